@@ -1,5 +1,5 @@
-//! The pool device: one external memory controller (EMC), the thing that decides at the hardware which host reaches
-//! which slice. A driver does as it is told and remembers; whom to tell what is the ledger's business.
+//! Pool devices: an external memory controller (EMC) enforces which host can access which slice. A
+//! driver performs calls and records them; the ledger decides them.
 
 use std::{
     io,
@@ -22,23 +22,23 @@ pub mod shared_dax;
 pub use emulated::Emulated;
 pub use shared_dax::SharedDax;
 
-/// How a driver names one grant on a host.
+/// Name of a grant on a host, as the driver gives it.
 pub type Handle = std::sync::Arc<str>;
 
-/// Which kind of device an EMC is.
+/// Kind of EMC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Driver {
     /// A directory; see [`emulated`].
     Emulated,
-    /// Memory that several hosts see and nothing fences; see [`shared_dax`].
+    /// Memory that several hosts see, without a fence; see [`shared_dax`].
     SharedDax,
 }
 
 impl Driver {
-    /// All there are.
+    /// All drivers.
     pub const ALL: [Self; 2] = [Self::Emulated, Self::SharedDax];
 
-    /// As `rack.toml` names it.
+    /// Returns the name in `rack.toml`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Emulated => "emulated",
@@ -46,7 +46,8 @@ impl Driver {
         }
     }
 
-    /// Whether its devices can cut a host off. What cannot is found by its serial number, on buses of the hosts' own.
+    /// Returns whether its devices can revoke access. Others are attached to the hosts' buses and
+    /// identified by serial number.
     pub const fn cuts_off(self) -> bool {
         match self {
             Self::Emulated => true,
@@ -54,7 +55,7 @@ impl Driver {
         }
     }
 
-    /// The files by which a device in use is recognized, relative to its directory.
+    /// Returns the files that identify an open device, relative to its directory.
     const fn files(self) -> &'static [&'static str] {
         match self {
             Self::Emulated => &[MARK, "epochs", "slices"],
@@ -62,16 +63,16 @@ impl Driver {
         }
     }
 
-    /// The driver of this name, if there is one.
+    /// Returns the driver of a name.
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|driver| driver.name() == name)
     }
 
-    /// Takes the EMC at a path for a rack. It has so many slices, and a serial number if its driver asks for one. An EMC
-    /// that has none yet is the rack's from then on.
+    /// Opens the EMC at a path for a rack, with a number of slices and, if its driver requires one,
+    /// a serial number. An EMC without a rack becomes the rack's.
     ///
     /// # Errors
-    /// [`DeviceError::OtherRack`] before anything is changed, else as the driver's own `open`.
+    /// [`DeviceError::OtherRack`] before any change, otherwise those of the driver's `open`.
     pub fn open(
         self,
         path: &Path,
@@ -96,68 +97,73 @@ impl Driver {
     }
 }
 
-/// One EMC. Calls block, and are made from one thread of that EMC alone. Slices are counted from 0 on each EMC.
+/// An EMC. Calls block, and are made from one thread of this EMC only. Slices are counted from 0 on
+/// each EMC.
 pub trait Device: Send {
-    /// Lets a host reach a slice, which holds zeros if the last owner's memory did. Idempotent: the same owner gets the
-    /// same handle.
+    /// Grants a host access to a slice, which is zeroed if the last owner's memory was. Idempotent:
+    /// the same owner gets the same handle.
     ///
     /// # Errors
-    /// A refusal leaves everything as it was; after a failure the call may be made again.
+    /// A rejection changes nothing; after a failure the call may be repeated.
     fn grant(&mut self, slice: u32, epoch: Epoch, host: HostId) -> Result<Handle, DeviceError>;
 
-    /// Takes a slice from whoever got it under this epoch or an earlier one: once this returns, an access of that owner is
-    /// a fatal memory error. Idempotent, and final: none of these epochs is granted again, even if it had not been yet.
+    /// Revokes access under this epoch and earlier ones: after it returns, an access by such an
+    /// owner is a fatal memory error. Idempotent and final: none of these epochs is granted again,
+    /// even if it was not granted before.
     ///
     /// # Errors
-    /// After a failure the owner may still reach the slice; the call is to be made again.
+    /// After a failure the owner may still reach the slice; the call is to be repeated.
     fn revoke(&mut self, slice: u32, epoch: Epoch) -> Result<(), DeviceError>;
 
-    /// Revokes every slice of a host and returns the grants that ended. Idempotent. A slice that cannot be revoked stays
-    /// granted and does not fail the call; the manager revokes it separately.
+    /// Revokes every slice of a host and returns the grants that ended. Idempotent. A slice that
+    /// cannot be revoked stays granted and does not fail the call; the manager revokes it
+    /// separately.
     ///
     /// # Errors
-    /// After a failure of the device the host may still reach some of it; the call is to be made again.
+    /// After a failure of the device the host may still reach some slices; the call is to be
+    /// repeated.
     fn fence(&mut self, host: HostId) -> Result<Vec<Grant>, DeviceError>;
 
-    /// What the device believes, to be compared with what the ledger believes.
+    /// Returns the contents, to be compared with the ledger.
     ///
     /// # Errors
-    /// When the device cannot tell.
+    /// The device cannot be read.
     fn contents(&mut self) -> Result<Contents, DeviceError>;
 
-    /// Makes durable what the calls since the last time have changed; before it returns nobody may learn what they
-    /// answered.
+    /// Makes the calls since the last commit durable; their results must not be published before it
+    /// returns.
     ///
     /// # Errors
-    /// Nobody knows which of the calls happened: the device is to be opened again, and all of them may be made again.
+    /// The outcome of the calls is unknown: the device has to be reopened, and all calls may be
+    /// repeated.
     fn commit(&mut self) -> Result<(), DeviceError>;
 }
 
-/// One slice in the hands of one host.
+/// Grant of a slice to a host.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Grant {
-    /// Which slice of this EMC.
+    /// Slice of this EMC.
     pub slice: u32,
-    /// Which of its owners.
+    /// Epoch.
     pub epoch: Epoch,
-    /// Who that is.
+    /// Host.
     pub host: HostId,
-    /// How the host opens it.
+    /// Handle on the host.
     pub handle: Handle,
 }
 
-/// All a device remembers.
+/// Contents of a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Contents {
-    /// Who has what, by slice.
+    /// Grants, by slice.
     pub grants: Vec<Grant>,
-    /// The highest epoch each slice ever had, revoked ones included; 0 for never.
+    /// Highest epoch of each slice, also of revoked ones; 0 for none.
     pub highest: Vec<Epoch>,
-    /// How a host opens each slice, if that is the same for every owner; else nothing.
+    /// Handle of each slice, if it is the same for every owner; otherwise empty.
     pub places: Vec<Handle>,
 }
 
-/// Why the device did not.
+/// Error of a device.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
     /// It belongs to another rack.
@@ -166,116 +172,118 @@ pub enum DeviceError {
         path.display()
     )]
     OtherRack {
-        /// The EMC's folder.
+        /// Folder of the EMC.
         path: PathBuf,
-        /// The uuid of the rack it belongs to.
+        /// Rack to which it belongs.
         owner: String,
-        /// The uuid of this rack.
+        /// This rack.
         rack: String,
     },
-    /// A file of a device that was in use is missing, or another one is in its place.
+    /// A file of an open device is missing or was replaced.
     #[error(
         "{} {what}: restore the EMC's directory; if it is lost for good, restart pool-manager to begin an empty one",
         path.display()
     )]
     Vanished {
-        /// The file.
+        /// File.
         path: PathBuf,
-        /// In what way it differs.
+        /// Difference.
         what: &'static str,
     },
-    /// A refusal: the call is of before it was opened. It may be another device than the one that was meant.
+    /// Rejection: the call precedes the opening of the device, which may be another one than
+    /// intended.
     #[error("EMC {} was opened again: must be compared with the ledger before it is used", path.display())]
     NotCompared {
-        /// Where it is.
+        /// Path.
         path: PathBuf,
     },
-    /// A refusal: it has no such slice.
+    /// Rejection: the slice does not exist.
     #[error("no slice {slice} on this EMC: must be below {slices}")]
     NoSuchSlice {
-        /// What was asked for.
+        /// Requested slice.
         slice: u32,
-        /// How many it has.
+        /// Number of slices.
         slices: u32,
     },
-    /// A refusal: the order is older than what the device has seen, or of an epoch that was revoked.
+    /// Rejection: the epoch is below the device's highest one, or was revoked.
     #[error("slice {slice}: epoch {epoch} is over; the highest was {highest}")]
     StaleEpoch {
-        /// Which slice.
+        /// Slice.
         slice: u32,
-        /// What was asked for.
+        /// Requested epoch.
         epoch: Epoch,
-        /// What it has seen.
+        /// Highest epoch.
         highest: Epoch,
     },
-    /// A refusal: somebody has it, and must lose it first.
+    /// Rejection: another owner has the slice, and must be revoked first.
     #[error("slice {slice} is {host}'s with epoch {epoch}: must be revoked first")]
     Held {
-        /// Which slice.
+        /// Slice.
         slice: u32,
-        /// The owner's epoch.
+        /// Epoch of the owner.
         epoch: Epoch,
-        /// The owner.
+        /// Owner.
         host: HostId,
     },
-    /// A refusal: the memory behind the device is nearly used up.
+    /// Rejection: the memory behind the device is nearly used up.
     #[error("{} has {free} bytes free: must be at least {min} for another slice", path.display())]
     NoSpace {
-        /// Where the memory comes from.
+        /// Source of the memory.
         path: PathBuf,
-        /// What is left of it.
+        /// Free bytes.
         free: u64,
-        /// What must be left of it.
+        /// Required free bytes.
         min: u64,
     },
-    /// Another process drives it.
+    /// Another process has opened it.
     #[error("EMC {} is in use by another pool-manager: stop that one first", path.display())]
     InUse {
-        /// Where it is.
+        /// Path.
         path: PathBuf,
     },
-    /// It is not the device that the configuration describes.
+    /// It differs from the configuration.
     #[error("EMC {}: {what}", path.display())]
     Unfit {
-        /// Where it is.
+        /// Path.
         path: PathBuf,
-        /// In what way.
+        /// Difference.
         what: String,
     },
-    /// A refusal: it has no fence of its own.
+    /// Rejection: it has no fence of its own.
     #[error("it cannot cut {host} off: the machine must be stopped first")]
     NotStopped {
-        /// Which host.
+        /// Host.
         host: HostId,
     },
-    /// A failure: its record could not be read or written.
+    /// Failure: its record could not be read or written.
     #[error("keep the record of EMC {}", path.display())]
     Record {
-        /// Where it is.
+        /// Path.
         path: PathBuf,
-        /// Why not.
+        /// Error.
         #[source]
         cause: StoreError,
     },
-    /// A failure of one slice: the operating system refused its file. The device works.
+    /// Failure of one slice: the operating system rejected an operation on its file. The device
+    /// works.
     #[error("{doing} {}", path.display())]
     Slice {
-        /// What was tried.
+        /// Operation.
         doing: &'static str,
-        /// With what.
+        /// File.
         path: PathBuf,
-        /// Why not.
+        /// Error.
         #[source]
         errno: io::Error,
     },
-    /// A failure of the device: the operating system refused.
+    /// Failure of the device: the operating system rejected an operation.
     #[error("{doing} {}", path.display())]
     Io {
-        /// What was tried.
+        /// Operation.
         doing: &'static str,
-        /// With what.
+        /// File.
         path: PathBuf,
-        /// Why not.
+        /// Error.
         #[source]
         errno: io::Error,
     },

@@ -1,9 +1,9 @@
-//! One thread per EMC: it opens the device, makes its calls in order and reports. Slices are the rack's numbers outside
-//! and the device's own inside; this is where they are translated.
+//! Thread per EMC: it opens the device, makes its calls in order and reports. Outside, slices have
+//! the rack's numbers, inside the device's; they are translated here.
 //!
-//! A device that vanished may be replaced by another one with other grants. Only a comparison ([`DeviceCall::Contents`])
-//! opens a device, and calls name the comparison that they rest on: on a device that was opened later they are refused, so
-//! that the manager compares it first.
+//! A device that vanished may be replaced by one with other grants. Only a comparison
+//! ([`DeviceCall::Contents`]) opens a device, and calls contain the comparison on which they rest:
+//! on a device that was opened later they are rejected, so that the manager compares it first.
 
 use std::{
     path::PathBuf,
@@ -23,20 +23,20 @@ use units::{
 
 use crate::device::{self, Device, DeviceError, Driver, presence::Presence};
 
-/// Where an EMC is and what it has.
+/// Location and size of an EMC.
 #[derive(Clone, Debug)]
 pub struct EmcPlace {
-    /// Its number.
+    /// Number.
     pub id: EmcId,
-    /// Its name.
+    /// Name.
     pub name: Name,
-    /// Which driver speaks to it.
+    /// Driver.
     pub driver: Driver,
-    /// Where the driver finds it.
+    /// Path of the device, as its driver expects it.
     pub path: PathBuf,
-    /// Its serial number, if its driver asks for one; else empty.
+    /// Serial number, if its driver requires one; otherwise empty.
     pub serial: String,
-    /// Its lowest slice.
+    /// Lowest slice.
     pub first: SliceId,
     /// Number of slices.
     pub slices: u32,

@@ -1,8 +1,8 @@
-//! Founding a rack, and telling a folder that never held one from a rack whose ledger was lost.
+//! Creation of racks, and distinction between a new folder and a rack with a lost ledger.
 //!
-//! A folder holds a rack once its ledger has an entry for the whole rack. The [`mod@mark`] and the hosts' tokens are
-//! written after that, so a folder that has them and no such ledger has lost it: a new rack there would forget who has
-//! which slice.
+//! A folder holds a rack once its ledger has an entry for the whole rack. The [`mod@mark`] and the
+//! hosts' tokens are written afterwards, so a folder that has them without such a ledger has lost
+//! it: a new rack there would lose the owners of slices.
 
 use std::{
     io,
@@ -22,7 +22,7 @@ use crate::{
     tokens,
 };
 
-/// Why a folder cannot be used as the store of a rack.
+/// Reason why a folder cannot be used as the store of a rack.
 #[derive(Debug, thiserror::Error)]
 pub enum FoundingError {
     /// The folder has lost its ledger.
@@ -32,61 +32,61 @@ pub enum FoundingError {
         ledger.display()
     )]
     LedgerLost {
-        /// The ledger's file.
+        /// File of the ledger.
         ledger: PathBuf,
-        /// What is wrong with it.
+        /// Defect.
         what: &'static str,
-        /// What shows that the folder holds a rack.
+        /// Evidence that the folder holds a rack.
         sign: String,
     },
-    /// The ledger is another rack's.
+    /// The ledger belongs to another rack.
     #[error(
         "the ledger in {} is of rack {ledger}, but this folder is of rack {marked}: restore a backup of rack {marked}; \
          if rack {ledger} is to move here, remove the file {MARK}",
         folder.display()
     )]
     Foreign {
-        /// The store's folder.
+        /// Folder of the store.
         folder: PathBuf,
-        /// The rack of the ledger.
+        /// Rack of the ledger.
         ledger: String,
-        /// The rack of the folder.
+        /// Rack of the folder.
         marked: String,
     },
     /// `init` in a folder that holds a rack.
     #[error("{} holds rack {rack_uuid} already: nothing changed", folder.display())]
     Founded {
-        /// The store's folder.
+        /// Folder of the store.
         folder: PathBuf,
         /// Its rack.
         rack_uuid: String,
     },
-    /// The store.
+    /// Error of the store.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// What is in the store.
+    /// Error in the store's contents.
     #[error(transparent)]
     Load(#[from] LoadError),
-    /// The operating system refused.
+    /// The operating system rejected an operation.
     #[error("{doing} {}", path.display())]
     Io {
-        /// What was tried.
+        /// Operation.
         doing: &'static str,
-        /// With which file.
+        /// File.
         path: PathBuf,
-        /// Why not.
+        /// Error.
         #[source]
         errno: io::Error,
     },
 }
 
-/// The store of a rack, open.
+/// Open store of a rack.
 pub struct Opened {
-    /// The store.
+    /// Store.
     pub store: RedbStore,
-    /// What it has of the ledger; `meta` is there.
+    /// Ledger records; `meta` exists.
     pub loaded: Loaded,
-    /// Whether the rack has just been founded.
+    /// The rack was created just now.
     pub is_new: bool,
 }
 
@@ -96,7 +96,8 @@ impl std::fmt::Debug for Opened {
     }
 }
 
-/// Opens the store of a rack in a folder. A folder that never held a rack becomes a new one of this uuid.
+/// Opens the store of a rack in a folder. A folder that never held a rack becomes a new one with
+/// this uuid.
 ///
 /// # Errors
 /// [`FoundingError::LedgerLost`] and [`FoundingError::Foreign`]; nothing is changed then.
@@ -117,7 +118,7 @@ pub fn open(folder: &Path, new_uuid: &str) -> Result<Opened, FoundingError> {
     Ok(Opened { store, loaded, is_new })
 }
 
-/// Founds a rack of this uuid in a folder that never held one.
+/// Creates a rack with this uuid in a folder that never held one.
 ///
 /// # Errors
 /// [`FoundingError::Founded`] if the folder holds a rack, and those of [`open`].
@@ -131,7 +132,7 @@ pub fn init(folder: &Path, new_uuid: &str) -> Result<(), FoundingError> {
     }
 }
 
-/// Returns a new rack's uuid, from the kernel's random numbers.
+/// Returns a new uuid from the kernel's random numbers.
 pub fn uuid() -> String {
     let mut bytes = [0_u8; 16];
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
@@ -140,7 +141,8 @@ pub fn uuid() -> String {
     format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
 }
 
-/// Checks, before anything is opened or made, that a folder with signs of a rack has a ledger.
+/// Checks, before anything is opened or created, that a folder with evidence of a rack has a
+/// ledger.
 ///
 /// # Errors
 /// [`FoundingError::LedgerLost`].
@@ -154,7 +156,7 @@ pub fn check_file(folder: &Path) -> Result<(), FoundingError> {
     sign(folder)?.map_or(Ok(()), |sign| Err(FoundingError::LedgerLost { ledger, what, sign }))
 }
 
-/// Checks that what the ledger has of the rack fits its folder.
+/// Checks that the ledger's rack matches its folder.
 ///
 /// # Errors
 /// [`FoundingError::LedgerLost`] and [`FoundingError::Foreign`].
@@ -172,7 +174,7 @@ pub fn check_rack(folder: &Path, meta: Option<&Meta>) -> Result<(), FoundingErro
     }
 }
 
-/// What shows that a folder holds a rack, beside its ledger.
+/// Returns evidence beside the ledger that a folder holds a rack.
 fn sign(folder: &Path) -> Result<Option<String>, FoundingError> {
     if let Some(marked) = mark(folder)? {
         return Ok(Some(format!("{MARK} {marked}")));
@@ -199,7 +201,7 @@ mod tests {
     const UUID: &str = "11111111-2222-3333-4444-555555555555";
     const OTHER: &str = "99999999-2222-3333-4444-555555555555";
 
-    /// A folder that holds a rack, with a token.
+    /// Returns a folder that holds a rack, with a token.
     fn founded() -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         init(folder.path(), UUID).unwrap();
@@ -216,7 +218,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         assert!(open(&folder.path().join("new"), UUID).unwrap().is_new);
         assert_eq!(uuid_of(&folder.path().join("new")), UUID);
-        fs::write(folder.path().join(FILE), "").unwrap(); // as a crash while it was being made leaves it
+        fs::write(folder.path().join(FILE), "").unwrap(); // as left by a crash during its creation
         assert!(open(folder.path(), UUID).unwrap().is_new);
     }
 
@@ -228,7 +230,8 @@ mod tests {
         assert_eq!(uuid_of(folder.path()), UUID);
     }
 
-    /// Each sign alone keeps a lost ledger from becoming a new rack, and nothing is made.
+    /// Each kind of evidence prevents a lost ledger from becoming a new rack, and nothing is
+    /// created.
     #[test]
     fn lost_ledger_is_an_error_whichever_sign_is_left() {
         for (what, left) in [("is missing", None), ("is empty", Some(0)), ("is empty", Some(8192))] {

@@ -1,4 +1,5 @@
-//! The store as the driver sees it: records in, batch by batch, and everything out again. It knows no ledger.
+//! Store as used by the driver: writes records in batches and reads everything. It does not know
+//! the ledger.
 
 use std::{
     collections::VecDeque,
@@ -15,7 +16,7 @@ use crate::{
     store::{Scan, Store, StoreError, Table, Write},
 };
 
-/// A store, and what is to be remembered about it between two batches.
+/// Store with its state between batches.
 pub struct Keeper {
     store: Box<dyn Store>,
     note_restored: bool,
@@ -30,7 +31,7 @@ impl std::fmt::Debug for Keeper {
 }
 
 impl Keeper {
-    /// Of a store that may have been restored from a backup and not used since.
+    /// Creates it for a store that may have been restored from a backup and not used since.
     pub fn new(store: Box<dyn Store>, restored: bool) -> Self {
         Self { store, note_restored: restored, space_low: false, space_checked: None }
     }
@@ -38,7 +39,7 @@ impl Keeper {
     /// Makes records durable, all or none.
     ///
     /// # Errors
-    /// Then nobody knows which; the store is to be read again.
+    /// The outcome is unknown; the store has to be read again.
     pub fn commit(&mut self, records: &[Record]) -> Result<(), StoreError> {
         let mut writes: Vec<Write> = records.iter().map(records::write).collect();
         if self.note_restored {
@@ -49,11 +50,11 @@ impl Keeper {
         Ok(())
     }
 
-    /// Makes entries durable that are not the ledger's, all or none. A store that failed is opened again, so that the ledger finds it
-    /// as it left it: everything of its own was durable before.
+    /// Makes entries other than the ledger's durable, all or none. A failed store is reopened, so
+    /// that the ledger finds its own durable state.
     ///
     /// # Errors
-    /// Then nobody knows which. [`StoreError::Full`] writes nothing; what only deletes is always tried.
+    /// The outcome is unknown. [`StoreError::Full`] writes nothing; deletions are always tried.
     pub fn keep(&mut self, writes: &[Write]) -> Result<(), StoreError> {
         let needs_room = writes.iter().any(|write| matches!(write, Write::Put { .. }));
         if self.space_low && needs_room {
@@ -61,13 +62,13 @@ impl Keeper {
         }
         self.store.commit(writes).inspect_err(|_| {
             if let Err(error) = self.store.reopen() {
-                tracing::error!(error = units::chain(&error), "store not opened again"); // the ledger's next write says so, too
+                tracing::error!(error = units::chain(&error), "store not opened again"); // the ledger's next write reports it, too
             }
         })
     }
 
-    /// Whether the disk is too full for new reservations, if the answer has changed. Looks at most once in
-    /// [`STORE_SPACE_CHECK_INTERVAL`]: the limit leaves room for all that is written meanwhile.
+    /// Returns whether the disk is too full for reservations, if that has changed. Checks at most
+    /// once per [`STORE_SPACE_CHECK_INTERVAL`]: the limit leaves space for all writes meanwhile.
     pub fn space_changed(&mut self) -> Option<bool> {
         let every = STORE_SPACE_CHECK_INTERVAL.as_duration();
         if self.space_checked.is_some_and(|at| at.elapsed() < every) {
@@ -79,31 +80,31 @@ impl Keeper {
         (low != std::mem::replace(&mut self.space_low, low)).then_some(low)
     }
 
-    /// How long the driver's thread may sleep: while the disk is full nothing is written, and only a look tells when there is
-    /// room again.
+    /// Returns how long the driver's thread may sleep: while the disk is full nothing is written,
+    /// and only a check shows free space.
     pub fn sleep_max(&self) -> Option<Duration> {
         self.space_low.then(|| STORE_LOW_SPACE_CHECK_INTERVAL.as_duration())
     }
 
-    /// Opens the store again and reads everything.
+    /// Reopens the store and reads everything.
     ///
     /// # Errors
-    /// May be tried again.
+    /// The call may be repeated.
     pub fn reload(&mut self) -> Result<Loaded, LoadError> {
         self.store.reopen()?;
         records::load(self.store.as_mut())
     }
 
-    /// The store as it is now.
+    /// Returns a snapshot of the store.
     ///
     /// # Errors
-    /// It failed, and has not been read again.
+    /// It failed, and was not read again.
     pub fn snapshot(&self) -> Result<Box<dyn Scan>, StoreError> {
         self.store.snapshot()
     }
 }
 
-/// The newest decisions about a subject, in their order.
+/// Returns the newest decisions about a subject, in order.
 ///
 /// # Errors
 /// They cannot be read.

@@ -1,12 +1,14 @@
-//! An EMC made of a directory: `slices/NNNNN.EPOCH.hHOST` is one grant, a sparse file of 1 GiB. Revoking truncates and
-//! unlinks it, so that the old owner's next access is a fatal memory error (SIGBUS), as on a real EMC, and the next
-//! owner's file is born zero. The directory may be on any file system; `slices` may be a mount of its own, such as
-//! hugetlbfs. It outlives the manager, and like memory it need not outlive the machine: nothing is synced.
+//! EMC emulated by a directory: `slices/NNNNN.EPOCH.hHOST` is one grant, a sparse file of 1 GiB. A
+//! revocation truncates and unlinks it, so that the old owner's next access is a fatal memory error
+//! (SIGBUS), as on a real EMC, and the next owner's file starts zeroed. The directory may be on any
+//! file system; `slices` may be a mount of its own, such as hugetlbfs. It outlives the manager, and
+//! like memory it need not outlive the machine: nothing is synced.
 //!
-//! `epochs` holds, before a grant's file appears, what each slice has seen: a u64 per slice, least significant byte
-//! first, twice the highest epoch, plus 1 once that epoch was revoked. Lower epochs are refused for ever.
+//! `epochs` contains the history of each slice, before a grant's file appears: a little-endian u64
+//! per slice, twice the highest epoch, plus 1 once that epoch was revoked. Lower epochs are
+//! rejected for ever.
 //!
-//! For audits that must be able to fail there is [`fault`]: a device that lies.
+//! For audits that must be able to fail, [`fault`] makes a device misbehave.
 
 use std::{
     collections::BTreeMap,
@@ -29,38 +31,39 @@ use fault::{Fault, Faults};
 
 pub mod fault;
 
-/// Bytes of one entry of `epochs`.
+/// Bytes per entry of `epochs`.
 const ENTRY_BYTES: u64 = 8;
-/// The first owner has 1; twice a higher one than the last would not fit into an entry.
+/// The first epoch is 1; twice a higher one than the last would overflow an entry.
 const EPOCHS: RangeInclusive<u64> = 1..=u64::MAX >> 1;
 
-/// The driver of one emulated EMC.
+/// Driver of one emulated EMC.
 #[derive(Debug)]
 pub struct Emulated {
     directory: PathBuf,
-    /// `directory/slices`, as handles begin with it.
+    /// `directory/slices`, the prefix of handles.
     files: PathBuf,
     files_fd: File,
     epochs: File,
     seen: Vec<Seen>,
     granted: BTreeMap<u32, Owner>,
     faults: Faults,
-    /// Below so many bytes of free space nothing is granted.
+    /// Nothing is granted below this number of free bytes.
     free_min: u64,
-    /// Whether free space and faults have been looked at since the last commit: the calls between two commits share a look.
+    /// Free space and faults were checked since the last commit: calls between two commits share
+    /// the check.
     is_in_batch: bool,
     has_space: bool,
     _lock: File,
 }
 
-/// What a slice has been through.
+/// History of a slice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Seen {
     highest: Epoch,
     revoked: bool,
 }
 
-/// Who has a slice.
+/// Owner of a slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Owner {
     epoch: Epoch,
@@ -76,18 +79,19 @@ impl Seen {
         self.highest.0 << 1 | u64::from(self.revoked)
     }
 
-    /// Whether this epoch may not be granted any more.
+    /// Returns whether this epoch can no longer be granted.
     fn is_over(self, epoch: Epoch) -> bool {
         epoch < self.highest || (epoch == self.highest && self.revoked) || !EPOCHS.contains(&epoch.0)
     }
 }
 
 impl Emulated {
-    /// Takes the EMC in a directory, or makes an empty one there with so many slices. What an earlier manager left half
-    /// done is finished.
+    /// Opens the EMC in a directory, or creates an empty one with a number of slices. Completes
+    /// operations interrupted in an earlier manager.
     ///
     /// # Errors
-    /// [`DeviceError::InUse`], [`DeviceError::Unfit`] if it has more slices than that, or [`DeviceError::Io`].
+    /// [`DeviceError::InUse`], [`DeviceError::Unfit`] if it has more slices, or
+    /// [`DeviceError::Io`].
     pub fn open(path: &Path, slices: u32) -> Result<Self, DeviceError> {
         let directory = std::path::absolute(path).map_err(io_error("resolve", path))?;
         let files = directory.join("slices");
@@ -119,7 +123,7 @@ impl Emulated {
         Ok(device)
     }
 
-    /// Finds the grants that are there, and finishes what was interrupted.
+    /// Reads existing grants, and completes interrupted operations.
     fn load(&mut self) -> Result<(), DeviceError> {
         let mut found = BTreeMap::<u32, Vec<Owner>>::new();
         for entry in fs::read_dir(&self.files).map_err(io_error("list", &self.files))? {
@@ -132,7 +136,7 @@ impl Emulated {
         found.into_iter().try_for_each(|(slice, owners)| self.load_slice(slice, owners))
     }
 
-    /// Of one slice only the newest file can be a grant. Others are revocations that were interrupted.
+    /// Only the newest file of a slice can be a grant. Others are interrupted revocations.
     fn load_slice(&mut self, slice: u32, mut owners: Vec<Owner>) -> Result<(), DeviceError> {
         let seen = *self.seen(slice)?;
         owners.sort_by_key(|owner| owner.epoch);
@@ -153,10 +157,10 @@ impl Emulated {
         Ok(())
     }
 
-    /// Logs an error that concerns one slice and returns `true`; `false` if the call succeeded.
+    /// Logs an error of one slice and returns `true`; `false` if the call succeeded.
     ///
     /// # Errors
-    /// An error of the device, which must stop the caller.
+    /// An error of the device, which must end the caller.
     fn tolerate_slice_failure(&self, slice: u32, done: Result<(), DeviceError>) -> Result<bool, DeviceError> {
         match done {
             Ok(()) => Ok(false),
@@ -184,21 +188,21 @@ impl Emulated {
         Ok(())
     }
 
-    /// Makes the file of a grant; none the worse if it was half made.
+    /// Creates the file of a grant, also over a partial one.
     fn appear(&self, slice: u32, owner: Owner) -> Result<File, DeviceError> {
         let name = file_name(slice, owner);
         let flags = OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let made = rustix::fs::openat(&self.files_fd, &name, flags, Mode::RUSR | Mode::WUSR);
         let file = File::from(made.map_err(|e| slice_error("make", &self.files.join(&name))(e.into()))?);
         file.set_len(SLICE.get()).map_err(|errno| {
-            // Nobody was told of it; if it stays, it is found and taken away at the next start.
+            // It was not published; if it remains, the next start removes it.
             let _ = rustix::fs::unlinkat(&self.files_fd, &name, AtFlags::empty());
             slice_error("size", &self.files.join(&name))(errno)
         })?;
         Ok(file)
     }
 
-    /// Takes the memory away from whoever has it mapped, then the name.
+    /// Removes the memory from every mapping, then the name.
     fn cut_off(&mut self, slice: u32, owner: Owner) -> Result<(), DeviceError> {
         if self.faults.now() == Some(Fault::IgnoreRevoke) {
             return Ok(());
@@ -216,7 +220,7 @@ impl Emulated {
         gone.map_err(|e| slice_error("unlink", &path())(e.into()))
     }
 
-    /// Sparse files promise memory that may not be there; an access then would kill a guest.
+    /// Sparse files promise memory that may not exist; an access would then kill a guest.
     fn check_space(&mut self) -> Result<(), DeviceError> {
         if self.has_space {
             return Ok(());
@@ -224,7 +228,7 @@ impl Emulated {
         let asked = rustix::fs::fstatvfs(&self.files_fd);
         let space = asked.map_err(|e| io_error("ask the free space of", &self.files)(e.into()))?;
         let free = space.f_bavail.saturating_mul(space.f_frsize);
-        // No blocks at all is how hugetlbfs says that it has no limit of its own.
+        // hugetlbfs without a limit reports no blocks.
         self.has_space = space.f_blocks == 0 || free >= self.free_min;
         if self.has_space {
             return Ok(());
@@ -247,7 +251,7 @@ impl Emulated {
         Grant { slice, epoch: owner.epoch, host: owner.host, handle: self.handle(slice, owner) }
     }
 
-    /// Whether this epoch may still be granted.
+    /// Returns whether this epoch may still be granted.
     fn check_current(&self, slice: u32, epoch: Epoch) -> Result<(), DeviceError> {
         let seen = *self.seen(slice)?;
         let stale = DeviceError::StaleEpoch { slice, epoch, highest: seen.highest };
@@ -281,7 +285,7 @@ impl Device for Emulated {
         if epoch >= seen.highest && EPOCHS.contains(&epoch.0) {
             self.remember(slice, Seen { highest: epoch, revoked: true })?;
         }
-        // A later owner keeps it. An earlier one may still be there after a revocation that failed.
+        // A later owner keeps the slice. An earlier one may remain after a failed revocation.
         if let Some(owner) = self.granted.get(&slice).copied().filter(|owner| owner.epoch <= epoch) {
             self.cut_off(slice, owner)?;
             self.granted.remove(&slice);
@@ -307,7 +311,7 @@ impl Device for Emulated {
         if self.faults.now() == Some(Fault::ForgetGrant)
             && let Some((slice, owner)) = self.granted.pop_first()
         {
-            // Best effort: a liar does not report its own errors.
+            // Best effort: an injected fault does not report errors.
             let _ = rustix::fs::unlinkat(&self.files_fd, file_name(slice, owner), AtFlags::empty());
         }
         Ok(Contents {
@@ -340,7 +344,8 @@ fn io_error(doing: &'static str, path: &Path) -> impl Fn(io::Error) -> DeviceErr
     move |errno| DeviceError::Io { doing, path: path.to_owned(), errno }
 }
 
-/// The error of a slice's file. Some errors are of the directory or of the whole machine, whichever file is opened.
+/// Classifies an error of a slice's file. Some errors concern the directory or the machine,
+/// independent of the file.
 fn slice_error(doing: &'static str, path: &Path) -> impl Fn(io::Error) -> DeviceError {
     let path = path.to_owned();
     move |errno| match errno.raw_os_error().map(rustix::io::Errno::from_raw_os_error) {
@@ -359,7 +364,8 @@ fn slice_error(doing: &'static str, path: &Path) -> impl Fn(io::Error) -> Device
     }
 }
 
-/// Makes a directory that others may pass through but not list, and those above it; leaves one that is there as it is.
+/// Creates a directory that others may traverse but not list, with its parents; an existing one is
+/// unchanged.
 fn make_directory(path: &Path) -> Result<(), DeviceError> {
     if let Some(parent) = path.parent().filter(|parent| !parent.exists()) {
         make_directory(parent)?;

@@ -1,4 +1,4 @@
-//! What every device promises, without one: what drivers are compared with in tests.
+//! Model of a device, with which drivers are compared in tests.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use units::{Epoch, HostId};
 
 use super::Device;
 
-/// Something that is asked of a device, or a restart of its manager.
+/// Call of a device, or a restart of its manager.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Order {
     Grant(u32, Epoch, HostId),
@@ -29,7 +29,7 @@ pub(super) fn order() -> impl Strategy<Value = Order> {
 }
 
 impl Order {
-    /// Whether the device did it; a restart is none of its business.
+    /// Returns whether the device performed it; a restart has no result.
     pub(super) fn make(self, device: &mut dyn Device) -> bool {
         match self {
             Self::Grant(slice, epoch, host) => device.grant(slice, epoch, host).is_ok(),
@@ -40,21 +40,21 @@ impl Order {
     }
 }
 
-/// What the rules say, without files.
+/// State of the model.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Model {
     pub(super) owners: BTreeMap<u32, (Epoch, HostId)>,
-    /// Epochs below this are over.
+    /// Epochs below this one have ended.
     open_from: BTreeMap<u32, Epoch>,
 }
 
 impl Model {
-    /// The lowest epoch that this slice may be granted under.
+    /// Returns the lowest epoch that may be granted for this slice.
     pub(super) fn open_from(&self, slice: u32) -> Epoch {
         self.open_from.get(&slice).copied().unwrap_or(Epoch(1))
     }
 
-    /// Whether a device is to do it.
+    /// Returns whether a device has to perform a call.
     pub(super) fn make(&mut self, order: Order) -> bool {
         match order {
             Order::Grant(slice, epoch, host) => return self.grant(slice, epoch, host),

@@ -1,5 +1,6 @@
-//! Whether an EMC's directory is still the one that its driver opened. A driver keeps file descriptors, through which calls
-//! succeed on a directory that was renamed, deleted or covered by a mount; its hosts open slices by path and find nothing.
+//! Detects whether an EMC's directory is still the one that its driver opened. Calls through the
+//! driver's descriptors succeed on a directory that was renamed, deleted or hidden by a mount,
+//! while hosts open slices by path and find nothing.
 
 use std::{
     fs, io,
@@ -9,7 +10,7 @@ use std::{
 
 use super::{DeviceError, Driver};
 
-/// The identity of each file of an open device.
+/// Identity of each file of an open device.
 #[derive(Debug)]
 pub struct Presence {
     files: Vec<(PathBuf, FileId)>,
@@ -32,7 +33,7 @@ impl Presence {
         Ok(Self { files: driver.files().iter().map(identify).collect::<Result<_, DeviceError>>()? })
     }
 
-    /// Compares the files with those that were recorded.
+    /// Compares the files with the recorded ones.
     ///
     /// # Errors
     /// [`DeviceError::Vanished`] if one is missing or was replaced, or [`DeviceError::Io`].

@@ -1,9 +1,10 @@
-//! An EMC that several hosts find on buses of their own, as one range of memory, and that nothing fences. The manager
-//! cannot touch it: this driver only keeps, durably, the record of who was told which slice. Whoever was told reaches the
-//! slice until it lets go or stops; to see to that before a slice is revoked, or a host fenced, is the caller's part.
+//! EMC that several hosts see on their own buses as one memory range, without a fence. The manager
+//! cannot access it: this driver only records durably the owner of each slice. A host with a grant
+//! can reach the slice until it releases it or is powered off; the caller ensures that before a
+//! slice is revoked or a host fenced.
 //!
-//! The record is a small database in the EMC's folder: per slice the highest epoch it ever had, and the host that has it
-//! under that one. Lower epochs are refused for ever.
+//! The record is a small database in the EMC's folder: for each slice its highest epoch, and the
+//! host that owns it under that epoch. Lower epochs are rejected for ever.
 
 use std::{
     collections::BTreeSet,
@@ -17,27 +18,27 @@ use units::{Epoch, HostId};
 use super::{Contents, Device, DeviceError, Grant, Handle};
 use crate::store::{Store, StoreError, Table, Write, disk::Directory, redb::RedbStore};
 
-/// The name of the record's file in the EMC's folder.
+/// File name of the record in the EMC's folder.
 pub(super) const FILE: &str = "grants.redb";
-/// Under which key the record keeps the serial number of the device it is about.
+/// Key of the device's serial number.
 const SERIAL: &[u8] = b"serial";
 
-/// The driver of one such EMC.
+/// Driver of one such EMC.
 pub struct SharedDax {
     path: PathBuf,
     serial: String,
     cells: Vec<Cell>,
-    /// Cells that are not on disk as they are here.
+    /// Cells that differ from the disk.
     changed: BTreeSet<u32>,
     store: Box<dyn Store>,
 }
 
-/// What the record says of one slice.
+/// Record of a slice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Cell {
-    /// The highest epoch it ever had; 0 for never.
+    /// Highest epoch; 0 for none.
     highest: Epoch,
-    /// Who has it under that one; if nobody, that one is over.
+    /// Owner under that epoch; without one, the epoch has ended.
     host: Option<HostId>,
 }
 
@@ -51,11 +52,12 @@ impl std::fmt::Debug for SharedDax {
 }
 
 impl SharedDax {
-    /// Takes the record in a folder, or begins one there, of a device with this serial number and so many slices.
+    /// Opens the record in a folder, or creates it, for a device with this serial number and number
+    /// of slices.
     ///
     /// # Errors
-    /// [`DeviceError::InUse`], [`DeviceError::Unfit`] if the record is of another device or of more slices, or
-    /// [`DeviceError::Record`].
+    /// [`DeviceError::InUse`], [`DeviceError::Unfit`] if the record is of another device or has
+    /// more slices, or [`DeviceError::Record`].
     pub fn open(path: &Path, slices: u32, serial: &str) -> Result<Self, DeviceError> {
         let store = Directory::take_for(path, FILE).and_then(RedbStore::open);
         Self::on(Box::new(store.map_err(record_error(path))?), path, slices, serial)
@@ -71,7 +73,7 @@ impl SharedDax {
         Ok(device)
     }
 
-    /// A record is of one device for ever: that of another would tell of slices that are not these.
+    /// A record belongs to one device: the slices of another one are different slices.
     fn claim(&mut self) -> Result<(), DeviceError> {
         let mut recorded = None;
         let read = self.store.scan(Table::Meta, &mut |key, value| {

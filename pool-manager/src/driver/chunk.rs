@@ -1,11 +1,12 @@
-//! Durable writes as they are sent to watchers.
+//! Durable writes as sent to watchers.
 
 use std::{ops::Range, sync::Arc};
 
 use pool::{ledger::When, manager::Published, record::Record};
 use units::{Revision, limits::WATCH_CHUNK_RECORDS_MAX};
 
-/// At most [`WATCH_CHUNK_RECORDS_MAX`] records of one durable write. The limit bounds the memory that a slow watcher holds.
+/// At most [`WATCH_CHUNK_RECORDS_MAX`] records of one durable write, which bounds the memory of a
+/// slow watcher.
 #[derive(Clone, Debug)]
 pub struct WriteChunk {
     published: Arc<Published>,
@@ -13,7 +14,7 @@ pub struct WriteChunk {
 }
 
 impl WriteChunk {
-    /// Splits a write, in its order.
+    /// Splits a write in its order.
     pub(super) fn split(published: Published) -> impl Iterator<Item = Self> {
         let records = published.records.len();
         let published = Arc::new(published);
@@ -23,17 +24,17 @@ impl WriteChunk {
         })
     }
 
-    /// The records, as they were written.
+    /// Returns the records as written.
     pub fn records(&self) -> &[Record] {
         &self.published.records[self.range.clone()]
     }
 
-    /// The ledger's revision with the whole write.
+    /// Returns the ledger's revision after the whole write.
     pub fn revision(&self) -> Revision {
         self.published.revision
     }
 
-    /// When it was written.
+    /// Returns the time of the write.
     pub fn when(&self) -> When {
         self.published.when
     }

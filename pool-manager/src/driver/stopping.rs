@@ -1,5 +1,6 @@
-//! Machines that are to be stopped by the operator's command, as their EMCs cannot cut them off. The command runs beside
-//! the threads of the EMCs, so that others' grants do not wait for it, and once for all EMCs that ask meanwhile.
+//! Stops machines by the operator's fence command where EMCs cannot revoke access. The command runs
+//! beside the threads of the EMCs, so that other grants do not wait for it, and once for all EMCs
+//! that request it meanwhile.
 
 use std::sync::Arc;
 
@@ -13,16 +14,16 @@ use units::{EmcId, HostId, UnixMs};
 use super::{Core, Shared};
 use crate::{convert, emc::EmcCalls, power_off};
 
-/// An EMC that waits for a machine to be stopped, and the way to its thread.
+/// EMC that waits for a machine to be stopped, with the sender to its thread.
 pub(super) type Waiting = (EmcId, EmcCalls);
 
-/// Has a machine stopped, and its EMC told of it.
+/// Stops a machine and informs the EMC.
 pub(super) fn stop(shared: &Arc<Shared>, runtime: &Runtime, host: HostId, emc: Waiting) {
     let mut core = shared.lock();
     let waiting = core.stopping.entry(host).or_default();
     waiting.push(emc);
     if waiting.len() > 1 {
-        return; // it is being stopped already
+        return; // the command is running already
     }
     let (command, name) = (core.stop.clone(), convert::host_name(core.manager.durable(), host));
     let since = core.manager.stopping_since(host);
@@ -37,8 +38,8 @@ pub(super) fn stop(shared: &Arc<Shared>, runtime: &Runtime, host: HostId, emc: W
     });
 }
 
-/// A host that has proven itself meanwhile may have been given something since, and even be fenced again: what stopped it, or not,
-/// before that says nothing of it.
+/// A host that has returned meanwhile may have new grants, and may even be fenced again: an earlier
+/// result does not apply to it.
 fn tell(shared: &Shared, host: HostId, since: Option<UnixMs>, stopped: Result<(), String>) {
     let mut core = shared.lock();
     let waiting = core.stopping.remove(&host).unwrap_or_default();
@@ -53,7 +54,7 @@ fn tell(shared: &Shared, host: HostId, since: Option<UnixMs>, stopped: Result<()
     for (emc, _) in waiting {
         let call = DeviceCall::Fence { host, powered_off: false };
         let failure = DeviceFailure::NotFenced(why.clone());
-        let _ = shared.device_answers(emc, vec![DeviceDone::Failed { call, failure }]); // nobody listens after the end
+        let _ = shared.device_answers(emc, vec![DeviceDone::Failed { call, failure }]); // no receiver exists after the end
     }
 }
 

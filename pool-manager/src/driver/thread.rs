@@ -1,5 +1,6 @@
-//! The one thread that performs what the ledger's machine asks for, in the order it asks: batches into the store, replies,
-//! device calls, orders. The store is written here and not on a thread of its own, as a reply waits for nothing else.
+//! Thread that performs the effects of the ledger's state machine in their order: batches into the
+//! store, replies, device calls, desired states. The store is written here, because a reply waits
+//! for nothing else.
 
 use std::{
     collections::HashMap,
@@ -25,13 +26,13 @@ use crate::{
     store::{StoreError, Write},
 };
 
-/// The longest sleep; a deadline further away is looked at again.
+/// Longest sleep; a later deadline is checked again.
 const SLEEP_MAX: Duration = Duration::from_secs(3600);
 
-/// Who waits, and for what.
+/// Waiting callers by effect.
 type Reply = (oneshot::Sender<Replied>, Box<Replied>);
 
-/// An effect with the one it is for.
+/// Effect with its receiver.
 enum Act {
     Reply(oneshot::Sender<Replied>, Box<Replied>),
     Tell(mpsc::Sender<ToSession>, ToSession),
@@ -43,11 +44,12 @@ pub(super) struct Driving {
     keeper: Keeper,
     emcs: HashMap<EmcId, EmcCalls>,
     metrics: Arc<Metrics>,
-    /// Replies of one batch, handed to the connections in one go. Bounded by the requests that may wait.
+    /// Replies of one batch, passed to the connections together. Bounded by the requests that may
+    /// wait.
     replies: mpsc::UnboundedSender<Vec<Reply>>,
-    /// Where slow reading goes on beside this thread.
+    /// Runs slow reads beside this thread.
     runtime: Runtime,
-    /// When to try again to read a store that could not be read.
+    /// Time of the next attempt to read a store.
     reload_at: Option<Instant>,
 }
 
@@ -75,10 +77,10 @@ impl Driving {
                 shared.note_change();
             }
         }
-        shared.lock().replies.clear(); // whoever still waits hears that the manager is stopping
+        shared.lock().replies.clear(); // remaining callers learn that the manager is stopping
     }
 
-    /// When the thread has something to do that the ledger does not know of.
+    /// Returns when the thread has work that the ledger does not know.
     fn wake_at(&self) -> Option<Instant> {
         let space = self.keeper.sleep_max().map(|sleep| Instant::now() + sleep);
         self.reload_at.into_iter().chain(space).min()
@@ -106,13 +108,13 @@ impl Driving {
 
     fn reply(&self, replies: &mut Vec<Reply>) {
         if !replies.is_empty() {
-            let _ = self.replies.send(std::mem::take(replies)); // without the runtime nobody waits any more
+            let _ = self.replies.send(std::mem::take(replies)); // without the runtime no caller waits
         }
     }
 
     fn perform(&mut self, act: Act) {
         match act {
-            Act::Tell(outbox, message) => drop(outbox.try_send(message)), // a lost order or request is repeated
+            Act::Tell(outbox, message) => drop(outbox.try_send(message)), // a lost message is sent again
             Act::Do(Effect::Store { batch, records }) => self.store(batch, &records),
             Act::Do(Effect::Reload) => self.reload(),
             Act::Do(Effect::Device(emc, call)) => self.call_device(emc, call),
@@ -126,12 +128,12 @@ impl Driving {
             }
             Act::Reply(..)
             | Act::Do(Effect::Reply(..) | Effect::Send(..) | Effect::RequestReport(_) | Effect::Close(..)) => {
-            } // done elsewhere
+            } // performed elsewhere
         }
     }
 
-    /// What follows from an event at once is done at once: replies wait neither for upkeep nor for the next batch. A
-    /// manager that takes nothing more in still hears what comes of what it does.
+    /// Performs the immediate effects of an event: replies wait neither for upkeep nor for the next
+    /// batch. A closing manager still receives the results of its calls.
     fn event(&mut self, event: Event) {
         let mut acts = Vec::new();
         {
@@ -139,7 +141,7 @@ impl Driving {
             core.manager.handle(self.shared.clock.now(), event);
             collect(&mut core, &mut acts);
         }
-        self.shared.room.notify_waiters(); // a batch may have been given up with its write
+        self.shared.room.notify_waiters(); // a batch may have failed with its write
         self.perform_all(&mut acts);
     }
 
@@ -176,14 +178,15 @@ impl Driving {
         let errands = std::mem::take(&mut self.shared.lock().errands);
         for errand in errands {
             match errand {
-                Errand::Snapshot(reply) => drop(reply.send(self.keeper.snapshot())), // whoever asked may have gone
+                Errand::Snapshot(reply) => drop(reply.send(self.keeper.snapshot())), // the caller may have left
                 Errand::Keep(writes, reply) => drop(reply.send(self.keep(&writes))), // as above
             }
         }
     }
 
-    /// After a failure nothing of the ledger is open: its own writes are made one by one on this thread, and the next finds out
-    /// by itself whether the store is to be read again.
+    /// After a failure nothing of the ledger is open: these writes are made one by one on this
+    /// thread, and the next write of the ledger determines whether the store has to be loaded
+    /// again.
     fn keep(&mut self, writes: &[Write]) -> Result<(), StoreError> {
         let kept = self.keeper.keep(writes);
         self.check_space();
@@ -215,7 +218,8 @@ impl Driving {
         }
     }
 
-    /// Ends the threads of EMCs that were removed, which lets go of their devices: another EMC may be at the same place.
+    /// Ends the threads of removed EMCs, which closes their devices: another EMC may use the same
+    /// path.
     fn forget_removed(&mut self, records: &[Record]) {
         for record in records {
             if let Record::Gone(Key::Emc(id)) = record {
@@ -224,7 +228,7 @@ impl Driving {
         }
     }
 
-    /// Lets go of devices whose removal was written although the store reported an error.
+    /// Closes devices whose removal was written although the store reported an error.
     fn forget_unknown(&mut self) {
         let core = self.shared.lock();
         let ledger = core.manager.durable();
@@ -245,22 +249,23 @@ impl Driving {
             EmcPlace { id, name, driver: Driver::named(&emc.driver)?, path, serial, first, slices, rack }
         };
         let shared = Arc::clone(&self.shared);
-        let report = move |id, answers| drop(shared.device_answers(id, answers)); // nobody listens after the end
+        let report = move |id, answers| drop(shared.device_answers(id, answers)); // no receiver exists after the end
         let started = emc::start(place, report);
         started.inspect_err(|error| tracing::error!(emc = id.0, %error, "no thread for an EMC")).ok()
     }
 }
 
-/// Wakes those who wait, from within the runtime: once for a batch, and not once for each of them.
+/// Wakes waiting callers from within the runtime, once for a batch.
 async fn pass_on(mut replies: mpsc::UnboundedReceiver<Vec<Reply>>) {
     while let Some(batch) = replies.recv().await {
         for (reply, answer) in batch {
-            let _ = reply.send(*answer); // whoever asked may have gone
+            let _ = reply.send(*answer); // the caller may have left
         }
     }
 }
 
-/// Sleeps until there is something to do, and collects it. `false` when nothing is left and nothing more can come.
+/// Sleeps until there is work, and collects it. Returns `false` when nothing is left and nothing
+/// can come.
 fn wait_for_work(shared: &Shared, wake_at: Option<Instant>, acts: &mut Vec<Act>) -> bool {
     let mut core = shared.lock();
     loop {
@@ -283,7 +288,7 @@ fn wait_for_work(shared: &Shared, wake_at: Option<Instant>, acts: &mut Vec<Act>)
     }
 }
 
-/// Sleeps at most so long, until there is something to do.
+/// Sleeps at most for a time, until there is work.
 fn sleep_for<'a>(shared: &'a Shared, core: MutexGuard<'a, Core>, time: Duration) -> MutexGuard<'a, Core> {
     let still = |core: &mut Core| core.asleep.is_some();
     let slept = shared.work.wait_timeout_while(core, time, still);
@@ -314,7 +319,7 @@ fn collect(core: &mut Core, acts: &mut Vec<Act>) {
     }
 }
 
-/// A full outbox is dropped with its connection, which ends the session too.
+/// A full outbox is dropped with its connection, which also ends the session.
 fn close(core: &mut Core, session: pool::manager::SessionId, why: Closed) -> Option<Act> {
     let Session { host, outbox } = core.sessions.remove(&session)?;
     tracing::warn!(host, ?why, "agent connection ended");

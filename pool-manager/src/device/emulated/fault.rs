@@ -1,9 +1,9 @@
-//! A device that lies, so that audits can be seen to fail. One word in the file `fault` of the device's directory, obeyed
-//! from the next call on for as long as it is there:
+//! Fault injection, so that audits can be seen to fail. One word in the file `fault` of the
+//! device's directory, in effect from the next call while the file exists:
 //!
-//! - `ignore-revoke`: says it revoked, and leaves the old owner its memory.
-//! - `keep-bytes`: every later owner of a slice finds the beginning of what its first owner left.
-//! - `forget-grant`: each time it is asked for its contents it has forgotten its lowest grant.
+//! - `ignore-revoke`: reports a revocation, and leaves the old owner its memory.
+//! - `keep-bytes`: every later owner of a slice finds the first bytes of its first owner.
+//! - `forget-grant`: omits its lowest grant whenever its contents are requested.
 
 use std::{
     collections::HashMap,
@@ -16,10 +16,10 @@ use std::{
 
 use super::DeviceError;
 
-/// How much `keep-bytes` remembers of a slice.
+/// Number of bytes of a slice that `keep-bytes` keeps.
 const KEPT_BYTES: usize = 4096;
 
-/// One way to lie.
+/// Fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// `ignore-revoke`
@@ -41,7 +41,7 @@ impl Fault {
     }
 }
 
-/// Whether and how this device lies just now.
+/// Current fault of the device.
 #[derive(Debug)]
 pub(super) struct Faults {
     path: PathBuf,
@@ -52,7 +52,7 @@ pub(super) struct Faults {
 
 impl Faults {
     /// # Errors
-    /// When there is a word that means nothing.
+    /// The file contains an unknown word.
     pub(super) fn new(directory: &Path) -> Result<Self, DeviceError> {
         let path = directory.join("fault");
         let mut faults = Self { path, modified: None, fault: None, kept: HashMap::new() };
@@ -64,7 +64,7 @@ impl Faults {
         self.fault
     }
 
-    /// Looks whether the file changed; one `stat` if not.
+    /// Reads the file if it changed; otherwise one `stat`.
     pub(super) fn refresh(&mut self) {
         if let Err(what) = self.read() {
             tracing::error!(path = %self.path.display(), what, "fault not understood");
@@ -89,7 +89,7 @@ impl Faults {
         Ok(())
     }
 
-    /// The first bytes that are not zeros stay, whoever scrubs the slice afterwards.
+    /// The first non-zero bytes are kept, also after scrubs.
     pub(super) fn before_revoke(&mut self, slice: u32, file: &File) {
         let mut bytes = vec![0; KEPT_BYTES];
         if self.fault == Some(Fault::KeepBytes)
