@@ -1,11 +1,13 @@
-//! The way to the ledger, and the lock that guards it. Whoever has an event takes the lock and hands it to the protocol
-//! machine, which is quick; one thread performs what follows, see [`thread`]. Nothing is decided here.
+//! Access to the ledger and its lock. A caller with an event takes the lock and passes the event to
+//! the state machine, which is quick; one thread performs the effects, see [`thread`]. Nothing is
+//! decided here.
 //!
 //! ```text
 //!   requests, agents, devices ──lock──▶ Manager ──effects──▶ the driver's thread ─▶ store · replies · devices · orders
 //! ```
 //!
-//! Thus decisions gather in the next batch while one is being written, and whoever only looks never waits for the disk.
+//! Decisions collect in the next batch while one is being written, and readers never wait for the
+//! disk.
 
 mod chunk;
 mod stopping;
@@ -47,27 +49,27 @@ use crate::{
     store::{Scan, Store, StoreError, Write},
 };
 
-/// What the driver tells one agent's connection.
+/// Message of the driver to one agent's connection.
 #[derive(Debug)]
 pub enum ToSession {
-    /// An order to pass on.
+    /// Desired state.
     Order(Want),
-    /// A whole report is requested.
+    /// Request for a complete report.
     RequestReport,
-    /// The connection is over.
+    /// The connection ends.
     Close(Closed),
 }
 
-/// Why there is no answer.
+/// Reason why a request has no result.
 #[derive(Debug, thiserror::Error)]
 pub enum Asked {
-    /// The ledger refuses.
+    /// The ledger rejects it.
     #[error(transparent)]
     Denied(#[from] Denied),
     /// Too many requests are waiting.
     #[error("too many requests are waiting already: try again soon")]
     Overloaded,
-    /// The manager is ending.
+    /// The manager is stopping.
     #[error("the manager is stopping")]
     Stopping,
     /// Decisions could not be read.
@@ -77,40 +79,40 @@ pub enum Asked {
 
 type Replied = Result<Answer, Denied>;
 
-/// What is asked of the store, past the ledger.
+/// Request to the store that bypasses the ledger.
 enum Errand {
-    /// The store as it is now, to be read beside the driver's thread.
+    /// Snapshot of the store, to be read beside the driver's thread.
     Snapshot(oneshot::Sender<Result<Box<dyn Scan>, StoreError>>),
-    /// These are to be durable, all or none: none of them is the ledger's.
+    /// Entries to make durable, all or none; none of them is the ledger's.
     Keep(Vec<Write>, oneshot::Sender<Result<(), StoreError>>),
 }
 
-/// One agent's connection.
+/// Connection of an agent.
 struct Session {
     host: String,
     outbox: mpsc::Sender<ToSession>,
 }
 
-/// What the lock guards.
+/// State behind the lock.
 struct Core {
     manager: Manager,
     replies: HashMap<Token, oneshot::Sender<Replied>>,
     sessions: HashMap<SessionId, Session>,
     errands: VecDeque<Errand>,
-    /// How machines are stopped, and those that are being stopped.
+    /// Fence commands, running and configured.
     stop: Option<StopCommand>,
     stopping: HashMap<HostId, Vec<stopping::Waiting>>,
     next_token: u64,
     next_session: u64,
-    /// Until when the driver's thread sleeps, if it does.
+    /// Time until which the driver's thread sleeps, if it does.
     asleep: Option<Ns>,
-    /// Nothing more is taken in.
+    /// No further events are accepted.
     closed: bool,
 }
 
 impl Core {
-    /// Whether the driver's thread sleeps while there is something to do, or longer than it may. Most facts only join an
-    /// open batch that is not due yet, and are not worth waking anybody.
+    /// Returns whether the driver's thread sleeps although there is work, or longer than it may.
+    /// Most events only join an open batch that is not due yet, and do not require a wakeup.
     fn oversleeps(&self) -> bool {
         self.asleep.is_some_and(|until| {
             self.manager.has_news()
@@ -120,28 +122,29 @@ impl Core {
     }
 }
 
-/// The ledger and what everybody needs around it.
+/// Ledger with its shared state.
 struct Shared {
     core: Mutex<Core>,
-    /// There is something for the driver's thread to do.
+    /// There is work for the driver's thread.
     work: Condvar,
-    /// The open batch was handed to the store, or given up: there is room in the next one.
+    /// The open batch was passed to the store, or failed: there is space in the next one.
     room: Notify,
-    /// One place for every request that waits for the disk.
+    /// Permits for requests that wait for the disk.
     places: Semaphore,
-    /// One place for every search of the decisions.
+    /// Permits for searches of decisions.
     searches: Arc<Semaphore>,
-    /// How often the driver's thread has looked for work.
+    /// Number of times that the driver's thread has looked for work.
     turns: AtomicU64,
     clock: Clock,
     published: broadcast::Sender<WriteChunk>,
     changed: watch::Sender<u64>,
-    /// One permit for every stream to a watcher.
+    /// Permits for streams to watchers.
     watchers: Arc<Semaphore>,
 }
 
 impl Shared {
-    /// Nobody knows what a panic left behind in the ledger. The disk knows what is true, and a new process reads it.
+    /// After a panic the ledger's state is unknown. The disk is consistent, and a new process reads
+    /// it.
     fn lock(&self) -> MutexGuard<'_, Core> {
         self.core.lock().unwrap_or_else(|_| {
             tracing::error!("panic while the ledger was being changed");
@@ -149,7 +152,7 @@ impl Shared {
         })
     }
 
-    /// Changes something under the lock, and sees that what follows is done.
+    /// Changes the state under the lock, and ensures that effects are performed.
     fn change<T>(&self, change: impl FnOnce(&mut Core, When) -> T) -> Result<T, Asked> {
         let mut core = self.lock();
         if core.closed {
@@ -182,7 +185,7 @@ impl Shared {
     }
 }
 
-/// A way to the ledger; cheap to clone.
+/// Handle of the ledger; cheap to clone.
 #[derive(Clone)]
 pub struct Handle(Arc<Shared>);
 
@@ -192,7 +195,7 @@ impl std::fmt::Debug for Handle {
     }
 }
 
-/// Somebody who waits for a reply. Given up, the ledger forgets them.
+/// Caller that waits for a reply. When it is dropped, the ledger drops the request.
 struct Waiting<'a> {
     shared: &'a Shared,
     token: Token,
@@ -205,15 +208,15 @@ impl Drop for Waiting<'_> {
             if core.replies.remove(&token).is_some() {
                 core.manager.handle(when, Event::Gone(token));
             }
-        }); // a manager that ends forgets everybody
+        }); // a stopping manager drops all callers
     }
 }
 
 impl Handle {
-    /// Asks the ledger; the answer is durable.
+    /// Sends a request to the ledger; the reply is durable.
     ///
     /// # Errors
-    /// The ledger refuses, too many wait, or the manager stops.
+    /// The ledger rejects it, too many requests wait, or the manager is stopping.
     pub async fn ask(&self, ask: Ask) -> Result<Answer, Asked> {
         let mut place = Some(self.0.places.try_acquire().map_err(|_| Asked::Overloaded)?);
         self.room().await?;
@@ -228,7 +231,7 @@ impl Handle {
         })?;
         let waiting = Waiting { shared: &self.0, token };
         if waits_for_slices {
-            place = None; // the ledger counts its waiters itself: they must not keep a release or a fence out
+            place = None; // the ledger limits its waiters itself: they must not delay a release or a fence
         }
         let answered = answer.await;
         drop(place);
@@ -236,12 +239,12 @@ impl Handle {
         Ok(answered.map_err(|_| Asked::Stopping)??)
     }
 
-    /// Waits until the open batch is not full. Many may find room at once: the limit is one on the size of a write, and
-    /// those who wait are few.
+    /// Waits until the open batch is not full. Several callers may find space at once: the limit
+    /// bounds the size of a write, and waiting callers are few.
     async fn room(&self) -> Result<(), Asked> {
         while self.look(|manager, _| manager.is_full())? {
             let mut emptied = std::pin::pin!(self.0.room.notified());
-            emptied.as_mut().enable(); // from here on no word of it is missed
+            emptied.as_mut().enable(); // from here on no notification is missed
             if self.look(|manager, _| manager.is_full())? {
                 emptied.await;
             }
@@ -249,33 +252,34 @@ impl Handle {
         Ok(())
     }
 
-    /// Looks at what is durable and known now.
+    /// Reads durable and current state.
     ///
     /// # Errors
-    /// The manager stops.
+    /// The manager is stopping.
     pub fn look<T>(&self, question: impl FnOnce(&Manager, When) -> T) -> Result<T, Asked> {
         let core = self.0.lock();
         if core.closed { Err(Asked::Stopping) } else { Ok(question(&core.manager, self.0.clock.now())) }
     }
 
-    /// Every remembered decision about a subject, the newest last.
+    /// Returns the stored decisions about a subject, newest last.
     ///
     /// # Errors
-    /// Decisions cannot be read, too many wait, or the manager stops.
+    /// Decisions cannot be read, too many requests wait, or the manager is stopping.
     pub async fn explain(&self, subject: String) -> Result<Vec<(u64, Decision)>, Asked> {
         let place = Arc::clone(&self.0.searches).try_acquire_owned().map_err(|_| Asked::Overloaded)?;
         let mut snapshot = self.snapshot().await?;
         let found = tokio::task::spawn_blocking(move || {
-            let _place = place; // given back when all is read, also if nobody waits any more
+            let _place = place; // released when everything is read, also without a waiting caller
             keeper::decisions(snapshot.as_mut(), &subject)
         });
         found.await.map_err(|_| Asked::Stopping)?.map_err(Asked::Unreadable)
     }
 
-    /// The store as it is now. Decisions and outcomes are many: they are read beside the driver's thread.
+    /// Returns a snapshot of the store. Decisions and outcomes are many, and are read beside the
+    /// driver's thread.
     ///
     /// # Errors
-    /// The store cannot be read, or the manager stops.
+    /// The store cannot be read, or the manager is stopping.
     pub async fn snapshot(&self) -> Result<Box<dyn Scan>, Asked> {
         let (reply, answer) = oneshot::channel();
         self.0.change(|core, _| core.errands.push_back(Errand::Snapshot(reply)))?;
@@ -286,7 +290,8 @@ impl Handle {
     /// Makes entries durable that are not the ledger's, all or none.
     ///
     /// # Errors
-    /// The store failed, and nobody knows which; too many wait, or the manager stops.
+    /// The store failed, and the outcome is unknown; too many requests wait, or the manager is
+    /// stopping.
     pub async fn keep(&self, writes: Vec<Write>) -> Result<(), Asked> {
         let _place = self.0.places.try_acquire().map_err(|_| Asked::Overloaded)?;
         let (reply, answer) = oneshot::channel();
@@ -297,10 +302,10 @@ impl Handle {
         })
     }
 
-    /// Changes what an operator may set.
+    /// Changes the settings of the operator.
     ///
     /// # Errors
-    /// The manager stops.
+    /// The manager is stopping.
     pub fn set(&self, settings: Settings, stop: Option<StopCommand>) -> Result<(), Asked> {
         self.0.change(|core, _| {
             core.manager.set(settings);
@@ -308,10 +313,10 @@ impl Handle {
         })
     }
 
-    /// An agent connected.
+    /// Connects an agent.
     ///
     /// # Errors
-    /// The manager stops.
+    /// The manager is stopping.
     pub fn agent_up(
         &self,
         host: HostId,
@@ -331,11 +336,12 @@ impl Handle {
         session
     }
 
-    /// An agent reports. Other requests take their turn between the parts of a long report. Cancelled between two parts, it
-    /// leaves a report without an end, which the manager requests again.
+    /// Applies a report of an agent. Other requests run between the parts of a long report.
+    /// Cancelled between two parts, it leaves an incomplete report, which the manager requests
+    /// again.
     ///
     /// # Errors
-    /// The manager stops.
+    /// The manager is stopping.
     pub async fn agent_have(&self, session: SessionId, have: Have) -> Result<(), Asked> {
         for part in have.into_parts(REPORT_PART_FACTS_MAX) {
             let is_continued = part.is_continued;
@@ -347,7 +353,7 @@ impl Handle {
         Ok(())
     }
 
-    /// An agent's connection is gone.
+    /// Disconnects an agent.
     pub fn agent_down(&self, session: SessionId) {
         let had = self.0.change(|core, when| {
             core.manager.handle(when, Event::AgentDown(session));
@@ -359,7 +365,7 @@ impl Handle {
         self.0.note_change();
     }
 
-    /// Takes nothing more in. The driver ends when everything decided so far is durable.
+    /// Accepts no further events. The driver ends when all decisions are durable.
     pub fn close(&self) {
         let mut core = self.0.lock();
         core.closed = true;
@@ -369,8 +375,8 @@ impl Handle {
         self.0.room.notify_waiters();
     }
 
-    /// Wakes the driver's thread for nothing, and says how often it has looked for work until now: a number that stays
-    /// the same from one call to a later one is of a thread that is stuck.
+    /// Wakes the driver's thread, and returns how often it has looked for work: an unchanged number
+    /// indicates a stuck thread.
     pub fn turns(&self) -> u64 {
         let turns = self.0.turns.load(Ordering::Relaxed);
         self.0.lock().asleep = None;
@@ -378,44 +384,44 @@ impl Handle {
         turns
     }
 
-    /// Durable writes from now on, in chunks, see [`WriteChunk`]. A receiver that is more than
+    /// Subscribes to durable writes in chunks, see [`WriteChunk`]. A receiver that is more than
     /// [`WATCH_CHUNKS_QUEUED_MAX`] chunks behind loses the oldest.
     pub fn changes(&self) -> broadcast::Receiver<WriteChunk> {
         self.0.published.subscribe()
     }
 
-    /// Wakes whenever what [`Handle::look`] shows may have changed.
+    /// Waits until the state shown by [`Handle::look`] may have changed.
     pub fn changed(&self) -> watch::Receiver<u64> {
         self.0.changed.subscribe()
     }
 
-    /// Takes a permit for one watch stream; `None` if [`WATCHERS_MAX`] streams are open.
+    /// Takes a permit for a watch stream; `None` if [`WATCHERS_MAX`] streams are open.
     pub fn try_watch_permit(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.0.watchers).try_acquire_owned().ok()
     }
 }
 
-/// How a driver begins.
+/// Initial state of a driver.
 #[derive(Debug)]
 pub struct Start {
-    /// What an operator may set.
+    /// Settings of the operator.
     pub settings: Settings,
-    /// How machines are stopped that no EMC can cut off.
+    /// Fence command, for machines whose access no EMC can revoke.
     pub stop: Option<StopCommand>,
-    /// What the store has.
+    /// Contents of the store.
     pub loaded: Loaded,
-    /// For a rack that has just been founded.
+    /// The rack was created just now.
     pub rack_uuid: String,
 }
 
-/// Hears when the driver has ended.
+/// Receiver of the driver's end.
 pub type Ended = oneshot::Receiver<()>;
 
-/// Starts the driver's thread, to be called within a runtime. It ends after [`Handle::close`], when everything decided is
-/// durable and the store is closed.
+/// Starts the driver's thread, within a runtime. It ends after [`Handle::close`], when all
+/// decisions are durable and the store is closed.
 ///
 /// # Errors
-/// The operating system has no more threads.
+/// The operating system cannot create a thread.
 pub fn start(start: Start, store: Box<dyn Store>, metrics: Arc<Metrics>) -> std::io::Result<(Handle, Ended)> {
     let restored = start.loaded.restored;
     let meta = start.loaded.meta.unwrap_or_else(|| Meta::new(start.rack_uuid));
@@ -453,12 +459,12 @@ pub fn start(start: Start, store: Box<dyn Store>, metrics: Arc<Metrics>) -> std:
             std::process::abort(); // it panicked: nothing would be stored any more
         }
         drop(driving);
-        let _ = end.send(()); // nobody may want to know
+        let _ = end.send(()); // there may be no receiver
     })?;
     Ok((Handle(shared), ended))
 }
 
-/// Rack time: how long the manager has run, all its lives added up.
+/// Rack time: total running time of the manager.
 #[derive(Clone, Copy)]
 struct Clock {
     base: Ns,

@@ -1,5 +1,5 @@
-//! The rack's one manager: it owns the ledger, keeps it durable, drives the pool devices and answers schedulers,
-//! operators and agents. What may be decided is decided in `pool` and `prediction`; here it is done.
+//! Manager of a rack: it owns the ledger, makes it durable, drives the EMCs, and serves schedulers,
+//! operators and agents. Decisions are made in `pool` and `prediction`; this crate performs them.
 
 pub mod config;
 pub mod convert;

@@ -7,7 +7,7 @@ use exposition::logs::LogArgs;
 use pool_manager::{offline, serve};
 use units::chain;
 
-/// A durable write makes and drops many buffers of a page each, and every request some of its own.
+/// A durable write allocates and frees many page-sized buffers, and every request some of its own.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -91,7 +91,7 @@ fn run(command: Command) -> Result<(), Box<dyn std::error::Error>> {
             let mut runtime = tokio::runtime::Builder::new_multi_thread();
             let runtime = runtime.worker_threads(workers).enable_all().build()?;
             let served = runtime.block_on(serve::serve(rack.config));
-            runtime.shutdown_timeout(serve::STOP_WITHIN); // a search of the decisions may still go on
+            runtime.shutdown_timeout(serve::STOP_WITHIN); // a search of decisions may still run
             served?;
         }
         Command::Init { rack } => offline::init(&rack.config)?,

@@ -1,4 +1,4 @@
-//! The file that names the rack which a folder belongs to: the folder of a store or of an EMC.
+//! File that names the rack to which a folder belongs: the folder of a store or of an EMC.
 
 use std::{
     fs,
@@ -8,10 +8,10 @@ use std::{
 
 use crate::store::disk::{private, sync_parent};
 
-/// The name of the file.
+/// File name.
 pub const MARK: &str = "rack-uuid";
 
-/// Reads the uuid of the rack that a folder belongs to, if it belongs to one.
+/// Reads the rack of a folder, if it belongs to one.
 ///
 /// # Errors
 /// The file cannot be read.
@@ -23,7 +23,7 @@ pub fn read(folder: &Path) -> io::Result<Option<String>> {
     }
 }
 
-/// Makes a folder a rack's, durably and in one step.
+/// Assigns a folder to a rack, durably and atomically.
 ///
 /// # Errors
 /// The file cannot be written; the folder belongs to no rack then.

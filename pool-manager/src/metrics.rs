@@ -1,5 +1,5 @@
-//! What the manager counts, and how it is shown to Prometheus. Names are listed in the README; gauges follow from the
-//! ledger when somebody asks, counters and histograms are fed as things become durable.
+//! Metrics of the manager for Prometheus, listed in `docs/metrics.md`. Gauges are derived from the
+//! ledger on request; counters and histograms are updated when records become durable.
 
 use std::{
     collections::HashMap,
@@ -29,7 +29,7 @@ use crate::{
     rpc::counted::RpcMetrics,
 };
 
-/// Labels of one change of state.
+/// Labels of a state change.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct FromTo {
     from: &'static str,
@@ -43,20 +43,20 @@ struct EmcInState {
     state: &'static str,
 }
 
-/// Labels of one host.
+/// Labels of a host.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct HostLabel {
     host: String,
 }
 
-/// Labels of one alarm.
+/// Labels of an alarm.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct AlarmLabel {
     reason: &'static str,
     subject: String,
 }
 
-/// What the manager counts.
+/// Metrics of the manager.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Mutex<Registry>,
@@ -65,11 +65,11 @@ pub struct Metrics {
     entered: Mutex<HashMap<SliceId, Instant>>,
     /// Failed durable writes.
     pub store_failures: Counter,
-    /// Records in one durable write.
+    /// Records per durable write.
     pub batch_records: Histogram,
-    /// Seconds a request to reserve took, until it was durable.
+    /// Time of a reservation until it was durable, in seconds.
     pub reserve_seconds: Histogram,
-    /// Seconds a plan took, until its decision was durable.
+    /// Time of a plan until its decision was durable, in seconds.
     pub plan_seconds: Histogram,
     vm_outcomes: Family<ResultLabel, Counter>,
     outcomes: Gauge,
@@ -88,25 +88,25 @@ pub struct Metrics {
     revision: Gauge,
 }
 
-/// Labels of one EMC.
+/// Labels of an EMC.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct EmcLabel {
     emc: String,
 }
 
-/// Labels of what came of a VM.
+/// Labels of a VM's outcome.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct ResultLabel {
     result: &'static str,
 }
 
-/// Labels of one kind of model.
+/// Labels of a kind of model.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct KindLabel {
     kind: &'static str,
 }
 
-/// Labels of one share of the operating point.
+/// Labels of a value of the operating point.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct PointLabel {
     share: &'static str,
@@ -116,7 +116,7 @@ fn seconds() -> Histogram {
     Histogram::new(exponential_buckets(0.000_05, 2.0, 20))
 }
 
-/// What the gauges show, in a form that is quick to copy from the ledger under its lock.
+/// Values of the gauges, quick to copy from the ledger under its lock.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     leases_expired: u64,
@@ -143,7 +143,7 @@ struct HostSnapshot {
 }
 
 impl Snapshot {
-    /// Copies what is known now.
+    /// Copies the current values.
     pub fn of(manager: &Manager) -> Self {
         let ledger = manager.durable();
         let emc = |(id, entry): (EmcId, &EmcEntry)| EmcSnapshot {
@@ -233,7 +233,7 @@ impl Metrics {
         r.register("ledger_revision", "Durable changes so far", self.revision.clone());
     }
 
-    /// Counts a VM that ended, with so much of the pool's memory.
+    /// Counts an ended VM with an amount of pool memory.
     pub fn outcome(&self, past: &Past, pool: Bytes) {
         let untouched = past.outcome.untouched.of(past.begun.ask.requested);
         let result = match pool > untouched {
@@ -244,7 +244,7 @@ impl Metrics {
         self.vm_outcomes.get_or_create(&ResultLabel { result }).inc();
     }
 
-    /// Shows who forecasts, where that is operated, and how many outcomes are kept.
+    /// Sets the serving versions, the operating point and the number of outcomes.
     pub fn forecasts(&self, [frigid, sensitivity]: [Option<u32>; 2], point: &Point, outcomes: usize) {
         for (kind, version) in [("frigid", frigid), ("sensitivity", sensitivity)] {
             self.models.get_or_create(&KindLabel { kind }).set(version.unwrap_or(0).into());
@@ -263,7 +263,7 @@ impl Metrics {
         self.outcomes.set(i64::try_from(outcomes).unwrap_or(i64::MAX));
     }
 
-    /// Counts what became durable, and traces each change of a slice.
+    /// Counts durable records, and traces each state change of a slice.
     pub fn transitions(&self, durable: &Published) {
         let mut entered = self.entered.lock().expect("nobody panics while counting");
         for record in durable.records.iter() {
@@ -286,7 +286,7 @@ impl Metrics {
         }
     }
 
-    /// Sets the gauges to what a snapshot has.
+    /// Sets the gauges from a snapshot.
     #[expect(clippy::cast_possible_wrap, reason = "counts of slices and revisions are far below i64::MAX")]
     fn observe(&self, snapshot: &Snapshot) {
         self.lease_expired.inc_by(snapshot.leases_expired.saturating_sub(self.lease_expired.get()));
@@ -317,7 +317,8 @@ impl Metrics {
         self.revision.set(snapshot.revision.0 as i64);
     }
 
-    /// The page that Prometheus reads, see [`exposition`], with the gauges of a snapshot. Pages are made one at a time.
+    /// Returns the metrics page, see [`exposition`], with the gauges of a snapshot. Pages are built
+    /// one at a time.
     ///
     /// # Errors
     /// Formatting failed.

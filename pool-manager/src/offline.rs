@@ -1,4 +1,4 @@
-//! What is done to a rack while its manager is down: checking, copying, restoring.
+//! Operations on a rack without a running manager: check, backup, restore.
 
 use std::{
     path::Path,
@@ -18,22 +18,22 @@ use crate::{
     tokens::{self, TokenError, Tokens},
 };
 
-/// Why it could not be done.
+/// Error of an operation.
 #[derive(Debug, thiserror::Error)]
 pub enum OfflineError {
-    /// rack.toml.
+    /// Error in rack.toml.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The store.
+    /// Error of the store.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// What is in it.
+    /// Error in the store's contents.
     #[error(transparent)]
     Load(#[from] LoadError),
-    /// A copy, or a store from one.
+    /// Error of a backup or restore.
     #[error(transparent)]
     Backup(#[from] BackupError),
-    /// The store's folder.
+    /// Error of the store's folder.
     #[error(transparent)]
     Founding(#[from] FoundingError),
     /// The socket cannot be given to its group.
@@ -41,39 +41,39 @@ pub enum OfflineError {
         "access.group: the manager's user is not in group {group}: it must be, for example by SupplementaryGroups= of its unit"
     )]
     Group {
-        /// The group's number.
+        /// Group id.
         group: u32,
     },
-    /// A certificate or its key.
+    /// Error of a certificate or key.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// A token file.
+    /// Error of a token file.
     #[error(transparent)]
     Token(#[from] TokenError),
-    /// A store without a rack.
+    /// The store has no rack.
     #[error(
         "store {place} holds no rack: make one with `pool-manager init`, or restore one with `pool-manager restore`"
     )]
     NoRack {
-        /// Which store.
+        /// Store.
         place: String,
     },
-    /// Entries that cannot be read.
+    /// Entries cannot be read.
     #[error("store {place}: {wrong} entries are wrong ({faults}): restore it with `pool-manager restore`")]
     Wrong {
-        /// Which store.
+        /// Store.
         place: String,
-        /// How many.
+        /// Number of entries.
         wrong: u64,
-        /// The first of them.
+        /// First error.
         faults: String,
     },
 }
 
-/// Founds a rack in a store folder that never held one, and makes its hosts' tokens.
+/// Creates a rack in a folder that never held one, with its hosts' tokens.
 ///
 /// # Errors
-/// rack.toml is wrong, or the folder holds a rack or has lost one.
+/// rack.toml is invalid, or the folder holds a rack or has lost one.
 pub fn init(path: &Path) -> Result<(), OfflineError> {
     let config = Config::load(path)?;
     let (store, uuid) = (&config.manager.store, founding::uuid());
@@ -88,10 +88,10 @@ pub fn init(path: &Path) -> Result<(), OfflineError> {
     Ok(())
 }
 
-/// Checks rack.toml and the certificates and keys that it names, and prints what they describe.
+/// Checks rack.toml with its certificates and keys, and prints a summary.
 ///
 /// # Errors
-/// Everything that is wrong with rack.toml, or the first certificate or key that cannot be used.
+/// All violations in rack.toml, or the first unusable certificate or key.
 pub fn check_config(path: &Path) -> Result<(), OfflineError> {
     let config = Config::load(path)?;
     let slices: u32 = config.emcs.iter().map(|emc| emc.slices).sum();
@@ -122,17 +122,17 @@ pub fn check_config(path: &Path) -> Result<(), OfflineError> {
     Ok(())
 }
 
-/// Returns whether this process may give a file of its own to a group.
+/// Returns whether this process may give a file to a group.
 fn may_give(group: u32) -> bool {
     let own = rustix::process::getegid().as_raw() == group;
     let listed = || rustix::process::getgroups().is_ok_and(|all| all.iter().any(|gid| gid.as_raw() == group));
     rustix::process::geteuid().is_root() || own || listed()
 }
 
-/// Checks rack.toml, every page of the store and every record in it.
+/// Checks rack.toml, every page of the store and every record.
 ///
 /// # Errors
-/// The first thing that is wrong.
+/// The first error.
 pub fn check(path: &Path) -> Result<(), OfflineError> {
     check_config(path)?;
     let config = Config::load(path)?;
@@ -160,7 +160,7 @@ pub fn check(path: &Path) -> Result<(), OfflineError> {
     Ok(())
 }
 
-/// Copies the store into a file that does not exist yet.
+/// Copies the store into a new file.
 ///
 /// # Errors
 /// A manager is running, the store cannot be read, or the file cannot be written.
@@ -177,10 +177,10 @@ pub fn backup(path: &Path, to: &Path) -> Result<(), OfflineError> {
     Ok(())
 }
 
-/// Makes the store from a backup. What it says of a slice is believed only when the slice's hosts have reported.
+/// Creates the store from a backup. Its slices are quarantined until their hosts have reported.
 ///
 /// # Errors
-/// A manager is running, there is a store and no force, or the backup cannot be used.
+/// A manager is running, a store exists without `force`, or the backup is unusable.
 pub fn restore(path: &Path, from: &Path, force: bool) -> Result<(), OfflineError> {
     let config = Config::load(path)?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

@@ -1,6 +1,6 @@
-//! How a VM's memory is split, and which hosts it would fit on. Who is told to be insensitive to latency goes to the pool whole, of others
-//! goes what is told to stay untouched; where no model knows, a fixed share (Pond 6.4's static strawman). Always in whole slices,
-//! rounded down. Choosing a host is the scheduler's business.
+//! Split of a VM's memory, and hosts that fit. Insensitive VMs are placed on pool memory, of others
+//! the predicted frigid memory; without a model a fixed fraction (the static policy in Pond 6.4).
+//! Always in whole slices, rounded down. The scheduler chooses the host.
 
 use pool::{
     audit::{Actor, Decision, Subject, What},
@@ -13,58 +13,60 @@ use units::{Bytes, Fraction, HostId, Name, UnixMs, limits::SLICES_PER_VM_MAX};
 
 use crate::forecasts::{self, Counters, Foreseen, Told};
 
-/// A VM to be planned, checked.
+/// Validated plan request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
-    /// Which VM.
+    /// VM.
     pub vm: Name,
-    /// Its cores.
+    /// Cores.
     pub cores: u32,
-    /// All its memory.
+    /// Total memory.
     pub memory: Bytes,
-    /// Whether its pages must stay where they are.
+    /// Pages must not be migrated.
     pub pinned: bool,
-    /// Whom it may resemble.
+    /// Properties for predictions.
     pub groups: Groups,
-    /// What is known of its workload, if it was measured.
+    /// Counters of its workload, if measured.
     pub counters: Option<Counters>,
 }
 
-/// The fixed policy, with its version.
+/// Name of the fixed policy, with its version.
 pub const FIXED_SHARE: &str = "fixed-share/1";
 
-/// A VM's memory in two parts.
+/// Split of a VM's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Split {
-    /// From the host itself.
+    /// Local memory.
     pub local: Bytes,
-    /// From the pool; whole slices.
+    /// Pool memory, in whole slices.
     pub pool: Bytes,
 }
 
-/// What stays local of a VM that is placed whole: guests boot there, and a node with processors must have memory.
+/// Local memory of a VM on pool memory only: its guest boots there, and a node with CPUs must have
+/// memory.
 const LOCAL_OF_WHOLE: Bytes = Bytes::mib(512);
 
-/// So much of the memory goes to the pool at most, rounded down to whole slices; not more than one VM may have.
+/// Returns the pool memory for a fraction, rounded down to whole slices, at most the limit of a VM.
 fn split(memory: Bytes, to_pool: Bytes) -> Split {
     let pool = to_pool.min(Bytes::slices(SLICES_PER_VM_MAX)).slices_floor();
     let local = memory.checked_sub(pool).expect("a part is not larger than its whole");
     Split { local, pool }
 }
 
-/// How a VM's memory is split, by what, and why.
+/// Split with its policy and reason.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Decided {
-    /// How much comes from where.
+    /// Split.
     pub split: Split,
-    /// Who decided, with its version.
+    /// Policy or model, with its version.
     model: String,
     facts: Vec<(String, String)>,
-    /// Whether all goes to the pool that can.
+    /// The VM is placed on pool memory as far as possible.
     pub whole: bool,
 }
 
-/// Splits a VM's memory by what is foreseen of it; `share` goes to the pool where no model knows.
+/// Splits a VM's memory by its prediction; without a model, the fraction `share` comes from the
+/// pool.
 pub fn decide(plan: &Plan, foreseen: &Foreseen, share: Fraction) -> Decided {
     let placed = foreseen.sensitivity.zip(foreseen.point.cut);
     let whole = placed.map(|(told, cut)| (told, told.probability <= cut.at_most)).filter(|(_, fits)| *fits);
@@ -109,20 +111,20 @@ pub fn decide(plan: &Plan, foreseen: &Foreseen, share: Fraction) -> Decided {
     Decided { split: split(plan.memory, to_pool), model, facts, whole: whole.is_some() }
 }
 
-/// What one host could give a VM: a copy that is quick to make under the ledger's lock.
+/// Free capacity of a host for a VM, quick to copy under the ledger's lock.
 #[derive(Clone, Debug)]
 pub struct Offer {
     host: Name,
     free_cores: u32,
     free_local: Bytes,
     free_slices: u32,
-    /// The EMC with the most free slices, if it alone has all that the VM needs.
+    /// EMC with the most free slices, if it has all slices that the VM needs.
     emc: Option<Name>,
-    /// Why the host takes no VM at all.
+    /// Reason why the host accepts no VM.
     unschedulable: Option<&'static str>,
 }
 
-/// Copies what each host could give a VM that is split in this way.
+/// Copies the free capacity of each host for a split.
 pub fn offers(manager: &Manager, split: Split) -> Vec<Offer> {
     manager.durable().hosts().map(|(id, host)| offer(manager, id, host, split)).collect()
 }
@@ -146,13 +148,14 @@ fn slices_of(split: Split) -> u32 {
     split.pool.as_slices().unwrap_or(u32::MAX)
 }
 
-/// A host and whether the VM fits there.
+/// Host with the result of the fit.
 struct Fit {
     offer: Offer,
     fits: Result<(), String>,
 }
 
-/// Plans a VM: the response, with the hosts that fit first, the tightest of them first, and the decision to be recorded.
+/// Plans a VM: returns the response, with the tightest fitting hosts first, and the decision to be
+/// recorded.
 pub fn plan(
     plan: &Plan,
     decided: Decided,
@@ -188,7 +191,7 @@ pub fn plan(
     (response, decision)
 }
 
-/// Whether a VM fits on a host.
+/// Checks whether a VM fits on a host.
 ///
 /// # Errors
 /// The resource that the host lacks.

@@ -1,5 +1,6 @@
-//! The operator's command that stops a machine: run in a process group of its own, within a deadline, and heard. Only its
-//! exit code 0 says that the machine is certainly off. Whom to stop, and what follows, is decided elsewhere.
+//! Runs the operator's fence command: in a process group of its own, with a deadline, and with its
+//! output. Only exit code 0 confirms that the machine is off. The caller decides which machine to
+//! stop.
 
 use std::{io, process::ExitStatus, process::Stdio, time::Duration};
 
@@ -12,24 +13,24 @@ use tokio::{
 };
 use units::{Ns, limits::FENCE_OUTPUT_BYTES_MAX};
 
-/// What is replaced by the host's name.
+/// Placeholder for the host's name.
 pub const HOST: &str = "{host}";
-/// How long what was killed may take to be gone.
+/// Time for a killed process to end.
 const KILLED_WITHIN: Duration = Duration::from_secs(5);
 
-/// A command, and how long it may take.
+/// Fence command with its deadline.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StopCommand {
-    /// The program and its arguments, at least one word; in each [`HOST`] is replaced.
+    /// Program and arguments, at least one word; [`HOST`] is replaced in each.
     pub words: Vec<String>,
-    /// Then it is killed.
+    /// Deadline after which it is killed.
     pub within: Ns,
 }
 
 /// Stops a host's machine.
 ///
 /// # Errors
-/// In words for an operator, why it is not certain that the machine is off.
+/// The reason for an operator why the machine may not be off.
 pub async fn stop(command: &StopCommand, host: &str) -> Result<(), String> {
     let words: Vec<String> = command.words.iter().map(|word| word.replace(HOST, host)).collect();
     let line = words.join(" ");
@@ -49,7 +50,7 @@ pub async fn stop(command: &StopCommand, host: &str) -> Result<(), String> {
     Err(format!("`{line}` {why}{said}"))
 }
 
-/// How it ended, `None` if it was killed, and the beginning of what it said.
+/// Exit status, `None` if it was killed, and the beginning of its output.
 async fn run(words: &[String], within: Ns) -> (io::Result<Option<ExitStatus>>, String) {
     let mut said = Vec::new();
     let ended = match start(words) {
@@ -80,7 +81,7 @@ async fn end(
     }
 }
 
-/// Until it has ended. Children of its own that it leaves behind are not waited for.
+/// Waits for its end. Children that it leaves behind are not awaited.
 async fn listen(child: &mut Child, mut output: pipe::Receiver, said: &mut Vec<u8>) -> io::Result<ExitStatus> {
     let mut heard = [0; 1024];
     loop {
@@ -105,13 +106,13 @@ fn keep(said: &mut Vec<u8>, heard: &[u8]) {
     said.extend_from_slice(&heard[..room]);
 }
 
-/// With all that it started.
+/// Kills it with all processes that it started.
 async fn kill(mut child: Child) -> io::Result<()> {
     let pid = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
     if let Some(pid) = pid {
         kill_process_group(pid, Signal::KILL)?;
     }
-    let _ = timeout(KILLED_WITHIN, child.wait()).await; // the runtime goes on waiting for it
+    let _ = timeout(KILLED_WITHIN, child.wait()).await; // the runtime keeps waiting for it
     Ok(())
 }
 
@@ -150,7 +151,7 @@ mod tests {
         assert!(why.ends_with("took longer than 500ms and was killed, saying \"h1\""), "{why}");
         for pid in std::fs::read_to_string(pids).unwrap().split_whitespace() {
             let pid = rustix::process::Pid::from_raw(pid.parse().unwrap()).unwrap();
-            // A process that was killed may take a moment to die.
+            // A killed process may take a moment to end.
             let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else { continue };
             let within = Ns::secs(10).as_duration().try_into().unwrap();
             let dead = poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&within)).unwrap();

@@ -1,5 +1,5 @@
-//! Records of the ledger as entries of the store: one table per kind, keys by number, values encoded with
-//! postcard. A kind of record only ever gains variants and fields at the end of a new format version.
+//! Ledger records as entries of the store: one table per kind, keys by number, values encoded with
+//! postcard. A kind of record only gains variants and fields at the end, with a new format version.
 
 use pool::record::{Key, Meta, Record};
 
@@ -9,24 +9,24 @@ use crate::{
     store::{Scan, StoreError, Table, Write, meta, number},
 };
 
-/// Under which key of [`Table::Meta`] the ledger keeps its own.
+/// Key of the ledger's entry in [`Table::Meta`].
 const LEDGER: &[u8] = b"ledger";
 
-/// Most records fit into so many bytes.
+/// Buffer size that fits most records.
 const RECORD_BYTES_USUAL: usize = 256;
 
-/// Everything a store has.
+/// Contents of a store.
 #[derive(Debug)]
 pub struct Loaded {
-    /// What concerns the whole ledger; `None` in a store that was never used.
+    /// State of the whole ledger; `None` in a store that was never used.
     pub meta: Option<Meta>,
-    /// The rest, but for decisions.
+    /// All other records except decisions.
     pub records: Vec<Record>,
-    /// The store was restored from a backup and has not been used since.
+    /// The store was restored from a backup and not used since.
     pub restored: bool,
 }
 
-/// A record that cannot be read: its table, its key, and what is wrong.
+/// Unreadable record: table, key, and error.
 #[derive(Debug, thiserror::Error)]
 #[error("entry {key:02x?} of table {table} is not a record of this version")]
 pub struct Unreadable {
@@ -36,18 +36,18 @@ pub struct Unreadable {
     cause: postcard::Error,
 }
 
-/// Why a store could not be loaded.
+/// Error of a load.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// The store itself.
+    /// Error of the store.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// What is in it.
+    /// Error in its contents.
     #[error("the store is corrupt: restore it with `pool-manager restore` from a backup")]
     Record(#[from] Unreadable),
 }
 
-/// A record as a change of the store.
+/// Converts a record into a change of the store.
 pub fn write(record: &Record) -> Write {
     let (table, key) = place(record.key());
     match record {
@@ -56,7 +56,7 @@ pub fn write(record: &Record) -> Write {
     }
 }
 
-/// Forgets that the store was restored: goes with the first batch after a restore.
+/// Returns the change that ends the restored state, part of the first batch after a restore.
 pub fn restored_noted() -> [Write; 2] {
     [meta::RESTORED, meta::GENERATION].map(|key| Write::Delete { table: Table::Meta, key: key.to_vec() })
 }
@@ -72,14 +72,14 @@ fn place(key: Key) -> (Table, Vec<u8>) {
         Key::Emc(id) => (Table::Emcs, short_key(id.0)),
         Key::Host(id) => (Table::Hosts, short_key(id.0)),
         Key::Slice(id) => (Table::Slices, id.0.to_be_bytes().to_vec()),
-        Key::Reservation(id) => (Table::Reservations, (!id.0).to_be_bytes().to_vec()), // the newest first
+        Key::Reservation(id) => (Table::Reservations, (!id.0).to_be_bytes().to_vec()), // newest first
         Key::Migration(id) => (Table::Migrations, id.0.to_be_bytes().to_vec()),
         Key::Decision(seq) => (Table::Audit, seq.to_be_bytes().to_vec()),
     }
 }
 
-/// The key of a number that had two bytes in earlier versions: those that fit into two still have them, so that each record has
-/// one key in a store of any version.
+/// Returns the key of a number that had two bytes in earlier versions. Numbers that fit into two
+/// bytes keep them, so that each record has one key in a store of any version.
 fn short_key(number: u32) -> Vec<u8> {
     match u16::try_from(number) {
         Ok(short) => short.to_be_bytes().to_vec(),
@@ -87,7 +87,7 @@ fn short_key(number: u32) -> Vec<u8> {
     }
 }
 
-/// Reads one entry.
+/// Reads an entry.
 ///
 /// # Errors
 /// It is not a record of this version.

@@ -1,5 +1,5 @@
-//! What is known for forecasts, in memory: outcomes, who serves, where it is operated, and VMs between their plan and their end. Nothing
-//! here waits or writes; what is to be durable is handed back as entries.
+//! State of predictions in memory: outcomes, serving models, operating point, and VMs between their
+//! plan and their end. It neither waits nor writes; entries to be stored are returned.
 
 use std::{
     collections::{BTreeMap, HashSet, VecDeque},
@@ -25,22 +25,22 @@ use super::{
 };
 use crate::store::Write;
 
-/// What is known for forecasts.
+/// State of predictions.
 #[derive(Debug)]
 pub struct State {
     live: OnlinePredictor,
-    /// Which version [`OnlinePredictor`] speaks by.
+    /// Version of [`OnlinePredictor`]'s model.
     frigid: Option<u32>,
     sensitivity: Option<Sensitivity>,
     point: Point,
     kept: Kept,
     plans: Plans,
-    /// VMs that have their memory.
+    /// VMs with memory.
     begun: BTreeMap<ReservationId, Begun>,
     peaks: BTreeMap<ReservationId, Peak>,
 }
 
-/// The model of latency sensitivity that serves.
+/// Serving model of latency sensitivity.
 #[derive(Debug)]
 struct Sensitivity {
     version: u32,
@@ -48,20 +48,20 @@ struct Sensitivity {
     modelled: bool,
 }
 
-/// What is said of a workload.
+/// Prediction for a workload.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Told {
-    /// By which version.
+    /// Version of the model.
     pub version: u32,
-    /// Whether that was made of modelled workloads.
+    /// The model was trained on modelled workloads.
     pub modelled: bool,
-    /// How likely it is slowed down beyond the margin.
+    /// Probability of a slowdown beyond the PDM.
     pub probability: f64,
-    /// The margin.
+    /// PDM.
     pub pdm: Fraction,
 }
 
-/// The most that a VM has touched, as its host's agent measured it.
+/// Peak of the memory touched by a VM, as measured by its host's agent.
 #[derive(Clone, Copy, Debug)]
 struct Peak {
     host: HostId,
@@ -69,13 +69,13 @@ struct Peak {
     told: UnixMs,
 }
 
-/// An older word than this, when a VM ends, may be too little: it has been told three times since.
+/// Age above which a measurement is too old at a VM's end: three newer ones should exist.
 const FRESH: Ns = Ns(3 * TOUCHED_MEMORY_SAMPLE_INTERVAL.0);
 
-/// A history is made anew when more than one in so many outcomes that it was made of were forgotten.
+/// A history is rebuilt when more than this fraction, as a divisor, of its outcomes expired.
 const FORGOTTEN_PART: usize = 8;
 
-/// Outcomes that are durable, the latest last.
+/// Durable outcomes, the latest last.
 #[derive(Debug, Default)]
 struct Kept {
     next: u64,
@@ -93,7 +93,7 @@ struct Entry {
     fingerprint: u64,
 }
 
-/// Plans whose VMs have no memory yet, and how much was known of the latest.
+/// Plans whose VMs have no memory yet, and the known properties of the latest.
 #[derive(Debug, Default)]
 struct Plans {
     by_vm: BTreeMap<Name, (u64, Begun)>,
@@ -102,23 +102,23 @@ struct Plans {
     counted: VecDeque<(u64, bool)>,
 }
 
-/// What can be said of a VM before it starts.
+/// Prediction for a VM before it starts.
 #[derive(Clone, Debug)]
 pub struct Foreseen {
-    /// What is to be remembered of it.
+    /// Record to be kept.
     pub begun: Begun,
-    /// What was known, as numbers, and what was said.
+    /// Features and prediction.
     pub known: VmAssessment,
-    /// Where it is operated.
+    /// Operating point.
     pub point: Point,
-    /// What is said of its workload, if it was measured and a model serves.
+    /// Prediction for its workload, if it was measured and a model serves.
     pub sensitivity: Option<Told>,
-    /// Which version of each kind serves.
+    /// Version of each serving model.
     pub serving: [Option<u32>; 2],
 }
 
 impl State {
-    /// Of a rack without a past.
+    /// Creates the state of a rack without history.
     pub fn new(rules: Rules) -> Self {
         Self {
             live: OnlinePredictor::default(),
@@ -132,7 +132,7 @@ impl State {
         }
     }
 
-    /// What can be said of a VM now.
+    /// Predicts the memory of a VM.
     pub fn foresee(&self, ask: VmRequest, counters: Option<Counters>) -> Foreseen {
         let known = self.live.assess(&ask);
         let remark = self.frigid.zip(known.prediction).map(|(version, said)| Remark { version, said });
@@ -147,12 +147,13 @@ impl State {
         Foreseen { begun, known, point: self.point, sensitivity, serving: self.serving() }
     }
 
-    /// A VM was planned: what was known and said of it is remembered until it has its memory.
+    /// Records a plan, with its inputs, until the VM has its memory.
     pub fn planned(&mut self, vm: &Name, begun: Begun) {
         self.plans.add(vm, begun);
     }
 
-    /// A VM has its memory. What is to be durable of it: nothing if it was never planned, as the ledger knows what is known of it then.
+    /// Records that a VM has its memory. Returns the entries to be stored: none for an unplanned
+    /// VM, whose properties the ledger contains.
     pub fn began(
         &mut self,
         id: ReservationId,
@@ -171,7 +172,7 @@ impl State {
             return None;
         };
         if begun.ask.requested != requested {
-            begun.remark = None; // it was said of another VM
+            begun.remark = None; // the prediction was for another VM
         }
         (begun.ask.requested, begun.ask.begins) = (requested, created);
         let write = rows::begun(id, &begun);
@@ -179,7 +180,7 @@ impl State {
         Some(write)
     }
 
-    /// A VM's word about how much it has touched so far; of one that has its memory.
+    /// Records the memory touched so far by a VM with memory.
     pub fn touched(&mut self, host: HostId, id: ReservationId, bytes: Bytes, told: UnixMs) {
         if self.begun.contains_key(&id) {
             let before = self.peaks.get(&id).map_or(Bytes::ZERO, |peak| peak.bytes);
@@ -187,13 +188,14 @@ impl State {
         }
     }
 
-    /// A host's agent is another one, or away: what it said before may be too little by now, and it says it again.
+    /// Marks the measurements of a host as outdated: its agent changed or disconnected, and will
+    /// measure again.
     pub fn forget_peaks(&mut self, host: HostId) {
         self.peaks.retain(|_, peak| peak.host != host);
     }
 
-    /// A VM gave its memory back, of itself or not. What came of it, if it was seen to its end how much it had touched; and what is to be
-    /// durable.
+    /// Records that a VM released its memory. Returns its outcome, if it was measured until its
+    /// end, and the entries to be stored.
     pub fn ended(&mut self, id: ReservationId, ended: UnixMs, of_itself: bool) -> (Option<Past>, Vec<Write>) {
         let Some(begun) = self.begun.remove(&id) else { return (None, Vec::new()) };
         let mut writes = vec![rows::not_begun(id)];
@@ -204,7 +206,8 @@ impl State {
         (past, writes)
     }
 
-    /// Takes in a VM that has ended. Its number, and what is to be durable; nothing if it is known already.
+    /// Adds an ended VM. Returns its number and the entries to be stored; nothing if it is a
+    /// duplicate.
     pub fn add(&mut self, past: Past) -> Option<(u64, Write)> {
         let fingerprint = fingerprint(&past);
         if !self.kept.known.insert(fingerprint) {
@@ -216,7 +219,7 @@ impl State {
         Some((number, write))
     }
 
-    /// Outcomes did not become durable: told again they are new.
+    /// Removes outcomes that did not become durable, so that they can be added again.
     pub fn take_back(&mut self, numbers: &[u64]) {
         let Kept { entries, known, .. } = &mut self.kept;
         entries.retain(|entry| {
@@ -225,7 +228,7 @@ impl State {
         });
     }
 
-    /// Takes in what a store has.
+    /// Loads an outcome from the store.
     pub fn load(&mut self, number: u64, past: &Past) {
         let fingerprint = fingerprint(past);
         if self.kept.known.insert(fingerprint) {
@@ -233,7 +236,7 @@ impl State {
         }
     }
 
-    /// Takes in what a store has of a VM that had its memory.
+    /// Loads a VM with memory from the store.
     pub fn load_begun(&mut self, id: ReservationId, begun: Begun) {
         self.begun.insert(id, begun);
     }
@@ -247,7 +250,7 @@ impl State {
         self.kept.since_rebuilt += 1;
     }
 
-    /// Forgets outcomes that are too many or too old; what is to be durable.
+    /// Deletes outcomes beyond the limit or the retention; returns the entries to be stored.
     pub fn forget(&mut self, before: UnixMs) -> Vec<Write> {
         let mut writes = Vec::new();
         let Kept { entries, known, forgotten, .. } = &mut self.kept;
@@ -265,27 +268,27 @@ impl State {
         writes
     }
 
-    /// VMs that are remembered as having their memory.
+    /// Returns VMs recorded with memory.
     pub fn running(&self) -> impl Iterator<Item = ReservationId> {
         self.begun.keys().copied()
     }
 
-    /// How many outcomes are kept.
+    /// Returns the number of stored outcomes.
     pub fn outcomes(&self) -> usize {
         self.kept.entries.len()
     }
 
-    /// The number that the next outcome gets.
+    /// Returns the number of the next outcome.
     pub fn next_outcome(&self) -> u64 {
         self.kept.next
     }
 
-    /// Whether it is time to choose the operating point anew.
+    /// Returns whether the operating point has to be chosen again.
     pub fn is_point_due(&self) -> bool {
         self.kept.since_point >= OUTCOMES_PER_OPERATING_POINT
     }
 
-    /// What a choice of the operating point is made of.
+    /// Returns the inputs of a choice of the operating point.
     pub fn basis(&self, rules: Rules) -> Basis {
         let cuts = self.sensitivity.as_ref().map(|serving| serving.model.cutoffs().to_vec());
         Basis {
@@ -297,7 +300,7 @@ impl State {
         }
     }
 
-    /// Operates there from now on, unless another model serves by now.
+    /// Sets the operating point, unless another model serves by now.
     pub fn set_point(&mut self, serving: [Option<u32>; 2], point: Point) {
         if serving == self.serving() {
             self.point = point;
@@ -305,17 +308,18 @@ impl State {
         }
     }
 
-    /// Where it is operated.
+    /// Returns the operating point.
     pub fn point(&self) -> &Point {
         &self.point
     }
 
-    /// Which versions serve: of frigid memory, and of latency sensitivity.
+    /// Returns the serving versions: of frigid memory, and of latency sensitivity.
     pub fn serving(&self) -> [Option<u32>; 2] {
         [self.frigid, self.sensitivity.as_ref().map(|serving| serving.version)]
     }
 
-    /// Another model serves from now on, operated there. Outcomes of VMs that it spoke of before count, too.
+    /// Installs another model with its operating point. Outcomes of VMs that it predicted in its
+    /// backtest count, too.
     pub fn serve(&mut self, version: u32, file: ModelFile, calibration: Calibration, point: Point) {
         match file.content {
             Content::Frigid { model, .. } => {
@@ -329,7 +333,7 @@ impl State {
         self.point = point;
     }
 
-    /// No model of this kind serves any more.
+    /// Removes the serving model of a kind.
     pub fn serve_none(&mut self, kind: Kind, point: Point) {
         match kind {
             Kind::Frigid => {
@@ -341,13 +345,14 @@ impl State {
         self.point = point;
     }
 
-    /// Whether groups hold much that was forgotten, so that a history is to be made anew.
+    /// Returns whether groups contain many expired outcomes, so that a history has to be rebuilt.
     pub fn is_history_due(&self) -> bool {
         let Kept { since_rebuilt, forgotten, entries, .. } = &self.kept;
         *since_rebuilt > 2 * OUTCOMES_RETAINED_MAX || *forgotten > entries.len() / FORGOTTEN_PART
     }
 
-    /// A history made anew of all outcomes below a number; another time if more have come since.
+    /// Installs a history rebuilt from all outcomes below a number, unless more have been added
+    /// since.
     pub fn set_history(&mut self, history: History, made_of: u64) {
         if made_of == self.kept.next {
             self.live.set_history(history);
@@ -356,23 +361,23 @@ impl State {
     }
 }
 
-/// What a choice of the operating point is made of.
+/// Inputs of a choice of the operating point.
 #[derive(Debug)]
 pub struct Basis {
-    /// Which versions served.
+    /// Serving versions.
     pub serving: [Option<u32>; 2],
-    /// Outcomes of late.
+    /// Recent outcomes.
     pub calibration: Calibration,
-    /// Of the model of latency sensitivity.
+    /// Predictions of the sensitivity model.
     pub cuts: Vec<sensitivity::Cutoff>,
-    /// Of VMs of late, those whose counters were known: by VMs or by memory, whichever is more.
+    /// Fraction of recent VMs with known counters: by VMs or by memory, the larger one.
     pub history: Fraction,
-    /// What the operator allows.
+    /// Limits of the operator.
     pub rules: Rules,
 }
 
 impl Basis {
-    /// The choice; takes some milliseconds.
+    /// Chooses the operating point; takes some milliseconds.
     pub fn choose(&self) -> Point {
         Point::choose(&self.calibration, &self.cuts, self.history, self.rules)
     }
@@ -391,7 +396,7 @@ impl Plans {
         }
     }
 
-    /// The VM has its memory: it counts from now on, with what it really has. A plan that nobody follows does not.
+    /// Counts a VM once it has memory, with its actual size. Unused plans do not count.
     fn take(&mut self, vm: &Name, requested: Bytes) -> Option<Begun> {
         let (_, begun) = self.by_vm.remove(vm)?;
         if self.counted.len() == PLAN_STATISTICS_WINDOW {
@@ -401,8 +406,8 @@ impl Plans {
         Some(begun)
     }
 
-    /// Of the latest VMs, those whose counters were known: by VMs or by memory, whichever is more. What may go wrong is counted in VMs, and
-    /// what is gained in memory. The next one may have some: before the first, all do.
+    /// Returns the fraction of recent VMs with known counters: by VMs or by memory, the larger one,
+    /// because risk is counted in VMs and gain in memory. Before the first VM it is 1.
     fn history(&self) -> Fraction {
         let known = || self.counted.iter().filter(|(_, known)| *known);
         let memory =
@@ -414,7 +419,8 @@ impl Plans {
     }
 }
 
-/// What came of a VM that touched so much at most; none of one that asked for nothing.
+/// Returns the outcome of a VM with a peak of touched memory; none for a VM without requested
+/// memory.
 pub fn past(begun: Begun, peak: Bytes, ended: UnixMs, usage: Usage) -> Option<Past> {
     let requested = begun.ask.requested;
     if requested == Bytes::ZERO {
@@ -426,12 +432,13 @@ pub fn past(begun: Begun, peak: Bytes, ended: UnixMs, usage: Usage) -> Option<Pa
     Some(Past { begun, outcome: Outcome { ended, untouched, usage } })
 }
 
-/// Tells VMs apart that ended: the same one is not told twice.
+/// Identity of an ended VM, which is added only once.
 fn fingerprint(past: &Past) -> u64 {
     let ask = &past.begun.ask;
     let mut hasher = DefaultHasher::new();
     (ask.groups.all(), ask.begins, past.outcome.ended, ask.requested).hash(&mut hasher);
-    // Several of one name may have begun and ended at once. Bytes and shares are not quite the same after one became the other.
+    // Several VMs of one name may have started and ended at the same time. Conversions between
+    // bytes and fractions are not exact.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a millionth of the memory")]
     let untouched = (past.outcome.untouched.get() * 1e6).round() as u64;
     untouched.hash(&mut hasher);

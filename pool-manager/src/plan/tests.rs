@@ -1,4 +1,4 @@
-//! Who gets how much of the pool, and what is said of it.
+//! Splits and their explanations.
 
 use prediction::{
     frigid::{Curve, FEATURES, QUANTILE_LEVELS, RiskPrediction, VmAssessment, VmRequest},
@@ -19,7 +19,7 @@ fn asked(memory: Bytes) -> Plan {
     Plan { vm, cores: 2, memory, pinned: false, groups: Groups::default(), counters: None }
 }
 
-/// Nothing is known of a VM, and no model serves.
+/// A VM without known properties, and no serving model.
 fn unforeseen(memory: Bytes) -> Foreseen {
     let ask = VmRequest { groups: Groups::default(), requested: memory, cores: Some(2.0), begins: UnixMs(0) };
     Foreseen {
@@ -31,7 +31,7 @@ fn unforeseen(memory: Bytes) -> Foreseen {
     }
 }
 
-/// A model says that half of it may go at the lowest risk, and little is asked for that.
+/// A model that predicts half of the memory frigid at the lowest risk, at little cost.
 fn frigid(memory: Bytes) -> Foreseen {
     let mut foreseen = unforeseen(memory);
     let said = RiskPrediction { curve: Curve::new([0.5; QUANTILE_LEVELS.len()]), owner_margin: 1.0 };
@@ -41,7 +41,7 @@ fn frigid(memory: Bytes) -> Foreseen {
     foreseen
 }
 
-/// A model says that a workload is slowed down with this probability, and those up to a tenth are placed whole.
+/// A model that predicts a slowdown with this probability, with a threshold of a tenth.
 fn sensitive(memory: Bytes, probability: f64) -> Foreseen {
     let mut foreseen = frigid(memory);
     foreseen.sensitivity = Some(Told { version: 2, modelled: false, probability, pdm: share(0.05) });

@@ -1,4 +1,4 @@
-//! VMs from their plan to their outcome, and what of that survives.
+//! VMs from their plan to their outcome, and persistence of both.
 
 use prediction::{
     file::{Content, ModelFile, Provenance},
@@ -33,14 +33,14 @@ fn begun(name: &str, gib: u64) -> Begun {
     Begun { ask: ask(name, gib, 0), counters: None, remark: None, whole: false }
 }
 
-/// A VM of 8 GiB that ended at a moment, having touched so much.
+/// Returns a VM of 8 GiB that ended at a time, with a peak of touched memory.
 fn ended(number: u64, touched_gib: u64, at: u64) -> Past {
     let mut begun = begun(&format!("vm{number}"), 8);
     begun.ask.begins = UnixMs(at.saturating_sub(1));
     past(begun, Bytes::gib(touched_gib), UnixMs(at), Usage::default()).unwrap()
 }
 
-/// A model of so many VMs that all left most of 8 GiB, and its calibration.
+/// Returns a model of VMs that left most of 8 GiB untouched, with its calibration.
 fn model(vms: u64) -> ModelFile {
     let stay = |n| {
         let Past { begun, outcome } = ended(n, n % 3, n * HOUR);
