@@ -25,25 +25,25 @@ stty -F /dev/ttyS2 raw -echo
 exec 3<>/dev/ttyS2
 mkdir -p /run/control
 cd /run/control
-tell() {
-  until mkdir telling 2> /dev/null; do sleep 0.05; done
+send_reply() {
+  until mkdir sending 2> /dev/null; do sleep 0.05; done
   { printf '%s %s ' $1 $(cat $1.status); base64 -w 0 $1.output; echo; } >&3
-  rmdir telling
+  rmdir sending
 }
-obey() {
-  sh $1.sh > $1.said 2>&1 < /dev/null 3>&-
+run_command() {
+  sh $1.sh > $1.output 2>&1 < /dev/null 3>&-
   echo $? > $1.status
-  tell $1
+  send_reply $1
 }
 while read -r begin id command end <&3; do
   [ "$begin$end" = :. ] || continue
   if [ "$command" = - ]; then
     rm -f $id.*
   elif [ -e $id.status ]; then
-    (tell $id &)
+    (send_reply $id &)
   elif [ ! -e $id.sh ]; then
     echo $command | base64 -d > $id.sh
-    (obey $id &)
+    (run_command $id &)
   fi
 done
 "#;
