@@ -95,11 +95,11 @@ pub fn read(table: Table, key: &[u8], value: &[u8]) -> Result<Record, Unreadable
     postcard::from_bytes(value).map_err(|cause| Unreadable { table, key: key.to_vec(), cause })
 }
 
-/// Whether an entry is sound: a record of this version, a row of what forecasts are made of, a host's weights, or one of
-/// the store's own.
+/// Checks an entry: a record of this version, a row of the predictions, a host's weights, or an
+/// entry of the store itself.
 ///
 /// # Errors
-/// It is none of them.
+/// It is none of these.
 pub fn judge(table: Table, key: &[u8], value: &[u8]) -> Result<(), Unreadable> {
     let unreadable = |cause| Unreadable { table, key: key.to_vec(), cause };
     match table {
@@ -115,7 +115,7 @@ pub fn judge(table: Table, key: &[u8], value: &[u8]) -> Result<(), Unreadable> {
 /// Reads all records of a table.
 ///
 /// # Errors
-/// The store cannot be read, or something in it is not a record of this version.
+/// The store cannot be read, or an entry is not a record of this version.
 pub fn scan(store: &mut dyn Scan, table: Table, each: &mut dyn FnMut(Record)) -> Result<(), LoadError> {
     let mut first_bad = None;
     store.scan(table, &mut |key, value| match read(table, key, value) {
@@ -125,10 +125,10 @@ pub fn scan(store: &mut dyn Scan, table: Table, each: &mut dyn FnMut(Record)) ->
     first_bad.map_or(Ok(()), |bad| Err(bad.into()))
 }
 
-/// Reads everything but the decisions, which are read when somebody asks.
+/// Reads everything except decisions, which are read on request.
 ///
 /// # Errors
-/// The store cannot be read, or something in it is not a record of this version.
+/// The store cannot be read, or an entry is not a record of this version.
 pub fn load(store: &mut dyn Scan) -> Result<Loaded, LoadError> {
     let mut loaded = Loaded { meta: None, records: Vec::new(), restored: false };
     let mut generation = 0;
@@ -169,7 +169,7 @@ mod tests {
     use super::*;
     use crate::store::{Store as _, faulty::FaultyDisk, redb::RedbStore};
 
-    /// Records as they were written when numbers of EMCs and hosts had 16 bits: table, key, value.
+    /// Records in the encoding with 16-bit numbers of EMCs and hosts: table, key, value.
     const OF_16_BITS: [(Table, &str, &str); 5] = [
         (Table::Meta, "6c6564676572", "00047261636b0100000a0101ad02820206"),
         (Table::Emcs, "0101", "0181020165020408656d756c61746564022f650000"),
@@ -305,7 +305,7 @@ mod tests {
         }
     }
 
-    /// Variants are numbered in the store: a new one goes to the end.
+    /// Variants are numbered in the store: new ones go to the end.
     #[test]
     fn reasons_of_quarantine_keep_their_numbers() {
         let host = HostId(3);

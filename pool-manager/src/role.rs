@@ -1,13 +1,13 @@
-//! Roles of callers: what a client may ask of the manager.
+//! Roles of clients.
 
 use std::fmt;
 
-/// What a client may ask. Agents are no clients: each speaks for its own host only.
+/// Role of a client. Agents are no clients: each represents its own host only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Role {
-    /// Uses the service Scheduler.
+    /// May use the service Scheduler.
     Scheduler,
-    /// Uses every service for clients: Admin, Models and Scheduler.
+    /// May use every service for clients: Admin, Models and Scheduler.
     Admin,
 }
 
@@ -15,7 +15,7 @@ impl Role {
     /// All roles.
     pub const ALL: [Self; 2] = [Self::Scheduler, Self::Admin];
 
-    /// Returns whether a client of this role may do what `needed` allows.
+    /// Returns whether a client of this role may do what `needed` permits.
     pub fn includes(self, needed: Self) -> bool {
         self >= needed
     }

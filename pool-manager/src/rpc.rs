@@ -1,4 +1,4 @@
-//! The gRPC services. A handler translates, asks the driver, translates; nothing is decided here.
+//! gRPC services. Handlers convert, call the driver, and convert; they decide nothing.
 
 pub mod admin;
 pub mod agent;
@@ -24,67 +24,67 @@ use crate::{driver::Handle, forecasts::Forecasts, metrics::Metrics, shares::Shar
 use identity::Identity;
 use refused::exhausted;
 
-/// What every handler may use.
+/// State shared by all handlers.
 #[derive(Clone, Debug)]
 pub struct Shared {
-    /// The way to the ledger.
+    /// Handle of the ledger.
     pub driver: Handle,
-    /// What is foreseen of VMs.
+    /// Predictions.
     pub forecasts: Arc<Forecasts>,
-    /// Weights of tenants, and what agents tell of shares.
+    /// Weights of tenants, and reported shares.
     pub shares: Arc<Shares>,
-    /// Who may call what.
+    /// Authentication and authorization.
     pub identity: Arc<Identity>,
-    /// What is counted.
+    /// Metrics.
     pub metrics: Arc<Metrics>,
-    /// What an operator may change while the manager runs.
+    /// Settings that a reload may change.
     pub policy: watch::Receiver<Policy>,
-    /// True when the manager is ending: streams end.
+    /// True when the manager is stopping: streams end.
     pub stopping: watch::Receiver<bool>,
-    /// The folder of the store.
+    /// Folder of the store.
     pub store: Arc<Path>,
     /// One permit: backups are made one at a time.
     pub backups: Arc<Semaphore>,
-    /// When this process started, in Unix milliseconds.
+    /// Start of this process, in Unix milliseconds.
     pub started_unix_ms: u64,
 }
 
-/// What an operator may change while the manager runs.
+/// Settings that a reload may change.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Policy {
-    /// The part of a VM's memory that may come from the pool until a model is trained.
+    /// Fraction of a VM's memory from the pool without a serving model.
     pub pool_share: Fraction,
-    /// Ends by itself unless committed within this time.
+    /// Default time until a reservation expires without a commit.
     pub commit_within: Ns,
-    /// An agent must be heard at least this often.
+    /// Longest time between two messages of an agent before its lease expires.
     pub lease_ttl: Ns,
 }
 
 impl Shared {
-    /// Takes a permit for one watch stream.
+    /// Takes a permit for a watch stream.
     fn watch_permit(&self) -> Result<OwnedSemaphorePermit, Status> {
         let refuse =
             || exhausted("TOO_MANY_WATCHERS", format!("{WATCHERS_MAX} watch streams are open already"));
         self.driver.try_watch_permit().ok_or_else(refuse)
     }
 
-    /// Lets in whoever may use the services of operators, and says who it is.
+    /// Checks that a caller has the role admin, and returns its name.
     ///
     /// # Errors
-    /// They may not.
+    /// It has not.
     pub fn admit_operator<T>(&self, request: &Request<T>) -> Result<Actor, Status> {
         let certified = self.identity.admit(request, Role::Admin)?;
         Ok(Actor::Client(certified.unwrap_or_else(|| Name::new("operator").expect("a name"))))
     }
 
-    /// Waits until the manager is ending.
+    /// Waits until the manager is stopping.
     pub async fn stopped(&self) {
         let mut stopping = self.stopping.clone();
-        let _ = stopping.wait_for(|stop| *stop).await; // a lost sender is an end, too
+        let _ = stopping.wait_for(|stop| *stop).await; // a dropped sender is an end, too
     }
 }
 
-/// What was begun is ended, also if the caller goes away meanwhile: what is durable is to be true of what is known.
+/// Runs a request to its end even if its caller leaves, so that durable and current state agree.
 async fn to_its_end<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> Result<T, Status> {
     let ended = tokio::spawn(work).await;
     ended.map_err(|_| Status::internal("it ended before its end: see the manager's log"))

@@ -1,6 +1,6 @@
-//! `pool-manager serve`: from rack.toml to answering, reloading on SIGHUP, and a clean end on SIGTERM or SIGINT.
+//! `pool-manager serve`: start, reload on SIGHUP, and stop on SIGTERM or SIGINT.
 //!
-//! The order matters: the store is read, the rack configured and durable, and only then does anybody get an answer.
+//! The store is loaded, and the rack configured and durable, before any client gets a reply.
 
 use std::{
     path::{Path, PathBuf},
@@ -52,47 +52,47 @@ use crate::{
     tokens::{TokenError, Tokens},
 };
 
-/// How long the end may take after a signal, for each of its parts.
+/// Time limit of each part of the stop.
 pub const STOP_WITHIN: Duration = Duration::from_secs(5);
 
-/// Why the manager did not start, or did not end well.
+/// Error of the start or the stop.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// rack.toml.
+    /// Error in rack.toml.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The store's folder.
+    /// Error of the store's folder.
     #[error(transparent)]
     Founding(#[from] FoundingError),
-    /// The store.
+    /// Error of the store.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// What is in the store.
+    /// Error in the store's contents.
     #[error(transparent)]
     Load(#[from] LoadError),
-    /// A token file.
+    /// Error of a token file.
     #[error(transparent)]
     Token(#[from] TokenError),
-    /// A certificate or its key.
+    /// Error of a certificate or key.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// The unix socket.
+    /// Error of the unix socket.
     #[error(transparent)]
     Socket(#[from] SocketError),
-    /// rack.toml does not fit the ledger.
+    /// rack.toml does not match the ledger.
     #[error("rack.toml does not fit what the store knows")]
     Configure(#[source] Asked),
-    /// A field that needs a restart.
+    /// A setting that requires a restart.
     #[error("{0}")]
     Fixed(String),
-    /// The operating system refused.
+    /// The operating system rejected an operation.
     #[error("{doing} {place}")]
     Io {
-        /// What was tried.
+        /// Operation.
         doing: &'static str,
-        /// With what.
+        /// Object.
         place: String,
-        /// Why not.
+        /// Error.
         #[source]
         errno: std::io::Error,
     },
@@ -106,7 +106,7 @@ fn io(doing: &'static str, place: impl std::fmt::Display) -> impl FnOnce(std::io
 /// Runs until a signal ends it.
 ///
 /// # Errors
-/// Before it answers anybody: configuration, store, tokens or sockets are not right.
+/// Configuration, store, tokens or sockets are invalid; no client has got a reply then.
 pub async fn serve(path: PathBuf) -> Result<(), ServeError> {
     let config = Config::load(&path)?;
     let rack_uuid = founding::uuid();
@@ -115,7 +115,7 @@ pub async fn serve(path: PathBuf) -> Result<(), ServeError> {
         tracing::info!(rack_uuid, store = %config.manager.store.display(), "new rack founded");
     }
     let rejections = Arc::new(Rejections::default());
-    let rules = rules(&config)?; // after the ledger: tokens are a sign of one
+    let rules = rules(&config)?; // after the ledger: tokens are evidence of one
     let identity = Arc::new(Identity::new(rules, Arc::clone(&rejections)));
     let (tls, tls_seen) = watch::channel(tls_config(&config)?);
     let gate = Gate { identity, rejections, tls, tls_seen };
@@ -131,13 +131,13 @@ pub async fn serve(path: PathBuf) -> Result<(), ServeError> {
     served
 }
 
-/// What the store has beside the ledger.
+/// Contents of the store beside the ledger.
 struct Beside {
     forecasts: forecasts::Loaded,
     weights: shares::Loaded,
 }
 
-/// Who may connect and call.
+/// Rules for connections and calls.
 struct Gate {
     identity: Arc<Identity>,
     rejections: Arc<Rejections>,
@@ -145,7 +145,7 @@ struct Gate {
     tls_seen: watch::Receiver<TlsConfig>,
 }
 
-/// From the first request to the last.
+/// Serves requests until the stop.
 async fn serve_rack(
     path: &Path,
     config: Config,
@@ -212,7 +212,7 @@ async fn serve_rack(
     if let Some(exporter) = exporter {
         exporter.abort();
     }
-    forecasts.write_down().await; // what nobody waits for, either
+    forecasts.write_down().await; // writes entries for which no caller waits
     Ok(())
 }
 
@@ -271,21 +271,21 @@ async fn configure(handle: &Handle, config: &Config) -> Result<(), ServeError> {
     handle.set(settings(config), config.fence.clone()).map_err(ServeError::Configure)
 }
 
-/// Who is told of what an operator changed.
+/// Receivers of changed settings.
 struct Told {
     policy: watch::Sender<Policy>,
     settings: watch::Sender<forecasts::Settings>,
     shares: Arc<Shares>,
 }
 
-/// Of hosts that left the rack no weight is kept; what cannot be forgotten now is at the next start.
+/// Deletes weights of hosts that left the rack; failures are repeated at the next start.
 async fn forget_strangers(shares: &Shares) {
     if let Err(error) = shares.forget_strangers().await {
         tracing::warn!(error = units::chain(&error), "weights of hosts that left are kept");
     }
 }
 
-/// Reads rack.toml again on SIGHUP; a faulty one changes nothing. Ends on SIGTERM and SIGINT.
+/// Loads rack.toml again on SIGHUP; an invalid one changes nothing. Returns on SIGTERM and SIGINT.
 async fn reload_until_stopped(
     path: &std::path::Path,
     mut config: Config,
@@ -335,7 +335,7 @@ async fn reload(
     Ok(new)
 }
 
-/// The server with its layer that counts open calls.
+/// Server with its layer that counts open calls.
 type Router = tonic::transport::server::Router<Stack<CountCallsLayer, tower_layer::Identity>>;
 
 fn router(shared: Shared) -> Router {
@@ -358,7 +358,7 @@ fn router(shared: Shared) -> Router {
     let agent = AgentServer::new(Agent(shared)).max_decoding_message_size(MESSAGE_BYTES_MAX);
     Server::builder()
         .max_concurrent_streams(CALLS_PER_CONNECTION_MAX)
-        .http2_keepalive_interval(Some(SESSION_SILENCE_MAX.as_duration())) // a client that vanished keeps no place
+        .http2_keepalive_interval(Some(SESSION_SILENCE_MAX.as_duration())) // closes connections of vanished clients
         .http2_keepalive_timeout(Some(SESSION_SILENCE_MAX.as_duration()))
         .layer(CountCallsLayer)
         .add_service(reflection)
@@ -394,7 +394,7 @@ async fn stopped(mut stopping: watch::Receiver<bool>) {
     drop(stopping.wait_for(|stop| *stop).await);
 }
 
-/// Shows metrics over HTTP.
+/// Serves metrics over HTTP.
 async fn export(
     address: std::net::SocketAddr,
     shared: Shared,
@@ -420,8 +420,8 @@ async fn export(
     }))
 }
 
-/// Tells the service manager, if it wants to know, that requests are taken in and that the ledger's thread makes its
-/// turns: that no write hangs.
+/// Notifies the service manager, if any, that requests are accepted and the ledger's thread makes
+/// progress, so that no write hangs.
 async fn watchdog(handle: Handle) {
     let Some(within) = sd_notify::watchdog_enabled() else { return };
     let mut beat = tokio::time::interval(within / 4);

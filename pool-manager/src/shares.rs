@@ -1,5 +1,5 @@
-//! Shares of hosts among their tenants, as far as the manager has a part in them: weights that a scheduler sets are durable here, and known to
-//! whoever speaks to a host's agent; what came of a host's last epoch is remembered. Who gets how much is decided on the host.
+//! Symbiosis in the manager: weights set by a scheduler are durable and sent to the host's agent;
+//! the report of a host's last epoch is kept. Shares are decided on the host.
 //!
 //! ```text
 //!   SetWeights ──▶ store ──▶ weights as they are known ──watched──▶ each session of the host
@@ -32,28 +32,29 @@ use crate::{
     store::{Scan, StoreError},
 };
 
-/// How much tenants of one host may have relative to each other, by their names: each as [`is_weight`] says.
+/// Weights of one host's tenants, by name; each satisfies [`is_weight`].
 pub type Weights = BTreeMap<Name, f64>;
 
-/// Weights of all hosts that have some, by their names.
+/// Weights by host, for hosts with any.
 type Weighed = BTreeMap<Name, Arc<Weights>>;
 
-/// Why weights were not set.
+/// Reason why weights were not set.
 #[derive(Debug, thiserror::Error)]
 pub enum NotSet {
     /// There would be too many.
     #[error(transparent)]
     Invalid(#[from] Invalid),
-    /// The host is not in the rack, or the store or the manager does not do it.
+    /// The host is not in the rack, the store failed, or the manager is stopping.
     #[error(transparent)]
     Asked(#[from] Asked),
 }
 
-/// Weights that a store has, read before anybody may write.
+/// Weights in the store, read before writers start.
 #[derive(Debug)]
 pub struct Loaded(Weighed);
 
-/// Reads them. Rows that cannot be read are left out, and said so: tenants are weighed as if nothing had been set, and the rack goes on.
+/// Reads them. Unreadable rows are skipped and logged: the default weights apply, and the rack
+/// keeps running.
 ///
 /// # Errors
 /// The store cannot be read.
@@ -61,20 +62,20 @@ pub fn load(store: &mut dyn Scan) -> Result<Loaded, StoreError> {
     rows::load(store).map(Loaded)
 }
 
-/// Shares of one rack's hosts.
+/// Weights and shares of a rack's hosts.
 #[derive(Debug)]
 pub struct Shares {
-    /// What is durable of weights.
+    /// Durable weights.
     weighed: watch::Sender<Weighed>,
-    /// Held by whoever writes: a host's weights are one entry, made of what it was.
+    /// Held by the writer: a host's weights are one entry, derived from the previous one.
     pen: tokio::sync::Mutex<()>,
-    /// By host, the last of each since the manager started.
+    /// Latest report of each host since the manager started.
     told: Mutex<HashMap<Name, Told>>,
     driver: Handle,
 }
 
 impl Shares {
-    /// Weights as they were left; no host has told anything.
+    /// Creates it with stored weights, without reports.
     pub fn new(Loaded(weighed): Loaded, driver: Handle) -> Self {
         Self {
             weighed: watch::Sender::new(weighed),
@@ -84,11 +85,13 @@ impl Shares {
         }
     }
 
-    /// Sets weights of tenants of a host, and takes back those that are 0 here; others stay. All that are set there then, durable when it
-    /// answers; who watches the host is told. To be waited for to its end: else what is durable may not be what is known.
+    /// Sets weights of a host's tenants, and removes those that are 0; others are unchanged.
+    /// Returns all weights of the host, durably; watchers of the host are notified. Must be awaited
+    /// to its end, so that durable and current weights agree.
     ///
     /// # Errors
-    /// The host is not in the rack, it would have more than [`TENANTS_PER_HOST_MAX`] weights, or they could not be made durable.
+    /// The host is not in the rack, it would have more than [`TENANTS_PER_HOST_MAX`] weights, or
+    /// they could not be made durable.
     pub async fn set_weights(
         &self,
         host: &Name,
@@ -120,46 +123,47 @@ impl Shares {
         Ok(weights)
     }
 
-    /// Puts on record what is set now.
+    /// Records the decision.
     async fn note(&self, host: &Name, weights: &Weights, actor: Actor) {
         let weights = weights.iter().map(|(tenant, weight)| (tenant.clone(), *weight)).collect();
-        let Ok(at) = self.driver.look(|_, when| when.wall) else { return }; // the manager ends
+        let Ok(at) = self.driver.look(|_, when| when.wall) else { return }; // the manager is stopping
         let decision =
             Decision { at, actor, subject: Subject::Host(host.clone()), what: What::Weighed { weights } };
         if let Err(error) = self.driver.ask(Ask::Note(decision)).await {
-            tracing::error!(error = units::chain(&error), "not on record"); // it is set all the same
+            tracing::error!(error = units::chain(&error), "not on record"); // it is in effect nevertheless
         }
     }
 
-    /// All weights that are set on a host.
+    /// Returns all weights of a host.
     pub fn weights(&self, host: &Name) -> Arc<Weights> {
         weights_of(&self.weighed.borrow(), host)
     }
 
-    /// All weights that are set on a host, now and whenever they change.
+    /// Watches all weights of a host.
     pub fn watch(&self, host: Name) -> Watched {
         Watched { host, weighed: self.weighed.subscribe(), told: None }
     }
 
-    /// What came of a host's last epoch, by its agent's word.
+    /// Stores the report of a host's epoch.
     pub fn tell(&self, host: Name, told: Told) {
         self.all_told().insert(host, told);
     }
 
-    /// What a host told last since the manager started.
+    /// Returns the latest report of a host since the manager started.
     pub fn told(&self, host: &Name) -> Option<Told> {
         self.all_told().get(host).cloned()
     }
 
-    /// Each entry is whole at any time.
+    /// Each entry is always complete.
     fn all_told(&self) -> MutexGuard<'_, HashMap<Name, Told>> {
         self.told.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Forgets weights and words of hosts that are not in the rack any more: another host may be called so one day.
+    /// Deletes weights and reports of hosts outside the rack, because another host may get the
+    /// name.
     ///
     /// # Errors
-    /// The store failed, or the manager stops: nothing is forgotten.
+    /// The store failed, or the manager is stopping: nothing is deleted.
     pub async fn forget_strangers(&self) -> Result<(), Asked> {
         let _pen = self.pen.lock().await;
         let hosts: BTreeSet<Name> = self.driver.look(|manager, _| {
@@ -181,21 +185,22 @@ fn weights_of(weighed: &Weighed, host: &Name) -> Arc<Weights> {
     weighed.get(host).cloned().unwrap_or_default()
 }
 
-/// Somebody who watches one host's weights. Who is slow sees the newest, not every one in between.
+/// Watcher of one host's weights. A slow one sees the newest, not every intermediate state.
 #[derive(Debug)]
 pub struct Watched {
     host: Name,
     weighed: watch::Receiver<Weighed>,
-    /// What was seen last.
+    /// Last state seen.
     told: Option<Arc<Weights>>,
 }
 
 impl Watched {
-    /// All weights that are set on the host: at first at once, then when they are others than before. May be given up and called again.
+    /// Returns all weights of the host: at first at once, then after each change. May be cancelled
+    /// and called again.
     pub async fn next(&mut self) -> Arc<Weights> {
         loop {
             if self.told.is_some() && self.weighed.changed().await.is_err() {
-                std::future::pending::<()>().await; // nobody sets weights any more
+                std::future::pending::<()>().await; // no further weights are set
             }
             let now = weights_of(&self.weighed.borrow_and_update(), &self.host);
             if self.told.as_ref() != Some(&now) {

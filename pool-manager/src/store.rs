@@ -1,8 +1,8 @@
-//! Where the ledger's facts are kept: eleven tables of bytes, written in all-or-nothing batches. What the bytes mean is
-//! the driver's business; nothing here knows who owns what.
+//! Store of records: eleven tables of bytes, written in atomic batches. The driver interprets the
+//! bytes.
 //!
-//! The traits ask for no more than any ordered key-value service with transactions can do, so that a store on another
-//! machine can stand behind them.
+//! The traits require no more than an ordered key-value service with transactions provides, so that
+//! a store on another machine can implement them.
 
 use std::{
     fmt, io,
@@ -16,49 +16,51 @@ pub mod disk;
 pub mod faulty;
 pub mod redb;
 
-/// The format this version writes. A store of a higher one is left alone.
+/// Format version. A store of a higher version is rejected.
 pub const FORMAT: u64 = 1;
 
-/// Keys of [`Table::Meta`] that the store itself writes; each holds one [`number`]. All other keys are the driver's.
+/// Keys of [`Table::Meta`] written by the store itself; each holds one [`number`]. All other keys
+/// are the driver's.
 pub mod meta {
-    /// The format of the store.
+    /// Format of the store.
     pub const FORMAT: &[u8] = b"format";
-    /// The least generation that the ledger may continue with. Present after a restore; see [`super::backup::Restore`].
+    /// Lowest generation with which the ledger may continue. Present after a restore; see
+    /// [`super::backup::Restore`].
     pub const GENERATION: &[u8] = b"generation";
-    /// 1 after a restore: what this store says of a slice is not to be believed before its host has reported. Whoever
-    /// acts on it deletes it in the same batch.
+    /// 1 after a restore: the slices in this store are not reliable before their hosts have
+    /// reported. The ledger deletes it in the batch that acts on it.
     pub const RESTORED: &[u8] = b"restored";
 }
 
-/// One kind of fact.
+/// Kind of record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Table {
-    /// Pool devices.
+    /// EMCs.
     Emcs,
     /// Hosts.
     Hosts,
     /// Slices.
     Slices,
-    /// Requests to move a VM.
+    /// Migration requests.
     Migrations,
     /// Decisions.
     Audit,
-    /// What concerns the whole store.
+    /// State of the whole store.
     Meta,
-    /// The memory of VMs.
+    /// Reservations.
     Reservations,
-    /// VMs that have ended, for forecasts.
+    /// Outcomes of ended VMs.
     Outcomes,
-    /// What was known and forecast of VMs that run.
+    /// Known properties and predictions of running VMs.
     Forecasts,
-    /// Models, and which of them serve.
+    /// Models, and the serving ones.
     Models,
     /// Weights of tenants, by host.
     Weights,
 }
 
 impl Table {
-    /// All of them, in the order of their declaration.
+    /// All tables, in the order of their declaration.
     pub const ALL: [Self; 11] = [
         Self::Emcs,
         Self::Hosts,
@@ -73,7 +75,7 @@ impl Table {
         Self::Weights,
     ];
 
-    /// What it is called.
+    /// Returns the name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Emcs => "emcs",
@@ -90,7 +92,7 @@ impl Table {
         }
     }
 
-    /// What its keys begin with where all tables share one; never changes.
+    /// Returns the key prefix where all tables share one; never changes.
     pub const fn tag(self) -> u8 {
         match self {
             Self::Emcs => 1,
@@ -114,120 +116,121 @@ impl fmt::Display for Table {
     }
 }
 
-/// One change of one entry.
+/// Change of one entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Write {
-    /// The entry is this from now on.
+    /// Sets the entry.
     Put {
-        /// Where.
+        /// Table.
         table: Table,
-        /// Under which key.
+        /// Key.
         key: Vec<u8>,
-        /// What.
+        /// Value.
         value: Vec<u8>,
     },
-    /// There is no such entry from now on; none before is fine too.
+    /// Deletes the entry, if it exists.
     Delete {
-        /// Where.
+        /// Table.
         table: Table,
-        /// Under which key.
+        /// Key.
         key: Vec<u8>,
     },
 }
 
 impl Write {
-    /// Puts a [`number`].
+    /// Returns the change that sets a [`number`].
     pub fn number(table: Table, key: &[u8], number: u64) -> Self {
         Self::Put { table, key: key.to_vec(), value: number.to_le_bytes().to_vec() }
     }
 }
 
-/// Something that can be read from beginning to end.
+/// Object that can be read completely.
 pub trait Scan: Send {
-    /// Shows every entry of a table, in the order of the keys.
+    /// Passes every entry of a table to a function, in the order of the keys.
     ///
     /// # Errors
-    /// When it cannot be read, or the store failed before.
+    /// It cannot be read, or the store failed before.
     fn scan(&mut self, table: Table, each: &mut dyn FnMut(&[u8], &[u8])) -> Result<(), StoreError>;
 }
 
-/// The durable store.
+/// Durable store.
 pub trait Store: Scan {
-    /// Makes every change of a batch or none, durably before it returns `Ok`. Of two changes of one entry the later
-    /// counts.
+    /// Makes all changes of a batch or none, durably before it returns `Ok`. Of two changes of one
+    /// entry the later one counts.
     ///
     /// # Errors
-    /// After any error nothing is known about this batch, and everything is refused until [`Store::reopen`].
+    /// After an error the outcome of this batch is unknown, and every call fails until
+    /// [`Store::reopen`].
     fn commit(&mut self, batch: &[Write]) -> Result<(), StoreError>;
 
-    /// Forgets what is in memory and opens again. What can be read afterwards is durable.
+    /// Drops its state in memory and reopens. Everything readable afterwards is durable.
     ///
     /// # Errors
-    /// As for opening; may be tried again.
+    /// As for opening; may be repeated.
     fn reopen(&mut self) -> Result<(), StoreError>;
 
-    /// The store as it is now, to be read while others write.
+    /// Returns a snapshot, to be read during writes.
     ///
     /// # Errors
-    /// When the store failed before.
+    /// The store failed before.
     fn snapshot(&self) -> Result<Box<dyn Scan>, StoreError>;
 
-    /// How many bytes may still be written, or `None` if the store has no such notion.
+    /// Returns the number of bytes that may still be written, or `None` if the store has no limit.
     ///
     /// # Errors
-    /// When the file system does not say.
+    /// The file system does not report it.
     fn free_bytes(&self) -> Result<Option<u64>, StoreError>;
 }
 
-/// Why the store could not do it.
+/// Error of the store.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// Another process has it open.
+    /// Another process has opened it.
     #[error("store {} is in use by another pool-manager: stop that one first", place.display())]
     InUse {
-        /// Which store.
+        /// Store.
         place: PathBuf,
     },
-    /// There is none where one was expected.
+    /// There is no store.
     #[error("no store at {}: check manager.store in rack.toml", place.display())]
     Missing {
-        /// Where.
+        /// Path.
         place: PathBuf,
     },
-    /// A later version wrote it.
+    /// It was written by a later version.
     #[error("store {} has format {found}: must be at most {FORMAT}; use the newer pool-manager that wrote it", place.display())]
     Newer {
-        /// Which store.
+        /// Store.
         place: PathBuf,
         /// Its format.
         found: u64,
     },
-    /// What is there was not written by a pool-manager, or no longer.
+    /// It was not written by a pool-manager, or is damaged.
     #[error("store {} is corrupt ({what}): restore it with `pool-manager restore` from a backup", place.display())]
     Corrupt {
-        /// Which store.
+        /// Store.
         place: PathBuf,
-        /// In what way.
+        /// Defect.
         what: String,
     },
-    /// The operating system refused.
+    /// The operating system rejected an operation.
     #[error("{doing} store {}", place.display())]
     Io {
-        /// What was tried.
+        /// Operation.
         doing: &'static str,
-        /// With which store.
+        /// Store.
         place: PathBuf,
-        /// Why not.
+        /// Error.
         #[source]
         errno: io::Error,
     },
-    /// What is left of the disk is for the ledger.
+    /// The remaining space of the disk is reserved for the ledger.
     #[error("less than {STORE_FREE_BYTES_MIN} bytes are free for the store: what is left is for the ledger")]
     Full,
-    /// An earlier write failed, so that nothing is known until the store is opened again.
+    /// An earlier write failed, so the state is unknown until the store is reopened.
     #[error("store {} failed before: it must be opened again", place.display())]
     Poisoned {
-        /// Which store.
+        /// Store.
         place: PathBuf,
     },
 }
@@ -237,21 +240,21 @@ impl StoreError {
         move |errno| Self::Io { doing, place: place.to_owned(), errno }
     }
 
-    /// Whether there was no room.
+    /// Returns whether there was no space.
     pub fn is_full(&self) -> bool {
         matches!(self, Self::Io { errno, .. } if matches!(errno.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded))
     }
 }
 
-/// A number as the store writes it: eight bytes, least significant first. `None` for anything else.
+/// Decodes a number of the store: eight bytes, little-endian. `None` for anything else.
 pub fn number(value: &[u8]) -> Option<u64> {
     value.try_into().ok().map(u64::from_le_bytes)
 }
 
-/// The number under a key of [`Table::Meta`].
+/// Returns the number under a key of [`Table::Meta`].
 ///
 /// # Errors
-/// As [`Scan::scan`]; [`StoreError::Corrupt`] if something else is under that key.
+/// As [`Scan::scan`]; [`StoreError::Corrupt`] if the value is no number.
 pub fn meta_number(store: &mut dyn Scan, place: &Path, wanted: &[u8]) -> Result<Option<u64>, StoreError> {
     let mut found = None;
     store.scan(Table::Meta, &mut |key, value| {
@@ -263,7 +266,7 @@ pub fn meta_number(store: &mut dyn Scan, place: &Path, wanted: &[u8]) -> Result<
     found.map(|n| n.ok_or_else(|| StoreError::Corrupt { place: place.to_owned(), what: what() })).transpose()
 }
 
-/// Refuses a store of another format; gives an empty one this version's.
+/// Rejects a store of another format; sets this version's format in an empty one.
 fn settle_format(store: &mut dyn Store, place: &Path) -> Result<(), StoreError> {
     match meta_number(store, place, meta::FORMAT)? {
         Some(FORMAT) => Ok(()),
@@ -278,7 +281,7 @@ fn settle_format(store: &mut dyn Store, place: &Path) -> Result<(), StoreError> 
     }
 }
 
-/// Whether no table holds anything but what the store itself wrote.
+/// Returns whether all tables are empty except for entries of the store itself.
 fn is_empty(store: &mut dyn Scan) -> Result<bool, StoreError> {
     let mut entries = 0_u64;
     for table in Table::ALL {

@@ -202,7 +202,7 @@ fn a_guest_that_does_not_listen_is_ending_and_not_paused_until_it_is_stopped() {
         124,
         "VM v has not ended after 10ms; use --force to stop it at once",
     );
-    assert_eq!(place.info()["state"], "ending");
+    assert_eq!(place.info()["state"], "stopping");
     refused(&place.ask(&["pause", "v"]), 4, "VM v: the guest is powering off");
     done(place.ask(&["stop", "v", "--force"]));
     assert_eq!(guest.end().0, Some(12));

@@ -1,4 +1,4 @@
-//! The service Admin.
+//! Service Admin.
 
 use std::pin::Pin;
 
@@ -26,13 +26,13 @@ use crate::{
     driver::{Asked, WriteChunk},
 };
 
-/// The service Admin.
+/// Service Admin.
 #[derive(Clone, Debug)]
 pub struct Admin(pub Shared);
 
 type Reply<T> = Result<Response<T>, Status>;
 
-/// Events that wait for one slow watcher before it is told that it missed some.
+/// Events queued for a slow watcher before older ones are dropped.
 const EVENTS_QUEUED_MAX: usize = 256;
 
 impl Admin {
@@ -43,7 +43,7 @@ impl Admin {
         self.0.driver.look(|manager, _| question(manager)).map_err(refused)
     }
 
-    /// One thing, or the refusal that it is not there.
+    /// Returns an object, or the error that it does not exist.
     async fn find<T: Send + 'static>(
         &self,
         question: impl FnOnce(&Manager) -> Result<T, pool::denied::Denied> + Send + 'static,
@@ -79,7 +79,7 @@ fn page(limit: u32) -> usize {
     if limit == 0 { LIST_PAGE_MAX as usize } else { limit.min(LIST_PAGE_MAX) as usize }
 }
 
-/// The last of the page before.
+/// Returns the last key of the previous page.
 fn after(text: &str) -> Result<ReservationId, Status> {
     match text {
         "" => Ok(ReservationId(0)),
@@ -88,8 +88,9 @@ fn after(text: &str) -> Result<ReservationId, Status> {
 }
 
 impl Admin {
-    /// Gathers a list piece by piece, each under the ledger's lock on its own. `piece` is given where it begins and how many
-    /// entries are missing, and returns nothing more once there are enough. Returns where the next page begins, too.
+    /// Collects a list in pieces, each under the ledger's lock. `piece` gets its start and the
+    /// number of missing entries, and returns `None` when there are enough. Returns also the start
+    /// of the next page.
     async fn gather<T, K: Copy>(
         &self,
         from: K,
@@ -112,7 +113,7 @@ impl Admin {
     }
 }
 
-/// One page, and after whom the next begins if there is more.
+/// Returns one page, with the key after which the next one begins.
 fn paged<T>(
     mut wanted: impl Iterator<Item = (ReservationId, T)>,
     page: usize,

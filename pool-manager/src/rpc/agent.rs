@@ -1,4 +1,5 @@
-//! The service Agent: one stream per host, facts up, orders and weights down.
+//! Service Agent: one stream per host, with observed state upwards, desired state and weights
+//! downwards.
 
 use std::{pin::Pin, time::Duration};
 
@@ -19,11 +20,11 @@ use crate::{
     shares::{Watched, Weights},
 };
 
-/// The service Agent.
+/// Service Agent.
 #[derive(Clone, Debug)]
 pub struct Agent(pub Shared);
 
-/// Whose agent speaks.
+/// Host of a session.
 struct Host {
     id: HostId,
     name: Name,
@@ -31,9 +32,9 @@ struct Host {
 
 type Sent = Result<wire::ToAgent, Status>;
 
-/// Messages to one agent that wait for the network.
+/// Messages queued for one agent.
 const MESSAGES_QUEUED_MAX: usize = 4;
-/// How long a caller may take to say who it is.
+/// Time for a caller to send its Hello.
 const HELLO_WITHIN: Duration = Duration::from_secs(10);
 
 #[tonic::async_trait]
@@ -87,7 +88,7 @@ impl Agent {
         };
         let welcome = wire::ToAgent { message: Some(to_agent::Message::Welcome(welcome)) };
         sender.send(Ok(welcome)).await.map_err(|_| stopping())?;
-        self.0.forecasts.agent_changes(host.id); // before what it tells ends anything
+        self.0.forecasts.agent_changes(host.id); // before its messages end anything
         let session = self.0.driver.agent_up(host.id, hello, outbox).map_err(refused)?;
         let weights = self.0.shares.watch(host.name.clone());
         let shared = self.0.clone();
@@ -99,7 +100,7 @@ impl Agent {
                 () = sender.closed() => None,
             };
             if let Some(status) = ended {
-                let _ = sender.send(Err(status)).await; // a caller that is gone needs no reason
+                let _ = sender.send(Err(status)).await; // a caller that left needs no reason
             }
             shared.forecasts.agent_changes(host.id);
             shared.driver.agent_down(session);
@@ -108,7 +109,7 @@ impl Agent {
     }
 }
 
-/// Takes in reports until the agent ends or says something wrong.
+/// Applies reports until the agent disconnects or sends an invalid one.
 async fn hear(
     shared: &Shared,
     host: &Host,
@@ -143,7 +144,7 @@ async fn hear_have(
 ) -> Result<(), Status> {
     let touched = convert::agent::touched(std::mem::take(&mut have.touched)).map_err(invalid)?;
     let have = convert::agent::have(have).map_err(invalid)?;
-    shared.forecasts.touched(host, &touched).map_err(refused)?; // before it is heard that a VM has ended
+    shared.forecasts.touched(host, &touched).map_err(refused)?; // before the end of a VM is applied
     shared.driver.agent_have(session, have).await.map_err(refused)
 }
 
@@ -153,7 +154,8 @@ fn hear_shares(shared: &Shared, host: &Name, told: wire::Shares) -> Result<(), S
     Ok(())
 }
 
-/// Passes weights and orders on until the driver ends the session; weights first, so that no epoch need go by others.
+/// Sends weights and desired states until the driver ends the session; weights first, so that the
+/// next epoch uses them.
 async fn tell(
     mut orders: mpsc::Receiver<ToSession>,
     mut weights: Watched,
@@ -165,7 +167,7 @@ async fn tell(
     loop {
         sender.send(Ok(wire::ToAgent { message: Some(message) })).await.ok()?;
         message = tokio::select! {
-            biased; // an end waits for nothing
+            biased; // the end has priority
             order = orders.recv() => match order {
                 None => return Some(stopping()),
                 Some(ToSession::Close(why)) => return Some(closed(why)),

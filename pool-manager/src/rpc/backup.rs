@@ -27,22 +27,24 @@ use crate::store::{
     disk,
 };
 
-/// The stream of a backup.
+/// Stream of a backup.
 pub type Chunks = Pin<Box<dyn Stream<Item = Result<wire::BackupChunk, Status>> + Send>>;
 
-/// Bytes in one message; well below the limit for messages.
+/// Bytes per message; well below the message limit.
 const CHUNK_BYTES: usize = 1 << 20;
-/// Messages that wait for a slow client.
+/// Messages queued for a slow client.
 const CHUNKS_QUEUED_MAX: usize = 4;
-/// How long a client may take for one message.
+/// Time for a client to accept one message.
 const CHUNK_TAKEN_WITHIN: Duration = Duration::from_secs(60);
-/// The file in the store's folder that holds the copy while it is written. It has no name while it is sent.
+/// File in the store's folder that contains the copy while it is written. It has no name while it
+/// is sent.
 const FILE: &str = "backup.outgoing";
 
-/// Starts a backup of the store as it is now.
+/// Starts a backup of the current store.
 ///
 /// # Errors
-/// RESOURCE_EXHAUSTED (BACKUP_IN_PROGRESS) while another backup is made, UNAVAILABLE if the manager stops.
+/// RESOURCE_EXHAUSTED (BACKUP_IN_PROGRESS) during another backup, UNAVAILABLE if the manager is
+/// stopping.
 pub async fn start(shared: &Shared) -> Result<Chunks, Status> {
     let place = shared.backups.clone().try_acquire_owned();
     let place = place.map_err(|_| exhausted("BACKUP_IN_PROGRESS", "another backup is being made".into()))?;
@@ -51,7 +53,7 @@ pub async fn start(shared: &Shared) -> Result<Chunks, Status> {
     let (sender, receiver) = mpsc::channel(CHUNKS_QUEUED_MAX);
     tokio::task::spawn_blocking(move || {
         if let Err(status) = send(snapshot, &folder, &runtime, &sender, place) {
-            let _ = sender.blocking_send(Err(status)); // a client that is gone needs no reason
+            let _ = sender.blocking_send(Err(status)); // a client that left needs no reason
         }
     });
     Ok(Box::pin(ReceiverStream::new(receiver)))
@@ -69,7 +71,7 @@ fn send(
         tracing::warn!(error = units::chain(&error), "backup failed");
         coded(Code::Internal, "BACKUP_FAILED", message)
     })?;
-    drop(snapshot); // pages of the store that it holds can be used again
+    drop(snapshot); // its pages of the store can be reused
     let mut total_bytes = 0;
     loop {
         let mut data = Vec::with_capacity(CHUNK_BYTES);
@@ -82,7 +84,7 @@ fn send(
         let chunk = wire::BackupChunk { data, total_bytes: is_last.then_some(total_bytes) };
         let sent = runtime.block_on(tokio::time::timeout(CHUNK_TAKEN_WITHIN, sender.send(Ok(chunk))));
         if is_last || !matches!(sent, Ok(Ok(()))) {
-            return Ok(()); // all is sent, or the client is gone or takes nothing
+            return Ok(()); // everything is sent, or the client left or accepts nothing
         }
     }
 }
@@ -93,7 +95,7 @@ fn copy(snapshot: &mut dyn Scan, folder: &Path) -> Result<File, BackupError> {
         let path = path.clone();
         move |errno| BackupError::Io { doing, path, errno }
     };
-    backup::remove_if_there(&path)?; // of a manager that was killed
+    backup::remove_if_there(&path)?; // left by a killed manager
     check_space(folder).map_err(io("make"))?;
     backup::backup(snapshot, &path)?;
     let file = File::open(&path).map_err(io("open"))?;
@@ -101,7 +103,7 @@ fn copy(snapshot: &mut dyn Scan, folder: &Path) -> Result<File, BackupError> {
     Ok(file)
 }
 
-/// The copy must not fill the disk that the ledger is written to.
+/// The copy must not fill the ledger's disk.
 fn check_space(folder: &Path) -> io::Result<()> {
     let free = disk::free_bytes_at(folder)?;
     let needed = fs::metadata(folder.join(disk::FILE))?.len().saturating_add(2 * STORE_FREE_BYTES_MIN);

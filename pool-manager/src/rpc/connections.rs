@@ -1,5 +1,6 @@
-//! Connections to the gRPC server: accepted from a TCP or unix socket, authenticated by TLS where configured, limited in
-//! number, and closed when they stay idle. What a caller may do is decided in [`super::identity`].
+//! Connections to the gRPC server: accepted from a TCP or unix socket, authenticated by TLS where
+//! configured, limited in number, and closed when idle. Permissions of callers are decided in
+//! [`super::identity`].
 
 mod activity;
 mod places;
@@ -32,47 +33,48 @@ use places::Places;
 pub use activity::CountCallsLayer;
 pub use socket::{SocketError, bind};
 
-/// How long to wait after accepting failed, for example because descriptors are used up.
+/// Delay after a failed accept, for example without free descriptors.
 const ACCEPT_RETRY_AFTER: Duration = Duration::from_millis(100);
 
-/// Where connections come from.
+/// Listening socket.
 #[derive(Debug)]
 pub enum Listener {
-    /// An address and port.
+    /// TCP.
     Tcp(TcpListener),
-    /// A socket in the file system.
+    /// Unix socket.
     Unix(UnixListener),
 }
 
-/// The caller at the other end of a connection; an extension of each of its requests.
+/// Caller of a connection; an extension of each of its requests.
 #[derive(Clone, Debug)]
 pub struct Peer {
-    /// Where it connects from.
+    /// Source.
     pub origin: Origin,
-    /// Its certificate chain over TLS, the leaf first; empty otherwise.
+    /// Certificate chain over TLS, the leaf first; empty otherwise.
     pub certificates: Arc<[CertificateDer<'static>]>,
     activity: Arc<Activity>,
 }
 
 impl Peer {
-    /// Notes that a request of this connection was admitted, so that the connection may stay open.
+    /// Records that a request of this connection was admitted, so that the connection may stay
+    /// open.
     pub fn admit(&self) {
         self.activity.admit();
     }
 }
 
-/// Where a caller connects from.
+/// Source of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// A network address.
+    /// Network address.
     Tcp(SocketAddr),
-    /// A process of this machine, through the unix socket.
+    /// Process of this machine, through the unix socket.
     Unix {
-        /// Its user.
+        /// User.
         uid: u32,
-        /// Its process, if the kernel tells it.
+        /// Process, if the kernel reports it.
         pid: Option<i32>,
-        /// Whether the user is root or the manager's own.
+        /// The user is root or the manager's user.
         is_trusted: bool,
     },
 }
@@ -87,10 +89,11 @@ impl fmt::Display for Origin {
     }
 }
 
-/// The TLS configuration for new connections; replaced when certificates are renewed. `None` without TLS.
+/// TLS configuration of new connections; replaced when certificates are renewed. `None` without
+/// TLS.
 pub type TlsConfig = Option<Arc<ServerConfig>>;
 
-/// Accepts connections until the server ends, and returns them as they are ready for requests.
+/// Accepts connections until the server ends, and returns those ready for requests.
 pub fn accept(
     listener: Listener,
     tls: watch::Receiver<TlsConfig>,
@@ -127,7 +130,7 @@ impl Acceptor {
         }
     }
 
-    /// Starts to serve a connection, or closes it if there are too many.
+    /// Serves a connection, or closes it if there are too many.
     fn take(&self, stream: Stream, origin: Origin) {
         match self.places.take(&origin) {
             Ok(place) => {
@@ -138,7 +141,7 @@ impl Acceptor {
         }
     }
 
-    /// Makes the TLS handshake, if there is one, and passes the connection on.
+    /// Performs the TLS handshake, if configured, and passes the connection on.
     async fn prepare(self, stream: Stream, origin: Origin, activity: Arc<Activity>) {
         let tls = self.tls.borrow().clone();
         let secured =
@@ -163,7 +166,7 @@ impl Listener {
         match self {
             Self::Tcp(listener) => {
                 let (stream, address) = listener.accept().await?;
-                let _ = stream.set_nodelay(true); // a small reply must not wait for more; without it all is only slower
+                let _ = stream.set_nodelay(true); // small replies must not be delayed; without it everything is only slower
                 Ok((Stream::Tcp(stream), Origin::Tcp(address)))
             }
             Self::Unix(listener) => {
@@ -195,8 +198,8 @@ enum Stream {
     Unix(UnixStream),
 }
 
-/// A connection that is ready for requests. Its use fails once it has been idle for too long. Writing checks that, too: a
-/// peer that reads nothing keeps the server from reading.
+/// Connection that is ready for requests. Its use fails once it has been idle for too long. Writes
+/// check that, too: a peer that reads nothing keeps the server from reading.
 #[derive(Debug)]
 pub struct Connection {
     stream: Stream,

@@ -1,5 +1,5 @@
-//! Counts calls by method and gRPC code, under the names of the usual gRPC server metrics. Labels have the values of the
-//! `.proto` files and of gRPC's codes, so that no client can add one.
+//! Counts calls by method and gRPC code, under the common names of gRPC server metrics. Labels have
+//! values from the `.proto` files and gRPC's codes only, so that clients cannot add any.
 
 use std::{
     collections::HashMap,
@@ -29,7 +29,7 @@ use tonic::{
     server::NamedService,
 };
 
-/// Labels of one method.
+/// Labels of a method.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct Method {
     grpc_type: &'static str,
@@ -37,12 +37,12 @@ struct Method {
     grpc_method: &'static str,
 }
 
-/// How tonic begins the error of a request that cannot be decoded.
+/// Prefix of tonic's error for a request that cannot be decoded.
 const UNDECODABLE: &str = "failed to decode Protobuf message";
-/// Labels of any method that is in no `.proto` file.
+/// Labels of methods outside the `.proto` files.
 const UNKNOWN: Method = Method { grpc_type: "unknown", grpc_service: "unknown", grpc_method: "unknown" };
 
-/// Labels of a method and how its calls ended.
+/// Labels of a method and the result of its calls.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct Handled {
     grpc_type: &'static str,
@@ -98,7 +98,7 @@ impl RpcMetrics {
     }
 }
 
-/// One call. It is counted when it is dropped; one that its client gives up is `Cancelled`.
+/// One call. It is counted when it is dropped; one abandoned by its client is `Cancelled`.
 struct Call {
     metrics: Arc<RpcMetrics>,
     method: Method,
@@ -107,7 +107,7 @@ struct Call {
 }
 
 impl Call {
-    /// Takes the status from headers or trailers, if they have one.
+    /// Reads the status from headers or trailers, if they have one.
     fn note_status(&mut self, headers: &http::HeaderMap) {
         if let Some(status) = Status::from_header_map(headers) {
             self.code = status.code();
@@ -130,7 +130,7 @@ impl Drop for Call {
     }
 }
 
-/// A service whose calls are counted.
+/// Service whose calls are counted.
 #[derive(Clone)]
 pub struct Counted<S> {
     service: S,
@@ -181,19 +181,21 @@ where
     }
 }
 
-/// Turns the status of a request that is no message of its type, which tonic reports as its own error, into the client's.
+/// Converts the status of an undecodable request, which tonic reports as internal error, into a
+/// client error.
 fn blame_client(headers: &mut http::HeaderMap) {
     if let Some(status) = Status::from_header_map(headers)
         && status.code() == Code::Internal
         && status.message().starts_with(UNDECODABLE)
     {
         let status = refused::coded(Code::InvalidArgument, "MALFORMED_MESSAGE", status.message().to_owned());
-        // An error message of valid UTF-8 always fits into a header; else the status stays as it was.
+        // An error message of valid UTF-8 always fits into a header; otherwise the status is
+        // unchanged.
         let _ = status.add_header(headers);
     }
 }
 
-/// The body of an answer; its trailers have the status of the call.
+/// Body of a response; its trailers contain the status of the call.
 struct CountedBody {
     body: Body,
     call: Call,
@@ -231,7 +233,7 @@ impl http_body::Body for CountedBody {
 mod tests {
     use super::*;
 
-    /// A service that answers every call with one status.
+    /// Returns a service that replies with one status.
     #[derive(Clone)]
     struct Refusing(Code);
 
@@ -253,7 +255,7 @@ mod tests {
         metrics.with_registry(|registry| exposition::page(&[registry], "test", "0").unwrap())
     }
 
-    /// One message of two bytes, in which a field is longer than the message.
+    /// Returns one message of two bytes, in which a field is longer than the message.
     #[tokio::test]
     async fn malformed_request_is_the_clients_error() {
         let (_, health) = tonic_health::server::health_reporter();

@@ -1,4 +1,4 @@
-//! Authentication and authorization of callers. Each way into the manager has its own credentials:
+//! Authentication and authorization of callers. Each kind of connection has its own credentials:
 //!
 //! | connection | agent of a host | scheduler, administrator |
 //! |---|---|---|
@@ -20,29 +20,29 @@ use super::{
 };
 use crate::{config::Access, role::Role, tokens::Tokens};
 
-/// Where a role's token is, for messages.
+/// Location of a role's token, for messages.
 const ROLE_TOKEN_HINT: &str = "roles/ROLE.token in the manager's store";
 
-/// Decides who may call what.
+/// Authorizes calls.
 #[derive(Debug)]
 pub struct Identity {
     rules: RwLock<Arc<Rules>>,
     rejections: Arc<Rejections>,
 }
 
-/// The credentials that are accepted; replaced when rack.toml is read again.
+/// Accepted credentials; replaced when rack.toml is loaded.
 #[derive(Clone, Debug, Default)]
 pub struct Rules {
     /// Tokens of hosts and roles.
     pub tokens: Tokens,
-    /// Local users who may call over the unix socket.
+    /// Local users of the unix socket.
     pub access: Access,
-    /// Certificate names with the role Scheduler, and with the role Admin; `None` without TLS.
+    /// Certificate names with the roles scheduler and admin; `None` without TLS.
     pub certified: Option<(Vec<Name>, Vec<Name>)>,
 }
 
 impl Identity {
-    /// Returns an identity check with these rules, which logs the calls it rejects.
+    /// Creates a check with these rules, which logs rejected calls.
     pub fn new(rules: Rules, rejections: Arc<Rejections>) -> Self {
         Self { rules: RwLock::new(Arc::new(rules)), rejections }
     }
@@ -52,13 +52,15 @@ impl Identity {
         *self.rules.write().expect("no writer panics") = Arc::new(rules);
     }
 
-    /// The rules are shared, as they hold a token for each host and every request reads them.
+    /// The rules are shared, because they contain a token for each host and every request reads
+    /// them.
     fn rules(&self) -> Arc<Rules> {
         Arc::clone(&self.rules.read().expect("no writer panics"))
     }
 
-    /// Checks that a client has a role, and returns its certified name, or `uid-N` for a user of the unix socket other than
-    /// root and the manager's own; `None` for these two and for the holder of a token.
+    /// Checks that a client has a role, and returns its certified name, or `uid-N` for a user of
+    /// the unix socket other than root and the manager's user; `None` for these two and for the
+    /// holder of a token.
     ///
     /// # Errors
     /// PERMISSION_DENIED (ROLE_MISSING) without credentials for the role.
@@ -93,7 +95,7 @@ impl Identity {
         self.decided(extensions, "NOT_THIS_HOST", admitted)
     }
 
-    /// Notes an admitted connection as one that may stay open, and logs a rejected call.
+    /// Marks an admitted connection as permitted to stay open, and logs a rejected call.
     fn decided<T>(
         &self,
         extensions: &Extensions,
@@ -160,7 +162,7 @@ fn bearer(metadata: &MetadataMap) -> Option<&str> {
     metadata.get("authorization")?.to_str().ok()?.strip_prefix("Bearer ")
 }
 
-/// The certificate of the connection, whose signature was checked when the connection was made.
+/// Returns the certificate of the connection, which was verified by the handshake.
 fn certificate(extensions: &Extensions) -> Option<EndEntityCert<'_>> {
     EndEntityCert::try_from(extensions.get::<Peer>()?.certificates.first()?).ok()
 }

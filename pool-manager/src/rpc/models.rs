@@ -1,4 +1,4 @@
-//! The service Models.
+//! Service Models.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::{
     forecasts::{self, ModelError, Training},
 };
 
-/// The service Models.
+/// Service Models.
 #[derive(Clone, Debug)]
 pub struct Models(pub Shared);
 

@@ -1,5 +1,5 @@
-//! Refusals as gRPC statuses: one function, no `_`. Each carries google.rpc.ErrorInfo (domain "tarn", the reason), and a
-//! bad value also google.rpc.BadRequest with its field.
+//! Rejections as gRPC statuses, in one function without `_`. Each has google.rpc.ErrorInfo (domain
+//! "tarn", reason), and for an invalid value google.rpc.BadRequest with its field.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use tonic_types::{ErrorDetails, StatusExt};
 
 use crate::{convert::Invalid, driver::Asked};
 
-/// The domain of every reason.
+/// Domain of all reasons.
 pub const DOMAIN: &str = "tarn";
 
 fn status(code: Code, reason: &str, message: String) -> Status {
@@ -17,7 +17,7 @@ fn status(code: Code, reason: &str, message: String) -> Status {
     Status::with_error_details(code, message, details)
 }
 
-/// A request that is wrong in itself.
+/// Status of an invalid request.
 pub fn invalid(error: Invalid) -> Status {
     let message = error.to_string();
     let mut details = ErrorDetails::with_error_info("BAD_VALUE", DOMAIN, HashMap::new());
@@ -25,32 +25,32 @@ pub fn invalid(error: Invalid) -> Status {
     Status::with_error_details(Code::InvalidArgument, message, details)
 }
 
-/// A caller who may not do this.
+/// Status of a missing permission.
 pub fn forbidden(reason: &str, message: String) -> Status {
     status(Code::PermissionDenied, reason, message)
 }
 
-/// A state of affairs that does not allow this.
+/// Status of a request that the current state does not permit.
 pub fn precondition(reason: &str, message: String) -> Status {
     status(Code::FailedPrecondition, reason, message)
 }
 
-/// Why a request was refused, where its service tells reasons and codes.
+/// Status with the reason and code of its service.
 pub fn coded(code: Code, reason: &str, message: String) -> Status {
     status(code, reason, message)
 }
 
-/// More of something than a limit allows.
+/// Status of an exceeded limit.
 pub fn exhausted(reason: &str, message: String) -> Status {
     status(Code::ResourceExhausted, reason, message)
 }
 
-/// The manager is ending.
+/// Status while the manager is stopping.
 pub fn stopping() -> Status {
     status(Code::Unavailable, "STOPPING", "the manager is stopping".into())
 }
 
-/// A request that was not answered with what was asked.
+/// Status of a request without result.
 pub fn refused(error: Asked) -> Status {
     let message = error.to_string();
     match error {
@@ -89,7 +89,7 @@ fn code(denied: &Denied) -> Code {
     }
 }
 
-/// Why an agent's connection was ended.
+/// Status of an agent's connection that the manager closes.
 pub fn closed(why: Closed) -> Status {
     match why {
         Closed::Superseded => {

@@ -1,4 +1,4 @@
-//! The log of connections and calls that are rejected: who, and why, at a limited rate.
+//! Log of rejected connections and calls, with peer and reason, at a limited rate.
 
 use std::{
     fmt::Display,
@@ -6,9 +6,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Rejections logged in each interval; more are counted.
+/// Rejections logged per interval; further ones are counted.
 const LOGGED_MAX: u32 = 20;
-/// The interval.
+/// Interval.
 const INTERVAL: Duration = Duration::from_secs(10);
 
 /// Logs rejected connections and calls.
@@ -25,14 +25,16 @@ struct Interval {
 }
 
 impl Rejections {
-    /// Logs one rejection, unless too many were logged shortly before. Their number is logged with the next one.
+    /// Logs a rejection, unless too many were logged shortly before. Their number is logged with
+    /// the next one.
     pub fn log(&self, peer: &impl Display, reason: &impl Display) {
         if let Some(suppressed) = self.take(Instant::now()) {
             tracing::warn!(%peer, %reason, suppressed, "rejected");
         }
     }
 
-    /// Returns how many rejections were suppressed since the last one logged, or `None` if this one is to be suppressed.
+    /// Returns the number of rejections suppressed since the last one logged, or `None` if this one
+    /// has to be suppressed.
     fn take(&self, now: Instant) -> Option<u64> {
         let mut interval = self.interval.lock().expect("no holder panics");
         let current = interval.get_or_insert(Interval { began: now, logged: 0, suppressed: 0 });

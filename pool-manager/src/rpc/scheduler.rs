@@ -1,4 +1,4 @@
-//! The service Scheduler.
+//! Service Scheduler.
 
 use std::{sync::Arc, time::Instant};
 
@@ -25,7 +25,7 @@ use crate::{
     shares::NotSet,
 };
 
-/// The service Scheduler.
+/// Service Scheduler.
 #[derive(Clone, Debug)]
 pub struct Scheduler(pub Shared);
 
@@ -44,7 +44,7 @@ impl Scheduler {
     }
 }
 
-/// The driver answered something else than was asked: a fault of ours.
+/// Error: the driver returned another kind of reply than requested, which is a bug.
 pub(super) fn unexpected(answer: &Answer) -> Status {
     Status::internal(format!("unexpected answer {answer:?}"))
 }

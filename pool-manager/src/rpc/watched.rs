@@ -1,5 +1,5 @@
-//! Streams of what is known now, and again of whatever changes. A watcher that is slow sees the newest state, not every
-//! one in between; it holds up nobody.
+//! Streams of the current state and its changes. A slow watcher sees the newest state, not every
+//! intermediate one, and delays no other.
 
 use std::{collections::BTreeMap, pin::Pin, time::Duration};
 
@@ -11,25 +11,25 @@ use tonic::{Response, Status};
 
 use super::{Shared, refused::stopping};
 
-/// A stream of messages.
+/// Stream of messages.
 pub(super) type Streamed<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-/// Messages that wait for one slow watcher.
+/// Messages queued for a slow watcher.
 const WATCH_QUEUED_MAX: usize = 16;
-/// The least time between two looks at the ledger for one watcher: thousands of changes a second share them.
+/// Minimum interval between two reads of the ledger for one watcher: many changes share one.
 const WATCH_PAUSE: Duration = Duration::from_millis(50);
 
-/// Something that is watched.
+/// Watched object.
 pub(super) trait Watched: Clone + Send + Sync + 'static {
-    /// What stays while the rest changes.
+    /// Identity while the rest changes.
     fn id(&self) -> String;
-    /// Whether a watcher need not be told of the newer one.
+    /// Returns whether a watcher need not receive the newer state.
     fn is_as(&self, newer: &Self) -> bool;
-    /// Which of several are told first: the lower ones.
+    /// Order of the first messages: lower ones first.
     fn rank(&self) -> u8 {
         0
     }
-    /// What is told when it is not there any more.
+    /// Returns the message for an object that has disappeared.
     fn gone(self) -> Option<Self> {
         None
     }
@@ -37,7 +37,7 @@ pub(super) trait Watched: Clone + Send + Sync + 'static {
 
 impl Watched for wire::Capacity {
     fn id(&self) -> String {
-        String::new() // there is one
+        String::new() // there is one object
     }
 
     fn is_as(&self, newer: &Self) -> bool {
@@ -65,9 +65,9 @@ impl Watched for wire::Migration {
 
 type Shown<T> = BTreeMap<String, T>;
 
-/// What is known now, again whenever something of it changes.
-/// `look` copies it under the ledger's lock, for each watcher after each change but at most once in [`WATCH_PAUSE`]; `show` does
-/// the rest.
+/// Streams the current state, and again whenever it changes. `look` copies it under the ledger's
+/// lock, for each watcher after each change but at most once in [`WATCH_PAUSE`]; `show` does the
+/// rest.
 pub(super) fn watch<V: Send + 'static, T: Watched>(
     shared: &Shared,
     look: impl Fn(&Manager) -> V + Copy + Send + Sync + 'static,
@@ -104,7 +104,7 @@ pub(super) fn watch<V: Send + 'static, T: Watched>(
     Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
 }
 
-/// What a watcher who has seen that is told now.
+/// Returns the messages for a watcher that has seen a state.
 fn news<T: Watched>(mut seen: Shown<T>, now: &Shown<T>) -> Vec<T> {
     let mut news: Vec<T> = Vec::new();
     for (id, thing) in now {

@@ -1,4 +1,5 @@
-//! Weights as entries of the store: one for each host that has some, under its name. Encoded with postcard; a row only ever gains variants.
+//! Weights as entries of the store: one per host with weights, by its name. Encoded with postcard;
+//! a row only gains variants.
 
 use std::sync::Arc;
 
@@ -8,13 +9,13 @@ use units::{Name, limits::is_weight};
 use super::{Weighed, Weights};
 use crate::store::{Scan, StoreError, Table, Write};
 
-/// A row with its version.
+/// Row with its version.
 #[derive(Serialize, Deserialize)]
 enum Row {
     V1(Weights),
 }
 
-/// Keeps all weights of a host, or that it has none.
+/// Returns the change that stores all weights of a host, or deletes them.
 pub fn write(host: &Name, weights: &Weights) -> Write {
     let (table, key) = (Table::Weights, host.as_str().as_bytes().to_vec());
     if weights.is_empty() {
@@ -31,7 +32,7 @@ fn read(key: &[u8], value: &[u8]) -> Result<(Name, Weights), postcard::Error> {
     host.filter(|_| sound).map(|host| (host, weights)).ok_or(postcard::Error::DeserializeBadEncoding)
 }
 
-/// Reads all of it, and leaves out what cannot be read.
+/// Reads all rows, and skips unreadable ones.
 ///
 /// # Errors
 /// The store cannot be read.
@@ -44,10 +45,10 @@ pub fn load(store: &mut dyn Scan) -> Result<Weighed, StoreError> {
     Ok(weighed)
 }
 
-/// Whether an entry of this table is sound.
+/// Checks an entry of this table.
 ///
 /// # Errors
-/// It is not.
+/// It is invalid.
 pub fn judge(key: &[u8], value: &[u8]) -> Result<(), postcard::Error> {
     read(key, value).map(drop)
 }

@@ -1,4 +1,5 @@
-//! What is promised of weights, on a disk whose power fails: what was answered is kept and known, and nobody hears of anything else.
+//! Weights on a disk with power failures: acknowledged weights are kept, and no others become
+//! visible.
 
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ use crate::{
     store::{Store, Table, Write, backup, faulty::FaultyDisk, redb::RedbStore},
 };
 
-/// Generous: the machines are shared.
+/// Generous, because the machines are shared.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn name(text: &str) -> Name {
@@ -33,7 +34,7 @@ fn actor() -> Actor {
     Actor::Client(name("nova"))
 }
 
-/// Shares of hosts that have no memory, in a store on a disk that outlives them.
+/// Weights in a store on a disk that outlives them, of hosts without memory.
 struct Rig {
     shares: Shares,
     handle: Handle,
@@ -55,7 +56,7 @@ impl Rig {
         Self { shares: Shares::new(weighed, handle.clone()), handle, ended }
     }
 
-    /// With the power, at once.
+    /// Fails the power.
     async fn cut(self, disk: &FaultyDisk) {
         disk.power_off();
         self.handle.close();
@@ -139,7 +140,7 @@ async fn what_could_not_be_made_durable_is_told_to_nobody() {
     assert_eq!(rig.now("h0"), weights("web=2"));
     disk.power_on();
     while rig.set("h0", "web=4").await.is_err() {
-        tokio::task::yield_now().await; // until the store has been opened again
+        tokio::task::yield_now().await; // until the store has been reopened
     }
     assert_eq!(next(&mut watched).await, weights("web=4"));
     rig.cut(&disk).await;

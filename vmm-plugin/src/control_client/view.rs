@@ -89,7 +89,7 @@ fn state(guest: &wire::Guest) -> &'static str {
     match guest.state() {
         wire::GuestState::Running => "running",
         wire::GuestState::Paused => "paused",
-        wire::GuestState::Stopping => "ending",
+        wire::GuestState::Stopping => "stopping",
         wire::GuestState::Unspecified => "unknown",
     }
 }

@@ -1,4 +1,4 @@
-//! When a connection was last used, and which calls on it are open.
+//! Time of the last use of a connection, and its open calls.
 
 use std::{
     pin::Pin,
@@ -17,7 +17,7 @@ use units::limits::{CONNECTION_ADMISSION_TIMEOUT, CONNECTION_IDLE_MAX};
 
 use super::{Peer, places::Place};
 
-/// The use of one connection.
+/// Use of one connection.
 #[derive(Debug)]
 pub(super) struct Activity {
     state: Mutex<State>,
@@ -27,7 +27,7 @@ pub(super) struct Activity {
 struct State {
     place: Place,
     open_calls: usize,
-    /// When the connection was made, or its last call ended.
+    /// Time at which the connection was made, or its last call ended.
     idle_since: Instant,
 }
 
@@ -110,7 +110,7 @@ impl<S> Layer<S> for CountCallsLayer {
     }
 }
 
-/// A service whose calls are counted.
+/// Service whose open calls are counted.
 #[derive(Clone, Debug)]
 pub struct CountCalls<S> {
     inner: S,
@@ -136,7 +136,7 @@ where
     }
 }
 
-/// The body of an answer, whose call is open until it is sent.
+/// Body of a response, whose call is open until it is sent.
 #[derive(Debug)]
 struct CountedBody {
     body: Body,

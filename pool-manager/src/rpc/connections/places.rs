@@ -1,4 +1,5 @@
-//! Places for connections, limited in total and for each source, so that one source cannot take those of all others.
+//! Permits for connections, limited in total and per source, so that one source cannot take those
+//! of all others.
 
 use std::{
     collections::BTreeMap,
@@ -13,7 +14,7 @@ use units::limits::{
 
 use super::Origin;
 
-/// The connections that are open.
+/// Open connections.
 #[derive(Debug, Default)]
 pub(super) struct Places {
     counts: Mutex<Counts>,
@@ -22,7 +23,7 @@ pub(super) struct Places {
 #[derive(Debug, Default)]
 struct Counts {
     all: Count,
-    /// One entry for each source with an open connection.
+    /// One entry per source with an open connection.
     by_source: BTreeMap<Source, Count>,
 }
 
@@ -32,14 +33,14 @@ struct Count {
     unadmitted: usize,
 }
 
-/// What is limited together: a network address or a local user.
+/// Source: a network address or a local user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Source {
     Address(IpAddr),
     User(u32),
 }
 
-/// The place of one connection, free again when it is dropped.
+/// Permit of one connection, released when it is dropped.
 #[derive(Debug)]
 pub(super) struct Place {
     places: Arc<Places>,
@@ -52,7 +53,8 @@ impl Places {
         self.counts.lock().expect("no holder panics")
     }
 
-    /// Takes a place for a connection without an admitted request. Users with every role are only limited in total.
+    /// Takes a permit for a connection without an admitted request. Users with every role are
+    /// limited in total only.
     ///
     /// # Errors
     /// The limit that is reached.

@@ -1,4 +1,4 @@
-//! The manager's unix socket in the file system, with its owner, group and mode.
+//! The manager's unix socket, with its owner, group and mode.
 
 use std::{
     fs::{self, DirBuilder},
@@ -22,39 +22,39 @@ use rustix::{
     },
 };
 
-/// Connections that the kernel queues before they are accepted.
+/// Connections queued by the kernel before they are accepted.
 const BACKLOG: i32 = 1024;
 
 /// Error returned by [`bind`].
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
-    /// There is a file that is no socket.
+    /// The path is a file other than a socket.
     #[error("manager.listen: {} is not a socket: remove it, or choose another path", .0.display())]
     NotASocket(PathBuf),
     /// A process listens there.
     #[error("manager.listen: another process listens on {}: stop it, or choose another path", .0.display())]
     InUse(PathBuf),
-    /// Addresses of sockets are short.
+    /// The path is too long for a socket.
     #[error("manager.listen: the path {} is too long for a socket: must be at most 107 bytes", .0.display())]
     TooLong(PathBuf),
     /// A system call failed.
     #[error("manager.listen: cannot {doing} {}", path.display())]
     Io {
-        /// What failed.
+        /// Operation.
         doing: &'static str,
-        /// On which path.
+        /// Path.
         path: PathBuf,
-        /// Why.
+        /// Error.
         #[source]
         errno: io::Error,
     },
 }
 
-/// Listens on a path. Only the manager's user and root can connect (mode 0600), or the group's members, too (0660). A socket
-/// that is left from an earlier process is replaced, any other file is not.
+/// Listens on a path. Only the manager's user and root can connect (mode 0600), or also the group's
+/// members (0660). A socket left by an earlier process is replaced, any other file is not.
 ///
 /// # Errors
-/// [`SocketError`]; the path is as it was then, unless setting the group failed.
+/// [`SocketError`]; the path is unchanged then, unless setting the group failed.
 pub fn bind(path: &Path, group: Option<u32>) -> Result<UnixListener, SocketError> {
     let failed = |doing| move |errno: io::Error| SocketError::Io { doing, path: path.to_owned(), errno };
     let address = SocketAddrUnix::new(path).map_err(|_| SocketError::TooLong(path.to_owned()))?;
