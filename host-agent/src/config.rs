@@ -1,5 +1,5 @@
-//! `host.toml`: first as its operator wrote it, then as checked. Holding a [`Config`] is proof that it was checked; nothing
-//! is opened here but the file itself.
+//! `host.toml`: as written by its operator, and as validated. A [`Config`] has been validated; only
+//! the file itself is opened here.
 
 pub mod symbiosis;
 
@@ -18,75 +18,75 @@ use units::{Name, UserId, limits::SCRUB_MIB_PER_S_DEFAULT};
 use self::symbiosis::{RawSymbiosis, Symbiosis};
 use crate::host::process;
 
-/// Where the manager of a rack on one machine listens.
+/// Default address of a manager on the same machine.
 const MANAGER_DEFAULT: &str = "unix:/run/tarn/manager.sock";
-/// The longest path of a unix socket that Linux takes.
+/// Longest path of a unix socket on Linux.
 const SOCKET_BYTES_MAX: usize = 107;
 
-/// A host, checked. All paths are absolute.
+/// Validated configuration of a host. All paths are absolute.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
-    /// Its name in `rack.toml`.
+    /// Name in `rack.toml`.
     pub host: Name,
-    /// The manager's address: `http://`, `https://` or `unix:`.
+    /// Address of the manager: `http://`, `https://` or `unix:`.
     pub manager: String,
-    /// Where the agent keeps what it must remember.
+    /// Directory of the agent's records.
     pub runtime_dir: PathBuf,
-    /// The secret that says that we are this host; there unless certificates say so.
+    /// Token of this host; present unless certificates identify it.
     pub token_file: Option<PathBuf>,
-    /// Where VMMs fetch memory.
+    /// Path of the socket at which VMMs attach memory.
     pub socket: PathBuf,
-    /// The users whose processes are answered there. Which VM a user may have, its reservation says.
+    /// Users who may use that socket. The reservation names the user of each VM.
     pub allowed_uids: BTreeSet<UserId>,
-    /// Where it tells its metrics.
+    /// Address of the metrics endpoint.
     pub metrics_listen: Option<SocketAddr>,
-    /// Certificates; there if the manager is on another machine.
+    /// Certificates; present if the manager is on another machine.
     pub tls: Option<Tls>,
-    /// What the machine's slices are.
+    /// Backend of the slices.
     pub backend: Backend,
-    /// Who shares the machine's local memory and its link, if anybody does.
+    /// Symbiosis, if configured.
     pub symbiosis: Option<Symbiosis>,
 }
 
 /// Certificates, as PEM files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tls {
-    /// Who signed the manager's.
+    /// Authority of the manager's certificate.
     pub ca: PathBuf,
-    /// Ours; its name is the host's.
+    /// Certificate of this host, with its name.
     pub certificate: PathBuf,
-    /// Its private key.
+    /// Private key.
     pub key: PathBuf,
-    /// The name the manager's certificate carries.
+    /// Name in the manager's certificate.
     pub server_name: String,
 }
 
-/// What the machine's slices are.
+/// Backend of the slices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Backend {
     /// Files of an emulated EMC.
     Emulated {
-        /// Where local memory lies for VMMs that only take paths; a directory on tmpfs.
+        /// Directory on tmpfs for local memory of VMMs that take only paths.
         local_dir: Option<PathBuf>,
     },
     /// Device-dax ranges of CXL memory.
     Dax {
-        /// Where local memory lies for VMMs that only take paths; a directory on tmpfs.
+        /// Directory on tmpfs for local memory of VMMs that take only paths.
         local_dir: Option<PathBuf>,
-        /// What all scrubs of the host take together per second, in MiB.
+        /// Limit of all scrubs of the host together, in MiB per second.
         scrub_mib_per_s: NonZeroU32,
     },
     /// Memory blocks of CXL memory, on a node of the host.
     MemoryBlock {
-        /// Where local memory lies for VMMs that only take paths; a directory on tmpfs.
+        /// Directory on tmpfs for local memory of VMMs that take only paths.
         local_dir: Option<PathBuf>,
-        /// What all scrubs of the host take together per second, in MiB.
+        /// Limit of all scrubs of the host together, in MiB per second.
         scrub_mib_per_s: NonZeroU32,
     },
 }
 
 impl Backend {
-    /// As host.toml names it.
+    /// Returns the name in host.toml.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Emulated { .. } => "emulated",
@@ -96,7 +96,7 @@ impl Backend {
     }
 }
 
-/// As written by the operator. An unknown key is a typo, so it is an error.
+/// As written by the operator. Unknown keys are errors.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RawConfig {
@@ -135,42 +135,42 @@ struct RawBackend {
     scrub_mib_per_s: Option<u32>,
 }
 
-/// Why there is no [`Config`].
+/// Error of a configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
     #[error("read {}", path.display())]
     Read {
-        /// Which file.
+        /// File.
         path: PathBuf,
-        /// Why not.
+        /// Error.
         #[source]
         errno: io::Error,
     },
-    /// It is not TOML, or has a key that is unknown, missing or of another kind.
+    /// It is not TOML, or a key is unknown, missing or of another type.
     #[error("{}", path.display())]
     Toml {
-        /// Which file.
+        /// File.
         path: PathBuf,
         /// Line, key and rule.
         #[source]
         cause: Box<toml::de::Error>,
     },
-    /// A value that must not be.
+    /// A value violates its rule.
     #[error("{}: {field} = {value:?}: {rule}", path.display())]
     Value {
-        /// Which file.
+        /// File.
         path: PathBuf,
-        /// Which field.
+        /// Field.
         field: &'static str,
-        /// What is there.
+        /// Value.
         value: String,
-        /// What ought to be.
+        /// Rule.
         rule: String,
     },
 }
 
-/// A value that must not be, wherever it was read.
+/// Value that violates its rule.
 #[derive(Debug)]
 struct Fault {
     field: &'static str,
@@ -183,20 +183,21 @@ fn fault(field: &'static str, value: impl ToString, rule: impl ToString) -> Faul
 }
 
 impl Config {
-    /// Reads and checks a file.
+    /// Reads and validates a file.
     ///
     /// # Errors
-    /// [`ConfigError`] with the first thing that is wrong.
+    /// [`ConfigError`] with the first violation.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
         let text = fs::read_to_string(path);
         let text = text.map_err(|errno| ConfigError::Read { path: path.to_owned(), errno })?;
         Self::parse(&text, path)
     }
 
-    /// Checks a text. The path is for messages; relative paths in the text are relative to its directory.
+    /// Validates a text. `path` is used in messages; relative paths in the text are relative to its
+    /// directory.
     ///
     /// # Errors
-    /// [`ConfigError`] with the first thing that is wrong.
+    /// [`ConfigError`] with the first violation.
     pub fn parse(text: &str, path: &Path) -> Result<Self, ConfigError> {
         let raw = toml::from_str::<RawConfig>(text);
         let raw = raw.map_err(|cause| ConfigError::Toml { path: path.to_owned(), cause: Box::new(cause) })?;
@@ -242,7 +243,7 @@ fn check_tls(raw: RawTls, base: &Path) -> Result<Tls, Fault> {
     Ok(Tls { ca, certificate, key, server_name: raw.server_name })
 }
 
-/// Without certificates a token travels as it is, so only within this machine.
+/// Without TLS a token is sent in plain text, so only within this machine.
 fn check_manager(manager: &str, has_tls: bool) -> Result<(), Fault> {
     let wrong = |rule: &str| Err(fault("agent.manager", manager, rule));
     if let Some(path) = manager.strip_prefix("unix:") {

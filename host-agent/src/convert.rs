@@ -1,4 +1,5 @@
-//! Wire to ours and back: orders are checked here, reports written out. Behind this door no protobuf type is seen.
+//! Conversion between wire messages and the types of `pool`: desired states are validated, reports
+//! encoded. Protobuf types are not used beyond this module.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +18,7 @@ mod shares;
 
 pub use self::shares::shares;
 
-/// A way in which an order is wrong: field, value and rule.
+/// Violated rule of a desired state: field, value and rule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {problem}")]
 pub struct Invalid {
@@ -29,10 +30,10 @@ fn holding(slice: u32, epoch: u64) -> Holding {
     Holding { slice: SliceId(slice), epoch: Epoch(epoch) }
 }
 
-/// An order.
+/// Validates a desired state.
 ///
 /// # Errors
-/// A name or a reservation's number that is none.
+/// An invalid name or reservation number.
 pub fn want(w: wire::DesiredState) -> Result<Want, Invalid> {
     let vms = w.vms.into_iter().map(want_vm).collect::<Result<BTreeMap<_, _>, _>>()?;
     let number = |generation, revision| DesiredVersion { generation, revision: Revision(revision) };
@@ -70,10 +71,10 @@ fn want_vm(vm: wire::DesiredVm) -> Result<(ReservationId, WantVm), Invalid> {
     Ok((reservation, WantVm { vm: name, local, pinned: vm.pinned, uid, slices: slices.collect() }))
 }
 
-/// All weights that are set on this host.
+/// Validates the weights of this host.
 ///
 /// # Errors
-/// A name that is none, or a weight.
+/// An invalid name or weight.
 pub fn weights(w: wire::Weights) -> Result<BTreeMap<Name, f64>, Invalid> {
     let weight = |w: wire::Weight| {
         let name = Name::new(&w.tenant);
@@ -92,12 +93,12 @@ fn shown(h: Holding) -> wire::SliceEpoch {
     wire::SliceEpoch { slice: h.slice.0, epoch: h.epoch.0 }
 }
 
-/// A pool device that this machine sees.
+/// Converts a pool device seen by this machine.
 pub fn seen_device(d: SeenDevice) -> wire::SeenDevice {
     wire::SeenDevice { serial: d.serial, slices: d.slices, problem: d.problem }
 }
 
-/// A report.
+/// Converts a report.
 pub fn have(instance: InstanceId, h: Have, touched: Vec<(ReservationId, Touched)>) -> wire::ObservedState {
     let told = |(reservation, touched): (ReservationId, Touched)| wire::VmTouched {
         reservation: reservation.to_string(),

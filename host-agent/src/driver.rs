@@ -1,5 +1,5 @@
-//! The one task that owns the agent's machine. It feeds events to it and performs its effects; it decides nothing itself.
-//! Whatever may take long runs beside it and comes back as an event.
+//! Task that owns the agent's state machine. It passes events to it and performs its effects; it
+//! decides nothing. Long work runs beside it and returns as an event.
 
 mod calls;
 mod crew;
@@ -28,43 +28,43 @@ use crate::{
     usage::UsageBook,
 };
 
-/// Events taken in before effects are performed, so that many share one report.
+/// Events applied before effects are performed, so that many share one report.
 const EVENTS_AT_ONCE_MAX: usize = 256;
 
-/// A question about what is known now.
+/// Question about the current state.
 type InspectFn = Box<dyn FnOnce(&Agent) + Send>;
 
-/// What other tasks ask of the driver.
+/// Request of other tasks to the driver.
 enum Request {
     Attach { vm: Name, caller: Caller, form: Form, reply: oneshot::Sender<Result<Handed, Asked>> },
     Show { vm: Name, caller: Caller, reply: oneshot::Sender<Result<Handed, Asked>> },
     Inspect(InspectFn),
 }
 
-/// A VM's memory.
+/// Memory of a VM.
 #[derive(Clone, Debug)]
 pub struct Handed {
     /// Local memory first, then slices in order.
     pub parts: Vec<Part>,
-    /// Whether its pages must stay where they are.
+    /// Pages must not be migrated.
     pub pinned: bool,
 }
 
-/// Why the driver says no.
+/// Error returned by the driver.
 #[derive(Debug, thiserror::Error)]
 pub enum Asked {
-    /// The VM cannot be handed out.
+    /// The VM's memory cannot be passed.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// The machine could not.
+    /// The machine failed.
     #[error("its memory cannot be had")]
     Host(#[source] HostError),
-    /// The agent is ending.
+    /// The agent is stopping.
     #[error("the agent is stopping")]
     Stopping,
 }
 
-/// A way to the driver; cheap to clone.
+/// Handle of the driver; cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Handle(mpsc::Sender<Request>);
 
@@ -75,7 +75,7 @@ impl std::fmt::Debug for Request {
 }
 
 impl Handle {
-    /// A process asks for the memory of a VM.
+    /// Attaches a process to the memory of a VM.
     ///
     /// # Errors
     /// [`Asked`].
@@ -83,25 +83,25 @@ impl Handle {
         self.ask(|reply| Request::Attach { vm, caller, form, reply }).await?
     }
 
-    /// A process looks at the memory of a VM without becoming it.
+    /// Returns the memory of a VM without attaching the process.
     ///
     /// # Errors
-    /// [`Asked`], whenever [`Handle::attach`] would have failed.
+    /// [`Asked`], whenever [`Handle::attach`] would fail.
     pub async fn show(&self, vm: Name, caller: Caller) -> Result<Handed, Asked> {
         self.ask(|reply| Request::Show { vm, caller, reply }).await?
     }
 
-    /// Looks at what is known now.
+    /// Reads the current state.
     ///
     /// # Errors
-    /// The agent is ending.
+    /// The agent is stopping.
     pub async fn look<T: Send + 'static>(
         &self,
         question: impl FnOnce(&Agent) -> T + Send + 'static,
     ) -> Result<T, Asked> {
         self.ask(|reply| {
             Request::Inspect(Box::new(move |agent| {
-                let _ = reply.send(question(agent)); // whoever asked may have gone
+                let _ = reply.send(question(agent)); // the caller may have left
             }))
         })
         .await
@@ -119,37 +119,37 @@ impl Handle {
     }
 }
 
-/// What the driver works with.
+/// Objects used by the driver.
 #[derive(Debug)]
 pub struct Start {
-    /// The machine of the protocol, with what it found.
+    /// State machine of the protocol, with the records found.
     pub agent: Agent,
-    /// What it does to this machine.
+    /// The machine.
     pub host: Arc<dyn Host>,
-    /// Where VMs are on record.
+    /// Records of VMs.
     pub records: Records,
-    /// Where the rack is remembered.
+    /// Record of the rack.
     pub runtime_dir: RuntimeDir,
-    /// What happened, counted.
+    /// Metrics.
     pub metrics: Arc<Metrics>,
-    /// What the session hears.
+    /// Messages for the session.
     pub heard: mpsc::Receiver<Heard>,
 }
 
-/// What the session tells.
+/// Messages of the session.
 #[derive(Clone, Debug)]
 pub struct Reports {
     /// Reports.
     pub have: Arc<Outbox>,
-    /// How much of its memory each VM has touched.
+    /// Touched memory of each VM.
     pub usage: Arc<UsageBook>,
-    /// The rack this host serves.
+    /// Rack that this host serves.
     pub rack: watch::Receiver<Option<String>>,
-    /// The manager is not ours.
+    /// The manager is of another rack.
     pub hang_up: Arc<Notify>,
 }
 
-/// The driver, before it runs.
+/// The driver before it runs.
 #[derive(Debug)]
 pub struct Driver {
     agent: Agent,
@@ -163,10 +163,11 @@ pub struct Driver {
     have: Arc<Outbox>,
     rack: watch::Sender<Option<String>>,
     hang_up: Arc<Notify>,
-    /// Makes calls of the host; what comes of them.
+    /// Performs host calls and returns their results.
     crew: Crew,
     made: mpsc::UnboundedReceiver<Made>,
-    /// Records being written, processes being watched: each ends with an event. There are two per VM at most.
+    /// Records being written and processes being watched: each ends with an event. At most two per
+    /// VM.
     tasks: JoinSet<Event>,
     tickets: u64,
     waiting: BTreeMap<Ticket, (Form, oneshot::Sender<Result<Handed, Asked>>)>,
@@ -175,10 +176,10 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// A driver, the way to it, and what it reports.
+    /// Creates a driver with its handle and its reports.
     ///
     /// # Errors
-    /// The operating system has no more threads.
+    /// The operating system cannot create a thread.
     pub fn new(start: Start) -> std::io::Result<(Self, Handle, Reports)> {
         let (sender, requests) = mpsc::channel(HOST_MEMORY_REQUESTS_QUEUED_MAX);
         let have = Arc::new(Outbox::default());
@@ -215,7 +216,8 @@ impl Driver {
         Ok((driver, Handle(sender), reports))
     }
 
-    /// Runs until nobody can ask or tell any more, or until it is dropped. Nothing is released at the end: guests run on.
+    /// Runs until all handles are dropped, or until it is dropped. Nothing is released at the end:
+    /// guests keep running.
     pub async fn run(mut self) {
         self.perform_all();
         loop {
@@ -270,7 +272,7 @@ impl Driver {
         self.metrics.connected.set(i64::from(self.agent.is_heard()));
     }
 
-    /// A call that panicked leaves a slice in a state nobody knows: better to start again from the records.
+    /// A call that panicked leaves a slice in an unknown state: restart from the records.
     fn take_made(&mut self, made: Made) {
         match made {
             Ok(event) => self.handle(event),
@@ -291,7 +293,8 @@ impl Driver {
         }
     }
 
-    /// Measures a VM whose process has just ended: its files still have all that its guest touched.
+    /// Measures a VM whose process has just ended: its files still contain everything that its
+    /// guest touched.
     fn measure(&self, reservation: ReservationId) {
         if let Some(vm) = self.agent.live_vm(reservation) {
             self.usage.note(reservation, self.host.usage(reservation, &vm));
@@ -353,7 +356,7 @@ impl Driver {
             Ok(_) => tracing::info!(vm, pid, slices, "memory handed out"),
             Err(error) => tracing::error!(vm, pid, error = units::chain(error), "memory not handed out"),
         }
-        let _ = reply.send(handed); // the process may be gone, which is seen by its end
+        let _ = reply.send(handed); // the process may have ended, which is detected separately
     }
 
     fn memory(&self, record: &VmRecord, form: Form) -> Result<Handed, Asked> {
@@ -364,7 +367,7 @@ impl Driver {
     fn refuse(&mut self, ticket: Ticket, why: Refusal) {
         if let Some((_, reply)) = self.waiting.remove(&ticket) {
             tracing::info!(why = %why, "attach refused");
-            let _ = reply.send(Err(why.into())); // whoever asked may have gone
+            let _ = reply.send(Err(why.into())); // the caller may have left
         }
     }
 
@@ -393,5 +396,5 @@ async fn sleep_until(at: Option<Instant>) {
     }
 }
 
-/// Between two attempts to watch a process that cannot be watched now.
+/// Delay between attempts to watch a process.
 pub(crate) const WATCH_AGAIN_AFTER: Duration = units::limits::HOST_RETRY.as_duration();

@@ -1,5 +1,5 @@
-//! What the agent does to a machine, behind one trait. Paths of /proc, /sys and devices appear below here and nowhere
-//! else; what is to be done is decided elsewhere.
+//! Operations on the machine, behind one trait. Paths of /proc, /sys and devices are used only in
+//! this module; the decisions are made elsewhere.
 
 pub mod blocks;
 pub mod cgroup;
@@ -31,119 +31,124 @@ use pool::{
 };
 use units::{Bytes, ReservationId, UserId};
 
-/// Everything the agent does to a machine's memory. Calls for different slices come at the same time from many threads;
-/// for one slice there is one at a time. Every call may be repeated. One that fails may leave a part of a slice, which a repeated call
-/// or [`Host::clear`] takes away; what a VM was told to lose it has lost all the same.
+/// Operations on a machine's memory. Calls for different slices are concurrent; for one slice there
+/// is one at a time. Every call may be repeated. A failed call may leave a part of a slice, which a
+/// repeated call or [`Host::clear`] removes; memory that a VM was to lose is lost in any case.
 pub trait Host: fmt::Debug + Send + Sync {
-    /// Opens a slice, so that it can be handed out; sees that it holds only zeros if asked to.
+    /// Opens a slice, so that it can be passed to a VM; verifies that it is zeroed if requested.
     ///
     /// # Errors
-    /// [`HostError::NotZero`], or what the machine said.
+    /// [`HostError::NotZero`], or the error of the machine.
     fn online(&self, holding: Holding, handle: &Handle, check_zero: bool) -> Result<(), HostError>;
 
-    /// Closes a slice; sees that no process has it if asked to.
+    /// Closes a slice; verifies that no process has it if requested.
     ///
     /// # Errors
-    /// [`HostError::InUse`], or what the machine said.
+    /// [`HostError::InUse`], or the error of the machine.
     fn offline(&self, holding: Holding, handle: &Handle, verify: bool) -> Result<(), HostError>;
 
-    /// Pool devices that this machine sees by itself.
+    /// Returns pool devices that this machine sees itself.
     fn devices(&self) -> Vec<SeenDevice>;
 
-    /// Where there are slices on this machine, open or half open, whoever brought them there; by [`Handle::place`].
+    /// Returns the locations of slices on this machine, open or half open, independent of their
+    /// origin; by [`Handle::place`].
     ///
     /// # Errors
-    /// What the machine said.
+    /// The error of the machine.
     fn found(&self) -> Result<Vec<Arc<str>>, HostError>;
 
-    /// Closes whatever there is at a place, which no VM was handed.
+    /// Closes anything at a location that no VM has.
     ///
     /// # Errors
-    /// What the machine said.
+    /// The error of the machine.
     fn clear(&self, place: &str) -> Result<(), HostError>;
 
-    /// Zeroes a slice, sees that it is zero and closes it. Answers how much was seen to be zero.
+    /// Zeroes, verifies and closes a slice. Returns the number of verified bytes.
     ///
     /// # Errors
-    /// [`HostError::NotZero`], or what the machine said.
+    /// [`HostError::NotZero`], or the error of the machine.
     fn scrub(&self, holding: Holding, handle: &Handle) -> Result<Bytes, HostError>;
 
-    /// A VM's memory, local first, then its slices in order. The same again for the same VM.
+    /// Returns a VM's memory, local memory first, then its slices in order. Repeated calls return
+    /// the same.
     ///
     /// # Errors
-    /// A slice that is not open, or what the machine said.
+    /// A slice that is not open, or the error of the machine.
     fn memory(&self, record: &VmRecord, form: Form) -> Result<Vec<Part>, HostError>;
 
-    /// Takes notice of a running VM that an agent before this one handed memory to.
+    /// Registers a running VM that got its memory from an earlier agent.
     fn adopt(&self, _: &VmRecord) {}
 
-    /// Measures how much of a running VM's memory has pages, from the descriptors that this host keeps of it.
+    /// Measures how much of a running VM's memory has pages, by the descriptors that this host
+    /// keeps of it.
     fn usage(&self, reservation: ReservationId, vm: &HaveVm) -> Usage;
 
-    /// What it has done since the start.
+    /// Returns counters since the start.
     fn counters(&self) -> Counters;
 
-    /// Gives back a VM's local memory, if it has any.
+    /// Releases a VM's local memory, if it has any.
     ///
     /// # Errors
-    /// What the machine said.
+    /// The error of the machine.
     fn free_local(&self, reservation: ReservationId) -> Result<(), HostError>;
 }
 
-/// How much of a VM's memory has pages; `None` where that is not measured, as of device-dax memory.
+/// Amount of a VM's memory that has pages; `None` where it is not measured, as for device-dax
+/// memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Of its local memory.
+    /// Local memory.
     pub local: Option<Bytes>,
-    /// Of its pool memory.
+    /// Pool memory.
     pub pool: Option<Bytes>,
-    /// Of its pool memory, what is on other nodes than the pool's because those were full. `None` also where memory cannot overflow.
+    /// Pool memory on other nodes than the pool's because those were full. `None` also where memory
+    /// cannot overflow.
     pub overflow: Option<Bytes>,
 }
 
-/// What was done, for metrics.
+/// Counters for metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Memory that was made zero, that of scrubs under way included.
+    /// Memory zeroed, including scrubs in progress.
     pub scrubbed: Bytes,
-    /// Pages of VMs that the kernel had put on local memory, and that are on the pool's node again.
+    /// Pages of VMs moved back from local memory to the pool's node.
     pub pages_brought_back: u64,
-    /// Pages that could not be brought back.
+    /// Pages that could not be moved back.
     pub pages_astray: u64,
-    /// Slices whose devices are being changed now, those that are stuck in the kernel included.
+    /// Slices with a change in progress, including changes stuck in the kernel.
     pub slices_changing: u64,
 }
 
-/// How a VMM wants its memory.
+/// Form in which a VMM takes memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// As descriptors.
+    /// Descriptors.
     Descriptors,
-    /// As paths to files of the VM's user.
+    /// Paths to files of the VM's user.
     Paths,
-    /// Slices as paths to files of the VM's user, and of local memory only the size.
+    /// Slices as paths to files of the VM's user, and the size of local memory.
     Shown,
 }
 
-/// One part of a VM's memory.
+/// Part of a VM's memory.
 #[derive(Clone, Debug)]
 pub struct Part {
-    /// Which slice; `None` for local memory.
+    /// Slice; `None` for local memory.
     pub slice: Option<Holding>,
-    /// The name of the EMC it is of; empty for local memory.
+    /// Name of its EMC; empty for local memory.
     pub emc: Arc<str>,
-    /// How much.
+    /// Size.
     pub bytes: Bytes,
-    /// Where it starts in its place.
+    /// Offset in its backing.
     pub offset: u64,
-    /// Where it is.
+    /// Backing.
     pub place: Place,
 }
 
-/// Where memory is.
+/// Backing of memory.
 #[derive(Clone, Debug)]
 pub enum Place {
-    /// In what this descriptor refers to.
+    /// Object of this descriptor.
     Descriptor(Arc<OwnedFd>),
     /// In the file of this name.
     Path(PathBuf),

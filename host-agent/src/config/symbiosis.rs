@@ -1,4 +1,5 @@
-//! `[symbiosis]` of host.toml: who shares this host's local memory and its link to remote memory, and what becomes of a share.
+//! Section `[symbiosis]` of host.toml: tenants that share local memory and the link to remote
+//! memory, and enforcement.
 
 use std::{
     collections::BTreeMap,
@@ -17,36 +18,36 @@ use units::{
 
 use super::{Fault, fault};
 
-/// Who shares what.
+/// Settings of Symbiosis.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Symbiosis {
-    /// A folder of cgroup v2: each cgroup in it is a tenant.
+    /// Folder of cgroup v2: each child cgroup is a tenant.
     pub cgroups: PathBuf,
-    /// What there is.
+    /// Shared resources.
     pub supply: Supply,
-    /// After how long it is decided anew.
+    /// Interval between decisions.
     pub epoch: Ns,
-    /// What becomes of shares.
+    /// Enforcement.
     pub enforce: Enforce,
-    /// The swap device that tenants' remote memory is on.
+    /// Swap device of the tenants' remote memory.
     pub remote: PathBuf,
-    /// What is said of single tenants.
+    /// Settings of single tenants.
     pub tenants: BTreeMap<Name, One>,
 }
 
-/// What becomes of a share.
+/// Enforcement of a share.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Enforce {
-    /// The tenant's memory beyond it goes to the swap device, as fast as its share of the link allows.
+    /// Memory beyond it goes to the swap device, as fast as the share of the link permits.
     Swap,
-    /// It is a target for whoever moves pages between local and pool memory; until somebody does, advice.
+    /// Target for a program that migrates pages between local and pool memory; advice without one.
     Tiered,
-    /// It is told.
+    /// Reported only.
     Advise,
 }
 
 impl Enforce {
-    /// As host.toml names it.
+    /// Returns the name in host.toml.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Swap => "swap",
@@ -57,7 +58,7 @@ impl Enforce {
 }
 
 impl Enforce {
-    /// What keeps a tenant from such a share; empty if nothing does.
+    /// Returns the reason why a tenant cannot have such a share; empty if it can.
     pub const fn caveat(self) -> &'static str {
         match self {
             Self::Tiered => "its share is advice: nothing here moves pages between local and pool memory yet",
@@ -66,14 +67,14 @@ impl Enforce {
     }
 }
 
-/// What is said of one tenant.
+/// Settings of one tenant.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct One {
-    /// What it may have relative to others, unless the scheduler says otherwise.
+    /// Weight, unless the scheduler sets one.
     pub weight: f64,
-    /// Local memory that it must have.
+    /// Guaranteed local memory.
     pub least_mib: u64,
-    /// What becomes of its share.
+    /// Enforcement.
     pub enforce: Enforce,
 }
 

@@ -1,4 +1,4 @@
-//! What came of an epoch, as the manager hears it.
+//! Conversion of an epoch's result.
 
 use fairness::market::Share;
 use proto::v1 as wire;
@@ -9,7 +9,7 @@ use crate::{
     symbiosis::{Certified, Report, State, TenantReport},
 };
 
-/// What came of an epoch.
+/// Converts the result of an epoch.
 pub fn shares(report: Report) -> wire::Shares {
     let state = match report.state {
         State::Set => wire::ShareState::Set,
@@ -17,7 +17,7 @@ pub fn shares(report: Report) -> wire::Shares {
         State::Kept => wire::ShareState::Blocked,
     };
     wire::Shares {
-        host: String::new(), // the session's
+        host: String::new(), // the session's host
         epoch: report.epoch,
         at_unix_ms: report.at.0,
         supply: Some(share(report.supply.all())),
@@ -28,7 +28,7 @@ pub fn shares(report: Report) -> wire::Shares {
     }
 }
 
-/// As much of a text as the manager takes.
+/// Shortens a text to the manager's limit.
 fn shortened(mut text: String) -> String {
     let ends = text.char_indices().map(|(at, letter)| at + letter.len_utf8());
     let end = ends.take_while(|end| *end <= SHARES_TEXT_BYTES_MAX).last();
@@ -36,7 +36,7 @@ fn shortened(mut text: String) -> String {
     text
 }
 
-/// As large a number as the manager takes: what is infinite is that.
+/// Limits a number to the manager's maximum, also if it is infinite.
 const fn told(number: f64) -> f64 {
     number.clamp(0.0, SHARES_NUMBER_MAX)
 }

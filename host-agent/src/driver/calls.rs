@@ -1,4 +1,4 @@
-//! What the driver has done beside it: calls of the host, records, and processes. Each comes back as one event.
+//! Work beside the driver: host calls, records, and processes. Each returns as one event.
 
 use std::{
     sync::Arc,
@@ -95,11 +95,11 @@ impl Driver {
         });
     }
 
-    /// At once: were it beside the driver, it might overtake a record that is written again.
+    /// Not beside the driver, because it could overtake a record that is written again.
     pub(super) fn forget(&mut self, reservation: ReservationId) {
         self.usage.forget(reservation);
         if let Err(error) = self.records.remove(reservation) {
-            // The next start finds it, sees that its process is gone, and tells of it once more.
+            // The next start finds the record without its process, and reports the end again.
             tracing::warn!(%reservation, error = units::chain(&error), "record not removed");
         }
     }
@@ -136,7 +136,7 @@ fn finished<T>(joined: Result<T, tokio::task::JoinError>) -> T {
     joined.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
 }
 
-/// Not knowing is not gone: a process that cannot be watched is tried again.
+/// An unknown state is no end: watching the process is retried.
 async fn until_gone(process: &Process) {
     loop {
         match Watched::open(process).map(|watched| watched.map(|watched| readiness::watch(watched.into()))) {
@@ -154,7 +154,7 @@ async fn until_gone(process: &Process) {
     }
 }
 
-/// As people read time; nothing is decided by it.
+/// Wall clock; nothing is decided by it.
 fn now() -> UnixMs {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     UnixMs(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))

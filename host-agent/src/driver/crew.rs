@@ -1,6 +1,7 @@
-//! A few threads that make calls of the host, which may take long. A VM's start never waits for slices being emptied: calls
-//! that close or scrub slices wait in queues of their own and never keep all threads busy. A thread that takes a call and sees more wakes
-//! the next, so that a burst of short calls is over before all of them are awake.
+//! Worker threads for host calls, which may take long. A VM's start never waits for slices being
+//! emptied: calls that close or scrub slices wait in queues of their own and never occupy all
+//! threads. A thread that takes a call and sees more wakes the next, so that a burst of short calls
+//! ends before all of them are awake.
 
 use std::{
     any::Any,
@@ -14,10 +15,10 @@ use pool::agent::Event;
 use tokio::sync::mpsc;
 use units::limits::{HOST_CALLS_IN_FLIGHT_MAX, HOST_RECLAIM_CALLS_IN_FLIGHT_MAX};
 
-/// A call, which says what came of it.
+/// Call that returns its result.
 type Call = Box<dyn FnOnce() -> Event + Send>;
 
-/// What came of a call; one that panicked leaves a slice in a state nobody knows.
+/// Result of a call; one that panicked leaves a slice in an unknown state.
 pub(super) type Made = Result<Event, Box<dyn Any + Send>>;
 
 #[derive(Default)]
@@ -26,14 +27,14 @@ struct Queue {
     more: Condvar,
 }
 
-/// What a call is for.
+/// Purpose of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lane {
     /// A VM's start waits for it.
     Serving,
     /// Slices that leave. They may have to wait for each other.
     Closing,
-    /// Slices that are nobody's.
+    /// Slices without an owner.
     Scrubbing,
 }
 
@@ -47,7 +48,7 @@ struct Waiting {
 }
 
 impl Waiting {
-    /// The next call that may be made now.
+    /// Returns the next call that may be made now.
     fn take(&mut self) -> Option<(Lane, Call)> {
         if let Some(call) = self.serving.pop_front() {
             return Some((Lane::Serving, call));
@@ -71,12 +72,13 @@ impl Waiting {
 }
 
 impl Queue {
-    /// A poisoned queue is still right: no call runs while it is locked.
+    /// A poisoned queue is consistent: no call runs while it is locked.
     fn waiting(&self) -> MutexGuard<'_, Waiting> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next call; `None` when there will be no more. `made` is what the thread has done before.
+    /// Returns the next call; `None` when there will be no more. `made` is the thread's previous
+    /// call.
     fn next(&self, made: Option<Lane>) -> Option<(Lane, Call)> {
         let mut waiting = self.waiting();
         waiting.emptying_under_way -= usize::from(made.is_some_and(|lane| lane != Lane::Serving));
@@ -97,7 +99,7 @@ impl Queue {
     }
 }
 
-/// The threads. Dropped, they end after the calls they are making.
+/// Worker threads. When dropped, they end after their current calls.
 pub(super) struct Crew(Arc<Queue>);
 
 impl std::fmt::Debug for Crew {
@@ -107,11 +109,11 @@ impl std::fmt::Debug for Crew {
 }
 
 impl Crew {
-    /// Starts the threads, and tells where they report. There is at most one call per slice, for the agent's machine
-    /// never asks twice at once.
+    /// Starts the threads, and returns the receiver of their results. There is at most one call per
+    /// slice, because the agent's state machine never requests two at once.
     ///
     /// # Errors
-    /// The operating system has no more threads.
+    /// The operating system cannot create a thread.
     pub(super) fn start() -> std::io::Result<(Self, mpsc::UnboundedReceiver<Made>)> {
         let queue = Arc::new(Queue::default());
         let (made, receiver) = mpsc::unbounded_channel();
@@ -128,7 +130,7 @@ impl Crew {
         Ok((Self(queue), receiver))
     }
 
-    /// Has a call made as soon as a thread is free.
+    /// Queues a call for the next free thread.
     pub(super) fn call(&self, lane: Lane, call: impl FnOnce() -> Event + Send + 'static) {
         let mut waiting = self.0.waiting();
         let first = !waiting.has_more();
@@ -211,7 +213,7 @@ mod tests {
         for id in 0..4 * HOST_CALLS_IN_FLIGHT_MAX as u64 {
             let held = Arc::clone(&held);
             crew.call(Lane::Scrubbing, move || {
-                let _ = held.lock().unwrap().recv(); // until nobody holds it up
+                let _ = held.lock().unwrap().recv(); // until it is released
                 event(id)
             });
         }

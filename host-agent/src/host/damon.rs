@@ -1,6 +1,7 @@
-//! Which pages tenants touch, by the kernel's DAMON: for a while it samples regions of their processes' memory, and then says how often each was touched.
-//! It is used through sysfs and as a whole: where somebody else does, it is left alone. Device memory is not watched: DAMON sees none
-//! of its pages, and looking splits the 1 GiB entries by which device-dax memory is mapped.
+//! Page accesses of tenants from the kernel's DAMON, which samples regions of their processes'
+//! memory for a while and reports how often each was accessed. It is used through sysfs and as a
+//! whole: while another program uses it, it is unavailable. Device memory is not watched: DAMON
+//! does not see its pages, and sampling splits the 1 GiB entries that map device-dax memory.
 
 mod target;
 
@@ -17,53 +18,54 @@ use super::{
     watched::{Eyes, LOOK_US, LOOKS, Region, Watched},
 };
 
-/// Where DAMON is in `/sys`.
+/// Folder of DAMON in `/sys`.
 const ADMIN: &str = "kernel/mm/damon/admin/kdamonds";
-/// How long looks are added up, in microseconds: what is told is of the last such time.
+/// Aggregation interval in microseconds: results are of the last such interval.
 const AGGREGATE_US: u64 = LOOKS as u64 * LOOK_US;
-/// How often it is looked which memory processes have, in microseconds.
+/// Interval between updates of the processes' memory, in microseconds.
 const UPDATE_US: u64 = 1_000_000;
-/// How often a scheme is tried, in microseconds, where the kernel lets that be said: what was seen is heard of so soon, else at the end of the looks that
-/// are being added up.
+/// Interval between applications of a scheme, in microseconds, where the kernel supports it:
+/// results are available after it, otherwise at the end of the aggregation interval.
 const APPLY_US: u64 = 100_000;
 
-/// Why nobody can be watched.
+/// Reason why processes cannot be watched.
 #[derive(Debug, thiserror::Error)]
 pub enum DamonError {
-    /// The kernel has no DAMON, or refuses.
+    /// The kernel has no DAMON, or rejects its use.
     #[error(transparent)]
     Sysfs(#[from] SysfsError),
-    /// Somebody else uses it.
+    /// Another program uses it.
     #[error("DAMON is in use by somebody else")]
     InUse,
 }
 
-/// The kernel's DAMON.
+/// DAMON of the kernel.
 #[derive(Debug)]
 pub struct Damon {
     files: Sysfs,
-    /// How many are being watched.
+    /// Number of watched tenants.
     watches: usize,
 }
 
 impl Damon {
-    /// That of a tree such as `/sys`. `is_ours`: whether somebody who is found watched there was by an agent before.
+    /// Creates it for a tree such as `/sys`. `is_ours`: whether a running DAMON was started by an
+    /// earlier agent.
     pub fn at(sys: &Path, is_ours: bool) -> Self {
         let files = Sysfs::at(sys.join(ADMIN));
         let left = if is_ours { files.number("nr_kdamonds").unwrap_or(0) } else { 0 };
         Self { files, watches: usize::try_from(left).unwrap_or(0) }
     }
 
-    /// Whether the kernel of such a tree has one.
+    /// Returns whether the kernel of such a tree has DAMON.
     pub fn is_there(sys: &Sysfs) -> bool {
         sys.has(ADMIN)
     }
 
-    /// Watches processes of tenants, each tenant by itself, until [`Damon::take`]; nothing is seen of tenants with nothing but
-    /// device memory.
+    /// Watches processes of tenants, each tenant separately, until [`Damon::take`]; tenants with
+    /// only device memory have no result.
     ///
     /// # Errors
-    /// Nobody is watched: see [`DamonError`].
+    /// No process is watched: see [`DamonError`].
     pub fn watch(&mut self, tenants: &[Vec<Target>]) -> Result<(), DamonError> {
         self.is_free()?;
         self.files.write("nr_kdamonds", &tenants.len().to_string())?;
@@ -75,25 +77,26 @@ impl Damon {
         Ok(begun?)
     }
 
-    /// Whether tenants are being watched.
+    /// Returns whether tenants are being watched.
     pub fn is_watching(&self) -> bool {
         self.watches > 0
     }
 
-    /// Sees that nobody uses it; what we used is ended.
+    /// Verifies that no other program uses it, and ends own use.
     ///
     /// # Errors
-    /// Somebody else does, or the kernel has none.
+    /// Another program uses it, or the kernel has none.
     pub fn is_free(&mut self) -> Result<(), DamonError> {
         self.stop()?;
         if self.files.number("nr_kdamonds")? > 0 { Err(DamonError::InUse) } else { Ok(()) }
     }
 
-    /// What was seen of each tenant that was to be watched, in their order, and ends watching; nothing of one whose processes are gone, nor of those that are
-    /// left when so much time is over: a kernel that adds looks up to the end makes each wait for that.
+    /// Returns the accesses of each watched tenant in order, and ends watching. There is none for
+    /// tenants whose processes have ended, and for those remaining when the time is over: a kernel
+    /// that aggregates to the end makes each wait for it.
     ///
     /// # Errors
-    /// The kernel refuses to end it.
+    /// The kernel rejects the end.
     pub fn take(&mut self, within: Duration) -> Result<Vec<Option<Watched>>, DamonError> {
         let begun = Instant::now();
         let seen = |at| (begun.elapsed() < within).then(|| self.seen(at).ok()).flatten();
@@ -102,13 +105,13 @@ impl Damon {
         Ok(seen)
     }
 
-    /// Ends watching, whatever was seen.
+    /// Ends watching and drops the results.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// The kernel rejects it.
     pub fn stop(&mut self) -> Result<(), DamonError> {
         for at in 0..self.watches {
-            // One whose processes are gone is off already, and says so by refusing.
+            // A context whose processes have ended is off already, and rejects it.
             let _ = self.files.write(format!("{at}/state"), "off");
         }
         if self.watches > 0 {
@@ -119,7 +122,7 @@ impl Damon {
     }
 
     fn begin(&self, at: usize, processes: &[Target]) -> Result<(), SysfsError> {
-        // Where no process has device memory, the kernel itself follows which memory each of them has.
+        // Without device memory, the kernel itself tracks the processes' memory.
         let is_fixed = processes.iter().any(|target| target.device_bytes > 0);
         let is_watched = |target: &&Target| !is_fixed || !target.ranges.is_empty();
         let processes: Vec<&Target> = processes.iter().filter(is_watched).collect();
@@ -146,7 +149,7 @@ impl Damon {
                 number(&format!("{below}/end"), range.end as u64)?;
             }
         }
-        // What is told is what a scheme that does nothing was tried on: everything.
+        // The results are the regions of a scheme that does nothing and applies to everything.
         number("0/schemes/nr_schemes", 1)?;
         set("0/schemes/0/action", "stat")?;
         let apply = format!("{at}/contexts/0/schemes/0/apply_interval_us");
@@ -181,7 +184,7 @@ pub(crate) mod made_up {
     use super::ADMIN;
     use crate::host::sysfs::made_up::MadeUp;
 
-    /// A DAMON that takes everything, and has seen these regions of the first tenant.
+    /// Returns a DAMON that accepts everything, and has these regions of the first tenant.
     pub(crate) fn damon(tenants: usize, regions: &[(&str, &str, &str)]) -> MadeUp {
         let made_up = MadeUp::new(&[]);
         made_up.files(ADMIN, &[("nr_kdamonds", "0")]);

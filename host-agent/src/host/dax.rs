@@ -1,5 +1,6 @@
-//! A host whose slices are device-dax ranges of CXL memory: never the kernel's own, so nothing pins them, and taken by force
-//! where they must be. A slice's device exists while the slice is here. What another host has of it, only the manager knows.
+//! Host whose slices are device-dax ranges of CXL memory. The kernel does not allocate from them,
+//! so no page is pinned, and they can be taken by force. A slice's device exists while the host has
+//! the slice. The manager knows about other hosts.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -20,7 +21,7 @@ pub struct Dax {
 }
 
 impl Dax {
-    /// A host with this CXL memory.
+    /// Creates a host with this CXL memory.
     pub fn new(ranges: Ranges, local_dir: Option<PathBuf>) -> Self {
         Self { ranges, local: Local::new(local_dir), open: Opened::default() }
     }

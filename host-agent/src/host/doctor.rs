@@ -1,5 +1,5 @@
-//! `host-agent doctor`: looks at this machine as an experienced operator would, says what is missing, wrong or dangerous and which
-//! command mends it. It mends nothing itself, and looking changes nothing. What the rack thinks of the machine is `tarn doctor`'s.
+//! `host-agent doctor`: reports missing, wrong or dangerous settings of this machine, each with the
+//! command that fixes it. It changes nothing. The state in the rack is reported by `tarn doctor`.
 
 mod agent;
 mod devices;
@@ -20,21 +20,21 @@ use self::agent::Agents;
 use super::sysfs::Sysfs;
 use crate::config::{Backend, Config};
 
-/// What helps whoever may not look.
+/// Hint for a check without permission.
 const AS_ROOT: &str = "look as root: `sudo host-agent doctor`";
 
-/// One thing that was looked at, in the shape of `tarn doctor`'s.
+/// Result of a check, in the format of `tarn doctor`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// What was looked for.
+    /// Check.
     pub check: &'static str,
-    /// Whether it is as it should be.
+    /// Whether it passed.
     pub ok: bool,
-    /// What it is about.
+    /// Subject.
     pub subject: String,
-    /// What was found.
+    /// Finding.
     pub what: String,
-    /// What mends it, or should be seen to some day.
+    /// Command that fixes it, or advice.
     pub mend: Option<String>,
 }
 
@@ -52,21 +52,21 @@ impl Finding {
     }
 }
 
-/// Where a machine shows what it is.
+/// Locations of machine information.
 #[derive(Clone, Debug)]
 pub struct Machine {
-    /// Its /sys.
+    /// /sys.
     pub sys: Sysfs,
-    /// Its /proc.
+    /// /proc.
     pub proc: Sysfs,
-    /// Its /dev.
+    /// /dev.
     pub dev: PathBuf,
-    /// The folder of each kernel's modules.
+    /// Folder of kernel modules.
     pub modules: Sysfs,
 }
 
 impl Machine {
-    /// The one that this runs on.
+    /// Returns the running machine.
     pub fn this() -> Self {
         Self {
             sys: Sysfs::at("/sys"),
@@ -77,16 +77,16 @@ impl Machine {
     }
 }
 
-/// What is made of a machine's CXL memory.
+/// Use of a machine's CXL memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Use {
-    /// Ranges of device-dax.
+    /// Device-dax ranges.
     Dax,
     /// Memory of a node.
     Blocks,
 }
 
-/// Looks at a machine that is to be what this host.toml says.
+/// Checks a machine against a host.toml.
 pub fn examine(machine: &Machine, path: &Path) -> Vec<Finding> {
     let config = match Config::load(path) {
         Ok(config) => config,
@@ -110,7 +110,7 @@ pub fn examine(machine: &Machine, path: &Path) -> Vec<Finding> {
     found
 }
 
-/// CXL memory, and all that it wants of the machine.
+/// Checks CXL memory and its requirements.
 fn memory(machine: &Machine, config: &Config, agents: &Agents, used: Use) -> Vec<Finding> {
     let mut found = vec![kernel::release(machine)];
     found.extend(kernel::modules(machine, used));
@@ -128,12 +128,12 @@ fn memory(machine: &Machine, config: &Config, agents: &Agents, used: Use) -> Vec
     found
 }
 
-/// What is wrong, or that nothing is.
+/// Returns the failed checks, or that there is none.
 fn each(wrong: Vec<Finding>, good: impl FnOnce() -> Finding) -> Vec<Finding> {
     if wrong.is_empty() { vec![good()] } else { wrong }
 }
 
-/// For people.
+/// Formats the result as text.
 pub fn text(findings: &[Finding]) -> String {
     let line = |finding: &Finding| {
         let Finding { check, ok, subject, what, mend } = finding;
@@ -144,7 +144,7 @@ pub fn text(findings: &[Finding]) -> String {
     findings.iter().map(line).collect()
 }
 
-/// What mends what could not be looked at.
+/// Returns the hint for a check without permission.
 fn not_seen(errno: &io::Error, otherwise: &str) -> String {
     match errno.kind() {
         io::ErrorKind::PermissionDenied => AS_ROOT.to_owned(),

@@ -1,5 +1,5 @@
-//! A host whose slices are sparse files of an emulated EMC. A handle is the file's path; what its name means is the
-//! EMC's business.
+//! Host whose slices are sparse files of an emulated EMC. A handle is the path of a file, whose
+//! name is interpreted by the EMC only.
 
 use std::{
     fs::{File, OpenOptions},
@@ -29,7 +29,8 @@ pub struct Emulated {
 }
 
 impl Emulated {
-    /// A host with nothing open. Local memory that is asked for by path lies in a directory, if there is one.
+    /// Creates a host without open slices. Local memory by path is in a directory, if one is
+    /// configured.
     pub fn new(local_dir: Option<PathBuf>) -> Self {
         Self { local: Local::new(local_dir), open: Opened::default() }
     }
@@ -70,7 +71,7 @@ impl Host for Emulated {
         Vec::new()
     }
 
-    /// Nothing: what an agent has open ends with it.
+    /// Returns nothing: open files end with the agent.
     fn found(&self) -> Result<Vec<Arc<str>>, HostError> {
         Ok(Vec::new())
     }
@@ -97,7 +98,7 @@ impl Host for Emulated {
     }
 }
 
-/// Opens what must be a whole slice. A file that was revoked is shorter, or not there.
+/// Opens a complete slice. A revoked file is shorter or missing.
 fn open_slice(path: &Path) -> Result<File, HostError> {
     let opened = OpenOptions::new().read(true).write(true).custom_flags(no_follow()).open(path);
     let file = opened.map_err(|errno| HostError::io("open", path, errno))?;

@@ -1,4 +1,4 @@
-//! A host that is only a table, and fails when told to.
+//! Host as a table, with injected failures.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,7 +14,7 @@ use units::{Bytes, ReservationId, SLICE};
 
 use super::{Counters, Form, Host, HostError, Part, Place, Usage};
 
-/// What can be told to fail.
+/// Calls that can fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Call {
     /// [`Host::online`].
@@ -29,7 +29,7 @@ pub enum Call {
     Memory,
 }
 
-/// A host that is only a table.
+/// Host as a table.
 #[derive(Debug, Default)]
 pub struct Fake(Mutex<Table>);
 
@@ -49,37 +49,37 @@ impl Fake {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next so many calls of this kind fail.
+    /// Lets the next calls of this kind fail.
     pub fn fail(&self, call: Call, times: usize) {
         self.table().failing.insert(call, times);
     }
 
-    /// A predecessor of the agent left something there.
+    /// Adds remains of an earlier agent.
     pub fn leave(&self, place: &str) {
         self.table().left.insert(place.into());
     }
 
-    /// A slice arrives with somebody else's bytes.
+    /// Adds a slice with another owner's data.
     pub fn dirty(&self, holding: Holding) {
         self.table().dirty.insert(holding);
     }
 
-    /// A VM uses so much of its memory.
+    /// Sets the memory that a VM uses.
     pub fn set_usage(&self, reservation: ReservationId, usage: Usage) {
         self.table().usage.insert(reservation, usage);
     }
 
-    /// Slices that are open now.
+    /// Returns the open slices.
     pub fn open(&self) -> Vec<Holding> {
         self.table().open.iter().copied().collect()
     }
 
-    /// Every call that did not fail, oldest first.
+    /// Returns every successful call, oldest first.
     pub fn calls(&self) -> Vec<(Call, Holding)> {
         self.table().calls.clone()
     }
 
-    /// VMs whose local memory was given back.
+    /// Returns VMs whose local memory was released.
     pub fn freed(&self) -> Vec<ReservationId> {
         self.table().freed.clone()
     }

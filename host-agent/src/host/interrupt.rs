@@ -1,5 +1,5 @@
-//! Calls of the kernel's that may never end by themselves, as when memory is taken offline that somebody holds: they are made in a
-//! thread of their own, which a signal gets out of them.
+//! Kernel calls that may never return, such as taking offline memory that is in use: they run in a
+//! thread of their own, which a signal interrupts.
 
 use std::{
     io,
@@ -13,30 +13,30 @@ use std::{
 
 use vmm_sys_util::signal::{Killable as _, SIGRTMIN, register_signal_handler};
 
-/// A signal may come just before the call that it is to end; so there is another one.
+/// Delay between signals: one may arrive just before the call that it has to interrupt.
 const SIGNALLED_EVERY: Duration = Duration::from_millis(100);
 
-/// How far work has come.
+/// Progress of work.
 enum Stage<T> {
     NextStep,
     Done(T),
 }
 
-/// For work to say that it goes on.
+/// Lets work report its progress.
 pub(super) struct Steps<'a>(&'a dyn Fn());
 
 impl Steps<'_> {
-    /// Another step begins, and has all the time that one has.
+    /// Starts another step, with the full time limit of a step.
     pub(super) fn next(&self) {
         (self.0)();
     }
 }
 
-/// The outcome of work, whose calls are interrupted (`EINTR`) in a step that takes longer than this. It must not make the same call
-/// again then, as much of the standard library does.
+/// Returns the result of work, whose calls are interrupted (`EINTR`) in a step that exceeds its
+/// time limit. It must not repeat the same call then, as much of the standard library does.
 ///
 /// # Errors
-/// There is no thread for it, or the kernel takes no handler. Nothing was done then.
+/// There is no thread for it, or the kernel rejects the signal handler. Nothing was done then.
 pub(super) fn stepwise<T: Send + 'static>(
     limit: Duration,
     work: impl FnOnce(&Steps<'_>) -> T + Send + 'static,
@@ -59,14 +59,14 @@ pub(super) fn stepwise<T: Send + 'static>(
     }
 }
 
-/// Nobody may listen any more.
+/// There may be no receiver.
 fn run<T>(sender: &SyncSender<Stage<T>>, work: impl FnOnce(&Steps<'_>) -> T) {
     let next = || drop(sender.send(Stage::NextStep));
     let outcome = work(&Steps(&next));
     drop(sender.send(Stage::Done(outcome)));
 }
 
-/// The signal does nothing but interrupt.
+/// The signal only interrupts.
 fn prepare() -> io::Result<()> {
     static PREPARED: OnceLock<Result<(), i32>> = OnceLock::new();
     extern "C" fn nothing(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}

@@ -1,4 +1,4 @@
-//! A process that DAMON watches, and where: all of its memory but that of devices.
+//! Process watched by DAMON, with its address ranges: all of its memory except device memory.
 
 use std::ops::Range;
 
@@ -6,29 +6,29 @@ use units::SLICE;
 
 use crate::host::process::{Mapping, all_mappings};
 
-/// A process and what of its address space may be watched.
+/// Process with the address ranges that may be watched.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
-    /// The process.
+    /// Process.
     pub pid: u32,
-    /// Where it has other memory than that of devices, lowest first; unused addresses between two mappings included.
+    /// Ranges without device memory, ascending; they include unused addresses between mappings.
     pub ranges: Vec<Range<usize>>,
-    /// How much memory of devices it has mapped, in bytes.
+    /// Mapped device memory, in bytes.
     pub device_bytes: u64,
 }
 
 impl Target {
-    /// Returns all of a process, on a host without device-dax memory.
+    /// Returns all memory of a process, on a host without device-dax memory.
     pub fn whole(pid: u32) -> Self {
         Self { pid, ranges: Vec::new(), device_bytes: 0 }
     }
 
-    /// Returns what of a process may be watched now; nothing of one that is gone.
+    /// Returns the ranges of a process that may be watched now; none if it has ended.
     pub fn of(pid: u32) -> Self {
         Self::from_mappings(pid, &all_mappings(pid).unwrap_or_default())
     }
 
-    /// Joins neighbours that are less than a slice apart: so no slice that is mapped later lies within a range.
+    /// Joins neighbours less than a slice apart: so no slice mapped later lies within a range.
     fn from_mappings(pid: u32, mappings: &[Mapping]) -> Self {
         let mut target = Self { pid, ranges: Vec::new(), device_bytes: 0 };
         let mut is_after_device = true;
@@ -49,7 +49,7 @@ impl Target {
         target
     }
 
-    /// Returns at most so many ranges, the largest ones, lowest first.
+    /// Returns at most `most` ranges, the largest ones, in ascending order.
     pub fn largest_ranges(&self, most: usize) -> Vec<Range<usize>> {
         let mut ranges = self.ranges.clone();
         ranges.sort_by_key(|range| std::cmp::Reverse(range.len()));

@@ -1,4 +1,4 @@
-//! The agents of a machine: that there is one and only one, and that it may do what it must.
+//! Agents of a machine: exactly one runs, with the required capabilities.
 
 use std::{
     fs,
@@ -11,7 +11,7 @@ use rustix::fs::{major, minor};
 use super::{AS_ROOT, Finding, Machine, Sysfs};
 use crate::config::Config;
 
-/// From linux/capability.h: what an agent of CXL memory must be able to do, as its unit allows it.
+/// Capabilities required by an agent of CXL memory, from linux/capability.h, as in its unit.
 const NEEDED: [(u32, &str); 7] = [
     (0, "CAP_CHOWN"),
     (1, "CAP_DAC_OVERRIDE"),
@@ -22,16 +22,16 @@ const NEEDED: [(u32, &str); 7] = [
     (23, "CAP_SYS_NICE"),
 ];
 
-/// Who serves this machine.
+/// Agents of this machine.
 pub(super) struct Agents {
-    /// Who has the directory that host.toml names.
+    /// Process that locked the directory in host.toml.
     ours: Option<u32>,
     /// All others.
     others: Vec<u32>,
 }
 
 impl Agents {
-    /// Whom the kernel knows.
+    /// Reads the agents from the kernel.
     pub(super) fn find(machine: &Machine, runtime_dir: &Path) -> Self {
         let ours = holder(&machine.proc, &runtime_dir.join("lock"));
         let mut others = serving(&machine.proc);
@@ -43,7 +43,7 @@ impl Agents {
         self.ours.is_some()
     }
 
-    /// Agents of emulated devices are in nobody's way.
+    /// Agents of emulated devices do not conflict.
     pub(super) fn alone(&self, config: &Config, is_real: bool) -> Finding {
         if is_real && !self.others.is_empty() {
             let what =
@@ -65,7 +65,7 @@ impl Agents {
         Finding::bad("agent", what, "`systemctl restart host-agent`: guests run on")
     }
 
-    /// What the agent may do, or whoever asks if there is none.
+    /// Checks the capabilities of the agent or, without one, of the caller.
     pub(super) fn rights(&self, machine: &Machine, is_real: bool) -> Finding {
         if !is_real {
             return Finding::good("rights", "an emulated device needs none but its user's");
@@ -93,7 +93,7 @@ impl Agents {
     }
 }
 
-/// Who has locked a file: `1: FLOCK ADVISORY WRITE PID MAJOR:MINOR:INODE 0 EOF`.
+/// Returns the process that locked a file: `1: FLOCK ADVISORY WRITE PID MAJOR:MINOR:INODE 0 EOF`.
 fn holder(proc: &Sysfs, lock: &Path) -> Option<u32> {
     let file = fs::metadata(lock).ok()?;
     let id = format!("{:02x}:{:02x}:{}", major(file.dev()), minor(file.dev()), file.ino());
@@ -105,7 +105,7 @@ fn holder(proc: &Sysfs, lock: &Path) -> Option<u32> {
     holders.next()
 }
 
-/// Every process that is `host-agent serve`. One that ends meanwhile is none.
+/// Returns every process `host-agent serve`. A process that ends meanwhile is skipped.
 fn serving(proc: &Sysfs) -> Vec<u32> {
     let all = proc.numbered("", "").unwrap_or_default();
     let is_one = |pid: &String| {
@@ -125,7 +125,7 @@ fn lacking(proc: &Sysfs, folder: &str) -> Result<Vec<&'static str>, String> {
     Ok(NEEDED.iter().filter(|(bit, _)| has >> bit & 1 == 0).map(|(_, name)| *name).collect())
 }
 
-/// Whether /sys, as a process sees it, cannot be written to.
+/// Returns whether a process sees /sys read-only.
 fn is_read_only(proc: &Sysfs, folder: &str) -> bool {
     let mounts = proc.text(format!("{folder}/mounts")).unwrap_or_default();
     let mut mounts = mounts.lines().rev().map(|line| line.split_whitespace().collect::<Vec<_>>());

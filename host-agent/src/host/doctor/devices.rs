@@ -1,4 +1,5 @@
-//! The machine's CXL memory devices, and what is on their slices. Nothing is made or taken apart: that is for the agent's start.
+//! CXL memory devices of the machine, with their slices. Nothing is created or removed: that is
+//! left to the agent.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,19 +15,19 @@ use crate::host::{
     slices::{self, Driver, Found, SliceError, Slices},
 };
 
-/// The regions of each node that pool memory is of.
+/// Regions of each node with pool memory.
 pub(super) type Nodes = BTreeMap<u32, Vec<Range<u64>>>;
 
-/// What all devices have in common.
+/// State common to all devices.
 struct Look<'a> {
     used: Use,
-    /// Slices that VMs have on record.
+    /// Slices in records of VMs.
     places: &'a BTreeSet<String>,
-    /// An agent may be at work on them.
+    /// An agent may be working on them.
     is_served: bool,
 }
 
-/// Each device, and the nodes that their memory is of.
+/// Checks each device, and returns the nodes of their memory.
 pub(super) fn all(
     machine: &Machine,
     used: Use,
@@ -53,7 +54,7 @@ fn slices_of(device: &Seen) -> Option<&Slices> {
     }
 }
 
-/// No device; what the firmware has set aside for one is worth knowing.
+/// Reports that there is no device, with memory reserved for one by the firmware.
 fn none(machine: &Machine, error: &CxlError) -> Finding {
     let aside = soft_reserved(&machine.proc.text("iomem").unwrap_or_default());
     let aside = match aside {
@@ -70,7 +71,7 @@ fn none(machine: &Machine, error: &CxlError) -> Finding {
     )
 }
 
-/// As in `  100000000-1ffffffff : Soft Reserved`; only root is told where.
+/// Parses `  100000000-1ffffffff : Soft Reserved`; only root sees the addresses.
 fn soft_reserved(iomem: &str) -> Option<Bytes> {
     let ranges =
         iomem.lines().filter_map(|line| line.trim().strip_suffix(" : Soft Reserved")?.split_once('-'));
@@ -112,7 +113,7 @@ impl Look<'_> {
             .collect()
     }
 
-    /// Something that an agent sees to when it starts. One that has started should have done so.
+    /// Reports a condition that a starting agent resolves. A running one should have done so.
     fn to_come(&self, what: String) -> Finding {
         match self.is_served {
             false => Finding::good("devices", format!("{what}: the agent sees to it when it starts")),
@@ -152,7 +153,7 @@ impl Look<'_> {
         })
     }
 
-    /// One slice that the kernel has something of.
+    /// Checks one slice that is present in the kernel.
     fn slice(&self, slices: &Slices, index: u32, found: &Found, place: &str) -> Option<Finding> {
         if found.driver.is_none() {
             return self.half(place.to_owned(), "has no driver");
@@ -177,7 +178,7 @@ impl Look<'_> {
         }
     }
 
-    /// What a killed agent left. One that runs is about to go on with it, as far as anybody can tell from here.
+    /// Reports remains of a killed agent. A running agent is probably about to process them.
     fn half(&self, subject: String, what: &str) -> Option<Finding> {
         if self.is_served {
             return None;

@@ -1,30 +1,30 @@
-//! Whether this host encrypts its memory. Each host does so with a key of its own: zeros that one host wrote to a shared device read
-//! as noise on another, which takes the slice for one that was not scrubbed.
+//! Memory encryption of this host. Each host uses its own key: zeros written by one host to a
+//! shared device read as noise on another, which treats the slice as not scrubbed.
 
 use std::{fs::File, os::unix::fs::FileExt as _};
 
 use super::{Finding, Machine};
 
-/// The register by which firmware activates TME (Intel SDM, volume 4: IA32_TME_ACTIVATE).
+/// Register by which firmware activates TME (Intel SDM, volume 4: IA32_TME_ACTIVATE).
 const IA32_TME_ACTIVATE: u64 = 0x982;
-/// Its bit that says that TME is enabled.
+/// Bit: TME is enabled.
 const TME_ENABLED: u64 = 1 << 1;
-/// Its bits with the number of bits of key identifiers, which TME-MK has.
+/// Bits with the number of key identifier bits of TME-MK.
 const TME_KEYID_BITS: u64 = 0xf << 32;
-/// Where devices of AMD's secure processor show whether TSME is active.
+/// Attributes of AMD's secure processor that show whether TSME is active.
 const SECURE_PROCESSORS: &str = "bus/pci/drivers/ccp";
 
-/// What is known of one kind of encryption.
+/// State of one kind of encryption.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     None,
-    /// What might be active and why that is not known, and what shows it.
+    /// Possibly active, with the reason why it is unknown and how to determine it.
     Possible(&'static str, &'static str),
-    /// What is active, and what switches it off.
+    /// Active, with the setting that disables it.
     Active(&'static str, &'static str),
 }
 
-/// Reports whether memory is encrypted: active, possible or none.
+/// Reports memory encryption as active, possible or none.
 pub(super) fn of_memory(machine: &Machine) -> Finding {
     let cpuinfo = machine.proc.text("cpuinfo").unwrap_or_default();
     let states = [tsme(machine, &cpuinfo), sme(machine, &cpuinfo), tme(machine, &cpuinfo)];
@@ -45,7 +45,7 @@ pub(super) fn of_memory(machine: &Machine) -> Finding {
     }
 }
 
-/// AMD's transparent encryption, which firmware switches on and processors do not list.
+/// Checks AMD's transparent encryption, which is enabled by firmware and not listed by processors.
 fn tsme(machine: &Machine, cpuinfo: &str) -> State {
     let devices = machine.sys.numbered(SECURE_PROCESSORS, "").unwrap_or_default();
     let status = |device: &String| machine.sys.text(format!("{SECURE_PROCESSORS}/{device}/tsme_status")).ok();
@@ -63,7 +63,7 @@ fn tsme(machine: &Machine, cpuinfo: &str) -> State {
     }
 }
 
-/// AMD's encryption by the kernel. Linux lists the flag only where firmware has enabled it.
+/// Checks AMD's encryption by the kernel. Linux lists the flag only where firmware has enabled it.
 fn sme(machine: &Machine, cpuinfo: &str) -> State {
     let remedy = "`mem_encrypt=off` on the kernel's command line of all hosts that share the device";
     let line = machine.proc.text("cmdline").unwrap_or_default();
@@ -78,7 +78,7 @@ fn sme(machine: &Machine, cpuinfo: &str) -> State {
     }
 }
 
-/// Intel's encryption. Processors list the flag whether firmware has activated it or not.
+/// Checks Intel's encryption. Processors list the flag whether firmware has activated it or not.
 fn tme(machine: &Machine, cpuinfo: &str) -> State {
     let remedy = "switch TME off in the firmware of all hosts that share the device, or exclude CXL memory from it there";
     if !has_flag(cpuinfo, "tme") {
@@ -120,7 +120,7 @@ mod tests {
         }
     }
 
-    /// What is found on a machine with these files, in words.
+    /// Returns the result on a machine with these files, as text.
     fn found(files: &[(&str, &str)]) -> (bool, String) {
         let tree = MadeUp::new(files);
         let Finding { ok, what, mend, .. } = of_memory(&machine(&tree));

@@ -1,4 +1,4 @@
-//! The files that an agent needs: host.toml, what it names, and what the agent has noted.
+//! Files required by an agent: host.toml, the files in it, and the agent's records.
 
 use std::{
     collections::BTreeSet,
@@ -13,13 +13,13 @@ use crate::{
     records, serve,
 };
 
-/// Permissions of anybody but the owner: all of them, and those to change something.
+/// Permissions of users other than the owner: all, and those to write.
 const OTHERS: u32 = 0o077;
 const OTHERS_WRITE: u32 = 0o022;
-/// From linux/magic.h: file systems that are memory.
+/// File systems in memory, from linux/magic.h.
 const IN_MEMORY: [i64; 2] = [0x0102_1994, 0x9584_58f6];
 
-/// There is no host.toml, or it says nothing that makes sense.
+/// Reports that host.toml is missing or invalid.
 pub(super) fn not_a_config(path: &Path, error: &ConfigError) -> Finding {
     let otherwise = format!(
         "write it: host.example.toml is one; `host-agent serve --check-config --config {}`",
@@ -32,13 +32,14 @@ pub(super) fn not_a_config(path: &Path, error: &ConfigError) -> Finding {
     Finding::bad("config", units::chain(error), mend)
 }
 
-/// host.toml, which is one.
+/// Reports a valid host.toml.
 pub(super) fn config(path: &Path) -> Finding {
     let wrong = open_to(path, OTHERS_WRITE, "config");
     wrong.unwrap_or_else(|| Finding::good("config", format!("{} is in order", path.display())))
 }
 
-/// What host.toml names: secrets are their owner's alone, and nobody else changes the others.
+/// Checks the files in host.toml: secrets are readable by their owner only, and no other user can
+/// write the others.
 pub(super) fn secrets(config: &Config) -> Vec<Finding> {
     let tls = config.tls.as_ref();
     let closed = config.token_file.iter().chain(tls.map(|tls| &tls.key)).map(|path| (path, OTHERS));
@@ -55,7 +56,7 @@ pub(super) fn secrets(config: &Config) -> Vec<Finding> {
     })
 }
 
-/// Who else may do what with a file, if that is too much, or why it is not known.
+/// Returns excessive permissions of other users, or the reason why they are unknown.
 fn open_to(path: &Path, others: u32, check: &'static str) -> Option<Finding> {
     let shown = path.display();
     let mode = match fs::File::open(path).and_then(|file| file.metadata()) {
@@ -70,7 +71,7 @@ fn open_to(path: &Path, others: u32, check: &'static str) -> Option<Finding> {
     (mode & others != 0).then(|| Finding::bad(check, what, format!("`chmod {allowed:o} {shown}`")))
 }
 
-/// Where local memory lies for VMMs that only take paths.
+/// Checks the directory for local memory of VMMs that take only paths.
 pub(super) fn local_dir(dir: Option<&Path>) -> Finding {
     let Some(dir) = dir else {
         return Finding::good("local_dir", "not set: VMMs that only take paths make local memory themselves");
@@ -94,7 +95,7 @@ pub(super) fn local_dir(dir: Option<&Path>) -> Finding {
     }
 }
 
-/// What the agent has noted of VMs, and the places of their slices.
+/// Checks the agent's records of VMs, and returns the locations of their slices.
 pub(super) fn records(runtime_dir: &Path) -> (Finding, BTreeSet<String>) {
     match records::noted(runtime_dir) {
         Ok(all) => {

@@ -1,4 +1,4 @@
-//! What the kernel must be able to do: be new enough, have its modules, run guests, and leave added memory alone.
+//! Requirements of the kernel: version, modules, KVM, and memory hotplug policy.
 
 use std::fs::OpenOptions;
 
@@ -8,19 +8,19 @@ use crate::host::{
     sysfs::{Sysfs, SysfsError},
 };
 
-/// The first kernel that makes regions of volatile memory.
+/// First kernel with regions of volatile memory.
 const OLDEST: (u32, u32) = (6, 3);
-/// On the kernel's command line: what is added stays offline from the boot on.
+/// Kernel parameter that keeps added memory offline from boot on.
 const STAYS_OFFLINE: &str = "memhp_default_state=offline";
 
-/// Where the kernel shows when it uses huge pages.
+/// Setting for huge pages.
 const HUGE_PAGES: &str = "kernel/mm/transparent_hugepage";
 
-/// A module, and the folder that is there once it is.
+/// Module, with the folder that exists once it is loaded.
 struct Module {
     name: &'static str,
     driver: &'static str,
-    /// The agent has it loaded when it needs it.
+    /// The agent loads it when needed.
     on_demand: bool,
 }
 
@@ -38,7 +38,7 @@ const fn module(name: &'static str, driver: &'static str, on_demand: bool) -> Mo
     Module { name, driver, on_demand }
 }
 
-/// Whether regions of volatile memory can be made.
+/// Checks whether regions of volatile memory can be created.
 pub(super) fn release(machine: &Machine) -> Finding {
     let release = machine.proc.text("sys/kernel/osrelease").unwrap_or_default();
     let mut parts = release.split(['.', '-']).map(|part| part.parse::<u32>().ok());
@@ -55,7 +55,7 @@ pub(super) fn release(machine: &Machine) -> Finding {
     }
 }
 
-/// Whether guests can run.
+/// Checks whether guests can run.
 pub(super) fn kvm(machine: &Machine) -> Finding {
     match OpenOptions::new().read(true).write(true).open(machine.dev.join("kvm")) {
         Ok(_) => Finding::good("kvm", "/dev/kvm can be used"),
@@ -69,7 +69,8 @@ pub(super) fn kvm(machine: &Machine) -> Finding {
     }
 }
 
-/// Reports whether guests get huge pages, for which their VMMs ask. Without them guests run all the same, so it is nothing wrong.
+/// Reports whether guests get huge pages, which their VMMs request. Guests run without them, so
+/// this never fails.
 pub(super) fn huge_pages(machine: &Machine) -> Finding {
     let chosen = |file: &str| {
         let choices = machine.sys.text(format!("{HUGE_PAGES}/{file}")).ok()?;
@@ -103,7 +104,7 @@ pub(super) fn huge_pages(machine: &Machine) -> Finding {
     }
 }
 
-/// The modules that CXL memory needs.
+/// Checks the modules for CXL memory.
 pub(super) fn modules(machine: &Machine, used: Use) -> Vec<Finding> {
     let needed = MODULES.iter().filter(|module| module.name != "kmem" || used == Use::Blocks);
     let release = machine.proc.text("sys/kernel/osrelease").unwrap_or_default();
@@ -121,13 +122,13 @@ pub(super) fn modules(machine: &Machine, used: Use) -> Vec<Finding> {
     each(wrong.collect(), || Finding::good("modules", "all are loaded, or can be when they are needed"))
 }
 
-/// As in `kernel/drivers/dax/kmem.ko.xz: kernel/...`.
+/// Parses `kernel/drivers/dax/kmem.ko.xz: kernel/...`.
 fn is_listed(list: &str, name: &str) -> bool {
     let files = list.lines().filter_map(|line| line.split(':').next()?.rsplit('/').next());
     files.filter_map(|file| file.split_once(".ko")).any(|(listed, _)| listed.replace('-', "_") == name)
 }
 
-/// What a module is called where kernels are configured.
+/// Returns the configuration option of a module.
 fn option(module: &str) -> String {
     match module {
         "device_dax" => "DEV_DAX".to_owned(),
@@ -137,7 +138,7 @@ fn option(module: &str) -> String {
     }
 }
 
-/// Whether memory that is added stays offline: the kernel never gives back what it took for itself.
+/// Checks whether added memory stays offline: the kernel never releases memory that it uses itself.
 pub(super) fn onlining(machine: &Machine) -> Finding {
     let now = "`echo offline > /sys/devices/system/memory/auto_online_blocks`";
     let later = format!("{STAYS_OFFLINE} on the kernel's command line");

@@ -1,5 +1,5 @@
-//! A node whose memory is slices: that nothing else is in it, and nobody moves its pages. What of VMs' memory it has no room for is on
-//! local memory.
+//! Node whose memory is slices: it contains nothing else, and its pages are not migrated. VM memory
+//! that does not fit overflows to local memory.
 
 use std::ops::Range;
 
@@ -12,12 +12,12 @@ use crate::host::{
     sysfs::SysfsError,
 };
 
-/// Where the kernel shows nodes.
+/// Folder of nodes.
 const NODES: &str = "devices/system/node";
-/// The zone from which everything can be moved away.
+/// Zone whose pages can all be moved.
 const MOVABLE: &str = "Movable";
 
-/// Whether blocks are pieces of a slice.
+/// Checks whether blocks are parts of a slice.
 pub(super) fn block_size(machine: &Machine) -> Finding {
     match blocks::size(&machine.sys) {
         Ok(size) if SLICE.get().is_multiple_of(size.get()) => {
@@ -34,7 +34,7 @@ pub(super) fn block_size(machine: &Machine) -> Finding {
     }
 }
 
-/// Who moves pages between nodes without being asked.
+/// Checks for automatic page migration between nodes.
 pub(super) fn movers(machine: &Machine) -> Finding {
     let demotion = machine.sys.text("kernel/mm/numa/demotion_enabled").unwrap_or_default();
     if ["true", "1"].contains(&&*demotion) {
@@ -55,7 +55,7 @@ pub(super) fn movers(machine: &Machine) -> Finding {
     }
 }
 
-/// What is wrong with a node that slices are of. `regions` is where in physical memory they are.
+/// Checks a node with slices. `regions` is their physical location.
 pub(super) fn all(machine: &Machine, node: u32, regions: &[Range<u64>]) -> Vec<Finding> {
     let folder = format!("{NODES}/node{node}");
     if !machine.sys.has(&folder) {
@@ -96,7 +96,7 @@ fn online(machine: &Machine, folder: &str) -> Result<Vec<Block>, SysfsError> {
     Ok(all?.into_iter().filter(|block| !block.is_offline()).collect())
 }
 
-/// A block that is no slice's, or cannot leave again.
+/// Reports a block that belongs to no slice, or cannot leave again.
 fn misplaced(machine: &Machine, block: &Block, regions: &[Range<u64>]) -> Option<Finding> {
     let (name, at) = (&block.name, blocks::range(&machine.sys, block).ok()?);
     let offline = format!("`echo offline > /sys/{}/{name}/state`", blocks::FOLDER);
@@ -120,7 +120,7 @@ fn misplaced(machine: &Machine, block: &Block, regions: &[Range<u64>]) -> Option
     (zone != MOVABLE).then(bad)
 }
 
-/// Others' pages take what VMs were promised.
+/// Pages of other processes use memory reserved for VMs.
 fn strangers(machine: &Machine, folder: &str) -> Option<Finding> {
     let meminfo = machine.sys.text(format!("{folder}/meminfo")).ok()?;
     let bytes = usage::strangers(&meminfo)?;
@@ -138,7 +138,7 @@ fn strangers(machine: &Machine, folder: &str) -> Option<Finding> {
     (bytes > FOREIGN_MEMORY_ON_POOL_NODE_MAX).then(bad)
 }
 
-/// What becomes of a VM that touches memory of a full node.
+/// Checks the effect of a VM's access to a full node.
 fn when_full(machine: &Machine) -> &'static str {
     let swaps = machine.proc.text("swaps").unwrap_or_default().lines().count();
     if swaps > 1 {

@@ -1,4 +1,5 @@
-//! What sharing a host's memory among tenants wants of the machine: cgroups whose memory, processors and bytes are counted, and a swap device in use.
+//! Requirements of Symbiosis: cgroups with memory, cpu and io controllers, and a swap device in
+//! use.
 
 use std::path::Path;
 
@@ -8,10 +9,10 @@ use crate::{
     host::{damon::Damon, remote::Remote, sampler::Sampler, sysfs::Sysfs},
 };
 
-/// Controllers of cgroup v2 that tenants are counted and limited by.
+/// Controllers of cgroup v2 used to measure and limit tenants.
 const CONTROLLERS: [&str; 3] = ["memory", "io", "cpu"];
 
-/// All of it.
+/// Checks all requirements.
 pub(super) fn all(machine: &Machine, symbiosis: &Symbiosis) -> Vec<Finding> {
     let wrong = cgroups(&symbiosis.cgroups).into_iter().chain(swap(machine, symbiosis)).collect();
     let mut found = each(wrong, || {
@@ -22,10 +23,10 @@ pub(super) fn all(machine: &Machine, symbiosis: &Symbiosis) -> Vec<Finding> {
     found
 }
 
-/// What helps who sees nothing.
+/// Hint for a host without access monitor.
 const BOOT: &str = "boot a kernel with CONFIG_DAMON_VADDR and CONFIG_DAMON_SYSFS";
 
-/// Who sees which pages they touch.
+/// Reports the access monitor of each kind of tenant.
 fn sight(machine: &Machine, symbiosis: &Symbiosis) -> Finding {
     let sampler = Sampler::open(&machine.sys, symbiosis.epoch.as_duration());
     match (sampler, Damon::is_there(&machine.sys)) {
