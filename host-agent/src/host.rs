@@ -150,98 +150,98 @@ pub struct Part {
 pub enum Place {
     /// Object of this descriptor.
     Descriptor(Arc<OwnedFd>),
-    /// In the file of this name.
+    /// File of this name.
     Path(PathBuf),
-    /// Nowhere: the VMM makes it.
+    /// None: the VMM allocates it.
     VmmsOwn,
 }
 
-/// Returns the user that gets the files of a VM: the one that its reservation names, or the agent's own.
+/// Returns the owner of a VM's files: the user named by its reservation, or the agent's user.
 fn user_of(record: &VmRecord) -> UserId {
     record.uid.unwrap_or_else(process::own_user)
 }
 
-/// What a machine could not do.
+/// Error of a machine.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
-    /// The operating system refused.
+    /// The operating system rejected an operation.
     #[error("{doing} {}", path.display())]
     Io {
-        /// What was tried.
+        /// Operation.
         doing: &'static str,
-        /// With what.
+        /// Object.
         path: PathBuf,
-        /// Why not.
+        /// Error.
         #[source]
         errno: io::Error,
     },
-    /// What the handle names is not a whole slice: it was revoked, or never was one.
+    /// The handle's file is no complete slice: it was revoked, or never was one.
     #[error("{} has {bytes} bytes: a slice has {}", path.display(), units::SLICE.get())]
     NotASlice {
-        /// Which file.
+        /// File.
         path: PathBuf,
-        /// How long it is.
+        /// Length.
         bytes: u64,
     },
-    /// Somebody else's bytes.
+    /// The slice is not zeroed.
     #[error("{} is not zero at byte {at}", path.display())]
     NotZero {
-        /// Which file.
+        /// File.
         path: PathBuf,
-        /// The first byte that is not zero, in steps of what is read at once.
+        /// First non-zero byte, rounded down to the unit of reads.
         at: u64,
     },
     /// Processes still have it.
     #[error("{} is still in use by processes {pids:?}", path.display())]
     InUse {
-        /// Which file.
+        /// File.
         path: PathBuf,
-        /// Which processes.
+        /// Processes.
         pids: Vec<u32>,
     },
-    /// Its CXL memory cannot be used, or is not here.
+    /// Its CXL memory is unusable or not present.
     #[error(transparent)]
     Cxl(#[from] cxl::CxlError),
-    /// The kernel does not do with a slice what is wanted.
+    /// The kernel rejected an operation on a slice.
     #[error(transparent)]
     Slice(#[from] slices::SliceError),
-    /// The kernel does not say what there is.
+    /// The kernel does not report the state.
     #[error(transparent)]
     Sysfs(#[from] sysfs::SysfsError),
-    /// Processes cannot be looked into.
+    /// Processes cannot be inspected.
     #[error(transparent)]
     Process(#[from] process::ProcessError),
-    /// A slice's memory does not leave its node, or does not come.
+    /// A slice's memory cannot leave or join its node.
     #[error(transparent)]
     Refused(#[from] memory_block::Refused),
-    /// A slice may not leave its node: VMs would be pushed out of the pool.
+    /// A slice may not leave its node: VMs would overflow to local memory.
     #[error("node {node} has {room} free beside this slice: VMs have {needed} in it")]
     NoRoom {
-        /// Which node.
+        /// Node.
         node: u32,
-        /// What would have to go elsewhere.
+        /// Memory to be moved.
         needed: Bytes,
-        /// Where it could go.
+        /// Free memory.
         room: Bytes,
     },
-    /// Files without a name show others than their owner no path.
+    /// Files without a name have no path for users other than their owner.
     #[error(
         "a VMM of user {uid} cannot open memory blocks by path: it takes descriptors, or runs as the agent's user"
     )]
     NoPath {
-        /// Whose VMM it is.
+        /// User of the VMM.
         uid: UserId,
     },
-    /// Somebody else's file has the name of a device's node.
+    /// A file of another user has the name of a device's node.
     #[error("{} is not the node of that device: /dev must be a devtmpfs", path.display())]
     NotTheDevice {
-        /// Which file.
+        /// File.
         path: PathBuf,
     },
     /// It was not brought online before.
     #[error("slice {} of epoch {} is not open", .0.slice, .0.epoch)]
     NotOpen(Holding),
-    /// Local memory was asked for as a path.
+    /// Local memory was requested as a path.
     #[error("local memory can be had by path only if backend.local_dir is set")]
     NoLocalDirectory,
 }
@@ -251,7 +251,7 @@ impl HostError {
         Self::Io { doing, path: path.into(), errno: errno.into() }
     }
 
-    /// As the manager hears it.
+    /// Returns the failure as reported to the manager.
     pub fn told(&self) -> HostFailure {
         let reason = match self {
             Self::NotZero { .. } => FailedReason::NotZero,

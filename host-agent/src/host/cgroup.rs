@@ -1,5 +1,5 @@
-//! Tenants as cgroups of version 2: which there are, what the kernel has counted of each, and the two limits that a share becomes. Nothing is decided
-//! here, and no other file of a cgroup is written.
+//! Tenants as cgroups of version 2: their names, the kernel's counters, and the two limits that
+//! enforce a share. Nothing is decided here, and no other file of a cgroup is written.
 
 use std::{
     fs,
@@ -10,64 +10,65 @@ use units::Bytes;
 
 use super::sysfs::{Sysfs, SysfsError};
 
-/// A folder of cgroups: each in it is a tenant.
+/// Folder of cgroups, each of which is a tenant.
 #[derive(Clone, Debug)]
 pub struct Cgroups {
     folder: PathBuf,
     files: Sysfs,
 }
 
-/// What the kernel has counted of a tenant since it is there, and what it has now.
+/// Counters of a tenant since its creation, and its current usage.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Counters {
-    /// Memory it has.
+    /// Memory usage.
     pub memory: Bytes,
-    /// What of it is on swap devices.
+    /// Part of it on swap devices.
     pub swapped: Bytes,
-    /// The most it may have by its owner's word; nothing if there is no such word.
+    /// Limit set by its owner, if any.
     pub most: Option<Bytes>,
-    /// Microseconds of all processors that it used.
+    /// Processor time, in microseconds.
     pub worked_us: u64,
-    /// How often it had to wait for a page to be read.
+    /// Major page faults.
     pub misses: u64,
-    /// Pages that came back to it after they had been taken away.
+    /// Pages reclaimed and faulted back.
     pub refaults: u64,
-    /// Bytes read from the device, and written to it.
+    /// Bytes read from and written to the device.
     pub read: u64,
     /// See `read`.
     pub written: u64,
-    /// Bytes read from all other devices, and written to them.
+    /// Bytes read from and written to all other devices.
     pub elsewhere: u64,
-    /// Microseconds in which some of it waited for memory, and for devices; nothing where the kernel does not count them. Pages that are waited for are in
-    /// one of both, or in both: in the first if they had been in use, in the second also while they are held up by a limit.
+    /// Microseconds in which some task was stalled on memory and on I/O; none where the kernel does
+    /// not count them. A wait for a page is counted in one or both: as memory if the page was in
+    /// use before, as I/O also while it is delayed by a limit.
     pub stalled_us: Option<(u64, u64)>,
 }
 
 impl Counters {
-    /// Memory it has, wherever that is.
+    /// Returns the memory usage, including swap.
     pub const fn everywhere(&self) -> Bytes {
         Bytes::new(self.memory.get().saturating_add(self.swapped.get()))
     }
 }
 
-/// Limits of a tenant; nothing where there is none.
+/// Limits of a tenant; `None` without a limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
-    /// Beyond so many bytes its pages are taken away.
+    /// Memory above which pages are reclaimed, in bytes.
     pub memory: Option<u64>,
-    /// Bytes per second that may be read from the device.
+    /// Bytes per second read from the device.
     pub read: Option<u64>,
-    /// And written to it.
+    /// Bytes per second written to the device.
     pub written: Option<u64>,
 }
 
 impl Cgroups {
-    /// Those in a folder, as `/sys/fs/cgroup/tenants`.
+    /// Opens a folder, such as `/sys/fs/cgroup/tenants`.
     pub fn at(folder: &Path) -> Self {
         Self { folder: folder.to_owned(), files: Sysfs::at(folder) }
     }
 
-    /// What they are called, in order; those that have no process are none.
+    /// Returns the names of the tenants in order; cgroups without a process are skipped.
     ///
     /// # Errors
     /// The folder cannot be read.
@@ -80,7 +81,7 @@ impl Cgroups {
             let Some(name) = entry.file_name().to_str().filter(|_| is_folder).map(str::to_owned) else {
                 continue;
             };
-            // One that goes just now is none either.
+            // A cgroup that disappears is skipped too.
             if self
                 .files
                 .text(format!("{name}/cgroup.events"))
@@ -93,15 +94,15 @@ impl Cgroups {
         Ok(names)
     }
 
-    /// Whether there is such a tenant.
+    /// Returns whether such a tenant exists.
     pub fn is_there(&self, name: &str) -> bool {
         self.folder.join(name).is_dir()
     }
 
-    /// What is counted of a tenant; of bytes moved, those of one device, as `253:0`.
+    /// Returns the counters of a tenant, with traffic of one device, such as `253:0`.
     ///
     /// # Errors
-    /// It is gone, or its controllers `memory`, `cpu` and `io` are not there.
+    /// It is gone, or its controllers `memory`, `cpu` and `io` are missing.
     pub fn counters(&self, name: &str, device: &str) -> Result<Counters, SysfsError> {
         let number = |file: &str| self.files.number(format!("{name}/{file}")).map(Bytes::new);
         let swapped = match number("memory.swap.current") {
@@ -133,7 +134,7 @@ impl Cgroups {
         })
     }
 
-    /// All processes of a tenant, and of cgroups in it.
+    /// Returns all processes of a tenant, including those of its child cgroups.
     ///
     /// # Errors
     /// It is gone, or cannot be read.
@@ -143,7 +144,8 @@ impl Cgroups {
         while let Some(folder) = folders.pop() {
             let text = match self.files.text(folder.join("cgroup.procs")) {
                 Ok(text) => text,
-                // One in it has gone meanwhile, or has threads only: the processes are those of the one above.
+                // A child has gone meanwhile, or is threaded: its processes are those of its
+                // parent.
                 Err(error) if folder != own && (error.is_gone() || has_threads_only(&error)) => continue,
                 Err(error) => return Err(error),
             };
@@ -155,7 +157,7 @@ impl Cgroups {
         Ok(found)
     }
 
-    /// A tenant's limits, on a device.
+    /// Returns a tenant's limits, on a device.
     ///
     /// # Errors
     /// It is gone.
@@ -166,18 +168,19 @@ impl Cgroups {
         Ok(Limits { memory: self.bytes(name, "memory.high")?.map(Bytes::get), read, written })
     }
 
-    /// Takes pages away beyond so much memory, or none. This may take as long as moving them does.
+    /// Sets the memory above which pages are reclaimed, or removes it. May take as long as the
+    /// reclaim.
     ///
     /// # Errors
-    /// It is gone, or the kernel refuses.
+    /// It is gone, or the kernel rejects it.
     pub fn limit_memory(&self, name: &str, to: Option<u64>) -> Result<(), SysfsError> {
         self.files.write(format!("{name}/memory.high"), &or_max(to))
     }
 
-    /// Lets it read and write so many bytes per second of a device, or any number.
+    /// Sets the bytes per second of a device, or removes the limit.
     ///
     /// # Errors
-    /// It is gone, or the kernel refuses.
+    /// It is gone, or the kernel rejects it.
     pub fn limit_bandwidth(
         &self,
         name: &str,
@@ -193,7 +196,7 @@ impl Cgroups {
         self.files.text(format!("{name}/{file}"))
     }
 
-    /// A number of bytes, or nothing where there is `max`.
+    /// Reads a number of bytes; `None` for `max`.
     fn bytes(&self, name: &str, file: &str) -> Result<Option<Bytes>, SysfsError> {
         if self.text(name, file)? == "max" {
             return Ok(None);
@@ -206,23 +209,23 @@ impl Cgroups {
     }
 }
 
-/// As limits are written.
+/// Formats a limit.
 fn or_max(limit: Option<u64>) -> String {
     limit.map_or_else(|| "max".to_owned(), |limit| limit.to_string())
 }
 
-/// Enough of a text to see what it is.
+/// Shortens a text for a message.
 fn shortened(text: &str) -> String {
     text.chars().take(100).collect()
 }
 
-/// As in `pgmajfault 17`.
+/// Reads a value such as `pgmajfault 17`.
 fn value(text: &str, key: &str) -> Option<u64> {
     let rest = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' '))?;
     rest.trim().parse().ok()
 }
 
-/// The line that begins with a word.
+/// Returns the line that begins with a word.
 fn line_of<'a>(text: &'a str, word: &str) -> Option<&'a str> {
     text.lines().find(|line| begins(line, word))
 }
@@ -231,7 +234,7 @@ fn begins(line: &str, word: &str) -> bool {
     line.split_whitespace().next() == Some(word)
 }
 
-/// As in `253:0 rbytes=4096 wbytes=0`.
+/// Reads a line such as `253:0 rbytes=4096 wbytes=0`.
 fn assigned<'a>(line: &'a str, key: &str) -> Option<&'a str> {
     line.split_whitespace().find_map(|word| word.strip_prefix(key)?.strip_prefix('='))
 }
@@ -241,13 +244,14 @@ fn has_threads_only(error: &SysfsError) -> bool {
     matches!(error, SysfsError::Read { errno, .. } if errno.raw_os_error() == Some(code))
 }
 
-/// Cgroups in a temporary folder, for tests. They hold still, and take whatever is written.
+/// Cgroups in a temporary folder, for tests. Their counters are constant, and they accept every
+/// write.
 #[cfg(test)]
 pub(crate) mod made_up {
     use super::Cgroups;
     use crate::host::sysfs::made_up::MadeUp;
 
-    /// As many as there are names.
+    /// Creates one for each name.
     pub(crate) fn cgroups(names: &[&str]) -> (MadeUp, Cgroups) {
         let made_up = MadeUp::new(&[]);
         names.iter().for_each(|name| add(&made_up, name));
@@ -255,7 +259,7 @@ pub(crate) mod made_up {
         (made_up, cgroups)
     }
 
-    /// One more, that has used nothing yet.
+    /// Adds one without usage.
     pub(crate) fn add(made_up: &MadeUp, name: &str) {
         let stat = "anon 4096\npgfault 9\npgmajfault 0\nworkingset_refault_anon 0\nworkingset_refault_file 0";
         let files = [

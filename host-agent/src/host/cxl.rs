@@ -1,5 +1,6 @@
-//! The CXL memory devices of this machine: which there are, and the region over each, found or made. Slices are numbered from the
-//! start of their device's region; what becomes of one is `slices`'s. A device with a problem is told of and left alone.
+//! CXL memory devices of this machine, with the region of each, found or created. Slices are
+//! numbered from the start of their device's region, and operated on in `slices`. A device with a
+//! problem is reported and not used.
 
 mod plan;
 mod problem;
@@ -17,59 +18,59 @@ use super::{
     sysfs::{Sysfs, SysfsError},
 };
 
-/// Where the kernel shows what is on the CXL bus.
+/// Folder of the CXL bus.
 const BUS: &str = "bus/cxl/devices";
 
-/// What a machine has.
+/// CXL memory of a machine.
 #[derive(Debug)]
 pub struct Discovered {
-    /// Its memory devices, as the kernel numbers them.
+    /// Memory devices, in the kernel's order.
     pub devices: Vec<Device>,
 }
 
-/// A CXL memory device.
+/// CXL memory device.
 #[derive(Debug)]
 pub struct Device {
-    /// The kernel's name for it, such as `mem0`; another boot may give it another.
+    /// Name in the kernel, such as `mem0`; it may change at a reboot.
     pub name: String,
-    /// Its own name, as sysfs prints it, such as `0x1`: the same on every host that sees it.
+    /// Serial number as printed by sysfs, such as `0x1`: equal on every host that sees the device.
     pub serial: String,
-    /// How much volatile memory it has.
+    /// Size of its volatile memory.
     pub bytes: Bytes,
-    /// Its slices, or what keeps them from being used.
+    /// Its slices, or the reason why they cannot be used.
     pub slices: Result<Slices, Problem>,
 }
 
-/// A CXL memory device as it stands, with nothing made of it.
+/// Current state of a CXL memory device.
 #[derive(Debug)]
 pub struct Seen {
-    /// Its own name, as [`Device::serial`].
+    /// Serial number, as [`Device::serial`].
     pub serial: String,
-    /// How much volatile memory it has.
+    /// Size of its volatile memory.
     pub bytes: Bytes,
-    /// What is over it, or what keeps it from being used.
+    /// Its region, or the reason why it cannot be used.
     pub sight: Result<Sight, Problem>,
 }
 
-/// What stands over a device that can be used.
+/// State of a usable device.
 #[derive(Debug)]
 pub enum Sight {
-    /// A region with its slices.
+    /// It has a region with slices.
     There(Slices),
-    /// A region of this name that no driver has yet.
+    /// It has a region of this name without a driver.
     Unused(String),
-    /// A region of this name that was never finished.
+    /// It has a region of this name that was not completed.
     Unfinished(String),
-    /// None yet.
+    /// It has no region.
     Bare {
-        /// The best window for one.
+        /// Best window for a region.
         window: String,
-        /// Where that begins in the host's physical memory.
+        /// Physical address at which it would begin.
         start: u64,
     },
 }
 
-/// Looks at a machine's memory devices, and changes nothing.
+/// Inspects a machine's memory devices, without changes.
 ///
 /// # Errors
 /// There is no CXL bus, or no device on it.
@@ -96,7 +97,7 @@ fn is_twin(memdevs: &[Memdev], memdev: &Memdev) -> bool {
 }
 
 impl Discovered {
-    /// Looks at a machine, and makes a region over each device that has none.
+    /// Inspects a machine, and creates a region for each device without one.
     ///
     /// # Errors
     /// There is no CXL bus, or no device on it.
@@ -112,10 +113,10 @@ impl Discovered {
         Ok(Self { devices: memdevs.into_iter().zip(regions).map(device).collect() })
     }
 
-    /// The slices of a device.
+    /// Returns the slices of a device.
     ///
     /// # Errors
-    /// There is no such device, or it has a problem.
+    /// The device does not exist, or has a problem.
     pub fn slices(&self, serial: &str) -> Result<&Slices, CxlError> {
         let found = self.devices.iter().find(|device| device.serial == serial);
         let device = found.ok_or_else(|| CxlError::NoSuchDevice { serial: serial.to_owned() })?;
@@ -126,7 +127,8 @@ impl Discovered {
     }
 }
 
-/// The region over each device, or what keeps it from having one. Where several are to be made, they are planned together.
+/// Returns the region of each device, or the reason why it has none. Several new regions are
+/// planned together.
 fn regions(sysfs: &Sysfs, memdevs: &[Memdev]) -> Vec<Result<Region, Problem>> {
     let (mut regions, mut bare) = (BTreeMap::new(), Vec::new());
     for (number, memdev) in memdevs.iter().enumerate() {
@@ -143,12 +145,12 @@ fn regions(sysfs: &Sysfs, memdevs: &[Memdev]) -> Vec<Result<Region, Problem>> {
     regions.into_values().collect()
 }
 
-/// A slice as the manager names it: `cxl:SERIAL:INDEX`.
+/// Slice in the manager's notation `cxl:SERIAL:INDEX`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SliceName {
-    /// Its device, as sysfs prints the serial.
+    /// Serial number of its device.
     pub serial: String,
-    /// Which slice of it, in whole GiB from the start of the region.
+    /// Index of the slice, in GiB from the start of the region.
     pub index: u32,
 }
 

@@ -1,7 +1,8 @@
-//! A host whose slices are memory of a CPU-less node of its own, onlined block by block for pages that can be moved. Such slices
-//! belong to the node and not to a VM: each VM gets files in memory that are bound to the node, one per slice, and which slice
-//! holds which page is the kernel's business. So a slice can leave while the VMs beside it run: their pages go to the node's
-//! other slices, as long as there is room. Device-dax is used before and after, to see zeros and to empty the caches.
+//! Host whose slices are memory of a CPU-less node, onlined in blocks for movable pages. Such
+//! slices belong to the node and not to a VM: each VM gets files in memory bound to the node, one
+//! per slice, and the kernel chooses the slice of each page. A slice can leave while the VMs beside
+//! it run: their pages move to the node's other slices, if there is space. Device-dax is used
+//! before and after, to verify zeros and to flush caches.
 
 mod room;
 mod switch;
@@ -43,9 +44,9 @@ use super::{
     user_of,
 };
 
-/// What the kernel says of each page.
+/// File with the flags of each page.
 const PAGE_FLAGS: &str = "/proc/kpageflags";
-/// What the kernel says of each node.
+/// Folder of the nodes.
 const NODES: &str = "/sys/devices/system/node";
 
 /// Slices as blocks of a node's memory.
@@ -54,16 +55,16 @@ pub struct MemoryBlock {
     sysfs: Sysfs,
     ranges: Ranges,
     local: Local,
-    /// What VMs have of the node: a file in memory for each slice.
+    /// Memory of VMs on the node: a file for each slice.
     open: Opened,
     turns: Turns,
-    /// Slices of VMs whose pages must stay where they are.
+    /// Slices of VMs whose pages must not be migrated.
     pinned: Mutex<BTreeSet<Holding>>,
     brought_back: AtomicU64,
     astray: AtomicU64,
 }
 
-/// A block of a slice, and how many of its pages are in use.
+/// Block of a slice, with its number of pages in use.
 #[derive(Debug)]
 struct UsedBlock {
     block: Block,
@@ -71,7 +72,7 @@ struct UsedBlock {
 }
 
 impl MemoryBlock {
-    /// A host with this CXL memory.
+    /// Creates a host with this CXL memory.
     pub fn new(sysfs: Sysfs, ranges: Ranges, local_dir: Option<PathBuf>) -> Self {
         Self {
             sysfs,
@@ -85,7 +86,8 @@ impl MemoryBlock {
         }
     }
 
-    /// Brings a slice's memory to its node. What is online in part was seen to be zero before the first block was.
+    /// Adds a slice's memory to its node. A partly online slice was verified before its first block
+    /// was onlined.
     fn join(&self, slices: &Slices, index: u32, place: &str, check_zero: bool) -> Result<(), HostError> {
         let kmem = slices.found()?.get(&index).is_some_and(|found| found.driver == Some(Driver::Kmem));
         let begun = kmem && slices.blocks(index)?.iter().any(|block| !block.is_offline());
@@ -96,7 +98,7 @@ impl MemoryBlock {
         Ok(switch(&self.sysfs, &slices.blocks(index)?, To::Online)?)
     }
 
-    /// The file of a slice: made anew for memory that nobody had; else the one that its VM has.
+    /// Returns the file of a slice: a new one for memory without owner, otherwise the VM's.
     fn file(&self, holding: Holding, node: u32, is_new: bool) -> Result<File, HostError> {
         let name = file_name(holding);
         let had = if is_new { None } else { process::find_memfd(&name)? };
@@ -110,7 +112,8 @@ impl MemoryBlock {
         Ok(file)
     }
 
-    /// Whoever has the file loses it: at once if that is the order, or else it is seen that nobody has it.
+    /// Removes the file from its users: at once by force, otherwise after verifying that no process
+    /// has it.
     fn take_file(&self, holding: Holding, verify: bool) -> Result<(), HostError> {
         let name = file_name(holding);
         let file = match self.open.file(holding) {
@@ -125,11 +128,11 @@ impl MemoryBlock {
         } else {
             file.set_len(0).map_err(|errno| HostError::io("truncate", &name, errno))?;
         }
-        self.open.remove(holding); // its pages go with the last descriptor
+        self.open.remove(holding); // its pages are freed with the last descriptor
         Ok(())
     }
 
-    /// Takes a slice's memory from its node, if it is there.
+    /// Removes a slice's memory from its node, if it is there.
     fn leave(&self, slices: &Slices, index: u32, place: &Arc<str>) -> Result<(), HostError> {
         if slices.blocks(index)?.iter().all(Block::is_offline) {
             return Ok(());
@@ -143,16 +146,17 @@ impl MemoryBlock {
 
     /// Takes a slice's blocks offline, all of them or none.
     fn empty(&self, slices: &Slices, index: u32) -> Result<(), HostError> {
-        let used_blocks = self.used_blocks(slices, index)?; // again: whoever had its turn before moved pages
+        let used_blocks = self.used_blocks(slices, index)?; // again, because earlier removals have moved pages
         self.see_room(slices.node(), &used_blocks)?;
         let blocks: Vec<Block> = used_blocks.into_iter().map(|used| used.block).collect();
-        // What is brought back may land in a block that was put back: what holds it is seen before.
+        // Pages that are moved back may land in a block that was put back online: its users are
+        // determined before.
         let switched = switch(&self.sysfs, &blocks, To::Offline).map_err(|refused| self.explain(refused));
         self.bring_back(slices.node());
         Ok(switched?)
     }
 
-    /// The node's other slices must have room for what its VMs have in these blocks.
+    /// Checks that the node's other slices have space for the VMs' pages in these blocks.
     fn see_room(&self, node: u32, blocks: &[UsedBlock]) -> Result<(), HostError> {
         let online = blocks.iter().filter(|used| !used.block.is_offline()).count() as u64;
         let pages: u64 = blocks.iter().map(|used| used.pages).sum();
@@ -166,7 +170,7 @@ impl MemoryBlock {
         if room.is_enough() { Ok(()) } else { Err(no_room) }
     }
 
-    /// A slice's blocks, the emptiest first: what is in them has the most room to go to.
+    /// Returns a slice's blocks, the emptiest first: their pages have the most space to move to.
     fn used_blocks(&self, slices: &Slices, index: u32) -> Result<Vec<UsedBlock>, HostError> {
         let look = |block| self.pages_in_block(&block).map(|pages| UsedBlock { block, pages });
         let mut blocks = slices.blocks(index)?.into_iter().map(look).collect::<Result<Vec<_>, _>>()?;
@@ -186,7 +190,7 @@ impl MemoryBlock {
         Refused { pages_in_use: self.pages_in_block(&block).ok(), ..refused }
     }
 
-    /// A poisoned set is still right: no call leaves it half changed.
+    /// A poisoned set is consistent: no call leaves it half changed.
     fn pinned(&self) -> MutexGuard<'_, BTreeSet<Holding>> {
         self.pinned.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -197,8 +201,8 @@ impl MemoryBlock {
         }
     }
 
-    /// Estimates how much of a VM's pool memory is on other nodes than the pool's, from a sample of its pages. `None` if the VM's
-    /// process is gone or cannot be examined.
+    /// Estimates the part of a VM's pool memory on other nodes than the pool's, from a sample of
+    /// its pages. `None` if the VM's process has ended or cannot be inspected.
     fn overflow(&self, vm: &HaveVm, pool: Bytes) -> Option<Bytes> {
         if pool == Bytes::ZERO {
             return Some(Bytes::ZERO);
@@ -209,13 +213,14 @@ impl MemoryBlock {
         Some(placed.misplaced_part().of(pool))
     }
 
-    /// The files of VMs whose pages may be moved.
+    /// Returns the files of VMs whose pages may be moved.
     fn movable_files(&self) -> Vec<Arc<OwnedFd>> {
         self.open.files_without(&self.pinned())
     }
 
-    /// Linux does not mind to which node a file is bound when it empties a block. What went astray is moved back; what cannot
-    /// be is counted, and told. Pages of pinned VMs stay where they are: a device may be writing to them.
+    /// Linux ignores a file's binding when it empties a block. Pages on other nodes are moved back;
+    /// those that cannot be moved are counted and reported. Pages of pinned VMs are not moved,
+    /// because a device may be writing to them.
     fn bring_back(&self, node: u32) {
         let right = BTreeSet::from([node]);
         for file in self.movable_files() {
@@ -314,7 +319,7 @@ impl Host for MemoryBlock {
     }
 }
 
-/// As it stands in /proc/PID/fd, whoever has it.
+/// Returns the link text in /proc/PID/fd.
 fn file_name(holding: Holding) -> String {
     format!("tarn-slice-{}.{}", holding.slice, holding.epoch)
 }
@@ -331,7 +336,7 @@ mod tests {
 
     const SLICE_1: Holding = Holding { slice: SliceId(1), epoch: Epoch(1) };
 
-    /// A host that has this slice, whose pool is on no node of this machine.
+    /// Returns a host that has this slice, whose pool is on no node of this machine.
     fn host(made_up: &MadeUp) -> MemoryBlock {
         made_up.files("devices/mem0", &[("serial", "0x1")]);
         made_up.files("devices/mem0/ram", &[("size", "0x10000000")]);

@@ -1,12 +1,12 @@
-//! A machine with CXL memory as a 6.12 kernel shows it, made up for tests.
+//! Simulated sysfs of a machine with CXL memory, as of kernel 6.12, for tests.
 
 use super::BUS;
 use crate::host::sysfs::made_up::MadeUp;
 
-/// What all ports are below.
+/// Folder of all ports.
 pub(crate) const ROOT: &str = "devices/platform/root0";
 
-/// A machine with one host bridge, one window and one device of 4 GiB, which has a region over all of it.
+/// Machine with one host bridge, one window and one device of 4 GiB with a region over all of it.
 pub(crate) fn machine() -> MadeUp {
     let made_up = MadeUp::new(&[]);
     made_up.link(&format!("{ROOT}/dport12"), "devices/pci0000:0c");
@@ -20,7 +20,7 @@ pub(crate) fn machine() -> MadeUp {
     made_up
 }
 
-/// A device of 4 GiB with one decoder, which is of this region or of none.
+/// Device of 4 GiB with one decoder, with or without a region.
 pub(crate) fn device(made_up: &MadeUp, number: u32, serial: &str, region: &str) {
     let (memdev, endpoint) = (format!("devices/mem{number}"), format!("{ROOT}/port1/endpoint{}", number + 2));
     made_up.files(&memdev, &[("serial", serial), ("ram/size", "0x100000000")]);

@@ -1,5 +1,5 @@
-//! Which window each device without a region gets, and in which order regions are made. Pure: what there is comes in, and nothing
-//! is changed.
+//! Choice of the window of each new region, and order in which regions are created. Pure: it
+//! changes nothing.
 
 use std::{cmp::Reverse, collections::BTreeMap, path::PathBuf};
 
@@ -7,20 +7,21 @@ use units::{Bytes, SLICE};
 
 use super::topology::{Decoder, Window};
 
-/// A device without a region.
+/// Device without a region.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Bare {
-    /// How large its region will be: whole slices.
+    /// Size of its future region: whole slices.
     pub(super) bytes: Bytes,
     pub(super) decoders: Vec<Decoder>,
-    /// Windows in which its region can be, best first.
+    /// Windows that can contain its region, best first.
     pub(super) fit: Vec<Window>,
-    /// The others, and why not those.
+    /// Other windows, with the reason why they cannot.
     pub(super) others: Vec<String>,
 }
 
-/// Puts the window that a device should get first, and the devices in the order of these: the decoders of a bridge above several
-/// devices must be used from low addresses to high ones. The largest device chooses first, as it has the least choice.
+/// Moves the chosen window of each device to the front, and orders the devices by window: decoders
+/// of a bridge above several devices must be used in ascending order of addresses. The largest
+/// device chooses first, because it has the fewest choices.
 pub(super) fn in_order<T>(mut bare: Vec<(T, Bare)>) -> Vec<(T, Bare)> {
     bare.sort_by_key(|(_, device)| Reverse(device.bytes));
     let mut taken = BTreeMap::<PathBuf, u64>::new();
@@ -38,8 +39,9 @@ pub(super) fn in_order<T>(mut bare: Vec<(T, Bare)>) -> Vec<(T, Bare)> {
     bare
 }
 
-/// The windows in which a region over a device can be, best first, and of each other one why not: whole GiB before others, so that
-/// slices can be mapped by huge pages, and the narrowest first, so that larger devices find room.
+/// Returns the windows that can contain a region of a device, best first, and the reason for each
+/// other one. Windows aligned to whole GiB come first, so that slices can be mapped by huge pages,
+/// and smaller ones before larger ones, so that larger devices find space.
 pub(super) fn fitting(windows: Vec<Window>, bridge: Option<u64>, bytes: Bytes) -> (Vec<Window>, Vec<String>) {
     let (mut fit, mut others) = (Vec::new(), Vec::new());
     for window in windows {
@@ -107,7 +109,8 @@ mod tests {
         assert_eq!(others, why);
     }
 
-    /// Devices as `(name, GiB)` on one bridge, and which is made where, in order.
+    /// Returns, for devices as `(name, GiB)` on one bridge, the window of each in order of
+    /// creation.
     fn plan(windows: &[Window], devices: &[(&'static str, u64)]) -> Vec<String> {
         let bare = |(name, gib): &(&'static str, u64)| {
             let bytes = Bytes::gib(*gib);

@@ -1,13 +1,13 @@
-//! What keeps CXL memory from being used, in words that name what mends it.
+//! Reasons why CXL memory cannot be used, each with a remedy.
 
 use units::Bytes;
 
 use super::{super::slices::SliceError, SysfsError};
 
-/// Why there is no device, or not this one.
+/// Reason why there is no device, or not a certain one.
 #[derive(Debug, thiserror::Error)]
 pub enum CxlError {
-    /// The kernel does not say.
+    /// The kernel does not report it.
     #[error(transparent)]
     Sysfs(#[from] SysfsError),
     /// The kernel has no CXL bus.
@@ -20,97 +20,97 @@ pub enum CxlError {
         "there is no memory device on the CXL bus: `modprobe -a cxl_acpi cxl_pci cxl_mem`, and look for one with `lspci`"
     )]
     NoDevice,
-    /// A slice's device is not here.
+    /// A slice's device is not present.
     #[error("this machine has no CXL memory device with serial {serial}")]
     NoSuchDevice {
-        /// Which one.
+        /// Serial number.
         serial: String,
     },
-    /// A slice's device is here and cannot be used.
+    /// A slice's device is present and cannot be used.
     #[error("CXL memory device {serial}: {problem}")]
     Problem {
-        /// Which one.
+        /// Serial number.
         serial: String,
-        /// Why not.
+        /// Reason.
         problem: String,
     },
-    /// Not the name of a slice.
+    /// The text is no slice.
     #[error("{name:?} is not cxl:SERIAL:INDEX")]
     Name {
-        /// What it is instead.
+        /// Text.
         name: String,
     },
 }
 
-/// What keeps one device from being used.
+/// Reason why a device cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum Problem {
-    /// The kernel does not say, or refused.
+    /// The kernel does not report its state, or rejects an operation.
     #[error(transparent)]
     Sysfs(#[from] SysfsError),
-    /// Its dax devices.
+    /// Error of its dax devices.
     #[error(transparent)]
     Slices(#[from] SliceError),
-    /// A slice's name would mean two.
+    /// Another device has the same serial number.
     #[error("another device has the same serial")]
     Twins,
-    /// No slice fits.
+    /// It is smaller than a slice.
     #[error("it has {bytes} of volatile memory, less than a slice of {}", units::SLICE)]
     Small {
-        /// How much it has.
+        /// Size.
         bytes: Bytes,
     },
-    /// The kernel has not brought it up.
+    /// The kernel has not enabled it.
     #[error(
         "the kernel has no endpoint for it: `modprobe -a cxl_port cxl_mem`, and see what the kernel's log says of {name}"
     )]
     NoEndpoint {
-        /// The kernel's name for it.
+        /// Name in the kernel.
         name: String,
     },
-    /// It has several, so a slice's place is not clear.
+    /// It has several regions, so the location of a slice is ambiguous.
     #[error("it has several regions ({}): destroy them (`cxl destroy-region`), so that there can be one over all of it", .0.join(" "))]
     Regions(Vec<String>),
-    /// Its slices would be other bytes than those of the same name on other hosts.
+    /// Its slices would have other contents than slices of the same name on other hosts.
     #[error("{region} begins at byte {at:#x} of it, not at 0: destroy it (`cxl destroy-region {region}`)")]
     NotFromStart {
-        /// Which region.
+        /// Region.
         region: String,
-        /// Where in the device's memory it begins.
+        /// Offset in the device's memory at which it begins.
         at: u64,
     },
-    /// Its memory is spread over several devices.
+    /// Its memory is interleaved with other devices.
     #[error(
         "{region} interleaves {ways} devices, which cannot be pooled one by one: destroy it (`cxl destroy-region {region}`)"
     )]
     Interleaved {
-        /// Which region.
+        /// Region.
         region: String,
-        /// Over how many.
+        /// Number of devices.
         ways: u64,
     },
-    /// The region is no memory.
+    /// The region is no volatile memory.
     #[error("{region} is of mode {mode}, not ram")]
     NotRam {
-        /// Which region.
+        /// Region.
         region: String,
-        /// What it is instead.
+        /// Type.
         mode: String,
     },
-    /// The kernel took the region for itself, or lacks a module.
+    /// The kernel uses the region itself, or a module is missing.
     #[error(
         "{region} has no dax region: `modprobe dax_cxl`; if its memory is already the kernel's, as the firmware said, boot with efi=softreserve"
     )]
     NoDax {
-        /// Which region.
+        /// Region.
         region: String,
     },
-    /// There is no place for a region.
+    /// No window can contain a region.
     #[error("no window of the machine's physical memory is for a region of {bytes} over it{}", list(tried))]
     NoWindow {
-        /// How large it would be.
+        /// Size of the region.
         bytes: Bytes,
-        /// Each window and why not that one.
+        /// Windows with reasons.
         tried: Vec<String>,
     },
 }

@@ -1,5 +1,5 @@
-//! The region over a memory device: the one that is there, or a new one over all of it. What a killed agent, or an attempt that
-//! failed, left unfinished is taken apart again, so that the next attempt begins at nothing.
+//! Region of a memory device: the existing one, or a new one over all of it. Remains of a killed
+//! agent or a failed attempt are removed, so that the next attempt starts from nothing.
 
 use std::path::{Path, PathBuf};
 
@@ -12,27 +12,27 @@ use super::{
     topology::{self, Decoder, Memdev, Window},
 };
 
-/// Takes a region into use.
+/// File that commits a region.
 const DRIVER: &str = "bus/cxl/drivers/cxl_region/bind";
-/// What sysfs says of a region once it is decoded.
+/// Value of a committed region.
 const COMMITTED: &str = "1";
 
-/// What there is over a device.
+/// State of a device's region.
 pub(super) enum Site {
-    /// A region of this name.
+    /// Region of this name.
     There(String),
-    /// Nothing.
+    /// No region.
     Bare(Bare),
 }
 
-/// Looks what there is over a device, and takes apart what is unfinished.
+/// Inspects the region of a device, and removes an incomplete one.
 pub(super) fn survey(sysfs: &Sysfs, memdev: &Memdev) -> Result<Site, Problem> {
     let endpoint = endpoint(sysfs, memdev)?;
     remove_unfinished(sysfs, &topology::windows(sysfs, &endpoint)?, &topology::decoders(sysfs, &endpoint)?)?;
     site(sysfs, memdev, &endpoint)
 }
 
-/// Looks what there is over a device, and changes nothing.
+/// Inspects the region of a device, without changes.
 pub(super) fn look(sysfs: &Sysfs, memdev: &Memdev) -> Result<Sight, Problem> {
     let endpoint = endpoint(sysfs, memdev)?;
     let decoders = topology::decoders(sysfs, &endpoint)?;
@@ -81,7 +81,7 @@ fn site(sysfs: &Sysfs, memdev: &Memdev, endpoint: &Path) -> Result<Site, Problem
     }
 }
 
-/// The region that is there, if it is one that can be used.
+/// Returns the existing region if it can be used.
 pub(super) fn found(sysfs: &Sysfs, name: &str) -> Result<Region, Problem> {
     let folder = usable(sysfs, name)?;
     if sysfs.driver(&folder)?.is_none() {
@@ -117,9 +117,9 @@ fn dax_region(sysfs: &Sysfs, region: &Path, name: &str) -> Result<PathBuf, Probl
     usable.ok_or_else(|| Problem::NoDax { region: name.to_owned() })
 }
 
-/// A new region in the first window that takes it.
+/// Creates a region in the first window that accepts it.
 pub(super) fn make(sysfs: &Sysfs, bare: Bare) -> Result<Region, Problem> {
-    slices::see_policy(sysfs)?; // with a region the kernel may get memory that it keeps for ever
+    slices::see_policy(sysfs)?; // with a region the kernel may get memory that it keeps
     let Bare { bytes, decoders, fit, others: mut tried } = bare;
     free(sysfs, &decoders)?;
     let Some(decoder) = decoders.first() else { return Err(Problem::NoWindow { bytes, tried }) };
@@ -136,7 +136,7 @@ pub(super) fn make(sysfs: &Sysfs, bare: Bare) -> Result<Region, Problem> {
     Err(Problem::NoWindow { bytes, tried })
 }
 
-/// Each write is heard before the next one makes sense to the kernel.
+/// Writes the settings of a region in the order required by the kernel.
 fn make_in(sysfs: &Sysfs, window: &Window, decoder: &Decoder, bytes: Bytes) -> Result<String, SysfsError> {
     let bytes = bytes.get().to_string();
     let create = window.folder.join("create_ram_region");
@@ -154,7 +154,7 @@ fn make_in(sysfs: &Sysfs, window: &Window, decoder: &Decoder, bytes: Bytes) -> R
     Ok(name)
 }
 
-/// Takes apart regions that were never committed and have no other device in them.
+/// Removes regions that were never committed and contain no other device.
 fn remove_unfinished(sysfs: &Sysfs, windows: &[Window], decoders: &[Decoder]) -> Result<(), SysfsError> {
     for window in windows {
         for name in unfinished(sysfs, window, decoders)? {
@@ -186,7 +186,7 @@ fn is_unfinished(sysfs: &Sysfs, region: &Path, decoders: &[Decoder]) -> Result<b
     Ok(targets.iter().all(is_ours))
 }
 
-/// Gives back what decoders without a region took of the device for one, the last one first.
+/// Releases device memory allocated by decoders without a region, the last one first.
 fn free(sysfs: &Sysfs, decoders: &[Decoder]) -> Result<(), SysfsError> {
     for decoder in decoders.iter().rev() {
         let taken = decoder.folder.join("dpa_size");

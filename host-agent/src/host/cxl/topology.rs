@@ -1,5 +1,5 @@
-//! What is on the CXL bus and what leads to it: memory devices, their endpoints and decoders, and the windows of the host's physical
-//! memory through which an endpoint can be reached. Nothing is changed here.
+//! Topology of the CXL bus: memory devices, endpoints, decoders, and the windows of physical memory
+//! through which an endpoint can be reached. Nothing is changed here.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,7 @@ use units::Bytes;
 
 use super::{BUS, Sysfs, SysfsError};
 
-/// A memory device.
+/// Memory device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Memdev {
     pub(super) name: String,
@@ -15,7 +15,7 @@ pub(super) struct Memdev {
     pub(super) bytes: Bytes,
 }
 
-/// The memory devices there are.
+/// Returns the memory devices.
 pub(super) fn memdevs(sysfs: &Sysfs) -> Result<Vec<Memdev>, SysfsError> {
     let read = |name: String| {
         let device = Path::new(BUS).join(&name);
@@ -25,7 +25,7 @@ pub(super) fn memdevs(sysfs: &Sysfs) -> Result<Vec<Memdev>, SysfsError> {
     sysfs.numbered(BUS, "mem")?.into_iter().map(read).collect()
 }
 
-/// The endpoint port of a memory device, as an absolute path: `…/root0/port1/endpoint2`.
+/// Returns the endpoint port of a memory device as absolute path: `…/root0/port1/endpoint2`.
 pub(super) fn endpoint(sysfs: &Sysfs, memdev: &Memdev) -> Result<Option<PathBuf>, SysfsError> {
     let device = sysfs.target(Path::new(BUS).join(&memdev.name))?;
     for name in sysfs.numbered(BUS, "endpoint")? {
@@ -37,18 +37,18 @@ pub(super) fn endpoint(sysfs: &Sysfs, memdev: &Memdev) -> Result<Option<PathBuf>
     Ok(None)
 }
 
-/// A decoder of an endpoint: which part of the device's memory is where in the host's.
+/// Decoder of an endpoint: maps a part of the device's memory to host physical addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Decoder {
     pub(super) name: String,
     pub(super) folder: PathBuf,
-    /// The region that it is of; empty if none.
+    /// Its region; empty without one.
     pub(super) region: String,
-    /// Where in the device's memory it begins.
+    /// Offset in the device's memory.
     pub(super) at: u64,
 }
 
-/// An endpoint's decoders, in the order in which they must be used.
+/// Returns an endpoint's decoders, in the order in which they must be used.
 pub(super) fn decoders(sysfs: &Sysfs, endpoint: &Path) -> Result<Vec<Decoder>, SysfsError> {
     let read = |name: String| {
         let folder = endpoint.join(&name);
@@ -58,20 +58,20 @@ pub(super) fn decoders(sysfs: &Sysfs, endpoint: &Path) -> Result<Vec<Decoder>, S
     sysfs.numbered(endpoint, "decoder")?.into_iter().map(read).collect()
 }
 
-/// A window: a stretch of the host's physical memory in which the firmware lets regions be, and which host bridges it leads to.
+/// Window: range of physical memory in which the firmware permits regions, with its host bridges.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Window {
     pub(super) name: String,
     pub(super) folder: PathBuf,
     pub(super) start: u64,
-    /// How much of it no region has.
+    /// Size without regions.
     pub(super) free: u64,
     pub(super) takes_ram: bool,
-    /// Host bridges that it leads to, by the numbers of their ports.
+    /// Host bridges, by the numbers of their ports.
     pub(super) targets: Vec<u64>,
 }
 
-/// All windows of the root that an endpoint is below.
+/// Returns all windows of the root above an endpoint.
 pub(super) fn windows(sysfs: &Sysfs, endpoint: &Path) -> Result<Vec<Window>, SysfsError> {
     let Some((root, _)) = root_and_bridge(endpoint) else { return Ok(Vec::new()) };
     let names = sysfs.numbered(root, "decoder")?;
@@ -97,7 +97,7 @@ fn taken(sysfs: &Sysfs, window: &Path) -> Result<u64, SysfsError> {
     regions.iter().map(|region| sysfs.number(window.join(region).join("size"))).sum()
 }
 
-/// The number that the windows of an endpoint's root give the host bridge above it.
+/// Returns the number of the host bridge above an endpoint, as used by the root's windows.
 pub(super) fn bridge(sysfs: &Sysfs, endpoint: &Path) -> Result<Option<u64>, SysfsError> {
     let Some((root, bridge)) = root_and_bridge(endpoint) else { return Ok(None) };
     let above = sysfs.target(bridge.join("uport"))?;
@@ -109,7 +109,7 @@ pub(super) fn bridge(sysfs: &Sysfs, endpoint: &Path) -> Result<Option<u64>, Sysf
     Ok(None)
 }
 
-/// The root above an endpoint, and the port below it on the way down.
+/// Returns the root above an endpoint, and the port directly below the root.
 fn root_and_bridge(endpoint: &Path) -> Option<(&Path, &Path)> {
     let is_root =
         |path: &Path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("root"));

@@ -25,29 +25,30 @@ use vm_memory::{FileOffset, MmapRegion, mmap::MmapRegionBuilder};
 
 use super::{bus_error, errno, throttle::Throttle};
 
-/// What a processor's caches hold and write back at once.
+/// Size of a cache line.
 #[repr(C, align(64))]
 struct Line([u64; 8]);
 
 const LINE: usize = size_of::<Line>();
-/// What is read and written of it at once, in numbers of them.
+/// Cache lines per read or write.
 const PARTS: usize = LINE / size_of::<__m128i>();
 
-/// All of a device-dax node or a file, mapped shared. Of one thread at a time: what one of them lost, no other may believe.
+/// Shared mapping of a whole device-dax node or file. For one thread at a time: a loss seen by one
+/// thread is invisible to others.
 #[derive(Debug)]
 pub struct Mapped {
     region: MmapRegion<()>,
     evict: Evict,
-    /// The error with which it went away; 0 while it is there.
+    /// Error with which the memory was lost; 0 while it exists.
     lost: Cell<i32>,
 }
 
 impl Mapped {
-    /// Maps the first so many bytes, a positive multiple of 64, and for a device of what it is aligned to. The kernel chooses
-    /// the address, and aligns it as a device demands.
+    /// Maps a number of bytes from the start, a positive multiple of 64, and for a device of its
+    /// alignment. The kernel chooses an address aligned as the device requires.
     ///
     /// # Errors
-    /// The kernel maps no such thing: for a device ENXIO, if no driver has it.
+    /// The kernel rejects it: for a device without driver by ENXIO.
     pub fn map(file: &File, bytes: u64) -> io::Result<Self> {
         let size = usize::try_from(bytes).map_err(io::Error::other)?;
         if size == 0 || !size.is_multiple_of(LINE) {
@@ -63,10 +64,10 @@ impl Mapped {
         Ok(Self { region, evict: Evict::best(), lost: Cell::new(0) })
     }
 
-    /// Writes back what this host's caches have of it, and has them forget it: whoever reads it next reads the memory.
+    /// Writes back and invalidates this host's cache lines of it: the next reader reads the memory.
     ///
     /// # Errors
-    /// It is gone (ENXIO) or broken (EHWPOISON).
+    /// It was removed (ENXIO) or is damaged (EHWPOISON).
     pub fn write_back(&self) -> io::Result<()> {
         fence();
         for step in self.steps() {
@@ -76,11 +77,12 @@ impl Mapped {
         Ok(())
     }
 
-    /// Where the first 64 bytes begin that are not all zero, as fast as the throttle lets it, if there is one. It reads by way of the caches: what another host has done since
-    /// this one last had the memory shows only after [`Mapped::write_back`].
+    /// Returns the offset of the first 64 bytes that are not all zero, if any, as fast as the
+    /// throttle permits. Reads use the caches: writes of other hosts are visible only after
+    /// [`Mapped::write_back`].
     ///
     /// # Errors
-    /// It is gone (ENXIO) or broken (EHWPOISON).
+    /// It was removed (ENXIO) or is damaged (EHWPOISON).
     pub fn first_not_zero(&self, throttle: Option<&Throttle>) -> io::Result<Option<u64>> {
         for step in self.steps() {
             throttle.inspect(|throttle| throttle.wait_for(step.bytes()));
@@ -92,10 +94,11 @@ impl Mapped {
         Ok(None)
     }
 
-    /// Makes it all zero, past the caches, as fast as the throttle lets it. Adds what is done to `progress`, in bytes.
+    /// Writes zeros, bypassing the caches, as fast as the throttle permits. Adds the bytes written
+    /// to `progress`.
     ///
     /// # Errors
-    /// It is gone (ENXIO) or broken (EHWPOISON).
+    /// It was removed (ENXIO) or is damaged (EHWPOISON).
     pub fn zero(&self, throttle: &Throttle, progress: &AtomicU64) -> io::Result<()> {
         for step in self.steps() {
             throttle.wait_for(step.bytes());
@@ -105,7 +108,7 @@ impl Mapped {
         Ok(())
     }
 
-    /// So much is touched before it is asked whether it is still there.
+    /// Bytes accessed between two checks that the memory still exists.
     fn steps(&self) -> impl Iterator<Item = Step> + use<> {
         let (start, bytes) = (self.region.as_ptr(), self.region.size());
         (0..bytes).step_by(SCRUB_STEP_BYTES).map(move |offset| {
@@ -114,7 +117,7 @@ impl Mapped {
         })
     }
 
-    /// Once it is gone there are empty pages in its place, which are not to be taken for it.
+    /// Lost memory is replaced by empty pages, which must not be mistaken for it.
     fn touch<T>(&self, touch: impl FnOnce() -> T) -> io::Result<T> {
         if self.lost.get() != 0 {
             return Err(io::Error::from_raw_os_error(self.lost.get()));
@@ -127,7 +130,7 @@ impl Mapped {
     }
 }
 
-/// Whole lines of a mapping.
+/// Whole cache lines of a mapping.
 #[derive(Clone)]
 struct Step(Range<*mut u8>);
 
@@ -142,14 +145,14 @@ impl Step {
     }
 
     fn first_not_zero(&self) -> Option<*mut Line> {
-        // SAFETY: every processor with 64 bits has SSE2.
+        // SAFETY: every x86-64 processor has SSE2.
         self.lines().find(|line| !unsafe { is_zero(*line) })
     }
 
     fn stream_zeros(&self) {
-        // SAFETY: every processor with 64 bits has SSE2.
+        // SAFETY: every x86-64 processor has SSE2.
         self.lines().for_each(|line| unsafe { stream_zero(line) });
-        // SAFETY: as above. What was streamed has no place among the writes before and after, but for this.
+        // SAFETY: as above. Non-temporal stores are ordered with other writes only by this fence.
         unsafe { _mm_sfence() };
     }
 }
@@ -159,8 +162,9 @@ fn is_zero(line: *const Line) -> bool {
     const ALL_EQUAL: i32 = 0xffff;
     let mut all = _mm_setzero_si128();
     for part in 0..PARTS {
-        // SAFETY: the line is one of a mapping that can be read, and begins at a multiple of 64 bytes; if there is no memory
-        // behind it, `survive` puts some there. Another host may write it meanwhile, hence volatile, and any bytes are numbers.
+        // SAFETY: the line belongs to a readable mapping and is aligned to 64 bytes; if its memory
+        // is lost, `survive` maps a page there. Another host may write it meanwhile, hence the
+        // volatile access, and any bytes are valid numbers.
         let part = unsafe { line.cast::<__m128i>().wrapping_add(part).read_volatile() };
         all = _mm_or_si128(all, part);
     }
@@ -172,29 +176,29 @@ fn stream_zero(line: *mut Line) {
     let zero = _mm_setzero_si128();
     for part in 0..PARTS {
         let part = line.cast::<__m128i>().wrapping_add(part);
-        // SAFETY: the line is one of a mapping that can be written, begins at a multiple of 64 bytes, and nobody has references
-        // into it; if there is no memory behind it, `survive` puts some there.
+        // SAFETY: the line belongs to a writable mapping, is aligned to 64 bytes, and has no
+        // references into it; if its memory is lost, `survive` maps a page there.
         unsafe { _mm_stream_si128(part, zero) };
     }
 }
 
-/// Nothing before it and after it is mixed up.
+/// Orders all accesses before and after it.
 fn fence() {
-    // SAFETY: every processor with 64 bits has the instruction.
+    // SAFETY: every x86-64 processor has the instruction.
     unsafe { _mm_mfence() };
 }
 
-/// How lines leave the caches.
+/// Instruction that flushes cache lines.
 #[derive(Clone, Copy, Debug)]
 enum Evict {
-    /// Many at a time.
+    /// Weakly ordered: `clflushopt`.
     Weakly,
-    /// One after the other, on processors of old.
+    /// Serialized: `clflush`, on old processors.
     InOrder,
 }
 
 impl Evict {
-    /// What the kernel says of the processor is asked once.
+    /// The processor's features are read once.
     fn best() -> Self {
         static BEST: LazyLock<Evict> = LazyLock::new(|| {
             let told = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -206,12 +210,12 @@ impl Evict {
 
     fn line(self, line: *mut Line) {
         match self {
-            // SAFETY: the processor has the instruction, and what it does to the bytes of a line is what a read does; if
-            // there is no memory behind it, `survive` puts some there.
+            // SAFETY: the processor has the instruction, which accesses the bytes of a line like a
+            // read; if its memory is lost, `survive` maps a page there.
             Self::Weakly => unsafe {
                 asm!("clflushopt [{}]", in(reg) line, options(nostack, preserves_flags))
             },
-            // SAFETY: as above; every processor with 64 bits has this one.
+            // SAFETY: as above; every x86-64 processor has this instruction.
             Self::InOrder => unsafe { _mm_clflush(line.cast()) },
         }
     }

@@ -1,6 +1,6 @@
-//! Which nodes of the host a VM's memory is of, where it comes from the host's own allocator: nodes that a file is bound to, and
-//! pages that landed elsewhere all the same, as they do when a kernel empties a memory block: it does not mind what they were
-//! bound to. Which nodes are right is decided elsewhere.
+//! NUMA nodes of a VM's memory where it comes from the host's allocator: bindings of files, and
+//! pages on other nodes, for example after the kernel emptied a memory block, which ignores
+//! bindings. The permitted nodes are decided elsewhere.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,25 +22,25 @@ use crate::host::{
     sysfs::runs,
 };
 
-/// A page of x86-64's.
+/// Page size of x86-64.
 const PAGE: usize = 4096;
 /// From linux/mempolicy.h: these nodes, and others when they are full.
 const MPOL_PREFERRED_MANY: i32 = 5;
-/// From linux/mempolicy.h: pages that nobody else has mapped are moved, or also others.
+/// From linux/mempolicy.h: moves pages mapped by one process only, or also others.
 const MPOL_MF_MOVE: i32 = 1 << 1;
 const MPOL_MF_MOVE_ALL: i32 = 1 << 2;
 
-/// The first so many bytes of a file in memory come from these nodes and from no others, whoever touches them first. Pages that
-/// are there already stay where they are.
+/// Binds the first bytes of a file in memory to these nodes, for every process. Existing pages are
+/// not moved.
 ///
 /// # Errors
-/// The kernel says no: EINVAL, if one of the nodes has no memory.
+/// The kernel rejects it: EINVAL, if one of the nodes has no memory.
 pub fn bind(file: &File, bytes: u64, nodes: &BTreeSet<u32>) -> io::Result<()> {
     set_policy(file, bytes, nodes, libc::MPOL_BIND)
 }
 
-/// The same, but when all of them are full the rest comes from others. A node keeps its last pages back, and whoever touches more
-/// than it gives of a file that is bound to it is killed.
+/// Like [`bind`], but uses other nodes when these are full. A node reserves its last pages, and a
+/// process that touches more of a bound file than the node provides is killed.
 ///
 /// # Errors
 /// As [`bind`].
@@ -53,24 +53,25 @@ fn set_policy(file: &File, bytes: u64, nodes: &BTreeSet<u32>, mode: i32) -> io::
     let mapping = FileOffset::new(file.try_clone()?, 0);
     let mapping = MmapRegion::<()>::from_file(mapping, size).map_err(errno)?;
     let mask = mask(nodes);
-    let bits = mask.len() * u64::BITS as usize + 1; // Linux leaves out the last
+    let bits = mask.len() * u64::BITS as usize + 1; // Linux ignores the last bit
     let start = mapping.as_ptr();
-    // SAFETY: the mapping is as long as is said, and so is the mask; the call changes from where pages are taken, and no byte.
+    // SAFETY: the mapping and the mask have the given lengths; the call changes the source of
+    // pages, and no byte.
     let done = unsafe { libc::syscall(libc::SYS_mbind, start, size, mode, mask.as_ptr(), bits, 0) };
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// The nodes that have memory now. `nodes` is the folder `/sys/devices/system/node`.
+/// Returns the nodes with memory. `nodes` is the folder `/sys/devices/system/node`.
 ///
 /// # Errors
-/// The kernel does not say.
+/// The kernel does not report them.
 pub fn with_memory(nodes: &Path) -> io::Result<BTreeSet<u32>> {
     let list = std::fs::read_to_string(nodes.join("has_memory"))?;
     let wrong = || io::Error::new(io::ErrorKind::InvalidData, format!("{list:?} is no list of nodes"));
     Ok(runs(&list).ok_or_else(wrong)?.into_iter().flatten().collect())
 }
 
-/// A bit for each node, from the lowest on.
+/// Returns a bit mask of nodes, lowest first.
 fn mask(nodes: &BTreeSet<u32>) -> Vec<u64> {
     let word = |node: u32| (node / u64::BITS) as usize;
     let mut mask = vec![0; nodes.last().map_or(1, |last| word(*last) + 1)];
@@ -78,22 +79,22 @@ fn mask(nodes: &BTreeSet<u32>) -> Vec<u64> {
     mask
 }
 
-/// What became of pages that were on wrong nodes.
+/// Result of moving pages from wrong nodes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Moved {
-    /// So many were on a wrong one.
+    /// Pages that were on a wrong node.
     pub wrong: u64,
-    /// So many of these are not any more.
+    /// Pages of these that were moved.
     pub moved: u64,
-    /// So many still are, by the error that says why: EBUSY, if something in the kernel or a device holds them, or the kernel
-    /// did not get to them; ENOMEM, if the right node is full.
+    /// Pages that were not moved, by error: EBUSY, if the kernel or a device holds them, or the
+    /// kernel did not process them; ENOMEM, if the permitted node is full.
     pub stayed: BTreeMap<i32, u64>,
 }
 
-/// Moves what a process has mapped of a file, and what is not on one of the right nodes, to one of them.
+/// Moves pages of a file mapped by a process from wrong nodes to one of the permitted ones.
 ///
 /// # Errors
-/// The process is gone, or is not ours to look into.
+/// The process has ended, or may not be inspected.
 pub fn bring_back(pid: u32, file: FileId, right: &BTreeSet<u32>, to: u32) -> io::Result<Moved> {
     let process = Process(i32::try_from(pid).map_err(io::Error::other)?);
     let mut moved = Moved::default();
@@ -106,27 +107,27 @@ pub fn bring_back(pid: u32, file: FileId, right: &BTreeSet<u32>, to: u32) -> io:
     Ok(moved)
 }
 
-/// Where a sample of a process's pages is.
+/// Sample of the nodes of a process's pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Placement {
-    /// Sampled pages that are there.
+    /// Sampled pages that exist.
     pub present: u64,
-    /// Those of them that are on none of the right nodes.
+    /// Pages of these outside the permitted nodes.
     pub misplaced: u64,
 }
 
 impl Placement {
-    /// Returns the part of pages that are on none of the right nodes; 0 if none is there.
+    /// Returns the fraction of pages outside the permitted nodes; 0 without pages.
     pub fn misplaced_part(self) -> Fraction {
         Fraction::new(self.misplaced as f64 / self.present.max(1) as f64).expect("a part of a whole")
     }
 }
 
-/// Looks where pages are that a process has mapped of some files, one in [`PAGES_PER_SAMPLE`]. The kernel only examines these
-/// addresses, and holds the lock of the address space for a few pages at a time.
+/// Samples one in [`PAGES_PER_SAMPLE`] pages of some files mapped by a process. The kernel examines
+/// only these addresses, and holds the lock of the address space for a few pages at a time.
 ///
 /// # Errors
-/// The process is gone, or is not ours to look into.
+/// The process has ended, or may not be inspected.
 pub fn sample_placement(pid: u32, files: &[FileId], right: &BTreeSet<u32>) -> io::Result<Placement> {
     let process = Process(i32::try_from(pid).map_err(io::Error::other)?);
     let mappings = process::mappings_of(pid, &files.iter().copied().collect())?;
@@ -138,7 +139,7 @@ pub fn sample_placement(pid: u32, files: &[FileId], right: &BTreeSet<u32>) -> io
             break;
         }
         for node in process.move_pages(&batch, None, 0)? {
-            let Ok(node) = u32::try_from(node) else { continue }; // no page is there
+            let Ok(node) = u32::try_from(node) else { continue }; // the page does not exist
             placement.present += 1;
             placement.misplaced += u64::from(!right.contains(&node));
         }
@@ -146,12 +147,12 @@ pub fn sample_placement(pid: u32, files: &[FileId], right: &BTreeSet<u32>) -> io
     Ok(placement)
 }
 
-/// The process whose pages are looked at, by its pid.
+/// Process to be inspected, by its pid.
 #[derive(Clone, Copy)]
 struct Process(i32);
 
 impl Process {
-    /// Again as long as it helps: a page that cannot be moved may have the kernel give up those after it.
+    /// Repeats while it helps: a page that cannot be moved may make the kernel skip those after it.
     fn bring_back(
         self,
         pages: &[usize],
@@ -174,14 +175,14 @@ impl Process {
         Ok(())
     }
 
-    /// Those that are there, and on none of these nodes.
+    /// Returns existing pages outside these nodes.
     fn misplaced(self, pages: &[usize], right: &BTreeSet<u32>) -> io::Result<Vec<usize>> {
         let nodes = self.move_pages(pages, None, 0)?;
         let is_wrong = |node: i32| u32::try_from(node).is_ok_and(|node| !right.contains(&node));
         Ok(pages.iter().zip(nodes).filter(|(_, node)| is_wrong(*node)).map(|(page, _)| *page).collect())
     }
 
-    /// Also those that other processes have mapped, if that is allowed.
+    /// Moves also pages mapped by other processes, if permitted.
     fn move_to(self, pages: &[usize], node: u32) -> io::Result<Vec<i32>> {
         let to = vec![i32::try_from(node).map_err(io::Error::other)?; pages.len()];
         match self.move_pages(pages, Some(&to), MPOL_MF_MOVE_ALL) {
@@ -192,7 +193,7 @@ impl Process {
         }
     }
 
-    /// The node that each page is on, or why it is on none or was not moved, as a negative error.
+    /// Returns the node of each page, or a negative error if it has none or was not moved.
     fn move_pages(self, pages: &[usize], to: Option<&[i32]>, flags: i32) -> io::Result<Vec<i32>> {
         let mut status = vec![-libc::EBUSY; pages.len()];
         let to = to.map_or(ptr::null(), |nodes| {
@@ -200,15 +201,15 @@ impl Process {
             nodes.as_ptr()
         });
         let (first, told) = (pages.as_ptr(), status.as_mut_ptr());
-        // SAFETY: there are as many pages and statuses as is said, and as many nodes if there are any; what the pages hold is
-        // not changed, and for their owner they are where they were.
+        // SAFETY: pages, statuses and optional nodes have the given length; contents of pages do
+        // not change, and their addresses stay the same for the owner.
         let done =
             unsafe { libc::syscall(libc::SYS_move_pages, self.0, pages.len(), first, to, told, flags) };
         if done >= 0 { Ok(status) } else { Err(io::Error::last_os_error()) }
     }
 }
 
-/// Why each of so many pages stayed where it was.
+/// Counts the errors of pages that were not moved.
 fn reasons(tried: io::Result<Vec<i32>>, count: usize) -> impl Iterator<Item = i32> {
     let status = tried.unwrap_or_else(|error| vec![-error.raw_os_error().unwrap_or(libc::EBUSY); count]);
     status.into_iter().map(|status| if status < 0 { -status } else { libc::EBUSY })
@@ -233,7 +234,7 @@ mod tests {
         nodes.into_iter().collect()
     }
 
-    /// The first node of this machine that has memory.
+    /// Returns the first node of this machine with memory.
     fn here() -> u32 {
         *with_memory(Path::new("/sys/devices/system/node")).unwrap().first().unwrap()
     }
@@ -262,7 +263,7 @@ mod tests {
         assert_eq!(nowhere.raw_os_error(), Some(libc::EINVAL), "{nowhere}");
     }
 
-    /// A process of its own has the file mapped: this one.
+    /// A single process maps the file: this one.
     fn touched() -> (File, FileId, MmapRegion<()>) {
         let file = memfd();
         let mapping = MmapRegion::from_file(FileOffset::new(file.try_clone().unwrap(), 0), 16 << 20).unwrap();

@@ -1,5 +1,6 @@
-//! How fast slices may be emptied, all scrubs of a host together: what they take of a link to pool memory, tenants do not have.
-//! The bucket decides, with the time as an argument; the throttle has a clock, and sleeps. Nothing that a VM waits for asks it.
+//! Rate limit of all scrubs of a host together, to save the tenants' bandwidth of pool memory. The
+//! bucket is pure, with the time as an argument; the throttle has a clock, and sleeps. Operations
+//! for which a VM waits do not use it.
 
 use std::{
     num::NonZeroU64,
@@ -9,16 +10,16 @@ use std::{
 
 use units::{Ns, limits::SCRUB_BURST};
 
-/// Bytes per second, handed out in the order in which they are asked for.
+/// Bytes per second, granted in the order of requests.
 #[derive(Debug)]
 struct Bucket {
     bytes_per_s: NonZeroU64,
-    /// When all that was handed out so far will have been paid for.
+    /// Time at which everything granted so far is paid.
     paid_at: Ns,
 }
 
 impl Bucket {
-    /// How long to wait before these bytes are used. They count as used.
+    /// Returns how long to wait before using these bytes, and counts them as used.
     fn take(&mut self, now: Ns, bytes: u64) -> Ns {
         let saved_up = Ns(now.since(SCRUB_BURST).0);
         let start = self.paid_at.max(saved_up);
@@ -32,7 +33,7 @@ impl Bucket {
     }
 }
 
-/// One for all scrubs of a host.
+/// Throttle for all scrubs of a host.
 #[derive(Debug)]
 pub struct Throttle {
     bucket: Mutex<Bucket>,
@@ -40,16 +41,16 @@ pub struct Throttle {
 }
 
 impl Throttle {
-    /// So many bytes per second.
+    /// Creates one with a rate in bytes per second.
     pub fn new(bytes_per_s: NonZeroU64) -> Self {
         let bucket = Bucket { bytes_per_s, paid_at: Ns::ZERO };
         Self { bucket: Mutex::new(bucket), began: Instant::now() }
     }
 
-    /// Returns when these bytes may be used.
+    /// Waits until these bytes may be used.
     pub fn wait_for(&self, bytes: u64) {
         let now = Ns::from(self.began.elapsed());
-        // A poisoned bucket is still right: it changes in one assignment.
+        // A poisoned bucket is consistent: it changes in one assignment.
         let wait = self.bucket.lock().unwrap_or_else(PoisonError::into_inner).take(now, bytes).as_duration();
         if wait > Duration::ZERO {
             std::thread::sleep(wait);
@@ -70,12 +71,12 @@ mod tests {
     #[test]
     fn scrubs_together_get_no_more_than_the_host_gives_however_they_ask() {
         let mut bucket = bucket(1000);
-        let mut used = Vec::new(); // when, and how much
+        let mut used = Vec::new(); // time and amount
         let mut now = Ns::secs(5);
         for n in 0..2000 {
             let bytes = (1 + n % 7) * MIB;
             used.push((now.after(bucket.take(now, bytes)), bytes));
-            now = now.after(Ns((n % 11) * 400_000)); // many ask at once, and some pause
+            now = now.after(Ns((n % 11) * 400_000)); // concurrent requests, with pauses
         }
         for (first, (from, _)) in used.iter().enumerate() {
             let mut sum = 0;

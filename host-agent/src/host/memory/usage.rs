@@ -1,5 +1,5 @@
-//! How much of a host's memory is in use: of a node, and page by page of a physical range, as memory blocks are emptied the
-//! fuller the slower. Nothing is counted that the kernel counts itself.
+//! Memory usage of a host: of a node, and of the pages of a physical range, because memory blocks
+//! are emptied the slower the fuller they are.
 
 use std::{fs::File, io, ops::Range, os::unix::fs::FileExt as _, path::Path};
 
@@ -7,30 +7,30 @@ use units::Bytes;
 
 use crate::host::HostError;
 
-/// A page of x86-64's, in bytes.
+/// Page size of x86-64, in bytes.
 pub const PAGE: u64 = 4096;
-/// What the kernel says of one page, in bytes.
+/// Size of a page's entry in the kernel's file, in bytes.
 const FLAGS: usize = size_of::<u64>();
-/// How many pages are asked for at once.
+/// Pages read at once.
 const PAGES_AT_ONCE: usize = 32 << 10;
-/// From linux/kernel-page-flags.h: it is free.
+/// From linux/kernel-page-flags.h: free.
 const BUDDY: u64 = 1 << 10;
-/// From linux/kernel-page-flags.h: there is none, or it is offline.
+/// From linux/kernel-page-flags.h: absent or offline.
 const NO_PAGE: u64 = 1 << 20;
 
 /// Memory of one node of this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Node {
-    /// What it has online.
+    /// Online.
     pub total: Bytes,
-    /// What of it nobody has.
+    /// Free.
     pub free: Bytes,
 }
 
-/// What a node has. `nodes` is the folder `/sys/devices/system/node`.
+/// Returns the memory of a node. `nodes` is the folder `/sys/devices/system/node`.
 ///
 /// # Errors
-/// There is no such node, or the kernel says something unexpected.
+/// The node does not exist, or the file has an unexpected format.
 pub fn of_node(nodes: &Path, node: u32) -> Result<Node, HostError> {
     let path = nodes.join(format!("node{node}/meminfo"));
     let failed = |errno| HostError::io("read", &path, errno);
@@ -39,14 +39,15 @@ pub fn of_node(nodes: &Path, node: u32) -> Result<Node, HostError> {
     Ok(Node { total: part("MemTotal:")?, free: part("MemFree:")? })
 }
 
-/// What of a node is neither free nor in files in memory, as VMs' is, by its `meminfo`; `None` if that does not say.
+/// Returns memory of a node that is neither free nor in files in memory, as that of VMs is, from
+/// its `meminfo`; `None` if that does not contain it.
 pub fn strangers(meminfo: &str) -> Option<Bytes> {
     let part = |name| kib_of(meminfo, name).map(Bytes::get);
     let files = part("FilePages:")?.saturating_sub(part("Shmem:")?);
     Some(Bytes::new(part("AnonPages:")? + files))
 }
 
-/// As in `Node 1 MemFree:         1015808 kB`.
+/// Parses `Node 1 MemFree:         1015808 kB`.
 fn kib_of(text: &str, name: &str) -> Option<Bytes> {
     let words = text.lines().map(|line| line.split_whitespace().skip(2).collect::<Vec<_>>());
     let kib = words.into_iter().find_map(|words| match words[..] {
@@ -60,11 +61,12 @@ fn no_number(name: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("there is no number of kB after {name}"))
 }
 
-/// How many pages of a physical range of movable memory are in use, in numbers of 4 KiB: neither free, nor offline, nor absent. A
-/// page with no flag at all is one that a processor keeps at hand, and free: whoever has a movable page gave it one. `flags` is the file `/proc/kpageflags`, which is root's.
+/// Returns the number of 4 KiB pages in use in a physical range of movable memory: neither free,
+/// nor offline, nor absent. A page without any flag is cached by a processor, and free: movable
+/// pages in use have flags. `flags` is the file `/proc/kpageflags`, readable by root.
 ///
 /// # Errors
-/// The kernel does not say.
+/// The file cannot be read.
 pub fn pages_in_use(flags: &Path, range: Range<u64>) -> Result<u64, HostError> {
     let failed = |errno| HostError::io("read", flags, errno);
     let file = File::open(flags).map_err(failed)?;
@@ -118,7 +120,7 @@ mod tests {
             0 => BUDDY,
             1 => NO_PAGE,
             2 => LRU,
-            _ => 0, // kept at hand
+            _ => 0, // cached by a processor
         };
         let bytes: Vec<u8> = (0..pages).flat_map(|page| word(page).to_ne_bytes()).collect();
         flags.as_file().write_all_at(&bytes, 0).unwrap();
