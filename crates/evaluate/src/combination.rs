@@ -1,6 +1,6 @@
-//! `tarn evaluate combination`: how much memory both forecasts together would put on the pool while no more VMs than allowed are expected
-//! to be slowed down beyond the margin. What each buys at what risk, the two other evaluations say; how risk is divided, is
-//! `prediction::combination`'s to say.
+//! `tarn evaluate combination`: memory that both predictions together put on the pool within a
+//! limit of VMs slowed down beyond the PDM. The trade-offs come from the other two evaluations;
+//! `prediction::combination` divides the risk.
 
 use std::path::PathBuf;
 
@@ -25,29 +25,30 @@ use super::{
     share,
 };
 
-/// VMs, workloads, and how much risk there is to take.
+/// VMs, workloads, and the permitted risk.
 #[derive(Clone, Debug, Args)]
 pub struct Combination {
     #[command(flatten)]
     vms: Vms,
     #[command(flatten)]
     parted: Parted,
-    /// X: VMs that may be slowed down beyond the margin, in percent of all
+    /// X: VMs that may be slowed down beyond the PDM, in percent of all
     #[arg(long, value_name = "PERCENT", default_value = "2", value_parser = share)]
     exceed_max: Fraction,
-    /// h: VMs with enough of a history to tell whether they are insensitive, in percent of all; Pond 6.1 says 80
+    /// h: VMs with enough history to predict their sensitivity, in percent of all; 80 in Pond 6.1
     #[arg(long, value_name = "PERCENT", default_value = "80", value_parser = share)]
     history: Fraction,
-    /// r: of VMs of which too much is forecast frigid, those slowed down beyond the margin, in percent; for a margin of 5 %, Pond 6.5 says
-    /// about 25
+    /// r: VMs slowed down beyond the PDM among those with overpredicted frigid memory, in percent;
+    /// about 25 for a PDM of 5 % in Pond 6.5
     #[arg(long, value_name = "PERCENT", default_value = "25", value_parser = share)]
     overpredicted_exceeds: Fraction,
-    /// Draws memory on the pool against VMs expected to be slowed down beyond the margin, together and each alone, as SVG (Pond figure 10d)
+    /// Draw memory on the pool against VMs expected to be slowed down beyond the PDM, for both and
+    /// for each alone, as SVG (Pond figure 10d)
     #[arg(long, value_name = "FILE")]
     figure: Option<PathBuf>,
 }
 
-/// What is printed, and what the files must have.
+/// Help on the output and the input files.
 pub(super) fn help() -> String {
     format!("{PRINTED}\n\n{}\n{}", own_columns(), sensitivity::LABEL_COLUMNS)
 }
@@ -61,7 +62,7 @@ alone; then all that could be chosen if more or fewer misses were allowed (Pond 
 /// Evaluates and prints.
 ///
 /// # Errors
-/// A file cannot be read or written, or a row breaks a rule, or nothing can be told of the workloads.
+/// A file cannot be read or written, a row violates a rule, or the workloads cannot be predicted.
 pub(super) fn run(args: &Combination, format: Format) -> Result<(), Failure> {
     let workloads = args.parted.workloads.read(format)?;
     let told = args.parted.told_often(&workloads)?;
@@ -72,17 +73,17 @@ pub(super) fn run(args: &Combination, format: Format) -> Result<(), Failure> {
     args.figure.as_ref().map_or(Ok(()), |path| figure::write(path, &combined.drawing(&points)))
 }
 
-/// What each forecast bought at what risk.
+/// Results of each prediction at each risk.
 struct Points {
     insensitive: Vec<InsensitivityPoint>,
     frigid: Vec<FrigidPoint>,
-    /// The same of a fixed share.
+    /// Results of a fixed fraction.
     fixed: Vec<FrigidPoint>,
 }
 
 impl Points {
-    /// The forest's at cuts that were learnt from the other half, not at the best in hindsight; frigid memory's in whole slices, for that is
-    /// what is placed.
+    /// Computes the results: the forest's at learnt thresholds, not at the best in hindsight;
+    /// frigid memory in whole slices, as placed.
     fn new(told: &[BacktestResult], lines: &[MethodScores]) -> Self {
         let part = |part: f64| Fraction::new(part).expect("what is counted of all is a share");
         let placed = |verdict: &BacktestResult| InsensitivityPoint {
@@ -100,10 +101,10 @@ impl Points {
     }
 }
 
-/// What is printed.
+/// Output.
 #[derive(Debug, Serialize)]
 struct Combined {
-    /// Whether the workloads are what a model makes.
+    /// The workloads come from a processor model.
     modelled: bool,
     inputs: Inputs,
     chosen: CombinedPoint,
@@ -111,7 +112,7 @@ struct Combined {
     frontier: Vec<CombinedPoint>,
 }
 
-/// What it follows from. Shares, 0 to 1.
+/// Inputs. Fractions, 0 to 1.
 #[derive(Debug, Serialize)]
 struct Inputs {
     exceed_max: Fraction,
@@ -122,7 +123,7 @@ struct Inputs {
     frigid: Vec<FrigidPoint>,
 }
 
-/// What one of them would be chosen for without the other.
+/// Returns the choice for one prediction without the other.
 #[derive(Debug, Serialize)]
 struct Alone {
     frigid: CombinedPoint,
@@ -168,7 +169,7 @@ impl Combined {
         format!("{}\n{}", rows(&chosen, false), rows(&frontier, false))
     }
 
-    /// Figure 10d.
+    /// Returns figure 10d.
     fn drawing(&self, Points { insensitive, frigid, fixed }: &Points) -> Figure {
         let mix = self.inputs.mix;
         let line = |nth, name: &str, choices: &[CombinedPoint]| Series {
@@ -205,7 +206,7 @@ fn point(choice: &CombinedPoint) -> Point {
     Point::new(choice.miss, choice.pool)
 }
 
-/// What was chosen, and for which forecasts.
+/// Chosen point, with its predictions.
 struct Chosen {
     by: &'static str,
     choice: CombinedPoint,
@@ -223,7 +224,7 @@ impl Row for Chosen {
     ];
 }
 
-/// Point of the frontier between memory on the pool and misses.
+/// Point of the frontier between memory on the pool and mispredictions.
 struct FrontierPoint(CombinedPoint);
 
 impl Row for FrontierPoint {
@@ -237,7 +238,7 @@ impl Row for FrontierPoint {
     ];
 }
 
-/// Misses are few.
+/// Formats a small percentage.
 fn hundredths(share: f64) -> String {
     format!("{:.2} %", share * 100.0)
 }

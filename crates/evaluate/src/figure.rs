@@ -1,5 +1,5 @@
-//! Figures as SVG: lines, dots and bars over percent, numbers, powers of ten or names, with a legend beneath. What is shown is a value that
-//! others make; here is how it looks, in colours that colour-blind people tell apart, each with a mark and dashes of its own.
+//! Figures as SVG: lines, dots and bars over percent, numbers, powers of ten or names, with a
+//! legend. Colours are distinguishable by colour-blind readers, each with its own mark and dashes.
 
 mod scale;
 
@@ -22,7 +22,8 @@ use scale::Span;
 #[derive(Clone, Debug)]
 pub(super) struct Figure(pub Vec<Panel>);
 
-/// One drawing. Its axes begin at nothing, or below where something is; of powers of ten, at the last below all.
+/// A drawing. Its axes begin at 0, or below the smallest value; logarithmic ones at the power of
+/// ten below all values.
 #[derive(Clone, Debug)]
 pub(super) struct Panel {
     pub title: String,
@@ -30,12 +31,12 @@ pub(super) struct Panel {
     pub y_title: &'static str,
     pub x: Scale,
     pub y: Scale,
-    /// How far to the right is shown; what lies beyond is left out.
+    /// Largest value of the horizontal axis; points beyond it are left out.
     pub x_max: f64,
     pub series: Vec<Series>,
 }
 
-/// What has one name in the legend.
+/// Points with one name in the legend.
 #[derive(Clone, Debug)]
 pub(super) struct Series {
     pub name: String,
@@ -43,26 +44,26 @@ pub(super) struct Series {
     pub points: Vec<Point>,
 }
 
-/// How points are shown.
+/// Style of points.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Look {
-    /// Joined in their order, in the colour, dashes and mark of this number.
+    /// Connected in their order, in the colour, dashes and mark of this number.
     Line(usize),
-    /// Each by itself, in the colour and mark of this number.
+    /// Separate, in the colour and mark of this number.
     Mark(usize),
-    /// A bar from nothing to it, likewise.
+    /// A bar from 0, in the colour and mark of this number.
     Bar(usize),
-    /// Each by itself.
+    /// Separate dots.
     Dots,
-    /// A ring around it.
+    /// A ring around the point.
     Ring,
-    /// A line all across at the height of the point.
+    /// A horizontal line through the point.
     Across,
-    /// A line from the foot to the top at the place of the point.
+    /// A vertical line through the point.
     Upright,
 }
 
-/// Shares, 0 to 1, or what else a scale says; and the ends of its error bar.
+/// Point in units of its scales, with the ends of its error bar.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Point {
     pub x: f64,
@@ -71,13 +72,13 @@ pub(super) struct Point {
 }
 
 impl Point {
-    /// Without a bar.
+    /// Creates a point without an error bar.
     pub fn new(x: f64, y: f64) -> Self {
         Self { x, y, bar: None }
     }
 }
 
-/// What Okabe and Ito found that most people tell apart.
+/// Palette of Okabe and Ito.
 const COLOURS: [RGBColor; 6] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
@@ -86,13 +87,14 @@ const COLOURS: [RGBColor; 6] = [
     RGBColor(230, 159, 0),
     RGBColor(86, 180, 233),
 ];
-/// Pixels drawn and left out.
+/// Dashes in pixels: drawn, left out.
 const DASHES: [Option<(i32, i32)>; 6] =
     [None, Some((9, 4)), Some((3, 3)), Some((14, 4)), Some((6, 6)), Some((2, 5))];
 const MARK_PX: i32 = 4;
-/// Lines with bars stand that far aside, so that bars at the same place are told apart.
+/// Horizontal distance of lines with error bars, so that bars at the same place are
+/// distinguishable.
 const ASIDE_PX: [i32; 3] = [-4, 0, 4];
-/// Of the room that a name has, what those with that name take.
+/// Fraction of a name's width that is used by its bars.
 const GROUP: f64 = 0.8;
 
 const WIDTH_PX: u32 = 600;
@@ -111,7 +113,7 @@ type Chart<'a> = ChartContext<'a, SVGBackend<'a>, Cartesian2d<RangedCoordf64, Ra
 type Drawn = Result<(), Box<dyn std::error::Error + Send + Sync>>;
 type Px = (i32, i32);
 
-/// Writes it to a file, whole or not at all.
+/// Writes the figure to a file, atomically.
 ///
 /// # Errors
 /// The file cannot be written.
@@ -121,24 +123,24 @@ pub(super) fn write(path: &Path, figure: &Figure) -> Result<(), Failure> {
     write_whole(path, draw(figure).map_err(failed)?.as_bytes())
 }
 
-/// Whether a file can be written there, about; what is there stays.
+/// Checks that a file can be written; an existing one is unchanged.
 ///
 /// # Errors
-/// It cannot.
+/// It cannot be written.
 pub(super) fn check_place(path: &Path) -> Result<(), Failure> {
     let partial = partial(path);
     let made = fs::write(&partial, b"").and_then(|()| fs::remove_file(&partial));
     made.map_err(|errno| Failure::File { operation: "write", path: path.to_owned(), errno })
 }
 
-/// What a file is called until it is whole.
+/// Returns the temporary name of a file.
 fn partial(path: &Path) -> PathBuf {
     let mut partial = path.as_os_str().to_owned();
     partial.push(".partial");
     partial.into()
 }
 
-/// Writes bytes to a file, all or none.
+/// Writes bytes to a file, atomically.
 ///
 /// # Errors
 /// The file cannot be written.
@@ -146,7 +148,7 @@ pub(super) fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
     let partial = partial(path);
     let written = fs::write(&partial, bytes).and_then(|()| fs::rename(&partial, path));
     if written.is_err() {
-        // What matters is why it could not be written; a file that was not made cannot be removed.
+        // The first error is the cause; a file that was not created cannot be removed.
         let _ = fs::remove_file(&partial);
     }
     written.map_err(|errno| Failure::File { operation: "write", path: path.to_owned(), errno })
@@ -189,7 +191,7 @@ fn font(size: i32) -> TextStyle<'static> {
     ("sans-serif", size).into_font().color(&BLACK)
 }
 
-/// Where things are in a drawing, in pixels of its area.
+/// Coordinates of a drawing, in pixels of its area.
 struct Frame<'a, 'b> {
     area: &'a Area<'b>,
     chart: &'a Chart<'b>,
@@ -199,7 +201,7 @@ struct Frame<'a, 'b> {
 }
 
 impl Frame<'_, '_> {
-    /// Where a point is.
+    /// Returns the position of a point.
     fn at(&self, x: f64, y: f64) -> Px {
         self.at_place(self.scales[0].place(x), self.scales[1].place(y))
     }
@@ -210,14 +212,14 @@ impl Frame<'_, '_> {
         (x - left_px, y - top_px)
     }
 
-    /// How many pixels each name has.
+    /// Returns the width of a name in pixels.
     fn name_px(&self, names: usize) -> f64 {
         f64::from(self.at_place(self.x.to, 0.0).0 - self.at_place(self.x.from, 0.0).0) / names.max(1) as f64
     }
 }
 
 impl Panel {
-    /// The axes and all that is on them.
+    /// Draws the axes with their labels.
     fn draw(&self, area: &Area<'_>) -> Drawn {
         let shown: Vec<Series> = self.series.iter().map(|series| series.within(self.x_max)).collect();
         let points = || shown.iter().flat_map(|series| &series.points);
@@ -249,7 +251,7 @@ impl Panel {
         (0..).zip(&shown).try_for_each(|(nth, series)| series.draw(&frame, self.slot(&frame, nth)))
     }
 
-    /// Names beneath the axis, and what parts them: side by side where there are few, else upright.
+    /// Draws names and separators below the axis: horizontal for few names, otherwise vertical.
     fn name_groups(&self, frame: &Frame<'_, '_>) -> Drawn {
         let Scale::Names(names) = &self.x else { return Ok(()) };
         for (name, x) in names.iter().zip(0_i32..) {
@@ -267,7 +269,7 @@ impl Panel {
         Ok(())
     }
 
-    /// Where a series has its place within a name's.
+    /// Returns the position of a series within a name's width.
     fn slot(&self, frame: &Frame<'_, '_>, nth: usize) -> Slot {
         let beside = |look: Look| matches!(look, Look::Bar(_) | Look::Mark(_));
         let series = &self.series[nth];
@@ -282,7 +284,7 @@ impl Panel {
         }
     }
 
-    /// What each series is called.
+    /// Draws the legend.
     fn explain(&self, area: &Area<'_>) -> Drawn {
         for (series, nth) in self.series.iter().zip(0..) {
             let y = i32::try_from(LEGEND_LINE_PX)? * nth + 18;
@@ -346,7 +348,7 @@ impl Series {
     }
 }
 
-/// A place beside that of others with the same name.
+/// Returns a position beside others with the same name.
 #[derive(Clone, Copy)]
 struct Slot {
     aside: i32,
@@ -383,7 +385,7 @@ fn line(area: &Area<'_>, look: Look, path: &[Px]) -> Drawn {
     Ok(())
 }
 
-/// A bar, pale so that its mark and its error bar are seen.
+/// Draws a pale bar, so that its mark and error bar remain visible.
 fn block(area: &Area<'_>, look: Look, (_, from): Px, (x, to): Px, slot: Slot) -> Drawn {
     let half = (slot.width / 2 - 1).max(1);
     let corners = [(x + slot.aside - half, from), (x + slot.aside + half, to)];

@@ -1,4 +1,5 @@
-//! `tarn evaluate frigid`: how well it would have been told what VMs never touch; and, drawn, how that compares with other ways to tell.
+//! `tarn evaluate frigid`: accuracy of predictions of frigid memory and, as a figure, of
+//! alternative methods.
 
 use std::{io, path::PathBuf};
 
@@ -22,12 +23,13 @@ use super::{
     percent, rates,
 };
 
-/// VMs that have ended, and where to draw.
+/// VMs that have ended, and the figure.
 #[derive(Clone, Debug, Args)]
 pub struct Frigid {
     #[command(flatten)]
     vms: Vms,
-    /// Draws the share that is frigid against the rate of overpredictions, beside other ways to forecast, as SVG (Pond figure 10c)
+    /// Draw frigid memory against the rate of overpredictions, beside other methods, as SVG (Pond
+    /// figure 10c)
     #[arg(long, value_name = "FILE")]
     figure: Option<PathBuf>,
 }
@@ -35,25 +37,25 @@ pub struct Frigid {
 /// VMs that have ended.
 #[derive(Clone, Debug, Args)]
 pub(super) struct Vms {
-    /// What the files are
+    /// Layout of the files
     #[arg(long, value_enum)]
     format: TableFormat,
     /// VMs to learn from, beside those of --test that had ended; plain or gzipped
     #[arg(long, value_name = "FILE")]
     train: Option<PathBuf>,
-    /// VMs to forecast, plain or gzipped; none that is in --train, too
+    /// VMs to predict, plain or gzipped; must not contain VMs of --train
     #[arg(long, value_name = "FILE")]
     test: PathBuf,
 }
 
-/// How tables are laid out.
+/// Layout of tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum TableFormat {
-    /// Weeks of VMs, as made of the Bitbrains trace
+    /// Weeks of VMs, derived from the Bitbrains trace
     BitbrainsWeek,
     /// Tasks of nf-core workflows
     NfcoreTasks,
-    /// Your own, see below
+    /// Custom columns, see below
     Csv,
 }
 
@@ -67,10 +69,10 @@ impl From<TableFormat> for Layout {
     }
 }
 
-/// The highest rate that is drawn.
+/// Largest rate in the figure.
 const RATE_DRAWN_MAX: f64 = 0.2;
 
-/// What the files of one's own must have.
+/// Help on the columns of custom files.
 pub fn own_columns() -> String {
     let column = |(name, must, what): &(&str, bool, &str)| {
         let must = if *must { "" } else { " (may be left out or empty)" };
@@ -83,7 +85,7 @@ pub fn own_columns() -> String {
 /// Evaluates and prints.
 ///
 /// # Errors
-/// A file cannot be read or written, or a row breaks a rule.
+/// A file cannot be read or written, or a row violates a rule.
 pub(super) fn run(args: &Frigid, format: Format) -> Result<(), Failure> {
     let Some(path) = &args.figure else {
         let verdicts = args.vms.held_against(format, |train, test| backtest::run(train, test, &rates()))?;
@@ -96,7 +98,7 @@ pub(super) fn run(args: &Frigid, format: Format) -> Result<(), Failure> {
 }
 
 impl Vms {
-    /// What each way to forecast would have bought at each of the trees' levels; the printed rates are among them.
+    /// Evaluates each method at each quantile level; the printed rates are among them.
     pub(super) fn compare(
         &self,
         format: Format,
@@ -135,13 +137,13 @@ impl Vms {
     }
 }
 
-/// Whether anything could be learnt of the one for the other.
+/// Returns whether VMs of the first file could be learnt for the second.
 fn overlap(train: &[VmSample], test: &[VmSample]) -> bool {
     let first_end = train.iter().map(|stay| stay.outcome.ended).min();
     first_end < test.iter().map(|stay| stay.request.begins).max()
 }
 
-/// Figure 10c.
+/// Returns figure 10c.
 fn drawing(lines: &[MethodScores]) -> Figure {
     let points = |scores: &[Score]| scores.iter().map(|score| Point::new(score.rate, score.share)).collect();
     let series = lines.iter().map(|line| {
@@ -161,7 +163,7 @@ fn drawing(lines: &[MethodScores]) -> Figure {
     }])
 }
 
-/// Where a way stands in the legend, and what it is called.
+/// Returns a method's index and name in the legend.
 fn legend(way: Method) -> (usize, &'static str) {
     match way {
         Method::Calibrated => (0, "ours: trees and margins, risk at one price"),
@@ -172,7 +174,7 @@ fn legend(way: Method) -> (usize, &'static str) {
     }
 }
 
-/// Row about one requested rate of overpredictions.
+/// Row of one target rate of overpredictions.
 #[derive(Serialize)]
 #[serde(transparent)]
 struct VerdictRow(BacktestResult);

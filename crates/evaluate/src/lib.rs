@@ -1,5 +1,5 @@
-//! `tarn evaluate`: how good forecasts would have been for VMs that have ended, and shares for tenants whose traces are there. It reads
-//! files and asks nobody; what is good is `prediction`'s and `fairness`' to say.
+//! `tarn evaluate`: accuracy of predictions for VMs that have ended, and quality of shares for
+//! tenants from traces. It reads files only; the methods are in `prediction` and `fairness`.
 
 mod combination;
 mod figure;
@@ -20,27 +20,28 @@ pub use symbiosis::Symbiosis;
 pub use frigid::own_columns;
 pub use sensitivity::LABEL_COLUMNS;
 
-/// Rates that are asked for, of overpredictions and of false positives.
+/// Target rates of overpredictions and of false positives.
 fn rates() -> [Fraction; 4] {
     [0.01, 0.02, 0.04, 0.1].map(|rate| Fraction::new(rate).expect("a rate is a share"))
 }
 
-/// What is evaluated.
+/// Subject of an evaluation.
 #[derive(Clone, Debug, Subcommand)]
 pub enum Subject {
-    /// Frigid memory: what VMs never touch. Of each VM of --test, in the order in which they began, forecast from VMs of both
-    /// files that had ended before
+    /// Frigid memory: memory that VMs never touch. Each VM of --test is predicted in the order of
+    /// starts, from VMs of both files that had ended before
     #[command(after_help = frigid::own_columns())]
     Frigid(Frigid),
-    /// Latency sensitivity: which workloads may run on pool memory alone. Of half of the programs, told by what the other half
-    /// taught, many times over; without --labels they are modelled
+    /// Latency sensitivity: workloads that may run on pool memory alone. Half of the programs are
+    /// predicted by a model of the other half, many times; without --labels they are modelled
     #[command(after_help = sensitivity::help())]
     Sensitivity(Sensitivity),
-    /// Both: how much memory they put on the pool together while no more VMs than allowed are expected to be slowed down beyond the
-    /// margin, and at which rates each is operated for that
+    /// Both: memory that they put on the pool together within a limit of VMs slowed down beyond the
+    /// PDM, and the operating point of each
     #[command(after_help = combination::help())]
     Combination(Combination),
-    /// Symbiosis: shares of a host's memory and of its link, for tenants that do what traces did, by several schemes
+    /// Symbiosis: shares of a host's memory and of its link, for tenants that replay traces, by
+    /// several schemes
     #[command(after_help = symbiosis::PRINTED)]
     Symbiosis(Symbiosis),
 }
@@ -48,7 +49,7 @@ pub enum Subject {
 /// Evaluates and prints.
 ///
 /// # Errors
-/// A file cannot be read or written, or a row breaks a rule.
+/// A file cannot be read or written, or a row violates a rule.
 pub fn run(subject: Subject, format: Format) -> Result<(), Failure> {
     match subject {
         Subject::Frigid(args) => frigid::run(&args, format),
@@ -58,7 +59,7 @@ pub fn run(subject: Subject, format: Format) -> Result<(), Failure> {
     }
 }
 
-/// A share, from words that are percent of it.
+/// Parses a percentage.
 fn share(text: &str) -> Result<Fraction, String> {
     let percent: Option<f64> = text.parse().ok();
     let share = percent.and_then(|percent| Fraction::new(percent / 100.0).ok());

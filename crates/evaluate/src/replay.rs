@@ -1,6 +1,6 @@
-//! `tarn replay`: VMs of a trace come and go on a running rack, asked for through the Scheduler API as a best-fit scheduler
-//! would, as fast as the rack answers; then what came of it, and whether the rack kept its promises. Where a VM goes is
-//! decided in `sim::packing`; what becomes of its memory is the manager's.
+//! `tarn replay`: replays VMs of a trace on a running rack through the Scheduler API, as a best-fit
+//! scheduler would, as fast as the rack responds; then reports results and audits the rack.
+//! `sim::packing` chooses the hosts, the manager the slices.
 
 use std::{
     path::PathBuf,
@@ -43,46 +43,46 @@ use stand_ins::StandIns;
 use tally::Tally;
 use watcher::News;
 
-/// VMs to replay, and how.
+/// VMs to replay, and options.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// A trace of VM arrivals, plain or gzipped; or `generated:COUNT` for VMs grown from a seed
+    /// Trace of VM arrivals, plain or gzipped; or `generated:COUNT` for VMs generated from a seed
     #[arg(value_name = "FILE|generated[:COUNT]")]
     pub trace: Source,
-    /// The rack's rack.toml, for where its manager listens; --endpoint goes before it
+    /// The rack's rack.toml, for the manager's address; --endpoint has precedence
     #[arg(long, value_name = "FILE")]
     pub rack: Option<PathBuf>,
-    /// Only the first so many VMs
+    /// Replay only the first VMs
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=TRACE_ROWS_MAX as u64))]
     pub limit: Option<u64>,
-    /// Leave malformed rows out and count them
+    /// Skip malformed rows and count them
     #[arg(long)]
     pub lenient: bool,
-    /// What generated VMs grow from
+    /// Seed of generated VMs
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
-    /// Also write the report there, as JSON
+    /// Also write the report to this file, as JSON
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// How much of each slice a stand-in for a VM writes
+    /// Memory that a stand-in for a VM writes in each slice
     #[arg(long, value_name = "MIB", default_value_t = 1, value_parser = clap::value_parser!(u64).range(0..=STAND_IN_TOUCH_MIB_MAX))]
     pub touch: u64,
-    /// Write every acknowledged reply there, a JSON object a line
+    /// Write every acknowledged reply to this file, one JSON object per line
     #[arg(long, value_name = "FILE")]
     pub log: Option<PathBuf>,
-    /// Keep at most so many calls under way
+    /// Maximum number of concurrent calls
     #[arg(long, value_name = "N", default_value_t = REPLAY_CLIENTS_DEFAULT as u64, value_parser = clap::value_parser!(u64).range(1..=REPLAY_CLIENTS_MAX as u64))]
     pub max_clients: u64,
-    /// Wait so long for slices that are draining before a VM is turned away; 0 for never
+    /// Time to wait for draining slices before a VM is rejected; 0 for none
     #[arg(long, value_name = "MS", default_value_t = REPLAY_SETTLE_DEFAULT.as_ms(), value_parser = clap::value_parser!(u64).range(0..=REPLAY_SETTLE_MAX.as_ms()))]
     pub settle: u64,
 }
 
-/// Everything one replay is about, shared by the lives of its VMs.
+/// State of one replay, shared by its VMs.
 #[derive(Debug)]
 struct Rack {
     to: Connection,
-    /// Distinguishes this replay's VMs and requests from those of any other.
+    /// Distinguishes this replay's VMs and requests from those of others.
     run: String,
     journal: Mutex<Journal>,
     tally: Mutex<Tally>,
@@ -92,10 +92,10 @@ struct Rack {
     settle: Duration,
 }
 
-/// Replays a trace and prints the report. What is on the rack afterwards is what was there before.
+/// Replays a trace and prints the report. The rack's state afterwards is as before.
 ///
 /// # Errors
-/// A trace that cannot be read, a manager that stays away, or a promise that was seen broken.
+/// The trace cannot be read, the manager is unavailable for too long, or a guarantee was violated.
 pub async fn run(args: Args, global: &Global) -> Result<(), Failure> {
     let arrivals = input::read(&args)?;
     let to = Connection::open(&input::endpoint(args.rack.as_deref(), global)?).await?;
@@ -139,7 +139,7 @@ pub async fn run(args: Args, global: &Global) -> Result<(), Failure> {
     }
 }
 
-/// What tells this replay's VMs and requests from those of any other.
+/// Returns a name that distinguishes this replay's VMs and requests.
 fn run_name() -> Result<String, Failure> {
     let mut random = [0_u8; 4];
     rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())

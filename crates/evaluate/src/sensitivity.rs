@@ -1,5 +1,6 @@
-//! `tarn evaluate sensitivity`: how many workloads each way to tell would place on the pool. Workloads are an operator's own, or MODELLED:
-//! programs on a simulated core, with counters and slowdowns as the model makes them; that is said whenever they are used.
+//! `tarn evaluate sensitivity`: workloads that each method would place on pool memory. Workloads
+//! are an operator's, or MODELLED: programs on a simulated core, with modelled counters and
+//! slowdowns; the output states it.
 
 use std::{io, path::PathBuf};
 
@@ -26,45 +27,47 @@ use super::{
     percent, rates,
 };
 
-/// Workloads, and where to draw.
+/// Workloads, and the figure.
 #[derive(Clone, Debug, Args)]
 pub struct Sensitivity {
     #[command(flatten)]
     parted: Parted,
-    /// Draws slowdowns against what is bound by memory, and the share that is placed against the rate of false positives, as SVG (Pond
-    /// figures 10a and 10b)
+    /// Draw slowdowns against memory boundness, and the fraction placed against the rate of false
+    /// positives, as SVG (Pond figures 10a and 10b)
     #[arg(long, value_name = "FILE")]
     figure: Option<PathBuf>,
 }
 
-/// Workloads, parted by chance.
+/// Workloads, split at random.
 #[derive(Clone, Debug, Args)]
 pub(super) struct Parted {
     #[command(flatten)]
     pub(super) workloads: Workloads,
-    /// Times that programs are parted into two halves by chance
+    /// Number of random splits of the programs into halves
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=i64::from(CROSS_VALIDATION_SPLITS_MAX)))]
     splits: u32,
 }
 
-/// Workloads, and how much slower they may be.
+/// Workloads, and the permitted slowdown.
 #[derive(Clone, Debug, Args)]
 pub struct Workloads {
-    /// Labelled workloads of your own: program, slowdown (0.1 is a tenth longer) and a column for each counter; else modelled ones
+    /// CSV file of labelled workloads: program, slowdown (0.1 is 10 %) and a column per counter;
+    /// modelled ones by default
     #[arg(long, value_name = "FILE")]
     labels: Option<PathBuf>,
-    /// Loaded latencies of servers `ddr5` and `cxl`, as measured, for modelled workloads; else made ones
+    /// Measured loaded latencies of servers `ddr5` and `cxl`, for modelled workloads; synthetic
+    /// ones by default
     #[arg(long, value_name = "FILE", conflicts_with = "labels")]
     latency: Option<PathBuf>,
-    /// A trace of memory or keys that is one more modelled workload; may be repeated
+    /// Trace of memory accesses or keys as another modelled workload; may be repeated
     #[arg(long, value_name = "FILE", conflicts_with = "labels")]
     trace: Vec<PathBuf>,
-    /// How much slower a workload may be, in percent: the performance degradation margin
+    /// Permitted slowdown, in percent: the performance degradation margin
     #[arg(long, value_name = "PERCENT", default_value = "5", value_parser = margin)]
     pub pdm: Fraction,
 }
 
-/// What tables must have.
+/// Help on the columns of tables.
 pub const LABEL_COLUMNS: &str = "\
 Columns of --labels, all of them, in any order; a counter that was not measured is empty:
   program                    runs of one program with several inputs share it; at least 10 programs
@@ -78,20 +81,21 @@ Columns of --latency: server (ddr5, cxl), dst (d0), threads (16), mlc_w (0), ran
 Columns of --trace: key; or op (l, s), addr, insns_since_prev
 ";
 
-/// What is printed.
+/// Help on the output.
 const PRINTED: &str = "\
 FOREST PLACES, DRAM BOUND and MEMORY BOUND are shares of all workloads that would be placed on the pool where so many of all may
 be placed wrongly, cut as is best for those that are told (in brackets the 1st and 99th of 100 splits). CUT LEARNT: cut as is best
 for those that were learnt from, and how many of all are placed wrongly then.";
 
-/// Both.
+/// Both helps.
 pub(super) fn help() -> String {
     format!("{LABEL_COLUMNS}\n{PRINTED}")
 }
 
-/// Inputs of each program of the family.
+/// Inputs per program of the family.
 const INPUTS: u64 = 3;
-/// Local memory and pool memory as they are made: idle latency in ns, and a core's share of the bandwidth in GB/s.
+/// Synthetic local and pool memory: idle latency in ns, and a core's share of the bandwidth in
+/// GB/s.
 const LOCAL: (f64, f64) = (100.0, 8.0);
 const POOL: (f64, f64) = (250.0, 6.0);
 const SEED: u64 = 1;
@@ -102,14 +106,14 @@ fn margin(text: &str) -> Result<Fraction, String> {
     margin.ok_or_else(|| "must be a number of percent from 0.1 to 100".to_owned())
 }
 
-/// Rates that are drawn and combined; those that are printed are among them.
+/// Target rates that are drawn and combined; the printed ones are among them.
 const RATES_DRAWN: [f64; 13] =
     [0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1];
 
 /// Evaluates and prints.
 ///
 /// # Errors
-/// A file cannot be read or written, or nothing can be told of its workloads.
+/// A file cannot be read or written, or the workloads cannot be predicted.
 pub(super) fn run(args: &Sensitivity, format: Format) -> Result<(), Failure> {
     let workloads = args.parted.workloads.read(format)?;
     let modelled = args.parted.workloads.are_modelled();
@@ -127,7 +131,7 @@ pub(super) fn run(args: &Sensitivity, format: Format) -> Result<(), Failure> {
 }
 
 impl Workloads {
-    /// Whether they are what a model makes.
+    /// Returns whether the workloads come from a processor model.
     pub fn are_modelled(&self) -> bool {
         self.labels.is_none()
     }
@@ -152,7 +156,7 @@ impl Workloads {
 }
 
 impl Parted {
-    /// What each way to tell places at each rate that is drawn.
+    /// Evaluates each method at each rate of the figure.
     pub(super) fn told_often(&self, workloads: &[Workload]) -> Result<Vec<BacktestResult>, Failure> {
         self.told(workloads, &RATES_DRAWN.map(|rate| Fraction::new(rate).expect("a rate is a share")))
     }
@@ -167,7 +171,7 @@ impl Parted {
     }
 }
 
-/// A verdict, and whether it is of modelled workloads.
+/// Result, and whether its workloads are modelled.
 #[derive(Debug, Serialize)]
 struct Told {
     modelled: bool,
@@ -175,7 +179,7 @@ struct Told {
     verdict: BacktestResult,
 }
 
-/// What the model makes: programs of its family, and those out of traces.
+/// Returns modelled workloads: programs of the family, and those from traces.
 fn modelled(args: &Workloads, format: Format) -> Result<Vec<Workload>, Failure> {
     print::note(
         format,
@@ -207,7 +211,7 @@ fn modelled(args: &Workloads, format: Format) -> Result<Vec<Workload>, Failure> 
     Ok(workloads)
 }
 
-/// Figures 10a and 10b.
+/// Returns figures 10a and 10b.
 fn drawing(workloads: &[Workload], verdicts: &[BacktestResult], pdm: Fraction, is_modelled: bool) -> Figure {
     let title = |what: &str| format!("{what}{}", if is_modelled { ", MODELLED workloads" } else { "" });
     let bound = |workload: &Workload| Point::new(workload.counters[DRAM_BOUND], workload.slowdown);
@@ -233,7 +237,8 @@ fn drawing(workloads: &[Workload], verdicts: &[BacktestResult], pdm: Fraction, i
     Figure(vec![slowdowns, told_apart(verdicts, title("(b) Told insensitive"))])
 }
 
-/// Figure 10b: the best cuts in hindsight as the paper has them, and the forest's as it is learnt.
+/// Returns figure 10b: the best thresholds in hindsight as in the paper, and the forest's learnt
+/// ones.
 fn told_apart(verdicts: &[BacktestResult], title: String) -> Panel {
     let line = |nth, name: &str, point: fn(&BacktestResult) -> Point| Series {
         name: name.to_owned(),

@@ -1,5 +1,5 @@
-//! `tarn evaluate symbiosis`: what shares by several schemes are worth to tenants out of traces. Who gets what, `sim::symbiosis` says; what it
-//! looks like, `figures` draws.
+//! `tarn evaluate symbiosis`: quality of shares by several schemes for tenants from traces.
+//! `sim::symbiosis` computes shares, `figures` draws them.
 
 mod figures;
 
@@ -19,25 +19,27 @@ use units::Fraction;
 
 use super::{figure, share};
 
-/// Tenants, and how much memory there is for them.
+/// Tenants, and their memory.
 #[derive(Clone, Debug, Args)]
 pub struct Symbiosis {
-    /// A folder of traces of which pages, blocks or keys are touched: CSV, plain or gzipped, with a column `key`, `lbn` or `addr`
+    /// Folder of access traces of pages, blocks or keys: CSV, plain or gzipped, with a column
+    /// `key`, `lbn` or `addr`
     #[arg(long, value_name = "DIR")]
     traces: PathBuf,
-    /// Local memory, in percent of all that tenants touch
+    /// Local memory, in percent of the tenants' footprints
     #[arg(long, value_name = "PERCENT", default_value = "20", value_parser = some)]
     memory: Fraction,
-    /// Also write all numbers there, as JSON
+    /// Also write all numbers to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Draws into that folder what tenants are like, a market's rounds, what schemes are worth, how long markets take, and shares that follow
-    /// tenants that change, each as SVG with its numbers beside it as JSON (Spirit figures 1, 3, 6, 8 and 9)
+    /// Draw tenants, a market's rounds, gains of schemes, time of markets, and shares of changing
+    /// tenants into this folder, each as SVG with its numbers as JSON (Spirit figures 1, 3, 6, 8
+    /// and 9)
     #[arg(long, value_name = "FOLDER")]
     figures: Option<PathBuf>,
 }
 
-/// What is printed.
+/// Help on the output.
 pub(super) const PRINTED: &str = "\
 GAIN is the geometric mean of what tenants have of their throughput with an equal split, less 1; WORST what the worst-off has; TENANTS, with -o wide,
 what each has. Throughput is Spirit's slowdown with the miss ratios of the whole trace, counted; schemes are told miss ratios from the reuse
@@ -45,7 +47,7 @@ distances of 8,192 watched pages, all but `ideal`, which is the best on a grid o
 tenants one is bound by its processor, as far as that can be. `market` is Symbiosis alone; `symbiosis without envy` goes beyond it as far as
 nobody would rather have another's share; `symbiosis` further.";
 
-/// A share that leaves something for everybody.
+/// Parses a percentage below 100.
 fn some(text: &str) -> Result<Fraction, String> {
     share(text)
         .ok()
@@ -53,12 +55,12 @@ fn some(text: &str) -> Result<Fraction, String> {
         .ok_or_else(|| "must be a number of percent from 1 to 100".to_owned())
 }
 
-/// What one scheme came to.
+/// Result of one scheme.
 #[derive(Serialize)]
 struct Line {
     mix: String,
     scheme: &'static str,
-    /// The geometric mean against an equal split, less 1.
+    /// Geometric mean relative to an equal split, minus 1.
     gain: f64,
     worst: f64,
     tenants: Vec<OneTenant>,
@@ -69,14 +71,14 @@ struct Line {
 struct OneTenant {
     trace: String,
     kind: String,
-    /// Of its footprint and of the link.
+    /// Fractions of its footprint and of the link.
     memory_share: f64,
     bandwidth_share: f64,
-    /// True throughput against that with an equal split.
+    /// True throughput relative to an equal split.
     throughput_of_equal_split: f64,
 }
 
-/// What the market said of its own outcome, by what it was told.
+/// The market's certificate, from estimated utilities.
 #[derive(Serialize)]
 struct Certified {
     status: &'static str,
@@ -109,10 +111,10 @@ impl Row for Line {
 /// Evaluates and prints.
 ///
 /// # Errors
-/// A trace cannot be read, or there is none; or a file cannot be written.
+/// A trace cannot be read, there is none, or a file cannot be written.
 pub(super) fn run(args: &Symbiosis, format: Format) -> Result<(), Failure> {
     args.figures.as_deref().map_or(Ok(()), figures::make_folder)?;
-    // Before all is reckoned for minutes, and then nowhere to be written.
+    // Checks the output before minutes of computation.
     args.json.as_deref().map_or(Ok(()), figure::check_place)?;
     let traces = traces(&args.traces, format)?;
     let tenants: Vec<Tenant> = traces.iter().map(|trace| trace.tenant.clone()).collect();
@@ -127,7 +129,7 @@ pub(super) fn run(args: &Symbiosis, format: Format) -> Result<(), Failure> {
     figures::write_all(folder, &figures::Shown { traces, tenants, compared, memory: args.memory }, format)
 }
 
-/// Numbers for programs that are to be in this file.
+/// JSON output.
 fn json(path: &Path, numbers: &impl Serialize) -> Result<Vec<u8>, Failure> {
     let failed = |wrong| Failure::File {
         operation: "write",
@@ -137,10 +139,10 @@ fn json(path: &Path, numbers: &impl Serialize) -> Result<Vec<u8>, Failure> {
     serde_json::to_vec_pretty(numbers).map_err(failed)
 }
 
-/// A trace, and where it is.
+/// Trace with its path.
 struct Trace {
     path: PathBuf,
-    /// Its true throughput and what it is told come of the trace; how it waits, of the mix that it is in.
+    /// Its true throughput and estimates come from the trace; its stalls from its mix.
     tenant: Tenant,
 }
 
@@ -165,7 +167,7 @@ fn traces(folder: &Path, format: Format) -> Result<Vec<Trace>, Failure> {
     Ok(traces)
 }
 
-/// What a trace touches; or why a table is no trace, or one that tells too little.
+/// Returns the accesses of a table; or the reason why it is no trace, or too short.
 fn touches(path: &Path) -> Result<Result<Vec<u32>, AccessTraceError>, Failure> {
     open::read(path, |input| match read(input) {
         Err(why @ (AccessTraceError::MissingColumn | AccessTraceError::InvalidLength(_))) => Ok(Err(why)),
@@ -173,21 +175,21 @@ fn touches(path: &Path) -> Result<Result<Vec<u32>, AccessTraceError>, Failure> {
     })
 }
 
-/// The name of what may be a trace.
+/// Returns the name of a possible trace.
 fn trace_name(path: &Path) -> Option<String> {
     let name = path.file_name()?.to_str()?;
     let stem = name.strip_suffix(".csv.gz").or_else(|| name.strip_suffix(".csv"))?;
     Some(stem.to_owned())
 }
 
-/// Tenants, and what became of them by each scheme.
+/// Tenants, with their results by each scheme.
 struct Compared {
     mix: Mix,
     outcomes: Vec<Outcome>,
 }
 
 impl Compared {
-    /// With memory for such a part of what they touch.
+    /// Evaluates a mix with memory for a fraction of the footprints.
     fn of(mix: Mix, memory: Fraction) -> Self {
         let host = Host { memory: memory.get() * mix.tenants.len() as f64 };
         Self { outcomes: compare(&mix.tenants, host), mix }

@@ -1,33 +1,33 @@
-//! What an axis counts: where a value has its place on it, how far it goes, and what its labels say.
+//! Scales of axes: positions of values, range and labels.
 
-/// What an axis counts.
+/// Scale of an axis.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Scale {
-    /// Shares, shown in percent.
+    /// Fractions, shown in percent.
     Percent,
-    /// Numbers, as they are.
+    /// Numbers.
     Number,
-    /// Numbers more than 0: those are as far apart that differ by the same factor.
+    /// Positive numbers on a logarithmic scale.
     Powers,
-    /// What has a name, by its number from 0.
+    /// Names, by their index.
     Names(Vec<String>),
 }
 
-/// From where to where an axis goes, in places.
+/// Range of an axis, in positions.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Span {
     pub from: f64,
     pub to: f64,
 }
 
-/// Names that have room side by side.
+/// Number of names that fit side by side.
 const NAMES_SIDE_BY_SIDE: usize = 4;
 const LABELS: usize = 11;
-/// How much longer upright names are than a line is high.
+/// Length of vertical names, in line heights.
 const UPRIGHT_PX: u32 = 142;
 
 impl Scale {
-    /// Where a value is.
+    /// Returns the position of a value.
     pub(super) fn place(&self, value: f64) -> f64 {
         match self {
             Self::Percent => 100.0 * value,
@@ -36,7 +36,7 @@ impl Scale {
         }
     }
 
-    /// An axis on which all values are.
+    /// Returns an axis that contains all values.
     pub(super) fn span(&self, values: impl Iterator<Item = f64>) -> Span {
         let places = values.map(|value| self.place(value));
         let (low, high) = places
@@ -55,7 +55,7 @@ impl Scale {
         }
     }
 
-    /// What is written at a place.
+    /// Returns the label of a position.
     pub(super) fn label(&self, place: f64) -> String {
         match self {
             Self::Percent | Self::Number => format!("{}", (place * 100.0).round() / 100.0),
@@ -64,7 +64,7 @@ impl Scale {
         }
     }
 
-    /// How many labels there may be.
+    /// Returns the maximum number of labels.
     pub(super) fn labels(&self, span: Span) -> usize {
         match self {
             Self::Percent | Self::Number => LABELS,
@@ -74,18 +74,18 @@ impl Scale {
         }
     }
 
-    /// How much more room labels need than numbers.
+    /// Returns the additional space of labels compared with numbers.
     pub(super) fn more_px(&self) -> u32 {
         if self.names_are_upright() { UPRIGHT_PX } else { 0 }
     }
 
-    /// Whether there are too many names for one line.
+    /// Returns whether the names do not fit side by side.
     pub(super) fn names_are_upright(&self) -> bool {
         matches!(self, Self::Names(names) if names.len() > NAMES_SIDE_BY_SIDE)
     }
 }
 
-/// Ten to this.
+/// Returns this power of ten.
 fn power(exponent: f64) -> String {
     let digits = exponent.abs();
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "digits of a number")]
@@ -97,7 +97,8 @@ fn power(exponent: f64) -> String {
     }
 }
 
-/// The next round number, so that an axis ends with a label: a few of 1, 2 or 5 times a power of ten.
+/// Returns the next round number (1, 2 or 5 times a power of ten), so that an axis ends with a
+/// label.
 fn round_up(value: f64) -> f64 {
     let value = value.max(0.1);
     let ten = 10_f64.powf(value.log10().floor() - 1.0);

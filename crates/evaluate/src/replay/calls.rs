@@ -1,5 +1,5 @@
-//! What a replay asks of the rack, repeated for as long as the manager may be away: with the same request id, so that what
-//! was done is done once. Every answer goes into the journal before anything relies on it.
+//! Calls of a replay, retried while the manager may be away, with the same request id, so that each
+//! is performed once. Every reply is recorded in the journal before it is used.
 
 use std::time::Instant;
 
@@ -17,10 +17,10 @@ use units::{
 
 use super::{Rack, journal::Action};
 
-/// The name under which a replay asks.
+/// Client name of a replay.
 const CLIENT: &str = "replay";
 
-/// Repeats a call while the manager is away.
+/// Retries a call while the manager is away.
 pub(super) async fn patiently<T, F>(call: impl Fn() -> F) -> Result<T, Failure>
 where
     F: Future<Output = Result<T, Failure>>,
@@ -38,12 +38,12 @@ where
     }
 }
 
-/// Whether a failure says that the manager is away, or that its answer was lost on the way.
+/// Returns whether a failure means that the manager is away, or that its reply was lost.
 fn is_away(failure: &Failure) -> bool {
     failure.exit() == Exit::Unavailable || matches!(failure, Failure::TimedOut { .. })
 }
 
-/// Whether a failure is the manager's no to this VM on this host, which another host may take.
+/// Returns whether a failure is a rejection of this VM on this host, which another host may accept.
 pub(super) fn is_refusal(failure: &Failure) -> bool {
     let Failure::Rejected(status) = failure else { return false };
     matches!(
@@ -57,7 +57,8 @@ fn by_id(reservation: &v1::Reservation) -> Option<v1::ReservationRef> {
 }
 
 impl Rack {
-    /// Memory for a VM on a host. The time of the call that was answered is what `reserve_ms` reports.
+    /// Reserves memory for a VM on a host. The time of the successful call is reported as
+    /// `reserve_ms`.
     pub(super) async fn reserve(
         &self,
         vm: &str,
@@ -72,7 +73,7 @@ impl Rack {
             local_bytes: placement.local.get(),
             cores: placement.cores,
             client: CLIENT.to_owned(),
-            // The processes that stand in for VMs run as the user of this one.
+            // The stand-in processes of VMs run as the user of this process.
             uid: Some(rustix::process::geteuid().as_raw()),
             ..Default::default()
         };
@@ -87,7 +88,7 @@ impl Rack {
         Ok(reservation)
     }
 
-    /// Answers when every slice is online.
+    /// Waits until all slices are online.
     pub(super) async fn wait_ready(&self, reservation: &v1::Reservation) -> Result<(), Failure> {
         let timeout_ms = REPLAY_READY_TIMEOUT.as_ms();
         let request = v1::WaitReadyRequest { target: by_id(reservation), timeout_ms };
@@ -98,7 +99,7 @@ impl Rack {
         self.journal().became(Action::Ready, &ready)
     }
 
-    /// The VM runs.
+    /// Commits a VM.
     pub(super) async fn commit(&self, reservation: &v1::Reservation) -> Result<(), Failure> {
         let request = v1::CommitRequest { target: by_id(reservation) };
         let call = || async { self.to.call(self.to.scheduler().commit(request.clone())).await };
@@ -106,7 +107,7 @@ impl Rack {
         self.journal().became(Action::Commit, &committed)
     }
 
-    /// The VM is gone. One that the manager has forgotten is released.
+    /// Releases a VM. A VM unknown to the manager counts as released.
     pub(super) async fn release(&self, reservation: &v1::Reservation) -> Result<(), Failure> {
         self.journal().giving_back(reservation);
         let request = v1::ReleaseRequest { target: by_id(reservation), ..Default::default() };

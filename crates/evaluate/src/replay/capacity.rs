@@ -1,6 +1,7 @@
-//! What a replay believes to be free. Cores and local memory it counts itself, so that a VM is placed as the trace would
-//! have it however late the manager's pictures come; free slices are the latest picture's, less what was asked for since.
-//! It may be a little wrong while calls are under way; the manager's refusals put it right.
+//! Free capacity as seen by a replay. It counts cores and local memory itself, so that VMs are
+//! placed independent of delays of the manager's snapshots; free slices are those of the latest
+//! snapshot minus later requests. It may be slightly wrong during calls; rejections by the manager
+//! correct it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,11 +10,11 @@ use proto::v1;
 use sim::packing::{self, Capacity, HostCapacity, Placement, VmShape};
 use units::{Bytes, Name};
 
-/// What is free, and what this replay has of it.
+/// Free capacity, and the part used by this replay.
 #[derive(Debug, Default)]
 pub(super) struct Free {
     seen: Capacity,
-    /// Cores and local memory of each host if no VM of this replay were there.
+    /// Cores and local memory of each host without VMs of this replay.
     whole: BTreeMap<Name, (u32, Bytes)>,
     now: Capacity,
     mine: BTreeMap<u64, Mine>,
@@ -26,16 +27,16 @@ struct Mine {
     slices: Shown,
 }
 
-/// Whether the manager's picture shows that a VM has its slices.
+/// Whether the manager's snapshot contains a VM's slices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Shown {
     NotYet,
-    /// The manager has answered: its next picture shows it.
+    /// The manager has replied: its next snapshot contains it.
     Next,
     Yes,
 }
 
-/// A place that one VM has.
+/// Placement of one VM.
 #[derive(Clone, Debug)]
 pub(super) struct Place {
     pub(super) placement: Placement,
@@ -43,12 +44,12 @@ pub(super) struct Place {
 }
 
 impl Free {
-    /// What is free now.
+    /// Returns the current free capacity.
     pub(super) fn now(&self) -> &Capacity {
         &self.now
     }
 
-    /// A newer picture.
+    /// Applies a newer snapshot.
     pub(super) fn adopt(&mut self, seen: Capacity) {
         for mine in self.mine.values_mut().filter(|mine| mine.slices == Shown::Next) {
             mine.slices = Shown::Yes;
@@ -60,7 +61,7 @@ impl Free {
         self.reckon();
     }
 
-    /// A picture from a moment when nothing was under way: everything in it is so.
+    /// Applies a snapshot from a time without calls in progress, which is exact.
     pub(super) fn adopt_calm(&mut self, seen: Capacity) {
         self.whole = seen.hosts.iter().map(|(host, room)| (host.clone(), (room.cores, room.local))).collect();
         for Mine { placement, slices } in self.mine.values_mut() {
@@ -84,7 +85,7 @@ impl Free {
         }
     }
 
-    /// The best place for a VM, which has it from now on.
+    /// Returns the best placement of a VM, and reserves it.
     pub(super) fn place(&mut self, need: VmShape, except: &BTreeSet<Name>) -> Option<Place> {
         let placement = packing::place(need, &self.now, except)?;
         self.now.take(&placement);
@@ -94,20 +95,20 @@ impl Free {
         Some(Place { placement, number })
     }
 
-    /// The manager gave the VM its place.
+    /// Records that the manager accepted the placement.
     pub(super) fn given(&mut self, place: &Place) {
         if let Some(mine) = self.mine.get_mut(&place.number) {
             mine.slices = Shown::Next;
         }
     }
 
-    /// The VM does not have its place any more, or was refused it.
+    /// Drops a placement that ended or was rejected.
     pub(super) fn left(&mut self, place: &Place) {
         self.mine.remove(&place.number);
         self.reckon();
     }
 
-    /// Whether a VM would fit if these slices were free, too.
+    /// Returns whether a VM would fit if these slices were free, too.
     pub(super) fn would_fit(&self, need: VmShape, draining: &BTreeMap<Name, u32>) -> bool {
         let mut later = self.now.clone();
         for (emc, slices) in draining {
@@ -117,7 +118,7 @@ impl Free {
     }
 }
 
-/// The manager's picture in the words of the scheduler.
+/// Converts the manager's snapshot for the scheduler.
 pub(super) fn seen(picture: v1::Capacity) -> Result<Capacity, Failure> {
     let hosts = picture.hosts.into_iter().map(room).collect::<Result<_, _>>()?;
     let slices = picture.emcs.into_iter().map(|emc| Ok((named(emc.emc)?, emc.free_slices)));
@@ -175,7 +176,8 @@ mod tests {
         for when_shown in 0..3 {
             let mut free = free(4);
             let place = free.place(NEED, &BTreeSet::new()).unwrap();
-            // The picture that shows the VM may come before the answer, and the one before it after the answer.
+            // The snapshot that contains the VM may precede the reply, and the one before may
+            // follow it.
             free.adopt(picture(if when_shown == 0 { 2 } else { 4 }));
             assert_eq!(free.now().hosts["a"].cores, 2);
             free.given(&place);

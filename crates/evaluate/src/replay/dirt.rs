@@ -1,5 +1,5 @@
-//! Slices that reached a host with something in them: the host's agent reads each slice before it hands it to a VM, and the
-//! manager keeps from everybody what it finds. What VMs find themselves is the stand-ins' to say.
+//! Slices that reached a host unscrubbed: the host's agent reads each slice before it passes it to
+//! a VM, and the manager quarantines failures. Findings of VMs are reported by the stand-ins.
 
 use std::collections::BTreeSet;
 
@@ -8,10 +8,10 @@ use proto::v1::{self, SliceState};
 
 use super::calls::patiently;
 
-/// The manager's words for such a slice.
+/// Reason of such a quarantine.
 const FOUND: &str = "did not reach its owner as zeros";
 
-/// Slices that are kept from everybody for that reason.
+/// Returns slices quarantined for that reason.
 pub(super) async fn found(to: &Connection) -> Result<BTreeSet<u32>, Failure> {
     let slices = patiently(|| lists::slices(to, 0, u32::MAX)).await?;
     Ok(slices.into_iter().filter(is_dirty).map(|slice| slice.slice).collect())

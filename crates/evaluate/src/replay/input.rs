@@ -1,5 +1,5 @@
-//! What a replay is given: the trace, plain, gzipped or grown from a seed, and where rack.toml says that its manager
-//! listens. What a row means is `sim::trace`'s business.
+//! Inputs of a replay: the trace, plain, gzipped or generated, and the manager's address in
+//! rack.toml. `sim::trace` parses the rows.
 
 use std::{
     fs,
@@ -17,17 +17,17 @@ use units::limits::TRACE_ROWS_MAX;
 
 use super::Args;
 
-/// VMs that are generated unless a count is given.
+/// Default number of generated VMs.
 const GENERATED_DEFAULT: usize = 2000;
 const COUNT: &str = "must be generated or generated:COUNT with a COUNT from 1 to 4194304";
 const _: () = assert!(TRACE_ROWS_MAX == 4_194_304, "as the rule says");
 
-/// Where VMs come from.
+/// Source of VMs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// A file.
+    /// File.
     File(PathBuf),
-    /// So many, from the seed.
+    /// Number of VMs generated from the seed.
     Generated(usize),
 }
 
@@ -46,7 +46,7 @@ impl FromStr for Source {
     }
 }
 
-/// The VMs to replay, in the order in which they come.
+/// Returns the VMs to replay, in the order of arrival.
 pub(super) fn read(args: &Args) -> Result<Vec<Arrival>, Failure> {
     let arrivals = match &args.trace {
         Source::Generated(count) => generate(args.seed, *count),
@@ -69,7 +69,7 @@ fn say_skipped(trace: &Trace) -> Result<(), Failure> {
         .map_err(Failure::Output)
 }
 
-/// The options of a connection, with the endpoint of rack.toml if no other was given.
+/// Returns the options of a connection, with the endpoint of rack.toml by default.
 pub(super) fn endpoint(rack: Option<&Path>, global: &Global) -> Result<Global, Failure> {
     let listen = match rack {
         Some(path) if global.endpoint.is_none() => Some(listen(path)?),
@@ -78,7 +78,7 @@ pub(super) fn endpoint(rack: Option<&Path>, global: &Global) -> Result<Global, F
     Ok(Global { endpoint: global.endpoint.clone().or(listen), ..global.clone() })
 }
 
-/// Where the manager of a rack.toml listens. The rest of the file is the manager's to check.
+/// Returns the address of a rack.toml's manager. The manager checks the rest of the file.
 fn listen(path: &Path) -> Result<String, Failure> {
     let failed = |errno| Failure::File { operation: "read", path: path.to_owned(), errno };
     let wrong = |what: String| failed(io::Error::new(io::ErrorKind::InvalidData, what));

@@ -1,5 +1,5 @@
-//! What the rack has acknowledged to a replay: kept to be compared with the ledger, and written down line by line. A reply
-//! is in here before anything relies on it.
+//! Journal of acknowledged requests: compared with the ledger, and written as lines. A reply is
+//! recorded before it is used.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,7 +12,7 @@ use cli_runtime::Failure;
 use proto::v1;
 use serde::Serialize;
 
-/// What was acknowledged.
+/// Acknowledged fact.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Action {
@@ -22,37 +22,37 @@ pub(super) enum Action {
     Release,
 }
 
-/// A reservation that was acknowledged and not yet given back.
+/// Reservation that was acknowledged and not yet released.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Held {
     pub(super) vm: String,
     pub(super) host: String,
     pub(super) slices: Vec<u32>,
-    /// Its slices were said to be online.
+    /// Its slices were reported online.
     pub(super) ready: bool,
-    /// It was said to stay until it is released.
+    /// Its commit was acknowledged.
     pub(super) committed: bool,
-    /// Its release was asked for: it may be there or not.
+    /// Its release was requested: it may exist or not.
     pub(super) giving_back: bool,
 }
 
-/// Everything acknowledged, by reservation.
+/// Acknowledged reservations.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Acknowledged {
     pub(super) held: BTreeMap<String, Held>,
     pub(super) released: BTreeSet<String>,
 }
 
-/// What became of slices.
+/// History of slices.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Movement {
-    /// How often a slice was reserved on another host than its owner before.
+    /// Number of times that a slice was reserved on another host than before.
     pub(super) moved: u64,
-    /// The most slices reserved at one time.
+    /// Maximum number of slices reserved at a time.
     pub(super) peak: u64,
 }
 
-/// The journal of one replay.
+/// Journal of one replay.
 #[derive(Debug, Default)]
 pub(super) struct Journal {
     log: Option<(PathBuf, File)>,

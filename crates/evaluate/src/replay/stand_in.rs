@@ -19,45 +19,45 @@ use units::{SLICE, limits::STAND_IN_TOUCH_MIB_MAX};
 use vm_memory::{Bytes as _, FileOffset, MmapRegion, VolatileMemory as _};
 
 const MIB: usize = 1 << 20;
-/// To compare with: byte by byte takes many times as long.
+/// Block of zeros for comparisons: comparing single bytes takes many times as long.
 static ZEROS: [u8; MIB] = [0; MIB];
 
-/// For which VM.
+/// Options of a stand-in.
 #[derive(Clone, Debug, clap::Args)]
 pub struct StandIn {
-    /// Where the agent of this host hands out memory
+    /// Socket of this host's agent
     #[arg(long, value_name = "PATH")]
     socket: PathBuf,
-    /// The VM to stand in for
+    /// VM to stand in for
     #[arg(long)]
     vm: String,
-    /// How much of each slice to write
+    /// Memory to write in each slice
     #[arg(long, value_name = "MIB", default_value_t = 1, value_parser = clap::value_parser!(u64).range(0..=STAND_IN_TOUCH_MIB_MAX))]
     touch: u64,
-    /// Of slices that can only be mapped, look through the first so much instead of all
+    /// Examine only the first part of slices that can only be mapped
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(0..=STAND_IN_TOUCH_MIB_MAX))]
     look: Option<u64>,
 }
 
-/// What a stand-in found before it used its slices.
+/// Findings before the slices are used.
 #[derive(Debug, Deserialize, Serialize)]
 pub(super) struct Found {
     pub(super) vm: String,
-    /// Slices it looked through.
+    /// Slices examined.
     pub(super) slices: Vec<u32>,
-    /// Those that were not zeros.
+    /// Slices that were not zeroed.
     pub(super) dirty: Vec<u32>,
 }
 
-/// What a stand-in found when it left.
+/// Findings at the end.
 #[derive(Debug, Deserialize, Serialize)]
 pub(super) struct Left {
     pub(super) vm: String,
-    /// Slices in which its pattern was not there any more.
+    /// Slices whose pattern was overwritten.
     pub(super) overwritten: Vec<u32>,
 }
 
-/// A slice as the agent handed it over.
+/// Slice received from the agent.
 struct Piece {
     slice: u32,
     epoch: u64,
@@ -66,7 +66,7 @@ struct Piece {
     file: File,
 }
 
-/// A slice in use.
+/// Slice in use.
 struct Slice {
     number: u32,
     epoch: u64,
@@ -76,7 +76,7 @@ struct Slice {
 /// Stands in for a VM until stdin ends.
 ///
 /// # Errors
-/// No memory from the agent, or memory that cannot be read, mapped or written.
+/// The agent provides no memory, or memory cannot be read, mapped or written.
 pub fn run(args: &StandIn) -> Result<(), Failure> {
     let failed = |tried| move |errno| Failure::File { operation: tried, path: args.socket.clone(), errno };
     let slices = slices(&args.socket, &args.vm).map_err(failed("attach through"))?;
@@ -97,7 +97,7 @@ pub fn run(args: &StandIn) -> Result<(), Failure> {
     say(&Left { vm: args.vm.clone(), overwritten })
 }
 
-/// The slices of a VM whose process is this one from now on.
+/// Attaches this process to a VM, and returns its slices.
 fn slices(socket: &Path, vm: &str) -> io::Result<Vec<Piece>> {
     let wrong = |error: ClientError| io::Error::other(units::chain(&error));
     let client = Client::connect(socket).map_err(wrong)?;
@@ -114,7 +114,7 @@ fn say<T: Serialize>(line: &T) -> Result<(), Failure> {
     print::out(&(serde_json::to_string(line).expect("texts and numbers are JSON") + "\n"))
 }
 
-/// Slices that hold anything but zeros. Only what the file system says to hold something is read.
+/// Returns slices with non-zero bytes. Holes of files are skipped.
 fn dirty(slices: &[Piece], look_mib: Option<u64>) -> io::Result<Vec<u32>> {
     let mut dirty = Vec::new();
     for piece in slices {
@@ -129,7 +129,7 @@ fn dirty(slices: &[Piece], look_mib: Option<u64>) -> io::Result<Vec<u32>> {
     Ok(dirty)
 }
 
-/// A device-dax node knows no holes and cannot be read, only mapped.
+/// A device-dax node has no holes and can only be mapped.
 fn is_device(file: &File) -> io::Result<bool> {
     Ok(file.metadata()?.file_type().is_char_device())
 }
@@ -180,7 +180,7 @@ fn reads_as_zeros(file: &File, mut at: u64, end: u64) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Descriptors go once their memory is mapped; the mapping stays.
+/// Descriptors are closed once the memory is mapped; the mapping remains.
 fn map(piece: Piece) -> io::Result<Slice> {
     let memory = map_shared(&piece)?;
     Ok(Slice { number: piece.slice, epoch: piece.epoch, memory })
@@ -194,7 +194,8 @@ fn map_shared(piece: &Piece) -> io::Result<MmapRegion> {
     MmapRegion::from_file(file, bytes).map_err(io::Error::other)
 }
 
-/// What a VM writes into the n-th MiB of a slice: its own, for this owner of this slice alone, and never zeros.
+/// Returns the pattern of a VM for a MiB of a slice: unique for this owner and slice, and never
+/// zero.
 fn pattern(vm: &str, number: u32, epoch: u64, n: usize) -> Vec<u8> {
     let text = format!("{vm} {number} {epoch} {n}\n");
     let mut bytes = text.repeat(MIB.div_ceil(text.len())).into_bytes();

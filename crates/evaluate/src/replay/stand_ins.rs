@@ -1,5 +1,5 @@
-//! The stand-ins of a replay, seen from it: started when a VM's slices are online, asked to leave when it departs. What one
-//! does is in `stand_in.rs`.
+//! Stand-in processes of a replay: started when a VM's slices are online, ended when it departs.
+//! Their work is in `stand_in.rs`.
 
 use std::{
     collections::BTreeMap,
@@ -21,7 +21,7 @@ use units::limits::{REASON_BYTES_MAX, REPLAY_STAND_IN_TIMEOUT, REPLAY_STAND_INS_
 
 use super::stand_in::{Found, Left};
 
-/// How stand-ins are started.
+/// Settings of stand-ins.
 #[derive(Debug)]
 pub(super) struct StandIns {
     program: PathBuf,
@@ -30,18 +30,18 @@ pub(super) struct StandIns {
     room: Arc<Semaphore>,
 }
 
-/// Whether a VM got one.
+/// Result of starting a stand-in.
 #[derive(Debug)]
 pub(super) enum Started {
-    /// It runs, and this is what it found.
+    /// It runs, with its findings.
     Runs(Box<Running>, Found),
-    /// It could not: there is no agent on this machine, or there are too many already.
+    /// It cannot run: there is no agent on this machine, or there are too many stand-ins.
     Absent(String),
-    /// It should have and did not.
+    /// It failed.
     Failed(String),
 }
 
-/// A stand-in that runs.
+/// Running stand-in.
 #[derive(Debug)]
 pub(super) struct Running {
     child: Child,
@@ -51,7 +51,7 @@ pub(super) struct Running {
 }
 
 impl StandIns {
-    /// For hosts whose agents are on this machine.
+    /// Creates the settings for hosts whose agents are on this machine.
     pub(super) fn new(hosts: &[v1::Host], touch_mib: u64) -> Result<Self, Failure> {
         let program = std::env::current_exe();
         let program = program.map_err(|errno| Failure::File {
@@ -75,7 +75,7 @@ impl StandIns {
         let mut command = Command::new(&self.program);
         command.arg("stand-in-vm").arg("--socket").arg(socket).args(["--vm", vm]);
         command.args(["--touch", &self.touch_mib.to_string()]);
-        // A Ctrl-C is the replay's to answer; its stand-ins leave when it lets them.
+        // Ctrl-C is handled by the replay, which ends its stand-ins.
         command.process_group(0);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
         match command.spawn() {
@@ -101,11 +101,11 @@ async fn first_word(mut child: Child, room: OwnedSemaphorePermit) -> Started {
     }
 }
 
-/// Why it ended before it said anything.
+/// Returns the reason why it ended without a result.
 async fn last_words(mut child: Child) -> String {
     let mut said = Vec::new();
     if let Some(stderr) = child.stderr.take() {
-        // Best effort: the exit status says the same with fewer words.
+        // Best effort: the exit status also shows a failure.
         let _ = stderr.take(REASON_BYTES_MAX as u64).read_to_end(&mut said).await;
     }
     let ended = timeout(REPLAY_STAND_IN_TIMEOUT.as_duration(), child.wait()).await;
@@ -118,14 +118,14 @@ fn shown(status: ExitStatus) -> String {
 }
 
 impl Running {
-    /// Waits until it has died, which it should not.
+    /// Waits for its death, which is a failure.
     pub(super) async fn died(&mut self) -> io::Result<ExitStatus> {
-        // Not `Child::wait`, which would close its stdin and so send it away.
+        // `Child::wait` would close its stdin and end it.
         self.lines.next_line().await?;
         self.child.wait().await
     }
 
-    /// Sends it away; what it found, or `None` if it had died.
+    /// Ends it and returns its findings, or `None` if it had died.
     pub(super) async fn leave(self) -> Option<Left> {
         let Self { mut child, stdin, mut lines, _room } = self;
         drop(stdin);

@@ -1,4 +1,4 @@
-//! What a replay counts beside what the journal holds. What it comes to is said in `report.rs`.
+//! Counts of a replay beside the journal. `report.rs` evaluates them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,13 +17,13 @@ pub(super) struct Tally {
     pub(super) placed: u64,
     pub(super) rejected: u64,
     pub(super) lost: u64,
-    /// Slices that a stand-in looked through before it used them.
+    /// Slices examined by a stand-in before their use.
     pub(super) read: u64,
-    /// Slices that did not arrive as zeros.
+    /// Slices that were not zeroed.
     pub(super) dirty: u64,
-    /// Slices in which a stand-in found another's bytes over its own.
+    /// Slices whose pattern was overwritten.
     pub(super) overwritten: BTreeSet<u32>,
-    /// VMs with slices that nobody looked through, by why.
+    /// VMs with slices that were not examined, by reason.
     pub(super) unread: BTreeMap<String, u64>,
 }
 
@@ -53,7 +53,7 @@ impl Tally {
         record(&mut self.ready, span);
     }
 
-    /// A VM's slices were not looked through.
+    /// Counts a VM whose slices were not examined.
     pub(super) fn unread(&mut self, why: String) {
         *self.unread.entry(why).or_default() += 1;
     }

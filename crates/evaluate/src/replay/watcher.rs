@@ -1,5 +1,5 @@
-//! Follows the manager's pictures of what is free, through its restarts. Each one goes to [`Free`] at once; who waits for
-//! one is woken.
+//! Follows the manager's capacity snapshots, across its restarts. Each is applied to [`Free`] at
+//! once, and wakes waiting tasks.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -11,29 +11,29 @@ use tonic::Streaming;
 
 use super::{calls, capacity, capacity::Free};
 
-/// What the watcher has heard.
+/// State of the watcher.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Heard {
-    /// How often the manager came back after it was away.
+    /// Number of returns of the manager.
     pub(super) returns: u64,
 }
 
-/// Wakes whoever waits for a newer picture.
+/// Notifies waiting tasks of newer snapshots.
 #[derive(Clone, Debug)]
 pub(super) struct News(watch::Receiver<Heard>);
 
 impl News {
-    /// How often the manager came back.
+    /// Returns the number of returns of the manager.
     pub(super) fn returns(&self) -> u64 {
         self.0.borrow().returns
     }
 
-    /// From now on only what comes after this call is news.
+    /// Ignores snapshots before this call.
     pub(super) fn seen(&mut self) {
         self.0.mark_unchanged();
     }
 
-    /// Waits for a newer picture. Never, once the watcher has ended.
+    /// Waits for a newer snapshot; for ever once the watcher has ended.
     pub(super) async fn newer(&mut self) {
         if self.0.changed().await.is_err() {
             std::future::pending().await
@@ -41,7 +41,8 @@ impl News {
     }
 }
 
-/// Follows for as long as its handle is not aborted or the manager stays away too long; a first picture is there already.
+/// Follows the snapshots until its handle is aborted or the manager is away for too long. The first
+/// snapshot exists already.
 pub(super) async fn start(
     to: &Connection,
     free: &Arc<Mutex<Free>>,
@@ -64,12 +65,12 @@ pub(super) async fn start(
     Ok((following, News(news)))
 }
 
-/// A picture that shows everything that was answered before.
+/// Returns a snapshot that contains every acknowledged request.
 pub(super) async fn fresh(to: &Connection, free: &Mutex<Free>) -> Result<(), Failure> {
     calls::patiently(|| async { first(open(to).await?, |seen| lock(free).adopt(seen)).await }).await.map(drop)
 }
 
-/// The same, when nothing is under way: all of it is so.
+/// The same without calls in progress: the snapshot is exact.
 pub(super) async fn calm(to: &Connection, free: &Mutex<Free>) -> Result<(), Failure> {
     calls::patiently(|| async { first(open(to).await?, |seen| lock(free).adopt_calm(seen)).await })
         .await
@@ -95,7 +96,7 @@ async fn first(
     Ok(pictures)
 }
 
-/// Until the stream ends; why it did.
+/// Follows a stream to its end, and returns the reason.
 async fn follow(
     pictures: &mut Streaming<v1::Capacity>,
     free: &Mutex<Free>,

@@ -1,5 +1,5 @@
-//! What there is to see of shares (Spirit's figures 1, 3, 6, 8 and 9), out of traces: each figure is a file of its own, and so are its numbers.
-//! What is drawn, one room each says; here they are written.
+//! Figures of shares (Spirit's figures 1, 3, 6, 8 and 9) from traces, each with its numbers. Each
+//! figure has a module; this one writes the files.
 
 mod changes;
 mod gains;
@@ -17,12 +17,12 @@ use units::Fraction;
 use super::{Compared, Trace, json};
 use crate::figure::{self, Figure, Look, Point, Series};
 
-/// Of what figures are made.
+/// Inputs of the figures.
 pub(super) struct Shown {
     pub traces: Vec<Trace>,
     pub tenants: Vec<Tenant>,
     pub compared: Vec<Compared>,
-    /// Local memory, of all that tenants touch.
+    /// Local memory, as a fraction of the footprints.
     pub memory: Fraction,
 }
 
@@ -33,19 +33,19 @@ impl Shown {
     }
 }
 
-/// Makes the folder if it is not there: before there is anything to draw, so that nobody waits for what cannot be.
+/// Creates the folder before the computation, so that an error is reported early.
 ///
 /// # Errors
-/// It cannot be made.
+/// It cannot be created.
 pub(super) fn make_folder(folder: &Path) -> Result<(), Failure> {
     let failed = |errno| Failure::File { operation: "make the folder", path: folder.to_owned(), errno };
     fs::create_dir_all(folder).map_err(failed)
 }
 
-/// Draws all of them into a folder.
+/// Draws all figures into a folder.
 ///
 /// # Errors
-/// A file cannot be written, or a trace not be read again.
+/// A file cannot be written, or a trace cannot be read again.
 pub(super) fn write_all(folder: &Path, shown: &Shown, format: Format) -> Result<(), Failure> {
     let (figure, numbers) = kinds::drawn(shown);
     write(folder, "figure-1", &figure, &numbers)?;

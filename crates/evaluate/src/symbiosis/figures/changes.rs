@@ -1,5 +1,6 @@
-//! Figure 9: shares that follow tenants that change what they do. Four share a host; two of them turn from the trace that leans most to bandwidth to the one
-//! that leans most to memory, and back. What is played, and how, `sim` says.
+//! Figure 9: shares of tenants that change their behaviour. Four share a host; two of them switch
+//! from the trace that is most sensitive to bandwidth to the one most sensitive to memory, and
+//! back. `sim` simulates it.
 
 use cli_runtime::{Failure, Format, print};
 use serde::Serialize;
@@ -11,7 +12,7 @@ use sim::symbiosis::{
 use super::{super::touches, Shown, line};
 use crate::figure::{Figure, Look, Panel, Point, Scale, Series};
 
-/// All epochs, and what came of each change.
+/// All epochs, with the result of each change.
 #[derive(Serialize)]
 pub(super) struct Numbers {
     activities: [String; 2],
@@ -19,7 +20,7 @@ pub(super) struct Numbers {
     epochs: Vec<Vec<Row>>,
 }
 
-/// Shares of all memory and of the link. Epochs and tenants are numbered from 1.
+/// Fractions of all memory and of the link. Epochs and tenants are numbered from 1.
 #[derive(Serialize)]
 struct Change {
     epoch: usize,
@@ -31,26 +32,27 @@ struct Change {
     bandwidth_before: f64,
     bandwidth_two_epochs_later: f64,
     bandwidth_in_the_long_run: f64,
-    /// Epochs from the change to the first in which both shares are within 5 % of the long run, or of an equal share if that is more.
+    /// Epochs from the change to the first in which both shares are within 5 % of the long run, or
+    /// of an equal share if that is more.
     epochs_until_within_5_percent: Option<usize>,
     within_5_percent_two_epochs_later: bool,
-    /// The most by which one is off in any epoch from two epochs later on.
+    /// Largest deviation in any epoch from two epochs later on.
     wanders: f64,
 }
 
-/// A tenant in an epoch.
+/// Tenant in an epoch.
 #[derive(Serialize)]
 struct Row {
     does: String,
     memory_share: f64,
     bandwidth_share: f64,
     misses: f64,
-    /// 1 is never slowed down.
+    /// 1 without slowdown.
     throughput: f64,
     throughput_of_equal_split: f64,
 }
 
-/// None where there are no two traces.
+/// Returns `None` with fewer than two traces.
 pub(super) fn drawn(shown: &Shown, format: Format) -> Result<Option<(Figure, Numbers)>, Failure> {
     let Some((stream, cache)) = most_different(&shown.tenants, shown.host().equal(SMALL_HOST_TENANTS)) else {
         return Ok(None);
@@ -157,7 +159,7 @@ fn of_tenant(epochs: &[Epoch], tenant: usize, names: &[String; 2], value: fn(&Te
     line(tenant, format!("tenant {}: {}{turns}", tenant + 1, names[0]), points)
 }
 
-/// Between two epochs.
+/// Boundary between two epochs.
 fn turns() -> Series {
     let at = |change: &sim::symbiosis::Change| Point::new(change.epoch as f64 + 0.5, 0.0);
     let points = CHANGES.iter().map(at).collect();

@@ -1,5 +1,5 @@
-//! Figure 6: what schemes are worth against an equal split, to each kind of tenants; and mix by mix, to all and to the worst-off. The paper's latencies have
-//! no counterpart: a trace has none.
+//! Figure 6: gains of schemes over an equal split, for each kind of tenant, and for all tenants and
+//! the worst-off of each mix. The paper's latencies have no counterpart in traces.
 
 use serde::Serialize;
 use sim::symbiosis::{Kind, Outcome, SMALL_HOST_TENANTS, Scheme};
@@ -11,7 +11,7 @@ use crate::{
     percent,
 };
 
-/// What stands beside an equal split, from the simplest on.
+/// Schemes compared with an equal split, the simplest first.
 const SCHEMES: [(Scheme, &str); 6] = [
     (Scheme::Harvest, "Harvest"),
     (Scheme::Trade, "Trade"),
@@ -23,7 +23,7 @@ const SCHEMES: [(Scheme, &str); 6] = [
 const KINDS: [(Kind, &str); 3] =
     [(Kind::Bandwidth, "bandwidth"), (Kind::Memory, "memory too"), (Kind::Compute, "processor")];
 
-/// What a scheme is worth to a kind, less 1.
+/// Gain of a scheme for a kind of tenant.
 #[derive(Serialize)]
 pub(super) struct OfKind {
     memory: f64,
@@ -36,17 +36,17 @@ pub(super) struct OfKind {
     best: f64,
 }
 
-/// What a scheme is worth to a mix, less 1.
+/// Gain of a scheme for a mix.
 #[derive(Serialize)]
 pub(super) struct OfMix {
     mix: String,
     scheme: &'static str,
-    /// To all: the geometric mean.
+    /// For all tenants: the geometric mean.
     gain: f64,
     worst_off: f64,
 }
 
-/// Of the large mix, and of the same with twice the memory.
+/// Results of the large mix, and of the same with twice the memory.
 pub(super) fn by_kind(shown: &Shown) -> (Figure, Vec<OfKind>) {
     let large = shown.compared.iter().find(|one| one.mix.tenants.len() > SMALL_HOST_TENANTS);
     let Compared { mix, outcomes } = large.expect("there is one of all traces");
@@ -92,7 +92,7 @@ fn rows(memory: Fraction, mix: &str, kinds: &[Kind], outcomes: &[Outcome]) -> Ve
     rows
 }
 
-/// Bars of each kind that there is.
+/// Returns bars of each existing kind.
 fn panel(title: String, kinds: &[Kind], rows: &[OfKind]) -> Panel {
     let there: Vec<(&str, usize)> = KINDS
         .iter()
@@ -120,7 +120,7 @@ fn panel(title: String, kinds: &[Kind], rows: &[OfKind]) -> Panel {
     }
 }
 
-/// Of every mix.
+/// Returns the gains of every mix.
 pub(super) fn by_mix(shown: &Shown) -> (Figure, Vec<OfMix>) {
     let panel = |title: &str, y_title, value: fn(&Outcome) -> f64| Panel {
         title: title.to_owned(),
@@ -154,7 +154,7 @@ pub(super) fn by_mix(shown: &Shown) -> (Figure, Vec<OfMix>) {
     (figure, numbers.collect())
 }
 
-/// With the number of each mix.
+/// Returns points with the number of each mix.
 fn of_scheme(shown: &Shown, scheme: Scheme) -> impl Iterator<Item = (f64, &Outcome)> {
     shown.compared.iter().enumerate().filter_map(move |(at, one)| {
         Some((at as f64, one.outcomes.iter().find(|outcome| outcome.scheme == scheme)?))

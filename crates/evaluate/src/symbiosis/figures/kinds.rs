@@ -1,4 +1,4 @@
-//! Figure 1: what throughput hangs on, of a tenant of each kind, along memory and along bandwidth.
+//! Figure 1: throughput of a tenant of each kind as a function of memory and of bandwidth.
 
 use serde::Serialize;
 use sim::symbiosis::{
@@ -20,7 +20,7 @@ pub(super) struct Row {
     trace: String,
     gamma: f64,
     kind: String,
-    /// How much more twice the memory does against half of it than twice the bandwidth against half of it; a logarithm.
+    /// Logarithm of the gain from twice against half the memory, relative to that from bandwidth.
     leaning: f64,
     is_drawn: bool,
     along: Vec<At>,
@@ -29,7 +29,7 @@ pub(super) struct Row {
 #[derive(Serialize)]
 struct At {
     equal_shares: f64,
-    /// Throughput against that with an equal share of both.
+    /// Throughput relative to an equal share of both.
     by_memory: f64,
     by_bandwidth: f64,
 }
@@ -37,7 +37,7 @@ struct At {
 pub(super) fn drawn(shown: &Shown) -> (Figure, Vec<Row>) {
     let equal = shown.host().equal(SMALL_HOST_TENANTS);
     let tenants = memory_and_compute_bound(&shown.tenants);
-    // Those that reckon are for their own kind; the others wait, as most do in a mix.
+    // CPU-bound tenants form a kind of their own; the others stall, as most do in a mix.
     let of = |kind| if kind == Kind::Compute { &tenants[..] } else { &tenants[..shown.tenants.len()] };
     let drawn: Vec<(usize, &str, &Tenant)> = (0..)
         .zip(KINDS)

@@ -1,4 +1,5 @@
-//! Figure 3: a market at work. The paper's is of three tenants made up; this is of the mix of six that gains most by the market alone.
+//! Figure 3: rounds of a market. The paper has three synthetic tenants; this is the mix of six that
+//! gains most by the market alone.
 
 use serde::Serialize;
 use sim::symbiosis::{Auction, Mix, Outcome, Round, SMALL_HOST_TENANTS, Scheme, auction};
@@ -6,10 +7,10 @@ use sim::symbiosis::{Auction, Mix, Outcome, Round, SMALL_HOST_TENANTS, Scheme, a
 use super::{Compared, Shown, across, line};
 use crate::figure::{Figure, Look, Panel, Point, Scale, Series};
 
-/// The most that is drawn of what is asked for, of what there is.
+/// Largest drawn demand, relative to the supply.
 const ASKED_DRAWN_MAX: f64 = 2.0;
 
-/// What was asked for, in which market.
+/// Demands in a market.
 #[derive(Serialize)]
 pub(super) struct Numbers {
     mix: String,
@@ -21,7 +22,7 @@ pub(super) struct Numbers {
     shares: Vec<Share>,
 }
 
-/// Parts of all memory, or of the link.
+/// Fractions of all memory, or of the link.
 #[derive(Serialize)]
 struct Row {
     memory_price: f64,
@@ -30,7 +31,7 @@ struct Row {
     bandwidth_asked: f64,
 }
 
-/// Parts of a footprint, and of the link.
+/// Fractions of a footprint, and of the link.
 #[derive(Serialize)]
 struct Share {
     memory: f64,

@@ -1,5 +1,5 @@
-//! Figure 8: how long a market takes, with ever more tenants. Times are of the machine on which this runs; the paper's, of which it says in words how long they
-//! are at most, of its own.
+//! Figure 8: time of a market for growing numbers of tenants, on this machine; the paper states
+//! upper bounds for its own.
 
 use std::{
     hint::black_box,
@@ -13,27 +13,27 @@ use units::limits::REFINEMENT_TENANTS_MAX;
 use super::{Shown, line};
 use crate::figure::{Figure, Look, Panel, Point, Scale, Series};
 
-/// Tenants of the first market; each has twice as many as the one before.
+/// Tenants of the first market; each has twice as many as the previous one.
 const FIRST: usize = 6;
 const MARKETS: u32 = 9;
-/// A call is repeated for so long.
+/// Time for which a call is repeated.
 const CALLED_FOR: Duration = Duration::from_millis(300);
-/// No larger market than the first that takes so long.
+/// No market larger than the first that takes this long.
 const LONG: f64 = 2_000.0;
-/// Tenants, and milliseconds at most, of Spirit's own (6.2).
+/// Tenants, and maximum milliseconds, of Spirit (6.2).
 const OF_SPIRIT: [(f64, f64); 2] = [(24.0, 1_000.0), (1_000.0, 20_000.0)];
 
 /// Medians, in milliseconds.
 #[derive(Serialize)]
 pub(super) struct Row {
     tenants: usize,
-    /// From miss ratios to shares, with nothing remembered.
+    /// From miss ratios to shares, cold.
     cold_ms: f64,
-    /// An epoch later, each having changed a little.
+    /// One epoch later, after small changes.
     warm_ms: f64,
-    /// As cold, and refined regardless of envy; none where there are too many for that.
+    /// Cold, and refined regardless of envy; `None` for too many tenants.
     refined_ms: Option<f64>,
-    /// Prices that were tried, cold and warm.
+    /// Prices evaluated, cold and warm.
     cold_rounds: u32,
     warm_rounds: u32,
 }
@@ -92,7 +92,7 @@ impl Row {
     }
 }
 
-/// Of as many calls as there is time for, and one at least.
+/// Returns the median of as many calls as there is time for, at least one.
 fn median_ms<T>(call: impl Fn() -> T) -> f64 {
     let (mut times, begun) = (Vec::new(), Instant::now());
     while times.is_empty() || begun.elapsed() < CALLED_FOR {
