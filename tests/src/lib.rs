@@ -1,4 +1,4 @@
-//! What system tests share.
+//! Common parts of the system tests.
 
 pub mod linux_guests;
 pub mod place;
@@ -7,5 +7,5 @@ pub mod real_rack;
 pub mod scripted_agent;
 pub mod small_guests;
 
-/// Steps of one simulated rack before everything comes to rest.
+/// Steps of a simulated rack before it becomes quiescent.
 pub const SIMULATION_STEPS: u64 = 4000;

@@ -4,12 +4,12 @@ use emulated_host::{Artifacts, Host, Initrd, nodes::NumaReport};
 
 use crate::rack::programs;
 
-/// What emulated hosts are made of.
+/// Artifacts of emulated hosts.
 pub fn bed() -> Artifacts {
     Artifacts::locate().unwrap_or_else(|missing| panic!("{missing}"))
 }
 
-/// A host that has our VMM and does what a script says.
+/// Returns a host with vmm-plugin that runs a script.
 pub fn host<'a>(bed: &'a Artifacts, script: &str) -> Host<'a> {
     let host = Host::new(bed, script).expect("a host is made");
     host.program(&programs().join("vmm-plugin")).expect("it is built");
@@ -22,7 +22,7 @@ pub fn add_guest(host: &Host<'_>, bed: &Artifacts, name: &str, kernel: &str, scr
     host.guest(name, &initrd).expect("it is packed");
 }
 
-/// Boots a host and returns what it said.
+/// Boots a host and returns its console output.
 pub fn run(host: Host<'_>) -> String {
     let said = host.run(|line| println!("{line}"), || true).unwrap_or_else(|error| panic!("{error}"));
     assert!(!said.contains("NEVER "), "something did not come about: {said}");
@@ -42,7 +42,8 @@ pub fn command(name: &str, kernel: &str, initrd: &str, options: &str) -> String 
     )
 }
 
-/// What lies between the line `BEGIN name` and the line `END name ...`, and the rest of that line.
+/// Returns the text between the lines `BEGIN name` and `END name ...`, and the remainder of the
+/// latter.
 pub fn part<'a>(said: &'a str, name: &str) -> (&'a str, &'a str) {
     let begin = format!("BEGIN {name}\n");
     let from = said.find(&begin).unwrap_or_else(|| panic!("no {begin:?} in:\n{said}")) + begin.len();

@@ -64,7 +64,7 @@ impl Place {
         self.command(kernel, options).output().expect("it runs")
     }
 
-    /// What the guest has said.
+    /// Returns the guest's console output.
     pub fn console(&self) -> String {
         fs::read_to_string(self.path("console")).unwrap_or_default()
     }
@@ -81,7 +81,7 @@ impl Place {
         command.output().expect("it runs")
     }
 
-    /// What a guest tells programs of itself.
+    /// Returns the guest's state as JSON.
     pub fn info(&self) -> serde_json::Value {
         let told = self.ask(&["info", "v", "-o", "json"]);
         assert!(told.status.success(), "{}", String::from_utf8_lossy(&told.stderr));

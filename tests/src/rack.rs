@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(180);
 /// Between two looks at a condition.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// What rack to build.
+/// Description of a rack.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// Slices of each EMC.
@@ -29,7 +29,7 @@ pub struct Plan {
     pub hosts: Vec<Vec<usize>>,
     /// Seconds of a lease.
     pub lease_ttl_s: f64,
-    /// Seconds of silence past the lease until a host is fenced, or never.
+    /// Seconds of silence after the lease until a host is fenced, or never.
     pub fence_after_s: Option<f64>,
     /// Local memory of each host.
     pub local_mib: u64,
@@ -64,7 +64,7 @@ pub struct Rack {
     agents: Vec<Option<Child>>,
 }
 
-/// The folder with the programs: what `TARN_BIN_DIR` names, or built once.
+/// Folder of the programs: `TARN_BIN_DIR`, or built once.
 pub fn programs() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
@@ -107,7 +107,7 @@ impl Rack {
         rack
     }
 
-    /// A rack whose manager and agents are up.
+    /// Starts a rack with its manager and agents.
     pub async fn start(plan: Plan) -> Self {
         let mut rack = Self::new(plan);
         rack.start_manager().await;
@@ -118,7 +118,7 @@ impl Rack {
         rack
     }
 
-    /// The folder of everything but slices.
+    /// Folder of everything but slices.
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
@@ -183,7 +183,7 @@ impl Rack {
         fs::OpenOptions::new().create(true).append(true).open(path).expect("the folder is ours").into()
     }
 
-    /// What a process has logged: "manager" or "h0".
+    /// Returns the log of a process: "manager" or "h0".
     pub fn logged(&self, name: &str) -> String {
         fs::read_to_string(self.dir.path().join(format!("{name}.log"))).unwrap_or_default()
     }
@@ -282,7 +282,7 @@ impl Rack {
         signal(self.agents[host].as_ref().expect("it was started"), what);
     }
 
-    /// Waits until every agent that was started speaks for its host.
+    /// Waits until every started agent is connected.
     pub async fn wait_hosts_up(&self) {
         let started: Vec<String> = (0..self.agents.len())
             .filter(|host| self.agents[*host].is_some())
@@ -397,7 +397,7 @@ impl Rack {
     }
 }
 
-/// Waits until a process has said something on its standard output.
+/// Waits for a line on a process's standard output.
 pub fn wait_for_line(child: &mut Child) {
     let mut line = String::new();
     let stdout = child.stdout.as_mut().expect("a pipe was asked for");
@@ -423,7 +423,7 @@ impl Drop for Rack {
     }
 }
 
-/// A request for slices, everything else as usual.
+/// Returns a request for slices with default values.
 pub fn reserve(host: &str, vm: &str, slices: u64, request_id: &str) -> wire::ReserveRequest {
     wire::ReserveRequest {
         request_id: request_id.into(),

@@ -64,7 +64,7 @@ done
 /// A slice as a kernel has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seen {
-    /// Who has its device: `device_dax`, `kmem`, or `none`.
+    /// Driver of its device: `device_dax`, `kmem`, or `none`.
     pub driver: String,
     /// Memory blocks of it that are not offline.
     pub blocks: u32,
@@ -118,7 +118,7 @@ impl RealRack {
         &mut self.rack.hosts_mut().all_mut()[host]
     }
 
-    /// What a command in a host says. It must succeed.
+    /// Returns the output of a command on a host, which must succeed.
     pub fn run(&self, host: usize, command: &str) -> String {
         let said = self.host(host).run_within(command, PATIENCE);
         let said = said.unwrap_or_else(|error| panic!("{command}: {error}"));
@@ -126,13 +126,13 @@ impl RealRack {
         said.text
     }
 
-    /// What `tarn` says as the operator.
+    /// Runs `tarn` as an operator.
     pub fn try_tarn(&self, words: &str) -> Output {
         let words: Vec<&str> = words.split_whitespace().collect();
         self.rack.tarn(&words).output().expect("tarn runs")
     }
 
-    /// What `tarn` says; it must succeed.
+    /// Returns the output of `tarn`, which must succeed.
     pub fn tarn(&self, words: &str) -> String {
         let output = self.try_tarn(words);
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -140,7 +140,7 @@ impl RealRack {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// What `tarn` says as JSON.
+    /// Returns the output of `tarn` as JSON.
     pub fn json(&self, words: &str) -> Value {
         serde_json::from_str(&self.tarn(&format!("{words} -o json"))).expect("tarn speaks JSON")
     }
@@ -172,7 +172,7 @@ impl RealRack {
         self.until("all slices are free", |rack| rack.states().iter().all(|state| state == "free"));
     }
 
-    /// What everybody has logged.
+    /// Returns all logs.
     pub fn logs(&self) -> String {
         let agents = self
             .rack
@@ -183,7 +183,7 @@ impl RealRack {
         format!("manager:\n{}\n{}", tail(&self.rack.manager_log()), agents.collect::<String>())
     }
 
-    /// What a host's kernel has of each slice.
+    /// Returns the slices in a host's kernel.
     pub fn kernel(&self, host: usize) -> BTreeMap<Which, Seen> {
         kernel_of(self.host(host)).unwrap_or_else(|error| panic!("{error}"))
     }
@@ -206,7 +206,8 @@ impl RealRack {
             .collect()
     }
 
-    /// Starts a process that does with a VM's slices what a VMM does, and returns the slices that did not begin with zeros.
+    /// Starts a process that uses a VM's slices like a VMM, and returns the slices that were not
+    /// zeroed.
     pub fn start_vm(&self, host: usize, vm: &str, touch_mib: u32) -> Vec<u64> {
         self.run(
             host,
@@ -319,7 +320,7 @@ impl RealRack {
     }
 }
 
-/// Somebody who looks at all kernels. Dropped, he looks no more.
+/// Observer of all kernels, until it is dropped.
 #[derive(Debug)]
 pub struct Watch {
     done: Arc<AtomicBool>,
@@ -358,7 +359,7 @@ fn see_one_owner(hosts: &[RackHost]) -> bool {
     all
 }
 
-/// Nothing else may be said than what is understood, or a check would hold for want of anything to look at.
+/// Rejects unexpected output, because a check without input would always pass.
 fn kernel_of(host: &RackHost) -> Result<BTreeMap<Which, Seen>, emulated_host::HostError> {
     let emulated_host::rack::CommandOutput { status, text: said } = host.run(SLICES)?;
     assert_eq!(status, 0, "{}: {said}", host.name());

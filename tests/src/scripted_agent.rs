@@ -39,7 +39,7 @@ pub fn hello(host: &str) -> wire::Hello {
     }
 }
 
-/// What the manager made for a host.
+/// Objects that the manager created for a host.
 pub fn token(rack: &Rack, host: &str) -> String {
     let path = rack.dir().join(format!("store/tokens/{host}.token"));
     std::fs::read_to_string(path).expect("the manager made it").trim().to_owned()
@@ -62,12 +62,12 @@ impl Session {
     }
 }
 
-/// A device that several hosts see.
+/// Shared device.
 pub const SERIAL: &str = "0x1a";
 /// How many slices it has.
 pub const SLICES: u32 = 4;
 
-/// An agent that does all it is told, at once, until it is dropped.
+/// Agent that applies every desired state at once, until it is dropped.
 #[derive(Debug)]
 pub struct Obedient {
     task: JoinHandle<()>,
@@ -75,7 +75,7 @@ pub struct Obedient {
 }
 
 impl Obedient {
-    /// Speaks for a host that was started as often as `boot` says, and sees [`SERIAL`].
+    /// Connects for a host in its `boot`-th boot, which sees [`SERIAL`].
     pub async fn start(rack: &Rack, host: &str, boot: &str) -> Self {
         let seen = wire::SeenDevice { serial: SERIAL.into(), slices: SLICES, problem: None };
         let hello = wire::Hello { boot_id: boot.into(), devices: vec![seen], ..hello(host) };
@@ -85,7 +85,7 @@ impl Obedient {
         Self { task, handles }
     }
 
-    /// Every place that it was told to bring online.
+    /// Locations that it brought online.
     pub fn handles(&self) -> BTreeSet<String> {
         self.handles.lock().expect("nobody panics with it").clone()
     }

@@ -108,7 +108,8 @@ global_asm!(
     "  jnz 3b",
     "  jmp 2b",
     "small_touch_end:",
-    // Maps the first large page of pool memory at 4 GiB. For each byte that is typed, it writes one more half of it and says ".".
+    // Maps the first large page of pool memory at 4 GiB. For each byte typed, it writes the next
+    // half of it and prints ".".
     "small_type:",
     "  mov qword ptr [0xa020], 0x11003",
     "  mov rax, 0x100000083",
@@ -129,7 +130,8 @@ global_asm!(
     "  out dx, al",
     "  jmp 2b",
     "small_type_end:",
-    // Lets line 5 come as vector 0x40, which nobody takes; says "." and looks whether it waits: then switches itself off.
+    // Raises line 5 as vector 0x40, which has no handler; prints "." and checks whether it is
+    // pending, then powers off.
     "small_obey:",
     "  mov eax, 0xfee00000",
     "  mov dword ptr [rax + 0xf0], 0x1ff",
@@ -168,13 +170,14 @@ macro_rules! guest {
     };
 }
 
-/// Whether guests can run on this machine; says aloud when not. Linux guests run all the same, inside an emulated host.
+/// Returns whether guests can run on this machine, and prints if not. Linux guests run in any case,
+/// inside an emulated host.
 pub fn can_run() -> bool {
     let opened = File::options().read(true).write(true).open("/dev/kvm");
     opened.map_err(|error| left_out(&format!("guests on this machine's /dev/kvm: {error}"))).is_ok()
 }
 
-/// Says what a test has left out, also at the end of `cargo xtask test`.
+/// Prints the parts that a test has left out, also at the end of `cargo xtask test`.
 pub fn left_out(what: &str) {
     eprintln!("LEFT OUT: {what}");
     if let Some(list) = std::env::var_os("TARN_LEFT_OUT") {
@@ -197,7 +200,7 @@ guest!(
     crash, small_crash, small_crash_end
 );
 guest!(
-    /// Says what memory the SRAT knows.
+    /// Prints the memory in the SRAT.
     walk, small_walk, small_walk_end
 );
 guest!(
@@ -205,7 +208,7 @@ guest!(
     touch, small_touch, small_touch_end
 );
 guest!(
-    /// Writes 1 MiB of pool memory, twice at most, for each byte that is typed, and says so.
+    /// Writes 1 MiB of pool memory, at most twice, for each byte typed, and prints it.
     write_when_typed, small_type, small_type_end
 );
 guest!(

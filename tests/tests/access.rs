@@ -52,7 +52,7 @@ impl Drop for Manager {
     }
 }
 
-/// A folder that every user may enter, with a copy of `tarn`.
+/// Folder that every user may enter, with a copy of `tarn`.
 fn open_folder(rack: &Rack) -> PathBuf {
     fs::set_permissions(rack.dir(), fs::Permissions::from_mode(0o755)).unwrap();
     let tarn = rack.dir().join("tarn");
@@ -298,7 +298,7 @@ impl<'a> Authority<'a> {
     }
 }
 
-/// Attempts at what depends on which end of a connection is faster.
+/// Attempts for results that depend on the order of two ends of a connection.
 const ATTEMPTS_MAX: usize = 50;
 const VALID: (i32, i32) = (2020, 2500);
 const EXPIRED: (i32, i32) = (2020, 2021);

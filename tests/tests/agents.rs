@@ -1,4 +1,5 @@
-//! Agents that are not what they say, die, pause or come back; and VMs that outlive them. Against real processes.
+//! Agents that are not what they claim, die, stop or return; and VMs that outlive them. Against
+//! real processes.
 #![allow(clippy::unwrap_used, reason = "the whole file is tests: what cannot go on fails")]
 
 use std::process::Child;
@@ -11,7 +12,7 @@ use tests::{
 };
 use tonic::{Code, Status};
 
-/// An agent made by hand, to say what a real one never would.
+/// A scripted agent, for messages that a real one never sends.
 struct Impostor(Session);
 
 async fn connect(rack: &Rack, token: &str, hello: wire::Hello) -> Result<Impostor, Status> {
@@ -91,7 +92,8 @@ async fn running_vm(rack: &Rack, host: usize, vm: &str, slices: u64) -> Child {
     child
 }
 
-/// What a stand-in says of slices that were not zero; waits until it has written its own.
+/// Returns the stand-in's findings of slices that were not zeroed; waits until it has written its
+/// own pattern.
 fn dirty(child: &mut Child) -> String {
     use std::io::{BufRead, BufReader};
     let mut line = String::new();

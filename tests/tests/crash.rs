@@ -22,10 +22,10 @@ const KILLS: usize = 20;
 /// Clients at the same time.
 const CLIENTS: u64 = 4;
 
-/// What clients were told, by reservation: its slices, and whether its release was acknowledged.
+/// Acknowledged facts by reservation: its slices, and whether its release was acknowledged.
 type Acknowledged = Arc<Mutex<BTreeMap<String, (Vec<u32>, Option<bool>)>>>;
 
-/// Reserves and releases until told to stop, and repeats what got no answer under the same request id.
+/// Reserves and releases until stopped, and repeats unanswered requests with the same request id.
 async fn client(endpoint: String, number: u64, told: Acknowledged, stop: Arc<AtomicBool>) {
     let channel = Endpoint::from_shared(endpoint).unwrap().connect_lazy();
     let mut scheduler = wire::scheduler_client::SchedulerClient::new(channel);
@@ -70,7 +70,7 @@ async fn client(endpoint: String, number: u64, told: Acknowledged, stop: Arc<Ato
     }
 }
 
-/// Compares what was acknowledged with what the ledger has now.
+/// Compares acknowledged facts with the ledger.
 async fn nothing_acknowledged_is_lost(rack: &Rack, told: &Acknowledged) {
     let before = told.lock().unwrap().clone();
     let active: BTreeMap<String, Vec<u32>> =
@@ -132,7 +132,7 @@ async fn nothing_acknowledged_is_lost_when_anything_is_killed_at_any_moment() {
         let release = wire::ReleaseRequest { target: by_id(&reservation.reservation), ..Default::default() };
         rack.scheduler().await.release(release).await.unwrap();
     }
-    rack.wait_all_free().await; // whatever was half done when something died was driven to its end
+    rack.wait_all_free().await; // interrupted operations were completed
 }
 
 fn rand_seed() -> u64 {

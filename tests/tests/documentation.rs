@@ -123,13 +123,13 @@ fn every_command_is_parsed_by_its_program() {
     assert!(checked > 50, "only {checked} commands were found");
 }
 
-/// What a rack's configuration needs beside a snippet.
+/// Sections that a rack's configuration needs beside a snippet.
 const RACK: [(&str, &str); 3] = [
     ("[manager]", "[manager]\nlisten = \"unix:/run/tarn/manager.sock\"\nstore = \"store\"\n"),
     ("[[emc]]", "[[emc]]\nname = \"emc0\"\nslices = 4\ndriver = \"emulated\"\npath = \"emc0\"\n"),
     ("[[host]]", "[[host]]\nname = \"h0\"\ncores = 4\nlocal_mib = 1024\nemcs = [\"emc0\"]\n"),
 ];
-/// What a host's configuration needs beside a snippet.
+/// Sections that a host's configuration needs beside a snippet.
 const HOST: [(&str, &str); 2] = [
     (
         "[agent]",

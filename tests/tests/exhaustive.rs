@@ -18,7 +18,7 @@ const HOSTS: usize = 2;
 /// Where this little world ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Bounds {
-    /// Nobody becomes an owner beyond this number.
+    /// No owner has a number above this.
     epoch: Epoch,
     /// Messages under way at the same time.
     wire: usize,
@@ -27,7 +27,7 @@ struct Bounds {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Rack<const SLICES: usize> {
     bounds: Bounds,
-    /// What is durable.
+    /// Durable state.
     slots: [Slot; SLICES],
     device: [Cell; SLICES],
     hosts: [Machine<SLICES>; HOSTS],
@@ -40,7 +40,7 @@ struct Rack<const SLICES: usize> {
 struct Cell {
     highest: Epoch,
     grant: Option<(Epoch, HostId)>,
-    /// By whom it was written last; `None` if it is zero.
+    /// Last writer; `None` if it is zero.
     written: Option<Epoch>,
 }
 
@@ -50,7 +50,7 @@ struct Machine<const SLICES: usize> {
     slices: [Stand; SLICES],
 }
 
-/// What a host has to do with one slice.
+/// Task of a host with one slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 struct Stand {
     /// The newest order its agent has seen; older ones bounce.
@@ -64,7 +64,7 @@ struct Stand {
     scrubbed: Option<Epoch>,
 }
 
-/// What a host is told of one slice. The order of these is the order of the ledger's revisions.
+/// Desired state of one slice, in the order of the ledger's revisions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 struct Order {
     epoch: Epoch,
@@ -128,7 +128,7 @@ impl<const SLICES: usize> Rack<SLICES> {
         }
     }
 
-    /// The same for every rack that differs only in which slice is which.
+    /// Returns a canonical form of racks that differ only in the order of slices.
     fn fingerprint(&self) -> u64 {
         let hash = |rack: &Self| {
             let mut hasher = DefaultHasher::new();
@@ -173,7 +173,7 @@ impl<const SLICES: usize> Rack<SLICES> {
         steps
     }
 
-    /// What comes of a step, if it can happen at all.
+    /// Returns the result of a step, if it is possible.
     fn after(&self, step: &Step) -> Option<Self> {
         let mut next = self.clone();
         let happened = match *step {
@@ -203,7 +203,7 @@ impl<const SLICES: usize> Rack<SLICES> {
         happened.filter(|()| next.wire.len() <= self.bounds.wire && next != *self).map(|()| next)
     }
 
-    /// The real machine decides; what it refuses did not happen.
+    /// The real state machine decides; rejected events change nothing.
     fn take(&mut self, s: usize, event: Event) -> Option<()> {
         self.slots[s] = self.slots[s].step(event).ok()?;
         Some(())
@@ -235,7 +235,7 @@ impl<const SLICES: usize> Rack<SLICES> {
         self.send(Message::FromDevice(s, answer))
     }
 
-    /// The part of the whole truth about a host that concerns one slice.
+    /// Returns the part of a host's desired state for one slice.
     fn send_order(&mut self, s: usize) -> Option<()> {
         let Slot { epoch, state, .. } = self.slots[s];
         let (to, what) = match state {
@@ -250,7 +250,7 @@ impl<const SLICES: usize> Rack<SLICES> {
         connected.then(|| self.send(Message::ToHost(to, s, Order { epoch, what })))?
     }
 
-    /// The part of the whole truth about a host that concerns one slice, the other way.
+    /// Applies the part of a host's desired state for one slice.
     fn report(&mut self, h: usize, s: usize) -> Option<()> {
         let stand = self.hosts[h].slices[s];
         let Order { epoch, what } = stand.order.filter(|_| !self.hosts[h].off)?;
@@ -313,7 +313,7 @@ impl<const SLICES: usize> Rack<SLICES> {
         Some(())
     }
 
-    /// The connection and the orders are gone; VMs, and what is on record, are not.
+    /// Closes the connection and drops desired states; VMs and records stay.
     fn agent_restarts(&mut self, h: usize) -> Option<()> {
         for stand in &mut self.hosts[h].slices {
             *stand = Stand { vm: stand.vm, ended: stand.ended, ..Stand::default() };
@@ -389,7 +389,7 @@ fn number(index: usize) -> u32 {
 }
 
 impl Explored {
-    /// Goes through all states, the nearest first; they are told apart by 64 bits of hash.
+    /// Visits all states, the nearest first; they are distinguished by a 64-bit hash.
     fn all<const SLICES: usize>(start: Rack<SLICES>) -> Self {
         let mut known = HashMap::from([(start.fingerprint(), 0)]);
         let mut all = Self { first: vec![None], before: vec![Vec::new()], at_rest: Vec::new() };
@@ -422,7 +422,7 @@ impl Explored {
         way.into()
     }
 
-    /// A state from which no way leads to where every slice is free.
+    /// Returns a state from which no path leads to all slices being free.
     fn stuck(&self) -> Option<u32> {
         let mut can = vec![false; self.first.len()];
         let mut reached = self.at_rest.clone();

@@ -88,14 +88,14 @@ async fn a_slice_that_two_hosts_reach_is_found() {
 #[tokio::test]
 async fn a_reservation_that_a_device_forgot_is_found() {
     let mut rack = Rack::start(poor_in_memory(4)).await;
-    // The first VM stays, so its slices are the lowest of its EMC, which are what that forgets.
+    // The first VM stays, so its slices are the lowest of its EMC, which the fault forgets.
     let run = replay(&rack, &format!("0,0,,1,3\n{}", churn(1, 30)));
     rack.wait_for("the VM that stays", async |rack| {
         let stays = |r: &wire::Reservation| r.vm.starts_with("vm2.");
         rack.reservations().await.iter().any(|r| stays(r) && r.state() == wire::ReservationState::Committed)
     })
     .await;
-    // What comes and goes must not be over before the device has forgotten.
+    // The load must last until the device has forgotten.
     signal(&run, Signal::STOP);
     rack.kill_manager();
     (0..2).for_each(|emc| breaks(&rack, emc, "forget-grant"));

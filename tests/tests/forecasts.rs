@@ -52,7 +52,7 @@ impl Place {
         path
     }
 
-    /// What the command said, as JSON.
+    /// Returns the output of the command as JSON.
     #[track_caller]
     fn tarn(&self, words: &str) -> Value {
         let (code, said, complained) = self.ran(&format!("{words} -o json"));
@@ -60,7 +60,7 @@ impl Place {
         serde_json::from_str(&said).unwrap_or(Value::Null)
     }
 
-    /// How the command ended, what it said and what it complained of.
+    /// Returns exit status, output and errors of the command.
     fn ran(&self, words: &str) -> (Option<i32>, String, String) {
         let words = words.replace("DIR", &self.0.dir().display().to_string());
         let ran = self.0.tarn(&words.split_whitespace().collect::<Vec<_>>());
@@ -68,7 +68,7 @@ impl Place {
         (ran.status.code(), text(ran.stdout), text(ran.stderr))
     }
 
-    /// What of a VM's 16 GiB goes to the pool, in GiB, and who says so.
+    /// Returns the pool part of a VM's 16 GiB, in GiB, and the model.
     #[track_caller]
     fn plan(&self, vm: &str, customer: &str) -> (u64, String) {
         let plan = self.tarn(&format!("plan-vm --vm {vm} --cores 4 --memory 16GiB --customer {customer}"));

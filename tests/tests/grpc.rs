@@ -1,5 +1,5 @@
-//! The scheduler's and the operator's API, against a real manager and real agents: what is promised, and what is said to
-//! those who ask for something wrong.
+//! API for schedulers and operators, against a real manager and real agents: guarantees, and errors
+//! of invalid requests.
 #![allow(clippy::unwrap_used, reason = "the whole file is tests: what cannot go on fails")]
 
 use proto::v1 as wire;

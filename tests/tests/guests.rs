@@ -1,4 +1,5 @@
-//! Guests whose memory is a rack's: a real manager, a real agent, and guests of a few instructions that write their slices.
+//! Guests with a rack's memory: a real manager, a real agent, and guests of a few instructions that
+//! write their slices.
 #![allow(clippy::unwrap_used, reason = "the whole file is tests: what cannot go on fails")]
 
 use std::{
@@ -22,7 +23,7 @@ fn run_dir(rack: &Rack) -> PathBuf {
     rack.dir().join("run")
 }
 
-/// A guest that writes its slices, says so again and again, and never ends by itself.
+/// Guest that writes its slices, prints repeatedly, and never ends by itself.
 struct Guest {
     process: Child,
     console: PathBuf,
@@ -66,7 +67,7 @@ impl Guest {
         rack.wait_for("the guest to go on", async |_| self.said() > before + 2).await;
     }
 
-    /// How it ended, and what its VMM said to that.
+    /// Returns its exit status and the VMM's output.
     fn end(mut self) -> (Option<i32>, String) {
         let (mut said, ended) = (String::new(), self.process.wait().unwrap());
         self.process.stderr.take().unwrap().read_to_string(&mut said).unwrap();

@@ -1,4 +1,4 @@
-//! What a VMM may still do once its guest runs, looked at from outside; and that guests run all the same.
+//! Remaining rights of a VMM with a running guest, observed from outside; guests run nevertheless.
 #![allow(clippy::unwrap_used, reason = "the whole file is tests: what cannot go on fails")]
 
 use std::{
@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// A user and a group that own nothing.
 const NOBODY: &str = "65534";
 
-/// Whether guests can run here, and their VMM can give up being root; says aloud when not.
+/// Returns whether guests can run here, and their VMM can give up root; prints if not.
 fn can_give_up() -> bool {
     let root = rustix::process::getuid().is_root();
     if !root {
@@ -54,13 +54,13 @@ impl Guest {
         Path::new("/proc").join(self.0.id().to_string()).join(what)
     }
 
-    /// What the kernel says of each thread.
+    /// Returns the kernel's status of each thread.
     fn threads(&self) -> Vec<String> {
         let tasks = fs::read_dir(self.proc("task")).unwrap();
         tasks.map(|task| fs::read_to_string(task.unwrap().path().join("status")).unwrap()).collect()
     }
 
-    /// Each thread says so, once it has begun.
+    /// Each thread reports its start.
     fn has(&self, field: &str, value: &str) {
         let says = |status: &String| {
             let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));

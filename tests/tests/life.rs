@@ -17,7 +17,7 @@ use tests::{
 /// How long anything here may take on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A guest that says something again and again.
+/// Guest that prints repeatedly.
 struct Guest<'a> {
     place: &'a Place,
     process: Child,
@@ -35,7 +35,7 @@ impl<'a> Guest<'a> {
         Self::start(place, &code::touch(), &["--memory", "size=64MiB", "--pool", "size=1GiB"])
     }
 
-    /// Waits until it has said something more.
+    /// Waits for further output.
     fn goes_on(&mut self) {
         let (before, begun) = (self.place.console().len(), Instant::now());
         while self.place.console().len() < before + 3 {
@@ -49,7 +49,7 @@ impl<'a> Guest<'a> {
         kill_process(Pid::from_child(&self.process), Signal::TERM).unwrap();
     }
 
-    /// How it ended and what its VMM said to that; it is not found any more.
+    /// Returns its exit status and the VMM's output; it is not running any more.
     fn end(mut self) -> (Option<i32>, String) {
         let (mut said, ended) = (String::new(), self.process.wait().unwrap());
         self.process.stderr.take().unwrap().read_to_string(&mut said).unwrap();
@@ -79,7 +79,7 @@ fn refused(output: &Output, code: i32, expected: &str) {
     assert!(said(output).contains(expected), "{}", said(output));
 }
 
-/// A guest that writes its pool memory when told to.
+/// Guest that writes its pool memory on request.
 struct Typist {
     process: Child,
     keys: ChildStdin,
@@ -95,7 +95,7 @@ impl Typist {
         Self { process, keys, screen }
     }
 
-    /// Returns when the guest has written what it was told to.
+    /// Returns when the guest has written.
     fn writes(&mut self) {
         self.keys.write_all(b"x").unwrap();
         self.screen.read_exact(&mut [0]).unwrap();

@@ -1,4 +1,5 @@
-//! What an operator does to a rack: reloads, backups, certificates, bad files, full disks. Against real processes.
+//! Operations on a rack: reloads, backups, certificates, damaged files, full disks. Against real
+//! processes.
 #![allow(clippy::unwrap_used, reason = "the whole file is tests: what cannot go on fails")]
 
 use std::{fs, process::Command};
@@ -96,8 +97,9 @@ async fn a_store_that_is_not_right_is_refused_by_name() {
     }
 }
 
-/// A flipped byte in each page, and pages lost and the file cut off at every eighth: the rack is as it was, or `check` and
-/// `serve` end with an error that says what to do, without a panic. The store's own tests do more.
+/// A flipped byte in each page, and lost pages and truncations at every eighth: the rack is
+/// unchanged, or `check` and `serve` end with a clear error, without a panic. The store's own tests
+/// cover more.
 #[tokio::test]
 async fn damage_to_any_page_of_the_store_is_an_error_or_harmless() {
     const PAGE: usize = 4096;

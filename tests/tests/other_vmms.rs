@@ -13,7 +13,7 @@ use proto::v1 as wire;
 use serde_json::Value;
 use tests::rack::{Plan, Rack, by_vm, programs, reserve, wait_for_line};
 
-/// libvirt's schemas and what checks by them: in what `TARN_LIBVIRT` names, or where `cargo xtask test` puts them.
+/// libvirt's schemas and their validator: in `TARN_LIBVIRT`, or where `cargo xtask test` puts them.
 fn libvirt() -> PathBuf {
     let place = std::env::var_os("TARN_LIBVIRT").map(PathBuf::from);
     let place = place.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/libvirt"));
@@ -58,7 +58,7 @@ fn recorded(rack: &Rack) -> Option<u64> {
     record["pid"].as_u64()
 }
 
-/// The files that QEMU is told to open for slices.
+/// Files that QEMU opens for slices.
 fn slices_of(arguments: &str) -> Vec<PathBuf> {
     let arguments: Value = serde_json::from_str(arguments).unwrap();
     let words = arguments.as_array().unwrap().iter().filter_map(Value::as_str);

@@ -77,7 +77,7 @@ async fn a_silent_host_is_stopped_by_the_operators_command_and_its_slices_go_on(
     let agent = host_with_slice(&rack, "h0").await;
     assert_eq!(agent.handles(), ["cxl:0x1a:0".to_owned()].into());
     drop((agent, other));
-    rack.kill_manager(); // what it has granted is on record
+    rack.kill_manager(); // its grants are recorded
     rack.start_manager().await;
     let _other = Obedient::start(&rack, "h1", "boot 1").await;
     rack.wait_all_free().await;

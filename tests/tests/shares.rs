@@ -23,7 +23,7 @@ fn refused<T: std::fmt::Debug>(result: Result<T, Status>, code: Code, reason: &s
     }
 }
 
-/// A rack whose agents are tests.
+/// Rack with scripted agents.
 async fn rack() -> Rack {
     let mut rack = Rack::new(Plan::small(1));
     rack.start_manager().await;
@@ -55,7 +55,7 @@ async fn agent(rack: &Rack, host: &str) -> Session {
     session
 }
 
-/// The next weights that an agent is told.
+/// Returns the next weights sent to an agent.
 async fn told(session: &mut Session) -> Vec<wire::Weight> {
     loop {
         if let Some(Down::Weights(told)) = session.hears.message().await.unwrap().unwrap().message {

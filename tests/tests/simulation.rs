@@ -1,10 +1,11 @@
-//! The rack in one thread, grown from many seeds: `TARN_SEEDS` says how many, a failing one is printed with its story.
+//! Seeds of the simulated rack: `TARN_SEEDS` sets their number; a failing one is printed with its
+//! event log.
 
 use sim::world::{Summary, World};
 use tests::SIMULATION_STEPS;
 
 const SEEDS_DEFAULT: u64 = 2000;
-/// How much of what led to a failure is told.
+/// Events printed before a failure.
 const EVENTS_TOLD: usize = 100;
 
 #[test]

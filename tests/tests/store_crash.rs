@@ -22,7 +22,7 @@ use sim::world::{BACKUPS_MAX, Store, Summary, World};
 
 const SEEDS: u64 = 300;
 const STEPS: u64 = 3000;
-/// How much of what led to a failure is told.
+/// Events printed before a failure.
 const EVENTS_TOLD: usize = 100;
 /// One in so many commits has a fault somewhere on its way.
 const FAULT_EVERY: u32 = 12;
@@ -102,13 +102,14 @@ impl DiskStore {
         self.disk.fail_at(self.disk.operations() + ahead, fault);
     }
 
-    /// From one of the next operations on, every write, sync and change of length fails for lack of room.
+    /// Lets every write, sync and change of length fail with ENOSPC, from one of the next
+    /// operations on.
     fn plan_full(&mut self) {
         let first = self.disk.operations() + self.rng.random_range(0..OPERATIONS_AHEAD);
         (first..first + OPERATIONS_FULL).for_each(|n| self.disk.fail_at(n, Fault::Errno(ENOSPC)));
     }
 
-    /// Whoever used the disk is gone; the machine has power again.
+    /// Restores the power; the previous user of the disk is gone.
     fn restart(&mut self) {
         self.disk.power_off();
         self.store = None;

@@ -195,7 +195,7 @@ fn a_disk_is_the_guests_alone() {
     let ran = place.run(&code::hello(), &["--memory", "size=64MiB", "--disk", &option]);
     assert_eq!(code(&ran), Some(1));
     assert!(said(&ran).contains("is in use by another process"), "{}", said(&ran));
-    rustix::fs::flock(&held, rustix::fs::FlockOperation::Unlock).unwrap(); // for whoever was forked meanwhile, too
+    rustix::fs::flock(&held, rustix::fs::FlockOperation::Unlock).unwrap(); // also for forked processes
     let ran = place.run(&code::hello(), &["--memory", "size=64MiB", "--disk", &option]);
     assert_eq!((code(&ran), place.console().as_str()), (Some(0), "hello\n"), "{}", said(&ran));
 }

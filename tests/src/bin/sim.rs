@@ -1,5 +1,5 @@
-//! The simulation from the command line: many seeds as fast as they go, or one of them told as a story. What a seed
-//! means and what is promised is the business of the room `sim`.
+//! Command line of the simulation: many seeds in parallel, or one with its event log. The crate
+//! `sim` defines worlds and invariants.
 
 use std::{
     process::ExitCode,
@@ -11,9 +11,9 @@ use std::{
 use clap::Parser;
 use sim::world::{Failure, Summary, World};
 
-/// How much of what led to a failure is told unless more is asked for.
+/// Events printed before a failure by default.
 const EVENTS_TOLD: usize = 60;
-/// How often progress is told.
+/// Interval of progress messages.
 const PROGRESS_EVERY: Duration = Duration::from_secs(5);
 /// How often is looked whether it is over.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -30,10 +30,10 @@ struct Args {
     /// Just this seed
     #[arg(long, conflicts_with_all = ["seeds", "from"])]
     seed: Option<u64>,
-    /// How many steps before everything comes to rest
+    /// Steps before the world becomes quiescent
     #[arg(long, default_value_t = tests::SIMULATION_STEPS)]
     steps: u64,
-    /// Tell everything that led to a failure, not just the end of it
+    /// Print all events before a failure, not just the last ones
     #[arg(long)]
     trace: bool,
 }
@@ -56,7 +56,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// One thread for each core. Of several failures the one of the lowest seed is told.
+/// Runs one thread per core. Of several failures the one of the lowest seed is reported.
 fn run(first: u64, seeds: u64, args: &Args) -> Result<Summary, Box<Failure>> {
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let turns = Turns { next: AtomicU64::new(0), done: AtomicU64::new(0), over: AtomicBool::new(false) };
@@ -114,7 +114,7 @@ impl Turns {
     }
 }
 
-/// A seed that fails is lived again, told as a story.
+/// Runs a failing seed again, with its event log.
 fn one(seed: u64, args: &Args) -> Result<Summary, Box<Failure>> {
     let story = |events| World::new(seed).told(events).run(args.steps);
     if args.trace { story(usize::MAX) } else { story(0).or_else(|_| story(EVENTS_TOLD)) }

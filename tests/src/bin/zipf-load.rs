@@ -1,4 +1,5 @@
-//! A load on memcached: fills it, and then asks for keys by Zipf's law, one after another as fast as it answers. Says every second how many it got.
+//! Load on memcached: fills it, then requests keys by Zipf's law, one after another. Prints the
+//! number of replies every second.
 
 use std::{
     error::Error,

@@ -11,11 +11,11 @@ use tests::{
 const SCRUBBER: usize = 0;
 /// Has the VMs.
 const OWNER: usize = 1;
-/// What a VM writes into its slice, in MiB.
+/// Memory that a VM writes into its slice, in MiB.
 const TOUCH_MIB: u32 = 16;
 /// Memory blocks of a slice.
 const BLOCKS: usize = 8;
-/// What is written to have a device-dax device of a slice, and to have it no more.
+/// Files written to create and delete a device-dax device of a slice.
 const DAX: [&str; 8] = [
     "/create>",
     "/mapping>",
@@ -58,14 +58,14 @@ fn with_strace(backend: &str) -> RackPlan {
     plan
 }
 
-/// What gives a slice to its node's driver, and takes it back.
+/// Files that bind a slice to its node's driver, and unbind it.
 const KMEM_FILES: &str = "-P /sys/bus/dax/drivers/kmem/bind -P /sys/bus/dax/drivers/kmem/unbind";
 
-/// What takes a device from the driver for device-dax.
+/// Files that unbind a device from the device-dax driver.
 const DEVICE_DAX_FILES: &str =
     "-P /sys/bus/dax/drivers/device_dax/remove_id -P /sys/bus/dax/drivers/device_dax/unbind";
 
-/// What takes a slice's memory from its device, and deletes the device.
+/// Files that remove a slice's memory from its device, and delete the device.
 const REMOVAL_FILES: &str = r"$(
 cd /sys/bus/cxl/devices
 for file in region*/dax_region*/dax*/size region*/dax_region*/dax_region/delete; do
@@ -103,7 +103,7 @@ struct Step {
     number: u32,
 }
 
-/// What agents on these hosts were killed before, each at its step of whatever is done meanwhile.
+/// Returns the writes before which agents on these hosts were killed, each at its step of the work.
 fn killed(rack: &RealRack, hosts: &[usize], step: Step, work: impl FnOnce()) -> Vec<String> {
     for host in hosts {
         rack.run(*host, &ARM.replace("FILES", step.of.files()).replace("STEP", &step.number.to_string()));

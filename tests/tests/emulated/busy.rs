@@ -1,9 +1,9 @@
-//! A memory block with a page that the kernel cannot move, in a rack in a box: what the agent says of it, that nothing is lost by it,
-//! and that everything else goes on.
+//! A memory block with a page that the kernel cannot move, in a rack in a box: the agent reports
+//! it, nothing is lost, and everything else continues.
 
 use tests::real_rack::{RealRack, Seen, plan};
 
-/// What a VM writes into its slice, in MiB.
+/// Memory that a VM writes into its slice, in MiB.
 const TOUCH_MIB: u32 = 16;
 /// Memory blocks of a slice.
 const BLOCKS: u32 = 8;
@@ -27,7 +27,8 @@ fn busy(rack: &RealRack) -> Seen {
     seen.unwrap_or_else(|| panic!("its device is gone: {}", rack.logs())).1
 }
 
-/// What the agent said of the block, after what: as in `memory350 does not go offline, 1 of its pages are in use; 7 of 8 ...`.
+/// Returns the agent's message about the block, such as `memory350 does not go offline, 1 of its
+/// pages are in use; 7 of 8 ...`.
 fn refusals(rack: &RealRack) -> Vec<String> {
     let log = rack.host(0).agent_log();
     log.lines().filter(|line| line.contains("does not go offline")).map(str::to_owned).collect()

@@ -7,13 +7,13 @@ use std::{path::Path, thread, time::Duration};
 use emulated_host::rack::RackPlan;
 use tests::real_rack::{RealRack, plan};
 
-/// What a VM writes into each slice, in MiB.
+/// Memory that a VM writes into each slice, in MiB.
 const TOUCH_MIB: u32 = 16;
 /// How fast a host scrubs: slow enough to be stopped in the middle.
 const SCRUB: &str = "scrub_mib_per_s = 512";
 /// After so much silence past its lease a host is stopped.
 const FENCE_AFTER_S: Option<f64> = Some(6.0);
-/// A lease: as long as it takes a busy machine to let everybody speak.
+/// Lease long enough for agents on a busy machine.
 const LEASE_S: f64 = 3.0;
 /// How long nothing may move that has lost its host.
 const STILL: Duration = Duration::from_secs(4);
@@ -48,7 +48,7 @@ fn scrubber(rack: &RealRack) -> usize {
     if of(rack).is_some_and(|(_, host)| host == "h0") { 0 } else { 1 }
 }
 
-/// What makes a host and the manager strangers for a while.
+/// Faults that separate a host from the manager.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Silence {
     Paused,
@@ -88,7 +88,7 @@ impl Silence {
     }
 }
 
-/// A VM's life on h0, with a silence in every part of it.
+/// Life of a VM on h0, with a silence in every part.
 fn live_through(rack: &mut RealRack, silence: Silence) {
     let vm = &format!("{silence:?}").to_lowercase();
     rack.tarn(&format!("reserve --host h0 --vm {vm} --pool 2GiB --cores 1 --request-id {vm}"));
@@ -119,7 +119,7 @@ fn live_through(rack: &mut RealRack, silence: Silence) {
     rack.assert_agreed();
 }
 
-/// A VM on a host whose slices were another's: they arrive as zeros, and all is given back.
+/// A VM on a host whose slices belonged to another: they arrive zeroed, and are released.
 fn use_all(rack: &RealRack, host: usize, vm: &str) {
     rack.reserve(host, vm, 2);
     assert_eq!(rack.start_vm(host, vm, TOUCH_MIB), [0; 0], "bytes of the VM before");
@@ -127,7 +127,7 @@ fn use_all(rack: &RealRack, host: usize, vm: &str) {
     rack.until_free();
 }
 
-/// What every story comes to.
+/// Final state of every scenario.
 fn end(rack: RealRack, looks: usize) {
     println!("no slice was on two hosts in {looks} looks");
     assert!(looks > 5);
@@ -253,7 +253,7 @@ fn a_host_that_cannot_be_stopped_keeps_its_slices_until_it_gives_them_back_or_so
     end(rack, watch.end());
 }
 
-/// The slice of h0 stays with it, however long; the other one is of use to h1.
+/// The slice of h0 stays with it; h1 can use the other one.
 fn keeps_its_slice(rack: &RealRack, beside: &str) {
     rack.until("that h0 could not be stopped is told", |rack| {
         rack.tarn("get alarms").contains("HOST_NOT_FENCED") && rack.host_state(0) == "fencing"

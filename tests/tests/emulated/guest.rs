@@ -14,7 +14,8 @@ const KERNEL: &str = "6.12";
 const HOST_GIB: u32 = 3;
 /// Where the agent's metrics are, in its host.
 const METRICS: &str = "127.0.0.1:9751";
-/// Writes 64 MiB on the pool's node, and reads all of it again in each round, until somebody presses the power button.
+/// Writes 64 MiB on the pool's node, and reads all of it in each round, until the power button is
+/// pressed.
 const SUMS: &str = r#"
 exec 3< /dev/input/event0
 (head -c 1 <&3 > /dev/null; touch /pressed) &

@@ -1,11 +1,11 @@
-//! The doctor on a real host of a rack in a box: what is in order, and what was made wrong there.
+//! The doctor on a real host of a rack in a box: passed checks, and injected problems.
 
 use serde_json::Value;
 use tests::real_rack::{RealRack, plan};
 
 const DOCTOR: &str = "host-agent doctor --config /etc/tarn/h0.toml -o json 2> /dev/null";
 
-/// What a doctor in the host finds; its exit code must fit to that.
+/// Returns the findings of a doctor on the host; its exit code must match.
 fn findings(rack: &RealRack, doctor: &str) -> Vec<Value> {
     let said = rack.run(0, &format!("{doctor}; echo $?"));
     let (json, code) = said.trim_end().rsplit_once('\n').unwrap();
@@ -14,7 +14,7 @@ fn findings(rack: &RealRack, doctor: &str) -> Vec<Value> {
     findings
 }
 
-/// What is wrong with the host, as `check: what`, and the commands that are to mend it.
+/// Returns the host's problems as `check: finding`, and the commands that fix them.
 fn wrong(rack: &RealRack) -> (Vec<String>, Vec<String>) {
     let all = findings(rack, DOCTOR);
     let wrong: Vec<_> = all.iter().filter(|finding| finding["ok"] == false).collect();

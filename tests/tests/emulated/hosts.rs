@@ -1,4 +1,4 @@
-//! Hosts of a rack as QEMU emulates them, by themselves: what they share, what can be done to them, and that nothing stays behind.
+//! Hosts emulated by QEMU: shared devices, faults, and clean-up.
 
 use std::{
     fs,
@@ -16,7 +16,7 @@ use tests::{linux_guests::bed, rack::programs};
 /// How long a host that does not answer is waited for.
 const SILENCE: Duration = Duration::from_secs(2);
 
-/// What a command says, without the end of its line.
+/// Returns the output of a command, without its line break.
 fn said(host: &RackHost, command: &str) -> String {
     let said = host.run(command).unwrap();
     assert_eq!(said.status, 0, "{command}: {}", said.text);

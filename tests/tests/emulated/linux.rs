@@ -14,7 +14,7 @@ use tests::linux_guests::{
     add_guest, assert_nodes, bed, command, host, launch, part, pool_options, run, words,
 };
 
-/// Kernel, processors, and GiB of each pool node: every pair of choices is in one of them.
+/// Kernel, CPUs, and GiB of each pool node: every pair of choices is in one of them.
 const SHAPES: [(&str, u32, &[u64]); 9] = [
     ("6.12", 1, &[1]),
     ("6.1", 1, &[2, 1]),
@@ -55,7 +55,7 @@ fn kernel_initrd(kernel: &str) -> &'static str {
     if kernel == "6.1" { "nodes-6.1" } else { "nodes-6.12" }
 }
 
-/// Writes and reads what is asked for, and tells how much was free on each node before and after.
+/// Writes and reads memory, and prints free memory of each node before and after.
 const USE_MEMORY: &str = r#"
 free() { for n in 0 1; do awk '/MemFree/{printf "%s ", $4}' /sys/devices/system/node/node$n/meminfo; done; }
 mount -t tmpfs -o size=2g big /tmp
@@ -128,7 +128,7 @@ fn is_used_last((guest, code): (&str, &str)) {
     assert_eq!(code, "0", "{guest}");
 }
 
-/// Returns the sum of what was written to the disk.
+/// Returns the checksum of the data written to the disk.
 fn devices_work(iasl: &Path, guest: &str) -> String {
     let disk = words(guest, "DISK");
     assert_eq!((disk[0], disk[2]), (disk[1], "8388608"), "{guest}");
@@ -159,7 +159,7 @@ fn is_sound(iasl: &Path, name: &str, base64: &str) {
     assert!(compiled.contains("Compilation successful. 0 Errors"), "{name}: {compiled}");
 }
 
-/// Waits for its power button. A press before somebody has opened the button is nobody's.
+/// Waits for its power button. A press before the button is opened is lost.
 const WAIT_FOR_BUTTON: &str = r#"
 exec 3< /dev/input/event0
 echo "WAITING"

@@ -4,7 +4,7 @@
 use emulated_host::nodes::PRINT_NODES_SCRIPT;
 use tests::linux_guests::{add_guest, assert_nodes, bed, host, part, pool_options, run, words};
 
-/// Kernel, processors, and GiB of each pool node. A node of several slices has some as devices.
+/// Kernel, CPUs, and GiB of each pool node. A node of several slices has some as memory devices.
 const SHAPES: [(&str, u32, &[u64]); 3] = [("6.12", 1, &[1]), ("6.1", 1, &[3]), ("6.12", 2, &[2, 1])];
 
 /// Whether a disk can be read, too.

@@ -1,5 +1,6 @@
-//! Stock Debian guests on a real rack, inside an emulated host with nested paging: what is written to a pool node stays what it
-//! was, whoever is restarted meanwhile, and a slice that is taken away is the end of its guest alone.
+//! Stock Debian guests on a real rack, inside an emulated host with nested paging: contents of a
+//! pool node survive restarts of agent and manager, and a slice that is taken away ends only its
+//! guest.
 
 use tests::{
     linux_guests::{add_guest, bed, host, run, words},
@@ -71,7 +72,8 @@ agent
 until_so up
 "#;
 
-/// Writes 64 MiB on either node, and reads all of it again in each round, until somebody presses the power button.
+/// Writes 64 MiB on either node, and reads all of it in each round, until the power button is
+/// pressed.
 const SUMS: &str = r#"
 exec 3< /dev/input/event0
 (head -c 1 <&3 > /dev/null; touch /pressed) &

@@ -5,12 +5,13 @@ use tests::real_rack::{RealRack, plan};
 
 /// How many slices the device has.
 const SLICES: u32 = 4;
-/// What a VM writes into each slice, in MiB.
+/// Memory that a VM writes into each slice, in MiB.
 const TOUCH_MIB: u32 = 64;
-/// What one writes that is to have something in every slice, where the kernel chooses in which it is: more than fits into three.
+/// Memory that a VM writes to use every slice where the kernel chooses pages: more than fits into
+/// three.
 const FILL_MIB: u32 = 800;
 
-/// Moves every slice from host to host in turn, with VMs that write so much.
+/// Moves every slice from host to host in turn, with VMs that write an amount of memory.
 fn move_all(rack: &RealRack, driver: &str, blocks: u32, touch_mib: &[u32]) {
     let mut found = Vec::new();
     for (round, touch_mib) in touch_mib.iter().copied().enumerate() {
@@ -52,7 +53,8 @@ fn every_slice_moves_there_and_back_as_memory_blocks_and_arrives_as_zeros() {
     assert!(rack.kernel(0).is_empty() && rack.kernel(1).is_empty());
 }
 
-/// A node keeps its last pages back: what a VM writes there is on local memory, and nobody is killed for it.
+/// A node reserves its last pages: further memory of a VM is on local memory, and no process is
+/// killed.
 #[test]
 fn a_vm_on_memory_blocks_may_fill_all_of_its_memory() {
     let rack = RealRack::start(plan(1, &[1], "memory_block"));

@@ -5,16 +5,16 @@ use rand::{Rng as _, SeedableRng as _, seq::IndexedRandom as _};
 use rand_pcg::Pcg64;
 use tests::real_rack::{RealRack, plan};
 
-/// A failing seed is the whole bug report, but for the moments at which things happen.
+/// The seed of a failure reproduces it, except for timing.
 const SEED: u64 = 1;
 const OPERATIONS: usize = 30;
 const HOSTS: usize = 3;
 /// Of each device. QEMU emulates each access to the first of two devices, as if it were no memory: a slice of it takes minutes.
 const SLICES: [u32; 2] = [1, 4];
-/// What a VM writes into each slice, in MiB.
+/// Memory that a VM writes into each slice, in MiB.
 const TOUCH_MIB: u32 = 16;
 
-/// What may be wrong with a host, until it is mended.
+/// Fault of a host, until it is repaired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Trouble {
     Paused,
@@ -157,7 +157,7 @@ impl Story {
         self.say("the manager is killed, or started again");
     }
 
-    /// Everything is mended and every VM ends.
+    /// Repairs all faults and ends all VMs.
     fn calm(&mut self) {
         (0..HOSTS).for_each(|host| self.mend(host));
         if self.manager_is_gone {

@@ -56,7 +56,7 @@ fn metric(rack: &RealRack, name: &str) -> f64 {
     line.and_then(|line| line.rsplit(' ').next()?.parse().ok()).unwrap_or(0.0)
 }
 
-/// Waits for epochs to end, of whatever kind.
+/// Waits for epochs with any result.
 fn epochs(rack: &RealRack, count: u32) {
     let all = || ["set", "unchanged", "blocked"].iter().map(|state| ended(rack, state)).sum::<f64>();
     let before = all();
@@ -78,7 +78,7 @@ fn tenants_get_shares_by_what_they_do_and_keep_them_whatever_happens_to_others_o
     );
     begin(&rack, "stream", "mbw -n 1000000 -t 0 72");
     rack.until("both have limits", |rack| limits(rack, "cache").0.max(limits(rack, "stream").0) < u64::MAX);
-    // Never more than there is, however often shares change.
+    // The sum never exceeds the supply, however often shares change.
     for _ in 0..6 {
         epochs(&rack, 1);
         let said = rack.run(
