@@ -18,11 +18,11 @@ use benches::{
 };
 use clap::Parser;
 
-/// What is aimed for, in milliseconds.
+/// Goal, in milliseconds.
 const AIM_MS: f64 = 200.0;
 /// How long a start may take at all.
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
-/// Between two attempts to be answered: little beside what is measured.
+/// Interval between attempts: short compared with the result.
 const ASK_EVERY: Duration = Duration::from_micros(500);
 /// Clients that fill the store.
 const CLIENTS: usize = 64;
@@ -70,7 +70,7 @@ async fn measure(args: &Args) -> Result<String, Failure> {
     Ok(report(args, &disk, &stopped, &killed))
 }
 
-/// Reserves until the store holds what it should, every slice in use by its host.
+/// Reserves until the store has the intended size, with every slice in use.
 async fn fill(rack: &Rack, args: &Args) -> Result<(), Failure> {
     let channels = rack.connect(8).await?;
     let writer = |n: usize| {
@@ -83,7 +83,7 @@ async fn fill(rack: &Rack, args: &Args) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Ends the manager, starts it again, and tells how many milliseconds it took to answer.
+/// Stops the manager, restarts it, and returns the milliseconds until its first reply.
 async fn restart(rack: &mut Rack, args: &Args, gracefully: bool) -> Result<f64, Failure> {
     if let Some(manager) = rack.take_manager() {
         if gracefully { manager.stop().await? } else { manager.kill() }

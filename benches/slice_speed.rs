@@ -17,21 +17,21 @@ use benches::{
 use clap::Parser;
 use emulated_host::rack::{Device, Plan, Rack, RackPlan};
 
-/// What suffices, in bytes a second.
+/// Sufficient rate, in bytes per second.
 const SUFFICES: f64 = 1e9;
 /// Bytes of a slice.
 const SLICE: f64 = (1u64 << 30) as f64;
 /// Slices of the device. One comes or goes at a time.
 const SLICES: u32 = 2;
-/// What a VM writes into a slice that is to be full, in MiB: a node needs some of its memory for itself.
+/// Memory that a VM writes to fill a slice, in MiB: a node needs some for itself.
 const FILL_MIB: u32 = 960;
-/// What a VM has when slices go beside it, in MiB.
+/// Memory of a VM while other slices leave, in MiB.
 const MOVE_MIB: u32 = 512;
 /// Where the agent's metrics are, in its host.
 const METRICS: &str = "127.0.0.1:9751";
 /// Where it hands out memory.
 const SOCKET: &str = "/run/tarn-agent/host-memory.sock";
-/// What an agent is asked to do with a slice, in this order.
+/// Operations on a slice, in order.
 const CALLS: [&str; 3] = ["online", "scrub", "offline"];
 const BACKENDS: [&str; 2] = ["dax", "memory_block"];
 /// How long anything may take: hosts are emulated.
@@ -122,7 +122,7 @@ impl Backend {
     }
 }
 
-/// A rack of one host, whose agent says how long it took.
+/// Rack of one host, whose agent reports durations.
 struct RackOfOne {
     rack: Rack,
     _folder: tempfile::TempDir,
@@ -141,7 +141,7 @@ impl RackOfOne {
         Ok(Self { rack, _folder: folder })
     }
 
-    /// What calls took while something was done so often.
+    /// Returns the durations of calls during repeated work.
     fn during(
         &mut self,
         rounds: u32,

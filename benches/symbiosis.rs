@@ -46,7 +46,7 @@ const EPOCHS: u32 = 10;
 /// A call is repeated for so long, and so often at least.
 const REPEATED_FOR: Duration = Duration::from_millis(500);
 const CALLS_MIN: u32 = 11;
-/// What somebody may lose against an equal split.
+/// Permitted loss against an equal split.
 const SPLIT_LOSS: f64 = 1e-6;
 const SEED: u64 = 20_251_013;
 
@@ -120,7 +120,7 @@ impl Times {
     }
 }
 
-/// The median of how long a call takes, in microseconds. What it is given and what it leaves come and go outside of that time.
+/// Returns the median duration of a call, in microseconds, without preparation and clean-up.
 fn median_us<G, L>(mut given: impl FnMut() -> G, mut call: impl FnMut(G) -> L) -> f64 {
     let (mut rounds, mut calls, begun) = (Rounds::default(), 0, Instant::now());
     while calls < CALLS_MIN || begun.elapsed() < REPEATED_FOR {
@@ -153,7 +153,7 @@ fn warm(later: Vec<Known>, supply: Supply, warm_start: &MarketWarmStart) -> Resu
     Ok(median_us(how, |how| market(&tenants, supply).clear(how)))
 }
 
-/// From ready tenants to shares, where nothing is known of utilities but what bundles are worth.
+/// Computes shares for opaque utilities.
 fn on_a_grid(known: &[Known], supply: Supply) -> Result<f64, Failure> {
     let tenant = |known: &Known| {
         let slowdown = known.clone().slowdown();
@@ -190,14 +190,14 @@ fn market<U: Utility>(tenants: &[Tenant<U>], supply: Supply) -> Market<'_, U> {
     Market::new(supply, tenants).expect("as many shares as tenants, all of one weight")
 }
 
-/// Clears a market, looks whether it keeps its promises, and says where to begin next time.
+/// Clears a market, checks its outcome, and returns the warm start.
 fn checked<U: Utility>(tenants: &[Tenant<U>], supply: Supply) -> Result<MarketWarmStart, Failure> {
     let outcome = market(tenants, supply).clear(ClearingOptions::default());
     fits(tenants, supply, &outcome)?;
     Ok(outcome.warm_start)
 }
 
-/// Together no more than there is, and nobody is worse off than with an equal split.
+/// Checks that the sum is at most the supply, and no tenant is worse off than with an equal split.
 fn fits<U: Utility>(tenants: &[Tenant<U>], supply: Supply, outcome: &Outcome) -> Result<(), Failure> {
     let memory: u64 = outcome.shares.iter().map(|share| share.memory_mib).sum();
     let bandwidth: u64 = outcome.shares.iter().map(|share| share.bandwidth_mb_s).sum();
@@ -221,7 +221,7 @@ fn growth(kind: &str, sizes: &[Times], of: fn(&Times) -> f64) -> String {
     format!("growth symbiosis_{kind} {:.2}\n", together / alone)
 }
 
-/// What six tenants gain: the geometric mean of their slowdowns with shares of either kind.
+/// Returns the geometric mean of six tenants' slowdowns with shares of either kind.
 fn quality() -> Result<String, Failure> {
     let known = six();
     let supply = supply(known.len());

@@ -1,4 +1,4 @@
-//! Where durable things are written while measuring: which file system that is, and what a durable write costs there.
+//! Disk of durable writes: its file system, and the cost of a durable write.
 
 use std::{
     fs::{self, File},
@@ -14,7 +14,7 @@ use crate::failure::Failure;
 
 /// Durable writes timed to know the disk.
 const SYNCS: usize = 200;
-/// What is appended before each of them.
+/// Bytes appended before each sync.
 const SYNC_BYTES: [u8; 4096] = [0xA5; 4096];
 /// File systems that keep nothing.
 const NOT_DISKS: [&str; 3] = ["tmpfs", "ramfs", "hugetlbfs"];

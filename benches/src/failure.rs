@@ -1,4 +1,4 @@
-//! Why a benchmark could not be run, in words for whoever started it.
+//! Errors of a benchmark.
 
 use std::{io, path::PathBuf, process::ExitStatus};
 
@@ -45,17 +45,17 @@ pub enum Failure {
     /// Something did not come about in time.
     #[error("{what} did not come about within {seconds} s; last seen: {seen}")]
     NotInTime {
-        /// What was waited for.
+        /// Awaited condition.
         what: String,
         /// How long.
         seconds: u64,
-        /// What was there instead.
+        /// Observed state.
         seen: String,
     },
     /// A server refused.
     #[error("{what}")]
     Refused {
-        /// What was asked.
+        /// Request.
         what: String,
         /// Its answer.
         #[source]
@@ -64,9 +64,9 @@ pub enum Failure {
     /// A server answered something that it never should.
     #[error("{what}: {answer}")]
     Answer {
-        /// What was asked.
+        /// Request.
         what: String,
-        /// What came.
+        /// Reply.
         answer: String,
     },
     /// No connection.
@@ -81,7 +81,7 @@ pub enum Failure {
     /// A file or folder could not be used.
     #[error("{what} {}", path.display())]
     File {
-        /// What was tried.
+        /// Operation.
         what: &'static str,
         /// With which.
         path: PathBuf,
@@ -122,7 +122,7 @@ impl Failure {
         move |status| Self::Refused { what, status: Box::new(status) }
     }
 
-    /// The whole chain of causes, one line each.
+    /// Formats the chain of causes, one per line.
     pub fn story(&self) -> String {
         let mut story = self.to_string();
         let mut cause = std::error::Error::source(self);

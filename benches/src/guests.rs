@@ -10,13 +10,13 @@ use std::{
 
 use crate::failure::Failure;
 
-/// The file of the kernel that says its first instruction.
+/// Kernel that reports its first instruction.
 pub const FIRST_INSTRUCTION: &str = "guest/first-instruction";
-/// What the guest's `init` does.
+/// Script of the guest's `init`.
 pub const FIRST_PROGRAM: &str = "echo FIRST-PROGRAM\nsleep 1000";
-/// What it says.
+/// Its output.
 const FIRST_WORDS: &[u8] = b"FIRST-PROGRAM";
-/// What a kernel says whose first instructions were replaced; no firmware says so.
+/// Output of a kernel with replaced first instructions; no firmware prints it.
 const FIRST_BYTE: &[u8] = &[1];
 
 /// `mov dx, 0x3f8; mov al, 1; out dx, al; hlt; jmp .-1` of a processor in real mode.
@@ -39,7 +39,7 @@ pub fn says_its_first_instruction(mut kernel: Vec<u8>) -> Vec<u8> {
     kernel
 }
 
-/// Who launches a guest.
+/// VMM of a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Vmm {
     /// `vmm-plugin`.
@@ -117,10 +117,10 @@ impl Vmm {
     }
 }
 
-/// What was measured of one guest.
+/// Measurements of one guest.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Measured {
-    /// Who launched it.
+    /// VMM.
     pub vmm: Vmm,
     first_instruction: Duration,
     first_program: Duration,
@@ -197,7 +197,7 @@ impl Running {
         Ok(Self { vmm, process, begun })
     }
 
-    /// How long after its launch it had said this. A guest that never speaks is given up with its host.
+    /// Returns the time from launch to an output. A silent guest ends with its host.
     fn speaks(&mut self, words: &[u8]) -> Result<Duration, Failure> {
         let console = self.process.stdout.as_mut().expect("a pipe was asked for");
         let mut said = Vec::new();

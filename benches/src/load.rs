@@ -32,7 +32,7 @@ pub struct Ends {
     pub writes_max: u64,
 }
 
-/// What came of a load.
+/// Result of a load.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     /// Answered writes.

@@ -11,10 +11,10 @@ use tonic::transport::Endpoint;
 
 use crate::failure::Failure;
 
-/// Between two looks at what is waited for.
+/// Interval between checks of an awaited condition.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// A TCP port of the loopback address that nobody listens on now.
+/// Returns a free TCP port of the loopback address.
 ///
 /// # Errors
 /// The kernel has none.
@@ -23,7 +23,7 @@ pub fn free_port() -> Result<u16, Failure> {
     port.map(|address| address.port()).map_err(Failure::file("find a free port on", Path::new("127.0.0.1")))
 }
 
-/// Opens so many connections to one server, whose calls carry the client's token.
+/// Opens connections to one server, with the client's token.
 ///
 /// # Errors
 /// The server does not accept one.
@@ -38,7 +38,7 @@ pub async fn connect(uri: &str, bearer: &Bearer, count: usize) -> Result<Vec<Cli
     Ok(channels)
 }
 
-/// Looks again and again until `look` finds what is waited for; `Ok(Err(seen))` means not yet.
+/// Repeats `look` until its condition holds; `Ok(Err(seen))` means not yet.
 ///
 /// # Errors
 /// It does not come about in time, or looking fails for good.

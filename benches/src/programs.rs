@@ -67,7 +67,7 @@ fn folder_with(packages: &[&str]) -> Result<PathBuf, Failure> {
 /// Cargo's target folder, in which this benchmark lies as `PROFILE/deps/NAME`.
 ///
 /// # Errors
-/// The kernel does not tell where this program is.
+/// The kernel does not report the path of this program.
 pub fn target_folder() -> Result<PathBuf, Failure> {
     let own = env::current_exe().map_err(Failure::file("find", "/proc/self/exe"))?;
     Ok(own.ancestors().nth(3).unwrap_or(Path::new("/")).to_owned())

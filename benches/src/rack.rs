@@ -34,7 +34,7 @@ const HOSTS_WITHIN: Duration = Duration::from_secs(60);
 const FREE_WITHIN: Duration = Duration::from_secs(300);
 /// The size of a slice.
 const SLICE_BYTES: u64 = 1 << 30;
-/// Who asks, for the manager's memory of request ids.
+/// Client name of the benchmark.
 const CLIENT: &str = "bench";
 
 /// How big a rack.
@@ -343,7 +343,7 @@ pub struct Reserver {
     round: String,
     slices: u64,
     wait_ready: bool,
-    /// What it was given and has not given back.
+    /// Reservations that were not released yet.
     pub reserved: Vec<String>,
 }
 

@@ -1,4 +1,4 @@
-//! What a benchmark says at its end: a table for people, and `ratio NAME VALUE` lines for programs; or why there is none.
+//! Report of a benchmark: a table, and `ratio NAME VALUE` lines for programs; or an error.
 
 use std::{fmt::Write as _, process::ExitCode};
 

@@ -7,13 +7,13 @@ use crate::tenants::{GAMMA, Known, PIECES};
 
 /// Steps into which a market of six is divided, 1/ε; of larger ones a step is the same part of a fair share.
 const STEPS_OF_SIX: f64 = 200.0;
-/// Steps that memory may move in an epoch, either way; and what a division leaves behind the point.
+/// Steps by which memory may change in an epoch; and the tolerance of rounding.
 const WINDOW: f64 = 5.0 + 1e-9;
-/// What a tenant spends of its budget, lest roundings sum up to more than there is.
+/// Fraction of its budget that a tenant spends, so that rounding does not exceed the supply.
 const SPENT: f64 = 0.97;
 /// Prices that are tried in an epoch.
 const ROUNDS: u32 = 20;
-/// What may be asked of all that there is.
+/// Maximum total demand.
 const FITS: f64 = 1.0 + 1e-5;
 
 /// A share, as parts of all that there is.
@@ -23,7 +23,7 @@ struct Part {
     bandwidth: f64,
 }
 
-/// What it knows of a tenant.
+/// Estimates of a tenant.
 #[derive(Debug)]
 struct Table {
     misses: [f64; PIECES + 1],
@@ -64,7 +64,7 @@ pub struct Port {
     all: Bundle,
     step: f64,
     last: Vec<Part>,
-    /// What is asked for at some price.
+    /// Returns the demand at a price.
     asked: Vec<Part>,
 }
 
@@ -81,7 +81,7 @@ impl Port {
         }
     }
 
-    /// Shares move to what tenants ask for at a price at which it fits; without such a price they stay.
+    /// Moves shares to the demands at a feasible price; without one they stay.
     pub fn epoch(&mut self) {
         let (mut low, mut high) = (0.0, 1.0);
         for _ in 0..ROUNDS {
@@ -98,7 +98,7 @@ impl Port {
         }
     }
 
-    /// What everybody has now.
+    /// Returns the current shares.
     pub fn bundles(&self) -> impl Iterator<Item = Bundle> {
         self.last.iter().map(|part| Bundle {
             memory: part.memory * self.all.memory,
@@ -136,7 +136,7 @@ impl Port {
         best
     }
 
-    /// So much memory, and all the bandwidth, in whole steps, that the money left over pays.
+    /// Returns whole steps of memory, and the bandwidth for the remaining budget.
     fn beside(&self, memory: f64, price: f64, budget: f64) -> Part {
         let can_pay = (budget - memory * price) / (1.0 - price);
         Part { memory, bandwidth: (can_pay / self.step).floor().max(0.0) * self.step }

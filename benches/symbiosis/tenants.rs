@@ -13,19 +13,19 @@ use rand::Rng;
 pub const GAMMA: f64 = 100.0;
 /// Straight pieces of a curve, all as long; knots are one more.
 pub const PIECES: usize = 64;
-/// What each would have of an equal split.
+/// Equal split.
 const FAIR_MEMORY_MIB: u64 = 4096;
 const FAIR_BANDWIDTH_MB_S: u64 = 1000;
-/// How far off a curve and what is wanted may be, of what they were an epoch before.
+/// Relative change of a curve and of the demand per epoch.
 const CHANGE: f64 = 0.01;
 
-/// What there is for so many.
+/// Returns the supply for a number of tenants.
 pub fn supply(tenants: usize) -> Supply {
     let tenants = tenants as u64;
     Supply { memory_mib: tenants * FAIR_MEMORY_MIB, bandwidth_mb_s: tenants * FAIR_BANDWIDTH_MB_S }
 }
 
-/// What is known of a tenant before there is a market.
+/// Inputs of a market for one tenant.
 #[derive(Clone, Debug)]
 pub struct Known {
     /// How often it misses.
@@ -34,7 +34,7 @@ pub struct Known {
     pub wanted: f64,
 }
 
-/// Between what the numbers of a kind of tenants lie.
+/// Ranges of parameters of a kind of tenants.
 struct Kind {
     /// To which power of memory hits grow: far below 1 for a few hot pages, near 1 for pages that are all alike.
     skew: Range<f64>,
@@ -59,7 +59,8 @@ pub fn drawn(tenants: usize, random: &mut impl Rng) -> Vec<Known> {
     (0..tenants).map(one).collect()
 }
 
-/// Six whose slowdowns are known, on which allocators have been compared before: three sensitive to memory, three to bandwidth.
+/// Returns six tenants with known slowdowns, used in earlier comparisons: three sensitive to
+/// memory, three to bandwidth.
 pub fn six() -> Vec<Known> {
     let of_memory = [(0.2, 0.83), (0.25, 0.79), (0.3, 0.74)].map(|(skew, part)| (skew, part, 0.3));
     let of_bandwidth = [0.95, 0.97, 0.99].map(|skew| (skew, 1.6, 1.0));
@@ -78,7 +79,8 @@ impl Known {
         Self { knots: (0..=PIECES).map(knot).collect(), wanted: wanted * FAIR_BANDWIDTH_MB_S as f64 }
     }
 
-    /// An epoch later: either end of its curve is a little higher or lower, and what is between goes with them.
+    /// Returns the tenant one epoch later: the ends of its curve are slightly changed, with the
+    /// points between.
     pub fn later(&self, random: &mut impl Rng) -> Self {
         let mut off = || 1.0 + random.random_range(-CHANGE..CHANGE);
         let (first, last) = (off(), off());
@@ -89,7 +91,7 @@ impl Known {
         Self { knots: self.knots.iter().enumerate().map(moved).collect(), wanted: self.wanted * off() }
     }
 
-    /// What its bundles are worth to it.
+    /// Returns the utility of its shares.
     pub fn slowdown(self) -> Slowdown {
         let curve = MissCurve::new(self.knots).expect("misses are parts of 1, and memory rises");
         Slowdown::new(curve, GAMMA, self.wanted).expect("numbers of MB/s")

@@ -119,12 +119,13 @@ fn mirror() -> Result<String, Failure> {
     })
 }
 
-/// The place of Debian's own packages among all that a machine is told of: others may call their suites alike.
+/// Section of Debian's own packages among all sources of a machine: others may have suites of the
+/// same name.
 fn debians(targets: &str) -> Option<&str> {
     targets.lines().find(|place| place.trim_end_matches('/').ends_with("/debian"))
 }
 
-/// What a program says.
+/// Returns the output of a program.
 ///
 /// # Errors
 /// It does not start, or fails.

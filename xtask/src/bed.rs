@@ -17,14 +17,15 @@ use crate::{
     repository::root,
 };
 
-/// The suite with a QEMU whose emulated processor runs guests inside without mishap; 7.2 of Debian 12 does not.
+/// Suite with a QEMU whose emulated processor runs nested guests reliably; 7.2 of Debian 12 does
+/// not.
 const QEMU_SUITE: &str = "trixie-backports";
 const QEMU_PACKAGE: &str = "qemu-system-x86";
 /// Where QEMU and its libraries are in their packages.
 const QEMU_PROGRAM: &str = "usr/bin/qemu-system-x86_64";
 const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
 const LOADER: &str = "ld-linux-x86-64.so.2";
-/// What QEMU's machines `q35`, `pc` and `microvm` begin with, and how they load a kernel.
+/// Firmware of QEMU's machines `q35`, `pc` and `microvm`, and kernel loaders.
 const FIRMWARE: &[&str] = &[
     "usr/share/seabios/bios-256k.bin",
     "usr/share/seabios/bios-microvm.bin",
@@ -48,7 +49,7 @@ const TOOLS: &[(&str, &str, &str)] = &[
     ("strace", "strace", "usr/bin/strace"),
     ("xz", "xz-utils", "usr/bin/xz"),
 ];
-/// What those want that a bare machine does not have: packages, and the libraries of each.
+/// Their dependencies on a bare machine: packages, and the libraries of each.
 const TOOLS_LIBRARIES: &[(&str, &[&str])] = &[
     ("libevent-2.1-7", &["libevent-2.1.so.7"]),
     ("libsasl2-2", &["libsasl2.so.2"]),
@@ -57,11 +58,11 @@ const TOOLS_LIBRARIES: &[(&str, &[&str])] = &[
 ];
 const TOOLS_SUITE: &str = "bookworm";
 
-/// The kernels that guests boot: what they are called here, and the Debian suite they come from.
+/// Kernels of guests: local name, and Debian suite.
 const KERNELS: &[(&str, &str)] = &[("6.1", "bookworm"), ("6.12", "bookworm-backports")];
 /// The package that always depends on a suite's newest kernel for clouds.
 const NEWEST_KERNEL: &str = "linux-image-cloud-amd64";
-/// Sees to it that everything is there, and says where.
+/// Ensures that all artifacts exist, and returns their folder.
 ///
 /// # Errors
 /// Something cannot be had from here.
@@ -79,13 +80,13 @@ pub fn ensure() -> Result<PathBuf, Failure> {
     flock(&lock, FlockOperation::LockExclusive)
         .map_err(|errno| Failure::file("lock", &place)(errno.into()))?;
     if fs::read_to_string(&complete).is_ok_and(|kept| kept == wanted) {
-        return Ok(place); // somebody else was at it
+        return Ok(place); // another process has created it
     }
     eprintln!(
         "── emulated hosts need QEMU, kernels and tools from Debian (some 80 MB): into {}",
         place.display()
     );
-    let _ = fs::remove_dir_all(&place); // what is there is of another time
+    let _ = fs::remove_dir_all(&place); // the existing folder is outdated
     let suites = [TOOLS_SUITE, "bookworm-backports", "trixie", QEMU_SUITE];
     let apt = Apt::prepare(&place.join("apt"), &suites)?;
     let unpacked = place.join("unpacked");
@@ -110,7 +111,7 @@ fn fetch_tools(apt: &Apt, unpacked: &Path, into: &Path) -> Result<(), Failure> {
     clear(unpacked)
 }
 
-/// Fetches a suite's newest kernel and keeps what is needed of it.
+/// Fetches a suite's newest kernel and keeps the required files.
 fn fetch_kernel(apt: &Apt, suite: &str, unpacked: &Path, place: &Path, name: &str) -> Result<(), Failure> {
     let package = apt.first_dependency(suite, NEWEST_KERNEL)?;
     apt.unpack(suite, &[&package], unpacked)?;
@@ -175,7 +176,7 @@ fn copy(from: &Path, to: &Path) -> Result<(), Failure> {
     fs::copy(from, to).map(drop).map_err(Failure::file("copy", from))
 }
 
-/// The first file below a folder whose name is right.
+/// Returns the first file below a folder with a matching name.
 fn find(folder: &Path, is_right: impl Fn(&str) -> bool + Copy) -> Result<Option<PathBuf>, Failure> {
     let entries = fs::read_dir(folder).map_err(Failure::file("read", folder))?;
     for entry in entries.filter_map(Result::ok) {

@@ -13,7 +13,7 @@ pub struct Needed {
     pub package: &'static str,
 }
 
-/// What the benchmarks measure against. What emulated hosts need is unpacked by `bed`.
+/// Packages that benchmarks compare with. Packages of emulated hosts are unpacked by `bed`.
 pub const FOR_BENCH: Needed = Needed { program: "etcd", package: "etcd-server" };
 
 /// Sees to it that the program is there.

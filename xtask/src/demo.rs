@@ -24,7 +24,7 @@ use service::{Programs, Services};
 
 use crate::{bed, failure::Failure, step::build, wait::Patience};
 
-/// What to show.
+/// Options of the demo.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     /// A trace of VM arrivals, plain or gzipped [default: one made from --seed]
@@ -36,7 +36,7 @@ pub struct Args {
     /// Only the first VMs of the trace
     #[arg(long, value_name = "N", default_value_t = 2000)]
     limit: u64,
-    /// From what the trace is made
+    /// Source of the trace
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
     /// Keep the result as JSON
@@ -53,7 +53,8 @@ const NEXT: &str = "
 ";
 /// Environment variable naming a folder with ready-built programs.
 pub const BIN_DIR: &str = "TARN_BIN_DIR";
-/// When what happens, as parts of the trace's VMs that were given memory: early, for a small rack turns most of them away.
+/// Times of events, as fractions of the trace's VMs that were placed: early, because a small rack
+/// rejects most of them.
 const POWER_LOSS_AT: f64 = 0.2;
 const MANAGER_KILLED_AT: f64 = 0.3;
 const HOST_RETURNS_AT: f64 = 0.4;
@@ -70,7 +71,7 @@ const SEEN_WITHIN: Duration = Duration::from_secs(5);
 /// Shows it, and leaves nothing behind.
 ///
 /// # Errors
-/// A program fails, the story takes too long, somebody interrupts it, or the audit found something.
+/// A program fails, a time limit expires, the user interrupts, or the audit fails.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let programs = programs()?;
     let bed = Artifacts::open(&bed::ensure()?)?;
@@ -108,7 +109,7 @@ fn show(
     let rack = Plan::read(args.rack.as_deref())?.placed(scratch)?;
     let mut services = Services::new(programs, &rack, scratch);
     let told = story(programs, patience, trace, scratch, &rack, &mut services);
-    // Whoever stopped cannot explain itself: its log can.
+    // A stopped process cannot report the reason: its log can.
     let told = told.inspect_err(|_| services.print_last_words());
     let stopped = services.stop();
     told.and_then(|verdict| stopped.map(|()| verdict))
@@ -175,7 +176,7 @@ fn story(
     Ok(result)
 }
 
-/// How many slices' lives are told.
+/// Number of slices whose history is printed.
 const LIVES_SHOWN: usize = 3;
 
 /// Waits until the manager misses a host, and, where the rack fences soon, until it has cut it off.

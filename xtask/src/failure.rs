@@ -1,4 +1,4 @@
-//! Why a task did not succeed, said once, at the end, with its causes.
+//! Error of a task, printed once at the end, with its causes.
 
 use std::{
     error::Error,
@@ -19,7 +19,7 @@ pub enum Failure {
         /// The cause.
         source: io::Error,
     },
-    /// A step of the task failed and has said why.
+    /// A step of the task failed and has printed the reason.
     #[error("{step} failed: {status}")]
     Step {
         /// The step.
@@ -30,9 +30,9 @@ pub enum Failure {
     /// A file or folder cannot be used.
     #[error("{tried} {}", path.display())]
     File {
-        /// What was tried.
+        /// Operation.
         tried: &'static str,
-        /// On what.
+        /// Object.
         path: PathBuf,
         /// The cause.
         source: io::Error,
@@ -42,7 +42,7 @@ pub enum Failure {
     Answer {
         /// The program.
         program: String,
-        /// What is wrong with its answer.
+        /// Problem of its reply.
         why: String,
     },
     /// A program is needed and not installed, and cannot be installed from here.
@@ -61,7 +61,7 @@ pub enum Failure {
     /// Something did not happen in time.
     #[error("{what} did not come within {within:?}")]
     Late {
-        /// What.
+        /// Condition.
         what: &'static str,
         /// For how long it was waited for.
         within: Duration,
@@ -90,7 +90,7 @@ impl Failure {
         move |source| Self::Start { program, source }
     }
 
-    /// Says what happened and why on stderr, and turns it into an exit code.
+    /// Prints the error with its causes on stderr, and returns an exit code.
     pub fn report(&self) -> ExitCode {
         eprint!("error: {self}");
         let mut cause = self.source();
@@ -100,7 +100,7 @@ impl Failure {
         }
         eprintln!();
         match self {
-            // As a shell says it of a program that ended by SIGINT.
+            // As a shell reports a program ended by SIGINT.
             Self::Interrupted => ExitCode::from(130),
             _ => ExitCode::FAILURE,
         }

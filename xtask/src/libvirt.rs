@@ -9,7 +9,7 @@ use std::{
 
 use crate::{apt::Apt, failure::Failure, repository::root};
 
-/// Names the folder to the test that checks what we write for libvirt.
+/// Environment variable with this folder, for the test of libvirt's XML.
 pub const LIBVIRT: &str = "TARN_LIBVIRT";
 
 const SUITE: &str = "bookworm";
@@ -22,7 +22,7 @@ const START_XMLLINT: &str = "#!/bin/sh\nhere=$(dirname \"$(readlink -f \"$0\")\"
     exec \"$here/$libraries/ld-linux-x86-64.so.2\" --library-path \"$here/$libraries:$here/usr/$libraries\" \
     \"$here/usr/bin/xmllint\" \"$@\"\n";
 
-/// Sees to it that both are there, and says where.
+/// Ensures that both exist, and returns their folder.
 ///
 /// # Errors
 /// They cannot be had from here.
@@ -40,7 +40,7 @@ pub fn ensure() -> Result<PathBuf, Failure> {
 }
 
 fn fetch(place: &Path) -> Result<(), Failure> {
-    let _ = fs::remove_dir_all(place); // what is there is not whole
+    let _ = fs::remove_dir_all(place); // the existing folder is incomplete
     let apt = Apt::prepare(&place.join("apt"), &[SUITE])?;
     apt.unpack(SUITE, &[SCHEMAS], place)?;
     apt.unpack_with_dependencies(SUITE, XMLLINT, place)?;

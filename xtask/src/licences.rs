@@ -21,7 +21,7 @@ const ALLOWED: &[&str] = &[
 /// Where packages may come from; those of this house come from nowhere.
 const REGISTRY: &str = "registry+https://github.com/rust-lang/crates.io-index";
 
-/// What cargo knows of all packages.
+/// Metadata of all packages.
 #[derive(Debug, Deserialize)]
 struct Metadata {
     packages: Vec<Package>,
@@ -37,7 +37,7 @@ struct Package {
 /// Complains about every package at once.
 ///
 /// # Errors
-/// One has another licence or another source, or cargo does not tell.
+/// A package has another licence or another source, or cargo does not report it.
 pub fn run() -> Result<(), Failure> {
     let asked = cargo(&["metadata", "--format-version", "1", "--locked"]).output();
     let said = asked.map_err(Failure::start("cargo metadata"))?;
@@ -61,7 +61,7 @@ fn wrong(package: &Package) -> Option<String> {
 /// Whether a licence expression can be met: `A OR B` by either, `A AND B` only by both. A slash is an old OR.
 fn allowed(expression: &str) -> bool {
     let plain = expression.replace('/', " OR ").replace(['(', ')'], "");
-    // `(A OR B) AND C` has OR inside AND: what is asked for together is asked for first.
+    // `(A OR B) AND C` has OR inside AND: AND is parsed first.
     let inside = expression.contains('(');
     let met = |one: &str| ALLOWED.contains(&one.trim());
     if inside {

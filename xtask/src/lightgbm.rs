@@ -1,4 +1,5 @@
-//! A Python with LightGBM, in `target/lightgbm`: what forecasts are measured against. Made once, of packages of fixed versions.
+//! Python with LightGBM, in `target/lightgbm`, for comparisons with predictions. Created once, from
+//! packages of fixed versions.
 
 use std::{
     fs,
@@ -17,7 +18,7 @@ use crate::{
 pub const PLACE: &str = "TARN_LIGHTGBM";
 const PACKAGES: [&str; 2] = ["lightgbm==4.7.0", "numpy==2.4.6"];
 
-/// Sees to it that it is there, and says where.
+/// Ensures that it exists, and returns its path.
 ///
 /// # Errors
 /// It cannot be had from here.
@@ -26,7 +27,7 @@ pub fn ensure() -> Result<PathBuf, Failure> {
     let whole = place.join("whole");
     let packages = PACKAGES.join("\n");
     if fs::read_to_string(&whole).ok().as_ref() != Some(&packages) {
-        let _ = fs::remove_dir_all(&place); // what is there is not whole
+        let _ = fs::remove_dir_all(&place); // the existing folder is incomplete
         make(&place)?;
         fs::write(&whole, packages).map_err(Failure::file("write", &whole))?;
     }

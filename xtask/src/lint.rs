@@ -1,4 +1,5 @@
-//! `cargo xtask lint`: formatting, clippy and documentation, each without a warning, and the licences of what is built in.
+//! `cargo xtask lint`: formatting, clippy and documentation without warnings, and the licences of
+//! dependencies.
 //! The rules that no tool knows are `tidy`'s.
 
 use crate::{failure::Failure, licences, repository::cargo, step::step};

@@ -35,16 +35,16 @@ use clap::Parser;
 enum Task {
     /// A rack on this machine: real processes, a trace of VMs, a lost host, a killed manager
     Demo(demo::Args),
-    /// A guest of the demo, in a rack of its own: what an emulated host does
+    /// Run the demo's guest inside an emulated host
     #[command(hide = true)]
     GuestAct(demo::guest::Inside),
     /// A rack in a box: hosts that QEMU emulates, with shared CXL devices and agents, and a manager; until Ctrl-C
     Rack(rack::Args),
     /// Every test
     Test(test::Args),
-    /// Formatting, clippy and documentation without a warning, and the licences of what is built in
+    /// Check formatting, clippy, documentation and the licences of dependencies
     Lint,
-    /// The house rules: who may import whom, headers, pure rooms, sizes, limits, the code map
+    /// Check the rules of this repository: dependencies, headers, pure crates, sizes, limits, links
     Tidy,
     /// The promised ratios, measured against etcd and QEMU on this machine
     Bench,

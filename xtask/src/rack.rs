@@ -1,5 +1,5 @@
-//! `cargo xtask rack`: a rack in a box, from building its programs to the last log; and, from another terminal, what one does to its
-//! hosts. How a rack is made and what a host can do is the room `emulated-host`'s.
+//! `cargo xtask rack`: a rack in a box, and operations on its hosts from another terminal. The
+//! crate `emulated-host` implements both.
 
 mod shell;
 mod symbiosis;
@@ -14,13 +14,13 @@ use emulated_host::{
 
 use crate::{bed, failure::Failure, repository::root, step::build, wait::Patience};
 
-/// Where a rack is unless said otherwise, in the repository.
+/// Default folder of a rack, in the repository.
 const FOLDER: &str = "target/rack";
 
 /// How long a command in a host may take.
 const COMMAND_WITHIN: Duration = Duration::from_secs(600);
 
-/// A rack, or what is to be done to a host of one that runs.
+/// A rack, or an operation on a host of a running one.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -50,10 +50,10 @@ enum Backend {
     MemoryBlock,
 }
 
-/// What can be done to a host, from another terminal.
+/// Operations on a host, from another terminal.
 #[derive(Debug, Subcommand)]
 enum Act {
-    /// Two real programs that share a host of a rack of their own: what they do with an equal split, and with Symbiosis
+    /// Compare an equal split with Symbiosis for two programs on a host of a rack of their own
     Symbiosis(symbiosis::Args),
     /// A shell in it; Ctrl-] leaves it
     Shell { host: String },
@@ -83,10 +83,10 @@ enum Link {
     Down,
 }
 
-/// Runs it until somebody asks to stop, or does one thing to a host of one that runs.
+/// Runs a rack until interrupted, or performs one operation on a host of a running one.
 ///
 /// # Errors
-/// Something is missing or does not start, or the host does not do what it should.
+/// A requirement is missing, or a host fails.
 pub fn run(args: Args) -> Result<(), Failure> {
     let folder = args.dir.clone().unwrap_or_else(|| root().join(FOLDER));
     let find = |host: &str| RackHost::find(&folder, host);
@@ -146,7 +146,7 @@ fn plan(args: &Args, bed: &Artifacts) -> Result<RackPlan, Failure> {
     Ok(RackPlan::new(hosts, Programs { manager, agent, tarn, power_off }, backend.get_name()))
 }
 
-/// What one can do now.
+/// Prints the available operations.
 fn invitation(rack: &Rack) -> String {
     let tarn = rack.tarn_script();
     let folder = rack.hosts().folder().display();

@@ -1,4 +1,4 @@
-//! Where this repository is, and cargo with its manifest. Knows nothing of what is in it.
+//! Root of this repository, and cargo with its manifest.
 
 use std::{
     env,
@@ -12,8 +12,8 @@ pub fn root() -> PathBuf {
     own.parent().expect("xtask lies in the repository").to_owned()
 }
 
-/// What cargo tells the task that it runs about the task's own package. Another cargo would take it for a change of the world, and
-/// build anew what looks at it.
+/// Environment variables that cargo sets for the task's own package. A nested cargo would treat
+/// them as changes, and rebuild dependents.
 const OF_THIS_PACKAGE: [&str; 4] = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_CRATE_", "CARGO_BIN_"];
 
 /// The cargo that runs this task, in the root of the repository.

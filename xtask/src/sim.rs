@@ -5,7 +5,7 @@ use std::path::{self, Path, PathBuf};
 
 use crate::{failure::Failure, repository::cargo, step::step};
 
-/// Which seeds, or what else.
+/// Seeds, or another simulation.
 #[derive(Clone, Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub struct Args {
@@ -19,10 +19,10 @@ pub struct Args {
     from: u64,
 }
 
-/// What else is simulated.
+/// Other simulations.
 #[derive(Clone, Debug, clap::Subcommand)]
 enum Other {
-    /// Shares of a host's memory and of its link by several schemes, for tenants that do what traces did
+    /// Compare shares by several schemes, for tenants that replay traces
     Symbiosis {
         /// A folder of traces
         #[arg(long, value_name = "DIR")]

@@ -1,4 +1,4 @@
-//! Runs the commands a task consists of, one after the other, saying which, and how long each took. What a command means
+//! Runs the commands of a task one after another, and prints their names and durations.
 //! is its task's business.
 
 use std::{
@@ -23,7 +23,7 @@ pub fn step(title: &str, command: &mut Command) -> Result<(), Failure> {
     end(title, begun, status)
 }
 
-/// Runs a command as one step and hands every line of its stdout to `see`, which says what to print of it.
+/// Runs a command as one step and passes every line of its stdout to `see`.
 ///
 /// # Errors
 /// It does not start, or ends with anything but success.
@@ -57,7 +57,7 @@ struct Built {
     executable: Option<PathBuf>,
 }
 
-/// Builds all programs, as tests do, so that nothing is built twice, and says where each of these is.
+/// Builds all programs like the tests do, so that nothing is built twice, and returns their paths.
 ///
 /// # Errors
 /// Cargo fails, or one of the programs did not come out of it.

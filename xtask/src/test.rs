@@ -1,4 +1,4 @@
-//! `cargo xtask test`: builds everything, runs every test, and says at the end what ran. Which tests there are is each
+//! `cargo xtask test`: builds everything, runs every test, and prints a summary.
 //! room's business.
 
 use std::{collections::BTreeSet, fmt, fs, path::Path, time::Instant};
@@ -34,7 +34,8 @@ const QUICK_SEEDS: &str = "50";
 pub fn run(args: &Args) -> Result<(), Failure> {
     let begun = Instant::now();
     let (bed, libvirt) = (bed::ensure()?, libvirt::ensure()?);
-    // System tests start the programs, which `cargo test` alone does not build; built with the tests, they share what they need.
+    // System tests start programs, which `cargo test` alone does not build; built together, they
+    // share dependencies.
     let programs_and_tests = ["build", "--workspace", "--lib", "--bins", "--tests"];
     step("build programs and tests", &mut cargo(&programs_and_tests))?;
     let mut tests = cargo(&["test", "--workspace", "--no-fail-fast"]);
@@ -60,7 +61,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     ran.and_then(|()| tally.verdict())
 }
 
-/// What all test programs together reported.
+/// Sum of the results of all test programs.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Tally {
     programs: u64,
@@ -70,7 +71,7 @@ struct Tally {
 }
 
 impl Tally {
-    /// Takes in one line of a test program: of one test that failed, or of the whole program at its end.
+    /// Processes one line of a test program: a failed test, or the result of the program.
     fn see(&mut self, line: &str) {
         if let Some(test) = line.strip_prefix("test ").and_then(|rest| rest.strip_suffix(" ... FAILED")) {
             self.failed.push(test.to_owned());

@@ -30,9 +30,9 @@ pub struct Complaint {
     pub path: String,
     /// Its line, from 1.
     pub line: usize,
-    /// What is wrong.
+    /// Violation.
     pub what: String,
-    /// What to do about it.
+    /// How to fix it.
     pub mend: &'static str,
 }
 

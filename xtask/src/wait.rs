@@ -14,10 +14,10 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::failure::Failure;
 
-/// Between two looks at other processes, which tell nobody that they changed.
+/// Interval between checks of other processes.
 const LOOK_EVERY: Duration = Duration::from_millis(25);
 
-/// Knows whether somebody asked to stop.
+/// Interrupt flag of the user.
 #[derive(Clone, Debug)]
 pub struct Patience {
     stop: Arc<AtomicBool>,
@@ -37,10 +37,10 @@ impl Patience {
         Ok(Self { stop })
     }
 
-    /// Looks until it is so, and says how long that took.
+    /// Waits until a condition holds, and returns how long it took.
     ///
     /// # Errors
-    /// [`Failure::Late`], [`Failure::Interrupted`], or what `look` says.
+    /// [`Failure::Late`], [`Failure::Interrupted`], or the error of `look`.
     pub fn until(
         &self,
         what: &'static str,
@@ -59,7 +59,7 @@ impl Patience {
         self.check()
     }
 
-    /// Whether nobody has asked to stop.
+    /// Returns whether the user has not interrupted.
     pub fn lasts(&self) -> bool {
         !self.stop.load(Ordering::Relaxed)
     }
@@ -69,10 +69,10 @@ impl Patience {
     }
 }
 
-/// Looks until it is so, whoever asks to stop: for ending in order.
+/// Waits until a condition holds, also after an interrupt, for an orderly end.
 ///
 /// # Errors
-/// [`Failure::Late`], or what `look` says.
+/// [`Failure::Late`], or the error of `look`.
 pub fn until(
     what: &'static str,
     within: Duration,

@@ -1,4 +1,4 @@
-//! Asks the rack as an operator would: through `tarn`, whose JSON is a promise to scripts.
+//! Queries the rack like an operator: by `tarn` with JSON output, which is a stable interface.
 
 use std::{path::Path, process::Output};
 
@@ -63,7 +63,7 @@ impl<'a> Ask<'a> {
         self.json(&["get", "hosts"])
     }
 
-    /// Whether a host is in one of these states; not so while nobody answers.
+    /// Returns whether a host is in one of these states; false without a reply.
     ///
     /// # Errors
     /// An answer that is not understood.

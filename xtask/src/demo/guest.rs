@@ -29,7 +29,7 @@ use crate::failure::Failure;
 
 pub use self::{emulated::Inside, told::GuestTold};
 
-/// As many slices as the guest takes: whoever comes after it has the same.
+/// Slices of the guest; its successor gets the same ones.
 const RACK: &str = r#"
 [[emc]]
 name = "emc0"
@@ -48,7 +48,7 @@ emcs = ["emc0"]
 "#;
 /// Where the guest runs, and where its slices go afterwards.
 const HOSTS: [&str; 2] = ["h0", "h1"];
-/// What they run.
+/// Programs of the hosts.
 const VMS: [&str; 2] = ["guest", "next"];
 /// All that a VM of this act asks for.
 const WANTED: [&str; 6] = ["--pool", "2GiB", "--local", "512MiB", "--cores", "2"];
@@ -58,24 +58,24 @@ const NOBODY: [&str; 4] = ["--uid", "65534", "--gid", "65534"];
 
 /// The kernel that the guest has.
 const KERNEL: &str = "6.12";
-/// What the guest does: it tells of its nodes, and waits for somebody to press its power button.
+/// Script of the guest: it prints its nodes, and waits for the power button.
 fn guest_script() -> String {
     format!("exec 3< /dev/input/event0\n{PRINT_NODES_SCRIPT}\nhead -c 1 <&3 > /dev/null")
 }
 
 /// How long this machine's KVM may take to bring a guest to its first words before it is taken for one that runs no Linux.
 const FIRST_WORDS_WITHIN: Duration = Duration::from_secs(20);
-/// How long a guest may take to tell its nodes inside an emulated host.
+/// Time for a guest to print its nodes inside an emulated host.
 const TOLD_WITHIN: Duration = Duration::from_secs(240);
 /// How long a guest may take to switch itself off, and its slices to be scrubbed and free.
 const ENDED_WITHIN: Duration = Duration::from_secs(60);
 
-/// What a guest boots.
+/// Kernel and initrd of a guest.
 #[derive(Clone, Debug)]
 pub struct Boot {
     /// A kernel.
     pub kernel: PathBuf,
-    /// A file system whose `init` does what [`guest_script`] says.
+    /// File system whose `init` runs [`guest_script`].
     pub initrd: PathBuf,
 }
 
@@ -123,7 +123,8 @@ fn boots_here(
     }
 }
 
-/// A guest in a rack of its own: it tells its nodes, is stopped, and its slices move to another host.
+/// Boots a guest in a rack of its own: it prints its nodes, is stopped, and its slices move to
+/// another host.
 ///
 /// # Errors
 /// A program fails, or something does not happen in time.
@@ -218,7 +219,7 @@ fn live(
     Ok(seen)
 }
 
-/// Adds to a command what all guests of this act have, and starts it.
+/// Adds the common options of all guests to a command, and starts it.
 fn launch(
     mut run: std::process::Command,
     boot: &Boot,

@@ -1,4 +1,4 @@
-//! What became of slices, from the events that `tarn watch` prints: whose each was, one after the other.
+//! History of slices from the events of `tarn watch`: their owners in order.
 
 use std::{fs, path::PathBuf};
 
@@ -49,7 +49,8 @@ impl Lives {
         self.watch = None;
     }
 
-    /// What became of a slice after a host had it: from its last VM there to its next one elsewhere, if it had one.
+    /// Returns the history of a slice after a host had it: from its last VM there to its next one
+    /// elsewhere, if any.
     pub fn after(&self, host: &str, slice: u32) -> Option<String> {
         life(&fs::read_to_string(&self.log).ok()?, host, slice)
     }
@@ -68,11 +69,11 @@ fn life(log: &str, host: &str, slice: u32) -> Option<String> {
     Some(format!("slice {slice}: {}", told.join(" → ")))
 }
 
-/// One part of a slice's life that is worth telling.
+/// Entry of a slice's history.
 #[derive(Debug, PartialEq, Eq)]
 struct Station {
     words: String,
-    /// Whose it was, if it was a VM's.
+    /// VM, if a VM owned it.
     host: Option<String>,
 }
 

@@ -25,10 +25,10 @@ impl Process {
         let _ = pidfd_send_signal(&self.descriptor, Signal::KILL);
     }
 
-    /// Waits until it is gone; what is killed goes.
+    /// Waits until the process has ended.
     pub fn wait(&self) {
         let mut gone = [PollFd::new(&self.descriptor, PollFlags::IN)];
-        // Interrupted by a signal it returns early; whoever needs certainty looks again.
+        // Interrupted by a signal it returns early; callers that need certainty repeat it.
         let _ = poll(&mut gone, None);
     }
 }
@@ -42,7 +42,7 @@ pub fn naming(folder: &Path) -> Vec<Process> {
 }
 
 fn named(pid: Pid, folder: &Path) -> Option<Process> {
-    // The descriptor first: what is read then is about this process or about none.
+    // The descriptor is opened first, so that it refers to this process or none.
     let descriptor = pidfd_open(pid, PidfdFlags::empty()).ok()?;
     let words = fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).ok()?;
     let here = words.split(|byte| *byte == 0).any(|word| lies_in(word, folder.as_os_str().as_bytes()));

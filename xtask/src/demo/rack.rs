@@ -48,7 +48,7 @@ local_mib = 196608
 emcs = ["emc1"]
 "#;
 
-/// What the manager takes if the file does not say.
+/// Default settings of the manager.
 const TTL_DEFAULT: Duration = Duration::from_secs(10);
 const FENCE_AFTER_DEFAULT: Duration = Duration::from_secs(600);
 

@@ -26,10 +26,10 @@ const PART_WITHIN: Duration = Duration::from_secs(3);
 const REPLY_WITHIN: Duration = Duration::from_secs(180);
 /// How a gzipped file begins.
 const GZIP: [u8; 2] = [0x1f, 0x8b];
-/// How the log tells that memory was given to a VM.
+/// Key of a log line about placed memory.
 const RESERVED: &str = "\"action\":\"reserve\"";
 
-/// What is replayed.
+/// Trace and options.
 #[derive(Debug)]
 pub struct Trace {
     /// As `tarn replay` takes it.
@@ -100,7 +100,7 @@ impl Replay {
     /// Waits until this part of the VMs was given memory, the replay is over, or it has been long enough.
     ///
     /// # Errors
-    /// A process of the rack ended, or somebody interrupts.
+    /// A process of the rack ended, or the user interrupts.
     pub fn reach(
         &mut self,
         part: f64,
@@ -110,7 +110,7 @@ impl Replay {
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
         let enough = (self.vms as f64 * part) as u64;
         let begun = Instant::now();
-        // A trace that is over is over: what the story has left to tell is told of a rack at rest.
+        // After the end of a trace the remaining steps happen on an idle rack.
         while self.replies.read()? < enough
             && begun.elapsed() < PART_WITHIN
             && self.process.ended()?.is_none()
@@ -122,10 +122,10 @@ impl Replay {
         Ok(())
     }
 
-    /// Waits until it is over and says what it found.
+    /// Waits for its end and returns its report.
     ///
     /// # Errors
-    /// It failed, a process of the rack ended, or somebody interrupts.
+    /// It failed, a process of the rack ended, or the user interrupts.
     pub fn finish(mut self, patience: &Patience, services: &mut Services<'_>) -> Result<Verdict, Failure> {
         while self.process.ended()?.is_none() {
             services.still_run()?;
@@ -139,7 +139,7 @@ impl Replay {
         }
         let said = self.process.last_words();
         match self.process.ended()?.filter(|status| !status.success()) {
-            // Its report says what is wrong more precisely than its exit code, if it came to making one.
+            // Its report is more precise than its exit code, if it exists.
             Some(status) if !self.report.exists() => {
                 eprintln!("{said}");
                 Err(Failure::Step { step: "tarn replay".to_owned(), status })
@@ -148,7 +148,7 @@ impl Replay {
         }
     }
 
-    /// How far it is, for a person who waits.
+    /// Prints the progress.
     fn show(&self) {
         let mut terminal = io::stderr();
         if terminal.is_terminal() {
@@ -164,7 +164,7 @@ impl Replay {
 struct Replies {
     path: PathBuf,
     open: Option<BufReader<File>>,
-    /// The beginning of a line whose end is not written yet.
+    /// Returns the beginning of an incomplete line.
     begun: String,
     /// Replies that gave memory to a VM.
     reserved: u64,
@@ -177,7 +177,7 @@ impl Replies {
         Self { path, open: None, begun: String::new(), reserved: 0, heard: Instant::now() }
     }
 
-    /// Reads what is new, and says how many replies gave memory so far.
+    /// Reads new lines, and returns the number of placements so far.
     fn read(&mut self) -> Result<u64, Failure> {
         // It is there once the first reply is.
         self.open = self.open.take().or_else(|| File::open(&self.path).ok().map(BufReader::new));

@@ -36,7 +36,7 @@ impl Scratch {
         Ok(Self { disk: folder(&temporary)?, memory: folder(memory)? })
     }
 
-    /// For what devices hold.
+    /// Folder of the devices' memory.
     pub fn memory(&self) -> &Path {
         self.memory.path()
     }
@@ -51,12 +51,12 @@ impl Scratch {
         self.disk.path().join(name)
     }
 
-    /// What an agent knows between two starts, and where its socket is.
+    /// Folder of an agent's records and socket.
     pub fn runtime_of(&self, host: &str) -> PathBuf {
         self.disk.path().join("hosts").join(host)
     }
 
-    /// Ends what still runs here, then removes everything.
+    /// Ends remaining processes, then removes everything.
     ///
     /// # Errors
     /// A folder cannot be removed.

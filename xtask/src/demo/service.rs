@@ -17,7 +17,8 @@ use crate::{failure::Failure, step::step, wait::until};
 
 /// How long a process may take to end once asked to.
 const END_WITHIN: Duration = Duration::from_secs(10);
-/// Looks for processes of a host without power before it is surely dark; each ends what the one before saw being born.
+/// Searches for processes of a powered-off host; each ends the processes started during the
+/// previous one.
 const DARK_LOOKS_MAX: usize = 100;
 /// How many lines of a log are worth reading.
 const LOG_LINES_SHOWN: usize = 15;
@@ -78,7 +79,7 @@ impl Service {
     /// How it ended, if it has.
     ///
     /// # Errors
-    /// The kernel does not tell.
+    /// The kernel does not report it.
     pub fn ended(&mut self) -> Result<Option<ExitStatus>, Failure> {
         if self.ended.is_none() {
             self.ended = self.process.try_wait().map_err(Failure::start("waiting for a process"))?;
@@ -118,11 +119,11 @@ pub struct Services<'a> {
     programs: &'a Programs,
     rack: &'a Rack,
     scratch: &'a Scratch,
-    /// By what they are called: `pool-manager`, or the host's name.
+    /// Processes by name: `pool-manager`, or the host's name.
     running: BTreeMap<String, Service>,
 }
 
-/// What the manager is called among the processes; no host is, for its name would have to be a file's.
+/// Name of the manager; no host has it, because host names are file names.
 const MANAGER: &str = "pool-manager";
 
 impl<'a> Services<'a> {
@@ -170,7 +171,7 @@ impl<'a> Services<'a> {
         self.start(host, &self.programs.agent, &file)
     }
 
-    /// Ends a host's agent and its VMs at once, and says how many VMs.
+    /// Kills a host's agent and its VMs, and returns the number of VMs.
     ///
     /// # Errors
     /// New ones keep coming.
@@ -202,7 +203,7 @@ impl<'a> Services<'a> {
         Ok(())
     }
 
-    /// What those said last who ended without being asked; nothing if all still run.
+    /// Returns the last output of processes that ended unexpectedly; empty if all are running.
     pub fn print_last_words(&mut self) {
         for (name, service) in &mut self.running {
             if !matches!(service.ended(), Ok(None)) {

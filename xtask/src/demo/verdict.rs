@@ -1,4 +1,4 @@
-//! What the replay reported, whether it is good, and how people read it. How it was found out is `tarn replay`'s.
+//! Report of the replay: checks and formatting. `tarn replay` produces it.
 
 use std::{fmt, fs, path::Path};
 
@@ -7,13 +7,13 @@ use serde_json::{Value, json};
 use super::{guest::GuestTold, write};
 use crate::failure::Failure;
 
-/// What must be found to be 0.
+/// Counts that must be 0.
 const AUDITS: &[(&str, &str)] = &[
     ("/audit/double_owned", "slices with two owners at once"),
     ("/audit/granted_dirty", "slices that reached an owner with bytes of another"),
     ("/audit/acknowledged_lost", "acknowledged requests that were lost"),
 ];
-/// What is worth reading besides.
+/// Further counts.
 const LINES: &[(&str, &str)] = &[
     ("/vms/requested", "VMs requested"),
     ("/vms/placed", "VMs placed"),
@@ -45,7 +45,7 @@ impl Verdict {
         Ok(Self { report })
     }
 
-    /// Adds what a guest told, or that it told nothing.
+    /// Adds the report of a guest, or its absence.
     #[must_use]
     pub fn with_guest(mut self, guest: Option<&GuestTold>) -> Self {
         let told = guest.map(|guest| serde_json::to_value(guest).expect("it has only texts and numbers"));

@@ -56,7 +56,7 @@ fn carry(mut socket: &UnixStream) -> io::Result<()> {
     }
 }
 
-/// A terminal that passes every key on. Dropped, it is as it was; what is no terminal stays what it is.
+/// Terminal in raw mode, restored when it is dropped; other files are unchanged.
 struct Raw {
     before: Option<String>,
 }
@@ -83,7 +83,7 @@ impl Drop for Raw {
     }
 }
 
-/// What `stty` says of this terminal; nothing if it is none.
+/// Returns the settings of this terminal by `stty`; `None` if it is none.
 fn stty(words: &[&str]) -> Option<String> {
     let output =
         Command::new("stty").args(words).stdin(Stdio::inherit()).stderr(Stdio::null()).output().ok()?;

@@ -14,7 +14,7 @@ use emulated_host::{
 
 use crate::{bed, failure::Failure, step::build, wait::Patience};
 
-/// What both share, in MiB and MB/s.
+/// Shared resources, in MiB and MB/s.
 const MEMORY_MIB: u64 = 112;
 const LINK_MB_S: u32 = 16;
 /// The swap drive, in MiB.
@@ -36,15 +36,15 @@ pub struct Args {
     /// Seconds of an epoch, 2 to 60
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(2..=60))]
     epoch: u64,
-    /// Epochs until what they do is measured again, 3 to 60
+    /// Epochs before the second measurement, 3 to 60
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(3..=60))]
     epochs: u64,
-    /// Seconds for which what they do is measured, each time, 30 to 600: a copy takes ten
+    /// Duration of each measurement in seconds, 30 to 600: a copy takes ten
     #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u64).range(30..=600))]
     seconds: u64,
 }
 
-/// What both did in a while.
+/// Results of a measurement.
 #[derive(Clone, Copy, Debug)]
 struct Did {
     /// MiB per second that were copied.
@@ -53,7 +53,7 @@ struct Did {
     got: f64,
 }
 
-/// What happens in the host before anything is started: two tenants get half of everything each.
+/// Setup script of the host: two tenants get half of everything each.
 fn prepare() -> String {
     let (half_bytes, half_rate) = ((MEMORY_MIB / 2) << 20, u64::from(LINK_MB_S) / 2 * 1_000_000);
     format!(
@@ -67,7 +67,7 @@ done
     )
 }
 
-/// What the agent is told.
+/// Settings of the agent.
 fn settings(epoch_s: u64) -> String {
     format!(
         "[symbiosis]\ncgroups = \"/sys/fs/cgroup/tenants\"\nmemory_mib = {MEMORY_MIB}\nbandwidth_mb_s = {LINK_MB_S}\n\
@@ -75,10 +75,10 @@ fn settings(epoch_s: u64) -> String {
     )
 }
 
-/// Does both, and says what came of it.
+/// Runs both measurements and prints the results.
 ///
 /// # Errors
-/// Something is missing, or a program in the host does not do what it should.
+/// A requirement is missing, or a program on the host fails.
 pub fn run(args: &Args, folder: &Path) -> Result<(), Failure> {
     let bed = Artifacts::open(&bed::ensure()?)?;
     let patience = Patience::new()?;
@@ -146,12 +146,12 @@ fn begin(host: &RackHost, patience: &Patience) -> Result<(), Failure> {
         }
         wait(1, patience)?;
     }
-    // It writes its lines to a file in large pieces if nobody tells it not to.
+    // Its output to a file is buffered by default.
     let stream = format!("env LD_PRELOAD=/lib/libstdbuf.so _STDBUF_O=L mbw -n 1000000 -t 0 {ARRAY_MIB}");
     command(host, &inside("stream", &stream)).map(drop)
 }
 
-/// What both do in so many seconds, once they have had a few to fill the memory that they have.
+/// Measures both programs for a time, after a few seconds to fill their memory.
 fn measure(host: &RackHost, seconds: u64, patience: &Patience) -> Result<Did, Failure> {
     wait(seconds / 3, patience)?;
     let lines = |log: &str| -> Result<usize, Failure> {

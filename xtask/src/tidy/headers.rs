@@ -1,4 +1,4 @@
-//! Rule: the first line of each Rust file, and of each file of words on the wire, says what the file is.
+//! Rule: the first line of each Rust and proto file describes the file.
 
 use super::{Complaint, sources::Sources};
 

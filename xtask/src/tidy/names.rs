@@ -1,10 +1,10 @@
-//! Rule: files and folders are named by nouns and verbs of our domain, never by what any program has.
+//! Rule: files and folders have names of the domain, not generic ones.
 
 use super::{Complaint, sources::Sources};
 
 /// Names that say nothing.
 const EMPTY: &[&str] = &["util", "utils", "helper", "helpers", "data", "misc", "common", "manager2", "stuff"];
-/// Shared by the services on the wire, where `common` is what other projects call it too.
+/// Shared by the services on the wire, where `common` is the usual name.
 const EXCEPT: &str = "proto/";
 
 /// Complains about each path with such a name in it.

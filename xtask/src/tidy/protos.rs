@@ -1,5 +1,5 @@
-//! Rule: whoever reads only the `.proto` files understands them: each message, enum and service has a comment above it.
-//! Requests, responses and what is empty are explained by the call that takes them.
+//! Rule: each message, enum and service in `.proto` files has a comment. Requests, responses and
+//! empty messages are explained by their call.
 
 use super::{Complaint, sources::Sources};
 

@@ -1,5 +1,5 @@
-//! Rules about the pure rooms: what ships of them names no clock, file, thread, socket or environment, forbids unsafe code,
-//! and clippy watches it. What they may import is `rooms.rs`'s.
+//! Rules of pure crates: no clock, file, thread, socket or environment, no unsafe code, and clippy
+//! lints for both. Their dependencies are checked in `rooms.rs`.
 
 use super::{
     Complaint,
@@ -7,7 +7,7 @@ use super::{
     sources::Sources,
 };
 
-/// Beginnings of paths that lead out into the world, and what to have instead.
+/// Prefixes of impure paths, each with its alternative.
 const WORLD: &[(&str, &str)] = &[
     ("std::time::Instant", "time is an argument: take a units::Ns"),
     ("std::time::SystemTime", "time is an argument: take a units::UnixMs"),
@@ -21,7 +21,7 @@ const WORLD: &[(&str, &str)] = &[
     ("std::io::stdout", "return what to say as a value"),
     ("std::io::stderr", "return what to say as a value"),
 ];
-/// What makes clippy look for the same where only it can: behind macros and other names.
+/// Clippy settings that find the same behind macros and other names.
 const WATCH: &str = "crates/.clippy.toml";
 
 /// Complains about each such path.

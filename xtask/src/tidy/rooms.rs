@@ -46,8 +46,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
 /// Rooms in which everything is decided by arguments.
 pub const PURE: &[&str] = &["units", "pool", "prediction", "fairness", "sim"];
 
-/// What pure rooms may import from outside the house. Whoever adds a line has looked that it needs no clock, file, thread,
-/// socket or environment to do what we use of it.
+/// External dependencies of pure crates, none of which uses a clock, file, thread, socket or the
+/// environment for its purpose here.
 const PURE_MAY_USE: &[&str] = &[
     "csv",
     "indexmap",
@@ -61,7 +61,7 @@ const PURE_MAY_USE: &[&str] = &[
     "smallvec",
     "thiserror",
 ];
-/// What their tests may import beyond that.
+/// Additional dependencies of their tests.
 const PURE_TESTS_MAY_USE: &[&str] = &["flate2", "postcard", "proptest", "stateright", "toml"];
 
 /// Where a room lies.
@@ -107,7 +107,7 @@ pub fn imports(sources: &Sources) -> Vec<Complaint> {
     unknown.chain(forbidden).collect()
 }
 
-/// Complains about what pure rooms import from outside the house and is not known to be harmless.
+/// Reports external dependencies of pure crates that are not listed as harmless.
 pub fn externals(sources: &Sources) -> Vec<Complaint> {
     let all = manifests(sources).flat_map(|(path, room, table)| imports_of(path, &room, &table, sources));
     let foreign = all.filter(|import| PURE.contains(&import.room.as_str()) && !harmless(import));

@@ -111,7 +111,7 @@ impl RustFile {
     }
 }
 
-/// Marks the files behind `#[cfg(test)] mod name;`, and whatever they contain.
+/// Marks the files behind `#[cfg(test)] mod name;`, with their modules.
 pub fn mark_test_modules(files: &mut [RustFile]) {
     let declared = files.iter().flat_map(|file| {
         let folder = file.folder();
@@ -165,7 +165,7 @@ fn idents_in(tokens: TokenStream, idents: &mut Vec<At<String>>) {
     }
 }
 
-/// Visits what ships: an item that only tests have is passed over.
+/// Visits code that ships: test items are skipped.
 macro_rules! skip_tests {
     () => {
         fn visit_item(&mut self, item: &'ast Item) {
@@ -262,7 +262,7 @@ impl<'ast> Visit<'ast> for Attributes {
     }
 }
 
-/// Every word of code of all files but one, for rules about what is used.
+/// Returns every identifier of all files but one, for rules about unused items.
 pub fn idents_outside(files: &[RustFile], path: &str) -> BTreeSet<String> {
     let others = files.iter().filter(|file| file.path != path);
     others.flat_map(|file| file.idents().into_iter().map(|(_, ident)| ident)).collect()

@@ -1,4 +1,4 @@
-//! Rule: functions and files stay as small as a person can hold in mind. What makes a small function good is for readers.
+//! Rule: limits on the sizes of functions and files.
 
 use super::{Complaint, rust::RustFile, sources::Sources};
 
@@ -7,7 +7,7 @@ const FUNCTION_LINES_MAX: usize = 70;
 /// Lines of a file that are not test.
 const FILE_LINES_MAX: usize = 800;
 
-/// Functions that read best whole, how long each may be, and why. A line here is an argument, and hard to win.
+/// Functions above the limit, each with its length and reason.
 const WHOLE: &[(&str, &str, usize, &str)] = &[(
     "crates/pool/src/slice.rs",
     "step",

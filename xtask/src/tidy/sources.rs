@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fs, path::Path};
 use super::rust::RustFile;
 use crate::failure::Failure;
 
-/// What is in the root and not the repository's own: what cargo built, what git remembers.
+/// Folders in the root that are not sources.
 const FOREIGN: &[&str] = &["target", ".git"];
 /// The deepest folder that is looked into; deeper means that something links to itself.
 const DEPTH_MAX: usize = 16;
@@ -20,7 +20,7 @@ pub struct Sources {
 }
 
 impl Sources {
-    /// Reads all files below `root`, but for what cargo built and what git remembers.
+    /// Reads all files below `root`, without build results and version control.
     ///
     /// # Errors
     /// A folder or file cannot be read, or a Rust file cannot be parsed.
@@ -76,7 +76,7 @@ fn collect(
         if kind.is_dir() {
             collect(root, &path, depth - 1, texts)?;
         } else if kind.is_file() {
-            // What is not text has no lines to complain about.
+            // Binary files have no lines to check.
             let bytes = fs::read(entry.path()).map_err(Failure::file("read", entry.path()))?;
             texts.extend(String::from_utf8(bytes).ok().map(|text| (path, text)));
         }

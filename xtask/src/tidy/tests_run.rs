@@ -2,7 +2,7 @@
 
 use super::{Complaint, sources::Sources};
 
-/// Attributes that make a test prove less than its name says, and what to do instead.
+/// Attributes that weaken a test, each with its alternative.
 const FORBIDDEN: &[(&str, &str)] = &[
     ("ignore", "let it run, or remove it"),
     ("should_panic", "call what fails and assert on the error"),

@@ -1,8 +1,9 @@
-//! Rule: unsafe code is in a few named files. Whether each block is right is said in its SAFETY note, which clippy demands.
+//! Rule: unsafe code is in a few listed files. Each block has a SAFETY comment, which clippy
+//! requires.
 
 use super::{Complaint, sources::Sources};
 
-/// Files that may hold unsafe code, and what it is demanded for there.
+/// Files that may contain unsafe code, with the reason.
 const MAY_BE_UNSAFE: &[(&str, &str)] = &[
     ("benches/empty_slice.rs", "memset is told about memory by address"),
     ("benches/frigid_predict.rs", "LightGBM's library speaks C"),

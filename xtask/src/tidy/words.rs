@@ -4,7 +4,7 @@ use super::{Complaint, sources::Sources};
 
 /// This file, which must name them.
 const OWN: &str = "xtask/src/tidy/words.rs";
-/// Each word, and what to do instead of writing it.
+/// Forbidden words, each with its alternative.
 const FORBIDDEN: &[(&str, &str)] = &[
     ("TODO", "do it"),
     ("FIXME", "mend it"),

@@ -12,7 +12,7 @@ const RESULT: &str = "GUEST ";
 /// How lines for people begin.
 const NOTE: &str = "    ";
 
-/// What the act needs to know inside a host.
+/// Settings of the demo inside a host.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Inside {
     #[arg(long)]

@@ -1,20 +1,20 @@
-//! What the guest told of itself, for people and for programs.
+//! Report of a guest, as text and JSON.
 
 use emulated_host::nodes::{Node, NumaReport};
 use serde::{Deserialize, Serialize};
 
-/// A guest, as its own kernel sees it.
+/// Guest as seen by its own kernel.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GuestTold {
-    /// Whether it came to its first program.
+    /// It reached its first program.
     pub booted: bool,
-    /// What its kernel calls itself.
+    /// Kernel release.
     pub kernel: String,
-    /// Its nodes.
+    /// NUMA nodes.
     pub nodes: Vec<GuestNode>,
 }
 
-/// A node, as the guest's kernel sees it.
+/// Node as seen by the guest's kernel.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GuestNode {
     id: u32,
@@ -22,12 +22,12 @@ pub struct GuestNode {
     cpus: Vec<u32>,
     mem_mib: u64,
     distances: Vec<u32>,
-    /// A higher number is a lower tier; missing where the kernel has no tiers.
+    /// Memory tier; a higher number is a lower tier. `None` where the kernel has no tiers.
     tier: Option<u32>,
 }
 
 impl GuestTold {
-    /// Of what was read from its console.
+    /// Parses the guest's console output.
     pub fn of(told: &NumaReport) -> Self {
         let node = |node: &Node| GuestNode {
             id: node.id,
@@ -43,12 +43,12 @@ impl GuestTold {
         }
     }
 
-    /// Whether it sees what this act gives it: one node with processors, and behind it two slices without any.
+    /// Checks that the guest sees one node with CPUs, and a node of two slices without any.
     ///
     /// # Errors
-    /// What is not so.
+    /// The difference.
     pub fn is_as_asked_for(&self) -> Result<(), String> {
-        const POOL_MIB: std::ops::RangeInclusive<u64> = 1950..=2048; // the kernel keeps some for itself
+        const POOL_MIB: std::ops::RangeInclusive<u64> = 1950..=2048; // the kernel reserves some for itself
         let [local, pool] = &self.nodes[..] else {
             return Err(format!("the guest has {} nodes and not 2", self.nodes.len()));
         };
@@ -61,7 +61,7 @@ impl GuestTold {
         }
     }
 
-    /// As people read it.
+    /// Formats the report as text.
     pub fn lines(&self) -> Vec<String> {
         let node = |node: &GuestNode| {
             let cpus = match node.cpus.len() {
