@@ -51,9 +51,9 @@ pub enum ListenError {
     /// The operating system refused.
     #[error("{doing} {}", path.display())]
     Io {
-        /// What was tried.
+        /// Operation.
         doing: &'static str,
-        /// With what.
+        /// Object.
         path: PathBuf,
         /// Why not.
         #[source]
@@ -111,7 +111,7 @@ impl HostMemory {
         let io_error = |doing| move |errno| ListenError::Io { doing, path: path.to_owned(), errno };
         remove_old(path)?;
         let listener = open_listener(path).map_err(io_error("listen on"))?;
-        // Anybody may knock; who is let in is decided by uid.
+        // Every user may connect; permissions are decided by uid.
         fs::set_permissions(path, fs::Permissions::from_mode(0o666)).map_err(io_error("set the mode of"))?;
         let listener = readiness::watch(listener).map_err(io_error("listen on"))?;
         Ok(Self { listener, places: Places::new(allowed_uids) })

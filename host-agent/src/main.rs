@@ -75,7 +75,8 @@ fn run(command: Command) -> Result<(), Box<dyn Error>> {
     match command {
         Command::Serve { config, check_config: true } => Ok(serve::check_config(&config)?),
         Command::Serve { config, check_config: false } => {
-            // One thread talks; whatever may take long has threads of its own. The cores are the guests'.
+            // One thread serves requests; long work has threads of its own. The cores are for
+            // guests.
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             let ended = runtime.block_on(serve::serve(&config));
             runtime.shutdown_timeout(STOP_WITHIN);
@@ -85,7 +86,7 @@ fn run(command: Command) -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// Says what was found; it is an error if anything is wrong.
+/// Prints the findings; a problem is an error.
 fn examine(config: &Path, output: Format) -> Result<(), Box<dyn Error>> {
     let findings = doctor::examine(&doctor::Machine::this(), config);
     let text = match output {

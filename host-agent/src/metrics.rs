@@ -1,5 +1,5 @@
-//! What one agent counts, and how it is shown to Prometheus. Every series carries the host's name. Counters are fed as
-//! things happen, gauges are set when somebody asks.
+//! Metrics of one agent for Prometheus. Every series has the host's name. Counters are updated by
+//! events, gauges on request.
 
 use std::{
     collections::BTreeMap,
@@ -35,7 +35,7 @@ pub enum Call {
     Offline,
     /// Zeroing a slice.
     Scrub,
-    /// Closing what is left of a slice.
+    /// Closing the remains of a slice.
     Clear,
 }
 
@@ -77,7 +77,7 @@ struct TenantLabel {
     tenant: String,
 }
 
-/// What an agent counts.
+/// Metrics of an agent.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Mutex<Registry>,
@@ -230,7 +230,7 @@ impl Metrics {
         }
     }
 
-    /// Sets the gauges to what is known now.
+    /// Sets the gauges to the current state.
     pub fn observe(&self, agent: &Agent, usage: &BTreeMap<ReservationId, Usage>) {
         let have = agent.have();
         self.connected.set(i64::from(agent.is_heard()));
@@ -246,7 +246,7 @@ impl Metrics {
         self.observe_usage(&have, usage);
     }
 
-    /// Takes over what the host has counted.
+    /// Copies the counters of the host.
     pub fn observe_host(&self, counters: Counters) {
         let raise = |counter: &Counter, to: u64| {
             counter.inc_by(to.saturating_sub(counter.get()));
@@ -257,7 +257,7 @@ impl Metrics {
         self.slices_changing.set(shown(counters.slices_changing));
     }
 
-    /// What is not measured has no series of how much was touched: 0 would say that nothing was.
+    /// Memory that is not measured has no series: 0 would mean that nothing was touched.
     fn observe_usage(&self, have: &Have, usage: &BTreeMap<ReservationId, Usage>) {
         self.touched.clear();
         self.unmeasured.clear();

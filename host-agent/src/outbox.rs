@@ -1,4 +1,4 @@
-//! What the manager is yet to be told. Reports that pile up while the network is slow become one.
+//! Pending reports to the manager. Reports that queue up while the network is slow are merged.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -18,7 +18,7 @@ impl Outbox {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a report to what waits.
+    /// Adds a report.
     pub fn put(&self, have: Have) {
         let mut waiting = self.waiting();
         *waiting = Some(match waiting.take() {
@@ -28,7 +28,7 @@ impl Outbox {
         self.filled.notify_one();
     }
 
-    /// Takes what waits, as soon as something does. May be given up at any time: nothing is lost.
+    /// Takes the pending report as soon as there is one. Cancel-safe.
     pub async fn next(&self) -> Have {
         loop {
             if let Some(have) = self.waiting().take() {
@@ -38,7 +38,7 @@ impl Outbox {
         }
     }
 
-    /// Forgets what waits: a new session is told everything anyway.
+    /// Drops the pending report: a new session starts with a complete one.
     pub fn clear(&self) {
         *self.waiting() = None;
     }

@@ -4,7 +4,7 @@ use std::{io, os::fd::OwnedFd};
 
 use tokio::io::unix::AsyncFd;
 
-/// A descriptor whose readiness tasks can wait for. It is owned here from now on, so nobody can close it meanwhile.
+/// Descriptor whose readiness tasks can await. It is owned here, so that it stays open.
 ///
 /// # Errors
 /// The kernel cannot watch it.

@@ -32,14 +32,14 @@ pub enum RecordsError {
     Corrupt {
         /// Which file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Error.
         #[source]
         cause: Wrong,
     },
-    /// Whether a VM's process lives cannot be said.
+    /// The state of a VM's process is unknown.
     #[error("look for the process of {}", path.display())]
     Process {
-        /// Whose record.
+        /// VM.
         path: PathBuf,
         /// Why not.
         #[source]
@@ -47,10 +47,10 @@ pub enum RecordsError {
     },
 }
 
-/// What is wrong with a record.
+/// Error of a record.
 #[derive(Debug, thiserror::Error)]
 pub enum Wrong {
-    /// Not what is written there.
+    /// The file has invalid contents.
     #[error(transparent)]
     Json(#[from] serde_json::Error),
     /// A VM's name or number.
@@ -98,7 +98,7 @@ struct WrittenSlice {
 }
 
 impl Records {
-    /// The records in an agent's directory, on a machine that was booted as told.
+    /// Opens the records in an agent's directory, for a boot of the machine.
     ///
     /// # Errors
     /// The operating system refused.
@@ -112,7 +112,7 @@ impl Records {
     /// Every VM on record, and whether its process still runs.
     ///
     /// # Errors
-    /// A record that cannot be read or understood, or a process nobody can tell about.
+    /// A record cannot be read, or the state of a process is unknown.
     pub fn load(&self) -> Result<Vec<Adopted>, RecordsError> {
         let list = || io_error("list", &self.directory);
         let mut found = Vec::new();
@@ -140,7 +140,7 @@ impl Records {
     /// Writes a record; it is on disk when this returns.
     ///
     /// # Errors
-    /// The operating system refused: whether it is there, nobody knows.
+    /// The operating system failed: the record may or may not exist.
     pub fn write(&self, record: &VmRecord) -> Result<(), RecordsError> {
         let bytes = serde_json::to_vec_pretty(&self.written(record)).expect("numbers and texts are JSON");
         Ok(write_durably(&self.path(record.reservation), &bytes)?)
@@ -185,7 +185,8 @@ impl Records {
     }
 }
 
-/// The VMs on record in an agent's directory, for somebody who only looks. There are none where there is no directory.
+/// Returns the VMs recorded in an agent's directory, for inspection. Without a directory there are
+/// none.
 ///
 /// # Errors
 /// A record that cannot be read or understood.

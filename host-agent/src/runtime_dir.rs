@@ -17,9 +17,9 @@ pub enum RuntimeDirError {
     /// The operating system refused.
     #[error("{doing} {}", path.display())]
     Io {
-        /// What was tried.
+        /// Operation.
         doing: &'static str,
-        /// With what.
+        /// Object.
         path: PathBuf,
         /// Why not.
         #[source]
@@ -31,14 +31,14 @@ pub enum RuntimeDirError {
         /// Which directory.
         path: PathBuf,
     },
-    /// A file is not what was written.
+    /// A file has invalid contents.
     #[error("{} holds {text:?}: must be {rule}", path.display())]
     Corrupt {
         /// Which file.
         path: PathBuf,
-        /// What is in it.
+        /// Contents.
         text: String,
-        /// What ought to be.
+        /// Rule.
         rule: &'static str,
     },
 }
@@ -62,9 +62,9 @@ impl RuntimeDir {
     /// Makes the directory if it is missing, and takes it.
     ///
     /// # Errors
-    /// [`RuntimeDirError::InUse`], or what the operating system said.
+    /// [`RuntimeDirError::InUse`], or the error of the operating system.
     pub fn take(path: &Path) -> Result<Self, RuntimeDirError> {
-        // Others may pass through, for the socket in it; what they may see there is each file's business.
+        // Others may traverse it, for the socket in it; each file has its own permissions.
         let made = DirBuilder::new().recursive(true).mode(0o711).create(path);
         made.map_err(io_error("make", path))?;
         let at = path.join("lock");
@@ -148,7 +148,7 @@ pub(crate) fn write_durably(path: &Path, bytes: &[u8]) -> Result<(), RuntimeDirE
     sync_parent(path)
 }
 
-/// What was made, renamed or removed in a directory is so after a crash too.
+/// Makes creations, renames and removals in a directory durable.
 pub(crate) fn sync_parent(path: &Path) -> Result<(), RuntimeDirError> {
     let parent = path.parent().expect("a file is in a directory");
     let synced = File::open(parent).and_then(|directory| directory.sync_all());

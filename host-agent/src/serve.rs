@@ -45,13 +45,13 @@ use crate::{
     usage::{self, UsageBook},
 };
 
-/// What the session has heard and the driver has not taken yet; orders wait in the network meanwhile.
+/// Messages of the session that the driver has not processed yet; further ones wait in the network.
 const HEARD_QUEUED_MAX: usize = 4;
 /// Permissions of anybody but the owner.
 const OTHERS: u32 = 0o077;
 /// Where the kernel shows its devices.
 const SYS: &str = "/sys";
-/// Where the kernel says what is swapped to where.
+/// Folder of swap devices.
 const SWAPS: &str = "/proc/swaps";
 /// Bytes in one.
 const MIB: NonZeroU64 = NonZeroU64::new(1 << 20).expect("it is not zero");
@@ -85,9 +85,9 @@ pub enum ServeError {
     /// The operating system refused.
     #[error("{doing} {place}")]
     Io {
-        /// What was tried.
+        /// Operation.
         doing: &'static str,
-        /// With what.
+        /// Object.
         place: String,
         /// Why not.
         #[source]
@@ -131,7 +131,7 @@ fn io_error(doing: &'static str, place: impl std::fmt::Display) -> impl FnOnce(i
 /// Reads and checks host.toml and the files it names; starts nothing.
 ///
 /// # Errors
-/// What is wrong with them.
+/// Validates a configuration.
 pub fn check_config(path: &Path) -> Result<(), ServeError> {
     let config = Config::load(path)?;
     read_secrets(&config)?;
@@ -248,7 +248,7 @@ fn make_local_dir(local_dir: Option<&Path>) -> Result<(), ServeError> {
     made.map_err(io_error("make", directory.display()))
 }
 
-/// A device that cannot be used is told of, and the others are used.
+/// Reports unusable devices and uses the others.
 fn ranges(scrub_mib_per_s: NonZeroU32) -> Result<Ranges, ServeError> {
     let cxl = Discovered::find(&Sysfs::at(SYS))?;
     for Device { name, serial, slices, .. } in &cxl.devices {

@@ -26,10 +26,10 @@ use crate::{config::Tls, convert, driver::Reports, symbiosis::Book};
 /// Reports waiting for the network; later ones gather in the outbox.
 const REPORTS_QUEUED_MAX: usize = 2;
 
-/// Permissions of users who are neither a key's owner nor of its group.
+/// Permission bits of users other than a key's owner and group.
 const OTHERS: u32 = 0o007;
 
-/// Who we are and where the manager is.
+/// Identity of the agent, and address of the manager.
 #[derive(Clone, Debug)]
 pub struct Caller {
     /// The manager's address: `http://…`, `https://…` or `unix:/path`.
@@ -92,7 +92,7 @@ pub fn read_tls(tls: &Tls) -> Result<ClientTlsConfig, TlsFileError> {
         .domain_name(&tls.server_name))
 }
 
-/// What the manager says.
+/// Message of the manager.
 #[derive(Clone, Debug)]
 pub enum Heard {
     /// It welcomed us.
@@ -104,7 +104,7 @@ pub enum Heard {
     },
     /// An order of the rack it named.
     Want(String, Want),
-    /// The manager requests a whole report.
+    /// The manager requests a complete report.
     ReportRequested,
     /// The connection is gone.
     Down,
@@ -135,7 +135,7 @@ enum Ended {
     Stopping,
 }
 
-/// Keeps a session alive until nobody listens.
+/// Keeps a session open until the receiver is dropped.
 pub async fn keep(caller: Caller, reports: Reports, shares: Arc<Book>, heard: mpsc::Sender<Heard>) {
     let mut pause = RECONNECT_BACKOFF_MIN.as_duration();
     loop {
@@ -208,7 +208,7 @@ async fn session(
     let lease_ttl = Ns::ms(welcome.lease_ttl_ms);
     *lease = Some(lease_ttl.as_duration());
     let up = Heard::Up { rack: welcome.rack_uuid, lease_ttl };
-    reports.have.clear(); // this session is told everything anew
+    reports.have.clear(); // this session starts with complete state
     reports.usage.report_again();
     shares.tell_again();
     heard.send(up).await.map_err(|_| Ended::Stopping)?;

@@ -56,7 +56,7 @@ pub enum SymbiosisError {
     /// The device that remote memory is on.
     #[error("symbiosis.remote")]
     Remote(#[from] RemoteError),
-    /// What was dealt before.
+    /// Shares of the previous epoch.
     #[error(transparent)]
     Kept(#[from] KeptError),
     /// This machine's boot.
@@ -64,7 +64,7 @@ pub enum SymbiosisError {
     Process(#[from] ProcessError),
 }
 
-/// Where the kernel shows its devices, and what is swapped to where.
+/// Paths of devices and swap.
 #[derive(Clone, Debug)]
 pub struct Kernel {
     /// As `/sys`.
@@ -73,7 +73,7 @@ pub struct Kernel {
     pub swaps: PathBuf,
 }
 
-/// Who has how much.
+/// State of Symbiosis on this host.
 #[derive(Debug)]
 pub struct Symbiosis {
     config: Config,
@@ -95,11 +95,11 @@ struct Candidate {
     /// Of a VM that runs in it, if one does, whether it is pinned, and its local memory.
     vm: Option<(bool, Bytes)>,
     counters: Counters,
-    /// What it may move over the link, in MB/s, if anybody limits that.
+    /// Bandwidth limit of a tenant in MB/s, if any.
     limit: Option<f64>,
 }
 
-/// One that takes part, with what is said of it.
+/// Participating tenant with its settings.
 struct Taking {
     name: Name,
     weight: f64,
@@ -113,10 +113,10 @@ struct Taking {
 struct Missing(String);
 
 impl Symbiosis {
-    /// Goes on from what is on disk.
+    /// Continues from the stored shares.
     ///
     /// # Errors
-    /// The remote device is none, or what is on disk is not what was written.
+    /// The remote device is unusable, or the stored shares are invalid.
     pub fn open(
         config: Config,
         runtime_dir: &Path,
@@ -152,15 +152,15 @@ impl Symbiosis {
         })
     }
 
-    /// An epoch begins: it is watched which pages are touched, where somebody can.
+    /// Starts an epoch: page accesses are monitored where possible.
     pub fn begin(&mut self) {
         self.sight.begin();
     }
 
-    /// An epoch ends, so long after the agent began: who has how much from now on is decided, done, kept and told.
+    /// Ends an epoch: decides, enforces, stores and reports shares.
     pub fn end(&mut self, now: Duration) -> Report {
         self.number += 1;
-        // Counters first: to hear what was seen takes its time.
+        // Counters first, because reading the access monitor takes time.
         let candidates = self.candidates();
         let seen = self.seen(candidates.as_deref().unwrap_or_default());
         let mut tenants = Vec::new();
@@ -176,12 +176,12 @@ impl Symbiosis {
         report
     }
 
-    /// Nobody is watched any more; limits stay.
+    /// Stops monitoring; limits remain.
     fn leave(&mut self) {
         self.sight.leave();
     }
 
-    /// What was seen of tenants' pages since the epoch began.
+    /// Returns the page accesses since the start of the epoch.
     fn seen(&mut self, candidates: &[Candidate]) -> BTreeMap<Name, Watched> {
         let has = |one: &Candidate| (one.name.clone(), one.counters.everywhere());
         let no_vm = candidates.iter().filter(|one| one.vm.is_none());
@@ -209,7 +209,8 @@ impl Symbiosis {
                     let enforce = self.enforces(&name, vm.is_some());
                     told.push(TenantReport::new(&name, enforce, "its first epoch is measured only"));
                 }
-                // The others are measured all the same: the next epoch begins here for everybody.
+                // The others are measured nevertheless, so that the next epoch begins now for all
+                // tenants.
                 Err(error) => missing = missing.or(Some(Missing(format!("{name}: {error}")))),
             }
         }
@@ -233,7 +234,7 @@ impl Symbiosis {
         Ok((state, Some(Certified { certificate: decision.certificate, way, worst_off })))
     }
 
-    /// All cgroups whose processes share: those of pinned VMs have memory that nobody moves.
+    /// Returns participating cgroups: memory of pinned VMs is not moved.
     fn candidates(&self) -> Result<Vec<Candidate>, Missing> {
         let missing = |error: &dyn std::error::Error| Missing(units::chain(error));
         self.check_swap()?;
@@ -260,7 +261,7 @@ impl Symbiosis {
     /// A cgroup that may be a tenant; nothing, if a pinned VM runs in it.
     fn candidate(&self, name: Name, vms: &[VmRecord]) -> Result<Option<Candidate>, SysfsError> {
         let counters = self.cgroups.counters(name.as_str(), self.remote.number())?;
-        // Where limits cannot be read they cannot be set either, and then that is told.
+        // Limits that cannot be read cannot be set either, which is reported then.
         let limits = self.cgroups.limits(name.as_str(), self.remote.number()).unwrap_or_default();
         let limit = limits.read.into_iter().chain(limits.written).min().map(|bytes| bytes as f64 / 1e6);
         let processes = self.cgroups.processes(name.as_str())?;
@@ -270,13 +271,13 @@ impl Symbiosis {
         Ok((!is_pinned).then_some(Candidate { name, vm, counters, limit }))
     }
 
-    /// The VMs whose processes run; of one of which nobody can tell, it is thought so.
+    /// Returns VMs with running processes, including VMs in an unknown state.
     fn vms(&self) -> Result<Vec<VmRecord>, RecordsError> {
         let lives = |record: &VmRecord| !matches!(process::Watched::open(&record.process), Ok(None));
         Ok(records::noted(&self.runtime_dir)?.into_iter().filter(lives).collect())
     }
 
-    /// A limit on a device to which no memory goes would take pages away and let nobody have them.
+    /// A limit on an unused device would reclaim pages without a place for them.
     fn check_swap(&self) -> Result<(), Missing> {
         let swaps = std::fs::read_to_string(&self.kernel.swaps);
         let swaps =
@@ -304,7 +305,7 @@ impl Symbiosis {
         Taking { name, weight, enforce, least, measured, most: counters.most }
     }
 
-    /// What becomes of a tenant's share: of a VM's, nothing that takes its memory away.
+    /// Returns the enforcement of a tenant's share: nothing takes a VM's memory away.
     fn enforces(&self, name: &Name, is_vm: bool) -> Enforce {
         let said = self.config.tenants.get(name).map_or(self.config.enforce, |one| one.enforce);
         if is_vm { Enforce::Tiered } else { said }
@@ -318,7 +319,7 @@ impl Symbiosis {
         }
     }
 
-    /// What is to be done, and what tenants had before.
+    /// Changes of limits, with the previous shares.
     fn decided(
         &mut self,
         taking: &[Taking],

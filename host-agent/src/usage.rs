@@ -15,7 +15,8 @@ use crate::{
     host::{Host, Usage},
 };
 
-/// What of a VM is reported to the manager: nothing unless both parts are measured, as a sum that leaves one out is wrong.
+/// Touched memory of a VM for the manager: none unless both parts are measured, because a partial
+/// sum is wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Touched {
     /// Bytes of local memory.
@@ -57,7 +58,7 @@ impl UsageBook {
         self.lock().remove(&id);
     }
 
-    /// Returns what the manager has not received, and marks it as reported.
+    /// Returns the measurements that were not sent yet, and marks them as sent.
     pub fn take_news(&self) -> Vec<(ReservationId, Touched)> {
         let mut book = self.lock();
         let news = book.iter_mut().filter(|(_, entry)| !entry.is_reported);
@@ -112,7 +113,7 @@ fn measure(host: &dyn Host, vms: &BTreeMap<ReservationId, HaveVm>) -> BTreeMap<R
     vms.iter().map(|(id, vm)| (*id, host.usage(*id, vm))).collect()
 }
 
-/// Logs VMs whose pool memory overflows, when that begins and when it ends.
+/// Logs the begin and end of a VM's memory overflow.
 fn log_overflow(
     vms: &BTreeMap<ReservationId, HaveVm>,
     before: &BTreeMap<ReservationId, Usage>,

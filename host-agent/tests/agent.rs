@@ -1,4 +1,4 @@
-//! The agent as a process, with VMs as processes: what a host promises its rack and its guests.
+//! The agent as a process, with VMs as processes: guarantees for the rack and for guests.
 
 #[path = "../src/left_out.rs"]
 mod left_out;
@@ -16,7 +16,7 @@ use rig::{RACK, Rig, TOKEN, pairs, release, serve, want, want_vm, want_vms_of};
 
 const GIB: u64 = 1 << 30;
 
-/// A rack whose VM `a` has slice 1 and runs.
+/// Returns a rack whose VM `a` has slice 1 and runs.
 fn running() -> (Rig, rig::Vmm) {
     let mut rig = Rig::new();
     let slice = rig.grant(1, 1);
@@ -236,7 +236,7 @@ fn user_attaches_and_looks_at_its_own_vms_only() {
     assert_eq!(vmm.say("zero"), "true");
 }
 
-/// The files of a look were given to the caller, whoever the VM was for.
+/// Files of an inspection were given to the caller, for any VM.
 #[test]
 fn files_that_root_looks_at_are_given_to_the_user_of_the_vm() {
     let Some(rig) = of_two_tenants() else { return };
@@ -297,7 +297,7 @@ fn connections_of_another_user_keep_no_vm_from_starting() {
     let socket = rig.socket();
     let others = std::thread::spawn(move || {
         let nobody = rustix::process::Uid::from_raw(65534);
-        rustix::thread::set_thread_res_uid(None, nobody, None).unwrap(); // of this thread alone
+        rustix::thread::set_thread_res_uid(None, nobody, None).unwrap(); // of this thread only
         (0..1100).map(|_| Client::connect(&socket).unwrap()).collect::<Vec<_>>()
     });
     let others = others.join().unwrap();

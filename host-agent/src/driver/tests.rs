@@ -1,4 +1,4 @@
-//! The driver over a host that fails when told to, and a manager that is only two channels.
+//! The driver with a host that fails on request, and a manager made of two channels.
 
 use std::time::Duration;
 

@@ -14,7 +14,7 @@ pub const FOLDER: &str = "devices/system/memory";
 pub struct Block {
     /// Its name, such as `memory344`.
     pub name: String,
-    /// As the kernel says: `online`, `offline` or `going-offline`.
+    /// State as shown by the kernel: `online`, `offline` or `going-offline`.
     pub state: String,
 }
 
@@ -49,7 +49,8 @@ pub fn size(sysfs: &Sysfs) -> Result<Bytes, SysfsError> {
     }
 }
 
-/// What becomes of blocks that are added: they stay `offline`, or come `online` by themselves in one of several ways.
+/// Policy for added blocks: they stay `offline`, or come `online` by themselves in one of several
+/// ways.
 ///
 /// # Errors
 /// The kernel does not say.

@@ -1,4 +1,5 @@
-//! Local memory of VMs: a memfd, or a file in a directory for VMMs that only take paths. It is the same whatever slices are.
+//! Local memory of VMs: a memfd, or a file in a directory for VMMs that take only paths. It is
+//! independent of the kind of slices.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,7 +22,7 @@ use units::{Bytes, ReservationId, UserId};
 
 use super::{Form, HostError, Part, Place, memory::numa, opened::allocated, process, user_of};
 
-/// What the kernel says of nodes.
+/// Folder of the nodes.
 const NODES: &str = "/sys/devices/system/node";
 
 /// The local memory that was handed out.
@@ -31,7 +32,7 @@ pub(super) struct Local {
     dir: Option<PathBuf>,
     /// Nodes that it must not be of; where slices are memory of the kernel's, theirs.
     not_of: BTreeSet<u32>,
-    /// As descriptors. What an agent before this one handed out is found again in the VM's process.
+    /// As descriptors. Memory passed by an earlier agent is found in the VM's process.
     memfds: Mutex<BTreeMap<ReservationId, Arc<OwnedFd>>>,
 }
 
@@ -144,13 +145,13 @@ fn memfd_name(reservation: ReservationId) -> String {
     format!("tarn-local-{reservation}")
 }
 
-/// Opens a file for its status alone, whoever owns it.
+/// Opens a file for its status only, for any owner.
 fn open_to_examine(path: &Path) -> Option<OwnedFd> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     rustix::fs::open(path, flags, Mode::empty()).ok()
 }
 
-/// Memory whose size its user cannot change under the agent's accounting.
+/// Creates memory whose size its user cannot change.
 fn make_memfd(name: &str, bytes: Bytes) -> Result<OwnedFd, Errno> {
     let memfd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&memfd, bytes.get())?;
@@ -158,7 +159,7 @@ fn make_memfd(name: &str, bytes: Bytes) -> Result<OwnedFd, Errno> {
     Ok(memfd)
 }
 
-/// A flag of open, so that a link that somebody puts in a file's place leads nowhere.
+/// Open flag that rejects a link in place of the file.
 pub(super) fn no_follow() -> i32 {
     i32::try_from(OFlags::NOFOLLOW.bits()).expect("flags are small numbers")
 }

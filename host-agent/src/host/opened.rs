@@ -97,7 +97,8 @@ impl Opened {
     }
 }
 
-/// Returns how much of a file has pages, in memory or swapped out; `None` if it is a device, whose memory is always there.
+/// Returns how much of a file has pages, in memory or swapped out; `None` for a device, whose
+/// memory always exists.
 pub(super) fn allocated(file: &OwnedFd) -> Option<Bytes> {
     /// The unit of `st_blocks`, in bytes.
     const BLOCK: u64 = 512;
@@ -107,7 +108,8 @@ pub(super) fn allocated(file: &OwnedFd) -> Option<Bytes> {
     Some(Bytes::new(blocks * BLOCK))
 }
 
-/// The VM's process is gone; this sees that no child of it has the slice. What is not there any more nobody has.
+/// Verifies after the end of a VM's process that no child of it has the slice. A missing file has
+/// no users.
 pub(super) fn see_unused(path: &Path) -> Result<(), HostError> {
     let metadata = match fs::symlink_metadata(path) {
         Err(errno) if errno.kind() == io::ErrorKind::NotFound => return Ok(()),

@@ -27,26 +27,26 @@ use units::UserId;
 /// Seals of a file that [`make_memfd`] made. It can be truncated: that takes its memory away.
 const SEALS: SealFlags = SealFlags::GROW.union(SealFlags::SEAL);
 
-/// What could not be learned about a process.
+/// Error of a process's inspection.
 #[derive(Debug, thiserror::Error)]
 pub enum ProcessError {
     /// The operating system refused.
     #[error("{doing} {}", path.display())]
     Io {
-        /// What was tried.
+        /// Operation.
         doing: &'static str,
-        /// With what.
+        /// Object.
         path: PathBuf,
         /// Why not.
         #[source]
         errno: io::Error,
     },
-    /// The kernel said something unexpected.
+    /// A file of the kernel has unexpected contents.
     #[error("{} holds {text:?}", path.display())]
     Unreadable {
         /// Where.
         path: PathBuf,
-        /// What it said.
+        /// Contents.
         text: String,
     },
     /// It is gone.
@@ -79,7 +79,7 @@ pub fn boot_id() -> Result<String, ProcessError> {
     Ok(fs::read_to_string(path).map_err(io_error("read", path))?.trim().to_owned())
 }
 
-/// Who has this pid now.
+/// Returns the process that has this pid now.
 ///
 /// # Errors
 /// [`ProcessError::Gone`], or the kernel does not say.
@@ -88,15 +88,15 @@ pub fn identify(pid: u32) -> Result<Process, ProcessError> {
     Ok(Process { pid, started, cgroup: cgroup(pid)? })
 }
 
-/// A process that cannot be mistaken for another, whoever gets its pid.
+/// Process that cannot be confused with another one of the same pid.
 #[derive(Debug)]
 pub struct Watched(OwnedFd);
 
 impl Watched {
-    /// Exactly this process, or `None` if it is gone, whoever has its pid now.
+    /// Opens exactly this process, or returns `None` if it has ended, also if its pid was reused.
     ///
     /// # Errors
-    /// The kernel does not say, so nobody knows.
+    /// The kernel does not report it, so the state is unknown.
     pub fn open(process: &Process) -> Result<Option<Self>, ProcessError> {
         let path = || format!("/proc/{}", process.pid);
         let pid = i32::try_from(process.pid).ok().and_then(Pid::from_raw);
@@ -105,7 +105,8 @@ impl Watched {
             Err(Errno::SRCH) => return Ok(None),
             opened => Self(opened.map_err(|errno| io_error("watch", path())(errno.into()))?),
         };
-        // The descriptor stays with whoever had the pid when it was opened: so look at the start only now.
+        // The descriptor refers to the process with the pid at the time of opening: compare the
+        // start time afterwards.
         let same = started(process.pid)? == Some(process.started);
         let lives = !watched.has_ended().map_err(io_error("watch", path()))?;
         Ok((same && lives).then_some(watched))
@@ -178,7 +179,7 @@ fn is_gone(errno: &io::Error) -> bool {
     errno.kind() == io::ErrorKind::NotFound || errno.raw_os_error() == Some(Errno::SRCH.raw_os_error())
 }
 
-/// Which file, whatever it is called.
+/// Identity of a file, independent of its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FileId {
     /// A file of a file system.
@@ -201,7 +202,7 @@ impl FileId {
         Self::File { device: metadata.dev(), inode: metadata.ino() }
     }
 
-    /// Of what a descriptor refers to.
+    /// Returns the identity of a descriptor's file.
     ///
     /// # Errors
     /// The kernel does not say.
@@ -210,7 +211,7 @@ impl FileId {
     }
 }
 
-/// Who else has a file.
+/// Returns other processes with a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Users {
     /// Processes that have it open or mapped.

@@ -1,5 +1,5 @@
-//! CXL memory by slices, each a device-dax range of its own while somebody looks at it: seen to be zero, made zero, and given back
-//! with nothing of it left in this host's caches. Which memory belongs to whom is not known here.
+//! CXL memory in slices, each a device-dax range while it is accessed: verified, zeroed, and
+//! released without remains in this host's caches. Ownership is not known here.
 
 use std::{
     collections::BTreeSet,
@@ -42,12 +42,12 @@ impl Ranges {
         Self { cxl, throttle: Throttle::new(scrub_bytes_per_s), scrubbed: AtomicU64::new(0) }
     }
 
-    /// What has been emptied since the start, that of scrubs under way included.
+    /// Returns the bytes zeroed since the start, including scrubs in progress.
     pub(super) fn scrubbed(&self) -> Bytes {
         Bytes::new(self.scrubbed.load(Ordering::Relaxed))
     }
 
-    /// Slices whose devices are being changed now, those that are stuck included.
+    /// Returns slices with a change in progress, including stuck ones.
     pub(super) fn changing(&self) -> u64 {
         let usable = self.cxl.devices.iter().filter_map(|device| device.slices.as_ref().ok());
         usable.map(|slices| slices.changing() as u64).sum()
@@ -88,13 +88,13 @@ impl Ranges {
         Ok(places)
     }
 
-    /// Opens a slice, whatever is in it.
+    /// Opens a slice with any contents.
     pub(super) fn open(&self, place: &str) -> Result<(File, PathBuf), HostError> {
         let (slices, index) = self.slice(place)?;
         open(slices, index)
     }
 
-    /// Opens a slice that is nobody's and holds only zeros. One that does not is closed again.
+    /// Opens a slice without owner that must be zeroed. Otherwise it is closed again.
     pub(super) fn open_zero(&self, place: &str) -> Result<(File, PathBuf), HostError> {
         let (slices, index) = self.slice(place)?;
         let (file, path) = open_alone(slices, index)?;
@@ -113,7 +113,8 @@ impl Ranges {
         slices.found()?.get(&index).map_or(Ok(()), |found| see_unused(&node(found)))
     }
 
-    /// Takes a slice from whoever has it, and leaves nothing of it on this host. What they wrote is in the caches until the last
+    /// Takes a slice from its users, and removes its remains from this host. Their writes are in
+    /// the caches until the last one has ended.
     /// of them has lost it, and an agent may have ended in between: so these are written back each time.
     pub(super) fn close(&self, place: &str) -> Result<(), HostError> {
         let (slices, index) = self.slice(place)?;
@@ -123,7 +124,7 @@ impl Ranges {
         Ok(slices.remove(index)?)
     }
 
-    /// Makes a slice zero that is nobody's, sees that in the memory and not in the caches, and closes it.
+    /// Zeroes a slice without owner, verifies the memory and not the caches, and closes it.
     pub(super) fn scrub(&self, place: &str) -> Result<Bytes, HostError> {
         let (slices, index) = self.slice(place)?;
         let (file, path) = open_alone(slices, index)?;
@@ -149,7 +150,8 @@ fn open(slices: &Slices, index: u32) -> Result<(File, PathBuf), HostError> {
     Ok((open_node(&found)?, node(&found)))
 }
 
-/// For memory that is nobody's: a device that is still there from another epoch may have a process that still maps it.
+/// For memory without owner: a device remaining from another epoch may still be mapped by a
+/// process.
 fn open_alone(slices: &Slices, index: u32) -> Result<(File, PathBuf), HostError> {
     if let Some(found) = slices.found()?.get(&index) {
         see_unused(&node(found))?;
@@ -175,7 +177,8 @@ fn write_back(mapped: &Mapped, path: &Path) -> Result<(), HostError> {
     mapped.write_back().map_err(|errno| HostError::io("write back caches of", path, errno))
 }
 
-/// Before and after it is read, caches forget it: what they hold may be of a time before another host wrote it.
+/// Caches are invalidated before and after a read: they may contain data from before another host's
+/// writes.
 fn see_zero(mapped: &Mapped, path: &Path, throttle: Option<&Throttle>) -> Result<(), HostError> {
     write_back(mapped, path)?;
     match mapped.first_not_zero(throttle).map_err(|errno| HostError::io("read", path, errno))? {

@@ -9,11 +9,11 @@ use std::{
 
 use super::sysfs::{Sysfs, SysfsError};
 
-/// Reads below which their mean says nothing.
+/// Number of reads below which their mean is unreliable.
 const READS_MIN: u64 = 16;
 /// How long a read takes until any was seen, in seconds: a fast drive's.
 const READ_S: f64 = 100e-6;
-/// By what the quickest that is remembered rises when reads take longer, a time.
+/// Factor by which the smallest recorded latency rises per update when reads take longer.
 const SLOWER: f64 = 1.05;
 
 /// Why there is no such device.
@@ -44,7 +44,7 @@ pub struct Remote {
     quickest: Option<f64>,
 }
 
-/// What the kernel has counted of a device.
+/// Counters of a device.
 #[derive(Clone, Copy, Debug, Default)]
 struct Reads {
     count: u64,

@@ -27,14 +27,15 @@ use super::{
     watched::{Eyes, Watched},
 };
 
-/// Bytes of a sample in a ring: its head, whose it is, where, and how many accesses it stands for.
+/// Bytes of a sample in a ring: header, process, address, and weight.
 const SAMPLE_BYTES: usize = 32;
-/// Samples of one processor per second, at most; and what part of its ring they are to fill in an epoch, since the kernel does not keep to that exactly.
+/// Maximum samples per second and processor; and the fraction of its ring that they may fill in an
+/// epoch, because the kernel does not keep the rate exactly.
 const HZ_MAX: f64 = 1000.0;
 const FILLED: f64 = 2.0 / 3.0;
-/// And at most what the kernel allows, which becomes less where samples take their time.
+/// The kernel's limit also applies, which decreases where samples take long.
 const HZ_ALLOWED: &str = "/proc/sys/kernel/perf_event_max_sample_rate";
-/// Below so many samples of a tenant nothing is said of it.
+/// Number of samples of a tenant below which there is no result.
 const SAMPLES_MIN: usize = 1000;
 /// The last address that may be a process's own.
 const USER_MAX: u64 = u64::MAX >> 1;
@@ -43,7 +44,7 @@ const MODE: u16 = 7;
 const GUEST_KERNEL: u16 = 4;
 const GUEST_USER: u16 = 5;
 
-/// Accesses that are one visit to a page, where nobody knows better: its lines.
+/// Default number of accesses per visit to a page: its cache lines.
 pub const LINES: f64 = 64.0;
 /// The most that there may be: each byte.
 const VISIT_MAX: f64 = PAGE as f64;
@@ -54,13 +55,13 @@ pub enum SamplerError {
     /// The kernel shows no processor that does.
     #[error("the kernel shows no processor that samples memory accesses (PEBS or IBS)")]
     None,
-    /// What it shows cannot be read.
+    /// The file cannot be parsed.
     #[error(transparent)]
     Sysfs(#[from] SysfsError),
     /// It refuses.
     #[error("perf refuses samples of {what}")]
     Perf {
-        /// Of what.
+        /// Object.
         what: &'static str,
         /// Why.
         #[source]
@@ -84,7 +85,7 @@ struct Ring {
     times: (Duration, Duration),
 }
 
-/// What was sampled.
+/// Samples.
 #[derive(Debug)]
 pub struct Taken {
     by: Eyes,
@@ -94,7 +95,7 @@ pub struct Taken {
     accesses: BTreeMap<u32, Vec<Access>>,
 }
 
-/// What was sampled of one tenant.
+/// Samples of one tenant.
 #[derive(Debug)]
 pub struct Sampled {
     by: Eyes,
@@ -102,7 +103,7 @@ pub struct Sampled {
 }
 
 impl Sampler {
-    /// Of a machine whose kernel speaks in a tree such as `/sys`; what is sampled in such a time is taken then.
+    /// Creates it for a tree such as `/sys`; samples of the period are read at its end.
     ///
     /// # Errors
     /// The processor does not sample, or the kernel does not let us: see [`SamplerError`].
@@ -121,7 +122,7 @@ impl Sampler {
         Ok(Self { source, processors, rings, begun: None })
     }
 
-    /// What it samples.
+    /// Returns the sampled event.
     pub const fn what(&self) -> &'static str {
         self.source.what
     }
@@ -145,7 +146,7 @@ impl Sampler {
         Ok(())
     }
 
-    /// No longer; and what was sampled since.
+    /// Stops sampling, and returns the samples.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -175,7 +176,7 @@ impl Ring {
             let mut builder = source.event();
             builder.any_pid().one_cpu(processor).sample_frequency(hz).exclude_guest(excludes_guests);
             builder.sample(SampleFlag::TID | SampleFlag::ADDR | SampleFlag::PERIOD);
-            // Nobody waits for them.
+            // No reader waits for them.
             builder.wakeup_watermark(SAMPLE_BUFFER_BYTES_PER_CPU);
             builder.build()?.sampled(SAMPLE_BUFFER_BYTES_PER_CPU)
         };
@@ -199,9 +200,10 @@ impl Ring {
         Ok((read.count() as f64, times.unwrap_or_default()))
     }
 
-    /// What a processor sampled of processes' own memory, and whose.
+    /// Reads the samples of a processor for processes' own memory, with their process.
     ///
-    /// While the kernel seeks how often to sample it says of some samples that they stand for far more than they do; but it knows how many there were in all.
+    /// While the kernel adapts the period, it reports too large weights for some samples; the total
+    /// count is right.
     fn drained(&mut self, has_begun: bool) -> io::Result<Vec<(u32, Access)>> {
         let (mut accesses, mut stand_for) = (Vec::new(), 0.0);
         // As many as there is room for: nothing is added any more.
@@ -214,7 +216,7 @@ impl Ring {
             };
             let period = period as f64;
             stand_for += period;
-            // Nobody is number 0, but whoever is not seen from here.
+            // 0 is a process outside of this namespace.
             if !is_of_guest && process > 0 && address > 0 && address <= USER_MAX {
                 accesses.push((process, Access { page: address / PAGE, stands_for: period }));
             }
@@ -222,7 +224,7 @@ impl Ring {
         let (count, (enabled, running)) = self.read()?;
         let (enabled, running) = (enabled - self.times.0, running - self.times.1);
         if has_begun && enabled.is_zero() {
-            // It was away meanwhile, and what was asked of it went with it.
+            // The processor was offline meanwhile, which dropped the event.
             return Err(Errno::NODEV.into());
         }
         let all = if running.is_zero() { 0.0 } else { count * enabled.div_duration_f64(running) };
@@ -239,7 +241,7 @@ impl fmt::Debug for Ring {
 }
 
 impl Taken {
-    /// What was sampled of a tenant that has so much memory, wherever it is; nothing if that is too little.
+    /// Returns the samples of a tenant with an amount of memory; none if there are too few.
     pub fn of(&self, processes: &[u32], bytes: u64) -> Option<Sampled> {
         let accesses = || processes.iter().filter_map(|process| self.accesses.get(process));
         let samples: usize = accesses().map(Vec::len).sum();
@@ -253,12 +255,13 @@ impl Taken {
 }
 
 impl Sampled {
-    /// What that says of its pages, if one visit to a page is so many accesses.
+    /// Returns the page accesses for a number of accesses per visit.
     pub fn watched(&self, visit: f64) -> Watched {
         Watched { by: self.by, regions: self.rates.iter().map(|rate| rate.region(visit)).collect() }
     }
 
-    /// With how many accesses for a visit so many pages are touched in a second, where somebody else has seen that; 1 at least.
+    /// Returns the number of accesses per visit that matches another monitor's count of touched
+    /// pages; at least 1.
     pub fn visit(&self, pages_per_second: f64) -> f64 {
         let (mut few, mut many) = (0.0, VISIT_MAX.ln());
         for _ in 0..HALVINGS {

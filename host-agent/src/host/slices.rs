@@ -1,6 +1,7 @@
-//! The slices of one CXL region as device-dax devices, from none to bound and back. Each call looks at what there is and takes the
-//! next step from there until it is as wanted: so every call may be repeated, and what a killed agent left half done is gone on
-//! with. What is in the memory, and whether its blocks are online, is for the backends.
+//! Slices of one CXL region as device-dax devices, from absent to bound and back. Each call
+//! inspects the current state and takes the next step until the target is reached: so every call
+//! may be repeated, and remains of a killed agent are completed. Contents and memory blocks are
+//! handled by the backends.
 //!
 //! ```text
 //!  absent ──create──▶ unbound ──bind──▶ device_dax   mapped by whoever opens /dev/daxX.Y
@@ -8,7 +9,8 @@
 //!    └──delete── unbound ◀───────unbind──┘ (from kmem only while all blocks are offline: else they are lost until a reboot)
 //! ```
 //!
-//! A device that was bound is never bound again: whoever still maps it would reach the memory once more.
+//! A device that was bound is never bound again: a remaining mapping would reach the memory once
+//! more.
 
 mod detached;
 mod device;
@@ -41,7 +43,8 @@ use super::{
 const STEPS_MAX: usize = 8;
 /// The alignments that device-dax knows and a slice can have, largest first.
 const ALIGNMENTS: [Bytes; 2] = [Bytes::gib(1), Bytes::mib(2)];
-/// What the kernel must do with blocks that are added. Where they come online by themselves, the kernel puts into them what it likes.
+/// Required policy of the kernel for added blocks. Where they come online by themselves, the kernel
+/// uses them for anything.
 const POLICY: &str = "offline";
 
 /// A stretch of physical memory that belongs to one device, and the kernel's dax region over it.
@@ -64,7 +67,7 @@ pub struct Found {
     pub device: String,
     /// That device's number, as the `rdev` of its node.
     pub number: u64,
-    /// To what it is bound, if at all.
+    /// Bound driver, if any.
     pub driver: Option<Driver>,
 }
 

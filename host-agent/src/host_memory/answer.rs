@@ -1,4 +1,4 @@
-//! What the driver says, as messages: cut into datagrams, with a machine-readable reason for every no.
+//! Replies of the driver as messages: split into datagrams, with a reason for each rejection.
 
 use std::{os::fd::OwnedFd, sync::Arc};
 
@@ -15,7 +15,7 @@ use crate::{
 /// Messages, each with its descriptors.
 pub(super) type Answer = Vec<(wire::HostMemoryReply, Vec<Arc<OwnedFd>>)>;
 
-/// What a datagram holds beside its regions.
+/// Space of a datagram beside its regions.
 const OVERHEAD_BYTES: usize = 64;
 
 fn message(reply: Reply) -> wire::HostMemoryReply {

@@ -11,12 +11,12 @@ use crate::host::{
 /// A MB is a million bytes.
 const MB: u64 = 1_000_000;
 
-/// Who may move nothing at all would stand still for ever, and the kernel takes no such limit.
+/// A limit of 0 would stop a tenant for ever, and the kernel rejects it.
 const BYTES_PER_S_MIN: u64 = MB / 10;
 
-/// What becomes of a share.
+/// Enforcement of a share.
 pub(super) trait Enforcer {
-    /// What a tenant is limited to now; nothing where nobody is limited.
+    /// Returns a tenant's current limits; `None` without limits.
     ///
     /// # Errors
     /// It is gone, or cannot be read.
@@ -32,7 +32,7 @@ pub(super) trait Enforcer {
     fn is_there(&self, tenant: &Name) -> bool;
 }
 
-/// What exceeds a share is swapped out, and comes back as fast as the share allows (Spirit 5).
+/// Memory above a share is swapped out, and returns as fast as the share permits (Spirit 5).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Swap<'a> {
     pub cgroups: &'a Cgroups,
@@ -40,7 +40,7 @@ pub(super) struct Swap<'a> {
     pub device: &'a str,
 }
 
-/// Shares are told, and that is all: where somebody else goes by them, or nobody can yet.
+/// Reports shares only: another program may use them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Advice;
 
@@ -94,7 +94,7 @@ struct Step<'a> {
 /// more and could not.
 ///
 /// # Errors
-/// Somebody that was to get less could not be limited: then nobody is, and all have what they had.
+/// A reduction failed: no limit is changed, and all tenants keep their shares.
 pub(super) fn enforce(orders: &[Order<'_>]) -> Result<Vec<(Name, String)>, String> {
     let mut failed = Vec::new();
     let mut steps = Vec::new();
@@ -126,7 +126,7 @@ pub(super) fn enforce(orders: &[Order<'_>]) -> Result<Vec<(Name, String)>, Strin
 }
 
 impl<'a> Order<'a> {
-    /// What is to be changed for it, if anything is.
+    /// Returns the change of its limits, if any.
     fn step(&self) -> Result<Option<Step<'a>>, SysfsError> {
         let bandwidth = Some(self.share.bandwidth_mb_s.saturating_mul(MB).max(BYTES_PER_S_MIN));
         let memory = Some(Bytes::mib(self.share.memory_mib).get());
@@ -137,7 +137,7 @@ impl<'a> Order<'a> {
 }
 
 impl Step<'_> {
-    /// Of everything what is less: what there is now, or what is to be.
+    /// Returns the minimum of the current and the new limits.
     fn less(&self) -> Limits {
         let less = |from: Option<u64>, to: Option<u64>| from.into_iter().chain(to).min();
         let Self { from, to, .. } = self;

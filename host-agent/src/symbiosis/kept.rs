@@ -1,4 +1,4 @@
-//! What was dealt, on disk: `symbiosis.json` in the agent's directory. It is there before any limit is set by it.
+//! Stored shares: `symbiosis.json` in the agent's directory. It is written before any limit is set.
 
 use std::{
     collections::BTreeMap,
@@ -22,12 +22,12 @@ pub enum KeptError {
     /// The operating system refused.
     #[error(transparent)]
     Dir(#[from] RuntimeDirError),
-    /// It is not what was written.
+    /// The file has invalid contents.
     #[error("{} is not what was written; without it shares begin anew", path.display())]
     Corrupt {
         /// Which file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Error.
         #[source]
         cause: serde_json::Error,
     },
@@ -64,10 +64,10 @@ impl Kept {
         Self { path: runtime_dir.join("symbiosis.json"), watching: runtime_dir.join("symbiosis.watching") }
     }
 
-    /// What was dealt last, if anything was.
+    /// Returns the last shares, if any.
     ///
     /// # Errors
-    /// It is not what was written, or cannot be read.
+    /// The file has invalid contents, or cannot be read.
     pub fn load(&self) -> Result<Option<AppliedShares>, KeptError> {
         let bytes = match fs::read(&self.path) {
             Err(errno) if errno.kind() == io::ErrorKind::NotFound => return Ok(None),

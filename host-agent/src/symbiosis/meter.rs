@@ -1,4 +1,4 @@
-//! From what the kernel has counted of one tenant to what it did in an epoch, and what is learnt of that.
+//! Measurement of one tenant: from the kernel's counters to the work of an epoch, and its profile.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ const BLOCKS: u64 = 16_384;
 /// One tenant, epoch after epoch.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Meter {
-    /// When it was read, and what.
+    /// Time and value of the last reading.
     last: Option<(Duration, Counters)>,
     learner: Learner,
 }
@@ -29,13 +29,13 @@ pub(super) struct Period {
     pub now: Duration,
     /// How long a page takes that is waited for, in seconds.
     pub miss: f64,
-    /// What the tenant may move over the link, in MB/s.
+    /// Bandwidth limit of the tenant, in MB/s.
     pub limit: f64,
-    /// What the link moves, in MB/s.
+    /// Bandwidth of the link, in MB/s.
     pub link: f64,
 }
 
-/// What a tenant did.
+/// Work of a tenant in an epoch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Measured {
     /// Memory it has.
@@ -46,7 +46,7 @@ pub struct Measured {
     pub waited: f64,
     /// Pages per second that came back after they had been taken away.
     pub refaults: f64,
-    /// Who saw which pages it touched, if anybody did.
+    /// Source of its page accesses, if any.
     pub seen_by: Option<Eyes>,
 }
 
@@ -55,10 +55,10 @@ impl Meter {
         &self.learner
     }
 
-    /// What it did since the last time; nothing the first time.
+    /// Returns the work since the last call; `None` for the first.
     ///
     /// # Errors
-    /// What cannot have been measured.
+    /// Impossible measurements.
     pub(super) fn measure(
         &mut self,
         now: Counters,
@@ -66,7 +66,7 @@ impl Meter {
         period: &Period,
     ) -> Result<Option<Measured>, SampleError> {
         let last = self.last.replace((period.now, now));
-        // One whose counters went back is another of the same name.
+        // Decreasing counters belong to another cgroup of the same name.
         let is_same =
             |(_, last): &(Duration, Counters)| last.worked_us <= now.worked_us && last.misses <= now.misses;
         let Some((then, last)) = last.filter(is_same) else {
@@ -75,7 +75,7 @@ impl Meter {
         };
         let seconds = period.now.saturating_sub(then).as_secs_f64();
         let (read, written) = (now.read.saturating_sub(last.read), now.written.saturating_sub(last.written));
-        // Who mostly uses other devices waits for those.
+        // A tenant that mostly uses other devices stalls on those.
         let is_of_link = read + written >= now.elsewhere.saturating_sub(last.elsewhere);
         let stalled = now.stalled_us.zip(last.stalled_us).map(|(now, last)| {
             let (memory, devices) = (now.0.saturating_sub(last.0), now.1.saturating_sub(last.1));

@@ -1,4 +1,4 @@
-//! What came of an epoch, for whoever asks: the manager, metrics, tests. And the book in which it lies, with what the manager says of weights.
+//! Result of an epoch for the manager, metrics and tests, with the weights set by the manager.
 
 use std::{
     collections::BTreeMap,
@@ -13,20 +13,20 @@ use units::{Name, UnixMs};
 use super::meter::Measured;
 use crate::config::symbiosis::Enforce;
 
-/// What came of an epoch.
+/// Result of an epoch.
 #[derive(Clone, Debug)]
 pub struct Report {
     /// Numbers the epochs of one start of the agent, from 1.
     pub epoch: u64,
     /// When it ended.
     pub at: UnixMs,
-    /// What there is.
+    /// Supply.
     pub supply: Supply,
-    /// What was done.
+    /// Effect.
     pub state: State,
     /// Why shares are as they were.
     pub why: String,
-    /// Everybody who shares, and who soon will.
+    /// Participating and new tenants.
     pub tenants: Vec<TenantReport>,
     /// How shares came about, if they did.
     pub certified: Option<Certified>,
@@ -35,15 +35,15 @@ pub struct Report {
 /// How shares came about.
 #[derive(Clone, Debug)]
 pub struct Certified {
-    /// What anybody can check.
+    /// Certificate.
     pub certificate: Certificate,
     /// The part of the way that was gone, 0 to 1.
     pub way: f64,
-    /// Who has least of its throughput with an equal split.
+    /// Tenant with the smallest throughput relative to an equal split.
     pub worst_off: Name,
 }
 
-/// What an epoch did.
+/// Effect of an epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum State {
     /// Shares were set anew.
@@ -59,23 +59,23 @@ pub enum State {
 pub struct TenantReport {
     /// Its cgroup's name.
     pub name: Name,
-    /// What it may have relative to others.
+    /// Weight.
     pub weight: f64,
-    /// What becomes of its share.
+    /// Enforcement.
     pub enforce: Enforce,
     /// Of an equal split.
     pub fair: Share,
-    /// What it has.
+    /// Share in force.
     pub share: Share,
-    /// What it did.
+    /// Work in the epoch.
     pub measured: Option<Measured>,
-    /// What it could use of the link, in MB/s.
+    /// Bandwidth demand, in MB/s.
     pub wanted: f64,
     /// Throughput against that of an equal split, as estimated.
     pub gain: f64,
     /// How far that may be off, 0 to 1.
     pub error: f64,
-    /// What keeps it from its share, or nothing.
+    /// Reason why its share is not in force, if any.
     pub problem: String,
 }
 
@@ -88,7 +88,7 @@ impl Report {
 }
 
 impl TenantReport {
-    /// Of one of which nothing is known but what keeps it from a share.
+    /// Creates the report of a tenant of which only a problem is known.
     pub(super) fn new(name: &Name, enforce: Enforce, problem: &str) -> Self {
         Self {
             name: name.clone(),
@@ -121,7 +121,7 @@ pub struct Book {
 struct Pages {
     report: Option<Report>,
     is_told: bool,
-    /// Nothing until the manager has said.
+    /// `None` before the manager has sent weights.
     weights: Option<BTreeMap<Name, f64>>,
 }
 
@@ -139,7 +139,7 @@ impl Book {
         self.written.notify_one();
     }
 
-    /// What the manager has not been told, as soon as there is something. May be given up at any time: nothing is lost.
+    /// Returns the unsent report as soon as there is one. Cancel-safe.
     pub async fn news(&self) -> Report {
         loop {
             {
@@ -155,18 +155,18 @@ impl Book {
         }
     }
 
-    /// Another session begins: the last report is to be told anew.
+    /// Starts another session: the last report is sent again.
     pub fn tell_again(&self) {
         self.pages().is_told = false;
         self.written.notify_one();
     }
 
-    /// The manager has said which weights are set.
+    /// Stores the weights sent by the manager.
     pub fn set_weights(&self, weights: BTreeMap<Name, f64>) {
         self.pages().weights = Some(weights);
     }
 
-    /// The weights that are set, if the manager has said.
+    /// Returns the weights, if the manager has sent any.
     pub(super) fn weights(&self) -> Option<BTreeMap<Name, f64>> {
         self.pages().weights.clone()
     }

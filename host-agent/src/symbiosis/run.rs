@@ -1,4 +1,5 @@
-//! Symbiosis beside everything else: on a thread of its own, since the kernel takes its time. What goes wrong here is told, and ends nothing else.
+//! Thread of Symbiosis, separate because the kernel is slow. Errors are reported and affect nothing
+//! else.
 
 use std::{
     path::PathBuf,
@@ -9,10 +10,10 @@ use std::{
 use super::{Book, Config, Kernel, Report, Symbiosis, SymbiosisError};
 use crate::metrics::Metrics;
 
-/// What epochs need.
+/// Inputs of epochs.
 #[derive(Clone, Debug)]
 pub struct Start {
-    /// Who shares what.
+    /// Settings.
     pub config: Config,
     /// Where shares are kept.
     pub runtime_dir: PathBuf,
@@ -43,7 +44,7 @@ impl Start {
         Running { _ends: ends }
     }
 
-    /// Epoch after epoch until somebody hangs up. What cannot be opened now may be later.
+    /// Runs epochs until the sender is dropped. Objects that cannot be opened are tried again.
     fn epochs(&self, end: &mpsc::Receiver<()>) {
         let (begun, mut opened) = (Instant::now(), None);
         for number in 1.. {

@@ -18,7 +18,7 @@ use crate::host::{
     watched::Watched,
 };
 
-/// What part of an epoch, one in so many, it may take to hear what DAMON saw.
+/// Divisor of an epoch: the time to read DAMON's results.
 const HEARING: u32 = 4;
 /// Who touched so many times as much by DAMON's word as there are samples of is not known by samples: most of its memory is accessed by other addresses than
 /// its own, as a guest's is.
@@ -31,7 +31,7 @@ pub(super) struct Sight {
     epoch: Duration,
     sys: Sysfs,
     sampler: Option<Sampler>,
-    /// What became of it: told when that changes.
+    /// State of the sampler, logged when it changes.
     told: String,
     /// How many accesses of a tenant are one visit to a page, as was seen last.
     visits: BTreeMap<Name, f64>,
@@ -40,17 +40,17 @@ pub(super) struct Sight {
     watched: Vec<Name>,
     /// How much device memory each of them has, which is not watched.
     unwatched: BTreeMap<Name, u64>,
-    /// The last of them of whom something was heard.
+    /// Last tenant with results.
     heard: Option<Name>,
     kept: Kept,
     boot_id: String,
 }
 
 impl Sight {
-    /// Of tenants in these cgroups, on a machine whose kernel speaks in a tree such as `/sys`.
+    /// Creates it for tenants in these cgroups, on a machine with a tree such as `/sys`.
     ///
     /// # Errors
-    /// Nobody knows which start of the machine this is.
+    /// The boot id is unknown.
     pub fn open(sys: &Path, cgroups: &Cgroups, epoch: Duration, kept: &Kept) -> Result<Self, ProcessError> {
         let boot_id = process::boot_id()?;
         Ok(Self {
@@ -83,7 +83,7 @@ impl Sight {
     /// It ends: what was seen. Those tenants may be known by samples, that have so much memory, wherever it is: not those whose memory is a guest's, which
     /// accesses it by other addresses.
     pub fn end(&mut self, tenants: &[(Name, Bytes)]) -> BTreeMap<Name, Watched> {
-        // Before what takes its time.
+        // before slower work
         let taken = self.sampler.as_mut().map(Sampler::take).transpose();
         let taken = taken.unwrap_or_else(|error| {
             self.without_sampler(&error);
@@ -98,7 +98,7 @@ impl Sight {
         seen
     }
 
-    /// Nobody is watched any more.
+    /// Stops monitoring.
     pub fn leave(&mut self) {
         self.sampler = None;
         match self.damon.stop() {
@@ -114,7 +114,7 @@ impl Sight {
         self.tell(units::chain(error));
     }
 
-    /// What became of the sampler, where that is something else than before.
+    /// Logs the state of the sampler if it has changed.
     fn tell(&mut self, told: String) {
         if told != self.told {
             tracing::info!(told, "whether the processor samples which pages are accessed");
@@ -122,7 +122,7 @@ impl Sight {
         }
     }
 
-    /// Samples from now on, with all processors that there are now; says what.
+    /// Starts sampling on all processors; returns the event.
     fn sample(&mut self) -> Result<&'static str, SamplerError> {
         let sampler = match self.sampler.take().filter(|sampler| sampler.is_of(&self.sys)) {
             Some(sampler) => sampler,
@@ -180,7 +180,7 @@ impl Sight {
         self.unwatched = names.iter().cloned().zip(processes.iter().map(bytes)).collect();
     }
 
-    /// What samples say of a tenant, if there are enough, where DAMON saw this of it.
+    /// Returns the samples of a tenant, if there are enough, for the accesses seen by DAMON.
     fn sampled(
         &mut self,
         taken: &Taken,
@@ -205,7 +205,7 @@ impl Sight {
         Some(sampled.watched(visit))
     }
 
-    /// What DAMON saw.
+    /// Accesses seen by DAMON.
     fn heard(&mut self) -> BTreeMap<Name, Watched> {
         let names = std::mem::take(&mut self.watched);
         if names.is_empty() {
@@ -234,7 +234,7 @@ mod tests {
 
     const EPOCH: Duration = Duration::from_secs(5);
 
-    /// What can be sampled here are this process's page faults: it is the tenant `busy`; `idle` has none.
+    /// The sampled event is this process's page faults: it is the tenant `busy`; `idle` has none.
     #[test]
     fn of_whom_the_processor_takes_enough_samples_is_known_by_them_and_all_others_by_damon() {
         let _alone = faults::alone();
@@ -263,7 +263,8 @@ mod tests {
             let mut epochs = works.into_iter().map(|work| epoch(has, work));
             epochs.find(|(by, _)| by[0] == Some(Eyes::Pebs)).expect("16 s of page faults give 1,000 samples")
         };
-        // What it has, and what is behind half of the addresses that DAMON saw touched: then half as many pages are.
+        // Half of the addresses that DAMON saw accessed have pages, so half as many pages are
+        // accessed.
         for (has, touches) in [(Bytes::mib(100), 1000.0), (Bytes::new(50 * PAGE), 500.0)] {
             let (by, seen) = sampled_epoch(has);
             assert_eq!(by, [Some(Eyes::Pebs), Some(Eyes::Damon)]);

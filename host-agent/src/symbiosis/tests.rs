@@ -14,7 +14,7 @@ use crate::{
 const SUPPLY: Supply = Supply { memory_mib: 2000, bandwidth_mb_s: 100 };
 const EPOCH: Duration = Duration::from_secs(10);
 
-/// A host with tenants, and what they have used so far.
+/// Host with tenants, and their usage so far.
 struct Bed {
     cgroups: MadeUp,
     runtime_dir: tempfile::TempDir,

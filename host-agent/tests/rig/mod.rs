@@ -31,7 +31,7 @@ pub const TOKEN: &str = "0123456789abcdef";
 pub const RACK: &str = "rack-of-one";
 const SLICE: u64 = 1 << 30;
 
-/// What the mailbox has got.
+/// Messages of the mailbox.
 #[derive(Debug)]
 pub enum Mail {
     /// An agent connected: its hello, its credentials and the way back to it.
@@ -97,10 +97,10 @@ pub struct Rig {
     orders: Option<UnboundedSender<to_agent::Message>>,
     /// The hello of the running agent.
     pub hello: wire::Hello,
-    /// What it presented.
+    /// Token of the agent.
     pub bearer: Option<String>,
     revision: u64,
-    /// What it has named as online and not as released.
+    /// Slices reported online and not released.
     online: std::collections::BTreeSet<(u32, u64)>,
 }
 
@@ -374,7 +374,7 @@ impl Vmm {
         self.process.id()
     }
 
-    /// Ends it and does not wait for it, as a VMM dies whose parent is busy.
+    /// Ends it without waiting, like a VMM whose parent is busy.
     pub fn kill(&mut self) {
         self.process.kill().unwrap();
     }

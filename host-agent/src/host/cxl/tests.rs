@@ -1,4 +1,5 @@
-//! What discovery promises, on a made-up /sys as a 6.12 kernel shows it. That a real one does what it is told is for the rack in a box.
+//! Discovery of devices on a simulated /sys of kernel 6.12. Real kernels are tested in the rack in
+//! a box.
 
 use super::{
     made_up::{ROOT, device, machine},
@@ -6,7 +7,7 @@ use super::{
 };
 use crate::host::sysfs::made_up::MadeUp;
 
-/// What keeps the only device from being used.
+/// Returns the reason why the only device cannot be used.
 fn problem(made_up: &MadeUp) -> String {
     let found = Discovered::find(&made_up.sysfs).unwrap();
     units::chain(found.devices[0].slices.as_ref().unwrap_err())
@@ -77,7 +78,7 @@ fn a_region_that_the_kernel_took_for_itself_is_explained() {
     assert!(problem.contains("no dax region") && problem.contains("efi=softreserve"), "{problem}");
 }
 
-/// What was asked to be deleted when a region is not committed and has these targets.
+/// Returns the deletions for a region that is not committed and has these targets.
 fn deleted(targets: &[(&str, &str)]) -> String {
     let made_up = machine();
     made_up.files(&format!("{ROOT}/decoder0.1"), &[("delete_region", "")]);

@@ -1,4 +1,4 @@
-//! What is refused before a device is touched. Slices themselves are for the rack in a box.
+//! Rejections before a device is accessed. Slices are tested in the rack in a box.
 
 use pool::protocol::FailedReason;
 use units::{Epoch, SliceId};

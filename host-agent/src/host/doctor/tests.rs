@@ -1,4 +1,4 @@
-//! What the doctor finds, on made-up machines: a healthy one, and one thing after another made wrong with it.
+//! Findings of the doctor on simulated machines: a healthy one, and one with each problem.
 
 use std::{
     fs::{self, File, Permissions},
@@ -67,7 +67,7 @@ impl Patient {
         self.tree.files(&format!("proc/{pid}"), &files);
     }
 
-    /// No agent runs; who looks may do everything.
+    /// No agent runs; the caller has all permissions.
     fn without_agent(self) -> Self {
         self.tree.files("proc", &[("locks", "")]);
         fs::remove_dir_all(self.tree.path("proc").join(AGENT)).unwrap();

@@ -1,4 +1,4 @@
-//! What the files of an emulated EMC promise. Whole VMs are in the tests of the package.
+//! Files of an emulated EMC. Whole VMs are tested in the package's tests.
 
 use std::{
     collections::BTreeMap,
@@ -134,7 +134,8 @@ fn a_vm_gets_the_same_local_memory_each_time_and_cannot_change_its_size() {
     assert_eq!(byte, [0]);
 }
 
-/// Looks are for users whose VMM has not attached yet, so they give files away just as well.
+/// Inspections are for users whose VMM has not attached yet, so they also change the owner of
+/// files.
 #[test]
 fn memory_by_path_belongs_to_the_user_of_the_vm_or_else_to_the_agents() {
     use std::os::unix::fs::MetadataExt;

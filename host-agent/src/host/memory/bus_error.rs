@@ -17,7 +17,7 @@ use vm_memory::MmapRegion;
 const BUS_MCEERR_AR: libc::c_int = 4;
 const BUS_MCEERR_AO: libc::c_int = 5;
 
-/// What a thread touches, for the handler that runs in its place.
+/// Range that a thread accesses, for the handler of its signals.
 struct Touching {
     start: AtomicUsize,
     bytes: AtomicUsize,

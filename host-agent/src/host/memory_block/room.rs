@@ -1,21 +1,22 @@
-//! Whether the node's other slices have room for what leaves with one: reckoned before its first block is touched.
+//! Check that the node's other slices have space for the pages of a leaving one, before its first
+//! block is changed.
 
 use units::Bytes;
 
-/// What is known of a node and of a slice that wants to leave it.
+/// State of a node and of a slice that has to leave it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Leaving {
-    /// What nobody uses, on the whole node.
+    /// Free memory of the whole node.
     pub(super) free: Bytes,
-    /// Of the slice's memory: what is online still. The rest is no longer part of `free`.
+    /// Online part of the slice's memory. The remainder is no longer part of `free`.
     pub(super) online: Bytes,
-    /// Of the slice's memory: what is in use.
+    /// Part of the slice's memory in use.
     pub(super) in_use: Bytes,
-    /// What VMs have of the node. The kernel's own caches need no room: they are dropped.
+    /// Memory of VMs on the node. The kernel's own caches need no space: they are dropped.
     pub(super) vms: Bytes,
 }
 
-/// What has to move, and the room that there is for it.
+/// Memory to be moved, and the space for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Room {
     pub(super) needed: Bytes,

@@ -9,15 +9,16 @@ use crate::host::{
     sysfs::{Sysfs, SysfsError},
 };
 
-/// How long the kernel may try to empty one block. It moves pages at gigabytes a second, and tries for ever if somebody holds one.
+/// Time for the kernel to empty one block. It moves pages at gigabytes per second, and tries for
+/// ever if one is held.
 const BLOCK_OFFLINE_MAX: Duration = Duration::from_secs(20);
 
-/// What a block is told.
+/// Target state of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum To {
     /// Be memory of the node, for pages that can be moved and no others.
     Online,
-    /// Be nobody's.
+    /// Offline.
     Offline,
 }
 
@@ -43,21 +44,21 @@ impl fmt::Display for To {
     }
 }
 
-/// A block that did not do as it was told.
+/// Block that did not reach its target state.
 #[derive(Debug, thiserror::Error)]
 #[error("{block} does not go {to}{}; {done} of {of} blocks had gone {to}, {}", with(*pages_in_use), outcome(back))]
 pub struct Refused {
     /// Which one.
     pub block: String,
-    /// What it was told.
+    /// Target state.
     pub to: To,
-    /// Pages of it that somebody has, if that is known.
+    /// Pages in use, if known.
     pub pages_in_use: Option<u64>,
     /// How many had done so before.
     pub done: usize,
     /// How many the slice has.
     pub of: usize,
-    /// What became of these: put back, or why one was not.
+    /// Result for the other blocks: restored, or the reason why one was not.
     pub back: Result<Vec<String>, Box<SysfsError>>,
     /// Why not.
     #[source]
@@ -79,7 +80,7 @@ fn outcome(back: &Result<Vec<String>, Box<SysfsError>>) -> String {
 /// Switches blocks in this order; those that are so already are passed over.
 ///
 /// # Errors
-/// [`Refused`], once the others are as they were, or what the kernel said to that.
+/// [`Refused`], once the others are restored, or the kernel's error.
 pub fn switch(sysfs: &Sysfs, blocks: &[Block], to: To) -> Result<(), Refused> {
     let work = (sysfs.clone(), blocks.to_vec());
     let switched = interrupt::stepwise(BLOCK_OFFLINE_MAX, move |steps| all(&work.0, &work.1, to, steps));
@@ -117,7 +118,7 @@ fn all(sysfs: &Sysfs, blocks: &[Block], to: To, steps: &Steps<'_>) -> Result<(),
     Ok(())
 }
 
-/// What somebody else brought online may be where pages are put that never move again.
+/// A block onlined by another program may contain pages that never move again.
 fn see_movable(sysfs: &Sysfs, block: &Block) -> io::Result<()> {
     let zone = sysfs.text(format!("{FOLDER}/{}/valid_zones", block.name)).map_err(errno)?;
     match zone.as_str() {
@@ -169,7 +170,7 @@ mod tests {
         made_up.sysfs.text(format!("{FOLDER}/memory{number}/state")).unwrap()
     }
 
-    /// Three blocks, of which the last is not there for whoever writes.
+    /// Three blocks, of which the last does not exist for writes.
     fn machine(state: &str) -> (MadeUp, Vec<Block>) {
         let made_up = MadeUp::new(&[]);
         for number in [1, 2] {

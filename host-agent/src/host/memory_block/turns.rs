@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
 };
 
-/// Who may take memory offline now.
+/// Order in which memory may be taken offline.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
     queue: Mutex<Queue>,
@@ -29,7 +29,7 @@ pub(super) struct Turn<'a> {
 }
 
 impl Turns {
-    /// Waits until nobody else is at it and no emptier slice waits.
+    /// Waits until no other removal is in progress and no emptier slice waits.
     pub(super) fn take(&self, pages_in_use: u64, place: Arc<str>) -> Turn<'_> {
         let mut queue = self.queue();
         let ours = (queue.failed.contains(&place), pages_in_use, place);

@@ -30,15 +30,15 @@ const FAULTS: Source = Source {
     is_of_users: true,
 };
 
-/// Whoever counts this process's faults is not to be disturbed by others that make some.
+/// Serializes tests that count this process's faults with tests that cause some.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// As long as this is held, nobody else is who asked for it.
+/// Exclusive right to count faults, while it is held.
 pub(crate) fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Samples them; nothing where nobody may, and then it is said, at the end of all tests too.
+/// Samples them; `None` where it is not permitted, which is reported at the end of all tests.
 pub(crate) fn sampler(epoch: Duration) -> Option<Sampler> {
     let processors = source::processors(&Sysfs::at("/sys")).unwrap();
     match Sampler::of(FAULTS, processors, epoch) {
@@ -55,7 +55,7 @@ fn is_forbidden(error: &io::Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::PERM | Errno::ACCESS | Errno::NOSYS))
 }
 
-/// Writes to each page of new memory, again and again, until this thread has worked for so long; says which pages that was.
+/// Writes to each page of new memory repeatedly for a time, and returns the pages.
 pub(crate) fn fault(long: Duration) -> BTreeSet<u64> {
     let worked = || Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap();
     let (begun, mut pages) = (worked(), BTreeSet::new());

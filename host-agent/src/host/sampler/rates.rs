@@ -32,7 +32,8 @@ pub(super) struct Rate {
 }
 
 impl Rate {
-    /// In what part of looks such a page was touched, if it is visited at random times, with so many accesses each time.
+    /// Returns the fraction of samples in which such a page was accessed, for visits at random
+    /// times with a number of accesses each.
     pub fn region(self, visit: f64) -> Region {
         Region { bytes: self.pages * PAGE, touched: 1.0 - (-self.in_a_look / visit).exp() }
     }

@@ -1,4 +1,4 @@
-//! What a processor is asked to sample: as perf's event, found by what the kernel shows of its counters.
+//! Sampled event of a processor as perf event, found by the kernel's description of its counters.
 
 use perf_event::{Builder, SampleSkid, events::Raw};
 use units::limits::SAMPLED_CPUS_MAX;
@@ -9,7 +9,7 @@ use crate::host::{
     watched::Eyes,
 };
 
-/// Where the kernel shows what can be counted.
+/// Folder of event sources.
 const DEVICES: &str = "bus/event_source/devices";
 /// What Intel's processors are that can tell addresses of loads, and how their loads that missed the last cache are counted, as Spirit does
 /// (`MEM_LOAD_RETIRED.L3_MISS`). Those with efficient cores only count something else by that number, and have other samples of loads.
@@ -17,7 +17,7 @@ const LOADS: &str = "event=0xcd";
 const RAW: u32 = 4;
 const L3_MISS: u64 = 0x20d1;
 
-/// An event whose samples have an address.
+/// Event with addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Source {
     pub eyes: Eyes,
@@ -33,7 +33,7 @@ pub(super) struct Source {
 }
 
 impl Source {
-    /// What this machine has.
+    /// Returns the event of this machine.
     pub fn find(sys: &Sysfs) -> Result<Self, SamplerError> {
         if sys.has(format!("{DEVICES}/ibs_op")) {
             return Ok(Self::ibs(sys)?);
@@ -57,7 +57,7 @@ impl Source {
         let kind = sys.number(&file)?;
         let kind =
             u32::try_from(kind).map_err(|_| sys.unreadable(file, kind.to_string(), "a kind of events"))?;
-        // Instructions are counted, not cycles: who waits does not seem to access more.
+        // Instructions are counted instead of cycles, so that stalls do not count as accesses.
         let counts = format!("{DEVICES}/ibs_op/format/cnt_ctl");
         let config = if sys.has(&counts) { bit(sys, &counts)? } else { 0 };
         let what = "instructions that load or store (IBS)";

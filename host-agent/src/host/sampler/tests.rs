@@ -1,4 +1,4 @@
-//! What is promised of samples: of made-up ones, whose truth is known, and of real ones of page faults.
+//! Samples: synthetic ones with known truth, and real ones of page faults.
 
 use std::fs;
 
@@ -102,7 +102,7 @@ fn how_often_pages_are_touched_is_known_from_one_access_in_a_thousand_and_how_ma
         assert!((0.85..1.15).contains(&off), "{off} of {} pages a second", in_looks(&parts));
         let touched = seen.touched_bytes() as f64 / bytes(&parts) as f64;
         assert!((0.8..1.1).contains(&touched), "{touched} of its memory");
-        // Who knows how many pages that is knows how many accesses a visit is.
+        // A known number of pages determines the accesses per visit.
         let visit = sampled.visit(seen.pages_per_second());
         assert!((visit / VISIT - 1.0).abs() < 1e-3, "{visit}");
     }

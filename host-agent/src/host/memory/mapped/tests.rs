@@ -1,4 +1,4 @@
-//! What mapped memory promises, on files in memory. Devices are in the tests of whole hosts.
+//! Mapped memory on files in memory. Devices are tested with whole hosts.
 
 use std::{num::NonZeroU64, os::unix::fs::FileExt as _};
 
