@@ -26,13 +26,13 @@ const KERNEL: &str = "6.12";
 /// How the line with a measurement begins.
 const MEASURED: &str = "MEASURED ";
 
-/// How soon a guest runs, and what its VMM costs
+/// Time until a guest runs, and cost of its VMM
 #[derive(Debug, Parser)]
 struct Args {
     /// How often each VMM boots; the report shows medians
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=15))]
     rounds: u32,
-    /// Measure here: what the emulated host does
+    /// Measure inside an emulated host
     #[arg(long, hide = true)]
     inside: bool,
     /// Given by cargo
@@ -56,7 +56,7 @@ async fn main() -> ExitCode {
     .await
 }
 
-/// Tells a thread when nobody waits for it any more.
+/// Notifies a thread that no receiver is left.
 #[derive(Default)]
 struct Dropped(Arc<AtomicBool>);
 
@@ -98,7 +98,7 @@ fn outside(rounds: u32, is_wanted: impl Fn() -> bool) -> Result<String, Failure>
     Ok(report(&measured))
 }
 
-/// Measures all in turns and says each at once.
+/// Measures all VMMs in turns and prints each result at once.
 fn inside(rounds: u32) -> Result<String, Failure> {
     for _ in 0..rounds {
         for vmm in Vmm::ALL {

@@ -41,7 +41,7 @@ const DRAWN_TOGETHER: u64 = 10;
 /// Made outcomes, where there are no public ones.
 const MADE: u64 = 15_000;
 
-/// What a plan costs
+/// Cost of a plan
 #[derive(Debug, Parser)]
 struct Args {
     /// How often each side is measured; the report shows medians

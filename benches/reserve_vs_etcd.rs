@@ -148,7 +148,7 @@ impl Series {
     }
 }
 
-/// Both servers, and what was measured of them.
+/// Both servers, with their measurements.
 struct Arena<'a> {
     args: &'a Args,
     etcd: Option<(Etcd, Vec<ClientChannel>)>,
@@ -380,7 +380,7 @@ fn tarn_cpu(rack: &Rack) -> Cpu {
     [manager, agents, own_cpu()]
 }
 
-/// Progress, for whoever waits.
+/// Prints progress.
 fn note(who: &str, clients: usize, outcome: &Outcome) {
     let (per_second, p99) = (outcome.per_second(), outcome.within_us(0.99));
     eprintln!("  {who}, {clients} client(s): {} writes, {per_second:.0}/s, p99 {p99:.0} us", outcome.writes);

@@ -49,7 +49,7 @@ impl Child {
         self.process.id()
     }
 
-    /// Says why it is gone, if it is gone.
+    /// Returns the reason why it has ended, if it has.
     ///
     /// # Errors
     /// It has ended.
@@ -95,7 +95,7 @@ impl Child {
 
     fn signal(&self, signal: Signal) {
         if let Some(pid) = i32::try_from(self.process.id()).ok().and_then(Pid::from_raw) {
-            // It may have ended just now, and has not been waited for, so the pid is nobody else's.
+            // It may have ended just now without having been waited for, so the pid is not reused.
             let _ = kill_process(pid, signal);
         }
     }

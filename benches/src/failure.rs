@@ -104,7 +104,7 @@ pub enum Failure {
     /// An emulated host failed.
     #[error(transparent)]
     Emulated(#[from] emulated_host::HostError),
-    /// Somebody wants it to end: SIGINT or SIGTERM.
+    /// Interrupted by SIGINT or SIGTERM.
     #[error("interrupted; what was started has been ended and removed")]
     Interrupted,
 }

@@ -103,7 +103,7 @@ impl Places {
 }
 
 impl HostMemory {
-    /// Listens. The lock of the runtime directory says that a socket left there is nobody's.
+    /// Listens. The lock of the runtime directory ensures that an existing socket is unused.
     ///
     /// # Errors
     /// [`ListenError`].

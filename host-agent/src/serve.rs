@@ -329,7 +329,7 @@ fn notify(states: &[NotifyState<'_>]) {
     }
 }
 
-/// Tells the service manager that the driver still answers, if it wants to know.
+/// Notifies the service manager, if any, that the driver responds.
 async fn watchdog(driver: Handle) {
     let Some(within) = sd_notify::watchdog_enabled() else { return };
     let mut beat = tokio::time::interval(within / 3);

@@ -24,7 +24,7 @@ const OTHERS: u32 = 0o007;
 /// A certificate with fewer days left raises a warning.
 pub const EXPIRY_WARNING_DAYS: i64 = 14;
 
-/// Error returned by [`load`]: which file, and what is wrong with it.
+/// Error returned by [`load`]: file, and reason.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     /// The file cannot be read.
@@ -45,12 +45,12 @@ pub enum TlsError {
         field: &'static str,
         /// The file.
         path: PathBuf,
-        /// What it must be.
+        /// Rule.
         rule: String,
     },
 }
 
-/// A TLS configuration, and what it was made of.
+/// TLS configuration with its sources.
 #[derive(Debug)]
 pub struct LoadedTls {
     /// The configuration for new connections.

@@ -33,7 +33,7 @@ pub enum TokenError {
     /// The operating system refused.
     #[error("{doing} {}", path.display())]
     Io {
-        /// What was tried.
+        /// Operation.
         doing: &'static str,
         /// With what.
         path: PathBuf,

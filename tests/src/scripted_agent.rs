@@ -16,7 +16,7 @@ use tonic::{Request, Status, Streaming};
 
 use crate::rack::Rack;
 
-/// How often an agent that has nothing to say speaks.
+/// Interval of an agent's heartbeats.
 const HEARTBEAT: Duration = Duration::from_millis(200);
 
 /// One connection.

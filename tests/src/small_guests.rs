@@ -9,7 +9,7 @@ const SECTOR: usize = 512;
 
 global_asm!(
     ".pushsection .rodata",
-    // Says hello.
+    // Prints a greeting.
     "small_hello:",
     "  lea rsi, [rip + 9f]",
     "2: mov al, [rsi]",
@@ -37,7 +37,8 @@ global_asm!(
     "small_crash:",
     "  ud2",
     "small_crash_end:",
-    // Says of each run of memory in the SRAT, found from the root pointer, node, start, length and flags in hexadecimal.
+    // Prints each memory range of the SRAT, found from the root pointer: node, start, length and
+    // flags in hexadecimal.
     "small_walk:",
     "  mov rbx, 0xe0000",
     "  mov rbx, [rbx + 24]",
@@ -188,7 +189,7 @@ pub fn left_out(what: &str) {
 }
 
 guest!(
-    /// Says hello and switches itself off.
+    /// Prints a greeting and powers off.
     hello, small_hello, small_hello_end
 );
 guest!(
@@ -212,7 +213,7 @@ guest!(
     write_when_typed, small_type, small_type_end
 );
 guest!(
-    /// Says something again and again until its power button is pressed; then switches itself off.
+    /// Prints repeatedly until its power button is pressed; then powers off.
     obey, small_obey, small_obey_end
 );
 

@@ -370,7 +370,7 @@ impl<const SLICES: usize> Rack<SLICES> {
     }
 }
 
-/// The receipt does not say of which slice, so that slices are interchangeable.
+/// The receipt does not name its slice, so that slices are interchangeable.
 fn scrubbed(epoch: Epoch) -> Scrubbed {
     let holding = Holding { slice: SliceId(0), epoch };
     Scrubbed { holding, started: UnixMs(0), ended: UnixMs(0), verified: units::SLICE }

@@ -291,7 +291,7 @@ pub enum FailedReason {
     Host,
 }
 
-/// Who speaks for a host.
+/// Identity of a host's agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
     /// The newest instance wins.

@@ -28,7 +28,7 @@ impl Block {
 /// Where a block is in physical memory.
 ///
 /// # Errors
-/// The kernel does not say.
+/// The kernel does not report it.
 pub fn range(sysfs: &Sysfs, block: &Block) -> Result<Range<u64>, SysfsError> {
     let size = size(sysfs)?.get();
     let number = block.name.trim_start_matches("memory").parse::<u64>();
@@ -39,7 +39,7 @@ pub fn range(sysfs: &Sysfs, block: &Block) -> Result<Range<u64>, SysfsError> {
 /// How large each block is.
 ///
 /// # Errors
-/// The kernel does not say.
+/// The kernel does not report it.
 pub fn size(sysfs: &Sysfs) -> Result<Bytes, SysfsError> {
     let file = format!("{FOLDER}/block_size_bytes");
     let text = sysfs.text(&file)?;
@@ -53,7 +53,7 @@ pub fn size(sysfs: &Sysfs) -> Result<Bytes, SysfsError> {
 /// ways.
 ///
 /// # Errors
-/// The kernel does not say.
+/// The kernel does not report it.
 pub fn policy(sysfs: &Sysfs) -> Result<String, SysfsError> {
     sysfs.text(format!("{FOLDER}/auto_online_blocks"))
 }
@@ -61,7 +61,7 @@ pub fn policy(sysfs: &Sysfs) -> Result<String, SysfsError> {
 /// The blocks there are that hold any byte of a physical range, lowest first.
 ///
 /// # Errors
-/// The kernel does not say.
+/// The kernel does not report it.
 pub fn within(sysfs: &Sysfs, range: &Range<u64>) -> Result<Vec<Block>, SysfsError> {
     let size = size(sysfs)?.get();
     let states = (range.start / size..range.end.div_ceil(size)).map(|number| {

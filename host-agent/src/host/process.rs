@@ -73,7 +73,7 @@ pub fn own_user() -> UserId {
 /// Changes when the machine restarts.
 ///
 /// # Errors
-/// The kernel does not say.
+/// The kernel does not report it.
 pub fn boot_id() -> Result<String, ProcessError> {
     let path = "/proc/sys/kernel/random/boot_id";
     Ok(fs::read_to_string(path).map_err(io_error("read", path))?.trim().to_owned())
@@ -82,7 +82,7 @@ pub fn boot_id() -> Result<String, ProcessError> {
 /// Returns the process that has this pid now.
 ///
 /// # Errors
-/// [`ProcessError::Gone`], or the kernel does not say.
+/// [`ProcessError::Gone`], or the kernel does not report it.
 pub fn identify(pid: u32) -> Result<Process, ProcessError> {
     let started = started(pid)?.ok_or(ProcessError::Gone { pid })?;
     Ok(Process { pid, started, cgroup: cgroup(pid)? })
@@ -115,7 +115,7 @@ impl Watched {
     /// Whether it is gone.
     ///
     /// # Errors
-    /// The kernel does not say.
+    /// The kernel does not report it.
     pub fn has_ended(&self) -> io::Result<bool> {
         let mut fds = [PollFd::new(&self.0, PollFlags::IN)];
         Ok(poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))? > 0)
@@ -205,7 +205,7 @@ impl FileId {
     /// Returns the identity of a descriptor's file.
     ///
     /// # Errors
-    /// The kernel does not say.
+    /// The kernel does not report it.
     pub fn of_descriptor(file: &OwnedFd) -> io::Result<Self> {
         Ok(Self::of(&File::from(file.try_clone()?).metadata()?))
     }
@@ -223,7 +223,7 @@ pub struct Users {
 /// Every other process that has this file open or mapped.
 ///
 /// # Errors
-/// The kernel does not say which processes there are.
+/// The kernel does not list processes.
 pub fn users_of(file: FileId) -> Result<Users, ProcessError> {
     let mut users = Users::default();
     for entry in fs::read_dir("/proc").map_err(io_error("list", "/proc"))? {
@@ -257,7 +257,7 @@ pub fn make_memfd(name: &str, bytes: u64) -> io::Result<File> {
 /// opens it for reading and writing.
 ///
 /// # Errors
-/// The kernel does not say which processes there are.
+/// The kernel does not list processes.
 pub fn find_memfd(name: &str) -> Result<Option<File>, ProcessError> {
     let device = memfd_device().map_err(io_error("make", "a file in memory"))?;
     for entry in fs::read_dir("/proc").map_err(io_error("list", "/proc"))? {

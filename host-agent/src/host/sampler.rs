@@ -39,7 +39,7 @@ const HZ_ALLOWED: &str = "/proc/sys/kernel/perf_event_max_sample_rate";
 const SAMPLES_MIN: usize = 1000;
 /// The last address that may be a process's own.
 const USER_MAX: u64 = u64::MAX >> 1;
-/// Of the bits that say in which mode a processor was, those of a guest: its addresses are not those of the process.
+/// Bits of the processor mode that denote a guest: its addresses are not those of the process.
 const MODE: u16 = 7;
 const GUEST_KERNEL: u16 = 4;
 const GUEST_USER: u16 = 5;

@@ -99,10 +99,10 @@ impl Slices {
         Ok(slices)
     }
 
-    /// The slices of a region, whatever else is there: nothing is changed.
+    /// Returns the slices of a region, without changes.
     ///
     /// # Errors
-    /// The region is not aligned, or what the kernel said.
+    /// The region is not aligned, or the kernel's error.
     pub fn look(sysfs: &Sysfs, region: Region) -> Result<Self, SliceError> {
         let align = alignment(region.base)?;
         let node = device::node(sysfs, &region.folder)?;

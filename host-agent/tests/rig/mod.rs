@@ -362,7 +362,7 @@ impl Vmm {
         Self { process, stdin, stdout: BufReader::new(stdout) }
     }
 
-    /// Says a word and hears the answer.
+    /// Sends a word and returns the reply.
     pub fn say(&mut self, words: &str) -> String {
         writeln!(self.stdin, "{words}").unwrap();
         let mut answer = String::new();

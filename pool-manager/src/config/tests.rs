@@ -1,4 +1,4 @@
-//! What a `rack.toml` may say, and what its operator hears otherwise.
+//! Valid and invalid `rack.toml` files, with the errors reported to the operator.
 
 use super::*;
 use crate::role::Role;
@@ -35,7 +35,7 @@ fn rack() -> Config {
     parse(RACK).unwrap()
 }
 
-/// The rack with one piece replaced, and all that is said about it.
+/// Returns the errors of the rack with one part replaced.
 fn said(piece: &str, replaced: &str) -> String {
     assert!(RACK.contains(piece), "{piece:?} is not in the rack");
     let error = parse(&RACK.replacen(piece, replaced, 1)).expect_err(replaced).to_string();

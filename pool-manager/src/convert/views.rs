@@ -302,7 +302,7 @@ pub fn alarm(a: Alarm) -> wire::Alarm {
     }
 }
 
-/// What became durable, as a watcher sees it: things as they are now.
+/// Converts a durable change for a watcher: objects in their current state.
 pub fn events(manager: &Manager, when: When, chunk: &WriteChunk) -> Vec<wire::Event> {
     use wire::event::Change;
     let ledger = manager.durable();

@@ -30,7 +30,7 @@ struct Gated {
 enum Way {
     Open,
     Shut,
-    /// Shut, and somebody stands before it.
+    /// Closed gate, with a waiting caller.
     Held,
     /// Open, but nothing comes through.
     Fails,

@@ -12,28 +12,28 @@ use units::ReservationId;
 
 use crate::store::{Scan, StoreError, Table, Write};
 
-/// What counters of a core said; NaN where one was not measured.
+/// Counters of a core; NaN where one was not measured.
 pub type Counters = [f64; COUNTERS.len()];
 
-/// What was known of a VM before it began, and said of it.
+/// Properties of a VM before its start, with its prediction.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Begun {
     /// What was known.
     pub ask: VmRequest,
     /// Of its workload, if it had been measured.
     pub counters: Option<Counters>,
-    /// What was said, if a model served.
+    /// Prediction, if a model served.
     pub remark: Option<Remark>,
     /// Whether it was placed on the pool whole, as it does not mind.
     pub whole: bool,
 }
 
-/// What one model said.
+/// Prediction of one model.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Remark {
     /// Its version.
     pub version: u32,
-    /// What it said.
+    /// Value.
     pub said: RiskPrediction,
 }
 
@@ -42,7 +42,7 @@ pub struct Remark {
 pub struct Past {
     /// As it began.
     pub begun: Begun,
-    /// What came of it.
+    /// Outcome.
     pub outcome: Outcome,
 }
 
@@ -56,7 +56,7 @@ pub struct Line {
 }
 
 impl Line {
-    /// Who serves.
+    /// Serving models.
     pub fn serving(&self) -> Option<u32> {
         self.promoted.last().copied()
     }
@@ -87,7 +87,7 @@ pub fn no_past(number: u64) -> Write {
     Write::Delete { table: Table::Outcomes, key: number.to_be_bytes().to_vec() }
 }
 
-/// Keeps what was known and said of a VM that has its memory.
+/// Returns the change that stores properties and prediction of a VM with memory.
 pub fn begun(reservation: ReservationId, begun: &Begun) -> Write {
     put(Table::Forecasts, reservation.0.to_be_bytes().to_vec(), begun)
 }
@@ -137,7 +137,8 @@ pub struct Loaded {
     pub models: Vec<(Kind, u32, Vec<u8>)>,
 }
 
-/// Reads all of it. Rows that cannot be read are left out, and said so: forecasts get worse, and the rack goes on.
+/// Reads all rows. Unreadable rows are skipped and logged: predictions get worse, and the rack
+/// keeps running.
 ///
 /// # Errors
 /// The store cannot be read.
@@ -211,7 +212,7 @@ pub fn judge(table: Table, key: &[u8], value: &[u8]) -> Result<(), postcard::Err
         Table::Forecasts => row::<Begun>(value).map(drop),
         _ if key.len() == 1 => row::<Line>(value).map(drop),
         _ => match ModelFile::read(value) {
-            Ok(_) | Err(FileError::Layout(_) | FileError::Features) => Ok(()), // another version's does not serve, and harms nobody
+            Ok(_) | Err(FileError::Layout(_) | FileError::Features) => Ok(()), // a row of another version is not used, which is harmless
             Err(_) => Err(postcard::Error::DeserializeBadEncoding),
         },
     }

@@ -11,7 +11,7 @@ use units::Fraction;
 
 use super::state::{Foreseen, Told};
 
-/// Names of what the model is asked about.
+/// Names of the model's inputs.
 static NAMES: LazyLock<Vec<String>> = LazyLock::new(|| feature_names().collect());
 /// Levels of the curve that are shown.
 const SHOWN: [usize; 6] = [2, 4, 7, 9, 11, 14];
@@ -34,7 +34,7 @@ fn fact(name: impl Into<String>, value: impl Into<String>) -> (String, String) {
     (name.into(), value.into())
 }
 
-/// What the caller said of it beside its size.
+/// Properties given by the caller beside the size.
 fn told(foreseen: &Foreseen) -> Vec<(String, String)> {
     let of_groups = Groups::NAMES.into_iter().zip(foreseen.begun.ask.groups.all());
     let of_groups = of_groups.filter(|(_, name)| !name.is_empty());
@@ -47,7 +47,7 @@ fn told(foreseen: &Foreseen) -> Vec<(String, String)> {
     told
 }
 
-/// Who was asked.
+/// Model.
 fn models(foreseen: &Foreseen) -> [(String, String); 2] {
     let [frigid, sensitivity] = foreseen.serving;
     let frigid = frigid.map_or("none serves".to_owned(), |version| format!("frigid/{version}"));
@@ -62,7 +62,7 @@ fn models(foreseen: &Foreseen) -> [(String, String); 2] {
     [fact("model of untouched memory", frigid), fact("model of sensitivity", sensitivity)]
 }
 
-/// What is known of VMs alike, in a sentence each. Shares are of what this VM asks for.
+/// Formats the outcomes of similar VMs, one sentence each. Fractions refer to this VM's size.
 fn known(foreseen: &Foreseen) -> Vec<(String, String)> {
     let groups = Groups::NAMES.into_iter().zip(foreseen.begun.ask.groups.all());
     let groups = groups.filter(|(_, name)| !name.is_empty());
@@ -151,7 +151,7 @@ fn point(foreseen: &Foreseen) -> Vec<(String, String)> {
     facts
 }
 
-/// The numbers that the model was asked about, of the VM itself and group by group; nothing is said of what is not known.
+/// Formats the model's features, of the VM and by group; unknown ones are left out.
 fn features(row: &[f64; FEATURES]) -> impl Iterator<Item = (String, String)> {
     let mut parts: BTreeMap<&str, String> = BTreeMap::new();
     for (name, number) in NAMES.iter().zip(row).filter(|(_, number)| !number.is_nan()) {

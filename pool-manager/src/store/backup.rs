@@ -30,7 +30,7 @@ pub enum BackupError {
         /// Where the backup was to be.
         path: PathBuf,
     },
-    /// What is to be restored is no backup, or damaged.
+    /// The file is no backup, or damaged.
     #[error("{} cannot be restored", path.display())]
     Unusable {
         /// Which file.
@@ -57,7 +57,7 @@ pub enum BackupError {
     /// The operating system refused.
     #[error("{doing} {}", path.display())]
     Io {
-        /// What was tried.
+        /// Operation.
         doing: &'static str,
         /// With what.
         path: PathBuf,
@@ -147,7 +147,7 @@ impl std::fmt::Debug for Restore<'_> {
     }
 }
 
-/// What was restored.
+/// Result of a restore.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Restored {
     /// The generation the ledger goes on with: higher than any before, so that orders of the forgotten future stay older.
@@ -157,7 +157,8 @@ pub struct Restored {
 }
 
 impl Restore<'_> {
-    /// Makes a store from a backup, whole or not at all. It says of itself that it was restored: see [`meta::RESTORED`].
+    /// Creates a store from a backup, atomically. The store is marked as restored: see
+    /// [`meta::RESTORED`].
     ///
     /// # Errors
     /// [`BackupError`]; then everything is as it was.
@@ -223,7 +224,7 @@ impl Restore<'_> {
     }
 }
 
-/// What a check found.
+/// Result of a check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Checked {
     /// How many entries were read.

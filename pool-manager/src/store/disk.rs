@@ -18,7 +18,7 @@ pub const FILE: &str = "ledger.redb";
 /// The name of the file whose lock is the right to use the directory.
 pub const LOCK: &str = "lock";
 
-/// What a store lies on.
+/// Storage of a store.
 pub trait Disk: Send {
     /// Reads and writes of one opening.
     type Backend: StorageBackend;

@@ -16,7 +16,7 @@ use super::disk::Disk;
 /// A sector is written whole or not at all.
 const SECTOR_BYTES: usize = 512;
 
-/// What goes wrong.
+/// Fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// The power fails before the operation; nothing works until [`FaultyDisk::power_on`].
@@ -31,18 +31,18 @@ pub struct FaultyDisk(Arc<Mutex<State>>);
 
 struct State {
     choose: Box<dyn FnMut(usize) -> usize + Send>,
-    /// What reading shows.
+    /// Contents visible to reads.
     seen: Vec<u8>,
-    /// What is on the medium.
+    /// Contents of the medium.
     synced: Vec<u8>,
-    /// What was done since, in order.
+    /// Operations since the last sync, in order.
     unsynced: Vec<Change>,
     /// Writes, syncs and changes of length so far.
     operations: u64,
     faults: BTreeMap<u64, Fault>,
     /// Writes of which the medium got some sectors and not the others.
     torn: u64,
-    /// Counts the openings; what an older one still wants to write is refused.
+    /// Counts openings; writes through earlier ones are rejected.
     opening: u64,
     off: bool,
 }
@@ -109,7 +109,7 @@ impl FaultyDisk {
         self.state().off = true;
     }
 
-    /// The machine starts again, with what the medium kept.
+    /// Restarts the machine with the contents of the medium.
     pub fn power_on(&self) {
         let mut state = self.state();
         state.write_back();
@@ -118,7 +118,7 @@ impl FaultyDisk {
         state.opening += 1;
     }
 
-    /// What is on the disk, to be damaged.
+    /// Returns the contents of the disk, to be damaged.
     pub fn with_bytes<T>(&self, damage: impl FnOnce(&mut Vec<u8>) -> T) -> T {
         let mut state = self.state();
         let done = damage(&mut state.seen);
@@ -177,7 +177,7 @@ impl State {
         kept
     }
 
-    /// What the medium gets of what nobody made sure of.
+    /// Writes a part of the unsynced operations to the medium.
     fn write_back(&mut self) {
         for change in std::mem::take(&mut self.unsynced) {
             for part in self.torn(change) {

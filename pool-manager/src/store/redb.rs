@@ -324,7 +324,7 @@ fn guarded<T>(
         }));
     });
     IN_REDB.set(true);
-    // Whatever a panic leaves half done is inside redb's database, which is thrown away with the error.
+    // State left by a panic is inside redb's database, which is dropped with the error.
     let done = catch_unwind(AssertUnwindSafe(run));
     IN_REDB.set(false);
     match done {

@@ -1,4 +1,4 @@
-//! What the store promises, on a disk that breaks every promise a disk can break.
+//! The store on a disk with every fault of a disk.
 
 use std::collections::BTreeMap;
 
@@ -75,7 +75,7 @@ fn put(table: Table, key: &[u8], value: &[u8]) -> Write {
     Write::Put { table, key: key.to_vec(), value: value.to_vec() }
 }
 
-/// A store and what is known about it.
+/// Store with its known state.
 struct Story {
     chance: Chance,
     disk: FaultyDisk,

@@ -99,7 +99,7 @@ impl Turns {
         Ok(sum)
     }
 
-    /// Says now and then how far it is.
+    /// Prints the progress periodically.
     fn tell(&self, seeds: u64) {
         let (started, mut told) = (Instant::now(), Instant::now());
         while !self.over.load(Ordering::Relaxed) {

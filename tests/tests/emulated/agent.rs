@@ -44,7 +44,7 @@ for n in $(seq $first $((first + $(cat $region/size) / block - 1))); do
   echo -P /sys/devices/system/memory/memory$n/state
 done
 )";
-/// Says before which one it was killed, or lets it go.
+/// Prints the write before which it was killed, or detaches from it.
 const DISARM: &str = r"
 pid=$(cat /run/strace.pid)
 kill -INT $pid 2> /dev/null || grep 'pwrite64(' /run/steps | tail -n 1

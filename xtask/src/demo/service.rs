@@ -190,7 +190,7 @@ impl<'a> Services<'a> {
         Err(Failure::Result(format!("processes of {host} do not end")))
     }
 
-    /// Says which process ended that should not have.
+    /// Returns the process that ended unexpectedly.
     ///
     /// # Errors
     /// One has.

@@ -2,7 +2,7 @@
 
 use super::{Complaint, sources::Sources};
 
-/// Names that say nothing.
+/// Generic names.
 const EMPTY: &[&str] = &["util", "utils", "helper", "helpers", "data", "misc", "common", "manager2", "stuff"];
 /// Shared by the services on the wire, where `common` is the usual name.
 const EXCEPT: &str = "proto/";

@@ -1,4 +1,4 @@
-//! `tarn evaluate`: files in, verdicts out, and what is said of files that are none.
+//! `tarn evaluate`: input files, results, and errors of invalid files.
 
 use std::{
     fmt::Write as _,
@@ -186,7 +186,7 @@ async fn a_margin_is_a_percentage_and_modelled_words_do_not_go_with_labels() {
     }
 }
 
-/// What is written in a drawing; it is well-formed.
+/// Returns the texts of a drawing, which is well-formed.
 pub(crate) fn texts(path: &Path) -> Vec<String> {
     let svg = fs::read_to_string(path).unwrap();
     let (mut reader, mut texts, mut open) = (Reader::from_str(&svg), Vec::new(), 0);

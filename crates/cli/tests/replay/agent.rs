@@ -1,4 +1,4 @@
-//! An agent that is only its socket: hands the files of a VM's slices to whoever asks, as a host's agent does.
+//! Agent that is only a socket: passes the files of a VM's slices to every caller.
 
 use std::{
     fs::File,
@@ -15,7 +15,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::rack::Rack;
 
-/// What the agent does wrong.
+/// Fault of the agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     None,

@@ -11,7 +11,7 @@ use rack::{Fault, Rack, is_active};
 use serde_json::Value;
 use tokio::process::Command;
 
-/// What a replay did.
+/// Result of a replay.
 #[derive(Debug)]
 struct Ran {
     code: i32,

@@ -22,16 +22,16 @@ use tonic::{Request, Response, Status, transport::Server};
 type Answer<T> = Result<Response<T>, Status>;
 type Streamed<T> = std::pin::Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-/// What the rack does wrong.
+/// Fault of the rack.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Fault {
     #[default]
     None,
-    /// Goes away in the middle: does what it is asked and does not say so, and ends its streams.
+    /// Disconnects in the middle: performs requests without replying, and ends its streams.
     Away,
     /// The same, and when it is back it has forgotten its first reservation.
     Forgetful,
-    /// Refuses everything on host a, whatever it said to be free there.
+    /// Rejects everything on host a, in spite of its reported capacity.
     HostRefuses,
 }
 
@@ -61,7 +61,7 @@ pub struct State {
     pub fault: Fault,
     /// Calls until the fault shows.
     countdown: u32,
-    /// How many slices are waited for by nobody.
+    /// Number of draining slices without a waiting caller.
     pub asked_for_draining: u32,
 }
 

@@ -111,7 +111,7 @@ impl Journal {
         self.write(Action::Reserve, reservation)
     }
 
-    /// The rack said that the memory is ready, or committed.
+    /// Records that the memory is ready, or committed.
     pub(super) fn became(&mut self, action: Action, reservation: &v1::Reservation) -> Result<(), Failure> {
         if let Some(held) = self.acknowledged.held.get_mut(&reservation.reservation) {
             held.ready |= action == Action::Ready;

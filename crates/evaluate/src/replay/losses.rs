@@ -20,7 +20,7 @@ use super::{
 /// of it.
 const ENDS_BY_ITSELF: [&str; 2] = ["the VM's process is gone", "its host was fenced"];
 
-/// What the ledger knows.
+/// Contents of the ledger.
 #[derive(Debug, Default)]
 struct Known {
     reservations: BTreeMap<String, v1::Reservation>,
@@ -89,7 +89,7 @@ fn is_known(held: &Held, reservation: Option<&v1::Reservation>, slices: &BTreeMa
         ReservationState::Committed => true,
         ReservationState::Assigned | ReservationState::Ready => !held.committed,
         ReservationState::Released => return same && ended_by_itself(known),
-        // Until it was ready the scheduler is told so and tries elsewhere.
+        // Before it is ready, the scheduler gets an error and tries another host.
         ReservationState::Broken => return same && !held.ready,
         ReservationState::Unspecified => false,
     };
@@ -140,7 +140,7 @@ mod tests {
         Known { reservations: [("r-1".into(), reservation)].into(), slices: [(4, slice)].into() }
     }
 
-    /// What is lost when the ledger has changed like this.
+    /// Returns losses after such a change of the ledger.
     fn lost(change: impl Fn(&mut v1::Reservation, &mut v1::Slice)) -> Vec<String> {
         let mut known = known();
         change(known.reservations.get_mut("r-1").unwrap(), known.slices.get_mut(&4).unwrap());

@@ -255,7 +255,7 @@ fn flat<T>(ended: Result<Result<T, Failure>, JoinError>) -> Result<T, Failure> {
 
 #[expect(clippy::cast_precision_loss, reason = "means of sizes and times need no more than 52 bits")]
 impl Stranded {
-    /// What was stranded until now stayed so since the last event.
+    /// Memory stranded until now was stranded since the last event.
     fn pass(&mut self, at: Ns, now: Bytes) {
         let seconds = at.since(self.since).0 as f64 / 1e9;
         self.byte_seconds += self.now.get() as f64 * seconds;

@@ -20,7 +20,7 @@ use units::limits::REPLAY_CHECK_INTERVAL;
 const EMULATED: &str = "emulated";
 /// The file by which a manager has an EMC to itself.
 const LOCK: &str = "lock";
-/// What the kernel writes behind the path of a file that has none any more.
+/// Suffix of a deleted file's path in /proc.
 const DELETED: &str = " (deleted)";
 
 /// One pool device on this machine.
@@ -39,7 +39,7 @@ struct Grant {
     epoch: u64,
 }
 
-/// What one look showed.
+/// Result of one scan.
 #[derive(Clone, Debug, Default)]
 struct Look {
     /// Grants within reach of some process other than the manager.
@@ -50,7 +50,7 @@ struct Look {
     blind: bool,
 }
 
-/// What all looks came to.
+/// Result of all scans.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Reach {
     looks: u64,
@@ -131,7 +131,7 @@ impl Reach {
         self.looks += 1;
     }
 
-    /// Why nothing can be said about two owners, if so.
+    /// Returns the reason why owners cannot be checked.
     pub(super) fn unknown(&self) -> Option<&'static str> {
         if self.looks < 2 {
             Some("nobody looked twice")
@@ -168,7 +168,7 @@ fn look(emcs: &[Emc]) -> Look {
         path.file_name().is_some_and(|name| name.as_encoded_bytes().iter().all(u8::is_ascii_digit))
     };
     for process in processes.flatten().map(|entry| entry.path()).filter(|path| is_process(path)) {
-        // Processes end, and other people's are closed to us: what cannot be opened is not seen.
+        // Processes end, and those of other users are inaccessible: they are skipped.
         let _ = look.process(&process, emcs);
     }
     look

@@ -17,7 +17,7 @@ use serde::Serialize;
 
 use super::{Args, Rack, reach::Reach};
 
-/// What a replay came to.
+/// Report of a replay.
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
     vms: Vms,
@@ -59,7 +59,7 @@ struct Quantiles {
     p99: Option<f64>,
 }
 
-/// Promises seen broken; absent where nobody could look.
+/// Violations of guarantees; absent without a check.
 #[derive(Debug, Serialize)]
 struct Audit {
     double_owned: Option<u64>,
@@ -69,7 +69,7 @@ struct Audit {
     slices_read: u64,
 }
 
-/// What was found out beside the tally.
+/// Results beside the tally.
 #[derive(Debug)]
 pub(super) struct Found {
     pub(super) requested: usize,
@@ -85,7 +85,7 @@ impl Report {
     pub(super) fn new(rack: &Rack, emcs: &[v1::Emc], hosts: &[v1::Host], found: &Found) -> Self {
         let (tally, movement) = (rack.tally(), rack.journal().movement());
         let dirty = tally.dirty + found.dirty as u64;
-        let looked = tally.read > 0 || dirty > 0 || movement.peak == 0; // what was never lent is nobody's dirt
+        let looked = tally.read > 0 || dirty > 0 || movement.peak == 0; // a slice that was never granted cannot be dirty
         let local: u64 = hosts.iter().map(|host| host.local_bytes).sum();
         Self {
             vms: Vms {
@@ -113,7 +113,7 @@ impl Report {
         }
     }
 
-    /// Prints the report, writes it to the file that was asked for, and says what it could not find out.
+    /// Prints the report, writes it to a file if requested, and prints missing checks.
     pub(super) fn tell(&self, args: &Args, format: Format) -> Result<(), Failure> {
         for line in &self.untold {
             writeln!(io::stderr().lock(), "{line}").map_err(Failure::Output)?;
@@ -139,7 +139,7 @@ impl Report {
     }
 }
 
-/// A slice with another's bytes in it has two owners, whoever could look into /proc.
+/// A slice with another VM's data has two owners, independent of /proc.
 fn double_owned(reach: &Reach, overwritten: &std::collections::BTreeSet<u32>) -> Option<u64> {
     let seen = reach.double.union(overwritten).count() as u64;
     if reach.unknown().is_some() && seen == 0 { None } else { Some(seen) }

@@ -128,7 +128,7 @@ impl Ledger {
         }
     }
 
-    /// What else drains under a VM.
+    /// Returns other reasons to migrate a VM.
     fn other_drain(&self, id: ReservationId, than: &Place) -> Option<Place> {
         self.draining_under(self.reservations.get(&id)?).find(|place| place != than)
     }

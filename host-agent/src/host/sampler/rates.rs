@@ -9,7 +9,7 @@ use crate::host::{
     watched::{LOOK_US, Region},
 };
 
-/// Samples that say enough.
+/// Sufficient number of samples.
 const ENOUGH: usize = 8;
 /// Between two sampled pages there is nothing if they are so many times as far apart as they would be if they were all over the tenant's memory.
 const FAR: u64 = 64;

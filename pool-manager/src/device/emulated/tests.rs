@@ -1,4 +1,4 @@
-//! What the emulated EMC promises, seen from its files; and the model it is compared with.
+//! The emulated EMC: its files, and comparison with the model.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! What the record of a shared device promises, and the model it is compared with, on a disk that fails.
+//! The record of a shared device, compared with the model on a failing disk.
 
 use std::collections::BTreeMap;
 
@@ -107,7 +107,7 @@ fn on(disk: &FaultyDisk) -> SharedDax {
     SharedDax::on(Box::new(store), Path::new("e"), 3, SERIAL).unwrap()
 }
 
-/// Whether a record says what the model does, of the past too.
+/// Returns whether a record equals the model, including its history.
 fn agrees(device: &mut SharedDax, model: &Model) -> bool {
     let owners = owners(device);
     let highest = device.contents().unwrap().highest;

@@ -1,4 +1,4 @@
-//! Damage to every page of a small store: what is found is right, or is refused with a sentence.
+//! Damage to every page of a small store: reads are right, or fail with a clear error.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! What holds of devices: intents are driven until confirmed, and what does not agree is kept from everybody.
+//! Devices: intents are driven until confirmed, and differences lead to quarantine.
 
 use units::limits::SLICE_ALARMS_MAX;
 use units::{Epoch, SliceId};
@@ -14,7 +14,7 @@ fn rig() -> Rig {
     rig
 }
 
-/// What a restarted manager makes of slices that its devices tell differently.
+/// Slices on which a restarted manager and its devices differ.
 fn compares(meddle: impl Fn(&mut Rig), expected: &str) {
     let mut rig = rig();
     meddle(&mut rig);
@@ -125,8 +125,8 @@ fn a_vm_that_lost_a_slice_is_broken_and_an_alarm_is_raised() {
     );
 }
 
-/// The store failed just when a device had been compared with it: what the comparison found was forgotten with the batch,
-/// and the slice waited for ever for a host that nobody told of it.
+/// The store failed just after the comparison of a device: its result was lost with the batch, and
+/// the slice waited for ever for a host that was not informed.
 #[test]
 fn what_a_comparison_found_is_found_again_after_the_store_failed() {
     let mut rig = rig();
@@ -227,7 +227,7 @@ fn a_slice_is_scrubbed_by_a_live_host_that_reaches_it() {
     );
 }
 
-/// A rack in which h1 has been told to scrub slice 0.
+/// A rack in which h1 has to scrub slice 0.
 fn scrubbing() -> Rig {
     let mut rig = Rig::up();
     rig.tells(
@@ -250,8 +250,9 @@ fn only_a_whole_scrub_of_the_current_epoch_counts() {
     );
 }
 
-/// The receipt was not durable yet when the agent was started anew: told to scrub again, it would have reached a slice that
-/// was somebody else's by then. A device that cuts off nobody does not prevent that.
+/// The receipt was not durable when the agent was restarted: scrubbing again, it would have reached
+/// a slice that belonged to another owner by then. A device that cannot revoke access does not
+/// prevent that.
 #[test]
 fn a_scrub_that_was_reported_is_not_ordered_of_the_next_agent() {
     scrubbing().tells(

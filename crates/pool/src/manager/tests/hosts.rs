@@ -1,4 +1,4 @@
-//! What holds of hosts: silence frees nothing, fencing is certain, and nobody is told too much or believed too easily.
+//! Hosts: silence frees nothing, fencing is certain, and reports are validated.
 
 use units::limits::DELTA_CHANGES_PER_HOST_MAX;
 use units::{ReservationId, SliceId};

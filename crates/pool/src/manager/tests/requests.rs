@@ -1,4 +1,4 @@
-//! What callers may rely on.
+//! Guarantees for callers.
 
 use units::Ns;
 use units::limits::{RESERVATION_PRUNE_INTERVAL, WAITERS_MAX};

@@ -79,7 +79,7 @@ struct Device {
     shared: bool,
     slices: Vec<SliceId>,
     stops: bool,
-    /// Who was told that a slice can be used and has not let go since: of a shared device they reach it all the same.
+    /// Hosts that received a slice and have not released it: they reach it on a shared device.
     reached: BTreeSet<(SliceId, Epoch, HostId)>,
 }
 
@@ -148,19 +148,19 @@ impl Rig {
         rig
     }
 
-    /// A rack of the usual shape with all its agents connected and told.
+    /// Returns a rack of the usual shape with all agents connected and up to date.
     pub(super) fn up() -> Self {
         Self::up_as(RACK)
     }
 
-    /// A rack with all its agents connected and told.
+    /// Returns a rack with all agents connected and up to date.
     pub(super) fn up_as(rack: &str) -> Self {
         let mut rig = Self::of(rack);
         rig.run("up:h1 up:h2 up:h3 go");
         rig
     }
 
-    /// Every line is words, or words and what comes of them.
+    /// Runs lines of words, each with the expected result if one is given.
     pub(super) fn tells(&mut self, story: &str) -> &mut Self {
         let (mut told, mut as_told) = (String::new(), true);
         for line in story.lines().map(str::trim).filter(|line| !line.is_empty()) {
@@ -174,7 +174,7 @@ impl Rig {
         self
     }
 
-    /// What came of some words.
+    /// Runs words, and returns their effects.
     pub(super) fn run(&mut self, words: &str) -> String {
         self.said.clear();
         words.split_whitespace().for_each(|word| self.word(word));
@@ -436,7 +436,7 @@ impl Rig {
         agent.order = Some((want, now));
     }
 
-    /// A host is told of a slice only when the device lets it, and only it, reach the slice.
+    /// Checks that a host receives a slice only while the device grants it to this host alone.
     fn may_reach(&self, host: HostId, holding: Holding) {
         let emc = self.manager.durable().emc_of(holding.slice).unwrap();
         let granted = self.devices[&emc].granted.get(&holding.slice);
@@ -592,7 +592,7 @@ impl Rig {
         self.event(Event::AgentUp(session, id, hello));
     }
 
-    /// What its agent says of shared devices.
+    /// Shared devices reported by its agent.
     fn seen_by(&self, host: HostId) -> Vec<SeenDevice> {
         let emcs = self.manager.durable().emcs().filter_map(|(_, entry)| {
             let serial = entry.emc.serial.clone()?;
@@ -678,7 +678,7 @@ impl Rig {
         self.event(Event::AgentHave(session, have));
     }
 
-    /// An agent does all it was told and says so.
+    /// Lets an agent apply its desired state and report.
     pub(super) fn obey(&mut self, host: HostId) {
         let Some(agent) = self.agents.get(&host) else { return };
         let Some((want, _)) = &agent.order else { return };
@@ -697,7 +697,7 @@ impl Rig {
         self.report(host, have, false);
     }
 
-    /// Everybody does their part, and short timers run, until nothing is left to do.
+    /// Lets all parties act, and short timers expire, until nothing is left to do.
     fn go(&mut self) {
         for _ in 0..200 {
             if !self.to_store.is_empty() {
@@ -746,7 +746,7 @@ impl Rig {
         })
     }
 
-    // What a story of chance may do, and only when there is something to do.
+    // Actions of a random sequence, which apply only where possible.
 
     /// Restores the ledger after these words from the backup between `before` and `after`. The manager runs again, and no
     /// agent is connected yet.
