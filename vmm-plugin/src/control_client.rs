@@ -195,7 +195,7 @@ fn stop(stop: &StopArgs) -> Result<(), CommandError> {
     let guest = Guest::find(&stop.target)?;
     let Some(process) = guest.pidfd()? else { return Ok(()) };
     let force = stop.force;
-    match guest.call(async |vmm| vmm.stop(wire::StopRequest { force: force }).await) {
+    match guest.call(async |vmm| vmm.stop(wire::StopRequest { force }).await) {
         Err(CommandError::Rejected { status, .. }) if is_transport_error(&status) => {}
         result => drop(result?),
     }
