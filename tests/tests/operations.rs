@@ -61,16 +61,16 @@ async fn a_watch_outlives_a_restart_of_the_manager() {
         let seen = fs::read_to_string(&seen).unwrap();
         seen.lines().rfind(|line| line.contains("h0")).is_some_and(|line| line.contains(words))
     };
-    rack.wait_for("capacity to be shown", async |_| shows("accepts")).await;
+    rack.wait_for("capacity to be shown", async |_| shows("enabled")).await;
     rack.stop_manager();
     rack.start_manager().await;
     rack.wait_hosts_up().await;
     rack.kill_manager();
     rack.start_manager().await;
     rack.wait_hosts_up().await;
-    rack.wait_for("capacity to be shown again", async |_| shows("accepts")).await;
+    rack.wait_for("capacity to be shown again", async |_| shows("enabled")).await;
     assert!(rack.tarn(&["cordon", "host", "h0"]).status.success());
-    rack.wait_for("a change after that to be shown", async |_| shows("closed")).await;
+    rack.wait_for("a change after that to be shown", async |_| shows("disabled")).await;
     watch.kill().unwrap();
     watch.wait().unwrap();
 }
