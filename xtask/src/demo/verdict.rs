@@ -9,9 +9,9 @@ use crate::failure::Failure;
 
 /// Counts that must be 0.
 const AUDITS: &[(&str, &str)] = &[
-    ("/audit/double_owned", "slices with two owners at once"),
-    ("/audit/granted_dirty", "slices that reached an owner with bytes of another"),
-    ("/audit/acknowledged_lost", "acknowledged requests that were lost"),
+    ("/audit/double_owned", "slices with two owners"),
+    ("/audit/granted_dirty", "slices granted without a scrub"),
+    ("/audit/acknowledged_lost", "acknowledged requests lost"),
 ];
 /// Further counts.
 const LINES: &[(&str, &str)] = &[
@@ -20,11 +20,11 @@ const LINES: &[(&str, &str)] = &[
     ("/vms/rejected", "VMs rejected"),
     ("/vms/lost", "VMs lost with their host"),
     ("/slices/capacity", "slices in the rack"),
-    ("/slices/peak_in_use", "slices in use at most"),
-    ("/slices/moved_between_hosts", "slices that moved between hosts"),
-    ("/reserve_ms/p50", "ms to reserve, half of all"),
-    ("/reserve_ms/p99", "ms to reserve, 99 in 100"),
-    ("/duration_s", "s for the whole trace"),
+    ("/slices/peak_in_use", "slices in use, peak"),
+    ("/slices/moved_between_hosts", "slices moved between hosts"),
+    ("/reserve_ms/p50", "reservation p50, ms"),
+    ("/reserve_ms/p99", "reservation p99, ms"),
+    ("/duration_s", "duration, s"),
 ];
 
 /// A replay's report.
@@ -115,10 +115,10 @@ mod tests {
     fn anything_found_is_not_good_and_neither_is_not_having_looked() {
         assert_eq!(
             verdict(json!(3)).judge().unwrap_err().to_string(),
-            "audit: 3: slices with two owners at once"
+            "audit: 3: slices with two owners"
         );
         let blind = verdict(Value::Null).judge().unwrap_err();
-        assert_eq!(blind.to_string(), "audit: not known: slices with two owners at once");
+        assert_eq!(blind.to_string(), "audit: not known: slices with two owners");
     }
 
     #[test]
@@ -132,6 +132,6 @@ mod tests {
     fn people_read_short_numbers() {
         let text = verdict(json!(0)).to_string();
         assert!(text.contains("         7  VMs placed\n"), "{text}");
-        assert!(text.contains("      1.23  ms to reserve, half of all\n"), "{text}");
+        assert!(text.contains("      1.23  reservation p50, ms\n"), "{text}");
     }
 }
