@@ -162,7 +162,8 @@ fn every_configuration_snippet_is_accepted() {
         let output = check.expect("the program runs");
         let error = String::from_utf8_lossy(&output.stderr);
         // The certificates and keys of the examples do not exist here.
-        let is_file_missing = error.lines().all(|line| line.contains(" /etc/tarn/") && line.contains("No such file"));
+        let is_file_missing =
+            error.lines().all(|line| line.contains(" /etc/tarn/") && line.contains("No such file"));
         assert!(output.status.success() || is_file_missing, "{}: {error}\n{text}", snippet.place);
         checked += 1;
     }

@@ -113,10 +113,7 @@ mod tests {
 
     #[test]
     fn anything_found_is_not_good_and_neither_is_not_having_looked() {
-        assert_eq!(
-            verdict(json!(3)).judge().unwrap_err().to_string(),
-            "audit: 3: slices with two owners"
-        );
+        assert_eq!(verdict(json!(3)).judge().unwrap_err().to_string(), "audit: 3: slices with two owners");
         let blind = verdict(Value::Null).judge().unwrap_err();
         assert_eq!(blind.to_string(), "audit: not known: slices with two owners");
     }
