@@ -1,6 +1,6 @@
-//! What emptying a slice costs: zeros streamed past the caches, as an agent does it, and `memset`, in turns over the same
-//! memory of this machine. Streaming leaves the caches to tenants; the promise is that it takes no longer for it. The ratio is
-//! of two ways on one machine, and says nothing of pool memory, which is slower than this.
+//! Cost of zeroing a slice: non-temporal stores, as used by an agent, against `memset`, in turns
+//! over the same memory of this machine. Non-temporal stores leave the caches to tenants; the goal
+//! is that they take no longer. Pool memory is slower than this machine's.
 
 use std::{
     fs::File,
@@ -41,7 +41,7 @@ fn main() {
 }
 
 fn memset(region: &MmapRegion<()>) {
-    // SAFETY: the region is mapped and can be written, as long as it says, and nobody has references into it.
+    // SAFETY: the region is mapped writable with its length, and no references into it exist.
     unsafe { region.as_ptr().write_bytes(0, region.size()) };
 }
 

@@ -1,6 +1,7 @@
-//! The promise: one forecast of one VM on one thread takes less than half of the time that LightGBM takes for the same model,
-//! through the fastest call of its C interface, and less than a tenth of what its Python takes. The model is of LightGBM's
-//! own usual size, on as many numbers as a VM's forecast has; both answer every row alike, or there is no ratio.
+//! Goal: one prediction of one VM on one thread takes less than half of the time of LightGBM's
+//! fastest C call for the same model, and less than a tenth of its Python's. The model has
+//! LightGBM's default size, on as many features as a prediction; both must return equal results for
+//! every row.
 
 use std::{
     ffi::{CString, c_char, c_int, c_void},

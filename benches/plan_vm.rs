@@ -1,6 +1,6 @@
-//! What a plan costs: PlanVm through gRPC under 64 clients, its decision durable, by a model of frigid memory against the fixed share of
-//! a manager without one; and how long that manager takes to make the model. Outcomes are those of the public tables where they are
-//! there, else made ones.
+//! Cost of a plan: PlanVm through gRPC under 64 clients, with a durable decision, by a model of
+//! frigid memory against the fixed fraction of a manager without one; and the time to train the
+//! model. Outcomes come from the public tables if they exist, otherwise synthetic.
 
 use std::{
     fs::File,

@@ -1,6 +1,7 @@
-//! The promise: slices come and go at a gigabyte a second or more, which is what Pond (section 4.4) finds to suffice where free
-//! slices are kept ready. Measured in a rack in a box as the agent's own metrics tell it, for both backends: slices that nobody has
-//! written to, slices that a VM has filled, and a slice whose pages the kernel has to move to others of the same node first.
+//! Goal: slices come online and go offline at 1 GB/s or more, which suffices with a buffer of free
+//! slices (Pond, section 4.4). Measured in a rack in a box by the agent's metrics, for both
+//! backends: untouched slices, slices filled by a VM, and a slice whose pages the kernel has to
+//! move to others of the node first.
 
 use std::{
     fmt::Write as _,

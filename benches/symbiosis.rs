@@ -1,7 +1,8 @@
-//! The promise: on one thread, and from miss-ratio curves as they come, the market clears 24 tenants within 10 µs, 1,000 within
-//! 300 µs and 100,000 within 50 ms; 100,000 that have changed a little since the last time within 10 ms; and 1,000 of whose
-//! utilities nothing is known within 15 ms. What a tenant's miss ratios are is fitted to 40,000 samples within 200 µs. Beside it stands Spirit's own allocator in the same language (`port`), with the same
-//! tenants in the same run: an epoch of it, and the ten after which six tenants have most of what it gives them.
+//! Goals: on one thread, from miss-ratio curves, the market clears 24 tenants within 10 µs, 1,000
+//! within 300 µs and 100,000 within 50 ms; 100,000 slightly changed ones within 10 ms; and 1,000
+//! with opaque utilities within 15 ms. A miss-ratio curve is fitted to 40,000 samples within 200
+//! µs. Spirit's own allocator in the same language (`port`) runs with the same tenants: one epoch,
+//! and the ten epochs after which six tenants have most of their gain.
 
 #[path = "symbiosis/port.rs"]
 mod port;

@@ -1,5 +1,5 @@
-//! A process that does not outlive its owner: dropped, it is killed by its own pid and waited for. What it says goes to a
-//! log file. It knows nothing of what the process does.
+//! Process that does not outlive its owner: when dropped, it is killed by its pid and waited for.
+//! Its output goes to a log file.
 
 use std::{
     fs::{self, File},

@@ -1,5 +1,5 @@
-//! One guest, launched by one of several VMMs: when it executed its first instruction, when its first program spoke, and what
-//! memory its VMM needed for itself. Runs on a host with a KVM that boots Linux; what it means is the benchmark's.
+//! One guest, launched by one of several VMMs: time of its first instruction and of its first
+//! program's output, and memory of its VMM. Runs on a host with a KVM that boots Linux.
 
 use std::{
     fs,

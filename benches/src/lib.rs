@@ -1,5 +1,5 @@
-//! What the benchmarks stand on: real programs in temporary folders, clients that load them, and the report. What is
-//! promised, and how it is measured, is each benchmark's own file, next to this folder.
+//! Common parts of the benchmarks: real programs in temporary folders, clients that load them, and
+//! the report. Each benchmark's own file states its goal and method.
 #![forbid(unsafe_code)]
 
 pub mod child;

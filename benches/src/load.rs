@@ -1,5 +1,5 @@
-//! Closed-loop clients: each asks, waits for the answer, asks again. What they ask is a [`Writer`]'s business, so that two
-//! servers are loaded by the same loop.
+//! Closed-loop clients: each sends a request, waits for the reply, and repeats. A [`Writer`]
+//! defines the requests, so that two servers are loaded by the same loop.
 
 use std::{
     sync::{

@@ -1,5 +1,6 @@
-//! Spirit's allocator as it is published (yale-nova/spirit), plainly: one epoch walks at most eleven points near each tenant's
-//! last share, twenty times. Left out are its printing, its logging, its caps and its estimator: it is told how often tenants miss.
+//! Spirit's allocator as published (yale-nova/spirit), in plain form: one epoch evaluates at most
+//! eleven points near each tenant's last share, twenty times. Printing, logging, caps and the
+//! estimator are left out: miss ratios are given.
 
 use fairness::market::{Bundle, Supply};
 

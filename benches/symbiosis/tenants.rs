@@ -1,5 +1,5 @@
-//! Tenants for the market's benchmark, all from a seed: half of them are sensitive to memory, half to bandwidth. What a market
-//! makes of them is for others to measure.
+//! Tenants for the market's benchmark, generated from a seed: half of them are sensitive to memory,
+//! half to bandwidth.
 
 use std::ops::Range;
 

@@ -1,6 +1,6 @@
-//! The agent's own socket, where a VMM fetches the memory of its VM: one protobuf message per SOCK_SEQPACKET datagram,
-//! descriptors beside it. Who asks is what the kernel says, not what the caller says. A handler translates, asks the
-//! driver and translates back; the other end is the room `host_memory`.
+//! Socket at which a VMM attaches the memory of its VM: one protobuf message per SOCK_SEQPACKET
+//! datagram, with descriptors. The kernel identifies the caller. Handlers convert, call the driver,
+//! and convert; the client is the crate `host_memory`.
 
 mod answer;
 

@@ -1,5 +1,5 @@
-//! The agent of one host: follows the rack's orders on its machine, remembers which process is which VM, and hands VMs
-//! their memory. It decides nothing about ownership: [`pool::agent`] says what to do, this performs it.
+//! Agent of one host: applies the desired state to its machine, records the process of each VM, and
+//! passes memory to VMs. [`pool::agent`] makes the decisions, this crate performs them.
 
 pub mod config;
 pub mod convert;

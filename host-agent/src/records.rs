@@ -1,5 +1,5 @@
-//! Which process has which memory, on disk: one file per VM, `vms/RESERVATION.json`, written before the process gets its
-//! first descriptor. After a restart of the agent they say whom to look for.
+//! Records of VM processes and their memory: one file per VM, `vms/RESERVATION.json`, written
+//! before the process gets its first descriptor. A restarted agent finds its VMs by them.
 
 use std::{
     collections::BTreeMap,

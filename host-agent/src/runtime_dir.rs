@@ -1,5 +1,5 @@
-//! The agent's directory: one agent at a time, which start this is, and which rack this host serves. What it says is on
-//! disk before anybody hears of it. The VMs in it are [`crate::records`].
+//! The agent's directory: lock of one agent at a time, instance number, and rack of this host. Its
+//! contents are durable before they are used. Records of VMs are in [`crate::records`].
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions, TryLockError},

@@ -1,5 +1,5 @@
-//! The stream to the manager: connect, say who we are, pass orders on and reports up; and again after a pause when it
-//! breaks. Guests do not notice any of this.
+//! Stream to the manager: connects, identifies itself, passes desired states and reports, and
+//! reconnects after a delay. Guests are not affected.
 
 use std::{
     fs, io,

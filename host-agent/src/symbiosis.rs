@@ -1,8 +1,11 @@
-//! Symbiosis on this host: epoch after epoch, what tenants did becomes what shares are worth to them, and that becomes who has how much of the host's local
-//! memory and of its link. What is best for whom the room `fairness` says; files of the kernel are the folder `host`'s.
+//! Symbiosis on this host: in every epoch, measurements of tenants become utilities, and utilities
+//! become shares of local memory and of the link. `fairness` computes the shares; `host` accesses
+//! files of the kernel.
 //!
-//! Shares stay as they are when anything is missing: a tenant that cannot be read, a limit that cannot be set, a weight that leaves somebody less than it must
-//! have. A tenant that is gone is not missing. An agent that starts goes on from the shares on disk, and until it has measured an epoch changes nothing.
+//! Shares stay unchanged while an input is missing: an unreadable tenant, a limit that cannot be
+//! set, a weight that leaves a tenant less than its guarantee. A tenant that ended is no missing
+//! input. A starting agent continues from the stored shares, and changes nothing before it has
+//! measured an epoch.
 
 mod enforce;
 mod kept;

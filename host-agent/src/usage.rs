@@ -1,5 +1,5 @@
-//! How much of its memory each VM has touched: measured every ten seconds and once more when its process has ended, kept for
-//! metrics, and reported to the manager. What is measured is the host's business.
+//! Memory touched by each VM: measured every ten seconds and at the end of its process, for metrics
+//! and for the manager. `host` measures it.
 
 use std::{
     collections::BTreeMap,

@@ -53,7 +53,7 @@ enum Command {
     Restore {
         #[command(flatten)]
         rack: RackArg,
-        /// What `backup` wrote.
+        /// File written by `backup`
         #[arg(long)]
         from: PathBuf,
         /// Even if there is a store.

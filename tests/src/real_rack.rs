@@ -1,5 +1,5 @@
-//! A rack in a box for tests: real hosts with real CXL memory between them, and what their kernels say of each slice. Where there is
-//! doubt, the kernels are asked and not the programs.
+//! Rack in a box for tests: real hosts with real CXL memory between them, and the state of each
+//! slice in their kernels, which has precedence over the programs' reports.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,5 +1,5 @@
-//! An agent made by hand: a session with the manager in which a test says what it likes, and one that follows its orders
-//! on a host that is nothing but words.
+//! Scripted agents: a session with the manager in which a test sends any message, and an agent that
+//! applies desired states on a simulated host.
 
 use std::{
     collections::BTreeSet,

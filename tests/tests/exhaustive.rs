@@ -1,6 +1,7 @@
-//! Every state that a rack of two hosts and two slices can get into, within a few changes of hands: the real slice
-//! machine between a device that cuts nobody off by itself, hosts that lose power, agents that restart, and a wire that
-//! loses, repeats and reorders. Where the simulation tries much at random, this tries little and leaves nothing out.
+//! Every state of a rack with two hosts and two slices within a few changes of owner: the real
+//! state machine of slices with a device that cannot revoke access, hosts that lose power, agents
+//! that restart, and a connection that loses, duplicates and reorders. The simulation tests large
+//! racks at random; this tests a small one completely.
 
 use std::{
     collections::{HashMap, VecDeque},

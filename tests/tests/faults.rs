@@ -1,5 +1,5 @@
-//! An audit that cannot fail proves nothing: with a device that ignores a revoke, keeps old bytes or forgets a grant, the
-//! audit of `tarn replay` must say so.
+//! An audit that cannot fail proves nothing: with a device that ignores a revocation, keeps old
+//! data or forgets a grant, `tarn replay` must report it.
 #![allow(clippy::unwrap_used, reason = "the whole file is tests: what cannot go on fails")]
 
 use std::{

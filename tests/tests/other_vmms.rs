@@ -1,5 +1,6 @@
-//! Other VMMs with the memory of a rack: what they are told to open is there, nobody is taken for a VM by mistake, and one that
-//! `vmm-plugin` has become is the VM until it ends. The programs that are become here run no guest.
+//! Other VMMs with the memory of a rack: the files in their arguments exist, no other process
+//! counts as a VM, and an executed VMM is the VM until it ends. The programs executed here run no
+//! guest.
 #![allow(clippy::unwrap_used, reason = "the whole file is tests: what cannot go on fails")]
 
 use std::{

@@ -1,5 +1,6 @@
-//! A device that several hosts see and nothing fences: who had a slice of it keeps it until it lets go or has certainly
-//! stopped. The manager is real, and so are its record and the operator's command; the hosts are words.
+//! A device that several hosts see, without a fence: a host keeps its slices until it releases them
+//! or has certainly stopped. The manager, its record and the fence command are real; the hosts are
+//! scripted.
 #![allow(clippy::unwrap_used, reason = "the whole file is tests: what cannot go on fails")]
 
 use proto::v1::{self as wire, HostState};

@@ -1,5 +1,5 @@
-//! Weights of tenants and what is told of their shares, between schedulers, operators and agents: against a real manager, and agents that a
-//! test speaks for.
+//! Weights of tenants and reported shares, between schedulers, operators and agents: with a real
+//! manager and scripted agents.
 #![allow(clippy::unwrap_used, reason = "the whole file is tests: what cannot go on fails")]
 
 use proto::v1::{self as wire, from_agent::Message as Up, to_agent::Message as Down};

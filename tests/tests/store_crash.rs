@@ -1,5 +1,6 @@
-//! The simulated rack on the real store, and that on a disk that tears and forgets: the power fails, writes and syncs
-//! fail, at any operation, and the rack lives on with what is left. Fewer seeds than the simulation: a disk is slower.
+//! The simulated rack on the real store, on a disk that tears and loses writes: power failures and
+//! failed writes and syncs at any operation. Fewer seeds than the simulation, because a disk is
+//! slower.
 
 use std::sync::{
     Arc,

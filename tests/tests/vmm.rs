@@ -1,5 +1,5 @@
-//! The VMM with guests of a few instructions, on any /dev/kvm: how they end, what they see, and what is refused before
-//! anything has started. Linux guests are booted elsewhere.
+//! The VMM with guests of a few instructions, on any /dev/kvm: exits, the guests' view, and
+//! rejections before the start. Linux guests are booted elsewhere.
 #![allow(clippy::unwrap_used, reason = "the whole file is tests: what cannot go on fails")]
 
 use std::{

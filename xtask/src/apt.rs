@@ -1,5 +1,5 @@
-//! Debian packages taken apart into a folder: a package manager's state of our own, so that nothing of this machine is changed,
-//! nothing is installed, and nobody need be root.
+//! Debian packages unpacked into a folder, with package lists of our own: this machine is not
+//! changed, nothing is installed, and root is not needed.
 
 use std::{
     fs,

@@ -1,5 +1,6 @@
-//! What emulated hosts and their guests are made of: QEMU, two of Debian's kernels and a few tools, unpacked into
-//! `target/guests` once. Nothing of it is installed on this machine. How it is used is the room `emulated-host`'s.
+//! Artifacts of emulated hosts and their guests: QEMU, two Debian kernels and a few tools, unpacked
+//! once into `target/guests`. Nothing is installed on this machine. The crate `emulated-host` uses
+//! them.
 
 use std::{
     fs,

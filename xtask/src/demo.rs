@@ -1,6 +1,6 @@
-//! `cargo xtask demo`: a rack on this machine, told as a story. Real processes of the real programs; a stream of VMs through
-//! the scheduler's door; a host that loses power, a manager that is killed, a host that returns. The story is here; what
-//! its words mean is in the files beside.
+//! `cargo xtask demo`: a rack on this machine with real processes, a stream of VMs through the
+//! scheduler's API, a host that loses power, a manager that is killed, and a host that returns.
+//! This file is the sequence of events; its parts are in the folder beside it.
 
 mod ask;
 pub mod guest;

@@ -1,5 +1,4 @@
-//! Waiting for something outside to become true, never longer than said and never past a person's Ctrl-C. What is waited
-//! for is the caller's.
+//! Waits for a condition, with a time limit and until the user interrupts.
 
 use std::{
     sync::{

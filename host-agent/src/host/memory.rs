@@ -1,5 +1,5 @@
-//! Pool memory as this process touches it: mapped, emptied and seen to be empty, and given room on the host's nodes. Which
-//! memory that is, and whose, is the backends' business.
+//! Pool memory as accessed by this process: mapping, zeroing and verification, and NUMA nodes. The
+//! backends decide which memory.
 
 mod bus_error;
 pub mod mapped;

@@ -1,5 +1,5 @@
-//! Processes of this machine: which one is which, whether it lives, when it ends, and what memory it has. A process is
-//! known by its pid, its start and the machine's boot; pids alone come round again.
+//! Processes of this machine: identity, liveness, end, and memory. A process is identified by its
+//! pid, its start time and the machine's boot, because pids are reused.
 
 use std::{
     collections::BTreeSet,

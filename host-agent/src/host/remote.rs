@@ -1,5 +1,5 @@
-//! The device that tenants' remote memory is on: a swap device, what its number is, whether it is in use, and how long a read takes. Nothing is written
-//! here.
+//! Device of the tenants' remote memory: a swap device, with its number, its use as swap, and its
+//! read latency. It is only read.
 
 use std::{
     fs, io,

@@ -1,8 +1,10 @@
-//! Which pages tenants access, by the processor: PEBS (Intel) or IBS (AMD) tell the address of one access in so many, and perf hands that on, of all
-//! processes together. Spirit counts accesses so (4.2, 5.1).
+//! Page accesses of tenants, sampled by the processor: PEBS (Intel) or IBS (AMD) record the address
+//! of one access in many, for all processes together, and perf delivers them. Spirit counts
+//! accesses in this way (4.2, 5.1).
 //!
-//! One access is not one touch: who visits a page mostly accesses many of its lines, and what a host wants to know is how often it is visited. How many
-//! accesses a visit is, is found by what DAMON saw of the same tenant ([`Sampled::visit`]); where no one did, it is as many as a page has lines.
+//! A visit to a page usually accesses many of its cache lines, and a host needs the rate of visits.
+//! The number of accesses per visit is derived from DAMON's result for the same tenant
+//! ([`Sampled::visit`]); without one, it is the number of cache lines of a page.
 
 mod rates;
 mod source;

@@ -90,7 +90,7 @@ impl Slices {
     /// without memory.
     ///
     /// # Errors
-    /// The region is not aligned, somebody else has a part of it, or what the kernel said.
+    /// The region is not aligned, another program uses a part of it, or the kernel's error.
     pub fn open(sysfs: &Sysfs, region: Region) -> Result<Self, SliceError> {
         let slices = Self::look(sysfs, region)?;
         for device in slices.devices()? {
@@ -116,10 +116,10 @@ impl Slices {
         })
     }
 
-    /// What [`Slices::open`] would empty, by name.
+    /// Returns the names of the devices that [`Slices::open`] would remove.
     ///
     /// # Errors
-    /// What that would say.
+    /// The same.
     pub fn to_clear(&self) -> Result<Vec<String>, SliceError> {
         let mut names = Vec::new();
         for device in self.devices()? {
@@ -151,7 +151,7 @@ impl Slices {
         self.steps.count()
     }
 
-    /// How many there are; what is left behind the last whole one is not used.
+    /// Returns their number; a remainder behind the last whole slice is not used.
     pub fn count(&self) -> u32 {
         u32::try_from(self.region.bytes.get() / SLICE.get()).unwrap_or(u32::MAX)
     }
@@ -168,10 +168,10 @@ impl Slices {
         Ok(start..start + SLICE.get())
     }
 
-    /// What the kernel has, by index.
+    /// Returns the slices in the kernel, by index.
     ///
     /// # Errors
-    /// What the kernel said.
+    /// The kernel's error.
     pub fn found(&self) -> Result<BTreeMap<u32, Found>, SliceError> {
         let devices = self.devices()?.into_iter();
         let slices = devices.filter_map(|device| Some((self.index_of(&device)?, device)));
@@ -181,7 +181,7 @@ impl Slices {
     /// Makes a slice mappable, wherever it was on its way, and answers its device.
     ///
     /// # Errors
-    /// What the kernel said; one of its blocks is online.
+    /// The kernel's error; one of its blocks is online.
     pub fn ensure_devdax(&self, index: u32) -> Result<Found, SliceError> {
         self.have_driver(Driver::DeviceDax)?;
         self.bring(index, Some(Driver::DeviceDax))?.ok_or(SliceError::NothingMade)
@@ -190,7 +190,7 @@ impl Slices {
     /// Makes a slice memory blocks of the kernel's, wherever it was on its way. They are offline unless they were online before.
     ///
     /// # Errors
-    /// What the kernel said; its blocks are larger than a slice or would come online by themselves.
+    /// The kernel's error; its blocks are larger than a slice or would come online by themselves.
     pub fn ensure_kmem(&self, index: u32) -> Result<Found, SliceError> {
         self.see_blocks_fit()?;
         see_policy(&self.sysfs)?;
@@ -201,7 +201,7 @@ impl Slices {
     /// Takes a slice from its driver, by force if it is mapped, and removes its device.
     ///
     /// # Errors
-    /// What the kernel said; one of its blocks is online.
+    /// The kernel's error; one of its blocks is online.
     pub fn remove(&self, index: u32) -> Result<(), SliceError> {
         self.bring(index, None).map(drop)
     }
@@ -209,7 +209,7 @@ impl Slices {
     /// The memory blocks of a slice that is bound to kmem, lowest first.
     ///
     /// # Errors
-    /// What the kernel said.
+    /// The kernel's error.
     pub fn blocks(&self, index: u32) -> Result<Vec<Block>, SliceError> {
         Ok(blocks::within(&self.sysfs, &self.range(index)?)?)
     }
@@ -235,7 +235,7 @@ impl Slices {
     fn take(&self, step: Step, range: &Range<u64>, device: Option<&Device>) -> Result<(), SliceError> {
         match (step, device) {
             (Step::Create, _) => self.create(range),
-            (_, None) => Ok(()), // there is nothing to take a step with, as the next look will say
+            (_, None) => Ok(()), // no step is possible, which the next inspection reports
             (Step::Align, Some(device)) => {
                 Ok(self.sysfs.write(self.of(device, "align"), &self.align.get().to_string())?)
             }
@@ -302,7 +302,7 @@ impl Slices {
         self.names.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Slices stay as they are; whatever else has memory is the kernel's own, and goes, or somebody else's.
+    /// Slices stay; other devices are the kernel's own, which are removed, or another program's.
     fn stays(&self, device: &Device) -> Result<bool, SliceError> {
         match (&device.extent, device.driver) {
             (Extent::Empty, None) => Ok(device.is_kept()),
@@ -322,7 +322,7 @@ impl Slices {
         self.delete(device)
     }
 
-    /// What the kernel makes over all of a region is no slice, even where that is as long as one.
+    /// A device over all of a region is no slice, even if it has the length of one.
     fn index_of(&self, device: &Device) -> Option<u32> {
         if device.is_kept() {
             return None;
@@ -360,10 +360,10 @@ impl Slices {
     }
 }
 
-/// Sees that memory blocks stay offline until somebody says otherwise.
+/// Checks that memory blocks stay offline by default.
 ///
 /// # Errors
-/// [`SliceError::Policy`], or the kernel does not say.
+/// [`SliceError::Policy`], or the kernel does not report it.
 pub fn see_policy(sysfs: &Sysfs) -> Result<(), SliceError> {
     match blocks::policy(sysfs) {
         Ok(policy) if policy == POLICY => Ok(()),

@@ -1,5 +1,6 @@
-//! Reading and writing sysfs: files of one line, folders and links. The root is an argument, so a test may make one up. Every
-//! change that the agent makes to the kernel's devices goes through [`Sysfs::write`]; what the files mean is for others.
+//! Access to sysfs: files of one line, folders and links. The root is an argument, so that tests
+//! can simulate it. Every change of the kernel's devices uses [`Sysfs::write`]; callers interpret
+//! the files.
 
 use std::{
     fs::{self, OpenOptions},
@@ -11,13 +12,13 @@ use std::{
 
 use rustix::io::Errno;
 
-/// What sysfs did not say or do.
+/// Error of sysfs.
 #[derive(Debug, thiserror::Error)]
 pub enum SysfsError {
     /// It cannot be read.
     #[error("read {}", path.display())]
     Read {
-        /// What.
+        /// Object.
         path: PathBuf,
         /// Why not.
         #[source]
@@ -28,20 +29,20 @@ pub enum SysfsError {
     Write {
         /// Where.
         path: PathBuf,
-        /// What.
+        /// Object.
         value: String,
         /// Why not.
         #[source]
         errno: io::Error,
     },
-    /// The kernel said something unexpected.
+    /// A file has unexpected contents.
     #[error("{} holds {text:?}, which is not {wanted}", path.display())]
     Unreadable {
         /// Where.
         path: PathBuf,
-        /// What it said.
+        /// Contents.
         text: String,
-        /// What it should be.
+        /// Rule.
         wanted: &'static str,
     },
 }
@@ -76,7 +77,7 @@ impl Sysfs {
         Self(root.into())
     }
 
-    /// What a file says, without the end of its line.
+    /// Returns the contents of a file, without the line break.
     ///
     /// # Errors
     /// It cannot be read.
@@ -101,15 +102,15 @@ impl Sysfs {
         number.map_err(|_| self.unreadable(file, text, "a number"))
     }
 
-    /// Says that a file holds something unexpected.
+    /// Returns the error of unexpected contents.
     pub fn unreadable(&self, file: impl AsRef<Path>, text: String, wanted: &'static str) -> SysfsError {
         SysfsError::Unreadable { path: self.0.join(file), text, wanted }
     }
 
-    /// Tells the kernel something. It is heard as a whole or not at all.
+    /// Writes a file, in one call.
     ///
     /// # Errors
-    /// What the kernel says to it; `Interrupted` if a signal came before it was done.
+    /// The kernel's error; `Interrupted` if a signal came first.
     pub fn write(&self, file: impl AsRef<Path>, value: &str) -> Result<(), SysfsError> {
         let path = self.0.join(file);
         let opened = OpenOptions::new().write(true).truncate(true).open(&path); // as a shell does
@@ -151,7 +152,7 @@ impl Sysfs {
     /// The driver that a device is bound to, if any.
     ///
     /// # Errors
-    /// The device is there and does not say.
+    /// The device exists and does not report it.
     pub fn driver(&self, device: impl AsRef<Path>) -> Result<Option<String>, SysfsError> {
         match self.target(device.as_ref().join("driver")) {
             Ok(driver) => Ok(driver.file_name().map(|name| name.to_string_lossy().into_owned())),

@@ -1,16 +1,17 @@
-//! What was seen of a tenant's memory, whoever looked: regions, and how often their pages are touched.
+//! Access profile of a tenant's memory, from any source: regions, with the access rate of their
+//! pages.
 
 use fairness::profile::Histogram;
 
 use super::memory::usage::PAGE;
 
-/// Between two looks at a page, in microseconds: who touches it more often in that time is seen once.
+/// Interval between samples of a page, in microseconds: several accesses within it count once.
 pub const LOOK_US: u64 = 50_000;
-/// Looks that are added up; and how finely parts of one are told apart.
+/// Number of aggregated samples, and resolution of fractions of one.
 pub const LOOKS: u32 = 40;
 const PARTS: u32 = 1000;
 
-/// Who looked.
+/// Source of a profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Eyes {
     /// The kernel's DAMON.
@@ -22,7 +23,7 @@ pub enum Eyes {
 }
 
 impl Eyes {
-    /// As it is told.
+    /// Returns its name in reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Damon => "damon",
@@ -41,7 +42,7 @@ pub struct Region {
     pub touched: f64,
 }
 
-/// What was seen of one tenant.
+/// Access profile of one tenant.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Watched {
     /// By whom.
@@ -62,7 +63,8 @@ impl Watched {
         self.touched().map(pages).sum::<f64>() / (LOOK_US as f64 / 1e6)
     }
 
-    /// What part of the touched addresses memory can be behind, of one that has so many bytes: regions are of addresses.
+    /// Returns the fraction of the accessed addresses that can have memory, for a number of bytes:
+    /// regions contain addresses.
     pub fn part_there(&self, bytes: u64) -> f64 {
         (bytes as f64 / self.touched_bytes().max(1) as f64).min(1.0)
     }

@@ -1,5 +1,5 @@
-//! Zeros in a sparse file: seeing that there is nothing else, and making it so. Holes are zeros by definition, so only
-//! what a file really holds is read.
+//! Zeros in a sparse file: verification and zeroing. Holes are zeros by definition, so only
+//! allocated parts are read.
 
 use std::{
     fs::File,

@@ -1,5 +1,5 @@
-//! Which pages tenants touch: the processor says it of those of which it takes enough samples, DAMON of the others; and of all of them DAMON says how many
-//! pages are touched in a second, since a processor counts accesses.
+//! Access monitor: the processor for tenants with enough samples, DAMON for the others; for all
+//! tenants, DAMON provides the rate of touched pages, because a processor counts accesses.
 
 use std::{collections::BTreeMap, path::Path, time::Duration};
 

@@ -1,5 +1,5 @@
-//! What tenants of a host are promised, with cgroups in a temporary folder that take whatever is written: what the kernel makes of it is seen in the rack in
-//! a box.
+//! Symbiosis with cgroups in a temporary folder that accept every write; the kernel's behaviour is
+//! tested in the rack in a box.
 
 use std::fs;
 

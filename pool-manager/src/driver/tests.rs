@@ -1,5 +1,5 @@
-//! What the driver owes its callers when the disk is slow or fails, and when many wait: nobody is kept out by those who
-//! wait for slices, nobody sleeps past what they waited for, and an end comes to an end.
+//! The driver with a slow or failing disk and many callers: waiting callers do not exclude others,
+//! every wait ends, and the stop completes.
 
 use std::{collections::BTreeSet, time::Duration};
 

@@ -1,6 +1,6 @@
-//! What forecasts are made of as entries of the store: VMs that ended, in the order in which that became known; what was known and said
-//! of VMs that run, by reservation; models as their files, and which of them serve. Encoded with postcard; a kind of row only ever gains
-//! variants.
+//! Predictions as entries of the store: ended VMs in the order of recording; properties and
+//! predictions of running VMs, by reservation; models as files, and the serving ones. Encoded with
+//! postcard; a row only gains variants.
 
 use prediction::{
     file::{FileError, Kind, ModelFile},
@@ -18,7 +18,7 @@ pub type Counters = [f64; COUNTERS.len()];
 /// Properties of a VM before its start, with its prediction.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Begun {
-    /// What was known.
+    /// Properties.
     pub ask: VmRequest,
     /// Of its workload, if it had been measured.
     pub counters: Option<Counters>,

@@ -1,5 +1,5 @@
-//! A forecast in words: what was told and known, what was said of it by which model, and where that is operated; for those who ask why.
-//! Facts are shown in the order of their names.
+//! Explanation of a prediction: inputs, model, prediction and operating point. Facts are shown in
+//! the order of their names.
 
 use std::{collections::BTreeMap, fmt::Write as _, sync::LazyLock};
 

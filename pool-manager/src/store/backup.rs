@@ -1,5 +1,5 @@
-//! A store in one file to be put away, a store from such a file, and whether a store is sound. Orders and slices are the
-//! ledger's: a restored store only says that it was restored, and the ledger draws the conclusions.
+//! Backup of a store in one file, restore from it, and checks. A restored store only records that
+//! it was restored; the ledger acts on it.
 
 use std::{
     collections::BTreeMap,

@@ -1,5 +1,5 @@
-//! What a store lies on: a directory of a file system, held by one process at a time. What is in its file is the
-//! store's business.
+//! Storage of a store: a directory of a file system, held by one process at a time. The store
+//! interprets the file.
 
 use std::{
     fs::{DirBuilder, File, OpenOptions, TryLockError},

@@ -1,6 +1,7 @@
-//! A disk for tests, which tears and forgets as real ones do: what was synced is kept, of what was not a cut of the power
-//! keeps any part, by sectors; a sync that fails may have written some of it and believes the rest clean; a write that
-//! fails may have got half way. Whoever makes the disk chooses by a function of numbers, so that a seed replays a failure.
+//! Disk for tests that tears and loses writes: synced data is kept, of unsynced data a power
+//! failure keeps any part, by sectors; a failed sync may have written some of it and marks the rest
+//! clean; a failed write may be partial. A function of numbers chooses, so that a seed reproduces a
+//! failure.
 
 use std::{
     collections::BTreeMap,

@@ -1,5 +1,5 @@
-//! Agents that are killed in the middle of what they do to their kernel's devices, in a rack in a box: each time right before one of
-//! their changes of sysfs, from the first to the last, while a VM beside it keeps its bytes.
+//! Agents that are killed during changes of their kernel's devices, in a rack in a box: before each
+//! of their writes to sysfs in turn, while another VM keeps its data.
 
 use emulated_host::rack::RackPlan;
 use tests::{

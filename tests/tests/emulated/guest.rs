@@ -1,5 +1,5 @@
-//! A stock Debian guest on real CXL memory, in a host of a rack in a box: what it has there stays what it was while slices come and
-//! go beside it, by both ways in which its host's kernel can have them.
+//! A stock Debian guest on real CXL memory, in a host of a rack in a box: its data is unchanged
+//! while other slices are added and removed, with both backends.
 
 use emulated_host::Initrd;
 use tests::{

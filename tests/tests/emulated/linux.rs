@@ -1,5 +1,5 @@
-//! Stock Debian guests, booted by the VMM inside an emulated host: what they see of pool memory, and what becomes of what they
-//! write. Pond, section 4.2: a node without cores is used last.
+//! Stock Debian guests, booted by the VMM inside an emulated host: their view of pool memory, and
+//! their data. Pond, section 4.2: a zNUMA node is used last.
 
 use std::{
     path::{Path, PathBuf},

@@ -1,5 +1,6 @@
-//! Tenants of a real host, with real cgroups, swap and DAMON: who has how much follows what they do, at any time no more is dealt out than there is, and
-//! nothing that happens to one of them or to the agent changes what the others have.
+//! Tenants of a real host, with real cgroups, swap and DAMON: shares follow the tenants' behaviour,
+//! their sum never exceeds the supply, and a fault of one tenant or of the agent does not change
+//! the others' shares.
 
 use emulated_host::rack::{Drive, TENANT_SETUP_SCRIPT};
 use serde_json::Value;

@@ -1,6 +1,6 @@
-//! The demo's last act: a Linux guest with pool memory, and what becomes of its slices. It has a rack of its own, two hosts on
-//! one small pool device; where this machine's KVM runs no Linux, that rack and its guest are inside an emulated host, and do
-//! the same there.
+//! Last part of the demo: a Linux guest with pool memory, and the move of its slices. It has a rack
+//! of its own, two hosts on one small EMC; where this machine's KVM cannot run Linux, that rack and
+//! its guest run inside an emulated host.
 
 mod emulated;
 mod told;

@@ -1,5 +1,5 @@
-//! The demo's rack.toml: its own, or one that is given, with every address and path replaced by one of the demo's. What
-//! the keys mean is the manager's; keys that are not replaced are passed on as they are.
+//! The demo's rack.toml: its own, or a given one with addresses and paths replaced. Other keys are
+//! unchanged; the manager interprets them.
 
 use std::{
     fs,

@@ -1,5 +1,5 @@
-//! The replay of a trace against the rack: `tarn replay`, watched through the log it keeps of acknowledged replies. What
-//! it reports is `verdict.rs`'s.
+//! Replay of a trace by `tarn replay`, observed through its log of acknowledged replies.
+//! `verdict.rs` evaluates its report.
 
 use std::{
     fmt,

@@ -1,5 +1,5 @@
-//! Where the demo's rack lives: one folder in memory for what the devices hold, one on disk for the rest. Both are gone
-//! afterwards, with every process that names them.
+//! Folders of the demo: one in memory for the devices, one on disk for the rest. Both are removed
+//! afterwards, with every process that uses them.
 
 use std::{
     path::{Path, PathBuf},

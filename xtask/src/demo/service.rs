@@ -1,5 +1,5 @@
-//! The rack's processes: a manager, and an agent for each host, with their logs. Dropped, all are killed by their own pid
-//! and waited for. What they are for is the story's.
+//! Processes of the rack: a manager, and an agent for each host, with their logs. When dropped, all
+//! are killed by their pid and waited for.
 
 use std::{
     collections::BTreeMap,

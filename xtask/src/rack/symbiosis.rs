@@ -1,6 +1,7 @@
-//! `cargo xtask rack symbiosis`: two programs of Debian's, as they are, share one emulated host. One copies memory from end to end (mbw), the other is asked for
-//! keys by Zipf's law (memcached). Memory beyond their shares is on a slow drive. First each has half of everything, then the agent decides; what both do is
-//! printed. Who gets how much is the agent's business.
+//! `cargo xtask rack symbiosis`: two unmodified Debian programs share one emulated host. mbw copies
+//! memory sequentially, memcached serves keys by Zipf's law. Memory beyond their shares is on a
+//! slow drive. First each has half of everything, then the agent decides; the results of both are
+//! printed.
 
 use std::{
     path::Path,

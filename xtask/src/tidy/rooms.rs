@@ -1,5 +1,5 @@
-//! Rules about who may import whom, checked against the manifests: the map of rooms as a table. What a room does with what
-//! it imports is `pure.rs`'s and the reader's.
+//! Rules of dependencies between crates, checked against the manifests with a table. The use of a
+//! dependency is checked by `pure.rs` and reviewers.
 
 use std::collections::BTreeMap;
 

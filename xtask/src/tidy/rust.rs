@@ -1,5 +1,4 @@
-//! One Rust file as a syntax tree, and the questions rules ask of it: what it names, what in it is test, how long its
-//! functions are. Judges nothing.
+//! Syntax tree of one Rust file, with queries for the rules: names, test code, sizes of functions.
 
 use std::collections::BTreeSet;
 

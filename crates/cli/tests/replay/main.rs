@@ -1,5 +1,5 @@
-//! What `tarn replay` promises: that a trace is played as a best-fit scheduler would, through restarts of the manager, and
-//! that each promise of the rack which is broken shows in the report.
+//! `tarn replay`: a trace is replayed as by a best-fit scheduler, across restarts of the manager,
+//! and every violated guarantee of the rack is reported.
 #![allow(missing_docs, clippy::unwrap_used, reason = "this crate is a test through and through")]
 
 mod agent;

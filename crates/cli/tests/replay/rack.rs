@@ -1,5 +1,5 @@
-//! A rack that is only a model: it counts cores, memory and slices as a pool manager does, and misbehaves when told to. Its
-//! slices come back when somebody asks how many are on their way.
+//! Model of a rack: it counts cores, memory and slices like a pool manager, and injects faults.
+//! Draining slices become free when their number is requested.
 
 use std::{
     collections::BTreeMap,

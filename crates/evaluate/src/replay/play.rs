@@ -1,6 +1,6 @@
-//! Plays a trace: in its order, with many calls under way. A VM that seems not to fit gets a second look when everything
-//! before it is done, and a third for as long as slices are on their way back: what turns it away should be the trace's
-//! packing and not the haste of the replay.
+//! Replays a trace in its order, with many concurrent calls. A VM that seems not to fit is tried
+//! again when everything before it is done, and a third time while slices drain, so that rejections
+//! result from the trace's packing and not from the speed of the replay.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

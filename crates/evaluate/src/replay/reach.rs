@@ -1,9 +1,11 @@
-//! Who can reach each slice of an emulated EMC, looked up in /proc while the replay goes on: a slice that some process can
-//! reach through a grant that is over has two owners. Of a device that is not on this machine nothing can be said.
+//! Processes that can reach each slice of an emulated EMC, found in /proc during the replay: a
+//! slice that a process can reach through an ended grant has two owners. Devices on other machines
+//! cannot be checked.
 //!
-//! A grant is a file `EMC/slices/NNNNN.EPOCH.hHOST`; a process reaches it through a descriptor or a mapping. Revoking cuts
-//! the file to nothing, so a file without bytes is out of reach however long it stays open. Things change while one looks,
-//! so what is wrong must be wrong in two looks one after the other. The manager itself owns nothing.
+//! A grant is a file `EMC/slices/NNNNN.EPOCH.hHOST`; a process reaches it through a descriptor or a
+//! mapping. A revocation truncates the file, so an empty file is unreachable even if it is open.
+//! The state changes during a scan, so a violation must appear in two consecutive scans. The
+//! manager itself owns nothing.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

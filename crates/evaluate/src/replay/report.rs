@@ -1,9 +1,10 @@
-//! What a replay came to: one object for programs, a table for people. A number that could not be found out is absent, and
-//! why is said aloud; it is never 0.
+//! Report of a replay: one object for programs, a table for people. A number that could not be
+//! determined is absent, with a printed reason, and never 0.
 //!
-//! `stranded` is free local memory of no use: on hosts that take new VMs and yet have no room, in cores or in memory of
-//! both kinds, for a VM of the trace's median shape (the lower medians of cores and of memory, each by itself). It is what
-//! the scheduler saw at each event, as a mean over the time of the trace; the share is of the local memory of all hosts.
+//! `stranded` is unusable free local memory: on hosts that accept VMs but have no space, in cores
+//! or in memory of both kinds, for a VM of the trace's median shape (the lower medians of cores and
+//! of memory, separately). It is the scheduler's view at each event, as a mean over the time of the
+//! trace; the share refers to the local memory of all hosts.
 
 use std::{fs, io, io::Write as _, time::Duration};
 

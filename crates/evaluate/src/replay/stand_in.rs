@@ -1,7 +1,7 @@
-//! `tarn stand-in-vm`: a process that does with a VM's slices what a VMM does, and tells what it found. It takes them from
-//! the agent, looks whether they are zeros, maps them, writes a pattern of its own, and when its stdin ends looks whether
-//! the pattern is still there. It says so in one JSON line each on stdout. A slice that is taken away from under it ends
-//! it, as it would end a guest.
+//! `tarn stand-in-vm`: a process that uses a VM's slices like a VMM. It attaches to the agent,
+//! verifies that the slices are zeroed, maps them, writes its own pattern, and verifies the pattern
+//! when its stdin ends. It prints one JSON line for each. A slice that is taken away ends it, as it
+//! would end a guest.
 
 use std::{
     fs::File,

@@ -1,6 +1,7 @@
-//! Memory that is taken away, or turns out to be broken, while this process touches it. The kernel then raises SIGBUS in the
-//! thread that does, which ends a process that does not mind. Within [`survive`] the thread goes on, on empty pages in place
-//! of the whole mapping, and what it did comes to nothing but an error. A bus error anywhere else is a bug, and still ends it.
+//! Handles memory that is removed or damaged while this process accesses it. The kernel raises
+//! SIGBUS in the accessing thread, which ends the process by default. Within [`survive`] the thread
+//! continues on empty pages in place of the whole mapping, and its work results in an error. A bus
+//! error elsewhere is a bug, and ends the process.
 
 use std::{
     io,

@@ -1,6 +1,7 @@
-//! A slice's memory, mapped: a device-dax node knows no other way to be read and written. It is emptied past the caches, and
-//! they can be made to forget it, as another host's writes do not reach them. Which slice it is, and what a byte that is not
-//! zero means, is not known here. No reference into it is ever made, as another host may write it at any time.
+//! Mapping of a slice's memory: a device-dax node can only be mapped. Zeroing bypasses the caches,
+//! and caches can be invalidated, because other hosts' writes do not reach them. The meaning of the
+//! contents is left to the caller. No reference into the mapping is created, because another host
+//! may write it at any time.
 
 use std::{
     arch::{

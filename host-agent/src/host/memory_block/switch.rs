@@ -1,5 +1,5 @@
-//! Memory blocks of one slice, switched online and offline together: all of them, or those that were switched are put back and it
-//! is said which one refused, why, and what became of the others.
+//! Memory blocks of one slice, switched online and offline together: all of them, or the switched
+//! ones are restored and the error names the failed block, the reason, and the state of the others.
 
 use std::{fmt, io, time::Duration};
 

@@ -1,6 +1,7 @@
-//! Steps in which the kernel may wait for ever: taking a device from its driver waits until no page of it is pinned, by VFIO or
-//! io_uring say, and no signal ends that wait. Each runs on a thread of its own, which is left behind when it takes too long, so
-//! that one stuck slice holds up no other. What a step does is not known here.
+//! Steps in which the kernel may block for ever: unbinding a driver waits until no page of the
+//! device is pinned, for example by VFIO or io_uring, and no signal ends that wait. Each step runs
+//! on a thread of its own, which is abandoned when it takes too long, so that a stuck slice does
+//! not delay others.
 
 use std::{
     collections::BTreeSet,

@@ -1,4 +1,4 @@
-//! One device-dax device: what sysfs says of it, and how a driver takes it and lets it go.
+//! One device-dax device: its attributes, and binding of drivers.
 
 use std::{
     fmt,
@@ -10,10 +10,10 @@ use rustix::fs::makedev;
 
 use super::{Found, Sysfs, SysfsError};
 
-/// Who can have a device.
+/// Driver of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Driver {
-    /// Whoever opens its node, to map it.
+    /// The device-dax driver: its node can be mapped.
     DeviceDax,
     /// The kernel, as memory.
     Kmem,
@@ -35,7 +35,8 @@ impl Driver {
         Path::new("bus/dax/drivers").join(self.module())
     }
 
-    /// A device of CXL memory is meant for kmem, so `device_dax` must be told its name; then it takes it at once.
+    /// A CXL memory device belongs to kmem by default, so `device_dax` needs its name first; then
+    /// it binds at once.
     pub(super) fn bind(self, sysfs: &Sysfs, device: &str) -> Result<(), SysfsError> {
         match self {
             Self::DeviceDax => sysfs.write(self.folder().join("new_id"), device),

@@ -1,4 +1,4 @@
-//! Why a slice is not as it was wanted, with the numbers and what mends it.
+//! Errors of a slice's state, with numbers and remedies.
 
 use std::io;
 
@@ -11,7 +11,7 @@ use super::{Driver, SysfsError};
 pub enum Step {
     /// Make it at its place.
     Create,
-    /// Tell it how mappings are aligned.
+    /// Hint on the alignment of mappings.
     Align,
     /// Give it to a driver.
     Bind(Driver),
@@ -66,7 +66,7 @@ pub enum SliceError {
          memhp_default_state=offline, or echo offline into that file"
     )]
     Policy {
-        /// What the kernel does with it.
+        /// Policy of the kernel.
         policy: String,
     },
     /// A slice cannot go online and offline on its own.
@@ -82,7 +82,7 @@ pub enum SliceError {
     NoDriver {
         /// Which one.
         driver: Driver,
-        /// What `modprobe` said.
+        /// Output of `modprobe`.
         said: String,
     },
     /// Memory of the region that is no slice.
@@ -93,10 +93,10 @@ pub enum SliceError {
     Foreign {
         /// Which device.
         device: String,
-        /// Who has it.
+        /// User of the device.
         driver: Option<Driver>,
     },
-    /// The kernel waits, and nothing ends that but whoever pins the pages.
+    /// The kernel waits until the pages are unpinned.
     #[error(
         "{device} is stuck: the kernel has waited for {seconds} s or more until no page of it is pinned, as by VFIO or io_uring; \
          it goes on by itself when the process that pins them ends"
@@ -125,12 +125,12 @@ pub enum SliceError {
     /// The kernel made a device that does not show.
     #[error("the kernel said that it made a dax device, and there is none")]
     NothingMade,
-    /// The kernel does not do what it says, or somebody else works against it.
+    /// The kernel does not reach the target state, or another program interferes.
     #[error("slice {index} is not {} after {steps} steps", wanted.map_or_else(|| "gone".to_owned(), |driver| format!("bound to {driver}")))]
     NotSettled {
         /// Which one.
         index: u32,
-        /// What was wanted.
+        /// Target state.
         wanted: Option<Driver>,
         /// How often it was tried.
         steps: usize,

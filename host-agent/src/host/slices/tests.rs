@@ -1,4 +1,4 @@
-//! What a slice's way through its states promises, on a made-up /sys. How a kernel answers is for the rack in a box.
+//! States of a slice on a simulated /sys. Real kernels are tested in the rack in a box.
 
 use rustix::fs::makedev;
 
@@ -166,7 +166,7 @@ fn a_slice_that_is_mapped_already_stays_so() {
     assert_eq!(made_up.sysfs.text("bus/dax/drivers/device_dax/new_id").unwrap(), "", "it was bound again");
 }
 
-/// The pipe has no reader: whoever opens it for writing waits, as for pages that are pinned.
+/// The pipe has no reader: opening it for writing blocks, like pinned pages.
 #[test]
 fn slice_whose_driver_does_not_let_go_holds_up_no_other() {
     let drivers = ["device_dax/remove_id", "kmem/unbind"].map(|file| format!("bus/dax/drivers/{file}"));

@@ -1,4 +1,4 @@
-//! A tree such as /sys in a temporary folder, for tests. It holds still: nothing comes or goes for what is written.
+//! Simulated /sys in a temporary folder, for tests. Writes have no effects.
 
 use std::{fs, os::unix::fs::symlink, path::PathBuf};
 
