@@ -1,5 +1,4 @@
 //! Runs the commands of a task one after another, and prints their names and durations.
-//! is its task's business.
 
 use std::{
     collections::BTreeMap,

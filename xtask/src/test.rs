@@ -1,5 +1,4 @@
 //! `cargo xtask test`: builds everything, runs every test, and prints a summary.
-//! room's business.
 
 use std::{collections::BTreeSet, fmt, fs, path::Path, time::Instant};
 

@@ -114,8 +114,8 @@ impl Ranges {
     }
 
     /// Takes a slice from its users, and removes its remains from this host. Their writes are in
-    /// the caches until the last one has ended.
-    /// of them has lost it, and an agent may have ended in between: so these are written back each time.
+    /// the caches until the last one has ended, and an agent may have ended in between, so the caches are
+    /// written back each time.
     pub(super) fn close(&self, place: &str) -> Result<(), HostError> {
         let (slices, index) = self.slice(place)?;
         slices.remove(index)?;
