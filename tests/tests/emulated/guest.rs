@@ -107,9 +107,9 @@ fn a_guests_pages_are_moved_when_a_memory_block_leaves_and_end_up_on_the_pools_n
     let rack = with_guest("memory_block");
     others_come_and_go(&rack);
     let (back, astray) =
-        (metric(&rack, "tarn_agent_pages_brought_back"), metric(&rack, "tarn_agent_pages_astray"));
+        (metric(&rack, "tarn_agent_pages_migrated"), metric(&rack, "tarn_agent_page_migration_failures"));
     let nodes = rack.run(0, NODES);
-    println!("{back} pages were brought back, {astray} were not; they are on {nodes}");
+    println!("{back} pages were migrated back, {astray} were not; they are on {nodes}");
     assert!(back > 0.0, "{}", rack.logs());
     assert_eq!(astray, 0.0, "{}", rack.logs());
     assert!(nodes.trim().starts_with('N') && !nodes.contains("N0="), "{nodes}");
