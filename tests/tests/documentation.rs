@@ -4,6 +4,8 @@
 
 use std::{
     fs,
+    io::Write,
+    os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     process::{Command, Output},
 };
@@ -143,6 +145,13 @@ fn completed(snippet: &str, needed: &[(&str, &str)]) -> String {
     missing.fold(snippet.to_owned(), |text, (_, section)| format!("{text}\n{section}"))
 }
 
+/// Writes a token file that only its owner can read, as the agent requires.
+fn write_token(path: &Path) {
+    let mut options = fs::OpenOptions::new();
+    let mut file = options.write(true).create_new(true).mode(0o600).open(path).expect("a new file");
+    file.write_all(&[b'a'; 32]).expect("the folder is writable");
+}
+
 #[test]
 fn every_configuration_snippet_is_accepted() {
     let mut checked = 0;
@@ -155,6 +164,7 @@ fn every_configuration_snippet_is_accepted() {
             false => ("pool-manager", completed(&snippet.text, &RACK)),
         };
         fs::write(&path, &text).expect("the folder is writable");
+        write_token(&folder.path().join("h0.token"));
         let check = Command::new(programs().join(program))
             .args(["serve", "--check-config", "--config"])
             .arg(&path)
