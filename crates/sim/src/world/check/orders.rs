@@ -24,6 +24,9 @@ pub(super) struct Named {
     /// Handles from a comparison of contents, used from the next durable write on.
     found_grants: Vec<(SliceId, (Epoch, Handle))>,
     found_places: Vec<(SliceId, Handle)>,
+    /// Contents that lack an epoch of a VM's slice and that the manager may still accept: it compares
+    /// them in pieces.
+    undecided: BTreeMap<EmcId, DeviceDone>,
     /// Complete scrubs reported since the store was loaded.
     ended_scrubs: BTreeSet<(HostId, Holding)>,
 }
@@ -165,19 +168,34 @@ impl World {
     }
 
     /// Records a comparison of a device's contents by the running manager. If the record lacks an epoch of
-    /// a VM's slice, the contents are ignored, unless the end of that VM is decided and not yet durable.
+    /// a VM's slice, the manager may accept the contents only if the end of that VM is decided and not yet
+    /// durable.
     pub(in crate::world) fn note_contents(&mut self, emc: EmcId, contents: &DeviceDone) {
         let device = &self.devices[emc.0 as usize];
-        let lacks_record = self.truth.slices_unknown_to(&self.devices).any(|(slice, _)| device.has(slice));
-        let running = self.program.running.as_ref();
-        let works = running.is_some_and(|running| running.manager.emc_state(emc) == EmcState::Up);
-        if works || !lacks_record {
-            self.truth.named.answered(contents);
+        if self.truth.slices_unknown_to(&self.devices).any(|(slice, _)| device.has(slice)) {
+            self.truth.named.undecided.insert(emc, contents.clone());
+            return self.note_decided_contents();
+        }
+        self.truth.named.undecided.remove(&emc);
+        self.truth.named.answered(contents);
+    }
+
+    /// Records the undecided contents that the running manager has accepted, and drops those that it has
+    /// refused.
+    fn note_decided_contents(&mut self) {
+        let Some(running) = &self.program.running else { return };
+        for (emc, contents) in std::mem::take(&mut self.truth.named.undecided) {
+            match running.manager.emc_state(emc) {
+                EmcState::Up => self.truth.named.answered(&contents),
+                EmcState::Starting => drop(self.truth.named.undecided.insert(emc, contents)),
+                EmcState::Failed(_) => {}
+            }
         }
     }
 
     /// Records the outcome of the running manager's batch.
     pub(in crate::world) fn note_stored(&mut self, ok: bool) {
+        self.note_decided_contents();
         self.truth.named.stored(ok);
     }
 
