@@ -197,15 +197,10 @@ impl Manager {
     fn send_order(&mut self, when: When, host: HostId) {
         let Some(mut link) = self.links.get_mut(&host) else { return };
         let Some(session) = link.session else { return };
-        let mut changed = None;
-        if link.draft.is_none() {
-            let news = std::mem::take(&mut link.news);
-            let last = link.order.map(|sent| sent.number).filter(|number| *number == link.reflected);
-            drop(link);
-            changed = last.and_then(|last| self.changed_want(host, last, &news));
-        } else {
-            drop(link);
-        }
+        let news = link.draft.is_none().then(|| std::mem::take(&mut link.news));
+        let last = link.order.map(|sent| sent.number).filter(|number| *number == link.reflected);
+        drop(link);
+        let changed = news.zip(last).and_then(|(news, last)| self.changed_want(host, last, &news));
         let Some(want) = changed.or_else(|| self.continue_draft(host)) else { return };
         let held = |told: &Holding| self.durable.is_held(host, told.slice, told.epoch);
         let Some(mut link) = self.links.get_mut(&host) else { return };
@@ -275,23 +270,17 @@ impl Manager {
         let Some(slot) = self.durable.slot(slice).filter(|slot| slot.holder() == Some(host)) else {
             return false;
         };
-        if !matches!(
-            slot.state,
-            State::Draining(_, Drain::Host { .. }) | State::Scrubbing(Scrub::Leaving(_) | Scrub::Working(_))
-        ) {
-            return false;
-        }
+        let release = match slot.state {
+            State::Draining(_, Drain::Host { force }) => Some(force),
+            State::Scrubbing(Scrub::Leaving(_)) => Some(false),
+            State::Scrubbing(Scrub::Working(_)) => None,
+            _ => return false,
+        };
         let holding = Holding { slice, epoch: slot.epoch };
         let Some(handle) = self.handle_of(holding) else { return false }; // it is known once its device is compared
-        match slot.state {
-            State::Draining(_, Drain::Host { force }) => {
-                drop(want.release.insert(holding, WantRelease { force, handle }));
-            }
-            State::Scrubbing(Scrub::Leaving(_)) => {
-                drop(want.release.insert(holding, WantRelease { force: false, handle }));
-            }
-            State::Scrubbing(Scrub::Working(_)) => drop(want.scrub.insert(holding, handle)),
-            _ => return false,
+        match release {
+            Some(force) => drop(want.release.insert(holding, WantRelease { force, handle })),
+            None => drop(want.scrub.insert(holding, handle)),
         }
         true
     }
