@@ -99,7 +99,7 @@ fn outcome(o: wire::Outcome, now: UnixMs) -> Result<Past, Invalid> {
     let peak = memory("peak_bytes", o.peak_bytes, 0)?;
     let measured = |field, bytes: Option<u64>| bytes.map(|bytes| memory(field, bytes, 0)).transpose();
     if o.ended_unix_ms < o.started_unix_ms {
-        return Err(Invalid::new("ended_unix_ms", o.ended_unix_ms, "must not be before began_unix_ms"));
+        return Err(Invalid::new("ended_unix_ms", o.ended_unix_ms, "must not be before started_unix_ms"));
     }
     if o.ended_unix_ms > now.0 + CLOCK_SKEW_MAX.as_ms() {
         return Err(Invalid::new("ended_unix_ms", o.ended_unix_ms, "must not be later than now"));
