@@ -1,9 +1,7 @@
 //! Tables on a terminal: columns of a type, its rows, and cells that several commands share. It prints nothing.
 
-use std::time::{Duration, UNIX_EPOCH};
-
 use comfy_table::{ContentArrangement, Table, presets};
-use units::Bytes;
+use units::{Bytes, UnixMs};
 
 /// Column of a table with one row per `T`.
 #[derive(Debug)]
@@ -60,13 +58,9 @@ fn flush_left(table: &Table) -> String {
     table.lines().map(|line| format!("{}\n", line.strip_prefix(" ").unwrap_or(&line).trim_end())).collect()
 }
 
-/// Returns a time in RFC 3339, as logs print it, or the number itself from the year 10000 on.
+/// Returns a Unix time as logs print it.
 pub fn moment(unix_ms: u64) -> String {
-    const YEAR_10000_MS: u64 = 253_402_300_800_000;
-    if unix_ms >= YEAR_10000_MS {
-        return format!("{unix_ms}ms");
-    }
-    humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_millis(unix_ms)).to_string()
+    UnixMs(unix_ms).to_string()
 }
 
 /// Returns a size in bytes with its binary unit, such as 4GiB.
@@ -77,15 +71,4 @@ pub fn size(bytes: u64) -> String {
 /// Returns a share of one in percent, with one decimal.
 pub fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn moment_outside_rfc3339_is_a_number() {
-        assert_eq!(moment(1_700_000_000_999), "2023-11-14T22:13:20Z");
-        assert_eq!(moment(u64::MAX), "18446744073709551615ms");
-    }
 }

@@ -1,6 +1,9 @@
 //! Time on two clocks: monotonic time for decisions, and Unix time for people.
 
-use std::{fmt, time::Duration};
+use std::{
+    fmt,
+    time::{Duration, UNIX_EPOCH},
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -65,3 +68,31 @@ impl fmt::Display for Ns {
 /// Unix time in milliseconds, for people. It may jump and is not used for decisions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct UnixMs(pub u64);
+
+impl UnixMs {
+    /// First millisecond of the year 10000, which RFC 3339 cannot write.
+    const YEAR_10000: Self = Self(253_402_300_800_000);
+}
+
+/// RFC 3339 in whole seconds, as logs print it; the number itself with `ms` from the year 10000 on.
+impl fmt::Display for UnixMs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if *self >= Self::YEAR_10000 {
+            return write!(f, "{}ms", self.0);
+        }
+        humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_millis(self.0)).fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unix_time_is_rfc_3339_up_to_the_year_9999() {
+        assert_eq!(UnixMs(1_500).to_string(), "1970-01-01T00:00:01Z");
+        assert_eq!(UnixMs(UnixMs::YEAR_10000.0 - 1).to_string(), "9999-12-31T23:59:59Z");
+        assert_eq!(UnixMs::YEAR_10000.to_string(), "253402300800000ms");
+        assert_eq!(UnixMs(u64::MAX).to_string(), "18446744073709551615ms");
+    }
+}

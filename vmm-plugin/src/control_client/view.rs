@@ -1,11 +1,9 @@
 //! Table and JSON output of `info`. The JSON field names are stable: scripts use them.
 
-use std::time::{Duration, UNIX_EPOCH};
-
 use comfy_table::{ContentArrangement, Table, presets};
 use proto::v1 as wire;
 use serde::Serialize;
-use units::Bytes;
+use units::{Bytes, UnixMs};
 
 #[derive(Serialize)]
 struct Guest<'a> {
@@ -96,12 +94,11 @@ fn state(guest: &wire::Guest) -> &'static str {
 
 /// Renders a guest as a table for people.
 pub(super) fn text(guest: &wire::Guest) -> String {
-    let started = UNIX_EPOCH + Duration::from_millis(guest.started_unix_ms);
     let mut facts = borderless_table();
     facts.add_row(["VM:", &guest.vm]);
     facts.add_row(["STATE:", state(guest)]);
     facts.add_row(["PID:", &guest.pid.to_string()]);
-    facts.add_row(["STARTED:", &humantime::format_rfc3339_seconds(started).to_string()]);
+    facts.add_row(["STARTED:", &UnixMs(guest.started_unix_ms).to_string()]);
     facts.add_row(["CPUS:", &guest.cpus.to_string()]);
     facts.add_row(["KERNEL:", &guest.kernel]);
     facts.add_row(["AGENT:", guest.agent.as_deref().unwrap_or("none: memory of this host")]);
@@ -229,6 +226,12 @@ NODE  KIND   CPUS  MEMORY  TOUCHED  DISTANCES  EMC   SLICES
         assert!(text.contains("4GiB    not measured  18 10"), "{text}");
         let value: serde_json::Value = serde_json::from_str(&json(&guest)).unwrap();
         assert_eq!(value["nodes"][1]["touched_bytes"], serde_json::Value::Null);
+    }
+
+    #[test]
+    fn start_outside_of_rfc_3339_is_a_number() {
+        let guest = wire::Guest { started_unix_ms: u64::MAX, ..guest() };
+        assert!(text(&guest).contains("STARTED:  18446744073709551615ms\n"), "{}", text(&guest));
     }
 
     #[test]
