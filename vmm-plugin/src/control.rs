@@ -27,13 +27,14 @@ use units::limits::{
 use self::socket::ControlSocket;
 use crate::{
     config::Config,
-    confine::threads::{SeccompFilters, ThreadRole},
+    confine::threads::SeccompFilters,
     exit,
     layout::Layout,
     memory::{
         Memory,
         touched::{NodeFiles, TouchedByNode},
     },
+    thread_role::ThreadRole,
     wakeup::Wakeup,
 };
 

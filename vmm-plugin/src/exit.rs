@@ -12,7 +12,7 @@ use std::{
 
 use rustix::termios::{OptionalActions, Termios, tcsetattr};
 
-use crate::confine::threads::{self, ThreadRole};
+use crate::thread_role::{self, ThreadRole};
 
 /// The guest powered off.
 pub const POWERED_OFF: u8 = 0;
@@ -65,7 +65,7 @@ pub fn print(text: &str) {
 pub fn install_panic_hook() {
     panic::set_hook(Box::new(|panic| {
         print(&format!("error: {panic}"));
-        if threads::role().is_none_or(ThreadRole::is_essential) {
+        if thread_role::role().is_none_or(ThreadRole::is_essential) {
             exit_now(FAILED)
         }
     }));

@@ -18,6 +18,7 @@ pub mod options;
 pub mod platform;
 pub mod source;
 pub mod tap;
+pub mod thread_role;
 pub mod vcpu;
 pub mod vmm_backends;
 pub mod wakeup;

@@ -1,6 +1,7 @@
 //! `cargo xtask tidy`: the house rules that no compiler and no clippy knows, each a function from the repository's files
 //! to complaints, each with a test in which it bites. Formatting and lints are `lint`'s.
 
+mod circles;
 mod headers;
 mod limits;
 mod links;
@@ -48,6 +49,7 @@ type Rule = fn(&Sources) -> Vec<Complaint>;
 /// Every rule, by the sentence it keeps true.
 const RULES: &[(&str, Rule)] = &[
     ("each room imports only what the map allows", rooms::imports),
+    ("modules import each other in one direction", circles::imports),
     ("pure rooms import only what cannot touch the world", rooms::externals),
     ("pure rooms touch no clock, file, thread or environment", pure::paths),
     ("pure rooms forbid unsafe code and are watched by clippy", pure::guards),

@@ -21,9 +21,9 @@ mod socket;
 
 pub use self::{
     control::CommandOutput,
-    deployment::{Programs, Rack, RackPlan},
+    deployment::Rack,
     host::RackHost,
     hosts::Hosts,
-    plan::{Device, Drive, Plan, TENANT_SETUP_SCRIPT},
+    plan::{Device, Drive, Plan, Programs, RackPlan, TENANT_SETUP_SCRIPT},
     power::Power,
 };

@@ -3,8 +3,10 @@
 
 use std::io::{self, Write as _};
 
-use super::threads;
-use crate::exit;
+use crate::{
+    exit,
+    thread_role::{self, ThreadRole},
+};
 
 /// Index of `si_syscall` in siginfo_t, in 32-bit words (linux/signal.h).
 const SYSCALL_INDEX: usize = 6;
@@ -30,7 +32,7 @@ extern "C" fn on_forbidden_call(_: libc::c_int, info: *mut libc::siginfo_t, _: *
 
 /// Prints the message. Must not allocate: the signal may have interrupted the allocator.
 fn report(number: libc::c_int) {
-    let who = threads::role().map_or("a thread", threads::ThreadRole::name);
+    let who = thread_role::role().map_or("a thread", ThreadRole::name);
     let call =
         usize::try_from(number).ok().and_then(syscalls::Sysno::new).map_or("unknown", |call| call.name());
     let mut line = [0; LINE_BYTES];

@@ -15,7 +15,7 @@ use libc::{
 use seccompiler::{SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompRule};
 
 use self::Argument::{HasNoBits, Is, IsNull, IsThisProcess};
-use super::threads::ThreadRole;
+use crate::thread_role::ThreadRole;
 
 /// A system call that is allowed if all conditions on its arguments hold.
 struct AllowedCall(i64, &'static [Argument]);

@@ -1,61 +1,16 @@
 //! Threads that serve a guest, each with a seccomp filter for its role. A thread installs its
 //! filter before it reads anything that the guest has written.
 
-use std::{cell::Cell, collections::BTreeMap, io, thread::JoinHandle};
+use std::{collections::BTreeMap, io, thread::JoinHandle};
 
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch, apply_filter};
 use vmm_sys_util::signal::block_signal;
 
 use super::{Seccomp, sigsys, syscall_rules};
-use crate::exit;
-
-/// Role of a thread.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum ThreadRole {
-    /// The process's first thread: the event loop.
-    Main,
-    /// Runs a vCPU.
-    Vcpu,
-    /// Serves a block device.
-    Block,
-    /// Serves a network device.
-    Net,
-    /// Serves the entropy device.
-    Rng,
-    /// Serves the control socket.
-    Control,
-}
-
-impl ThreadRole {
-    /// All roles.
-    pub const ALL: [Self; 6] = [Self::Main, Self::Vcpu, Self::Block, Self::Net, Self::Rng, Self::Control];
-
-    /// Returns whether the guest cannot continue without this thread.
-    pub fn is_essential(self) -> bool {
-        self != Self::Control
-    }
-
-    /// Returns the name for messages.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Main => "the main thread",
-            Self::Vcpu => "a vCPU thread",
-            Self::Block => "a disk thread",
-            Self::Net => "a network thread",
-            Self::Rng => "the RNG thread",
-            Self::Control => "the control socket thread",
-        }
-    }
-}
-
-thread_local! {
-    static ROLE: Cell<Option<ThreadRole>> = const { Cell::new(None) };
-}
-
-/// Returns the role of this thread once it is confined. Safe in a signal handler.
-pub fn role() -> Option<ThreadRole> {
-    ROLE.get()
-}
+use crate::{
+    exit,
+    thread_role::{self, ThreadRole},
+};
 
 /// Seccomp filters by role; empty if filtering is disabled.
 #[derive(Debug, Default)]
@@ -81,7 +36,7 @@ impl SeccompFilters {
     /// # Errors
     /// The error of seccomp(2).
     pub fn confine(&self, role: ThreadRole) -> io::Result<()> {
-        ROLE.set(Some(role));
+        thread_role::set(role);
         self.0.get(&role).map_or(Ok(()), |filter| apply_filter(filter).map_err(io::Error::other))
     }
 

@@ -12,7 +12,7 @@ use std::{io, os::fd::RawFd};
 
 use virtio_queue::{DescriptorChain, Queue, QueueT as _};
 
-use crate::{confine::threads::ThreadRole, memory::GuestMemory};
+use crate::{memory::GuestMemory, thread_role::ThreadRole};
 
 pub use self::{
     mmio::{MMIO_WINDOW_BYTES, MmioTransport},

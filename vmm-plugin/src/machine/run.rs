@@ -19,11 +19,12 @@ use units::limits::{GUEST_SHUTDOWN_TIMEOUT, LOST_SLICE_CHECK_INTERVAL};
 use super::{GuestParts, GuestResources, Machine, MachineError, system_error, vcpus::VcpuThreads};
 use crate::{
     config::Console,
-    confine::threads::{SeccompFilters, ThreadRole},
+    confine::threads::SeccompFilters,
     control::{Action, ActionError, ControlRequest, RequestSender, State},
     devices::{ExitRequest, serial::Output},
     exit,
     memory::{fault, poison},
+    thread_role::ThreadRole,
     vcpu::ExitReason,
     wakeup::Wakeup,
 };

@@ -12,7 +12,8 @@ use vmm_sys_util::signal::{Killable, register_signal_handler};
 
 use super::{MachineError, system_error};
 use crate::{
-    confine::threads::{SeccompFilters, ThreadRole},
+    confine::threads::SeccompFilters,
+    thread_role::ThreadRole,
     vcpu::{self, ExitReason, Gate, Vcpu, VcpuContext},
     wakeup::Wakeup,
 };

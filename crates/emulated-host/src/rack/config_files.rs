@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{deployment::RackPlan, plan::Device};
+use super::plan::{Device, RackPlan};
 
 /// Name in the manager's certificate.
 pub(super) const MANAGER: &str = "manager";

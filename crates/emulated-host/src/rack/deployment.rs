@@ -18,7 +18,7 @@ use super::{
     config_files::{self, MANAGER, OPERATOR},
     host::open_log,
     hosts::{Hosts, check_not_running},
-    plan::Plan,
+    plan::{Plan, RackPlan},
 };
 use crate::{Artifacts, HostError};
 
@@ -35,57 +35,6 @@ while :; do
   sleep 0.2
 done 2>&1 | cat > /dev/ttyS3 &
 ";
-
-/// Executables of a rack.
-#[derive(Clone, Debug)]
-pub struct Programs {
-    /// `pool-manager`.
-    pub manager: PathBuf,
-    /// `host-agent`.
-    pub agent: PathBuf,
-    /// `tarn`.
-    pub tarn: PathBuf,
-    /// `power-off-host`.
-    pub power_off: PathBuf,
-}
-
-/// Configuration of a rack.
-#[derive(Clone, Debug)]
-pub struct RackPlan {
-    /// Hosts and devices: 1 GiB is a slice. Their script runs after the agent has started.
-    pub hosts: Plan,
-    /// Executables.
-    pub programs: Programs,
-    /// Backend of the agents: `dax` or `memory_block`.
-    pub backend: String,
-    /// Lease duration, in seconds.
-    pub lease_ttl_s: f64,
-    /// Silence before a host is fenced, in seconds, once all hosts have connected; `None` means
-    /// never.
-    pub fence_after_s: Option<f64>,
-    /// Text appended to rack.toml.
-    pub rack_toml_extra: String,
-    /// Text appended to the section `[agent]` of each agent's configuration.
-    pub agent_toml_extra: String,
-    /// Text appended to the section `[backend]`.
-    pub backend_toml_extra: String,
-}
-
-impl RackPlan {
-    /// Returns a plan with leases of two seconds and without automatic fencing.
-    pub fn new(hosts: Plan, programs: Programs, backend: &str) -> Self {
-        Self {
-            hosts,
-            programs,
-            backend: backend.to_owned(),
-            lease_ttl_s: 2.0,
-            fence_after_s: None,
-            rack_toml_extra: String::new(),
-            agent_toml_extra: String::new(),
-            backend_toml_extra: String::new(),
-        }
-    }
-}
 
 /// A running rack. On drop everything but the logs is removed.
 #[derive(Debug)]

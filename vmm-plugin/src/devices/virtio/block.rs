@@ -14,7 +14,7 @@ use rustix::{
 };
 
 use super::{Chain, GuestDriverError, VirtioDevice};
-use crate::{confine::threads::ThreadRole, memory::GuestMemory};
+use crate::{memory::GuestMemory, thread_role::ThreadRole};
 
 const VIRTIO_ID_BLOCK: u32 = 2;
 const QUEUE_SIZES: &[u16] = &[256];

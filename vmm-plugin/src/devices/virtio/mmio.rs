@@ -13,7 +13,7 @@ use virtio_queue::{Queue, QueueT as _};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{GuestDriverError, VIRTIO_F_EVENT_IDX, VIRTIO_F_VERSION_1, VirtioDevice, process_queue};
-use crate::{confine::threads::ThreadRole, memory::GuestMemory};
+use crate::{memory::GuestMemory, thread_role::ThreadRole};
 
 /// Size of a device's MMIO window, in bytes.
 pub const MMIO_WINDOW_BYTES: u32 = 0x1000;

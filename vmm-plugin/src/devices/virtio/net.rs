@@ -9,7 +9,7 @@ use std::{
 };
 
 use super::{Chain, GuestDriverError, VirtioDevice};
-use crate::{confine::threads::ThreadRole, memory::GuestMemory, tap};
+use crate::{memory::GuestMemory, tap, thread_role::ThreadRole};
 
 const VIRTIO_ID_NET: u32 = 1;
 const RECEIVE_QUEUE: usize = 0;

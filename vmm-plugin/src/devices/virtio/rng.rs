@@ -3,7 +3,7 @@
 use std::io::Write as _;
 
 use super::{Chain, GuestDriverError, VirtioDevice};
-use crate::{confine::threads::ThreadRole, memory::GuestMemory};
+use crate::{memory::GuestMemory, thread_role::ThreadRole};
 
 const VIRTIO_ID_RNG: u32 = 4;
 const QUEUE_SIZES: &[u16] = &[64];

@@ -8,14 +8,12 @@ use vm_memory::{Bytes as _, GuestAddress};
 use super::*;
 use crate::{
     boot::{EntryPoint, Protocol, write_page_tables},
-    confine::{
-        Seccomp,
-        threads::{SeccompFilters, ThreadRole},
-    },
+    confine::{Seccomp, threads::SeccompFilters},
     devices::{ExitRequest, MmioBus, PortIo, serial::Serial},
     layout::{Layout, Local, Performance, Shape},
     memory::{GuestMemory, poison},
     platform::{RESET_PORT, RESET_VALUE},
+    thread_role::ThreadRole,
     vcpu::{ExitReason, Gate, Vcpu, VcpuContext},
 };
 

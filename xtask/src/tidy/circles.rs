@@ -1,0 +1,150 @@
+//! Rule against import circles: modules of the same parent import each other in one direction only, so
+//! that each can be read, tested and replaced without the others. A module and its own child modules may
+//! import each other. Tests are exempt.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{Complaint, sources::Sources};
+
+/// Path of a module from the root of its crate; empty for the root itself.
+type ModulePath<'a> = Vec<&'a str>;
+
+/// Import of a module by a module of the same parent, or by descendants of them.
+struct Import<'a> {
+    path: &'a str,
+    line: usize,
+    /// Folder of the crate's sources, and the parent of both modules.
+    parent: (&'a str, ModulePath<'a>),
+    from: &'a str,
+    to: String,
+}
+
+/// Reports each import that is part of a circle.
+pub fn imports(sources: &Sources) -> Vec<Complaint> {
+    let imports = sibling_imports(sources);
+    let mut graphs: BTreeMap<_, BTreeMap<&str, BTreeSet<&str>>> = BTreeMap::new();
+    for import in &imports {
+        graphs.entry(&import.parent).or_default().entry(import.from).or_default().insert(&import.to);
+    }
+    let circular = imports.iter().filter(|import| reaches(&graphs[&import.parent], &import.to, import.from));
+    let complaint = |import: &Import<'_>| Complaint {
+        path: import.path.to_owned(),
+        line: import.line,
+        what: format!("{} imports {}, which imports {0} directly or indirectly", import.from, import.to),
+        mend: "move what both need into a module of its own, or pass it as an argument",
+    };
+    circular.map(complaint).collect::<BTreeSet<_>>().into_iter().collect()
+}
+
+fn sibling_imports(sources: &Sources) -> Vec<Import<'_>> {
+    let files = sources.shipped().filter_map(|file| Some((file, module_of(&file.path)?)));
+    let files: Vec<_> = files.collect();
+    let modules: BTreeSet<_> = files.iter().map(|(_, module)| module.clone()).collect();
+    let mut imports = Vec::new();
+    for (file, (package, module)) in &files {
+        for (line, path) in file.paths() {
+            let Some(mut target) = resolve(module, &path) else { continue };
+            while !target.is_empty() && !modules.contains(&(*package, target.clone())) {
+                target.pop();
+            }
+            let common = module.iter().zip(&target).take_while(|(a, b)| a == b).count();
+            if let (Some(from), Some(to)) = (module.get(common), target.get(common)) {
+                let parent = (*package, module[..common].to_vec());
+                imports.push(Import { path: &file.path, line, parent, from, to: (*to).to_owned() });
+            }
+        }
+    }
+    imports
+}
+
+/// Returns the folder of the crate's sources and the path of the module in the file; `None` outside of `src`.
+fn module_of(path: &str) -> Option<(&str, ModulePath<'_>)> {
+    let (package, file) = path.split_once("/src/")?;
+    let mut module: ModulePath<'_> = file.strip_suffix(".rs")?.split('/').collect();
+    if matches!(module.last(), Some(&("mod" | "lib" | "main"))) {
+        module.pop();
+    }
+    Some((package, module))
+}
+
+/// Returns the absolute path of an import by `module`; `None` if it leaves the crate or names a child module.
+fn resolve<'a>(module: &[&'a str], path: &'a str) -> Option<ModulePath<'a>> {
+    let mut segments = path.split("::").peekable();
+    let mut target = match *segments.peek()? {
+        "crate" => Vec::new(),
+        "self" | "super" => module.to_vec(),
+        _ => return None,
+    };
+    for segment in segments {
+        match segment {
+            "crate" | "self" => {}
+            "super" => drop(target.pop()),
+            name => target.push(name),
+        }
+    }
+    Some(target)
+}
+
+/// Whether imports lead from `start` to `end`.
+fn reaches(graph: &BTreeMap<&str, BTreeSet<&str>>, start: &str, end: &str) -> bool {
+    let mut seen = BTreeSet::from([start]);
+    let mut open = vec![start];
+    while let Some(module) = open.pop() {
+        if module == end {
+            return true;
+        }
+        open.extend(graph.get(module).into_iter().flatten().copied().filter(|next| seen.insert(next)));
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tidy::sources::{places, sources};
+
+    fn circles(files: &[(&str, &str)]) -> Vec<String> {
+        places(&imports(&sources(files)))
+    }
+
+    #[test]
+    fn imports_in_one_direction_are_accepted() {
+        let files =
+            [("x/src/a.rs", "use crate::b::B;\n"), ("x/src/b.rs", "use crate::c::C;\n"), ("x/src/c.rs", "")];
+        assert_eq!(circles(&files), [""; 0]);
+    }
+
+    #[test]
+    fn circle_of_three_is_reported_at_each_import() {
+        let files = [
+            ("x/src/a.rs", "use std::fs;\nuse crate::b::B;\n"),
+            ("x/src/b.rs", "fn f() { super::c::g() }\n"),
+            ("x/src/c.rs", "use crate::{a::A, d::D};\n"),
+            ("x/src/d.rs", ""),
+        ];
+        assert_eq!(circles(&files), ["x/src/a.rs:2", "x/src/b.rs:1", "x/src/c.rs:1"]);
+    }
+
+    #[test]
+    fn children_count_as_their_module() {
+        let files = [
+            ("x/src/a.rs", ""),
+            ("x/src/a/deep.rs", "use crate::b::B;\n"),
+            ("x/src/b.rs", ""),
+            ("x/src/b/deep.rs", "use crate::a::A;\n"),
+        ];
+        assert_eq!(circles(&files), ["x/src/a/deep.rs:1", "x/src/b/deep.rs:1"]);
+    }
+
+    #[test]
+    fn parent_child_test_and_other_crate_are_exempt() {
+        let files = [
+            ("x/src/a.rs", "use self::deep::D;\n#[cfg(test)]\nmod tests { use crate::b::B; }\n"),
+            ("x/src/a/deep.rs", "use super::A;\n"),
+            ("x/src/b.rs", "use crate::a::A;\n"),
+            ("y/src/a.rs", "use crate::b::B;\n"),
+            ("y/src/b.rs", ""),
+        ];
+        assert_eq!(circles(&files), [""; 0]);
+    }
+}
