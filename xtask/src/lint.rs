@@ -1,17 +1,27 @@
-//! `cargo xtask lint`: formatting, clippy and documentation without warnings, and the licences of
-//! dependencies.
-//! The rules that no tool knows are `tidy`'s.
+//! `cargo xtask lint`: formatting, clippy and documentation without warnings, and licences and sources of
+//! dependencies. Rules that no tool has are `tidy`'s.
 
-use crate::{failure::Failure, licences, repository::cargo, step::step};
+use std::process::Command;
 
-/// Runs all four; the first that complains ends it.
+use crate::{
+    failure::Failure,
+    repository::{cargo, root},
+    step::step,
+    tools,
+};
+
+/// Version of cargo-deny.
+const CARGO_DENY: &str = "0.20.2";
+
+/// Runs all four checks up to the first that fails.
 ///
 /// # Errors
-/// One complains.
+/// A check fails, or cargo-deny cannot be installed.
 pub fn run() -> Result<(), Failure> {
     step("formatting", &mut cargo(&["fmt", "--all", "--check"]))?;
     step("clippy", &mut cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))?;
     let mut docs = cargo(&["doc", "--workspace", "--no-deps", "--document-private-items"]);
     step("documentation", docs.env("RUSTDOCFLAGS", "-D warnings -A rustdoc::private_intra_doc_links"))?;
-    licences::run()
+    let mut deny = Command::new(tools::installed("cargo-deny", CARGO_DENY)?);
+    step("dependencies", deny.args(["check", "licenses", "bans", "sources"]).current_dir(root()))
 }

@@ -11,7 +11,6 @@ mod demo;
 mod failure;
 mod install;
 mod libvirt;
-mod licences;
 mod lightgbm;
 mod lint;
 mod man;
