@@ -180,17 +180,15 @@ impl World {
         self.truth.named.answered(contents);
     }
 
-    /// Records the undecided contents that the running manager has accepted, and drops those that it has
-    /// refused.
+    /// Records the undecided contents that the running manager has accepted: a device that works has been
+    /// compared with its latest contents.
     fn note_decided_contents(&mut self) {
         let Some(running) = &self.program.running else { return };
-        for (emc, contents) in std::mem::take(&mut self.truth.named.undecided) {
-            match running.manager.emc_state(emc) {
-                EmcState::Up => self.truth.named.answered(&contents),
-                EmcState::Starting => drop(self.truth.named.undecided.insert(emc, contents)),
-                EmcState::Failed(_) => {}
-            }
-        }
+        let named = &mut self.truth.named;
+        let is_up = |emc: &EmcId| running.manager.emc_state(*emc) == EmcState::Up;
+        let accepted: Vec<EmcId> = named.undecided.keys().copied().filter(is_up).collect();
+        let contents: Vec<_> = accepted.iter().filter_map(|emc| named.undecided.remove(emc)).collect();
+        contents.iter().for_each(|contents| named.answered(contents));
     }
 
     /// Records the outcome of the running manager's batch.
