@@ -298,15 +298,17 @@ impl Manager {
         self.note_sight(when, host);
     }
 
-    /// Returns whether an agent of another boot than the recorded one has to wait for the end of
-    /// the lease: the host's VMs would count as ended, although they run if the agent is on another
-    /// machine. A just started manager also waits for the recorded boot.
+    /// Returns whether an agent of another boot than the host's has to wait for the end of the lease: the
+    /// host's VMs would count as ended, although they run if the agent is on another machine. The boot is
+    /// that of the connected agent, which the ledger lacks while it is read again, else the recorded one,
+    /// for which a just started manager waits.
     fn awaits_boot(&self, link: &Link, when: When, host: HostId, hello: &Hello) -> bool {
-        self.head.host(host).is_some_and(|entry| {
-            let is_other = !entry.host.boot_id.is_empty() && entry.host.boot_id != hello.boot_id;
-            let is_led = link.is_connected() || entry.reservations().len() > 0;
-            is_other && is_led && when.now < link.lease_end(self.settings.lease_ttl)
-        })
+        let entry = self.head.host(host);
+        let connected = link.hello.as_ref().filter(|_| link.is_connected()).map(|led| &led.boot_id);
+        let boot_id = connected.or_else(|| entry.map(|entry| &entry.host.boot_id));
+        let is_other = boot_id.is_some_and(|boot_id| !boot_id.is_empty() && *boot_id != hello.boot_id);
+        let is_led = link.is_connected() || entry.is_some_and(|entry| entry.reservations().len() > 0);
+        is_other && is_led && when.now < link.lease_end(self.settings.lease_ttl)
     }
 
     /// Rejects an agent while another represents the host, and records the attempt.
