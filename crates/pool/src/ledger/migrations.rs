@@ -98,8 +98,15 @@ impl Ledger {
             let unasked = there.iter().filter(|id| !self.migrations.contains_key(id));
             return unasked.flat_map(|id| self.asking(when, *id, &why)).collect();
         }
-        let for_that = self.migrations.iter().filter(|(_, m)| m.why == why);
-        for_that.flat_map(|(id, m)| self.withdrawing(when, *id, m, place)).collect()
+        self.withdraw_migrations(when, std::slice::from_ref(place))
+    }
+
+    /// Returns the records that withdraw the requests of places which no longer drain or are removed. A
+    /// request whose VM has another draining place is kept for that.
+    pub(super) fn withdraw_migrations(&self, when: When, places: &[Place]) -> Vec<Record> {
+        let reasons: Vec<String> = places.iter().map(drains).collect();
+        let affected = self.migrations.iter().filter(|(_, migration)| reasons.contains(&migration.why));
+        affected.flat_map(|(id, migration)| self.withdrawing(when, *id, migration, places)).collect()
     }
 
     /// Asks for the move of a VM that was adopted on a host or an EMC that drains.
@@ -118,7 +125,7 @@ impl Ledger {
         asking(when, id, &self.reservations[&id], why)
     }
 
-    fn withdrawing(&self, when: When, id: ReservationId, m: &Migration, from: &Place) -> Vec<Record> {
+    fn withdrawing(&self, when: When, id: ReservationId, m: &Migration, from: &[Place]) -> Vec<Record> {
         match self.other_drain(id, from) {
             Some(other) => vec![Record::Migration(id, Migration { why: drains(&other), ..m.clone() })],
             None => vec![
@@ -128,9 +135,9 @@ impl Ledger {
         }
     }
 
-    /// Returns other reasons to migrate a VM.
-    fn other_drain(&self, id: ReservationId, than: &Place) -> Option<Place> {
-        self.draining_under(self.reservations.get(&id)?).find(|place| place != than)
+    /// Returns another draining place of a VM.
+    fn other_drain(&self, id: ReservationId, than: &[Place]) -> Option<Place> {
+        self.draining_under(self.reservations.get(&id)?).find(|place| !than.contains(place))
     }
 
     /// The draining places of a VM: its host, and EMCs of its slices.

@@ -79,7 +79,7 @@ impl Ledger {
         self.check_additions(spec)?;
         let mut said = Vec::new();
         let mut records = Vec::new();
-        let emcs = self.configure_emcs(spec, &mut records, &mut said)?;
+        let emcs = self.configure_emcs(when, spec, &mut records, &mut said)?;
         self.configure_hosts(when, spec, &emcs, &mut records, &mut said)?;
         if !said.is_empty() {
             records.push(decision(when, Actor::Manager, Subject::Rack, What::Configured { changes: said }));
@@ -116,6 +116,7 @@ impl Ledger {
 
     fn configure_emcs(
         &self,
+        when: When,
         spec: &RackSpec,
         records: &mut Vec<Record>,
         said: &mut Vec<String>,
@@ -145,6 +146,7 @@ impl Ledger {
             };
             ids.insert(wanted.name.clone(), id);
         }
+        let mut removed = Vec::new();
         for (id, entry) in self.emcs.iter().filter(|(_, entry)| !ids.contains_key(&entry.emc.name)) {
             if entry.free() != entry.emc.slices {
                 let why = format!("{} of its slices are not free", entry.emc.slices - entry.free());
@@ -153,7 +155,9 @@ impl Ledger {
             said.push(format!("emc {} removed", entry.emc.name));
             records.extend(entry.emc.range().map(|s| Record::Gone(Key::Slice(s))));
             records.push(Record::Gone(Key::Emc(*id)));
+            removed.push(Place::Emc(entry.emc.name.clone()));
         }
+        records.extend(self.withdraw_migrations(when, &removed));
         Ok(ids)
     }
 

@@ -3,6 +3,7 @@
 mod boundaries;
 mod ended;
 mod numbers;
+mod removed_emc;
 mod story;
 
 use units::limits::{

@@ -1,0 +1,34 @@
+//! Removal of an EMC that a broken reservation still names: its slices are free, so nothing prevents it.
+
+use super::*;
+
+/// A rack in which VM a on h1 is broken: its slice on e1 was given back. e1 drains.
+fn broken() -> (Rack, ReservationId) {
+    let mut rack = Rack::of("e1=1 e2=1 h1:e1+e2");
+    let id = rack.reserve(ask("a", "h1", 1)).unwrap();
+    rack.schedule(Place::Emc(name("e1")), Scheduling::Draining);
+    rack.slice(0, Event::Granted(Epoch(1)));
+    let dirty = Event::FoundDirty(HostId(0), Epoch(1));
+    let change = rack.ledger.decide_quarantine(at(2), SliceId(0), dirty, "byte 7").unwrap();
+    rack.apply(change);
+    let free = Slot { epoch: Epoch(1), state: State::Free, receipt: None };
+    rack.apply(Change(vec![Record::Slice(SliceId(0), free)]));
+    assert!(matches!(rack.ledger.reservation(id).unwrap().stage, Stage::Broken { .. }));
+    assert_eq!(rack.ledger.migration(id).unwrap().why, "emc e1 is draining");
+    (rack, id)
+}
+
+#[test]
+fn removed_emc_withdraws_its_migration_requests() {
+    let (mut rack, id) = broken();
+    rack.configure("e2=1 h1:e2").unwrap();
+    assert_eq!(rack.ledger.migration(id), None);
+}
+
+#[test]
+fn removed_emc_leaves_the_request_of_a_draining_host() {
+    let (mut rack, id) = broken();
+    rack.schedule(Place::Host(name("h1")), Scheduling::Draining);
+    rack.configure("e2=1 h1:e2").unwrap();
+    assert_eq!(rack.ledger.migration(id).unwrap().why, "host h1 is draining");
+}
