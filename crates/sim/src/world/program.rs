@@ -371,8 +371,8 @@ impl World {
         let done = self.make_call(emc, &call);
         self.say(|| format!("{emc} answers {done:?}"));
         if let DeviceDone::Contents(_) = done {
-            self.manager(Event::Device(emc, done.clone()));
-            return self.note_contents(emc, &done);
+            self.note_contents(emc, done.clone());
+            return self.manager(Event::Device(emc, done));
         }
         self.note_answer(&done);
         self.manager(Event::Device(emc, done));

@@ -24,8 +24,8 @@ pub(super) struct Named {
     /// Handles from a comparison of contents, used from the next durable write on.
     found_grants: Vec<(SliceId, (Epoch, Handle))>,
     found_places: Vec<(SliceId, Handle)>,
-    /// Contents that lack an epoch of a VM's slice and that the manager may still accept: it compares
-    /// them in pieces.
+    /// Contents that the manager has not accepted: it compares them in pieces, whose handles it uses from
+    /// the next durable write on.
     undecided: BTreeMap<EmcId, DeviceDone>,
     /// Complete scrubs reported since the store was loaded.
     ended_scrubs: BTreeSet<(HostId, Holding)>,
@@ -117,6 +117,16 @@ impl Truth {
         Some(want)
     }
 
+    /// Removes the slices whose device is being compared, and VMs with such slices.
+    fn decided_part(&self, mut want: Want) -> Want {
+        let undecided = &self.named.undecided;
+        let is_decided = |slice: SliceId| self.emc_of(slice).is_none_or(|emc| !undecided.contains_key(&emc));
+        want.vms.retain(|_, vm| vm.slices.keys().all(|holding| is_decided(holding.slice)));
+        want.release.retain(|holding, _| is_decided(holding.slice));
+        want.scrub.retain(|holding, _| is_decided(holding.slice));
+        want
+    }
+
     fn desired_vms(&self, host: HostId) -> BTreeMap<ReservationId, WantVm> {
         let here = self.reservations().filter(|(_, reservation)| reservation.host == host);
         let alive = here.filter(|(_, r)| matches!(r.stage, Stage::Reserved { .. } | Stage::Committed));
@@ -167,17 +177,9 @@ impl World {
         self.truth.named.answered(done);
     }
 
-    /// Records a comparison of a device's contents by the running manager. If the record lacks an epoch of
-    /// a VM's slice, the manager may accept the contents only if the end of that VM is decided and not yet
-    /// durable.
-    pub(in crate::world) fn note_contents(&mut self, emc: EmcId, contents: &DeviceDone) {
-        let device = &self.devices[emc.0 as usize];
-        if self.truth.slices_unknown_to(&self.devices).any(|(slice, _)| device.has(slice)) {
-            self.truth.named.undecided.insert(emc, contents.clone());
-            return self.note_decided_contents();
-        }
-        self.truth.named.undecided.remove(&emc);
-        self.truth.named.answered(contents);
+    /// Records the contents of a device, reported to the running manager.
+    pub(in crate::world) fn note_contents(&mut self, emc: EmcId, contents: DeviceDone) {
+        self.truth.named.undecided.insert(emc, contents);
     }
 
     /// Records the undecided contents that the running manager has accepted: a device that works has been
@@ -205,14 +207,16 @@ impl World {
         }
     }
 
-    /// Checks a message, and that the messages of its session add up to the desired state of the host.
+    /// Checks a message, and that the messages of its session add up to the desired state of the host,
+    /// apart from slices whose device is being compared.
     pub(in crate::world) fn check_order(&mut self, order: &Want, orders: &Orders) {
         let Orders { host, sum, .. } = orders;
         self.check_granted(*host, order);
         self.check_not_overtaken(*host);
         self.check_not_outdated(orders);
-        let desired = self.truth.desired(*host, orders.instance);
-        if desired.as_ref() != Some(sum) {
+        let sum = self.truth.decided_part(sum.clone());
+        let desired = self.truth.desired(*host, orders.instance).map(|want| self.truth.decided_part(want));
+        if desired.as_ref() != Some(&sum) {
             let what = format!("orders to {host} add up to {sum:?}, its desired state is {desired:?}");
             self.blame("orders add up to the desired state", what);
         }
