@@ -50,6 +50,7 @@ impl World {
             device.bad.clear();
         }
         for host in self.hosts() {
+            self.kill_agent(host, true); // it reports devices added since it started only after a restart
             let machine = self.machine(host);
             (machine.is_cut_off, machine.frozen_until) = (false, Ns::ZERO);
             let boot = machine.boot;
