@@ -3,16 +3,16 @@
 //! never decides ownership.
 //!
 //! ```text
-//!   Want ──▶ newest order ─┬▶ per slice: Online · Offline · Scrub ──▶ Done comes back as an event ─┐
-//!                          └▶ per VM: Kill when fenced, forget what has ended                     ├▶ SendHave
-//!   Attach ─▶ Record ─▶ Recorded ─▶ Watch, HandOut ─▶ ProcessGone ────────────────────────────────┘
+//!   DesiredState ─┬▶ per slice: Online · Offline · Scrub ──▶ Done arrives as an event ─┐
+//!                 └▶ per VM: Kill when fenced, DeleteRecord of ended VMs               ├▶ SendReport
+//!   Attach ─▶ Record ─▶ Recorded ─▶ Watch, PassMemory ─▶ ProcessGone ───────────────────┘
 //! ```
 //!
 //! The machine is level-triggered: messages add up to the complete desired state of the host, and
 //! applying that twice, or applying a newer one afterwards, has the same result. Objects that are
 //! not mentioned are kept.
 
-mod leftovers;
+mod orphans;
 mod slices;
 mod vms;
 
@@ -28,11 +28,11 @@ use units::limits::{HEARTBEATS_PER_LEASE, LEASE_TTL_MIN, OBSERVED_STATE_LINGER};
 use units::{Bytes, DesiredVersion, InstanceId, Name, Ns, ReservationId, UserId};
 
 use self::{
-    leftovers::Leftovers,
-    slices::{Attempts, Order, Stand},
+    orphans::OrphanedSlices,
+    slices::{Attempts, Order, SliceStatus},
     vms::Vm,
 };
-use crate::protocol::{Failed, FailedReason, Handle, Have, Holding, Scrubbed, Want, WantVm};
+use crate::protocol::{SliceFailure, FailureReason, Handle, ObservedState, Holding, ScrubReport, DesiredState, DesiredVm};
 
 /// Identifies a process that requested the memory of its VM and waits for the reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -86,7 +86,7 @@ pub struct VmRecord {
 
 /// Record found at start.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Adopted {
+pub struct RecoveredVm {
     /// Record.
     pub record: VmRecord,
     /// Whether exactly that process still runs.
@@ -95,20 +95,20 @@ pub struct Adopted {
 
 /// Successful host call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Done {
+pub enum SliceOutcome {
     /// The slice can be passed to its VM.
     Onlined,
     /// The slice is closed on this host.
     Offlined,
     /// The slice was zeroed and verified, and is closed on this host.
-    Scrubbed(Scrubbed),
+    Scrubbed(ScrubReport),
 }
 
 /// Error of a host call, which left nothing half done.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostFailure {
     /// Kind.
-    pub reason: FailedReason,
+    pub reason: FailureReason,
     /// Description by the host, with errno.
     pub message: String,
 }
@@ -126,11 +126,11 @@ pub enum Event {
     /// The connection closed.
     SessionDown,
     /// A desired state.
-    Want {
+    DesiredState {
         /// Rack.
         rack: String,
         /// Contents.
-        want: Want,
+        want: DesiredState,
     },
     /// The manager requests a complete report.
     ReportRequested,
@@ -139,10 +139,10 @@ pub enum Event {
         /// Slice.
         holding: Holding,
         /// Result.
-        result: Result<Done, HostFailure>,
+        result: Result<SliceOutcome, HostFailure>,
     },
     /// A call about the remains of an earlier instance has completed.
-    Cleared {
+    OrphanClosed {
         /// Location.
         place: Arc<str>,
         /// Result.
@@ -203,16 +203,16 @@ pub enum Effect {
         handle: Handle,
     },
     /// Close the unused remains of an earlier instance at a location. Idempotent.
-    Clear {
+    CloseOrphan {
         /// Location, as in [`Handle::place`].
         place: Arc<str>,
     },
     /// Write this record, synced, and confirm with [`Event::Recorded`].
     Record(VmRecord),
     /// Delete the record of this VM.
-    Forget(ReservationId),
+    DeleteRecord(ReservationId),
     /// Pass a VM's memory to the process that requested it.
-    HandOut {
+    PassMemory {
         /// Request.
         ticket: Ticket,
         /// Memory.
@@ -237,16 +237,16 @@ pub enum Effect {
     /// The process of this VM has ended: release its local memory.
     FreeLocal(ReservationId),
     /// Send a report to the manager.
-    SendHave(Have),
+    SendReport(ObservedState),
     /// Record durably which rack this host serves.
-    Remember {
+    RecordRack {
         /// Unique id of the rack.
         rack: String,
     },
     /// Close the connection: the manager is of another rack.
-    HangUp(OtherRack),
+    Disconnect(OtherRack),
     /// A desired state was rejected. Harmless; for the log.
-    Bounced(DesiredVersion, Bounce),
+    CommandRejected(DesiredVersion, CommandRejected),
 }
 
 /// Reason why a process does not get the memory of a VM.
@@ -327,7 +327,7 @@ pub struct OtherRack {
 
 /// Reason why a desired state is rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Bounce {
+pub enum CommandRejected {
     /// A newer version was received.
     #[error("older than order {newest}")]
     Old {
@@ -373,24 +373,24 @@ pub struct Agent {
     sequence: u64,
     /// A report is due, and whether it must be complete.
     dirty: bool,
-    tell_all: bool,
+    full_report_due: bool,
     /// Slices brought online since the last report.
-    untold: BTreeSet<Holding>,
+    newly_online: BTreeSet<Holding>,
     newest: DesiredVersion,
     fenced: bool,
     /// Latest desired state, by VM and by slice.
-    wanted: BTreeMap<ReservationId, WantVm>,
+    wanted: BTreeMap<ReservationId, DesiredVm>,
     orders: BTreeMap<Holding, Order>,
-    slices: BTreeMap<Holding, Stand>,
+    slices: BTreeMap<Holding, SliceStatus>,
     /// Results, kept until the desired state no longer contains them.
     released: BTreeSet<Holding>,
-    scrubbed: BTreeMap<Holding, Scrubbed>,
+    scrubbed: BTreeMap<Holding, ScrubReport>,
     attempts: BTreeMap<Holding, Attempts>,
     scrubs_waiting: BTreeSet<Holding>,
     scrubs_running: usize,
-    leftovers: Leftovers,
+    leftovers: OrphanedSlices,
     /// There may be slices on this machine that the agent cannot see.
-    is_blind: bool,
+    has_hidden_remains: bool,
     /// Calls in progress that open or close a slice: short ones, unlike scrubs.
     calls: usize,
     vms: BTreeMap<ReservationId, Vm>,
@@ -407,7 +407,7 @@ impl Agent {
         now: Ns,
         instance: InstanceId,
         rack: Option<String>,
-        found: Vec<Adopted>,
+        found: Vec<RecoveredVm>,
         places: Vec<Arc<str>>,
     ) -> Self {
         let mut agent = Self {
@@ -419,8 +419,8 @@ impl Agent {
             spoke: now,
             sequence: 0,
             dirty: false,
-            tell_all: true,
-            untold: BTreeSet::new(),
+            full_report_due: true,
+            newly_online: BTreeSet::new(),
             newest: DesiredVersion::default(),
             fenced: false,
             orders: BTreeMap::new(),
@@ -431,8 +431,8 @@ impl Agent {
             attempts: BTreeMap::new(),
             scrubs_waiting: BTreeSet::new(),
             scrubs_running: 0,
-            leftovers: Leftovers::new(places),
-            is_blind: false,
+            leftovers: OrphanedSlices::new(places),
+            has_hidden_remains: false,
             calls: 0,
             vms: BTreeMap::new(),
             handed: BTreeMap::new(),
@@ -444,8 +444,8 @@ impl Agent {
 
     /// Records that the agent cannot see all remains of an earlier instance: this host never
     /// reports clean.
-    pub fn note_blindness(&mut self) {
-        self.is_blind = true;
+    pub fn set_hidden_remains(&mut self) {
+        self.has_hidden_remains = true;
     }
 
     /// Sets the agent's user, by default root, who owns VMs whose reservation names none.
@@ -459,17 +459,17 @@ impl Agent {
         match event {
             Event::SessionUp { rack, lease_ttl } => self.on_session_up(rack, lease_ttl),
             Event::SessionDown => self.heartbeat = None,
-            Event::Want { rack, want } => self.on_want(&rack, want),
-            Event::ReportRequested => (self.dirty, self.tell_all) = (true, true),
+            Event::DesiredState { rack, want } => self.on_desired_state(&rack, want),
+            Event::ReportRequested => (self.dirty, self.full_report_due) = (true, true),
             Event::Done { holding, result } => self.on_done(holding, result),
-            Event::Cleared { place, result } => self.on_cleared(&place, result),
+            Event::OrphanClosed { place, result } => self.on_orphan_closed(&place, result),
             Event::Attach { ticket, vm, caller } => self.on_attach(ticket, &vm, caller),
             Event::Recorded { reservation, result } => self.on_recorded(reservation, result),
             Event::ProcessGone { reservation } => self.on_process_gone(reservation),
             Event::Tick => {}
         }
         self.retry();
-        self.clear_leftovers();
+        self.close_orphans();
         self.forget_ended();
         if self.heartbeat.is_some_and(|every| self.now >= self.spoke.after(every)) {
             self.dirty = true;
@@ -480,7 +480,7 @@ impl Agent {
     /// one.
     pub fn poll_effect(&mut self) -> Option<Effect> {
         self.effects.pop_front().or_else(|| {
-            self.report_due().is_some_and(|due| due <= self.now).then(|| Effect::SendHave(self.report()))
+            self.report_due().is_some_and(|due| due <= self.now).then(|| Effect::SendReport(self.report()))
         })
     }
 
@@ -493,18 +493,18 @@ impl Agent {
 
     /// Returns a complete report at the start of a session and on request, otherwise the changes:
     /// the manager has received the rest.
-    fn report(&mut self) -> Have {
+    fn report(&mut self) -> ObservedState {
         (self.dirty, self.spoke) = (false, self.now);
-        let untold = std::mem::take(&mut self.untold);
-        let have = if std::mem::take(&mut self.tell_all) {
+        let newly_online = std::mem::take(&mut self.newly_online);
+        let have = if std::mem::take(&mut self.full_report_due) {
             self.have()
         } else {
-            let online = untold.into_iter().filter(|holding| self.is_online(*holding)).collect();
+            let online = newly_online.into_iter().filter(|holding| self.is_online(*holding)).collect();
             self.have_with(false, online)
         };
         let after = self.sequence;
         self.sequence += 1;
-        Have { sequence: self.sequence, after, ..have }
+        ObservedState { sequence: self.sequence, after, ..have }
     }
 
     /// Returns the time of the next [`Event::Tick`], if no other event arrives before.
@@ -517,18 +517,18 @@ impl Agent {
     }
 
     /// Returns the complete observed state of this host.
-    pub fn have(&self) -> Have {
-        let online = self.slices.iter().filter(|(_, stand)| matches!(stand, Stand::Online(_)));
+    pub fn have(&self) -> ObservedState {
+        let online = self.slices.iter().filter(|(_, stand)| matches!(stand, SliceStatus::Online(_)));
         self.have_with(true, online.map(|(holding, _)| *holding).collect())
     }
 
-    fn have_with(&self, whole: bool, online: Vec<Holding>) -> Have {
-        let failed = self.attempts.iter().filter(|(holding, _)| !self.leaves_something(holding));
+    fn have_with(&self, whole: bool, online: Vec<Holding>) -> ObservedState {
+        let failed = self.attempts.iter().filter(|(holding, _)| !self.may_leave_remains(holding));
         let failed = failed.filter_map(|(holding, attempts)| {
             let HostFailure { reason, message } = attempts.told()?.clone();
-            Some(Failed { holding: *holding, reason, message })
+            Some(SliceFailure { holding: *holding, reason, message })
         });
-        Have {
+        ObservedState {
             sequence: 0,
             after: 0,
             part: 0,
@@ -544,7 +544,7 @@ impl Agent {
             clean: self.slices.is_empty()
                 && self.handed.is_empty()
                 && self.leftovers.is_empty()
-                && !self.is_blind
+                && !self.has_hidden_remains
                 && !self.vms.values().any(Vm::lives),
         }
     }
@@ -555,7 +555,7 @@ impl Agent {
     }
 
     /// Returns whether a manager of this host's rack is connected.
-    pub fn is_heard(&self) -> bool {
+    pub fn is_connected(&self) -> bool {
         self.heartbeat.is_some()
     }
 
@@ -563,45 +563,45 @@ impl Agent {
         match &self.rack {
             Some(ours) if *ours != rack => {
                 let other = OtherRack { ours: ours.clone(), theirs: rack };
-                return self.effects.push_back(Effect::HangUp(other));
+                return self.effects.push_back(Effect::Disconnect(other));
             }
             Some(_) => {}
             None => {
-                self.effects.push_back(Effect::Remember { rack: rack.clone() });
+                self.effects.push_back(Effect::RecordRack { rack: rack.clone() });
                 self.rack = Some(rack);
             }
         }
         self.heartbeat = Some(Ns(lease_ttl.max(LEASE_TTL_MIN).0 / HEARTBEATS_PER_LEASE));
         self.sequence = 0;
-        (self.dirty, self.tell_all) = (true, true);
+        (self.dirty, self.full_report_due) = (true, true);
     }
 
-    fn on_want(&mut self, rack: &str, want: Want) {
+    fn on_desired_state(&mut self, rack: &str, want: DesiredState) {
         if let Err(why) = self.admit(rack, &want) {
-            return self.effects.push_back(Effect::Bounced(want.number, why));
+            return self.effects.push_back(Effect::CommandRejected(want.number, why));
         }
         self.newest = want.number;
         self.dirty = true;
-        self.tell_all |= want.base.is_none();
+        self.full_report_due |= want.base.is_none();
         self.follow(want);
-        self.note_unnamed();
+        self.update_absence();
         if self.fenced {
-            self.end_strangers();
+            self.kill_undesired_vms();
         }
     }
 
     /// Returns the reason to reject a desired state, if it is old or for another agent.
-    fn admit(&self, rack: &str, want: &Want) -> Result<(), Bounce> {
-        let ours = self.rack.as_deref().ok_or(Bounce::NoRack)?;
+    fn admit(&self, rack: &str, want: &DesiredState) -> Result<(), CommandRejected> {
+        let ours = self.rack.as_deref().ok_or(CommandRejected::NoRack)?;
         if ours != rack {
             return Err(OtherRack { ours: ours.to_owned(), theirs: rack.to_owned() }.into());
         }
         if want.instance != self.instance {
-            return Err(Bounce::OtherInstance { ours: self.instance, theirs: want.instance });
+            return Err(CommandRejected::OtherInstance { ours: self.instance, theirs: want.instance });
         }
         match want.base {
-            _ if want.number < self.newest => Err(Bounce::Old { newest: self.newest }),
-            Some(base) if base != self.newest => Err(Bounce::OtherBase { base, newest: self.newest }),
+            _ if want.number < self.newest => Err(CommandRejected::Old { newest: self.newest }),
+            Some(base) if base != self.newest => Err(CommandRejected::OtherBase { base, newest: self.newest }),
             _ => Ok(()),
         }
     }

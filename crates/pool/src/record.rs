@@ -26,7 +26,7 @@ pub enum Record {
     /// A decision, by its number.
     Decision(u64, Decision),
     /// Deletes a record.
-    Gone(Key),
+    Deleted(Key),
 }
 
 /// Key of a record.
@@ -59,7 +59,7 @@ impl Record {
             Self::Reservation(id, _) => Key::Reservation(*id),
             Self::Migration(id, _) => Key::Migration(*id),
             Self::Decision(seq, _) => Key::Decision(*seq),
-            Self::Gone(key) => *key,
+            Self::Deleted(key) => *key,
         }
     }
 }
@@ -148,7 +148,7 @@ fn if_written<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(from: D)
 impl Emc {
     /// Returns whether it can revoke access; otherwise a host reaches a slice until it releases it
     /// or stops.
-    pub fn cuts_off(&self) -> bool {
+    pub fn can_revoke(&self) -> bool {
         self.serial.is_none()
     }
 
@@ -202,7 +202,7 @@ pub struct Host {
 
 impl Host {
     /// Returns whether the host is fenced and this EMC has confirmed it.
-    pub fn is_cut_off(&self, emc: EmcId) -> bool {
+    pub fn is_fenced_at(&self, emc: EmcId) -> bool {
         match self.fence {
             Fence::None => false,
             Fence::Fencing { .. } | Fence::Fenced => {
@@ -214,14 +214,14 @@ impl Host {
 
     /// Returns whether the host may have connections and slices that a restored ledger does not
     /// contain: it has not reported since, or was fenced before it reported.
-    pub(crate) fn may_know_more(&self) -> bool {
+    pub(crate) fn may_exceed_ledger(&self) -> bool {
         self.must_report || self.fence != Fence::None
     }
 
     /// Returns whether slices of an EMC wait for this host's report after a restore. An EMC that
     /// has fenced it since does not wait; a fence completed in the backup may be outdated.
     pub fn must_report_on(&self, emc: EmcId) -> bool {
-        let cut = matches!(self.fence, Fence::Fencing { .. }) && self.is_cut_off(emc);
+        let cut = matches!(self.fence, Fence::Fencing { .. }) && self.is_fenced_at(emc);
         self.must_report && !cut
     }
 

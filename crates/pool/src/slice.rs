@@ -24,7 +24,7 @@
 use serde::{Deserialize, Serialize};
 use units::{Epoch, HostId, ReservationId};
 
-use crate::protocol::Scrubbed;
+use crate::protocol::ScrubReport;
 
 /// State of one slice in the ledger.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -148,7 +148,7 @@ pub struct Receipt {
     /// Scrubber.
     pub scrubber: HostId,
     /// Its report.
-    pub scrubbed: Scrubbed,
+    pub scrubbed: ScrubReport,
 }
 
 /// Event of a slice.
@@ -172,7 +172,7 @@ pub enum Event {
     /// A host becomes its owner in order to scrub it.
     ScrubBy(HostId),
     /// The scrubber reports zeros.
-    Scrubbed(HostId, Scrubbed),
+    Scrubbed(HostId, ScrubReport),
     /// The scrubber failed.
     ScrubFailed(HostId, Epoch),
     /// The host found it not zeroed.
@@ -184,7 +184,7 @@ pub enum Event {
     /// An operator, or a host's report, returns a quarantined slice to circulation.
     Requalify {
         /// Its host need not release it: the device can revoke access, or the host has stopped.
-        let_go: bool,
+        is_released: bool,
     },
     /// A host's report and the device agree that a quarantined slice is in use.
     Adopt(Owner, Epoch),
@@ -194,14 +194,14 @@ pub enum Event {
 
 /// Error: the state of the slice does not accept the event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct NotNow;
+pub struct InvalidTransition;
 
 impl Slot {
     /// Returns the slot after an event.
     ///
     /// # Errors
-    /// [`NotNow`] if the state does not accept the event.
-    pub fn step(self, event: Event) -> Result<Self, NotNow> {
+    /// [`InvalidTransition`] if the state does not accept the event.
+    pub fn step(self, event: Event) -> Result<Self, InvalidTransition> {
         use Event as E;
         use State as S;
         let Self { epoch, state, receipt } = self;
@@ -273,7 +273,7 @@ impl Slot {
                 go(S::Quarantined(Quarantine::ScrubFailed { host, revoked: true }))
             }
             (_, E::Quarantine(why)) => go(S::Quarantined(why)),
-            (S::Quarantined(why), E::Requalify { let_go }) => go(S::Scrubbing(why.way_back(let_go))),
+            (S::Quarantined(why), E::Requalify { is_released }) => go(S::Scrubbing(why.scrub_after_requalify(is_released))),
             (S::Scrubbing(Scrub::Leaving(host)), E::Released(by, e)) if by == host && e == epoch => {
                 go(S::Scrubbing(Scrub::Revoking { host: Some(host), verified: false }))
             }
@@ -282,7 +282,7 @@ impl Slot {
                 E::Adopt(owner, e),
             ) if owner.host == host && e == epoch => go(S::Online(owner)),
             (_, E::Raise(higher)) if higher > epoch => Ok(Self { epoch: higher, ..self }),
-            _ => Err(NotNow),
+            _ => Err(InvalidTransition),
         }
     }
 
@@ -321,9 +321,9 @@ impl Slot {
         matches!(self.state, State::Quarantined(_))
     }
 
-    /// Returns the outstanding device call of this state, if any; `cuts_off` says whether the
+    /// Returns the outstanding device call of this state, if any; `can_revoke` says whether the
     /// device can revoke access. Calls are idempotent in (slice, epoch) and may be repeated.
-    pub fn device_call(self, cuts_off: bool) -> Option<Call> {
+    pub fn device_call(self, can_revoke: bool) -> Option<Call> {
         match self.state {
             State::Assigned(owner) => Some(Call::Grant { epoch: self.epoch, host: owner.host }),
             State::Scrubbing(Scrub::Granting(host)) => Some(Call::Grant { epoch: self.epoch, host }),
@@ -332,7 +332,7 @@ impl Slot {
             }
             State::Quarantined(
                 Quarantine::Dirty { revoked: false, .. } | Quarantine::ScrubFailed { revoked: false, .. },
-            ) if cuts_off => Some(Call::Revoke { epoch: self.epoch }),
+            ) if can_revoke => Some(Call::Revoke { epoch: self.epoch }),
             State::Free
             | State::Onlining(_)
             | State::Online(_)
@@ -405,9 +405,9 @@ impl Quarantine {
 
     /// Returns a slice to circulation: its host must release it first, unless there is none or it
     /// need not.
-    fn way_back(self, let_go: bool) -> Scrub {
+    fn scrub_after_requalify(self, is_released: bool) -> Scrub {
         match self.host() {
-            Some(host) if !let_go => Scrub::Leaving(host),
+            Some(host) if !is_released => Scrub::Leaving(host),
             host => Scrub::Revoking { host, verified: false },
         }
     }
@@ -448,9 +448,9 @@ mod tests {
         Owner { host: VM_HOST, reservation: ReservationId(7) }
     }
 
-    fn scrubbed(epoch: Epoch) -> Scrubbed {
+    fn scrubbed(epoch: Epoch) -> ScrubReport {
         let holding = Holding { slice: SliceId(0), epoch };
-        Scrubbed { holding, started: UnixMs(0), ended: UnixMs(1), verified: Bytes::gib(1) }
+        ScrubReport { holding, started: UnixMs(0), ended: UnixMs(1), verified: Bytes::gib(1) }
     }
 
     /// Runs a list of events, written as words, and returns the final state or the rejected word.
@@ -483,13 +483,13 @@ mod tests {
                 "raise" => Event::Raise(Epoch(slot.epoch.0 + 5)),
                 "raise-same" => Event::Raise(slot.epoch),
                 "raise-lower" => Event::Raise(Epoch(slot.epoch.0 - 1)),
-                "requalify" => Event::Requalify { let_go: true },
-                "requalify-asking" => Event::Requalify { let_go: false },
+                "requalify" => Event::Requalify { is_released: true },
+                "requalify-asking" => Event::Requalify { is_released: false },
                 other => panic!("no word {other:?}"),
             };
             match slot.step(event) {
                 Ok(next) => slot = next,
-                Err(NotNow) => {
+                Err(InvalidTransition) => {
                     return assert_eq!(format!("{word} refused while {}", slot.state_name()), ends);
                 }
             }
@@ -624,7 +624,7 @@ mod tests {
             (host.clone(), epoch.clone()).prop_map(|(h, e)| Event::ScrubFailed(h, e)),
             (host.clone(), epoch.clone()).prop_map(|(h, e)| Event::FoundDirty(h, e)),
             host.prop_map(Event::OwnerFenced),
-            any::<bool>().prop_map(|let_go| Event::Requalify { let_go }),
+            any::<bool>().prop_map(|is_released| Event::Requalify { is_released }),
         ]
     }
 

@@ -8,27 +8,27 @@ use std::{
 use units::limits::{HOST_FAILURES_REPORTED_AFTER, HOST_RETRY, SCRUBS_PER_HOST_MAX};
 use units::{Epoch, Ns, ReservationId, SliceId};
 
-use super::{Agent, Done, Effect, HostFailure};
-use crate::protocol::{FailedReason, Handle, Holding, Want, WantRelease, WantVm, owners_of, take_slice};
+use super::{Agent, SliceOutcome, Effect, HostFailure};
+use crate::protocol::{FailureReason, Handle, Holding, DesiredState, DesiredRelease, DesiredVm, owners_of, take_slice};
 
 /// Desired state of one slice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Order {
     Online(ReservationId, Handle),
-    Release(WantRelease),
+    Release(DesiredRelease),
     Scrub(Handle),
 }
 
 /// State of one slice on this host. Slices without state have no entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Stand {
+pub(super) enum SliceStatus {
     Opening(Handle),
     Online(Handle),
     Closing(Handle),
     Scrubbing(Handle),
 }
 
-impl Stand {
+impl SliceStatus {
     pub(super) fn handle(&self) -> &Handle {
         match self {
             Self::Opening(handle)
@@ -57,7 +57,7 @@ impl Attempts {
 
 impl Agent {
     /// Applies a message as complete desired state, or as its changes.
-    pub(super) fn follow(&mut self, want: Want) {
+    pub(super) fn follow(&mut self, want: DesiredState) {
         let whole = want.base.is_none() || want.fenced != self.fenced; // a fence affects every slice
         let mut touched = self.named(&want);
         let mut before = BTreeMap::new();
@@ -80,16 +80,16 @@ impl Agent {
         self.orders.extend(want.scrub.into_iter().map(|(holding, handle)| (holding, Order::Scrub(handle))));
         self.orders
             .extend(want.release.into_iter().map(|(holding, release)| (holding, Order::Release(release))));
-        want.no_more.vms.iter().for_each(|id| drop(self.wanted.remove(id)));
+        want.removals.vms.iter().for_each(|id| drop(self.wanted.remove(id)));
         self.wanted.extend(want.vms);
-        self.forget_answers(&before, &touched);
+        self.drop_results(&before, &touched);
         self.reconcile(&touched);
     }
 
     /// Returns slices mentioned in the desired state, including slices of ended VMs.
-    fn named(&self, want: &Want) -> BTreeSet<SliceId> {
-        let held = |vm: &WantVm| vm.slices.keys().map(|h| h.slice).collect::<Vec<_>>();
-        let changed = want.no_more.vms.iter().chain(want.vms.keys());
+    fn named(&self, want: &DesiredState) -> BTreeSet<SliceId> {
+        let held = |vm: &DesiredVm| vm.slices.keys().map(|h| h.slice).collect::<Vec<_>>();
+        let changed = want.removals.vms.iter().chain(want.vms.keys());
         let had = changed.filter_map(|id| self.wanted.get(id)).flat_map(held);
         want.slices().chain(had).collect()
     }
@@ -97,17 +97,17 @@ impl Agent {
     /// Results, also failures, are repeated until the desired state no longer contains them. A
     /// slice outside the desired state may have failed to close, because the host is fenced or the
     /// slice has a later owner.
-    fn forget_answers(&mut self, before: &BTreeMap<Holding, Order>, touched: &BTreeSet<SliceId>) {
+    fn drop_results(&mut self, before: &BTreeMap<Holding, Order>, touched: &BTreeSet<SliceId>) {
         let touched = self.attempts.keys().filter(|holding| touched.contains(&holding.slice)).copied();
-        let touched: Vec<(Holding, bool)> = touched.map(|h| (h, self.must_go(h).is_some())).collect();
+        let touched: Vec<(Holding, bool)> = touched.map(|h| (h, self.must_release(h).is_some())).collect();
         let orders = &self.orders;
         self.released.retain(|holding| matches!(orders.get(holding), Some(Order::Release(_))));
         self.scrubbed.retain(|holding, _| matches!(orders.get(holding), Some(Order::Scrub(_))));
         self.scrubs_waiting.retain(|holding| matches!(orders.get(holding), Some(Order::Scrub(_))));
         let kind = |order: &Order| std::mem::discriminant(order);
-        for (holding, must_go) in touched {
+        for (holding, must_release) in touched {
             let asked = orders.get(&holding).map(kind);
-            if asked != before.get(&holding).map(kind) || (asked.is_none() && !must_go) {
+            if asked != before.get(&holding).map(kind) || (asked.is_none() && !must_release) {
                 self.attempts.remove(&holding);
             }
         }
@@ -120,59 +120,59 @@ impl Agent {
             back.extend(self.slices.range(owners_of(*slice)).map(|(holding, _)| *holding));
             back.extend(self.handed.range(owners_of(*slice)).map(|(holding, _)| *holding));
             for (holding, order) in self.orders.range(owners_of(*slice)) {
-                if order.gives_back() { back.push(*holding) } else { take.push(*holding) }
+                if order.is_release() { back.push(*holding) } else { take.push(*holding) }
             }
         }
-        back.into_iter().for_each(|holding| self.give_back(holding));
+        back.into_iter().for_each(|holding| self.release_slice(holding));
         take.into_iter().for_each(|holding| self.take(holding));
     }
 
     pub(super) fn is_online(&self, holding: Holding) -> bool {
-        matches!(self.slices.get(&holding), Some(Stand::Online(_)))
+        matches!(self.slices.get(&holding), Some(SliceStatus::Online(_)))
     }
 
     /// Starts the call for one slice that desired state, observed state and time permit.
     pub(super) fn step(&mut self, holding: Holding) {
-        self.give_back(holding);
+        self.release_slice(holding);
         self.take(holding);
     }
 
     /// Releases a slice if it should leave and may.
-    fn give_back(&mut self, holding: Holding) {
-        let Some(force) = self.must_go(holding) else { return };
+    fn release_slice(&mut self, holding: Holding) {
+        let Some(force) = self.must_release(holding) else { return };
         if self.released.contains(&holding) || self.waits(holding) || (self.is_in_use(holding) && !force) {
             return;
         }
-        let on_record = self.handle_on_record(holding);
+        let on_record = self.recorded_handle(holding);
         if !self.slices.contains_key(&holding)
             && on_record.as_ref().is_some_and(|had| self.is_over(holding, had))
         {
-            return self.drop_from_records(holding);
+            return self.remove_from_record(holding);
         }
         let verify = !force && on_record.is_some();
         let named = on_record.or_else(|| Some(self.orders.get(&holding)?.handle().clone()));
         let handle = match (self.slices.get(&holding), named) {
-            (Some(Stand::Online(handle)), _) => handle.clone(),
+            (Some(SliceStatus::Online(handle)), _) => handle.clone(),
             (Some(_), _) => return,         // a call is in progress
             (None, Some(handle)) => handle, // of an ended VM, or left by an earlier instance
             (None, None) => return,         // closed, and nothing is requested
         };
-        self.slices.insert(holding, Stand::Closing(handle.clone()));
+        self.slices.insert(holding, SliceStatus::Closing(handle.clone()));
         self.calls += 1;
         self.effects.push_back(Effect::Offline { holding, handle, verify });
     }
 
     /// Returns whether a slice should leave this host, and whether even from under its VM.
-    fn must_go(&self, holding: Holding) -> Option<bool> {
+    fn must_release(&self, holding: Holding) -> Option<bool> {
         match self.orders.get(&holding) {
             Some(Order::Release(release)) => Some(release.force),
             Some(Order::Online(..) | Order::Scrub(_)) => None,
-            None => (self.fenced || self.is_succeeded(holding)).then_some(false),
+            None => (self.fenced || self.has_later_owner(holding)).then_some(false),
         }
     }
 
     /// The desired state contains a later owner of the same slice, so this ownership has ended.
-    fn is_succeeded(&self, holding: Holding) -> bool {
+    fn has_later_owner(&self, holding: Holding) -> bool {
         self.orders.range(later_owners_of(holding)).next().is_some()
     }
 
@@ -183,7 +183,7 @@ impl Agent {
         let handed = self
             .handed
             .range(later_owners_of(holding))
-            .filter_map(|(holding, _)| self.handle_on_record(*holding));
+            .filter_map(|(holding, _)| self.recorded_handle(*holding));
         ordered.chain(handed).any(|handle| handle.place == had.place)
     }
 
@@ -204,8 +204,8 @@ impl Agent {
 
     /// Opens a slice for a VM.
     pub(super) fn open(&mut self, holding: Holding, handle: Handle) {
-        let check_zero = self.handle_on_record(holding).is_none();
-        self.slices.insert(holding, Stand::Opening(handle.clone()));
+        let check_zero = self.recorded_handle(holding).is_none();
+        self.slices.insert(holding, SliceStatus::Opening(handle.clone()));
         self.calls += 1;
         self.effects.push_back(Effect::Online { holding, handle, check_zero });
     }
@@ -217,25 +217,25 @@ impl Agent {
         }
         self.scrubs_waiting.remove(&holding);
         self.scrubs_running += 1;
-        self.slices.insert(holding, Stand::Scrubbing(handle.clone()));
+        self.slices.insert(holding, SliceStatus::Scrubbing(handle.clone()));
         self.effects.push_back(Effect::Scrub { holding, handle });
     }
 
     /// Records the result of a call and starts the next one. Unexpected results are ignored.
-    pub(super) fn on_done(&mut self, holding: Holding, result: Result<Done, HostFailure>) {
+    pub(super) fn on_done(&mut self, holding: Holding, result: Result<SliceOutcome, HostFailure>) {
         let Some(stand) = self.slices.get(&holding).cloned() else { return };
-        let short = matches!(stand, Stand::Opening(_) | Stand::Closing(_));
+        let short = matches!(stand, SliceStatus::Opening(_) | SliceStatus::Closing(_));
         match (stand, result) {
-            (Stand::Opening(handle), Ok(Done::Onlined)) => self.on_onlined(holding, handle),
-            (Stand::Closing(handle), Ok(Done::Offlined)) => self.on_offlined(holding, &handle),
-            (Stand::Scrubbing(handle), Ok(Done::Scrubbed(scrubbed))) if scrubbed.verified >= units::SLICE => {
+            (SliceStatus::Opening(handle), Ok(SliceOutcome::Onlined)) => self.on_onlined(holding, handle),
+            (SliceStatus::Closing(handle), Ok(SliceOutcome::Offlined)) => self.on_offlined(holding, &handle),
+            (SliceStatus::Scrubbing(handle), Ok(SliceOutcome::Scrubbed(scrubbed))) if scrubbed.verified >= units::SLICE => {
                 self.on_scrubbed(holding, &handle, scrubbed);
             }
-            (stand @ Stand::Scrubbing(_), Ok(Done::Scrubbed(scrubbed))) => {
+            (stand @ SliceStatus::Scrubbing(_), Ok(SliceOutcome::Scrubbed(scrubbed))) => {
                 let message = format!("verified {} of {}", scrubbed.verified, units::SLICE);
-                self.on_failed(holding, &stand, HostFailure { reason: FailedReason::Host, message });
+                self.on_failed(holding, &stand, HostFailure { reason: FailureReason::Host, message });
             }
-            (Stand::Online(_), _) | (_, Ok(_)) => return,
+            (SliceStatus::Online(_), _) | (_, Ok(_)) => return,
             (stand, Err(failure)) => self.on_failed(holding, &stand, failure),
         }
         self.calls -= usize::from(short);
@@ -246,22 +246,22 @@ impl Agent {
     fn on_onlined(&mut self, holding: Holding, handle: Handle) {
         self.attempts.remove(&holding);
         self.leftovers.settle(&handle);
-        self.slices.insert(holding, Stand::Online(handle));
-        self.untold.insert(holding);
+        self.slices.insert(holding, SliceStatus::Online(handle));
+        self.newly_online.insert(holding);
     }
 
     /// Records that a failed call may have left remains of a slice.
-    fn on_failed(&mut self, holding: Holding, stand: &Stand, failure: HostFailure) {
+    fn on_failed(&mut self, holding: Holding, stand: &SliceStatus, failure: HostFailure) {
         match stand {
-            Stand::Closing(handle) => drop(self.slices.insert(holding, Stand::Online(handle.clone()))),
-            Stand::Opening(handle) | Stand::Scrubbing(handle) => {
+            SliceStatus::Closing(handle) => drop(self.slices.insert(holding, SliceStatus::Online(handle.clone()))),
+            SliceStatus::Opening(handle) | SliceStatus::Scrubbing(handle) => {
                 self.slices.remove(&holding);
                 self.leftovers.note(handle);
             }
-            Stand::Online(_) => {}
+            SliceStatus::Online(_) => {}
         }
         self.note_failure(holding, stand, failure);
-        if matches!(stand, Stand::Scrubbing(_)) {
+        if matches!(stand, SliceStatus::Scrubbing(_)) {
             self.next_scrub();
         }
     }
@@ -270,17 +270,17 @@ impl Agent {
         self.attempts.remove(&holding);
         self.leftovers.settle(handle);
         self.slices.remove(&holding);
-        self.drop_from_records(holding);
-        self.answer_released(holding);
+        self.remove_from_record(holding);
+        self.report_released(holding);
     }
 
-    fn answer_released(&mut self, holding: Holding) {
+    fn report_released(&mut self, holding: Holding) {
         if matches!(self.orders.get(&holding), Some(Order::Release(_))) {
             self.released.insert(holding);
         }
     }
 
-    fn on_scrubbed(&mut self, holding: Holding, handle: &Handle, scrubbed: crate::protocol::Scrubbed) {
+    fn on_scrubbed(&mut self, holding: Holding, handle: &Handle, scrubbed: crate::protocol::ScrubReport) {
         self.attempts.remove(&holding);
         self.slices.remove(&holding);
         self.leftovers.settle(handle);
@@ -300,17 +300,17 @@ impl Agent {
     }
 
     /// Returns whether the failed operation is still requested.
-    fn note_failure(&mut self, holding: Holding, failed: &Stand, failure: HostFailure) {
+    fn note_failure(&mut self, holding: Holding, failed: &SliceStatus, failure: HostFailure) {
         let asked = match failed {
-            Stand::Opening(_) => matches!(self.orders.get(&holding), Some(Order::Online(..))),
-            Stand::Scrubbing(_) => matches!(self.orders.get(&holding), Some(Order::Scrub(_))),
-            Stand::Closing(_) | Stand::Online(_) => self.must_go(holding).is_some(),
+            SliceStatus::Opening(_) => matches!(self.orders.get(&holding), Some(Order::Online(..))),
+            SliceStatus::Scrubbing(_) => matches!(self.orders.get(&holding), Some(Order::Scrub(_))),
+            SliceStatus::Closing(_) | SliceStatus::Online(_) => self.must_release(holding).is_some(),
         };
         if !asked {
             return;
         }
         let count = self.attempts.get(&holding).map_or(1, |before| before.count.saturating_add(1));
-        let next = (failure.reason == FailedReason::Host).then(|| self.now.after(HOST_RETRY));
+        let next = (failure.reason == FailureReason::Host).then(|| self.now.after(HOST_RETRY));
         self.attempts.insert(holding, Attempts { count, failure, next });
     }
 
@@ -323,7 +323,7 @@ impl Agent {
         self.attempts.get(&holding).is_some_and(|attempts| match attempts.next {
             Some(at) => self.now < at,
             // A slice that was not zeroed is not opened again; it may still be released.
-            None => self.must_go(holding).is_none(),
+            None => self.must_release(holding).is_none(),
         })
     }
 
@@ -351,7 +351,7 @@ impl Order {
         }
     }
 
-    fn gives_back(&self) -> bool {
+    fn is_release(&self) -> bool {
         matches!(self, Self::Release(_))
     }
 }

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use units::limits::{ENDED_VM_REPORTED_FOR, ENDED_VMS_REPORTED_MAX};
 use units::{Name, Ns, ReservationId, UserId};
 
-use super::{Adopted, Agent, Caller, Effect, Process, Refusal, Ticket, VmRecord};
-use crate::protocol::{Handle, HaveVm, Holding, WantVm};
+use super::{RecoveredVm, Agent, Caller, Effect, Process, Refusal, Ticket, VmRecord};
+use crate::protocol::{Handle, ObservedVm, Holding, DesiredVm};
 
 /// A VM that has, will have or had a process.
 #[derive(Clone, Debug)]
@@ -35,7 +35,7 @@ enum Permitted {
     /// Its process.
     Again(ReservationId),
     /// The first process that requests it.
-    First(ReservationId, WantVm),
+    First(ReservationId, DesiredVm),
 }
 
 impl Vm {
@@ -55,7 +55,7 @@ impl Vm {
 }
 
 impl Agent {
-    pub(super) fn adopt(&mut self, Adopted { record, lives }: Adopted) {
+    pub(super) fn adopt(&mut self, RecoveredVm { record, lives }: RecoveredVm) {
         let reservation = record.reservation;
         let life = if lives { Life::Running } else { Life::Ended { unnamed: None } };
         let (process, slices) = (record.process.clone(), record.slices.clone());
@@ -77,7 +77,7 @@ impl Agent {
     fn unregister(&mut self, reservation: ReservationId) -> Option<Vm> {
         let vm = self.vms.remove(&reservation)?;
         self.handed.retain(|_, id| *id != reservation);
-        self.effects.push_back(Effect::Forget(reservation));
+        self.effects.push_back(Effect::DeleteRecord(reservation));
         Some(vm)
     }
 
@@ -87,7 +87,7 @@ impl Agent {
     }
 
     /// Returns the location of this slice for the VM that has or had it.
-    pub(super) fn handle_on_record(&self, holding: Holding) -> Option<Handle> {
+    pub(super) fn recorded_handle(&self, holding: Holding) -> Option<Handle> {
         let reservation = self.handed.get(&holding)?;
         self.vms.get(reservation)?.record.slices.get(&holding).cloned()
     }
@@ -95,7 +95,7 @@ impl Agent {
     /// Records that a slice was taken from its VM, running or ended. With the last slice the record
     /// is rewritten: a restarted agent would otherwise look for slices that belong to others by
     /// then.
-    pub(super) fn drop_from_records(&mut self, holding: Holding) {
+    pub(super) fn remove_from_record(&mut self, holding: Holding) {
         if let Some(vm) = self.handed.remove(&holding).and_then(|id| self.vms.get_mut(&id)) {
             vm.record.slices.remove(&holding);
             if vm.record.slices.is_empty() && !matches!(vm.life, Life::Recording(_)) {
@@ -109,12 +109,12 @@ impl Agent {
     }
 
     /// Returns all VMs with a running process.
-    pub fn live_vms(&self) -> BTreeMap<ReservationId, HaveVm> {
+    pub fn live_vms(&self) -> BTreeMap<ReservationId, ObservedVm> {
         self.vms.iter().filter(|(_, vm)| vm.runs()).map(|(id, vm)| (*id, reported(&vm.record))).collect()
     }
 
     /// Returns a VM with a running process.
-    pub fn live_vm(&self, reservation: ReservationId) -> Option<HaveVm> {
+    pub fn live_vm(&self, reservation: ReservationId) -> Option<ObservedVm> {
         self.vms.get(&reservation).filter(|vm| vm.runs()).map(|vm| reported(&vm.record))
     }
 
@@ -132,7 +132,7 @@ impl Agent {
             Err(why) => Err(why),
         };
         match outcome {
-            Ok(Some(record)) => self.effects.push_back(Effect::HandOut { ticket, record }),
+            Ok(Some(record)) => self.effects.push_back(Effect::PassMemory { ticket, record }),
             Ok(None) => {} // the reply follows when the record is durable
             Err(why) => self.effects.push_back(Effect::Refuse { ticket, why }),
         }
@@ -161,7 +161,7 @@ impl Agent {
             }
             (None, Some((id, wanted))) => {
                 self.check_user(vm, wanted.uid, caller)?;
-                self.check_is_no_vm(vm, &caller.process)?;
+                self.check_is_not_other_vm(vm, &caller.process)?;
                 Ok(Permitted::First(id, wanted))
             }
             (None, None) => Err(Refusal::VmUnknown(vm.clone())),
@@ -180,7 +180,7 @@ impl Agent {
 
     /// A guest that took over its VMM must not get the memory of another VM, also through a new
     /// connection.
-    fn check_is_no_vm(&self, vm: &Name, process: &Process) -> Result<(), Refusal> {
+    fn check_is_not_other_vm(&self, vm: &Name, process: &Process) -> Result<(), Refusal> {
         let Some(own) = self.vms.values().find(|known| known.is(process)) else { return Ok(()) };
         let VmRecord { vm: own, reservation, process, .. } = &own.record;
         Err(Refusal::OtherVm {
@@ -191,7 +191,7 @@ impl Agent {
         })
     }
 
-    fn wanted_vm(&self, vm: &Name) -> Option<(ReservationId, WantVm)> {
+    fn wanted_vm(&self, vm: &Name) -> Option<(ReservationId, DesiredVm)> {
         let wanted = self.wanted.iter().find(|(_, wanted)| wanted.vm == *vm);
         wanted.map(|(id, wanted)| (*id, wanted.clone()))
     }
@@ -226,7 +226,7 @@ impl Agent {
         &mut self,
         ticket: Ticket,
         reservation: ReservationId,
-        wanted: WantVm,
+        wanted: DesiredVm,
         process: Process,
     ) -> Result<(), Refusal> {
         let record = self.first(reservation, wanted, process)?;
@@ -239,10 +239,10 @@ impl Agent {
     fn first(
         &self,
         reservation: ReservationId,
-        wanted: WantVm,
+        wanted: DesiredVm,
         process: Process,
     ) -> Result<VmRecord, Refusal> {
-        let WantVm { vm, local, pinned, uid, slices } = wanted;
+        let DesiredVm { vm, local, pinned, uid, slices } = wanted;
         let record = self.ready(VmRecord { reservation, vm, process, local, pinned, uid, slices })?;
         let other = record.slices.keys().find_map(|holding| self.vms.get(self.handed.get(holding)?));
         other.map_or(Ok(record), |other| Err(other.refusal()))
@@ -265,7 +265,7 @@ impl Agent {
         let (reservation, process) = (record.reservation, record.process.clone());
         self.vms.entry(reservation).and_modify(|vm| vm.life = Life::Running);
         self.effects.push_back(Effect::Watch { reservation, process });
-        let hand_out = |ticket| Effect::HandOut { ticket, record: record.clone() };
+        let hand_out = |ticket| Effect::PassMemory { ticket, record: record.clone() };
         self.effects.extend(tickets.into_iter().map(hand_out));
     }
 
@@ -291,7 +291,7 @@ impl Agent {
 
     /// Kills VMs of a fenced host that are outside the desired state: they may have been started
     /// elsewhere.
-    pub(super) fn end_strangers(&mut self) {
+    pub(super) fn kill_undesired_vms(&mut self) {
         let strangers = self.vms.values().filter(|vm| vm.runs() && !self.is_named(&vm.record));
         let kill: Vec<_> = strangers.map(|vm| Effect::Kill(vm.record.reservation)).collect();
         self.effects.extend(kill);
@@ -302,7 +302,7 @@ impl Agent {
     }
 
     /// After a desired state: an ended VM is reported until it has been absent for a while.
-    pub(super) fn note_unnamed(&mut self) {
+    pub(super) fn update_absence(&mut self) {
         let (now, wanted) = (self.now, &self.wanted);
         for vm in self.vms.values_mut() {
             let named = wanted.contains_key(&vm.record.reservation);
@@ -337,8 +337,8 @@ impl Agent {
     }
 }
 
-fn reported(record: &VmRecord) -> HaveVm {
-    HaveVm {
+fn reported(record: &VmRecord) -> ObservedVm {
+    ObservedVm {
         vm: record.vm.clone(),
         pid: record.process.pid,
         slices: record.slices.keys().copied().collect(),

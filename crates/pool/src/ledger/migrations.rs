@@ -9,8 +9,8 @@ use units::{Name, ReservationId};
 
 use super::{Change, Ledger, When, decision, rack::Place};
 use crate::{
-    audit::{Actor, Subject, What},
-    denied::Denied,
+    audit::{Actor, Subject, DecisionKind},
+    rejection::Rejection,
     record::{Key, Migration, MigrationAnswer, Record, Reservation, Scheduling},
 };
 
@@ -44,16 +44,16 @@ impl Ledger {
         answer: MigrationAnswer,
         words: String,
         actor: Actor,
-    ) -> Result<(ReservationId, Change), Denied> {
+    ) -> Result<(ReservationId, Change), Rejection> {
         let asked = self.reservation_of(vm).and_then(|id| Some((id, self.migration(id)?)));
-        let (id, migration) = asked.ok_or_else(|| Denied::NoSuchMigration(vm.clone()))?;
+        let (id, migration) = asked.ok_or_else(|| Rejection::NoSuchMigration(vm.clone()))?;
         let said = match answer {
             MigrationAnswer::Open => "open",
             MigrationAnswer::Accepted => "accepted",
             MigrationAnswer::Declined => "declined",
             MigrationAnswer::Done => "done",
         };
-        let what = What::MigrationAnswered { answer: said.into(), words: words.clone() };
+        let what = DecisionKind::MigrationAnswered { answer: said.into(), words: words.clone() };
         let again =
             (answer == MigrationAnswer::Declined).then(|| when.now.after(MIGRATION_REQUEST_RETRY_AFTER));
         let answered = Migration { answer, words, again, ..migration.clone() };
@@ -61,7 +61,7 @@ impl Ledger {
     }
 
     /// Repeats migration requests that were declined long enough ago, up to a limit.
-    pub fn decide_ask_again(&self, when: When, most: usize) -> Change {
+    pub fn decide_migration_retry(&self, when: When, most: usize) -> Change {
         let due = self.declined.iter().take_while(|(at, _)| *at <= when.now).take(most);
         let again = due.filter_map(|(_, id)| {
             let declined = self.migration(*id)?;
@@ -72,7 +72,7 @@ impl Ledger {
                 asked: when.wall,
                 ..declined.clone()
             };
-            let what = What::MigrationAsked { why: format!("again: {}", open.why) };
+            let what = DecisionKind::MigrationRequested { why: format!("again: {}", open.why) };
             let said = about(when, Actor::Manager, &open.vm, what);
             Some([Record::Migration(*id, open), said])
         });
@@ -80,12 +80,13 @@ impl Ledger {
     }
 
     /// Returns the time of the next repetition.
-    pub fn next_asking_again(&self) -> Option<units::Ns> {
+    pub fn next_migration_retry(&self) -> Option<units::Ns> {
         self.declined.first().map(|(at, _)| *at)
     }
 
-    /// What a new scheduling of a place means for the VMs there: a drain asks for each of them to move, and taking it
-    /// back withdraws that, unless something else under the VM drains too.
+    /// Returns the changes of migration requests that follow from a new scheduling of a host or EMC.
+    /// A drain requests the migration of every VM there. Its cancellation withdraws the requests,
+    /// except for VMs under another drain.
     pub(super) fn migrations_for(
         &self,
         when: When,
@@ -99,17 +100,17 @@ impl Ledger {
             return unasked.flat_map(|id| self.asking(when, *id, &why)).collect();
         }
         let for_that = self.migrations.iter().filter(|(_, m)| m.why == why);
-        for_that.flat_map(|(id, m)| self.withdrawing(when, *id, m, place)).collect()
+        for_that.flat_map(|(id, m)| self.migration_withdrawal(when, *id, m, place)).collect()
     }
 
-    /// Asks for the move of a VM that was adopted on a host or an EMC that drains.
-    pub(super) fn asking_if_draining(
+    /// Requests the migration of a VM that was adopted on a draining host or EMC.
+    pub(super) fn migration_if_draining(
         &self,
         when: When,
         id: ReservationId,
         reservation: &Reservation,
     ) -> Option<[Record; 2]> {
-        let place = self.draining_under(reservation).next()?;
+        let place = self.draining_places(reservation).next()?;
         let unasked = !self.migrations.contains_key(&id);
         unasked.then(|| asking(when, id, reservation, &drains(&place)))
     }
@@ -118,23 +119,23 @@ impl Ledger {
         asking(when, id, &self.reservations[&id], why)
     }
 
-    fn withdrawing(&self, when: When, id: ReservationId, m: &Migration, from: &Place) -> Vec<Record> {
-        match self.other_drain(id, from) {
+    fn migration_withdrawal(&self, when: When, id: ReservationId, m: &Migration, from: &Place) -> Vec<Record> {
+        match self.other_drain_of(id, from) {
             Some(other) => vec![Record::Migration(id, Migration { why: drains(&other), ..m.clone() })],
             None => vec![
-                Record::Gone(Key::Migration(id)),
-                about(when, Actor::Manager, &m.vm, What::MigrationWithdrawn),
+                Record::Deleted(Key::Migration(id)),
+                about(when, Actor::Manager, &m.vm, DecisionKind::MigrationWithdrawn),
             ],
         }
     }
 
     /// Returns other reasons to migrate a VM.
-    fn other_drain(&self, id: ReservationId, than: &Place) -> Option<Place> {
-        self.draining_under(self.reservations.get(&id)?).find(|place| place != than)
+    fn other_drain_of(&self, id: ReservationId, than: &Place) -> Option<Place> {
+        self.draining_places(self.reservations.get(&id)?).find(|place| place != than)
     }
 
     /// The draining places of a VM: its host, and EMCs of its slices.
-    fn draining_under(&self, reservation: &Reservation) -> impl Iterator<Item = Place> {
+    fn draining_places(&self, reservation: &Reservation) -> impl Iterator<Item = Place> {
         let host = self.hosts.get(&reservation.host).map(|entry| &entry.host);
         let host = host.filter(|host| host.scheduling == Scheduling::Draining);
         let emcs = self.emcs.values().map(|entry| &entry.emc).filter(|emc| {
@@ -155,7 +156,7 @@ fn asking(when: When, id: ReservationId, reservation: &Reservation, why: &str) -
         words: String::new(),
         again: None,
     };
-    let what = What::MigrationAsked { why: why.to_owned() };
+    let what = DecisionKind::MigrationRequested { why: why.to_owned() };
     let said = about(when, Actor::Manager, &migration.vm, what);
     [Record::Migration(id, migration), said]
 }
@@ -168,6 +169,6 @@ fn drains(place: &Place) -> String {
     }
 }
 
-fn about(when: When, actor: Actor, vm: &Name, what: What) -> Record {
+fn about(when: When, actor: Actor, vm: &Name, what: DecisionKind) -> Record {
     decision(when, actor, Subject::Vm(vm.clone()), what)
 }

@@ -8,8 +8,8 @@ use units::{Bytes, EmcId, HostId, Name, Ns, ReservationId, SliceId, UserId};
 
 use super::{Change, EmcEntry, HostEntry, Ledger, When, decision};
 use crate::{
-    audit::{Actor, NotChosen, Subject, What},
-    denied::Denied,
+    audit::{Actor, ExclusionReason, Subject, DecisionKind},
+    rejection::Rejection,
     record::{Fence, Record, RequestKey, Reservation, Scheduling, Stage},
     slice::{Event, Owner},
 };
@@ -39,7 +39,7 @@ pub struct Reserve {
 
 /// Result of a request.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Decided {
+pub enum ReserveOutcome {
     /// A new reservation.
     New(ReservationId, Change),
     /// The reservation of an earlier identical request.
@@ -60,21 +60,21 @@ impl Ledger {
     /// # Errors
     /// A repeated request id with other contents, a VM with an active reservation, a host that
     /// accepts no reservations, or insufficient capacity.
-    pub fn decide_reserve(&self, when: When, ask: Reserve) -> Result<Decided, Denied> {
+    pub fn decide_reserve(&self, when: When, ask: Reserve) -> Result<ReserveOutcome, Rejection> {
         if let Some(id) = self.by_request.get(&ask.request) {
             return self.repeated(*id, &ask);
         }
         if let Some(id) = self.by_vm.get(&ask.vm) {
             return Err(self.taken(*id, &ask.vm));
         }
-        let host_id = self.host_named(&ask.host).ok_or_else(|| Denied::NoSuchHost(ask.host.clone()))?;
+        let host_id = self.host_named(&ask.host).ok_or_else(|| Rejection::NoSuchHost(ask.host.clone()))?;
         let host = &self.hosts[&host_id];
         has_room(host, &ask)?;
         let choice = self.choose(host, &ask)?;
-        Ok(Decided::New(self.meta.next_reservation, self.reserving(when, ask, host_id, &choice)))
+        Ok(ReserveOutcome::New(self.meta.next_reservation, self.reservation_change(when, ask, host_id, &choice)))
     }
 
-    fn repeated(&self, id: ReservationId, ask: &Reserve) -> Result<Decided, Denied> {
+    fn repeated(&self, id: ReservationId, ask: &Reserve) -> Result<ReserveOutcome, Rejection> {
         let had = &self.reservations[&id];
         // The name of a removed host is unknown.
         let host = self.hosts.get(&had.host).map(|entry| &entry.host.name);
@@ -89,21 +89,21 @@ impl Ledger {
             ("uid", had.uid == ask.uid),
         ];
         match same.iter().find(|(_, same)| !same) {
-            None => Ok(Decided::Repeat(id)),
+            None => Ok(ReserveOutcome::Repeat(id)),
             Some((differs, _)) => {
-                Err(Denied::RequestReused { id: ask.request.id.clone(), reservation: id, differs })
+                Err(Rejection::RequestReused { id: ask.request.id.clone(), reservation: id, differs })
             }
         }
     }
 
-    fn taken(&self, id: ReservationId, vm: &Name) -> Denied {
+    fn taken(&self, id: ReservationId, vm: &Name) -> Rejection {
         let host = self.hosts[&self.reservations[&id].host].host.name.clone();
-        Denied::VmTaken { vm: vm.clone(), reservation: id, host }
+        Rejection::VmAlreadyReserved { vm: vm.clone(), reservation: id, host }
     }
 
     /// Chooses the EMC with the most free slices that has all of them; otherwise the fewest EMCs
     /// that have them together.
-    fn choose(&self, host: &HostEntry, ask: &Reserve) -> Result<Choice, Denied> {
+    fn choose(&self, host: &HostEntry, ask: &Reserve) -> Result<Choice, Rejection> {
         let mut choice = Choice::new();
         if ask.slices == 0 {
             return Ok(choice);
@@ -120,7 +120,7 @@ impl Ledger {
             }
         }
         if missing > 0 {
-            return Err(Denied::OutOfSlices {
+            return Err(Rejection::OutOfSlices {
                 host: ask.host.clone(),
                 asked: ask.slices,
                 free: ask.slices - missing,
@@ -131,7 +131,7 @@ impl Ledger {
     }
 
     /// Returns attached EMCs with free slices that cannot be used now.
-    fn closed_to(&self, host: &HostEntry) -> Vec<(Name, u32, NotChosen)> {
+    fn closed_to(&self, host: &HostEntry) -> Vec<(Name, u32, ExclusionReason)> {
         let wired = host.host.emcs.iter().filter_map(|id| Some((*id, self.emcs.get(id)?)));
         let closed =
             wired.filter_map(|(id, e)| Some((e.emc.name.clone(), e.free(), not_chosen(host, id, e)?)));
@@ -144,9 +144,9 @@ impl Ledger {
         entries.filter(|(id, entry)| not_chosen(host, *id, entry).is_none())
     }
 
-    fn reserving(&self, when: When, ask: Reserve, host: HostId, choice: &Choice) -> Change {
+    fn reservation_change(&self, when: When, ask: Reserve, host: HostId, choice: &Choice) -> Change {
         let id = self.meta.next_reservation;
-        let what = self.why_these(id, &ask, host, choice);
+        let what = self.placement_decision(id, &ask, host, choice);
         let (actor, subject) = (Actor::Client(ask.request.client.clone()), Subject::Vm(ask.vm.clone()));
         let mut slices: Vec<SliceId> = Vec::with_capacity(ask.slices as usize);
         for taken in choice {
@@ -180,7 +180,7 @@ impl Ledger {
         Change(records)
     }
 
-    fn why_these(&self, reservation: ReservationId, ask: &Reserve, host: HostId, choice: &Choice) -> What {
+    fn placement_decision(&self, reservation: ReservationId, ask: &Reserve, host: HostId, choice: &Choice) -> DecisionKind {
         let host = &self.hosts[&host];
         let wired = &host.host.emcs;
         let most_free = choice.iter().filter_map(|taken| Some(self.emcs.get(&taken.emc)?.free())).max();
@@ -192,14 +192,14 @@ impl Ledger {
                 taken.push((name, chosen.slices, free));
             } else {
                 let fewer = match free {
-                    _ if free < ask.slices => NotChosen::TooSmall,
-                    _ if most_free == Some(free) => NotChosen::Tied,
-                    _ => NotChosen::Fuller,
+                    _ if free < ask.slices => ExclusionReason::TooSmall,
+                    _ if most_free == Some(free) => ExclusionReason::Tied,
+                    _ => ExclusionReason::Fuller,
                 };
                 others.push((name, free, not_chosen(host, *id, entry).unwrap_or(fewer)));
             }
         }
-        What::Reserved {
+        DecisionKind::Reserved {
             reservation,
             host: ask.host.clone(),
             taken,
@@ -210,17 +210,17 @@ impl Ledger {
     }
 }
 
-fn not_chosen(host: &HostEntry, emc: EmcId, entry: &EmcEntry) -> Option<NotChosen> {
+fn not_chosen(host: &HostEntry, emc: EmcId, entry: &EmcEntry) -> Option<ExclusionReason> {
     if host.unseen().contains_key(&emc) {
-        return Some(NotChosen::NotSeen);
+        return Some(ExclusionReason::NotSeen);
     }
     if entry.up && host.host.unconfirmed_fences.contains(&emc) {
-        return Some(NotChosen::FenceUnconfirmed);
+        return Some(ExclusionReason::FenceUnconfirmed);
     }
     match (entry.up, entry.emc.scheduling) {
-        (false, _) => Some(NotChosen::Failed),
-        (true, Scheduling::Cordoned) => Some(NotChosen::Cordoned),
-        (true, Scheduling::Draining) => Some(NotChosen::Draining),
+        (false, _) => Some(ExclusionReason::Failed),
+        (true, Scheduling::Cordoned) => Some(ExclusionReason::Cordoned),
+        (true, Scheduling::Draining) => Some(ExclusionReason::Draining),
         (true, Scheduling::Enabled) => None,
     }
 }
@@ -244,25 +244,25 @@ impl HostEntry {
     }
 }
 
-fn has_room(host: &HostEntry, ask: &Reserve) -> Result<(), Denied> {
+fn has_room(host: &HostEntry, ask: &Reserve) -> Result<(), Rejection> {
     let name = || ask.host.clone();
     if let Some(why) = not_schedulable(host) {
-        return Err(Denied::HostNotSchedulable { host: name(), why });
+        return Err(Rejection::HostNotSchedulable { host: name(), why });
     }
     if host.cores_free() < ask.cores {
-        return Err(Denied::OutOfCores { host: name(), asked: ask.cores, free: host.cores_free() });
+        return Err(Rejection::OutOfCores { host: name(), asked: ask.cores, free: host.cores_free() });
     }
     if host.local_free() < ask.local {
-        return Err(Denied::OutOfLocal { host: name(), asked: ask.local, free: host.local_free() });
+        return Err(Rejection::OutOfLocal { host: name(), asked: ask.local, free: host.local_free() });
     }
     if host.reservations.len() >= RESERVATIONS_PER_HOST_MAX {
-        return Err(Denied::TooMany {
+        return Err(Rejection::LimitExceeded {
             what: "reservations on one host",
             max: RESERVATIONS_PER_HOST_MAX as u64,
         });
     }
     if host.held.len() + ask.slices as usize > SLICES_PER_HOST_MAX as usize {
-        return Err(Denied::TooMany { what: "slices on one host", max: u64::from(SLICES_PER_HOST_MAX) });
+        return Err(Rejection::LimitExceeded { what: "slices on one host", max: u64::from(SLICES_PER_HOST_MAX) });
     }
     Ok(())
 }

@@ -140,7 +140,7 @@ impl Manager {
     ) -> Result<(), String> {
         self.check_piece(comparison, piece.clone())?; // slices may have changed since they were checked
         let named = piece.clone().filter_map(|slice| Some(comparison.grant(slice)?.host));
-        let change = self.head.decide_hosts_named(named);
+        let change = self.head.decide_reserve_host_ids(named);
         self.change(when, change);
         for slice in piece {
             let slot = self.head.slot(slice).unwrap_or_default();
@@ -149,7 +149,7 @@ impl Manager {
             if let Some(place) =
                 comparison.place(slice).filter(|place| self.places.get(&slice) != Some(place))
             {
-                self.found_places.insert(slice, place.clone());
+                self.pending_places.insert(slice, place.clone());
             }
             let named = grant.map(|grant| (grant.epoch, &grant.handle));
             let known = self.handles.get(&slice).map(|(epoch, handle)| (*epoch, handle));
@@ -157,13 +157,13 @@ impl Manager {
                 self.found.insert(slice, (epoch, handle.clone()));
             }
         }
-        self.note_found(when);
+        self.store_pending_handles(when);
         Ok(())
     }
 
     /// Ends a comparison: the EMC works.
     fn end_comparison(&mut self, emc: EmcId) {
-        self.doubts += 1; // VMs that could not be adopted may be adoptable now
+        self.adoption_events += 1; // VMs that could not be adopted may be adoptable now
         self.devices.insert(emc, DeviceLink::up());
         self.set_emc_up(emc, true);
     }

@@ -44,7 +44,7 @@ pub enum DeviceCall {
 
 /// Reply of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum DeviceDone {
+pub enum DeviceReply {
     /// Contents.
     Contents(Contents),
     /// The host can access the slice.
@@ -252,14 +252,14 @@ impl Manager {
     pub(super) fn drive_slice(&mut self, slice: SliceId) {
         let Some(slot) = self.durable.slot(slice) else { return };
         let Some(emc) = self.durable.emc_of(slice) else { return };
-        let Some(call) = slot.device_call(self.durable.cuts_off(slice)) else {
+        let Some(call) = slot.device_call(self.durable.can_revoke(slice)) else {
             return drop(self.faults.remove(slice));
         };
         let up = self.devices.get(&emc).is_some_and(DeviceLink::is_up);
-        if self.is_overtaken(slice) || !up || self.faults.is_paused(slice) {
+        if self.has_pending_decision(slice) || !up || self.faults.is_paused(slice) {
             return;
         }
-        if self.calls.contains_key(&slice) || self.is_cut_off(emc, call) {
+        if self.calls.contains_key(&slice) || self.is_fenced_at(emc, call) {
             return;
         }
         self.calls.insert(slice, call);
@@ -271,59 +271,59 @@ impl Manager {
     }
 
     /// Returns whether a decision about a slice is not durable yet.
-    pub(super) fn is_overtaken(&self, slice: SliceId) -> bool {
+    pub(super) fn has_pending_decision(&self, slice: SliceId) -> bool {
         let of = |ledger: &Ledger| ledger.slot(slice).map(|slot| (slot.state, slot.epoch));
         of(&self.head) != of(&self.durable)
     }
 
     /// Returns whether a host may be granted slices: not while it is fenced, nor after its return
     /// before the EMC has confirmed the fence.
-    fn is_cut_off(&self, emc: EmcId, call: Call) -> bool {
+    fn is_fenced_at(&self, emc: EmcId, call: Call) -> bool {
         let Call::Grant { host, .. } = call else { return false };
         self.head.host(host).is_none_or(|entry| {
             entry.host.fence != Fence::None || entry.host.unconfirmed_fences.contains(&emc)
         })
     }
 
-    pub(super) fn on_device(&mut self, when: When, emc: EmcId, done: DeviceDone) {
+    pub(super) fn on_device(&mut self, when: When, emc: EmcId, done: DeviceReply) {
         match &done {
-            DeviceDone::Granted { slice, .. } | DeviceDone::Revoked { slice, .. } => {
+            DeviceReply::Granted { slice, .. } | DeviceReply::Revoked { slice, .. } => {
                 self.calls.remove(slice);
                 self.changed |= self.faults.remove(*slice).is_some();
             }
-            DeviceDone::Failed { call, .. } => self.call_failed(emc, call),
-            DeviceDone::Fenced { host } => self.fence_answered(emc, *host, true),
-            DeviceDone::Contents(_) => {}
+            DeviceReply::Failed { call, .. } => self.on_call_failed(emc, call),
+            DeviceReply::Fenced { host } => self.on_fence_reply(emc, *host, true),
+            DeviceReply::Contents(_) => {}
         }
         if !self.loaded || !self.devices.contains_key(&emc) {
             return; // the contents are requested after the store is loaded again
         }
         match done {
-            DeviceDone::Contents(contents) => self.begin_comparison(when, emc, contents),
-            DeviceDone::Granted { slice, epoch, handle } => {
+            DeviceReply::Contents(contents) => self.begin_comparison(when, emc, contents),
+            DeviceReply::Granted { slice, epoch, handle } => {
                 self.handles.insert(slice, (epoch, handle));
                 self.slice_event(when, slice, Event::Granted(epoch));
                 self.drive_slice(slice);
             }
-            DeviceDone::Revoked { slice, epoch } => {
+            DeviceReply::Revoked { slice, epoch } => {
                 self.handles.remove(&slice);
                 self.slice_event(when, slice, Event::Revoked(epoch));
                 self.drive_slice(slice);
             }
-            DeviceDone::Fenced { host } => {
+            DeviceReply::Fenced { host } => {
                 self.on_fenced(when, emc, host);
                 self.repeat_comparison(emc);
             }
-            DeviceDone::Failed { call, failure } => self.on_failed(when, emc, &call, failure),
+            DeviceReply::Failed { call, failure } => self.on_failed(when, emc, &call, failure),
         }
     }
 
-    fn call_failed(&mut self, emc: EmcId, call: &DeviceCall) {
+    fn on_call_failed(&mut self, emc: EmcId, call: &DeviceCall) {
         match call {
             DeviceCall::Grant { slice, .. } | DeviceCall::Revoke { slice, .. } => {
                 self.calls.remove(slice);
             }
-            DeviceCall::Fence { host, powered_off } => self.fence_answered(emc, *host, *powered_off),
+            DeviceCall::Fence { host, powered_off } => self.on_fence_reply(emc, *host, *powered_off),
             DeviceCall::Contents => {}
         }
     }
@@ -384,20 +384,20 @@ impl Manager {
 
     /// Publishes handles of a device with the next durable revision: two desired states of one
     /// version are equal, so a reply to one cannot be mistaken for a reply to the other.
-    pub(super) fn note_found(&mut self, when: When) {
-        if !self.found.is_empty() || !self.found_places.is_empty() {
+    pub(super) fn store_pending_handles(&mut self, when: When) {
+        if !self.found.is_empty() || !self.pending_places.is_empty() {
             let meta = self.head.record(Key::Meta);
             self.change(when, Change(vec![meta]));
         }
     }
 
-    pub(super) fn show_found(&mut self) {
-        for (slice, place) in std::mem::take(&mut self.found_places) {
-            self.tell_holder(slice);
+    pub(super) fn publish_pending_handles(&mut self) {
+        for (slice, place) in std::mem::take(&mut self.pending_places) {
+            self.notify_holder(slice);
             self.places.insert(slice, place);
         }
         for (slice, named) in std::mem::take(&mut self.found) {
-            self.tell_holder(slice);
+            self.notify_holder(slice);
             // The comparison's decisions wait for a durable write, and while the store fails a
             // later grant may precede them.
             if self.handles.get(&slice).is_none_or(|(known, _)| *known <= named.0) {
@@ -406,11 +406,11 @@ impl Manager {
         }
     }
 
-    fn tell_holder(&mut self, slice: SliceId) {
+    fn notify_holder(&mut self, slice: SliceId) {
         if let Some(slot) = self.durable.slot(slice)
             && let Some(host) = slot.holder()
         {
-            self.tell_slice(host, slice, [slot.reservation(), None]);
+            self.notify_slice(host, slice, [slot.reservation(), None]);
         }
     }
 
@@ -429,12 +429,12 @@ impl Manager {
         // A device that can revoke access has lost the grant of a slice that its host was to
         // release: nothing is left to release.
         if let (None, State::Scrubbing(Scrub::Leaving(host)), true) =
-            (grant, slot.state, self.head.cuts_off(slice))
+            (grant, slot.state, self.head.can_revoke(slice))
         {
             return self.slice_event(when, slice, Event::OwnerFenced(host));
         }
         // The host that may reach it, independent of the device's record.
-        let kept = slot.holder().filter(|_| !self.head.cuts_off(slice));
+        let kept = slot.holder().filter(|_| !self.head.can_revoke(slice));
         let expected = |grant: &Grant| grant.epoch == slot.epoch && slot.holder() == Some(grant.host);
         // Epochs count owners: a record with an earlier epoch is older than the ledger or a host's
         // report.
@@ -479,7 +479,7 @@ impl Manager {
 
     pub(super) fn quarantine(&mut self, when: When, slice: SliceId, event: Event, detail: &str) {
         if let Some(change) = self.head.decide_quarantine(when, slice, event, detail) {
-            self.doubts += 1;
+            self.adoption_events += 1;
             self.change(when, change);
         }
     }

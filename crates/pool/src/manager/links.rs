@@ -92,7 +92,7 @@ impl Links {
     }
 
     /// Returns hosts with an expired lease of this length.
-    pub(super) fn lease_over(&self, now: Ns, ttl: Ns) -> Vec<HostId> {
+    pub(super) fn expired_leases(&self, now: Ns, ttl: Ns) -> Vec<HostId> {
         self.heard.due(now, ttl)
     }
 
@@ -102,17 +102,17 @@ impl Links {
     }
 
     /// Returns hosts whose desired state has to be sent again.
-    pub(super) fn repeats_due(&self, now: Ns) -> Vec<HostId> {
+    pub(super) fn resends_due(&self, now: Ns) -> Vec<HostId> {
         self.repeats.due(now, Ns::ZERO)
     }
 
     /// Returns hosts that may be sent a due desired state.
-    pub(super) fn orders_due(&self, now: Ns) -> Vec<HostId> {
+    pub(super) fn desired_states_due(&self, now: Ns) -> Vec<HostId> {
         self.orders.due(now, Ns::ZERO)
     }
 
     /// Returns hosts at which an older agent was last rejected at least two leases ago.
-    pub(super) fn rejected_until(&self, now: Ns, ttl: Ns) -> Vec<HostId> {
+    pub(super) fn expired_rejections(&self, now: Ns, ttl: Ns) -> Vec<HostId> {
         self.rejected.due(now, two_leases(ttl))
     }
 

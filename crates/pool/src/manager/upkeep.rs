@@ -6,7 +6,7 @@ use units::{EmcId, Ns, SliceId};
 use super::{Effect, Manager, buffer::Supply};
 use crate::{
     audit::Actor,
-    denied::Denied,
+    rejection::Rejection,
     ledger::{Change, When},
     record::{EndedBy, Key},
     slice::Event,
@@ -19,14 +19,14 @@ const SCRUBS_CHOSEN_AT_ONCE_MAX: usize = UPKEEP_CHANGES_MAX / 2;
 
 impl Manager {
     /// Performs everything that is due.
-    pub(super) fn keep_up(&mut self, when: When) {
-        self.watch_leases(when);
+    pub(super) fn run_upkeep(&mut self, when: When) {
+        self.expire_leases(when);
         self.retry_devices(when);
         self.continue_comparisons(when);
         self.retry_slices(when);
         self.retry_fences(when);
-        self.repeat_orders(when);
-        self.time_out_waiters(when);
+        self.resend_desired_states(when);
+        self.expire_waiters(when);
         self.buffer.roll(when.now);
         if self.is_full() {
             return;
@@ -34,7 +34,7 @@ impl Manager {
         self.end_overdue(when);
         self.release_restored(when);
         self.choose_scrubbers(when);
-        self.ask_again(when);
+        self.retry_declined_migrations(when);
         self.forget(when);
         self.save_rack_time(when);
     }
@@ -46,7 +46,7 @@ impl Manager {
         if when.now < self.forget_at {
             return;
         }
-        let expired = self.head.decide_forget(when, UPKEEP_CHANGES_MAX);
+        let expired = self.head.decide_prune(when, UPKEEP_CHANGES_MAX);
         let mut forgotten = expired.0.len();
         self.apply(when, expired);
         forgotten += self.evict(when, UPKEEP_CHANGES_MAX - forgotten);
@@ -65,8 +65,8 @@ impl Manager {
         most
     }
 
-    fn ask_again(&mut self, when: When) {
-        let asked = self.head.decide_ask_again(when, UPKEEP_CHANGES_MAX);
+    fn retry_declined_migrations(&mut self, when: When) {
+        let asked = self.head.decide_migration_retry(when, UPKEEP_CHANGES_MAX);
         self.change(when, asked);
     }
 
@@ -84,7 +84,7 @@ impl Manager {
         }
     }
 
-    fn time_out_waiters(&mut self, when: When) {
+    fn expire_waiters(&mut self, when: When) {
         while let Some((deadline, token, id)) = self.waiter_deadlines.first().copied() {
             if deadline > when.now {
                 return;
@@ -94,7 +94,7 @@ impl Manager {
             let (online, slices) = (self.durable.online(id), u32::try_from(slices).unwrap_or(u32::MAX));
             self.effects.push_back(Effect::Reply(
                 token,
-                Box::new(Err(Denied::NotReadyInTime { reservation: id, online, slices })),
+                Box::new(Err(Rejection::NotReadyBeforeTimeout { reservation: id, online, slices })),
             ));
         }
     }
@@ -144,7 +144,7 @@ impl Manager {
         let unclaimed = ready.flat_map(|(_, entry)| entry.unclaimed()).take(UPKEEP_CHANGES_MAX);
         let unclaimed: Vec<SliceId> = unclaimed.collect();
         if !unclaimed.is_empty() {
-            let change = self.head.decide_unclaimed(&unclaimed);
+            let change = self.head.decide_release_unclaimed(&unclaimed);
             self.change(when, change);
         }
     }
@@ -160,7 +160,7 @@ impl Manager {
 
     /// Returns when rack time has to be stored, if no batch does so and a deadline depends on it.
     pub(super) fn rack_time_due(&self) -> Option<Ns> {
-        let runs = self.head.next_expiry().or(self.head.next_forgetting()).or(self.head.next_asking_again());
+        let runs = self.head.next_expiry().or(self.head.next_prune()).or(self.head.next_migration_retry());
         (!self.is_writing()).then_some(())?;
         runs.map(|_| self.durable.meta().rack_time.after(RACK_TIME_SAVE_INTERVAL))
     }
@@ -170,9 +170,9 @@ impl Manager {
         if self.is_full() {
             return None; // the write in progress comes first
         }
-        let expiry = self.head.next_forgetting().map(|at| at.max(self.forget_at));
+        let expiry = self.head.next_prune().map(|at| at.max(self.forget_at));
         let forgetting = if self.head.has_excess_requests() { Some(self.forget_at) } else { expiry };
-        let due = [self.head.next_expiry(), self.head.next_asking_again(), forgetting, self.rack_time_due()];
+        let due = [self.head.next_expiry(), self.head.next_migration_retry(), forgetting, self.rack_time_due()];
         due.into_iter().flatten().min()
     }
 }

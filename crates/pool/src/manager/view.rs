@@ -76,14 +76,14 @@ impl Manager {
     }
 
     /// Returns the reason why a fence has not completed, if it needs an operator.
-    pub fn not_fenced(&self, host: HostId) -> Option<&str> {
-        self.why_unfenced(host).map(|(why, _)| why)
+    pub fn fence_obstacle(&self, host: HostId) -> Option<&str> {
+        self.fence_obstacle_since(host).map(|(why, _)| why)
     }
 
     /// Returns the identity sent by a host's agent, and the time of its last message.
-    pub fn host_said(&self, host: HostId) -> (Option<&Hello>, Option<UnixMs>) {
+    pub fn agent_identity(&self, host: HostId) -> (Option<&Hello>, Option<UnixMs>) {
         let link = self.links.get(&host);
-        (link.and_then(|link| link.hello()), link.and_then(|link| link.heard_wall))
+        (link.and_then(|link| link.hello()), link.and_then(|link| link.last_message_wall))
     }
 
     /// Returns the state of an EMC.
@@ -122,7 +122,7 @@ impl Manager {
             .host_alarms()
             .chain(self.contested_alarms())
             .chain(self.restore_alarms())
-            .chain(self.sight_alarms())
+            .chain(self.visibility_alarms())
             .chain(self.emc_alarms())
             .chain(self.slice_fault_alarms())
             .chain(self.slice_alarms())
@@ -153,7 +153,7 @@ impl Manager {
     }
 
     /// Records times of quarantines, which the ledger does not contain.
-    pub(super) fn date_quarantines(
+    pub(super) fn record_quarantine_times(
         &mut self,
         when: When,
         transitions: &[(SliceId, &'static str, &'static str)],
@@ -220,7 +220,7 @@ impl Manager {
     fn fencing_alarm(&self, id: HostId, host: &Host, slices: usize) -> Alarm {
         let (name, since) = (&host.name, self.fenced_since(host));
         let subject = Subject::Host(name.clone());
-        let Some((why, since)) = self.why_unfenced(id) else {
+        let Some((why, since)) = self.fence_obstacle_since(id) else {
             let waits: Vec<_> = self.fence_waits_for(id).filter_map(|emc| self.emc_name(emc)).collect();
             let waits = waits.join(", ");
             let message = format!("host {name} is being cut off its {slices} slices: waiting for {waits}");
@@ -268,7 +268,7 @@ impl Manager {
     fn slice_alarms(&self) -> impl Iterator<Item = Alarm> {
         let alarm = |subject, message, since| Alarm { reason: "SLICE_QUARANTINED", subject, message, since };
         let since = |slice| self.quarantined_at.get(&slice).copied().unwrap_or(self.loaded_at);
-        let waiting: usize = self.durable.emcs().map(|(_, entry)| entry.quarantined_for_good_count()).sum();
+        let waiting: usize = self.durable.emcs().map(|(_, entry)| entry.quarantined_for_operator_count()).sum();
         let more = waiting.saturating_sub(SLICE_ALARMS_MAX);
         let rest = (more > 0).then(|| {
             let first =
@@ -308,7 +308,7 @@ impl Manager {
 
     /// Alarms of slices whose device calls fail: the first by name, all others as one number.
     fn slice_fault_alarms(&self) -> impl Iterator<Item = Alarm> {
-        let rest = self.rest_alarm("SLICE_FAILING", self.faults.len(), SLICE_ALARMS_MAX, "slices fail");
+        let rest = self.summary_alarm("SLICE_FAILING", self.faults.len(), SLICE_ALARMS_MAX, "slices fail");
         let listed = self.faults.iter().take(SLICE_ALARMS_MAX).map(|(slice, fault)| Alarm {
             reason: "SLICE_FAILING",
             subject: Subject::Slice(slice),
@@ -324,7 +324,7 @@ impl Manager {
     }
 
     /// Returns the alarm for the conditions beyond the first `most`.
-    pub(super) fn rest_alarm(
+    pub(super) fn summary_alarm(
         &self,
         reason: &'static str,
         count: usize,

@@ -7,14 +7,14 @@ use units::{HostId, Name, Ns, ReservationId, Revision};
 use super::{Effect, Manager, Reply, Token, hosts::Link, note};
 use crate::{
     audit::{Actor, Decision},
-    denied::Denied,
-    ledger::{Change, Decided, Ledger, Place, RackSpec, Reserve, Target, When},
+    rejection::Rejection,
+    ledger::{Change, ReserveOutcome, Ledger, Place, RackSpec, Reserve, Target, When},
     record::{EndedBy, Migration, MigrationAnswer, Reservation, Scheduling, Stage},
 };
 
 /// Validated request.
 #[derive(Clone, Debug)]
-pub enum Ask {
+pub enum Request {
     /// Memory for a VM; with `wait`, the reply follows when it is ready or the time limit expires.
     Reserve {
         /// Request.
@@ -22,7 +22,7 @@ pub enum Ask {
         /// Time limit for the slices to come online.
         wait: Option<Ns>,
     },
-    /// Result of an [`Ask::Reserve`], without performing it.
+    /// Result of a [`Request::Reserve`], without performing it.
     Validate(Reserve),
     /// Waits until all slices are online.
     WaitReady {
@@ -83,12 +83,12 @@ pub enum Ask {
         actor: Actor,
     },
     /// Stores a decision made outside the ledger.
-    Note(Decision),
+    RecordDecision(Decision),
     /// A new rack.toml.
     Configure(RackSpec),
 }
 
-impl Ask {
+impl Request {
     /// Returns whether the reply may wait for slices to come online, and not only for the disk.
     pub fn waits_for_slices(&self) -> bool {
         matches!(self, Self::WaitReady { .. } | Self::Reserve { wait: Some(_), .. })
@@ -97,7 +97,7 @@ impl Ask {
 
 /// Reply to a caller.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Answer {
+pub enum RequestReply {
     /// Current reservation.
     Reservation(ReservationView),
     /// A cordon, uncordon, drain or fence is durable.
@@ -145,19 +145,19 @@ impl ReservationView {
 }
 
 impl Manager {
-    pub(super) fn on_ask(&mut self, when: When, token: Token, ask: Ask) {
+    pub(super) fn on_request(&mut self, when: When, token: Token, ask: Request) {
         if !self.loaded {
-            return self.refuse(token, Denied::Starting("its store is being read"));
+            return self.refuse(token, Rejection::Starting("its store is being read"));
         }
         let decided = match ask {
-            Ask::Reserve { reserve, wait } => return self.on_reserve(when, token, reserve, wait),
-            Ask::WaitReady { target, within } => return self.on_wait_ready(when, token, &target, within),
-            Ask::Validate(reserve) => return self.on_validate(when, token, reserve),
-            Ask::Commit { target, actor } => self.on_commit(when, &target, actor),
-            Ask::Release { target, force, reason, actor } => {
+            Request::Reserve { reserve, wait } => return self.on_reserve(when, token, reserve, wait),
+            Request::WaitReady { target, within } => return self.on_wait_ready(when, token, &target, within),
+            Request::Validate(reserve) => return self.on_validate(when, token, reserve),
+            Request::Commit { target, actor } => self.on_commit(when, &target, actor),
+            Request::Release { target, force, reason, actor } => {
                 self.on_release(when, &target, force, reason, actor)
             }
-            Ask::Schedule { place, to, actor, reason } => {
+            Request::Schedule { place, to, actor, reason } => {
                 let allowed = match (&place, to) {
                     (Place::Slice(slice), Scheduling::Enabled) => self.check_requalify(*slice),
                     _ => Ok(()),
@@ -167,15 +167,15 @@ impl Manager {
                     .and(decided)
                     .map(|change| (change, Reply::Place { place, drains: to == Scheduling::Draining }))
             }
-            Ask::Fence { host, powered_off, actor, reason } => {
+            Request::Fence { host, powered_off, actor, reason } => {
                 self.on_fence(when, host, powered_off, actor, &reason)
             }
-            Ask::ResolveMigration { vm, answer, words, actor } => self
+            Request::ResolveMigration { vm, answer, words, actor } => self
                 .head
                 .decide_migration(when, &vm, answer, words, actor)
                 .map(|(id, change)| (change, Reply::Migration(id))),
-            Ask::Note(decision) => Ok((note(decision), Reply::Done)),
-            Ask::Configure(spec) => {
+            Request::RecordDecision(decision) => Ok((note(decision), Reply::Done)),
+            Request::Configure(spec) => {
                 self.head.decide_configure(when, &spec).map(|change| (change, Reply::Done))
             }
         };
@@ -189,48 +189,48 @@ impl Manager {
     }
 
     /// Repeated requests are answered in any state of the host; new ones require a connected host.
-    fn decide_reserve(&self, when: When, reserve: Reserve) -> Result<Decided, Denied> {
+    fn decide_reserve(&self, when: When, reserve: Reserve) -> Result<ReserveOutcome, Rejection> {
         let host = self.head.host_named(&reserve.host);
         let decided = self.head.decide_reserve(when, reserve);
-        if let Ok(Decided::Repeat(_))
+        if let Ok(ReserveOutcome::Repeat(_))
         | Err(
-            Denied::RequestReused { .. } | Denied::VmTaken { .. } | Denied::HostNotSchedulable { .. },
+            Rejection::RequestReused { .. } | Rejection::VmAlreadyReserved { .. } | Rejection::HostNotSchedulable { .. },
         ) = decided
         {
             return decided; // independent of the host's connection
         }
         if let Some(host) = host {
-            self.takes_reservations(host)?;
-            if let Err(Denied::OutOfSlices { .. }) = &decided
+            self.check_accepts_reservations(host)?;
+            if let Err(Rejection::OutOfSlices { .. }) = &decided
                 && self.has_starting_emc(host)
             {
-                return Err(Denied::Starting("its EMCs are being compared with the ledger"));
+                return Err(Rejection::Starting("its EMCs are being compared with the ledger"));
             }
         }
         if self.store_low_since.is_some() && decided.is_ok() {
-            return Err(Denied::StoreFull);
+            return Err(Rejection::StoreFull);
         }
         decided
     }
 
-    fn takes_reservations(&self, id: HostId) -> Result<(), Denied> {
+    fn check_accepts_reservations(&self, id: HostId) -> Result<(), Rejection> {
         let Some(host) = self.head.host(id).map(|entry| &entry.host.name) else { return Ok(()) };
         match self.links.get(&id) {
             Some(link) if link.is_unknown() => {
-                Err(Denied::HostNotSchedulable { host: host.clone(), why: "unknown: its lease is over" })
+                Err(Rejection::HostNotSchedulable { host: host.clone(), why: "unknown: its lease is over" })
             }
             Some(link) if !link.is_expected() => Ok(()),
-            Some(_) | None => Err(Denied::HostExpected(host.clone())),
+            Some(_) | None => Err(Rejection::HostExpected(host.clone())),
         }
     }
 
     fn on_reserve(&mut self, when: When, token: Token, reserve: Reserve, wait: Option<Ns>) {
         let slices = reserve.slices;
-        let room = wait.map_or(Ok(()), |_| self.has_room_to_wait());
+        let room = wait.map_or(Ok(()), |_| self.check_waiter_limit());
         let id = match room.and_then(|()| self.decide_reserve(when, reserve)) {
             Err(denied) => return self.reply_durable(token, Reply::Refused(denied)),
-            Ok(Decided::Repeat(id)) => id,
-            Ok(Decided::New(id, change)) => {
+            Ok(ReserveOutcome::Repeat(id)) => id,
+            Ok(ReserveOutcome::New(id, change)) => {
                 self.buffer.reserved(when.now, slices);
                 self.change(when, change);
                 id
@@ -246,8 +246,8 @@ impl Manager {
         let host = reserve.host.clone();
         let view = match self.decide_reserve(when, reserve) {
             Err(denied) => return self.reply_durable(token, Reply::Refused(denied)),
-            Ok(Decided::Repeat(id)) => return self.reply_durable(token, Reply::Reservation(id)),
-            Ok(Decided::New(id, change)) => {
+            Ok(ReserveOutcome::Repeat(id)) => return self.reply_durable(token, Reply::Reservation(id)),
+            Ok(ReserveOutcome::New(id, change)) => {
                 let made = change.0.into_iter().find_map(|record| match record {
                     crate::record::Record::Reservation(_, reservation) => Some(reservation),
                     _ => None,
@@ -256,17 +256,17 @@ impl Manager {
                 ReservationView { id, host, online: 0, reservation }
             }
         };
-        self.effects.push_back(Effect::Reply(token, Box::new(Ok(Answer::Reservation(view)))));
+        self.effects.push_back(Effect::Reply(token, Box::new(Ok(RequestReply::Reservation(view)))));
     }
 
     fn on_wait_ready(&mut self, when: When, token: Token, target: &Target, within: Ns) {
-        match self.has_room_to_wait().and_then(|()| self.head.find(target)) {
+        match self.check_waiter_limit().and_then(|()| self.head.find(target)) {
             Ok(id) => self.wait_durable(token, id, when.now.after(within)),
             Err(denied) => self.reply_durable(token, Reply::Refused(denied)),
         }
     }
 
-    fn on_commit(&self, when: When, target: &Target, actor: Actor) -> Result<(Change, Reply), Denied> {
+    fn on_commit(&self, when: When, target: &Target, actor: Actor) -> Result<(Change, Reply), Rejection> {
         let id = self.head.find(target)?;
         Ok((self.head.decide_commit(when, id, actor)?, Reply::Reservation(id)))
     }
@@ -278,7 +278,7 @@ impl Manager {
         force: bool,
         reason: String,
         actor: Actor,
-    ) -> Result<(Change, Reply), Denied> {
+    ) -> Result<(Change, Reply), Rejection> {
         let id = self.head.find(target)?;
         let change = self.head.decide_end(when, id, EndedBy::Released { force, reason }, actor)?;
         Ok((change, Reply::Reservation(id)))
@@ -291,14 +291,14 @@ impl Manager {
         powered_off: bool,
         actor: Actor,
         reason: &str,
-    ) -> Result<(Change, Reply), Denied> {
-        let id = self.head.host_named(&host).ok_or_else(|| Denied::NoSuchHost(host.clone()))?;
+    ) -> Result<(Change, Reply), Rejection> {
+        let id = self.head.host_named(&host).ok_or_else(|| Rejection::NoSuchHost(host.clone()))?;
         let link = self.links.get(&id);
         if link.is_some_and(Link::is_connected) {
-            return Err(Denied::HostConnected(host));
+            return Err(Rejection::HostConnected(host));
         }
         if !powered_off && link.is_some_and(Link::is_expected) {
-            return Err(Denied::HostExpected(host)); // its agent may be about to connect, and its VMs run
+            return Err(Rejection::HostExpected(host)); // its agent may be about to connect, and its VMs run
         }
         Ok((
             self.head.decide_fence(when, id, powered_off, actor, reason),
@@ -310,31 +310,31 @@ impl Manager {
         let revision = self.durable.meta().revision;
         let answer = match reply {
             Reply::Reservation(id) => {
-                self.durable.view(id).map(Answer::Reservation).ok_or(Denied::NoSuchReservation(id))
+                self.durable.view(id).map(RequestReply::Reservation).ok_or(Rejection::NoSuchReservation(id))
             }
             Reply::Place { place, drains } => {
                 let waiting =
                     self.durable.reservations_at(&place).ok().filter(|_| drains).unwrap_or_default();
                 let waiting = waiting.iter().filter_map(|id| self.durable.reservation(*id));
-                Ok(Answer::Scheduled { revision, waiting_for: waiting.map(|r| r.vm.clone()).collect() })
+                Ok(RequestReply::Scheduled { revision, waiting_for: waiting.map(|r| r.vm.clone()).collect() })
             }
             Reply::Migration(id) => {
-                let found = self.durable.migration(id).map(|m| Answer::Migration(id, m.clone()));
-                found.ok_or(Denied::NoSuchReservation(id))
+                let found = self.durable.migration(id).map(|m| RequestReply::Migration(id, m.clone()));
+                found.ok_or(Rejection::NoSuchReservation(id))
             }
-            Reply::Done => Ok(Answer::Done(revision)),
+            Reply::Done => Ok(RequestReply::Done(revision)),
             Reply::Refused(denied) => Err(denied),
         };
         self.effects.push_back(Effect::Reply(token, Box::new(answer)));
     }
 
     /// Callers that wait for slices, or will wait once a batch is durable.
-    fn has_room_to_wait(&self) -> Result<(), Denied> {
+    fn check_waiter_limit(&self) -> Result<(), Rejection> {
         let written = self.writing.as_ref().map_or(0, |(batch, _)| batch.waiting.len());
         if self.waiter_deadlines.len() + self.open.waiting.len() + written < WAITERS_MAX {
             return Ok(());
         }
-        Err(Denied::TooMany { what: "callers waiting for slices", max: WAITERS_MAX as u64 })
+        Err(Rejection::LimitExceeded { what: "callers waiting for slices", max: WAITERS_MAX as u64 })
     }
 
     fn wait_durable(&mut self, token: Token, id: ReservationId, deadline: Ns) {
@@ -352,24 +352,24 @@ impl Manager {
         self.waiters.entry(id).or_default().push((deadline, token));
         self.waiter_deadlines.insert((deadline, token, id));
         self.waiting.insert(token, (deadline, id));
-        self.answer_waiters(id);
+        self.reply_to_waiters(id);
     }
 
     /// Replies to callers that wait for a reservation if it is ready or never will be; otherwise
     /// schedules a message to its host.
-    pub(super) fn answer_waiters(&mut self, id: ReservationId) {
+    pub(super) fn reply_to_waiters(&mut self, id: ReservationId) {
         if !self.waiters.contains_key(&id) {
             return;
         }
         let answer = match self.durable.reservation(id) {
-            None => Err(Denied::NoSuchReservation(id)),
+            None => Err(Rejection::NoSuchReservation(id)),
             Some(reservation) => match &reservation.stage {
                 Stage::Broken { why, .. } => Err(wrong(id, format!("broken ({why})"))),
                 Stage::Ended { why, .. } => Err(wrong(id, format!("ended ({why})"))),
                 Stage::Reserved { .. } | Stage::Committed if self.durable.is_all_online(id, reservation) => {
-                    self.durable.view(id).map(Answer::Reservation).ok_or(Denied::NoSuchReservation(id))
+                    self.durable.view(id).map(RequestReply::Reservation).ok_or(Rejection::NoSuchReservation(id))
                 }
-                Stage::Reserved { .. } | Stage::Committed => return self.hurry_order(id),
+                Stage::Reserved { .. } | Stage::Committed => return self.expedite_desired_state(id),
             },
         };
         for (deadline, token) in self.waiters.remove(&id).unwrap_or_default() {
@@ -393,8 +393,8 @@ impl Manager {
     }
 }
 
-fn wrong(reservation: ReservationId, state: String) -> Denied {
-    Denied::WrongState { reservation, state, what: "waiting for it to become ready" }
+fn wrong(reservation: ReservationId, state: String) -> Rejection {
+    Rejection::WrongState { reservation, state, what: "waiting for it to become ready" }
 }
 
 #[cfg(test)]

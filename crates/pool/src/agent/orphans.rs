@@ -11,12 +11,12 @@ use std::{
 use units::limits::HOST_RETRY;
 use units::{DesiredVersion, Ns};
 
-use super::{Agent, Effect, HostFailure, Order, Stand};
+use super::{Agent, Effect, HostFailure, Order, SliceStatus};
 use crate::protocol::{Handle, Holding};
 
 /// Key of remains, by [`Handle::place`]: the epochs of an earlier instance do not matter.
 #[derive(Debug, Default)]
-pub(super) struct Leftovers(BTreeMap<Arc<str>, State>);
+pub(super) struct OrphanedSlices(BTreeMap<Arc<str>, State>);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
@@ -26,7 +26,7 @@ enum State {
     Clearing,
 }
 
-impl Leftovers {
+impl OrphanedSlices {
     pub(super) fn new(places: Vec<Arc<str>>) -> Self {
         Self(places.into_iter().map(|place| (place, State::Waiting(None))).collect())
     }
@@ -73,7 +73,7 @@ impl Agent {
     }
 
     /// Closes remains outside the desired state. Before the first desired state nothing is closed.
-    pub(super) fn clear_leftovers(&mut self) {
+    pub(super) fn close_orphans(&mut self) {
         if self.leftovers.is_empty() || self.newest == DesiredVersion::default() {
             return;
         }
@@ -83,7 +83,7 @@ impl Agent {
             let state = if wanted { State::Waiting(None) } else { State::Clearing };
             self.leftovers.0.insert(Arc::clone(&place), state);
             if !wanted {
-                self.effects.push_back(Effect::Clear { place });
+                self.effects.push_back(Effect::CloseOrphan { place });
             }
         }
     }
@@ -91,7 +91,7 @@ impl Agent {
     /// Returns the locations of slices in the desired state, of open slices, and of slices that a
     /// VM has or had.
     fn places_in_use(&self) -> BTreeSet<Arc<str>> {
-        let wanted = self.orders.iter().filter(|(holding, _)| !self.is_given_up(holding));
+        let wanted = self.orders.iter().filter(|(holding, _)| !self.has_reportable_failure(holding));
         let ordered = wanted.map(|(_, order)| order.handle());
         let open = self.slices.values().map(|stand| stand.handle());
         let handed = self.vms.values().flat_map(|vm| vm.slices().values());
@@ -99,18 +99,18 @@ impl Agent {
     }
 
     /// Returns whether to report the failure of a slice to the manager.
-    fn is_given_up(&self, holding: &Holding) -> bool {
+    fn has_reportable_failure(&self, holding: &Holding) -> bool {
         self.attempts.get(holding).is_some_and(|attempts| attempts.told().is_some())
     }
 
     /// Returns whether a failed slice may have left remains, from the last attempt or the current
     /// one.
-    pub(super) fn leaves_something(&self, holding: &Holding) -> bool {
-        let tries = matches!(self.slices.get(holding), Some(Stand::Opening(_) | Stand::Scrubbing(_)));
+    pub(super) fn may_leave_remains(&self, holding: &Holding) -> bool {
+        let tries = matches!(self.slices.get(holding), Some(SliceStatus::Opening(_) | SliceStatus::Scrubbing(_)));
         tries || self.orders.get(holding).is_some_and(|order| self.leftovers.has(order.handle()))
     }
 
-    pub(super) fn on_cleared(&mut self, place: &Arc<str>, result: Result<(), HostFailure>) {
+    pub(super) fn on_orphan_closed(&mut self, place: &Arc<str>, result: Result<(), HostFailure>) {
         match result {
             Ok(()) => drop(self.leftovers.0.remove(place)),
             Err(_) => {
