@@ -32,7 +32,9 @@ use self::{
     slices::{Attempts, Order, SliceStatus},
     vms::Vm,
 };
-use crate::protocol::{SliceFailure, FailureReason, Handle, ObservedState, Holding, ScrubReport, DesiredState, DesiredVm};
+use crate::protocol::{
+    DesiredState, DesiredVm, FailureReason, Handle, Holding, ObservedState, ScrubReport, SliceFailure,
+};
 
 /// Identifies a process that requested the memory of its VM and waits for the reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -90,7 +92,7 @@ pub struct RecoveredVm {
     /// Record.
     pub record: VmRecord,
     /// Whether exactly that process still runs.
-    pub lives: bool,
+    pub is_alive: bool,
 }
 
 /// Successful host call.
@@ -130,7 +132,7 @@ pub enum Event {
         /// Rack.
         rack: String,
         /// Contents.
-        want: DesiredState,
+        desired: DesiredState,
     },
     /// The manager requests a complete report.
     ReportRequested,
@@ -274,7 +276,7 @@ pub enum Refusal {
         pid: u32,
     },
     /// Another process had it: its data must not reach a new process.
-    #[error("VM {vm} was process {pid}, which is gone: reserve anew")]
+    #[error("VM {vm} was process {pid}, which has ended: create a new reservation")]
     Ended {
         /// VM.
         vm: Name,
@@ -329,13 +331,13 @@ pub struct OtherRack {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CommandRejected {
     /// A newer version was received.
-    #[error("older than order {newest}")]
+    #[error("older than version {newest}")]
     Old {
         /// Newest version.
         newest: DesiredVersion,
     },
     /// It changes another version than the latest one.
-    #[error("changes order {base}, the newest followed is {newest}")]
+    #[error("changes version {base}, but the latest applied version is {newest}")]
     OtherBase {
         /// Version that it changes.
         base: DesiredVersion,
@@ -354,7 +356,7 @@ pub enum CommandRejected {
     #[error(transparent)]
     OtherRack(#[from] OtherRack),
     /// No manager has accepted the connection yet.
-    #[error("no rack has welcomed this host")]
+    #[error("no manager has accepted this host yet")]
     NoRack,
 }
 
@@ -368,7 +370,7 @@ pub struct Agent {
     now: Ns,
     /// Interval of heartbeats while connected.
     heartbeat: Option<Ns>,
-    spoke: Ns,
+    reported_at: Ns,
     /// Number of the latest report of this session.
     sequence: u64,
     /// A report is due, and whether it must be complete.
@@ -379,7 +381,7 @@ pub struct Agent {
     newest: DesiredVersion,
     fenced: bool,
     /// Latest desired state, by VM and by slice.
-    wanted: BTreeMap<ReservationId, DesiredVm>,
+    desired_vms: BTreeMap<ReservationId, DesiredVm>,
     orders: BTreeMap<Holding, Order>,
     slices: BTreeMap<Holding, SliceStatus>,
     /// Results, kept until the desired state no longer contains them.
@@ -388,14 +390,14 @@ pub struct Agent {
     attempts: BTreeMap<Holding, Attempts>,
     scrubs_waiting: BTreeSet<Holding>,
     scrubs_running: usize,
-    leftovers: OrphanedSlices,
+    orphans: OrphanedSlices,
     /// There may be slices on this machine that the agent cannot see.
     has_hidden_remains: bool,
     /// Calls in progress that open or close a slice: short ones, unlike scrubs.
     calls: usize,
     vms: BTreeMap<ReservationId, Vm>,
     /// VM that has or had each slice.
-    handed: BTreeMap<Holding, ReservationId>,
+    slice_vms: BTreeMap<Holding, ReservationId>,
     effects: VecDeque<Effect>,
 }
 
@@ -416,7 +418,7 @@ impl Agent {
             rack,
             now,
             heartbeat: None,
-            spoke: now,
+            reported_at: now,
             sequence: 0,
             dirty: false,
             full_report_due: true,
@@ -424,18 +426,18 @@ impl Agent {
             newest: DesiredVersion::default(),
             fenced: false,
             orders: BTreeMap::new(),
-            wanted: BTreeMap::new(),
+            desired_vms: BTreeMap::new(),
             slices: BTreeMap::new(),
             released: BTreeSet::new(),
             scrubbed: BTreeMap::new(),
             attempts: BTreeMap::new(),
             scrubs_waiting: BTreeSet::new(),
             scrubs_running: 0,
-            leftovers: OrphanedSlices::new(places),
+            orphans: OrphanedSlices::new(places),
             has_hidden_remains: false,
             calls: 0,
             vms: BTreeMap::new(),
-            handed: BTreeMap::new(),
+            slice_vms: BTreeMap::new(),
             effects: VecDeque::new(),
         };
         found.into_iter().for_each(|adopted| agent.adopt(adopted));
@@ -459,7 +461,7 @@ impl Agent {
         match event {
             Event::SessionUp { rack, lease_ttl } => self.on_session_up(rack, lease_ttl),
             Event::SessionDown => self.heartbeat = None,
-            Event::DesiredState { rack, want } => self.on_desired_state(&rack, want),
+            Event::DesiredState { rack, desired } => self.on_desired_state(&rack, desired),
             Event::ReportRequested => (self.dirty, self.full_report_due) = (true, true),
             Event::Done { holding, result } => self.on_done(holding, result),
             Event::OrphanClosed { place, result } => self.on_orphan_closed(&place, result),
@@ -471,7 +473,7 @@ impl Agent {
         self.retry();
         self.close_orphans();
         self.forget_ended();
-        if self.heartbeat.is_some_and(|every| self.now >= self.spoke.after(every)) {
+        if self.heartbeat.is_some_and(|every| self.now >= self.reported_at.after(every)) {
             self.dirty = true;
         }
     }
@@ -487,45 +489,45 @@ impl Agent {
     /// Returns the time of the next report of changes. Calls in progress share a report, unless
     /// they take long.
     fn report_due(&self) -> Option<Ns> {
-        let due = if self.calls == 0 { Ns::ZERO } else { self.spoke.after(OBSERVED_STATE_LINGER) };
+        let due = if self.calls == 0 { Ns::ZERO } else { self.reported_at.after(OBSERVED_STATE_LINGER) };
         (self.heartbeat.is_some() && self.dirty).then_some(due)
     }
 
     /// Returns a complete report at the start of a session and on request, otherwise the changes:
     /// the manager has received the rest.
     fn report(&mut self) -> ObservedState {
-        (self.dirty, self.spoke) = (false, self.now);
+        (self.dirty, self.reported_at) = (false, self.now);
         let newly_online = std::mem::take(&mut self.newly_online);
-        let have = if std::mem::take(&mut self.full_report_due) {
-            self.have()
+        let report = if std::mem::take(&mut self.full_report_due) {
+            self.observed_state()
         } else {
             let online = newly_online.into_iter().filter(|holding| self.is_online(*holding)).collect();
-            self.have_with(false, online)
+            self.observed_state_with(false, online)
         };
         let after = self.sequence;
         self.sequence += 1;
-        ObservedState { sequence: self.sequence, after, ..have }
+        ObservedState { sequence: self.sequence, after, ..report }
     }
 
     /// Returns the time of the next [`Event::Tick`], if no other event arrives before.
     pub fn next_wakeup(&self) -> Option<Ns> {
-        let heartbeat = self.heartbeat.map(|every| self.spoke.after(every));
+        let heartbeat = self.heartbeat.map(|every| self.reported_at.after(every));
         let retry = self.attempts.values().filter_map(|attempts| attempts.next).min();
         let report = self.report_due().filter(|due| *due > self.now); // a due report is an effect
-        let wakeups = [heartbeat, retry, self.next_forget(), self.leftovers.next_wakeup(), report];
+        let wakeups = [heartbeat, retry, self.next_forget(), self.orphans.next_wakeup(), report];
         wakeups.into_iter().flatten().min()
     }
 
     /// Returns the complete observed state of this host.
-    pub fn have(&self) -> ObservedState {
-        let online = self.slices.iter().filter(|(_, stand)| matches!(stand, SliceStatus::Online(_)));
-        self.have_with(true, online.map(|(holding, _)| *holding).collect())
+    pub fn observed_state(&self) -> ObservedState {
+        let online = self.slices.iter().filter(|(_, status)| matches!(status, SliceStatus::Online(_)));
+        self.observed_state_with(true, online.map(|(holding, _)| *holding).collect())
     }
 
-    fn have_with(&self, whole: bool, online: Vec<Holding>) -> ObservedState {
+    fn observed_state_with(&self, whole: bool, online: Vec<Holding>) -> ObservedState {
         let failed = self.attempts.iter().filter(|(holding, _)| !self.may_leave_remains(holding));
         let failed = failed.filter_map(|(holding, attempts)| {
-            let HostFailure { reason, message } = attempts.told()?.clone();
+            let HostFailure { reason, message } = attempts.reportable()?.clone();
             Some(SliceFailure { holding: *holding, reason, message })
         });
         ObservedState {
@@ -542,10 +544,10 @@ impl Agent {
             vms: if whole { self.live_vms() } else { BTreeMap::new() },
             ended: self.ended_vms(),
             clean: self.slices.is_empty()
-                && self.handed.is_empty()
-                && self.leftovers.is_empty()
+                && self.slice_vms.is_empty()
+                && self.orphans.is_empty()
                 && !self.has_hidden_remains
-                && !self.vms.values().any(Vm::lives),
+                && !self.vms.values().any(Vm::is_alive),
         }
     }
 
@@ -576,14 +578,14 @@ impl Agent {
         (self.dirty, self.full_report_due) = (true, true);
     }
 
-    fn on_desired_state(&mut self, rack: &str, want: DesiredState) {
-        if let Err(why) = self.admit(rack, &want) {
-            return self.effects.push_back(Effect::CommandRejected(want.number, why));
+    fn on_desired_state(&mut self, rack: &str, desired: DesiredState) {
+        if let Err(why) = self.validate(rack, &desired) {
+            return self.effects.push_back(Effect::CommandRejected(desired.number, why));
         }
-        self.newest = want.number;
+        self.newest = desired.number;
         self.dirty = true;
-        self.full_report_due |= want.base.is_none();
-        self.follow(want);
+        self.full_report_due |= desired.base.is_none();
+        self.apply_desired_state(desired);
         self.update_absence();
         if self.fenced {
             self.kill_undesired_vms();
@@ -591,17 +593,19 @@ impl Agent {
     }
 
     /// Returns the reason to reject a desired state, if it is old or for another agent.
-    fn admit(&self, rack: &str, want: &DesiredState) -> Result<(), CommandRejected> {
+    fn validate(&self, rack: &str, desired: &DesiredState) -> Result<(), CommandRejected> {
         let ours = self.rack.as_deref().ok_or(CommandRejected::NoRack)?;
         if ours != rack {
             return Err(OtherRack { ours: ours.to_owned(), theirs: rack.to_owned() }.into());
         }
-        if want.instance != self.instance {
-            return Err(CommandRejected::OtherInstance { ours: self.instance, theirs: want.instance });
+        if desired.instance != self.instance {
+            return Err(CommandRejected::OtherInstance { ours: self.instance, theirs: desired.instance });
         }
-        match want.base {
-            _ if want.number < self.newest => Err(CommandRejected::Old { newest: self.newest }),
-            Some(base) if base != self.newest => Err(CommandRejected::OtherBase { base, newest: self.newest }),
+        match desired.base {
+            _ if desired.number < self.newest => Err(CommandRejected::Old { newest: self.newest }),
+            Some(base) if base != self.newest => {
+                Err(CommandRejected::OtherBase { base, newest: self.newest })
+            }
             _ => Ok(()),
         }
     }

@@ -27,10 +27,10 @@ use self::{ended::EndedRequests, index::Progress, slots::Slots};
 pub use self::{
     lifecycle::Target,
     rack::{EmcSpec, HostSpec, Place, RackSpec},
-    reserve::{ReserveOutcome, Reserve},
+    reserve::{Reserve, ReserveOutcome},
 };
 use crate::{
-    audit::{Actor, Decision, Subject, DecisionKind},
+    audit::{Actor, Decision, DecisionKind, Subject},
     record::{Emc, Host, Key, Meta, Migration, Record, RequestKey, Reservation, Stage},
     slice::{STATE_NAMES, Scrub, Slot, State},
 };
@@ -453,12 +453,12 @@ impl Ledger {
 
     fn install_migration(&mut self, id: ReservationId, migration: Migration) {
         self.remove_migration(id);
-        self.declined.extend(migration.again.map(|at| (at, id)));
+        self.declined.extend(migration.retry_at.map(|at| (at, id)));
         self.migrations.insert(id, migration);
     }
 
     fn remove_migration(&mut self, id: ReservationId) {
-        if let Some(at) = self.migrations.remove(&id).and_then(|old| old.again) {
+        if let Some(at) = self.migrations.remove(&id).and_then(|old| old.retry_at) {
             self.declined.remove(&(at, id));
         }
     }

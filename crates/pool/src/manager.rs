@@ -43,9 +43,9 @@ use units::limits::{
 use units::{EmcId, Epoch, HostId, Ns, ReservationId, Revision, SliceId, UnixMs};
 
 pub use self::{
-    requests::{RequestReply, Request, ReservationView},
     buffer::Buffer,
-    devices::{Contents, DeviceCall, DeviceReply, DeviceFailure, Grant, SliceError},
+    devices::{Contents, DeviceCall, DeviceFailure, DeviceReply, Grant, SliceError},
+    requests::{Request, RequestReply, ReservationView},
     view::{Alarm, EmcState, HostState},
 };
 use self::{
@@ -54,10 +54,10 @@ use self::{
 };
 use crate::{
     audit::Decision,
-    rejection::Rejection,
     ledger::{Change, Ledger, When},
-    protocol::{Handle, ObservedState, Hello, DesiredState},
+    protocol::{DesiredState, Handle, Hello, ObservedState},
     record::{Fence, Key, Meta, Record},
+    rejection::Rejection,
     slice::Call,
 };
 
@@ -92,7 +92,7 @@ pub enum Event {
     },
     /// A request.
     Request(Token, Request),
-    /// The caller no longer waits.
+    /// The caller has gone away and needs no reply.
     CallerGone(Token),
     /// A batch is durable, or its outcome is unknown.
     Stored {
@@ -195,7 +195,7 @@ enum Reply {
     Done,
     /// Decided from records that may not be durable yet: it names a reservation that a failed write
     /// would undo.
-    Refused(Rejection),
+    Rejected(Rejection),
 }
 
 /// State of the manager.
@@ -226,7 +226,7 @@ pub struct Manager {
     places: BTreeMap<SliceId, Handle>,
     /// Handles and locations returned by comparisons; hosts receive them with the next durable
     /// revision.
-    found: BTreeMap<SliceId, (Epoch, Handle)>,
+    pending_handles: BTreeMap<SliceId, (Epoch, Handle)>,
     pending_places: BTreeMap<SliceId, Handle>,
     waiters: BTreeMap<ReservationId, Vec<(Ns, Token)>>,
     waiter_deadlines: BTreeSet<(Ns, Token, ReservationId)>,
@@ -252,7 +252,7 @@ pub struct Manager {
     loads: u64,
     /// An event arrived since the last upkeep; requests alone require none.
     upkeep_due: bool,
-    forget_at: Ns,
+    prune_at: Ns,
     /// Non-durable state changed since the last call: a host became silent, an EMC failed.
     changed: bool,
     effects: VecDeque<Effect>,
@@ -282,7 +282,7 @@ impl Manager {
             unadopted: BTreeMap::new(),
             handles: BTreeMap::new(),
             places: BTreeMap::new(),
-            found: BTreeMap::new(),
+            pending_handles: BTreeMap::new(),
             pending_places: BTreeMap::new(),
             waiters: BTreeMap::new(),
             waiter_deadlines: BTreeSet::new(),
@@ -297,7 +297,7 @@ impl Manager {
             piece: LEDGER_PIECE_MAX,
             loads: 0,
             upkeep_due: false,
-            forget_at: Ns::ZERO,
+            prune_at: Ns::ZERO,
             changed: false,
             effects: VecDeque::new(),
         }
@@ -350,12 +350,12 @@ impl Manager {
         self.upkeep_due |= !matches!(event, Event::Request(..) | Event::CallerGone(_));
         match event {
             Event::Loaded { meta, records, restored } => self.on_loaded(when, meta, records, restored),
-            Event::Request(token, ask) => self.on_request(when, token, ask),
+            Event::Request(token, request) => self.on_request(when, token, request),
             Event::CallerGone(token) => self.forget_waiter(token),
             Event::Stored { batch, ok } => self.on_stored(when, batch, ok),
-            Event::Device(emc, done) => self.on_device(when, emc, done),
+            Event::Device(emc, reply) => self.on_device(when, emc, reply),
             Event::AgentUp(session, host, hello) => self.on_agent_up(when, session, host, hello),
-            Event::AgentReport(session, have) => self.on_report(when, session, &have),
+            Event::AgentReport(session, report) => self.on_report(when, session, &report),
             Event::AgentDown(session) => self.on_agent_down(session),
             Event::StoreSpace { low } => self.on_store_space(when, low),
             Event::Tick => {}
@@ -479,8 +479,8 @@ impl Manager {
         }
     }
 
-    fn refuse(&mut self, token: Token, denied: Rejection) {
-        self.effects.push_back(Effect::Reply(token, Box::new(Err(denied))));
+    fn reject(&mut self, token: Token, rejection: Rejection) {
+        self.effects.push_back(Effect::Reply(token, Box::new(Err(rejection))));
     }
 
     fn batch_due(&self) -> Ns {
@@ -537,7 +537,7 @@ impl Manager {
             self.reply_now(token, reply);
         }
         let transitions = self.transitions(&before);
-        transitions.iter().for_each(|(slice, _, to)| self.buffer.moved(when.now, *slice, to));
+        transitions.iter().for_each(|(slice, _, to)| self.buffer.record_state_change(when.now, *slice, to));
         self.record_quarantine_times(when, &transitions);
         let revision = self.durable.meta().revision;
         let published = PublishedBatch { revision, when, records: Arc::clone(&records), transitions };
@@ -547,7 +547,7 @@ impl Manager {
         }
         self.publish_pending_handles();
         for record in records.iter() {
-            self.act_on(when, record, &before);
+            self.apply_consequences(when, record, &before);
         }
     }
 
@@ -563,7 +563,12 @@ impl Manager {
     }
 
     /// Performs the consequences of a record that became durable.
-    fn act_on(&mut self, when: When, record: &Record, before: &BTreeMap<SliceId, crate::slice::Slot>) {
+    fn apply_consequences(
+        &mut self,
+        when: When,
+        record: &Record,
+        before: &BTreeMap<SliceId, crate::slice::Slot>,
+    ) {
         match record {
             Record::Slice(id, slot) => {
                 let old = before.get(id);
@@ -574,8 +579,8 @@ impl Manager {
                     }
                 }
                 self.drive_slice(*id);
-                let had = old.and_then(|old| old.holder());
-                if let Some(holder) = slot.holder().filter(|holder| had != Some(*holder)) {
+                let old_holder = old.and_then(|old| old.holder());
+                if let Some(holder) = slot.holder().filter(|holder| old_holder != Some(*holder)) {
                     self.drive_fence_of_holder(when, *id, holder);
                 }
                 of.into_iter()
@@ -611,7 +616,7 @@ impl Manager {
         let waiting = batch.waiting.into_iter().chain(open.waiting).map(|(token, ..)| token);
         let waiters = std::mem::take(&mut self.waiter_deadlines).into_iter().map(|(_, token, _)| token);
         for token in replies.chain(waiting).chain(waiters).collect::<Vec<_>>() {
-            self.refuse(token, Rejection::StoreFailed);
+            self.reject(token, Rejection::StoreFailed);
         }
         self.waiters.clear();
         self.waiting.clear();
@@ -620,7 +625,7 @@ impl Manager {
 }
 
 /// Decision made outside the ledger, stored with the others.
-pub fn note(decision: Decision) -> Change {
+pub fn decision_change(decision: Decision) -> Change {
     Change(vec![Record::Decision(0, decision)])
 }
 

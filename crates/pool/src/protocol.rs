@@ -237,7 +237,7 @@ impl Parts {
             self.room = self.most;
         }
         self.room = self.room.saturating_sub(size);
-        self.parts.last_mut().expect("there is a first part")
+        self.parts.last_mut().expect("the first part exists")
     }
 }
 
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_a_report_have_all_its_facts_and_bounded_size() {
+    fn report_parts_contain_all_facts_in_bounded_size() {
         let whole = ObservedState {
             sequence: 4,
             after: 2,
@@ -350,8 +350,9 @@ mod tests {
         };
         for most in 1..20 {
             let parts = whole.clone().into_parts(most);
-            let facts =
-                |part: &ObservedState| part.online.len() + part.released.len() + part.ended.len() + 2 * part.vms.len();
+            let facts = |part: &ObservedState| {
+                part.online.len() + part.released.len() + part.ended.len() + 2 * part.vms.len()
+            };
             assert!(parts.iter().all(|part| facts(part) <= most.max(2)), "{most}: {parts:?}");
             assert!(parts.len() <= 13usize.div_ceil(most) * 2, "{most}: {} parts", parts.len());
             let (last, before) = parts.split_last().unwrap();
@@ -370,14 +371,14 @@ mod tests {
     }
 
     #[test]
-    fn merged_reports_follow_on_the_report_before_the_first() {
+    fn merged_reports_follow_the_report_before_the_first() {
         let report = |sequence| ObservedState { sequence, after: sequence - 1, ..ObservedState::default() };
         let both = report(3).followed_by(report(4));
         assert_eq!((both.sequence, both.after), (4, 2));
     }
 
     #[test]
-    fn report_absorbs_the_news_that_follows_it() {
+    fn report_merges_following_changes() {
         let whole = ObservedState {
             whole: true,
             online: vec![holding(0), holding(1)],

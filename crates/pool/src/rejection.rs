@@ -59,41 +59,41 @@ pub enum Rejection {
     HostNotSchedulable {
         /// Host.
         host: Name,
-        /// State: "cordoned", "draining", "fenced", "unknown: its lease is over", ...
+        /// State: "cordoned", "draining", "fenced", "unknown: its lease has expired", ...
         why: &'static str,
     },
     /// The host's agent has not connected since the manager started; retry soon.
     #[error("host {0} has not reported since the manager started")]
     HostExpected(Name),
     /// Too few free slices on reachable EMCs.
-    #[error("host {host} can reach {free} free slices, {asked} needed{}", not_counted(.closed))]
+    #[error("host {host} can reach {free} free slices, {requested} needed{}", not_counted(.closed))]
     OutOfSlices {
         /// Host.
         host: Name,
         /// Slices requested.
-        asked: u32,
+        requested: u32,
         /// Slices free.
         free: u32,
         /// Attached EMCs that cannot be used: free slices and reason.
         closed: Vec<(Name, u32, ExclusionReason)>,
     },
     /// Too little local memory.
-    #[error("host {host} has {free} of local memory free, {asked} needed")]
+    #[error("host {host} has {free} of local memory free, {requested} needed")]
     OutOfLocal {
         /// Host.
         host: Name,
         /// Memory requested.
-        asked: Bytes,
+        requested: Bytes,
         /// Memory free.
         free: Bytes,
     },
     /// Too few cores.
-    #[error("host {host} has {free} cores free, {asked} needed")]
+    #[error("host {host} has {free} cores free, {requested} needed")]
     OutOfCores {
         /// Host.
         host: Name,
         /// Cores requested.
-        asked: u32,
+        requested: u32,
         /// Cores free.
         free: u32,
     },

@@ -8,8 +8,10 @@ use std::{
 use units::limits::{HOST_FAILURES_REPORTED_AFTER, HOST_RETRY, SCRUBS_PER_HOST_MAX};
 use units::{Epoch, Ns, ReservationId, SliceId};
 
-use super::{Agent, SliceOutcome, Effect, HostFailure};
-use crate::protocol::{FailureReason, Handle, Holding, DesiredState, DesiredRelease, DesiredVm, owners_of, take_slice};
+use super::{Agent, Effect, HostFailure, SliceOutcome};
+use crate::protocol::{
+    DesiredRelease, DesiredState, DesiredVm, FailureReason, Handle, Holding, owners_of, take_slice,
+};
 
 /// Desired state of one slice.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,48 +52,49 @@ pub(super) struct Attempts {
 
 impl Attempts {
     /// Error to report: a definite one, or a repeated one.
-    pub(super) fn told(&self) -> Option<&HostFailure> {
+    pub(super) fn reportable(&self) -> Option<&HostFailure> {
         (self.next.is_none() || self.count >= HOST_FAILURES_REPORTED_AFTER).then_some(&self.failure)
     }
 }
 
 impl Agent {
     /// Applies a message as complete desired state, or as its changes.
-    pub(super) fn follow(&mut self, want: DesiredState) {
-        let whole = want.base.is_none() || want.fenced != self.fenced; // a fence affects every slice
-        let mut touched = self.named(&want);
+    pub(super) fn apply_desired_state(&mut self, desired: DesiredState) {
+        let affects_all = desired.base.is_none() || desired.fenced != self.fenced; // a fence affects every slice
+        let mut touched = self.affected_slices(&desired);
         let mut before = BTreeMap::new();
-        if want.base.is_none() {
+        if desired.base.is_none() {
             before = std::mem::take(&mut self.orders);
-            self.wanted.clear();
+            self.desired_vms.clear();
         }
         touched.iter().for_each(|slice| before.extend(take_slice(&mut self.orders, *slice)));
-        if whole {
+        if affects_all {
             let known = self.orders.keys().chain(before.keys());
-            let had = self.slices.keys().chain(self.handed.keys()); // a child of an ended VM may still have it
-            touched.extend(known.chain(had).map(|holding| holding.slice));
+            let present = self.slices.keys().chain(self.slice_vms.keys()); // a child of an ended VM may still have it
+            touched.extend(known.chain(present).map(|holding| holding.slice));
         }
-        self.fenced = want.fenced;
-        for (id, vm) in &want.vms {
+        self.fenced = desired.fenced;
+        for (id, vm) in &desired.vms {
             let order =
                 |(holding, handle): (&Holding, &Handle)| (*holding, Order::Online(*id, handle.clone()));
             self.orders.extend(vm.slices.iter().map(order));
         }
-        self.orders.extend(want.scrub.into_iter().map(|(holding, handle)| (holding, Order::Scrub(handle))));
         self.orders
-            .extend(want.release.into_iter().map(|(holding, release)| (holding, Order::Release(release))));
-        want.removals.vms.iter().for_each(|id| drop(self.wanted.remove(id)));
-        self.wanted.extend(want.vms);
+            .extend(desired.scrub.into_iter().map(|(holding, handle)| (holding, Order::Scrub(handle))));
+        self.orders
+            .extend(desired.release.into_iter().map(|(holding, release)| (holding, Order::Release(release))));
+        desired.removals.vms.iter().for_each(|id| drop(self.desired_vms.remove(id)));
+        self.desired_vms.extend(desired.vms);
         self.drop_results(&before, &touched);
         self.reconcile(&touched);
     }
 
     /// Returns slices mentioned in the desired state, including slices of ended VMs.
-    fn named(&self, want: &DesiredState) -> BTreeSet<SliceId> {
+    fn affected_slices(&self, desired: &DesiredState) -> BTreeSet<SliceId> {
         let held = |vm: &DesiredVm| vm.slices.keys().map(|h| h.slice).collect::<Vec<_>>();
-        let changed = want.removals.vms.iter().chain(want.vms.keys());
-        let had = changed.filter_map(|id| self.wanted.get(id)).flat_map(held);
-        want.slices().chain(had).collect()
+        let changed = desired.removals.vms.iter().chain(desired.vms.keys());
+        let before = changed.filter_map(|id| self.desired_vms.get(id)).flat_map(held);
+        desired.slices().chain(before).collect()
     }
 
     /// Results, also failures, are repeated until the desired state no longer contains them. A
@@ -106,8 +109,8 @@ impl Agent {
         self.scrubs_waiting.retain(|holding| matches!(orders.get(holding), Some(Order::Scrub(_))));
         let kind = |order: &Order| std::mem::discriminant(order);
         for (holding, must_release) in touched {
-            let asked = orders.get(&holding).map(kind);
-            if asked != before.get(&holding).map(kind) || (asked.is_none() && !must_release) {
+            let requested = orders.get(&holding).map(kind);
+            if requested != before.get(&holding).map(kind) || (requested.is_none() && !must_release) {
                 self.attempts.remove(&holding);
             }
         }
@@ -115,16 +118,16 @@ impl Agent {
 
     /// Compares desired and observed state and starts calls. Releases precede acquisitions.
     fn reconcile(&mut self, touched: &BTreeSet<SliceId>) {
-        let (mut back, mut take) = (Vec::new(), Vec::new());
+        let (mut releases, mut acquisitions) = (Vec::new(), Vec::new());
         for slice in touched {
-            back.extend(self.slices.range(owners_of(*slice)).map(|(holding, _)| *holding));
-            back.extend(self.handed.range(owners_of(*slice)).map(|(holding, _)| *holding));
+            releases.extend(self.slices.range(owners_of(*slice)).map(|(holding, _)| *holding));
+            releases.extend(self.slice_vms.range(owners_of(*slice)).map(|(holding, _)| *holding));
             for (holding, order) in self.orders.range(owners_of(*slice)) {
-                if order.is_release() { back.push(*holding) } else { take.push(*holding) }
+                if order.is_release() { releases.push(*holding) } else { acquisitions.push(*holding) }
             }
         }
-        back.into_iter().for_each(|holding| self.release_slice(holding));
-        take.into_iter().for_each(|holding| self.take(holding));
+        releases.into_iter().for_each(|holding| self.release_slice(holding));
+        acquisitions.into_iter().for_each(|holding| self.acquire(holding));
     }
 
     pub(super) fn is_online(&self, holding: Holding) -> bool {
@@ -134,24 +137,25 @@ impl Agent {
     /// Starts the call for one slice that desired state, observed state and time permit.
     pub(super) fn step(&mut self, holding: Holding) {
         self.release_slice(holding);
-        self.take(holding);
+        self.acquire(holding);
     }
 
     /// Releases a slice if it should leave and may.
     fn release_slice(&mut self, holding: Holding) {
         let Some(force) = self.must_release(holding) else { return };
-        if self.released.contains(&holding) || self.waits(holding) || (self.is_in_use(holding) && !force) {
+        if self.released.contains(&holding) || self.is_blocked(holding) || (self.is_in_use(holding) && !force)
+        {
             return;
         }
         let on_record = self.recorded_handle(holding);
         if !self.slices.contains_key(&holding)
-            && on_record.as_ref().is_some_and(|had| self.is_over(holding, had))
+            && on_record.as_ref().is_some_and(|old_handle| self.is_reassigned(holding, old_handle))
         {
             return self.remove_from_record(holding);
         }
         let verify = !force && on_record.is_some();
-        let named = on_record.or_else(|| Some(self.orders.get(&holding)?.handle().clone()));
-        let handle = match (self.slices.get(&holding), named) {
+        let known = on_record.or_else(|| Some(self.orders.get(&holding)?.handle().clone()));
+        let handle = match (self.slices.get(&holding), known) {
             (Some(SliceStatus::Online(handle)), _) => handle.clone(),
             (Some(_), _) => return,         // a call is in progress
             (None, Some(handle)) => handle, // of an ended VM, or left by an earlier instance
@@ -178,17 +182,17 @@ impl Agent {
 
     /// Returns whether a later owner has or had memory passed to an ended VM, which then no longer
     /// belongs to it.
-    fn is_over(&self, holding: Holding, had: &Handle) -> bool {
+    fn is_reassigned(&self, holding: Holding, old_handle: &Handle) -> bool {
         let ordered = self.orders.range(later_owners_of(holding)).map(|(_, order)| order.handle().clone());
-        let handed = self
-            .handed
+        let with_vms = self
+            .slice_vms
             .range(later_owners_of(holding))
             .filter_map(|(holding, _)| self.recorded_handle(*holding));
-        ordered.chain(handed).any(|handle| handle.place == had.place)
+        ordered.chain(with_vms).any(|handle| handle.place == old_handle.place)
     }
 
-    fn take(&mut self, holding: Holding) {
-        if self.slices.contains_key(&holding) || self.waits(holding) {
+    fn acquire(&mut self, holding: Holding) {
+        if self.slices.contains_key(&holding) || self.is_blocked(holding) {
             return;
         }
         match self.orders.get(&holding).cloned() {
@@ -223,20 +227,22 @@ impl Agent {
 
     /// Records the result of a call and starts the next one. Unexpected results are ignored.
     pub(super) fn on_done(&mut self, holding: Holding, result: Result<SliceOutcome, HostFailure>) {
-        let Some(stand) = self.slices.get(&holding).cloned() else { return };
-        let short = matches!(stand, SliceStatus::Opening(_) | SliceStatus::Closing(_));
-        match (stand, result) {
+        let Some(status) = self.slices.get(&holding).cloned() else { return };
+        let short = matches!(status, SliceStatus::Opening(_) | SliceStatus::Closing(_));
+        match (status, result) {
             (SliceStatus::Opening(handle), Ok(SliceOutcome::Onlined)) => self.on_onlined(holding, handle),
             (SliceStatus::Closing(handle), Ok(SliceOutcome::Offlined)) => self.on_offlined(holding, &handle),
-            (SliceStatus::Scrubbing(handle), Ok(SliceOutcome::Scrubbed(scrubbed))) if scrubbed.verified >= units::SLICE => {
+            (SliceStatus::Scrubbing(handle), Ok(SliceOutcome::Scrubbed(scrubbed)))
+                if scrubbed.verified >= units::SLICE =>
+            {
                 self.on_scrubbed(holding, &handle, scrubbed);
             }
-            (stand @ SliceStatus::Scrubbing(_), Ok(SliceOutcome::Scrubbed(scrubbed))) => {
+            (status @ SliceStatus::Scrubbing(_), Ok(SliceOutcome::Scrubbed(scrubbed))) => {
                 let message = format!("verified {} of {}", scrubbed.verified, units::SLICE);
-                self.on_failed(holding, &stand, HostFailure { reason: FailureReason::Host, message });
+                self.on_failed(holding, &status, HostFailure { reason: FailureReason::Host, message });
             }
             (SliceStatus::Online(_), _) | (_, Ok(_)) => return,
-            (stand, Err(failure)) => self.on_failed(holding, &stand, failure),
+            (status, Err(failure)) => self.on_failed(holding, &status, failure),
         }
         self.calls -= usize::from(short);
         self.dirty = true;
@@ -245,30 +251,32 @@ impl Agent {
 
     fn on_onlined(&mut self, holding: Holding, handle: Handle) {
         self.attempts.remove(&holding);
-        self.leftovers.settle(&handle);
+        self.orphans.remove(&handle);
         self.slices.insert(holding, SliceStatus::Online(handle));
         self.newly_online.insert(holding);
     }
 
     /// Records that a failed call may have left remains of a slice.
-    fn on_failed(&mut self, holding: Holding, stand: &SliceStatus, failure: HostFailure) {
-        match stand {
-            SliceStatus::Closing(handle) => drop(self.slices.insert(holding, SliceStatus::Online(handle.clone()))),
+    fn on_failed(&mut self, holding: Holding, status: &SliceStatus, failure: HostFailure) {
+        match status {
+            SliceStatus::Closing(handle) => {
+                drop(self.slices.insert(holding, SliceStatus::Online(handle.clone())))
+            }
             SliceStatus::Opening(handle) | SliceStatus::Scrubbing(handle) => {
                 self.slices.remove(&holding);
-                self.leftovers.note(handle);
+                self.orphans.insert(handle);
             }
             SliceStatus::Online(_) => {}
         }
-        self.note_failure(holding, stand, failure);
-        if matches!(stand, SliceStatus::Scrubbing(_)) {
+        self.record_failure(holding, status, failure);
+        if matches!(status, SliceStatus::Scrubbing(_)) {
             self.next_scrub();
         }
     }
 
     fn on_offlined(&mut self, holding: Holding, handle: &Handle) {
         self.attempts.remove(&holding);
-        self.leftovers.settle(handle);
+        self.orphans.remove(handle);
         self.slices.remove(&holding);
         self.remove_from_record(holding);
         self.report_released(holding);
@@ -283,7 +291,7 @@ impl Agent {
     fn on_scrubbed(&mut self, holding: Holding, handle: &Handle, scrubbed: crate::protocol::ScrubReport) {
         self.attempts.remove(&holding);
         self.slices.remove(&holding);
-        self.leftovers.settle(handle);
+        self.orphans.remove(handle);
         if matches!(self.orders.get(&holding), Some(Order::Scrub(_))) {
             self.scrubbed.insert(holding, scrubbed);
         }
@@ -295,18 +303,18 @@ impl Agent {
         while self.scrubs_running < SCRUBS_PER_HOST_MAX
             && let Some(next) = self.scrubs_waiting.pop_first()
         {
-            self.take(next);
+            self.acquire(next);
         }
     }
 
-    /// Returns whether the failed operation is still requested.
-    fn note_failure(&mut self, holding: Holding, failed: &SliceStatus, failure: HostFailure) {
-        let asked = match failed {
+    /// Records a failure if the failed operation is still requested.
+    fn record_failure(&mut self, holding: Holding, failed: &SliceStatus, failure: HostFailure) {
+        let requested = match failed {
             SliceStatus::Opening(_) => matches!(self.orders.get(&holding), Some(Order::Online(..))),
             SliceStatus::Scrubbing(_) => matches!(self.orders.get(&holding), Some(Order::Scrub(_))),
             SliceStatus::Closing(_) | SliceStatus::Online(_) => self.must_release(holding).is_some(),
         };
-        if !asked {
+        if !requested {
             return;
         }
         let count = self.attempts.get(&holding).map_or(1, |before| before.count.saturating_add(1));
@@ -315,7 +323,7 @@ impl Agent {
     }
 
     /// Returns whether a slice must not be tried before a later time, or at all.
-    fn waits(&self, holding: Holding) -> bool {
+    fn is_blocked(&self, holding: Holding) -> bool {
         self.is_being_cleared(holding) || self.has_failed(holding)
     }
 

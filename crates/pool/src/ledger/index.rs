@@ -90,11 +90,11 @@ impl HostEntry {
 
     /// Returns the EMCs whose slices the host may scrub.
     fn scrubbable_emcs(&self) -> impl Iterator<Item = EmcId> {
-        let fit = self.live && self.host.fence == Fence::None && !self.host.must_report;
-        let wired = self.host.emcs.iter().filter(move |_| fit);
-        let reaches =
+        let can_scrub = self.live && self.host.fence == Fence::None && !self.host.must_report;
+        let attached = self.host.emcs.iter().filter(move |_| can_scrub);
+        let is_usable =
             |emc: &&EmcId| !self.unseen.contains_key(*emc) && !self.host.unconfirmed_fences.contains(*emc);
-        wired.filter(reaches).copied()
+        attached.filter(is_usable).copied()
     }
 }
 
@@ -177,9 +177,9 @@ impl Ledger {
 
     /// Updates whether a slice waits for a claim.
     pub(super) fn update_unclaimed(&mut self, slice: SliceId) {
-        let waits = self.slot(slice).is_some_and(|slot| is_restored(slot) && self.knows_holder(slot));
+        let is_unclaimed = self.slot(slice).is_some_and(|slot| is_restored(slot) && self.knows_holder(slot));
         let Some(entry) = self.emc_of(slice).and_then(|emc| self.emcs.get_mut(&emc)) else { return };
-        if waits {
+        if is_unclaimed {
             entry.unclaimed.insert(slice);
         } else {
             entry.unclaimed.remove(&slice);

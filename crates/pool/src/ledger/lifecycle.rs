@@ -4,9 +4,9 @@ use units::{Name, Ns, ReservationId};
 
 use super::{Change, Ledger, When, decision};
 use crate::{
-    audit::{Actor, Subject, DecisionKind},
-    rejection::Rejection,
+    audit::{Actor, DecisionKind, Subject},
     record::{EndedBy, Key, Record, Reservation, Stage},
+    rejection::Rejection,
     slice::Event,
 };
 
@@ -48,12 +48,16 @@ impl Ledger {
                 Record::Reservation(id, Reservation { stage: Stage::Committed, ..reservation.clone() }),
                 decision(when, actor, Subject::Vm(reservation.vm.clone()), DecisionKind::Committed),
             ])),
-            Stage::Broken { why, .. } => {
-                Err(Rejection::WrongState { reservation: id, state: format!("broken ({why})"), what: "commit" })
-            }
-            Stage::Ended { why, .. } => {
-                Err(Rejection::WrongState { reservation: id, state: format!("ended ({why})"), what: "commit" })
-            }
+            Stage::Broken { why, .. } => Err(Rejection::WrongState {
+                reservation: id,
+                state: format!("broken ({why})"),
+                what: "commit",
+            }),
+            Stage::Ended { why, .. } => Err(Rejection::WrongState {
+                reservation: id,
+                state: format!("ended ({why})"),
+                what: "commit",
+            }),
         }
     }
 
@@ -71,7 +75,7 @@ impl Ledger {
     ) -> Result<Change, Rejection> {
         let reservation = self.reservations.get(&id).ok_or(Rejection::NoSuchReservation(id))?;
         let force = matches!(why, EndedBy::Released { force: true, .. });
-        let mut records = self.releasing(id, reservation, force);
+        let mut records = self.release_slices(id, reservation, force);
         if reservation.is_active() {
             let what = DecisionKind::Ended { why: why.to_string() };
             let stage = Stage::Ended { at: when.now, why };
@@ -83,7 +87,7 @@ impl Ledger {
     }
 
     /// Returns the slices of this reservation that can start to drain.
-    fn releasing(&self, id: ReservationId, reservation: &Reservation, force: bool) -> Vec<Record> {
+    fn release_slices(&self, id: ReservationId, reservation: &Reservation, force: bool) -> Vec<Record> {
         let own = reservation.slices.iter().filter_map(|s| Some((*s, self.slot(*s)?)));
         let own = own.filter(|(_, slot)| slot.reservation() == Some(id));
         own.filter_map(|(s, slot)| Some(Record::Slice(s, slot.step(Event::Release { force }).ok()?)))
@@ -113,13 +117,13 @@ impl Ledger {
     }
 
     /// Returns reservations with an expired deadline in ascending order, up to a limit.
-    pub fn overdue(&self, when: When, most: usize) -> Vec<ReservationId> {
-        self.deadlines.iter().take_while(|(at, _)| *at <= when.now).take(most).map(|(_, id)| *id).collect()
+    pub fn overdue(&self, when: When, limit: usize) -> Vec<ReservationId> {
+        self.deadlines.iter().take_while(|(at, _)| *at <= when.now).take(limit).map(|(_, id)| *id).collect()
     }
 
     /// Deletes expired reservations, up to a limit. Reservations with draining slices are kept.
-    pub fn decide_prune(&self, when: When, most: usize) -> Change {
-        let expired = self.ended.expired(when.now).take(most);
+    pub fn decide_prune(&self, when: When, limit: usize) -> Change {
+        let expired = self.ended.expired(when.now).take(limit);
         Change(expired.map(|id| Record::Deleted(Key::Reservation(id))).collect())
     }
 

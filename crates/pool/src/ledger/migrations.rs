@@ -9,9 +9,9 @@ use units::{Name, ReservationId};
 
 use super::{Change, Ledger, When, decision, rack::Place};
 use crate::{
-    audit::{Actor, Subject, DecisionKind},
-    rejection::Rejection,
+    audit::{Actor, DecisionKind, Subject},
     record::{Key, Migration, MigrationAnswer, Record, Reservation, Scheduling},
+    rejection::Rejection,
 };
 
 impl Ledger {
@@ -42,41 +42,42 @@ impl Ledger {
         when: When,
         vm: &Name,
         answer: MigrationAnswer,
-        words: String,
+        explanation: String,
         actor: Actor,
     ) -> Result<(ReservationId, Change), Rejection> {
-        let asked = self.reservation_of(vm).and_then(|id| Some((id, self.migration(id)?)));
-        let (id, migration) = asked.ok_or_else(|| Rejection::NoSuchMigration(vm.clone()))?;
-        let said = match answer {
+        let open = self.reservation_of(vm).and_then(|id| Some((id, self.migration(id)?)));
+        let (id, migration) = open.ok_or_else(|| Rejection::NoSuchMigration(vm.clone()))?;
+        let answer_name = match answer {
             MigrationAnswer::Open => "open",
             MigrationAnswer::Accepted => "accepted",
             MigrationAnswer::Declined => "declined",
             MigrationAnswer::Done => "done",
         };
-        let what = DecisionKind::MigrationAnswered { answer: said.into(), words: words.clone() };
-        let again =
+        let what =
+            DecisionKind::MigrationAnswered { answer: answer_name.into(), explanation: explanation.clone() };
+        let retry_at =
             (answer == MigrationAnswer::Declined).then(|| when.now.after(MIGRATION_REQUEST_RETRY_AFTER));
-        let answered = Migration { answer, words, again, ..migration.clone() };
-        Ok((id, Change(vec![Record::Migration(id, answered), about(when, actor, vm, what)])))
+        let answered = Migration { answer, explanation, retry_at, ..migration.clone() };
+        Ok((id, Change(vec![Record::Migration(id, answered), vm_decision(when, actor, vm, what)])))
     }
 
     /// Repeats migration requests that were declined long enough ago, up to a limit.
     pub fn decide_migration_retry(&self, when: When, most: usize) -> Change {
         let due = self.declined.iter().take_while(|(at, _)| *at <= when.now).take(most);
-        let again = due.filter_map(|(_, id)| {
+        let records = due.filter_map(|(_, id)| {
             let declined = self.migration(*id)?;
             let open = Migration {
                 answer: MigrationAnswer::Open,
-                words: String::new(),
-                again: None,
-                asked: when.wall,
+                explanation: String::new(),
+                retry_at: None,
+                requested_at: when.wall,
                 ..declined.clone()
             };
             let what = DecisionKind::MigrationRequested { why: format!("again: {}", open.why) };
-            let said = about(when, Actor::Manager, &open.vm, what);
-            Some([Record::Migration(*id, open), said])
+            let decision = vm_decision(when, Actor::Manager, &open.vm, what);
+            Some([Record::Migration(*id, open), decision])
         });
-        Change(again.flatten().collect())
+        Change(records.flatten().collect())
     }
 
     /// Returns the time of the next repetition.
@@ -94,10 +95,10 @@ impl Ledger {
         to: Scheduling,
         there: &[ReservationId],
     ) -> Vec<Record> {
-        let why = drains(place);
+        let why = drain_reason(place);
         if to == Scheduling::Draining {
-            let unasked = there.iter().filter(|id| !self.migrations.contains_key(id));
-            return unasked.flat_map(|id| self.asking(when, *id, &why)).collect();
+            let unrequested = there.iter().filter(|id| !self.migrations.contains_key(id));
+            return unrequested.flat_map(|id| self.migration_request(when, *id, &why)).collect();
         }
         let for_that = self.migrations.iter().filter(|(_, m)| m.why == why);
         for_that.flat_map(|(id, m)| self.migration_withdrawal(when, *id, m, place)).collect()
@@ -111,20 +112,26 @@ impl Ledger {
         reservation: &Reservation,
     ) -> Option<[Record; 2]> {
         let place = self.draining_places(reservation).next()?;
-        let unasked = !self.migrations.contains_key(&id);
-        unasked.then(|| asking(when, id, reservation, &drains(&place)))
+        let unrequested = !self.migrations.contains_key(&id);
+        unrequested.then(|| migration_request(when, id, reservation, &drain_reason(&place)))
     }
 
-    fn asking(&self, when: When, id: ReservationId, why: &str) -> [Record; 2] {
-        asking(when, id, &self.reservations[&id], why)
+    fn migration_request(&self, when: When, id: ReservationId, why: &str) -> [Record; 2] {
+        migration_request(when, id, &self.reservations[&id], why)
     }
 
-    fn migration_withdrawal(&self, when: When, id: ReservationId, m: &Migration, from: &Place) -> Vec<Record> {
+    fn migration_withdrawal(
+        &self,
+        when: When,
+        id: ReservationId,
+        m: &Migration,
+        from: &Place,
+    ) -> Vec<Record> {
         match self.other_drain_of(id, from) {
-            Some(other) => vec![Record::Migration(id, Migration { why: drains(&other), ..m.clone() })],
+            Some(other) => vec![Record::Migration(id, Migration { why: drain_reason(&other), ..m.clone() })],
             None => vec![
                 Record::Deleted(Key::Migration(id)),
-                about(when, Actor::Manager, &m.vm, DecisionKind::MigrationWithdrawn),
+                vm_decision(when, Actor::Manager, &m.vm, DecisionKind::MigrationWithdrawn),
             ],
         }
     }
@@ -146,22 +153,22 @@ impl Ledger {
     }
 }
 
-fn asking(when: When, id: ReservationId, reservation: &Reservation, why: &str) -> [Record; 2] {
+fn migration_request(when: When, id: ReservationId, reservation: &Reservation, why: &str) -> [Record; 2] {
     let migration = Migration {
         vm: reservation.vm.clone(),
         host: reservation.host,
         why: why.to_owned(),
-        asked: when.wall,
+        requested_at: when.wall,
         answer: MigrationAnswer::Open,
-        words: String::new(),
-        again: None,
+        explanation: String::new(),
+        retry_at: None,
     };
     let what = DecisionKind::MigrationRequested { why: why.to_owned() };
-    let said = about(when, Actor::Manager, &migration.vm, what);
-    [Record::Migration(id, migration), said]
+    let decision = vm_decision(when, Actor::Manager, &migration.vm, what);
+    [Record::Migration(id, migration), decision]
 }
 
-fn drains(place: &Place) -> String {
+fn drain_reason(place: &Place) -> String {
     match place {
         Place::Host(name) => format!("host {name} is draining"),
         Place::Emc(name) => format!("emc {name} is draining"),
@@ -169,6 +176,6 @@ fn drains(place: &Place) -> String {
     }
 }
 
-fn about(when: When, actor: Actor, vm: &Name, what: DecisionKind) -> Record {
+fn vm_decision(when: When, actor: Actor, vm: &Name, what: DecisionKind) -> Record {
     decision(when, actor, Subject::Vm(vm.clone()), what)
 }

@@ -9,9 +9,9 @@ use units::{Bytes, EmcId, HostId, Name, SliceId, UnixMs};
 
 use super::{Change, HostEntry, Ledger, When, decision};
 use crate::{
-    audit::{Actor, Subject, DecisionKind},
-    rejection::Rejection,
+    audit::{Actor, DecisionKind, Subject},
     record::{Emc, EndedBy, Fence, Host, Key, Meta, Record, Reservation, Scheduling},
+    rejection::Rejection,
     slice::Event,
 };
 
@@ -77,12 +77,17 @@ impl Ledger {
     /// additions to a restored rack before every host has reported.
     pub fn decide_configure(&self, when: When, spec: &RackSpec) -> Result<Change, Rejection> {
         self.check_additions(spec)?;
-        let mut said = Vec::new();
+        let mut changes = Vec::new();
         let mut records = Vec::new();
-        let emcs = self.configure_emcs(spec, &mut records, &mut said)?;
-        self.configure_hosts(when, spec, &emcs, &mut records, &mut said)?;
-        if !said.is_empty() {
-            records.push(decision(when, Actor::Manager, Subject::Rack, DecisionKind::Configured { changes: said }));
+        let emcs = self.configure_emcs(spec, &mut records, &mut changes)?;
+        self.configure_hosts(when, spec, &emcs, &mut records, &mut changes)?;
+        if !changes.is_empty() {
+            records.push(decision(
+                when,
+                Actor::Manager,
+                Subject::Rack,
+                DecisionKind::Configured { changes: changes },
+            ));
         }
         Ok(Change(records))
     }
@@ -118,39 +123,47 @@ impl Ledger {
         &self,
         spec: &RackSpec,
         records: &mut Vec<Record>,
-        said: &mut Vec<String>,
+        changes: &mut Vec<String>,
     ) -> Result<BTreeMap<Name, EmcId>, Rejection> {
-        within("EMCs", spec.emcs.len() as u64, EMCS_MAX as u64)?;
-        within("slices", spec.emcs.iter().map(|emc| u64::from(emc.slices)).sum(), u64::from(SLICES_MAX))?;
+        check_limit("EMCs", spec.emcs.len() as u64, EMCS_MAX as u64)?;
+        check_limit(
+            "slices",
+            spec.emcs.iter().map(|emc| u64::from(emc.slices)).sum(),
+            u64::from(SLICES_MAX),
+        )?;
         let mut ids = BTreeMap::new();
         let (mut next, mut first) = (self.meta.next_emc, self.meta.next_slice);
-        for wanted in &spec.emcs {
-            let id = match self.emc_named(&wanted.name) {
+        for spec_entry in &spec.emcs {
+            let id = match self.emc_named(&spec_entry.name) {
                 Some(id) => {
-                    unchanged(&self.emcs[&id].emc, wanted)?;
+                    check_unchanged(&self.emcs[&id].emc, spec_entry)?;
                     id
                 }
                 None => {
                     let id = next;
                     next = EmcId(number_after(next.0, 1, "EMCs ever added", EMCS_EVER_MAX)?);
-                    said.push(format!(
+                    changes.push(format!(
                         "emc {} added with {} slices from {first}",
-                        wanted.name, wanted.slices
+                        spec_entry.name, spec_entry.slices
                     ));
-                    records.push(Record::Emc(id, new_emc(wanted, first)));
-                    first =
-                        SliceId(number_after(first.0, wanted.slices, "slices ever added", SLICES_EVER_MAX)?);
+                    records.push(Record::Emc(id, new_emc(spec_entry, first)));
+                    first = SliceId(number_after(
+                        first.0,
+                        spec_entry.slices,
+                        "slices ever added",
+                        SLICES_EVER_MAX,
+                    )?);
                     id
                 }
             };
-            ids.insert(wanted.name.clone(), id);
+            ids.insert(spec_entry.name.clone(), id);
         }
         for (id, entry) in self.emcs.iter().filter(|(_, entry)| !ids.contains_key(&entry.emc.name)) {
             if entry.free() != entry.emc.slices {
                 let why = format!("{} of its slices are not free", entry.emc.slices - entry.free());
                 return Err(Rejection::NotDrained { what: format!("emc {}", entry.emc.name), why });
             }
-            said.push(format!("emc {} removed", entry.emc.name));
+            changes.push(format!("emc {} removed", entry.emc.name));
             records.extend(entry.emc.range().map(|s| Record::Deleted(Key::Slice(s))));
             records.push(Record::Deleted(Key::Emc(*id)));
         }
@@ -163,41 +176,43 @@ impl Ledger {
         spec: &RackSpec,
         emcs: &BTreeMap<Name, EmcId>,
         records: &mut Vec<Record>,
-        said: &mut Vec<String>,
+        changes: &mut Vec<String>,
     ) -> Result<(), Rejection> {
-        within("hosts", spec.hosts.len() as u64, HOSTS_MAX as u64)?;
+        check_limit("hosts", spec.hosts.len() as u64, HOSTS_MAX as u64)?;
         let mut next = self.meta.next_host;
-        for wanted in &spec.hosts {
-            let wires =
-                wanted.emcs.iter().map(|name| emcs.get(name).copied().ok_or(Rejection::NoSuchEmc(name.clone())));
-            let wires: Vec<EmcId> = wires.collect::<Result<_, _>>()?;
-            match self.host_named(&wanted.name) {
+        for spec_entry in &spec.hosts {
+            let connections = spec_entry
+                .emcs
+                .iter()
+                .map(|name| emcs.get(name).copied().ok_or(Rejection::NoSuchEmc(name.clone())));
+            let connections: Vec<EmcId> = connections.collect::<Result<_, _>>()?;
+            match self.host_named(&spec_entry.name) {
                 Some(id) => {
                     let old = &self.hosts[&id].host;
-                    let unconfirmed_fences = unconfirmed_after_rewiring(old, &wires, emcs);
+                    let unconfirmed_fences = unconfirmed_after_rewiring(old, &connections, emcs);
                     let mut host = Host {
-                        cores: wanted.cores,
-                        local: wanted.local,
-                        emcs: wires,
+                        cores: spec_entry.cores,
+                        local: spec_entry.local,
+                        emcs: connections,
                         unconfirmed_fences,
                         ..old.clone()
                     };
                     if host != self.hosts[&id].host {
                         self.check_connections_in_use(&self.hosts[&id], &host)?;
-                        said.push(format!("host {} changed", wanted.name));
-                        records.extend(completed(when, &mut host)); // completed by the removal of the last unconfirmed EMC
+                        changes.push(format!("host {} changed", spec_entry.name));
+                        records.extend(complete_fence(when, &mut host)); // completed by the removal of the last unconfirmed EMC
                         records.push(Record::Host(id, host));
                     }
                 }
                 None => {
-                    said.push(format!("host {} added", wanted.name));
-                    records.push(Record::Host(next, new_host(wanted, wires)));
+                    changes.push(format!("host {} added", spec_entry.name));
+                    records.push(Record::Host(next, new_host(spec_entry, connections)));
                     next = HostId(number_after(next.0, 1, "hosts ever added", HOSTS_EVER_MAX)?);
                 }
             }
         }
-        let kept: BTreeSet<&Name> = spec.hosts.iter().map(|host| &host.name).collect();
-        for (id, entry) in self.hosts.iter().filter(|(_, entry)| !kept.contains(&entry.host.name)) {
+        let remaining: BTreeSet<&Name> = spec.hosts.iter().map(|host| &host.name).collect();
+        for (id, entry) in self.hosts.iter().filter(|(_, entry)| !remaining.contains(&entry.host.name)) {
             let what = || format!("host {}", entry.host.name);
             if entry.host.must_report {
                 return Err(Rejection::NotDrained { what: what(), why: UNREPORTED.to_owned() });
@@ -207,23 +222,23 @@ impl Ledger {
                     format!("{} reservations and {} slices", entry.reservations.len(), entry.held.len());
                 return Err(Rejection::NotDrained { what: what(), why });
             }
-            said.push(format!("host {} removed", entry.host.name));
+            changes.push(format!("host {} removed", entry.host.name));
             records.push(Record::Deleted(Key::Host(*id)));
         }
         Ok(())
     }
 
     fn check_connections_in_use(&self, old: &HostEntry, new: &Host) -> Result<(), Rejection> {
-        let what = || format!("a wire of host {}", new.name);
+        let what = || format!("a connection of host {}", new.name);
         if old.host.must_report && old.host.emcs.iter().any(|emc| !new.emcs.contains(emc)) {
             return Err(Rejection::NotDrained { what: what(), why: UNREPORTED.to_owned() });
         }
-        let cut = old.held().find(|s| self.emc_of(*s).is_some_and(|emc| !new.emcs.contains(&emc)));
-        match cut {
+        let in_use = old.held().find(|s| self.emc_of(*s).is_some_and(|emc| !new.emcs.contains(&emc)));
+        match in_use {
             None => Ok(()),
             Some(slice) => Err(Rejection::NotDrained {
                 what: what(),
-                why: format!("it holds slice {slice} at its other end"),
+                why: format!("the host holds slice {slice} of that EMC"),
             }),
         }
     }
@@ -240,7 +255,7 @@ impl Ledger {
         actor: Actor,
         reason: &str,
     ) -> Result<Change, Rejection> {
-        let moving = self.reservations_at(place)?;
+        let affected = self.reservations_at(place)?;
         let (subject, now, record) = match place {
             Place::Slice(slice) if to == Scheduling::Enabled => {
                 return self.decide_requalify(when, *slice, actor, reason);
@@ -266,14 +281,14 @@ impl Ledger {
         if now == to {
             return Ok(Change::default());
         }
-        let (reason, vms) = (reason.to_owned(), u32::try_from(moving.len()).unwrap_or(u32::MAX));
+        let (reason, vms) = (reason.to_owned(), u32::try_from(affected.len()).unwrap_or(u32::MAX));
         let mut records = vec![record];
         let what = match to {
             Scheduling::Enabled => DecisionKind::Uncordoned { reason },
             Scheduling::Cordoned => DecisionKind::Cordoned { reason },
             Scheduling::Draining => DecisionKind::Draining { reason, vms },
         };
-        records.extend(self.migrations_for(when, place, to, &moving));
+        records.extend(self.migrations_for(when, place, to, &affected));
         records.push(decision(when, actor, subject, what));
         Ok(Change(records))
     }
@@ -295,14 +310,16 @@ impl Ledger {
                 let owners = emc.range().filter_map(|slice| self.slot(slice)?.reservation());
                 let unreported = self.hosts.values().filter(|entry| entry.host.must_report_on(id));
                 let in_doubt = unreported.flat_map(HostEntry::reservations);
-                let naming =
+                let uncertain_owners =
                     in_doubt.filter(|id| self.reservations[id].slices.iter().any(|s| emc.contains(*s)));
                 let active = owners
-                    .chain(naming)
+                    .chain(uncertain_owners)
                     .filter(|id| self.reservations.get(id).is_some_and(Reservation::is_active));
                 Ok(active.collect::<BTreeSet<_>>().into_iter().collect())
             }
-            Place::Slice(slice) => self.slot(*slice).map(|_| Vec::new()).ok_or(Rejection::NoSuchSlice(*slice)),
+            Place::Slice(slice) => {
+                self.slot(*slice).map(|_| Vec::new()).ok_or(Rejection::NoSuchSlice(*slice))
+            }
         }
     }
 
@@ -318,17 +335,17 @@ impl Ledger {
         reason: &str,
     ) -> Change {
         let Some(entry) = self.hosts.get(&host) else { return Change::default() };
-        let vouched = powered_off && entry.host.fence == Fence::Fencing { powered_off: false };
-        if entry.host.fence != Fence::None && !vouched {
+        let is_confirmed_later = powered_off && entry.host.fence == Fence::Fencing { powered_off: false };
+        if entry.host.fence != Fence::None && !is_confirmed_later {
             return Change::default();
         }
         let mut fencing = Host { fence: Fence::Fencing { powered_off }, ..entry.host.clone() };
-        if !vouched {
+        if !is_confirmed_later {
             fencing.fenced_at = when.wall;
             let holds_on = entry.held().filter_map(|slice| self.emc_of(slice)); // also where the connection was removed
-            let doubtful = self.emcs.keys().filter(|_| entry.host.must_report); // a restored ledger may not contain all connections
-            let asked = holds_on.chain(entry.host.emcs.iter().copied()).chain(doubtful.copied());
-            fencing.unconfirmed_fences.extend(asked);
+            let uncertain = self.emcs.keys().filter(|_| entry.host.must_report); // a restored ledger may not contain all connections
+            let to_confirm = holds_on.chain(entry.host.emcs.iter().copied()).chain(uncertain.copied());
+            fencing.unconfirmed_fences.extend(to_confirm);
             fencing.unwired_fences.clear();
         }
         let mut records = vec![Record::Host(host, fencing)];
@@ -358,7 +375,7 @@ impl Ledger {
             new.unwired_fences.insert(emc);
         }
         let mut records = self.slots_after_fence(host, |slice| self.emc_of(slice) == Some(emc));
-        records.extend(completed(when, &mut new));
+        records.extend(complete_fence(when, &mut new));
         records.push(Record::Host(host, new));
         Change(records)
     }
@@ -367,7 +384,7 @@ impl Ledger {
     pub fn decide_fence_completed(&self, when: When, host: HostId) -> Change {
         let Some(entry) = self.hosts.get(&host) else { return Change::default() };
         let mut new = entry.host.clone();
-        let Some(decision) = completed(when, &mut new) else { return Change::default() };
+        let Some(decision) = complete_fence(when, &mut new) else { return Change::default() };
         Change(vec![Record::Host(host, new), decision])
     }
 
@@ -427,7 +444,7 @@ impl Ledger {
 }
 
 /// Completes a fence once every EMC has confirmed it.
-fn completed(when: When, host: &mut Host) -> Option<Record> {
+fn complete_fence(when: When, host: &mut Host) -> Option<Record> {
     if !matches!(host.fence, Fence::Fencing { .. }) || !host.unconfirmed_fences.is_empty() {
         return None;
     }
@@ -437,13 +454,17 @@ fn completed(when: When, host: &mut Host) -> Option<Record> {
 
 /// Returns the EMCs that must still fence a host after its connections changed: the ones that
 /// remain in the rack, and for a fenced host also the new ones, which may have granted it slices.
-fn unconfirmed_after_rewiring(old: &Host, wires: &[EmcId], emcs: &BTreeMap<Name, EmcId>) -> BTreeSet<EmcId> {
-    let added = wires.iter().filter(|emc| old.fence != Fence::None && !old.emcs.contains(emc));
-    let left = old.unconfirmed_fences.iter().filter(|emc| emcs.values().any(|kept| kept == *emc));
+fn unconfirmed_after_rewiring(
+    old: &Host,
+    connections: &[EmcId],
+    emcs: &BTreeMap<Name, EmcId>,
+) -> BTreeSet<EmcId> {
+    let added = connections.iter().filter(|emc| old.fence != Fence::None && !old.emcs.contains(emc));
+    let left = old.unconfirmed_fences.iter().filter(|emc| emcs.values().any(|remaining| remaining == *emc));
     left.chain(added).copied().collect()
 }
 
-fn unchanged(old: &Emc, new: &EmcSpec) -> Result<(), Rejection> {
+fn check_unchanged(old: &Emc, new: &EmcSpec) -> Result<(), Rejection> {
     let fixed = |field: &str, from: String, to: String| {
         let what = format!("{field} of emc {}", old.name);
         if from == to { Ok(()) } else { Err(Rejection::ImmutableField { what, from, to }) }
@@ -451,38 +472,38 @@ fn unchanged(old: &Emc, new: &EmcSpec) -> Result<(), Rejection> {
     fixed("slices", old.slices.to_string(), new.slices.to_string())?;
     fixed("driver", old.driver.clone(), new.driver.clone())?;
     fixed("path", old.path.clone(), new.path.clone())?;
-    let written = |serial: &Option<String>| serial.clone().unwrap_or_else(|| "none".to_owned());
-    fixed("serial", written(&old.serial), written(&new.serial))
+    let text = |serial: &Option<String>| serial.clone().unwrap_or_else(|| "none".to_owned());
+    fixed("serial", text(&old.serial), text(&new.serial))
 }
 
-fn within(what: &'static str, n: u64, max: u64) -> Result<(), Rejection> {
+fn check_limit(what: &'static str, n: u64, max: u64) -> Result<(), Rejection> {
     if n <= max { Ok(()) } else { Err(Rejection::LimitExceeded { what, max }) }
 }
 
 /// Returns the first number that is free after taking `count` numbers. Numbers are never reused,
 /// because devices, hosts and records of ended reservations may still contain them.
-fn number_after(first: u32, taken: u32, what: &'static str, max: u32) -> Result<u32, Rejection> {
-    let next = first.checked_add(taken).filter(|next| *next <= max);
+fn number_after(first: u32, count: u32, what: &'static str, max: u32) -> Result<u32, Rejection> {
+    let next = first.checked_add(count).filter(|next| *next <= max);
     next.ok_or(Rejection::LimitExceeded { what, max: u64::from(max) })
 }
 
-fn new_emc(wanted: &EmcSpec, first: SliceId) -> Emc {
+fn new_emc(spec_entry: &EmcSpec, first: SliceId) -> Emc {
     Emc {
-        name: wanted.name.clone(),
+        name: spec_entry.name.clone(),
         first,
-        slices: wanted.slices,
-        driver: wanted.driver.clone(),
-        path: wanted.path.clone(),
+        slices: spec_entry.slices,
+        driver: spec_entry.driver.clone(),
+        path: spec_entry.path.clone(),
         scheduling: Scheduling::Enabled,
-        serial: wanted.serial.clone(),
+        serial: spec_entry.serial.clone(),
     }
 }
 
-fn new_host(wanted: &HostSpec, emcs: Vec<EmcId>) -> Host {
+fn new_host(spec_entry: &HostSpec, emcs: Vec<EmcId>) -> Host {
     Host {
-        name: wanted.name.clone(),
-        cores: wanted.cores,
-        local: wanted.local,
+        name: spec_entry.name.clone(),
+        cores: spec_entry.cores,
+        local: spec_entry.local,
         emcs,
         scheduling: Scheduling::Enabled,
         fence: Fence::None,

@@ -8,10 +8,10 @@ use units::{EmcId, Epoch, HostId, Name, Ns, RequestId, ReservationId, SliceId};
 
 use super::{Change, EmcEntry, HostEntry, Ledger, When, decision};
 use crate::{
-    audit::{Actor, Subject, DecisionKind},
-    rejection::Rejection,
-    protocol::{ObservedVm, Holding},
+    audit::{Actor, DecisionKind, Subject},
+    protocol::{Holding, ObservedVm},
     record::{EndedBy, Fence, Host, Meta, Record, RequestKey, Reservation, Stage},
+    rejection::Rejection,
     slice::{Event, Owner, Quarantine, Slot, State},
 };
 
@@ -75,11 +75,14 @@ impl Ledger {
     ) -> Result<Change, Rejection> {
         let slot = self.slot(slice).ok_or(Rejection::NoSuchSlice(slice))?;
         let what = "uncordon";
-        let refused = Rejection::SliceWrongState { slice, state: slot.state_name(), what };
+        let rejection = Rejection::SliceWrongState { slice, state: slot.state_name(), what };
         let is_released = self.needs_no_release(slice, slot) || !self.knows_holder(slot);
-        let next = slot.step(Event::Requalify { is_released }).map_err(|_| refused)?;
-        let said = DecisionKind::Requalified { reason: reason.to_owned() };
-        Ok(Change(vec![Record::Slice(slice, next), decision(when, actor, Subject::Slice(slice), said)]))
+        let next = slot.step(Event::Requalify { is_released }).map_err(|_| rejection)?;
+        let decision_kind = DecisionKind::Requalified { reason: reason.to_owned() };
+        Ok(Change(vec![
+            Record::Slice(slice, next),
+            decision(when, actor, Subject::Slice(slice), decision_kind),
+        ]))
     }
 
     /// Returns whether its host certainly cannot reach the slice after a revocation by the device.
@@ -137,7 +140,8 @@ impl Ledger {
         let requalified = slices.iter().filter_map(|slice| {
             let slot = self.slot(*slice)?;
             let is_released = self.is_unreachable(*slice, slot);
-            let next = slot.step(Event::Requalify { is_released }).ok().filter(|_| self.knows_holder(slot))?;
+            let next =
+                slot.step(Event::Requalify { is_released }).ok().filter(|_| self.knows_holder(slot))?;
             Some(Record::Slice(*slice, next))
         });
         Change(requalified.collect())
@@ -151,7 +155,13 @@ impl Ledger {
     ///
     /// Returns `None` if the device does not confirm a slice, or if an earlier reservation of this
     /// name still has slices and `id` is not of the lost history, so that the order is unknown.
-    pub fn decide_adopt(&self, when: When, host: HostId, id: ReservationId, vm: &ObservedVm) -> Option<Change> {
+    pub fn decide_adopt(
+        &self,
+        when: When,
+        host: HostId,
+        id: ReservationId,
+        vm: &ObservedVm,
+    ) -> Option<Change> {
         let other = self.reservation_of(&vm.vm).filter(|other| *other != id);
         let known = self.reservations.get(&id);
         let ended = match known.map(|known| &known.stage) {
@@ -210,7 +220,11 @@ impl Ledger {
     /// Reserves the numbers of slices that a host has and the ledger does not contain, so that EMCs
     /// added later do not get them: their EMC may have been added after an earlier restore of the
     /// same backup. Ignores numbers from `end`, which no EMC can have had.
-    pub fn decide_reserve_slice_ids(&self, slices: impl IntoIterator<Item = SliceId>, end: SliceId) -> Change {
+    pub fn decide_reserve_slice_ids(
+        &self,
+        slices: impl IntoIterator<Item = SliceId>,
+        end: SliceId,
+    ) -> Change {
         let lost = self.meta.next_slice..end;
         let highest = slices.into_iter().filter(|slice| lost.contains(slice)).max();
         let Some(highest) = highest else { return Change::default() };
@@ -283,5 +297,5 @@ impl Ledger {
 /// Returns the end of a reservation whose VM name was reserved again: a release, or the loss of its
 /// host.
 fn superseded_by_later_vm() -> EndedBy {
-    EndedBy::Released { force: false, reason: "a later life of this VM was found running".into() }
+    EndedBy::Released { force: false, reason: "a later VM of this name was found running".into() }
 }

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     ledger::{HostEntry, Ledger, When},
-    protocol::{Handle, Holding, Removals, DesiredState, DesiredRelease, DesiredVm, take_slice},
+    protocol::{DesiredRelease, DesiredState, DesiredVm, Handle, Holding, Removals, take_slice},
     record::{Fence, Reservation, Stage},
     slice::{Drain, Scrub, State},
 };
@@ -23,7 +23,7 @@ use crate::{
 /// Complete desired state in preparation.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Draft {
-    want: Option<DesiredState>,
+    desired: Option<DesiredState>,
     next_slice: SliceId,
     next_reservation: ReservationId,
 }
@@ -34,21 +34,21 @@ impl Manager {
     fn continue_draft(&mut self, host: HostId) -> Option<DesiredState> {
         let empty = self.empty_desired_state(host)?;
         let mut draft = self.links.get_mut(&host)?.draft.take().unwrap_or_default();
-        let mut want = draft.want.take().unwrap_or_else(|| empty.clone());
-        (want.number, want.instance, want.fenced) = (empty.number, empty.instance, empty.fenced);
-        if !want.fenced && !self.add_piece(host, &mut draft, &mut want) {
-            draft.want = Some(want);
+        let mut desired = draft.desired.take().unwrap_or_else(|| empty.clone());
+        (desired.number, desired.instance, desired.fenced) = (empty.number, empty.instance, empty.fenced);
+        if !desired.fenced && !self.add_piece(host, &mut draft, &mut desired) {
+            draft.desired = Some(desired);
             return self.keep_draft(host, draft);
         }
-        let news = std::mem::take(&mut self.links.get_mut(&host)?.news);
-        if want.fenced {
+        let changes = std::mem::take(&mut self.links.get_mut(&host)?.pending_changes);
+        if desired.fenced {
             return Some(empty);
         }
-        if news.all {
+        if changes.all {
             return self.keep_draft(host, Draft::default()); // more changes than are listed: begin again
         }
-        self.add_changes(host, &news, &mut want);
-        Some(want)
+        self.add_changes(host, &changes, &mut desired);
+        Some(desired)
     }
 
     fn keep_draft(&mut self, host: HostId, draft: Draft) -> Option<DesiredState> {
@@ -57,37 +57,37 @@ impl Manager {
     }
 
     /// Returns whether it was the last piece.
-    fn add_piece(&self, host: HostId, draft: &mut Draft, want: &mut DesiredState) -> bool {
+    fn add_piece(&self, host: HostId, draft: &mut Draft, desired: &mut DesiredState) -> bool {
         let Some(entry) = self.durable.host(host) else { return true };
-        let mut room = self.piece;
+        let mut remaining = self.piece;
         for slice in entry.held_from(draft.next_slice) {
-            if room == 0 {
+            if remaining == 0 {
                 return false;
             }
-            self.add_slice(host, slice, want);
-            (room, draft.next_slice) = (room - 1, SliceId(slice.0.saturating_add(1)));
+            self.add_slice(host, slice, desired);
+            (remaining, draft.next_slice) = (remaining - 1, SliceId(slice.0.saturating_add(1)));
         }
         for id in entry.reservations_from(draft.next_reservation) {
-            if room == 0 {
+            if remaining == 0 {
                 return false;
             }
-            self.add_vm(host, id, want);
-            let slices = want.vms.get(&id).map_or(0, |vm| vm.slices.len());
-            (room, draft.next_reservation) =
-                (room.saturating_sub(1 + slices), ReservationId(id.0.saturating_add(1)));
+            self.add_vm(host, id, desired);
+            let slices = desired.vms.get(&id).map_or(0, |vm| vm.slices.len());
+            (remaining, draft.next_reservation) =
+                (remaining.saturating_sub(1 + slices), ReservationId(id.0.saturating_add(1)));
         }
         true
     }
 
-    fn add_changes(&self, host: HostId, news: &PendingChanges, want: &mut DesiredState) {
-        for id in &news.reservations {
-            want.vms.remove(id);
-            self.add_vm(host, *id, want);
+    fn add_changes(&self, host: HostId, changes: &PendingChanges, desired: &mut DesiredState) {
+        for id in &changes.reservations {
+            desired.vms.remove(id);
+            self.add_vm(host, *id, desired);
         }
-        for slice in &news.slices {
-            take_slice(&mut want.release, *slice).for_each(drop);
-            take_slice(&mut want.scrub, *slice).for_each(drop);
-            self.add_slice(host, *slice, want);
+        for slice in &changes.slices {
+            take_slice(&mut desired.release, *slice).for_each(drop);
+            take_slice(&mut desired.scrub, *slice).for_each(drop);
+            self.add_slice(host, *slice, desired);
         }
     }
 
@@ -96,14 +96,14 @@ impl Manager {
     pub(super) fn expedite_desired_state(&mut self, id: ReservationId) {
         let host = self.durable.reservation(id).map(|reservation| reservation.host);
         if let Some(mut link) = host.and_then(|host| self.links.get_mut(&host)) {
-            link.news.awaited = true;
+            link.pending_changes.awaited = true;
         }
     }
 
     /// Schedules a message to a host about a slice, and about reservations that have or had it.
     pub(super) fn notify_slice(&mut self, host: HostId, slice: SliceId, of: [Option<ReservationId>; 2]) {
         if let Some(mut link) = self.links.get_mut(&host).filter(|link| link.is_connected()) {
-            link.news.note(Some(slice), of.into_iter().flatten());
+            link.pending_changes.add(Some(slice), of.into_iter().flatten());
             link.desired_state_due = true;
         }
     }
@@ -111,12 +111,13 @@ impl Manager {
     /// Schedules a message to a reservation's host; before its slices are granted, the host does
     /// not know it.
     pub(super) fn notify_reservation(&mut self, id: ReservationId, reservation: &Reservation) {
-        let waits = matches!(reservation.stage, Stage::Reserved { .. }) && !self.is_usable(id, reservation);
-        if waits {
+        let is_waiting =
+            matches!(reservation.stage, Stage::Reserved { .. }) && !self.is_usable(id, reservation);
+        if is_waiting {
             return;
         }
         if let Some(mut link) = self.links.get_mut(&reservation.host).filter(|link| link.is_connected()) {
-            link.news.note(None, [id]);
+            link.pending_changes.add(None, [id]);
             link.desired_state_due = true;
         }
     }
@@ -124,7 +125,7 @@ impl Manager {
     /// Schedules complete state for a host.
     pub(super) fn notify_host(&mut self, host: HostId) {
         if let Some(mut link) = self.links.get_mut(&host) {
-            link.news.all = true;
+            link.pending_changes.all = true;
             link.desired_state_due = true;
         }
     }
@@ -170,18 +171,18 @@ impl Manager {
     /// contains the scrub: an agent that has not received it in this session would scrub a slice
     /// that belongs to another owner by then.
     fn has_pending_scrub_end(&self, host: HostId) -> bool {
-        let told = self.links.get(&host).map(|link| &link.scrubs_sent);
+        let sent = self.links.get(&host).map(|link| &link.scrubs_sent);
         let mut scrubs = self.durable.host(host).into_iter().flat_map(HostEntry::scrubs);
         scrubs.any(|slice| {
             let slot = self.durable.slot(slice).unwrap_or_default();
-            let told = told.is_some_and(|told| told.contains(&Holding { slice, epoch: slot.epoch }));
-            slot.state == State::Scrubbing(Scrub::Working(host)) && !told && self.has_pending_decision(slice)
+            let sent = sent.is_some_and(|sent| sent.contains(&Holding { slice, epoch: slot.epoch }));
+            slot.state == State::Scrubbing(Scrub::Working(host)) && !sent && self.has_pending_decision(slice)
         })
     }
 
     fn postpone_resend(&mut self, when: When, host: HostId) {
         if let Some(mut link) = self.links.get_mut(&host)
-            && let Some(sent) = &mut link.order
+            && let Some(sent) = &mut link.last_sent
         {
             sent.at = when.now;
         }
@@ -197,58 +198,64 @@ impl Manager {
     fn send_desired_state(&mut self, when: When, host: HostId) {
         let Some(mut link) = self.links.get_mut(&host) else { return };
         let Some(session) = link.session else { return };
-        let news = link.draft.is_none().then(|| std::mem::take(&mut link.news));
-        let last = link.order.map(|sent| sent.number).filter(|number| *number == link.reflected);
+        let changes = link.draft.is_none().then(|| std::mem::take(&mut link.pending_changes));
+        let last = link.last_sent.map(|sent| sent.number).filter(|number| *number == link.reflected);
         drop(link);
-        let changed = news.zip(last).and_then(|(news, last)| self.desired_changes(host, last, &news));
-        let Some(want) = changed.or_else(|| self.continue_draft(host)) else { return };
-        let held = |told: &Holding| self.durable.is_held(host, told.slice, told.epoch);
+        let changed =
+            changes.zip(last).and_then(|(changes, last)| self.desired_changes(host, last, &changes));
+        let Some(desired) = changed.or_else(|| self.continue_draft(host)) else { return };
+        let held = |sent: &Holding| self.durable.is_held(host, sent.slice, sent.epoch);
         let Some(mut link) = self.links.get_mut(&host) else { return };
         link.scrubs_sent.retain(held);
-        link.scrubs_sent.extend(want.scrub.keys());
-        link.order = Some(SentState { number: want.number, at: when.now });
-        if want.fenced && link.fence_sent.is_none() {
-            link.fence_sent = Some(want.number);
+        link.scrubs_sent.extend(desired.scrub.keys());
+        link.last_sent = Some(SentState { number: desired.number, at: when.now });
+        if desired.fenced && link.fence_sent.is_none() {
+            link.fence_sent = Some(desired.number);
         }
         drop(link);
-        self.effects.push_back(Effect::Send(session, want));
+        self.effects.push_back(Effect::Send(session, desired));
     }
 
     /// Returns the changes since a version, if they are known.
-    fn desired_changes(&self, host: HostId, base: DesiredVersion, news: &PendingChanges) -> Option<DesiredState> {
-        let mut want = self.empty_desired_state(host)?;
-        if news.all || want.fenced || want.number <= base {
+    fn desired_changes(
+        &self,
+        host: HostId,
+        base: DesiredVersion,
+        changes: &PendingChanges,
+    ) -> Option<DesiredState> {
+        let mut desired = self.empty_desired_state(host)?;
+        if changes.all || desired.fenced || desired.number <= base {
             return None;
         }
-        want.base = Some(base);
-        for id in &news.reservations {
-            if !self.add_vm(host, *id, &mut want) {
-                want.removals.vms.insert(*id);
+        desired.base = Some(base);
+        for id in &changes.reservations {
+            if !self.add_vm(host, *id, &mut desired) {
+                desired.removals.vms.insert(*id);
             }
         }
-        let named: BTreeSet<SliceId> = want.slices().collect();
-        for slice in news.slices.difference(&named) {
-            if !self.add_slice(host, *slice, &mut want) {
-                want.removals.slices.insert(*slice);
+        let mentioned: BTreeSet<SliceId> = desired.slices().collect();
+        for slice in changes.slices.difference(&mentioned) {
+            if !self.add_slice(host, *slice, &mut desired) {
+                desired.removals.slices.insert(*slice);
             }
         }
-        Some(want)
+        Some(desired)
     }
 
     /// Returns the complete desired state of a host, from the durable ledger.
-    pub fn want(&self, host: HostId) -> Option<DesiredState> {
-        let mut want = self.empty_desired_state(host)?;
-        if want.fenced {
-            return Some(want);
+    pub fn desired_state(&self, host: HostId) -> Option<DesiredState> {
+        let mut desired = self.empty_desired_state(host)?;
+        if desired.fenced {
+            return Some(desired);
         }
         let entry = self.durable.host(host)?;
         for slice in entry.held() {
-            self.add_slice(host, slice, &mut want);
+            self.add_slice(host, slice, &mut desired);
         }
         for id in entry.reservations() {
-            self.add_vm(host, id, &mut want);
+            self.add_vm(host, id, &mut desired);
         }
-        Some(want)
+        Some(desired)
     }
 
     fn empty_desired_state(&self, host: HostId) -> Option<DesiredState> {
@@ -266,7 +273,7 @@ impl Manager {
     }
 
     /// Adds the task of a host for a slice without a VM, if any.
-    fn add_slice(&self, host: HostId, slice: SliceId, want: &mut DesiredState) -> bool {
+    fn add_slice(&self, host: HostId, slice: SliceId, desired: &mut DesiredState) -> bool {
         let Some(slot) = self.durable.slot(slice).filter(|slot| slot.holder() == Some(host)) else {
             return false;
         };
@@ -279,18 +286,20 @@ impl Manager {
         let holding = Holding { slice, epoch: slot.epoch };
         let Some(handle) = self.handle_of(holding) else { return false }; // it is known once its device is compared
         match release {
-            Some(force) => drop(want.release.insert(holding, DesiredRelease { force, handle })),
-            None => drop(want.scrub.insert(holding, handle)),
+            Some(force) => drop(desired.release.insert(holding, DesiredRelease { force, handle })),
+            None => drop(desired.scrub.insert(holding, handle)),
         }
         true
     }
 
     /// Adds a VM that its host has to provide with memory.
-    fn add_vm(&self, host: HostId, id: ReservationId, want: &mut DesiredState) -> bool {
+    fn add_vm(&self, host: HostId, id: ReservationId, desired: &mut DesiredState) -> bool {
         let Some(reservation) = self.durable.reservation(id).filter(|r| r.host == host) else { return false };
         let Some(slices) = self.usable(id, reservation) else { return false };
         let Reservation { vm, local, pinned, uid, .. } = reservation;
-        want.vms.insert(id, DesiredVm { vm: vm.clone(), local: *local, pinned: *pinned, uid: *uid, slices });
+        desired
+            .vms
+            .insert(id, DesiredVm { vm: vm.clone(), local: *local, pinned: *pinned, uid: *uid, slices });
         true
     }
 

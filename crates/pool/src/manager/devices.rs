@@ -140,9 +140,9 @@ pub struct Grant {
 #[derive(Clone, Debug)]
 pub(super) struct DeviceLink {
     pub(super) condition: Condition,
-    asked: bool,
+    is_requested: bool,
     /// Its contents were compared with the ledger since the store was loaded.
-    compared: bool,
+    is_compared: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -158,7 +158,7 @@ pub(super) enum Condition {
 impl DeviceLink {
     /// State of a device that was compared and works.
     pub(super) fn up() -> Self {
-        Self { condition: Condition::Up, asked: false, compared: true }
+        Self { condition: Condition::Up, is_requested: false, is_compared: true }
     }
 
     pub(super) fn is_up(&self) -> bool {
@@ -171,7 +171,7 @@ impl DeviceLink {
 
     pub(super) fn next_wakeup(&self) -> Option<Ns> {
         match self.condition {
-            Condition::Failed { retry_at, .. } if !self.asked => Some(retry_at),
+            Condition::Failed { retry_at, .. } if !self.is_requested => Some(retry_at),
             _ => None,
         }
     }
@@ -193,7 +193,7 @@ impl Manager {
         let link = self.devices.remove(&emc);
         let failed = link.map(|link| link.condition).filter(|c| matches!(c, Condition::Failed { .. }));
         let condition = failed.unwrap_or(Condition::Starting);
-        self.devices.insert(emc, DeviceLink { condition, asked: true, compared: false });
+        self.devices.insert(emc, DeviceLink { condition, is_requested: true, is_compared: false });
         self.set_emc_up(emc, false);
         self.effects.push_back(Effect::Device(emc, DeviceCall::Contents));
     }
@@ -239,7 +239,7 @@ impl Manager {
     }
 
     pub(super) fn is_compared(&self, emc: EmcId) -> bool {
-        self.devices.get(&emc).is_some_and(|link| link.compared)
+        self.devices.get(&emc).is_some_and(|link| link.is_compared)
     }
 
     /// Returns whether a slice is on an EMC that was not compared with the ledger.
@@ -285,8 +285,8 @@ impl Manager {
         })
     }
 
-    pub(super) fn on_device(&mut self, when: When, emc: EmcId, done: DeviceReply) {
-        match &done {
+    pub(super) fn on_device(&mut self, when: When, emc: EmcId, reply: DeviceReply) {
+        match &reply {
             DeviceReply::Granted { slice, .. } | DeviceReply::Revoked { slice, .. } => {
                 self.calls.remove(slice);
                 self.changed |= self.faults.remove(*slice).is_some();
@@ -298,7 +298,7 @@ impl Manager {
         if !self.loaded || !self.devices.contains_key(&emc) {
             return; // the contents are requested after the store is loaded again
         }
-        match done {
+        match reply {
             DeviceReply::Contents(contents) => self.begin_comparison(when, emc, contents),
             DeviceReply::Granted { slice, epoch, handle } => {
                 self.handles.insert(slice, (epoch, handle));
@@ -367,8 +367,8 @@ impl Manager {
             Condition::Starting | Condition::Up => when.wall,
         };
         let condition = Condition::Failed { error, since, retry_at: when.now.after(DEVICE_RETRY) };
-        let compared = self.is_compared(emc);
-        self.devices.insert(emc, DeviceLink { condition, asked: false, compared });
+        let is_compared = self.is_compared(emc);
+        self.devices.insert(emc, DeviceLink { condition, is_requested: false, is_compared });
         self.set_emc_up(emc, false);
     }
 
@@ -376,7 +376,7 @@ impl Manager {
     pub(super) fn retry_devices(&mut self, when: When) {
         for (emc, link) in &mut self.devices {
             if link.next_wakeup().is_some_and(|at| at <= when.now) {
-                link.asked = true;
+                link.is_requested = true;
                 self.effects.push_back(Effect::Device(*emc, DeviceCall::Contents));
             }
         }
@@ -385,7 +385,7 @@ impl Manager {
     /// Publishes handles of a device with the next durable revision: two desired states of one
     /// version are equal, so a reply to one cannot be mistaken for a reply to the other.
     pub(super) fn store_pending_handles(&mut self, when: When) {
-        if !self.found.is_empty() || !self.pending_places.is_empty() {
+        if !self.pending_handles.is_empty() || !self.pending_places.is_empty() {
             let meta = self.head.record(Key::Meta);
             self.change(when, Change(vec![meta]));
         }
@@ -396,12 +396,12 @@ impl Manager {
             self.notify_holder(slice);
             self.places.insert(slice, place);
         }
-        for (slice, named) in std::mem::take(&mut self.found) {
+        for (slice, granted) in std::mem::take(&mut self.pending_handles) {
             self.notify_holder(slice);
             // The comparison's decisions wait for a durable write, and while the store fails a
             // later grant may precede them.
-            if self.handles.get(&slice).is_none_or(|(known, _)| *known <= named.0) {
-                self.handles.insert(slice, named);
+            if self.handles.get(&slice).is_none_or(|(known, _)| *known <= granted.0) {
+                self.handles.insert(slice, granted);
             }
         }
     }
@@ -419,11 +419,11 @@ impl Manager {
         when: When,
         slice: SliceId,
         slot: Slot,
-        high: Epoch,
+        highest: Epoch,
         grant: Option<&Grant>,
     ) {
-        if high > slot.epoch {
-            self.slice_event(when, slice, Event::Raise(high));
+        if highest > slot.epoch {
+            self.slice_event(when, slice, Event::Raise(highest));
         }
         let restored = matches!(slot.state, State::Quarantined(Quarantine::Restored { .. }));
         // A device that can revoke access has lost the grant of a slice that its host was to
@@ -434,21 +434,21 @@ impl Manager {
             return self.slice_event(when, slice, Event::OwnerFenced(host));
         }
         // The host that may reach it, independent of the device's record.
-        let kept = slot.holder().filter(|_| !self.head.can_revoke(slice));
+        let holder = slot.holder().filter(|_| !self.head.can_revoke(slice));
         let expected = |grant: &Grant| grant.epoch == slot.epoch && slot.holder() == Some(grant.host);
         // Epochs count owners: a record with an earlier epoch is older than the ledger or a host's
         // report.
         let is_outdated =
-            |grant: &Grant| grant.epoch < slot.epoch && kept.is_some_and(|host| host != grant.host);
+            |grant: &Grant| grant.epoch < slot.epoch && holder.is_some_and(|host| host != grant.host);
         let (why, detail) = match grant {
             Some(grant) if restored && is_outdated(grant) => return,
             Some(grant) if restored => (Quarantine::Restored { host: Some(grant.host) }, String::new()),
-            None if restored && kept.is_some() => return,
+            None if restored && holder.is_some() => return,
             None if restored => (Quarantine::Restored { host: None }, String::new()),
             Some(grant) if expected(grant) => return,
             Some(grant)
                 if is_outdated(grant)
-                    && let Some(host) = kept =>
+                    && let Some(host) = holder =>
             {
                 (Quarantine::LostRecord { host }, format!("it names the owner of epoch {}", grant.epoch))
             }
@@ -458,13 +458,13 @@ impl Manager {
             }
             None if self.is_being_fenced(slot) => return, // the device may have performed it: the call is repeated
             None if needs_grant(slot)
-                && let Some(host) = kept =>
+                && let Some(host) = holder =>
             {
                 (Quarantine::LostRecord { host }, String::new())
             }
             None if needs_grant(slot) => (Quarantine::LostGrant, String::new()),
-            None if slot.state == State::Free && high > slot.epoch => {
-                let detail = format!("the device has seen epoch {high}, the ledger {}", slot.epoch);
+            None if slot.state == State::Free && highest > slot.epoch => {
+                let detail = format!("the device has seen epoch {highest}, the ledger {}", slot.epoch);
                 (Quarantine::Restored { host: None }, detail)
             }
             None => return,

@@ -127,8 +127,8 @@ impl Manager {
     /// Returns whether a just started manager still waits for connections: agents have a whole
     /// lease for that.
     fn first_attempt_at(&self, when: When, host: HostId) -> Ns {
-        let unheard = self.links.get(&host).filter(|link| !link.has_connected());
-        unheard.map_or(when.now, |link| link.lease_end(self.settings.lease_ttl))
+        let unconnected = self.links.get(&host).filter(|link| !link.has_connected());
+        unconnected.map_or(when.now, |link| link.lease_end(self.settings.lease_ttl))
     }
 
     /// Stops machines that are due, never one with a connected agent, because its report will prove
@@ -166,8 +166,8 @@ impl Manager {
     /// the machine any more.
     fn is_to_fence(&self, emc: EmcId, host: HostId, powered_off: bool) -> bool {
         let up = self.devices.get(&emc).is_some_and(DeviceLink::is_up);
-        let asked = self.fencing.get(&(emc, host)).is_some_and(|before| *before || !powered_off);
-        up && !asked && self.is_fence_unconfirmed(emc, host)
+        let is_called = self.fencing.get(&(emc, host)).is_some_and(|before| *before || !powered_off);
+        up && !is_called && self.is_fence_unconfirmed(emc, host)
     }
 
     fn call_fence(&mut self, emc: EmcId, host: HostId, powered_off: bool) {
@@ -177,7 +177,7 @@ impl Manager {
 
     /// The reply to the first of two calls leaves the second in progress.
     pub(super) fn on_fence_reply(&mut self, emc: EmcId, host: HostId, powered_off: bool) {
-        if self.fencing.get(&(emc, host)).is_some_and(|asked| powered_off || !*asked) {
+        if self.fencing.get(&(emc, host)).is_some_and(|is_called| powered_off || !*is_called) {
             self.fencing.remove(&(emc, host));
         }
     }

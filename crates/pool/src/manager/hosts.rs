@@ -10,7 +10,7 @@ use units::limits::{
 };
 use units::{DesiredVersion, Epoch, HostId, InstanceId, Ns, ReservationId, SliceId, UnixMs};
 
-use super::{CloseReason, Effect, Manager, SessionId, links::Due, desired_states::Draft, reports::ReportLog};
+use super::{CloseReason, Effect, Manager, SessionId, desired_states::Draft, links::Due, reports::ReportLog};
 use crate::{
     audit::Actor,
     ledger::When,
@@ -24,13 +24,13 @@ pub(super) struct Link {
     pub(super) session: Option<SessionId>,
     hello: Option<Hello>,
     /// Rack time of the last message; the manager's start before the first one.
-    heard: Ns,
+    last_message: Ns,
     pub(super) last_message_wall: Option<UnixMs>,
     unknown_since: Option<(Ns, UnixMs)>,
-    pub(super) order: Option<SentState>,
+    pub(super) last_sent: Option<SentState>,
     /// There are changes for the next desired state.
     pub(super) desired_state_due: bool,
-    pub(super) news: PendingChanges,
+    pub(super) pending_changes: PendingChanges,
     /// Newest version that its agent has reflected.
     pub(super) reflected: DesiredVersion,
     /// First version of this session that contained the fence.
@@ -71,7 +71,7 @@ pub(super) struct PendingChanges {
 
 impl PendingChanges {
     /// Records a slice, reservations, or both. Beyond the limit the next desired state is complete.
-    pub(super) fn note(&mut self, slice: Option<SliceId>, of: impl IntoIterator<Item = ReservationId>) {
+    pub(super) fn add(&mut self, slice: Option<SliceId>, of: impl IntoIterator<Item = ReservationId>) {
         self.slices.extend(slice);
         self.reservations.extend(of);
         if self.slices.len() + self.reservations.len() > DELTA_CHANGES_PER_HOST_MAX {
@@ -105,12 +105,12 @@ impl Link {
         Self {
             session: None,
             hello: None,
-            heard: now,
+            last_message: now,
             last_message_wall: None,
             unknown_since: None,
-            order: None,
+            last_sent: None,
             desired_state_due: true,
-            news: PendingChanges { all: true, ..PendingChanges::default() },
+            pending_changes: PendingChanges { all: true, ..PendingChanges::default() },
             reflected: DesiredVersion::default(),
             fence_sent: None,
             scrubs_sent: BTreeSet::new(),
@@ -128,10 +128,10 @@ impl Link {
     /// Records a message of its agent, and returns whether it reflects an older version than an
     /// earlier report.
     pub(super) fn record_message(&mut self, when: When, reflected: DesiredVersion) -> bool {
-        (self.heard, self.last_message_wall) = (when.now, Some(when.wall));
-        let overtaken = reflected < self.reflected;
+        (self.last_message, self.last_message_wall) = (when.now, Some(when.wall));
+        let is_outdated = reflected < self.reflected;
         self.reflected = self.reflected.max(reflected);
-        overtaken
+        is_outdated
     }
 
     /// Returns the first version of this session that contained the fence.
@@ -152,7 +152,7 @@ impl Link {
 
     /// Returns the end of its lease without further messages.
     pub(super) fn lease_end(&self, ttl: Ns) -> Ns {
-        self.heard.after(ttl)
+        self.last_message.after(ttl)
     }
 
     pub(super) fn is_connected(&self) -> bool {
@@ -187,10 +187,10 @@ impl Link {
     /// Returns the times at which something is due for the host.
     pub(super) fn due(&self) -> Due {
         Due {
-            heard: self.unknown_since.is_none().then_some(self.heard),
+            last_message: self.unknown_since.is_none().then_some(self.last_message),
             silent: self.unknown_since.map(|(since, _)| since).filter(|_| !self.is_connected()),
-            repeat: self.resend_at(),
-            order: if self.desired_state_due { self.next_send() } else { None },
+            resend: self.resend_at(),
+            desired_state: if self.desired_state_due { self.next_send() } else { None },
             rejected: self.rejected.map(|agent| agent.latest),
         }
     }
@@ -210,9 +210,9 @@ impl Link {
     /// Returns when the next due desired state may be sent.
     fn next_send(&self) -> Option<Ns> {
         self.session?;
-        let Some(sent) = self.order.filter(|_| self.draft.is_none()) else { return Some(Ns::ZERO) };
+        let Some(sent) = self.last_sent.filter(|_| self.draft.is_none()) else { return Some(Ns::ZERO) };
         let answered = self.reflected >= sent.number;
-        Some(sent.at.after(match self.news.awaited {
+        Some(sent.at.after(match self.pending_changes.awaited {
             _ if !answered => DESIRED_STATE_RESEND_AFTER,
             true => DESIRED_STATE_INTERVAL_MIN,
             false => DESIRED_STATE_LINGER,
@@ -221,8 +221,8 @@ impl Link {
 
     /// Returns when an unanswered desired state is sent again.
     fn resend_at(&self) -> Option<Ns> {
-        let unanswered = |sent: &SentState| self.is_connected() && self.reflected < sent.number;
-        let sent = self.order.filter(|sent| unanswered(sent) && self.draft.is_none())?;
+        let is_unanswered = |sent: &SentState| self.is_connected() && self.reflected < sent.number;
+        let sent = self.last_sent.filter(|sent| is_unanswered(sent) && self.draft.is_none())?;
         Some(sent.at.after(DESIRED_STATE_RESEND_AFTER))
     }
 }
@@ -255,7 +255,7 @@ impl Manager {
         let Some(host) = self.sessions.remove(&session) else { return };
         if let Some(mut link) = self.links.get_mut(&host).filter(|link| link.session == Some(session)) {
             link.session = None;
-            link.order = None;
+            link.last_sent = None;
             link.draft = None;
         }
         self.update_liveness(host);
@@ -291,8 +291,13 @@ impl Manager {
         let last_message_wall = Some(when.wall);
         let rejected = self.links.get(&host).and_then(Link::rejected);
         let rejected = rejected.filter(|rejected| rejected.instance < hello.instance);
-        let link =
-            Link { session: Some(session), hello: Some(hello), last_message_wall, rejected, ..Link::new(when.now) };
+        let link = Link {
+            session: Some(session),
+            hello: Some(hello),
+            last_message_wall,
+            rejected,
+            ..Link::new(when.now)
+        };
         self.links.insert(host, link);
         self.update_liveness(host);
         self.update_visibility(when, host);
@@ -335,7 +340,7 @@ impl Manager {
         self.links.check();
         for (host, entry) in self.head.hosts() {
             let live = self.links.get(&host).is_some_and(Link::is_live);
-            assert_eq!(entry.is_live(), live, "whether {host:?} is live");
+            assert_eq!(entry.is_live(), live, "liveness of {host:?}");
         }
         let connected = self.links.iter().filter(|(_, link)| link.is_connected()).map(|(host, _)| *host);
         self.stop_attempts.check(&connected.collect());
@@ -345,8 +350,8 @@ impl Manager {
     /// state recorded then is lost.
     pub(super) fn reapply_boot_ids(&mut self, when: When) {
         let live = self.links.iter().filter(|(_, link)| link.is_connected());
-        let said = live.filter_map(|(host, link)| Some((*host, link.hello()?.boot_id.clone())));
-        for (host, boot_id) in said.collect::<Vec<_>>() {
+        let boot_ids = live.filter_map(|(host, link)| Some((*host, link.hello()?.boot_id.clone())));
+        for (host, boot_id) in boot_ids.collect::<Vec<_>>() {
             let change = self.head.decide_agent_identity(when, host, &boot_id, false);
             self.change(when, change);
         }

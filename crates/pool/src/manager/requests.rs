@@ -4,12 +4,12 @@
 use units::limits::WAITERS_MAX;
 use units::{HostId, Name, Ns, ReservationId, Revision};
 
-use super::{Effect, Manager, Reply, Token, hosts::Link, note};
+use super::{Effect, Manager, Reply, Token, decision_change, hosts::Link};
 use crate::{
     audit::{Actor, Decision},
-    rejection::Rejection,
-    ledger::{Change, ReserveOutcome, Ledger, Place, RackSpec, Reserve, Target, When},
+    ledger::{Change, Ledger, Place, RackSpec, Reserve, ReserveOutcome, Target, When},
     record::{EndedBy, Migration, MigrationAnswer, Reservation, Scheduling, Stage},
+    rejection::Rejection,
 };
 
 /// Validated request.
@@ -78,7 +78,7 @@ pub enum Request {
         /// Answer.
         answer: MigrationAnswer,
         /// Explanation by the scheduler.
-        words: String,
+        explanation: String,
         /// Requester.
         actor: Actor,
     },
@@ -130,8 +130,8 @@ impl Ledger {
     /// Returns a reservation with values derived from the ledger.
     pub fn view(&self, id: ReservationId) -> Option<ReservationView> {
         let reservation = self.reservation(id)?.clone();
-        let gone = || Name::new("removed").expect("a name");
-        let host = self.host(reservation.host).map_or_else(gone, |entry| entry.host.name.clone());
+        let removed = || Name::new("removed").expect("a valid name");
+        let host = self.host(reservation.host).map_or_else(removed, |entry| entry.host.name.clone());
         Some(ReservationView { id, host, online: self.online(id), reservation })
     }
 }
@@ -145,11 +145,11 @@ impl ReservationView {
 }
 
 impl Manager {
-    pub(super) fn on_request(&mut self, when: When, token: Token, ask: Request) {
+    pub(super) fn on_request(&mut self, when: When, token: Token, request: Request) {
         if !self.loaded {
-            return self.refuse(token, Rejection::Starting("its store is being read"));
+            return self.reject(token, Rejection::Starting("its store is being read"));
         }
-        let decided = match ask {
+        let outcome = match request {
             Request::Reserve { reserve, wait } => return self.on_reserve(when, token, reserve, wait),
             Request::WaitReady { target, within } => return self.on_wait_ready(when, token, &target, within),
             Request::Validate(reserve) => return self.on_validate(when, token, reserve),
@@ -162,63 +162,66 @@ impl Manager {
                     (Place::Slice(slice), Scheduling::Enabled) => self.check_requalify(*slice),
                     _ => Ok(()),
                 };
-                let decided = self.head.decide_scheduling(when, &place, to, actor, &reason);
+                let outcome = self.head.decide_scheduling(when, &place, to, actor, &reason);
                 allowed
-                    .and(decided)
+                    .and(outcome)
                     .map(|change| (change, Reply::Place { place, drains: to == Scheduling::Draining }))
             }
             Request::Fence { host, powered_off, actor, reason } => {
                 self.on_fence(when, host, powered_off, actor, &reason)
             }
-            Request::ResolveMigration { vm, answer, words, actor } => self
+            Request::ResolveMigration { vm, answer, explanation, actor } => self
                 .head
-                .decide_migration(when, &vm, answer, words, actor)
+                .decide_migration(when, &vm, answer, explanation, actor)
                 .map(|(id, change)| (change, Reply::Migration(id))),
-            Request::RecordDecision(decision) => Ok((note(decision), Reply::Done)),
+            Request::RecordDecision(decision) => Ok((decision_change(decision), Reply::Done)),
             Request::Configure(spec) => {
                 self.head.decide_configure(when, &spec).map(|change| (change, Reply::Done))
             }
         };
-        match decided {
+        match outcome {
             Ok((change, reply)) => {
                 self.change(when, change);
                 self.reply_durable(token, reply);
             }
-            Err(denied) => self.reply_durable(token, Reply::Refused(denied)),
+            Err(rejection) => self.reply_durable(token, Reply::Rejected(rejection)),
         }
     }
 
     /// Repeated requests are answered in any state of the host; new ones require a connected host.
     fn decide_reserve(&self, when: When, reserve: Reserve) -> Result<ReserveOutcome, Rejection> {
         let host = self.head.host_named(&reserve.host);
-        let decided = self.head.decide_reserve(when, reserve);
+        let outcome = self.head.decide_reserve(when, reserve);
         if let Ok(ReserveOutcome::Repeat(_))
         | Err(
-            Rejection::RequestReused { .. } | Rejection::VmAlreadyReserved { .. } | Rejection::HostNotSchedulable { .. },
-        ) = decided
+            Rejection::RequestReused { .. }
+            | Rejection::VmAlreadyReserved { .. }
+            | Rejection::HostNotSchedulable { .. },
+        ) = outcome
         {
-            return decided; // independent of the host's connection
+            return outcome; // independent of the host's connection
         }
         if let Some(host) = host {
             self.check_accepts_reservations(host)?;
-            if let Err(Rejection::OutOfSlices { .. }) = &decided
+            if let Err(Rejection::OutOfSlices { .. }) = &outcome
                 && self.has_starting_emc(host)
             {
                 return Err(Rejection::Starting("its EMCs are being compared with the ledger"));
             }
         }
-        if self.store_low_since.is_some() && decided.is_ok() {
+        if self.store_low_since.is_some() && outcome.is_ok() {
             return Err(Rejection::StoreFull);
         }
-        decided
+        outcome
     }
 
     fn check_accepts_reservations(&self, id: HostId) -> Result<(), Rejection> {
         let Some(host) = self.head.host(id).map(|entry| &entry.host.name) else { return Ok(()) };
         match self.links.get(&id) {
-            Some(link) if link.is_unknown() => {
-                Err(Rejection::HostNotSchedulable { host: host.clone(), why: "unknown: its lease is over" })
-            }
+            Some(link) if link.is_unknown() => Err(Rejection::HostNotSchedulable {
+                host: host.clone(),
+                why: "unknown: its lease has expired",
+            }),
             Some(link) if !link.is_expected() => Ok(()),
             Some(_) | None => Err(Rejection::HostExpected(host.clone())),
         }
@@ -226,12 +229,12 @@ impl Manager {
 
     fn on_reserve(&mut self, when: When, token: Token, reserve: Reserve, wait: Option<Ns>) {
         let slices = reserve.slices;
-        let room = wait.map_or(Ok(()), |_| self.check_waiter_limit());
-        let id = match room.and_then(|()| self.decide_reserve(when, reserve)) {
-            Err(denied) => return self.reply_durable(token, Reply::Refused(denied)),
+        let has_room = wait.map_or(Ok(()), |_| self.check_waiter_limit());
+        let id = match has_room.and_then(|()| self.decide_reserve(when, reserve)) {
+            Err(rejection) => return self.reply_durable(token, Reply::Rejected(rejection)),
             Ok(ReserveOutcome::Repeat(id)) => id,
             Ok(ReserveOutcome::New(id, change)) => {
-                self.buffer.reserved(when.now, slices);
+                self.buffer.record_demand(when.now, slices);
                 self.change(when, change);
                 id
             }
@@ -245,14 +248,14 @@ impl Manager {
     fn on_validate(&mut self, when: When, token: Token, reserve: Reserve) {
         let host = reserve.host.clone();
         let view = match self.decide_reserve(when, reserve) {
-            Err(denied) => return self.reply_durable(token, Reply::Refused(denied)),
+            Err(rejection) => return self.reply_durable(token, Reply::Rejected(rejection)),
             Ok(ReserveOutcome::Repeat(id)) => return self.reply_durable(token, Reply::Reservation(id)),
             Ok(ReserveOutcome::New(id, change)) => {
-                let made = change.0.into_iter().find_map(|record| match record {
+                let new_reservation = change.0.into_iter().find_map(|record| match record {
                     crate::record::Record::Reservation(_, reservation) => Some(reservation),
                     _ => None,
                 });
-                let reservation = made.expect("a new reservation is part of its change");
+                let reservation = new_reservation.expect("a new reservation is a record of its change");
                 ReservationView { id, host, online: 0, reservation }
             }
         };
@@ -262,7 +265,7 @@ impl Manager {
     fn on_wait_ready(&mut self, when: When, token: Token, target: &Target, within: Ns) {
         match self.check_waiter_limit().and_then(|()| self.head.find(target)) {
             Ok(id) => self.wait_durable(token, id, when.now.after(within)),
-            Err(denied) => self.reply_durable(token, Reply::Refused(denied)),
+            Err(rejection) => self.reply_durable(token, Reply::Rejected(rejection)),
         }
     }
 
@@ -319,19 +322,19 @@ impl Manager {
                 Ok(RequestReply::Scheduled { revision, waiting_for: waiting.map(|r| r.vm.clone()).collect() })
             }
             Reply::Migration(id) => {
-                let found = self.durable.migration(id).map(|m| RequestReply::Migration(id, m.clone()));
-                found.ok_or(Rejection::NoSuchReservation(id))
+                let migration = self.durable.migration(id).map(|m| RequestReply::Migration(id, m.clone()));
+                migration.ok_or(Rejection::NoSuchReservation(id))
             }
             Reply::Done => Ok(RequestReply::Done(revision)),
-            Reply::Refused(denied) => Err(denied),
+            Reply::Rejected(rejection) => Err(rejection),
         };
         self.effects.push_back(Effect::Reply(token, Box::new(answer)));
     }
 
     /// Callers that wait for slices, or will wait once a batch is durable.
     fn check_waiter_limit(&self) -> Result<(), Rejection> {
-        let written = self.writing.as_ref().map_or(0, |(batch, _)| batch.waiting.len());
-        if self.waiter_deadlines.len() + self.open.waiting.len() + written < WAITERS_MAX {
+        let in_write = self.writing.as_ref().map_or(0, |(batch, _)| batch.waiting.len());
+        if self.waiter_deadlines.len() + self.open.waiting.len() + in_write < WAITERS_MAX {
             return Ok(());
         }
         Err(Rejection::LimitExceeded { what: "callers waiting for slices", max: WAITERS_MAX as u64 })
@@ -364,10 +367,13 @@ impl Manager {
         let answer = match self.durable.reservation(id) {
             None => Err(Rejection::NoSuchReservation(id)),
             Some(reservation) => match &reservation.stage {
-                Stage::Broken { why, .. } => Err(wrong(id, format!("broken ({why})"))),
-                Stage::Ended { why, .. } => Err(wrong(id, format!("ended ({why})"))),
+                Stage::Broken { why, .. } => Err(wrong_state(id, format!("broken ({why})"))),
+                Stage::Ended { why, .. } => Err(wrong_state(id, format!("ended ({why})"))),
                 Stage::Reserved { .. } | Stage::Committed if self.durable.is_all_online(id, reservation) => {
-                    self.durable.view(id).map(RequestReply::Reservation).ok_or(Rejection::NoSuchReservation(id))
+                    self.durable
+                        .view(id)
+                        .map(RequestReply::Reservation)
+                        .ok_or(Rejection::NoSuchReservation(id))
                 }
                 Stage::Reserved { .. } | Stage::Committed => return self.expedite_desired_state(id),
             },
@@ -393,7 +399,7 @@ impl Manager {
     }
 }
 
-fn wrong(reservation: ReservationId, state: String) -> Rejection {
+fn wrong_state(reservation: ReservationId, state: String) -> Rejection {
     Rejection::WrongState { reservation, state, what: "waiting for it to become ready" }
 }
 
@@ -444,7 +450,7 @@ mod tests {
     /// next VM, the broken reservation of the first VM counted it as its own and was reported
     /// ready.
     #[test]
-    fn a_broken_reservation_is_not_ready_because_its_slice_is_online_for_another() {
+    fn broken_reservation_ignores_slice_online_for_another_vm() {
         let mut ledger = Ledger::new(Meta::new("rack".into()));
         ledger.install(Record::Emc(EmcId(0), emc()));
         let other = Owner { host: HostId(1), reservation: ReservationId(2) };

@@ -17,10 +17,10 @@ use units::{EmcId, HostId, Name, ReservationId, SliceId, UnixMs};
 use super::{Alarm, Manager, hosts::Link, reports::PartialReport};
 use crate::{
     audit::Subject,
-    rejection::Rejection,
     ledger::{HostEntry, When},
-    protocol::{ObservedState, ObservedVm, Holding},
+    protocol::{Holding, ObservedState, ObservedVm},
     record::{Fence, Reservation, Stage},
+    rejection::Rejection,
     slice::{Event, Quarantine, State},
 };
 
@@ -35,14 +35,20 @@ pub(super) struct UnadoptedVm {
 impl Manager {
     /// Adopts the VMs of one part of a report. A fenced host, also during the fence, adopts
     /// nothing: its desired state ends its VMs.
-    pub(super) fn adopt_reported_vms(&mut self, when: When, host: HostId, have: &ObservedState, partial: &mut PartialReport) {
-        self.claim_slices(when, host, have);
+    pub(super) fn adopt_reported_vms(
+        &mut self,
+        when: When,
+        host: HostId,
+        report: &ObservedState,
+        partial: &mut PartialReport,
+    ) {
+        self.claim_slices(when, host, report);
         if self.is_fenced_host(host) {
             return self.forget_unadopted(host);
         }
-        partial.unadopted.extend(self.adopt_vms(when, host, have));
+        partial.unadopted.extend(self.adopt_vms(when, host, report));
         if self.head.host(host).is_some_and(|entry| entry.host.must_report) {
-            partial.is_uncompared |= have.holdings().any(|holding| self.is_uncompared(holding.slice));
+            partial.is_uncompared |= report.holdings().any(|holding| self.is_uncompared(holding.slice));
         }
     }
 
@@ -60,7 +66,7 @@ impl Manager {
         &mut self,
         when: When,
         host: HostId,
-        have: &ObservedState,
+        report: &ObservedState,
         partial: PartialReport,
     ) -> bool {
         if self.is_fenced_host(host) {
@@ -72,7 +78,7 @@ impl Manager {
             return true;
         }
         let uncompared = is_uncompared || self.has_uncompared_emc(host);
-        let reported = !uncompared && have.number.generation == self.head.meta().generation;
+        let reported = !uncompared && report.number.generation == self.head.meta().generation;
         let all_adopted = unadopted.is_empty();
         self.set_unadopted(host, unadopted);
         if reported {
@@ -87,9 +93,9 @@ impl Manager {
 
     /// Reserves the numbers of slices known only to a host since a restore. The host may have been
     /// fenced since.
-    pub(super) fn reserve_lost_slices(&mut self, when: When, host: HostId, have: &ObservedState) {
+    pub(super) fn reserve_lost_slices(&mut self, when: When, host: HostId, report: &ObservedState) {
         if self.head.host(host).is_some_and(|entry| entry.host.may_exceed_ledger()) {
-            let used = have.holdings().map(|holding| holding.slice);
+            let used = report.holdings().map(|holding| holding.slice);
             let change = self.head.decide_reserve_slice_ids(used, self.lost_slices_end);
             self.change(when, change);
         }
@@ -98,11 +104,11 @@ impl Manager {
     /// Records slices of a report whose epochs are above those of the restored ledger and of the
     /// EMC, which may have lost its record. Their epochs are never used again. If the EMC cannot
     /// revoke access, the host is recorded as the holder.
-    fn claim_slices(&mut self, when: When, host: HostId, have: &ObservedState) {
+    fn claim_slices(&mut self, when: When, host: HostId, report: &ObservedState) {
         if !self.head.host(host).is_some_and(|entry| entry.host.may_exceed_ledger()) {
             return;
         }
-        for Holding { slice, epoch } in have.holdings().copied() {
+        for Holding { slice, epoch } in report.holdings().copied() {
             let Some(slot) = self.head.slot(slice) else { continue };
             let State::Quarantined(Quarantine::Restored { host: holder }) = slot.state else { continue };
             let is_newer = epoch > slot.epoch || (epoch == slot.epoch && holder.is_none());
@@ -119,8 +125,8 @@ impl Manager {
 
     /// Adopts reported VMs that the ledger does not have on their slices; returns the VMs that it
     /// could not adopt.
-    fn adopt_vms(&mut self, when: When, host: HostId, have: &ObservedState) -> Vec<UnadoptedVm> {
-        let unknown: Vec<_> = have.vms.iter().filter(|(id, vm)| self.is_unknown(host, **id, vm)).collect();
+    fn adopt_vms(&mut self, when: When, host: HostId, report: &ObservedState) -> Vec<UnadoptedVm> {
+        let unknown: Vec<_> = report.vms.iter().filter(|(id, vm)| self.is_unknown(host, **id, vm)).collect();
         let failed = unknown.into_iter().filter(|(id, vm)| !self.adopt_vm(when, host, **id, vm));
         let unadopted = failed.map(|(_, vm)| UnadoptedVm {
             vm: vm.vm.clone(),
@@ -155,7 +161,7 @@ impl Manager {
 
     /// Returns whether the record of the EMC has a grant of exactly this epoch.
     fn is_granted(&self, holding: Holding) -> bool {
-        let records = [self.handles.get(&holding.slice), self.found.get(&holding.slice)];
+        let records = [self.handles.get(&holding.slice), self.pending_handles.get(&holding.slice)];
         records.into_iter().flatten().any(|(epoch, _)| *epoch == holding.epoch)
     }
 
@@ -178,8 +184,8 @@ impl Manager {
     fn set_unadopted(&mut self, host: HostId, mut unadopted: Vec<UnadoptedVm>) {
         let before = self.unadopted.remove(&host).unwrap_or_default();
         let since: BTreeMap<_, _> = before.iter().map(|vm| ((&vm.vm, &vm.slices), vm.since)).collect();
-        for found in &mut unadopted {
-            found.since = since.get(&(&found.vm, &found.slices)).copied().unwrap_or(found.since);
+        for vm in &mut unadopted {
+            vm.since = since.get(&(&vm.vm, &vm.slices)).copied().unwrap_or(vm.since);
         }
         self.changed |= before != unadopted;
         if !unadopted.is_empty() {

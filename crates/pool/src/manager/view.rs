@@ -133,7 +133,7 @@ impl Manager {
             // Capacity has been 0 since the last of these failures.
             let takes_capacity = |alarm: &&Alarm| matches!(alarm.reason, "EMC_FAILED" | "SLICE_QUARANTINED");
             let since = alarms.iter().filter(takes_capacity).map(|alarm| alarm.since).max();
-            let message = "no slice of the pool is usable: a capacity of 0 is a fault, not a fact".to_owned();
+            let message = "no slice of the pool is usable: the capacity of 0 is a failure".to_owned();
             let since = since.unwrap_or(self.loaded_at);
             alarms.push(Alarm { reason: "CAPACITY_ZERO", subject: Subject::Rack, message, since });
         }
@@ -182,7 +182,7 @@ impl Manager {
                     "HOST_FENCED",
                     self.fenced_since(&entry.host),
                     format!(
-                        "host {name} is cut off until it restarts or proves itself clean{}",
+                        "access of host {name} is revoked until it restarts or reports clean{}",
                         self.unconfirmed_emcs_note(&entry.host)
                     ),
                 ),
@@ -202,7 +202,7 @@ impl Manager {
                 reason: "HOST_CONTESTED",
                 subject: Subject::Host(name.clone()),
                 message: format!(
-                    "two agents speak for host {name}: instance {} is rejected while instance {} is the host's; \
+                    "two agents represent host {name}: instance {} is rejected while instance {} is current; \
                      stop one of them",
                     rejected.instance.0, instance.0
                 ),
@@ -223,11 +223,12 @@ impl Manager {
         let Some((why, since)) = self.fence_obstacle_since(id) else {
             let waits: Vec<_> = self.fence_waits_for(id).filter_map(|emc| self.emc_name(emc)).collect();
             let waits = waits.join(", ");
-            let message = format!("host {name} is being cut off its {slices} slices: waiting for {waits}");
+            let message =
+                format!("access of host {name} to its {slices} slices is being revoked: waiting for {waits}");
             return Alarm { reason: "HOST_FENCING", subject, message, since };
         };
         let message = format!(
-            "host {name} is not cut off, and keeps {slices} slices: {why}; it ends when the host returns, or by `tarn fence \
+            "access of host {name} is not revoked, and it keeps {slices} slices: {why}; this ends when the host returns, or by `tarn fence \
              {name} --confirm-powered-off` once the machine is off"
         );
         Alarm { reason: "HOST_NOT_FENCED", subject, message, since }
@@ -268,7 +269,8 @@ impl Manager {
     fn slice_alarms(&self) -> impl Iterator<Item = Alarm> {
         let alarm = |subject, message, since| Alarm { reason: "SLICE_QUARANTINED", subject, message, since };
         let since = |slice| self.quarantined_at.get(&slice).copied().unwrap_or(self.loaded_at);
-        let waiting: usize = self.durable.emcs().map(|(_, entry)| entry.quarantined_for_operator_count()).sum();
+        let waiting: usize =
+            self.durable.emcs().map(|(_, entry)| entry.quarantined_for_operator_count()).sum();
         let more = waiting.saturating_sub(SLICE_ALARMS_MAX);
         let rest = (more > 0).then(|| {
             let first =
