@@ -2,8 +2,8 @@
 //!
 //! Decisions change nothing: every `decide_*` returns a [`Change`] or a
 //! [`Rejection`](crate::rejection::Rejection), and only [`Ledger::apply`] changes the ledger. The
-//! ledger calls no device and sends nothing; the [manager](crate::manager) makes changes durable and
-//! then acts on them.
+//! ledger calls no device and sends nothing; the [manager](crate::manager) makes changes durable
+//! and then acts on them.
 
 pub(crate) mod ended;
 mod index;

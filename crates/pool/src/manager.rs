@@ -10,8 +10,8 @@
 //!
 //! ```text
 //!   event ─▶ decide on head ─▶ open batch ─▶ Store ─▶ stored ─▶ durable ─┬▶ Reply
-//!                                                                        ├▶ Device: Granted, Revoked ... come back as events
-//!                                                                        └▶ Send: AgentReport comes back as an event
+//!                                                                        ├▶ Device ─▶ event
+//!                                                                        └▶ Send ─▶ event
 //! ```
 //!
 //! After a failed write its outcome is unknown: all callers get UNAVAILABLE, and the store is
@@ -92,7 +92,7 @@ pub enum Event {
     },
     /// A request.
     Request(Token, Request),
-    /// The caller has gone away and needs no reply.
+    /// The caller no longer waits.
     CallerGone(Token),
     /// A batch is durable, or its outcome is unknown.
     Stored {
@@ -242,7 +242,7 @@ pub struct Manager {
     leases_expired: u64,
     /// Number of events that may change whether reported VMs can be adopted: a load of the ledger,
     /// a comparison of an EMC, a quarantine. A host without a complete report since the latest of
-    /// them is asked for one.
+    /// them is requested to send one.
     adoption_events: u64,
     /// Devices whose contents are being compared.
     comparisons: BTreeMap<EmcId, Comparison>,

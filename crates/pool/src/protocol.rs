@@ -1,14 +1,14 @@
 //! Messages between manager and agent: the manager sends a [`DesiredState`], the agent an
 //! [`ObservedState`]. At the start of a session, and whenever they may differ, each side sends its
-//! complete state of one host, so that a lost message costs time and never correctness. The services
-//! transport the messages.
+//! complete state of one host, so that a lost message costs time and never correctness. The
+//! services transport the messages.
 //!
-//! Complete state of thousands of slices is long and mostly unchanged. A `DesiredState` may therefore
-//! contain only the changes since an earlier version that it names: an agent with another version
-//! ignores it and soon receives complete state. An `ObservedState` may leave out VMs and slices that
-//! were reported before: absence never retracts a fact. Reports are numbered in each session, so the
-//! manager detects a missing one in constant time and requests a complete report. A heartbeat is a
-//! report without changes.
+//! Complete state of thousands of slices is long and mostly unchanged. A `DesiredState` may
+//! therefore contain only the changes since an earlier version that it names: an agent with another
+//! version ignores it and soon receives complete state. An `ObservedState` may leave out VMs and
+//! slices that were reported before: absence never retracts a fact. Reports are numbered in each
+//! session, so the manager detects a missing one in constant time and requests a complete report. A
+//! heartbeat is a report without changes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -60,7 +60,8 @@ pub struct DesiredState {
     pub scrub: BTreeMap<Holding, Handle>,
     /// Entries of the base version that no longer apply.
     pub removals: Removals,
-    /// The host was fenced: the agent ends everything of before, then reports [`ObservedState::clean`].
+    /// The host was fenced: the agent ends everything from before the fence, then reports
+    /// [`ObservedState::clean`].
     pub fenced: bool,
 }
 

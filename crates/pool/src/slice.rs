@@ -327,7 +327,7 @@ impl Slot {
         matches!(self.state, State::Quarantined(_))
     }
 
-    /// Returns the outstanding device call of this state, if any; `can_revoke` says whether the
+    /// Returns the outstanding device call of this state, if any; `can_revoke` is whether the
     /// device can revoke access. Calls are idempotent in (slice, epoch) and may be repeated.
     pub fn device_call(self, can_revoke: bool) -> Option<Call> {
         match self.state {

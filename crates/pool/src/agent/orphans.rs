@@ -44,7 +44,7 @@ impl OrphanedSlices {
         self.0.contains_key(&handle.place)
     }
 
-    /// Records that remains at a location are adopted or gone.
+    /// Records that remains at a location are adopted or closed.
     pub(super) fn remove(&mut self, handle: &Handle) {
         self.0.remove(&handle.place);
     }

@@ -85,23 +85,23 @@ impl Ledger {
         self.declined.first().map(|(at, _)| *at)
     }
 
-    /// Returns the changes of migration requests that follow from a new scheduling of a host or EMC.
-    /// A drain requests the migration of every VM there. Its cancellation withdraws the requests,
+    /// Returns the changes of migration requests that follow from a new scheduling of a host or
+    /// EMC. A drain requests the migration of every VM there. Its cancellation withdraws the requests,
     /// except for VMs under another drain.
     pub(super) fn migrations_for(
         &self,
         when: When,
         place: &Place,
         to: Scheduling,
-        there: &[ReservationId],
+        affected: &[ReservationId],
     ) -> Vec<Record> {
         let why = drain_reason(place);
         if to == Scheduling::Draining {
-            let unrequested = there.iter().filter(|id| !self.migrations.contains_key(id));
+            let unrequested = affected.iter().filter(|id| !self.migrations.contains_key(id));
             return unrequested.flat_map(|id| self.migration_request(when, *id, &why)).collect();
         }
-        let for_that = self.migrations.iter().filter(|(_, m)| m.why == why);
-        for_that.flat_map(|(id, m)| self.migration_withdrawal(when, *id, m, place)).collect()
+        let of_place = self.migrations.iter().filter(|(_, m)| m.why == why);
+        of_place.flat_map(|(id, m)| self.migration_withdrawal(when, *id, m, place)).collect()
     }
 
     /// Requests the migration of a VM that was adopted on a draining host or EMC.

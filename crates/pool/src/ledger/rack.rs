@@ -335,12 +335,12 @@ impl Ledger {
         reason: &str,
     ) -> Change {
         let Some(entry) = self.hosts.get(&host) else { return Change::default() };
-        let is_confirmed_later = powered_off && entry.host.fence == Fence::Fencing { powered_off: false };
-        if entry.host.fence != Fence::None && !is_confirmed_later {
+        let is_newly_confirmed = powered_off && entry.host.fence == Fence::Fencing { powered_off: false };
+        if entry.host.fence != Fence::None && !is_newly_confirmed {
             return Change::default();
         }
         let mut fencing = Host { fence: Fence::Fencing { powered_off }, ..entry.host.clone() };
-        if !is_confirmed_later {
+        if !is_newly_confirmed {
             fencing.fenced_at = when.wall;
             let holds_on = entry.held().filter_map(|slice| self.emc_of(slice)); // also where the connection was removed
             let uncertain = self.emcs.keys().filter(|_| entry.host.must_report); // a restored ledger may not contain all connections
