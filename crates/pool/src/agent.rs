@@ -3,9 +3,9 @@
 //! never decides ownership.
 //!
 //! ```text
-//!   DesiredState ─┬▶ per slice: Online · Offline · Scrub ─▶ Done arrives as an event ─┐
-//!                 └▶ per VM: Kill when fenced, DeleteRecord of ended VMs              ├▶ SendReport
-//!   Attach ─▶ Record ─▶ Recorded ─▶ Watch, PassMemory ─▶ ProcessGone ─────────────────┘
+//!   DesiredState ─┬▶ per slice: Online · Offline · Scrub ─▶ Done arrives as event ─┐
+//!                 └▶ per VM: Kill when fenced, DeleteRecord of ended VMs           ├▶ SendReport
+//!   Attach ─▶ Record ─▶ Recorded ─▶ Watch, PassMemory ─▶ ProcessGone ──────────────┘
 //! ```
 //!
 //! The machine is level-triggered: messages add up to the complete desired state of the host, and

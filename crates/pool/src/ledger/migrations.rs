@@ -86,8 +86,8 @@ impl Ledger {
     }
 
     /// Returns the changes of migration requests that follow from a new scheduling of a host or
-    /// EMC. A drain requests the migration of every VM there. Its cancellation withdraws the requests,
-    /// except for VMs under another drain.
+    /// EMC. A drain requests the migration of every VM there. Its cancellation withdraws the
+    /// requests, except for VMs under another drain.
     pub(super) fn migrations_for(
         &self,
         when: When,

@@ -82,12 +82,7 @@ impl Ledger {
         let emcs = self.configure_emcs(spec, &mut records, &mut changes)?;
         self.configure_hosts(when, spec, &emcs, &mut records, &mut changes)?;
         if !changes.is_empty() {
-            records.push(decision(
-                when,
-                Actor::Manager,
-                Subject::Rack,
-                DecisionKind::Configured { changes: changes },
-            ));
+            records.push(decision(when, Actor::Manager, Subject::Rack, DecisionKind::Configured { changes }));
         }
         Ok(Change(records))
     }
@@ -133,10 +128,10 @@ impl Ledger {
         )?;
         let mut ids = BTreeMap::new();
         let (mut next, mut first) = (self.meta.next_emc, self.meta.next_slice);
-        for spec_entry in &spec.emcs {
-            let id = match self.emc_named(&spec_entry.name) {
+        for emc_spec in &spec.emcs {
+            let id = match self.emc_named(&emc_spec.name) {
                 Some(id) => {
-                    check_unchanged(&self.emcs[&id].emc, spec_entry)?;
+                    check_unchanged(&self.emcs[&id].emc, emc_spec)?;
                     id
                 }
                 None => {
@@ -144,19 +139,19 @@ impl Ledger {
                     next = EmcId(number_after(next.0, 1, "EMCs ever added", EMCS_EVER_MAX)?);
                     changes.push(format!(
                         "emc {} added with {} slices from {first}",
-                        spec_entry.name, spec_entry.slices
+                        emc_spec.name, emc_spec.slices
                     ));
-                    records.push(Record::Emc(id, new_emc(spec_entry, first)));
+                    records.push(Record::Emc(id, new_emc(emc_spec, first)));
                     first = SliceId(number_after(
                         first.0,
-                        spec_entry.slices,
+                        emc_spec.slices,
                         "slices ever added",
                         SLICES_EVER_MAX,
                     )?);
                     id
                 }
             };
-            ids.insert(spec_entry.name.clone(), id);
+            ids.insert(emc_spec.name.clone(), id);
         }
         for (id, entry) in self.emcs.iter().filter(|(_, entry)| !ids.contains_key(&entry.emc.name)) {
             if entry.free() != entry.emc.slices {
@@ -180,33 +175,33 @@ impl Ledger {
     ) -> Result<(), Rejection> {
         check_limit("hosts", spec.hosts.len() as u64, HOSTS_MAX as u64)?;
         let mut next = self.meta.next_host;
-        for spec_entry in &spec.hosts {
-            let connections = spec_entry
+        for host_spec in &spec.hosts {
+            let connections = host_spec
                 .emcs
                 .iter()
                 .map(|name| emcs.get(name).copied().ok_or(Rejection::NoSuchEmc(name.clone())));
             let connections: Vec<EmcId> = connections.collect::<Result<_, _>>()?;
-            match self.host_named(&spec_entry.name) {
+            match self.host_named(&host_spec.name) {
                 Some(id) => {
                     let old = &self.hosts[&id].host;
                     let unconfirmed_fences = unconfirmed_after_rewiring(old, &connections, emcs);
                     let mut host = Host {
-                        cores: spec_entry.cores,
-                        local: spec_entry.local,
+                        cores: host_spec.cores,
+                        local: host_spec.local,
                         emcs: connections,
                         unconfirmed_fences,
                         ..old.clone()
                     };
                     if host != self.hosts[&id].host {
                         self.check_connections_in_use(&self.hosts[&id], &host)?;
-                        changes.push(format!("host {} changed", spec_entry.name));
+                        changes.push(format!("host {} changed", host_spec.name));
                         records.extend(complete_fence(when, &mut host)); // completed by the removal of the last unconfirmed EMC
                         records.push(Record::Host(id, host));
                     }
                 }
                 None => {
-                    changes.push(format!("host {} added", spec_entry.name));
-                    records.push(Record::Host(next, new_host(spec_entry, connections)));
+                    changes.push(format!("host {} added", host_spec.name));
+                    records.push(Record::Host(next, new_host(host_spec, connections)));
                     next = HostId(number_after(next.0, 1, "hosts ever added", HOSTS_EVER_MAX)?);
                 }
             }
@@ -460,7 +455,7 @@ fn unconfirmed_after_rewiring(
     emcs: &BTreeMap<Name, EmcId>,
 ) -> BTreeSet<EmcId> {
     let added = connections.iter().filter(|emc| old.fence != Fence::None && !old.emcs.contains(emc));
-    let left = old.unconfirmed_fences.iter().filter(|emc| emcs.values().any(|remaining| remaining == *emc));
+    let left = old.unconfirmed_fences.iter().filter(|emc| emcs.values().any(|id| id == *emc));
     left.chain(added).copied().collect()
 }
 
@@ -487,23 +482,23 @@ fn number_after(first: u32, count: u32, what: &'static str, max: u32) -> Result<
     next.ok_or(Rejection::LimitExceeded { what, max: u64::from(max) })
 }
 
-fn new_emc(spec_entry: &EmcSpec, first: SliceId) -> Emc {
+fn new_emc(spec: &EmcSpec, first: SliceId) -> Emc {
     Emc {
-        name: spec_entry.name.clone(),
+        name: spec.name.clone(),
         first,
-        slices: spec_entry.slices,
-        driver: spec_entry.driver.clone(),
-        path: spec_entry.path.clone(),
+        slices: spec.slices,
+        driver: spec.driver.clone(),
+        path: spec.path.clone(),
         scheduling: Scheduling::Enabled,
-        serial: spec_entry.serial.clone(),
+        serial: spec.serial.clone(),
     }
 }
 
-fn new_host(spec_entry: &HostSpec, emcs: Vec<EmcId>) -> Host {
+fn new_host(spec: &HostSpec, emcs: Vec<EmcId>) -> Host {
     Host {
-        name: spec_entry.name.clone(),
-        cores: spec_entry.cores,
-        local: spec_entry.local,
+        name: spec.name.clone(),
+        cores: spec.cores,
+        local: spec.local,
         emcs,
         scheduling: Scheduling::Enabled,
         fence: Fence::None,

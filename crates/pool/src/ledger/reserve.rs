@@ -65,7 +65,7 @@ impl Ledger {
             return self.repeated(*id, &request);
         }
         if let Some(id) = self.by_vm.get(&request.vm) {
-            return Err(self.taken(*id, &request.vm));
+            return Err(self.vm_already_reserved(*id, &request.vm));
         }
         let host_id =
             self.host_named(&request.host).ok_or_else(|| Rejection::NoSuchHost(request.host.clone()))?;
@@ -100,7 +100,7 @@ impl Ledger {
         }
     }
 
-    fn taken(&self, id: ReservationId, vm: &Name) -> Rejection {
+    fn vm_already_reserved(&self, id: ReservationId, vm: &Name) -> Rejection {
         let host = self.hosts[&self.reservations[&id].host].host.name.clone();
         Rejection::VmAlreadyReserved { vm: vm.clone(), reservation: id, host }
     }
@@ -160,8 +160,8 @@ impl Ledger {
         let (actor, subject) =
             (Actor::Client(request.request.client.clone()), Subject::Vm(request.vm.clone()));
         let mut slices: Vec<SliceId> = Vec::with_capacity(request.slices as usize);
-        for taken in placement {
-            slices.extend(self.emcs[&taken.emc].free.iter().take(taken.slices as usize));
+        for allocation in placement {
+            slices.extend(self.emcs[&allocation.emc].free.iter().take(allocation.slices as usize));
         }
         slices.sort_unstable();
         let mut records = Vec::with_capacity(slices.len() + 2);
@@ -200,12 +200,12 @@ impl Ledger {
     ) -> DecisionKind {
         let host = &self.hosts[&host];
         let attached = &host.host.emcs;
-        let most_free = placement.iter().filter_map(|taken| Some(self.emcs.get(&taken.emc)?.free())).max();
+        let most_free = placement.iter().filter_map(|chosen| Some(self.emcs.get(&chosen.emc)?.free())).max();
         let mut taken = Vec::with_capacity(placement.len());
         let mut others = Vec::with_capacity(attached.len() - placement.len());
         for (id, entry) in attached.iter().filter_map(|id| Some((id, self.emcs.get(id)?))) {
             let (name, free) = (entry.emc.name.clone(), entry.free());
-            if let Some(allocation) = placement.iter().find(|taken| taken.emc == *id) {
+            if let Some(allocation) = placement.iter().find(|chosen| chosen.emc == *id) {
                 taken.push((name, allocation.slices, free));
             } else {
                 let fewer = match free {
