@@ -3,16 +3,16 @@
 //! never decides ownership.
 //!
 //! ```text
-//!   Want ──▶ newest order ─┬▶ per slice: Online · Offline · Scrub ──▶ Done comes back as an event ─┐
-//!                          └▶ per VM: Kill when fenced, forget what has ended                     ├▶ SendHave
-//!   Attach ─▶ Record ─▶ Recorded ─▶ Watch, HandOut ─▶ ProcessGone ────────────────────────────────┘
+//!   DesiredState ─┬▶ per slice: Online · Offline · Scrub ─▶ Done arrives as event ─┐
+//!                 └▶ per VM: Kill when fenced, DeleteRecord of ended VMs           ├▶ SendReport
+//!   Attach ─▶ Record ─▶ Recorded ─▶ Watch, PassMemory ─▶ ProcessGone ──────────────┘
 //! ```
 //!
 //! The machine is level-triggered: messages add up to the complete desired state of the host, and
 //! applying that twice, or applying a newer one afterwards, has the same result. Objects that are
 //! not mentioned are kept.
 
-mod leftovers;
+mod orphans;
 mod slices;
 mod vms;
 
@@ -28,11 +28,13 @@ use units::limits::{HEARTBEATS_PER_LEASE, LEASE_TTL_MIN, OBSERVED_STATE_LINGER};
 use units::{Bytes, DesiredVersion, InstanceId, Name, Ns, ReservationId, UserId};
 
 use self::{
-    leftovers::Leftovers,
-    slices::{Attempts, Order, Stand},
+    orphans::OrphanedSlices,
+    slices::{Attempts, Order, SliceStatus},
     vms::Vm,
 };
-use crate::protocol::{Failed, FailedReason, Handle, Have, Holding, Scrubbed, Want, WantVm};
+use crate::protocol::{
+    DesiredState, DesiredVm, FailureReason, Handle, Holding, ObservedState, ScrubReport, SliceFailure,
+};
 
 /// Identifies a process that requested the memory of its VM and waits for the reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -86,29 +88,29 @@ pub struct VmRecord {
 
 /// Record found at start.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Adopted {
+pub struct RecoveredVm {
     /// Record.
     pub record: VmRecord,
     /// Whether exactly that process still runs.
-    pub lives: bool,
+    pub is_alive: bool,
 }
 
 /// Successful host call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Done {
+pub enum SliceOutcome {
     /// The slice can be passed to its VM.
     Onlined,
     /// The slice is closed on this host.
     Offlined,
     /// The slice was zeroed and verified, and is closed on this host.
-    Scrubbed(Scrubbed),
+    Scrubbed(ScrubReport),
 }
 
 /// Error of a host call, which left nothing half done.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostFailure {
     /// Kind.
-    pub reason: FailedReason,
+    pub reason: FailureReason,
     /// Description by the host, with errno.
     pub message: String,
 }
@@ -126,11 +128,11 @@ pub enum Event {
     /// The connection closed.
     SessionDown,
     /// A desired state.
-    Want {
+    DesiredState {
         /// Rack.
         rack: String,
         /// Contents.
-        want: Want,
+        desired: DesiredState,
     },
     /// The manager requests a complete report.
     ReportRequested,
@@ -139,10 +141,10 @@ pub enum Event {
         /// Slice.
         holding: Holding,
         /// Result.
-        result: Result<Done, HostFailure>,
+        result: Result<SliceOutcome, HostFailure>,
     },
     /// A call about the remains of an earlier instance has completed.
-    Cleared {
+    OrphanClosed {
         /// Location.
         place: Arc<str>,
         /// Result.
@@ -203,16 +205,16 @@ pub enum Effect {
         handle: Handle,
     },
     /// Close the unused remains of an earlier instance at a location. Idempotent.
-    Clear {
+    CloseOrphan {
         /// Location, as in [`Handle::place`].
         place: Arc<str>,
     },
     /// Write this record, synced, and confirm with [`Event::Recorded`].
     Record(VmRecord),
     /// Delete the record of this VM.
-    Forget(ReservationId),
+    DeleteRecord(ReservationId),
     /// Pass a VM's memory to the process that requested it.
-    HandOut {
+    PassMemory {
         /// Request.
         ticket: Ticket,
         /// Memory.
@@ -237,16 +239,16 @@ pub enum Effect {
     /// The process of this VM has ended: release its local memory.
     FreeLocal(ReservationId),
     /// Send a report to the manager.
-    SendHave(Have),
+    SendReport(ObservedState),
     /// Record durably which rack this host serves.
-    Remember {
+    RecordRack {
         /// Unique id of the rack.
         rack: String,
     },
     /// Close the connection: the manager is of another rack.
-    HangUp(OtherRack),
+    Disconnect(OtherRack),
     /// A desired state was rejected. Harmless; for the log.
-    Bounced(DesiredVersion, Bounce),
+    CommandRejected(DesiredVersion, CommandRejected),
 }
 
 /// Reason why a process does not get the memory of a VM.
@@ -274,7 +276,7 @@ pub enum Refusal {
         pid: u32,
     },
     /// Another process had it: its data must not reach a new process.
-    #[error("VM {vm} was process {pid}, which is gone: reserve anew")]
+    #[error("VM {vm} was process {pid}, which has ended: create a new reservation")]
     Ended {
         /// VM.
         vm: Name,
@@ -327,15 +329,15 @@ pub struct OtherRack {
 
 /// Reason why a desired state is rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Bounce {
+pub enum CommandRejected {
     /// A newer version was received.
-    #[error("older than order {newest}")]
+    #[error("older than version {newest}")]
     Old {
         /// Newest version.
         newest: DesiredVersion,
     },
     /// It changes another version than the latest one.
-    #[error("changes order {base}, the newest followed is {newest}")]
+    #[error("changes version {base}, but the latest applied version is {newest}")]
     OtherBase {
         /// Version that it changes.
         base: DesiredVersion,
@@ -354,7 +356,7 @@ pub enum Bounce {
     #[error(transparent)]
     OtherRack(#[from] OtherRack),
     /// No manager has accepted the connection yet.
-    #[error("no rack has welcomed this host")]
+    #[error("no manager has accepted this host yet")]
     NoRack,
 }
 
@@ -368,34 +370,34 @@ pub struct Agent {
     now: Ns,
     /// Interval of heartbeats while connected.
     heartbeat: Option<Ns>,
-    spoke: Ns,
+    reported_at: Ns,
     /// Number of the latest report of this session.
     sequence: u64,
     /// A report is due, and whether it must be complete.
     dirty: bool,
-    tell_all: bool,
+    full_report_due: bool,
     /// Slices brought online since the last report.
-    untold: BTreeSet<Holding>,
+    newly_online: BTreeSet<Holding>,
     newest: DesiredVersion,
     fenced: bool,
     /// Latest desired state, by VM and by slice.
-    wanted: BTreeMap<ReservationId, WantVm>,
+    desired_vms: BTreeMap<ReservationId, DesiredVm>,
     orders: BTreeMap<Holding, Order>,
-    slices: BTreeMap<Holding, Stand>,
+    slices: BTreeMap<Holding, SliceStatus>,
     /// Results, kept until the desired state no longer contains them.
     released: BTreeSet<Holding>,
-    scrubbed: BTreeMap<Holding, Scrubbed>,
+    scrubbed: BTreeMap<Holding, ScrubReport>,
     attempts: BTreeMap<Holding, Attempts>,
     scrubs_waiting: BTreeSet<Holding>,
     scrubs_running: usize,
-    leftovers: Leftovers,
+    orphans: OrphanedSlices,
     /// There may be slices on this machine that the agent cannot see.
-    is_blind: bool,
+    has_hidden_remains: bool,
     /// Calls in progress that open or close a slice: short ones, unlike scrubs.
     calls: usize,
     vms: BTreeMap<ReservationId, Vm>,
     /// VM that has or had each slice.
-    handed: BTreeMap<Holding, ReservationId>,
+    slice_vms: BTreeMap<Holding, ReservationId>,
     effects: VecDeque<Effect>,
 }
 
@@ -407,7 +409,7 @@ impl Agent {
         now: Ns,
         instance: InstanceId,
         rack: Option<String>,
-        found: Vec<Adopted>,
+        found: Vec<RecoveredVm>,
         places: Vec<Arc<str>>,
     ) -> Self {
         let mut agent = Self {
@@ -416,26 +418,26 @@ impl Agent {
             rack,
             now,
             heartbeat: None,
-            spoke: now,
+            reported_at: now,
             sequence: 0,
             dirty: false,
-            tell_all: true,
-            untold: BTreeSet::new(),
+            full_report_due: true,
+            newly_online: BTreeSet::new(),
             newest: DesiredVersion::default(),
             fenced: false,
             orders: BTreeMap::new(),
-            wanted: BTreeMap::new(),
+            desired_vms: BTreeMap::new(),
             slices: BTreeMap::new(),
             released: BTreeSet::new(),
             scrubbed: BTreeMap::new(),
             attempts: BTreeMap::new(),
             scrubs_waiting: BTreeSet::new(),
             scrubs_running: 0,
-            leftovers: Leftovers::new(places),
-            is_blind: false,
+            orphans: OrphanedSlices::new(places),
+            has_hidden_remains: false,
             calls: 0,
             vms: BTreeMap::new(),
-            handed: BTreeMap::new(),
+            slice_vms: BTreeMap::new(),
             effects: VecDeque::new(),
         };
         found.into_iter().for_each(|adopted| agent.adopt(adopted));
@@ -444,8 +446,8 @@ impl Agent {
 
     /// Records that the agent cannot see all remains of an earlier instance: this host never
     /// reports clean.
-    pub fn note_blindness(&mut self) {
-        self.is_blind = true;
+    pub fn set_hidden_remains(&mut self) {
+        self.has_hidden_remains = true;
     }
 
     /// Sets the agent's user, by default root, who owns VMs whose reservation names none.
@@ -459,19 +461,19 @@ impl Agent {
         match event {
             Event::SessionUp { rack, lease_ttl } => self.on_session_up(rack, lease_ttl),
             Event::SessionDown => self.heartbeat = None,
-            Event::Want { rack, want } => self.on_want(&rack, want),
-            Event::ReportRequested => (self.dirty, self.tell_all) = (true, true),
+            Event::DesiredState { rack, desired } => self.on_desired_state(&rack, desired),
+            Event::ReportRequested => (self.dirty, self.full_report_due) = (true, true),
             Event::Done { holding, result } => self.on_done(holding, result),
-            Event::Cleared { place, result } => self.on_cleared(&place, result),
+            Event::OrphanClosed { place, result } => self.on_orphan_closed(&place, result),
             Event::Attach { ticket, vm, caller } => self.on_attach(ticket, &vm, caller),
             Event::Recorded { reservation, result } => self.on_recorded(reservation, result),
             Event::ProcessGone { reservation } => self.on_process_gone(reservation),
             Event::Tick => {}
         }
         self.retry();
-        self.clear_leftovers();
+        self.close_orphans();
         self.forget_ended();
-        if self.heartbeat.is_some_and(|every| self.now >= self.spoke.after(every)) {
+        if self.heartbeat.is_some_and(|every| self.now >= self.reported_at.after(every)) {
             self.dirty = true;
         }
     }
@@ -480,55 +482,55 @@ impl Agent {
     /// one.
     pub fn poll_effect(&mut self) -> Option<Effect> {
         self.effects.pop_front().or_else(|| {
-            self.report_due().is_some_and(|due| due <= self.now).then(|| Effect::SendHave(self.report()))
+            self.report_due().is_some_and(|due| due <= self.now).then(|| Effect::SendReport(self.report()))
         })
     }
 
     /// Returns the time of the next report of changes. Calls in progress share a report, unless
     /// they take long.
     fn report_due(&self) -> Option<Ns> {
-        let due = if self.calls == 0 { Ns::ZERO } else { self.spoke.after(OBSERVED_STATE_LINGER) };
+        let due = if self.calls == 0 { Ns::ZERO } else { self.reported_at.after(OBSERVED_STATE_LINGER) };
         (self.heartbeat.is_some() && self.dirty).then_some(due)
     }
 
     /// Returns a complete report at the start of a session and on request, otherwise the changes:
     /// the manager has received the rest.
-    fn report(&mut self) -> Have {
-        (self.dirty, self.spoke) = (false, self.now);
-        let untold = std::mem::take(&mut self.untold);
-        let have = if std::mem::take(&mut self.tell_all) {
-            self.have()
+    fn report(&mut self) -> ObservedState {
+        (self.dirty, self.reported_at) = (false, self.now);
+        let newly_online = std::mem::take(&mut self.newly_online);
+        let report = if std::mem::take(&mut self.full_report_due) {
+            self.observed_state()
         } else {
-            let online = untold.into_iter().filter(|holding| self.is_online(*holding)).collect();
-            self.have_with(false, online)
+            let online = newly_online.into_iter().filter(|holding| self.is_online(*holding)).collect();
+            self.observed_state_with(false, online)
         };
         let after = self.sequence;
         self.sequence += 1;
-        Have { sequence: self.sequence, after, ..have }
+        ObservedState { sequence: self.sequence, after, ..report }
     }
 
     /// Returns the time of the next [`Event::Tick`], if no other event arrives before.
     pub fn next_wakeup(&self) -> Option<Ns> {
-        let heartbeat = self.heartbeat.map(|every| self.spoke.after(every));
+        let heartbeat = self.heartbeat.map(|every| self.reported_at.after(every));
         let retry = self.attempts.values().filter_map(|attempts| attempts.next).min();
         let report = self.report_due().filter(|due| *due > self.now); // a due report is an effect
-        let wakeups = [heartbeat, retry, self.next_forget(), self.leftovers.next_wakeup(), report];
+        let wakeups = [heartbeat, retry, self.next_forget(), self.orphans.next_wakeup(), report];
         wakeups.into_iter().flatten().min()
     }
 
     /// Returns the complete observed state of this host.
-    pub fn have(&self) -> Have {
-        let online = self.slices.iter().filter(|(_, stand)| matches!(stand, Stand::Online(_)));
-        self.have_with(true, online.map(|(holding, _)| *holding).collect())
+    pub fn observed_state(&self) -> ObservedState {
+        let online = self.slices.iter().filter(|(_, status)| matches!(status, SliceStatus::Online(_)));
+        self.observed_state_with(true, online.map(|(holding, _)| *holding).collect())
     }
 
-    fn have_with(&self, whole: bool, online: Vec<Holding>) -> Have {
-        let failed = self.attempts.iter().filter(|(holding, _)| !self.leaves_something(holding));
+    fn observed_state_with(&self, whole: bool, online: Vec<Holding>) -> ObservedState {
+        let failed = self.attempts.iter().filter(|(holding, _)| !self.may_leave_remains(holding));
         let failed = failed.filter_map(|(holding, attempts)| {
-            let HostFailure { reason, message } = attempts.told()?.clone();
-            Some(Failed { holding: *holding, reason, message })
+            let HostFailure { reason, message } = attempts.reportable()?.clone();
+            Some(SliceFailure { holding: *holding, reason, message })
         });
-        Have {
+        ObservedState {
             sequence: 0,
             after: 0,
             part: 0,
@@ -542,10 +544,10 @@ impl Agent {
             vms: if whole { self.live_vms() } else { BTreeMap::new() },
             ended: self.ended_vms(),
             clean: self.slices.is_empty()
-                && self.handed.is_empty()
-                && self.leftovers.is_empty()
-                && !self.is_blind
-                && !self.vms.values().any(Vm::lives),
+                && self.slice_vms.is_empty()
+                && self.orphans.is_empty()
+                && !self.has_hidden_remains
+                && !self.vms.values().any(Vm::is_alive),
         }
     }
 
@@ -555,7 +557,7 @@ impl Agent {
     }
 
     /// Returns whether a manager of this host's rack is connected.
-    pub fn is_heard(&self) -> bool {
+    pub fn is_connected(&self) -> bool {
         self.heartbeat.is_some()
     }
 
@@ -563,45 +565,47 @@ impl Agent {
         match &self.rack {
             Some(ours) if *ours != rack => {
                 let other = OtherRack { ours: ours.clone(), theirs: rack };
-                return self.effects.push_back(Effect::HangUp(other));
+                return self.effects.push_back(Effect::Disconnect(other));
             }
             Some(_) => {}
             None => {
-                self.effects.push_back(Effect::Remember { rack: rack.clone() });
+                self.effects.push_back(Effect::RecordRack { rack: rack.clone() });
                 self.rack = Some(rack);
             }
         }
         self.heartbeat = Some(Ns(lease_ttl.max(LEASE_TTL_MIN).0 / HEARTBEATS_PER_LEASE));
         self.sequence = 0;
-        (self.dirty, self.tell_all) = (true, true);
+        (self.dirty, self.full_report_due) = (true, true);
     }
 
-    fn on_want(&mut self, rack: &str, want: Want) {
-        if let Err(why) = self.admit(rack, &want) {
-            return self.effects.push_back(Effect::Bounced(want.number, why));
+    fn on_desired_state(&mut self, rack: &str, desired: DesiredState) {
+        if let Err(why) = self.validate(rack, &desired) {
+            return self.effects.push_back(Effect::CommandRejected(desired.number, why));
         }
-        self.newest = want.number;
+        self.newest = desired.number;
         self.dirty = true;
-        self.tell_all |= want.base.is_none();
-        self.follow(want);
-        self.note_unnamed();
+        self.full_report_due |= desired.base.is_none();
+        self.apply_desired_state(desired);
+        self.update_absence();
         if self.fenced {
-            self.end_strangers();
+            self.kill_undesired_vms();
         }
     }
 
     /// Returns the reason to reject a desired state, if it is old or for another agent.
-    fn admit(&self, rack: &str, want: &Want) -> Result<(), Bounce> {
-        let ours = self.rack.as_deref().ok_or(Bounce::NoRack)?;
+    fn validate(&self, rack: &str, desired: &DesiredState) -> Result<(), CommandRejected> {
+        let ours = self.rack.as_deref().ok_or(CommandRejected::NoRack)?;
         if ours != rack {
             return Err(OtherRack { ours: ours.to_owned(), theirs: rack.to_owned() }.into());
         }
-        if want.instance != self.instance {
-            return Err(Bounce::OtherInstance { ours: self.instance, theirs: want.instance });
+        if desired.instance != self.instance {
+            return Err(CommandRejected::OtherInstance { ours: self.instance, theirs: desired.instance });
         }
-        match want.base {
-            _ if want.number < self.newest => Err(Bounce::Old { newest: self.newest }),
-            Some(base) if base != self.newest => Err(Bounce::OtherBase { base, newest: self.newest }),
+        match desired.base {
+            _ if desired.number < self.newest => Err(CommandRejected::Old { newest: self.newest }),
+            Some(base) if base != self.newest => {
+                Err(CommandRejected::OtherBase { base, newest: self.newest })
+            }
             _ => Ok(()),
         }
     }

@@ -15,7 +15,7 @@ pub struct Decision {
     /// Subject.
     pub subject: Subject,
     /// Decision with its inputs.
-    pub what: What,
+    pub what: DecisionKind,
 }
 
 /// Requester of a decision.
@@ -46,7 +46,7 @@ pub enum Subject {
 
 /// Decision with its inputs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub enum What {
+pub enum DecisionKind {
     /// Split of a VM's memory.
     Planned {
         /// Policy or model, with its version.
@@ -71,7 +71,7 @@ pub enum What {
         /// Slices taken, and free slices before, by EMC.
         taken: Vec<(Name, u32, u32)>,
         /// Other reachable EMCs: free slices, and the reason why they were not chosen.
-        others: Vec<(Name, u32, NotChosen)>,
+        others: Vec<(Name, u32, ExclusionReason)>,
         /// Local memory taken.
         local: Bytes,
         /// Cores taken.
@@ -131,12 +131,12 @@ pub enum What {
         reason: String,
     },
     /// A running VM was adopted on memory that a restored ledger did not assign to it.
-    Adopted {
+    RecoveredVm {
         /// Slices.
         slices: Vec<SliceId>,
     },
     /// A migration request was sent.
-    MigrationAsked {
+    MigrationRequested {
         /// Reason.
         why: String,
     },
@@ -147,7 +147,7 @@ pub enum What {
         /// "accepted", "declined" or "done".
         answer: String,
         /// Explanation by the scheduler.
-        words: String,
+        explanation: String,
     },
     /// rack.toml was loaded.
     Configured {
@@ -156,12 +156,12 @@ pub enum What {
     },
     /// A host during a fence had nothing left. Recorded by earlier versions; now such a host
     /// returns.
-    LetGo {
+    HostEmptied {
         /// Evidence.
         proof: String,
     },
     /// Another model of a kind serves, or none.
-    ModelServes {
+    ModelChanged {
         /// Kind.
         kind: String,
         /// Version.
@@ -170,7 +170,7 @@ pub enum What {
         before: Option<u32>,
     },
     /// Weights of a host's tenants changed.
-    Weighed {
+    WeightsChanged {
         /// All weights of the host.
         weights: Vec<(Name, f64)>,
     },
@@ -178,7 +178,7 @@ pub enum What {
 
 /// Reason why an EMC was not chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum NotChosen {
+pub enum ExclusionReason {
     /// It has fewer free slices than the VM needs, and another EMC has enough.
     TooSmall,
     /// Another EMC has more free slices.
@@ -197,7 +197,7 @@ pub enum NotChosen {
     Tied,
 }
 
-impl std::fmt::Display for NotChosen {
+impl std::fmt::Display for ExclusionReason {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::TooSmall => "too few for the whole VM",
@@ -236,7 +236,7 @@ impl std::fmt::Display for Actor {
 
 /// Formatted decision.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Words {
+pub struct DecisionText {
     /// Action, one word.
     pub action: &'static str,
     /// Reason, one sentence.
@@ -252,60 +252,62 @@ pub struct Words {
 /// Name of the rule that chooses slices; changes with the rule.
 pub const PLACEMENT_RULE: &str = "one-emc-most-free/1";
 
-impl What {
+impl DecisionKind {
     /// Formats the decision.
-    pub fn words(&self) -> Words {
-        let say = |action, why: String| Words { action, why, ..Words::default() };
+    pub fn describe(&self) -> DecisionText {
+        let plain = |action, why: String| DecisionText { action, why, ..DecisionText::default() };
         match self {
-            Self::Planned { model, memory, local, pool, facts, hosts } => Words {
+            Self::Planned { model, memory, local, pool, facts, hosts } => DecisionText {
                 action: "plan",
                 why: format!("{pool} of {memory} may come from the pool, {local} stays local"),
                 model: model.clone(),
                 facts: facts.iter().cloned().collect(),
-                alternatives: hosts.iter().map(|(host, fits)| host_in_words(host, fits)).collect(),
+                alternatives: hosts.iter().map(|(host, fits)| host_text(host, fits)).collect(),
             },
             Self::Reserved { reservation, host, taken, others, local, cores } => {
-                reserved_in_words(*reservation, host, taken, others, *local, *cores)
+                reserved_text(*reservation, host, taken, others, *local, *cores)
             }
-            Self::Committed => say("commit", "the VM was started".into()),
-            Self::Ended { why } => say("end", why.clone()),
-            Self::Broken { why } => say("break", why.clone()),
-            Self::Cordoned { reason } => say("cordon", reason.clone()),
-            Self::Uncordoned { reason } => say("uncordon", reason.clone()),
+            Self::Committed => plain("commit", "the VM was started".into()),
+            Self::Ended { why } => plain("end", why.clone()),
+            Self::Broken { why } => plain("break", why.clone()),
+            Self::Cordoned { reason } => plain("cordon", reason.clone()),
+            Self::Uncordoned { reason } => plain("uncordon", reason.clone()),
             Self::Draining { reason, vms } => {
-                say("drain", with_count(reason, *vms, "VM to move", "VMs to move"))
+                plain("drain", with_count(reason, *vms, "VM to migrate", "VMs to migrate"))
             }
-            Self::Fencing { reason, slices } => say("fence", with_count(reason, *slices, "slice", "slices")),
-            Self::Fenced => say("fenced", "every device has cut the host off".into()),
-            Self::LetGo { proof } => say("let-go", proof.clone()),
-            Self::Returned { proof } => say("return", proof.clone()),
-            Self::Quarantined { why } => say("quarantine", why.clone()),
-            Self::Requalified { reason } => say("requalify", reason.clone()),
-            Self::Adopted { slices } => {
+            Self::Fencing { reason, slices } => {
+                plain("fence", with_count(reason, *slices, "slice", "slices"))
+            }
+            Self::Fenced => plain("fenced", "every device has revoked the host's access".into()),
+            Self::HostEmptied { proof } => plain("let-go", proof.clone()),
+            Self::Returned { proof } => plain("return", proof.clone()),
+            Self::Quarantined { why } => plain("quarantine", why.clone()),
+            Self::Requalified { reason } => plain("requalify", reason.clone()),
+            Self::RecoveredVm { slices } => {
                 let count = u32::try_from(slices.len()).unwrap_or(u32::MAX);
-                say("adopt", with_count("found running", count, "slice", "slices"))
+                plain("adopt", with_count("found running", count, "slice", "slices"))
             }
-            Self::MigrationAsked { why } => say("ask-migration", why.clone()),
-            Self::MigrationWithdrawn => say("withdraw-migration", "nothing there drains any more".into()),
-            Self::MigrationAnswered { answer, words } if words.is_empty() => {
-                say("answer-migration", answer.clone())
+            Self::MigrationRequested { why } => plain("ask-migration", why.clone()),
+            Self::MigrationWithdrawn => plain("withdraw-migration", "the drain was cancelled".into()),
+            Self::MigrationAnswered { answer, explanation } if explanation.is_empty() => {
+                plain("answer-migration", answer.clone())
             }
-            Self::MigrationAnswered { answer, words } => {
-                say("answer-migration", format!("{answer}: {words}"))
+            Self::MigrationAnswered { answer, explanation } => {
+                plain("answer-migration", format!("{answer}: {explanation}"))
             }
-            Self::Configured { changes } => say("configure", changes.join("; ")),
-            Self::ModelServes { kind, version, before } => {
+            Self::Configured { changes } => plain("configure", changes.join("; ")),
+            Self::ModelChanged { kind, version, before } => {
                 let named =
                     |version: &Option<u32>| version.map_or("none".into(), |of| format!("{kind}/{of}"));
-                say("serve-model", format!("{} serves, {} did before", named(version), named(before)))
+                plain("serve-model", format!("{} replaces {}", named(version), named(before)))
             }
-            Self::Weighed { weights } if weights.is_empty() => {
-                say("weigh", "no weight is set any more".into())
+            Self::WeightsChanged { weights } if weights.is_empty() => {
+                plain("weigh", "no weight is set any more".into())
             }
-            Self::Weighed { weights } => {
+            Self::WeightsChanged { weights } => {
                 let all: Vec<_> =
                     weights.iter().map(|(tenant, weight)| format!("{tenant}={weight}")).collect();
-                say("weigh", format!("set now: {}", all.join(" ")))
+                plain("weigh", format!("set now: {}", all.join(" ")))
             }
         }
     }
@@ -317,21 +319,21 @@ fn with_count(reason: &str, count: u32, one: &str, many: &str) -> String {
     if reason.is_empty() { counted } else { format!("{reason} ({counted})") }
 }
 
-fn host_in_words(host: &Name, fits: &Result<(), String>) -> String {
+fn host_text(host: &Name, fits: &Result<(), String>) -> String {
     match fits {
         Ok(()) => format!("host {host}: fits"),
         Err(why) => format!("host {host}: {why}"),
     }
 }
 
-fn reserved_in_words(
+fn reserved_text(
     reservation: ReservationId,
     host: &Name,
     taken: &[(Name, u32, u32)],
-    others: &[(Name, u32, NotChosen)],
+    others: &[(Name, u32, ExclusionReason)],
     local: Bytes,
     cores: u32,
-) -> Words {
+) -> DecisionText {
     let slices: u32 = taken.iter().map(|(_, n, _)| n).sum();
     let from: Vec<_> = taken.iter().map(|(emc, n, free)| format!("{n} of {free} free on {emc}")).collect();
     let why = match taken {
@@ -341,7 +343,7 @@ fn reserved_in_words(
             from.join(", ")
         ),
         _ => format!(
-            "{reservation} on {host}: no EMC has all slices, so the fewest that have: {}",
+            "{reservation} on {host}: no EMC has enough free slices, so the fewest EMCs that do: {}",
             from.join(", ")
         ),
     };
@@ -351,7 +353,7 @@ fn reserved_in_words(
         ("cores", cores.to_string()),
         ("host", host.to_string()),
     ];
-    Words {
+    DecisionText {
         action: "reserve",
         why,
         model: PLACEMENT_RULE.into(),
@@ -371,22 +373,22 @@ mod tests {
         Name::new(text).unwrap()
     }
 
-    fn reserved(taken: &[(Name, u32, u32)]) -> Words {
-        let others = vec![(name("e9"), 3, NotChosen::Fuller)];
+    fn reserved(taken: &[(Name, u32, u32)]) -> DecisionText {
+        let others = vec![(name("e9"), 3, ExclusionReason::Fuller)];
         let (reservation, host) = (ReservationId(7), name("h1"));
         let taken = taken.to_vec();
-        What::Reserved { reservation, host, taken, others, local: Bytes::gib(8), cores: 2 }.words()
+        DecisionKind::Reserved { reservation, host, taken, others, local: Bytes::gib(8), cores: 2 }.describe()
     }
 
     #[test]
-    fn reservation_is_explained_by_its_rule_its_facts_and_its_alternatives() {
-        let words = reserved(&[(name("e1"), 2, 5), (name("e2"), 1, 1)]);
-        assert_eq!((words.action, words.model.as_str()), ("reserve", PLACEMENT_RULE));
-        let facts: Vec<_> = words.facts.iter().map(|(fact, value)| format!("{fact}={value}")).collect();
+    fn reservation_text_names_rule_facts_and_alternatives() {
+        let text = reserved(&[(name("e1"), 2, 5), (name("e2"), 1, 1)]);
+        assert_eq!((text.action, text.model.as_str()), ("reserve", PLACEMENT_RULE));
+        let facts: Vec<_> = text.facts.iter().map(|(fact, value)| format!("{fact}={value}")).collect();
         assert_eq!(facts.join(" "), "cores=2 host=h1 local=8GiB slices=3");
-        assert_eq!(words.alternatives, ["emc e9: 3 free, another has more free"]);
-        assert!(words.why.ends_with(
-            "no EMC has all slices, so the fewest that have: 2 of 5 free on e1, 1 of 1 free on e2"
+        assert_eq!(text.alternatives, ["emc e9: 3 free, another has more free"]);
+        assert!(text.why.ends_with(
+            "no EMC has enough free slices, so the fewest EMCs that do: 2 of 5 free on e1, 1 of 1 free on e2"
         ));
         let one = reserved(&[(name("e1"), 2, 5)]).why;
         assert!(one.ends_with("all slices from one EMC, the one with most free: 2 of 5 free on e1"), "{one}");
@@ -394,8 +396,8 @@ mod tests {
     }
 
     #[test]
-    fn plan_is_explained_by_its_model_its_inputs_and_its_hosts() {
-        let plan = What::Planned {
+    fn plan_text_names_model_inputs_and_hosts() {
+        let plan = DecisionKind::Planned {
             model: "frigid/3".to_owned(),
             memory: Bytes::gib(8),
             local: Bytes::gib(6),
@@ -403,20 +405,27 @@ mod tests {
             facts: vec![("cores".to_owned(), "4".to_owned())],
             hosts: vec![(name("h1"), Ok(())), (name("h2"), Err("it is cordoned".to_owned()))],
         };
-        let words = plan.words();
-        assert_eq!((words.action, words.model.as_str()), ("plan", "frigid/3"));
-        assert_eq!(words.facts.get("cores").map(String::as_str), Some("4"));
-        assert_eq!(words.alternatives, ["host h1: fits", "host h2: it is cordoned"]);
+        let text = plan.describe();
+        assert_eq!((text.action, text.model.as_str()), ("plan", "frigid/3"));
+        assert_eq!(text.facts.get("cores").map(String::as_str), Some("4"));
+        assert_eq!(text.alternatives, ["host h1: fits", "host h2: it is cordoned"]);
     }
 
     #[test]
-    fn absent_words_and_weights_leave_no_empty_list() {
-        let answer = |words: &str| {
-            What::MigrationAnswered { answer: "declined".to_owned(), words: words.to_owned() }.words().why
+    fn absent_explanation_and_weights_leave_no_empty_list() {
+        let answer = |explanation: &str| {
+            DecisionKind::MigrationAnswered {
+                answer: "declined".to_owned(),
+                explanation: explanation.to_owned(),
+            }
+            .describe()
+            .why
         };
-        assert_eq!(What::Committed.words().action, "commit");
+        assert_eq!(DecisionKind::Committed.describe().action, "commit");
         assert_eq!((answer(""), answer("busy")), ("declined".to_owned(), "declined: busy".to_owned()));
-        let weighed = |weights: &[(Name, f64)]| What::Weighed { weights: weights.to_vec() }.words().why;
+        let weighed = |weights: &[(Name, f64)]| {
+            DecisionKind::WeightsChanged { weights: weights.to_vec() }.describe().why
+        };
         assert_eq!(weighed(&[]), "no weight is set any more");
         assert_eq!(weighed(&[(name("a"), 2.0)]), "set now: a=2");
     }

@@ -1,13 +1,13 @@
 //! Ledger of slice ownership. A ledger is the fold of its [`Record`]s.
 //!
 //! Decisions change nothing: every `decide_*` returns a [`Change`] or a
-//! [`Denied`](crate::denied::Denied), and only [`Ledger::apply`] changes the ledger. The ledger
-//! calls no device and sends nothing; the [manager](crate::manager) makes changes durable and then
-//! acts on them.
+//! [`Rejection`](crate::rejection::Rejection), and only [`Ledger::apply`] changes the ledger. The
+//! ledger calls no device and sends nothing; the [manager](crate::manager) makes changes durable
+//! and then acts on them.
 
 pub(crate) mod ended;
 mod index;
-mod life;
+mod lifecycle;
 mod migrations;
 mod rack;
 mod reserve;
@@ -25,12 +25,12 @@ use units::{Bytes, EmcId, Epoch, HostId, Name, Ns, ReservationId, SliceId, UnixM
 
 use self::{ended::EndedRequests, index::Progress, slots::Slots};
 pub use self::{
-    life::Target,
+    lifecycle::Target,
     rack::{EmcSpec, HostSpec, Place, RackSpec},
-    reserve::{Decided, Reserve},
+    reserve::{Reserve, ReserveOutcome},
 };
 use crate::{
-    audit::{Actor, Decision, Subject, What},
+    audit::{Actor, Decision, DecisionKind, Subject},
     record::{Emc, Host, Key, Meta, Migration, Record, RequestKey, Reservation, Stage},
     slice::{STATE_NAMES, Scrub, Slot, State},
 };
@@ -72,7 +72,7 @@ pub struct Ledger {
     ended: EndedRequests,
     /// Number of slices that serve a reservation or drain from it. Reservations without slices have
     /// no entry.
-    slices_out: IndexMap<ReservationId, u32, FxBuildHasher>,
+    outstanding_slices: IndexMap<ReservationId, u32, FxBuildHasher>,
     progress: IndexMap<ReservationId, Progress, FxBuildHasher>,
     /// Slices whose holders are not in the rack, by holder.
     held_outside: BTreeMap<HostId, BTreeSet<SliceId>>,
@@ -217,7 +217,7 @@ impl Ledger {
             broken: BTreeSet::new(),
             declined: BTreeSet::new(),
             ended: EndedRequests::default(),
-            slices_out: IndexMap::default(),
+            outstanding_slices: IndexMap::default(),
             progress: IndexMap::default(),
             held_outside: BTreeMap::new(),
         };
@@ -265,7 +265,7 @@ impl Ledger {
             Record::Reservation(id, reservation) => self.install_reservation(id, reservation),
             Record::Migration(id, migration) => self.install_migration(id, migration),
             Record::Decision(seq, _) => self.meta.next_decision = self.meta.next_decision.max(seq + 1),
-            Record::Gone(key) => self.remove(key),
+            Record::Deleted(key) => self.remove(key),
         }
     }
 
@@ -329,7 +329,7 @@ impl Ledger {
 
     fn install_slot(&mut self, id: SliceId, slot: Slot) {
         let Some((emc, old)) = self.slots.replace(id, slot) else { return }; // its EMC was removed
-        self.note_holder(id, old, slot);
+        self.update_holder(id, old, slot);
         self.update_progress(id, old, slot);
         if old.reservation() != slot.reservation() {
             old.reservation().into_iter().for_each(|id| self.slice_returned(id));
@@ -339,24 +339,24 @@ impl Ledger {
         entry.forget_slot(id, old);
         entry.count_slot(id, slot);
         if old.is_quarantined() || slot.is_quarantined() {
-            self.list_unclaimed(id);
+            self.update_unclaimed(id);
         }
     }
 
     fn slice_taken(&mut self, id: ReservationId) {
-        *self.slices_out.entry(id).or_default() += 1;
+        *self.outstanding_slices.entry(id).or_default() += 1;
         if let Some((client, at)) = self.ended_request(id) {
             self.ended.remove(&client, (at, id));
         }
     }
 
     fn slice_returned(&mut self, id: ReservationId) {
-        let Some(out) = self.slices_out.get_mut(&id) else { return };
+        let Some(out) = self.outstanding_slices.get_mut(&id) else { return };
         *out -= 1;
         if *out > 0 {
             return;
         }
-        self.slices_out.swap_remove(&id);
+        self.outstanding_slices.swap_remove(&id);
         if let Some((client, at)) = self.ended_request(id) {
             self.ended.insert(&client, (at, id));
         }
@@ -384,7 +384,7 @@ impl Ledger {
         }
         match reservation.stage {
             Stage::Ended { at, .. } => {
-                if !self.slices_out.contains_key(&id) {
+                if !self.outstanding_slices.contains_key(&id) {
                     self.ended.insert(&reservation.request.client, (at, id));
                 }
                 self.ended_of_vm.entry(reservation.vm.clone()).or_default().insert(id);
@@ -453,12 +453,12 @@ impl Ledger {
 
     fn install_migration(&mut self, id: ReservationId, migration: Migration) {
         self.remove_migration(id);
-        self.declined.extend(migration.again.map(|at| (at, id)));
+        self.declined.extend(migration.retry_at.map(|at| (at, id)));
         self.migrations.insert(id, migration);
     }
 
     fn remove_migration(&mut self, id: ReservationId) {
-        if let Some(at) = self.migrations.remove(&id).and_then(|old| old.again) {
+        if let Some(at) = self.migrations.remove(&id).and_then(|old| old.retry_at) {
             self.declined.remove(&(at, id));
         }
     }
@@ -507,7 +507,7 @@ impl Ledger {
             Key::Migration(id) => self.migrations.get(&id).map(|m| Record::Migration(id, m.clone())),
             Key::Decision(_) => None,
         };
-        found.unwrap_or(Record::Gone(key))
+        found.unwrap_or(Record::Deleted(key))
     }
 
     /// Returns the record of the whole ledger.
@@ -611,7 +611,7 @@ impl Ledger {
     }
 
     /// Returns the next expiry of an ended reservation.
-    pub fn next_forgetting(&self) -> Option<Ns> {
+    pub fn next_prune(&self) -> Option<Ns> {
         self.ended.next_expiry()
     }
 
@@ -631,7 +631,7 @@ impl Ledger {
 }
 
 /// Creates a decision, which [`Ledger::apply`] numbers.
-fn decision(when: When, actor: Actor, subject: Subject, what: What) -> Record {
+fn decision(when: When, actor: Actor, subject: Subject, what: DecisionKind) -> Record {
     Record::Decision(0, Decision { at: when.wall, actor, subject, what })
 }
 

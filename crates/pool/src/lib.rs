@@ -6,9 +6,9 @@
 
 pub mod agent;
 pub mod audit;
-pub mod denied;
 pub mod ledger;
 pub mod manager;
 pub mod protocol;
 pub mod record;
+pub mod rejection;
 pub mod slice;

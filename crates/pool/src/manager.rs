@@ -10,28 +10,28 @@
 //!
 //! ```text
 //!   event ─▶ decide on head ─▶ open batch ─▶ Store ─▶ stored ─▶ durable ─┬▶ Reply
-//!                                                                        ├▶ Device: Granted, Revoked ... come back as events
-//!                                                                        └▶ Send(Want): Have comes back as an event
+//!                                                                        ├▶ Device ─▶ event
+//!                                                                        └▶ Send ─▶ event
 //! ```
 //!
 //! After a failed write its outcome is unknown: all callers get UNAVAILABLE, and the store is
 //! loaded again.
 
-mod asks;
 mod buffer;
 mod comparison;
+mod desired_states;
 mod devices;
 mod faults;
 mod fencing;
 mod hosts;
 mod links;
-mod orders;
 mod reports;
+mod requests;
 mod restore;
-mod sight;
 mod stop_attempts;
 mod upkeep;
 mod view;
+mod visibility;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -43,9 +43,9 @@ use units::limits::{
 use units::{EmcId, Epoch, HostId, Ns, ReservationId, Revision, SliceId, UnixMs};
 
 pub use self::{
-    asks::{Answer, Ask, ReservationView},
     buffer::Buffer,
-    devices::{Contents, DeviceCall, DeviceDone, DeviceFailure, Grant, SliceError},
+    devices::{Contents, DeviceCall, DeviceFailure, DeviceReply, Grant, SliceError},
+    requests::{Request, RequestReply, ReservationView},
     view::{Alarm, EmcState, HostState},
 };
 use self::{
@@ -54,10 +54,10 @@ use self::{
 };
 use crate::{
     audit::Decision,
-    denied::Denied,
     ledger::{Change, Ledger, When},
-    protocol::{Handle, Have, Hello, Want},
+    protocol::{DesiredState, Handle, Hello, ObservedState},
     record::{Fence, Key, Meta, Record},
+    rejection::Rejection,
     slice::Call,
 };
 
@@ -91,9 +91,9 @@ pub enum Event {
         restored: bool,
     },
     /// A request.
-    Ask(Token, Ask),
+    Request(Token, Request),
     /// The caller no longer waits.
-    Gone(Token),
+    CallerGone(Token),
     /// A batch is durable, or its outcome is unknown.
     Stored {
         /// Batch.
@@ -102,11 +102,11 @@ pub enum Event {
         ok: bool,
     },
     /// Reply of a device.
-    Device(EmcId, DeviceDone),
+    Device(EmcId, DeviceReply),
     /// An agent connected and identified itself.
     AgentUp(SessionId, HostId, Hello),
     /// Report of an agent.
-    AgentHave(SessionId, Have),
+    AgentReport(SessionId, ObservedState),
     /// An agent's connection closed.
     AgentDown(SessionId),
     /// Free space of the store's disk.
@@ -131,35 +131,35 @@ pub enum Effect {
     /// Reopen the store and load everything.
     Reload,
     /// Reply to a caller.
-    Reply(Token, Box<Result<Answer, Denied>>),
+    Reply(Token, Box<Result<RequestReply, Rejection>>),
     /// Call a device, in order per device.
     Device(EmcId, DeviceCall),
     /// Send a desired state to an agent.
-    Send(SessionId, Want),
+    Send(SessionId, DesiredState),
     /// Request a complete report from an agent.
     RequestReport(SessionId),
     /// Close an agent's connection.
-    Close(SessionId, Closed),
+    Close(SessionId, CloseReason),
     /// A batch became durable: for watchers, metrics and traces.
-    Durable(Published),
+    Durable(PublishedBatch),
 }
 
 /// Reason why the manager closes an agent's connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Closed {
+pub enum CloseReason {
     /// A newer instance, or a newer connection of the same instance, represents the host.
     Superseded,
     /// It reported a slice that it was never given.
     FalseClaim(SliceId, Epoch),
     /// Its lease expired.
-    LeaseOver,
+    LeaseExpired,
     /// The host was removed from the rack.
-    HostGone,
+    HostRemoved,
 }
 
 /// Durable batch, as published.
 #[derive(Clone, Debug)]
-pub struct Published {
+pub struct PublishedBatch {
     /// Revision of the ledger.
     pub revision: Revision,
     /// Time.
@@ -195,7 +195,7 @@ enum Reply {
     Done,
     /// Decided from records that may not be durable yet: it names a reservation that a failed write
     /// would undo.
-    Refused(Denied),
+    Rejected(Rejection),
 }
 
 /// State of the manager.
@@ -226,8 +226,8 @@ pub struct Manager {
     places: BTreeMap<SliceId, Handle>,
     /// Handles and locations returned by comparisons; hosts receive them with the next durable
     /// revision.
-    found: BTreeMap<SliceId, (Epoch, Handle)>,
-    found_places: BTreeMap<SliceId, Handle>,
+    pending_handles: BTreeMap<SliceId, (Epoch, Handle)>,
+    pending_places: BTreeMap<SliceId, Handle>,
     waiters: BTreeMap<ReservationId, Vec<(Ns, Token)>>,
     waiter_deadlines: BTreeSet<(Ns, Token, ReservationId)>,
     /// Waiting replies of each caller: callers leave often, and most wait for nothing.
@@ -242,8 +242,8 @@ pub struct Manager {
     leases_expired: u64,
     /// Number of events that may change whether reported VMs can be adopted: a load of the ledger,
     /// a comparison of an EMC, a quarantine. A host without a complete report since the latest of
-    /// them is asked for one.
-    doubts: u64,
+    /// them is requested to send one.
+    adoption_events: u64,
     /// Devices whose contents are being compared.
     comparisons: BTreeMap<EmcId, Comparison>,
     /// Number of slices that one event processes.
@@ -252,7 +252,7 @@ pub struct Manager {
     loads: u64,
     /// An event arrived since the last upkeep; requests alone require none.
     upkeep_due: bool,
-    forget_at: Ns,
+    prune_at: Ns,
     /// Non-durable state changed since the last call: a host became silent, an EMC failed.
     changed: bool,
     effects: VecDeque<Effect>,
@@ -282,8 +282,8 @@ impl Manager {
             unadopted: BTreeMap::new(),
             handles: BTreeMap::new(),
             places: BTreeMap::new(),
-            found: BTreeMap::new(),
-            found_places: BTreeMap::new(),
+            pending_handles: BTreeMap::new(),
+            pending_places: BTreeMap::new(),
             waiters: BTreeMap::new(),
             waiter_deadlines: BTreeSet::new(),
             waiting: BTreeMap::new(),
@@ -292,12 +292,12 @@ impl Manager {
             quarantined_at: BTreeMap::new(),
             unseen_since: BTreeMap::new(),
             leases_expired: 0,
-            doubts: 0,
+            adoption_events: 0,
             comparisons: BTreeMap::new(),
             piece: LEDGER_PIECE_MAX,
             loads: 0,
             upkeep_due: false,
-            forget_at: Ns::ZERO,
+            prune_at: Ns::ZERO,
             changed: false,
             effects: VecDeque::new(),
         }
@@ -335,7 +335,7 @@ impl Manager {
     }
 
     /// Returns whether there is an effect or a change before [`Manager::next_wakeup`].
-    pub fn has_news(&self) -> bool {
+    pub fn has_pending_work(&self) -> bool {
         !self.effects.is_empty() || self.changed
     }
 
@@ -347,15 +347,15 @@ impl Manager {
     /// Applies one event. Call [`Manager::settle`] after a burst of events; effects are then
     /// available from [`Manager::poll_effect`].
     pub fn handle(&mut self, when: When, event: Event) {
-        self.upkeep_due |= !matches!(event, Event::Ask(..) | Event::Gone(_));
+        self.upkeep_due |= !matches!(event, Event::Request(..) | Event::CallerGone(_));
         match event {
             Event::Loaded { meta, records, restored } => self.on_loaded(when, meta, records, restored),
-            Event::Ask(token, ask) => self.on_ask(when, token, ask),
-            Event::Gone(token) => self.forget_waiter(token),
+            Event::Request(token, request) => self.on_request(when, token, request),
+            Event::CallerGone(token) => self.forget_waiter(token),
             Event::Stored { batch, ok } => self.on_stored(when, batch, ok),
-            Event::Device(emc, done) => self.on_device(when, emc, done),
+            Event::Device(emc, reply) => self.on_device(when, emc, reply),
             Event::AgentUp(session, host, hello) => self.on_agent_up(when, session, host, hello),
-            Event::AgentHave(session, have) => self.on_have(when, session, &have),
+            Event::AgentReport(session, report) => self.on_report(when, session, &report),
             Event::AgentDown(session) => self.on_agent_down(session),
             Event::StoreSpace { low } => self.on_store_space(when, low),
             Event::Tick => {}
@@ -366,8 +366,8 @@ impl Manager {
     /// durable write.
     pub fn settle(&mut self, when: When) {
         if self.loaded && std::mem::take(&mut self.upkeep_due) {
-            self.keep_up(when);
-            self.send_orders(when);
+            self.run_upkeep(when);
+            self.send_desired_states(when);
         }
         self.write_batch(when);
     }
@@ -416,11 +416,11 @@ impl Manager {
         let hosts: Vec<_> = self.head.hosts().map(|(id, _)| id).collect();
         hosts.iter().for_each(|host| self.expect_host(when, *host));
         hosts.iter().for_each(|host| self.complete_fence(when, *host)); // the completion may not be on disk
-        hosts.into_iter().for_each(|host| self.tell_host(host)); // the loaded state may be new for connected hosts
-        (self.loads, self.doubts) = (self.loads + 1, self.doubts + 1);
-        self.hear_boots(when);
-        self.count_silence_anew(when);
-        self.note_found(when);
+        hosts.into_iter().for_each(|host| self.notify_host(host)); // the loaded state may be new for connected hosts
+        (self.loads, self.adoption_events) = (self.loads + 1, self.adoption_events + 1);
+        self.reapply_boot_ids(when);
+        self.retry_silence_fences(when);
+        self.store_pending_handles(when);
         emcs.into_iter().for_each(|emc| self.compare_emc(emc));
     }
 
@@ -479,8 +479,8 @@ impl Manager {
         }
     }
 
-    fn refuse(&mut self, token: Token, denied: Denied) {
-        self.effects.push_back(Effect::Reply(token, Box::new(Err(denied))));
+    fn reject(&mut self, token: Token, rejection: Rejection) {
+        self.effects.push_back(Effect::Reply(token, Box::new(Err(rejection))));
     }
 
     fn batch_due(&self) -> Ns {
@@ -495,7 +495,7 @@ impl Manager {
         self.batches += 1;
         let mut batch = std::mem::take(&mut self.open);
         batch.number = self.batches;
-        self.forget_decisions(&mut batch);
+        self.prune_decisions(&mut batch);
         let meta = self.head.meta_mut();
         meta.revision = meta.revision.next();
         meta.rack_time = when.now;
@@ -505,14 +505,14 @@ impl Manager {
         self.writing = Some((batch, records));
     }
 
-    fn forget_decisions(&mut self, batch: &mut Batch) {
+    fn prune_decisions(&mut self, batch: &mut Batch) {
         let meta = self.head.meta();
         if meta.next_decision.saturating_sub(meta.first_decision) <= AUDIT_ENTRIES_MAX {
             return;
         }
         let oldest = meta.next_decision - (AUDIT_ENTRIES_MAX - AUDIT_ENTRIES_PRUNED_PER_BATCH);
         for seq in meta.first_decision..oldest {
-            batch.records.insert(Key::Decision(seq), Record::Gone(Key::Decision(seq)));
+            batch.records.insert(Key::Decision(seq), Record::Deleted(Key::Decision(seq)));
         }
         self.head.meta_mut().first_decision = oldest;
     }
@@ -537,17 +537,17 @@ impl Manager {
             self.reply_now(token, reply);
         }
         let transitions = self.transitions(&before);
-        transitions.iter().for_each(|(slice, _, to)| self.buffer.moved(when.now, *slice, to));
-        self.date_quarantines(when, &transitions);
+        transitions.iter().for_each(|(slice, _, to)| self.buffer.record_state_change(when.now, *slice, to));
+        self.record_quarantine_times(when, &transitions);
         let revision = self.durable.meta().revision;
-        let published = Published { revision, when, records: Arc::clone(&records), transitions };
+        let published = PublishedBatch { revision, when, records: Arc::clone(&records), transitions };
         self.effects.push_back(Effect::Durable(published));
         for (token, reservation, deadline) in batch.waiting {
             self.wait_ready(token, reservation, deadline);
         }
-        self.show_found();
+        self.publish_pending_handles();
         for record in records.iter() {
-            self.act_on(when, record, &before);
+            self.apply_consequences(when, record, &before);
         }
     }
 
@@ -563,44 +563,49 @@ impl Manager {
     }
 
     /// Performs the consequences of a record that became durable.
-    fn act_on(&mut self, when: When, record: &Record, before: &BTreeMap<SliceId, crate::slice::Slot>) {
+    fn apply_consequences(
+        &mut self,
+        when: When,
+        record: &Record,
+        before: &BTreeMap<SliceId, crate::slice::Slot>,
+    ) {
         match record {
             Record::Slice(id, slot) => {
                 let old = before.get(id);
                 let of = [slot.reservation(), old.and_then(|old| old.reservation())];
-                if hosts::asked_of(old.copied()) != hosts::asked_of(Some(*slot)) {
+                if hosts::holder_task(old.copied()) != hosts::holder_task(Some(*slot)) {
                     for host in old.and_then(|old| old.holder()).into_iter().chain(slot.holder()) {
-                        self.tell_slice(host, *id, of);
+                        self.notify_slice(host, *id, of);
                     }
                 }
                 self.drive_slice(*id);
-                let had = old.and_then(|old| old.holder());
-                if let Some(holder) = slot.holder().filter(|holder| had != Some(*holder)) {
+                let old_holder = old.and_then(|old| old.holder());
+                if let Some(holder) = slot.holder().filter(|holder| old_holder != Some(*holder)) {
                     self.drive_fence_of_holder(when, *id, holder);
                 }
                 of.into_iter()
                     .flatten()
                     .next()
                     .into_iter()
-                    .for_each(|concerned| self.answer_waiters(concerned));
+                    .for_each(|concerned| self.reply_to_waiters(concerned));
             }
             Record::Reservation(id, reservation) => {
-                self.tell_reservation(*id, reservation);
-                self.answer_waiters(*id);
+                self.notify_reservation(*id, reservation);
+                self.reply_to_waiters(*id);
             }
             Record::Host(id, host) => {
                 self.expect_host(when, *id);
-                self.tell_host(*id);
+                self.notify_host(*id);
                 if host.fence == Fence::Fenced {
                     self.forget_unadopted(*id);
                 }
                 self.drive_fence(when, *id);
             }
             Record::Emc(id, _) => self.expect_emc(*id),
-            Record::Gone(Key::Host(id)) => self.drop_host(*id),
-            Record::Gone(Key::Emc(id)) => self.drop_emc(*id),
-            Record::Gone(Key::Slice(id)) => self.drop_slice(*id),
-            Record::Meta(_) | Record::Migration(..) | Record::Decision(..) | Record::Gone(_) => {}
+            Record::Deleted(Key::Host(id)) => self.drop_host(*id),
+            Record::Deleted(Key::Emc(id)) => self.drop_emc(*id),
+            Record::Deleted(Key::Slice(id)) => self.drop_slice(*id),
+            Record::Meta(_) | Record::Migration(..) | Record::Decision(..) | Record::Deleted(_) => {}
         }
     }
 
@@ -611,7 +616,7 @@ impl Manager {
         let waiting = batch.waiting.into_iter().chain(open.waiting).map(|(token, ..)| token);
         let waiters = std::mem::take(&mut self.waiter_deadlines).into_iter().map(|(_, token, _)| token);
         for token in replies.chain(waiting).chain(waiters).collect::<Vec<_>>() {
-            self.refuse(token, Denied::StoreFailed);
+            self.reject(token, Rejection::StoreFailed);
         }
         self.waiters.clear();
         self.waiting.clear();
@@ -620,7 +625,7 @@ impl Manager {
 }
 
 /// Decision made outside the ledger, stored with the others.
-pub fn note(decision: Decision) -> Change {
+pub fn decision_change(decision: Decision) -> Change {
     Change(vec![Record::Decision(0, decision)])
 }
 

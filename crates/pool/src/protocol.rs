@@ -1,14 +1,14 @@
-//! Messages between manager and agent: [`Want`] is the desired state sent by the manager, [`Have`]
-//! the observed state sent by the agent. At the start of a session, and whenever they may differ,
-//! each side sends its complete state of one host, so that a lost message costs time and never
-//! correctness. The services transport the messages.
+//! Messages between manager and agent: the manager sends a [`DesiredState`], the agent an
+//! [`ObservedState`]. At the start of a session, and whenever they may differ, each side sends its
+//! complete state of one host, so that a lost message costs time and never correctness. The
+//! services transport the messages.
 //!
-//! Complete state of thousands of slices is long and mostly unchanged. A `Want` may therefore
-//! contain only the changes since an earlier version that it names: an agent with another version
-//! ignores it and soon receives complete state. A `Have` may leave out VMs and slices that were
-//! reported before: absence never retracts a fact. Reports are numbered in each session, so the
-//! manager detects a missing one in constant time and requests a complete report. A heartbeat is a
-//! report without changes.
+//! Complete state of thousands of slices is long and mostly unchanged. A `DesiredState` may
+//! therefore contain only the changes since an earlier version that it names: an agent with another
+//! version ignores it and soon receives complete state. An `ObservedState` may leave out VMs and
+//! slices that were reported before: absence never retracts a fact. Reports are numbered in each
+//! session, so the manager detects a missing one in constant time and requests a complete report. A
+//! heartbeat is a report without changes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -45,7 +45,7 @@ impl Handle {
 
 /// Desired state of one host.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Want {
+pub struct DesiredState {
     /// Version; higher versions replace lower ones.
     pub number: DesiredVersion,
     /// Version that this message changes; `None` if the state is complete.
@@ -53,32 +53,33 @@ pub struct Want {
     /// Agent instance that it is for; other instances ignore it.
     pub instance: InstanceId,
     /// Slices to bring online for their VMs.
-    pub vms: BTreeMap<ReservationId, WantVm>,
+    pub vms: BTreeMap<ReservationId, DesiredVm>,
     /// Slices to release, each reported with the same epoch.
-    pub release: BTreeMap<Holding, WantRelease>,
+    pub release: BTreeMap<Holding, DesiredRelease>,
     /// Slices to zero, verify and release.
     pub scrub: BTreeMap<Holding, Handle>,
     /// Entries of the base version that no longer apply.
-    pub no_more: NoMore,
-    /// The host was fenced: the agent ends everything of before, then reports [`Have::clean`].
+    pub removals: Removals,
+    /// The host was fenced: the agent ends everything from before the fence, then reports
+    /// [`ObservedState::clean`].
     pub fenced: bool,
 }
 
 /// Entries that no longer apply.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct NoMore {
+pub struct Removals {
     /// Reservations without a VM on this host.
     pub vms: BTreeSet<ReservationId>,
     /// Slices without a task, unless a VM in this message has them.
     pub slices: BTreeSet<SliceId>,
 }
 
-impl Want {
+impl DesiredState {
     /// Returns the slices that the message mentions.
     pub fn slices(&self) -> impl Iterator<Item = SliceId> {
         let vms = self.vms.values().flat_map(|vm| vm.slices.keys());
         let named = vms.chain(self.release.keys()).chain(self.scrub.keys());
-        named.map(|holding| holding.slice).chain(self.no_more.slices.iter().copied())
+        named.map(|holding| holding.slice).chain(self.removals.slices.iter().copied())
     }
 
     /// Merges the next message into this one.
@@ -87,7 +88,7 @@ impl Want {
             *self = newer;
             return;
         }
-        self.vms.retain(|id, _| !newer.no_more.vms.contains(id));
+        self.vms.retain(|id, _| !newer.removals.vms.contains(id));
         for slice in newer.slices().collect::<Vec<_>>() {
             take_slice(&mut self.release, slice).for_each(drop);
             take_slice(&mut self.scrub, slice).for_each(drop);
@@ -115,7 +116,7 @@ pub(crate) fn owners_of(slice: SliceId) -> std::ops::RangeInclusive<Holding> {
 
 /// Slice to release.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WantRelease {
+pub struct DesiredRelease {
     /// Even from a running VM.
     pub force: bool,
     /// Location: an agent that has just started may not know a slice that an earlier instance
@@ -125,7 +126,7 @@ pub struct WantRelease {
 
 /// Desired memory of one VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WantVm {
+pub struct DesiredVm {
     /// Name.
     pub vm: Name,
     /// Local memory to provide with the slices.
@@ -140,12 +141,12 @@ pub struct WantVm {
 
 /// Observed state of one host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Have {
+pub struct ObservedState {
     /// Number of this report in its session, from 1.
     pub sequence: u64,
     /// Number of the previous report. It is below `sequence - 1` if this report replaces others.
     pub after: u64,
-    /// Index of this part, from 0; see [`Have::into_parts`].
+    /// Index of this part, from 0; see [`ObservedState::into_parts`].
     pub part: usize,
     /// Another part of the same report follows.
     pub is_continued: bool,
@@ -159,12 +160,12 @@ pub struct Have {
     /// them.
     pub released: Vec<Holding>,
     /// Zeroed and verified slices; repeated until the desired state no longer contains them.
-    pub scrubbed: Vec<Scrubbed>,
+    pub scrubbed: Vec<ScrubReport>,
     /// Failed operations; repeated until the desired state no longer contains them.
-    pub failed: Vec<Failed>,
+    pub failed: Vec<SliceFailure>,
     /// Registered VMs with a running process, by reservation, because a VM's name may be reserved
     /// again while its last process ends.
-    pub vms: BTreeMap<ReservationId, HaveVm>,
+    pub vms: BTreeMap<ReservationId, ObservedVm>,
     /// Reservations whose registered process has ended; repeated until the desired state no longer
     /// contains them.
     pub ended: Vec<ReservationId>,
@@ -172,7 +173,7 @@ pub struct Have {
     pub clean: bool,
 }
 
-impl Have {
+impl ObservedState {
     /// Returns the slices of the host: slices of its VMs, which are not online before a restarted
     /// agent has opened them, and slices online. A slice may occur twice.
     pub fn holdings(&self) -> impl Iterator<Item = &Holding> {
@@ -226,24 +227,24 @@ struct Parts {
     most: usize,
     /// Remaining capacity of the last part, in facts.
     room: usize,
-    parts: Vec<Have>,
+    parts: Vec<ObservedState>,
 }
 
 impl Parts {
     /// Returns the part for the next fact, which counts as `size` facts.
-    fn next(&mut self, size: usize) -> &mut Have {
+    fn next(&mut self, size: usize) -> &mut ObservedState {
         if size > self.room && self.room < self.most {
             self.parts.push(self.parts[0].without_facts());
             self.room = self.most;
         }
         self.room = self.room.saturating_sub(size);
-        self.parts.last_mut().expect("there is a first part")
+        self.parts.last_mut().expect("the first part exists")
     }
 }
 
 /// Running VM with pool memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HaveVm {
+pub struct ObservedVm {
     /// Name.
     pub vm: Name,
     /// Process id on its host.
@@ -254,13 +255,13 @@ pub struct HaveVm {
     pub local: Bytes,
     /// Pages must not be migrated.
     pub pinned: bool,
-    /// User that may use it beside root, as in [`WantVm::uid`].
+    /// User that may use it beside root, as in [`DesiredVm::uid`].
     pub uid: Option<UserId>,
 }
 
 /// Result of a scrub.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Scrubbed {
+pub struct ScrubReport {
     /// Slice, and the scrubber's epoch.
     pub holding: Holding,
     /// Start, wall clock.
@@ -273,18 +274,18 @@ pub struct Scrubbed {
 
 /// Failed operation of a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failed {
+pub struct SliceFailure {
     /// Slice.
     pub holding: Holding,
     /// Reason.
-    pub reason: FailedReason,
+    pub reason: FailureReason,
     /// Description by the host, with errno.
     pub message: String,
 }
 
 /// Reason of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum FailedReason {
+pub enum FailureReason {
     /// The slice did not arrive zeroed.
     NotZero,
     /// The host could not open or map it.
@@ -323,8 +324,8 @@ mod tests {
         Holding { slice: SliceId(slice), epoch: Epoch(1) }
     }
 
-    fn running(id: u64) -> (ReservationId, HaveVm) {
-        let vm = HaveVm {
+    fn running(id: u64) -> (ReservationId, ObservedVm) {
+        let vm = ObservedVm {
             vm: Name::new("a").unwrap(),
             pid: 7,
             slices: vec![holding(0)],
@@ -336,8 +337,8 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_a_report_have_all_its_facts_and_bounded_size() {
-        let whole = Have {
+    fn report_parts_contain_all_facts_in_bounded_size() {
+        let whole = ObservedState {
             sequence: 4,
             after: 2,
             whole: true,
@@ -346,12 +347,13 @@ mod tests {
             released: (5..8).map(holding).collect(),
             vms: [running(1), running(2)].into(),
             ended: vec![ReservationId(3)],
-            ..Have::default()
+            ..ObservedState::default()
         };
         for most in 1..20 {
             let parts = whole.clone().into_parts(most);
-            let facts =
-                |part: &Have| part.online.len() + part.released.len() + part.ended.len() + 2 * part.vms.len();
+            let facts = |part: &ObservedState| {
+                part.online.len() + part.released.len() + part.ended.len() + 2 * part.vms.len()
+            };
             assert!(parts.iter().all(|part| facts(part) <= most.max(2)), "{most}: {parts:?}");
             assert!(parts.len() <= 13usize.div_ceil(most) * 2, "{most}: {} parts", parts.len());
             let (last, before) = parts.split_last().unwrap();
@@ -362,37 +364,37 @@ mod tests {
                 sum.released.extend(part.released);
                 sum.ended.extend(part.ended);
                 sum.vms.extend(part.vms);
-                Have { is_continued: part.is_continued, ..sum }
+                ObservedState { is_continued: part.is_continued, ..sum }
             });
             assert_eq!(sum.as_ref(), Some(&whole), "{most}");
         }
-        assert_eq!(Have::default().into_parts(1), [Have::default()]);
+        assert_eq!(ObservedState::default().into_parts(1), [ObservedState::default()]);
     }
 
     #[test]
-    fn merged_reports_follow_on_the_report_before_the_first() {
-        let report = |sequence| Have { sequence, after: sequence - 1, ..Have::default() };
+    fn merged_reports_follow_the_report_before_the_first() {
+        let report = |sequence| ObservedState { sequence, after: sequence - 1, ..ObservedState::default() };
         let both = report(3).followed_by(report(4));
         assert_eq!((both.sequence, both.after), (4, 2));
     }
 
     #[test]
-    fn report_absorbs_the_news_that_follows_it() {
-        let whole = Have {
+    fn report_merges_following_changes() {
+        let whole = ObservedState {
             whole: true,
             online: vec![holding(0), holding(1)],
             vms: [running(1), running(2)].into(),
-            ..Have::default()
+            ..ObservedState::default()
         };
-        let news = Have {
+        let news = ObservedState {
             online: vec![holding(2)],
             released: vec![holding(0)],
             ended: vec![ReservationId(1)],
             clean: true,
-            ..Have::default()
+            ..ObservedState::default()
         };
         let both = whole.clone().followed_by(news.clone());
-        let expected = Have {
+        let expected = ObservedState {
             whole: true,
             online: vec![holding(1), holding(2)],
             vms: [running(2)].into(),

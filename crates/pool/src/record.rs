@@ -26,7 +26,7 @@ pub enum Record {
     /// A decision, by its number.
     Decision(u64, Decision),
     /// Deletes a record.
-    Gone(Key),
+    Deleted(Key),
 }
 
 /// Key of a record.
@@ -59,7 +59,7 @@ impl Record {
             Self::Reservation(id, _) => Key::Reservation(*id),
             Self::Migration(id, _) => Key::Migration(*id),
             Self::Decision(seq, _) => Key::Decision(*seq),
-            Self::Gone(key) => *key,
+            Self::Deleted(key) => *key,
         }
     }
 }
@@ -136,19 +136,21 @@ pub struct Emc {
     pub scheduling: Scheduling,
     /// Serial number under which hosts see it, if it is attached to their buses. Such a device is
     /// accessible to every attached host.
-    #[serde(deserialize_with = "if_written")]
+    #[serde(deserialize_with = "default_if_absent")]
     pub serial: Option<String>,
 }
 
 /// Last field of a record, absent in records of earlier versions.
-fn if_written<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(from: D) -> Result<T, D::Error> {
+fn default_if_absent<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(
+    from: D,
+) -> Result<T, D::Error> {
     Ok(T::deserialize(from).unwrap_or_default())
 }
 
 impl Emc {
     /// Returns whether it can revoke access; otherwise a host reaches a slice until it releases it
     /// or stops.
-    pub fn cuts_off(&self) -> bool {
+    pub fn can_revoke(&self) -> bool {
         self.serial.is_none()
     }
 
@@ -189,39 +191,39 @@ pub struct Host {
     pub must_report: bool,
     /// EMCs that have not confirmed the latest fence. They grant the host nothing until they have,
     /// even after it returned.
-    #[serde(deserialize_with = "if_written")]
+    #[serde(deserialize_with = "default_if_absent")]
     pub unconfirmed_fences: BTreeSet<EmcId>,
     /// EMCs to which the host is not attached and that have confirmed the current fence: a restored
     /// ledger may not contain all connections.
-    #[serde(deserialize_with = "if_written")]
+    #[serde(deserialize_with = "default_if_absent")]
     pub unwired_fences: BTreeSet<EmcId>,
     /// Start of the current fence; 0 if an earlier version recorded it.
-    #[serde(deserialize_with = "if_written")]
+    #[serde(deserialize_with = "default_if_absent")]
     pub fenced_at: UnixMs,
 }
 
 impl Host {
     /// Returns whether the host is fenced and this EMC has confirmed it.
-    pub fn is_cut_off(&self, emc: EmcId) -> bool {
+    pub fn is_fenced_at(&self, emc: EmcId) -> bool {
         match self.fence {
             Fence::None => false,
             Fence::Fencing { .. } | Fence::Fenced => {
-                let asked = self.emcs.contains(&emc) || self.unwired_fences.contains(&emc);
-                asked && !self.unconfirmed_fences.contains(&emc)
+                let is_called = self.emcs.contains(&emc) || self.unwired_fences.contains(&emc);
+                is_called && !self.unconfirmed_fences.contains(&emc)
             }
         }
     }
 
     /// Returns whether the host may have connections and slices that a restored ledger does not
     /// contain: it has not reported since, or was fenced before it reported.
-    pub(crate) fn may_know_more(&self) -> bool {
+    pub(crate) fn may_exceed_ledger(&self) -> bool {
         self.must_report || self.fence != Fence::None
     }
 
     /// Returns whether slices of an EMC wait for this host's report after a restore. An EMC that
     /// has fenced it since does not wait; a fence completed in the backup may be outdated.
     pub fn must_report_on(&self, emc: EmcId) -> bool {
-        let cut = matches!(self.fence, Fence::Fencing { .. }) && self.is_cut_off(emc);
+        let cut = matches!(self.fence, Fence::Fencing { .. }) && self.is_fenced_at(emc);
         self.must_report && !cut
     }
 
@@ -282,7 +284,7 @@ pub struct Reservation {
     /// Stage.
     pub stage: Stage,
     /// User of the host that may use it beside root; `None` for the agent's user.
-    #[serde(deserialize_with = "if_written")]
+    #[serde(deserialize_with = "default_if_absent")]
     pub uid: Option<UserId>,
 }
 
@@ -303,10 +305,10 @@ pub enum Stage {
         /// Reason.
         why: String,
         /// Deadline, rack time; `None` if it was committed.
-        #[serde(deserialize_with = "if_written")]
+        #[serde(deserialize_with = "default_if_absent")]
         deadline: Option<Ns>,
         /// Time of the failure; 0 if recorded by an earlier version.
-        #[serde(deserialize_with = "if_written")]
+        #[serde(deserialize_with = "default_if_absent")]
         at: UnixMs,
     },
     /// Ended. Stored so that repeated requests get the same reply.
@@ -380,13 +382,13 @@ pub struct Migration {
     /// Reason.
     pub why: String,
     /// Time of the request, wall clock.
-    pub asked: UnixMs,
+    pub requested_at: UnixMs,
     /// Answer of the scheduler.
     pub answer: MigrationAnswer,
     /// Explanation by the scheduler.
-    pub words: String,
+    pub explanation: String,
     /// Rack time at which a declined request is repeated.
-    pub again: Option<Ns>,
+    pub retry_at: Option<Ns>,
 }
 
 /// Answer of the scheduler to a migration request.
@@ -411,7 +413,7 @@ mod tests {
 
     /// Returns a host of EMCs 1 and 2 that has yet to report; EMC 1 has confirmed the fence.
     #[test]
-    fn host_owes_a_report_except_on_emcs_that_have_confirmed_a_fence_under_way() {
+    fn report_is_due_except_on_emcs_that_confirmed_current_fence() {
         let [none, under_way, complete] = [Fence::None, Fence::Fencing { powered_off: false }, Fence::Fenced]
             .map(|fence| {
                 let host = Host {
@@ -433,13 +435,13 @@ mod tests {
     }
 
     #[test]
-    fn last_field_is_read_if_written_and_has_its_default_otherwise() {
+    fn absent_last_field_reads_as_default() {
         let read = |text: &str| {
             let from: serde::de::value::StrDeserializer<'_, Error> = text.into_deserializer();
-            if_written::<_, String>(from)
+            default_if_absent::<_, String>(from)
         };
         assert_eq!(read("0x1"), Ok("0x1".to_owned()));
         let absent: serde::de::value::UnitDeserializer<Error> = ().into_deserializer();
-        assert_eq!(if_written::<_, String>(absent), Ok(String::new()));
+        assert_eq!(default_if_absent::<_, String>(absent), Ok(String::new()));
     }
 }

@@ -24,7 +24,7 @@
 use serde::{Deserialize, Serialize};
 use units::{Epoch, HostId, ReservationId};
 
-use crate::protocol::Scrubbed;
+use crate::protocol::ScrubReport;
 
 /// State of one slice in the ledger.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -148,7 +148,7 @@ pub struct Receipt {
     /// Scrubber.
     pub scrubber: HostId,
     /// Its report.
-    pub scrubbed: Scrubbed,
+    pub scrubbed: ScrubReport,
 }
 
 /// Event of a slice.
@@ -172,7 +172,7 @@ pub enum Event {
     /// A host becomes its owner in order to scrub it.
     ScrubBy(HostId),
     /// The scrubber reports zeros.
-    Scrubbed(HostId, Scrubbed),
+    Scrubbed(HostId, ScrubReport),
     /// The scrubber failed.
     ScrubFailed(HostId, Epoch),
     /// The host found it not zeroed.
@@ -184,7 +184,7 @@ pub enum Event {
     /// An operator, or a host's report, returns a quarantined slice to circulation.
     Requalify {
         /// Its host need not release it: the device can revoke access, or the host has stopped.
-        let_go: bool,
+        is_released: bool,
     },
     /// A host's report and the device agree that a quarantined slice is in use.
     Adopt(Owner, Epoch),
@@ -194,45 +194,47 @@ pub enum Event {
 
 /// Error: the state of the slice does not accept the event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct NotNow;
+pub struct InvalidTransition;
 
 impl Slot {
     /// Returns the slot after an event.
     ///
     /// # Errors
-    /// [`NotNow`] if the state does not accept the event.
-    pub fn step(self, event: Event) -> Result<Self, NotNow> {
+    /// [`InvalidTransition`] if the state does not accept the event.
+    pub fn step(self, event: Event) -> Result<Self, InvalidTransition> {
         use Event as E;
         use State as S;
         let Self { epoch, state, receipt } = self;
-        let go = |state| Ok(Self { state, ..self });
-        let hand_over = |state| Ok(Self { epoch: epoch.next(), state, receipt });
+        let with_state = |state| Ok(Self { state, ..self });
+        let with_next_owner = |state| Ok(Self { epoch: epoch.next(), state, receipt });
         match (state, event) {
-            (S::Free, E::Assign(owner)) => hand_over(S::Assigned(owner)),
-            (S::Assigned(owner), E::Granted(e)) if e == epoch => go(S::Onlining(owner)),
-            (S::Onlining(owner), E::Onlined(by, e)) if by == owner.host && e == epoch => go(S::Online(owner)),
+            (S::Free, E::Assign(owner)) => with_next_owner(S::Assigned(owner)),
+            (S::Assigned(owner), E::Granted(e)) if e == epoch => with_state(S::Onlining(owner)),
+            (S::Onlining(owner), E::Onlined(by, e)) if by == owner.host && e == epoch => {
+                with_state(S::Online(owner))
+            }
 
-            (S::Assigned(owner), E::Release { .. }) => go(S::Draining(owner, Drain::Revoking)),
+            (S::Assigned(owner), E::Release { .. }) => with_state(S::Draining(owner, Drain::Revoking)),
             (S::Onlining(owner) | S::Online(owner), E::Release { force }) => {
-                go(S::Draining(owner, Drain::Host { force }))
+                with_state(S::Draining(owner, Drain::Host { force }))
             }
             (S::Draining(owner, Drain::Host { force: false }), E::Release { force: true }) => {
-                go(S::Draining(owner, Drain::Host { force: true }))
+                with_state(S::Draining(owner, Drain::Host { force: true }))
             }
             (S::Draining(owner, Drain::Host { .. }), E::Released(by, e))
                 if by == owner.host && e == epoch =>
             {
-                go(S::Draining(owner, Drain::Revoking))
+                with_state(S::Draining(owner, Drain::Revoking))
             }
             (S::Draining(_, Drain::Revoking), E::Revoked(e)) if e == epoch => {
-                go(S::Scrubbing(Scrub::Waiting))
+                with_state(S::Scrubbing(Scrub::Waiting))
             }
 
             (S::Scrubbing(Scrub::Waiting), E::ScrubBy(host)) => {
-                hand_over(S::Scrubbing(Scrub::Granting(host)))
+                with_next_owner(S::Scrubbing(Scrub::Granting(host)))
             }
             (S::Scrubbing(Scrub::Granting(host)), E::Granted(e)) if e == epoch => {
-                go(S::Scrubbing(Scrub::Working(host)))
+                with_state(S::Scrubbing(Scrub::Working(host)))
             }
             (S::Scrubbing(Scrub::Working(host)), E::Scrubbed(by, scrubbed))
                 if by == host && scrubbed.holding.epoch == epoch =>
@@ -245,44 +247,48 @@ impl Slot {
                 })
             }
             (S::Scrubbing(Scrub::Revoking { verified, .. }), E::Revoked(e)) if e == epoch => {
-                go(if verified { S::Free } else { S::Scrubbing(Scrub::Waiting) })
+                with_state(if verified { S::Free } else { S::Scrubbing(Scrub::Waiting) })
             }
 
             (S::Assigned(o) | S::Onlining(o) | S::Online(o) | S::Draining(o, _), E::OwnerFenced(host))
                 if o.host == host =>
             {
-                go(S::Draining(o, Drain::Revoking))
+                with_state(S::Draining(o, Drain::Revoking))
             }
             (
                 S::Scrubbing(Scrub::Granting(by) | Scrub::Working(by) | Scrub::Leaving(by)),
                 E::OwnerFenced(host),
-            ) if by == host => go(S::Scrubbing(Scrub::Revoking { host: Some(host), verified: false })),
+            ) if by == host => {
+                with_state(S::Scrubbing(Scrub::Revoking { host: Some(host), verified: false }))
+            }
 
             (S::Onlining(o), E::FoundDirty(by, e)) if by == o.host && e == epoch => {
-                go(S::Quarantined(Quarantine::Dirty { host: by, revoked: false }))
+                with_state(S::Quarantined(Quarantine::Dirty { host: by, revoked: false }))
             }
             (S::Scrubbing(Scrub::Working(host)), E::ScrubFailed(by, e)) if by == host && e == epoch => {
-                go(S::Quarantined(Quarantine::ScrubFailed { host, revoked: false }))
+                with_state(S::Quarantined(Quarantine::ScrubFailed { host, revoked: false }))
             }
             (S::Quarantined(Quarantine::Dirty { host, revoked: false }), E::Revoked(e)) if e == epoch => {
-                go(S::Quarantined(Quarantine::Dirty { host, revoked: true }))
+                with_state(S::Quarantined(Quarantine::Dirty { host, revoked: true }))
             }
             (S::Quarantined(Quarantine::ScrubFailed { host, revoked: false }), E::Revoked(e))
                 if e == epoch =>
             {
-                go(S::Quarantined(Quarantine::ScrubFailed { host, revoked: true }))
+                with_state(S::Quarantined(Quarantine::ScrubFailed { host, revoked: true }))
             }
-            (_, E::Quarantine(why)) => go(S::Quarantined(why)),
-            (S::Quarantined(why), E::Requalify { let_go }) => go(S::Scrubbing(why.way_back(let_go))),
+            (_, E::Quarantine(why)) => with_state(S::Quarantined(why)),
+            (S::Quarantined(why), E::Requalify { is_released }) => {
+                with_state(S::Scrubbing(why.scrub_after_requalify(is_released)))
+            }
             (S::Scrubbing(Scrub::Leaving(host)), E::Released(by, e)) if by == host && e == epoch => {
-                go(S::Scrubbing(Scrub::Revoking { host: Some(host), verified: false }))
+                with_state(S::Scrubbing(Scrub::Revoking { host: Some(host), verified: false }))
             }
             (
                 S::Quarantined(Quarantine::UnknownGrant { host } | Quarantine::Restored { host: Some(host) }),
                 E::Adopt(owner, e),
-            ) if owner.host == host && e == epoch => go(S::Online(owner)),
+            ) if owner.host == host && e == epoch => with_state(S::Online(owner)),
             (_, E::Raise(higher)) if higher > epoch => Ok(Self { epoch: higher, ..self }),
-            _ => Err(NotNow),
+            _ => Err(InvalidTransition),
         }
     }
 
@@ -321,9 +327,9 @@ impl Slot {
         matches!(self.state, State::Quarantined(_))
     }
 
-    /// Returns the outstanding device call of this state, if any; `cuts_off` says whether the
+    /// Returns the outstanding device call of this state, if any; `can_revoke` is whether the
     /// device can revoke access. Calls are idempotent in (slice, epoch) and may be repeated.
-    pub fn device_call(self, cuts_off: bool) -> Option<Call> {
+    pub fn device_call(self, can_revoke: bool) -> Option<Call> {
         match self.state {
             State::Assigned(owner) => Some(Call::Grant { epoch: self.epoch, host: owner.host }),
             State::Scrubbing(Scrub::Granting(host)) => Some(Call::Grant { epoch: self.epoch, host }),
@@ -332,7 +338,7 @@ impl Slot {
             }
             State::Quarantined(
                 Quarantine::Dirty { revoked: false, .. } | Quarantine::ScrubFailed { revoked: false, .. },
-            ) if cuts_off => Some(Call::Revoke { epoch: self.epoch }),
+            ) if can_revoke => Some(Call::Revoke { epoch: self.epoch }),
             State::Free
             | State::Onlining(_)
             | State::Online(_)
@@ -405,9 +411,9 @@ impl Quarantine {
 
     /// Returns a slice to circulation: its host must release it first, unless there is none or it
     /// need not.
-    fn way_back(self, let_go: bool) -> Scrub {
+    fn scrub_after_requalify(self, is_released: bool) -> Scrub {
         match self.host() {
-            Some(host) if !let_go => Scrub::Leaving(host),
+            Some(host) if !is_released => Scrub::Leaving(host),
             host => Scrub::Revoking { host, verified: false },
         }
     }
@@ -418,12 +424,14 @@ impl std::fmt::Display for Quarantine {
         f.write_str(match self {
             Self::Dirty { .. } => "it did not reach its owner as zeros",
             Self::ScrubFailed { .. } => "its scrubber could not zero it",
-            Self::UnknownGrant { .. } => "the device grants it to a host without the ledger knowing",
-            Self::LostGrant => "the device lost the grant that the ledger made",
+            Self::UnknownGrant { .. } => "the device has a grant that the ledger does not contain",
+            Self::LostGrant => "the device has lost the ledger's grant",
             Self::Restored { .. } => {
                 "the ledger was restored from a backup and its hosts have not all reported"
             }
-            Self::LostRecord { .. } => "its device's record lost the grant, and nothing has cut its host off",
+            Self::LostRecord { .. } => {
+                "its device's record has lost the grant, and its host may still reach it"
+            }
             Self::DeviceFailed { errno: Some(errno), .. } => {
                 let error = std::io::Error::from_raw_os_error(*errno);
                 return write!(f, "its device cannot grant or revoke it: {error}");
@@ -448,15 +456,15 @@ mod tests {
         Owner { host: VM_HOST, reservation: ReservationId(7) }
     }
 
-    fn scrubbed(epoch: Epoch) -> Scrubbed {
+    fn scrubbed(epoch: Epoch) -> ScrubReport {
         let holding = Holding { slice: SliceId(0), epoch };
-        Scrubbed { holding, started: UnixMs(0), ended: UnixMs(1), verified: Bytes::gib(1) }
+        ScrubReport { holding, started: UnixMs(0), ended: UnixMs(1), verified: Bytes::gib(1) }
     }
 
     /// Runs a list of events, written as words, and returns the final state or the rejected word.
-    fn check(story: &str, ends: &str) {
+    fn check(events: &str, expected: &str) {
         let mut slot = Slot::default();
-        for word in story.split_whitespace() {
+        for word in events.split_whitespace() {
             let event = match word {
                 "assign" => Event::Assign(owner()),
                 "granted" => Event::Granted(slot.epoch),
@@ -483,34 +491,34 @@ mod tests {
                 "raise" => Event::Raise(Epoch(slot.epoch.0 + 5)),
                 "raise-same" => Event::Raise(slot.epoch),
                 "raise-lower" => Event::Raise(Epoch(slot.epoch.0 - 1)),
-                "requalify" => Event::Requalify { let_go: true },
-                "requalify-asking" => Event::Requalify { let_go: false },
-                other => panic!("no word {other:?}"),
+                "requalify" => Event::Requalify { is_released: true },
+                "requalify-unreleased" => Event::Requalify { is_released: false },
+                other => panic!("unknown event {other:?}"),
             };
             match slot.step(event) {
                 Ok(next) => slot = next,
-                Err(NotNow) => {
-                    return assert_eq!(format!("{word} refused while {}", slot.state_name()), ends);
+                Err(InvalidTransition) => {
+                    return assert_eq!(format!("{word} refused while {}", slot.state_name()), expected);
                 }
             }
         }
-        assert_eq!(format!("{} epoch {}", slot.state_name(), slot.epoch), ends);
+        assert_eq!(format!("{} epoch {}", slot.state_name(), slot.epoch), expected);
     }
 
     #[test]
-    fn a_slice_goes_round_and_every_owner_has_a_number_of_its_own() {
+    fn full_cycle_gives_every_owner_a_new_epoch() {
         let once = "assign granted onlined release released revoked scrub granted scrubbed revoked";
         check(once, "free epoch 2");
         check(&format!("{once} {once}"), "free epoch 4");
     }
 
     #[test]
-    fn a_slice_whose_grant_never_happened_needs_no_host_to_let_go() {
+    fn slice_released_before_grant_needs_no_host_release() {
         check("assign release revoked", "scrubbing epoch 1");
     }
 
     #[test]
-    fn nobody_speaks_for_another_host_or_another_epoch() {
+    fn event_of_another_host_or_epoch_is_refused() {
         check("assign granted onlined-by-other", "onlined-by-other refused while onlining");
         check("assign granted onlined release released-by-other", "released-by-other refused while draining");
         check("assign granted-late", "granted-late refused while assigned");
@@ -519,7 +527,7 @@ mod tests {
     }
 
     #[test]
-    fn late_or_foreign_event_of_a_scrub_is_refused() {
+    fn late_or_foreign_scrub_event_is_refused() {
         let scrub = "assign release revoked scrub";
         check(&format!("{scrub} granted-late"), "granted-late refused while scrubbing");
         check(&format!("{scrub} granted scrubbed revoked-late"), "revoked-late refused while scrubbing");
@@ -530,7 +538,7 @@ mod tests {
     }
 
     #[test]
-    fn late_or_foreign_event_of_a_quarantine_is_refused() {
+    fn late_or_foreign_quarantine_event_is_refused() {
         for word in ["dirty-late", "dirty-by-other"] {
             check(&format!("assign granted {word}"), &format!("{word} refused while onlining"));
         }
@@ -540,7 +548,7 @@ mod tests {
     }
 
     #[test]
-    fn fence_of_another_host_takes_nothing_from_the_owner() {
+    fn fence_of_another_host_does_not_affect_owner() {
         check("assign granted onlined scrubber-fenced", "scrubber-fenced refused while online");
         check("assign release revoked scrub granted fenced", "fenced refused while scrubbing");
     }
@@ -553,7 +561,7 @@ mod tests {
     }
 
     #[test]
-    fn no_second_owner_before_the_device_has_revoked_the_first() {
+    fn slice_is_not_granted_again_before_device_revoked() {
         check("assign granted onlined release scrub", "scrub refused while draining");
         check("assign granted onlined release released assign", "assign refused while draining");
         check("assign release revoked assign", "assign refused while scrubbing");
@@ -561,7 +569,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dead_scrubber_proves_nothing() {
+    fn fenced_scrubber_leaves_slice_unverified() {
         check("assign release revoked scrub granted scrubber-fenced revoked", "scrubbing epoch 2");
         check(
             "assign release revoked scrub granted scrubber-fenced revoked assign",
@@ -570,13 +578,13 @@ mod tests {
     }
 
     #[test]
-    fn a_slice_of_a_fenced_host_is_revoked_and_scrubbed_before_anyone_gets_it() {
+    fn slice_of_fenced_host_is_revoked_then_scrubbed() {
         check("assign granted onlined fenced revoked", "scrubbing epoch 1");
         check("assign granted onlined release fenced revoked", "scrubbing epoch 1");
     }
 
     #[test]
-    fn a_dirty_slice_is_kept_from_everybody_until_it_is_scrubbed_again() {
+    fn dirty_slice_stays_quarantined_until_scrubbed() {
         check("assign granted dirty revoked", "quarantined epoch 1");
         check("assign granted dirty revoked assign", "assign refused while quarantined");
         check(
@@ -586,19 +594,19 @@ mod tests {
     }
 
     #[test]
-    fn a_quarantined_slice_whose_device_cuts_nobody_off_goes_on_only_when_its_host_let_go_or_stopped() {
-        check("assign granted dirty requalify-asking scrub", "scrub refused while draining");
-        check("assign granted dirty requalify-asking revoked", "revoked refused while draining");
+    fn requalified_slice_waits_for_release_or_fence_of_its_host() {
+        check("assign granted dirty requalify-unreleased scrub", "scrub refused while draining");
+        check("assign granted dirty requalify-unreleased revoked", "revoked refused while draining");
         check(
-            "assign granted dirty requalify-asking released-by-other",
+            "assign granted dirty requalify-unreleased released-by-other",
             "released-by-other refused while draining",
         );
-        check("assign granted dirty requalify-asking released revoked", "scrubbing epoch 1");
-        check("assign granted dirty requalify-asking fenced revoked", "scrubbing epoch 1");
+        check("assign granted dirty requalify-unreleased released revoked", "scrubbing epoch 1");
+        check("assign granted dirty requalify-unreleased fenced revoked", "scrubbing epoch 1");
     }
 
     #[test]
-    fn a_failure_that_a_host_reports_has_a_device_revoke_only_if_that_cuts_the_host_off() {
+    fn reported_failure_is_revoked_only_if_device_can_revoke() {
         let host = VM_HOST;
         for why in
             [Quarantine::Dirty { host, revoked: false }, Quarantine::ScrubFailed { host, revoked: false }]
@@ -624,7 +632,7 @@ mod tests {
             (host.clone(), epoch.clone()).prop_map(|(h, e)| Event::ScrubFailed(h, e)),
             (host.clone(), epoch.clone()).prop_map(|(h, e)| Event::FoundDirty(h, e)),
             host.prop_map(Event::OwnerFenced),
-            any::<bool>().prop_map(|let_go| Event::Requalify { let_go }),
+            any::<bool>().prop_map(|is_released| Event::Requalify { is_released }),
         ]
     }
 
@@ -632,16 +640,16 @@ mod tests {
         /// The device table checks the slot: it permits one owner at a time, and only calls that
         /// the slot requests.
         #[test]
-        fn a_slice_has_at_most_one_owner(story in prop::collection::vec(any_event(), 0..60)) {
+        fn slice_has_at_most_one_owner(events in prop::collection::vec(any_event(), 0..60)) {
             let mut slot = Slot::default();
             let mut device: Option<(Epoch, HostId)> = None;
-            for event in story {
+            for event in events {
                 let Ok(next) = slot.step(event) else { continue };
-                prop_assert!(next.epoch >= slot.epoch, "an epoch never falls");
+                prop_assert!(next.epoch >= slot.epoch, "an epoch never decreases");
                 if let Event::Revoked(_) = event { device = None; }
                 if let Event::Assign(_) | Event::ScrubBy(_) = event {
-                    prop_assert_eq!(device, None, "granted while another may reach it");
-                    prop_assert!(next.epoch > slot.epoch, "a new owner has a new number");
+                    prop_assert_eq!(device, None, "granted while another host may reach it");
+                    prop_assert!(next.epoch > slot.epoch, "a new owner has a new epoch");
                 }
                 if let Some(Call::Grant { epoch, host }) = next.device_call(true) { device = Some((epoch, host)); }
                 if let Some((_, host)) = device { prop_assert_eq!(next.holder(), Some(host)); }
@@ -650,9 +658,9 @@ mod tests {
         }
 
         #[test]
-        fn a_slice_is_free_only_with_a_receipt_of_its_last_epoch(story in prop::collection::vec(any_event(), 0..80)) {
+        fn free_slice_has_receipt_of_its_last_epoch(events in prop::collection::vec(any_event(), 0..80)) {
             let mut slot = Slot::default();
-            for event in story {
+            for event in events {
                 slot = slot.step(event).unwrap_or(slot);
                 if slot.state == State::Free && slot.epoch > Epoch(0) {
                     prop_assert_eq!(slot.receipt.map(|r| r.scrubbed.holding.epoch), Some(slot.epoch));

@@ -8,27 +8,29 @@ use std::{
 use units::limits::{HOST_FAILURES_REPORTED_AFTER, HOST_RETRY, SCRUBS_PER_HOST_MAX};
 use units::{Epoch, Ns, ReservationId, SliceId};
 
-use super::{Agent, Done, Effect, HostFailure};
-use crate::protocol::{FailedReason, Handle, Holding, Want, WantRelease, WantVm, owners_of, take_slice};
+use super::{Agent, Effect, HostFailure, SliceOutcome};
+use crate::protocol::{
+    DesiredRelease, DesiredState, DesiredVm, FailureReason, Handle, Holding, owners_of, take_slice,
+};
 
 /// Desired state of one slice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Order {
     Online(ReservationId, Handle),
-    Release(WantRelease),
+    Release(DesiredRelease),
     Scrub(Handle),
 }
 
 /// State of one slice on this host. Slices without state have no entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Stand {
+pub(super) enum SliceStatus {
     Opening(Handle),
     Online(Handle),
     Closing(Handle),
     Scrubbing(Handle),
 }
 
-impl Stand {
+impl SliceStatus {
     pub(super) fn handle(&self) -> &Handle {
         match self {
             Self::Opening(handle)
@@ -50,64 +52,65 @@ pub(super) struct Attempts {
 
 impl Attempts {
     /// Error to report: a definite one, or a repeated one.
-    pub(super) fn told(&self) -> Option<&HostFailure> {
+    pub(super) fn reportable(&self) -> Option<&HostFailure> {
         (self.next.is_none() || self.count >= HOST_FAILURES_REPORTED_AFTER).then_some(&self.failure)
     }
 }
 
 impl Agent {
     /// Applies a message as complete desired state, or as its changes.
-    pub(super) fn follow(&mut self, want: Want) {
-        let whole = want.base.is_none() || want.fenced != self.fenced; // a fence affects every slice
-        let mut touched = self.named(&want);
+    pub(super) fn apply_desired_state(&mut self, desired: DesiredState) {
+        let affects_all = desired.base.is_none() || desired.fenced != self.fenced; // a fence affects every slice
+        let mut touched = self.affected_slices(&desired);
         let mut before = BTreeMap::new();
-        if want.base.is_none() {
+        if desired.base.is_none() {
             before = std::mem::take(&mut self.orders);
-            self.wanted.clear();
+            self.desired_vms.clear();
         }
         touched.iter().for_each(|slice| before.extend(take_slice(&mut self.orders, *slice)));
-        if whole {
+        if affects_all {
             let known = self.orders.keys().chain(before.keys());
-            let had = self.slices.keys().chain(self.handed.keys()); // a child of an ended VM may still have it
-            touched.extend(known.chain(had).map(|holding| holding.slice));
+            let present = self.slices.keys().chain(self.slice_vms.keys()); // a child of an ended VM may still have it
+            touched.extend(known.chain(present).map(|holding| holding.slice));
         }
-        self.fenced = want.fenced;
-        for (id, vm) in &want.vms {
+        self.fenced = desired.fenced;
+        for (id, vm) in &desired.vms {
             let order =
                 |(holding, handle): (&Holding, &Handle)| (*holding, Order::Online(*id, handle.clone()));
             self.orders.extend(vm.slices.iter().map(order));
         }
-        self.orders.extend(want.scrub.into_iter().map(|(holding, handle)| (holding, Order::Scrub(handle))));
         self.orders
-            .extend(want.release.into_iter().map(|(holding, release)| (holding, Order::Release(release))));
-        want.no_more.vms.iter().for_each(|id| drop(self.wanted.remove(id)));
-        self.wanted.extend(want.vms);
-        self.forget_answers(&before, &touched);
+            .extend(desired.scrub.into_iter().map(|(holding, handle)| (holding, Order::Scrub(handle))));
+        self.orders
+            .extend(desired.release.into_iter().map(|(holding, release)| (holding, Order::Release(release))));
+        desired.removals.vms.iter().for_each(|id| drop(self.desired_vms.remove(id)));
+        self.desired_vms.extend(desired.vms);
+        self.drop_results(&before, &touched);
         self.reconcile(&touched);
     }
 
     /// Returns slices mentioned in the desired state, including slices of ended VMs.
-    fn named(&self, want: &Want) -> BTreeSet<SliceId> {
-        let held = |vm: &WantVm| vm.slices.keys().map(|h| h.slice).collect::<Vec<_>>();
-        let changed = want.no_more.vms.iter().chain(want.vms.keys());
-        let had = changed.filter_map(|id| self.wanted.get(id)).flat_map(held);
-        want.slices().chain(had).collect()
+    fn affected_slices(&self, desired: &DesiredState) -> BTreeSet<SliceId> {
+        let held = |vm: &DesiredVm| vm.slices.keys().map(|h| h.slice).collect::<Vec<_>>();
+        let changed = desired.removals.vms.iter().chain(desired.vms.keys());
+        let before = changed.filter_map(|id| self.desired_vms.get(id)).flat_map(held);
+        desired.slices().chain(before).collect()
     }
 
     /// Results, also failures, are repeated until the desired state no longer contains them. A
     /// slice outside the desired state may have failed to close, because the host is fenced or the
     /// slice has a later owner.
-    fn forget_answers(&mut self, before: &BTreeMap<Holding, Order>, touched: &BTreeSet<SliceId>) {
+    fn drop_results(&mut self, before: &BTreeMap<Holding, Order>, touched: &BTreeSet<SliceId>) {
         let touched = self.attempts.keys().filter(|holding| touched.contains(&holding.slice)).copied();
-        let touched: Vec<(Holding, bool)> = touched.map(|h| (h, self.must_go(h).is_some())).collect();
+        let touched: Vec<(Holding, bool)> = touched.map(|h| (h, self.must_release(h).is_some())).collect();
         let orders = &self.orders;
         self.released.retain(|holding| matches!(orders.get(holding), Some(Order::Release(_))));
         self.scrubbed.retain(|holding, _| matches!(orders.get(holding), Some(Order::Scrub(_))));
         self.scrubs_waiting.retain(|holding| matches!(orders.get(holding), Some(Order::Scrub(_))));
         let kind = |order: &Order| std::mem::discriminant(order);
-        for (holding, must_go) in touched {
-            let asked = orders.get(&holding).map(kind);
-            if asked != before.get(&holding).map(kind) || (asked.is_none() && !must_go) {
+        for (holding, must_release) in touched {
+            let requested = orders.get(&holding).map(kind);
+            if requested != before.get(&holding).map(kind) || (requested.is_none() && !must_release) {
                 self.attempts.remove(&holding);
             }
         }
@@ -115,80 +118,81 @@ impl Agent {
 
     /// Compares desired and observed state and starts calls. Releases precede acquisitions.
     fn reconcile(&mut self, touched: &BTreeSet<SliceId>) {
-        let (mut back, mut take) = (Vec::new(), Vec::new());
+        let (mut releases, mut acquisitions) = (Vec::new(), Vec::new());
         for slice in touched {
-            back.extend(self.slices.range(owners_of(*slice)).map(|(holding, _)| *holding));
-            back.extend(self.handed.range(owners_of(*slice)).map(|(holding, _)| *holding));
+            releases.extend(self.slices.range(owners_of(*slice)).map(|(holding, _)| *holding));
+            releases.extend(self.slice_vms.range(owners_of(*slice)).map(|(holding, _)| *holding));
             for (holding, order) in self.orders.range(owners_of(*slice)) {
-                if order.gives_back() { back.push(*holding) } else { take.push(*holding) }
+                if order.is_release() { releases.push(*holding) } else { acquisitions.push(*holding) }
             }
         }
-        back.into_iter().for_each(|holding| self.give_back(holding));
-        take.into_iter().for_each(|holding| self.take(holding));
+        releases.into_iter().for_each(|holding| self.release_slice(holding));
+        acquisitions.into_iter().for_each(|holding| self.acquire(holding));
     }
 
     pub(super) fn is_online(&self, holding: Holding) -> bool {
-        matches!(self.slices.get(&holding), Some(Stand::Online(_)))
+        matches!(self.slices.get(&holding), Some(SliceStatus::Online(_)))
     }
 
     /// Starts the call for one slice that desired state, observed state and time permit.
     pub(super) fn step(&mut self, holding: Holding) {
-        self.give_back(holding);
-        self.take(holding);
+        self.release_slice(holding);
+        self.acquire(holding);
     }
 
     /// Releases a slice if it should leave and may.
-    fn give_back(&mut self, holding: Holding) {
-        let Some(force) = self.must_go(holding) else { return };
-        if self.released.contains(&holding) || self.waits(holding) || (self.is_in_use(holding) && !force) {
+    fn release_slice(&mut self, holding: Holding) {
+        let Some(force) = self.must_release(holding) else { return };
+        if self.released.contains(&holding) || self.is_blocked(holding) || (self.is_in_use(holding) && !force)
+        {
             return;
         }
-        let on_record = self.handle_on_record(holding);
+        let on_record = self.recorded_handle(holding);
         if !self.slices.contains_key(&holding)
-            && on_record.as_ref().is_some_and(|had| self.is_over(holding, had))
+            && on_record.as_ref().is_some_and(|old_handle| self.is_reassigned(holding, old_handle))
         {
-            return self.drop_from_records(holding);
+            return self.remove_from_record(holding);
         }
         let verify = !force && on_record.is_some();
-        let named = on_record.or_else(|| Some(self.orders.get(&holding)?.handle().clone()));
-        let handle = match (self.slices.get(&holding), named) {
-            (Some(Stand::Online(handle)), _) => handle.clone(),
+        let known = on_record.or_else(|| Some(self.orders.get(&holding)?.handle().clone()));
+        let handle = match (self.slices.get(&holding), known) {
+            (Some(SliceStatus::Online(handle)), _) => handle.clone(),
             (Some(_), _) => return,         // a call is in progress
             (None, Some(handle)) => handle, // of an ended VM, or left by an earlier instance
             (None, None) => return,         // closed, and nothing is requested
         };
-        self.slices.insert(holding, Stand::Closing(handle.clone()));
+        self.slices.insert(holding, SliceStatus::Closing(handle.clone()));
         self.calls += 1;
         self.effects.push_back(Effect::Offline { holding, handle, verify });
     }
 
     /// Returns whether a slice should leave this host, and whether even from under its VM.
-    fn must_go(&self, holding: Holding) -> Option<bool> {
+    fn must_release(&self, holding: Holding) -> Option<bool> {
         match self.orders.get(&holding) {
             Some(Order::Release(release)) => Some(release.force),
             Some(Order::Online(..) | Order::Scrub(_)) => None,
-            None => (self.fenced || self.is_succeeded(holding)).then_some(false),
+            None => (self.fenced || self.has_later_owner(holding)).then_some(false),
         }
     }
 
     /// The desired state contains a later owner of the same slice, so this ownership has ended.
-    fn is_succeeded(&self, holding: Holding) -> bool {
+    fn has_later_owner(&self, holding: Holding) -> bool {
         self.orders.range(later_owners_of(holding)).next().is_some()
     }
 
     /// Returns whether a later owner has or had memory passed to an ended VM, which then no longer
     /// belongs to it.
-    fn is_over(&self, holding: Holding, had: &Handle) -> bool {
+    fn is_reassigned(&self, holding: Holding, old_handle: &Handle) -> bool {
         let ordered = self.orders.range(later_owners_of(holding)).map(|(_, order)| order.handle().clone());
-        let handed = self
-            .handed
+        let with_vms = self
+            .slice_vms
             .range(later_owners_of(holding))
-            .filter_map(|(holding, _)| self.handle_on_record(*holding));
-        ordered.chain(handed).any(|handle| handle.place == had.place)
+            .filter_map(|(holding, _)| self.recorded_handle(*holding));
+        ordered.chain(with_vms).any(|handle| handle.place == old_handle.place)
     }
 
-    fn take(&mut self, holding: Holding) {
-        if self.slices.contains_key(&holding) || self.waits(holding) {
+    fn acquire(&mut self, holding: Holding) {
+        if self.slices.contains_key(&holding) || self.is_blocked(holding) {
             return;
         }
         match self.orders.get(&holding).cloned() {
@@ -204,8 +208,8 @@ impl Agent {
 
     /// Opens a slice for a VM.
     pub(super) fn open(&mut self, holding: Holding, handle: Handle) {
-        let check_zero = self.handle_on_record(holding).is_none();
-        self.slices.insert(holding, Stand::Opening(handle.clone()));
+        let check_zero = self.recorded_handle(holding).is_none();
+        self.slices.insert(holding, SliceStatus::Opening(handle.clone()));
         self.calls += 1;
         self.effects.push_back(Effect::Online { holding, handle, check_zero });
     }
@@ -217,26 +221,28 @@ impl Agent {
         }
         self.scrubs_waiting.remove(&holding);
         self.scrubs_running += 1;
-        self.slices.insert(holding, Stand::Scrubbing(handle.clone()));
+        self.slices.insert(holding, SliceStatus::Scrubbing(handle.clone()));
         self.effects.push_back(Effect::Scrub { holding, handle });
     }
 
     /// Records the result of a call and starts the next one. Unexpected results are ignored.
-    pub(super) fn on_done(&mut self, holding: Holding, result: Result<Done, HostFailure>) {
-        let Some(stand) = self.slices.get(&holding).cloned() else { return };
-        let short = matches!(stand, Stand::Opening(_) | Stand::Closing(_));
-        match (stand, result) {
-            (Stand::Opening(handle), Ok(Done::Onlined)) => self.on_onlined(holding, handle),
-            (Stand::Closing(handle), Ok(Done::Offlined)) => self.on_offlined(holding, &handle),
-            (Stand::Scrubbing(handle), Ok(Done::Scrubbed(scrubbed))) if scrubbed.verified >= units::SLICE => {
+    pub(super) fn on_done(&mut self, holding: Holding, result: Result<SliceOutcome, HostFailure>) {
+        let Some(status) = self.slices.get(&holding).cloned() else { return };
+        let short = matches!(status, SliceStatus::Opening(_) | SliceStatus::Closing(_));
+        match (status, result) {
+            (SliceStatus::Opening(handle), Ok(SliceOutcome::Onlined)) => self.on_onlined(holding, handle),
+            (SliceStatus::Closing(handle), Ok(SliceOutcome::Offlined)) => self.on_offlined(holding, &handle),
+            (SliceStatus::Scrubbing(handle), Ok(SliceOutcome::Scrubbed(scrubbed)))
+                if scrubbed.verified >= units::SLICE =>
+            {
                 self.on_scrubbed(holding, &handle, scrubbed);
             }
-            (stand @ Stand::Scrubbing(_), Ok(Done::Scrubbed(scrubbed))) => {
+            (status @ SliceStatus::Scrubbing(_), Ok(SliceOutcome::Scrubbed(scrubbed))) => {
                 let message = format!("verified {} of {}", scrubbed.verified, units::SLICE);
-                self.on_failed(holding, &stand, HostFailure { reason: FailedReason::Host, message });
+                self.on_failed(holding, &status, HostFailure { reason: FailureReason::Host, message });
             }
-            (Stand::Online(_), _) | (_, Ok(_)) => return,
-            (stand, Err(failure)) => self.on_failed(holding, &stand, failure),
+            (SliceStatus::Online(_), _) | (_, Ok(_)) => return,
+            (status, Err(failure)) => self.on_failed(holding, &status, failure),
         }
         self.calls -= usize::from(short);
         self.dirty = true;
@@ -245,45 +251,47 @@ impl Agent {
 
     fn on_onlined(&mut self, holding: Holding, handle: Handle) {
         self.attempts.remove(&holding);
-        self.leftovers.settle(&handle);
-        self.slices.insert(holding, Stand::Online(handle));
-        self.untold.insert(holding);
+        self.orphans.remove(&handle);
+        self.slices.insert(holding, SliceStatus::Online(handle));
+        self.newly_online.insert(holding);
     }
 
     /// Records that a failed call may have left remains of a slice.
-    fn on_failed(&mut self, holding: Holding, stand: &Stand, failure: HostFailure) {
-        match stand {
-            Stand::Closing(handle) => drop(self.slices.insert(holding, Stand::Online(handle.clone()))),
-            Stand::Opening(handle) | Stand::Scrubbing(handle) => {
-                self.slices.remove(&holding);
-                self.leftovers.note(handle);
+    fn on_failed(&mut self, holding: Holding, status: &SliceStatus, failure: HostFailure) {
+        match status {
+            SliceStatus::Closing(handle) => {
+                drop(self.slices.insert(holding, SliceStatus::Online(handle.clone())))
             }
-            Stand::Online(_) => {}
+            SliceStatus::Opening(handle) | SliceStatus::Scrubbing(handle) => {
+                self.slices.remove(&holding);
+                self.orphans.insert(handle);
+            }
+            SliceStatus::Online(_) => {}
         }
-        self.note_failure(holding, stand, failure);
-        if matches!(stand, Stand::Scrubbing(_)) {
+        self.record_failure(holding, status, failure);
+        if matches!(status, SliceStatus::Scrubbing(_)) {
             self.next_scrub();
         }
     }
 
     fn on_offlined(&mut self, holding: Holding, handle: &Handle) {
         self.attempts.remove(&holding);
-        self.leftovers.settle(handle);
+        self.orphans.remove(handle);
         self.slices.remove(&holding);
-        self.drop_from_records(holding);
-        self.answer_released(holding);
+        self.remove_from_record(holding);
+        self.report_released(holding);
     }
 
-    fn answer_released(&mut self, holding: Holding) {
+    fn report_released(&mut self, holding: Holding) {
         if matches!(self.orders.get(&holding), Some(Order::Release(_))) {
             self.released.insert(holding);
         }
     }
 
-    fn on_scrubbed(&mut self, holding: Holding, handle: &Handle, scrubbed: crate::protocol::Scrubbed) {
+    fn on_scrubbed(&mut self, holding: Holding, handle: &Handle, scrubbed: crate::protocol::ScrubReport) {
         self.attempts.remove(&holding);
         self.slices.remove(&holding);
-        self.leftovers.settle(handle);
+        self.orphans.remove(handle);
         if matches!(self.orders.get(&holding), Some(Order::Scrub(_))) {
             self.scrubbed.insert(holding, scrubbed);
         }
@@ -295,27 +303,27 @@ impl Agent {
         while self.scrubs_running < SCRUBS_PER_HOST_MAX
             && let Some(next) = self.scrubs_waiting.pop_first()
         {
-            self.take(next);
+            self.acquire(next);
         }
     }
 
-    /// Returns whether the failed operation is still requested.
-    fn note_failure(&mut self, holding: Holding, failed: &Stand, failure: HostFailure) {
-        let asked = match failed {
-            Stand::Opening(_) => matches!(self.orders.get(&holding), Some(Order::Online(..))),
-            Stand::Scrubbing(_) => matches!(self.orders.get(&holding), Some(Order::Scrub(_))),
-            Stand::Closing(_) | Stand::Online(_) => self.must_go(holding).is_some(),
+    /// Records a failure if the failed operation is still requested.
+    fn record_failure(&mut self, holding: Holding, failed: &SliceStatus, failure: HostFailure) {
+        let requested = match failed {
+            SliceStatus::Opening(_) => matches!(self.orders.get(&holding), Some(Order::Online(..))),
+            SliceStatus::Scrubbing(_) => matches!(self.orders.get(&holding), Some(Order::Scrub(_))),
+            SliceStatus::Closing(_) | SliceStatus::Online(_) => self.must_release(holding).is_some(),
         };
-        if !asked {
+        if !requested {
             return;
         }
         let count = self.attempts.get(&holding).map_or(1, |before| before.count.saturating_add(1));
-        let next = (failure.reason == FailedReason::Host).then(|| self.now.after(HOST_RETRY));
+        let next = (failure.reason == FailureReason::Host).then(|| self.now.after(HOST_RETRY));
         self.attempts.insert(holding, Attempts { count, failure, next });
     }
 
     /// Returns whether a slice must not be tried before a later time, or at all.
-    fn waits(&self, holding: Holding) -> bool {
+    fn is_blocked(&self, holding: Holding) -> bool {
         self.is_being_cleared(holding) || self.has_failed(holding)
     }
 
@@ -323,7 +331,7 @@ impl Agent {
         self.attempts.get(&holding).is_some_and(|attempts| match attempts.next {
             Some(at) => self.now < at,
             // A slice that was not zeroed is not opened again; it may still be released.
-            None => self.must_go(holding).is_none(),
+            None => self.must_release(holding).is_none(),
         })
     }
 
@@ -351,7 +359,7 @@ impl Order {
         }
     }
 
-    fn gives_back(&self) -> bool {
+    fn is_release(&self) -> bool {
         matches!(self, Self::Release(_))
     }
 }

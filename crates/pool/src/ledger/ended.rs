@@ -131,7 +131,7 @@ impl EndedRequests {
         let count = self.by_client.iter().map(|(client, entries)| (entries.len(), client.clone()));
         assert_eq!(count.collect::<BTreeSet<_>>(), self.by_count);
         let oldest = self.by_client.iter().map(|(client, entries)| {
-            (*entries.first().expect("a client without entries is not kept"), client.clone())
+            (*entries.first().expect("a client without entries is removed"), client.clone())
         });
         assert_eq!(oldest.collect::<BTreeMap<_, _>>(), self.by_oldest);
         &self.by_client

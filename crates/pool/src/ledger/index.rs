@@ -59,19 +59,19 @@ impl EmcEntry {
     }
 
     /// Returns slices that stay quarantined until an operator decides, lowest first.
-    pub fn quarantined_for_good(&self) -> impl Iterator<Item = SliceId> {
+    pub fn quarantined_for_operator(&self) -> impl Iterator<Item = SliceId> {
         let some = self.quarantined.len() > self.unclaimed.len();
         let quarantined = some.then(|| self.quarantined_slices()).into_iter().flatten();
         quarantined.filter(|slice| !self.unclaimed.contains(slice))
     }
 
     /// Returns the number of slices that stay quarantined until an operator decides.
-    pub fn quarantined_for_good_count(&self) -> usize {
+    pub fn quarantined_for_operator_count(&self) -> usize {
         self.quarantined.len() - self.unclaimed.len()
     }
 
     /// Returns whether an attached host has yet to report after a restore.
-    pub(super) fn awaits_wired(&self) -> bool {
+    pub(super) fn awaits_attached_hosts(&self) -> bool {
         self.unreported > 0
     }
 }
@@ -90,11 +90,11 @@ impl HostEntry {
 
     /// Returns the EMCs whose slices the host may scrub.
     fn scrubbable_emcs(&self) -> impl Iterator<Item = EmcId> {
-        let fit = self.live && self.host.fence == Fence::None && !self.host.must_report;
-        let wired = self.host.emcs.iter().filter(move |_| fit);
-        let reaches =
+        let can_scrub = self.live && self.host.fence == Fence::None && !self.host.must_report;
+        let attached = self.host.emcs.iter().filter(move |_| can_scrub);
+        let is_usable =
             |emc: &&EmcId| !self.unseen.contains_key(*emc) && !self.host.unconfirmed_fences.contains(*emc);
-        wired.filter(reaches).copied()
+        attached.filter(is_usable).copied()
     }
 }
 
@@ -117,32 +117,32 @@ impl Ledger {
     /// Changes the entry of a host and the indexes of its EMCs.
     pub(super) fn change_host(&mut self, id: HostId, change: impl FnOnce(&mut HostEntry)) {
         let Some(entry) = self.hosts.get(&id) else { return };
-        unlist_host(&mut self.emcs, id, entry);
+        unindex_host(&mut self.emcs, id, entry);
         if let Some(entry) = self.hosts.get_mut(&id) {
             change(entry);
-            list_host(&mut self.emcs, id, entry);
+            index_host(&mut self.emcs, id, entry);
         }
     }
 
     /// Adds a new host to the indexes.
     pub(super) fn host_added(&mut self, id: HostId) {
         let Some(entry) = self.hosts.get(&id) else { return };
-        list_host(&mut self.emcs, id, entry);
+        index_host(&mut self.emcs, id, entry);
         let held: Vec<SliceId> = entry.held().collect();
-        held.into_iter().for_each(|slice| self.list_unclaimed(slice));
+        held.into_iter().for_each(|slice| self.update_unclaimed(slice));
     }
 
     /// Removes a host from the indexes.
     pub(super) fn host_removed(&mut self, id: HostId, old: &HostEntry) {
-        unlist_host(&mut self.emcs, id, old);
+        unindex_host(&mut self.emcs, id, old);
         if !old.held.is_empty() {
             self.held_outside.insert(id, old.held.clone());
         }
-        old.held().for_each(|slice| self.list_unclaimed(slice));
+        old.held().for_each(|slice| self.update_unclaimed(slice));
     }
 
     /// Moves a slice from its old holder to its new one.
-    pub(super) fn note_holder(&mut self, id: SliceId, old: Slot, new: Slot) {
+    pub(super) fn update_holder(&mut self, id: SliceId, old: Slot, new: Slot) {
         let scrubber = |slot: Slot| slot.holder().filter(|_| slot.is_being_scrubbed());
         if scrubber(old) != scrubber(new) {
             if let Some(host) = scrubber(old) {
@@ -176,10 +176,10 @@ impl Ledger {
     }
 
     /// Updates whether a slice waits for a claim.
-    pub(super) fn list_unclaimed(&mut self, slice: SliceId) {
-        let waits = self.slot(slice).is_some_and(|slot| is_restored(slot) && self.knows_holder(slot));
+    pub(super) fn update_unclaimed(&mut self, slice: SliceId) {
+        let is_unclaimed = self.slot(slice).is_some_and(|slot| is_restored(slot) && self.knows_holder(slot));
         let Some(entry) = self.emc_of(slice).and_then(|emc| self.emcs.get_mut(&emc)) else { return };
-        if waits {
+        if is_unclaimed {
             entry.unclaimed.insert(slice);
         } else {
             entry.unclaimed.remove(&slice);
@@ -230,7 +230,7 @@ impl Ledger {
     }
 }
 
-fn list_host(emcs: &mut BTreeMap<EmcId, EmcEntry>, id: HostId, host: &HostEntry) {
+fn index_host(emcs: &mut BTreeMap<EmcId, EmcEntry>, id: HostId, host: &HostEntry) {
     for emc in host.host.emcs.iter().filter(|emc| host.host.must_report_on(**emc)) {
         emcs.entry(*emc).and_modify(|entry| entry.unreported += 1);
     }
@@ -239,7 +239,7 @@ fn list_host(emcs: &mut BTreeMap<EmcId, EmcEntry>, id: HostId, host: &HostEntry)
     }
 }
 
-fn unlist_host(emcs: &mut BTreeMap<EmcId, EmcEntry>, id: HostId, host: &HostEntry) {
+fn unindex_host(emcs: &mut BTreeMap<EmcId, EmcEntry>, id: HostId, host: &HostEntry) {
     for emc in host.host.emcs.iter().filter(|emc| host.host.must_report_on(**emc)) {
         emcs.entry(*emc).and_modify(|entry| entry.unreported -= 1);
     }

@@ -9,9 +9,9 @@ use units::{Name, ReservationId};
 
 use super::{Change, Ledger, When, decision, rack::Place};
 use crate::{
-    audit::{Actor, Subject, What},
-    denied::Denied,
+    audit::{Actor, DecisionKind, Subject},
     record::{Key, Migration, MigrationAnswer, Record, Reservation, Scheduling},
+    rejection::Rejection,
 };
 
 impl Ledger {
@@ -42,61 +42,63 @@ impl Ledger {
         when: When,
         vm: &Name,
         answer: MigrationAnswer,
-        words: String,
+        explanation: String,
         actor: Actor,
-    ) -> Result<(ReservationId, Change), Denied> {
-        let asked = self.reservation_of(vm).and_then(|id| Some((id, self.migration(id)?)));
-        let (id, migration) = asked.ok_or_else(|| Denied::NoSuchMigration(vm.clone()))?;
-        let said = match answer {
+    ) -> Result<(ReservationId, Change), Rejection> {
+        let open = self.reservation_of(vm).and_then(|id| Some((id, self.migration(id)?)));
+        let (id, migration) = open.ok_or_else(|| Rejection::NoSuchMigration(vm.clone()))?;
+        let answer_name = match answer {
             MigrationAnswer::Open => "open",
             MigrationAnswer::Accepted => "accepted",
             MigrationAnswer::Declined => "declined",
             MigrationAnswer::Done => "done",
         };
-        let what = What::MigrationAnswered { answer: said.into(), words: words.clone() };
-        let again =
+        let what =
+            DecisionKind::MigrationAnswered { answer: answer_name.into(), explanation: explanation.clone() };
+        let retry_at =
             (answer == MigrationAnswer::Declined).then(|| when.now.after(MIGRATION_REQUEST_RETRY_AFTER));
-        let answered = Migration { answer, words, again, ..migration.clone() };
-        Ok((id, Change(vec![Record::Migration(id, answered), about(when, actor, vm, what)])))
+        let answered = Migration { answer, explanation, retry_at, ..migration.clone() };
+        Ok((id, Change(vec![Record::Migration(id, answered), vm_decision(when, actor, vm, what)])))
     }
 
     /// Repeats migration requests that were declined long enough ago, up to a limit.
-    pub fn decide_ask_again(&self, when: When, most: usize) -> Change {
+    pub fn decide_migration_retry(&self, when: When, most: usize) -> Change {
         let due = self.declined.iter().take_while(|(at, _)| *at <= when.now).take(most);
-        let again = due.filter_map(|(_, id)| {
+        let records = due.filter_map(|(_, id)| {
             let declined = self.migration(*id)?;
             let open = Migration {
                 answer: MigrationAnswer::Open,
-                words: String::new(),
-                again: None,
-                asked: when.wall,
+                explanation: String::new(),
+                retry_at: None,
+                requested_at: when.wall,
                 ..declined.clone()
             };
-            let what = What::MigrationAsked { why: format!("again: {}", open.why) };
-            let said = about(when, Actor::Manager, &open.vm, what);
-            Some([Record::Migration(*id, open), said])
+            let what = DecisionKind::MigrationRequested { why: format!("again: {}", open.why) };
+            let decision = vm_decision(when, Actor::Manager, &open.vm, what);
+            Some([Record::Migration(*id, open), decision])
         });
-        Change(again.flatten().collect())
+        Change(records.flatten().collect())
     }
 
     /// Returns the time of the next repetition.
-    pub fn next_asking_again(&self) -> Option<units::Ns> {
+    pub fn next_migration_retry(&self) -> Option<units::Ns> {
         self.declined.first().map(|(at, _)| *at)
     }
 
-    /// What a new scheduling of a place means for the VMs there: a drain asks for each of them to move, and taking it
-    /// back withdraws that, unless something else under the VM drains too.
+    /// Returns the changes of migration requests that follow from a new scheduling of a host or
+    /// EMC. A drain requests the migration of every VM there. Its cancellation withdraws the
+    /// requests, except for VMs under another drain.
     pub(super) fn migrations_for(
         &self,
         when: When,
         place: &Place,
         to: Scheduling,
-        there: &[ReservationId],
+        affected: &[ReservationId],
     ) -> Vec<Record> {
-        let why = drains(place);
+        let why = drain_reason(place);
         if to == Scheduling::Draining {
-            let unasked = there.iter().filter(|id| !self.migrations.contains_key(id));
-            return unasked.flat_map(|id| self.asking(when, *id, &why)).collect();
+            let unrequested = affected.iter().filter(|id| !self.migrations.contains_key(id));
+            return unrequested.flat_map(|id| self.migration_request(when, *id, &why)).collect();
         }
         self.withdraw_migrations(when, std::slice::from_ref(place))
     }
@@ -104,44 +106,52 @@ impl Ledger {
     /// Returns the records that withdraw the requests of places which no longer drain or are removed. A
     /// request whose VM has another draining place is kept for that.
     pub(super) fn withdraw_migrations(&self, when: When, places: &[Place]) -> Vec<Record> {
-        let reasons: Vec<String> = places.iter().map(drains).collect();
+        let reasons: Vec<String> = places.iter().map(drain_reason).collect();
         let affected = self.migrations.iter().filter(|(_, migration)| reasons.contains(&migration.why));
-        affected.flat_map(|(id, migration)| self.withdrawing(when, *id, migration, places)).collect()
+        affected
+            .flat_map(|(id, migration)| self.migration_withdrawal(when, *id, migration, places))
+            .collect()
     }
 
-    /// Asks for the move of a VM that was adopted on a host or an EMC that drains.
-    pub(super) fn asking_if_draining(
+    /// Requests the migration of a VM that was adopted on a draining host or EMC.
+    pub(super) fn migration_if_draining(
         &self,
         when: When,
         id: ReservationId,
         reservation: &Reservation,
     ) -> Option<[Record; 2]> {
-        let place = self.draining_under(reservation).next()?;
-        let unasked = !self.migrations.contains_key(&id);
-        unasked.then(|| asking(when, id, reservation, &drains(&place)))
+        let place = self.draining_places(reservation).next()?;
+        let unrequested = !self.migrations.contains_key(&id);
+        unrequested.then(|| migration_request(when, id, reservation, &drain_reason(&place)))
     }
 
-    fn asking(&self, when: When, id: ReservationId, why: &str) -> [Record; 2] {
-        asking(when, id, &self.reservations[&id], why)
+    fn migration_request(&self, when: When, id: ReservationId, why: &str) -> [Record; 2] {
+        migration_request(when, id, &self.reservations[&id], why)
     }
 
-    fn withdrawing(&self, when: When, id: ReservationId, m: &Migration, from: &[Place]) -> Vec<Record> {
-        match self.other_drain(id, from) {
-            Some(other) => vec![Record::Migration(id, Migration { why: drains(&other), ..m.clone() })],
+    fn migration_withdrawal(
+        &self,
+        when: When,
+        id: ReservationId,
+        m: &Migration,
+        from: &[Place],
+    ) -> Vec<Record> {
+        match self.other_drain_of(id, from) {
+            Some(other) => vec![Record::Migration(id, Migration { why: drain_reason(&other), ..m.clone() })],
             None => vec![
-                Record::Gone(Key::Migration(id)),
-                about(when, Actor::Manager, &m.vm, What::MigrationWithdrawn),
+                Record::Deleted(Key::Migration(id)),
+                vm_decision(when, Actor::Manager, &m.vm, DecisionKind::MigrationWithdrawn),
             ],
         }
     }
 
     /// Returns another draining place of a VM.
-    fn other_drain(&self, id: ReservationId, than: &[Place]) -> Option<Place> {
-        self.draining_under(self.reservations.get(&id)?).find(|place| !than.contains(place))
+    fn other_drain_of(&self, id: ReservationId, than: &[Place]) -> Option<Place> {
+        self.draining_places(self.reservations.get(&id)?).find(|place| !than.contains(place))
     }
 
     /// The draining places of a VM: its host, and EMCs of its slices.
-    fn draining_under(&self, reservation: &Reservation) -> impl Iterator<Item = Place> {
+    fn draining_places(&self, reservation: &Reservation) -> impl Iterator<Item = Place> {
         let host = self.hosts.get(&reservation.host).map(|entry| &entry.host);
         let host = host.filter(|host| host.scheduling == Scheduling::Draining);
         let emcs = self.emcs.values().map(|entry| &entry.emc).filter(|emc| {
@@ -152,22 +162,22 @@ impl Ledger {
     }
 }
 
-fn asking(when: When, id: ReservationId, reservation: &Reservation, why: &str) -> [Record; 2] {
+fn migration_request(when: When, id: ReservationId, reservation: &Reservation, why: &str) -> [Record; 2] {
     let migration = Migration {
         vm: reservation.vm.clone(),
         host: reservation.host,
         why: why.to_owned(),
-        asked: when.wall,
+        requested_at: when.wall,
         answer: MigrationAnswer::Open,
-        words: String::new(),
-        again: None,
+        explanation: String::new(),
+        retry_at: None,
     };
-    let what = What::MigrationAsked { why: why.to_owned() };
-    let said = about(when, Actor::Manager, &migration.vm, what);
-    [Record::Migration(id, migration), said]
+    let what = DecisionKind::MigrationRequested { why: why.to_owned() };
+    let decision = vm_decision(when, Actor::Manager, &migration.vm, what);
+    [Record::Migration(id, migration), decision]
 }
 
-fn drains(place: &Place) -> String {
+fn drain_reason(place: &Place) -> String {
     match place {
         Place::Host(name) => format!("host {name} is draining"),
         Place::Emc(name) => format!("emc {name} is draining"),
@@ -175,6 +185,6 @@ fn drains(place: &Place) -> String {
     }
 }
 
-fn about(when: When, actor: Actor, vm: &Name, what: What) -> Record {
+fn vm_decision(when: When, actor: Actor, vm: &Name, what: DecisionKind) -> Record {
     decision(when, actor, Subject::Vm(vm.clone()), what)
 }

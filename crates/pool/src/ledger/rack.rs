@@ -9,9 +9,9 @@ use units::{Bytes, EmcId, HostId, Name, SliceId, UnixMs};
 
 use super::{Change, HostEntry, Ledger, When, decision};
 use crate::{
-    audit::{Actor, Subject, What},
-    denied::Denied,
+    audit::{Actor, DecisionKind, Subject},
     record::{Emc, EndedBy, Fence, Host, Key, Meta, Record, Reservation, Scheduling},
+    rejection::Rejection,
     slice::Event,
 };
 
@@ -75,14 +75,14 @@ impl Ledger {
     /// # Errors
     /// Removal of objects in use, changes that a running rack cannot make, exceeded limits, and
     /// additions to a restored rack before every host has reported.
-    pub fn decide_configure(&self, when: When, spec: &RackSpec) -> Result<Change, Denied> {
+    pub fn decide_configure(&self, when: When, spec: &RackSpec) -> Result<Change, Rejection> {
         self.check_additions(spec)?;
-        let mut said = Vec::new();
+        let mut changes = Vec::new();
         let mut records = Vec::new();
-        let emcs = self.configure_emcs(when, spec, &mut records, &mut said)?;
-        self.configure_hosts(when, spec, &emcs, &mut records, &mut said)?;
-        if !said.is_empty() {
-            records.push(decision(when, Actor::Manager, Subject::Rack, What::Configured { changes: said }));
+        let emcs = self.configure_emcs(when, spec, &mut records, &mut changes)?;
+        self.configure_hosts(when, spec, &emcs, &mut records, &mut changes)?;
+        if !changes.is_empty() {
+            records.push(decision(when, Actor::Manager, Subject::Rack, DecisionKind::Configured { changes }));
         }
         Ok(Change(records))
     }
@@ -90,14 +90,14 @@ impl Ledger {
     /// Checks that hosts and EMCs may be added. After a restore they may have been part of the rack
     /// before, under numbers that devices and reports of hosts contain, also after an earlier
     /// restore of the same backup.
-    fn check_additions(&self, spec: &RackSpec) -> Result<(), Denied> {
+    fn check_additions(&self, spec: &RackSpec) -> Result<(), Rejection> {
         let unreported = self.hosts.values().find(|entry| entry.host.must_report && !entry.reported);
         let Some(unreported) = unreported else { return Ok(()) };
         let emc = spec.emcs.iter().find(|emc| self.emc_named(&emc.name).is_none());
         let host = spec.hosts.iter().find(|host| self.host_named(&host.name).is_none());
         let new = emc.map(|emc| format!("emc {}", emc.name));
         match new.or_else(|| host.map(|host| format!("host {}", host.name))) {
-            Some(what) => Err(Denied::RestorePending { what, unreported: unreported.host.name.clone() }),
+            Some(what) => Err(Rejection::RestorePending { what, unreported: unreported.host.name.clone() }),
             None => Ok(()),
         }
     }
@@ -106,7 +106,7 @@ impl Ledger {
     /// added later do not get them: they may belong to hosts that were added after an earlier
     /// restore of the same backup. Ignores numbers at or above the next number plus
     /// [`HOSTS_LOST_MAX`].
-    pub fn decide_hosts_named(&self, hosts: impl IntoIterator<Item = HostId>) -> Change {
+    pub fn decide_reserve_host_ids(&self, hosts: impl IntoIterator<Item = HostId>) -> Change {
         let next = self.meta.next_host.0;
         let lost = next..next.saturating_add(HOSTS_LOST_MAX);
         let highest = hosts.into_iter().map(|host| host.0).filter(|host| lost.contains(host)).max();
@@ -119,42 +119,50 @@ impl Ledger {
         when: When,
         spec: &RackSpec,
         records: &mut Vec<Record>,
-        said: &mut Vec<String>,
-    ) -> Result<BTreeMap<Name, EmcId>, Denied> {
-        within("EMCs", spec.emcs.len() as u64, EMCS_MAX as u64)?;
-        within("slices", spec.emcs.iter().map(|emc| u64::from(emc.slices)).sum(), u64::from(SLICES_MAX))?;
+        changes: &mut Vec<String>,
+    ) -> Result<BTreeMap<Name, EmcId>, Rejection> {
+        check_limit("EMCs", spec.emcs.len() as u64, EMCS_MAX as u64)?;
+        check_limit(
+            "slices",
+            spec.emcs.iter().map(|emc| u64::from(emc.slices)).sum(),
+            u64::from(SLICES_MAX),
+        )?;
         let mut ids = BTreeMap::new();
         let (mut next, mut first) = (self.meta.next_emc, self.meta.next_slice);
-        for wanted in &spec.emcs {
-            let id = match self.emc_named(&wanted.name) {
+        for emc_spec in &spec.emcs {
+            let id = match self.emc_named(&emc_spec.name) {
                 Some(id) => {
-                    unchanged(&self.emcs[&id].emc, wanted)?;
+                    check_unchanged(&self.emcs[&id].emc, emc_spec)?;
                     id
                 }
                 None => {
                     let id = next;
                     next = EmcId(number_after(next.0, 1, "EMCs ever added", EMCS_EVER_MAX)?);
-                    said.push(format!(
+                    changes.push(format!(
                         "emc {} added with {} slices from {first}",
-                        wanted.name, wanted.slices
+                        emc_spec.name, emc_spec.slices
                     ));
-                    records.push(Record::Emc(id, new_emc(wanted, first)));
-                    first =
-                        SliceId(number_after(first.0, wanted.slices, "slices ever added", SLICES_EVER_MAX)?);
+                    records.push(Record::Emc(id, new_emc(emc_spec, first)));
+                    first = SliceId(number_after(
+                        first.0,
+                        emc_spec.slices,
+                        "slices ever added",
+                        SLICES_EVER_MAX,
+                    )?);
                     id
                 }
             };
-            ids.insert(wanted.name.clone(), id);
+            ids.insert(emc_spec.name.clone(), id);
         }
         let mut removed = Vec::new();
         for (id, entry) in self.emcs.iter().filter(|(_, entry)| !ids.contains_key(&entry.emc.name)) {
             if entry.free() != entry.emc.slices {
                 let why = format!("{} of its slices are not free", entry.emc.slices - entry.free());
-                return Err(Denied::NotDrained { what: format!("emc {}", entry.emc.name), why });
+                return Err(Rejection::NotDrained { what: format!("emc {}", entry.emc.name), why });
             }
-            said.push(format!("emc {} removed", entry.emc.name));
-            records.extend(entry.emc.range().map(|s| Record::Gone(Key::Slice(s))));
-            records.push(Record::Gone(Key::Emc(*id)));
+            changes.push(format!("emc {} removed", entry.emc.name));
+            records.extend(entry.emc.range().map(|s| Record::Deleted(Key::Slice(s))));
+            records.push(Record::Deleted(Key::Emc(*id)));
             removed.push(Place::Emc(entry.emc.name.clone()));
         }
         records.extend(self.withdraw_migrations(when, &removed));
@@ -167,67 +175,69 @@ impl Ledger {
         spec: &RackSpec,
         emcs: &BTreeMap<Name, EmcId>,
         records: &mut Vec<Record>,
-        said: &mut Vec<String>,
-    ) -> Result<(), Denied> {
-        within("hosts", spec.hosts.len() as u64, HOSTS_MAX as u64)?;
+        changes: &mut Vec<String>,
+    ) -> Result<(), Rejection> {
+        check_limit("hosts", spec.hosts.len() as u64, HOSTS_MAX as u64)?;
         let mut next = self.meta.next_host;
-        for wanted in &spec.hosts {
-            let wires =
-                wanted.emcs.iter().map(|name| emcs.get(name).copied().ok_or(Denied::NoSuchEmc(name.clone())));
-            let wires: Vec<EmcId> = wires.collect::<Result<_, _>>()?;
-            match self.host_named(&wanted.name) {
+        for host_spec in &spec.hosts {
+            let connections = host_spec
+                .emcs
+                .iter()
+                .map(|name| emcs.get(name).copied().ok_or(Rejection::NoSuchEmc(name.clone())));
+            let connections: Vec<EmcId> = connections.collect::<Result<_, _>>()?;
+            match self.host_named(&host_spec.name) {
                 Some(id) => {
                     let old = &self.hosts[&id].host;
-                    let unconfirmed_fences = unconfirmed_after_rewiring(old, &wires, emcs);
+                    let unconfirmed_fences = unconfirmed_after_rewiring(old, &connections, emcs);
                     let mut host = Host {
-                        cores: wanted.cores,
-                        local: wanted.local,
-                        emcs: wires,
+                        cores: host_spec.cores,
+                        local: host_spec.local,
+                        emcs: connections,
                         unconfirmed_fences,
                         ..old.clone()
                     };
                     if host != self.hosts[&id].host {
-                        self.keeps_wires_in_use(&self.hosts[&id], &host)?;
-                        said.push(format!("host {} changed", wanted.name));
-                        records.extend(completed(when, &mut host)); // completed by the removal of the last unconfirmed EMC
+                        self.check_connections_in_use(&self.hosts[&id], &host)?;
+                        changes.push(format!("host {} changed", host_spec.name));
+                        records.extend(complete_fence(when, &mut host)); // completed by the removal of the last unconfirmed EMC
                         records.push(Record::Host(id, host));
                     }
                 }
                 None => {
-                    said.push(format!("host {} added", wanted.name));
-                    records.push(Record::Host(next, new_host(wanted, wires)));
+                    changes.push(format!("host {} added", host_spec.name));
+                    records.push(Record::Host(next, new_host(host_spec, connections)));
                     next = HostId(number_after(next.0, 1, "hosts ever added", HOSTS_EVER_MAX)?);
                 }
             }
         }
-        let kept: BTreeSet<&Name> = spec.hosts.iter().map(|host| &host.name).collect();
-        for (id, entry) in self.hosts.iter().filter(|(_, entry)| !kept.contains(&entry.host.name)) {
+        let remaining: BTreeSet<&Name> = spec.hosts.iter().map(|host| &host.name).collect();
+        for (id, entry) in self.hosts.iter().filter(|(_, entry)| !remaining.contains(&entry.host.name)) {
             let what = || format!("host {}", entry.host.name);
             if entry.host.must_report {
-                return Err(Denied::NotDrained { what: what(), why: UNREPORTED.to_owned() });
+                return Err(Rejection::NotDrained { what: what(), why: UNREPORTED.to_owned() });
             }
             if !entry.held.is_empty() || !entry.reservations.is_empty() {
                 let why =
                     format!("{} reservations and {} slices", entry.reservations.len(), entry.held.len());
-                return Err(Denied::NotDrained { what: what(), why });
+                return Err(Rejection::NotDrained { what: what(), why });
             }
-            said.push(format!("host {} removed", entry.host.name));
-            records.push(Record::Gone(Key::Host(*id)));
+            changes.push(format!("host {} removed", entry.host.name));
+            records.push(Record::Deleted(Key::Host(*id)));
         }
         Ok(())
     }
 
-    fn keeps_wires_in_use(&self, old: &HostEntry, new: &Host) -> Result<(), Denied> {
-        let what = || format!("a wire of host {}", new.name);
+    fn check_connections_in_use(&self, old: &HostEntry, new: &Host) -> Result<(), Rejection> {
+        let what = || format!("a connection of host {}", new.name);
         if old.host.must_report && old.host.emcs.iter().any(|emc| !new.emcs.contains(emc)) {
-            return Err(Denied::NotDrained { what: what(), why: UNREPORTED.to_owned() });
+            return Err(Rejection::NotDrained { what: what(), why: UNREPORTED.to_owned() });
         }
-        let cut = old.held().find(|s| self.emc_of(*s).is_some_and(|emc| !new.emcs.contains(&emc)));
-        match cut {
+        let in_use = old.held().find(|s| self.emc_of(*s).is_some_and(|emc| !new.emcs.contains(&emc)));
+        match in_use {
             None => Ok(()),
-            Some(slice) => Err(Denied::NotDrained {
+            Some(slice) => Err(Rejection::NotDrained {
                 what: what(),
-                why: format!("it holds slice {slice} at its other end"),
+                why: format!("the host holds slice {slice} of that EMC"),
             }),
         }
     }
@@ -243,8 +253,8 @@ impl Ledger {
         to: Scheduling,
         actor: Actor,
         reason: &str,
-    ) -> Result<Change, Denied> {
-        let moving = self.reservations_at(place)?;
+    ) -> Result<Change, Rejection> {
+        let affected = self.reservations_at(place)?;
         let (subject, now, record) = match place {
             Place::Slice(slice) if to == Scheduling::Enabled => {
                 return self.decide_requalify(when, *slice, actor, reason);
@@ -252,16 +262,16 @@ impl Ledger {
             Place::Slice(slice) => {
                 let (slice, what) = (*slice, "cordon or drain: only uncordon, and only when quarantined");
                 let state = self.slot(slice).map_or("unknown", super::Slot::state_name);
-                return Err(Denied::SliceNotNow { slice, state, what });
+                return Err(Rejection::SliceWrongState { slice, state, what });
             }
             Place::Host(name) => {
-                let id = self.host_named(name).ok_or_else(|| Denied::NoSuchHost(name.clone()))?;
+                let id = self.host_named(name).ok_or_else(|| Rejection::NoSuchHost(name.clone()))?;
                 let host = self.hosts[&id].host.clone();
                 let now = host.scheduling;
                 (Subject::Host(name.clone()), now, Record::Host(id, Host { scheduling: to, ..host }))
             }
             Place::Emc(name) => {
-                let id = self.emc_named(name).ok_or_else(|| Denied::NoSuchEmc(name.clone()))?;
+                let id = self.emc_named(name).ok_or_else(|| Rejection::NoSuchEmc(name.clone()))?;
                 let emc = self.emcs[&id].emc.clone();
                 let now = emc.scheduling;
                 (Subject::Emc(name.clone()), now, Record::Emc(id, Emc { scheduling: to, ..emc }))
@@ -270,14 +280,14 @@ impl Ledger {
         if now == to {
             return Ok(Change::default());
         }
-        let (reason, vms) = (reason.to_owned(), u32::try_from(moving.len()).unwrap_or(u32::MAX));
+        let (reason, vms) = (reason.to_owned(), u32::try_from(affected.len()).unwrap_or(u32::MAX));
         let mut records = vec![record];
         let what = match to {
-            Scheduling::Enabled => What::Uncordoned { reason },
-            Scheduling::Cordoned => What::Cordoned { reason },
-            Scheduling::Draining => What::Draining { reason, vms },
+            Scheduling::Enabled => DecisionKind::Uncordoned { reason },
+            Scheduling::Cordoned => DecisionKind::Cordoned { reason },
+            Scheduling::Draining => DecisionKind::Draining { reason, vms },
         };
-        records.extend(self.migrations_for(when, place, to, &moving));
+        records.extend(self.migrations_for(when, place, to, &affected));
         records.push(decision(when, actor, subject, what));
         Ok(Change(records))
     }
@@ -287,26 +297,28 @@ impl Ledger {
     ///
     /// # Errors
     /// The host or EMC does not exist.
-    pub fn reservations_at(&self, place: &Place) -> Result<Vec<units::ReservationId>, Denied> {
+    pub fn reservations_at(&self, place: &Place) -> Result<Vec<units::ReservationId>, Rejection> {
         match place {
             Place::Host(name) => {
-                let id = self.host_named(name).ok_or_else(|| Denied::NoSuchHost(name.clone()))?;
+                let id = self.host_named(name).ok_or_else(|| Rejection::NoSuchHost(name.clone()))?;
                 Ok(self.hosts[&id].reservations().collect())
             }
             Place::Emc(name) => {
-                let id = self.emc_named(name).ok_or_else(|| Denied::NoSuchEmc(name.clone()))?;
+                let id = self.emc_named(name).ok_or_else(|| Rejection::NoSuchEmc(name.clone()))?;
                 let emc = &self.emcs[&id].emc;
                 let owners = emc.range().filter_map(|slice| self.slot(slice)?.reservation());
                 let unreported = self.hosts.values().filter(|entry| entry.host.must_report_on(id));
                 let in_doubt = unreported.flat_map(HostEntry::reservations);
-                let naming =
+                let uncertain_owners =
                     in_doubt.filter(|id| self.reservations[id].slices.iter().any(|s| emc.contains(*s)));
                 let active = owners
-                    .chain(naming)
+                    .chain(uncertain_owners)
                     .filter(|id| self.reservations.get(id).is_some_and(Reservation::is_active));
                 Ok(active.collect::<BTreeSet<_>>().into_iter().collect())
             }
-            Place::Slice(slice) => self.slot(*slice).map(|_| Vec::new()).ok_or(Denied::NoSuchSlice(*slice)),
+            Place::Slice(slice) => {
+                self.slot(*slice).map(|_| Vec::new()).ok_or(Rejection::NoSuchSlice(*slice))
+            }
         }
     }
 
@@ -322,36 +334,36 @@ impl Ledger {
         reason: &str,
     ) -> Change {
         let Some(entry) = self.hosts.get(&host) else { return Change::default() };
-        let vouched = powered_off && entry.host.fence == Fence::Fencing { powered_off: false };
-        if entry.host.fence != Fence::None && !vouched {
+        let is_newly_confirmed = powered_off && entry.host.fence == Fence::Fencing { powered_off: false };
+        if entry.host.fence != Fence::None && !is_newly_confirmed {
             return Change::default();
         }
         let mut fencing = Host { fence: Fence::Fencing { powered_off }, ..entry.host.clone() };
-        if !vouched {
+        if !is_newly_confirmed {
             fencing.fenced_at = when.wall;
             let holds_on = entry.held().filter_map(|slice| self.emc_of(slice)); // also where the connection was removed
-            let doubtful = self.emcs.keys().filter(|_| entry.host.must_report); // a restored ledger may not contain all connections
-            let asked = holds_on.chain(entry.host.emcs.iter().copied()).chain(doubtful.copied());
-            fencing.unconfirmed_fences.extend(asked);
+            let uncertain = self.emcs.keys().filter(|_| entry.host.must_report); // a restored ledger may not contain all connections
+            let to_confirm = holds_on.chain(entry.host.emcs.iter().copied()).chain(uncertain.copied());
+            fencing.unconfirmed_fences.extend(to_confirm);
             fencing.unwired_fences.clear();
         }
         let mut records = vec![Record::Host(host, fencing)];
-        records.extend(self.ends_all(when, entry, &EndedBy::HostFenced, &Actor::Manager));
+        records.extend(self.end_all(when, entry, &EndedBy::HostFenced, &Actor::Manager));
         let slices = u32::try_from(entry.held.len()).unwrap_or(u32::MAX);
-        let what = What::Fencing { reason: reason.to_owned(), slices };
+        let what = DecisionKind::Fencing { reason: reason.to_owned(), slices };
         records.push(decision(when, actor, Subject::Host(entry.host.name.clone()), what));
         Change(records)
     }
 
     /// Ends all reservations of a host.
-    fn ends_all(&self, when: When, entry: &HostEntry, why: &EndedBy, actor: &Actor) -> Vec<Record> {
+    fn end_all(&self, when: When, entry: &HostEntry, why: &EndedBy, actor: &Actor) -> Vec<Record> {
         let ends = entry.reservations().map(|id| self.decide_end(when, id, why.clone(), actor.clone()));
         ends.filter_map(Result::ok).flat_map(|change| change.0).collect()
     }
 
     /// Records that an EMC has fenced the host: slices there only need to be revoked. The last EMC
     /// completes the fence.
-    pub fn decide_cut_off(&self, when: When, host: HostId, emc: EmcId) -> Change {
+    pub fn decide_fence_confirmed(&self, when: When, host: HostId, emc: EmcId) -> Change {
         let Some(entry) = self.hosts.get(&host).filter(|entry| entry.host.unconfirmed_fences.contains(&emc))
         else {
             return Change::default();
@@ -361,22 +373,22 @@ impl Ledger {
         if new.fence != Fence::None && !new.emcs.contains(&emc) {
             new.unwired_fences.insert(emc);
         }
-        let mut records = self.let_go(host, |slice| self.emc_of(slice) == Some(emc));
-        records.extend(completed(when, &mut new));
+        let mut records = self.slots_after_fence(host, |slice| self.emc_of(slice) == Some(emc));
+        records.extend(complete_fence(when, &mut new));
         records.push(Record::Host(host, new));
         Change(records)
     }
 
     /// Completes a fence without EMCs, for a host that is attached to none.
-    pub fn decide_fenced(&self, when: When, host: HostId) -> Change {
+    pub fn decide_fence_completed(&self, when: When, host: HostId) -> Change {
         let Some(entry) = self.hosts.get(&host) else { return Change::default() };
         let mut new = entry.host.clone();
-        let Some(decision) = completed(when, &mut new) else { return Change::default() };
+        let Some(decision) = complete_fence(when, &mut new) else { return Change::default() };
         Change(vec![Record::Host(host, new), decision])
     }
 
     /// Returns the held slices that a host can no longer use.
-    fn let_go(&self, host: HostId, among: impl Fn(SliceId) -> bool) -> Vec<Record> {
+    fn slots_after_fence(&self, host: HostId, among: impl Fn(SliceId) -> bool) -> Vec<Record> {
         let held = self.hosts.get(&host).into_iter().flat_map(HostEntry::held).filter(|slice| among(*slice));
         let records = held.filter_map(|slice| {
             let slot = self.slot(slice)?;
@@ -389,20 +401,20 @@ impl Ledger {
     /// Applies the identity with which an agent connected or reported. A host that restarted, or
     /// reports that it holds nothing, has released everything: its fence ends, and EMCs that have
     /// not confirmed it still must. The VMs of a restarted host end.
-    pub fn decide_report(&self, when: When, host: HostId, boot_id: &str, clean: bool) -> Change {
+    pub fn decide_agent_identity(&self, when: When, host: HostId, boot_id: &str, clean: bool) -> Change {
         let Some(entry) = self.hosts.get(&host) else { return Change::default() };
         let mut new = entry.host.clone();
         let rebooted = !new.boot_id.is_empty() && new.boot_id != boot_id;
         new.boot_id = boot_id.to_owned();
         let actor = Actor::Agent(new.name.clone());
         let mut records =
-            if rebooted { self.ends_all(when, entry, &EndedBy::HostRestarted, &actor) } else { Vec::new() };
+            if rebooted { self.end_all(when, entry, &EndedBy::HostRestarted, &actor) } else { Vec::new() };
         if new.fence != Fence::None && (rebooted || clean) {
             new.fence = Fence::None;
             new.unwired_fences.clear();
-            records.extend(self.let_go(host, |_| true));
+            records.extend(self.slots_after_fence(host, |_| true));
             let proof = if rebooted { "it restarted" } else { "its agent reports that nothing is left" };
-            let what = What::Returned { proof: proof.to_owned() };
+            let what = DecisionKind::Returned { proof: proof.to_owned() };
             records.push(decision(when, actor, Subject::Host(new.name.clone()), what));
         }
         if new != entry.host {
@@ -414,7 +426,7 @@ impl Ledger {
     /// Records that a host has reported everything since the ledger was restored. Its reservations
     /// without slices in the report are broken, because other VMs may have been adopted on their
     /// slices.
-    pub fn decide_reported(&self, when: When, host: HostId) -> Change {
+    pub fn decide_host_reported(&self, when: When, host: HostId) -> Change {
         let Some(entry) = self.hosts.get(&host).filter(|entry| entry.host.must_report) else {
             return Change::default();
         };
@@ -431,62 +443,66 @@ impl Ledger {
 }
 
 /// Completes a fence once every EMC has confirmed it.
-fn completed(when: When, host: &mut Host) -> Option<Record> {
+fn complete_fence(when: When, host: &mut Host) -> Option<Record> {
     if !matches!(host.fence, Fence::Fencing { .. }) || !host.unconfirmed_fences.is_empty() {
         return None;
     }
     (host.fence, host.must_report) = (Fence::Fenced, false);
-    Some(decision(when, Actor::Manager, Subject::Host(host.name.clone()), What::Fenced))
+    Some(decision(when, Actor::Manager, Subject::Host(host.name.clone()), DecisionKind::Fenced))
 }
 
 /// Returns the EMCs that must still fence a host after its connections changed: the ones that
 /// remain in the rack, and for a fenced host also the new ones, which may have granted it slices.
-fn unconfirmed_after_rewiring(old: &Host, wires: &[EmcId], emcs: &BTreeMap<Name, EmcId>) -> BTreeSet<EmcId> {
-    let added = wires.iter().filter(|emc| old.fence != Fence::None && !old.emcs.contains(emc));
-    let left = old.unconfirmed_fences.iter().filter(|emc| emcs.values().any(|kept| kept == *emc));
+fn unconfirmed_after_rewiring(
+    old: &Host,
+    connections: &[EmcId],
+    emcs: &BTreeMap<Name, EmcId>,
+) -> BTreeSet<EmcId> {
+    let added = connections.iter().filter(|emc| old.fence != Fence::None && !old.emcs.contains(emc));
+    let left = old.unconfirmed_fences.iter().filter(|emc| emcs.values().any(|id| id == *emc));
     left.chain(added).copied().collect()
 }
 
-fn unchanged(old: &Emc, new: &EmcSpec) -> Result<(), Denied> {
+fn check_unchanged(old: &Emc, new: &EmcSpec) -> Result<(), Rejection> {
     let fixed = |field: &str, from: String, to: String| {
         let what = format!("{field} of emc {}", old.name);
-        if from == to { Ok(()) } else { Err(Denied::Fixed { what, from, to }) }
+        if from == to { Ok(()) } else { Err(Rejection::ImmutableField { what, from, to }) }
     };
     fixed("slices", old.slices.to_string(), new.slices.to_string())?;
     fixed("driver", old.driver.clone(), new.driver.clone())?;
     fixed("path", old.path.clone(), new.path.clone())?;
-    let written = |serial: &Option<String>| serial.clone().unwrap_or_else(|| "none".to_owned());
-    fixed("serial", written(&old.serial), written(&new.serial))
+    let text = |serial: &Option<String>| serial.clone().unwrap_or_else(|| "none".to_owned());
+    fixed("serial", text(&old.serial), text(&new.serial))
 }
 
-fn within(what: &'static str, n: u64, max: u64) -> Result<(), Denied> {
-    if n <= max { Ok(()) } else { Err(Denied::TooMany { what, max }) }
+fn check_limit(what: &'static str, n: u64, max: u64) -> Result<(), Rejection> {
+    if n <= max { Ok(()) } else { Err(Rejection::LimitExceeded { what, max }) }
 }
 
 /// Returns the first number that is free after taking `count` numbers. Numbers are never reused,
 /// because devices, hosts and records of ended reservations may still contain them.
-fn number_after(first: u32, taken: u32, what: &'static str, max: u32) -> Result<u32, Denied> {
-    let next = first.checked_add(taken).filter(|next| *next <= max);
-    next.ok_or(Denied::TooMany { what, max: u64::from(max) })
+fn number_after(first: u32, count: u32, what: &'static str, max: u32) -> Result<u32, Rejection> {
+    let next = first.checked_add(count).filter(|next| *next <= max);
+    next.ok_or(Rejection::LimitExceeded { what, max: u64::from(max) })
 }
 
-fn new_emc(wanted: &EmcSpec, first: SliceId) -> Emc {
+fn new_emc(spec: &EmcSpec, first: SliceId) -> Emc {
     Emc {
-        name: wanted.name.clone(),
+        name: spec.name.clone(),
         first,
-        slices: wanted.slices,
-        driver: wanted.driver.clone(),
-        path: wanted.path.clone(),
+        slices: spec.slices,
+        driver: spec.driver.clone(),
+        path: spec.path.clone(),
         scheduling: Scheduling::Enabled,
-        serial: wanted.serial.clone(),
+        serial: spec.serial.clone(),
     }
 }
 
-fn new_host(wanted: &HostSpec, emcs: Vec<EmcId>) -> Host {
+fn new_host(spec: &HostSpec, emcs: Vec<EmcId>) -> Host {
     Host {
-        name: wanted.name.clone(),
-        cores: wanted.cores,
-        local: wanted.local,
+        name: spec.name.clone(),
+        cores: spec.cores,
+        local: spec.local,
         emcs,
         scheduling: Scheduling::Enabled,
         fence: Fence::None,

@@ -8,9 +8,9 @@ use units::{Bytes, EmcId, HostId, Name, Ns, ReservationId, SliceId, UserId};
 
 use super::{Change, EmcEntry, HostEntry, Ledger, When, decision};
 use crate::{
-    audit::{Actor, NotChosen, Subject, What},
-    denied::Denied,
+    audit::{Actor, DecisionKind, ExclusionReason, Subject},
     record::{Fence, Record, RequestKey, Reservation, Scheduling, Stage},
+    rejection::Rejection,
     slice::{Event, Owner},
 };
 
@@ -39,7 +39,7 @@ pub struct Reserve {
 
 /// Result of a request.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Decided {
+pub enum ReserveOutcome {
     /// A new reservation.
     New(ReservationId, Change),
     /// The reservation of an earlier identical request.
@@ -47,12 +47,12 @@ pub enum Decided {
 }
 
 /// Slices chosen on one EMC.
-struct Taken {
+struct EmcAllocation {
     emc: EmcId,
     slices: u32,
 }
 
-type Choice = SmallVec<[Taken; 2]>;
+type Placement = SmallVec<[EmcAllocation; 2]>;
 
 impl Ledger {
     /// Decides a request.
@@ -60,81 +60,85 @@ impl Ledger {
     /// # Errors
     /// A repeated request id with other contents, a VM with an active reservation, a host that
     /// accepts no reservations, or insufficient capacity.
-    pub fn decide_reserve(&self, when: When, ask: Reserve) -> Result<Decided, Denied> {
-        if let Some(id) = self.by_request.get(&ask.request) {
-            return self.repeated(*id, &ask);
+    pub fn decide_reserve(&self, when: When, request: Reserve) -> Result<ReserveOutcome, Rejection> {
+        if let Some(id) = self.by_request.get(&request.request) {
+            return self.repeated(*id, &request);
         }
-        if let Some(id) = self.by_vm.get(&ask.vm) {
-            return Err(self.taken(*id, &ask.vm));
+        if let Some(id) = self.by_vm.get(&request.vm) {
+            return Err(self.vm_already_reserved(*id, &request.vm));
         }
-        let host_id = self.host_named(&ask.host).ok_or_else(|| Denied::NoSuchHost(ask.host.clone()))?;
+        let host_id =
+            self.host_named(&request.host).ok_or_else(|| Rejection::NoSuchHost(request.host.clone()))?;
         let host = &self.hosts[&host_id];
-        has_room(host, &ask)?;
-        let choice = self.choose(host, &ask)?;
-        Ok(Decided::New(self.meta.next_reservation, self.reserving(when, ask, host_id, &choice)))
+        check_capacity(host, &request)?;
+        let placement = self.choose(host, &request)?;
+        Ok(ReserveOutcome::New(
+            self.meta.next_reservation,
+            self.reservation_change(when, request, host_id, &placement),
+        ))
     }
 
-    fn repeated(&self, id: ReservationId, ask: &Reserve) -> Result<Decided, Denied> {
-        let had = &self.reservations[&id];
+    fn repeated(&self, id: ReservationId, request: &Reserve) -> Result<ReserveOutcome, Rejection> {
+        let existing = &self.reservations[&id];
         // The name of a removed host is unknown.
-        let host = self.hosts.get(&had.host).map(|entry| &entry.host.name);
+        let host = self.hosts.get(&existing.host).map(|entry| &entry.host.name);
         let same = [
-            ("vm", had.vm == ask.vm),
-            ("host", host.is_none_or(|name| *name == ask.host)),
-            ("pool_bytes", had.slices.len() == ask.slices as usize),
-            ("local_bytes", had.local == ask.local),
-            ("cores", had.cores == ask.cores),
-            ("pinned", had.pinned == ask.pinned),
-            ("commit_within_ms", had.commit_within == ask.commit_within),
-            ("uid", had.uid == ask.uid),
+            ("vm", existing.vm == request.vm),
+            ("host", host.is_none_or(|name| *name == request.host)),
+            ("pool_bytes", existing.slices.len() == request.slices as usize),
+            ("local_bytes", existing.local == request.local),
+            ("cores", existing.cores == request.cores),
+            ("pinned", existing.pinned == request.pinned),
+            ("commit_within_ms", existing.commit_within == request.commit_within),
+            ("uid", existing.uid == request.uid),
         ];
         match same.iter().find(|(_, same)| !same) {
-            None => Ok(Decided::Repeat(id)),
+            None => Ok(ReserveOutcome::Repeat(id)),
             Some((differs, _)) => {
-                Err(Denied::RequestReused { id: ask.request.id.clone(), reservation: id, differs })
+                Err(Rejection::RequestReused { id: request.request.id.clone(), reservation: id, differs })
             }
         }
     }
 
-    fn taken(&self, id: ReservationId, vm: &Name) -> Denied {
+    fn vm_already_reserved(&self, id: ReservationId, vm: &Name) -> Rejection {
         let host = self.hosts[&self.reservations[&id].host].host.name.clone();
-        Denied::VmTaken { vm: vm.clone(), reservation: id, host }
+        Rejection::VmAlreadyReserved { vm: vm.clone(), reservation: id, host }
     }
 
     /// Chooses the EMC with the most free slices that has all of them; otherwise the fewest EMCs
     /// that have them together.
-    fn choose(&self, host: &HostEntry, ask: &Reserve) -> Result<Choice, Denied> {
-        let mut choice = Choice::new();
-        if ask.slices == 0 {
-            return Ok(choice);
+    fn choose(&self, host: &HostEntry, request: &Reserve) -> Result<Placement, Rejection> {
+        let mut placement = Placement::new();
+        if request.slices == 0 {
+            return Ok(placement);
         }
         let mut open: SmallVec<[(u32, EmcId); 4]> =
             self.reach(host).map(|(id, entry)| (entry.free(), id)).collect();
         open.sort_by_key(|(free, id)| (std::cmp::Reverse(*free), *id));
-        let mut missing = ask.slices;
+        let mut missing = request.slices;
         for (free, emc) in open {
             let slices = missing.min(free);
             if slices > 0 {
-                choice.push(Taken { emc, slices });
+                placement.push(EmcAllocation { emc, slices });
                 missing -= slices;
             }
         }
         if missing > 0 {
-            return Err(Denied::OutOfSlices {
-                host: ask.host.clone(),
-                asked: ask.slices,
-                free: ask.slices - missing,
+            return Err(Rejection::OutOfSlices {
+                host: request.host.clone(),
+                requested: request.slices,
+                free: request.slices - missing,
                 closed: self.closed_to(host),
             });
         }
-        Ok(choice)
+        Ok(placement)
     }
 
     /// Returns attached EMCs with free slices that cannot be used now.
-    fn closed_to(&self, host: &HostEntry) -> Vec<(Name, u32, NotChosen)> {
-        let wired = host.host.emcs.iter().filter_map(|id| Some((*id, self.emcs.get(id)?)));
+    fn closed_to(&self, host: &HostEntry) -> Vec<(Name, u32, ExclusionReason)> {
+        let attached = host.host.emcs.iter().filter_map(|id| Some((*id, self.emcs.get(id)?)));
         let closed =
-            wired.filter_map(|(id, e)| Some((e.emc.name.clone(), e.free(), not_chosen(host, id, e)?)));
+            attached.filter_map(|(id, e)| Some((e.emc.name.clone(), e.free(), not_chosen(host, id, e)?)));
         closed.filter(|(_, free, _)| *free > 0).collect()
     }
 
@@ -144,83 +148,96 @@ impl Ledger {
         entries.filter(|(id, entry)| not_chosen(host, *id, entry).is_none())
     }
 
-    fn reserving(&self, when: When, ask: Reserve, host: HostId, choice: &Choice) -> Change {
+    fn reservation_change(
+        &self,
+        when: When,
+        request: Reserve,
+        host: HostId,
+        placement: &Placement,
+    ) -> Change {
         let id = self.meta.next_reservation;
-        let what = self.why_these(id, &ask, host, choice);
-        let (actor, subject) = (Actor::Client(ask.request.client.clone()), Subject::Vm(ask.vm.clone()));
-        let mut slices: Vec<SliceId> = Vec::with_capacity(ask.slices as usize);
-        for taken in choice {
-            slices.extend(self.emcs[&taken.emc].free.iter().take(taken.slices as usize));
+        let what = self.placement_decision(id, &request, host, placement);
+        let (actor, subject) =
+            (Actor::Client(request.request.client.clone()), Subject::Vm(request.vm.clone()));
+        let mut slices: Vec<SliceId> = Vec::with_capacity(request.slices as usize);
+        for allocation in placement {
+            slices.extend(self.emcs[&allocation.emc].free.iter().take(allocation.slices as usize));
         }
         slices.sort_unstable();
         let mut records = Vec::with_capacity(slices.len() + 2);
         for slice in &slices {
-            let slot = self.slot(*slice).expect("a slice in the free set is there");
+            let slot = self.slot(*slice).expect("a slice in the free set exists");
             let slot = slot.step(Event::Assign(Owner { host, reservation: id }));
             records.push(Record::Slice(*slice, slot.expect("a slice in the free set is free")));
         }
         let reservation = Reservation {
-            vm: ask.vm,
+            vm: request.vm,
             host,
             slices,
-            local: ask.local,
-            cores: ask.cores,
-            pinned: ask.pinned,
-            request: ask.request,
-            commit_within: ask.commit_within,
+            local: request.local,
+            cores: request.cores,
+            pinned: request.pinned,
+            request: request.request,
+            commit_within: request.commit_within,
             created: when.wall,
             stage: Stage::Reserved {
-                deadline: when.now.after(ask.commit_within),
-                deadline_unix: units::UnixMs(when.wall.0.saturating_add(ask.commit_within.as_ms())),
+                deadline: when.now.after(request.commit_within),
+                deadline_unix: units::UnixMs(when.wall.0.saturating_add(request.commit_within.as_ms())),
             },
-            uid: ask.uid,
+            uid: request.uid,
         };
         records.push(Record::Reservation(id, reservation));
         records.push(decision(when, actor, subject, what));
         Change(records)
     }
 
-    fn why_these(&self, reservation: ReservationId, ask: &Reserve, host: HostId, choice: &Choice) -> What {
+    fn placement_decision(
+        &self,
+        reservation: ReservationId,
+        request: &Reserve,
+        host: HostId,
+        placement: &Placement,
+    ) -> DecisionKind {
         let host = &self.hosts[&host];
-        let wired = &host.host.emcs;
-        let most_free = choice.iter().filter_map(|taken| Some(self.emcs.get(&taken.emc)?.free())).max();
-        let mut taken = Vec::with_capacity(choice.len());
-        let mut others = Vec::with_capacity(wired.len() - choice.len());
-        for (id, entry) in wired.iter().filter_map(|id| Some((id, self.emcs.get(id)?))) {
+        let attached = &host.host.emcs;
+        let most_free = placement.iter().filter_map(|chosen| Some(self.emcs.get(&chosen.emc)?.free())).max();
+        let mut taken = Vec::with_capacity(placement.len());
+        let mut others = Vec::with_capacity(attached.len() - placement.len());
+        for (id, entry) in attached.iter().filter_map(|id| Some((id, self.emcs.get(id)?))) {
             let (name, free) = (entry.emc.name.clone(), entry.free());
-            if let Some(chosen) = choice.iter().find(|taken| taken.emc == *id) {
-                taken.push((name, chosen.slices, free));
+            if let Some(allocation) = placement.iter().find(|chosen| chosen.emc == *id) {
+                taken.push((name, allocation.slices, free));
             } else {
                 let fewer = match free {
-                    _ if free < ask.slices => NotChosen::TooSmall,
-                    _ if most_free == Some(free) => NotChosen::Tied,
-                    _ => NotChosen::Fuller,
+                    _ if free < request.slices => ExclusionReason::TooSmall,
+                    _ if most_free == Some(free) => ExclusionReason::Tied,
+                    _ => ExclusionReason::Fuller,
                 };
                 others.push((name, free, not_chosen(host, *id, entry).unwrap_or(fewer)));
             }
         }
-        What::Reserved {
+        DecisionKind::Reserved {
             reservation,
-            host: ask.host.clone(),
+            host: request.host.clone(),
             taken,
             others,
-            local: ask.local,
-            cores: ask.cores,
+            local: request.local,
+            cores: request.cores,
         }
     }
 }
 
-fn not_chosen(host: &HostEntry, emc: EmcId, entry: &EmcEntry) -> Option<NotChosen> {
+fn not_chosen(host: &HostEntry, emc: EmcId, entry: &EmcEntry) -> Option<ExclusionReason> {
     if host.unseen().contains_key(&emc) {
-        return Some(NotChosen::NotSeen);
+        return Some(ExclusionReason::NotSeen);
     }
     if entry.up && host.host.unconfirmed_fences.contains(&emc) {
-        return Some(NotChosen::FenceUnconfirmed);
+        return Some(ExclusionReason::FenceUnconfirmed);
     }
     match (entry.up, entry.emc.scheduling) {
-        (false, _) => Some(NotChosen::Failed),
-        (true, Scheduling::Cordoned) => Some(NotChosen::Cordoned),
-        (true, Scheduling::Draining) => Some(NotChosen::Draining),
+        (false, _) => Some(ExclusionReason::Failed),
+        (true, Scheduling::Cordoned) => Some(ExclusionReason::Cordoned),
+        (true, Scheduling::Draining) => Some(ExclusionReason::Draining),
         (true, Scheduling::Enabled) => None,
     }
 }
@@ -244,25 +261,36 @@ impl HostEntry {
     }
 }
 
-fn has_room(host: &HostEntry, ask: &Reserve) -> Result<(), Denied> {
-    let name = || ask.host.clone();
+fn check_capacity(host: &HostEntry, request: &Reserve) -> Result<(), Rejection> {
+    let name = || request.host.clone();
     if let Some(why) = not_schedulable(host) {
-        return Err(Denied::HostNotSchedulable { host: name(), why });
+        return Err(Rejection::HostNotSchedulable { host: name(), why });
     }
-    if host.cores_free() < ask.cores {
-        return Err(Denied::OutOfCores { host: name(), asked: ask.cores, free: host.cores_free() });
+    if host.cores_free() < request.cores {
+        return Err(Rejection::OutOfCores {
+            host: name(),
+            requested: request.cores,
+            free: host.cores_free(),
+        });
     }
-    if host.local_free() < ask.local {
-        return Err(Denied::OutOfLocal { host: name(), asked: ask.local, free: host.local_free() });
+    if host.local_free() < request.local {
+        return Err(Rejection::OutOfLocal {
+            host: name(),
+            requested: request.local,
+            free: host.local_free(),
+        });
     }
     if host.reservations.len() >= RESERVATIONS_PER_HOST_MAX {
-        return Err(Denied::TooMany {
+        return Err(Rejection::LimitExceeded {
             what: "reservations on one host",
             max: RESERVATIONS_PER_HOST_MAX as u64,
         });
     }
-    if host.held.len() + ask.slices as usize > SLICES_PER_HOST_MAX as usize {
-        return Err(Denied::TooMany { what: "slices on one host", max: u64::from(SLICES_PER_HOST_MAX) });
+    if host.held.len() + request.slices as usize > SLICES_PER_HOST_MAX as usize {
+        return Err(Rejection::LimitExceeded {
+            what: "slices on one host",
+            max: u64::from(SLICES_PER_HOST_MAX),
+        });
     }
     Ok(())
 }

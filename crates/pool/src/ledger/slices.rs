@@ -8,10 +8,10 @@ use units::{EmcId, Epoch, HostId, Name, Ns, RequestId, ReservationId, SliceId};
 
 use super::{Change, EmcEntry, HostEntry, Ledger, When, decision};
 use crate::{
-    audit::{Actor, Subject, What},
-    denied::Denied,
-    protocol::{HaveVm, Holding},
+    audit::{Actor, DecisionKind, Subject},
+    protocol::{Holding, ObservedVm},
     record::{EndedBy, Fence, Host, Meta, Record, RequestKey, Reservation, Stage},
+    rejection::Rejection,
     slice::{Event, Owner, Quarantine, Slot, State},
 };
 
@@ -35,7 +35,7 @@ impl Ledger {
         let next = slot.step(event).ok()?;
         let State::Quarantined(why) = next.state else { return None };
         let why = if detail.is_empty() { why.to_string() } else { format!("{why}: {detail}") };
-        let what = What::Quarantined { why: why.clone() };
+        let what = DecisionKind::Quarantined { why: why.clone() };
         let mut records =
             vec![Record::Slice(slice, next), decision(when, Actor::Manager, Subject::Slice(slice), what)];
         records.extend(self.fence_to_confirm(slice, next));
@@ -50,7 +50,7 @@ impl Ledger {
     fn fence_to_confirm(&self, slice: SliceId, slot: Slot) -> Option<Record> {
         let (id, emc) = (slot.holder()?, self.emc_of(slice)?);
         let host = &self.hosts.get(&id)?.host;
-        let confirms = host.unconfirmed_fences.contains(&emc) || host.is_cut_off(emc);
+        let confirms = host.unconfirmed_fences.contains(&emc) || host.is_fenced_at(emc);
         (host.fence != Fence::None && !confirms).then(|| {
             let mut host = host.clone();
             host.unconfirmed_fences.insert(emc);
@@ -72,26 +72,29 @@ impl Ledger {
         slice: SliceId,
         actor: Actor,
         reason: &str,
-    ) -> Result<Change, Denied> {
-        let slot = self.slot(slice).ok_or(Denied::NoSuchSlice(slice))?;
+    ) -> Result<Change, Rejection> {
+        let slot = self.slot(slice).ok_or(Rejection::NoSuchSlice(slice))?;
         let what = "uncordon";
-        let refused = Denied::SliceNotNow { slice, state: slot.state_name(), what };
-        let let_go = self.needs_no_word(slice, slot) || !self.knows_holder(slot);
-        let next = slot.step(Event::Requalify { let_go }).map_err(|_| refused)?;
-        let said = What::Requalified { reason: reason.to_owned() };
-        Ok(Change(vec![Record::Slice(slice, next), decision(when, actor, Subject::Slice(slice), said)]))
+        let rejection = Rejection::SliceWrongState { slice, state: slot.state_name(), what };
+        let is_released = self.needs_no_release(slice, slot) || !self.knows_holder(slot);
+        let next = slot.step(Event::Requalify { is_released }).map_err(|_| rejection)?;
+        let decision_kind = DecisionKind::Requalified { reason: reason.to_owned() };
+        Ok(Change(vec![
+            Record::Slice(slice, next),
+            decision(when, actor, Subject::Slice(slice), decision_kind),
+        ]))
     }
 
     /// Returns whether its host certainly cannot reach the slice after a revocation by the device.
-    fn needs_no_word(&self, slice: SliceId, slot: Slot) -> bool {
-        self.cuts_off(slice) || self.is_unreachable(slice, slot)
+    fn needs_no_release(&self, slice: SliceId, slot: Slot) -> bool {
+        self.can_revoke(slice) || self.is_unreachable(slice, slot)
     }
 
     /// Returns whether no host can reach a slice: it has no holder, or its EMC has fenced the
     /// holder.
     fn is_unreachable(&self, slice: SliceId, slot: Slot) -> bool {
         let emc = self.emc_of(slice);
-        let stopped = |host: &HostEntry| emc.is_some_and(|emc| host.host.is_cut_off(emc));
+        let stopped = |host: &HostEntry| emc.is_some_and(|emc| host.host.is_fenced_at(emc));
         slot.holder().is_none_or(|host| self.hosts.get(&host).is_some_and(stopped))
     }
 
@@ -104,7 +107,7 @@ impl Ledger {
     /// is attached to the EMC, or has a grant of it.
     pub fn awaits_reports(&self, emc: EmcId) -> bool {
         let Some(entry) = self.emcs.get(&emc) else { return false };
-        entry.awaits_wired() || self.unreported_on(emc).next().is_some()
+        entry.awaits_attached_hosts() || self.unreported_on(emc).next().is_some()
     }
 
     /// Returns hosts that may reach slices of an EMC and have yet to report after a restore.
@@ -126,18 +129,19 @@ impl Ledger {
     }
 
     /// Returns whether the device of a slice can revoke access.
-    pub fn cuts_off(&self, slice: SliceId) -> bool {
-        self.emc_of(slice).is_some_and(|emc| self.emcs[&emc].emc.cuts_off())
+    pub fn can_revoke(&self, slice: SliceId) -> bool {
+        self.emc_of(slice).is_some_and(|emc| self.emcs[&emc].emc.can_revoke())
     }
 
     /// Returns unclaimed slices to circulation after a restore, once every host has reported. The
     /// holder of a slice must release it first, even where the device could revoke it: a process
     /// that outlives its VM may still use the memory.
-    pub fn decide_unclaimed(&self, slices: &[SliceId]) -> Change {
+    pub fn decide_release_unclaimed(&self, slices: &[SliceId]) -> Change {
         let requalified = slices.iter().filter_map(|slice| {
             let slot = self.slot(*slice)?;
-            let let_go = self.is_unreachable(*slice, slot);
-            let next = slot.step(Event::Requalify { let_go }).ok().filter(|_| self.knows_holder(slot))?;
+            let is_released = self.is_unreachable(*slice, slot);
+            let next =
+                slot.step(Event::Requalify { is_released }).ok().filter(|_| self.knows_holder(slot))?;
             Some(Record::Slice(*slice, next))
         });
         Change(requalified.collect())
@@ -151,12 +155,18 @@ impl Ledger {
     ///
     /// Returns `None` if the device does not confirm a slice, or if an earlier reservation of this
     /// name still has slices and `id` is not of the lost history, so that the order is unknown.
-    pub fn decide_adopt(&self, when: When, host: HostId, id: ReservationId, vm: &HaveVm) -> Option<Change> {
+    pub fn decide_adopt(
+        &self,
+        when: When,
+        host: HostId,
+        id: ReservationId,
+        vm: &ObservedVm,
+    ) -> Option<Change> {
         let other = self.reservation_of(&vm.vm).filter(|other| *other != id);
         let known = self.reservations.get(&id);
         let ended = match known.map(|known| &known.stage) {
             Some(ended @ Stage::Ended { .. }) => Some(ended.clone()),
-            _ if other > Some(id) => Some(Stage::Ended { at: when.now, why: earlier_life() }),
+            _ if other > Some(id) => Some(Stage::Ended { at: when.now, why: superseded_by_later_vm() }),
             _ => None,
         };
         let owner = Owner { host, reservation: id };
@@ -173,7 +183,7 @@ impl Ledger {
             if self.is_in_use(earlier) && id >= self.meta.next_reservation {
                 return None; // not a number of the lost history: the order of the two reservations is unknown
             }
-            records.extend(self.decide_end(when, earlier, earlier_life(), Actor::Manager).ok()?.0);
+            records.extend(self.decide_end(when, earlier, superseded_by_later_vm(), Actor::Manager).ok()?.0);
         }
         let mut ids: Vec<_> = vm.slices.iter().map(|holding| holding.slice).collect();
         ids.sort_unstable();
@@ -181,14 +191,14 @@ impl Ledger {
         let stage = ended.unwrap_or(Stage::Committed);
         let adopted = Reservation { slices: ids.clone(), stage, ..known };
         if adopted.is_active() {
-            records.extend(self.asking_if_draining(when, id, &adopted).into_iter().flatten());
+            records.extend(self.migration_if_draining(when, id, &adopted).into_iter().flatten());
         }
         records.push(Record::Reservation(id, adopted));
         records.push(decision(
             when,
             Actor::Manager,
             Subject::Vm(vm.vm.clone()),
-            What::Adopted { slices: ids },
+            DecisionKind::RecoveredVm { slices: ids },
         ));
         Some(Change(records))
     }
@@ -210,7 +220,11 @@ impl Ledger {
     /// Reserves the numbers of slices that a host has and the ledger does not contain, so that EMCs
     /// added later do not get them: their EMC may have been added after an earlier restore of the
     /// same backup. Ignores numbers from `end`, which no EMC can have had.
-    pub fn decide_slices_named(&self, slices: impl IntoIterator<Item = SliceId>, end: SliceId) -> Change {
+    pub fn decide_reserve_slice_ids(
+        &self,
+        slices: impl IntoIterator<Item = SliceId>,
+        end: SliceId,
+    ) -> Change {
         let lost = self.meta.next_slice..end;
         let highest = slices.into_iter().filter(|slice| lost.contains(slice)).max();
         let Some(highest) = highest else { return Change::default() };
@@ -218,7 +232,7 @@ impl Ledger {
     }
 
     /// Creates a reservation of the lost history from a report, without cores.
-    fn lost_reservation(&self, when: When, id: ReservationId, host: HostId, vm: &HaveVm) -> Reservation {
+    fn lost_reservation(&self, when: When, id: ReservationId, host: HostId, vm: &ObservedVm) -> Reservation {
         let request = format!("restored:{}:{}", self.meta.generation, id.0);
         Reservation {
             vm: vm.vm.clone(),
@@ -272,7 +286,7 @@ impl Ledger {
 
     /// Returns slices that stay quarantined until an operator decides, with the reason.
     pub fn quarantined(&self) -> impl Iterator<Item = (SliceId, Quarantine)> {
-        let slices = self.emcs.values().flat_map(EmcEntry::quarantined_for_good);
+        let slices = self.emcs.values().flat_map(EmcEntry::quarantined_for_operator);
         slices.filter_map(|slice| match self.slot(slice)?.state {
             State::Quarantined(why) => Some((slice, why)),
             _ => None,
@@ -282,6 +296,6 @@ impl Ledger {
 
 /// Returns the end of a reservation whose VM name was reserved again: a release, or the loss of its
 /// host.
-fn earlier_life() -> EndedBy {
-    EndedBy::Released { force: false, reason: "a later life of this VM was found running".into() }
+fn superseded_by_later_vm() -> EndedBy {
+    EndedBy::Released { force: false, reason: "a later VM of this name was found running".into() }
 }

@@ -17,13 +17,13 @@ const WINDOW: Ns = Ns::secs(10);
 /// Number of windows.
 const WINDOWS: usize = 6;
 /// Smallest target.
-const LEAST: u32 = 4;
+const TARGET_MIN: u32 = 4;
 /// Largest target, as the divisor of the pool's size.
-const POOL_PARTS: u32 = 4;
+const TARGET_MAX_POOL_DIVISOR: u32 = 4;
 /// Slices that one host scrubs at a time while the buffer is full.
-const GENTLE: usize = 4;
+const SLOW_SCRUBS_PER_HOST: usize = 4;
 /// Scrubbing is slow only while a smaller fraction of the pool, as a divisor, waits for it.
-const WAITING_PARTS: u32 = 16;
+const BACKLOG_MAX_POOL_DIVISOR: u32 = 16;
 
 /// Size of the pool, in slices.
 #[derive(Clone, Copy, Debug, Default)]
@@ -40,30 +40,31 @@ pub struct Supply {
 #[derive(Clone, Debug, Default)]
 pub struct Buffer {
     window: u64,
-    taken: [u32; WINDOWS],
+    demand: [u32; WINDOWS],
     /// Longest return completed in a window.
-    drained: [Ns; WINDOWS],
+    drain_times: [Ns; WINDOWS],
     /// Start of each return in progress.
     draining: BTreeMap<SliceId, Ns>,
 }
 
 impl Buffer {
     /// Records reserved slices.
-    pub fn reserved(&mut self, now: Ns, slices: u32) {
+    pub fn record_demand(&mut self, now: Ns, slices: u32) {
         self.roll(now);
-        let taken = &mut self.taken[slot(self.window)];
-        *taken = taken.saturating_add(slices);
+        let demand = &mut self.demand[slot(self.window)];
+        *demand = demand.saturating_add(slices);
     }
 
     /// Records a change of a slice's state, by name.
-    pub fn moved(&mut self, now: Ns, slice: SliceId, to: &str) {
+    pub fn record_state_change(&mut self, now: Ns, slice: SliceId, to: &str) {
         self.roll(now);
         match to {
             "draining" | "scrubbing" => drop(self.draining.entry(slice).or_insert(now)),
             _ => {
-                let began = self.draining.remove(&slice).filter(|_| to == "free");
-                let longest = &mut self.drained[slot(self.window)];
-                *longest = (*longest).max(began.map_or(Ns::ZERO, |began| Ns(now.0.saturating_sub(began.0))));
+                let started = self.draining.remove(&slice).filter(|_| to == "free");
+                let longest = &mut self.drain_times[slot(self.window)];
+                *longest =
+                    (*longest).max(started.map_or(Ns::ZERO, |started| Ns(now.0.saturating_sub(started.0))));
             }
         }
     }
@@ -71,30 +72,31 @@ impl Buffer {
     /// Returns the longest recent time of a slice from its last owner to free; zero if none
     /// returned.
     pub fn drain_time(&self) -> Ns {
-        self.drained.iter().copied().max().unwrap_or_default()
+        self.drain_times.iter().copied().max().unwrap_or_default()
     }
 
     /// Returns the target number of free slices for a pool of this size.
     pub fn target(&self, pool: u32) -> u32 {
         let windows = self.drain_time().0.div_ceil(WINDOW.0).clamp(1, WINDOWS as u64);
         let ends = (0..WINDOWS as u64).map(|back| self.window.saturating_sub(back));
-        let taken = |end: u64| (0..windows).map(|back| self.taken_in(end, back)).fold(0, u32::saturating_add);
-        let busiest = ends.map(taken).max().unwrap_or(0);
-        busiest.max(LEAST).min(pool / POOL_PARTS)
+        let demand =
+            |end: u64| (0..windows).map(|back| self.demand_in(end, back)).fold(0, u32::saturating_add);
+        let busiest = ends.map(demand).max().unwrap_or(0);
+        busiest.max(TARGET_MIN).min(pool / TARGET_MAX_POOL_DIVISOR)
     }
 
     /// Returns the demand of a window that lies a number of windows before another.
-    fn taken_in(&self, end: u64, back: u64) -> u32 {
+    fn demand_in(&self, end: u64, back: u64) -> u32 {
         let oldest = (self.window + 1).saturating_sub(WINDOWS as u64);
         let window = end.checked_sub(back).filter(|window| *window >= oldest);
-        window.map_or(0, |window| self.taken[slot(window)])
+        window.map_or(0, |window| self.demand[slot(window)])
     }
 
     /// Returns the number of slices that one host may scrub at a time.
-    pub fn pace(&self, supply: Supply) -> usize {
-        let enough = supply.free >= self.target(supply.pool);
-        let few_wait = supply.to_scrub <= supply.pool / WAITING_PARTS;
-        if enough && few_wait { GENTLE } else { SCRUBS_PER_HOST_MAX }
+    pub fn scrubs_per_host(&self, supply: Supply) -> usize {
+        let has_enough = supply.free >= self.target(supply.pool);
+        let is_backlog_small = supply.to_scrub <= supply.pool / BACKLOG_MAX_POOL_DIVISOR;
+        if has_enough && is_backlog_small { SLOW_SCRUBS_PER_HOST } else { SCRUBS_PER_HOST_MAX }
     }
 
     /// Drops expired windows.
@@ -102,8 +104,8 @@ impl Buffer {
         let window = now.0 / WINDOW.0;
         let passed = window.saturating_sub(self.window);
         for step in 1..=passed.min(WINDOWS as u64) {
-            let forgotten = slot(self.window + step);
-            (self.taken[forgotten], self.drained[forgotten]) = (0, Ns::ZERO);
+            let expired = slot(self.window + step);
+            (self.demand[expired], self.drain_times[expired]) = (0, Ns::ZERO);
         }
         self.window = window;
     }
@@ -119,68 +121,68 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_buffer_is_what_the_busiest_recent_window_took() {
+    fn target_equals_demand_of_busiest_recent_window() {
         let mut buffer = Buffer::default();
-        buffer.reserved(Ns::secs(1), 30);
-        buffer.reserved(Ns::secs(2), 10);
-        buffer.reserved(Ns::secs(12), 5);
+        buffer.record_demand(Ns::secs(1), 30);
+        buffer.record_demand(Ns::secs(2), 10);
+        buffer.record_demand(Ns::secs(12), 5);
         assert_eq!(buffer.target(1000), 40);
-        assert_eq!(buffer.target(100), 25, "never more than a quarter of the pool");
+        assert_eq!(buffer.target(100), 25, "at most a quarter of the pool");
         buffer.roll(Ns::secs(65));
-        assert_eq!(buffer.target(1000), 5, "old demand is forgotten");
+        assert_eq!(buffer.target(1000), 5, "demand of expired windows is dropped");
         buffer.roll(Ns::secs(1000));
-        assert_eq!(buffer.target(1000), LEAST);
+        assert_eq!(buffer.target(1000), TARGET_MIN);
     }
 
     #[test]
-    fn the_slower_slices_come_back_the_more_are_kept_ready() {
+    fn target_grows_with_drain_time() {
         let mut buffer = Buffer::default();
         for second in 0..50 {
-            buffer.reserved(Ns::secs(second), 2);
+            buffer.record_demand(Ns::secs(second), 2);
         }
         assert_eq!(
             (buffer.target(1000), buffer.drain_time()),
             (20, Ns::ZERO),
-            "what a window of ten seconds took"
+            "demand of one window of ten seconds"
         );
-        buffer.moved(Ns::secs(20), SliceId(1), "draining");
-        buffer.moved(Ns::secs(40), SliceId(1), "scrubbing");
-        buffer.moved(Ns::secs(45), SliceId(1), "free");
+        buffer.record_state_change(Ns::secs(20), SliceId(1), "draining");
+        buffer.record_state_change(Ns::secs(40), SliceId(1), "scrubbing");
+        buffer.record_state_change(Ns::secs(45), SliceId(1), "free");
         assert_eq!(buffer.drain_time(), Ns::secs(25));
-        assert_eq!(buffer.target(1000), 60, "what three windows took");
-        buffer.moved(Ns::secs(46), SliceId(2), "draining");
-        buffer.moved(Ns::secs(48), SliceId(2), "quarantined");
-        buffer.moved(Ns::secs(58), SliceId(2), "free");
-        assert_eq!(buffer.drain_time(), Ns::secs(25), "one that was kept from everybody was not slow");
+        assert_eq!(buffer.target(1000), 60, "demand of three windows");
+        buffer.record_state_change(Ns::secs(46), SliceId(2), "draining");
+        buffer.record_state_change(Ns::secs(48), SliceId(2), "quarantined");
+        buffer.record_state_change(Ns::secs(58), SliceId(2), "free");
+        assert_eq!(buffer.drain_time(), Ns::secs(25), "a quarantined slice does not count");
         buffer.roll(Ns::secs(110));
-        assert_eq!(buffer.drain_time(), Ns::ZERO, "old speed is forgotten");
+        assert_eq!(buffer.drain_time(), Ns::ZERO, "drain times of expired windows are dropped");
     }
 
     #[test]
-    fn a_pool_slower_than_all_that_is_remembered_keeps_what_all_of_that_took() {
+    fn target_covers_all_windows_when_drain_time_exceeds_them() {
         let mut buffer = Buffer::default();
-        buffer.moved(Ns::ZERO, SliceId(1), "draining");
-        (3540..3600).for_each(|second| buffer.reserved(Ns::secs(second), 1));
-        buffer.moved(Ns::secs(3599), SliceId(1), "free");
+        buffer.record_state_change(Ns::ZERO, SliceId(1), "draining");
+        (3540..3600).for_each(|second| buffer.record_demand(Ns::secs(second), 1));
+        buffer.record_state_change(Ns::secs(3599), SliceId(1), "free");
         assert_eq!(buffer.target(1000), 60);
     }
 
     #[test]
-    fn demand_of_the_oldest_and_the_newest_window_is_not_added() {
+    fn demand_of_oldest_and_newest_window_is_not_added() {
         let mut buffer = Buffer::default();
-        buffer.moved(Ns::secs(100), SliceId(1), "draining");
-        buffer.reserved(Ns::secs(105), 10);
-        buffer.moved(Ns::secs(115), SliceId(1), "free");
-        buffer.reserved(Ns::secs(155), 10);
-        assert_eq!(buffer.target(1000), 10, "the largest demand of two windows that follow each other");
+        buffer.record_state_change(Ns::secs(100), SliceId(1), "draining");
+        buffer.record_demand(Ns::secs(105), 10);
+        buffer.record_state_change(Ns::secs(115), SliceId(1), "free");
+        buffer.record_demand(Ns::secs(155), 10);
+        assert_eq!(buffer.target(1000), 10, "largest demand of two consecutive windows");
     }
 
     #[test]
-    fn scrubbing_is_gentle_while_enough_slices_are_free_and_few_wait() {
+    fn scrubbing_is_slow_while_buffer_is_full_and_backlog_small() {
         let buffer = Buffer::default();
-        let pace = |free, to_scrub| buffer.pace(Supply { pool: 1600, free, to_scrub });
-        assert_eq!(pace(100, 100), GENTLE);
-        assert_eq!(pace(1, 100), SCRUBS_PER_HOST_MAX, "too few are free");
-        assert_eq!(pace(100, 101), SCRUBS_PER_HOST_MAX, "too many wait");
+        let scrubs_per_host = |free, to_scrub| buffer.scrubs_per_host(Supply { pool: 1600, free, to_scrub });
+        assert_eq!(scrubs_per_host(100, 100), SLOW_SCRUBS_PER_HOST);
+        assert_eq!(scrubs_per_host(1, 100), SCRUBS_PER_HOST_MAX, "too few slices are free");
+        assert_eq!(scrubs_per_host(100, 101), SCRUBS_PER_HOST_MAX, "too many slices wait");
     }
 }

@@ -17,14 +17,14 @@ use crate::{ledger::When, protocol::Handle};
 #[derive(Clone, Debug)]
 pub(super) struct Comparison {
     contents: Contents,
-    step: Step,
+    phase: Phase,
     /// First slice of the next piece.
     next: SliceId,
 }
 
 /// Phases of a comparison. Each processes all slices of the EMC before the next begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
+enum Phase {
     /// Searches for signs of another device, before any slice changes.
     Check,
     Compare,
@@ -37,7 +37,7 @@ impl Comparison {
         contents.grants.sort_by_key(|grant| grant.slice); // drivers list grants in order: this only ensures it
         contents.highest.sort_by_key(|(slice, _)| *slice);
         contents.places.sort_by_key(|(slice, _)| *slice);
-        Self { contents, step: Step::Check, next: first }
+        Self { contents, phase: Phase::Check, next: first }
     }
 
     fn grant(&self, slice: SliceId) -> Option<&Grant> {
@@ -77,33 +77,33 @@ impl Manager {
     fn continue_comparison(&mut self, when: When, emc: EmcId) {
         let Some(mut comparison) = self.comparisons.remove(&emc) else { return };
         let Some(end) = self.head.emc(emc).map(|entry| entry.emc.end()) else { return };
-        let mut room = u32::try_from(self.piece).unwrap_or(u32::MAX);
-        while room > 0 {
-            let last = SliceId(comparison.next.0.saturating_add(room).min(end.0));
+        let mut remaining = u32::try_from(self.piece).unwrap_or(u32::MAX);
+        while remaining > 0 {
+            let last = SliceId(comparison.next.0.saturating_add(remaining).min(end.0));
             let piece = || (comparison.next.0..last.0).map(SliceId);
-            room -= last.0 - comparison.next.0;
-            let compared = match comparison.step {
-                Step::Check => self.check_piece(&comparison, piece()),
-                Step::Compare => self.compare_piece(when, &comparison, piece()),
-                Step::Drive => {
+            remaining -= last.0 - comparison.next.0;
+            let result = match comparison.phase {
+                Phase::Check => self.check_piece(&comparison, piece()),
+                Phase::Compare => self.compare_piece(when, &comparison, piece()),
+                Phase::Drive => {
                     piece().for_each(|slice| self.drive_slice(slice));
                     Ok(())
                 }
             };
-            if let Err(error) = compared {
+            if let Err(error) = result {
                 return self.fail_emc(when, emc, error);
             }
             comparison.next = last;
             if last < end {
                 continue;
             }
-            comparison.step = match comparison.step {
-                Step::Check => Step::Compare,
-                Step::Compare => {
+            comparison.phase = match comparison.phase {
+                Phase::Check => Phase::Compare,
+                Phase::Compare => {
                     self.end_comparison(emc);
-                    Step::Drive
+                    Phase::Drive
                 }
-                Step::Drive => return self.drive_fences_of_emc(when, emc),
+                Phase::Drive => return self.drive_fences_of_emc(when, emc),
             };
             let Some(first) = self.head.emc(emc).map(|entry| entry.emc.first) else { return };
             comparison.next = first;
@@ -139,38 +139,38 @@ impl Manager {
         piece: impl Iterator<Item = SliceId> + Clone,
     ) -> Result<(), String> {
         self.check_piece(comparison, piece.clone())?; // slices may have changed since they were checked
-        let named = piece.clone().filter_map(|slice| Some(comparison.grant(slice)?.host));
-        let change = self.head.decide_hosts_named(named);
+        let granted = piece.clone().filter_map(|slice| Some(comparison.grant(slice)?.host));
+        let change = self.head.decide_reserve_host_ids(granted);
         self.change(when, change);
         for slice in piece {
             let slot = self.head.slot(slice).unwrap_or_default();
-            let (high, grant) = (comparison.highest(slice), comparison.grant(slice));
-            self.compare(when, slice, slot, high, grant);
+            let (highest, grant) = (comparison.highest(slice), comparison.grant(slice));
+            self.compare(when, slice, slot, highest, grant);
             if let Some(place) =
                 comparison.place(slice).filter(|place| self.places.get(&slice) != Some(place))
             {
-                self.found_places.insert(slice, place.clone());
+                self.pending_places.insert(slice, place.clone());
             }
-            let named = grant.map(|grant| (grant.epoch, &grant.handle));
+            let granted = grant.map(|grant| (grant.epoch, &grant.handle));
             let known = self.handles.get(&slice).map(|(epoch, handle)| (*epoch, handle));
-            if let Some((epoch, handle)) = named.filter(|named| known != Some(*named)) {
-                self.found.insert(slice, (epoch, handle.clone()));
+            if let Some((epoch, handle)) = granted.filter(|granted| known != Some(*granted)) {
+                self.pending_handles.insert(slice, (epoch, handle.clone()));
             }
         }
-        self.note_found(when);
+        self.store_pending_handles(when);
         Ok(())
     }
 
     /// Ends a comparison: the EMC works.
     fn end_comparison(&mut self, emc: EmcId) {
-        self.doubts += 1; // VMs that could not be adopted may be adoptable now
+        self.adoption_events += 1; // VMs that could not be adopted may be adoptable now
         self.devices.insert(emc, DeviceLink::up());
         self.set_emc_up(emc, true);
     }
 
     /// Restarts a comparison because the device has changed since it reported its contents.
     pub(super) fn repeat_comparison(&mut self, emc: EmcId) {
-        if self.comparisons.get(&emc).is_some_and(|comparison| comparison.step != Step::Drive) {
+        if self.comparisons.get(&emc).is_some_and(|comparison| comparison.phase != Phase::Drive) {
             self.compare_emc(emc);
         }
     }

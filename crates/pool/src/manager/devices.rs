@@ -44,7 +44,7 @@ pub enum DeviceCall {
 
 /// Reply of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum DeviceDone {
+pub enum DeviceReply {
     /// Contents.
     Contents(Contents),
     /// The host can access the slice.
@@ -140,9 +140,9 @@ pub struct Grant {
 #[derive(Clone, Debug)]
 pub(super) struct DeviceLink {
     pub(super) condition: Condition,
-    asked: bool,
+    is_requested: bool,
     /// Its contents were compared with the ledger since the store was loaded.
-    compared: bool,
+    is_compared: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -158,7 +158,7 @@ pub(super) enum Condition {
 impl DeviceLink {
     /// State of a device that was compared and works.
     pub(super) fn up() -> Self {
-        Self { condition: Condition::Up, asked: false, compared: true }
+        Self { condition: Condition::Up, is_requested: false, is_compared: true }
     }
 
     pub(super) fn is_up(&self) -> bool {
@@ -171,7 +171,7 @@ impl DeviceLink {
 
     pub(super) fn next_wakeup(&self) -> Option<Ns> {
         match self.condition {
-            Condition::Failed { retry_at, .. } if !self.asked => Some(retry_at),
+            Condition::Failed { retry_at, .. } if !self.is_requested => Some(retry_at),
             _ => None,
         }
     }
@@ -193,7 +193,7 @@ impl Manager {
         let link = self.devices.remove(&emc);
         let failed = link.map(|link| link.condition).filter(|c| matches!(c, Condition::Failed { .. }));
         let condition = failed.unwrap_or(Condition::Starting);
-        self.devices.insert(emc, DeviceLink { condition, asked: true, compared: false });
+        self.devices.insert(emc, DeviceLink { condition, is_requested: true, is_compared: false });
         self.set_emc_up(emc, false);
         self.effects.push_back(Effect::Device(emc, DeviceCall::Contents));
     }
@@ -239,7 +239,7 @@ impl Manager {
     }
 
     pub(super) fn is_compared(&self, emc: EmcId) -> bool {
-        self.devices.get(&emc).is_some_and(|link| link.compared)
+        self.devices.get(&emc).is_some_and(|link| link.is_compared)
     }
 
     /// Returns whether a slice is on an EMC that was not compared with the ledger.
@@ -252,14 +252,14 @@ impl Manager {
     pub(super) fn drive_slice(&mut self, slice: SliceId) {
         let Some(slot) = self.durable.slot(slice) else { return };
         let Some(emc) = self.durable.emc_of(slice) else { return };
-        let Some(call) = slot.device_call(self.durable.cuts_off(slice)) else {
+        let Some(call) = slot.device_call(self.durable.can_revoke(slice)) else {
             return drop(self.faults.remove(slice));
         };
         let up = self.devices.get(&emc).is_some_and(DeviceLink::is_up);
-        if self.is_overtaken(slice) || !up || self.faults.is_paused(slice) {
+        if self.has_pending_decision(slice) || !up || self.faults.is_paused(slice) {
             return;
         }
-        if self.calls.contains_key(&slice) || self.is_cut_off(emc, call) {
+        if self.calls.contains_key(&slice) || self.is_fenced_at(emc, call) {
             return;
         }
         self.calls.insert(slice, call);
@@ -271,59 +271,59 @@ impl Manager {
     }
 
     /// Returns whether a decision about a slice is not durable yet.
-    pub(super) fn is_overtaken(&self, slice: SliceId) -> bool {
+    pub(super) fn has_pending_decision(&self, slice: SliceId) -> bool {
         let of = |ledger: &Ledger| ledger.slot(slice).map(|slot| (slot.state, slot.epoch));
         of(&self.head) != of(&self.durable)
     }
 
     /// Returns whether a host may be granted slices: not while it is fenced, nor after its return
     /// before the EMC has confirmed the fence.
-    fn is_cut_off(&self, emc: EmcId, call: Call) -> bool {
+    fn is_fenced_at(&self, emc: EmcId, call: Call) -> bool {
         let Call::Grant { host, .. } = call else { return false };
         self.head.host(host).is_none_or(|entry| {
             entry.host.fence != Fence::None || entry.host.unconfirmed_fences.contains(&emc)
         })
     }
 
-    pub(super) fn on_device(&mut self, when: When, emc: EmcId, done: DeviceDone) {
-        match &done {
-            DeviceDone::Granted { slice, .. } | DeviceDone::Revoked { slice, .. } => {
+    pub(super) fn on_device(&mut self, when: When, emc: EmcId, reply: DeviceReply) {
+        match &reply {
+            DeviceReply::Granted { slice, .. } | DeviceReply::Revoked { slice, .. } => {
                 self.calls.remove(slice);
                 self.changed |= self.faults.remove(*slice).is_some();
             }
-            DeviceDone::Failed { call, .. } => self.call_failed(emc, call),
-            DeviceDone::Fenced { host } => self.fence_answered(emc, *host, true),
-            DeviceDone::Contents(_) => {}
+            DeviceReply::Failed { call, .. } => self.on_call_failed(emc, call),
+            DeviceReply::Fenced { host } => self.on_fence_reply(emc, *host, true),
+            DeviceReply::Contents(_) => {}
         }
         if !self.loaded || !self.devices.contains_key(&emc) {
             return; // the contents are requested after the store is loaded again
         }
-        match done {
-            DeviceDone::Contents(contents) => self.begin_comparison(when, emc, contents),
-            DeviceDone::Granted { slice, epoch, handle } => {
+        match reply {
+            DeviceReply::Contents(contents) => self.begin_comparison(when, emc, contents),
+            DeviceReply::Granted { slice, epoch, handle } => {
                 self.handles.insert(slice, (epoch, handle));
                 self.slice_event(when, slice, Event::Granted(epoch));
                 self.drive_slice(slice);
             }
-            DeviceDone::Revoked { slice, epoch } => {
+            DeviceReply::Revoked { slice, epoch } => {
                 self.handles.remove(&slice);
                 self.slice_event(when, slice, Event::Revoked(epoch));
                 self.drive_slice(slice);
             }
-            DeviceDone::Fenced { host } => {
+            DeviceReply::Fenced { host } => {
                 self.on_fenced(when, emc, host);
                 self.repeat_comparison(emc);
             }
-            DeviceDone::Failed { call, failure } => self.on_failed(when, emc, &call, failure),
+            DeviceReply::Failed { call, failure } => self.on_failed(when, emc, &call, failure),
         }
     }
 
-    fn call_failed(&mut self, emc: EmcId, call: &DeviceCall) {
+    fn on_call_failed(&mut self, emc: EmcId, call: &DeviceCall) {
         match call {
             DeviceCall::Grant { slice, .. } | DeviceCall::Revoke { slice, .. } => {
                 self.calls.remove(slice);
             }
-            DeviceCall::Fence { host, powered_off } => self.fence_answered(emc, *host, *powered_off),
+            DeviceCall::Fence { host, powered_off } => self.on_fence_reply(emc, *host, *powered_off),
             DeviceCall::Contents => {}
         }
     }
@@ -367,8 +367,8 @@ impl Manager {
             Condition::Starting | Condition::Up => when.wall,
         };
         let condition = Condition::Failed { error, since, retry_at: when.now.after(DEVICE_RETRY) };
-        let compared = self.is_compared(emc);
-        self.devices.insert(emc, DeviceLink { condition, asked: false, compared });
+        let is_compared = self.is_compared(emc);
+        self.devices.insert(emc, DeviceLink { condition, is_requested: false, is_compared });
         self.set_emc_up(emc, false);
     }
 
@@ -376,7 +376,7 @@ impl Manager {
     pub(super) fn retry_devices(&mut self, when: When) {
         for (emc, link) in &mut self.devices {
             if link.next_wakeup().is_some_and(|at| at <= when.now) {
-                link.asked = true;
+                link.is_requested = true;
                 self.effects.push_back(Effect::Device(*emc, DeviceCall::Contents));
             }
         }
@@ -384,33 +384,33 @@ impl Manager {
 
     /// Publishes handles of a device with the next durable revision: two desired states of one
     /// version are equal, so a reply to one cannot be mistaken for a reply to the other.
-    pub(super) fn note_found(&mut self, when: When) {
-        if !self.found.is_empty() || !self.found_places.is_empty() {
+    pub(super) fn store_pending_handles(&mut self, when: When) {
+        if !self.pending_handles.is_empty() || !self.pending_places.is_empty() {
             let meta = self.head.record(Key::Meta);
             self.change(when, Change(vec![meta]));
         }
     }
 
-    pub(super) fn show_found(&mut self) {
-        for (slice, place) in std::mem::take(&mut self.found_places) {
-            self.tell_holder(slice);
+    pub(super) fn publish_pending_handles(&mut self) {
+        for (slice, place) in std::mem::take(&mut self.pending_places) {
+            self.notify_holder(slice);
             self.places.insert(slice, place);
         }
-        for (slice, named) in std::mem::take(&mut self.found) {
-            self.tell_holder(slice);
+        for (slice, granted) in std::mem::take(&mut self.pending_handles) {
+            self.notify_holder(slice);
             // The comparison's decisions wait for a durable write, and while the store fails a
             // later grant may precede them.
-            if self.handles.get(&slice).is_none_or(|(known, _)| *known <= named.0) {
-                self.handles.insert(slice, named);
+            if self.handles.get(&slice).is_none_or(|(known, _)| *known <= granted.0) {
+                self.handles.insert(slice, granted);
             }
         }
     }
 
-    fn tell_holder(&mut self, slice: SliceId) {
+    fn notify_holder(&mut self, slice: SliceId) {
         if let Some(slot) = self.durable.slot(slice)
             && let Some(host) = slot.holder()
         {
-            self.tell_slice(host, slice, [slot.reservation(), None]);
+            self.notify_slice(host, slice, [slot.reservation(), None]);
         }
     }
 
@@ -419,36 +419,36 @@ impl Manager {
         when: When,
         slice: SliceId,
         slot: Slot,
-        high: Epoch,
+        highest: Epoch,
         grant: Option<&Grant>,
     ) {
-        if high > slot.epoch {
-            self.slice_event(when, slice, Event::Raise(high));
+        if highest > slot.epoch {
+            self.slice_event(when, slice, Event::Raise(highest));
         }
         let restored = matches!(slot.state, State::Quarantined(Quarantine::Restored { .. }));
         // A device that can revoke access has lost the grant of a slice that its host was to
         // release: nothing is left to release.
         if let (None, State::Scrubbing(Scrub::Leaving(host)), true) =
-            (grant, slot.state, self.head.cuts_off(slice))
+            (grant, slot.state, self.head.can_revoke(slice))
         {
             return self.slice_event(when, slice, Event::OwnerFenced(host));
         }
         // The host that may reach it, independent of the device's record.
-        let kept = slot.holder().filter(|_| !self.head.cuts_off(slice));
+        let holder = slot.holder().filter(|_| !self.head.can_revoke(slice));
         let expected = |grant: &Grant| grant.epoch == slot.epoch && slot.holder() == Some(grant.host);
         // Epochs count owners: a record with an earlier epoch is older than the ledger or a host's
         // report.
         let is_outdated =
-            |grant: &Grant| grant.epoch < slot.epoch && kept.is_some_and(|host| host != grant.host);
+            |grant: &Grant| grant.epoch < slot.epoch && holder.is_some_and(|host| host != grant.host);
         let (why, detail) = match grant {
             Some(grant) if restored && is_outdated(grant) => return,
             Some(grant) if restored => (Quarantine::Restored { host: Some(grant.host) }, String::new()),
-            None if restored && kept.is_some() => return,
+            None if restored && holder.is_some() => return,
             None if restored => (Quarantine::Restored { host: None }, String::new()),
             Some(grant) if expected(grant) => return,
             Some(grant)
                 if is_outdated(grant)
-                    && let Some(host) = kept =>
+                    && let Some(host) = holder =>
             {
                 (Quarantine::LostRecord { host }, format!("it names the owner of epoch {}", grant.epoch))
             }
@@ -458,13 +458,13 @@ impl Manager {
             }
             None if self.is_being_fenced(slot) => return, // the device may have performed it: the call is repeated
             None if needs_grant(slot)
-                && let Some(host) = kept =>
+                && let Some(host) = holder =>
             {
                 (Quarantine::LostRecord { host }, String::new())
             }
             None if needs_grant(slot) => (Quarantine::LostGrant, String::new()),
-            None if slot.state == State::Free && high > slot.epoch => {
-                let detail = format!("the device has seen epoch {high}, the ledger {}", slot.epoch);
+            None if slot.state == State::Free && highest > slot.epoch => {
+                let detail = format!("the device has seen epoch {highest}, the ledger {}", slot.epoch);
                 (Quarantine::Restored { host: None }, detail)
             }
             None => return,
@@ -479,7 +479,7 @@ impl Manager {
 
     pub(super) fn quarantine(&mut self, when: When, slice: SliceId, event: Event, detail: &str) {
         if let Some(change) = self.head.decide_quarantine(when, slice, event, detail) {
-            self.doubts += 1;
+            self.adoption_events += 1;
             self.change(when, change);
         }
     }

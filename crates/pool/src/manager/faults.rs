@@ -90,8 +90,8 @@ impl Manager {
     /// Handles a call that failed for this slice only.
     pub(super) fn on_slice_failed(&mut self, when: When, slice: SliceId, error: SliceError) {
         self.changed = true;
-        let cuts_off = self.head.cuts_off(slice);
-        let slot = self.head.slot(slice).filter(|slot| slot.device_call(cuts_off).is_some());
+        let can_revoke = self.head.can_revoke(slice);
+        let slot = self.head.slot(slice).filter(|slot| slot.device_call(can_revoke).is_some());
         let Some(slot) = slot else { return drop(self.faults.remove(slice)) };
         if self.faults.record_failure(when, slice, error.clone()) {
             return;

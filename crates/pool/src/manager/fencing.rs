@@ -31,7 +31,7 @@ impl Manager {
 
     /// Completes a fence that no EMC has to confirm.
     pub(super) fn complete_fence(&mut self, when: When, host: HostId) {
-        let change = self.head.decide_fenced(when, host);
+        let change = self.head.decide_fence_completed(when, host);
         self.change(when, change);
     }
 
@@ -41,7 +41,7 @@ impl Manager {
         // A host that returned has proven that nothing is left.
         let stopped = matches!(fence, Fence::None | Fence::Fencing { powered_off: true });
         let needs_stop = fence == (Fence::Fencing { powered_off: false });
-        if (stopped || self.cuts_off(emc)) && self.is_to_fence(emc, host, stopped) {
+        if (stopped || self.can_revoke(emc)) && self.is_to_fence(emc, host, stopped) {
             self.call_fence(emc, host, stopped);
         } else if needs_stop && self.must_stop(emc, host) {
             self.expect_stop(when, emc, host);
@@ -83,7 +83,7 @@ impl Manager {
     /// or with slices that a restored ledger may not contain.
     fn must_stop(&self, emc: EmcId, host: HostId) -> bool {
         let may_hold = self.holds_on(emc, host) || self.has_yet_to_report(host);
-        may_hold && !self.cuts_off(emc) && self.is_fence_unconfirmed(emc, host)
+        may_hold && !self.can_revoke(emc) && self.is_fence_unconfirmed(emc, host)
     }
 
     /// Returns whether a host has not reported since the ledger was restored.
@@ -114,21 +114,21 @@ impl Manager {
         let entry = self.durable.host(host).into_iter();
         let unconfirmed = entry.flat_map(|entry| entry.host.unconfirmed_fences.iter().copied());
         let restored = self.has_yet_to_report(host);
-        let is_in_doubt = move |emc| restored && (!self.is_compared(emc) || !self.cuts_off(emc));
+        let is_in_doubt = move |emc| restored && (!self.is_compared(emc) || !self.can_revoke(emc));
         let may_hold = move |emc| self.holds_on(emc, host) || is_in_doubt(emc);
-        unconfirmed.filter(move |emc| may_hold(*emc) || self.answers_soon(*emc))
+        unconfirmed.filter(move |emc| may_hold(*emc) || self.will_reply_soon(*emc))
     }
 
-    fn answers_soon(&self, emc: EmcId) -> bool {
+    fn will_reply_soon(&self, emc: EmcId) -> bool {
         let link = self.devices.get(&emc);
-        link.is_none_or(|link| link.is_starting() || (link.is_up() && self.cuts_off(emc)))
+        link.is_none_or(|link| link.is_starting() || (link.is_up() && self.can_revoke(emc)))
     }
 
     /// Returns whether a just started manager still waits for connections: agents have a whole
     /// lease for that.
     fn first_attempt_at(&self, when: When, host: HostId) -> Ns {
-        let unheard = self.links.get(&host).filter(|link| !link.was_heard());
-        unheard.map_or(when.now, |link| link.lease_end(self.settings.lease_ttl))
+        let unconnected = self.links.get(&host).filter(|link| !link.has_connected());
+        unconnected.map_or(when.now, |link| link.lease_end(self.settings.lease_ttl))
     }
 
     /// Stops machines that are due, never one with a connected agent, because its report will prove
@@ -158,16 +158,16 @@ impl Manager {
         next.filter(|(emc, _)| self.devices.get(emc).is_some_and(DeviceLink::is_up))
     }
 
-    fn cuts_off(&self, emc: EmcId) -> bool {
-        self.durable.emc(emc).is_some_and(|entry| entry.emc.cuts_off())
+    fn can_revoke(&self, emc: EmcId) -> bool {
+        self.durable.emc(emc).is_some_and(|entry| entry.emc.can_revoke())
     }
 
     /// Returns whether a working device has to be called, or called again because it need not stop
     /// the machine any more.
     fn is_to_fence(&self, emc: EmcId, host: HostId, powered_off: bool) -> bool {
         let up = self.devices.get(&emc).is_some_and(DeviceLink::is_up);
-        let asked = self.fencing.get(&(emc, host)).is_some_and(|before| *before || !powered_off);
-        up && !asked && self.is_fence_unconfirmed(emc, host)
+        let is_called = self.fencing.get(&(emc, host)).is_some_and(|before| *before || !powered_off);
+        up && !is_called && self.is_fence_unconfirmed(emc, host)
     }
 
     fn call_fence(&mut self, emc: EmcId, host: HostId, powered_off: bool) {
@@ -176,15 +176,15 @@ impl Manager {
     }
 
     /// The reply to the first of two calls leaves the second in progress.
-    pub(super) fn fence_answered(&mut self, emc: EmcId, host: HostId, powered_off: bool) {
-        if self.fencing.get(&(emc, host)).is_some_and(|asked| powered_off || !*asked) {
+    pub(super) fn on_fence_reply(&mut self, emc: EmcId, host: HostId, powered_off: bool) {
+        if self.fencing.get(&(emc, host)).is_some_and(|is_called| powered_off || !*is_called) {
             self.fencing.remove(&(emc, host));
         }
     }
 
     pub(super) fn on_fenced(&mut self, when: When, emc: EmcId, host: HostId) {
         self.stop_attempts.remove(emc, host);
-        let change = self.head.decide_cut_off(when, host, emc);
+        let change = self.head.decide_fence_confirmed(when, host, emc);
         self.change(when, change);
     }
 
@@ -207,7 +207,7 @@ impl Manager {
     }
 
     /// Returns the reason why a fence has not completed, if it is known.
-    pub(super) fn why_unfenced(&self, host: HostId) -> Option<(&str, UnixMs)> {
+    pub(super) fn fence_obstacle_since(&self, host: HostId) -> Option<(&str, UnixMs)> {
         let mut of_host = self.stop_attempts.of_host(host).filter(|(emc, _)| self.must_stop(*emc, host));
         of_host.find_map(|(_, attempt)| Some((attempt.why.as_deref()?, attempt.since)))
     }

@@ -10,7 +10,7 @@ use units::limits::{
 };
 use units::{DesiredVersion, Epoch, HostId, InstanceId, Ns, ReservationId, SliceId, UnixMs};
 
-use super::{Closed, Effect, Manager, SessionId, links::Due, orders::Draft, reports::ReportLog};
+use super::{CloseReason, Effect, Manager, SessionId, desired_states::Draft, links::Due, reports::ReportLog};
 use crate::{
     audit::Actor,
     ledger::When,
@@ -24,19 +24,19 @@ pub(super) struct Link {
     pub(super) session: Option<SessionId>,
     hello: Option<Hello>,
     /// Rack time of the last message; the manager's start before the first one.
-    heard: Ns,
-    pub(super) heard_wall: Option<UnixMs>,
+    last_message: Ns,
+    pub(super) last_message_wall: Option<UnixMs>,
     unknown_since: Option<(Ns, UnixMs)>,
-    pub(super) order: Option<SentOrder>,
+    pub(super) last_sent: Option<SentState>,
     /// There are changes for the next desired state.
-    pub(super) order_due: bool,
-    pub(super) news: News,
+    pub(super) desired_state_due: bool,
+    pub(super) pending_changes: PendingChanges,
     /// Newest version that its agent has reflected.
     pub(super) reflected: DesiredVersion,
     /// First version of this session that contained the fence.
-    pub(super) told_fenced: Option<DesiredVersion>,
+    pub(super) fence_sent: Option<DesiredVersion>,
     /// Scrubs sent in this session.
-    pub(super) told_to_scrub: BTreeSet<Holding>,
+    pub(super) scrubs_sent: BTreeSet<Holding>,
     rejected: Option<RejectedAgent>,
     pub(super) reports: ReportLog,
     /// Complete desired state in preparation.
@@ -53,14 +53,14 @@ pub(super) struct RejectedAgent {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct SentOrder {
+pub(super) struct SentState {
     pub(super) number: DesiredVersion,
     pub(super) at: Ns,
 }
 
 /// Changes for a host since its last desired state.
 #[derive(Clone, Debug, Default)]
-pub(super) struct News {
+pub(super) struct PendingChanges {
     pub(super) reservations: BTreeSet<ReservationId>,
     pub(super) slices: BTreeSet<SliceId>,
     /// More changes than are listed.
@@ -69,9 +69,9 @@ pub(super) struct News {
     pub(super) awaited: bool,
 }
 
-impl News {
+impl PendingChanges {
     /// Records a slice, reservations, or both. Beyond the limit the next desired state is complete.
-    pub(super) fn note(&mut self, slice: Option<SliceId>, of: impl IntoIterator<Item = ReservationId>) {
+    pub(super) fn add(&mut self, slice: Option<SliceId>, of: impl IntoIterator<Item = ReservationId>) {
         self.slices.extend(slice);
         self.reservations.extend(of);
         if self.slices.len() + self.reservations.len() > DELTA_CHANGES_PER_HOST_MAX {
@@ -105,15 +105,15 @@ impl Link {
         Self {
             session: None,
             hello: None,
-            heard: now,
-            heard_wall: None,
+            last_message: now,
+            last_message_wall: None,
             unknown_since: None,
-            order: None,
-            order_due: true,
-            news: News { all: true, ..News::default() },
+            last_sent: None,
+            desired_state_due: true,
+            pending_changes: PendingChanges { all: true, ..PendingChanges::default() },
             reflected: DesiredVersion::default(),
-            told_fenced: None,
-            told_to_scrub: BTreeSet::new(),
+            fence_sent: None,
+            scrubs_sent: BTreeSet::new(),
             rejected: None,
             reports: ReportLog::default(),
             draft: None,
@@ -127,32 +127,32 @@ impl Link {
 
     /// Records a message of its agent, and returns whether it reflects an older version than an
     /// earlier report.
-    pub(super) fn note_heard(&mut self, when: When, reflected: DesiredVersion) -> bool {
-        (self.heard, self.heard_wall) = (when.now, Some(when.wall));
-        let overtaken = reflected < self.reflected;
+    pub(super) fn record_message(&mut self, when: When, reflected: DesiredVersion) -> bool {
+        (self.last_message, self.last_message_wall) = (when.now, Some(when.wall));
+        let is_outdated = reflected < self.reflected;
         self.reflected = self.reflected.max(reflected);
-        overtaken
+        is_outdated
     }
 
     /// Returns the first version of this session that contained the fence.
-    pub(super) fn told_fenced(&self) -> Option<DesiredVersion> {
-        self.told_fenced
+    pub(super) fn fence_sent(&self) -> Option<DesiredVersion> {
+        self.fence_sent
     }
 
     /// Keeps a complete desired state whose next piece is due at once.
     pub(super) fn keep_draft(&mut self, draft: Draft) {
         self.draft = Some(draft);
-        self.order_due = true;
+        self.desired_state_due = true;
     }
 
     /// Returns whether its agent has sent a message to this manager.
-    pub(super) fn was_heard(&self) -> bool {
+    pub(super) fn has_connected(&self) -> bool {
         self.hello.is_some()
     }
 
     /// Returns the end of its lease without further messages.
     pub(super) fn lease_end(&self, ttl: Ns) -> Ns {
-        self.heard.after(ttl)
+        self.last_message.after(ttl)
     }
 
     pub(super) fn is_connected(&self) -> bool {
@@ -187,10 +187,10 @@ impl Link {
     /// Returns the times at which something is due for the host.
     pub(super) fn due(&self) -> Due {
         Due {
-            heard: self.unknown_since.is_none().then_some(self.heard),
+            last_message: self.unknown_since.is_none().then_some(self.last_message),
             silent: self.unknown_since.map(|(since, _)| since).filter(|_| !self.is_connected()),
-            repeat: self.repeat_at(),
-            order: if self.order_due { self.next_order() } else { None },
+            resend: self.resend_at(),
+            desired_state: if self.desired_state_due { self.next_send() } else { None },
             rejected: self.rejected.map(|agent| agent.latest),
         }
     }
@@ -202,17 +202,17 @@ impl Link {
 
     /// Returns whether a newer instance of the same boot is the host's agent: it is connected, or
     /// its lease has not expired.
-    fn is_led_by_newer(&self, hello: &Hello, now: Ns, ttl: Ns) -> bool {
+    fn has_newer_agent(&self, hello: &Hello, now: Ns, ttl: Ns) -> bool {
         let newer = |led: &Hello| led.instance > hello.instance && led.boot_id == hello.boot_id;
         self.hello.as_ref().is_some_and(newer) && (self.is_connected() || now < self.lease_end(ttl))
     }
 
     /// Returns when the next due desired state may be sent.
-    fn next_order(&self) -> Option<Ns> {
+    fn next_send(&self) -> Option<Ns> {
         self.session?;
-        let Some(sent) = self.order.filter(|_| self.draft.is_none()) else { return Some(Ns::ZERO) };
+        let Some(sent) = self.last_sent.filter(|_| self.draft.is_none()) else { return Some(Ns::ZERO) };
         let answered = self.reflected >= sent.number;
-        Some(sent.at.after(match self.news.awaited {
+        Some(sent.at.after(match self.pending_changes.awaited {
             _ if !answered => DESIRED_STATE_RESEND_AFTER,
             true => DESIRED_STATE_INTERVAL_MIN,
             false => DESIRED_STATE_LINGER,
@@ -220,9 +220,9 @@ impl Link {
     }
 
     /// Returns when an unanswered desired state is sent again.
-    fn repeat_at(&self) -> Option<Ns> {
-        let unanswered = |sent: &SentOrder| self.is_connected() && self.reflected < sent.number;
-        let sent = self.order.filter(|sent| unanswered(sent) && self.draft.is_none())?;
+    fn resend_at(&self) -> Option<Ns> {
+        let is_unanswered = |sent: &SentState| self.is_connected() && self.reflected < sent.number;
+        let sent = self.last_sent.filter(|sent| is_unanswered(sent) && self.draft.is_none())?;
         Some(sent.at.after(DESIRED_STATE_RESEND_AFTER))
     }
 }
@@ -232,8 +232,8 @@ impl Manager {
         if self.links.get(&host).is_none() {
             self.links.insert(host, Link::new(when.now));
         }
-        self.note_live(host);
-        self.note_sight(when, host);
+        self.update_liveness(host);
+        self.update_visibility(when, host);
     }
 
     pub(super) fn drop_host(&mut self, host: HostId) {
@@ -242,11 +242,11 @@ impl Manager {
         self.unadopted.remove(&host);
         self.unseen_since.remove(&host);
         if let Some(session) = self.links.remove(&host).and_then(|link| link.session) {
-            self.close(session, Closed::HostGone);
+            self.close(session, CloseReason::HostRemoved);
         }
     }
 
-    pub(super) fn close(&mut self, session: SessionId, why: Closed) {
+    pub(super) fn close(&mut self, session: SessionId, why: CloseReason) {
         self.disconnect(session);
         self.effects.push_back(Effect::Close(session, why));
     }
@@ -255,54 +255,59 @@ impl Manager {
         let Some(host) = self.sessions.remove(&session) else { return };
         if let Some(mut link) = self.links.get_mut(&host).filter(|link| link.session == Some(session)) {
             link.session = None;
-            link.order = None;
+            link.last_sent = None;
             link.draft = None;
         }
-        self.note_live(host);
+        self.update_liveness(host);
     }
 
     /// Only hosts with a connected agent and a valid lease scrub slices; a host with a connected
     /// agent is not stopped.
-    fn note_live(&mut self, host: HostId) {
+    fn update_liveness(&mut self, host: HostId) {
         let link = self.links.get(&host);
         self.stop_attempts.set_connected(host, link.is_some_and(Link::is_connected));
         self.head.set_live(host, link.is_some_and(Link::is_live));
     }
 
     pub(super) fn on_agent_up(&mut self, when: When, session: SessionId, host: HostId, hello: Hello) {
-        let Some(link) = self.links.get(&host) else { return self.close(session, Closed::HostGone) };
-        if link.is_led_by_newer(&hello, when.now, self.settings.lease_ttl) {
+        let Some(link) = self.links.get(&host) else { return self.close(session, CloseReason::HostRemoved) };
+        if link.has_newer_agent(&hello, when.now, self.settings.lease_ttl) {
             return self.reject_agent(when, session, host, hello.instance);
         }
-        if self.awaits_boot(link, when, host, &hello) {
+        if self.must_await_lease(link, when, host, &hello) {
             // No other agent is connected: probably this machine restarted, so there is no contest
             // to report.
             return match link.is_connected() {
                 true => self.reject_agent(when, session, host, hello.instance),
-                false => self.close(session, Closed::Superseded),
+                false => self.close(session, CloseReason::Superseded),
             };
         }
         if let Some(old) = link.session {
-            self.close(old, Closed::Superseded);
+            self.close(old, CloseReason::Superseded);
         }
-        let change = self.head.decide_report(when, host, &hello.boot_id, false);
+        let change = self.head.decide_agent_identity(when, host, &hello.boot_id, false);
         self.change(when, change);
         self.sessions.insert(session, host);
-        let heard_wall = Some(when.wall);
+        let last_message_wall = Some(when.wall);
         let rejected = self.links.get(&host).and_then(Link::rejected);
         let rejected = rejected.filter(|rejected| rejected.instance < hello.instance);
-        let link =
-            Link { session: Some(session), hello: Some(hello), heard_wall, rejected, ..Link::new(when.now) };
+        let link = Link {
+            session: Some(session),
+            hello: Some(hello),
+            last_message_wall,
+            rejected,
+            ..Link::new(when.now)
+        };
         self.links.insert(host, link);
-        self.note_live(host);
-        self.note_sight(when, host);
+        self.update_liveness(host);
+        self.update_visibility(when, host);
     }
 
     /// Returns whether an agent of another boot than the host's has to wait for the end of the lease: the
     /// host's VMs would count as ended, although they run if the agent is on another machine. The boot is
     /// that of the connected agent, which the ledger lacks while it is read again, else the recorded one,
     /// for which a just started manager waits.
-    fn awaits_boot(&self, link: &Link, when: When, host: HostId, hello: &Hello) -> bool {
+    fn must_await_lease(&self, link: &Link, when: When, host: HostId, hello: &Hello) -> bool {
         let entry = self.head.host(host);
         let connected = link.hello.as_ref().filter(|_| link.is_connected()).map(|led| &led.boot_id);
         let boot_id = connected.or_else(|| entry.map(|entry| &entry.host.boot_id));
@@ -318,12 +323,12 @@ impl Manager {
             self.changed |= link.rejected.is_none();
             link.rejected = Some(RejectedAgent { instance, since, latest: when.now });
         }
-        self.close(session, Closed::Superseded);
+        self.close(session, CloseReason::Superseded);
     }
 
     /// Drops rejected agents that no longer connect: they try at least once per lease.
     fn forget_rejected(&mut self, when: When) {
-        for host in self.links.rejected_until(when.now, self.settings.lease_ttl) {
+        for host in self.links.expired_rejections(when.now, self.settings.lease_ttl) {
             if let Some(mut link) = self.links.get_mut(&host) {
                 link.rejected = None;
                 self.changed = true;
@@ -337,7 +342,7 @@ impl Manager {
         self.links.check();
         for (host, entry) in self.head.hosts() {
             let live = self.links.get(&host).is_some_and(Link::is_live);
-            assert_eq!(entry.is_live(), live, "whether {host:?} is live");
+            assert_eq!(entry.is_live(), live, "liveness of {host:?}");
         }
         let connected = self.links.iter().filter(|(_, link)| link.is_connected()).map(|(host, _)| *host);
         self.stop_attempts.check(&connected.collect());
@@ -345,11 +350,11 @@ impl Manager {
 
     /// Applies the identities of agents that connected while the store was loaded, because the
     /// state recorded then is lost.
-    pub(super) fn hear_boots(&mut self, when: When) {
+    pub(super) fn reapply_boot_ids(&mut self, when: When) {
         let live = self.links.iter().filter(|(_, link)| link.is_connected());
-        let said = live.filter_map(|(host, link)| Some((*host, link.hello()?.boot_id.clone())));
-        for (host, boot_id) in said.collect::<Vec<_>>() {
-            let change = self.head.decide_report(when, host, &boot_id, false);
+        let boot_ids = live.filter_map(|(host, link)| Some((*host, link.hello()?.boot_id.clone())));
+        for (host, boot_id) in boot_ids.collect::<Vec<_>>() {
+            let change = self.head.decide_agent_identity(when, host, &boot_id, false);
             self.change(when, change);
         }
     }
@@ -365,7 +370,7 @@ impl Manager {
     }
 
     /// Decides a fence again whose decision before a load of the store may not be on disk.
-    pub(super) fn count_silence_anew(&mut self, when: When) {
+    pub(super) fn retry_silence_fences(&mut self, when: When) {
         for host in self.links.silent_for(Ns::NEVER, Ns::ZERO) {
             if let Some(mut link) = self.links.get_mut(&host)
                 && let Some((since, _)) = &mut link.unknown_since
@@ -376,9 +381,9 @@ impl Manager {
     }
 
     /// Handles expired leases, and hosts to be fenced.
-    pub(super) fn watch_leases(&mut self, when: When) {
+    pub(super) fn expire_leases(&mut self, when: When) {
         self.forget_rejected(when);
-        for host in self.links.lease_over(when.now, self.settings.lease_ttl) {
+        for host in self.links.expired_leases(when.now, self.settings.lease_ttl) {
             self.end_lease(when, host);
         }
         let Some(fence_after) = self.settings.fence_after else { return };
@@ -411,15 +416,15 @@ impl Manager {
         drop(link);
         self.leases_expired += u64::from(!self.never_started(host));
         self.changed = true;
-        self.note_live(host);
+        self.update_liveness(host);
         if let Some(session) = session {
-            self.close(session, Closed::LeaseOver);
+            self.close(session, CloseReason::LeaseExpired);
         }
     }
 }
 
 /// Returns the task of a slice's holder, if any.
-pub(super) fn asked_of(slot: Option<Slot>) -> Option<(Epoch, State)> {
+pub(super) fn holder_task(slot: Option<Slot>) -> Option<(Epoch, State)> {
     let slot = slot?;
     match slot.state {
         State::Onlining(owner) | State::Online(owner) => Some((slot.epoch, State::Online(owner))),

@@ -14,13 +14,13 @@ use super::hosts::Link;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Due {
     /// Latest report, while the lease is valid.
-    pub(super) heard: Option<Ns>,
+    pub(super) last_message: Option<Ns>,
     /// End of the lease, while the agent is not connected.
     pub(super) silent: Option<Ns>,
     /// Time at which an unanswered desired state is sent again.
-    pub(super) repeat: Option<Ns>,
+    pub(super) resend: Option<Ns>,
     /// Time at which the next due desired state may be sent.
-    pub(super) order: Option<Ns>,
+    pub(super) desired_state: Option<Ns>,
     /// Time of the latest rejection of an older agent.
     pub(super) rejected: Option<Ns>,
 }
@@ -57,10 +57,10 @@ impl Schedule {
 #[derive(Debug, Default)]
 pub(super) struct Links {
     by_host: BTreeMap<HostId, Link>,
-    heard: Schedule,
+    last_message: Schedule,
     silent: Schedule,
-    repeats: Schedule,
-    orders: Schedule,
+    resends: Schedule,
+    desired_states: Schedule,
     rejected: Schedule,
 }
 
@@ -92,8 +92,8 @@ impl Links {
     }
 
     /// Returns hosts with an expired lease of this length.
-    pub(super) fn lease_over(&self, now: Ns, ttl: Ns) -> Vec<HostId> {
-        self.heard.due(now, ttl)
+    pub(super) fn expired_leases(&self, now: Ns, ttl: Ns) -> Vec<HostId> {
+        self.last_message.due(now, ttl)
     }
 
     /// Returns hosts that have been silent for a time after their lease.
@@ -102,33 +102,36 @@ impl Links {
     }
 
     /// Returns hosts whose desired state has to be sent again.
-    pub(super) fn repeats_due(&self, now: Ns) -> Vec<HostId> {
-        self.repeats.due(now, Ns::ZERO)
+    pub(super) fn resends_due(&self, now: Ns) -> Vec<HostId> {
+        self.resends.due(now, Ns::ZERO)
     }
 
     /// Returns hosts that may be sent a due desired state.
-    pub(super) fn orders_due(&self, now: Ns) -> Vec<HostId> {
-        self.orders.due(now, Ns::ZERO)
+    pub(super) fn desired_states_due(&self, now: Ns) -> Vec<HostId> {
+        self.desired_states.due(now, Ns::ZERO)
     }
 
     /// Returns hosts at which an older agent was last rejected at least two leases ago.
-    pub(super) fn rejected_until(&self, now: Ns, ttl: Ns) -> Vec<HostId> {
+    pub(super) fn expired_rejections(&self, now: Ns, ttl: Ns) -> Vec<HostId> {
         self.rejected.due(now, two_leases(ttl))
     }
 
     /// Returns the earliest of all these times.
     pub(super) fn next_wakeup(&self, ttl: Ns, fence_after: Option<Ns>) -> Option<Ns> {
-        let lease = self.heard.first().map(|at| at.after(ttl));
+        let lease = self.last_message.first().map(|at| at.after(ttl));
         let fence = self.silent.first().and_then(|at| Some(at.after(fence_after?)));
         let rejected = self.rejected.first().map(|at| at.after(two_leases(ttl)));
-        [lease, fence, self.repeats.first(), self.orders.first(), rejected].into_iter().flatten().min()
+        [lease, fence, self.resends.first(), self.desired_states.first(), rejected]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     fn reschedule(&mut self, host: HostId, before: Due, after: Due) {
-        self.heard.update(host, before.heard, after.heard);
+        self.last_message.update(host, before.last_message, after.last_message);
         self.silent.update(host, before.silent, after.silent);
-        self.repeats.update(host, before.repeat, after.repeat);
-        self.orders.update(host, before.order, after.order);
+        self.resends.update(host, before.resend, after.resend);
+        self.desired_states.update(host, before.desired_state, after.desired_state);
         self.rejected.update(host, before.rejected, after.rejected);
     }
 
@@ -138,10 +141,10 @@ impl Links {
         let mut computed = Self::default();
         self.by_host.iter().for_each(|(host, link)| computed.reschedule(*host, Due::default(), link.due()));
         let schedules = |links: &Self| {
-            [&links.heard, &links.silent, &links.repeats, &links.orders, &links.rejected]
+            [&links.last_message, &links.silent, &links.resends, &links.desired_states, &links.rejected]
                 .map(|schedule| schedule.0.clone())
         };
-        assert_eq!(schedules(self), schedules(&computed), "hosts by what is due");
+        assert_eq!(schedules(self), schedules(&computed), "hosts by due time");
     }
 }
 
@@ -166,7 +169,7 @@ impl Deref for LinkMut<'_> {
 
 impl DerefMut for LinkMut<'_> {
     fn deref_mut(&mut self) -> &mut Link {
-        self.links.by_host.get_mut(&self.host).expect("a guard's link is there")
+        self.links.by_host.get_mut(&self.host).expect("the link of a guard exists")
     }
 }
 

@@ -10,11 +10,11 @@
 use units::limits::DESIRED_STATE_RESEND_AFTER;
 use units::{Epoch, HostId, Ns, SliceId};
 
-use super::{Closed, Effect, Manager, SessionId, hosts::Link, restore::UnadoptedVm};
+use super::{CloseReason, Effect, Manager, SessionId, hosts::Link, restore::UnadoptedVm};
 use crate::{
     audit::Actor,
     ledger::{HostEntry, When},
-    protocol::{FailedReason, Have, Holding},
+    protocol::{FailureReason, Holding, ObservedState},
     record::{EndedBy, Fence},
     slice::{Event, Scrub, State},
 };
@@ -26,8 +26,8 @@ pub(super) struct ReportLog {
     complete: u64,
     /// Highest number received.
     latest: u64,
-    /// [`Manager::doubts`] when the latest complete report began; `None` before the first.
-    whole_since: Option<u64>,
+    /// [`Manager::adoption_events`] when the latest complete report began; `None` before the first.
+    complete_since: Option<u64>,
     /// Time of the latest request for a complete report.
     requested: Option<Ns>,
     partial: Option<PartialReport>,
@@ -39,9 +39,9 @@ pub(super) struct PartialReport {
     sequence: u64,
     /// Number of parts so far; `None` if one is missing.
     parts: Option<usize>,
-    /// [`Manager::loads`] and [`Manager::doubts`] at its first part.
+    /// [`Manager::loads`] and [`Manager::adoption_events`] at its first part.
     loads: u64,
-    doubts: u64,
+    adoption_events: u64,
     pub(super) unadopted: Vec<UnadoptedVm>,
     /// It contains a slice of an EMC that was not compared with the ledger.
     pub(super) is_uncompared: bool,
@@ -50,26 +50,34 @@ pub(super) struct PartialReport {
 impl ReportLog {
     /// Returns whether a complete report of this session was applied.
     pub(super) fn has_reported(&self) -> bool {
-        self.whole_since.is_some()
+        self.complete_since.is_some()
     }
 
     /// Returns the state of this report.
-    fn begin(&mut self, have: &Have, loads: u64, doubts: u64) -> PartialReport {
-        self.latest = self.latest.max(have.sequence);
+    fn begin(&mut self, report: &ObservedState, loads: u64, adoption_events: u64) -> PartialReport {
+        self.latest = self.latest.max(report.sequence);
         let before = self.partial.take();
-        if have.part == 0 {
-            let sequence = have.sequence;
-            return PartialReport { sequence, parts: Some(1), loads, doubts, ..PartialReport::default() };
+        if report.part == 0 {
+            let sequence = report.sequence;
+            return PartialReport {
+                sequence,
+                parts: Some(1),
+                loads,
+                adoption_events,
+                ..PartialReport::default()
+            };
         }
-        let next = |begun: &PartialReport| begun.sequence == have.sequence && begun.parts == Some(have.part);
-        let begun = before.filter(next).unwrap_or_default();
-        PartialReport { sequence: have.sequence, parts: begun.parts.map(|parts| parts + 1), ..begun }
+        let is_next = |partial: &PartialReport| {
+            partial.sequence == report.sequence && partial.parts == Some(report.part)
+        };
+        let partial = before.filter(is_next).unwrap_or_default();
+        PartialReport { sequence: report.sequence, parts: partial.parts.map(|parts| parts + 1), ..partial }
     }
 
     /// Records that all parts of a report were applied.
-    fn complete(&mut self, have: &Have) {
-        if have.whole || have.after <= self.complete {
-            self.complete = self.complete.max(have.sequence);
+    fn complete(&mut self, report: &ObservedState) {
+        if report.whole || report.after <= self.complete {
+            self.complete = self.complete.max(report.sequence);
         }
     }
 
@@ -81,32 +89,32 @@ impl ReportLog {
 impl Manager {
     /// Applies a report or a part of one. Only the newest report of a connection is checked for
     /// invalid slices, because slices of an older one may have been deleted since.
-    pub(super) fn on_have(&mut self, when: When, session: SessionId, have: &Have) {
+    pub(super) fn on_report(&mut self, when: When, session: SessionId, report: &ObservedState) {
         let Some(host) = self.sessions.get(&session).copied() else { return };
-        let (loads, doubts) = (self.loads, self.doubts);
+        let (loads, adoption_events) = (self.loads, self.adoption_events);
         let Some(mut link) = self.links.get_mut(&host) else { return };
-        let overtaken = link.note_heard(when, have.number);
-        let mut partial = link.reports.begin(have, loads, doubts);
+        let is_outdated = link.record_message(when, report.number);
+        let mut partial = link.reports.begin(report, loads, adoption_events);
         if !self.loaded {
-            link.reports.partial = have.is_continued.then_some(partial);
+            link.reports.partial = report.is_continued.then_some(partial);
             return;
         }
         drop(link);
-        self.hear_lost_slices(when, host, have);
-        if let Some(claim) = self.false_claim(host, have).filter(|_| !overtaken) {
-            return self.close(session, Closed::FalseClaim(claim.slice, claim.epoch));
+        self.reserve_lost_slices(when, host, report);
+        if let Some(claim) = self.false_claim(host, report).filter(|_| !is_outdated) {
+            return self.close(session, CloseReason::FalseClaim(claim.slice, claim.epoch));
         }
-        self.hear_slices(when, host, have);
-        self.hear_vms(when, host, have);
-        self.hear_report(when, host, have, &mut partial);
-        if have.is_continued {
+        self.apply_slices(when, host, report);
+        self.end_vms_without_process(when, host, report);
+        self.adopt_reported_vms(when, host, report, &mut partial);
+        if report.is_continued {
             return self.keep_partial(host, partial);
         }
-        self.hear_clean(when, host, have);
+        self.apply_clean(when, host, report);
         if partial.parts.is_some() && partial.loads == self.loads {
-            self.end_report(when, host, have, partial); // otherwise facts of earlier parts may be lost
+            self.end_report(when, host, report, partial); // otherwise facts of earlier parts may be lost
         }
-        if !have.whole {
+        if !report.whole {
             self.request_report(when, host, session);
         }
     }
@@ -118,16 +126,16 @@ impl Manager {
     }
 
     /// Completes a report after its last part.
-    fn end_report(&mut self, when: When, host: HostId, have: &Have, partial: PartialReport) {
-        let doubts = partial.doubts;
+    fn end_report(&mut self, when: When, host: HostId, report: &ObservedState, partial: PartialReport) {
+        let adoption_events = partial.adoption_events;
         if let Some(mut link) = self.links.get_mut(&host) {
-            link.reports.complete(have);
+            link.reports.complete(report);
         }
-        if have.whole
-            && self.hear_whole(when, host, have, partial)
+        if report.whole
+            && self.finish_complete_report(when, host, report, partial)
             && let Some(mut link) = self.links.get_mut(&host)
         {
-            link.reports.whole_since = Some(doubts);
+            link.reports.complete_since = Some(adoption_events);
         }
     }
 
@@ -151,15 +159,15 @@ impl Manager {
         let Some((link, entry)) = self.links.get(&host).zip(self.head.host(host)) else { return false };
         let (log, host_record) = (&link.reports, &entry.host);
         let in_doubt = || host_record.must_report || self.has_unadopted(host);
-        let outdated = || log.whole_since.is_none_or(|since| since < self.doubts);
+        let outdated = || log.complete_since.is_none_or(|since| since < self.adoption_events);
         host_record.fence == Fence::None && (log.has_gap() || in_doubt() || outdated())
     }
 
     /// Returns a slice that this host cannot have: it never existed, belongs to another host, or
     /// has an impossible epoch.
-    fn false_claim(&self, host: HostId, have: &Have) -> Option<Holding> {
+    fn false_claim(&self, host: HostId, report: &ObservedState) -> Option<Holding> {
         let entry = self.head.host(host)?;
-        have.online.iter().copied().find(|claim| self.is_false(host, entry, *claim))
+        report.online.iter().copied().find(|claim| self.is_false(host, entry, *claim))
     }
 
     fn is_false(&self, host: HostId, entry: &HostEntry, claim: Holding) -> bool {
@@ -168,37 +176,38 @@ impl Manager {
         }
         let removed = claim.epoch > Epoch(0) && claim.slice < self.head.meta().next_slice;
         let Some(slot) = self.head.slot(claim.slice) else { return !removed };
-        let wired = self.head.emc_of(claim.slice).is_some_and(|emc| entry.host.emcs.contains(&emc))
-            || entry.host.may_know_more();
-        let never = claim.epoch == Epoch(0) || claim.epoch > slot.epoch;
+        let is_attached = self.head.emc_of(claim.slice).is_some_and(|emc| entry.host.emcs.contains(&emc))
+            || entry.host.may_exceed_ledger();
+        let is_impossible = claim.epoch == Epoch(0) || claim.epoch > slot.epoch;
         // After a restore, or on an EMC with a foreign record, the host may know more than ledger
         // and device.
         let in_doubt = slot.is_quarantined() || self.is_uncompared(claim.slice);
-        let others = claim.epoch == slot.epoch && slot.holder().is_some_and(|holder| holder != host);
+        let is_held_by_other =
+            claim.epoch == slot.epoch && slot.holder().is_some_and(|holder| holder != host);
         // A report of a past grant may follow the removal of the connection: it is ignored.
-        (never || others) && !(wired && in_doubt)
+        (is_impossible || is_held_by_other) && !(is_attached && in_doubt)
     }
 
-    fn hear_slices(&mut self, when: When, host: HostId, have: &Have) {
-        let news = have.online.iter().filter(|h| !self.head.is_online(h.slice, h.epoch));
-        for holding in news.copied().collect::<Vec<_>>() {
+    fn apply_slices(&mut self, when: When, host: HostId, report: &ObservedState) {
+        let newly_online = report.online.iter().filter(|h| !self.head.is_online(h.slice, h.epoch));
+        for holding in newly_online.copied().collect::<Vec<_>>() {
             self.slice_event(when, holding.slice, Event::Onlined(host, holding.epoch));
         }
-        for holding in &have.released {
+        for holding in &report.released {
             self.slice_event(when, holding.slice, Event::Released(host, holding.epoch));
         }
-        for scrubbed in &have.scrubbed {
+        for scrubbed in &report.scrubbed {
             if scrubbed.verified >= units::SLICE {
                 self.slice_event(when, scrubbed.holding.slice, Event::Scrubbed(host, *scrubbed));
             }
         }
-        for failed in &have.failed {
+        for failed in &report.failed {
             let Holding { slice, epoch } = failed.holding;
             let Some(slot) = self.head.slot(slice).filter(|slot| slot.epoch == epoch) else { continue };
             let event = match (failed.reason, slot.state) {
                 (_, State::Scrubbing(Scrub::Working(_))) => Event::ScrubFailed(host, epoch),
-                (FailedReason::NotZero, _) => Event::FoundDirty(host, epoch),
-                (FailedReason::Host, _) => {
+                (FailureReason::NotZero, _) => Event::FoundDirty(host, epoch),
+                (FailureReason::Host, _) => {
                     self.break_reservation(when, host, slice, &failed.message);
                     continue;
                 }
@@ -219,10 +228,10 @@ impl Manager {
     }
 
     /// Releases the memory of a VM whose process has ended.
-    fn hear_vms(&mut self, when: When, host: HostId, have: &Have) {
+    fn end_vms_without_process(&mut self, when: When, host: HostId, report: &ObservedState) {
         let name = self.head.host(host).map(|entry| entry.host.name.clone());
         let Some(name) = name else { return };
-        for id in &have.ended {
+        for id in &report.ended {
             if self.head.reservation(*id).is_some_and(|r| r.host == host && r.is_active()) {
                 let ended = self.head.decide_end(when, *id, EndedBy::ProcessGone, Actor::Agent(name.clone()));
                 ended.into_iter().for_each(|change| self.change(when, change));
@@ -231,12 +240,12 @@ impl Manager {
     }
 
     /// A fenced host reports clean only in reply to a desired state that contains the fence.
-    fn hear_clean(&mut self, when: When, host: HostId, have: &Have) {
-        let told = self.links.get(&host).and_then(|link| link.told_fenced());
-        if have.clean && told.is_some_and(|told| have.number >= told) {
+    fn apply_clean(&mut self, when: When, host: HostId, report: &ObservedState) {
+        let fence_sent = self.links.get(&host).and_then(|link| link.fence_sent());
+        if report.clean && fence_sent.is_some_and(|fence_sent| report.number >= fence_sent) {
             let hello = self.links.get(&host).and_then(Link::hello);
             let boot_id = hello.map_or("", |hello| &hello.boot_id).to_owned();
-            let change = self.head.decide_report(when, host, &boot_id, true);
+            let change = self.head.decide_agent_identity(when, host, &boot_id, true);
             self.change(when, change);
         }
     }

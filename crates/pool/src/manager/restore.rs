@@ -17,10 +17,10 @@ use units::{EmcId, HostId, Name, ReservationId, SliceId, UnixMs};
 use super::{Alarm, Manager, hosts::Link, reports::PartialReport};
 use crate::{
     audit::Subject,
-    denied::Denied,
     ledger::{HostEntry, When},
-    protocol::{Have, HaveVm, Holding},
+    protocol::{Holding, ObservedState, ObservedVm},
     record::{Fence, Reservation, Stage},
+    rejection::Rejection,
     slice::{Event, Quarantine, State},
 };
 
@@ -35,18 +35,24 @@ pub(super) struct UnadoptedVm {
 impl Manager {
     /// Adopts the VMs of one part of a report. A fenced host, also during the fence, adopts
     /// nothing: its desired state ends its VMs.
-    pub(super) fn hear_report(&mut self, when: When, host: HostId, have: &Have, partial: &mut PartialReport) {
-        self.claim_slices(when, host, have);
-        if self.is_cut_off_host(host) {
+    pub(super) fn adopt_reported_vms(
+        &mut self,
+        when: When,
+        host: HostId,
+        report: &ObservedState,
+        partial: &mut PartialReport,
+    ) {
+        self.claim_slices(when, host, report);
+        if self.is_fenced_host(host) {
             return self.forget_unadopted(host);
         }
-        partial.unadopted.extend(self.adopt_vms(when, host, have));
+        partial.unadopted.extend(self.adopt_vms(when, host, report));
         if self.head.host(host).is_some_and(|entry| entry.host.must_report) {
-            partial.is_uncompared |= have.holdings().any(|holding| self.is_uncompared(holding.slice));
+            partial.is_uncompared |= report.holdings().any(|holding| self.is_uncompared(holding.slice));
         }
     }
 
-    fn is_cut_off_host(&self, host: HostId) -> bool {
+    fn is_fenced_host(&self, host: HostId) -> bool {
         self.head.host(host).is_none_or(|entry| entry.host.fence != Fence::None)
     }
 
@@ -56,30 +62,30 @@ impl Manager {
 
     /// Records at the end of a complete report whether the host has reported everything since a
     /// restore. Returns whether the report counts; the report of a fenced host does not.
-    pub(super) fn hear_whole(
+    pub(super) fn finish_complete_report(
         &mut self,
         when: When,
         host: HostId,
-        have: &Have,
+        report: &ObservedState,
         partial: PartialReport,
     ) -> bool {
-        if self.is_cut_off_host(host) {
+        if self.is_fenced_host(host) {
             return false;
         }
         let PartialReport { unadopted, is_uncompared, .. } = partial;
         if !self.head.host(host).is_some_and(|entry| entry.host.must_report) {
-            self.note_unadopted(host, unadopted);
+            self.set_unadopted(host, unadopted);
             return true;
         }
         let uncompared = is_uncompared || self.has_uncompared_emc(host);
-        let reported = !uncompared && have.number.generation == self.head.meta().generation;
+        let reported = !uncompared && report.number.generation == self.head.meta().generation;
         let all_adopted = unadopted.is_empty();
-        self.note_unadopted(host, unadopted);
+        self.set_unadopted(host, unadopted);
         if reported {
             self.head.set_reported(host);
         }
         if reported && all_adopted {
-            let change = self.head.decide_reported(when, host);
+            let change = self.head.decide_host_reported(when, host);
             self.change(when, change);
         }
         true
@@ -87,10 +93,10 @@ impl Manager {
 
     /// Reserves the numbers of slices known only to a host since a restore. The host may have been
     /// fenced since.
-    pub(super) fn hear_lost_slices(&mut self, when: When, host: HostId, have: &Have) {
-        if self.head.host(host).is_some_and(|entry| entry.host.may_know_more()) {
-            let used = have.holdings().map(|holding| holding.slice);
-            let change = self.head.decide_slices_named(used, self.lost_slices_end);
+    pub(super) fn reserve_lost_slices(&mut self, when: When, host: HostId, report: &ObservedState) {
+        if self.head.host(host).is_some_and(|entry| entry.host.may_exceed_ledger()) {
+            let used = report.holdings().map(|holding| holding.slice);
+            let change = self.head.decide_reserve_slice_ids(used, self.lost_slices_end);
             self.change(when, change);
         }
     }
@@ -98,11 +104,11 @@ impl Manager {
     /// Records slices of a report whose epochs are above those of the restored ledger and of the
     /// EMC, which may have lost its record. Their epochs are never used again. If the EMC cannot
     /// revoke access, the host is recorded as the holder.
-    fn claim_slices(&mut self, when: When, host: HostId, have: &Have) {
-        if !self.head.host(host).is_some_and(|entry| entry.host.may_know_more()) {
+    fn claim_slices(&mut self, when: When, host: HostId, report: &ObservedState) {
+        if !self.head.host(host).is_some_and(|entry| entry.host.may_exceed_ledger()) {
             return;
         }
-        for Holding { slice, epoch } in have.holdings().copied() {
+        for Holding { slice, epoch } in report.holdings().copied() {
             let Some(slot) = self.head.slot(slice) else { continue };
             let State::Quarantined(Quarantine::Restored { host: holder }) = slot.state else { continue };
             let is_newer = epoch > slot.epoch || (epoch == slot.epoch && holder.is_none());
@@ -110,7 +116,7 @@ impl Manager {
                 continue;
             }
             self.slice_event(when, slice, Event::Raise(epoch));
-            if !self.head.cuts_off(slice) && holder != Some(host) {
+            if !self.head.can_revoke(slice) && holder != Some(host) {
                 let why = Event::Quarantine(Quarantine::Restored { host: Some(host) });
                 self.quarantine(when, slice, why, "a host reports it, and its EMC has no record of that");
             }
@@ -119,8 +125,8 @@ impl Manager {
 
     /// Adopts reported VMs that the ledger does not have on their slices; returns the VMs that it
     /// could not adopt.
-    fn adopt_vms(&mut self, when: When, host: HostId, have: &Have) -> Vec<UnadoptedVm> {
-        let unknown: Vec<_> = have.vms.iter().filter(|(id, vm)| self.is_unknown(host, **id, vm)).collect();
+    fn adopt_vms(&mut self, when: When, host: HostId, report: &ObservedState) -> Vec<UnadoptedVm> {
+        let unknown: Vec<_> = report.vms.iter().filter(|(id, vm)| self.is_unknown(host, **id, vm)).collect();
         let failed = unknown.into_iter().filter(|(id, vm)| !self.adopt_vm(when, host, **id, vm));
         let unadopted = failed.map(|(_, vm)| UnadoptedVm {
             vm: vm.vm.clone(),
@@ -133,7 +139,7 @@ impl Manager {
     /// Returns whether a reported VM has a slice that is quarantined because ledger and device
     /// differ on its owner, or is missing in a restored ledger, or was uncommitted there without
     /// slices in doubt.
-    fn is_unknown(&self, host: HostId, id: ReservationId, vm: &HaveVm) -> bool {
+    fn is_unknown(&self, host: HostId, id: ReservationId, vm: &ObservedVm) -> bool {
         let restored = self.head.host(host).is_some_and(|entry| entry.host.must_report);
         let in_doubt = |slice: SliceId| {
             let state = self.head.slot(slice).map(|slot| slot.state);
@@ -143,7 +149,7 @@ impl Manager {
             || (restored && self.head.reservation(id).is_none_or(is_uncommitted_without_slices))
     }
 
-    fn adopt_vm(&mut self, when: When, host: HostId, id: ReservationId, vm: &HaveVm) -> bool {
+    fn adopt_vm(&mut self, when: When, host: HostId, id: ReservationId, vm: &ObservedVm) -> bool {
         let granted = vm.slices.iter().all(|holding| self.is_granted(*holding));
         if !granted || !self.can_adopt_as(host, id, &vm.vm) {
             return false;
@@ -155,7 +161,7 @@ impl Manager {
 
     /// Returns whether the record of the EMC has a grant of exactly this epoch.
     fn is_granted(&self, holding: Holding) -> bool {
-        let records = [self.handles.get(&holding.slice), self.found.get(&holding.slice)];
+        let records = [self.handles.get(&holding.slice), self.pending_handles.get(&holding.slice)];
         records.into_iter().flatten().any(|(epoch, _)| *epoch == holding.epoch)
     }
 
@@ -172,14 +178,14 @@ impl Manager {
 
     /// Drops the VMs of a fenced host.
     pub(super) fn forget_unadopted(&mut self, host: HostId) {
-        self.note_unadopted(host, Vec::new());
+        self.set_unadopted(host, Vec::new());
     }
 
-    fn note_unadopted(&mut self, host: HostId, mut unadopted: Vec<UnadoptedVm>) {
+    fn set_unadopted(&mut self, host: HostId, mut unadopted: Vec<UnadoptedVm>) {
         let before = self.unadopted.remove(&host).unwrap_or_default();
         let since: BTreeMap<_, _> = before.iter().map(|vm| ((&vm.vm, &vm.slices), vm.since)).collect();
-        for found in &mut unadopted {
-            found.since = since.get(&(&found.vm, &found.slices)).copied().unwrap_or(found.since);
+        for vm in &mut unadopted {
+            vm.since = since.get(&(&vm.vm, &vm.slices)).copied().unwrap_or(vm.since);
         }
         self.changed |= before != unadopted;
         if !unadopted.is_empty() {
@@ -190,11 +196,11 @@ impl Manager {
     /// Checks whether an operator may uncordon a quarantined slice.
     ///
     /// # Errors
-    /// [`Denied::SliceInDoubt`] while a report contains the slice as memory of a running VM, or
+    /// [`Rejection::SliceInDoubt`] while a report contains the slice as memory of a running VM, or
     /// while a host that may run a VM on it has not reported since a restore or since the manager
     /// started.
-    pub(super) fn check_requalify(&self, slice: SliceId) -> Result<(), Denied> {
-        let in_doubt = |why| Err(Denied::SliceInDoubt { slice, why });
+    pub(super) fn check_requalify(&self, slice: SliceId) -> Result<(), Rejection> {
+        let in_doubt = |why| Err(Rejection::SliceInDoubt { slice, why });
         let running = self.unadopted.values().flatten().find(|vm| vm.slices.contains(&slice));
         if let Some(UnadoptedVm { vm, .. }) = running {
             return in_doubt(format!("VM {vm} runs on it; it returns when the VM has ended"));
@@ -205,7 +211,7 @@ impl Manager {
         }
         match self.unreported_users(emc, slice).next() {
             // For an EMC that cannot revoke access, the host has to release the slice first.
-            Some(host) if self.head.cuts_off(slice) => {
+            Some(host) if self.head.can_revoke(slice) => {
                 in_doubt(format!("host {host} has not reported since the manager started"))
             }
             _ => Ok(()),
@@ -224,7 +230,7 @@ impl Manager {
         };
         let has_reported = |id: &HostId| self.links.get(id).is_some_and(Link::has_reported);
         let users = self.head.hosts().filter(move |(id, entry)| may_use(*id, entry));
-        let unreported = users.filter(move |(id, entry)| !entry.host.is_cut_off(emc) && !has_reported(id));
+        let unreported = users.filter(move |(id, entry)| !entry.host.is_fenced_at(emc) && !has_reported(id));
         unreported.map(|(_, entry)| &entry.host.name)
     }
 
@@ -238,13 +244,13 @@ impl Manager {
             message: format!(
                 "host {} has not reported since the ledger was restored: {}; slices it can reach stay quarantined",
                 entry.host.name,
-                self.why_unreported(id)
+                self.unreported_reason(id)
             ),
             since: self.loaded_at,
         });
         let count = self.unadopted.values().map(Vec::len).sum();
         let rest =
-            self.rest_alarm("VM_NOT_ADOPTED", count, UNADOPTED_ALARMS_MAX, "VMs run and are not adopted");
+            self.summary_alarm("VM_NOT_ADOPTED", count, UNADOPTED_ALARMS_MAX, "VMs run and are not adopted");
         let unadopted = self.unadopted.iter().flat_map(|(host, vms)| vms.iter().map(|vm| (*host, vm)));
         let listed = unadopted.take(UNADOPTED_ALARMS_MAX).filter_map(|(host, vm)| {
             let host = &self.durable.host(host)?.host.name;
@@ -262,7 +268,7 @@ impl Manager {
         pending.chain(listed).chain(rest)
     }
 
-    fn why_unreported(&self, host: HostId) -> String {
+    fn unreported_reason(&self, host: HostId) -> String {
         let uncompared = self.uncompared_emc(host).and_then(|emc| self.durable.emc(emc));
         match (uncompared, self.unadopted.get(&host)) {
             (Some(entry), _) => format!("EMC {} has not been compared with the ledger", entry.emc.name),

@@ -101,7 +101,7 @@ impl StopAttempts {
     /// Compares the index with one computed from all entries.
     #[cfg(test)]
     pub(super) fn check(&self, connected: &BTreeSet<HostId>) {
-        assert_eq!(&self.connected, connected, "hosts whose agents are connected");
+        assert_eq!(&self.connected, connected, "hosts with a connected agent");
         let mut computed = Self { connected: connected.clone(), ..Self::default() };
         self.entries.iter().for_each(|((host, emc), attempt)| computed.list(*emc, *host, attempt.retry_at));
         assert_eq!(self.attempts, computed.attempts, "attempts by EMC");
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn attempts_follow_what_is_inserted_changed_and_removed() {
+    fn attempts_follow_insertions_changes_and_removals() {
         let mut hosts = StopAttempts::default();
         hosts.insert(EMC, HostId(1), attempt(30));
         hosts.insert(EMC, HostId(2), attempt(20));
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn attempts_of_connected_hosts_wait_until_the_agent_is_gone() {
+    fn attempts_of_connected_hosts_wait_for_disconnection() {
         let mut hosts = StopAttempts::default();
         hosts.insert(EMC, HostId(1), attempt(30));
         hosts.set_connected(HostId(1), true);

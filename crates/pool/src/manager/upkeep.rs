@@ -6,9 +6,9 @@ use units::{EmcId, Ns, SliceId};
 use super::{Effect, Manager, buffer::Supply};
 use crate::{
     audit::Actor,
-    denied::Denied,
     ledger::{Change, When},
     record::{EndedBy, Key},
+    rejection::Rejection,
     slice::Event,
 };
 
@@ -19,14 +19,14 @@ const SCRUBS_CHOSEN_AT_ONCE_MAX: usize = UPKEEP_CHANGES_MAX / 2;
 
 impl Manager {
     /// Performs everything that is due.
-    pub(super) fn keep_up(&mut self, when: When) {
-        self.watch_leases(when);
+    pub(super) fn run_upkeep(&mut self, when: When) {
+        self.expire_leases(when);
         self.retry_devices(when);
         self.continue_comparisons(when);
         self.retry_slices(when);
         self.retry_fences(when);
-        self.repeat_orders(when);
-        self.time_out_waiters(when);
+        self.resend_desired_states(when);
+        self.expire_waiters(when);
         self.buffer.roll(when.now);
         if self.is_full() {
             return;
@@ -34,40 +34,40 @@ impl Manager {
         self.end_overdue(when);
         self.release_restored(when);
         self.choose_scrubbers(when);
-        self.ask_again(when);
-        self.forget(when);
+        self.retry_declined_migrations(when);
+        self.prune(when);
         self.save_rack_time(when);
     }
 
     /// Deletes expired requests periodically, and as often as needed while there are many. Requests
     /// beyond the limits are deleted with the change that exceeds them; here only those of a store
     /// written under other limits.
-    fn forget(&mut self, when: When) {
-        if when.now < self.forget_at {
+    fn prune(&mut self, when: When) {
+        if when.now < self.prune_at {
             return;
         }
-        let expired = self.head.decide_forget(when, UPKEEP_CHANGES_MAX);
-        let mut forgotten = expired.0.len();
+        let expired = self.head.decide_prune(when, UPKEEP_CHANGES_MAX);
+        let mut pruned = expired.0.len();
         self.apply(when, expired);
-        forgotten += self.evict(when, UPKEEP_CHANGES_MAX - forgotten);
-        if forgotten < UPKEEP_CHANGES_MAX {
-            self.forget_at = when.now.after(RESERVATION_PRUNE_INTERVAL);
+        pruned += self.evict(when, UPKEEP_CHANGES_MAX - pruned);
+        if pruned < UPKEEP_CHANGES_MAX {
+            self.prune_at = when.now.after(RESERVATION_PRUNE_INTERVAL);
         }
     }
 
     /// Deletes up to `most` ended requests beyond the limits, and returns their number.
-    pub(super) fn evict(&mut self, when: When, most: usize) -> usize {
+    pub(super) fn evict(&mut self, when: When, limit: usize) -> usize {
         let durable_until = self.durable.meta().rack_time;
-        for evicted in 0..most {
+        for evicted in 0..limit {
             let Some(change) = self.head.decide_evict(when, durable_until) else { return evicted };
             self.apply(when, change);
         }
-        most
+        limit
     }
 
-    fn ask_again(&mut self, when: When) {
-        let asked = self.head.decide_ask_again(when, UPKEEP_CHANGES_MAX);
-        self.change(when, asked);
+    fn retry_declined_migrations(&mut self, when: When) {
+        let changes = self.head.decide_migration_retry(when, UPKEEP_CHANGES_MAX);
+        self.change(when, changes);
     }
 
     /// Ends reservations with an expired deadline, up to the limit of changes.
@@ -84,7 +84,7 @@ impl Manager {
         }
     }
 
-    fn time_out_waiters(&mut self, when: When) {
+    fn expire_waiters(&mut self, when: When) {
         while let Some((deadline, token, id)) = self.waiter_deadlines.first().copied() {
             if deadline > when.now {
                 return;
@@ -94,7 +94,7 @@ impl Manager {
             let (online, slices) = (self.durable.online(id), u32::try_from(slices).unwrap_or(u32::MAX));
             self.effects.push_back(Effect::Reply(
                 token,
-                Box::new(Err(Denied::NotReadyInTime { reservation: id, online, slices })),
+                Box::new(Err(Rejection::NotReadyBeforeTimeout { reservation: id, online, slices })),
             ));
         }
     }
@@ -108,23 +108,24 @@ impl Manager {
             return;
         }
         emcs.sort_unstable();
-        let pace = self.buffer.pace(self.supply());
-        let mut left = SCRUBS_CHOSEN_AT_ONCE_MAX;
+        let scrubs_per_host = self.buffer.scrubs_per_host(self.supply());
+        let mut remaining = SCRUBS_CHOSEN_AT_ONCE_MAX;
         for (n, (_, emc)) in emcs.iter().enumerate() {
-            let share = left.div_ceil(emcs.len() - n);
-            left -= self.choose_scrubbers_on(when, *emc, pace, share);
+            let share = remaining.div_ceil(emcs.len() - n);
+            remaining -= self.choose_scrubbers_on(when, *emc, scrubs_per_host, share);
         }
     }
 
     /// Chooses up to `most` scrubs, and returns their number.
-    fn choose_scrubbers_on(&mut self, when: When, emc: EmcId, pace: usize, most: usize) -> usize {
-        for chosen in 0..most {
-            let Some((slice, host)) = self.head.emc(emc).and_then(|entry| entry.next_scrub(pace)) else {
+    fn choose_scrubbers_on(&mut self, when: When, emc: EmcId, scrubs_per_host: usize, limit: usize) -> usize {
+        for chosen in 0..limit {
+            let Some((slice, host)) = self.head.emc(emc).and_then(|entry| entry.next_scrub(scrubs_per_host))
+            else {
                 return chosen;
             };
             self.slice_event(when, slice, Event::ScrubBy(host));
         }
-        most
+        limit
     }
 
     /// Returns the state of the pool for the choice of the scrubbing pace.
@@ -144,7 +145,7 @@ impl Manager {
         let unclaimed = ready.flat_map(|(_, entry)| entry.unclaimed()).take(UPKEEP_CHANGES_MAX);
         let unclaimed: Vec<SliceId> = unclaimed.collect();
         if !unclaimed.is_empty() {
-            let change = self.head.decide_unclaimed(&unclaimed);
+            let change = self.head.decide_release_unclaimed(&unclaimed);
             self.change(when, change);
         }
     }
@@ -160,9 +161,10 @@ impl Manager {
 
     /// Returns when rack time has to be stored, if no batch does so and a deadline depends on it.
     pub(super) fn rack_time_due(&self) -> Option<Ns> {
-        let runs = self.head.next_expiry().or(self.head.next_forgetting()).or(self.head.next_asking_again());
+        let next_deadline =
+            self.head.next_expiry().or(self.head.next_prune()).or(self.head.next_migration_retry());
         (!self.is_writing()).then_some(())?;
-        runs.map(|_| self.durable.meta().rack_time.after(RACK_TIME_SAVE_INTERVAL))
+        next_deadline.map(|_| self.durable.meta().rack_time.after(RACK_TIME_SAVE_INTERVAL))
     }
 
     /// Returns the time of the next expiry or deletion.
@@ -170,9 +172,9 @@ impl Manager {
         if self.is_full() {
             return None; // the write in progress comes first
         }
-        let expiry = self.head.next_forgetting().map(|at| at.max(self.forget_at));
-        let forgetting = if self.head.has_excess_requests() { Some(self.forget_at) } else { expiry };
-        let due = [self.head.next_expiry(), self.head.next_asking_again(), forgetting, self.rack_time_due()];
+        let expiry = self.head.next_prune().map(|at| at.max(self.prune_at));
+        let prune = if self.head.has_excess_requests() { Some(self.prune_at) } else { expiry };
+        let due = [self.head.next_expiry(), self.head.next_migration_retry(), prune, self.rack_time_due()];
         due.into_iter().flatten().min()
     }
 }

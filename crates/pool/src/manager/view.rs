@@ -76,14 +76,14 @@ impl Manager {
     }
 
     /// Returns the reason why a fence has not completed, if it needs an operator.
-    pub fn not_fenced(&self, host: HostId) -> Option<&str> {
-        self.why_unfenced(host).map(|(why, _)| why)
+    pub fn fence_obstacle(&self, host: HostId) -> Option<&str> {
+        self.fence_obstacle_since(host).map(|(why, _)| why)
     }
 
     /// Returns the identity sent by a host's agent, and the time of its last message.
-    pub fn host_said(&self, host: HostId) -> (Option<&Hello>, Option<UnixMs>) {
+    pub fn agent_identity(&self, host: HostId) -> (Option<&Hello>, Option<UnixMs>) {
         let link = self.links.get(&host);
-        (link.and_then(|link| link.hello()), link.and_then(|link| link.heard_wall))
+        (link.and_then(|link| link.hello()), link.and_then(|link| link.last_message_wall))
     }
 
     /// Returns the state of an EMC.
@@ -122,7 +122,7 @@ impl Manager {
             .host_alarms()
             .chain(self.contested_alarms())
             .chain(self.restore_alarms())
-            .chain(self.sight_alarms())
+            .chain(self.visibility_alarms())
             .chain(self.emc_alarms())
             .chain(self.slice_fault_alarms())
             .chain(self.slice_alarms())
@@ -133,7 +133,7 @@ impl Manager {
             // Capacity has been 0 since the last of these failures.
             let takes_capacity = |alarm: &&Alarm| matches!(alarm.reason, "EMC_FAILED" | "SLICE_QUARANTINED");
             let since = alarms.iter().filter(takes_capacity).map(|alarm| alarm.since).max();
-            let message = "no slice of the pool is usable: a capacity of 0 is a fault, not a fact".to_owned();
+            let message = "no slice of the pool is usable: the capacity of 0 is a failure".to_owned();
             let since = since.unwrap_or(self.loaded_at);
             alarms.push(Alarm { reason: "CAPACITY_ZERO", subject: Subject::Rack, message, since });
         }
@@ -153,7 +153,7 @@ impl Manager {
     }
 
     /// Records times of quarantines, which the ledger does not contain.
-    pub(super) fn date_quarantines(
+    pub(super) fn record_quarantine_times(
         &mut self,
         when: When,
         transitions: &[(SliceId, &'static str, &'static str)],
@@ -182,7 +182,7 @@ impl Manager {
                     "HOST_FENCED",
                     self.fenced_since(&entry.host),
                     format!(
-                        "host {name} is cut off until it restarts or proves itself clean{}",
+                        "access of host {name} is revoked until it restarts or reports clean{}",
                         self.unconfirmed_emcs_note(&entry.host)
                     ),
                 ),
@@ -202,7 +202,7 @@ impl Manager {
                 reason: "HOST_CONTESTED",
                 subject: Subject::Host(name.clone()),
                 message: format!(
-                    "two agents speak for host {name}: instance {} is rejected while instance {} is the host's; \
+                    "two agents represent host {name}: instance {} is rejected while instance {} is current; \
                      stop one of them",
                     rejected.instance.0, instance.0
                 ),
@@ -220,14 +220,15 @@ impl Manager {
     fn fencing_alarm(&self, id: HostId, host: &Host, slices: usize) -> Alarm {
         let (name, since) = (&host.name, self.fenced_since(host));
         let subject = Subject::Host(name.clone());
-        let Some((why, since)) = self.why_unfenced(id) else {
+        let Some((why, since)) = self.fence_obstacle_since(id) else {
             let waits: Vec<_> = self.fence_waits_for(id).filter_map(|emc| self.emc_name(emc)).collect();
             let waits = waits.join(", ");
-            let message = format!("host {name} is being cut off its {slices} slices: waiting for {waits}");
+            let message =
+                format!("access of host {name} to its {slices} slices is being revoked: waiting for {waits}");
             return Alarm { reason: "HOST_FENCING", subject, message, since };
         };
         let message = format!(
-            "host {name} is not cut off, and keeps {slices} slices: {why}; it ends when the host returns, or by `tarn fence \
+            "access of host {name} is not revoked, and it keeps {slices} slices: {why}; this ends when the host returns, or by `tarn fence \
              {name} --confirm-powered-off` once the machine is off"
         );
         Alarm { reason: "HOST_NOT_FENCED", subject, message, since }
@@ -268,7 +269,8 @@ impl Manager {
     fn slice_alarms(&self) -> impl Iterator<Item = Alarm> {
         let alarm = |subject, message, since| Alarm { reason: "SLICE_QUARANTINED", subject, message, since };
         let since = |slice| self.quarantined_at.get(&slice).copied().unwrap_or(self.loaded_at);
-        let waiting: usize = self.durable.emcs().map(|(_, entry)| entry.quarantined_for_good_count()).sum();
+        let waiting: usize =
+            self.durable.emcs().map(|(_, entry)| entry.quarantined_for_operator_count()).sum();
         let more = waiting.saturating_sub(SLICE_ALARMS_MAX);
         let rest = (more > 0).then(|| {
             let first =
@@ -308,7 +310,7 @@ impl Manager {
 
     /// Alarms of slices whose device calls fail: the first by name, all others as one number.
     fn slice_fault_alarms(&self) -> impl Iterator<Item = Alarm> {
-        let rest = self.rest_alarm("SLICE_FAILING", self.faults.len(), SLICE_ALARMS_MAX, "slices fail");
+        let rest = self.summary_alarm("SLICE_FAILING", self.faults.len(), SLICE_ALARMS_MAX, "slices fail");
         let listed = self.faults.iter().take(SLICE_ALARMS_MAX).map(|(slice, fault)| Alarm {
             reason: "SLICE_FAILING",
             subject: Subject::Slice(slice),
@@ -324,7 +326,7 @@ impl Manager {
     }
 
     /// Returns the alarm for the conditions beyond the first `most`.
-    pub(super) fn rest_alarm(
+    pub(super) fn summary_alarm(
         &self,
         reason: &'static str,
         count: usize,

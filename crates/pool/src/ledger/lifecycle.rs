@@ -4,9 +4,9 @@ use units::{Name, Ns, ReservationId};
 
 use super::{Change, Ledger, When, decision};
 use crate::{
-    audit::{Actor, Subject, What},
-    denied::Denied,
+    audit::{Actor, DecisionKind, Subject},
     record::{EndedBy, Key, Record, Reservation, Stage},
+    rejection::Rejection,
     slice::Event,
 };
 
@@ -25,13 +25,13 @@ impl Ledger {
     ///
     /// # Errors
     /// The reservation does not exist or was deleted.
-    pub fn find(&self, target: &Target) -> Result<ReservationId, Denied> {
+    pub fn find(&self, target: &Target) -> Result<ReservationId, Rejection> {
         match target {
             Target::Reservation(id) if self.reservations.contains_key(id) => Ok(*id),
-            Target::Reservation(id) => Err(Denied::NoSuchReservation(*id)),
+            Target::Reservation(id) => Err(Rejection::NoSuchReservation(*id)),
             Target::Vm(vm) => {
                 let found = self.reservation_of(vm).or_else(|| self.ended_of(vm));
-                found.ok_or_else(|| Denied::NoSuchVm(vm.clone()))
+                found.ok_or_else(|| Rejection::NoSuchVm(vm.clone()))
             }
         }
     }
@@ -40,20 +40,24 @@ impl Ledger {
     ///
     /// # Errors
     /// The reservation has ended or is broken.
-    pub fn decide_commit(&self, when: When, id: ReservationId, actor: Actor) -> Result<Change, Denied> {
-        let reservation = self.reservations.get(&id).ok_or(Denied::NoSuchReservation(id))?;
+    pub fn decide_commit(&self, when: When, id: ReservationId, actor: Actor) -> Result<Change, Rejection> {
+        let reservation = self.reservations.get(&id).ok_or(Rejection::NoSuchReservation(id))?;
         match &reservation.stage {
             Stage::Committed => Ok(Change::default()),
             Stage::Reserved { .. } => Ok(Change(vec![
                 Record::Reservation(id, Reservation { stage: Stage::Committed, ..reservation.clone() }),
-                decision(when, actor, Subject::Vm(reservation.vm.clone()), What::Committed),
+                decision(when, actor, Subject::Vm(reservation.vm.clone()), DecisionKind::Committed),
             ])),
-            Stage::Broken { why, .. } => {
-                Err(Denied::WrongState { reservation: id, state: format!("broken ({why})"), what: "commit" })
-            }
-            Stage::Ended { why, .. } => {
-                Err(Denied::WrongState { reservation: id, state: format!("ended ({why})"), what: "commit" })
-            }
+            Stage::Broken { why, .. } => Err(Rejection::WrongState {
+                reservation: id,
+                state: format!("broken ({why})"),
+                what: "commit",
+            }),
+            Stage::Ended { why, .. } => Err(Rejection::WrongState {
+                reservation: id,
+                state: format!("ended ({why})"),
+                what: "commit",
+            }),
         }
     }
 
@@ -68,22 +72,22 @@ impl Ledger {
         id: ReservationId,
         why: EndedBy,
         actor: Actor,
-    ) -> Result<Change, Denied> {
-        let reservation = self.reservations.get(&id).ok_or(Denied::NoSuchReservation(id))?;
+    ) -> Result<Change, Rejection> {
+        let reservation = self.reservations.get(&id).ok_or(Rejection::NoSuchReservation(id))?;
         let force = matches!(why, EndedBy::Released { force: true, .. });
-        let mut records = self.releasing(id, reservation, force);
+        let mut records = self.release_slices(id, reservation, force);
         if reservation.is_active() {
-            let what = What::Ended { why: why.to_string() };
+            let what = DecisionKind::Ended { why: why.to_string() };
             let stage = Stage::Ended { at: when.now, why };
             records.push(Record::Reservation(id, Reservation { stage, ..reservation.clone() }));
-            records.extend(self.migrations.contains_key(&id).then_some(Record::Gone(Key::Migration(id))));
+            records.extend(self.migrations.contains_key(&id).then_some(Record::Deleted(Key::Migration(id))));
             records.push(decision(when, actor, Subject::Vm(reservation.vm.clone()), what));
         }
         Ok(Change(records))
     }
 
     /// Returns the slices of this reservation that can start to drain.
-    fn releasing(&self, id: ReservationId, reservation: &Reservation, force: bool) -> Vec<Record> {
+    fn release_slices(&self, id: ReservationId, reservation: &Reservation, force: bool) -> Vec<Record> {
         let own = reservation.slices.iter().filter_map(|s| Some((*s, self.slot(*s)?)));
         let own = own.filter(|(_, slot)| slot.reservation() == Some(id));
         own.filter_map(|(s, slot)| Some(Record::Slice(s, slot.step(Event::Release { force }).ok()?)))
@@ -97,7 +101,7 @@ impl Ledger {
         match reservation.stage {
             Stage::Ended { .. } | Stage::Broken { .. } => Change::default(),
             Stage::Reserved { .. } | Stage::Committed => {
-                let what = What::Broken { why: why.clone() };
+                let what = DecisionKind::Broken { why: why.clone() };
                 let stage = Stage::Broken { why, deadline: reservation.stage.deadline(), at: when.wall };
                 Change(vec![
                     Record::Reservation(id, Reservation { stage, ..reservation.clone() }),
@@ -113,21 +117,21 @@ impl Ledger {
     }
 
     /// Returns reservations with an expired deadline in ascending order, up to a limit.
-    pub fn overdue(&self, when: When, most: usize) -> Vec<ReservationId> {
-        self.deadlines.iter().take_while(|(at, _)| *at <= when.now).take(most).map(|(_, id)| *id).collect()
+    pub fn overdue(&self, when: When, limit: usize) -> Vec<ReservationId> {
+        self.deadlines.iter().take_while(|(at, _)| *at <= when.now).take(limit).map(|(_, id)| *id).collect()
     }
 
     /// Deletes expired reservations, up to a limit. Reservations with draining slices are kept.
-    pub fn decide_forget(&self, when: When, most: usize) -> Change {
-        let expired = self.ended.expired(when.now).take(most);
-        Change(expired.map(|id| Record::Gone(Key::Reservation(id))).collect())
+    pub fn decide_prune(&self, when: When, limit: usize) -> Change {
+        let expired = self.ended.expired(when.now).take(limit);
+        Change(expired.map(|id| Record::Deleted(Key::Reservation(id))).collect())
     }
 
     /// Deletes the next ended reservation above the limits; see [`super::ended`]. Reservations that
     /// ended at `durable_until` or later are kept.
     pub fn decide_evict(&self, when: When, durable_until: Ns) -> Option<Change> {
         let id = self.ended.excess(when.now, durable_until)?;
-        Some(Change(vec![Record::Gone(Key::Reservation(id))]))
+        Some(Change(vec![Record::Deleted(Key::Reservation(id))]))
     }
 
     /// Returns whether more ended requests are recorded than allowed.

@@ -17,7 +17,7 @@ use crate::{
 impl Manager {
     /// Compares the devices reported by a host's agent with rack.toml. Without a report, rack.toml
     /// is assumed.
-    pub(super) fn note_sight(&mut self, when: When, host: HostId) {
+    pub(super) fn update_visibility(&mut self, when: When, host: HostId) {
         let Some(hello) = self.links.get(&host).and_then(|link| link.hello()) else { return };
         let unseen = unseen(&self.durable, host, &hello.devices);
         if unseen.is_empty() {
@@ -30,17 +30,17 @@ impl Manager {
         self.changed = true;
     }
 
-    pub(super) fn sight_alarms(&self) -> impl Iterator<Item = Alarm> {
+    pub(super) fn visibility_alarms(&self) -> impl Iterator<Item = Alarm> {
         let count = self.durable.hosts().map(|(_, entry)| entry.unseen().len()).sum();
-        let what = "devices are not seen by hosts that rack.toml wires to them";
-        let rest = self.rest_alarm("DEVICE_NOT_FOUND", count, SIGHT_ALARMS_MAX, what);
+        let what = "devices are not visible to hosts that rack.toml attaches to them";
+        let rest = self.summary_alarm("DEVICE_NOT_FOUND", count, SIGHT_ALARMS_MAX, what);
         let unseen = self.durable.hosts().flat_map(move |(id, entry)| {
             entry.unseen().iter().filter_map(move |(emc, why)| {
                 let (host, emc) = (&entry.host.name, &self.durable.emc(*emc)?.emc.name);
                 Some(Alarm {
                     reason: "DEVICE_NOT_FOUND",
                     subject: Subject::Host(host.clone()),
-                    message: format!("host {host} is given no slices of {emc}: {why}"),
+                    message: format!("host {host} gets no slices of {emc}: {why}"),
                     since: self.unseen_since.get(&id).copied().unwrap_or(self.loaded_at),
                 })
             })
@@ -50,14 +50,14 @@ impl Manager {
 }
 
 /// Returns attached EMCs that a host cannot use, with the reason.
-fn unseen(ledger: &Ledger, host: HostId, seen: &[SeenDevice]) -> BTreeMap<EmcId, String> {
-    let wired = ledger.host(host).into_iter().flat_map(|entry| &entry.host.emcs);
-    wired.filter_map(|emc| Some((*emc, why_unseen(&ledger.emc(*emc)?.emc, seen)?))).collect()
+fn unseen(ledger: &Ledger, host: HostId, visible: &[SeenDevice]) -> BTreeMap<EmcId, String> {
+    let attached = ledger.host(host).into_iter().flat_map(|entry| &entry.host.emcs);
+    attached.filter_map(|emc| Some((*emc, unusable_reason(&ledger.emc(*emc)?.emc, visible)?))).collect()
 }
 
-fn why_unseen(emc: &Emc, seen: &[SeenDevice]) -> Option<String> {
+fn unusable_reason(emc: &Emc, visible: &[SeenDevice]) -> Option<String> {
     let serial = emc.serial.as_ref()?;
-    match seen.iter().find(|device| device.serial == *serial) {
+    match visible.iter().find(|device| device.serial == *serial) {
         None => Some(format!("it sees no device with serial {serial}")),
         Some(SeenDevice { problem: Some(problem), .. }) => Some(format!("device {serial}: {problem}")),
         Some(device) if device.slices < emc.slices => Some(format!(

@@ -11,11 +11,11 @@ use units::{DesiredVersion, HostId, ReservationId, SliceId};
 
 use super::{
     Effect, Manager,
-    hosts::{News, SentOrder},
+    hosts::{PendingChanges, SentState},
 };
 use crate::{
     ledger::{HostEntry, Ledger, When},
-    protocol::{Handle, Holding, NoMore, Want, WantRelease, WantVm, take_slice},
+    protocol::{DesiredRelease, DesiredState, DesiredVm, Handle, Holding, Removals, take_slice},
     record::{Fence, Reservation, Stage},
     slice::{Drain, Scrub, State},
 };
@@ -23,7 +23,7 @@ use crate::{
 /// Complete desired state in preparation.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Draft {
-    want: Option<Want>,
+    desired: Option<DesiredState>,
     next_slice: SliceId,
     next_reservation: ReservationId,
 }
@@ -31,127 +31,128 @@ pub(super) struct Draft {
 impl Manager {
     /// Adds the next piece to the complete desired state of a host, or begins one. Returns it when
     /// it is complete.
-    fn continue_draft(&mut self, host: HostId) -> Option<Want> {
-        let empty = self.empty_want(host)?;
+    fn continue_draft(&mut self, host: HostId) -> Option<DesiredState> {
+        let empty = self.empty_desired_state(host)?;
         let mut draft = self.links.get_mut(&host)?.draft.take().unwrap_or_default();
-        let mut want = draft.want.take().unwrap_or_else(|| empty.clone());
-        (want.number, want.instance, want.fenced) = (empty.number, empty.instance, empty.fenced);
-        if !want.fenced && !self.add_piece(host, &mut draft, &mut want) {
-            draft.want = Some(want);
+        let mut desired = draft.desired.take().unwrap_or_else(|| empty.clone());
+        (desired.number, desired.instance, desired.fenced) = (empty.number, empty.instance, empty.fenced);
+        if !desired.fenced && !self.add_piece(host, &mut draft, &mut desired) {
+            draft.desired = Some(desired);
             return self.keep_draft(host, draft);
         }
-        let news = std::mem::take(&mut self.links.get_mut(&host)?.news);
-        if want.fenced {
+        let changes = std::mem::take(&mut self.links.get_mut(&host)?.pending_changes);
+        if desired.fenced {
             return Some(empty);
         }
-        if news.all {
+        if changes.all {
             return self.keep_draft(host, Draft::default()); // more changes than are listed: begin again
         }
-        self.add_news(host, &news, &mut want);
-        Some(want)
+        self.add_changes(host, &changes, &mut desired);
+        Some(desired)
     }
 
-    fn keep_draft(&mut self, host: HostId, draft: Draft) -> Option<Want> {
+    fn keep_draft(&mut self, host: HostId, draft: Draft) -> Option<DesiredState> {
         self.links.get_mut(&host)?.keep_draft(draft);
         None
     }
 
     /// Returns whether it was the last piece.
-    fn add_piece(&self, host: HostId, draft: &mut Draft, want: &mut Want) -> bool {
+    fn add_piece(&self, host: HostId, draft: &mut Draft, desired: &mut DesiredState) -> bool {
         let Some(entry) = self.durable.host(host) else { return true };
-        let mut room = self.piece;
+        let mut remaining = self.piece;
         for slice in entry.held_from(draft.next_slice) {
-            if room == 0 {
+            if remaining == 0 {
                 return false;
             }
-            self.want_slice(host, slice, want);
-            (room, draft.next_slice) = (room - 1, SliceId(slice.0.saturating_add(1)));
+            self.add_slice(host, slice, desired);
+            (remaining, draft.next_slice) = (remaining - 1, SliceId(slice.0.saturating_add(1)));
         }
         for id in entry.reservations_from(draft.next_reservation) {
-            if room == 0 {
+            if remaining == 0 {
                 return false;
             }
-            self.want_vm(host, id, want);
-            let slices = want.vms.get(&id).map_or(0, |vm| vm.slices.len());
-            (room, draft.next_reservation) =
-                (room.saturating_sub(1 + slices), ReservationId(id.0.saturating_add(1)));
+            self.add_vm(host, id, desired);
+            let slices = desired.vms.get(&id).map_or(0, |vm| vm.slices.len());
+            (remaining, draft.next_reservation) =
+                (remaining.saturating_sub(1 + slices), ReservationId(id.0.saturating_add(1)));
         }
         true
     }
 
-    fn add_news(&self, host: HostId, news: &News, want: &mut Want) {
-        for id in &news.reservations {
-            want.vms.remove(id);
-            self.want_vm(host, *id, want);
+    fn add_changes(&self, host: HostId, changes: &PendingChanges, desired: &mut DesiredState) {
+        for id in &changes.reservations {
+            desired.vms.remove(id);
+            self.add_vm(host, *id, desired);
         }
-        for slice in &news.slices {
-            take_slice(&mut want.release, *slice).for_each(drop);
-            take_slice(&mut want.scrub, *slice).for_each(drop);
-            self.want_slice(host, *slice, want);
+        for slice in &changes.slices {
+            take_slice(&mut desired.release, *slice).for_each(drop);
+            take_slice(&mut desired.scrub, *slice).for_each(drop);
+            self.add_slice(host, *slice, desired);
         }
     }
 
     /// Sends the next desired state to a reservation's host without delay, because a caller waits
     /// for its slices.
-    pub(super) fn hurry_order(&mut self, id: ReservationId) {
+    pub(super) fn expedite_desired_state(&mut self, id: ReservationId) {
         let host = self.durable.reservation(id).map(|reservation| reservation.host);
         if let Some(mut link) = host.and_then(|host| self.links.get_mut(&host)) {
-            link.news.awaited = true;
+            link.pending_changes.awaited = true;
         }
     }
 
     /// Schedules a message to a host about a slice, and about reservations that have or had it.
-    pub(super) fn tell_slice(&mut self, host: HostId, slice: SliceId, of: [Option<ReservationId>; 2]) {
+    pub(super) fn notify_slice(&mut self, host: HostId, slice: SliceId, of: [Option<ReservationId>; 2]) {
         if let Some(mut link) = self.links.get_mut(&host).filter(|link| link.is_connected()) {
-            link.news.note(Some(slice), of.into_iter().flatten());
-            link.order_due = true;
+            link.pending_changes.add(Some(slice), of.into_iter().flatten());
+            link.desired_state_due = true;
         }
     }
 
     /// Schedules a message to a reservation's host; before its slices are granted, the host does
     /// not know it.
-    pub(super) fn tell_reservation(&mut self, id: ReservationId, reservation: &Reservation) {
-        let waits = matches!(reservation.stage, Stage::Reserved { .. }) && !self.is_usable(id, reservation);
-        if waits {
+    pub(super) fn notify_reservation(&mut self, id: ReservationId, reservation: &Reservation) {
+        let is_waiting =
+            matches!(reservation.stage, Stage::Reserved { .. }) && !self.is_usable(id, reservation);
+        if is_waiting {
             return;
         }
         if let Some(mut link) = self.links.get_mut(&reservation.host).filter(|link| link.is_connected()) {
-            link.news.note(None, [id]);
-            link.order_due = true;
+            link.pending_changes.add(None, [id]);
+            link.desired_state_due = true;
         }
     }
 
     /// Schedules complete state for a host.
-    pub(super) fn tell_host(&mut self, host: HostId) {
+    pub(super) fn notify_host(&mut self, host: HostId) {
         if let Some(mut link) = self.links.get_mut(&host) {
-            link.news.all = true;
-            link.order_due = true;
+            link.pending_changes.all = true;
+            link.desired_state_due = true;
         }
     }
 
     /// Sends due desired states, at most one unanswered per host.
-    pub(super) fn send_orders(&mut self, when: When) {
-        for host in self.links.orders_due(when.now) {
+    pub(super) fn send_desired_states(&mut self, when: When) {
+        for host in self.links.desired_states_due(when.now) {
             if let Some(mut link) = self.links.get_mut(&host) {
-                link.order_due = false;
+                link.desired_state_due = false;
             }
             // When that becomes durable, or is lost, there are changes for the host.
-            if self.decides_against(host) {
-                self.put_off_repeating(when, host);
+            if self.is_superseded(host) {
+                self.postpone_resend(when, host);
             } else {
-                self.send_order(when, host);
+                self.send_desired_state(when, host);
             }
         }
     }
 
     /// Returns whether the durable state must no longer be sent to a host.
-    fn decides_against(&self, host: HostId) -> bool {
-        self.decides_a_fence_of(host) || self.decides_a_scrub_of(host) || self.decides_an_end_at(host)
+    fn is_superseded(&self, host: HostId) -> bool {
+        self.has_pending_fence(host) || self.has_pending_scrub_end(host) || self.has_pending_restart(host)
     }
 
     /// Returns whether a restart of a host is decided and not durable yet. The durable state would
     /// open slices for VMs that have ended, with their data.
-    fn decides_an_end_at(&self, host: HostId) -> bool {
+    fn has_pending_restart(&self, host: HostId) -> bool {
         let (Some(before), Some(after)) = (self.durable.host(host), self.head.host(host)) else {
             return false;
         };
@@ -161,7 +162,7 @@ impl Manager {
 
     /// Returns whether a fence of a host is decided and not durable yet. The host was not connected
     /// then: after an operator's confirmation of its power-off it would use what it is sent now.
-    fn decides_a_fence_of(&self, host: HostId) -> bool {
+    fn has_pending_fence(&self, host: HostId) -> bool {
         let fence = |ledger: &Ledger| ledger.host(host).map(|entry| entry.host.fence).unwrap_or_default();
         fence(&self.durable) == Fence::None && fence(&self.head) != Fence::None
     }
@@ -169,104 +170,110 @@ impl Manager {
     /// Returns whether the end of a host's scrub is decided and not durable yet. The durable state
     /// contains the scrub: an agent that has not received it in this session would scrub a slice
     /// that belongs to another owner by then.
-    fn decides_a_scrub_of(&self, host: HostId) -> bool {
-        let told = self.links.get(&host).map(|link| &link.told_to_scrub);
+    fn has_pending_scrub_end(&self, host: HostId) -> bool {
+        let sent = self.links.get(&host).map(|link| &link.scrubs_sent);
         let mut scrubs = self.durable.host(host).into_iter().flat_map(HostEntry::scrubs);
         scrubs.any(|slice| {
             let slot = self.durable.slot(slice).unwrap_or_default();
-            let told = told.is_some_and(|told| told.contains(&Holding { slice, epoch: slot.epoch }));
-            slot.state == State::Scrubbing(Scrub::Working(host)) && !told && self.is_overtaken(slice)
+            let sent = sent.is_some_and(|sent| sent.contains(&Holding { slice, epoch: slot.epoch }));
+            slot.state == State::Scrubbing(Scrub::Working(host)) && !sent && self.has_pending_decision(slice)
         })
     }
 
-    fn put_off_repeating(&mut self, when: When, host: HostId) {
+    fn postpone_resend(&mut self, when: When, host: HostId) {
         if let Some(mut link) = self.links.get_mut(&host)
-            && let Some(sent) = &mut link.order
+            && let Some(sent) = &mut link.last_sent
         {
             sent.at = when.now;
         }
     }
 
     /// Sends unanswered desired states again.
-    pub(super) fn repeat_orders(&mut self, when: When) {
-        for host in self.links.repeats_due(when.now) {
-            self.tell_host(host);
+    pub(super) fn resend_desired_states(&mut self, when: When) {
+        for host in self.links.resends_due(when.now) {
+            self.notify_host(host);
         }
     }
 
-    fn send_order(&mut self, when: When, host: HostId) {
+    fn send_desired_state(&mut self, when: When, host: HostId) {
         let Some(mut link) = self.links.get_mut(&host) else { return };
         let Some(session) = link.session else { return };
-        let news = link.draft.is_none().then(|| std::mem::take(&mut link.news));
-        let last = link.order.map(|sent| sent.number).filter(|number| *number == link.reflected);
+        let changes = link.draft.is_none().then(|| std::mem::take(&mut link.pending_changes));
+        let last = link.last_sent.map(|sent| sent.number).filter(|number| *number == link.reflected);
         drop(link);
-        let changed = news.zip(last).and_then(|(news, last)| self.changed_want(host, last, &news));
-        let Some(want) = changed.or_else(|| self.continue_draft(host)) else { return };
-        let held = |told: &Holding| self.durable.is_held(host, told.slice, told.epoch);
+        let changed =
+            changes.zip(last).and_then(|(changes, last)| self.desired_changes(host, last, &changes));
+        let Some(desired) = changed.or_else(|| self.continue_draft(host)) else { return };
+        let held = |sent: &Holding| self.durable.is_held(host, sent.slice, sent.epoch);
         let Some(mut link) = self.links.get_mut(&host) else { return };
-        link.told_to_scrub.retain(held);
-        link.told_to_scrub.extend(want.scrub.keys());
-        link.order = Some(SentOrder { number: want.number, at: when.now });
-        if want.fenced && link.told_fenced.is_none() {
-            link.told_fenced = Some(want.number);
+        link.scrubs_sent.retain(held);
+        link.scrubs_sent.extend(desired.scrub.keys());
+        link.last_sent = Some(SentState { number: desired.number, at: when.now });
+        if desired.fenced && link.fence_sent.is_none() {
+            link.fence_sent = Some(desired.number);
         }
         drop(link);
-        self.effects.push_back(Effect::Send(session, want));
+        self.effects.push_back(Effect::Send(session, desired));
     }
 
     /// Returns the changes since a version, if they are known.
-    fn changed_want(&self, host: HostId, base: DesiredVersion, news: &News) -> Option<Want> {
-        let mut want = self.empty_want(host)?;
-        if news.all || want.fenced || want.number <= base {
+    fn desired_changes(
+        &self,
+        host: HostId,
+        base: DesiredVersion,
+        changes: &PendingChanges,
+    ) -> Option<DesiredState> {
+        let mut desired = self.empty_desired_state(host)?;
+        if changes.all || desired.fenced || desired.number <= base {
             return None;
         }
-        want.base = Some(base);
-        for id in &news.reservations {
-            if !self.want_vm(host, *id, &mut want) {
-                want.no_more.vms.insert(*id);
+        desired.base = Some(base);
+        for id in &changes.reservations {
+            if !self.add_vm(host, *id, &mut desired) {
+                desired.removals.vms.insert(*id);
             }
         }
-        let named: BTreeSet<SliceId> = want.slices().collect();
-        for slice in news.slices.difference(&named) {
-            if !self.want_slice(host, *slice, &mut want) {
-                want.no_more.slices.insert(*slice);
+        let mentioned: BTreeSet<SliceId> = desired.slices().collect();
+        for slice in changes.slices.difference(&mentioned) {
+            if !self.add_slice(host, *slice, &mut desired) {
+                desired.removals.slices.insert(*slice);
             }
         }
-        Some(want)
+        Some(desired)
     }
 
     /// Returns the complete desired state of a host, from the durable ledger.
-    pub fn want(&self, host: HostId) -> Option<Want> {
-        let mut want = self.empty_want(host)?;
-        if want.fenced {
-            return Some(want);
+    pub fn desired_state(&self, host: HostId) -> Option<DesiredState> {
+        let mut desired = self.empty_desired_state(host)?;
+        if desired.fenced {
+            return Some(desired);
         }
         let entry = self.durable.host(host)?;
         for slice in entry.held() {
-            self.want_slice(host, slice, &mut want);
+            self.add_slice(host, slice, &mut desired);
         }
         for id in entry.reservations() {
-            self.want_vm(host, id, &mut want);
+            self.add_vm(host, id, &mut desired);
         }
-        Some(want)
+        Some(desired)
     }
 
-    fn empty_want(&self, host: HostId) -> Option<Want> {
+    fn empty_desired_state(&self, host: HostId) -> Option<DesiredState> {
         let meta = self.durable.meta();
-        Some(Want {
+        Some(DesiredState {
             number: DesiredVersion { generation: meta.generation, revision: meta.revision },
             base: None,
             instance: self.links.get(&host)?.instance()?,
             vms: BTreeMap::new(),
             release: BTreeMap::new(),
             scrub: BTreeMap::new(),
-            no_more: NoMore::default(),
+            removals: Removals::default(),
             fenced: self.durable.host(host)?.host.fence != Fence::None,
         })
     }
 
     /// Adds the task of a host for a slice without a VM, if any.
-    fn want_slice(&self, host: HostId, slice: SliceId, want: &mut Want) -> bool {
+    fn add_slice(&self, host: HostId, slice: SliceId, desired: &mut DesiredState) -> bool {
         let Some(slot) = self.durable.slot(slice).filter(|slot| slot.holder() == Some(host)) else {
             return false;
         };
@@ -279,18 +286,20 @@ impl Manager {
         let holding = Holding { slice, epoch: slot.epoch };
         let Some(handle) = self.handle_of(holding) else { return false }; // it is known once its device is compared
         match release {
-            Some(force) => drop(want.release.insert(holding, WantRelease { force, handle })),
-            None => drop(want.scrub.insert(holding, handle)),
+            Some(force) => drop(desired.release.insert(holding, DesiredRelease { force, handle })),
+            None => drop(desired.scrub.insert(holding, handle)),
         }
         true
     }
 
     /// Adds a VM that its host has to provide with memory.
-    fn want_vm(&self, host: HostId, id: ReservationId, want: &mut Want) -> bool {
+    fn add_vm(&self, host: HostId, id: ReservationId, desired: &mut DesiredState) -> bool {
         let Some(reservation) = self.durable.reservation(id).filter(|r| r.host == host) else { return false };
         let Some(slices) = self.usable(id, reservation) else { return false };
         let Reservation { vm, local, pinned, uid, .. } = reservation;
-        want.vms.insert(id, WantVm { vm: vm.clone(), local: *local, pinned: *pinned, uid: *uid, slices });
+        desired
+            .vms
+            .insert(id, DesiredVm { vm: vm.clone(), local: *local, pinned: *pinned, uid: *uid, slices });
         true
     }
 

@@ -11,12 +11,12 @@ use std::{
 use units::limits::HOST_RETRY;
 use units::{DesiredVersion, Ns};
 
-use super::{Agent, Effect, HostFailure, Order, Stand};
+use super::{Agent, Effect, HostFailure, Order, SliceStatus};
 use crate::protocol::{Handle, Holding};
 
 /// Key of remains, by [`Handle::place`]: the epochs of an earlier instance do not matter.
 #[derive(Debug, Default)]
-pub(super) struct Leftovers(BTreeMap<Arc<str>, State>);
+pub(super) struct OrphanedSlices(BTreeMap<Arc<str>, State>);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
@@ -26,7 +26,7 @@ enum State {
     Clearing,
 }
 
-impl Leftovers {
+impl OrphanedSlices {
     pub(super) fn new(places: Vec<Arc<str>>) -> Self {
         Self(places.into_iter().map(|place| (place, State::Waiting(None))).collect())
     }
@@ -36,16 +36,16 @@ impl Leftovers {
     }
 
     /// Records that there may be remains at a location.
-    pub(super) fn note(&mut self, handle: &Handle) {
+    pub(super) fn insert(&mut self, handle: &Handle) {
         self.0.insert(Arc::clone(&handle.place), State::Waiting(None));
     }
 
-    pub(super) fn has(&self, handle: &Handle) -> bool {
+    pub(super) fn contains(&self, handle: &Handle) -> bool {
         self.0.contains_key(&handle.place)
     }
 
-    /// Records that remains at a location are adopted or gone.
-    pub(super) fn settle(&mut self, handle: &Handle) {
+    /// Records that remains at a location are adopted or closed.
+    pub(super) fn remove(&mut self, handle: &Handle) {
         self.0.remove(&handle.place);
     }
 
@@ -69,21 +69,21 @@ impl Agent {
     /// Returns whether a slice has to wait until its remains are closed.
     pub(super) fn is_being_cleared(&self, holding: Holding) -> bool {
         let handle = self.orders.get(&holding).map(Order::handle);
-        handle.is_some_and(|handle| self.leftovers.is_clearing(&handle.place))
+        handle.is_some_and(|handle| self.orphans.is_clearing(&handle.place))
     }
 
     /// Closes remains outside the desired state. Before the first desired state nothing is closed.
-    pub(super) fn clear_leftovers(&mut self) {
-        if self.leftovers.is_empty() || self.newest == DesiredVersion::default() {
+    pub(super) fn close_orphans(&mut self) {
+        if self.orphans.is_empty() || self.newest == DesiredVersion::default() {
             return;
         }
-        let kept = self.places_in_use();
-        for place in self.leftovers.due(self.now).cloned().collect::<Vec<_>>() {
-            let wanted = kept.contains(&place); // calls for the slice itself handle it then
-            let state = if wanted { State::Waiting(None) } else { State::Clearing };
-            self.leftovers.0.insert(Arc::clone(&place), state);
-            if !wanted {
-                self.effects.push_back(Effect::Clear { place });
+        let in_use = self.places_in_use();
+        for place in self.orphans.due(self.now).cloned().collect::<Vec<_>>() {
+            let desired = in_use.contains(&place); // calls for the slice itself handle it then
+            let state = if desired { State::Waiting(None) } else { State::Clearing };
+            self.orphans.0.insert(Arc::clone(&place), state);
+            if !desired {
+                self.effects.push_back(Effect::CloseOrphan { place });
             }
         }
     }
@@ -91,36 +91,38 @@ impl Agent {
     /// Returns the locations of slices in the desired state, of open slices, and of slices that a
     /// VM has or had.
     fn places_in_use(&self) -> BTreeSet<Arc<str>> {
-        let wanted = self.orders.iter().filter(|(holding, _)| !self.is_given_up(holding));
-        let ordered = wanted.map(|(_, order)| order.handle());
-        let open = self.slices.values().map(|stand| stand.handle());
-        let handed = self.vms.values().flat_map(|vm| vm.slices().values());
-        ordered.chain(open).chain(handed).map(|handle| Arc::clone(&handle.place)).collect()
+        let desired = self.orders.iter().filter(|(holding, _)| !self.has_reportable_failure(holding));
+        let ordered = desired.map(|(_, order)| order.handle());
+        let open = self.slices.values().map(|status| status.handle());
+        let vm_slices = self.vms.values().flat_map(|vm| vm.slices().values());
+        ordered.chain(open).chain(vm_slices).map(|handle| Arc::clone(&handle.place)).collect()
     }
 
     /// Returns whether to report the failure of a slice to the manager.
-    fn is_given_up(&self, holding: &Holding) -> bool {
-        self.attempts.get(holding).is_some_and(|attempts| attempts.told().is_some())
+    fn has_reportable_failure(&self, holding: &Holding) -> bool {
+        self.attempts.get(holding).is_some_and(|attempts| attempts.reportable().is_some())
     }
 
     /// Returns whether a failed slice may have left remains, from the last attempt or the current
     /// one.
-    pub(super) fn leaves_something(&self, holding: &Holding) -> bool {
-        let tries = matches!(self.slices.get(holding), Some(Stand::Opening(_) | Stand::Scrubbing(_)));
-        tries || self.orders.get(holding).is_some_and(|order| self.leftovers.has(order.handle()))
+    pub(super) fn may_leave_remains(&self, holding: &Holding) -> bool {
+        let in_progress =
+            matches!(self.slices.get(holding), Some(SliceStatus::Opening(_) | SliceStatus::Scrubbing(_)));
+        in_progress || self.orders.get(holding).is_some_and(|order| self.orphans.contains(order.handle()))
     }
 
-    pub(super) fn on_cleared(&mut self, place: &Arc<str>, result: Result<(), HostFailure>) {
+    pub(super) fn on_orphan_closed(&mut self, place: &Arc<str>, result: Result<(), HostFailure>) {
         match result {
-            Ok(()) => drop(self.leftovers.0.remove(place)),
+            Ok(()) => drop(self.orphans.0.remove(place)),
             Err(_) => {
                 let again = State::Waiting(Some(self.now.after(HOST_RETRY)));
-                self.leftovers.0.insert(Arc::clone(place), again);
+                self.orphans.0.insert(Arc::clone(place), again);
             }
         }
         self.dirty = true;
-        let named = |(_, order): &(&Holding, &Order)| order.handle().place == *place;
-        let waiting: Vec<Holding> = self.orders.iter().filter(named).map(|(holding, _)| *holding).collect();
+        let concerned = |(_, order): &(&Holding, &Order)| order.handle().place == *place;
+        let waiting: Vec<Holding> =
+            self.orders.iter().filter(concerned).map(|(holding, _)| *holding).collect();
         waiting.into_iter().for_each(|holding| self.step(holding));
     }
 }

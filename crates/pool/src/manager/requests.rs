@@ -4,17 +4,17 @@
 use units::limits::WAITERS_MAX;
 use units::{HostId, Name, Ns, ReservationId, Revision};
 
-use super::{Effect, Manager, Reply, Token, hosts::Link, note};
+use super::{Effect, Manager, Reply, Token, decision_change, hosts::Link};
 use crate::{
     audit::{Actor, Decision},
-    denied::Denied,
-    ledger::{Change, Decided, Ledger, Place, RackSpec, Reserve, Target, When},
+    ledger::{Change, Ledger, Place, RackSpec, Reserve, ReserveOutcome, Target, When},
     record::{EndedBy, Migration, MigrationAnswer, Reservation, Scheduling, Stage},
+    rejection::Rejection,
 };
 
 /// Validated request.
 #[derive(Clone, Debug)]
-pub enum Ask {
+pub enum Request {
     /// Memory for a VM; with `wait`, the reply follows when it is ready or the time limit expires.
     Reserve {
         /// Request.
@@ -22,7 +22,7 @@ pub enum Ask {
         /// Time limit for the slices to come online.
         wait: Option<Ns>,
     },
-    /// Result of an [`Ask::Reserve`], without performing it.
+    /// Result of a [`Request::Reserve`], without performing it.
     Validate(Reserve),
     /// Waits until all slices are online.
     WaitReady {
@@ -78,17 +78,17 @@ pub enum Ask {
         /// Answer.
         answer: MigrationAnswer,
         /// Explanation by the scheduler.
-        words: String,
+        explanation: String,
         /// Requester.
         actor: Actor,
     },
     /// Stores a decision made outside the ledger.
-    Note(Decision),
+    RecordDecision(Decision),
     /// A new rack.toml.
     Configure(RackSpec),
 }
 
-impl Ask {
+impl Request {
     /// Returns whether the reply may wait for slices to come online, and not only for the disk.
     pub fn waits_for_slices(&self) -> bool {
         matches!(self, Self::WaitReady { .. } | Self::Reserve { wait: Some(_), .. })
@@ -97,7 +97,7 @@ impl Ask {
 
 /// Reply to a caller.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Answer {
+pub enum RequestReply {
     /// Current reservation.
     Reservation(ReservationView),
     /// A cordon, uncordon, drain or fence is durable.
@@ -130,8 +130,8 @@ impl Ledger {
     /// Returns a reservation with values derived from the ledger.
     pub fn view(&self, id: ReservationId) -> Option<ReservationView> {
         let reservation = self.reservation(id)?.clone();
-        let gone = || Name::new("removed").expect("a name");
-        let host = self.host(reservation.host).map_or_else(gone, |entry| entry.host.name.clone());
+        let removed = || Name::new("removed").expect("a valid name");
+        let host = self.host(reservation.host).map_or_else(removed, |entry| entry.host.name.clone());
         Some(ReservationView { id, host, online: self.online(id), reservation })
     }
 }
@@ -145,93 +145,96 @@ impl ReservationView {
 }
 
 impl Manager {
-    pub(super) fn on_ask(&mut self, when: When, token: Token, ask: Ask) {
+    pub(super) fn on_request(&mut self, when: When, token: Token, request: Request) {
         if !self.loaded {
-            return self.refuse(token, Denied::Starting("its store is being read"));
+            return self.reject(token, Rejection::Starting("its store is being read"));
         }
-        let decided = match ask {
-            Ask::Reserve { reserve, wait } => return self.on_reserve(when, token, reserve, wait),
-            Ask::WaitReady { target, within } => return self.on_wait_ready(when, token, &target, within),
-            Ask::Validate(reserve) => return self.on_validate(when, token, reserve),
-            Ask::Commit { target, actor } => self.on_commit(when, &target, actor),
-            Ask::Release { target, force, reason, actor } => {
+        let outcome = match request {
+            Request::Reserve { reserve, wait } => return self.on_reserve(when, token, reserve, wait),
+            Request::WaitReady { target, within } => return self.on_wait_ready(when, token, &target, within),
+            Request::Validate(reserve) => return self.on_validate(when, token, reserve),
+            Request::Commit { target, actor } => self.on_commit(when, &target, actor),
+            Request::Release { target, force, reason, actor } => {
                 self.on_release(when, &target, force, reason, actor)
             }
-            Ask::Schedule { place, to, actor, reason } => {
+            Request::Schedule { place, to, actor, reason } => {
                 let allowed = match (&place, to) {
                     (Place::Slice(slice), Scheduling::Enabled) => self.check_requalify(*slice),
                     _ => Ok(()),
                 };
-                let decided = self.head.decide_scheduling(when, &place, to, actor, &reason);
+                let outcome = self.head.decide_scheduling(when, &place, to, actor, &reason);
                 allowed
-                    .and(decided)
+                    .and(outcome)
                     .map(|change| (change, Reply::Place { place, drains: to == Scheduling::Draining }))
             }
-            Ask::Fence { host, powered_off, actor, reason } => {
+            Request::Fence { host, powered_off, actor, reason } => {
                 self.on_fence(when, host, powered_off, actor, &reason)
             }
-            Ask::ResolveMigration { vm, answer, words, actor } => self
+            Request::ResolveMigration { vm, answer, explanation, actor } => self
                 .head
-                .decide_migration(when, &vm, answer, words, actor)
+                .decide_migration(when, &vm, answer, explanation, actor)
                 .map(|(id, change)| (change, Reply::Migration(id))),
-            Ask::Note(decision) => Ok((note(decision), Reply::Done)),
-            Ask::Configure(spec) => {
+            Request::RecordDecision(decision) => Ok((decision_change(decision), Reply::Done)),
+            Request::Configure(spec) => {
                 self.head.decide_configure(when, &spec).map(|change| (change, Reply::Done))
             }
         };
-        match decided {
+        match outcome {
             Ok((change, reply)) => {
                 self.change(when, change);
                 self.reply_durable(token, reply);
             }
-            Err(denied) => self.reply_durable(token, Reply::Refused(denied)),
+            Err(rejection) => self.reply_durable(token, Reply::Rejected(rejection)),
         }
     }
 
     /// Repeated requests are answered in any state of the host; new ones require a connected host.
-    fn decide_reserve(&self, when: When, reserve: Reserve) -> Result<Decided, Denied> {
+    fn decide_reserve(&self, when: When, reserve: Reserve) -> Result<ReserveOutcome, Rejection> {
         let host = self.head.host_named(&reserve.host);
-        let decided = self.head.decide_reserve(when, reserve);
-        if let Ok(Decided::Repeat(_))
+        let outcome = self.head.decide_reserve(when, reserve);
+        if let Ok(ReserveOutcome::Repeat(_))
         | Err(
-            Denied::RequestReused { .. } | Denied::VmTaken { .. } | Denied::HostNotSchedulable { .. },
-        ) = decided
+            Rejection::RequestReused { .. }
+            | Rejection::VmAlreadyReserved { .. }
+            | Rejection::HostNotSchedulable { .. },
+        ) = outcome
         {
-            return decided; // independent of the host's connection
+            return outcome; // independent of the host's connection
         }
         if let Some(host) = host {
-            self.takes_reservations(host)?;
-            if let Err(Denied::OutOfSlices { .. }) = &decided
+            self.check_accepts_reservations(host)?;
+            if let Err(Rejection::OutOfSlices { .. }) = &outcome
                 && self.has_starting_emc(host)
             {
-                return Err(Denied::Starting("its EMCs are being compared with the ledger"));
+                return Err(Rejection::Starting("its EMCs are being compared with the ledger"));
             }
         }
-        if self.store_low_since.is_some() && decided.is_ok() {
-            return Err(Denied::StoreFull);
+        if self.store_low_since.is_some() && outcome.is_ok() {
+            return Err(Rejection::StoreFull);
         }
-        decided
+        outcome
     }
 
-    fn takes_reservations(&self, id: HostId) -> Result<(), Denied> {
+    fn check_accepts_reservations(&self, id: HostId) -> Result<(), Rejection> {
         let Some(host) = self.head.host(id).map(|entry| &entry.host.name) else { return Ok(()) };
         match self.links.get(&id) {
-            Some(link) if link.is_unknown() => {
-                Err(Denied::HostNotSchedulable { host: host.clone(), why: "unknown: its lease is over" })
-            }
+            Some(link) if link.is_unknown() => Err(Rejection::HostNotSchedulable {
+                host: host.clone(),
+                why: "unknown: its lease has expired",
+            }),
             Some(link) if !link.is_expected() => Ok(()),
-            Some(_) | None => Err(Denied::HostExpected(host.clone())),
+            Some(_) | None => Err(Rejection::HostExpected(host.clone())),
         }
     }
 
     fn on_reserve(&mut self, when: When, token: Token, reserve: Reserve, wait: Option<Ns>) {
         let slices = reserve.slices;
-        let room = wait.map_or(Ok(()), |_| self.has_room_to_wait());
-        let id = match room.and_then(|()| self.decide_reserve(when, reserve)) {
-            Err(denied) => return self.reply_durable(token, Reply::Refused(denied)),
-            Ok(Decided::Repeat(id)) => id,
-            Ok(Decided::New(id, change)) => {
-                self.buffer.reserved(when.now, slices);
+        let has_room = wait.map_or(Ok(()), |_| self.check_waiter_limit());
+        let id = match has_room.and_then(|()| self.decide_reserve(when, reserve)) {
+            Err(rejection) => return self.reply_durable(token, Reply::Rejected(rejection)),
+            Ok(ReserveOutcome::Repeat(id)) => id,
+            Ok(ReserveOutcome::New(id, change)) => {
+                self.buffer.record_demand(when.now, slices);
                 self.change(when, change);
                 id
             }
@@ -245,28 +248,28 @@ impl Manager {
     fn on_validate(&mut self, when: When, token: Token, reserve: Reserve) {
         let host = reserve.host.clone();
         let view = match self.decide_reserve(when, reserve) {
-            Err(denied) => return self.reply_durable(token, Reply::Refused(denied)),
-            Ok(Decided::Repeat(id)) => return self.reply_durable(token, Reply::Reservation(id)),
-            Ok(Decided::New(id, change)) => {
-                let made = change.0.into_iter().find_map(|record| match record {
+            Err(rejection) => return self.reply_durable(token, Reply::Rejected(rejection)),
+            Ok(ReserveOutcome::Repeat(id)) => return self.reply_durable(token, Reply::Reservation(id)),
+            Ok(ReserveOutcome::New(id, change)) => {
+                let new_reservation = change.0.into_iter().find_map(|record| match record {
                     crate::record::Record::Reservation(_, reservation) => Some(reservation),
                     _ => None,
                 });
-                let reservation = made.expect("a new reservation is part of its change");
+                let reservation = new_reservation.expect("a new reservation is a record of its change");
                 ReservationView { id, host, online: 0, reservation }
             }
         };
-        self.effects.push_back(Effect::Reply(token, Box::new(Ok(Answer::Reservation(view)))));
+        self.effects.push_back(Effect::Reply(token, Box::new(Ok(RequestReply::Reservation(view)))));
     }
 
     fn on_wait_ready(&mut self, when: When, token: Token, target: &Target, within: Ns) {
-        match self.has_room_to_wait().and_then(|()| self.head.find(target)) {
+        match self.check_waiter_limit().and_then(|()| self.head.find(target)) {
             Ok(id) => self.wait_durable(token, id, when.now.after(within)),
-            Err(denied) => self.reply_durable(token, Reply::Refused(denied)),
+            Err(rejection) => self.reply_durable(token, Reply::Rejected(rejection)),
         }
     }
 
-    fn on_commit(&self, when: When, target: &Target, actor: Actor) -> Result<(Change, Reply), Denied> {
+    fn on_commit(&self, when: When, target: &Target, actor: Actor) -> Result<(Change, Reply), Rejection> {
         let id = self.head.find(target)?;
         Ok((self.head.decide_commit(when, id, actor)?, Reply::Reservation(id)))
     }
@@ -278,7 +281,7 @@ impl Manager {
         force: bool,
         reason: String,
         actor: Actor,
-    ) -> Result<(Change, Reply), Denied> {
+    ) -> Result<(Change, Reply), Rejection> {
         let id = self.head.find(target)?;
         let change = self.head.decide_end(when, id, EndedBy::Released { force, reason }, actor)?;
         Ok((change, Reply::Reservation(id)))
@@ -291,14 +294,14 @@ impl Manager {
         powered_off: bool,
         actor: Actor,
         reason: &str,
-    ) -> Result<(Change, Reply), Denied> {
-        let id = self.head.host_named(&host).ok_or_else(|| Denied::NoSuchHost(host.clone()))?;
+    ) -> Result<(Change, Reply), Rejection> {
+        let id = self.head.host_named(&host).ok_or_else(|| Rejection::NoSuchHost(host.clone()))?;
         let link = self.links.get(&id);
         if link.is_some_and(Link::is_connected) {
-            return Err(Denied::HostConnected(host));
+            return Err(Rejection::HostConnected(host));
         }
         if !powered_off && link.is_some_and(Link::is_expected) {
-            return Err(Denied::HostExpected(host)); // its agent may be about to connect, and its VMs run
+            return Err(Rejection::HostExpected(host)); // its agent may be about to connect, and its VMs run
         }
         Ok((
             self.head.decide_fence(when, id, powered_off, actor, reason),
@@ -310,31 +313,31 @@ impl Manager {
         let revision = self.durable.meta().revision;
         let answer = match reply {
             Reply::Reservation(id) => {
-                self.durable.view(id).map(Answer::Reservation).ok_or(Denied::NoSuchReservation(id))
+                self.durable.view(id).map(RequestReply::Reservation).ok_or(Rejection::NoSuchReservation(id))
             }
             Reply::Place { place, drains } => {
                 let waiting =
                     self.durable.reservations_at(&place).ok().filter(|_| drains).unwrap_or_default();
                 let waiting = waiting.iter().filter_map(|id| self.durable.reservation(*id));
-                Ok(Answer::Scheduled { revision, waiting_for: waiting.map(|r| r.vm.clone()).collect() })
+                Ok(RequestReply::Scheduled { revision, waiting_for: waiting.map(|r| r.vm.clone()).collect() })
             }
             Reply::Migration(id) => {
-                let found = self.durable.migration(id).map(|m| Answer::Migration(id, m.clone()));
-                found.ok_or(Denied::NoSuchReservation(id))
+                let migration = self.durable.migration(id).map(|m| RequestReply::Migration(id, m.clone()));
+                migration.ok_or(Rejection::NoSuchReservation(id))
             }
-            Reply::Done => Ok(Answer::Done(revision)),
-            Reply::Refused(denied) => Err(denied),
+            Reply::Done => Ok(RequestReply::Done(revision)),
+            Reply::Rejected(rejection) => Err(rejection),
         };
         self.effects.push_back(Effect::Reply(token, Box::new(answer)));
     }
 
     /// Callers that wait for slices, or will wait once a batch is durable.
-    fn has_room_to_wait(&self) -> Result<(), Denied> {
-        let written = self.writing.as_ref().map_or(0, |(batch, _)| batch.waiting.len());
-        if self.waiter_deadlines.len() + self.open.waiting.len() + written < WAITERS_MAX {
+    fn check_waiter_limit(&self) -> Result<(), Rejection> {
+        let in_write = self.writing.as_ref().map_or(0, |(batch, _)| batch.waiting.len());
+        if self.waiter_deadlines.len() + self.open.waiting.len() + in_write < WAITERS_MAX {
             return Ok(());
         }
-        Err(Denied::TooMany { what: "callers waiting for slices", max: WAITERS_MAX as u64 })
+        Err(Rejection::LimitExceeded { what: "callers waiting for slices", max: WAITERS_MAX as u64 })
     }
 
     fn wait_durable(&mut self, token: Token, id: ReservationId, deadline: Ns) {
@@ -352,24 +355,27 @@ impl Manager {
         self.waiters.entry(id).or_default().push((deadline, token));
         self.waiter_deadlines.insert((deadline, token, id));
         self.waiting.insert(token, (deadline, id));
-        self.answer_waiters(id);
+        self.reply_to_waiters(id);
     }
 
     /// Replies to callers that wait for a reservation if it is ready or never will be; otherwise
     /// schedules a message to its host.
-    pub(super) fn answer_waiters(&mut self, id: ReservationId) {
+    pub(super) fn reply_to_waiters(&mut self, id: ReservationId) {
         if !self.waiters.contains_key(&id) {
             return;
         }
         let answer = match self.durable.reservation(id) {
-            None => Err(Denied::NoSuchReservation(id)),
+            None => Err(Rejection::NoSuchReservation(id)),
             Some(reservation) => match &reservation.stage {
-                Stage::Broken { why, .. } => Err(wrong(id, format!("broken ({why})"))),
-                Stage::Ended { why, .. } => Err(wrong(id, format!("ended ({why})"))),
+                Stage::Broken { why, .. } => Err(wrong_state(id, format!("broken ({why})"))),
+                Stage::Ended { why, .. } => Err(wrong_state(id, format!("ended ({why})"))),
                 Stage::Reserved { .. } | Stage::Committed if self.durable.is_all_online(id, reservation) => {
-                    self.durable.view(id).map(Answer::Reservation).ok_or(Denied::NoSuchReservation(id))
+                    self.durable
+                        .view(id)
+                        .map(RequestReply::Reservation)
+                        .ok_or(Rejection::NoSuchReservation(id))
                 }
-                Stage::Reserved { .. } | Stage::Committed => return self.hurry_order(id),
+                Stage::Reserved { .. } | Stage::Committed => return self.expedite_desired_state(id),
             },
         };
         for (deadline, token) in self.waiters.remove(&id).unwrap_or_default() {
@@ -393,8 +399,8 @@ impl Manager {
     }
 }
 
-fn wrong(reservation: ReservationId, state: String) -> Denied {
-    Denied::WrongState { reservation, state, what: "waiting for it to become ready" }
+fn wrong_state(reservation: ReservationId, state: String) -> Rejection {
+    Rejection::WrongState { reservation, state, what: "waiting for it to become ready" }
 }
 
 #[cfg(test)]
@@ -444,7 +450,7 @@ mod tests {
     /// next VM, the broken reservation of the first VM counted it as its own and was reported
     /// ready.
     #[test]
-    fn a_broken_reservation_is_not_ready_because_its_slice_is_online_for_another() {
+    fn broken_reservation_ignores_slice_online_for_another_vm() {
         let mut ledger = Ledger::new(Meta::new("rack".into()));
         ledger.install(Record::Emc(EmcId(0), emc()));
         let other = Owner { host: HostId(1), reservation: ReservationId(2) };

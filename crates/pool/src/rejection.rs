@@ -1,11 +1,11 @@
 //! Rejections, each with a reason for programs and a message for people.
 
-use crate::audit::NotChosen;
+use crate::audit::ExclusionReason;
 use units::{Bytes, Name, RequestId, ReservationId, SliceId};
 
 /// Reason why a request was rejected. Nothing has changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Denied {
+pub enum Rejection {
     /// rack.toml does not contain the host.
     #[error("host {0} is not in this rack")]
     NoSuchHost(Name),
@@ -26,7 +26,7 @@ pub enum Denied {
     NoSuchMigration(Name),
     /// A value violates its rule.
     #[error("{field}: {value} {rule}")]
-    BadValue {
+    InvalidValue {
         /// Field of the request.
         field: &'static str,
         /// Value.
@@ -46,7 +46,7 @@ pub enum Denied {
     },
     /// The VM has another reservation.
     #[error("vm {vm} has reservation {reservation} on host {host} already")]
-    VmTaken {
+    VmAlreadyReserved {
         /// VM.
         vm: Name,
         /// Its reservation.
@@ -59,41 +59,41 @@ pub enum Denied {
     HostNotSchedulable {
         /// Host.
         host: Name,
-        /// State: "cordoned", "draining", "fenced", "unknown: its lease is over", ...
+        /// State: "cordoned", "draining", "fenced", "unknown: its lease has expired", ...
         why: &'static str,
     },
     /// The host's agent has not connected since the manager started; retry soon.
     #[error("host {0} has not reported since the manager started")]
     HostExpected(Name),
     /// Too few free slices on reachable EMCs.
-    #[error("host {host} can reach {free} free slices, {asked} needed{}", not_counted(.closed))]
+    #[error("host {host} can reach {free} free slices, {requested} needed{}", not_counted(.closed))]
     OutOfSlices {
         /// Host.
         host: Name,
         /// Slices requested.
-        asked: u32,
+        requested: u32,
         /// Slices free.
         free: u32,
         /// Attached EMCs that cannot be used: free slices and reason.
-        closed: Vec<(Name, u32, NotChosen)>,
+        closed: Vec<(Name, u32, ExclusionReason)>,
     },
     /// Too little local memory.
-    #[error("host {host} has {free} of local memory free, {asked} needed")]
+    #[error("host {host} has {free} of local memory free, {requested} needed")]
     OutOfLocal {
         /// Host.
         host: Name,
         /// Memory requested.
-        asked: Bytes,
+        requested: Bytes,
         /// Memory free.
         free: Bytes,
     },
     /// Too few cores.
-    #[error("host {host} has {free} cores free, {asked} needed")]
+    #[error("host {host} has {free} cores free, {requested} needed")]
     OutOfCores {
         /// Host.
         host: Name,
         /// Cores requested.
-        asked: u32,
+        requested: u32,
         /// Cores free.
         free: u32,
     },
@@ -112,7 +112,7 @@ pub enum Denied {
     },
     /// The slice's state does not permit the request.
     #[error("slice {slice} is {state}, which does not accept {what}")]
-    SliceNotNow {
+    SliceWrongState {
         /// Slice.
         slice: SliceId,
         /// State.
@@ -152,7 +152,7 @@ pub enum Denied {
     },
     /// A running rack cannot make this change.
     #[error("{what} cannot change from {from} to {to} while the rack runs")]
-    Fixed {
+    ImmutableField {
         /// Object and field.
         what: String,
         /// Current value.
@@ -162,7 +162,7 @@ pub enum Denied {
     },
     /// A limit is exceeded.
     #[error("{what} would exceed the limit of {max}")]
-    TooMany {
+    LimitExceeded {
         /// Quantity.
         what: &'static str,
         /// Limit.
@@ -177,7 +177,7 @@ pub enum Denied {
     Starting(&'static str),
     /// The time limit expired; waiting changed nothing.
     #[error("reservation {reservation} has {online} of {slices} slices online after the time allowed")]
-    NotReadyInTime {
+    NotReadyBeforeTimeout {
         /// Reservation.
         reservation: ReservationId,
         /// Slices online.
@@ -188,13 +188,13 @@ pub enum Denied {
 }
 
 /// Formats "; not counted: 4 on e1 (cordoned)".
-fn not_counted(closed: &[(Name, u32, NotChosen)]) -> String {
+fn not_counted(closed: &[(Name, u32, ExclusionReason)]) -> String {
     let each = closed.iter().map(|(emc, free, why)| format!("{free} on {emc} ({why})"));
     let each = each.collect::<Vec<_>>().join(", ");
     if each.is_empty() { each } else { format!("; not counted: {each}") }
 }
 
-impl Denied {
+impl Rejection {
     /// Returns the machine-readable reason, in UPPER_SNAKE_CASE.
     pub fn reason(&self) -> &'static str {
         match self {
@@ -204,9 +204,9 @@ impl Denied {
             Self::NoSuchVm(_) => "VM_NOT_FOUND",
             Self::NoSuchReservation(_) => "RESERVATION_NOT_FOUND",
             Self::NoSuchMigration(_) => "MIGRATION_NOT_FOUND",
-            Self::BadValue { .. } => "BAD_VALUE",
+            Self::InvalidValue { .. } => "BAD_VALUE",
             Self::RequestReused { .. } => "REQUEST_ID_REUSED",
-            Self::VmTaken { .. } => "VM_ALREADY_RESERVED",
+            Self::VmAlreadyReserved { .. } => "VM_ALREADY_RESERVED",
             Self::HostNotSchedulable { .. } => "HOST_NOT_SCHEDULABLE",
             Self::HostExpected(_) => "HOST_EXPECTED",
             Self::OutOfSlices { .. } => "OUT_OF_SLICES",
@@ -214,16 +214,16 @@ impl Denied {
             Self::OutOfCores { .. } => "OUT_OF_CORES",
             Self::StoreFull => "STORE_LOW_SPACE",
             Self::WrongState { .. } => "RESERVATION_WRONG_STATE",
-            Self::SliceNotNow { .. } => "SLICE_WRONG_STATE",
+            Self::SliceWrongState { .. } => "SLICE_WRONG_STATE",
             Self::SliceInDoubt { .. } => "SLICE_IN_DOUBT",
             Self::RestorePending { .. } => "RESTORE_PENDING",
             Self::HostConnected(_) => "HOST_CONNECTED",
             Self::NotDrained { .. } => "NOT_DRAINED",
-            Self::Fixed { .. } => "CHANGE_NOT_ALLOWED",
-            Self::TooMany { .. } => "LIMIT_EXCEEDED",
+            Self::ImmutableField { .. } => "CHANGE_NOT_ALLOWED",
+            Self::LimitExceeded { .. } => "LIMIT_EXCEEDED",
             Self::StoreFailed => "STORE_FAILED",
             Self::Starting(_) => "STARTING",
-            Self::NotReadyInTime { .. } => "NOT_READY_BEFORE_TIMEOUT",
+            Self::NotReadyBeforeTimeout { .. } => "NOT_READY_BEFORE_TIMEOUT",
         }
     }
 }
