@@ -1,0 +1,177 @@
+//! A process that does not outlive its owner. Its output goes to a log file.
+
+use std::{
+    fs::{self, File},
+    io,
+    path::PathBuf,
+    process::{Child, Command, ExitStatus, Stdio},
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+/// Lines of a log that an error quotes.
+const LOG_TAIL_LINES: usize = 20;
+
+/// Error of a process.
+#[derive(Debug, thiserror::Error)]
+pub enum ProcessError {
+    /// Its log cannot be opened.
+    #[error("cannot open {}", path.display())]
+    Log {
+        /// Path of the log.
+        path: PathBuf,
+        /// Cause.
+        source: io::Error,
+    },
+    /// It cannot be started.
+    #[error("cannot start {}", program.display())]
+    Start {
+        /// Path of the program.
+        program: PathBuf,
+        /// Cause.
+        source: io::Error,
+    },
+    /// Its exit status cannot be read.
+    #[error("cannot wait for {name}")]
+    Wait {
+        /// Name of the process.
+        name: String,
+        /// Cause.
+        source: io::Error,
+    },
+    /// It ended unexpectedly.
+    #[error("{name} ended ({status}); the end of its log:\n{log}")]
+    Ended {
+        /// Name of the process.
+        name: String,
+        /// Its exit status.
+        status: ExitStatus,
+        /// Last lines of its log.
+        log: String,
+    },
+}
+
+/// Running process. On drop it is killed by its PID and waited for.
+#[derive(Debug)]
+pub struct Process {
+    name: String,
+    child: Child,
+    log: PathBuf,
+}
+
+impl Process {
+    /// Starts a program without standard input; its output is appended to `log`.
+    ///
+    /// # Errors
+    /// [`ProcessError::Log`] or [`ProcessError::Start`].
+    pub fn start(name: &str, command: &mut Command, log: PathBuf) -> Result<Self, ProcessError> {
+        let output = File::options().create(true).append(true).open(&log);
+        let output = output.and_then(|file| Ok((file.try_clone()?, file)));
+        let (stdout, stderr) = match output {
+            Ok(files) => files,
+            Err(source) => return Err(ProcessError::Log { path: log, source }),
+        };
+        let child = command.stdin(Stdio::null()).stdout(stdout).stderr(stderr).spawn();
+        let child = child
+            .map_err(|source| ProcessError::Start { program: command.get_program().into(), source })?;
+        Ok(Self { name: name.to_owned(), child, log })
+    }
+
+    /// Returns the process ID.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Returns the exit status; `None` while the process runs.
+    ///
+    /// # Errors
+    /// [`ProcessError::Wait`].
+    pub fn exit_status(&mut self) -> Result<Option<ExitStatus>, ProcessError> {
+        self.child.try_wait().map_err(|source| ProcessError::Wait { name: self.name.clone(), source })
+    }
+
+    /// Waits for the end of the process.
+    ///
+    /// # Errors
+    /// [`ProcessError::Wait`].
+    pub fn wait(&mut self) -> Result<ExitStatus, ProcessError> {
+        self.child.wait().map_err(|source| ProcessError::Wait { name: self.name.clone(), source })
+    }
+
+    /// Checks that the process runs.
+    ///
+    /// # Errors
+    /// [`ProcessError::Ended`] if it does not, or [`ProcessError::Wait`].
+    pub fn check_running(&mut self) -> Result<(), ProcessError> {
+        match self.exit_status()? {
+            None => Ok(()),
+            Some(status) => {
+                Err(ProcessError::Ended { name: self.name.clone(), status, log: self.log_tail() })
+            }
+        }
+    }
+
+    /// Sends a signal. Does nothing if the process has ended.
+    pub fn signal(&self, signal: Signal) {
+        if let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
+            // Fails only if the process has ended. The PID is its own until it is waited for.
+            let _ = kill_process(pid, signal);
+        }
+    }
+
+    /// Kills the process and waits for its end.
+    pub fn kill(self) {
+        drop(self);
+    }
+
+    /// Returns the last lines of the log.
+    pub fn log_tail(&self) -> String {
+        let log = fs::read_to_string(&self.log).unwrap_or_else(|error| format!("({error})"));
+        let lines: Vec<&str> = log.lines().collect();
+        lines[lines.len().saturating_sub(LOG_TAIL_LINES)..].join("\n")
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Both fail only if the process has ended and was waited for.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn dropped_process_is_gone() {
+        let logs = tempfile::tempdir().unwrap();
+        let mut command = Command::new("sleep");
+        let process = Process::start("sleeper", command.arg("600"), logs.path().join("log")).unwrap();
+        let proc = Path::new("/proc").join(process.pid().to_string());
+        assert!(proc.exists());
+        process.kill();
+        assert!(!proc.exists());
+    }
+
+    #[test]
+    fn early_end_is_reported_with_the_log() {
+        let logs = tempfile::tempdir().unwrap();
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo no disk; exit 3"]);
+        let mut process = Process::start("talker", &mut command, logs.path().join("log")).unwrap();
+        process.wait().unwrap();
+        let error = process.check_running().unwrap_err();
+        assert_eq!(error.to_string(), "talker ended (exit status: 3); the end of its log:\nno disk");
+    }
+
+    #[test]
+    fn missing_program_is_named() {
+        let logs = tempfile::tempdir().unwrap();
+        let missing = Process::start("x", &mut Command::new("/nowhere/x"), logs.path().join("log"));
+        assert_eq!(missing.unwrap_err().to_string(), "cannot start /nowhere/x");
+    }
+}
