@@ -195,7 +195,9 @@ impl World {
 
     /// Records the outcome of the running manager's batch.
     pub(in crate::world) fn note_stored(&mut self, ok: bool) {
-        self.note_decided_contents();
+        if ok {
+            self.note_decided_contents();
+        }
         self.truth.named.stored(ok);
     }
 
