@@ -251,7 +251,9 @@ impl World {
         let receipt = slot.receipt.filter(|receipt| receipt.scrubbed.verified >= units::SLICE);
         let receipt = receipt.map(|receipt| receipt.scrubbed.holding);
         if slot.epoch > Epoch(0) && receipt != Some(Holding { slice, epoch: slot.epoch }) {
-            let what = format!("slice {slice} is free after epoch {} with receipt {receipt:?}", slot.epoch);
+            let receipt = receipt
+                .map_or("no complete scrub".into(), |receipt| format!("a scrub of {}", describe(receipt)));
+            let what = format!("slice {slice} is free after epoch {} and has {receipt}", slot.epoch);
             self.report_violation("a slice is zeroed before its next owner uses it", what);
         }
         if self.device(slice).is_shared() && self.device(slice).read(slice) != Pattern::ZERO {
@@ -380,7 +382,7 @@ impl World {
         if let Some(holding) = reachable_holding {
             self.report_violation(
                 "a fenced host cannot reach its former slices",
-                format!("{id} returns from its fence and can still reach {holding:?}"),
+                format!("{id} returns from its fence and can still reach {}", describe(holding)),
             );
         }
         self.note_returned(id);
@@ -547,7 +549,8 @@ impl World {
             // An emulated device revokes access by itself where the host has only stopped using the slice.
             let forced = self.truth.force_released.contains(&reservation);
             if shared || !forced {
-                let what = format!("{host} reports the release of {holding:?}, but process {pid} maps it");
+                let what =
+                    format!("{host} reports the release of {}, but process {pid} maps it", describe(holding));
                 self.report_violation("a released slice is mapped by no process", what);
             }
         }
@@ -569,7 +572,7 @@ impl World {
 
     /// Checks that the loss of memory in use was requested.
     pub(super) fn check_memory_loss(&mut self, host: HostId, guest: &Guest, holding: Holding, why: &str) {
-        self.log(|| format!("process {} on {host} loses {holding:?}: {why}", guest.process.pid));
+        self.log(|| format!("process {} on {host} loses {}: {why}", guest.process.pid, describe(holding)));
         let forced = guest.mapped.get(&holding).is_some_and(|id| self.truth.force_released.contains(id));
         let emc = self.devices.iter().position(|device| device.contains(holding.slice));
         let unconfirmed = |host: &Host| host.unconfirmed_fences.iter().any(|of| Some(of.0 as usize) == emc);
@@ -577,10 +580,16 @@ impl World {
         let lost =
             self.truth.ended_grants.contains(&holding) || self.truth.unrevoked_grants.contains(&holding);
         if !forced && !fenced && !lost {
-            let what = format!("process {} of {host} lost {holding:?}: {why}", guest.process.pid);
+            let (pid, vm, lost) = (guest.process.pid, &guest.vm, describe(holding));
+            let what = format!("process {pid} of VM {vm} on {host} loses {lost}: {why}");
             self.report_violation("a VM loses memory only by a release, a fence or a device failure", what);
         }
     }
+}
+
+/// Formats a slice and its epoch for a message.
+pub(super) fn describe(holding: Holding) -> String {
+    format!("slice {} of epoch {}", holding.slice, holding.epoch)
 }
 
 /// Returns the slices of a host according to a report. After a restart of the agent, slices of VMs may

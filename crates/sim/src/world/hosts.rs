@@ -15,6 +15,7 @@ use units::{HostId, InstanceId, Name, Ns, ReservationId, SliceId, UserId};
 
 use super::{
     ScheduledEvent, World,
+    check::describe,
     device::{Device, Pattern},
     machine::{Guest, HostCall, Pid, RunningAgent},
 };
@@ -406,7 +407,8 @@ impl World {
         }
         let content = self.device(holding.slice).read(holding.slice);
         if content != Pattern::ZERO && content != pattern {
-            let what = format!("process {pid} of {host} reads data of another owner in {holding:?}");
+            let what =
+                format!("process {pid} on {host} reads data of another owner in {}", describe(holding));
             self.report_violation("a slice is zeroed before its next owner uses it", what);
         }
         self.device(holding.slice).write(holding.slice, pattern);

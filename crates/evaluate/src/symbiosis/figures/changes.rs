@@ -6,7 +6,7 @@ use cli_runtime::{Failure, Format, print};
 use serde::Serialize;
 use sim::symbiosis::{
     Activity, CHANGES, ChangeResponse, Epoch, RESPONSE_EPOCHS_MAX, SMALL_HOST_TENANTS, TENANTS, TenantEpoch,
-    change_responses, most_different, play,
+    change_responses, most_different, simulate_changes,
 };
 
 use super::{super::touches, Shown, line};
@@ -62,7 +62,7 @@ pub(super) fn drawn(shown: &Shown, format: Format) -> Result<Option<(Figure, Num
         Ok((name, touches(&shown.traces[at].path)?.unwrap_or_default()))
     };
     let activities = Activity::pair([read(stream)?, read(cache)?]);
-    let epochs = play(&activities, shown.memory.get(), &CHANGES);
+    let epochs = simulate_changes(&activities, shown.memory.get(), &CHANGES);
     let names = activities.map(|activity| activity.name);
     let followed = change_responses(&epochs, &CHANGES);
     followed.iter().for_each(|one| print::note(format, &said(one, &names)));

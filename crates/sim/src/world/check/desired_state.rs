@@ -11,7 +11,7 @@ use pool::{
 };
 use units::{DesiredVersion, EmcId, Epoch, HostId, InstanceId, ReservationId, SliceId};
 
-use super::GroundTruth;
+use super::{GroundTruth, describe};
 use crate::world::World;
 
 /// Handles of grants, as returned by devices to the running manager.
@@ -231,7 +231,8 @@ impl World {
         }
         let ended = |scrub: &&Holding| self.truth.handles.ended_scrubs.contains(&(sent.host, **scrub));
         if let Some(scrub) = sent.first_scrubs.iter().find(ended).copied() {
-            let what = format!("{} is sent a scrub of {scrub:?}, which it reported as scrubbed", sent.host);
+            let what =
+                format!("{} is sent a scrub of {}, which it has completed", sent.host, describe(scrub));
             self.report_violation("no message contradicts a decision", what);
         }
     }
@@ -243,7 +244,7 @@ impl World {
             match self.truth.last_grants.get_mut(&holding.slice) {
                 Some(grant) if (grant.host, grant.epoch) == (host, holding.epoch) => grant.sent = true,
                 grant => {
-                    let what = format!("{host} is sent {holding:?}, the last grant is {grant:?}");
+                    let what = format!("{host} is sent {}, the last grant is {grant:?}", describe(*holding));
                     return self.report_violation("records on disk justify every action", what);
                 }
             }

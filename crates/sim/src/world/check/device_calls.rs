@@ -8,7 +8,7 @@ use pool::{
 };
 use units::{EmcId, Epoch, HostId, SliceId};
 
-use super::{GroundTruth, LastGrant};
+use super::{GroundTruth, LastGrant, describe};
 use crate::world::World;
 
 /// Call on one slice that its record on disk justifies.
@@ -165,7 +165,7 @@ impl World {
         if let Some(holding) = reachable {
             self.report_violation(
                 "a fenced host cannot reach its former slices",
-                format!("{host} is recorded as fenced and can still reach {holding:?}"),
+                format!("{host} is recorded as fenced and can still reach {}", describe(holding)),
             );
         }
     }
