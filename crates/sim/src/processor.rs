@@ -1,8 +1,8 @@
 //! Interval-analysis model of a core: the performance counters of a program with local memory, and
 //! its slowdown with pool memory. No public data set has counters with slowdowns; rows from this
-//! model are labelled MODELLED wherever they are utilization. Caches are simulated line by line. The
-//! pipeline model covers the limits of memory access: the window, outstanding misses, prefetching,
-//! and the memory channel.
+//! model are labelled MODELLED wherever they are utilization. Caches are simulated line by line.
+//! The pipeline model covers the limits of memory access: the window, outstanding misses,
+//! prefetching, and the memory channel.
 
 mod cache;
 mod counters;
@@ -23,7 +23,8 @@ use rand::Rng;
 use cache::Hierarchy;
 use timing::Run;
 
-/// Core, with its share of the shared resources. Times are in cycles, except for names ending in _ns.
+/// Core, with its share of the shared resources. Times are in cycles, except for names ending in
+/// _ns.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Core {
     /// Clock rate: cycles per nanosecond.

@@ -1,6 +1,6 @@
-//! Deterministic simulation of a rack in one thread: the real state machines of manager and agents, with
-//! simulated connections, disks, devices, hosts and clients that inject faults. After every step the
-//! invariants are checked ([`check`](World::step)).
+//! Deterministic simulation of a rack in one thread: the real state machines of manager and agents,
+//! with simulated connections, disks, devices, hosts and clients that inject faults. After every
+//! step the invariants are checked ([`check`](World::step)).
 //!
 //! The same seed gives the same run.
 

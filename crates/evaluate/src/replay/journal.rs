@@ -59,8 +59,8 @@ pub(super) struct Journal {
     acknowledged: Acknowledged,
     movement: SliceMovement,
     last_host: BTreeMap<u32, String>,
-    /// Reservation that owns each slice. A fenced reservation may lose its slice to a later one before
-    /// its release.
+    /// Reservation that owns each slice. A fenced reservation may lose its slice to a later one
+    /// before its release.
     in_use: BTreeMap<u32, String>,
 }
 

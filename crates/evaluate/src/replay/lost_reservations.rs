@@ -1,5 +1,6 @@
-//! Acknowledged reservations that the ledger no longer has. The comparison runs during the replay, so it covers
-//! only reservations acknowledged before the ledger was read, and not released until after.
+//! Acknowledged reservations that the ledger no longer has. The comparison runs during the replay,
+//! so it covers only reservations acknowledged before the ledger was read, and not released until
+//! after.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,7 +17,8 @@ use super::{
     journal::{Acknowledged, HeldReservation},
 };
 
-/// Reasons of the manager for the end of a VM without a release. Both prove that the ledger had the VM.
+/// Reasons of the manager for the end of a VM without a release. Both prove that the ledger had the
+/// VM.
 const END_REASONS: [&str; 2] = ["the VM's process is gone", "its host was fenced"];
 
 /// Contents of the ledger.
@@ -26,8 +28,8 @@ struct LedgerContents {
     slices: BTreeMap<u32, v1::Slice>,
 }
 
-/// Returns the reservations on which the ledger differs from its replies. The ledger is read in parts while it changes,
-/// so each difference is checked again, and counts unless that explains it.
+/// Returns the reservations on which the ledger differs from its replies. The ledger is read in
+/// parts while it changes, so each difference is checked again, and counts unless that explains it.
 pub(super) async fn find(rack: Arc<Rack>) -> Result<BTreeSet<String>, Failure> {
     let before = rack.journal().acknowledged();
     let ledger = LedgerContents::read(&rack).await?;
@@ -66,7 +68,8 @@ fn find_missing(before: &Acknowledged, after: &Acknowledged, ledger: &LedgerCont
     lost.map(|(id, _)| id).chain(reappeared).cloned().collect()
 }
 
-/// Returns whether a missing reservation has ended by itself, or is present. A release since then explains nothing.
+/// Returns whether a missing reservation has ended by itself, or is present. A release since then
+/// explains nothing.
 fn is_explained(id: &str, now: &Acknowledged, ledger: &LedgerContents) -> bool {
     let Some(reservation) = ledger.reservations.get(id) else { return false };
     let is_present =
@@ -82,7 +85,8 @@ fn is_active(reservation: &v1::Reservation) -> bool {
     reservation.state() != ReservationState::Released
 }
 
-/// Returns whether the ledger has an acknowledged reservation: with the same host and slices, which it owns.
+/// Returns whether the ledger has an acknowledged reservation: with the same host and slices, which
+/// it owns.
 fn is_in_ledger(
     held: &HeldReservation,
     reservation: Option<&v1::Reservation>,

@@ -155,8 +155,8 @@ impl Player {
         self.collect_finished()
     }
 
-    /// Places a VM by an exact snapshot; or, if draining slices could help, by later snapshots within
-    /// the settle time.
+    /// Places a VM by an exact snapshot; or, if draining slices could help, by later snapshots
+    /// within the settle time.
     async fn place_later(
         &mut self,
         shape: VmShape,

@@ -109,7 +109,8 @@ async fn scan_until_stopped(
 
 impl Reachability {
     async fn scan_once(&mut self, manager: &Connection, emcs: &[Emc]) {
-        // Without the manager there is no ledger to compare with; two grants of a slice are still detected.
+        // Without the manager there is no ledger to compare with; two grants of a slice are still
+        // detected.
         let ledger = lists::slices(manager, 0, u32::MAX).await.unwrap_or_default();
         let emcs = emcs.to_vec();
         if let Ok(scan) = tokio::task::spawn_blocking(move || scan(&emcs)).await {

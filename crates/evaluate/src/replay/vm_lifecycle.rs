@@ -1,6 +1,6 @@
-//! Lifecycle of one VM of a replay: its memory is reserved on the host of its placement, or on the next best; when it is
-//! ready a stand-in starts; when the VM departs the stand-in ends first, then the memory is released. The steps of one
-//! VM are sequential; VMs run concurrently.
+//! Lifecycle of one VM of a replay: its memory is reserved on the host of its placement, or on the
+//! next best; when it is ready a stand-in starts; when the VM departs the stand-in ends first, then
+//! the memory is released. The steps of one VM are sequential; VMs run concurrently.
 
 use std::{
     collections::BTreeSet,
@@ -40,7 +40,8 @@ struct RunningVm {
     stand_in: Option<Box<RunningStandIn>>,
 }
 
-/// Runs a VM from arrival to departure. Its permit is for one concurrent call; the departure brings another.
+/// Runs a VM from arrival to departure. Its permit is for one concurrent call; the departure brings
+/// another.
 pub(super) async fn run(
     rack: Arc<Rack>,
     vm: Vm,

@@ -1,5 +1,5 @@
-//! Follows the manager's capacity snapshots, across its restarts. Each is applied to [`FreeCapacity`] at
-//! once, and wakes waiting tasks.
+//! Follows the manager's capacity snapshots, across its restarts. Each is applied to
+//! [`FreeCapacity`] at once, and wakes waiting tasks.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 

@@ -1,5 +1,6 @@
-//! Invariants, checked after every step against the truth of the world: the slices that processes can
-//! reach, the contents of the store, and the reports of hosts and devices. The ledger is not consulted.
+//! Invariants, checked after every step against the truth of the world: the slices that processes
+//! can reach, the contents of the store, and the reports of hosts and devices. The ledger is not
+//! consulted.
 
 mod counts;
 mod desired_state;
@@ -53,7 +54,8 @@ pub(super) struct GroundTruth {
     fence_progress: fence_progress::FenceProgress,
     /// Number of durable writes.
     writes: u64,
-    /// Time of each host's last message to the running manager, and hosts whose silence allows a fence.
+    /// Time of each host's last message to the running manager, and hosts whose silence allows a
+    /// fence.
     last_contact: BTreeMap<HostId, Ns>,
     silent_hosts: BTreeSet<HostId>,
 }
@@ -212,8 +214,8 @@ impl World {
         }
     }
 
-    /// Checks that no slice is revoked after a restore while a process uses it. A fence of the host ends
-    /// this protection, also for slices that could not be revoked by it.
+    /// Checks that no slice is revoked after a restore while a process uses it. A fence of the host
+    /// ends this protection, also for slices that could not be revoked by it.
     fn check_restored_slice(&mut self, slice: SliceId, before: Slot, after: Slot) {
         let State::Quarantined(Quarantine::Restored { .. }) = before.state else { return };
         if !matches!(after.state, State::Scrubbing(Scrub::Revoking { .. })) {
@@ -303,7 +305,8 @@ impl World {
     }
 
     /// Returns whether the host of a new reservation, or an EMC of it, was cordoned, draining or
-    /// unreachable before this batch. Changes in the same batch may precede or follow the reservation.
+    /// unreachable before this batch. Changes in the same batch may precede or follow the
+    /// reservation.
     fn is_closed(&self, new: &Reservation, batch: &[Record]) -> bool {
         let changes = |key| batch.iter().any(|record| record.key() == key);
         if changes(Key::Host(new.host)) {
@@ -326,8 +329,8 @@ impl World {
         !open
     }
 
-    /// Checks that a host is fenced only on request or after a long silence, and that each EMC is listed
-    /// as fenced only after it has revoked the host's access.
+    /// Checks that a host is fenced only on request or after a long silence, and that each EMC is
+    /// listed as fenced only after it has revoked the host's access.
     fn check_fencing(&mut self, id: HostId, host: &Host, batch: &[Record]) {
         let (was, unconfirmed_fences) = match self.truth.host(id) {
             Some(old) => (old.fence, old.unconfirmed_fences.clone()),
@@ -396,8 +399,8 @@ impl World {
         of_host.for_each(|(_, grant)| grant.access_ended = true);
     }
 
-    /// Checks that a fenced host cannot reach its former slices: each EMC has revoked its access, or holds
-    /// no slice of it. A slice that could not be revoked stays the host's.
+    /// Checks that a fenced host cannot reach its former slices: each EMC has revoked its access,
+    /// or holds no slice of it. A slice that could not be revoked stays the host's.
     fn check_fenced_hosts(&mut self) {
         let Some(running) = &self.manager_process.running else { return };
         let is_fenced = |host: &HostId| running.manager.host_state(*host) == HostState::Fenced;
@@ -486,8 +489,8 @@ impl World {
         }
     }
 
-    /// Checks after a load that the store contains every acknowledged request. A batch may be durable
-    /// although the manager crashed before it knew.
+    /// Checks after a load that the store contains every acknowledged request. A batch may be
+    /// durable although the manager crashed before it knew.
     pub(super) fn note_loaded(&mut self, meta: Option<&Meta>, records: &[Record], restored: bool) {
         if !restored {
             self.note_uncordoned(records);
@@ -521,7 +524,8 @@ impl World {
         self.note_unreported_slices(host, have);
         for failed in &have.failed {
             let scrubber = matches!(self.truth.slot(failed.holding.slice).state, State::Scrubbing(_));
-            // A revocation ends access at devices that enforce it; at others the host must release the slice.
+            // A revocation ends access at devices that enforce it; at others the host must release
+            // the slice.
             let can_revoke = !self.device(failed.holding.slice).is_shared();
             if can_revoke && (failed.reason == FailedReason::NotZero || scrubber) {
                 self.truth.end_access(host, failed.holding);
@@ -546,7 +550,8 @@ impl World {
         let users = machine.processes.values().filter(|guest| guest.mapped.contains_key(&holding));
         let users: Vec<_> = users.map(|guest| (guest.process.pid, guest.mapped[&holding])).collect();
         for (pid, reservation) in users {
-            // An emulated device revokes access by itself where the host has only stopped using the slice.
+            // An emulated device revokes access by itself where the host has only stopped using the
+            // slice.
             let forced = self.truth.force_released.contains(&reservation);
             if shared || !forced {
                 let what =
@@ -592,8 +597,8 @@ pub(super) fn describe(holding: Holding) -> String {
     format!("slice {} of epoch {}", holding.slice, holding.epoch)
 }
 
-/// Returns the slices of a host according to a report. After a restart of the agent, slices of VMs may
-/// not be online yet.
+/// Returns the slices of a host according to a report. After a restart of the agent, slices of VMs
+/// may not be online yet.
 fn reported_slices(have: &Have) -> impl Iterator<Item = &Holding> {
     have.vms.values().flat_map(|vm| &vm.slices).chain(&have.online)
 }

@@ -253,7 +253,8 @@ impl World {
     }
 
     pub(super) fn quarantined(&self) -> Vec<SliceId> {
-        // After a restore, slices return by themselves, except those of hosts that the backup lacks.
+        // After a restore, slices return by themselves, except those of hosts that the backup
+        // lacks.
         let returns_by_itself =
             |slot: &Slot, why| matches!(why, Quarantine::Restored { .. }) && self.is_holder_in_rack(slot);
         let quarantined = |record: &Record| match record {
@@ -270,8 +271,8 @@ impl World {
         holder(slot).is_none_or(|host| self.truth.has_host(host))
     }
 
-    /// Uncordons a slice, also one that a process uses: the manager must refuse, or the process must keep
-    /// it. A host outside the rack is powered off before.
+    /// Uncordons a slice, also one that a process uses: the manager must refuse, or the process
+    /// must keep it. A host outside the rack is powered off before.
     pub(super) fn uncordon_slice(&mut self, slice: SliceId) {
         let slot = self.truth.slot(slice);
         if let Some(outsider) = holder(&slot).filter(|_| !self.is_holder_in_rack(&slot)) {
@@ -357,8 +358,8 @@ impl World {
         }
     }
 
-    /// Checks that only requests for new memory are refused for lack of disk space, and only while it is
-    /// short.
+    /// Checks that only requests for new memory are refused for lack of disk space, and only while
+    /// it is short.
     fn check_store_full_denial(&mut self, request: &PendingRequest, answer: &Result<Answer, Denied>) {
         if matches!(answer, Err(Denied::StoreFull))
             && !matches!(request, PendingRequest::Reserve { had_space: false, .. })
@@ -370,7 +371,8 @@ impl World {
         }
     }
 
-    /// The manager accepts connections once its rack.toml is durable, and does not start without it.
+    /// The manager accepts connections once its rack.toml is durable, and does not start without
+    /// it.
     fn handle_start_reply(&mut self, answer: &Result<Answer, Denied>) {
         let Some(running) = &mut self.manager_process.running else { return };
         running.ready = None;

@@ -50,8 +50,8 @@ impl World {
         self.log(|| format!("the wall clock jumps by {ms} ms, forwards: {forwards}"));
     }
 
-    /// Lets more than a day pass in which nothing runs, as if every machine were suspended. Pending events
-    /// are delayed by the same time.
+    /// Lets more than a day pass in which nothing runs, as if every machine were suspended. Pending
+    /// events are delayed by the same time.
     pub(super) fn suspend_for_a_day(&mut self) {
         let span = REQUEST_ID_RETENTION.after(Ns::secs(1));
         self.log(|| "a day passes".into());

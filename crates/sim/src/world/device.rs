@@ -75,8 +75,8 @@ impl Device {
         self.snapshots.len()
     }
 
-    /// Replaces the record by an earlier version or an empty one. Contents and mappings stay, because the
-    /// device cannot revoke access.
+    /// Replaces the record by an earlier version or an empty one. Contents and mappings stay,
+    /// because the device cannot revoke access.
     pub(super) fn roll_back(&mut self, version: Option<usize>) {
         let empty = vec![SliceRecord::default(); self.records.len()];
         let earlier = version.and_then(|n| self.snapshots.get(n).cloned()).unwrap_or(empty);

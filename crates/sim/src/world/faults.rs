@@ -54,8 +54,8 @@ impl World {
         self.schedule_after(span, ScheduledEvent::ManagerStart);
     }
 
-    /// Replaces the store by its backup, often while a device is down. Epochs never repeat as long as the
-    /// store or the record of the device has them: a world loses only one of the two.
+    /// Replaces the store by its backup, often while a device is down. Epochs never repeat as long
+    /// as the store or the record of the device has them: a world loses only one of the two.
     fn restore_backup(&mut self) {
         if self.fault_model.devices_lose_records {
             return self.crash_manager();
@@ -72,8 +72,8 @@ impl World {
         self.schedule_after(span, ScheduledEvent::ManagerStart);
     }
 
-    /// Returns the number of backups newer than the restored one. It is 0 where no backup may lack a
-    /// change of rack.toml.
+    /// Returns the number of backups newer than the restored one. It is 0 where no backup may lack
+    /// a change of rack.toml.
     fn backup_age(&mut self) -> usize {
         let may_be_older = self.fault_model.old_backups && self.chance(0.5);
         if may_be_older { self.rng.random_range(0..BACKUPS_MAX) } else { 0 }
@@ -128,8 +128,8 @@ impl World {
         self.schedule_after(span, ScheduledEvent::FaultEnd(Fault::Slice(emc, slice)));
     }
 
-    /// Fails the power of an emulated device and its machine. Its directory survives unless it is on a
-    /// tmpfs. A shared device keeps its record beside the manager's store.
+    /// Fails the power of an emulated device and its machine. Its directory survives unless it is
+    /// on a tmpfs. A shared device keeps its record beside the manager's store.
     fn fail_device_power(&mut self) {
         let Some(emc) = self.some_device(|device| !device.is_shared()) else { return };
         let emptied = self.fault_model.devices_lose_records && self.chance(0.5);
@@ -147,8 +147,8 @@ impl World {
         }
     }
 
-    /// Loses the record of a shared device, or replaces it by an older copy. The manager is stopped for
-    /// that, because it locks the record.
+    /// Loses the record of a shared device, or replaces it by an older copy. The manager is stopped
+    /// for that, because it locks the record.
     fn roll_device_back(&mut self) {
         let Some(emc) = self.some_device(Device::is_shared).filter(|_| self.fault_model.devices_lose_records)
         else {

@@ -1,5 +1,5 @@
-//! Events on hosts: machines boot and fail, agents apply desired states, processes attach memory, use it
-//! and end.
+//! Events on hosts: machines boot and fail, agents apply desired states, processes attach memory,
+//! use it and end.
 
 use pool::{
     agent::{Adopted, Agent, Caller, Done, Effect, Event, HostFailure, Process, Ticket, VmRecord},
@@ -92,8 +92,8 @@ impl World {
         self.schedule_after(Ns::ZERO, ScheduledEvent::AgentConnect(host, instance));
     }
 
-    /// Kills the agent. A running kernel closes its connection. A write in progress may or may not be
-    /// durable.
+    /// Kills the agent. A running kernel closes its connection. A write in progress may or may not
+    /// be durable.
     pub(super) fn kill_agent(&mut self, host: HostId, notify_manager: bool) {
         let machine = self.machine(host);
         machine.frozen_until = Ns::ZERO;
@@ -270,8 +270,8 @@ impl World {
         if fails { Err(host_failure(FailedReason::Host, "the host fails")) } else { Ok(()) }
     }
 
-    /// Marks a slice as present in the kernel from the first step of a call; a failed call may leave it
-    /// so.
+    /// Marks a slice as present in the kernel from the first step of a call; a failed call may
+    /// leave it so.
     pub(super) fn add_to_kernel(&mut self, host: HostId, holding: Holding) {
         if self.device(holding.slice).is_shared() {
             self.machine(host).kernel.retain(|mapped| mapped.slice != holding.slice);

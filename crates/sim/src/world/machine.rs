@@ -1,5 +1,5 @@
-//! State of one host: parts that survive its agent (processes, records), parts that survive the machine
-//! (name, EMCs), and the running agent. Events are in [`hosts`](super::hosts).
+//! State of one host: parts that survive its agent (processes, records), parts that survive the
+//! machine (name, EMCs), and the running agent. Events are in [`hosts`](super::hosts).
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -119,8 +119,8 @@ impl Machine {
         self.mappings().map(|(holding, _)| holding).chain(self.kernel.iter().copied())
     }
 
-    /// Returns the processes of this machine with a mapping of a slice, and its epoch; process 0 is the
-    /// agent.
+    /// Returns the processes of this machine with a mapping of a slice, and its epoch; process 0 is
+    /// the agent.
     pub(super) fn mappings(&self) -> impl Iterator<Item = (Holding, Pid)> {
         let guests = self.processes.values().flat_map(|g| g.mapped.keys().map(|h| (*h, g.process.pid)));
         let agents = self.running.iter().flat_map(|running| running.scrubbing.iter());

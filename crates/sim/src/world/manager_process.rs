@@ -17,7 +17,8 @@ use super::{Records, ScheduledEvent, World, store::Store};
 const IDLE_TICKS_MAX: u32 = 100;
 /// Delay of a wakeup that is due in the past.
 const OVERDUE_WAKEUP_DELAY: Ns = Ns(20_000);
-/// Slices per event of the manager: few, so that comparisons and desired states have several pieces.
+/// Slices per event of the manager: few, so that comparisons and desired states have several
+/// pieces.
 const PIECE_MAX: usize = 4;
 /// Duration of a device call.
 const DEVICE_CALL_DURATION: Ns = Ns(300_000);
@@ -43,8 +44,8 @@ pub(super) struct RunningManager {
     pub(super) ready: Option<Token>,
     pub(super) open: bool,
     writing: Option<(u64, Records)>,
-    /// Rack times at which the writes of the latest two batches began. The decisions of the latest batch
-    /// were made in between.
+    /// Rack times at which the writes of the latest two batches began. The decisions of the latest
+    /// batch were made in between.
     write_started: Ns,
     decided_since: Ns,
     /// Calls queued for each device's thread, and the completion time of the last one.
@@ -316,7 +317,8 @@ impl World {
                     self.apply_restore();
                 }
                 self.apply_rack();
-                // A store that was never written cannot be loaded again: the program ends and restarts.
+                // A store that was never written cannot be loaded again: the program ends and
+                // restarts.
                 match meta {
                     Some(meta) => self.handle_manager_event(Event::Loaded { meta, records, restored }),
                     None => {
@@ -340,8 +342,8 @@ impl World {
         }
     }
 
-    /// Ends an operator's fence command with success or failure, also if the manager that ran it has
-    /// crashed.
+    /// Ends an operator's fence command with success or failure, also if the manager that ran it
+    /// has crashed.
     pub(super) fn end_fence_command(&mut self, incarnation: u64, emc: EmcId, host: HostId) {
         let fence_success_rate = self.fault_model.fence_success_rate.unwrap_or_default();
         let stopped = self.chance(fence_success_rate);

@@ -1,5 +1,5 @@
-//! The scheduler's answers to migration requests: accepted, declined and done, also repeated, and for
-//! VMs without a request or after their end.
+//! The scheduler's answers to migration requests: accepted, declined and done, also repeated, and
+//! for VMs without a request or after their end.
 
 use pool::{
     audit::Actor,

@@ -1,5 +1,6 @@
-//! Connections between agents and the manager. Messages may be delayed, lost, duplicated or reordered.
-//! Messages on a closed connection are dropped. The ends learn of a close at different times.
+//! Connections between agents and the manager. Messages may be delayed, lost, duplicated or
+//! reordered. Messages on a closed connection are dropped. The ends learn of a close at different
+//! times.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -267,7 +268,8 @@ impl World {
         self.handle_agent_event(host, instance, AgentEvent::Want { rack: "rack".into(), want });
     }
 
-    /// Returns whether the network is down. A stream delivers the message later, other links lose it.
+    /// Returns whether the network is down. A stream delivers the message later, other links lose
+    /// it.
     fn drop_or_delay<M>(
         &mut self,
         host: HostId,

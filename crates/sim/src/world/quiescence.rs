@@ -150,8 +150,8 @@ impl World {
         })
     }
 
-    /// Returns whether a slice can make progress. A slice that waits for a scrubber cannot if no host is
-    /// attached to its EMC.
+    /// Returns whether a slice can make progress. A slice that waits for a scrubber cannot if no
+    /// host is attached to its EMC.
     fn has_scrubber(&self, slice: SliceId, slot: Slot) -> bool {
         let emc = self.truth.emc_of(slice);
         let attached = |record: &Record| matches!(record, Record::Host(_, host) if host.emcs.iter().any(|of| Some(*of) == emc));

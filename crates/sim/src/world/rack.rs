@@ -1,6 +1,6 @@
-//! The operator's rack.toml: hosts and EMCs are added, removed, resized and attached differently while
-//! the rack runs. A change is accepted or refused as a whole. Without a reply either is possible, until
-//! the change is repeated.
+//! The operator's rack.toml: hosts and EMCs are added, removed, resized and attached differently
+//! while the rack runs. A change is accepted or refused as a whole. Without a reply either is
+//! possible, until the change is repeated.
 
 use pool::{
     denied::Denied,
@@ -180,8 +180,8 @@ impl World {
         }
     }
 
-    /// Starts a restored manager with the file of its backup, or with the current one, which must not add
-    /// anything.
+    /// Starts a restored manager with the file of its backup, or with the current one, which must
+    /// not add anything.
     pub(super) fn choose_restored_rack(&mut self) {
         let (emcs, hosts) = self.truth.rack();
         let spec = &self.rack.spec;
@@ -195,9 +195,9 @@ impl World {
         }
     }
 
-    /// Adds devices and machines once they are durable. Some operators back up every rack. Other backups
-    /// may lack machines and devices: these keep running, no host is added under their numbers, and no
-    /// device is added.
+    /// Adds devices and machines once they are durable. Some operators back up every rack. Other
+    /// backups may lack machines and devices: these keep running, no host is added under their
+    /// numbers, and no device is added.
     pub(super) fn apply_rack(&mut self) {
         while let Some(emc) = self.truth.emc(EmcId(u32::try_from(self.devices.len()).expect("few"))).cloned()
         {

@@ -1,4 +1,5 @@
-//! Scrubs on hosts: they take time, fail, or verify only a part. An incomplete scrub leaves old data.
+//! Scrubs on hosts: they take time, fail, or verify only a part. An incomplete scrub leaves old
+//! data.
 
 use pool::{
     agent::{Done, HostFailure},

@@ -22,8 +22,8 @@ pub trait Store: std::fmt::Debug {
     fn stop_faults(&mut self);
     /// Saves a backup of the content, as the latest of [`BACKUPS_MAX`].
     fn backup(&mut self);
-    /// Restores the latest backup, or one that is `age` backups older if it exists, under a generation
-    /// above all earlier ones. Returns `false` without a backup.
+    /// Restores the latest backup, or one that is `age` backups older if it exists, under a
+    /// generation above all earlier ones. Returns `false` without a backup.
     fn restore(&mut self, age: usize) -> bool;
     /// Fills the disk, or frees it.
     fn set_full(&mut self, full: bool);

@@ -1,4 +1,5 @@
-//! DerivedState and indexes, recomputed from the records on disk and compared with those of the manager.
+//! DerivedState and indexes, recomputed from the records on disk and compared with those of the
+//! manager.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -173,8 +174,8 @@ impl DerivedState {
         }
     }
 
-    /// Returns the expiry of a request, which starts when all slices are `released`. Deadlines do not
-    /// expire while the host has yet to report after a restore.
+    /// Returns the expiry of a request, which starts when all slices are `released`. Deadlines do
+    /// not expire while the host has yet to report after a restore.
     fn add_deadlines(&mut self, reservation: &Reservation, released: bool, has_reported: bool) {
         let earliest = |known: Option<Ns>, at: Ns| Some(known.map_or(at, |known| known.min(at)));
         match &reservation.stage {

@@ -1,5 +1,5 @@
-//! Desired states: computed for each host from the records on disk and the confirmed grants, and compared
-//! with the sum of the messages sent.
+//! Desired states: computed for each host from the records on disk and the confirmed grants, and
+//! compared with the sum of the messages sent.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,8 +24,8 @@ pub(super) struct KnownHandles {
     /// Handles from a comparison of contents, used from the next durable write on.
     found_grants: Vec<(SliceId, (Epoch, Handle))>,
     found_places: Vec<(SliceId, Handle)>,
-    /// Contents that lack an epoch of a VM's slice and that the manager may still accept: it compares
-    /// them in pieces.
+    /// Contents that lack an epoch of a VM's slice and that the manager may still accept: it
+    /// compares them in pieces.
     pending_contents: BTreeMap<EmcId, DeviceDone>,
     /// Complete scrubs reported since the store was loaded.
     ended_scrubs: BTreeSet<(HostId, Holding)>,
@@ -167,9 +167,9 @@ impl World {
         self.truth.handles.note_reply(done);
     }
 
-    /// Records a comparison of a device's contents by the running manager. If the record lacks an epoch of
-    /// a VM's slice, the manager may accept the contents only if the end of that VM is decided and not yet
-    /// durable.
+    /// Records a comparison of a device's contents by the running manager. If the record lacks an
+    /// epoch of a VM's slice, the manager may accept the contents only if the end of that VM is
+    /// decided and not yet durable.
     pub(in crate::world) fn note_contents(&mut self, emc: EmcId, contents: &DeviceDone) {
         let device = &self.devices[emc.0 as usize];
         if self.truth.slices_missing_from(&self.devices).any(|(slice, _)| device.contains(slice)) {
@@ -180,8 +180,8 @@ impl World {
         self.truth.handles.note_reply(contents);
     }
 
-    /// Records the pending contents that the running manager has accepted, and drops those that it has
-    /// refused.
+    /// Records the pending contents that the running manager has accepted, and drops those that it
+    /// has refused.
     fn note_accepted_contents(&mut self) {
         let Some(running) = &self.manager_process.running else { return };
         for (emc, contents) in std::mem::take(&mut self.truth.handles.pending_contents) {
@@ -207,7 +207,8 @@ impl World {
         }
     }
 
-    /// Checks a message, and that the messages of its session add up to the desired state of the host.
+    /// Checks a message, and that the messages of its session add up to the desired state of the
+    /// host.
     pub(in crate::world) fn check_desired_state(&mut self, message: &Want, sent: &SentStates) {
         let SentStates { host, sum, .. } = sent;
         self.check_granted(*host, message);
@@ -220,8 +221,8 @@ impl World {
         }
     }
 
-    /// Checks that no VM is sent before the boot id of the session is on disk, because it may have ended
-    /// with the earlier boot, and that no scrub is sent whose end was reported.
+    /// Checks that no VM is sent before the boot id of the session is on disk, because it may have
+    /// ended with the earlier boot, and that no scrub is sent whose end was reported.
     fn check_not_outdated(&mut self, sent: &SentStates) {
         let host = self.truth.host(sent.host).filter(|host| host.fence == Fence::None);
         let boot = host.map(|host| host.boot_id.clone()).filter(|boot| !boot.is_empty());
@@ -251,8 +252,8 @@ impl World {
         }
     }
 
-    /// Checks that no message is sent while a batch is written that fences the host or ends VMs of its
-    /// earlier boot.
+    /// Checks that no message is sent while a batch is written that fences the host or ends VMs of
+    /// its earlier boot.
     fn check_not_superseded(&mut self, id: HostId) {
         let Some(now) = self.truth.host(id).filter(|host| host.fence == Fence::None) else { return };
         let ends_vms = |next: &Host| {

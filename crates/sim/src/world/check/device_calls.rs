@@ -88,7 +88,8 @@ impl GroundTruth {
             }
             DeviceCall::Revoke { slice, epoch } => expected(slice, epoch) == Some(ExpectedCall::Revoke),
             DeviceCall::Fence { host, powered_off } => {
-                // A host that returned has proven that no mapping is left: its machine need not be stopped.
+                // A host that returned has proven that no mapping is left: its machine need not be
+                // stopped.
                 let allowed = match self.host(host).map(|host| host.fence) {
                     Some(Fence::Fencing { powered_off: confirmed_off }) => confirmed_off || !powered_off,
                     Some(Fence::Fenced) => !powered_off,

@@ -1,5 +1,5 @@
-//! Expiry: an ended reservation and its request id are kept for a day, or until its client exceeds its
-//! limit.
+//! Expiry: an ended reservation and its request id are kept for a day, or until its client exceeds
+//! its limit.
 
 use pool::record::{Record, Reservation, Stage};
 use std::collections::BTreeMap;

@@ -1,5 +1,5 @@
-//! Progress of fences: a working device that can revoke access does so soon, and the slices of the fenced
-//! host on it start to drain, also while other devices of the host have failed.
+//! Progress of fences: a working device that can revoke access does so soon, and the slices of the
+//! fenced host on it start to drain, also while other devices of the host have failed.
 
 use std::collections::BTreeMap;
 
@@ -56,8 +56,8 @@ impl GroundTruth {
         fencing.flat_map(with_emcs).filter(|(emc, _)| self.emc(*emc).is_some_and(can_revoke)).collect()
     }
 
-    /// Returns slices of VMs, with the reservation, whose epoch the record of their device lacks: such a
-    /// device counts as failed.
+    /// Returns slices of VMs, with the reservation, whose epoch the record of their device lacks:
+    /// such a device counts as failed.
     pub(in crate::world) fn slices_missing_from<'a>(
         &'a self,
         devices: &'a [Device],

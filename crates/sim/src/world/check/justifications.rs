@@ -1,5 +1,5 @@
-//! Requests that take memory from a VM. An outstanding request justifies the manager's action. If its
-//! reply is lost, the next load of the store shows the outcome.
+//! Requests that take memory from a VM. An outstanding request justifies the manager's action. If
+//! its reply is lost, the next load of the store shows the outcome.
 
 use std::collections::BTreeMap;
 

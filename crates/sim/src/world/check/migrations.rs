@@ -1,5 +1,5 @@
-//! Migration requests: one exists for each VM on a draining host or EMC, with the scheduler's latest
-//! answer.
+//! Migration requests: one exists for each VM on a draining host or EMC, with the scheduler's
+//! latest answer.
 
 use pool::{
     audit::What,
@@ -51,7 +51,8 @@ impl GroundTruth {
         host || reservation.slices.iter().any(on_draining_emc)
     }
 
-    /// Returns a request for a VM that has ended or is not draining, or a draining VM without a request.
+    /// Returns a request for a VM that has ended or is not draining, or a draining VM without a
+    /// request.
     pub(super) fn find_migration_error(&self) -> Option<String> {
         let unneeded = self.migrations().find(|(id, _)| {
             let active = self.reservation(*id).filter(|reservation| !has_ended(reservation));
@@ -77,8 +78,8 @@ fn changes_scheduling(batch: &[Record]) -> bool {
 }
 
 impl World {
-    /// Checks a request before it is written: a new answer must come from the scheduler, and a declined
-    /// request must have the time of its repetition.
+    /// Checks a request before it is written: a new answer must come from the scheduler, and a
+    /// declined request must have the time of its repetition.
     pub(super) fn check_migration(&mut self, id: ReservationId, new: &Migration, batch: &[Record]) {
         let now = self.when().now;
         let old = self.truth.migration(id).cloned();
@@ -110,7 +111,8 @@ impl World {
         }
     }
 
-    /// Returns whether a request declined since the previous batch is repeated at the documented time.
+    /// Returns whether a request declined since the previous batch is repeated at the documented
+    /// time.
     fn is_due_at_retry_time(&self, at: Ns) -> bool {
         let (first, last) = (self.manager_process.decided_since().unwrap_or_default(), self.when().now);
         let due = first.after(MIGRATION_REQUEST_RETRY_AFTER)..=last.after(MIGRATION_REQUEST_RETRY_AFTER);

@@ -50,8 +50,8 @@ impl GroundTruth {
         rack
     }
 
-    /// Returns the slices after a batch. A slice revoked after a complete scrub counts as free, because it
-    /// may be freed and removed in one batch.
+    /// Returns the slices after a batch. A slice revoked after a complete scrub counts as free,
+    /// because it may be freed and removed in one batch.
     fn slots_after(&self, batch: &[Record]) -> BTreeMap<SliceId, Slot> {
         let slots = self.records.values().chain(batch).filter_map(|record| match record {
             Record::Slice(slice, slot) => Some((*slice, *slot)),

@@ -1,5 +1,5 @@
-//! Time of slices from their last owner to free, measured from durable writes and compared with the time
-//! that the manager uses to size its buffer of free slices.
+//! Time of slices from their last owner to free, measured from durable writes and compared with the
+//! time that the manager uses to size its buffer of free slices.
 
 use std::collections::BTreeMap;
 
@@ -98,7 +98,8 @@ impl World {
         self.apply_rack_changes(records);
     }
 
-    /// Compares after a write that changed a slice's stage, when the manager has dropped expired windows.
+    /// Compares after a write that changed a slice's stage, when the manager has dropped expired
+    /// windows.
     pub(in crate::world) fn check_return_times(&mut self) {
         let now = self.when().now;
         let Some(running) = self.manager_process.running.as_ref().filter(|_| self.truth.returns.changed)
