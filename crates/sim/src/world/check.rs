@@ -225,11 +225,11 @@ impl World {
             self.devices.iter().find(|device| device.contains(slice)).expect("every slice is on a device");
         let user = self.machines.iter().find_map(|machine| {
             let mut guests = machine.mappings().filter(|(holding, pid)| holding.slice == slice && *pid != 0);
-            let keeps = |holding| {
+            let is_mapped = |holding| {
                 device.is_mapping_valid(holding, machine.id)
                     && !self.truth.unrevoked_grants.contains(&holding)
             };
-            guests.find(|(holding, _)| keeps(*holding)).map(|(_, pid)| (machine.id, pid))
+            guests.find(|(holding, _)| is_mapped(*holding)).map(|(_, pid)| (machine.id, pid))
         });
         if let Some((host, pid)) = user {
             let what =
@@ -313,18 +313,18 @@ impl World {
             return false;
         }
         let host = self.truth.host(new.host);
-        let takes = |emc: EmcId| {
+        let is_enabled = |emc: EmcId| {
             let enabled = |emc: &Emc| emc.scheduling == Scheduling::Enabled;
             changes(Key::Emc(emc)) || self.truth.emc(emc).is_some_and(enabled)
         };
         let open = host.is_some_and(|host| {
-            let reached = |slice: &SliceId| {
+            let is_available = |slice: &SliceId| {
                 let emc = self.truth.emc_of(*slice);
-                emc.is_some_and(|emc| host.emcs.contains(&emc) && takes(emc))
+                emc.is_some_and(|emc| host.emcs.contains(&emc) && is_enabled(emc))
             };
             host.scheduling == Scheduling::Enabled
                 && host.fence == Fence::None
-                && new.slices.iter().all(reached)
+                && new.slices.iter().all(is_available)
         });
         !open
     }
@@ -332,24 +332,24 @@ impl World {
     /// Checks that a host is fenced only on request or after a long silence, and that each EMC is
     /// listed as fenced only after it has revoked the host's access.
     fn check_fencing(&mut self, id: HostId, host: &Host, batch: &[Record]) {
-        let (was, unconfirmed_fences) = match self.truth.host(id) {
+        let (old_fence, unconfirmed_fences) = match self.truth.host(id) {
             Some(old) => (old.fence, old.unconfirmed_fences.clone()),
             None => (Fence::None, BTreeSet::new()),
         };
-        let begins = was == Fence::None && host.fence != Fence::None;
+        let begins = old_fence == Fence::None && host.fence != Fence::None;
         if begins {
             // An EMC that has not confirmed an earlier fence has granted the host nothing since.
-            self.truth.fences_confirmed.retain(|(emc, cut)| *cut != id || unconfirmed_fences.contains(emc));
+            self.truth.fences_confirmed.retain(|(emc, host)| *host != id || unconfirmed_fences.contains(emc));
         }
         let unconfirmed = host.emcs.iter().copied().filter(|_| begins || host.fence == Fence::Fenced);
-        let must_answer: BTreeSet<EmcId> = unconfirmed.chain(unconfirmed_fences).collect();
-        let gone = |emc: &EmcId| {
-            batch.iter().any(|record| matches!(record, Record::Gone(Key::Emc(gone)) if gone == emc))
+        let must_be_confirmed: BTreeSet<EmcId> = unconfirmed.chain(unconfirmed_fences).collect();
+        let is_removed = |emc: &EmcId| {
+            batch.iter().any(|record| matches!(record, Record::Gone(Key::Emc(removed)) if removed == emc))
         };
-        let missing = must_answer.into_iter().find(|emc| {
+        let missing = must_be_confirmed.into_iter().find(|emc| {
             !host.unconfirmed_fences.contains(emc)
                 && !self.truth.fences_confirmed.contains(&(*emc, id))
-                && !gone(emc)
+                && !is_removed(emc)
         });
         if let Some(emc) = missing {
             self.report_violation(
@@ -359,7 +359,7 @@ impl World {
         }
         let old = self.truth.host(id);
         let restarted = old.is_some_and(|old| !old.boot_id.is_empty() && old.boot_id != host.boot_id);
-        if was != Fence::None && host.fence == Fence::None {
+        if old_fence != Fence::None && host.fence == Fence::None {
             self.check_fence_end(id);
         } else if restarted {
             self.note_returned(id); // a fence that began and ended in this batch is invisible
@@ -412,8 +412,8 @@ impl World {
                 let device = self.devices.iter().zip(0..).find(|(device, _)| device.contains(*slice));
                 let is_confirmed =
                     device.is_some_and(|(_, emc)| self.truth.fences_confirmed.contains(&(EmcId(emc), host)));
-                let known = self.truth.emc_of(*slice).is_some(); // a restored store may not contain the EMC
-                known && (!is_confirmed || holder(&self.truth.slot(*slice)) != Some(host))
+                let has_emc = self.truth.emc_of(*slice).is_some(); // a restored store may not contain the EMC
+                has_emc && (!is_confirmed || holder(&self.truth.slot(*slice)) != Some(host))
             });
             if let Some(slice) = reachable {
                 self.report_violation(
@@ -564,10 +564,10 @@ impl World {
     /// Checks that memory is handed to a process only after the agent has recorded the process.
     pub(super) fn check_attach(&mut self, host: HostId, record: &VmRecord) {
         let stored = self.machine(host).records.get(&record.reservation).cloned();
-        let known = stored.is_some_and(|stored| {
+        let is_recorded = stored.is_some_and(|stored| {
             stored.process.is(&record.process) && record.slices.keys().all(|h| stored.slices.contains_key(h))
         });
-        if !known {
+        if !is_recorded {
             self.report_violation(
                 "an agent records a process before it attaches memory",
                 format!("{host} attaches memory of {} without a record", record.reservation),

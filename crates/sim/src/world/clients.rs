@@ -99,25 +99,25 @@ impl World {
     }
 
     /// Sends a request if the manager is running.
-    pub(super) fn send_request(&mut self, ask: Ask, request: PendingRequest) {
-        self.send_justified_request(ask, request, None);
+    pub(super) fn send_request(&mut self, request: Ask, pending: PendingRequest) {
+        self.send_justified_request(request, pending, None);
     }
 
     /// Sends a request and records the action that it justifies.
     pub(super) fn send_justified_request(
         &mut self,
-        ask: Ask,
-        request: PendingRequest,
+        request: Ask,
+        pending: PendingRequest,
         justification: Option<Justification>,
     ) {
         if self.manager_process.is_open() {
             let token = self.manager_process.token();
-            self.log(|| format!("request {}: {}", token.0, describe_request(&ask)));
-            self.clients.pending.insert(token, request);
+            self.log(|| format!("request {}: {}", token.0, describe_request(&request)));
+            self.clients.pending.insert(token, pending);
             if let Some(justification) = justification {
                 self.truth.add_justification(token, justification);
             }
-            self.handle_manager_event(Event::Ask(token, ask));
+            self.handle_manager_event(Event::Ask(token, request));
         }
     }
 
@@ -165,8 +165,8 @@ impl World {
         if had_space && self.manager_process.is_open() {
             self.truth.requested_with_space.insert(content.request.clone());
         }
-        let request = PendingRequest::Reserve { tenant, content: boxed, wait: wait.is_some(), had_space };
-        self.send_request(Ask::Reserve { reserve: content, wait }, request);
+        let pending = PendingRequest::Reserve { tenant, content: boxed, wait: wait.is_some(), had_space };
+        self.send_request(Ask::Reserve { reserve: content, wait }, pending);
     }
 
     fn some_target(&mut self) -> Option<(usize, Target)> {
@@ -200,8 +200,12 @@ impl World {
 
     pub(super) fn release(&mut self, vm: Name, target: Target, force: bool) {
         let reason = if force { "by force".into() } else { String::new() };
-        let ask = Ask::Release { target, force, reason, actor: Actor::Manager };
-        self.send_justified_request(ask, PendingRequest::Release, force.then_some(Justification::Force(vm)));
+        let request = Ask::Release { target, force, reason, actor: Actor::Manager };
+        self.send_justified_request(
+            request,
+            PendingRequest::Release,
+            force.then_some(Justification::Force(vm)),
+        );
     }
 
     fn launch_some_vm(&mut self) {
@@ -228,9 +232,9 @@ impl World {
             Place::Slice(slice) => Some(Justification::Uncordon(slice)),
             Place::Host(_) | Place::Emc(_) => None,
         };
-        let request = PendingRequest::Schedule(place.clone());
-        let ask = Ask::Schedule { place, to, actor: Actor::Manager, reason: "maintenance".into() };
-        self.send_justified_request(ask, request, justification);
+        let pending = PendingRequest::Schedule(place.clone());
+        let request = Ask::Schedule { place, to, actor: Actor::Manager, reason: "maintenance".into() };
+        self.send_justified_request(request, pending, justification);
     }
 
     /// Operators confirm a power-off only for machines that are off.
@@ -239,9 +243,10 @@ impl World {
         let off = !self.machine(host).up;
         let name = self.machine(host).name.clone();
         let justification = Justification::Fence(name.clone());
-        let ask = Ask::Fence { host: name, powered_off: off, actor: Actor::Manager, reason: "lost".into() };
+        let request =
+            Ask::Fence { host: name, powered_off: off, actor: Actor::Manager, reason: "lost".into() };
         let connected = self.is_connected(host);
-        self.send_justified_request(ask, PendingRequest::Fence { connected }, Some(justification));
+        self.send_justified_request(request, PendingRequest::Fence { connected }, Some(justification));
     }
 
     /// An operator uncordons a quarantined slice.
@@ -282,9 +287,9 @@ impl World {
     }
 
     fn cancel_some_request(&mut self) {
-        let cancels = |request: &PendingRequest| !matches!(request, PendingRequest::MigrationAnswer(_));
+        let cancels = |pending: &PendingRequest| !matches!(pending, PendingRequest::MigrationAnswer(_));
         let waiting =
-            self.clients.pending.iter().filter(|(_, request)| cancels(request)).map(|(token, _)| *token);
+            self.clients.pending.iter().filter(|(_, pending)| cancels(pending)).map(|(token, _)| *token);
         let waiting: Vec<Token> = waiting.collect();
         if let Some(token) = self.pick(&waiting) {
             self.clients.pending.remove(&token);
@@ -323,10 +328,10 @@ impl World {
         if self.manager_process.running.as_ref().is_some_and(|running| running.ready == Some(token)) {
             return self.handle_start_reply(&answer);
         }
-        let Some(request) = self.clients.pending.remove(&token) else { return };
+        let Some(pending) = self.clients.pending.remove(&token) else { return };
         self.log(|| format!("reply {}: {}", token.0, describe_reply(&answer)));
-        self.check_store_full_denial(&request, &answer);
-        match (request, answer) {
+        self.check_store_full_denial(&pending, &answer);
+        match (pending, answer) {
             (PendingRequest::Configure, answer) => self.handle_rack_reply(&answer),
             (PendingRequest::Reserve { tenant, content, wait, .. }, Ok(Answer::Reservation(view))) => {
                 self.check_reserved(tenant, &content, &view);
@@ -345,8 +350,8 @@ impl World {
             }
             (PendingRequest::Schedule(Place::Host(_)), Ok(_)) => self.run_log.counts.hosts_scheduled += 1,
             (PendingRequest::Schedule(Place::Emc(_)), Ok(_)) => self.run_log.counts.emcs_scheduled += 1,
-            (PendingRequest::MigrationAnswer(request), answer) => {
-                self.handle_migration_reply(&request, &answer)
+            (PendingRequest::MigrationAnswer(pending), answer) => {
+                self.handle_migration_reply(&pending, &answer)
             }
             (PendingRequest::Fence { connected: true }, Ok(_)) => {
                 self.report_violation(
@@ -360,13 +365,13 @@ impl World {
 
     /// Checks that only requests for new memory are refused for lack of disk space, and only while
     /// it is short.
-    fn check_store_full_denial(&mut self, request: &PendingRequest, answer: &Result<Answer, Denied>) {
+    fn check_store_full_denial(&mut self, pending: &PendingRequest, answer: &Result<Answer, Denied>) {
         if matches!(answer, Err(Denied::StoreFull))
-            && !matches!(request, PendingRequest::Reserve { had_space: false, .. })
+            && !matches!(pending, PendingRequest::Reserve { had_space: false, .. })
         {
             self.report_violation(
                 "a full disk blocks only new reservations",
-                format!("{request:?} is refused"),
+                format!("{pending:?} is refused"),
             );
         }
     }
@@ -467,8 +472,8 @@ impl World {
     }
 }
 
-fn describe_request(ask: &Ask) -> String {
-    match ask {
+fn describe_request(request: &Ask) -> String {
+    match request {
         Ask::Reserve { reserve, wait } => format!(
             "reserve {} of {} on {} as {} wait={}",
             reserve.slices,

@@ -38,8 +38,8 @@ impl World {
         let pending =
             PendingMigrationAnswer { vm: vm.clone(), answer, message: message.clone(), request, is_alone };
         let justification = Justification::MigrationAnswer(vm.clone(), answer);
-        let ask = Ask::ResolveMigration { vm, answer, words: message, actor: Actor::Manager };
-        self.send_justified_request(ask, PendingRequest::MigrationAnswer(pending), Some(justification));
+        let resolve = Ask::ResolveMigration { vm, answer, words: message, actor: Actor::Manager };
+        self.send_justified_request(resolve, PendingRequest::MigrationAnswer(pending), Some(justification));
     }
 
     fn has_pending_answer(&self, vm: &Name) -> bool {
@@ -57,9 +57,9 @@ impl World {
     ) {
         let is_alone = pending.is_alone && !self.has_pending_answer(&pending.vm);
         match answer {
-            Ok(Answer::Migration(id, shown)) => {
+            Ok(Answer::Migration(id, acknowledged)) => {
                 self.count_answer(pending);
-                self.check_acknowledged(pending, *id, shown, is_alone);
+                self.check_acknowledged(pending, *id, acknowledged, is_alone);
             }
             Err(Denied::NoSuchMigration(_)) => {
                 self.run_log.counts.migration_answers_refused += 1;
@@ -85,19 +85,22 @@ impl World {
         &mut self,
         pending: &PendingMigrationAnswer,
         id: ReservationId,
-        shown: &Migration,
+        acknowledged: &Migration,
         is_alone: bool,
     ) {
         let ended = self.truth.reservation(id).is_none_or(has_ended);
-        if ended || self.truth.migration(id) != Some(shown) {
+        if ended || self.truth.migration(id) != Some(acknowledged) {
             self.report_violation(
                 "a change is durable before it is acknowledged",
-                format!("reservation {id} is acknowledged with {shown:?}, which is not on disk"),
+                format!("reservation {id} is acknowledged with {acknowledged:?}, which is not on disk"),
             );
         }
-        let is_applied = (shown.answer, &shown.words) == (pending.answer, &pending.message);
-        if shown.vm != pending.vm || (is_alone && !is_applied) {
-            self.report_violation("a reply matches its request", format!("{pending:?} receives {shown:?}"));
+        let is_applied = (acknowledged.answer, &acknowledged.words) == (pending.answer, &pending.message);
+        if acknowledged.vm != pending.vm || (is_alone && !is_applied) {
+            self.report_violation(
+                "a reply matches its request",
+                format!("{pending:?} receives {acknowledged:?}"),
+            );
         }
     }
 

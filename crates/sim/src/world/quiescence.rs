@@ -97,7 +97,7 @@ impl World {
         let mut live = live.filter(|(_, r)| !matches!(r.stage, Stage::Broken { .. }));
         let (id, reservation) = live.find(|(_, r)| !r.slices.iter().all(online))?;
         let slots: Vec<_> = reservation.slices.iter().map(|s| (*s, self.truth.slot(*s).state)).collect();
-        Some(format!("{id} is not ready: {slots:?}"))
+        Some(format!("VM {} on {} ({id}) is not ready: {slots:?}", reservation.vm, reservation.host))
     }
 
     /// Releases VMs with slices on a device that lost its record, as the alarm EMC_FAILED requests.
@@ -138,7 +138,9 @@ impl World {
                     host.fence, host.unconfirmed_fences
                 ))
             }
-            Record::Reservation(id, r) if !has_ended(r) => Some(format!("{id} is {:?}", r.stage)),
+            Record::Reservation(id, r) if !has_ended(r) => {
+                Some(format!("VM {} on {} ({id}) is {:?}", r.vm, r.host, r.stage))
+            }
             Record::Slice(id, slot) if slot.state != State::Free && self.has_scrubber(*id, *slot) => {
                 Some(format!("slice {id} is {slot:?}"))
             }

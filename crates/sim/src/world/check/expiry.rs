@@ -34,10 +34,10 @@ impl GroundTruth {
     }
 
     /// Returns whether an ended reservation exceeds the limit of its client.
-    fn exceeds_client_limit(&self, id: ReservationId, gone: &Reservation, batch: &[Record]) -> bool {
-        let same = self.reservations_after(batch).filter(|(_, r)| r.request.client == gone.request.client);
+    fn exceeds_client_limit(&self, id: ReservationId, deleted: &Reservation, batch: &[Record]) -> bool {
+        let same = self.reservations_after(batch).filter(|(_, r)| r.request.client == deleted.request.client);
         let later = same.filter_map(|(other, r)| Some((ended_at(r)?, other)));
-        later.filter(|other| Some(*other) > ended_at(gone).map(|at| (at, id))).count()
+        later.filter(|other| Some(*other) > ended_at(deleted).map(|at| (at, id))).count()
             >= ENDED_REQUESTS_PER_CLIENT_MAX
     }
 
@@ -53,21 +53,23 @@ impl GroundTruth {
 impl World {
     /// Checks that a reservation may be deleted.
     pub(super) fn check_expiry(&mut self, id: ReservationId, batch: &[Record]) {
-        let Some(gone) = self.truth.reservation(id).cloned() else { return };
+        let Some(deleted) = self.truth.reservation(id).cloned() else { return };
         let now = self.when().now;
         // A reservation that ended after the previous batch was written is in no record.
-        let ended = ended_at(&gone).or_else(|| self.manager_process.decided_since());
-        let old = ended.is_some_and(|at| now >= at.after(REQUEST_ID_RETENTION));
-        if !(old || ended_at(&gone).is_some() && self.truth.exceeds_client_limit(id, &gone, batch)) {
+        let ended = ended_at(&deleted).or_else(|| self.manager_process.decided_since());
+        let has_expired = ended.is_some_and(|at| now >= at.after(REQUEST_ID_RETENTION));
+        if !(has_expired
+            || ended_at(&deleted).is_some() && self.truth.exceeds_client_limit(id, &deleted, batch))
+        {
             self.report_violation(
                 "a request id is kept for a day after its reservation ends",
-                format!("{id} is deleted too early: {gone:?}"),
+                format!("{id} is deleted too early: {deleted:?}"),
             );
         }
-        if gone.slices.iter().any(|slice| self.truth.is_owned_after(*slice, id, batch)) {
+        if deleted.slices.iter().any(|slice| self.truth.is_owned_after(*slice, id, batch)) {
             self.report_violation(
                 "a request id is kept for a day after its reservation ends",
-                format!("{id} is deleted while its slices drain: {gone:?}"),
+                format!("{id} is deleted while its slices drain: {deleted:?}"),
             );
         }
         self.truth.acknowledged.retain(|_, acked| acked.id != id);
@@ -86,7 +88,7 @@ impl World {
             }
             *by_client.entry(&reservation.request.client).or_default() += 1;
         }
-        let most = by_client.into_iter().find(|(_, count)| *count > ENDED_REQUESTS_PER_CLIENT_MAX);
-        most.map(|(client, count)| format!("{count} ended reservations of client {client} are kept"))
+        let exceeding = by_client.into_iter().find(|(_, count)| *count > ENDED_REQUESTS_PER_CLIENT_MAX);
+        exceeding.map(|(client, count)| format!("{count} ended reservations of client {client} are kept"))
     }
 }
