@@ -16,7 +16,7 @@ async fn assert_request_contains(arguments: &str, parts: &[&str]) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn all_options_of_reserve_are_sent() {
+async fn reserve_options_are_all_sent() {
     let arguments = "reserve --host h1 --vm web --pool 4GiB --local 8GiB --cores 3 --pinned --wait-ready \
                  --commit-within 5m --request-id q9 --client nova --uid 2001";
     let parts = [
