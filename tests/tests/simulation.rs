@@ -19,7 +19,7 @@ fn every_promise_is_kept_whatever_happens_to_wire_disk_devices_hosts_and_manager
             Err(_) => {
                 panic!(
                     "{}",
-                    World::new(seed).told(EVENTS_TOLD).run(SIMULATION_STEPS).expect_err("a seed replays")
+                    World::new(seed).with_event_log(EVENTS_TOLD).run(SIMULATION_STEPS).expect_err("a seed replays")
                 )
             }
         }
@@ -30,5 +30,5 @@ fn every_promise_is_kept_whatever_happens_to_wire_disk_devices_hosts_and_manager
         each(sum.reserved) > 0 && each(sum.started) > 0 && each(sum.scrubbed) > 0,
         "too little happened: {sum:?}"
     );
-    assert!(sum.moved > seeds && sum.troubles > seeds, "too little happened: {sum:?}");
+    assert!(sum.moved > seeds && sum.faults > seeds, "too little happened: {sum:?}");
 }

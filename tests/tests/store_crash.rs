@@ -164,7 +164,7 @@ impl Store for DiskStore {
         Some((loaded.meta, loaded.records))
     }
 
-    fn calm(&mut self) {
+    fn stop_faults(&mut self) {
         (self.calm, self.full) = (true, false);
         self.disk.fail_no_more();
     }
@@ -211,7 +211,7 @@ fn every_promise_is_kept_on_the_real_store_when_the_power_fails_at_any_write() {
     let mut sum = Summary::default();
     for seed in 0..SEEDS {
         let store = Box::new(DiskStore::new(seed, Arc::clone(&power_cuts), Arc::clone(&torn_writes)));
-        match World::with_store(seed, store).told(EVENTS_TOLD).run(STEPS) {
+        match World::with_store(seed, store).with_event_log(EVENTS_TOLD).run(STEPS) {
             Ok(summary) => sum += summary,
             Err(failure) => panic!("{failure}"),
         }

@@ -132,20 +132,20 @@ fn date<T>(response: &Response<T>) -> Option<SystemTime> {
 
 /// Performs all checks. Alarms that repeat another finding are omitted.
 fn check(state: &RackState) -> Vec<Finding> {
-    let mut found = vec![version(&state.rack), clock(state.clocks)];
-    found.extend(problems_or_ok("hosts", state.hosts.iter().filter_map(host), state.hosts.len()));
-    found.extend(problems_or_ok("emcs", state.emcs.iter().filter_map(emc), state.emcs.len()));
-    found.push(scheduling(state));
-    found.push(buffer(&state.rack));
-    found.extend(problems_or_ok(
+    let mut findings = vec![version(&state.rack), clock(state.clocks)];
+    findings.extend(problems_or_ok("hosts", state.hosts.iter().filter_map(host), state.hosts.len()));
+    findings.extend(problems_or_ok("emcs", state.emcs.iter().filter_map(emc), state.emcs.len()));
+    findings.push(scheduling(state));
+    findings.push(buffer(&state.rack));
+    findings.extend(problems_or_ok(
         "slices",
         quarantine(&state.quarantined).into_iter(),
         state.rack.slices as usize,
     ));
     let alarms: Vec<_> =
-        state.rack.alarms.iter().filter(|a| !found.iter().any(|f| f.covers(a))).map(alarm).collect();
-    found.extend(if alarms.is_empty() { vec![Finding::ok("alarms", "no other alarms")] } else { alarms });
-    found
+        state.rack.alarms.iter().filter(|a| !findings.iter().any(|f| f.covers(a))).map(alarm).collect();
+    findings.extend(if alarms.is_empty() { vec![Finding::ok("alarms", "no other alarms")] } else { alarms });
+    findings
 }
 
 /// Returns the problems, or one positive finding about `count` resources without problems.
@@ -167,7 +167,7 @@ fn version(rack: &Rack) -> Finding {
     Finding::problem("version", "manager".to_owned(), message, "install the same version of both")
 }
 
-fn clock((manager, here): (Option<SystemTime>, SystemTime)) -> Finding {
+fn clock((manager, local): (Option<SystemTime>, SystemTime)) -> Finding {
     let Some(manager) = manager else {
         let message = "cannot compare clocks: the response has no date header".to_owned();
         return Finding::problem(
@@ -177,7 +177,7 @@ fn clock((manager, here): (Option<SystemTime>, SystemTime)) -> Finding {
             "connect directly, without a proxy that removes headers",
         );
     };
-    let skew = manager.duration_since(here).unwrap_or_else(|early| early.duration());
+    let skew = manager.duration_since(local).unwrap_or_else(|early| early.duration());
     if skew <= CLOCK_SKEW_MAX.as_duration() {
         return Finding::ok("clock", "clocks of manager and tarn agree");
     }

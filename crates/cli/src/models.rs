@@ -322,12 +322,12 @@ impl Model {
 
     /// Explains why there is no comparison, as its absence could be mistaken for a good result.
     fn not_compared(&self) -> String {
-        let why = match self.kind {
+        let reason = match self.kind {
             _ if self.serving => return String::new(),
             "frigid" => "no model serves, or too few VMs have started since it was created",
             _ => "sensitivity models are compared by their thresholds",
         };
-        format!("\nnot compared with the serving model: {why}\n")
+        format!("\nnot compared with the serving model: {reason}\n")
     }
 
     /// Lists the thresholds nearest to some error rates.

@@ -79,13 +79,13 @@ pub(crate) async fn run(command: Telemetry, manager: &Connection, format: Format
 async fn import(args: Import, manager: &Connection, format: Format) -> Result<(), Failure> {
     let read = open::read(&args.file, |bytes| table::read(bytes, args.format.into()))?;
     let rows = read.len() as u64;
-    let mut sound: Vec<VmSample> = read.into_iter().filter(|stay| stay.is_trusted).collect();
-    let mut sum = ImportResult { invalid: rows - sound.len() as u64, ..ImportResult::default() };
+    let mut trusted: Vec<VmSample> = read.into_iter().filter(|sample| sample.is_trusted).collect();
+    let mut sum = ImportResult { invalid: rows - trusted.len() as u64, ..ImportResult::default() };
     if !args.keep_timestamps {
-        end_with(&mut sound, modification_time(&args.file)?);
+        end_with(&mut trusted, modification_time(&args.file)?);
     }
-    sound.sort_by_key(|stay| stay.outcome.ended); // the manager treats the last outcome as the latest
-    for page in sound.chunks(OUTCOMES_PER_REQUEST_MAX) {
+    trusted.sort_by_key(|sample| sample.outcome.ended); // the manager treats the last outcome as the latest
+    for page in trusted.chunks(OUTCOMES_PER_REQUEST_MAX) {
         let outcomes = page.iter().map(outcome).collect();
         let done = manager.call(manager.models().add_outcomes(v1::AddOutcomesRequest { outcomes })).await;
         let done = done.inspect_err(|_| {
@@ -107,26 +107,26 @@ async fn import(args: Import, manager: &Connection, format: Format) -> Result<()
 /// Returns the modification time of the file. It is the same for each import, so that duplicates
 /// are detected.
 fn modification_time(path: &Path) -> Result<UnixMs, Failure> {
-    let looked = fs::metadata(path).and_then(|file| file.modified());
-    let at = looked.map_err(|errno| Failure::File { operation: "read", path: path.to_owned(), errno })?;
+    let modified = fs::metadata(path).and_then(|file| file.modified());
+    let at = modified.map_err(|errno| Failure::File { operation: "read", path: path.to_owned(), errno })?;
     let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
     Ok(UnixMs(u64::try_from(since.as_millis()).unwrap_or(u64::MAX)))
 }
 
 /// Shifts all timestamps so that the last VM ends at `end`.
-fn end_with(stays: &mut [VmSample], end: UnixMs) {
-    let last = stays.iter().map(|stay| stay.outcome.ended.0).max().unwrap_or(end.0);
-    let moved = |at: UnixMs| UnixMs((at.0 + end.0).saturating_sub(last));
-    for stay in stays {
-        stay.request.begins = moved(stay.request.begins);
-        stay.outcome.ended = moved(stay.outcome.ended);
+fn end_with(samples: &mut [VmSample], end: UnixMs) {
+    let last = samples.iter().map(|sample| sample.outcome.ended.0).max().unwrap_or(end.0);
+    let shifted = |at: UnixMs| UnixMs((at.0 + end.0).saturating_sub(last));
+    for sample in samples {
+        sample.request.begins = shifted(sample.request.begins);
+        sample.outcome.ended = shifted(sample.outcome.ended);
     }
 }
 
-fn outcome(stay: &VmSample) -> v1::Outcome {
-    let VmRequest { groups, requested, cores, begins } = stay.request.clone();
+fn outcome(sample: &VmSample) -> v1::Outcome {
+    let VmRequest { groups, requested, cores, begins } = sample.request.clone();
     let Groups { vm, key, kind, place } = groups;
-    let Outcome { ended, usage, .. } = stay.outcome;
+    let Outcome { ended, usage, .. } = sample.outcome;
     v1::Outcome {
         vm,
         profile: Some(v1::VmProfile { key, kind, place, ..Default::default() }),
@@ -134,7 +134,7 @@ fn outcome(stay: &VmSample) -> v1::Outcome {
         cores: cores.unwrap_or_default(),
         started_unix_ms: begins.0,
         ended_unix_ms: ended.0,
-        peak_bytes: stay.outcome.peak(requested).get(),
+        peak_bytes: sample.outcome.peak(requested).get(),
         p99_bytes: usage.p99.map(Bytes::get),
         mean_bytes: usage.mean.map(Bytes::get),
         cpu_utilization_percent: usage.busy_percent,
@@ -142,23 +142,23 @@ fn outcome(stay: &VmSample) -> v1::Outcome {
 }
 
 async fn export(args: &Export, manager: &Connection) -> Result<(), Failure> {
-    let mut stays = Vec::new();
+    let mut samples = Vec::new();
     let mut after = Some(0);
     while let Some(from) = after {
         let request = v1::ListOutcomesRequest { after: from, limit: 0 };
         let page = manager.call(manager.models().list_outcomes(request)).await?;
-        stays.extend(page.outcomes.into_iter().map(stay));
+        samples.extend(page.outcomes.into_iter().map(sample));
         after = page.next_after.filter(|next| *next > from);
     }
-    if args.features { with_features(&stays) } else { as_imported(&stays) }
+    if args.features { print_features(&samples) } else { print_outcomes(&samples) }
 }
 
-fn stay(o: v1::Outcome) -> VmSample {
+fn sample(o: v1::Outcome) -> VmSample {
     let v1::VmProfile { key, kind, place, .. } = o.profile.unwrap_or_default();
     let requested = Bytes::new(o.requested_bytes);
-    let left = requested.saturating_sub(Bytes::new(o.peak_bytes));
-    let share = left.get() as f64 / requested.get().max(1) as f64;
-    let ask = VmRequest {
+    let untouched = requested.saturating_sub(Bytes::new(o.peak_bytes));
+    let share = untouched.get() as f64 / requested.get().max(1) as f64;
+    let request = VmRequest {
         groups: Groups { vm: o.vm, key, kind, place },
         requested,
         cores: (o.cores > 0.0).then_some(o.cores),
@@ -173,30 +173,30 @@ fn stay(o: v1::Outcome) -> VmSample {
             busy_percent: o.cpu_utilization_percent,
         },
     };
-    VmSample { request: ask, outcome, is_trusted: true }
+    VmSample { request, outcome, is_trusted: true }
 }
 
 /// Prints the outcomes in the columns of `--format csv`.
-fn as_imported(stays: &[VmSample]) -> Result<(), Failure> {
+fn print_outcomes(samples: &[VmSample]) -> Result<(), Failure> {
     print::out(
         "began_s,ended_s,requested_gib,peak_gib,vm,key,kind,place,cores,p99_gib,mean_gib,busy_percent\n",
     )?;
-    for VmSample { request: ask, outcome, .. } in stays {
+    for VmSample { request, outcome, .. } in samples {
         let gib = |bytes: Bytes| (bytes.get() as f64 / Bytes::gib(1).get() as f64).to_string();
         let seconds = |at: UnixMs| (at.0 as f64 / 1000.0).to_string();
         let number = |number: Option<f64>| number.map(|number| number.to_string()).unwrap_or_default();
         let memory = |bytes: Option<Bytes>| bytes.map(gib).unwrap_or_default();
-        let Groups { vm, key, kind, place } = &ask.groups;
+        let Groups { vm, key, kind, place } = &request.groups;
         let cells = [
-            seconds(ask.begins),
+            seconds(request.begins),
             seconds(outcome.ended),
-            gib(ask.requested),
-            gib(outcome.peak(ask.requested)),
+            gib(request.requested),
+            gib(outcome.peak(request.requested)),
             quoted(vm),
             quoted(key),
             quoted(kind),
             quoted(place),
-            number(ask.cores),
+            number(request.cores),
             memory(outcome.usage.p99),
             memory(outcome.usage.mean),
             number(outcome.usage.busy_percent),
@@ -212,11 +212,11 @@ fn quoted(text: &str) -> String {
 }
 
 /// Prints the training features and the label of each VM.
-fn with_features(stays: &[VmSample]) -> Result<(), Failure> {
+fn print_features(samples: &[VmSample]) -> Result<(), Failure> {
     print::out(&(feature_names().chain(["untouched".to_owned()]).collect::<Vec<_>>().join(",") + "\n"))?;
-    for (known, untouched) in backtest::features_at_start(stays) {
+    for (features, untouched) in backtest::features_at_start(samples) {
         let number = |number: f64| if number.is_nan() { String::new() } else { number.to_string() };
-        print::out(&format!("{},{}\n", known.map(number).join(","), untouched.get()))?;
+        print::out(&format!("{},{}\n", features.map(number).join(","), untouched.get()))?;
     }
     Ok(())
 }

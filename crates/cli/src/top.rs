@@ -42,16 +42,16 @@ pub(crate) async fn run(manager: &Connection) -> Result<(), Failure> {
         });
     }
     let first = load(manager).await?;
-    let (updates, news) = mpsc::channel(TOP_EVENTS_QUEUED_MAX);
-    tokio::spawn(poll_rack(manager.clone(), updates.clone()));
-    tokio::spawn(watch_capacity(manager.clone(), updates.clone()));
+    let (sender, updates) = mpsc::channel(TOP_EVENTS_QUEUED_MAX);
+    tokio::spawn(poll_rack(manager.clone(), sender.clone()));
+    tokio::spawn(watch_capacity(manager.clone(), sender.clone()));
     let mut terminal = ratatui::try_init().map_err(Failure::Output)?;
     // A thread, as reading keys blocks. It ends with the process.
-    thread::spawn(move || while updates.blocking_send(key()).is_ok() {});
+    thread::spawn(move || while sender.blocking_send(key()).is_ok() {});
     let draw = |snapshot: &Snapshot, selection: &Selection| {
         terminal.draw(|frame| screen::draw(frame, snapshot, selection)).map(|_| ()).map_err(Failure::Output)
     };
-    let done = show(first, news, draw).await;
+    let done = show(first, updates, draw).await;
     ratatui::restore();
     done
 }
@@ -59,13 +59,13 @@ pub(crate) async fn run(manager: &Connection) -> Result<(), Failure> {
 /// Redraws after every update until the user quits.
 async fn show(
     mut snapshot: Snapshot,
-    mut news: mpsc::Receiver<Update>,
+    mut updates: mpsc::Receiver<Update>,
     mut draw: impl FnMut(&Snapshot, &Selection) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let mut selection = Selection::default();
     draw(&snapshot, &selection)?;
-    while let Some(news) = news.recv().await {
-        match news {
+    while let Some(update) = updates.recv().await {
+        match update {
             Update::Key(key) => {
                 if pressed(key, &snapshot, &mut selection).is_break() {
                     break;
@@ -73,7 +73,7 @@ async fn show(
             }
             Update::Snapshot(fresh) => snapshot = Snapshot { free: snapshot.free, ..*fresh },
             Update::Capacity(free) => snapshot.free = free,
-            Update::Error(why) => snapshot.error = Some(why),
+            Update::Error(error) => snapshot.error = Some(error),
             Update::TerminalLost(failure) => return Err(failure),
         }
         draw(&snapshot, &selection)?;
@@ -86,11 +86,11 @@ async fn poll_rack(manager: Connection, updates: mpsc::Sender<Update>) {
     let mut second = each_second();
     loop {
         second.tick().await;
-        let news = match load(&manager).await {
+        let update = match load(&manager).await {
             Ok(snapshot) => Update::Snapshot(Box::new(snapshot)),
             Err(failure) => Update::Error(failure.message()),
         };
-        if updates.send(news).await.is_err() {
+        if updates.send(update).await.is_err() {
             return;
         }
     }
@@ -175,7 +175,7 @@ mod tests {
 
     #[tokio::test]
     async fn view_follows_the_rack_and_survives_a_silent_manager() {
-        let (updates, news) = mpsc::channel(TOP_EVENTS_QUEUED_MAX);
+        let (sender, updates) = mpsc::channel(TOP_EVENTS_QUEUED_MAX);
         let fresh = Snapshot { hosts: Vec::new(), ..screen::tests::rack() };
         let free = view::Capacity { revision: 5, ..view::Capacity::default() };
         let leave = KeyEvent::new(KeyCode::Char('q'), KeyModifiers::NONE);
@@ -186,14 +186,14 @@ mod tests {
             Update::Key(leave),
         ];
         for update in sequence {
-            updates.send(update).await.unwrap();
+            sender.send(update).await.unwrap();
         }
         let mut drawn = Vec::new();
         let draw = |p: &Snapshot, _: &Selection| {
             drawn.push((p.hosts.len(), p.free.revision, p.error.is_some()));
             Ok(())
         };
-        show(screen::tests::rack(), news, draw).await.unwrap();
+        show(screen::tests::rack(), updates, draw).await.unwrap();
         assert_eq!(drawn, [(2, 0, false), (2, 5, false), (2, 5, true), (0, 5, false)]);
     }
 }

@@ -18,10 +18,10 @@ use serde::Serialize;
 use units::Fraction;
 
 use super::{
-    figure::{self, Figure, Look, Panel, Point, Scale, Series},
+    figure::{self, Figure, Panel, Point, Scale, Series, SeriesStyle},
     frigid::{Vms, own_columns},
     percent,
-    sensitivity::{self, Parted},
+    sensitivity::{self, SplitWorkloads},
     share,
 };
 
@@ -31,7 +31,7 @@ pub struct Combination {
     #[command(flatten)]
     vms: Vms,
     #[command(flatten)]
-    parted: Parted,
+    split_workloads: SplitWorkloads,
     /// X: VMs that may be slowed down beyond the PDM, in percent of all
     #[arg(long, value_name = "PERCENT", default_value = "2", value_parser = share)]
     exceed_max: Fraction,
@@ -64,13 +64,13 @@ alone; then all that could be chosen if more or fewer misses were allowed (Pond 
 /// # Errors
 /// A file cannot be read or written, a row violates a rule, or the workloads cannot be predicted.
 pub(super) fn run(args: &Combination, format: Format) -> Result<(), Failure> {
-    let workloads = args.parted.workloads.read(format)?;
-    let told = args.parted.told_often(&workloads)?;
-    let (_, lines) = args.vms.compare(format)?;
-    let points = Points::new(&told, &lines);
+    let workloads = args.split_workloads.workloads.read(format)?;
+    let results = args.split_workloads.evaluate_for_figure(&workloads)?;
+    let (_, scores_by_method) = args.vms.compare(format)?;
+    let points = Points::new(&results, &scores_by_method);
     let combined = Combined::new(args, &points);
     print::value(format, &combined, |_| combined.text())?;
-    args.figure.as_ref().map_or(Ok(()), |path| figure::write(path, &combined.drawing(&points)))
+    args.figure.as_ref().map_or(Ok(()), |path| figure::write(path, &combined.draw(&points)))
 }
 
 /// Results of each prediction at each risk.
@@ -84,19 +84,23 @@ struct Points {
 impl Points {
     /// Computes the results: the forest's at learnt thresholds, not at the best in hindsight;
     /// frigid memory in whole slices, as placed.
-    fn new(told: &[BacktestResult], lines: &[MethodScores]) -> Self {
-        let part = |part: f64| Fraction::new(part).expect("what is counted of all is a share");
-        let placed = |verdict: &BacktestResult| InsensitivityPoint {
-            fp: part(verdict.forest.tuned_fp),
-            placed: part(verdict.forest.tuned_placed),
+    fn new(results: &[BacktestResult], scores_by_method: &[MethodScores]) -> Self {
+        let fraction = |value: f64| Fraction::new(value).expect("what is counted of all is a share");
+        let insensitivity_point = |result: &BacktestResult| InsensitivityPoint {
+            fp: fraction(result.forest.tuned_fp),
+            placed: fraction(result.forest.tuned_placed),
         };
-        let taken =
-            |score: &Score| FrigidPoint { op: part(score.slice_rate), share: part(score.slice_share) };
-        let of = |way| lines.iter().filter(move |line| line.method == way).flat_map(|line| &line.scores);
+        let frigid_point = |score: &Score| FrigidPoint {
+            op: fraction(score.slice_rate),
+            share: fraction(score.slice_share),
+        };
+        let scores = |method| {
+            scores_by_method.iter().filter(move |line| line.method == method).flat_map(|line| &line.scores)
+        };
         Self {
-            insensitive: told.iter().map(placed).collect(),
-            frigid: of(Method::Calibrated).map(taken).collect(),
-            fixed: of(Method::FixedShare).map(taken).collect(),
+            insensitive: results.iter().map(insensitivity_point).collect(),
+            frigid: scores(Method::Calibrated).map(frigid_point).collect(),
+            fixed: scores(Method::FixedShare).map(frigid_point).collect(),
         }
     }
 }
@@ -138,10 +142,10 @@ impl Combined {
             solve(insensitive, frigid, mix, args.exceed_max)
         };
         Self {
-            modelled: args.parted.workloads.are_modelled(),
+            modelled: args.split_workloads.workloads.are_modelled(),
             inputs: Inputs {
                 exceed_max: args.exceed_max,
-                pdm: args.parted.workloads.pdm,
+                pdm: args.split_workloads.workloads.pdm,
                 mix,
                 insensitive: insensitive.clone(),
                 frigid: frigid.clone(),
@@ -170,11 +174,11 @@ impl Combined {
     }
 
     /// Returns figure 10d.
-    fn drawing(&self, Points { insensitive, frigid, fixed }: &Points) -> Figure {
+    fn draw(&self, Points { insensitive, frigid, fixed }: &Points) -> Figure {
         let mix = self.inputs.mix;
         let line = |nth, name: &str, choices: &[CombinedPoint]| Series {
             name: name.to_owned(),
-            look: Look::Line(nth),
+            style: SeriesStyle::Line(nth),
             points: choices.iter().map(point).collect(),
         };
         let series = vec![
@@ -182,10 +186,10 @@ impl Combined {
             line(1, "frigid memory alone", &frontier(&[], frigid, mix)),
             line(2, "insensitivity alone", &frontier(insensitive, &[], mix)),
             line(3, "a fixed share of every VM", &frontier(&[], fixed, mix)),
-            Series { name: "chosen".to_owned(), look: Look::Ring, points: vec![point(&self.chosen)] },
+            Series { name: "chosen".to_owned(), style: SeriesStyle::Ring, points: vec![point(&self.chosen)] },
             Series {
                 name: format!("allowed (X): {}", percent(self.inputs.exceed_max.get())),
-                look: Look::Upright,
+                style: SeriesStyle::Upright,
                 points: vec![Point::new(self.inputs.exceed_max.get(), 0.0)],
             },
         ];

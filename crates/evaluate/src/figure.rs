@@ -40,13 +40,13 @@ pub(super) struct Panel {
 #[derive(Clone, Debug)]
 pub(super) struct Series {
     pub name: String,
-    pub look: Look,
+    pub style: SeriesStyle,
     pub points: Vec<Point>,
 }
 
 /// Style of points.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Look {
+pub(super) enum SeriesStyle {
     /// Connected in their order, in the colour, dashes and mark of this number.
     Line(usize),
     /// Separate, in the colour and mark of this number.
@@ -93,9 +93,9 @@ const DASHES: [Option<(i32, i32)>; 6] =
 const MARK_PX: i32 = 4;
 /// Horizontal distance of lines with error bars, so that bars at the same place are
 /// distinguishable.
-const ASIDE_PX: [i32; 3] = [-4, 0, 4];
+const SERIES_OFFSET_PX: [i32; 3] = [-4, 0, 4];
 /// Fraction of a name's width that is used by its bars.
-const GROUP: f64 = 0.8;
+const GROUP_WIDTH: f64 = 0.8;
 
 const WIDTH_PX: u32 = 600;
 const PLOT_PX: u32 = 400;
@@ -110,8 +110,8 @@ const PALE: RGBColor = RGBColor(225, 225, 225);
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Chart<'a> = ChartContext<'a, SVGBackend<'a>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
-type Drawn = Result<(), Box<dyn std::error::Error + Send + Sync>>;
-type Px = (i32, i32);
+type DrawResult = Result<(), Box<dyn std::error::Error + Send + Sync>>;
+type PixelPosition = (i32, i32);
 
 /// Writes the figure to a file, atomically.
 ///
@@ -119,18 +119,18 @@ type Px = (i32, i32);
 /// The file cannot be written.
 pub(super) fn write(path: &Path, figure: &Figure) -> Result<(), Failure> {
     let failed =
-        |wrong| Failure::File { operation: "write", path: path.to_owned(), errno: io::Error::other(wrong) };
-    write_whole(path, draw(figure).map_err(failed)?.as_bytes())
+        |error| Failure::File { operation: "write", path: path.to_owned(), errno: io::Error::other(error) };
+    write_atomically(path, draw(figure).map_err(failed)?.as_bytes())
 }
 
 /// Checks that a file can be written; an existing one is unchanged.
 ///
 /// # Errors
 /// It cannot be written.
-pub(super) fn check_place(path: &Path) -> Result<(), Failure> {
+pub(super) fn check_writable(path: &Path) -> Result<(), Failure> {
     let partial = partial(path);
-    let made = fs::write(&partial, b"").and_then(|()| fs::remove_file(&partial));
-    made.map_err(|errno| Failure::File { operation: "write", path: path.to_owned(), errno })
+    let created = fs::write(&partial, b"").and_then(|()| fs::remove_file(&partial));
+    created.map_err(|errno| Failure::File { operation: "write", path: path.to_owned(), errno })
 }
 
 /// Returns the temporary name of a file.
@@ -144,7 +144,7 @@ fn partial(path: &Path) -> PathBuf {
 ///
 /// # Errors
 /// The file cannot be written.
-pub(super) fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
+pub(super) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
     let partial = partial(path);
     let written = fs::write(&partial, bytes).and_then(|()| fs::rename(&partial, path));
     if written.is_err() {
@@ -158,7 +158,7 @@ fn draw(Figure(panels): &Figure) -> Result<String, Box<dyn std::error::Error + S
     let mut svg = String::new();
     let lines = panels.iter().map(|panel| panel.series.len()).max().unwrap_or_default();
     let legend = u32::try_from(lines)? * LEGEND_LINE_PX + 2 * MARGIN_PX;
-    let plot_px = PLOT_PX + panels.iter().map(|panel| panel.x.more_px()).max().unwrap_or_default();
+    let plot_px = PLOT_PX + panels.iter().map(|panel| panel.x.extra_label_px()).max().unwrap_or_default();
     let width = WIDTH_PX * u32::try_from(panels.len())?;
     {
         let root =
@@ -170,7 +170,7 @@ fn draw(Figure(panels): &Figure) -> Result<String, Box<dyn std::error::Error + S
             let middle = i32::try_from(WIDTH_PX / 2)?;
             title.draw(&Text::new(panel.title.clone(), (middle, 16), font(17).pos(CENTRE)))?;
             panel.draw(&plot)?;
-            panel.explain(&legend)?;
+            panel.draw_legend(&legend)?;
         }
         root.present()?;
     }
@@ -202,11 +202,11 @@ struct Frame<'a, 'b> {
 
 impl Frame<'_, '_> {
     /// Returns the position of a point.
-    fn at(&self, x: f64, y: f64) -> Px {
+    fn at(&self, x: f64, y: f64) -> PixelPosition {
         self.at_place(self.scales[0].place(x), self.scales[1].place(y))
     }
 
-    fn at_place(&self, x: f64, y: f64) -> Px {
+    fn at_place(&self, x: f64, y: f64) -> PixelPosition {
         let (left_px, top_px) = self.area.get_base_pixel();
         let (x, y) = self.chart.backend_coord(&(x, y));
         (x - left_px, y - top_px)
@@ -220,16 +220,16 @@ impl Frame<'_, '_> {
 
 impl Panel {
     /// Draws the axes with their labels.
-    fn draw(&self, area: &Area<'_>) -> Drawn {
-        let shown: Vec<Series> = self.series.iter().map(|series| series.within(self.x_max)).collect();
-        let points = || shown.iter().flat_map(|series| &series.points);
+    fn draw(&self, area: &Area<'_>) -> DrawResult {
+        let visible: Vec<Series> = self.series.iter().map(|series| series.within(self.x_max)).collect();
+        let points = || visible.iter().flat_map(|series| &series.points);
         let heights = || points().flat_map(|point| [Some((point.y, point.y)), point.bar]).flatten();
         let x = self.x.span(points().map(|point| point.x));
         let y = self.y.span(heights().flat_map(|(low, high)| [low, high]));
         let mut chart = ChartBuilder::on(area)
             .margin_right(if self.x == Scale::Powers { 2 * MARGIN_PX } else { MARGIN_PX })
             .margin_left(MARGIN_PX)
-            .x_label_area_size(LABELS_PX + self.x.more_px())
+            .x_label_area_size(LABELS_PX + self.x.extra_label_px())
             .y_label_area_size(54)
             .build_cartesian_2d(x.from..x.to, y.from..y.to)?;
         let (x_label, y_label) = (|at: &f64| self.x.label(*at), |at: &f64| self.y.label(*at));
@@ -247,12 +247,12 @@ impl Panel {
             .bold_line_style(PALE)
             .draw()?;
         let frame = Frame { area, chart: &chart, scales: [&self.x, &self.y], x, y };
-        self.name_groups(&frame)?;
-        (0..).zip(&shown).try_for_each(|(nth, series)| series.draw(&frame, self.slot(&frame, nth)))
+        self.draw_names(&frame)?;
+        (0..).zip(&visible).try_for_each(|(index, series)| series.draw(&frame, self.slot(&frame, index)))
     }
 
     /// Draws names and separators below the axis: horizontal for few names, otherwise vertical.
-    fn name_groups(&self, frame: &Frame<'_, '_>) -> Drawn {
+    fn draw_names(&self, frame: &Frame<'_, '_>) -> DrawResult {
         let Scale::Names(names) = &self.x else { return Ok(()) };
         for (name, x) in names.iter().zip(0_i32..) {
             let edge = f64::from(x) + 0.5;
@@ -270,33 +270,40 @@ impl Panel {
     }
 
     /// Returns the position of a series within a name's width.
-    fn slot(&self, frame: &Frame<'_, '_>, nth: usize) -> Slot {
-        let beside = |look: Look| matches!(look, Look::Bar(_) | Look::Mark(_));
-        let series = &self.series[nth];
+    fn slot(&self, frame: &Frame<'_, '_>, index: usize) -> BarSlot {
+        let is_grouped = |style: SeriesStyle| matches!(style, SeriesStyle::Bar(_) | SeriesStyle::Mark(_));
+        let series = &self.series[index];
         match &self.x {
-            Scale::Names(names) if beside(series.look) => {
-                let count = |series: &[Series]| series.iter().filter(|one| beside(one.look)).count() as f64;
-                let group = GROUP * frame.name_px(names.len());
-                let (before, all) = (count(&self.series[..nth]), count(&self.series));
-                Slot { aside: whole(group * ((before + 0.5) / all - 0.5)), width: whole(group / all) }
+            Scale::Names(names) if is_grouped(series.style) => {
+                let count =
+                    |series: &[Series]| series.iter().filter(|one| is_grouped(one.style)).count() as f64;
+                let group = GROUP_WIDTH * frame.name_px(names.len());
+                let (before, all) = (count(&self.series[..index]), count(&self.series));
+                BarSlot {
+                    offset: round_px(group * ((before + 0.5) / all - 0.5)),
+                    width: round_px(group / all),
+                }
             }
-            _ => Slot { aside: series.aside_px(), width: 0 },
+            _ => BarSlot { offset: series.offset_px(), width: 0 },
         }
     }
 
     /// Draws the legend.
-    fn explain(&self, area: &Area<'_>) -> Drawn {
-        for (series, nth) in self.series.iter().zip(0..) {
-            let y = i32::try_from(LEGEND_LINE_PX)? * nth + 18;
+    fn draw_legend(&self, area: &Area<'_>) -> DrawResult {
+        for (series, index) in self.series.iter().zip(0..) {
+            let y = i32::try_from(LEGEND_LINE_PX)? * index + 18;
             let middle = LEGEND_LEFT_PX + SAMPLE_PX / 2;
-            let ends = match series.look {
-                Look::Upright => [(middle, y + 9), (middle, y - 9)],
+            let ends = match series.style {
+                SeriesStyle::Upright => [(middle, y + 9), (middle, y - 9)],
                 _ => [(LEGEND_LEFT_PX, y), (LEGEND_LEFT_PX + SAMPLE_PX, y)],
             };
-            if !matches!(series.look, Look::Dots | Look::Ring | Look::Mark(_) | Look::Bar(_)) {
-                line(area, series.look, &ends)?;
+            if !matches!(
+                series.style,
+                SeriesStyle::Dots | SeriesStyle::Ring | SeriesStyle::Mark(_) | SeriesStyle::Bar(_)
+            ) {
+                line(area, series.style, &ends)?;
             }
-            mark(area, series.look, (middle, y))?;
+            mark(area, series.style, (middle, y))?;
             area.draw(&Text::new(series.name.clone(), (LEGEND_LEFT_PX + SAMPLE_PX + 12, y - 5), font(14)))?;
         }
         Ok(())
@@ -309,39 +316,39 @@ impl Series {
         Self { points, ..self.clone() }
     }
 
-    fn draw(&self, frame: &Frame<'_, '_>, slot: Slot) -> Drawn {
-        let (area, look) = (frame.area, self.look);
+    fn draw(&self, frame: &Frame<'_, '_>, slot: BarSlot) -> DrawResult {
+        let (area, style) = (frame.area, self.style);
         for point in &self.points {
             let ((x, y), (left, foot), (right, top)) = (
                 frame.at(point.x, point.y),
                 frame.at_place(frame.x.from, frame.y.from),
                 frame.at_place(frame.x.to, frame.y.to),
             );
-            match look {
-                Look::Across => line(area, look, &[(left, y), (right, y)])?,
-                Look::Upright => line(area, look, &[(x, foot), (x, top)])?,
-                Look::Bar(_) => block(area, look, frame.at(point.x, 0.0), (x, y), slot)?,
-                Look::Line(_) | Look::Mark(_) | Look::Dots | Look::Ring => {}
+            match style {
+                SeriesStyle::Across => line(area, style, &[(left, y), (right, y)])?,
+                SeriesStyle::Upright => line(area, style, &[(x, foot), (x, top)])?,
+                SeriesStyle::Bar(_) => block(area, style, frame.at(point.x, 0.0), (x, y), slot)?,
+                SeriesStyle::Line(_) | SeriesStyle::Mark(_) | SeriesStyle::Dots | SeriesStyle::Ring => {}
             }
         }
         let at = |x, y| {
             let (x, y) = frame.at(x, y);
-            (x + slot.aside, y)
+            (x + slot.offset, y)
         };
         for (point, (low, high)) in self.points.iter().filter_map(|point| Some((point, point.bar?))) {
-            bar(area, look, at(point.x, low), at(point.x, high))?;
+            bar(area, style, at(point.x, low), at(point.x, high))?;
         }
-        let path: Vec<Px> = self.points.iter().map(|point| at(point.x, point.y)).collect();
-        if let Look::Line(_) = look {
-            line(area, look, &path)?;
+        let path: Vec<PixelPosition> = self.points.iter().map(|point| at(point.x, point.y)).collect();
+        if let SeriesStyle::Line(_) = style {
+            line(area, style, &path)?;
         }
-        path.into_iter().try_for_each(|px| mark(area, look, px))
+        path.into_iter().try_for_each(|px| mark(area, style, px))
     }
 
-    fn aside_px(&self) -> i32 {
-        match self.look {
-            Look::Line(nth) if self.points.iter().any(|point| point.bar.is_some()) => {
-                ASIDE_PX[nth % ASIDE_PX.len()]
+    fn offset_px(&self) -> i32 {
+        match self.style {
+            SeriesStyle::Line(index) if self.points.iter().any(|point| point.bar.is_some()) => {
+                SERIES_OFFSET_PX[index % SERIES_OFFSET_PX.len()]
             }
             _ => 0,
         }
@@ -350,34 +357,39 @@ impl Series {
 
 /// Returns a position beside others with the same name.
 #[derive(Clone, Copy)]
-struct Slot {
-    aside: i32,
+struct BarSlot {
+    offset: i32,
     width: i32,
 }
 
-fn whole(px: f64) -> i32 {
+fn round_px(px: f64) -> i32 {
     #[expect(clippy::cast_possible_truncation, reason = "pixels of a drawing")]
     let px = px.round() as i32;
     px
 }
 
-fn colour(look: Look) -> RGBColor {
-    match look {
-        Look::Line(nth) | Look::Mark(nth) | Look::Bar(nth) => COLOURS[nth % COLOURS.len()],
-        Look::Dots => COLOURS[0],
-        Look::Ring => BLACK,
-        Look::Across | Look::Upright => GREY,
+fn colour(style: SeriesStyle) -> RGBColor {
+    match style {
+        SeriesStyle::Line(index) | SeriesStyle::Mark(index) | SeriesStyle::Bar(index) => {
+            COLOURS[index % COLOURS.len()]
+        }
+        SeriesStyle::Dots => COLOURS[0],
+        SeriesStyle::Ring => BLACK,
+        SeriesStyle::Across | SeriesStyle::Upright => GREY,
     }
 }
 
-fn line(area: &Area<'_>, look: Look, path: &[Px]) -> Drawn {
-    let (width, dashes) = match look {
-        Look::Line(nth) => (2, DASHES[nth % DASHES.len()]),
-        Look::Mark(_) | Look::Bar(_) | Look::Dots | Look::Ring | Look::Across | Look::Upright => {
-            (1, Some((5, 3)))
-        }
+fn line(area: &Area<'_>, style: SeriesStyle, path: &[PixelPosition]) -> DrawResult {
+    let (width, dashes) = match style {
+        SeriesStyle::Line(index) => (2, DASHES[index % DASHES.len()]),
+        SeriesStyle::Mark(_)
+        | SeriesStyle::Bar(_)
+        | SeriesStyle::Dots
+        | SeriesStyle::Ring
+        | SeriesStyle::Across
+        | SeriesStyle::Upright => (1, Some((5, 3))),
     };
-    let style = colour(look).stroke_width(width);
+    let style = colour(style).stroke_width(width);
     match dashes {
         None => area.draw(&PathElement::new(path.to_vec(), style))?,
         Some((on, off)) => area.draw(&DashedPathElement::new(path.to_vec(), on, off, style))?,
@@ -386,15 +398,21 @@ fn line(area: &Area<'_>, look: Look, path: &[Px]) -> Drawn {
 }
 
 /// Draws a pale bar, so that its mark and error bar remain visible.
-fn block(area: &Area<'_>, look: Look, (_, from): Px, (x, to): Px, slot: Slot) -> Drawn {
+fn block(
+    area: &Area<'_>,
+    style: SeriesStyle,
+    (_, from): PixelPosition,
+    (x, to): PixelPosition,
+    slot: BarSlot,
+) -> DrawResult {
     let half = (slot.width / 2 - 1).max(1);
-    let corners = [(x + slot.aside - half, from), (x + slot.aside + half, to)];
-    area.draw(&Rectangle::new(corners, colour(look).mix(0.45).filled()))?;
-    Ok(area.draw(&Rectangle::new(corners, colour(look).stroke_width(1)))?)
+    let corners = [(x + slot.offset - half, from), (x + slot.offset + half, to)];
+    area.draw(&Rectangle::new(corners, colour(style).mix(0.45).filled()))?;
+    Ok(area.draw(&Rectangle::new(corners, colour(style).stroke_width(1)))?)
 }
 
-fn bar(area: &Area<'_>, look: Look, (x, low): Px, (_, high): Px) -> Drawn {
-    let style = colour(look).mix(0.6).stroke_width(1);
+fn bar(area: &Area<'_>, style: SeriesStyle, (x, low): PixelPosition, (_, high): PixelPosition) -> DrawResult {
+    let style = colour(style).mix(0.6).stroke_width(1);
     let cap = |y| vec![(x - 2, y), (x + 2, y)];
     for path in [vec![(x, low), (x, high)], cap(low), cap(high)] {
         area.draw(&PathElement::new(path, style))?;
@@ -402,25 +420,29 @@ fn bar(area: &Area<'_>, look: Look, (x, low): Px, (_, high): Px) -> Drawn {
     Ok(())
 }
 
-fn mark(area: &Area<'_>, look: Look, (x, y): Px) -> Drawn {
+fn mark(area: &Area<'_>, style: SeriesStyle, (x, y): PixelPosition) -> DrawResult {
     const M: i32 = MARK_PX;
-    let nth = match look {
-        Look::Dots => return Ok(area.draw(&Circle::new((x, y), 3, colour(look).mix(0.5).filled()))?),
-        Look::Ring => return Ok(area.draw(&Circle::new((x, y), 2 * M, colour(look).stroke_width(2)))?),
-        Look::Across | Look::Upright => return Ok(()),
-        Look::Line(nth) | Look::Mark(nth) | Look::Bar(nth) => nth,
+    let index = match style {
+        SeriesStyle::Dots => {
+            return Ok(area.draw(&Circle::new((x, y), 3, colour(style).mix(0.5).filled()))?);
+        }
+        SeriesStyle::Ring => {
+            return Ok(area.draw(&Circle::new((x, y), 2 * M, colour(style).stroke_width(2)))?);
+        }
+        SeriesStyle::Across | SeriesStyle::Upright => return Ok(()),
+        SeriesStyle::Line(index) | SeriesStyle::Mark(index) | SeriesStyle::Bar(index) => index,
     };
-    let filled = colour(look).filled();
-    let polygon = |corners: &[Px]| {
+    let filled = colour(style).filled();
+    let polygon = |corners: &[PixelPosition]| {
         Polygon::new(corners.iter().map(|(dx, dy)| (x + dx, y + dy)).collect::<Vec<_>>(), filled)
     };
-    match nth % COLOURS.len() {
+    match index % COLOURS.len() {
         0 => area.draw(&Circle::new((x, y), M, filled))?,
         1 => area.draw(&polygon(&[(-M, -M), (M, -M), (M, M), (-M, M)]))?,
         2 => area.draw(&polygon(&[(0, -M - 1), (M + 1, M), (-M - 1, M)]))?,
         3 => area.draw(&polygon(&[(0, -M - 2), (M + 2, 0), (0, M + 2), (-M - 2, 0)]))?,
-        4 => area.draw(&Cross::new((x, y), M, colour(look).stroke_width(2)))?,
-        _ => area.draw(&Circle::new((x, y), M, colour(look).stroke_width(2)))?,
+        4 => area.draw(&Cross::new((x, y), M, colour(style).stroke_width(2)))?,
+        _ => area.draw(&Circle::new((x, y), M, colour(style).stroke_width(2)))?,
     }
     Ok(())
 }

@@ -19,7 +19,7 @@ use serde::Serialize;
 use units::Fraction;
 
 use super::{
-    figure::{self, Figure, Look, Panel, Point, Scale, Series},
+    figure::{self, Figure, Panel, Point, Scale, Series, SeriesStyle},
     percent, rates,
 };
 
@@ -88,13 +88,13 @@ pub fn own_columns() -> String {
 /// A file cannot be read or written, or a row violates a rule.
 pub(super) fn run(args: &Frigid, format: Format) -> Result<(), Failure> {
     let Some(path) = &args.figure else {
-        let verdicts = args.vms.held_against(format, |train, test| backtest::run(train, test, &rates()))?;
-        return print::list(format, &verdicts.into_iter().map(VerdictRow).collect::<Vec<_>>());
+        let results = args.vms.evaluate(format, |train, test| backtest::run(train, test, &rates()))?;
+        return print::list(format, &results.into_iter().map(ResultRow).collect::<Vec<_>>());
     };
-    let (mut verdicts, lines) = args.vms.compare(format)?;
-    verdicts.retain(|verdict| rates().iter().any(|rate| rate.get() == verdict.rate_target));
-    print::list(format, &verdicts.into_iter().map(VerdictRow).collect::<Vec<_>>())?;
-    figure::write(path, &drawing(&lines))
+    let (mut results, scores_by_method) = args.vms.compare(format)?;
+    results.retain(|result| rates().iter().any(|rate| rate.get() == result.rate_target));
+    print::list(format, &results.into_iter().map(ResultRow).collect::<Vec<_>>())?;
+    figure::write(path, &draw(&scores_by_method))
 }
 
 impl Vms {
@@ -104,54 +104,54 @@ impl Vms {
         format: Format,
     ) -> Result<(Vec<BacktestResult>, Vec<MethodScores>), Failure> {
         let rates = QUANTILE_LEVELS.map(|level| Fraction::new(level).expect("a level is a share"));
-        self.held_against(format, |train, test| backtest::compare(train, test, &rates))
+        self.evaluate(format, |train, test| backtest::compare(train, test, &rates))
     }
 
-    fn held_against<T>(
+    fn evaluate<T>(
         &self,
         format: Format,
-        trial: impl FnOnce(&[VmSample], &[VmSample]) -> Result<T, EmptyTestSet>,
+        evaluation: impl FnOnce(&[VmSample], &[VmSample]) -> Result<T, EmptyTestSet>,
     ) -> Result<T, Failure> {
         let read = |path: &PathBuf| open::read(path, |bytes| table::read(bytes, self.format.into()));
         let train = self.train.as_ref().map(read).transpose()?.unwrap_or_default();
         let test = read(&self.test)?;
-        let said = trial(&train, &test).map_err(|nothing| Failure::File {
+        let result = evaluation(&train, &test).map_err(|empty| Failure::File {
             operation: "test forecasts by",
             path: self.test.clone(),
-            errno: io::Error::new(io::ErrorKind::InvalidData, nothing),
+            errno: io::Error::new(io::ErrorKind::InvalidData, empty),
         })?;
-        for (of, stays) in [("--train", &train), ("--test", &test)] {
-            let suspect = stays.iter().filter(|stay| !stay.is_trusted).count();
+        for (of, samples) in [("--train", &train), ("--test", &test)] {
+            let suspect = samples.iter().filter(|sample| !sample.is_trusted).count();
             if suspect > 0 {
-                let all = stays.len();
+                let all = samples.len();
                 print::note(format, &format!("{suspect} of {all} VMs of {of} are suspect and left out"));
             }
         }
-        if !train.is_empty() && !overlap(&train, &test) {
+        if !train.is_empty() && !has_trainable_vms(&train, &test) {
             print::note(
                 format,
                 "no VM of --train ended before the last of --test began: nothing was learnt from it",
             );
         }
-        Ok(said)
+        Ok(result)
     }
 }
 
 /// Returns whether VMs of the first file could be learnt for the second.
-fn overlap(train: &[VmSample], test: &[VmSample]) -> bool {
-    let first_end = train.iter().map(|stay| stay.outcome.ended).min();
-    first_end < test.iter().map(|stay| stay.request.begins).max()
+fn has_trainable_vms(train: &[VmSample], test: &[VmSample]) -> bool {
+    let first_end = train.iter().map(|sample| sample.outcome.ended).min();
+    first_end < test.iter().map(|sample| sample.request.begins).max()
 }
 
 /// Returns figure 10c.
-fn drawing(lines: &[MethodScores]) -> Figure {
+fn draw(scores_by_method: &[MethodScores]) -> Figure {
     let points = |scores: &[Score]| scores.iter().map(|score| Point::new(score.rate, score.share)).collect();
-    let series = lines.iter().map(|line| {
+    let series = scores_by_method.iter().map(|line| {
         let (nth, name) = legend(line.method);
-        Series { name: name.to_owned(), look: Look::Line(nth), points: points(&line.scores) }
+        Series { name: name.to_owned(), style: SeriesStyle::Line(nth), points: points(&line.scores) }
     });
     let mut series: Vec<Series> = series.collect();
-    series.sort_by_key(|series| if let Look::Line(nth) = series.look { nth } else { usize::MAX });
+    series.sort_by_key(|series| if let SeriesStyle::Line(nth) = series.style { nth } else { usize::MAX });
     Figure(vec![Panel {
         title: "Frigid memory against VMs of which too much was forecast".to_owned(),
         x_title: "VMs overpredicted (% of VMs)",
@@ -164,8 +164,8 @@ fn drawing(lines: &[MethodScores]) -> Figure {
 }
 
 /// Returns a method's index and name in the legend.
-fn legend(way: Method) -> (usize, &'static str) {
-    match way {
+fn legend(method: Method) -> (usize, &'static str) {
+    match method {
         Method::Calibrated => (0, "ours: trees and margins, risk at one price"),
         Method::TreeQuantile => (1, "trees alone: one quantile of every VM"),
         Method::GroupMinimum => (2, "lowest so far of VMs most alike, less 0 to 40 points"),
@@ -177,9 +177,9 @@ fn legend(way: Method) -> (usize, &'static str) {
 /// Row of one target rate of overpredictions.
 #[derive(Serialize)]
 #[serde(transparent)]
-struct VerdictRow(BacktestResult);
+struct ResultRow(BacktestResult);
 
-impl Row for VerdictRow {
+impl Row for ResultRow {
     const COLUMNS: &'static [Column<Self>] = &[
         col("OVER, ASKED", |v| percent(v.0.rate_target)),
         col("OVER", |v| percent(v.0.rate_actual)),

@@ -19,29 +19,29 @@ use units::{
 
 mod calls;
 mod capacity;
-mod dirt;
+mod dirty_slices;
 mod input;
 mod journal;
-mod life;
-mod losses;
-mod play;
-mod reach;
+mod lost_reservations;
+mod player;
+mod reachability;
 mod report;
 mod stand_in;
 mod stand_ins;
 mod tally;
+mod vm_lifecycle;
 mod watcher;
 
 pub use input::Source;
 pub use stand_in::{StandIn, run as stand_in};
 
-use capacity::Free;
+use capacity::FreeCapacity;
 use journal::Journal;
-use play::Play;
+use player::Player;
 use report::Report;
 use stand_ins::StandIns;
 use tally::Tally;
-use watcher::News;
+use watcher::SnapshotReceiver;
 
 /// VMs to replay, and options.
 #[derive(Clone, Debug, clap::Args)]
@@ -81,13 +81,13 @@ pub struct Args {
 /// State of one replay, shared by its VMs.
 #[derive(Debug)]
 struct Rack {
-    to: Connection,
+    manager: Connection,
     /// Distinguishes this replay's VMs and requests from those of others.
     run: String,
     journal: Mutex<Journal>,
     tally: Mutex<Tally>,
-    free: Arc<Mutex<Free>>,
-    news: News,
+    free: Arc<Mutex<FreeCapacity>>,
+    snapshots: SnapshotReceiver,
     stand_ins: StandIns,
     settle: Duration,
 }
@@ -98,42 +98,42 @@ struct Rack {
 /// The trace cannot be read, the manager is unavailable for too long, or a guarantee was violated.
 pub async fn run(args: Args, global: &Global) -> Result<(), Failure> {
     let arrivals = input::read(&args)?;
-    let to = Connection::open(&input::endpoint(args.rack.as_deref(), global)?).await?;
-    let (emcs, hosts) = (lists::emcs(&to).await?, lists::hosts(&to).await?);
-    let dirty = dirt::found(&to).await?;
+    let manager = Connection::open(&input::endpoint(args.rack.as_deref(), global)?).await?;
+    let (emcs, hosts) = (lists::emcs(&manager).await?, lists::hosts(&manager).await?);
+    let dirty_before = dirty_slices::quarantined(&manager).await?;
     let free = Arc::default();
-    let (watching, news) = watcher::start(&to, &free).await?;
-    let looking = reach::Looking::start(to.clone(), &emcs);
+    let (watcher_task, snapshots) = watcher::start(&manager, &free).await?;
+    let scanner = reachability::Scanner::start(manager.clone(), &emcs);
     let rack = Arc::new(Rack {
-        to,
+        manager,
         run: run_name()?,
         journal: Mutex::new(Journal::open(args.log.as_deref())?),
         tally: Mutex::default(),
         free,
-        news,
+        snapshots,
         stand_ins: StandIns::new(&hosts, args.touch)?,
         settle: Ns::ms(args.settle).as_duration(),
     });
     let clients = u32::try_from(args.max_clients).expect("checked to be few");
-    let mut play = Play::new(Arc::clone(&rack), &arrivals, clients);
-    let began = Instant::now();
+    let mut player = Player::new(Arc::clone(&rack), &arrivals, clients);
+    let started = Instant::now();
     let interrupted = tokio::select! {
-        played = play.through(&arrivals) => played.map(|()| false)?,
-        asked = tokio::signal::ctrl_c() => asked.map(|()| true).map_err(Failure::Output)?,
+        finished = player.play_all(&arrivals) => finished.map(|()| false)?,
+        signal = tokio::signal::ctrl_c() => signal.map(|()| true).map_err(Failure::Output)?,
     };
-    let found = report::Found {
+    let results = report::Results {
         requested: arrivals.len(),
-        took: began.elapsed(),
-        lost_facts: play.losses().await?,
-        dirty: dirt::found(&rack.to).await?.difference(&dirty).count(),
-        stranded_mean: play.stranded_mean(),
-        reach: looking.end().await,
+        duration: started.elapsed(),
+        lost_reservations: player.find_losses().await?,
+        dirty: dirty_slices::quarantined(&rack.manager).await?.difference(&dirty_before).count(),
+        stranded_mean: player.stranded_mean(),
+        reachability: scanner.end().await,
     };
-    play.everybody_leaves().await?;
-    watching.abort();
-    Report::new(&rack, &emcs, &hosts, &found).tell(&args, global.output)?;
+    player.release_all().await?;
+    watcher_task.abort();
+    Report::new(&rack, &emcs, &hosts, &results).print(&args, global.output)?;
     if interrupted {
-        Err(Failure::Problem("interrupted: the report is about a part".to_owned()))
+        Err(Failure::Problem("interrupted: the report covers only a part of the trace".to_owned()))
     } else {
         Ok(())
     }
@@ -143,6 +143,6 @@ pub async fn run(args: Args, global: &Global) -> Result<(), Failure> {
 fn run_name() -> Result<String, Failure> {
     let mut random = [0_u8; 4];
     rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
-        .map_err(|errno| Failure::Protocol(format!("no random numbers from the system: {errno}")))?;
+        .map_err(|errno| Failure::Protocol(format!("cannot get random numbers from the system: {errno}")))?;
     Ok(format!("{:08x}", u32::from_be_bytes(random)))
 }

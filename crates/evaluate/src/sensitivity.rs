@@ -23,7 +23,7 @@ use sim::processor::{
 use units::{Fraction, limits::CROSS_VALIDATION_SPLITS_MAX};
 
 use super::{
-    figure::{self, Figure, Look, Panel, Point, Scale, Series},
+    figure::{self, Figure, Panel, Point, Scale, Series, SeriesStyle},
     percent, rates,
 };
 
@@ -31,7 +31,7 @@ use super::{
 #[derive(Clone, Debug, Args)]
 pub struct Sensitivity {
     #[command(flatten)]
-    parted: Parted,
+    split_workloads: SplitWorkloads,
     /// Draw slowdowns against memory boundness, and the fraction placed against the rate of false
     /// positives, as SVG (Pond figures 10a and 10b)
     #[arg(long, value_name = "FILE")]
@@ -40,7 +40,7 @@ pub struct Sensitivity {
 
 /// Workloads, split at random.
 #[derive(Clone, Debug, Args)]
-pub(super) struct Parted {
+pub(super) struct SplitWorkloads {
     #[command(flatten)]
     pub(super) workloads: Workloads,
     /// Number of random splits of the programs into halves
@@ -107,7 +107,7 @@ fn margin(text: &str) -> Result<Fraction, String> {
 }
 
 /// Target rates that are drawn and combined; the printed ones are among them.
-const RATES_DRAWN: [f64; 13] =
+const FIGURE_RATES: [f64; 13] =
     [0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1];
 
 /// Evaluates and prints.
@@ -115,19 +115,19 @@ const RATES_DRAWN: [f64; 13] =
 /// # Errors
 /// A file cannot be read or written, or the workloads cannot be predicted.
 pub(super) fn run(args: &Sensitivity, format: Format) -> Result<(), Failure> {
-    let workloads = args.parted.workloads.read(format)?;
-    let modelled = args.parted.workloads.are_modelled();
-    let list = |verdicts: &[BacktestResult]| {
-        let told = verdicts.iter().map(|verdict| Told { modelled, verdict: *verdict });
-        print::list(format, &told.collect::<Vec<_>>())
+    let workloads = args.split_workloads.workloads.read(format)?;
+    let modelled = args.split_workloads.workloads.are_modelled();
+    let list = |results: &[BacktestResult]| {
+        let rows = results.iter().map(|result| ResultRow { modelled, result: *result });
+        print::list(format, &rows.collect::<Vec<_>>())
     };
     let Some(path) = &args.figure else {
-        return list(&args.parted.told(&workloads, &rates())?);
+        return list(&args.split_workloads.evaluate(&workloads, &rates())?);
     };
-    let verdicts = args.parted.told_often(&workloads)?;
-    let is_printed = |verdict: &&BacktestResult| rates().iter().any(|rate| rate.get() == verdict.fp_target);
-    list(&verdicts.iter().filter(is_printed).copied().collect::<Vec<_>>())?;
-    figure::write(path, &drawing(&workloads, &verdicts, args.parted.workloads.pdm, modelled))
+    let results = args.split_workloads.evaluate_for_figure(&workloads)?;
+    let is_printed = |result: &&BacktestResult| rates().iter().any(|rate| rate.get() == result.fp_target);
+    list(&results.iter().filter(is_printed).copied().collect::<Vec<_>>())?;
+    figure::write(path, &draw(&workloads, &results, args.split_workloads.workloads.pdm, modelled))
 }
 
 impl Workloads {
@@ -155,28 +155,28 @@ impl Workloads {
     }
 }
 
-impl Parted {
+impl SplitWorkloads {
     /// Evaluates each method at each rate of the figure.
-    pub(super) fn told_often(&self, workloads: &[Workload]) -> Result<Vec<BacktestResult>, Failure> {
-        self.told(workloads, &RATES_DRAWN.map(|rate| Fraction::new(rate).expect("a rate is a share")))
+    pub(super) fn evaluate_for_figure(&self, workloads: &[Workload]) -> Result<Vec<BacktestResult>, Failure> {
+        self.evaluate(workloads, &FIGURE_RATES.map(|rate| Fraction::new(rate).expect("a rate is a share")))
     }
 
-    fn told(&self, workloads: &[Workload], rates: &[Fraction]) -> Result<Vec<BacktestResult>, Failure> {
-        let told = backtest::run(workloads, self.workloads.pdm, rates, self.splits, SEED);
-        told.map_err(|untold| Failure::File {
+    fn evaluate(&self, workloads: &[Workload], rates: &[Fraction]) -> Result<Vec<BacktestResult>, Failure> {
+        let results = backtest::run(workloads, self.workloads.pdm, rates, self.splits, SEED);
+        results.map_err(|error| Failure::File {
             operation: "tell slowdowns of",
             path: self.workloads.labels.clone().unwrap_or_else(|| "the modelled workloads".into()),
-            errno: io::Error::new(io::ErrorKind::InvalidData, untold),
+            errno: io::Error::new(io::ErrorKind::InvalidData, error),
         })
     }
 }
 
 /// Result, and whether its workloads are modelled.
 #[derive(Debug, Serialize)]
-struct Told {
+struct ResultRow {
     modelled: bool,
     #[serde(flatten)]
-    verdict: BacktestResult,
+    result: BacktestResult,
 }
 
 /// Returns modelled workloads: programs of the family, and those from traces.
@@ -194,8 +194,8 @@ fn modelled(args: &Workloads, format: Format) -> Result<Vec<Workload>, Failure> 
     };
     let mut rng = Pcg64Mcg::seed_from_u64(SEED);
     let mut workloads = Vec::new();
-    let mut run = |program: &str, what: &processor::Program| {
-        let Measurement { counters, slowdown } = measure(&SERVER, what, &local, &pool);
+    let mut run = |program: &str, program_accesses: &processor::Program| {
+        let Measurement { counters, slowdown } = measure(&SERVER, program_accesses, &local, &pool);
         let counters = add_noise(&counters, &mut rng);
         workloads.push(Workload { program: program.to_owned(), counters, slowdown });
     };
@@ -212,17 +212,17 @@ fn modelled(args: &Workloads, format: Format) -> Result<Vec<Workload>, Failure> 
 }
 
 /// Returns figures 10a and 10b.
-fn drawing(workloads: &[Workload], verdicts: &[BacktestResult], pdm: Fraction, is_modelled: bool) -> Figure {
+fn draw(workloads: &[Workload], results: &[BacktestResult], pdm: Fraction, is_modelled: bool) -> Figure {
     let title = |what: &str| format!("{what}{}", if is_modelled { ", MODELLED workloads" } else { "" });
     let bound = |workload: &Workload| Point::new(workload.counters[DRAM_BOUND], workload.slowdown);
     let dots = Series {
         name: format!("a run of a workload{}", if is_modelled { " (MODELLED)" } else { "" }),
-        look: Look::Dots,
+        style: SeriesStyle::Dots,
         points: workloads.iter().map(bound).collect(),
     };
     let margin = Series {
         name: format!("margin (PDM): {}", percent(pdm.get())),
-        look: Look::Across,
+        style: SeriesStyle::Across,
         points: vec![Point::new(0.0, pdm.get())],
     };
     let slowdowns = Panel {
@@ -234,24 +234,24 @@ fn drawing(workloads: &[Workload], verdicts: &[BacktestResult], pdm: Fraction, i
         x_max: 1.0,
         series: vec![dots, margin],
     };
-    Figure(vec![slowdowns, told_apart(verdicts, title("(b) Told insensitive"))])
+    Figure(vec![slowdowns, placement_panel(results, title("(b) Told insensitive"))])
 }
 
 /// Returns figure 10b: the best thresholds in hindsight as in the paper, and the forest's learnt
 /// ones.
-fn told_apart(verdicts: &[BacktestResult], title: String) -> Panel {
+fn placement_panel(results: &[BacktestResult], title: String) -> Panel {
     let line = |nth, name: &str, point: fn(&BacktestResult) -> Point| Series {
         name: name.to_owned(),
-        look: Look::Line(nth),
-        points: verdicts.iter().map(point).collect(),
+        style: SeriesStyle::Line(nth),
+        points: results.iter().map(point).collect(),
     };
     let forest = "forest, best cut in hindsight; bars: 98 % of the splits";
     let series = vec![
-        line(0, forest, |verdict| hindsight(verdict, &verdict.forest)),
-        line(1, "threshold on DRAM bound, likewise", |verdict| hindsight(verdict, &verdict.dram_bound)),
-        line(2, "threshold on memory bound, likewise", |verdict| hindsight(verdict, &verdict.memory_bound)),
-        line(3, "forest, cut learnt from the other half", |verdict| {
-            Point::new(verdict.forest.tuned_fp, verdict.forest.tuned_placed)
+        line(0, forest, |result| hindsight(result, &result.forest)),
+        line(1, "threshold on DRAM bound, likewise", |result| hindsight(result, &result.dram_bound)),
+        line(2, "threshold on memory bound, likewise", |result| hindsight(result, &result.memory_bound)),
+        line(3, "forest, cut learnt from the other half", |result| {
+            Point::new(result.forest.tuned_fp, result.forest.tuned_placed)
         }),
     ];
     Panel {
@@ -265,20 +265,20 @@ fn told_apart(verdicts: &[BacktestResult], title: String) -> Panel {
     }
 }
 
-fn hindsight(verdict: &BacktestResult, placed: &PlacementStats) -> Point {
+fn hindsight(result: &BacktestResult, placed: &PlacementStats) -> Point {
     let PlacementStats { placed, placed_p1, placed_p99, .. } = *placed;
-    Point { x: verdict.fp_target, y: placed, bar: Some((placed_p1, placed_p99)) }
+    Point { x: result.fp_target, y: placed, bar: Some((placed_p1, placed_p99)) }
 }
 
-impl Row for Told {
+impl Row for ResultRow {
     const COLUMNS: &'static [Column<Self>] = &[
-        col("FALSE, ASKED", |t| percent(t.verdict.fp_target)),
-        col("FOREST PLACES", |t| placed(&t.verdict.forest)),
-        col("DRAM BOUND", |t| placed(&t.verdict.dram_bound)),
-        col("MEMORY BOUND", |t| placed(&t.verdict.memory_bound)),
-        col("FOREST, CUT LEARNT", |t| learnt(&t.verdict.forest)),
-        wide("DRAM BOUND, CUT LEARNT", |t| learnt(&t.verdict.dram_bound)),
-        wide("MEMORY BOUND, CUT LEARNT", |t| learnt(&t.verdict.memory_bound)),
+        col("FALSE, ASKED", |t| percent(t.result.fp_target)),
+        col("FOREST PLACES", |t| placed(&t.result.forest)),
+        col("DRAM BOUND", |t| placed(&t.result.dram_bound)),
+        col("MEMORY BOUND", |t| placed(&t.result.memory_bound)),
+        col("FOREST, CUT LEARNT", |t| learnt(&t.result.forest)),
+        wide("DRAM BOUND, CUT LEARNT", |t| learnt(&t.result.dram_bound)),
+        wide("MEMORY BOUND, CUT LEARNT", |t| learnt(&t.result.memory_bound)),
         wide("MODELLED", |t| t.modelled.to_string()),
     ];
 }

@@ -27,7 +27,7 @@ pub struct Symbiosis {
     #[arg(long, value_name = "DIR")]
     traces: PathBuf,
     /// Local memory, in percent of the tenants' footprints
-    #[arg(long, value_name = "PERCENT", default_value = "20", value_parser = some)]
+    #[arg(long, value_name = "PERCENT", default_value = "20", value_parser = positive_share)]
     memory: Fraction,
     /// Also write all numbers to this file, as JSON
     #[arg(long, value_name = "FILE")]
@@ -48,7 +48,7 @@ tenants one is bound by its processor, as far as that can be. `market` is Symbio
 nobody would rather have another's share; `symbiosis` further.";
 
 /// Parses a percentage below 100.
-fn some(text: &str) -> Result<Fraction, String> {
+fn positive_share(text: &str) -> Result<Fraction, String> {
     share(text)
         .ok()
         .filter(|share| share.get() >= 0.01)
@@ -57,18 +57,18 @@ fn some(text: &str) -> Result<Fraction, String> {
 
 /// Result of one scheme.
 #[derive(Serialize)]
-struct Line {
+struct SchemeRow {
     mix: String,
     scheme: &'static str,
     /// Geometric mean relative to an equal split, minus 1.
     gain: f64,
     worst: f64,
-    tenants: Vec<OneTenant>,
-    certificate: Option<Certified>,
+    tenants: Vec<TenantRow>,
+    certificate: Option<CertificateRow>,
 }
 
 #[derive(Serialize)]
-struct OneTenant {
+struct TenantRow {
     trace: String,
     kind: String,
     /// Fractions of its footprint and of the link.
@@ -80,7 +80,7 @@ struct OneTenant {
 
 /// The market's certificate, from estimated utilities.
 #[derive(Serialize)]
-struct Certified {
+struct CertificateRow {
     status: &'static str,
     memory_price: f64,
     dividend: f64,
@@ -93,7 +93,7 @@ struct Certified {
     envy: Option<f64>,
 }
 
-impl Row for Line {
+impl Row for SchemeRow {
     const COLUMNS: &'static [Column<Self>] = &[
         col("MIX", |l| l.mix.clone()),
         col("SCHEME", |l| l.scheme.to_owned()),
@@ -113,28 +113,32 @@ impl Row for Line {
 /// # Errors
 /// A trace cannot be read, there is none, or a file cannot be written.
 pub(super) fn run(args: &Symbiosis, format: Format) -> Result<(), Failure> {
-    args.figures.as_deref().map_or(Ok(()), figures::make_folder)?;
+    args.figures.as_deref().map_or(Ok(()), figures::create_folder)?;
     // Checks the output before minutes of computation.
-    args.json.as_deref().map_or(Ok(()), figure::check_place)?;
+    args.json.as_deref().map_or(Ok(()), figure::check_writable)?;
     let traces = traces(&args.traces, format)?;
     let tenants: Vec<Tenant> = traces.iter().map(|trace| trace.tenant.clone()).collect();
-    let compared: Vec<Compared> =
-        mixes(&tenants).into_iter().map(|mix| Compared::of(mix, args.memory)).collect();
-    let lines: Vec<Line> = compared.iter().flat_map(lines).collect();
-    print::value(format, &lines, |is_wide| rows(&lines, is_wide))?;
+    let compared: Vec<ComparedMix> =
+        mixes(&tenants).into_iter().map(|mix| ComparedMix::new(mix, args.memory)).collect();
+    let rows_of: Vec<SchemeRow> = compared.iter().flat_map(rows_of).collect();
+    print::value(format, &rows_of, |is_wide| rows(&rows_of, is_wide))?;
     if let Some(path) = &args.json {
-        figure::write_whole(path, &json(path, &lines)?)?;
+        figure::write_atomically(path, &json(path, &rows_of)?)?;
     }
     let Some(folder) = &args.figures else { return Ok(()) };
-    figures::write_all(folder, &figures::Shown { traces, tenants, compared, memory: args.memory }, format)
+    figures::write_all(
+        folder,
+        &figures::FigureInputs { traces, tenants, compared, memory: args.memory },
+        format,
+    )
 }
 
 /// JSON output.
 fn json(path: &Path, numbers: &impl Serialize) -> Result<Vec<u8>, Failure> {
-    let failed = |wrong| Failure::File {
+    let failed = |error| Failure::File {
         operation: "write",
         path: path.to_owned(),
-        errno: io::Error::other::<serde_json::Error>(wrong),
+        errno: io::Error::other::<serde_json::Error>(error),
     };
     serde_json::to_vec_pretty(numbers).map_err(failed)
 }
@@ -157,7 +161,7 @@ fn traces(folder: &Path, format: Format) -> Result<Vec<Trace>, Failure> {
     for (name, path) in paths {
         match touches(&path)? {
             Ok(touches) => traces.push(Trace { path, tenant: Tenant::new(name, &touches, 1.0, 1.0) }),
-            Err(why) => print::note(format, &format!("{} is left out: {why}", path.display())),
+            Err(reason) => print::note(format, &format!("{} is left out: {reason}", path.display())),
         }
     }
     if traces.is_empty() {
@@ -170,7 +174,9 @@ fn traces(folder: &Path, format: Format) -> Result<Vec<Trace>, Failure> {
 /// Returns the accesses of a table; or the reason why it is no trace, or too short.
 fn touches(path: &Path) -> Result<Result<Vec<u32>, AccessTraceError>, Failure> {
     open::read(path, |input| match read(input) {
-        Err(why @ (AccessTraceError::MissingColumn | AccessTraceError::InvalidLength(_))) => Ok(Err(why)),
+        Err(reason @ (AccessTraceError::MissingColumn | AccessTraceError::InvalidLength(_))) => {
+            Ok(Err(reason))
+        }
         touches => touches.map(Ok),
     })
 }
@@ -183,28 +189,28 @@ fn trace_name(path: &Path) -> Option<String> {
 }
 
 /// Tenants, with their results by each scheme.
-struct Compared {
+struct ComparedMix {
     mix: Mix,
     outcomes: Vec<Outcome>,
 }
 
-impl Compared {
+impl ComparedMix {
     /// Evaluates a mix with memory for a fraction of the footprints.
-    fn of(mix: Mix, memory: Fraction) -> Self {
+    fn new(mix: Mix, memory: Fraction) -> Self {
         let host = Host { memory: memory.get() * mix.tenants.len() as f64 };
         Self { outcomes: compare(&mix.tenants, host), mix }
     }
 }
 
-fn lines(Compared { mix, outcomes }: &Compared) -> Vec<Line> {
+fn rows_of(ComparedMix { mix, outcomes }: &ComparedMix) -> Vec<SchemeRow> {
     let equal = outcomes[0].shares[0];
-    let line = |outcome: &Outcome| Line {
+    let line = |outcome: &Outcome| SchemeRow {
         mix: mix.name.clone(),
         scheme: outcome.scheme.name(),
         gain: outcome.gain(),
         worst: outcome.worst(),
         tenants: (0..mix.tenants.len())
-            .map(|at| OneTenant {
+            .map(|at| TenantRow {
                 trace: mix.tenants[at].name.clone(),
                 kind: format!("{:?}", mix.tenants[at].kind(equal)).to_lowercase(),
                 memory_share: outcome.shares[at].memory,
@@ -212,7 +218,7 @@ fn lines(Compared { mix, outcomes }: &Compared) -> Vec<Line> {
                 throughput_of_equal_split: outcome.against_equal[at],
             })
             .collect(),
-        certificate: outcome.certificate.as_ref().map(|certificate| Certified {
+        certificate: outcome.certificate.as_ref().map(|certificate| CertificateRow {
             status: certificate.status.name(),
             memory_price: certificate.memory_price,
             dividend: certificate.dividend,

@@ -11,6 +11,7 @@ mod model;
 mod online;
 mod outcome;
 mod risk;
+mod sample;
 mod score;
 
 pub use calibration::{Calibration, CalibrationSample};

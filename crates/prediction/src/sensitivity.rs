@@ -4,6 +4,7 @@
 //! counters.
 
 pub mod backtest;
+mod evaluation_error;
 mod labels;
 mod model;
 

@@ -164,8 +164,8 @@ mod tests {
     /// Returns the placement of a VM as `host local+slices`.
     fn placement_of(rack: &Capacity, cores: u32, mib: u64) -> String {
         let shape = VmShape { cores, memory: Bytes::mib(mib) };
-        let shown = |p: Placement| format!("{} {}+{}", p.host, p.local, p.slices);
-        place(shape, rack, &BTreeSet::new()).map_or("nowhere".into(), shown)
+        let format = |p: Placement| format!("{} {}+{}", p.host, p.local, p.slices);
+        place(shape, rack, &BTreeSet::new()).map_or("nowhere".into(), format)
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! Interval-analysis model of a core: the performance counters of a program with local memory, and
 //! its slowdown with pool memory. No public data set has counters with slowdowns; rows from this
-//! model are labelled MODELLED wherever they are used. Caches are simulated line by line. The
-//! pipeline model covers the limits of memory access: the window, outstanding misses, prefetching,
-//! and the memory channel.
+//! model are labelled MODELLED wherever they are utilization. Caches are simulated line by line.
+//! The pipeline model covers the limits of memory access: the window, outstanding misses,
+//! prefetching, and the memory channel.
 
 mod cache;
 mod counters;
@@ -23,7 +23,8 @@ use rand::Rng;
 use cache::Hierarchy;
 use timing::Run;
 
-/// Core, with its share of the shared resources. Times are in cycles, except for names ending in _ns.
+/// Core, with its share of the shared resources. Times are in cycles, except for names ending in
+/// _ns.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Core {
     /// Clock rate: cycles per nanosecond.
@@ -67,14 +68,14 @@ impl Memory {
     /// full utilization.
     pub fn synthetic(idle_ns: f64, gb_per_s: f64) -> Self {
         const RISE: [(f64, f64); 5] = [(0.0, 1.0), (0.5, 1.15), (0.8, 1.5), (0.95, 2.2), (1.0, 3.0)];
-        Self { gb_per_s, curve: RISE.map(|(used, times)| (used, times * idle_ns)).to_vec() }
+        Self { gb_per_s, curve: RISE.map(|(utilization, times)| (utilization, times * idle_ns)).to_vec() }
     }
 
     /// Returns the latency at a utilization, in ns; linear between the points of the curve.
-    pub fn latency_ns(&self, used: f64) -> f64 {
-        let after = self.curve.partition_point(|(share, _)| *share < used);
+    pub fn latency_ns(&self, utilization: f64) -> f64 {
+        let after = self.curve.partition_point(|(share, _)| *share < utilization);
         match (self.curve.get(after.wrapping_sub(1)), self.curve.get(after)) {
-            (Some(&(a, low)), Some(&(b, high))) => low + (high - low) * (used - a) / (b - a),
+            (Some(&(a, low)), Some(&(b, high))) => low + (high - low) * (utilization - a) / (b - a),
             (None, Some(&(_, only))) | (Some(&(_, only)), None) => only,
             (None, None) => 0.0,
         }
@@ -93,21 +94,22 @@ pub struct Measurement {
 /// Adds measurement noise of about 5 % to the counters, with a small floor. Derived counters are
 /// recomputed from the noisy ones.
 pub fn add_noise(counters: &Counters, rng: &mut impl Rng) -> Counters {
-    const OFF: f64 = 0.05;
+    const RELATIVE_NOISE: f64 = 0.05;
     const FLOOR: f64 = 0.003;
     // Approximately normal: the sum of twelve uniform numbers has mean 6 and standard deviation 1.
     let mut normal = || (0..12).map(|_| rng.random::<f64>()).sum::<f64>() - 6.0;
     counters::with_derived(
-        counters.map(|counter| (counter * (1.0 + OFF * normal())).max(0.0) + FLOOR * normal().abs()),
+        counters
+            .map(|counter| (counter * (1.0 + RELATIVE_NOISE * normal())).max(0.0) + FLOOR * normal().abs()),
     )
 }
 
 /// Runs a program with local memory and with pool memory.
 pub fn measure(core: &Core, program: &Program, local: &Memory, pool: &Memory) -> Measurement {
-    let seen = Hierarchy::new(core).simulate(program);
-    let [with_local, with_pool] = [local, pool].map(|memory| Run::of(core, program, &seen, memory));
+    let levels = Hierarchy::new(core).simulate(program);
+    let [with_local, with_pool] = [local, pool].map(|memory| Run::simulate(core, program, &levels, memory));
     Measurement {
-        counters: with_local.counters(core, program, &seen),
+        counters: with_local.counters(core, program, &levels),
         slowdown: with_pool.cycles / with_local.cycles - 1.0,
     }
 }

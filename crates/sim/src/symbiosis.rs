@@ -23,7 +23,7 @@ pub use accesses::{AccessTraceError, read};
 pub use auction::{Auction, Round, auction};
 pub use change::{
     Activity, CHANGES, Change, ChangeResponse, EPOCHS, Epoch, RESPONSE_EPOCHS_MAX, TENANTS, TenantEpoch,
-    change_responses, play,
+    change_responses, simulate_changes,
 };
 pub use host::Host;
 pub use mixes::{Mix, SMALL_HOST_TENANTS, memory_and_compute_bound, mixes};

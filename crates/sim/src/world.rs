@@ -1,26 +1,26 @@
-//! Deterministic simulation of a rack in one thread: the real state machines of manager and agents, with
-//! simulated connections, disks, devices, hosts and clients that inject faults. After every step the
-//! invariants are checked ([`check`](World::step)).
+//! Deterministic simulation of a rack in one thread: the real state machines of manager and agents,
+//! with simulated connections, disks, devices, hosts and clients that inject faults. After every
+//! step the invariants are checked ([`check`](World::step)).
 //!
 //! The same seed gives the same run.
 
-mod calm;
 mod check;
+mod clients;
 mod clock;
 mod device;
+mod fault_model;
+mod faults;
+mod history;
 mod hosts;
 mod machine;
+mod manager_process;
 mod migrations;
-mod past;
-mod people;
-mod program;
+mod network;
+mod quiescence;
 mod rack;
+mod run_log;
 mod scrubs;
 mod store;
-mod story;
-mod trouble;
-mod weather;
-mod wire;
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -31,60 +31,60 @@ use rand_pcg::Pcg64;
 use units::{EmcId, HostId, Ns, ReservationId};
 
 use self::{
-    check::{Truth, has_ended},
+    check::{GroundTruth, has_ended},
+    clients::ClientWorkload,
     clock::WallClock,
     device::Device,
-    machine::{Job, Machine, Pid},
-    people::People,
-    program::Program,
+    fault_model::FaultModel,
+    faults::Fault,
+    machine::{HostCall, Machine, Pid},
+    manager_process::ManagerProcess,
+    network::Network,
     rack::RackFile,
-    story::Story,
-    trouble::Trouble,
-    weather::Weather,
-    wire::Wire,
+    run_log::RunLog,
 };
 pub use self::{
+    run_log::{Failure, Summary},
     store::{BACKUPS_MAX, MemoryStore, Store},
-    story::{Failure, Summary},
 };
 
 /// Scheduled event.
 #[derive(Debug)]
-enum Happening {
-    ManagerStarts,
-    ManagerWakes,
-    ManagerSettles(u64),
+enum ScheduledEvent {
+    ManagerStart,
+    ManagerWakeup,
+    ManagerBurstEnd(u64),
     /// The store has completed a batch of this run of the manager.
-    StoreDone(u64),
+    StoreWritten(u64),
     StoreRead(u64),
     /// The first queued call of this run to this device is made.
-    DeviceTurn(u64, EmcId),
+    DeviceCallDue(u64, EmcId),
     /// The operator's fence command, started for this device by this run of the manager, has ended.
-    CommandEnds(u64, EmcId, HostId),
-    Boots(HostId),
-    AgentStarts(HostId, u64),
-    AgentWakes(HostId, u64),
+    FenceCommandEnd(u64, EmcId, HostId),
+    HostBoot(HostId),
+    AgentStart(HostId, u64),
+    AgentWakeup(HostId, u64),
     /// The host has completed a call of this run of the agent.
-    HostDone(HostId, u64, Box<Job>),
-    ProcessGone(HostId, u64, ReservationId),
+    HostCallDone(HostId, u64, Box<HostCall>),
+    ProcessExit(HostId, u64, ReservationId),
     /// A process of this boot tries to attach memory.
-    Asks(HostId, u64, Pid),
+    ProcessAttach(HostId, u64, Pid),
     /// A process uses its memory or ends.
-    Lives(HostId, u64, Pid),
-    Connects(HostId, u64),
-    Welcome(SessionId),
-    ToManager(SessionId, Box<Have>),
+    ProcessAction(HostId, u64, Pid),
+    AgentConnect(HostId, u64),
+    SessionAccepted(SessionId),
+    ReportArrival(SessionId, Box<Have>),
     /// The manager applies one part of a report.
-    ToManagerPart(SessionId, Box<Have>),
-    ToAgent(SessionId, Box<Want>),
-    AsksReport(SessionId),
-    ManagerHearsEnd(SessionId),
-    AgentHearsEnd(SessionId),
+    ReportPartArrival(SessionId, Box<Have>),
+    DesiredStateArrival(SessionId, Box<Want>),
+    ReportRequestArrival(SessionId),
+    ManagerDetectsClose(SessionId),
+    AgentDetectsClose(SessionId),
     /// An agent that was to be rejected disconnects.
-    IntruderLeaves(SessionId),
-    PeopleAct,
-    TroubleComes,
-    TroubleEnds(Trouble),
+    DuplicateAgentLeaves(SessionId),
+    ClientAction,
+    FaultStart,
+    FaultEnd(Fault),
 }
 
 /// A simulated rack with its clients and faults.
@@ -95,38 +95,38 @@ pub struct World {
     now: Ns,
     wall_clock: WallClock,
     steps: u64,
-    queue: BTreeMap<(Ns, u64), Happening>,
+    queue: BTreeMap<(Ns, u64), ScheduledEvent>,
     queued: u64,
-    weather: Weather,
-    program: Program,
+    fault_model: FaultModel,
+    manager_process: ManagerProcess,
     rack: RackFile,
     devices: Vec<Device>,
     machines: Vec<Machine>,
-    wire: Wire,
-    people: People,
-    truth: Truth,
-    story: Story,
-    /// No further faults are injected.
-    calm: bool,
+    network: Network,
+    clients: ClientWorkload,
+    truth: GroundTruth,
+    run_log: RunLog,
+    /// Fault injection has ended.
+    faults_stopped: bool,
 }
 
 impl World {
     /// Creates the world of a seed, with a store in memory.
     pub fn new(seed: u64) -> Self {
         let mut rng = Pcg64::seed_from_u64(seed);
-        let weather = Weather::of(&mut rng);
-        let store = Box::new(MemoryStore::new(rng.random(), weather.store_fails));
-        Self::grow(seed, rng, weather, store)
+        let fault_model = FaultModel::random(&mut rng);
+        let store = Box::new(MemoryStore::new(rng.random(), fault_model.store_failure_rate));
+        Self::build(seed, rng, fault_model, store)
     }
 
     /// Creates the world of a seed, with another store.
     pub fn with_store(seed: u64, store: Box<dyn Store>) -> Self {
         let mut rng = Pcg64::seed_from_u64(seed);
-        let weather = Weather::of(&mut rng);
-        Self::grow(seed, rng, weather, store)
+        let fault_model = FaultModel::random(&mut rng);
+        Self::build(seed, rng, fault_model, store)
     }
 
-    fn grow(seed: u64, rng: Pcg64, weather: Weather, store: Box<dyn Store>) -> Self {
+    fn build(seed: u64, rng: Pcg64, fault_model: FaultModel, store: Box<dyn Store>) -> Self {
         let mut world = Self {
             seed,
             rng,
@@ -135,33 +135,33 @@ impl World {
             steps: 0,
             queue: BTreeMap::new(),
             queued: 0,
-            devices: weather.devices(),
-            machines: weather.machines(),
-            program: Program::new(store),
-            rack: RackFile::new(weather.rack.clone()),
-            wire: Wire::default(),
-            people: People::default(),
-            truth: Truth::default(),
-            story: Story::default(),
-            calm: false,
-            weather,
+            devices: fault_model.devices(),
+            machines: fault_model.machines(),
+            manager_process: ManagerProcess::new(store),
+            rack: RackFile::new(fault_model.rack.clone()),
+            network: Network::default(),
+            clients: ClientWorkload::default(),
+            truth: GroundTruth::default(),
+            run_log: RunLog::default(),
+            faults_stopped: false,
+            fault_model,
         };
-        if world.weather.long_past {
-            world.remember_past();
+        if world.fault_model.long_history {
+            world.write_long_history();
         }
-        world.after(Ns::ZERO, Happening::ManagerStarts);
+        world.schedule_after(Ns::ZERO, ScheduledEvent::ManagerStart);
         for host in world.hosts() {
-            world.after(Ns::ms(1), Happening::Boots(host));
+            world.schedule_after(Ns::ms(1), ScheduledEvent::HostBoot(host));
         }
-        world.after(Ns::ms(5), Happening::PeopleAct);
-        world.after(Ns::ms(20), Happening::TroubleComes);
+        world.schedule_after(Ns::ms(5), ScheduledEvent::ClientAction);
+        world.schedule_after(Ns::ms(20), ScheduledEvent::FaultStart);
         world
     }
 
     /// Logs the latest events, to be printed with a failure.
     #[must_use]
-    pub fn told(mut self, events: usize) -> Self {
-        self.story.tell(events);
+    pub fn with_event_log(mut self, events: usize) -> Self {
+        self.run_log.keep_events(events);
         self
     }
 
@@ -174,7 +174,7 @@ impl World {
             self.step()?;
         }
         self.settle()?;
-        Ok(self.story.summary(self.steps))
+        Ok(self.run_log.summary(self.steps))
     }
 
     /// Processes the next event and checks the invariants.
@@ -182,71 +182,73 @@ impl World {
     /// # Errors
     /// An invariant was violated.
     pub fn step(&mut self) -> Result<(), Box<Failure>> {
-        if let Some(((at, _), happening)) = self.queue.pop_first() {
+        if let Some(((at, _), event)) = self.queue.pop_first() {
             self.now = at;
             self.steps += 1;
-            self.happen(happening);
+            self.dispatch(event);
             self.check();
         }
-        self.story.failure(self.seed, self.steps).map_or(Ok(()), Err)
+        self.run_log.failure(self.seed, self.steps).map_or(Ok(()), Err)
     }
 
-    fn happen(&mut self, happening: Happening) {
-        match happening {
-            Happening::ManagerStarts => self.start_manager(),
-            Happening::ManagerWakes => self.wake_manager(),
-            Happening::ManagerSettles(life) => self.end_burst(life),
-            Happening::StoreDone(life) => self.store_done(life),
-            Happening::StoreRead(life) => self.store_read(life),
-            Happening::DeviceTurn(life, emc) => self.device_turn(life, emc),
-            Happening::CommandEnds(life, emc, host) => self.command_ends(life, emc, host),
-            Happening::Boots(host) => self.boot(host),
-            Happening::AgentStarts(host, boot) => self.start_agent(host, boot),
-            Happening::AgentWakes(host, instance) => self.wake_agent(host, instance),
-            Happening::HostDone(host, instance, job) => self.host_done(host, instance, *job),
-            Happening::ProcessGone(host, instance, id) => self.process_gone(host, instance, id),
-            Happening::Asks(host, boot, pid) => self.process_asks(host, boot, pid),
-            Happening::Lives(host, boot, pid) => self.process_lives(host, boot, pid),
-            Happening::Connects(host, instance) => self.connect(host, instance),
-            Happening::Welcome(session) => self.welcome(session),
-            Happening::ToManager(session, have) => self.manager_hears(session, *have),
-            Happening::ToManagerPart(session, part) => self.manager_hears_part(session, *part),
-            Happening::ToAgent(session, want) => self.agent_hears(session, *want),
-            Happening::AsksReport(session) => self.agent_is_asked(session),
-            Happening::ManagerHearsEnd(session) => self.manager_hears_end(session),
-            Happening::AgentHearsEnd(session) => self.agent_hears_end(session),
-            Happening::IntruderLeaves(session) => self.intruder_leaves(session),
-            Happening::PeopleAct => self.people_act(),
-            Happening::TroubleComes => self.trouble_comes(),
-            Happening::TroubleEnds(trouble) => self.trouble_ends(trouble),
+    fn dispatch(&mut self, event: ScheduledEvent) {
+        match event {
+            ScheduledEvent::ManagerStart => self.start_manager(),
+            ScheduledEvent::ManagerWakeup => self.wake_manager(),
+            ScheduledEvent::ManagerBurstEnd(incarnation) => self.end_burst(incarnation),
+            ScheduledEvent::StoreWritten(incarnation) => self.store_done(incarnation),
+            ScheduledEvent::StoreRead(incarnation) => self.store_read(incarnation),
+            ScheduledEvent::DeviceCallDue(incarnation, emc) => self.make_next_device_call(incarnation, emc),
+            ScheduledEvent::FenceCommandEnd(incarnation, emc, host) => {
+                self.end_fence_command(incarnation, emc, host)
+            }
+            ScheduledEvent::HostBoot(host) => self.boot(host),
+            ScheduledEvent::AgentStart(host, boot) => self.start_agent(host, boot),
+            ScheduledEvent::AgentWakeup(host, instance) => self.wake_agent(host, instance),
+            ScheduledEvent::HostCallDone(host, instance, call) => self.host_call_done(host, instance, *call),
+            ScheduledEvent::ProcessExit(host, instance, id) => self.process_exited(host, instance, id),
+            ScheduledEvent::ProcessAttach(host, boot, pid) => self.attach_process(host, boot, pid),
+            ScheduledEvent::ProcessAction(host, boot, pid) => self.run_process(host, boot, pid),
+            ScheduledEvent::AgentConnect(host, instance) => self.connect(host, instance),
+            ScheduledEvent::SessionAccepted(session) => self.session_accepted(session),
+            ScheduledEvent::ReportArrival(session, have) => self.manager_receives_report(session, *have),
+            ScheduledEvent::ReportPartArrival(session, part) => self.manager_receives_part(session, *part),
+            ScheduledEvent::DesiredStateArrival(session, want) => self.agent_receives_state(session, *want),
+            ScheduledEvent::ReportRequestArrival(session) => self.agent_receives_report_request(session),
+            ScheduledEvent::ManagerDetectsClose(session) => self.manager_detects_close(session),
+            ScheduledEvent::AgentDetectsClose(session) => self.agent_detects_close(session),
+            ScheduledEvent::DuplicateAgentLeaves(session) => self.duplicate_agent_leaves(session),
+            ScheduledEvent::ClientAction => self.act_as_client(),
+            ScheduledEvent::FaultStart => self.start_fault(),
+            ScheduledEvent::FaultEnd(fault) => self.end_fault(fault),
         }
     }
 
-    fn at(&mut self, at: Ns, happening: Happening) {
+    fn schedule_at(&mut self, at: Ns, event: ScheduledEvent) {
         self.queued += 1; // events due at the same time occur in the order in which they were scheduled
-        self.queue.insert((at.max(self.now), self.queued), happening);
+        self.queue.insert((at.max(self.now), self.queued), event);
     }
 
-    fn after(&mut self, span: Ns, happening: Happening) {
-        self.at(self.now.after(span), happening);
+    fn schedule_after(&mut self, span: Ns, event: ScheduledEvent) {
+        self.schedule_at(self.now.after(span), event);
     }
 
     /// Draws a duration around `span`; one in twenty is ten times longer.
-    fn about(&mut self, span: Ns) -> Ns {
+    fn random_around(&mut self, span: Ns) -> Ns {
         let usual = self.rng.random_range(span.0 / 2..=span.0 * 3 / 2);
         Ns(if self.rng.random_bool(0.05) { usual * 10 } else { usual })
     }
 
-    fn between(&mut self, least: Ns, most: Ns) -> Ns {
-        Ns(self.rng.random_range(least.0..=most.0))
+    fn random_between(&mut self, min: Ns, max: Ns) -> Ns {
+        Ns(self.rng.random_range(min.0..=max.0))
     }
 
-    fn chance(&mut self, part: f64) -> bool {
-        self.rng.random_bool(part)
+    fn chance(&mut self, probability: f64) -> bool {
+        self.rng.random_bool(probability)
     }
 
-    fn any<T: Clone>(&mut self, of: &[T]) -> Option<T> {
-        (!of.is_empty()).then(|| of[self.rng.random_range(0..of.len())].clone())
+    fn pick<T: Clone>(&mut self, items: &[T]) -> Option<T> {
+        (!items.is_empty()).then(|| items[self.rng.random_range(0..items.len())].clone())
     }
 
     fn hosts(&self) -> Vec<HostId> {
@@ -257,17 +259,17 @@ impl World {
         self.machines.iter_mut().find(|machine| machine.id == host).expect("a host with a machine")
     }
 
-    fn machine_of(&self, host: HostId) -> Option<&Machine> {
+    fn find_machine(&self, host: HostId) -> Option<&Machine> {
         self.machines.iter().find(|machine| machine.id == host)
     }
 
-    fn say(&mut self, words: impl FnOnce() -> String) {
-        self.story.say(self.now, words);
+    fn log(&mut self, line: impl FnOnce() -> String) {
+        self.run_log.log(self.now, line);
     }
 
     /// Records a violated invariant; only the first one is kept.
-    fn blame(&mut self, promise: &'static str, what: String) {
-        self.story.blame(promise, what);
+    fn report_violation(&mut self, invariant: &'static str, description: String) {
+        self.run_log.record_violation(invariant, description);
     }
 }
 
@@ -281,14 +283,14 @@ mod tests {
     const SEEDS: u64 = 150;
     const STEPS: u64 = 1500;
     /// Events of rare worlds, which so few seeds may not contain.
-    const RARE: [&str; 2] = ["long_pasts", "moves_asked_again"];
+    const RARE: [&str; 2] = ["long_histories", "migrations_retried"];
 
-    /// A generator without output would weaken every check unnoticed.
+    /// Without an event of a kind, checks of that kind pass unnoticed.
     #[test]
-    fn every_kind_of_event_occurs_within_a_few_seeds() {
+    fn event_kinds_all_occur_within_few_seeds() {
         let mut sum = Summary::default();
         for seed in 0..SEEDS {
-            sum += World::new(seed).run(STEPS).expect("every promise is kept");
+            sum += World::new(seed).run(STEPS).expect("every invariant holds");
         }
         let mut missing =
             sum.counts().into_iter().filter(|(name, count)| *count == 0 && !RARE.contains(name));

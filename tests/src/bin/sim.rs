@@ -116,6 +116,6 @@ impl Turns {
 
 /// Runs a failing seed again, with its event log.
 fn one(seed: u64, args: &Args) -> Result<Summary, Box<Failure>> {
-    let story = |events| World::new(seed).told(events).run(args.steps);
+    let story = |events| World::new(seed).with_event_log(events).run(args.steps);
     if args.trace { story(usize::MAX) } else { story(0).or_else(|_| story(EVENTS_TOLD)) }
 }

@@ -54,7 +54,7 @@ fn structures(mut rest: &[u8], width: usize) -> Vec<(u64, &[u8])> {
 }
 
 #[test]
-fn every_table_is_linked_from_rsdp_with_valid_checksum() {
+fn tables_are_linked_from_rsdp_with_valid_checksums() {
     let all = tables(&layout(), &WINDOWS).unwrap();
     assert_eq!(&all[..8], b"RSD PTR ");
     assert_eq!((sum(&all[..20]), sum(&all[..36])), (0, 0));

@@ -65,7 +65,7 @@ proptest! {
     }
 
     #[test]
-    fn each_cpu_has_one_node_and_pool_nodes_have_no_cpus(shape in shapes()) {
+    fn cpus_have_one_node_and_pool_nodes_have_none(shape in shapes()) {
         let layout = Layout::new(&shape, 46).unwrap();
         let cpus: u32 = shape.local.iter().map(|node| node.cpus).sum();
         prop_assert_eq!(layout.cpus(), cpus);

@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_with_a_part_of_a_file_or_private_memory_are_not_measured() {
+    fn nodes_with_partial_file_or_private_memory_are_not_measured() {
         let whole = file(128);
         let nodes = vec![local(&whole, 0, true), local(&whole, 64 * MIB, true), local(&file(64), 0, false)];
         let memory = map(nodes, create_memfd("pool", Bytes::gib(1), None).unwrap());

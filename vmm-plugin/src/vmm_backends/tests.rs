@@ -232,7 +232,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn every_vmm_gets_all_nodes_sizes_and_distances((local, pool) in shapes()) {
+    fn vmms_receive_all_nodes_sizes_and_distances((local, pool) in shapes()) {
         let local: Vec<_> = local.into_iter().map(|(cpus, mib)| (cpus, Bytes::mib(mib))).collect();
         let guest = guest(config(&local), &pool);
         let layout = &guest.layout;

@@ -87,12 +87,12 @@ impl Certificate {
     }
 
     fn budgets(&self) -> String {
-        let why = if self.dividend > 1.0 + ROUNDING {
+        let reason = if self.dividend > 1.0 + ROUNDING {
             ": some tenants do not spend their whole budget"
         } else {
             ""
         };
-        format!("budget of each tenant: {:.3} times its fraction of all weights{why}", self.dividend)
+        format!("budget of each tenant: {:.3} times its fraction of all weights{reason}", self.dividend)
     }
 
     /// Describes how far budgets are exceeded. Budgets apply only to shares bought at the market's

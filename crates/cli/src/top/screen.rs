@@ -259,7 +259,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn every_slice_state_has_a_unique_letter() {
+    fn slice_states_have_unique_letters() {
         let mut states: Vec<_> = (1..=7).filter_map(|n| v1::SliceState::try_from(n).ok()).collect();
         states.dedup();
         assert_eq!(states.len(), STATES.len());

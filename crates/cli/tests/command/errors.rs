@@ -26,7 +26,7 @@ const EXIT_CODES: [(Code, i32); 16] = [
 ];
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_status_has_its_documented_exit_code() {
+async fn statuses_have_their_documented_exit_codes() {
     for (code, exit) in EXIT_CODES {
         let ran = Rack::new(Behavior::Rejecting(code, "SOME_REASON", "no")).tarn("get rack").await;
         assert_eq!((ran.code, ran.stdout.as_str()), (exit, ""), "{code:?}: {}", ran.stderr);

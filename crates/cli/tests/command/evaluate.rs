@@ -43,23 +43,23 @@ fn vms(hours: std::ops::Range<u32>) -> String {
     text
 }
 
-fn packed(text: &str) -> Vec<u8> {
+fn gzipped(text: &str) -> Vec<u8> {
     let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
     gzip.write_all(text.as_bytes()).unwrap();
     gzip.finish().unwrap()
 }
 
 #[tokio::test]
-async fn forecasts_are_judged_at_four_rates_for_programs_and_for_people() {
+async fn frigid_results_have_four_rates_as_json_and_table() {
     let files = Files::new();
-    files.file("before.csv.gz", &packed(&vms(0..400)));
+    files.file("before.csv.gz", &gzipped(&vms(0..400)));
     files.file("after.csv", vms(400..500).as_bytes());
     let ran = files.evaluate("--train DIR/before.csv.gz --test DIR/after.csv -o json").await;
     assert_eq!(ran.code, 0, "{}", ran.stderr);
-    let verdicts: Vec<Value> = serde_json::from_str(&ran.stdout).unwrap();
-    let asked: Vec<f64> = verdicts.iter().map(|verdict| verdict["rate_asked"].as_f64().unwrap()).collect();
-    assert_eq!(asked, [0.01, 0.02, 0.04, 0.1]);
-    let last = &verdicts[3];
+    let results: Vec<Value> = serde_json::from_str(&ran.stdout).unwrap();
+    let targets: Vec<f64> = results.iter().map(|result| result["rate_asked"].as_f64().unwrap()).collect();
+    assert_eq!(targets, [0.01, 0.02, 0.04, 0.1]);
+    let last = &results[3];
     for (name, expected) in [
         ("rate_actual", 0.0),
         ("frigid_share", 0.5),
@@ -77,7 +77,7 @@ async fn forecasts_are_judged_at_four_rates_for_programs_and_for_people() {
 }
 
 #[tokio::test]
-async fn vms_may_be_learnt_from_those_tested_before_them_alone() {
+async fn training_file_is_optional() {
     let files = Files::new();
     files.file("all.csv", vms(0..400).as_bytes());
     let ran = files.evaluate("--test DIR/all.csv").await;
@@ -85,7 +85,7 @@ async fn vms_may_be_learnt_from_those_tested_before_them_alone() {
 }
 
 #[tokio::test]
-async fn a_file_from_which_nothing_could_be_learnt_is_pointed_out() {
+async fn unusable_training_file_is_reported() {
     let files = Files::new();
     files.file("late.csv", vms(400..500).as_bytes());
     files.file("early.csv", vms(0..100).as_bytes());
@@ -95,7 +95,7 @@ async fn a_file_from_which_nothing_could_be_learnt_is_pointed_out() {
 }
 
 #[tokio::test]
-async fn suspect_vms_are_left_out_aloud() {
+async fn suspect_vms_are_skipped_with_note() {
     let files = Files::new();
     let suspect = vms(0..3).replace("customer,0", "customer,1") + vms(3..9).split_once('\n').unwrap().1;
     files.file("some.csv", suspect.as_bytes());
@@ -104,12 +104,12 @@ async fn suspect_vms_are_left_out_aloud() {
 }
 
 #[tokio::test]
-async fn what_is_no_table_is_an_error_that_names_the_file_and_what_is_wrong() {
+async fn invalid_table_error_names_file_and_reason() {
     let files = Files::new();
     files.file("good.csv", vms(0..9).as_bytes());
     files.file("wrong.csv", vms(0..9).replace(",8,4,", ",8,x,").as_bytes());
     files.file("suspect.csv", vms(0..9).replace("customer,0", "customer,1").as_bytes());
-    let gzip = packed(&vms(0..400));
+    let gzip = gzipped(&vms(0..400));
     files.file("torn.csv.gz", &gzip[..gzip.len() / 2]);
     for (test, expected) in [
         ("missing.csv", "No such file"),
@@ -124,7 +124,7 @@ async fn what_is_no_table_is_an_error_that_names_the_file_and_what_is_wrong() {
 }
 
 #[tokio::test]
-async fn help_lists_the_columns_of_ones_own_table() {
+async fn help_lists_columns_of_custom_table() {
     let help = tarn("evaluate frigid --help").await.stdout;
     for line in ["bitbrains-week", "nfcore-tasks", "began_s", "may be left out or empty"] {
         assert!(help.contains(line), "{help}");
@@ -144,7 +144,7 @@ fn labels() -> String {
 }
 
 #[tokio::test]
-async fn an_operators_own_labels_take_the_place_of_modelled_ones() {
+async fn labels_of_operator_replace_modelled_workloads() {
     let files = Files::new();
     let path = files.file("labels.csv", labels().as_bytes());
     let words = format!("evaluate sensitivity --labels {} --splits 9 -o json", path.display());
@@ -155,11 +155,11 @@ async fn an_operators_own_labels_take_the_place_of_modelled_ones() {
         "{}",
         ran.stderr
     );
-    let verdicts: Vec<Value> = serde_json::from_str(&ran.stdout).unwrap();
-    let asked: Vec<f64> = verdicts.iter().map(|verdict| verdict["fp_asked"].as_f64().unwrap()).collect();
-    assert_eq!(asked, [0.01, 0.02, 0.04, 0.1]);
-    let placed = |way: &str| verdicts[1][way]["placed"].as_f64().unwrap();
-    assert!(placed("dram_bound") > 0.05 && placed("memory_bound") == 0.0, "{}", verdicts[1]);
+    let results: Vec<Value> = serde_json::from_str(&ran.stdout).unwrap();
+    let targets: Vec<f64> = results.iter().map(|result| result["fp_asked"].as_f64().unwrap()).collect();
+    assert_eq!(targets, [0.01, 0.02, 0.04, 0.1]);
+    let placed = |method: &str| results[1][method]["placed"].as_f64().unwrap();
+    assert!(placed("dram_bound") > 0.05 && placed("memory_bound") == 0.0, "{}", results[1]);
     let short = files.file("short.csv", labels().lines().take(5).collect::<Vec<_>>().join("\n").as_bytes());
     let ran = tarn(&format!("evaluate sensitivity --labels {}", short.display())).await;
     assert_eq!(ran.code, 1);
@@ -167,18 +167,18 @@ async fn an_operators_own_labels_take_the_place_of_modelled_ones() {
 }
 
 #[tokio::test]
-async fn modelled_workloads_are_called_modelled_and_a_forest_places_more_of_them_than_thresholds() {
+async fn forest_places_more_modelled_workloads_than_thresholds() {
     let ran = tarn("evaluate sensitivity --splits 20 -o json").await;
     assert_eq!(ran.code, 0, "{}", ran.stderr);
     assert!(ran.stderr.contains("MODELLED"), "{}", ran.stderr);
-    let verdicts: Vec<Value> = serde_json::from_str(&ran.stdout).unwrap();
-    let placed = |way: &str| verdicts[1][way]["placed"].as_f64().unwrap();
-    assert!(placed("forest") > placed("dram_bound") + 0.05, "{}", verdicts[1]);
-    assert!(placed("forest") > placed("memory_bound") + 0.05, "{}", verdicts[1]);
+    let results: Vec<Value> = serde_json::from_str(&ran.stdout).unwrap();
+    let placed = |method: &str| results[1][method]["placed"].as_f64().unwrap();
+    assert!(placed("forest") > placed("dram_bound") + 0.05, "{}", results[1]);
+    assert!(placed("forest") > placed("memory_bound") + 0.05, "{}", results[1]);
 }
 
 #[tokio::test]
-async fn a_margin_is_a_percentage_and_modelled_words_do_not_go_with_labels() {
+async fn invalid_margin_and_options_of_models_are_rejected() {
     for words in
         ["--pdm 0", "--pdm NaN", "--pdm 101", "--splits 0", "--labels a --latency b", "--labels a --trace b"]
     {
@@ -204,12 +204,12 @@ pub(crate) fn texts(path: &Path) -> Vec<String> {
     texts
 }
 
-pub(crate) fn is_said(texts: &[String], words: &str) -> bool {
+pub(crate) fn contains_text(texts: &[String], words: &str) -> bool {
     texts.iter().any(|text| text.contains(words))
 }
 
 #[tokio::test]
-async fn frigid_memory_is_drawn_beside_other_ways_to_forecast_and_the_list_stays_as_it_is() {
+async fn frigid_figure_shows_all_methods_and_keeps_list() {
     let files = Files::new();
     files.file("all.csv", vms(0..400).as_bytes());
     let listed = files.evaluate("--test DIR/all.csv -o json").await;
@@ -229,7 +229,7 @@ async fn frigid_memory_is_drawn_beside_other_ways_to_forecast_and_the_list_stays
         "lowest so far of the customer",
         "a fixed share",
     ] {
-        assert!(is_said(&texts, words), "{words}: {texts:?}");
+        assert!(contains_text(&texts, words), "{words}: {texts:?}");
     }
     assert_eq!(fs::read(&one).unwrap(), fs::read(&other).unwrap(), "same input, same bytes");
     let names = fs::read_dir(files.0.path()).unwrap().map(|entry| entry.unwrap().file_name());
@@ -237,7 +237,7 @@ async fn frigid_memory_is_drawn_beside_other_ways_to_forecast_and_the_list_stays
 }
 
 #[tokio::test]
-async fn a_drawing_that_cannot_be_written_is_an_error_that_names_its_file_and_leaves_nothing() {
+async fn unwritable_figure_is_error_without_partial_file() {
     let files = Files::new();
     files.file("all.csv", vms(0..100).as_bytes());
     fs::create_dir(files.0.path().join("folder.svg")).unwrap();
@@ -250,7 +250,7 @@ async fn a_drawing_that_cannot_be_written_is_an_error_that_names_its_file_and_le
 }
 
 #[tokio::test]
-async fn slowdowns_and_who_is_told_apart_are_drawn_and_what_is_modelled_is_called_so() {
+async fn sensitivity_figure_marks_modelled_workloads() {
     let files = Files::new();
     files.file("labels.csv", labels().as_bytes());
     let path = files.0.path().join("a.svg");
@@ -272,9 +272,9 @@ async fn slowdowns_and_who_is_told_apart_are_drawn_and_what_is_modelled_is_calle
         "threshold on memory bound",
         "forest, cut learnt",
     ] {
-        assert!(is_said(&own, words), "{words}: {own:?}");
+        assert!(contains_text(&own, words), "{words}: {own:?}");
     }
-    assert!(!is_said(&own, "MODELLED"));
+    assert!(!contains_text(&own, "MODELLED"));
     assert_eq!(tarn(&format!("evaluate sensitivity {words}")).await.code, 0);
     let called = texts(&path).iter().filter(|text| text.contains("MODELLED")).count();
     assert_eq!(called, 3, "titles and dots");
@@ -297,7 +297,7 @@ impl Files {
 }
 
 #[tokio::test]
-async fn both_forecasts_together_put_on_the_pool_what_misses_allow() {
+async fn combination_stays_within_permitted_misses() {
     let files = Files::new();
     let combined = files.combined("").await;
     let number = |value: &Value| value.as_f64().unwrap();
@@ -325,7 +325,7 @@ async fn both_forecasts_together_put_on_the_pool_what_misses_allow() {
 }
 
 #[tokio::test]
-async fn what_is_combined_is_shown_to_people_and_drawn() {
+async fn combination_is_printed_and_drawn() {
     let files = Files::new();
     let path = files.0.path().join("d.svg");
     let ran = files.combine(&format!("--exceed-max 3 --figure {}", path.display())).await;
@@ -342,13 +342,13 @@ async fn what_is_combined_is_shown_to_people_and_drawn() {
         "chosen",
         "allowed (X): 3.0 %",
     ] {
-        assert!(is_said(&texts, words), "{words}: {texts:?}");
+        assert!(contains_text(&texts, words), "{words}: {texts:?}");
     }
-    assert!(!is_said(&texts, "MODELLED"));
+    assert!(!contains_text(&texts, "MODELLED"));
 }
 
 #[tokio::test]
-async fn shares_of_a_combination_are_percent() {
+async fn combination_options_must_be_percentages() {
     for (words, option) in [
         ("--exceed-max 101", "--exceed-max"),
         ("--history NaN", "--history"),

@@ -41,7 +41,7 @@ fn resources_have_singular_and_plural_names() {
 }
 
 #[test]
-fn every_command_and_argument_has_help() {
+fn commands_and_arguments_have_help() {
     fn check(command: &clap::Command) {
         assert!(command.get_about().is_some(), "{} has no help", command.get_name());
         for argument in command.get_arguments() {

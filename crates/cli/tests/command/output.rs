@@ -80,7 +80,7 @@ async fn slices_as_json_have_the_documented_keys() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_resource_is_one_json_object() {
+async fn single_resource_is_a_json_object() {
     for arguments in
         ["get slices 1", "get hosts h1", "get emcs e0", "get reservations web", "get reservations r-1"]
     {

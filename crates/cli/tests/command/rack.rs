@@ -372,14 +372,14 @@ impl Scheduler for Rack {
     }
 
     async fn resolve_migration(&self, r: Request<v1::ResolveMigrationRequest>) -> Answer<v1::Migration> {
-        let asked = self.record("ResolveMigration", r).await?;
-        Ok(Response::new(migration(asked.state)))
+        let request = self.record("ResolveMigration", r).await?;
+        Ok(Response::new(migration(request.state)))
     }
 
     async fn set_weights(&self, r: Request<v1::SetWeightsRequest>) -> Answer<v1::SetWeightsResponse> {
-        let asked = self.record("SetWeights", r).await?;
-        known_host(&asked.host)?;
-        let weights = asked.weights.into_iter().filter(|one| one.weight > 0.0).collect();
+        let request = self.record("SetWeights", r).await?;
+        known_host(&request.host)?;
+        let weights = request.weights.into_iter().filter(|one| one.weight > 0.0).collect();
         Ok(Response::new(v1::SetWeightsResponse { weights }))
     }
 }
@@ -436,10 +436,10 @@ impl Admin for Rack {
     }
 
     async fn get_host(&self, r: Request<v1::GetHostRequest>) -> Answer<v1::Host> {
-        let asked = self.record("GetHost", r).await?.host;
-        match asked.as_str() {
-            "h1" | "h2" => Ok(Response::new(host(&asked, v1::HostState::Up))),
-            _ => Err(unknown("HOST_NOT_FOUND", format!("host {asked} is not in this rack"))),
+        let request = self.record("GetHost", r).await?.host;
+        match request.as_str() {
+            "h1" | "h2" => Ok(Response::new(host(&request, v1::HostState::Up))),
+            _ => Err(unknown("HOST_NOT_FOUND", format!("host {request} is not in this rack"))),
         }
     }
 
@@ -450,10 +450,10 @@ impl Admin for Rack {
     }
 
     async fn get_emc(&self, r: Request<v1::GetEmcRequest>) -> Answer<v1::Emc> {
-        let asked = self.record("GetEmc", r).await?.emc;
-        match asked.as_str() {
-            "e0" | "e1" => Ok(Response::new(emc(&asked, 0, 0))),
-            _ => Err(unknown("EMC_NOT_FOUND", format!("emc {asked} is not in this rack"))),
+        let request = self.record("GetEmc", r).await?.emc;
+        match request.as_str() {
+            "e0" | "e1" => Ok(Response::new(emc(&request, 0, 0))),
+            _ => Err(unknown("EMC_NOT_FOUND", format!("emc {request} is not in this rack"))),
         }
     }
 
@@ -465,11 +465,11 @@ impl Admin for Rack {
     }
 
     async fn get_slice(&self, r: Request<v1::GetSliceRequest>) -> Answer<v1::Slice> {
-        let asked = self.record("GetSlice", r).await?.slice;
-        if asked < 8 {
-            return Ok(Response::new(slice(asked)));
+        let request = self.record("GetSlice", r).await?.slice;
+        if request < 8 {
+            return Ok(Response::new(slice(request)));
         }
-        Err(unknown("SLICE_NOT_FOUND", format!("slice {asked} is not in this pool")))
+        Err(unknown("SLICE_NOT_FOUND", format!("slice {request} is not in this pool")))
     }
 
     async fn list_reservations(

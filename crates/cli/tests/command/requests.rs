@@ -5,18 +5,18 @@ use std::{fs, os::unix::fs::MetadataExt as _};
 use crate::rack::{Behavior, Rack};
 
 /// Expects that the last request to the manager contains each of `parts`.
-async fn says(arguments: &str, parts: &[&str]) {
+async fn assert_request_contains(arguments: &str, parts: &[&str]) {
     let rack = Rack::default();
     let ran = rack.tarn(arguments).await;
     assert_eq!(ran.code, 0, "tarn {arguments}: {}", ran.stderr);
-    let heard = rack.requests().pop().unwrap();
+    let request = rack.requests().pop().unwrap();
     for part in parts {
-        assert!(heard.contains(part), "tarn {arguments}: {part} is missing in {heard}");
+        assert!(request.contains(part), "tarn {arguments}: {part} is missing in {request}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_option_of_reserve_is_sent() {
+async fn reserve_options_are_all_sent() {
     let arguments = "reserve --host h1 --vm web --pool 4GiB --local 8GiB --cores 3 --pinned --wait-ready \
                  --commit-within 5m --request-id q9 --client nova --uid 2001";
     let parts = [
@@ -34,9 +34,10 @@ async fn every_option_of_reserve_is_sent() {
         "client: \"nova\"",
         "uid: Some(2001)",
     ];
-    says(arguments, &parts).await;
+    assert_request_contains(arguments, &parts).await;
     let parts = ["validate_only: true", "commit_within_ms: 0", "pool_bytes: 0", "uid: None"];
-    says("reserve --host h1 --vm web --cores 1 --validate-only --request-id q9", &parts).await;
+    assert_request_contains("reserve --host h1 --vm web --cores 1 --validate-only --request-id q9", &parts)
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -47,7 +48,11 @@ async fn uid_must_be_below_the_maximum() {
         assert_eq!((ran.code, rack.requests().len()), (2, 0), "{}", ran.stderr);
         assert!(ran.stderr.contains("--uid") && ran.stderr.contains(uid), "{}", ran.stderr);
     }
-    says("reserve --host h1 --vm web --cores 1 --uid 0 --request-id q9", &["uid: Some(0)"]).await;
+    assert_request_contains(
+        "reserve --host h1 --vm web --cores 1 --uid 0 --request-id q9",
+        &["uid: Some(0)"],
+    )
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -63,39 +68,55 @@ async fn missing_request_id_is_generated_and_printed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn reservation_is_given_by_id_or_vm() {
-    says("commit r-1", &["Commit", "reservation: \"r-1\", vm: \"\""]).await;
-    says("commit web", &["Commit", "reservation: \"\", vm: \"web\""]).await;
-    says("wait-ready web --timeout 3s", &["WaitReady", "vm: \"web\"", "timeout_ms: 3000"]).await;
-    says("wait-ready web", &["timeout_ms: 300000"]).await;
-    says("release web", &["Release", "force: false", "reason: \"\""]).await;
-    says("release web --force --reason stuck", &["force: true", "reason: \"stuck\""]).await;
+    assert_request_contains("commit r-1", &["Commit", "reservation: \"r-1\", vm: \"\""]).await;
+    assert_request_contains("commit web", &["Commit", "reservation: \"\", vm: \"web\""]).await;
+    assert_request_contains("wait-ready web --timeout 3s", &["WaitReady", "vm: \"web\"", "timeout_ms: 3000"])
+        .await;
+    assert_request_contains("wait-ready web", &["timeout_ms: 300000"]).await;
+    assert_request_contains("release web", &["Release", "force: false", "reason: \"\""]).await;
+    assert_request_contains("release web --force --reason stuck", &["force: true", "reason: \"stuck\""])
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn operator_command_has_exactly_one_target() {
-    says("cordon host h1 --reason fans", &["Cordon", "host: \"h1\", emc: \"\", slice: None", "\"fans\""])
-        .await;
-    says("drain emc e0", &["Drain", "host: \"\", emc: \"e0\", slice: None"]).await;
-    says("uncordon slice 0", &["Uncordon", "host: \"\", emc: \"\", slice: Some(0)"]).await;
-    says("uncordon host h1", &["Uncordon", "host: \"h1\""]).await;
-    says("fence h1", &["Fence", "host: \"h1\"", "confirm_powered_off: false"]).await;
-    says("fence h1 --confirm-powered-off", &["confirm_powered_off: true"]).await;
+    assert_request_contains(
+        "cordon host h1 --reason fans",
+        &["Cordon", "host: \"h1\", emc: \"\", slice: None", "\"fans\""],
+    )
+    .await;
+    assert_request_contains("drain emc e0", &["Drain", "host: \"\", emc: \"e0\", slice: None"]).await;
+    assert_request_contains("uncordon slice 0", &["Uncordon", "host: \"\", emc: \"\", slice: Some(0)"]).await;
+    assert_request_contains("uncordon host h1", &["Uncordon", "host: \"h1\""]).await;
+    assert_request_contains("fence h1", &["Fence", "host: \"h1\"", "confirm_powered_off: false"]).await;
+    assert_request_contains("fence h1 --confirm-powered-off", &["confirm_powered_off: true"]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn migration_is_resolved_with_a_state() {
-    says("migration resolve web accepted", &["ResolveMigration", "vm: \"web\"", "state: Accepted"]).await;
-    says("migration resolve web declined --reason later", &["state: Declined", "answer: \"later\""]).await;
-    says("migration resolve web done", &["state: Done"]).await;
+    assert_request_contains(
+        "migration resolve web accepted",
+        &["ResolveMigration", "vm: \"web\"", "state: Accepted"],
+    )
+    .await;
+    assert_request_contains(
+        "migration resolve web declined --reason later",
+        &["state: Declined", "answer: \"later\""],
+    )
+    .await;
+    assert_request_contains("migration resolve web done", &["state: Done"]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn weights_are_set_for_tenants_of_one_host() {
     let web = "Weight { tenant: \"web\", weight: 2.5 }";
-    says("set weights h1 web=2.5 db=0", &["SetWeights", "host: \"h1\"", web, "tenant: \"db\", weight: 0.0"])
-        .await;
-    says("get weights h1", &["SetWeights", "host: \"h1\"", "weights: []"]).await;
-    says("set weights h1 a.slice:b=-1", &["tenant: \"a.slice:b\", weight: -1.0"]).await; // the manager checks the range
+    assert_request_contains(
+        "set weights h1 web=2.5 db=0",
+        &["SetWeights", "host: \"h1\"", web, "tenant: \"db\", weight: 0.0"],
+    )
+    .await;
+    assert_request_contains("get weights h1", &["SetWeights", "host: \"h1\"", "weights: []"]).await;
+    assert_request_contains("set weights h1 a.slice:b=-1", &["tenant: \"a.slice:b\", weight: -1.0"]).await; // the manager checks the range
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -106,9 +127,9 @@ async fn list_is_read_to_its_last_page() {
     assert_eq!(from, [true; 3], "8 slices in pages of 3");
     let rack = Rack::default();
     rack.tarn("get reservations --include-ended").await;
-    let heard = rack.requests();
-    assert!(heard[0].contains("after: \"\"") && heard[1].contains("after: \"r-1\""), "{heard:?}");
-    assert!(heard.iter().all(|call| call.contains("ended: true")), "{heard:?}");
+    let request = rack.requests();
+    assert!(request[0].contains("after: \"\"") && request[1].contains("after: \"r-1\""), "{request:?}");
+    assert!(request.iter().all(|call| call.contains("ended: true")), "{request:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -6,7 +6,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::{
-    evaluate::{is_said, texts},
+    evaluate::{contains_text, texts},
     rack::{CommandOutput, tarn},
 };
 
@@ -26,8 +26,8 @@ fn traces() -> TempDir {
     let file = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
     file("stream.csv", &trace(|at| at % 3_000));
     let mixed = |at: u64| (at ^ (at << 21)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    let place = |at: u64| (mixed(at) ^ (mixed(at) >> 31)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 52;
-    file("store.csv", &trace(|at| ((place(at).pow(4) >> 36) * 3_000) >> 12));
+    let hash = |at: u64| (mixed(at) ^ (mixed(at) >> 31)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 52;
+    file("store.csv", &trace(|at| ((hash(at).pow(4) >> 36) * 3_000) >> 12));
     folder
 }
 
@@ -68,7 +68,7 @@ async fn malformed_trace_is_an_error() {
 }
 
 /// Expected texts of each figure.
-const DRAWN: [(&str, &[&str]); 6] = [
+const FIGURE_TEXTS: [(&str, &[&str]); 6] = [
     ("figure-1", &["Local memory (equal shares)", "Bandwidth (equal shares)", "bound by bandwidth: stream"]),
     ("figure-3", &["Price of all memory", "Round by round", "all there is", "where the market ended"]),
     (
@@ -81,7 +81,7 @@ const DRAWN: [(&str, &[&str]); 6] = [
 ];
 
 #[tokio::test]
-async fn all_figures_are_written_with_their_data() {
+async fn figures_are_written_with_their_data() {
     let folder = traces();
     fs::write(folder.path().join("derived.csv"), DERIVED).unwrap();
     let into = folder.path().join("some/where");
@@ -95,19 +95,19 @@ async fn all_figures_are_written_with_their_data() {
     assert_eq!(listed, serde_json::from_slice::<Value>(&fs::read(&all).unwrap()).unwrap());
     assert_eq!(listed.as_array().unwrap().len(), 3 * 7);
     let written = fs::read_dir(&into).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
-    let expected = DRAWN.iter().flat_map(|(name, _)| [format!("{name}.json"), format!("{name}.svg")]);
+    let expected = FIGURE_TEXTS.iter().flat_map(|(name, _)| [format!("{name}.json"), format!("{name}.svg")]);
     assert_eq!(written.collect::<BTreeSet<_>>(), expected.collect::<BTreeSet<_>>());
-    for (name, words) in DRAWN {
+    for (name, words) in FIGURE_TEXTS {
         let texts = texts(&into.join(format!("{name}.svg")));
         for word in words {
-            assert!(is_said(&texts, word), "{name}: {word}: {texts:?}");
+            assert!(contains_text(&texts, word), "{name}: {word}: {texts:?}");
         }
     }
     let changed = numbers(&into, "figure-9");
     assert_eq!(changed["epochs"].as_array().unwrap().len(), 40);
-    for followed in changed["followed"].as_array().unwrap() {
-        assert_eq!(followed["within_5_percent_two_epochs_later"], true, "{followed}");
-        assert!(followed["epochs_until_within_5_percent"].as_u64().unwrap() <= 2, "{followed}");
+    for change in changed["followed"].as_array().unwrap() {
+        assert_eq!(change["within_5_percent_two_epochs_later"], true, "{change}");
+        assert!(change["epochs_until_within_5_percent"].as_u64().unwrap() <= 2, "{change}");
     }
     assert_eq!(ran.stderr.matches("figure 9: tenant ").count(), 4, "{}", ran.stderr);
     let best = numbers(&into, "figure-6-mixes");
@@ -123,5 +123,5 @@ async fn unwritable_directory_is_named_in_the_error() {
     let folder = traces();
     let ran = evaluate(folder.path(), &format!("--figures {}/stream.csv", folder.path().display())).await;
     assert_eq!(ran.code, 1);
-    assert!(ran.stderr.contains("make the folder") && ran.stderr.contains("stream.csv"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("create the folder") && ran.stderr.contains("stream.csv"), "{}", ran.stderr);
 }

@@ -18,46 +18,46 @@ use crate::rack::{Rack, command};
 
 /// Opens a pseudo-terminal of 100 by 30: the user side and the program side.
 fn terminal() -> (File, OwnedFd) {
-    let person = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
-    grantpt(&person).unwrap();
-    unlockpt(&person).unwrap();
-    let path = ptsname(&person, Vec::new()).unwrap();
+    let user_side = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+    grantpt(&user_side).unwrap();
+    unlockpt(&user_side).unwrap();
+    let path = ptsname(&user_side, Vec::new()).unwrap();
     let program =
         rustix::fs::open(path, OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC, Mode::empty()).unwrap();
     tcsetwinsize(&program, Winsize { ws_row: 30, ws_col: 100, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
-    (File::from(person), program)
+    (File::from(user_side), program)
 }
 
-/// Returns all output of the program; sends `key` once `wanted` is on the screen.
-fn watch(mut person: File, wanted: &str, key: u8) -> String {
-    let (mut seen, mut chunk, mut pressed) = (String::new(), [0; 4096], false);
+/// Returns all output of the program; sends `key` once `expected` is on the screen.
+fn read_output(mut user_side: File, expected: &str, key: u8) -> String {
+    let (mut output, mut chunk, mut pressed) = (String::new(), [0; 4096], false);
     // Reading fails with EIO once the program has exited.
-    while let Ok(n) = person.read(&mut chunk) {
-        seen.push_str(&String::from_utf8_lossy(&chunk[..n]));
-        if !pressed && seen.contains(wanted) {
-            person.write_all(&[key]).unwrap();
+    while let Ok(n) = user_side.read(&mut chunk) {
+        output.push_str(&String::from_utf8_lossy(&chunk[..n]));
+        if !pressed && output.contains(expected) {
+            user_side.write_all(&[key]).unwrap();
             pressed = true;
         }
     }
-    seen
+    output
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn top_shows_the_rack_and_restores_the_terminal() {
-    let (person, program) = terminal();
+    let (user_side, program) = terminal();
     let address = Rack::default().listen().await;
     let mut tarn = command(&format!("--endpoint http://{address} top"));
     let stdio = || Stdio::from(program.try_clone().unwrap());
     let mut running = tarn.stdin(stdio()).stdout(stdio()).stderr(stdio()).kill_on_drop(true).spawn().unwrap();
     // Only the program has its side open now, so that reads end when it exits.
     drop((tarn, program));
-    let watching = tokio::task::spawn_blocking(move || watch(person, "quarantined", b'q'));
+    let reading = tokio::task::spawn_blocking(move || read_output(user_side, "quarantined", b'q'));
     let ended = tokio::time::timeout(Duration::from_secs(30), running.wait()).await;
-    assert!(ended.expect("q ends it").unwrap().success());
-    let seen = watching.await.unwrap();
+    assert!(ended.expect("tarn top ends on q").unwrap().success());
+    let output = reading.await.unwrap();
     let (enter, leave) = ("\u{1b}[?1049h", "\u{1b}[?1049l");
     for part in ["rack u-1  3 of 8 slices free", "30/32", "e1  up enabled  1/4 free"] {
-        assert!(seen.contains(part), "{part} is missing in {seen:?}");
+        assert!(output.contains(part), "{part} is missing in {output:?}");
     }
-    assert!(seen.contains(enter) && seen.contains(leave), "{seen:?}");
+    assert!(output.contains(enter) && output.contains(leave), "{output:?}");
 }

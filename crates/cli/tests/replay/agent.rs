@@ -37,15 +37,15 @@ pub fn serve(socket: &Path, emc: &Path, rack: Rack, fault: Fault) {
     let slices = emc.join("slices");
     std::thread::spawn(move || {
         while let Ok(peer) = rustix::net::accept_with(&listener, flags) {
-            answer(&peer, &slices, &rack, fault);
+            reply(&peer, &slices, &rack, fault);
         }
     });
 }
 
-fn answer(peer: &OwnedFd, slices: &Path, rack: &Rack, fault: Fault) {
+fn reply(peer: &OwnedFd, slices: &Path, rack: &Rack, fault: Fault) {
     let mut bytes = [0; 4096];
-    let got = datagram::receive(peer, &mut bytes).unwrap().expect("a short request");
-    let request = v1::HostMemoryRequest::decode(&bytes[..got]).unwrap();
+    let length = datagram::receive(peer, &mut bytes).unwrap().expect("a short request");
+    let request = v1::HostMemoryRequest::decode(&bytes[..length]).unwrap();
     let Some(v1::host_memory_request::Request::Attach(attach)) = request.request else { panic!() };
     if fault == Fault::Refuses {
         let refused = v1::Rejection { reason: "VM_NOT_READY".into(), message: "not yet".into() };
@@ -54,7 +54,7 @@ fn answer(peer: &OwnedFd, slices: &Path, rack: &Rack, fault: Fault) {
     let files: Vec<(v1::Region, File)> = grants(rack, &attach.vm, fault)
         .map(|(slice, epoch)| (region(slice, epoch), file(slices, slice, epoch, fault)))
         .collect();
-    // One slice a message, so that every answer has several.
+    // One slice per message, so that replies have several messages.
     let last = files.len();
     for (n, (region, file)) in (1..).zip(files) {
         let memory = v1::Memory { regions: vec![region], more: n < last, pinned: false };
@@ -63,11 +63,14 @@ fn answer(peer: &OwnedFd, slices: &Path, rack: &Rack, fault: Fault) {
 }
 
 fn grants(rack: &Rack, vm: &str, fault: Fault) -> impl Iterator<Item = (u32, u64)> {
-    let back = u64::from(fault == Fault::Stale);
+    let epochs_behind = u64::from(fault == Fault::Stale);
     let slots = rack.state().slots.clone();
-    let own =
+    let owned =
         slots.into_iter().enumerate().filter(|(_, slot)| slot.owner.as_ref().is_some_and(|o| o.0 == vm));
-    own.map(move |(n, slot)| (u32::try_from(n).unwrap(), slot.epoch - back)).collect::<Vec<_>>().into_iter()
+    owned
+        .map(move |(n, slot)| (u32::try_from(n).unwrap(), slot.epoch - epochs_behind))
+        .collect::<Vec<_>>()
+        .into_iter()
 }
 
 fn region(slice: u32, epoch: u64) -> v1::Region {

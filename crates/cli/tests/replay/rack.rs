@@ -19,8 +19,8 @@ use tokio_stream::{
 };
 use tonic::{Request, Response, Status, transport::Server};
 
-type Answer<T> = Result<Response<T>, Status>;
-type Streamed<T> = std::pin::Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+type RpcResult<T> = Result<Response<T>, Status>;
+type RpcStream<T> = std::pin::Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 /// Fault of the rack.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -28,11 +28,11 @@ pub enum Fault {
     #[default]
     None,
     /// Disconnects in the middle: performs requests without replying, and ends its streams.
-    Away,
-    /// The same, and when it is back it has forgotten its first reservation.
-    Forgetful,
+    Unavailable,
+    /// The same, and the restart loses the first reservation.
+    LosesReservation,
     /// Rejects everything on host a, in spite of its reported capacity.
-    HostRefuses,
+    HostRejects,
 }
 
 #[derive(Clone, Debug)]
@@ -48,21 +48,21 @@ pub struct Slot {
     draining: bool,
 }
 
-/// Everything the model knows.
+/// State of the model.
 #[derive(Debug, Default)]
 pub struct State {
     pub hosts: BTreeMap<String, Host>,
     pub slots: Vec<Slot>,
     pub reservations: BTreeMap<String, v1::Reservation>,
     pub requests: BTreeMap<String, String>,
-    /// Where agents hand out memory, and where the EMC's files are.
+    /// Socket of the agent, and folder of the EMC.
     pub socket: String,
     pub emc: String,
     pub fault: Fault,
-    /// Calls until the fault shows.
+    /// Calls until the fault occurs.
     countdown: u32,
-    /// Number of draining slices without a waiting caller.
-    pub asked_for_draining: u32,
+    /// Number of queries of the draining slices.
+    pub draining_queries: u32,
 }
 
 #[derive(Clone, Debug)]
@@ -72,7 +72,7 @@ pub struct Rack {
 }
 
 impl Rack {
-    /// Hosts a and b, each with so many cores and GiB, on one EMC.
+    /// Creates hosts a and b of this size on one EMC.
     pub fn new(cores: u32, local_gib: u64, slices: usize) -> Self {
         let host = Host { cores, local_gib };
         let state = State {
@@ -84,13 +84,13 @@ impl Rack {
         Self { state: Arc::new(Mutex::new(state)), changed: watch::channel(0).0 }
     }
 
-    pub fn with(self, fault: Fault, after: u32) -> Self {
+    pub fn with_fault(self, fault: Fault, after: u32) -> Self {
         self.state().fault = fault;
         self.state().countdown = after;
         self
     }
 
-    pub fn on(self, emc: &Path, socket: &Path) -> Self {
+    pub fn on_this_machine(self, emc: &Path, socket: &Path) -> Self {
         self.state().emc = emc.to_str().unwrap().into();
         self.state().socket = socket.to_str().unwrap().into();
         self
@@ -104,7 +104,7 @@ impl Rack {
         self.changed.send_modify(|n| *n += 1);
     }
 
-    /// Serves on loopback until the test's runtime ends; where.
+    /// Serves on loopback until the test's runtime ends. Returns the endpoint.
     pub async fn serve(&self) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -115,17 +115,17 @@ impl Rack {
         format!("http://{address}")
     }
 
-    /// After so many calls the rack goes away once; its word for that instead of an answer.
-    fn lose_answer(&self) -> Result<(), Status> {
+    /// Returns the error of the single outage, which begins after `countdown` calls.
+    fn maybe_lose_reply(&self) -> Result<(), Status> {
         let mut state = self.state();
-        if !matches!(state.fault, Fault::Away | Fault::Forgetful) {
+        if !matches!(state.fault, Fault::Unavailable | Fault::LosesReservation) {
             return Ok(());
         }
         state.countdown = state.countdown.saturating_sub(1);
         if state.countdown > 0 {
             return Ok(());
         }
-        if state.fault == Fault::Forgetful {
+        if state.fault == Fault::LosesReservation {
             let first = state.reservations.keys().next().cloned();
             first.map(|id| state.reservations.remove(&id));
         }
@@ -168,14 +168,22 @@ impl State {
 
     fn reserve(&mut self, r: v1::ReserveRequest) -> Result<v1::Reservation, Status> {
         if let Some(id) = self.requests.get(&r.request_id) {
-            return self.reservations.get(id).cloned().ok_or_else(|| Status::not_found("forgotten"));
+            return self
+                .reservations
+                .get(id)
+                .cloned()
+                .ok_or_else(|| Status::not_found("lost by the restart"));
         }
-        assert!(!self.reservations.values().any(|had| had.vm == r.vm && is_active(had)), "twice: {}", r.vm);
+        assert!(
+            !self.reservations.values().any(|other| other.vm == r.vm && is_active(other)),
+            "twice: {}",
+            r.vm
+        );
         let (host, (cores, local)) = (&self.hosts[&r.host], self.used(&r.host));
         let free = self.free_slices();
         let slices = usize::try_from(r.pool_bytes >> 30).unwrap();
         let fits = cores + r.cores <= host.cores && local + r.local_bytes <= host.local_gib << 30;
-        if !fits || free.len() < slices || (self.fault == Fault::HostRefuses && r.host == "a") {
+        if !fits || free.len() < slices || (self.fault == Fault::HostRejects && r.host == "a") {
             return Err(Status::resource_exhausted("no room"));
         }
         let id = format!("r-{}", self.requests.len() + 1);
@@ -243,78 +251,81 @@ pub fn is_active(r: &v1::Reservation) -> bool {
 
 #[tonic::async_trait]
 impl Scheduler for Rack {
-    type WatchCapacityStream = Streamed<v1::Capacity>;
-    type WatchMigrationsStream = Streamed<v1::Migration>;
+    type WatchCapacityStream = RpcStream<v1::Capacity>;
+    type WatchMigrationsStream = RpcStream<v1::Migration>;
 
-    async fn plan_vm(&self, _: Request<v1::PlanVmRequest>) -> Answer<v1::PlanVmResponse> {
+    async fn plan_vm(&self, _: Request<v1::PlanVmRequest>) -> RpcResult<v1::PlanVmResponse> {
         Err(Status::unimplemented("not in this model"))
     }
 
-    async fn reserve(&self, r: Request<v1::ReserveRequest>) -> Answer<v1::Reservation> {
-        let answer = self.state().reserve(r.into_inner())?;
+    async fn reserve(&self, r: Request<v1::ReserveRequest>) -> RpcResult<v1::Reservation> {
+        let reply = self.state().reserve(r.into_inner())?;
         self.change();
-        self.lose_answer()?;
-        Ok(Response::new(answer))
+        self.maybe_lose_reply()?;
+        Ok(Response::new(reply))
     }
 
-    async fn wait_ready(&self, r: Request<v1::WaitReadyRequest>) -> Answer<v1::Reservation> {
+    async fn wait_ready(&self, r: Request<v1::WaitReadyRequest>) -> RpcResult<v1::Reservation> {
         Ok(Response::new(self.state().find(r.into_inner().target)?.clone()))
     }
 
-    async fn commit(&self, r: Request<v1::CommitRequest>) -> Answer<v1::Reservation> {
+    async fn commit(&self, r: Request<v1::CommitRequest>) -> RpcResult<v1::Reservation> {
         let mut state = self.state();
         let reservation = state.find(r.into_inner().target)?;
         reservation.set_state(ReservationState::Committed);
         Ok(Response::new(reservation.clone()))
     }
 
-    async fn release(&self, r: Request<v1::ReleaseRequest>) -> Answer<v1::Reservation> {
-        let answer = self.state().release(r.into_inner().target)?;
+    async fn release(&self, r: Request<v1::ReleaseRequest>) -> RpcResult<v1::Reservation> {
+        let reply = self.state().release(r.into_inner().target)?;
         self.change();
-        self.lose_answer()?;
-        Ok(Response::new(answer))
+        self.maybe_lose_reply()?;
+        Ok(Response::new(reply))
     }
 
-    async fn watch_capacity(&self, _: Request<v1::WatchCapacityRequest>) -> Answer<Streamed<v1::Capacity>> {
-        // A stream that was there when the rack went away ends.
+    async fn watch_capacity(
+        &self,
+        _: Request<v1::WatchCapacityRequest>,
+    ) -> RpcResult<RpcStream<v1::Capacity>> {
+        // A stream opened before the outage ends with it.
         let (rack, from) = (self.clone(), *self.changed.borrow());
-        let pictures = WatchStream::new(self.changed.subscribe()).map(move |n| {
-            let gone = n >= u64::MAX / 2 && from < u64::MAX / 2;
-            if gone { Err(Status::unavailable("restarting")) } else { Ok(rack.state().capacity()) }
+        let snapshots = WatchStream::new(self.changed.subscribe()).map(move |n| {
+            let is_unavailable = n >= u64::MAX / 2 && from < u64::MAX / 2;
+            if is_unavailable { Err(Status::unavailable("restarting")) } else { Ok(rack.state().capacity()) }
         });
-        Ok(Response::new(Box::pin(pictures)))
+        Ok(Response::new(Box::pin(snapshots)))
     }
 
     async fn watch_migrations(
         &self,
         _: Request<v1::WatchMigrationsRequest>,
-    ) -> Answer<Streamed<v1::Migration>> {
+    ) -> RpcResult<RpcStream<v1::Migration>> {
         Err(Status::unimplemented("not in this model"))
     }
 
-    async fn resolve_migration(&self, _: Request<v1::ResolveMigrationRequest>) -> Answer<v1::Migration> {
+    async fn resolve_migration(&self, _: Request<v1::ResolveMigrationRequest>) -> RpcResult<v1::Migration> {
         Err(Status::unimplemented("not in this model"))
     }
 
-    async fn set_weights(&self, _: Request<v1::SetWeightsRequest>) -> Answer<v1::SetWeightsResponse> {
+    async fn set_weights(&self, _: Request<v1::SetWeightsRequest>) -> RpcResult<v1::SetWeightsResponse> {
         Err(Status::unimplemented("not in this model"))
     }
 }
 
 #[tonic::async_trait]
 impl Admin for Rack {
-    type WatchStream = Streamed<v1::Event>;
-    type BackupStream = Streamed<v1::BackupChunk>;
+    type WatchStream = RpcStream<v1::Event>;
+    type BackupStream = RpcStream<v1::BackupChunk>;
 
-    async fn backup(&self, _: Request<v1::BackupRequest>) -> Answer<Self::BackupStream> {
+    async fn backup(&self, _: Request<v1::BackupRequest>) -> RpcResult<Self::BackupStream> {
         Err(Status::unimplemented("not in this model"))
     }
 
-    async fn get_rack(&self, _: Request<v1::GetRackRequest>) -> Answer<v1::Rack> {
+    async fn get_rack(&self, _: Request<v1::GetRackRequest>) -> RpcResult<v1::Rack> {
         Err(Status::unimplemented("not in this model"))
     }
 
-    async fn list_hosts(&self, _: Request<v1::ListHostsRequest>) -> Answer<v1::ListHostsResponse> {
+    async fn list_hosts(&self, _: Request<v1::ListHostsRequest>) -> RpcResult<v1::ListHostsResponse> {
         let state = self.state();
         let host = |(name, host): (&String, &Host)| v1::Host {
             host: name.clone(),
@@ -326,17 +337,17 @@ impl Admin for Rack {
         Ok(Response::new(v1::ListHostsResponse { hosts: state.hosts.iter().map(host).collect() }))
     }
 
-    async fn get_host(&self, _: Request<v1::GetHostRequest>) -> Answer<v1::Host> {
+    async fn get_host(&self, _: Request<v1::GetHostRequest>) -> RpcResult<v1::Host> {
         Err(Status::unimplemented("not in this model"))
     }
 
-    async fn list_emcs(&self, _: Request<v1::ListEmcsRequest>) -> Answer<v1::ListEmcsResponse> {
+    async fn list_emcs(&self, _: Request<v1::ListEmcsRequest>) -> RpcResult<v1::ListEmcsResponse> {
         let mut state = self.state();
         let draining = state.slots.iter().filter(|slot| slot.draining).count();
         for slot in &mut state.slots {
             slot.draining = false;
         }
-        state.asked_for_draining += 1;
+        state.draining_queries += 1;
         let emc = v1::Emc {
             emc: "e".into(),
             driver: "emulated".into(),
@@ -350,65 +361,65 @@ impl Admin for Rack {
         Ok(Response::new(v1::ListEmcsResponse { emcs: vec![emc] }))
     }
 
-    async fn get_emc(&self, _: Request<v1::GetEmcRequest>) -> Answer<v1::Emc> {
+    async fn get_emc(&self, _: Request<v1::GetEmcRequest>) -> RpcResult<v1::Emc> {
         Err(Status::unimplemented("not in this model"))
     }
 
-    async fn list_slices(&self, _: Request<v1::ListSlicesRequest>) -> Answer<v1::ListSlicesResponse> {
+    async fn list_slices(&self, _: Request<v1::ListSlicesRequest>) -> RpcResult<v1::ListSlicesResponse> {
         let state = self.state();
         let slices = (0..state.slots.len()).map(|n| state.slice(n)).collect();
         Ok(Response::new(v1::ListSlicesResponse { slices, next: None, revision: 1 }))
     }
 
-    async fn get_slice(&self, _: Request<v1::GetSliceRequest>) -> Answer<v1::Slice> {
+    async fn get_slice(&self, _: Request<v1::GetSliceRequest>) -> RpcResult<v1::Slice> {
         Err(Status::unimplemented("not in this model"))
     }
 
     async fn list_reservations(
         &self,
         _: Request<v1::ListReservationsRequest>,
-    ) -> Answer<v1::ListReservationsResponse> {
+    ) -> RpcResult<v1::ListReservationsResponse> {
         let reservations = self.state().reservations.values().cloned().collect();
         let next_after = String::new();
         Ok(Response::new(v1::ListReservationsResponse { reservations, next_after, revision: 1 }))
     }
 
-    async fn get_reservation(&self, _: Request<v1::GetReservationRequest>) -> Answer<v1::Reservation> {
+    async fn get_reservation(&self, _: Request<v1::GetReservationRequest>) -> RpcResult<v1::Reservation> {
         Err(Status::unimplemented("not in this model"))
     }
 
-    async fn get_shares(&self, _: Request<v1::GetSharesRequest>) -> Answer<v1::Shares> {
+    async fn get_shares(&self, _: Request<v1::GetSharesRequest>) -> RpcResult<v1::Shares> {
         Err(Status::unimplemented("not in this model"))
     }
 
-    async fn cordon(&self, _: Request<v1::TargetRequest>) -> Answer<v1::TargetResponse> {
+    async fn cordon(&self, _: Request<v1::TargetRequest>) -> RpcResult<v1::TargetResponse> {
         Err(Status::unimplemented("not in this model"))
     }
 
-    async fn uncordon(&self, _: Request<v1::TargetRequest>) -> Answer<v1::TargetResponse> {
+    async fn uncordon(&self, _: Request<v1::TargetRequest>) -> RpcResult<v1::TargetResponse> {
         Err(Status::unimplemented("not in this model"))
     }
 
-    async fn drain(&self, _: Request<v1::TargetRequest>) -> Answer<v1::TargetResponse> {
+    async fn drain(&self, _: Request<v1::TargetRequest>) -> RpcResult<v1::TargetResponse> {
         Err(Status::unimplemented("not in this model"))
     }
 
-    async fn fence(&self, _: Request<v1::FenceRequest>) -> Answer<v1::TargetResponse> {
+    async fn fence(&self, _: Request<v1::FenceRequest>) -> RpcResult<v1::TargetResponse> {
         Err(Status::unimplemented("not in this model"))
     }
 
     async fn list_migrations(
         &self,
         _: Request<v1::ListMigrationsRequest>,
-    ) -> Answer<v1::ListMigrationsResponse> {
+    ) -> RpcResult<v1::ListMigrationsResponse> {
         Err(Status::unimplemented("not in this model"))
     }
 
-    async fn watch(&self, _: Request<v1::WatchRequest>) -> Answer<Streamed<v1::Event>> {
+    async fn watch(&self, _: Request<v1::WatchRequest>) -> RpcResult<RpcStream<v1::Event>> {
         Err(Status::unimplemented("not in this model"))
     }
 
-    async fn explain(&self, _: Request<v1::ExplainRequest>) -> Answer<v1::ExplainResponse> {
+    async fn explain(&self, _: Request<v1::ExplainRequest>) -> RpcResult<v1::ExplainResponse> {
         Err(Status::unimplemented("not in this model"))
     }
 }

@@ -75,7 +75,7 @@ impl Scale {
     }
 
     /// Returns the additional space of labels compared with numbers.
-    pub(super) fn more_px(&self) -> u32 {
+    pub(super) fn extra_label_px(&self) -> u32 {
         if self.names_are_upright() { UPRIGHT_PX } else { 0 }
     }
 
@@ -101,8 +101,8 @@ fn power(exponent: f64) -> String {
 /// label.
 fn round_up(value: f64) -> f64 {
     let value = value.max(0.1);
-    let ten = 10_f64.powf(value.log10().floor() - 1.0);
-    let steps = [1.0, 2.0, 5.0, 10.0, 20.0, 50.0].map(|step| step * ten);
+    let magnitude = 10_f64.powf(value.log10().floor() - 1.0);
+    let steps = [1.0, 2.0, 5.0, 10.0, 20.0, 50.0].map(|step| step * magnitude);
     let step = steps.into_iter().find(|step| value / step <= 8.0).unwrap_or(value);
     (value / step - 1e-9).ceil() * step
 }
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn axes_begin_at_nothing_or_below_what_is_less_and_end_with_a_round_number() {
+    fn axis_starts_at_zero_or_below_and_ends_with_round_number() {
         assert_eq!(ends(&Scale::Percent, &[0.031, 0.42]), (0.0, 50.0));
         assert_eq!(ends(&Scale::Percent, &[-0.03, 0.018]), (-3.0, 2.0));
         assert_eq!(ends(&Scale::Number, &[1.0, 40.0]), (0.0, 40.0));
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn powers_of_ten_have_a_label_each_and_nothing_between_them_has_one() {
+    fn powers_of_ten_are_labelled_without_values_between() {
         let span = Scale::Powers.span([0.3, 1536.0].into_iter());
         assert_eq!((span.from, span.to, Scale::Powers.labels(span)), (-1.0, 4.0, 6));
         let labels = [-2.0, -1.0, 0.0, 0.5, 4.0].map(|place| Scale::Powers.label(place));
@@ -135,10 +135,10 @@ mod tests {
     }
 
     #[test]
-    fn names_have_half_a_place_to_either_side_and_stand_upright_where_they_are_many() {
+    fn names_are_centred_and_vertical_when_many() {
         let names = |count: usize| Scale::Names(vec!["a".to_owned(); count]);
         assert_eq!(ends(&names(3), &[7.0]), (-0.5, 2.5));
         assert!(!names(4).names_are_upright() && names(5).names_are_upright());
-        assert_eq!((names(4).more_px(), Scale::Percent.more_px()), (0, 0));
+        assert_eq!((names(4).extra_label_px(), Scale::Percent.extra_label_px()), (0, 0));
     }
 }

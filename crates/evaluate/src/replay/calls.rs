@@ -21,15 +21,17 @@ use super::{Rack, journal::Action};
 const CLIENT: &str = "replay";
 
 /// Retries a call while the manager is away.
-pub(super) async fn patiently<T, F>(call: impl Fn() -> F) -> Result<T, Failure>
+pub(super) async fn retry_while_unavailable<T, F>(call: impl Fn() -> F) -> Result<T, Failure>
 where
     F: Future<Output = Result<T, Failure>>,
 {
-    let began = tokio::time::Instant::now();
+    let started = tokio::time::Instant::now();
     let mut pause = REPLAY_BACKOFF_FIRST.as_duration();
     loop {
         match call().await {
-            Err(failure) if is_away(&failure) && began.elapsed() < REPLAY_UNAVAILABLE_MAX.as_duration() => {
+            Err(failure)
+                if is_unavailable(&failure) && started.elapsed() < REPLAY_UNAVAILABLE_MAX.as_duration() =>
+            {
                 tokio::time::sleep(pause).await;
                 pause = REPLAY_BACKOFF_MAX.as_duration().min(2 * pause);
             }
@@ -39,12 +41,12 @@ where
 }
 
 /// Returns whether a failure means that the manager is away, or that its reply was lost.
-fn is_away(failure: &Failure) -> bool {
+fn is_unavailable(failure: &Failure) -> bool {
     failure.exit() == Exit::Unavailable || matches!(failure, Failure::TimedOut { .. })
 }
 
 /// Returns whether a failure is a rejection of this VM on this host, which another host may accept.
-pub(super) fn is_refusal(failure: &Failure) -> bool {
+pub(super) fn is_rejection(failure: &Failure) -> bool {
     let Failure::Rejected(status) = failure else { return false };
     matches!(
         status.code(),
@@ -78,12 +80,12 @@ impl Rack {
             ..Default::default()
         };
         let call = || async {
-            let began = Instant::now();
-            let answer = self.to.call(self.to.scheduler().reserve(request.clone())).await?;
-            Ok((answer, began.elapsed()))
+            let started = Instant::now();
+            let reply = self.manager.call(self.manager.scheduler().reserve(request.clone())).await?;
+            Ok((reply, started.elapsed()))
         };
-        let (reservation, took) = patiently(call).await?;
-        self.tally().reserve_took(took);
+        let (reservation, duration) = retry_while_unavailable(call).await?;
+        self.tally().record_reserve(duration);
         self.journal().reserved(&reservation)?;
         Ok(reservation)
     }
@@ -93,30 +95,31 @@ impl Rack {
         let timeout_ms = REPLAY_READY_TIMEOUT.as_ms();
         let request = v1::WaitReadyRequest { target: by_id(reservation), timeout_ms };
         let span = REPLAY_READY_TIMEOUT.after(RESPONSE_TIMEOUT_SLACK).as_duration();
-        let call =
-            || async { self.to.call_within(span, self.to.scheduler().wait_ready(request.clone())).await };
-        let ready = patiently(call).await?;
-        self.journal().became(Action::Ready, &ready)
+        let call = || async {
+            self.manager.call_within(span, self.manager.scheduler().wait_ready(request.clone())).await
+        };
+        let ready = retry_while_unavailable(call).await?;
+        self.journal().confirmed(Action::Ready, &ready)
     }
 
     /// Commits a VM.
     pub(super) async fn commit(&self, reservation: &v1::Reservation) -> Result<(), Failure> {
         let request = v1::CommitRequest { target: by_id(reservation) };
-        let call = || async { self.to.call(self.to.scheduler().commit(request.clone())).await };
-        let committed = patiently(call).await?;
-        self.journal().became(Action::Commit, &committed)
+        let call = || async { self.manager.call(self.manager.scheduler().commit(request.clone())).await };
+        let committed = retry_while_unavailable(call).await?;
+        self.journal().confirmed(Action::Commit, &committed)
     }
 
     /// Releases a VM. A VM unknown to the manager counts as released.
     pub(super) async fn release(&self, reservation: &v1::Reservation) -> Result<(), Failure> {
-        self.journal().giving_back(reservation);
+        self.journal().releasing(reservation);
         let request = v1::ReleaseRequest { target: by_id(reservation), ..Default::default() };
-        let call = || async { self.to.call(self.to.scheduler().release(request.clone())).await };
-        match patiently(call).await {
+        let call = || async { self.manager.call(self.manager.scheduler().release(request.clone())).await };
+        match retry_while_unavailable(call).await {
             Err(Failure::Rejected(status)) if status.code() == Code::NotFound => {
                 self.journal().released(reservation)
             }
-            answered => self.journal().released(&answered?),
+            reply => self.journal().released(&reply?),
         }
     }
 }

@@ -12,137 +12,144 @@ use units::{Bytes, Name};
 
 /// Free capacity, and the part used by this replay.
 #[derive(Debug, Default)]
-pub(super) struct Free {
-    seen: Capacity,
+pub(super) struct FreeCapacity {
+    snapshot: Capacity,
     /// Cores and local memory of each host without VMs of this replay.
-    whole: BTreeMap<Name, (u32, Bytes)>,
+    total: BTreeMap<Name, (u32, Bytes)>,
     now: Capacity,
-    mine: BTreeMap<u64, Mine>,
+    placements: BTreeMap<u64, PlacementState>,
     next: u64,
 }
 
 #[derive(Debug)]
-struct Mine {
+struct PlacementState {
     placement: Placement,
-    slices: Shown,
+    slices: SnapshotState,
 }
 
 /// Whether the manager's snapshot contains a VM's slices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Shown {
-    NotYet,
+enum SnapshotState {
+    Missing,
     /// The manager has replied: its next snapshot contains it.
-    Next,
-    Yes,
+    InNext,
+    Contained,
 }
 
 /// Placement of one VM.
 #[derive(Clone, Debug)]
-pub(super) struct Place {
+pub(super) struct PlacedVm {
     pub(super) placement: Placement,
     number: u64,
 }
 
-impl Free {
+impl FreeCapacity {
     /// Returns the current free capacity.
     pub(super) fn now(&self) -> &Capacity {
         &self.now
     }
 
     /// Applies a newer snapshot.
-    pub(super) fn adopt(&mut self, seen: Capacity) {
-        for mine in self.mine.values_mut().filter(|mine| mine.slices == Shown::Next) {
-            mine.slices = Shown::Yes;
+    pub(super) fn apply(&mut self, snapshot: Capacity) {
+        for placement in
+            self.placements.values_mut().filter(|placement| placement.slices == SnapshotState::InNext)
+        {
+            placement.slices = SnapshotState::Contained;
         }
-        for (host, room) in &seen.hosts {
-            self.whole.entry(host.clone()).or_insert((room.cores, room.local));
+        for (host, host_capacity) in &snapshot.hosts {
+            self.total.entry(host.clone()).or_insert((host_capacity.cores, host_capacity.local));
         }
-        self.seen = seen;
-        self.reckon();
+        self.snapshot = snapshot;
+        self.recompute();
     }
 
     /// Applies a snapshot from a time without calls in progress, which is exact.
-    pub(super) fn adopt_calm(&mut self, seen: Capacity) {
-        self.whole = seen.hosts.iter().map(|(host, room)| (host.clone(), (room.cores, room.local))).collect();
-        for Mine { placement, slices } in self.mine.values_mut() {
-            *slices = Shown::Yes;
-            if let Some((cores, local)) = self.whole.get_mut(&placement.host) {
+    pub(super) fn apply_exact(&mut self, snapshot: Capacity) {
+        self.total = snapshot
+            .hosts
+            .iter()
+            .map(|(host, host_capacity)| (host.clone(), (host_capacity.cores, host_capacity.local)))
+            .collect();
+        for PlacementState { placement, slices } in self.placements.values_mut() {
+            *slices = SnapshotState::Contained;
+            if let Some((cores, local)) = self.total.get_mut(&placement.host) {
                 *cores += placement.cores;
                 *local = local.checked_add(placement.local).unwrap_or(*local);
             }
         }
-        self.adopt(seen);
+        self.apply(snapshot);
     }
 
-    fn reckon(&mut self) {
-        self.now = self.seen.clone();
-        for (host, room) in &mut self.now.hosts {
-            (room.cores, room.local) = self.whole.get(host).copied().unwrap_or_default();
+    fn recompute(&mut self) {
+        self.now = self.snapshot.clone();
+        for (host, host_capacity) in &mut self.now.hosts {
+            (host_capacity.cores, host_capacity.local) = self.total.get(host).copied().unwrap_or_default();
         }
-        for Mine { placement, slices } in self.mine.values() {
-            let missing = if *slices == Shown::Yes { 0 } else { placement.slices };
+        for PlacementState { placement, slices } in self.placements.values() {
+            let missing = if *slices == SnapshotState::Contained { 0 } else { placement.slices };
             self.now.take(&Placement { slices: missing, ..placement.clone() });
         }
     }
 
     /// Returns the best placement of a VM, and reserves it.
-    pub(super) fn place(&mut self, need: VmShape, except: &BTreeSet<Name>) -> Option<Place> {
-        let placement = packing::place(need, &self.now, except)?;
+    pub(super) fn place(&mut self, shape: VmShape, excluded: &BTreeSet<Name>) -> Option<PlacedVm> {
+        let placement = packing::place(shape, &self.now, excluded)?;
         self.now.take(&placement);
         let number = self.next;
         self.next += 1;
-        self.mine.insert(number, Mine { placement: placement.clone(), slices: Shown::NotYet });
-        Some(Place { placement, number })
+        self.placements
+            .insert(number, PlacementState { placement: placement.clone(), slices: SnapshotState::Missing });
+        Some(PlacedVm { placement, number })
     }
 
     /// Records that the manager accepted the placement.
-    pub(super) fn given(&mut self, place: &Place) {
-        if let Some(mine) = self.mine.get_mut(&place.number) {
-            mine.slices = Shown::Next;
+    pub(super) fn accepted(&mut self, vm: &PlacedVm) {
+        if let Some(placement) = self.placements.get_mut(&vm.number) {
+            placement.slices = SnapshotState::InNext;
         }
     }
 
     /// Drops a placement that ended or was rejected.
-    pub(super) fn left(&mut self, place: &Place) {
-        self.mine.remove(&place.number);
-        self.reckon();
+    pub(super) fn removed(&mut self, vm: &PlacedVm) {
+        self.placements.remove(&vm.number);
+        self.recompute();
     }
 
     /// Returns whether a VM would fit if these slices were free, too.
-    pub(super) fn would_fit(&self, need: VmShape, draining: &BTreeMap<Name, u32>) -> bool {
+    pub(super) fn would_fit(&self, shape: VmShape, draining: &BTreeMap<Name, u32>) -> bool {
         let mut later = self.now.clone();
         for (emc, slices) in draining {
             *later.slices.entry(emc.clone()).or_default() += slices;
         }
-        packing::place(need, &later, &BTreeSet::new()).is_some()
+        packing::place(shape, &later, &BTreeSet::new()).is_some()
     }
 }
 
 /// Converts the manager's snapshot for the scheduler.
-pub(super) fn seen(picture: v1::Capacity) -> Result<Capacity, Failure> {
-    let hosts = picture.hosts.into_iter().map(room).collect::<Result<_, _>>()?;
-    let slices = picture.emcs.into_iter().map(|emc| Ok((named(emc.emc)?, emc.free_slices)));
+pub(super) fn from_snapshot(snapshot: v1::Capacity) -> Result<Capacity, Failure> {
+    let hosts = snapshot.hosts.into_iter().map(host_capacity).collect::<Result<_, _>>()?;
+    let slices = snapshot.emcs.into_iter().map(|emc| Ok((parse_name(emc.emc)?, emc.free_slices)));
     Ok(Capacity { hosts, slices: slices.collect::<Result<_, Failure>>()? })
 }
 
-fn room(host: v1::HostCapacity) -> Result<(Name, HostCapacity), Failure> {
-    let emcs = host.emcs.into_iter().map(|emc| named(emc.emc)).collect::<Result<_, _>>()?;
+fn host_capacity(host: v1::HostCapacity) -> Result<(Name, HostCapacity), Failure> {
+    let emcs = host.emcs.into_iter().map(|emc| parse_name(emc.emc)).collect::<Result<_, _>>()?;
     let (open, cores) = (host.schedulable, host.free_cores);
     Ok((
-        named(host.host)?,
+        parse_name(host.host)?,
         HostCapacity { is_schedulable: open, cores, local: Bytes::new(host.free_local_bytes), emcs },
     ))
 }
 
-pub(super) fn named(text: String) -> Result<Name, Failure> {
-    Name::try_from(text).map_err(|wrong| Failure::Protocol(wrong.to_string()))
+pub(super) fn parse_name(text: String) -> Result<Name, Failure> {
+    Name::try_from(text).map_err(|error| Failure::Protocol(error.to_string()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn picture(cores: u32) -> Capacity {
+    fn snapshot(cores: u32) -> Capacity {
         let emc = v1::EmcCapacity { emc: "e".into(), free_slices: 4, slices: 8 };
         let host = v1::HostCapacity {
             host: "a".into(),
@@ -151,19 +158,19 @@ mod tests {
             free_local_bytes: 1 << 30,
             emcs: vec![emc.clone()],
         };
-        seen(v1::Capacity { revision: 1, hosts: vec![host], emcs: vec![emc] }).unwrap()
+        from_snapshot(v1::Capacity { revision: 1, hosts: vec![host], emcs: vec![emc] }).unwrap()
     }
 
     const NEED: VmShape = VmShape { cores: 2, memory: Bytes::gib(2) };
 
-    fn free(cores: u32) -> Free {
-        let mut free = Free::default();
-        free.adopt(picture(cores));
+    fn free(cores: u32) -> FreeCapacity {
+        let mut free = FreeCapacity::default();
+        free.apply(snapshot(cores));
         free
     }
 
     #[test]
-    fn what_was_asked_for_is_not_offered_again() {
+    fn requested_capacity_is_not_offered_again() {
         let mut free = free(4);
         let first = free.place(NEED, &BTreeSet::new()).unwrap();
         assert_eq!((first.placement.local, first.placement.slices), (Bytes::gib(1), 1));
@@ -172,61 +179,61 @@ mod tests {
     }
 
     #[test]
-    fn cores_are_counted_once_however_early_or_late_the_pictures_come() {
-        for when_shown in 0..3 {
+    fn cores_are_counted_once_independent_of_snapshot_time() {
+        for contained_in in 0..3 {
             let mut free = free(4);
             let place = free.place(NEED, &BTreeSet::new()).unwrap();
             // The snapshot that contains the VM may precede the reply, and the one before may
             // follow it.
-            free.adopt(picture(if when_shown == 0 { 2 } else { 4 }));
+            free.apply(snapshot(if contained_in == 0 { 2 } else { 4 }));
             assert_eq!(free.now().hosts["a"].cores, 2);
-            free.given(&place);
-            free.adopt(picture(if when_shown == 1 { 2 } else { 4 }));
+            free.accepted(&place);
+            free.apply(snapshot(if contained_in == 1 { 2 } else { 4 }));
             assert_eq!(free.now().hosts["a"].cores, 2);
-            free.left(&place);
-            assert_eq!(free.now().hosts["a"].cores, 4, "it is free as soon as it was released");
+            free.removed(&place);
+            assert_eq!(free.now().hosts["a"].cores, 4, "a released VM frees its cores at once");
         }
     }
 
     #[test]
-    fn what_others_have_shows_when_nothing_is_under_way() {
+    fn exact_snapshot_shows_use_by_others() {
         let mut free = free(8);
         let place = free.place(NEED, &BTreeSet::new()).unwrap();
-        free.given(&place);
-        free.adopt_calm(picture(3));
+        free.accepted(&place);
+        free.apply_exact(snapshot(3));
         assert_eq!(free.now().hosts["a"].cores, 3);
-        free.left(&place);
+        free.removed(&place);
         assert_eq!(free.now().hosts["a"].cores, 5);
     }
 
     #[test]
-    fn slices_stay_taken_until_a_picture_after_the_answer() {
+    fn slices_stay_reserved_until_snapshot_after_reply() {
         let mut free = free(8);
         let place = free.place(NEED, &BTreeSet::new()).unwrap();
-        let slices = |free: &Free| free.now().slices["e"];
+        let slices = |free: &FreeCapacity| free.now().slices["e"];
         assert_eq!(slices(&free), 3);
-        free.adopt(picture(8));
+        free.apply(snapshot(8));
         assert_eq!(slices(&free), 3);
-        free.given(&place);
-        free.adopt(picture(8));
-        assert_eq!(slices(&free), 4, "by then the picture is right");
+        free.accepted(&place);
+        free.apply(snapshot(8));
+        assert_eq!(slices(&free), 4, "the snapshot contains the VM");
     }
 
     #[test]
-    fn what_was_refused_is_free_at_once() {
+    fn rejected_placement_is_free_at_once() {
         let mut free = free(2);
         let place = free.place(NEED, &BTreeSet::new()).unwrap();
-        free.left(&place);
-        assert_eq!(*free.now(), picture(2));
+        free.removed(&place);
+        assert_eq!(*free.now(), snapshot(2));
     }
 
     #[test]
-    fn waiting_for_slices_helps_only_who_lacks_slices() {
+    fn waiting_for_slices_helps_only_without_other_shortage() {
         let free = free(4);
         let draining = BTreeMap::from([(Name::new("e").unwrap(), 4)]);
-        let need = |cores, gib| VmShape { cores, memory: Bytes::gib(gib) };
-        assert!(free.would_fit(need(4, 9), &draining));
-        assert!(!free.would_fit(need(5, 9), &draining));
-        assert!(!free.would_fit(need(4, 10), &draining));
+        let shape = |cores, gib| VmShape { cores, memory: Bytes::gib(gib) };
+        assert!(free.would_fit(shape(4, 9), &draining));
+        assert!(!free.would_fit(shape(5, 9), &draining));
+        assert!(!free.would_fit(shape(4, 10), &draining));
     }
 }

@@ -19,8 +19,8 @@ use super::Args;
 
 /// Default number of generated VMs.
 const GENERATED_DEFAULT: usize = 2000;
-const COUNT: &str = "must be generated or generated:COUNT with a COUNT from 1 to 4194304";
-const _: () = assert!(TRACE_ROWS_MAX == 4_194_304, "as the rule says");
+const COUNT_RULE: &str = "must be generated or generated:COUNT with a COUNT from 1 to 4194304";
+const _: () = assert!(TRACE_ROWS_MAX == 4_194_304, "limit matches the rule text");
 
 /// Source of VMs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,7 +39,7 @@ impl FromStr for Source {
             Some("") => Ok(Self::Generated(GENERATED_DEFAULT)),
             Some(rest) if rest.starts_with(':') => {
                 let count = rest[1..].parse().ok().filter(|n| (1..=TRACE_ROWS_MAX).contains(n));
-                count.map(Self::Generated).ok_or_else(|| COUNT.to_owned())
+                count.map(Self::Generated).ok_or_else(|| COUNT_RULE.to_owned())
             }
             _ => Ok(Self::File(text.into())),
         }
@@ -52,20 +52,20 @@ pub(super) fn read(args: &Args) -> Result<Vec<Arrival>, Failure> {
         Source::Generated(count) => generate(args.seed, *count),
         Source::File(path) => from_file(path, args.lenient)?,
     };
-    let most = args.limit.and_then(|most| usize::try_from(most).ok()).unwrap_or(TRACE_ROWS_MAX);
-    Ok(trace::first(arrivals, most))
+    let count_max = args.limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(TRACE_ROWS_MAX);
+    Ok(trace::first(arrivals, count_max))
 }
 
 fn from_file(path: &Path, lenient: bool) -> Result<Vec<Arrival>, Failure> {
-    let rigour = if lenient { Strictness::Lenient } else { Strictness::Strict };
-    let trace = open::read(path, |bytes| trace::read(bytes, rigour))?;
-    say_skipped(&trace)?;
+    let strictness = if lenient { Strictness::Lenient } else { Strictness::Strict };
+    let trace = open::read(path, |bytes| trace::read(bytes, strictness))?;
+    print_skipped(&trace)?;
     Ok(trace.arrivals)
 }
 
-fn say_skipped(trace: &Trace) -> Result<(), Failure> {
+fn print_skipped(trace: &Trace) -> Result<(), Failure> {
     let Some(first) = &trace.first_skipped else { return Ok(()) };
-    writeln!(io::stderr().lock(), "{} malformed rows left out; the first: {first}", trace.skipped)
+    writeln!(io::stderr().lock(), "{} malformed rows skipped; the first: {first}", trace.skipped)
         .map_err(Failure::Output)
 }
 
@@ -81,11 +81,11 @@ pub(super) fn endpoint(rack: Option<&Path>, global: &Global) -> Result<Global, F
 /// Returns the address of a rack.toml's manager. The manager checks the rest of the file.
 fn listen(path: &Path) -> Result<String, Failure> {
     let failed = |errno| Failure::File { operation: "read", path: path.to_owned(), errno };
-    let wrong = |what: String| failed(io::Error::new(io::ErrorKind::InvalidData, what));
+    let invalid = |what: String| failed(io::Error::new(io::ErrorKind::InvalidData, what));
     let text = fs::read_to_string(path).map_err(failed)?;
-    let rack: toml::Table = toml::from_str(&text).map_err(|error| wrong(error.to_string()))?;
+    let rack: toml::Table = toml::from_str(&text).map_err(|error| invalid(error.to_string()))?;
     let listen = rack.get("manager").and_then(|manager| manager.get("listen")?.as_str());
-    let listen = listen.ok_or_else(|| wrong("manager.listen: must be an address in quotes".to_owned()))?;
+    let listen = listen.ok_or_else(|| invalid("manager.listen: must be an address in quotes".to_owned()))?;
     Ok(match (listen.strip_prefix("unix:"), rack.contains_key("tls")) {
         (Some(socket), _) => format!("unix:{}", beside(path, Path::new(socket)).display()),
         (None, true) => format!("https://{listen}"),
@@ -106,12 +106,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("rack.toml");
         fs::write(&path, text).unwrap();
-        let said = listen(&path).map_err(|failure| std::error::Error::source(&failure).unwrap().to_string());
-        said.map(|uri| uri.replace(folder.path().to_str().unwrap(), "FOLDER"))
+        let uri = listen(&path).map_err(|failure| std::error::Error::source(&failure).unwrap().to_string());
+        uri.map(|uri| uri.replace(folder.path().to_str().unwrap(), "FOLDER"))
     }
 
     #[test]
-    fn the_endpoint_is_where_rack_toml_says_that_the_manager_listens() {
+    fn endpoint_is_read_from_rack_toml() {
         assert_eq!(endpoint_of("[manager]\nlisten = \"127.0.0.1:1\"").unwrap(), "http://127.0.0.1:1");
         assert_eq!(endpoint_of("[manager]\nlisten = \"r1:1\"\n[tls]\nx = 1").unwrap(), "https://r1:1");
         assert_eq!(endpoint_of("[manager]\nlisten = \"unix:/run/m\"").unwrap(), "unix:/run/m");
@@ -121,17 +121,17 @@ mod tests {
     }
 
     #[test]
-    fn generated_vms_are_told_from_files() {
+    fn generated_source_is_distinguished_from_file() {
         assert_eq!("generated".parse(), Ok(Source::Generated(GENERATED_DEFAULT)));
         assert_eq!("generated:7".parse(), Ok(Source::Generated(7)));
         assert_eq!("generated.csv".parse(), Ok(Source::File("generated.csv".into())));
-        for wrong in ["generated:", "generated:0", "generated:x", "generated:99999999999"] {
-            assert!(wrong.parse::<Source>().is_err(), "{wrong}");
+        for invalid in ["generated:", "generated:0", "generated:x", "generated:99999999999"] {
+            assert!(invalid.parse::<Source>().is_err(), "{invalid}");
         }
     }
 
     #[test]
-    fn a_gzipped_trace_reads_as_the_plain_one() {
+    fn gzipped_trace_reads_like_plain_trace() {
         let text = "vm_id,arrive_s,depart_s,cores,mem_gb\na,0,9,1,2\nb,1,,2,4\n";
         let folder = tempfile::tempdir().unwrap();
         let (plain, packed) = (folder.path().join("a.csv"), folder.path().join("b"));
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_torn_gzip_file_is_an_error_that_names_the_file() {
+    fn torn_gzip_file_is_error_that_names_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("torn.gz");
         fs::write(&path, [0x1f, 0x8b, 8, 0]).unwrap();

@@ -24,7 +24,7 @@ pub(super) enum Action {
 
 /// Reservation that was acknowledged and not yet released.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Held {
+pub(super) struct HeldReservation {
     pub(super) vm: String,
     pub(super) host: String,
     pub(super) slices: Vec<u32>,
@@ -33,19 +33,19 @@ pub(super) struct Held {
     /// Its commit was acknowledged.
     pub(super) committed: bool,
     /// Its release was requested: it may exist or not.
-    pub(super) giving_back: bool,
+    pub(super) releasing: bool,
 }
 
 /// Acknowledged reservations.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Acknowledged {
-    pub(super) held: BTreeMap<String, Held>,
+    pub(super) held: BTreeMap<String, HeldReservation>,
     pub(super) released: BTreeSet<String>,
 }
 
 /// History of slices.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Movement {
+pub(super) struct SliceMovement {
     /// Number of times that a slice was reserved on another host than before.
     pub(super) moved: u64,
     /// Maximum number of slices reserved at a time.
@@ -57,9 +57,10 @@ pub(super) struct Movement {
 pub(super) struct Journal {
     log: Option<(PathBuf, File)>,
     acknowledged: Acknowledged,
-    movement: Movement,
+    movement: SliceMovement,
     last_host: BTreeMap<u32, String>,
-    /// By slice, the reservation that has it. One that was fenced may be overtaken before it is released.
+    /// Reservation that owns each slice. A fenced reservation may lose its slice to a later one
+    /// before its release.
     in_use: BTreeMap<u32, String>,
 }
 
@@ -74,11 +75,11 @@ struct Line<'a> {
 }
 
 impl Journal {
-    /// An empty one, written down in a file if one is named.
+    /// Creates an empty journal, also written to the log file if there is one.
     pub(super) fn open(log: Option<&Path>) -> Result<Self, Failure> {
         let open = |path: &Path| match File::create(path) {
             Ok(file) => Ok((path.to_owned(), file)),
-            Err(errno) => Err(Failure::File { operation: "make", path: path.to_owned(), errno }),
+            Err(errno) => Err(Failure::File { operation: "create", path: path.to_owned(), errno }),
         };
         Ok(Self { log: log.map(open).transpose()?, ..Self::default() })
     }
@@ -87,32 +88,32 @@ impl Journal {
         self.acknowledged.clone()
     }
 
-    pub(super) fn movement(&self) -> Movement {
+    pub(super) fn movement(&self) -> SliceMovement {
         self.movement
     }
 
-    /// The rack gave memory.
+    /// Records an acknowledged reservation.
     pub(super) fn reserved(&mut self, reservation: &v1::Reservation) -> Result<(), Failure> {
         for slice in &reservation.slices {
-            let before = self.last_host.insert(*slice, reservation.host.clone());
-            self.movement.moved += u64::from(before.is_some_and(|host| host != reservation.host));
+            let previous = self.last_host.insert(*slice, reservation.host.clone());
+            self.movement.moved += u64::from(previous.is_some_and(|host| host != reservation.host));
             self.in_use.insert(*slice, reservation.reservation.clone());
         }
         self.movement.peak = self.movement.peak.max(self.in_use.len() as u64);
-        let held = Held {
+        let held = HeldReservation {
             vm: reservation.vm.clone(),
             host: reservation.host.clone(),
             slices: reservation.slices.clone(),
             ready: false,
             committed: false,
-            giving_back: false,
+            releasing: false,
         };
         self.acknowledged.held.insert(reservation.reservation.clone(), held);
         self.write(Action::Reserve, reservation)
     }
 
     /// Records that the memory is ready, or committed.
-    pub(super) fn became(&mut self, action: Action, reservation: &v1::Reservation) -> Result<(), Failure> {
+    pub(super) fn confirmed(&mut self, action: Action, reservation: &v1::Reservation) -> Result<(), Failure> {
         if let Some(held) = self.acknowledged.held.get_mut(&reservation.reservation) {
             held.ready |= action == Action::Ready;
             held.committed |= action == Action::Commit;
@@ -120,14 +121,14 @@ impl Journal {
         self.write(action, reservation)
     }
 
-    /// A release is about to be asked for.
-    pub(super) fn giving_back(&mut self, reservation: &v1::Reservation) {
+    /// Records that a release is about to be requested.
+    pub(super) fn releasing(&mut self, reservation: &v1::Reservation) {
         if let Some(held) = self.acknowledged.held.get_mut(&reservation.reservation) {
-            held.giving_back = true;
+            held.releasing = true;
         }
     }
 
-    /// The rack took the memory back.
+    /// Records an acknowledged release.
     pub(super) fn released(&mut self, reservation: &v1::Reservation) -> Result<(), Failure> {
         if let Some(held) = self.acknowledged.held.remove(&reservation.reservation) {
             for slice in &held.slices {
@@ -144,7 +145,7 @@ impl Journal {
         let Some((path, file)) = &mut self.log else { return Ok(()) };
         let v1::Reservation { request_id, reservation, vm, host, slices, .. } = reservation;
         let line = Line { action, request_id, reservation, vm, host, slices };
-        let mut text = serde_json::to_vec(&line).expect("texts and numbers are JSON");
+        let mut text = serde_json::to_vec(&line).expect("texts and numbers serialize to JSON");
         text.push(b'\n');
         file.write_all(&text).map_err(|errno| Failure::File { operation: "write", path: path.clone(), errno })
     }
@@ -165,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slice_has_moved_when_another_host_gets_it_next() {
+    fn slice_reserved_on_another_host_counts_as_moved() {
         let mut journal = Journal::default();
         for (id, host) in [("r-1", "a"), ("r-2", "a"), ("r-3", "b"), ("r-4", "a")] {
             let r = reservation(id, host, &[7, 8]);
@@ -177,24 +178,24 @@ mod tests {
     }
 
     #[test]
-    fn a_slice_that_a_fenced_vm_still_counts_on_is_in_use_once() {
+    fn slice_of_fenced_vm_counts_as_in_use_once() {
         let mut journal = Journal::default();
         let (fenced, next) = (reservation("r-1", "a", &[7]), reservation("r-2", "b", &[7]));
         journal.reserved(&fenced).unwrap();
         journal.reserved(&next).unwrap();
         assert_eq!(journal.movement().peak, 1);
         journal.released(&fenced).unwrap();
-        assert_eq!(journal.in_use.len(), 1, "it is the next one's");
+        assert_eq!(journal.in_use.len(), 1, "the slice belongs to the next reservation");
     }
 
     #[test]
-    fn every_acknowledged_reply_is_a_line_of_the_log() {
+    fn acknowledged_replies_are_written_to_log() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("log");
         let mut journal = Journal::open(Some(&path)).unwrap();
         let r = reservation("r-1", "a", &[3]);
         journal.reserved(&r).unwrap();
-        journal.became(Action::Commit, &r).unwrap();
+        journal.confirmed(Action::Commit, &r).unwrap();
         journal.released(&r).unwrap();
         let text = std::fs::read_to_string(&path).unwrap();
         let lines: Vec<serde_json::Value> =

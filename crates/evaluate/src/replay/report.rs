@@ -16,7 +16,7 @@ use hdrhistogram::Histogram;
 use proto::v1;
 use serde::Serialize;
 
-use super::{Args, Rack, reach::Reach};
+use super::{Args, Rack, reachability::Reachability};
 
 /// Report of a replay.
 #[derive(Debug, Serialize)]
@@ -29,7 +29,7 @@ pub(super) struct Report {
     audit: Audit,
     duration_s: f64,
     #[serde(skip)]
-    untold: Vec<String>,
+    missing_checks: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -37,7 +37,7 @@ struct Vms {
     requested: u64,
     placed: u64,
     rejected: u64,
-    /// Of those placed, died before they departed.
+    /// Placed VMs that died before their departure.
     lost: u64,
 }
 
@@ -66,31 +66,31 @@ struct Audit {
     double_owned: Option<u64>,
     granted_dirty: Option<u64>,
     acknowledged_lost: Option<u64>,
-    /// Slices that their new owner looked through.
+    /// Slices that a new owner examined.
     slices_read: u64,
 }
 
 /// Results beside the tally.
 #[derive(Debug)]
-pub(super) struct Found {
+pub(super) struct Results {
     pub(super) requested: usize,
     pub(super) stranded_mean: f64,
-    pub(super) lost_facts: usize,
-    /// Slices that an agent found not to be zeros before it handed them out.
+    pub(super) lost_reservations: usize,
+    /// Slices that an agent found dirty before it attached them.
     pub(super) dirty: usize,
-    pub(super) reach: Reach,
-    pub(super) took: Duration,
+    pub(super) reachability: Reachability,
+    pub(super) duration: Duration,
 }
 
 impl Report {
-    pub(super) fn new(rack: &Rack, emcs: &[v1::Emc], hosts: &[v1::Host], found: &Found) -> Self {
+    pub(super) fn new(rack: &Rack, emcs: &[v1::Emc], hosts: &[v1::Host], results: &Results) -> Self {
         let (tally, movement) = (rack.tally(), rack.journal().movement());
-        let dirty = tally.dirty + found.dirty as u64;
-        let looked = tally.read > 0 || dirty > 0 || movement.peak == 0; // a slice that was never granted cannot be dirty
+        let dirty = tally.dirty + results.dirty as u64;
+        let is_dirt_checked = tally.read > 0 || dirty > 0 || movement.peak == 0; // a slice that was never granted cannot be dirty
         let local: u64 = hosts.iter().map(|host| host.local_bytes).sum();
         Self {
             vms: Vms {
-                requested: found.requested as u64,
+                requested: results.requested as u64,
                 placed: tally.placed,
                 rejected: tally.rejected,
                 lost: tally.lost,
@@ -100,27 +100,28 @@ impl Report {
                 moved_between_hosts: movement.moved,
                 peak_in_use: movement.peak,
             },
-            stranded: Stranded::new(found.stranded_mean, local),
-            reserve_ms: Quantiles::of(&tally.reserve),
-            ready_ms: Quantiles::of(&tally.ready),
+            stranded: Stranded::new(results.stranded_mean, local),
+            reserve_ms: Quantiles::from_histogram(&tally.reserve),
+            ready_ms: Quantiles::from_histogram(&tally.ready),
             audit: Audit {
-                double_owned: double_owned(&found.reach, &tally.overwritten),
-                granted_dirty: looked.then_some(dirty),
-                acknowledged_lost: Some(found.lost_facts as u64),
+                double_owned: double_owned(&results.reachability, &tally.overwritten),
+                granted_dirty: is_dirt_checked.then_some(dirty),
+                acknowledged_lost: Some(results.lost_reservations as u64),
                 slices_read: tally.read,
             },
-            duration_s: found.took.as_secs_f64(),
-            untold: untold(&found.reach, &tally, looked),
+            duration_s: results.duration.as_secs_f64(),
+            missing_checks: missing_checks(&results.reachability, &tally, is_dirt_checked),
         }
     }
 
     /// Prints the report, writes it to a file if requested, and prints missing checks.
-    pub(super) fn tell(&self, args: &Args, format: Format) -> Result<(), Failure> {
-        for line in &self.untold {
+    pub(super) fn print(&self, args: &Args, format: Format) -> Result<(), Failure> {
+        for line in &self.missing_checks {
             writeln!(io::stderr().lock(), "{line}").map_err(Failure::Output)?;
         }
         if let Some(path) = &args.json {
-            let text = serde_json::to_string_pretty(self).expect("texts and numbers are JSON") + "\n";
+            let text =
+                serde_json::to_string_pretty(self).expect("texts and numbers serialize to JSON") + "\n";
             fs::write(path, text).map_err(|errno| Failure::File {
                 operation: "write",
                 path: path.clone(),
@@ -128,32 +129,38 @@ impl Report {
             })?;
         }
         print::value(format, self, |_| table::details(self))?;
-        match self.broken() {
+        match self.violations() {
             0 => Ok(()),
-            broken => Err(Failure::Problem(format!("{broken} promises were seen broken: see the audit"))),
+            violations => Err(Failure::Problem(format!(
+                "{violations} violations of guarantees were found: see the audit"
+            ))),
         }
     }
 
-    fn broken(&self) -> u64 {
+    fn violations(&self) -> u64 {
         let Audit { double_owned, granted_dirty, acknowledged_lost, .. } = self.audit;
         [double_owned, granted_dirty, acknowledged_lost].into_iter().flatten().sum()
     }
 }
 
 /// A slice with another VM's data has two owners, independent of /proc.
-fn double_owned(reach: &Reach, overwritten: &std::collections::BTreeSet<u32>) -> Option<u64> {
-    let seen = reach.double.union(overwritten).count() as u64;
-    if reach.unknown().is_some() && seen == 0 { None } else { Some(seen) }
+fn double_owned(reachability: &Reachability, overwritten: &std::collections::BTreeSet<u32>) -> Option<u64> {
+    let count = reachability.double_owned.union(overwritten).count() as u64;
+    if reachability.unknown_reason().is_some() && count == 0 { None } else { Some(count) }
 }
 
-fn untold(reach: &Reach, tally: &super::tally::Tally, looked: bool) -> Vec<String> {
+fn missing_checks(
+    reachability: &Reachability,
+    tally: &super::tally::Tally,
+    is_dirt_checked: bool,
+) -> Vec<String> {
     let mut lines = Vec::new();
-    lines.extend(reach.unknown().map(|why| format!("double_owned was not found out: {why}")));
-    if !looked {
-        lines.push("granted_dirty was not found out: no stand-in looked through a slice".to_owned());
+    lines.extend(reachability.unknown_reason().map(|reason| format!("double_owned is unknown: {reason}")));
+    if !is_dirt_checked {
+        lines.push("granted_dirty is unknown: no stand-in examined a slice".to_owned());
     }
     let unread = tally.unread.iter();
-    lines.extend(unread.map(|(why, vms)| format!("slices of {vms} VMs were not looked through: {why}")));
+    lines.extend(unread.map(|(reason, vms)| format!("slices of {vms} VMs were not examined: {reason}")));
     lines
 }
 
@@ -168,7 +175,7 @@ impl Stranded {
 
 impl Quantiles {
     #[expect(clippy::cast_precision_loss, reason = "an answer takes less than a century")]
-    fn of(micros: &Histogram<u64>) -> Self {
+    fn from_histogram(micros: &Histogram<u64>) -> Self {
         let at = |q| (!micros.is_empty()).then(|| micros.value_at_quantile(q) as f64 / 1000.0);
         Self { p50: at(0.5), p99: at(0.99) }
     }
@@ -186,15 +193,15 @@ impl Row for Report {
         col("LOCAL MEMORY STRANDED", |r| stranded(&r.stranded)),
         col("RESERVE P50, P99", |r| quantiles(&r.reserve_ms)),
         col("READY P50, P99", |r| quantiles(&r.ready_ms)),
-        col("AUDIT: DOUBLE OWNED", |r| found(r.audit.double_owned)),
-        col("AUDIT: GRANTED DIRTY", |r| found(r.audit.granted_dirty)),
-        col("AUDIT: ACKNOWLEDGED LOST", |r| found(r.audit.acknowledged_lost)),
+        col("AUDIT: DOUBLE OWNED", |r| count_or_unknown(r.audit.double_owned)),
+        col("AUDIT: GRANTED DIRTY", |r| count_or_unknown(r.audit.granted_dirty)),
+        col("AUDIT: ACKNOWLEDGED LOST", |r| count_or_unknown(r.audit.acknowledged_lost)),
         col("SLICES READ BEFORE USE", |r| r.audit.slices_read.to_string()),
         col("DURATION", |r| format!("{:.1} s", r.duration_s)),
     ];
 }
 
-fn found(number: Option<u64>) -> String {
+fn count_or_unknown(number: Option<u64>) -> String {
     number.map_or("not known".to_owned(), |number| number.to_string())
 }
 

@@ -41,7 +41,7 @@ pub struct StandIn {
 
 /// Findings before the slices are used.
 #[derive(Debug, Deserialize, Serialize)]
-pub(super) struct Found {
+pub(super) struct InitialFindings {
     pub(super) vm: String,
     /// Slices examined.
     pub(super) slices: Vec<u32>,
@@ -51,14 +51,14 @@ pub(super) struct Found {
 
 /// Findings at the end.
 #[derive(Debug, Deserialize, Serialize)]
-pub(super) struct Left {
+pub(super) struct FinalFindings {
     pub(super) vm: String,
     /// Slices whose pattern was overwritten.
     pub(super) overwritten: Vec<u32>,
 }
 
 /// Slice received from the agent.
-struct Piece {
+struct ReceivedSlice {
     slice: u32,
     epoch: u64,
     offset: u64,
@@ -78,15 +78,15 @@ struct Slice {
 /// # Errors
 /// The agent provides no memory, or memory cannot be read, mapped or written.
 pub fn run(args: &StandIn) -> Result<(), Failure> {
-    let failed = |tried| move |errno| Failure::File { operation: tried, path: args.socket.clone(), errno };
+    let failed = |operation| move |errno| Failure::File { operation, path: args.socket.clone(), errno };
     let slices = slices(&args.socket, &args.vm).map_err(failed("attach through"))?;
     let dirty = dirty(&slices, args.look).map_err(failed("read slices of"))?;
-    let numbers = slices.iter().map(|piece| piece.slice).collect();
+    let numbers = slices.iter().map(|received| received.slice).collect();
     let mapped = slices.into_iter().map(map).collect::<io::Result<Vec<_>>>();
     let mapped = mapped.map_err(failed("map slices of"))?;
-    let pages = usize::try_from(args.touch).expect("checked to be few") * MIB;
+    let pages = usize::try_from(args.touch).expect("limited by the option") * MIB;
     mapped.iter().try_for_each(|slice| write(slice, &args.vm, pages)).map_err(failed("write slices of"))?;
-    say(&Found { vm: args.vm.clone(), slices: numbers, dirty })?;
+    print_line(&InitialFindings { vm: args.vm.clone(), slices: numbers, dirty })?;
     io::stdin().lock().read_to_end(&mut Vec::new()).map_err(failed("wait on stdin beside"))?;
     let changed = mapped.iter().filter_map(|slice| match is_intact(slice, &args.vm, pages) {
         Ok(true) => None,
@@ -94,36 +94,38 @@ pub fn run(args: &StandIn) -> Result<(), Failure> {
         Err(errno) => Some(Err(errno)),
     });
     let overwritten = changed.collect::<io::Result<_>>().map_err(failed("read again slices of"))?;
-    say(&Left { vm: args.vm.clone(), overwritten })
+    print_line(&FinalFindings { vm: args.vm.clone(), overwritten })
 }
 
 /// Attaches this process to a VM, and returns its slices.
-fn slices(socket: &Path, vm: &str) -> io::Result<Vec<Piece>> {
-    let wrong = |error: ClientError| io::Error::other(units::chain(&error));
-    let client = Client::connect(socket).map_err(wrong)?;
-    let memory = client.attach(vm, MemoryForm::Descriptors).map_err(wrong)?;
-    let pieces = memory.regions.into_iter().filter_map(|region| {
+fn slices(socket: &Path, vm: &str) -> io::Result<Vec<ReceivedSlice>> {
+    let to_io_error = |error: ClientError| io::Error::other(units::chain(&error));
+    let client = Client::connect(socket).map_err(to_io_error)?;
+    let memory = client.attach(vm, MemoryForm::Descriptors).map_err(to_io_error)?;
+    let received = memory.regions.into_iter().filter_map(|region| {
         let (slice, epoch) = region.slice?;
         let (offset, bytes) = (region.offset, region.bytes);
-        Some(region.into_file().map(|file| Piece { slice, epoch, offset, bytes, file }))
+        Some(region.into_file().map(|file| ReceivedSlice { slice, epoch, offset, bytes, file }))
     });
-    pieces.collect()
+    received.collect()
 }
 
-fn say<T: Serialize>(line: &T) -> Result<(), Failure> {
-    print::out(&(serde_json::to_string(line).expect("texts and numbers are JSON") + "\n"))
+fn print_line<T: Serialize>(line: &T) -> Result<(), Failure> {
+    print::out(&(serde_json::to_string(line).expect("texts and numbers serialize to JSON") + "\n"))
 }
 
 /// Returns slices with non-zero bytes. Holes of files are skipped.
-fn dirty(slices: &[Piece], look_mib: Option<u64>) -> io::Result<Vec<u32>> {
+fn dirty(slices: &[ReceivedSlice], look_mib: Option<u64>) -> io::Result<Vec<u32>> {
     let mut dirty = Vec::new();
-    for piece in slices {
-        let is_zero = match is_device(&piece.file)? {
-            true => maps_as_zeros(piece, look_mib)?,
-            false => is_zero(&piece.file, piece.offset, piece.offset.saturating_add(piece.bytes))?,
+    for received in slices {
+        let is_zero = match is_device(&received.file)? {
+            true => is_zero_mapped(received, look_mib)?,
+            false => {
+                is_zero(&received.file, received.offset, received.offset.saturating_add(received.bytes))?
+            }
         };
         if !is_zero {
-            dirty.push(piece.slice);
+            dirty.push(received.slice);
         }
     }
     Ok(dirty)
@@ -134,8 +136,8 @@ fn is_device(file: &File) -> io::Result<bool> {
     Ok(file.metadata()?.file_type().is_char_device())
 }
 
-fn maps_as_zeros(piece: &Piece, look_mib: Option<u64>) -> io::Result<bool> {
-    let memory = map_shared(piece)?;
+fn is_zero_mapped(received: &ReceivedSlice, look_mib: Option<u64>) -> io::Result<bool> {
+    let memory = map_shared(received)?;
     let steps = look_mib.map_or(usize::MAX, |mib| usize::try_from(mib).unwrap_or(usize::MAX));
     let mut bytes = vec![0; MIB];
     for at in (0..memory.size()).step_by(MIB).take(steps) {
@@ -149,7 +151,7 @@ fn maps_as_zeros(piece: &Piece, look_mib: Option<u64>) -> io::Result<bool> {
 
 fn is_zero(file: &File, from: u64, end: u64) -> io::Result<bool> {
     if file.metadata()?.len() < end {
-        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "a slice is shorter than it should be"));
+        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the slice is truncated"));
     }
     let mut at = from;
     while at < end {
@@ -159,7 +161,7 @@ fn is_zero(file: &File, from: u64, end: u64) -> io::Result<bool> {
             Err(errno) => return Err(errno.into()),
         };
         let stop = rustix::fs::seek(file, SeekFrom::Hole(start))?.min(end);
-        if !reads_as_zeros(file, start, stop)? {
+        if !is_zero_range(file, start, stop)? {
             return Ok(false);
         }
         at = stop;
@@ -167,30 +169,29 @@ fn is_zero(file: &File, from: u64, end: u64) -> io::Result<bool> {
     Ok(true)
 }
 
-fn reads_as_zeros(file: &File, mut at: u64, end: u64) -> io::Result<bool> {
+fn is_zero_range(file: &File, mut at: u64, end: u64) -> io::Result<bool> {
     let mut bytes = vec![0; MIB];
     while at < end {
-        let most = usize::try_from(end - at).map_or(MIB, |left| left.min(MIB));
-        file.read_exact_at(&mut bytes[..most], at)?;
-        if bytes[..most] != ZEROS[..most] {
+        let length = usize::try_from(end - at).map_or(MIB, |remaining| remaining.min(MIB));
+        file.read_exact_at(&mut bytes[..length], at)?;
+        if bytes[..length] != ZEROS[..length] {
             return Ok(false);
         }
-        at += most as u64;
+        at += length as u64;
     }
     Ok(true)
 }
 
 /// Descriptors are closed once the memory is mapped; the mapping remains.
-fn map(piece: Piece) -> io::Result<Slice> {
-    let memory = map_shared(&piece)?;
-    Ok(Slice { number: piece.slice, epoch: piece.epoch, memory })
+fn map(received: ReceivedSlice) -> io::Result<Slice> {
+    let memory = map_shared(&received)?;
+    Ok(Slice { number: received.slice, epoch: received.epoch, memory })
 }
 
-fn map_shared(piece: &Piece) -> io::Result<MmapRegion> {
-    let bytes = usize::try_from(piece.bytes).ok().filter(|bytes| *bytes as u64 == SLICE.get());
-    let bytes =
-        bytes.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "a slice that is not 1 GiB"))?;
-    let file = FileOffset::new(piece.file.try_clone()?, piece.offset);
+fn map_shared(received: &ReceivedSlice) -> io::Result<MmapRegion> {
+    let bytes = usize::try_from(received.bytes).ok().filter(|bytes| *bytes as u64 == SLICE.get());
+    let bytes = bytes.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "the slice is not 1 GiB"))?;
+    let file = FileOffset::new(received.file.try_clone()?, received.offset);
     MmapRegion::from_file(file, bytes).map_err(io::Error::other)
 }
 
@@ -228,34 +229,38 @@ fn is_intact(slice: &Slice, vm: &str, touched: usize) -> io::Result<bool> {
 mod tests {
     use super::*;
 
-    fn piece() -> Piece {
+    fn received() -> ReceivedSlice {
         let file = tempfile::tempfile().unwrap();
         file.set_len(SLICE.get()).unwrap();
-        Piece { slice: 5, epoch: 2, offset: 0, bytes: SLICE.get(), file }
+        ReceivedSlice { slice: 5, epoch: 2, offset: 0, bytes: SLICE.get(), file }
     }
 
     #[test]
-    fn one_byte_anywhere_makes_a_slice_dirty() {
-        let piece = piece();
-        assert_eq!(dirty(std::slice::from_ref(&piece), None).unwrap(), [0; 0]);
-        piece.file.write_all_at(&[0; 9], 12_345).unwrap();
-        assert_eq!(dirty(std::slice::from_ref(&piece), None).unwrap(), [0; 0], "written zeros are zeros");
-        piece.file.write_all_at(&[1], SLICE.get() - 1).unwrap();
-        assert_eq!(dirty(&[piece], None).unwrap(), [5]);
+    fn slice_with_one_nonzero_byte_is_dirty() {
+        let received = received();
+        assert_eq!(dirty(std::slice::from_ref(&received), None).unwrap(), [0; 0]);
+        received.file.write_all_at(&[0; 9], 12_345).unwrap();
+        assert_eq!(
+            dirty(std::slice::from_ref(&received), None).unwrap(),
+            [0; 0],
+            "written zeros are not dirty"
+        );
+        received.file.write_all_at(&[1], SLICE.get() - 1).unwrap();
+        assert_eq!(dirty(&[received], None).unwrap(), [5]);
     }
 
     #[test]
-    fn a_slice_that_was_cut_short_is_an_error_and_not_clean() {
-        let piece = piece();
-        piece.file.set_len(4096).unwrap();
-        assert!(dirty(&[piece], None).is_err());
+    fn truncated_slice_is_error() {
+        let received = received();
+        received.file.set_len(4096).unwrap();
+        assert!(dirty(&[received], None).is_err());
     }
 
     #[test]
-    fn another_vms_bytes_over_ones_own_are_noticed() {
-        let piece = piece();
-        let file = piece.file.try_clone().unwrap();
-        let slice = map(piece).unwrap();
+    fn pattern_overwritten_by_another_vm_is_detected() {
+        let received = received();
+        let file = received.file.try_clone().unwrap();
+        let slice = map(received).unwrap();
         write(&slice, "a", 2 * MIB).unwrap();
         assert!(is_intact(&slice, "a", 2 * MIB).unwrap());
         assert!(!is_intact(&slice, "b", MIB).unwrap());

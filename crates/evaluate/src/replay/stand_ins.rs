@@ -19,7 +19,7 @@ use tokio::{
 };
 use units::limits::{REASON_BYTES_MAX, REPLAY_STAND_IN_TIMEOUT, REPLAY_STAND_INS_MAX};
 
-use super::stand_in::{Found, Left};
+use super::stand_in::{FinalFindings, InitialFindings};
 
 /// Settings of stand-ins.
 #[derive(Debug)]
@@ -27,27 +27,27 @@ pub(super) struct StandIns {
     program: PathBuf,
     touch_mib: u64,
     sockets: BTreeMap<String, PathBuf>,
-    room: Arc<Semaphore>,
+    permit: Arc<Semaphore>,
 }
 
 /// Result of starting a stand-in.
 #[derive(Debug)]
-pub(super) enum Started {
+pub(super) enum StartResult {
     /// It runs, with its findings.
-    Runs(Box<Running>, Found),
+    Running(Box<RunningStandIn>, InitialFindings),
     /// It cannot run: there is no agent on this machine, or there are too many stand-ins.
-    Absent(String),
+    Unavailable(String),
     /// It failed.
     Failed(String),
 }
 
 /// Running stand-in.
 #[derive(Debug)]
-pub(super) struct Running {
+pub(super) struct RunningStandIn {
     child: Child,
     stdin: ChildStdin,
     lines: Lines<BufReader<ChildStdout>>,
-    _room: OwnedSemaphorePermit,
+    _permit: OwnedSemaphorePermit,
 }
 
 impl StandIns {
@@ -61,16 +61,16 @@ impl StandIns {
         })?;
         let socket = |host: &v1::Host| (host.host.clone(), PathBuf::from(&host.host_memory_socket));
         let sockets = hosts.iter().filter(|host| !host.host_memory_socket.is_empty()).map(socket).collect();
-        Ok(Self { program, touch_mib, sockets, room: Arc::new(Semaphore::new(REPLAY_STAND_INS_MAX)) })
+        Ok(Self { program, touch_mib, sockets, permit: Arc::new(Semaphore::new(REPLAY_STAND_INS_MAX)) })
     }
 
     /// Starts one and waits until it uses its slices.
-    pub(super) async fn start(&self, vm: &str, host: &str) -> Started {
+    pub(super) async fn start(&self, vm: &str, host: &str) -> StartResult {
         let Some(socket) = self.sockets.get(host).filter(|socket| socket.exists()) else {
-            return Started::Absent(format!("the agent of {host} is not on this machine"));
+            return StartResult::Unavailable(format!("the agent of {host} is not on this machine"));
         };
-        let Ok(room) = Arc::clone(&self.room).try_acquire_owned() else {
-            return Started::Absent(format!("{REPLAY_STAND_INS_MAX} stand-ins ran already"));
+        let Ok(permit) = Arc::clone(&self.permit).try_acquire_owned() else {
+            return StartResult::Unavailable(format!("{REPLAY_STAND_INS_MAX} stand-ins run already"));
         };
         let mut command = Command::new(&self.program);
         command.arg("stand-in-vm").arg("--socket").arg(socket).args(["--vm", vm]);
@@ -79,61 +79,68 @@ impl StandIns {
         command.process_group(0);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
         match command.spawn() {
-            Ok(child) => first_word(child, room).await,
-            Err(errno) => Started::Failed(format!("start {}: {errno}", self.program.display())),
+            Ok(child) => wait_until_running(child, permit).await,
+            Err(errno) => StartResult::Failed(format!("start {}: {errno}", self.program.display())),
         }
     }
 }
 
-async fn first_word(mut child: Child, room: OwnedSemaphorePermit) -> Started {
+async fn wait_until_running(mut child: Child, permit: OwnedSemaphorePermit) -> StartResult {
     let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
     let (stdin, stdout) = stdin.zip(stdout).expect("both are pipes");
     let mut lines = BufReader::new(stdout).lines();
     let line = match timeout(REPLAY_STAND_IN_TIMEOUT.as_duration(), lines.next_line()).await {
         Ok(Ok(Some(line))) => line,
-        Ok(Ok(None)) => return Started::Failed(last_words(child).await),
-        Ok(Err(errno)) => return Started::Failed(errno.to_string()),
-        Err(_) => return Started::Failed(format!("no word of it within {REPLAY_STAND_IN_TIMEOUT}")),
+        Ok(Ok(None)) => return StartResult::Failed(failure_reason(child).await),
+        Ok(Err(errno)) => return StartResult::Failed(errno.to_string()),
+        Err(_) => {
+            return StartResult::Failed(format!(
+                "the stand-in did not report within {REPLAY_STAND_IN_TIMEOUT}"
+            ));
+        }
     };
     match serde_json::from_str(&line) {
-        Ok(found) => Started::Runs(Box::new(Running { child, stdin, lines, _room: room }), found),
-        Err(wrong) => Started::Failed(format!("{line:?}: {wrong}")),
+        Ok(found) => {
+            StartResult::Running(Box::new(RunningStandIn { child, stdin, lines, _permit: permit }), found)
+        }
+        Err(error) => StartResult::Failed(format!("{line:?}: {error}")),
     }
 }
 
 /// Returns the reason why it ended without a result.
-async fn last_words(mut child: Child) -> String {
-    let mut said = Vec::new();
+async fn failure_reason(mut child: Child) -> String {
+    let mut output = Vec::new();
     if let Some(stderr) = child.stderr.take() {
         // Best effort: the exit status also shows a failure.
-        let _ = stderr.take(REASON_BYTES_MAX as u64).read_to_end(&mut said).await;
+        let _ = stderr.take(REASON_BYTES_MAX as u64).read_to_end(&mut output).await;
     }
     let ended = timeout(REPLAY_STAND_IN_TIMEOUT.as_duration(), child.wait()).await;
-    let ended = ended.map_or_else(|_| "it hangs".into(), |ended| ended.map_or_else(|e| e.to_string(), shown));
-    format!("{} ({ended})", String::from_utf8_lossy(&said).trim())
+    let ended = ended
+        .map_or_else(|_| "it does not end".into(), |ended| ended.map_or_else(|e| e.to_string(), describe));
+    format!("{} ({ended})", String::from_utf8_lossy(&output).trim())
 }
 
-fn shown(status: ExitStatus) -> String {
+fn describe(status: ExitStatus) -> String {
     status.to_string()
 }
 
-impl Running {
+impl RunningStandIn {
     /// Waits for its death, which is a failure.
-    pub(super) async fn died(&mut self) -> io::Result<ExitStatus> {
+    pub(super) async fn wait_for_death(&mut self) -> io::Result<ExitStatus> {
         // `Child::wait` would close its stdin and end it.
         self.lines.next_line().await?;
         self.child.wait().await
     }
 
     /// Ends it and returns its findings, or `None` if it had died.
-    pub(super) async fn leave(self) -> Option<Left> {
-        let Self { mut child, stdin, mut lines, _room } = self;
+    pub(super) async fn end(self) -> Option<FinalFindings> {
+        let Self { mut child, stdin, mut lines, _permit } = self;
         drop(stdin);
-        let word = async {
+        let findings = async {
             let line = lines.next_line().await.ok().flatten();
             let ended = child.wait().await.is_ok_and(|status| status.success());
             line.filter(|_| ended).and_then(|line| serde_json::from_str(&line).ok())
         };
-        timeout(REPLAY_STAND_IN_TIMEOUT.as_duration(), word).await.ok().flatten()
+        timeout(REPLAY_STAND_IN_TIMEOUT.as_duration(), findings).await.ok().flatten()
     }
 }

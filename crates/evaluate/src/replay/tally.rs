@@ -29,7 +29,7 @@ pub(super) struct Tally {
 
 impl Default for Tally {
     fn default() -> Self {
-        let histogram = || Histogram::new(3).expect("three digits are few enough");
+        let histogram = || Histogram::new(3).expect("3 significant digits are supported");
         Self {
             reserve: histogram(),
             ready: histogram(),
@@ -45,23 +45,23 @@ impl Default for Tally {
 }
 
 impl Tally {
-    pub(super) fn reserve_took(&mut self, span: Duration) {
+    pub(super) fn record_reserve(&mut self, span: Duration) {
         record(&mut self.reserve, span);
     }
 
-    pub(super) fn ready_took(&mut self, span: Duration) {
+    pub(super) fn record_ready(&mut self, span: Duration) {
         record(&mut self.ready, span);
     }
 
     /// Counts a VM whose slices were not examined.
-    pub(super) fn unread(&mut self, why: String) {
-        *self.unread.entry(why).or_default() += 1;
+    pub(super) fn count_unread(&mut self, reason: String) {
+        *self.unread.entry(reason).or_default() += 1;
     }
 }
 
 fn record(histogram: &mut Histogram<u64>, span: Duration) {
     let micros = u64::try_from(span.as_micros()).unwrap_or(u64::MAX);
-    histogram.record(micros).expect("a histogram that grows takes every value");
+    histogram.record(micros).expect("an auto-resizing histogram accepts every value");
 }
 
 #[cfg(test)]
@@ -69,10 +69,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_kept_as_they_were_measured() {
+    fn histogram_keeps_times_within_its_precision() {
         let mut tally = Tally::default();
         for ms in [1, 5, 70_000] {
-            tally.reserve_took(Duration::from_millis(ms));
+            tally.record_reserve(Duration::from_millis(ms));
         }
         let close = |q, ms: u64| tally.reserve.value_at_quantile(q).abs_diff(1000 * ms) <= ms;
         assert!(close(0.5, 5) && close(0.99, 70_000), "{:?}", tally.reserve);

@@ -14,19 +14,19 @@ use serde::Serialize;
 use sim::symbiosis::{Host, SMALL_HOST_TENANTS, Tenant};
 use units::Fraction;
 
-use super::{Compared, Trace, json};
-use crate::figure::{self, Figure, Look, Point, Series};
+use super::{ComparedMix, Trace, json};
+use crate::figure::{self, Figure, Point, Series, SeriesStyle};
 
 /// Inputs of the figures.
-pub(super) struct Shown {
+pub(super) struct FigureInputs {
     pub traces: Vec<Trace>,
     pub tenants: Vec<Tenant>,
-    pub compared: Vec<Compared>,
+    pub compared: Vec<ComparedMix>,
     /// Local memory, as a fraction of the footprints.
     pub memory: Fraction,
 }
 
-impl Shown {
+impl FigureInputs {
     /// A small host.
     fn host(&self) -> Host {
         Host { memory: self.memory.get() * SMALL_HOST_TENANTS as f64 }
@@ -37,8 +37,8 @@ impl Shown {
 ///
 /// # Errors
 /// It cannot be created.
-pub(super) fn make_folder(folder: &Path) -> Result<(), Failure> {
-    let failed = |errno| Failure::File { operation: "make the folder", path: folder.to_owned(), errno };
+pub(super) fn create_folder(folder: &Path) -> Result<(), Failure> {
+    let failed = |errno| Failure::File { operation: "create the folder", path: folder.to_owned(), errno };
     fs::create_dir_all(folder).map_err(failed)
 }
 
@@ -46,18 +46,18 @@ pub(super) fn make_folder(folder: &Path) -> Result<(), Failure> {
 ///
 /// # Errors
 /// A file cannot be written, or a trace cannot be read again.
-pub(super) fn write_all(folder: &Path, shown: &Shown, format: Format) -> Result<(), Failure> {
-    let (figure, numbers) = kinds::drawn(shown);
+pub(super) fn write_all(folder: &Path, inputs: &FigureInputs, format: Format) -> Result<(), Failure> {
+    let (figure, numbers) = kinds::draw(inputs);
     write(folder, "figure-1", &figure, &numbers)?;
-    let (figure, numbers) = rounds::drawn(shown);
+    let (figure, numbers) = rounds::draw(inputs);
     write(folder, "figure-3", &figure, &numbers)?;
-    let (figure, numbers) = gains::by_kind(shown);
+    let (figure, numbers) = gains::by_kind(inputs);
     write(folder, "figure-6", &figure, &numbers)?;
-    let (figure, numbers) = gains::by_mix(shown);
+    let (figure, numbers) = gains::by_mix(inputs);
     write(folder, "figure-6-mixes", &figure, &numbers)?;
-    let (figure, numbers) = time::drawn(shown);
+    let (figure, numbers) = time::draw(inputs);
     write(folder, "figure-8", &figure, &numbers)?;
-    match changes::drawn(shown, format)? {
+    match changes::draw(inputs, format)? {
         Some((figure, numbers)) => write(folder, "figure-9", &figure, &numbers),
         None => {
             print::note(format, "figure 9 is left out: of one trace, no tenant can turn to another");
@@ -67,16 +67,16 @@ pub(super) fn write_all(folder: &Path, shown: &Shown, format: Format) -> Result<
 }
 
 fn write(folder: &Path, name: &str, figure: &Figure, numbers: &impl Serialize) -> Result<(), Failure> {
-    let beside = folder.join(format!("{name}.json"));
-    figure::write_whole(&beside, &json(&beside, numbers)?)?;
+    let json_path = folder.join(format!("{name}.json"));
+    figure::write_atomically(&json_path, &json(&json_path, numbers)?)?;
     figure::write(&folder.join(format!("{name}.svg")), figure)
 }
 
 fn line(nth: usize, name: impl Into<String>, points: impl Iterator<Item = (f64, f64)>) -> Series {
     let points = points.map(|(x, y)| Point::new(x, y)).collect();
-    Series { name: name.into(), look: Look::Line(nth), points }
+    Series { name: name.into(), style: SeriesStyle::Line(nth), points }
 }
 
-fn across(name: &str, y: f64) -> Series {
-    Series { name: name.to_owned(), look: Look::Across, points: vec![Point::new(0.0, y)] }
+fn horizontal(name: &str, y: f64) -> Series {
+    Series { name: name.to_owned(), style: SeriesStyle::Across, points: vec![Point::new(0.0, y)] }
 }

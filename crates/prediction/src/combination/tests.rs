@@ -96,7 +96,7 @@ fn any_mix() -> impl Strategy<Value = VmMix> {
 
 proptest! {
     #[test]
-    fn no_other_pair_places_more_within_same_misses(
+    fn solution_places_most_memory_within_same_misses(
         placed in any_placed(), taken in any_taken(), mix in any_mix(), x in any_share(),
     ) {
         let chosen = solve(&placed, &taken, mix, share(x));

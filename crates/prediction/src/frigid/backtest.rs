@@ -20,26 +20,15 @@ use super::{
     history::FEATURES,
     model::{Model, ModelSource},
     online::{OnlinePredictor, RiskPrediction, VmAssessment},
-    outcome::{Outcome, VmRequest},
     risk::RiskLimit,
     score::ScoreSum,
 };
 pub use super::{
     baseline::{Method, MethodScores},
+    sample::VmSample,
     score::Score,
 };
 use crate::trees::boost::rank;
-
-/// Ended VM as a sample for training and testing.
-#[derive(Clone, Debug, PartialEq)]
-pub struct VmSample {
-    /// Request, as known before the start.
-    pub request: VmRequest,
-    /// Outcome; its end is not before the start.
-    pub outcome: Outcome,
-    /// Whether the outcome is reliable. Unreliable outcomes are neither trained on nor tested.
-    pub is_trusted: bool,
-}
 
 /// Result of a backtest at one target rate of overpredictions. All values but `vms` are shares, 0
 /// to 1.

@@ -5,10 +5,10 @@
 use units::Fraction;
 
 use super::{
-    backtest::VmSample,
     history::{FEATURES, lowest, narrowest_group},
     outcome::Groups,
     risk::{Curve, QUANTILE_LEVELS},
+    sample::VmSample,
     score::{Score, ScoreSum},
 };
 

@@ -3,7 +3,7 @@
 use serde::Serialize;
 use units::Fraction;
 
-use super::{backtest::VmSample, history::as_gib};
+use super::{history::as_gib, sample::VmSample};
 
 /// Sums over scored predictions; memory in GiB.
 #[derive(Clone, Copy, Debug, Default)]

@@ -5,7 +5,7 @@
 use serde::{Deserialize, Serialize};
 use units::Fraction;
 
-use super::{COUNTERS, Workload, backtest::EvaluationError, train_forest};
+use super::{COUNTERS, Workload, evaluation_error::EvaluationError, train_forest};
 use crate::{import::ImportedModel, trees::Ensemble};
 
 /// Model of latency sensitivity.

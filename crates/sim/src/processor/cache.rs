@@ -108,10 +108,10 @@ impl Prefetcher {
             (line, stride, steps_seen, self.now);
         // Prefetched PREFETCH_DISTANCE steps ago, or when the stream was confirmed.
         let requested_at = stream.steps[steps_seen as usize % PREFETCH_DISTANCE];
-        let l1 = stream.steps[CONFIRM_STEPS as usize % PREFETCH_DISTANCE];
+        let confirmed_at = stream.steps[CONFIRM_STEPS as usize % PREFETCH_DISTANCE];
         stream.steps[steps_seen as usize % PREFETCH_DISTANCE] = now;
         let is_long = steps_seen as usize >= PREFETCH_DISTANCE + CONFIRM_STEPS as usize;
-        (steps_seen > CONFIRM_STEPS).then_some(if is_long { requested_at } else { l1 })
+        (steps_seen > CONFIRM_STEPS).then_some(if is_long { requested_at } else { confirmed_at })
     }
 }
 

@@ -134,7 +134,7 @@ impl Kernel {
         self.name = format!("{pattern}-{kib}KiB-{}i-{}p-{}c", self.work, self.parallel, self.code_misses);
     }
 
-    /// Generates the program for an input: the input is the seed and selects the index is below 4 sizes.
+    /// Generates the program for an input: the input is the seed and selects one of four sizes.
     pub fn program(&self, input: u64) -> Program {
         const SIZES: [(u64, f64); 4] = [(4, 1.0), (3, 1.4), (6, 0.8), (5, 0.6)]; // quarters of the lines, and factor of the work
         let (quarters, work) = SIZES[usize::try_from(input % 4).expect("the index is below 4")];

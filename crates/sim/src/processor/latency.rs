@@ -65,8 +65,8 @@ pub fn read(input: impl io::Read, server: &str) -> Result<Memory, LatencyError> 
     let (of, dst, threads, mix, random) = (of?, dst?, threads?, mix?, random?);
     let (latency, bandwidth) = (find("latency_ns")?, find("bandwidth_mb_s")?);
     let is_selected = |row: &StringRecord| {
-        let shown = [&row[of], &row[dst], &row[threads], &row[mix], &row[random]];
-        shown == [server, "d0", &THREADS.to_string(), "0", "0"]
+        let selectors = [&row[of], &row[dst], &row[threads], &row[mix], &row[random]];
+        selectors == [server, "d0", &THREADS.to_string(), "0", "0"]
     };
     let mut points = Vec::new();
     for row in table.records() {
@@ -79,7 +79,7 @@ pub fn read(input: impl io::Read, server: &str) -> Result<Memory, LatencyError> 
     if points.len() < 3 {
         return Err(LatencyError::TooFewPoints(points.len(), server.to_owned()));
     }
-    points.sort_unstable_by(|(one, _), (other, _)| one.total_cmp(other));
+    points.sort_unstable_by(|(a, _), (b, _)| a.total_cmp(b));
     let bandwidth_max = points[points.len() - 1].0;
     let mut curve = vec![(0.0, points[0].1)];
     for (mb, ns) in points {

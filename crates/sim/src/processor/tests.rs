@@ -78,7 +78,7 @@ fn latency_matches_utilization_it_causes() {
         let kernel = family().into_iter().find(|kernel| kernel.name == name).unwrap();
         let program = kernel.program(0);
         let levels = Hierarchy::new(&SERVER).simulate(&program);
-        let run = Run::of(&SERVER, &program, &levels, &memory);
+        let run = Run::simulate(&SERVER, &program, &levels, &memory);
         let off = run.channel - run.assumed;
         assert!(
             run.channel <= 1.0 && (off.abs() < 0.05 || run.channel > 0.8),

@@ -29,15 +29,15 @@ pub(super) struct Run {
 /// Bisection steps to match the latency to the utilization.
 const BISECTION_STEPS: usize = 6;
 /// Convergence tolerance of the utilization.
-const CONVERGED: f64 = 0.01;
+const CONVERGENCE_TOLERANCE: f64 = 0.01;
 /// Utilization up to which the curve gives the latency. Above it, the simulated queue does; using
 /// both would count queueing twice.
-const CURVE_USED_MAX: f64 = 0.8;
+const CURVE_UTILIZATION_MAX: f64 = 0.8;
 
 impl Run {
     /// Runs a program at the latency of the utilization that it causes.
-    pub(super) fn of(core: &Core, program: &Program, levels: &[Level], memory: &Memory) -> Self {
-        let latency = |used: f64| memory.latency_ns(used.min(CURVE_USED_MAX));
+    pub(super) fn simulate(core: &Core, program: &Program, levels: &[Level], memory: &Memory) -> Self {
+        let latency = |used: f64| memory.latency_ns(used.min(CURVE_UTILIZATION_MAX));
         let at = |used: f64| {
             let line = 64.0 / memory.gb_per_s * core.ghz;
             let (idle, loaded) = (latency(0.0) * core.ghz, latency(used) * core.ghz);
@@ -52,7 +52,7 @@ impl Run {
         for _ in 0..BISECTION_STEPS {
             let middle = f64::midpoint(low, high);
             run = Self { assumed: middle, ..at(middle) };
-            if (run.channel - run.assumed).abs() < CONVERGED {
+            if (run.channel - run.assumed).abs() < CONVERGENCE_TOLERANCE {
                 break;
             }
             if run.channel > run.assumed { low = middle } else { high = middle }

@@ -45,23 +45,23 @@ pub fn read(input: impl io::Read) -> Result<Vec<u32>, AccessTraceError> {
     let mut table = csv::Reader::from_reader(input);
     let names = table.headers()?.clone();
     let columns = [("key", 1), ("lbn", 1), ("addr", LINE)];
-    let found = columns
+    let column = columns
         .into_iter()
         .find_map(|(name, unit)| Some((name, unit, names.iter().position(|other| other == name)?)));
-    let (column, unit, at) = found.ok_or(AccessTraceError::MissingColumn)?;
+    let (column, unit, at) = column.ok_or(AccessTraceError::MissingColumn)?;
     let mut numbers: FxHashMap<u64, u32> = FxHashMap::default();
     let mut touches = Vec::new();
     let mut row = csv::StringRecord::new();
     while table.read_record(&mut row)? {
-        let wrong = || AccessTraceError::InvalidValue {
+        let invalid = || AccessTraceError::InvalidValue {
             line: row.position().map_or(0, csv::Position::line),
             column,
             value: row[at].to_owned(),
         };
-        let place: u64 = row[at].parse().map_err(|_| wrong())?;
+        let address: u64 = row[at].parse().map_err(|_| invalid())?;
         let next =
             u32::try_from(numbers.len()).map_err(|_| AccessTraceError::InvalidLength(numbers.len()))?;
-        touches.push(*numbers.entry(place / unit).or_insert(next));
+        touches.push(*numbers.entry(address / unit).or_insert(next));
         if touches.len() > TOUCHES_MAX {
             return Err(AccessTraceError::InvalidLength(touches.len()));
         }

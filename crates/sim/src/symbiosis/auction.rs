@@ -15,7 +15,7 @@ use fairness::{
 };
 
 use super::{
-    host::{Host, part},
+    host::{Host, bundle_of},
     tenant::Tenant,
 };
 
@@ -56,13 +56,13 @@ const PRICE_STEPS: u32 = 50;
 /// Panics if there is no tenant, or less than 1 MiB for them.
 pub fn auction(tenants: &[Tenant], host: Host) -> Auction {
     let (supply, equal) = (host.supply(), host.equal(tenants.len()));
-    let worth: Vec<TenantUtility> =
+    let utilities: Vec<TenantUtility> =
         tenants.iter().map(|tenant| host.measured_utility(tenant, equal)).collect();
     let queries = RefCell::new(Vec::new());
-    let bidder = |(tenant, worth)| {
-        Bidder::new(1.0, supply, RecordingUtility { tenant, worth, supply, queries: &queries })
+    let bidder = |(tenant, utility)| {
+        Bidder::new(1.0, supply, RecordingUtility { tenant, utility, supply, queries: &queries })
     };
-    let bidders: Vec<_> = worth.iter().enumerate().map(bidder).collect();
+    let bidders: Vec<_> = utilities.iter().enumerate().map(bidder).collect();
     let market = Market::new(supply, &bidders).expect("tenants with equal weights and without limits");
     let outcome = market.clear(ClearingOptions::default());
     let tried = usize::try_from(outcome.rounds).expect("the number of rounds fits usize");
@@ -74,19 +74,21 @@ pub fn auction(tenants: &[Tenant], host: Host) -> Auction {
         price: outcome.memory_price,
         tried: outcome.rounds,
         rounds,
-        demand: (1..PRICE_STEPS).map(|step| demand_at(price(step), &worth, supply)).collect(),
-        shares: outcome.shares.iter().map(part).collect(),
+        demand: (1..PRICE_STEPS).map(|step| demand_at(price(step), &utilities, supply)).collect(),
+        shares: outcome.shares.iter().map(bundle_of).collect(),
     }
 }
 
 /// Returns the aggregate demand at a price with equal budgets.
-fn demand_at(price: f64, worth: &[TenantUtility], supply: Supply) -> Round {
+fn demand_at(price: f64, utilities: &[TenantUtility], supply: Supply) -> Round {
     let all = Bundle::from(supply.all());
     let prices =
         fairness::market::Prices { memory: price / all.memory, bandwidth: (1.0 - price) / all.bandwidth };
-    let purse = BudgetConstraint { budget: 1.0 / worth.len() as f64, prices };
-    let within = Limits { min: Bundle::default(), max: all };
-    let bundles = worth.iter().map(|worth| worth.demand(&purse, &within, &mut WarmStart::default()).bundle);
+    let budget_constraint = BudgetConstraint { budget: 1.0 / utilities.len() as f64, prices };
+    let limits = Limits { min: Bundle::default(), max: all };
+    let bundles = utilities
+        .iter()
+        .map(|utility| utility.demand(&budget_constraint, &limits, &mut WarmStart::default()).bundle);
     Round { price, dividend: 1.0, sum: sum(bundles, supply) }
 }
 
@@ -112,26 +114,31 @@ struct DemandQuery {
 /// Utility that records its queries.
 struct RecordingUtility<'a> {
     tenant: usize,
-    worth: &'a TenantUtility,
+    utility: &'a TenantUtility,
     supply: Supply,
     queries: &'a RefCell<Vec<DemandQuery>>,
 }
 
 impl Utility for RecordingUtility<'_> {
     fn value(&self, bundle: Bundle) -> f64 {
-        self.worth.value(bundle)
+        self.utility.value(bundle)
     }
 
-    fn demand(&self, purse: &BudgetConstraint, within: &Limits, mark: &mut WarmStart) -> Demand {
-        let asked = self.worth.demand(purse, within, mark);
+    fn demand(
+        &self,
+        budget_constraint: &BudgetConstraint,
+        limits: &Limits,
+        warm_start: &mut WarmStart,
+    ) -> Demand {
+        let demand = self.utility.demand(budget_constraint, limits, warm_start);
         self.queries.borrow_mut().push(DemandQuery {
             tenant: self.tenant,
-            price: purse.prices.memory * self.supply.memory_mib as f64,
-            budget: purse.budget,
-            bundle: asked.bundle,
+            price: budget_constraint.prices.memory * self.supply.memory_mib as f64,
+            budget: budget_constraint.budget,
+            bundle: demand.bundle,
             supply: self.supply,
         });
-        asked
+        demand
     }
 }
 

@@ -16,7 +16,7 @@ use fairness::{
 };
 
 use super::{
-    host::{Host, part},
+    host::{Host, bundle_of},
     lru::Lru,
     mixes::GAMMA,
     tenant::{SAMPLED_PAGES_MAX, throughput},
@@ -116,7 +116,7 @@ impl Activity {
 ///
 /// # Panics
 /// Panics if a trace is empty, or there is less than a page for each tenant.
-pub fn play(activities: &[Activity; 2], memory: f64, changes: &[Change]) -> Vec<Epoch> {
+pub fn simulate_changes(activities: &[Activity; 2], memory: f64, changes: &[Change]) -> Vec<Epoch> {
     let host = Host { memory: memory * TENANTS as f64 };
     let mut simulation = HostSimulation::new(activities, host);
     let mut epochs = EpochAllocator::default();
@@ -194,14 +194,14 @@ impl<'a> HostSimulation<'a> {
         let member = |(at, tenant): (usize, &TenantState)| {
             let knots = tenant.reuse.knots().into_iter();
             let knots = knots.map(|knot| Knot { memory: knot.memory / self.footprint, ..knot }).collect();
-            let utility = self.host.worth(knots, GAMMA, 1.0);
+            let utility = self.host.utility(knots, GAMMA, 1.0);
             Member { name: at.to_string().into(), weight: 1.0, min: Share::default(), utility }
         };
         let members: Vec<_> = self.tenants.iter().enumerate().map(member).collect();
         let decision = epochs.decide(self.host.supply(), &members);
         let decision = decision.expect("tenants with equal weights and without limits");
         for (tenant, share) in self.tenants.iter_mut().zip(&decision.shares) {
-            tenant.share = part(share);
+            tenant.share = bundle_of(share);
         }
     }
 }
@@ -328,8 +328,8 @@ fn response_to(epochs: &[Epoch], change: Change, until: usize) -> ChangeResponse
     let share = |epoch: usize| epochs[epoch].tenants[change.tenant].share;
     let settled = change.epoch + RESPONSE_EPOCHS_MAX;
     assert!(settled < until, "{change:?}: no time for shares to settle before epoch {until}");
-    let mean = |good: fn(Bundle) -> f64| {
-        (settled..until).map(|epoch| good(share(epoch))).sum::<f64>() / (until - settled) as f64
+    let mean = |resource: fn(Bundle) -> f64| {
+        (settled..until).map(|epoch| resource(share(epoch))).sum::<f64>() / (until - settled) as f64
     };
     let long_run = Bundle { memory: mean(|share| share.memory), bandwidth: mean(|share| share.bandwidth) };
     let deviation = |epoch: usize| deviation(share(epoch), long_run);

@@ -24,8 +24,8 @@ const LINK_MB_S: u64 = 1_000_000;
 impl Host {
     /// Returns each tenant's share of an equal split.
     pub fn equal(self, tenants: usize) -> Bundle {
-        let part = 1.0 / tenants as f64;
-        Bundle { memory: self.memory * part, bandwidth: part }
+        let fraction = 1.0 / tenants as f64;
+        Bundle { memory: self.memory * fraction, bandwidth: fraction }
     }
 
     pub(super) fn supply(self) -> Supply {
@@ -40,7 +40,7 @@ impl Host {
 
     /// Creates the utility of a tenant from its miss-ratio curve (memory in footprints), the
     /// penalty of a miss, and its bandwidth demand.
-    pub(super) fn worth(self, knots: Vec<Knot>, gamma: f64, link: f64) -> TenantUtility {
+    pub(super) fn utility(self, knots: Vec<Knot>, gamma: f64, link: f64) -> TenantUtility {
         let knots: Vec<Knot> =
             knots.into_iter().map(|knot| Knot { memory: knot.memory * FOOTPRINT_MIB, ..knot }).collect();
         TenantUtility::new(self.supply(), knots, gamma, link * LINK_MB_S as f64)
@@ -50,12 +50,12 @@ impl Host {
     /// Creates the utility of a tenant from the measurements with this share.
     pub(super) fn measured_utility(self, tenant: &Tenant, share: Bundle) -> TenantUtility {
         let link = wanted(tenant.bandwidth_used(share), share.bandwidth, 1.0);
-        self.worth(tenant.measured().knots(), tenant.gamma, link)
+        self.utility(tenant.measured().knots(), tenant.gamma, link)
     }
 }
 
 /// Converts a share into footprints and a fraction of the link.
-pub(super) fn part(share: &Share) -> Bundle {
+pub(super) fn bundle_of(share: &Share) -> Bundle {
     Bundle {
         memory: share.memory_mib as f64 / FOOTPRINT_MIB,
         bandwidth: share.bandwidth_mb_s as f64 / LINK_MB_S as f64,

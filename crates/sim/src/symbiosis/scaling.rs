@@ -34,8 +34,8 @@ impl ScalingTenants {
     /// miss penalties. As in mixes, one of six is compute-bound.
     pub fn new(traces: &[Tenant], tenants: usize, memory: f64) -> Self {
         let tenant = |at: usize| {
-            let wait = 1.0 + GAMMA_SPREAD * (2.0 * (at as f64 * GOLDEN_RATIO_CONJUGATE).fract() - 1.0);
-            (traces[at % traces.len()].measured().knots(), mixes::gamma(at) * wait)
+            let factor = 1.0 + GAMMA_SPREAD * (2.0 * (at as f64 * GOLDEN_RATIO_CONJUGATE).fract() - 1.0);
+            (traces[at % traces.len()].measured().knots(), mixes::gamma(at) * factor)
         };
         Self { host: Host { memory: memory * tenants as f64 }, profiles: (0..tenants).map(tenant).collect() }
     }
@@ -43,7 +43,7 @@ impl ScalingTenants {
     /// Creates the utilities from the miss-ratio curves.
     pub fn bidders(&self) -> Bidders {
         let bidder = |(knots, gamma): &(Vec<Knot>, f64)| {
-            Bidder::new(1.0, self.host.supply(), self.host.worth(knots.clone(), *gamma, 1.0))
+            Bidder::new(1.0, self.host.supply(), self.host.utility(knots.clone(), *gamma, 1.0))
         };
         Bidders { host: self.host, tenants: self.profiles.iter().map(bidder).collect() }
     }

@@ -3,7 +3,7 @@
 use fairness::market::{Bundle, Certificate, ClearingOptions, Market, RefineOptions};
 
 use super::{
-    host::{Host, part},
+    host::{Host, bundle_of},
     ideal::ideal,
     tenant::{Curve, Tenant},
 };
@@ -84,8 +84,8 @@ const MOVES_MAX: u32 = 400;
 pub fn compare(tenants: &[Tenant], host: Host) -> Vec<Outcome> {
     let equal = host.equal(tenants.len());
     let curves: Vec<Curve> = tenants.iter().map(|tenant| tenant.measured().clone()).collect();
-    let market = |scheme, aim| {
-        let (shares, certificate) = symbiosis(tenants, host, aim);
+    let market = |scheme, refinement| {
+        let (shares, certificate) = symbiosis(tenants, host, refinement);
         result(scheme, tenants, equal, shares, Some(certificate))
     };
     let estimates = Estimates {
@@ -118,22 +118,28 @@ fn result(
 }
 
 /// Runs the market for several epochs, each with the measurements of the one before.
-fn symbiosis(tenants: &[Tenant], host: Host, aim: Option<RefineOptions>) -> (Vec<Bundle>, Certificate) {
+fn symbiosis(
+    tenants: &[Tenant],
+    host: Host,
+    refinement: Option<RefineOptions>,
+) -> (Vec<Bundle>, Certificate) {
     let mut shares = vec![host.equal(tenants.len()); tenants.len()];
-    let mut how = ClearingOptions::default();
+    let mut options = ClearingOptions::default();
     let mut certificate = None;
     for _ in 0..EPOCHS {
-        let worth = tenants.iter().zip(&shares).map(|(tenant, share)| host.measured_utility(tenant, *share));
+        let utilities =
+            tenants.iter().zip(&shares).map(|(tenant, share)| host.measured_utility(tenant, *share));
         let supply = host.supply();
-        let market: Vec<_> = worth.map(|worth| fairness::market::Tenant::new(1.0, supply, worth)).collect();
+        let market: Vec<_> =
+            utilities.map(|utility| fairness::market::Tenant::new(1.0, supply, utility)).collect();
         let market = Market::new(supply, &market).expect("tenants with equal weights and without limits");
-        let mut outcome = market.clear(how);
-        if let Some(aim) = aim {
-            market.refine(&mut outcome, aim);
+        let mut outcome = market.clear(options);
+        if let Some(refinement) = refinement {
+            market.refine(&mut outcome, refinement);
         }
         certificate = Some(market.certify(&outcome));
-        shares = outcome.shares.iter().map(part).collect();
-        how = ClearingOptions { warm_start: outcome.warm_start, turn: 0 };
+        shares = outcome.shares.iter().map(bundle_of).collect();
+        options = ClearingOptions { warm_start: outcome.warm_start, turn: 0 };
     }
     (shares, certificate.expect("EPOCHS is above 0"))
 }
@@ -230,12 +236,12 @@ impl Estimates<'_> {
             Some(gain).filter(|gain| *gain > 1e-9)
         };
         order.iter().find_map(|one| {
-            let with = order.iter().filter(|other| *other != one).flat_map(|other| {
+            let trades = order.iter().filter(|other| *other != one).flat_map(|other| {
                 [1.0, -1.0]
                     .into_iter()
                     .filter_map(|sign| Some((*other, sign, gain(*one, sign)? + gain(*other, -sign)?)))
             });
-            let best = with.reduce(|best, next| if next.2 > best.2 { next } else { best })?;
+            let best = trades.reduce(|best, next| if next.2 > best.2 { next } else { best })?;
             Some((*one, best.0, best.1))
         })
     }

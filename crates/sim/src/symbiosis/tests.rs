@@ -55,7 +55,7 @@ fn streams_trade_memory_for_bandwidth_and_all_gain() {
 }
 
 #[test]
-fn no_scheme_allocates_more_than_supply() {
+fn schemes_allocate_at_most_supply() {
     for outcome in compare(&tenants(), Host { memory: 1.2 }) {
         let memory: f64 = outcome.shares.iter().map(|share| share.memory).sum();
         let bandwidth: f64 = outcome.shares.iter().map(|share| share.bandwidth).sum();

@@ -13,7 +13,8 @@ use super::{
 pub enum Layout {
     /// A header names the columns.
     Named,
-    /// Azure's public VM table, V1 or V2: eleven columns, no header, sizes as numbers or buckets such as `>24`.
+    /// Azure's public VM table, V1 or V2: eleven columns, no header, sizes as numbers or buckets
+    /// such as `>24`.
     AzureVmTable,
 }
 

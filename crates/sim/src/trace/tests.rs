@@ -11,7 +11,7 @@ fn trace(text: &str) -> Result<Trace, TraceError> {
 }
 
 /// VMs of a trace as `id@arrive-depart:cores/memory`, joined by spaces.
-fn shown(text: &str) -> String {
+fn summary(text: &str) -> String {
     let time = |at: Option<Ns>| at.map_or(String::new(), |at| format!("{}", at.as_ms() as f64 / 1000.0));
     let one = |vm: &Arrival| {
         format!("{}@{}-{}:{}/{}", vm.id, time(vm.arrive), time(vm.depart), vm.cores, vm.memory)
@@ -26,18 +26,18 @@ fn error_of(text: &str) -> String {
 #[test]
 fn columns_are_matched_by_name_in_any_order() {
     let azure = "vm_id,batch_id,arrive_s,depart_s,censored,life_lo_s,life_hi_s,cores,mem_gb\n0,0,0,300,0,300,300,8,14.0\n";
-    assert_eq!(shown(azure), "0@0-300:8/14GiB");
-    assert_eq!(shown("vm_id,arrive_s,depart_s,cores,mem_gb\na,2,500,4,16\n"), "a@2-500:4/16GiB");
+    assert_eq!(summary(azure), "0@0-300:8/14GiB");
+    assert_eq!(summary("vm_id,arrive_s,depart_s,cores,mem_gb\na,2,500,4,16\n"), "a@2-500:4/16GiB");
     let alibaba = "vm_id,app_name,role,cores,mem_gb,gpu_request,max_instance_per_node,arrive_s,scheduled_s,depart_s\n\
                    7,app_0,HN,12,120.0,1,8,,,\n";
-    assert_eq!(shown(alibaba), "7@-:12/120GiB");
+    assert_eq!(summary(alibaba), "7@-:12/120GiB");
     assert_eq!(trace(alibaba).unwrap().arrivals[0].app.as_deref(), Some("app_0"));
 }
 
 #[test]
 fn azure_table_is_read_without_header_and_with_buckets() {
     let rows = "a+/=,s,d,0,2591700,9.1,1.0,5.2,Delay-insensitive,4,32\nb,s,d,300,,9,1,5,Unknown,>24,>64\n";
-    assert_eq!(shown(rows), "a+/=@0-2591700:4/32GiB b@300-:30/70GiB");
+    assert_eq!(summary(rows), "a+/=@0-2591700:4/32GiB b@300-:30/70GiB");
     assert_eq!(trace(rows).unwrap().layout, Layout::AzureVmTable);
     assert_eq!(trace(rows).unwrap().arrivals[1].line, 2);
 }
@@ -49,7 +49,7 @@ fn bucket_is_rejected_outside_azure_table() {
 
 #[test]
 fn fractional_gb_is_rounded_to_whole_mib() {
-    assert_eq!(shown(&format!("{HEADER}a,0,,1,0.75\nb,0,,1,1.7501\n")), "a@0-:1/768MiB b@0-:1/1792MiB");
+    assert_eq!(summary(&format!("{HEADER}a,0,,1,0.75\nb,0,,1,1.7501\n")), "a@0-:1/768MiB b@0-:1/1792MiB");
 }
 
 #[test]
@@ -139,7 +139,7 @@ fn first_returns_earliest_arrivals() {
 
 proptest! {
     #[test]
-    fn every_vm_arrives_once_and_departs_at_most_once(times in prop::collection::vec((0..20u64, 0..5u64, any::<bool>()), 1..40)) {
+    fn vm_arrives_once_and_departs_at_most_once(times in prop::collection::vec((0..20u64, 0..5u64, any::<bool>()), 1..40)) {
         let rows = times.iter().enumerate().map(|(i, (at, life, stays))| {
             let depart = if *stays { String::new() } else { (at + life).to_string() };
             format!("{i},{at},{depart},1,1\n")

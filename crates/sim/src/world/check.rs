@@ -1,17 +1,20 @@
-//! Invariants, checked after every step against the truth of the world: the slices that processes can
-//! reach, the contents of the store, and the reports of hosts and devices. The ledger is not consulted.
+//! Invariants, checked after every step against the truth of the world: the slices that processes
+//! can reach, the contents of the store, and the reports of hosts and devices. The ledger is not
+//! consulted.
 
-mod calls;
 mod counts;
-mod demands;
-mod forgotten;
+mod desired_state;
+mod device_calls;
+mod expiry;
+mod fence_progress;
+mod justifications;
 mod migrations;
-mod orders;
-mod progress;
 mod rack;
-mod returns;
+mod return_times;
 
-pub(super) use self::{counts::holder, demands::Demand, orders::Orders, rack::ByName};
+pub(super) use self::{
+    counts::holder, desired_state::SentStates, justifications::Justification, rack::ByName,
+};
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,41 +27,42 @@ use pool::{
 };
 use units::{EmcId, Epoch, HostId, Ns, ReservationId, SliceId};
 
-use super::{World, device::Mark, machine::Guest};
+use super::{World, device::Pattern, machine::Guest};
 
 /// Facts that an observer outside the manager knows.
 #[derive(Debug, Default)]
-pub(super) struct Truth {
+pub(super) struct GroundTruth {
     /// Contents of the store, without decisions.
     records: BTreeMap<Key, Record>,
     /// Replies that clients received.
-    pub(super) acked: BTreeMap<RequestKey, Acked>,
+    pub(super) acknowledged: BTreeMap<RequestKey, AckedReservation>,
     /// Latest grant of each slice.
-    hands: BTreeMap<SliceId, Hand>,
-    demands: demands::Demands,
+    last_grants: BTreeMap<SliceId, LastGrant>,
+    justifications: justifications::Justifications,
     /// Reservations released by force.
-    forced: BTreeSet<ReservationId>,
+    force_released: BTreeSet<ReservationId>,
     /// Grants that ended with a power failure of their device or a fence of their host.
-    lost: BTreeSet<Holding>,
+    ended_grants: BTreeSet<Holding>,
     /// Grants on slices that could not be revoked during the fence of their host.
-    unrevoked: BTreeSet<Holding>,
+    unrevoked_grants: BTreeSet<Holding>,
     /// Requests made at least once while the store's disk had space.
-    pub(super) had_room: BTreeSet<RequestKey>,
+    pub(super) requested_with_space: BTreeSet<RequestKey>,
     /// Devices that have revoked the access of each host since its latest fence began.
-    cut: BTreeSet<(EmcId, HostId)>,
-    named: orders::Named,
-    returns: returns::Returns,
-    unhindered: progress::Unhindered,
+    fences_confirmed: BTreeSet<(EmcId, HostId)>,
+    handles: desired_state::KnownHandles,
+    returns: return_times::SliceReturns,
+    fence_progress: fence_progress::FenceProgress,
     /// Number of durable writes.
     writes: u64,
-    /// Time of each host's last message to the running manager, and hosts whose silence allows a fence.
-    heard: BTreeMap<HostId, Ns>,
-    long_silent: BTreeSet<HostId>,
+    /// Time of each host's last message to the running manager, and hosts whose silence allows a
+    /// fence.
+    last_contact: BTreeMap<HostId, Ns>,
+    silent_hosts: BTreeSet<HostId>,
 }
 
 /// Reservation known to a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Acked {
+pub(super) struct AckedReservation {
     pub(super) id: ReservationId,
     pub(super) slices: Vec<SliceId>,
     pub(super) committed: bool,
@@ -67,18 +71,18 @@ pub(super) struct Acked {
 
 /// Latest owner granted by a device.
 #[derive(Clone, Copy, Debug)]
-struct Hand {
+struct LastGrant {
     epoch: Epoch,
     host: HostId,
     /// The host may have received the grant.
-    told: bool,
+    sent: bool,
     /// The host reported the slice online.
-    online: bool,
+    reported_online: bool,
     /// The host reported the release, or a device or an operator ended the access.
-    let_go: bool,
+    access_ended: bool,
 }
 
-impl Truth {
+impl GroundTruth {
     pub(super) fn slot(&self, slice: SliceId) -> Slot {
         match self.records.get(&Key::Slice(slice)) {
             Some(Record::Slice(_, slot)) => *slot,
@@ -111,27 +115,27 @@ impl Truth {
         self.records.values()
     }
 
-    fn let_go(&mut self, host: HostId, holding: Holding) {
-        if let Some(hand) = self.hands.get_mut(&holding.slice)
-            && (hand.host, hand.epoch) == (host, holding.epoch)
+    fn end_access(&mut self, host: HostId, holding: Holding) {
+        if let Some(grant) = self.last_grants.get_mut(&holding.slice)
+            && (grant.host, grant.epoch) == (host, holding.epoch)
         {
-            hand.let_go = true;
+            grant.access_ended = true;
         }
     }
 
-    fn put(&mut self, record: &Record) {
+    fn apply(&mut self, record: &Record) {
         match record {
             Record::Gone(key) => drop(self.records.remove(key)),
             Record::Decision(..) => {}
-            kept => {
+            record => {
                 if let Record::Slice(
                     _,
                     Slot { state: State::Draining(owner, Drain::Host { force: true }), .. },
-                ) = kept
+                ) = record
                 {
-                    self.forced.insert(owner.reservation);
+                    self.force_released.insert(owner.reservation);
                 }
-                self.records.insert(kept.key(), kept.clone());
+                self.records.insert(record.key(), record.clone());
             }
         }
     }
@@ -141,26 +145,27 @@ impl World {
     /// Checks the invariants of every step.
     pub(super) fn check(&mut self) {
         let mut owners: BTreeMap<SliceId, (Epoch, HostId)> = BTreeMap::new();
-        let mut clash = None;
+        let mut conflict = None;
         for machine in &self.machines {
             for holding in machine.reachable() {
-                let device = self.devices.iter().find(|device| device.has(holding.slice));
-                if !device.is_some_and(|device| device.reaches(holding, machine.id)) {
+                let device = self.devices.iter().find(|device| device.contains(holding.slice));
+                if !device.is_some_and(|device| device.is_mapping_valid(holding, machine.id)) {
                     continue;
                 }
                 let here = (holding.epoch, machine.id);
                 let other = *owners.entry(holding.slice).or_insert(here);
                 if other != here {
-                    clash = Some((holding.slice, other, here));
+                    conflict = Some((holding.slice, other, here));
                 }
             }
         }
-        if let Some((slice, (e1, h1), (e2, h2))) = clash {
-            let what = format!("slice {slice}: {h1} reaches it by epoch {e1} and {h2} by epoch {e2}");
-            self.blame("one owner", what);
+        if let Some((slice, (e1, h1), (e2, h2))) = conflict {
+            let what =
+                format!("slice {slice} is reachable by {h1} under epoch {e1} and by {h2} under epoch {e2}");
+            self.report_violation("a slice has at most one owner", what);
         }
-        self.check_shown();
-        self.check_fences_advance();
+        self.check_fenced_hosts();
+        self.check_fence_progress();
     }
 
     /// Checks a batch before it is written.
@@ -171,31 +176,34 @@ impl World {
                 Record::Slice(slice, slot) => self.check_slot(*slice, *slot, records),
                 Record::Reservation(id, reservation) => self.check_reservation(*id, reservation, records),
                 Record::Host(id, host) => self.check_fencing(*id, host, records),
-                Record::Gone(Key::Reservation(id)) => self.check_forgotten(*id, records),
+                Record::Gone(Key::Reservation(id)) => self.check_expiry(*id, records),
                 Record::Migration(id, migration) => self.check_migration(*id, migration, records),
                 Record::Gone(Key::Migration(id)) => self.check_migration_gone(*id, records),
                 _ => {}
             }
         }
-        self.check_answers_counted(records);
+        self.check_answer_count(records);
     }
 
     fn check_slot(&mut self, slice: SliceId, slot: Slot, batch: &[Record]) {
         let before = self.truth.slot(slice);
-        self.check_unclaimed(slice, before, slot);
+        self.check_restored_slice(slice, before, slot);
         if slot.epoch < before.epoch {
-            self.blame("epochs only rise", format!("slice {slice}: from {} to {}", before.epoch, slot.epoch));
+            self.report_violation(
+                "epochs never decrease",
+                format!("slice {slice}: epoch {} is followed by {}", before.epoch, slot.epoch),
+            );
         }
         if let State::Draining(owner, Drain::Host { force: true }) = slot.state
-            && !self.truth.forced.contains(&owner.reservation)
+            && !self.truth.force_released.contains(&owner.reservation)
         {
-            let reservations = self.truth.after(batch);
+            let reservations = self.truth.reservations_after(batch);
             let vms: Vec<_> =
                 reservations.filter(|(id, _)| *id == owner.reservation).map(|(_, r)| r.vm.clone()).collect();
-            if !vms.into_iter().any(|vm| self.truth.demands.justify(&Demand::Force(vm))) {
-                self.blame(
-                    "guests outlive us",
-                    format!("slice {slice} is taken by force, which nobody asked"),
+            if !vms.into_iter().any(|vm| self.truth.justifications.contains(&Justification::Force(vm))) {
+                self.report_violation(
+                    "a VM loses memory only by a release, a fence or a device failure",
+                    format!("slice {slice} is released by force without a request"),
                 );
             }
         }
@@ -206,34 +214,37 @@ impl World {
         }
     }
 
-    /// Checks that no slice is revoked after a restore while a process uses it. A fence of the host ends
-    /// this protection, also for slices that could not be revoked by it.
-    fn check_unclaimed(&mut self, slice: SliceId, before: Slot, after: Slot) {
+    /// Checks that no slice is revoked after a restore while a process uses it. A fence of the host
+    /// ends this protection, also for slices that could not be revoked by it.
+    fn check_restored_slice(&mut self, slice: SliceId, before: Slot, after: Slot) {
         let State::Quarantined(Quarantine::Restored { .. }) = before.state else { return };
         if !matches!(after.state, State::Scrubbing(Scrub::Revoking { .. })) {
             return;
         }
         let device =
-            self.devices.iter().find(|device| device.has(slice)).expect("every slice is on a device");
+            self.devices.iter().find(|device| device.contains(slice)).expect("every slice is on a device");
         let user = self.machines.iter().find_map(|machine| {
             let mut guests = machine.mappings().filter(|(holding, pid)| holding.slice == slice && *pid != 0);
-            let keeps =
-                |holding| device.reaches(holding, machine.id) && !self.truth.unrevoked.contains(&holding);
-            guests.find(|(holding, _)| keeps(*holding)).map(|(_, pid)| (machine.id, pid))
+            let is_mapped = |holding| {
+                device.is_mapping_valid(holding, machine.id)
+                    && !self.truth.unrevoked_grants.contains(&holding)
+            };
+            guests.find(|(holding, _)| is_mapped(*holding)).map(|(_, pid)| (machine.id, pid))
         });
         if let Some((host, pid)) = user {
-            let what = format!("slice {slice} returns to the cycle; process {pid} of {host} has it");
-            self.blame("guests outlive us", what);
+            let what =
+                format!("slice {slice} is revoked after a restore, but process {pid} of {host} maps it");
+            self.report_violation("a VM loses memory only by a release, a fence or a device failure", what);
         }
     }
 
     /// Checks that slices online in the ledger were reported online by their hosts.
     fn check_online(&mut self, slice: SliceId, epoch: Epoch, host: HostId) {
-        let hand = self.truth.hands.get(&slice);
-        if !hand.is_some_and(|hand| (hand.epoch, hand.host) == (epoch, host) && hand.online) {
-            self.blame(
-                "ready means ready",
-                format!("{host} never said that slice {slice} is online as {epoch}"),
+        let grant = self.truth.last_grants.get(&slice);
+        if !grant.is_some_and(|grant| (grant.epoch, grant.host) == (epoch, host) && grant.reported_online) {
+            self.report_violation(
+                "an online slice was reported online by its host",
+                format!("{host} never reported slice {slice} online under epoch {epoch}"),
             );
         }
     }
@@ -242,181 +253,213 @@ impl World {
         let receipt = slot.receipt.filter(|receipt| receipt.scrubbed.verified >= units::SLICE);
         let receipt = receipt.map(|receipt| receipt.scrubbed.holding);
         if slot.epoch > Epoch(0) && receipt != Some(Holding { slice, epoch: slot.epoch }) {
-            let what = format!("slice {slice} is free after epoch {} with receipt {receipt:?}", slot.epoch);
-            self.blame("clean hands", what);
+            let receipt = receipt
+                .map_or("no complete scrub".into(), |receipt| format!("a scrub of {}", describe(receipt)));
+            let what = format!("slice {slice} is free after epoch {} and has {receipt}", slot.epoch);
+            self.report_violation("a slice is zeroed before its next owner uses it", what);
         }
-        if self.device(slice).is_shared() && self.device(slice).read(slice) != Mark::ZERO {
-            self.blame("clean hands", format!("slice {slice} is free and not zero"));
+        if self.device(slice).is_shared() && self.device(slice).read(slice) != Pattern::ZERO {
+            self.report_violation(
+                "a slice is zeroed before its next owner uses it",
+                format!("slice {slice} is free and not zeroed"),
+            );
         }
     }
 
     fn check_reservation(&mut self, id: ReservationId, new: &Reservation, batch: &[Record]) {
-        let acked = self.truth.acked.values().find(|acked| acked.id == id).cloned();
+        let acked = self.truth.acknowledged.values().find(|acked| acked.id == id).cloned();
         if let Some(old) = self.truth.reservation(id) {
-            let kept = (&old.vm, old.host, &old.slices, &old.request)
+            let is_unchanged = (&old.vm, old.host, &old.slices, &old.request)
                 == (&new.vm, new.host, &new.slices, &new.request);
-            let revived = has_ended(old) && !has_ended(new);
-            if !kept || revived || acked.is_some_and(|acked| !is_kept(&acked, new)) {
-                self.blame("durable before done", format!("{id} was {old:?} and becomes {new:?}"));
+            let reactivated = has_ended(old) && !has_ended(new);
+            if !is_unchanged || reactivated || acked.is_some_and(|acked| !matches_reply(&acked, new)) {
+                self.report_violation(
+                    "a change is durable before it is acknowledged",
+                    format!("reservation {id} changes from {old:?} to {new:?}"),
+                );
             }
         } else if !has_ended(new) && !is_adopted(new) {
-            self.check_new(id, new, batch);
+            self.check_new_reservation(id, new, batch);
         }
     }
 
-    fn check_new(&mut self, id: ReservationId, new: &Reservation, batch: &[Record]) {
+    fn check_new_reservation(&mut self, id: ReservationId, new: &Reservation, batch: &[Record]) {
         if self.is_closed(new, batch) {
-            self.blame("a draining place takes nothing new", format!("{id}: {new:?}"));
+            self.report_violation(
+                "a cordoned or draining host or EMC receives no new reservation",
+                format!("{id}: {new:?}"),
+            );
         }
         let latest = self.when().now.after(new.commit_within);
         if let Stage::Reserved { deadline, .. } = new.stage
             && deadline > latest
         {
-            self.blame("deadlines run on rack time", format!("{id} ends after {latest}: {new:?}"));
+            self.report_violation(
+                "deadlines are measured in rack time",
+                format!("{id} ends after {latest}: {new:?}"),
+            );
         }
-        if !self.truth.had_room.contains(&new.request) {
-            self.blame("a full disk takes no new reservations", format!("{id}: {new:?}"));
+        if !self.truth.requested_with_space.contains(&new.request) {
+            self.report_violation("a full disk blocks new reservations", format!("{id}: {new:?}"));
         }
     }
 
     /// Returns whether the host of a new reservation, or an EMC of it, was cordoned, draining or
-    /// unreachable before this batch. Changes in the same batch may precede or follow the reservation.
+    /// unreachable before this batch. Changes in the same batch may precede or follow the
+    /// reservation.
     fn is_closed(&self, new: &Reservation, batch: &[Record]) -> bool {
         let changes = |key| batch.iter().any(|record| record.key() == key);
         if changes(Key::Host(new.host)) {
             return false;
         }
         let host = self.truth.host(new.host);
-        let takes = |emc: EmcId| {
+        let is_enabled = |emc: EmcId| {
             let enabled = |emc: &Emc| emc.scheduling == Scheduling::Enabled;
             changes(Key::Emc(emc)) || self.truth.emc(emc).is_some_and(enabled)
         };
         let open = host.is_some_and(|host| {
-            let reached = |slice: &SliceId| {
+            let is_available = |slice: &SliceId| {
                 let emc = self.truth.emc_of(*slice);
-                emc.is_some_and(|emc| host.emcs.contains(&emc) && takes(emc))
+                emc.is_some_and(|emc| host.emcs.contains(&emc) && is_enabled(emc))
             };
             host.scheduling == Scheduling::Enabled
                 && host.fence == Fence::None
-                && new.slices.iter().all(reached)
+                && new.slices.iter().all(is_available)
         });
         !open
     }
 
-    /// Checks that a host is fenced only on request or after a long silence, and that each EMC is listed
-    /// as fenced only after it has revoked the host's access.
+    /// Checks that a host is fenced only on request or after a long silence, and that each EMC is
+    /// listed as fenced only after it has revoked the host's access.
     fn check_fencing(&mut self, id: HostId, host: &Host, batch: &[Record]) {
-        let (was, unconfirmed_fences) = match self.truth.host(id) {
+        let (old_fence, unconfirmed_fences) = match self.truth.host(id) {
             Some(old) => (old.fence, old.unconfirmed_fences.clone()),
             None => (Fence::None, BTreeSet::new()),
         };
-        let begins = was == Fence::None && host.fence != Fence::None;
+        let begins = old_fence == Fence::None && host.fence != Fence::None;
         if begins {
             // An EMC that has not confirmed an earlier fence has granted the host nothing since.
-            self.truth.cut.retain(|(emc, cut)| *cut != id || unconfirmed_fences.contains(emc));
+            self.truth.fences_confirmed.retain(|(emc, host)| *host != id || unconfirmed_fences.contains(emc));
         }
-        let owed = host.emcs.iter().copied().filter(|_| begins || host.fence == Fence::Fenced);
-        let must_answer: BTreeSet<EmcId> = owed.chain(unconfirmed_fences).collect();
-        let gone = |emc: &EmcId| {
-            batch.iter().any(|record| matches!(record, Record::Gone(Key::Emc(gone)) if gone == emc))
+        let unconfirmed = host.emcs.iter().copied().filter(|_| begins || host.fence == Fence::Fenced);
+        let must_be_confirmed: BTreeSet<EmcId> = unconfirmed.chain(unconfirmed_fences).collect();
+        let is_removed = |emc: &EmcId| {
+            batch.iter().any(|record| matches!(record, Record::Gone(Key::Emc(removed)) if removed == emc))
         };
-        let skipped = must_answer.into_iter().find(|emc| {
-            !host.unconfirmed_fences.contains(emc) && !self.truth.cut.contains(&(*emc, id)) && !gone(emc)
+        let missing = must_be_confirmed.into_iter().find(|emc| {
+            !host.unconfirmed_fences.contains(emc)
+                && !self.truth.fences_confirmed.contains(&(*emc, id))
+                && !is_removed(emc)
         });
-        if let Some(emc) = skipped {
-            self.blame("unknown is not free", format!("{emc} counts as having cut off {id}, and has not"));
+        if let Some(emc) = missing {
+            self.report_violation(
+                "a fence is recorded only after the EMC has confirmed it",
+                format!("{emc} is recorded as having fenced {id}, and has not"),
+            );
         }
         let old = self.truth.host(id);
         let restarted = old.is_some_and(|old| !old.boot_id.is_empty() && old.boot_id != host.boot_id);
-        if was != Fence::None && host.fence == Fence::None {
-            self.check_return(id);
+        if old_fence != Fence::None && host.fence == Fence::None {
+            self.check_fence_end(id);
         } else if restarted {
             self.note_returned(id); // a fence that began and ended in this batch is invisible
         }
         if !begins {
             return;
         }
-        let asked = self.truth.demands.justify(&Demand::Fence(host.name.clone()));
-        if !asked && !self.is_long_silent(id) && !self.truth.long_silent.contains(&id) {
-            self.blame("unknown is not free", format!("{id} is fenced without a long silence"));
+        let is_requested = self.truth.justifications.contains(&Justification::Fence(host.name.clone()));
+        if !is_requested && !self.is_long_silent(id) && !self.truth.silent_hosts.contains(&id) {
+            self.report_violation(
+                "a host is fenced only on request or after a long silence",
+                format!("{id} is fenced without a long silence"),
+            );
         }
     }
 
     /// Checks that a fenced host returns only without mappings that a device cannot revoke.
-    fn check_return(&mut self, id: HostId) {
+    fn check_fence_end(&mut self, id: HostId) {
         let shared = |holding: &Holding| {
-            self.devices.iter().any(|device| device.is_shared() && device.has(holding.slice))
+            self.devices.iter().any(|device| device.is_shared() && device.contains(holding.slice))
         };
-        let left = self.machine_of(id).and_then(|machine| machine.reachable().find(shared));
-        if let Some(holding) = left {
-            self.blame("unknown is not free", format!("{id} returns and still has {holding:?}"));
+        let reachable_holding = self.find_machine(id).and_then(|machine| machine.reachable().find(shared));
+        if let Some(holding) = reachable_holding {
+            self.report_violation(
+                "a fenced host cannot reach its former slices",
+                format!("{id} returns from its fence and can still reach {}", describe(holding)),
+            );
         }
         self.note_returned(id);
     }
 
     fn note_returned(&mut self, id: HostId) {
         let devices = &self.devices;
-        let shared = |slice| devices.iter().any(|device| device.is_shared() && device.has(slice));
-        let theirs = self.truth.hands.iter_mut().filter(|(slice, hand)| hand.host == id && shared(**slice));
-        theirs.for_each(|(_, hand)| hand.let_go = true);
+        let shared = |slice| devices.iter().any(|device| device.is_shared() && device.contains(slice));
+        let of_host =
+            self.truth.last_grants.iter_mut().filter(|(slice, grant)| grant.host == id && shared(**slice));
+        of_host.for_each(|(_, grant)| grant.access_ended = true);
     }
 
-    /// Checks that a fenced host cannot reach its former slices: each EMC has revoked its access, or holds
-    /// no slice of it. A slice that could not be revoked stays the host's.
-    fn check_shown(&mut self) {
-        let Some(running) = &self.program.running else { return };
-        let shown = |host: &HostId| running.manager.host_state(*host) == HostState::Fenced;
-        let fenced: Vec<HostId> = self.machines.iter().map(|m| m.id).filter(shown).collect();
+    /// Checks that a fenced host cannot reach its former slices: each EMC has revoked its access,
+    /// or holds no slice of it. A slice that could not be revoked stays the host's.
+    fn check_fenced_hosts(&mut self) {
+        let Some(running) = &self.manager_process.running else { return };
+        let is_fenced = |host: &HostId| running.manager.host_state(*host) == HostState::Fenced;
+        let fenced: Vec<HostId> = self.machines.iter().map(|m| m.id).filter(is_fenced).collect();
         for host in fenced {
-            let theirs = self.truth.hands.iter().filter(|(_, hand)| hand.host == host && !hand.let_go);
-            let kept = theirs.filter(|(_, hand)| hand.told).map(|(slice, _)| *slice).find(|slice| {
-                let device = self.devices.iter().zip(0..).find(|(device, _)| device.has(*slice));
-                let cut = device.is_some_and(|(_, emc)| self.truth.cut.contains(&(EmcId(emc), host)));
-                let known = self.truth.emc_of(*slice).is_some(); // a restored store may not contain the EMC
-                known && (!cut || holder(&self.truth.slot(*slice)) != Some(host))
+            let of_host =
+                self.truth.last_grants.iter().filter(|(_, grant)| grant.host == host && !grant.access_ended);
+            let reachable = of_host.filter(|(_, grant)| grant.sent).map(|(slice, _)| *slice).find(|slice| {
+                let device = self.devices.iter().zip(0..).find(|(device, _)| device.contains(*slice));
+                let is_confirmed =
+                    device.is_some_and(|(_, emc)| self.truth.fences_confirmed.contains(&(EmcId(emc), host)));
+                let has_emc = self.truth.emc_of(*slice).is_some(); // a restored store may not contain the EMC
+                has_emc && (!is_confirmed || holder(&self.truth.slot(*slice)) != Some(host))
             });
-            if let Some(slice) = kept {
-                self.blame("unknown is not free", format!("{host} is shown as fenced and has slice {slice}"));
+            if let Some(slice) = reachable {
+                self.report_violation(
+                    "a fenced host cannot reach its former slices",
+                    format!("{host} is reported as fenced and can still reach slice {slice}"),
+                );
             }
         }
     }
 
     fn is_long_silent(&self, host: HostId) -> bool {
-        let Some(fence_after) = self.weather.settings.fence_after else { return false };
-        let heard = self.truth.heard.get(&host).copied().unwrap_or_default();
-        self.now >= heard.after(self.weather.settings.lease_ttl).after(fence_after)
+        let Some(fence_after) = self.fault_model.settings.fence_after else { return false };
+        let last_contact = self.truth.last_contact.get(&host).copied().unwrap_or_default();
+        self.now >= last_contact.after(self.fault_model.settings.lease_ttl).after(fence_after)
     }
 
     /// Returns whether the manager has received a message of the host within its lease.
-    pub(super) fn is_lease_fresh(&self, host: HostId) -> bool {
-        let heard = self.truth.heard.get(&host).copied().unwrap_or_default();
-        self.now < heard.after(self.weather.settings.lease_ttl)
+    pub(super) fn is_lease_valid(&self, host: HostId) -> bool {
+        let last_contact = self.truth.last_contact.get(&host).copied().unwrap_or_default();
+        self.now < last_contact.after(self.fault_model.settings.lease_ttl)
     }
 
     /// Gives every host a new lease, as a starting manager does.
-    pub(super) fn fresh_leases(&mut self) {
+    pub(super) fn renew_leases(&mut self) {
         let hosts = self.hosts();
-        self.truth.heard = hosts.into_iter().map(|host| (host, self.now)).collect();
-        self.truth.long_silent.clear();
-        self.truth.named = orders::Named::default();
-        self.truth.named.load();
-        self.truth.returns = returns::Returns::default();
+        self.truth.last_contact = hosts.into_iter().map(|host| (host, self.now)).collect();
+        self.truth.silent_hosts.clear();
+        self.truth.handles = desired_state::KnownHandles::default();
+        self.truth.handles.reset();
+        self.truth.returns = return_times::SliceReturns::default();
     }
 
     /// Records a message of a host.
-    pub(super) fn heard(&mut self, host: HostId) {
+    pub(super) fn note_contact(&mut self, host: HostId) {
         if self.is_long_silent(host) {
-            self.truth.long_silent.insert(host);
+            self.truth.silent_hosts.insert(host);
         }
-        self.truth.heard.insert(host, self.now);
+        self.truth.last_contact.insert(host, self.now);
     }
 
-    pub(super) fn truth_committed(&mut self, records: &[Record]) {
-        records.iter().for_each(|record| self.truth.put(record));
+    pub(super) fn apply_records(&mut self, records: &[Record]) {
+        records.iter().for_each(|record| self.truth.apply(record));
     }
 
     /// Records that an older store was restored: acknowledged requests may be missing.
-    pub(super) fn forget_lost_history(&mut self, records: &[Record]) {
+    pub(super) fn drop_lost_reservations(&mut self, records: &[Record]) {
         let known: BTreeMap<ReservationId, &Reservation> = records
             .iter()
             .filter_map(|record| match record {
@@ -424,12 +467,13 @@ impl World {
                 _ => None,
             })
             .collect();
-        let is_known = |acked: &Acked| known.get(&acked.id).is_some_and(|r| is_kept(acked, r));
-        self.truth.acked.retain(|_, acked| is_known(acked));
+        let is_known =
+            |acked: &AckedReservation| known.get(&acked.id).is_some_and(|r| matches_reply(acked, r));
+        self.truth.acknowledged.retain(|_, acked| is_known(acked));
     }
 
     /// Drops commands, calls and fences of the time before a restore: none is repeated.
-    pub(super) fn doubt_everything(&mut self) {
+    pub(super) fn apply_restore(&mut self) {
         for record in self.truth.records.values_mut() {
             match record {
                 Record::Slice(_, slot) => {
@@ -445,58 +489,59 @@ impl World {
         }
     }
 
-    /// Checks after a load that the store contains every acknowledged request. A batch may be durable
-    /// although the manager crashed before it knew.
-    pub(super) fn truth_loaded(&mut self, meta: Option<&Meta>, records: &[Record], restored: bool) {
+    /// Checks after a load that the store contains every acknowledged request. A batch may be
+    /// durable although the manager crashed before it knew.
+    pub(super) fn note_loaded(&mut self, meta: Option<&Meta>, records: &[Record], restored: bool) {
         if !restored {
-            self.note_let_back(records);
+            self.note_uncordoned(records);
         }
-        self.truth.forget_unknown_demands();
+        self.truth.drop_unknown_justifications();
         self.truth.records.clear();
         self.truth.records.extend(meta.map(|meta| (Key::Meta, Record::Meta(meta.clone()))));
-        self.truth_committed(records);
-        self.truth.named.load();
-        let lost = self.truth.acked.iter().find(|(_, acked)| {
-            !self.truth.reservation(acked.id).is_some_and(|reservation| is_kept(acked, reservation))
+        self.apply_records(records);
+        self.truth.handles.reset();
+        let lost = self.truth.acknowledged.iter().find(|(_, acked)| {
+            !self.truth.reservation(acked.id).is_some_and(|reservation| matches_reply(acked, reservation))
         });
         if let Some((request, acked)) = lost {
-            let what = format!("{request:?} was answered with {acked:?}, which the store does not have");
-            self.blame("durable before done", what);
+            let what = format!("{request:?} was acknowledged with {acked:?}, which the store lacks");
+            self.report_violation("a change is durable before it is acknowledged", what);
         }
     }
 
     /// Checks a report against the truth and records it.
-    pub(super) fn note_have(&mut self, host: HostId, have: &Have) {
-        for holding in had(have) {
-            if let Some(hand) = self.truth.hands.get_mut(&holding.slice) {
-                hand.online |= (hand.host, hand.epoch) == (host, holding.epoch);
+    pub(super) fn check_sent_report(&mut self, host: HostId, have: &Have) {
+        for holding in reported_slices(have) {
+            if let Some(grant) = self.truth.last_grants.get_mut(&holding.slice) {
+                grant.reported_online |= (grant.host, grant.epoch) == (host, holding.epoch);
             }
         }
         for holding in &have.released {
             self.check_released(host, *holding);
-            self.truth.let_go(host, *holding);
+            self.truth.end_access(host, *holding);
         }
-        have.scrubbed.iter().for_each(|scrubbed| self.truth.let_go(host, scrubbed.holding));
-        self.note_unnamed(host, have);
+        have.scrubbed.iter().for_each(|scrubbed| self.truth.end_access(host, scrubbed.holding));
+        self.note_unreported_slices(host, have);
         for failed in &have.failed {
             let scrubber = matches!(self.truth.slot(failed.holding.slice).state, State::Scrubbing(_));
-            // A revocation ends access at devices that enforce it; at others the host must release the slice.
-            let cut = !self.device(failed.holding.slice).is_shared();
-            if cut && (failed.reason == FailedReason::NotZero || scrubber) {
-                self.truth.let_go(host, failed.holding);
+            // A revocation ends access at devices that enforce it; at others the host must release
+            // the slice.
+            let can_revoke = !self.device(failed.holding.slice).is_shared();
+            if can_revoke && (failed.reason == FailedReason::NotZero || scrubber) {
+                self.truth.end_access(host, failed.holding);
             }
         }
     }
 
     /// Checks that a complete report after a restore contains every slice that the host uses.
-    fn note_unnamed(&mut self, host: HostId, have: &Have) {
-        let asked = self.truth.host(host).is_some_and(|host| host.must_report);
-        if !(asked && have.whole && Some(have.number.generation) == self.truth.generation()) {
+    fn note_unreported_slices(&mut self, host: HostId, have: &Have) {
+        let must_report = self.truth.host(host).is_some_and(|host| host.must_report);
+        if !(must_report && have.whole && Some(have.number.generation) == self.truth.generation()) {
             return;
         }
-        let named: BTreeSet<SliceId> = had(have).map(|holding| holding.slice).collect();
-        let unnamed = self.truth.hands.iter_mut().filter(|(slice, _)| !named.contains(slice));
-        unnamed.filter(|(_, hand)| hand.host == host).for_each(|(_, hand)| hand.let_go = true);
+        let reported: BTreeSet<SliceId> = reported_slices(have).map(|holding| holding.slice).collect();
+        let unreported = self.truth.last_grants.iter_mut().filter(|(slice, _)| !reported.contains(slice));
+        unreported.filter(|(_, grant)| grant.host == host).for_each(|(_, grant)| grant.access_ended = true);
     }
 
     fn check_released(&mut self, host: HostId, holding: Holding) {
@@ -505,44 +550,56 @@ impl World {
         let users = machine.processes.values().filter(|guest| guest.mapped.contains_key(&holding));
         let users: Vec<_> = users.map(|guest| (guest.process.pid, guest.mapped[&holding])).collect();
         for (pid, reservation) in users {
-            // An emulated device revokes access by itself where the host has only stopped using the slice.
-            let forced = self.truth.forced.contains(&reservation);
+            // An emulated device revokes access by itself where the host has only stopped using the
+            // slice.
+            let forced = self.truth.force_released.contains(&reservation);
             if shared || !forced {
-                let what = format!("{host} says it released {holding:?}, which process {pid} has");
-                self.blame("released means gone", what);
+                let what =
+                    format!("{host} reports the release of {}, but process {pid} maps it", describe(holding));
+                self.report_violation("a released slice is mapped by no process", what);
             }
         }
     }
 
     /// Checks that memory is handed to a process only after the agent has recorded the process.
-    pub(super) fn check_hand_out(&mut self, host: HostId, record: &VmRecord) {
-        let kept = self.machine(host).records.get(&record.reservation).cloned();
-        let known = kept.is_some_and(|kept| {
-            kept.process.is(&record.process) && record.slices.keys().all(|h| kept.slices.contains_key(h))
+    pub(super) fn check_attach(&mut self, host: HostId, record: &VmRecord) {
+        let stored = self.machine(host).records.get(&record.reservation).cloned();
+        let is_recorded = stored.is_some_and(|stored| {
+            stored.process.is(&record.process) && record.slices.keys().all(|h| stored.slices.contains_key(h))
         });
-        if !known {
-            self.blame("on record before handed out", format!("{host} hands out {}", record.reservation));
+        if !is_recorded {
+            self.report_violation(
+                "an agent records a process before it attaches memory",
+                format!("{host} attaches memory of {} without a record", record.reservation),
+            );
         }
     }
 
     /// Checks that the loss of memory in use was requested.
-    pub(super) fn check_loss(&mut self, host: HostId, guest: &Guest, holding: Holding, why: &str) {
-        self.say(|| format!("process {} on {host} loses {holding:?}: {why}", guest.process.pid));
-        let forced = guest.mapped.get(&holding).is_some_and(|id| self.truth.forced.contains(id));
-        let emc = self.devices.iter().position(|device| device.has(holding.slice));
+    pub(super) fn check_memory_loss(&mut self, host: HostId, guest: &Guest, holding: Holding, why: &str) {
+        self.log(|| format!("process {} on {host} loses {}: {why}", guest.process.pid, describe(holding)));
+        let forced = guest.mapped.get(&holding).is_some_and(|id| self.truth.force_released.contains(id));
+        let emc = self.devices.iter().position(|device| device.contains(holding.slice));
         let unconfirmed = |host: &Host| host.unconfirmed_fences.iter().any(|of| Some(of.0 as usize) == emc);
         let fenced = self.truth.host(host).is_some_and(|host| host.fence != Fence::None || unconfirmed(host));
-        let lost = self.truth.lost.contains(&holding) || self.truth.unrevoked.contains(&holding);
+        let lost =
+            self.truth.ended_grants.contains(&holding) || self.truth.unrevoked_grants.contains(&holding);
         if !forced && !fenced && !lost {
-            let what = format!("process {} of {host} lost {holding:?}: {why}", guest.process.pid);
-            self.blame("guests outlive us", what);
+            let (pid, vm, lost) = (guest.process.pid, &guest.vm, describe(holding));
+            let what = format!("process {pid} of VM {vm} on {host} loses {lost}: {why}");
+            self.report_violation("a VM loses memory only by a release, a fence or a device failure", what);
         }
     }
 }
 
-/// Returns the slices of a host according to a report. After a restart of the agent, slices of VMs may
-/// not be online yet.
-fn had(have: &Have) -> impl Iterator<Item = &Holding> {
+/// Formats a slice and its epoch for a message.
+pub(super) fn describe(holding: Holding) -> String {
+    format!("slice {} of epoch {}", holding.slice, holding.epoch)
+}
+
+/// Returns the slices of a host according to a report. After a restart of the agent, slices of VMs
+/// may not be online yet.
+fn reported_slices(have: &Have) -> impl Iterator<Item = &Holding> {
     have.vms.values().flat_map(|vm| &vm.slices).chain(&have.online)
 }
 
@@ -557,7 +614,7 @@ fn is_adopted(reservation: &Reservation) -> bool {
 }
 
 /// Returns whether a reservation still equals the reply that a client received.
-fn is_kept(acked: &Acked, reservation: &Reservation) -> bool {
+fn matches_reply(acked: &AckedReservation, reservation: &Reservation) -> bool {
     let stage = match reservation.stage {
         Stage::Ended { .. } => true,
         Stage::Reserved { .. } => !acked.ended && !acked.committed,

@@ -14,14 +14,14 @@ const JUMP_HOURS_MAX: u64 = 5;
 /// Offset of the wall clock from the monotonic clock.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WallClock {
-    ahead_ms: u64,
+    offset_ms: u64,
     /// The wall clock never jumps.
     is_steady: bool,
 }
 
 impl Default for WallClock {
     fn default() -> Self {
-        Self { ahead_ms: WALL_START_MS, is_steady: false }
+        Self { offset_ms: WALL_START_MS, is_steady: false }
     }
 }
 
@@ -29,42 +29,42 @@ impl World {
     /// Returns the same world with a wall clock that starts at zero and never jumps.
     #[must_use]
     pub fn with_steady_wall_clock(mut self) -> Self {
-        self.wall_clock = WallClock { ahead_ms: 0, is_steady: true };
+        self.wall_clock = WallClock { offset_ms: 0, is_steady: true };
         self
     }
 
     pub(super) fn wall(&self) -> UnixMs {
-        UnixMs(self.now.as_ms() + self.wall_clock.ahead_ms)
+        UnixMs(self.now.as_ms() + self.wall_clock.offset_ms)
     }
 
     /// Moves the wall clock forwards or backwards, as an operator may.
     pub(super) fn jump_wall_clock(&mut self) {
         let ms = self.rng.random_range(0..JUMP_HOURS_MAX * HOUR_MS);
         let forwards = self.chance(0.5);
-        self.story.counts.clock_jumps += 1;
+        self.run_log.counts.clock_jumps += 1;
         if self.wall_clock.is_steady {
             return;
         }
-        let ahead = self.wall_clock.ahead_ms;
-        self.wall_clock.ahead_ms = if forwards { ahead + ms } else { ahead.saturating_sub(ms) };
-        self.say(|| format!("the wall clock jumps by {ms} ms, forwards: {forwards}"));
+        let offset = self.wall_clock.offset_ms;
+        self.wall_clock.offset_ms = if forwards { offset + ms } else { offset.saturating_sub(ms) };
+        self.log(|| format!("the wall clock jumps by {ms} ms, forwards: {forwards}"));
     }
 
-    /// Lets more than a day pass in which nothing runs, as if every machine were suspended. Pending events
-    /// are delayed by the same time.
-    pub(super) fn pass_a_day(&mut self) {
+    /// Lets more than a day pass in which nothing runs, as if every machine were suspended. Pending
+    /// events are delayed by the same time.
+    pub(super) fn suspend_for_a_day(&mut self) {
         let span = REQUEST_ID_RETENTION.after(Ns::secs(1));
-        self.say(|| "a day passes".into());
-        self.story.counts.days += 1;
+        self.log(|| "a day passes".into());
+        self.run_log.counts.days += 1;
         self.now = self.now.after(span);
         let queue = std::mem::take(&mut self.queue);
         self.queue = queue.into_iter().map(|((at, n), event)| ((at.after(span), n), event)).collect();
-        self.program.shift_waking(span);
+        self.manager_process.shift_wakeup(span);
         for machine in &mut self.machines {
             machine.frozen_until = machine.frozen_until.after(span);
         }
-        self.wire.shift(span);
-        self.forget_delays();
+        self.network.shift(span);
+        self.reset_fence_progress();
     }
 }
 
@@ -77,10 +77,10 @@ mod tests {
 
     /// Decisions use monotonic time only, so the wall clock does not change the run.
     #[test]
-    fn wall_clock_jumps_change_nothing_that_happens() {
+    fn wall_clock_jumps_do_not_change_the_run() {
         for seed in 0..SEEDS {
-            let jumping = World::new(seed).run(STEPS).expect("every promise is kept");
-            let steady = World::new(seed).with_steady_wall_clock().run(STEPS).expect("every promise is kept");
+            let jumping = World::new(seed).run(STEPS).expect("every invariant holds");
+            let steady = World::new(seed).with_steady_wall_clock().run(STEPS).expect("every invariant holds");
             assert_eq!(jumping, steady, "seed {seed}");
         }
     }

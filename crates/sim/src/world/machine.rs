@@ -1,5 +1,5 @@
-//! State of one host: parts that survive its agent (processes, records), parts that survive the machine
-//! (name, EMCs), and the running agent. Events are in [`hosts`](super::hosts).
+//! State of one host: parts that survive its agent (processes, records), parts that survive the
+//! machine (name, EMCs), and the running agent. Events are in [`hosts`](super::hosts).
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,14 +13,14 @@ use pool::{
 };
 use units::{HostId, Name, Ns, ReservationId, UnixMs};
 
-use super::device::Mark;
+use super::device::Pattern;
 
 /// Process number on the host; reused after a reboot.
 pub(super) type Pid = u32;
 
 /// Call of the agent to its host.
 #[derive(Debug)]
-pub(super) enum Job {
+pub(super) enum HostCall {
     Online { holding: Holding, check_zero: bool },
     Offline { holding: Holding, verify: bool },
     Scrub { holding: Holding, started: UnixMs },
@@ -34,7 +34,7 @@ pub(super) struct Machine {
     pub(super) name: Name,
     pub(super) up: bool,
     pub(super) boot: u64,
-    pub(super) running: Option<Running>,
+    pub(super) running: Option<RunningAgent>,
     /// Runtime directory.
     pub(super) records: BTreeMap<ReservationId, VmRecord>,
     pub(super) rack: Option<String>,
@@ -46,12 +46,12 @@ pub(super) struct Machine {
     /// Time until which the agent is stopped; processes run.
     pub(super) frozen_until: Ns,
     /// The network is down.
-    pub(super) is_cut_off: bool,
+    pub(super) is_network_down: bool,
 }
 
 /// One run of the agent.
 #[derive(Debug)]
-pub(super) struct Running {
+pub(super) struct RunningAgent {
     pub(super) agent: Agent,
     pub(super) instance: u64,
     pub(super) session: Option<SessionId>,
@@ -69,11 +69,11 @@ pub(super) struct Guest {
     pub(super) process: Process,
     pub(super) vm: Name,
     /// Value that it writes.
-    pub(super) mark: Mark,
+    pub(super) pattern: Pattern,
     pub(super) has_memory: bool,
     /// Memory that it received, with the reservation.
     pub(super) mapped: BTreeMap<Holding, ReservationId>,
-    pub(super) asked: u32,
+    pub(super) attach_attempts: u32,
 }
 
 impl Machine {
@@ -91,16 +91,16 @@ impl Machine {
             processes: BTreeMap::new(),
             next_pid: 100,
             frozen_until: Ns::ZERO,
-            is_cut_off: false,
+            is_network_down: false,
         }
     }
 
     /// Returns this run of the agent, if it is the current one.
-    pub(super) fn running(&mut self, instance: u64) -> Option<&mut Running> {
+    pub(super) fn running(&mut self, instance: u64) -> Option<&mut RunningAgent> {
         self.running.as_mut().filter(|running| running.instance == instance)
     }
 
-    pub(super) fn session(&mut self, session: Option<SessionId>) {
+    pub(super) fn set_session(&mut self, session: Option<SessionId>) {
         if let Some(running) = &mut self.running {
             running.session = session;
         }
@@ -119,8 +119,8 @@ impl Machine {
         self.mappings().map(|(holding, _)| holding).chain(self.kernel.iter().copied())
     }
 
-    /// Returns the processes of this machine with a mapping of a slice, and its epoch; process 0 is the
-    /// agent.
+    /// Returns the processes of this machine with a mapping of a slice, and its epoch; process 0 is
+    /// the agent.
     pub(super) fn mappings(&self) -> impl Iterator<Item = (Holding, Pid)> {
         let guests = self.processes.values().flat_map(|g| g.mapped.keys().map(|h| (*h, g.process.pid)));
         let agents = self.running.iter().flat_map(|running| running.scrubbing.iter());

@@ -1,5 +1,5 @@
-//! The scheduler's answers to migration requests: accepted, declined and done, also repeated, and for
-//! VMs without a request or after their end.
+//! The scheduler's answers to migration requests: accepted, declined and done, also repeated, and
+//! for VMs without a request or after their end.
 
 use pool::{
     audit::Actor,
@@ -10,14 +10,14 @@ use pool::{
 use rand::Rng as _;
 use units::{Name, ReservationId};
 
-use super::{World, check::Demand, has_ended, people::Asked};
+use super::{World, check::Justification, clients::PendingRequest, has_ended};
 
 /// Answer that the manager has not acknowledged yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct AskedMove {
+pub(super) struct PendingMigrationAnswer {
     vm: Name,
     answer: MigrationAnswer,
-    words: String,
+    message: String,
     /// Durable request at the time of the answer.
     request: Option<(ReservationId, Migration)>,
     /// No other answer for this VM was outstanding at that time.
@@ -26,48 +26,56 @@ pub(super) struct AskedMove {
 
 impl World {
     /// Answers a migration request, or one that does not exist.
-    pub(super) fn answer_move(&mut self) {
+    pub(super) fn answer_some_migration(&mut self) {
         let requested: Vec<Name> = self.truth.migrations().map(|(_, request)| request.vm.clone()).collect();
-        let requested = if self.chance(0.85) { self.any(&requested) } else { None };
+        let requested = if self.chance(0.85) { self.pick(&requested) } else { None };
         let Some(vm) = requested.or_else(|| self.some_vm()) else { return };
         let answers = [MigrationAnswer::Accepted, MigrationAnswer::Declined, MigrationAnswer::Done];
-        let answer = self.any(&answers).expect("there are three");
-        let words = format!("answer {}", self.rng.random_range(0..u32::MAX));
+        let answer = self.pick(&answers).expect("there are three");
+        let message = format!("answer {}", self.rng.random_range(0..u32::MAX));
         let request = self.truth.migration_of(&vm).map(|(id, request)| (id, request.clone()));
-        let is_alone = !self.awaits_answer_about(&vm);
-        let asked = AskedMove { vm: vm.clone(), answer, words: words.clone(), request, is_alone };
-        let demand = Demand::Move(vm.clone(), answer);
-        let ask = Ask::ResolveMigration { vm, answer, words, actor: Actor::Manager };
-        self.demand(ask, Asked::Move(asked), Some(demand));
+        let is_alone = !self.has_pending_answer(&vm);
+        let pending =
+            PendingMigrationAnswer { vm: vm.clone(), answer, message: message.clone(), request, is_alone };
+        let justification = Justification::MigrationAnswer(vm.clone(), answer);
+        let resolve = Ask::ResolveMigration { vm, answer, words: message, actor: Actor::Manager };
+        self.send_justified_request(resolve, PendingRequest::MigrationAnswer(pending), Some(justification));
     }
 
-    fn awaits_answer_about(&self, vm: &Name) -> bool {
-        self.people.asked.values().any(|asked| matches!(asked, Asked::Move(asked) if asked.vm == *vm))
+    fn has_pending_answer(&self, vm: &Name) -> bool {
+        self.clients
+            .pending
+            .values()
+            .any(|request| matches!(request, PendingRequest::MigrationAnswer(pending) if pending.vm == *vm))
     }
 
     /// Checks the manager's acknowledgement of an answer.
-    pub(super) fn move_answered(&mut self, asked: &AskedMove, answer: &Result<Answer, Denied>) {
-        let is_alone = asked.is_alone && !self.awaits_answer_about(&asked.vm);
+    pub(super) fn handle_migration_reply(
+        &mut self,
+        pending: &PendingMigrationAnswer,
+        answer: &Result<Answer, Denied>,
+    ) {
+        let is_alone = pending.is_alone && !self.has_pending_answer(&pending.vm);
         match answer {
-            Ok(Answer::Migration(id, shown)) => {
-                self.count_answer(asked);
-                self.check_acknowledged(asked, *id, shown, is_alone);
+            Ok(Answer::Migration(id, acknowledged)) => {
+                self.count_answer(pending);
+                self.check_acknowledged(pending, *id, acknowledged, is_alone);
             }
             Err(Denied::NoSuchMigration(_)) => {
-                self.story.counts.moves_unknown += 1;
-                let now = self.truth.migration_of(&asked.vm).map(|(id, request)| (id, request.clone()));
-                if is_alone && asked.request.is_some() && asked.request == now {
-                    self.blame(
-                        "a request to move takes answers until it ends",
-                        format!("{asked:?} is refused"),
+                self.run_log.counts.migration_answers_refused += 1;
+                let current = self.truth.migration_of(&pending.vm).map(|(id, request)| (id, request.clone()));
+                if is_alone && pending.request.is_some() && pending.request == current {
+                    self.report_violation(
+                        "a migration request accepts answers until it ends",
+                        format!("{pending:?} is refused"),
                     );
                 }
             }
             Err(Denied::StoreFailed | Denied::Starting(_) | Denied::NoSuchReservation(_)) => {}
             other => {
-                self.blame(
-                    "a request to move takes answers until it ends",
-                    format!("{asked:?} gets {other:?}"),
+                self.report_violation(
+                    "a migration request accepts answers until it ends",
+                    format!("{pending:?} receives {other:?}"),
                 );
             }
         }
@@ -75,33 +83,36 @@ impl World {
 
     fn check_acknowledged(
         &mut self,
-        asked: &AskedMove,
+        pending: &PendingMigrationAnswer,
         id: ReservationId,
-        shown: &Migration,
+        acknowledged: &Migration,
         is_alone: bool,
     ) {
         let ended = self.truth.reservation(id).is_none_or(has_ended);
-        if ended || self.truth.migration(id) != Some(shown) {
-            self.blame(
-                "durable before done",
-                format!("{id} is said to have {shown:?}, which is not on disk"),
+        if ended || self.truth.migration(id) != Some(acknowledged) {
+            self.report_violation(
+                "a change is durable before it is acknowledged",
+                format!("reservation {id} is acknowledged with {acknowledged:?}, which is not on disk"),
             );
         }
-        let taken = (shown.answer, &shown.words) == (asked.answer, &asked.words);
-        if shown.vm != asked.vm || (is_alone && !taken) {
-            self.blame("a request gets what it asked", format!("{asked:?} gets {shown:?}"));
+        let is_applied = (acknowledged.answer, &acknowledged.words) == (pending.answer, &pending.message);
+        if acknowledged.vm != pending.vm || (is_alone && !is_applied) {
+            self.report_violation(
+                "a reply matches its request",
+                format!("{pending:?} receives {acknowledged:?}"),
+            );
         }
     }
 
-    fn count_answer(&mut self, asked: &AskedMove) {
-        let counts = &mut self.story.counts;
-        match asked.answer {
+    fn count_answer(&mut self, pending: &PendingMigrationAnswer) {
+        let counts = &mut self.run_log.counts;
+        match pending.answer {
             MigrationAnswer::Open => {}
-            MigrationAnswer::Accepted => counts.moves_accepted += 1,
-            MigrationAnswer::Declined => counts.moves_declined += 1,
-            MigrationAnswer::Done => counts.moves_done += 1,
+            MigrationAnswer::Accepted => counts.migrations_accepted += 1,
+            MigrationAnswer::Declined => counts.migrations_declined += 1,
+            MigrationAnswer::Done => counts.migrations_done += 1,
         }
-        let repeated = asked.request.as_ref().is_some_and(|(_, request)| request.answer == asked.answer);
-        counts.moves_repeated += u64::from(repeated);
+        let repeated = pending.request.as_ref().is_some_and(|(_, request)| request.answer == pending.answer);
+        counts.migration_answers_repeated += u64::from(repeated);
     }
 }

@@ -1,4 +1,5 @@
-//! Scrubs on hosts: they take time, fail, or verify only a part. An incomplete scrub leaves old data.
+//! Scrubs on hosts: they take time, fail, or verify only a part. An incomplete scrub leaves old
+//! data.
 
 use pool::{
     agent::{Done, HostFailure},
@@ -6,18 +7,18 @@ use pool::{
 };
 use units::{HostId, Ns};
 
-use super::{World, device::Mark, hosts::failed, machine::Job};
+use super::{World, device::Pattern, hosts::host_failure, machine::HostCall};
 
-const SCRUB_TAKES: Ns = Ns::ms(5);
+const SCRUB_DURATION: Ns = Ns::ms(5);
 
 impl World {
-    pub(super) fn begin_scrub(&mut self, host: HostId, instance: u64, holding: Holding) {
+    pub(super) fn start_scrub(&mut self, host: HostId, instance: u64, holding: Holding) {
         let started = self.wall();
-        self.kernel_takes(host, holding);
+        self.add_to_kernel(host, holding);
         if let Some(running) = self.machine(host).running(instance) {
             running.scrubbing.insert(holding);
         }
-        self.host_job(host, instance, SCRUB_TAKES, Job::Scrub { holding, started });
+        self.schedule_host_call(host, instance, SCRUB_DURATION, HostCall::Scrub { holding, started });
     }
 
     pub(super) fn scrub(
@@ -31,18 +32,18 @@ impl World {
             running.scrubbing.remove(&holding);
         }
         self.host_call()?;
-        if !self.reaches(holding, host) {
-            return Err(failed(FailedReason::Host, "no such grant"));
+        if !self.is_mapping_valid(holding, host) {
+            return Err(host_failure(FailedReason::Host, "no such grant"));
         }
         // The host verified only a part: the remainder is unchanged.
-        let partial = !self.calm && self.chance(self.weather.partial_scrubs);
+        let partial = !self.faults_stopped && self.chance(self.fault_model.partial_scrub_rate);
         if !partial {
-            self.device(holding.slice).write(holding.slice, Mark::ZERO);
-            self.story.counts.scrubbed += 1;
+            self.device(holding.slice).write(holding.slice, Pattern::ZERO);
+            self.run_log.counts.scrubbed += 1;
         } else {
-            self.story.counts.partial_scrubs += 1;
+            self.run_log.counts.partial_scrubs += 1;
         }
-        self.machine(host).kernel.retain(|had| had.slice != holding.slice);
+        self.machine(host).kernel.retain(|mapped| mapped.slice != holding.slice);
         let verified = if partial { units::Bytes::mib(1023) } else { units::SLICE };
         Ok(Done::Scrubbed(Scrubbed { holding, started, ended: self.wall(), verified }))
     }

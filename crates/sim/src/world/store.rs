@@ -15,15 +15,15 @@ pub trait Store: std::fmt::Debug {
     /// Commits the records. On `false`, all or none of them are durable.
     fn commit(&mut self, records: &[Record]) -> bool;
     /// The manager crashes during this commit.
-    fn crash(&mut self, under_way: Option<&[Record]>);
+    fn crash(&mut self, in_progress: Option<&[Record]>);
     /// Reopens the store and reads everything except decisions; `None` if that fails.
     fn load(&mut self) -> Option<(Option<Meta>, Vec<Record>)>;
     /// Stops injecting faults.
-    fn calm(&mut self);
+    fn stop_faults(&mut self);
     /// Saves a backup of the content, as the latest of [`BACKUPS_MAX`].
     fn backup(&mut self);
-    /// Restores the latest backup, or one that is `older` backups older if it exists, under a generation
-    /// above all earlier ones. Returns `false` without a backup.
+    /// Restores the latest backup, or one that is `age` backups older if it exists, under a
+    /// generation above all earlier ones. Returns `false` without a backup.
     fn restore(&mut self, age: usize) -> bool;
     /// Fills the disk, or frees it.
     fn set_full(&mut self, full: bool);
@@ -36,7 +36,7 @@ pub trait Store: std::fmt::Debug {
 pub struct MemoryStore {
     records: BTreeMap<Key, Record>,
     rng: Pcg64,
-    failing: f64,
+    failure_rate: f64,
     /// Backups, oldest first.
     backups: Vec<BTreeMap<Key, Record>>,
     generation: u64,
@@ -46,11 +46,11 @@ pub struct MemoryStore {
 
 impl MemoryStore {
     /// Creates an empty store, of whose commits and loads the given fraction fails.
-    pub fn new(seed: u64, failing: f64) -> Self {
+    pub fn new(seed: u64, failure_rate: f64) -> Self {
         Self {
             records: BTreeMap::new(),
             rng: Pcg64::seed_from_u64(seed),
-            failing,
+            failure_rate,
             backups: Vec::new(),
             generation: 1,
             restored: false,
@@ -58,13 +58,13 @@ impl MemoryStore {
         }
     }
 
-    fn put(&mut self, records: &[Record]) {
+    fn apply(&mut self, records: &[Record]) {
         self.restored = false;
         for record in records {
             match record {
                 Record::Gone(key) => drop(self.records.remove(key)),
                 Record::Decision(..) => {}
-                kept => drop(self.records.insert(kept.key(), kept.clone())),
+                record => drop(self.records.insert(record.key(), record.clone())),
             }
         }
     }
@@ -72,22 +72,22 @@ impl MemoryStore {
 
 impl Store for MemoryStore {
     fn commit(&mut self, records: &[Record]) -> bool {
-        let ok = !self.rng.random_bool(self.failing) && !self.full;
+        let ok = !self.rng.random_bool(self.failure_rate) && !self.full;
         if ok || self.rng.random_bool(0.5) {
-            self.put(records);
+            self.apply(records);
         }
         ok
     }
 
-    fn crash(&mut self, under_way: Option<&[Record]>) {
-        if let Some(records) = under_way.filter(|_| self.rng.random_bool(0.5)) {
-            self.put(records);
+    fn crash(&mut self, in_progress: Option<&[Record]>) {
+        if let Some(records) = in_progress.filter(|_| self.rng.random_bool(0.5)) {
+            self.apply(records);
         }
     }
 
     fn load(&mut self) -> Option<(Option<Meta>, Vec<Record>)> {
         // Reopening may require a repair, which needs space.
-        if self.rng.random_bool(self.failing) || (self.full && self.rng.random_bool(0.5)) {
+        if self.rng.random_bool(self.failure_rate) || (self.full && self.rng.random_bool(0.5)) {
             return None;
         }
         let meta = self.records.get(&Key::Meta).and_then(|record| match record {
@@ -98,8 +98,8 @@ impl Store for MemoryStore {
         Some((meta, rest.cloned().collect()))
     }
 
-    fn calm(&mut self) {
-        (self.failing, self.full) = (0.0, false);
+    fn stop_faults(&mut self) {
+        (self.failure_rate, self.full) = (0.0, false);
     }
 
     fn backup(&mut self) {

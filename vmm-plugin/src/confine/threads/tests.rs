@@ -167,7 +167,7 @@ fn confined_without_filters_child() {
 }
 
 #[test]
-fn confined_process_reaches_no_file_and_no_socket_without_filters() {
+fn confinement_denies_files_and_sockets_without_filters() {
     if !rustix::process::geteuid().is_root() {
         eprintln!("SKIPPED: needs root");
         return;

@@ -6,17 +6,18 @@ use cli_runtime::{Failure, Format, print};
 use serde::Serialize;
 use sim::symbiosis::{
     Activity, CHANGES, ChangeResponse, Epoch, RESPONSE_EPOCHS_MAX, SMALL_HOST_TENANTS, TENANTS, TenantEpoch,
-    change_responses, most_different, play,
+    change_responses, most_different, simulate_changes,
 };
 
-use super::{super::touches, Shown, line};
-use crate::figure::{Figure, Look, Panel, Point, Scale, Series};
+use super::{super::touches, FigureInputs, line};
+use crate::figure::{Figure, Panel, Point, Scale, Series, SeriesStyle};
 
 /// All epochs, with the result of each change.
 #[derive(Serialize)]
 pub(super) struct Numbers {
     activities: [String; 2],
-    followed: Vec<Change>,
+    #[serde(rename = "followed")]
+    changes: Vec<Change>,
     epochs: Vec<Vec<Row>>,
 }
 
@@ -37,13 +38,15 @@ struct Change {
     epochs_until_within_5_percent: Option<usize>,
     within_5_percent_two_epochs_later: bool,
     /// Largest deviation in any epoch from two epochs later on.
-    wanders: f64,
+    #[serde(rename = "wanders")]
+    deviation_max: f64,
 }
 
 /// Tenant in an epoch.
 #[derive(Serialize)]
 struct Row {
-    does: String,
+    #[serde(rename = "does")]
+    activity: String,
     memory_share: f64,
     bandwidth_share: f64,
     misses: f64,
@@ -53,23 +56,24 @@ struct Row {
 }
 
 /// Returns `None` with fewer than two traces.
-pub(super) fn drawn(shown: &Shown, format: Format) -> Result<Option<(Figure, Numbers)>, Failure> {
-    let Some((stream, cache)) = most_different(&shown.tenants, shown.host().equal(SMALL_HOST_TENANTS)) else {
+pub(super) fn draw(inputs: &FigureInputs, format: Format) -> Result<Option<(Figure, Numbers)>, Failure> {
+    let Some((stream, cache)) = most_different(&inputs.tenants, inputs.host().equal(SMALL_HOST_TENANTS))
+    else {
         return Ok(None);
     };
     let read = |at: usize| -> Result<(String, Vec<u32>), Failure> {
-        let name = shown.tenants[at].name.clone();
-        Ok((name, touches(&shown.traces[at].path)?.unwrap_or_default()))
+        let name = inputs.tenants[at].name.clone();
+        Ok((name, touches(&inputs.traces[at].path)?.unwrap_or_default()))
     };
     let activities = Activity::pair([read(stream)?, read(cache)?]);
-    let epochs = play(&activities, shown.memory.get(), &CHANGES);
+    let epochs = simulate_changes(&activities, inputs.memory.get(), &CHANGES);
     let names = activities.map(|activity| activity.name);
-    let followed = change_responses(&epochs, &CHANGES);
-    followed.iter().for_each(|one| print::note(format, &said(one, &names)));
+    let responses = change_responses(&epochs, &CHANGES);
+    responses.iter().for_each(|response| print::note(format, &describe(response, &names)));
     let figure = figure(&epochs, &names);
-    let change = |one: &ChangeResponse| change(one, &names);
+    let change = |response: &ChangeResponse| change(response, &names);
     let numbers = Numbers {
-        followed: followed.iter().map(change).collect(),
+        changes: responses.iter().map(change).collect(),
         epochs: epochs
             .iter()
             .map(|epoch| epoch.tenants.iter().map(|one| row(one, &names)).collect())
@@ -79,52 +83,52 @@ pub(super) fn drawn(shown: &Shown, format: Format) -> Result<Option<(Figure, Num
     Ok(Some((figure, numbers)))
 }
 
-fn said(one: &ChangeResponse, names: &[String; 2]) -> String {
+fn describe(response: &ChangeResponse, names: &[String; 2]) -> String {
     let percent = crate::percent;
-    let when = one.epochs.map_or_else(
+    let when = response.epochs.map_or_else(
         || "never comes within 5 % of its long run".to_owned(),
-        |epochs| format!("is within 5 % of its long run in epoch {}", one.change.epoch + epochs + 1),
+        |epochs| format!("is within 5 % of its long run in epoch {}", response.change.epoch + epochs + 1),
     );
     format!(
         "figure 9: tenant {} turns to {} with epoch {}; its share {when}: memory from {} to {} after {RESPONSE_EPOCHS_MAX} epochs and {} in the long run, \
          bandwidth from {} to {} and {}",
-        one.change.tenant + 1,
-        names[one.change.to],
-        one.change.epoch + 1,
-        percent(one.before.memory),
-        percent(one.settled.memory),
-        percent(one.long_run.memory),
-        percent(one.before.bandwidth),
-        percent(one.settled.bandwidth),
-        percent(one.long_run.bandwidth),
+        response.change.tenant + 1,
+        names[response.change.to],
+        response.change.epoch + 1,
+        percent(response.before.memory),
+        percent(response.settled.memory),
+        percent(response.long_run.memory),
+        percent(response.before.bandwidth),
+        percent(response.settled.bandwidth),
+        percent(response.long_run.bandwidth),
     )
 }
 
-fn change(one: &ChangeResponse, names: &[String; 2]) -> Change {
+fn change(response: &ChangeResponse, names: &[String; 2]) -> Change {
     Change {
-        epoch: one.change.epoch + 1,
-        tenant: one.change.tenant + 1,
-        to: names[one.change.to].clone(),
-        memory_before: one.before.memory,
-        memory_two_epochs_later: one.settled.memory,
-        memory_in_the_long_run: one.long_run.memory,
-        bandwidth_before: one.before.bandwidth,
-        bandwidth_two_epochs_later: one.settled.bandwidth,
-        bandwidth_in_the_long_run: one.long_run.bandwidth,
-        epochs_until_within_5_percent: one.epochs,
-        within_5_percent_two_epochs_later: one.is_settled_in_time(),
-        wanders: one.deviation_max,
+        epoch: response.change.epoch + 1,
+        tenant: response.change.tenant + 1,
+        to: names[response.change.to].clone(),
+        memory_before: response.before.memory,
+        memory_two_epochs_later: response.settled.memory,
+        memory_in_the_long_run: response.long_run.memory,
+        bandwidth_before: response.before.bandwidth,
+        bandwidth_two_epochs_later: response.settled.bandwidth,
+        bandwidth_in_the_long_run: response.long_run.bandwidth,
+        epochs_until_within_5_percent: response.epochs,
+        within_5_percent_two_epochs_later: response.is_settled_in_time(),
+        deviation_max: response.deviation_max,
     }
 }
 
-fn row(played: &TenantEpoch, names: &[String; 2]) -> Row {
+fn row(tenant: &TenantEpoch, names: &[String; 2]) -> Row {
     Row {
-        does: names[played.activity].clone(),
-        memory_share: played.share.memory,
-        bandwidth_share: played.share.bandwidth,
-        misses: played.misses,
-        throughput: played.throughput,
-        throughput_of_equal_split: played.equal_split_throughput,
+        activity: names[tenant.activity].clone(),
+        memory_share: tenant.share.memory,
+        bandwidth_share: tenant.share.bandwidth,
+        misses: tenant.misses,
+        throughput: tenant.throughput,
+        throughput_of_equal_split: tenant.equal_split_throughput,
     }
 }
 
@@ -132,7 +136,7 @@ fn figure(epochs: &[Epoch], names: &[String; 2]) -> Figure {
     let panel = |title: &str, y_title, value: fn(&TenantEpoch) -> f64| {
         let mut series: Vec<Series> =
             (0..TENANTS).map(|tenant| of_tenant(epochs, tenant, names, value)).collect();
-        series.push(turns());
+        series.push(change_markers());
         Panel {
             title: title.to_owned(),
             x_title: "Epoch",
@@ -153,15 +157,16 @@ fn figure(epochs: &[Epoch], names: &[String; 2]) -> Figure {
 }
 
 fn of_tenant(epochs: &[Epoch], tenant: usize, names: &[String; 2], value: fn(&TenantEpoch) -> f64) -> Series {
-    let turns = CHANGES.iter().filter(|change| change.tenant == tenant);
-    let turns: String = turns.map(|turn| format!(", {} from {}", names[turn.to], turn.epoch + 1)).collect();
+    let changes = CHANGES.iter().filter(|change| change.tenant == tenant);
+    let changes: String =
+        changes.map(|change| format!(", {} from {}", names[change.to], change.epoch + 1)).collect();
     let points = (1_u32..).zip(epochs).map(|(n, epoch)| (f64::from(n), value(&epoch.tenants[tenant])));
-    line(tenant, format!("tenant {}: {}{turns}", tenant + 1, names[0]), points)
+    line(tenant, format!("tenant {}: {}{changes}", tenant + 1, names[0]), points)
 }
 
 /// Boundary between two epochs.
-fn turns() -> Series {
+fn change_markers() -> Series {
     let at = |change: &sim::symbiosis::Change| Point::new(change.epoch as f64 + 0.5, 0.0);
     let points = CHANGES.iter().map(at).collect();
-    Series { name: "a tenant turns".to_owned(), look: Look::Upright, points }
+    Series { name: "a tenant turns".to_owned(), style: SeriesStyle::Upright, points }
 }

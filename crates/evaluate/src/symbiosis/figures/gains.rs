@@ -5,9 +5,9 @@ use serde::Serialize;
 use sim::symbiosis::{Kind, Outcome, SMALL_HOST_TENANTS, Scheme};
 use units::Fraction;
 
-use super::{Compared, Shown};
+use super::{ComparedMix, FigureInputs};
 use crate::{
-    figure::{Figure, Look, Panel, Point, Scale, Series},
+    figure::{Figure, Panel, Point, Scale, Series, SeriesStyle},
     percent,
 };
 
@@ -25,7 +25,7 @@ const KINDS: [(Kind, &str); 3] =
 
 /// Gain of a scheme for a kind of tenant.
 #[derive(Serialize)]
-pub(super) struct OfKind {
+pub(super) struct KindGain {
     memory: f64,
     mix: String,
     scheme: &'static str,
@@ -38,7 +38,7 @@ pub(super) struct OfKind {
 
 /// Gain of a scheme for a mix.
 #[derive(Serialize)]
-pub(super) struct OfMix {
+pub(super) struct MixGain {
     mix: String,
     scheme: &'static str,
     /// For all tenants: the geometric mean.
@@ -47,12 +47,12 @@ pub(super) struct OfMix {
 }
 
 /// Results of the large mix, and of the same with twice the memory.
-pub(super) fn by_kind(shown: &Shown) -> (Figure, Vec<OfKind>) {
-    let large = shown.compared.iter().find(|one| one.mix.tenants.len() > SMALL_HOST_TENANTS);
-    let Compared { mix, outcomes } = large.expect("there is one of all traces");
-    let twice = Fraction::new((2.0 * shown.memory.get()).min(1.0)).expect("no more than all");
-    let with_twice = Compared::of(mix.clone(), twice);
-    let small = (shown.memory, outcomes, "(a)");
+pub(super) fn by_kind(inputs: &FigureInputs) -> (Figure, Vec<KindGain>) {
+    let large_mix = inputs.compared.iter().find(|one| one.mix.tenants.len() > SMALL_HOST_TENANTS);
+    let ComparedMix { mix, outcomes } = large_mix.expect("there is a mix of all traces");
+    let twice = Fraction::new((2.0 * inputs.memory.get()).min(1.0)).expect("no more than all");
+    let with_twice = ComparedMix::new(mix.clone(), twice);
+    let small = (inputs.memory, outcomes, "(a)");
     let rows = [small, (twice, &with_twice.outcomes, "(b)")].map(|(memory, outcomes, nth)| {
         let host = sim::symbiosis::Host { memory: memory.get() * mix.tenants.len() as f64 };
         let equal = host.equal(mix.tenants.len());
@@ -67,7 +67,7 @@ pub(super) fn by_kind(shown: &Shown) -> (Figure, Vec<OfKind>) {
     (Figure(vec![one, other]), numbers)
 }
 
-fn rows(memory: Fraction, mix: &str, kinds: &[Kind], outcomes: &[Outcome]) -> Vec<OfKind> {
+fn rows(memory: Fraction, mix: &str, kinds: &[Kind], outcomes: &[Outcome]) -> Vec<KindGain> {
     let mut rows = Vec::new();
     for (scheme, _) in SCHEMES {
         let Some(outcome) = outcomes.iter().find(|outcome| outcome.scheme == scheme) else { continue };
@@ -77,7 +77,7 @@ fn rows(memory: Fraction, mix: &str, kinds: &[Kind], outcomes: &[Outcome]) -> Ve
             if gains.is_empty() {
                 continue;
             }
-            rows.push(OfKind {
+            rows.push(KindGain {
                 memory: memory.get(),
                 mix: mix.to_owned(),
                 scheme: scheme.name(),
@@ -93,16 +93,16 @@ fn rows(memory: Fraction, mix: &str, kinds: &[Kind], outcomes: &[Outcome]) -> Ve
 }
 
 /// Returns bars of each existing kind.
-fn panel(title: String, kinds: &[Kind], rows: &[OfKind]) -> Panel {
-    let there: Vec<(&str, usize)> = KINDS
+fn panel(title: String, kinds: &[Kind], rows: &[KindGain]) -> Panel {
+    let present: Vec<(&str, usize)> = KINDS
         .iter()
         .map(|(kind, name)| (*name, kinds.iter().filter(|other| *other == kind).count()))
         .filter(|(_, tenants)| *tenants > 0)
         .collect();
-    let place = |kind: &str| there.iter().position(|(name, _)| *name == kind).unwrap_or_default() as f64;
+    let place = |kind: &str| present.iter().position(|(name, _)| *name == kind).unwrap_or_default() as f64;
     let series = SCHEMES.iter().enumerate().map(|(nth, (scheme, name))| Series {
         name: (*name).to_owned(),
-        look: Look::Bar(nth),
+        style: SeriesStyle::Bar(nth),
         points: rows
             .iter()
             .filter(|row| row.scheme == scheme.name())
@@ -113,7 +113,7 @@ fn panel(title: String, kinds: &[Kind], rows: &[OfKind]) -> Panel {
         title,
         x_title: "Tenants bound by (bars: from the worst-off to the best)",
         y_title: "Throughput beyond an equal split (%)",
-        x: Scale::Names(there.iter().map(|(name, tenants)| format!("{name} ({tenants})")).collect()),
+        x: Scale::Names(present.iter().map(|(name, tenants)| format!("{name} ({tenants})")).collect()),
         y: Scale::Percent,
         x_max: f64::INFINITY,
         series: series.collect(),
@@ -121,12 +121,12 @@ fn panel(title: String, kinds: &[Kind], rows: &[OfKind]) -> Panel {
 }
 
 /// Returns the gains of every mix.
-pub(super) fn by_mix(shown: &Shown) -> (Figure, Vec<OfMix>) {
+pub(super) fn by_mix(inputs: &FigureInputs) -> (Figure, Vec<MixGain>) {
     let panel = |title: &str, y_title, value: fn(&Outcome) -> f64| Panel {
         title: title.to_owned(),
         x_title: "",
         y_title,
-        x: Scale::Names(shown.compared.iter().map(|one| one.mix.name.clone()).collect()),
+        x: Scale::Names(inputs.compared.iter().map(|one| one.mix.name.clone()).collect()),
         y: Scale::Percent,
         x_max: f64::INFINITY,
         series: SCHEMES
@@ -134,8 +134,8 @@ pub(super) fn by_mix(shown: &Shown) -> (Figure, Vec<OfMix>) {
             .enumerate()
             .map(|(nth, (scheme, name))| Series {
                 name: (*name).to_owned(),
-                look: Look::Mark(nth),
-                points: of_scheme(shown, *scheme).map(|(x, one)| Point::new(x, value(one))).collect(),
+                style: SeriesStyle::Mark(nth),
+                points: of_scheme(inputs, *scheme).map(|(x, one)| Point::new(x, value(one))).collect(),
             })
             .collect(),
     };
@@ -143,8 +143,8 @@ pub(super) fn by_mix(shown: &Shown) -> (Figure, Vec<OfMix>) {
         panel("(a) All tenants of a mix", "Geometric mean beyond an equal split (%)", Outcome::gain),
         panel("(b) The worst-off of a mix", "Throughput beyond an equal split (%)", |one| one.worst() - 1.0),
     ]);
-    let numbers = shown.compared.iter().flat_map(|one| {
-        one.outcomes.iter().map(|outcome| OfMix {
+    let numbers = inputs.compared.iter().flat_map(|one| {
+        one.outcomes.iter().map(|outcome| MixGain {
             mix: one.mix.name.clone(),
             scheme: outcome.scheme.name(),
             gain: outcome.gain(),
@@ -155,8 +155,8 @@ pub(super) fn by_mix(shown: &Shown) -> (Figure, Vec<OfMix>) {
 }
 
 /// Returns points with the number of each mix.
-fn of_scheme(shown: &Shown, scheme: Scheme) -> impl Iterator<Item = (f64, &Outcome)> {
-    shown.compared.iter().enumerate().filter_map(move |(at, one)| {
+fn of_scheme(inputs: &FigureInputs, scheme: Scheme) -> impl Iterator<Item = (f64, &Outcome)> {
+    inputs.compared.iter().enumerate().filter_map(move |(at, one)| {
         Some((at as f64, one.outcomes.iter().find(|outcome| outcome.scheme == scheme)?))
     })
 }

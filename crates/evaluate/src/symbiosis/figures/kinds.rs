@@ -5,7 +5,7 @@ use sim::symbiosis::{
     Kind, SMALL_HOST_TENANTS, Tenant, memory_and_compute_bound, memory_preference, share_sensitivity, typical,
 };
 
-use super::{Shown, line};
+use super::{FigureInputs, line};
 use crate::figure::{Figure, Panel, Scale};
 
 const KINDS: [(Kind, &str); 3] = [
@@ -21,24 +21,26 @@ pub(super) struct Row {
     gamma: f64,
     kind: String,
     /// Logarithm of the gain from twice against half the memory, relative to that from bandwidth.
-    leaning: f64,
+    #[serde(rename = "leaning")]
+    memory_preference: f64,
     is_drawn: bool,
-    along: Vec<At>,
+    #[serde(rename = "along")]
+    curve: Vec<CurvePoint>,
 }
 
 #[derive(Serialize)]
-struct At {
+struct CurvePoint {
     equal_shares: f64,
     /// Throughput relative to an equal share of both.
     by_memory: f64,
     by_bandwidth: f64,
 }
 
-pub(super) fn drawn(shown: &Shown) -> (Figure, Vec<Row>) {
-    let equal = shown.host().equal(SMALL_HOST_TENANTS);
-    let tenants = memory_and_compute_bound(&shown.tenants);
+pub(super) fn draw(inputs: &FigureInputs) -> (Figure, Vec<Row>) {
+    let equal = inputs.host().equal(SMALL_HOST_TENANTS);
+    let tenants = memory_and_compute_bound(&inputs.tenants);
     // CPU-bound tenants form a kind of their own; the others stall, as most do in a mix.
-    let of = |kind| if kind == Kind::Compute { &tenants[..] } else { &tenants[..shown.tenants.len()] };
+    let of = |kind| if kind == Kind::Compute { &tenants[..] } else { &tenants[..inputs.tenants.len()] };
     let drawn: Vec<(usize, &str, &Tenant)> = (0..)
         .zip(KINDS)
         .filter_map(|(nth, (kind, name))| Some((nth, name, typical(of(kind), kind, equal)?)))
@@ -67,11 +69,15 @@ pub(super) fn drawn(shown: &Shown) -> (Figure, Vec<Row>) {
         trace: tenant.name.clone(),
         gamma: tenant.gamma,
         kind: format!("{:?}", tenant.kind(equal)).to_lowercase(),
-        leaning: memory_preference(tenant, equal),
+        memory_preference: memory_preference(tenant, equal),
         is_drawn: drawn.iter().any(|(_, _, one)| std::ptr::eq(*one, tenant)),
-        along: share_sensitivity(tenant, equal)
+        curve: share_sensitivity(tenant, equal)
             .iter()
-            .map(|at| At { equal_shares: at.times, by_memory: at.by_memory, by_bandwidth: at.by_bandwidth })
+            .map(|at| CurvePoint {
+                equal_shares: at.times,
+                by_memory: at.by_memory,
+                by_bandwidth: at.by_bandwidth,
+            })
             .collect(),
     };
     (figure, tenants.iter().map(row).collect())

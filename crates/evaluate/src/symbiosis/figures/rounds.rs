@@ -4,11 +4,11 @@
 use serde::Serialize;
 use sim::symbiosis::{Auction, Mix, Outcome, Round, SMALL_HOST_TENANTS, Scheme, auction};
 
-use super::{Compared, Shown, across, line};
-use crate::figure::{Figure, Look, Panel, Point, Scale, Series};
+use super::{ComparedMix, FigureInputs, horizontal, line};
+use crate::figure::{Figure, Panel, Point, Scale, Series, SeriesStyle};
 
 /// Largest drawn demand, relative to the supply.
-const ASKED_DRAWN_MAX: f64 = 2.0;
+const DEMAND_DRAWN_MAX: f64 = 2.0;
 
 /// Demands in a market.
 #[derive(Serialize)]
@@ -27,8 +27,10 @@ pub(super) struct Numbers {
 struct Row {
     memory_price: f64,
     dividend: f64,
-    memory_asked: f64,
-    bandwidth_asked: f64,
+    #[serde(rename = "memory_asked")]
+    memory_demand: f64,
+    #[serde(rename = "bandwidth_asked")]
+    bandwidth_demand: f64,
 }
 
 /// Fractions of a footprint, and of the link.
@@ -38,15 +40,15 @@ struct Share {
     bandwidth: f64,
 }
 
-pub(super) fn drawn(shown: &Shown) -> (Figure, Numbers) {
-    let mix = gains_most(&shown.compared);
-    let auction = auction(&mix.tenants, shown.host());
+pub(super) fn draw(inputs: &FigureInputs) -> (Figure, Numbers) {
+    let mix = mix_with_largest_gain(&inputs.compared);
+    let auction = auction(&mix.tenants, inputs.host());
     let figure = Figure(vec![demand(mix, &auction), rounds(&auction)]);
     let row = |round: &Round| Row {
         memory_price: round.price,
         dividend: round.dividend,
-        memory_asked: round.sum.memory,
-        bandwidth_asked: round.sum.bandwidth,
+        memory_demand: round.sum.memory,
+        bandwidth_demand: round.sum.bandwidth,
     };
     let numbers = Numbers {
         mix: mix.name.clone(),
@@ -64,8 +66,8 @@ pub(super) fn drawn(shown: &Shown) -> (Figure, Numbers) {
     (figure, numbers)
 }
 
-fn gains_most(compared: &[Compared]) -> &Mix {
-    let gain = |one: &&Compared| {
+fn mix_with_largest_gain(compared: &[ComparedMix]) -> &Mix {
+    let gain = |one: &&ComparedMix| {
         let by_market = one.outcomes.iter().find(|outcome| outcome.scheme == Scheme::Market);
         by_market.map_or(0.0, Outcome::gain)
     };
@@ -75,9 +77,9 @@ fn gains_most(compared: &[Compared]) -> &Mix {
 }
 
 fn demand(mix: &Mix, auction: &Auction) -> Panel {
-    let of = |good: fn(&Round) -> f64| {
-        let all = auction.demand.iter().map(move |round| (round.price, good(round)));
-        all.filter(|(_, asked)| *asked <= ASKED_DRAWN_MAX)
+    let of = |resource: fn(&Round) -> f64| {
+        let all = auction.demand.iter().map(move |round| (round.price, resource(round)));
+        all.filter(|(_, demand)| *demand <= DEMAND_DRAWN_MAX)
     };
     Panel {
         title: format!("(a) What six tenants ask for, by price: {}", mix.name),
@@ -89,10 +91,10 @@ fn demand(mix: &Mix, auction: &Auction) -> Panel {
         series: vec![
             line(0, "memory", of(|round| round.sum.memory)),
             line(1, "bandwidth", of(|round| round.sum.bandwidth)),
-            across("all there is", 1.0),
+            horizontal("all there is", 1.0),
             Series {
                 name: "where the market ended".to_owned(),
-                look: Look::Upright,
+                style: SeriesStyle::Upright,
                 points: vec![Point::new(auction.price, 0.0)],
             },
         ],
@@ -100,8 +102,9 @@ fn demand(mix: &Mix, auction: &Auction) -> Panel {
 }
 
 fn rounds(auction: &Auction) -> Panel {
-    let of =
-        |good: fn(&Round) -> f64| (1_u32..).zip(&auction.rounds).map(move |(n, r)| (f64::from(n), good(r)));
+    let of = |resource: fn(&Round) -> f64| {
+        (1_u32..).zip(&auction.rounds).map(move |(n, r)| (f64::from(n), resource(r)))
+    };
     Panel {
         title: "(b) Round by round".to_owned(),
         x_title: "Round",
@@ -113,7 +116,7 @@ fn rounds(auction: &Auction) -> Panel {
             line(0, "memory", of(|round| round.sum.memory)),
             line(1, "bandwidth", of(|round| round.sum.bandwidth)),
             line(2, "the price of memory", of(|round| round.price)),
-            across("all there is", 1.0),
+            horizontal("all there is", 1.0),
         ],
     }
 }

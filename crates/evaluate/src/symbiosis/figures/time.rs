@@ -10,18 +10,18 @@ use serde::Serialize;
 use sim::symbiosis::ScalingTenants;
 use units::limits::REFINEMENT_TENANTS_MAX;
 
-use super::{Shown, line};
-use crate::figure::{Figure, Look, Panel, Point, Scale, Series};
+use super::{FigureInputs, line};
+use crate::figure::{Figure, Panel, Point, Scale, Series, SeriesStyle};
 
 /// Tenants of the first market; each has twice as many as the previous one.
 const FIRST: usize = 6;
 const MARKETS: u32 = 9;
 /// Time for which a call is repeated.
-const CALLED_FOR: Duration = Duration::from_millis(300);
+const MEASURED_DURATION: Duration = Duration::from_millis(300);
 /// No market larger than the first that takes this long.
-const LONG: f64 = 2_000.0;
+const SLOW_MS: f64 = 2_000.0;
 /// Tenants, and maximum milliseconds, of Spirit (6.2).
-const OF_SPIRIT: [(f64, f64); 2] = [(24.0, 1_000.0), (1_000.0, 20_000.0)];
+const SPIRIT_BOUNDS: [(f64, f64); 2] = [(24.0, 1_000.0), (1_000.0, 20_000.0)];
 
 /// Medians, in milliseconds.
 #[derive(Serialize)]
@@ -38,13 +38,13 @@ pub(super) struct Row {
     warm_rounds: u32,
 }
 
-pub(super) fn drawn(shown: &Shown) -> (Figure, Vec<Row>) {
+pub(super) fn draw(inputs: &FigureInputs) -> (Figure, Vec<Row>) {
     let mut rows: Vec<Row> = Vec::new();
     for double in 0..MARKETS {
-        if rows.last().is_some_and(|row| row.cold_ms.max(row.refined_ms.unwrap_or_default()) > LONG) {
+        if rows.last().is_some_and(|row| row.cold_ms.max(row.refined_ms.unwrap_or_default()) > SLOW_MS) {
             break;
         }
-        rows.push(Row::measured(&ScalingTenants::new(&shown.tenants, FIRST << double, shown.memory.get())));
+        rows.push(Row::measure(&ScalingTenants::new(&inputs.tenants, FIRST << double, inputs.memory.get())));
     }
     let of = |time: fn(&Row) -> Option<f64>| {
         rows.iter().filter_map(move |row| Some((row.tenants as f64, time(row)?)))
@@ -59,8 +59,8 @@ pub(super) fn drawn(shown: &Shown) -> (Figure, Vec<Row>) {
         ),
         Series {
             name: "Spirit's allocator by its paper, on its machine: at most".to_owned(),
-            look: Look::Ring,
-            points: OF_SPIRIT.map(|(tenants, ms)| Point::new(tenants, ms)).to_vec(),
+            style: SeriesStyle::Ring,
+            points: SPIRIT_BOUNDS.map(|(tenants, ms)| Point::new(tenants, ms)).to_vec(),
         },
     ];
     let panel = Panel {
@@ -76,14 +76,14 @@ pub(super) fn drawn(shown: &Shown) -> (Figure, Vec<Row>) {
 }
 
 impl Row {
-    fn measured(crowd: &ScalingTenants) -> Self {
-        let bidders = crowd.bidders();
+    fn measure(tenants: &ScalingTenants) -> Self {
+        let bidders = tenants.bidders();
         let first = bidders.shares(Default::default());
-        let later = crowd.later().bidders();
-        let refined = || crowd.bidders().refined(Default::default());
+        let later = tenants.later().bidders();
+        let refined = || tenants.bidders().refined(Default::default());
         Self {
             tenants: bidders.count(),
-            cold_ms: median_ms(|| crowd.bidders().shares(Default::default())),
+            cold_ms: median_ms(|| tenants.bidders().shares(Default::default())),
             warm_ms: median_ms(|| later.shares(first.warm_start.clone())),
             refined_ms: bidders.are_refined().then(|| median_ms(refined)),
             cold_rounds: first.rounds,
@@ -94,12 +94,12 @@ impl Row {
 
 /// Returns the median of as many calls as there is time for, at least one.
 fn median_ms<T>(call: impl Fn() -> T) -> f64 {
-    let (mut times, begun) = (Vec::new(), Instant::now());
-    while times.is_empty() || begun.elapsed() < CALLED_FOR {
+    let (mut times, started) = (Vec::new(), Instant::now());
+    while times.is_empty() || started.elapsed() < MEASURED_DURATION {
         let start = Instant::now();
-        let left = black_box(call());
+        let result = black_box(call());
         times.push(start.elapsed().as_secs_f64() * 1e3);
-        drop(left);
+        drop(result);
     }
     times.sort_by(f64::total_cmp);
     times[times.len() / 2]

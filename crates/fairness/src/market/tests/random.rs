@@ -320,7 +320,7 @@ proptest! {
     }
 
     #[test]
-    fn only_the_ordinal_utility_matters(
+    fn allocation_depends_on_ordinal_utility_only(
         of in market_of(quasi_concave(), 6),
         times in 0.001..1000.0,
         power in 0.5..3.0,

@@ -118,7 +118,7 @@ fn abundant_good_is_free_and_the_other_split_by_weight() {
 }
 
 #[test]
-fn two_either_or_tenants_get_one_good_each() {
+fn either_or_tenants_get_one_good_each() {
     let either = || grid(|c: f64, b: f64| c.max(b));
     let (outcome, certificate) = cleared(&equal_tenants(vec![either(), either()]));
     near(outcome.memory_price, 0.5, 1e-6, "price");

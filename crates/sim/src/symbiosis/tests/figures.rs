@@ -96,7 +96,7 @@ fn changing() -> Vec<Epoch> {
         stream.enumerate().map(|(at, (next, with_params))| if at % 8 == 0 { with_params } else { next });
     let traces = [("stream", stream.collect()), ("key-value", skewed(2000, 1))];
     let traces = traces.map(|(name, touches)| (name.to_owned(), touches));
-    play(&Activity::pair(traces), MEMORY, &CHANGES)
+    simulate_changes(&Activity::pair(traces), MEMORY, &CHANGES)
 }
 
 #[test]
@@ -165,7 +165,7 @@ fn public_traces_settle_within_two_epochs() {
     let (Some(stream), Some(key_value)) = (read("spec-gzip"), read("lirs-sprite")) else { return };
     let traces = [&stream, &key_value].map(|(name, touches)| Tenant::new(name.clone(), touches, 1.0, 1.0));
     assert_eq!(most_different(&traces, equal()), Some((0, 1)));
-    let epochs = play(&Activity::pair([stream, key_value]), MEMORY, &CHANGES);
+    let epochs = simulate_changes(&Activity::pair([stream, key_value]), MEMORY, &CHANGES);
     for one in change_responses(&epochs, &CHANGES) {
         assert!(one.is_settled_in_time() && one.deviation_max <= 0.1, "{one:?}");
     }

@@ -1,4 +1,5 @@
-//! Counts and indexes, recomputed from the records on disk and compared with those of the manager.
+//! DerivedState and indexes, recomputed from the records on disk and compared with those of the
+//! manager.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,11 +12,11 @@ use pool::{
 use units::limits::REQUEST_ID_RETENTION;
 use units::{Bytes, EmcId, HostId, Name, Ns, ReservationId, SliceId};
 
-use super::Truth;
+use super::GroundTruth;
 use crate::world::World;
 
 /// Durable writes between comparisons.
-const COMPARE_EVERY: u64 = 8;
+const COMPARISON_INTERVAL_WRITES: u64 = 8;
 
 /// Slices of one EMC by state.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -38,7 +39,7 @@ struct HostUse {
 
 /// Values derived from the records.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Counts {
+struct DerivedState {
     emcs: BTreeMap<EmcId, EmcSlices>,
     hosts: BTreeMap<HostId, HostUse>,
     /// Active and last ended reservation of each VM.
@@ -78,21 +79,22 @@ pub(in crate::world) fn holder(slot: &Slot) -> Option<HostId> {
     }
 }
 
-impl Truth {
-    fn counts(&self) -> Counts {
-        let mut counts = Counts { next_asking_again: self.next_asking_again(), ..Counts::default() };
+impl GroundTruth {
+    fn derived(&self) -> DerivedState {
+        let mut derived =
+            DerivedState { next_asking_again: self.next_asking_again(), ..DerivedState::default() };
         for record in self.records.values() {
             match record {
-                Record::Emc(id, emc) => drop(counts.emcs.insert(*id, self.emc_slices(emc))),
-                Record::Host(id, host) => drop(counts.hosts.insert(*id, self.host_use(*id, host))),
+                Record::Emc(id, emc) => drop(derived.emcs.insert(*id, self.emc_slices(emc))),
+                Record::Host(id, host) => drop(derived.hosts.insert(*id, self.host_use(*id, host))),
                 Record::Reservation(id, reservation) => {
-                    counts.add_reservation(*id, reservation);
-                    counts.add_deadlines(
+                    derived.add_reservation(*id, reservation);
+                    derived.add_deadlines(
                         reservation,
                         self.is_released(*id, reservation),
-                        self.is_heard(reservation.host),
+                        self.has_reported(reservation.host),
                     );
-                    counts.online.insert(*id, self.online(*id, reservation));
+                    derived.online.insert(*id, self.online(*id, reservation));
                 }
                 Record::Meta(_)
                 | Record::Slice(..)
@@ -101,7 +103,7 @@ impl Truth {
                 | Record::Gone(_) => {}
             }
         }
-        counts
+        derived
     }
 
     fn emc_slices(&self, emc: &Emc) -> EmcSlices {
@@ -143,7 +145,7 @@ impl Truth {
     }
 
     /// Returns whether a host has reported everything after a restore.
-    fn is_heard(&self, host: HostId) -> bool {
+    fn has_reported(&self, host: HostId) -> bool {
         self.host(host).is_some_and(|host| !host.must_report)
     }
 
@@ -163,7 +165,7 @@ fn is_ended(reservation: &Reservation) -> bool {
     matches!(reservation.stage, Stage::Ended { .. })
 }
 
-impl Counts {
+impl DerivedState {
     fn add_reservation(&mut self, id: ReservationId, reservation: &Reservation) {
         let vm = self.vms.entry(reservation.vm.clone()).or_default();
         match &reservation.stage {
@@ -172,15 +174,17 @@ impl Counts {
         }
     }
 
-    /// Returns the expiry of a request, which starts when all slices are `released`. Deadlines do not
-    /// expire while the host has yet to report after a restore.
-    fn add_deadlines(&mut self, reservation: &Reservation, released: bool, heard: bool) {
+    /// Returns the expiry of a request, which starts when all slices are `released`. Deadlines do
+    /// not expire while the host has yet to report after a restore.
+    fn add_deadlines(&mut self, reservation: &Reservation, released: bool, has_reported: bool) {
         let earliest = |known: Option<Ns>, at: Ns| Some(known.map_or(at, |known| known.min(at)));
         match &reservation.stage {
             Stage::Ended { at, .. } if released => {
                 self.next_forgetting = earliest(self.next_forgetting, at.after(REQUEST_ID_RETENTION));
             }
-            Stage::Reserved { deadline, .. } | Stage::Broken { deadline: Some(deadline), .. } if heard => {
+            Stage::Reserved { deadline, .. } | Stage::Broken { deadline: Some(deadline), .. }
+                if has_reported =>
+            {
                 self.next_expiry = earliest(self.next_expiry, *deadline);
             }
             _ => {}
@@ -188,7 +192,7 @@ impl Counts {
     }
 
     /// Returns the same values from a ledger.
-    fn shown_by(
+    fn from_ledger(
         ledger: &Ledger,
         vms: &BTreeMap<Name, (Option<ReservationId>, Option<ReservationId>)>,
     ) -> Self {
@@ -227,44 +231,47 @@ impl Counts {
 
 impl World {
     /// Compares after every few durable writes.
-    pub(in crate::world) fn compare_now_and_then(&mut self) {
+    pub(in crate::world) fn compare_periodically(&mut self) {
         self.truth.writes += 1;
-        if self.truth.writes.is_multiple_of(COMPARE_EVERY) {
+        if self.truth.writes.is_multiple_of(COMPARISON_INTERVAL_WRITES) {
             self.compare_with_disk();
         }
     }
 
     /// Compares the manager's values with the records on disk.
     pub(in crate::world) fn compare_with_disk(&mut self) {
-        let Some(running) = &self.program.running else { return };
-        let shown = running.manager.durable();
-        let counts = self.truth.counts();
-        let of_manager = Counts::shown_by(shown, &counts.vms);
-        let other = self.truth.records.iter().find(|(key, record)| shown.record(**key) != **record);
-        let other = other.map(|(key, record)| format!("{record:?} on disk, {:?} shown", shown.record(*key)));
-        let wrong = other
-            .or_else(|| self.wrong_name(shown))
-            .or_else(|| (counts != of_manager).then(|| format!("{counts:?} on disk, {of_manager:?} shown")));
-        if let Some(what) = wrong.or_else(|| self.wrong_capacity()).or_else(|| self.truth.wrong_migration()) {
-            self.blame("the manager shows what is on disk", what);
+        let Some(running) = &self.manager_process.running else { return };
+        let ledger = running.manager.durable();
+        let derived = self.truth.derived();
+        let in_manager = DerivedState::from_ledger(ledger, &derived.vms);
+        let differing = self.truth.records.iter().find(|(key, record)| ledger.record(**key) != **record);
+        let differing = differing
+            .map(|(key, record)| format!("{record:?} on disk, {:?} in the manager", ledger.record(*key)));
+        let mismatch = differing.or_else(|| self.find_name_error(ledger)).or_else(|| {
+            (derived != in_manager).then(|| format!("{derived:?} on disk, {in_manager:?} in the manager"))
+        });
+        if let Some(what) =
+            mismatch.or_else(|| self.find_capacity_error()).or_else(|| self.truth.find_migration_error())
+        {
+            self.report_violation("the state of the manager equals the records on disk", what);
         }
     }
 
     /// Returns a host or EMC that the ledger does not find by its name.
-    fn wrong_name(&self, shown: &Ledger) -> Option<String> {
+    fn find_name_error(&self, ledger: &Ledger) -> Option<String> {
         self.truth.records.iter().find_map(|(key, record)| {
             let found = match record {
-                Record::Host(_, host) => shown.host_named(&host.name).map(Key::Host),
-                Record::Emc(_, emc) => shown.emc_named(&emc.name).map(Key::Emc),
+                Record::Host(_, host) => ledger.host_named(&host.name).map(Key::Host),
+                Record::Emc(_, emc) => ledger.emc_named(&emc.name).map(Key::Emc),
                 _ => Some(*key),
             };
-            (found != Some(*key)).then(|| format!("{record:?} is found by its name as {found:?}"))
+            (found != Some(*key)).then(|| format!("{record:?} is looked up by name as {found:?}"))
         })
     }
 
     /// Checks that CAPACITY_ZERO is raised exactly while no slice is usable.
-    fn wrong_capacity(&self) -> Option<String> {
-        let manager = &self.program.running.as_ref()?.manager;
+    fn find_capacity_error(&self) -> Option<String> {
+        let manager = &self.manager_process.running.as_ref()?.manager;
         let up = self.truth.records.values().filter_map(|record| match record {
             Record::Emc(id, emc) if manager.emc_state(*id) == EmcState::Up => Some(emc),
             _ => None,
@@ -272,6 +279,7 @@ impl World {
         let usable: usize =
             up.map(|emc| emc.slices as usize - self.truth.emc_slices(emc).quarantined.len()).sum();
         let raised = manager.alarms().iter().any(|alarm| alarm.reason == "CAPACITY_ZERO");
-        (raised != (usable == 0)).then(|| format!("{usable} slices are usable, alarm raised: {raised}"))
+        (raised != (usable == 0))
+            .then(|| format!("{usable} slices are usable, CAPACITY_ZERO raised: {raised}"))
     }
 }

@@ -1,5 +1,5 @@
-//! Migration requests: one exists for each VM on a draining host or EMC, with the scheduler's latest
-//! answer.
+//! Migration requests: one exists for each VM on a draining host or EMC, with the scheduler's
+//! latest answer.
 
 use pool::{
     audit::What,
@@ -8,12 +8,12 @@ use pool::{
 use units::limits::MIGRATION_REQUEST_RETRY_AFTER;
 use units::{Name, Ns, ReservationId, SliceId};
 
-use super::{Demand, Truth, counts::owner, has_ended};
+use super::{GroundTruth, Justification, counts::owner, has_ended};
 use crate::world::World;
 
-const PROMISE: &str = "a request to move has the scheduler's latest answer";
+const INVARIANT: &str = "a migration request has the scheduler's latest answer";
 
-impl Truth {
+impl GroundTruth {
     /// Returns the requests on disk.
     pub(in crate::world) fn migrations(&self) -> impl Iterator<Item = (ReservationId, &Migration)> {
         let from = Key::Migration(ReservationId(0))..=Key::Migration(ReservationId(u64::MAX));
@@ -42,27 +42,32 @@ impl Truth {
         self.migrations().filter_map(|(_, migration)| migration.again).min()
     }
 
-    fn drains(&self, reservation: &Reservation, has: impl Fn(SliceId) -> bool) -> bool {
+    fn drains(&self, reservation: &Reservation, owns: impl Fn(SliceId) -> bool) -> bool {
         let host = self.host(reservation.host).is_some_and(|host| host.scheduling == Scheduling::Draining);
-        let under = |slice: &SliceId| {
+        let on_draining_emc = |slice: &SliceId| {
             let emc = self.emc_of(*slice).and_then(|emc| self.emc(emc));
-            has(*slice) && emc.is_some_and(|emc| emc.scheduling == Scheduling::Draining)
+            owns(*slice) && emc.is_some_and(|emc| emc.scheduling == Scheduling::Draining)
         };
-        host || reservation.slices.iter().any(under)
+        host || reservation.slices.iter().any(on_draining_emc)
     }
 
-    /// Returns a request for a VM that has ended or is not draining, or a draining VM without a request.
-    pub(super) fn wrong_migration(&self) -> Option<String> {
-        let stray = self.migrations().find(|(id, _)| {
+    /// Returns a request for a VM that has ended or is not draining, or a draining VM without a
+    /// request.
+    pub(super) fn find_migration_error(&self) -> Option<String> {
+        let unneeded = self.migrations().find(|(id, _)| {
             let active = self.reservation(*id).filter(|reservation| !has_ended(reservation));
             !active.is_some_and(|reservation| self.drains(reservation, |_| true))
         });
         let owned = |id| move |slice| owner(&self.slot(slice)) == Some(id);
         let mut active = self.reservations().filter(|(_, reservation)| !has_ended(reservation));
         let missing = active.find(|(id, r)| self.migration(*id).is_none() && self.drains(r, owned(*id)));
-        stray
-            .map(|(id, request)| format!("{id} has {request:?} and need not move"))
-            .or_else(|| missing.map(|(id, r)| format!("{id} is to move and has no request: {r:?}")))
+        unneeded
+            .map(|(id, request)| format!("{id} has {request:?}, but its host and EMCs do not drain"))
+            .or_else(|| {
+                missing.map(|(id, r)| {
+                    format!("{id} is on a draining host or EMC and has no migration request: {r:?}")
+                })
+            })
     }
 }
 
@@ -73,57 +78,67 @@ fn changes_scheduling(batch: &[Record]) -> bool {
 }
 
 impl World {
-    /// Checks a request before it is written: a new answer must come from the scheduler, and a declined
-    /// request must have the time of its repetition.
+    /// Checks a request before it is written: a new answer must come from the scheduler, and a
+    /// declined request must have the time of its repetition.
     pub(super) fn check_migration(&mut self, id: ReservationId, new: &Migration, batch: &[Record]) {
         let now = self.when().now;
         let old = self.truth.migration(id).cloned();
-        let ended = self.truth.after(batch).find(|(of, _)| *of == id).is_none_or(|(_, r)| has_ended(r));
-        let said = |m: &Migration| (m.answer, m.words.clone());
-        let changed = old.as_ref().map(said) != Some(said(new));
-        let demanded = self.truth.demands.justify(&Demand::Move(new.vm.clone(), new.answer));
-        let made_again = old.as_ref().is_some_and(|old| old.again.is_some_and(|at| now >= at));
-        let fits = match new.answer {
+        let ended =
+            self.truth.reservations_after(batch).find(|(of, _)| *of == id).is_none_or(|(_, r)| has_ended(r));
+        let content = |m: &Migration| (m.answer, m.words.clone());
+        let changed = old.as_ref().map(content) != Some(content(new));
+        let justified =
+            self.truth.justifications.contains(&Justification::MigrationAnswer(new.vm.clone(), new.answer));
+        let is_retried = old.as_ref().is_some_and(|old| old.again.is_some_and(|at| now >= at));
+        let allowed = match new.answer {
             MigrationAnswer::Open => {
-                self.story.counts.moves_asked_again += u64::from(changed && made_again);
-                new.again.is_none() && (old.is_none() || !changed || made_again || changes_scheduling(batch))
+                self.run_log.counts.migrations_retried += u64::from(changed && is_retried);
+                new.again.is_none() && (old.is_none() || !changed || is_retried || changes_scheduling(batch))
             }
             MigrationAnswer::Accepted | MigrationAnswer::Done => {
-                new.again.is_none() && (!changed || demanded)
+                new.again.is_none() && (!changed || justified)
             }
             MigrationAnswer::Declined if changed => {
-                demanded && new.again.is_some_and(|at| self.is_due_in_time(at))
+                justified && new.again.is_some_and(|at| self.is_due_at_retry_time(at))
             }
             MigrationAnswer::Declined => new.again == old.as_ref().and_then(|old| old.again),
         };
-        if ended || !fits {
-            self.blame(PROMISE, format!("{id} had {old:?} and gets {new:?}, ended: {ended}"));
+        if ended || !allowed {
+            self.report_violation(
+                INVARIANT,
+                format!("the request of {id} changes from {old:?} to {new:?}, ended: {ended}"),
+            );
         }
     }
 
-    /// Returns whether a request declined since the previous batch is repeated at the documented time.
-    fn is_due_in_time(&self, at: Ns) -> bool {
-        let (first, last) = (self.program.decided_since().unwrap_or_default(), self.when().now);
+    /// Returns whether a request declined since the previous batch is repeated at the documented
+    /// time.
+    fn is_due_at_retry_time(&self, at: Ns) -> bool {
+        let (first, last) = (self.manager_process.decided_since().unwrap_or_default(), self.when().now);
         let due = first.after(MIGRATION_REQUEST_RETRY_AFTER)..=last.after(MIGRATION_REQUEST_RETRY_AFTER);
         due.contains(&at)
     }
 
     /// Checks that a request is withdrawn only if its reservation ends or its drain is cancelled.
     pub(super) fn check_migration_gone(&mut self, id: ReservationId, batch: &[Record]) {
-        let ended = self.truth.after(batch).find(|(of, _)| *of == id).is_none_or(|(_, r)| has_ended(r));
+        let ended =
+            self.truth.reservations_after(batch).find(|(of, _)| *of == id).is_none_or(|(_, r)| has_ended(r));
         if !ended && !changes_scheduling(batch) {
-            self.blame(PROMISE, format!("{id} lives and loses {:?}", self.truth.migration(id)));
+            self.report_violation(
+                INVARIANT,
+                format!("{id} has not ended and loses {:?}", self.truth.migration(id)),
+            );
         }
     }
 
     /// Checks that no answer is recorded twice.
-    pub(super) fn check_answers_counted(&mut self, batch: &[Record]) {
+    pub(super) fn check_answer_count(&mut self, batch: &[Record]) {
         let recorded = batch.iter().filter(|record| {
             matches!(record, Record::Decision(_, decision) if matches!(decision.what, What::MigrationAnswered { .. }))
         });
-        let (recorded, sent) = (recorded.count(), self.truth.demands.moves());
+        let (recorded, sent) = (recorded.count(), self.truth.justifications.migration_answers());
         if recorded > sent {
-            self.blame(PROMISE, format!("{recorded} answers are recorded, {sent} were sent"));
+            self.report_violation(INVARIANT, format!("{recorded} answers are recorded, {sent} were sent"));
         }
     }
 }

@@ -9,7 +9,7 @@ use pool::{
 };
 use units::{EmcId, HostId, Name, SliceId};
 
-use super::{Truth, counts::holder, has_ended};
+use super::{GroundTruth, counts::holder, has_ended};
 use crate::world::World;
 
 /// Rack by the names of its EMCs and hosts.
@@ -21,11 +21,11 @@ fn by_name(rack: &RackSpec) -> ByName {
     (emcs.collect(), hosts.collect())
 }
 
-fn concerns_rack(key: Key) -> bool {
+fn is_rack_record(key: Key) -> bool {
     matches!(key, Key::Emc(_) | Key::Host(_))
 }
 
-impl Truth {
+impl GroundTruth {
     pub(in crate::world) fn rack(&self) -> ByName {
         let spec = |emc: &Emc| EmcSpec {
             name: emc.name.clone(),
@@ -34,14 +34,14 @@ impl Truth {
             path: emc.path.clone(),
             serial: emc.serial.clone(),
         };
-        let wire = |emc: &EmcId| Some(self.emc(*emc)?.name.clone());
+        let emc_name = |emc: &EmcId| Some(self.emc(*emc)?.name.clone());
         let mut rack = ByName::default();
         for record in self.records.values() {
             match record {
                 Record::Emc(_, emc) => drop(rack.0.insert(emc.name.clone(), spec(emc))),
                 Record::Host(_, host) => {
                     let Host { name, cores, local, .. } = host.clone();
-                    let emcs = host.emcs.iter().filter_map(wire).collect();
+                    let emcs = host.emcs.iter().filter_map(emc_name).collect();
                     rack.1.insert(name.clone(), HostSpec { name, cores, local, emcs });
                 }
                 _ => {}
@@ -50,8 +50,8 @@ impl Truth {
         rack
     }
 
-    /// Returns the slices after a batch. A slice revoked after a complete scrub counts as free, because it
-    /// may be freed and removed in one batch.
+    /// Returns the slices after a batch. A slice revoked after a complete scrub counts as free,
+    /// because it may be freed and removed in one batch.
     fn slots_after(&self, batch: &[Record]) -> BTreeMap<SliceId, Slot> {
         let slots = self.records.values().chain(batch).filter_map(|record| match record {
             Record::Slice(slice, slot) => Some((*slice, *slot)),
@@ -59,23 +59,24 @@ impl Truth {
         });
         let freed = |(slice, slot): (SliceId, Slot)| {
             let scrubbed = matches!(slot.state, State::Scrubbing(Scrub::Revoking { verified: true, .. }));
-            let state = if scrubbed && self.named.is_revoked(slice) { State::Free } else { slot.state };
+            let state = if scrubbed && self.handles.is_revoked(slice) { State::Free } else { slot.state };
             (slice, Slot { state, ..slot })
         };
         slots.map(freed).collect()
     }
 
     /// Returns the slice or reservation that a change of the rack takes from its user.
-    fn cut_from_user(&self, record: &Record, batch: &[Record]) -> Option<String> {
+    fn find_removed_in_use(&self, record: &Record, batch: &[Record]) -> Option<String> {
         let slots = self.slots_after(batch);
         let mut held = slots.iter().filter_map(|(slice, slot)| Some((*slice, holder(slot)?)));
         match record {
             Record::Host(id, new) => {
-                let cut = |emc: EmcId| {
+                let is_detached = |emc: EmcId| {
                     self.host(*id).is_some_and(|old| old.emcs.contains(&emc)) && !new.emcs.contains(&emc)
                 };
-                let slice = held.find(|(slice, host)| host == id && self.emc_of(*slice).is_some_and(cut));
-                slice.map(|(slice, _)| format!("{id} loses its wire to slice {slice}"))
+                let slice =
+                    held.find(|(slice, host)| host == id && self.emc_of(*slice).is_some_and(is_detached));
+                slice.map(|(slice, _)| format!("{id} is detached from the EMC of slice {slice}"))
             }
             Record::Gone(Key::Host(id)) => {
                 let active = self.reservations().find(|(_, r)| r.host == *id && !has_ended(r));
@@ -138,17 +139,17 @@ impl Truth {
 impl World {
     /// Checks that nothing in use is removed.
     pub(super) fn check_rack_change(&mut self, record: &Record, batch: &[Record]) {
-        if concerns_rack(record.key())
-            && let Some(what) = self.truth.cut_from_user(record, batch)
+        if is_rack_record(record.key())
+            && let Some(what) = self.truth.find_removed_in_use(record, batch)
         {
-            self.blame("a change of the rack takes nothing that is in use", what);
+            self.report_violation("a change of rack.toml removes nothing in use", what);
         }
     }
 
     /// Records a durable batch.
-    pub(super) fn follow_rack_of(&mut self, batch: &[Record]) {
-        if batch.iter().any(|record| concerns_rack(record.key())) {
-            self.follow_rack();
+    pub(super) fn apply_rack_changes(&mut self, batch: &[Record]) {
+        if batch.iter().any(|record| is_rack_record(record.key())) {
+            self.apply_rack();
         }
     }
 
@@ -156,8 +157,8 @@ impl World {
     pub(in crate::world) fn check_rack(&mut self) {
         let disk = self.truth.rack();
         if !self.rack.possible().any(|rack| by_name(rack) == disk) {
-            let what = format!("{disk:?} on disk, {:?} asked", self.rack.possible().collect::<Vec<_>>());
-            self.blame("a change of the rack is accepted whole or refused whole", what);
+            let what = format!("{disk:?} on disk, {:?} requested", self.rack.possible().collect::<Vec<_>>());
+            self.report_violation("a change of rack.toml is accepted or refused as a whole", what);
         }
     }
 }

@@ -18,9 +18,9 @@ use proto::v1;
 use tokio::{sync::oneshot, task::JoinHandle};
 use units::limits::REPLAY_CHECK_INTERVAL;
 
-/// The driver whose grants are files.
+/// Driver whose grants are files.
 const EMULATED: &str = "emulated";
-/// The file by which a manager has an EMC to itself.
+/// File that the manager of an EMC locks.
 const LOCK: &str = "lock";
 /// Suffix of a deleted file's path in /proc.
 const DELETED: &str = " (deleted)";
@@ -33,114 +33,115 @@ struct Emc {
     slices: u32,
 }
 
-/// A grant, as its file is named.
+/// Grant, parsed from the name of its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Grant {
-    /// Numbered over the rack.
+    /// Number within the rack.
     slice: u32,
     epoch: u64,
 }
 
 /// Result of one scan.
 #[derive(Clone, Debug, Default)]
-struct Look {
-    /// Grants within reach of some process other than the manager.
-    reach: BTreeSet<Grant>,
+struct Scan {
+    /// Grants reachable by a process other than the manager.
+    reachable: BTreeSet<Grant>,
     /// EMCs whose manager was seen.
     managed: BTreeSet<usize>,
-    /// Whether something could not be looked at that might reach a slice.
-    blind: bool,
+    /// Something that might reach a slice was not readable.
+    is_incomplete: bool,
 }
 
 /// Result of all scans.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Reach {
-    looks: u64,
+pub(super) struct Reachability {
+    scans: u64,
     managed: BTreeSet<usize>,
     emcs: usize,
-    blind: bool,
+    is_incomplete: bool,
     suspects: BTreeSet<Grant>,
     /// Slices with two owners.
-    pub(super) double: BTreeSet<u32>,
+    pub(super) double_owned: BTreeSet<u32>,
 }
 
-/// Looks again and again in the background.
+/// Periodic scans in the background.
 #[derive(Debug)]
-pub(super) struct Looking {
+pub(super) struct Scanner {
     stop: oneshot::Sender<()>,
-    task: JoinHandle<Reach>,
+    task: JoinHandle<Reachability>,
 }
 
-impl Looking {
-    /// Begins to look at these EMCs.
-    pub(super) fn start(to: Connection, emcs: &[v1::Emc]) -> Self {
-        let here: Vec<Emc> = emcs.iter().filter_map(Emc::here).collect();
-        let reach = Reach { emcs: emcs.len(), ..Reach::default() };
+impl Scanner {
+    /// Starts to scan these EMCs.
+    pub(super) fn start(manager: Connection, emcs: &[v1::Emc]) -> Self {
+        let local: Vec<Emc> = emcs.iter().filter_map(Emc::local).collect();
+        let reachability = Reachability { emcs: emcs.len(), ..Reachability::default() };
         let (stop, stopped) = oneshot::channel();
-        Self { stop, task: tokio::spawn(look_until(stopped, to, here, reach)) }
+        Self { stop, task: tokio::spawn(scan_until_stopped(stopped, manager, local, reachability)) }
     }
 
-    /// Looks twice more; then what all looks came to.
-    pub(super) async fn end(self) -> Reach {
+    /// Scans twice more and returns the result of all scans.
+    pub(super) async fn end(self) -> Reachability {
         // It ends on a dropped sender as well.
         drop(self.stop);
         self.task.await.unwrap_or_default()
     }
 }
 
-async fn look_until(
+async fn scan_until_stopped(
     mut stopped: oneshot::Receiver<()>,
-    to: Connection,
+    manager: Connection,
     emcs: Vec<Emc>,
-    mut reach: Reach,
-) -> Reach {
+    mut reachability: Reachability,
+) -> Reachability {
     loop {
-        reach.once(&to, &emcs).await;
+        reachability.scan_once(&manager, &emcs).await;
         tokio::select! {
             _ = &mut stopped => break,
             () = tokio::time::sleep(REPLAY_CHECK_INTERVAL.as_duration()) => {}
         }
     }
     for _ in 0..2 {
-        reach.once(&to, &emcs).await;
+        reachability.scan_once(&manager, &emcs).await;
     }
-    reach
+    reachability
 }
 
-impl Reach {
-    async fn once(&mut self, to: &Connection, emcs: &[Emc]) {
-        // While the manager is away there is no ledger to compare with; two grants at once are wrong without one.
-        let ledger = lists::slices(to, 0, u32::MAX).await.unwrap_or_default();
+impl Reachability {
+    async fn scan_once(&mut self, manager: &Connection, emcs: &[Emc]) {
+        // Without the manager there is no ledger to compare with; two grants of a slice are still
+        // detected.
+        let ledger = lists::slices(manager, 0, u32::MAX).await.unwrap_or_default();
         let emcs = emcs.to_vec();
-        if let Ok(look) = tokio::task::spawn_blocking(move || look(&emcs)).await {
+        if let Ok(scan) = tokio::task::spawn_blocking(move || scan(&emcs)).await {
             let current = ledger.into_iter().map(|slice| (slice.slice, slice.epoch)).collect();
-            self.add(look, current);
+            self.add(scan, current);
         }
     }
 
-    /// A grant is over when a later one is in the ledger, or within reach.
-    fn add(&mut self, look: Look, mut current: BTreeMap<u32, u64>) {
-        for grant in &look.reach {
-            let newest = current.entry(grant.slice).or_default();
-            *newest = grant.epoch.max(*newest);
+    /// Adds a scan. A grant has ended when a later one is in the ledger, or reachable.
+    fn add(&mut self, scan: Scan, mut current: BTreeMap<u32, u64>) {
+        for grant in &scan.reachable {
+            let latest = current.entry(grant.slice).or_default();
+            *latest = grant.epoch.max(*latest);
         }
-        let over = look.reach.into_iter().filter(|grant| grant.epoch < current[&grant.slice]);
-        let suspects: BTreeSet<Grant> = over.collect();
-        self.double.extend(suspects.intersection(&self.suspects).map(|grant| grant.slice));
+        let superseded = scan.reachable.into_iter().filter(|grant| grant.epoch < current[&grant.slice]);
+        let suspects: BTreeSet<Grant> = superseded.collect();
+        self.double_owned.extend(suspects.intersection(&self.suspects).map(|grant| grant.slice));
         self.suspects = suspects;
-        self.managed.extend(look.managed);
-        self.blind |= look.blind;
-        self.looks += 1;
+        self.managed.extend(scan.managed);
+        self.is_incomplete |= scan.is_incomplete;
+        self.scans += 1;
     }
 
     /// Returns the reason why owners cannot be checked.
-    pub(super) fn unknown(&self) -> Option<&'static str> {
-        if self.looks < 2 {
-            Some("nobody looked twice")
+    pub(super) fn unknown_reason(&self) -> Option<&'static str> {
+        if self.scans < 2 {
+            Some("there were fewer than two scans")
         } else if self.managed.len() < self.emcs {
-            Some("not every EMC is emulated and run by a manager on this machine whose /proc may be read")
-        } else if self.blind {
-            Some("some mappings in /proc may not be looked at; run as root")
+            Some("not every EMC is emulated and managed on this machine by a manager with a readable /proc")
+        } else if self.is_incomplete {
+            Some("some mappings in /proc are not readable; run as root")
         } else {
             None
         }
@@ -148,12 +149,12 @@ impl Reach {
 }
 
 impl Emc {
-    fn here(emc: &v1::Emc) -> Option<Self> {
+    fn local(emc: &v1::Emc) -> Option<Self> {
         let folder = fs::canonicalize(&emc.path).ok().filter(|_| emc.driver == EMULATED)?;
         Some(Self { folder, first: emc.first_slice, slices: emc.slices })
     }
 
-    /// The grant behind a path, if it is one of this EMC.
+    /// Returns the grant at a path, if it belongs to this EMC.
     fn grant(&self, path: &Path) -> Option<Grant> {
         let name = path.strip_prefix(&self.folder).ok()?.strip_prefix("slices").ok()?.to_str()?;
         let mut parts = name.split('.');
@@ -162,21 +163,21 @@ impl Emc {
     }
 }
 
-/// Looks at every process once.
-fn look(emcs: &[Emc]) -> Look {
-    let mut look = Look::default();
-    let Ok(processes) = fs::read_dir("/proc") else { return look };
+/// Scans every process once.
+fn scan(emcs: &[Emc]) -> Scan {
+    let mut scan = Scan::default();
+    let Ok(processes) = fs::read_dir("/proc") else { return scan };
     let is_process = |path: &Path| {
         path.file_name().is_some_and(|name| name.as_encoded_bytes().iter().all(u8::is_ascii_digit))
     };
     for process in processes.flatten().map(|entry| entry.path()).filter(|path| is_process(path)) {
         // Processes end, and those of other users are inaccessible: they are skipped.
-        let _ = look.process(&process, emcs);
+        let _ = scan.process(&process, emcs);
     }
-    look
+    scan
 }
 
-impl Look {
+impl Scan {
     fn process(&mut self, process: &Path, emcs: &[Emc]) -> io::Result<()> {
         let mut open = Vec::new();
         for entry in fs::read_dir(process.join("fd"))?.flatten() {
@@ -184,17 +185,17 @@ impl Look {
                 open.push((target, entry.path()));
             }
         }
-        let locks = |(n, emc): (usize, &Emc)| {
+        let holds_lock = |(n, emc): (usize, &Emc)| {
             let lock = emc.folder.join(LOCK);
             open.iter().any(|(target, _)| *target == lock).then_some(n)
         };
-        let managed: Vec<usize> = emcs.iter().enumerate().filter_map(locks).collect();
+        let managed: Vec<usize> = emcs.iter().enumerate().filter_map(holds_lock).collect();
         if !managed.is_empty() {
             self.managed.extend(managed);
             return Ok(());
         }
         for (target, link) in open {
-            self.reaches(&target, &link, emcs);
+            self.add_target(&target, &link, emcs);
         }
         self.mappings(process, &fs::read_to_string(process.join("maps"))?, emcs);
         Ok(())
@@ -205,13 +206,13 @@ impl Look {
             let mut columns = line.splitn(6, ' ');
             if let (Some(range), Some(path)) = (columns.next(), columns.nth(4)) {
                 let target = Path::new(path.trim_start());
-                self.reaches(target, &process.join("map_files").join(range), emcs);
+                self.add_target(target, &process.join("map_files").join(range), emcs);
             }
         }
     }
 
-    /// Notes a grant behind `target` if it still has bytes, which `link` shows.
-    fn reaches(&mut self, target: &Path, link: &Path, emcs: &[Emc]) {
+    /// Adds the grant at `target` if its file, opened through `link`, is not empty.
+    fn add_target(&mut self, target: &Path, link: &Path, emcs: &[Emc]) {
         let text = target.to_str().unwrap_or_default();
         let (path, deleted) = match text.strip_suffix(DELETED) {
             Some(path) => (Path::new(path), true),
@@ -219,11 +220,15 @@ impl Look {
         };
         let Some(grant) = emcs.iter().find_map(|emc| emc.grant(path)) else { return };
         match fs::metadata(link) {
-            Ok(file) if file.len() > 0 => drop(self.reach.insert(grant)),
+            Ok(file) if file.len() > 0 => drop(self.reachable.insert(grant)),
             Ok(_) => {}
-            // A file that has a name has its bytes: only a revocation takes both.
-            Err(errno) if errno.kind() == io::ErrorKind::PermissionDenied && deleted => self.blind = true,
-            Err(errno) if errno.kind() == io::ErrorKind::PermissionDenied => drop(self.reach.insert(grant)),
+            // A file with a name is not empty: a revocation removes both.
+            Err(errno) if errno.kind() == io::ErrorKind::PermissionDenied && deleted => {
+                self.is_incomplete = true
+            }
+            Err(errno) if errno.kind() == io::ErrorKind::PermissionDenied => {
+                self.reachable.insert(grant);
+            }
             Err(_) => {}
         }
     }
@@ -233,15 +238,15 @@ impl Look {
 mod tests {
     use super::*;
 
-    /// A device with these files, and this process as the one that opens them.
+    /// Creates a device whose files this process opens.
     fn device() -> (tempfile::TempDir, Vec<Emc>) {
         let folder = tempfile::tempdir().unwrap();
         fs::create_dir(folder.path().join("slices")).unwrap();
         let path = folder.path().to_str().unwrap().to_owned();
         let emc =
             v1::Emc { path, driver: EMULATED.into(), first_slice: 100, slices: 8, ..Default::default() };
-        let here = Emc::here(&emc).unwrap();
-        (folder, vec![here])
+        let local = Emc::local(&emc).unwrap();
+        (folder, vec![local])
     }
 
     fn grant(folder: &tempfile::TempDir, name: &str) -> fs::File {
@@ -251,22 +256,22 @@ mod tests {
     }
 
     fn reach(emcs: &[Emc]) -> Vec<(u32, u64)> {
-        look(emcs).reach.into_iter().map(|grant| (grant.slice, grant.epoch)).collect()
+        scan(emcs).reachable.into_iter().map(|grant| (grant.slice, grant.epoch)).collect()
     }
 
     #[test]
-    fn an_open_grant_is_within_reach_until_it_is_revoked() {
+    fn open_grant_is_reachable_until_revoked() {
         let (folder, emcs) = device();
         let file = grant(&folder, "00003.7.h1");
         assert_eq!(reach(&emcs), [(103, 7)]);
         fs::remove_file(folder.path().join("slices/00003.7.h1")).unwrap();
-        assert_eq!(reach(&emcs), [(103, 7)], "without a name it is still there");
+        assert_eq!(reach(&emcs), [(103, 7)], "an unlinked file is still reachable");
         file.set_len(0).unwrap();
         assert_eq!(reach(&emcs), []);
     }
 
     #[test]
-    fn a_mapped_grant_is_within_reach_after_its_descriptor_is_closed() {
+    fn mapped_grant_is_reachable_after_descriptor_is_closed() {
         let (folder, emcs) = device();
         let path = folder.path().join("slices/00001.2.h0");
         let file = fs::File::options().read(true).write(true).create_new(true).open(path).unwrap();
@@ -279,48 +284,48 @@ mod tests {
     }
 
     #[test]
-    fn a_manager_owns_nothing_and_is_known_by_its_lock() {
+    fn manager_is_recognized_by_lock_and_owns_nothing() {
         let (folder, emcs) = device();
         let _grant = grant(&folder, "00003.7.h1");
-        assert!(look(&emcs).managed.is_empty());
+        assert!(scan(&emcs).managed.is_empty());
         let _lock = fs::File::create(folder.path().join(LOCK)).unwrap();
-        assert_eq!(look(&emcs).managed.len(), 1);
+        assert_eq!(scan(&emcs).managed.len(), 1);
         assert_eq!(reach(&emcs), []);
     }
 
-    fn looks(looks: &[&[(u32, u64)]], ledger: &[(u32, u64)]) -> Vec<u32> {
-        let mut reach = Reach::default();
-        for look in looks {
-            let grants = look.iter().map(|(slice, epoch)| Grant { slice: *slice, epoch: *epoch });
-            let look = Look { reach: grants.collect(), ..Look::default() };
-            reach.add(look, ledger.iter().copied().collect());
+    fn scans(scans: &[&[(u32, u64)]], ledger: &[(u32, u64)]) -> Vec<u32> {
+        let mut reachability = Reachability::default();
+        for scan in scans {
+            let grants = scan.iter().map(|(slice, epoch)| Grant { slice: *slice, epoch: *epoch });
+            let scan = Scan { reachable: grants.collect(), ..Scan::default() };
+            reachability.add(scan, ledger.iter().copied().collect());
         }
-        reach.double.into_iter().collect()
+        reachability.double_owned.into_iter().collect()
     }
 
     #[test]
-    fn two_grants_of_a_slice_within_reach_are_two_owners() {
-        assert_eq!(looks(&[&[(1, 4), (1, 5)], &[(1, 4), (1, 5)]], &[]), [1]);
-        assert_eq!(looks(&[&[(1, 4), (2, 5)], &[(1, 4), (2, 5)]], &[]), [0; 0]);
+    fn two_reachable_grants_of_slice_are_two_owners() {
+        assert_eq!(scans(&[&[(1, 4), (1, 5)], &[(1, 4), (1, 5)]], &[]), [1]);
+        assert_eq!(scans(&[&[(1, 4), (2, 5)], &[(1, 4), (2, 5)]], &[]), [0; 0]);
     }
 
     #[test]
-    fn a_grant_that_the_ledger_has_replaced_is_a_second_owner() {
-        assert_eq!(looks(&[&[(1, 4)], &[(1, 4)]], &[(1, 5)]), [1]);
-        assert_eq!(looks(&[&[(1, 5)], &[(1, 5)]], &[(1, 5)]), [0; 0]);
+    fn grant_superseded_in_ledger_is_second_owner() {
+        assert_eq!(scans(&[&[(1, 4)], &[(1, 4)]], &[(1, 5)]), [1]);
+        assert_eq!(scans(&[&[(1, 5)], &[(1, 5)]], &[(1, 5)]), [0; 0]);
     }
 
     #[test]
-    fn a_change_of_hands_seen_half_way_is_no_second_owner() {
-        assert_eq!(looks(&[&[(1, 4), (1, 5)], &[(1, 5)], &[(1, 5), (1, 6)]], &[]), [0; 0]);
+    fn ownership_change_during_scan_is_not_second_owner() {
+        assert_eq!(scans(&[&[(1, 4), (1, 5)], &[(1, 5)], &[(1, 5), (1, 6)]], &[]), [0; 0]);
     }
 
     #[test]
-    fn nothing_is_said_of_a_device_that_is_not_here() {
-        let far = v1::Emc { path: "/nowhere".into(), driver: EMULATED.into(), ..Default::default() };
-        assert!(Emc::here(&far).is_none());
-        let reach = Reach { looks: 9, emcs: 1, ..Reach::default() };
-        assert!(reach.unknown().is_some());
-        assert!(Reach { managed: [0].into(), ..reach }.unknown().is_none());
+    fn remote_device_has_unknown_owners() {
+        let remote = v1::Emc { path: "/nowhere".into(), driver: EMULATED.into(), ..Default::default() };
+        assert!(Emc::local(&remote).is_none());
+        let reachability = Reachability { scans: 9, emcs: 1, ..Reachability::default() };
+        assert!(reachability.unknown_reason().is_some());
+        assert!(Reachability { managed: [0].into(), ..reachability }.unknown_reason().is_none());
     }
 }

@@ -6,19 +6,19 @@ use std::collections::BTreeSet;
 use cli_runtime::{Connection, Failure, lists};
 use proto::v1::{self, SliceState};
 
-use super::calls::patiently;
+use super::calls::retry_while_unavailable;
 
 /// Reason of such a quarantine.
-const FOUND: &str = "did not reach its owner as zeros";
+const DIRTY_REASON: &str = "did not reach its owner as zeros";
 
 /// Returns slices quarantined for that reason.
-pub(super) async fn found(to: &Connection) -> Result<BTreeSet<u32>, Failure> {
-    let slices = patiently(|| lists::slices(to, 0, u32::MAX)).await?;
+pub(super) async fn quarantined(manager: &Connection) -> Result<BTreeSet<u32>, Failure> {
+    let slices = retry_while_unavailable(|| lists::slices(manager, 0, u32::MAX)).await?;
     Ok(slices.into_iter().filter(is_dirty).map(|slice| slice.slice).collect())
 }
 
 fn is_dirty(slice: &v1::Slice) -> bool {
-    slice.state() == SliceState::Quarantined && slice.reason().contains(FOUND)
+    slice.state() == SliceState::Quarantined && slice.reason().contains(DIRTY_REASON)
 }
 
 #[cfg(test)]
@@ -26,7 +26,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_slices_kept_for_their_dirt_count() {
+    fn only_slices_quarantined_as_dirty_count() {
         let slice = |state: SliceState, reason: &str| v1::Slice {
             state: state.into(),
             reason: Some(reason.into()),

@@ -1,12 +1,12 @@
-//! Expiry: an ended reservation and its request id are kept for a day, or until its client exceeds its
-//! limit.
+//! Expiry: an ended reservation and its request id are kept for a day, or until its client exceeds
+//! its limit.
 
 use pool::record::{Record, Reservation, Stage};
 use std::collections::BTreeMap;
 use units::limits::{ENDED_REQUESTS_PER_CLIENT_MAX, REQUEST_ID_RETENTION, RESERVATION_PRUNE_INTERVAL};
 use units::{Name, Ns, ReservationId, SliceId};
 
-use super::{Truth, counts::owner};
+use super::{GroundTruth, counts::owner};
 use crate::world::World;
 
 /// Returns the rack time at which a reservation ended.
@@ -17,9 +17,9 @@ fn ended_at(reservation: &Reservation) -> Option<Ns> {
     }
 }
 
-impl Truth {
+impl GroundTruth {
     /// Returns the reservations after a batch.
-    pub(super) fn after<'a>(
+    pub(super) fn reservations_after<'a>(
         &'a self,
         batch: &'a [Record],
     ) -> impl Iterator<Item = (ReservationId, &'a Reservation)> {
@@ -34,14 +34,14 @@ impl Truth {
     }
 
     /// Returns whether an ended reservation exceeds the limit of its client.
-    fn is_one_too_many(&self, id: ReservationId, gone: &Reservation, batch: &[Record]) -> bool {
-        let same = self.after(batch).filter(|(_, r)| r.request.client == gone.request.client);
-        let younger = same.filter_map(|(other, r)| Some((ended_at(r)?, other)));
-        younger.filter(|other| Some(*other) > ended_at(gone).map(|at| (at, id))).count()
+    fn exceeds_client_limit(&self, id: ReservationId, deleted: &Reservation, batch: &[Record]) -> bool {
+        let same = self.reservations_after(batch).filter(|(_, r)| r.request.client == deleted.request.client);
+        let later = same.filter_map(|(other, r)| Some((ended_at(r)?, other)));
+        later.filter(|other| Some(*other) > ended_at(deleted).map(|at| (at, id))).count()
             >= ENDED_REQUESTS_PER_CLIENT_MAX
     }
 
-    fn drains_for(&self, slice: SliceId, id: ReservationId, batch: &[Record]) -> bool {
+    fn is_owned_after(&self, slice: SliceId, id: ReservationId, batch: &[Record]) -> bool {
         let new = batch.iter().find_map(|record| match record {
             Record::Slice(changed, slot) if *changed == slice => Some(*slot),
             _ => None,
@@ -52,26 +52,31 @@ impl Truth {
 
 impl World {
     /// Checks that a reservation may be deleted.
-    pub(super) fn check_forgotten(&mut self, id: ReservationId, batch: &[Record]) {
-        let Some(gone) = self.truth.reservation(id).cloned() else { return };
+    pub(super) fn check_expiry(&mut self, id: ReservationId, batch: &[Record]) {
+        let Some(deleted) = self.truth.reservation(id).cloned() else { return };
         let now = self.when().now;
         // A reservation that ended after the previous batch was written is in no record.
-        let ended = ended_at(&gone).or_else(|| self.program.decided_since());
-        let old = ended.is_some_and(|at| now >= at.after(REQUEST_ID_RETENTION));
-        if !(old || ended_at(&gone).is_some() && self.truth.is_one_too_many(id, &gone, batch)) {
-            self.blame(
-                "a request id outlives its reservation by a day",
-                format!("{id} is forgotten: {gone:?}"),
+        let ended = ended_at(&deleted).or_else(|| self.manager_process.decided_since());
+        let has_expired = ended.is_some_and(|at| now >= at.after(REQUEST_ID_RETENTION));
+        if !(has_expired
+            || ended_at(&deleted).is_some() && self.truth.exceeds_client_limit(id, &deleted, batch))
+        {
+            self.report_violation(
+                "a request id is kept for a day after its reservation ends",
+                format!("{id} is deleted too early: {deleted:?}"),
             );
         }
-        if gone.slices.iter().any(|slice| self.truth.drains_for(*slice, id, batch)) {
-            self.blame("a request id outlives its reservation by a day", format!("{id} drains: {gone:?}"));
+        if deleted.slices.iter().any(|slice| self.truth.is_owned_after(*slice, id, batch)) {
+            self.report_violation(
+                "a request id is kept for a day after its reservation ends",
+                format!("{id} is deleted while its slices drain: {deleted:?}"),
+            );
         }
-        self.truth.acked.retain(|_, acked| acked.id != id);
+        self.truth.acknowledged.retain(|_, acked| acked.id != id);
     }
 
     /// Returns a reservation that should have expired, or a client above its limit.
-    pub(in crate::world) fn not_forgotten(&mut self) -> Option<String> {
+    pub(in crate::world) fn find_unexpired_reservation(&mut self) -> Option<String> {
         let now = self.when().now;
         let mut by_client: BTreeMap<&Name, usize> = BTreeMap::new();
         for (id, reservation) in self.truth.reservations() {
@@ -79,11 +84,11 @@ impl World {
                 continue;
             };
             if now >= at.after(REQUEST_ID_RETENTION).after(RESERVATION_PRUNE_INTERVAL) {
-                return Some(format!("{id} ended at {at} and is remembered at {now}"));
+                return Some(format!("{id} ended at {at} and is not deleted at {now}"));
             }
             *by_client.entry(&reservation.request.client).or_default() += 1;
         }
-        let most = by_client.into_iter().find(|(_, count)| *count > ENDED_REQUESTS_PER_CLIENT_MAX);
-        most.map(|(client, count)| format!("{count} ended reservations of {client} are remembered"))
+        let exceeding = by_client.into_iter().find(|(_, count)| *count > ENDED_REQUESTS_PER_CLIENT_MAX);
+        exceeding.map(|(client, count)| format!("{count} ended reservations of client {client} are kept"))
     }
 }

@@ -4,25 +4,28 @@ use pool::record::{EndedBy, Meta, Record, RequestKey, Reservation, Stage};
 use units::limits::ENDED_REQUESTS_PER_CLIENT_MAX;
 use units::{Bytes, HostId, Ns, RequestId, ReservationId, UnixMs};
 
-use super::{World, weather::name};
+use super::{World, fault_model::name};
 
 /// Time that the rack has run before.
-const PAST: Ns = Ns::secs(3600);
+const PAST_RUN_TIME: Ns = Ns::secs(3600);
 /// Attempts to write the history to a store that fails.
 const ATTEMPTS_MAX: usize = 20;
 
 impl World {
     /// Fills the store up to the limit of one client, if the disk permits it within a few attempts.
-    pub(super) fn remember_past(&mut self) {
+    pub(super) fn write_long_history(&mut self) {
         let ended = u64::try_from(ENDED_REQUESTS_PER_CLIENT_MAX).expect("a number of requests");
-        let meta =
-            Meta { rack_time: PAST, next_reservation: ReservationId(ended + 1), ..Meta::new("rack".into()) };
+        let meta = Meta {
+            rack_time: PAST_RUN_TIME,
+            next_reservation: ReservationId(ended + 1),
+            ..Meta::new("rack".into())
+        };
         let records = (1..=ended).map(|n| Record::Reservation(ReservationId(n), ended_reservation(n)));
         let records: Vec<Record> = std::iter::once(Record::Meta(meta)).chain(records).collect();
         // The first load opens the store; both may fail.
         for _ in 0..ATTEMPTS_MAX {
-            if self.program.store.load().is_some() && self.program.store.commit(&records) {
-                self.story.counts.long_pasts += 1;
+            if self.manager_process.store.load().is_some() && self.manager_process.store.commit(&records) {
+                self.run_log.counts.long_histories += 1;
                 return;
             }
         }

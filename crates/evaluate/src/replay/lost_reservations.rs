@@ -1,0 +1,223 @@
+//! Acknowledged reservations that the ledger no longer has. The comparison runs during the replay,
+//! so it covers only reservations acknowledged before the ledger was read, and not released until
+//! after.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use cli_runtime::{Failure, lists};
+use proto::v1::{self, ReservationState, SliceState};
+use units::limits::{REPLAY_CHECK_INTERVAL, REPLAY_COMPARISONS};
+
+use super::{
+    Rack,
+    calls::retry_while_unavailable,
+    journal::{Acknowledged, HeldReservation},
+};
+
+/// Reasons of the manager for the end of a VM without a release. Both prove that the ledger had the
+/// VM.
+const END_REASONS: [&str; 2] = ["the VM's process is gone", "its host was fenced"];
+
+/// Contents of the ledger.
+#[derive(Debug, Default)]
+struct LedgerContents {
+    reservations: BTreeMap<String, v1::Reservation>,
+    slices: BTreeMap<u32, v1::Slice>,
+}
+
+/// Returns the reservations on which the ledger differs from its replies. The ledger is read in
+/// parts while it changes, so each difference is checked again, and counts unless that explains it.
+pub(super) async fn find(rack: Arc<Rack>) -> Result<BTreeSet<String>, Failure> {
+    let before = rack.journal().acknowledged();
+    let ledger = LedgerContents::read(&rack).await?;
+    let mut lost = find_missing(&before, &rack.journal().acknowledged(), &ledger);
+    for _ in 1..REPLAY_COMPARISONS {
+        if lost.is_empty() {
+            break;
+        }
+        tokio::time::sleep(REPLAY_CHECK_INTERVAL.as_duration()).await;
+        let now = rack.journal().acknowledged();
+        let ledger = LedgerContents::read(&rack).await?;
+        lost.retain(|reservation| !is_explained(reservation, &now, &ledger));
+    }
+    Ok(lost)
+}
+
+impl LedgerContents {
+    async fn read(rack: &Rack) -> Result<Self, Failure> {
+        let reservations = retry_while_unavailable(|| lists::reservations(&rack.manager, true)).await?;
+        let slices = retry_while_unavailable(|| lists::slices(&rack.manager, 0, u32::MAX)).await?;
+        Ok(Self {
+            reservations: reservations.into_iter().map(|r| (r.reservation.clone(), r)).collect(),
+            slices: slices.into_iter().map(|s| (s.slice, s)).collect(),
+        })
+    }
+}
+
+fn find_missing(before: &Acknowledged, after: &Acknowledged, ledger: &LedgerContents) -> BTreeSet<String> {
+    let throughout = before
+        .held
+        .iter()
+        .filter(|(id, held)| !held.releasing && after.held.get(*id).is_some_and(|later| !later.releasing));
+    let lost =
+        throughout.filter(|(id, held)| !is_in_ledger(held, ledger.reservations.get(*id), &ledger.slices));
+    let reappeared = before.released.iter().filter(|id| ledger.reservations.get(*id).is_some_and(is_active));
+    lost.map(|(id, _)| id).chain(reappeared).cloned().collect()
+}
+
+/// Returns whether a missing reservation has ended by itself, or is present. A release since then
+/// explains nothing.
+fn is_explained(id: &str, now: &Acknowledged, ledger: &LedgerContents) -> bool {
+    let Some(reservation) = ledger.reservations.get(id) else { return false };
+    let is_present =
+        |held: &HeldReservation| !held.releasing && is_in_ledger(held, Some(reservation), &ledger.slices);
+    ended_by_itself(reservation) || now.held.get(id).is_some_and(is_present)
+}
+
+fn ended_by_itself(reservation: &v1::Reservation) -> bool {
+    !is_active(reservation) && END_REASONS.iter().any(|end| reservation.reason().contains(end))
+}
+
+fn is_active(reservation: &v1::Reservation) -> bool {
+    reservation.state() != ReservationState::Released
+}
+
+/// Returns whether the ledger has an acknowledged reservation: with the same host and slices, which
+/// it owns.
+fn is_in_ledger(
+    held: &HeldReservation,
+    reservation: Option<&v1::Reservation>,
+    slices: &BTreeMap<u32, v1::Slice>,
+) -> bool {
+    let Some(ledger) = reservation else { return false };
+    let is_same = ledger.host == held.host && ledger.vm == held.vm && ledger.slices == held.slices;
+    let stage = match ledger.state() {
+        ReservationState::Committed => true,
+        ReservationState::Assigned | ReservationState::Ready => !held.committed,
+        ReservationState::Released => return is_same && ended_by_itself(ledger),
+        // Before it is ready, the scheduler gets an error and tries another host.
+        ReservationState::Broken => return is_same && !held.ready,
+        ReservationState::Unspecified => false,
+    };
+    is_same && stage && held.slices.iter().all(|slice| slices.get(slice).is_some_and(|s| is_owned(s, held)))
+}
+
+/// A slice that is being revoked, as by a fence, still belongs to its owner.
+fn is_owned(slice: &v1::Slice, held: &HeldReservation) -> bool {
+    let owned = [SliceState::Assigned, SliceState::Onlining, SliceState::Online, SliceState::Draining];
+    owned.contains(&slice.state()) && slice.host() == held.host && slice.vm() == held.vm
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn held() -> HeldReservation {
+        HeldReservation {
+            vm: "v".into(),
+            host: "a".into(),
+            slices: vec![4],
+            ready: true,
+            committed: true,
+            releasing: false,
+        }
+    }
+
+    fn acknowledged(held: HeldReservation) -> Acknowledged {
+        Acknowledged { held: BTreeMap::from([("r-1".into(), held)]), released: ["r-0".into()].into() }
+    }
+
+    fn ledger() -> LedgerContents {
+        let reservation = v1::Reservation {
+            reservation: "r-1".into(),
+            vm: "v".into(),
+            host: "a".into(),
+            slices: vec![4],
+            state: ReservationState::Committed.into(),
+            ..Default::default()
+        };
+        let slice = v1::Slice {
+            slice: 4,
+            host: Some("a".into()),
+            vm: Some("v".into()),
+            state: SliceState::Online.into(),
+            ..Default::default()
+        };
+        LedgerContents { reservations: [("r-1".into(), reservation)].into(), slices: [(4, slice)].into() }
+    }
+
+    /// Returns losses after such a change of the ledger.
+    fn lost(change: impl Fn(&mut v1::Reservation, &mut v1::Slice)) -> Vec<String> {
+        let mut ledger = ledger();
+        change(ledger.reservations.get_mut("r-1").unwrap(), ledger.slices.get_mut(&4).unwrap());
+        find_missing(&acknowledged(held()), &acknowledged(held()), &ledger).into_iter().collect()
+    }
+
+    #[test]
+    fn complete_ledger_has_no_losses() {
+        assert_eq!(lost(|_, _| ()), [""; 0]);
+    }
+
+    #[test]
+    fn acknowledged_reservation_must_be_unchanged() {
+        let nothing = LedgerContents::default();
+        assert_eq!(find_missing(&acknowledged(held()), &acknowledged(held()), &nothing).len(), 1);
+        assert_eq!(lost(|r, _| r.host = "b".into()), ["r-1"]);
+        assert_eq!(lost(|r, _| r.slices = vec![5]), ["r-1"]);
+        assert_eq!(lost(|r, _| r.state = ReservationState::Ready.into()), ["r-1"], "its commit is lost");
+        assert_eq!(lost(|r, _| r.state = ReservationState::Broken.into()), ["r-1"]);
+        assert_eq!(lost(|_, s| s.host = Some("b".into())), ["r-1"]);
+        assert_eq!(lost(|_, s| s.state = SliceState::Quarantined.into()), ["r-1"], "its grant is lost");
+    }
+
+    #[test]
+    fn ended_or_fenced_vm_is_not_lost() {
+        let ended = |reason: &'static str| {
+            lost(move |r, s| {
+                r.state = ReservationState::Released.into();
+                r.reason = Some(reason.into());
+                s.state = SliceState::Free.into();
+            })
+        };
+        assert_eq!(ended("its host was fenced"), [""; 0]);
+        assert_eq!(ended("the VM's process is gone"), [""; 0]);
+        assert_eq!(ended("released"), ["r-1"], "no release was requested");
+        assert_eq!(ended("not committed before its deadline"), ["r-1"]);
+    }
+
+    #[test]
+    fn acknowledged_release_must_persist() {
+        let mut ledger = ledger();
+        let reappeared = v1::Reservation { state: ReservationState::Committed.into(), ..Default::default() };
+        ledger.reservations.insert("r-0".into(), reappeared);
+        assert_eq!(
+            find_missing(&acknowledged(held()), &acknowledged(held()), &ledger),
+            ["r-0".into()].into()
+        );
+    }
+
+    #[test]
+    fn second_comparison_explains_end_but_not_release() {
+        let mut ledger = ledger();
+        assert!(is_explained("r-1", &acknowledged(held()), &ledger), "the reservation is present");
+        assert!(!is_explained("r-1", &acknowledged(held()), &LedgerContents::default()));
+        assert!(!is_explained("r-1", &Acknowledged::default(), &ledger), "the VM was released");
+        let reservation = ledger.reservations.get_mut("r-1").unwrap();
+        reservation.set_state(ReservationState::Released);
+        reservation.reason = Some("its host was fenced".into());
+        assert!(is_explained("r-1", &Acknowledged::default(), &ledger));
+    }
+
+    #[test]
+    fn releasing_reservation_may_be_present_or_absent() {
+        let leaving = acknowledged(HeldReservation { releasing: true, ..held() });
+        assert_eq!(find_missing(&acknowledged(held()), &leaving, &LedgerContents::default()).len(), 0);
+        assert_eq!(
+            find_missing(&acknowledged(held()), &Acknowledged::default(), &LedgerContents::default()).len(),
+            0
+        );
+    }
+}

@@ -1,0 +1,194 @@
+//! Lifecycle of one VM of a replay: its memory is reserved on the host of its placement, or on the
+//! next best; when it is ready a stand-in starts; when the VM departs the stand-in ends first, then
+//! the memory is released. The steps of one VM are sequential; VMs run concurrently.
+
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, MutexGuard},
+    time::Instant,
+};
+
+use cli_runtime::Failure;
+use proto::v1;
+use sim::packing::VmShape;
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
+use units::{Name, limits::REPLAY_ATTEMPTS_MAX};
+
+use super::{
+    Rack,
+    calls::is_rejection,
+    capacity::{FreeCapacity, PlacedVm},
+    journal::Journal,
+    stand_ins::{RunningStandIn, StartResult},
+    tally::Tally,
+    watcher,
+};
+
+/// VM to run.
+#[derive(Clone, Debug)]
+pub(super) struct Vm {
+    /// Name on the rack.
+    pub(super) name: String,
+    pub(super) shape: VmShape,
+}
+
+/// Running VM.
+#[derive(Debug)]
+struct RunningVm {
+    place: PlacedVm,
+    reservation: v1::Reservation,
+    stand_in: Option<Box<RunningStandIn>>,
+}
+
+/// Runs a VM from arrival to departure. Its permit is for one concurrent call; the departure brings
+/// another.
+pub(super) async fn run(
+    rack: Arc<Rack>,
+    vm: Vm,
+    place: PlacedVm,
+    arrival_permit: OwnedSemaphorePermit,
+    departure: oneshot::Receiver<OwnedSemaphorePermit>,
+) -> Result<(), Failure> {
+    let Some(running) = place_vm(&rack, &vm, place).await? else {
+        rack.tally().rejected += 1;
+        return Ok(());
+    };
+    rack.tally().placed += 1;
+    drop(arrival_permit);
+    match running.stand_in {
+        Some(mut stand_in) => tokio::select! {
+            permit = departure => {
+                let findings = stand_in.end().await;
+                count_end(&rack, findings.map(|findings| findings.overwritten));
+                release(&rack, &running.place, &running.reservation).await?;
+                drop(permit);
+            }
+            _ = stand_in.wait_for_death() => {
+                rack.tally().lost += 1;
+                release(&rack, &running.place, &running.reservation).await?;
+            }
+        },
+        None => {
+            let permit = departure.await;
+            release(&rack, &running.place, &running.reservation).await?;
+            drop(permit);
+        }
+    }
+    Ok(())
+}
+
+async fn release(rack: &Rack, place: &PlacedVm, reservation: &v1::Reservation) -> Result<(), Failure> {
+    rack.release(reservation).await?;
+    rack.free().removed(place);
+    Ok(())
+}
+
+fn count_end(rack: &Rack, overwritten: Option<Vec<u32>>) {
+    match overwritten {
+        Some(slices) => rack.tally().overwritten.extend(slices),
+        None => rack.tally().lost += 1,
+    }
+}
+
+/// Tries hosts, best first, until one accepts the VM.
+async fn place_vm(rack: &Rack, vm: &Vm, first: PlacedVm) -> Result<Option<RunningVm>, Failure> {
+    let (mut place, mut tried) = (first, BTreeSet::new());
+    for attempt in 0..REPLAY_ATTEMPTS_MAX {
+        if let Some(running) = try_host(rack, vm, &place, attempt).await? {
+            return Ok(Some(running));
+        }
+        tried.insert(place.placement.host.clone());
+        match next_placement(rack, vm.shape, &mut tried).await? {
+            Some(next) => place = next,
+            None => break,
+        }
+    }
+    Ok(None)
+}
+
+/// Returns the best host that was not tried; if all were, the best one by a new snapshot.
+async fn next_placement(
+    rack: &Rack,
+    shape: VmShape,
+    tried: &mut BTreeSet<Name>,
+) -> Result<Option<PlacedVm>, Failure> {
+    let next = rack.free().place(shape, tried);
+    if next.is_some() {
+        return Ok(next);
+    }
+    watcher::fresh(&rack.manager, &rack.free).await?;
+    tried.clear();
+    Ok(rack.free().place(shape, tried))
+}
+
+/// Returns `None` if the host rejected the VM; nothing is left there.
+async fn try_host(
+    rack: &Rack,
+    vm: &Vm,
+    place: &PlacedVm,
+    attempt: usize,
+) -> Result<Option<RunningVm>, Failure> {
+    let reserve_started = Instant::now();
+    let reservation = match rack.reserve(&vm.name, &place.placement, attempt).await {
+        Ok(reservation) => reservation,
+        Err(failure) => {
+            rack.free().removed(place);
+            return if is_rejection(&failure) { Ok(None) } else { Err(failure) };
+        }
+    };
+    rack.free().accepted(place);
+    let started = match start_vm(rack, vm, &reservation, reserve_started).await {
+        Ok(started) => started,
+        Err(failure) if is_rejection(&failure) => None,
+        Err(failure) => return Err(failure),
+    };
+    match started {
+        Some(stand_in) => Ok(Some(RunningVm { place: place.clone(), reservation, stand_in })),
+        None => release(rack, place, &reservation).await.map(|()| None),
+    }
+}
+
+/// Starts a VM on its memory; `None` if that failed.
+async fn start_vm(
+    rack: &Rack,
+    vm: &Vm,
+    reservation: &v1::Reservation,
+    reserve_started: Instant,
+) -> Result<Option<Option<Box<RunningStandIn>>>, Failure> {
+    let mut stand_in = None;
+    if !reservation.slices.is_empty() {
+        rack.wait_ready(reservation).await?;
+        rack.tally().record_ready(reserve_started.elapsed());
+        match rack.stand_ins.start(&vm.name, &reservation.host).await {
+            StartResult::Running(running, found) => {
+                let mut tally = rack.tally();
+                tally.read += found.slices.len() as u64;
+                tally.dirty += found.dirty.len() as u64;
+                stand_in = Some(running);
+            }
+            StartResult::Unavailable(reason) => rack.tally().count_unread(reason),
+            StartResult::Failed(reason) => {
+                rack.tally().count_unread(reason);
+                return Ok(None);
+            }
+        }
+    }
+    rack.commit(reservation).await?;
+    Ok(Some(stand_in))
+}
+
+const LOCK_NOT_POISONED: &str = "no holder of this lock panics";
+
+impl Rack {
+    pub(super) fn free(&self) -> MutexGuard<'_, FreeCapacity> {
+        self.free.lock().expect(LOCK_NOT_POISONED)
+    }
+
+    pub(super) fn journal(&self) -> MutexGuard<'_, Journal> {
+        self.journal.lock().expect(LOCK_NOT_POISONED)
+    }
+
+    pub(super) fn tally(&self) -> MutexGuard<'_, Tally> {
+        self.tally.lock().expect(LOCK_NOT_POISONED)
+    }
+}

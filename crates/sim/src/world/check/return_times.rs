@@ -1,0 +1,115 @@
+//! Time of slices from their last owner to free, measured from durable writes and compared with the
+//! time that the manager uses to size its buffer of free slices.
+
+use std::collections::BTreeMap;
+
+use pool::{
+    record::Record,
+    slice::{Scrub, State},
+};
+use units::{Ns, SliceId};
+
+use super::GroundTruth;
+use crate::world::World;
+
+/// Length and number of the manager's measuring windows, including the current one.
+const WINDOW: Ns = Ns::secs(10);
+const WINDOWS: u64 = 6;
+
+/// Returns of slices observed by the running manager.
+#[derive(Debug, Default)]
+pub(super) struct SliceReturns {
+    /// Start of each return in progress.
+    since: BTreeMap<SliceId, Ns>,
+    /// Times at which slices became free, with the duration of the return.
+    done: Vec<(Ns, Ns)>,
+    /// The latest durable write changed the stage of a slice.
+    changed: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Free,
+    Assigned,
+    Onlining,
+    Online,
+    Draining,
+    Scrubbing,
+    Quarantined,
+}
+
+fn stage(state: State) -> Stage {
+    match state {
+        State::Free => Stage::Free,
+        State::Assigned(_) => Stage::Assigned,
+        State::Onlining(_) => Stage::Onlining,
+        State::Online(_) => Stage::Online,
+        State::Draining(..) | State::Scrubbing(Scrub::Leaving(_)) => Stage::Draining,
+        State::Scrubbing(_) => Stage::Scrubbing,
+        State::Quarantined(_) => Stage::Quarantined,
+    }
+}
+
+impl SliceReturns {
+    fn note_stage(&mut self, now: Ns, slice: SliceId, to: Stage) {
+        self.changed = true;
+        match to {
+            Stage::Draining | Stage::Scrubbing => drop(self.since.entry(slice).or_insert(now)),
+            Stage::Free => {
+                let duration = self.since.remove(&slice).map(|since| now.since(since));
+                self.done.extend(duration.map(|duration| (now, duration)));
+            }
+            Stage::Assigned | Stage::Onlining | Stage::Online | Stage::Quarantined => {
+                self.since.remove(&slice);
+            }
+        }
+    }
+
+    fn longest(&self, now: Ns) -> Ns {
+        let oldest = (now.0 / WINDOW.0).saturating_sub(WINDOWS - 1);
+        let latest = self.done.iter().filter(|(at, _)| at.0 / WINDOW.0 >= oldest);
+        latest.map(|(_, duration)| *duration).max().unwrap_or_default()
+    }
+}
+
+impl GroundTruth {
+    /// Processes records that are about to become durable.
+    fn note_stages(&mut self, now: Ns, records: &[Record]) {
+        self.returns.changed = false;
+        for record in records {
+            if let Record::Slice(slice, slot) = record {
+                let (from, to) = (self.slot(*slice).state, slot.state);
+                let (from, to) = (stage(from), stage(to));
+                if from != to {
+                    self.returns.note_stage(now, *slice, to);
+                }
+            }
+        }
+    }
+}
+
+impl World {
+    /// Records a durable batch of the running manager.
+    pub(in crate::world) fn note_durable(&mut self, records: &[Record]) {
+        let now = self.when().now;
+        self.truth.note_stages(now, records);
+        self.note_uncordoned(records);
+        self.apply_records(records);
+        self.apply_rack_changes(records);
+    }
+
+    /// Compares after a write that changed a slice's stage, when the manager has dropped expired
+    /// windows.
+    pub(in crate::world) fn check_return_times(&mut self) {
+        let now = self.when().now;
+        let Some(running) = self.manager_process.running.as_ref().filter(|_| self.truth.returns.changed)
+        else {
+            return;
+        };
+        let (reported, longest) = (running.manager.drain_time(), self.truth.returns.longest(now));
+        if reported != longest {
+            let what = format!("slices took up to {longest} to return, the manager reports {reported}");
+            self.report_violation("the state of the manager equals the records on disk", what);
+        }
+    }
+}

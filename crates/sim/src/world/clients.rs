@@ -1,0 +1,502 @@
+//! Client workload: schedulers, launchers and operators send, repeat and contradict requests, stop
+//! waiting, and check the replies.
+
+use std::collections::BTreeMap;
+
+use pool::{
+    audit::Actor,
+    denied::Denied,
+    ledger::{Place, Reserve, Target},
+    manager::{Answer, Ask, Event, ReservationView, Token},
+    record::{Record, RequestKey, Scheduling, Stage},
+    slice::{Quarantine, Slot, State},
+};
+use rand::Rng as _;
+use units::{Bytes, HostId, Name, Ns, RequestId, ReservationId, SliceId, UserId};
+
+use super::{
+    ScheduledEvent, World,
+    check::{AckedReservation, Justification, holder},
+    device::Device,
+    fault_model::name,
+    migrations::PendingMigrationAnswer,
+};
+
+/// Number of the latest requests that clients act upon.
+const ACTIVE_TENANTS_MAX: usize = 10;
+/// Number of names that VMs share.
+const VM_NAME_COUNT: usize = 12;
+
+#[derive(Debug, Default)]
+pub(super) struct ClientWorkload {
+    tenants: Vec<Tenant>,
+    pub(super) pending: BTreeMap<Token, PendingRequest>,
+    /// The store's disk has little space.
+    store_low: bool,
+}
+
+/// A client with a request for a VM's memory.
+#[derive(Clone, Debug)]
+struct Tenant {
+    reserve: Reserve,
+    host: HostId,
+    id: Option<ReservationId>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum PendingRequest {
+    Reserve {
+        tenant: usize,
+        content: Box<Reserve>,
+        wait: bool,
+        /// The store's disk had space when the request was sent.
+        had_space: bool,
+    },
+    Wait,
+    Commit,
+    Release,
+    /// A fence of a connected or disconnected host.
+    Fence {
+        connected: bool,
+    },
+    Configure,
+    Schedule(Place),
+    MigrationAnswer(PendingMigrationAnswer),
+}
+
+impl World {
+    pub(super) fn act_as_client(&mut self) {
+        if self.faults_stopped {
+            return;
+        }
+        let pause = self.random_around(self.fault_model.client_interval);
+        self.schedule_after(pause, ScheduledEvent::ClientAction);
+        match self.rng.random_range(0..100) {
+            0..24 => self.reserve_new(),
+            24..32 => self.repeat_reserve(false),
+            32..34 => self.repeat_reserve(true),
+            34..40 => self.wait_ready(),
+            40..47 => self.commit(),
+            47..59 => self.release_some_vm(),
+            59..77 => self.launch_some_vm(),
+            77..82 => self.schedule_some_place(),
+            82..88 => self.answer_some_migration(),
+            88..90 if self.fault_model.rack_changes => self.change_rack(),
+            88..92 => self.fence_some_host(),
+            92..95 => self.uncordon_some_slice(),
+            95..96 => self.cancel_some_request(),
+            96..97 => self.set_store_low(!self.clients.store_low),
+            97..99 if self.fault_model.old_backups && self.chance(0.8) => self.change_rack(),
+            97..99 => self.back_up(),
+            _ => self.kill_some_process(),
+        }
+    }
+
+    fn back_up(&mut self) {
+        self.manager_process.store.backup();
+        let devices = self.devices.iter_mut().filter(|_| self.rng.random_bool(0.5));
+        devices.for_each(Device::take_snapshot);
+    }
+
+    /// Sends a request if the manager is running.
+    pub(super) fn send_request(&mut self, request: Ask, pending: PendingRequest) {
+        self.send_justified_request(request, pending, None);
+    }
+
+    /// Sends a request and records the action that it justifies.
+    pub(super) fn send_justified_request(
+        &mut self,
+        request: Ask,
+        pending: PendingRequest,
+        justification: Option<Justification>,
+    ) {
+        if self.manager_process.is_open() {
+            let token = self.manager_process.token();
+            self.log(|| format!("request {}: {}", token.0, describe_request(&request)));
+            self.clients.pending.insert(token, pending);
+            if let Some(justification) = justification {
+                self.truth.add_justification(token, justification);
+            }
+            self.handle_manager_event(Event::Ask(token, request));
+        }
+    }
+
+    fn reserve_new(&mut self) {
+        let number = self.clients.tenants.len();
+        let Some(host) = self.pick(&self.hosts()) else { return };
+        let client = name("c", self.rng.random_range(0..3));
+        let id = RequestId::new(&format!("r{number}")).expect("a letter and a number are a request id");
+        let reserve = Reserve {
+            request: RequestKey { client, id },
+            host: self.machine(host).name.clone(),
+            vm: name("v", self.rng.random_range(0..VM_NAME_COUNT)),
+            slices: self.rng.random_range(1..=3),
+            local: Bytes::gib(1),
+            cores: 1,
+            pinned: false,
+            commit_within: Ns::ms(self.rng.random_range(200..5000)),
+            uid: (number % 2 == 1).then(|| user(number)),
+        };
+        self.clients.tenants.push(Tenant { reserve, host, id: None });
+        self.send_reserve(number, false);
+    }
+
+    fn some_tenant(&mut self) -> Option<usize> {
+        let count = self.clients.tenants.len();
+        (count > 0).then(|| self.rng.random_range(count.saturating_sub(ACTIVE_TENANTS_MAX)..count))
+    }
+
+    /// Returns the VM of one of the latest requests.
+    pub(super) fn some_vm(&mut self) -> Option<Name> {
+        self.some_tenant().map(|tenant| self.clients.tenants[tenant].reserve.vm.clone())
+    }
+
+    fn repeat_reserve(&mut self, altered: bool) {
+        if let Some(tenant) = self.some_tenant() {
+            self.send_reserve(tenant, altered);
+        }
+    }
+
+    fn send_reserve(&mut self, tenant: usize, altered: bool) {
+        let mut content = self.clients.tenants[tenant].reserve.clone();
+        content.slices += u32::from(altered);
+        let wait = self.chance(0.3).then(|| Ns::ms(500));
+        let (had_space, boxed) = (!self.clients.store_low, Box::new(content.clone()));
+        if had_space && self.manager_process.is_open() {
+            self.truth.requested_with_space.insert(content.request.clone());
+        }
+        let pending = PendingRequest::Reserve { tenant, content: boxed, wait: wait.is_some(), had_space };
+        self.send_request(Ask::Reserve { reserve: content, wait }, pending);
+    }
+
+    fn some_target(&mut self) -> Option<(usize, Target)> {
+        let tenant = self.some_tenant()?;
+        let Tenant { reserve, id, .. } = &self.clients.tenants[tenant];
+        let (vm, id) = (Target::Vm(reserve.vm.clone()), id.map(Target::Reservation));
+        let by_id = self.chance(0.7);
+        Some((tenant, id.filter(|_| by_id).unwrap_or(vm)))
+    }
+
+    fn wait_ready(&mut self) {
+        if let Some((_, target)) = self.some_target() {
+            let within = self.random_between(Ns::ZERO, Ns::secs(3));
+            self.send_request(Ask::WaitReady { target, within }, PendingRequest::Wait);
+        }
+    }
+
+    fn commit(&mut self) {
+        if let Some((_, target)) = self.some_target() {
+            self.send_request(Ask::Commit { target, actor: Actor::Manager }, PendingRequest::Commit);
+        }
+    }
+
+    fn release_some_vm(&mut self) {
+        if let Some((tenant, target)) = self.some_target() {
+            let force = self.chance(0.25);
+            let vm = self.clients.tenants[tenant].reserve.vm.clone();
+            self.release(vm, target, force);
+        }
+    }
+
+    pub(super) fn release(&mut self, vm: Name, target: Target, force: bool) {
+        let reason = if force { "by force".into() } else { String::new() };
+        let request = Ask::Release { target, force, reason, actor: Actor::Manager };
+        self.send_justified_request(
+            request,
+            PendingRequest::Release,
+            force.then_some(Justification::Force(vm)),
+        );
+    }
+
+    fn launch_some_vm(&mut self) {
+        let Some(tenant) = self.some_tenant() else { return };
+        let Tenant { reserve, host, .. } = self.clients.tenants[tenant].clone();
+        let on_other_host = self.chance(0.05);
+        let host = if on_other_host { self.pick(&self.hosts()).unwrap_or(host) } else { host };
+        self.launch(host, &reserve.vm);
+    }
+
+    fn schedule_some_place(&mut self) {
+        let hosts = self.rack.spec().hosts.iter().map(|host| Place::Host(host.name.clone()));
+        let emcs = self.rack.spec().emcs.iter().map(|emc| Place::Emc(emc.name.clone()));
+        let places: Vec<Place> = hosts.chain(emcs).collect();
+        let to = [Scheduling::Enabled, Scheduling::Enabled, Scheduling::Cordoned, Scheduling::Draining];
+        let (place, to) = (self.pick(&places), self.pick(&to));
+        if let Some((place, to)) = place.zip(to) {
+            self.schedule(place, to);
+        }
+    }
+
+    pub(super) fn schedule(&mut self, place: Place, to: Scheduling) {
+        let justification = match place {
+            Place::Slice(slice) => Some(Justification::Uncordon(slice)),
+            Place::Host(_) | Place::Emc(_) => None,
+        };
+        let pending = PendingRequest::Schedule(place.clone());
+        let request = Ask::Schedule { place, to, actor: Actor::Manager, reason: "maintenance".into() };
+        self.send_justified_request(request, pending, justification);
+    }
+
+    /// Operators confirm a power-off only for machines that are off.
+    fn fence_some_host(&mut self) {
+        let Some(host) = self.pick(&self.hosts()) else { return };
+        let off = !self.machine(host).up;
+        let name = self.machine(host).name.clone();
+        let justification = Justification::Fence(name.clone());
+        let request =
+            Ask::Fence { host: name, powered_off: off, actor: Actor::Manager, reason: "lost".into() };
+        let connected = self.is_connected(host);
+        self.send_justified_request(request, PendingRequest::Fence { connected }, Some(justification));
+    }
+
+    /// An operator uncordons a quarantined slice.
+    pub(super) fn uncordon_some_slice(&mut self) {
+        let slices = self.quarantined();
+        if let Some(slice) = self.pick(&slices) {
+            self.uncordon_slice(slice);
+        }
+    }
+
+    pub(super) fn quarantined(&self) -> Vec<SliceId> {
+        // After a restore, slices return by themselves, except those of hosts that the backup
+        // lacks.
+        let returns_by_itself =
+            |slot: &Slot, why| matches!(why, Quarantine::Restored { .. }) && self.is_holder_in_rack(slot);
+        let quarantined = |record: &Record| match record {
+            Record::Slice(slice, slot) => match slot.state {
+                State::Quarantined(why) => (!returns_by_itself(slot, why)).then_some(*slice),
+                _ => None,
+            },
+            _ => None,
+        };
+        self.truth.records().filter_map(quarantined).collect()
+    }
+
+    fn is_holder_in_rack(&self, slot: &Slot) -> bool {
+        holder(slot).is_none_or(|host| self.truth.has_host(host))
+    }
+
+    /// Uncordons a slice, also one that a process uses: the manager must refuse, or the process
+    /// must keep it. A host outside the rack is powered off before.
+    pub(super) fn uncordon_slice(&mut self, slice: SliceId) {
+        let slot = self.truth.slot(slice);
+        if let Some(outsider) = holder(&slot).filter(|_| !self.is_holder_in_rack(&slot)) {
+            self.power_off(outsider);
+        }
+        self.schedule(Place::Slice(slice), Scheduling::Enabled);
+    }
+
+    fn cancel_some_request(&mut self) {
+        let cancels = |pending: &PendingRequest| !matches!(pending, PendingRequest::MigrationAnswer(_));
+        let waiting =
+            self.clients.pending.iter().filter(|(_, pending)| cancels(pending)).map(|(token, _)| *token);
+        let waiting: Vec<Token> = waiting.collect();
+        if let Some(token) = self.pick(&waiting) {
+            self.clients.pending.remove(&token);
+            self.handle_manager_event(Event::Gone(token));
+        }
+    }
+
+    /// Moves the free space of the store's disk below or above the limit for new reservations.
+    pub(super) fn set_store_low(&mut self, low: bool) {
+        self.clients.store_low = low;
+        self.report_store_space();
+    }
+
+    /// The manager's process checks the free space of the store's disk, also at start.
+    pub(super) fn report_store_space(&mut self) {
+        let low = self.clients.store_low;
+        self.handle_manager_event(Event::StoreSpace { low });
+    }
+
+    fn kill_some_process(&mut self) {
+        let Some(host) = self.pick(&self.hosts()) else { return };
+        let pids: Vec<_> = self.machine(host).processes.keys().copied().collect();
+        if let Some(pid) = self.pick(&pids) {
+            self.end_process(host, pid);
+        }
+    }
+
+    /// Drops outstanding requests after a crash of the manager.
+    pub(super) fn drop_pending_requests(&mut self) {
+        self.clients.pending.clear();
+        self.truth.mark_justifications_unanswered();
+    }
+
+    pub(super) fn handle_reply(&mut self, token: Token, answer: Result<Answer, Denied>) {
+        self.truth.note_justification_reply(token, &answer);
+        if self.manager_process.running.as_ref().is_some_and(|running| running.ready == Some(token)) {
+            return self.handle_start_reply(&answer);
+        }
+        let Some(pending) = self.clients.pending.remove(&token) else { return };
+        self.log(|| format!("reply {}: {}", token.0, describe_reply(&answer)));
+        self.check_store_full_denial(&pending, &answer);
+        match (pending, answer) {
+            (PendingRequest::Configure, answer) => self.handle_rack_reply(&answer),
+            (PendingRequest::Reserve { tenant, content, wait, .. }, Ok(Answer::Reservation(view))) => {
+                self.check_reserved(tenant, &content, &view);
+                if wait {
+                    self.check_ready(&view);
+                }
+            }
+            (PendingRequest::Reserve { content, wait, .. }, Err(denied)) => {
+                self.check_repeat_refused(&content, wait, &denied);
+            }
+            (PendingRequest::Wait, Ok(Answer::Reservation(view))) => self.check_ready(&view),
+            (PendingRequest::Commit, Ok(Answer::Reservation(view))) => self.check_stage(&view, false),
+            (PendingRequest::Release, Ok(Answer::Reservation(view))) => {
+                self.run_log.counts.low_space_releases += u64::from(self.clients.store_low);
+                self.check_stage(&view, true);
+            }
+            (PendingRequest::Schedule(Place::Host(_)), Ok(_)) => self.run_log.counts.hosts_scheduled += 1,
+            (PendingRequest::Schedule(Place::Emc(_)), Ok(_)) => self.run_log.counts.emcs_scheduled += 1,
+            (PendingRequest::MigrationAnswer(pending), answer) => {
+                self.handle_migration_reply(&pending, &answer)
+            }
+            (PendingRequest::Fence { connected: true }, Ok(_)) => {
+                self.report_violation(
+                    "a connected host is not fenced",
+                    "a host with a session to the manager is fenced".into(),
+                );
+            }
+            _ => {}
+        }
+    }
+
+    /// Checks that only requests for new memory are refused for lack of disk space, and only while
+    /// it is short.
+    fn check_store_full_denial(&mut self, pending: &PendingRequest, answer: &Result<Answer, Denied>) {
+        if matches!(answer, Err(Denied::StoreFull))
+            && !matches!(pending, PendingRequest::Reserve { had_space: false, .. })
+        {
+            self.report_violation(
+                "a full disk blocks only new reservations",
+                format!("{pending:?} is refused"),
+            );
+        }
+    }
+
+    /// The manager accepts connections once its rack.toml is durable, and does not start without
+    /// it.
+    fn handle_start_reply(&mut self, answer: &Result<Answer, Denied>) {
+        let Some(running) = &mut self.manager_process.running else { return };
+        running.ready = None;
+        running.open = answer.is_ok();
+        self.handle_rack_reply(answer);
+        if answer.is_err() {
+            self.kill_manager();
+            self.schedule_after(Ns::ms(10), ScheduledEvent::ManagerStart);
+        }
+    }
+
+    /// Checks that a reply matches its request, is durable, and equals earlier replies.
+    fn check_reserved(&mut self, tenant: usize, content: &Reserve, view: &ReservationView) {
+        let reservation = &view.reservation;
+        let requested = (&content.vm, content.slices as usize, &content.request, content.uid);
+        let on_host = view.host == content.host || !self.truth.has_host(reservation.host);
+        if !on_host
+            || requested != (&reservation.vm, reservation.slices.len(), &reservation.request, reservation.uid)
+        {
+            self.report_violation("a reply matches its request", format!("{content:?} receives {view:?}"));
+        }
+        if self.truth.reservation(view.id) != Some(reservation) {
+            self.report_violation(
+                "a change is durable before it is acknowledged",
+                format!("{view:?} is not on disk"),
+            );
+        }
+        let new = AckedReservation {
+            id: view.id,
+            slices: reservation.slices.clone(),
+            committed: false,
+            ended: false,
+        };
+        let earlier = self.truth.acknowledged.get(&content.request).cloned();
+        if let Some(earlier) = earlier.as_ref().filter(|k| (k.id, &k.slices) != (new.id, &new.slices)) {
+            self.report_violation(
+                "a repeated request returns the same reply",
+                format!("{earlier:?}, then {new:?}"),
+            );
+        }
+        if earlier.is_none() {
+            self.run_log.counts.reserved += 1;
+            self.truth.acknowledged.insert(content.request.clone(), new);
+        }
+        self.clients.tenants[tenant].id = Some(view.id);
+        self.clients.tenants[tenant].reserve = content.clone();
+    }
+
+    fn check_repeat_refused(&mut self, content: &Reserve, wait: bool, denied: &Denied) {
+        let Some(acked) = self.truth.acknowledged.get(&content.request).cloned() else { return };
+        let altered = acked.slices.len() != content.slices as usize;
+        let allowed = match denied {
+            Denied::StoreFailed | Denied::Starting(_) => true,
+            Denied::RequestReused { .. } => altered,
+            Denied::NotReadyInTime { .. } | Denied::WrongState { .. } | Denied::TooMany { .. } => {
+                wait && !altered
+            }
+            _ => false,
+        };
+        if !allowed {
+            self.report_violation(
+                "a repeated request returns the same reply",
+                format!("{acked:?}, then {denied:?}"),
+            );
+        }
+    }
+
+    /// Checks that every slice of a ready reservation is online.
+    fn check_ready(&mut self, view: &ReservationView) {
+        let online = |slice: &SliceId| matches!(self.truth.slot(*slice).state, State::Online(owner) if owner.reservation == view.id);
+        let ready = view.reservation.slices.iter().all(online);
+        if !ready || !view.reservation.is_active() {
+            self.report_violation(
+                "a change is durable before it is acknowledged",
+                format!("{view:?} is acknowledged as ready and has a slice that is not online"),
+            );
+        }
+    }
+
+    fn check_stage(&mut self, view: &ReservationView, release: bool) {
+        let ended = matches!(view.reservation.stage, Stage::Ended { .. });
+        if self.truth.reservation(view.id) != Some(&view.reservation) || (release && !ended) {
+            self.report_violation(
+                "a change is durable before it is acknowledged",
+                format!("{view:?} is not on disk"),
+            );
+        }
+        for acked in self.truth.acknowledged.values_mut().filter(|acked| acked.id == view.id) {
+            acked.committed = true;
+            acked.ended |= ended;
+        }
+    }
+}
+
+fn describe_request(request: &Ask) -> String {
+    match request {
+        Ask::Reserve { reserve, wait } => format!(
+            "reserve {} of {} on {} as {} wait={}",
+            reserve.slices,
+            reserve.vm,
+            reserve.host,
+            reserve.request.id.as_str(),
+            wait.is_some()
+        ),
+        other => format!("{other:?}"),
+    }
+}
+
+/// Returns the user of a tenant's VMs on their host.
+fn user(tenant: usize) -> UserId {
+    u32::try_from(tenant).ok().and_then(|number| UserId::new(number).ok()).expect("tenants are few")
+}
+
+fn describe_reply(answer: &Result<Answer, Denied>) -> String {
+    match answer {
+        Ok(Answer::Reservation(view)) => {
+            format!("{} {:?} {:?}", view.id, view.reservation.stage, view.reservation.slices)
+        }
+        Ok(other) => format!("{other:?}"),
+        Err(denied) => format!("denied: {denied}"),
+    }
+}

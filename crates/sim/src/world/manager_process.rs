@@ -1,0 +1,408 @@
+//! The manager's program: consecutive runs of the real state machine, with a store and a thread per
+//! device. It performs effects like `pool-manager` and may crash between any two of them.
+
+use std::collections::VecDeque;
+
+use pool::{
+    ledger::When,
+    manager::{Ask, DeviceCall, DeviceDone, DeviceFailure, Effect, Event, Manager, Token},
+    record::{Fence, Meta, Record},
+};
+use rand::Rng as _;
+use units::{EmcId, HostId, Ns, limits::STORE_RETRY};
+
+use super::{Records, ScheduledEvent, World, store::Store};
+
+/// Consecutive ticks without effect; more indicate a busy loop.
+const IDLE_TICKS_MAX: u32 = 100;
+/// Delay of a wakeup that is due in the past.
+const OVERDUE_WAKEUP_DELAY: Ns = Ns(20_000);
+/// Slices per event of the manager: few, so that comparisons and desired states have several
+/// pieces.
+const PIECE_MAX: usize = 4;
+/// Duration of a device call.
+const DEVICE_CALL_DURATION: Ns = Ns(300_000);
+
+#[derive(Debug)]
+pub(super) struct ManagerProcess {
+    pub(super) running: Option<RunningManager>,
+    pub(super) store: Box<dyn Store>,
+    disk_full: bool,
+    incarnation: u64,
+    tokens: u64,
+}
+
+/// One run of the manager.
+#[derive(Debug)]
+pub(super) struct RunningManager {
+    pub(super) manager: Manager,
+    incarnation: u64,
+    /// Rack time at its start, and the world's time.
+    rack_time_at_start: Ns,
+    started_at: Ns,
+    /// It has loaded its rack.toml and accepts connections.
+    pub(super) ready: Option<Token>,
+    pub(super) open: bool,
+    writing: Option<(u64, Records)>,
+    /// Rack times at which the writes of the latest two batches began. The decisions of the latest
+    /// batch were made in between.
+    write_started: Ns,
+    decided_since: Ns,
+    /// Calls queued for each device's thread, and the completion time of the last one.
+    calls: Vec<(VecDeque<DeviceCall>, Ns)>,
+    wake: Option<Ns>,
+    idle: u32,
+    /// Events were applied whose effects have not been performed.
+    is_bursting: bool,
+}
+
+impl ManagerProcess {
+    pub(super) fn new(store: Box<dyn Store>) -> Self {
+        Self { running: None, store, disk_full: false, incarnation: 0, tokens: 0 }
+    }
+
+    pub(super) fn token(&mut self) -> Token {
+        self.tokens += 1;
+        Token(self.tokens)
+    }
+
+    /// Accounts for time in which nothing ran.
+    pub(super) fn shift_wakeup(&mut self, span: Ns) {
+        if let Some(running) = &mut self.running {
+            running.wake = running.wake.map(|at| at.after(span));
+        }
+    }
+
+    fn running(&mut self, incarnation: u64) -> Option<&mut RunningManager> {
+        self.running.as_mut().filter(|running| running.incarnation == incarnation)
+    }
+
+    /// Returns the batch that is being written.
+    pub(super) fn writing(&self) -> Option<&[Record]> {
+        let (_, records) = self.running.as_ref()?.writing.as_ref()?;
+        Some(records)
+    }
+
+    /// Returns the rack time from which on the decisions of the latest batch were made.
+    pub(super) fn decided_since(&self) -> Option<Ns> {
+        self.running.as_ref().map(|running| running.decided_since)
+    }
+
+    /// Fills the store's disk, or frees space.
+    pub(super) fn set_disk_full(&mut self, full: bool) {
+        self.disk_full = full;
+        self.store.set_full(full);
+    }
+
+    /// Returns whether it accepts connections and has performed all effects of its events.
+    pub(super) fn is_settled(&self) -> bool {
+        self.running.as_ref().is_some_and(|running| running.open && !running.is_bursting)
+    }
+
+    /// Returns whether it accepts connections and requests.
+    pub(super) fn is_open(&self) -> bool {
+        self.running.as_ref().is_some_and(|running| running.open)
+    }
+}
+
+impl World {
+    pub(super) fn start_manager(&mut self) {
+        if self.manager_process.running.is_some() {
+            return;
+        }
+        let Some((meta, records)) = self.manager_process.store.load() else {
+            self.log(|| "manager cannot read its store".into());
+            return self.schedule_after(Ns::ms(100), ScheduledEvent::ManagerStart);
+        };
+        let restored = self.manager_process.store.is_restored();
+        if restored {
+            self.drop_lost_reservations(&records);
+        }
+        self.note_loaded(meta.as_ref(), &records, restored);
+        if restored {
+            self.choose_restored_rack();
+            self.apply_restore();
+        }
+        self.apply_rack();
+        self.renew_leases();
+        let meta = meta.unwrap_or_else(|| Meta::new("rack".into()));
+        self.manager_process.incarnation += 1;
+        let ready = self.manager_process.token();
+        let mut manager = Manager::new(self.fault_model.settings.clone());
+        manager.set_piece(self.rng.random_range(1..=PIECE_MAX));
+        let (incarnation, rack_time_at_start) = (self.manager_process.incarnation, meta.rack_time);
+        self.manager_process.running = Some(RunningManager {
+            manager,
+            incarnation,
+            rack_time_at_start,
+            started_at: self.now,
+            ready: Some(ready),
+            open: false,
+            writing: None,
+            write_started: rack_time_at_start,
+            decided_since: rack_time_at_start,
+            calls: self.devices.iter().map(|_| (VecDeque::new(), Ns::ZERO)).collect(),
+            wake: None,
+            idle: 0,
+            is_bursting: false,
+        });
+        self.log(|| format!("manager starts as incarnation {incarnation}"));
+        self.handle_manager_event(Event::Loaded { meta, records, restored });
+        let rack = self.rack.spec().clone();
+        self.handle_manager_event(Event::Ask(ready, Ask::Configure(rack)));
+        self.report_store_space();
+    }
+
+    /// Crashes. Calls of its threads may or may not take effect.
+    pub(super) fn kill_manager(&mut self) {
+        let writing = self.manager_process.running.as_ref().and_then(|running| running.writing.clone());
+        writing.into_iter().for_each(|(_, records)| self.check_batch(&records)); // the batch may become durable
+        let Some(running) = self.manager_process.running.take() else { return };
+        self.log(|| "manager is killed".into());
+        self.manager_process.store.crash(running.writing.as_ref().map(|(_, records)| records.as_slice()));
+        for (calls, emc) in running.calls.into_iter().zip(0..) {
+            let performed = if self.chance(0.5) { calls.0.len() } else { 0 };
+            for call in calls.0.iter().take(performed) {
+                self.perform_device_call(EmcId(emc), call);
+            }
+        }
+        self.drop_pending_requests();
+        self.close_manager_ends();
+    }
+
+    /// Passes one event to the manager. Sometimes further events join before effects are performed.
+    pub(super) fn handle_manager_event(&mut self, event: Event) {
+        let when = self.when();
+        let burst = !self.faults_stopped && self.chance(0.2);
+        let Some(running) = &mut self.manager_process.running else { return };
+        let tick = matches!(event, Event::Tick);
+        running.manager.handle(when, event);
+        if running.is_bursting {
+            return;
+        }
+        if burst {
+            running.is_bursting = true;
+            let incarnation = running.incarnation;
+            return self.schedule_after(OVERDUE_WAKEUP_DELAY, ScheduledEvent::ManagerBurstEnd(incarnation));
+        }
+        self.settle_manager(tick);
+    }
+
+    pub(super) fn end_burst(&mut self, incarnation: u64) {
+        if let Some(running) = self.manager_process.running(incarnation) {
+            running.is_bursting = false;
+            self.settle_manager(false);
+        }
+    }
+
+    pub(super) fn when(&self) -> When {
+        let now =
+            self.manager_process.running.as_ref().map_or(Ns::ZERO, |running| {
+                running.rack_time_at_start.after(self.now.since(running.started_at))
+            });
+        When { now, wall: self.wall() }
+    }
+
+    fn settle_manager(&mut self, tick: bool) {
+        let when = self.when();
+        let Some(running) = &mut self.manager_process.running else { return };
+        running.manager.settle(when);
+        let idle = !self.perform_manager() && tick;
+        let Some(running) = &mut self.manager_process.running else { return };
+        running.idle = if idle { running.idle + 1 } else { 0 };
+        if running.idle > IDLE_TICKS_MAX {
+            let at = running.manager.next_wakeup();
+            self.report_violation(
+                "no state machine wakes up repeatedly without work",
+                format!("the manager, at {}, requests its next wakeup at {at:?}", when.now),
+            );
+        }
+        self.schedule_manager_wakeup();
+    }
+
+    fn schedule_manager_wakeup(&mut self) {
+        let now = self.now;
+        let Some(running) = &mut self.manager_process.running else { return };
+        let Some(at) = running.manager.next_wakeup() else { return };
+        let at = running
+            .started_at
+            .after(at.since(running.rack_time_at_start))
+            .max(now.after(OVERDUE_WAKEUP_DELAY));
+        if running.wake.is_none_or(|planned| at < planned || planned < now) {
+            running.wake = Some(at);
+            self.schedule_at(at, ScheduledEvent::ManagerWakeup);
+        }
+    }
+
+    pub(super) fn wake_manager(&mut self) {
+        let now = self.now;
+        if let Some(running) = self.manager_process.running.as_mut()
+            && running.wake == Some(now)
+        {
+            running.wake = None;
+            self.handle_manager_event(Event::Tick);
+        }
+    }
+
+    /// Returns whether there were effects to perform.
+    fn perform_manager(&mut self) -> bool {
+        let mut has_effects = false;
+        while let Some(effect) =
+            self.manager_process.running.as_mut().and_then(|running| running.manager.poll_effect())
+        {
+            has_effects = true;
+            self.perform_manager_effect(effect);
+        }
+        has_effects
+    }
+
+    fn perform_manager_effect(&mut self, effect: Effect) {
+        match effect {
+            Effect::Store { batch, records } => self.start_store_write(batch, records),
+            Effect::Reload => {
+                self.log(|| "store is read again".into());
+                let (incarnation, span) = (
+                    self.manager_process.incarnation,
+                    self.random_around(self.fault_model.store_write_duration),
+                );
+                self.schedule_after(span, ScheduledEvent::StoreRead(incarnation));
+            }
+            Effect::Reply(token, answer) => self.handle_reply(token, *answer),
+            Effect::Device(emc, call) => self.start_device_call(emc, call),
+            Effect::Send(session, want) => self.send_desired_state(session, want),
+            Effect::RequestReport(session) => self.request_report(session),
+            Effect::Close(session, why) => self.manager_closes(session, &why),
+            Effect::Durable(_) => {}
+        }
+    }
+
+    fn start_store_write(&mut self, batch: u64, records: Records) {
+        let incarnation = self.manager_process.incarnation;
+        let now = self.when().now;
+        let running = self.manager_process.running.as_mut().expect("an effect of a running manager");
+        running.writing = Some((batch, records));
+        running.decided_since = std::mem::replace(&mut running.write_started, now);
+        let span = self.random_around(self.fault_model.store_write_duration);
+        self.schedule_after(span, ScheduledEvent::StoreWritten(incarnation));
+    }
+
+    pub(super) fn store_done(&mut self, incarnation: u64) {
+        let Some(running) = self.manager_process.running(incarnation) else { return };
+        let Some((batch, records)) = running.writing.take() else { return };
+        self.check_batch(&records);
+        let ok = self.manager_process.store.commit(&records);
+        if ok {
+            self.note_durable(&records);
+        }
+        self.run_log.counts.full_disk_writes += u64::from(!ok && self.manager_process.disk_full);
+        self.note_stored(ok);
+        self.log(|| format!("batch {batch} ok={ok}: {}", describe_records(&records)));
+        self.handle_manager_event(Event::Stored { batch, ok });
+        if ok {
+            self.compare_periodically();
+            self.check_return_times();
+        }
+    }
+
+    pub(super) fn store_read(&mut self, incarnation: u64) {
+        if self.manager_process.running(incarnation).is_none() {
+            return;
+        }
+        match self.manager_process.store.load() {
+            None => self.schedule_after(STORE_RETRY, ScheduledEvent::StoreRead(incarnation)),
+            Some((meta, records)) => {
+                let restored = self.manager_process.store.is_restored();
+                self.note_loaded(meta.as_ref(), &records, restored);
+                if restored {
+                    self.apply_restore();
+                }
+                self.apply_rack();
+                // A store that was never written cannot be loaded again: the program ends and
+                // restarts.
+                match meta {
+                    Some(meta) => self.handle_manager_event(Event::Loaded { meta, records, restored }),
+                    None => {
+                        self.kill_manager();
+                        self.schedule_after(Ns::ms(1), ScheduledEvent::ManagerStart);
+                    }
+                }
+            }
+        }
+    }
+
+    fn start_device_call(&mut self, emc: EmcId, call: DeviceCall) {
+        self.check_device_call(emc, &call);
+        self.log(|| format!("manager -> {emc}: {call:?}"));
+        match call {
+            DeviceCall::Fence { host, powered_off: false } if self.devices[emc.0 as usize].is_shared() => {
+                let (incarnation, span) = (self.manager_process.incarnation, self.fault_duration());
+                self.schedule_after(span, ScheduledEvent::FenceCommandEnd(incarnation, emc, host));
+            }
+            call => self.queue_call(emc, call),
+        }
+    }
+
+    /// Ends an operator's fence command with success or failure, also if the manager that ran it
+    /// has crashed.
+    pub(super) fn end_fence_command(&mut self, incarnation: u64, emc: EmcId, host: HostId) {
+        let fence_success_rate = self.fault_model.fence_success_rate.unwrap_or_default();
+        let stopped = self.chance(fence_success_rate);
+        if stopped {
+            self.power_off(host);
+            let span = self.fault_duration();
+            self.schedule_after(span, ScheduledEvent::HostBoot(host));
+        }
+        let Some(running) = self.manager_process.running(incarnation) else { return };
+        let fence = running.manager.durable().host(host).map(|entry| entry.host.fence);
+        if stopped && matches!(fence, Some(Fence::Fencing { .. })) {
+            return self.queue_call(emc, DeviceCall::Fence { host, powered_off: true });
+        }
+        let call = DeviceCall::Fence { host, powered_off: false };
+        let failure = DeviceFailure::NotFenced("the machine was not stopped".into());
+        self.handle_manager_event(Event::Device(emc, DeviceDone::Failed { call, failure }));
+    }
+
+    fn queue_call(&mut self, emc: EmcId, call: DeviceCall) {
+        let (now, span) = (self.now, self.random_around(DEVICE_CALL_DURATION));
+        let incarnation = self.manager_process.incarnation;
+        let running = self.manager_process.running.as_mut().expect("an effect of a running manager");
+        let devices = self.devices.len().max(running.calls.len());
+        running.calls.resize_with(devices, Default::default);
+        let (calls, last) = &mut running.calls[emc.0 as usize];
+        calls.push_back(call);
+        *last = (*last).max(now).after(span);
+        let at = *last;
+        self.schedule_at(at, ScheduledEvent::DeviceCallDue(incarnation, emc));
+    }
+
+    pub(super) fn make_next_device_call(&mut self, incarnation: u64, emc: EmcId) {
+        let Some(running) = self.manager_process.running(incarnation) else { return };
+        let Some(call) = running.calls[emc.0 as usize].0.pop_front() else { return };
+        let done = self.perform_device_call(emc, &call);
+        self.log(|| format!("{emc} -> manager: {done:?}"));
+        if let DeviceDone::Contents(_) = done {
+            self.note_contents(emc, done.clone());
+            return self.handle_manager_event(Event::Device(emc, done));
+        }
+        self.note_device_reply(&done);
+        self.handle_manager_event(Event::Device(emc, done));
+    }
+
+    fn perform_device_call(&mut self, emc: EmcId, call: &DeviceCall) -> DeviceDone {
+        let (done, revoked) = self.devices[emc.0 as usize].perform(call);
+        self.note_device_call(emc, call, &done);
+        revoked.into_iter().for_each(|holding| self.invalidate_mappings(holding, "revoked"));
+        done
+    }
+}
+
+fn describe_records(records: &[Record]) -> String {
+    let describe = |record: &Record| match record {
+        Record::Slice(id, slot) => format!("{id}.{} {:?}; ", slot.epoch, slot.state),
+        Record::Reservation(id, r) => format!("{id} {:?}; ", r.stage),
+        Record::Host(id, host) => format!("{id} {:?} {:?}; ", host.fence, host.scheduling),
+        Record::Gone(key) => format!("gone {key:?}; "),
+        Record::Meta(_) | Record::Emc(..) | Record::Migration(..) | Record::Decision(..) => String::new(),
+    };
+    records.iter().map(describe).collect()
+}

@@ -1,0 +1,458 @@
+//! Connections between agents and the manager. Messages may be delayed, lost, duplicated or
+//! reordered. Messages on a closed connection are dropped. The ends learn of a close at different
+//! times.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use pool::{
+    agent::Event as AgentEvent,
+    manager::{Closed, Event, SessionId},
+    protocol::{Have, Hello, Holding, SeenDevice, Want},
+};
+use rand::Rng as _;
+use units::limits::{RECONNECT_BACKOFF_MAX, RECONNECT_BACKOFF_MIN};
+use units::{HostId, InstanceId, Ns};
+
+use super::{ScheduledEvent, World, check::SentStates};
+
+/// Delay of a message.
+const MESSAGE_DELAY: Ns = Ns(150_000);
+/// Time that the manager takes for one part of a report.
+const REPORT_PART_DURATION: Ns = Ns(20_000);
+/// Entries per part of a report: few, so that most reports have several parts.
+const REPORT_PART_MAX: usize = 8;
+/// Longest additional delay of a message where messages are reordered.
+const REORDER_DELAY_MAX: Ns = Ns::ms(600);
+
+#[derive(Debug, Default)]
+pub(super) struct Network {
+    sessions: BTreeMap<SessionId, Session>,
+    sessions_opened: u64,
+    /// Connections of agents to be rejected, with the host that they claim.
+    duplicate_agents: BTreeMap<SessionId, HostId>,
+}
+
+#[derive(Debug)]
+struct Session {
+    host: HostId,
+    instance: u64,
+    /// The ends at which the connection is open.
+    open_at_manager: bool,
+    open_at_agent: bool,
+    /// Arrival time of the latest message in each direction, where order is kept.
+    last_to_manager: Ns,
+    last_to_agent: Ns,
+    /// Boot id that the agent sent.
+    boot: u64,
+    /// Sum of the desired states sent so far, and the scrubs in them.
+    sent: Option<Want>,
+    scrubs: BTreeSet<Holding>,
+}
+
+impl Network {
+    /// Accounts for time in which nothing ran.
+    pub(super) fn shift(&mut self, span: Ns) {
+        for session in self.sessions.values_mut() {
+            (session.last_to_manager, session.last_to_agent) =
+                (session.last_to_manager.after(span), session.last_to_agent.after(span));
+        }
+    }
+}
+
+impl Session {
+    /// Adds a desired state to those sent before.
+    fn add(&mut self, want: &Want) -> SentStates {
+        match &mut self.sent {
+            Some(sent) => add_state(sent, want),
+            None => self.sent = Some(want.clone()),
+        }
+        let first = want.scrub.keys().filter(|scrub| self.scrubs.insert(**scrub));
+        SentStates {
+            host: self.host,
+            instance: InstanceId(self.instance),
+            boot_id: boot_id(self.boot),
+            first_scrubs: first.copied().collect(),
+            sum: self.sent.clone().expect("it was just set"),
+        }
+    }
+}
+
+/// Computes the sum of a desired state and its successor, independently of the agents' code.
+fn add_state(sum: &mut Want, next: &Want) {
+    if next.base.is_none() {
+        *sum = next.clone();
+        return;
+    }
+    let in_vms = next.vms.values().flat_map(|vm| vm.slices.keys()).map(|holding| holding.slice);
+    let in_lists = next.release.keys().chain(next.scrub.keys()).map(|holding| holding.slice);
+    let replaced: BTreeSet<_> = in_vms.chain(in_lists).chain(next.no_more.slices.iter().copied()).collect();
+    sum.release.retain(|holding, _| !replaced.contains(&holding.slice));
+    sum.scrub.retain(|holding, _| !replaced.contains(&holding.slice));
+    next.no_more.vms.iter().for_each(|vm| drop(sum.vms.remove(vm)));
+    sum.vms.extend(next.vms.clone());
+    sum.release.extend(next.release.clone());
+    sum.scrub.extend(next.scrub.clone());
+    (sum.number, sum.instance, sum.fenced) = (next.number, next.instance, next.fenced);
+}
+
+impl World {
+    pub(super) fn connect(&mut self, host: HostId, instance: u64) {
+        if self.postpone(host, || ScheduledEvent::AgentConnect(host, instance)) {
+            return;
+        }
+        let Some(hello) = self.hello(host, instance) else { return };
+        if !self.manager_process.is_open() || self.machine(host).is_network_down {
+            let pause = self.random_between(RECONNECT_BACKOFF_MIN, RECONNECT_BACKOFF_MAX);
+            return self.schedule_after(pause, ScheduledEvent::AgentConnect(host, instance));
+        }
+        self.network.sessions_opened += 1;
+        let id = SessionId(self.network.sessions_opened);
+        let at = self.now.after(MESSAGE_DELAY);
+        let boot = self.machine(host).boot;
+        let (sent, scrubs) = (None, BTreeSet::new());
+        let session = Session {
+            host,
+            instance,
+            open_at_manager: true,
+            open_at_agent: true,
+            last_to_manager: at,
+            last_to_agent: at,
+            boot,
+            sent,
+            scrubs,
+        };
+        self.network.sessions.insert(id, session);
+        self.machine(host).set_session(Some(id));
+        self.log(|| format!("{host} connects as instance {instance} in session {}", id.0));
+        self.schedule_at(at, ScheduledEvent::SessionAccepted(id));
+        self.handle_manager_event(Event::AgentUp(id, host, hello));
+    }
+
+    fn hello(&mut self, host: HostId, instance: u64) -> Option<Hello> {
+        let devices = self.visible_devices();
+        let machine = self.machine(host);
+        machine.running(instance).filter(|running| running.session.is_none())?;
+        Some(Hello {
+            instance: InstanceId(instance),
+            boot_id: boot_id(machine.boot),
+            host_memory_socket: "/run/host-memory".into(),
+            devices,
+        })
+    }
+
+    /// Returns the shared devices, which every machine sees.
+    fn visible_devices(&self) -> Vec<SeenDevice> {
+        self.rack.visible_devices.clone()
+    }
+
+    pub(super) fn session_accepted(&mut self, id: SessionId) {
+        let Some(session) = self.network.sessions.get(&id).filter(|session| session.open_at_agent) else {
+            return;
+        };
+        let (host, instance) = (session.host, session.instance);
+        if self.postpone(host, || ScheduledEvent::SessionAccepted(id)) {
+            return;
+        }
+        let lease_ttl = self.fault_model.settings.lease_ttl;
+        self.handle_agent_event(host, instance, AgentEvent::SessionUp { rack: "rack".into(), lease_ttl });
+    }
+
+    pub(super) fn send_desired_state(&mut self, id: SessionId, want: Want) {
+        let Some(session) = self.network.sessions.get_mut(&id) else { return };
+        let host = session.host;
+        let sent = session.add(&want);
+        self.check_desired_state(&want, &sent);
+        self.log(|| format!("manager -> {host}: {}", describe_state(&want)));
+        for at in self.arrivals(id, false) {
+            self.schedule_at(at, ScheduledEvent::DesiredStateArrival(id, Box::new(want.clone())));
+        }
+    }
+
+    pub(super) fn request_report(&mut self, id: SessionId) {
+        let Some(session) = self.network.sessions.get(&id) else { return };
+        let host = session.host;
+        self.log(|| format!("manager -> {host}: report all"));
+        for at in self.arrivals(id, false) {
+            self.schedule_at(at, ScheduledEvent::ReportRequestArrival(id));
+        }
+    }
+
+    pub(super) fn agent_receives_report_request(&mut self, id: SessionId) {
+        let Some(session) = self.network.sessions.get(&id).filter(|session| session.open_at_agent) else {
+            return;
+        };
+        let (host, instance) = (session.host, session.instance);
+        if self.drop_or_delay(host, |()| ScheduledEvent::ReportRequestArrival(id), ())
+            || self.postpone(host, || ScheduledEvent::ReportRequestArrival(id))
+        {
+            return;
+        }
+        self.handle_agent_event(host, instance, AgentEvent::ReportRequested);
+    }
+
+    pub(super) fn send_report(&mut self, host: HostId, id: SessionId, have: Have) {
+        self.check_sent_report(host, &have);
+        self.log(|| format!("{host} -> manager: {}", describe_report(&have)));
+        for at in self.arrivals(id, true) {
+            self.schedule_at(at, ScheduledEvent::ReportArrival(id, Box::new(have.clone())));
+        }
+    }
+
+    /// Returns the arrival times of a message: none, one or two.
+    fn arrivals(&mut self, id: SessionId, to_manager: bool) -> Vec<Ns> {
+        let (loss_rate, duplication_rate) =
+            (self.fault_model.message_loss_rate, self.fault_model.message_duplication_rate);
+        let faults_stopped = self.faults_stopped;
+        if !faults_stopped && self.chance(loss_rate) {
+            return Vec::new();
+        }
+        let copies = 1 + usize::from(!faults_stopped && self.chance(duplication_rate));
+        (0..copies).map(|_| self.arrival(id, to_manager)).collect()
+    }
+
+    fn arrival(&mut self, id: SessionId, to_manager: bool) -> Ns {
+        let span = self.random_around(MESSAGE_DELAY);
+        let ordered = self.fault_model.in_order || self.faults_stopped;
+        let reordering_max = if ordered || !self.chance(0.15) { Ns::ZERO } else { REORDER_DELAY_MAX };
+        let reordering = self.random_between(Ns::ZERO, reordering_max);
+        let at = self.now.after(MESSAGE_DELAY).after(span).after(reordering);
+        let session = self.network.sessions.get_mut(&id).expect("messages are sent on a session");
+        let latest = if to_manager { &mut session.last_to_manager } else { &mut session.last_to_agent };
+        if !ordered {
+            return at;
+        }
+        *latest = at.max(*latest);
+        *latest
+    }
+
+    pub(super) fn manager_receives_report(&mut self, id: SessionId, have: Have) {
+        let Some(session) = self.network.sessions.get(&id).filter(|session| session.open_at_manager) else {
+            return;
+        };
+        let host = session.host;
+        if self.drop_or_delay(host, |have| ScheduledEvent::ReportArrival(id, Box::new(have)), have.clone()) {
+            return;
+        }
+        self.note_contact(host);
+        let part_max = self.rng.random_range(1..=REPORT_PART_MAX);
+        let mut at = self.now;
+        for part in have.into_parts(part_max) {
+            self.schedule_at(at, ScheduledEvent::ReportPartArrival(id, Box::new(part)));
+            at = at.after(REPORT_PART_DURATION);
+        }
+    }
+
+    pub(super) fn manager_receives_part(&mut self, id: SessionId, part: Have) {
+        let Some(session) = self.network.sessions.get(&id).filter(|session| session.open_at_manager) else {
+            return;
+        };
+        self.note_received_report(session.host, &part);
+        self.handle_manager_event(Event::AgentHave(id, part));
+    }
+
+    pub(super) fn agent_receives_state(&mut self, id: SessionId, want: Want) {
+        let Some(session) = self.network.sessions.get(&id).filter(|session| session.open_at_agent) else {
+            return;
+        };
+        let (host, instance) = (session.host, session.instance);
+        if self.drop_or_delay(
+            host,
+            |want| ScheduledEvent::DesiredStateArrival(id, Box::new(want)),
+            want.clone(),
+        ) {
+            return;
+        }
+        if self.postpone(host, || ScheduledEvent::DesiredStateArrival(id, Box::new(want.clone()))) {
+            return;
+        }
+        self.handle_agent_event(host, instance, AgentEvent::Want { rack: "rack".into(), want });
+    }
+
+    /// Returns whether the network is down. A stream delivers the message later, other links lose
+    /// it.
+    fn drop_or_delay<M>(
+        &mut self,
+        host: HostId,
+        retry: impl FnOnce(M) -> ScheduledEvent,
+        message: M,
+    ) -> bool {
+        if !self.machine(host).is_network_down {
+            return false;
+        }
+        if self.fault_model.in_order {
+            self.schedule_after(Ns::ms(20), retry(message));
+        }
+        true
+    }
+
+    /// Connects a second agent while the agent of a host is connected with a valid lease: an older
+    /// instance of the same boot, or one of another machine. It must be rejected.
+    pub(super) fn connect_duplicate_agent(&mut self, host: HostId) {
+        let current =
+            self.network.sessions.values().find(|session| session.host == host && session.open_at_manager);
+        let Some((instance, boot)) = current.map(|session| (session.instance, session.boot)) else { return };
+        if !self.manager_process.is_settled() || !self.is_lease_valid(host) {
+            return;
+        }
+        let older = self.chance(0.5);
+        let (instance, boot) = if older { (instance - 1, boot) } else { (instance, boot + 1000) };
+        self.network.sessions_opened += 1;
+        let id = SessionId(self.network.sessions_opened);
+        self.log(|| format!("a second agent connects as {host}, instance {instance}, session {}", id.0));
+        self.network.duplicate_agents.insert(id, host);
+        let hello = Hello {
+            instance: InstanceId(instance),
+            boot_id: boot_id(boot),
+            host_memory_socket: "/run/host-memory".into(),
+            devices: self.visible_devices(),
+        };
+        self.schedule_after(Ns::ms(1), ScheduledEvent::DuplicateAgentLeaves(id));
+        self.handle_manager_event(Event::AgentUp(id, host, hello));
+    }
+
+    pub(super) fn duplicate_agent_leaves(&mut self, id: SessionId) {
+        if let Some(host) = self.network.duplicate_agents.remove(&id) {
+            self.report_violation(
+                "a host has one connected agent",
+                format!("{host}: a second agent is accepted in session {}", id.0),
+            );
+        }
+    }
+
+    /// Closes a connection at the manager.
+    pub(super) fn manager_closes(&mut self, id: SessionId, reason: &Closed) {
+        if self.network.duplicate_agents.remove(&id).is_some() {
+            self.run_log.counts.duplicate_agents_rejected += u64::from(*reason == Closed::Superseded);
+            return;
+        }
+        let Some(session) = self.network.sessions.get_mut(&id) else { return };
+        session.open_at_manager = false;
+        let host = session.host;
+        self.log(|| format!("manager closes session {} of {host}: {reason:?}", id.0));
+        if let Closed::FalseClaim(slice, epoch) = reason {
+            self.report_violation(
+                "an honest agent is never accused of a false claim",
+                format!("{host} is accused of claiming slice {slice} under epoch {epoch}"),
+            );
+        }
+        self.schedule_after(Ns::ms(1), ScheduledEvent::AgentDetectsClose(id));
+    }
+
+    /// Breaks a connection; each end notices it at its own time.
+    pub(super) fn break_session(&mut self, host: HostId) {
+        let id = self.machine(host).current_session();
+        let Some(id) = id else { return };
+        self.log(|| format!("session {} of {host} breaks", id.0));
+        let (manager_delay, agent_delay) =
+            (self.random_between(Ns::ZERO, Ns::ms(50)), self.random_between(Ns::ZERO, Ns::ms(50)));
+        self.schedule_after(manager_delay, ScheduledEvent::ManagerDetectsClose(id));
+        self.schedule_after(agent_delay, ScheduledEvent::AgentDetectsClose(id));
+    }
+
+    /// Closes the agent's end with its process; its kernel notifies the manager.
+    pub(super) fn close_agent_end(&mut self, id: SessionId, notify_manager: bool) {
+        if let Some(session) = self.network.sessions.get_mut(&id) {
+            session.open_at_agent = false;
+            if notify_manager {
+                self.schedule_after(Ns::ms(1), ScheduledEvent::ManagerDetectsClose(id));
+            }
+        }
+    }
+
+    /// Closes the manager's ends with its process.
+    pub(super) fn close_manager_ends(&mut self) {
+        self.network.duplicate_agents.clear();
+        let open: Vec<SessionId> = self.network.sessions.keys().copied().collect();
+        for id in open {
+            self.network.sessions.entry(id).and_modify(|session| session.open_at_manager = false);
+            let pause = self.random_between(Ns(100_000), Ns::ms(5));
+            self.schedule_after(pause, ScheduledEvent::AgentDetectsClose(id));
+        }
+    }
+
+    pub(super) fn manager_detects_close(&mut self, id: SessionId) {
+        let Some(session) = self.network.sessions.get_mut(&id).filter(|session| session.open_at_manager)
+        else {
+            return;
+        };
+        session.open_at_manager = false;
+        self.remove_closed_session(id);
+        self.handle_manager_event(Event::AgentDown(id));
+    }
+
+    pub(super) fn agent_detects_close(&mut self, id: SessionId) {
+        let Some(session) = self.network.sessions.get(&id).filter(|session| session.open_at_agent) else {
+            return self.remove_closed_session(id);
+        };
+        let (host, instance) = (session.host, session.instance);
+        if self.postpone(host, || ScheduledEvent::AgentDetectsClose(id)) {
+            return;
+        }
+        if self.machine(host).is_network_down {
+            return self.schedule_after(Ns::ms(20), ScheduledEvent::AgentDetectsClose(id));
+        }
+        self.network.sessions.entry(id).and_modify(|session| session.open_at_agent = false);
+        self.remove_closed_session(id);
+        if self.machine(host).current_session() == Some(id) {
+            self.machine(host).set_session(None);
+            self.handle_agent_event(host, instance, AgentEvent::SessionDown);
+            let pause = self.random_between(RECONNECT_BACKOFF_MIN, RECONNECT_BACKOFF_MAX);
+            self.schedule_after(pause, ScheduledEvent::AgentConnect(host, instance));
+        }
+    }
+
+    /// Returns whether the manager has a connection of this host.
+    pub(super) fn is_connected(&self, host: HostId) -> bool {
+        self.network.sessions.values().any(|session| session.host == host && session.open_at_manager)
+    }
+
+    fn remove_closed_session(&mut self, id: SessionId) {
+        if self
+            .network
+            .sessions
+            .get(&id)
+            .is_some_and(|session| !session.open_at_manager && !session.open_at_agent)
+        {
+            self.network.sessions.remove(&id);
+        }
+    }
+}
+
+fn boot_id(boot: u64) -> String {
+    format!("boot-{boot}")
+}
+
+fn describe_state(want: &Want) -> String {
+    let vms = want.vms.iter().map(|(id, vm)| (id.0, describe_holdings(vm.slices.keys())));
+    let fenced = if want.fenced { " FENCED" } else { "" };
+    let base =
+        want.base.map(|base| format!(" on base {base}, removed {:?},", want.no_more)).unwrap_or_default();
+    format!(
+        "desired state {}{base}{fenced} vms {:?} release {:?} scrub {}",
+        want.number,
+        vms.collect::<Vec<_>>(),
+        want.release.iter().map(|(h, r)| (h.slice.0, h.epoch.0, r.force)).collect::<Vec<_>>(),
+        describe_holdings(want.scrub.keys())
+    )
+}
+
+fn describe_report(have: &Have) -> String {
+    let scrubbed: Vec<_> = have.scrubbed.iter().map(|scrubbed| scrubbed.holding).collect();
+    let failed: Vec<_> = have.failed.iter().map(|failed| failed.holding).collect();
+    format!(
+        "report {} online {} released {} scrubbed {} failed {} vms {:?} ended {:?}{}",
+        have.number,
+        describe_holdings(&have.online),
+        describe_holdings(&have.released),
+        describe_holdings(&scrubbed),
+        describe_holdings(&failed),
+        have.vms.keys().map(|id| id.0).collect::<Vec<_>>(),
+        have.ended.iter().map(|id| id.0).collect::<Vec<_>>(),
+        if have.clean { " clean" } else { "" },
+    )
+}
+
+fn describe_holdings<'a>(holdings: impl IntoIterator<Item = &'a pool::protocol::Holding>) -> String {
+    let names: Vec<_> = holdings.into_iter().map(|h| format!("{}.{}", h.slice, h.epoch)).collect();
+    format!("[{}]", names.join(" "))
+}

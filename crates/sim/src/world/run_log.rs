@@ -1,0 +1,204 @@
+//! Event log and counts of a run: the report of a failing seed.
+
+use std::{collections::VecDeque, fmt};
+
+use units::Ns;
+
+/// A violated invariant. The seed reproduces it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// Seed of the world.
+    pub seed: u64,
+    /// Number of steps before the violation.
+    pub step: u64,
+    /// The invariant.
+    pub invariant: &'static str,
+    /// Description of the violation.
+    pub description: String,
+    /// The latest events, if they were logged.
+    pub events: Vec<String>,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.events.iter().try_for_each(|line| writeln!(f, "{line}"))?;
+        write!(f, "seed {} step {}: {}: {}", self.seed, self.step, self.invariant, self.description)
+    }
+}
+
+impl std::error::Error for Failure {}
+
+const SUMMARY_COUNTS: usize = 29;
+
+/// Counts of events in a run without violations.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Summary {
+    /// Steps.
+    pub steps: u64,
+    /// Reservations acknowledged.
+    pub reserved: u64,
+    /// Processes that attached the memory of their VM.
+    pub started: u64,
+    /// Slices scrubbed.
+    pub scrubbed: u64,
+    /// Slices granted to another host than before.
+    pub moved: u64,
+    /// Faults injected.
+    pub faults: u64,
+    /// Restores from a backup.
+    pub restored: u64,
+    /// Stores with a long history of ended reservations.
+    pub long_histories: u64,
+    /// Power failures of emulated devices.
+    pub device_power_failures: u64,
+    /// Power failures that emptied the device's directory.
+    pub devices_emptied: u64,
+    /// Records of shared devices lost or replaced by an older copy.
+    pub records_rolled_back: u64,
+    /// Full disks of the store.
+    pub full_disks: u64,
+    /// Durable writes that failed on a full disk.
+    pub full_disk_writes: u64,
+    /// Releases acknowledged while the disk had too little space for reservations.
+    pub low_space_releases: u64,
+    /// Failures of single slices.
+    pub slice_faults: u64,
+    /// Scrubs that verified only a part of the slice.
+    pub partial_scrubs: u64,
+    /// Jumps of the wall clock.
+    pub clock_jumps: u64,
+    /// Days in which nothing ran.
+    pub days: u64,
+    /// Acknowledged cordons, drains and uncordons of hosts.
+    pub hosts_scheduled: u64,
+    /// Acknowledged cordons, drains and uncordons of EMCs.
+    pub emcs_scheduled: u64,
+    /// Accepted changes of rack.toml.
+    pub rack_changes: u64,
+    /// Refused changes of rack.toml.
+    pub rack_refusals: u64,
+    /// Agents rejected because another one represents the host.
+    pub duplicate_agents_rejected: u64,
+    /// Migration requests accepted by the scheduler.
+    pub migrations_accepted: u64,
+    /// Migration requests declined.
+    pub migrations_declined: u64,
+    /// Migration requests reported as done.
+    pub migrations_done: u64,
+    /// Repeated answers to a migration request.
+    pub migration_answers_repeated: u64,
+    /// Answers refused because no such request exists, also for ended VMs.
+    pub migration_answers_refused: u64,
+    /// Declined migration requests that were sent again.
+    pub migrations_retried: u64,
+}
+
+impl Summary {
+    /// Returns the counts with their names.
+    pub fn counts(&self) -> [(&'static str, u64); SUMMARY_COUNTS] {
+        [
+            ("steps", self.steps),
+            ("reserved", self.reserved),
+            ("started", self.started),
+            ("scrubbed", self.scrubbed),
+            ("moved", self.moved),
+            ("faults", self.faults),
+            ("restored", self.restored),
+            ("long_histories", self.long_histories),
+            ("device_power_failures", self.device_power_failures),
+            ("devices_emptied", self.devices_emptied),
+            ("records_rolled_back", self.records_rolled_back),
+            ("full_disks", self.full_disks),
+            ("full_disk_writes", self.full_disk_writes),
+            ("low_space_releases", self.low_space_releases),
+            ("slice_faults", self.slice_faults),
+            ("partial_scrubs", self.partial_scrubs),
+            ("clock_jumps", self.clock_jumps),
+            ("days", self.days),
+            ("hosts_scheduled", self.hosts_scheduled),
+            ("emcs_scheduled", self.emcs_scheduled),
+            ("rack_changes", self.rack_changes),
+            ("rack_refusals", self.rack_refusals),
+            ("duplicate_agents_rejected", self.duplicate_agents_rejected),
+            ("migrations_accepted", self.migrations_accepted),
+            ("migrations_declined", self.migrations_declined),
+            ("migrations_done", self.migrations_done),
+            ("migration_answers_repeated", self.migration_answers_repeated),
+            ("migration_answers_refused", self.migration_answers_refused),
+            ("migrations_retried", self.migrations_retried),
+        ]
+    }
+}
+
+impl std::ops::AddAssign for Summary {
+    fn add_assign(&mut self, other: Self) {
+        self.steps += other.steps;
+        self.reserved += other.reserved;
+        self.started += other.started;
+        self.scrubbed += other.scrubbed;
+        self.moved += other.moved;
+        self.faults += other.faults;
+        self.restored += other.restored;
+        self.long_histories += other.long_histories;
+        self.device_power_failures += other.device_power_failures;
+        self.devices_emptied += other.devices_emptied;
+        self.records_rolled_back += other.records_rolled_back;
+        self.full_disks += other.full_disks;
+        self.full_disk_writes += other.full_disk_writes;
+        self.low_space_releases += other.low_space_releases;
+        self.slice_faults += other.slice_faults;
+        self.partial_scrubs += other.partial_scrubs;
+        self.clock_jumps += other.clock_jumps;
+        self.days += other.days;
+        self.hosts_scheduled += other.hosts_scheduled;
+        self.emcs_scheduled += other.emcs_scheduled;
+        self.rack_changes += other.rack_changes;
+        self.rack_refusals += other.rack_refusals;
+        self.duplicate_agents_rejected += other.duplicate_agents_rejected;
+        self.migrations_accepted += other.migrations_accepted;
+        self.migrations_declined += other.migrations_declined;
+        self.migrations_done += other.migrations_done;
+        self.migration_answers_repeated += other.migration_answers_repeated;
+        self.migration_answers_refused += other.migration_answers_refused;
+        self.migrations_retried += other.migrations_retried;
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct RunLog {
+    /// Latest events, at most `events_max`.
+    events: VecDeque<String>,
+    events_max: usize,
+    violation: Option<(&'static str, String)>,
+    pub(super) counts: Summary,
+}
+
+impl RunLog {
+    pub(super) fn keep_events(&mut self, max: usize) {
+        self.events_max = max;
+    }
+
+    pub(super) fn log(&mut self, now: Ns, line: impl FnOnce() -> String) {
+        if self.events_max == 0 {
+            return;
+        }
+        if self.events.len() >= self.events_max {
+            self.events.pop_front();
+        }
+        self.events.push_back(format!("{:>9.3} ms  {}", now.as_duration().as_secs_f64() * 1000.0, line()));
+    }
+
+    pub(super) fn record_violation(&mut self, invariant: &'static str, description: String) {
+        self.violation.get_or_insert((invariant, description));
+    }
+
+    pub(super) fn failure(&self, seed: u64, step: u64) -> Option<Box<Failure>> {
+        let (invariant, description) = self.violation.clone()?;
+        let events = self.events.iter().cloned().collect();
+        Some(Box::new(Failure { seed, step, invariant, description, events }))
+    }
+
+    pub(super) fn summary(&self, steps: u64) -> Summary {
+        Summary { steps, ..self.counts }
+    }
+}
