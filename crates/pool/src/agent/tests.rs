@@ -270,7 +270,7 @@ fn attached(more: &str) -> String {
 }
 
 #[test]
-fn who_looks_sees_what_it_would_be_handed_or_why_not() {
+fn preview_returns_the_memory_or_the_refusal_of_an_attach() {
     check_look("up want:1:a=1.1+2.1 ok:1.1 ok:2.1", Ok("1.1+2.1"));
     check_look("up want:1:a=1.1 ok:1.1 attach:a@200", Ok("1.1"));
     check_look("up want:1:a=1.1 ok:1.1 attach:a@200 recorded:a want:2", Ok("1.1"));
@@ -281,13 +281,13 @@ fn who_looks_sees_what_it_would_be_handed_or_why_not() {
 }
 
 #[test]
-fn a_slice_nobody_had_is_seen_to_be_zero_before_it_is_usable() {
+fn new_slice_is_checked_for_zeros_before_use() {
     check("up want:1:a=1.1", "online:1.1?");
     check("up want:1:a=1.1 ok:1.1", "have:1:online=1.1");
 }
 
 #[test]
-fn a_change_is_followed_on_top_of_the_order_it_names_and_of_no_other() {
+fn change_applies_only_to_the_version_it_names() {
     check("up want:1:a=1.1 ok:1.1 want:2:base=1:b=2.1", "online:2.1?");
     check("up want:1:a=1.1 ok:1.1 want:2:base=1:b=2.1 ok:2.1", "news:2:online=2.1");
     check("up want:1:a=1.1 ok:1.1 want:2:base=1:b=2.1 ok:2.1 want:3", "have:3:online=1.1+2.1");
@@ -305,7 +305,7 @@ fn a_change_is_followed_on_top_of_the_order_it_names_and_of_no_other() {
 }
 
 #[test]
-fn heartbeat_has_no_facts_and_requested_report_has_all() {
+fn heartbeat_is_empty_and_requested_report_is_complete() {
     let ms = 4000 / HEARTBEATS_PER_LEASE;
     let online = "up want:1:a=1.1+2.1 ok:1.1 ok:2.1";
     check(&format!("{online} tick:{}", ms - 1), "");
@@ -335,7 +335,7 @@ fn reports_are_numbered_in_each_session() {
 }
 
 #[test]
-fn a_slice_that_is_not_zero_is_reported_once_nothing_of_it_is_left_and_never_handed_out() {
+fn nonzero_slice_is_closed_then_reported_and_never_passed_on() {
     check("up want:1:a=1.1 dirty:1.1", "clear:/emc/1.1 have:1");
     check("up want:1:a=1.1 dirty:1.1 unclear:1.1", "news:1");
     let cleared = |more: &str| format!("up want:1:a=1.1 dirty:1.1 cleared:1.1 {more}");
@@ -348,7 +348,7 @@ fn a_slice_that_is_not_zero_is_reported_once_nothing_of_it_is_left_and_never_han
 }
 
 #[test]
-fn a_host_call_that_fails_is_tried_again_and_told_when_it_keeps_failing() {
+fn failed_host_call_is_retried_and_repeated_failure_reported() {
     let ms = HOST_RETRY.as_ms();
     check("up want:1:a=1.1 fail:1.1", "have:1");
     check(&format!("up want:1:a=1.1 fail:1.1 tick:{}", ms - 1), "");
@@ -362,7 +362,7 @@ fn a_host_call_that_fails_is_tried_again_and_told_when_it_keeps_failing() {
 }
 
 #[test]
-fn what_a_predecessor_left_is_closed_unless_the_first_order_wants_it_or_a_vm_has_it() {
+fn orphan_is_closed_unless_desired_first_or_used_by_a_vm() {
     let check = |script: &str, expected: &str| {
         assert_eq!(run(Vec::new(), "1.1+2.1", script).1, expected, "after {script}");
     };
@@ -384,7 +384,7 @@ fn what_a_predecessor_left_is_closed_unless_the_first_order_wants_it_or_a_vm_has
 }
 
 #[test]
-fn what_a_predecessor_left_of_a_vm_that_has_ended_stays_until_it_is_asked_for_and_nobody_has_it() {
+fn orphan_of_an_ended_vm_stays_until_its_release_is_requested() {
     let check = |script: &str, expected: &str| {
         assert_eq!(run(vec![adopted("a", "1.1", false)], "1.1", script).1, expected, "after {script}");
     };
@@ -398,7 +398,7 @@ fn what_a_predecessor_left_of_a_vm_that_has_ended_stays_until_it_is_asked_for_an
 /// Two agents crashed while VM a's slice was released and passed to VM b: the record of a still
 /// contained it, and the next agent took from b what it had just brought online.
 #[test]
-fn what_a_later_owner_has_is_not_closed_for_the_one_before_who_is_still_on_record() {
+fn slice_of_a_later_owner_is_not_closed_for_the_recorded_one() {
     let mut before = adopted("a", "1.1", false);
     before.record.slices.insert(holding("1.1"), handle(holding("1.2")));
     let check = |found: Vec<Adopted>, script: &str, expected: &str| {
@@ -411,7 +411,7 @@ fn what_a_later_owner_has_is_not_closed_for_the_one_before_who_is_still_on_recor
 }
 
 #[test]
-fn what_is_being_closed_is_opened_again_only_then_and_tried_again_if_that_failed() {
+fn orphan_reopens_after_its_close_and_failed_close_is_retried() {
     let check = |script: &str, expected: &str| {
         assert_eq!(run(Vec::new(), "1.1", script).1, expected, "after {script}");
     };
@@ -423,7 +423,7 @@ fn what_is_being_closed_is_opened_again_only_then_and_tried_again_if_that_failed
 }
 
 #[test]
-fn a_process_gets_nothing_before_it_is_on_record() {
+fn process_receives_memory_only_after_it_is_recorded() {
     check("up want:1:a=1.1 ok:1.1 attach:a@100", "record:a");
     check(ATTACHED, "watch:a@100 handout:1=1.1");
     check("up want:1:a=1.1 ok:1.1 attach:a@100 attach:a@100", "");
@@ -438,18 +438,18 @@ fn a_process_gets_nothing_before_it_is_on_record() {
 }
 
 #[test]
-fn a_vm_is_handed_out_whole_or_not_at_all() {
+fn vm_receives_all_its_slices_or_none() {
     check("up want:1:a=1.1+2.1 ok:1.1 attach:a@100", "refuse:1:1 of 2 slices of VM a are online");
     check("up attach:a@100", "refuse:1:no VM a on this host");
 }
 
 #[test]
-fn a_vm_without_slices_is_handed_its_local_memory() {
+fn vm_without_slices_receives_its_local_memory() {
     check("up want:1:a= attach:a@100 recorded:a", "watch:a@100 handout:1=");
 }
 
 #[test]
-fn a_vm_is_one_process_which_may_ask_again_and_nobody_follows_it() {
+fn vm_process_may_attach_again_and_has_no_successor() {
     check(&attached("attach:a@100"), "handout:2=1.1");
     check(&attached("down want:2 attach:a@100"), "handout:2=1.1");
     check(&attached("attach:a@200"), "refuse:2:VM a is process 100, which still runs");
@@ -461,7 +461,7 @@ fn a_vm_is_one_process_which_may_ask_again_and_nobody_follows_it() {
 }
 
 #[test]
-fn what_was_ordered_while_a_record_was_written_counts() {
+fn desired_state_received_during_a_record_write_applies() {
     check(
         "up want:1:a=1.1 ok:1.1 attach:a@100 want:2:release=1.1 recorded:a",
         "forget:a refuse:1:no VM a on this host offline:1.1",
@@ -473,7 +473,7 @@ fn what_was_ordered_while_a_record_was_written_counts() {
 }
 
 #[test]
-fn a_slice_is_never_taken_from_under_a_vm_unless_forced() {
+fn slice_of_a_running_vm_is_released_only_by_force() {
     check(&attached("want:2:release=1.1"), "have:2:online=1.1:vms=a");
     check(&attached("want:2:release=1.1 gone:a"), "free:a offline:1.1?");
     check(&attached("want:2:release=1.1 gone:a ok:1.1"), "record:a news:2:released=1.1:ended=a:clean");
@@ -482,14 +482,14 @@ fn a_slice_is_never_taken_from_under_a_vm_unless_forced() {
 }
 
 #[test]
-fn a_slice_that_a_process_still_has_stays_and_is_asked_about_again() {
+fn slice_still_used_by_a_process_stays_and_is_retried() {
     let gone = attached("want:2:release=1.1 gone:a fail:1.1");
     check(&gone, "news:2:ended=a");
     check(&format!("{gone} tick:{}", HOST_RETRY.as_ms()), "offline:1.1?");
 }
 
 #[test]
-fn a_slice_never_seen_is_closed_and_then_said_to_be_given_back_until_nobody_asks() {
+fn unknown_slice_is_closed_and_reported_while_requested() {
     check("up want:1:release=9.3", "offline:9.3");
     check("up want:1:release=9.3 ok:9.3", "have:1:released=9.3:clean");
     check("up want:1:release=9.3 fail:9.3", "have:1:online=9.3");
@@ -499,7 +499,7 @@ fn a_slice_never_seen_is_closed_and_then_said_to_be_given_back_until_nobody_asks
 }
 
 #[test]
-fn a_release_waits_for_the_call_under_way() {
+fn release_waits_for_the_current_call() {
     check("up want:1:a=1.1 want:2:release=1.1", "");
     check("up want:1:a=1.1 want:2:release=1.1 ok:1.1", "offline:1.1");
     check("up want:1:a=1.1 want:2:release=1.1 fail:1.1", "offline:1.1");
@@ -507,19 +507,19 @@ fn a_release_waits_for_the_call_under_way() {
 }
 
 #[test]
-fn absence_is_no_order() {
+fn slice_absent_from_the_desired_state_stays_online() {
     check("up want:1:a=1.1 ok:1.1 want:2", "have:2:online=1.1");
     check(&attached("want:2"), "have:2:online=1.1:vms=a");
 }
 
 #[test]
-fn an_owner_whose_successor_is_ordered_makes_way_first() {
+fn earlier_owner_is_closed_before_its_successor_opens() {
     check("up want:1:a=1.1 ok:1.1 want:2:b=1.2", "offline:1.1 online:1.2?");
     check(&attached("want:2:b=1.2"), "online:1.2?");
 }
 
 #[test]
-fn failure_to_close_for_a_later_owner_is_forgotten_with_that_owner() {
+fn close_failure_for_a_later_owner_is_dropped_with_that_owner() {
     let ms = HOST_RETRY.as_ms();
     let succeeded = "up want:1:a=1.1 ok:1.1 want:2:b=1.2 ok:1.2 fail:1.1";
     let failed = format!("{succeeded} tick:{ms} fail:1.1 tick:{ms} fail:1.1");
@@ -529,12 +529,12 @@ fn failure_to_close_for_a_later_owner_is_forgotten_with_that_owner() {
 }
 
 #[test]
-fn what_goes_is_given_back_before_anything_is_taken() {
+fn releases_precede_new_slices() {
     check("up want:1:a=7.1 ok:7.1 want:2:b=1.1:release=7.1", "offline:7.1 online:1.1?");
 }
 
 #[test]
-fn a_scrub_is_told_until_nobody_asks() {
+fn scrub_is_reported_while_it_is_requested() {
     check("up want:1:scrub=1.2", "scrub:1.2 have:1");
     check("up want:1:scrub=1.2 ok:1.2", "news:1:scrubbed=1.2:clean");
     check("up want:1:scrub=1.2 ok:1.2 want:1:scrub=1.2", "have:1:scrubbed=1.2:clean");
@@ -543,14 +543,14 @@ fn a_scrub_is_told_until_nobody_asks() {
 }
 
 #[test]
-fn scrub_that_verified_a_part_is_done_again() {
+fn partly_verified_scrub_is_repeated() {
     check("up want:1:scrub=1.2 half:1.2", "news:1");
     check("up want:1:scrub=1.2 half:1.2 tick:500", "scrub:1.2");
     check("up want:1:scrub=1.2 half:1.2 tick:500 ok:1.2", "news:1:scrubbed=1.2:clean");
 }
 
 #[test]
-fn old_and_foreign_orders_bounce() {
+fn stale_and_foreign_desired_states_are_rejected() {
     check("want:1:a=1.1", "bounced:no rack has welcomed this host");
     check("up want:2 want:1:a=1.1", "bounced:older than order 0.2");
     check("up want:2:a=1.1:instance", "bounced:for instance 4, this is 5");
@@ -563,7 +563,7 @@ fn old_and_foreign_orders_bounce() {
 }
 
 #[test]
-fn a_fenced_host_ends_what_may_run_elsewhere_and_then_is_clean() {
+fn fenced_host_kills_its_vms_and_then_reports_clean() {
     check(&attached("want:2:fenced"), "kill:a have:2:online=1.1:vms=a");
     check(&attached("want:2:fenced gone:a"), "free:a offline:1.1?");
     check(&attached("want:2:fenced gone:a ok:1.1"), "record:a news:2:ended=a:clean");
@@ -572,7 +572,7 @@ fn a_fenced_host_ends_what_may_run_elsewhere_and_then_is_clean() {
 }
 
 #[test]
-fn an_ended_vm_is_told_until_it_has_not_been_named_for_a_while() {
+fn ended_vm_is_reported_until_unnamed_for_the_retention_time() {
     let ended = attached("gone:a");
     check(&ended, "free:a news:1:ended=a");
     let later = ENDED_VM_REPORTED_FOR.as_ms();
@@ -584,7 +584,7 @@ fn an_ended_vm_is_told_until_it_has_not_been_named_for_a_while() {
 }
 
 #[test]
-fn an_agent_that_starts_again_keeps_the_vms_it_finds() {
+fn restarted_agent_keeps_running_vms() {
     let live = || vec![adopted("a", "1.1", true)];
     check_found(live(), "up", "watch:a@100 online:1.1 remember:R");
     check_found(live(), "up ok:1.1", "have:0:online=1.1:vms=a");
@@ -595,7 +595,7 @@ fn an_agent_that_starts_again_keeps_the_vms_it_finds() {
 }
 
 #[test]
-fn an_agent_that_starts_again_reports_who_died_meanwhile() {
+fn restarted_agent_reports_vms_that_ended_meanwhile() {
     let dead = || vec![adopted("a", "1.1", false)];
     check_found(dead(), "up", "free:a remember:R have:0:ended=a");
     check_found(dead(), "up want:1:a=1.1", "have:1:ended=a");
@@ -609,7 +609,7 @@ fn an_agent_that_starts_again_reports_who_died_meanwhile() {
 
 /// A child of an ended VM still had a slice: the restarted agent of its fenced host reported clean.
 #[test]
-fn a_host_is_clean_only_when_no_child_of_a_vm_that_ended_has_a_slice() {
+fn host_is_not_clean_while_a_child_of_an_ended_vm_has_a_slice() {
     let dead = || vec![adopted("a", "1.1", false)];
     check_found(dead(), "up want:1:fenced", "offline:1.1?");
     check_found(dead(), "up want:1:fenced fail:1.1", "have:1:online=1.1:ended=a");
@@ -618,7 +618,7 @@ fn a_host_is_clean_only_when_no_child_of_a_vm_that_ended_has_a_slice() {
 }
 
 #[test]
-fn a_host_that_cannot_see_all_its_devices_never_says_that_nothing_is_left() {
+fn host_with_hidden_devices_never_reports_clean() {
     let mut agent = Agent::new(Ns::ZERO, INSTANCE, Some("R".to_owned()), Vec::new(), Vec::new());
     assert!(agent.have().clean);
     agent.note_blindness();
@@ -626,7 +626,7 @@ fn a_host_that_cannot_see_all_its_devices_never_says_that_nothing_is_left() {
 }
 
 #[test]
-fn a_name_reserved_again_is_another_vm() {
+fn reused_vm_name_is_another_vm() {
     let mut again = want(2);
     again.vms.insert(ReservationId(2), want_vm("a", holdings("2.1")));
     let mut agent =
@@ -640,7 +640,7 @@ fn a_name_reserved_again_is_another_vm() {
 }
 
 #[test]
-fn it_speaks_a_few_times_in_every_lease_and_only_while_somebody_listens() {
+fn heartbeats_are_sent_only_while_connected() {
     check("up tick:999", "");
     check("up tick:1000", "news:0:clean");
     check("up down tick:5000", "");

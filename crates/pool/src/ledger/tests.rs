@@ -169,7 +169,7 @@ fn released() -> EndedBy {
 }
 
 #[test]
-fn a_repeated_request_gets_the_same_reservation() {
+fn repeated_request_returns_same_reservation() {
     let mut rack = Rack::of("e1=4 h1:e1");
     let id = rack.reserve(ask("a", "h1", 2)).unwrap();
     assert_eq!(rack.reserve(ask("a", "h1", 2)), Ok(id));
@@ -179,7 +179,7 @@ fn a_repeated_request_gets_the_same_reservation() {
 }
 
 #[test]
-fn a_request_id_with_other_content_is_refused_naming_what_differs() {
+fn request_id_reused_with_other_content_names_the_difference() {
     let mut rack = Rack::of("e1=4 h1:e1 h2:e1");
     let first = ask("a", "h1", 2);
     rack.reserve(first.clone()).unwrap();
@@ -202,7 +202,7 @@ fn a_request_id_with_other_content_is_refused_naming_what_differs() {
 }
 
 #[test]
-fn a_vm_has_one_reservation_at_a_time() {
+fn vm_has_one_active_reservation() {
     let mut rack = Rack::of("e1=4 h1:e1 h2:e1");
     let id = rack.reserve(ask("a", "h1", 1)).unwrap();
     let again = |request: &str| {
@@ -216,7 +216,7 @@ fn a_vm_has_one_reservation_at_a_time() {
 }
 
 #[test]
-fn a_vms_slices_come_from_the_one_emc_with_the_most_free() {
+fn slices_come_from_the_emc_with_the_most_free() {
     let mut rack = Rack::of("e1=4 e2=6 e3=2 h1:e1+e2+e3");
     assert_eq!(rack.takes("a", "h1", 3), [4, 5, 6]);
     assert_eq!(rack.takes("b", "h1", 2), [0, 1], "the first has most free now");
@@ -226,7 +226,7 @@ fn a_vms_slices_come_from_the_one_emc_with_the_most_free() {
 }
 
 #[test]
-fn emc_with_as_many_free_slices_is_not_called_fuller() {
+fn emc_with_as_many_free_slices_is_reported_as_tied() {
     let mut rack = Rack::of("e1=4 e2=4 e3=3 h1:e1+e2+e3");
     assert_eq!(rack.takes("a", "h1", 2), [0, 1]);
     let What::Reserved { others, .. } = rack.why() else { panic!() };
@@ -234,7 +234,7 @@ fn emc_with_as_many_free_slices_is_not_called_fuller() {
 }
 
 #[test]
-fn where_no_emc_has_them_all_a_vms_slices_come_from_the_fewest() {
+fn slices_span_as_few_emcs_as_possible() {
     let mut rack = Rack::of("e1=4 e2=6 e3=2 h1:e1+e2+e3");
     assert_eq!(rack.takes("a", "h1", 7), [0, 4, 5, 6, 7, 8, 9]);
     let What::Reserved { others, .. } = rack.why() else { panic!() };
@@ -242,7 +242,7 @@ fn where_no_emc_has_them_all_a_vms_slices_come_from_the_fewest() {
 }
 
 #[test]
-fn a_host_gets_slices_only_from_emcs_it_is_wired_to() {
+fn host_receives_slices_only_from_attached_emcs() {
     let mut rack = Rack::of("e1=4 e2=8 h1:e1 h2:e2");
     assert_eq!(rack.takes("a", "h1", 4), [0, 1, 2, 3]);
     let denied = Denied::OutOfSlices { host: name("h1"), asked: 1, free: 0, closed: Vec::new() };
@@ -251,7 +251,7 @@ fn a_host_gets_slices_only_from_emcs_it_is_wired_to() {
 }
 
 #[test]
-fn nothing_new_is_taken_from_an_emc_that_is_cordoned_draining_or_failed() {
+fn cordoned_draining_or_failed_emc_is_excluded() {
     for stop in [NotChosen::Cordoned, NotChosen::Draining, NotChosen::Failed] {
         let mut rack = Rack::of("e1=8 e2=4 h1:e1+e2");
         match stop {
@@ -267,7 +267,7 @@ fn nothing_new_is_taken_from_an_emc_that_is_cordoned_draining_or_failed() {
 }
 
 #[test]
-fn a_host_that_is_cordoned_draining_or_fenced_takes_nothing_new() {
+fn cordoned_draining_or_fenced_host_rejects_reservations() {
     let mut rack = Rack::of("e1=8 h1:e1");
     for (to, why) in [(Scheduling::Cordoned, "cordoned"), (Scheduling::Draining, "draining")] {
         rack.schedule(Place::Host(name("h1")), to);
@@ -282,7 +282,7 @@ fn a_host_that_is_cordoned_draining_or_fenced_takes_nothing_new() {
 }
 
 #[test]
-fn what_is_exhausted_is_refused_with_its_numbers() {
+fn exhausted_resource_is_rejected_with_its_numbers() {
     let mut rack = Rack::of("e1=4 h1:e1");
     rack.reserve(Reserve { cores: 10, local: Bytes::gib(60), ..ask("a", "h1", 1) }).unwrap();
     let cores = rack.reserve(Reserve { cores: 7, ..ask("b", "h1", 0) });
@@ -296,7 +296,7 @@ fn what_is_exhausted_is_refused_with_its_numbers() {
 }
 
 #[test]
-fn reservations_of_one_host_are_limited_whatever_they_take() {
+fn reservations_per_host_are_limited_regardless_of_size() {
     let mut rack = Rack::of("e1=4 h1:e1 h2:e1");
     let small = |n: usize, host| Reserve { cores: 0, local: Bytes::ZERO, ..ask(&format!("v{n}"), host, 0) };
     for n in 0..RESERVATIONS_PER_HOST_MAX {
@@ -310,7 +310,7 @@ fn reservations_of_one_host_are_limited_whatever_they_take() {
 }
 
 #[test]
-fn a_vm_that_ended_is_found_by_its_name_until_it_is_forgotten_or_named_again() {
+fn ended_vm_is_found_by_name_until_pruned_or_reused() {
     let mut rack = Rack::of("e1=4 h1:e1");
     let target = Target::Vm(name("a"));
     assert_eq!(rack.ledger.find(&target), Err(Denied::NoSuchVm(name("a"))));
@@ -329,7 +329,7 @@ fn a_vm_that_ended_is_found_by_its_name_until_it_is_forgotten_or_named_again() {
 }
 
 #[test]
-fn committing_and_releasing_again_changes_nothing() {
+fn repeated_commit_and_release_change_nothing() {
     let mut rack = Rack::of("e1=4 h1:e1");
     let id = rack.reserve(ask("a", "h1", 2)).unwrap();
     let commit = rack.ledger.decide_commit(at(2), id, tester()).unwrap();
@@ -351,7 +351,7 @@ fn committing_and_releasing_again_changes_nothing() {
 }
 
 #[test]
-fn a_reservation_that_is_not_committed_in_time_is_overdue() {
+fn uncommitted_reservation_is_overdue_at_its_deadline() {
     let mut rack = Rack::of("e1=4 h1:e1");
     let id = rack.reserve(ask("a", "h1", 1)).unwrap();
     let deadline = at(1).now.after(COMMIT_WITHIN);
@@ -364,7 +364,7 @@ fn a_reservation_that_is_not_committed_in_time_is_overdue() {
 }
 
 #[test]
-fn an_ended_request_is_remembered_for_its_time_and_while_its_slices_drain() {
+fn ended_request_is_kept_for_retention_and_while_slices_drain() {
     let mut rack = Rack::of("e1=4 h1:e1");
     let (a, b) = (rack.reserve(ask("a", "h1", 1)).unwrap(), rack.reserve(ask("b", "h1", 0)).unwrap());
     rack.online(0);
@@ -385,7 +385,7 @@ fn an_ended_request_is_remembered_for_its_time_and_while_its_slices_drain() {
 }
 
 #[test]
-fn a_rack_grows_while_it_runs() {
+fn rack_grows_while_in_use() {
     let mut rack = Rack::of("e1=4 h1:e1");
     rack.reserve(ask("a", "h1", 4)).unwrap();
     rack.configure("e1=4 e2=4 h1:e1+e2 h2:e2").unwrap();
@@ -398,7 +398,7 @@ fn a_rack_grows_while_it_runs() {
 }
 
 #[test]
-fn what_is_in_use_is_not_removed_from_the_rack() {
+fn configuration_cannot_remove_parts_in_use() {
     let mut rack = Rack::of("e1=4 e2=4 h1:e1+e2 h2:e2");
     let id = rack.reserve(ask("a", "h1", 1)).unwrap();
     let refused = |rack: &mut Rack, text: &str| match rack.configure(text) {
@@ -418,7 +418,7 @@ fn what_is_in_use_is_not_removed_from_the_rack() {
 }
 
 #[test]
-fn a_rack_has_limits() {
+fn configuration_beyond_the_limits_is_rejected() {
     let mut rack = Rack::of("e1=4 h1:e1");
     let slices = u64::from(SLICES_MAX);
     let too_many = rack.configure(&format!("e1=4 e2={SLICES_MAX} h1:e1"));
@@ -427,7 +427,7 @@ fn a_rack_has_limits() {
 }
 
 #[test]
-fn a_drain_asks_for_every_vm_there_to_move_and_taking_it_back_withdraws_that() {
+fn drain_requests_migrations_and_enable_withdraws_them() {
     let mut rack = Rack::of("e1=4 e2=4 h1:e1+e2 h2:e2");
     let a = rack.reserve(ask("a", "h1", 1)).unwrap();
     let b = rack.reserve(ask("b", "h2", 1)).unwrap();
@@ -451,7 +451,7 @@ fn a_drain_asks_for_every_vm_there_to_move_and_taking_it_back_withdraws_that() {
 }
 
 #[test]
-fn a_vm_with_two_reasons_to_move_is_asked_once_and_until_both_are_gone() {
+fn vm_under_two_drains_has_one_migration_until_both_end() {
     let mut rack = Rack::of("e1=4 e2=4 h1:e1+e2");
     let a = rack.reserve(ask("a", "h1", 1)).unwrap();
     rack.schedule(Place::Host(name("h1")), Scheduling::Draining);
@@ -470,7 +470,7 @@ fn a_vm_with_two_reasons_to_move_is_asked_once_and_until_both_are_gone() {
 }
 
 #[test]
-fn a_move_that_was_declined_is_asked_for_again_after_a_while() {
+fn declined_migration_is_requested_again_after_the_delay() {
     let mut rack = Rack::of("e1=4 h1:e1");
     let a = rack.reserve(ask("a", "h1", 1)).unwrap();
     rack.schedule(Place::Host(name("h1")), Scheduling::Draining);
@@ -491,7 +491,7 @@ fn a_move_that_was_declined_is_asked_for_again_after_a_while() {
 }
 
 #[test]
-fn fencing_ends_a_hosts_reservations_and_its_slices_wait_for_the_device() {
+fn fence_ends_reservations_and_slices_wait_for_the_device() {
     let mut rack = Rack::of("e1=4 e2=4 h1:e1+e2 h2:e1");
     let id = rack.reserve(ask("a", "h1", 5)).unwrap();
     (0..5).for_each(|slice| rack.online(slice));
@@ -511,7 +511,7 @@ fn fencing_ends_a_hosts_reservations_and_its_slices_wait_for_the_device() {
 }
 
 #[test]
-fn fenced_host_returns_when_it_restarted_or_proved_itself_clean() {
+fn fenced_host_returns_after_a_restart_or_a_clean_report() {
     for cut in [true, false] {
         let mut rack = Rack::of("e1=4 h1:e1");
         let report = |rack: &mut Rack, boot: &str, clean| {
@@ -545,7 +545,7 @@ fn fenced_host_returns_when_it_restarted_or_proved_itself_clean() {
 }
 
 #[test]
-fn host_that_returned_is_given_nothing_of_an_emc_that_has_not_cut_it_off() {
+fn returned_host_receives_nothing_from_an_unconfirmed_emc() {
     let mut rack = Rack::of("e1=2 e2=2 h1:e1+e2");
     let report = rack.ledger.decide_report(at(3), HostId(0), "b1", false);
     rack.apply(report);
@@ -566,7 +566,7 @@ fn host_that_returned_is_given_nothing_of_an_emc_that_has_not_cut_it_off() {
 
 /// Such a record contains no EMC that has confirmed.
 #[test]
-fn fence_begun_by_an_earlier_version_waits_for_every_emc() {
+fn fence_stored_by_an_earlier_version_waits_for_every_emc() {
     let mut rack = Rack::of("e1=4 e2=4 h1:e1+e2");
     let fence = rack.ledger.decide_fence(at(3), HostId(0), false, tester(), "why");
     rack.apply(fence);
@@ -579,7 +579,7 @@ fn fence_begun_by_an_earlier_version_waits_for_every_emc() {
 }
 
 #[test]
-fn an_operator_vouches_for_a_host_that_is_being_fenced_already() {
+fn operator_may_confirm_power_off_of_a_host_being_fenced() {
     let mut rack = Rack::of("e1=4 h1:e1");
     for powered_off in [false, true] {
         let fence = rack.ledger.decide_fence(at(3), HostId(0), powered_off, tester(), "why");
@@ -589,7 +589,7 @@ fn an_operator_vouches_for_a_host_that_is_being_fenced_already() {
 }
 
 #[test]
-fn reservation_that_breaks_before_its_commit_still_ends_at_its_deadline() {
+fn uncommitted_broken_reservation_still_ends_at_its_deadline() {
     for (commits, overdue) in [(false, 1), (true, 0)] {
         let mut rack = Rack::of("e1=4 h1:e1");
         let id = rack.reserve(ask("a", "h1", 1)).unwrap();
@@ -609,7 +609,7 @@ fn reservation_that_breaks_before_its_commit_still_ends_at_its_deadline() {
 }
 
 #[test]
-fn a_quarantined_slice_breaks_its_reservation_and_comes_back_only_when_let() {
+fn quarantined_slice_breaks_its_reservation_until_requalified() {
     let mut rack = Rack::of("e1=4 h1:e1");
     let id = rack.reserve(ask("a", "h1", 2)).unwrap();
     rack.slice(0, Event::Granted(Epoch(1)));
@@ -646,7 +646,7 @@ fn running<const N: usize>(vm: &str, slices: [(u32, u64); N]) -> HaveVm {
 }
 
 #[test]
-fn after_a_restore_vms_found_running_keep_their_slices() {
+fn running_vms_keep_their_slices_after_a_restore() {
     let (mut rack, id) = restored();
     let adopt = |rack: &Rack, host, id, vm: &str, slice, epoch| {
         rack.ledger.decide_adopt(at(3), host, id, &running(vm, [(slice, epoch)]))
@@ -671,7 +671,7 @@ fn after_a_restore_vms_found_running_keep_their_slices() {
 }
 
 #[test]
-fn after_a_restore_a_vm_found_elsewhere_replaces_what_the_backup_thought() {
+fn vm_on_another_host_replaces_the_reservation_of_the_backup() {
     let (mut rack, old) = restored();
     let new = ReservationId(old.0 + 7);
     let change = rack.ledger.decide_adopt(at(3), HostId(1), new, &running("a", [(1, 5)]));
@@ -681,7 +681,7 @@ fn after_a_restore_a_vm_found_elsewhere_replaces_what_the_backup_thought() {
 }
 
 #[test]
-fn after_a_restore_a_vm_whose_reservation_had_ended_keeps_its_slices_only_until_it_stops() {
+fn ended_vm_keeps_its_slices_after_a_restore_until_it_stops() {
     let mut rack = Rack::of("e1=4 h1:e1");
     let id = rack.reserve(ask("a", "h1", 1)).unwrap();
     rack.online(0);
@@ -695,7 +695,7 @@ fn after_a_restore_a_vm_whose_reservation_had_ended_keeps_its_slices_only_until_
 }
 
 #[test]
-fn a_healthy_vm_is_not_replaced_by_what_somebody_claims_to_run() {
+fn healthy_vm_is_not_replaced_by_a_claim_of_another_host() {
     let mut rack = Rack::of("e1=4 h1:e1 h2:e1");
     let id = rack.reserve(ask("a", "h1", 1)).unwrap();
     rack.online(0);
@@ -705,7 +705,7 @@ fn a_healthy_vm_is_not_replaced_by_what_somebody_claims_to_run() {
 }
 
 #[test]
-fn slices_not_in_use_after_a_restore_are_scrubbed_and_break_their_reservation() {
+fn unclaimed_slices_are_scrubbed_and_break_their_reservation() {
     let (mut rack, id) = restored();
     let all: Vec<SliceId> = rack.emc("e1").quarantined_slices().collect();
     for host in [HostId(0), HostId(1)] {

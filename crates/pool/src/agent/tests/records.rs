@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn slice_on_record_for_a_running_vm_is_not_handed_to_another() {
+fn recorded_slice_of_a_running_vm_is_not_passed_to_another() {
     check(&attached("want:2:b=1.1 attach:b@200"), "refuse:2:VM a is process 100, which still runs");
     check(
         &attached("want:2:b=1.1+2.1 ok:2.1 attach:b@200"),
@@ -12,13 +12,13 @@ fn slice_on_record_for_a_running_vm_is_not_handed_to_another() {
 }
 
 #[test]
-fn slice_of_a_vm_that_is_being_recorded_is_not_handed_to_another() {
+fn slice_of_a_vm_being_recorded_is_not_passed_to_another() {
     let recording = "up want:1:a=1.1 ok:1.1 attach:a@100 want:2:b=1.1 attach:b@200";
     check(recording, "refuse:2:VM a is process 100, which still runs");
 }
 
 #[test]
-fn slice_on_record_for_an_ended_vm_is_not_handed_to_another() {
+fn recorded_slice_of_an_ended_vm_is_not_passed_to_another() {
     check(
         &attached("gone:a want:2:b=1.1 attach:b@200"),
         "refuse:2:VM a was process 100, which is gone: reserve anew",

@@ -435,7 +435,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 8 * ProptestConfig::default().cases, ..ProptestConfig::default() })]
 
     #[test]
-    fn an_agent_keeps_its_promises_whatever_happens(story in prop::collection::vec(turn(), 0..80)) {
+    fn agent_invariants_hold_after_random_events(story in prop::collection::vec(turn(), 0..80)) {
         let mut world = World::new();
         story.into_iter().for_each(|turn| world.take(turn));
         world.settle();

@@ -10,7 +10,7 @@ fn check_ready(more: &str, expected: &str) {
 }
 
 #[test]
-fn vm_of_a_user_is_for_that_user_and_root() {
+fn vm_of_a_user_is_attached_only_by_that_user_and_root() {
     check_ready("attach:a@100/2001", "record:a");
     check_ready("attach:a@100/0", "record:a");
     check_ready(
@@ -20,7 +20,7 @@ fn vm_of_a_user_is_for_that_user_and_root() {
 }
 
 #[test]
-fn vm_without_a_user_is_for_the_agents_user_and_root() {
+fn vm_without_a_user_belongs_to_the_agents_user_and_root() {
     let refused =
         "refuse:1:VM b is user 0's: must be user 0 or root, not user 2001; its reservation names no user";
     check_ready("attach:b@100/2001", refused);
@@ -35,7 +35,7 @@ fn vm_without_a_user_is_for_the_agents_user_and_root() {
 }
 
 #[test]
-fn look_is_for_the_same_users_as_the_memory() {
+fn preview_is_limited_to_the_users_of_the_memory() {
     let (agent, _) = run(Vec::new(), "", READY);
     let look = |vm: &str, uid| {
         let caller = Caller { process: process(100), uid: user(uid) };
@@ -50,7 +50,7 @@ fn look_is_for_the_same_users_as_the_memory() {
 }
 
 #[test]
-fn another_user_learns_nothing_of_a_vm_that_runs() {
+fn process_of_a_running_vm_is_not_shown_to_other_users() {
     check_ready(
         "attach:a@100/2001 recorded:a attach:a@200/2002",
         "refuse:2:VM a is user 2001's: must be user 2001 or root, not user 2002",
@@ -63,12 +63,12 @@ fn another_user_learns_nothing_of_a_vm_that_runs() {
 
 /// As after a restart of the agent, when the VMM has given up root.
 #[test]
-fn vms_own_process_may_ask_again_as_another_user() {
+fn vm_process_may_attach_again_as_another_user() {
     check_ready("attach:a@100/0 recorded:a attach:a@100/2002", "handout:2=1.1");
 }
 
 #[test]
-fn process_of_a_vm_gets_no_other_vm() {
+fn process_of_a_vm_cannot_attach_another_vm() {
     let refused = "process 100 is VM a (r-1): must be another process for VM b";
     check_ready("attach:a@100 attach:b@100", &format!("refuse:2:{refused}"));
     check_ready("attach:a@100 recorded:a attach:b@100", &format!("refuse:2:{refused}"));
@@ -81,7 +81,7 @@ fn process_of_a_vm_gets_no_other_vm() {
 }
 
 #[test]
-fn reports_name_the_user_of_a_vm_after_a_restart_too() {
+fn reports_name_the_user_of_a_vm_after_a_restart() {
     let users = |agent: &Agent| agent.have().vms.values().map(|vm| vm.uid).collect::<Vec<_>>();
     let (agent, _) = run(Vec::new(), "", &format!("{READY} attach:a@100 recorded:a"));
     assert_eq!(users(&agent), [Some(user(2001))]);

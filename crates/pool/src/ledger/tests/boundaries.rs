@@ -6,7 +6,7 @@ use super::*;
 use crate::record::Migration;
 
 #[test]
-fn reservation_that_takes_all_cores_and_local_memory_fits() {
+fn reservation_of_all_cores_and_local_memory_fits() {
     let mut rack = Rack::of("e1=4 h1:e1");
     let all = Reserve { cores: 16, local: Bytes::gib(64), ..ask("a", "h1", 4) };
     rack.reserve(all).unwrap();
@@ -14,7 +14,7 @@ fn reservation_that_takes_all_cores_and_local_memory_fits() {
 }
 
 #[test]
-fn host_holds_as_many_slices_as_the_limit_says_and_no_more() {
+fn host_holds_slices_up_to_the_limit() {
     let most = SLICES_PER_HOST_MAX;
     let mut rack = Rack::of(&format!("e1={} h1:e1", most + 1));
     rack.reserve(ask("a", "h1", 1)).unwrap();
@@ -25,7 +25,7 @@ fn host_holds_as_many_slices_as_the_limit_says_and_no_more() {
 }
 
 #[test]
-fn cordoned_emc_without_free_slices_is_not_named_in_a_refusal() {
+fn rejection_omits_cordoned_emc_without_free_slices() {
     let mut rack = Rack::of("e1=4 e2=4 h1:e1+e2");
     rack.reserve(ask("a", "h1", 4)).unwrap();
     rack.schedule(Place::Emc(name("e1")), Scheduling::Cordoned);
@@ -36,7 +36,7 @@ fn cordoned_emc_without_free_slices_is_not_named_in_a_refusal() {
 }
 
 #[test]
-fn reservation_is_found_by_its_number_while_it_is_remembered() {
+fn reservation_is_found_by_its_number() {
     let mut rack = Rack::of("e1=4 h1:e1");
     let id = rack.reserve(ask("a", "h1", 1)).unwrap();
     assert_eq!(rack.ledger.find(&Target::Reservation(id)), Ok(id));
@@ -45,7 +45,7 @@ fn reservation_is_found_by_its_number_while_it_is_remembered() {
 }
 
 #[test]
-fn reservations_are_listed_after_a_number() {
+fn reservations_and_migrations_are_listed_after_an_id() {
     let mut rack = Rack::of("e1=4 h1:e1");
     let ids: Vec<_> = ["a", "b", "c"].map(|vm| rack.reserve(ask(vm, "h1", 1)).unwrap()).into();
     rack.schedule(Place::Host(name("h1")), Scheduling::Draining);
@@ -56,7 +56,7 @@ fn reservations_are_listed_after_a_number() {
 }
 
 #[test]
-fn slices_are_listed_from_one_on_across_emcs() {
+fn slices_are_listed_from_a_start_across_emcs() {
     let rack = Rack::of("e1=2 e2=2 h1:e1+e2");
     let from = |slice| rack.ledger.slots_from(SliceId(slice)).map(|(s, emc, _)| (s.0, emc.0)).collect();
     let (all, some): (Vec<_>, Vec<_>) = (from(0), from(1));
@@ -65,7 +65,7 @@ fn slices_are_listed_from_one_on_across_emcs() {
 }
 
 #[test]
-fn ended_reservation_is_due_to_be_forgotten_after_its_time() {
+fn ended_reservation_is_due_for_pruning_after_its_retention() {
     let mut rack = Rack::of("e1=4 h1:e1");
     let id = rack.reserve(ask("a", "h1", 0)).unwrap();
     assert_eq!(rack.ledger.next_forgetting(), None);
@@ -86,7 +86,7 @@ fn slice_is_held_and_online_under_its_current_epoch_only() {
 }
 
 #[test]
-fn scrub_counts_for_its_scrubber_until_it_is_over() {
+fn scrub_counts_for_its_scrubber_until_it_ends() {
     let mut rack = Rack::of("e1=4 h1:e1 h2:e1");
     let counts =
         |rack: &Rack| (rack.emc("e1").to_scrub(), rack.host("h1").scrubbing(), rack.host("h2").scrubbing());
@@ -106,7 +106,7 @@ fn scrub_counts_for_its_scrubber_until_it_is_over() {
 }
 
 #[test]
-fn host_holds_what_a_device_granted_it_before_it_was_part_of_the_rack() {
+fn host_holds_slices_granted_before_it_joined_the_rack() {
     let mut rack = Rack::of("e1=4 h1:e1");
     rack.slice(2, Event::Quarantine(Quarantine::UnknownGrant { host: HostId(1) }));
     rack.configure("e1=4 h1:e1 h2:e1").unwrap();
@@ -114,7 +114,7 @@ fn host_holds_what_a_device_granted_it_before_it_was_part_of_the_rack() {
 }
 
 #[test]
-fn host_is_resized_while_the_rack_runs() {
+fn host_is_resized_while_in_use() {
     let mut rack = Rack::of("e1=4 h1:e1");
     let mut spec = RackSpec::in_words("e1=4 h1:e1");
     (spec.hosts[0].cores, spec.hosts[0].local) = (32, Bytes::gib(128));
@@ -124,7 +124,7 @@ fn host_is_resized_while_the_rack_runs() {
 }
 
 #[test]
-fn host_with_a_reservation_or_with_slices_alone_is_not_removed() {
+fn host_with_a_reservation_or_slices_is_not_removed() {
     let removes = |rack: &mut Rack| rack.configure("e1=4 h2:e1").map_err(|denied| denied.reason());
     let mut rack = Rack::of("e1=4 h1:e1 h2:e1");
     let id = rack.reserve(ask("a", "h1", 0)).unwrap();
@@ -140,7 +140,7 @@ fn host_with_a_reservation_or_with_slices_alone_is_not_removed() {
 }
 
 #[test]
-fn removed_host_is_on_no_list_of_its_emcs() {
+fn removed_host_leaves_the_indexes_of_its_emcs() {
     let mut rack = Rack::of("e1=4 h1:e1 h2:e1");
     rack.ledger.set_live(HostId(0), true);
     rack.ledger.set_live(HostId(1), true);
@@ -151,7 +151,7 @@ fn removed_host_is_on_no_list_of_its_emcs() {
 
 /// A slice of an adopted VM may be reported offline and online again under the same reservation.
 #[test]
-fn progress_of_a_reservation_follows_slices_that_go_back() {
+fn progress_decreases_with_slices_that_leave_online() {
     let mut rack = Rack::of("e1=4 h1:e1");
     rack.reserve(ask("a", "h1", 2)).unwrap();
     (0..2).for_each(|slice| rack.online(slice));
@@ -161,7 +161,7 @@ fn progress_of_a_reservation_follows_slices_that_go_back() {
 }
 
 #[test]
-fn fence_ends_when_the_last_emc_that_has_to_answer_is_removed() {
+fn fence_ends_when_the_last_unconfirmed_emc_is_removed() {
     let mut rack = Rack::of("e1=4 e2=4 h1:e1+e2");
     let fence = rack.ledger.decide_fence(at(2), HostId(0), false, tester(), "silent");
     rack.apply(fence);
@@ -176,7 +176,7 @@ fn fence_ends_when_the_last_emc_that_has_to_answer_is_removed() {
 /// Their last steps to free and their removal may be one batch, of which a ledger sees the removal
 /// only.
 #[test]
-fn host_holds_nothing_of_an_emc_that_was_removed() {
+fn host_holds_no_slices_of_a_removed_emc() {
     let mut rack = Rack::of("e1=4 e2=4 h1:e1+e2");
     let id = rack.reserve(ask("a", "h1", 8)).unwrap();
     (4..8).for_each(|slice| rack.online(slice));
@@ -187,7 +187,7 @@ fn host_holds_nothing_of_an_emc_that_was_removed() {
 }
 
 #[test]
-fn slice_is_neither_cordoned_nor_drained() {
+fn slice_cannot_be_cordoned_or_drained() {
     let rack = Rack::of("e1=4 h1:e1");
     for to in [Scheduling::Cordoned, Scheduling::Draining] {
         let place = Place::Slice(SliceId(0));
@@ -214,7 +214,7 @@ fn migration_answer_keeps_message_and_time() {
 
 /// A restored ledger may not contain a host on which a VM runs.
 #[test]
-fn slice_of_a_host_outside_the_rack_waits_for_an_operator_whatever_its_device() {
+fn slice_of_a_host_outside_the_rack_waits_for_an_operator() {
     for words in ["e1=4! h1:e1", "e1=4 h1:e1"] {
         let mut rack = Rack::of(words);
         let change = rack.ledger.decide_restored();
@@ -232,7 +232,7 @@ fn slice_of_a_host_outside_the_rack_waits_for_an_operator_whatever_its_device() 
 
 /// A process that outlives its VM may still have the memory.
 #[test]
-fn host_of_an_unclaimed_slice_is_asked_to_release_it_whatever_its_device() {
+fn unclaimed_slice_is_released_by_its_host_first() {
     for words in ["e1=4! h1:e1", "e1=4 h1:e1"] {
         let mut rack = Rack::of(words);
         let change = rack.ledger.decide_restored();
@@ -248,7 +248,7 @@ fn host_of_an_unclaimed_slice_is_asked_to_release_it_whatever_its_device() {
 }
 
 #[test]
-fn vm_that_lost_its_slices_is_replaced_by_its_later_life() {
+fn vm_without_its_slices_is_replaced_by_its_later_instance() {
     let mut rack = Rack::of("e1=4 h1:e1 h2:e1");
     let id = rack.reserve(ask("a", "h1", 1)).unwrap();
     rack.slice(0, Event::Quarantine(Quarantine::LostGrant));
@@ -260,7 +260,7 @@ fn vm_that_lost_its_slices_is_replaced_by_its_later_life() {
 }
 
 #[test]
-fn vm_that_has_some_of_its_slices_adopts_the_others() {
+fn vm_with_some_of_its_slices_adopts_the_others() {
     let mut rack = Rack::of("e1=4 h1:e1");
     let id = rack.reserve(ask("a", "h1", 2)).unwrap();
     rack.online(0);
@@ -274,7 +274,7 @@ fn vm_that_has_some_of_its_slices_adopts_the_others() {
 }
 
 #[test]
-fn restores_of_one_backup_number_reservations_apart() {
+fn restores_of_one_backup_use_distinct_reservation_ids() {
     let numbers = |generation| {
         let mut rack = Rack::of("e1=4 h1:e1");
         rack.reserve(ask("a", "h1", 1)).unwrap();
@@ -290,7 +290,7 @@ fn restores_of_one_backup_number_reservations_apart() {
 }
 
 #[test]
-fn restore_at_the_end_of_the_number_spaces_refuses_what_is_added_later() {
+fn restore_at_the_end_of_the_id_spaces_rejects_additions() {
     let mut rack = Rack::of("e1=4 h1:e1");
     let (next_host, next_slice) = (HostId(u32::MAX - 9), SliceId(u32::MAX - 9));
     *rack.ledger.meta_mut() = Meta { next_host, next_slice, ..rack.ledger.meta().clone() };
@@ -304,7 +304,7 @@ fn restore_at_the_end_of_the_number_spaces_refuses_what_is_added_later() {
 }
 
 #[test]
-fn nothing_is_added_to_a_restored_rack_before_its_hosts_have_reported() {
+fn restored_rack_rejects_additions_until_hosts_have_reported() {
     let mut rack = Rack::of("e1=4 h1:e1");
     let change = rack.ledger.decide_restored();
     rack.apply(change);
@@ -317,7 +317,7 @@ fn nothing_is_added_to_a_restored_rack_before_its_hosts_have_reported() {
 }
 
 #[test]
-fn number_of_a_host_that_a_device_names_is_given_to_no_other() {
+fn host_id_named_by_a_device_is_not_reassigned() {
     let mut rack = Rack::of("e1=4 h1:e1");
     for (named, next) in [(0, 1), (3, 4), (2, 4), (u32::MAX, 4)] {
         let change = rack.ledger.decide_hosts_named([HostId(named)]);
@@ -332,7 +332,7 @@ fn number_of_a_host_that_a_device_names_is_given_to_no_other() {
 }
 
 #[test]
-fn host_yet_to_report_may_be_resized_and_wired_to_more() {
+fn unreported_host_may_be_resized_and_attached_to_more_emcs() {
     let mut rack = Rack::of("e1=4 e2=4 h1:e1");
     let change = rack.ledger.decide_restored();
     rack.apply(change);

@@ -64,7 +64,7 @@ fn client_without_requests_has_no_entry() {
 }
 
 #[test]
-fn flood_under_invented_names_is_bounded_and_spares_established_clients() {
+fn flood_under_new_names_spares_established_clients() {
     for requests_per_name in [1, 2, 7, 49_u32] {
         let mut rack = bounded(BOUNDS);
         rack.ends_many("honest", "r", 40, 10);
@@ -89,7 +89,7 @@ fn slow_flood_does_not_displace_established_clients() {
 }
 
 #[test]
-fn among_established_clients_the_one_with_most_requests_loses_its_oldest() {
+fn established_client_with_most_requests_loses_its_oldest() {
     let mut rack = bounded(BOUNDS);
     for (client, requests) in [("a", 30), ("b", 20), ("c", 50)] {
         rack.ends_many(client, "r", requests, 10);
@@ -99,7 +99,7 @@ fn among_established_clients_the_one_with_most_requests_loses_its_oldest() {
 }
 
 #[test]
-fn request_that_ended_after_the_last_durable_batch_is_not_evicted() {
+fn request_ended_after_the_durable_batch_is_not_evicted() {
     let mut rack = bounded(Bounds { total: 1, ..BOUNDS });
     for n in 0..3 {
         let asked = Reserve { request: request("c", &format!("r{n}")), ..ask("brief", "h1", 0) };
@@ -119,7 +119,7 @@ fn request_that_ended_after_the_last_durable_batch_is_not_evicted() {
 }
 
 #[test]
-fn evicted_request_of_a_vm_that_lives_again_makes_no_second_reservation() {
+fn evicted_request_does_not_reserve_an_active_vm_again() {
     let mut rack = bounded(Bounds { total: 0, ..BOUNDS });
     let first = Reserve { request: request("c", "first"), ..ask("a", "h1", 0) };
     let ended = rack.reserve(first.clone()).unwrap();
@@ -135,7 +135,7 @@ fn evicted_request_of_a_vm_that_lives_again_makes_no_second_reservation() {
 }
 
 #[test]
-fn request_whose_slices_drain_counts_and_is_evicted_once_they_are_back() {
+fn request_is_evicted_only_after_its_slices_are_released() {
     let mut rack = bounded(Bounds { total: 0, ..BOUNDS });
     let id = rack.reserve(ask("a", "h1", 2)).unwrap();
     (0..2).for_each(|slice| rack.online(slice));
@@ -151,7 +151,7 @@ fn request_whose_slices_drain_counts_and_is_evicted_once_they_are_back() {
 }
 
 #[test]
-fn bounds_are_the_limits_of_the_service() {
+fn default_bounds_are_the_service_limits() {
     let Bounds { per_client, total, .. } = Bounds::default();
     assert_eq!((per_client, total), (ENDED_REQUESTS_PER_CLIENT_MAX, ENDED_REQUESTS_MAX));
 }

@@ -9,7 +9,7 @@ fn too_many(what: &'static str, max: u32) -> Result<(), Denied> {
 }
 
 #[test]
-fn emc_is_added_and_removed_100_times_in_constant_memory() {
+fn adding_and_removing_emcs_uses_constant_memory() {
     let mut rack = Rack::of("e0=1024 h1:e0");
     for n in 1..=100_u32 {
         rack.configure(&format!("e{n}=1024 h1:e{n}")).unwrap();
@@ -22,7 +22,7 @@ fn emc_is_added_and_removed_100_times_in_constant_memory() {
 }
 
 #[test]
-fn numbers_of_hosts_emcs_and_slices_go_beyond_16_bits() {
+fn ids_of_hosts_emcs_and_slices_exceed_16_bits() {
     let mut rack = Rack::of("e0=1 h0:e0");
     let before = u32::from(u16::MAX) - 2;
     let meta = Meta {
@@ -41,7 +41,7 @@ fn numbers_of_hosts_emcs_and_slices_go_beyond_16_bits() {
 }
 
 #[test]
-fn slices_that_exist_are_limited_and_those_removed_are_not_counted() {
+fn slice_limit_does_not_count_removed_slices() {
     let mut rack = Rack::of("e0=1 h1:e0");
     for n in 1..=2_u32 {
         rack.configure(&format!("e{n}={SLICES_MAX} h1:e{n}")).unwrap();
@@ -51,7 +51,7 @@ fn slices_that_exist_are_limited_and_those_removed_are_not_counted() {
 }
 
 #[test]
-fn end_of_each_number_space_is_refused_by_its_limit_and_changes_nothing() {
+fn exhausted_id_space_is_rejected_and_changes_nothing() {
     let mut rack = Rack::of("e1=4 h1:e1");
     let meta = Meta {
         next_slice: SliceId(u32::MAX - 4),
@@ -78,7 +78,7 @@ fn end_of_each_number_space_is_refused_by_its_limit_and_changes_nothing() {
 }
 
 #[test]
-fn every_slice_is_found_at_the_edges_of_its_emc_and_none_between_emcs() {
+fn slice_lookup_respects_the_edges_of_each_emc() {
     let mut rack = Rack::of("e1=3 e2=2 e3=4 h1:e1+e2+e3");
     rack.configure("e1=3 e3=4 h1:e1+e3").unwrap();
     rack.configure("e1=3 e3=4 e4=1 h1:e1+e3+e4").unwrap();

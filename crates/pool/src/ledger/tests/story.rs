@@ -375,7 +375,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2 * ProptestConfig::default().cases, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_refused_decision_changes_nothing_and_sums_always_add_up(story in prop::collection::vec(turn(), 0..120)) {
+    fn rejected_decision_changes_nothing_and_totals_are_correct(story in prop::collection::vec(turn(), 0..120)) {
         let (mut rack, mut when) = (Rack::of(RACKS[0]), at(1));
         rack.ledger.ended.bounds = Bounds { per_client: 2, total: 3, established_after: Ns::secs(300) };
         for turn in &story {
@@ -392,7 +392,7 @@ proptest! {
 
     /// Derived values never differ from the records.
     #[test]
-    fn a_ledger_is_the_fold_of_its_records(story in prop::collection::vec(turn(), 0..120)) {
+    fn loaded_ledger_equals_the_fold_of_its_records(story in prop::collection::vec(turn(), 0..120)) {
         let (mut rack, mut when) = (Rack::of(RACKS[0]), at(1));
         for turn in &story {
             let _ = rack.take(&mut when, turn);
@@ -409,7 +409,7 @@ proptest! {
     /// After any sequence, slices change their owner only from free or scrubbed, and epochs never
     /// repeat.
     #[test]
-    fn every_owner_of_a_slice_has_a_number_of_its_own(story in prop::collection::vec(turn(), 0..120)) {
+    fn slice_owners_have_distinct_epochs(story in prop::collection::vec(turn(), 0..120)) {
         let (mut rack, mut when) = (Rack::of(RACKS[0]), at(1));
         let mut owners: BTreeMap<(SliceId, Epoch), HostId> = BTreeMap::new();
         for turn in &story {

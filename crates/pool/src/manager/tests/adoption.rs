@@ -49,19 +49,19 @@ fn assert_not_adopted(report: &str) {
 }
 
 #[test]
-fn vm_under_the_number_of_another_reservation_is_not_adopted() {
+fn vm_with_id_of_another_reservation_is_not_adopted() {
     assert_not_adopted("have:h2:online=4.1+5.1:vm1b=4.1+5.1");
     assert_not_adopted("have:h2:online=4.1+5.1:vm1a=4.1+5.1");
 }
 
 #[test]
-fn vm_under_a_number_that_was_never_given_is_not_adopted() {
+fn vm_with_unassigned_reservation_id_is_not_adopted() {
     let beyond = restored().manager.durable().meta().next_reservation.0 + RESERVATIONS_LOST_MAX;
     assert_not_adopted(&format!("have:h2:online=4.1+5.1:vm{beyond}b=4.1+5.1"));
 }
 
 #[test]
-fn alarm_about_a_vm_keeps_its_time_while_the_report_is_the_same() {
+fn vm_alarm_keeps_its_time_while_the_report_is_unchanged() {
     let mut rig = restored();
     rig.run("have:h2:vm1b=4.1");
     let first = unadopted(&rig);
@@ -76,7 +76,7 @@ fn alarm_about_a_vm_keeps_its_time_while_the_report_is_the_same() {
 }
 
 #[test]
-fn alarm_about_a_vm_lasts_until_its_host_is_fenced() {
+fn vm_alarm_lasts_until_its_host_is_fenced() {
     let mut rig = restored();
     rig.run("have:h2:vm1b=4.1 cordon:h2 stored");
     assert_eq!(unadopted(&rig).len(), 1, "another change of the host");
@@ -86,7 +86,7 @@ fn alarm_about_a_vm_lasts_until_its_host_is_fenced() {
 }
 
 #[test]
-fn vm_that_cannot_be_adopted_is_news_once() {
+fn vm_not_adopted_notifies_watchers_once() {
     let mut rig = restored();
     rig.manager.take_changed();
     rig.run("have:h2:vm1b=4.1");
@@ -96,7 +96,7 @@ fn vm_that_cannot_be_adopted_is_news_once() {
 }
 
 #[test]
-fn alarm_about_a_pending_restore_names_what_is_missing() {
+fn pending_restore_alarm_names_the_missing_reports() {
     let message = |rig: &Rig| {
         let alarms = rig.manager.alarms();
         alarms.into_iter().find(|alarm| alarm.reason == "RESTORE_PENDING").unwrap().message
@@ -110,7 +110,7 @@ fn alarm_about_a_pending_restore_names_what_is_missing() {
 }
 
 #[test]
-fn adopted_vms_of_a_host_are_limited_over_all_its_reports() {
+fn adopted_vms_per_host_are_limited_across_reports() {
     let mut rig = restored();
     let h2 = rig.host("h2");
     let vm = |number: usize| {

@@ -14,7 +14,7 @@ fn alarm(rig: &Rig, reason: &str) -> Alarm {
 }
 
 #[test]
-fn fenced_host_is_dated_from_the_start_of_its_fence() {
+fn fence_alarm_starts_with_the_fence() {
     let mut rig = Rig::up();
     rig.run("reserve:a@h1=1 go down:h1 have:h2 have:h3 tick:2000 have:h2 have:h3 tick:2000");
     let unknown = alarm(&rig, "HOST_UNKNOWN").since;
@@ -30,7 +30,7 @@ fn fenced_host_is_dated_from_the_start_of_its_fence() {
 }
 
 #[test]
-fn quarantined_slice_is_dated_from_its_quarantine() {
+fn quarantine_alarm_starts_with_the_quarantine() {
     let mut rig = Rig::of("e1=1 h1:e1");
     rig.meddle(0, Some((1, "h1")));
     rig.run("tick:700 restart device tick:10");
@@ -43,7 +43,7 @@ fn quarantined_slice_is_dated_from_its_quarantine() {
 }
 
 #[test]
-fn low_space_is_dated_and_names_its_limit() {
+fn low_space_alarm_has_its_start_and_limit() {
     let mut rig = Rig::up();
     rig.run("tick:300");
     let low = rig.when().wall;
@@ -55,7 +55,7 @@ fn low_space_is_dated_and_names_its_limit() {
 }
 
 #[test]
-fn reservation_that_a_restore_broke_raises_an_alarm() {
+fn reservation_broken_by_a_restore_raises_an_alarm() {
     let mut rig = Rig::up().restored("reserve:a@h1=1 go commit:a go", "", "");
     rig.run("up:h1 up:h2 up:h3 tick:10 have:h1 have:h2 have:h3 tick:10 go");
     let broken = alarm(&rig, "RESERVATION_BROKEN");
@@ -67,7 +67,7 @@ fn reservation_that_a_restore_broke_raises_an_alarm() {
 }
 
 #[test]
-fn host_that_never_started_stays_expected() {
+fn host_never_started_stays_expected() {
     let mut rig = Rig::of("e1=4 h1:e1 h2:e1");
     rig.run("up:h1 tick:10 go");
     for _ in 0..20 {

@@ -16,7 +16,7 @@ fn running() -> Rig {
 /// The shared EMC has lost its record of slice 4, and the connection of its host is younger than
 /// the backup.
 #[test]
-fn vm_on_younger_wire_of_a_shared_emc_keeps_its_slice() {
+fn vm_on_newer_connection_of_a_shared_emc_keeps_its_slice() {
     let mut rig = Rig::of("e1=4 e2=4! h1:e1 h2:e1+e2");
     rig.run("up:h1 up:h2 go");
     let backup = rig.disk.clone();
@@ -37,7 +37,7 @@ fn vm_on_younger_wire_of_a_shared_emc_keeps_its_slice() {
 
 /// The same with a connection in the backup, and a slice without a VM.
 #[test]
-fn slice_online_at_its_host_is_released_before_it_is_reused() {
+fn online_slice_is_released_by_its_host_before_reuse() {
     let mut rig = Rig::up_as("e1=4 e2=4! h1:e1+e2 h2:e1+e2 h3:e2");
     rig.run("cordon:e1 go");
     let backup = rig.disk.clone();
@@ -80,7 +80,7 @@ fn lost_vm_of_a_fenced_host_is_not_adopted() {
 
 /// Neither a forced release nor a fence freed a slice adopted for a fenced host.
 #[test]
-fn slice_of_a_vm_on_a_fenced_host_returns() {
+fn slice_of_a_vm_on_a_fenced_host_becomes_free() {
     let mut rig = Rig::up().restored("", A_RUNS, "");
     rig.run("vouch:h1 go up:h1 tick:10 have:h1:early:online=0.1:vm1a=0.1 go");
     rig.run("down:h1 up:h2 up:h3 tick:10 have:h2 have:h3 go tick:100000 go up:h2 up:h3 go");
@@ -117,7 +117,7 @@ fn slice_of_a_running_vm_is_in_doubt_after_a_lost_grant() {
 
 /// The same where the directory returns before an operator uncordons the slice.
 #[test]
-fn guest_survives_an_emptied_directory_that_comes_back() {
+fn guest_survives_a_temporarily_empty_device_directory() {
     let mut rig = running();
     rig.meddle(0, None);
     rig.run("restart device go up:h1 up:h2 up:h3 tick:10 have:h1:online=0.1:vm1a=0.1 go");
@@ -140,7 +140,7 @@ fn vm_on_unknown_grant() -> Rig {
 
 /// A restarted manager does not yet have the report that names a VM on the slice.
 #[test]
-fn unknown_grant_is_in_doubt_until_its_host_reports() {
+fn unknown_grant_is_in_doubt_until_its_host_has_reported() {
     let mut rig = vm_on_unknown_grant();
     let said = rig.run("slices alarms enable:1");
     assert!(said.contains("SLICE_IN_DOUBT"), "{said}");
@@ -150,7 +150,7 @@ fn unknown_grant_is_in_doubt_until_its_host_reports() {
 }
 
 #[test]
-fn fence_ends_the_doubt_about_an_unadopted_vm() {
+fn fence_ends_the_doubt_about_a_vm_not_adopted() {
     let mut rig = vm_on_unknown_grant();
     rig.run("down:h1 vouch:h1 go");
     rig.tells("state:h1 | Fenced");
@@ -172,7 +172,7 @@ fn foreign_emc_does_not_make_a_report_a_false_claim() {
 }
 
 #[test]
-fn vm_on_a_healthy_emc_survives_a_foreign_one() {
+fn vm_on_a_healthy_emc_survives_a_foreign_emc() {
     let mut rig = Rig::up();
     rig.run("reserve:a@h1=1 go commit:a go cordon:e1 go reserve:b@h1=1 go commit:b go");
     rig.run("have:h1:online=0.1+4.1:vm1a=0.1:vm2b=4.1 go");
@@ -195,7 +195,7 @@ fn vm_on_a_healthy_emc_survives_a_foreign_one() {
 
 /// The EMC lost its directory, epochs among it, and the store is older than the slice.
 #[test]
-fn epoch_that_a_host_still_has_is_not_given_again() {
+fn epoch_still_held_by_a_host_is_not_reused() {
     let mut rig = Rig::up();
     rig.run("cordon:e2 go");
     let backup = rig.disk.clone();
@@ -236,7 +236,7 @@ fn assert_slice(rig: &mut Rig, expected: &str) {
 }
 
 #[test]
-fn holder_that_reports_a_later_epoch_survives_an_older_record_of_its_emc() {
+fn holder_of_a_later_epoch_survives_an_older_emc_record() {
     let mut rig = shared_slice_of_a_later_holder();
     rig.run("break:e2 restore stored device up:h1 up:h2 up:h3 tick:10");
     rig.write_all();
@@ -249,7 +249,7 @@ fn holder_that_reports_a_later_epoch_survives_an_older_record_of_its_emc() {
 }
 
 #[test]
-fn holder_that_reports_after_the_comparison_is_recorded_too() {
+fn holder_reporting_after_the_comparison_is_recorded() {
     let mut rig = shared_slice_of_a_later_holder();
     rig.run("restore stored device up:h1 up:h2 up:h3 tick:10");
     rig.write_all();
@@ -260,7 +260,7 @@ fn holder_that_reports_after_the_comparison_is_recorded_too() {
 
 /// Without a restore: the record of e2 was exchanged for an older one while h1 had been asked to release the slice.
 #[test]
-fn holder_of_a_later_epoch_is_kept_where_a_shared_emc_names_an_earlier_one() {
+fn holder_of_a_later_epoch_is_kept_without_a_restore() {
     let mut rig = Rig::up_as("e1=4 e2=4! h1:e1+e2 h2:e1+e2 h3:e2");
     rig.run("cordon:e1 reserve:a@h2=1 go release:a go reserve:b@h1=1 go commit:b go");
     rig.tells("slices | 4.3:online@h1");

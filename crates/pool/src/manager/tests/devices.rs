@@ -26,18 +26,18 @@ fn compares(meddle: impl Fn(&mut Rig), expected: &str) {
 }
 
 #[test]
-fn a_device_that_agrees_changes_nothing() {
+fn matching_device_changes_nothing() {
     compares(|_| {}, "0.1:online@h1 1.1:draining@h1");
 }
 
 #[test]
-fn a_grant_that_the_device_lost_is_quarantined() {
+fn grant_lost_by_the_device_is_quarantined() {
     compares(|rig| rig.meddle(0, None), "0.1:quarantined 1.1:draining@h1");
     compares(|rig| rig.meddle(1, None), "0.1:online@h1 1.1:quarantined");
 }
 
 #[test]
-fn a_grant_that_the_ledger_does_not_know_is_quarantined_never_free() {
+fn grant_missing_from_the_ledger_is_quarantined() {
     compares(|rig| rig.meddle(4, Some((1, "h2"))), "0.1:online@h1 1.1:draining@h1 4.1:quarantined@h2");
     compares(|rig| rig.meddle(0, Some((1, "h2"))), "0.1:quarantined@h2 1.1:draining@h1");
     compares(|rig| rig.meddle(0, Some((3, "h1"))), "0.3:quarantined@h1 1.1:draining@h1");
@@ -54,7 +54,7 @@ fn emptied_device() -> Rig {
 }
 
 #[test]
-fn device_that_does_not_know_the_epoch_of_a_guest_is_failed_and_changes_no_slot() {
+fn device_without_the_epoch_of_a_guest_is_failed() {
     let mut rig = emptied_device();
     rig.tells("slices alarms state:h1 | 0.1:online@h1 EMC_FAILED Up");
     let message = &rig.manager.alarms()[0].message;
@@ -67,7 +67,7 @@ fn device_that_does_not_know_the_epoch_of_a_guest_is_failed_and_changes_no_slot(
 }
 
 #[test]
-fn foreign_device_reserves_no_number_and_grants_nothing() {
+fn foreign_device_reserves_no_host_id_and_grants_nothing() {
     let mut rig = emptied_device();
     rig.meddle(1, Some((7, "h2")));
     rig.tells(
@@ -78,7 +78,7 @@ fn foreign_device_reserves_no_number_and_grants_nothing() {
 }
 
 #[test]
-fn device_that_lost_its_record_works_again_once_no_guest_runs_on_it() {
+fn device_without_its_record_recovers_after_its_guests_end() {
     let mut rig = emptied_device();
     rig.run("release:a go");
     rig.tells(
@@ -91,14 +91,14 @@ fn device_that_lost_its_record_works_again_once_no_guest_runs_on_it() {
 }
 
 #[test]
-fn device_may_lack_epochs_that_were_intended_and_never_granted() {
+fn device_may_lack_epochs_that_were_never_granted() {
     let mut rig = Rig::up();
     rig.run("reserve:a@h1=1 stored restart device go up:h1 go");
     rig.tells("slices alarms | 0.1:online@h1");
 }
 
 #[test]
-fn a_free_slice_of_which_the_device_has_seen_more_is_not_believed_to_be_clean() {
+fn free_slice_with_later_device_epoch_is_scrubbed() {
     // A store that was lost and founded again calls every slice free, while the device remembers later owners.
     compares(|rig| rig.seen(4, 7), "0.1:online@h1 1.1:draining@h1 4.7:scrubbing");
     let mut rig = rig();
@@ -110,7 +110,7 @@ fn a_free_slice_of_which_the_device_has_seen_more_is_not_believed_to_be_clean() 
 }
 
 #[test]
-fn a_vm_that_lost_a_slice_is_broken_and_an_alarm_is_raised() {
+fn vm_with_a_lost_slice_is_broken_and_raises_an_alarm() {
     let mut rig = rig();
     rig.meddle(0, None);
     rig.tells(
@@ -128,7 +128,7 @@ fn a_vm_that_lost_a_slice_is_broken_and_an_alarm_is_raised() {
 /// The store failed just after the comparison of a device: its result was lost with the batch, and
 /// the slice waited for ever for a host that was not informed.
 #[test]
-fn what_a_comparison_found_is_found_again_after_the_store_failed() {
+fn comparison_is_repeated_after_a_failed_write() {
     let mut rig = rig();
     rig.meddle(0, None);
     rig.run("restart device tick:10 lost reload device tick:10 stored");
@@ -137,14 +137,14 @@ fn what_a_comparison_found_is_found_again_after_the_store_failed() {
 
 /// Its contents came while the store was being read again.
 #[test]
-fn a_device_that_answered_while_the_store_was_read_is_asked_again() {
+fn device_reply_during_a_reload_is_requested_again() {
     let mut rig = rig();
     rig.run("restart cordon:h2 lost device reload go up:h1 go");
     assert_eq!(rig.run("slices"), "0.1:online@h1", "what was draining has come back");
 }
 
 #[test]
-fn a_grant_is_asked_for_once_and_again_after_a_restart() {
+fn grant_is_requested_once_and_again_after_a_restart() {
     Rig::up().tells(
         "reserve:a@h1=1 stored | store reserve:a->ok(0) e1.grant(0.1>h1)
          tick:100 obey:h1 tick:100 wait:a tick:100 |
@@ -155,7 +155,7 @@ fn a_grant_is_asked_for_once_and_again_after_a_restart() {
 }
 
 #[test]
-fn an_agent_that_comes_back_before_its_device_was_compared_is_told_everything_afterwards() {
+fn agent_connected_before_a_comparison_receives_its_state_later() {
     // Both orders had the same number: the answer to the first was taken for the answer to the second.
     Rig::up().tells(
         "reserve:a@h1=1 go restart
@@ -166,7 +166,7 @@ fn an_agent_that_comes_back_before_its_device_was_compared_is_told_everything_af
 }
 
 #[test]
-fn a_device_that_fails_takes_no_newcomers_and_catches_up() {
+fn failed_device_accepts_no_reservations_and_catches_up() {
     Rig::up().tells(
         "break:e1 reserve:a@h1=1 stored | store reserve:a->ok(0) e1.grant(0.1>h1)
          device alarms | EMC_FAILED
@@ -183,7 +183,7 @@ fn a_device_that_fails_takes_no_newcomers_and_catches_up() {
 }
 
 #[test]
-fn a_release_overtakes_a_grant_that_was_not_made_yet() {
+fn release_overtakes_a_pending_grant() {
     Rig::up().tells(
         "reserve:a@h1=1 | store
          release:a |
@@ -195,7 +195,7 @@ fn a_release_overtakes_a_grant_that_was_not_made_yet() {
 }
 
 #[test]
-fn a_slice_that_is_not_zero_is_kept_from_everybody() {
+fn nonzero_slice_is_quarantined() {
     Rig::up().tells(
         "reserve:a@h1=2~ stored device stored stored
          tick:3 have:h1:dirty=0.1 | h1<a=0.1+1.1 store
@@ -210,7 +210,7 @@ fn a_slice_that_is_not_zero_is_kept_from_everybody() {
 }
 
 #[test]
-fn a_slice_is_scrubbed_by_a_live_host_that_reaches_it() {
+fn slice_is_scrubbed_by_a_live_attached_host() {
     // The third host does not reach the first EMC, and the first one is silent.
     let mut rig = Rig::up();
     rig.tells(
@@ -239,7 +239,7 @@ fn scrubbing() -> Rig {
 }
 
 #[test]
-fn only_a_whole_scrub_of_the_current_epoch_counts() {
+fn only_a_complete_scrub_of_the_current_epoch_counts() {
     scrubbing().tells(
         "have:h1:half=0.2 have:h1:scrubbed=0.1 have:h1:scrubbed=0.3 tick:10 |
          have:h1:scrubbed=0.2 tick:10 | store
@@ -254,7 +254,7 @@ fn only_a_whole_scrub_of_the_current_epoch_counts() {
 /// a slice that belonged to another owner by then. A device that cannot revoke access does not
 /// prevent that.
 #[test]
-fn a_scrub_that_was_reported_is_not_ordered_of_the_next_agent() {
+fn reported_scrub_is_not_sent_to_the_next_agent() {
     scrubbing().tells(
         "have:h1:scrubbed=0.2 tick:10 | store
          down:h1 up:h1 tick:10 |
@@ -268,7 +268,7 @@ fn a_scrub_that_was_reported_is_not_ordered_of_the_next_agent() {
 }
 
 #[test]
-fn a_slice_that_cannot_be_scrubbed_is_kept_from_everybody() {
+fn slice_that_cannot_be_scrubbed_is_quarantined() {
     scrubbing().tells(
         "have:h1:broken=0.2 tick:10 stored | store e1.revoke(0.2) h1<nothing
          device tick:10 stored
@@ -277,7 +277,7 @@ fn a_slice_that_cannot_be_scrubbed_is_kept_from_everybody() {
 }
 
 #[test]
-fn a_fence_that_the_manager_did_not_live_to_note_is_not_taken_for_a_loss() {
+fn unrecorded_fence_is_not_treated_as_lost_grants() {
     // The device had cut the host off when the manager died: on the way back its grants were missing and its slices
     // were quarantined as lost, for an operator to sort out.
     let mut rig = rig();
@@ -300,7 +300,7 @@ fn failing_slice() -> Rig {
 }
 
 #[test]
-fn slice_that_fails_harms_no_other_slice_of_its_device() {
+fn failing_slice_does_not_affect_others_of_its_device() {
     failing_slice().tells(
         "slices alarms | 0.1:online@h1 1.1:assigned@h1 2.1:online@h1 SLICE_FAILING
          reserve:d@h2=1 go
@@ -311,7 +311,7 @@ fn slice_that_fails_harms_no_other_slice_of_its_device() {
 }
 
 #[test]
-fn failing_slice_is_tried_again_after_pauses_that_double() {
+fn failing_slice_is_retried_with_doubling_delays() {
     failing_slice().tells(
         "tick:179 |
          tick:1 device | e1.grant(1.1>h1)
@@ -348,7 +348,7 @@ fn repeatedly_failing_grant_quarantines_slice() {
 }
 
 #[test]
-fn slice_that_cannot_be_revoked_stays_with_its_host_until_it_is() {
+fn unrevokable_slice_stays_with_its_host() {
     let mut rig = Rig::of("e1=4 h1:e1 h2:e1");
     rig.run("up:h1 up:h2 go reserve:a@h1=1 reserve:b@h1=1 go fault:0 release:a release:b go");
     rig.tells("slices alarms | 0.1:draining@h1 SLICE_FAILING");
@@ -365,7 +365,7 @@ fn slice_that_cannot_be_revoked_stays_with_its_host_until_it_is() {
 }
 
 #[test]
-fn host_is_fenced_although_one_of_its_slices_cannot_be_revoked() {
+fn host_with_an_unrevokable_slice_is_fenced() {
     let mut rig = Rig::of("e1=4 h1:e1 h2:e1");
     rig.run("up:h1 up:h2 go reserve:a@h1=1 reserve:b@h1=1 go fault:0 down:h1 fence:h1 go");
     rig.tells(
@@ -380,7 +380,7 @@ fn host_is_fenced_although_one_of_its_slices_cannot_be_revoked() {
 }
 
 #[test]
-fn release_of_a_slice_whose_grant_fails_waits_for_its_pause() {
+fn release_of_a_failing_slice_waits_for_its_retry() {
     failing_slice().tells(
         "release:b go
          slices | 0.1:online@h1 1.1:draining@h1 2.1:online@h1
@@ -391,7 +391,7 @@ fn release_of_a_slice_whose_grant_fails_waits_for_its_pause() {
 
 /// A device that grants a slice to another owner than the ledger has one that may reach it.
 #[test]
-fn grant_refused_because_another_host_has_the_slice_is_quarantined_for_that_host() {
+fn grant_refused_for_another_holder_is_quarantined() {
     let mut rig = Rig::of("e1=4 h1:e1 h2:e1");
     rig.run("up:h1 up:h2 go");
     rig.meddle(0, Some((7, "h2")));
@@ -401,7 +401,7 @@ fn grant_refused_because_another_host_has_the_slice_is_quarantined_for_that_host
 
 /// While the store fails, a later grant may come before what was found is shown.
 #[test]
-fn handle_that_was_found_does_not_replace_that_of_a_later_grant() {
+fn pending_handle_does_not_replace_a_later_one() {
     let mut rig = rig();
     let handle = |epoch| (Epoch(epoch), Handle::new("emc", format!("/0.{epoch}")));
     let slice = SliceId(0);
@@ -430,7 +430,7 @@ fn quarantined_slices_beyond_the_limit_share_one_alarm() {
 
 /// The next owner's epoch would have been beyond the range of numbers.
 #[test]
-fn emc_whose_record_names_an_absurd_epoch_is_failed() {
+fn emc_with_an_out_of_range_epoch_is_failed() {
     let mut rig = Rig::up();
     rig.seen(0, u64::MAX);
     rig.run("restart device up:h1 up:h2 up:h3 go");

@@ -49,7 +49,7 @@ fn reservations_wait_while_a_batch_is_full() {
 }
 
 #[test]
-fn effects_and_unseen_changes_are_news() {
+fn effects_and_changes_count_as_pending_work() {
     let mut rig = Rig::up();
     rig.manager.take_changed();
     assert!(!rig.manager.has_news());
@@ -61,7 +61,7 @@ fn effects_and_unseen_changes_are_news() {
 }
 
 #[test]
-fn decision_made_elsewhere_is_remembered() {
+fn decision_of_another_module_is_stored() {
     let mut rig = Rig::up();
     let what = What::Cordoned { reason: "a model serves".to_owned() };
     let decision = Decision { at: UnixMs(1), actor: Actor::Manager, subject: Subject::Rack, what };
@@ -73,7 +73,7 @@ fn decision_made_elsewhere_is_remembered() {
 }
 
 #[test]
-fn one_of_two_callers_that_wait_for_a_vm_may_leave() {
+fn one_of_two_waiting_callers_may_disconnect() {
     let mut rig = Rig::up();
     rig.run("reserve:a@h1=1~ stored wait:a gone:a");
     let said = rig.run("go");
@@ -89,7 +89,7 @@ fn requests_that_may_wait_for_slices_are_marked() {
 }
 
 #[test]
-fn callers_that_wait_are_counted_wherever_they_wait() {
+fn waiting_callers_count_before_and_after_the_write() {
     let mut rig = Rig::up();
     rig.run("reserve:a@h1=1 stored");
     (0..2).for_each(|_| drop(rig.run("wait:a")));
@@ -103,7 +103,7 @@ fn callers_that_wait_are_counted_wherever_they_wait() {
 }
 
 #[test]
-fn host_whose_agent_is_silent_is_told_apart_from_one_that_was_never_heard() {
+fn silent_host_differs_from_a_host_never_connected() {
     let mut rig = Rig::up();
     rig.run("down:h1");
     assert_eq!(rig.manager.host_state(rig.host("h1")), HostState::Silent);
@@ -112,7 +112,7 @@ fn host_whose_agent_is_silent_is_told_apart_from_one_that_was_never_heard() {
 }
 
 #[test]
-fn reason_why_a_host_is_not_cut_off_is_the_devices() {
+fn fence_obstacle_is_the_message_of_the_device() {
     let mut rig = Rig::up_as(super::rig::SHARED);
     let host = rig.host("h1");
     rig.run("cordon:e1 reserve:a@h1=1 go down:h1 fence:h1");
@@ -123,7 +123,7 @@ fn reason_why_a_host_is_not_cut_off_is_the_devices() {
 }
 
 #[test]
-fn answer_about_another_write_makes_nothing_durable() {
+fn result_of_another_batch_makes_nothing_durable() {
     let mut rig = Rig::up();
     rig.run("reserve:a@h1=1");
     rig.event(Event::Stored { batch: 0, ok: true });
@@ -134,7 +134,7 @@ fn answer_about_another_write_makes_nothing_durable() {
 }
 
 #[test]
-fn nothing_is_sent_while_the_store_is_read() {
+fn nothing_is_sent_during_a_reload() {
     let mut rig = Rig::up();
     rig.run("reserve:a@h1=1 stored device tick:10 stored");
     rig.tells(
@@ -144,7 +144,7 @@ fn nothing_is_sent_while_the_store_is_read() {
 }
 
 #[test]
-fn machine_is_to_be_stopped_only_for_a_device_that_cannot_cut_it_off() {
+fn machine_stop_is_needed_only_for_a_shared_device() {
     let since = |rack: &str| {
         let mut rig = Rig::up_as(rack);
         rig.run("cordon:e1 reserve:a@h1=1 go break:e2 down:h1 fence:h1");

@@ -37,7 +37,7 @@ fn assert_restored(rig: &mut Rig, quarantined: usize, host: &str, answer: &str) 
 }
 
 #[test]
-fn partial_report_after_restore_is_not_the_hosts_report() {
+fn partial_report_after_restore_is_not_sufficient() {
     let mut rig = restored(true);
     rig.run("have:h2 have:h3 have:h1:part");
     assert_restored(&mut rig, 8, "h1", "HOST_NOT_SCHEDULABLE");
@@ -46,7 +46,7 @@ fn partial_report_after_restore_is_not_the_hosts_report() {
 }
 
 #[test]
-fn host_yet_to_report_after_restore_keeps_the_slices_it_reaches() {
+fn unreported_host_keeps_reachable_slices_after_restore() {
     let mut rig = restored(true);
     rig.run("have:h1 have:h2");
     assert_restored(&mut rig, 4, "h3", "HOST_NOT_SCHEDULABLE");
@@ -55,7 +55,7 @@ fn host_yet_to_report_after_restore_keeps_the_slices_it_reaches() {
 }
 
 #[test]
-fn slices_of_a_failed_device_stay_quarantined_after_the_last_report() {
+fn failed_device_keeps_slices_quarantined_after_last_report() {
     let mut rig = restored(true);
     rig.run("have:h1 have:h2");
     assert_restored(&mut rig, 4, "h1", "OUT_OF_SLICES");
@@ -69,7 +69,7 @@ fn slices_of_a_failed_device_stay_quarantined_after_the_last_report() {
 }
 
 #[test]
-fn report_before_devices_are_compared_does_not_end_a_restore() {
+fn report_before_the_comparison_does_not_end_a_restore() {
     let mut rig = restored(false);
     rig.run("have:h1 have:h2 have:h3 tick:20 have:h1 have:h2 have:h3");
     assert_restored(&mut rig, 8, "h1", "HOST_NOT_SCHEDULABLE");
@@ -78,7 +78,7 @@ fn report_before_devices_are_compared_does_not_end_a_restore() {
 }
 
 #[test]
-fn host_whose_fence_is_not_durable_gets_no_order() {
+fn host_receives_nothing_until_its_fence_is_durable() {
     let mut rig = Rig::up();
     rig.run("reserve:a@h1=1 go down:h1");
     rig.tells(
@@ -88,7 +88,7 @@ fn host_whose_fence_is_not_durable_gets_no_order() {
 }
 
 #[test]
-fn host_whose_fence_was_lost_with_its_write_gets_its_order() {
+fn host_whose_fence_was_not_written_receives_its_state() {
     let mut rig = Rig::up();
     rig.run("reserve:a@h1=1 go down:h1");
     rig.run("fence:h1 up:h1 lost reload device go");
@@ -96,7 +96,7 @@ fn host_whose_fence_was_lost_with_its_write_gets_its_order() {
 }
 
 #[test]
-fn fence_whose_result_was_lost_with_its_write_is_asked_again() {
+fn fence_result_lost_with_its_write_is_requested_again() {
     let mut rig = Rig::up();
     rig.run("reserve:a@h1=5 go break:e2 down:h1 fence:h1 stored");
     rig.tells(
@@ -108,7 +108,7 @@ fn fence_whose_result_was_lost_with_its_write_is_asked_again() {
 }
 
 #[test]
-fn host_that_is_being_fenced_is_granted_no_slice_to_scrub() {
+fn host_being_fenced_is_granted_no_slice_to_scrub() {
     let mut rig = Rig::up();
     rig.run("cordon:e1 reserve:a@h2=1 go enable:e1 go release:a stored obey:h2 tick:10 stored");
     rig.tells(
@@ -139,7 +139,7 @@ fn handle_of_another_epoch_is_not_sent_to_the_owner() {
 }
 
 #[test]
-fn quarantined_slices_do_not_count_as_free_in_the_pace_of_scrubbing() {
+fn quarantined_slices_do_not_slow_down_scrubbing() {
     let mut rig = Rig::up_as("e1=128 h1:e1 h2:e1 h3:e1");
     rig.run("reserve:a@h1=80 go reserve:b@h1=6 go reserve:c@h1=20 stored device tick:10 stored");
     let dirty: Vec<_> = (86..106).map(|slice| format!("{slice}.1")).collect();
@@ -152,7 +152,7 @@ fn quarantined_slices_do_not_count_as_free_in_the_pace_of_scrubbing() {
 }
 
 #[test]
-fn host_that_is_being_fenced_is_ordered_nothing_else() {
+fn host_being_fenced_receives_only_the_fence() {
     let mut rig = Rig::up();
     rig.run("reserve:a@h1=1 go break:e1 down:h1 fence:h1 stored device");
     rig.tells(
@@ -162,7 +162,7 @@ fn host_that_is_being_fenced_is_ordered_nothing_else() {
 }
 
 #[test]
-fn fence_under_way_is_not_asked_again() {
+fn fence_in_progress_is_not_requested_again() {
     let mut rig = Rig::up();
     rig.run("reserve:a@h1=1 go down:h1 fence:h1");
     rig.tells(

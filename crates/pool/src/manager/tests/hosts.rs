@@ -7,7 +7,7 @@ use super::rig::{Rig, name};
 use crate::{audit::Subject, manager::hosts::News, record::Fence};
 
 #[test]
-fn news_of_a_host_beyond_their_limit_are_replaced_by_a_complete_order() {
+fn changes_beyond_the_limit_become_a_complete_state() {
     let mut news = News::awaited();
     let most = DELTA_CHANGES_PER_HOST_MAX as u64;
     (1..=most).for_each(|id| news.note(None, [ReservationId(id)]));
@@ -18,7 +18,7 @@ fn news_of_a_host_beyond_their_limit_are_replaced_by_a_complete_order() {
 }
 
 #[test]
-fn an_order_never_shows_a_part_of_a_vms_memory() {
+fn desired_state_contains_all_slices_of_a_vm_or_none() {
     // Four slices are on the first EMC, one on the second, which fails.
     Rig::up().tells(
         "break:e2
@@ -32,7 +32,7 @@ fn an_order_never_shows_a_part_of_a_vms_memory() {
 }
 
 #[test]
-fn only_the_current_owners_word_gives_a_slice_back() {
+fn only_the_current_owner_releases_a_slice() {
     Rig::up().tells(
         "reserve:a@h1=1 go
          release:a stored tick:10 | store release:a->ok(0) h1<release=0.1
@@ -44,7 +44,7 @@ fn only_the_current_owners_word_gives_a_slice_back() {
 }
 
 #[test]
-fn what_a_report_leaves_out_is_kept() {
+fn slices_missing_from_a_report_are_kept() {
     Rig::up().tells(
         "reserve:a@h1=2 go
          have:h1 have:h1:online=0.1 tick:100 |
@@ -53,7 +53,7 @@ fn what_a_report_leaves_out_is_kept() {
 }
 
 #[test]
-fn a_vm_whose_process_is_gone_gives_its_memory_back() {
+fn ended_vm_releases_its_slices() {
     Rig::up().tells(
         "reserve:a@h1=1 go
          have:h2:ended=1 tick:10 |
@@ -65,7 +65,7 @@ fn a_vm_whose_process_is_gone_gives_its_memory_back() {
 }
 
 #[test]
-fn a_silent_host_keeps_what_it_has_and_gets_nothing_new() {
+fn silent_host_keeps_its_slices_and_receives_no_more() {
     Rig::up().tells(
         "reserve:a@h1=2 go
          tick:2000 have:h2 have:h3
@@ -79,7 +79,7 @@ fn a_silent_host_keeps_what_it_has_and_gets_nothing_new() {
 }
 
 #[test]
-fn a_host_that_a_new_manager_still_expects_is_fenced_only_when_its_machine_is_off() {
+fn expected_host_is_fenced_only_when_powered_off() {
     Rig::up().tells(
         "restart device fence:h1 | e1.contents e2.contents fence:h1->HOST_EXPECTED
          vouch:h1 | store
@@ -89,7 +89,7 @@ fn a_host_that_a_new_manager_still_expects_is_fenced_only_when_its_machine_is_of
 }
 
 #[test]
-fn a_connected_host_is_not_fenced() {
+fn connected_host_is_not_fenced() {
     Rig::up().tells(
         "fence:h1 | fence:h1->HOST_CONNECTED
          vouch:h1 | vouch:h1->HOST_CONNECTED
@@ -99,7 +99,7 @@ fn a_connected_host_is_not_fenced() {
 }
 
 #[test]
-fn a_host_that_stays_silent_is_cut_off_before_its_slices_are_revoked_and_scrubbed() {
+fn silent_host_is_fenced_before_its_slices_are_revoked() {
     let mut rig = Rig::up();
     rig.tells(
         "reserve:a@h1=2 go
@@ -123,7 +123,7 @@ fn a_host_that_stays_silent_is_cut_off_before_its_slices_are_revoked_and_scrubbe
 
 /// The write that was to make the fence durable failed: the host was never fenced.
 #[test]
-fn a_silent_host_is_fenced_even_if_the_store_fails_meanwhile() {
+fn silent_host_is_fenced_after_a_failed_write() {
     Rig::up().tells(
         "reserve:a@h1=1 go down:h2 down:h3 down:h1
          tick:4000 tick:60000 tick:10 lost | store reload
@@ -143,7 +143,7 @@ fn failed_emc() -> Rig {
 }
 
 #[test]
-fn failed_emc_that_has_nothing_of_a_host_does_not_delay_its_fence() {
+fn failed_emc_without_slices_of_a_host_does_not_delay_its_fence() {
     failed_emc().tells(
         "down:h1 fence:h1 stored | store fence:h1->ok[0] e1.fence(h1)
          state:h1 | Fencing
@@ -159,7 +159,7 @@ fn failed_emc_that_has_nothing_of_a_host_does_not_delay_its_fence() {
 }
 
 #[test]
-fn host_fenced_beside_a_failed_emc_returns_to_the_others() {
+fn restarted_host_returns_from_a_fence_despite_a_failed_emc() {
     let story = |meanwhile: &str| {
         failed_emc().tells(&format!(
             "down:h1 fence:h1 go {meanwhile}
@@ -177,7 +177,7 @@ fn host_fenced_beside_a_failed_emc_returns_to_the_others() {
 }
 
 #[test]
-fn host_fenced_beside_a_failed_emc_returns_when_it_proves_that_nothing_is_left() {
+fn clean_host_returns_from_a_fence_despite_a_failed_emc() {
     failed_emc().tells(
         "down:h1 fence:h1 go
          up:h1 have:h1:early:clean tick:10 state:h1 | h1<fenced Fenced
@@ -189,7 +189,7 @@ fn host_fenced_beside_a_failed_emc_returns_when_it_proves_that_nothing_is_left()
 }
 
 #[test]
-fn slices_on_a_failed_emc_stay_with_their_host_until_it_has_cut_the_host_off() {
+fn failed_emc_keeps_slices_with_their_host_until_it_fences() {
     // Four slices on e1 and one on e2, which fails.
     let mut rig = Rig::up();
     rig.run("reserve:a@h1=5 go break:e2 reserve:b@h2=1 stored device");
@@ -207,7 +207,7 @@ fn slices_on_a_failed_emc_stay_with_their_host_until_it_has_cut_the_host_off() {
 }
 
 #[test]
-fn host_that_left_slices_on_a_failed_emc_returns_to_the_others() {
+fn host_with_slices_on_a_failed_emc_returns_to_the_others() {
     let mut rig = Rig::up();
     rig.run("reserve:a@h1=5 go break:e2 reserve:b@h2=1 stored device down:h1 fence:h1 go");
     rig.tells(
@@ -222,7 +222,7 @@ fn host_that_left_slices_on_a_failed_emc_returns_to_the_others() {
 }
 
 #[test]
-fn host_that_returned_is_fenced_again_at_every_emc() {
+fn returned_host_is_fenced_again_at_every_emc() {
     failed_emc().tells(
         "down:h1 fence:h1 go up:h1/b2 go reserve:c@h1=1 go
          down:h1 fence:h1 stored | store fence:h1->ok[0] e1.fence(h1)
@@ -235,7 +235,7 @@ fn host_that_returned_is_fenced_again_at_every_emc() {
 
 /// The manager does not know of it: it is in no record but the device's.
 #[test]
-fn grant_to_a_fenced_host_on_an_emc_that_returns_is_quarantined_and_cut_off() {
+fn unknown_grant_to_a_fenced_host_is_quarantined_and_fenced() {
     let mut rig = failed_emc();
     rig.meddle(6, Some((1, "h1")));
     rig.tells(
@@ -256,7 +256,7 @@ fn host_without_emcs_is_fenced_at_once() {
 }
 
 #[test]
-fn host_is_fenced_when_the_emc_that_had_to_answer_is_removed() {
+fn host_is_fenced_when_the_unconfirmed_emc_is_removed() {
     let mut rig = Rig::of("e1=4 e2=4 h1:e1+e2 h2:e1");
     rig.run("up:h1 up:h2 go break:e2 restart go up:h2 go up:h1 go down:h1 fence:h1 go");
     rig.tells(
@@ -266,7 +266,7 @@ fn host_is_fenced_when_the_emc_that_had_to_answer_is_removed() {
 }
 
 #[test]
-fn an_operator_may_vouch_for_a_host_that_is_being_fenced_already() {
+fn operator_may_confirm_power_off_during_a_fence() {
     Rig::up().tells(
         "reserve:a@h1=1 go
          break:e1 down:h1 fence:h1 stored | store fence:h1->ok[0] e1.fence(h1) e2.fence(h1)
@@ -279,7 +279,7 @@ fn an_operator_may_vouch_for_a_host_that_is_being_fenced_already() {
 }
 
 #[test]
-fn a_fenced_host_comes_back_when_it_proves_that_nothing_is_left() {
+fn fenced_host_returns_after_a_clean_report() {
     Rig::up().tells(
         "reserve:a@h1=1 go down:h1 fence:h1 go
          up:h1 | h1<fenced
@@ -291,7 +291,7 @@ fn a_fenced_host_comes_back_when_it_proves_that_nothing_is_left() {
 }
 
 #[test]
-fn a_fenced_host_comes_back_when_it_has_restarted() {
+fn fenced_host_returns_after_a_restart() {
     Rig::up().tells(
         "reserve:a@h1=1 go down:h1 fence:h1 go
          up:h1/b1 state:h1 | h1<fenced Fenced
@@ -303,7 +303,7 @@ fn a_fenced_host_comes_back_when_it_has_restarted() {
 /// A host lost its power with a VM's bytes in its slices, and was not fenced. Its agent found no record of the VM, and opened the
 /// slices for it again: they were not zeros, and nobody ever scrubbed them.
 #[test]
-fn what_ran_on_a_host_that_restarted_has_ended_and_its_slices_are_taken_back() {
+fn restarted_host_ends_its_vms_and_releases_their_slices() {
     let mut rig = Rig::up();
     rig.tells(
         "reserve:a@h1=1 go down:h1 tick:5000
@@ -318,7 +318,7 @@ fn what_ran_on_a_host_that_restarted_has_ended_and_its_slices_are_taken_back() {
 }
 
 #[test]
-fn a_restart_during_a_failed_write_is_remembered() {
+fn restart_during_a_failed_write_ends_the_fence() {
     // The agent of a fenced host came back from a restart just while the store was being read again: the manager heard
     // it on a ledger that it was about to throw away, and the host stayed fenced.
     Rig::up().tells(
@@ -331,7 +331,7 @@ fn a_restart_during_a_failed_write_is_remembered() {
 
 /// The host was sent away at each connection until its lease was over.
 #[test]
-fn past_grant_report_after_wire_removal_is_ignored() {
+fn past_grant_report_after_connection_removal_is_ignored() {
     Rig::up().tells(
         "reserve:a@h1=1 go release:a go
          rack:e1=4&e2=4&h1:e2&h2:e1+e2&h3:e2 go
@@ -345,7 +345,7 @@ fn past_grant_report_after_wire_removal_is_ignored() {
 }
 
 #[test]
-fn a_host_that_claims_what_it_was_never_given_is_sent_away() {
+fn host_claiming_a_slice_never_granted_is_disconnected() {
     let rig = || {
         let mut rig = Rig::up();
         rig.run("reserve:a@h1=1 reserve:b@h2=1 go");
@@ -360,7 +360,7 @@ fn a_host_that_claims_what_it_was_never_given_is_sent_away() {
 }
 
 #[test]
-fn the_newest_agent_speaks_for_its_host() {
+fn newest_agent_replaces_older_ones() {
     Rig::up().tells(
         "up:h1#5 | h1.close(Superseded) h1<nothing
          up:h1#4 | h1.close(Superseded)
@@ -373,7 +373,7 @@ fn the_newest_agent_speaks_for_its_host() {
 /// A copy of the agent's configuration with a directory of its own ran for a second. The agent was rejected for ever, its
 /// host was fenced and its VM lost its memory.
 #[test]
-fn older_agent_speaks_again_once_the_newer_one_is_gone() {
+fn older_agent_is_accepted_after_the_newer_one_is_gone() {
     let mut rig = Rig::up();
     rig.tells(
         "reserve:a@h1=1 go commit:a go
@@ -391,7 +391,7 @@ fn older_agent_speaks_again_once_the_newer_one_is_gone() {
 /// An agent with the credentials of a host, on another machine, evicted the host's own agent: its VMs counted as ended, and
 /// lost their memory while they ran.
 #[test]
-fn agent_of_another_boot_does_not_evict_a_live_one() {
+fn agent_of_another_boot_does_not_evict_a_live_agent() {
     let mut rig = Rig::up();
     rig.tells(
         "reserve:a@h1=1 go commit:a go
@@ -401,7 +401,7 @@ fn agent_of_another_boot_does_not_evict_a_live_one() {
 }
 
 #[test]
-fn agent_of_another_boot_is_accepted_once_the_lease_is_over() {
+fn agent_of_another_boot_is_accepted_after_the_lease() {
     let mut rig = Rig::up();
     rig.tells(
         "reserve:a@h1=1 go commit:a go
@@ -414,7 +414,7 @@ fn agent_of_another_boot_is_accepted_once_the_lease_is_over() {
 
 /// The host's own agent restarted, and the other connected in between.
 #[test]
-fn agent_of_another_boot_does_not_take_a_host_with_vms_within_its_lease() {
+fn agent_of_another_boot_waits_for_the_lease_of_a_host_with_vms() {
     let mut rig = Rig::up();
     rig.tells(
         "reserve:a@h1=1 go commit:a go
@@ -426,7 +426,7 @@ fn agent_of_another_boot_does_not_take_a_host_with_vms_within_its_lease() {
 
 /// The same at a manager that has just started, and to which neither has spoken.
 #[test]
-fn agent_of_the_recorded_boot_comes_first_after_a_restart_of_the_manager() {
+fn agent_of_the_recorded_boot_has_priority_after_a_restart() {
     let mut rig = Rig::up();
     rig.run("reserve:a@h1=1 go commit:a go restart go");
     rig.tells(
@@ -440,7 +440,7 @@ fn agent_of_the_recorded_boot_comes_first_after_a_restart_of_the_manager() {
 }
 
 #[test]
-fn contest_is_over_two_leases_after_the_last_attempt() {
+fn contest_ends_two_leases_after_the_last_attempt() {
     let mut rig = Rig::up();
     rig.run("up:h1#9 go");
     rig.manager.take_changed();
@@ -455,7 +455,7 @@ fn contest_is_over_two_leases_after_the_last_attempt() {
 }
 
 #[test]
-fn an_order_that_is_not_answered_is_repeated_and_never_doubled() {
+fn unanswered_desired_state_is_resent_after_the_delay() {
     Rig::up().tells(
         "reserve:a@h1=1 stored device tick:10 stored | store reserve:a->ok(0) e1.grant(0.1>h1) store h1<a=0.1
          tick:1000 have:h1:early have:h2 have:h3 tick:999 |
@@ -467,7 +467,7 @@ fn an_order_that_is_not_answered_is_repeated_and_never_doubled() {
 }
 
 #[test]
-fn a_host_removed_from_the_rack_is_sent_away() {
+fn host_removed_from_the_rack_is_disconnected() {
     Rig::up().tells(
         "reserve:a@h1=1 go
          rack:e1=4&e2=4&h2:e1+e2&h3:e2 | rack:e1=4&e2=4&h2:e1+e2&h3:e2->NOT_DRAINED
@@ -477,7 +477,7 @@ fn a_host_removed_from_the_rack_is_sent_away() {
 }
 
 #[test]
-fn a_host_gets_nothing_of_a_device_that_it_does_not_see_whole_until_it_does() {
+fn host_receives_no_slices_of_a_partly_visible_device() {
     let mut rig = Rig::of("e1=4! h1:e1 h2:e1");
     rig.run("sees:h1=0 up:h1 sees:h2=3 up:h2 go");
     rig.tells("alarms | DEVICE_NOT_FOUND DEVICE_NOT_FOUND");
@@ -495,7 +495,7 @@ fn a_host_gets_nothing_of_a_device_that_it_does_not_see_whole_until_it_does() {
 }
 
 #[test]
-fn a_slice_is_scrubbed_by_a_host_that_sees_its_device() {
+fn slice_is_scrubbed_by_a_host_that_sees_its_device() {
     let mut rig = Rig::of("e1=4! h1:e1 h2:e1");
     rig.run("up:h1 sees:h2=0 up:h2 go reserve:a@h1=1 go down:h1 release:a go");
     rig.tells("slices | 0.1:draining@h1");
@@ -504,7 +504,7 @@ fn a_slice_is_scrubbed_by_a_host_that_sees_its_device() {
 }
 
 #[test]
-fn fence_of_a_host_without_wires_is_completed_after_a_restart() {
+fn fence_of_an_unattached_host_completes_after_a_restart() {
     let mut rig = Rig::of("e1=4 h1:e1 h2:");
     rig.run("up:h1 up:h2 go down:h2 fence:h2 stored");
     rig.run("restart go");

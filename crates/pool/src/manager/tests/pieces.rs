@@ -4,7 +4,7 @@ use super::rig::Rig;
 
 /// The rig compares each order with the desired state of its host.
 #[test]
-fn complete_order_in_pieces_has_what_changes_meanwhile() {
+fn complete_state_in_pieces_includes_concurrent_changes() {
     let mut rig = Rig::up();
     rig.run("reserve:a@h1=3 reserve:b@h1=2 go");
     rig.manager.set_piece(1);
@@ -17,7 +17,7 @@ fn complete_order_in_pieces_has_what_changes_meanwhile() {
 }
 
 #[test]
-fn draft_of_a_host_that_is_fenced_is_given_up() {
+fn draft_of_a_fenced_host_is_dropped() {
     let mut rig = Rig::up();
     rig.run("reserve:a@h1=3 go");
     rig.manager.set_piece(1);
@@ -26,7 +26,7 @@ fn draft_of_a_host_that_is_fenced_is_given_up() {
 }
 
 #[test]
-fn emc_works_only_when_its_last_piece_is_compared() {
+fn emc_is_up_only_after_its_last_piece_is_compared() {
     let mut rig = Rig::of("e1=4 h1:e1");
     rig.meddle(3, Some((1, "h1")));
     rig.run("restart");

@@ -19,7 +19,7 @@ fn late_claim_of_a_former_owner_is_ignored() {
 }
 
 #[test]
-fn overtaken_report_is_not_checked_for_false_claims() {
+fn outdated_report_is_not_checked_for_false_claims() {
     let mut rig = Rig::up();
     rig.run("reserve:a@h1=1 go");
     rig.tells(
@@ -29,7 +29,7 @@ fn overtaken_report_is_not_checked_for_false_claims() {
 }
 
 #[test]
-fn claim_of_a_slice_that_waits_for_a_scrubber_is_ignored() {
+fn claim_of_a_slice_waiting_for_a_scrubber_is_ignored() {
     let mut rig = Rig::up();
     rig.run("reserve:a@h1=1 go release:a stored tick:10 obey:h1 tick:10 stored down:h2 down:h3 down:h1");
     rig.run("device tick:10 stored");
@@ -40,7 +40,7 @@ fn claim_of_a_slice_that_waits_for_a_scrubber_is_ignored() {
 }
 
 #[test]
-fn late_claim_of_a_slice_that_was_found_dirty_is_ignored() {
+fn late_claim_of_a_dirty_slice_is_ignored() {
     let mut rig = Rig::up();
     rig.run("reserve:a@h1=1 stored device tick:10 stored have:h1:dirty=0.1 go");
     rig.tells(
@@ -50,14 +50,14 @@ fn late_claim_of_a_slice_that_was_found_dirty_is_ignored() {
 }
 
 #[test]
-fn vm_named_with_a_dirty_slice_is_not_up_for_adoption() {
+fn vm_reported_with_a_dirty_slice_is_not_adopted() {
     let mut rig = Rig::up();
     rig.run("reserve:a@h1=1 stored device tick:10 stored have:h1:dirty=0.1 go");
     rig.tells("have:h1:vm1a=0.1 alarms | SLICE_QUARANTINED RESERVATION_BROKEN");
 }
 
 #[test]
-fn past_claim_is_ignored_and_present_claim_of_another_is_false() {
+fn past_claim_is_ignored_and_claim_of_another_host_is_false() {
     let mut rig = Rig::up();
     rig.run("reserve:a@h1=1 go release:a go reserve:a@h1=1!2 go");
     rig.tells(
@@ -69,7 +69,7 @@ fn past_claim_is_ignored_and_present_claim_of_another_is_false() {
 }
 
 #[test]
-fn claim_is_not_judged_before_its_device_is_compared() {
+fn claim_is_checked_only_after_its_device_is_compared() {
     let mut rig = Rig::up();
     rig.run("reserve:a@h1=1 go");
     rig.tells(
@@ -90,7 +90,7 @@ fn agent_reconnects_as_the_same_instance() {
 }
 
 #[test]
-fn restart_during_a_failed_write_is_durable_before_the_agent_reports() {
+fn restart_during_a_failed_write_is_durable_before_the_report() {
     Rig::up().tells(
         "down:h1 fence:h1 go
          reserve:a@h2=1 lost up:h1/b2 reload tick:10 stored
@@ -99,7 +99,7 @@ fn restart_during_a_failed_write_is_durable_before_the_agent_reports() {
 }
 
 #[test]
-fn time_of_the_last_report_is_kept() {
+fn time_of_the_last_message_is_recorded() {
     let mut rig = Rig::up();
     let host = rig.host("h1");
     rig.run("tick:500 have:h1:early tick:300");
@@ -110,7 +110,7 @@ fn time_of_the_last_report_is_kept() {
 }
 
 #[test]
-fn order_after_an_answered_one_names_only_changes() {
+fn state_after_an_answered_one_contains_only_changes() {
     let mut rig = Rig::up();
     assert_eq!(rig.orders_of_changes, 0);
     rig.run("reserve:a@h1=1 go");
@@ -120,7 +120,7 @@ fn order_after_an_answered_one_names_only_changes() {
 }
 
 #[test]
-fn order_that_is_repeated_names_everything() {
+fn resent_desired_state_is_complete() {
     let mut rig = Rig::up();
     rig.run("reserve:a@h1=1 stored device tick:10 stored");
     let before = rig.orders_of_changes;
@@ -134,7 +134,7 @@ fn order_that_is_repeated_names_everything() {
 
 /// While h1 was away its slice was granted to h2 under a later epoch behind the manager's back.
 #[test]
-fn adopted_vm_is_ordered_with_the_handle_of_its_own_epoch() {
+fn adopted_vm_receives_the_handle_of_its_own_epoch() {
     let mut rig = Rig::up();
     rig.run("reserve:a@h1=1 go down:h1");
     rig.meddle(0, Some((3, "h2")));
@@ -147,7 +147,7 @@ fn adopted_vm_is_ordered_with_the_handle_of_its_own_epoch() {
 
 /// The record of a device that cannot cut a host off lacks a grant after a restore.
 #[test]
-fn restored_slice_that_a_host_may_still_reach_stays_that_hosts() {
+fn restored_slice_stays_with_the_host_that_may_reach_it() {
     let mut rig = Rig::up_as(SHARED);
     rig.run("cordon:e1 reserve:a@h1=1 go");
     rig.meddle(4, None);
@@ -157,7 +157,7 @@ fn restored_slice_that_a_host_may_still_reach_stays_that_hosts() {
 }
 
 #[test]
-fn missing_report_is_replaced_by_a_whole_one() {
+fn missing_report_requests_a_complete_one() {
     let mut rig = Rig::up();
     rig.tells(
         "have:h1:part:after=0>1 |
@@ -170,7 +170,7 @@ fn missing_report_is_replaced_by_a_whole_one() {
 }
 
 #[test]
-fn whole_report_older_than_the_gap_does_not_close_it() {
+fn complete_report_older_than_the_gap_does_not_close_it() {
     let mut rig = Rig::up();
     rig.tells(
         "have:h1:part:after=3>4 | h1<report
@@ -180,7 +180,7 @@ fn whole_report_older_than_the_gap_does_not_close_it() {
 }
 
 #[test]
-fn first_report_of_a_session_must_be_whole() {
+fn first_report_of_a_session_must_be_complete() {
     let mut rig = Rig::up();
     rig.run("up:h1");
     rig.tells("have:h1:part:after=1>2 | h1<report");
@@ -188,7 +188,7 @@ fn first_report_of_a_session_must_be_whole() {
 
 /// The facts of its first part went with the failed write, so its last part proves nothing.
 #[test]
-fn report_with_a_reload_between_its_parts_does_not_count_as_whole() {
+fn report_with_a_reload_between_its_parts_is_not_complete() {
     for is_reloaded in [false, true] {
         let mut rig = Rig::up();
         rig.run("reserve:a@h1=1 go commit:a go down:h1 up:h1");
@@ -204,7 +204,7 @@ fn report_with_a_reload_between_its_parts_does_not_count_as_whole() {
 }
 
 #[test]
-fn report_without_its_first_part_does_not_count_as_whole() {
+fn report_without_its_first_part_is_not_complete() {
     let mut rig = Rig::up();
     rig.run("up:h1");
     rig.tells(
@@ -215,7 +215,7 @@ fn report_without_its_first_part_does_not_count_as_whole() {
 
 /// Without it the VM would be adopted only when its agent connects again.
 #[test]
-fn host_of_an_emc_that_was_compared_is_asked_which_vms_run() {
+fn compared_emc_requests_reports_from_its_hosts() {
     let mut rig = Rig::up();
     rig.run("have:h1:after=0>1 have:h1:part:after=1>2 break:e1 reserve:a@h1=1 stored device");
     rig.run("mend:e1 tick:1000 device tick:10 stored");

@@ -21,7 +21,7 @@ impl Rig {
 }
 
 #[test]
-fn ended_requests_beyond_the_limits_leave_the_store() {
+fn ended_requests_beyond_the_limits_are_deleted() {
     for names in [1, 100] {
         let mut rig = Rig::bounded(BOUNDS);
         for n in 0..100 {
@@ -37,7 +37,7 @@ fn ended_requests_beyond_the_limits_leave_the_store() {
 }
 
 #[test]
-fn releases_in_one_batch_are_answered_although_none_is_remembered() {
+fn releases_in_one_batch_are_answered_without_retention() {
     let mut rig = Rig::bounded(Bounds { total: 0, ..BOUNDS });
     let vms: Vec<String> = (0..12).map(|n| format!("vm{n}@h1=0!c{n}/r")).collect();
     vms.iter().for_each(|vm| drop(rig.run(&format!("reserve:{vm} stored"))));
@@ -51,7 +51,7 @@ fn releases_in_one_batch_are_answered_although_none_is_remembered() {
 }
 
 #[test]
-fn store_written_under_higher_limits_is_brought_within_them_without_requests() {
+fn store_written_under_higher_limits_is_pruned_when_idle() {
     let mut rig = Rig::bounded(Bounds { per_client: 100, total: 100, ..BOUNDS });
     (0..50).for_each(|n| drop(rig.run(&format!("tick:1 reserve:vm@h1=0!r{n} stored release:vm stored"))));
     let soon = rig.now.after(RESERVATION_PRUNE_INTERVAL);
@@ -76,7 +76,7 @@ fn repeated_request_is_answered_after_its_host_was_removed() {
 }
 
 #[test]
-fn no_reply_device_call_or_order_before_its_batch_is_stored() {
+fn effects_wait_until_their_batch_is_stored() {
     Rig::up().tells(
         "reserve:a@h1=2 | store
          tick:5 |
@@ -104,7 +104,7 @@ fn concurrent_requests_share_one_write_and_never_a_slice() {
 }
 
 #[test]
-fn after_a_failed_write_everybody_hears_so_and_the_request_can_be_repeated() {
+fn failed_write_is_reported_and_the_request_repeatable() {
     Rig::up().tells(
         "reserve:a@h1=1 | store
          reserve:b@h1=1~ |
@@ -118,7 +118,7 @@ fn after_a_failed_write_everybody_hears_so_and_the_request_can_be_repeated() {
 }
 
 #[test]
-fn a_write_that_failed_and_is_on_disk_all_the_same_answers_the_repeated_request() {
+fn repeated_request_finds_a_failed_write_that_is_on_disk() {
     Rig::up().tells(
         "reserve:a@h1=1 | store
          torn | reserve:a->STORE_FAILED reload
@@ -131,7 +131,7 @@ fn a_write_that_failed_and_is_on_disk_all_the_same_answers_the_repeated_request(
 }
 
 #[test]
-fn a_refusal_waits_for_the_facts_it_rests_on() {
+fn rejection_waits_for_the_state_it_depends_on() {
     Rig::up().tells(
         "reserve:a@h1=1 | store
          reserve:a@h1=1!other |
@@ -143,7 +143,7 @@ fn a_refusal_waits_for_the_facts_it_rests_on() {
 }
 
 #[test]
-fn a_repeated_request_gets_the_same_answer_after_a_restart_too() {
+fn repeated_request_returns_same_reply_after_restart() {
     Rig::up().tells(
         "reserve:a@h1=2 go
          reserve:a@h1=2 | reserve:a->ok(0,1)
@@ -154,7 +154,7 @@ fn a_repeated_request_gets_the_same_answer_after_a_restart_too() {
 }
 
 #[test]
-fn who_waits_is_answered_when_the_slices_are_online() {
+fn waiting_caller_is_answered_when_its_slices_are_online() {
     let mut rig = Rig::up();
     let said = rig.run("reserve:a@h1=2~ go");
     assert_eq!(said.matches("reserve:a->").count(), 1, "{said}");
@@ -163,7 +163,7 @@ fn who_waits_is_answered_when_the_slices_are_online() {
 }
 
 #[test]
-fn who_waits_too_long_hears_how_far_it_came() {
+fn waiting_caller_receives_a_timeout() {
     Rig::up().tells(
         "reserve:a@h1=2 stored
          wait:a |
@@ -173,7 +173,7 @@ fn who_waits_too_long_hears_how_far_it_came() {
 }
 
 #[test]
-fn who_left_is_not_answered() {
+fn disconnected_caller_is_not_answered() {
     Rig::up().tells(
         "reserve:a@h1=2 stored
          wait:a gone:a |
@@ -182,14 +182,14 @@ fn who_left_is_not_answered() {
 }
 
 #[test]
-fn who_left_before_the_write_was_over_is_not_waited_for_afterwards() {
+fn caller_gone_during_the_write_leaves_no_waiter() {
     let mut rig = Rig::up();
     rig.run("reserve:a@h1=2~ gone:a reserve:b@h1=1~ gone:b stored stored");
     assert_eq!((rig.manager.waiting.len(), rig.manager.waiters.len()), (0, 0));
 }
 
 #[test]
-fn one_waiter_too_many_is_refused_before_anything_is_reserved() {
+fn waiter_beyond_the_limit_is_rejected_before_reserving() {
     let mut rig = Rig::up();
     rig.run("reserve:a@h1=2 stored");
     for _ in 0..WAITERS_MAX - 1 {
@@ -204,7 +204,7 @@ fn one_waiter_too_many_is_refused_before_anything_is_reserved() {
 }
 
 #[test]
-fn who_waits_for_what_cannot_come_hears_why() {
+fn waiter_of_a_broken_or_ended_vm_receives_the_reason() {
     Rig::up().tells(
         "reserve:a@h1=1 go
          reserve:b@h1=1 stored device tick:10 obey:h1 stored tick:1
@@ -219,7 +219,7 @@ fn who_waits_for_what_cannot_come_hears_why() {
 }
 
 #[test]
-fn with_a_full_disk_memory_can_be_given_back_but_not_reserved() {
+fn low_store_space_allows_releases_but_no_reservations() {
     Rig::up().tells(
         "reserve:a@h1=1 go
          low alarms | STORE_LOW_SPACE
@@ -233,7 +233,7 @@ fn with_a_full_disk_memory_can_be_given_back_but_not_reserved() {
 }
 
 #[test]
-fn a_validation_changes_nothing() {
+fn validation_changes_nothing() {
     Rig::up().tells(
         "validate:a@h1=2 | validate:a->would(2)
          validate:a@h1=9 | validate:a->OUT_OF_SLICES
@@ -243,7 +243,7 @@ fn a_validation_changes_nothing() {
 }
 
 #[test]
-fn nothing_is_promised_on_a_host_that_was_never_heard() {
+fn host_never_connected_accepts_no_reservation() {
     Rig::of(super::rig::RACK).tells(
         "reserve:a@h1=1 | reserve:a->HOST_EXPECTED
          state:h1 | Expected
@@ -252,7 +252,7 @@ fn nothing_is_promised_on_a_host_that_was_never_heard() {
 }
 
 #[test]
-fn a_drain_names_who_has_to_move_and_a_cordon_stops_newcomers() {
+fn drain_names_the_vms_to_move_and_cordon_stops_reservations() {
     Rig::up().tells(
         "reserve:a@h1=1 go
          drain:h1 | store

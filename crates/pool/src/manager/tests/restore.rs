@@ -15,7 +15,7 @@ fn vm_younger_than_backup_on_failed_emc() -> Rig {
 }
 
 #[test]
-fn younger_vm_on_failed_emc_keeps_its_slice_when_the_emc_returns() {
+fn newer_vm_on_failed_emc_keeps_its_slice_on_recovery() {
     let mut rig = vm_younger_than_backup_on_failed_emc();
     rig.run("up:h1 up:h2 up:h3 tick:10 have:h1:online=0.1:vm1a=0.1 have:h2:online=4.1:vm2b=4.1 have:h3 go");
     let returned = rig.run("mend:e2 tick:1000 go");
@@ -30,7 +30,7 @@ fn younger_vm_on_failed_emc_keeps_its_slice_when_the_emc_returns() {
 }
 
 #[test]
-fn vm_partly_on_failed_emc_keeps_its_slices_on_the_working_one() {
+fn vm_partly_on_failed_emc_keeps_its_other_slices() {
     let mut rig = restored("", "reserve:a@h1=5 go commit:a go", "break:e2");
     rig.run("up:h1 up:h2 up:h3 tick:10");
     let report = "have:h1:online=0.1+1.1+2.1+3.1+4.1:vm1a=0.1+1.1+2.1+3.1+4.1 have:h2 have:h3 go";
@@ -46,7 +46,7 @@ fn vm_partly_on_failed_emc_keeps_its_slices_on_the_working_one() {
 }
 
 #[test]
-fn host_on_failed_emc_has_not_reported_until_the_emc_is_compared() {
+fn host_of_failed_emc_has_not_reported_before_the_comparison() {
     let mut rig = vm_younger_than_backup_on_failed_emc();
     rig.run("up:h1 up:h2 up:h3 tick:10 have:h1:online=0.1:vm1a=0.1 have:h2:online=4.1:vm2b=4.1 have:h3 go");
     rig.tells(
@@ -56,7 +56,7 @@ fn host_on_failed_emc_has_not_reported_until_the_emc_is_compared() {
 }
 
 #[test]
-fn older_life_of_a_vm_drains_when_a_later_life_runs_elsewhere() {
+fn older_vm_instance_drains_when_a_later_one_runs_elsewhere() {
     let older = "have:h1:online=0.1:vm1a=0.1";
     let later = "have:h2:online=4.1:vm2a=4.1";
     let before = format!("reserve:a@h1=1 go commit:a go {older} go");
@@ -74,7 +74,7 @@ fn older_life_of_a_vm_drains_when_a_later_life_runs_elsewhere() {
 }
 
 #[test]
-fn older_life_of_a_vm_drains_when_neither_life_is_in_the_backup() {
+fn older_vm_instance_drains_when_neither_is_in_the_backup() {
     let older = "have:h1:online=0.1:vm1a=0.1";
     let later = "have:h2:online=4.1:vm2a=4.1";
     let after = format!("reserve:a@h1=1 go {older} release:a go reserve:a@h2=1!2 go {later} go");
@@ -100,7 +100,7 @@ fn partial_or_early_report_does_not_count_as_reported() {
 
 /// The backup shows a host as fenced that has returned since and runs a VM.
 #[test]
-fn fence_of_the_backup_is_not_repeated_after_a_restore() {
+fn fence_in_the_backup_is_not_repeated_after_a_restore() {
     let mut rig = restored(
         "reserve:a@h1=1 go down:h1 fence:h1 go",
         "up:h1/b2 go cordon:e1 go reserve:b@h1=1 go commit:b go have:h1:online=4.1:vm2b=4.1 go",
@@ -113,7 +113,7 @@ fn fence_of_the_backup_is_not_repeated_after_a_restore() {
 
 /// A VM that the backup shows as reserved was committed after it: its deadline is none.
 #[test]
-fn deadline_of_the_backup_does_not_end_a_vm_before_its_host_has_reported() {
+fn deadline_in_the_backup_waits_for_the_report_of_the_host() {
     let mut rig = restored("reserve:a@h1=1 go", "commit:a go have:h1:online=0.1:vm1a=0.1 go", "");
     rig.run("up:h2 up:h3 go tick:301000 go");
     rig.run("up:h1 up:h2 up:h3 go");
@@ -121,7 +121,7 @@ fn deadline_of_the_backup_does_not_end_a_vm_before_its_host_has_reported() {
 }
 
 #[test]
-fn slice_in_doubt_is_not_returned_to_the_cycle_by_an_operator() {
+fn slice_in_doubt_cannot_be_requalified() {
     let mut rig = vm_younger_than_backup_on_failed_emc();
     rig.run("up:h1 up:h2 up:h3 tick:10 have:h2:online=4.1:vm2b=4.1 tick:10");
     rig.write_all();
@@ -129,7 +129,7 @@ fn slice_in_doubt_is_not_returned_to_the_cycle_by_an_operator() {
 }
 
 #[test]
-fn host_and_wires_are_not_removed_before_the_host_has_reported() {
+fn unreported_host_and_its_connections_are_not_removed() {
     let mut rig = restored("", "reserve:a@h3=1 go commit:a go have:h3:online=4.1:vm1a=4.1", "");
     rig.tells(
         "rack:e1=4&e2=4&h1:e1+e2&h2:e1+e2 | rack:e1=4&e2=4&h1:e1+e2&h2:e1+e2->NOT_DRAINED
@@ -139,7 +139,7 @@ fn host_and_wires_are_not_removed_before_the_host_has_reported() {
 
 /// Two restores of one backup: reservations of the time between them keep numbers of their own.
 #[test]
-fn reservation_numbers_differ_between_two_restores_of_one_backup() {
+fn reservation_ids_differ_between_restores_of_one_backup() {
     let mut rig = Rig::up();
     let backup = rig.disk.clone();
     let mut ids = Vec::new();
@@ -153,7 +153,7 @@ fn reservation_numbers_differ_between_two_restores_of_one_backup() {
 
 /// A VM younger than the backup runs on a slice that the backup gives to a reservation of another host.
 #[test]
-fn slice_of_an_adopted_vm_is_in_no_order_to_the_host_of_the_backup() {
+fn slice_of_an_adopted_vm_is_not_sent_to_its_former_host() {
     let mut rig = restored(
         "cordon:e2 reserve:a@h1=1 go",
         "release:a go reserve:b@h2=1 go commit:b go have:h2:online=0.3:vm2b=0.3 go",
@@ -167,7 +167,7 @@ fn slice_of_an_adopted_vm_is_in_no_order_to_the_host_of_the_backup() {
 
 /// The store is slow, and devices and agents are there before the first write after the restore is durable.
 #[test]
-fn restored_ledger_orders_nothing_before_its_first_write() {
+fn restored_ledger_sends_nothing_before_its_first_write() {
     let mut rig = Rig::up();
     rig.run("reserve:a@h1=1 go commit:a go have:h1:online=0.1:vm1a=0.1 go down:h1 fence:h1 stored");
     let backup = rig.disk.clone();
@@ -182,7 +182,7 @@ fn restored_ledger_orders_nothing_before_its_first_write() {
 /// A host restarted after the backup, and a VM was started there since: that its boot is not the one of the backup proves
 /// nothing about the VM.
 #[test]
-fn boot_other_than_that_of_the_backup_does_not_end_a_fence() {
+fn boot_id_newer_than_the_backup_does_not_end_a_fence() {
     let mut rig = restored(
         "down:h1",
         "up:h1/b2 go cordon:e1 go reserve:b@h1=1 go commit:b go have:h1:online=4.1:vm2b=4.1 go",

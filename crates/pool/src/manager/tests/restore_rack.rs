@@ -24,7 +24,7 @@ fn vm_on_wire_younger_than_backup(broken: &str) -> Rig {
 }
 
 #[test]
-fn vm_on_younger_wire_is_adopted_whoever_reports_first() {
+fn vm_on_newer_connection_is_adopted_in_any_report_order() {
     let reports = ["up:h1 tick:10 have:h1:online=4.1:vm1b=4.1 go", "up:h2 tick:10 have:h2 go"];
     for order in [[0, 1], [1, 0]] {
         let mut rig = vm_on_wire_younger_than_backup("");
@@ -38,7 +38,7 @@ fn vm_on_younger_wire_is_adopted_whoever_reports_first() {
 }
 
 #[test]
-fn vm_on_younger_wire_is_adopted_when_its_emc_returns_after_the_report() {
+fn vm_on_newer_connection_is_adopted_when_its_emc_returns_later() {
     let mut rig = vm_on_wire_younger_than_backup("break:e2");
     let said = rig.run("up:h2 tick:10 have:h2 go up:h1 tick:10 have:h1:online=4.1:vm1b=4.1 go");
     assert!(!said.contains("close"), "{said}");
@@ -48,7 +48,7 @@ fn vm_on_younger_wire_is_adopted_when_its_emc_returns_after_the_report() {
 
 /// The host is silent and fenced before e2 lists a slice of it.
 #[test]
-fn fence_waits_for_each_emc_that_has_not_been_compared_since_the_restore() {
+fn fence_waits_for_each_emc_not_compared_since_the_restore() {
     let mut rig = vm_on_wire_younger_than_backup("break:e2");
     rig.run("up:h2 tick:10 have:h2 go");
     for _ in 0..40 {
@@ -66,7 +66,7 @@ fn fence_waits_for_each_emc_that_has_not_been_compared_since_the_restore() {
 
 /// Its EMC cannot cut hosts off and has no record of a grant to h1, but the ledger may lack one.
 #[test]
-fn silent_host_is_stopped_after_a_restore_though_no_record_names_it() {
+fn silent_host_without_grants_is_stopped_after_a_restore() {
     let mut rig = restored("e1=4! h1:e1 h2:e1", "up:h1 up:h2 go", "", "stops:e1");
     rig.run("up:h2 tick:10 have:h2 go");
     rig.tells("alarms | RESTORE_PENDING CAPACITY_ZERO");
@@ -83,7 +83,7 @@ fn silent_host_is_stopped_after_a_restore_though_no_record_names_it() {
 
 /// The fence waits for the EMC, though the host holds nothing there on record.
 #[test]
-fn host_that_cannot_be_stopped_after_a_restore_stays_fencing() {
+fn unstoppable_host_stays_fencing_after_a_restore() {
     let mut rig = restored("e1=4! h1:e1 h2:e1", "up:h1 up:h2 go", "", "");
     rig.run("up:h2 tick:10 have:h2 go");
     for _ in 0..40 {
@@ -99,7 +99,7 @@ fn host_that_cannot_be_stopped_after_a_restore_stays_fencing() {
 
 /// The first report of h1 names slice 4 of e2 and no VM. If that were enough, a fence of h1 would not wait for e2.
 #[test]
-fn host_that_names_a_slice_has_not_reported_before_its_emc_is_compared() {
+fn report_is_incomplete_until_its_emc_is_compared() {
     let mut rig = vm_on_wire_younger_than_backup("break:e2");
     rig.run("up:h2 tick:10 have:h2 go up:h1 tick:10 have:h1:online=4.1 go");
     rig.tells(
@@ -110,7 +110,7 @@ fn host_that_names_a_slice_has_not_reported_before_its_emc_is_compared() {
 }
 
 #[test]
-fn vm_on_younger_host_keeps_its_slice_until_an_operator_decides() {
+fn vm_on_newer_host_keeps_its_slice_until_an_operator_decides() {
     let mut rig = restored(
         "e1=4 h1:e1 h2:e1",
         "up:h1 up:h2 go",
@@ -137,7 +137,7 @@ fn vm_on_emc_younger_than_backup() -> Rig {
 }
 
 #[test]
-fn vm_on_younger_emc_is_kept_and_its_slice_number_given_to_no_other() {
+fn vm_on_newer_emc_keeps_its_slice_and_id() {
     let mut rig = vm_on_emc_younger_than_backup();
     let said = rig.run("up:h1 tick:10 have:h1:online=4.1:vm1b=4.1 go");
     assert!(!said.contains("close"), "{said}");
@@ -159,14 +159,14 @@ fn vm_on_younger_emc_is_kept_and_its_slice_number_given_to_no_other() {
 }
 
 #[test]
-fn absurd_slice_numbers_are_false_claims_after_a_restore_too() {
+fn out_of_range_slice_ids_are_false_claims_after_a_restore() {
     let mut rig = vm_on_emc_younger_than_backup();
     let said = rig.run("up:h1 tick:10 have:h1:online=4000000000.1");
     assert!(said.contains("h1.close(FalseClaim:4000000000.1)"), "{said}");
 }
 
 #[test]
-fn reserved_slice_numbers_are_bounded_however_often_a_host_names_higher_ones() {
+fn reserved_slice_ids_are_bounded_across_reports() {
     let mut rig = vm_on_emc_younger_than_backup();
     let said = rig.run("up:h1 tick:10 have:h1:online=500000.1 go have:h1:online=500000.1 go");
     assert!(!said.contains("close"), "{said}");
@@ -177,7 +177,7 @@ fn reserved_slice_numbers_are_bounded_however_often_a_host_names_higher_ones() {
 
 /// h2, h3 and e2 are added again, the hosts in another order. A VM of h3 runs on e2.
 #[test]
-fn hosts_and_emcs_added_after_a_restore_get_no_number_of_the_lost_history() {
+fn hosts_and_emcs_added_after_a_restore_get_unused_ids() {
     let mut rig = restored(
         "e1=4 h1:e1",
         "up:h1 go",
@@ -197,7 +197,7 @@ fn hosts_and_emcs_added_after_a_restore_get_no_number_of_the_lost_history() {
 
 /// The first restore was followed by the addition of e2; a second restore of the same backup lacks it again.
 #[test]
-fn slice_of_an_emc_added_after_an_earlier_restore_of_the_backup_is_no_false_claim() {
+fn slice_of_an_emc_lost_by_two_restores_is_no_false_claim() {
     let mut rig = Rig::of("e1=4 h1:e1");
     rig.run("up:h1 go");
     let backup = rig.disk.clone();
@@ -213,7 +213,7 @@ fn slice_of_an_emc_added_after_an_earlier_restore_of_the_backup_is_no_false_clai
 
 /// h1 is fenced before it reports a slice of an EMC that the backup lacks.
 #[test]
-fn fenced_host_is_not_accused_of_slices_that_the_backup_lacks() {
+fn fenced_host_may_claim_slices_missing_from_the_backup() {
     let mut rig = vm_on_emc_younger_than_backup();
     for _ in 0..40 {
         rig.run("tick:2000 go");
@@ -225,7 +225,7 @@ fn fenced_host_is_not_accused_of_slices_that_the_backup_lacks() {
 
 /// A VM without slices was committed after the backup: its deadline is none.
 #[test]
-fn running_vm_without_slices_is_committed_by_the_report_of_its_host() {
+fn running_vm_without_slices_is_committed_by_a_report() {
     let mut rig = restored("e1=4 h1:e1", "up:h1 go reserve:a@h1=0 go", "commit:a go have:h1:vm1a= go", "");
     rig.run("up:h1 tick:10 have:h1:vm1a= go tick:301000 have:h1:vm1a= go");
     rig.tells("commit:a | commit:a->ok()");
@@ -233,7 +233,7 @@ fn running_vm_without_slices_is_committed_by_the_report_of_its_host() {
 }
 
 #[test]
-fn vm_that_is_adopted_where_a_drain_is_under_way_is_asked_to_move() {
+fn vm_adopted_on_a_draining_host_gets_a_migration_request() {
     let mut rig = restored(
         "e1=4 h1:e1 h2:e1",
         "up:h1 up:h2 go drain:h1 go",

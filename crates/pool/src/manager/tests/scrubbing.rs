@@ -15,23 +15,23 @@ fn writes(slices: u32, away: &str) -> Vec<[usize; 2]> {
 }
 
 #[test]
-fn scrubs_are_few_while_enough_slices_are_free() {
+fn scrubs_are_limited_while_enough_slices_are_free() {
     assert_eq!(writes(8, "down:h2 down:h3"), [[4, 0], [4, 0]]);
 }
 
 #[test]
-fn scrubs_are_many_while_many_slices_wait() {
+fn scrubs_increase_while_many_slices_wait() {
     let writes = writes(20, "down:h2 down:h3");
     assert!(writes.iter().any(|[h1, _]| *h1 > 4), "{writes:?}");
 }
 
 #[test]
-fn scrubs_are_spread_over_the_hosts_that_reach_the_device() {
+fn scrubs_are_spread_over_attached_hosts() {
     assert_eq!(writes(8, ""), [[4, 4]]);
 }
 
 #[test]
-fn no_scrub_is_ordered_on_a_failed_device() {
+fn failed_device_gets_no_scrub() {
     let mut rig = Rig::up();
     rig.run("reserve:a@h1=1 go down:h2 down:h3 release:a stored tick:10 obey:h1 down:h1 tick:10 stored");
     rig.run("device tick:10 stored");
@@ -46,7 +46,7 @@ fn no_scrub_is_ordered_on_a_failed_device() {
 }
 
 #[test]
-fn scrubs_that_are_ordered_together_are_spread_over_hosts() {
+fn scrubs_of_one_batch_are_spread_over_hosts() {
     let mut rig = Rig::up_as("e1=64 e2=64 h1:e1 h2:e1+e2 h3:e2");
     rig.run("reserve:a@h1=8 go down:h2 down:h3 release:a stored tick:10 obey:h1 down:h1 tick:10 stored");
     rig.run("device tick:10 stored break:e1 restart device up:h1 up:h2");

@@ -19,7 +19,7 @@ fn rig() -> Rig {
 }
 
 #[test]
-fn a_host_whose_machine_cannot_be_stopped_keeps_its_slices_and_the_device_serves_others() {
+fn unstoppable_host_keeps_its_slices_and_others_are_served() {
     rig().tells(
         "down:h1 fence:h1 stored | store fence:h1->ok[0] e2.fence(h1) e1.fence(h1)
          device go | store
@@ -32,7 +32,7 @@ fn a_host_whose_machine_cannot_be_stopped_keeps_its_slices_and_the_device_serves
 }
 
 #[test]
-fn machine_is_not_stopped_for_a_device_on_which_its_host_holds_nothing() {
+fn machine_is_not_stopped_for_a_device_without_its_slices() {
     let mut rig = Rig::up_as(RACK);
     rig.run("cordon:e1 reserve:a@h1=1 go");
     rig.tells(
@@ -48,7 +48,7 @@ fn machine_is_not_stopped_for_a_device_on_which_its_host_holds_nothing() {
 /// The device's record has a grant that the ledger does not contain, and only a stop of the machine
 /// ends it.
 #[test]
-fn machine_is_stopped_for_what_a_device_is_found_to_grant_when_it_returns() {
+fn machine_is_stopped_for_a_grant_found_when_the_device_returns() {
     let mut rig = Rig::up_as(RACK);
     rig.run("reserve:b@h2=1 go cordon:e1 reserve:a@h1=1 go break:e1 reserve:c@h2=1 go release:b go");
     rig.meddle(3, Some((1, "h1")));
@@ -65,7 +65,7 @@ fn machine_is_stopped_for_what_a_device_is_found_to_grant_when_it_returns() {
 }
 
 #[test]
-fn machine_is_stopped_for_a_grant_that_its_device_reports_in_refusing_another() {
+fn machine_is_stopped_for_a_grant_reported_in_a_refusal() {
     let mut rig = Rig::up_as(RACK);
     assert!(rig.run("down:h1 fence:h1 go state:h1").ends_with("Fenced"));
     rig.meddle(0, Some((5, "h1")));
@@ -75,7 +75,7 @@ fn machine_is_stopped_for_a_grant_that_its_device_reports_in_refusing_another() 
 
 /// A working EMC that can revoke access replies soon: until then the host is not shown as fenced.
 #[test]
-fn host_without_slices_is_fenced_when_its_emc_has_answered() {
+fn host_without_slices_is_fenced_when_its_emc_has_replied() {
     let mut rig = Rig::up();
     rig.tells(
         "down:h1 fence:h1 stored | store fence:h1->ok[0] e1.fence(h1) e2.fence(h1)
@@ -86,7 +86,7 @@ fn host_without_slices_is_fenced_when_its_emc_has_answered() {
 }
 
 #[test]
-fn machine_of_a_host_that_its_emc_cuts_off_is_not_to_be_stopped() {
+fn machine_is_not_stopped_for_an_emc_that_can_revoke() {
     let mut rig = Rig::up();
     rig.run("reserve:a@h1=1 go break:e1 break:e2 down:h1 fence:h1 stored device tick:10 go");
     assert_eq!(rig.manager.stopping_since(rig.host("h1")), None);
@@ -94,7 +94,7 @@ fn machine_of_a_host_that_its_emc_cuts_off_is_not_to_be_stopped() {
 
 /// The reply of e1 is known but not durable when another change of the host becomes durable.
 #[test]
-fn emc_that_has_cut_a_host_off_is_not_called_again() {
+fn emc_that_has_fenced_a_host_is_not_called_again() {
     let mut rig = Rig::up();
     rig.run("reserve:a@h1=1 go down:h1 fence:h1 stored cordon:h1");
     let said = rig.run("device stored");
@@ -102,7 +102,7 @@ fn emc_that_has_cut_a_host_off_is_not_called_again() {
 }
 
 #[test]
-fn fence_under_way_is_not_called_again_when_another_host_is_removed() {
+fn removing_another_host_does_not_repeat_a_fence() {
     let mut rig = Rig::up();
     rig.run("down:h1 fence:h1 stored");
     let said = rig.run("rack:e1=4&e2=4&h1:e1+e2&h2:e1+e2 stored cordon:h1 stored");
@@ -110,7 +110,7 @@ fn fence_under_way_is_not_called_again_when_another_host_is_removed() {
 }
 
 #[test]
-fn stopping_a_machine_is_tried_again_but_never_while_its_agent_speaks() {
+fn machine_stop_is_not_retried_while_its_agent_is_connected() {
     let mut rig = rig();
     rig.tells(
         "down:h2 down:h3 down:h1 fence:h1 stored device tick:10
@@ -130,7 +130,7 @@ fn stopping_a_machine_is_tried_again_but_never_while_its_agent_speaks() {
 /// The host has released everything when its machine is next to be stopped, and later the device
 /// reports another grant.
 #[test]
-fn machine_is_stopped_again_for_a_grant_that_is_found_later() {
+fn machine_is_stopped_again_for_a_grant_found_later() {
     let mut rig = rig();
     rig.run("down:h1 fence:h1 stored device up:h1 have:h1:released=0.1 tick:10 stored device tick:10 stored down:h1");
     let mut said = String::new();
@@ -144,7 +144,7 @@ fn machine_is_stopped_again_for_a_grant_that_is_found_later() {
 }
 
 #[test]
-fn stopping_a_machine_is_tried_again_after_the_device_failed_to_note_that_it_stopped() {
+fn machine_stop_is_retried_when_the_device_failed_to_record_it() {
     let mut rig = rig();
     rig.run("down:h2 down:h3 stops:e1 break:e1 down:h1 fence:h1 stored device");
     let said = rig.run("mend:e1 tick:10000 device tick:60000");
@@ -152,7 +152,7 @@ fn stopping_a_machine_is_tried_again_after_the_device_failed_to_note_that_it_sto
 }
 
 #[test]
-fn attempt_due_while_its_device_failed_is_made_when_the_device_works() {
+fn stop_attempt_due_on_a_failed_device_runs_on_recovery() {
     let mut rig = rig();
     rig.run("down:h2 down:h3 stops:e1 break:e1 down:h1 fence:h1 stored device");
     let failed = rig.run("tick:70000 device tick:1000 device");
@@ -162,7 +162,7 @@ fn attempt_due_while_its_device_failed_is_made_when_the_device_works() {
 }
 
 #[test]
-fn a_manager_that_starts_while_a_host_is_being_fenced_lets_its_agent_speak_first() {
+fn restarted_manager_waits_for_agents_before_stopping_a_machine() {
     let mut rig = rig();
     rig.run("down:h2 down:h3 down:h1 fence:h1 stored");
     let soon = rig.run("restart device tick:10");
@@ -172,7 +172,7 @@ fn a_manager_that_starts_while_a_host_is_being_fenced_lets_its_agent_speak_first
 }
 
 #[test]
-fn a_machine_that_was_stopped_reaches_nothing_and_its_slices_go_on() {
+fn stopped_machine_frees_its_slices() {
     rig().tells(
         "stops:e1 down:h1 fence:h1 stored | store fence:h1->ok[0] e2.fence(h1) e1.fence(h1)
          device tick:10 | store
@@ -183,7 +183,7 @@ fn a_machine_that_was_stopped_reaches_nothing_and_its_slices_go_on() {
 }
 
 #[test]
-fn an_operators_word_counts_while_the_command_still_runs() {
+fn power_off_confirmed_during_the_stop_command_counts() {
     rig().tells(
         "down:h1 fence:h1 stored | store fence:h1->ok[0] e2.fence(h1) e1.fence(h1)
          vouch:h1 stored | store vouch:h1->ok[0] e1.fence(h1!) e2.fence(h1!)
@@ -193,7 +193,7 @@ fn an_operators_word_counts_while_the_command_still_runs() {
 }
 
 #[test]
-fn a_host_that_restarted_while_it_was_being_fenced_has_let_go_of_everything() {
+fn host_restarted_during_its_fence_has_released_its_slices() {
     let mut rig = rig();
     rig.tells(
         "down:h1 fence:h1 stored device
@@ -206,7 +206,7 @@ fn a_host_that_restarted_while_it_was_being_fenced_has_let_go_of_everything() {
 }
 
 #[test]
-fn a_host_that_proves_itself_clean_while_it_was_being_fenced_has_let_go_of_everything() {
+fn clean_report_during_a_fence_releases_all_slices() {
     let mut rig = rig();
     rig.tells(
         "down:h1 fence:h1 stored device go
@@ -223,7 +223,7 @@ fn a_host_that_proves_itself_clean_while_it_was_being_fenced_has_let_go_of_every
 /// The fence command may take minutes: the result of a command that began before the host returned
 /// does not count for a later fence.
 #[test]
-fn a_later_fence_of_a_host_is_not_the_one_before() {
+fn later_fence_of_a_host_has_its_own_start() {
     let mut rig = rig();
     let h1 = rig.host("h1");
     assert_eq!(rig.manager.stopping_since(h1), None);
@@ -243,7 +243,7 @@ fn a_later_fence_of_a_host_is_not_the_one_before() {
 
 /// The agent may retry, or receive a message that was in transit: a reported failure is no release.
 #[test]
-fn a_slice_that_did_not_arrive_as_zeros_goes_on_only_when_its_host_has_let_go() {
+fn nonzero_slice_is_reused_only_after_its_host_released_it() {
     Rig::up_as(RACK).tells(
         "reserve:a@h1=1 stored device tick:10 stored
          have:h1:dirty=0.1 tick:10 | store
@@ -258,7 +258,7 @@ fn a_slice_that_did_not_arrive_as_zeros_goes_on_only_when_its_host_has_let_go() 
 }
 
 #[test]
-fn a_slice_that_could_not_be_scrubbed_goes_on_only_when_its_scrubber_has_let_go_or_stopped() {
+fn unscrubbed_slice_is_reused_only_after_its_scrubber_is_off() {
     let mut rig = rig();
     rig.tells(
         "down:h2 down:h3 release:a stored tick:10 obey:h1 tick:10 stored device tick:10 stored device tick:10 stored
@@ -272,7 +272,7 @@ fn a_slice_that_could_not_be_scrubbed_goes_on_only_when_its_scrubber_has_let_go_
 }
 
 #[test]
-fn a_host_that_stopped_need_not_be_asked_for_what_it_had_in_quarantine() {
+fn powered_off_host_need_not_release_quarantined_slices() {
     Rig::up_as(RACK).tells(
         "reserve:a@h1=1 stored device tick:10 stored have:h1:dirty=0.1 go
          down:h1 vouch:h1 go
@@ -283,7 +283,7 @@ fn a_host_that_stopped_need_not_be_asked_for_what_it_had_in_quarantine() {
 }
 
 #[test]
-fn a_grant_that_the_ledger_does_not_know_is_asked_back_before_anybody_gets_the_slice() {
+fn unknown_grant_is_released_by_its_host_before_reuse() {
     let mut rig = rig();
     rig.meddle(1, Some((1, "h2")));
     rig.tells(
@@ -298,7 +298,7 @@ fn a_grant_that_the_ledger_does_not_know_is_asked_back_before_anybody_gets_the_s
 /// The folder of its record was lost. A device that enforces access has then revoked it; of this
 /// one nothing is known.
 #[test]
-fn a_slice_whose_grant_is_missing_from_the_record_may_still_be_in_use() {
+fn slice_with_a_lost_grant_stays_with_its_host() {
     let mut rig = rig();
     rig.meddle(0, None);
     rig.tells(
@@ -312,7 +312,7 @@ fn a_slice_whose_grant_is_missing_from_the_record_may_still_be_in_use() {
 }
 
 #[test]
-fn after_a_restore_what_nobody_claims_is_asked_back_first() {
+fn unclaimed_slices_are_released_first_after_a_restore() {
     let mut rig = rig();
     let backup = rig.disk.clone();
     rig.run("force:a go cordon:e2 reserve:b@h2=2 go");
@@ -330,7 +330,7 @@ fn after_a_restore_what_nobody_claims_is_asked_back_first() {
 /// A power-off was confirmed while its decision was not durable. The machine returned before,
 /// received its VMs as before, and had a slice that then counted as released.
 #[test]
-fn a_host_is_told_nothing_before_its_fence_is_durable() {
+fn host_receives_nothing_before_its_fence_is_durable() {
     rig().tells(
         "down:h1 vouch:h1 up:h1/b2 tick:10 | store
          stored | vouch:h1->ok[0] e1.fence(h1!) e2.fence(h1!) h1<fenced store",
@@ -338,7 +338,7 @@ fn a_host_is_told_nothing_before_its_fence_is_durable() {
 }
 
 #[test]
-fn stop_whose_answer_came_during_a_reload_is_tried_again() {
+fn stop_result_received_during_a_reload_is_retried() {
     let mut rig = rig();
     rig.run("down:h2 down:h3 down:h1 fence:h1 stored cordon:h2 lost device reload device");
     rig.write_all();
@@ -352,7 +352,7 @@ fn stop_whose_answer_came_during_a_reload_is_tried_again() {
 
 /// The store reported an error for the write of the host's return, and the write is on disk.
 #[test]
-fn stop_of_a_host_that_returned_is_forgotten_when_the_ledger_is_read_again() {
+fn stop_of_a_returned_host_is_dropped_by_a_reload() {
     let mut rig = rig();
     rig.run("down:h1 fence:h1 stored device up:h1/b2 tick:10 torn reload");
     rig.tells("state:h1 | Up");
@@ -361,7 +361,7 @@ fn stop_of_a_host_that_returned_is_forgotten_when_the_ledger_is_read_again() {
 
 /// The fence command was started before the operator confirmed the power-off.
 #[test]
-fn late_failure_to_stop_a_machine_that_is_off_is_not_tried_again() {
+fn late_stop_failure_of_a_powered_off_machine_is_not_retried() {
     let mut rig = rig();
     rig.run("down:h1 fence:h1 stored vouch:h1 stored");
     let (h1, e1) = (rig.host("h1"), rig.manager.durable().emc_named(&name("e1")).unwrap());
@@ -378,14 +378,14 @@ fn has_cut_off_h1(rig: &Rig, emc: &str) -> bool {
 }
 
 #[test]
-fn emc_that_a_fence_did_not_concern_has_not_cut_off_the_host() {
+fn emc_not_concerned_by_a_fence_has_not_fenced_the_host() {
     let mut rig = Rig::up_as("e1=4 e2=4! h1:e1 h2:e1+e2 h3:e2");
     rig.run("down:h1 fence:h1 go");
     assert!(has_cut_off_h1(&rig, "e1") && !has_cut_off_h1(&rig, "e2"));
 }
 
 #[test]
-fn emc_to_which_a_host_is_wired_during_its_fence_has_to_confirm_it() {
+fn emc_attached_during_a_fence_has_to_confirm_it() {
     let mut rig = Rig::up_as("e1=4 e2=4! h1:e1 h2:e1+e2 h3:e2");
     rig.run("down:h1 fence:h1 go");
     rig.tells("state:h1 | Fenced");

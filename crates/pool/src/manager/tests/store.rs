@@ -10,7 +10,7 @@ use crate::{
 };
 
 #[test]
-fn a_restored_store_believes_nobody_before_the_hosts_have_reported() {
+fn restored_slices_are_quarantined_until_hosts_have_reported() {
     let mut rig = Rig::up();
     rig.run("reserve:a@h1=1 go commit:a go");
     let backup = rig.disk.clone();
@@ -42,7 +42,7 @@ fn a_restored_store_believes_nobody_before_the_hosts_have_reported() {
 }
 
 #[test]
-fn the_managers_absence_brings_no_deadline_nearer() {
+fn downtime_of_the_manager_does_not_count_towards_deadlines() {
     let mut rig = Rig::up();
     rig.tells(
         "reserve:a@h1=1 go
@@ -59,7 +59,7 @@ fn the_managers_absence_brings_no_deadline_nearer() {
 }
 
 #[test]
-fn a_reservation_that_nobody_commits_ends_and_a_committed_one_does_not() {
+fn only_uncommitted_reservation_ends_at_its_deadline() {
     Rig::up().tells(
         "reserve:a@h1=1 reserve:b@h1=1 go commit:b go
          tick:299000 up:h1 up:h2 up:h3 go
@@ -70,7 +70,7 @@ fn a_reservation_that_nobody_commits_ends_and_a_committed_one_does_not() {
 }
 
 #[test]
-fn nothing_is_taken_from_a_new_device_before_it_was_compared() {
+fn new_device_is_unused_until_it_is_compared() {
     Rig::up().tells(
         "rack:e1=4&e2=4&e3=16&h1:e1+e2+e3&h2:e1+e2&h3:e2 | store
          reserve:a@h1=9 |
@@ -83,14 +83,14 @@ fn nothing_is_taken_from_a_new_device_before_it_was_compared() {
 /// A batch was written although its outcome was unknown. The host had received and answered the
 /// state before it, and was not sent a new one: the slice stayed with it and never came online.
 #[test]
-fn what_was_written_without_anybody_knowing_is_told_to_hosts_that_stayed_connected() {
+fn torn_write_reaches_hosts_that_stayed_connected() {
     let mut rig = Rig::up();
     rig.run("reserve:a@h1=1 stored device tick:10 torn reload go");
     rig.tells("slices | 0.1:online@h1");
 }
 
 #[test]
-fn the_oldest_decisions_are_forgotten_many_at_a_time() {
+fn oldest_decisions_are_pruned_in_batches() {
     let mut rig = Rig::up();
     rig.run("reserve:a@h1=1 go");
     let remembered = |rig: &Rig| match &rig.disk[&Key::Meta] {
@@ -113,7 +113,7 @@ fn the_oldest_decisions_are_forgotten_many_at_a_time() {
 
 /// The write that removes them reports an error and is on disk.
 #[test]
-fn host_and_emc_whose_removal_is_found_on_disk_are_dropped() {
+fn host_and_emc_removed_by_a_torn_write_are_dropped() {
     let mut rig = Rig::up();
     rig.tells(
         "rack:e1=4&h1:e1&h2:e1 torn reload | store rack:e1=4&h1:e1&h2:e1->STORE_FAILED reload host#2.close(HostGone) e1.contents

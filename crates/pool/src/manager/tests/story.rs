@@ -142,7 +142,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 4 * ProptestConfig::default().cases, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_manager_keeps_its_promises_whatever_happens(rack in rack(), story in prop::collection::vec(turn(), 0..150)) {
+    fn manager_invariants_hold_after_random_events(rack in rack(), story in prop::collection::vec(turn(), 0..150)) {
         let mut rig = Rig::up_as(rack);
         for turn in &story {
             rig.take(turn);
@@ -155,7 +155,7 @@ proptest! {
     /// After any sequence: when everything works again and every VM is released, every slice
     /// becomes free.
     #[test]
-    fn a_rack_comes_to_rest_after_any_story(rack in rack(), story in prop::collection::vec(turn(), 0..100)) {
+    fn released_slices_become_free_after_random_events(rack in rack(), story in prop::collection::vec(turn(), 0..100)) {
         let mut rig = Rig::up_as(rack);
         story.iter().for_each(|turn| rig.take(turn));
         rig.come_to_rest();

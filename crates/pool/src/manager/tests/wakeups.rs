@@ -25,7 +25,7 @@ impl Rig {
 }
 
 #[test]
-fn silent_host_loses_its_lease_and_is_fenced_without_any_other_event() {
+fn silent_host_is_fenced_by_timers_alone() {
     let mut rig = Rig::up();
     rig.run("reserve:a@h1=1 go commit:a go down:h2 down:h3");
     let host = rig.host("h1");
@@ -40,7 +40,7 @@ fn silent_host_loses_its_lease_and_is_fenced_without_any_other_event() {
 }
 
 #[test]
-fn machine_that_could_not_be_stopped_is_tried_again_without_any_other_event() {
+fn failed_machine_stop_is_retried_by_timers_alone() {
     let mut rig = Rig::up_as(SHARED);
     rig.run("cordon:e1 reserve:a@h1=1 go down:h1 down:h2 down:h3 fence:h1 stored device tick:10");
     rig.manager.set(Settings { lease_ttl: Ns::secs(3600), fence_after: None });
@@ -51,7 +51,7 @@ fn machine_that_could_not_be_stopped_is_tried_again_without_any_other_event() {
 }
 
 #[test]
-fn uncommitted_reservation_ends_without_any_other_event() {
+fn uncommitted_reservation_ends_by_timers_alone() {
     let mut rig = Rig::up();
     rig.manager.set(Settings { lease_ttl: Ns::secs(3600), fence_after: None });
     rig.run("reserve:a@h1=1 go");
@@ -62,7 +62,7 @@ fn uncommitted_reservation_ends_without_any_other_event() {
 }
 
 #[test]
-fn declined_move_is_asked_for_again_without_any_other_event() {
+fn declined_migration_is_requested_again_by_timers_alone() {
     let mut rig = Rig::up();
     rig.manager.set(Settings { lease_ttl: Ns::secs(3600), fence_after: None });
     rig.run("reserve:a@h1=1 go commit:a go drain:h1 go decline:a go");
@@ -88,14 +88,14 @@ fn failed_device_is_retried_until_removed() {
 }
 
 #[test]
-fn settings_that_change_apply_to_hosts_that_are_connected() {
+fn changed_settings_apply_to_connected_hosts() {
     let mut rig = Rig::up();
     rig.manager.set(Settings { lease_ttl: Ns::secs(1), ..settings() });
     assert!(rig.sleep(Ns::ms(1100)).contains("h1.close(LeaseOver)"));
 }
 
 #[test]
-fn lease_that_is_over_is_counted_dated_and_announced() {
+fn expired_lease_is_counted_dated_and_announced() {
     let mut rig = Rig::up();
     rig.manager.take_changed();
     assert_eq!((rig.manager.has_news(), rig.manager.leases_expired()), (false, 0));
@@ -114,7 +114,7 @@ fn lease_that_is_over_is_counted_dated_and_announced() {
 }
 
 #[test]
-fn removing_a_host_leaves_the_fences_of_others() {
+fn removed_host_does_not_affect_fences_of_others() {
     let mut rig = Rig::up_as(SHARED);
     rig.run("cordon:e1 reserve:a@h1=1 go enable:e1 go down:h1 fence:h1 stored device tick:10");
     rig.tells(
@@ -124,7 +124,7 @@ fn removing_a_host_leaves_the_fences_of_others() {
 }
 
 #[test]
-fn device_that_answers_while_the_store_is_read_is_asked_nothing_yet() {
+fn device_replying_during_a_reload_receives_no_calls() {
     Rig::up().tells(
         "reserve:a@h1=1 stored restart | store reserve:a->ok(0) e1.grant(0.1>h1) e1.contents e2.contents
          cordon:h2 lost | store cordon:h2->STORE_FAILED reload
@@ -135,7 +135,7 @@ fn device_that_answers_while_the_store_is_read_is_asked_nothing_yet() {
 
 /// The scrub in the desired state has ended, which is not durable yet, so the message is delayed.
 #[test]
-fn order_that_is_put_off_does_not_wake_the_manager_without_end() {
+fn postponed_desired_state_does_not_cause_a_wakeup_loop() {
     let mut rig = Rig::up();
     rig.run("reserve:a@h1=1 go down:h2 down:h3 release:a stored tick:10 obey:h1 tick:10 stored");
     rig.run("device tick:10 stored device have:h1:early tick:10 stored");
