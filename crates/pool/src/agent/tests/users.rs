@@ -1,9 +1,9 @@
-//! A VM's memory is for one user of the host and root, and a process serves one VM.
+//! Memory of a VM is accessible to one user and root, and a process serves one VM.
 
 use super::*;
 
-/// VM a is user 2001's and ready; VM b names no user.
-const READY: &str = "up want:1:a/2001=1.1:b=2.1 ok:1.1 ok:2.1";
+/// VM a of user 2001 and VM b without a user are ready.
+const READY: &str = "up desired:1:a/2001=1.1:b=2.1 ok:1.1 ok:2.1";
 
 fn check_ready(more: &str, expected: &str) {
     check(&format!("{READY} {more}"), expected);
@@ -37,15 +37,15 @@ fn vm_without_a_user_belongs_to_the_agents_user_and_root() {
 #[test]
 fn preview_is_limited_to_the_users_of_the_memory() {
     let (agent, _) = run(Vec::new(), "", READY);
-    let look = |vm: &str, uid| {
+    let preview = |vm: &str, uid| {
         let caller = Caller { process: process(100), uid: user(uid) };
         agent.look(&Name::new(vm).unwrap(), caller).map(|record| record.uid)
     };
-    assert_eq!(look("a", 2001), Ok(Some(user(2001))));
-    assert_eq!(look("a", 0), Ok(Some(user(2001))));
-    assert_eq!(look("b", 0), Ok(None));
+    assert_eq!(preview("a", 2001), Ok(Some(user(2001))));
+    assert_eq!(preview("a", 0), Ok(Some(user(2001))));
+    assert_eq!(preview("b", 0), Ok(None));
     for (vm, uid) in [("a", 2002), ("b", 2001)] {
-        assert!(matches!(look(vm, uid), Err(Refusal::OtherUser { .. })), "{vm} by {uid}");
+        assert!(matches!(preview(vm, uid), Err(Refusal::OtherUser { .. })), "{vm} by {uid}");
     }
 }
 
@@ -61,10 +61,10 @@ fn process_of_a_running_vm_is_not_shown_to_other_users() {
     );
 }
 
-/// As after a restart of the agent, when the VMM has given up root.
+/// This occurs after a restart of the agent, when the VMM has dropped root privileges.
 #[test]
 fn vm_process_may_attach_again_as_another_user() {
-    check_ready("attach:a@100/0 recorded:a attach:a@100/2002", "handout:2=1.1");
+    check_ready("attach:a@100/0 recorded:a attach:a@100/2002", "pass:2=1.1");
 }
 
 #[test]
@@ -73,11 +73,11 @@ fn process_of_a_vm_cannot_attach_another_vm() {
     check_ready("attach:a@100 attach:b@100", &format!("refuse:2:{refused}"));
     check_ready("attach:a@100 recorded:a attach:b@100", &format!("refuse:2:{refused}"));
     check_ready("attach:a@100 recorded:a gone:a attach:b@100", "record:b");
-    let restarted = vec![adopted("a", "1.1", true)];
-    check_found(restarted, "up want:1:b=2.1 ok:2.1 attach:b@100", &format!("refuse:1:{refused}"));
+    let restarted = vec![recovered_vm("a", "1.1", true)];
+    check_recovered(restarted, "up desired:1:b=2.1 ok:2.1 attach:b@100", &format!("refuse:1:{refused}"));
     let (agent, _) = run(Vec::new(), "", &format!("{READY} attach:a@100 recorded:a"));
-    let look = agent.look(&Name::new("b").unwrap(), root(100));
-    assert_eq!(look.map_err(|why| why.to_string()), Err(refused.to_owned()));
+    let preview = agent.look(&Name::new("b").unwrap(), root(100));
+    assert_eq!(preview.map_err(|why| why.to_string()), Err(refused.to_owned()));
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn reports_name_the_user_of_a_vm_after_a_restart() {
     let users = |agent: &Agent| agent.have().vms.values().map(|vm| vm.uid).collect::<Vec<_>>();
     let (agent, _) = run(Vec::new(), "", &format!("{READY} attach:a@100 recorded:a"));
     assert_eq!(users(&agent), [Some(user(2001))]);
-    let mut found = adopted("a", "1.1", true);
-    found.record.uid = Some(user(2001));
-    assert_eq!(users(&run(vec![found], "", "up").0), [Some(user(2001))]);
+    let mut recovered = recovered_vm("a", "1.1", true);
+    recovered.record.uid = Some(user(2001));
+    assert_eq!(users(&run(vec![recovered], "", "up").0), [Some(user(2001))]);
 }

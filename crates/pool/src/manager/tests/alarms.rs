@@ -15,10 +15,10 @@ fn alarm(rig: &Rig, reason: &str) -> Alarm {
 
 #[test]
 fn fence_alarm_starts_with_the_fence() {
-    let mut rig = Rig::up();
-    rig.run("reserve:a@h1=1 go down:h1 have:h2 have:h3 tick:2000 have:h2 have:h3 tick:2000");
+    let mut rig = Rig::connected();
+    rig.run("reserve:a@h1=1 go down:h1 report:h2 report:h3 tick:2000 report:h2 report:h3 tick:2000");
     let unknown = alarm(&rig, "HOST_UNKNOWN").since;
-    rig.run("have:h2 have:h3 tick:500");
+    rig.run("report:h2 report:h3 tick:500");
     let fence = rig.when().wall;
     assert!(fence > unknown);
     rig.run("fence:h1 stored");
@@ -31,8 +31,8 @@ fn fence_alarm_starts_with_the_fence() {
 
 #[test]
 fn quarantine_alarm_starts_with_the_quarantine() {
-    let mut rig = Rig::of("e1=1 h1:e1");
-    rig.meddle(0, Some((1, "h1")));
+    let mut rig = Rig::new("e1=1 h1:e1");
+    rig.set_grant(0, Some((1, "h1")));
     rig.run("tick:700 restart device tick:10");
     let quarantined = rig.when().wall;
     rig.write_all();
@@ -44,20 +44,20 @@ fn quarantine_alarm_starts_with_the_quarantine() {
 
 #[test]
 fn low_space_alarm_has_its_start_and_limit() {
-    let mut rig = Rig::up();
+    let mut rig = Rig::connected();
     rig.run("tick:300");
     let low = rig.when().wall;
     rig.run("low tick:300 low tick:300");
     let alarm = alarm(&rig, "STORE_LOW_SPACE");
     assert_eq!(alarm.since, low);
     assert!(alarm.message.contains("less than 64MiB free"), "{}", alarm.message);
-    rig.tells("roomy alarms |");
+    rig.check("ample alarms |");
 }
 
 #[test]
 fn reservation_broken_by_a_restore_raises_an_alarm() {
-    let mut rig = Rig::up().restored("reserve:a@h1=1 go commit:a go", "", "");
-    rig.run("up:h1 up:h2 up:h3 tick:10 have:h1 have:h2 have:h3 tick:10 go");
+    let mut rig = Rig::connected().restored("reserve:a@h1=1 go commit:a go", "", "");
+    rig.run("up:h1 up:h2 up:h3 tick:10 report:h1 report:h2 report:h3 tick:10 go");
     let broken = alarm(&rig, "RESERVATION_BROKEN");
     assert_eq!(broken.subject, Subject::Vm(name("a")));
     assert!(broken.message.contains("was not in use when the hosts reported after a restore"), "{broken:?}");
@@ -68,13 +68,13 @@ fn reservation_broken_by_a_restore_raises_an_alarm() {
 
 #[test]
 fn host_never_started_stays_expected() {
-    let mut rig = Rig::of("e1=4 h1:e1 h2:e1");
+    let mut rig = Rig::new("e1=4 h1:e1 h2:e1");
     rig.run("up:h1 tick:10 go");
     for _ in 0..20 {
-        rig.run("have:h1 tick:2000 go");
+        rig.run("report:h1 tick:2000 go");
     }
-    rig.tells("state:h2 alarms | Expected");
+    rig.check("state:h2 alarms | Expected");
     assert_eq!(rig.manager.leases_expired(), 0);
-    rig.run("up:h2 go have:h1 tick:2000 have:h1 tick:2000 have:h1 tick:500");
-    rig.tells("state:h2 alarms | Unknown HOST_UNKNOWN");
+    rig.run("up:h2 go report:h1 tick:2000 report:h1 tick:2000 report:h1 tick:500");
+    rig.check("state:h2 alarms | Unknown HOST_UNKNOWN");
 }

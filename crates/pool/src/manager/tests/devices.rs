@@ -7,17 +7,17 @@ use super::rig::Rig;
 use crate::{audit::Subject, protocol::Handle};
 
 /// A rack in which h1 has slice 0 online, slice 1 is on its way back from h1 and slice 4 was never owned.
-fn rig() -> Rig {
-    let mut rig = Rig::up();
+fn rig_with_slices() -> Rig {
+    let mut rig = Rig::connected();
     rig.run("reserve:a@h1=1 cordon:e2 go reserve:b@h1=1 enable:e2 go release:b stored");
-    rig.tells("slices | 0.1:online@h1 1.1:draining@h1");
+    rig.check("slices | 0.1:online@h1 1.1:draining@h1");
     rig
 }
 
 /// Slices on which a restarted manager and its devices differ.
-fn compares(meddle: impl Fn(&mut Rig), expected: &str) {
-    let mut rig = rig();
-    meddle(&mut rig);
+fn check_comparison(change: impl Fn(&mut Rig), expected: &str) {
+    let mut rig = rig_with_slices();
+    change(&mut rig);
     rig.run("restart device tick:10");
     if rig.is_storing() {
         rig.run("stored");
@@ -27,40 +27,43 @@ fn compares(meddle: impl Fn(&mut Rig), expected: &str) {
 
 #[test]
 fn matching_device_changes_nothing() {
-    compares(|_| {}, "0.1:online@h1 1.1:draining@h1");
+    check_comparison(|_| {}, "0.1:online@h1 1.1:draining@h1");
 }
 
 #[test]
 fn grant_lost_by_the_device_is_quarantined() {
-    compares(|rig| rig.meddle(0, None), "0.1:quarantined 1.1:draining@h1");
-    compares(|rig| rig.meddle(1, None), "0.1:online@h1 1.1:quarantined");
+    check_comparison(|rig| rig.set_grant(0, None), "0.1:quarantined 1.1:draining@h1");
+    check_comparison(|rig| rig.set_grant(1, None), "0.1:online@h1 1.1:quarantined");
 }
 
 #[test]
 fn grant_missing_from_the_ledger_is_quarantined() {
-    compares(|rig| rig.meddle(4, Some((1, "h2"))), "0.1:online@h1 1.1:draining@h1 4.1:quarantined@h2");
-    compares(|rig| rig.meddle(0, Some((1, "h2"))), "0.1:quarantined@h2 1.1:draining@h1");
-    compares(|rig| rig.meddle(0, Some((3, "h1"))), "0.3:quarantined@h1 1.1:draining@h1");
+    check_comparison(
+        |rig| rig.set_grant(4, Some((1, "h2"))),
+        "0.1:online@h1 1.1:draining@h1 4.1:quarantined@h2",
+    );
+    check_comparison(|rig| rig.set_grant(0, Some((1, "h2"))), "0.1:quarantined@h2 1.1:draining@h1");
+    check_comparison(|rig| rig.set_grant(0, Some((3, "h1"))), "0.3:quarantined@h1 1.1:draining@h1");
 }
 
 /// A rack in which the guest of VM a runs on slice 0 of e1, whose record was emptied before the manager started again.
 fn emptied_device() -> Rig {
-    let mut rig = Rig::up();
-    rig.run("reserve:a@h1=1 go commit:a go have:h1:online=0.1:vm1a=0.1 go");
-    rig.meddle(0, None);
-    rig.seen(0, 0);
-    rig.run("restart device go up:h1 up:h2 up:h3 tick:10 have:h1:online=0.1:vm1a=0.1 go");
+    let mut rig = Rig::connected();
+    rig.run("reserve:a@h1=1 go commit:a go report:h1:online=0.1:vm1a=0.1 go");
+    rig.set_grant(0, None);
+    rig.set_highest_epoch(0, 0);
+    rig.run("restart device go up:h1 up:h2 up:h3 tick:10 report:h1:online=0.1:vm1a=0.1 go");
     rig
 }
 
 #[test]
 fn device_without_the_epoch_of_a_guest_is_failed() {
     let mut rig = emptied_device();
-    rig.tells("slices alarms state:h1 | 0.1:online@h1 EMC_FAILED Up");
+    rig.check("slices alarms state:h1 | 0.1:online@h1 EMC_FAILED Up");
     let message = &rig.manager.alarms()[0].message;
     assert!(message.contains("does not know epoch 1 of slice 0"), "{message}");
-    rig.meddle(0, Some((1, "h1")));
-    rig.tells(
+    rig.set_grant(0, Some((1, "h1")));
+    rig.check(
         "tick:1000 go
          slices alarms | 0.1:online@h1",
     );
@@ -69,8 +72,8 @@ fn device_without_the_epoch_of_a_guest_is_failed() {
 #[test]
 fn foreign_device_reserves_no_host_id_and_grants_nothing() {
     let mut rig = emptied_device();
-    rig.meddle(1, Some((7, "h2")));
-    rig.tells(
+    rig.set_grant(1, Some((7, "h2")));
+    rig.check(
         "tick:1000 device tick:10 | e1.contents
          slices alarms | 0.1:online@h1 EMC_FAILED
          reserve:b@h1=5 | reserve:b->OUT_OF_SLICES",
@@ -81,9 +84,9 @@ fn foreign_device_reserves_no_host_id_and_grants_nothing() {
 fn device_without_its_record_recovers_after_its_guests_end() {
     let mut rig = emptied_device();
     rig.run("release:a go");
-    rig.tells(
+    rig.check(
         "slices alarms | 0.1:draining@h1 EMC_FAILED
-         have:h1:ended=1 tick:1000 go
+         report:h1:ended=1 tick:1000 go
          slices alarms | 0.1:quarantined SLICE_QUARANTINED
          enable:0 go
          slices alarms |",
@@ -92,18 +95,18 @@ fn device_without_its_record_recovers_after_its_guests_end() {
 
 #[test]
 fn device_may_lack_epochs_that_were_never_granted() {
-    let mut rig = Rig::up();
+    let mut rig = Rig::connected();
     rig.run("reserve:a@h1=1 stored restart device go up:h1 go");
-    rig.tells("slices alarms | 0.1:online@h1");
+    rig.check("slices alarms | 0.1:online@h1");
 }
 
 #[test]
 fn free_slice_with_later_device_epoch_is_scrubbed() {
     // A store that was lost and founded again calls every slice free, while the device remembers later owners.
-    compares(|rig| rig.seen(4, 7), "0.1:online@h1 1.1:draining@h1 4.7:scrubbing");
-    let mut rig = rig();
-    rig.seen(4, 7);
-    rig.tells(
+    check_comparison(|rig| rig.set_highest_epoch(4, 7), "0.1:online@h1 1.1:draining@h1 4.7:scrubbing");
+    let mut rig = rig_with_slices();
+    rig.set_highest_epoch(4, 7);
+    rig.check(
         "restart up:h1 up:h2 up:h3 go
          slices | 0.1:online@h1",
     );
@@ -111,9 +114,9 @@ fn free_slice_with_later_device_epoch_is_scrubbed() {
 
 #[test]
 fn vm_with_a_lost_slice_is_broken_and_raises_an_alarm() {
-    let mut rig = rig();
-    rig.meddle(0, None);
-    rig.tells(
+    let mut rig = rig_with_slices();
+    rig.set_grant(0, None);
+    rig.check(
         "restart device tick:10 stored up:h1 | e1.contents e2.contents store h1<release=1.1
          alarms | SLICE_QUARANTINED RESERVATION_BROKEN
          wait:a | wait:a->RESERVATION_WRONG_STATE
@@ -129,8 +132,8 @@ fn vm_with_a_lost_slice_is_broken_and_raises_an_alarm() {
 /// the slice waited for ever for a host that was not informed.
 #[test]
 fn comparison_is_repeated_after_a_failed_write() {
-    let mut rig = rig();
-    rig.meddle(0, None);
+    let mut rig = rig_with_slices();
+    rig.set_grant(0, None);
     rig.run("restart device tick:10 lost reload device tick:10 stored");
     assert_eq!(rig.run("slices"), "0.1:quarantined 1.1:draining@h1");
 }
@@ -138,16 +141,16 @@ fn comparison_is_repeated_after_a_failed_write() {
 /// Its contents came while the store was being read again.
 #[test]
 fn device_reply_during_a_reload_is_requested_again() {
-    let mut rig = rig();
+    let mut rig = rig_with_slices();
     rig.run("restart cordon:h2 lost device reload go up:h1 go");
     assert_eq!(rig.run("slices"), "0.1:online@h1", "what was draining has come back");
 }
 
 #[test]
 fn grant_is_requested_once_and_again_after_a_restart() {
-    Rig::up().tells(
+    Rig::connected().check(
         "reserve:a@h1=1 stored | store reserve:a->ok(0) e1.grant(0.1>h1)
-         tick:100 obey:h1 tick:100 wait:a tick:100 |
+         tick:100 apply:h1 tick:100 wait:a tick:100 |
          restart device | e1.contents e2.contents e1.grant(0.1>h1)
          up:h1 go
          slices | 0.1:online@h1",
@@ -157,9 +160,9 @@ fn grant_is_requested_once_and_again_after_a_restart() {
 #[test]
 fn agent_connected_before_a_comparison_receives_its_state_later() {
     // Both orders had the same number: the answer to the first was taken for the answer to the second.
-    Rig::up().tells(
+    Rig::connected().check(
         "reserve:a@h1=1 go restart
-         up:h1 obey:h1 tick:10 | h1<nothing
+         up:h1 apply:h1 tick:10 | h1<nothing
          device tick:10 | store
          stored | h1<a=0.1",
     );
@@ -167,7 +170,7 @@ fn agent_connected_before_a_comparison_receives_its_state_later() {
 
 #[test]
 fn failed_device_accepts_no_reservations_and_catches_up() {
-    Rig::up().tells(
+    Rig::connected().check(
         "break:e1 reserve:a@h1=1 stored | store reserve:a->ok(0) e1.grant(0.1>h1)
          device alarms | EMC_FAILED
          reserve:b@h2=5 | reserve:b->OUT_OF_SLICES
@@ -175,7 +178,7 @@ fn failed_device_accepts_no_reservations_and_catches_up() {
          stored | reserve:b->ok(4) e2.grant(4.1>h2)
          tick:999 |
          tick:1 device | e1.contents
-         mend:e1 tick:999 | store
+         recover:e1 tick:999 | store
          tick:1 device alarms | e1.contents e1.grant(0.1>h1)
          go
          slices | 0.1:online@h1 4.1:online@h2",
@@ -184,7 +187,7 @@ fn failed_device_accepts_no_reservations_and_catches_up() {
 
 #[test]
 fn release_overtakes_a_pending_grant() {
-    Rig::up().tells(
+    Rig::connected().check(
         "reserve:a@h1=1 | store
          release:a |
          stored | reserve:a->ok(0) store
@@ -196,9 +199,9 @@ fn release_overtakes_a_pending_grant() {
 
 #[test]
 fn nonzero_slice_is_quarantined() {
-    Rig::up().tells(
+    Rig::connected().check(
         "reserve:a@h1=2~ stored device stored stored
-         tick:3 have:h1:dirty=0.1 | h1<a=0.1+1.1 store
+         tick:3 report:h1:dirty=0.1 | h1<a=0.1+1.1 store
          stored | e1.revoke(0.1) reserve:a->RESERVATION_WRONG_STATE
          alarms | SLICE_QUARANTINED RESERVATION_BROKEN
          release:a go
@@ -212,15 +215,15 @@ fn nonzero_slice_is_quarantined() {
 #[test]
 fn slice_is_scrubbed_by_a_live_attached_host() {
     // The third host does not reach the first EMC, and the first one is silent.
-    let mut rig = Rig::up();
-    rig.tells(
-        "reserve:a@h1=1 go release:a stored tick:10 obey:h1 down:h1
+    let mut rig = Rig::connected();
+    rig.check(
+        "reserve:a@h1=1 go release:a stored tick:10 apply:h1 down:h1
          tick:10 stored | store e1.revoke(0.1)
          device tick:10 stored | store e1.grant(0.2>h2)
          down:h2 device tick:10 stored slices | store 0.2:scrubbing@h2",
     );
     // A scrubber that went away keeps the slice, as any owner does, until it is cut off.
-    rig.tells(
+    rig.check(
         "fence:h2 go slices | store fence:h2->ok[0] e1.fence(h2) e2.fence(h2) store e1.revoke(0.2) store 0.2:scrubbing
          up:h1 go
          slices |",
@@ -229,10 +232,10 @@ fn slice_is_scrubbed_by_a_live_attached_host() {
 
 /// A rack in which h1 has to scrub slice 0.
 fn scrubbing() -> Rig {
-    let mut rig = Rig::up();
-    rig.tells(
-        "reserve:a@h1=1 go down:h2 down:h3 release:a stored tick:10 obey:h1 tick:10 stored
-         device tick:10 stored device have:h1 tick:10 stored have:h1 tick:10
+    let mut rig = Rig::connected();
+    rig.check(
+        "reserve:a@h1=1 go down:h2 down:h3 release:a stored tick:10 apply:h1 tick:10 stored
+         device tick:10 stored device report:h1 tick:10 stored report:h1 tick:10
          slices | 0.2:scrubbing@h1",
     );
     rig
@@ -240,9 +243,9 @@ fn scrubbing() -> Rig {
 
 #[test]
 fn only_a_complete_scrub_of_the_current_epoch_counts() {
-    scrubbing().tells(
-        "have:h1:half=0.2 have:h1:scrubbed=0.1 have:h1:scrubbed=0.3 tick:10 |
-         have:h1:scrubbed=0.2 tick:10 | store
+    scrubbing().check(
+        "report:h1:half=0.2 report:h1:scrubbed=0.1 report:h1:scrubbed=0.3 tick:10 |
+         report:h1:scrubbed=0.2 tick:10 | store
          stored | e1.revoke(0.2) h1<nothing
          slices | 0.2:scrubbing@h1
          device tick:10 | store
@@ -255,22 +258,22 @@ fn only_a_complete_scrub_of_the_current_epoch_counts() {
 /// prevent that.
 #[test]
 fn reported_scrub_is_not_sent_to_the_next_agent() {
-    scrubbing().tells(
-        "have:h1:scrubbed=0.2 tick:10 | store
+    scrubbing().check(
+        "report:h1:scrubbed=0.2 tick:10 | store
          down:h1 up:h1 tick:10 |
          stored | e1.revoke(0.2) h1<nothing",
     );
     // If the decision is lost with its write, it is the next agent's to scrub after all.
-    scrubbing().tells(
-        "have:h1:scrubbed=0.2 tick:10 down:h1 up:h1 lost | store reload
+    scrubbing().check(
+        "report:h1:scrubbed=0.2 tick:10 down:h1 up:h1 lost | store reload
          reload | e1.contents e2.contents h1<scrub=0.2",
     );
 }
 
 #[test]
 fn slice_that_cannot_be_scrubbed_is_quarantined() {
-    scrubbing().tells(
-        "have:h1:broken=0.2 tick:10 stored | store e1.revoke(0.2) h1<nothing
+    scrubbing().check(
+        "report:h1:broken=0.2 tick:10 stored | store e1.revoke(0.2) h1<nothing
          device tick:10 stored
          slices alarms | 0.2:quarantined SLICE_QUARANTINED",
     );
@@ -280,11 +283,11 @@ fn slice_that_cannot_be_scrubbed_is_quarantined() {
 fn unrecorded_fence_is_not_treated_as_lost_grants() {
     // The device had cut the host off when the manager died: on the way back its grants were missing and its slices
     // were quarantined as lost, for an operator to sort out.
-    let mut rig = rig();
+    let mut rig = rig_with_slices();
     rig.run("down:h1 fence:h1 stored");
-    rig.meddle(0, None);
-    rig.meddle(1, None);
-    rig.tells(
+    rig.set_grant(0, None);
+    rig.set_grant(1, None);
+    rig.check(
         "restart device | e1.contents e2.contents e1.fence(h1) e2.fence(h1)
          slices alarms | 0.1:draining@h1 1.1:draining@h1 HOST_FENCING
          up:h2 go
@@ -294,14 +297,14 @@ fn unrecorded_fence_is_not_treated_as_lost_grants() {
 
 /// A rack in which slice 1 fails, which VM b is to have; VM a has slice 0 and c slice 2.
 fn failing_slice() -> Rig {
-    let mut rig = Rig::of("e1=4 h1:e1 h2:e1");
+    let mut rig = Rig::new("e1=4 h1:e1 h2:e1");
     rig.run("up:h1 up:h2 go fault:1 reserve:a@h1=1 reserve:b@h1=1 reserve:c@h1=1 go");
     rig
 }
 
 #[test]
 fn failing_slice_does_not_affect_others_of_its_device() {
-    failing_slice().tells(
+    failing_slice().check(
         "slices alarms | 0.1:online@h1 1.1:assigned@h1 2.1:online@h1 SLICE_FAILING
          reserve:d@h2=1 go
          slices | 0.1:online@h1 1.1:assigned@h1 2.1:online@h1 3.1:online@h2
@@ -312,16 +315,16 @@ fn failing_slice_does_not_affect_others_of_its_device() {
 
 #[test]
 fn failing_slice_is_retried_with_doubling_delays() {
-    failing_slice().tells(
+    failing_slice().check(
         "tick:179 |
          tick:1 device | e1.grant(1.1>h1)
          tick:399 |
          tick:1 device | e1.grant(1.1>h1)
-         have:h1 have:h2 tick:799 |
+         report:h1 report:h2 tick:799 |
          tick:1 device | e1.grant(1.1>h1)
-         have:h1 have:h2 tick:1599 |
+         report:h1 report:h2 tick:1599 |
          tick:1 device | e1.grant(1.1>h1)
-         have:h1 have:h2 tick:1999 |
+         report:h1 report:h2 tick:1999 |
          slices alarms | 0.1:online@h1 1.1:assigned@h1 2.1:online@h1 SLICE_FAILING",
     );
 }
@@ -329,31 +332,31 @@ fn failing_slice_is_retried_with_doubling_delays() {
 #[test]
 fn repeatedly_failing_grant_quarantines_slice() {
     let mut rig = failing_slice();
-    rig.run("tick:200 go tick:400 go tick:800 go have:h1 have:h2 tick:1600 go have:h1 have:h2 tick:2000 go have:h1 have:h2");
-    rig.tells(
+    rig.run("tick:200 go tick:400 go tick:800 go report:h1 report:h2 tick:1600 go report:h1 report:h2 tick:2000 go report:h1 report:h2");
+    rig.check(
         "slices alarms | 0.1:online@h1 1.1:quarantined@h1 2.1:online@h1 SLICE_QUARANTINED RESERVATION_BROKEN
          wait:b wait:c | wait:b->RESERVATION_WRONG_STATE wait:c->ok(2)
-         tick:2000 go have:h1 have:h2 tick:2000 go
+         tick:2000 go report:h1 report:h2 tick:2000 go
          slices | 0.1:online@h1 1.1:quarantined@h1 2.1:online@h1",
     );
     let message = &rig.manager.alarms()[0].message;
     assert!(message.contains("slice 1 of emc e1") && message.contains("(os error 21)"), "{message}");
     // While it still fails, the operator's word changes nothing; once it works, the slice comes back.
-    rig.tells(
-        "enable:1 go tick:200 go tick:400 go tick:800 go have:h1 have:h2 tick:1600 go have:h1 have:h2 tick:2000 go
+    rig.check(
+        "enable:1 go tick:200 go tick:400 go tick:800 go report:h1 report:h2 tick:1600 go report:h1 report:h2 tick:2000 go
          slices alarms | 0.1:online@h1 1.1:quarantined@h1 2.1:online@h1 SLICE_QUARANTINED RESERVATION_BROKEN
-         have:h1 have:h2 repair:1 enable:1 go
+         report:h1 report:h2 repair:1 enable:1 go
          slices alarms | 0.1:online@h1 2.1:online@h1 RESERVATION_BROKEN",
     );
 }
 
 #[test]
 fn unrevokable_slice_stays_with_its_host() {
-    let mut rig = Rig::of("e1=4 h1:e1 h2:e1");
+    let mut rig = Rig::new("e1=4 h1:e1 h2:e1");
     rig.run("up:h1 up:h2 go reserve:a@h1=1 reserve:b@h1=1 go fault:0 release:a release:b go");
-    rig.tells("slices alarms | 0.1:draining@h1 SLICE_FAILING");
-    rig.run("tick:200 go tick:400 go tick:800 go have:h1 have:h2 tick:1600 go have:h1 have:h2 tick:2000 go have:h1 have:h2");
-    rig.tells(
+    rig.check("slices alarms | 0.1:draining@h1 SLICE_FAILING");
+    rig.run("tick:200 go tick:400 go tick:800 go report:h1 report:h2 tick:1600 go report:h1 report:h2 tick:2000 go report:h1 report:h2");
+    rig.check(
         "slices alarms | 0.1:quarantined@h1 SLICE_QUARANTINED
          reserve:c@h2=4 | reserve:c->OUT_OF_SLICES
          reserve:c@h2=3 go
@@ -366,9 +369,9 @@ fn unrevokable_slice_stays_with_its_host() {
 
 #[test]
 fn host_with_an_unrevokable_slice_is_fenced() {
-    let mut rig = Rig::of("e1=4 h1:e1 h2:e1");
+    let mut rig = Rig::new("e1=4 h1:e1 h2:e1");
     rig.run("up:h1 up:h2 go reserve:a@h1=1 reserve:b@h1=1 go fault:0 down:h1 fence:h1 go");
-    rig.tells(
+    rig.check(
         "state:h1 slices alarms | Fenced 0.1:draining@h1 HOST_FENCED SLICE_FAILING
          up:h1/b2 go
          state:h1 | Up
@@ -381,7 +384,7 @@ fn host_with_an_unrevokable_slice_is_fenced() {
 
 #[test]
 fn release_of_a_failing_slice_waits_for_its_retry() {
-    failing_slice().tells(
+    failing_slice().check(
         "release:b go
          slices | 0.1:online@h1 1.1:draining@h1 2.1:online@h1
          repair:1 tick:200 go
@@ -392,17 +395,17 @@ fn release_of_a_failing_slice_waits_for_its_retry() {
 /// A device that grants a slice to another owner than the ledger has one that may reach it.
 #[test]
 fn grant_refused_for_another_holder_is_quarantined() {
-    let mut rig = Rig::of("e1=4 h1:e1 h2:e1");
+    let mut rig = Rig::new("e1=4 h1:e1 h2:e1");
     rig.run("up:h1 up:h2 go");
-    rig.meddle(0, Some((7, "h2")));
+    rig.set_grant(0, Some((7, "h2")));
     rig.run("reserve:a@h1=1 go");
-    rig.tells("slices alarms wait:a | 0.7:quarantined@h2 SLICE_QUARANTINED RESERVATION_BROKEN wait:a->RESERVATION_WRONG_STATE");
+    rig.check("slices alarms wait:a | 0.7:quarantined@h2 SLICE_QUARANTINED RESERVATION_BROKEN wait:a->RESERVATION_WRONG_STATE");
 }
 
 /// While the store fails, a later grant may come before what was found is shown.
 #[test]
 fn pending_handle_does_not_replace_a_later_one() {
-    let mut rig = rig();
+    let mut rig = rig_with_slices();
     let handle = |epoch| (Epoch(epoch), Handle::new("emc", format!("/0.{epoch}")));
     let slice = SliceId(0);
     for (known, found, shown) in [(2, 1, 2), (1, 2, 2), (1, 1, 1)] {
@@ -416,8 +419,8 @@ fn pending_handle_does_not_replace_a_later_one() {
 /// All quarantined slices of a large rack were more than one message can hold.
 #[test]
 fn quarantined_slices_beyond_the_limit_share_one_alarm() {
-    let mut rig = Rig::of("e1=300 h1:e1");
-    (0..300).for_each(|slice| rig.meddle(slice, Some((1, "h1"))));
+    let mut rig = Rig::new("e1=300 h1:e1");
+    (0..300).for_each(|slice| rig.set_grant(slice, Some((1, "h1"))));
     rig.run("restart device tick:10");
     rig.write_all();
     let mut alarms = rig.manager.alarms();
@@ -431,11 +434,11 @@ fn quarantined_slices_beyond_the_limit_share_one_alarm() {
 /// The next owner's epoch would have been beyond the range of numbers.
 #[test]
 fn emc_with_an_out_of_range_epoch_is_failed() {
-    let mut rig = Rig::up();
-    rig.seen(0, u64::MAX);
+    let mut rig = Rig::connected();
+    rig.set_highest_epoch(0, u64::MAX);
     rig.run("restart device up:h1 up:h2 up:h3 go");
-    rig.tells("alarms slices | EMC_FAILED");
-    rig.seen(0, 0);
+    rig.check("alarms slices | EMC_FAILED");
+    rig.set_highest_epoch(0, 0);
     rig.run("tick:1000 go");
-    rig.tells("alarms |");
+    rig.check("alarms |");
 }

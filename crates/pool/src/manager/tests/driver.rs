@@ -12,7 +12,7 @@ use crate::{
 
 #[test]
 fn state_changes_of_slices_are_published_when_durable() {
-    let mut rig = Rig::up();
+    let mut rig = Rig::connected();
     rig.run("reserve:a@h1=1");
     assert_eq!(rig.transitions, []);
     rig.run("go");
@@ -26,7 +26,7 @@ fn state_changes_of_slices_are_published_when_durable() {
 
 #[test]
 fn buffer_follows_demand_and_drain_time() {
-    let mut rig = Rig::up_as("e1=64 e2=64 h1:e1+e2 h2:e1+e2 h3:e2");
+    let mut rig = Rig::connected_with("e1=64 e2=64 h1:e1+e2 h2:e1+e2 h3:e2");
     rig.run("reserve:a@h1=20 go");
     assert_eq!(rig.manager.buffer_target(), 20);
     rig.run("release:a stored tick:3000");
@@ -36,7 +36,7 @@ fn buffer_follows_demand_and_drain_time() {
 
 #[test]
 fn reservations_wait_while_a_batch_is_full() {
-    let mut rig = Rig::up_as("e1=16384 h1:e1 h2:e1 h3:e1");
+    let mut rig = Rig::connected_with("e1=16384 h1:e1 h2:e1 h3:e1");
     let half = BATCH_CHANGES_MAX / 2;
     rig.run("reserve:z@h1=0");
     assert!(!rig.manager.is_full());
@@ -50,7 +50,7 @@ fn reservations_wait_while_a_batch_is_full() {
 
 #[test]
 fn effects_and_changes_count_as_pending_work() {
-    let mut rig = Rig::up();
+    let mut rig = Rig::connected();
     rig.manager.take_changed();
     assert!(!rig.manager.has_news());
     let target = Target::Vm(name("unknown"));
@@ -62,7 +62,7 @@ fn effects_and_changes_count_as_pending_work() {
 
 #[test]
 fn decision_of_another_module_is_stored() {
-    let mut rig = Rig::up();
+    let mut rig = Rig::connected();
     let what = What::Cordoned { reason: "a model serves".to_owned() };
     let decision = Decision { at: UnixMs(1), actor: Actor::Manager, subject: Subject::Rack, what };
     rig.manager.handle(rig.when(), Event::Ask(Token(u64::MAX), Ask::Note(decision)));
@@ -74,10 +74,10 @@ fn decision_of_another_module_is_stored() {
 
 #[test]
 fn one_of_two_waiting_callers_may_disconnect() {
-    let mut rig = Rig::up();
+    let mut rig = Rig::connected();
     rig.run("reserve:a@h1=1~ stored wait:a gone:a");
-    let said = rig.run("go");
-    assert!(said.contains("reserve:a->ok(0)") && !said.contains("wait:a"), "{said}");
+    let output = rig.run("go");
+    assert!(output.contains("reserve:a->ok(0)") && !output.contains("wait:a"), "{output}");
 }
 
 #[test]
@@ -90,7 +90,7 @@ fn requests_that_may_wait_for_slices_are_marked() {
 
 #[test]
 fn waiting_callers_count_before_and_after_the_write() {
-    let mut rig = Rig::up();
+    let mut rig = Rig::connected();
     rig.run("reserve:a@h1=1 stored");
     (0..2).for_each(|_| drop(rig.run("wait:a")));
     rig.run("reserve:z@h1=0");
@@ -98,13 +98,13 @@ fn waiting_callers_count_before_and_after_the_write() {
     (2..10).for_each(|_| drop(rig.run("wait:a")));
     rig.run("reserve:y@h1=0");
     (10..WAITERS_MAX).for_each(|_| drop(rig.run("wait:a")));
-    let said = rig.run("wait:a stored stored");
-    assert_eq!(said.matches("wait:a->LIMIT_EXCEEDED").count(), 1, "{}", said.len());
+    let output = rig.run("wait:a stored stored");
+    assert_eq!(output.matches("wait:a->LIMIT_EXCEEDED").count(), 1, "{}", output.len());
 }
 
 #[test]
 fn silent_host_differs_from_a_host_never_connected() {
-    let mut rig = Rig::up();
+    let mut rig = Rig::connected();
     rig.run("down:h1");
     assert_eq!(rig.manager.host_state(rig.host("h1")), HostState::Silent);
     rig.run("restart");
@@ -113,7 +113,7 @@ fn silent_host_differs_from_a_host_never_connected() {
 
 #[test]
 fn fence_obstacle_is_the_message_of_the_device() {
-    let mut rig = Rig::up_as(super::rig::SHARED);
+    let mut rig = Rig::connected_with(super::rig::SHARED);
     let host = rig.host("h1");
     rig.run("cordon:e1 reserve:a@h1=1 go down:h1 fence:h1");
     assert_eq!(rig.manager.not_fenced(host), None);
@@ -124,10 +124,10 @@ fn fence_obstacle_is_the_message_of_the_device() {
 
 #[test]
 fn result_of_another_batch_makes_nothing_durable() {
-    let mut rig = Rig::up();
+    let mut rig = Rig::connected();
     rig.run("reserve:a@h1=1");
     rig.event(Event::Stored { batch: 0, ok: true });
-    rig.tells(
+    rig.check(
         "tick:0 slices |
          stored | reserve:a->ok(0) e1.grant(0.1>h1)",
     );
@@ -135,9 +135,9 @@ fn result_of_another_batch_makes_nothing_durable() {
 
 #[test]
 fn nothing_is_sent_during_a_reload() {
-    let mut rig = Rig::up();
+    let mut rig = Rig::connected();
     rig.run("reserve:a@h1=1 stored device tick:10 stored");
-    rig.tells(
+    rig.check(
         "cordon:h2 lost tick:2000 | store cordon:h2->STORE_FAILED reload
          reload | e1.contents e2.contents h1<a=0.1 h2<nothing h3<nothing",
     );
@@ -146,7 +146,7 @@ fn nothing_is_sent_during_a_reload() {
 #[test]
 fn machine_stop_is_needed_only_for_a_shared_device() {
     let since = |rack: &str| {
-        let mut rig = Rig::up_as(rack);
+        let mut rig = Rig::connected_with(rack);
         rig.run("cordon:e1 reserve:a@h1=1 go break:e2 down:h1 fence:h1");
         while rig.is_storing() {
             rig.stored(true, true);

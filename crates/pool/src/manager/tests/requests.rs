@@ -10,7 +10,7 @@ const BOUNDS: Bounds = Bounds { per_client: 5, total: 8, established_after: Ns::
 
 impl Rig {
     fn bounded(bounds: Bounds) -> Self {
-        let mut rig = Self::up();
+        let mut rig = Self::connected();
         rig.manager.head.bound_ended_requests(bounds);
         rig
     }
@@ -44,8 +44,8 @@ fn releases_in_one_batch_are_answered_without_retention() {
     rig.run("tick:1000");
     let releases: Vec<String> = (0..12).map(|n| format!("release:vm{n}")).collect();
     rig.burst(&releases.iter().map(String::as_str).collect::<Vec<_>>());
-    let said = rig.run("stored");
-    assert_eq!(said.matches("->ok()").count(), 12, "{said}");
+    let output = rig.run("stored");
+    assert_eq!(output.matches("->ok()").count(), 12, "{output}");
     rig.run("tick:1 reserve:lives@h1=0 stored tick:1000 go");
     assert_eq!(rig.reservations_on_disk(), 1, "the one that lives");
 }
@@ -68,7 +68,7 @@ fn store_written_under_higher_limits_is_pruned_when_idle() {
 /// The name of the host could not be compared any more and counted as another one.
 #[test]
 fn repeated_request_is_answered_after_its_host_was_removed() {
-    Rig::up().tells(
+    Rig::connected().check(
         "reserve:a@h3=1!5 go release:a go
          rack:e1=4&e2=4&h1:e1+e2&h2:e1+e2 go
          reserve:a@h3=1!5 | reserve:a->ok(4)",
@@ -77,15 +77,15 @@ fn repeated_request_is_answered_after_its_host_was_removed() {
 
 #[test]
 fn effects_wait_until_their_batch_is_stored() {
-    Rig::up().tells(
+    Rig::connected().check(
         "reserve:a@h1=2 | store
          tick:5 |
          stored | reserve:a->ok(0,1) e1.grant(0.1>h1) e1.grant(1.1>h1)
          device |
          tick:10 | store
-         tick:5 obey:h1 tick:1 |
+         tick:5 apply:h1 tick:1 |
          stored | h1<a=0.1+1.1
-         obey:h1 |
+         apply:h1 |
          slices | 0.1:onlining@h1 1.1:onlining@h1
          tick:10 | store
          stored slices | 0.1:online@h1 1.1:online@h1",
@@ -94,18 +94,18 @@ fn effects_wait_until_their_batch_is_stored() {
 
 #[test]
 fn concurrent_requests_share_one_write_and_never_a_slice() {
-    let mut rig = Rig::up();
+    let mut rig = Rig::connected();
     assert_eq!(rig.burst(&["reserve:a@h1=2", "reserve:b@h2=2", "reserve:c@h1=1"]), "store");
     assert_eq!(rig.burst(&["reserve:d@h3=2", "reserve:e@h1=1"]), "", "one write at a time");
-    let said = rig.run("stored");
-    assert!(said.starts_with("reserve:a->ok(0,1) reserve:b->ok(4,5) reserve:c->ok(2) "), "{said}");
-    let said = rig.run("stored");
-    assert!(said.starts_with("reserve:d->ok(6,7) reserve:e->ok(3) "), "{said}");
+    let output = rig.run("stored");
+    assert!(output.starts_with("reserve:a->ok(0,1) reserve:b->ok(4,5) reserve:c->ok(2) "), "{output}");
+    let output = rig.run("stored");
+    assert!(output.starts_with("reserve:d->ok(6,7) reserve:e->ok(3) "), "{output}");
 }
 
 #[test]
 fn failed_write_is_reported_and_the_request_repeatable() {
-    Rig::up().tells(
+    Rig::connected().check(
         "reserve:a@h1=1 | store
          reserve:b@h1=1~ |
          lost | reserve:a->STORE_FAILED reserve:b->STORE_FAILED reload
@@ -119,7 +119,7 @@ fn failed_write_is_reported_and_the_request_repeatable() {
 
 #[test]
 fn repeated_request_finds_a_failed_write_that_is_on_disk() {
-    Rig::up().tells(
+    Rig::connected().check(
         "reserve:a@h1=1 | store
          torn | reserve:a->STORE_FAILED reload
          reload | e1.contents e2.contents
@@ -132,7 +132,7 @@ fn repeated_request_finds_a_failed_write_that_is_on_disk() {
 
 #[test]
 fn rejection_waits_for_the_state_it_depends_on() {
-    Rig::up().tells(
+    Rig::connected().check(
         "reserve:a@h1=1 | store
          reserve:a@h1=1!other |
          stored | reserve:a->ok(0) reserve:a->VM_ALREADY_RESERVED e1.grant(0.1>h1)
@@ -144,7 +144,7 @@ fn rejection_waits_for_the_state_it_depends_on() {
 
 #[test]
 fn repeated_request_returns_same_reply_after_restart() {
-    Rig::up().tells(
+    Rig::connected().check(
         "reserve:a@h1=2 go
          reserve:a@h1=2 | reserve:a->ok(0,1)
          restart | e1.contents e2.contents
@@ -155,16 +155,16 @@ fn repeated_request_returns_same_reply_after_restart() {
 
 #[test]
 fn waiting_caller_is_answered_when_its_slices_are_online() {
-    let mut rig = Rig::up();
-    let said = rig.run("reserve:a@h1=2~ go");
-    assert_eq!(said.matches("reserve:a->").count(), 1, "{said}");
-    assert!(said.contains("h1<a=0.1+1.1 store reserve:a->ok(0,1)"), "{said}");
-    rig.tells("wait:a | wait:a->ok(0,1)");
+    let mut rig = Rig::connected();
+    let output = rig.run("reserve:a@h1=2~ go");
+    assert_eq!(output.matches("reserve:a->").count(), 1, "{output}");
+    assert!(output.contains("h1<a=0.1+1.1 store reserve:a->ok(0,1)"), "{output}");
+    rig.check("wait:a | wait:a->ok(0,1)");
 }
 
 #[test]
 fn waiting_caller_receives_a_timeout() {
-    Rig::up().tells(
+    Rig::connected().check(
         "reserve:a@h1=2 stored
          wait:a |
          tick:999 |
@@ -174,7 +174,7 @@ fn waiting_caller_receives_a_timeout() {
 
 #[test]
 fn disconnected_caller_is_not_answered() {
-    Rig::up().tells(
+    Rig::connected().check(
         "reserve:a@h1=2 stored
          wait:a gone:a |
          tick:1000 |",
@@ -183,19 +183,19 @@ fn disconnected_caller_is_not_answered() {
 
 #[test]
 fn caller_gone_during_the_write_leaves_no_waiter() {
-    let mut rig = Rig::up();
+    let mut rig = Rig::connected();
     rig.run("reserve:a@h1=2~ gone:a reserve:b@h1=1~ gone:b stored stored");
     assert_eq!((rig.manager.waiting.len(), rig.manager.waiters.len()), (0, 0));
 }
 
 #[test]
 fn waiter_beyond_the_limit_is_rejected_before_reserving() {
-    let mut rig = Rig::up();
+    let mut rig = Rig::connected();
     rig.run("reserve:a@h1=2 stored");
     for _ in 0..WAITERS_MAX - 1 {
         rig.run("wait:a");
     }
-    rig.tells(
+    rig.check(
         "reserve:b@h1=1~ | store
          reserve:c@h1=1~ wait:a |
          stored | reserve:c->LIMIT_EXCEEDED wait:a->LIMIT_EXCEEDED e2.grant(4.1>h1)
@@ -205,11 +205,11 @@ fn waiter_beyond_the_limit_is_rejected_before_reserving() {
 
 #[test]
 fn waiter_of_a_broken_or_ended_vm_receives_the_reason() {
-    Rig::up().tells(
+    Rig::connected().check(
         "reserve:a@h1=1 go
-         reserve:b@h1=1 stored device tick:10 obey:h1 stored tick:1
+         reserve:b@h1=1 stored device tick:10 apply:h1 stored tick:1
          wait:b |
-         have:h1:online=0.1:broken=4.1 tick:10 | store
+         report:h1:online=0.1:broken=4.1 tick:10 | store
          stored | wait:b->RESERVATION_WRONG_STATE h1<a=0.1
          reserve:c@h1=1 stored
          wait:c release:c | store
@@ -220,21 +220,21 @@ fn waiter_of_a_broken_or_ended_vm_receives_the_reason() {
 
 #[test]
 fn low_store_space_allows_releases_but_no_reservations() {
-    Rig::up().tells(
+    Rig::connected().check(
         "reserve:a@h1=1 go
          low alarms | STORE_LOW_SPACE
          reserve:b@h1=1 | reserve:b->STORE_LOW_SPACE
          reserve:a@h1=1 | reserve:a->ok(0)
          release:a | store
          stored tick:10 | release:a->ok(0) h1<release=0.1
-         roomy alarms |
+         ample alarms |
          reserve:b@h1=1 | store",
     );
 }
 
 #[test]
 fn validation_changes_nothing() {
-    Rig::up().tells(
+    Rig::connected().check(
         "validate:a@h1=2 | validate:a->would(2)
          validate:a@h1=9 | validate:a->OUT_OF_SLICES
          validate:a@h9=1 | validate:a->HOST_NOT_FOUND
@@ -244,7 +244,7 @@ fn validation_changes_nothing() {
 
 #[test]
 fn host_never_connected_accepts_no_reservation() {
-    Rig::of(super::rig::RACK).tells(
+    Rig::new(super::rig::RACK).check(
         "reserve:a@h1=1 | reserve:a->HOST_EXPECTED
          state:h1 | Expected
          up:h1 state:h1 | h1<nothing Up",
@@ -253,7 +253,7 @@ fn host_never_connected_accepts_no_reservation() {
 
 #[test]
 fn drain_names_the_vms_to_move_and_cordon_stops_reservations() {
-    Rig::up().tells(
+    Rig::connected().check(
         "reserve:a@h1=1 go
          drain:h1 | store
          stored | drain:h1->ok[1] h1<a=0.1

@@ -12,15 +12,15 @@ use crate::{
 const RACK: &str = "e1=4! e2=4 h1:e1+e2 h2:e1+e2 h3:e2";
 
 /// Returns a rack in which h1 has slice 0 of the device that cannot revoke access online.
-fn rig() -> Rig {
-    let mut rig = Rig::up_as(RACK);
+fn rig_with_slice() -> Rig {
+    let mut rig = Rig::connected_with(RACK);
     rig.run("reserve:a@h1=1 go");
     rig
 }
 
 #[test]
 fn unstoppable_host_keeps_its_slices_and_others_are_served() {
-    rig().tells(
+    rig_with_slice().check(
         "down:h1 fence:h1 stored | store fence:h1->ok[0] e2.fence(h1) e1.fence(h1)
          device go | store
          state:h1 alarms slices | Fencing HOST_NOT_FENCED 0.1:draining@h1
@@ -33,9 +33,9 @@ fn unstoppable_host_keeps_its_slices_and_others_are_served() {
 
 #[test]
 fn machine_is_not_stopped_for_a_device_without_its_slices() {
-    let mut rig = Rig::up_as(RACK);
+    let mut rig = Rig::connected_with(RACK);
     rig.run("cordon:e1 reserve:a@h1=1 go");
-    rig.tells(
+    rig.check(
         "slices | 4.1:online@h1
          down:h1 fence:h1 stored | store fence:h1->ok[0] e2.fence(h1)
          device go tick:60000
@@ -49,45 +49,45 @@ fn machine_is_not_stopped_for_a_device_without_its_slices() {
 /// ends it.
 #[test]
 fn machine_is_stopped_for_a_grant_found_when_the_device_returns() {
-    let mut rig = Rig::up_as(RACK);
+    let mut rig = Rig::connected_with(RACK);
     rig.run("reserve:b@h2=1 go cordon:e1 reserve:a@h1=1 go break:e1 reserve:c@h2=1 go release:b go");
-    rig.meddle(3, Some((1, "h1")));
-    let said = rig.run("down:h1 fence:h1 go state:h1");
-    assert!(said.ends_with("Fenced") && !said.contains("e1.fence"), "{said}");
-    rig.tells(
-        "mend:e1 tick:1000 go
+    rig.set_grant(3, Some((1, "h1")));
+    let output = rig.run("down:h1 fence:h1 go state:h1");
+    assert!(output.ends_with("Fenced") && !output.contains("e1.fence"), "{output}");
+    rig.check(
+        "recover:e1 tick:1000 go
          state:h1 alarms | Fencing HOST_NOT_FENCED SLICE_QUARANTINED
          enable:3 go
          slices | 3.1:draining@h1 5.1:online@h2
-         vouch:h1 go
+         poweroff:h1 go
          slices state:h1 | 5.1:online@h2 Fenced",
     );
 }
 
 #[test]
 fn machine_is_stopped_for_a_grant_reported_in_a_refusal() {
-    let mut rig = Rig::up_as(RACK);
+    let mut rig = Rig::connected_with(RACK);
     assert!(rig.run("down:h1 fence:h1 go state:h1").ends_with("Fenced"));
-    rig.meddle(0, Some((5, "h1")));
+    rig.set_grant(0, Some((5, "h1")));
     rig.run("cordon:e2 reserve:b@h2=1 go");
-    rig.tells("state:h1 alarms | Fencing HOST_NOT_FENCED SLICE_QUARANTINED RESERVATION_BROKEN");
+    rig.check("state:h1 alarms | Fencing HOST_NOT_FENCED SLICE_QUARANTINED RESERVATION_BROKEN");
 }
 
 /// A working EMC that can revoke access replies soon: until then the host is not shown as fenced.
 #[test]
 fn host_without_slices_is_fenced_when_its_emc_has_replied() {
-    let mut rig = Rig::up();
-    rig.tells(
+    let mut rig = Rig::connected();
+    rig.check(
         "down:h1 fence:h1 stored | store fence:h1->ok[0] e1.fence(h1) e2.fence(h1)
          state:h1 | Fencing",
     );
     rig.run("device go");
-    rig.tells("state:h1 | Fenced");
+    rig.check("state:h1 | Fenced");
 }
 
 #[test]
 fn machine_is_not_stopped_for_an_emc_that_can_revoke() {
-    let mut rig = Rig::up();
+    let mut rig = Rig::connected();
     rig.run("reserve:a@h1=1 go break:e1 break:e2 down:h1 fence:h1 stored device tick:10 go");
     assert_eq!(rig.manager.stopping_since(rig.host("h1")), None);
 }
@@ -95,75 +95,75 @@ fn machine_is_not_stopped_for_an_emc_that_can_revoke() {
 /// The reply of e1 is known but not durable when another change of the host becomes durable.
 #[test]
 fn emc_that_has_fenced_a_host_is_not_called_again() {
-    let mut rig = Rig::up();
+    let mut rig = Rig::connected();
     rig.run("reserve:a@h1=1 go down:h1 fence:h1 stored cordon:h1");
-    let said = rig.run("device stored");
-    assert!(!said.contains("fence(h1)"), "{said}");
+    let output = rig.run("device stored");
+    assert!(!output.contains("fence(h1)"), "{output}");
 }
 
 #[test]
 fn removing_another_host_does_not_repeat_a_fence() {
-    let mut rig = Rig::up();
+    let mut rig = Rig::connected();
     rig.run("down:h1 fence:h1 stored");
-    let said = rig.run("rack:e1=4&e2=4&h1:e1+e2&h2:e1+e2 stored cordon:h1 stored");
-    assert!(!said.contains("fence(h1)"), "{said}");
+    let output = rig.run("rack:e1=4&e2=4&h1:e1+e2&h2:e1+e2 stored cordon:h1 stored");
+    assert!(!output.contains("fence(h1)"), "{output}");
 }
 
 #[test]
 fn machine_stop_is_not_retried_while_its_agent_is_connected() {
-    let mut rig = rig();
-    rig.tells(
+    let mut rig = rig_with_slice();
+    rig.check(
         "down:h2 down:h3 down:h1 fence:h1 stored device tick:10
          tick:59989 |
          tick:1 | e1.fence(h1)
          device up:h1 | h1<fenced",
     );
     for _ in 0..40 {
-        assert!(!rig.run("tick:1900 have:h1").contains("fence"), "stopped while its agent speaks");
+        assert!(!rig.run("tick:1900 report:h1").contains("fence"), "stopped while its agent speaks");
         while rig.is_storing() {
             rig.stored(true, true);
         }
     }
-    rig.tells("down:h1 tick:0 | e1.fence(h1)");
+    rig.check("down:h1 tick:0 | e1.fence(h1)");
 }
 
 /// The host has released everything when its machine is next to be stopped, and later the device
 /// reports another grant.
 #[test]
 fn machine_is_stopped_again_for_a_grant_found_later() {
-    let mut rig = rig();
-    rig.run("down:h1 fence:h1 stored device up:h1 have:h1:released=0.1 tick:10 stored device tick:10 stored down:h1");
-    let mut said = String::new();
+    let mut rig = rig_with_slice();
+    rig.run("down:h1 fence:h1 stored device up:h1 report:h1:released=0.1 tick:10 stored device tick:10 stored down:h1");
+    let mut output = String::new();
     for _ in 0..60 {
-        said += &rig.run("tick:1900 have:h2 have:h3 go");
+        output += &rig.run("tick:1900 report:h2 report:h3 go");
     }
-    assert!(!said.contains("e1.fence"), "it holds nothing on e1: {said}");
-    rig.meddle(3, Some((1, "h1")));
-    let said = rig.run("break:e1 cordon:e2 reserve:b@h2=1 go mend:e1 tick:1000 go");
-    assert!(said.contains("e1.fence(h1)"), "{said}");
+    assert!(!output.contains("e1.fence"), "it holds nothing on e1: {output}");
+    rig.set_grant(3, Some((1, "h1")));
+    let output = rig.run("break:e1 cordon:e2 reserve:b@h2=1 go recover:e1 tick:1000 go");
+    assert!(output.contains("e1.fence(h1)"), "{output}");
 }
 
 #[test]
 fn machine_stop_is_retried_when_the_device_failed_to_record_it() {
-    let mut rig = rig();
+    let mut rig = rig_with_slice();
     rig.run("down:h2 down:h3 stops:e1 break:e1 down:h1 fence:h1 stored device");
-    let said = rig.run("mend:e1 tick:10000 device tick:60000");
-    assert!(said.contains("e1.fence(h1)"), "{said}");
+    let output = rig.run("recover:e1 tick:10000 device tick:60000");
+    assert!(output.contains("e1.fence(h1)"), "{output}");
 }
 
 #[test]
 fn stop_attempt_due_on_a_failed_device_runs_on_recovery() {
-    let mut rig = rig();
+    let mut rig = rig_with_slice();
     rig.run("down:h2 down:h3 stops:e1 break:e1 down:h1 fence:h1 stored device");
     let failed = rig.run("tick:70000 device tick:1000 device");
     assert!(!failed.contains("e1.fence"), "{failed}");
-    let works = rig.run("mend:e1 tick:1000 device tick:1000 device");
+    let works = rig.run("recover:e1 tick:1000 device tick:1000 device");
     assert!(works.contains("e1.fence(h1)"), "{works}");
 }
 
 #[test]
 fn restarted_manager_waits_for_agents_before_stopping_a_machine() {
-    let mut rig = rig();
+    let mut rig = rig_with_slice();
     rig.run("down:h2 down:h3 down:h1 fence:h1 stored");
     let soon = rig.run("restart device tick:10");
     assert!(!soon.contains("e1.fence(h1)"), "{soon}");
@@ -173,7 +173,7 @@ fn restarted_manager_waits_for_agents_before_stopping_a_machine() {
 
 #[test]
 fn stopped_machine_frees_its_slices() {
-    rig().tells(
+    rig_with_slice().check(
         "stops:e1 down:h1 fence:h1 stored | store fence:h1->ok[0] e2.fence(h1) e1.fence(h1)
          device tick:10 | store
          go
@@ -184,9 +184,9 @@ fn stopped_machine_frees_its_slices() {
 
 #[test]
 fn power_off_confirmed_during_the_stop_command_counts() {
-    rig().tells(
+    rig_with_slice().check(
         "down:h1 fence:h1 stored | store fence:h1->ok[0] e2.fence(h1) e1.fence(h1)
-         vouch:h1 stored | store vouch:h1->ok[0] e1.fence(h1!) e2.fence(h1!)
+         poweroff:h1 stored | store poweroff:h1->ok[0] e1.fence(h1!) e2.fence(h1!)
          device go
          slices state:h1 | Fenced",
     );
@@ -194,37 +194,37 @@ fn power_off_confirmed_during_the_stop_command_counts() {
 
 #[test]
 fn host_restarted_during_its_fence_has_released_its_slices() {
-    let mut rig = rig();
-    rig.tells(
+    let mut rig = rig_with_slice();
+    rig.check(
         "down:h1 fence:h1 stored device
          up:h1/b2 tick:10 | h1<fenced store
          stored | e1.fence(h1!) e1.revoke(0.1)
          device go
          slices state:h1 | Up",
     );
-    assert!(rig.remembers(&Subject::Host(name("h1")), "it restarted"));
+    assert!(rig.has_decision(&Subject::Host(name("h1")), "it restarted"));
 }
 
 #[test]
 fn clean_report_during_a_fence_releases_all_slices() {
-    let mut rig = rig();
-    rig.tells(
+    let mut rig = rig_with_slice();
+    rig.check(
         "down:h1 fence:h1 stored device go
-         up:h1 have:h1:early:clean have:h1 tick:10 | h1<fenced
+         up:h1 report:h1:early:clean report:h1 tick:10 | h1<fenced
          slices state:h1 | 0.1:draining@h1 Fencing
-         have:h1:clean tick:10 stored | store e1.fence(h1!) e1.revoke(0.1) h1<nothing
+         report:h1:clean tick:10 stored | store e1.fence(h1!) e1.revoke(0.1) h1<nothing
          slices state:h1 | 0.1:draining@h1 Up
          device go
          slices state:h1 | Up",
     );
-    assert!(rig.remembers(&Subject::Host(name("h1")), "its agent reports that nothing is left"));
+    assert!(rig.has_decision(&Subject::Host(name("h1")), "its agent reports that nothing is left"));
 }
 
 /// The fence command may take minutes: the result of a command that began before the host returned
 /// does not count for a later fence.
 #[test]
 fn later_fence_of_a_host_has_its_own_start() {
-    let mut rig = rig();
+    let mut rig = rig_with_slice();
     let h1 = rig.host("h1");
     assert_eq!(rig.manager.stopping_since(h1), None);
     rig.run("down:h1 fence:h1 stored device tick:10");
@@ -232,7 +232,7 @@ fn later_fence_of_a_host_has_its_own_start() {
     rig.run("tick:70000 device");
     assert_eq!(rig.manager.stopping_since(h1), Some(first), "tried again, it is the same fence");
     rig.run(
-        "up:h1 have:h1:early:clean have:h1 tick:10 have:h1:clean tick:10 stored device go have:h1:clean go",
+        "up:h1 report:h1:early:clean report:h1 tick:10 report:h1:clean tick:10 stored device go report:h1:clean go",
     );
     assert_eq!(rig.run("state:h1"), "Up");
     assert_eq!(rig.manager.stopping_since(h1), None);
@@ -244,14 +244,14 @@ fn later_fence_of_a_host_has_its_own_start() {
 /// The agent may retry, or receive a message that was in transit: a reported failure is no release.
 #[test]
 fn nonzero_slice_is_reused_only_after_its_host_released_it() {
-    Rig::up_as(RACK).tells(
+    Rig::connected_with(RACK).check(
         "reserve:a@h1=1 stored device tick:10 stored
-         have:h1:dirty=0.1 tick:10 | store
+         report:h1:dirty=0.1 tick:10 | store
          stored slices | h1<nothing 0.1:quarantined@h1
-         release:a go have:h1 tick:10 enable:0 | store release:a->ok(0) h1<nothing store
+         release:a go report:h1 tick:10 enable:0 | store release:a->ok(0) h1<nothing store
          stored slices | enable:0->ok[0] h1<release=0.1 0.1:draining@h1
-         have:h1 have:h1:released=0.2 tick:10 |
-         have:h1:released=0.1 tick:10 stored | store e1.revoke(0.1) h1<nothing
+         report:h1 report:h1:released=0.2 tick:10 |
+         report:h1:released=0.1 tick:10 stored | store e1.revoke(0.1) h1<nothing
          go
          slices |",
     );
@@ -259,23 +259,23 @@ fn nonzero_slice_is_reused_only_after_its_host_released_it() {
 
 #[test]
 fn unscrubbed_slice_is_reused_only_after_its_scrubber_is_off() {
-    let mut rig = rig();
-    rig.tells(
-        "down:h2 down:h3 release:a stored tick:10 obey:h1 tick:10 stored device tick:10 stored device tick:10 stored
-         have:h1 tick:10 have:h1:broken=0.2 tick:10 stored | h1<scrub=0.2 store h1<nothing
+    let mut rig = rig_with_slice();
+    rig.check(
+        "down:h2 down:h3 release:a stored tick:10 apply:h1 tick:10 stored device tick:10 stored device tick:10 stored
+         report:h1 tick:10 report:h1:broken=0.2 tick:10 stored | h1<scrub=0.2 store h1<nothing
          slices | 0.2:quarantined@h1
          down:h1 enable:0 go
          slices | 0.2:draining@h1
-         vouch:h1 up:h2 go
+         poweroff:h1 up:h2 go
          slices |",
     );
 }
 
 #[test]
 fn powered_off_host_need_not_release_quarantined_slices() {
-    Rig::up_as(RACK).tells(
-        "reserve:a@h1=1 stored device tick:10 stored have:h1:dirty=0.1 go
-         down:h1 vouch:h1 go
+    Rig::connected_with(RACK).check(
+        "reserve:a@h1=1 stored device tick:10 stored report:h1:dirty=0.1 go
+         down:h1 poweroff:h1 go
          slices | 0.1:quarantined@h1
          enable:0 go
          slices |",
@@ -284,9 +284,9 @@ fn powered_off_host_need_not_release_quarantined_slices() {
 
 #[test]
 fn unknown_grant_is_released_by_its_host_before_reuse() {
-    let mut rig = rig();
-    rig.meddle(1, Some((1, "h2")));
-    rig.tells(
+    let mut rig = rig_with_slice();
+    rig.set_grant(1, Some((1, "h2")));
+    rig.check(
         "restart device up:h1 up:h2 up:h3 go
          slices | 0.1:online@h1 1.1:quarantined@h2
          enable:1 stored tick:10 | store enable:1->ok[0] h2<release=1.1
@@ -299,9 +299,9 @@ fn unknown_grant_is_released_by_its_host_before_reuse() {
 /// one nothing is known.
 #[test]
 fn slice_with_a_lost_grant_stays_with_its_host() {
-    let mut rig = rig();
-    rig.meddle(0, None);
-    rig.tells(
+    let mut rig = rig_with_slice();
+    rig.set_grant(0, None);
+    rig.check(
         "restart device up:h2 up:h3 go
          slices alarms | 0.1:quarantined@h1 SLICE_QUARANTINED RESERVATION_BROKEN
          enable:0 release:a go
@@ -313,14 +313,14 @@ fn slice_with_a_lost_grant_stays_with_its_host() {
 
 #[test]
 fn unclaimed_slices_are_released_first_after_a_restore() {
-    let mut rig = rig();
+    let mut rig = rig_with_slice();
     let backup = rig.disk.clone();
     rig.run("force:a go cordon:e2 reserve:b@h2=2 go");
-    rig.tells("slices | 0.3:online@h2 1.1:online@h2");
+    rig.check("slices | 0.3:online@h2 1.1:online@h2");
     rig.disk = backup;
-    rig.tells(
-        "restore go up:h1 have:h1 up:h3 have:h3 go
-         up:h2 have:h2:online=1.1:vm9b=1.1 tick:10 stored
+    rig.check(
+        "restore go up:h1 report:h1 up:h3 report:h3 go
+         up:h2 report:h2:online=1.1:vm9b=1.1 tick:10 stored
          slices | 0.3:draining@h2 1.1:online@h2 2.0:scrubbing 3.0:scrubbing 4.0:scrubbing 5.0:scrubbing 6.0:scrubbing 7.0:scrubbing
          go
          slices | 1.1:online@h2",
@@ -331,39 +331,39 @@ fn unclaimed_slices_are_released_first_after_a_restore() {
 /// received its VMs as before, and had a slice that then counted as released.
 #[test]
 fn host_receives_nothing_before_its_fence_is_durable() {
-    rig().tells(
-        "down:h1 vouch:h1 up:h1/b2 tick:10 | store
-         stored | vouch:h1->ok[0] e1.fence(h1!) e2.fence(h1!) h1<fenced store",
+    rig_with_slice().check(
+        "down:h1 poweroff:h1 up:h1/b2 tick:10 | store
+         stored | poweroff:h1->ok[0] e1.fence(h1!) e2.fence(h1!) h1<fenced store",
     );
 }
 
 #[test]
 fn stop_result_received_during_a_reload_is_retried() {
-    let mut rig = rig();
+    let mut rig = rig_with_slice();
     rig.run("down:h2 down:h3 down:h1 fence:h1 stored cordon:h2 lost device reload device");
     rig.write_all();
-    let mut said = String::new();
+    let mut output = String::new();
     for _ in 0..20 {
-        said += &rig.run("tick:10000 device");
+        output += &rig.run("tick:10000 device");
         rig.write_all();
     }
-    assert!(said.contains("e1.fence(h1)"), "{said}");
+    assert!(output.contains("e1.fence(h1)"), "{output}");
 }
 
 /// The store reported an error for the write of the host's return, and the write is on disk.
 #[test]
 fn stop_of_a_returned_host_is_dropped_by_a_reload() {
-    let mut rig = rig();
+    let mut rig = rig_with_slice();
     rig.run("down:h1 fence:h1 stored device up:h1/b2 tick:10 torn reload");
-    rig.tells("state:h1 | Up");
+    rig.check("state:h1 | Up");
     assert_eq!(rig.manager.stopping_since(rig.host("h1")), None);
 }
 
 /// The fence command was started before the operator confirmed the power-off.
 #[test]
 fn late_stop_failure_of_a_powered_off_machine_is_not_retried() {
-    let mut rig = rig();
-    rig.run("down:h1 fence:h1 stored vouch:h1 stored");
+    let mut rig = rig_with_slice();
+    rig.run("down:h1 fence:h1 stored poweroff:h1 stored");
     let (h1, e1) = (rig.host("h1"), rig.manager.durable().emc_named(&name("e1")).unwrap());
     let call = DeviceCall::Fence { host: h1, powered_off: false };
     let failure = DeviceFailure::NotFenced("no command".into());
@@ -372,23 +372,23 @@ fn late_stop_failure_of_a_powered_off_machine_is_not_retried() {
 }
 
 /// Returns whether an EMC has fenced h1, according to the ledger.
-fn has_cut_off_h1(rig: &Rig, emc: &str) -> bool {
+fn has_fenced_h1(rig: &Rig, emc: &str) -> bool {
     let emc = rig.manager.durable().emc_named(&name(emc)).unwrap();
     rig.manager.durable().host(rig.host("h1")).unwrap().host.is_cut_off(emc)
 }
 
 #[test]
 fn emc_not_concerned_by_a_fence_has_not_fenced_the_host() {
-    let mut rig = Rig::up_as("e1=4 e2=4! h1:e1 h2:e1+e2 h3:e2");
+    let mut rig = Rig::connected_with("e1=4 e2=4! h1:e1 h2:e1+e2 h3:e2");
     rig.run("down:h1 fence:h1 go");
-    assert!(has_cut_off_h1(&rig, "e1") && !has_cut_off_h1(&rig, "e2"));
+    assert!(has_fenced_h1(&rig, "e1") && !has_fenced_h1(&rig, "e2"));
 }
 
 #[test]
 fn emc_attached_during_a_fence_has_to_confirm_it() {
-    let mut rig = Rig::up_as("e1=4 e2=4! h1:e1 h2:e1+e2 h3:e2");
+    let mut rig = Rig::connected_with("e1=4 e2=4! h1:e1 h2:e1+e2 h3:e2");
     rig.run("down:h1 fence:h1 go");
-    rig.tells("state:h1 | Fenced");
+    rig.check("state:h1 | Fenced");
     rig.run("rack:e1=4&e2=4!&h1:e1+e2&h2:e1+e2&h3:e2 go");
-    assert!(has_cut_off_h1(&rig, "e1") && !has_cut_off_h1(&rig, "e2"), "e2 was never asked");
+    assert!(has_fenced_h1(&rig, "e1") && !has_fenced_h1(&rig, "e2"), "e2 was never asked");
 }

@@ -15,10 +15,10 @@ use crate::{
 
 /// A random event, skipped where it is impossible.
 #[derive(Clone, Debug)]
-enum Turn {
-    Say(String),
+enum Action {
+    Run(String),
     Store { ok: bool, on_disk: bool },
-    Obey(usize),
+    ApplyDesiredState(usize),
     Connect { host: usize, up: bool },
     Wake,
     Restart,
@@ -30,57 +30,57 @@ fn rack() -> impl Strategy<Value = &'static str> {
 
 const HOSTS: [&str; 3] = ["h1", "h2", "h3"];
 
-fn turn() -> impl Strategy<Value = Turn> {
+fn action() -> impl Strategy<Value = Action> {
     let vm = || prop::sample::select(vec!["a", "b", "c", "d"]);
     let host = || prop::sample::select(HOSTS.to_vec());
-    let say = |text: String| Turn::Say(text);
+    let run = |text: String| Action::Run(text);
     prop_oneof![
         6 => (vm(), 0..100u32, host(), 0..6u32)
-            .prop_map(move |(vm, request, host, n)| say(format!("reserve:{vm}@{host}={n}!{request}"))),
+            .prop_map(move |(vm, request, host, n)| run(format!("reserve:{vm}@{host}={n}!{request}"))),
         2 => (vm(), prop::sample::select(vec!["commit", "release", "force", "wait"]))
-            .prop_map(move |(vm, verb)| say(format!("{verb}:{vm}"))),
+            .prop_map(move |(vm, verb)| run(format!("{verb}:{vm}"))),
         1 => (prop::sample::select(vec!["cordon", "drain", "enable"]), prop::sample::select(vec!["h1", "e1", "e2"]))
-            .prop_map(move |(verb, place)| say(format!("{verb}:{place}"))),
-        1 => (0..8u32).prop_map(move |slice| say(format!("enable:{slice}"))),
-        1 => host().prop_map(move |host| say(format!("fence:{host}"))),
-        1 => (host(), 1..20u32).prop_map(move |(host, id)| say(format!("have:{host}:ended={id}"))),
+            .prop_map(move |(verb, place)| run(format!("{verb}:{place}"))),
+        1 => (0..8u32).prop_map(move |slice| run(format!("enable:{slice}"))),
+        1 => host().prop_map(move |host| run(format!("fence:{host}"))),
+        1 => (host(), 1..20u32).prop_map(move |(host, id)| run(format!("report:{host}:ended={id}"))),
         1 => (host(), 0..8u32, 1..4u32, prop::sample::select(vec!["released", "scrubbed", "half", "dirty", "broken"]))
-            .prop_map(move |(host, slice, epoch, what)| say(format!("have:{host}:{what}={slice}.{epoch}"))),
-        1 => Just(Turn::Say("stops:e2".to_owned())),
-        1 => (host(), prop::sample::select(vec!["vouch", "clean"])).prop_map(move |(host, word)| {
-            say(if word == "vouch" { format!("vouch:{host}") } else { format!("have:{host}:clean") })
+            .prop_map(move |(host, slice, epoch, what)| run(format!("report:{host}:{what}={slice}.{epoch}"))),
+        1 => Just(Action::Run("stops:e2".to_owned())),
+        1 => (host(), prop::sample::select(vec!["poweroff", "clean"])).prop_map(move |(host, word)| {
+            run(if word == "poweroff" { format!("poweroff:{host}") } else { format!("report:{host}:clean") })
         }),
-        1 => (prop::sample::select(vec!["break", "mend", "mend"]), prop::sample::select(vec!["e1", "e2"]))
-            .prop_map(move |(verb, emc)| say(format!("{verb}:{emc}"))),
+        1 => (prop::sample::select(vec!["break", "recover", "recover"]), prop::sample::select(vec!["e1", "e2"]))
+            .prop_map(move |(verb, emc)| run(format!("{verb}:{emc}"))),
         1 => (prop::sample::select(vec!["fault", "repair"]), 0..8u32)
-            .prop_map(move |(verb, slice)| say(format!("{verb}:{slice}"))),
-        1 => prop::sample::select(vec!["low", "roomy", "roomy"]).prop_map(move |word| say(word.to_owned())),
-        8 => Just(Turn::Say("device".to_owned())),
-        10 => (prop::bool::weighted(0.9), any::<bool>()).prop_map(|(ok, disk)| Turn::Store { ok, on_disk: ok || disk }),
-        8 => (0..3usize).prop_map(Turn::Obey),
-        2 => (0..3usize, prop::bool::weighted(0.7)).prop_map(|(host, up)| Turn::Connect { host, up }),
-        8 => Just(Turn::Wake),
-        3 => (1..5000u64).prop_map(move |ms| say(format!("tick:{ms}"))),
-        1 => Just(Turn::Restart),
+            .prop_map(move |(verb, slice)| run(format!("{verb}:{slice}"))),
+        1 => prop::sample::select(vec!["low", "ample", "ample"]).prop_map(move |word| run(word.to_owned())),
+        8 => Just(Action::Run("device".to_owned())),
+        10 => (prop::bool::weighted(0.9), any::<bool>()).prop_map(|(ok, disk)| Action::Store { ok, on_disk: ok || disk }),
+        8 => (0..3usize).prop_map(Action::ApplyDesiredState),
+        2 => (0..3usize, prop::bool::weighted(0.7)).prop_map(|(host, up)| Action::Connect { host, up }),
+        8 => Just(Action::Wake),
+        3 => (1..5000u64).prop_map(move |ms| run(format!("tick:{ms}"))),
+        1 => Just(Action::Restart),
     ]
 }
 
 impl Rig {
-    fn take(&mut self, turn: &Turn) {
-        match turn {
-            Turn::Say(words) => drop(self.run(words)),
-            Turn::Store { ok, on_disk } if self.is_storing() => self.stored(*ok, *on_disk),
-            Turn::Store { .. } if self.is_reloading() => drop(self.run("reload")),
-            Turn::Store { .. } => {}
-            Turn::Obey(host) => self.obey(self.host(HOSTS[*host])),
-            Turn::Connect { host, up } => {
+    fn perform_action(&mut self, action: &Action) {
+        match action {
+            Action::Run(words) => drop(self.run(words)),
+            Action::Store { ok, on_disk } if self.is_storing() => self.stored(*ok, *on_disk),
+            Action::Store { .. } if self.is_reloading() => drop(self.run("reload")),
+            Action::Store { .. } => {}
+            Action::ApplyDesiredState(host) => self.apply_desired_state(self.host(HOSTS[*host])),
+            Action::Connect { host, up } => {
                 let name = HOSTS[*host];
                 if self.is_connected(self.host(name)) != *up {
                     self.run(&format!("{}:{name}", if *up { "up" } else { "down" }));
                 }
             }
-            Turn::Wake => self.wake(),
-            Turn::Restart => drop(self.run("restart")),
+            Action::Wake => self.wake(),
+            Action::Restart => drop(self.run("restart")),
         }
     }
 
@@ -101,7 +101,7 @@ impl Rig {
 
 /// Checks that every slice is free, owned, draining or quarantined, and that no two reservations
 /// hold the same slice.
-fn holds_together(ledger: &Ledger) {
+fn check_slice_counts(ledger: &Ledger) {
     for (id, entry) in ledger.emcs() {
         let of = |name: &str| count(ledger, id, name);
         let in_use = of("assigned") + of("onlining") + of("online");
@@ -128,7 +128,7 @@ fn count(ledger: &Ledger, emc: EmcId, state: &str) -> u32 {
 }
 
 /// Checks that the durable ledger equals the disk after any failure.
-fn is_on_disk(rig: &Rig) {
+fn check_ledger_equals_disk(rig: &Rig) {
     if rig.is_storing() || rig.is_reloading() {
         return;
     }
@@ -142,12 +142,12 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 4 * ProptestConfig::default().cases, ..ProptestConfig::default() })]
 
     #[test]
-    fn manager_invariants_hold_after_random_events(rack in rack(), story in prop::collection::vec(turn(), 0..150)) {
-        let mut rig = Rig::up_as(rack);
-        for turn in &story {
-            rig.take(turn);
-            holds_together(rig.manager.durable());
-            is_on_disk(&rig);
+    fn manager_invariants_hold_after_random_events(rack in rack(), actions in prop::collection::vec(action(), 0..150)) {
+        let mut rig = Rig::connected_with(rack);
+        for action in &actions {
+            rig.perform_action(action);
+            check_slice_counts(rig.manager.durable());
+            check_ledger_equals_disk(&rig);
             rig.manager.check_indexes();
         }
     }
@@ -155,21 +155,21 @@ proptest! {
     /// After any sequence: when everything works again and every VM is released, every slice
     /// becomes free.
     #[test]
-    fn released_slices_become_free_after_random_events(rack in rack(), story in prop::collection::vec(turn(), 0..100)) {
-        let mut rig = Rig::up_as(rack);
-        story.iter().for_each(|turn| rig.take(turn));
-        rig.come_to_rest();
+    fn released_slices_become_free_after_random_events(rack in rack(), actions in prop::collection::vec(action(), 0..100)) {
+        let mut rig = Rig::connected_with(rack);
+        actions.iter().for_each(|action| rig.perform_action(action));
+        rig.release_everything();
         prop_assert_eq!(rig.run("slices"), "");
     }
 }
 
 impl Rig {
-    fn come_to_rest(&mut self) {
+    fn release_everything(&mut self) {
         while self.is_storing() {
             self.stored(true, true);
         }
         (0..8).for_each(|slice| drop(self.run(&format!("repair:{slice}"))));
-        self.run("restart mend:e1 mend:e2 roomy go");
+        self.run("restart recover:e1 recover:e2 ample go");
         HOSTS.iter().for_each(|host| drop(self.run(&format!("up:{host} go tick:1000 up:{host}/again go"))));
         self.run("tick:4000"); // a restarted machine with VMs is accepted once its lease has expired
         HOSTS.iter().for_each(|host| drop(self.run(&format!("up:{host}/again go"))));
