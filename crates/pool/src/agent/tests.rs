@@ -406,8 +406,8 @@ fn orphan_of_an_ended_vm_stays_until_its_release_is_requested() {
     check("up desired:1:fenced ok:1.1", "record:a report:1:ended=a:clean");
 }
 
-/// Two agents crashed while the slice of VM a was released and passed to VM b. The record of a still
-/// contained the slice, and the next agent took it from b.
+/// Two agents crashed while the slice of VM a was released and passed to VM b. The record of VM a
+/// still contained the slice, and the next agent took it from VM b.
 #[test]
 fn slice_of_a_later_owner_is_not_closed_for_the_recorded_one() {
     let mut before = recovered_vm("a", "1.1", false);

@@ -35,8 +35,8 @@ fn tester() -> Actor {
 }
 
 impl RackSpec {
-    /// Parses `e1=4 e2=8 h1:e1+e2`: EMCs with their slices, and hosts of 16 cores and 64 GiB with their
-    /// attached EMCs.
+    /// Parses `e1=4 e2=8 h1:e1+e2`: EMCs with their slices, and hosts of 16 cores and 64 GiB with
+    /// their attached EMCs.
     pub(crate) fn parse(text: &str) -> Self {
         let mut rack = Self::default();
         for word in text.split_whitespace() {

@@ -174,7 +174,8 @@ impl HostModel {
             self.open_in_kernel.remove(&handle(holding).place);
         }
         if matches!((&call, &result), (Effect::Offline { .. }, Ok(_))) {
-            self.running.values_mut().for_each(|vm| drop(vm.slices.remove(&holding))); // only a forced release removes it
+            // The slice is in use only if its release was forced.
+            self.running.values_mut().for_each(|vm| drop(vm.slices.remove(&holding)));
         }
         self.handle(Event::Done { holding, result });
     }
@@ -299,8 +300,8 @@ impl HostModel {
         order.is_some_and(|release| release.force)
     }
 
-    /// Checks that only the user of the VM or root receives its memory, and that a process serves one
-    /// VM. The process of the VM may repeat the request as any user.
+    /// Checks that only the user of the VM or root receives its memory, and that a process serves
+    /// one VM. The process of the VM may repeat the request as any user.
     fn check_caller(&self, record: &VmRecord, caller: &Caller) {
         assert!(
             record.process.is(&caller.process),
@@ -332,8 +333,8 @@ impl HostModel {
         self.running.values().any(|vm| vm.slices.contains_key(&holding))
     }
 
-    /// Returns whether the record of a running VM contains a slice. A slice released by force before a
-    /// restart of the agent is still recorded until its VM ends.
+    /// Returns whether the record of a running VM contains a slice. A slice released by force
+    /// before a restart of the agent is still recorded until its VM ends.
     fn is_recorded(&self, holding: Holding) -> bool {
         let live = self.disk.iter().filter(|(id, _)| self.running.contains_key(id));
         live.into_iter().any(|(_, record)| record.slices.contains_key(&holding))
@@ -373,7 +374,8 @@ impl HostModel {
         }
     }
 
-    /// Completes all calls, and checks that the desired state is reached as far as running VMs permit.
+    /// Completes all calls, and checks that the desired state is reached as far as running VMs
+    /// permit.
     fn settle(&mut self) {
         for _ in 0..200 {
             while !self.calls.is_empty() || !self.to_record.is_empty() || !self.closing.is_empty() {
@@ -411,7 +413,8 @@ fn named(order: &Want, id: ReservationId) -> Option<&WantVm> {
     order.vms.get(&id)
 }
 
-/// Returns whether a desired state requires that a slice is closed: a release, a fence or a later owner.
+/// Returns whether a desired state requires that a slice is closed: a release, a fence or a later
+/// owner.
 fn must_release(order: &Want, holding: Holding) -> bool {
     let named = order.vms.values().flat_map(|vm| vm.slices.keys()).chain(order.release.keys());
     let mut later = named.chain(order.scrub.keys()).filter(|other| other.slice == holding.slice);

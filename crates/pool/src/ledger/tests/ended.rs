@@ -83,7 +83,8 @@ fn slow_flood_does_not_displace_established_clients() {
     let mut rack = bounded(BOUNDS);
     rack.end_requests("honest", "r", 40, 10);
     for n in 0..600 {
-        rack.end_request(&format!("flood{n}"), "r", 610 + 5 * n); // 120 in ten minutes, for 50 minutes
+        // 120 requests in ten minutes, for 50 minutes.
+        rack.end_request(&format!("flood{n}"), "r", 610 + 5 * n);
     }
     assert_eq!(rack.stored_requests("honest"), 40);
 }

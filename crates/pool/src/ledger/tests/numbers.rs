@@ -1,5 +1,5 @@
-//! Ids of slices, EMCs and hosts: never reused, limited by the number that exists, and rejected when
-//! their range is exhausted.
+//! Ids of slices, EMCs and hosts: never reused, limited by the number that exists, and rejected
+//! when their range is exhausted.
 
 use units::limits::{EMCS_EVER_MAX, HOSTS_EVER_MAX, SLICES_EVER_MAX};
 

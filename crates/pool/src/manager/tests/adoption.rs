@@ -31,7 +31,7 @@ fn write_pending(rig: &mut Rig) {
     }
 }
 
-/// Returns VMs that are not adopted, with the time.
+/// Returns the VMs with an alarm that they are not adopted, and the start of each alarm.
 fn unadopted(rig: &Rig) -> Vec<(String, UnixMs)> {
     let alarms = rig.manager.alarms().into_iter().filter(|alarm| alarm.reason == "VM_NOT_ADOPTED");
     alarms.map(|alarm| (alarm.subject.to_string(), alarm.since)).collect()
@@ -79,7 +79,7 @@ fn vm_alarm_keeps_its_time_while_the_report_is_unchanged() {
 fn vm_alarm_lasts_until_its_host_is_fenced() {
     let mut rig = restored();
     rig.run("report:h2:vm1b=4.1 cordon:h2 stored");
-    assert_eq!(unadopted(&rig).len(), 1, "another change of the host");
+    assert_eq!(unadopted(&rig).len(), 1, "after another change of the host");
     rig.run("down:h2 fence:h2 go");
     rig.check("state:h2 | Fenced");
     assert_eq!(unadopted(&rig), []);

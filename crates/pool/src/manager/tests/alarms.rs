@@ -26,7 +26,7 @@ fn fence_alarm_starts_with_the_fence() {
     rig.run("tick:100 go");
     assert_eq!(alarm(&rig, "HOST_FENCED").since, fence);
     rig.run("restart go");
-    assert_eq!(alarm(&rig, "HOST_FENCED").since, fence, "kept by the ledger");
+    assert_eq!(alarm(&rig, "HOST_FENCED").since, fence, "stored in the ledger");
 }
 
 #[test]
@@ -62,8 +62,8 @@ fn reservation_broken_by_a_restore_raises_an_alarm() {
     assert_eq!(broken.subject, Subject::Vm(name("a")));
     assert!(broken.message.contains("was not in use when the hosts reported after a restore"), "{broken:?}");
     rig.run("release:a go");
-    let left = rig.manager.alarms();
-    assert!(left.iter().all(|alarm| alarm.reason != "RESERVATION_BROKEN"), "{left:?}");
+    let alarms = rig.manager.alarms();
+    assert!(alarms.iter().all(|alarm| alarm.reason != "RESERVATION_BROKEN"), "{alarms:?}");
 }
 
 #[test]

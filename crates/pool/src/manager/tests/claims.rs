@@ -1,9 +1,9 @@
-//! Slices that a host reports and that ledger or EMC do not assign to it: after restores from older
+//! Reported slices that the ledger or EMC does not assign to the host: after restores from older
 //! backups, and on EMCs that lost their records or have those of another rack.
 
 use super::rig::Rig;
 
-/// A VM on slice 0, reported by its host.
+/// Starts VM a on slice 0 of h1.
 const A_RUNS: &str = "reserve:a@h1=1 go commit:a go report:h1:online=0.1:vm1a=0.1 go";
 
 /// Returns a rack whose VM a runs on slice 0 of h1.
@@ -35,7 +35,7 @@ fn vm_on_newer_connection_of_a_shared_emc_keeps_its_slice() {
     assert!(slices.contains("4.1:quarantined@h1"), "{slices}");
 }
 
-/// The same with a connection in the backup, and a slice without a VM.
+/// The backup has the connection, and the slice has no VM.
 #[test]
 fn online_slice_is_released_by_its_host_before_reuse() {
     let mut rig = Rig::connected_with("e1=4 e2=4! h1:e1+e2 h2:e1+e2 h3:e2");
@@ -56,7 +56,7 @@ fn online_slice_is_released_by_its_host_before_reuse() {
     assert!(!output.contains("revoke(4."), "{output}");
 }
 
-/// An operator confirms that h1 is off, which then connects briefly and reports VM a.
+/// An operator confirms that h1 is powered off, and h1 then connects briefly and reports VM a.
 #[track_caller]
 fn assert_fenced_host_adopts_nothing(mut rig: Rig) {
     rig.run("poweroff:h1 go");
@@ -72,7 +72,7 @@ fn vm_of_a_fenced_host_is_not_adopted() {
     assert_fenced_host_adopts_nothing(running().restored("", "", ""));
 }
 
-/// The same with a VM of the lost history.
+/// The VM was started after the backup.
 #[test]
 fn lost_vm_of_a_fenced_host_is_not_adopted() {
     assert_fenced_host_adopts_nothing(Rig::connected().restored("", A_RUNS, ""));
@@ -90,7 +90,7 @@ fn slice_of_a_vm_on_a_fenced_host_becomes_free() {
     );
 }
 
-/// The same without an operator.
+/// The host is fenced after its lease expires, without an operator.
 #[test]
 fn host_fenced_by_silence_adopts_nothing() {
     let mut rig = Rig::connected().restored("", A_RUNS, "");
@@ -115,19 +115,19 @@ fn slice_of_a_running_vm_is_in_doubt_after_a_lost_grant() {
     assert!(output.contains("SLICE_IN_DOUBT"), "{output}");
 }
 
-/// The same where the directory returns before an operator uncordons the slice.
+/// The directory returns before an operator uncordons the slice.
 #[test]
 fn guest_survives_a_temporarily_empty_device_directory() {
     let mut rig = running();
     rig.set_grant(0, None);
     rig.run("restart device go up:h1 up:h2 up:h3 tick:10 report:h1:online=0.1:vm1a=0.1 go");
-    rig.set_grant(0, Some((1, "h1"))); // the mount is back
+    rig.set_grant(0, Some((1, "h1"))); // the directory is mounted again
     let output = rig.run("enable:0 go");
     assert!(!output.contains("revoke(0.1)"), "{output}");
 }
 
-/// h1 reports VM b on slice 1, which its EMC grants without the ledger; b's reservation number is
-/// of no lost history.
+/// h1 reports VM b on slice 1, which its EMC grants and the ledger does not contain. The
+/// reservation id of b is above those of any lost history.
 fn vm_on_unknown_grant() -> Rig {
     let mut rig = running();
     rig.set_grant(1, Some((1, "h1")));
@@ -158,7 +158,8 @@ fn fence_ends_the_doubt_about_a_vm_not_adopted() {
     assert!(!output.contains("SLICE_IN_DOUBT") && !output.contains("VM_NOT_ADOPTED"), "{output}");
 }
 
-/// The directory of e1 is of another rack, and grants slice 0 to another host number under the same epoch.
+/// The directory of e1 belongs to another rack, and grants slice 0 to another host id under the
+/// same epoch.
 #[test]
 fn foreign_emc_does_not_make_a_report_a_false_claim() {
     let mut rig = Rig::connected();
@@ -215,7 +216,8 @@ fn epoch_still_held_by_a_host_is_not_reused() {
     assert!(!output.contains("0.1:scrubbing") && !output.contains("FalseClaim"), "{output}");
 }
 
-/// The record of shared EMC e2 and the ledger are of one backup, in which h2 had slice 4; h1 has had it since.
+/// The record of shared EMC e2 and the ledger are from one backup in which h2 has slice 4. Since
+/// then the slice belongs to h1.
 fn shared_slice_of_a_later_holder() -> Rig {
     let mut rig = Rig::connected_with("e1=4 e2=4! h1:e1+e2 h2:e1+e2 h3:e2");
     rig.run("cordon:e1 reserve:a@h2=1 go");
@@ -258,7 +260,8 @@ fn holder_reporting_after_the_comparison_is_recorded() {
     assert_slice(&mut rig, "4.3:draining@h1");
 }
 
-/// Without a restore: the record of e2 was exchanged for an older one while h1 had been asked to release the slice.
+/// The record of e2 was replaced by an older one during the release of the slice by h1. The ledger
+/// was not restored.
 #[test]
 fn holder_of_a_later_epoch_is_kept_without_a_restore() {
     let mut rig = Rig::connected_with("e1=4 e2=4! h1:e1+e2 h2:e1+e2 h3:e2");

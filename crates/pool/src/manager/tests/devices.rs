@@ -6,7 +6,7 @@ use units::{Epoch, SliceId};
 use super::rig::Rig;
 use crate::{audit::Subject, protocol::Handle};
 
-/// A rack in which h1 has slice 0 online, slice 1 is on its way back from h1 and slice 4 was never owned.
+/// Returns a rack in which h1 has slice 0 online and drains slice 1, and slice 4 was never owned.
 fn rig_with_slices() -> Rig {
     let mut rig = Rig::connected();
     rig.run("reserve:a@h1=1 cordon:e2 go reserve:b@h1=1 enable:e2 go release:b stored");
@@ -14,7 +14,7 @@ fn rig_with_slices() -> Rig {
     rig
 }
 
-/// Slices on which a restarted manager and its devices differ.
+/// Checks the slices after a change of the devices and a restart of the manager.
 fn check_comparison(change: impl Fn(&mut Rig), expected: &str) {
     let mut rig = rig_with_slices();
     change(&mut rig);
@@ -46,7 +46,8 @@ fn grant_missing_from_the_ledger_is_quarantined() {
     check_comparison(|rig| rig.set_grant(0, Some((3, "h1"))), "0.3:quarantined@h1 1.1:draining@h1");
 }
 
-/// A rack in which the guest of VM a runs on slice 0 of e1, whose record was emptied before the manager started again.
+/// Returns a rack in which VM a runs on slice 0 of e1, and the record of e1 was emptied before a
+/// restart of the manager.
 fn emptied_device() -> Rig {
     let mut rig = Rig::connected();
     rig.run("reserve:a@h1=1 go commit:a go report:h1:online=0.1:vm1a=0.1 go");
@@ -102,7 +103,7 @@ fn device_may_lack_epochs_that_were_never_granted() {
 
 #[test]
 fn free_slice_with_later_device_epoch_is_scrubbed() {
-    // A store that was lost and founded again calls every slice free, while the device remembers later owners.
+    // In a new store every slice is free, while the device has recorded later owners.
     check_comparison(|rig| rig.set_highest_epoch(4, 7), "0.1:online@h1 1.1:draining@h1 4.7:scrubbing");
     let mut rig = rig_with_slices();
     rig.set_highest_epoch(4, 7);
@@ -128,8 +129,8 @@ fn vm_with_a_lost_slice_is_broken_and_raises_an_alarm() {
     );
 }
 
-/// The store failed just after the comparison of a device: its result was lost with the batch, and
-/// the slice waited for ever for a host that was not informed.
+/// The store failed after the comparison of a device: the result was lost with the batch, and the
+/// slice waited indefinitely for a host that was not informed.
 #[test]
 fn comparison_is_repeated_after_a_failed_write() {
     let mut rig = rig_with_slices();
@@ -138,12 +139,12 @@ fn comparison_is_repeated_after_a_failed_write() {
     assert_eq!(rig.run("slices"), "0.1:quarantined 1.1:draining@h1");
 }
 
-/// Its contents came while the store was being read again.
+/// The contents of the device arrived during the reload.
 #[test]
 fn device_reply_during_a_reload_is_requested_again() {
     let mut rig = rig_with_slices();
     rig.run("restart cordon:h2 lost device reload go up:h1 go");
-    assert_eq!(rig.run("slices"), "0.1:online@h1", "what was draining has come back");
+    assert_eq!(rig.run("slices"), "0.1:online@h1", "the draining slice is free");
 }
 
 #[test]
@@ -159,7 +160,8 @@ fn grant_is_requested_once_and_again_after_a_restart() {
 
 #[test]
 fn agent_connected_before_a_comparison_receives_its_state_later() {
-    // Both orders had the same number: the answer to the first was taken for the answer to the second.
+    // Both desired states had the same version, and the report on the first was counted for the
+    // second.
     Rig::connected().check(
         "reserve:a@h1=1 go restart
          up:h1 apply:h1 tick:10 | h1<nothing
@@ -214,7 +216,7 @@ fn nonzero_slice_is_quarantined() {
 
 #[test]
 fn slice_is_scrubbed_by_a_live_attached_host() {
-    // The third host does not reach the first EMC, and the first one is silent.
+    // The third host is not attached to the first EMC, and the first host is silent.
     let mut rig = Rig::connected();
     rig.check(
         "reserve:a@h1=1 go release:a stored tick:10 apply:h1 down:h1
@@ -222,7 +224,7 @@ fn slice_is_scrubbed_by_a_live_attached_host() {
          device tick:10 stored | store e1.grant(0.2>h2)
          down:h2 device tick:10 stored slices | store 0.2:scrubbing@h2",
     );
-    // A scrubber that went away keeps the slice, as any owner does, until it is cut off.
+    // A disconnected scrubber keeps the slice until it is fenced, as any owner does.
     rig.check(
         "fence:h2 go slices | store fence:h2->ok[0] e1.fence(h2) e2.fence(h2) store e1.revoke(0.2) store 0.2:scrubbing
          up:h1 go
@@ -230,7 +232,7 @@ fn slice_is_scrubbed_by_a_live_attached_host() {
     );
 }
 
-/// A rack in which h1 has to scrub slice 0.
+/// Returns a rack in which h1 has to scrub slice 0.
 fn scrubbing() -> Rig {
     let mut rig = Rig::connected();
     rig.check(
@@ -253,9 +255,8 @@ fn only_a_complete_scrub_of_the_current_epoch_counts() {
     );
 }
 
-/// The receipt was not durable when the agent was restarted: scrubbing again, it would have reached
-/// a slice that belonged to another owner by then. A device that cannot revoke access does not
-/// prevent that.
+/// The scrub result was not durable when the agent restarted. A second scrub could write to a slice
+/// of the next owner, which a device that cannot revoke access does not prevent.
 #[test]
 fn reported_scrub_is_not_sent_to_the_next_agent() {
     scrubbing().check(
@@ -263,7 +264,7 @@ fn reported_scrub_is_not_sent_to_the_next_agent() {
          down:h1 up:h1 tick:10 |
          stored | e1.revoke(0.2) h1<nothing",
     );
-    // If the decision is lost with its write, it is the next agent's to scrub after all.
+    // If the write of the decision fails, the next agent scrubs the slice.
     scrubbing().check(
         "report:h1:scrubbed=0.2 tick:10 down:h1 up:h1 lost | store reload
          reload | e1.contents e2.contents h1<scrub=0.2",
@@ -281,8 +282,8 @@ fn slice_that_cannot_be_scrubbed_is_quarantined() {
 
 #[test]
 fn unrecorded_fence_is_not_treated_as_lost_grants() {
-    // The device had cut the host off when the manager died: on the way back its grants were missing and its slices
-    // were quarantined as lost, for an operator to sort out.
+    // The device had revoked the grants of the host when the manager died. The restarted manager
+    // quarantined the slices as lost.
     let mut rig = rig_with_slices();
     rig.run("down:h1 fence:h1 stored");
     rig.set_grant(0, None);
@@ -295,7 +296,7 @@ fn unrecorded_fence_is_not_treated_as_lost_grants() {
     );
 }
 
-/// A rack in which slice 1 fails, which VM b is to have; VM a has slice 0 and c slice 2.
+/// Returns a rack in which slice 1 of VM b fails; VM a has slice 0 and VM c slice 2.
 fn failing_slice() -> Rig {
     let mut rig = Rig::new("e1=4 h1:e1 h2:e1");
     rig.run("up:h1 up:h2 go fault:1 reserve:a@h1=1 reserve:b@h1=1 reserve:c@h1=1 go");
@@ -341,7 +342,7 @@ fn repeatedly_failing_grant_quarantines_slice() {
     );
     let message = &rig.manager.alarms()[0].message;
     assert!(message.contains("slice 1 of emc e1") && message.contains("(os error 21)"), "{message}");
-    // While it still fails, the operator's word changes nothing; once it works, the slice comes back.
+    // A requalified slice is quarantined again while it fails, and returns when it works.
     rig.check(
         "enable:1 go tick:200 go tick:400 go tick:800 go report:h1 report:h2 tick:1600 go report:h1 report:h2 tick:2000 go
          slices alarms | 0.1:online@h1 1.1:quarantined@h1 2.1:online@h1 SLICE_QUARANTINED RESERVATION_BROKEN
@@ -392,7 +393,7 @@ fn release_of_a_failing_slice_waits_for_its_retry() {
     );
 }
 
-/// A device that grants a slice to another owner than the ledger has one that may reach it.
+/// The device grants the slice to a host that may access it.
 #[test]
 fn grant_refused_for_another_holder_is_quarantined() {
     let mut rig = Rig::new("e1=4 h1:e1 h2:e1");
@@ -402,21 +403,25 @@ fn grant_refused_for_another_holder_is_quarantined() {
     rig.check("slices alarms wait:a | 0.7:quarantined@h2 SLICE_QUARANTINED RESERVATION_BROKEN wait:a->RESERVATION_WRONG_STATE");
 }
 
-/// While the store fails, a later grant may come before what was found is shown.
+/// While the store fails, a later grant may arrive before a pending handle is published.
 #[test]
 fn pending_handle_does_not_replace_a_later_one() {
     let mut rig = rig_with_slices();
     let handle = |epoch| (Epoch(epoch), Handle::new("emc", format!("/0.{epoch}")));
     let slice = SliceId(0);
-    for (known, found, shown) in [(2, 1, 2), (1, 2, 2), (1, 1, 1)] {
-        rig.manager.handles.insert(slice, handle(known));
-        rig.manager.found.insert(slice, handle(found));
+    for (current, pending, published) in [(2, 1, 2), (1, 2, 2), (1, 1, 1)] {
+        rig.manager.handles.insert(slice, handle(current));
+        rig.manager.found.insert(slice, handle(pending));
         rig.manager.show_found();
-        assert_eq!(rig.manager.handles[&slice], handle(shown), "{found} was found, {known} is known");
+        assert_eq!(
+            rig.manager.handles[&slice],
+            handle(published),
+            "epoch {pending} pending, {current} current"
+        );
     }
 }
 
-/// All quarantined slices of a large rack were more than one message can hold.
+/// One alarm per quarantined slice of a large rack exceeded the size of a message.
 #[test]
 fn quarantined_slices_beyond_the_limit_share_one_alarm() {
     let mut rig = Rig::new("e1=300 h1:e1");
@@ -431,7 +436,7 @@ fn quarantined_slices_beyond_the_limit_share_one_alarm() {
     assert!(last.message.starts_with("44 more slices are quarantined"), "{}", last.message);
 }
 
-/// The next owner's epoch would have been beyond the range of numbers.
+/// The epoch of the next owner would overflow.
 #[test]
 fn emc_with_an_out_of_range_epoch_is_failed() {
     let mut rig = Rig::connected();

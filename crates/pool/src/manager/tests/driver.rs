@@ -1,4 +1,5 @@
-//! Guarantees for the driver around the manager: news, full batches, published changes, waiting callers.
+//! Guarantees for the driver of the manager: pending work, full batches, published changes and
+//! waiting callers.
 
 use units::limits::{BATCH_CHANGES_MAX, WAITERS_MAX};
 use units::{Bytes, SliceId, UnixMs};
@@ -41,7 +42,7 @@ fn reservations_wait_while_a_batch_is_full() {
     rig.run("reserve:z@h1=0");
     assert!(!rig.manager.is_full());
     rig.run(&format!("reserve:a@h1={}", half - 2));
-    assert!(!rig.manager.is_full(), "the reservation and the decision count, too");
+    assert!(!rig.manager.is_full(), "the reservation and the decision count as changes");
     rig.run(&format!("reserve:b@h2={}", half - 2));
     assert!(rig.manager.is_full());
     rig.run("stored");
@@ -55,7 +56,7 @@ fn effects_and_changes_count_as_pending_work() {
     assert!(!rig.manager.has_news());
     let target = Target::Vm(name("unknown"));
     rig.manager.handle(rig.when(), Event::Ask(Token(0), Ask::Commit { target, actor: Actor::Manager }));
-    assert!(rig.manager.has_news(), "an answer is to be sent");
+    assert!(rig.manager.has_news(), "a reply is pending");
     while rig.manager.poll_effect().is_some() {}
     assert!(!rig.manager.has_news());
 }
@@ -67,9 +68,9 @@ fn decision_of_another_module_is_stored() {
     let decision = Decision { at: UnixMs(1), actor: Actor::Manager, subject: Subject::Rack, what };
     rig.manager.handle(rig.when(), Event::Ask(Token(u64::MAX), Ask::Note(decision)));
     rig.manager.settle(rig.when());
-    let stored = std::iter::from_fn(|| rig.manager.poll_effect())
+    let is_stored = std::iter::from_fn(|| rig.manager.poll_effect())
         .any(|effect| format!("{effect:?}").contains("a model serves"));
-    assert!(stored, "it is written");
+    assert!(is_stored, "the decision is part of a batch");
 }
 
 #[test]
@@ -94,7 +95,7 @@ fn waiting_callers_count_before_and_after_the_write() {
     rig.run("reserve:a@h1=1 stored");
     (0..2).for_each(|_| drop(rig.run("wait:a")));
     rig.run("reserve:z@h1=0");
-    // These wait for the write under way, the last ones for the next.
+    // These callers wait for the current write, the last ones for the next write.
     (2..10).for_each(|_| drop(rig.run("wait:a")));
     rig.run("reserve:y@h1=0");
     (10..WAITERS_MAX).for_each(|_| drop(rig.run("wait:a")));
@@ -153,7 +154,7 @@ fn machine_stop_is_needed_only_for_a_shared_device() {
         }
         (rig.manager.stopping_since(rig.host("h1")), UnixMs(rig.now.as_ms()))
     };
-    assert_eq!(since(super::rig::RACK).0, None, "the failed device will cut it off");
+    assert_eq!(since(super::rig::RACK).0, None, "the failed device can revoke access itself");
     let (stopping, now) = since(super::rig::SHARED);
     assert_eq!(stopping, Some(now));
 }

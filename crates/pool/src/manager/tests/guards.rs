@@ -1,8 +1,9 @@
-//! Guards on the way out: device calls, orders and returns from quarantine that must not happen yet.
+//! Device calls, desired states and returns from quarantine that are not permitted yet.
 
 use super::rig::Rig;
 
-/// A rack restored from a backup whose hosts are connected and have not reported. Every slice is quarantined.
+/// Returns a restored rack whose hosts are connected and have not reported. Every slice is
+/// quarantined.
 fn restored(compared: bool) -> Rig {
     let mut rig = Rig::connected();
     rig.run("reserve:a@h1=1 go commit:a go restore stored");
@@ -13,7 +14,7 @@ fn restored(compared: bool) -> Rig {
     rig
 }
 
-/// The store and the devices do their part; the agents do not report.
+/// Completes writes and device calls. Agents do not report.
 fn settle(rig: &mut Rig) {
     for _ in 0..4 {
         rig.run("device tick:20");
@@ -23,9 +24,10 @@ fn settle(rig: &mut Rig) {
     }
 }
 
-/// How many slices are quarantined, and the answer to a reservation on `host`, whose VM has that name.
+/// Checks the number of quarantined slices and the reply to a validation of a reservation on
+/// `host`.
 #[track_caller]
-fn assert_restored(rig: &mut Rig, quarantined: usize, host: &str, answer: &str) {
+fn assert_restored(rig: &mut Rig, quarantined: usize, host: &str, reply: &str) {
     settle(rig);
     let slices = rig.run("slices");
     assert_eq!(slices.matches(":quarantined").count(), quarantined, "{slices}");
@@ -33,7 +35,7 @@ fn assert_restored(rig: &mut Rig, quarantined: usize, host: &str, answer: &str) 
     while rig.is_storing() {
         output += &rig.run("stored");
     }
-    assert!(output.contains(&format!("validate:{host}->{answer}")), "{output}");
+    assert!(output.contains(&format!("validate:{host}->{reply}")), "{output}");
 }
 
 #[test]
@@ -122,8 +124,8 @@ fn host_being_fenced_is_granted_no_slice_to_scrub() {
     );
 }
 
-/// A restarted manager learned from a device that it grants a slice under a later epoch than the ledger has, while an older
-/// batch was being written.
+/// A restarted manager learns that a device grants a slice under a later epoch than the ledger,
+/// during the write of an earlier batch.
 #[test]
 fn handle_of_another_epoch_is_not_sent_to_the_owner() {
     let mut rig = Rig::connected();
@@ -144,11 +146,12 @@ fn quarantined_slices_do_not_slow_down_scrubbing() {
     rig.run("reserve:a@h1=80 go reserve:b@h1=6 go reserve:c@h1=20 stored device tick:10 stored");
     let dirty: Vec<_> = (86..106).map(|slice| format!("{slice}.1")).collect();
     rig.run(&format!("report:h1:dirty={} go", dirty.join("+")));
-    // 22 slices are free, fewer than the buffer is to hold; with the 20 in quarantine there would be enough.
+    // 22 slices are free, fewer than the buffer target. With the 20 in quarantine the target is
+    // met.
     assert_eq!(rig.run("slices").matches(":quarantined").count(), 20);
     let output = rig.run("down:h2 down:h3 release:b go");
-    let at_once = output.split("store").map(|write| write.matches(".2>h1)").count()).max();
-    assert_eq!(at_once, Some(6), "{output}");
+    let max_scrubs = output.split("store").map(|write| write.matches(".2>h1)").count()).max();
+    assert_eq!(max_scrubs, Some(6), "{output}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Hosts: silence frees nothing, fencing is certain, and reports are validated.
+//! Hosts: silence frees no slices, a fence is confirmed by devices, and reports are validated.
 
 use units::limits::DELTA_CHANGES_PER_HOST_MAX;
 use units::{ReservationId, SliceId};
@@ -9,17 +9,17 @@ use crate::{audit::Subject, manager::hosts::News, record::Fence};
 #[test]
 fn changes_beyond_the_limit_become_a_complete_state() {
     let mut news = News::awaited();
-    let most = DELTA_CHANGES_PER_HOST_MAX as u64;
-    (1..=most).for_each(|id| news.note(None, [ReservationId(id)]));
+    let max = DELTA_CHANGES_PER_HOST_MAX as u64;
+    (1..=max).for_each(|id| news.note(None, [ReservationId(id)]));
     assert!(!news.is_complete() && news.len() == DELTA_CHANGES_PER_HOST_MAX);
     news.note(Some(SliceId(0)), []);
     assert!(news.is_complete() && news.len() == 0);
-    assert!(news.is_awaited(), "a complete order is no less urgent");
+    assert!(news.is_awaited(), "a complete desired state is awaited as well");
 }
 
 #[test]
 fn desired_state_contains_all_slices_of_a_vm_or_none() {
-    // Four slices are on the first EMC, one on the second, which fails.
+    // Four slices are on e1 and one on e2, which fails.
     Rig::connected().check(
         "break:e2
          reserve:a@h1=5 stored device tick:10 | store reserve:a->ok(0,1,2,3,4) e1.grant(0.1>h1) e1.grant(1.1>h1) e1.grant(2.1>h1) e1.grant(3.1>h1) e2.grant(4.1>h1) store
@@ -121,7 +121,7 @@ fn silent_host_is_fenced_before_its_slices_are_revoked() {
     assert!(rig.has_decision(&Subject::Vm(name("a")), "its host was fenced"));
 }
 
-/// The write that was to make the fence durable failed: the host was never fenced.
+/// The write of the fence failed, and the host was never fenced.
 #[test]
 fn silent_host_is_fenced_after_a_failed_write() {
     Rig::connected().check(
@@ -132,7 +132,7 @@ fn silent_host_is_fenced_after_a_failed_write() {
     );
 }
 
-/// A rack in which h1 has the slices of e1, and e2 has failed.
+/// Returns a rack in which h1 has the slices of e1, and e2 has failed.
 fn failed_emc() -> Rig {
     let mut rig = Rig::connected();
     rig.run("reserve:a@h1=4 go break:e2 reserve:b@h2=1 stored device tick:10");
@@ -190,7 +190,7 @@ fn clean_host_returns_from_a_fence_despite_a_failed_emc() {
 
 #[test]
 fn failed_emc_keeps_slices_with_their_host_until_it_fences() {
-    // Four slices on e1 and one on e2, which fails.
+    // Four slices are on e1 and one on e2, which fails.
     let mut rig = Rig::connected();
     rig.run("reserve:a@h1=5 go break:e2 reserve:b@h2=1 stored device");
     rig.check(
@@ -233,7 +233,7 @@ fn returned_host_is_fenced_again_at_every_emc() {
     );
 }
 
-/// The manager does not know of it: it is in no record but the device's.
+/// Only the device has a record of the grant.
 #[test]
 fn unknown_grant_to_a_fenced_host_is_quarantined_and_fenced() {
     let mut rig = failed_emc();
@@ -300,8 +300,8 @@ fn fenced_host_returns_after_a_restart() {
     );
 }
 
-/// A host lost its power with a VM's bytes in its slices, and was not fenced. Its agent found no record of the VM, and opened the
-/// slices for it again: they were not zeros, and nobody ever scrubbed them.
+/// A host lost power with VM data in its slices, and was not fenced. Its agent had no record of the
+/// VM and opened the slices again. They were not zero and were never scrubbed.
 #[test]
 fn restarted_host_ends_its_vms_and_releases_their_slices() {
     let mut rig = Rig::connected();
@@ -319,8 +319,8 @@ fn restarted_host_ends_its_vms_and_releases_their_slices() {
 
 #[test]
 fn restart_during_a_failed_write_ends_the_fence() {
-    // The agent of a fenced host came back from a restart just while the store was being read again: the manager heard
-    // it on a ledger that it was about to throw away, and the host stayed fenced.
+    // The agent of a fenced host connected after a restart during the reload of the store. Its
+    // message was applied to the discarded ledger, and the host stayed fenced.
     Rig::connected().check(
         "down:h1 fence:h1 go
          reserve:a@h2=1 lost up:h1/b2 reload
@@ -329,7 +329,7 @@ fn restart_during_a_failed_write_ends_the_fence() {
     );
 }
 
-/// The host was sent away at each connection until its lease was over.
+/// The host was disconnected at each connection until its lease expired.
 #[test]
 fn past_grant_report_after_connection_removal_is_ignored() {
     Rig::connected().check(
@@ -370,8 +370,8 @@ fn newest_agent_replaces_older_ones() {
     );
 }
 
-/// A copy of the agent's configuration with a directory of its own ran for a second. The agent was rejected for ever, its
-/// host was fenced and its VM lost its memory.
+/// A second agent with the same configuration and its own directory ran for a second. The first
+/// agent was then always rejected, its host was fenced and its VM lost its memory.
 #[test]
 fn older_agent_is_accepted_after_the_newer_one_is_gone() {
     let mut rig = Rig::connected();
@@ -380,7 +380,7 @@ fn older_agent_is_accepted_after_the_newer_one_is_gone() {
          up:h1#9 | h1.close(Superseded) h1<a=0.1
          go up:h1#1 alarms state:h1 | h1.close(Superseded) HOST_CONTESTED Up",
     );
-    rig.run("up:h1#9 go down:h1"); // the newer one, and its end
+    rig.run("up:h1#9 go down:h1"); // the newer agent connects and ends
     rig.check(
         "tick:2000 report:h2 report:h3 tick:1999 up:h1#1 state:h1 | h1.close(Superseded) Silent
          tick:1 state:h1 alarms | Unknown HOST_UNKNOWN HOST_CONTESTED
@@ -388,8 +388,8 @@ fn older_agent_is_accepted_after_the_newer_one_is_gone() {
     );
 }
 
-/// An agent with the credentials of a host, on another machine, evicted the host's own agent: its VMs counted as ended, and
-/// lost their memory while they ran.
+/// An agent on another machine with the credentials of the host evicted the agent of the host. The
+/// running VMs counted as ended and lost their memory.
 #[test]
 fn agent_of_another_boot_does_not_evict_a_live_agent() {
     let mut rig = Rig::connected();
@@ -412,7 +412,7 @@ fn agent_of_another_boot_is_accepted_after_the_lease() {
     assert_eq!(rig.run("state:h1"), "Up");
 }
 
-/// The host's own agent restarted, and the other connected in between.
+/// The agent of another boot connects during a restart of the agent of the host.
 #[test]
 fn agent_of_another_boot_waits_for_the_lease_of_a_host_with_vms() {
     let mut rig = Rig::connected();
@@ -424,7 +424,7 @@ fn agent_of_another_boot_waits_for_the_lease_of_a_host_with_vms() {
     );
 }
 
-/// The same at a manager that has just started, and to which neither has spoken.
+/// The manager has just started, and neither agent has connected.
 #[test]
 fn agent_of_the_recorded_boot_has_priority_after_a_restart() {
     let mut rig = Rig::connected();
@@ -445,7 +445,7 @@ fn contest_ends_two_leases_after_the_last_attempt() {
     rig.run("up:h1#9 go");
     rig.manager.take_changed();
     rig.run("up:h1#1");
-    assert!(rig.manager.take_changed(), "watchers hear of the alarm");
+    assert!(rig.manager.take_changed(), "watchers are notified of the alarm");
     for _ in 0..7 {
         assert_eq!(rig.run("tick:1000 alarms"), "HOST_CONTESTED");
         rig.run("up:h1#9 report:h2 report:h3 go");
@@ -490,7 +490,7 @@ fn host_receives_no_slices_of_a_partly_visible_device() {
     rig.run("reserve:z@h1=1 lost reload go");
     assert!(
         rig.run("reserve:c@h2=1 go").ends_with("reserve:c->OUT_OF_SLICES"),
-        "what was said is still known"
+        "the reported devices are kept across a reload"
     );
 }
 
@@ -500,7 +500,7 @@ fn slice_is_scrubbed_by_a_host_that_sees_its_device() {
     rig.run("up:h1 sees:h2=0 up:h2 go reserve:a@h1=1 go down:h1 release:a go");
     rig.check("slices | 0.1:draining@h1");
     rig.run("up:h1 go");
-    assert!(rig.run("slices").is_empty(), "h1 itself gave it back and scrubbed it");
+    assert!(rig.run("slices").is_empty(), "h1 released and scrubbed the slice");
 }
 
 #[test]

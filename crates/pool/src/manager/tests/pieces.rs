@@ -1,8 +1,8 @@
-//! Work that is done in pieces: the rest follows although other events come between them.
+//! Work done in pieces is completed although other events occur in between.
 
 use super::rig::Rig;
 
-/// The rig compares each order with the desired state of its host.
+/// The rig compares each message with the desired state of the host.
 #[test]
 fn complete_state_in_pieces_includes_concurrent_changes() {
     let mut rig = Rig::connected();
@@ -32,10 +32,10 @@ fn emc_is_up_only_after_its_last_piece_is_compared() {
     rig.run("restart");
     rig.manager.set_piece(1);
     rig.run("device tick:0");
-    let works = |rig: &Rig| rig.manager.durable().emcs().all(|(_, emc)| emc.up);
-    assert!(!works(&rig));
+    let is_up = |rig: &Rig| rig.manager.durable().emcs().all(|(_, emc)| emc.up);
+    assert!(!is_up(&rig));
     rig.run("tick:0 tick:0 tick:0 tick:0 tick:0 tick:0 tick:0 tick:0 tick:10");
     rig.write_all();
-    assert!(works(&rig));
+    assert!(is_up(&rig));
     rig.check("alarms | SLICE_QUARANTINED");
 }

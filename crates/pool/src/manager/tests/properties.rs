@@ -84,8 +84,8 @@ impl Rig {
         }
     }
 
-    /// Lets time pass to the manager's next wakeup, and checks that it does not request the same
-    /// time for ever.
+    /// Advances the time to the next wakeup of the manager, and checks that the manager does not
+    /// request the same time indefinitely.
     fn wake(&mut self) {
         let Some(at) = self.manager.next_wakeup().filter(|at| *at < Ns::secs(100_000)) else { return };
         self.now = self.now.max(at);
@@ -95,7 +95,11 @@ impl Rig {
                 return;
             }
         }
-        panic!("woken ten times at {}, it asks for {:?} again", self.now, self.manager.next_wakeup());
+        panic!(
+            "after ten wakeups at {}, the manager requests {:?} again",
+            self.now,
+            self.manager.next_wakeup()
+        );
     }
 }
 
@@ -112,7 +116,7 @@ fn check_slice_counts(ledger: &Ledger) {
     }
     for (slice, _, slot) in ledger.slots_from(units::SliceId(0)) {
         if let State::Assigned(owner) | State::Onlining(owner) | State::Online(owner) = slot.state {
-            let reservation = ledger.reservation(owner.reservation).expect("an owner that is known");
+            let reservation = ledger.reservation(owner.reservation).expect("the reservation of an owner");
             assert!(
                 reservation.is_active() && reservation.slices.contains(&slice),
                 "slice {slice}: {reservation:?}"
@@ -123,8 +127,8 @@ fn check_slice_counts(ledger: &Ledger) {
 
 fn count(ledger: &Ledger, emc: EmcId, state: &str) -> u32 {
     let slots = ledger.slots_from(units::SliceId(0));
-    let such = slots.filter(|(_, of, slot)| *of == emc && slot.state_name() == state).count();
-    u32::try_from(such).unwrap()
+    let slices = slots.filter(|(_, of, slot)| *of == emc && slot.state_name() == state).count();
+    u32::try_from(slices).unwrap()
 }
 
 /// Checks that the durable ledger equals the disk after any failure.
@@ -152,8 +156,7 @@ proptest! {
         }
     }
 
-    /// After any sequence: when everything works again and every VM is released, every slice
-    /// becomes free.
+    /// When all failures are repaired and every VM is released, every slice becomes free.
     #[test]
     fn released_slices_become_free_after_random_events(rack in rack(), actions in prop::collection::vec(action(), 0..100)) {
         let mut rig = Rig::connected_with(rack);
@@ -171,13 +174,13 @@ impl Rig {
         (0..8).for_each(|slice| drop(self.run(&format!("repair:{slice}"))));
         self.run("restart recover:e1 recover:e2 ample go");
         HOSTS.iter().for_each(|host| drop(self.run(&format!("up:{host} go tick:1000 up:{host}/again go"))));
-        self.run("tick:4000"); // a restarted machine with VMs is accepted once its lease has expired
+        self.run("tick:4000"); // a restarted host with VMs is accepted after its lease
         HOSTS.iter().for_each(|host| drop(self.run(&format!("up:{host}/again go"))));
         for vm in ["a", "b", "c", "d"] {
             self.run(&format!("force:{vm} go tick:3 go"));
         }
-        let kept: Vec<_> = self.manager.durable().quarantined().map(|(slice, _)| slice.0).collect();
-        kept.into_iter().for_each(|slice| drop(self.run(&format!("enable:{slice} go"))));
+        let quarantined: Vec<_> = self.manager.durable().quarantined().map(|(slice, _)| slice.0).collect();
+        quarantined.into_iter().for_each(|slice| drop(self.run(&format!("enable:{slice} go"))));
         self.run("tick:1100 go tick:2100 go");
     }
 }

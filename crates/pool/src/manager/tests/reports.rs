@@ -1,4 +1,4 @@
-//! Reports that come late or early, or name slices that are not the host's.
+//! Reports that are outdated, early, or contain slices of other owners.
 
 use units::{UnixMs, limits::DESIRED_STATE_RESEND_AFTER};
 
@@ -103,8 +103,8 @@ fn time_of_the_last_message_is_recorded() {
     let mut rig = Rig::connected();
     let host = rig.host("h1");
     rig.run("tick:500 report:h1:early tick:300");
-    let heard = UnixMs(rig.now.as_ms() - 300);
-    assert_eq!(rig.manager.host_said(host).1, Some(heard));
+    let received = UnixMs(rig.now.as_ms() - 300);
+    assert_eq!(rig.manager.host_said(host).1, Some(received));
     rig.run("up:h1");
     assert_eq!(rig.manager.host_said(host).1, Some(UnixMs(rig.now.as_ms())));
 }
@@ -128,11 +128,11 @@ fn resent_desired_state_is_complete() {
         rig.run("tick:500 report:h1:early");
     }
     rig.check("slices | 0.1:onlining@h1");
-    assert_eq!(rig.incremental_states, before, "the answer may have been lost with the order");
+    assert_eq!(rig.incremental_states, before, "the desired state may have been lost, too");
     rig.check("apply:h1 tick:10 stored slices | store 0.1:online@h1");
 }
 
-/// While h1 was away its slice was granted to h2 under a later epoch behind the manager's back.
+/// While h1 is disconnected, its slice is granted to h2 under a later epoch without the manager.
 #[test]
 fn adopted_vm_receives_the_handle_of_its_own_epoch() {
     let mut rig = Rig::connected();
@@ -145,7 +145,7 @@ fn adopted_vm_receives_the_handle_of_its_own_epoch() {
     rig.check("slices | 0.3:online@h2");
 }
 
-/// The record of a device that cannot cut a host off lacks a grant after a restore.
+/// After a restore the record of a device that cannot revoke access lacks a grant.
 #[test]
 fn restored_slice_stays_with_the_host_that_may_reach_it() {
     let mut rig = Rig::connected_with(SHARED);
@@ -186,7 +186,7 @@ fn first_report_of_a_session_must_be_complete() {
     rig.check("report:h1:part:after=1>2 | h1<report");
 }
 
-/// The facts of its first part went with the failed write, so its last part proves nothing.
+/// The contents of the first part are lost with the failed write.
 #[test]
 fn report_with_a_reload_between_its_parts_is_not_complete() {
     for is_reloaded in [false, true] {
@@ -198,8 +198,8 @@ fn report_with_a_reload_between_its_parts_is_not_complete() {
             rig.write_all();
         }
         rig.run("report:h1:nth=1:after=0>1");
-        let requested = rig.run("report:h1:part:after=1>2").contains("h1<report");
-        assert_eq!(requested, is_reloaded);
+        let is_requested = rig.run("report:h1:part:after=1>2").contains("h1<report");
+        assert_eq!(is_requested, is_reloaded);
     }
 }
 
@@ -213,7 +213,7 @@ fn report_without_its_first_part_is_not_complete() {
     );
 }
 
-/// Without it the VM would be adopted only when its agent connects again.
+/// Otherwise a VM would be adopted only after its agent reconnects.
 #[test]
 fn compared_emc_requests_reports_from_its_hosts() {
     let mut rig = Rig::connected();

@@ -1,4 +1,4 @@
-//! Guarantees for callers.
+//! Guarantees for callers: durability, repeated requests, waiting and limits.
 
 use units::Ns;
 use units::limits::{RESERVATION_PRUNE_INTERVAL, WAITERS_MAX};
@@ -29,10 +29,10 @@ fn ended_requests_beyond_the_limits_are_deleted() {
             assert_eq!(rig.run("stored"), "release:vm->ok()");
         }
         rig.run("tick:1000 go");
-        let kept = if names == 1 { BOUNDS.per_client } else { BOUNDS.total };
-        assert_eq!(rig.reservations_on_disk(), kept);
+        let expected = if names == 1 { BOUNDS.per_client } else { BOUNDS.total };
+        assert_eq!(rig.reservations_on_disk(), expected);
         rig.run("restart go");
-        assert_eq!(rig.manager.durable().reservations_after(units::ReservationId(0)).count(), kept);
+        assert_eq!(rig.manager.durable().reservations_after(units::ReservationId(0)).count(), expected);
     }
 }
 
@@ -46,8 +46,8 @@ fn releases_in_one_batch_are_answered_without_retention() {
     rig.burst(&releases.iter().map(String::as_str).collect::<Vec<_>>());
     let output = rig.run("stored");
     assert_eq!(output.matches("->ok()").count(), 12, "{output}");
-    rig.run("tick:1 reserve:lives@h1=0 stored tick:1000 go");
-    assert_eq!(rig.reservations_on_disk(), 1, "the one that lives");
+    rig.run("tick:1 reserve:active@h1=0 stored tick:1000 go");
+    assert_eq!(rig.reservations_on_disk(), 1, "only the active reservation");
 }
 
 #[test]
@@ -55,7 +55,7 @@ fn store_written_under_higher_limits_is_pruned_when_idle() {
     let mut rig = Rig::bounded(Bounds { per_client: 100, total: 100, ..BOUNDS });
     (0..50).for_each(|n| drop(rig.run(&format!("tick:1 reserve:vm@h1=0!r{n} stored release:vm stored"))));
     let soon = rig.now.after(RESERVATION_PRUNE_INTERVAL);
-    assert!(rig.manager.next_upkeep() > Some(soon), "nothing is to be forgotten yet");
+    assert!(rig.manager.next_upkeep() > Some(soon), "no reservation is due for pruning");
     rig.manager.head.bound_ended_requests(BOUNDS);
     assert!(rig.manager.next_upkeep() <= Some(soon));
     for _ in 0..3 {
@@ -65,7 +65,7 @@ fn store_written_under_higher_limits_is_pruned_when_idle() {
     assert_eq!(rig.reservations_on_disk(), BOUNDS.per_client);
 }
 
-/// The name of the host could not be compared any more and counted as another one.
+/// The name of the removed host was not found and counted as a difference.
 #[test]
 fn repeated_request_is_answered_after_its_host_was_removed() {
     Rig::connected().check(

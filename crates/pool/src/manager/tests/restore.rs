@@ -1,15 +1,17 @@
-//! Restoring the ledger from a backup: a VM that runs keeps its memory, also if the backup lacks it and EMCs are down.
+//! Restore of the ledger from a backup: a running VM keeps its memory, also if the backup does not
+//! contain it and EMCs have failed.
 
 use super::rig::{Rig, name};
 use crate::audit::Subject;
 
-/// A rack whose ledger has been restored, with the manager running again and no agent connected yet. `before` precedes the
-/// backup, `after` follows it and is lost.
-fn restored(before: &str, after: &str, broken: &str) -> Rig {
-    Rig::connected().restored(before, after, broken)
+/// Returns a rack after a restore, with no agent connected. `before` precedes the backup, `after`
+/// follows it and is lost.
+fn restored(before: &str, after: &str, on_restore: &str) -> Rig {
+    Rig::connected().restored(before, after, on_restore)
 }
 
-/// Slices of VMs `a` (h1, e1, in the backup) and `b` (h2, e2, younger than the backup).
+/// Returns a restored rack with VM a on h1 and e1, in the backup, and VM b on h2 and e2, newer than
+/// the backup. e2 has failed.
 fn vm_newer_than_backup_on_failed_emc() -> Rig {
     restored("reserve:a@h1=1 go commit:a go", "reserve:b@h2=1 go commit:b go", "break:e2")
 }
@@ -102,7 +104,7 @@ fn partial_or_early_report_does_not_count_as_reported() {
     rig.check("reserve:b@h1=1 reserve:c@h2=1 | store");
 }
 
-/// The backup shows a host as fenced that has returned since and runs a VM.
+/// The host is fenced in the backup; since then it has returned and runs a VM.
 #[test]
 fn fence_in_the_backup_is_not_repeated_after_a_restore() {
     let mut rig = restored(
@@ -115,7 +117,7 @@ fn fence_in_the_backup_is_not_repeated_after_a_restore() {
     rig.check("slices state:h1 | 4.1:online@h1 Up");
 }
 
-/// A VM that the backup shows as reserved was committed after it: its deadline is none.
+/// The VM was committed after the backup, so the deadline in the backup does not apply.
 #[test]
 fn deadline_in_the_backup_waits_for_the_report_of_the_host() {
     let mut rig = restored("reserve:a@h1=1 go", "commit:a go report:h1:online=0.1:vm1a=0.1 go", "");
@@ -141,7 +143,7 @@ fn unreported_host_and_its_connections_are_not_removed() {
     );
 }
 
-/// Two restores of one backup: reservations of the time between them keep numbers of their own.
+/// Reservations made between two restores of one backup keep distinct ids.
 #[test]
 fn reservation_ids_differ_between_restores_of_one_backup() {
     let mut rig = Rig::connected();
@@ -155,7 +157,7 @@ fn reservation_ids_differ_between_restores_of_one_backup() {
     assert_ne!(ids[0], ids[1]);
 }
 
-/// A VM younger than the backup runs on a slice that the backup gives to a reservation of another host.
+/// A VM newer than the backup runs on a slice that the backup assigns to another host.
 #[test]
 fn slice_of_an_adopted_vm_is_not_sent_to_its_former_host() {
     let mut rig = restored(
@@ -169,7 +171,7 @@ fn slice_of_an_adopted_vm_is_not_sent_to_its_former_host() {
     rig.check("slices wait:a wait:b | 0.3:online@h2 wait:a->RESERVATION_WRONG_STATE wait:b->ok(0)");
 }
 
-/// The store is slow, and devices and agents are there before the first write after the restore is durable.
+/// Devices and agents respond before the first write after the restore is durable.
 #[test]
 fn restored_ledger_sends_nothing_before_its_first_write() {
     let mut rig = Rig::connected();
@@ -183,8 +185,8 @@ fn restored_ledger_sends_nothing_before_its_first_write() {
     rig.check("slices state:h1 | 4.1:online@h1 Up");
 }
 
-/// A host restarted after the backup, and a VM was started there since: that its boot is not the one of the backup proves
-/// nothing about the VM.
+/// The host restarted after the backup and then started a VM. A boot id that differs from the
+/// backup does not prove that the VM has ended.
 #[test]
 fn boot_id_newer_than_the_backup_does_not_end_a_fence() {
     let mut rig = restored(

@@ -1,25 +1,25 @@
-//! Restoring the ledger from a backup that is older than a change of the rack: VMs on hosts, wires and EMCs that the
-//! backup lacks keep their memory.
+//! Restore from a backup older than a change of the rack: VMs on hosts, connections and EMCs that
+//! are not in the backup keep their memory.
 
 use units::{HostId, SliceId, limits::HOSTS_LOST_MAX};
 
 use super::rig::{Rig, name};
 use crate::audit::Subject;
 
-/// A rack whose ledger has been restored, with the manager running again and no agent connected yet. `after` follows the
-/// backup and is lost.
-fn restored(rack: &str, before: &str, after: &str, broken: &str) -> Rig {
-    Rig::new(rack).restored(before, after, broken)
+/// Returns a rack after a restore, with no agent connected. `after` follows the backup and is lost.
+fn restored(rack: &str, before: &str, after: &str, on_restore: &str) -> Rig {
+    Rig::new(rack).restored(before, after, on_restore)
 }
 
-/// VM b runs on h1 and on slice 4 of e2, to which h1 was wired after the backup. e2 cannot cut hosts off.
-fn vm_on_connection_newer_than_backup(broken: &str) -> Rig {
+/// Returns a restored rack: VM b runs on h1 and slice 4 of e2, to which h1 was attached after the
+/// backup. e2 cannot revoke access.
+fn vm_on_connection_newer_than_backup(on_restore: &str) -> Rig {
     restored(
         "e1=4 e2=4! h1:e1 h2:e1+e2",
         "up:h1 up:h2 go",
         "rack:e1=4&e2=4!&h1:e1+e2&h2:e1+e2 go cordon:e1 up:h1 go reserve:b@h1=1 go commit:b go
          report:h1:online=4.1:vm1b=4.1 go",
-        broken,
+        on_restore,
     )
 }
 
@@ -46,7 +46,7 @@ fn vm_on_newer_connection_is_adopted_when_its_emc_returns_later() {
     rig.check("slices | 4.1:online@h1");
 }
 
-/// The host is silent and fenced before e2 lists a slice of it.
+/// The host is silent and is fenced before e2 reports its slice.
 #[test]
 fn fence_waits_for_each_emc_not_compared_since_the_restore() {
     let mut rig = vm_on_connection_newer_than_backup("break:e2");
@@ -64,7 +64,7 @@ fn fence_waits_for_each_emc_not_compared_since_the_restore() {
     );
 }
 
-/// Its EMC cannot cut hosts off and has no record of a grant to h1, but the ledger may lack one.
+/// The EMC cannot revoke access and has no record of a grant to h1, but a grant may be lost.
 #[test]
 fn silent_host_without_grants_is_stopped_after_a_restore() {
     let mut rig = restored("e1=4! h1:e1 h2:e1", "up:h1 up:h2 go", "", "stops:e1");
@@ -81,7 +81,7 @@ fn silent_host_without_grants_is_stopped_after_a_restore() {
     );
 }
 
-/// The fence waits for the EMC, though the host holds nothing there on record.
+/// The fence waits for the EMC although no grant to the host is recorded.
 #[test]
 fn unstoppable_host_stays_fencing_after_a_restore() {
     let mut rig = restored("e1=4! h1:e1 h2:e1", "up:h1 up:h2 go", "", "");
@@ -97,7 +97,8 @@ fn unstoppable_host_stays_fencing_after_a_restore() {
     rig.check("state:h1 | Fenced");
 }
 
-/// The first report of h1 names slice 4 of e2 and no VM. If that were enough, a fence of h1 would not wait for e2.
+/// The first report of h1 contains slice 4 of e2 and no VM. If it counted as complete, a fence of
+/// h1 would not wait for e2.
 #[test]
 fn report_is_incomplete_until_its_emc_is_compared() {
     let mut rig = vm_on_connection_newer_than_backup("break:e2");
@@ -126,7 +127,7 @@ fn vm_on_newer_host_keeps_its_slice_until_an_operator_decides() {
     );
 }
 
-/// VM b runs on h1 and on slice 4 of e2, which was added after the backup.
+/// Returns a restored rack: VM b runs on h1 and slice 4 of e2, which was added after the backup.
 fn vm_on_emc_newer_than_backup() -> Rig {
     restored(
         "e1=4 h1:e1",
@@ -175,7 +176,7 @@ fn reserved_slice_ids_are_bounded_across_reports() {
     assert_eq!(rig.manager.durable().meta().next_slice, SliceId(500_001));
 }
 
-/// h2, h3 and e2 are added again, the hosts in another order. A VM of h3 runs on e2.
+/// h2, h3 and e2 are added again, with the hosts in another order. A VM of h3 runs on e2.
 #[test]
 fn hosts_and_emcs_added_after_a_restore_get_unused_ids() {
     let mut rig = restored(
@@ -195,7 +196,7 @@ fn hosts_and_emcs_added_after_a_restore_get_unused_ids() {
     rig.check("slices | 262148.1:quarantined@host#2");
 }
 
-/// The first restore was followed by the addition of e2; a second restore of the same backup lacks it again.
+/// e2 was added after the first restore; the second restore of the same backup does not contain it.
 #[test]
 fn slice_of_an_emc_lost_by_two_restores_is_no_false_claim() {
     let mut rig = Rig::new("e1=4 h1:e1");
@@ -211,7 +212,7 @@ fn slice_of_an_emc_lost_by_two_restores_is_no_false_claim() {
     assert_eq!(rig.manager.durable().meta().next_slice, SliceId(262_149));
 }
 
-/// h1 is fenced before it reports a slice of an EMC that the backup lacks.
+/// h1 is fenced before it reports a slice of an EMC that is not in the backup.
 #[test]
 fn fenced_host_may_claim_slices_missing_from_the_backup() {
     let mut rig = vm_on_emc_newer_than_backup();
@@ -223,7 +224,8 @@ fn fenced_host_may_claim_slices_missing_from_the_backup() {
     assert!(!output.contains("close"), "{output}");
 }
 
-/// A VM without slices was committed after the backup: its deadline is none.
+/// A VM without slices was committed after the backup, so the deadline in the backup does not
+/// apply.
 #[test]
 fn running_vm_without_slices_is_committed_by_a_report() {
     let mut rig = restored("e1=4 h1:e1", "up:h1 go reserve:a@h1=0 go", "commit:a go report:h1:vm1a= go", "");
@@ -241,6 +243,6 @@ fn vm_adopted_on_a_draining_host_gets_a_migration_request() {
         "",
     );
     rig.run("up:h2 up:h1 tick:10 report:h2 report:h1:online=0.1:vm1b=0.1 go");
-    let asked: Vec<_> = rig.manager.durable().migrations().map(|(_, m)| m.vm.to_string()).collect();
-    assert_eq!(asked, ["b"]);
+    let migrating: Vec<_> = rig.manager.durable().migrations().map(|(_, m)| m.vm.to_string()).collect();
+    assert_eq!(migrating, ["b"]);
 }

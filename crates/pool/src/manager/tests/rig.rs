@@ -3,7 +3,8 @@
 //! Requests (`RESERVE` is `a@h1=2`: 2 slices for VM a on h1. `!5` sets request id 5, `!c/5` request
 //! id 5 of client c, and a final `~` waits 1 s for the slices):
 //! - `reserve:RESERVE`, `validate:RESERVE`, `wait:a`, `gone:a` (the caller that waits for VM a
-//!   disconnects), `commit:a`, `release:a`, `force:a` (a forced release), `decline:a` (its migration)
+//!   disconnects), `commit:a`, `release:a`, `force:a` (a forced release), `decline:a` (its
+//!   migration)
 //! - `cordon:h1`, `drain:e1`, `enable:0`, `fence:h1`, `poweroff:h1` (a fence of a host that is
 //!   confirmed to be powered off), `rack:e1=4&h1:e1` (a configuration)
 //!
@@ -14,10 +15,10 @@
 //! - `sees:h1=3`: from its next connection on, h1 reports 3 slices of each shared device
 //!
 //! Parts of a report: `online=0.1+1.1`, `released=`, `scrubbed=`, `half=` (scrubbed, partly
-//! verified), `dirty=`, `broken=` (failed), `ended=1`, `vm1a=0.1` (VM a of reservation 1 is running;
-//! later `apply` reports contain it), `clean`, `early` (sent before the desired state was received),
-//! `part` (not complete), `more` (continued), `nth=1` (index of this part), `after=1>2` (sequence
-//! number 2 after 1).
+//! verified), `dirty=`, `broken=` (failed), `ended=1`, `vm1a=0.1` (VM a of reservation 1 is
+//! running; later `apply` reports contain it), `clean`, `early` (sent before the desired state was
+//! received), `part` (not complete), `more` (continued), `nth=1` (index of this part), `after=1>2`
+//! (sequence number 2 after 1).
 //!
 //! Store: `stored`, `lost` (the write failed), `torn` (the write failed but is on disk), `reload`,
 //! `restart`, `restore`, `low`, `ample` (free space).
@@ -181,7 +182,8 @@ impl Rig {
         rig
     }
 
-    /// Runs a scenario line by line, and compares the output with the expected one after `|`, if any.
+    /// Runs a scenario line by line, and compares the output with the expected one after `|`, if
+    /// any.
     pub(super) fn check(&mut self, scenario: &str) -> &mut Self {
         let (mut log, mut as_expected) = (String::new(), true);
         for line in scenario.lines().map(str::trim).filter(|line| !line.is_empty()) {
@@ -519,8 +521,8 @@ impl Rig {
         self.event(Event::Loaded { meta, records: records.into_values().collect(), restored });
     }
 
-    /// Restarts the manager: data not on disk and all connections are lost. Its clock continues from
-    /// the latest time on disk.
+    /// Restarts the manager: data not on disk and all connections are lost. Its clock continues
+    /// from the latest time on disk.
     fn restart(&mut self, restored: bool) {
         if let Some(Record::Meta(meta)) = self.disk.get(&Key::Meta) {
             self.now = meta.rack_time;
@@ -597,8 +599,8 @@ impl Rig {
         entry.map_or_else(|| format!("{host}"), |entry| entry.host.name.to_string())
     }
 
-    /// Connects an agent. If `restarts`, a new boot id closes the previous connection; otherwise the
-    /// agent is a copy on another machine.
+    /// Connects an agent. If `restarts`, a new boot id closes the previous connection; otherwise
+    /// the agent is a copy on another machine.
     fn agent_up(&mut self, rest: &str, restarts: bool) {
         let (rest, boot) = rest.split_once('/').unwrap_or((rest, "b1"));
         let (host, instance) = rest.split_once('#').map_or((rest, None), |(h, i)| (h, Some(i)));
@@ -783,8 +785,8 @@ impl Rig {
         })
     }
 
-    /// Restores the ledger from a backup made between `before` and `after`; `on_restore` runs before
-    /// the restored manager starts. No agent is connected afterwards.
+    /// Restores the ledger from a backup made between `before` and `after`; `on_restore` runs
+    /// before the restored manager starts. No agent is connected afterwards.
     pub(super) fn restored(mut self, before: &str, after: &str, on_restore: &str) -> Self {
         self.run(before);
         let backup = self.disk.clone();

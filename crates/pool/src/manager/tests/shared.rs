@@ -7,11 +7,11 @@ use crate::{
     manager::{DeviceCall, DeviceDone, DeviceFailure, Event},
 };
 
-/// Two hosts on a device that cannot revoke access and on one that can; the third host is on the
-/// latter only.
+/// Two hosts attached to a device that cannot revoke access and to one that can; the third host is
+/// attached only to the latter.
 const RACK: &str = "e1=4! e2=4 h1:e1+e2 h2:e1+e2 h3:e2";
 
-/// Returns a rack in which h1 has slice 0 of the device that cannot revoke access online.
+/// Returns a rack in which slice 0, of the device that cannot revoke access, is online on h1.
 fn rig_with_slice() -> Rig {
     let mut rig = Rig::connected_with(RACK);
     rig.run("reserve:a@h1=1 go");
@@ -45,8 +45,7 @@ fn machine_is_not_stopped_for_a_device_without_its_slices() {
     );
 }
 
-/// The device's record has a grant that the ledger does not contain, and only a stop of the machine
-/// ends it.
+/// The device has recorded a grant that is not in the ledger and ends only when the machine stops.
 #[test]
 fn machine_is_stopped_for_a_grant_found_when_the_device_returns() {
     let mut rig = Rig::connected_with(RACK);
@@ -92,7 +91,7 @@ fn machine_is_not_stopped_for_an_emc_that_can_revoke() {
     assert_eq!(rig.manager.stopping_since(rig.host("h1")), None);
 }
 
-/// The reply of e1 is known but not durable when another change of the host becomes durable.
+/// The reply of e1 is received but not durable when another change of the host becomes durable.
 #[test]
 fn emc_that_has_fenced_a_host_is_not_called_again() {
     let mut rig = Rig::connected();
@@ -119,7 +118,7 @@ fn machine_stop_is_not_retried_while_its_agent_is_connected() {
          device up:h1 | h1<fenced",
     );
     for _ in 0..40 {
-        assert!(!rig.run("tick:1900 report:h1").contains("fence"), "stopped while its agent speaks");
+        assert!(!rig.run("tick:1900 report:h1").contains("fence"), "stopped while its agent is connected");
         while rig.is_storing() {
             rig.stored(true, true);
         }
@@ -127,7 +126,7 @@ fn machine_stop_is_not_retried_while_its_agent_is_connected() {
     rig.check("down:h1 tick:0 | e1.fence(h1)");
 }
 
-/// The host has released everything when its machine is next to be stopped, and later the device
+/// The host has released all slices before the next attempt to stop its machine. Later the device
 /// reports another grant.
 #[test]
 fn machine_is_stopped_again_for_a_grant_found_later() {
@@ -137,7 +136,7 @@ fn machine_is_stopped_again_for_a_grant_found_later() {
     for _ in 0..60 {
         output += &rig.run("tick:1900 report:h2 report:h3 go");
     }
-    assert!(!output.contains("e1.fence"), "it holds nothing on e1: {output}");
+    assert!(!output.contains("e1.fence"), "the host has no slices on e1: {output}");
     rig.set_grant(3, Some((1, "h1")));
     let output = rig.run("break:e1 cordon:e2 reserve:b@h2=1 go recover:e1 tick:1000 go");
     assert!(output.contains("e1.fence(h1)"), "{output}");
@@ -228,20 +227,20 @@ fn later_fence_of_a_host_has_its_own_start() {
     let h1 = rig.host("h1");
     assert_eq!(rig.manager.stopping_since(h1), None);
     rig.run("down:h1 fence:h1 stored device tick:10");
-    let first = rig.manager.stopping_since(h1).expect("its machine is to be stopped");
+    let first = rig.manager.stopping_since(h1).expect("a pending stop of the machine");
     rig.run("tick:70000 device");
-    assert_eq!(rig.manager.stopping_since(h1), Some(first), "tried again, it is the same fence");
+    assert_eq!(rig.manager.stopping_since(h1), Some(first), "a retry belongs to the same fence");
     rig.run(
         "up:h1 report:h1:early:clean report:h1 tick:10 report:h1:clean tick:10 stored device go report:h1:clean go",
     );
     assert_eq!(rig.run("state:h1"), "Up");
     assert_eq!(rig.manager.stopping_since(h1), None);
     rig.run("reserve:b@h1=1 go down:h1 fence:h1 stored device tick:10");
-    let second = rig.manager.stopping_since(h1).expect("its machine is to be stopped");
+    let second = rig.manager.stopping_since(h1).expect("a pending stop of the machine");
     assert!(second > first, "{second:?} after {first:?}");
 }
 
-/// The agent may retry, or receive a message that was in transit: a reported failure is no release.
+/// A reported failure is not a release: the agent may retry, or a message may be in transit.
 #[test]
 fn nonzero_slice_is_reused_only_after_its_host_released_it() {
     Rig::connected_with(RACK).check(
@@ -295,8 +294,8 @@ fn unknown_grant_is_released_by_its_host_before_reuse() {
     );
 }
 
-/// The folder of its record was lost. A device that enforces access has then revoked it; of this
-/// one nothing is known.
+/// The record of the grant was lost. A device that enforces access has then revoked it; on this
+/// device the host may still have access.
 #[test]
 fn slice_with_a_lost_grant_stays_with_its_host() {
     let mut rig = rig_with_slice();
@@ -327,8 +326,8 @@ fn unclaimed_slices_are_released_first_after_a_restore() {
     );
 }
 
-/// A power-off was confirmed while its decision was not durable. The machine returned before,
-/// received its VMs as before, and had a slice that then counted as released.
+/// A power-off was confirmed, and the machine connected before the decision was durable. It
+/// received its VMs and used a slice that then counted as released.
 #[test]
 fn host_receives_nothing_before_its_fence_is_durable() {
     rig_with_slice().check(
@@ -350,7 +349,7 @@ fn stop_result_received_during_a_reload_is_retried() {
     assert!(output.contains("e1.fence(h1)"), "{output}");
 }
 
-/// The store reported an error for the write of the host's return, and the write is on disk.
+/// The write of the return of the host reports an error and is on disk.
 #[test]
 fn stop_of_a_returned_host_is_dropped_by_a_reload() {
     let mut rig = rig_with_slice();
@@ -390,5 +389,5 @@ fn emc_attached_during_a_fence_has_to_confirm_it() {
     rig.run("down:h1 fence:h1 go");
     rig.check("state:h1 | Fenced");
     rig.run("rack:e1=4&e2=4!&h1:e1+e2&h2:e1+e2&h3:e2 go");
-    assert!(has_fenced_h1(&rig, "e1") && !has_fenced_h1(&rig, "e2"), "e2 was never asked");
+    assert!(has_fenced_h1(&rig, "e1") && !has_fenced_h1(&rig, "e2"), "e2 was not part of the fence");
 }

@@ -23,14 +23,14 @@ fn restored_slices_are_quarantined_until_hosts_have_reported() {
          slices | 0.2:quarantined 1.1:quarantined@h1 2.0:quarantined 3.0:quarantined 4.1:quarantined@h2 5.0:quarantined 6.0:quarantined 7.0:quarantined
          alarms | RESTORE_PENDING RESTORE_PENDING RESTORE_PENDING CAPACITY_ZERO",
     );
-    // Two hosts report, one with a VM that the backup does not contain; the third is missing.
+    // Two hosts report, one with a VM that is not in the backup; the third has not reported.
     rig.check(
         "restart device up:h1 up:h3 tick:10 stored
          reserve:d@h1=1 | reserve:d->HOST_NOT_SCHEDULABLE
          report:h1:online=1.1:vm3c=1.1 report:h3 tick:10 go
          slices | 0.2:quarantined 1.1:online@h1 2.0:quarantined 3.0:quarantined 4.1:quarantined@h2 5.0:quarantined 6.0:quarantined 7.0:quarantined",
     );
-    // The third reports too: its slices stay its own, and the others are scrubbed before reuse.
+    // The third host reports: it keeps its slices, and the others are scrubbed before reuse.
     rig.check(
         "up:h2 report:h2:online=4.1:vm2b=4.1 go
          slices | 1.1:online@h1 4.1:online@h2
@@ -80,8 +80,8 @@ fn new_device_is_unused_until_it_is_compared() {
     );
 }
 
-/// A batch was written although its outcome was unknown. The host had received and answered the
-/// state before it, and was not sent a new one: the slice stayed with it and never came online.
+/// A batch with an unknown outcome was on disk. The host had answered the state before the batch
+/// and received no new one, and the slice never came online.
 #[test]
 fn torn_write_reaches_hosts_that_stayed_connected() {
     let mut rig = Rig::connected();
@@ -93,25 +93,25 @@ fn torn_write_reaches_hosts_that_stayed_connected() {
 fn oldest_decisions_are_pruned_in_batches() {
     let mut rig = Rig::connected();
     rig.run("reserve:a@h1=1 go");
-    let remembered = |rig: &Rig| match &rig.disk[&Key::Meta] {
+    let stored_decisions = |rig: &Rig| match &rig.disk[&Key::Meta] {
         Record::Meta(Meta { first_decision, next_decision, .. }) => next_decision - first_decision,
         other => panic!("no meta: {other:?}"),
     };
     let Some(Record::Meta(meta)) = rig.disk.get_mut(&Key::Meta) else { panic!("no meta") };
     meta.next_decision = meta.first_decision + AUDIT_ENTRIES_MAX;
     rig.run("restart device go up:h1 report:h1 go");
-    let (mut before, mut forgetting) = (remembered(&rig), 0);
+    let (mut before, mut pruning_writes) = (stored_decisions(&rig), 0);
     for vm in 0..2 * AUDIT_ENTRIES_PRUNED_PER_BATCH {
         rig.run(&format!("validate:v{vm}@h1=1 reserve:v{vm}@h1=0 go force:v{vm} go"));
-        let now = remembered(&rig);
-        assert!(now <= AUDIT_ENTRIES_MAX, "{now} are remembered");
-        forgetting += u32::from(now < before);
+        let now = stored_decisions(&rig);
+        assert!(now <= AUDIT_ENTRIES_MAX, "{now} decisions are stored");
+        pruning_writes += u32::from(now < before);
         before = now;
     }
-    assert!((2..=5).contains(&forgetting), "{forgetting} writes bore it");
+    assert!((2..=5).contains(&pruning_writes), "{pruning_writes} writes pruned decisions");
 }
 
-/// The write that removes them reports an error and is on disk.
+/// The write of the removal reports an error and is on disk.
 #[test]
 fn host_and_emc_removed_by_a_torn_write_are_dropped() {
     let mut rig = Rig::connected();

@@ -1,4 +1,4 @@
-//! Time: the manager returns its next wakeup, and nothing that is due waits for another event.
+//! Time: the manager returns its next wakeup, and due work does not wait for another event.
 
 use units::{Ns, UnixMs, limits::MIGRATION_REQUEST_RETRY_AFTER};
 
@@ -6,12 +6,13 @@ use super::rig::{Rig, SHARED, name, settings};
 use crate::manager::{HostState, Settings};
 
 impl Rig {
-    /// Lets time pass to the manager's wakeups; store and devices respond, agents do not.
+    /// Advances the time to each wakeup of the manager. The store and devices respond, agents do
+    /// not.
     fn sleep(&mut self, time: Ns) -> String {
         let (until, mut output) = (self.now.after(time), String::new());
         for _ in 0..10_000 {
             let Some(at) = self.manager.next_wakeup().filter(|at| *at <= until) else {
-                self.now = until; // and no tick: nothing is due
+                self.now = until; // without a tick: no work is due
                 return output;
             };
             self.now = self.now.max(at);
@@ -20,7 +21,7 @@ impl Rig {
                 output += &self.run("stored");
             }
         }
-        panic!("woken without end: {output}");
+        panic!("endless wakeups: {output}");
     }
 }
 
@@ -45,7 +46,7 @@ fn failed_machine_stop_is_retried_by_timers_alone() {
     rig.run("cordon:e1 reserve:a@h1=1 go down:h1 down:h2 down:h3 fence:h1 stored device tick:10");
     rig.manager.set(Settings { lease_ttl: Ns::secs(3600), fence_after: None });
     rig.sleep(Ns::secs(30));
-    rig.run("cordon:h2 stored"); // rack time is not to be stored at the same moment
+    rig.run("cordon:h2 stored"); // stores the rack time now rather than during the retry
     assert!(!rig.sleep(Ns::secs(29)).contains("e2.fence(h1)"));
     assert!(rig.sleep(Ns::secs(2)).contains("e2.fence(h1)"));
 }
@@ -74,14 +75,14 @@ fn declined_migration_is_requested_again_by_timers_alone() {
     rig.sleep(Ns(MIGRATION_REQUEST_RETRY_AFTER.0 - 1_000_000_000));
     assert_eq!(words(&rig), "busy");
     rig.sleep(Ns::secs(2));
-    assert_eq!(words(&rig), "", "asked anew");
+    assert_eq!(words(&rig), "", "the migration is requested again");
 }
 
 #[test]
 fn failed_device_is_retried_until_removed() {
-    let three = "e1=4&e2=4&e3=4&h1:e1+e2&h2:e1+e2+e3&h3:e2";
+    let rack = "e1=4&e2=4&e3=4&h1:e1+e2&h2:e1+e2+e3&h3:e2";
     let mut rig = Rig::connected();
-    rig.run(&format!("rack:{three} go break:e3 restart device up:h1 up:h2 up:h3 go"));
+    rig.run(&format!("rack:{rack} go break:e3 restart device up:h1 up:h2 up:h3 go"));
     assert!(rig.sleep(Ns::secs(2)).contains("e3.contents"));
     rig.run("up:h1 up:h2 up:h3 go rack:e1=4&e2=4&h1:e1+e2&h2:e1+e2&h3:e2 go");
     assert!(!rig.sleep(Ns::secs(3)).contains("e3"));
@@ -133,7 +134,7 @@ fn device_replying_during_a_reload_receives_no_calls() {
     );
 }
 
-/// The scrub in the desired state has ended, which is not durable yet, so the message is delayed.
+/// The end of the scrub in the desired state is not durable, so the message is postponed.
 #[test]
 fn postponed_desired_state_does_not_cause_a_wakeup_loop() {
     let mut rig = Rig::connected();
