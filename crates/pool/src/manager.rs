@@ -24,7 +24,9 @@ mod devices;
 mod faults;
 mod fencing;
 mod hosts;
+mod link;
 mod links;
+mod report_log;
 mod reports;
 mod requests;
 mod restore;
@@ -49,7 +51,7 @@ pub use self::{
     view::{Alarm, EmcState, HostState},
 };
 use self::{
-    comparison::Comparison, devices::DeviceLink, faults::SliceFaults, links::Links, restore::UnadoptedVm,
+    comparison::Comparison, devices::DeviceLink, faults::SliceFaults, links::Links, report_log::UnadoptedVm,
     stop_attempts::StopAttempts,
 };
 use crate::{

@@ -1,14 +1,19 @@
 //! Invariants of the agent: scenarios as lines of words, and properties over random desired states,
 //! failures and crashes.
 //!
-//! Words: `up` (accepted by rack R), `up:Q` (by rack Q), `down`, `report` (a complete report is
-//! requested), `want:N:PARTS`, `ok:S.E`, `half:S.E` (a scrub that verified a part), `fail:S.E`,
-//! `dirty:S.E`, `cleared:S.E`, `unclear:S.E`, `attach:VM@PID` (by root), `attach:VM@PID/UID`,
-//! `recorded:VM`, `unrecorded:VM`, `gone:VM`, `tick:MS`. Parts of a desired state: `a=1.1+2.1` (VM
-//! a has slices 1 and 2, each of its first owner), `a/UID=...` (the same, for a user),
-//! `release=S.E`, `force=S.E`, `scrub=S.E`, `fenced`, `instance`, `rack`; of changes to version N:
-//! `base=N`, `no_vm=a`, `no_slice=S`. Reports are `have:N` if complete, otherwise `news:N`. VM `a`
-//! is reservation 1, `b` is 2.
+//! Input: `up` (accepted by rack R), `up:Q` (by rack Q), `down`, `report` (a complete report is
+//! requested), `desired:N:PARTS` (desired state of version N), `ok:S.E` (the call for slice S and
+//! epoch E succeeds), `half:S.E` (a scrub verified a part), `fail:S.E`, `dirty:S.E` (not zero),
+//! `closed:S.E` and `unclosed:S.E` (an orphan was closed, or the close failed), `attach:VM@PID` (by
+//! root), `attach:VM@PID/UID`, `recorded:VM`, `unrecorded:VM` (the write failed), `gone:VM` (its
+//! process ended), `tick:MS`.
+//!
+//! Parts of a desired state: `a=1.1+2.1` (VM a has slices 1 and 2, each with epoch 1), `a/UID=...`
+//! (VM a of a user), `release=S.E`, `force=S.E`, `scrub=S.E`, `fenced`, `instance` (for another
+//! instance), `rack` (of rack Q); of changes to version N: `base=N`, `no_vm=a`, `no_slice=S`.
+//!
+//! Output: effects, such as `online:S.E?` (`?`: the slice is checked for zeros), and reports:
+//! `report:N` if complete, otherwise `changes:N`. VM `a` is reservation 1, `b` is 2.
 
 use std::fmt::Write as _;
 
@@ -20,8 +25,8 @@ use super::*;
 use crate::protocol::{NoMore, WantRelease, WantVm};
 
 mod limits;
+mod properties;
 mod records;
-mod story;
 mod users;
 
 const INSTANCE: InstanceId = InstanceId(5);
@@ -51,7 +56,7 @@ fn user(uid: u32) -> UserId {
     UserId::new(uid).unwrap()
 }
 
-/// A process of root.
+/// Returns a process of root as the caller.
 fn root(pid: u32) -> Caller {
     Caller { process: process(pid), uid: UserId::ROOT }
 }
@@ -60,7 +65,7 @@ fn holdings(text: &str) -> impl Iterator<Item = Holding> {
     text.split('+').filter(|one| !one.is_empty()).map(holding)
 }
 
-fn want(number: u64) -> Want {
+fn desired_state(number: u64) -> Want {
     Want {
         number: DesiredVersion { generation: 0, revision: Revision(number) },
         instance: INSTANCE,
@@ -77,14 +82,14 @@ fn release(holding: Holding, force: bool) -> WantRelease {
     WantRelease { force, handle: handle(holding) }
 }
 
-fn want_vm(vm: &str, slices: impl Iterator<Item = Holding>) -> WantVm {
+fn desired_vm(vm: &str, slices: impl Iterator<Item = Holding>) -> WantVm {
     let slices = slices.map(|holding| (holding, handle(holding))).collect();
     WantVm { vm: Name::new(vm).unwrap(), local: Bytes::mib(64), pinned: false, uid: None, slices }
 }
 
-fn order(text: &str) -> Event {
+fn parse_desired_state(text: &str) -> Event {
     let mut parts = text.split(':');
-    let mut want = want(parts.next().unwrap().parse().unwrap());
+    let mut want = desired_state(parts.next().unwrap().parse().unwrap());
     let mut rack = "R";
     for part in parts {
         match part.split_once('=') {
@@ -105,9 +110,9 @@ fn order(text: &str) -> Event {
             Some((vm, list)) => {
                 let (vm, uid) = vm.split_once('/').map_or((vm, None), |(vm, uid)| (vm, Some(uid)));
                 let uid = uid.map(|uid| user(uid.parse().unwrap()));
-                want.vms.insert(reservation(vm), WantVm { uid, ..want_vm(vm, holdings(list)) });
+                want.vms.insert(reservation(vm), WantVm { uid, ..desired_vm(vm, holdings(list)) });
             }
-            None => panic!("no part {part}"),
+            None => panic!("unknown part {part}"),
         }
     }
     Event::Want { rack: rack.to_owned(), want }
@@ -117,17 +122,17 @@ fn scrubbed(holding: Holding, verified: Bytes) -> Done {
     Done::Scrubbed(Scrubbed { holding, started: UnixMs(1), ended: UnixMs(2), verified })
 }
 
-fn done(agent: &Agent, holding: Holding) -> Done {
+fn outcome(agent: &Agent, holding: Holding) -> Done {
     match &agent.slices[&holding] {
         Stand::Opening(_) => Done::Onlined,
         Stand::Closing(_) => Done::Offlined,
         Stand::Scrubbing(_) => scrubbed(holding, units::SLICE),
-        Stand::Online(_) => panic!("nothing is under way for {holding:?}"),
+        Stand::Online(_) => panic!("no call for {holding:?}"),
     }
 }
 
 fn failure(reason: FailedReason) -> HostFailure {
-    HostFailure { reason, message: "it did not work".to_owned() }
+    HostFailure { reason, message: "input/output error".to_owned() }
 }
 
 fn event(agent: &Agent, tickets: &mut u64, word: &str) -> Event {
@@ -138,16 +143,16 @@ fn event(agent: &Agent, tickets: &mut u64, word: &str) -> Event {
             lease_ttl: Ns::secs(4),
         },
         "down" => Event::SessionDown,
-        "want" => order(rest),
-        "ok" => Event::Done { holding: holding(rest), result: Ok(done(agent, holding(rest))) },
+        "desired" => parse_desired_state(rest),
+        "ok" => Event::Done { holding: holding(rest), result: Ok(outcome(agent, holding(rest))) },
         "half" => {
             let holding = holding(rest);
             Event::Done { holding, result: Ok(scrubbed(holding, Bytes::mib(512))) }
         }
         "fail" => Event::Done { holding: holding(rest), result: Err(failure(FailedReason::Host)) },
         "dirty" => Event::Done { holding: holding(rest), result: Err(failure(FailedReason::NotZero)) },
-        "cleared" => Event::Cleared { place: handle(holding(rest)).place, result: Ok(()) },
-        "unclear" => {
+        "closed" => Event::Cleared { place: handle(holding(rest)).place, result: Ok(()) },
+        "unclosed" => {
             let (place, result) = (handle(holding(rest)).place, Err(failure(FailedReason::Host)));
             Event::Cleared { place, result }
         }
@@ -164,64 +169,66 @@ fn event(agent: &Agent, tickets: &mut u64, word: &str) -> Event {
         "gone" => Event::ProcessGone { reservation: reservation(rest) },
         "report" => Event::ReportRequested,
         "tick" => Event::Tick,
-        _ => panic!("no word {word}"),
+        _ => panic!("unknown word {word}"),
     }
 }
 
-fn list(holdings: impl IntoIterator<Item = Holding>) -> String {
+fn format_holdings(holdings: impl IntoIterator<Item = Holding>) -> String {
     holdings.into_iter().map(|h| format!("{}.{}", h.slice, h.epoch)).collect::<Vec<_>>().join("+")
 }
 
-fn have_words(have: &Have) -> String {
-    let mut words = format!("{}:{}", if have.whole { "have" } else { "news" }, have.number.revision);
+fn format_report(report: &Have) -> String {
+    let mut words = format!("{}:{}", if report.whole { "report" } else { "changes" }, report.number.revision);
     let mut part = |name: &str, list: String| {
         if !list.is_empty() {
             write!(words, ":{name}={list}").unwrap();
         }
     };
-    part("online", list(have.online.iter().copied()));
-    part("released", list(have.released.iter().copied()));
-    part("scrubbed", list(have.scrubbed.iter().map(|s| s.holding)));
-    part("failed", list(have.failed.iter().map(|f| f.holding)));
-    part("vms", have.vms.keys().copied().map(vm_name).collect());
-    part("ended", have.ended.iter().copied().map(vm_name).collect());
-    words + if have.clean { ":clean" } else { "" }
+    part("online", format_holdings(report.online.iter().copied()));
+    part("released", format_holdings(report.released.iter().copied()));
+    part("scrubbed", format_holdings(report.scrubbed.iter().map(|s| s.holding)));
+    part("failed", format_holdings(report.failed.iter().map(|f| f.holding)));
+    part("vms", report.vms.keys().copied().map(vm_name).collect());
+    part("ended", report.ended.iter().copied().map(vm_name).collect());
+    words + if report.clean { ":clean" } else { "" }
 }
 
-fn effect_words(effect: &Effect) -> String {
+fn format_effect(effect: &Effect) -> String {
     let mark = |yes: bool| if yes { "?" } else { "" };
     match effect {
         Effect::Online { holding, check_zero, .. } => {
-            format!("online:{}{}", list([*holding]), mark(*check_zero))
+            format!("online:{}{}", format_holdings([*holding]), mark(*check_zero))
         }
-        Effect::Offline { holding, verify, .. } => format!("offline:{}{}", list([*holding]), mark(*verify)),
-        Effect::Scrub { holding, .. } => format!("scrub:{}", list([*holding])),
-        Effect::Clear { place } => format!("clear:{place}"),
+        Effect::Offline { holding, verify, .. } => {
+            format!("offline:{}{}", format_holdings([*holding]), mark(*verify))
+        }
+        Effect::Scrub { holding, .. } => format!("scrub:{}", format_holdings([*holding])),
+        Effect::Clear { place } => format!("close:{place}"),
         Effect::Record(record) => format!("record:{}", record.vm),
-        Effect::Forget(id) => format!("forget:{}", vm_name(*id)),
+        Effect::Forget(id) => format!("delete:{}", vm_name(*id)),
         Effect::HandOut { ticket, record } => {
-            format!("handout:{}={}", ticket.0, list(record.slices.keys().copied()))
+            format!("pass:{}={}", ticket.0, format_holdings(record.slices.keys().copied()))
         }
         Effect::Refuse { ticket, why } => format!("refuse:{}:{why}", ticket.0),
         Effect::Watch { reservation, process } => format!("watch:{}@{}", vm_name(*reservation), process.pid),
         Effect::Kill(id) => format!("kill:{}", vm_name(*id)),
         Effect::FreeLocal(id) => format!("free:{}", vm_name(*id)),
-        Effect::SendHave(have) => have_words(have),
-        Effect::Remember { rack } => format!("remember:{rack}"),
-        Effect::HangUp(_) => "hangup".to_owned(),
-        Effect::Bounced(_, why) => format!("bounced:{why}"),
+        Effect::SendHave(report) => format_report(report),
+        Effect::Remember { rack } => format!("record_rack:{rack}"),
+        Effect::HangUp(_) => "disconnect".to_owned(),
+        Effect::Bounced(_, why) => format!("rejected:{why}"),
     }
 }
 
-/// Slices left by an earlier instance.
-fn left(places: &str) -> Vec<Arc<str>> {
+/// Returns the locations of slices left open by an earlier instance.
+fn orphans(places: &str) -> Vec<Arc<str>> {
     holdings(places).map(|holding| handle(holding).place).collect()
 }
 
-/// Runs a line of words through an agent, and returns the effects of the last word.
-fn run(found: Vec<Adopted>, places: &str, script: &str) -> (Agent, String) {
+/// Runs a script, and returns the agent and the effects of the last word.
+fn run(recovered: Vec<Adopted>, places: &str, script: &str) -> (Agent, String) {
     let mut now = Ns::secs(1);
-    let mut agent = Agent::new(now, INSTANCE, None, found, left(places));
+    let mut agent = Agent::new(now, INSTANCE, None, recovered, orphans(places));
     let (mut tickets, mut last) = (0, String::new());
     for word in script.split_whitespace() {
         if let Some(ms) = word.strip_prefix("tick:") {
@@ -230,395 +237,400 @@ fn run(found: Vec<Adopted>, places: &str, script: &str) -> (Agent, String) {
         let event = event(&agent, &mut tickets, word);
         agent.handle(now, event);
         let effects: Vec<_> = std::iter::from_fn(|| agent.poll_effect()).collect();
-        last = effects.iter().map(effect_words).collect::<Vec<_>>().join(" ");
+        last = effects.iter().map(format_effect).collect::<Vec<_>>().join(" ");
     }
     (agent, last)
 }
 
 #[track_caller]
-fn check_found(found: Vec<Adopted>, script: &str, expected: &str) {
-    assert_eq!(run(found, "", script).1, expected, "after {script}");
+fn check_recovered(recovered: Vec<Adopted>, script: &str, expected: &str) {
+    assert_eq!(run(recovered, "", script).1, expected, "after {script}");
 }
 
-/// Returns the reply to process 200 for VM a.
+/// Checks the preview of VM a for process 200.
 #[track_caller]
-fn check_look(script: &str, expected: Result<&str, &str>) {
+fn check_preview(script: &str, expected: Result<&str, &str>) {
     let (agent, _) = run(Vec::new(), "", script);
     let before = agent.have();
-    let seen = agent.look(&Name::new("a").unwrap(), root(200));
-    let seen = seen.map(|record| list(record.slices.keys().copied())).map_err(|why| why.to_string());
-    assert_eq!(seen.as_deref().map_err(String::as_str), expected, "after {script}");
-    assert_eq!(agent.have(), before, "a look changed something");
+    let result = agent.look(&Name::new("a").unwrap(), root(200));
+    let result =
+        result.map(|record| format_holdings(record.slices.keys().copied())).map_err(|why| why.to_string());
+    assert_eq!(result.as_deref().map_err(String::as_str), expected, "after {script}");
+    assert_eq!(agent.have(), before, "a preview changed the state");
 }
 
 #[track_caller]
 fn check(script: &str, expected: &str) {
-    check_found(Vec::new(), script, expected);
+    check_recovered(Vec::new(), script, expected);
 }
 
-fn adopted(vm: &str, slices: &str, lives: bool) -> Adopted {
-    let WantVm { vm: name, local, pinned, uid, slices } = want_vm(vm, holdings(slices));
+fn recovered_vm(vm: &str, slices: &str, lives: bool) -> Adopted {
+    let WantVm { vm: name, local, pinned, uid, slices } = desired_vm(vm, holdings(slices));
     let (reservation, process) = (reservation(vm), process(100));
     let record = VmRecord { reservation, vm: name, process, local, pinned, uid, slices };
     Adopted { record, lives }
 }
 
-const ATTACHED: &str = "up want:1:a=1.1 ok:1.1 attach:a@100 recorded:a";
+const ATTACHED: &str = "up desired:1:a=1.1 ok:1.1 attach:a@100 recorded:a";
 
 fn attached(more: &str) -> String {
     format!("{ATTACHED} {more}")
 }
 
 #[test]
-fn who_looks_sees_what_it_would_be_handed_or_why_not() {
-    check_look("up want:1:a=1.1+2.1 ok:1.1 ok:2.1", Ok("1.1+2.1"));
-    check_look("up want:1:a=1.1 ok:1.1 attach:a@200", Ok("1.1"));
-    check_look("up want:1:a=1.1 ok:1.1 attach:a@200 recorded:a want:2", Ok("1.1"));
-    check_look("up", Err("no VM a on this host"));
-    check_look("up want:1:a=1.1+2.1 ok:1.1", Err("1 of 2 slices of VM a are online"));
-    check_look(ATTACHED, Err("VM a is process 100, which still runs"));
-    check_look(&attached("gone:a"), Err("VM a was process 100, which is gone: reserve anew"));
+fn preview_returns_the_memory_or_the_refusal_of_an_attach() {
+    check_preview("up desired:1:a=1.1+2.1 ok:1.1 ok:2.1", Ok("1.1+2.1"));
+    check_preview("up desired:1:a=1.1 ok:1.1 attach:a@200", Ok("1.1"));
+    check_preview("up desired:1:a=1.1 ok:1.1 attach:a@200 recorded:a desired:2", Ok("1.1"));
+    check_preview("up", Err("no VM a on this host"));
+    check_preview("up desired:1:a=1.1+2.1 ok:1.1", Err("1 of 2 slices of VM a are online"));
+    check_preview(ATTACHED, Err("VM a is process 100, which still runs"));
+    check_preview(&attached("gone:a"), Err("VM a was process 100, which is gone: reserve anew"));
 }
 
 #[test]
-fn a_slice_nobody_had_is_seen_to_be_zero_before_it_is_usable() {
-    check("up want:1:a=1.1", "online:1.1?");
-    check("up want:1:a=1.1 ok:1.1", "have:1:online=1.1");
+fn new_slice_is_checked_for_zeros_before_use() {
+    check("up desired:1:a=1.1", "online:1.1?");
+    check("up desired:1:a=1.1 ok:1.1", "report:1:online=1.1");
 }
 
 #[test]
-fn a_change_is_followed_on_top_of_the_order_it_names_and_of_no_other() {
-    check("up want:1:a=1.1 ok:1.1 want:2:base=1:b=2.1", "online:2.1?");
-    check("up want:1:a=1.1 ok:1.1 want:2:base=1:b=2.1 ok:2.1", "news:2:online=2.1");
-    check("up want:1:a=1.1 ok:1.1 want:2:base=1:b=2.1 ok:2.1 want:3", "have:3:online=1.1+2.1");
-    check("up want:1:a=1.1 ok:1.1 want:2:base=1:no_vm=a:release=1.1", "offline:1.1");
-    check("up want:1:a=1.1 ok:1.1 want:2:base=1:no_vm=a:release=1.1 ok:1.1", "news:2:released=1.1:clean");
+fn change_applies_only_to_the_version_it_names() {
+    check("up desired:1:a=1.1 ok:1.1 desired:2:base=1:b=2.1", "online:2.1?");
+    check("up desired:1:a=1.1 ok:1.1 desired:2:base=1:b=2.1 ok:2.1", "changes:2:online=2.1");
+    check("up desired:1:a=1.1 ok:1.1 desired:2:base=1:b=2.1 ok:2.1 desired:3", "report:3:online=1.1+2.1");
+    check("up desired:1:a=1.1 ok:1.1 desired:2:base=1:no_vm=a:release=1.1", "offline:1.1");
     check(
-        "up want:1:a=1.1 ok:1.1 want:2:base=1:no_vm=a:release=1.1 ok:1.1 want:3:base=2:no_slice=1",
-        "news:3:clean",
+        "up desired:1:a=1.1 ok:1.1 desired:2:base=1:no_vm=a:release=1.1 ok:1.1",
+        "changes:2:released=1.1:clean",
     );
-    check("up want:1 want:3:base=2:a=1.1", "bounced:changes order 0.2, the newest followed is 0.1");
     check(
-        "up want:1 want:2:base=1:a=1.1 want:2:base=1:a=1.1",
-        "bounced:changes order 0.1, the newest followed is 0.2",
+        "up desired:1:a=1.1 ok:1.1 desired:2:base=1:no_vm=a:release=1.1 ok:1.1 desired:3:base=2:no_slice=1",
+        "changes:3:clean",
+    );
+    check("up desired:1 desired:3:base=2:a=1.1", "rejected:changes order 0.2, the newest followed is 0.1");
+    check(
+        "up desired:1 desired:2:base=1:a=1.1 desired:2:base=1:a=1.1",
+        "rejected:changes order 0.1, the newest followed is 0.2",
     );
 }
 
 #[test]
-fn heartbeat_has_no_facts_and_requested_report_has_all() {
+fn heartbeat_is_empty_and_requested_report_is_complete() {
     let ms = 4000 / HEARTBEATS_PER_LEASE;
-    let online = "up want:1:a=1.1+2.1 ok:1.1 ok:2.1";
+    let online = "up desired:1:a=1.1+2.1 ok:1.1 ok:2.1";
     check(&format!("{online} tick:{}", ms - 1), "");
-    check(&format!("{online} tick:{ms}"), "news:1");
-    check(&format!("{online} report"), "have:1:online=1.1+2.1");
-    check(&format!("{online} report tick:{ms}"), "news:1");
-    check(&format!("{online} down up"), "have:1:online=1.1+2.1");
+    check(&format!("{online} tick:{ms}"), "changes:1");
+    check(&format!("{online} report"), "report:1:online=1.1+2.1");
+    check(&format!("{online} report tick:{ms}"), "changes:1");
+    check(&format!("{online} down up"), "report:1:online=1.1+2.1");
 }
 
 #[test]
 fn reports_are_numbered_in_each_session() {
-    let mut agent = Agent::new(Ns::ZERO, INSTANCE, None, Vec::new(), left(""));
+    let mut agent = Agent::new(Ns::ZERO, INSTANCE, None, Vec::new(), orphans(""));
     let mut sequences = |word: &str| {
         let event = event(&agent, &mut 0, word);
         agent.handle(Ns::ZERO, event);
         let effects = std::iter::from_fn(|| agent.poll_effect());
         let reports = effects.filter_map(|effect| match effect {
-            Effect::SendHave(have) => Some((have.after, have.sequence)),
+            Effect::SendHave(report) => Some((report.after, report.sequence)),
             _ => None,
         });
         reports.collect::<Vec<_>>()
     };
     assert_eq!(sequences("up"), [(0, 1)]);
-    assert_eq!(sequences("want:1"), [(1, 2)]);
+    assert_eq!(sequences("desired:1"), [(1, 2)]);
     assert_eq!(sequences("report"), [(2, 3)]);
     assert_eq!([sequences("down"), sequences("up")], [vec![], vec![(0, 1)]]);
 }
 
 #[test]
-fn a_slice_that_is_not_zero_is_reported_once_nothing_of_it_is_left_and_never_handed_out() {
-    check("up want:1:a=1.1 dirty:1.1", "clear:/emc/1.1 have:1");
-    check("up want:1:a=1.1 dirty:1.1 unclear:1.1", "news:1");
-    let cleared = |more: &str| format!("up want:1:a=1.1 dirty:1.1 cleared:1.1 {more}");
-    check(&cleared(""), "news:1:failed=1.1:clean");
-    check(&cleared("tick:60000"), "news:1:failed=1.1:clean");
-    check(&cleared("want:2:a=1.1"), "have:2:failed=1.1:clean");
-    check(&cleared("attach:a@100"), "refuse:1:0 of 1 slices of VM a are online");
-    check(&cleared("want:2"), "have:2:clean");
-    check(&cleared("want:2:release=1.1 ok:1.1"), "have:2:released=1.1:clean");
+fn nonzero_slice_is_closed_then_reported_and_never_passed_on() {
+    check("up desired:1:a=1.1 dirty:1.1", "close:/emc/1.1 report:1");
+    check("up desired:1:a=1.1 dirty:1.1 unclosed:1.1", "changes:1");
+    let closed = |more: &str| format!("up desired:1:a=1.1 dirty:1.1 closed:1.1 {more}");
+    check(&closed(""), "changes:1:failed=1.1:clean");
+    check(&closed("tick:60000"), "changes:1:failed=1.1:clean");
+    check(&closed("desired:2:a=1.1"), "report:2:failed=1.1:clean");
+    check(&closed("attach:a@100"), "refuse:1:0 of 1 slices of VM a are online");
+    check(&closed("desired:2"), "report:2:clean");
+    check(&closed("desired:2:release=1.1 ok:1.1"), "report:2:released=1.1:clean");
 }
 
 #[test]
-fn a_host_call_that_fails_is_tried_again_and_told_when_it_keeps_failing() {
+fn failed_host_call_is_retried_and_repeated_failure_reported() {
     let ms = HOST_RETRY.as_ms();
-    check("up want:1:a=1.1 fail:1.1", "have:1");
-    check(&format!("up want:1:a=1.1 fail:1.1 tick:{}", ms - 1), "");
-    check(&format!("up want:1:a=1.1 fail:1.1 tick:{ms}"), "online:1.1?");
-    let twice = format!("up want:1:a=1.1 fail:1.1 tick:{ms} fail:1.1 tick:{ms}");
-    check(&format!("{twice} fail:1.1"), "clear:/emc/1.1 news:1");
+    check("up desired:1:a=1.1 fail:1.1", "report:1");
+    check(&format!("up desired:1:a=1.1 fail:1.1 tick:{}", ms - 1), "");
+    check(&format!("up desired:1:a=1.1 fail:1.1 tick:{ms}"), "online:1.1?");
+    let twice = format!("up desired:1:a=1.1 fail:1.1 tick:{ms} fail:1.1 tick:{ms}");
+    check(&format!("{twice} fail:1.1"), "close:/emc/1.1 changes:1");
     check(&format!("{twice} fail:1.1 tick:{ms}"), "");
-    check(&format!("{twice} fail:1.1 cleared:1.1"), "news:1:failed=1.1:clean");
-    check(&format!("{twice} fail:1.1 cleared:1.1 tick:{ms}"), "online:1.1?");
-    check(&format!("{twice} ok:1.1"), "news:1:online=1.1");
+    check(&format!("{twice} fail:1.1 closed:1.1"), "changes:1:failed=1.1:clean");
+    check(&format!("{twice} fail:1.1 closed:1.1 tick:{ms}"), "online:1.1?");
+    check(&format!("{twice} ok:1.1"), "changes:1:online=1.1");
 }
 
 #[test]
-fn what_a_predecessor_left_is_closed_unless_the_first_order_wants_it_or_a_vm_has_it() {
+fn orphan_is_closed_unless_desired_first_or_used_by_a_vm() {
     let check = |script: &str, expected: &str| {
         assert_eq!(run(Vec::new(), "1.1+2.1", script).1, expected, "after {script}");
     };
-    check("up", "remember:R have:0");
-    check("up tick:60000", "news:0");
-    check("up want:1", "clear:/emc/1.1 clear:/emc/2.1 have:1");
-    check("up want:1 cleared:1.1", "news:1");
-    check("up want:1 cleared:1.1 cleared:2.1", "news:1:clean");
-    check("up want:1:a=1.1", "online:1.1? clear:/emc/2.1");
-    check("up want:1:release=1.1", "offline:1.1 clear:/emc/2.1");
-    check("up want:1:scrub=1.1", "scrub:1.1 clear:/emc/2.1 have:1");
+    check("up", "record_rack:R report:0");
+    check("up tick:60000", "changes:0");
+    check("up desired:1", "close:/emc/1.1 close:/emc/2.1 report:1");
+    check("up desired:1 closed:1.1", "changes:1");
+    check("up desired:1 closed:1.1 closed:2.1", "changes:1:clean");
+    check("up desired:1:a=1.1", "online:1.1? close:/emc/2.1");
+    check("up desired:1:release=1.1", "offline:1.1 close:/emc/2.1");
+    check("up desired:1:scrub=1.1", "scrub:1.1 close:/emc/2.1 report:1");
     check(
-        "up want:1:a=1.1+2.1 ok:1.1 ok:2.1 want:2:base=1:no_vm=a:release=1.1+2.1",
+        "up desired:1:a=1.1+2.1 ok:1.1 ok:2.1 desired:2:base=1:no_vm=a:release=1.1+2.1",
         "offline:1.1 offline:2.1",
     );
-    check("up want:1:fenced", "clear:/emc/1.1 clear:/emc/2.1 have:1");
-    let (_, last) = run(vec![adopted("a", "1.1", true)], "1.1+2.1", "up ok:1.1 want:1");
-    assert_eq!(last, "clear:/emc/2.1 have:1:online=1.1:vms=a");
+    check("up desired:1:fenced", "close:/emc/1.1 close:/emc/2.1 report:1");
+    let (_, last) = run(vec![recovered_vm("a", "1.1", true)], "1.1+2.1", "up ok:1.1 desired:1");
+    assert_eq!(last, "close:/emc/2.1 report:1:online=1.1:vms=a");
 }
 
 #[test]
-fn what_a_predecessor_left_of_a_vm_that_has_ended_stays_until_it_is_asked_for_and_nobody_has_it() {
+fn orphan_of_an_ended_vm_stays_until_its_release_is_requested() {
     let check = |script: &str, expected: &str| {
-        assert_eq!(run(vec![adopted("a", "1.1", false)], "1.1", script).1, expected, "after {script}");
+        assert_eq!(run(vec![recovered_vm("a", "1.1", false)], "1.1", script).1, expected, "after {script}");
     };
-    check("up want:1", "have:1:ended=a");
-    check("up want:1:a=1.1", "have:1:ended=a");
-    check("up want:1:release=1.1", "offline:1.1?");
-    check("up want:1:fenced", "offline:1.1?");
-    check("up want:1:fenced ok:1.1", "record:a have:1:ended=a:clean");
+    check("up desired:1", "report:1:ended=a");
+    check("up desired:1:a=1.1", "report:1:ended=a");
+    check("up desired:1:release=1.1", "offline:1.1?");
+    check("up desired:1:fenced", "offline:1.1?");
+    check("up desired:1:fenced ok:1.1", "record:a report:1:ended=a:clean");
 }
 
-/// Two agents crashed while VM a's slice was released and passed to VM b: the record of a still
-/// contained it, and the next agent took from b what it had just brought online.
+/// Two agents crashed while the slice of VM a was released and passed to VM b. The record of VM a
+/// still contained the slice, and the next agent took it from VM b.
 #[test]
-fn what_a_later_owner_has_is_not_closed_for_the_one_before_who_is_still_on_record() {
-    let mut before = adopted("a", "1.1", false);
+fn slice_of_a_later_owner_is_not_closed_for_the_recorded_one() {
+    let mut before = recovered_vm("a", "1.1", false);
     before.record.slices.insert(holding("1.1"), handle(holding("1.2")));
-    let check = |found: Vec<Adopted>, script: &str, expected: &str| {
-        assert_eq!(run(found, "1.2", script).1, expected, "after {script}");
+    let check = |recovered: Vec<Adopted>, script: &str, expected: &str| {
+        assert_eq!(run(recovered, "1.2", script).1, expected, "after {script}");
     };
-    check(vec![before.clone()], "up want:1:b=1.2", "record:a online:1.2?");
-    check(vec![before.clone()], "up want:1:release=1.2", "record:a offline:1.2");
-    let later = adopted("b", "1.2", true);
-    check(vec![before, later], "up ok:1.2 want:1:b=1.2", "record:a have:1:online=1.2:vms=b:ended=a");
+    check(vec![before.clone()], "up desired:1:b=1.2", "record:a online:1.2?");
+    check(vec![before.clone()], "up desired:1:release=1.2", "record:a offline:1.2");
+    let later = recovered_vm("b", "1.2", true);
+    check(vec![before, later], "up ok:1.2 desired:1:b=1.2", "record:a report:1:online=1.2:vms=b:ended=a");
 }
 
 #[test]
-fn what_is_being_closed_is_opened_again_only_then_and_tried_again_if_that_failed() {
+fn orphan_reopens_after_its_close_and_failed_close_is_retried() {
     let check = |script: &str, expected: &str| {
         assert_eq!(run(Vec::new(), "1.1", script).1, expected, "after {script}");
     };
-    check("up want:1 want:2:a=1.1", "have:2");
-    check("up want:1 want:2:a=1.1 cleared:1.1", "online:1.1?");
-    check("up want:1 unclear:1.1", "news:1");
-    check(&format!("up want:1 unclear:1.1 tick:{}", HOST_RETRY.as_ms()), "clear:/emc/1.1");
-    check(&format!("up want:1 unclear:1.1 tick:{}", HOST_RETRY.as_ms() - 1), "");
+    check("up desired:1 desired:2:a=1.1", "report:2");
+    check("up desired:1 desired:2:a=1.1 closed:1.1", "online:1.1?");
+    check("up desired:1 unclosed:1.1", "changes:1");
+    check(&format!("up desired:1 unclosed:1.1 tick:{}", HOST_RETRY.as_ms()), "close:/emc/1.1");
+    check(&format!("up desired:1 unclosed:1.1 tick:{}", HOST_RETRY.as_ms() - 1), "");
 }
 
 #[test]
-fn a_process_gets_nothing_before_it_is_on_record() {
-    check("up want:1:a=1.1 ok:1.1 attach:a@100", "record:a");
-    check(ATTACHED, "watch:a@100 handout:1=1.1");
-    check("up want:1:a=1.1 ok:1.1 attach:a@100 attach:a@100", "");
+fn process_receives_memory_only_after_it_is_recorded() {
+    check("up desired:1:a=1.1 ok:1.1 attach:a@100", "record:a");
+    check(ATTACHED, "watch:a@100 pass:1=1.1");
+    check("up desired:1:a=1.1 ok:1.1 attach:a@100 attach:a@100", "");
     check(
-        "up want:1:a=1.1 ok:1.1 attach:a@100 attach:a@100 recorded:a",
-        "watch:a@100 handout:1=1.1 handout:2=1.1",
+        "up desired:1:a=1.1 ok:1.1 attach:a@100 attach:a@100 recorded:a",
+        "watch:a@100 pass:1=1.1 pass:2=1.1",
     );
     check(
-        "up want:1:a=1.1 ok:1.1 attach:a@100 unrecorded:a",
-        "forget:a refuse:1:VM a could not be recorded: full",
+        "up desired:1:a=1.1 ok:1.1 attach:a@100 unrecorded:a",
+        "delete:a refuse:1:VM a could not be recorded: full",
     );
 }
 
 #[test]
-fn a_vm_is_handed_out_whole_or_not_at_all() {
-    check("up want:1:a=1.1+2.1 ok:1.1 attach:a@100", "refuse:1:1 of 2 slices of VM a are online");
+fn vm_receives_all_its_slices_or_none() {
+    check("up desired:1:a=1.1+2.1 ok:1.1 attach:a@100", "refuse:1:1 of 2 slices of VM a are online");
     check("up attach:a@100", "refuse:1:no VM a on this host");
 }
 
 #[test]
-fn a_vm_without_slices_is_handed_its_local_memory() {
-    check("up want:1:a= attach:a@100 recorded:a", "watch:a@100 handout:1=");
+fn vm_without_slices_receives_its_local_memory() {
+    check("up desired:1:a= attach:a@100 recorded:a", "watch:a@100 pass:1=");
 }
 
 #[test]
-fn a_vm_is_one_process_which_may_ask_again_and_nobody_follows_it() {
-    check(&attached("attach:a@100"), "handout:2=1.1");
-    check(&attached("down want:2 attach:a@100"), "handout:2=1.1");
+fn vm_process_may_attach_again_and_has_no_successor() {
+    check(&attached("attach:a@100"), "pass:2=1.1");
+    check(&attached("down desired:2 attach:a@100"), "pass:2=1.1");
     check(&attached("attach:a@200"), "refuse:2:VM a is process 100, which still runs");
     check(&attached("gone:a attach:a@200"), "refuse:2:VM a was process 100, which is gone: reserve anew");
     check(
-        "up want:1:a=1.1 ok:1.1 attach:a@100 attach:a@200",
+        "up desired:1:a=1.1 ok:1.1 attach:a@100 attach:a@200",
         "refuse:2:VM a is process 100, which still runs",
     );
 }
 
 #[test]
-fn what_was_ordered_while_a_record_was_written_counts() {
+fn desired_state_received_during_a_record_write_applies() {
     check(
-        "up want:1:a=1.1 ok:1.1 attach:a@100 want:2:release=1.1 recorded:a",
-        "forget:a refuse:1:no VM a on this host offline:1.1",
+        "up desired:1:a=1.1 ok:1.1 attach:a@100 desired:2:release=1.1 recorded:a",
+        "delete:a refuse:1:no VM a on this host offline:1.1",
     );
     check(
-        "up want:1:a=1.1 ok:1.1 attach:a@100 want:2:a=1.1:force=1.1 recorded:a",
-        "forget:a refuse:1:0 of 1 slices of VM a are online",
+        "up desired:1:a=1.1 ok:1.1 attach:a@100 desired:2:a=1.1:force=1.1 recorded:a",
+        "delete:a refuse:1:0 of 1 slices of VM a are online",
     );
 }
 
 #[test]
-fn a_slice_is_never_taken_from_under_a_vm_unless_forced() {
-    check(&attached("want:2:release=1.1"), "have:2:online=1.1:vms=a");
-    check(&attached("want:2:release=1.1 gone:a"), "free:a offline:1.1?");
-    check(&attached("want:2:release=1.1 gone:a ok:1.1"), "record:a news:2:released=1.1:ended=a:clean");
-    check(&attached("want:2:force=1.1"), "offline:1.1");
-    check(&attached("want:2:force=1.1 ok:1.1"), "record:a have:2:released=1.1:vms=a");
+fn slice_of_a_running_vm_is_released_only_by_force() {
+    check(&attached("desired:2:release=1.1"), "report:2:online=1.1:vms=a");
+    check(&attached("desired:2:release=1.1 gone:a"), "free:a offline:1.1?");
+    check(&attached("desired:2:release=1.1 gone:a ok:1.1"), "record:a changes:2:released=1.1:ended=a:clean");
+    check(&attached("desired:2:force=1.1"), "offline:1.1");
+    check(&attached("desired:2:force=1.1 ok:1.1"), "record:a report:2:released=1.1:vms=a");
 }
 
 #[test]
-fn a_slice_that_a_process_still_has_stays_and_is_asked_about_again() {
-    let gone = attached("want:2:release=1.1 gone:a fail:1.1");
-    check(&gone, "news:2:ended=a");
+fn slice_still_used_by_a_process_stays_and_is_retried() {
+    let gone = attached("desired:2:release=1.1 gone:a fail:1.1");
+    check(&gone, "changes:2:ended=a");
     check(&format!("{gone} tick:{}", HOST_RETRY.as_ms()), "offline:1.1?");
 }
 
 #[test]
-fn a_slice_never_seen_is_closed_and_then_said_to_be_given_back_until_nobody_asks() {
-    check("up want:1:release=9.3", "offline:9.3");
-    check("up want:1:release=9.3 ok:9.3", "have:1:released=9.3:clean");
-    check("up want:1:release=9.3 fail:9.3", "have:1:online=9.3");
-    check("up want:1:release=9.3 ok:9.3 want:2:release=9.3", "have:2:released=9.3:clean");
-    check("up want:1:release=9.3 ok:9.3 tick:1000", "news:1:released=9.3:clean");
-    check("up want:1:release=9.3 ok:9.3 want:2", "have:2:clean");
+fn unknown_slice_is_closed_and_reported_while_requested() {
+    check("up desired:1:release=9.3", "offline:9.3");
+    check("up desired:1:release=9.3 ok:9.3", "report:1:released=9.3:clean");
+    check("up desired:1:release=9.3 fail:9.3", "report:1:online=9.3");
+    check("up desired:1:release=9.3 ok:9.3 desired:2:release=9.3", "report:2:released=9.3:clean");
+    check("up desired:1:release=9.3 ok:9.3 tick:1000", "changes:1:released=9.3:clean");
+    check("up desired:1:release=9.3 ok:9.3 desired:2", "report:2:clean");
 }
 
 #[test]
-fn a_release_waits_for_the_call_under_way() {
-    check("up want:1:a=1.1 want:2:release=1.1", "");
-    check("up want:1:a=1.1 want:2:release=1.1 ok:1.1", "offline:1.1");
-    check("up want:1:a=1.1 want:2:release=1.1 fail:1.1", "offline:1.1");
-    check("up want:1:a=1.1 want:2:release=1.1 fail:1.1 ok:1.1", "have:2:released=1.1:clean");
+fn release_waits_for_the_current_call() {
+    check("up desired:1:a=1.1 desired:2:release=1.1", "");
+    check("up desired:1:a=1.1 desired:2:release=1.1 ok:1.1", "offline:1.1");
+    check("up desired:1:a=1.1 desired:2:release=1.1 fail:1.1", "offline:1.1");
+    check("up desired:1:a=1.1 desired:2:release=1.1 fail:1.1 ok:1.1", "report:2:released=1.1:clean");
 }
 
 #[test]
-fn absence_is_no_order() {
-    check("up want:1:a=1.1 ok:1.1 want:2", "have:2:online=1.1");
-    check(&attached("want:2"), "have:2:online=1.1:vms=a");
+fn slice_absent_from_the_desired_state_stays_online() {
+    check("up desired:1:a=1.1 ok:1.1 desired:2", "report:2:online=1.1");
+    check(&attached("desired:2"), "report:2:online=1.1:vms=a");
 }
 
 #[test]
-fn an_owner_whose_successor_is_ordered_makes_way_first() {
-    check("up want:1:a=1.1 ok:1.1 want:2:b=1.2", "offline:1.1 online:1.2?");
-    check(&attached("want:2:b=1.2"), "online:1.2?");
+fn earlier_owner_is_closed_before_its_successor_opens() {
+    check("up desired:1:a=1.1 ok:1.1 desired:2:b=1.2", "offline:1.1 online:1.2?");
+    check(&attached("desired:2:b=1.2"), "online:1.2?");
 }
 
 #[test]
-fn failure_to_close_for_a_later_owner_is_forgotten_with_that_owner() {
+fn close_failure_for_a_later_owner_is_dropped_with_that_owner() {
     let ms = HOST_RETRY.as_ms();
-    let succeeded = "up want:1:a=1.1 ok:1.1 want:2:b=1.2 ok:1.2 fail:1.1";
+    let succeeded = "up desired:1:a=1.1 ok:1.1 desired:2:b=1.2 ok:1.2 fail:1.1";
     let failed = format!("{succeeded} tick:{ms} fail:1.1 tick:{ms} fail:1.1");
-    check(&failed, "news:2:failed=1.1");
-    check(&format!("{failed} want:3:b=1.2"), "have:3:online=1.1+1.2:failed=1.1");
-    check(&format!("{failed} want:3"), "have:3:online=1.1+1.2");
+    check(&failed, "changes:2:failed=1.1");
+    check(&format!("{failed} desired:3:b=1.2"), "report:3:online=1.1+1.2:failed=1.1");
+    check(&format!("{failed} desired:3"), "report:3:online=1.1+1.2");
 }
 
 #[test]
-fn what_goes_is_given_back_before_anything_is_taken() {
-    check("up want:1:a=7.1 ok:7.1 want:2:b=1.1:release=7.1", "offline:7.1 online:1.1?");
+fn releases_precede_new_slices() {
+    check("up desired:1:a=7.1 ok:7.1 desired:2:b=1.1:release=7.1", "offline:7.1 online:1.1?");
 }
 
 #[test]
-fn a_scrub_is_told_until_nobody_asks() {
-    check("up want:1:scrub=1.2", "scrub:1.2 have:1");
-    check("up want:1:scrub=1.2 ok:1.2", "news:1:scrubbed=1.2:clean");
-    check("up want:1:scrub=1.2 ok:1.2 want:1:scrub=1.2", "have:1:scrubbed=1.2:clean");
-    check("up want:1:scrub=1.2 ok:1.2 want:2", "have:2:clean");
-    check("up want:1:scrub=1.2 want:2 ok:1.2", "news:2:clean");
+fn scrub_is_reported_while_it_is_requested() {
+    check("up desired:1:scrub=1.2", "scrub:1.2 report:1");
+    check("up desired:1:scrub=1.2 ok:1.2", "changes:1:scrubbed=1.2:clean");
+    check("up desired:1:scrub=1.2 ok:1.2 desired:1:scrub=1.2", "report:1:scrubbed=1.2:clean");
+    check("up desired:1:scrub=1.2 ok:1.2 desired:2", "report:2:clean");
+    check("up desired:1:scrub=1.2 desired:2 ok:1.2", "changes:2:clean");
 }
 
 #[test]
-fn scrub_that_verified_a_part_is_done_again() {
-    check("up want:1:scrub=1.2 half:1.2", "news:1");
-    check("up want:1:scrub=1.2 half:1.2 tick:500", "scrub:1.2");
-    check("up want:1:scrub=1.2 half:1.2 tick:500 ok:1.2", "news:1:scrubbed=1.2:clean");
+fn partly_verified_scrub_is_repeated() {
+    check("up desired:1:scrub=1.2 half:1.2", "changes:1");
+    check("up desired:1:scrub=1.2 half:1.2 tick:500", "scrub:1.2");
+    check("up desired:1:scrub=1.2 half:1.2 tick:500 ok:1.2", "changes:1:scrubbed=1.2:clean");
 }
 
 #[test]
-fn old_and_foreign_orders_bounce() {
-    check("want:1:a=1.1", "bounced:no rack has welcomed this host");
-    check("up want:2 want:1:a=1.1", "bounced:older than order 0.2");
-    check("up want:2:a=1.1:instance", "bounced:for instance 4, this is 5");
+fn stale_and_foreign_desired_states_are_rejected() {
+    check("desired:1:a=1.1", "rejected:no rack has welcomed this host");
+    check("up desired:2 desired:1:a=1.1", "rejected:older than order 0.2");
+    check("up desired:2:a=1.1:instance", "rejected:for instance 4, this is 5");
     check(
-        "up want:2:a=1.1:rack",
-        "bounced:this host serves rack R, not Q: empty its runtime directory if it was moved",
+        "up desired:2:a=1.1:rack",
+        "rejected:this host serves rack R, not Q: empty its runtime directory if it was moved",
     );
-    check("up down up:Q", "hangup");
-    check("up down up:Q want:3:a=1.1:rack tick:60000", "");
+    check("up down up:Q", "disconnect");
+    check("up down up:Q desired:3:a=1.1:rack tick:60000", "");
 }
 
 #[test]
-fn a_fenced_host_ends_what_may_run_elsewhere_and_then_is_clean() {
-    check(&attached("want:2:fenced"), "kill:a have:2:online=1.1:vms=a");
-    check(&attached("want:2:fenced gone:a"), "free:a offline:1.1?");
-    check(&attached("want:2:fenced gone:a ok:1.1"), "record:a news:2:ended=a:clean");
-    check("up want:1:a=1.1 ok:1.1 want:2:fenced", "offline:1.1");
-    check("up want:1:fenced", "have:1:clean");
+fn fenced_host_kills_its_vms_and_then_reports_clean() {
+    check(&attached("desired:2:fenced"), "kill:a report:2:online=1.1:vms=a");
+    check(&attached("desired:2:fenced gone:a"), "free:a offline:1.1?");
+    check(&attached("desired:2:fenced gone:a ok:1.1"), "record:a changes:2:ended=a:clean");
+    check("up desired:1:a=1.1 ok:1.1 desired:2:fenced", "offline:1.1");
+    check("up desired:1:fenced", "report:1:clean");
 }
 
 #[test]
-fn an_ended_vm_is_told_until_it_has_not_been_named_for_a_while() {
+fn ended_vm_is_reported_until_unnamed_for_the_retention_time() {
     let ended = attached("gone:a");
-    check(&ended, "free:a news:1:ended=a");
+    check(&ended, "free:a changes:1:ended=a");
     let later = ENDED_VM_REPORTED_FOR.as_ms();
-    check(&format!("{ended} tick:{later}"), "news:1:ended=a");
-    let unnamed = format!("{ended} want:2:release=1.1 ok:1.1 want:3");
-    check(&unnamed, "have:3:ended=a:clean");
-    check(&format!("{unnamed} tick:{later}"), "forget:a news:3:clean");
-    check(&format!("{ended} want:2 tick:{later}"), "news:2:ended=a");
+    check(&format!("{ended} tick:{later}"), "changes:1:ended=a");
+    let unnamed = format!("{ended} desired:2:release=1.1 ok:1.1 desired:3");
+    check(&unnamed, "report:3:ended=a:clean");
+    check(&format!("{unnamed} tick:{later}"), "delete:a changes:3:clean");
+    check(&format!("{ended} desired:2 tick:{later}"), "changes:2:ended=a");
 }
 
 #[test]
-fn an_agent_that_starts_again_keeps_the_vms_it_finds() {
-    let live = || vec![adopted("a", "1.1", true)];
-    check_found(live(), "up", "watch:a@100 online:1.1 remember:R");
-    check_found(live(), "up ok:1.1", "have:0:online=1.1:vms=a");
-    check_found(live(), "up ok:1.1 attach:a@100", "handout:1=1.1");
-    check_found(live(), "up ok:1.1 want:1:release=1.1", "have:1:online=1.1:vms=a");
-    check_found(live(), "up fail:1.1 want:1:release=1.1", "have:1:vms=a");
-    check_found(live(), "up fail:1.1 want:1:release=1.1 gone:a", "free:a offline:1.1?");
+fn restarted_agent_keeps_running_vms() {
+    let live = || vec![recovered_vm("a", "1.1", true)];
+    check_recovered(live(), "up", "watch:a@100 online:1.1 record_rack:R");
+    check_recovered(live(), "up ok:1.1", "report:0:online=1.1:vms=a");
+    check_recovered(live(), "up ok:1.1 attach:a@100", "pass:1=1.1");
+    check_recovered(live(), "up ok:1.1 desired:1:release=1.1", "report:1:online=1.1:vms=a");
+    check_recovered(live(), "up fail:1.1 desired:1:release=1.1", "report:1:vms=a");
+    check_recovered(live(), "up fail:1.1 desired:1:release=1.1 gone:a", "free:a offline:1.1?");
 }
 
 #[test]
-fn an_agent_that_starts_again_reports_who_died_meanwhile() {
-    let dead = || vec![adopted("a", "1.1", false)];
-    check_found(dead(), "up", "free:a remember:R have:0:ended=a");
-    check_found(dead(), "up want:1:a=1.1", "have:1:ended=a");
-    check_found(dead(), "up want:1:release=1.1", "offline:1.1?");
-    check_found(
+fn restarted_agent_reports_vms_that_ended_meanwhile() {
+    let dead = || vec![recovered_vm("a", "1.1", false)];
+    check_recovered(dead(), "up", "free:a record_rack:R report:0:ended=a");
+    check_recovered(dead(), "up desired:1:a=1.1", "report:1:ended=a");
+    check_recovered(dead(), "up desired:1:release=1.1", "offline:1.1?");
+    check_recovered(
         dead(),
-        "up want:1:a=1.1 attach:a@200",
+        "up desired:1:a=1.1 attach:a@200",
         "refuse:1:VM a was process 100, which is gone: reserve anew",
     );
 }
 
-/// A child of an ended VM still had a slice: the restarted agent of its fenced host reported clean.
+/// A child process of an ended VM still had a slice, and the restarted agent of the fenced host
+/// reported clean.
 #[test]
-fn a_host_is_clean_only_when_no_child_of_a_vm_that_ended_has_a_slice() {
-    let dead = || vec![adopted("a", "1.1", false)];
-    check_found(dead(), "up want:1:fenced", "offline:1.1?");
-    check_found(dead(), "up want:1:fenced fail:1.1", "have:1:online=1.1:ended=a");
-    check_found(dead(), "up want:1:fenced fail:1.1 tick:500", "offline:1.1?");
-    check_found(dead(), "up want:1:fenced ok:1.1", "record:a have:1:ended=a:clean");
+fn host_is_not_clean_while_a_child_of_an_ended_vm_has_a_slice() {
+    let dead = || vec![recovered_vm("a", "1.1", false)];
+    check_recovered(dead(), "up desired:1:fenced", "offline:1.1?");
+    check_recovered(dead(), "up desired:1:fenced fail:1.1", "report:1:online=1.1:ended=a");
+    check_recovered(dead(), "up desired:1:fenced fail:1.1 tick:500", "offline:1.1?");
+    check_recovered(dead(), "up desired:1:fenced ok:1.1", "record:a report:1:ended=a:clean");
 }
 
 #[test]
-fn a_host_that_cannot_see_all_its_devices_never_says_that_nothing_is_left() {
+fn host_with_hidden_devices_never_reports_clean() {
     let mut agent = Agent::new(Ns::ZERO, INSTANCE, Some("R".to_owned()), Vec::new(), Vec::new());
     assert!(agent.have().clean);
     agent.note_blindness();
@@ -626,23 +638,28 @@ fn a_host_that_cannot_see_all_its_devices_never_says_that_nothing_is_left() {
 }
 
 #[test]
-fn a_name_reserved_again_is_another_vm() {
-    let mut again = want(2);
-    again.vms.insert(ReservationId(2), want_vm("a", holdings("2.1")));
-    let mut agent =
-        Agent::new(Ns::ZERO, INSTANCE, Some("R".to_owned()), vec![adopted("a", "1.1", true)], Vec::new());
+fn reused_vm_name_is_another_vm() {
+    let mut again = desired_state(2);
+    again.vms.insert(ReservationId(2), desired_vm("a", holdings("2.1")));
+    let mut agent = Agent::new(
+        Ns::ZERO,
+        INSTANCE,
+        Some("R".to_owned()),
+        vec![recovered_vm("a", "1.1", true)],
+        Vec::new(),
+    );
     agent.handle(Ns::ZERO, Event::Want { rack: "R".to_owned(), want: again });
     agent.handle(Ns::ZERO, Event::Done { holding: holding("2.1"), result: Ok(Done::Onlined) });
     let attach = Event::Attach { ticket: Ticket(1), vm: Name::new("a").unwrap(), caller: root(200) };
     agent.handle(Ns::ZERO, attach);
     agent.handle(Ns::ZERO, Event::Recorded { reservation: ReservationId(2), result: Ok(()) });
-    assert_eq!(have_words(&agent.have()), "have:2:online=2.1:vms=ab");
+    assert_eq!(format_report(&agent.have()), "report:2:online=2.1:vms=ab");
 }
 
 #[test]
-fn it_speaks_a_few_times_in_every_lease_and_only_while_somebody_listens() {
+fn heartbeats_are_sent_only_while_connected() {
     check("up tick:999", "");
-    check("up tick:1000", "news:0:clean");
+    check("up tick:1000", "changes:0:clean");
     check("up down tick:5000", "");
     let mut agent = Agent::new(Ns::ZERO, INSTANCE, None, Vec::new(), Vec::new());
     assert_eq!(agent.next_wakeup(), None);

@@ -1,10 +1,11 @@
-//! Invariants of the ledger, one scenario each. Invariants over random sequences are in [`story`].
+//! Invariants of the ledger, one scenario each. Properties of random sequences are in
+//! [`properties`].
 
 mod boundaries;
 mod ended;
 mod numbers;
+mod properties;
 mod removed_emc;
-mod story;
 
 use units::limits::{
     MIGRATION_REQUEST_RETRY_AFTER, REQUEST_ID_RETENTION, RESERVATIONS_PER_HOST_MAX, SLICES_MAX,
@@ -35,9 +36,9 @@ fn tester() -> Actor {
 }
 
 impl RackSpec {
-    /// Parses `e1=4 e2=8 h1:e1+e2`: EMCs with slices, hosts of 16 cores and 64 GiB with attached
-    /// EMCs.
-    pub(crate) fn in_words(text: &str) -> Self {
+    /// Parses `e1=4 e2=8 h1:e1+e2`: EMCs with their slices, and hosts of 16 cores and 64 GiB with
+    /// their attached EMCs.
+    pub(crate) fn parse(text: &str) -> Self {
         let mut rack = Self::default();
         for word in text.split_whitespace() {
             if let Some((emc, slices)) = word.split_once('=') {
@@ -59,7 +60,7 @@ impl RackSpec {
     }
 }
 
-fn ask(vm: &str, host: &str, slices: u32) -> Reserve {
+fn reserve_request(vm: &str, host: &str, slices: u32) -> Reserve {
     Reserve {
         request: RequestKey { client: name("tester"), id: RequestId::new(vm).unwrap() },
         host: name(host),
@@ -84,7 +85,7 @@ struct Rack {
 }
 
 impl Rack {
-    fn of(text: &str) -> Self {
+    fn new(text: &str) -> Self {
         let mut rack = Self { ledger: Ledger::new(Meta::new("rack".to_owned())), disk: BTreeMap::new() };
         rack.configure(text).unwrap();
         rack
@@ -100,13 +101,13 @@ impl Rack {
     }
 
     fn configure(&mut self, text: &str) -> Result<(), Denied> {
-        let change = self.ledger.decide_configure(at(0), &RackSpec::in_words(text))?;
+        let change = self.ledger.decide_configure(at(0), &RackSpec::parse(text))?;
         self.apply(change);
         Ok(())
     }
 
-    fn reserve(&mut self, ask: Reserve) -> Result<ReservationId, Denied> {
-        match self.ledger.decide_reserve(at(1), ask)? {
+    fn reserve(&mut self, request: Reserve) -> Result<ReservationId, Denied> {
+        match self.ledger.decide_reserve(at(1), request)? {
             Decided::Repeat(id) => Ok(id),
             Decided::New(id, change) => {
                 self.apply(change);
@@ -116,8 +117,8 @@ impl Rack {
     }
 
     /// Returns the slices of a new reservation.
-    fn takes(&mut self, vm: &str, host: &str, slices: u32) -> Vec<u32> {
-        let id = self.reserve(ask(vm, host, slices)).unwrap();
+    fn reserve_slices(&mut self, vm: &str, host: &str, slices: u32) -> Vec<u32> {
+        let id = self.reserve(reserve_request(vm, host, slices)).unwrap();
         self.ledger.reservation(id).unwrap().slices.iter().map(|s| s.0).collect()
     }
 
@@ -132,7 +133,7 @@ impl Rack {
     }
 
     fn slice(&mut self, slice: u32, event: Event) {
-        let change = self.ledger.decide_slice(SliceId(slice), event).expect("an event that fits");
+        let change = self.ledger.decide_slice(SliceId(slice), event).expect("a possible event");
         self.apply(change);
     }
 
@@ -156,7 +157,7 @@ impl Rack {
     }
 
     /// Returns the latest decision.
-    fn why(&self) -> &What {
+    fn last_decision(&self) -> &What {
         let last = self.disk.values().rev().find_map(|record| match record {
             Record::Decision(_, decision) => Some(&decision.what),
             _ => None,
@@ -170,19 +171,19 @@ fn released() -> EndedBy {
 }
 
 #[test]
-fn a_repeated_request_gets_the_same_reservation() {
-    let mut rack = Rack::of("e1=4 h1:e1");
-    let id = rack.reserve(ask("a", "h1", 2)).unwrap();
-    assert_eq!(rack.reserve(ask("a", "h1", 2)), Ok(id));
+fn repeated_request_returns_same_reservation() {
+    let mut rack = Rack::new("e1=4 h1:e1");
+    let id = rack.reserve(reserve_request("a", "h1", 2)).unwrap();
+    assert_eq!(rack.reserve(reserve_request("a", "h1", 2)), Ok(id));
     rack.end(id, released());
-    assert_eq!(rack.reserve(ask("a", "h1", 2)), Ok(id), "even when it is over");
+    assert_eq!(rack.reserve(reserve_request("a", "h1", 2)), Ok(id), "after it has ended");
     assert_eq!(rack.ledger.reservations.len(), 1);
 }
 
 #[test]
-fn a_request_id_with_other_content_is_refused_naming_what_differs() {
-    let mut rack = Rack::of("e1=4 h1:e1 h2:e1");
-    let first = ask("a", "h1", 2);
+fn request_id_reused_with_other_content_names_the_difference() {
+    let mut rack = Rack::new("e1=4 h1:e1 h2:e1");
+    let first = reserve_request("a", "h1", 2);
     rack.reserve(first.clone()).unwrap();
     let others = [
         ("vm", Reserve { vm: name("b"), ..first.clone() }),
@@ -203,12 +204,12 @@ fn a_request_id_with_other_content_is_refused_naming_what_differs() {
 }
 
 #[test]
-fn a_vm_has_one_reservation_at_a_time() {
-    let mut rack = Rack::of("e1=4 h1:e1 h2:e1");
-    let id = rack.reserve(ask("a", "h1", 1)).unwrap();
+fn vm_has_one_active_reservation() {
+    let mut rack = Rack::new("e1=4 h1:e1 h2:e1");
+    let id = rack.reserve(reserve_request("a", "h1", 1)).unwrap();
     let again = |request: &str| {
-        let asked = ask("a", "h2", 1);
-        Reserve { request: RequestKey { id: RequestId::new(request).unwrap(), ..asked.request }, ..asked }
+        let base = reserve_request("a", "h2", 1);
+        Reserve { request: RequestKey { id: RequestId::new(request).unwrap(), ..base.request }, ..base }
     };
     let denied = Denied::VmTaken { vm: name("a"), reservation: id, host: name("h1") };
     assert_eq!(rack.reserve(again("two")), Err(denied));
@@ -217,89 +218,93 @@ fn a_vm_has_one_reservation_at_a_time() {
 }
 
 #[test]
-fn a_vms_slices_come_from_the_one_emc_with_the_most_free() {
-    let mut rack = Rack::of("e1=4 e2=6 e3=2 h1:e1+e2+e3");
-    assert_eq!(rack.takes("a", "h1", 3), [4, 5, 6]);
-    assert_eq!(rack.takes("b", "h1", 2), [0, 1], "the first has most free now");
-    let What::Reserved { taken, others, .. } = rack.why() else { panic!() };
+fn slices_come_from_the_emc_with_the_most_free() {
+    let mut rack = Rack::new("e1=4 e2=6 e3=2 h1:e1+e2+e3");
+    assert_eq!(rack.reserve_slices("a", "h1", 3), [4, 5, 6]);
+    assert_eq!(rack.reserve_slices("b", "h1", 2), [0, 1], "e1 has the most free slices now");
+    let What::Reserved { taken, others, .. } = rack.last_decision() else { panic!() };
     assert_eq!(taken, &[(name("e1"), 2, 4)]);
     assert_eq!(others, &[(name("e2"), 3, NotChosen::Fuller), (name("e3"), 2, NotChosen::Fuller)]);
 }
 
 #[test]
-fn emc_with_as_many_free_slices_is_not_called_fuller() {
-    let mut rack = Rack::of("e1=4 e2=4 e3=3 h1:e1+e2+e3");
-    assert_eq!(rack.takes("a", "h1", 2), [0, 1]);
-    let What::Reserved { others, .. } = rack.why() else { panic!() };
+fn emc_with_as_many_free_slices_is_reported_as_tied() {
+    let mut rack = Rack::new("e1=4 e2=4 e3=3 h1:e1+e2+e3");
+    assert_eq!(rack.reserve_slices("a", "h1", 2), [0, 1]);
+    let What::Reserved { others, .. } = rack.last_decision() else { panic!() };
     assert_eq!(others, &[(name("e2"), 4, NotChosen::Tied), (name("e3"), 3, NotChosen::Fuller)]);
 }
 
 #[test]
-fn where_no_emc_has_them_all_a_vms_slices_come_from_the_fewest() {
-    let mut rack = Rack::of("e1=4 e2=6 e3=2 h1:e1+e2+e3");
-    assert_eq!(rack.takes("a", "h1", 7), [0, 4, 5, 6, 7, 8, 9]);
-    let What::Reserved { others, .. } = rack.why() else { panic!() };
+fn slices_span_as_few_emcs_as_possible() {
+    let mut rack = Rack::new("e1=4 e2=6 e3=2 h1:e1+e2+e3");
+    assert_eq!(rack.reserve_slices("a", "h1", 7), [0, 4, 5, 6, 7, 8, 9]);
+    let What::Reserved { others, .. } = rack.last_decision() else { panic!() };
     assert_eq!(others, &[(name("e3"), 2, NotChosen::TooSmall)]);
 }
 
 #[test]
-fn a_host_gets_slices_only_from_emcs_it_is_wired_to() {
-    let mut rack = Rack::of("e1=4 e2=8 h1:e1 h2:e2");
-    assert_eq!(rack.takes("a", "h1", 4), [0, 1, 2, 3]);
+fn host_receives_slices_only_from_attached_emcs() {
+    let mut rack = Rack::new("e1=4 e2=8 h1:e1 h2:e2");
+    assert_eq!(rack.reserve_slices("a", "h1", 4), [0, 1, 2, 3]);
     let denied = Denied::OutOfSlices { host: name("h1"), asked: 1, free: 0, closed: Vec::new() };
-    assert_eq!(rack.reserve(ask("b", "h1", 1)), Err(denied));
-    assert_eq!(rack.takes("c", "h2", 1), [4]);
+    assert_eq!(rack.reserve(reserve_request("b", "h1", 1)), Err(denied));
+    assert_eq!(rack.reserve_slices("c", "h2", 1), [4]);
 }
 
 #[test]
-fn nothing_new_is_taken_from_an_emc_that_is_cordoned_draining_or_failed() {
+fn cordoned_draining_or_failed_emc_is_excluded() {
     for stop in [NotChosen::Cordoned, NotChosen::Draining, NotChosen::Failed] {
-        let mut rack = Rack::of("e1=8 e2=4 h1:e1+e2");
+        let mut rack = Rack::new("e1=8 e2=4 h1:e1+e2");
         match stop {
             NotChosen::Cordoned => rack.schedule(Place::Emc(name("e1")), Scheduling::Cordoned),
             NotChosen::Draining => rack.schedule(Place::Emc(name("e1")), Scheduling::Draining),
             _ => rack.ledger.set_emc_up(rack.ledger.emc_named(&name("e1")).unwrap(), false),
         }
-        assert_eq!(rack.takes("a", "h1", 1), [8], "{stop}");
-        let denied = rack.reserve(ask("b", "h1", 5)).unwrap_err().to_string();
-        let said = format!("host h1 can reach 3 free slices, 5 needed; not counted: 8 on e1 ({stop})");
-        assert_eq!(denied, said);
+        assert_eq!(rack.reserve_slices("a", "h1", 1), [8], "{stop}");
+        let denied = rack.reserve(reserve_request("b", "h1", 5)).unwrap_err().to_string();
+        let expected = format!("host h1 can reach 3 free slices, 5 needed; not counted: 8 on e1 ({stop})");
+        assert_eq!(denied, expected);
     }
 }
 
 #[test]
-fn a_host_that_is_cordoned_draining_or_fenced_takes_nothing_new() {
-    let mut rack = Rack::of("e1=8 h1:e1");
+fn cordoned_draining_or_fenced_host_rejects_reservations() {
+    let mut rack = Rack::new("e1=8 h1:e1");
     for (to, why) in [(Scheduling::Cordoned, "cordoned"), (Scheduling::Draining, "draining")] {
         rack.schedule(Place::Host(name("h1")), to);
         let denied = Denied::HostNotSchedulable { host: name("h1"), why };
-        assert_eq!(rack.reserve(ask("a", "h1", 0)), Err(denied));
+        assert_eq!(rack.reserve(reserve_request("a", "h1", 0)), Err(denied));
     }
     rack.schedule(Place::Host(name("h1")), Scheduling::Enabled);
     let fence = rack.ledger.decide_fence(at(1), HostId(0), false, tester(), "why");
     rack.apply(fence);
     let denied = Denied::HostNotSchedulable { host: name("h1"), why: "being fenced" };
-    assert_eq!(rack.reserve(ask("a", "h1", 0)), Err(denied));
+    assert_eq!(rack.reserve(reserve_request("a", "h1", 0)), Err(denied));
 }
 
 #[test]
-fn what_is_exhausted_is_refused_with_its_numbers() {
-    let mut rack = Rack::of("e1=4 h1:e1");
-    rack.reserve(Reserve { cores: 10, local: Bytes::gib(60), ..ask("a", "h1", 1) }).unwrap();
-    let cores = rack.reserve(Reserve { cores: 7, ..ask("b", "h1", 0) });
+fn exhausted_resource_is_rejected_with_its_numbers() {
+    let mut rack = Rack::new("e1=4 h1:e1");
+    rack.reserve(Reserve { cores: 10, local: Bytes::gib(60), ..reserve_request("a", "h1", 1) }).unwrap();
+    let cores = rack.reserve(Reserve { cores: 7, ..reserve_request("b", "h1", 0) });
     assert_eq!(cores, Err(Denied::OutOfCores { host: name("h1"), asked: 7, free: 6 }));
-    let local = rack.reserve(Reserve { local: Bytes::gib(5), ..ask("b", "h1", 0) });
+    let local = rack.reserve(Reserve { local: Bytes::gib(5), ..reserve_request("b", "h1", 0) });
     let free = Bytes::gib(4);
     assert_eq!(local, Err(Denied::OutOfLocal { host: name("h1"), asked: Bytes::gib(5), free }));
-    let slices = rack.reserve(ask("b", "h1", 4));
+    let slices = rack.reserve(reserve_request("b", "h1", 4));
     assert_eq!(slices, Err(Denied::OutOfSlices { host: name("h1"), asked: 4, free: 3, closed: Vec::new() }));
-    assert_eq!(rack.reserve(ask("b", "h9", 1)), Err(Denied::NoSuchHost(name("h9"))));
+    assert_eq!(rack.reserve(reserve_request("b", "h9", 1)), Err(Denied::NoSuchHost(name("h9"))));
 }
 
 #[test]
-fn reservations_of_one_host_are_limited_whatever_they_take() {
-    let mut rack = Rack::of("e1=4 h1:e1 h2:e1");
-    let small = |n: usize, host| Reserve { cores: 0, local: Bytes::ZERO, ..ask(&format!("v{n}"), host, 0) };
+fn reservations_per_host_are_limited_regardless_of_size() {
+    let mut rack = Rack::new("e1=4 h1:e1 h2:e1");
+    let small = |n: usize, host| Reserve {
+        cores: 0,
+        local: Bytes::ZERO,
+        ..reserve_request(&format!("v{n}"), host, 0)
+    };
     for n in 0..RESERVATIONS_PER_HOST_MAX {
         rack.reserve(small(n, "h1")).unwrap();
     }
@@ -311,18 +316,19 @@ fn reservations_of_one_host_are_limited_whatever_they_take() {
 }
 
 #[test]
-fn a_vm_that_ended_is_found_by_its_name_until_it_is_forgotten_or_named_again() {
-    let mut rack = Rack::of("e1=4 h1:e1");
+fn ended_vm_is_found_by_name_until_pruned_or_reused() {
+    let mut rack = Rack::new("e1=4 h1:e1");
     let target = Target::Vm(name("a"));
     assert_eq!(rack.ledger.find(&target), Err(Denied::NoSuchVm(name("a"))));
-    let first = rack.reserve(ask("a", "h1", 1)).unwrap();
+    let first = rack.reserve(reserve_request("a", "h1", 1)).unwrap();
     rack.end(first, released());
-    assert_eq!(rack.ledger.find(&target), Ok(first), "a release that is repeated finds what it released");
-    let request = RequestKey { id: RequestId::new("another").unwrap(), ..ask("a", "h1", 1).request };
-    let second = rack.reserve(Reserve { request, ..ask("a", "h1", 1) }).unwrap();
+    assert_eq!(rack.ledger.find(&target), Ok(first), "a repeated release finds its reservation");
+    let request =
+        RequestKey { id: RequestId::new("another").unwrap(), ..reserve_request("a", "h1", 1).request };
+    let second = rack.reserve(Reserve { request, ..reserve_request("a", "h1", 1) }).unwrap();
     assert_eq!(rack.ledger.find(&target), Ok(second));
     rack.end(second, released());
-    assert_eq!(rack.ledger.find(&target), Ok(second), "the newer of two");
+    assert_eq!(rack.ledger.find(&target), Ok(second), "the later of two");
     for id in [second, first] {
         rack.apply(Change(vec![Record::Gone(Key::Reservation(id))]));
     }
@@ -330,9 +336,9 @@ fn a_vm_that_ended_is_found_by_its_name_until_it_is_forgotten_or_named_again() {
 }
 
 #[test]
-fn committing_and_releasing_again_changes_nothing() {
-    let mut rack = Rack::of("e1=4 h1:e1");
-    let id = rack.reserve(ask("a", "h1", 2)).unwrap();
+fn repeated_commit_and_release_change_nothing() {
+    let mut rack = Rack::new("e1=4 h1:e1");
+    let id = rack.reserve(reserve_request("a", "h1", 2)).unwrap();
     let commit = rack.ledger.decide_commit(at(2), id, tester()).unwrap();
     rack.apply(commit);
     assert_eq!(rack.ledger.next_expiry(), None, "a committed reservation has no deadline");
@@ -343,7 +349,10 @@ fn committing_and_releasing_again_changes_nothing() {
     let Err(Denied::WrongState { .. }) = rack.ledger.decide_commit(at(3), id, tester()) else { panic!() };
     assert!(matches!(rack.slot(0).state, State::Draining(_, Drain::Host { force: false })));
     rack.end(id, EndedBy::Released { force: true, reason: String::new() });
-    assert!(matches!(rack.slot(0).state, State::Draining(_, Drain::Host { force: true })), "force is news");
+    assert!(
+        matches!(rack.slot(0).state, State::Draining(_, Drain::Host { force: true })),
+        "force changes the drain"
+    );
     let unknown = ReservationId(99);
     assert_eq!(
         rack.ledger.decide_end(at(3), unknown, released(), tester()),
@@ -352,9 +361,9 @@ fn committing_and_releasing_again_changes_nothing() {
 }
 
 #[test]
-fn a_reservation_that_is_not_committed_in_time_is_overdue() {
-    let mut rack = Rack::of("e1=4 h1:e1");
-    let id = rack.reserve(ask("a", "h1", 1)).unwrap();
+fn uncommitted_reservation_is_overdue_at_its_deadline() {
+    let mut rack = Rack::new("e1=4 h1:e1");
+    let id = rack.reserve(reserve_request("a", "h1", 1)).unwrap();
     let deadline = at(1).now.after(COMMIT_WITHIN);
     assert_eq!(rack.ledger.next_expiry(), Some(deadline));
     let before = When { now: Ns(deadline.0 - 1), ..at(1) };
@@ -365,9 +374,12 @@ fn a_reservation_that_is_not_committed_in_time_is_overdue() {
 }
 
 #[test]
-fn an_ended_request_is_remembered_for_its_time_and_while_its_slices_drain() {
-    let mut rack = Rack::of("e1=4 h1:e1");
-    let (a, b) = (rack.reserve(ask("a", "h1", 1)).unwrap(), rack.reserve(ask("b", "h1", 0)).unwrap());
+fn ended_request_is_kept_for_retention_and_while_slices_drain() {
+    let mut rack = Rack::new("e1=4 h1:e1");
+    let (a, b) = (
+        rack.reserve(reserve_request("a", "h1", 1)).unwrap(),
+        rack.reserve(reserve_request("b", "h1", 0)).unwrap(),
+    );
     rack.online(0);
     rack.end(a, released());
     rack.end(b, released());
@@ -375,33 +387,33 @@ fn an_ended_request_is_remembered_for_its_time_and_while_its_slices_drain() {
     let gone =
         |ids: &[ReservationId]| Change(ids.iter().map(|id| Record::Gone(Key::Reservation(*id))).collect());
     assert_eq!(rack.ledger.decide_forget(When { now: Ns(later(0).now.0 - 1), ..at(2) }, 9), gone(&[]));
-    assert_eq!(rack.ledger.decide_forget(later(0), 9), gone(&[b]), "a slice of the first is still out");
+    assert_eq!(rack.ledger.decide_forget(later(0), 9), gone(&[b]), "a slice of the first is draining");
     rack.slice(0, Event::Released(HostId(0), Epoch(1)));
     rack.slice(0, Event::Revoked(Epoch(1)));
     assert_eq!(rack.ledger.decide_forget(later(0), 9), gone(&[a, b]));
-    assert_eq!(rack.ledger.decide_forget(later(0), 1), gone(&[a]), "at most so many at a time");
+    assert_eq!(rack.ledger.decide_forget(later(0), 1), gone(&[a]), "at most the requested number");
     let change = rack.ledger.decide_forget(later(0), 9);
     rack.apply(change);
-    assert_ne!(rack.reserve(ask("a", "h1", 1)), Ok(a), "a forgotten id is a new request");
+    assert_ne!(rack.reserve(reserve_request("a", "h1", 1)), Ok(a), "a pruned id is a new request");
 }
 
 #[test]
-fn a_rack_grows_while_it_runs() {
-    let mut rack = Rack::of("e1=4 h1:e1");
-    rack.reserve(ask("a", "h1", 4)).unwrap();
+fn rack_grows_while_in_use() {
+    let mut rack = Rack::new("e1=4 h1:e1");
+    rack.reserve(reserve_request("a", "h1", 4)).unwrap();
     rack.configure("e1=4 e2=4 h1:e1+e2 h2:e2").unwrap();
-    assert_eq!(rack.takes("b", "h1", 1), [4]);
-    assert_eq!(rack.takes("c", "h2", 3), [5, 6, 7]);
+    assert_eq!(rack.reserve_slices("b", "h1", 1), [4]);
+    assert_eq!(rack.reserve_slices("c", "h2", 3), [5, 6, 7]);
     assert_eq!(
-        rack.ledger.decide_configure(at(3), &RackSpec::in_words("e1=4 e2=4 h1:e1+e2 h2:e2")),
+        rack.ledger.decide_configure(at(3), &RackSpec::parse("e1=4 e2=4 h1:e1+e2 h2:e2")),
         Ok(Change::default())
     );
 }
 
 #[test]
-fn what_is_in_use_is_not_removed_from_the_rack() {
-    let mut rack = Rack::of("e1=4 e2=4 h1:e1+e2 h2:e2");
-    let id = rack.reserve(ask("a", "h1", 1)).unwrap();
+fn configuration_cannot_remove_parts_in_use() {
+    let mut rack = Rack::new("e1=4 e2=4 h1:e1+e2 h2:e2");
+    let id = rack.reserve(reserve_request("a", "h1", 1)).unwrap();
     let refused = |rack: &mut Rack, text: &str| match rack.configure(text) {
         Err(Denied::NotDrained { what, .. } | Denied::Fixed { what, .. }) => what,
         other => panic!("{text}: {other:?}"),
@@ -413,14 +425,14 @@ fn what_is_in_use_is_not_removed_from_the_rack() {
     rack.configure("e1=4 h1:e1").expect("the second host and EMC are not in use");
     rack.end(id, released());
     rack.slice(0, Event::Revoked(Epoch(1)));
-    assert_eq!(refused(&mut rack, "e2=4 h1:e2"), "emc e1", "a slice waits to be scrubbed");
-    rack.configure("e1=4 e3=4 h2:e1+e3").expect("the host has nothing left");
-    assert_eq!(rack.takes("b", "h2", 4), [8, 9, 10, 11], "numbers of slices are not used again");
+    assert_eq!(refused(&mut rack, "e2=4 h1:e2"), "emc e1", "a slice is waiting for its scrub");
+    rack.configure("e1=4 e3=4 h2:e1+e3").expect("the host has no slices");
+    assert_eq!(rack.reserve_slices("b", "h2", 4), [8, 9, 10, 11], "slice ids are not reused");
 }
 
 #[test]
-fn a_rack_has_limits() {
-    let mut rack = Rack::of("e1=4 h1:e1");
+fn configuration_beyond_the_limits_is_rejected() {
+    let mut rack = Rack::new("e1=4 h1:e1");
     let slices = u64::from(SLICES_MAX);
     let too_many = rack.configure(&format!("e1=4 e2={SLICES_MAX} h1:e1"));
     assert_eq!(too_many, Err(Denied::TooMany { what: "slices", max: slices }));
@@ -428,15 +440,15 @@ fn a_rack_has_limits() {
 }
 
 #[test]
-fn a_drain_asks_for_every_vm_there_to_move_and_taking_it_back_withdraws_that() {
-    let mut rack = Rack::of("e1=4 e2=4 h1:e1+e2 h2:e2");
-    let a = rack.reserve(ask("a", "h1", 1)).unwrap();
-    let b = rack.reserve(ask("b", "h2", 1)).unwrap();
-    let asked = |rack: &Rack| rack.ledger.migrations().map(|(id, _)| id).collect::<Vec<_>>();
+fn drain_requests_migrations_and_enable_withdraws_them() {
+    let mut rack = Rack::new("e1=4 e2=4 h1:e1+e2 h2:e2");
+    let a = rack.reserve(reserve_request("a", "h1", 1)).unwrap();
+    let b = rack.reserve(reserve_request("b", "h2", 1)).unwrap();
+    let migrating = |rack: &Rack| rack.ledger.migrations().map(|(id, _)| id).collect::<Vec<_>>();
     rack.schedule(Place::Emc(name("e1")), Scheduling::Draining);
-    assert_eq!(asked(&rack), [a]);
+    assert_eq!(migrating(&rack), [a]);
     rack.schedule(Place::Host(name("h2")), Scheduling::Draining);
-    assert_eq!(asked(&rack), [a, b]);
+    assert_eq!(migrating(&rack), [a, b]);
     let answer = |vm: &str| {
         rack.ledger.decide_migration(at(3), &name(vm), MigrationAnswer::Accepted, "soon".into(), tester())
     };
@@ -446,15 +458,15 @@ fn a_drain_asks_for_every_vm_there_to_move_and_taking_it_back_withdraws_that() {
     rack.apply(change);
     assert_eq!(rack.ledger.migrations[&a].answer, MigrationAnswer::Accepted);
     rack.schedule(Place::Host(name("h2")), Scheduling::Enabled);
-    assert_eq!(asked(&rack), [a]);
+    assert_eq!(migrating(&rack), [a]);
     rack.end(a, released());
-    assert_eq!(asked(&rack), [], "a VM that ended need not move");
+    assert_eq!(migrating(&rack), [], "an ended VM has no migration");
 }
 
 #[test]
-fn a_vm_with_two_reasons_to_move_is_asked_once_and_until_both_are_gone() {
-    let mut rack = Rack::of("e1=4 e2=4 h1:e1+e2");
-    let a = rack.reserve(ask("a", "h1", 1)).unwrap();
+fn vm_under_two_drains_has_one_migration_until_both_end() {
+    let mut rack = Rack::new("e1=4 e2=4 h1:e1+e2");
+    let a = rack.reserve(reserve_request("a", "h1", 1)).unwrap();
     rack.schedule(Place::Host(name("h1")), Scheduling::Draining);
     let (_, accepted) = rack
         .ledger
@@ -462,18 +474,18 @@ fn a_vm_with_two_reasons_to_move_is_asked_once_and_until_both_are_gone() {
         .unwrap();
     rack.apply(accepted);
     rack.schedule(Place::Emc(name("e1")), Scheduling::Draining);
-    assert_eq!(rack.ledger.migrations[&a].answer, MigrationAnswer::Accepted, "it is on its way already");
+    assert_eq!(rack.ledger.migrations[&a].answer, MigrationAnswer::Accepted, "the accepted answer is kept");
     rack.schedule(Place::Host(name("h1")), Scheduling::Enabled);
     let asked = &rack.ledger.migrations[&a];
     assert_eq!((asked.why.as_str(), asked.answer), ("emc e1 is draining", MigrationAnswer::Accepted));
     rack.schedule(Place::Emc(name("e1")), Scheduling::Cordoned);
-    assert_eq!(rack.ledger.migrations().count(), 0, "a cordon asks nobody to move");
+    assert_eq!(rack.ledger.migrations().count(), 0, "a cordon requests no migration");
 }
 
 #[test]
-fn a_move_that_was_declined_is_asked_for_again_after_a_while() {
-    let mut rack = Rack::of("e1=4 h1:e1");
-    let a = rack.reserve(ask("a", "h1", 1)).unwrap();
+fn declined_migration_is_requested_again_after_the_delay() {
+    let mut rack = Rack::new("e1=4 h1:e1");
+    let a = rack.reserve(reserve_request("a", "h1", 1)).unwrap();
     rack.schedule(Place::Host(name("h1")), Scheduling::Draining);
     let (_, declined) = rack
         .ledger
@@ -492,29 +504,32 @@ fn a_move_that_was_declined_is_asked_for_again_after_a_while() {
 }
 
 #[test]
-fn fencing_ends_a_hosts_reservations_and_its_slices_wait_for_the_device() {
-    let mut rack = Rack::of("e1=4 e2=4 h1:e1+e2 h2:e1");
-    let id = rack.reserve(ask("a", "h1", 5)).unwrap();
+fn fence_ends_reservations_and_slices_wait_for_the_device() {
+    let mut rack = Rack::new("e1=4 e2=4 h1:e1+e2 h2:e1");
+    let id = rack.reserve(reserve_request("a", "h1", 5)).unwrap();
     (0..5).for_each(|slice| rack.online(slice));
     let fence = rack.ledger.decide_fence(at(3), HostId(0), false, tester(), "why");
     rack.apply(fence);
     assert!(!rack.ledger.reservation(id).unwrap().is_active());
-    assert!(matches!(rack.slot(0).state, State::Draining(_, Drain::Host { .. })), "nothing is cut off yet");
+    assert!(
+        matches!(rack.slot(0).state, State::Draining(_, Drain::Host { .. })),
+        "no EMC has confirmed the fence"
+    );
     let again = rack.ledger.decide_fence(at(4), HostId(0), false, tester(), "why");
     assert_eq!(again, Change::default());
-    let cut = rack.ledger.decide_cut_off(at(3), HostId(0), EmcId(0));
-    rack.apply(cut);
+    let confirmed = rack.ledger.decide_cut_off(at(3), HostId(0), EmcId(0));
+    rack.apply(confirmed);
     assert!(matches!(rack.slot(0).state, State::Draining(_, Drain::Revoking)));
     assert!(
         matches!(rack.slot(4).state, State::Draining(_, Drain::Host { .. })),
-        "the other EMC has not done it"
+        "the other EMC has not confirmed the fence"
     );
 }
 
 #[test]
-fn fenced_host_returns_when_it_restarted_or_proved_itself_clean() {
-    for cut in [true, false] {
-        let mut rack = Rack::of("e1=4 h1:e1");
+fn fenced_host_returns_after_a_restart_or_a_clean_report() {
+    for is_confirmed in [true, false] {
+        let mut rack = Rack::new("e1=4 h1:e1");
         let report = |rack: &mut Rack, boot: &str, clean| {
             let change = rack.ledger.decide_report(at(3), HostId(0), boot, clean);
             rack.apply(change);
@@ -523,52 +538,50 @@ fn fenced_host_returns_when_it_restarted_or_proved_itself_clean() {
         let fence = |rack: &mut Rack| {
             let fence = rack.ledger.decide_fence(at(3), HostId(0), false, tester(), "why");
             rack.apply(fence);
-            if cut {
-                let cut = rack.ledger.decide_cut_off(at(3), HostId(0), EmcId(0));
-                rack.apply(cut);
+            if is_confirmed {
+                let confirmed = rack.ledger.decide_cut_off(at(3), HostId(0), EmcId(0));
+                rack.apply(confirmed);
             }
             rack.host("h1").host.fence
         };
         report(&mut rack, "b1", false);
         let fenced = fence(&mut rack);
-        assert_eq!(fenced, if cut { Fence::Fenced } else { Fence::Fencing { powered_off: false } });
+        assert_eq!(fenced, if is_confirmed { Fence::Fenced } else { Fence::Fencing { powered_off: false } });
         assert_eq!(report(&mut rack, "b1", false), fenced);
         assert_eq!(report(&mut rack, "b1", true), Fence::None);
         fence(&mut rack);
         assert_eq!(report(&mut rack, "b2", false), Fence::None);
         let unconfirmed_fences = &rack.host("h1").host.unconfirmed_fences;
-        assert_eq!(
-            unconfirmed_fences.contains(&EmcId(0)),
-            !cut,
-            "an EMC that has not answered is still to answer"
-        );
+        assert_eq!(unconfirmed_fences.contains(&EmcId(0)), !is_confirmed, "an unconfirmed fence remains");
     }
 }
 
 #[test]
-fn host_that_returned_is_given_nothing_of_an_emc_that_has_not_cut_it_off() {
-    let mut rack = Rack::of("e1=2 e2=2 h1:e1+e2");
+fn returned_host_receives_nothing_from_an_unconfirmed_emc() {
+    let mut rack = Rack::new("e1=2 e2=2 h1:e1+e2");
     let report = rack.ledger.decide_report(at(3), HostId(0), "b1", false);
     rack.apply(report);
     let fence = rack.ledger.decide_fence(at(3), HostId(0), false, tester(), "why");
     rack.apply(fence);
-    let cut = rack.ledger.decide_cut_off(at(3), HostId(0), EmcId(0));
-    rack.apply(cut);
+    let confirmed = rack.ledger.decide_cut_off(at(3), HostId(0), EmcId(0));
+    rack.apply(confirmed);
     let report = rack.ledger.decide_report(at(4), HostId(0), "b2", false);
     rack.apply(report);
-    let Denied::OutOfSlices { free: 2, closed, .. } = rack.reserve(ask("a", "h1", 3)).unwrap_err() else {
-        panic!("e2 has not answered")
+    let Denied::OutOfSlices { free: 2, closed, .. } =
+        rack.reserve(reserve_request("a", "h1", 3)).unwrap_err()
+    else {
+        panic!("e2 has not confirmed the fence")
     };
     assert_eq!(closed, [(name("e2"), 2, NotChosen::FenceUnconfirmed)]);
-    let cut = rack.ledger.decide_cut_off(at(5), HostId(0), EmcId(1));
-    rack.apply(cut);
-    rack.reserve(ask("a", "h1", 3)).unwrap();
+    let confirmed = rack.ledger.decide_cut_off(at(5), HostId(0), EmcId(1));
+    rack.apply(confirmed);
+    rack.reserve(reserve_request("a", "h1", 3)).unwrap();
 }
 
-/// Such a record contains no EMC that has confirmed.
+/// The record of an earlier version lists no EMCs.
 #[test]
-fn fence_begun_by_an_earlier_version_waits_for_every_emc() {
-    let mut rack = Rack::of("e1=4 e2=4 h1:e1+e2");
+fn fence_stored_by_an_earlier_version_waits_for_every_emc() {
+    let mut rack = Rack::new("e1=4 e2=4 h1:e1+e2");
     let fence = rack.ledger.decide_fence(at(3), HostId(0), false, tester(), "why");
     rack.apply(fence);
     let mut host = rack.host("h1").host.clone();
@@ -580,8 +593,8 @@ fn fence_begun_by_an_earlier_version_waits_for_every_emc() {
 }
 
 #[test]
-fn an_operator_vouches_for_a_host_that_is_being_fenced_already() {
-    let mut rack = Rack::of("e1=4 h1:e1");
+fn operator_may_confirm_power_off_of_a_host_being_fenced() {
+    let mut rack = Rack::new("e1=4 h1:e1");
     for powered_off in [false, true] {
         let fence = rack.ledger.decide_fence(at(3), HostId(0), powered_off, tester(), "why");
         rack.apply(fence);
@@ -590,10 +603,10 @@ fn an_operator_vouches_for_a_host_that_is_being_fenced_already() {
 }
 
 #[test]
-fn reservation_that_breaks_before_its_commit_still_ends_at_its_deadline() {
+fn uncommitted_broken_reservation_still_ends_at_its_deadline() {
     for (commits, overdue) in [(false, 1), (true, 0)] {
-        let mut rack = Rack::of("e1=4 h1:e1");
-        let id = rack.reserve(ask("a", "h1", 1)).unwrap();
+        let mut rack = Rack::new("e1=4 h1:e1");
+        let id = rack.reserve(reserve_request("a", "h1", 1)).unwrap();
         let deadline = rack.ledger.reservation(id).unwrap().stage.deadline().unwrap();
         if commits {
             let change = rack.ledger.decide_commit(at(1), id, tester()).unwrap();
@@ -610,9 +623,9 @@ fn reservation_that_breaks_before_its_commit_still_ends_at_its_deadline() {
 }
 
 #[test]
-fn a_quarantined_slice_breaks_its_reservation_and_comes_back_only_when_let() {
-    let mut rack = Rack::of("e1=4 h1:e1");
-    let id = rack.reserve(ask("a", "h1", 2)).unwrap();
+fn quarantined_slice_breaks_its_reservation_until_requalified() {
+    let mut rack = Rack::new("e1=4 h1:e1");
+    let id = rack.reserve(reserve_request("a", "h1", 2)).unwrap();
     rack.slice(0, Event::Granted(Epoch(1)));
     let dirty = Event::FoundDirty(HostId(0), Epoch(1));
     let change = rack.ledger.decide_quarantine(at(2), SliceId(0), dirty, "byte 7").unwrap();
@@ -628,85 +641,88 @@ fn a_quarantined_slice_breaks_its_reservation_and_comes_back_only_when_let() {
 
 /// A rack restored from a backup in which VM a has slice 0 on h1, and the contents of its devices.
 fn restored() -> (Rack, ReservationId) {
-    let mut rack = Rack::of("e1=4 h1:e1 h2:e1");
-    let id = rack.reserve(ask("a", "h1", 1)).unwrap();
+    let mut rack = Rack::new("e1=4 h1:e1 h2:e1");
+    let id = rack.reserve(reserve_request("a", "h1", 1)).unwrap();
     rack.online(0);
     let change = rack.ledger.decide_restored();
     rack.apply(change);
-    assert_eq!(rack.emc("e1").quarantined(), 4, "nothing is believed");
+    assert_eq!(rack.emc("e1").quarantined(), 4, "every slice is quarantined");
     rack.slice(1, Event::Raise(Epoch(5)));
     rack.slice(1, Event::Quarantine(Quarantine::Restored { host: Some(HostId(1)) }));
     (rack, id)
 }
 
 /// A report of a VM of user 2001 with 3 GiB of pinned local memory, and slices with epochs.
-fn running<const N: usize>(vm: &str, slices: [(u32, u64); N]) -> HaveVm {
+fn running_vm<const N: usize>(vm: &str, slices: [(u32, u64); N]) -> HaveVm {
     let holding = |(slice, epoch)| Holding { slice: SliceId(slice), epoch: Epoch(epoch) };
     let slices = slices.map(holding).to_vec();
     HaveVm { vm: name(vm), pid: 7, slices, local: Bytes::gib(3), pinned: true, uid: user(2001) }
 }
 
 #[test]
-fn after_a_restore_vms_found_running_keep_their_slices() {
+fn running_vms_keep_their_slices_after_a_restore() {
     let (mut rack, id) = restored();
     let adopt = |rack: &Rack, host, id, vm: &str, slice, epoch| {
-        rack.ledger.decide_adopt(at(3), host, id, &running(vm, [(slice, epoch)]))
+        rack.ledger.decide_adopt(at(3), host, id, &running_vm(vm, [(slice, epoch)]))
     };
-    let change = adopt(&rack, HostId(0), id, "a", 0, 1).expect("as the ledger had it");
+    let change = adopt(&rack, HostId(0), id, "a", 0, 1).expect("the epoch in the ledger");
     rack.apply(change);
     assert_eq!(rack.slot(0).state, State::Online(Owner { host: HostId(0), reservation: id }));
     let lost = ReservationId(id.0 + 7);
-    assert_eq!(adopt(&rack, HostId(1), lost, "b", 1, 4), None, "another epoch than the device's");
-    assert_eq!(adopt(&rack, HostId(0), lost, "b", 1, 5), None, "another host than the device's");
-    let change = adopt(&rack, HostId(1), lost, "b", 1, 5).expect("of the lost part of history");
+    assert_eq!(adopt(&rack, HostId(1), lost, "b", 1, 4), None, "not the epoch of the device");
+    assert_eq!(adopt(&rack, HostId(0), lost, "b", 1, 5), None, "not the host of the device");
+    let change = adopt(&rack, HostId(1), lost, "b", 1, 5).expect("a reservation of the lost history");
     rack.apply(change);
     assert_eq!(rack.ledger.reservation_of(&name("b")), Some(lost));
     let adopted = rack.ledger.reservation(lost).unwrap();
     let reported = (adopted.local, adopted.pinned, adopted.uid);
-    assert_eq!(reported, (Bytes::gib(3), true, user(2001)), "as its host reports");
-    let next = rack.reserve(ask("c", "h1", 0));
-    assert!(matches!(next, Err(Denied::HostNotSchedulable { .. })), "the host has yet to report");
+    assert_eq!(reported, (Bytes::gib(3), true, user(2001)), "as reported by its host");
+    let next = rack.reserve(reserve_request("c", "h1", 0));
+    assert!(matches!(next, Err(Denied::HostNotSchedulable { .. })), "the host has not reported");
     let reported = rack.ledger.decide_reported(at(3), HostId(0));
     rack.apply(reported);
-    assert!(rack.reserve(ask("c", "h1", 0)).unwrap() > lost, "numbers of lost history are not used again");
+    assert!(
+        rack.reserve(reserve_request("c", "h1", 0)).unwrap() > lost,
+        "ids of the lost history are not reused"
+    );
 }
 
 #[test]
-fn after_a_restore_a_vm_found_elsewhere_replaces_what_the_backup_thought() {
+fn vm_on_another_host_replaces_the_reservation_of_the_backup() {
     let (mut rack, old) = restored();
     let new = ReservationId(old.0 + 7);
-    let change = rack.ledger.decide_adopt(at(3), HostId(1), new, &running("a", [(1, 5)]));
+    let change = rack.ledger.decide_adopt(at(3), HostId(1), new, &running_vm("a", [(1, 5)]));
     rack.apply(change.unwrap());
     assert_eq!(rack.ledger.reservation_of(&name("a")), Some(new));
     assert!(!rack.ledger.reservation(old).unwrap().is_active());
 }
 
 #[test]
-fn after_a_restore_a_vm_whose_reservation_had_ended_keeps_its_slices_only_until_it_stops() {
-    let mut rack = Rack::of("e1=4 h1:e1");
-    let id = rack.reserve(ask("a", "h1", 1)).unwrap();
+fn ended_vm_keeps_its_slices_after_a_restore_until_it_stops() {
+    let mut rack = Rack::new("e1=4 h1:e1");
+    let id = rack.reserve(reserve_request("a", "h1", 1)).unwrap();
     rack.online(0);
     rack.end(id, released());
     let change = rack.ledger.decide_restored();
     rack.apply(change);
-    let change = rack.ledger.decide_adopt(at(3), HostId(0), id, &running("a", [(0, 1)]));
+    let change = rack.ledger.decide_adopt(at(3), HostId(0), id, &running_vm("a", [(0, 1)]));
     rack.apply(change.unwrap());
     assert!(matches!(rack.slot(0).state, State::Draining(_, Drain::Host { force: false })));
     assert_eq!(rack.ledger.reservation_of(&name("a")), None);
 }
 
 #[test]
-fn a_healthy_vm_is_not_replaced_by_what_somebody_claims_to_run() {
-    let mut rack = Rack::of("e1=4 h1:e1 h2:e1");
-    let id = rack.reserve(ask("a", "h1", 1)).unwrap();
+fn healthy_vm_is_not_replaced_by_a_claim_of_another_host() {
+    let mut rack = Rack::new("e1=4 h1:e1 h2:e1");
+    let id = rack.reserve(reserve_request("a", "h1", 1)).unwrap();
     rack.online(0);
     rack.slice(1, Event::Quarantine(Quarantine::UnknownGrant { host: HostId(1) }));
-    let claim = running("a", [(1, 0)]);
+    let claim = running_vm("a", [(1, 0)]);
     assert_eq!(rack.ledger.decide_adopt(at(3), HostId(1), ReservationId(id.0 + 1), &claim), None);
 }
 
 #[test]
-fn slices_not_in_use_after_a_restore_are_scrubbed_and_break_their_reservation() {
+fn unclaimed_slices_are_scrubbed_and_break_their_reservation() {
     let (mut rack, id) = restored();
     let all: Vec<SliceId> = rack.emc("e1").quarantined_slices().collect();
     for host in [HostId(0), HostId(1)] {

@@ -11,7 +11,7 @@ use units::{DesiredVersion, HostId, ReservationId, SliceId};
 
 use super::{
     Effect, Manager,
-    hosts::{PendingChanges, SentState},
+    link::{Draft, PendingChanges, SentState},
 };
 use crate::{
     ledger::{HostEntry, Ledger, When},
@@ -19,14 +19,6 @@ use crate::{
     record::{Fence, Reservation, Stage},
     slice::{Drain, Scrub, State},
 };
-
-/// Complete desired state in preparation.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Draft {
-    desired: Option<DesiredState>,
-    next_slice: SliceId,
-    next_reservation: ReservationId,
-}
 
 impl Manager {
     /// Adds the next piece to the complete desired state of a host, or begins one. Returns it when

@@ -8,22 +8,7 @@ use std::{
 
 use units::{HostId, Ns};
 
-use super::hosts::Link;
-
-/// Times at which something is due for a host, in rack time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Due {
-    /// Latest report, while the lease is valid.
-    pub(super) last_message: Option<Ns>,
-    /// End of the lease, while the agent is not connected.
-    pub(super) silent: Option<Ns>,
-    /// Time at which an unanswered desired state is sent again.
-    pub(super) resend: Option<Ns>,
-    /// Time at which the next due desired state may be sent.
-    pub(super) desired_state: Option<Ns>,
-    /// Time of the latest rejection of an older agent.
-    pub(super) rejected: Option<Ns>,
-}
+use super::link::{Due, Link};
 
 /// Hosts by a time.
 #[derive(Debug, Default)]

@@ -8,9 +8,9 @@
 //! adoption have changed.
 
 use units::limits::DESIRED_STATE_RESEND_AFTER;
-use units::{Epoch, HostId, Ns, SliceId};
+use units::{Epoch, HostId, SliceId};
 
-use super::{CloseReason, Effect, Manager, SessionId, hosts::Link, restore::UnadoptedVm};
+use super::{CloseReason, Effect, Manager, SessionId, link::Link, report_log::PartialReport};
 use crate::{
     audit::Actor,
     ledger::{HostEntry, When},
@@ -18,73 +18,6 @@ use crate::{
     record::{EndedBy, Fence},
     slice::{Event, Scrub, State},
 };
-
-/// Reports of one session.
-#[derive(Clone, Debug, Default)]
-pub(super) struct ReportLog {
-    /// All reports up to this number were applied, or replaced by a complete one.
-    complete: u64,
-    /// Highest number received.
-    latest: u64,
-    /// [`Manager::adoption_events`] when the latest complete report began; `None` before the first.
-    complete_since: Option<u64>,
-    /// Time of the latest request for a complete report.
-    requested: Option<Ns>,
-    partial: Option<PartialReport>,
-}
-
-/// State of a report between two parts.
-#[derive(Clone, Debug, Default)]
-pub(super) struct PartialReport {
-    sequence: u64,
-    /// Number of parts so far; `None` if one is missing.
-    parts: Option<usize>,
-    /// [`Manager::loads`] and [`Manager::adoption_events`] at its first part.
-    loads: u64,
-    adoption_events: u64,
-    pub(super) unadopted: Vec<UnadoptedVm>,
-    /// It contains a slice of an EMC that was not compared with the ledger.
-    pub(super) is_uncompared: bool,
-}
-
-impl ReportLog {
-    /// Returns whether a complete report of this session was applied.
-    pub(super) fn has_reported(&self) -> bool {
-        self.complete_since.is_some()
-    }
-
-    /// Returns the state of this report.
-    fn begin(&mut self, report: &ObservedState, loads: u64, adoption_events: u64) -> PartialReport {
-        self.latest = self.latest.max(report.sequence);
-        let before = self.partial.take();
-        if report.part == 0 {
-            let sequence = report.sequence;
-            return PartialReport {
-                sequence,
-                parts: Some(1),
-                loads,
-                adoption_events,
-                ..PartialReport::default()
-            };
-        }
-        let is_next = |partial: &PartialReport| {
-            partial.sequence == report.sequence && partial.parts == Some(report.part)
-        };
-        let partial = before.filter(is_next).unwrap_or_default();
-        PartialReport { sequence: report.sequence, parts: partial.parts.map(|parts| parts + 1), ..partial }
-    }
-
-    /// Records that all parts of a report were applied.
-    fn complete(&mut self, report: &ObservedState) {
-        if report.whole || report.after <= self.complete {
-            self.complete = self.complete.max(report.sequence);
-        }
-    }
-
-    fn has_gap(&self) -> bool {
-        self.complete < self.latest
-    }
-}
 
 impl Manager {
     /// Applies a report or a part of one. Only the newest report of a connection is checked for

@@ -4,7 +4,7 @@
 use units::limits::WAITERS_MAX;
 use units::{HostId, Name, Ns, ReservationId, Revision};
 
-use super::{Effect, Manager, Reply, Token, decision_change, hosts::Link};
+use super::{Effect, Manager, Reply, Token, decision_change, link::Link};
 use crate::{
     audit::{Actor, Decision},
     ledger::{Change, Ledger, Place, RackSpec, Reserve, ReserveOutcome, Target, When},

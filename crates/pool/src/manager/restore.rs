@@ -7,14 +7,14 @@
 //! every VM in the report was adopted. A failed adoption leaves the host unreported: its slices are
 //! kept and an alarm names the VM.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use units::limits::{
     EPOCHS_LOST_MAX, RESERVATIONS_LOST_MAX, RESERVATIONS_PER_HOST_MAX, UNADOPTED_ALARMS_MAX,
 };
-use units::{EmcId, HostId, Name, ReservationId, SliceId, UnixMs};
+use units::{EmcId, HostId, Name, ReservationId, SliceId};
 
-use super::{Alarm, Manager, hosts::Link, reports::PartialReport};
+use super::{Alarm, Manager, link::Link, report_log::{PartialReport, UnadoptedVm}};
 use crate::{
     audit::Subject,
     ledger::{HostEntry, When},
@@ -23,14 +23,6 @@ use crate::{
     rejection::Rejection,
     slice::{Event, Quarantine, State},
 };
-
-/// Running VM whose slices the ledger cannot assign to it yet.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct UnadoptedVm {
-    vm: Name,
-    slices: BTreeSet<SliceId>,
-    since: UnixMs,
-}
 
 impl Manager {
     /// Adopts the VMs of one part of a report. A fenced host, also during the fence, adopts

@@ -1,5 +1,5 @@
-//! Invariants of the manager: scenarios as lines of words, each with the manager's effects, and a
-//! property over random sequences of events. The [`rig`] simulates store, devices, agents and
+//! Invariants of the manager: scenarios as lines of words, each with the effects of the manager,
+//! and properties of random sequences of events. The [`rig`] simulates store, devices, agents and
 //! callers, and checks every effect: nothing follows from a decision that is not durable, and no
 //! slice has two owners or old data.
 
@@ -11,6 +11,7 @@ mod driver;
 mod guards;
 mod hosts;
 mod pieces;
+mod properties;
 mod reports;
 mod requests;
 mod restore;
@@ -19,5 +20,4 @@ mod rig;
 mod scrubbing;
 mod shared;
 mod store;
-mod story;
 mod wakeups;

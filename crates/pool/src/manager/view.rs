@@ -4,7 +4,7 @@
 use units::limits::{RESERVATION_ALARMS_MAX, SLICE_ALARMS_MAX, SLICE_ATTEMPTS_MAX, STORE_FREE_BYTES_MIN};
 use units::{Bytes, EmcId, HostId, Ns, SliceId, UnixMs};
 
-use super::{Manager, devices::Condition, hosts::Link};
+use super::{Manager, devices::Condition, link::Link};
 use crate::{
     audit::Subject,
     ledger::When,

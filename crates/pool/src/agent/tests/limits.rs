@@ -4,75 +4,75 @@ use units::limits::{ENDED_VMS_REPORTED_MAX, OBSERVED_STATE_LINGER, SCRUBS_PER_HO
 
 use super::*;
 
-/// Returns the next wakeup of an agent after a script of words, since its start.
-fn wakes(script: &str) -> Option<Ns> {
+/// Returns the next wakeup of an agent after a script, relative to its start.
+fn next_wakeup(script: &str) -> Option<Ns> {
     let (agent, _) = run(Vec::new(), "", script);
     agent.next_wakeup().map(|at| Ns(at.0 - Ns::secs(1).0))
 }
 
 #[test]
-fn scrubs_beyond_the_limit_wait_for_one_that_ends() {
+fn scrubs_beyond_the_limit_wait_for_another_to_end() {
     let all: Vec<_> = (0..SCRUBS_PER_HOST_MAX + 2).map(|slice| format!("{slice}.1")).collect();
-    let order = format!("up want:1:scrub={}", all.join("+"));
-    let (_, begun) = run(Vec::new(), "", &order);
-    assert_eq!(begun.matches("scrub:").count(), SCRUBS_PER_HOST_MAX);
+    let scrubs = format!("up desired:1:scrub={}", all.join("+"));
+    let (_, started) = run(Vec::new(), "", &scrubs);
+    assert_eq!(started.matches("scrub:").count(), SCRUBS_PER_HOST_MAX);
     let (first, second) = (SCRUBS_PER_HOST_MAX, SCRUBS_PER_HOST_MAX + 1);
-    let next = |script: &str| run(Vec::new(), "", &format!("{order} {script}")).1;
+    let next = |script: &str| run(Vec::new(), "", &format!("{scrubs} {script}")).1;
     assert!(next("ok:0.1").starts_with(&format!("scrub:{first}.1 ")));
-    assert!(next("fail:0.1").starts_with(&format!("scrub:{first}.1 ")), "one that failed has ended, too");
+    assert!(next("fail:0.1").starts_with(&format!("scrub:{first}.1 ")), "a failed scrub has ended");
     assert!(next("ok:0.1 ok:1.1").starts_with(&format!("scrub:{second}.1 ")));
-    assert!(!next("ok:0.1 ok:1.1 ok:2.1").contains("scrub:"), "none is left");
+    assert!(!next("ok:0.1 ok:1.1 ok:2.1").contains("scrub:"), "no scrub is waiting");
 }
 
 #[test]
-fn report_that_waits_for_calls_under_way_is_sent_after_a_moment() {
-    let started = "up want:1:a=1.1+2.1 ok:1.1";
-    assert_eq!(wakes(started), Some(OBSERVED_STATE_LINGER));
-    check(&format!("{started} tick:{}", OBSERVED_STATE_LINGER.as_ms()), "have:1:online=1.1");
-    assert_eq!(wakes("up want:1:a=1.1 ok:1.1"), Some(Ns::secs(1)), "the next heartbeat");
+fn report_waiting_for_calls_is_sent_after_its_delay() {
+    let started = "up desired:1:a=1.1+2.1 ok:1.1";
+    assert_eq!(next_wakeup(started), Some(OBSERVED_STATE_LINGER));
+    check(&format!("{started} tick:{}", OBSERVED_STATE_LINGER.as_ms()), "report:1:online=1.1");
+    assert_eq!(next_wakeup("up desired:1:a=1.1 ok:1.1"), Some(Ns::secs(1)), "the next heartbeat");
 }
 
 #[test]
-fn call_that_failed_wakes_the_agent_for_its_next_attempt() {
+fn failed_call_wakes_the_agent_for_its_retry() {
     let retry = Some(HOST_RETRY);
-    assert_eq!(wakes("up want:1:a=1.1 fail:1.1 cleared:1.1"), retry);
-    let (agent, _) = run(Vec::new(), "1.1", "up want:1 down unclear:1.1");
-    assert_eq!(agent.next_wakeup(), Some(Ns::secs(1).after(HOST_RETRY)), "slices that a predecessor left");
+    assert_eq!(next_wakeup("up desired:1:a=1.1 fail:1.1 closed:1.1"), retry);
+    let (agent, _) = run(Vec::new(), "1.1", "up desired:1 down unclosed:1.1");
+    assert_eq!(agent.next_wakeup(), Some(Ns::secs(1).after(HOST_RETRY)), "an orphan");
 }
 
 #[test]
-fn ended_vm_wakes_the_agent_when_it_may_be_forgotten() {
-    let ended = "up want:1:a= attach:a@100 recorded:a want:2 gone:a down";
-    assert_eq!(wakes(ended), Some(ENDED_VM_REPORTED_FOR));
+fn ended_vm_wakes_the_agent_when_its_retention_expires() {
+    let ended = "up desired:1:a= attach:a@100 recorded:a desired:2 gone:a down";
+    assert_eq!(next_wakeup(ended), Some(ENDED_VM_REPORTED_FOR));
     let later = ENDED_VM_REPORTED_FOR.as_ms();
-    check(&format!("{ended} tick:{later}"), "forget:a");
+    check(&format!("{ended} tick:{later}"), "delete:a");
 }
 
 #[test]
-fn ended_vms_beyond_their_limit_are_forgotten_longest_unnamed_first() {
-    let found = (0..=ENDED_VMS_REPORTED_MAX as u64).map(|n| {
-        let mut vm = adopted("a", "", false);
+fn ended_vms_beyond_the_limit_drop_the_longest_unnamed_first() {
+    let recovered = (0..=ENDED_VMS_REPORTED_MAX as u64).map(|n| {
+        let mut vm = recovered_vm("a", "", false);
         vm.record.reservation = ReservationId(n + 1);
         vm
     });
-    let mut agent = Agent::new(Ns::ZERO, INSTANCE, None, found.collect(), left(""));
-    for (second, word) in ["up", "want:1", "want:2"].into_iter().enumerate() {
+    let mut agent = Agent::new(Ns::ZERO, INSTANCE, None, recovered.collect(), orphans(""));
+    for (second, word) in ["up", "desired:1", "desired:2"].into_iter().enumerate() {
         let event = event(&agent, &mut 0, word);
         agent.handle(Ns::secs(second as u64), event);
     }
-    let told = agent.ended_vms();
-    assert_eq!((told.len(), told[0]), (ENDED_VMS_REPORTED_MAX, ReservationId(2)));
+    let reported = agent.ended_vms();
+    assert_eq!((reported.len(), reported[0]), (ENDED_VMS_REPORTED_MAX, ReservationId(2)));
 }
 
 #[test]
-fn ended_vm_that_an_order_names_is_reported_however_long_it_takes() {
+fn ended_vm_in_the_desired_state_is_reported_without_time_limit() {
     let later = ENDED_VM_REPORTED_FOR.as_ms();
-    let ended = "up want:1:a= attach:a@100 recorded:a gone:a";
-    check(&format!("{ended} tick:{later} tick:{later}"), "news:1:ended=a:clean");
+    let ended = "up desired:1:a= attach:a@100 recorded:a gone:a";
+    check(&format!("{ended} tick:{later} tick:{later}"), "changes:1:ended=a:clean");
 }
 
 #[test]
-fn agent_names_its_rack_and_whether_a_manager_listens() {
+fn agent_returns_its_rack_and_connection_state() {
     let state = |script: &str| {
         let (agent, _) = run(Vec::new(), "", script);
         (agent.rack().map(str::to_owned), agent.is_heard())
@@ -85,32 +85,33 @@ fn agent_names_its_rack_and_whether_a_manager_listens() {
 
 #[test]
 fn agent_reports_to_its_rack_again_after_a_lost_connection() {
-    check("up want:1:a=1.1 ok:1.1 down up", "have:1:online=1.1");
+    check("up desired:1:a=1.1 ok:1.1 down up", "report:1:online=1.1");
 }
 
 #[test]
-fn fence_that_comes_with_a_change_concerns_every_slice() {
-    check("up want:1:a=1.1 ok:1.1 want:2 want:3:base=2:fenced", "offline:1.1");
+fn fence_in_a_change_applies_to_every_slice() {
+    check("up desired:1:a=1.1 ok:1.1 desired:2 desired:3:base=2:fenced", "offline:1.1");
 }
 
 #[test]
-fn record_is_written_anew_with_the_last_slice_only() {
-    let forced = "up want:1:a=1.1+2.1 ok:1.1 ok:2.1 attach:a@100 recorded:a want:2:force=1.1+2.1 ok:1.1";
+fn record_is_rewritten_only_with_the_last_removed_slice() {
+    let forced =
+        "up desired:1:a=1.1+2.1 ok:1.1 ok:2.1 attach:a@100 recorded:a desired:2:force=1.1+2.1 ok:1.1";
     check(forced, "");
-    check(&format!("{forced} ok:2.1"), "record:a have:2:released=1.1+2.1:vms=a");
+    check(&format!("{forced} ok:2.1"), "record:a report:2:released=1.1+2.1:vms=a");
 }
 
 #[test]
-fn record_that_failed_takes_nothing_from_other_vms() {
-    let failed = attached("want:2:a=1.1:b=2.1 ok:2.1 attach:b@200 unrecorded:b");
-    check(&format!("{failed} want:3:release=1.1+2.1"), "offline:2.1");
+fn failed_record_does_not_affect_other_vms() {
+    let failed = attached("desired:2:a=1.1:b=2.1 ok:2.1 attach:b@200 unrecorded:b");
+    check(&format!("{failed} desired:3:release=1.1+2.1"), "offline:2.1");
     check(&format!("{failed} attach:b@200"), "record:b");
 }
 
 #[test]
-fn vm_that_no_order_names_is_its_own_process_only() {
-    check(&attached("want:2 attach:a@200"), "refuse:2:no VM a on this host");
-    check(&attached("want:2 attach:b@100"), "refuse:2:no VM b on this host");
-    check(&attached("want:2 gone:a attach:a@100"), "refuse:2:no VM a on this host");
-    check(&attached("want:2 attach:a@100"), "handout:2=1.1");
+fn undesired_vm_is_attached_only_by_its_own_process() {
+    check(&attached("desired:2 attach:a@200"), "refuse:2:no VM a on this host");
+    check(&attached("desired:2 attach:b@100"), "refuse:2:no VM b on this host");
+    check(&attached("desired:2 gone:a attach:a@100"), "refuse:2:no VM a on this host");
+    check(&attached("desired:2 attach:a@100"), "pass:2=1.1");
 }

@@ -1,34 +1,34 @@
-//! A slice has one VM: no process gets a slice that is recorded for another one.
+//! A slice belongs to one VM: no process receives a slice that is recorded for another VM.
 
 use super::*;
 
 #[test]
-fn slice_on_record_for_a_running_vm_is_not_handed_to_another() {
-    check(&attached("want:2:b=1.1 attach:b@200"), "refuse:2:VM a is process 100, which still runs");
+fn recorded_slice_of_a_running_vm_is_not_passed_to_another() {
+    check(&attached("desired:2:b=1.1 attach:b@200"), "refuse:2:VM a is process 100, which still runs");
     check(
-        &attached("want:2:b=1.1+2.1 ok:2.1 attach:b@200"),
+        &attached("desired:2:b=1.1+2.1 ok:2.1 attach:b@200"),
         "refuse:2:VM a is process 100, which still runs",
     );
 }
 
 #[test]
-fn slice_of_a_vm_that_is_being_recorded_is_not_handed_to_another() {
-    let recording = "up want:1:a=1.1 ok:1.1 attach:a@100 want:2:b=1.1 attach:b@200";
+fn slice_of_a_vm_being_recorded_is_not_passed_to_another() {
+    let recording = "up desired:1:a=1.1 ok:1.1 attach:a@100 desired:2:b=1.1 attach:b@200";
     check(recording, "refuse:2:VM a is process 100, which still runs");
 }
 
 #[test]
-fn slice_on_record_for_an_ended_vm_is_not_handed_to_another() {
+fn recorded_slice_of_an_ended_vm_is_not_passed_to_another() {
     check(
-        &attached("gone:a want:2:b=1.1 attach:b@200"),
+        &attached("gone:a desired:2:b=1.1 attach:b@200"),
         "refuse:2:VM a was process 100, which is gone: reserve anew",
     );
-    let dead = vec![adopted("a", "1.1", false)];
-    check_found(dead, "up want:1:b=1.1", "online:1.1");
-    let dead = vec![adopted("a", "1.1", false)];
-    check_found(
+    let dead = vec![recovered_vm("a", "1.1", false)];
+    check_recovered(dead, "up desired:1:b=1.1", "online:1.1");
+    let dead = vec![recovered_vm("a", "1.1", false)];
+    check_recovered(
         dead,
-        "up want:1:b=1.1 ok:1.1 attach:b@200",
+        "up desired:1:b=1.1 ok:1.1 attach:b@200",
         "refuse:1:VM a was process 100, which is gone: reserve anew",
     );
 }

@@ -1,16 +1,16 @@
-//! A VM's memory is for one user of the host and root, and a process serves one VM.
+//! Memory of a VM is accessible to one user and root, and a process serves one VM.
 
 use super::*;
 
-/// VM a is user 2001's and ready; VM b names no user.
-const READY: &str = "up want:1:a/2001=1.1:b=2.1 ok:1.1 ok:2.1";
+/// VM a of user 2001 and VM b without a user are ready.
+const READY: &str = "up desired:1:a/2001=1.1:b=2.1 ok:1.1 ok:2.1";
 
 fn check_ready(more: &str, expected: &str) {
     check(&format!("{READY} {more}"), expected);
 }
 
 #[test]
-fn vm_of_a_user_is_for_that_user_and_root() {
+fn vm_of_a_user_is_attached_only_by_that_user_and_root() {
     check_ready("attach:a@100/2001", "record:a");
     check_ready("attach:a@100/0", "record:a");
     check_ready(
@@ -20,7 +20,7 @@ fn vm_of_a_user_is_for_that_user_and_root() {
 }
 
 #[test]
-fn vm_without_a_user_is_for_the_agents_user_and_root() {
+fn vm_without_a_user_belongs_to_the_agents_user_and_root() {
     let refused =
         "refuse:1:VM b is user 0's: must be user 0 or root, not user 2001; its reservation names no user";
     check_ready("attach:b@100/2001", refused);
@@ -35,22 +35,22 @@ fn vm_without_a_user_is_for_the_agents_user_and_root() {
 }
 
 #[test]
-fn look_is_for_the_same_users_as_the_memory() {
+fn preview_is_limited_to_the_users_of_the_memory() {
     let (agent, _) = run(Vec::new(), "", READY);
-    let look = |vm: &str, uid| {
+    let preview = |vm: &str, uid| {
         let caller = Caller { process: process(100), uid: user(uid) };
         agent.look(&Name::new(vm).unwrap(), caller).map(|record| record.uid)
     };
-    assert_eq!(look("a", 2001), Ok(Some(user(2001))));
-    assert_eq!(look("a", 0), Ok(Some(user(2001))));
-    assert_eq!(look("b", 0), Ok(None));
+    assert_eq!(preview("a", 2001), Ok(Some(user(2001))));
+    assert_eq!(preview("a", 0), Ok(Some(user(2001))));
+    assert_eq!(preview("b", 0), Ok(None));
     for (vm, uid) in [("a", 2002), ("b", 2001)] {
-        assert!(matches!(look(vm, uid), Err(Refusal::OtherUser { .. })), "{vm} by {uid}");
+        assert!(matches!(preview(vm, uid), Err(Refusal::OtherUser { .. })), "{vm} by {uid}");
     }
 }
 
 #[test]
-fn another_user_learns_nothing_of_a_vm_that_runs() {
+fn process_of_a_running_vm_is_not_shown_to_other_users() {
     check_ready(
         "attach:a@100/2001 recorded:a attach:a@200/2002",
         "refuse:2:VM a is user 2001's: must be user 2001 or root, not user 2002",
@@ -61,31 +61,31 @@ fn another_user_learns_nothing_of_a_vm_that_runs() {
     );
 }
 
-/// As after a restart of the agent, when the VMM has given up root.
+/// This occurs after a restart of the agent, when the VMM has dropped root privileges.
 #[test]
-fn vms_own_process_may_ask_again_as_another_user() {
-    check_ready("attach:a@100/0 recorded:a attach:a@100/2002", "handout:2=1.1");
+fn vm_process_may_attach_again_as_another_user() {
+    check_ready("attach:a@100/0 recorded:a attach:a@100/2002", "pass:2=1.1");
 }
 
 #[test]
-fn process_of_a_vm_gets_no_other_vm() {
+fn process_of_a_vm_cannot_attach_another_vm() {
     let refused = "process 100 is VM a (r-1): must be another process for VM b";
     check_ready("attach:a@100 attach:b@100", &format!("refuse:2:{refused}"));
     check_ready("attach:a@100 recorded:a attach:b@100", &format!("refuse:2:{refused}"));
     check_ready("attach:a@100 recorded:a gone:a attach:b@100", "record:b");
-    let restarted = vec![adopted("a", "1.1", true)];
-    check_found(restarted, "up want:1:b=2.1 ok:2.1 attach:b@100", &format!("refuse:1:{refused}"));
+    let restarted = vec![recovered_vm("a", "1.1", true)];
+    check_recovered(restarted, "up desired:1:b=2.1 ok:2.1 attach:b@100", &format!("refuse:1:{refused}"));
     let (agent, _) = run(Vec::new(), "", &format!("{READY} attach:a@100 recorded:a"));
-    let look = agent.look(&Name::new("b").unwrap(), root(100));
-    assert_eq!(look.map_err(|why| why.to_string()), Err(refused.to_owned()));
+    let preview = agent.look(&Name::new("b").unwrap(), root(100));
+    assert_eq!(preview.map_err(|why| why.to_string()), Err(refused.to_owned()));
 }
 
 #[test]
-fn reports_name_the_user_of_a_vm_after_a_restart_too() {
+fn reports_name_the_user_of_a_vm_after_a_restart() {
     let users = |agent: &Agent| agent.have().vms.values().map(|vm| vm.uid).collect::<Vec<_>>();
     let (agent, _) = run(Vec::new(), "", &format!("{READY} attach:a@100 recorded:a"));
     assert_eq!(users(&agent), [Some(user(2001))]);
-    let mut found = adopted("a", "1.1", true);
-    found.record.uid = Some(user(2001));
-    assert_eq!(users(&run(vec![found], "", "up").0), [Some(user(2001))]);
+    let mut recovered = recovered_vm("a", "1.1", true);
+    recovered.record.uid = Some(user(2001));
+    assert_eq!(users(&run(vec![recovered], "", "up").0), [Some(user(2001))]);
 }

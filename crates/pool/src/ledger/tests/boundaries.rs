@@ -6,58 +6,58 @@ use super::*;
 use crate::record::Migration;
 
 #[test]
-fn reservation_that_takes_all_cores_and_local_memory_fits() {
-    let mut rack = Rack::of("e1=4 h1:e1");
-    let all = Reserve { cores: 16, local: Bytes::gib(64), ..ask("a", "h1", 4) };
+fn reservation_of_all_cores_and_local_memory_fits() {
+    let mut rack = Rack::new("e1=4 h1:e1");
+    let all = Reserve { cores: 16, local: Bytes::gib(64), ..reserve_request("a", "h1", 4) };
     rack.reserve(all).unwrap();
     assert_eq!((rack.host("h1").cores_free(), rack.host("h1").local_free()), (0, Bytes::ZERO));
 }
 
 #[test]
-fn host_holds_as_many_slices_as_the_limit_says_and_no_more() {
-    let most = SLICES_PER_HOST_MAX;
-    let mut rack = Rack::of(&format!("e1={} h1:e1", most + 1));
-    rack.reserve(ask("a", "h1", 1)).unwrap();
-    let too_many = Denied::TooMany { what: "slices on one host", max: u64::from(most) };
-    assert_eq!(rack.reserve(ask("b", "h1", most)), Err(too_many.clone()));
-    rack.reserve(ask("b", "h1", most - 1)).unwrap();
-    assert_eq!(rack.reserve(ask("c", "h1", 1)), Err(too_many));
+fn host_holds_slices_up_to_the_limit() {
+    let max = SLICES_PER_HOST_MAX;
+    let mut rack = Rack::new(&format!("e1={} h1:e1", max + 1));
+    rack.reserve(reserve_request("a", "h1", 1)).unwrap();
+    let too_many = Denied::TooMany { what: "slices on one host", max: u64::from(max) };
+    assert_eq!(rack.reserve(reserve_request("b", "h1", max)), Err(too_many.clone()));
+    rack.reserve(reserve_request("b", "h1", max - 1)).unwrap();
+    assert_eq!(rack.reserve(reserve_request("c", "h1", 1)), Err(too_many));
 }
 
 #[test]
-fn cordoned_emc_without_free_slices_is_not_named_in_a_refusal() {
-    let mut rack = Rack::of("e1=4 e2=4 h1:e1+e2");
-    rack.reserve(ask("a", "h1", 4)).unwrap();
+fn rejection_omits_cordoned_emc_without_free_slices() {
+    let mut rack = Rack::new("e1=4 e2=4 h1:e1+e2");
+    rack.reserve(reserve_request("a", "h1", 4)).unwrap();
     rack.schedule(Place::Emc(name("e1")), Scheduling::Cordoned);
     rack.schedule(Place::Emc(name("e2")), Scheduling::Cordoned);
     let closed = vec![(name("e2"), 4, NotChosen::Cordoned)];
     let denied = Denied::OutOfSlices { host: name("h1"), asked: 1, free: 0, closed };
-    assert_eq!(rack.reserve(ask("b", "h1", 1)), Err(denied));
+    assert_eq!(rack.reserve(reserve_request("b", "h1", 1)), Err(denied));
 }
 
 #[test]
-fn reservation_is_found_by_its_number_while_it_is_remembered() {
-    let mut rack = Rack::of("e1=4 h1:e1");
-    let id = rack.reserve(ask("a", "h1", 1)).unwrap();
+fn reservation_is_found_by_its_number() {
+    let mut rack = Rack::new("e1=4 h1:e1");
+    let id = rack.reserve(reserve_request("a", "h1", 1)).unwrap();
     assert_eq!(rack.ledger.find(&Target::Reservation(id)), Ok(id));
     let unknown = ReservationId(id.0 + 1);
     assert_eq!(rack.ledger.find(&Target::Reservation(unknown)), Err(Denied::NoSuchReservation(unknown)));
 }
 
 #[test]
-fn reservations_are_listed_after_a_number() {
-    let mut rack = Rack::of("e1=4 h1:e1");
-    let ids: Vec<_> = ["a", "b", "c"].map(|vm| rack.reserve(ask(vm, "h1", 1)).unwrap()).into();
+fn reservations_and_migrations_are_listed_after_an_id() {
+    let mut rack = Rack::new("e1=4 h1:e1");
+    let ids: Vec<_> = ["a", "b", "c"].map(|vm| rack.reserve(reserve_request(vm, "h1", 1)).unwrap()).into();
     rack.schedule(Place::Host(name("h1")), Scheduling::Draining);
     let after = |id| rack.ledger.reservations_after(id).map(|(id, _)| id).collect::<Vec<_>>();
     assert_eq!((after(ReservationId(0)), after(ids[1])), (ids.clone(), vec![ids[2]]));
-    let moves = |id| rack.ledger.migrations_after(id).map(|(id, _)| id).collect::<Vec<_>>();
-    assert_eq!((moves(ReservationId(0)), moves(ids[1])), (ids.clone(), vec![ids[2]]));
+    let migrations = |id| rack.ledger.migrations_after(id).map(|(id, _)| id).collect::<Vec<_>>();
+    assert_eq!((migrations(ReservationId(0)), migrations(ids[1])), (ids.clone(), vec![ids[2]]));
 }
 
 #[test]
-fn slices_are_listed_from_one_on_across_emcs() {
-    let rack = Rack::of("e1=2 e2=2 h1:e1+e2");
+fn slices_are_listed_from_a_start_across_emcs() {
+    let rack = Rack::new("e1=2 e2=2 h1:e1+e2");
     let from = |slice| rack.ledger.slots_from(SliceId(slice)).map(|(s, emc, _)| (s.0, emc.0)).collect();
     let (all, some): (Vec<_>, Vec<_>) = (from(0), from(1));
     assert_eq!(all, [(0, 0), (1, 0), (2, 1), (3, 1)]);
@@ -65,9 +65,9 @@ fn slices_are_listed_from_one_on_across_emcs() {
 }
 
 #[test]
-fn ended_reservation_is_due_to_be_forgotten_after_its_time() {
-    let mut rack = Rack::of("e1=4 h1:e1");
-    let id = rack.reserve(ask("a", "h1", 0)).unwrap();
+fn ended_reservation_is_due_for_pruning_after_its_retention() {
+    let mut rack = Rack::new("e1=4 h1:e1");
+    let id = rack.reserve(reserve_request("a", "h1", 0)).unwrap();
     assert_eq!(rack.ledger.next_forgetting(), None);
     rack.end(id, released());
     assert_eq!(rack.ledger.next_forgetting(), Some(at(2).now.after(REQUEST_ID_RETENTION)));
@@ -75,8 +75,8 @@ fn ended_reservation_is_due_to_be_forgotten_after_its_time() {
 
 #[test]
 fn slice_is_held_and_online_under_its_current_epoch_only() {
-    let mut rack = Rack::of("e1=4 h1:e1 h2:e1");
-    rack.reserve(ask("a", "h1", 2)).unwrap();
+    let mut rack = Rack::new("e1=4 h1:e1 h2:e1");
+    rack.reserve(reserve_request("a", "h1", 2)).unwrap();
     rack.online(0);
     let held = |host, slice, epoch| rack.ledger.is_held(HostId(host), SliceId(slice), Epoch(epoch));
     let online = |slice, epoch| rack.ledger.is_online(SliceId(slice), Epoch(epoch));
@@ -86,37 +86,37 @@ fn slice_is_held_and_online_under_its_current_epoch_only() {
 }
 
 #[test]
-fn scrub_counts_for_its_scrubber_until_it_is_over() {
-    let mut rack = Rack::of("e1=4 h1:e1 h2:e1");
+fn scrub_counts_for_its_scrubber_until_it_ends() {
+    let mut rack = Rack::new("e1=4 h1:e1 h2:e1");
     let counts =
         |rack: &Rack| (rack.emc("e1").to_scrub(), rack.host("h1").scrubbing(), rack.host("h2").scrubbing());
-    let id = rack.reserve(ask("a", "h1", 2)).unwrap();
+    let id = rack.reserve(reserve_request("a", "h1", 2)).unwrap();
     assert_eq!(counts(&rack), (0, 0, 0));
     rack.end(id, released());
     (0..2).for_each(|slice| rack.slice(slice, Event::Revoked(Epoch(1))));
     assert_eq!(counts(&rack), (2, 0, 0));
     (0..2).for_each(|slice| rack.slice(slice, Event::ScrubBy(HostId(1))));
-    assert_eq!(counts(&rack), (0, 0, 2), "chosen");
+    assert_eq!(counts(&rack), (0, 0, 2), "scrubber chosen");
     rack.slice(0, Event::Granted(Epoch(2)));
-    assert_eq!(counts(&rack), (0, 0, 2), "at work");
+    assert_eq!(counts(&rack), (0, 0, 2), "granted");
     let holding = Holding { slice: SliceId(0), epoch: Epoch(2) };
     let scrubbed = Scrubbed { holding, started: UnixMs(1), ended: UnixMs(2), verified: units::SLICE };
     rack.slice(0, Event::Scrubbed(HostId(1), scrubbed));
-    assert_eq!(counts(&rack), (0, 0, 1), "done");
+    assert_eq!(counts(&rack), (0, 0, 1), "scrubbed");
 }
 
 #[test]
-fn host_holds_what_a_device_granted_it_before_it_was_part_of_the_rack() {
-    let mut rack = Rack::of("e1=4 h1:e1");
+fn host_holds_slices_granted_before_it_joined_the_rack() {
+    let mut rack = Rack::new("e1=4 h1:e1");
     rack.slice(2, Event::Quarantine(Quarantine::UnknownGrant { host: HostId(1) }));
     rack.configure("e1=4 h1:e1 h2:e1").unwrap();
     assert_eq!(rack.host("h2").held().collect::<Vec<_>>(), [SliceId(2)]);
 }
 
 #[test]
-fn host_is_resized_while_the_rack_runs() {
-    let mut rack = Rack::of("e1=4 h1:e1");
-    let mut spec = RackSpec::in_words("e1=4 h1:e1");
+fn host_is_resized_while_in_use() {
+    let mut rack = Rack::new("e1=4 h1:e1");
+    let mut spec = RackSpec::parse("e1=4 h1:e1");
     (spec.hosts[0].cores, spec.hosts[0].local) = (32, Bytes::gib(128));
     let change = rack.ledger.decide_configure(at(2), &spec).unwrap();
     rack.apply(change);
@@ -124,45 +124,45 @@ fn host_is_resized_while_the_rack_runs() {
 }
 
 #[test]
-fn host_with_a_reservation_or_with_slices_alone_is_not_removed() {
-    let removes = |rack: &mut Rack| rack.configure("e1=4 h2:e1").map_err(|denied| denied.reason());
-    let mut rack = Rack::of("e1=4 h1:e1 h2:e1");
-    let id = rack.reserve(ask("a", "h1", 0)).unwrap();
-    assert_eq!(removes(&mut rack), Err("NOT_DRAINED"), "a VM without slices");
+fn host_with_a_reservation_or_slices_is_not_removed() {
+    let remove_h1 = |rack: &mut Rack| rack.configure("e1=4 h2:e1").map_err(|denied| denied.reason());
+    let mut rack = Rack::new("e1=4 h1:e1 h2:e1");
+    let id = rack.reserve(reserve_request("a", "h1", 0)).unwrap();
+    assert_eq!(remove_h1(&mut rack), Err("NOT_DRAINED"), "a VM without slices");
     rack.end(id, released());
-    let id = rack.reserve(ask("b", "h1", 1)).unwrap();
+    let id = rack.reserve(reserve_request("b", "h1", 1)).unwrap();
     rack.online(0);
     rack.end(id, released());
-    assert_eq!(removes(&mut rack), Err("NOT_DRAINED"), "a slice that drains");
+    assert_eq!(remove_h1(&mut rack), Err("NOT_DRAINED"), "a draining slice");
     rack.slice(0, Event::Released(HostId(0), Epoch(1)));
     rack.slice(0, Event::Revoked(Epoch(1)));
-    assert_eq!(removes(&mut rack), Ok(()));
+    assert_eq!(remove_h1(&mut rack), Ok(()));
 }
 
 #[test]
-fn removed_host_is_on_no_list_of_its_emcs() {
-    let mut rack = Rack::of("e1=4 h1:e1 h2:e1");
+fn removed_host_leaves_the_indexes_of_its_emcs() {
+    let mut rack = Rack::new("e1=4 h1:e1 h2:e1");
     rack.ledger.set_live(HostId(0), true);
     rack.ledger.set_live(HostId(1), true);
-    story::indexes(&rack.ledger);
+    properties::check_indexes(&rack.ledger);
     rack.configure("e1=4 h2:e1").unwrap();
-    story::indexes(&rack.ledger);
+    properties::check_indexes(&rack.ledger);
 }
 
-/// A slice of an adopted VM may be reported offline and online again under the same reservation.
+/// A slice of an adopted VM may leave the online state and return under the same reservation.
 #[test]
-fn progress_of_a_reservation_follows_slices_that_go_back() {
-    let mut rack = Rack::of("e1=4 h1:e1");
-    rack.reserve(ask("a", "h1", 2)).unwrap();
+fn progress_decreases_with_slices_that_leave_online() {
+    let mut rack = Rack::new("e1=4 h1:e1");
+    rack.reserve(reserve_request("a", "h1", 2)).unwrap();
     (0..2).for_each(|slice| rack.online(slice));
-    story::indexes(&rack.ledger);
+    properties::check_indexes(&rack.ledger);
     rack.slice(0, Event::Quarantine(Quarantine::LostGrant));
-    story::indexes(&rack.ledger);
+    properties::check_indexes(&rack.ledger);
 }
 
 #[test]
-fn fence_ends_when_the_last_emc_that_has_to_answer_is_removed() {
-    let mut rack = Rack::of("e1=4 e2=4 h1:e1+e2");
+fn fence_ends_when_the_last_unconfirmed_emc_is_removed() {
+    let mut rack = Rack::new("e1=4 e2=4 h1:e1+e2");
     let fence = rack.ledger.decide_fence(at(2), HostId(0), false, tester(), "silent");
     rack.apply(fence);
     let cut_off = rack.ledger.decide_cut_off(at(3), HostId(0), EmcId(0));
@@ -173,12 +173,12 @@ fn fence_ends_when_the_last_emc_that_has_to_answer_is_removed() {
     assert_eq!(loaded.host(HostId(0)).unwrap().host.unconfirmed_fences, BTreeSet::new());
 }
 
-/// Their last steps to free and their removal may be one batch, of which a ledger sees the removal
-/// only.
+/// The last steps of its slices and the removal may be one batch, of which a ledger sees only the
+/// removal.
 #[test]
-fn host_holds_nothing_of_an_emc_that_was_removed() {
-    let mut rack = Rack::of("e1=4 e2=4 h1:e1+e2");
-    let id = rack.reserve(ask("a", "h1", 8)).unwrap();
+fn host_holds_no_slices_of_a_removed_emc() {
+    let mut rack = Rack::new("e1=4 e2=4 h1:e1+e2");
+    let id = rack.reserve(reserve_request("a", "h1", 8)).unwrap();
     (4..8).for_each(|slice| rack.online(slice));
     rack.end(id, released());
     rack.apply(Change(vec![Record::Gone(Key::Emc(EmcId(1)))]));
@@ -187,8 +187,8 @@ fn host_holds_nothing_of_an_emc_that_was_removed() {
 }
 
 #[test]
-fn slice_is_neither_cordoned_nor_drained() {
-    let rack = Rack::of("e1=4 h1:e1");
+fn slice_cannot_be_cordoned_or_drained() {
+    let rack = Rack::new("e1=4 h1:e1");
     for to in [Scheduling::Cordoned, Scheduling::Draining] {
         let place = Place::Slice(SliceId(0));
         let refused = rack.ledger.decide_scheduling(at(2), &place, to, tester(), "why").unwrap_err();
@@ -198,8 +198,8 @@ fn slice_is_neither_cordoned_nor_drained() {
 
 #[test]
 fn migration_answer_keeps_message_and_time() {
-    let mut rack = Rack::of("e1=4 h1:e1");
-    let id = rack.reserve(ask("a", "h1", 1)).unwrap();
+    let mut rack = Rack::new("e1=4 h1:e1");
+    let id = rack.reserve(reserve_request("a", "h1", 1)).unwrap();
     rack.schedule(Place::Host(name("h1")), Scheduling::Draining);
     let declined = MigrationAnswer::Declined;
     let answer = rack.ledger.decide_migration(at(3), &name("a"), declined, "busy".into(), tester());
@@ -214,70 +214,75 @@ fn migration_answer_keeps_message_and_time() {
 
 /// A restored ledger may not contain a host on which a VM runs.
 #[test]
-fn slice_of_a_host_outside_the_rack_waits_for_an_operator_whatever_its_device() {
-    for words in ["e1=4! h1:e1", "e1=4 h1:e1"] {
-        let mut rack = Rack::of(words);
+fn slice_of_a_host_outside_the_rack_waits_for_an_operator() {
+    for rack_text in ["e1=4! h1:e1", "e1=4 h1:e1"] {
+        let mut rack = Rack::new(rack_text);
         let change = rack.ledger.decide_restored();
         rack.apply(change);
         for (slice, host) in [(0, 0), (1, 7)] {
             rack.slice(slice, Event::Quarantine(Quarantine::Restored { host: Some(HostId(host)) }));
         }
-        assert_eq!(rack.emc("e1").unclaimed().collect::<Vec<_>>(), [0, 2, 3].map(SliceId), "{words}");
-        assert_eq!(rack.ledger.quarantined().map(|(slice, _)| slice.0).collect::<Vec<_>>(), [1], "{words}");
+        assert_eq!(rack.emc("e1").unclaimed().collect::<Vec<_>>(), [0, 2, 3].map(SliceId), "{rack_text}");
+        assert_eq!(
+            rack.ledger.quarantined().map(|(slice, _)| slice.0).collect::<Vec<_>>(),
+            [1],
+            "{rack_text}"
+        );
         let change = rack.ledger.decide_unclaimed(&[0, 1, 2].map(SliceId));
         let changed = change.0.iter().filter(|record| matches!(record, Record::Slice(..)));
-        assert_eq!(changed.count(), 2, "{words}");
+        assert_eq!(changed.count(), 2, "{rack_text}");
     }
 }
 
-/// A process that outlives its VM may still have the memory.
+/// A process that outlives its VM may still map the memory.
 #[test]
-fn host_of_an_unclaimed_slice_is_asked_to_release_it_whatever_its_device() {
-    for words in ["e1=4! h1:e1", "e1=4 h1:e1"] {
-        let mut rack = Rack::of(words);
+fn unclaimed_slice_is_released_by_its_host_first() {
+    for rack_text in ["e1=4! h1:e1", "e1=4 h1:e1"] {
+        let mut rack = Rack::new(rack_text);
         let change = rack.ledger.decide_restored();
         rack.apply(change);
         let host = HostId(0);
         rack.slice(0, Event::Quarantine(Quarantine::Restored { host: Some(host) }));
         let change = rack.ledger.decide_unclaimed(&[0, 1].map(SliceId));
         rack.apply(change);
-        assert_eq!(rack.slot(0).state, State::Scrubbing(Scrub::Leaving(host)), "{words}");
+        assert_eq!(rack.slot(0).state, State::Scrubbing(Scrub::Leaving(host)), "{rack_text}");
         let revoking = Scrub::Revoking { host: None, verified: false };
-        assert_eq!(rack.slot(1).state, State::Scrubbing(revoking), "{words}");
+        assert_eq!(rack.slot(1).state, State::Scrubbing(revoking), "{rack_text}");
     }
 }
 
 #[test]
-fn vm_that_lost_its_slices_is_replaced_by_its_later_life() {
-    let mut rack = Rack::of("e1=4 h1:e1 h2:e1");
-    let id = rack.reserve(ask("a", "h1", 1)).unwrap();
+fn vm_without_its_slices_is_replaced_by_its_later_instance() {
+    let mut rack = Rack::new("e1=4 h1:e1 h2:e1");
+    let id = rack.reserve(reserve_request("a", "h1", 1)).unwrap();
     rack.slice(0, Event::Quarantine(Quarantine::LostGrant));
     rack.slice(1, Event::Quarantine(Quarantine::UnknownGrant { host: HostId(1) }));
     let later = ReservationId(id.0 + 100);
-    let adopted = rack.ledger.decide_adopt(at(3), HostId(1), later, &running("a", [(1, 0)]));
-    rack.apply(adopted.expect("nothing is left of the earlier life"));
+    let adopted = rack.ledger.decide_adopt(at(3), HostId(1), later, &running_vm("a", [(1, 0)]));
+    rack.apply(adopted.expect("the earlier instance has no slices"));
     assert_eq!(rack.ledger.reservation_of(&name("a")), Some(later));
 }
 
 #[test]
-fn vm_that_has_some_of_its_slices_adopts_the_others() {
-    let mut rack = Rack::of("e1=4 h1:e1");
-    let id = rack.reserve(ask("a", "h1", 2)).unwrap();
+fn vm_with_some_of_its_slices_adopts_the_others() {
+    let mut rack = Rack::new("e1=4 h1:e1");
+    let id = rack.reserve(reserve_request("a", "h1", 2)).unwrap();
     rack.online(0);
     rack.online(1);
     rack.slice(1, Event::Quarantine(Quarantine::Restored { host: Some(HostId(0)) }));
-    let adopt = |epoch| rack.ledger.decide_adopt(at(3), HostId(0), id, &running("a", [(0, epoch), (1, 1)]));
-    assert_eq!(adopt(0), None, "another epoch than it has");
-    let change = adopt(1).expect("as the device grants it");
+    let adopt =
+        |epoch| rack.ledger.decide_adopt(at(3), HostId(0), id, &running_vm("a", [(0, epoch), (1, 1)]));
+    assert_eq!(adopt(0), None, "an epoch other than its own");
+    let change = adopt(1).expect("the epoch granted by the device");
     rack.apply(change);
     assert_eq!(rack.slot(1).state, State::Online(Owner { host: HostId(0), reservation: id }));
 }
 
 #[test]
-fn restores_of_one_backup_number_reservations_apart() {
+fn restores_of_one_backup_use_distinct_reservation_ids() {
     let numbers = |generation| {
-        let mut rack = Rack::of("e1=4 h1:e1");
-        rack.reserve(ask("a", "h1", 1)).unwrap();
+        let mut rack = Rack::new("e1=4 h1:e1");
+        rack.reserve(reserve_request("a", "h1", 1)).unwrap();
         rack.ledger.meta_mut().generation = generation;
         let change = rack.ledger.decide_restored();
         rack.apply(change);
@@ -285,31 +290,42 @@ fn restores_of_one_backup_number_reservations_apart() {
     };
     let first = numbers(1);
     assert!(first > units::limits::RESERVATIONS_LOST_MAX);
-    assert!(numbers(2) >= first + units::limits::RESERVATIONS_LOST_MAX / 2, "room for the first restore's");
-    assert!(numbers(u64::MAX) > numbers(3), "however many restores there were");
+    assert!(
+        numbers(2) >= first + units::limits::RESERVATIONS_LOST_MAX / 2,
+        "room for the ids of the first restore"
+    );
+    assert!(numbers(u64::MAX) > numbers(3), "for any number of restores");
 }
 
 #[test]
-fn restore_at_the_end_of_the_number_spaces_refuses_what_is_added_later() {
-    let mut rack = Rack::of("e1=4 h1:e1");
+fn restore_at_the_end_of_the_id_spaces_rejects_additions() {
+    let mut rack = Rack::new("e1=4 h1:e1");
     let (next_host, next_slice) = (HostId(u32::MAX - 9), SliceId(u32::MAX - 9));
     *rack.ledger.meta_mut() = Meta { next_host, next_slice, ..rack.ledger.meta().clone() };
     let change = rack.ledger.decide_restored();
     rack.apply(change);
     let change = rack.ledger.decide_reported(at(2), HostId(0));
     rack.apply(change);
-    for more in ["e1=4 e2=4 h1:e1", "e1=4 h1:e1 h2:e1"] {
-        assert_eq!(rack.configure(more).map_err(|denied| denied.reason()), Err("LIMIT_EXCEEDED"), "{more}");
+    for addition in ["e1=4 e2=4 h1:e1", "e1=4 h1:e1 h2:e1"] {
+        assert_eq!(
+            rack.configure(addition).map_err(|denied| denied.reason()),
+            Err("LIMIT_EXCEEDED"),
+            "{addition}"
+        );
     }
 }
 
 #[test]
-fn nothing_is_added_to_a_restored_rack_before_its_hosts_have_reported() {
-    let mut rack = Rack::of("e1=4 h1:e1");
+fn restored_rack_rejects_additions_until_hosts_have_reported() {
+    let mut rack = Rack::new("e1=4 h1:e1");
     let change = rack.ledger.decide_restored();
     rack.apply(change);
-    for more in ["e1=4 e2=4 h1:e1", "e1=4 h1:e1 h2:e1"] {
-        assert_eq!(rack.configure(more).map_err(|denied| denied.reason()), Err("RESTORE_PENDING"), "{more}");
+    for addition in ["e1=4 e2=4 h1:e1", "e1=4 h1:e1 h2:e1"] {
+        assert_eq!(
+            rack.configure(addition).map_err(|denied| denied.reason()),
+            Err("RESTORE_PENDING"),
+            "{addition}"
+        );
     }
     let change = rack.ledger.decide_reported(at(2), HostId(0));
     rack.apply(change);
@@ -317,8 +333,8 @@ fn nothing_is_added_to_a_restored_rack_before_its_hosts_have_reported() {
 }
 
 #[test]
-fn number_of_a_host_that_a_device_names_is_given_to_no_other() {
-    let mut rack = Rack::of("e1=4 h1:e1");
+fn host_id_named_by_a_device_is_not_reassigned() {
+    let mut rack = Rack::new("e1=4 h1:e1");
     for (named, next) in [(0, 1), (3, 4), (2, 4), (u32::MAX, 4)] {
         let change = rack.ledger.decide_hosts_named([HostId(named)]);
         rack.apply(change);
@@ -326,17 +342,17 @@ fn number_of_a_host_that_a_device_names_is_given_to_no_other() {
     }
     let change = rack.ledger.decide_hosts_named([HostId(5), HostId(u32::MAX)]);
     rack.apply(change);
-    assert_eq!(rack.ledger.meta().next_host, HostId(6), "an absurd number hides no other");
+    assert_eq!(rack.ledger.meta().next_host, HostId(6), "an out-of-range id does not hide another");
     rack.configure("e1=4 h1:e1 h2:e1").unwrap();
     assert_eq!(rack.ledger.host_named(&name("h2")), Some(HostId(6)));
 }
 
 #[test]
-fn host_yet_to_report_may_be_resized_and_wired_to_more() {
-    let mut rack = Rack::of("e1=4 e2=4 h1:e1");
+fn unreported_host_may_be_resized_and_attached_to_more_emcs() {
+    let mut rack = Rack::new("e1=4 e2=4 h1:e1");
     let change = rack.ledger.decide_restored();
     rack.apply(change);
-    let mut spec = RackSpec::in_words("e1=4 e2=4 h1:e1+e2");
+    let mut spec = RackSpec::parse("e1=4 e2=4 h1:e1+e2");
     spec.hosts[0].cores = 32;
     let change = rack.ledger.decide_configure(at(2), &spec).unwrap();
     rack.apply(change);

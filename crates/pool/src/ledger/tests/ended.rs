@@ -8,29 +8,29 @@ use crate::ledger::ended::Bounds;
 const BOUNDS: Bounds = Bounds { per_client: 50, total: 100, established_after: Ns::secs(600) };
 
 fn bounded(bounds: Bounds) -> Rack {
-    let mut rack = Rack::of("e1=4 h1:e1");
+    let mut rack = Rack::new("e1=4 h1:e1");
     rack.ledger.ended.bounds = bounds;
     rack
 }
 
-fn request(client: &str, id: &str) -> RequestKey {
+fn request_key(client: &str, id: &str) -> RequestKey {
     RequestKey { client: name(client), id: RequestId::new(id).unwrap() }
 }
 
 impl Rack {
     /// Creates and ends a reservation without slices, and evicts the excess.
-    fn ends(&mut self, client: &str, id: &str, seconds: u64) -> ReservationId {
-        let asked = Reserve { request: request(client, id), ..ask("brief", "h1", 0) };
-        let reservation = self.reserve(asked).unwrap();
+    fn end_request(&mut self, client: &str, id: &str, seconds: u64) -> ReservationId {
+        let request = Reserve { request: request_key(client, id), ..reserve_request("brief", "h1", 0) };
+        let reservation = self.reserve(request).unwrap();
         let change = self.ledger.decide_end(at(seconds), reservation, released(), tester()).unwrap();
         self.apply(change);
         self.evict(seconds);
         reservation
     }
 
-    fn ends_many(&mut self, client: &str, prefix: &str, requests: u32, seconds: u64) {
+    fn end_requests(&mut self, client: &str, prefix: &str, requests: u32, seconds: u64) {
         for n in 0..requests {
-            self.ends(client, &format!("{prefix}{n}"), seconds);
+            self.end_request(client, &format!("{prefix}{n}"), seconds);
         }
     }
 
@@ -40,7 +40,7 @@ impl Rack {
         }
     }
 
-    fn remembered(&self, client: &str) -> usize {
+    fn stored_requests(&self, client: &str) -> usize {
         self.ledger.by_request.keys().filter(|request| request.client == name(client)).count()
     }
 }
@@ -48,7 +48,7 @@ impl Rack {
 #[test]
 fn client_over_its_bound_loses_its_oldest_request_ids() {
     let mut rack = bounded(BOUNDS);
-    let ids: Vec<_> = (0..53).map(|n| rack.ends("c", &format!("r{n}"), 2)).collect();
+    let ids: Vec<_> = (0..53).map(|n| rack.end_request("c", &format!("r{n}"), 2)).collect();
     assert_eq!(rack.ledger.reservations.keys().copied().collect::<Vec<_>>(), ids[3..]);
     assert!(rack.disk.keys().filter(|key| matches!(key, Key::Reservation(_))).count() == 50);
 }
@@ -56,7 +56,7 @@ fn client_over_its_bound_loses_its_oldest_request_ids() {
 #[test]
 fn client_without_requests_has_no_entry() {
     let mut rack = bounded(BOUNDS);
-    rack.ends("c", "r", 2);
+    rack.end_request("c", "r", 2);
     let later = When { now: at(2).now.after(REQUEST_ID_RETENTION), ..at(2) };
     let change = rack.ledger.decide_forget(later, 9);
     rack.apply(change);
@@ -64,46 +64,48 @@ fn client_without_requests_has_no_entry() {
 }
 
 #[test]
-fn flood_under_invented_names_is_bounded_and_spares_established_clients() {
+fn flood_under_new_names_spares_established_clients() {
     for requests_per_name in [1, 2, 7, 49_u32] {
         let mut rack = bounded(BOUNDS);
-        rack.ends_many("honest", "r", 40, 10);
+        rack.end_requests("honest", "r", 40, 10);
         for n in 0..1000 {
             let client = format!("flood{}", n / requests_per_name);
-            rack.ends(&client, &format!("r{n}"), 610 + u64::from(n / 100));
+            rack.end_request(&client, &format!("r{n}"), 610 + u64::from(n / 100));
             assert!(rack.ledger.ended.len() <= BOUNDS.total);
         }
-        assert_eq!(rack.remembered("honest"), 40);
-        assert_eq!(rack.ledger.ended.len(), BOUNDS.total, "the rest is for the newcomers");
+        assert_eq!(rack.stored_requests("honest"), 40);
+        assert_eq!(rack.ledger.ended.len(), BOUNDS.total, "new clients use the remaining capacity");
     }
 }
 
 #[test]
 fn slow_flood_does_not_displace_established_clients() {
     let mut rack = bounded(BOUNDS);
-    rack.ends_many("honest", "r", 40, 10);
+    rack.end_requests("honest", "r", 40, 10);
     for n in 0..600 {
-        rack.ends(&format!("flood{n}"), "r", 610 + 5 * n); // 120 in ten minutes, for 50 minutes
+        // 120 requests in ten minutes, for 50 minutes.
+        rack.end_request(&format!("flood{n}"), "r", 610 + 5 * n);
     }
-    assert_eq!(rack.remembered("honest"), 40);
+    assert_eq!(rack.stored_requests("honest"), 40);
 }
 
 #[test]
-fn among_established_clients_the_one_with_most_requests_loses_its_oldest() {
+fn established_client_with_most_requests_loses_its_oldest() {
     let mut rack = bounded(BOUNDS);
     for (client, requests) in [("a", 30), ("b", 20), ("c", 50)] {
-        rack.ends_many(client, "r", requests, 10);
+        rack.end_requests(client, "r", requests, 10);
     }
-    rack.ends_many("a", "late", 20, 700);
-    assert_eq!(["a", "b", "c"].map(|client| rack.remembered(client)), [40, 20, 40]);
+    rack.end_requests("a", "late", 20, 700);
+    assert_eq!(["a", "b", "c"].map(|client| rack.stored_requests(client)), [40, 20, 40]);
 }
 
 #[test]
-fn request_that_ended_after_the_last_durable_batch_is_not_evicted() {
+fn request_ended_after_the_durable_batch_is_not_evicted() {
     let mut rack = bounded(Bounds { total: 1, ..BOUNDS });
     for n in 0..3 {
-        let asked = Reserve { request: request("c", &format!("r{n}")), ..ask("brief", "h1", 0) };
-        let id = rack.reserve(asked).unwrap();
+        let request =
+            Reserve { request: request_key("c", &format!("r{n}")), ..reserve_request("brief", "h1", 0) };
+        let id = rack.reserve(request).unwrap();
         let change = rack.ledger.decide_end(at(10 + n), id, released(), tester()).unwrap();
         rack.apply(change);
     }
@@ -114,30 +116,30 @@ fn request_that_ended_after_the_last_durable_batch_is_not_evicted() {
     assert_eq!(
         rack.ledger.decide_evict(at(12), durable_until),
         None,
-        "the reply to its release may still wait"
+        "the reply to its release may be pending"
     );
 }
 
 #[test]
-fn evicted_request_of_a_vm_that_lives_again_makes_no_second_reservation() {
+fn evicted_request_does_not_reserve_an_active_vm_again() {
     let mut rack = bounded(Bounds { total: 0, ..BOUNDS });
-    let first = Reserve { request: request("c", "first"), ..ask("a", "h1", 0) };
+    let first = Reserve { request: request_key("c", "first"), ..reserve_request("a", "h1", 0) };
     let ended = rack.reserve(first.clone()).unwrap();
     rack.end(ended, released());
-    let second = Reserve { request: request("c", "second"), ..first.clone() };
-    let lives = rack.reserve(second.clone()).unwrap();
-    assert_eq!(rack.reserve(first.clone()), Ok(ended), "it is remembered, and not the one that lives");
+    let second = Reserve { request: request_key("c", "second"), ..first.clone() };
+    let active = rack.reserve(second.clone()).unwrap();
+    assert_eq!(rack.reserve(first.clone()), Ok(ended), "the stored reply is of the ended reservation");
     rack.evict(9);
-    let taken = Denied::VmTaken { vm: name("a"), reservation: lives, host: name("h1") };
+    let taken = Denied::VmTaken { vm: name("a"), reservation: active, host: name("h1") };
     assert_eq!(rack.reserve(first), Err(taken));
-    assert_eq!(rack.reserve(second), Ok(lives), "an active reservation's request is never evicted");
+    assert_eq!(rack.reserve(second), Ok(active), "the request of an active reservation is never evicted");
     assert_eq!(rack.ledger.reservations.len(), 1);
 }
 
 #[test]
-fn request_whose_slices_drain_counts_and_is_evicted_once_they_are_back() {
+fn request_is_evicted_only_after_its_slices_are_released() {
     let mut rack = bounded(Bounds { total: 0, ..BOUNDS });
-    let id = rack.reserve(ask("a", "h1", 2)).unwrap();
+    let id = rack.reserve(reserve_request("a", "h1", 2)).unwrap();
     (0..2).for_each(|slice| rack.online(slice));
     rack.end(id, released());
     for slice in 0..2 {
@@ -151,7 +153,7 @@ fn request_whose_slices_drain_counts_and_is_evicted_once_they_are_back() {
 }
 
 #[test]
-fn bounds_are_the_limits_of_the_service() {
+fn default_bounds_are_the_service_limits() {
     let Bounds { per_client, total, .. } = Bounds::default();
     assert_eq!((per_client, total), (ENDED_REQUESTS_PER_CLIENT_MAX, ENDED_REQUESTS_MAX));
 }

@@ -1,4 +1,5 @@
-//! Numbers of slices, EMCs and hosts: never reused, limited by those that exist, refused at the end of their space.
+//! Ids of slices, EMCs and hosts: never reused, limited by the number that exists, and rejected
+//! when their range is exhausted.
 
 use units::limits::{EMCS_EVER_MAX, HOSTS_EVER_MAX, SLICES_EVER_MAX};
 
@@ -9,21 +10,21 @@ fn too_many(what: &'static str, max: u32) -> Result<(), Denied> {
 }
 
 #[test]
-fn emc_is_added_and_removed_100_times_in_constant_memory() {
-    let mut rack = Rack::of("e0=1024 h1:e0");
+fn adding_and_removing_emcs_uses_constant_memory() {
+    let mut rack = Rack::new("e0=1024 h1:e0");
     for n in 1..=100_u32 {
         rack.configure(&format!("e{n}=1024 h1:e{n}")).unwrap();
         assert_eq!(rack.ledger.slots.len(), 1024);
     }
     assert_eq!(rack.ledger.meta.next_slice, SliceId(101 * 1024));
-    assert_eq!(rack.takes("a", "h1", 2), [100 * 1024, 100 * 1024 + 1]);
+    assert_eq!(rack.reserve_slices("a", "h1", 2), [100 * 1024, 100 * 1024 + 1]);
     assert_eq!(rack.ledger.slot(SliceId(99 * 1024)), None);
     assert_eq!(rack.disk.keys().filter(|key| matches!(key, Key::Slice(_))).count(), 2);
 }
 
 #[test]
-fn numbers_of_hosts_emcs_and_slices_go_beyond_16_bits() {
-    let mut rack = Rack::of("e0=1 h0:e0");
+fn ids_of_hosts_emcs_and_slices_exceed_16_bits() {
+    let mut rack = Rack::new("e0=1 h0:e0");
     let before = u32::from(u16::MAX) - 2;
     let meta = Meta {
         next_slice: SliceId(before),
@@ -37,12 +38,12 @@ fn numbers_of_hosts_emcs_and_slices_go_beyond_16_bits() {
         assert_eq!(rack.ledger.host_named(&name(&format!("h{n}"))), Some(HostId(n)));
         assert_eq!(rack.host(&format!("h{n}")).host.emcs, [EmcId(n)]);
     }
-    assert_eq!(rack.takes("a", "h65537", 1), [65_537]);
+    assert_eq!(rack.reserve_slices("a", "h65537", 1), [65_537]);
 }
 
 #[test]
-fn slices_that_exist_are_limited_and_those_removed_are_not_counted() {
-    let mut rack = Rack::of("e0=1 h1:e0");
+fn slice_limit_does_not_count_removed_slices() {
+    let mut rack = Rack::new("e0=1 h1:e0");
     for n in 1..=2_u32 {
         rack.configure(&format!("e{n}={SLICES_MAX} h1:e{n}")).unwrap();
         let one_more = rack.configure(&format!("e{n}={SLICES_MAX} f=1 h1:e{n}"));
@@ -51,8 +52,8 @@ fn slices_that_exist_are_limited_and_those_removed_are_not_counted() {
 }
 
 #[test]
-fn end_of_each_number_space_is_refused_by_its_limit_and_changes_nothing() {
-    let mut rack = Rack::of("e1=4 h1:e1");
+fn exhausted_id_space_is_rejected_and_changes_nothing() {
+    let mut rack = Rack::new("e1=4 h1:e1");
     let meta = Meta {
         next_slice: SliceId(u32::MAX - 4),
         next_emc: EmcId(u32::MAX - 2),
@@ -63,23 +64,23 @@ fn end_of_each_number_space_is_refused_by_its_limit_and_changes_nothing() {
     assert_eq!(rack.configure("e1=4 e2=5 h1:e1"), too_many("slices ever added", SLICES_EVER_MAX));
     rack.configure("e1=4 e2=4 h1:e1+e2 h2:e2").unwrap();
     let last = u32::MAX - 4;
-    assert_eq!(rack.takes("a", "h2", 4), [last, last + 1, last + 2, last + 3]);
+    assert_eq!(rack.reserve_slices("a", "h2", 4), [last, last + 1, last + 2, last + 3]);
     let before = format!("{:?}", rack.ledger.meta);
     assert_eq!(rack.configure("e1=4 e2=4 e3=1 h1:e1 h2:e2"), too_many("slices ever added", SLICES_EVER_MAX));
     assert_eq!(rack.configure("e1=4 e2=4 h1:e1 h2:e2 h3:e1"), too_many("hosts ever added", HOSTS_EVER_MAX));
     let no_slices = "e1=4 e2=4 e3=0 e4=0 h1:e1 h2:e2";
     assert_eq!(rack.configure(no_slices), too_many("EMCs ever added", EMCS_EVER_MAX));
     assert_eq!(format!("{:?}", rack.ledger.meta), before);
-    let refused = too_many("slices ever added", SLICES_EVER_MAX).unwrap_err().to_string();
-    assert_eq!(refused, "slices ever added would exceed the limit of 4294967295");
+    let message = too_many("slices ever added", SLICES_EVER_MAX).unwrap_err().to_string();
+    assert_eq!(message, "slices ever added would exceed the limit of 4294967295");
     let loaded = Ledger::load(rack.ledger.meta().clone(), rack.disk.values().cloned());
     assert_eq!(loaded.slot(SliceId(u32::MAX - 1)), rack.ledger.slot(SliceId(u32::MAX - 1)));
     assert_eq!(loaded.slot(SliceId(u32::MAX)), None);
 }
 
 #[test]
-fn every_slice_is_found_at_the_edges_of_its_emc_and_none_between_emcs() {
-    let mut rack = Rack::of("e1=3 e2=2 e3=4 h1:e1+e2+e3");
+fn slice_lookup_respects_the_edges_of_each_emc() {
+    let mut rack = Rack::new("e1=3 e2=2 e3=4 h1:e1+e2+e3");
     rack.configure("e1=3 e3=4 h1:e1+e3").unwrap();
     rack.configure("e1=3 e3=4 e4=1 h1:e1+e3+e4").unwrap();
     let emcs = (0..12).map(|slice| rack.ledger.emc_of(SliceId(slice)).map(|emc| emc.0));

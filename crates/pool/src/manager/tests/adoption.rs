@@ -12,26 +12,26 @@ use crate::protocol::{Have, HaveVm};
 /// A rack restored from a backup in which VM a (1) runs on slice 0 of h1; later h2 was granted
 /// slices 4 and 5. All hosts are connected, and only h2 has not reported.
 fn restored() -> Rig {
-    let mut rig = Rig::up();
+    let mut rig = Rig::connected();
     rig.run("reserve:a@h1=1 go commit:a go");
     let backup = rig.disk.clone();
     rig.run("reserve:b@h2=2 go commit:b go");
     rig.disk = backup;
     rig.run("restore stored device tick:10");
-    write(&mut rig);
-    rig.run("up:h1 up:h2 up:h3 have:h1:online=0.1:vm1a=0.1 have:h3");
-    write(&mut rig);
+    write_pending(&mut rig);
+    rig.run("up:h1 up:h2 up:h3 report:h1:online=0.1:vm1a=0.1 report:h3");
+    write_pending(&mut rig);
     rig
 }
 
-fn write(rig: &mut Rig) {
+fn write_pending(rig: &mut Rig) {
     rig.run("tick:10");
     while rig.is_storing() {
         rig.stored(true, true);
     }
 }
 
-/// Returns VMs that are not adopted, with the time.
+/// Returns the VMs with an alarm that they are not adopted, and the start of each alarm.
 fn unadopted(rig: &Rig) -> Vec<(String, UnixMs)> {
     let alarms = rig.manager.alarms().into_iter().filter(|alarm| alarm.reason == "VM_NOT_ADOPTED");
     alarms.map(|alarm| (alarm.subject.to_string(), alarm.since)).collect()
@@ -41,76 +41,76 @@ fn unadopted(rig: &Rig) -> Vec<(String, UnixMs)> {
 fn assert_not_adopted(report: &str) {
     let mut rig = restored();
     rig.run(report);
-    write(&mut rig);
+    write_pending(&mut rig);
     let slices = rig.run("slices");
     assert!(slices.starts_with("0.1:online@h1 ") && slices.contains(" 4.1:quarantined@h2 "), "{slices}");
     assert_eq!(unadopted(&rig).len(), 1);
-    rig.tells("reserve:c@h2=0 | reserve:c->HOST_NOT_SCHEDULABLE");
+    rig.check("reserve:c@h2=0 | reserve:c->HOST_NOT_SCHEDULABLE");
 }
 
 #[test]
-fn vm_under_the_number_of_another_reservation_is_not_adopted() {
-    assert_not_adopted("have:h2:online=4.1+5.1:vm1b=4.1+5.1");
-    assert_not_adopted("have:h2:online=4.1+5.1:vm1a=4.1+5.1");
+fn vm_with_id_of_another_reservation_is_not_adopted() {
+    assert_not_adopted("report:h2:online=4.1+5.1:vm1b=4.1+5.1");
+    assert_not_adopted("report:h2:online=4.1+5.1:vm1a=4.1+5.1");
 }
 
 #[test]
-fn vm_under_a_number_that_was_never_given_is_not_adopted() {
-    let beyond = restored().manager.durable().meta().next_reservation.0 + RESERVATIONS_LOST_MAX;
-    assert_not_adopted(&format!("have:h2:online=4.1+5.1:vm{beyond}b=4.1+5.1"));
+fn vm_with_unassigned_reservation_id_is_not_adopted() {
+    let unassigned = restored().manager.durable().meta().next_reservation.0 + RESERVATIONS_LOST_MAX;
+    assert_not_adopted(&format!("report:h2:online=4.1+5.1:vm{unassigned}b=4.1+5.1"));
 }
 
 #[test]
-fn alarm_about_a_vm_keeps_its_time_while_the_report_is_the_same() {
+fn vm_alarm_keeps_its_time_while_the_report_is_unchanged() {
     let mut rig = restored();
-    rig.run("have:h2:vm1b=4.1");
+    rig.run("report:h2:vm1b=4.1");
     let first = unadopted(&rig);
     assert_eq!(first, [("vm b".to_owned(), UnixMs(rig.now.as_ms()))]);
-    rig.run("tick:1000 have:h2:vm1b=4.1");
+    rig.run("tick:1000 report:h2:vm1b=4.1");
     assert_eq!(unadopted(&rig), first);
-    rig.run("tick:1000 have:h2:vm1c=4.1");
+    rig.run("tick:1000 report:h2:vm1c=4.1");
     let other_vm = unadopted(&rig);
     assert_eq!(other_vm, [("vm c".to_owned(), UnixMs(rig.now.as_ms()))]);
-    rig.run("tick:1000 have:h2:vm1c=5.1");
+    rig.run("tick:1000 report:h2:vm1c=5.1");
     assert_eq!(unadopted(&rig), [("vm c".to_owned(), UnixMs(rig.now.as_ms()))], "other slices");
 }
 
 #[test]
-fn alarm_about_a_vm_lasts_until_its_host_is_fenced() {
+fn vm_alarm_lasts_until_its_host_is_fenced() {
     let mut rig = restored();
-    rig.run("have:h2:vm1b=4.1 cordon:h2 stored");
-    assert_eq!(unadopted(&rig).len(), 1, "another change of the host");
+    rig.run("report:h2:vm1b=4.1 cordon:h2 stored");
+    assert_eq!(unadopted(&rig).len(), 1, "after another change of the host");
     rig.run("down:h2 fence:h2 go");
-    rig.tells("state:h2 | Fenced");
+    rig.check("state:h2 | Fenced");
     assert_eq!(unadopted(&rig), []);
 }
 
 #[test]
-fn vm_that_cannot_be_adopted_is_news_once() {
+fn vm_not_adopted_notifies_watchers_once() {
     let mut rig = restored();
     rig.manager.take_changed();
-    rig.run("have:h2:vm1b=4.1");
+    rig.run("report:h2:vm1b=4.1");
     assert!(rig.manager.take_changed());
-    rig.run("have:h2:vm1b=4.1");
+    rig.run("report:h2:vm1b=4.1");
     assert!(!rig.manager.take_changed());
 }
 
 #[test]
-fn alarm_about_a_pending_restore_names_what_is_missing() {
+fn pending_restore_alarm_names_the_missing_reports() {
     let message = |rig: &Rig| {
         let alarms = rig.manager.alarms();
         alarms.into_iter().find(|alarm| alarm.reason == "RESTORE_PENDING").unwrap().message
     };
     let mut rig = restored();
     assert!(message(&rig).contains("has not sent a complete report"));
-    rig.run("have:h2:vm1b=4.1");
+    rig.run("report:h2:vm1b=4.1");
     assert!(message(&rig).contains("1 of its VMs could not be adopted"));
     rig.run("restart");
     assert!(message(&rig).contains("EMC e1 has not been compared"), "{}", message(&rig));
 }
 
 #[test]
-fn adopted_vms_of_a_host_are_limited_over_all_its_reports() {
+fn adopted_vms_per_host_are_limited_across_reports() {
     let mut rig = restored();
     let h2 = rig.host("h2");
     let vm = |number: usize| {
@@ -120,14 +120,14 @@ fn adopted_vms_of_a_host_are_limited_over_all_its_reports() {
     };
     for first in (0..RESERVATIONS_PER_HOST_MAX + 100).step_by(600) {
         rig.report(h2, Have { vms: (first..first + 600).map(vm).collect(), ..Have::default() }, true);
-        write(&mut rig);
+        write_pending(&mut rig);
     }
     assert_eq!(rig.manager.durable().host(h2).unwrap().reservations().len(), RESERVATIONS_PER_HOST_MAX);
 }
 
 #[test]
 fn vm_reported_with_unsorted_slices_becomes_ready() {
-    let mut rig = Rig::up().restored("", "reserve:b@h2=2 go commit:b go", "");
-    rig.run("up:h1 up:h2 up:h3 tick:10 have:h1 have:h3 have:h2:online=0.1+1.1:vm1b=1.1+0.1 go");
-    rig.tells("wait:b | wait:b->ok(0,1)");
+    let mut rig = Rig::connected().restored("", "reserve:b@h2=2 go commit:b go", "");
+    rig.run("up:h1 up:h2 up:h3 tick:10 report:h1 report:h3 report:h2:online=0.1+1.1:vm1b=1.1+0.1 go");
+    rig.check("wait:b | wait:b->ok(0,1)");
 }

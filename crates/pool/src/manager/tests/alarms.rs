@@ -14,11 +14,11 @@ fn alarm(rig: &Rig, reason: &str) -> Alarm {
 }
 
 #[test]
-fn fenced_host_is_dated_from_the_start_of_its_fence() {
-    let mut rig = Rig::up();
-    rig.run("reserve:a@h1=1 go down:h1 have:h2 have:h3 tick:2000 have:h2 have:h3 tick:2000");
+fn fence_alarm_starts_with_the_fence() {
+    let mut rig = Rig::connected();
+    rig.run("reserve:a@h1=1 go down:h1 report:h2 report:h3 tick:2000 report:h2 report:h3 tick:2000");
     let unknown = alarm(&rig, "HOST_UNKNOWN").since;
-    rig.run("have:h2 have:h3 tick:500");
+    rig.run("report:h2 report:h3 tick:500");
     let fence = rig.when().wall;
     assert!(fence > unknown);
     rig.run("fence:h1 stored");
@@ -26,13 +26,13 @@ fn fenced_host_is_dated_from_the_start_of_its_fence() {
     rig.run("tick:100 go");
     assert_eq!(alarm(&rig, "HOST_FENCED").since, fence);
     rig.run("restart go");
-    assert_eq!(alarm(&rig, "HOST_FENCED").since, fence, "kept by the ledger");
+    assert_eq!(alarm(&rig, "HOST_FENCED").since, fence, "stored in the ledger");
 }
 
 #[test]
-fn quarantined_slice_is_dated_from_its_quarantine() {
-    let mut rig = Rig::of("e1=1 h1:e1");
-    rig.meddle(0, Some((1, "h1")));
+fn quarantine_alarm_starts_with_the_quarantine() {
+    let mut rig = Rig::new("e1=1 h1:e1");
+    rig.set_grant(0, Some((1, "h1")));
     rig.run("tick:700 restart device tick:10");
     let quarantined = rig.when().wall;
     rig.write_all();
@@ -43,38 +43,38 @@ fn quarantined_slice_is_dated_from_its_quarantine() {
 }
 
 #[test]
-fn low_space_is_dated_and_names_its_limit() {
-    let mut rig = Rig::up();
+fn low_space_alarm_has_its_start_and_limit() {
+    let mut rig = Rig::connected();
     rig.run("tick:300");
     let low = rig.when().wall;
     rig.run("low tick:300 low tick:300");
     let alarm = alarm(&rig, "STORE_LOW_SPACE");
     assert_eq!(alarm.since, low);
     assert!(alarm.message.contains("less than 64MiB free"), "{}", alarm.message);
-    rig.tells("roomy alarms |");
+    rig.check("ample alarms |");
 }
 
 #[test]
-fn reservation_that_a_restore_broke_raises_an_alarm() {
-    let mut rig = Rig::up().restored("reserve:a@h1=1 go commit:a go", "", "");
-    rig.run("up:h1 up:h2 up:h3 tick:10 have:h1 have:h2 have:h3 tick:10 go");
+fn reservation_broken_by_a_restore_raises_an_alarm() {
+    let mut rig = Rig::connected().restored("reserve:a@h1=1 go commit:a go", "", "");
+    rig.run("up:h1 up:h2 up:h3 tick:10 report:h1 report:h2 report:h3 tick:10 go");
     let broken = alarm(&rig, "RESERVATION_BROKEN");
     assert_eq!(broken.subject, Subject::Vm(name("a")));
     assert!(broken.message.contains("was not in use when the hosts reported after a restore"), "{broken:?}");
     rig.run("release:a go");
-    let left = rig.manager.alarms();
-    assert!(left.iter().all(|alarm| alarm.reason != "RESERVATION_BROKEN"), "{left:?}");
+    let alarms = rig.manager.alarms();
+    assert!(alarms.iter().all(|alarm| alarm.reason != "RESERVATION_BROKEN"), "{alarms:?}");
 }
 
 #[test]
-fn host_that_never_started_stays_expected() {
-    let mut rig = Rig::of("e1=4 h1:e1 h2:e1");
+fn host_never_started_stays_expected() {
+    let mut rig = Rig::new("e1=4 h1:e1 h2:e1");
     rig.run("up:h1 tick:10 go");
     for _ in 0..20 {
-        rig.run("have:h1 tick:2000 go");
+        rig.run("report:h1 tick:2000 go");
     }
-    rig.tells("state:h2 alarms | Expected");
+    rig.check("state:h2 alarms | Expected");
     assert_eq!(rig.manager.leases_expired(), 0);
-    rig.run("up:h2 go have:h1 tick:2000 have:h1 tick:2000 have:h1 tick:500");
-    rig.tells("state:h2 alarms | Unknown HOST_UNKNOWN");
+    rig.run("up:h2 go report:h1 tick:2000 report:h1 tick:2000 report:h1 tick:500");
+    rig.check("state:h2 alarms | Unknown HOST_UNKNOWN");
 }

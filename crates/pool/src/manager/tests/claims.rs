@@ -1,14 +1,14 @@
-//! Slices that a host reports and that ledger or EMC do not assign to it: after restores from older
+//! Reported slices that the ledger or EMC does not assign to the host: after restores from older
 //! backups, and on EMCs that lost their records or have those of another rack.
 
 use super::rig::Rig;
 
-/// A VM on slice 0, reported by its host.
-const A_RUNS: &str = "reserve:a@h1=1 go commit:a go have:h1:online=0.1:vm1a=0.1 go";
+/// Starts VM a on slice 0 of h1.
+const A_RUNS: &str = "reserve:a@h1=1 go commit:a go report:h1:online=0.1:vm1a=0.1 go";
 
 /// Returns a rack whose VM a runs on slice 0 of h1.
 fn running() -> Rig {
-    let mut rig = Rig::up();
+    let mut rig = Rig::connected();
     rig.run(A_RUNS);
     rig
 }
@@ -16,54 +16,54 @@ fn running() -> Rig {
 /// The shared EMC has lost its record of slice 4, and the connection of its host is younger than
 /// the backup.
 #[test]
-fn vm_on_younger_wire_of_a_shared_emc_keeps_its_slice() {
-    let mut rig = Rig::of("e1=4 e2=4! h1:e1 h2:e1+e2");
+fn vm_on_newer_connection_of_a_shared_emc_keeps_its_slice() {
+    let mut rig = Rig::new("e1=4 e2=4! h1:e1 h2:e1+e2");
     rig.run("up:h1 up:h2 go");
     let backup = rig.disk.clone();
     rig.run(
         "rack:e1=4&e2=4!&h1:e1+e2&h2:e1+e2 go cordon:e1 up:h1 go reserve:b@h1=1 go commit:b go
-         have:h1:online=4.1:vm1b=4.1 go",
+         report:h1:online=4.1:vm1b=4.1 go",
     );
-    rig.meddle(4, None);
+    rig.set_grant(4, None);
     rig.disk = backup;
     rig.run("restore stored device tick:10");
     rig.write_all();
     // h1 reports first: the report contains the slice.
-    let said = rig.run("up:h1 tick:10 have:h1:online=4.1:vm1b=4.1 go up:h2 tick:10 have:h2 go have:h1:online=4.1:vm1b=4.1 go");
-    assert!(!said.contains("revoke(4.1)") && !said.contains("revoke(4."), "{said}");
+    let output = rig.run("up:h1 tick:10 report:h1:online=4.1:vm1b=4.1 go up:h2 tick:10 report:h2 go report:h1:online=4.1:vm1b=4.1 go");
+    assert!(!output.contains("revoke(4.1)") && !output.contains("revoke(4."), "{output}");
     let slices = rig.run("slices");
     assert!(slices.contains("4.1:quarantined@h1"), "{slices}");
 }
 
-/// The same with a connection in the backup, and a slice without a VM.
+/// The backup has the connection, and the slice has no VM.
 #[test]
-fn slice_online_at_its_host_is_released_before_it_is_reused() {
-    let mut rig = Rig::up_as("e1=4 e2=4! h1:e1+e2 h2:e1+e2 h3:e2");
+fn online_slice_is_released_by_its_host_before_reuse() {
+    let mut rig = Rig::connected_with("e1=4 e2=4! h1:e1+e2 h2:e1+e2 h3:e2");
     rig.run("cordon:e1 go");
     let backup = rig.disk.clone();
     rig.run("reserve:b@h1=1 go");
-    rig.tells("slices | 4.1:online@h1");
-    rig.meddle(4, None);
+    rig.check("slices | 4.1:online@h1");
+    rig.set_grant(4, None);
     rig.disk = backup;
     rig.run("restore stored device tick:10");
     rig.write_all();
-    let said = rig.run("up:h1 up:h2 up:h3 tick:10 have:h1:online=4.1 have:h2 have:h3 tick:10");
-    let mut said = said;
+    let output = rig.run("up:h1 up:h2 up:h3 tick:10 report:h1:online=4.1 report:h2 report:h3 tick:10");
+    let mut output = output;
     for _ in 0..6 {
         rig.write_all();
-        said += &rig.run("device tick:20");
+        output += &rig.run("device tick:20");
     }
-    assert!(!said.contains("revoke(4."), "{said}");
+    assert!(!output.contains("revoke(4."), "{output}");
 }
 
-/// An operator confirms that h1 is off, which then connects briefly and reports VM a.
+/// An operator confirms that h1 is powered off, and h1 then connects briefly and reports VM a.
 #[track_caller]
 fn assert_fenced_host_adopts_nothing(mut rig: Rig) {
-    rig.run("vouch:h1 go");
-    rig.tells("state:h1 | Fenced");
-    rig.run("up:h1 tick:10 have:h1:early:online=0.1:vm1a=0.1 go");
-    rig.run("down:h1 up:h2 up:h3 tick:10 have:h2 have:h3 go tick:100000 go");
-    rig.tells("slices state:h1 | Fenced");
+    rig.run("poweroff:h1 go");
+    rig.check("state:h1 | Fenced");
+    rig.run("up:h1 tick:10 report:h1:early:online=0.1:vm1a=0.1 go");
+    rig.run("down:h1 up:h2 up:h3 tick:10 report:h2 report:h3 go tick:100000 go");
+    rig.check("slices state:h1 | Fenced");
 }
 
 /// A fenced host reports its VM before it has received the desired state with the fence.
@@ -72,67 +72,67 @@ fn vm_of_a_fenced_host_is_not_adopted() {
     assert_fenced_host_adopts_nothing(running().restored("", "", ""));
 }
 
-/// The same with a VM of the lost history.
+/// The VM was started after the backup.
 #[test]
 fn lost_vm_of_a_fenced_host_is_not_adopted() {
-    assert_fenced_host_adopts_nothing(Rig::up().restored("", A_RUNS, ""));
+    assert_fenced_host_adopts_nothing(Rig::connected().restored("", A_RUNS, ""));
 }
 
 /// Neither a forced release nor a fence freed a slice adopted for a fenced host.
 #[test]
-fn slice_of_a_vm_on_a_fenced_host_returns() {
-    let mut rig = Rig::up().restored("", A_RUNS, "");
-    rig.run("vouch:h1 go up:h1 tick:10 have:h1:early:online=0.1:vm1a=0.1 go");
-    rig.run("down:h1 up:h2 up:h3 tick:10 have:h2 have:h3 go tick:100000 go up:h2 up:h3 go");
-    rig.tells(
-        "force:a go fence:h1 go vouch:h1 go tick:600000 go
+fn slice_of_a_vm_on_a_fenced_host_becomes_free() {
+    let mut rig = Rig::connected().restored("", A_RUNS, "");
+    rig.run("poweroff:h1 go up:h1 tick:10 report:h1:early:online=0.1:vm1a=0.1 go");
+    rig.run("down:h1 up:h2 up:h3 tick:10 report:h2 report:h3 go tick:100000 go up:h2 up:h3 go");
+    rig.check(
+        "force:a go fence:h1 go poweroff:h1 go tick:600000 go
          slices |",
     );
 }
 
-/// The same without an operator.
+/// The host is fenced after its lease expires, without an operator.
 #[test]
 fn host_fenced_by_silence_adopts_nothing() {
-    let mut rig = Rig::up().restored("", A_RUNS, "");
+    let mut rig = Rig::connected().restored("", A_RUNS, "");
     rig.run("up:h2 up:h3 tick:10");
     for _ in 0..40 {
-        rig.run("have:h2:part have:h3:part device tick:1900");
+        rig.run("report:h2:part report:h3:part device tick:1900");
         rig.write_all();
     }
-    rig.tells("state:h1 state:h2 | Fenced Up");
-    let said = rig.run("up:h1 tick:10 have:h1:online=0.1:vm1a=0.1 go slices");
-    assert!(!said.contains("0.1:online@h1"), "{said}");
+    rig.check("state:h1 state:h2 | Fenced Up");
+    let output = rig.run("up:h1 tick:10 report:h1:online=0.1:vm1a=0.1 go slices");
+    assert!(!output.contains("0.1:online@h1"), "{output}");
 }
 
 /// The directory of an EMC was empty when the manager started; the VM runs.
 #[test]
 fn slice_of_a_running_vm_is_in_doubt_after_a_lost_grant() {
     let mut rig = running();
-    rig.meddle(0, None);
-    rig.run("restart device go up:h1 up:h2 up:h3 tick:10 have:h1:online=0.1:vm1a=0.1 go");
-    rig.tells("slices | 0.1:quarantined");
-    let said = rig.run("enable:0 go");
-    assert!(said.contains("SLICE_IN_DOUBT"), "{said}");
+    rig.set_grant(0, None);
+    rig.run("restart device go up:h1 up:h2 up:h3 tick:10 report:h1:online=0.1:vm1a=0.1 go");
+    rig.check("slices | 0.1:quarantined");
+    let output = rig.run("enable:0 go");
+    assert!(output.contains("SLICE_IN_DOUBT"), "{output}");
 }
 
-/// The same where the directory returns before an operator uncordons the slice.
+/// The directory returns before an operator uncordons the slice.
 #[test]
-fn guest_survives_an_emptied_directory_that_comes_back() {
+fn guest_survives_a_temporarily_empty_device_directory() {
     let mut rig = running();
-    rig.meddle(0, None);
-    rig.run("restart device go up:h1 up:h2 up:h3 tick:10 have:h1:online=0.1:vm1a=0.1 go");
-    rig.meddle(0, Some((1, "h1"))); // the mount is back
-    let said = rig.run("enable:0 go");
-    assert!(!said.contains("revoke(0.1)"), "{said}");
+    rig.set_grant(0, None);
+    rig.run("restart device go up:h1 up:h2 up:h3 tick:10 report:h1:online=0.1:vm1a=0.1 go");
+    rig.set_grant(0, Some((1, "h1"))); // the directory is mounted again
+    let output = rig.run("enable:0 go");
+    assert!(!output.contains("revoke(0.1)"), "{output}");
 }
 
-/// h1 reports VM b on slice 1, which its EMC grants without the ledger; b's reservation number is
-/// of no lost history.
+/// h1 reports VM b on slice 1, which its EMC grants and the ledger does not contain. The
+/// reservation id of b is above those of any lost history.
 fn vm_on_unknown_grant() -> Rig {
     let mut rig = running();
-    rig.meddle(1, Some((1, "h1")));
-    let beyond = u64::MAX / 2;
-    let report = format!("have:h1:online=0.1+1.1:vm1a=0.1:vm{beyond}b=1.1");
+    rig.set_grant(1, Some((1, "h1")));
+    let unassigned = u64::MAX / 2;
+    let report = format!("report:h1:online=0.1+1.1:vm1a=0.1:vm{unassigned}b=1.1");
     rig.run(&format!("restart device go up:h1 up:h2 up:h3 tick:10 {report} tick:10"));
     rig.write_all();
     rig
@@ -140,92 +140,94 @@ fn vm_on_unknown_grant() -> Rig {
 
 /// A restarted manager does not yet have the report that names a VM on the slice.
 #[test]
-fn unknown_grant_is_in_doubt_until_its_host_reports() {
+fn unknown_grant_is_in_doubt_until_its_host_has_reported() {
     let mut rig = vm_on_unknown_grant();
-    let said = rig.run("slices alarms enable:1");
-    assert!(said.contains("SLICE_IN_DOUBT"), "{said}");
+    let output = rig.run("slices alarms enable:1");
+    assert!(output.contains("SLICE_IN_DOUBT"), "{output}");
     rig.run("restart device tick:10");
     rig.write_all();
-    rig.tells("enable:1 | enable:1->SLICE_IN_DOUBT");
+    rig.check("enable:1 | enable:1->SLICE_IN_DOUBT");
 }
 
 #[test]
-fn fence_ends_the_doubt_about_an_unadopted_vm() {
+fn fence_ends_the_doubt_about_a_vm_not_adopted() {
     let mut rig = vm_on_unknown_grant();
-    rig.run("down:h1 vouch:h1 go");
-    rig.tells("state:h1 | Fenced");
-    let said = rig.run("alarms enable:1 go");
-    assert!(!said.contains("SLICE_IN_DOUBT") && !said.contains("VM_NOT_ADOPTED"), "{said}");
+    rig.run("down:h1 poweroff:h1 go");
+    rig.check("state:h1 | Fenced");
+    let output = rig.run("alarms enable:1 go");
+    assert!(!output.contains("SLICE_IN_DOUBT") && !output.contains("VM_NOT_ADOPTED"), "{output}");
 }
 
-/// The directory of e1 is of another rack, and grants slice 0 to another host number under the same epoch.
+/// The directory of e1 belongs to another rack, and grants slice 0 to another host id under the
+/// same epoch.
 #[test]
 fn foreign_emc_does_not_make_a_report_a_false_claim() {
-    let mut rig = Rig::up();
+    let mut rig = Rig::connected();
     rig.run("reserve:a@h1=1 go commit:a go cordon:e1 go reserve:b@h1=1 go commit:b go");
-    rig.run("have:h1:online=0.1+4.1:vm1a=0.1:vm2b=4.1 go");
-    rig.meddle(0, Some((1, "h2")));
-    let report = "have:h1:online=0.1+4.1:vm1a=0.1:vm2b=4.1";
-    let said = rig.run(&format!("restart device go up:h1 up:h2 up:h3 tick:10 {report} go"));
-    assert!(!said.contains("close"), "{said}");
-    rig.tells("state:h1 | Up");
+    rig.run("report:h1:online=0.1+4.1:vm1a=0.1:vm2b=4.1 go");
+    rig.set_grant(0, Some((1, "h2")));
+    let report = "report:h1:online=0.1+4.1:vm1a=0.1:vm2b=4.1";
+    let output = rig.run(&format!("restart device go up:h1 up:h2 up:h3 tick:10 {report} go"));
+    assert!(!output.contains("close"), "{output}");
+    rig.check("state:h1 | Up");
 }
 
 #[test]
-fn vm_on_a_healthy_emc_survives_a_foreign_one() {
-    let mut rig = Rig::up();
+fn vm_on_a_healthy_emc_survives_a_foreign_emc() {
+    let mut rig = Rig::connected();
     rig.run("reserve:a@h1=1 go commit:a go cordon:e1 go reserve:b@h1=1 go commit:b go");
-    rig.run("have:h1:online=0.1+4.1:vm1a=0.1:vm2b=4.1 go");
-    rig.meddle(0, Some((1, "h2")));
-    let report = "have:h1:online=0.1+4.1:vm1a=0.1:vm2b=4.1";
+    rig.run("report:h1:online=0.1+4.1:vm1a=0.1:vm2b=4.1 go");
+    rig.set_grant(0, Some((1, "h2")));
+    let report = "report:h1:online=0.1+4.1:vm1a=0.1:vm2b=4.1";
     rig.run(&format!("restart device go up:h2 up:h3 up:h1 tick:10 {report} go"));
-    let mut said = String::new();
+    let mut output = String::new();
     for _ in 0..60 {
-        said += &rig.run("tick:1900 have:h2 have:h3");
+        output += &rig.run("tick:1900 report:h2 report:h3");
         let h1 = rig.host("h1");
         if !rig.is_connected(h1) {
-            said += &rig.run("up:h1");
+            output += &rig.run("up:h1");
         }
-        said += &rig.run(report);
+        output += &rig.run(report);
         rig.write_all();
     }
-    said += &rig.run("go");
-    assert!(!said.contains("fence(h1)") && !said.contains("revoke(4.1)"), "{said}");
+    output += &rig.run("go");
+    assert!(!output.contains("fence(h1)") && !output.contains("revoke(4.1)"), "{output}");
 }
 
 /// The EMC lost its directory, epochs among it, and the store is older than the slice.
 #[test]
-fn epoch_that_a_host_still_has_is_not_given_again() {
-    let mut rig = Rig::up();
+fn epoch_still_held_by_a_host_is_not_reused() {
+    let mut rig = Rig::connected();
     rig.run("cordon:e2 go");
     let backup = rig.disk.clone();
     rig.run("reserve:b@h1=1 go");
-    rig.meddle(0, None);
-    rig.seen(0, 0);
+    rig.set_grant(0, None);
+    rig.set_highest_epoch(0, 0);
     rig.disk = backup;
     rig.run("restore stored device tick:10");
     rig.write_all();
-    let mut said = rig.run("up:h1 up:h2 up:h3 tick:10 have:h1:online=0.1 have:h2 have:h3 tick:10");
+    let mut output = rig.run("up:h1 up:h2 up:h3 tick:10 report:h1:online=0.1 report:h2 report:h3 tick:10");
     for _ in 0..8 {
         rig.write_all();
-        said += " ";
-        said += &rig.run("device tick:20");
+        output += " ";
+        output += &rig.run("device tick:20");
     }
-    said += &rig.run("slices have:h1:online=0.1");
-    assert!(!said.contains("0.1:scrubbing") && !said.contains("FalseClaim"), "{said}");
+    output += &rig.run("slices report:h1:online=0.1");
+    assert!(!output.contains("0.1:scrubbing") && !output.contains("FalseClaim"), "{output}");
 }
 
-/// The record of shared EMC e2 and the ledger are of one backup, in which h2 had slice 4; h1 has had it since.
+/// The record of shared EMC e2 and the ledger are from one backup in which h2 has slice 4. Since
+/// then the slice belongs to h1.
 fn shared_slice_of_a_later_holder() -> Rig {
-    let mut rig = Rig::up_as("e1=4 e2=4! h1:e1+e2 h2:e1+e2 h3:e2");
+    let mut rig = Rig::connected_with("e1=4 e2=4! h1:e1+e2 h2:e1+e2 h3:e2");
     rig.run("cordon:e1 reserve:a@h2=1 go");
-    rig.tells("slices | 4.1:online@h2");
+    rig.check("slices | 4.1:online@h2");
     let backup = rig.disk.clone();
     rig.run("release:a go reserve:b@h1=1 go");
-    rig.tells("slices | 4.3:online@h1");
+    rig.check("slices | 4.3:online@h1");
     rig.disk = backup;
-    rig.meddle(4, Some((1, "h2")));
-    rig.seen(4, 1);
+    rig.set_grant(4, Some((1, "h2")));
+    rig.set_highest_epoch(4, 1);
     rig
 }
 
@@ -236,37 +238,38 @@ fn assert_slice(rig: &mut Rig, expected: &str) {
 }
 
 #[test]
-fn holder_that_reports_a_later_epoch_survives_an_older_record_of_its_emc() {
+fn holder_of_a_later_epoch_survives_an_older_emc_record() {
     let mut rig = shared_slice_of_a_later_holder();
     rig.run("break:e2 restore stored device up:h1 up:h2 up:h3 tick:10");
     rig.write_all();
-    rig.run("have:h1:online=4.3 have:h2 have:h3 tick:10");
+    rig.run("report:h1:online=4.3 report:h2 report:h3 tick:10");
     rig.write_all();
     assert_slice(&mut rig, "4.3:quarantined@h1");
-    rig.run("mend:e2 tick:1000 device tick:10");
+    rig.run("recover:e2 tick:1000 device tick:10");
     rig.write_all();
     assert_slice(&mut rig, "4.3:quarantined@h1");
 }
 
 #[test]
-fn holder_that_reports_after_the_comparison_is_recorded_too() {
+fn holder_reporting_after_the_comparison_is_recorded() {
     let mut rig = shared_slice_of_a_later_holder();
     rig.run("restore stored device up:h1 up:h2 up:h3 tick:10");
     rig.write_all();
-    rig.run("have:h1:online=4.3 have:h2 have:h3 tick:10");
+    rig.run("report:h1:online=4.3 report:h2 report:h3 tick:10");
     rig.write_all();
     assert_slice(&mut rig, "4.3:draining@h1");
 }
 
-/// Without a restore: the record of e2 was exchanged for an older one while h1 had been asked to release the slice.
+/// The record of e2 was replaced by an older one during the release of the slice by h1. The ledger
+/// was not restored.
 #[test]
-fn holder_of_a_later_epoch_is_kept_where_a_shared_emc_names_an_earlier_one() {
-    let mut rig = Rig::up_as("e1=4 e2=4! h1:e1+e2 h2:e1+e2 h3:e2");
+fn holder_of_a_later_epoch_is_kept_without_a_restore() {
+    let mut rig = Rig::connected_with("e1=4 e2=4! h1:e1+e2 h2:e1+e2 h3:e2");
     rig.run("cordon:e1 reserve:a@h2=1 go release:a go reserve:b@h1=1 go commit:b go");
-    rig.tells("slices | 4.3:online@h1");
+    rig.check("slices | 4.3:online@h1");
     rig.run("down:h1 release:b stored");
-    rig.meddle(4, Some((1, "h2")));
+    rig.set_grant(4, Some((1, "h2")));
     rig.run("restart device tick:10");
     rig.write_all();
-    rig.tells("slices | 4.3:quarantined@h1");
+    rig.check("slices | 4.3:quarantined@h1");
 }

@@ -6,18 +6,18 @@ use units::{Epoch, SliceId};
 use super::rig::Rig;
 use crate::{audit::Subject, protocol::Handle};
 
-/// A rack in which h1 has slice 0 online, slice 1 is on its way back from h1 and slice 4 was never owned.
-fn rig() -> Rig {
-    let mut rig = Rig::up();
+/// Returns a rack in which h1 has slice 0 online and drains slice 1, and slice 4 was never owned.
+fn rig_with_slices() -> Rig {
+    let mut rig = Rig::connected();
     rig.run("reserve:a@h1=1 cordon:e2 go reserve:b@h1=1 enable:e2 go release:b stored");
-    rig.tells("slices | 0.1:online@h1 1.1:draining@h1");
+    rig.check("slices | 0.1:online@h1 1.1:draining@h1");
     rig
 }
 
-/// Slices on which a restarted manager and its devices differ.
-fn compares(meddle: impl Fn(&mut Rig), expected: &str) {
-    let mut rig = rig();
-    meddle(&mut rig);
+/// Checks the slices after a change of the devices and a restart of the manager.
+fn check_comparison(change: impl Fn(&mut Rig), expected: &str) {
+    let mut rig = rig_with_slices();
+    change(&mut rig);
     rig.run("restart device tick:10");
     if rig.is_storing() {
         rig.run("stored");
@@ -26,51 +26,55 @@ fn compares(meddle: impl Fn(&mut Rig), expected: &str) {
 }
 
 #[test]
-fn a_device_that_agrees_changes_nothing() {
-    compares(|_| {}, "0.1:online@h1 1.1:draining@h1");
+fn matching_device_changes_nothing() {
+    check_comparison(|_| {}, "0.1:online@h1 1.1:draining@h1");
 }
 
 #[test]
-fn a_grant_that_the_device_lost_is_quarantined() {
-    compares(|rig| rig.meddle(0, None), "0.1:quarantined 1.1:draining@h1");
-    compares(|rig| rig.meddle(1, None), "0.1:online@h1 1.1:quarantined");
+fn grant_lost_by_the_device_is_quarantined() {
+    check_comparison(|rig| rig.set_grant(0, None), "0.1:quarantined 1.1:draining@h1");
+    check_comparison(|rig| rig.set_grant(1, None), "0.1:online@h1 1.1:quarantined");
 }
 
 #[test]
-fn a_grant_that_the_ledger_does_not_know_is_quarantined_never_free() {
-    compares(|rig| rig.meddle(4, Some((1, "h2"))), "0.1:online@h1 1.1:draining@h1 4.1:quarantined@h2");
-    compares(|rig| rig.meddle(0, Some((1, "h2"))), "0.1:quarantined@h2 1.1:draining@h1");
-    compares(|rig| rig.meddle(0, Some((3, "h1"))), "0.3:quarantined@h1 1.1:draining@h1");
+fn grant_missing_from_the_ledger_is_quarantined() {
+    check_comparison(
+        |rig| rig.set_grant(4, Some((1, "h2"))),
+        "0.1:online@h1 1.1:draining@h1 4.1:quarantined@h2",
+    );
+    check_comparison(|rig| rig.set_grant(0, Some((1, "h2"))), "0.1:quarantined@h2 1.1:draining@h1");
+    check_comparison(|rig| rig.set_grant(0, Some((3, "h1"))), "0.3:quarantined@h1 1.1:draining@h1");
 }
 
-/// A rack in which the guest of VM a runs on slice 0 of e1, whose record was emptied before the manager started again.
+/// Returns a rack in which VM a runs on slice 0 of e1, and the record of e1 was emptied before a
+/// restart of the manager.
 fn emptied_device() -> Rig {
-    let mut rig = Rig::up();
-    rig.run("reserve:a@h1=1 go commit:a go have:h1:online=0.1:vm1a=0.1 go");
-    rig.meddle(0, None);
-    rig.seen(0, 0);
-    rig.run("restart device go up:h1 up:h2 up:h3 tick:10 have:h1:online=0.1:vm1a=0.1 go");
+    let mut rig = Rig::connected();
+    rig.run("reserve:a@h1=1 go commit:a go report:h1:online=0.1:vm1a=0.1 go");
+    rig.set_grant(0, None);
+    rig.set_highest_epoch(0, 0);
+    rig.run("restart device go up:h1 up:h2 up:h3 tick:10 report:h1:online=0.1:vm1a=0.1 go");
     rig
 }
 
 #[test]
-fn device_that_does_not_know_the_epoch_of_a_guest_is_failed_and_changes_no_slot() {
+fn device_without_the_epoch_of_a_guest_is_failed() {
     let mut rig = emptied_device();
-    rig.tells("slices alarms state:h1 | 0.1:online@h1 EMC_FAILED Up");
+    rig.check("slices alarms state:h1 | 0.1:online@h1 EMC_FAILED Up");
     let message = &rig.manager.alarms()[0].message;
     assert!(message.contains("does not know epoch 1 of slice 0"), "{message}");
-    rig.meddle(0, Some((1, "h1")));
-    rig.tells(
+    rig.set_grant(0, Some((1, "h1")));
+    rig.check(
         "tick:1000 go
          slices alarms | 0.1:online@h1",
     );
 }
 
 #[test]
-fn foreign_device_reserves_no_number_and_grants_nothing() {
+fn foreign_device_reserves_no_host_id_and_grants_nothing() {
     let mut rig = emptied_device();
-    rig.meddle(1, Some((7, "h2")));
-    rig.tells(
+    rig.set_grant(1, Some((7, "h2")));
+    rig.check(
         "tick:1000 device tick:10 | e1.contents
          slices alarms | 0.1:online@h1 EMC_FAILED
          reserve:b@h1=5 | reserve:b->OUT_OF_SLICES",
@@ -78,12 +82,12 @@ fn foreign_device_reserves_no_number_and_grants_nothing() {
 }
 
 #[test]
-fn device_that_lost_its_record_works_again_once_no_guest_runs_on_it() {
+fn device_without_its_record_recovers_after_its_guests_end() {
     let mut rig = emptied_device();
     rig.run("release:a go");
-    rig.tells(
+    rig.check(
         "slices alarms | 0.1:draining@h1 EMC_FAILED
-         have:h1:ended=1 tick:1000 go
+         report:h1:ended=1 tick:1000 go
          slices alarms | 0.1:quarantined SLICE_QUARANTINED
          enable:0 go
          slices alarms |",
@@ -91,29 +95,29 @@ fn device_that_lost_its_record_works_again_once_no_guest_runs_on_it() {
 }
 
 #[test]
-fn device_may_lack_epochs_that_were_intended_and_never_granted() {
-    let mut rig = Rig::up();
+fn device_may_lack_epochs_that_were_never_granted() {
+    let mut rig = Rig::connected();
     rig.run("reserve:a@h1=1 stored restart device go up:h1 go");
-    rig.tells("slices alarms | 0.1:online@h1");
+    rig.check("slices alarms | 0.1:online@h1");
 }
 
 #[test]
-fn a_free_slice_of_which_the_device_has_seen_more_is_not_believed_to_be_clean() {
-    // A store that was lost and founded again calls every slice free, while the device remembers later owners.
-    compares(|rig| rig.seen(4, 7), "0.1:online@h1 1.1:draining@h1 4.7:scrubbing");
-    let mut rig = rig();
-    rig.seen(4, 7);
-    rig.tells(
+fn free_slice_with_later_device_epoch_is_scrubbed() {
+    // In a new store every slice is free, while the device has recorded later owners.
+    check_comparison(|rig| rig.set_highest_epoch(4, 7), "0.1:online@h1 1.1:draining@h1 4.7:scrubbing");
+    let mut rig = rig_with_slices();
+    rig.set_highest_epoch(4, 7);
+    rig.check(
         "restart up:h1 up:h2 up:h3 go
          slices | 0.1:online@h1",
     );
 }
 
 #[test]
-fn a_vm_that_lost_a_slice_is_broken_and_an_alarm_is_raised() {
-    let mut rig = rig();
-    rig.meddle(0, None);
-    rig.tells(
+fn vm_with_a_lost_slice_is_broken_and_raises_an_alarm() {
+    let mut rig = rig_with_slices();
+    rig.set_grant(0, None);
+    rig.check(
         "restart device tick:10 stored up:h1 | e1.contents e2.contents store h1<release=1.1
          alarms | SLICE_QUARANTINED RESERVATION_BROKEN
          wait:a | wait:a->RESERVATION_WRONG_STATE
@@ -125,29 +129,29 @@ fn a_vm_that_lost_a_slice_is_broken_and_an_alarm_is_raised() {
     );
 }
 
-/// The store failed just after the comparison of a device: its result was lost with the batch, and
-/// the slice waited for ever for a host that was not informed.
+/// The store failed after the comparison of a device: the result was lost with the batch, and the
+/// slice waited indefinitely for a host that was not informed.
 #[test]
-fn what_a_comparison_found_is_found_again_after_the_store_failed() {
-    let mut rig = rig();
-    rig.meddle(0, None);
+fn comparison_is_repeated_after_a_failed_write() {
+    let mut rig = rig_with_slices();
+    rig.set_grant(0, None);
     rig.run("restart device tick:10 lost reload device tick:10 stored");
     assert_eq!(rig.run("slices"), "0.1:quarantined 1.1:draining@h1");
 }
 
-/// Its contents came while the store was being read again.
+/// The contents of the device arrived during the reload.
 #[test]
-fn a_device_that_answered_while_the_store_was_read_is_asked_again() {
-    let mut rig = rig();
+fn device_reply_during_a_reload_is_requested_again() {
+    let mut rig = rig_with_slices();
     rig.run("restart cordon:h2 lost device reload go up:h1 go");
-    assert_eq!(rig.run("slices"), "0.1:online@h1", "what was draining has come back");
+    assert_eq!(rig.run("slices"), "0.1:online@h1", "the draining slice is free");
 }
 
 #[test]
-fn a_grant_is_asked_for_once_and_again_after_a_restart() {
-    Rig::up().tells(
+fn grant_is_requested_once_and_again_after_a_restart() {
+    Rig::connected().check(
         "reserve:a@h1=1 stored | store reserve:a->ok(0) e1.grant(0.1>h1)
-         tick:100 obey:h1 tick:100 wait:a tick:100 |
+         tick:100 apply:h1 tick:100 wait:a tick:100 |
          restart device | e1.contents e2.contents e1.grant(0.1>h1)
          up:h1 go
          slices | 0.1:online@h1",
@@ -155,19 +159,20 @@ fn a_grant_is_asked_for_once_and_again_after_a_restart() {
 }
 
 #[test]
-fn an_agent_that_comes_back_before_its_device_was_compared_is_told_everything_afterwards() {
-    // Both orders had the same number: the answer to the first was taken for the answer to the second.
-    Rig::up().tells(
+fn agent_connected_before_a_comparison_receives_its_state_later() {
+    // Both desired states had the same version, and the report on the first was counted for the
+    // second.
+    Rig::connected().check(
         "reserve:a@h1=1 go restart
-         up:h1 obey:h1 tick:10 | h1<nothing
+         up:h1 apply:h1 tick:10 | h1<nothing
          device tick:10 | store
          stored | h1<a=0.1",
     );
 }
 
 #[test]
-fn a_device_that_fails_takes_no_newcomers_and_catches_up() {
-    Rig::up().tells(
+fn failed_device_accepts_no_reservations_and_catches_up() {
+    Rig::connected().check(
         "break:e1 reserve:a@h1=1 stored | store reserve:a->ok(0) e1.grant(0.1>h1)
          device alarms | EMC_FAILED
          reserve:b@h2=5 | reserve:b->OUT_OF_SLICES
@@ -175,7 +180,7 @@ fn a_device_that_fails_takes_no_newcomers_and_catches_up() {
          stored | reserve:b->ok(4) e2.grant(4.1>h2)
          tick:999 |
          tick:1 device | e1.contents
-         mend:e1 tick:999 | store
+         recover:e1 tick:999 | store
          tick:1 device alarms | e1.contents e1.grant(0.1>h1)
          go
          slices | 0.1:online@h1 4.1:online@h2",
@@ -183,8 +188,8 @@ fn a_device_that_fails_takes_no_newcomers_and_catches_up() {
 }
 
 #[test]
-fn a_release_overtakes_a_grant_that_was_not_made_yet() {
-    Rig::up().tells(
+fn release_overtakes_a_pending_grant() {
+    Rig::connected().check(
         "reserve:a@h1=1 | store
          release:a |
          stored | reserve:a->ok(0) store
@@ -195,10 +200,10 @@ fn a_release_overtakes_a_grant_that_was_not_made_yet() {
 }
 
 #[test]
-fn a_slice_that_is_not_zero_is_kept_from_everybody() {
-    Rig::up().tells(
+fn nonzero_slice_is_quarantined() {
+    Rig::connected().check(
         "reserve:a@h1=2~ stored device stored stored
-         tick:3 have:h1:dirty=0.1 | h1<a=0.1+1.1 store
+         tick:3 report:h1:dirty=0.1 | h1<a=0.1+1.1 store
          stored | e1.revoke(0.1) reserve:a->RESERVATION_WRONG_STATE
          alarms | SLICE_QUARANTINED RESERVATION_BROKEN
          release:a go
@@ -210,39 +215,39 @@ fn a_slice_that_is_not_zero_is_kept_from_everybody() {
 }
 
 #[test]
-fn a_slice_is_scrubbed_by_a_live_host_that_reaches_it() {
-    // The third host does not reach the first EMC, and the first one is silent.
-    let mut rig = Rig::up();
-    rig.tells(
-        "reserve:a@h1=1 go release:a stored tick:10 obey:h1 down:h1
+fn slice_is_scrubbed_by_a_live_attached_host() {
+    // The third host is not attached to the first EMC, and the first host is silent.
+    let mut rig = Rig::connected();
+    rig.check(
+        "reserve:a@h1=1 go release:a stored tick:10 apply:h1 down:h1
          tick:10 stored | store e1.revoke(0.1)
          device tick:10 stored | store e1.grant(0.2>h2)
          down:h2 device tick:10 stored slices | store 0.2:scrubbing@h2",
     );
-    // A scrubber that went away keeps the slice, as any owner does, until it is cut off.
-    rig.tells(
+    // A disconnected scrubber keeps the slice until it is fenced, as any owner does.
+    rig.check(
         "fence:h2 go slices | store fence:h2->ok[0] e1.fence(h2) e2.fence(h2) store e1.revoke(0.2) store 0.2:scrubbing
          up:h1 go
          slices |",
     );
 }
 
-/// A rack in which h1 has to scrub slice 0.
+/// Returns a rack in which h1 has to scrub slice 0.
 fn scrubbing() -> Rig {
-    let mut rig = Rig::up();
-    rig.tells(
-        "reserve:a@h1=1 go down:h2 down:h3 release:a stored tick:10 obey:h1 tick:10 stored
-         device tick:10 stored device have:h1 tick:10 stored have:h1 tick:10
+    let mut rig = Rig::connected();
+    rig.check(
+        "reserve:a@h1=1 go down:h2 down:h3 release:a stored tick:10 apply:h1 tick:10 stored
+         device tick:10 stored device report:h1 tick:10 stored report:h1 tick:10
          slices | 0.2:scrubbing@h1",
     );
     rig
 }
 
 #[test]
-fn only_a_whole_scrub_of_the_current_epoch_counts() {
-    scrubbing().tells(
-        "have:h1:half=0.2 have:h1:scrubbed=0.1 have:h1:scrubbed=0.3 tick:10 |
-         have:h1:scrubbed=0.2 tick:10 | store
+fn only_a_complete_scrub_of_the_current_epoch_counts() {
+    scrubbing().check(
+        "report:h1:half=0.2 report:h1:scrubbed=0.1 report:h1:scrubbed=0.3 tick:10 |
+         report:h1:scrubbed=0.2 tick:10 | store
          stored | e1.revoke(0.2) h1<nothing
          slices | 0.2:scrubbing@h1
          device tick:10 | store
@@ -250,41 +255,40 @@ fn only_a_whole_scrub_of_the_current_epoch_counts() {
     );
 }
 
-/// The receipt was not durable when the agent was restarted: scrubbing again, it would have reached
-/// a slice that belonged to another owner by then. A device that cannot revoke access does not
-/// prevent that.
+/// The scrub result was not durable when the agent restarted. A second scrub could write to a slice
+/// of the next owner, which a device that cannot revoke access does not prevent.
 #[test]
-fn a_scrub_that_was_reported_is_not_ordered_of_the_next_agent() {
-    scrubbing().tells(
-        "have:h1:scrubbed=0.2 tick:10 | store
+fn reported_scrub_is_not_sent_to_the_next_agent() {
+    scrubbing().check(
+        "report:h1:scrubbed=0.2 tick:10 | store
          down:h1 up:h1 tick:10 |
          stored | e1.revoke(0.2) h1<nothing",
     );
-    // If the decision is lost with its write, it is the next agent's to scrub after all.
-    scrubbing().tells(
-        "have:h1:scrubbed=0.2 tick:10 down:h1 up:h1 lost | store reload
+    // If the write of the decision fails, the next agent scrubs the slice.
+    scrubbing().check(
+        "report:h1:scrubbed=0.2 tick:10 down:h1 up:h1 lost | store reload
          reload | e1.contents e2.contents h1<scrub=0.2",
     );
 }
 
 #[test]
-fn a_slice_that_cannot_be_scrubbed_is_kept_from_everybody() {
-    scrubbing().tells(
-        "have:h1:broken=0.2 tick:10 stored | store e1.revoke(0.2) h1<nothing
+fn slice_that_cannot_be_scrubbed_is_quarantined() {
+    scrubbing().check(
+        "report:h1:broken=0.2 tick:10 stored | store e1.revoke(0.2) h1<nothing
          device tick:10 stored
          slices alarms | 0.2:quarantined SLICE_QUARANTINED",
     );
 }
 
 #[test]
-fn a_fence_that_the_manager_did_not_live_to_note_is_not_taken_for_a_loss() {
-    // The device had cut the host off when the manager died: on the way back its grants were missing and its slices
-    // were quarantined as lost, for an operator to sort out.
-    let mut rig = rig();
+fn unrecorded_fence_is_not_treated_as_lost_grants() {
+    // The device had revoked the grants of the host when the manager died. The restarted manager
+    // quarantined the slices as lost.
+    let mut rig = rig_with_slices();
     rig.run("down:h1 fence:h1 stored");
-    rig.meddle(0, None);
-    rig.meddle(1, None);
-    rig.tells(
+    rig.set_grant(0, None);
+    rig.set_grant(1, None);
+    rig.check(
         "restart device | e1.contents e2.contents e1.fence(h1) e2.fence(h1)
          slices alarms | 0.1:draining@h1 1.1:draining@h1 HOST_FENCING
          up:h2 go
@@ -292,16 +296,16 @@ fn a_fence_that_the_manager_did_not_live_to_note_is_not_taken_for_a_loss() {
     );
 }
 
-/// A rack in which slice 1 fails, which VM b is to have; VM a has slice 0 and c slice 2.
+/// Returns a rack in which slice 1 of VM b fails; VM a has slice 0 and VM c slice 2.
 fn failing_slice() -> Rig {
-    let mut rig = Rig::of("e1=4 h1:e1 h2:e1");
+    let mut rig = Rig::new("e1=4 h1:e1 h2:e1");
     rig.run("up:h1 up:h2 go fault:1 reserve:a@h1=1 reserve:b@h1=1 reserve:c@h1=1 go");
     rig
 }
 
 #[test]
-fn slice_that_fails_harms_no_other_slice_of_its_device() {
-    failing_slice().tells(
+fn failing_slice_does_not_affect_others_of_its_device() {
+    failing_slice().check(
         "slices alarms | 0.1:online@h1 1.1:assigned@h1 2.1:online@h1 SLICE_FAILING
          reserve:d@h2=1 go
          slices | 0.1:online@h1 1.1:assigned@h1 2.1:online@h1 3.1:online@h2
@@ -311,17 +315,17 @@ fn slice_that_fails_harms_no_other_slice_of_its_device() {
 }
 
 #[test]
-fn failing_slice_is_tried_again_after_pauses_that_double() {
-    failing_slice().tells(
+fn failing_slice_is_retried_with_doubling_delays() {
+    failing_slice().check(
         "tick:179 |
          tick:1 device | e1.grant(1.1>h1)
          tick:399 |
          tick:1 device | e1.grant(1.1>h1)
-         have:h1 have:h2 tick:799 |
+         report:h1 report:h2 tick:799 |
          tick:1 device | e1.grant(1.1>h1)
-         have:h1 have:h2 tick:1599 |
+         report:h1 report:h2 tick:1599 |
          tick:1 device | e1.grant(1.1>h1)
-         have:h1 have:h2 tick:1999 |
+         report:h1 report:h2 tick:1999 |
          slices alarms | 0.1:online@h1 1.1:assigned@h1 2.1:online@h1 SLICE_FAILING",
     );
 }
@@ -329,31 +333,31 @@ fn failing_slice_is_tried_again_after_pauses_that_double() {
 #[test]
 fn repeatedly_failing_grant_quarantines_slice() {
     let mut rig = failing_slice();
-    rig.run("tick:200 go tick:400 go tick:800 go have:h1 have:h2 tick:1600 go have:h1 have:h2 tick:2000 go have:h1 have:h2");
-    rig.tells(
+    rig.run("tick:200 go tick:400 go tick:800 go report:h1 report:h2 tick:1600 go report:h1 report:h2 tick:2000 go report:h1 report:h2");
+    rig.check(
         "slices alarms | 0.1:online@h1 1.1:quarantined@h1 2.1:online@h1 SLICE_QUARANTINED RESERVATION_BROKEN
          wait:b wait:c | wait:b->RESERVATION_WRONG_STATE wait:c->ok(2)
-         tick:2000 go have:h1 have:h2 tick:2000 go
+         tick:2000 go report:h1 report:h2 tick:2000 go
          slices | 0.1:online@h1 1.1:quarantined@h1 2.1:online@h1",
     );
     let message = &rig.manager.alarms()[0].message;
     assert!(message.contains("slice 1 of emc e1") && message.contains("(os error 21)"), "{message}");
-    // While it still fails, the operator's word changes nothing; once it works, the slice comes back.
-    rig.tells(
-        "enable:1 go tick:200 go tick:400 go tick:800 go have:h1 have:h2 tick:1600 go have:h1 have:h2 tick:2000 go
+    // A requalified slice is quarantined again while it fails, and returns when it works.
+    rig.check(
+        "enable:1 go tick:200 go tick:400 go tick:800 go report:h1 report:h2 tick:1600 go report:h1 report:h2 tick:2000 go
          slices alarms | 0.1:online@h1 1.1:quarantined@h1 2.1:online@h1 SLICE_QUARANTINED RESERVATION_BROKEN
-         have:h1 have:h2 repair:1 enable:1 go
+         report:h1 report:h2 repair:1 enable:1 go
          slices alarms | 0.1:online@h1 2.1:online@h1 RESERVATION_BROKEN",
     );
 }
 
 #[test]
-fn slice_that_cannot_be_revoked_stays_with_its_host_until_it_is() {
-    let mut rig = Rig::of("e1=4 h1:e1 h2:e1");
+fn unrevokable_slice_stays_with_its_host() {
+    let mut rig = Rig::new("e1=4 h1:e1 h2:e1");
     rig.run("up:h1 up:h2 go reserve:a@h1=1 reserve:b@h1=1 go fault:0 release:a release:b go");
-    rig.tells("slices alarms | 0.1:draining@h1 SLICE_FAILING");
-    rig.run("tick:200 go tick:400 go tick:800 go have:h1 have:h2 tick:1600 go have:h1 have:h2 tick:2000 go have:h1 have:h2");
-    rig.tells(
+    rig.check("slices alarms | 0.1:draining@h1 SLICE_FAILING");
+    rig.run("tick:200 go tick:400 go tick:800 go report:h1 report:h2 tick:1600 go report:h1 report:h2 tick:2000 go report:h1 report:h2");
+    rig.check(
         "slices alarms | 0.1:quarantined@h1 SLICE_QUARANTINED
          reserve:c@h2=4 | reserve:c->OUT_OF_SLICES
          reserve:c@h2=3 go
@@ -365,10 +369,10 @@ fn slice_that_cannot_be_revoked_stays_with_its_host_until_it_is() {
 }
 
 #[test]
-fn host_is_fenced_although_one_of_its_slices_cannot_be_revoked() {
-    let mut rig = Rig::of("e1=4 h1:e1 h2:e1");
+fn host_with_an_unrevokable_slice_is_fenced() {
+    let mut rig = Rig::new("e1=4 h1:e1 h2:e1");
     rig.run("up:h1 up:h2 go reserve:a@h1=1 reserve:b@h1=1 go fault:0 down:h1 fence:h1 go");
-    rig.tells(
+    rig.check(
         "state:h1 slices alarms | Fenced 0.1:draining@h1 HOST_FENCED SLICE_FAILING
          up:h1/b2 go
          state:h1 | Up
@@ -380,8 +384,8 @@ fn host_is_fenced_although_one_of_its_slices_cannot_be_revoked() {
 }
 
 #[test]
-fn release_of_a_slice_whose_grant_fails_waits_for_its_pause() {
-    failing_slice().tells(
+fn release_of_a_failing_slice_waits_for_its_retry() {
+    failing_slice().check(
         "release:b go
          slices | 0.1:online@h1 1.1:draining@h1 2.1:online@h1
          repair:1 tick:200 go
@@ -389,35 +393,39 @@ fn release_of_a_slice_whose_grant_fails_waits_for_its_pause() {
     );
 }
 
-/// A device that grants a slice to another owner than the ledger has one that may reach it.
+/// The device grants the slice to a host that may access it.
 #[test]
-fn grant_refused_because_another_host_has_the_slice_is_quarantined_for_that_host() {
-    let mut rig = Rig::of("e1=4 h1:e1 h2:e1");
+fn grant_refused_for_another_holder_is_quarantined() {
+    let mut rig = Rig::new("e1=4 h1:e1 h2:e1");
     rig.run("up:h1 up:h2 go");
-    rig.meddle(0, Some((7, "h2")));
+    rig.set_grant(0, Some((7, "h2")));
     rig.run("reserve:a@h1=1 go");
-    rig.tells("slices alarms wait:a | 0.7:quarantined@h2 SLICE_QUARANTINED RESERVATION_BROKEN wait:a->RESERVATION_WRONG_STATE");
+    rig.check("slices alarms wait:a | 0.7:quarantined@h2 SLICE_QUARANTINED RESERVATION_BROKEN wait:a->RESERVATION_WRONG_STATE");
 }
 
-/// While the store fails, a later grant may come before what was found is shown.
+/// While the store fails, a later grant may arrive before a pending handle is published.
 #[test]
-fn handle_that_was_found_does_not_replace_that_of_a_later_grant() {
-    let mut rig = rig();
+fn pending_handle_does_not_replace_a_later_one() {
+    let mut rig = rig_with_slices();
     let handle = |epoch| (Epoch(epoch), Handle::new("emc", format!("/0.{epoch}")));
     let slice = SliceId(0);
-    for (known, found, shown) in [(2, 1, 2), (1, 2, 2), (1, 1, 1)] {
-        rig.manager.handles.insert(slice, handle(known));
-        rig.manager.found.insert(slice, handle(found));
+    for (current, pending, published) in [(2, 1, 2), (1, 2, 2), (1, 1, 1)] {
+        rig.manager.handles.insert(slice, handle(current));
+        rig.manager.found.insert(slice, handle(pending));
         rig.manager.show_found();
-        assert_eq!(rig.manager.handles[&slice], handle(shown), "{found} was found, {known} is known");
+        assert_eq!(
+            rig.manager.handles[&slice],
+            handle(published),
+            "epoch {pending} pending, {current} current"
+        );
     }
 }
 
-/// All quarantined slices of a large rack were more than one message can hold.
+/// One alarm per quarantined slice of a large rack exceeded the size of a message.
 #[test]
 fn quarantined_slices_beyond_the_limit_share_one_alarm() {
-    let mut rig = Rig::of("e1=300 h1:e1");
-    (0..300).for_each(|slice| rig.meddle(slice, Some((1, "h1"))));
+    let mut rig = Rig::new("e1=300 h1:e1");
+    (0..300).for_each(|slice| rig.set_grant(slice, Some((1, "h1"))));
     rig.run("restart device tick:10");
     rig.write_all();
     let mut alarms = rig.manager.alarms();
@@ -428,14 +436,14 @@ fn quarantined_slices_beyond_the_limit_share_one_alarm() {
     assert!(last.message.starts_with("44 more slices are quarantined"), "{}", last.message);
 }
 
-/// The next owner's epoch would have been beyond the range of numbers.
+/// The epoch of the next owner would overflow.
 #[test]
-fn emc_whose_record_names_an_absurd_epoch_is_failed() {
-    let mut rig = Rig::up();
-    rig.seen(0, u64::MAX);
+fn emc_with_an_out_of_range_epoch_is_failed() {
+    let mut rig = Rig::connected();
+    rig.set_highest_epoch(0, u64::MAX);
     rig.run("restart device up:h1 up:h2 up:h3 go");
-    rig.tells("alarms slices | EMC_FAILED");
-    rig.seen(0, 0);
+    rig.check("alarms slices | EMC_FAILED");
+    rig.set_highest_epoch(0, 0);
     rig.run("tick:1000 go");
-    rig.tells("alarms |");
+    rig.check("alarms |");
 }

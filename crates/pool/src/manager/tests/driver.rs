@@ -1,4 +1,5 @@
-//! Guarantees for the driver around the manager: news, full batches, published changes, waiting callers.
+//! Guarantees for the driver of the manager: pending work, full batches, published changes and
+//! waiting callers.
 
 use units::limits::{BATCH_CHANGES_MAX, WAITERS_MAX};
 use units::{Bytes, SliceId, UnixMs};
@@ -12,7 +13,7 @@ use crate::{
 
 #[test]
 fn state_changes_of_slices_are_published_when_durable() {
-    let mut rig = Rig::up();
+    let mut rig = Rig::connected();
     rig.run("reserve:a@h1=1");
     assert_eq!(rig.transitions, []);
     rig.run("go");
@@ -26,7 +27,7 @@ fn state_changes_of_slices_are_published_when_durable() {
 
 #[test]
 fn buffer_follows_demand_and_drain_time() {
-    let mut rig = Rig::up_as("e1=64 e2=64 h1:e1+e2 h2:e1+e2 h3:e2");
+    let mut rig = Rig::connected_with("e1=64 e2=64 h1:e1+e2 h2:e1+e2 h3:e2");
     rig.run("reserve:a@h1=20 go");
     assert_eq!(rig.manager.buffer_target(), 20);
     rig.run("release:a stored tick:3000");
@@ -36,12 +37,12 @@ fn buffer_follows_demand_and_drain_time() {
 
 #[test]
 fn reservations_wait_while_a_batch_is_full() {
-    let mut rig = Rig::up_as("e1=16384 h1:e1 h2:e1 h3:e1");
+    let mut rig = Rig::connected_with("e1=16384 h1:e1 h2:e1 h3:e1");
     let half = BATCH_CHANGES_MAX / 2;
     rig.run("reserve:z@h1=0");
     assert!(!rig.manager.is_full());
     rig.run(&format!("reserve:a@h1={}", half - 2));
-    assert!(!rig.manager.is_full(), "the reservation and the decision count, too");
+    assert!(!rig.manager.is_full(), "the reservation and the decision count as changes");
     rig.run(&format!("reserve:b@h2={}", half - 2));
     assert!(rig.manager.is_full());
     rig.run("stored");
@@ -49,35 +50,35 @@ fn reservations_wait_while_a_batch_is_full() {
 }
 
 #[test]
-fn effects_and_unseen_changes_are_news() {
-    let mut rig = Rig::up();
+fn effects_and_changes_count_as_pending_work() {
+    let mut rig = Rig::connected();
     rig.manager.take_changed();
     assert!(!rig.manager.has_news());
     let target = Target::Vm(name("unknown"));
     rig.manager.handle(rig.when(), Event::Ask(Token(0), Ask::Commit { target, actor: Actor::Manager }));
-    assert!(rig.manager.has_news(), "an answer is to be sent");
+    assert!(rig.manager.has_news(), "a reply is pending");
     while rig.manager.poll_effect().is_some() {}
     assert!(!rig.manager.has_news());
 }
 
 #[test]
-fn decision_made_elsewhere_is_remembered() {
-    let mut rig = Rig::up();
+fn decision_of_another_module_is_stored() {
+    let mut rig = Rig::connected();
     let what = What::Cordoned { reason: "a model serves".to_owned() };
     let decision = Decision { at: UnixMs(1), actor: Actor::Manager, subject: Subject::Rack, what };
     rig.manager.handle(rig.when(), Event::Ask(Token(u64::MAX), Ask::Note(decision)));
     rig.manager.settle(rig.when());
-    let stored = std::iter::from_fn(|| rig.manager.poll_effect())
+    let is_stored = std::iter::from_fn(|| rig.manager.poll_effect())
         .any(|effect| format!("{effect:?}").contains("a model serves"));
-    assert!(stored, "it is written");
+    assert!(is_stored, "the decision is part of a batch");
 }
 
 #[test]
-fn one_of_two_callers_that_wait_for_a_vm_may_leave() {
-    let mut rig = Rig::up();
+fn one_of_two_waiting_callers_may_disconnect() {
+    let mut rig = Rig::connected();
     rig.run("reserve:a@h1=1~ stored wait:a gone:a");
-    let said = rig.run("go");
-    assert!(said.contains("reserve:a->ok(0)") && !said.contains("wait:a"), "{said}");
+    let output = rig.run("go");
+    assert!(output.contains("reserve:a->ok(0)") && !output.contains("wait:a"), "{output}");
 }
 
 #[test]
@@ -89,22 +90,22 @@ fn requests_that_may_wait_for_slices_are_marked() {
 }
 
 #[test]
-fn callers_that_wait_are_counted_wherever_they_wait() {
-    let mut rig = Rig::up();
+fn waiting_callers_count_before_and_after_the_write() {
+    let mut rig = Rig::connected();
     rig.run("reserve:a@h1=1 stored");
     (0..2).for_each(|_| drop(rig.run("wait:a")));
     rig.run("reserve:z@h1=0");
-    // These wait for the write under way, the last ones for the next.
+    // These callers wait for the current write, the last ones for the next write.
     (2..10).for_each(|_| drop(rig.run("wait:a")));
     rig.run("reserve:y@h1=0");
     (10..WAITERS_MAX).for_each(|_| drop(rig.run("wait:a")));
-    let said = rig.run("wait:a stored stored");
-    assert_eq!(said.matches("wait:a->LIMIT_EXCEEDED").count(), 1, "{}", said.len());
+    let output = rig.run("wait:a stored stored");
+    assert_eq!(output.matches("wait:a->LIMIT_EXCEEDED").count(), 1, "{}", output.len());
 }
 
 #[test]
-fn host_whose_agent_is_silent_is_told_apart_from_one_that_was_never_heard() {
-    let mut rig = Rig::up();
+fn silent_host_differs_from_a_host_never_connected() {
+    let mut rig = Rig::connected();
     rig.run("down:h1");
     assert_eq!(rig.manager.host_state(rig.host("h1")), HostState::Silent);
     rig.run("restart");
@@ -112,8 +113,8 @@ fn host_whose_agent_is_silent_is_told_apart_from_one_that_was_never_heard() {
 }
 
 #[test]
-fn reason_why_a_host_is_not_cut_off_is_the_devices() {
-    let mut rig = Rig::up_as(super::rig::SHARED);
+fn fence_obstacle_is_the_message_of_the_device() {
+    let mut rig = Rig::connected_with(super::rig::SHARED);
     let host = rig.host("h1");
     rig.run("cordon:e1 reserve:a@h1=1 go down:h1 fence:h1");
     assert_eq!(rig.manager.not_fenced(host), None);
@@ -123,37 +124,37 @@ fn reason_why_a_host_is_not_cut_off_is_the_devices() {
 }
 
 #[test]
-fn answer_about_another_write_makes_nothing_durable() {
-    let mut rig = Rig::up();
+fn result_of_another_batch_makes_nothing_durable() {
+    let mut rig = Rig::connected();
     rig.run("reserve:a@h1=1");
     rig.event(Event::Stored { batch: 0, ok: true });
-    rig.tells(
+    rig.check(
         "tick:0 slices |
          stored | reserve:a->ok(0) e1.grant(0.1>h1)",
     );
 }
 
 #[test]
-fn nothing_is_sent_while_the_store_is_read() {
-    let mut rig = Rig::up();
+fn nothing_is_sent_during_a_reload() {
+    let mut rig = Rig::connected();
     rig.run("reserve:a@h1=1 stored device tick:10 stored");
-    rig.tells(
+    rig.check(
         "cordon:h2 lost tick:2000 | store cordon:h2->STORE_FAILED reload
          reload | e1.contents e2.contents h1<a=0.1 h2<nothing h3<nothing",
     );
 }
 
 #[test]
-fn machine_is_to_be_stopped_only_for_a_device_that_cannot_cut_it_off() {
+fn machine_stop_is_needed_only_for_a_shared_device() {
     let since = |rack: &str| {
-        let mut rig = Rig::up_as(rack);
+        let mut rig = Rig::connected_with(rack);
         rig.run("cordon:e1 reserve:a@h1=1 go break:e2 down:h1 fence:h1");
         while rig.is_storing() {
             rig.stored(true, true);
         }
         (rig.manager.stopping_since(rig.host("h1")), UnixMs(rig.now.as_ms()))
     };
-    assert_eq!(since(super::rig::RACK).0, None, "the failed device will cut it off");
+    assert_eq!(since(super::rig::RACK).0, None, "the failed device can revoke access itself");
     let (stopping, now) = since(super::rig::SHARED);
     assert_eq!(stopping, Some(now));
 }

@@ -1,10 +1,11 @@
-//! Guards on the way out: device calls, orders and returns from quarantine that must not happen yet.
+//! Device calls, desired states and returns from quarantine that are not permitted yet.
 
 use super::rig::Rig;
 
-/// A rack restored from a backup whose hosts are connected and have not reported. Every slice is quarantined.
+/// Returns a restored rack whose hosts are connected and have not reported. Every slice is
+/// quarantined.
 fn restored(compared: bool) -> Rig {
-    let mut rig = Rig::up();
+    let mut rig = Rig::connected();
     rig.run("reserve:a@h1=1 go commit:a go restore stored");
     if compared {
         settle(&mut rig);
@@ -13,7 +14,7 @@ fn restored(compared: bool) -> Rig {
     rig
 }
 
-/// The store and the devices do their part; the agents do not report.
+/// Completes writes and device calls. Agents do not report.
 fn settle(rig: &mut Rig) {
     for _ in 0..4 {
         rig.run("device tick:20");
@@ -23,83 +24,84 @@ fn settle(rig: &mut Rig) {
     }
 }
 
-/// How many slices are quarantined, and the answer to a reservation on `host`, whose VM has that name.
+/// Checks the number of quarantined slices and the reply to a validation of a reservation on
+/// `host`.
 #[track_caller]
-fn assert_restored(rig: &mut Rig, quarantined: usize, host: &str, answer: &str) {
+fn assert_restored(rig: &mut Rig, quarantined: usize, host: &str, reply: &str) {
     settle(rig);
     let slices = rig.run("slices");
     assert_eq!(slices.matches(":quarantined").count(), quarantined, "{slices}");
-    let mut said = rig.run(&format!("validate:{host}@{host}=1"));
+    let mut output = rig.run(&format!("validate:{host}@{host}=1"));
     while rig.is_storing() {
-        said += &rig.run("stored");
+        output += &rig.run("stored");
     }
-    assert!(said.contains(&format!("validate:{host}->{answer}")), "{said}");
+    assert!(output.contains(&format!("validate:{host}->{reply}")), "{output}");
 }
 
 #[test]
-fn partial_report_after_restore_is_not_the_hosts_report() {
+fn partial_report_after_restore_is_not_sufficient() {
     let mut rig = restored(true);
-    rig.run("have:h2 have:h3 have:h1:part");
+    rig.run("report:h2 report:h3 report:h1:part");
     assert_restored(&mut rig, 8, "h1", "HOST_NOT_SCHEDULABLE");
-    rig.run("have:h1 go");
+    rig.run("report:h1 go");
     assert_restored(&mut rig, 0, "h1", "would(1)");
 }
 
 #[test]
-fn host_yet_to_report_after_restore_keeps_the_slices_it_reaches() {
+fn unreported_host_keeps_reachable_slices_after_restore() {
     let mut rig = restored(true);
-    rig.run("have:h1 have:h2");
+    rig.run("report:h1 report:h2");
     assert_restored(&mut rig, 4, "h3", "HOST_NOT_SCHEDULABLE");
-    rig.run("have:h3 go");
+    rig.run("report:h3 go");
     assert_restored(&mut rig, 0, "h3", "would(1)");
 }
 
 #[test]
-fn slices_of_a_failed_device_stay_quarantined_after_the_last_report() {
+fn failed_device_keeps_slices_quarantined_after_last_report() {
     let mut rig = restored(true);
-    rig.run("have:h1 have:h2");
+    rig.run("report:h1 report:h2");
     assert_restored(&mut rig, 4, "h1", "OUT_OF_SLICES");
     rig.run("down:h2 fence:h2 stored break:e2");
     settle(&mut rig);
-    rig.run("have:h3");
+    rig.run("report:h3");
     settle(&mut rig);
     assert_eq!(rig.run("alarms slices").matches(":quarantined").count(), 4);
-    rig.run("mend:e2 tick:1000 go");
+    rig.run("recover:e2 tick:1000 go");
     assert_restored(&mut rig, 0, "h3", "would(1)");
 }
 
 #[test]
-fn report_before_devices_are_compared_does_not_end_a_restore() {
+fn report_before_the_comparison_does_not_end_a_restore() {
     let mut rig = restored(false);
-    rig.run("have:h1 have:h2 have:h3 tick:20 have:h1 have:h2 have:h3");
+    rig.run("report:h1 report:h2 report:h3 tick:20 report:h1 report:h2 report:h3");
     assert_restored(&mut rig, 8, "h1", "HOST_NOT_SCHEDULABLE");
-    rig.run("have:h1 have:h2 have:h3 go");
+    rig.run("report:h1 report:h2 report:h3 go");
     assert_restored(&mut rig, 0, "h1", "would(1)");
 }
 
 #[test]
-fn host_whose_fence_is_not_durable_gets_no_order() {
-    let mut rig = Rig::up();
+fn host_receives_nothing_until_its_fence_is_durable() {
+    let mut rig = Rig::connected();
     rig.run("reserve:a@h1=1 go down:h1");
-    rig.tells(
+    rig.check(
         "fence:h1 up:h1 tick:2000 | store
          stored | fence:h1->ok[0] e1.fence(h1) e2.fence(h1) h1<fenced",
     );
 }
 
 #[test]
-fn host_whose_fence_was_lost_with_its_write_gets_its_order() {
-    let mut rig = Rig::up();
+fn host_whose_fence_was_not_written_receives_its_state() {
+    let mut rig = Rig::connected();
     rig.run("reserve:a@h1=1 go down:h1");
     rig.run("fence:h1 up:h1 lost reload device go");
-    rig.tells("slices state:h1 | 0.1:online@h1 Up");
+    rig.check("slices state:h1 | 0.1:online@h1 Up");
 }
 
 #[test]
-fn fence_whose_result_was_lost_with_its_write_is_asked_again() {
-    let mut rig = Rig::up();
+fn fence_result_lost_with_its_write_is_requested_again() {
+    let mut rig = Rig::connected();
     rig.run("reserve:a@h1=5 go break:e2 down:h1 fence:h1 stored");
-    rig.tells(
+    rig.check(
         "device tick:10 lost reload | store reload e1.contents e2.contents h2<nothing h3<nothing
          device | e1.fence(h1)
          go
@@ -108,67 +110,68 @@ fn fence_whose_result_was_lost_with_its_write_is_asked_again() {
 }
 
 #[test]
-fn host_that_is_being_fenced_is_granted_no_slice_to_scrub() {
-    let mut rig = Rig::up();
-    rig.run("cordon:e1 reserve:a@h2=1 go enable:e1 go release:a stored obey:h2 tick:10 stored");
-    rig.tells(
+fn host_being_fenced_is_granted_no_slice_to_scrub() {
+    let mut rig = Rig::connected();
+    rig.run("cordon:e1 reserve:a@h2=1 go enable:e1 go release:a stored apply:h2 tick:10 stored");
+    rig.check(
         "device tick:10 stored | store e2.grant(4.2>h1)
          break:e2 device down:h1 fence:h1 stored | store fence:h1->ok[0] e1.fence(h1)
          slices | 4.2:scrubbing@h1
-         mend:e2 tick:1000 | e2.contents
+         recover:e2 tick:1000 | e2.contents
          device | e2.fence(h1)
          up:h2 go
          slices |",
     );
 }
 
-/// A restarted manager learned from a device that it grants a slice under a later epoch than the ledger has, while an older
-/// batch was being written.
+/// A restarted manager learns that a device grants a slice under a later epoch than the ledger,
+/// during the write of an earlier batch.
 #[test]
 fn handle_of_another_epoch_is_not_sent_to_the_owner() {
-    let mut rig = Rig::up();
+    let mut rig = Rig::connected();
     rig.run("reserve:a@h1=1 go");
-    rig.meddle(0, Some((3, "h2")));
-    rig.tells(
+    rig.set_grant(0, Some((3, "h2")));
+    rig.check(
         "restart up:h1 | e1.contents e2.contents h1<nothing
          cordon:h2 device | store
-         stored have:h1 tick:10 | cordon:h2->ok[0] h1<nothing store
-         stored have:h1 tick:10
+         stored report:h1 tick:10 | cordon:h2->ok[0] h1<nothing store
+         stored report:h1 tick:10
          slices | 0.3:quarantined@h2",
     );
 }
 
 #[test]
-fn quarantined_slices_do_not_count_as_free_in_the_pace_of_scrubbing() {
-    let mut rig = Rig::up_as("e1=128 h1:e1 h2:e1 h3:e1");
+fn quarantined_slices_do_not_slow_down_scrubbing() {
+    let mut rig = Rig::connected_with("e1=128 h1:e1 h2:e1 h3:e1");
     rig.run("reserve:a@h1=80 go reserve:b@h1=6 go reserve:c@h1=20 stored device tick:10 stored");
     let dirty: Vec<_> = (86..106).map(|slice| format!("{slice}.1")).collect();
-    rig.run(&format!("have:h1:dirty={} go", dirty.join("+")));
-    // 22 slices are free, fewer than the buffer is to hold; with the 20 in quarantine there would be enough.
+    rig.run(&format!("report:h1:dirty={} go", dirty.join("+")));
+    // 22 slices are free, fewer than the buffer target. With the 20 in quarantine the target is
+    // met.
     assert_eq!(rig.run("slices").matches(":quarantined").count(), 20);
-    let said = rig.run("down:h2 down:h3 release:b go");
-    let at_once = said.split("store").map(|write| write.matches(".2>h1)").count()).max();
-    assert_eq!(at_once, Some(6), "{said}");
+    let output = rig.run("down:h2 down:h3 release:b go");
+    let max_scrubs = output.split("store").map(|write| write.matches(".2>h1)").count()).max();
+    assert_eq!(max_scrubs, Some(6), "{output}");
 }
 
 #[test]
-fn host_that_is_being_fenced_is_ordered_nothing_else() {
-    let mut rig = Rig::up();
+fn host_being_fenced_receives_only_the_fence() {
+    let mut rig = Rig::connected();
     rig.run("reserve:a@h1=1 go break:e1 down:h1 fence:h1 stored device");
-    rig.tells(
-        "up:h1 have:h1 | h1<fenced
+    rig.check(
+        "up:h1 report:h1 | h1<fenced
          force:a stored tick:10 | store force:a->ok(0) h1<fenced",
     );
 }
 
 #[test]
-fn fence_under_way_is_not_asked_again() {
-    let mut rig = Rig::up();
+fn fence_in_progress_is_not_requested_again() {
+    let mut rig = Rig::connected();
     rig.run("reserve:a@h1=1 go down:h1 fence:h1");
-    rig.tells(
+    rig.check(
         "stored | fence:h1->ok[0] e1.fence(h1) e2.fence(h1)
          cordon:h1 stored | store cordon:h1->ok[0]
-         vouch:h1 stored | store vouch:h1->ok[0] e1.fence(h1!) e2.fence(h1!)
+         poweroff:h1 stored | store poweroff:h1->ok[0] e1.fence(h1!) e2.fence(h1!)
          enable:h1 stored | store enable:h1->ok[0]",
     );
 }

@@ -1,4 +1,4 @@
-//! Hosts: silence frees nothing, fencing is certain, and reports are validated.
+//! Hosts: silence frees no slices, a fence is confirmed by devices, and reports are validated.
 
 use units::limits::DELTA_CHANGES_PER_HOST_MAX;
 use units::{ReservationId, SliceId};
@@ -7,57 +7,57 @@ use super::rig::{Rig, name};
 use crate::{audit::Subject, manager::hosts::News, record::Fence};
 
 #[test]
-fn news_of_a_host_beyond_their_limit_are_replaced_by_a_complete_order() {
+fn changes_beyond_the_limit_become_a_complete_state() {
     let mut news = News::awaited();
-    let most = DELTA_CHANGES_PER_HOST_MAX as u64;
-    (1..=most).for_each(|id| news.note(None, [ReservationId(id)]));
+    let max = DELTA_CHANGES_PER_HOST_MAX as u64;
+    (1..=max).for_each(|id| news.note(None, [ReservationId(id)]));
     assert!(!news.is_complete() && news.len() == DELTA_CHANGES_PER_HOST_MAX);
     news.note(Some(SliceId(0)), []);
     assert!(news.is_complete() && news.len() == 0);
-    assert!(news.is_awaited(), "a complete order is no less urgent");
+    assert!(news.is_awaited(), "a complete desired state is awaited as well");
 }
 
 #[test]
-fn an_order_never_shows_a_part_of_a_vms_memory() {
-    // Four slices are on the first EMC, one on the second, which fails.
-    Rig::up().tells(
+fn desired_state_contains_all_slices_of_a_vm_or_none() {
+    // Four slices are on e1 and one on e2, which fails.
+    Rig::connected().check(
         "break:e2
          reserve:a@h1=5 stored device tick:10 | store reserve:a->ok(0,1,2,3,4) e1.grant(0.1>h1) e1.grant(1.1>h1) e1.grant(2.1>h1) e1.grant(3.1>h1) e2.grant(4.1>h1) store
-         stored obey:h1 tick:10 | h1<nothing
+         stored apply:h1 tick:10 | h1<nothing
          slices | 0.1:onlining@h1 1.1:onlining@h1 2.1:onlining@h1 3.1:onlining@h1 4.1:assigned@h1
-         mend:e2 tick:1000 | e2.contents
+         recover:e2 tick:1000 | e2.contents
          device tick:10 stored | e2.grant(4.1>h1) store h1<a=0.1+1.1+2.1+3.1+4.1
-         obey:h1 tick:10 | store",
+         apply:h1 tick:10 | store",
     );
 }
 
 #[test]
-fn only_the_current_owners_word_gives_a_slice_back() {
-    Rig::up().tells(
+fn only_the_current_owner_releases_a_slice() {
+    Rig::connected().check(
         "reserve:a@h1=1 go
          release:a stored tick:10 | store release:a->ok(0) h1<release=0.1
-         have:h1:released=0.2 have:h2:released=0.1 have:h1 tick:10 |
+         report:h1:released=0.2 report:h2:released=0.1 report:h1 tick:10 |
          slices | 0.1:draining@h1
-         have:h1:released=0.1 tick:10 | store
+         report:h1:released=0.1 tick:10 | store
          stored | e1.revoke(0.1) h1<nothing",
     );
 }
 
 #[test]
-fn what_a_report_leaves_out_is_kept() {
-    Rig::up().tells(
+fn slices_missing_from_a_report_are_kept() {
+    Rig::connected().check(
         "reserve:a@h1=2 go
-         have:h1 have:h1:online=0.1 tick:100 |
+         report:h1 report:h1:online=0.1 tick:100 |
          slices | 0.1:online@h1 1.1:online@h1",
     );
 }
 
 #[test]
-fn a_vm_whose_process_is_gone_gives_its_memory_back() {
-    Rig::up().tells(
+fn ended_vm_releases_its_slices() {
+    Rig::connected().check(
         "reserve:a@h1=1 go
-         have:h2:ended=1 tick:10 |
-         have:h1:ended=1 tick:10 | store
+         report:h2:ended=1 tick:10 |
+         report:h1:ended=1 tick:10 | store
          stored | h1<release=0.1
          go
          slices |",
@@ -65,10 +65,10 @@ fn a_vm_whose_process_is_gone_gives_its_memory_back() {
 }
 
 #[test]
-fn a_silent_host_keeps_what_it_has_and_gets_nothing_new() {
-    Rig::up().tells(
+fn silent_host_keeps_its_slices_and_receives_no_more() {
+    Rig::connected().check(
         "reserve:a@h1=2 go
-         tick:2000 have:h2 have:h3
+         tick:2000 report:h2 report:h3
          tick:2000 | h1.close(LeaseOver)
          state:h1 state:h2 alarms | Unknown Up HOST_UNKNOWN
          slices | 0.1:online@h1 1.1:online@h1
@@ -79,29 +79,29 @@ fn a_silent_host_keeps_what_it_has_and_gets_nothing_new() {
 }
 
 #[test]
-fn a_host_that_a_new_manager_still_expects_is_fenced_only_when_its_machine_is_off() {
-    Rig::up().tells(
+fn expected_host_is_fenced_only_when_powered_off() {
+    Rig::connected().check(
         "restart device fence:h1 | e1.contents e2.contents fence:h1->HOST_EXPECTED
-         vouch:h1 | store
-         stored | vouch:h1->ok[0] e1.fence(h1!) e2.fence(h1!)
+         poweroff:h1 | store
+         stored | poweroff:h1->ok[0] e1.fence(h1!) e2.fence(h1!)
          reserve:b@h1=1 | reserve:b->HOST_NOT_SCHEDULABLE",
     );
 }
 
 #[test]
-fn a_connected_host_is_not_fenced() {
-    Rig::up().tells(
+fn connected_host_is_not_fenced() {
+    Rig::connected().check(
         "fence:h1 | fence:h1->HOST_CONNECTED
-         vouch:h1 | vouch:h1->HOST_CONNECTED
+         poweroff:h1 | poweroff:h1->HOST_CONNECTED
          fence:h9 | fence:h9->HOST_NOT_FOUND
          down:h1 fence:h1 | store",
     );
 }
 
 #[test]
-fn a_host_that_stays_silent_is_cut_off_before_its_slices_are_revoked_and_scrubbed() {
-    let mut rig = Rig::up();
-    rig.tells(
+fn silent_host_is_fenced_before_its_slices_are_revoked() {
+    let mut rig = Rig::connected();
+    rig.check(
         "reserve:a@h1=2 go
          tick:4000 | h1.close(LeaseOver) h2.close(LeaseOver) h3.close(LeaseOver)
          tick:59000 up:h2 up:h3 go
@@ -117,14 +117,14 @@ fn a_host_that_stays_silent_is_cut_off_before_its_slices_are_revoked_and_scrubbe
          go
          slices state:h1 alarms | Fenced HOST_FENCED",
     );
-    assert!(rig.remembers(&Subject::Host(name("h1")), "silent for"));
-    assert!(rig.remembers(&Subject::Vm(name("a")), "its host was fenced"));
+    assert!(rig.has_decision(&Subject::Host(name("h1")), "silent for"));
+    assert!(rig.has_decision(&Subject::Vm(name("a")), "its host was fenced"));
 }
 
-/// The write that was to make the fence durable failed: the host was never fenced.
+/// The write of the fence failed, and the host was never fenced.
 #[test]
-fn a_silent_host_is_fenced_even_if_the_store_fails_meanwhile() {
-    Rig::up().tells(
+fn silent_host_is_fenced_after_a_failed_write() {
+    Rig::connected().check(
         "reserve:a@h1=1 go down:h2 down:h3 down:h1
          tick:4000 tick:60000 tick:10 lost | store reload
          reload device tick:60000 tick:10 go
@@ -132,26 +132,26 @@ fn a_silent_host_is_fenced_even_if_the_store_fails_meanwhile() {
     );
 }
 
-/// A rack in which h1 has the slices of e1, and e2 has failed.
+/// Returns a rack in which h1 has the slices of e1, and e2 has failed.
 fn failed_emc() -> Rig {
-    let mut rig = Rig::up();
+    let mut rig = Rig::connected();
     rig.run("reserve:a@h1=4 go break:e2 reserve:b@h2=1 stored device tick:10");
-    rig.tells(
+    rig.check(
         "slices alarms | 0.1:online@h1 1.1:online@h1 2.1:online@h1 3.1:online@h1 4.1:assigned@h2 EMC_FAILED",
     );
     rig
 }
 
 #[test]
-fn failed_emc_that_has_nothing_of_a_host_does_not_delay_its_fence() {
-    failed_emc().tells(
+fn failed_emc_without_slices_of_a_host_does_not_delay_its_fence() {
+    failed_emc().check(
         "down:h1 fence:h1 stored | store fence:h1->ok[0] e1.fence(h1)
          state:h1 | Fencing
          device tick:10 stored | store e1.revoke(0.1) e1.revoke(1.1) e1.revoke(2.1) e1.revoke(3.1)
          state:h1 alarms | Fenced HOST_FENCED EMC_FAILED
          device go
          slices | 4.1:assigned@h2
-         mend:e2 tick:1000 | e2.contents
+         recover:e2 tick:1000 | e2.contents
          device | e2.grant(4.1>h2) e2.fence(h1)
          go
          slices state:h1 | 4.1:online@h2 Fenced",
@@ -159,29 +159,29 @@ fn failed_emc_that_has_nothing_of_a_host_does_not_delay_its_fence() {
 }
 
 #[test]
-fn host_fenced_beside_a_failed_emc_returns_to_the_others() {
-    let story = |meanwhile: &str| {
-        failed_emc().tells(&format!(
+fn restarted_host_returns_from_a_fence_despite_a_failed_emc() {
+    let check_return = |meanwhile: &str| {
+        failed_emc().check(&format!(
             "down:h1 fence:h1 go {meanwhile}
              up:h1/b2 go
              state:h1 alarms | Up EMC_FAILED
              reserve:c@h1=4 go
              slices | 0.3:online@h1 1.3:online@h1 2.3:online@h1 3.3:online@h1 4.1:assigned@h2
-             mend:e2 tick:1000 device | e2.contents e2.grant(4.1>h2) e2.fence(h1!)
+             recover:e2 tick:1000 device | e2.contents e2.grant(4.1>h2) e2.fence(h1!)
              go reserve:d@h1=1 go
              slices | 0.3:online@h1 1.3:online@h1 2.3:online@h1 3.3:online@h1 4.1:online@h2 5.1:online@h1"
         ));
     };
-    story("");
-    story("restart go up:h2 up:h3 go");
+    check_return("");
+    check_return("restart go up:h2 up:h3 go");
 }
 
 #[test]
-fn host_fenced_beside_a_failed_emc_returns_when_it_proves_that_nothing_is_left() {
-    failed_emc().tells(
+fn clean_host_returns_from_a_fence_despite_a_failed_emc() {
+    failed_emc().check(
         "down:h1 fence:h1 go
-         up:h1 have:h1:early:clean tick:10 state:h1 | h1<fenced Fenced
-         have:h1:clean go
+         up:h1 report:h1:early:clean tick:10 state:h1 | h1<fenced Fenced
+         report:h1:clean go
          state:h1 | Up
          reserve:c@h1=1 go
          slices | 0.3:online@h1 4.1:assigned@h2",
@@ -189,58 +189,58 @@ fn host_fenced_beside_a_failed_emc_returns_when_it_proves_that_nothing_is_left()
 }
 
 #[test]
-fn slices_on_a_failed_emc_stay_with_their_host_until_it_has_cut_the_host_off() {
-    // Four slices on e1 and one on e2, which fails.
-    let mut rig = Rig::up();
+fn failed_emc_keeps_slices_with_their_host_until_it_fences() {
+    // Four slices are on e1 and one on e2, which fails.
+    let mut rig = Rig::connected();
     rig.run("reserve:a@h1=5 go break:e2 reserve:b@h2=1 stored device");
-    rig.tells(
+    rig.check(
         "down:h1 fence:h1 stored | store fence:h1->ok[0] e1.fence(h1)
          device go tick:3600000
          state:h1 alarms | Fencing HOST_FENCING HOST_UNKNOWN HOST_UNKNOWN EMC_FAILED
          slices | 4.1:draining@h1 5.1:assigned@h2
          restart device go up:h2 up:h3 go
          state:h1 slices | Fencing 4.1:draining@h1 5.1:assigned@h2
-         mend:e2 tick:1000 device | e2.contents e2.grant(5.1>h2) e2.fence(h1)
+         recover:e2 tick:1000 device | e2.contents e2.grant(5.1>h2) e2.fence(h1)
          go
          state:h1 slices | Fenced 5.1:online@h2",
     );
 }
 
 #[test]
-fn host_that_left_slices_on_a_failed_emc_returns_to_the_others() {
-    let mut rig = Rig::up();
+fn host_with_slices_on_a_failed_emc_returns_to_the_others() {
+    let mut rig = Rig::connected();
     rig.run("reserve:a@h1=5 go break:e2 reserve:b@h2=1 stored device down:h1 fence:h1 go");
-    rig.tells(
+    rig.check(
         "up:h1/b2 go
          state:h1 slices alarms | Up 4.1:draining@h1 5.1:assigned@h2 EMC_FAILED
          reserve:c@h1=4 go
          slices | 0.3:online@h1 1.3:online@h1 2.3:online@h1 3.3:online@h1 4.1:draining@h1 5.1:assigned@h2
-         mend:e2 tick:1000 device | e2.contents e2.revoke(4.1) e2.grant(5.1>h2) e2.fence(h1!)
+         recover:e2 tick:1000 device | e2.contents e2.revoke(4.1) e2.grant(5.1>h2) e2.fence(h1!)
          go
          slices | 0.3:online@h1 1.3:online@h1 2.3:online@h1 3.3:online@h1 5.1:online@h2",
     );
 }
 
 #[test]
-fn host_that_returned_is_fenced_again_at_every_emc() {
-    failed_emc().tells(
+fn returned_host_is_fenced_again_at_every_emc() {
+    failed_emc().check(
         "down:h1 fence:h1 go up:h1/b2 go reserve:c@h1=1 go
          down:h1 fence:h1 stored | store fence:h1->ok[0] e1.fence(h1)
          state:h1 | Fencing
          device go
          state:h1 slices | Fenced 4.1:assigned@h2
-         mend:e2 tick:1000 device | e2.contents e2.grant(4.1>h2) e2.fence(h1)",
+         recover:e2 tick:1000 device | e2.contents e2.grant(4.1>h2) e2.fence(h1)",
     );
 }
 
-/// The manager does not know of it: it is in no record but the device's.
+/// Only the device has a record of the grant.
 #[test]
-fn grant_to_a_fenced_host_on_an_emc_that_returns_is_quarantined_and_cut_off() {
+fn unknown_grant_to_a_fenced_host_is_quarantined_and_fenced() {
     let mut rig = failed_emc();
-    rig.meddle(6, Some((1, "h1")));
-    rig.tells(
+    rig.set_grant(6, Some((1, "h1")));
+    rig.check(
         "down:h1 fence:h1 go state:h1 | store fence:h1->ok[0] e1.fence(h1) store e1.revoke(0.1) e1.revoke(1.1) e1.revoke(2.1) e1.revoke(3.1) store e1.grant(0.2>h2) e1.grant(1.2>h2) e1.grant(2.2>h2) e1.grant(3.2>h2) store h2<scrub=0.2+1.2+2.2+3.2 store e1.revoke(0.2) e1.revoke(1.2) e1.revoke(2.2) e1.revoke(3.2) h2<nothing store Fenced
-         mend:e2 tick:1000 device | e2.contents e2.grant(4.1>h2) e2.fence(h1)
+         recover:e2 tick:1000 device | e2.contents e2.grant(4.1>h2) e2.fence(h1)
          go
          slices alarms | 4.1:online@h2 6.1:quarantined@h1 HOST_FENCED SLICE_QUARANTINED
          enable:6 go
@@ -250,49 +250,49 @@ fn grant_to_a_fenced_host_on_an_emc_that_returns_is_quarantined_and_cut_off() {
 
 #[test]
 fn host_without_emcs_is_fenced_at_once() {
-    let mut rig = Rig::of("e1=4 h1: h2:e1");
+    let mut rig = Rig::new("e1=4 h1: h2:e1");
     rig.run("up:h1 go down:h1 fence:h1 go");
-    rig.tells("state:h1 | Fenced");
+    rig.check("state:h1 | Fenced");
 }
 
 #[test]
-fn host_is_fenced_when_the_emc_that_had_to_answer_is_removed() {
-    let mut rig = Rig::of("e1=4 e2=4 h1:e1+e2 h2:e1");
+fn host_is_fenced_when_the_unconfirmed_emc_is_removed() {
+    let mut rig = Rig::new("e1=4 e2=4 h1:e1+e2 h2:e1");
     rig.run("up:h1 up:h2 go break:e2 restart go up:h2 go up:h1 go down:h1 fence:h1 go");
-    rig.tells(
+    rig.check(
         "state:h1 | Fenced
          rack:e1=4&h1:e1&h2:e1 stored tick:10 | store rack:e1=4&h1:e1&h2:e1->ok",
     );
 }
 
 #[test]
-fn an_operator_may_vouch_for_a_host_that_is_being_fenced_already() {
-    Rig::up().tells(
+fn operator_may_confirm_power_off_during_a_fence() {
+    Rig::connected().check(
         "reserve:a@h1=1 go
          break:e1 down:h1 fence:h1 stored | store fence:h1->ok[0] e1.fence(h1) e2.fence(h1)
          device go | store
-         vouch:h1 | store
-         stored mend:e1 tick:1000 device | vouch:h1->ok[0] e1.contents e1.fence(h1!)
+         poweroff:h1 | store
+         stored recover:e1 tick:1000 device | poweroff:h1->ok[0] e1.contents e1.fence(h1!)
          go
          slices |",
     );
 }
 
 #[test]
-fn a_fenced_host_comes_back_when_it_proves_that_nothing_is_left() {
-    Rig::up().tells(
+fn fenced_host_returns_after_a_clean_report() {
+    Rig::connected().check(
         "reserve:a@h1=1 go down:h1 fence:h1 go
          up:h1 | h1<fenced
-         have:h1:early:clean tick:10 state:h1 | Fenced
-         have:h1:clean tick:10 | store
+         report:h1:early:clean tick:10 state:h1 | Fenced
+         report:h1:clean tick:10 | store
          stored state:h1 | h1<nothing Up
          reserve:b@h1=1 | store",
     );
 }
 
 #[test]
-fn a_fenced_host_comes_back_when_it_has_restarted() {
-    Rig::up().tells(
+fn fenced_host_returns_after_a_restart() {
+    Rig::connected().check(
         "reserve:a@h1=1 go down:h1 fence:h1 go
          up:h1/b1 state:h1 | h1<fenced Fenced
          up:h1/b2 tick:10 | h1<fenced store
@@ -300,12 +300,12 @@ fn a_fenced_host_comes_back_when_it_has_restarted() {
     );
 }
 
-/// A host lost its power with a VM's bytes in its slices, and was not fenced. Its agent found no record of the VM, and opened the
-/// slices for it again: they were not zeros, and nobody ever scrubbed them.
+/// A host lost power with VM data in its slices, and was not fenced. Its agent had no record of the
+/// VM and opened the slices again. They were not zero and were never scrubbed.
 #[test]
-fn what_ran_on_a_host_that_restarted_has_ended_and_its_slices_are_taken_back() {
-    let mut rig = Rig::up();
-    rig.tells(
+fn restarted_host_ends_its_vms_and_releases_their_slices() {
+    let mut rig = Rig::connected();
+    rig.check(
         "reserve:a@h1=1 go down:h1 tick:5000
          up:h1/b1 tick:10 slices | h1<a=0.1 0.1:online@h1
          down:h1 up:h1/b2 | h1.close(Superseded)
@@ -314,14 +314,14 @@ fn what_ran_on_a_host_that_restarted_has_ended_and_its_slices_are_taken_back() {
          go
          slices state:h1 | Up",
     );
-    assert!(rig.remembers(&Subject::Vm(name("a")), "its host has started again"));
+    assert!(rig.has_decision(&Subject::Vm(name("a")), "its host has started again"));
 }
 
 #[test]
-fn a_restart_during_a_failed_write_is_remembered() {
-    // The agent of a fenced host came back from a restart just while the store was being read again: the manager heard
-    // it on a ledger that it was about to throw away, and the host stayed fenced.
-    Rig::up().tells(
+fn restart_during_a_failed_write_ends_the_fence() {
+    // The agent of a fenced host connected after a restart during the reload of the store. Its
+    // message was applied to the discarded ledger, and the host stayed fenced.
+    Rig::connected().check(
         "down:h1 fence:h1 go
          reserve:a@h2=1 lost up:h1/b2 reload
          go
@@ -329,39 +329,39 @@ fn a_restart_during_a_failed_write_is_remembered() {
     );
 }
 
-/// The host was sent away at each connection until its lease was over.
+/// The host was disconnected at each connection until its lease expired.
 #[test]
-fn past_grant_report_after_wire_removal_is_ignored() {
-    Rig::up().tells(
+fn past_grant_report_after_connection_removal_is_ignored() {
+    Rig::connected().check(
         "reserve:a@h1=1 go release:a go
          rack:e1=4&e2=4&h1:e2&h2:e1+e2&h3:e2 go
-         have:h1:online=0.1 | ",
+         report:h1:online=0.1 | ",
     );
-    Rig::up().tells(
+    Rig::connected().check(
         "reserve:a@h3=1 go release:a go
          rack:e1=4&h1:e1&h2:e1&h3:e1 go
-         have:h3:online=4.1 | ",
+         report:h3:online=4.1 | ",
     );
 }
 
 #[test]
-fn a_host_that_claims_what_it_was_never_given_is_sent_away() {
+fn host_claiming_a_slice_never_granted_is_disconnected() {
     let rig = || {
-        let mut rig = Rig::up();
+        let mut rig = Rig::connected();
         rig.run("reserve:a@h1=1 reserve:b@h2=1 go");
         rig
     };
-    rig().tells("have:h1:online=0.1 | ");
-    rig().tells("have:h1:online=4.1 | h1.close(FalseClaim:4.1)");
-    rig().tells("have:h1:online=0.2 | h1.close(FalseClaim:0.2)");
-    rig().tells("have:h1:online=0.0 | h1.close(FalseClaim:0.0)");
-    rig().tells("have:h1:online=99.1 | h1.close(FalseClaim:99.1)");
-    rig().tells("have:h3:online=2.1 | h3.close(FalseClaim:2.1)");
+    rig().check("report:h1:online=0.1 | ");
+    rig().check("report:h1:online=4.1 | h1.close(FalseClaim:4.1)");
+    rig().check("report:h1:online=0.2 | h1.close(FalseClaim:0.2)");
+    rig().check("report:h1:online=0.0 | h1.close(FalseClaim:0.0)");
+    rig().check("report:h1:online=99.1 | h1.close(FalseClaim:99.1)");
+    rig().check("report:h3:online=2.1 | h3.close(FalseClaim:2.1)");
 }
 
 #[test]
-fn the_newest_agent_speaks_for_its_host() {
-    Rig::up().tells(
+fn newest_agent_replaces_older_ones() {
+    Rig::connected().check(
         "up:h1#5 | h1.close(Superseded) h1<nothing
          up:h1#4 | h1.close(Superseded)
          state:h1 | Up
@@ -370,53 +370,53 @@ fn the_newest_agent_speaks_for_its_host() {
     );
 }
 
-/// A copy of the agent's configuration with a directory of its own ran for a second. The agent was rejected for ever, its
-/// host was fenced and its VM lost its memory.
+/// A second agent with the same configuration and its own directory ran for a second. The first
+/// agent was then always rejected, its host was fenced and its VM lost its memory.
 #[test]
-fn older_agent_speaks_again_once_the_newer_one_is_gone() {
-    let mut rig = Rig::up();
-    rig.tells(
+fn older_agent_is_accepted_after_the_newer_one_is_gone() {
+    let mut rig = Rig::connected();
+    rig.check(
         "reserve:a@h1=1 go commit:a go
          up:h1#9 | h1.close(Superseded) h1<a=0.1
          go up:h1#1 alarms state:h1 | h1.close(Superseded) HOST_CONTESTED Up",
     );
-    rig.run("up:h1#9 go down:h1"); // the newer one, and its end
-    rig.tells(
-        "tick:2000 have:h2 have:h3 tick:1999 up:h1#1 state:h1 | h1.close(Superseded) Silent
+    rig.run("up:h1#9 go down:h1"); // the newer agent connects and ends
+    rig.check(
+        "tick:2000 report:h2 report:h3 tick:1999 up:h1#1 state:h1 | h1.close(Superseded) Silent
          tick:1 state:h1 alarms | Unknown HOST_UNKNOWN HOST_CONTESTED
          up:h1#1 go state:h1 alarms | h1<a=0.1 Up",
     );
 }
 
-/// An agent with the credentials of a host, on another machine, evicted the host's own agent: its VMs counted as ended, and
-/// lost their memory while they ran.
+/// An agent on another machine with the credentials of the host evicted the agent of the host. The
+/// running VMs counted as ended and lost their memory.
 #[test]
-fn agent_of_another_boot_does_not_evict_a_live_one() {
-    let mut rig = Rig::up();
-    rig.tells(
+fn agent_of_another_boot_does_not_evict_a_live_agent() {
+    let mut rig = Rig::connected();
+    rig.check(
         "reserve:a@h1=1 go commit:a go
          copy:h1#99/b2 alarms state:h1 slices | h1.close(Superseded) HOST_CONTESTED Up 0.1:online@h1",
     );
-    assert!(!rig.remembers(&Subject::Vm(name("a")), "its host has started again"));
+    assert!(!rig.has_decision(&Subject::Vm(name("a")), "its host has started again"));
 }
 
 #[test]
-fn agent_of_another_boot_is_accepted_once_the_lease_is_over() {
-    let mut rig = Rig::up();
-    rig.tells(
+fn agent_of_another_boot_is_accepted_after_the_lease() {
+    let mut rig = Rig::connected();
+    rig.check(
         "reserve:a@h1=1 go commit:a go
-         tick:2000 have:h2 have:h3 tick:1999 copy:h1#1/b2 alarms state:h1 | h1.close(Superseded) HOST_CONTESTED Up",
+         tick:2000 report:h2 report:h3 tick:1999 copy:h1#1/b2 alarms state:h1 | h1.close(Superseded) HOST_CONTESTED Up",
     );
     rig.run("tick:1 copy:h1#1/b2 tick:10 stored go");
-    assert!(rig.remembers(&Subject::Vm(name("a")), "its host has started again"));
+    assert!(rig.has_decision(&Subject::Vm(name("a")), "its host has started again"));
     assert_eq!(rig.run("state:h1"), "Up");
 }
 
-/// The host's own agent restarted, and the other connected in between.
+/// The agent of another boot connects during a restart of the agent of the host.
 #[test]
-fn agent_of_another_boot_does_not_take_a_host_with_vms_within_its_lease() {
-    let mut rig = Rig::up();
-    rig.tells(
+fn agent_of_another_boot_waits_for_the_lease_of_a_host_with_vms() {
+    let mut rig = Rig::connected();
+    rig.check(
         "reserve:a@h1=1 go commit:a go
          down:h1 copy:h1#99/b2 alarms | h1.close(Superseded)
          up:h1#3 slices state:h1 | h1<a=0.1 0.1:online@h1 Up
@@ -424,51 +424,51 @@ fn agent_of_another_boot_does_not_take_a_host_with_vms_within_its_lease() {
     );
 }
 
-/// The same at a manager that has just started, and to which neither has spoken.
+/// The manager has just started, and neither agent has connected.
 #[test]
-fn agent_of_the_recorded_boot_comes_first_after_a_restart_of_the_manager() {
-    let mut rig = Rig::up();
+fn agent_of_the_recorded_boot_has_priority_after_a_restart() {
+    let mut rig = Rig::connected();
     rig.run("reserve:a@h1=1 go commit:a go restart go");
-    rig.tells(
+    rig.check(
         "copy:h1#99/b2 | h1.close(Superseded)
          copy:h2#99/b2 | ",
     );
     rig.run("go up:h1#3 go");
     assert_eq!(rig.run("slices state:h1"), "0.1:online@h1 Up");
     rig.run("restart go tick:4000 copy:h1#99/b2 tick:10 stored go");
-    assert!(rig.remembers(&Subject::Vm(name("a")), "its host has started again"));
+    assert!(rig.has_decision(&Subject::Vm(name("a")), "its host has started again"));
 }
 
 #[test]
-fn contest_is_over_two_leases_after_the_last_attempt() {
-    let mut rig = Rig::up();
+fn contest_ends_two_leases_after_the_last_attempt() {
+    let mut rig = Rig::connected();
     rig.run("up:h1#9 go");
     rig.manager.take_changed();
     rig.run("up:h1#1");
-    assert!(rig.manager.take_changed(), "watchers hear of the alarm");
+    assert!(rig.manager.take_changed(), "watchers are notified of the alarm");
     for _ in 0..7 {
         assert_eq!(rig.run("tick:1000 alarms"), "HOST_CONTESTED");
-        rig.run("up:h1#9 have:h2 have:h3 go");
+        rig.run("up:h1#9 report:h2 report:h3 go");
     }
     assert_eq!(rig.run("tick:999 alarms"), "HOST_CONTESTED");
     assert_eq!(rig.run("tick:1 alarms"), "");
 }
 
 #[test]
-fn an_order_that_is_not_answered_is_repeated_and_never_doubled() {
-    Rig::up().tells(
+fn unanswered_desired_state_is_resent_after_the_delay() {
+    Rig::connected().check(
         "reserve:a@h1=1 stored device tick:10 stored | store reserve:a->ok(0) e1.grant(0.1>h1) store h1<a=0.1
-         tick:1000 have:h1:early have:h2 have:h3 tick:999 |
+         tick:1000 report:h1:early report:h2 report:h3 tick:999 |
          tick:1 | h1<a=0.1
-         tick:1999 have:h1:early have:h2 have:h3 |
+         tick:1999 report:h1:early report:h2 report:h3 |
          tick:1 | h1<a=0.1
-         obey:h1 tick:10 | store",
+         apply:h1 tick:10 | store",
     );
 }
 
 #[test]
-fn a_host_removed_from_the_rack_is_sent_away() {
-    Rig::up().tells(
+fn host_removed_from_the_rack_is_disconnected() {
+    Rig::connected().check(
         "reserve:a@h1=1 go
          rack:e1=4&e2=4&h2:e1+e2&h3:e2 | rack:e1=4&e2=4&h2:e1+e2&h3:e2->NOT_DRAINED
          release:a go
@@ -477,35 +477,35 @@ fn a_host_removed_from_the_rack_is_sent_away() {
 }
 
 #[test]
-fn a_host_gets_nothing_of_a_device_that_it_does_not_see_whole_until_it_does() {
-    let mut rig = Rig::of("e1=4! h1:e1 h2:e1");
+fn host_receives_no_slices_of_a_partly_visible_device() {
+    let mut rig = Rig::new("e1=4! h1:e1 h2:e1");
     rig.run("sees:h1=0 up:h1 sees:h2=3 up:h2 go");
-    rig.tells("alarms | DEVICE_NOT_FOUND DEVICE_NOT_FOUND");
+    rig.check("alarms | DEVICE_NOT_FOUND DEVICE_NOT_FOUND");
     assert!(rig.run("reserve:a@h1=1 go").ends_with("reserve:a->OUT_OF_SLICES"));
     assert!(rig.run("reserve:a@h2=1 go").ends_with("reserve:a->OUT_OF_SLICES"));
     rig.run("sees:h1=4 down:h1 up:h1 go");
-    rig.tells("alarms | DEVICE_NOT_FOUND");
+    rig.check("alarms | DEVICE_NOT_FOUND");
     rig.run("reserve:b@h1=1 go");
-    rig.tells("slices | 0.1:online@h1");
+    rig.check("slices | 0.1:online@h1");
     rig.run("reserve:z@h1=1 lost reload go");
     assert!(
         rig.run("reserve:c@h2=1 go").ends_with("reserve:c->OUT_OF_SLICES"),
-        "what was said is still known"
+        "the reported devices are kept across a reload"
     );
 }
 
 #[test]
-fn a_slice_is_scrubbed_by_a_host_that_sees_its_device() {
-    let mut rig = Rig::of("e1=4! h1:e1 h2:e1");
+fn slice_is_scrubbed_by_a_host_that_sees_its_device() {
+    let mut rig = Rig::new("e1=4! h1:e1 h2:e1");
     rig.run("up:h1 sees:h2=0 up:h2 go reserve:a@h1=1 go down:h1 release:a go");
-    rig.tells("slices | 0.1:draining@h1");
+    rig.check("slices | 0.1:draining@h1");
     rig.run("up:h1 go");
-    assert!(rig.run("slices").is_empty(), "h1 itself gave it back and scrubbed it");
+    assert!(rig.run("slices").is_empty(), "h1 released and scrubbed the slice");
 }
 
 #[test]
-fn fence_of_a_host_without_wires_is_completed_after_a_restart() {
-    let mut rig = Rig::of("e1=4 h1:e1 h2:");
+fn fence_of_an_unattached_host_completes_after_a_restart() {
+    let mut rig = Rig::new("e1=4 h1:e1 h2:");
     rig.run("up:h1 up:h2 go down:h2 fence:h2 stored");
     rig.run("restart go");
     let h2 = rig.host("h2");

@@ -1,41 +1,41 @@
-//! Work that is done in pieces: the rest follows although other events come between them.
+//! Work done in pieces is completed although other events occur in between.
 
 use super::rig::Rig;
 
-/// The rig compares each order with the desired state of its host.
+/// The rig compares each message with the desired state of the host.
 #[test]
-fn complete_order_in_pieces_has_what_changes_meanwhile() {
-    let mut rig = Rig::up();
+fn complete_state_in_pieces_includes_concurrent_changes() {
+    let mut rig = Rig::connected();
     rig.run("reserve:a@h1=3 reserve:b@h1=2 go");
     rig.manager.set_piece(1);
-    let said = rig.run("up:h1");
-    assert!(!said.contains("h1<"), "{said}");
-    let said = rig.run("reserve:c@h1=1 stored device release:a tick:10 stored");
-    assert!(!said.contains("h1<"), "{said}");
+    let output = rig.run("up:h1");
+    assert!(!output.contains("h1<"), "{output}");
+    let output = rig.run("reserve:c@h1=1 stored device release:a tick:10 stored");
+    assert!(!output.contains("h1<"), "{output}");
     rig.run("go");
-    rig.tells("slices | 4.1:online@h1 5.1:online@h1 6.1:online@h1");
+    rig.check("slices | 4.1:online@h1 5.1:online@h1 6.1:online@h1");
 }
 
 #[test]
-fn draft_of_a_host_that_is_fenced_is_given_up() {
-    let mut rig = Rig::up();
+fn draft_of_a_fenced_host_is_dropped() {
+    let mut rig = Rig::connected();
     rig.run("reserve:a@h1=3 go");
     rig.manager.set_piece(1);
     rig.run("up:h1 down:h1 fence:h1 go");
-    rig.tells("state:h1 | Fenced");
+    rig.check("state:h1 | Fenced");
 }
 
 #[test]
-fn emc_works_only_when_its_last_piece_is_compared() {
-    let mut rig = Rig::of("e1=4 h1:e1");
-    rig.meddle(3, Some((1, "h1")));
+fn emc_is_up_only_after_its_last_piece_is_compared() {
+    let mut rig = Rig::new("e1=4 h1:e1");
+    rig.set_grant(3, Some((1, "h1")));
     rig.run("restart");
     rig.manager.set_piece(1);
     rig.run("device tick:0");
-    let works = |rig: &Rig| rig.manager.durable().emcs().all(|(_, emc)| emc.up);
-    assert!(!works(&rig));
+    let is_up = |rig: &Rig| rig.manager.durable().emcs().all(|(_, emc)| emc.up);
+    assert!(!is_up(&rig));
     rig.run("tick:0 tick:0 tick:0 tick:0 tick:0 tick:0 tick:0 tick:0 tick:10");
     rig.write_all();
-    assert!(works(&rig));
-    rig.tells("alarms | SLICE_QUARANTINED");
+    assert!(is_up(&rig));
+    rig.check("alarms | SLICE_QUARANTINED");
 }

@@ -1,4 +1,4 @@
-//! Reports that come late or early, or name slices that are not the host's.
+//! Reports that are outdated, early, or contain slices of other owners.
 
 use units::{UnixMs, limits::DESIRED_STATE_RESEND_AFTER};
 
@@ -6,83 +6,83 @@ use super::rig::{Rig, SHARED};
 
 #[test]
 fn late_claim_of_a_former_owner_is_ignored() {
-    let mut rig = Rig::up();
+    let mut rig = Rig::connected();
     rig.run(
-        "reserve:a@h1=1 go release:a stored tick:10 obey:h1 tick:10 stored down:h1 device tick:10 stored",
+        "reserve:a@h1=1 go release:a stored tick:10 apply:h1 tick:10 stored down:h1 device tick:10 stored",
     );
-    rig.tells(
+    rig.check(
         "slices | 0.2:scrubbing@h2
-         up:h1 have:h1:online=0.1 | h1<nothing
+         up:h1 report:h1:online=0.1 | h1<nothing
          state:h1 | Up
-         have:h1:online=0.2 | h1.close(FalseClaim:0.2)",
+         report:h1:online=0.2 | h1.close(FalseClaim:0.2)",
     );
 }
 
 #[test]
-fn overtaken_report_is_not_checked_for_false_claims() {
-    let mut rig = Rig::up();
+fn outdated_report_is_not_checked_for_false_claims() {
+    let mut rig = Rig::connected();
     rig.run("reserve:a@h1=1 go");
-    rig.tells(
-        "have:h1:early:online=3.7 state:h1 | Up
-         have:h1:online=3.7 | h1.close(FalseClaim:3.7)",
+    rig.check(
+        "report:h1:early:online=3.7 state:h1 | Up
+         report:h1:online=3.7 | h1.close(FalseClaim:3.7)",
     );
 }
 
 #[test]
-fn claim_of_a_slice_that_waits_for_a_scrubber_is_ignored() {
-    let mut rig = Rig::up();
-    rig.run("reserve:a@h1=1 go release:a stored tick:10 obey:h1 tick:10 stored down:h2 down:h3 down:h1");
+fn claim_of_a_slice_waiting_for_a_scrubber_is_ignored() {
+    let mut rig = Rig::connected();
+    rig.run("reserve:a@h1=1 go release:a stored tick:10 apply:h1 tick:10 stored down:h2 down:h3 down:h1");
     rig.run("device tick:10 stored");
-    rig.tells("slices | 0.1:scrubbing");
+    rig.check("slices | 0.1:scrubbing");
     rig.run("cordon:h1 stored");
-    let said = rig.run("up:h1 have:h1:online=0.1");
-    assert!(!said.contains("close"), "{said}");
+    let output = rig.run("up:h1 report:h1:online=0.1");
+    assert!(!output.contains("close"), "{output}");
 }
 
 #[test]
-fn late_claim_of_a_slice_that_was_found_dirty_is_ignored() {
-    let mut rig = Rig::up();
-    rig.run("reserve:a@h1=1 stored device tick:10 stored have:h1:dirty=0.1 go");
-    rig.tells(
+fn late_claim_of_a_dirty_slice_is_ignored() {
+    let mut rig = Rig::connected();
+    rig.run("reserve:a@h1=1 stored device tick:10 stored report:h1:dirty=0.1 go");
+    rig.check(
         "slices | 0.1:quarantined
-         have:h1:online=0.1 state:h1 | Up",
+         report:h1:online=0.1 state:h1 | Up",
     );
 }
 
 #[test]
-fn vm_named_with_a_dirty_slice_is_not_up_for_adoption() {
-    let mut rig = Rig::up();
-    rig.run("reserve:a@h1=1 stored device tick:10 stored have:h1:dirty=0.1 go");
-    rig.tells("have:h1:vm1a=0.1 alarms | SLICE_QUARANTINED RESERVATION_BROKEN");
+fn vm_reported_with_a_dirty_slice_is_not_adopted() {
+    let mut rig = Rig::connected();
+    rig.run("reserve:a@h1=1 stored device tick:10 stored report:h1:dirty=0.1 go");
+    rig.check("report:h1:vm1a=0.1 alarms | SLICE_QUARANTINED RESERVATION_BROKEN");
 }
 
 #[test]
-fn past_claim_is_ignored_and_present_claim_of_another_is_false() {
-    let mut rig = Rig::up();
+fn past_claim_is_ignored_and_claim_of_another_host_is_false() {
+    let mut rig = Rig::connected();
     rig.run("reserve:a@h1=1 go release:a go reserve:a@h1=1!2 go");
-    rig.tells(
+    rig.check(
         "slices | 0.3:online@h1
-         have:h2:online=0.1 |
-         have:h3:online=0.1 |
-         have:h3:online=0.3 | h3.close(FalseClaim:0.3)",
+         report:h2:online=0.1 |
+         report:h3:online=0.1 |
+         report:h3:online=0.3 | h3.close(FalseClaim:0.3)",
     );
 }
 
 #[test]
-fn claim_is_not_judged_before_its_device_is_compared() {
-    let mut rig = Rig::up();
+fn claim_is_checked_only_after_its_device_is_compared() {
+    let mut rig = Rig::connected();
     rig.run("reserve:a@h1=1 go");
-    rig.tells(
+    rig.check(
         "restart up:h1 up:h2 | e1.contents e2.contents h1<nothing h2<nothing
-         have:h1:online=0.5 have:h2:online=0.1 |
-         device have:h2:online=0.1 | h2.close(FalseClaim:0.1)
-         have:h1:online=0.5 | h1.close(FalseClaim:0.5)",
+         report:h1:online=0.5 report:h2:online=0.1 |
+         device report:h2:online=0.1 | h2.close(FalseClaim:0.1)
+         report:h1:online=0.5 | h1.close(FalseClaim:0.5)",
     );
 }
 
 #[test]
 fn agent_reconnects_as_the_same_instance() {
-    Rig::up().tells(
+    Rig::connected().check(
         "up:h1#5 down:h1 | h1.close(Superseded) h1<nothing
          up:h1#5 | h1<nothing
          state:h1 | Up",
@@ -90,8 +90,8 @@ fn agent_reconnects_as_the_same_instance() {
 }
 
 #[test]
-fn restart_during_a_failed_write_is_durable_before_the_agent_reports() {
-    Rig::up().tells(
+fn restart_during_a_failed_write_is_durable_before_the_report() {
+    Rig::connected().check(
         "down:h1 fence:h1 go
          reserve:a@h2=1 lost up:h1/b2 reload tick:10 stored
          state:h1 | Up",
@@ -99,128 +99,128 @@ fn restart_during_a_failed_write_is_durable_before_the_agent_reports() {
 }
 
 #[test]
-fn time_of_the_last_report_is_kept() {
-    let mut rig = Rig::up();
+fn time_of_the_last_message_is_recorded() {
+    let mut rig = Rig::connected();
     let host = rig.host("h1");
-    rig.run("tick:500 have:h1:early tick:300");
-    let heard = UnixMs(rig.now.as_ms() - 300);
-    assert_eq!(rig.manager.host_said(host).1, Some(heard));
+    rig.run("tick:500 report:h1:early tick:300");
+    let received = UnixMs(rig.now.as_ms() - 300);
+    assert_eq!(rig.manager.host_said(host).1, Some(received));
     rig.run("up:h1");
     assert_eq!(rig.manager.host_said(host).1, Some(UnixMs(rig.now.as_ms())));
 }
 
 #[test]
-fn order_after_an_answered_one_names_only_changes() {
-    let mut rig = Rig::up();
-    assert_eq!(rig.orders_of_changes, 0);
+fn state_after_an_answered_one_contains_only_changes() {
+    let mut rig = Rig::connected();
+    assert_eq!(rig.incremental_states, 0);
     rig.run("reserve:a@h1=1 go");
-    assert_eq!(rig.orders_of_changes, 1);
+    assert_eq!(rig.incremental_states, 1);
     rig.run("release:a go");
-    assert!(rig.orders_of_changes > 1);
+    assert!(rig.incremental_states > 1);
 }
 
 #[test]
-fn order_that_is_repeated_names_everything() {
-    let mut rig = Rig::up();
+fn resent_desired_state_is_complete() {
+    let mut rig = Rig::connected();
     rig.run("reserve:a@h1=1 stored device tick:10 stored");
-    let before = rig.orders_of_changes;
+    let before = rig.incremental_states;
     for _ in 0..DESIRED_STATE_RESEND_AFTER.as_ms() / 500 {
-        rig.run("tick:500 have:h1:early");
+        rig.run("tick:500 report:h1:early");
     }
-    rig.tells("slices | 0.1:onlining@h1");
-    assert_eq!(rig.orders_of_changes, before, "the answer may have been lost with the order");
-    rig.tells("obey:h1 tick:10 stored slices | store 0.1:online@h1");
+    rig.check("slices | 0.1:onlining@h1");
+    assert_eq!(rig.incremental_states, before, "the desired state may have been lost, too");
+    rig.check("apply:h1 tick:10 stored slices | store 0.1:online@h1");
 }
 
-/// While h1 was away its slice was granted to h2 under a later epoch behind the manager's back.
+/// While h1 is disconnected, its slice is granted to h2 under a later epoch without the manager.
 #[test]
-fn adopted_vm_is_ordered_with_the_handle_of_its_own_epoch() {
-    let mut rig = Rig::up();
+fn adopted_vm_receives_the_handle_of_its_own_epoch() {
+    let mut rig = Rig::connected();
     rig.run("reserve:a@h1=1 go down:h1");
-    rig.meddle(0, Some((3, "h2")));
+    rig.set_grant(0, Some((3, "h2")));
     rig.run("reserve:x@h2=1 lost reload device tick:10 stored");
-    rig.tells("slices | 0.3:quarantined@h2");
-    let said = rig.run("have:h2:online=0.3:vm9b=0.3 go");
-    assert!(said.contains("h2<b=0.3"), "{said}");
-    rig.tells("slices | 0.3:online@h2");
+    rig.check("slices | 0.3:quarantined@h2");
+    let output = rig.run("report:h2:online=0.3:vm9b=0.3 go");
+    assert!(output.contains("h2<b=0.3"), "{output}");
+    rig.check("slices | 0.3:online@h2");
 }
 
-/// The record of a device that cannot cut a host off lacks a grant after a restore.
+/// After a restore the record of a device that cannot revoke access lacks a grant.
 #[test]
-fn restored_slice_that_a_host_may_still_reach_stays_that_hosts() {
-    let mut rig = Rig::up_as(SHARED);
+fn restored_slice_stays_with_the_host_that_may_reach_it() {
+    let mut rig = Rig::connected_with(SHARED);
     rig.run("cordon:e1 reserve:a@h1=1 go");
-    rig.meddle(4, None);
+    rig.set_grant(4, None);
     rig.run("restore stored device tick:10 stored");
     let slices = rig.run("slices");
     assert!(slices.contains("4.1:quarantined@h1"), "{slices}");
 }
 
 #[test]
-fn missing_report_is_replaced_by_a_whole_one() {
-    let mut rig = Rig::up();
-    rig.tells(
-        "have:h1:part:after=0>1 |
-         have:h1:part:after=2>3 | h1<report
-         have:h1:part:after=3>4 |
-         have:h2 have:h3 tick:2000 have:h1:part:after=4>5 | h1<report
-         have:h1:after=5>6 |
-         have:h2 have:h3 tick:2000 have:h1:part:after=6>7 |",
+fn missing_report_requests_a_complete_one() {
+    let mut rig = Rig::connected();
+    rig.check(
+        "report:h1:part:after=0>1 |
+         report:h1:part:after=2>3 | h1<report
+         report:h1:part:after=3>4 |
+         report:h2 report:h3 tick:2000 report:h1:part:after=4>5 | h1<report
+         report:h1:after=5>6 |
+         report:h2 report:h3 tick:2000 report:h1:part:after=6>7 |",
     );
 }
 
 #[test]
-fn whole_report_older_than_the_gap_does_not_close_it() {
-    let mut rig = Rig::up();
-    rig.tells(
-        "have:h1:part:after=3>4 | h1<report
-         have:h1:after=1>2 |
-         have:h2 have:h3 tick:2000 have:h1:part:after=4>5 | h1<report",
+fn complete_report_older_than_the_gap_does_not_close_it() {
+    let mut rig = Rig::connected();
+    rig.check(
+        "report:h1:part:after=3>4 | h1<report
+         report:h1:after=1>2 |
+         report:h2 report:h3 tick:2000 report:h1:part:after=4>5 | h1<report",
     );
 }
 
 #[test]
-fn first_report_of_a_session_must_be_whole() {
-    let mut rig = Rig::up();
+fn first_report_of_a_session_must_be_complete() {
+    let mut rig = Rig::connected();
     rig.run("up:h1");
-    rig.tells("have:h1:part:after=1>2 | h1<report");
+    rig.check("report:h1:part:after=1>2 | h1<report");
 }
 
-/// The facts of its first part went with the failed write, so its last part proves nothing.
+/// The contents of the first part are lost with the failed write.
 #[test]
-fn report_with_a_reload_between_its_parts_does_not_count_as_whole() {
+fn report_with_a_reload_between_its_parts_is_not_complete() {
     for is_reloaded in [false, true] {
-        let mut rig = Rig::up();
+        let mut rig = Rig::connected();
         rig.run("reserve:a@h1=1 go commit:a go down:h1 up:h1");
-        rig.run("have:h1:more:after=0>1:vm1a=0.1");
+        rig.run("report:h1:more:after=0>1:vm1a=0.1");
         if is_reloaded {
             rig.run("reserve:b@h2=1 lost reload device");
             rig.write_all();
         }
-        rig.run("have:h1:nth=1:after=0>1");
-        let requested = rig.run("have:h1:part:after=1>2").contains("h1<report");
-        assert_eq!(requested, is_reloaded);
+        rig.run("report:h1:nth=1:after=0>1");
+        let is_requested = rig.run("report:h1:part:after=1>2").contains("h1<report");
+        assert_eq!(is_requested, is_reloaded);
     }
 }
 
 #[test]
-fn report_without_its_first_part_does_not_count_as_whole() {
-    let mut rig = Rig::up();
+fn report_without_its_first_part_is_not_complete() {
+    let mut rig = Rig::connected();
     rig.run("up:h1");
-    rig.tells(
-        "have:h1:nth=1:after=0>1 |
-         have:h1:part:after=1>2 | h1<report",
+    rig.check(
+        "report:h1:nth=1:after=0>1 |
+         report:h1:part:after=1>2 | h1<report",
     );
 }
 
-/// Without it the VM would be adopted only when its agent connects again.
+/// Otherwise a VM would be adopted only after its agent reconnects.
 #[test]
-fn host_of_an_emc_that_was_compared_is_asked_which_vms_run() {
-    let mut rig = Rig::up();
-    rig.run("have:h1:after=0>1 have:h1:part:after=1>2 break:e1 reserve:a@h1=1 stored device");
-    rig.run("mend:e1 tick:1000 device tick:10 stored");
-    let said = rig.run("have:h1:part:after=2>3");
-    assert!(said.contains("h1<report"), "{said}");
-    rig.run("have:h1:after=3>4 have:h2 have:h3 tick:2000");
-    rig.tells("have:h1:part:after=4>5 |");
+fn compared_emc_requests_reports_from_its_hosts() {
+    let mut rig = Rig::connected();
+    rig.run("report:h1:after=0>1 report:h1:part:after=1>2 break:e1 reserve:a@h1=1 stored device");
+    rig.run("recover:e1 tick:1000 device tick:10 stored");
+    let output = rig.run("report:h1:part:after=2>3");
+    assert!(output.contains("h1<report"), "{output}");
+    rig.run("report:h1:after=3>4 report:h2 report:h3 tick:2000");
+    rig.check("report:h1:part:after=4>5 |");
 }

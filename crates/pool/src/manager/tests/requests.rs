@@ -1,4 +1,4 @@
-//! Guarantees for callers.
+//! Guarantees for callers: durability, repeated requests, waiting and limits.
 
 use units::Ns;
 use units::limits::{RESERVATION_PRUNE_INTERVAL, WAITERS_MAX};
@@ -10,7 +10,7 @@ const BOUNDS: Bounds = Bounds { per_client: 5, total: 8, established_after: Ns::
 
 impl Rig {
     fn bounded(bounds: Bounds) -> Self {
-        let mut rig = Self::up();
+        let mut rig = Self::connected();
         rig.manager.head.bound_ended_requests(bounds);
         rig
     }
@@ -21,7 +21,7 @@ impl Rig {
 }
 
 #[test]
-fn ended_requests_beyond_the_limits_leave_the_store() {
+fn ended_requests_beyond_the_limits_are_deleted() {
     for names in [1, 100] {
         let mut rig = Rig::bounded(BOUNDS);
         for n in 0..100 {
@@ -29,33 +29,33 @@ fn ended_requests_beyond_the_limits_leave_the_store() {
             assert_eq!(rig.run("stored"), "release:vm->ok()");
         }
         rig.run("tick:1000 go");
-        let kept = if names == 1 { BOUNDS.per_client } else { BOUNDS.total };
-        assert_eq!(rig.reservations_on_disk(), kept);
+        let expected = if names == 1 { BOUNDS.per_client } else { BOUNDS.total };
+        assert_eq!(rig.reservations_on_disk(), expected);
         rig.run("restart go");
-        assert_eq!(rig.manager.durable().reservations_after(units::ReservationId(0)).count(), kept);
+        assert_eq!(rig.manager.durable().reservations_after(units::ReservationId(0)).count(), expected);
     }
 }
 
 #[test]
-fn releases_in_one_batch_are_answered_although_none_is_remembered() {
+fn releases_in_one_batch_are_answered_without_retention() {
     let mut rig = Rig::bounded(Bounds { total: 0, ..BOUNDS });
     let vms: Vec<String> = (0..12).map(|n| format!("vm{n}@h1=0!c{n}/r")).collect();
     vms.iter().for_each(|vm| drop(rig.run(&format!("reserve:{vm} stored"))));
     rig.run("tick:1000");
     let releases: Vec<String> = (0..12).map(|n| format!("release:vm{n}")).collect();
     rig.burst(&releases.iter().map(String::as_str).collect::<Vec<_>>());
-    let said = rig.run("stored");
-    assert_eq!(said.matches("->ok()").count(), 12, "{said}");
-    rig.run("tick:1 reserve:lives@h1=0 stored tick:1000 go");
-    assert_eq!(rig.reservations_on_disk(), 1, "the one that lives");
+    let output = rig.run("stored");
+    assert_eq!(output.matches("->ok()").count(), 12, "{output}");
+    rig.run("tick:1 reserve:active@h1=0 stored tick:1000 go");
+    assert_eq!(rig.reservations_on_disk(), 1, "only the active reservation");
 }
 
 #[test]
-fn store_written_under_higher_limits_is_brought_within_them_without_requests() {
+fn store_written_under_higher_limits_is_pruned_when_idle() {
     let mut rig = Rig::bounded(Bounds { per_client: 100, total: 100, ..BOUNDS });
     (0..50).for_each(|n| drop(rig.run(&format!("tick:1 reserve:vm@h1=0!r{n} stored release:vm stored"))));
     let soon = rig.now.after(RESERVATION_PRUNE_INTERVAL);
-    assert!(rig.manager.next_upkeep() > Some(soon), "nothing is to be forgotten yet");
+    assert!(rig.manager.next_upkeep() > Some(soon), "no reservation is due for pruning");
     rig.manager.head.bound_ended_requests(BOUNDS);
     assert!(rig.manager.next_upkeep() <= Some(soon));
     for _ in 0..3 {
@@ -65,10 +65,10 @@ fn store_written_under_higher_limits_is_brought_within_them_without_requests() {
     assert_eq!(rig.reservations_on_disk(), BOUNDS.per_client);
 }
 
-/// The name of the host could not be compared any more and counted as another one.
+/// The name of the removed host was not found and counted as a difference.
 #[test]
 fn repeated_request_is_answered_after_its_host_was_removed() {
-    Rig::up().tells(
+    Rig::connected().check(
         "reserve:a@h3=1!5 go release:a go
          rack:e1=4&e2=4&h1:e1+e2&h2:e1+e2 go
          reserve:a@h3=1!5 | reserve:a->ok(4)",
@@ -76,16 +76,16 @@ fn repeated_request_is_answered_after_its_host_was_removed() {
 }
 
 #[test]
-fn no_reply_device_call_or_order_before_its_batch_is_stored() {
-    Rig::up().tells(
+fn effects_wait_until_their_batch_is_stored() {
+    Rig::connected().check(
         "reserve:a@h1=2 | store
          tick:5 |
          stored | reserve:a->ok(0,1) e1.grant(0.1>h1) e1.grant(1.1>h1)
          device |
          tick:10 | store
-         tick:5 obey:h1 tick:1 |
+         tick:5 apply:h1 tick:1 |
          stored | h1<a=0.1+1.1
-         obey:h1 |
+         apply:h1 |
          slices | 0.1:onlining@h1 1.1:onlining@h1
          tick:10 | store
          stored slices | 0.1:online@h1 1.1:online@h1",
@@ -94,18 +94,18 @@ fn no_reply_device_call_or_order_before_its_batch_is_stored() {
 
 #[test]
 fn concurrent_requests_share_one_write_and_never_a_slice() {
-    let mut rig = Rig::up();
+    let mut rig = Rig::connected();
     assert_eq!(rig.burst(&["reserve:a@h1=2", "reserve:b@h2=2", "reserve:c@h1=1"]), "store");
     assert_eq!(rig.burst(&["reserve:d@h3=2", "reserve:e@h1=1"]), "", "one write at a time");
-    let said = rig.run("stored");
-    assert!(said.starts_with("reserve:a->ok(0,1) reserve:b->ok(4,5) reserve:c->ok(2) "), "{said}");
-    let said = rig.run("stored");
-    assert!(said.starts_with("reserve:d->ok(6,7) reserve:e->ok(3) "), "{said}");
+    let output = rig.run("stored");
+    assert!(output.starts_with("reserve:a->ok(0,1) reserve:b->ok(4,5) reserve:c->ok(2) "), "{output}");
+    let output = rig.run("stored");
+    assert!(output.starts_with("reserve:d->ok(6,7) reserve:e->ok(3) "), "{output}");
 }
 
 #[test]
-fn after_a_failed_write_everybody_hears_so_and_the_request_can_be_repeated() {
-    Rig::up().tells(
+fn failed_write_is_reported_and_the_request_repeatable() {
+    Rig::connected().check(
         "reserve:a@h1=1 | store
          reserve:b@h1=1~ |
          lost | reserve:a->STORE_FAILED reserve:b->STORE_FAILED reload
@@ -118,8 +118,8 @@ fn after_a_failed_write_everybody_hears_so_and_the_request_can_be_repeated() {
 }
 
 #[test]
-fn a_write_that_failed_and_is_on_disk_all_the_same_answers_the_repeated_request() {
-    Rig::up().tells(
+fn repeated_request_finds_a_failed_write_that_is_on_disk() {
+    Rig::connected().check(
         "reserve:a@h1=1 | store
          torn | reserve:a->STORE_FAILED reload
          reload | e1.contents e2.contents
@@ -131,8 +131,8 @@ fn a_write_that_failed_and_is_on_disk_all_the_same_answers_the_repeated_request(
 }
 
 #[test]
-fn a_refusal_waits_for_the_facts_it_rests_on() {
-    Rig::up().tells(
+fn rejection_waits_for_the_state_it_depends_on() {
+    Rig::connected().check(
         "reserve:a@h1=1 | store
          reserve:a@h1=1!other |
          stored | reserve:a->ok(0) reserve:a->VM_ALREADY_RESERVED e1.grant(0.1>h1)
@@ -143,8 +143,8 @@ fn a_refusal_waits_for_the_facts_it_rests_on() {
 }
 
 #[test]
-fn a_repeated_request_gets_the_same_answer_after_a_restart_too() {
-    Rig::up().tells(
+fn repeated_request_returns_same_reply_after_restart() {
+    Rig::connected().check(
         "reserve:a@h1=2 go
          reserve:a@h1=2 | reserve:a->ok(0,1)
          restart | e1.contents e2.contents
@@ -154,17 +154,17 @@ fn a_repeated_request_gets_the_same_answer_after_a_restart_too() {
 }
 
 #[test]
-fn who_waits_is_answered_when_the_slices_are_online() {
-    let mut rig = Rig::up();
-    let said = rig.run("reserve:a@h1=2~ go");
-    assert_eq!(said.matches("reserve:a->").count(), 1, "{said}");
-    assert!(said.contains("h1<a=0.1+1.1 store reserve:a->ok(0,1)"), "{said}");
-    rig.tells("wait:a | wait:a->ok(0,1)");
+fn waiting_caller_is_answered_when_its_slices_are_online() {
+    let mut rig = Rig::connected();
+    let output = rig.run("reserve:a@h1=2~ go");
+    assert_eq!(output.matches("reserve:a->").count(), 1, "{output}");
+    assert!(output.contains("h1<a=0.1+1.1 store reserve:a->ok(0,1)"), "{output}");
+    rig.check("wait:a | wait:a->ok(0,1)");
 }
 
 #[test]
-fn who_waits_too_long_hears_how_far_it_came() {
-    Rig::up().tells(
+fn waiting_caller_receives_a_timeout() {
+    Rig::connected().check(
         "reserve:a@h1=2 stored
          wait:a |
          tick:999 |
@@ -173,8 +173,8 @@ fn who_waits_too_long_hears_how_far_it_came() {
 }
 
 #[test]
-fn who_left_is_not_answered() {
-    Rig::up().tells(
+fn disconnected_caller_is_not_answered() {
+    Rig::connected().check(
         "reserve:a@h1=2 stored
          wait:a gone:a |
          tick:1000 |",
@@ -182,20 +182,20 @@ fn who_left_is_not_answered() {
 }
 
 #[test]
-fn who_left_before_the_write_was_over_is_not_waited_for_afterwards() {
-    let mut rig = Rig::up();
+fn caller_gone_during_the_write_leaves_no_waiter() {
+    let mut rig = Rig::connected();
     rig.run("reserve:a@h1=2~ gone:a reserve:b@h1=1~ gone:b stored stored");
     assert_eq!((rig.manager.waiting.len(), rig.manager.waiters.len()), (0, 0));
 }
 
 #[test]
-fn one_waiter_too_many_is_refused_before_anything_is_reserved() {
-    let mut rig = Rig::up();
+fn waiter_beyond_the_limit_is_rejected_before_reserving() {
+    let mut rig = Rig::connected();
     rig.run("reserve:a@h1=2 stored");
     for _ in 0..WAITERS_MAX - 1 {
         rig.run("wait:a");
     }
-    rig.tells(
+    rig.check(
         "reserve:b@h1=1~ | store
          reserve:c@h1=1~ wait:a |
          stored | reserve:c->LIMIT_EXCEEDED wait:a->LIMIT_EXCEEDED e2.grant(4.1>h1)
@@ -204,12 +204,12 @@ fn one_waiter_too_many_is_refused_before_anything_is_reserved() {
 }
 
 #[test]
-fn who_waits_for_what_cannot_come_hears_why() {
-    Rig::up().tells(
+fn waiter_of_a_broken_or_ended_vm_receives_the_reason() {
+    Rig::connected().check(
         "reserve:a@h1=1 go
-         reserve:b@h1=1 stored device tick:10 obey:h1 stored tick:1
+         reserve:b@h1=1 stored device tick:10 apply:h1 stored tick:1
          wait:b |
-         have:h1:online=0.1:broken=4.1 tick:10 | store
+         report:h1:online=0.1:broken=4.1 tick:10 | store
          stored | wait:b->RESERVATION_WRONG_STATE h1<a=0.1
          reserve:c@h1=1 stored
          wait:c release:c | store
@@ -219,22 +219,22 @@ fn who_waits_for_what_cannot_come_hears_why() {
 }
 
 #[test]
-fn with_a_full_disk_memory_can_be_given_back_but_not_reserved() {
-    Rig::up().tells(
+fn low_store_space_allows_releases_but_no_reservations() {
+    Rig::connected().check(
         "reserve:a@h1=1 go
          low alarms | STORE_LOW_SPACE
          reserve:b@h1=1 | reserve:b->STORE_LOW_SPACE
          reserve:a@h1=1 | reserve:a->ok(0)
          release:a | store
          stored tick:10 | release:a->ok(0) h1<release=0.1
-         roomy alarms |
+         ample alarms |
          reserve:b@h1=1 | store",
     );
 }
 
 #[test]
-fn a_validation_changes_nothing() {
-    Rig::up().tells(
+fn validation_changes_nothing() {
+    Rig::connected().check(
         "validate:a@h1=2 | validate:a->would(2)
          validate:a@h1=9 | validate:a->OUT_OF_SLICES
          validate:a@h9=1 | validate:a->HOST_NOT_FOUND
@@ -243,8 +243,8 @@ fn a_validation_changes_nothing() {
 }
 
 #[test]
-fn nothing_is_promised_on_a_host_that_was_never_heard() {
-    Rig::of(super::rig::RACK).tells(
+fn host_never_connected_accepts_no_reservation() {
+    Rig::new(super::rig::RACK).check(
         "reserve:a@h1=1 | reserve:a->HOST_EXPECTED
          state:h1 | Expected
          up:h1 state:h1 | h1<nothing Up",
@@ -252,8 +252,8 @@ fn nothing_is_promised_on_a_host_that_was_never_heard() {
 }
 
 #[test]
-fn a_drain_names_who_has_to_move_and_a_cordon_stops_newcomers() {
-    Rig::up().tells(
+fn drain_names_the_vms_to_move_and_cordon_stops_reservations() {
+    Rig::connected().check(
         "reserve:a@h1=1 go
          drain:h1 | store
          stored | drain:h1->ok[1] h1<a=0.1

@@ -1,72 +1,78 @@
-//! Restoring the ledger from a backup: a VM that runs keeps its memory, also if the backup lacks it and EMCs are down.
+//! Restore of the ledger from a backup: a running VM keeps its memory, also if the backup does not
+//! contain it and EMCs have failed.
 
 use super::rig::{Rig, name};
 use crate::audit::Subject;
 
-/// A rack whose ledger has been restored, with the manager running again and no agent connected yet. `before` precedes the
-/// backup, `after` follows it and is lost.
-fn restored(before: &str, after: &str, broken: &str) -> Rig {
-    Rig::up().restored(before, after, broken)
+/// Returns a rack after a restore, with no agent connected. `before` precedes the backup, `after`
+/// follows it and is lost.
+fn restored(before: &str, after: &str, on_restore: &str) -> Rig {
+    Rig::connected().restored(before, after, on_restore)
 }
 
-/// Slices of VMs `a` (h1, e1, in the backup) and `b` (h2, e2, younger than the backup).
-fn vm_younger_than_backup_on_failed_emc() -> Rig {
+/// Returns a restored rack with VM a on h1 and e1, in the backup, and VM b on h2 and e2, newer than
+/// the backup. e2 has failed.
+fn vm_newer_than_backup_on_failed_emc() -> Rig {
     restored("reserve:a@h1=1 go commit:a go", "reserve:b@h2=1 go commit:b go", "break:e2")
 }
 
 #[test]
-fn younger_vm_on_failed_emc_keeps_its_slice_when_the_emc_returns() {
-    let mut rig = vm_younger_than_backup_on_failed_emc();
-    rig.run("up:h1 up:h2 up:h3 tick:10 have:h1:online=0.1:vm1a=0.1 have:h2:online=4.1:vm2b=4.1 have:h3 go");
-    let returned = rig.run("mend:e2 tick:1000 go");
+fn newer_vm_on_failed_emc_keeps_its_slice_on_recovery() {
+    let mut rig = vm_newer_than_backup_on_failed_emc();
+    rig.run(
+        "up:h1 up:h2 up:h3 tick:10 report:h1:online=0.1:vm1a=0.1 report:h2:online=4.1:vm2b=4.1 report:h3 go",
+    );
+    let returned = rig.run("recover:e2 tick:1000 go");
     assert!(!returned.contains("e2.revoke(4.1)") && !returned.contains("e2.grant(4"), "{returned}");
-    rig.tells(
-        "have:h1:online=0.1:vm1a=0.1 have:h2:online=4.1:vm2b=4.1 have:h3 go
+    rig.check(
+        "report:h1:online=0.1:vm1a=0.1 report:h2:online=4.1:vm2b=4.1 report:h3 go
          slices | 0.1:online@h1 4.1:online@h2
          alarms |
          reserve:c@h1=1 | store",
     );
-    assert!(rig.remembers(&Subject::Vm(name("b")), "found running (1 slice)"));
+    assert!(rig.has_decision(&Subject::Vm(name("b")), "found running (1 slice)"));
 }
 
 #[test]
-fn vm_partly_on_failed_emc_keeps_its_slices_on_the_working_one() {
+fn vm_partly_on_failed_emc_keeps_its_other_slices() {
     let mut rig = restored("", "reserve:a@h1=5 go commit:a go", "break:e2");
     rig.run("up:h1 up:h2 up:h3 tick:10");
-    let report = "have:h1:online=0.1+1.1+2.1+3.1+4.1:vm1a=0.1+1.1+2.1+3.1+4.1 have:h2 have:h3 go";
+    let report = "report:h1:online=0.1+1.1+2.1+3.1+4.1:vm1a=0.1+1.1+2.1+3.1+4.1 report:h2 report:h3 go";
     let reported = rig.run(report);
     assert!(!reported.contains("revoke"), "{reported}");
-    rig.tells(
+    rig.check(
         "slices | 0.1:quarantined@h1 1.1:quarantined@h1 2.1:quarantined@h1 3.1:quarantined@h1 4.1:quarantined 5.0:quarantined 6.0:quarantined 7.0:quarantined
          reserve:b@h1=1 | reserve:b->HOST_NOT_SCHEDULABLE",
     );
-    rig.run("mend:e2 tick:1000 go");
+    rig.run("recover:e2 tick:1000 go");
     rig.run(report);
-    rig.tells("slices | 0.1:online@h1 1.1:online@h1 2.1:online@h1 3.1:online@h1 4.1:online@h1");
+    rig.check("slices | 0.1:online@h1 1.1:online@h1 2.1:online@h1 3.1:online@h1 4.1:online@h1");
 }
 
 #[test]
-fn host_on_failed_emc_has_not_reported_until_the_emc_is_compared() {
-    let mut rig = vm_younger_than_backup_on_failed_emc();
-    rig.run("up:h1 up:h2 up:h3 tick:10 have:h1:online=0.1:vm1a=0.1 have:h2:online=4.1:vm2b=4.1 have:h3 go");
-    rig.tells(
+fn host_of_failed_emc_has_not_reported_before_the_comparison() {
+    let mut rig = vm_newer_than_backup_on_failed_emc();
+    rig.run(
+        "up:h1 up:h2 up:h3 tick:10 report:h1:online=0.1:vm1a=0.1 report:h2:online=4.1:vm2b=4.1 report:h3 go",
+    );
+    rig.check(
         "reserve:c@h1=1 reserve:c@h3=1 | reserve:c->HOST_NOT_SCHEDULABLE reserve:c->HOST_NOT_SCHEDULABLE
          alarms | RESTORE_PENDING RESTORE_PENDING RESTORE_PENDING VM_NOT_ADOPTED EMC_FAILED",
     );
 }
 
 #[test]
-fn older_life_of_a_vm_drains_when_a_later_life_runs_elsewhere() {
-    let older = "have:h1:online=0.1:vm1a=0.1";
-    let later = "have:h2:online=4.1:vm2a=4.1";
+fn older_vm_instance_drains_when_a_later_one_runs_elsewhere() {
+    let older = "report:h1:online=0.1:vm1a=0.1";
+    let later = "report:h2:online=4.1:vm2a=4.1";
     let before = format!("reserve:a@h1=1 go commit:a go {older} go");
     let after = format!("release:a go reserve:a@h2=1!2 go commit:a go {later} go");
     for reports in [[older, later], [later, older]] {
         let mut rig = restored(&before, &after, "");
         rig.run("up:h1 up:h2 up:h3 tick:10");
-        let said = rig.run(&format!("{} {} have:h3 go", reports[0], reports[1]));
-        assert!(!said.contains("revoke(0.1)") && !said.contains("revoke(4.1)"), "{said}");
-        rig.tells(
+        let output = rig.run(&format!("{} {} report:h3 go", reports[0], reports[1]));
+        assert!(!output.contains("revoke(0.1)") && !output.contains("revoke(4.1)"), "{output}");
+        rig.check(
             "slices | 0.1:draining@h1 4.1:online@h2
              reserve:b@h1=1 | store",
         );
@@ -74,14 +80,14 @@ fn older_life_of_a_vm_drains_when_a_later_life_runs_elsewhere() {
 }
 
 #[test]
-fn older_life_of_a_vm_drains_when_neither_life_is_in_the_backup() {
-    let older = "have:h1:online=0.1:vm1a=0.1";
-    let later = "have:h2:online=4.1:vm2a=4.1";
+fn older_vm_instance_drains_when_neither_is_in_the_backup() {
+    let older = "report:h1:online=0.1:vm1a=0.1";
+    let later = "report:h2:online=4.1:vm2a=4.1";
     let after = format!("reserve:a@h1=1 go {older} release:a go reserve:a@h2=1!2 go {later} go");
     for reports in [[older, later], [later, older]] {
         let mut rig = restored("", &after, "");
-        rig.run(&format!("up:h1 up:h2 up:h3 tick:10 {} {} have:h3 go", reports[0], reports[1]));
-        rig.tells("slices | 0.1:draining@h1 4.1:online@h2");
+        rig.run(&format!("up:h1 up:h2 up:h3 tick:10 {} {} report:h3 go", reports[0], reports[1]));
+        rig.check("slices | 0.1:draining@h1 4.1:online@h2");
     }
 }
 
@@ -89,58 +95,58 @@ fn older_life_of_a_vm_drains_when_neither_life_is_in_the_backup() {
 fn partial_or_early_report_does_not_count_as_reported() {
     let mut rig = restored("reserve:a@h1=1 go commit:a go", "", "");
     rig.run("up:h1 up:h2 up:h3 tick:10");
-    rig.run("have:h1:part have:h2:early have:h3 tick:10");
+    rig.run("report:h1:part report:h2:early report:h3 tick:10");
     rig.write_all();
-    rig.tells(
+    rig.check(
         "reserve:b@h1=1 reserve:b@h2=1 | reserve:b->HOST_NOT_SCHEDULABLE reserve:b->HOST_NOT_SCHEDULABLE",
     );
-    rig.run("have:h1 have:h2 go");
-    rig.tells("reserve:b@h1=1 reserve:c@h2=1 | store");
+    rig.run("report:h1 report:h2 go");
+    rig.check("reserve:b@h1=1 reserve:c@h2=1 | store");
 }
 
-/// The backup shows a host as fenced that has returned since and runs a VM.
+/// The host is fenced in the backup; since then it has returned and runs a VM.
 #[test]
-fn fence_of_the_backup_is_not_repeated_after_a_restore() {
+fn fence_in_the_backup_is_not_repeated_after_a_restore() {
     let mut rig = restored(
         "reserve:a@h1=1 go down:h1 fence:h1 go",
-        "up:h1/b2 go cordon:e1 go reserve:b@h1=1 go commit:b go have:h1:online=4.1:vm2b=4.1 go",
+        "up:h1/b2 go cordon:e1 go reserve:b@h1=1 go commit:b go report:h1:online=4.1:vm2b=4.1 go",
         "",
     );
-    let said = rig.run("up:h1/b2 up:h2 up:h3 go");
-    assert!(!said.contains("fence") && !said.contains("revoke(4.1)"), "{said}");
-    rig.tells("slices state:h1 | 4.1:online@h1 Up");
+    let output = rig.run("up:h1/b2 up:h2 up:h3 go");
+    assert!(!output.contains("fence") && !output.contains("revoke(4.1)"), "{output}");
+    rig.check("slices state:h1 | 4.1:online@h1 Up");
 }
 
-/// A VM that the backup shows as reserved was committed after it: its deadline is none.
+/// The VM was committed after the backup, so the deadline in the backup does not apply.
 #[test]
-fn deadline_of_the_backup_does_not_end_a_vm_before_its_host_has_reported() {
-    let mut rig = restored("reserve:a@h1=1 go", "commit:a go have:h1:online=0.1:vm1a=0.1 go", "");
+fn deadline_in_the_backup_waits_for_the_report_of_the_host() {
+    let mut rig = restored("reserve:a@h1=1 go", "commit:a go report:h1:online=0.1:vm1a=0.1 go", "");
     rig.run("up:h2 up:h3 go tick:301000 go");
     rig.run("up:h1 up:h2 up:h3 go");
-    rig.tells("slices commit:a | 0.1:online@h1 commit:a->ok(0)");
+    rig.check("slices commit:a | 0.1:online@h1 commit:a->ok(0)");
 }
 
 #[test]
-fn slice_in_doubt_is_not_returned_to_the_cycle_by_an_operator() {
-    let mut rig = vm_younger_than_backup_on_failed_emc();
-    rig.run("up:h1 up:h2 up:h3 tick:10 have:h2:online=4.1:vm2b=4.1 tick:10");
+fn slice_in_doubt_cannot_be_requalified() {
+    let mut rig = vm_newer_than_backup_on_failed_emc();
+    rig.run("up:h1 up:h2 up:h3 tick:10 report:h2:online=4.1:vm2b=4.1 tick:10");
     rig.write_all();
-    rig.tells("enable:4 enable:0 | enable:4->SLICE_IN_DOUBT enable:0->SLICE_IN_DOUBT");
+    rig.check("enable:4 enable:0 | enable:4->SLICE_IN_DOUBT enable:0->SLICE_IN_DOUBT");
 }
 
 #[test]
-fn host_and_wires_are_not_removed_before_the_host_has_reported() {
-    let mut rig = restored("", "reserve:a@h3=1 go commit:a go have:h3:online=4.1:vm1a=4.1", "");
-    rig.tells(
+fn unreported_host_and_its_connections_are_not_removed() {
+    let mut rig = restored("", "reserve:a@h3=1 go commit:a go report:h3:online=4.1:vm1a=4.1", "");
+    rig.check(
         "rack:e1=4&e2=4&h1:e1+e2&h2:e1+e2 | rack:e1=4&e2=4&h1:e1+e2&h2:e1+e2->NOT_DRAINED
          rack:e1=4&e2=4&h1:e1&h2:e1+e2&h3:e2 | rack:e1=4&e2=4&h1:e1&h2:e1+e2&h3:e2->NOT_DRAINED",
     );
 }
 
-/// Two restores of one backup: reservations of the time between them keep numbers of their own.
+/// Reservations made between two restores of one backup keep distinct ids.
 #[test]
-fn reservation_numbers_differ_between_two_restores_of_one_backup() {
-    let mut rig = Rig::up();
+fn reservation_ids_differ_between_restores_of_one_backup() {
+    let mut rig = Rig::connected();
     let backup = rig.disk.clone();
     let mut ids = Vec::new();
     for _ in 0..2 {
@@ -151,49 +157,49 @@ fn reservation_numbers_differ_between_two_restores_of_one_backup() {
     assert_ne!(ids[0], ids[1]);
 }
 
-/// A VM younger than the backup runs on a slice that the backup gives to a reservation of another host.
+/// A VM newer than the backup runs on a slice that the backup assigns to another host.
 #[test]
-fn slice_of_an_adopted_vm_is_in_no_order_to_the_host_of_the_backup() {
+fn slice_of_an_adopted_vm_is_not_sent_to_its_former_host() {
     let mut rig = restored(
         "cordon:e2 reserve:a@h1=1 go",
-        "release:a go reserve:b@h2=1 go commit:b go have:h2:online=0.3:vm2b=0.3 go",
+        "release:a go reserve:b@h2=1 go commit:b go report:h2:online=0.3:vm2b=0.3 go",
         "",
     );
-    let said = rig.run("up:h2 tick:10 have:h2:online=0.3:vm2b=0.3 go up:h1 tick:10");
-    assert!(!said.contains("h1<a=0.3"), "{said}");
+    let output = rig.run("up:h2 tick:10 report:h2:online=0.3:vm2b=0.3 go up:h1 tick:10");
+    assert!(!output.contains("h1<a=0.3"), "{output}");
     rig.run("up:h3 go");
-    rig.tells("slices wait:a wait:b | 0.3:online@h2 wait:a->RESERVATION_WRONG_STATE wait:b->ok(0)");
+    rig.check("slices wait:a wait:b | 0.3:online@h2 wait:a->RESERVATION_WRONG_STATE wait:b->ok(0)");
 }
 
-/// The store is slow, and devices and agents are there before the first write after the restore is durable.
+/// Devices and agents respond before the first write after the restore is durable.
 #[test]
-fn restored_ledger_orders_nothing_before_its_first_write() {
-    let mut rig = Rig::up();
-    rig.run("reserve:a@h1=1 go commit:a go have:h1:online=0.1:vm1a=0.1 go down:h1 fence:h1 stored");
+fn restored_ledger_sends_nothing_before_its_first_write() {
+    let mut rig = Rig::connected();
+    rig.run("reserve:a@h1=1 go commit:a go report:h1:online=0.1:vm1a=0.1 go down:h1 fence:h1 stored");
     let backup = rig.disk.clone();
-    rig.run("up:h1/b2 go cordon:e1 go reserve:b@h1=1 go commit:b go have:h1:online=4.1:vm2b=4.1 go");
+    rig.run("up:h1/b2 go cordon:e1 go reserve:b@h1=1 go commit:b go report:h1:online=4.1:vm2b=4.1 go");
     rig.disk = backup;
-    let said = rig.run("restore device up:h1/b2 device tick:10");
-    assert!(!said.contains("fence") && !said.contains("h1<a"), "{said}");
+    let output = rig.run("restore device up:h1/b2 device tick:10");
+    assert!(!output.contains("fence") && !output.contains("h1<a"), "{output}");
     rig.run("stored go up:h2 up:h3 go");
-    rig.tells("slices state:h1 | 4.1:online@h1 Up");
+    rig.check("slices state:h1 | 4.1:online@h1 Up");
 }
 
-/// A host restarted after the backup, and a VM was started there since: that its boot is not the one of the backup proves
-/// nothing about the VM.
+/// The host restarted after the backup and then started a VM. A boot id that differs from the
+/// backup does not prove that the VM has ended.
 #[test]
-fn boot_other_than_that_of_the_backup_does_not_end_a_fence() {
+fn boot_id_newer_than_the_backup_does_not_end_a_fence() {
     let mut rig = restored(
         "down:h1",
-        "up:h1/b2 go cordon:e1 go reserve:b@h1=1 go commit:b go have:h1:online=4.1:vm2b=4.1 go",
+        "up:h1/b2 go cordon:e1 go reserve:b@h1=1 go commit:b go report:h1:online=4.1:vm2b=4.1 go",
         "",
     );
-    rig.run("vouch:h1 lost reload go up:h1/b2 tick:10 have:h1:online=4.1:vm2b=4.1 go");
+    rig.run("poweroff:h1 lost reload go up:h1/b2 tick:10 report:h1:online=4.1:vm2b=4.1 go");
     rig.run("up:h2 up:h3 go");
-    rig.tells("slices | 4.1:online@h1");
+    rig.check("slices | 4.1:online@h1");
     let mut rig = restored("", "up:h1/b2 go", "break:e1 break:e2");
     rig.run("tick:5000 tick:60000 go up:h1/b2 tick:10");
-    rig.tells("state:h1 | Fencing");
+    rig.check("state:h1 | Fencing");
     let fence = rig.manager.durable().host(rig.host("h1")).unwrap().host.fence;
     assert_eq!(fence, crate::record::Fence::Fencing { powered_off: false });
 }

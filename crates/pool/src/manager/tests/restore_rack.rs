@@ -1,36 +1,36 @@
-//! Restoring the ledger from a backup that is older than a change of the rack: VMs on hosts, wires and EMCs that the
-//! backup lacks keep their memory.
+//! Restore from a backup older than a change of the rack: VMs on hosts, connections and EMCs that
+//! are not in the backup keep their memory.
 
 use units::{HostId, SliceId, limits::HOSTS_LOST_MAX};
 
 use super::rig::{Rig, name};
 use crate::audit::Subject;
 
-/// A rack whose ledger has been restored, with the manager running again and no agent connected yet. `after` follows the
-/// backup and is lost.
-fn restored(rack: &str, before: &str, after: &str, broken: &str) -> Rig {
-    Rig::of(rack).restored(before, after, broken)
+/// Returns a rack after a restore, with no agent connected. `after` follows the backup and is lost.
+fn restored(rack: &str, before: &str, after: &str, on_restore: &str) -> Rig {
+    Rig::new(rack).restored(before, after, on_restore)
 }
 
-/// VM b runs on h1 and on slice 4 of e2, to which h1 was wired after the backup. e2 cannot cut hosts off.
-fn vm_on_wire_younger_than_backup(broken: &str) -> Rig {
+/// Returns a restored rack: VM b runs on h1 and slice 4 of e2, to which h1 was attached after the
+/// backup. e2 cannot revoke access.
+fn vm_on_connection_newer_than_backup(on_restore: &str) -> Rig {
     restored(
         "e1=4 e2=4! h1:e1 h2:e1+e2",
         "up:h1 up:h2 go",
         "rack:e1=4&e2=4!&h1:e1+e2&h2:e1+e2 go cordon:e1 up:h1 go reserve:b@h1=1 go commit:b go
-         have:h1:online=4.1:vm1b=4.1 go",
-        broken,
+         report:h1:online=4.1:vm1b=4.1 go",
+        on_restore,
     )
 }
 
 #[test]
-fn vm_on_younger_wire_is_adopted_whoever_reports_first() {
-    let reports = ["up:h1 tick:10 have:h1:online=4.1:vm1b=4.1 go", "up:h2 tick:10 have:h2 go"];
+fn vm_on_newer_connection_is_adopted_in_any_report_order() {
+    let reports = ["up:h1 tick:10 report:h1:online=4.1:vm1b=4.1 go", "up:h2 tick:10 report:h2 go"];
     for order in [[0, 1], [1, 0]] {
-        let mut rig = vm_on_wire_younger_than_backup("");
-        let said = order.map(|n| rig.run(reports[n])).join(" ");
-        assert!(!said.contains("close") && !said.contains("revoke(4.1)"), "{said}");
-        rig.tells(
+        let mut rig = vm_on_connection_newer_than_backup("");
+        let output = order.map(|n| rig.run(reports[n])).join(" ");
+        assert!(!output.contains("close") && !output.contains("revoke(4.1)"), "{output}");
+        rig.check(
             "slices | 4.1:online@h1
              alarms |",
         );
@@ -38,209 +38,211 @@ fn vm_on_younger_wire_is_adopted_whoever_reports_first() {
 }
 
 #[test]
-fn vm_on_younger_wire_is_adopted_when_its_emc_returns_after_the_report() {
-    let mut rig = vm_on_wire_younger_than_backup("break:e2");
-    let said = rig.run("up:h2 tick:10 have:h2 go up:h1 tick:10 have:h1:online=4.1:vm1b=4.1 go");
-    assert!(!said.contains("close"), "{said}");
-    rig.run("mend:e2 tick:1000 go have:h1:online=4.1:vm1b=4.1 have:h2 go");
-    rig.tells("slices | 4.1:online@h1");
+fn vm_on_newer_connection_is_adopted_when_its_emc_returns_later() {
+    let mut rig = vm_on_connection_newer_than_backup("break:e2");
+    let output = rig.run("up:h2 tick:10 report:h2 go up:h1 tick:10 report:h1:online=4.1:vm1b=4.1 go");
+    assert!(!output.contains("close"), "{output}");
+    rig.run("recover:e2 tick:1000 go report:h1:online=4.1:vm1b=4.1 report:h2 go");
+    rig.check("slices | 4.1:online@h1");
 }
 
-/// The host is silent and fenced before e2 lists a slice of it.
+/// The host is silent and is fenced before e2 reports its slice.
 #[test]
-fn fence_waits_for_each_emc_that_has_not_been_compared_since_the_restore() {
-    let mut rig = vm_on_wire_younger_than_backup("break:e2");
-    rig.run("up:h2 tick:10 have:h2 go");
+fn fence_waits_for_each_emc_not_compared_since_the_restore() {
+    let mut rig = vm_on_connection_newer_than_backup("break:e2");
+    rig.run("up:h2 tick:10 report:h2 go");
     for _ in 0..40 {
-        rig.run("tick:2000 have:h2 go");
+        rig.run("tick:2000 report:h2 go");
     }
-    rig.tells("state:h1 | Fencing");
-    let returned = rig.run("mend:e2 tick:2000 have:h2 go tick:2000 have:h2 go");
+    rig.check("state:h1 | Fencing");
+    let returned = rig.run("recover:e2 tick:2000 report:h2 go tick:2000 report:h2 go");
     assert!(!returned.contains("e2.revoke(4.") && !returned.contains("e2.grant(4."), "{returned}");
-    rig.tells(
+    rig.check(
         "slices state:h1 | 4.1:quarantined@h1 5.0:quarantined 6.0:quarantined 7.0:quarantined Fencing
-         vouch:h1 have:h2 go
+         poweroff:h1 report:h2 go
          slices state:h1 | Fenced",
     );
 }
 
-/// Its EMC cannot cut hosts off and has no record of a grant to h1, but the ledger may lack one.
+/// The EMC cannot revoke access and has no record of a grant to h1, but a grant may be lost.
 #[test]
-fn silent_host_is_stopped_after_a_restore_though_no_record_names_it() {
+fn silent_host_without_grants_is_stopped_after_a_restore() {
     let mut rig = restored("e1=4! h1:e1 h2:e1", "up:h1 up:h2 go", "", "stops:e1");
-    rig.run("up:h2 tick:10 have:h2 go");
-    rig.tells("alarms | RESTORE_PENDING CAPACITY_ZERO");
-    let mut said = String::new();
+    rig.run("up:h2 tick:10 report:h2 go");
+    rig.check("alarms | RESTORE_PENDING CAPACITY_ZERO");
+    let mut output = String::new();
     for _ in 0..40 {
-        said += &rig.run("tick:2000 have:h2 go");
+        output += &rig.run("tick:2000 report:h2 go");
     }
-    assert!(said.contains("e1.fence(h1)"), "{said}");
-    rig.tells(
+    assert!(output.contains("e1.fence(h1)"), "{output}");
+    rig.check(
         "state:h1 | Fenced
          reserve:b@h2=1 | store",
     );
 }
 
-/// The fence waits for the EMC, though the host holds nothing there on record.
+/// The fence waits for the EMC although no grant to the host is recorded.
 #[test]
-fn host_that_cannot_be_stopped_after_a_restore_stays_fencing() {
+fn unstoppable_host_stays_fencing_after_a_restore() {
     let mut rig = restored("e1=4! h1:e1 h2:e1", "up:h1 up:h2 go", "", "");
-    rig.run("up:h2 tick:10 have:h2 go");
+    rig.run("up:h2 tick:10 report:h2 go");
     for _ in 0..40 {
-        rig.run("tick:2000 have:h2 go");
+        rig.run("tick:2000 report:h2 go");
     }
-    rig.tells(
+    rig.check(
         "state:h1 alarms | Fencing HOST_NOT_FENCED RESTORE_PENDING CAPACITY_ZERO
          reserve:b@h2=1 | reserve:b->OUT_OF_SLICES",
     );
-    rig.run("vouch:h1 have:h2 go");
-    rig.tells("state:h1 | Fenced");
+    rig.run("poweroff:h1 report:h2 go");
+    rig.check("state:h1 | Fenced");
 }
 
-/// The first report of h1 names slice 4 of e2 and no VM. If that were enough, a fence of h1 would not wait for e2.
+/// The first report of h1 contains slice 4 of e2 and no VM. If it counted as complete, a fence of
+/// h1 would not wait for e2.
 #[test]
-fn host_that_names_a_slice_has_not_reported_before_its_emc_is_compared() {
-    let mut rig = vm_on_wire_younger_than_backup("break:e2");
-    rig.run("up:h2 tick:10 have:h2 go up:h1 tick:10 have:h1:online=4.1 go");
-    rig.tells(
+fn report_is_incomplete_until_its_emc_is_compared() {
+    let mut rig = vm_on_connection_newer_than_backup("break:e2");
+    rig.run("up:h2 tick:10 report:h2 go up:h1 tick:10 report:h1:online=4.1 go");
+    rig.check(
         "alarms | RESTORE_PENDING RESTORE_PENDING VM_NOT_ADOPTED EMC_FAILED CAPACITY_ZERO
-         mend:e2 tick:1000 go have:h2 have:h1:online=4.1 go
+         recover:e2 tick:1000 go report:h2 report:h1:online=4.1 go
          alarms |",
     );
 }
 
 #[test]
-fn vm_on_younger_host_keeps_its_slice_until_an_operator_decides() {
+fn vm_on_newer_host_keeps_its_slice_until_an_operator_decides() {
     let mut rig = restored(
         "e1=4 h1:e1 h2:e1",
         "up:h1 up:h2 go",
-        "rack:e1=4&h1:e1&h2:e1&h3:e1 go up:h3 go reserve:c@h3=1 go commit:c go have:h3:online=0.1:vm1c=0.1 go",
+        "rack:e1=4&h1:e1&h2:e1&h3:e1 go up:h3 go reserve:c@h3=1 go commit:c go report:h3:online=0.1:vm1c=0.1 go",
         "",
     );
-    let said = rig.run("up:h1 up:h2 tick:10 have:h1 have:h2 go tick:2000 have:h1 have:h2 go");
-    assert!(!said.contains("revoke(0."), "{said}");
-    rig.tells(
+    let output = rig.run("up:h1 up:h2 tick:10 report:h1 report:h2 go tick:2000 report:h1 report:h2 go");
+    assert!(!output.contains("revoke(0."), "{output}");
+    rig.check(
         "slices | 0.1:quarantined@host#2
          alarms | SLICE_QUARANTINED
          reserve:d@h1=3 | store",
     );
 }
 
-/// VM b runs on h1 and on slice 4 of e2, which was added after the backup.
-fn vm_on_emc_younger_than_backup() -> Rig {
+/// Returns a restored rack: VM b runs on h1 and slice 4 of e2, which was added after the backup.
+fn vm_on_emc_newer_than_backup() -> Rig {
     restored(
         "e1=4 h1:e1",
         "up:h1 go",
-        "rack:e1=4&e2=4&h1:e1+e2 go cordon:e1 go reserve:b@h1=1 go commit:b go have:h1:online=4.1:vm1b=4.1 go",
+        "rack:e1=4&e2=4&h1:e1+e2 go cordon:e1 go reserve:b@h1=1 go commit:b go report:h1:online=4.1:vm1b=4.1 go",
         "",
     )
 }
 
 #[test]
-fn vm_on_younger_emc_is_kept_and_its_slice_number_given_to_no_other() {
-    let mut rig = vm_on_emc_younger_than_backup();
-    let said = rig.run("up:h1 tick:10 have:h1:online=4.1:vm1b=4.1 go");
-    assert!(!said.contains("close"), "{said}");
-    rig.tells(
+fn vm_on_newer_emc_keeps_its_slice_and_id() {
+    let mut rig = vm_on_emc_newer_than_backup();
+    let output = rig.run("up:h1 tick:10 report:h1:online=4.1:vm1b=4.1 go");
+    assert!(!output.contains("close"), "{output}");
+    rig.check(
         "alarms | RESTORE_PENDING VM_NOT_ADOPTED CAPACITY_ZERO
          rack:e1=4&e2=4&h1:e1+e2 go",
     );
     assert!(rig.manager.durable().slot(SliceId(4)).is_none());
-    let said = rig.run("have:h1:online=4.1:vm1b=4.1 go");
-    assert!(!said.contains("close"), "{said}");
-    rig.tells(
+    let output = rig.run("report:h1:online=4.1:vm1b=4.1 go");
+    assert!(!output.contains("close"), "{output}");
+    rig.check(
         "slices | 0.0:quarantined 1.0:quarantined 2.0:quarantined 3.0:quarantined 262148.1:quarantined@h1",
     );
-    rig.run("have:h1:ended=1 go");
-    rig.tells(
+    rig.run("report:h1:ended=1 go");
+    rig.check(
         "alarms | SLICE_QUARANTINED
          reserve:c@h1=1 | store",
     );
 }
 
 #[test]
-fn absurd_slice_numbers_are_false_claims_after_a_restore_too() {
-    let mut rig = vm_on_emc_younger_than_backup();
-    let said = rig.run("up:h1 tick:10 have:h1:online=4000000000.1");
-    assert!(said.contains("h1.close(FalseClaim:4000000000.1)"), "{said}");
+fn out_of_range_slice_ids_are_false_claims_after_a_restore() {
+    let mut rig = vm_on_emc_newer_than_backup();
+    let output = rig.run("up:h1 tick:10 report:h1:online=4000000000.1");
+    assert!(output.contains("h1.close(FalseClaim:4000000000.1)"), "{output}");
 }
 
 #[test]
-fn reserved_slice_numbers_are_bounded_however_often_a_host_names_higher_ones() {
-    let mut rig = vm_on_emc_younger_than_backup();
-    let said = rig.run("up:h1 tick:10 have:h1:online=500000.1 go have:h1:online=500000.1 go");
-    assert!(!said.contains("close"), "{said}");
-    let said = rig.run("have:h1:online=600000.1");
-    assert!(said.contains("h1.close(FalseClaim:600000.1)"), "{said}");
+fn reserved_slice_ids_are_bounded_across_reports() {
+    let mut rig = vm_on_emc_newer_than_backup();
+    let output = rig.run("up:h1 tick:10 report:h1:online=500000.1 go report:h1:online=500000.1 go");
+    assert!(!output.contains("close"), "{output}");
+    let output = rig.run("report:h1:online=600000.1");
+    assert!(output.contains("h1.close(FalseClaim:600000.1)"), "{output}");
     assert_eq!(rig.manager.durable().meta().next_slice, SliceId(500_001));
 }
 
-/// h2, h3 and e2 are added again, the hosts in another order. A VM of h3 runs on e2.
+/// h2, h3 and e2 are added again, with the hosts in another order. A VM of h3 runs on e2.
 #[test]
-fn hosts_and_emcs_added_after_a_restore_get_no_number_of_the_lost_history() {
+fn hosts_and_emcs_added_after_a_restore_get_unused_ids() {
     let mut rig = restored(
         "e1=4 h1:e1",
         "up:h1 go",
         "rack:e1=4&e2=4&h1:e1&h2:e2&h3:e2 go up:h2 up:h3 go reserve:c@h3=1 go commit:c go
-         have:h3:online=4.1:vm1c=4.1 go",
+         report:h3:online=4.1:vm1c=4.1 go",
         "",
     );
-    rig.run("up:h1 tick:10 have:h1 go rack:e1=4&h1:e1&e2=4&h3:e2&h2:e2 go");
+    rig.run("up:h1 tick:10 report:h1 go rack:e1=4&h1:e1&e2=4&h3:e2&h2:e2 go");
     let first = 1 + HOSTS_LOST_MAX;
     assert_eq!([rig.host("h3"), rig.host("h2")], [HostId(first), HostId(first + 1)]);
-    let said = rig.run("up:h2/b9 go up:h3 tick:10 have:h3:online=4.1:vm1c=4.1 go");
-    assert!(!said.contains("close"), "{said}");
-    let said = rig.run("down:h2 vouch:h2 go");
-    assert!(!said.contains("revoke"), "{said}");
-    rig.tells("slices | 262148.1:quarantined@host#2");
+    let output = rig.run("up:h2/b9 go up:h3 tick:10 report:h3:online=4.1:vm1c=4.1 go");
+    assert!(!output.contains("close"), "{output}");
+    let output = rig.run("down:h2 poweroff:h2 go");
+    assert!(!output.contains("revoke"), "{output}");
+    rig.check("slices | 262148.1:quarantined@host#2");
 }
 
-/// The first restore was followed by the addition of e2; a second restore of the same backup lacks it again.
+/// e2 was added after the first restore; the second restore of the same backup does not contain it.
 #[test]
-fn slice_of_an_emc_added_after_an_earlier_restore_of_the_backup_is_no_false_claim() {
-    let mut rig = Rig::of("e1=4 h1:e1");
+fn slice_of_an_emc_lost_by_two_restores_is_no_false_claim() {
+    let mut rig = Rig::new("e1=4 h1:e1");
     rig.run("up:h1 go");
     let backup = rig.disk.clone();
     for _ in 0..2 {
         rig.disk = backup.clone();
         rig.run("restore stored device tick:10");
         rig.write_all();
-        let said = rig.run("up:h1 tick:10 have:h1:online=262148.1:vm1b=262148.1 go");
-        assert!(!said.contains("close"), "{said}");
+        let output = rig.run("up:h1 tick:10 report:h1:online=262148.1:vm1b=262148.1 go");
+        assert!(!output.contains("close"), "{output}");
     }
     assert_eq!(rig.manager.durable().meta().next_slice, SliceId(262_149));
 }
 
-/// h1 is fenced before it reports a slice of an EMC that the backup lacks.
+/// h1 is fenced before it reports a slice of an EMC that is not in the backup.
 #[test]
-fn fenced_host_is_not_accused_of_slices_that_the_backup_lacks() {
-    let mut rig = vm_on_emc_younger_than_backup();
+fn fenced_host_may_claim_slices_missing_from_the_backup() {
+    let mut rig = vm_on_emc_newer_than_backup();
     for _ in 0..40 {
         rig.run("tick:2000 go");
     }
-    rig.tells("state:h1 | Fenced");
-    let said = rig.run("up:h1 have:h1:online=4.1:vm1b=4.1 go");
-    assert!(!said.contains("close"), "{said}");
+    rig.check("state:h1 | Fenced");
+    let output = rig.run("up:h1 report:h1:online=4.1:vm1b=4.1 go");
+    assert!(!output.contains("close"), "{output}");
 }
 
-/// A VM without slices was committed after the backup: its deadline is none.
+/// A VM without slices was committed after the backup, so the deadline in the backup does not
+/// apply.
 #[test]
-fn running_vm_without_slices_is_committed_by_the_report_of_its_host() {
-    let mut rig = restored("e1=4 h1:e1", "up:h1 go reserve:a@h1=0 go", "commit:a go have:h1:vm1a= go", "");
-    rig.run("up:h1 tick:10 have:h1:vm1a= go tick:301000 have:h1:vm1a= go");
-    rig.tells("commit:a | commit:a->ok()");
-    assert!(rig.remembers(&Subject::Vm(name("a")), "found running"));
+fn running_vm_without_slices_is_committed_by_a_report() {
+    let mut rig = restored("e1=4 h1:e1", "up:h1 go reserve:a@h1=0 go", "commit:a go report:h1:vm1a= go", "");
+    rig.run("up:h1 tick:10 report:h1:vm1a= go tick:301000 report:h1:vm1a= go");
+    rig.check("commit:a | commit:a->ok()");
+    assert!(rig.has_decision(&Subject::Vm(name("a")), "found running"));
 }
 
 #[test]
-fn vm_that_is_adopted_where_a_drain_is_under_way_is_asked_to_move() {
+fn vm_adopted_on_a_draining_host_gets_a_migration_request() {
     let mut rig = restored(
         "e1=4 h1:e1 h2:e1",
         "up:h1 up:h2 go drain:h1 go",
-        "enable:h1 reserve:b@h1=1 go commit:b go have:h1:online=0.1:vm1b=0.1 go",
+        "enable:h1 reserve:b@h1=1 go commit:b go report:h1:online=0.1:vm1b=0.1 go",
         "",
     );
-    rig.run("up:h2 up:h1 tick:10 have:h2 have:h1:online=0.1:vm1b=0.1 go");
-    let asked: Vec<_> = rig.manager.durable().migrations().map(|(_, m)| m.vm.to_string()).collect();
-    assert_eq!(asked, ["b"]);
+    rig.run("up:h2 up:h1 tick:10 report:h2 report:h1:online=0.1:vm1b=0.1 go");
+    let migrating: Vec<_> = rig.manager.durable().migrations().map(|(_, m)| m.vm.to_string()).collect();
+    assert_eq!(migrating, ["b"]);
 }

@@ -2,55 +2,55 @@
 
 use super::rig::Rig;
 
-/// Two EMCs of 64 slices, one of them not attached to h1. Scrubs by host in each durable write
-/// after the release of VM a.
-fn writes(slices: u32, away: &str) -> Vec<[usize; 2]> {
-    let mut rig = Rig::up_as("e1=64 e2=64 h1:e1 h2:e1+e2 h3:e2");
-    rig.run(&format!("reserve:a@h1={slices} go {away}"));
-    let said = rig.run("release:a go");
-    let scrubs = said
+/// Returns the scrubs by host in each durable write after the release of VM a. h1 is attached to
+/// one of two EMCs of 64 slices.
+fn scrubs_per_write(slices: u32, before_release: &str) -> Vec<[usize; 2]> {
+    let mut rig = Rig::connected_with("e1=64 e2=64 h1:e1 h2:e1+e2 h3:e2");
+    rig.run(&format!("reserve:a@h1={slices} go {before_release}"));
+    let output = rig.run("release:a go");
+    let scrubs = output
         .split("store")
         .map(|write| ["h1", "h2"].map(|host| write.matches(&format!(".2>{host})")).count()));
     scrubs.filter(|scrubs| *scrubs != [0, 0]).collect()
 }
 
 #[test]
-fn scrubs_are_few_while_enough_slices_are_free() {
-    assert_eq!(writes(8, "down:h2 down:h3"), [[4, 0], [4, 0]]);
+fn scrubs_are_limited_while_enough_slices_are_free() {
+    assert_eq!(scrubs_per_write(8, "down:h2 down:h3"), [[4, 0], [4, 0]]);
 }
 
 #[test]
-fn scrubs_are_many_while_many_slices_wait() {
-    let writes = writes(20, "down:h2 down:h3");
+fn scrubs_increase_while_many_slices_wait() {
+    let writes = scrubs_per_write(20, "down:h2 down:h3");
     assert!(writes.iter().any(|[h1, _]| *h1 > 4), "{writes:?}");
 }
 
 #[test]
-fn scrubs_are_spread_over_the_hosts_that_reach_the_device() {
-    assert_eq!(writes(8, ""), [[4, 4]]);
+fn scrubs_are_spread_over_attached_hosts() {
+    assert_eq!(scrubs_per_write(8, ""), [[4, 4]]);
 }
 
 #[test]
-fn no_scrub_is_ordered_on_a_failed_device() {
-    let mut rig = Rig::up();
-    rig.run("reserve:a@h1=1 go down:h2 down:h3 release:a stored tick:10 obey:h1 down:h1 tick:10 stored");
+fn failed_device_gets_no_scrub() {
+    let mut rig = Rig::connected();
+    rig.run("reserve:a@h1=1 go down:h2 down:h3 release:a stored tick:10 apply:h1 down:h1 tick:10 stored");
     rig.run("device tick:10 stored");
-    rig.tells("slices | 0.1:scrubbing");
+    rig.check("slices | 0.1:scrubbing");
     rig.run("break:e1 restart device up:h1 tick:10 tick:10");
     assert!(!rig.is_storing(), "no scrubber is chosen");
-    rig.tells(
+    rig.check(
         "alarms slices | EMC_FAILED 0.1:scrubbing
-         mend:e1 tick:1000 go
+         recover:e1 tick:1000 go
          slices |",
     );
 }
 
 #[test]
-fn scrubs_that_are_ordered_together_are_spread_over_hosts() {
-    let mut rig = Rig::up_as("e1=64 e2=64 h1:e1 h2:e1+e2 h3:e2");
-    rig.run("reserve:a@h1=8 go down:h2 down:h3 release:a stored tick:10 obey:h1 down:h1 tick:10 stored");
+fn scrubs_of_one_batch_are_spread_over_hosts() {
+    let mut rig = Rig::connected_with("e1=64 e2=64 h1:e1 h2:e1+e2 h3:e2");
+    rig.run("reserve:a@h1=8 go down:h2 down:h3 release:a stored tick:10 apply:h1 down:h1 tick:10 stored");
     rig.run("device tick:10 stored break:e1 restart device up:h1 up:h2");
-    rig.run("mend:e1 tick:1000 device tick:10");
-    let said = rig.run("stored");
-    assert_eq!(["h1", "h2"].map(|host| said.matches(&format!(".2>{host})")).count()), [4, 4], "{said}");
+    rig.run("recover:e1 tick:1000 device tick:10");
+    let output = rig.run("stored");
+    assert_eq!(["h1", "h2"].map(|host| output.matches(&format!(".2>{host})")).count()), [4, 4], "{output}");
 }

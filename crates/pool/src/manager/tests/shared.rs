@@ -7,20 +7,20 @@ use crate::{
     manager::{DeviceCall, DeviceDone, DeviceFailure, Event},
 };
 
-/// Two hosts on a device that cannot revoke access and on one that can; the third host is on the
-/// latter only.
+/// Two hosts attached to a device that cannot revoke access and to one that can; the third host is
+/// attached only to the latter.
 const RACK: &str = "e1=4! e2=4 h1:e1+e2 h2:e1+e2 h3:e2";
 
-/// Returns a rack in which h1 has slice 0 of the device that cannot revoke access online.
-fn rig() -> Rig {
-    let mut rig = Rig::up_as(RACK);
+/// Returns a rack in which slice 0, of the device that cannot revoke access, is online on h1.
+fn rig_with_slice() -> Rig {
+    let mut rig = Rig::connected_with(RACK);
     rig.run("reserve:a@h1=1 go");
     rig
 }
 
 #[test]
-fn a_host_whose_machine_cannot_be_stopped_keeps_its_slices_and_the_device_serves_others() {
-    rig().tells(
+fn unstoppable_host_keeps_its_slices_and_others_are_served() {
+    rig_with_slice().check(
         "down:h1 fence:h1 stored | store fence:h1->ok[0] e2.fence(h1) e1.fence(h1)
          device go | store
          state:h1 alarms slices | Fencing HOST_NOT_FENCED 0.1:draining@h1
@@ -32,10 +32,10 @@ fn a_host_whose_machine_cannot_be_stopped_keeps_its_slices_and_the_device_serves
 }
 
 #[test]
-fn machine_is_not_stopped_for_a_device_on_which_its_host_holds_nothing() {
-    let mut rig = Rig::up_as(RACK);
+fn machine_is_not_stopped_for_a_device_without_its_slices() {
+    let mut rig = Rig::connected_with(RACK);
     rig.run("cordon:e1 reserve:a@h1=1 go");
-    rig.tells(
+    rig.check(
         "slices | 4.1:online@h1
          down:h1 fence:h1 stored | store fence:h1->ok[0] e2.fence(h1)
          device go tick:60000
@@ -45,125 +45,124 @@ fn machine_is_not_stopped_for_a_device_on_which_its_host_holds_nothing() {
     );
 }
 
-/// The device's record has a grant that the ledger does not contain, and only a stop of the machine
-/// ends it.
+/// The device has recorded a grant that is not in the ledger and ends only when the machine stops.
 #[test]
-fn machine_is_stopped_for_what_a_device_is_found_to_grant_when_it_returns() {
-    let mut rig = Rig::up_as(RACK);
+fn machine_is_stopped_for_a_grant_found_when_the_device_returns() {
+    let mut rig = Rig::connected_with(RACK);
     rig.run("reserve:b@h2=1 go cordon:e1 reserve:a@h1=1 go break:e1 reserve:c@h2=1 go release:b go");
-    rig.meddle(3, Some((1, "h1")));
-    let said = rig.run("down:h1 fence:h1 go state:h1");
-    assert!(said.ends_with("Fenced") && !said.contains("e1.fence"), "{said}");
-    rig.tells(
-        "mend:e1 tick:1000 go
+    rig.set_grant(3, Some((1, "h1")));
+    let output = rig.run("down:h1 fence:h1 go state:h1");
+    assert!(output.ends_with("Fenced") && !output.contains("e1.fence"), "{output}");
+    rig.check(
+        "recover:e1 tick:1000 go
          state:h1 alarms | Fencing HOST_NOT_FENCED SLICE_QUARANTINED
          enable:3 go
          slices | 3.1:draining@h1 5.1:online@h2
-         vouch:h1 go
+         poweroff:h1 go
          slices state:h1 | 5.1:online@h2 Fenced",
     );
 }
 
 #[test]
-fn machine_is_stopped_for_a_grant_that_its_device_reports_in_refusing_another() {
-    let mut rig = Rig::up_as(RACK);
+fn machine_is_stopped_for_a_grant_reported_in_a_refusal() {
+    let mut rig = Rig::connected_with(RACK);
     assert!(rig.run("down:h1 fence:h1 go state:h1").ends_with("Fenced"));
-    rig.meddle(0, Some((5, "h1")));
+    rig.set_grant(0, Some((5, "h1")));
     rig.run("cordon:e2 reserve:b@h2=1 go");
-    rig.tells("state:h1 alarms | Fencing HOST_NOT_FENCED SLICE_QUARANTINED RESERVATION_BROKEN");
+    rig.check("state:h1 alarms | Fencing HOST_NOT_FENCED SLICE_QUARANTINED RESERVATION_BROKEN");
 }
 
 /// A working EMC that can revoke access replies soon: until then the host is not shown as fenced.
 #[test]
-fn host_without_slices_is_fenced_when_its_emc_has_answered() {
-    let mut rig = Rig::up();
-    rig.tells(
+fn host_without_slices_is_fenced_when_its_emc_has_replied() {
+    let mut rig = Rig::connected();
+    rig.check(
         "down:h1 fence:h1 stored | store fence:h1->ok[0] e1.fence(h1) e2.fence(h1)
          state:h1 | Fencing",
     );
     rig.run("device go");
-    rig.tells("state:h1 | Fenced");
+    rig.check("state:h1 | Fenced");
 }
 
 #[test]
-fn machine_of_a_host_that_its_emc_cuts_off_is_not_to_be_stopped() {
-    let mut rig = Rig::up();
+fn machine_is_not_stopped_for_an_emc_that_can_revoke() {
+    let mut rig = Rig::connected();
     rig.run("reserve:a@h1=1 go break:e1 break:e2 down:h1 fence:h1 stored device tick:10 go");
     assert_eq!(rig.manager.stopping_since(rig.host("h1")), None);
 }
 
-/// The reply of e1 is known but not durable when another change of the host becomes durable.
+/// The reply of e1 is received but not durable when another change of the host becomes durable.
 #[test]
-fn emc_that_has_cut_a_host_off_is_not_called_again() {
-    let mut rig = Rig::up();
+fn emc_that_has_fenced_a_host_is_not_called_again() {
+    let mut rig = Rig::connected();
     rig.run("reserve:a@h1=1 go down:h1 fence:h1 stored cordon:h1");
-    let said = rig.run("device stored");
-    assert!(!said.contains("fence(h1)"), "{said}");
+    let output = rig.run("device stored");
+    assert!(!output.contains("fence(h1)"), "{output}");
 }
 
 #[test]
-fn fence_under_way_is_not_called_again_when_another_host_is_removed() {
-    let mut rig = Rig::up();
+fn removing_another_host_does_not_repeat_a_fence() {
+    let mut rig = Rig::connected();
     rig.run("down:h1 fence:h1 stored");
-    let said = rig.run("rack:e1=4&e2=4&h1:e1+e2&h2:e1+e2 stored cordon:h1 stored");
-    assert!(!said.contains("fence(h1)"), "{said}");
+    let output = rig.run("rack:e1=4&e2=4&h1:e1+e2&h2:e1+e2 stored cordon:h1 stored");
+    assert!(!output.contains("fence(h1)"), "{output}");
 }
 
 #[test]
-fn stopping_a_machine_is_tried_again_but_never_while_its_agent_speaks() {
-    let mut rig = rig();
-    rig.tells(
+fn machine_stop_is_not_retried_while_its_agent_is_connected() {
+    let mut rig = rig_with_slice();
+    rig.check(
         "down:h2 down:h3 down:h1 fence:h1 stored device tick:10
          tick:59989 |
          tick:1 | e1.fence(h1)
          device up:h1 | h1<fenced",
     );
     for _ in 0..40 {
-        assert!(!rig.run("tick:1900 have:h1").contains("fence"), "stopped while its agent speaks");
+        assert!(!rig.run("tick:1900 report:h1").contains("fence"), "stopped while its agent is connected");
         while rig.is_storing() {
             rig.stored(true, true);
         }
     }
-    rig.tells("down:h1 tick:0 | e1.fence(h1)");
+    rig.check("down:h1 tick:0 | e1.fence(h1)");
 }
 
-/// The host has released everything when its machine is next to be stopped, and later the device
+/// The host has released all slices before the next attempt to stop its machine. Later the device
 /// reports another grant.
 #[test]
-fn machine_is_stopped_again_for_a_grant_that_is_found_later() {
-    let mut rig = rig();
-    rig.run("down:h1 fence:h1 stored device up:h1 have:h1:released=0.1 tick:10 stored device tick:10 stored down:h1");
-    let mut said = String::new();
+fn machine_is_stopped_again_for_a_grant_found_later() {
+    let mut rig = rig_with_slice();
+    rig.run("down:h1 fence:h1 stored device up:h1 report:h1:released=0.1 tick:10 stored device tick:10 stored down:h1");
+    let mut output = String::new();
     for _ in 0..60 {
-        said += &rig.run("tick:1900 have:h2 have:h3 go");
+        output += &rig.run("tick:1900 report:h2 report:h3 go");
     }
-    assert!(!said.contains("e1.fence"), "it holds nothing on e1: {said}");
-    rig.meddle(3, Some((1, "h1")));
-    let said = rig.run("break:e1 cordon:e2 reserve:b@h2=1 go mend:e1 tick:1000 go");
-    assert!(said.contains("e1.fence(h1)"), "{said}");
+    assert!(!output.contains("e1.fence"), "the host has no slices on e1: {output}");
+    rig.set_grant(3, Some((1, "h1")));
+    let output = rig.run("break:e1 cordon:e2 reserve:b@h2=1 go recover:e1 tick:1000 go");
+    assert!(output.contains("e1.fence(h1)"), "{output}");
 }
 
 #[test]
-fn stopping_a_machine_is_tried_again_after_the_device_failed_to_note_that_it_stopped() {
-    let mut rig = rig();
+fn machine_stop_is_retried_when_the_device_failed_to_record_it() {
+    let mut rig = rig_with_slice();
     rig.run("down:h2 down:h3 stops:e1 break:e1 down:h1 fence:h1 stored device");
-    let said = rig.run("mend:e1 tick:10000 device tick:60000");
-    assert!(said.contains("e1.fence(h1)"), "{said}");
+    let output = rig.run("recover:e1 tick:10000 device tick:60000");
+    assert!(output.contains("e1.fence(h1)"), "{output}");
 }
 
 #[test]
-fn attempt_due_while_its_device_failed_is_made_when_the_device_works() {
-    let mut rig = rig();
+fn stop_attempt_due_on_a_failed_device_runs_on_recovery() {
+    let mut rig = rig_with_slice();
     rig.run("down:h2 down:h3 stops:e1 break:e1 down:h1 fence:h1 stored device");
     let failed = rig.run("tick:70000 device tick:1000 device");
     assert!(!failed.contains("e1.fence"), "{failed}");
-    let works = rig.run("mend:e1 tick:1000 device tick:1000 device");
+    let works = rig.run("recover:e1 tick:1000 device tick:1000 device");
     assert!(works.contains("e1.fence(h1)"), "{works}");
 }
 
 #[test]
-fn a_manager_that_starts_while_a_host_is_being_fenced_lets_its_agent_speak_first() {
-    let mut rig = rig();
+fn restarted_manager_waits_for_agents_before_stopping_a_machine() {
+    let mut rig = rig_with_slice();
     rig.run("down:h2 down:h3 down:h1 fence:h1 stored");
     let soon = rig.run("restart device tick:10");
     assert!(!soon.contains("e1.fence(h1)"), "{soon}");
@@ -172,8 +171,8 @@ fn a_manager_that_starts_while_a_host_is_being_fenced_lets_its_agent_speak_first
 }
 
 #[test]
-fn a_machine_that_was_stopped_reaches_nothing_and_its_slices_go_on() {
-    rig().tells(
+fn stopped_machine_frees_its_slices() {
+    rig_with_slice().check(
         "stops:e1 down:h1 fence:h1 stored | store fence:h1->ok[0] e2.fence(h1) e1.fence(h1)
          device tick:10 | store
          go
@@ -183,99 +182,99 @@ fn a_machine_that_was_stopped_reaches_nothing_and_its_slices_go_on() {
 }
 
 #[test]
-fn an_operators_word_counts_while_the_command_still_runs() {
-    rig().tells(
+fn power_off_confirmed_during_the_stop_command_counts() {
+    rig_with_slice().check(
         "down:h1 fence:h1 stored | store fence:h1->ok[0] e2.fence(h1) e1.fence(h1)
-         vouch:h1 stored | store vouch:h1->ok[0] e1.fence(h1!) e2.fence(h1!)
+         poweroff:h1 stored | store poweroff:h1->ok[0] e1.fence(h1!) e2.fence(h1!)
          device go
          slices state:h1 | Fenced",
     );
 }
 
 #[test]
-fn a_host_that_restarted_while_it_was_being_fenced_has_let_go_of_everything() {
-    let mut rig = rig();
-    rig.tells(
+fn host_restarted_during_its_fence_has_released_its_slices() {
+    let mut rig = rig_with_slice();
+    rig.check(
         "down:h1 fence:h1 stored device
          up:h1/b2 tick:10 | h1<fenced store
          stored | e1.fence(h1!) e1.revoke(0.1)
          device go
          slices state:h1 | Up",
     );
-    assert!(rig.remembers(&Subject::Host(name("h1")), "it restarted"));
+    assert!(rig.has_decision(&Subject::Host(name("h1")), "it restarted"));
 }
 
 #[test]
-fn a_host_that_proves_itself_clean_while_it_was_being_fenced_has_let_go_of_everything() {
-    let mut rig = rig();
-    rig.tells(
+fn clean_report_during_a_fence_releases_all_slices() {
+    let mut rig = rig_with_slice();
+    rig.check(
         "down:h1 fence:h1 stored device go
-         up:h1 have:h1:early:clean have:h1 tick:10 | h1<fenced
+         up:h1 report:h1:early:clean report:h1 tick:10 | h1<fenced
          slices state:h1 | 0.1:draining@h1 Fencing
-         have:h1:clean tick:10 stored | store e1.fence(h1!) e1.revoke(0.1) h1<nothing
+         report:h1:clean tick:10 stored | store e1.fence(h1!) e1.revoke(0.1) h1<nothing
          slices state:h1 | 0.1:draining@h1 Up
          device go
          slices state:h1 | Up",
     );
-    assert!(rig.remembers(&Subject::Host(name("h1")), "its agent reports that nothing is left"));
+    assert!(rig.has_decision(&Subject::Host(name("h1")), "its agent reports that nothing is left"));
 }
 
 /// The fence command may take minutes: the result of a command that began before the host returned
 /// does not count for a later fence.
 #[test]
-fn a_later_fence_of_a_host_is_not_the_one_before() {
-    let mut rig = rig();
+fn later_fence_of_a_host_has_its_own_start() {
+    let mut rig = rig_with_slice();
     let h1 = rig.host("h1");
     assert_eq!(rig.manager.stopping_since(h1), None);
     rig.run("down:h1 fence:h1 stored device tick:10");
-    let first = rig.manager.stopping_since(h1).expect("its machine is to be stopped");
+    let first = rig.manager.stopping_since(h1).expect("a pending stop of the machine");
     rig.run("tick:70000 device");
-    assert_eq!(rig.manager.stopping_since(h1), Some(first), "tried again, it is the same fence");
+    assert_eq!(rig.manager.stopping_since(h1), Some(first), "a retry belongs to the same fence");
     rig.run(
-        "up:h1 have:h1:early:clean have:h1 tick:10 have:h1:clean tick:10 stored device go have:h1:clean go",
+        "up:h1 report:h1:early:clean report:h1 tick:10 report:h1:clean tick:10 stored device go report:h1:clean go",
     );
     assert_eq!(rig.run("state:h1"), "Up");
     assert_eq!(rig.manager.stopping_since(h1), None);
     rig.run("reserve:b@h1=1 go down:h1 fence:h1 stored device tick:10");
-    let second = rig.manager.stopping_since(h1).expect("its machine is to be stopped");
+    let second = rig.manager.stopping_since(h1).expect("a pending stop of the machine");
     assert!(second > first, "{second:?} after {first:?}");
 }
 
-/// The agent may retry, or receive a message that was in transit: a reported failure is no release.
+/// A reported failure is not a release: the agent may retry, or a message may be in transit.
 #[test]
-fn a_slice_that_did_not_arrive_as_zeros_goes_on_only_when_its_host_has_let_go() {
-    Rig::up_as(RACK).tells(
+fn nonzero_slice_is_reused_only_after_its_host_released_it() {
+    Rig::connected_with(RACK).check(
         "reserve:a@h1=1 stored device tick:10 stored
-         have:h1:dirty=0.1 tick:10 | store
+         report:h1:dirty=0.1 tick:10 | store
          stored slices | h1<nothing 0.1:quarantined@h1
-         release:a go have:h1 tick:10 enable:0 | store release:a->ok(0) h1<nothing store
+         release:a go report:h1 tick:10 enable:0 | store release:a->ok(0) h1<nothing store
          stored slices | enable:0->ok[0] h1<release=0.1 0.1:draining@h1
-         have:h1 have:h1:released=0.2 tick:10 |
-         have:h1:released=0.1 tick:10 stored | store e1.revoke(0.1) h1<nothing
+         report:h1 report:h1:released=0.2 tick:10 |
+         report:h1:released=0.1 tick:10 stored | store e1.revoke(0.1) h1<nothing
          go
          slices |",
     );
 }
 
 #[test]
-fn a_slice_that_could_not_be_scrubbed_goes_on_only_when_its_scrubber_has_let_go_or_stopped() {
-    let mut rig = rig();
-    rig.tells(
-        "down:h2 down:h3 release:a stored tick:10 obey:h1 tick:10 stored device tick:10 stored device tick:10 stored
-         have:h1 tick:10 have:h1:broken=0.2 tick:10 stored | h1<scrub=0.2 store h1<nothing
+fn unscrubbed_slice_is_reused_only_after_its_scrubber_is_off() {
+    let mut rig = rig_with_slice();
+    rig.check(
+        "down:h2 down:h3 release:a stored tick:10 apply:h1 tick:10 stored device tick:10 stored device tick:10 stored
+         report:h1 tick:10 report:h1:broken=0.2 tick:10 stored | h1<scrub=0.2 store h1<nothing
          slices | 0.2:quarantined@h1
          down:h1 enable:0 go
          slices | 0.2:draining@h1
-         vouch:h1 up:h2 go
+         poweroff:h1 up:h2 go
          slices |",
     );
 }
 
 #[test]
-fn a_host_that_stopped_need_not_be_asked_for_what_it_had_in_quarantine() {
-    Rig::up_as(RACK).tells(
-        "reserve:a@h1=1 stored device tick:10 stored have:h1:dirty=0.1 go
-         down:h1 vouch:h1 go
+fn powered_off_host_need_not_release_quarantined_slices() {
+    Rig::connected_with(RACK).check(
+        "reserve:a@h1=1 stored device tick:10 stored report:h1:dirty=0.1 go
+         down:h1 poweroff:h1 go
          slices | 0.1:quarantined@h1
          enable:0 go
          slices |",
@@ -283,10 +282,10 @@ fn a_host_that_stopped_need_not_be_asked_for_what_it_had_in_quarantine() {
 }
 
 #[test]
-fn a_grant_that_the_ledger_does_not_know_is_asked_back_before_anybody_gets_the_slice() {
-    let mut rig = rig();
-    rig.meddle(1, Some((1, "h2")));
-    rig.tells(
+fn unknown_grant_is_released_by_its_host_before_reuse() {
+    let mut rig = rig_with_slice();
+    rig.set_grant(1, Some((1, "h2")));
+    rig.check(
         "restart device up:h1 up:h2 up:h3 go
          slices | 0.1:online@h1 1.1:quarantined@h2
          enable:1 stored tick:10 | store enable:1->ok[0] h2<release=1.1
@@ -295,13 +294,13 @@ fn a_grant_that_the_ledger_does_not_know_is_asked_back_before_anybody_gets_the_s
     );
 }
 
-/// The folder of its record was lost. A device that enforces access has then revoked it; of this
-/// one nothing is known.
+/// The record of the grant was lost. A device that enforces access has then revoked it; on this
+/// device the host may still have access.
 #[test]
-fn a_slice_whose_grant_is_missing_from_the_record_may_still_be_in_use() {
-    let mut rig = rig();
-    rig.meddle(0, None);
-    rig.tells(
+fn slice_with_a_lost_grant_stays_with_its_host() {
+    let mut rig = rig_with_slice();
+    rig.set_grant(0, None);
+    rig.check(
         "restart device up:h2 up:h3 go
          slices alarms | 0.1:quarantined@h1 SLICE_QUARANTINED RESERVATION_BROKEN
          enable:0 release:a go
@@ -312,58 +311,58 @@ fn a_slice_whose_grant_is_missing_from_the_record_may_still_be_in_use() {
 }
 
 #[test]
-fn after_a_restore_what_nobody_claims_is_asked_back_first() {
-    let mut rig = rig();
+fn unclaimed_slices_are_released_first_after_a_restore() {
+    let mut rig = rig_with_slice();
     let backup = rig.disk.clone();
     rig.run("force:a go cordon:e2 reserve:b@h2=2 go");
-    rig.tells("slices | 0.3:online@h2 1.1:online@h2");
+    rig.check("slices | 0.3:online@h2 1.1:online@h2");
     rig.disk = backup;
-    rig.tells(
-        "restore go up:h1 have:h1 up:h3 have:h3 go
-         up:h2 have:h2:online=1.1:vm9b=1.1 tick:10 stored
+    rig.check(
+        "restore go up:h1 report:h1 up:h3 report:h3 go
+         up:h2 report:h2:online=1.1:vm9b=1.1 tick:10 stored
          slices | 0.3:draining@h2 1.1:online@h2 2.0:scrubbing 3.0:scrubbing 4.0:scrubbing 5.0:scrubbing 6.0:scrubbing 7.0:scrubbing
          go
          slices | 1.1:online@h2",
     );
 }
 
-/// A power-off was confirmed while its decision was not durable. The machine returned before,
-/// received its VMs as before, and had a slice that then counted as released.
+/// A power-off was confirmed, and the machine connected before the decision was durable. It
+/// received its VMs and used a slice that then counted as released.
 #[test]
-fn a_host_is_told_nothing_before_its_fence_is_durable() {
-    rig().tells(
-        "down:h1 vouch:h1 up:h1/b2 tick:10 | store
-         stored | vouch:h1->ok[0] e1.fence(h1!) e2.fence(h1!) h1<fenced store",
+fn host_receives_nothing_before_its_fence_is_durable() {
+    rig_with_slice().check(
+        "down:h1 poweroff:h1 up:h1/b2 tick:10 | store
+         stored | poweroff:h1->ok[0] e1.fence(h1!) e2.fence(h1!) h1<fenced store",
     );
 }
 
 #[test]
-fn stop_whose_answer_came_during_a_reload_is_tried_again() {
-    let mut rig = rig();
+fn stop_result_received_during_a_reload_is_retried() {
+    let mut rig = rig_with_slice();
     rig.run("down:h2 down:h3 down:h1 fence:h1 stored cordon:h2 lost device reload device");
     rig.write_all();
-    let mut said = String::new();
+    let mut output = String::new();
     for _ in 0..20 {
-        said += &rig.run("tick:10000 device");
+        output += &rig.run("tick:10000 device");
         rig.write_all();
     }
-    assert!(said.contains("e1.fence(h1)"), "{said}");
+    assert!(output.contains("e1.fence(h1)"), "{output}");
 }
 
-/// The store reported an error for the write of the host's return, and the write is on disk.
+/// The write of the return of the host reports an error and is on disk.
 #[test]
-fn stop_of_a_host_that_returned_is_forgotten_when_the_ledger_is_read_again() {
-    let mut rig = rig();
+fn stop_of_a_returned_host_is_dropped_by_a_reload() {
+    let mut rig = rig_with_slice();
     rig.run("down:h1 fence:h1 stored device up:h1/b2 tick:10 torn reload");
-    rig.tells("state:h1 | Up");
+    rig.check("state:h1 | Up");
     assert_eq!(rig.manager.stopping_since(rig.host("h1")), None);
 }
 
 /// The fence command was started before the operator confirmed the power-off.
 #[test]
-fn late_failure_to_stop_a_machine_that_is_off_is_not_tried_again() {
-    let mut rig = rig();
-    rig.run("down:h1 fence:h1 stored vouch:h1 stored");
+fn late_stop_failure_of_a_powered_off_machine_is_not_retried() {
+    let mut rig = rig_with_slice();
+    rig.run("down:h1 fence:h1 stored poweroff:h1 stored");
     let (h1, e1) = (rig.host("h1"), rig.manager.durable().emc_named(&name("e1")).unwrap());
     let call = DeviceCall::Fence { host: h1, powered_off: false };
     let failure = DeviceFailure::NotFenced("no command".into());
@@ -372,23 +371,23 @@ fn late_failure_to_stop_a_machine_that_is_off_is_not_tried_again() {
 }
 
 /// Returns whether an EMC has fenced h1, according to the ledger.
-fn has_cut_off_h1(rig: &Rig, emc: &str) -> bool {
+fn has_fenced_h1(rig: &Rig, emc: &str) -> bool {
     let emc = rig.manager.durable().emc_named(&name(emc)).unwrap();
     rig.manager.durable().host(rig.host("h1")).unwrap().host.is_cut_off(emc)
 }
 
 #[test]
-fn emc_that_a_fence_did_not_concern_has_not_cut_off_the_host() {
-    let mut rig = Rig::up_as("e1=4 e2=4! h1:e1 h2:e1+e2 h3:e2");
+fn emc_not_concerned_by_a_fence_has_not_fenced_the_host() {
+    let mut rig = Rig::connected_with("e1=4 e2=4! h1:e1 h2:e1+e2 h3:e2");
     rig.run("down:h1 fence:h1 go");
-    assert!(has_cut_off_h1(&rig, "e1") && !has_cut_off_h1(&rig, "e2"));
+    assert!(has_fenced_h1(&rig, "e1") && !has_fenced_h1(&rig, "e2"));
 }
 
 #[test]
-fn emc_to_which_a_host_is_wired_during_its_fence_has_to_confirm_it() {
-    let mut rig = Rig::up_as("e1=4 e2=4! h1:e1 h2:e1+e2 h3:e2");
+fn emc_attached_during_a_fence_has_to_confirm_it() {
+    let mut rig = Rig::connected_with("e1=4 e2=4! h1:e1 h2:e1+e2 h3:e2");
     rig.run("down:h1 fence:h1 go");
-    rig.tells("state:h1 | Fenced");
+    rig.check("state:h1 | Fenced");
     rig.run("rack:e1=4&e2=4!&h1:e1+e2&h2:e1+e2&h3:e2 go");
-    assert!(has_cut_off_h1(&rig, "e1") && !has_cut_off_h1(&rig, "e2"), "e2 was never asked");
+    assert!(has_fenced_h1(&rig, "e1") && !has_fenced_h1(&rig, "e2"), "e2 was not part of the fence");
 }

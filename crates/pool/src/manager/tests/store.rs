@@ -10,46 +10,46 @@ use crate::{
 };
 
 #[test]
-fn a_restored_store_believes_nobody_before_the_hosts_have_reported() {
-    let mut rig = Rig::up();
+fn restored_slices_are_quarantined_until_hosts_have_reported() {
+    let mut rig = Rig::connected();
     rig.run("reserve:a@h1=1 go commit:a go");
     let backup = rig.disk.clone();
     rig.run("reserve:b@h2=1 go commit:b go reserve:c@h1=1 go release:a go");
-    rig.tells("slices | 1.1:online@h1 4.1:online@h2");
+    rig.check("slices | 1.1:online@h1 4.1:online@h2");
     rig.disk = backup;
-    rig.tells(
+    rig.check(
         "restore | e1.contents e2.contents store
          stored device go
          slices | 0.2:quarantined 1.1:quarantined@h1 2.0:quarantined 3.0:quarantined 4.1:quarantined@h2 5.0:quarantined 6.0:quarantined 7.0:quarantined
          alarms | RESTORE_PENDING RESTORE_PENDING RESTORE_PENDING CAPACITY_ZERO",
     );
-    // Two hosts report, one with a VM that the backup does not contain; the third is missing.
-    rig.tells(
+    // Two hosts report, one with a VM that is not in the backup; the third has not reported.
+    rig.check(
         "restart device up:h1 up:h3 tick:10 stored
          reserve:d@h1=1 | reserve:d->HOST_NOT_SCHEDULABLE
-         have:h1:online=1.1:vm3c=1.1 have:h3 tick:10 go
+         report:h1:online=1.1:vm3c=1.1 report:h3 tick:10 go
          slices | 0.2:quarantined 1.1:online@h1 2.0:quarantined 3.0:quarantined 4.1:quarantined@h2 5.0:quarantined 6.0:quarantined 7.0:quarantined",
     );
-    // The third reports too: its slices stay its own, and the others are scrubbed before reuse.
-    rig.tells(
-        "up:h2 have:h2:online=4.1:vm2b=4.1 go
+    // The third host reports: it keeps its slices, and the others are scrubbed before reuse.
+    rig.check(
+        "up:h2 report:h2:online=4.1:vm2b=4.1 go
          slices | 1.1:online@h1 4.1:online@h2
          wait:b wait:c wait:a | wait:b->ok(4) wait:c->ok(1) wait:a->RESERVATION_WRONG_STATE
-         have:h2:ended=2 go
+         report:h2:ended=2 go
          slices | 1.1:online@h1",
     );
-    assert!(rig.remembers(&Subject::Vm(name("c")), "found running (1 slice)"));
+    assert!(rig.has_decision(&Subject::Vm(name("c")), "found running (1 slice)"));
 }
 
 #[test]
-fn the_managers_absence_brings_no_deadline_nearer() {
-    let mut rig = Rig::up();
-    rig.tells(
+fn downtime_of_the_manager_does_not_count_towards_deadlines() {
+    let mut rig = Rig::connected();
+    rig.check(
         "reserve:a@h1=1 go
          tick:250000 go restart",
     );
     rig.manager.set(Settings { fence_after: None, ..settings() });
-    rig.tells(
+    rig.check(
         "go
          tick:49000 go
          slices | 0.1:online@h1
@@ -59,8 +59,8 @@ fn the_managers_absence_brings_no_deadline_nearer() {
 }
 
 #[test]
-fn a_reservation_that_nobody_commits_ends_and_a_committed_one_does_not() {
-    Rig::up().tells(
+fn only_uncommitted_reservation_ends_at_its_deadline() {
+    Rig::connected().check(
         "reserve:a@h1=1 reserve:b@h1=1 go commit:b go
          tick:299000 up:h1 up:h2 up:h3 go
          slices | 0.1:online@h1 4.1:online@h1
@@ -70,8 +70,8 @@ fn a_reservation_that_nobody_commits_ends_and_a_committed_one_does_not() {
 }
 
 #[test]
-fn nothing_is_taken_from_a_new_device_before_it_was_compared() {
-    Rig::up().tells(
+fn new_device_is_unused_until_it_is_compared() {
+    Rig::connected().check(
         "rack:e1=4&e2=4&e3=16&h1:e1+e2+e3&h2:e1+e2&h3:e2 | store
          reserve:a@h1=9 |
          stored | rack:e1=4&e2=4&e3=16&h1:e1+e2+e3&h2:e1+e2&h3:e2->ok reserve:a->STARTING e3.contents
@@ -80,42 +80,42 @@ fn nothing_is_taken_from_a_new_device_before_it_was_compared() {
     );
 }
 
-/// A batch was written although its outcome was unknown. The host had received and answered the
-/// state before it, and was not sent a new one: the slice stayed with it and never came online.
+/// A batch with an unknown outcome was on disk. The host had answered the state before the batch
+/// and received no new one, and the slice never came online.
 #[test]
-fn what_was_written_without_anybody_knowing_is_told_to_hosts_that_stayed_connected() {
-    let mut rig = Rig::up();
+fn torn_write_reaches_hosts_that_stayed_connected() {
+    let mut rig = Rig::connected();
     rig.run("reserve:a@h1=1 stored device tick:10 torn reload go");
-    rig.tells("slices | 0.1:online@h1");
+    rig.check("slices | 0.1:online@h1");
 }
 
 #[test]
-fn the_oldest_decisions_are_forgotten_many_at_a_time() {
-    let mut rig = Rig::up();
+fn oldest_decisions_are_pruned_in_batches() {
+    let mut rig = Rig::connected();
     rig.run("reserve:a@h1=1 go");
-    let remembered = |rig: &Rig| match &rig.disk[&Key::Meta] {
+    let stored_decisions = |rig: &Rig| match &rig.disk[&Key::Meta] {
         Record::Meta(Meta { first_decision, next_decision, .. }) => next_decision - first_decision,
         other => panic!("no meta: {other:?}"),
     };
     let Some(Record::Meta(meta)) = rig.disk.get_mut(&Key::Meta) else { panic!("no meta") };
     meta.next_decision = meta.first_decision + AUDIT_ENTRIES_MAX;
-    rig.run("restart device go up:h1 have:h1 go");
-    let (mut before, mut forgetting) = (remembered(&rig), 0);
+    rig.run("restart device go up:h1 report:h1 go");
+    let (mut before, mut pruning_writes) = (stored_decisions(&rig), 0);
     for vm in 0..2 * AUDIT_ENTRIES_PRUNED_PER_BATCH {
         rig.run(&format!("validate:v{vm}@h1=1 reserve:v{vm}@h1=0 go force:v{vm} go"));
-        let now = remembered(&rig);
-        assert!(now <= AUDIT_ENTRIES_MAX, "{now} are remembered");
-        forgetting += u32::from(now < before);
+        let now = stored_decisions(&rig);
+        assert!(now <= AUDIT_ENTRIES_MAX, "{now} decisions are stored");
+        pruning_writes += u32::from(now < before);
         before = now;
     }
-    assert!((2..=5).contains(&forgetting), "{forgetting} writes bore it");
+    assert!((2..=5).contains(&pruning_writes), "{pruning_writes} writes pruned decisions");
 }
 
-/// The write that removes them reports an error and is on disk.
+/// The write of the removal reports an error and is on disk.
 #[test]
-fn host_and_emc_whose_removal_is_found_on_disk_are_dropped() {
-    let mut rig = Rig::up();
-    rig.tells(
+fn host_and_emc_removed_by_a_torn_write_are_dropped() {
+    let mut rig = Rig::connected();
+    rig.check(
         "rack:e1=4&h1:e1&h2:e1 torn reload | store rack:e1=4&h1:e1&h2:e1->STORE_FAILED reload host#2.close(HostGone) e1.contents
          device tick:60000 | h1.close(LeaseOver) h2.close(LeaseOver)",
     );

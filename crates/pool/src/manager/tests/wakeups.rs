@@ -1,4 +1,4 @@
-//! Time: the manager returns its next wakeup, and nothing that is due waits for another event.
+//! Time: the manager returns its next wakeup, and due work does not wait for another event.
 
 use units::{Ns, UnixMs, limits::MIGRATION_REQUEST_RETRY_AFTER};
 
@@ -6,33 +6,34 @@ use super::rig::{Rig, SHARED, name, settings};
 use crate::manager::{HostState, Settings};
 
 impl Rig {
-    /// Lets time pass to the manager's wakeups; store and devices respond, agents do not.
+    /// Advances the time to each wakeup of the manager. The store and devices respond, agents do
+    /// not.
     fn sleep(&mut self, time: Ns) -> String {
-        let (until, mut said) = (self.now.after(time), String::new());
+        let (until, mut output) = (self.now.after(time), String::new());
         for _ in 0..10_000 {
             let Some(at) = self.manager.next_wakeup().filter(|at| *at <= until) else {
-                self.now = until; // and no tick: nothing is due
-                return said;
+                self.now = until; // without a tick: no work is due
+                return output;
             };
             self.now = self.now.max(at);
-            said += &self.run("tick:0 device");
+            output += &self.run("tick:0 device");
             while self.is_storing() {
-                said += &self.run("stored");
+                output += &self.run("stored");
             }
         }
-        panic!("woken without end: {said}");
+        panic!("endless wakeups: {output}");
     }
 }
 
 #[test]
-fn silent_host_loses_its_lease_and_is_fenced_without_any_other_event() {
-    let mut rig = Rig::up();
+fn silent_host_is_fenced_by_timers_alone() {
+    let mut rig = Rig::connected();
     rig.run("reserve:a@h1=1 go commit:a go down:h2 down:h3");
     let host = rig.host("h1");
     assert!(!rig.sleep(Ns::ms(3900)).contains("close"));
     assert_eq!(rig.manager.host_state(host), HostState::Up);
-    let over = rig.sleep(Ns::ms(200));
-    assert!(over.contains("h1.close(LeaseOver)"), "{over}");
+    let expired = rig.sleep(Ns::ms(200));
+    assert!(expired.contains("h1.close(LeaseOver)"), "{expired}");
     assert!(!rig.sleep(Ns::ms(59_000)).contains("fence(h1)"));
     assert!(rig.sleep(Ns::secs(2)).contains("fence(h1)"));
     rig.run("up:h2 go");
@@ -40,30 +41,30 @@ fn silent_host_loses_its_lease_and_is_fenced_without_any_other_event() {
 }
 
 #[test]
-fn machine_that_could_not_be_stopped_is_tried_again_without_any_other_event() {
-    let mut rig = Rig::up_as(SHARED);
+fn failed_machine_stop_is_retried_by_timers_alone() {
+    let mut rig = Rig::connected_with(SHARED);
     rig.run("cordon:e1 reserve:a@h1=1 go down:h1 down:h2 down:h3 fence:h1 stored device tick:10");
     rig.manager.set(Settings { lease_ttl: Ns::secs(3600), fence_after: None });
     rig.sleep(Ns::secs(30));
-    rig.run("cordon:h2 stored"); // rack time is not to be stored at the same moment
+    rig.run("cordon:h2 stored"); // stores the rack time now rather than during the retry
     assert!(!rig.sleep(Ns::secs(29)).contains("e2.fence(h1)"));
     assert!(rig.sleep(Ns::secs(2)).contains("e2.fence(h1)"));
 }
 
 #[test]
-fn uncommitted_reservation_ends_without_any_other_event() {
-    let mut rig = Rig::up();
+fn uncommitted_reservation_ends_by_timers_alone() {
+    let mut rig = Rig::connected();
     rig.manager.set(Settings { lease_ttl: Ns::secs(3600), fence_after: None });
     rig.run("reserve:a@h1=1 go");
     rig.sleep(Ns::secs(299));
-    rig.tells("slices | 0.1:online@h1");
+    rig.check("slices | 0.1:online@h1");
     rig.sleep(Ns::secs(2));
-    rig.tells("slices | 0.1:draining@h1");
+    rig.check("slices | 0.1:draining@h1");
 }
 
 #[test]
-fn declined_move_is_asked_for_again_without_any_other_event() {
-    let mut rig = Rig::up();
+fn declined_migration_is_requested_again_by_timers_alone() {
+    let mut rig = Rig::connected();
     rig.manager.set(Settings { lease_ttl: Ns::secs(3600), fence_after: None });
     rig.run("reserve:a@h1=1 go commit:a go drain:h1 go decline:a go");
     let words = |rig: &Rig| {
@@ -74,36 +75,36 @@ fn declined_move_is_asked_for_again_without_any_other_event() {
     rig.sleep(Ns(MIGRATION_REQUEST_RETRY_AFTER.0 - 1_000_000_000));
     assert_eq!(words(&rig), "busy");
     rig.sleep(Ns::secs(2));
-    assert_eq!(words(&rig), "", "asked anew");
+    assert_eq!(words(&rig), "", "the migration is requested again");
 }
 
 #[test]
 fn failed_device_is_retried_until_removed() {
-    let three = "e1=4&e2=4&e3=4&h1:e1+e2&h2:e1+e2+e3&h3:e2";
-    let mut rig = Rig::up();
-    rig.run(&format!("rack:{three} go break:e3 restart device up:h1 up:h2 up:h3 go"));
+    let rack = "e1=4&e2=4&e3=4&h1:e1+e2&h2:e1+e2+e3&h3:e2";
+    let mut rig = Rig::connected();
+    rig.run(&format!("rack:{rack} go break:e3 restart device up:h1 up:h2 up:h3 go"));
     assert!(rig.sleep(Ns::secs(2)).contains("e3.contents"));
     rig.run("up:h1 up:h2 up:h3 go rack:e1=4&e2=4&h1:e1+e2&h2:e1+e2&h3:e2 go");
     assert!(!rig.sleep(Ns::secs(3)).contains("e3"));
 }
 
 #[test]
-fn settings_that_change_apply_to_hosts_that_are_connected() {
-    let mut rig = Rig::up();
+fn changed_settings_apply_to_connected_hosts() {
+    let mut rig = Rig::connected();
     rig.manager.set(Settings { lease_ttl: Ns::secs(1), ..settings() });
     assert!(rig.sleep(Ns::ms(1100)).contains("h1.close(LeaseOver)"));
 }
 
 #[test]
-fn lease_that_is_over_is_counted_dated_and_announced() {
-    let mut rig = Rig::up();
+fn expired_lease_is_counted_dated_and_announced() {
+    let mut rig = Rig::connected();
     rig.manager.take_changed();
     assert_eq!((rig.manager.has_news(), rig.manager.leases_expired()), (false, 0));
-    rig.run("tick:2000 have:h2 have:h3 tick:2000");
-    let over = UnixMs(rig.now.as_ms());
+    rig.run("tick:2000 report:h2 report:h3 tick:2000");
+    let expired = UnixMs(rig.now.as_ms());
     rig.run("tick:500");
     let alarms = rig.manager.alarms();
-    assert_eq!((alarms.len(), alarms[0].since, rig.manager.leases_expired()), (1, over, 1));
+    assert_eq!((alarms.len(), alarms[0].since, rig.manager.leases_expired()), (1, expired, 1));
     assert!(rig.manager.has_news(), "watchers must be notified");
     assert!(rig.manager.take_changed() && !rig.manager.take_changed() && !rig.manager.has_news());
     let host = rig.manager.durable().host_named(&name("h1")).unwrap();
@@ -114,18 +115,18 @@ fn lease_that_is_over_is_counted_dated_and_announced() {
 }
 
 #[test]
-fn removing_a_host_leaves_the_fences_of_others() {
-    let mut rig = Rig::up_as(SHARED);
+fn removed_host_does_not_affect_fences_of_others() {
+    let mut rig = Rig::connected_with(SHARED);
     rig.run("cordon:e1 reserve:a@h1=1 go enable:e1 go down:h1 fence:h1 stored device tick:10");
-    rig.tells(
+    rig.check(
         "alarms | HOST_NOT_FENCED
          rack:e1=4&e2=4!&h1:e1+e2&h2:e1+e2 go alarms | store rack:e1=4&e2=4->ok host#2.close(HostGone) HOST_NOT_FENCED",
     );
 }
 
 #[test]
-fn device_that_answers_while_the_store_is_read_is_asked_nothing_yet() {
-    Rig::up().tells(
+fn device_replying_during_a_reload_receives_no_calls() {
+    Rig::connected().check(
         "reserve:a@h1=1 stored restart | store reserve:a->ok(0) e1.grant(0.1>h1) e1.contents e2.contents
          cordon:h2 lost | store cordon:h2->STORE_FAILED reload
          device |
@@ -133,15 +134,16 @@ fn device_that_answers_while_the_store_is_read_is_asked_nothing_yet() {
     );
 }
 
-/// The scrub in the desired state has ended, which is not durable yet, so the message is delayed.
+/// The end of the scrub in the desired state is not durable, so the message is postponed.
 #[test]
-fn order_that_is_put_off_does_not_wake_the_manager_without_end() {
-    let mut rig = Rig::up();
-    rig.run("reserve:a@h1=1 go down:h2 down:h3 release:a stored tick:10 obey:h1 tick:10 stored");
-    rig.run("device tick:10 stored device have:h1:early tick:10 stored");
-    rig.tells("slices | 0.2:scrubbing@h1");
-    let said = rig.run("have:h1:early:scrubbed=0.2 tick:1000 have:h1:early tick:999 have:h1:early tick:10");
-    assert_eq!(said, "store");
+fn postponed_desired_state_does_not_cause_a_wakeup_loop() {
+    let mut rig = Rig::connected();
+    rig.run("reserve:a@h1=1 go down:h2 down:h3 release:a stored tick:10 apply:h1 tick:10 stored");
+    rig.run("device tick:10 stored device report:h1:early tick:10 stored");
+    rig.check("slices | 0.2:scrubbing@h1");
+    let output =
+        rig.run("report:h1:early:scrubbed=0.2 tick:1000 report:h1:early tick:999 report:h1:early tick:10");
+    assert_eq!(output, "store");
     assert!(rig.manager.next_wakeup() > Some(rig.now));
-    rig.tells("stored | e1.revoke(0.2)");
+    rig.check("stored | e1.revoke(0.2)");
 }

@@ -1,5 +1,5 @@
-//! Invariants after random sequences: rejections change nothing, a ledger is the fold of its
-//! records, and its sums are right.
+//! Properties of random sequences: rejections change nothing, a ledger is the fold of its records,
+//! and its totals are correct.
 
 use proptest::prelude::*;
 
@@ -8,7 +8,7 @@ use crate::{ledger::ended::Bounds, slice::Call};
 
 /// A random request or report, valid or not.
 #[derive(Clone, Debug)]
-enum Turn {
+enum Action {
     Reserve { vm: u8, host: u8, slices: u32, cores: u32, request: u8, client: u8 },
     Commit(u64),
     End { id: u64, force: bool },
@@ -16,19 +16,19 @@ enum Turn {
     Step { slice: u32, kind: u8 },
     Quarantine { slice: u32, kind: u8 },
     Schedule { place: u8, to: u8 },
-    Fence { host: u32, vouched: bool },
-    CutOff { host: u32, emc: u32 },
-    Fenced(u32),
-    Report { host: u32, boot: u8, clean: bool },
+    Fence { host: u32, powered_off: bool },
+    FenceConfirmed { host: u32, emc: u32 },
+    FenceCompleted(u32),
+    AgentIdentity { host: u32, boot: u8, clean: bool },
     Restore,
-    Reported(u32),
+    HostReported(u32),
     Adopt { id: u64, vm: u8, slices: Vec<u32> },
-    Unclaimed(u32),
-    Answer(u8),
+    ReleaseUnclaimed(u32),
+    ResolveMigration(u8),
     Configure(usize),
-    Live { host: u32, live: bool },
-    Unseen { host: u32, emc: Option<u32> },
-    Later { seconds: u64 },
+    SetLive { host: u32, live: bool },
+    SetUnseen { host: u32, emc: Option<u32> },
+    AdvanceTime { seconds: u64 },
 }
 
 const RACKS: [&str; 4] = [
@@ -38,31 +38,31 @@ const RACKS: [&str; 4] = [
     "e2=6 e3=3 h1:e2 h2:e2+e3",
 ];
 
-fn turn() -> impl Strategy<Value = Turn> {
+fn action() -> impl Strategy<Value = Action> {
     prop_oneof![
         8 => (0..6u8, 0..4u8, 0..9u32, 0..9u32, 0..30u8, 0..3u8).prop_map(|(vm, host, slices, cores, request, client)| {
-            Turn::Reserve { vm, host, slices, cores, request, client }
+            Action::Reserve { vm, host, slices, cores, request, client }
         }),
-        3 => (0..20u64).prop_map(Turn::Commit),
-        4 => (0..20u64, any::<bool>()).prop_map(|(id, force)| Turn::End { id, force }),
-        1 => (0..20u64).prop_map(Turn::Break),
-        24 => (0..15u32, any::<u8>()).prop_map(|(slice, kind)| Turn::Step { slice, kind }),
-        2 => (0..15u32, any::<u8>()).prop_map(|(slice, kind)| Turn::Quarantine { slice, kind }),
-        2 => (0..16u8, 0..3u8).prop_map(|(place, to)| Turn::Schedule { place, to }),
-        1 => (0..4u32, any::<bool>()).prop_map(|(host, vouched)| Turn::Fence { host, vouched }),
-        2 => (0..4u32, 0..4u32).prop_map(|(host, emc)| Turn::CutOff { host, emc }),
-        1 => (0..4u32).prop_map(Turn::Fenced),
-        2 => (0..4u32, 0..3u8, any::<bool>()).prop_map(|(host, boot, clean)| Turn::Report { host, boot, clean }),
-        1 => Just(Turn::Restore),
-        2 => (0..4u32).prop_map(Turn::Reported),
+        3 => (0..20u64).prop_map(Action::Commit),
+        4 => (0..20u64, any::<bool>()).prop_map(|(id, force)| Action::End { id, force }),
+        1 => (0..20u64).prop_map(Action::Break),
+        24 => (0..15u32, any::<u8>()).prop_map(|(slice, kind)| Action::Step { slice, kind }),
+        2 => (0..15u32, any::<u8>()).prop_map(|(slice, kind)| Action::Quarantine { slice, kind }),
+        2 => (0..16u8, 0..3u8).prop_map(|(place, to)| Action::Schedule { place, to }),
+        1 => (0..4u32, any::<bool>()).prop_map(|(host, powered_off)| Action::Fence { host, powered_off }),
+        2 => (0..4u32, 0..4u32).prop_map(|(host, emc)| Action::FenceConfirmed { host, emc }),
+        1 => (0..4u32).prop_map(Action::FenceCompleted),
+        2 => (0..4u32, 0..3u8, any::<bool>()).prop_map(|(host, boot, clean)| Action::AgentIdentity { host, boot, clean }),
+        1 => Just(Action::Restore),
+        2 => (0..4u32).prop_map(Action::HostReported),
         3 => (0..20u64, 0..6u8, prop::collection::vec(0..15u32, 1..3))
-            .prop_map(|(id, vm, slices)| Turn::Adopt { id, vm, slices }),
-        1 => (0..15u32).prop_map(Turn::Unclaimed),
-        1 => (0..6u8).prop_map(Turn::Answer),
-        1 => (0..RACKS.len()).prop_map(Turn::Configure),
-        3 => (0..4u32, prop::bool::weighted(0.8)).prop_map(|(host, live)| Turn::Live { host, live }),
-        1 => (0..4u32, prop::option::of(0..4u32)).prop_map(|(host, emc)| Turn::Unseen { host, emc }),
-        2 => prop_oneof![0..400u64, Just(90_000)].prop_map(|seconds| Turn::Later { seconds }),
+            .prop_map(|(id, vm, slices)| Action::Adopt { id, vm, slices }),
+        1 => (0..15u32).prop_map(Action::ReleaseUnclaimed),
+        1 => (0..6u8).prop_map(Action::ResolveMigration),
+        1 => (0..RACKS.len()).prop_map(Action::Configure),
+        3 => (0..4u32, prop::bool::weighted(0.8)).prop_map(|(host, live)| Action::SetLive { host, live }),
+        1 => (0..4u32, prop::option::of(0..4u32)).prop_map(|(host, emc)| Action::SetUnseen { host, emc }),
+        2 => prop_oneof![0..400u64, Just(90_000)].prop_map(|seconds| Action::AdvanceTime { seconds }),
     ]
 }
 
@@ -71,23 +71,23 @@ fn vm(number: u8) -> Name {
 }
 
 impl Rack {
-    fn take(&mut self, when: &mut When, turn: &Turn) -> Result<(), Denied> {
-        let change = match turn {
-            Turn::Later { seconds } => {
+    fn perform_action(&mut self, when: &mut When, action: &Action) -> Result<(), Denied> {
+        let change = match action {
+            Action::AdvanceTime { seconds } => {
                 when.now = when.now.after(Ns::secs(*seconds));
                 self.upkeep(*when);
                 return Ok(());
             }
-            Turn::Live { host, live } => {
+            Action::SetLive { host, live } => {
                 self.ledger.set_live(HostId(*host), *live);
                 return Ok(());
             }
-            Turn::Unseen { host, emc } => {
+            Action::SetUnseen { host, emc } => {
                 let unseen = emc.iter().map(|emc| (EmcId(*emc), "why".to_owned())).collect();
                 self.ledger.set_unseen(HostId(*host), unseen);
                 return Ok(());
             }
-            turn => self.decide(*when, turn)?,
+            action => self.decide(*when, action)?,
         };
         self.apply(change);
         Ok(())
@@ -106,26 +106,26 @@ impl Rack {
         }
     }
 
-    fn decide(&self, when: When, turn: &Turn) -> Result<Change, Denied> {
+    fn decide(&self, when: When, action: &Action) -> Result<Change, Denied> {
         let ledger = &self.ledger;
-        Ok(match turn {
-            Turn::Reserve { vm, host, slices, cores, request, client } => {
-                let asked = ask(&format!("vm{vm}"), &format!("h{}", host + 1), *slices);
+        Ok(match action {
+            Action::Reserve { vm, host, slices, cores, request, client } => {
+                let base = reserve_request(&format!("vm{vm}"), &format!("h{}", host + 1), *slices);
                 let id = RequestId::new(&format!("r{request}")).unwrap();
                 let request = RequestKey { id, client: name(&format!("c{client}")) };
-                match ledger.decide_reserve(when, Reserve { request, cores: *cores, ..asked })? {
+                match ledger.decide_reserve(when, Reserve { request, cores: *cores, ..base })? {
                     Decided::New(_, change) => change,
                     Decided::Repeat(_) => Change::default(),
                 }
             }
-            Turn::Commit(id) => ledger.decide_commit(when, ReservationId(*id), tester())?,
-            Turn::End { id, force } => {
+            Action::Commit(id) => ledger.decide_commit(when, ReservationId(*id), tester())?,
+            Action::End { id, force } => {
                 let why = EndedBy::Released { force: *force, reason: String::new() };
                 ledger.decide_end(when, ReservationId(*id), why, tester())?
             }
-            Turn::Break(id) => ledger.decide_break(when, ReservationId(*id), "why".into()),
-            Turn::Step { slice, kind } => self.step(SliceId(*slice), *kind),
-            Turn::Quarantine { slice, kind } => {
+            Action::Break(id) => ledger.decide_break(when, ReservationId(*id), "why".into()),
+            Action::Step { slice, kind } => self.step(SliceId(*slice), *kind),
+            Action::Quarantine { slice, kind } => {
                 let host = HostId(u32::from(*kind) % 4);
                 let why = match kind % 3 {
                     0 => Quarantine::LostGrant,
@@ -136,30 +136,30 @@ impl Rack {
                     .decide_quarantine(when, SliceId(*slice), Event::Quarantine(why), "")
                     .unwrap_or_default()
             }
-            Turn::Schedule { place, to } => {
+            Action::Schedule { place, to } => {
                 let to = [Scheduling::Enabled, Scheduling::Cordoned, Scheduling::Draining][usize::from(*to)];
-                ledger.decide_scheduling(when, &some_place(*place), to, tester(), "why")?
+                ledger.decide_scheduling(when, &place_of(*place), to, tester(), "why")?
             }
-            Turn::Fence { host, vouched } => {
-                ledger.decide_fence(when, HostId(*host), *vouched, tester(), "why")
+            Action::Fence { host, powered_off } => {
+                ledger.decide_fence(when, HostId(*host), *powered_off, tester(), "why")
             }
-            Turn::CutOff { host, emc } => ledger.decide_cut_off(when, HostId(*host), EmcId(*emc)),
-            Turn::Fenced(host) => ledger.decide_fenced(when, HostId(*host)),
-            Turn::Report { host, boot, clean } => {
+            Action::FenceConfirmed { host, emc } => ledger.decide_cut_off(when, HostId(*host), EmcId(*emc)),
+            Action::FenceCompleted(host) => ledger.decide_fenced(when, HostId(*host)),
+            Action::AgentIdentity { host, boot, clean } => {
                 ledger.decide_report(when, HostId(*host), &format!("b{boot}"), *clean)
             }
-            Turn::Restore => ledger.decide_restored(),
-            Turn::Reported(host) => ledger.decide_reported(when, HostId(*host)),
-            Turn::Adopt { id, vm: number, slices } => {
+            Action::Restore => ledger.decide_restored(),
+            Action::HostReported(host) => ledger.decide_reported(when, HostId(*host)),
+            Action::Adopt { id, vm: number, slices } => {
                 self.adopt(when, ReservationId(*id), &vm(*number), slices)
             }
-            Turn::Unclaimed(slice) => {
-                let quarantined = |slot: Slot| matches!(slot.state, State::Quarantined(_));
-                let such = |s: &SliceId| ledger.slot(*s).is_some_and(quarantined);
-                let slices: Vec<_> = [SliceId(*slice)].into_iter().filter(such).collect();
+            Action::ReleaseUnclaimed(slice) => {
+                let in_quarantine = |slot: Slot| matches!(slot.state, State::Quarantined(_));
+                let is_quarantined = |s: &SliceId| ledger.slot(*s).is_some_and(in_quarantine);
+                let slices: Vec<_> = [SliceId(*slice)].into_iter().filter(is_quarantined).collect();
                 ledger.decide_unclaimed(&slices)
             }
-            Turn::Answer(number) => {
+            Action::ResolveMigration(number) => {
                 let (_, change) = ledger.decide_migration(
                     when,
                     &vm(*number),
@@ -170,12 +170,14 @@ impl Rack {
                 )?;
                 change
             }
-            Turn::Configure(which) => ledger.decide_configure(when, &RackSpec::in_words(RACKS[*which]))?,
-            Turn::Live { .. } | Turn::Unseen { .. } | Turn::Later { .. } => Change::default(),
+            Action::Configure(which) => ledger.decide_configure(when, &RackSpec::parse(RACKS[*which]))?,
+            Action::SetLive { .. } | Action::SetUnseen { .. } | Action::AdvanceTime { .. } => {
+                Change::default()
+            }
         })
     }
 
-    /// Returns an event that is possible in the slice's state, sometimes an impossible one.
+    /// Returns the change of an event that is usually possible in the state of the slice.
     fn step(&self, slice: SliceId, kind: u8) -> Change {
         let Some(slot) = self.ledger.slot(slice) else { return Change::default() };
         let (epoch, holder) = (slot.epoch, slot.holder().unwrap_or(HostId(u32::from(kind) % 3)));
@@ -209,11 +211,11 @@ impl Rack {
         let found: Vec<_> =
             slices.iter().filter_map(|s| Some((SliceId(*s), self.ledger.slot(SliceId(*s))?))).collect();
         let Some(host) = found.first().and_then(|(_, slot)| slot.holder()) else { return Change::default() };
-        let known = self.ledger.reservation(id);
-        if known.is_some_and(|known| known.vm != *vm || known.host != host)
+        let reservation = self.ledger.reservation(id);
+        if reservation.is_some_and(|reservation| reservation.vm != *vm || reservation.host != host)
             || !self.ledger.hosts.contains_key(&host)
         {
-            return Change::default(); // the manager assigns a number of its own
+            return Change::default(); // the manager assigns another id
         }
         let slices = found.into_iter().map(|(slice, slot)| Holding { slice, epoch: slot.epoch }).collect();
         let running = HaveVm { vm: vm.clone(), pid: 7, slices, local: Bytes::ZERO, pinned: false, uid: None };
@@ -221,7 +223,7 @@ impl Rack {
     }
 }
 
-fn some_place(number: u8) -> Place {
+fn place_of(number: u8) -> Place {
     match number {
         0..4 => Place::Host(name(&format!("h{}", number + 1))),
         4..8 => Place::Emc(name(&format!("e{}", number - 3))),
@@ -229,32 +231,33 @@ fn some_place(number: u8) -> Place {
     }
 }
 
-/// Returns the complete state of a ledger, derived values included, in a fixed order.
-fn all_of(ledger: &Ledger) -> String {
+/// Formats the complete state of a ledger, including derived values, in a fixed order.
+fn full_state(ledger: &Ledger) -> String {
     let by_vm: BTreeMap<_, _> = ledger.by_vm.iter().collect();
     let by_request: BTreeMap<_, _> = ledger.by_request.iter().collect();
     let slices_out: BTreeMap<_, _> = ledger.slices_out.iter().collect();
     let slots: Vec<_> = ledger.slots_from(SliceId(0)).collect();
     let named = (&ledger.by_emc_name, &ledger.by_host_name);
-    let known = (&ledger.meta, slots, &ledger.emcs, &ledger.hosts, &ledger.reservations, &ledger.migrations);
+    let records =
+        (&ledger.meta, slots, &ledger.emcs, &ledger.hosts, &ledger.reservations, &ledger.migrations);
     let times = (&ledger.deadlines, &ledger.declined);
     let progress: BTreeMap<_, _> = ledger.progress.iter().collect();
     let by_name = (by_vm, &ledger.ended_of_vm, progress);
-    format!("{:#?}", (known, named, by_name, by_request, times, ledger.ended.checked(), slices_out))
+    format!("{:#?}", (records, named, by_name, by_request, times, ledger.ended.checked(), slices_out))
 }
 
-/// Checks that indexes of ended requests agree with the reservations, and that requests of active
-/// ones are found.
-fn requests(ledger: &Ledger) {
-    let mut out: BTreeMap<ReservationId, u32> = BTreeMap::new();
+/// Checks that indexes of requests agree with the reservations, and that requests of active
+/// reservations are found.
+fn check_requests(ledger: &Ledger) {
+    let mut outstanding: BTreeMap<ReservationId, u32> = BTreeMap::new();
     for id in ledger.slots_from(SliceId(0)).filter_map(|(_, _, slot)| slot.reservation()) {
-        *out.entry(id).or_default() += 1;
+        *outstanding.entry(id).or_default() += 1;
     }
-    assert_eq!(out, ledger.slices_out.iter().map(|(id, slices)| (*id, *slices)).collect());
+    assert_eq!(outstanding, ledger.slices_out.iter().map(|(id, slices)| (*id, *slices)).collect());
     let mut ended: BTreeMap<Name, BTreeSet<(Ns, ReservationId)>> = BTreeMap::new();
     for (id, reservation) in &ledger.reservations {
         match reservation.stage {
-            Stage::Ended { at, .. } if !out.contains_key(id) => {
+            Stage::Ended { at, .. } if !outstanding.contains_key(id) => {
                 ended.entry(reservation.request.client.clone()).or_default().insert((at, *id));
             }
             Stage::Ended { .. } => {}
@@ -264,15 +267,15 @@ fn requests(ledger: &Ledger) {
     assert_eq!(&ended, ledger.ended.checked());
 }
 
-/// Checks that after upkeep no more ended requests are recorded than allowed.
-fn is_bounded(ledger: &Ledger) {
+/// Checks that no more ended requests are stored after upkeep than allowed.
+fn check_bounds(ledger: &Ledger) {
     let ended = ledger.ended.checked();
     assert!(ledger.ended.len() <= ledger.ended.bounds.total);
     assert!(ended.values().all(|requests| requests.len() <= ledger.ended.bounds.per_client));
 }
 
 /// Compares every index with one computed from slots, hosts and reservations.
-pub(super) fn indexes(ledger: &Ledger) {
+pub(super) fn check_indexes(ledger: &Ledger) {
     let slots = || ledger.slots_from(SliceId(0));
     for (id, host) in ledger.hosts() {
         let of_host = || slots().filter(|(_, _, slot)| slot.holder() == Some(id));
@@ -289,15 +292,15 @@ pub(super) fn indexes(ledger: &Ledger) {
     }
     assert_eq!(ledger.held_outside, outside, "slices whose holders are not in the rack");
     for (id, emc) in ledger.emcs() {
-        let wired = || ledger.hosts().filter(|(_, host)| host.host.emcs.contains(&id));
-        let unreported = wired().filter(|(_, host)| host.host.must_report_on(id)).count();
-        assert_eq!(emc.unreported as usize, unreported, "hosts of {id:?} that have yet to report");
-        let fit = wired().filter(|(_, host)| {
-            let cut = host.unseen().contains_key(&id) || host.host.unconfirmed_fences.contains(&id);
-            let barred = host.host.must_report || cut;
-            host.live && host.host.fence == Fence::None && !barred
+        let attached = || ledger.hosts().filter(|(_, host)| host.host.emcs.contains(&id));
+        let unreported = attached().filter(|(_, host)| host.host.must_report_on(id)).count();
+        assert_eq!(emc.unreported as usize, unreported, "hosts of {id:?} that have not reported");
+        let eligible = attached().filter(|(_, host)| {
+            let unusable = host.unseen().contains_key(&id) || host.host.unconfirmed_fences.contains(&id);
+            let excluded = host.host.must_report || unusable;
+            host.live && host.host.fence == Fence::None && !excluded
         });
-        let scrubbers: BTreeSet<_> = fit.map(|(host, entry)| (entry.scrubbing(), host)).collect();
+        let scrubbers: BTreeSet<_> = eligible.map(|(host, entry)| (entry.scrubbing(), host)).collect();
         assert_eq!(emc.scrubbers, scrubbers, "hosts that may scrub slices of {id:?}");
         let mut states = BTreeMap::<&str, u32>::new();
         for (.., slot) in slots().filter(|(_, of, _)| *of == id) {
@@ -305,22 +308,22 @@ pub(super) fn indexes(ledger: &Ledger) {
         }
         let counted: BTreeMap<_, _> = emc.states().filter(|(_, count)| *count > 0).collect();
         assert_eq!(counted, states, "slices of {id:?} by state");
-        let waits =
+        let waiting =
             slots().filter(|(_, of, slot)| *of == id && slot.state == State::Scrubbing(Scrub::Waiting));
-        let waits = waits.map(|(slice, ..)| slice);
-        assert!(emc.slices_to_scrub().eq(waits), "slices of {id:?} that wait for a scrubber");
+        let waiting = waiting.map(|(slice, ..)| slice);
+        assert!(emc.slices_to_scrub().eq(waiting), "slices of {id:?} waiting for a scrubber");
         let restored = slots().filter(|(_, of, slot)| {
             let restored = matches!(slot.state, State::Quarantined(Quarantine::Restored { .. }));
-            let known = slot.holder().is_none_or(|host| ledger.hosts.contains_key(&host));
-            *of == id && restored && known
+            let is_in_rack = slot.holder().is_none_or(|host| ledger.hosts.contains_key(&host));
+            *of == id && restored && is_in_rack
         });
         let unclaimed: BTreeSet<_> = restored.map(|(slice, ..)| slice).collect();
-        assert_eq!(emc.unclaimed, unclaimed, "slices of {id:?} that wait for a claim");
+        assert_eq!(emc.unclaimed, unclaimed, "slices of {id:?} waiting for a claim");
         let quarantined = slots().filter(|(_, of, slot)| *of == id && slot.is_quarantined());
-        let for_good: Vec<_> =
+        let for_operator: Vec<_> =
             quarantined.map(|(slice, ..)| slice).filter(|slice| !unclaimed.contains(slice)).collect();
-        assert_eq!(emc.quarantined_for_good().collect::<Vec<_>>(), for_good, "quarantined in {id:?}");
-        assert_eq!(emc.quarantined_for_good_count(), for_good.len());
+        assert_eq!(emc.quarantined_for_good().collect::<Vec<_>>(), for_operator, "quarantined in {id:?}");
+        assert_eq!(emc.quarantined_for_good_count(), for_operator.len());
     }
     for (id, reservation) in &ledger.reservations {
         let named = || reservation.slices.iter().filter_map(|slice| Some((*slice, ledger.slot(*slice)?)));
@@ -337,9 +340,9 @@ pub(super) fn indexes(ledger: &Ledger) {
     assert_eq!(ledger.progress.len(), ledger.reservations.len());
 }
 
-fn sums(ledger: &Ledger) {
-    requests(ledger);
-    indexes(ledger);
+fn check_totals(ledger: &Ledger) {
+    check_requests(ledger);
+    check_indexes(ledger);
     for (id, entry) in ledger.emcs() {
         let own = ledger.slots_from(SliceId(0)).filter(|(_, emc, _)| *emc == id);
         let in_use = own.filter(|(_, _, slot)| {
@@ -353,7 +356,7 @@ fn sums(ledger: &Ledger) {
         let active = ledger.reservations.values().filter(|r| r.host == id && r.is_active());
         let cores: u32 = active.map(|r| r.cores).sum();
         assert_eq!(entry.cores_used, cores);
-        assert!(cores <= entry.host.cores, "more cores than there are");
+        assert!(cores <= entry.host.cores, "more cores are reserved than exist");
     }
     let active = || ledger.reservations.iter().filter(|(_, r)| r.is_active());
     assert_eq!(active().count(), ledger.by_vm.len(), "one active reservation per VM");
@@ -361,13 +364,16 @@ fn sums(ledger: &Ledger) {
         assert_eq!(ledger.reservation_of(&reservation.vm), Some(*id));
     }
     for (id, migration) in ledger.migrations() {
-        assert!(ledger.reservations[&id].is_active(), "who ended need not move");
+        assert!(ledger.reservations[&id].is_active(), "an ended VM has a migration request");
         let mut hosts = ledger.hosts().map(|(_, h)| ("host", &h.host.name, h.host.scheduling));
         let mut emcs = ledger.emcs().map(|(_, e)| ("emc", &e.emc.name, e.emc.scheduling));
-        let asks = |(kind, name, to): (&str, &Name, Scheduling)| {
+        let requires_migration = |(kind, name, to): (&str, &Name, Scheduling)| {
             to == Scheduling::Draining && migration.why == format!("{kind} {name} is draining")
         };
-        assert!(hosts.any(asks) || emcs.any(asks), "asked for nothing: {migration:?}");
+        assert!(
+            hosts.any(requires_migration) || emcs.any(requires_migration),
+            "no drain requires {migration:?}"
+        );
     }
 }
 
@@ -375,45 +381,44 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2 * ProptestConfig::default().cases, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_refused_decision_changes_nothing_and_sums_always_add_up(story in prop::collection::vec(turn(), 0..120)) {
-        let (mut rack, mut when) = (Rack::of(RACKS[0]), at(1));
+    fn rejected_decision_changes_nothing_and_totals_are_correct(actions in prop::collection::vec(action(), 0..120)) {
+        let (mut rack, mut when) = (Rack::new(RACKS[0]), at(1));
         rack.ledger.ended.bounds = Bounds { per_client: 2, total: 3, established_after: Ns::secs(300) };
-        for turn in &story {
+        for action in &actions {
             let before = rack.ledger.clone();
-            if rack.take(&mut when, turn).is_err() {
-                prop_assert_eq!(all_of(&before), all_of(&rack.ledger), "{:?}", turn);
+            if rack.perform_action(&mut when, action).is_err() {
+                prop_assert_eq!(full_state(&before), full_state(&rack.ledger), "{:?}", action);
             }
-            sums(&rack.ledger);
-            if let Turn::Later { .. } = turn {
-                is_bounded(&rack.ledger);
+            check_totals(&rack.ledger);
+            if let Action::AdvanceTime { .. } = action {
+                check_bounds(&rack.ledger);
             }
         }
     }
 
-    /// Derived values never differ from the records.
+    /// Derived values agree with the records.
     #[test]
-    fn a_ledger_is_the_fold_of_its_records(story in prop::collection::vec(turn(), 0..120)) {
-        let (mut rack, mut when) = (Rack::of(RACKS[0]), at(1));
-        for turn in &story {
-            let _ = rack.take(&mut when, turn);
+    fn loaded_ledger_equals_the_fold_of_its_records(actions in prop::collection::vec(action(), 0..120)) {
+        let (mut rack, mut when) = (Rack::new(RACKS[0]), at(1));
+        for action in &actions {
+            let _ = rack.perform_action(&mut when, action);
         }
         let mut loaded = Ledger::load(rack.ledger.meta().clone(), rack.disk.values().rev().cloned());
         for (id, host) in rack.ledger.hosts() {
-            loaded.set_live(id, host.live); // these two are not durable
+            loaded.set_live(id, host.live); // liveness and visibility are not durable
             loaded.set_unseen(id, host.unseen.clone());
         }
-        indexes(&loaded);
-        prop_assert_eq!(all_of(&loaded), all_of(&rack.ledger));
+        check_indexes(&loaded);
+        prop_assert_eq!(full_state(&loaded), full_state(&rack.ledger));
     }
 
-    /// After any sequence, slices change their owner only from free or scrubbed, and epochs never
-    /// repeat.
+    /// A slice changes its owner only from free or scrubbed, and epochs never repeat.
     #[test]
-    fn every_owner_of_a_slice_has_a_number_of_its_own(story in prop::collection::vec(turn(), 0..120)) {
-        let (mut rack, mut when) = (Rack::of(RACKS[0]), at(1));
+    fn slice_owners_have_distinct_epochs(actions in prop::collection::vec(action(), 0..120)) {
+        let (mut rack, mut when) = (Rack::new(RACKS[0]), at(1));
         let mut owners: BTreeMap<(SliceId, Epoch), HostId> = BTreeMap::new();
-        for turn in &story {
-            let _ = rack.take(&mut when, turn);
+        for action in &actions {
+            let _ = rack.perform_action(&mut when, action);
             for (slice, _, slot) in rack.ledger.slots_from(SliceId(0)) {
                 if let State::Assigned(owner) | State::Onlining(owner) = slot.state {
                     let first = *owners.entry((slice, slot.epoch)).or_insert(owner.host);

@@ -1,0 +1,462 @@
+//! Random desired states (also repeated, reordered and foreign ones) for an agent whose host calls
+//! are slow or fail and whose VMs end at any time. Every effect is checked.
+
+use units::limits::SCRUBS_PER_HOST_MAX;
+
+use super::*;
+
+/// User of the reservation of VM a. The reservation of VM b has no user.
+const TENANT: u32 = 2001;
+/// User of the agent.
+const AGENT: u32 = 990;
+
+/// A random event.
+#[derive(Clone, Debug)]
+enum Action {
+    DesiredState { number: u64, foreign: u8, entries: Vec<(u8, u32, u64)>, fenced: bool },
+    HostCallEnds { which: usize, ok: u8 },
+    Attach { vm: u8, pid: u32, uid: u32 },
+    RecordWriteEnds { which: usize, ok: bool },
+    ProcessExits { which: usize },
+    Restart,
+    AdvanceTime { ms: u64 },
+}
+
+fn action() -> impl Strategy<Value = Action> {
+    let entries = prop::collection::vec((0..6u8, 0..4u32, 1..3u64), 0..6);
+    prop_oneof![
+        4 => (1..12u64, 0..12u8, entries, prop::bool::weighted(0.1))
+            .prop_map(|(number, foreign, entries, fenced)| Action::DesiredState { number, foreign, entries, fenced }),
+        8 => (any::<usize>(), 0..8u8).prop_map(|(which, ok)| Action::HostCallEnds { which, ok }),
+        4 => (0..2u8, 100..102u32, prop::sample::select(vec![0, TENANT, AGENT, 2002]))
+            .prop_map(|(vm, pid, uid)| Action::Attach { vm, pid, uid }),
+        4 => (any::<usize>(), prop::bool::weighted(0.8)).prop_map(|(which, ok)| Action::RecordWriteEnds { which, ok }),
+        1 => any::<usize>().prop_map(|which| Action::ProcessExits { which }),
+        1 => Just(Action::Restart),
+        2 => (0..2000u64).prop_map(|ms| Action::AdvanceTime { ms }),
+    ]
+}
+
+/// Model of a host: pending calls, records on disk and slices of processes.
+struct HostModel {
+    now: Ns,
+    agent: Agent,
+    calls: BTreeMap<Holding, Effect>,
+    to_record: BTreeMap<ReservationId, VmRecord>,
+    disk: BTreeMap<ReservationId, VmRecord>,
+    /// Locations of slices that may still be open in the kernel.
+    open_in_kernel: BTreeSet<Arc<str>>,
+    closing: BTreeSet<Arc<str>>,
+    running: BTreeMap<ReservationId, VmRecord>,
+    desired_state: Option<Want>,
+    reported_released: BTreeSet<Holding>,
+    tickets: u64,
+    open_tickets: BTreeMap<Ticket, Caller>,
+}
+
+impl HostModel {
+    fn new() -> Self {
+        let mut agent = Agent::new(Ns::ZERO, INSTANCE, None, Vec::new(), Vec::new());
+        agent.set_user(user(AGENT));
+        agent.handle(Ns::ZERO, Event::SessionUp { rack: "R".to_owned(), lease_ttl: Ns::secs(4) });
+        Self {
+            now: Ns::ZERO,
+            agent,
+            calls: BTreeMap::new(),
+            to_record: BTreeMap::new(),
+            disk: BTreeMap::new(),
+            open_in_kernel: BTreeSet::new(),
+            closing: BTreeSet::new(),
+            running: BTreeMap::new(),
+            desired_state: None,
+            reported_released: BTreeSet::new(),
+            tickets: 0,
+            open_tickets: BTreeMap::new(),
+        }
+    }
+
+    fn perform_action(&mut self, action: Action) {
+        match action {
+            Action::DesiredState { number, foreign, entries, fenced } => {
+                self.receive_desired_state(number, foreign, &entries, fenced)
+            }
+            Action::HostCallEnds { which, ok } if which % 3 == 0 && !self.closing.is_empty() => {
+                self.end_close(which, ok > 0);
+            }
+            Action::HostCallEnds { which, ok } => self.end_host_call(which, ok),
+            Action::Attach { vm, pid, uid } => self.attach(vm, pid, uid),
+            Action::RecordWriteEnds { which, ok } => self.end_record_write(which, ok),
+            Action::ProcessExits { which } => self.end_process(which),
+            Action::Restart => self.restart(),
+            Action::AdvanceTime { ms } => {
+                self.now = self.now.after(Ns::ms(ms));
+                self.handle(Event::Tick);
+            }
+        }
+    }
+
+    fn handle(&mut self, event: Event) {
+        self.agent.handle(self.now, event);
+        while let Some(effect) = self.agent.poll_effect() {
+            self.perform(effect);
+        }
+    }
+
+    /// Builds and sends a desired state. VM a has the even slices and VM b the odd ones, so that a
+    /// slice never belongs to two VMs.
+    fn receive_desired_state(&mut self, number: u64, foreign: u8, entries: &[(u8, u32, u64)], fenced: bool) {
+        let mut want = desired_state(number);
+        want.fenced = fenced;
+        let mut slices = [BTreeSet::new(), BTreeSet::new()];
+        for (kind, slice, epoch) in entries {
+            let holding = Holding { slice: SliceId(*slice), epoch: Epoch(*epoch) };
+            match kind {
+                0 => drop(want.release.insert(holding, release(holding, false))),
+                1 => drop(want.release.insert(holding, release(holding, true))),
+                2 => {
+                    let scrubbed = Holding { epoch: Epoch(epoch + 10), ..holding };
+                    drop(want.scrub.insert(scrubbed, handle(scrubbed)));
+                }
+                _ => drop(slices[(slice % 2) as usize].insert(holding)),
+            }
+        }
+        for (vm, slices) in ["a", "b"].into_iter().zip(slices) {
+            if !slices.is_empty() && !fenced {
+                let uid = (vm == "a").then(|| user(TENANT));
+                want.vms.insert(reservation(vm), WantVm { uid, ..desired_vm(vm, slices.into_iter()) });
+            }
+        }
+        let rack = if foreign == 0 { "Q" } else { "R" };
+        if foreign == 1 {
+            want.instance = InstanceId(4);
+        }
+        self.send(rack, want, foreign > 1);
+    }
+
+    fn send(&mut self, rack: &str, want: Want, is_own: bool) {
+        let newest = self.desired_state.as_ref().map_or(DesiredVersion::default(), |order| order.number);
+        let is_accepted = is_own && want.number >= newest;
+        let before = (self.agent.have(), self.calls.clone());
+        let previous = self.desired_state.clone();
+        if is_accepted {
+            self.reported_released.retain(|holding| want.release.contains_key(holding));
+            self.desired_state = Some(want.clone());
+        }
+        let want = match previous {
+            Some(before) if want.number.revision.0.is_multiple_of(2) => {
+                let change = change(&before, &want);
+                let mut complete = before;
+                complete.amend(change.clone());
+                assert_eq!(complete, want, "changes must add up to the complete state");
+                change
+            }
+            _ => want,
+        };
+        self.handle(Event::Want { rack: rack.to_owned(), want });
+        if !is_accepted {
+            assert_eq!(
+                before,
+                (self.agent.have(), self.calls.clone()),
+                "a stale or foreign desired state changed the agent"
+            );
+        }
+    }
+
+    fn end_host_call(&mut self, which: usize, ok: u8) {
+        let Some(holding) = self.calls.keys().copied().nth(which % self.calls.len().max(1)) else { return };
+        let call = self.calls.remove(&holding).unwrap();
+        let result = match (ok, &call) {
+            (0, _) => Err(failure(FailedReason::Host)),
+            (1, Effect::Online { check_zero: true, .. }) => Err(failure(FailedReason::NotZero)),
+            _ => Ok(outcome(&self.agent, holding)),
+        };
+        if matches!((&call, &result), (Effect::Offline { .. } | Effect::Scrub { .. }, Ok(_))) {
+            self.open_in_kernel.remove(&handle(holding).place);
+        }
+        if matches!((&call, &result), (Effect::Offline { .. }, Ok(_))) {
+            // The slice is in use only if its release was forced.
+            self.running.values_mut().for_each(|vm| drop(vm.slices.remove(&holding)));
+        }
+        self.handle(Event::Done { holding, result });
+    }
+
+    fn attach(&mut self, vm: u8, pid: u32, uid: u32) {
+        self.tickets += 1;
+        let (ticket, vm) = (Ticket(self.tickets), Name::new(["a", "b"][usize::from(vm)]).unwrap());
+        let caller = Caller { process: process(pid), uid: user(uid) };
+        self.open_tickets.insert(ticket, caller.clone());
+        self.handle(Event::Attach { ticket, vm, caller });
+    }
+
+    fn end_record_write(&mut self, which: usize, ok: bool) {
+        let Some(id) = self.to_record.keys().copied().nth(which % self.to_record.len().max(1)) else {
+            return;
+        };
+        let record = self.to_record.remove(&id).unwrap();
+        if ok {
+            self.disk.insert(id, record);
+        }
+        let result = if ok { Ok(()) } else { Err("full".to_owned()) };
+        self.handle(Event::Recorded { reservation: id, result });
+    }
+
+    fn end_process(&mut self, which: usize) {
+        let Some(id) = self.running.keys().copied().nth(which % self.running.len().max(1)) else { return };
+        self.running.remove(&id);
+        self.handle(Event::ProcessGone { reservation: id });
+    }
+
+    /// Crashes and restarts the agent. VMs and the disk are kept.
+    fn restart(&mut self) {
+        let found = self.disk.values().map(|record| Adopted {
+            record: record.clone(),
+            lives: self.running.contains_key(&record.reservation),
+        });
+        let found: Vec<_> = found.collect();
+        self.calls.clear();
+        self.closing.clear();
+        self.to_record.clear();
+        self.reported_released.clear();
+        self.open_tickets.clear();
+        self.desired_state = None;
+        let left = self.open_in_kernel.iter().cloned().collect();
+        self.agent = Agent::new(self.now, INSTANCE, Some("R".to_owned()), found, left);
+        self.agent.set_user(user(AGENT));
+        self.handle(Event::SessionUp { rack: "R".to_owned(), lease_ttl: Ns::secs(4) });
+    }
+
+    /// Checks the invariants of every effect.
+    fn perform(&mut self, effect: Effect) {
+        match &effect {
+            Effect::Online { holding, check_zero, .. } => {
+                let recorded = self.disk.values().any(|record| record.slices.contains_key(holding));
+                assert!(*check_zero || recorded, "{holding:?} was opened without a check for zeros");
+                self.open_in_kernel.insert(handle(*holding).place);
+                self.call(*holding, effect);
+            }
+            Effect::Offline { holding, .. } => {
+                let forced = self.is_forced(*holding);
+                assert!(forced || !self.is_in_use(*holding), "{holding:?} was closed while a VM uses it");
+                self.call(*holding, effect);
+            }
+            Effect::Scrub { holding, .. } => {
+                self.open_in_kernel.insert(handle(*holding).place);
+                self.call(*holding, effect);
+            }
+            Effect::Clear { place } => self.close(place),
+            Effect::Record(record) => drop(self.to_record.insert(record.reservation, record.clone())),
+            Effect::Forget(id) => {
+                assert!(!self.running.contains_key(id), "the record of a running VM was deleted");
+                self.disk.remove(id);
+            }
+            Effect::HandOut { ticket, record } => {
+                let caller = self.open_tickets.remove(ticket).expect("a pending ticket");
+                self.check_caller(record, &caller);
+                self.pass_memory(record);
+            }
+            Effect::Refuse { ticket, .. } => {
+                assert!(self.open_tickets.remove(ticket).is_some(), "{ticket:?} was not pending");
+            }
+            Effect::SendHave(report) => self.check_report(report),
+            Effect::Watch { reservation, .. } => assert!(self.disk.contains_key(reservation)),
+            Effect::Kill(id) => {
+                assert!(self.desired_state.as_ref().is_some_and(|o| o.fenced && named(o, *id).is_none()))
+            }
+            Effect::FreeLocal(id) => assert!(!self.running.contains_key(id)),
+            Effect::Remember { .. } | Effect::HangUp(_) | Effect::Bounced(..) => {}
+        }
+    }
+
+    fn call(&mut self, holding: Holding, effect: Effect) {
+        assert!(!self.closing.contains(&handle(holding).place), "two concurrent calls for one slice");
+        let before = self.calls.insert(holding, effect);
+        assert_eq!(before, None, "two concurrent calls for one slice");
+        let scrubs = self.calls.values().filter(|call| matches!(call, Effect::Scrub { .. }));
+        assert!(scrubs.count() <= SCRUBS_PER_HOST_MAX);
+    }
+
+    fn close(&mut self, place: &Arc<str>) {
+        let called = self.calls.keys().any(|holding| handle(*holding).place == *place);
+        assert!(!called, "two concurrent calls for one slice");
+        let used = self.running.values().flat_map(|vm| vm.slices.values()).any(|h| h.place == *place);
+        assert!(!used, "{place} was closed while a VM uses it");
+        assert!(self.closing.insert(Arc::clone(place)), "two concurrent calls for one slice");
+    }
+
+    fn end_close(&mut self, which: usize, ok: bool) {
+        let Some(place) = self.closing.iter().nth(which % self.closing.len().max(1)).cloned() else {
+            return;
+        };
+        self.closing.remove(&place);
+        if ok {
+            self.open_in_kernel.remove(&place);
+        }
+        let result = if ok { Ok(()) } else { Err(failure(FailedReason::Host)) };
+        self.handle(Event::Cleared { place, result });
+    }
+
+    fn is_forced(&self, holding: Holding) -> bool {
+        let order = self.desired_state.as_ref().and_then(|order| order.release.get(&holding));
+        order.is_some_and(|release| release.force)
+    }
+
+    /// Checks that only the user of the VM or root receives its memory, and that a process serves
+    /// one VM. The process of the VM may repeat the request as any user.
+    fn check_caller(&self, record: &VmRecord, caller: &Caller) {
+        assert!(
+            record.process.is(&caller.process),
+            "memory was passed to a process other than the recorded one"
+        );
+        let expected = if record.vm.as_str() == "a" { TENANT } else { AGENT };
+        let permitted = [expected, 0].contains(&caller.uid.get());
+        let again = self.running.contains_key(&record.reservation);
+        assert!(permitted || again, "memory of VM {} was passed to user {}", record.vm, caller.uid);
+        let mut others = self.running.iter().filter(|(id, _)| **id != record.reservation);
+        assert!(!others.any(|(_, vm)| vm.process.is(&caller.process)), "one process serves two VMs");
+    }
+
+    fn pass_memory(&mut self, record: &VmRecord) {
+        let on_disk = self.disk.get(&record.reservation).map(|found| &found.process);
+        assert_eq!(on_disk, Some(&record.process), "memory was passed before the process was recorded");
+        for holding in record.slices.keys() {
+            assert_eq!(self.agent.slices.get(holding), Some(&Stand::Online(handle(*holding))));
+            let other = self
+                .running
+                .values()
+                .any(|vm| !vm.process.is(&record.process) && vm.slices.contains_key(holding));
+            assert!(!other, "{holding:?} has two users");
+        }
+        self.running.insert(record.reservation, record.clone());
+    }
+
+    fn is_in_use(&self, holding: Holding) -> bool {
+        self.running.values().any(|vm| vm.slices.contains_key(&holding))
+    }
+
+    /// Returns whether the record of a running VM contains a slice. A slice released by force
+    /// before a restart of the agent is still recorded until its VM ends.
+    fn is_recorded(&self, holding: Holding) -> bool {
+        let live = self.disk.iter().filter(|(id, _)| self.running.contains_key(id));
+        live.into_iter().any(|(_, record)| record.slices.contains_key(&holding))
+    }
+
+    fn check_report(&mut self, report: &Have) {
+        let newest = self.desired_state.as_ref().map_or(DesiredVersion::default(), |order| order.number);
+        assert_eq!(report.number, newest);
+        for holding in &report.released {
+            let forced = self.is_forced(*holding);
+            assert!(forced || !self.is_in_use(*holding), "{holding:?} was reported released while in use");
+            assert!(
+                !self.open_in_kernel.contains(&handle(*holding).place),
+                "{holding:?} was reported released while open"
+            );
+        }
+        let released: BTreeSet<_> = report.released.iter().copied().collect();
+        assert!(
+            self.reported_released.is_subset(&released),
+            "a released slice is missing from a later report"
+        );
+        self.reported_released = released;
+        let vms: Vec<_> = self.running.keys().filter(|_| report.whole).collect();
+        assert_eq!(report.vms.keys().collect::<Vec<_>>(), vms);
+        assert!(
+            !report.clean
+                || self.running.is_empty() && self.calls.is_empty() && self.open_in_kernel.is_empty()
+        );
+        for failed in report.failed.iter().filter(|failed| !self.reported_released.contains(&failed.holding))
+        {
+            let left = self.open_in_kernel.contains(&handle(failed.holding).place);
+            let lives = self.is_in_use(failed.holding) || self.is_recorded(failed.holding);
+            // A slice that cannot be closed remains, and the report contains it.
+            let must_close =
+                self.desired_state.as_ref().is_some_and(|order| must_release(order, failed.holding));
+            assert!(!left || lives || must_close, "{:?} was reported failed while open", failed.holding);
+        }
+    }
+
+    /// Completes all calls, and checks that the desired state is reached as far as running VMs
+    /// permit.
+    fn settle(&mut self) {
+        for _ in 0..200 {
+            while !self.calls.is_empty() || !self.to_record.is_empty() || !self.closing.is_empty() {
+                self.end_host_call(0, 2);
+                self.end_close(0, true);
+                self.end_record_write(0, true);
+            }
+            self.now = self.now.after(HOST_RETRY);
+            self.handle(Event::Tick);
+        }
+        let Some(order) = self.desired_state.clone() else { return };
+        let report = self.agent.have();
+        for (holding, release) in &order.release {
+            let waits = !release.force && (self.is_in_use(*holding) || self.is_recorded(*holding));
+            assert!(report.released.contains(holding) || waits, "{holding:?} was not released");
+        }
+        for holding in order.scrub.keys() {
+            assert!(report.scrubbed.iter().any(|s| s.holding == *holding), "{holding:?} was not scrubbed");
+        }
+        for (_, vm) in order.vms.iter().filter(|(id, _)| !report.ended.contains(id)) {
+            for holding in vm.slices.keys().filter(|holding| !order.release.contains_key(holding)) {
+                let failed = report.failed.iter().any(|failed| failed.holding == *holding);
+                assert!(failed || report.online.contains(holding), "{holding:?} did not come online");
+            }
+        }
+        assert!(self.open_tickets.is_empty(), "an attach request is unanswered");
+        assert!(
+            !order.fenced || report.clean || !self.running.is_empty(),
+            "a fenced host without VMs is not clean"
+        );
+    }
+}
+
+fn named(order: &Want, id: ReservationId) -> Option<&WantVm> {
+    order.vms.get(&id)
+}
+
+/// Returns whether a desired state requires that a slice is closed: a release, a fence or a later
+/// owner.
+fn must_release(order: &Want, holding: Holding) -> bool {
+    let named = order.vms.values().flat_map(|vm| vm.slices.keys()).chain(order.release.keys());
+    let mut later = named.chain(order.scrub.keys()).filter(|other| other.slice == holding.slice);
+    order.fenced || order.release.contains_key(&holding) || later.any(|other| other.epoch > holding.epoch)
+}
+
+/// Returns the parts of a desired state about one VM and its current and former slices.
+fn part(order: &Want, odd: bool) -> Want {
+    let is_part = |slice: SliceId| (slice.0 % 2 == 1) == odd;
+    let mut part = order.clone();
+    part.vms.retain(|id, _| (*id == reservation("b")) == odd);
+    part.release.retain(|holding, _| is_part(holding.slice));
+    part.scrub.retain(|holding, _| is_part(holding.slice));
+    part
+}
+
+/// Expresses a desired state as changes of another.
+fn change(before: &Want, after: &Want) -> Want {
+    let mut change = Want { base: Some(before.number), ..desired_state(after.number.revision.0) };
+    (change.instance, change.fenced) = (after.instance, after.fenced);
+    for odd in [false, true] {
+        let (old, new) = (part(before, odd), part(after, odd));
+        if (&old.vms, &old.release, &old.scrub) == (&new.vms, &new.release, &new.scrub) {
+            continue;
+        }
+        change.no_more.vms.extend(old.vms.keys().filter(|id| !new.vms.contains_key(id)));
+        let named: BTreeSet<SliceId> = new.slices().collect();
+        change.no_more.slices.extend(old.slices().filter(|slice| !named.contains(slice)));
+        change.vms.extend(new.vms);
+        change.release.extend(new.release);
+        change.scrub.extend(new.scrub);
+    }
+    change
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 8 * ProptestConfig::default().cases, ..ProptestConfig::default() })]
+
+    #[test]
+    fn agent_invariants_hold_after_random_events(actions in prop::collection::vec(action(), 0..80)) {
+        let mut host = HostModel::new();
+        actions.into_iter().for_each(|action| host.perform_action(action));
+        host.settle();
+    }
+}

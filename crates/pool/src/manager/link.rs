@@ -1,0 +1,247 @@
+//! State of one host beside the ledger: its session and lease, the desired states sent to it and its
+//! reports.
+
+use std::collections::BTreeSet;
+
+use units::limits::{
+    DELTA_CHANGES_PER_HOST_MAX, DESIRED_STATE_INTERVAL_MIN, DESIRED_STATE_LINGER, DESIRED_STATE_RESEND_AFTER,
+};
+use units::{DesiredVersion, InstanceId, Ns, ReservationId, SliceId, UnixMs};
+
+use super::{SessionId, report_log::ReportLog};
+use crate::{
+    ledger::When,
+    protocol::{DesiredState, Hello, Holding},
+};
+
+/// State of a host beside the ledger. Not durable: after a restart every host gets a full lease.
+#[derive(Clone, Debug)]
+pub(super) struct Link {
+    pub(super) session: Option<SessionId>,
+    pub(super) hello: Option<Hello>,
+    /// Rack time of the last message; the manager's start before the first one.
+    pub(super) last_message: Ns,
+    pub(super) last_message_wall: Option<UnixMs>,
+    pub(super) unknown_since: Option<(Ns, UnixMs)>,
+    pub(super) last_sent: Option<SentState>,
+    /// There are changes for the next desired state.
+    pub(super) desired_state_due: bool,
+    pub(super) pending_changes: PendingChanges,
+    /// Newest version that its agent has reflected.
+    pub(super) reflected: DesiredVersion,
+    /// First version of this session that contained the fence.
+    pub(super) fence_sent: Option<DesiredVersion>,
+    /// Scrubs sent in this session.
+    pub(super) scrubs_sent: BTreeSet<Holding>,
+    pub(super) rejected: Option<RejectedAgent>,
+    pub(super) reports: ReportLog,
+    /// Complete desired state in preparation.
+    pub(super) draft: Option<Draft>,
+}
+
+/// Older agent of the same boot, rejected while a newer instance represents the host. It shows that
+/// the host runs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RejectedAgent {
+    pub(super) instance: InstanceId,
+    pub(super) since: UnixMs,
+    pub(super) latest: Ns,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SentState {
+    pub(super) number: DesiredVersion,
+    pub(super) at: Ns,
+}
+
+/// Changes for a host since its last desired state.
+#[derive(Clone, Debug, Default)]
+pub(super) struct PendingChanges {
+    pub(super) reservations: BTreeSet<ReservationId>,
+    pub(super) slices: BTreeSet<SliceId>,
+    /// More changes than are listed.
+    pub(super) all: bool,
+    /// A caller waits for the result of the next desired state.
+    pub(super) awaited: bool,
+}
+
+impl PendingChanges {
+    /// Records a slice, reservations, or both. Beyond the limit the next desired state is complete.
+    pub(super) fn add(&mut self, slice: Option<SliceId>, of: impl IntoIterator<Item = ReservationId>) {
+        self.slices.extend(slice);
+        self.reservations.extend(of);
+        if self.slices.len() + self.reservations.len() > DELTA_CHANGES_PER_HOST_MAX {
+            *self = Self { all: true, awaited: self.awaited, ..Self::default() };
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.slices.len() + self.reservations.len()
+    }
+
+    #[cfg(test)]
+    pub(super) fn awaited() -> Self {
+        Self { awaited: true, ..Self::default() }
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_awaited(&self) -> bool {
+        self.awaited
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_complete(&self) -> bool {
+        self.all
+    }
+}
+
+impl Link {
+    pub(super) fn new(now: Ns) -> Self {
+        Self {
+            session: None,
+            hello: None,
+            last_message: now,
+            last_message_wall: None,
+            unknown_since: None,
+            last_sent: None,
+            desired_state_due: true,
+            pending_changes: PendingChanges { all: true, ..PendingChanges::default() },
+            reflected: DesiredVersion::default(),
+            fence_sent: None,
+            scrubs_sent: BTreeSet::new(),
+            rejected: None,
+            reports: ReportLog::default(),
+            draft: None,
+        }
+    }
+
+    /// Returns whether the current or latest session has reported all VMs of the host.
+    pub(super) fn has_reported(&self) -> bool {
+        self.reports.has_reported()
+    }
+
+    /// Records a message of its agent, and returns whether it reflects an older version than an
+    /// earlier report.
+    pub(super) fn record_message(&mut self, when: When, reflected: DesiredVersion) -> bool {
+        (self.last_message, self.last_message_wall) = (when.now, Some(when.wall));
+        let is_outdated = reflected < self.reflected;
+        self.reflected = self.reflected.max(reflected);
+        is_outdated
+    }
+
+    /// Returns the first version of this session that contained the fence.
+    pub(super) fn fence_sent(&self) -> Option<DesiredVersion> {
+        self.fence_sent
+    }
+
+    /// Keeps a complete desired state whose next piece is due at once.
+    pub(super) fn keep_draft(&mut self, draft: Draft) {
+        self.draft = Some(draft);
+        self.desired_state_due = true;
+    }
+
+    /// Returns whether its agent has sent a message to this manager.
+    pub(super) fn has_connected(&self) -> bool {
+        self.hello.is_some()
+    }
+
+    /// Returns the end of its lease without further messages.
+    pub(super) fn lease_end(&self, ttl: Ns) -> Ns {
+        self.last_message.after(ttl)
+    }
+
+    pub(super) fn is_connected(&self) -> bool {
+        self.session.is_some()
+    }
+
+    pub(super) fn is_expected(&self) -> bool {
+        self.hello.is_none() && self.unknown_since.is_none()
+    }
+
+    pub(super) fn is_unknown(&self) -> bool {
+        self.unknown_since.is_some()
+    }
+
+    pub(super) fn unknown_since(&self) -> Option<UnixMs> {
+        self.unknown_since.map(|(_, wall)| wall)
+    }
+
+    pub(super) fn hello(&self) -> Option<&Hello> {
+        self.hello.as_ref()
+    }
+
+    pub(super) fn instance(&self) -> Option<InstanceId> {
+        self.session.and(self.hello.as_ref()).map(|hello| hello.instance)
+    }
+
+    /// Returns whether its agent is connected with a valid lease.
+    pub(super) fn is_live(&self) -> bool {
+        self.is_connected() && !self.is_unknown()
+    }
+
+    /// Returns the times at which something is due for the host.
+    pub(super) fn due(&self) -> Due {
+        Due {
+            last_message: self.unknown_since.is_none().then_some(self.last_message),
+            silent: self.unknown_since.map(|(since, _)| since).filter(|_| !self.is_connected()),
+            resend: self.resend_at(),
+            desired_state: if self.desired_state_due { self.next_send() } else { None },
+            rejected: self.rejected.map(|agent| agent.latest),
+        }
+    }
+
+    /// Returns the older agent that keeps connecting, if any.
+    pub(super) fn rejected(&self) -> Option<RejectedAgent> {
+        self.rejected
+    }
+
+    /// Returns whether a newer instance of the same boot is the host's agent: it is connected, or
+    /// its lease has not expired.
+    pub(super) fn has_newer_agent(&self, hello: &Hello, now: Ns, ttl: Ns) -> bool {
+        let newer = |led: &Hello| led.instance > hello.instance && led.boot_id == hello.boot_id;
+        self.hello.as_ref().is_some_and(newer) && (self.is_connected() || now < self.lease_end(ttl))
+    }
+
+    /// Returns when the next due desired state may be sent.
+    fn next_send(&self) -> Option<Ns> {
+        self.session?;
+        let Some(sent) = self.last_sent.filter(|_| self.draft.is_none()) else { return Some(Ns::ZERO) };
+        let answered = self.reflected >= sent.number;
+        Some(sent.at.after(match self.pending_changes.awaited {
+            _ if !answered => DESIRED_STATE_RESEND_AFTER,
+            true => DESIRED_STATE_INTERVAL_MIN,
+            false => DESIRED_STATE_LINGER,
+        }))
+    }
+
+    /// Returns when an unanswered desired state is sent again.
+    fn resend_at(&self) -> Option<Ns> {
+        let is_unanswered = |sent: &SentState| self.is_connected() && self.reflected < sent.number;
+        let sent = self.last_sent.filter(|sent| is_unanswered(sent) && self.draft.is_none())?;
+        Some(sent.at.after(DESIRED_STATE_RESEND_AFTER))
+    }
+}
+
+/// Complete desired state in preparation.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Draft {
+    pub(super) desired: Option<DesiredState>,
+    pub(super) next_slice: SliceId,
+    pub(super) next_reservation: ReservationId,
+}
+
+/// Times at which something is due for a host, in rack time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Due {
+    /// Latest report, while the lease is valid.
+    pub(super) last_message: Option<Ns>,
+    /// End of the lease, while the agent is not connected.
+    pub(super) silent: Option<Ns>,
+    /// Time at which an unanswered desired state is sent again.
+    pub(super) resend: Option<Ns>,
+    /// Time at which the next due desired state may be sent.
+    pub(super) desired_state: Option<Ns>,
+    /// Time of the latest rejection of an older agent.
+    pub(super) rejected: Option<Ns>,
+}
