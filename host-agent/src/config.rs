@@ -339,13 +339,13 @@ mod tests {
     }
 
     #[test]
-    fn a_file_may_be_named_without_its_directory() {
+    fn config_path_without_directory_is_accepted() {
         let config = Config::parse(SMALLEST, Path::new("host.toml")).unwrap();
         assert_eq!(config.runtime_dir, std::env::current_dir().unwrap().join("run"));
     }
 
     #[test]
-    fn what_is_left_out_has_a_default_and_relative_paths_begin_at_the_file() {
+    fn omitted_keys_have_defaults_and_paths_are_relative() {
         let config = parse(SMALLEST).unwrap();
         assert_eq!(config.manager, "unix:/run/tarn/manager.sock");
         assert_eq!(config.runtime_dir, Path::new("/etc/tarn/run"));
@@ -355,13 +355,13 @@ mod tests {
     }
 
     #[test]
-    fn the_example_is_a_config() {
+    fn example_config_is_valid() {
         let config = parse(include_str!("../host.example.toml")).unwrap();
         assert_eq!(config.host.as_str(), "h0");
     }
 
     #[test]
-    fn cxl_memory_is_scrubbed_at_a_speed_that_may_be_left_out() {
+    fn scrub_speed_has_a_default() {
         let dax = |rest: &str| {
             let text = SMALLEST.replacen("kind = \"emulated\"", &format!("kind = \"dax\"\n{rest}"), 1);
             parse(&text).map(|config| config.backend)
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn a_typo_is_an_error_that_names_the_key() {
+    fn unknown_key_is_an_error_with_its_name() {
         refused("runtime_dir", "runtime_dirs", "unknown field `runtime_dirs`");
         refused("[backend]", "[backends]", "unknown field `backends`");
         refused("host = \"h0\"", "", "missing field `host`");
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_value_is_an_error_with_field_value_and_rule() {
+    fn invalid_value_is_an_error_with_field_value_and_rule() {
         refused("\"h0\"", "\"../h0\"", "agent.host = \"../h0\": \"../h0\" is not a name");
         refused("\"emulated\"", "\"cxl\"", "backend.kind = \"cxl\": must be emulated, dax or memory_block");
         refused("\"run\"", &format!("\"{}\"", "x".repeat(120)), "agent.socket");
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_never_leaves_the_machine_unencrypted() {
+    fn token_is_sent_unencrypted_only_to_loopback() {
         let manager = |uri: &str| SMALLEST.replace("[agent]", &format!("[agent]\nmanager = \"{uri}\""));
         for good in ["http://127.0.0.1:1", "http://[::1]:1", "http://localhost:9750", "unix:/run/tarn.sock"] {
             assert_eq!(parse(&manager(good)).unwrap().manager, good);
@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn a_manager_on_another_machine_needs_certificates() {
+    fn remote_manager_requires_tls() {
         let tls =
             "[tls]\nca = \"ca.pem\"\ncertificate = \"h0.pem\"\nkey = \"h0.key\"\nserver_name = \"manager\"";
         let with_tls = |uri: &str| {

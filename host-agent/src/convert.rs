@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn user_of_a_vm_is_read_from_orders_and_written_in_reports() {
+    fn vm_user_is_converted_in_both_directions() {
         let order = |uid| wire::DesiredVm {
             vm: "a".into(),
             reservation: "r-1".into(),

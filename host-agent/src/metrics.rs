@@ -302,7 +302,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_that_is_not_measured_is_not_shown_as_untouched() {
+    fn unmeasured_memory_is_not_exported_as_untouched() {
         let metrics = Metrics::new(&Name::new("h0").unwrap(), "dax");
         let holding = Holding { slice: SliceId(1), epoch: Epoch(1) };
         let (vm, local) = (Name::new("a").unwrap(), Bytes::mib(64));
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn every_series_names_the_host() {
+    fn all_series_have_a_host_label() {
         let metrics = Metrics::new(&Name::new("h0").unwrap(), "fake");
         metrics.called(Call::Scrub, Duration::from_millis(3), false);
         metrics.connected.set(1);

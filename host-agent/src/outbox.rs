@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn reports_that_pile_up_become_one_and_nothing_is_lost() {
+    async fn pending_reports_are_merged_without_loss() {
         let outbox = Outbox::default();
         (1..=3).for_each(|slice| outbox.put(news(slice)));
         let slices: Vec<u32> = outbox.next().await.online.iter().map(|holding| holding.slice.0).collect();
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whoever_waits_hears_of_the_next_report_and_a_new_session_of_none_before_it() {
+    async fn cleared_outbox_waits_for_next_report() {
         let outbox = std::sync::Arc::new(Outbox::default());
         outbox.put(news(1));
         outbox.clear();

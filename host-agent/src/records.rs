@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vm_whose_process_runs_is_found_alive_and_after_its_end_dead() {
+    fn recorded_vm_is_alive_until_its_process_ends() {
         let dir = tempfile::tempdir().unwrap();
         let records = Records::open(dir.path(), "boot").unwrap();
         let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_removed_record_is_gone_and_removing_it_again_does_no_harm() {
+    fn record_removal_is_idempotent() {
         let dir = tempfile::tempdir().unwrap();
         let records = Records::open(dir.path(), "boot").unwrap();
         let record = record(Process { pid: 1, started: 1, cgroup: String::new() });
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_that_cannot_be_understood_is_an_error_that_names_its_file() {
+    fn corrupt_record_is_an_error_with_its_path() {
         let dir = tempfile::tempdir().unwrap();
         let records = Records::open(dir.path(), "boot").unwrap();
         records.write(&record(Process { pid: 1, started: 1, cgroup: String::new() })).unwrap();
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn record_without_a_user_is_read_and_written_as_earlier_versions_do() {
+    fn record_without_user_has_the_earlier_format() {
         let dir = tempfile::tempdir().unwrap();
         let records = Records::open(dir.path(), "boot").unwrap();
         let record = VmRecord { uid: None, ..record(Process { pid: 1, started: 1, cgroup: String::new() }) };
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_that_was_not_finished_never_was() {
+    fn unfinished_record_is_removed() {
         let dir = tempfile::tempdir().unwrap();
         let records = Records::open(dir.path(), "boot").unwrap();
         fs::write(dir.path().join("vms/r-7.new"), "{ \"reser").unwrap();

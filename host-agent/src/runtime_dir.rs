@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_host_has_one_agent_at_a_time() {
+    fn runtime_dir_is_locked_by_one_agent_at_a_time() {
         let dir = tempfile::tempdir().unwrap();
         let first = RuntimeDir::take(dir.path()).unwrap();
         assert!(matches!(RuntimeDir::take(dir.path()), Err(RuntimeDirError::InUse { .. })));
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn every_start_has_a_higher_number_even_if_the_clock_went_back() {
+    fn instance_number_increases_despite_clock_setback() {
         let dir = tempfile::tempdir().unwrap();
         let runtime_dir = RuntimeDir::take(dir.path()).unwrap();
         let first = runtime_dir.next_instance().unwrap();
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_not_what_was_written_is_an_error_that_names_it() {
+    fn corrupt_file_is_an_error_with_its_path() {
         let dir = tempfile::tempdir().unwrap();
         let runtime_dir = RuntimeDir::take(dir.path()).unwrap();
         fs::write(dir.path().join("instance"), "12x").unwrap();
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rack_is_remembered() {
+    fn rack_is_stored() {
         let dir = tempfile::tempdir().unwrap();
         let runtime_dir = RuntimeDir::take(dir.path()).unwrap();
         assert_eq!(runtime_dir.rack().unwrap(), None);

@@ -260,7 +260,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn agent_sent_away_at_once_pauses_longer_up_to_a_lease() {
+    fn rejected_agent_delay_grows_up_to_a_lease() {
         let lease = Duration::from_secs(10);
         let rejected = || Ended::Status(Status::aborted("a newer agent speaks for this host"));
         let mut pauses = vec![RECONNECT_BACKOFF_MIN.as_duration()];

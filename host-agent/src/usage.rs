@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn measurement_is_reported_once_and_again_to_another_session() {
+    fn measurement_is_reported_once_per_session() {
         let book = UsageBook::default();
         book.note(ID, usage(Some(2)));
         assert_eq!(book.take_news(), [(ID, touched(2))]);
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn vm_that_is_measured_in_part_is_kept_and_not_reported() {
+    fn partly_measured_vm_is_stored_and_not_reported() {
         let book = UsageBook::default();
         book.note(ID, usage(None));
         assert_eq!(book.take_news(), []);
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn last_measurement_of_an_ended_vm_stays_until_it_is_reported() {
+    fn last_measurement_of_ended_vm_stays_until_reported() {
         let book = UsageBook::default();
         book.note(ID, usage(Some(2)));
         book.note_all(&BTreeMap::new());

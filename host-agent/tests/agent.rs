@@ -28,7 +28,7 @@ fn running() -> (Rig, rig::Vmm) {
 }
 
 #[test]
-fn an_agent_says_who_it_is() {
+fn agent_identifies_itself() {
     let rig = Rig::new();
     assert_eq!(rig.hello.host, "h0");
     assert_eq!(rig.hello.protocol_version, proto::PROTOCOL_VERSION);
@@ -39,7 +39,7 @@ fn an_agent_says_who_it_is() {
 }
 
 #[test]
-fn a_vm_has_its_memory_from_the_first_word_to_the_end_of_its_process() {
+fn vm_keeps_its_memory_until_its_process_ends() {
     let (mut rig, mut vmm) = running();
     assert_eq!(vmm.say("zero"), "true");
     assert_eq!(vmm.say("write"), "written");
@@ -54,7 +54,7 @@ fn a_vm_has_its_memory_from_the_first_word_to_the_end_of_its_process() {
 }
 
 #[test]
-fn a_slice_with_somebody_elses_bytes_is_never_handed_out() {
+fn dirty_slice_is_never_passed_to_a_vm() {
     let mut rig = Rig::new();
     let slice = rig.grant(1, 1);
     let file = OpenOptions::new().write(true).open(rig.slice_path(1, 1)).unwrap();
@@ -67,7 +67,7 @@ fn a_slice_with_somebody_elses_bytes_is_never_handed_out() {
 }
 
 #[test]
-fn a_slice_that_is_not_there_is_told_with_the_reason_of_the_machine() {
+fn missing_slice_is_reported_with_os_error() {
     let mut rig = Rig::new();
     let slice = rig.want_slice(1, 1);
     let have = rig.order(want_vm(vec![slice]), |have| !have.failed.is_empty());
@@ -78,7 +78,7 @@ fn a_slice_that_is_not_there_is_told_with_the_reason_of_the_machine() {
 }
 
 #[test]
-fn guests_outlive_their_agent_and_the_next_one_knows_them() {
+fn guests_survive_agent_restart_and_are_adopted() {
     let (mut rig, mut vmm) = running();
     let before = rig.hello.instance;
     vmm.say("write");
@@ -97,7 +97,7 @@ fn guests_outlive_their_agent_and_the_next_one_knows_them() {
 }
 
 #[test]
-fn a_vm_that_ended_while_no_agent_ran_is_told_and_nobody_follows_it() {
+fn vm_ended_without_agent_is_reported_and_not_replaced() {
     let (mut rig, mut vmm) = running();
     rig.kill_agent();
     vmm.kill();
@@ -110,7 +110,7 @@ fn a_vm_that_ended_while_no_agent_ran_is_told_and_nobody_follows_it() {
 }
 
 #[test]
-fn an_agent_comes_back_to_its_manager_and_tells_everything_again() {
+fn agent_reconnects_and_sends_a_complete_report() {
     let (mut rig, _vmm) = running();
     let before = rig.hello.clone();
     rig.hang_up();
@@ -119,7 +119,7 @@ fn an_agent_comes_back_to_its_manager_and_tells_everything_again() {
 }
 
 #[test]
-fn an_agent_told_to_stop_ends_well_and_releases_nothing() {
+fn terminated_agent_exits_cleanly_and_releases_nothing() {
     let (mut rig, mut vmm) = running();
     assert!(rig.terminate_agent().success());
     assert_eq!(vmm.say("write"), "written");
@@ -129,7 +129,7 @@ fn an_agent_told_to_stop_ends_well_and_releases_nothing() {
 }
 
 #[test]
-fn the_same_process_may_ask_again_and_gets_the_same() {
+fn repeated_attach_returns_same_memory() {
     let (_rig, mut vmm) = running();
     vmm.say("write");
     assert_eq!(vmm.say("attach a descriptors"), format!("attached local={} 1.1={GIB}", 16 << 20));
@@ -137,7 +137,7 @@ fn the_same_process_may_ask_again_and_gets_the_same() {
 }
 
 #[test]
-fn a_vmm_that_only_takes_paths_gets_paths_it_can_open() {
+fn vmm_taking_paths_gets_openable_paths() {
     let (mut rig, mut vmm) = (Rig::new(), None);
     let slice = rig.grant(1, 1);
     rig.order(want_vm(vec![slice]), |have| pairs(&have.online) == [(1, 1)]);
@@ -153,7 +153,7 @@ fn a_vmm_that_only_takes_paths_gets_paths_it_can_open() {
 }
 
 #[test]
-fn whoever_looks_sees_paths_it_can_open_and_is_not_taken_for_the_vm() {
+fn inspection_returns_openable_paths_and_registers_no_vm() {
     let mut rig = Rig::new();
     let slices = vec![rig.grant(1, 1), rig.grant(2, 1)];
     rig.order(want_vm(slices), |have| pairs(&have.online) == [(1, 1), (2, 1)]);
@@ -171,7 +171,7 @@ fn whoever_looks_sees_paths_it_can_open_and_is_not_taken_for_the_vm() {
 }
 
 #[test]
-fn a_look_is_refused_whenever_the_memory_would_be() {
+fn inspection_is_rejected_like_attach() {
     let (rig, _vmm) = running();
     for (vm, reason) in [("a", "VM_ATTACHED"), ("b", "VM_UNKNOWN"), ("../a", "BAD_MESSAGE")] {
         let client = Client::connect(&rig.socket()).unwrap();
@@ -186,7 +186,7 @@ fn a_look_is_refused_whenever_the_memory_would_be() {
 }
 
 #[test]
-fn connection_that_attached_a_vm_is_answered_about_no_other() {
+fn attached_connection_is_limited_to_its_vm() {
     let (_rig, mut vmm) = running();
     assert!(vmm.say("attach b descriptors").starts_with("refused OTHER_VM attach.vm: b: must be a"));
     assert!(vmm.say("look b").starts_with("refused OTHER_VM inspect.vm: b: must be a"));
@@ -219,7 +219,7 @@ fn assert_other_user(answer: &str, vm: &str, user: u32, caller: u32) {
 }
 
 #[test]
-fn user_attaches_and_looks_at_its_own_vms_only() {
+fn user_attaches_and_inspects_own_vms_only() {
     let Some(rig) = of_two_tenants() else { return };
     let [one, two] = TENANTS;
     let mut vmm = rig.vmm_of(one);
@@ -238,7 +238,7 @@ fn user_attaches_and_looks_at_its_own_vms_only() {
 
 /// Files of an inspection were given to the caller, for any VM.
 #[test]
-fn files_that_root_looks_at_are_given_to_the_user_of_the_vm() {
+fn files_inspected_by_root_belong_to_vm_user() {
     let Some(rig) = of_two_tenants() else { return };
     let mut root = rig.vmm();
     for (vm, slice) in [("a", 1), ("b", 2), ("c", 3)] {
@@ -250,7 +250,7 @@ fn files_that_root_looks_at_are_given_to_the_user_of_the_vm() {
 }
 
 #[test]
-fn guest_that_broke_out_of_its_vmm_reaches_no_other_vm() {
+fn compromised_vmm_reaches_no_other_vm() {
     let Some(mut rig) = of_two_tenants() else { return };
     let [one, two] = TENANTS;
     let mut vmm = rig.vmm_that_became(one);
@@ -287,7 +287,7 @@ fn guest_that_broke_out_of_its_vmm_reaches_no_other_vm() {
 
 /// 1,024 connections of any user kept every VM from starting.
 #[test]
-fn connections_of_another_user_keep_no_vm_from_starting() {
+fn connections_of_another_user_do_not_block_vm_start() {
     if !rustix::process::geteuid().is_root() {
         return left_out("connections of another user, as becoming one takes root");
     }
@@ -306,7 +306,7 @@ fn connections_of_another_user_keep_no_vm_from_starting() {
 }
 
 #[test]
-fn a_vm_larger_than_a_datagram_gets_all_of_its_memory_in_order() {
+fn large_vm_receives_all_memory_in_order() {
     let mut rig = Rig::new();
     let slices: Vec<_> = (0..150).map(|slice| rig.grant(slice, 1)).collect();
     rig.order(want_vm(slices), |have| have.online.len() == 150);
@@ -320,7 +320,7 @@ fn a_vm_larger_than_a_datagram_gets_all_of_its_memory_in_order() {
 }
 
 #[test]
-fn a_scrubbed_slice_is_zero_and_has_a_receipt() {
+fn scrubbed_slice_is_zero_and_reported() {
     let mut rig = Rig::new();
     let slice = rig.grant(7, 3);
     let file = OpenOptions::new().read(true).write(true).open(rig.slice_path(7, 3)).unwrap();
@@ -336,7 +336,7 @@ fn a_scrubbed_slice_is_zero_and_has_a_receipt() {
 }
 
 #[test]
-fn a_fenced_host_ends_its_vms_and_is_clean() {
+fn fenced_host_ends_its_vms_and_is_clean() {
     let (mut rig, mut vmm) = running();
     let have = rig.order(wire::DesiredState { fenced: true, ..want() }, |have| have.clean);
     assert_eq!(have.ended, ["r-1"]);
@@ -345,7 +345,7 @@ fn a_fenced_host_ends_its_vms_and_is_clean() {
 }
 
 #[test]
-fn force_takes_a_slice_from_a_vm_that_still_runs() {
+fn forced_release_takes_slice_from_running_vm() {
     let (mut rig, mut vmm) = running();
     let have = rig.order(release(1, 1, true), |have| have.complete && pairs(&have.released) == [(1, 1)]);
     assert_eq!(have.vms.len(), 1);
@@ -353,7 +353,7 @@ fn force_takes_a_slice_from_a_vm_that_still_runs() {
 }
 
 #[test]
-fn an_old_order_or_one_for_another_instance_changes_nothing() {
+fn desired_state_of_another_instance_changes_nothing() {
     let (mut rig, _vmm) = running();
     let instance = rig.hello.instance;
     rig.hello.instance = instance - 1;
@@ -364,7 +364,7 @@ fn an_old_order_or_one_for_another_instance_changes_nothing() {
 }
 
 #[test]
-fn a_caller_is_known_by_what_the_kernel_says_of_it() {
+fn caller_is_identified_by_the_kernel() {
     let rig = Rig::with("allowed_uids = [12345]");
     let client = Client::connect(&rig.socket()).unwrap();
     let Err(ClientError::Rejected { reason, message }) = client.attach("a", MemoryForm::Descriptors) else {
@@ -375,7 +375,7 @@ fn a_caller_is_known_by_what_the_kernel_says_of_it() {
 }
 
 #[test]
-fn what_is_not_a_message_is_refused_and_the_next_one_is_heard() {
+fn malformed_message_is_rejected_and_next_accepted() {
     let (rig, mut vmm) = running();
     let client = Client::connect(&rig.socket()).unwrap();
     for (vm, form, why) in [
@@ -397,7 +397,7 @@ fn what_is_not_a_message_is_refused_and_the_next_one_is_heard() {
 }
 
 #[test]
-fn a_host_has_one_agent() {
+fn second_agent_of_a_host_does_not_start() {
     let rig = Rig::new();
     let second = serve(&rig.config()).output().unwrap();
     assert_eq!(second.status.code(), Some(1));
@@ -406,7 +406,7 @@ fn a_host_has_one_agent() {
 }
 
 #[test]
-fn an_agent_whose_records_cannot_be_read_does_not_start() {
+fn agent_with_corrupt_records_does_not_start() {
     let (mut rig, _vmm) = running();
     rig.kill_agent();
     fs::write(rig.dir.path().join("run/vms/r-1.json"), "{").unwrap();
@@ -417,7 +417,7 @@ fn an_agent_whose_records_cannot_be_read_does_not_start() {
 }
 
 #[test]
-fn a_token_that_others_can_read_is_refused_with_the_remedy() {
+fn token_readable_by_others_is_rejected_with_fix() {
     let rig = Rig::without_agent("");
     let check = || serve(&rig.config()).arg("--check-config").output().unwrap();
     assert!(check().status.success());
@@ -429,7 +429,7 @@ fn a_token_that_others_can_read_is_refused_with_the_remedy() {
 }
 
 #[test]
-fn wrong_usage_and_wrong_configuration_have_exit_codes_of_their_own() {
+fn usage_and_config_errors_have_distinct_exit_codes() {
     let rig = Rig::without_agent("hots = 1");
     assert_eq!(serve(&rig.config()).arg("--nonsense").output().unwrap().status.code(), Some(2));
     let output = serve(&rig.config()).arg("--check-config").output().unwrap();

@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_out_has_a_default() {
+    fn omitted_symbiosis_keys_have_defaults() {
         let symbiosis = parse(SMALLEST).unwrap();
         assert_eq!(symbiosis.epoch, Ns::secs(30));
         assert_eq!(symbiosis.supply, Supply { memory_mib: 2048, bandwidth_mb_s: 100 });
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_value_is_an_error_with_field_value_and_rule() {
+    fn invalid_value_is_an_error_with_field_value_and_rule() {
         refused("2048", "0", "symbiosis.memory_mib = \"0\": must be from 1 to");
         refused("100", "0", "symbiosis.bandwidth_mb_s = \"0\": must be from 1 to");
         refused("\"swap\"", "\"swop\"", "symbiosis.enforce = \"swop\": must be swap, tiered or advise");

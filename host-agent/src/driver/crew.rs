@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn as_many_calls_are_made_at_once_as_there_are_threads_and_each_is_told() {
+    async fn all_workers_run_calls_concurrently() {
         let (crew, mut made) = Crew::start().unwrap();
         let together = Arc::new(Barrier::new(HOST_CALLS_IN_FLIGHT_MAX));
         for id in 0..3 * HOST_CALLS_IN_FLIGHT_MAX as u64 {
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_call_that_panics_is_told_and_the_crew_goes_on() {
+    async fn panicking_call_is_reported_and_workers_continue() {
         let (crew, mut made) = Crew::start().unwrap();
         for lane in [Lane::Serving, Lane::Scrubbing].repeat(HOST_CALLS_IN_FLIGHT_MAX) {
             crew.call(lane, || panic!("a host call gone wrong"));
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_start_never_waits_for_scrubs() {
+    async fn vm_start_never_waits_for_scrubs() {
         let (crew, mut made) = Crew::start().unwrap();
         let (hold, held) = std::sync::mpsc::channel::<()>();
         let held = Arc::new(Mutex::new(held));

@@ -96,7 +96,7 @@ fn name() -> Name {
 }
 
 #[tokio::test]
-async fn a_slice_that_could_not_be_opened_is_opened_later() {
+async fn failed_online_is_retried() {
     let mut rig = Rig::new().await;
     rig.host.fail(Call::Online, 2);
     rig.order_vm(1).await;
@@ -105,7 +105,7 @@ async fn a_slice_that_could_not_be_opened_is_opened_later() {
 }
 
 #[tokio::test]
-async fn what_keeps_failing_is_told_with_the_words_of_the_host() {
+async fn persistent_failure_is_reported_with_host_error() {
     let mut rig = Rig::new().await;
     rig.host.fail(Call::Scrub, 3);
     rig.order(1, |want| drop(want.scrub.insert(SLICE_1, place()))).await;
@@ -119,7 +119,7 @@ async fn what_keeps_failing_is_told_with_the_words_of_the_host() {
 }
 
 #[tokio::test]
-async fn what_a_predecessor_left_and_nobody_wants_is_closed_before_the_host_is_clean() {
+async fn orphaned_slice_is_closed_before_host_is_clean() {
     let host = Fake::default();
     host.leave("/emc/1.1");
     host.leave("/emc/2.1");
@@ -135,7 +135,7 @@ async fn what_a_predecessor_left_and_nobody_wants_is_closed_before_the_host_is_c
 }
 
 #[tokio::test]
-async fn a_dirty_slice_is_told_and_not_tried_again() {
+async fn dirty_slice_is_reported_and_not_retried() {
     let mut rig = Rig::new().await;
     rig.host.dirty(SLICE_1);
     rig.order_vm(1).await;
@@ -145,7 +145,7 @@ async fn a_dirty_slice_is_told_and_not_tried_again() {
 }
 
 #[tokio::test]
-async fn nothing_is_handed_out_that_could_not_be_recorded() {
+async fn unrecorded_vm_gets_no_memory() {
     let mut rig = Rig::new().await;
     rig.order_vm(1).await;
     rig.wait(|have| have.online == [SLICE_1]).await;
@@ -160,7 +160,7 @@ async fn nothing_is_handed_out_that_could_not_be_recorded() {
 }
 
 #[tokio::test]
-async fn memory_that_cannot_be_had_is_told_and_may_be_asked_for_again() {
+async fn failed_memory_request_is_reported_and_repeatable() {
     let mut rig = Rig::new().await;
     rig.order_vm(1).await;
     rig.wait(|have| have.online == [SLICE_1]).await;
@@ -173,7 +173,7 @@ async fn memory_that_cannot_be_had_is_told_and_may_be_asked_for_again() {
 const USAGE: Usage = Usage { local: Some(Bytes::mib(1)), pool: Some(Bytes::mib(2)), overflow: None };
 
 #[tokio::test]
-async fn memory_of_a_vm_is_measured_while_it_runs() {
+async fn running_vm_is_measured() {
     let mut rig = Rig::new().await;
     rig.host.set_usage(ReservationId(1), USAGE);
     rig.order_vm(1).await;
@@ -189,7 +189,7 @@ async fn memory_of_a_vm_is_measured_while_it_runs() {
 }
 
 #[tokio::test]
-async fn memory_of_a_vm_is_measured_once_more_before_its_end_is_reported() {
+async fn ended_vm_is_measured_before_its_end_is_reported() {
     let mut rig = Rig::new().await;
     rig.order_vm(1).await;
     rig.wait(|have| have.online == [SLICE_1]).await;
@@ -205,7 +205,7 @@ async fn memory_of_a_vm_is_measured_once_more_before_its_end_is_reported() {
 }
 
 #[tokio::test]
-async fn the_manager_of_another_rack_is_left() {
+async fn manager_of_another_rack_is_disconnected() {
     let mut rig = Rig::new().await;
     rig.wait(|have| have.clean).await;
     rig.heard.send(Heard::Down).await.unwrap();

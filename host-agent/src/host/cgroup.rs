@@ -288,7 +288,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_kernel_counts_is_read_in_its_words() {
+    fn cgroup_counters_are_parsed() {
         let (made_up, cgroups) = made_up::cgroups(&["db"]);
         let files = [
             ("memory.current", "104857600"),
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tenant_is_a_cgroup_with_a_process() {
+    fn cgroup_with_process_is_a_tenant() {
         let (made_up, cgroups) = made_up::cgroups(&["b", "a", "empty"]);
         made_up.files("empty", &[("cgroup.events", "populated 0")]);
         made_up.files("", &[("cgroup.procs", "")]);
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_are_read_as_they_are_written() {
+    fn limits_are_read_back_as_written() {
         let (made_up, cgroups) = made_up::cgroups(&["db"]);
         assert_eq!(cgroups.limits("db", "253:0").unwrap(), Limits::default());
         cgroups.limit_memory("db", Some(64 << 20)).unwrap();
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_gone_is_told_from_one_that_cannot_be_read() {
+    fn missing_cgroup_differs_from_unreadable_one() {
         let (made_up, cgroups) = made_up::cgroups(&["db"]);
         assert!(cgroups.counters("cache", "253:0").unwrap_err().is_gone());
         let gone = units::chain(&cgroups.limit_memory("cache", Some(1 << 20)).unwrap_err());

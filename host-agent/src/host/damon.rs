@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn device_memory_is_outside_of_what_is_watched() {
+    fn device_memory_is_not_monitored() {
         let made_up = damon(2, &[]);
         let below = format!("{ADMIN}/0/contexts/0/targets/0/regions");
         for region in ["0", "1"] {
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn tenants_are_watched_by_their_processes_and_what_was_seen_is_told_for_each() {
+    fn each_monitored_tenant_has_its_own_result() {
         let made_up = damon(2, &[("4096", "12288", "40"), ("1048576", "2097152", "0")]);
         let mut damon = Damon::at(&made_up.path(""), false);
         damon.watch(&[targets(&[7, 8]), targets(&[9])]).unwrap();
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn somebody_elses_damon_is_left_alone_and_what_an_agent_left_is_ended() {
+    fn foreign_damon_is_kept_and_own_one_is_stopped() {
         let made_up = damon(1, &[]);
         made_up.files(ADMIN, &[("nr_kdamonds", "1")]);
         let error = Damon::at(&made_up.path(""), false).watch(&[targets(&[7])]).unwrap_err();
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_without_damon_says_so() {
+    fn missing_damon_is_an_error() {
         let made_up = MadeUp::new(&[]);
         let error = Damon::at(&made_up.path(""), false).watch(&[targets(&[7])]).unwrap_err();
         assert!(error.to_string().contains("nr_kdamonds"), "{error}");

@@ -86,12 +86,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_ends_by_itself_is_not_interrupted() {
+    fn finished_work_is_not_interrupted() {
         assert_eq!(stepwise(Duration::from_secs(1000), |_| 7).unwrap(), 7);
     }
 
     #[test]
-    fn a_step_that_never_ends_is_interrupted_after_the_limit_and_not_before_and_the_next_has_its_own_time() {
+    fn each_endless_step_is_interrupted_after_its_limit() {
         let (_end, full) = pipe_with(PipeFlags::CLOEXEC).unwrap();
         let bytes = vec![0; fcntl_setpipe_size(&full, 4096).unwrap()];
         assert_eq!(rustix::io::write(&full, &bytes), Ok(bytes.len()));

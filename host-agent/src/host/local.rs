@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn touched_memory_is_measured_also_by_the_next_agent() {
+    fn touched_memory_is_measured_after_agent_restart() {
         let local = Local::new(None);
         let Place::Descriptor(memfd) = local.part(&record(), Form::Descriptors).unwrap().unwrap().place
         else {

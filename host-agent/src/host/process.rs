@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_is_told_from_a_later_one_with_its_pid() {
+    fn reused_pid_is_detected() {
         let child = sleeper();
         let process = identify(child.id()).unwrap();
         let later = Process { started: process.started + 1, ..process.clone() };
@@ -462,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_nobody_has_waited_for_is_gone_all_the_same() {
+    fn zombie_process_counts_as_ended() {
         let mut child = sleeper();
         let process = identify(child.id()).unwrap();
         let watched = Watched::open(&process).unwrap().unwrap();
@@ -476,7 +476,7 @@ mod tests {
 
     /// A private mapping of /dev/zero stands for a device's: shared ones are files of the kernel's own.
     #[test]
-    fn mappings_of_devices_are_told_from_those_of_files() {
+    fn device_mappings_differ_from_file_mappings() {
         use vm_memory::{FileOffset, MmapRegion, mmap::MmapRegionBuilder};
         let map = |file: File, flags| -> MmapRegion<()> {
             let builder = MmapRegionBuilder::new(1 << 20).with_mmap_prot(libc::PROT_READ);
@@ -504,7 +504,7 @@ mod tests {
         pivot_root . old && exec 9< "/$2" && echo ready && read line"#;
 
     #[test]
-    fn file_renamed_in_a_mount_namespace_is_no_memfd() {
+    fn file_renamed_in_mount_namespace_is_not_a_memfd() {
         if !rustix::process::geteuid().is_root() {
             return left_out("a memfd's name in a mount namespace, as becoming another user takes root");
         }
@@ -527,7 +527,7 @@ mod tests {
     }
 
     #[test]
-    fn memfd_is_found_by_its_name_and_cannot_grow() {
+    fn memfd_is_found_by_name_and_cannot_grow() {
         let file = make_memfd("tarn-slice-8.1", 4096).unwrap();
         let unsealed = File::from(memfd_create("tarn-slice-8.2", MemfdFlags::CLOEXEC).unwrap());
         let found = find_memfd("tarn-slice-8.1").unwrap().unwrap();
@@ -558,7 +558,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_has_a_file_open_is_found() {
+    fn process_with_open_file_is_found() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let id = FileId::of(&file.as_file().metadata().unwrap());
         assert_eq!(users_of(id).unwrap().pids, Vec::<u32>::new());

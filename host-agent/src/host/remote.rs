@@ -142,7 +142,7 @@ mod tests {
     use crate::host::sysfs::made_up::MadeUp;
 
     #[test]
-    fn how_long_a_read_takes_is_that_of_a_device_with_little_to_do() {
+    fn read_latency_is_of_an_idle_device() {
         let stat = |count: u64, ms: u64| format!("   {count} 0 800 {ms}  5 0 40 3 0 1 2");
         let made_up = MadeUp::new(&[("dev/block/253:0/stat", &stat(0, 0))]);
         let mut remote = Remote::numbered(Path::new("/dev/vda"), "253:0".to_owned(), &made_up.path(""));
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_swap_device_is_one_that_memory_goes_to() {
+    fn swap_device_in_use_is_recognized() {
         let remote = Remote::numbered(Path::new("/dev/vdb"), "253:16".to_owned(), Path::new("/nowhere"));
         let header = "Filename\t\t\tType\t\tSize\t\tUsed\t\tPriority\n";
         assert!(!remote.is_swap(header));
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_partition_is_limited_as_its_disk_is() {
+    fn partition_uses_device_number_of_its_disk() {
         let made_up = MadeUp::new(&[("devices/sda/dev", "8:0"), ("devices/sda/sda3/partition", "3")]);
         made_up.link("dev/block/8:3", "devices/sda/sda3");
         made_up.link("dev/block/8:0", "devices/sda");
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_block_device_is_refused_by_name() {
+    fn non_block_device_is_rejected_by_name() {
         let error = Remote::open(Path::new("/dev/null"), Path::new("/sys")).unwrap_err();
         assert!(error.to_string().starts_with("/dev/null is not a block device"), "{error}");
         let error = Remote::open(Path::new("/dev/nothing"), Path::new("/sys")).unwrap_err();

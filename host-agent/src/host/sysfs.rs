@@ -174,7 +174,7 @@ mod tests {
     use super::made_up::MadeUp;
 
     #[test]
-    fn numbers_are_read_as_the_kernel_writes_them() {
+    fn decimal_and_hexadecimal_numbers_are_parsed() {
         let made_up = MadeUp::new(&[("a", "0xac0000000"), ("b", "4294967296"), ("c", "lots")]);
         assert_eq!(made_up.sysfs.number("a").unwrap(), 43 << 30);
         assert_eq!(made_up.sysfs.number("b").unwrap(), 4 << 30);
@@ -183,14 +183,14 @@ mod tests {
     }
 
     #[test]
-    fn the_tenth_comes_after_the_ninth() {
+    fn numbered_names_are_sorted_by_number() {
         let files = ["decoder2.10", "decoder2.9", "decoders_committed", "dport1"];
         let made_up = MadeUp::new(&files.map(|name| (name, "")));
         assert_eq!(made_up.sysfs.numbered("", "decoder").unwrap(), ["decoder2.9", "decoder2.10"]);
     }
 
     #[test]
-    fn a_refusal_names_the_file_the_value_and_the_cause() {
+    fn write_error_names_file_value_and_cause() {
         let made_up = MadeUp::new(&[("there", "1")]);
         made_up.sysfs.write("there", "2").unwrap();
         assert_eq!(made_up.sysfs.text("there").unwrap(), "2");
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_gone_and_has_no_driver() {
+    fn missing_device_is_gone_and_has_no_driver() {
         let made_up = MadeUp::new(&[]);
         assert!(made_up.sysfs.text("dax1.1/size").unwrap_err().is_gone());
         assert_eq!(made_up.sysfs.driver("dax1.1").unwrap(), None);

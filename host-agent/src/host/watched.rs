@@ -116,14 +116,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_block_is_so_many_bytes_however_small_the_regions_are() {
+    fn histogram_combines_small_regions_into_blocks() {
         let regions = vec![Region { bytes: PAGE, touched: 1.0 }; 1000];
         let seen = Watched { by: Eyes::Pebs, regions };
         assert_eq!(seen.histogram(256 * PAGE).samples(), 4 * 40);
     }
 
     #[test]
-    fn what_is_in_every_look_is_touched_twenty_times_a_second() {
+    fn always_accessed_page_counts_twenty_per_second() {
         let region = |pages: u64, touched| Region { bytes: pages * PAGE, touched };
         let seen =
             Watched { by: Eyes::Damon, regions: vec![region(2, 1.0), region(256, 0.0), region(8, 0.5)] };

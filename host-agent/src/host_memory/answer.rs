@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_of_any_size_is_told_in_datagrams_that_fit() {
+    fn memory_reply_is_split_into_fitting_datagrams() {
         check_pieces(0, 0, 1);
         check_pieces(64, 40, 1);
         check_pieces(65, 40, 2);
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn every_no_has_a_reason_for_programs_and_one_for_people() {
+    fn rejections_have_reason_and_message() {
         let vm = units::Name::new("a").unwrap();
         for (asked, reason) in [
             (Asked::Refused(Refusal::VmUnknown(vm.clone())), "VM_UNKNOWN"),

@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn at_no_time_is_more_dealt_out_than_there_is() {
+    fn limits_never_exceed_supply_during_a_change() {
         let fake = fake();
         assert_eq!(change(&fake), Ok(vec![]));
         let [a, b, c] = names();
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn who_cannot_be_limited_leaves_everybody_what_they_had() {
+    fn failed_reduction_restores_all_limits() {
         for at in 0..3 {
             let fake = fake();
             let before = fake.limits.borrow().clone();
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn who_cannot_be_given_more_is_told_and_the_others_have_theirs() {
+    fn failed_increase_is_reported_and_others_apply() {
         let fake = fake();
         fake.refuses.set(Some(3));
         let failed = change(&fake).unwrap();
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_gone_keeps_nobody_from_theirs() {
+    fn vanished_tenant_does_not_block_enforcement() {
         let fake = fake();
         fake.gone.borrow_mut().push(names()[1].clone());
         let failed = change(&fake).unwrap();

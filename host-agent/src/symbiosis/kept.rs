@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_dealt_is_read_as_it_was_written() {
+    fn saved_shares_are_loaded_unchanged() {
         let folder = tempfile::tempdir().unwrap();
         let kept = Kept::at(folder.path());
         assert_eq!(kept.load().unwrap(), None);
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_something_else_is_an_error_that_names_the_file() {
+    fn corrupt_shares_are_an_error_with_path() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("symbiosis.json"), "{}").unwrap();
         let error = units::chain(&Kept::at(folder.path()).load().unwrap_err());
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_cannot_have_been_dealt_are_refused() {
+    fn stored_shares_out_of_range_are_rejected() {
         let folder = tempfile::tempdir().unwrap();
         let one = |weight: &str, memory: u64| {
             let text = format!(

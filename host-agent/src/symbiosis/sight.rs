@@ -236,7 +236,7 @@ mod tests {
 
     /// The sampled event is this process's page faults: it is the tenant `busy`; `idle` has none.
     #[test]
-    fn of_whom_the_processor_takes_enough_samples_is_known_by_them_and_all_others_by_damon() {
+    fn monitor_prefers_samples_and_falls_back_to_damon() {
         let _alone = faults::alone();
         let Some(sampler) = faults::sampler(EPOCH) else { return };
         let (tenants, cgroups) = cgroup::made_up::cgroups(&["busy", "idle"]);

@@ -116,7 +116,7 @@ fn share<'a>(report: &'a Report, name: &str) -> &'a TenantReport {
 }
 
 #[test]
-fn who_waits_for_memory_gets_more_of_it_and_limits_are_what_is_told() {
+fn stalled_tenant_gets_more_memory_and_matching_limits() {
     let mut bed = Bed::new(&["cache", "web"]);
     let report = bed.settled(&TWO);
     let (cache, web) = (share(&report, "cache"), share(&report, "web"));
@@ -130,7 +130,7 @@ fn who_waits_for_memory_gets_more_of_it_and_limits_are_what_is_told() {
 }
 
 #[test]
-fn who_is_held_up_by_its_limit_wants_what_it_would_have_moved_without() {
+fn demand_of_limited_tenant_excludes_limit_stall() {
     let mut bed = Bed::new(&["cache", "web"]);
     bed.settled(&TWO);
     // 16 MB/s of 18; it worked for 8 s and waited for 4 s, as its device is quick.
@@ -150,7 +150,7 @@ fn who_is_held_up_by_its_limit_wants_what_it_would_have_moved_without() {
 }
 
 #[test]
-fn the_first_epoch_is_measured_and_limits_nobody() {
+fn first_epoch_sets_no_limits() {
     let mut bed = Bed::new(&["cache", "web"]);
     let report = bed.epoch();
     assert_eq!(
@@ -161,7 +161,7 @@ fn the_first_epoch_is_measured_and_limits_nobody() {
 }
 
 #[test]
-fn an_agent_that_starts_again_changes_no_limit_nor_forgets_a_weight() {
+fn restarted_agent_keeps_limits_and_weights() {
     let mut bed = Bed::new(&["cache", "web"]);
     bed.book.set_weights(BTreeMap::from([(Name::new("web").unwrap(), 3.0)]));
     let before = bed.settled(&TWO);
@@ -178,7 +178,7 @@ fn an_agent_that_starts_again_changes_no_limit_nor_forgets_a_weight() {
 }
 
 #[test]
-fn a_weight_changed_live_counts_in_the_next_epoch_and_an_impossible_one_changes_nothing() {
+fn new_weight_applies_next_epoch_unless_infeasible() {
     let least = One { weight: 1.0, least_mib: 900, enforce: Enforce::Swap };
     let name = || Name::new("web").unwrap();
     let mut bed = Bed::with(&["cache", "web"], |config| config.tenants = BTreeMap::from([(name(), least)]));
@@ -202,7 +202,7 @@ fn a_weight_changed_live_counts_in_the_next_epoch_and_an_impossible_one_changes_
 }
 
 #[test]
-fn a_tenant_that_is_killed_leaves_its_share_to_the_others() {
+fn killed_tenant_leaves_its_share_to_others() {
     let mut bed = Bed::new(&["cache", "web", "batch"]);
     let three = [("cache", 600, 40_000), ("web", 600, 10), ("batch", 600, 20_000)];
     bed.settled(&three);
@@ -215,7 +215,7 @@ fn a_tenant_that_is_killed_leaves_its_share_to_the_others() {
 }
 
 #[test]
-fn a_cgroup_that_cannot_be_read_or_limited_leaves_everybody_what_they_had() {
+fn unreadable_or_unlimitable_cgroup_keeps_all_shares() {
     let mut bed = Bed::new(&["cache", "web"]);
     let before = bed.settled(&TWO);
     let limits = (bed.limits("cache"), bed.limits("web"));
@@ -242,7 +242,7 @@ fn a_cgroup_that_cannot_be_read_or_limited_leaves_everybody_what_they_had() {
 }
 
 #[test]
-fn while_nothing_can_be_swapped_nobody_is_limited() {
+fn no_limit_is_set_without_swap() {
     let mut bed = Bed::new(&["cache", "web"]);
     bed.epoch();
     bed.sys.files("", &[("swaps", "Filename")]);
@@ -253,7 +253,7 @@ fn while_nothing_can_be_swapped_nobody_is_limited() {
 }
 
 #[test]
-fn advice_limits_nobody_and_a_tiered_share_says_that_it_is_advice() {
+fn advised_and_tiered_shares_set_no_limits() {
     let advised = One { weight: 1.0, least_mib: 0, enforce: Enforce::Tiered };
     let mut bed = Bed::with(&["cache", "web"], |config| {
         config.tenants = BTreeMap::from([(Name::new("web").unwrap(), advised)]);
@@ -265,7 +265,7 @@ fn advice_limits_nobody_and_a_tiered_share_says_that_it_is_advice() {
 }
 
 #[test]
-fn pinned_vms_are_no_tenants_and_a_guests_declared_memory_is_never_shrunk() {
+fn pinned_vms_are_excluded_and_vm_memory_not_shrunk() {
     let mut bed = Bed::new(&["cache", "pinned", "vm"]);
     let mut vms = [(); 2].map(|()| std::process::Command::new("sleep").arg("600").spawn().unwrap());
     bed.cgroups.files("pinned", &[("cgroup.procs", &vms[0].id().to_string())]);

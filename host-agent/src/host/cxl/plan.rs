@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_are_chosen_by_what_they_are_and_never_by_number() {
+    fn windows_are_selected_by_properties_not_number() {
         let windows = vec![
             window("askew", 43 * 1024 + 256, 4, &[12]),
             window("small", 43 * 1024, 1, &[12]),
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn regions_of_several_devices_are_made_from_low_addresses_to_high_ones() {
+    fn regions_are_created_in_ascending_order() {
         let low_and_high = |low, high| [window("low", 0, low, &[12]), window("high", 64 * 1024, high, &[12])];
         let devices = [("four", 4), ("two", 2)];
         assert_eq!(plan(&low_and_high(2, 4), &devices), ["two in low", "four in high"]);
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_for_which_no_room_is_left_still_tries_its_windows() {
+    fn device_without_space_still_tries_its_windows() {
         assert_eq!(plan(&[window("one", 0, 4, &[12])], &[("a", 4), ("b", 4)]), ["a in one", "b in one"]);
     }
 }

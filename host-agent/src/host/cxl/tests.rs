@@ -14,7 +14,7 @@ fn problem(made_up: &MadeUp) -> String {
 }
 
 #[test]
-fn a_region_that_is_there_is_used_whatever_its_number() {
+fn existing_region_is_used_with_any_number() {
     let found = Discovered::find(&machine().sysfs).unwrap();
     let slices = found.slices("0x1").unwrap();
     assert_eq!((slices.count(), slices.node(), slices.region().base), (4, 5, 43 << 30));
@@ -22,7 +22,7 @@ fn a_region_that_is_there_is_used_whatever_its_number() {
 }
 
 #[test]
-fn a_machine_without_a_bus_or_a_device_is_told_what_to_load() {
+fn missing_bus_or_device_error_names_modules() {
     let nothing = MadeUp::new(&[]);
     let error = Discovered::find(&nothing.sysfs).unwrap_err().to_string();
     assert!(error.contains("no CXL bus") && error.contains("modprobe cxl_acpi"), "{error}");
@@ -32,7 +32,7 @@ fn a_machine_without_a_bus_or_a_device_is_told_what_to_load() {
 }
 
 #[test]
-fn a_device_with_a_problem_does_not_hide_the_others() {
+fn faulty_device_does_not_hide_others() {
     let made_up = machine();
     device(&made_up, 1, "0x2", "");
     let found = Discovered::find(&made_up.sysfs).unwrap();
@@ -45,7 +45,7 @@ fn a_device_with_a_problem_does_not_hide_the_others() {
 }
 
 #[test]
-fn two_devices_of_one_serial_are_neither_of_them_used() {
+fn devices_with_duplicate_serial_are_not_used() {
     let made_up = machine();
     device(&made_up, 1, "0x1", "");
     let found = Discovered::find(&made_up.sysfs).unwrap();
@@ -53,7 +53,7 @@ fn two_devices_of_one_serial_are_neither_of_them_used() {
 }
 
 #[test]
-fn a_region_over_several_devices_is_refused_by_name() {
+fn interleaved_region_is_rejected_by_name() {
     let made_up = machine();
     made_up
         .files(&format!("{ROOT}/decoder0.1/region7"), &[("interleave_ways", "2"), ("target1", "decoder3.0")]);
@@ -62,7 +62,7 @@ fn a_region_over_several_devices_is_refused_by_name() {
 }
 
 #[test]
-fn a_region_whose_slices_other_hosts_would_count_otherwise_is_refused() {
+fn region_not_at_device_start_is_rejected() {
     let made_up = machine();
     made_up.files(&format!("{ROOT}/port1/endpoint2/decoder2.0"), &[("dpa_resource", "0x40000000")]);
     let problem = problem(&made_up);
@@ -70,7 +70,7 @@ fn a_region_whose_slices_other_hosts_would_count_otherwise_is_refused() {
 }
 
 #[test]
-fn a_region_that_the_kernel_took_for_itself_is_explained() {
+fn region_used_by_kernel_is_explained() {
     let made_up = machine();
     let folder = made_up.path(&format!("{ROOT}/decoder0.1/region7/dax_region7"));
     std::fs::remove_dir_all(folder).unwrap();
@@ -89,14 +89,14 @@ fn deleted(targets: &[(&str, &str)]) -> String {
 }
 
 #[test]
-fn a_region_that_a_killed_agent_did_not_finish_is_taken_apart_and_nobody_elses() {
+fn unfinished_own_region_is_deleted() {
     assert_eq!(deleted(&[]), "region7", "with the device in it");
     assert_eq!(deleted(&[("target0", "")]), "region7", "with nothing in it");
     assert_eq!(deleted(&[("target1", "decoder3.0")]), "", "with another device in it");
 }
 
 #[test]
-fn an_attempt_that_fails_says_which_window_and_which_write() {
+fn failed_region_creation_names_window_and_write() {
     let made_up = machine();
     made_up.files(&format!("{ROOT}/decoder0.1"), &[("size", "0x200000000")]);
     made_up.files(&format!("{ROOT}/port1/endpoint2/decoder2.0"), &[("region", "")]);
@@ -105,7 +105,7 @@ fn an_attempt_that_fails_says_which_window_and_which_write() {
 }
 
 #[test]
-fn no_region_is_made_where_the_kernel_would_keep_its_memory() {
+fn region_is_not_created_with_auto_online_policy() {
     let made_up = machine();
     made_up.files(&format!("{ROOT}/port1/endpoint2/decoder2.0"), &[("region", "")]);
     made_up.files("devices/system/memory", &[("auto_online_blocks", "online")]);
@@ -114,7 +114,7 @@ fn no_region_is_made_where_the_kernel_would_keep_its_memory() {
 }
 
 #[test]
-fn a_slice_is_named_by_serial_and_index_and_nothing_else() {
+fn slice_name_is_serial_and_index() {
     let name: SliceName = "cxl:0x1:3".parse().unwrap();
     assert_eq!((&*name.serial, name.index, &*name.to_string()), ("0x1", 3, "cxl:0x1:3"));
     for bad in ["", "cxl:0x1", "cxl::3", "cxl:0x1:", "cxl:0x1:-1", "cxl:0x1:3 ", "dax:0x1:3", "/dev/dax0.0"] {

@@ -13,7 +13,7 @@ use super::{
 const SLICE_1: Holding = Holding { slice: SliceId(1), epoch: Epoch(1) };
 
 #[test]
-fn a_slice_of_a_device_that_is_not_here_is_refused_by_name() {
+fn slice_of_missing_device_is_rejected_by_name() {
     let made_up = MadeUp::new(&[("devices/mem0/serial", "0x1"), ("devices/mem0/ram/size", "0x10000000")]);
     made_up.link("bus/cxl/devices/mem0", "devices/mem0");
     let cxl = Discovered::find(&made_up.sysfs).unwrap();

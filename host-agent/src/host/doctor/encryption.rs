@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn host_without_memory_encryption_is_in_order() {
+    fn host_without_memory_encryption_passes() {
         let intel = cpuinfo("GenuineIntel", "tme_not");
         let virtual_amd = cpuinfo("AuthenticAMD", "hypervisor");
         for info in [&*intel, &*virtual_amd, ""] {
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn transparent_encryption_of_amd_is_known_from_its_driver() {
+    fn amd_transparent_encryption_is_read_from_driver() {
         let info = cpuinfo("AuthenticAMD", "");
         let status = "bus/pci/drivers/ccp/0000:22:00.1/tsme_status";
         let (ok, what) = found(&[("proc/cpuinfo", &info), (status, "1")]);
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn encryption_by_the_kernel_follows_its_command_line() {
+    fn kernel_encryption_follows_the_command_line() {
         let info = cpuinfo("AuthenticAMD", "sme");
         let status = ("bus/pci/drivers/ccp/0000:22:00.1/tsme_status", "0");
         for (line, ok, begin) in [
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn encryption_by_intel_is_known_from_its_register() {
+    fn intel_encryption_is_read_from_its_register() {
         let tree = MadeUp::new(&[("proc/cpuinfo", &cpuinfo("GenuineIntel", "tme")), ("dev/cpu/0/msr", "")]);
         let seen = |value: u64| {
             let register = File::options().write(true).open(tree.path("dev/cpu/0/msr")).unwrap();

@@ -172,7 +172,7 @@ fn set_mode(tree: &MadeUp, name: &str, mode: u32) {
 }
 
 #[test]
-fn a_healthy_host_is_found_healthy_and_every_check_says_that_it_was_made() {
+fn healthy_host_passes_and_reports_every_check() {
     let checks = |backend| {
         let patient = Patient::new(backend);
         patient.is_healthy();
@@ -186,7 +186,7 @@ fn a_healthy_host_is_found_healthy_and_every_check_says_that_it_was_made() {
 }
 
 #[test]
-fn looking_changes_nothing() {
+fn examination_changes_nothing() {
     let patient = Patient::new("dax").without_agent();
     patient.tree.files(&format!("{ROOT}/decoder0.1"), &[("delete_region", "")]);
     patient.tree.files(&format!("{ROOT}/decoder0.1/region7"), &[("commit", "0")]);
@@ -196,7 +196,7 @@ fn looking_changes_nothing() {
 }
 
 #[test]
-fn a_host_without_a_config_or_with_a_wrong_one_is_told_so() {
+fn missing_or_invalid_config_is_reported() {
     let patient = Patient::new("dax");
     patient.tree.files("", &[("host.toml", "[agent]\nhots = 1")]);
     patient.is_wrong(&["config", "unknown field `hots`", "--check-config"]);
@@ -205,7 +205,7 @@ fn a_host_without_a_config_or_with_a_wrong_one_is_told_so() {
 }
 
 #[test]
-fn tenants_whose_cgroups_cannot_be_counted_and_swap_that_is_none_are_found() {
+fn missing_controllers_and_swap_are_reported() {
     let patient = Patient::new("emulated");
     let others = fs::read_to_string(patient.tree.path("host.toml")).unwrap();
     let symbiosis = "\n[symbiosis]\ncgroups = \"tenants\"\nmemory_mib = 1024\nbandwidth_mb_s = 100\nenforce = \"swap\"\nremote = \"/dev/null\"";
@@ -230,7 +230,7 @@ fn tenants_whose_cgroups_cannot_be_counted_and_swap_that_is_none_are_found() {
 }
 
 #[test]
-fn files_that_others_may_read_or_change_are_found() {
+fn files_accessible_by_others_are_reported() {
     let patient = Patient::new("emulated");
     set_mode(&patient.tree, "h0.token", 0o640);
     patient.is_wrong(&[
@@ -249,14 +249,14 @@ fn files_that_others_may_read_or_change_are_found() {
 }
 
 #[test]
-fn local_memory_on_a_disk_is_found() {
+fn local_memory_on_disk_is_reported() {
     assert!(files::local_dir(None).ok);
     assert!(files::local_dir(Some(Path::new("/dev/shm/tarn/local"))).ok);
     assert!(!files::local_dir(Some(Path::new("/proc/tarn"))).ok);
 }
 
 #[test]
-fn no_agent_another_agent_and_a_deaf_agent_are_found() {
+fn missing_second_and_deaf_agents_are_reported() {
     let patient = Patient::new("dax");
     patient.process("99", "0");
     patient.is_wrong(&["agent", "processes [99] are host-agents, too", "`kill PID`"]);
@@ -267,7 +267,7 @@ fn no_agent_another_agent_and_a_deaf_agent_are_found() {
 }
 
 #[test]
-fn an_agent_that_may_not_do_what_it_must_is_found() {
+fn agent_without_capabilities_is_reported() {
     let patient = Patient::new("memory_block");
     patient.process(AGENT, "000001ffff5fffff");
     patient.is_wrong(&["rights", "process 4711, lacks CAP_SYS_ADMIN CAP_SYS_NICE", "CapabilityBoundingSet="]);
@@ -277,7 +277,7 @@ fn an_agent_that_may_not_do_what_it_must_is_found() {
 }
 
 #[test]
-fn a_kernel_that_is_too_old_or_runs_no_guests_is_found() {
+fn old_kernel_and_missing_kvm_are_reported() {
     let patient = Patient::new("dax");
     for old in ["6.2.16", "5.15.0-91-generic", "what"] {
         patient.tree.files("proc", &[("sys/kernel/osrelease", old)]);
@@ -290,7 +290,7 @@ fn a_kernel_that_is_too_old_or_runs_no_guests_is_found() {
 }
 
 #[test]
-fn a_module_that_is_not_loaded_or_not_there_is_found_by_name() {
+fn unloaded_or_missing_module_is_reported_by_name() {
     let patient = Patient::new("dax");
     fs::remove_dir(patient.tree.path("bus/dax/drivers/kmem")).unwrap();
     patient.is_healthy();
@@ -305,7 +305,7 @@ fn a_module_that_is_not_loaded_or_not_there_is_found_by_name() {
 }
 
 #[test]
-fn memory_that_the_firmware_set_aside_and_no_bus_knows_is_explained() {
+fn soft_reserved_memory_without_bus_is_explained() {
     let patient = Patient::new("dax");
     for module in ["cxl_port", "cxl_mem", "cxl_dax_region"] {
         fs::rename(patient.tree.path(&format!("bus/cxl/drivers/{module}")), patient.tree.path(module))
@@ -323,7 +323,7 @@ fn memory_that_the_firmware_set_aside_and_no_bus_knows_is_explained() {
 }
 
 #[test]
-fn memory_that_comes_online_by_itself_is_found_and_how_it_was_booted_is_told() {
+fn auto_online_policy_and_boot_option_are_reported() {
     let patient = Patient::new("dax");
     patient.tree.files("proc", &[("cmdline", "quiet")]);
     patient.is_healthy();
@@ -339,7 +339,7 @@ fn memory_that_comes_online_by_itself_is_found_and_how_it_was_booted_is_told() {
 }
 
 #[test]
-fn a_device_that_cannot_be_used_is_told_with_its_problem() {
+fn unusable_device_is_reported_with_its_problem() {
     let patient = Patient::new("dax");
     let region = format!("{ROOT}/decoder0.1/region7");
     patient.tree.files(&region, &[("resource", "0xac0100000")]);
@@ -349,7 +349,7 @@ fn a_device_that_cannot_be_used_is_told_with_its_problem() {
 }
 
 #[test]
-fn a_device_without_a_region_waits_for_an_agent_and_is_wrong_where_one_runs() {
+fn missing_region_is_a_problem_only_if_agent_runs() {
     let patient = Patient::new("dax");
     patient.tree.files(&format!("{ROOT}/port1/endpoint2/decoder2.0"), &[("region", "")]);
     fs::remove_dir_all(patient.tree.path(&format!("{ROOT}/decoder0.1/region7"))).unwrap();
@@ -362,7 +362,7 @@ fn a_device_without_a_region_waits_for_an_agent_and_is_wrong_where_one_runs() {
 }
 
 #[test]
-fn somebody_elses_dax_device_is_found() {
+fn foreign_dax_device_is_reported() {
     let patient = Patient::new("dax");
     patient.slice("device_dax");
     patient.is_healthy();
@@ -371,7 +371,7 @@ fn somebody_elses_dax_device_is_found() {
 }
 
 #[test]
-fn a_slice_that_is_half_there_is_told_unless_an_agent_may_be_at_it() {
+fn partial_slice_is_reported_only_without_agent() {
     let patient = Patient::new("memory_block");
     patient.blocks(FIRST..FIRST + 3, "offline");
     patient.is_healthy();
@@ -387,7 +387,7 @@ fn a_slice_that_is_half_there_is_told_unless_an_agent_may_be_at_it() {
 }
 
 #[test]
-fn memory_of_the_kernels_is_found_where_there_should_be_ranges() {
+fn kernel_memory_in_dax_backend_is_reported() {
     let patient = Patient::new("dax");
     patient.slice("kmem");
     patient.blocks(FIRST..FIRST + 8, "offline");
@@ -397,7 +397,7 @@ fn memory_of_the_kernels_is_found_where_there_should_be_ranges() {
 }
 
 #[test]
-fn blocks_that_are_larger_than_a_slice_are_found() {
+fn blocks_larger_than_a_slice_are_reported() {
     let patient = Patient::new("memory_block");
     patient.tree.files(BLOCKS, &[("block_size_bytes", "80000000")]);
     let seen = text(&patient.findings());
@@ -409,7 +409,7 @@ fn blocks_that_are_larger_than_a_slice_are_found() {
 }
 
 #[test]
-fn what_else_is_in_the_pools_node_is_found() {
+fn foreign_use_of_pool_node_is_reported() {
     let patient = Patient::new("memory_block");
     patient.tree.files(NODE, &[("meminfo", &meminfo(65))]);
     patient.is_wrong(&[
@@ -429,7 +429,7 @@ fn what_else_is_in_the_pools_node_is_found() {
 }
 
 #[test]
-fn a_kernel_that_moves_pages_to_the_pool_by_itself_is_found() {
+fn automatic_demotion_to_pool_node_is_reported() {
     let patient = Patient::new("memory_block");
     patient.tree.files("kernel/mm/numa", &[("demotion_enabled", "true")]);
     patient.is_wrong(&["movers", "`echo 0 > /sys/kernel/mm/numa/demotion_enabled`"]);
@@ -443,7 +443,7 @@ fn a_kernel_that_moves_pages_to_the_pool_by_itself_is_found() {
 }
 
 #[test]
-fn host_whose_setting_prevents_huge_pages_is_reported_with_the_remedy() {
+fn disabled_huge_pages_are_reported_with_fix() {
     let patient = Patient::new("emulated");
     let folder = "kernel/mm/transparent_hugepage";
     let seen = || {
@@ -470,7 +470,7 @@ fn host_whose_setting_prevents_huge_pages_is_reported_with_the_remedy() {
 }
 
 #[test]
-fn encrypted_memory_is_wrong_where_devices_are_shared() {
+fn encrypted_memory_of_shared_devices_is_a_problem() {
     let patient = Patient::new("dax");
     patient.tree.files("bus/pci/drivers/ccp/0000:22:00.1", &[("tsme_status", "1")]);
     let wrong = patient.wrong();

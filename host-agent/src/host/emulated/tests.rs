@@ -60,7 +60,7 @@ fn descriptor(part: &Part) -> File {
 }
 
 #[test]
-fn a_slice_that_was_revoked_or_is_no_file_is_not_opened() {
+fn revoked_or_linked_slice_is_not_opened() {
     let emc = Emc::new();
     let missing = emc.host.online(SLICE_1, &emc.handle(), true).unwrap_err();
     assert!(matches!(missing, HostError::Io { doing: "open", .. }), "{missing:?}");
@@ -73,7 +73,7 @@ fn a_slice_that_was_revoked_or_is_no_file_is_not_opened() {
 }
 
 #[test]
-fn a_slice_that_is_not_zero_stays_closed() {
+fn dirty_slice_stays_closed() {
     let emc = Emc::new();
     emc.grant(SLICE.get()).write_all_at(b"x", SLICE.get() - 1).unwrap();
     let dirty = emc.host.online(SLICE_1, &emc.handle(), true).unwrap_err();
@@ -83,7 +83,7 @@ fn a_slice_that_is_not_zero_stays_closed() {
 }
 
 #[test]
-fn every_call_may_be_repeated() {
+fn host_calls_are_idempotent() {
     let emc = Emc::new();
     emc.grant(SLICE.get()).write_all_at(b"x", 0).unwrap();
     for _ in 0..2 {
@@ -99,7 +99,7 @@ fn every_call_may_be_repeated() {
 }
 
 #[test]
-fn a_slice_that_a_process_has_is_not_given_back_unless_forced() {
+fn slice_in_use_is_released_only_by_force() {
     let emc = Emc::new();
     let file = emc.grant(SLICE.get());
     emc.host.online(SLICE_1, &emc.handle(), true).unwrap();
@@ -114,7 +114,7 @@ fn a_slice_that_a_process_has_is_not_given_back_unless_forced() {
 }
 
 #[test]
-fn a_vm_gets_the_same_local_memory_each_time_and_cannot_change_its_size() {
+fn local_memory_is_stable_and_has_fixed_size() {
     let emc = Emc::new();
     emc.grant(SLICE.get());
     emc.host.online(SLICE_1, &emc.handle(), true).unwrap();
@@ -137,7 +137,7 @@ fn a_vm_gets_the_same_local_memory_each_time_and_cannot_change_its_size() {
 /// Inspections are for users whose VMM has not attached yet, so they also change the owner of
 /// files.
 #[test]
-fn memory_by_path_belongs_to_the_user_of_the_vm_or_else_to_the_agents() {
+fn memory_by_path_belongs_to_vm_user_or_agent_user() {
     use std::os::unix::fs::MetadataExt;
     let own = process::own_user();
     let named = if own == UserId::ROOT { UserId::new(12345).unwrap() } else { own };
@@ -166,7 +166,7 @@ fn memory_by_path_belongs_to_the_user_of_the_vm_or_else_to_the_agents() {
 }
 
 #[test]
-fn pool_memory_that_has_pages_is_measured_while_its_slices_are_open() {
+fn pool_memory_is_measured_while_slices_are_open() {
     let emc = Emc::new();
     let file = emc.grant(SLICE.get());
     let record = emc.record();

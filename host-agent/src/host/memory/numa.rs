@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_are_listed_one_by_one_and_as_ranges() {
+    fn node_list_accepts_numbers_and_ranges() {
         let dir = tempfile::tempdir().unwrap();
         for (list, expected) in [("0\n", &[0][..]), ("0-2,5\n", &[0, 1, 2, 5]), ("\n", &[])] {
             std::fs::write(dir.path().join("has_memory"), list).unwrap();
@@ -251,13 +251,13 @@ mod tests {
     }
 
     #[test]
-    fn a_set_of_nodes_may_be_of_any_size() {
+    fn node_mask_has_any_size() {
         assert_eq!(mask(&nodes([0, 2])), [0b101]);
         assert_eq!(mask(&nodes([63, 64, 200])), [1 << 63, 1, 0, 1 << 8]);
     }
 
     #[test]
-    fn a_file_is_bound_to_nodes_that_have_memory() {
+    fn file_is_bound_to_nodes_with_memory() {
         bind(&memfd(), BYTES, &nodes([here()])).unwrap();
         let nowhere = bind(&memfd(), BYTES, &nodes([1023])).unwrap_err();
         assert_eq!(nowhere.raw_os_error(), Some(libc::EINVAL), "{nowhere}");
@@ -275,14 +275,14 @@ mod tests {
     }
 
     #[test]
-    fn pages_on_the_right_node_stay_there_and_those_that_are_not_there_do_not_count() {
+    fn pages_on_permitted_node_are_not_moved() {
         let (_file, id, _mapping) = touched();
         let moved = bring_back(std::process::id(), id, &nodes([here()]), here()).unwrap();
         assert_eq!(moved, Moved::default());
     }
 
     #[test]
-    fn pages_that_cannot_be_moved_are_counted_by_the_reason() {
+    fn immovable_pages_are_counted_by_error() {
         let (_file, id, _mapping) = touched();
         let moved = bring_back(std::process::id(), id, &nodes([1000]), 1000).unwrap();
         assert_eq!((moved.wrong, moved.moved), (3, 0));
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn part_of_pages_on_other_nodes_is_sampled() {
+    fn misplaced_fraction_of_pages_is_sampled() {
         let (_file, id, mapping) = touched();
         let placement = |right| sample_placement(std::process::id(), &[id], &nodes([right])).unwrap();
         assert_eq!(placement(1000), Placement::default(), "no sampled page is there");
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_is_gone_has_no_pages() {
+    fn migration_fails_for_ended_process() {
         let (_file, id, _mapping) = touched();
         let mut child = std::process::Command::new("true").spawn().unwrap();
         child.wait().unwrap();

@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn scrubs_together_get_no_more_than_the_host_gives_however_they_ask() {
+    fn concurrent_scrubs_stay_within_the_rate() {
         let mut bucket = bucket(1000);
         let mut used = Vec::new(); // time and amount
         let mut now = Ns::secs(5);
@@ -89,14 +89,14 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_first_is_served_first() {
+    fn throttle_serves_in_request_order() {
         let mut bucket = bucket(1);
         let waits: Vec<Ns> = (0..4).map(|_| bucket.take(Ns::secs(9), MIB)).collect();
         assert!(waits.is_sorted() && waits[3].since(waits[1]) == Ns::secs(2), "{waits:?}");
     }
 
     #[test]
-    fn a_pause_saves_up_a_moment_and_no_more() {
+    fn idle_throttle_saves_up_one_burst_only() {
         let mut bucket = bucket(1000);
         assert_eq!(bucket.take(Ns::secs(100), MIB), Ns::ZERO);
         let saved = (0..100).take_while(|_| bucket.take(Ns::secs(100), MIB) == Ns::ZERO).count();
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scrub_that_is_too_fast_waits() {
+    fn throttle_delays_fast_scrub() {
         let throttle = Throttle::new(NonZeroU64::new(100 * MIB).unwrap());
         let began = Instant::now();
         (0..6).for_each(|_| throttle.wait_for(MIB));

@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_node_has_is_read_in_its_words() {
+    fn node_memory_is_parsed() {
         let nodes = tempfile::tempdir().unwrap();
         std::fs::create_dir(nodes.path().join("node2")).unwrap();
         let meminfo = nodes.path().join("node2/meminfo");
@@ -106,13 +106,13 @@ mod tests {
     }
 
     #[test]
-    fn the_nodes_of_this_machine_have_memory() {
+    fn node_of_this_machine_has_memory() {
         let node = of_node(Path::new("/sys/devices/system/node"), 0).unwrap();
         assert!(node.total > node.free && node.free > Bytes::ZERO, "{node:?}");
     }
 
     #[test]
-    fn pages_that_are_free_kept_at_hand_offline_or_absent_are_not_in_use() {
+    fn free_cached_offline_and_absent_pages_are_unused() {
         const LRU: u64 = 1 << 5;
         let flags = tempfile::NamedTempFile::new().unwrap();
         let pages = PAGES_AT_ONCE as u64 + 100;

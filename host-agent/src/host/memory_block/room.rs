@@ -49,14 +49,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_free_in_the_slice_itself_is_no_room() {
+    fn free_memory_of_leaving_slice_does_not_count() {
         assert!(!room(724, 1024, 300, 2000).is_enough(), "all that is free leaves with it");
         assert!(room(1024, 1024, 300, 2000).is_enough(), "300 of 300 MiB are free elsewhere");
         assert!(!room(1023, 1024, 300, 2000).is_enough());
     }
 
     #[test]
-    fn of_a_slice_that_is_offline_in_part_only_the_rest_is_taken_from_what_is_free() {
+    fn partly_offline_slice_counts_its_online_part_only() {
         // One block of 128 MiB is left, full: all that the node has free is in other slices.
         assert_eq!(room(128, 128, 128, 2000).there, Bytes::new(128 * MIB));
         assert!(room(128, 128, 128, 2000).is_enough());
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn caches_of_the_kernel_need_no_room() {
+    fn kernel_caches_need_no_free_space() {
         assert!(room(0, 1024, 1024, 0).is_enough());
     }
 }

@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn all_blocks_are_switched_and_those_that_are_so_already_are_left_alone() {
+    fn switch_skips_blocks_already_in_target_state() {
         let (made_up, mut blocks) = machine("offline");
         blocks[2].state = "online".to_owned();
         made_up.files(&format!("{FOLDER}/memory3"), &[("valid_zones", "Movable")]);
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_that_somebody_else_brought_online_where_pages_do_not_move_is_refused() {
+    fn block_online_in_unmovable_zone_is_rejected() {
         let (made_up, mut blocks) = machine("offline");
         blocks[2].state = "online".to_owned();
         made_up.files(&format!("{FOLDER}/memory3"), &[("valid_zones", "Normal")]);
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn when_one_refuses_the_others_are_put_back_and_it_is_said_which_and_why() {
+    fn failed_switch_restores_blocks_and_names_the_cause() {
         let (made_up, blocks) = machine("online");
         let refused = switch(&made_up.sysfs, &blocks, To::Offline).unwrap_err();
         assert!(

@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_emptiest_of_those_that_wait_is_next_and_one_that_failed_comes_after_them() {
+    fn removals_run_emptiest_first_and_failed_last() {
         let turns = Arc::new(Turns::default());
         turns.take(1, "busy".into()).ended(false);
         let first = turns.take(100, "first".into());

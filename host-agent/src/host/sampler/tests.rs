@@ -8,7 +8,7 @@ use crate::host::sysfs::made_up::MadeUp;
 const DEVICES: &str = "bus/event_source/devices";
 
 #[test]
-fn what_a_processor_can_sample_is_what_its_kernel_shows() {
+fn event_source_is_read_from_sysfs() {
     let found = |folder: &str, files: &[(&str, &str)]| {
         let tree = MadeUp::new(&[]);
         tree.files(&format!("{DEVICES}/{folder}"), files);
@@ -31,7 +31,7 @@ fn what_a_processor_can_sample_is_what_its_kernel_shows() {
 }
 
 #[test]
-fn processors_are_those_that_are_online() {
+fn sampled_processors_are_the_online_ones() {
     let of = |text| {
         let tree = MadeUp::new(&[]);
         tree.files("devices/system/cpu", &[("online", text)]);
@@ -82,7 +82,7 @@ fn bytes(parts: &[Part]) -> u64 {
 }
 
 #[test]
-fn how_often_pages_are_touched_is_known_from_one_access_in_a_thousand_and_how_many_a_visit_is() {
+fn access_rates_are_estimated_from_sparse_samples() {
     let tenants = [
         // All alike: seldom, and in nearly every look.
         vec![Part { pages: 200_000, visits: 0.2 }],
@@ -109,7 +109,7 @@ fn how_often_pages_are_touched_is_known_from_one_access_in_a_thousand_and_how_ma
 }
 
 #[test]
-fn pages_that_are_hot_are_no_more_than_they_are_wherever_they_lie() {
+fn scattered_hot_pages_are_counted_exactly() {
     // Each tenth of 10,000 pages is in every look, the others nearly never.
     let one = |at| [Part { pages: 1, visits: 200.0 }, Part { pages: 9, visits: 0.1 * f64::from(at % 2) }];
     let parts: Vec<Part> = (0..1000).flat_map(one).collect();
@@ -124,7 +124,7 @@ fn pages_that_are_hot_are_no_more_than_they_are_wherever_they_lie() {
 }
 
 #[test]
-fn what_is_between_mappings_is_no_memory() {
+fn gap_between_mappings_is_not_memory() {
     let mut taken = taken(&[Part { pages: 4000, visits: 2.5 }]);
     let accesses = taken.accesses.get_mut(&PROCESS).unwrap();
     let elsewhere: Vec<_> =
@@ -135,7 +135,7 @@ fn what_is_between_mappings_is_no_memory() {
 }
 
 #[test]
-fn few_pages_of_a_large_tenant_do_not_make_all_that_is_between_them_its_memory() {
+fn distant_samples_do_not_count_the_gap_as_memory() {
     // Two hot pages, and a few samples of others that are far apart, of a tenant that has 64 MiB.
     let mut taken = taken(&[Part { pages: 2, visits: 1000.0 }]);
     let far = (1..5).map(|at| Access { page: 0x7f00_0000 + at * 0x1_0000, stands_for: PERIOD });
@@ -145,7 +145,7 @@ fn few_pages_of_a_large_tenant_do_not_make_all_that_is_between_them_its_memory()
 }
 
 #[test]
-fn of_whom_there_are_few_samples_nothing_is_said() {
+fn tenant_with_few_samples_has_no_result() {
     let taken = taken(&[Part { pages: 900, visits: 0.9 }]);
     assert!(taken.of(&[PROCESS], 900 * PAGE).is_none());
     assert!(taken.of(&[99], 900 * PAGE).is_none());
@@ -158,7 +158,7 @@ fn faulted() -> f64 {
 }
 
 #[test]
-fn perf_tells_whose_accesses_were_sampled_where_and_how_many_they_stand_for() {
+fn perf_samples_have_process_page_and_weight() {
     let _alone = faults::alone();
     let Some(mut sampler) = faults::sampler(Duration::from_secs(5)) else { return };
     sampler.begin().unwrap();

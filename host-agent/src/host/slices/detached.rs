@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn stuck_step_is_left_behind_and_holds_up_no_other() {
+    fn stuck_step_does_not_block_others() {
         let steps = DetachedSteps::within(Duration::from_millis(50));
         let (end, step) = endless();
         let stuck = steps.run("dax1.1", step).unwrap_err();
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn step_has_none_of_the_descriptors_of_its_process() {
+    fn step_thread_closes_process_descriptors() {
         let file = tempfile::tempfile().unwrap();
         let number = std::os::fd::AsRawFd::as_raw_fd(&file);
         let (sender, seen) = mpsc::channel();

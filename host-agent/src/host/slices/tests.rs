@@ -36,7 +36,7 @@ fn blocks_of_128_mib(made_up: &MadeUp, first: u64, count: u64, state: &str) {
 }
 
 #[test]
-fn the_kernels_device_over_the_whole_region_is_emptied() {
+fn seed_device_over_whole_region_is_emptied() {
     let made_up = MadeUp::new(&[]);
     let region = region(&made_up);
     add(&made_up, "dax1.0", 0, 4, None);
@@ -45,7 +45,7 @@ fn the_kernels_device_over_the_whole_region_is_emptied() {
 }
 
 #[test]
-fn a_device_that_a_killed_agent_left_without_memory_is_removed() {
+fn empty_device_of_killed_agent_is_removed() {
     let made_up = MadeUp::new(&[]);
     let region = region(&made_up);
     add(&made_up, "dax1.2", 0, 1, None);
@@ -55,7 +55,7 @@ fn a_device_that_a_killed_agent_left_without_memory_is_removed() {
 }
 
 #[test]
-fn what_the_kernel_has_is_found_with_its_driver() {
+fn present_slices_are_found_with_their_driver() {
     let made_up = MadeUp::new(&[]);
     let region = region(&made_up);
     add(&made_up, "dax1.1", 2, 1, Some(Driver::DeviceDax));
@@ -68,7 +68,7 @@ fn what_the_kernel_has_is_found_with_its_driver() {
 }
 
 #[test]
-fn memory_that_is_no_slice_is_left_alone() {
+fn foreign_device_is_not_changed() {
     let made_up = MadeUp::new(&[]);
     let region = region(&made_up);
     add(&made_up, "dax1.3", 1, 2, Some(Driver::DeviceDax));
@@ -80,7 +80,7 @@ fn memory_that_is_no_slice_is_left_alone() {
 }
 
 #[test]
-fn memory_is_never_unbound_while_a_block_of_it_is_online() {
+fn memory_with_online_block_is_never_unbound() {
     let made_up = MadeUp::new(&[("bus/dax/drivers/kmem/unbind", "")]);
     let region = region(&made_up);
     add(&made_up, "dax1.1", 1, 1, Some(Driver::Kmem));
@@ -94,7 +94,7 @@ fn memory_is_never_unbound_while_a_block_of_it_is_online() {
 }
 
 #[test]
-fn a_region_that_the_kernel_would_map_wrongly_is_refused_with_numbers() {
+fn misaligned_region_is_rejected_with_numbers() {
     assert_eq!(alignment(43 * GIB).unwrap(), Bytes::gib(1));
     assert_eq!(alignment(43 * GIB + (256 << 20)).unwrap(), Bytes::mib(2));
     let error = alignment(43 * GIB + (1 << 20)).unwrap_err().to_string();
@@ -102,7 +102,7 @@ fn a_region_that_the_kernel_would_map_wrongly_is_refused_with_numbers() {
 }
 
 #[test]
-fn an_index_beyond_the_device_is_refused_with_numbers() {
+fn slice_index_out_of_range_is_rejected() {
     let made_up = MadeUp::new(&[]);
     let region = region(&made_up);
     let slices = Slices::open(&made_up.sysfs, region).unwrap();
@@ -112,7 +112,7 @@ fn an_index_beyond_the_device_is_refused_with_numbers() {
 }
 
 #[test]
-fn blocks_that_would_come_online_by_themselves_are_not_added() {
+fn blocks_with_auto_online_policy_are_not_added() {
     let made_up = MadeUp::new(&[]);
     let region = region(&made_up);
     blocks_of_128_mib(&made_up, 0, 1, "online");
@@ -127,7 +127,7 @@ fn blocks_that_would_come_online_by_themselves_are_not_added() {
 
 /// Every state that a killed agent can leave, and each wish.
 #[test]
-fn from_every_half_done_state_the_next_step_leads_on() {
+fn next_step_progresses_from_any_partial_state() {
     let device = |driver, align: Bytes| Device {
         name: "dax1.1".into(),
         extent: Extent::At(BASE..BASE + GIB),
@@ -157,7 +157,7 @@ fn from_every_half_done_state_the_next_step_leads_on() {
 }
 
 #[test]
-fn a_slice_that_is_mapped_already_stays_so() {
+fn bound_slice_is_not_bound_again() {
     let made_up = MadeUp::new(&[("bus/dax/drivers/device_dax/new_id", "")]);
     let region = region(&made_up);
     add(&made_up, "dax1.1", 1, 1, Some(Driver::DeviceDax));
@@ -168,7 +168,7 @@ fn a_slice_that_is_mapped_already_stays_so() {
 
 /// The pipe has no reader: opening it for writing blocks, like pinned pages.
 #[test]
-fn slice_whose_driver_does_not_let_go_holds_up_no_other() {
+fn stuck_slice_does_not_block_others() {
     let drivers = ["device_dax/remove_id", "kmem/unbind"].map(|file| format!("bus/dax/drivers/{file}"));
     let made_up = MadeUp::new(&drivers.each_ref().map(|file| (file.as_str(), "")));
     let region = region(&made_up);
