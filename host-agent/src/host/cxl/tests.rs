@@ -2,20 +2,20 @@
 //! a box.
 
 use super::{
-    made_up::{ROOT, device, machine},
+    fake::{ROOT, device, machine},
     *,
 };
-use crate::host::sysfs::made_up::MadeUp;
+use crate::host::sysfs::fake::FakeSysfs;
 
 /// Returns the reason why the only device cannot be used.
-fn problem(made_up: &MadeUp) -> String {
-    let found = Discovered::find(&made_up.sysfs).unwrap();
+fn problem(fake: &FakeSysfs) -> String {
+    let found = CxlMemory::discover(&fake.sysfs).unwrap();
     units::chain(found.devices[0].slices.as_ref().unwrap_err())
 }
 
 #[test]
 fn existing_region_is_used_with_any_number() {
-    let found = Discovered::find(&machine().sysfs).unwrap();
+    let found = CxlMemory::discover(&machine().sysfs).unwrap();
     let slices = found.slices("0x1").unwrap();
     assert_eq!((slices.count(), slices.node(), slices.region().base), (4, 5, 43 << 30));
     assert_eq!((&*found.devices[0].name, &*slices.region().name), ("mem0", "region7"));
@@ -23,19 +23,19 @@ fn existing_region_is_used_with_any_number() {
 
 #[test]
 fn missing_bus_or_device_error_names_modules() {
-    let nothing = MadeUp::new(&[]);
-    let error = Discovered::find(&nothing.sysfs).unwrap_err().to_string();
+    let nothing = FakeSysfs::new(&[]);
+    let error = CxlMemory::discover(&nothing.sysfs).unwrap_err().to_string();
     assert!(error.contains("no CXL bus") && error.contains("modprobe cxl_acpi"), "{error}");
     nothing.files(BUS, &[("root0", "")]);
-    let error = Discovered::find(&nothing.sysfs).unwrap_err().to_string();
+    let error = CxlMemory::discover(&nothing.sysfs).unwrap_err().to_string();
     assert!(error.contains("no memory device") && error.contains("cxl_mem"), "{error}");
 }
 
 #[test]
 fn faulty_device_does_not_hide_others() {
-    let made_up = machine();
-    device(&made_up, 1, "0x2", "");
-    let found = Discovered::find(&made_up.sysfs).unwrap();
+    let fake = machine();
+    device(&fake, 1, "0x2", "");
+    let found = CxlMemory::discover(&fake.sysfs).unwrap();
     assert_eq!(found.slices("0x1").unwrap().count(), 4);
     assert!(matches!(found.devices[1].slices, Err(Problem::NoWindow { .. })), "{found:?}");
     let error = found.slices("0x2").unwrap_err().to_string();
@@ -46,46 +46,48 @@ fn faulty_device_does_not_hide_others() {
 
 #[test]
 fn devices_with_duplicate_serial_are_not_used() {
-    let made_up = machine();
-    device(&made_up, 1, "0x1", "");
-    let found = Discovered::find(&made_up.sysfs).unwrap();
-    assert!(found.devices.iter().all(|device| matches!(device.slices, Err(Problem::Twins))), "{found:?}");
+    let fake = machine();
+    device(&fake, 1, "0x1", "");
+    let found = CxlMemory::discover(&fake.sysfs).unwrap();
+    assert!(
+        found.devices.iter().all(|device| matches!(device.slices, Err(Problem::DuplicateSerial))),
+        "{found:?}"
+    );
 }
 
 #[test]
 fn interleaved_region_is_rejected_by_name() {
-    let made_up = machine();
-    made_up
-        .files(&format!("{ROOT}/decoder0.1/region7"), &[("interleave_ways", "2"), ("target1", "decoder3.0")]);
-    let problem = problem(&made_up);
+    let fake = machine();
+    fake.files(&format!("{ROOT}/decoder0.1/region7"), &[("interleave_ways", "2"), ("target1", "decoder3.0")]);
+    let problem = problem(&fake);
     assert!(problem.starts_with("region7 interleaves 2 devices"), "{problem}");
 }
 
 #[test]
 fn region_not_at_device_start_is_rejected() {
-    let made_up = machine();
-    made_up.files(&format!("{ROOT}/port1/endpoint2/decoder2.0"), &[("dpa_resource", "0x40000000")]);
-    let problem = problem(&made_up);
+    let fake = machine();
+    fake.files(&format!("{ROOT}/port1/endpoint2/decoder2.0"), &[("dpa_resource", "0x40000000")]);
+    let problem = problem(&fake);
     assert!(problem.starts_with("region7 begins at byte 0x40000000 of it, not at 0"), "{problem}");
 }
 
 #[test]
 fn region_used_by_kernel_is_explained() {
-    let made_up = machine();
-    let folder = made_up.path(&format!("{ROOT}/decoder0.1/region7/dax_region7"));
+    let fake = machine();
+    let folder = fake.path(&format!("{ROOT}/decoder0.1/region7/dax_region7"));
     std::fs::remove_dir_all(folder).unwrap();
-    let problem = problem(&made_up);
+    let problem = problem(&fake);
     assert!(problem.contains("no dax region") && problem.contains("efi=softreserve"), "{problem}");
 }
 
 /// Returns the deletions for a region that is not committed and has these targets.
 fn deleted(targets: &[(&str, &str)]) -> String {
-    let made_up = machine();
-    made_up.files(&format!("{ROOT}/decoder0.1"), &[("delete_region", "")]);
-    made_up.files(&format!("{ROOT}/decoder0.1/region7"), &[("commit", "0")]);
-    made_up.files(&format!("{ROOT}/decoder0.1/region7"), targets);
-    Discovered::find(&made_up.sysfs).unwrap();
-    made_up.sysfs.text(format!("{ROOT}/decoder0.1/delete_region")).unwrap()
+    let fake = machine();
+    fake.files(&format!("{ROOT}/decoder0.1"), &[("delete_region", "")]);
+    fake.files(&format!("{ROOT}/decoder0.1/region7"), &[("commit", "0")]);
+    fake.files(&format!("{ROOT}/decoder0.1/region7"), targets);
+    CxlMemory::discover(&fake.sysfs).unwrap();
+    fake.sysfs.text(format!("{ROOT}/decoder0.1/delete_region")).unwrap()
 }
 
 #[test]
@@ -97,19 +99,19 @@ fn unfinished_own_region_is_deleted() {
 
 #[test]
 fn failed_region_creation_names_window_and_write() {
-    let made_up = machine();
-    made_up.files(&format!("{ROOT}/decoder0.1"), &[("size", "0x200000000")]);
-    made_up.files(&format!("{ROOT}/port1/endpoint2/decoder2.0"), &[("region", "")]);
-    let problem = problem(&made_up);
+    let fake = machine();
+    fake.files(&format!("{ROOT}/decoder0.1"), &[("size", "0x200000000")]);
+    fake.files(&format!("{ROOT}/port1/endpoint2/decoder2.0"), &[("region", "")]);
+    let problem = problem(&fake);
     assert!(problem.contains("decoder0.1: read ") && problem.contains("interleave_granularity"), "{problem}");
 }
 
 #[test]
 fn region_is_not_created_with_auto_online_policy() {
-    let made_up = machine();
-    made_up.files(&format!("{ROOT}/port1/endpoint2/decoder2.0"), &[("region", "")]);
-    made_up.files("devices/system/memory", &[("auto_online_blocks", "online")]);
-    let problem = problem(&made_up);
+    let fake = machine();
+    fake.files(&format!("{ROOT}/port1/endpoint2/decoder2.0"), &[("region", "")]);
+    fake.files("devices/system/memory", &[("auto_online_blocks", "online")]);
+    let problem = problem(&fake);
     assert!(problem.contains("memhp_default_state=offline"), "{problem}");
 }
 

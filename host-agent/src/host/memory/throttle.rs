@@ -21,8 +21,8 @@ struct Bucket {
 impl Bucket {
     /// Returns how long to wait before using these bytes, and counts them as used.
     fn take(&mut self, now: Ns, bytes: u64) -> Ns {
-        let saved_up = Ns(now.since(SCRUB_BURST).0);
-        let start = self.paid_at.max(saved_up);
+        let earliest = Ns(now.since(SCRUB_BURST).0);
+        let start = self.paid_at.max(earliest);
         self.paid_at = start.after(self.price(bytes));
         start.since(now)
     }
@@ -37,19 +37,19 @@ impl Bucket {
 #[derive(Debug)]
 pub struct Throttle {
     bucket: Mutex<Bucket>,
-    began: Instant,
+    started: Instant,
 }
 
 impl Throttle {
     /// Creates one with a rate in bytes per second.
     pub fn new(bytes_per_s: NonZeroU64) -> Self {
         let bucket = Bucket { bytes_per_s, paid_at: Ns::ZERO };
-        Self { bucket: Mutex::new(bucket), began: Instant::now() }
+        Self { bucket: Mutex::new(bucket), started: Instant::now() }
     }
 
     /// Waits until these bytes may be used.
     pub fn wait_for(&self, bytes: u64) {
-        let now = Ns::from(self.began.elapsed());
+        let now = Ns::from(self.started.elapsed());
         // A poisoned bucket is consistent: it changes in one assignment.
         let wait = self.bucket.lock().unwrap_or_else(PoisonError::into_inner).take(now, bytes).as_duration();
         if wait > Duration::ZERO {
@@ -106,8 +106,8 @@ mod tests {
     #[test]
     fn throttle_delays_fast_scrub() {
         let throttle = Throttle::new(NonZeroU64::new(100 * MIB).unwrap());
-        let began = Instant::now();
+        let started = Instant::now();
         (0..6).for_each(|_| throttle.wait_for(MIB));
-        assert!(began.elapsed() >= Duration::from_millis(40), "{:?}", began.elapsed());
+        assert!(started.elapsed() >= Duration::from_millis(40), "{:?}", started.elapsed());
     }
 }

@@ -46,8 +46,8 @@ fn zeroed_memory_is_zero_in_file_and_counted_once() {
 fn write_back_keeps_contents_with_either_instruction() {
     let file = file();
     file.write_all_at(b"kept", BYTES - 4).unwrap();
-    for evict in [Evict::best(), Evict::InOrder] {
-        let mapped = Mapped { evict, ..Mapped::map(&file, BYTES).unwrap() };
+    for flush in [FlushInstruction::detect(), FlushInstruction::Clflush] {
+        let mapped = Mapped { flush, ..Mapped::map(&file, BYTES).unwrap() };
         mapped.write_back().unwrap();
         assert_eq!(mapped.first_not_zero(None).unwrap(), Some(BYTES - 64));
     }

@@ -5,7 +5,7 @@ use units::Bytes;
 
 /// State of a node and of a slice that has to leave it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Leaving {
+pub(super) struct SliceRemoval {
     /// Free memory of the whole node.
     pub(super) free: Bytes,
     /// Online part of the slice's memory. The remainder is no longer part of `free`.
@@ -18,22 +18,22 @@ pub(super) struct Leaving {
 
 /// Memory to be moved, and the space for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Room {
+pub(super) struct FreeSpace {
     pub(super) needed: Bytes,
-    pub(super) there: Bytes,
+    pub(super) available: Bytes,
 }
 
-impl Room {
-    pub(super) fn of(leaving: Leaving) -> Self {
-        let unused = leaving.online.get().saturating_sub(leaving.in_use.get());
+impl FreeSpace {
+    pub(super) fn of(removal: SliceRemoval) -> Self {
+        let unused = removal.online.get().saturating_sub(removal.in_use.get());
         Self {
-            needed: leaving.in_use.min(leaving.vms),
-            there: Bytes::new(leaving.free.get().saturating_sub(unused)),
+            needed: removal.in_use.min(removal.vms),
+            available: Bytes::new(removal.free.get().saturating_sub(unused)),
         }
     }
 
-    pub(super) fn is_enough(self) -> bool {
-        self.needed <= self.there
+    pub(super) fn is_sufficient(self) -> bool {
+        self.needed <= self.available
     }
 }
 
@@ -43,29 +43,29 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    fn room(free: u64, online: u64, in_use: u64, vms: u64) -> Room {
+    fn space(free: u64, online: u64, in_use: u64, vms: u64) -> FreeSpace {
         let [free, online, in_use, vms] = [free, online, in_use, vms].map(|mib| Bytes::new(mib * MIB));
-        Room::of(Leaving { free, online, in_use, vms })
+        FreeSpace::of(SliceRemoval { free, online, in_use, vms })
     }
 
     #[test]
     fn free_memory_of_leaving_slice_does_not_count() {
-        assert!(!room(724, 1024, 300, 2000).is_enough(), "all that is free leaves with it");
-        assert!(room(1024, 1024, 300, 2000).is_enough(), "300 of 300 MiB are free elsewhere");
-        assert!(!room(1023, 1024, 300, 2000).is_enough());
+        assert!(!space(724, 1024, 300, 2000).is_sufficient(), "all that is free leaves with it");
+        assert!(space(1024, 1024, 300, 2000).is_sufficient(), "300 of 300 MiB are free elsewhere");
+        assert!(!space(1023, 1024, 300, 2000).is_sufficient());
     }
 
     #[test]
     fn partly_offline_slice_counts_its_online_part_only() {
         // One block of 128 MiB is left, full: all that the node has free is in other slices.
-        assert_eq!(room(128, 128, 128, 2000).there, Bytes::new(128 * MIB));
-        assert!(room(128, 128, 128, 2000).is_enough());
+        assert_eq!(space(128, 128, 128, 2000).available, Bytes::new(128 * MIB));
+        assert!(space(128, 128, 128, 2000).is_sufficient());
         // Reckoned with all of the slice, there would seem to be none.
-        assert!(!room(128, 1024, 128, 2000).is_enough());
+        assert!(!space(128, 1024, 128, 2000).is_sufficient());
     }
 
     #[test]
     fn kernel_caches_need_no_free_space() {
-        assert!(room(0, 1024, 1024, 0).is_enough());
+        assert!(space(0, 1024, 1024, 0).is_sufficient());
     }
 }
