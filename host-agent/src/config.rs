@@ -172,14 +172,14 @@ pub enum ConfigError {
 
 /// Value that violates its rule.
 #[derive(Debug)]
-struct Fault {
+struct InvalidValue {
     field: &'static str,
     value: String,
     rule: String,
 }
 
-fn fault(field: &'static str, value: impl ToString, rule: impl ToString) -> Fault {
-    Fault { field, value: value.to_string(), rule: rule.to_string() }
+fn invalid(field: &'static str, value: impl ToString, rule: impl ToString) -> InvalidValue {
+    InvalidValue { field, value: value.to_string(), rule: rule.to_string() }
 }
 
 impl Config {
@@ -201,22 +201,22 @@ impl Config {
     pub fn parse(text: &str, path: &Path) -> Result<Self, ConfigError> {
         let raw = toml::from_str::<RawConfig>(text);
         let raw = raw.map_err(|cause| ConfigError::Toml { path: path.to_owned(), cause: Box::new(cause) })?;
-        let place =
+        let absolute =
             std::path::absolute(path).map_err(|errno| ConfigError::Read { path: path.to_owned(), errno })?;
-        check(raw, place.parent().unwrap_or(&place)).map_err(|Fault { field, value, rule }| {
+        check(raw, absolute.parent().unwrap_or(&absolute)).map_err(|InvalidValue { field, value, rule }| {
             ConfigError::Value { path: path.to_owned(), field, value, rule }
         })
     }
 }
 
-fn check(raw: RawConfig, base: &Path) -> Result<Config, Fault> {
+fn check(raw: RawConfig, base: &Path) -> Result<Config, InvalidValue> {
     let agent = raw.agent;
-    let host = Name::new(&agent.host).map_err(|error| fault("agent.host", &agent.host, error))?;
+    let host = Name::new(&agent.host).map_err(|error| invalid("agent.host", &agent.host, error))?;
     let tls = raw.tls.map(|tls| check_tls(tls, base)).transpose()?;
     let manager = agent.manager.unwrap_or_else(|| MANAGER_DEFAULT.to_owned());
     check_manager(&manager, tls.is_some())?;
     if tls.is_none() && agent.token_file.is_none() {
-        return Err(fault("agent.token_file", "", "must be there unless [tls] is"));
+        return Err(invalid("agent.token_file", "", "is required without [tls]"));
     }
     let runtime_dir = base.join(agent.runtime_dir);
     let socket = agent.socket.map_or_else(|| runtime_dir.join("host-memory.sock"), |path| base.join(path));
@@ -235,32 +235,32 @@ fn check(raw: RawConfig, base: &Path) -> Result<Config, Fault> {
     })
 }
 
-fn check_tls(raw: RawTls, base: &Path) -> Result<Tls, Fault> {
+fn check_tls(raw: RawTls, base: &Path) -> Result<Tls, InvalidValue> {
     if raw.server_name.is_empty() {
-        return Err(fault("tls.server_name", "", "must be the name in the manager's certificate"));
+        return Err(invalid("tls.server_name", "", "must be the name in the manager's certificate"));
     }
     let (ca, certificate, key) = (base.join(raw.ca), base.join(raw.certificate), base.join(raw.key));
     Ok(Tls { ca, certificate, key, server_name: raw.server_name })
 }
 
 /// Without TLS a token is sent in plain text, so only within this machine.
-fn check_manager(manager: &str, has_tls: bool) -> Result<(), Fault> {
-    let wrong = |rule: &str| Err(fault("agent.manager", manager, rule));
+fn check_manager(manager: &str, has_tls: bool) -> Result<(), InvalidValue> {
+    let violation = |rule: &str| Err(invalid("agent.manager", manager, rule));
     if let Some(path) = manager.strip_prefix("unix:") {
         let rule = "must be unix: and an absolute path, without [tls]";
-        return if path.starts_with('/') && !has_tls { Ok(()) } else { wrong(rule) };
+        return if path.starts_with('/') && !has_tls { Ok(()) } else { violation(rule) };
     }
-    let Ok(uri) = manager.parse::<Uri>() else { return wrong("must be http://, https:// or unix:") };
+    let Ok(uri) = manager.parse::<Uri>() else { return violation("must be http://, https:// or unix:") };
     let (Some(host), Some(scheme)) = (uri.host(), uri.scheme_str()) else {
-        return wrong("must be http://HOST:PORT, https://HOST:PORT or unix:/PATH");
+        return violation("must be http://HOST:PORT, https://HOST:PORT or unix:/PATH");
     };
     match (scheme, has_tls) {
         ("http", false) if is_loopback(host) => Ok(()),
-        ("http", false) => wrong("must be https:// with [tls], or be on this machine"),
+        ("http", false) => violation("must be https:// with [tls], or be on this machine"),
         ("https", true) => Ok(()),
-        ("https", false) => wrong("needs [tls]"),
-        ("http", true) => wrong("must be https:// where there is [tls]"),
-        _ => wrong("must be http://, https:// or unix:"),
+        ("https", false) => violation("needs [tls]"),
+        ("http", true) => violation("must be https:// with [tls]"),
+        _ => violation("must be http://, https:// or unix:"),
     }
 }
 
@@ -269,49 +269,49 @@ fn is_loopback(host: &str) -> bool {
     host == "localhost" || bare.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
-fn check_socket(socket: &Path) -> Result<(), Fault> {
+fn check_socket(socket: &Path) -> Result<(), InvalidValue> {
     let bytes = socket.as_os_str().len();
     let rule = format!("must be at most {SOCKET_BYTES_MAX} bytes long, not {bytes}");
-    if bytes <= SOCKET_BYTES_MAX { Ok(()) } else { Err(fault("agent.socket", socket.display(), rule)) }
+    if bytes <= SOCKET_BYTES_MAX { Ok(()) } else { Err(invalid("agent.socket", socket.display(), rule)) }
 }
 
-fn allowed_uids(written: Option<Vec<u32>>) -> Result<BTreeSet<UserId>, Fault> {
+fn allowed_uids(written: Option<Vec<u32>>) -> Result<BTreeSet<UserId>, InvalidValue> {
     match written {
-        None => Ok(BTreeSet::from([UserId::ROOT, process::own_user()])),
-        Some(uids) if uids.is_empty() => Err(fault("agent.allowed_uids", "[]", "must name somebody")),
+        None => Ok(BTreeSet::from([UserId::ROOT, process::current_user()])),
+        Some(uids) if uids.is_empty() => Err(invalid("agent.allowed_uids", "[]", "must not be empty")),
         Some(uids) => {
             let rule = format!("must be at most {}", u32::MAX - 1);
-            let user = |uid| UserId::new(uid).map_err(|_| fault("agent.allowed_uids", uid, &rule));
+            let user = |uid| UserId::new(uid).map_err(|_| invalid("agent.allowed_uids", uid, &rule));
             uids.into_iter().map(user).collect()
         }
     }
 }
 
-fn check_metrics(text: &str) -> Result<SocketAddr, Fault> {
+fn check_metrics(text: &str) -> Result<SocketAddr, InvalidValue> {
     text.parse()
-        .map_err(|_| fault("agent.metrics_listen", text, "must be ADDRESS:PORT, such as 127.0.0.1:9752"))
+        .map_err(|_| invalid("agent.metrics_listen", text, "must be ADDRESS:PORT, such as 127.0.0.1:9752"))
 }
 
-fn check_backend(raw: RawBackend, base: &Path) -> Result<Backend, Fault> {
+fn check_backend(raw: RawBackend, base: &Path) -> Result<Backend, InvalidValue> {
     let local_dir = raw.local_dir.map(|path| base.join(path));
     match (&*raw.kind, raw.scrub_mib_per_s) {
         ("emulated", None) => Ok(Backend::Emulated { local_dir }),
-        ("emulated", Some(speed)) => Err(fault(
+        ("emulated", Some(speed)) => Err(invalid(
             "backend.scrub_mib_per_s",
             speed,
-            "is for CXL memory: an emulated EMC's slices are born zero",
+            "applies to CXL memory only: slices of an emulated EMC are created zeroed",
         )),
         ("dax", speed) => Ok(Backend::Dax { local_dir, scrub_mib_per_s: check_speed(speed)? }),
         ("memory_block", speed) => {
             Ok(Backend::MemoryBlock { local_dir, scrub_mib_per_s: check_speed(speed)? })
         }
-        (other, _) => Err(fault("backend.kind", other, "must be emulated, dax or memory_block")),
+        (other, _) => Err(invalid("backend.kind", other, "must be emulated, dax or memory_block")),
     }
 }
 
-fn check_speed(written: Option<u32>) -> Result<NonZeroU32, Fault> {
+fn check_speed(written: Option<u32>) -> Result<NonZeroU32, InvalidValue> {
     let speed = written.unwrap_or(SCRUB_MIB_PER_S_DEFAULT);
-    NonZeroU32::new(speed).ok_or_else(|| fault("backend.scrub_mib_per_s", speed, "must be at least 1"))
+    NonZeroU32::new(speed).ok_or_else(|| invalid("backend.scrub_mib_per_s", speed, "must be at least 1"))
 }
 
 #[cfg(test)]
@@ -332,36 +332,36 @@ mod tests {
     }
 
     #[track_caller]
-    fn refused(from: &str, to: &str, why: &str) {
-        assert!(SMALLEST.contains(from), "nothing was changed");
+    fn assert_rejected(from: &str, to: &str, why: &str) {
+        assert!(SMALLEST.contains(from), "the text to replace does not occur");
         let error = parse(&SMALLEST.replacen(from, to, 1)).unwrap_err();
         assert!(error.starts_with("/etc/tarn/host.toml") && error.contains(why), "{error}");
     }
 
     #[test]
-    fn a_file_may_be_named_without_its_directory() {
+    fn config_path_without_directory_is_accepted() {
         let config = Config::parse(SMALLEST, Path::new("host.toml")).unwrap();
         assert_eq!(config.runtime_dir, std::env::current_dir().unwrap().join("run"));
     }
 
     #[test]
-    fn what_is_left_out_has_a_default_and_relative_paths_begin_at_the_file() {
+    fn omitted_keys_have_defaults_and_paths_are_relative() {
         let config = parse(SMALLEST).unwrap();
         assert_eq!(config.manager, "unix:/run/tarn/manager.sock");
         assert_eq!(config.runtime_dir, Path::new("/etc/tarn/run"));
         assert_eq!(config.socket, Path::new("/etc/tarn/run/host-memory.sock"));
-        assert_eq!(config.allowed_uids, BTreeSet::from([UserId::ROOT, process::own_user()]));
+        assert_eq!(config.allowed_uids, BTreeSet::from([UserId::ROOT, process::current_user()]));
         assert_eq!(config.backend, Backend::Emulated { local_dir: None });
     }
 
     #[test]
-    fn the_example_is_a_config() {
+    fn example_config_is_valid() {
         let config = parse(include_str!("../host.example.toml")).unwrap();
         assert_eq!(config.host.as_str(), "h0");
     }
 
     #[test]
-    fn cxl_memory_is_scrubbed_at_a_speed_that_may_be_left_out() {
+    fn scrub_speed_has_a_default() {
         let dax = |rest: &str| {
             let text = SMALLEST.replacen("kind = \"emulated\"", &format!("kind = \"dax\"\n{rest}"), 1);
             parse(&text).map(|config| config.backend)
@@ -371,42 +371,50 @@ mod tests {
         assert_eq!(dax("scrub_mib_per_s = 100").unwrap(), at(100));
         let error = dax("scrub_mib_per_s = 0").unwrap_err();
         assert!(error.contains("backend.scrub_mib_per_s = \"0\": must be at least 1"), "{error}");
-        refused("kind = \"emulated\"", "kind = \"emulated\"\nscrub_mib_per_s = 9", "is for CXL memory");
+        assert_rejected(
+            "kind = \"emulated\"",
+            "kind = \"emulated\"\nscrub_mib_per_s = 9",
+            "applies to CXL memory only",
+        );
     }
 
     #[test]
-    fn a_typo_is_an_error_that_names_the_key() {
-        refused("runtime_dir", "runtime_dirs", "unknown field `runtime_dirs`");
-        refused("[backend]", "[backends]", "unknown field `backends`");
-        refused("host = \"h0\"", "", "missing field `host`");
-        refused("host = \"h0\"", "host = 7", "expected a string");
+    fn unknown_key_is_an_error_with_its_name() {
+        assert_rejected("runtime_dir", "runtime_dirs", "unknown field `runtime_dirs`");
+        assert_rejected("[backend]", "[backends]", "unknown field `backends`");
+        assert_rejected("host = \"h0\"", "", "missing field `host`");
+        assert_rejected("host = \"h0\"", "host = 7", "expected a string");
     }
 
     #[test]
-    fn a_wrong_value_is_an_error_with_field_value_and_rule() {
-        refused("\"h0\"", "\"../h0\"", "agent.host = \"../h0\": \"../h0\" is not a name");
-        refused("\"emulated\"", "\"cxl\"", "backend.kind = \"cxl\": must be emulated, dax or memory_block");
-        refused("\"run\"", &format!("\"{}\"", "x".repeat(120)), "agent.socket");
-        refused(
+    fn invalid_value_is_an_error_with_field_value_and_rule() {
+        assert_rejected("\"h0\"", "\"../h0\"", "agent.host = \"../h0\": \"../h0\" is not a name");
+        assert_rejected(
+            "\"emulated\"",
+            "\"cxl\"",
+            "backend.kind = \"cxl\": must be emulated, dax or memory_block",
+        );
+        assert_rejected("\"run\"", &format!("\"{}\"", "x".repeat(120)), "agent.socket");
+        assert_rejected(
             "host = \"h0\"",
             "host = \"h0\"\nallowed_uids = []",
-            "agent.allowed_uids = \"[]\": must name",
+            "agent.allowed_uids = \"[]\": must not be empty",
         );
-        refused(
+        assert_rejected(
             "host = \"h0\"",
             "host = \"h0\"\nallowed_uids = [4294967295]",
             "agent.allowed_uids = \"4294967295\": must be at most 4294967294",
         );
-        refused(
+        assert_rejected(
             "host = \"h0\"",
             "host = \"h0\"\nmetrics_listen = \"9752\"",
             "agent.metrics_listen = \"9752\"",
         );
-        refused("token_file", "# token_file", "agent.token_file");
+        assert_rejected("token_file", "# token_file", "agent.token_file");
     }
 
     #[test]
-    fn a_token_never_leaves_the_machine_unencrypted() {
+    fn token_is_sent_unencrypted_only_to_loopback() {
         let manager = |uri: &str| SMALLEST.replace("[agent]", &format!("[agent]\nmanager = \"{uri}\""));
         for good in ["http://127.0.0.1:1", "http://[::1]:1", "http://localhost:9750", "unix:/run/tarn.sock"] {
             assert_eq!(parse(&manager(good)).unwrap().manager, good);
@@ -420,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn a_manager_on_another_machine_needs_certificates() {
+    fn remote_manager_requires_tls() {
         let tls =
             "[tls]\nca = \"ca.pem\"\ncertificate = \"h0.pem\"\nkey = \"h0.key\"\nserver_name = \"manager\"";
         let with_tls = |uri: &str| {

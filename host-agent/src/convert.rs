@@ -12,7 +12,7 @@ use units::{
     limits::{WEIGHT_MAX, WEIGHT_MIN, is_weight},
 };
 
-use crate::usage::Touched;
+use crate::usage::TouchedMemory;
 
 mod shares;
 
@@ -21,7 +21,7 @@ pub use self::shares::shares;
 /// Violated rule of a desired state: field, value and rule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {problem}")]
-pub struct Invalid {
+pub struct InvalidMessage {
     field: &'static str,
     problem: String,
 }
@@ -34,8 +34,8 @@ fn holding(slice: u32, epoch: u64) -> Holding {
 ///
 /// # Errors
 /// An invalid name or reservation number.
-pub fn want(w: wire::DesiredState) -> Result<Want, Invalid> {
-    let vms = w.vms.into_iter().map(want_vm).collect::<Result<BTreeMap<_, _>, _>>()?;
+pub fn desired_state(w: wire::DesiredState) -> Result<Want, InvalidMessage> {
+    let vms = w.vms.into_iter().map(desired_vm).collect::<Result<BTreeMap<_, _>, _>>()?;
     let number = |generation, revision| DesiredVersion { generation, revision: Revision(revision) };
     let no_more = NoMore {
         vms: w.removed_vms.iter().map(|id| reservation("removed_vms", id)).collect::<Result<_, _>>()?,
@@ -46,28 +46,29 @@ pub fn want(w: wire::DesiredState) -> Result<Want, Invalid> {
         base: w.base.map(|base| number(base.generation, base.revision)),
         instance: InstanceId(w.instance),
         vms,
-        release: w.release.into_iter().map(want_release).collect(),
+        release: w.release.into_iter().map(desired_release).collect(),
         scrub: w.scrub.into_iter().map(|s| (holding(s.slice, s.epoch), Handle::new("", s.handle))).collect(),
         no_more,
         fenced: w.fenced,
     })
 }
 
-fn reservation(field: &'static str, text: &str) -> Result<ReservationId, Invalid> {
-    text.parse().map_err(|problem| Invalid { field, problem })
+fn reservation(field: &'static str, text: &str) -> Result<ReservationId, InvalidMessage> {
+    text.parse().map_err(|problem| InvalidMessage { field, problem })
 }
 
-fn want_release(r: wire::DesiredRelease) -> (Holding, WantRelease) {
+fn desired_release(r: wire::DesiredRelease) -> (Holding, WantRelease) {
     (holding(r.slice, r.epoch), WantRelease { force: r.force, handle: Handle::new("", r.handle) })
 }
 
-fn want_vm(vm: wire::DesiredVm) -> Result<(ReservationId, WantVm), Invalid> {
-    let name = Name::new(&vm.vm).map_err(|error| Invalid { field: "vms.vm", problem: error.to_string() })?;
+fn desired_vm(vm: wire::DesiredVm) -> Result<(ReservationId, WantVm), InvalidMessage> {
+    let name =
+        Name::new(&vm.vm).map_err(|error| InvalidMessage { field: "vms.vm", problem: error.to_string() })?;
     let reservation = reservation("vms.reservation", &vm.reservation)?;
     let slices = vm.slices.into_iter().map(|s| (holding(s.slice, s.epoch), Handle::new(s.emc, s.handle)));
     let local = Bytes::new(vm.local_bytes);
     let uid = vm.uid.map(UserId::new).transpose();
-    let uid = uid.map_err(|error| Invalid { field: "vms.uid", problem: error.to_string() })?;
+    let uid = uid.map_err(|error| InvalidMessage { field: "vms.uid", problem: error.to_string() })?;
     Ok((reservation, WantVm { vm: name, local, pinned: vm.pinned, uid, slices: slices.collect() }))
 }
 
@@ -75,21 +76,22 @@ fn want_vm(vm: wire::DesiredVm) -> Result<(ReservationId, WantVm), Invalid> {
 ///
 /// # Errors
 /// An invalid name or weight.
-pub fn weights(w: wire::Weights) -> Result<BTreeMap<Name, f64>, Invalid> {
+pub fn weights(w: wire::Weights) -> Result<BTreeMap<Name, f64>, InvalidMessage> {
     let weight = |w: wire::Weight| {
         let name = Name::new(&w.tenant);
-        let name = name.map_err(|error| Invalid { field: "weights.tenant", problem: error.to_string() })?;
+        let name =
+            name.map_err(|error| InvalidMessage { field: "weights.tenant", problem: error.to_string() })?;
         let problem = format!("{} must be from {WEIGHT_MIN} to {WEIGHT_MAX}", w.weight);
         if is_weight(w.weight) {
             Ok((name, w.weight))
         } else {
-            Err(Invalid { field: "weights.weight", problem })
+            Err(InvalidMessage { field: "weights.weight", problem })
         }
     };
     w.weights.into_iter().map(weight).collect()
 }
 
-fn shown(h: Holding) -> wire::SliceEpoch {
+fn slice_epoch(h: Holding) -> wire::SliceEpoch {
     wire::SliceEpoch { slice: h.slice.0, epoch: h.epoch.0 }
 }
 
@@ -99,8 +101,12 @@ pub fn seen_device(d: SeenDevice) -> wire::SeenDevice {
 }
 
 /// Converts a report.
-pub fn have(instance: InstanceId, h: Have, touched: Vec<(ReservationId, Touched)>) -> wire::ObservedState {
-    let told = |(reservation, touched): (ReservationId, Touched)| wire::VmTouched {
+pub fn observed_state(
+    instance: InstanceId,
+    h: Have,
+    touched: Vec<(ReservationId, TouchedMemory)>,
+) -> wire::ObservedState {
+    let touched_memory = |(reservation, touched): (ReservationId, TouchedMemory)| wire::VmTouched {
         reservation: reservation.to_string(),
         local_bytes: touched.local.get(),
         pool_bytes: touched.pool.get(),
@@ -108,7 +114,7 @@ pub fn have(instance: InstanceId, h: Have, touched: Vec<(ReservationId, Touched)
     let vm = |(reservation, vm): (ReservationId, pool::protocol::HaveVm)| wire::ObservedVm {
         vm: vm.vm.to_string(),
         pid: vm.pid,
-        slices: vm.slices.into_iter().map(shown).collect(),
+        slices: vm.slices.into_iter().map(slice_epoch).collect(),
         reservation: reservation.to_string(),
         local_bytes: vm.local.get(),
         pinned: vm.pinned,
@@ -121,14 +127,14 @@ pub fn have(instance: InstanceId, h: Have, touched: Vec<(ReservationId, Touched)
         complete: h.whole,
         sequence: h.sequence,
         after: h.after,
-        online: h.online.into_iter().map(shown).collect(),
-        released: h.released.into_iter().map(shown).collect(),
+        online: h.online.into_iter().map(slice_epoch).collect(),
+        released: h.released.into_iter().map(slice_epoch).collect(),
         scrubbed: h.scrubbed.into_iter().map(scrubbed).collect(),
         failed: h.failed.into_iter().map(failed).collect(),
         vms: h.vms.into_iter().map(vm).collect(),
         ended: h.ended.iter().map(ToString::to_string).collect(),
         clean: h.clean,
-        touched: touched.into_iter().map(told).collect(),
+        touched: touched.into_iter().map(touched_memory).collect(),
     }
 }
 
@@ -160,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn user_of_a_vm_is_read_from_orders_and_written_in_reports() {
+    fn vm_user_is_converted_in_both_directions() {
         let order = |uid| wire::DesiredVm {
             vm: "a".into(),
             reservation: "r-1".into(),
@@ -168,9 +174,9 @@ mod tests {
             uid,
             ..Default::default()
         };
-        let uid = |number| want_vm(order(number)).map(|(_, vm)| vm.uid);
+        let uid = |number| desired_vm(order(number)).map(|(_, vm)| vm.uid);
         assert_eq!((uid(None), uid(Some(2001))), (Ok(None), Ok(UserId::new(2001).ok())));
-        let refused = uid(Some(u32::MAX)).expect_err("it is no user");
+        let refused = uid(Some(u32::MAX)).expect_err("the number is not a user id");
         assert_eq!(refused.to_string(), "vms.uid: 4294967295 is not a user id: must be at most 4294967294");
         let vm = pool::protocol::HaveVm {
             vm: Name::new("a").expect("a name"),
@@ -181,6 +187,6 @@ mod tests {
             uid: UserId::new(2001).ok(),
         };
         let report = Have { vms: [(ReservationId(1), vm)].into(), ..Have::default() };
-        assert_eq!(have(InstanceId(1), report, Vec::new()).vms[0].uid, Some(2001));
+        assert_eq!(observed_state(InstanceId(1), report, Vec::new()).vms[0].uid, Some(2001));
     }
 }

@@ -2,9 +2,9 @@
 //! decides nothing. Long work runs beside it and returns as an event.
 
 mod calls;
-mod crew;
 #[cfg(test)]
 mod tests;
+mod worker_pool;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -17,47 +17,56 @@ use tokio::{
 use units::limits::HOST_MEMORY_REQUESTS_QUEUED_MAX;
 use units::{DesiredVersion, Name, Ns, ReservationId};
 
-use self::crew::{Crew, Made};
+use self::worker_pool::{CallResult, WorkerPool};
 use crate::{
-    host::{Form, Host, HostError, Part},
+    host::{Host, HostError, MemoryForm, MemoryRegion},
     metrics::Metrics,
     outbox::Outbox,
     records::Records,
     runtime_dir::RuntimeDir,
-    session::Heard,
-    usage::UsageBook,
+    session::SessionEvent,
+    usage::UsageTable,
 };
 
 /// Events applied before effects are performed, so that many share one report.
-const EVENTS_AT_ONCE_MAX: usize = 256;
+const EVENTS_PER_BATCH_MAX: usize = 256;
 
-/// Question about the current state.
+/// Closure that reads the current state.
 type InspectFn = Box<dyn FnOnce(&Agent) + Send>;
 
 /// Request of other tasks to the driver.
 enum Request {
-    Attach { vm: Name, caller: Caller, form: Form, reply: oneshot::Sender<Result<Handed, Asked>> },
-    Show { vm: Name, caller: Caller, reply: oneshot::Sender<Result<Handed, Asked>> },
+    Attach {
+        vm: Name,
+        caller: Caller,
+        form: MemoryForm,
+        reply: oneshot::Sender<Result<VmMemory, DriverError>>,
+    },
+    InspectMemory {
+        vm: Name,
+        caller: Caller,
+        reply: oneshot::Sender<Result<VmMemory, DriverError>>,
+    },
     Inspect(InspectFn),
 }
 
 /// Memory of a VM.
 #[derive(Clone, Debug)]
-pub struct Handed {
+pub struct VmMemory {
     /// Local memory first, then slices in order.
-    pub parts: Vec<Part>,
+    pub regions: Vec<MemoryRegion>,
     /// Pages must not be migrated.
     pub pinned: bool,
 }
 
 /// Error returned by the driver.
 #[derive(Debug, thiserror::Error)]
-pub enum Asked {
+pub enum DriverError {
     /// The VM's memory cannot be passed.
     #[error(transparent)]
     Refused(#[from] Refusal),
     /// The machine failed.
-    #[error("its memory cannot be had")]
+    #[error("its memory is not available")]
     Host(#[source] HostError),
     /// The agent is stopping.
     #[error("the agent is stopping")]
@@ -78,30 +87,30 @@ impl Handle {
     /// Attaches a process to the memory of a VM.
     ///
     /// # Errors
-    /// [`Asked`].
-    pub async fn attach(&self, vm: Name, caller: Caller, form: Form) -> Result<Handed, Asked> {
-        self.ask(|reply| Request::Attach { vm, caller, form, reply }).await?
+    /// [`DriverError`].
+    pub async fn attach(&self, vm: Name, caller: Caller, form: MemoryForm) -> Result<VmMemory, DriverError> {
+        self.send_request(|reply| Request::Attach { vm, caller, form, reply }).await?
     }
 
     /// Returns the memory of a VM without attaching the process.
     ///
     /// # Errors
-    /// [`Asked`], whenever [`Handle::attach`] would fail.
-    pub async fn show(&self, vm: Name, caller: Caller) -> Result<Handed, Asked> {
-        self.ask(|reply| Request::Show { vm, caller, reply }).await?
+    /// [`DriverError`], whenever [`Handle::attach`] would fail.
+    pub async fn inspect_memory(&self, vm: Name, caller: Caller) -> Result<VmMemory, DriverError> {
+        self.send_request(|reply| Request::InspectMemory { vm, caller, reply }).await?
     }
 
     /// Reads the current state.
     ///
     /// # Errors
     /// The agent is stopping.
-    pub async fn look<T: Send + 'static>(
+    pub async fn inspect<T: Send + 'static>(
         &self,
-        question: impl FnOnce(&Agent) -> T + Send + 'static,
-    ) -> Result<T, Asked> {
-        self.ask(|reply| {
+        read: impl FnOnce(&Agent) -> T + Send + 'static,
+    ) -> Result<T, DriverError> {
+        self.send_request(|reply| {
             Request::Inspect(Box::new(move |agent| {
-                let _ = reply.send(question(agent)); // the caller may have left
+                let _ = reply.send(read(agent)); // the caller may have left
             }))
         })
         .await
@@ -112,16 +121,19 @@ impl Handle {
         self.0.closed().await;
     }
 
-    async fn ask<T>(&self, request: impl FnOnce(oneshot::Sender<T>) -> Request) -> Result<T, Asked> {
-        let (reply, answer) = oneshot::channel();
-        self.0.send(request(reply)).await.map_err(|_| Asked::Stopping)?;
-        answer.await.map_err(|_| Asked::Stopping)
+    async fn send_request<T>(
+        &self,
+        request: impl FnOnce(oneshot::Sender<T>) -> Request,
+    ) -> Result<T, DriverError> {
+        let (reply, receiver) = oneshot::channel();
+        self.0.send(request(reply)).await.map_err(|_| DriverError::Stopping)?;
+        receiver.await.map_err(|_| DriverError::Stopping)
     }
 }
 
 /// Objects used by the driver.
 #[derive(Debug)]
-pub struct Start {
+pub struct DriverInputs {
     /// State machine of the protocol, with the records found.
     pub agent: Agent,
     /// The machine.
@@ -133,20 +145,20 @@ pub struct Start {
     /// Metrics.
     pub metrics: Arc<Metrics>,
     /// Messages for the session.
-    pub heard: mpsc::Receiver<Heard>,
+    pub session_events: mpsc::Receiver<SessionEvent>,
 }
 
 /// Messages of the session.
 #[derive(Clone, Debug)]
 pub struct Reports {
     /// Reports.
-    pub have: Arc<Outbox>,
+    pub outbox: Arc<Outbox>,
     /// Touched memory of each VM.
-    pub usage: Arc<UsageBook>,
+    pub usage: Arc<UsageTable>,
     /// Rack that this host serves.
     pub rack: watch::Receiver<Option<String>>,
     /// The manager is of another rack.
-    pub hang_up: Arc<Notify>,
+    pub disconnect: Arc<Notify>,
 }
 
 /// The driver before it runs.
@@ -158,21 +170,21 @@ pub struct Driver {
     runtime_dir: RuntimeDir,
     metrics: Arc<Metrics>,
     began: Instant,
-    heard: mpsc::Receiver<Heard>,
+    session_events: mpsc::Receiver<SessionEvent>,
     requests: mpsc::Receiver<Request>,
-    have: Arc<Outbox>,
+    outbox: Arc<Outbox>,
     rack: watch::Sender<Option<String>>,
-    hang_up: Arc<Notify>,
+    disconnect: Arc<Notify>,
     /// Performs host calls and returns their results.
-    crew: Crew,
-    made: mpsc::UnboundedReceiver<Made>,
+    workers: WorkerPool,
+    call_results: mpsc::UnboundedReceiver<CallResult>,
     /// Records being written and processes being watched: each ends with an event. At most two per
     /// VM.
     tasks: JoinSet<Event>,
     tickets: u64,
-    waiting: BTreeMap<Ticket, (Form, oneshot::Sender<Result<Handed, Asked>>)>,
-    watched: BTreeMap<ReservationId, Process>,
-    usage: Arc<UsageBook>,
+    waiting: BTreeMap<Ticket, (MemoryForm, oneshot::Sender<Result<VmMemory, DriverError>>)>,
+    watched_processes: BTreeMap<ReservationId, Process>,
+    usage: Arc<UsageTable>,
 }
 
 impl Driver {
@@ -180,37 +192,37 @@ impl Driver {
     ///
     /// # Errors
     /// The operating system cannot create a thread.
-    pub fn new(start: Start) -> std::io::Result<(Self, Handle, Reports)> {
+    pub fn new(inputs: DriverInputs) -> std::io::Result<(Self, Handle, Reports)> {
         let (sender, requests) = mpsc::channel(HOST_MEMORY_REQUESTS_QUEUED_MAX);
-        let have = Arc::new(Outbox::default());
-        let (crew, made) = Crew::start()?;
-        let (rack, rack_seen) = watch::channel(start.agent.rack().map(str::to_owned));
-        let hang_up = Arc::new(Notify::new());
-        let usage = Arc::new(UsageBook::default());
+        let outbox = Arc::new(Outbox::default());
+        let (workers, call_results) = WorkerPool::start()?;
+        let (rack, rack_receiver) = watch::channel(inputs.agent.rack().map(str::to_owned));
+        let disconnect = Arc::new(Notify::new());
+        let usage = Arc::new(UsageTable::default());
         let reports = Reports {
-            have: Arc::clone(&have),
+            outbox: Arc::clone(&outbox),
             usage: Arc::clone(&usage),
-            rack: rack_seen,
-            hang_up: Arc::clone(&hang_up),
+            rack: rack_receiver,
+            disconnect: Arc::clone(&disconnect),
         };
         let driver = Self {
-            agent: start.agent,
-            host: start.host,
-            records: start.records,
-            runtime_dir: start.runtime_dir,
-            metrics: start.metrics,
+            agent: inputs.agent,
+            host: inputs.host,
+            records: inputs.records,
+            runtime_dir: inputs.runtime_dir,
+            metrics: inputs.metrics,
             began: Instant::now(),
-            heard: start.heard,
+            session_events: inputs.session_events,
             requests,
-            have,
+            outbox,
             rack,
-            hang_up,
-            crew,
-            made,
+            disconnect,
+            workers,
+            call_results,
             tasks: JoinSet::new(),
             tickets: 0,
             waiting: BTreeMap::new(),
-            watched: BTreeMap::new(),
+            watched_processes: BTreeMap::new(),
             usage,
         };
         Ok((driver, Handle(sender), reports))
@@ -223,31 +235,31 @@ impl Driver {
         loop {
             let tick = self.agent.next_wakeup().map(|at| self.began + at.as_duration());
             tokio::select! {
-                heard = self.heard.recv() => match heard {
-                    Some(heard) => self.hear(heard),
+                event = self.session_events.recv() => match event {
+                    Some(event) => self.handle_session_event(event),
                     None => return,
                 },
                 request = self.requests.recv() => match request {
-                    Some(request) => self.answer(request),
+                    Some(request) => self.handle_request(request),
                     None => return,
                 },
-                Some(made) = self.made.recv() => self.take_made(made),
-                Some(done) = self.tasks.join_next() => self.finish(done),
+                Some(result) = self.call_results.recv() => self.handle_call_result(result),
+                Some(result) = self.tasks.join_next() => self.handle_task_result(result),
                 () = sleep_until(tick) => self.handle(Event::Tick),
             }
-            self.take_what_is_there();
+            self.drain_ready_events();
             self.perform_all();
         }
     }
 
-    fn take_what_is_there(&mut self) {
-        for _ in 0..EVENTS_AT_ONCE_MAX {
-            if let Ok(made) = self.made.try_recv() {
-                self.take_made(made);
-            } else if let Some(done) = self.tasks.try_join_next() {
-                self.finish(done);
+    fn drain_ready_events(&mut self) {
+        for _ in 0..EVENTS_PER_BATCH_MAX {
+            if let Ok(result) = self.call_results.try_recv() {
+                self.handle_call_result(result);
+            } else if let Some(result) = self.tasks.try_join_next() {
+                self.handle_task_result(result);
             } else if let Ok(request) = self.requests.try_recv() {
-                self.answer(request);
+                self.handle_request(request);
             } else {
                 return;
             }
@@ -259,32 +271,32 @@ impl Driver {
         self.agent.handle(now, event);
     }
 
-    fn hear(&mut self, heard: Heard) {
-        self.handle(match heard {
-            Heard::Up { rack, lease_ttl } => {
+    fn handle_session_event(&mut self, event: SessionEvent) {
+        self.handle(match event {
+            SessionEvent::Connected { rack, lease_ttl } => {
                 tracing::info!(rack, lease_ttl = %lease_ttl, "welcomed by the manager");
                 Event::SessionUp { rack, lease_ttl }
             }
-            Heard::Want(rack, want) => Event::Want { rack, want },
-            Heard::ReportRequested => Event::ReportRequested,
-            Heard::Down => Event::SessionDown,
+            SessionEvent::DesiredState(rack, want) => Event::Want { rack, want },
+            SessionEvent::ReportRequested => Event::ReportRequested,
+            SessionEvent::Disconnected => Event::SessionDown,
         });
         self.metrics.connected.set(i64::from(self.agent.is_heard()));
     }
 
     /// A call that panicked leaves a slice in an unknown state: restart from the records.
-    fn take_made(&mut self, made: Made) {
-        match made {
+    fn handle_call_result(&mut self, result: CallResult) {
+        match result {
             Ok(event) => self.handle(event),
             Err(panic) => std::panic::resume_unwind(panic),
         }
     }
 
-    fn finish(&mut self, done: Result<Event, tokio::task::JoinError>) {
-        match done {
+    fn handle_task_result(&mut self, result: Result<Event, tokio::task::JoinError>) {
+        match result {
             Ok(event) => {
                 if let Event::ProcessGone { reservation } = event {
-                    self.measure(reservation);
+                    self.measure_ended_vm(reservation);
                 }
                 self.handle(event);
             }
@@ -295,13 +307,13 @@ impl Driver {
 
     /// Measures a VM whose process has just ended: its files still contain everything that its
     /// guest touched.
-    fn measure(&self, reservation: ReservationId) {
+    fn measure_ended_vm(&self, reservation: ReservationId) {
         if let Some(vm) = self.agent.live_vm(reservation) {
-            self.usage.note(reservation, self.host.usage(reservation, &vm));
+            self.usage.record(reservation, self.host.usage(reservation, &vm));
         }
     }
 
-    fn answer(&mut self, request: Request) {
+    fn handle_request(&mut self, request: Request) {
         match request {
             Request::Attach { vm, caller, form, reply } => {
                 self.tickets += 1;
@@ -309,16 +321,16 @@ impl Driver {
                 self.waiting.insert(ticket, (form, reply));
                 self.handle(Event::Attach { ticket, vm, caller });
             }
-            Request::Show { vm, caller, reply } => {
+            Request::InspectMemory { vm, caller, reply } => {
                 let (pid, uid) = (caller.process.pid, caller.uid);
-                let shown = self.agent.look(&vm, caller).map_err(Asked::from);
-                match &shown {
-                    Ok(_) => tracing::info!(vm = %vm, pid, %uid, "memory looked at"),
-                    Err(why) => tracing::info!(pid, %uid, %why, "look refused"),
+                let record = self.agent.look(&vm, caller).map_err(DriverError::from);
+                match &record {
+                    Ok(_) => tracing::info!(vm = %vm, pid, %uid, "memory inspected"),
+                    Err(why) => tracing::info!(pid, %uid, %why, "inspection rejected"),
                 }
-                let _ = reply.send(shown.and_then(|record| self.memory(&record, Form::Shown))); // as above
+                let _ = reply.send(record.and_then(|record| self.memory(&record, MemoryForm::SlicePaths))); // as above
             }
-            Request::Inspect(question) => question(&self.agent),
+            Request::Inspect(inspect) => inspect(&self.agent),
         }
     }
 
@@ -336,32 +348,32 @@ impl Driver {
             Effect::Clear { place } => self.clear(place),
             Effect::Record(record) => self.record(record),
             Effect::Forget(reservation) => self.forget(reservation),
-            Effect::HandOut { ticket, record } => self.hand_out(ticket, &record),
+            Effect::HandOut { ticket, record } => self.pass_memory(ticket, &record),
             Effect::Refuse { ticket, why } => self.refuse(ticket, why),
             Effect::Watch { reservation, process } => self.watch(reservation, process),
             Effect::Kill(reservation) => self.kill(reservation),
             Effect::FreeLocal(reservation) => self.free_local(reservation),
-            Effect::SendHave(have) => self.have.put(have),
-            Effect::Remember { rack } => self.remember(rack),
-            Effect::HangUp(other) => self.hang_up(&other),
-            Effect::Bounced(number, why) => self.bounced(number, &why),
+            Effect::SendHave(report) => self.outbox.put(report),
+            Effect::Remember { rack } => self.store_rack(rack),
+            Effect::HangUp(other) => self.disconnect(&other),
+            Effect::Bounced(number, why) => self.on_command_rejected(number, &why),
         }
     }
 
-    fn hand_out(&mut self, ticket: Ticket, record: &VmRecord) {
+    fn pass_memory(&mut self, ticket: Ticket, record: &VmRecord) {
         let Some((form, reply)) = self.waiting.remove(&ticket) else { return };
-        let handed = self.memory(record, form);
+        let memory = self.memory(record, form);
         let (vm, pid, slices) = (record.vm.as_str(), record.process.pid, record.slices.len());
-        match &handed {
-            Ok(_) => tracing::info!(vm, pid, slices, "memory handed out"),
-            Err(error) => tracing::error!(vm, pid, error = units::chain(error), "memory not handed out"),
+        match &memory {
+            Ok(_) => tracing::info!(vm, pid, slices, "memory passed"),
+            Err(error) => tracing::error!(vm, pid, error = units::chain(error), "memory not passed"),
         }
-        let _ = reply.send(handed); // the process may have ended, which is detected separately
+        let _ = reply.send(memory); // the process may have ended, which is detected separately
     }
 
-    fn memory(&self, record: &VmRecord, form: Form) -> Result<Handed, Asked> {
-        let parts = self.host.memory(record, form).map_err(Asked::Host)?;
-        Ok(Handed { parts, pinned: record.pinned })
+    fn memory(&self, record: &VmRecord, form: MemoryForm) -> Result<VmMemory, DriverError> {
+        let regions = self.host.memory(record, form).map_err(DriverError::Host)?;
+        Ok(VmMemory { regions, pinned: record.pinned })
     }
 
     fn refuse(&mut self, ticket: Ticket, why: Refusal) {
@@ -371,21 +383,21 @@ impl Driver {
         }
     }
 
-    fn remember(&mut self, rack: String) {
-        if let Err(error) = self.runtime_dir.remember_rack(&rack) {
-            tracing::error!(rack, error = units::chain(&error), "rack not remembered");
+    fn store_rack(&mut self, rack: String) {
+        if let Err(error) = self.runtime_dir.store_rack(&rack) {
+            tracing::error!(rack, error = units::chain(&error), "rack not stored");
         }
         self.rack.send_replace(Some(rack));
     }
 
-    fn hang_up(&self, other: &OtherRack) {
-        tracing::error!(error = %other, "manager is not ours");
-        self.hang_up.notify_one();
+    fn disconnect(&self, other: &OtherRack) {
+        tracing::error!(error = %other, "manager belongs to another rack");
+        self.disconnect.notify_one();
     }
 
-    fn bounced(&self, number: DesiredVersion, why: &Bounce) {
-        self.metrics.bounced.inc();
-        tracing::info!(order = %number, why = %why, "order bounced");
+    fn on_command_rejected(&self, number: DesiredVersion, why: &Bounce) {
+        self.metrics.commands_rejected.inc();
+        tracing::info!(desired_version = %number, why = %why, "desired state rejected");
     }
 }
 
@@ -397,4 +409,4 @@ async fn sleep_until(at: Option<Instant>) {
 }
 
 /// Delay between attempts to watch a process.
-pub(crate) const WATCH_AGAIN_AFTER: Duration = units::limits::HOST_RETRY.as_duration();
+pub(crate) const PROCESS_WATCH_RETRY: Duration = units::limits::HOST_RETRY.as_duration();

@@ -1,6 +1,7 @@
 //! Operations on the machine, behind one trait. Paths of /proc, /sys and devices are used only in
 //! this module; the decisions are made elsewhere.
 
+pub mod access_profile;
 pub mod blocks;
 pub mod cgroup;
 pub mod cxl;
@@ -10,17 +11,16 @@ pub mod doctor;
 pub mod emulated;
 pub mod fake;
 mod interrupt;
-mod local;
+mod local_memory;
 pub mod memory;
 pub mod memory_block;
-mod opened;
+mod open_slices;
 pub mod process;
 pub mod ranges;
 pub mod remote;
 pub mod sampler;
 pub mod slices;
 pub mod sysfs;
-pub mod watched;
 mod zero;
 
 use std::{fmt, io, os::fd::OwnedFd, path::PathBuf, sync::Arc};
@@ -55,7 +55,7 @@ pub trait Host: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// The error of the machine.
-    fn found(&self) -> Result<Vec<Arc<str>>, HostError>;
+    fn present_slices(&self) -> Result<Vec<Arc<str>>, HostError>;
 
     /// Closes anything at a location that no VM has.
     ///
@@ -74,7 +74,7 @@ pub trait Host: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// A slice that is not open, or the error of the machine.
-    fn memory(&self, record: &VmRecord, form: Form) -> Result<Vec<Part>, HostError>;
+    fn memory(&self, record: &VmRecord, form: MemoryForm) -> Result<Vec<MemoryRegion>, HostError>;
 
     /// Registers a running VM that got its memory from an earlier agent.
     fn adopt(&self, _: &VmRecord) {}
@@ -112,27 +112,27 @@ pub struct Counters {
     /// Memory zeroed, including scrubs in progress.
     pub scrubbed: Bytes,
     /// Pages of VMs moved back from local memory to the pool's node.
-    pub pages_brought_back: u64,
+    pub pages_migrated: u64,
     /// Pages that could not be moved back.
-    pub pages_astray: u64,
+    pub page_migration_failures: u64,
     /// Slices with a change in progress, including changes stuck in the kernel.
     pub slices_changing: u64,
 }
 
 /// Form in which a VMM takes memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
+pub enum MemoryForm {
     /// Descriptors.
     Descriptors,
     /// Paths to files of the VM's user.
     Paths,
     /// Slices as paths to files of the VM's user, and the size of local memory.
-    Shown,
+    SlicePaths,
 }
 
-/// Part of a VM's memory.
+/// Region of a VM's memory.
 #[derive(Clone, Debug)]
-pub struct Part {
+pub struct MemoryRegion {
     /// Slice; `None` for local memory.
     pub slice: Option<Holding>,
     /// Name of its EMC; empty for local memory.
@@ -142,23 +142,23 @@ pub struct Part {
     /// Offset in its backing.
     pub offset: u64,
     /// Backing.
-    pub place: Place,
+    pub backing: RegionBacking,
 }
 
 /// Backing of memory.
 #[derive(Clone, Debug)]
-pub enum Place {
+pub enum RegionBacking {
     /// Object of this descriptor.
     Descriptor(Arc<OwnedFd>),
     /// File of this name.
     Path(PathBuf),
     /// None: the VMM allocates it.
-    VmmsOwn,
+    VmmAllocated,
 }
 
 /// Returns the owner of a VM's files: the user named by its reservation, or the agent's user.
 fn user_of(record: &VmRecord) -> UserId {
-    record.uid.unwrap_or_else(process::own_user)
+    record.uid.unwrap_or_else(process::current_user)
 }
 
 /// Error of a machine.
@@ -213,16 +213,16 @@ pub enum HostError {
     Process(#[from] process::ProcessError),
     /// A slice's memory cannot leave or join its node.
     #[error(transparent)]
-    Refused(#[from] memory_block::Refused),
+    BlockSwitch(#[from] memory_block::BlockSwitchError),
     /// A slice may not leave its node: VMs would overflow to local memory.
-    #[error("node {node} has {room} free beside this slice: VMs have {needed} in it")]
-    NoRoom {
+    #[error("node {node} has {available} free beside this slice: VMs have {needed} in it")]
+    NodeFull {
         /// Node.
         node: u32,
         /// Memory to be moved.
         needed: Bytes,
         /// Free memory.
-        room: Bytes,
+        available: Bytes,
     },
     /// Files without a name have no path for users other than their owner.
     #[error(
@@ -252,7 +252,7 @@ impl HostError {
     }
 
     /// Returns the failure as reported to the manager.
-    pub fn told(&self) -> HostFailure {
+    pub fn failure(&self) -> HostFailure {
         let reason = match self {
             Self::NotZero { .. } => FailedReason::NotZero,
             Self::Io { .. }
@@ -262,8 +262,8 @@ impl HostError {
             | Self::Slice(_)
             | Self::Sysfs(_)
             | Self::Process(_)
-            | Self::Refused(_)
-            | Self::NoRoom { .. }
+            | Self::BlockSwitch(_)
+            | Self::NodeFull { .. }
             | Self::NoPath { .. }
             | Self::NotTheDevice { .. }
             | Self::NotOpen(_)

@@ -2,7 +2,7 @@
 //! datagram, with descriptors. The kernel identifies the caller. Handlers convert, call the driver,
 //! and convert; the client is the crate `host_memory`.
 
-mod answer;
+mod reply;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -33,17 +33,17 @@ use units::limits::{
 };
 use units::{Name, Ns, UserId};
 
-use self::answer::{Answer, refused};
+use self::reply::{ReplyMessages, rejection};
 use crate::{
     driver,
-    host::{Form, process},
+    host::{MemoryForm, process},
     readiness,
 };
 
 /// Connections the kernel holds while all places are taken.
-const BACKLOG: i32 = 128;
+const LISTEN_BACKLOG: i32 = 128;
 /// Between two warnings of dropped connections.
-const WARN_EVERY: Duration = Duration::from_secs(10);
+const WARNING_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Why the socket cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -71,33 +71,33 @@ pub enum ListenError {
 #[derive(Debug)]
 pub struct HostMemory {
     listener: AsyncFd<OwnedFd>,
-    places: Places,
+    permits: ConnectionPermits,
 }
 
 /// Permits for open connections: a number for each user in `allowed_uids`, and a few for all other users together, whose requests are
 /// refused. No user can exhaust the permits of another.
 #[derive(Debug)]
-struct Places {
-    of_allowed: BTreeMap<UserId, Arc<Semaphore>>,
-    of_others: Arc<Semaphore>,
+struct ConnectionPermits {
+    per_allowed_user: BTreeMap<UserId, Arc<Semaphore>>,
+    others: Arc<Semaphore>,
 }
 
-impl Places {
+impl ConnectionPermits {
     fn new(allowed_uids: BTreeSet<UserId>) -> Self {
-        let places = |_| Arc::new(Semaphore::new(HOST_MEMORY_CONNECTIONS_PER_UID_MAX));
+        let semaphore = |_| Arc::new(Semaphore::new(HOST_MEMORY_CONNECTIONS_PER_UID_MAX));
         Self {
-            of_allowed: allowed_uids.into_iter().map(|uid| (uid, places(uid))).collect(),
-            of_others: Arc::new(Semaphore::new(HOST_MEMORY_UNAUTHORIZED_CONNECTIONS_MAX)),
+            per_allowed_user: allowed_uids.into_iter().map(|uid| (uid, semaphore(uid))).collect(),
+            others: Arc::new(Semaphore::new(HOST_MEMORY_UNAUTHORIZED_CONNECTIONS_MAX)),
         }
     }
 
     fn is_allowed(&self, uid: UserId) -> bool {
-        self.of_allowed.contains_key(&uid)
+        self.per_allowed_user.contains_key(&uid)
     }
 
     fn take(&self, uid: UserId) -> io::Result<OwnedSemaphorePermit> {
-        let places = self.of_allowed.get(&uid).unwrap_or(&self.of_others);
-        let taken = Arc::clone(places).try_acquire_owned();
+        let semaphore = self.per_allowed_user.get(&uid).unwrap_or(&self.others);
+        let taken = Arc::clone(semaphore).try_acquire_owned();
         taken.map_err(|_| io::Error::other(format!("uid {uid} has too many connections")))
     }
 }
@@ -109,12 +109,12 @@ impl HostMemory {
     /// [`ListenError`].
     pub fn listen(path: &Path, allowed_uids: BTreeSet<UserId>) -> Result<Self, ListenError> {
         let io_error = |doing| move |errno| ListenError::Io { doing, path: path.to_owned(), errno };
-        remove_old(path)?;
+        remove_stale_socket(path)?;
         let listener = open_listener(path).map_err(io_error("listen on"))?;
         // Every user may connect; permissions are decided by uid.
         fs::set_permissions(path, fs::Permissions::from_mode(0o666)).map_err(io_error("set the mode of"))?;
         let listener = readiness::watch(listener).map_err(io_error("listen on"))?;
-        Ok(Self { listener, places: Places::new(allowed_uids) })
+        Ok(Self { listener, permits: ConnectionPermits::new(allowed_uids) })
     }
 
     /// Answers callers until the driver ends.
@@ -125,11 +125,11 @@ impl HostMemory {
                 accepted = self.listener.async_io(tokio::io::Interest::READABLE, accept) => accepted,
                 () = driver.ended() => return,
             };
-            match accepted.and_then(|socket| Connection::new(socket, driver.clone(), &self.places)) {
+            match accepted.and_then(|socket| Connection::new(socket, driver.clone(), &self.permits)) {
                 Ok(connection) => drop(tokio::spawn(connection.serve())),
                 Err(error) => {
                     let now = Instant::now();
-                    if warned.is_none_or(|at| now.duration_since(at) >= WARN_EVERY) {
+                    if warned.is_none_or(|at| now.duration_since(at) >= WARNING_INTERVAL) {
                         warned = Some(now);
                         tracing::warn!(%error, "connection to the host memory socket dropped");
                     }
@@ -140,7 +140,7 @@ impl HostMemory {
     }
 }
 
-fn remove_old(path: &Path) -> Result<(), ListenError> {
+fn remove_stale_socket(path: &Path) -> Result<(), ListenError> {
     let io_error = |errno| ListenError::Io { doing: "remove", path: path.to_owned(), errno };
     match fs::symlink_metadata(path) {
         Err(errno) if errno.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -154,7 +154,7 @@ fn open_listener(path: &Path) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
     bind(&listener, &SocketAddrUnix::new(path)?)?;
-    listen(&listener, BACKLOG)?;
+    listen(&listener, LISTEN_BACKLOG)?;
     Ok(listener)
 }
 
@@ -171,28 +171,28 @@ struct Connection {
     allowed: bool,
     /// The VM that it has attached, the only one that it is answered about from then on.
     vm: OnceLock<Name>,
-    _place: OwnedSemaphorePermit,
+    _permit: OwnedSemaphorePermit,
 }
 
 impl Connection {
     /// The caller is looked up at once, while it is most likely still there: a pid alone comes round again.
-    fn new(socket: OwnedFd, driver: driver::Handle, places: &Places) -> io::Result<Self> {
+    fn new(socket: OwnedFd, driver: driver::Handle, permits: &ConnectionPermits) -> io::Result<Self> {
         let peer = sockopt::socket_peercred(&socket)?;
         let uid = UserId::new(peer.uid.as_raw()).map_err(io::Error::other)?;
-        let place = places.take(uid)?;
+        let permit = permits.take(uid)?;
         let process = process::identify(peer.pid.as_raw_nonzero().get().unsigned_abs());
         let socket = readiness::watch(socket)?;
-        let allowed = places.is_allowed(uid);
-        Ok(Self { socket, driver, uid, process, allowed, vm: OnceLock::new(), _place: place })
+        let allowed = permits.is_allowed(uid);
+        Ok(Self { socket, driver, uid, process, allowed, vm: OnceLock::new(), _permit: permit })
     }
 
     async fn serve(self) {
-        if let Err(error) = self.answer_all().await {
-            tracing::debug!(uid = %self.uid, %error, "caller lost");
+        if let Err(error) = self.serve_requests().await {
+            tracing::debug!(uid = %self.uid, %error, "connection to a caller lost");
         }
     }
 
-    async fn answer_all(&self) -> io::Result<()> {
+    async fn serve_requests(&self) -> io::Result<()> {
         let mut buffer = vec![0; DATAGRAM_BYTES_MAX];
         loop {
             let receive = |socket: &OwnedFd| datagram::receive(socket, &mut buffer);
@@ -201,12 +201,12 @@ impl Connection {
                 None => received.await?,
                 Some(idle_max) => tokio::time::timeout(idle_max.as_duration(), received).await??,
             };
-            let answer = match bytes {
+            let reply = match bytes {
                 Some(0) => return Ok(()), // closed
-                Some(bytes) => self.answer(&buffer[..bytes]).await,
-                None => refused("BAD_MESSAGE", format!("a message has at most {DATAGRAM_BYTES_MAX} bytes")),
+                Some(bytes) => self.handle_request(&buffer[..bytes]).await,
+                None => rejection("BAD_MESSAGE", format!("a message has at most {DATAGRAM_BYTES_MAX} bytes")),
             };
-            self.send(answer).await?;
+            self.send(reply).await?;
         }
     }
 
@@ -221,10 +221,10 @@ impl Connection {
 
     /// Checks that a request is about the VM that this connection has attached, if it has. A guest that broke out into its VMM has
     /// this connection, with the rights of the user that it was made by.
-    fn own_vm(&self, field: &str, vm: &str) -> Result<Name, Answer> {
-        let vm = Name::new(vm).map_err(|error| refused("BAD_MESSAGE", format!("{field}: {error}")))?;
+    fn check_own_vm(&self, field: &str, vm: &str) -> Result<Name, ReplyMessages> {
+        let vm = Name::new(vm).map_err(|error| rejection("BAD_MESSAGE", format!("{field}: {error}")))?;
         match self.vm.get() {
-            Some(own) if *own != vm => Err(refused(
+            Some(own) if *own != vm => Err(rejection(
                 "OTHER_VM",
                 format!("{field}: {vm}: must be {own}, which this connection attached"),
             )),
@@ -232,20 +232,20 @@ impl Connection {
         }
     }
 
-    async fn answer(&self, bytes: &[u8]) -> Answer {
+    async fn handle_request(&self, bytes: &[u8]) -> ReplyMessages {
         if !self.allowed {
             let why = format!("processes of uid {} may not: see agent.allowed_uids", self.uid);
-            return refused("PEER_NOT_ALLOWED", why);
+            return rejection("PEER_NOT_ALLOWED", why);
         }
         let process = match &self.process {
             Ok(process) => process.clone(),
-            Err(error) => return refused("PEER_NOT_ALLOWED", units::chain(error)),
+            Err(error) => return rejection("PEER_NOT_ALLOWED", units::chain(error)),
         };
         match wire::HostMemoryRequest::decode(bytes).map(|message| message.request) {
-            Err(error) => refused("BAD_MESSAGE", error.to_string()),
-            Ok(None) => refused("BAD_MESSAGE", "request: must be attach or look".to_owned()),
+            Err(error) => rejection("BAD_MESSAGE", error.to_string()),
+            Ok(None) => rejection("BAD_MESSAGE", "request: must be attach or inspect".to_owned()),
             Ok(Some(host_memory_request::Request::Attach(attach))) => self.attach(process, attach).await,
-            Ok(Some(host_memory_request::Request::Inspect(look))) => self.look(process, look).await,
+            Ok(Some(host_memory_request::Request::Inspect(inspect))) => self.inspect(process, inspect).await,
         }
     }
 
@@ -253,35 +253,35 @@ impl Connection {
         Caller { process, uid: self.uid }
     }
 
-    async fn attach(&self, process: Process, attach: wire::Attach) -> Answer {
+    async fn attach(&self, process: Process, attach: wire::Attach) -> ReplyMessages {
         let form = match attach.form() {
-            wire::MemoryForm::Descriptors => Form::Descriptors,
-            wire::MemoryForm::Paths => Form::Paths,
+            wire::MemoryForm::Descriptors => MemoryForm::Descriptors,
+            wire::MemoryForm::Paths => MemoryForm::Paths,
             wire::MemoryForm::Unspecified => {
-                return refused("BAD_MESSAGE", format!("attach.form = {}: must be 1 or 2", attach.form));
+                return rejection("BAD_MESSAGE", format!("attach.form = {}: must be 1 or 2", attach.form));
             }
         };
-        let vm = match self.own_vm("attach.vm", &attach.vm) {
-            Err(refused) => return refused,
+        let vm = match self.check_own_vm("attach.vm", &attach.vm) {
+            Err(rejection) => return rejection,
             Ok(vm) => vm,
         };
-        let handed = self.driver.attach(vm.clone(), self.caller(process), form).await;
-        if handed.is_ok() {
+        let memory = self.driver.attach(vm.clone(), self.caller(process), form).await;
+        if memory.is_ok() {
             self.vm.get_or_init(|| vm);
         }
-        answer::memory(handed)
+        reply::memory(memory)
     }
 
-    async fn look(&self, process: Process, look: wire::Inspect) -> Answer {
-        match self.own_vm("inspect.vm", &look.vm) {
-            Err(refused) => refused,
-            Ok(vm) => answer::memory(self.driver.show(vm, self.caller(process)).await),
+    async fn inspect(&self, process: Process, inspect: wire::Inspect) -> ReplyMessages {
+        match self.check_own_vm("inspect.vm", &inspect.vm) {
+            Err(rejection) => rejection,
+            Ok(vm) => reply::memory(self.driver.inspect_memory(vm, self.caller(process)).await),
         }
     }
 
-    async fn send(&self, answer: Answer) -> io::Result<()> {
+    async fn send(&self, reply: ReplyMessages) -> io::Result<()> {
         let sent = async {
-            for (message, descriptors) in answer {
+            for (message, descriptors) in reply {
                 let bytes = message.encode_to_vec();
                 let send = |socket: &OwnedFd| datagram::send(socket, &bytes, &descriptors);
                 self.socket.async_io(tokio::io::Interest::WRITABLE, send).await?;

@@ -6,8 +6,6 @@ pub mod convert;
 pub mod driver;
 pub mod host;
 pub mod host_memory;
-#[cfg(test)]
-mod left_out;
 pub mod metrics;
 pub mod outbox;
 mod readiness;
@@ -15,5 +13,7 @@ pub mod records;
 pub mod runtime_dir;
 pub mod serve;
 pub mod session;
+#[cfg(test)]
+mod skipped;
 pub mod symbiosis;
 pub mod usage;

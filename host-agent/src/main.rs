@@ -15,9 +15,9 @@ use units::chain;
 
 /// How long a VM's record under way may take to be written after a signal. Host calls are not waited for: the next agent
 /// finds what they left and goes on.
-const STOP_WITHIN: Duration = Duration::from_secs(5);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Follows a rack's orders on one host, and hands VMs their memory.
+/// Applies the desired state of a rack on one host, and passes memory to VMs.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Args {
@@ -29,21 +29,21 @@ struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run until SIGTERM. Guests run on.
+    /// Run until SIGTERM. Guests keep running.
     Serve {
-        /// This host, its manager and where its slices are.
+        /// Configuration of this host.
         #[arg(long, env = "TARN_CONFIG", default_value = "/etc/tarn/host.toml")]
         config: PathBuf,
-        /// Check host.toml and the files it names, and end.
+        /// Check host.toml and the files it names, and exit.
         #[arg(long)]
         check_config: bool,
     },
-    /// Say what is missing, wrong or dangerous on this machine, and what mends it; changes nothing.
+    /// Report missing, wrong or dangerous settings of this machine, with fixes; changes nothing.
     Doctor {
-        /// What this machine is to be.
+        /// Configuration of this host.
         #[arg(long, env = "TARN_CONFIG", default_value = "/etc/tarn/host.toml")]
         config: PathBuf,
-        /// How to print.
+        /// Output format.
         #[arg(short, long, value_enum, default_value_t)]
         output: Format,
     },
@@ -61,7 +61,7 @@ enum Format {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    let started = args.log.start().map_err(|wrong| format!("RUST_LOG: {wrong}").into());
+    let started = args.log.start().map_err(|error| format!("RUST_LOG: {error}").into());
     match started.and_then(|()| run(args.command)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -78,9 +78,9 @@ fn run(command: Command) -> Result<(), Box<dyn Error>> {
             // One thread serves requests; long work has threads of its own. The cores are for
             // guests.
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            let ended = runtime.block_on(serve::serve(&config));
-            runtime.shutdown_timeout(STOP_WITHIN);
-            Ok(ended?)
+            let result = runtime.block_on(serve::serve(&config));
+            runtime.shutdown_timeout(SHUTDOWN_TIMEOUT);
+            Ok(result?)
         }
         Command::Doctor { config, output } => examine(&config, output),
     }
@@ -96,7 +96,7 @@ fn examine(config: &Path, output: Format) -> Result<(), Box<dyn Error>> {
     io::stdout().write_all(text.as_bytes())?;
     match findings.iter().filter(|finding| !finding.ok).count() {
         0 => Ok(()),
-        1 => Err("1 thing is wrong".into()),
-        wrong => Err(format!("{wrong} things are wrong").into()),
+        1 => Err("1 problem".into()),
+        count => Err(format!("{count} problems").into()),
     }
 }

@@ -84,7 +84,7 @@ pub struct Metrics {
     /// 1 while a manager of our rack listens.
     pub connected: Gauge,
     /// Orders that were not followed.
-    pub bounced: Counter,
+    pub commands_rejected: Counter,
     call_seconds: Family<CallLabel, Histogram, fn() -> Histogram>,
     calls_failed: Family<CallLabel, Counter>,
     slices: Family<StateLabel, Gauge>,
@@ -93,13 +93,13 @@ pub struct Metrics {
     unmeasured: Family<TouchedLabel, Gauge>,
     overflow: Family<VmLabel, Gauge>,
     scrubbed: Counter,
-    pages_brought_back: Counter,
-    pages_astray: Counter,
+    pages_migrated: Counter,
+    page_migration_failures: Counter,
     slices_changing: Gauge,
     epochs: Family<StateLabel, Counter>,
     tenant_memory: Family<TenantLabel, Gauge>,
     tenant_bandwidth: Family<TenantLabel, Gauge>,
-    tenant_waited: Family<TenantLabel, Gauge<f64, AtomicU64>>,
+    tenant_stalled: Family<TenantLabel, Gauge<f64, AtomicU64>>,
     tenant_gain: Family<TenantLabel, Gauge<f64, AtomicU64>>,
     tenant_refaults: Family<TenantLabel, Gauge<f64, AtomicU64>>,
 }
@@ -115,7 +115,7 @@ impl Metrics {
         let metrics = Self {
             registry: Mutex::new(Registry::with_prefix_and_labels("tarn", labels.into_iter())),
             connected: Gauge::default(),
-            bounced: Counter::default(),
+            commands_rejected: Counter::default(),
             call_seconds: Family::new_with_constructor(seconds),
             calls_failed: Family::default(),
             slices: Family::default(),
@@ -124,13 +124,13 @@ impl Metrics {
             unmeasured: Family::default(),
             overflow: Family::default(),
             scrubbed: Counter::default(),
-            pages_brought_back: Counter::default(),
-            pages_astray: Counter::default(),
+            pages_migrated: Counter::default(),
+            page_migration_failures: Counter::default(),
             slices_changing: Gauge::default(),
             epochs: Family::default(),
             tenant_memory: Family::default(),
             tenant_bandwidth: Family::default(),
-            tenant_waited: Family::default(),
+            tenant_stalled: Family::default(),
             tenant_gain: Family::default(),
             tenant_refaults: Family::default(),
         };
@@ -144,78 +144,79 @@ impl Metrics {
     }
 
     fn register(&self) {
-        let mut r = self.registry();
-        r.register(
+        let mut registry = self.registry();
+        registry.register(
             "agent_connected",
-            "1 while a manager of this host's rack listens",
+            "1 while a manager of the host's rack is connected",
             self.connected.clone(),
         );
-        r.register("agent_commands_rejected", "Orders that were not followed", self.bounced.clone());
-        let help = "Time of a call that opens, closes or zeroes a slice";
-        r.register_with_unit("agent_host_call", help, Unit::Seconds, self.call_seconds.clone());
-        r.register("agent_host_calls_failed", "Host calls that failed", self.calls_failed.clone());
-        r.register(
-            "agent_slices",
-            "Slices in the agent's report, by what it says of them",
-            self.slices.clone(),
+        registry.register(
+            "agent_commands_rejected",
+            "Desired states that were rejected",
+            self.commands_rejected.clone(),
         );
-        r.register("agent_vms", "VMs whose process lives", self.vms.clone());
-        let help = "Memory of a VM that has pages, by the sizes of its files";
-        r.register_with_unit("vm_touched", help, Unit::Bytes, self.touched.clone());
-        let help = "Memory of a VM of which is not measured how much was touched, as of device-dax memory";
-        r.register_with_unit("vm_unmeasured", help, Unit::Bytes, self.unmeasured.clone());
-        let help = "Pool memory of a VM that is on local nodes because the pool's node was full, by a sample of its pages";
-        r.register_with_unit("agent_vm_overflow", help, Unit::Bytes, self.overflow.clone());
-        let help = "Made zero, that of scrubs under way included";
-        r.register_with_unit("agent_scrub", help, Unit::Bytes, self.scrubbed.clone());
+        let help = "Time of a call that opens, closes or zeroes a slice";
+        registry.register_with_unit("agent_host_call", help, Unit::Seconds, self.call_seconds.clone());
+        registry.register("agent_host_calls_failed", "Host calls that failed", self.calls_failed.clone());
+        registry.register("agent_slices", "Slices in the agent's report, by state", self.slices.clone());
+        registry.register("agent_vms", "VMs whose process runs", self.vms.clone());
+        let help = "Memory that a guest has touched, by the sizes of its files";
+        registry.register_with_unit("vm_touched", help, Unit::Bytes, self.touched.clone());
+        let help = "Memory of a VM whose touched part is not measured, as device-dax memory";
+        registry.register_with_unit("vm_unmeasured", help, Unit::Bytes, self.unmeasured.clone());
         let help =
-            "Pages of VMs that the kernel had put on local memory and that are on the pool's node again";
-        r.register("agent_pages_migrated", help, self.pages_brought_back.clone());
-        let help = "Pages of VMs that the kernel had put on local memory and that could not be brought back";
-        r.register("agent_page_migration_failures", help, self.pages_astray.clone());
-        let help =
-            "Slices whose devices are being changed; for longer than 20 s they are stuck in the kernel";
-        r.register("agent_slices_changing", help, self.slices_changing.clone());
+            "Pool memory of a VM on local nodes because the pool's node was full, by a sample of its pages";
+        registry.register_with_unit("agent_vm_overflow", help, Unit::Bytes, self.overflow.clone());
+        let help = "Memory zeroed by this host, including scrubs in progress";
+        registry.register_with_unit("agent_scrub", help, Unit::Bytes, self.scrubbed.clone());
+        let help = "Pages of VMs moved back from local memory to the pool's node";
+        registry.register("agent_pages_migrated", help, self.pages_migrated.clone());
+        let help = "Pages of VMs that could not be moved back from local memory";
+        registry.register("agent_page_migration_failures", help, self.page_migration_failures.clone());
+        let help = "Slices with a change in progress; one that takes longer than 20 s is stuck in the kernel";
+        registry.register("agent_slices_changing", help, self.slices_changing.clone());
     }
 
     fn register_shares(&self) {
-        let mut r = self.registry();
-        let help = "Epochs of symbiosis, by what became of shares";
-        r.register("symbiosis_epochs", help, self.epochs.clone());
-        let help = "Local memory that a tenant may have";
-        r.register_with_unit("tenant_memory_share", help, Unit::Bytes, self.tenant_memory.clone());
-        let help = "Bytes per second that a tenant may move over the link, each way";
-        r.register("tenant_link_share_bytes_per_second", help, self.tenant_bandwidth.clone());
-        let help = "Part of its time that some of a tenant waited for pages or devices in the last epoch";
-        r.register("tenant_stalled_ratio", help, self.tenant_waited.clone());
-        let help = "Pages per second that came back to a tenant after they had been taken away";
-        r.register("tenant_refaults_per_second", help, self.tenant_refaults.clone());
-        let help = "Throughput of a tenant against that of an equal split, as estimated";
-        r.register("tenant_gain_ratio", help, self.tenant_gain.clone());
+        let mut registry = self.registry();
+        let help = "Epochs of Symbiosis, by result";
+        registry.register("symbiosis_epochs", help, self.epochs.clone());
+        let help = "Local memory share of a tenant";
+        registry.register_with_unit("tenant_memory_share", help, Unit::Bytes, self.tenant_memory.clone());
+        let help = "Share of the link's bandwidth of a tenant, each direction";
+        registry.register("tenant_link_share_bytes_per_second", help, self.tenant_bandwidth.clone());
+        let help = "Fraction of the last epoch in which some task of a tenant was stalled on memory or I/O";
+        registry.register("tenant_stalled_ratio", help, self.tenant_stalled.clone());
+        let help = "Pages of a tenant reclaimed and faulted back, per second";
+        registry.register("tenant_refaults_per_second", help, self.tenant_refaults.clone());
+        let help = "Estimated throughput of a tenant relative to an equal split";
+        registry.register("tenant_gain_ratio", help, self.tenant_gain.clone());
     }
 
     /// An epoch of symbiosis is over.
     pub fn observe_shares(&self, report: &Report) {
         let state = match report.state {
             State::Set => "set",
-            State::Held => "unchanged",
-            State::Kept => "blocked",
+            State::Unchanged => "unchanged",
+            State::Blocked => "blocked",
         };
         self.epochs.get_or_create(&StateLabel { state }).inc();
-        if report.state == State::Kept {
+        if report.state == State::Blocked {
             return; // shares are as they were
         }
         self.tenant_memory.clear();
         self.tenant_bandwidth.clear();
-        self.tenant_waited.clear();
+        self.tenant_stalled.clear();
         self.tenant_gain.clear();
         self.tenant_refaults.clear();
         for tenant in report.tenants.iter().filter(|tenant| tenant.measured.is_some()) {
             let label = TenantLabel { tenant: tenant.name.to_string() };
-            self.tenant_memory.get_or_create(&label).set(shown(tenant.share.memory_mib << 20));
-            self.tenant_bandwidth.get_or_create(&label).set(shown(tenant.share.bandwidth_mb_s * 1_000_000));
-            let waited = tenant.measured.map_or(0.0, |measured| measured.waited);
-            self.tenant_waited.get_or_create(&label).set(waited);
+            self.tenant_memory.get_or_create(&label).set(gauge_value(tenant.share.memory_mib << 20));
+            self.tenant_bandwidth
+                .get_or_create(&label)
+                .set(gauge_value(tenant.share.bandwidth_mb_s * 1_000_000));
+            let stalled = tenant.measured.map_or(0.0, |measured| measured.stalled_fraction);
+            self.tenant_stalled.get_or_create(&label).set(stalled);
             self.tenant_gain.get_or_create(&label).set(tenant.gain);
             let refaults = tenant.measured.map_or(0.0, |measured| measured.refaults);
             self.tenant_refaults.get_or_create(&label).set(refaults);
@@ -223,7 +224,7 @@ impl Metrics {
     }
 
     /// A host call is over.
-    pub fn called(&self, call: Call, took: Duration, ok: bool) {
+    pub fn record_call(&self, call: Call, took: Duration, ok: bool) {
         self.call_seconds.get_or_create(&CallLabel { call }).observe(took.as_secs_f64());
         if !ok {
             self.calls_failed.get_or_create(&CallLabel { call }).inc();
@@ -240,9 +241,9 @@ impl Metrics {
             ("scrubbed", have.scrubbed.len()),
             ("failed", have.failed.len()),
         ] {
-            self.slices.get_or_create(&StateLabel { state }).set(shown(count as u64));
+            self.slices.get_or_create(&StateLabel { state }).set(gauge_value(count as u64));
         }
-        self.vms.set(shown(have.vms.len() as u64));
+        self.vms.set(gauge_value(have.vms.len() as u64));
         self.observe_usage(&have, usage);
     }
 
@@ -252,9 +253,9 @@ impl Metrics {
             counter.inc_by(to.saturating_sub(counter.get()));
         };
         raise(&self.scrubbed, counters.scrubbed.get());
-        raise(&self.pages_brought_back, counters.pages_brought_back);
-        raise(&self.pages_astray, counters.pages_astray);
-        self.slices_changing.set(shown(counters.slices_changing));
+        raise(&self.pages_migrated, counters.pages_migrated);
+        raise(&self.page_migration_failures, counters.page_migration_failures);
+        self.slices_changing.set(gauge_value(counters.slices_changing));
     }
 
     /// Memory that is not measured has no series: 0 would mean that nothing was touched.
@@ -267,15 +268,15 @@ impl Metrics {
             let pool = SLICE.get() * vm.slices.len() as u64;
             if let Some(overflow) = usage.overflow {
                 let label = VmLabel { vm: vm.vm.to_string() };
-                self.overflow.get_or_create(&label).set(shown(overflow.get()));
+                self.overflow.get_or_create(&label).set(gauge_value(overflow.get()));
             }
             for (memory, bytes, touched) in
                 [("local", vm.local.get(), usage.local), ("pool", pool, usage.pool)]
             {
                 let label = TouchedLabel { vm: vm.vm.to_string(), memory };
                 match touched {
-                    Some(touched) => self.touched.get_or_create(&label).set(shown(touched.get())),
-                    None => self.unmeasured.get_or_create(&label).set(shown(bytes)),
+                    Some(touched) => self.touched.get_or_create(&label).set(gauge_value(touched.get())),
+                    None => self.unmeasured.get_or_create(&label).set(gauge_value(bytes)),
                 };
             }
         }
@@ -290,7 +291,7 @@ impl Metrics {
     }
 }
 
-fn shown(count: u64) -> i64 {
+fn gauge_value(count: u64) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
 }
 
@@ -302,7 +303,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_that_is_not_measured_is_not_shown_as_untouched() {
+    fn unmeasured_memory_is_not_exported_as_untouched() {
         let metrics = Metrics::new(&Name::new("h0").unwrap(), "dax");
         let holding = Holding { slice: SliceId(1), epoch: Epoch(1) };
         let (vm, local) = (Name::new("a").unwrap(), Bytes::mib(64));
@@ -313,7 +314,7 @@ mod tests {
         let text = metrics.text().unwrap();
         let series = |name: &str, memory: &str| {
             let line = format!("{name}{{host=\"h0\",backend=\"dax\",vm=\"a\",memory=\"{memory}\"}} ");
-            text.lines().find_map(|shown| shown.strip_prefix(&line)?.parse::<u64>().ok())
+            text.lines().find_map(|series| series.strip_prefix(&line)?.parse::<u64>().ok())
         };
         assert_eq!(series("tarn_vm_touched_bytes", "local"), Some(3 << 20));
         assert_eq!(series("tarn_vm_touched_bytes", "pool"), None);
@@ -325,9 +326,9 @@ mod tests {
     }
 
     #[test]
-    fn every_series_names_the_host() {
+    fn all_series_have_a_host_label() {
         let metrics = Metrics::new(&Name::new("h0").unwrap(), "fake");
-        metrics.called(Call::Scrub, Duration::from_millis(3), false);
+        metrics.record_call(Call::Scrub, Duration::from_millis(3), false);
         metrics.connected.set(1);
         let text = metrics.text().unwrap();
         let own = |line: &&str| line.starts_with("tarn_") && !line.starts_with("tarn_build_info");

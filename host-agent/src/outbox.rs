@@ -8,21 +8,21 @@ use tokio::sync::Notify;
 /// One place for a report, filled by the driver and emptied by the session.
 #[derive(Debug, Default)]
 pub struct Outbox {
-    waiting: Mutex<Option<Have>>,
+    pending: Mutex<Option<Have>>,
     filled: Notify,
 }
 
 impl Outbox {
     /// A poisoned place is still right: no call leaves it half filled.
-    fn waiting(&self) -> MutexGuard<'_, Option<Have>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    fn pending(&self) -> MutexGuard<'_, Option<Have>> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds a report.
     pub fn put(&self, have: Have) {
-        let mut waiting = self.waiting();
-        *waiting = Some(match waiting.take() {
-            Some(before) => before.followed_by(have),
+        let mut pending = self.pending();
+        *pending = Some(match pending.take() {
+            Some(earlier) => earlier.followed_by(have),
             None => have,
         });
         self.filled.notify_one();
@@ -31,7 +31,7 @@ impl Outbox {
     /// Takes the pending report as soon as there is one. Cancel-safe.
     pub async fn next(&self) -> Have {
         loop {
-            if let Some(have) = self.waiting().take() {
+            if let Some(have) = self.pending().take() {
                 return have;
             }
             self.filled.notified().await;
@@ -40,7 +40,7 @@ impl Outbox {
 
     /// Drops the pending report: a new session starts with a complete one.
     pub fn clear(&self) {
-        *self.waiting() = None;
+        *self.pending() = None;
     }
 }
 
@@ -51,29 +51,29 @@ mod tests {
 
     use super::*;
 
-    fn news(slice: u32) -> Have {
+    fn report(slice: u32) -> Have {
         Have { online: vec![Holding { slice: SliceId(slice), epoch: Epoch(1) }], ..Have::default() }
     }
 
     #[tokio::test]
-    async fn reports_that_pile_up_become_one_and_nothing_is_lost() {
+    async fn pending_reports_are_merged_without_loss() {
         let outbox = Outbox::default();
-        (1..=3).for_each(|slice| outbox.put(news(slice)));
+        (1..=3).for_each(|slice| outbox.put(report(slice)));
         let slices: Vec<u32> = outbox.next().await.online.iter().map(|holding| holding.slice.0).collect();
         assert_eq!(slices, [1, 2, 3]);
-        outbox.put(news(4));
-        assert_eq!(outbox.next().await, news(4), "what was taken is not told again");
+        outbox.put(report(4));
+        assert_eq!(outbox.next().await, report(4), "a report was sent twice");
     }
 
     #[tokio::test]
-    async fn whoever_waits_hears_of_the_next_report_and_a_new_session_of_none_before_it() {
+    async fn cleared_outbox_waits_for_next_report() {
         let outbox = std::sync::Arc::new(Outbox::default());
-        outbox.put(news(1));
+        outbox.put(report(1));
         outbox.clear();
-        let waits = std::sync::Arc::clone(&outbox);
-        let heard = tokio::spawn(async move { waits.next().await });
+        let waiting = std::sync::Arc::clone(&outbox);
+        let received = tokio::spawn(async move { waiting.next().await });
         tokio::task::yield_now().await;
-        outbox.put(news(2));
-        assert_eq!(heard.await.unwrap(), news(2));
+        outbox.put(report(2));
+        assert_eq!(received.await.unwrap(), report(2));
     }
 }

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use units::{Bytes, Epoch, Name, ReservationId, SliceId, UserId};
 
 use crate::{
-    host::process::{ProcessError, Watched},
+    host::process::{ProcessError, ProcessHandle},
     runtime_dir::{RuntimeDirError, io_error, sync_parent, write_durably},
 };
 
@@ -34,7 +34,7 @@ pub enum RecordsError {
         path: PathBuf,
         /// Error.
         #[source]
-        cause: Wrong,
+        cause: RecordError,
     },
     /// The state of a VM's process is unknown.
     #[error("look for the process of {}", path.display())]
@@ -49,7 +49,7 @@ pub enum RecordsError {
 
 /// Error of a record.
 #[derive(Debug, thiserror::Error)]
-pub enum Wrong {
+pub enum RecordError {
     /// The file has invalid contents.
     #[error(transparent)]
     Json(#[from] serde_json::Error),
@@ -73,7 +73,7 @@ pub struct Records {
 /// A record as it is written. An unknown key is another version's, so it is an error.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Written {
+struct StoredRecord {
     reservation: String,
     vm: String,
     pid: u32,
@@ -85,12 +85,12 @@ struct Written {
     /// Absent in records of VMs of the agent's own user, and of earlier versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     uid: Option<UserId>,
-    slices: Vec<WrittenSlice>,
+    slices: Vec<StoredSlice>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct WrittenSlice {
+struct StoredSlice {
     slice: u32,
     epoch: u64,
     emc: String,
@@ -131,7 +131,7 @@ impl Records {
     fn load_one(&self, path: PathBuf) -> Result<Adopted, RecordsError> {
         let (record, boot_id) = read(&path)?;
         let lives = boot_id == self.boot_id
-            && Watched::open(&record.process)
+            && ProcessHandle::open(&record.process)
                 .map_err(|cause| RecordsError::Process { path, cause })?
                 .is_some();
         Ok(Adopted { record, lives })
@@ -163,14 +163,14 @@ impl Records {
         self.directory.join(format!("{reservation}.json"))
     }
 
-    fn written(&self, record: &VmRecord) -> Written {
-        let slice = |(holding, handle): (&Holding, &Handle)| WrittenSlice {
+    fn written(&self, record: &VmRecord) -> StoredRecord {
+        let slice = |(holding, handle): (&Holding, &Handle)| StoredSlice {
             slice: holding.slice.0,
             epoch: holding.epoch.0,
             emc: handle.emc.to_string(),
             handle: handle.place.to_string(),
         };
-        Written {
+        StoredRecord {
             reservation: record.reservation.to_string(),
             vm: record.vm.to_string(),
             pid: record.process.pid,
@@ -190,7 +190,7 @@ impl Records {
 ///
 /// # Errors
 /// A record that cannot be read or understood.
-pub fn noted(runtime_dir: &Path) -> Result<Vec<VmRecord>, RecordsError> {
+pub fn recorded_vms(runtime_dir: &Path) -> Result<Vec<VmRecord>, RecordsError> {
     let directory = runtime_dir.join("vms");
     let listed = match fs::read_dir(&directory) {
         Err(errno) if errno.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -203,23 +203,23 @@ pub fn noted(runtime_dir: &Path) -> Result<Vec<VmRecord>, RecordsError> {
 
 fn read(path: &Path) -> Result<(VmRecord, String), RecordsError> {
     let bytes = fs::read(path).map_err(io_error("read", path))?;
-    understand(&bytes).map_err(|cause| RecordsError::Corrupt { path: path.to_owned(), cause })
+    parse_record(&bytes).map_err(|cause| RecordsError::Corrupt { path: path.to_owned(), cause })
 }
 
 /// A record, and the boot it is from.
-fn understand(bytes: &[u8]) -> Result<(VmRecord, String), Wrong> {
-    let written: Written = serde_json::from_slice(bytes)?;
-    let field = |field| move |problem| Wrong::Field { field, problem };
+fn parse_record(bytes: &[u8]) -> Result<(VmRecord, String), RecordError> {
+    let written: StoredRecord = serde_json::from_slice(bytes)?;
+    let field = |field| move |problem| RecordError::Field { field, problem };
     let reservation = written.reservation.parse().map_err(field("reservation"))?;
     let vm = Name::new(&written.vm).map_err(|error| field("vm")(error.to_string()))?;
-    let slices: BTreeMap<Holding, Handle> = written.slices.into_iter().map(understand_slice).collect();
+    let slices: BTreeMap<Holding, Handle> = written.slices.into_iter().map(parse_slice).collect();
     let process = Process { pid: written.pid, started: written.started_ticks, cgroup: written.cgroup };
     let local = Bytes::new(written.local_bytes);
     let (pinned, uid) = (written.pinned, written.uid);
     Ok((VmRecord { reservation, vm, process, local, pinned, uid, slices }, written.boot_id))
 }
 
-fn understand_slice(written: WrittenSlice) -> (Holding, Handle) {
+fn parse_slice(written: StoredSlice) -> (Holding, Handle) {
     let holding = Holding { slice: SliceId(written.slice), epoch: Epoch(written.epoch) };
     (holding, Handle::new(written.emc, written.handle))
 }
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vm_whose_process_runs_is_found_alive_and_after_its_end_dead() {
+    fn recorded_vm_is_alive_until_its_process_ends() {
         let dir = tempfile::tempdir().unwrap();
         let records = Records::open(dir.path(), "boot").unwrap();
         let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_removed_record_is_gone_and_removing_it_again_does_no_harm() {
+    fn record_removal_is_idempotent() {
         let dir = tempfile::tempdir().unwrap();
         let records = Records::open(dir.path(), "boot").unwrap();
         let record = record(Process { pid: 1, started: 1, cgroup: String::new() });
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_that_cannot_be_understood_is_an_error_that_names_its_file() {
+    fn corrupt_record_is_an_error_with_its_path() {
         let dir = tempfile::tempdir().unwrap();
         let records = Records::open(dir.path(), "boot").unwrap();
         records.write(&record(Process { pid: 1, started: 1, cgroup: String::new() })).unwrap();
@@ -292,17 +292,17 @@ mod tests {
     }
 
     #[test]
-    fn record_without_a_user_is_read_and_written_as_earlier_versions_do() {
+    fn record_without_user_has_the_earlier_format() {
         let dir = tempfile::tempdir().unwrap();
         let records = Records::open(dir.path(), "boot").unwrap();
         let record = VmRecord { uid: None, ..record(Process { pid: 1, started: 1, cgroup: String::new() }) };
         records.write(&record).unwrap();
         assert!(!fs::read_to_string(dir.path().join("vms/r-7.json")).unwrap().contains("uid"));
-        assert_eq!(noted(dir.path()).unwrap(), [record]);
+        assert_eq!(recorded_vms(dir.path()).unwrap(), [record]);
     }
 
     #[test]
-    fn a_record_that_was_not_finished_never_was() {
+    fn unfinished_record_is_removed() {
         let dir = tempfile::tempdir().unwrap();
         let records = Records::open(dir.path(), "boot").unwrap();
         fs::write(dir.path().join("vms/r-7.new"), "{ \"reser").unwrap();

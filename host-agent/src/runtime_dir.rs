@@ -63,18 +63,18 @@ impl RuntimeDir {
     ///
     /// # Errors
     /// [`RuntimeDirError::InUse`], or the error of the operating system.
-    pub fn take(path: &Path) -> Result<Self, RuntimeDirError> {
+    pub fn lock(path: &Path) -> Result<Self, RuntimeDirError> {
         // Others may traverse it, for the socket in it; each file has its own permissions.
-        let made = DirBuilder::new().recursive(true).mode(0o711).create(path);
-        made.map_err(io_error("make", path))?;
-        let at = path.join("lock");
+        let created = DirBuilder::new().recursive(true).mode(0o711).create(path);
+        created.map_err(io_error("make", path))?;
+        let lock_path = path.join("lock");
         let mut options = OpenOptions::new();
-        let lock = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(&at);
-        let lock = lock.map_err(io_error("open", &at))?;
+        let file = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(&lock_path);
+        let lock = file.map_err(io_error("open", &lock_path))?;
         match lock.try_lock() {
             Ok(()) => Ok(Self { path: path.to_owned(), _lock: lock }),
             Err(TryLockError::WouldBlock) => Err(RuntimeDirError::InUse { path: path.to_owned() }),
-            Err(TryLockError::Error(errno)) => Err(io_error("lock", at)(errno)),
+            Err(TryLockError::Error(errno)) => Err(io_error("lock", lock_path)(errno)),
         }
     }
 
@@ -119,7 +119,7 @@ impl RuntimeDir {
     ///
     /// # Errors
     /// The operating system refused.
-    pub fn remember_rack(&self, rack: &str) -> Result<(), RuntimeDirError> {
+    pub fn store_rack(&self, rack: &str) -> Result<(), RuntimeDirError> {
         write_durably(&self.path.join("rack"), rack.as_bytes())
     }
 }
@@ -160,18 +160,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_host_has_one_agent_at_a_time() {
+    fn runtime_dir_is_locked_by_one_agent_at_a_time() {
         let dir = tempfile::tempdir().unwrap();
-        let first = RuntimeDir::take(dir.path()).unwrap();
-        assert!(matches!(RuntimeDir::take(dir.path()), Err(RuntimeDirError::InUse { .. })));
+        let first = RuntimeDir::lock(dir.path()).unwrap();
+        assert!(matches!(RuntimeDir::lock(dir.path()), Err(RuntimeDirError::InUse { .. })));
         drop(first);
-        RuntimeDir::take(dir.path()).unwrap();
+        RuntimeDir::lock(dir.path()).unwrap();
     }
 
     #[test]
-    fn every_start_has_a_higher_number_even_if_the_clock_went_back() {
+    fn instance_number_increases_despite_clock_setback() {
         let dir = tempfile::tempdir().unwrap();
-        let runtime_dir = RuntimeDir::take(dir.path()).unwrap();
+        let runtime_dir = RuntimeDir::lock(dir.path()).unwrap();
         let first = runtime_dir.next_instance().unwrap();
         let second = runtime_dir.next_instance().unwrap();
         assert!(second > first);
@@ -181,9 +181,9 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_not_what_was_written_is_an_error_that_names_it() {
+    fn corrupt_file_is_an_error_with_its_path() {
         let dir = tempfile::tempdir().unwrap();
-        let runtime_dir = RuntimeDir::take(dir.path()).unwrap();
+        let runtime_dir = RuntimeDir::lock(dir.path()).unwrap();
         fs::write(dir.path().join("instance"), "12x").unwrap();
         fs::write(dir.path().join("rack"), "").unwrap();
         let instance = runtime_dir.next_instance().unwrap_err().to_string();
@@ -193,11 +193,11 @@ mod tests {
     }
 
     #[test]
-    fn the_rack_is_remembered() {
+    fn rack_is_stored() {
         let dir = tempfile::tempdir().unwrap();
-        let runtime_dir = RuntimeDir::take(dir.path()).unwrap();
+        let runtime_dir = RuntimeDir::lock(dir.path()).unwrap();
         assert_eq!(runtime_dir.rack().unwrap(), None);
-        runtime_dir.remember_rack("rack-1").unwrap();
+        runtime_dir.store_rack("rack-1").unwrap();
         assert_eq!(runtime_dir.rack().unwrap().as_deref(), Some("rack-1"));
     }
 }

@@ -25,10 +25,10 @@ use units::{InstanceId, Name, Ns};
 
 use crate::{
     config::{Backend, Config, ConfigError},
-    driver::{Driver, Handle, Start},
+    driver::{Driver, DriverInputs, Handle},
     host::{
         Host, HostError,
-        cxl::{CxlError, Device, Discovered},
+        cxl::{CxlError, CxlMemory, Device},
         dax::Dax,
         emulated::Emulated,
         memory_block::MemoryBlock,
@@ -40,15 +40,15 @@ use crate::{
     metrics::Metrics,
     records::{Records, RecordsError},
     runtime_dir::{RuntimeDir, RuntimeDirError},
-    session::{self, Caller},
-    symbiosis::{self, Book, Kernel, Running},
-    usage::{self, UsageBook},
+    session::{self, AgentIdentity},
+    symbiosis::{self, KernelPaths, SharesState, SymbiosisThread},
+    usage::{self, UsageTable},
 };
 
 /// Messages of the session that the driver has not processed yet; further ones wait in the network.
-const HEARD_QUEUED_MAX: usize = 4;
-/// Permissions of anybody but the owner.
-const OTHERS: u32 = 0o077;
+const SESSION_EVENTS_QUEUED_MAX: usize = 4;
+/// Permission bits of all users except the owner.
+const OTHERS_MODE: u32 = 0o077;
 /// Where the kernel shows its devices.
 const SYS: &str = "/sys";
 /// Folder of swap devices.
@@ -94,7 +94,7 @@ pub enum ServeError {
         errno: io::Error,
     },
     /// Others may read the token.
-    #[error("token {} has mode {mode:04o}: must be its owner's alone; `chmod 600` it", path.display())]
+    #[error("token {} has mode {mode:04o}: must be readable by its owner only; `chmod 600` it", path.display())]
     TokenOpen {
         /// Which file.
         path: PathBuf,
@@ -105,7 +105,7 @@ pub enum ServeError {
     #[error(transparent)]
     Tls(#[from] session::TlsFileError),
     /// The file holds no token.
-    #[error("token {} must be 1 to {TOKEN_BYTES_MAX} printable letters", path.display())]
+    #[error("token {} must be 1 to {TOKEN_BYTES_MAX} printable characters", path.display())]
     NotAToken {
         /// Which file.
         path: PathBuf,
@@ -119,7 +119,7 @@ pub enum ServeError {
         path: PathBuf,
     },
     /// The one task that owns the agent's machine is gone.
-    #[error("the driver ended by itself")]
+    #[error("the driver ended unexpectedly")]
     DriverEnded,
 }
 
@@ -145,83 +145,87 @@ pub fn check_config(path: &Path) -> Result<(), ServeError> {
 pub async fn serve(path: &Path) -> Result<(), ServeError> {
     let config = Config::load(path)?;
     let token = read_secrets(&config)?;
-    let _identity = lock_identity(&config)?;
-    let signals = (on(SignalKind::terminate())?, on(SignalKind::interrupt())?);
-    raise_descriptors();
-    let Prepared { start, heard, boot_id, instance } = prepare(&config)?;
-    let (metrics, devices) = (Arc::clone(&start.metrics), start.host.devices());
-    let host_seen = Arc::clone(&start.host);
+    let _identity_lock = lock_identity(&config)?;
+    let signals = (listen_for(SignalKind::terminate())?, listen_for(SignalKind::interrupt())?);
+    raise_descriptor_limit();
+    let PreparedAgent { inputs, session_events, boot_id, instance } = prepare(&config)?;
+    let (metrics, devices) = (Arc::clone(&inputs.metrics), inputs.host.devices());
+    let host_calls = Arc::clone(&inputs.host);
     let (driver, handle, reports) =
-        Driver::new(start).map_err(io_error("start threads for", "host calls"))?;
-    let book = Arc::new(Book::default());
-    let sharing = share(&config, Arc::clone(&metrics), Arc::clone(&book));
+        Driver::new(inputs).map_err(io_error("start threads for", "host calls"))?;
+    let shares = Arc::new(SharesState::default());
+    let sharing = start_symbiosis(&config, Arc::clone(&metrics), Arc::clone(&shares));
     let host_memory = HostMemory::listen(&config.socket, config.allowed_uids.clone())?;
     if let Some(address) = config.metrics_listen {
         let usage = Arc::clone(&reports.usage);
-        export(address, metrics, handle.clone(), Arc::clone(&host_seen), usage).await?;
+        export(address, metrics, handle.clone(), Arc::clone(&host_calls), usage).await?;
     }
     let (manager, host, socket, tls) = (config.manager, config.host, config.socket, config.tls);
     tracing::info!(%host, manager, socket = %socket.display(), "host-agent ready");
-    let caller = Caller { manager, host, token, tls, boot_id, instance, socket, devices };
+    let identity = AgentIdentity { manager, host, token, tls, boot_id, instance, socket, devices };
     let mut driver = tokio::spawn(driver.run());
     tokio::spawn(host_memory.serve(handle.clone()));
-    tokio::spawn(usage::keep_measuring(handle.clone(), host_seen, Arc::clone(&reports.usage)));
-    tokio::spawn(session::keep(caller, reports, book, heard));
+    tokio::spawn(usage::measure_periodically(handle.clone(), host_calls, Arc::clone(&reports.usage)));
+    tokio::spawn(session::run_sessions(identity, reports, shares, session_events));
     tokio::spawn(watchdog(handle));
     notify(&[NotifyState::Ready]);
 
-    let ended = until_stopped(signals, &mut driver).await;
+    let result = wait_for_stop(signals, &mut driver).await;
     notify(&[NotifyState::Stopping]);
     driver.abort();
     drop(sharing);
     tracing::info!("host-agent stopped, guests run on");
-    ended
+    result
 }
 
 /// Begins to share this host's memory among tenants, if it is to be.
-fn share(config: &Config, metrics: Arc<Metrics>, book: Arc<Book>) -> Option<Running> {
+fn start_symbiosis(
+    config: &Config,
+    metrics: Arc<Metrics>,
+    shares: Arc<SharesState>,
+) -> Option<SymbiosisThread> {
     let sharing = config.symbiosis.clone()?;
-    tracing::info!(cgroups = %sharing.cgroups.display(), epoch = %sharing.epoch, "tenants share this host");
-    let kernel = Kernel { sys: SYS.into(), swaps: SWAPS.into() };
+    tracing::info!(cgroups = %sharing.cgroups.display(), epoch = %sharing.epoch, "Symbiosis starts");
+    let kernel = KernelPaths { sys: SYS.into(), swaps: SWAPS.into() };
     let runtime_dir = config.runtime_dir.clone();
-    Some(symbiosis::Start { config: sharing, runtime_dir, kernel, book, metrics }.run())
+    Some(symbiosis::EpochRunner { config: sharing, runtime_dir, kernel, state: shares, metrics }.start())
 }
 
 /// All that is there before anybody hears of this agent.
-struct Prepared {
-    start: Start,
-    heard: mpsc::Sender<session::Heard>,
+struct PreparedAgent {
+    inputs: DriverInputs,
+    session_events: mpsc::Sender<session::SessionEvent>,
     boot_id: String,
     instance: InstanceId,
 }
 
-fn prepare(config: &Config) -> Result<Prepared, ServeError> {
-    let runtime_dir = RuntimeDir::take(&config.runtime_dir)?;
+fn prepare(config: &Config) -> Result<PreparedAgent, ServeError> {
+    let runtime_dir = RuntimeDir::lock(&config.runtime_dir)?;
     let boot_id = process::boot_id()?;
     let records = Records::open(runtime_dir.path(), &boot_id)?;
-    let found = records.load()?;
-    let alive = found.iter().filter(|adopted| adopted.lives).count();
-    tracing::info!(found = found.len(), alive, "VMs on record");
+    let vms = records.load()?;
+    let alive = vms.iter().filter(|adopted| adopted.lives).count();
+    tracing::info!(vms = vms.len(), alive, "records of VMs loaded");
     let (rack, instance) = (runtime_dir.rack()?, runtime_dir.next_instance()?);
     let host = host(&config.backend)?;
-    let left = host.found()?;
-    if !left.is_empty() {
-        tracing::info!(slices = left.len(), "slices are on this machine already");
+    let orphans = host.present_slices()?;
+    if !orphans.is_empty() {
+        tracing::info!(slices = orphans.len(), "slices of an earlier agent are present");
     }
-    found.iter().filter(|adopted| adopted.lives).for_each(|adopted| host.adopt(&adopted.record));
-    let mut agent = Agent::new(Ns::ZERO, instance, rack, found, left);
-    agent.set_user(process::own_user());
+    vms.iter().filter(|adopted| adopted.lives).for_each(|adopted| host.adopt(&adopted.record));
+    let mut agent = Agent::new(Ns::ZERO, instance, rack, vms, orphans);
+    agent.set_user(process::current_user());
     for device in host.devices().iter().filter(|device| device.problem.is_some()) {
         tracing::warn!(
             serial = device.serial,
-            "slices of this device are not seen: this host never says that nothing is left"
+            "device unusable: its slices are not checked, so this host is never reported clean"
         );
         agent.note_blindness();
     }
-    let (sender, heard) = mpsc::channel(HEARD_QUEUED_MAX);
+    let (sender, session_events) = mpsc::channel(SESSION_EVENTS_QUEUED_MAX);
     let metrics = Arc::new(Metrics::new(&config.host, config.backend.name()));
-    let start = Start { agent, host, records, runtime_dir, metrics, heard };
-    Ok(Prepared { start, heard: sender, boot_id, instance })
+    let inputs = DriverInputs { agent, host, records, runtime_dir, metrics, session_events };
+    Ok(PreparedAgent { inputs, session_events: sender, boot_id, instance })
 }
 
 fn host(backend: &Backend) -> Result<Arc<dyn Host>, ServeError> {
@@ -250,7 +254,7 @@ fn make_local_dir(local_dir: Option<&Path>) -> Result<(), ServeError> {
 
 /// Reports unusable devices and uses the others.
 fn ranges(scrub_mib_per_s: NonZeroU32) -> Result<Ranges, ServeError> {
-    let cxl = Discovered::find(&Sysfs::at(SYS))?;
+    let cxl = CxlMemory::discover(&Sysfs::at(SYS))?;
     for Device { name, serial, slices, .. } in &cxl.devices {
         match slices {
             Ok(slices) => {
@@ -290,7 +294,7 @@ fn lock_identity(config: &Config) -> Result<Option<File>, ServeError> {
 fn read_token(path: &Path) -> Result<String, ServeError> {
     let metadata = fs::metadata(path).map_err(io_error("read", path.display()))?;
     let mode = metadata.mode() & 0o7777;
-    if mode & OTHERS != 0 {
+    if mode & OTHERS_MODE != 0 {
         return Err(ServeError::TokenOpen { path: path.to_owned(), mode });
     }
     let token = fs::read_to_string(path).map_err(io_error("read", path.display()))?.trim().to_owned();
@@ -300,19 +304,19 @@ fn read_token(path: &Path) -> Result<String, ServeError> {
 }
 
 /// Each slice of this host takes a descriptor, so as many as the machine allows.
-fn raise_descriptors() {
+fn raise_descriptor_limit() {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
     if let Err(error) = setrlimit(Resource::Nofile, limit) {
-        tracing::warn!(%error, "descriptors stay few");
+        tracing::warn!(%error, "descriptor limit not raised");
     }
 }
 
-fn on(kind: SignalKind) -> Result<Signal, ServeError> {
+fn listen_for(kind: SignalKind) -> Result<Signal, ServeError> {
     signal(kind).map_err(io_error("listen for", "signals"))
 }
 
-async fn until_stopped(
+async fn wait_for_stop(
     (mut terminate, mut interrupt): (Signal, Signal),
     driver: &mut JoinHandle<()>,
 ) -> Result<(), ServeError> {
@@ -331,11 +335,11 @@ fn notify(states: &[NotifyState<'_>]) {
 
 /// Notifies the service manager, if any, that the driver responds.
 async fn watchdog(driver: Handle) {
-    let Some(within) = sd_notify::watchdog_enabled() else { return };
-    let mut beat = tokio::time::interval(within / 3);
+    let Some(timeout) = sd_notify::watchdog_enabled() else { return };
+    let mut interval = tokio::time::interval(timeout / 3);
     loop {
-        beat.tick().await;
-        if driver.look(|_| ()).await.is_ok() {
+        interval.tick().await;
+        if driver.inspect(|_| ()).await.is_ok() {
             notify(&[NotifyState::Watchdog]);
         }
     }
@@ -347,15 +351,15 @@ async fn export(
     metrics: Arc<Metrics>,
     driver: Handle,
     host: Arc<dyn Host>,
-    usage: Arc<UsageBook>,
+    usage: Arc<UsageTable>,
 ) -> Result<(), ServeError> {
     let listener = TcpListener::bind(address).await.map_err(io_error("listen on", address))?;
     let show = move || {
         let (metrics, driver, host) = (Arc::clone(&metrics), driver.clone(), Arc::clone(&host));
         let usage = Arc::clone(&usage);
         async move {
-            let seen = Arc::clone(&metrics);
-            let observed = driver.look(move |agent| seen.observe(agent, &usage.all())).await;
+            let gauges = Arc::clone(&metrics);
+            let observed = driver.inspect(move |agent| gauges.observe(agent, &usage.all())).await;
             observed.map_err(|error| error.to_string())?;
             metrics.observe_host(host.counters());
             let page = metrics.text().map_err(|error| error.to_string())?;

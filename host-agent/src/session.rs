@@ -21,7 +21,7 @@ use tonic::{
 use units::limits::{MESSAGE_BYTES_MAX, RECONNECT_BACKOFF_MAX, RECONNECT_BACKOFF_MIN, SESSION_SILENCE_MAX};
 use units::{InstanceId, Name, Ns};
 
-use crate::{config::Tls, convert, driver::Reports, symbiosis::Book};
+use crate::{config::Tls, convert, driver::Reports, symbiosis::SharesState};
 
 /// Reports waiting for the network; later ones gather in the outbox.
 const REPORTS_QUEUED_MAX: usize = 2;
@@ -31,7 +31,7 @@ const OTHERS: u32 = 0o007;
 
 /// Identity of the agent, and address of the manager.
 #[derive(Clone, Debug)]
-pub struct Caller {
+pub struct AgentIdentity {
     /// The manager's address: `http://…`, `https://…` or `unix:/path`.
     pub manager: String,
     /// Our host.
@@ -94,25 +94,25 @@ pub fn read_tls(tls: &Tls) -> Result<ClientTlsConfig, TlsFileError> {
 
 /// Message of the manager.
 #[derive(Clone, Debug)]
-pub enum Heard {
+pub enum SessionEvent {
     /// It welcomed us.
-    Up {
+    Connected {
         /// Its rack.
         rack: String,
         /// It must hear us at least this often.
         lease_ttl: Ns,
     },
     /// An order of the rack it named.
-    Want(String, Want),
+    DesiredState(String, Want),
     /// The manager requests a complete report.
     ReportRequested,
     /// The connection is gone.
-    Down,
+    Disconnected,
 }
 
 /// Why a session ended.
 #[derive(Debug, thiserror::Error)]
-enum Ended {
+enum SessionError {
     #[error("connect to {manager}")]
     Connect {
         manager: String,
@@ -125,132 +125,137 @@ enum Ended {
     Status(#[from] Status),
     #[error("manager closed the stream")]
     Closed,
-    #[error("manager said something wrong")]
-    Invalid(#[from] convert::Invalid),
-    #[error("token has letters that do not fit into a header")]
+    #[error("invalid message from the manager")]
+    InvalidMessage(#[from] convert::InvalidMessage),
+    #[error("token contains characters that are not allowed in an HTTP header")]
     Token,
-    #[error("this manager is another rack's")]
+    #[error("manager belongs to another rack")]
     OtherRack,
-    #[error("the agent is ending")]
+    #[error("the agent is stopping")]
     Stopping,
 }
 
 /// Keeps a session open until the receiver is dropped.
-pub async fn keep(caller: Caller, reports: Reports, shares: Arc<Book>, heard: mpsc::Sender<Heard>) {
-    let mut pause = RECONNECT_BACKOFF_MIN.as_duration();
+pub async fn run_sessions(
+    identity: AgentIdentity,
+    reports: Reports,
+    shares: Arc<SharesState>,
+    events: mpsc::Sender<SessionEvent>,
+) {
+    let mut delay = RECONNECT_BACKOFF_MIN.as_duration();
     loop {
-        let known = reports.rack.borrow().clone().unwrap_or_default();
-        let (began, mut lease) = (Instant::now(), None);
-        let ended = session(&caller, known, &reports, &shares, &heard, &mut lease).await;
-        let Err(ended) = ended;
-        if matches!(ended, Ended::Stopping) || heard.send(Heard::Down).await.is_err() {
+        let known_rack = reports.rack.borrow().clone().unwrap_or_default();
+        let (started, mut lease) = (Instant::now(), None);
+        let error = run_session(&identity, known_rack, &reports, &shares, &events, &mut lease).await;
+        let Err(error) = error;
+        if matches!(error, SessionError::Stopping) || events.send(SessionEvent::Disconnected).await.is_err() {
             return;
         }
-        pause = next_pause(pause, &ended, lease, began.elapsed());
-        let cause = std::error::Error::source(&ended).map(ToString::to_string).unwrap_or_default();
-        tracing::warn!(manager = caller.manager, error = %ended, cause, retry_in = ?pause, "session ended");
+        delay = next_delay(delay, &error, lease, started.elapsed());
+        let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
+        tracing::warn!(manager = identity.manager, error = %error, cause, retry_in = ?delay, "session ended");
         tokio::select! {
-            () = tokio::time::sleep(pause) => {}
-            () = heard.closed() => return,
+            () = tokio::time::sleep(delay) => {}
+            () = events.closed() => return,
         }
     }
 }
 
 /// Returns the pause before the next attempt. A manager that sends this agent away at once, because a newer one speaks for
 /// the host, is asked less and less often, but in each lease: that shows it that the host runs.
-fn next_pause(last: Duration, ended: &Ended, lease: Option<Duration>, lasted: Duration) -> Duration {
-    match (ended, lease) {
+fn next_delay(last: Duration, error: &SessionError, lease: Option<Duration>, lasted: Duration) -> Duration {
+    match (error, lease) {
         (_, None) => (last * 2).min(RECONNECT_BACKOFF_MAX.as_duration()),
-        (Ended::Status(status), Some(lease)) if status.code() == Code::Aborted && lasted < lease => {
+        (SessionError::Status(status), Some(lease)) if status.code() == Code::Aborted && lasted < lease => {
             (last * 2).min(lease)
         }
         (_, Some(_)) => RECONNECT_BACKOFF_MIN.as_duration(),
     }
 }
 
-async fn connect(caller: &Caller) -> Result<Channel, Ended> {
-    let wrong = |cause| Ended::Connect { manager: caller.manager.clone(), cause };
-    let mut endpoint = Endpoint::from_shared(caller.manager.clone())
-        .map_err(wrong)?
+async fn connect(identity: &AgentIdentity) -> Result<Channel, SessionError> {
+    let failed = |cause| SessionError::Connect { manager: identity.manager.clone(), cause };
+    let mut endpoint = Endpoint::from_shared(identity.manager.clone())
+        .map_err(failed)?
         .tcp_nodelay(true)
         .connect_timeout(RECONNECT_BACKOFF_MAX.as_duration())
         .http2_keep_alive_interval(SESSION_SILENCE_MAX.as_duration())
         .keep_alive_timeout(SESSION_SILENCE_MAX.as_duration());
-    if let Some(tls) = &caller.tls {
-        endpoint = endpoint.tls_config(read_tls(tls)?).map_err(wrong)?; // certificates may have been renewed
+    if let Some(tls) = &identity.tls {
+        endpoint = endpoint.tls_config(read_tls(tls)?).map_err(failed)?; // certificates may have been renewed
     }
-    endpoint.connect().await.map_err(wrong)
+    endpoint.connect().await.map_err(failed)
 }
 
 /// One connection, from hello to its end. There is no other way out than an end with a reason.
-async fn session(
-    caller: &Caller,
+async fn run_session(
+    identity: &AgentIdentity,
     known_rack: String,
     reports: &Reports,
-    shares: &Book,
-    heard: &mpsc::Sender<Heard>,
+    shares: &SharesState,
+    events: &mpsc::Sender<SessionEvent>,
     lease: &mut Option<Duration>,
-) -> Result<std::convert::Infallible, Ended> {
-    let channel = connect(caller).await?;
+) -> Result<std::convert::Infallible, SessionError> {
+    let channel = connect(identity).await?;
     let mut client = AgentClient::new(channel)
         .max_decoding_message_size(MESSAGE_BYTES_MAX)
         .max_encoding_message_size(MESSAGE_BYTES_MAX);
     let (sender, receiver) = mpsc::channel(REPORTS_QUEUED_MAX);
-    sender.send(hello(caller, known_rack)).await.map_err(|_| Ended::Closed)?;
+    sender.send(hello(identity, known_rack)).await.map_err(|_| SessionError::Closed)?;
     let mut request = Request::new(ReceiverStream::new(receiver));
-    if let Some(token) = &caller.token {
-        let bearer = MetadataValue::try_from(format!("Bearer {token}")).map_err(|_| Ended::Token)?;
+    if let Some(token) = &identity.token {
+        let bearer = MetadataValue::try_from(format!("Bearer {token}")).map_err(|_| SessionError::Token)?;
         request.metadata_mut().insert("authorization", bearer);
     }
-    let mut orders = client.session(request).await?.into_inner();
-    let first = orders.message().await?.and_then(|first| first.message);
-    let Some(to_agent::Message::Welcome(welcome)) = first else { return Err(Ended::Closed) };
+    let mut messages = client.session(request).await?.into_inner();
+    let first = messages.message().await?.and_then(|first| first.message);
+    let Some(to_agent::Message::Welcome(welcome)) = first else { return Err(SessionError::Closed) };
     let lease_ttl = Ns::ms(welcome.lease_ttl_ms);
     *lease = Some(lease_ttl.as_duration());
-    let up = Heard::Up { rack: welcome.rack_uuid, lease_ttl };
-    reports.have.clear(); // this session starts with complete state
-    reports.usage.report_again();
-    shares.tell_again();
-    heard.send(up).await.map_err(|_| Ended::Stopping)?;
+    let connected = SessionEvent::Connected { rack: welcome.rack_uuid, lease_ttl };
+    reports.outbox.clear(); // this session starts with complete state
+    reports.usage.mark_unreported();
+    shares.resend_report();
+    events.send(connected).await.map_err(|_| SessionError::Stopping)?;
     loop {
         tokio::select! {
-            order = orders.message() => {
-                match order?.ok_or(Ended::Closed)?.message {
+            message = messages.message() => {
+                match message?.ok_or(SessionError::Closed)?.message {
                     Some(to_agent::Message::Desired(want)) => {
                         let rack = want.rack_uuid.clone();
-                        let heard_want = Heard::Want(rack, convert::want(want)?);
-                        heard.send(heard_want).await.map_err(|_| Ended::Stopping)?;
+                        let event = SessionEvent::DesiredState(rack, convert::desired_state(want)?);
+                        events.send(event).await.map_err(|_| SessionError::Stopping)?;
                     }
                     Some(to_agent::Message::ReportRequest(_)) => {
-                        heard.send(Heard::ReportRequested).await.map_err(|_| Ended::Stopping)?;
+                        events.send(SessionEvent::ReportRequested).await.map_err(|_| SessionError::Stopping)?;
                     }
                     Some(to_agent::Message::Weights(weights)) => shares.set_weights(convert::weights(weights)?),
-                    Some(to_agent::Message::Welcome(_)) | None => return Err(Ended::Closed),
+                    Some(to_agent::Message::Welcome(_)) | None => return Err(SessionError::Closed),
                 }
             }
-            report = shares.news() => {
+            report = shares.next_report() => {
                 let shares = from_agent::Message::Shares(convert::shares(report));
-                sender.send(wire::FromAgent { message: Some(shares) }).await.map_err(|_| Ended::Closed)?;
+                sender.send(wire::FromAgent { message: Some(shares) }).await.map_err(|_| SessionError::Closed)?;
             }
-            have = reports.have.next() => {
-                let have = from_agent::Message::Observed(convert::have(caller.instance, have, reports.usage.take_news()));
-                sender.send(wire::FromAgent { message: Some(have) }).await.map_err(|_| Ended::Closed)?;
+            have = reports.outbox.next() => {
+                let have = from_agent::Message::Observed(convert::observed_state(identity.instance, have, reports.usage.take_unreported()));
+                sender.send(wire::FromAgent { message: Some(have) }).await.map_err(|_| SessionError::Closed)?;
             }
-            () = reports.hang_up.notified() => return Err(Ended::OtherRack),
+            () = reports.disconnect.notified() => return Err(SessionError::OtherRack),
         }
     }
 }
 
-fn hello(caller: &Caller, rack_uuid: String) -> wire::FromAgent {
+fn hello(identity: &AgentIdentity, rack_uuid: String) -> wire::FromAgent {
     let hello = wire::Hello {
         protocol_version: proto::PROTOCOL_VERSION,
-        host: caller.host.to_string(),
+        host: identity.host.to_string(),
         rack_uuid,
-        boot_id: caller.boot_id.clone(),
-        instance: caller.instance.0,
-        host_memory_socket: caller.socket.display().to_string(),
+        boot_id: identity.boot_id.clone(),
+        instance: identity.instance.0,
+        host_memory_socket: identity.socket.display().to_string(),
         version: env!("CARGO_PKG_VERSION").into(),
-        devices: caller.devices.iter().cloned().map(convert::seen_device).collect(),
+        devices: identity.devices.iter().cloned().map(convert::seen_device).collect(),
     };
     wire::FromAgent { message: Some(from_agent::Message::Hello(hello)) }
 }
@@ -260,20 +265,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn agent_sent_away_at_once_pauses_longer_up_to_a_lease() {
+    fn rejected_agent_delay_grows_up_to_a_lease() {
         let lease = Duration::from_secs(10);
-        let rejected = || Ended::Status(Status::aborted("a newer agent speaks for this host"));
-        let mut pauses = vec![RECONNECT_BACKOFF_MIN.as_duration()];
+        let rejected = || SessionError::Status(Status::aborted("a newer agent speaks for this host"));
+        let mut delays = vec![RECONNECT_BACKOFF_MIN.as_duration()];
         for _ in 0..9 {
-            pauses.push(next_pause(pauses[pauses.len() - 1], &rejected(), Some(lease), Duration::ZERO));
+            delays.push(next_delay(delays[delays.len() - 1], &rejected(), Some(lease), Duration::ZERO));
         }
-        assert!(pauses.is_sorted(), "{pauses:?}");
-        assert_eq!((pauses[1], pauses[9]), (Duration::from_millis(200), lease));
-        let after_a_lease = next_pause(lease, &rejected(), Some(lease), lease);
-        let other_end = next_pause(lease, &Ended::Closed, Some(lease), Duration::ZERO);
+        assert!(delays.is_sorted(), "{delays:?}");
+        assert_eq!((delays[1], delays[9]), (Duration::from_millis(200), lease));
+        let after_a_lease = next_delay(lease, &rejected(), Some(lease), lease);
+        let other_end = next_delay(lease, &SessionError::Closed, Some(lease), Duration::ZERO);
         assert_eq!([after_a_lease, other_end], [RECONNECT_BACKOFF_MIN.as_duration(); 2]);
         assert_eq!(
-            next_pause(lease, &Ended::Closed, None, Duration::ZERO),
+            next_delay(lease, &SessionError::Closed, None, Duration::ZERO),
             RECONNECT_BACKOFF_MAX.as_duration()
         );
     }

@@ -7,12 +7,12 @@
 //! input. A starting agent continues from the stored shares, and changes nothing before it has
 //! measured an epoch.
 
+mod access_monitor;
 mod enforce;
-mod kept;
 mod meter;
+mod persisted_shares;
 mod report;
 mod run;
-mod sight;
 #[cfg(test)]
 mod tests;
 
@@ -32,23 +32,23 @@ use pool::agent::VmRecord;
 use units::{Bytes, Name, limits::TENANTS_PER_HOST_MAX};
 
 use self::{
-    enforce::{Advice, Enforcer, Order, Swap, enforce},
-    meter::{Measured, Meter},
-    sight::Sight,
+    access_monitor::AccessMonitor,
+    enforce::{Advice, Enforcer, LimitRequest, Swap, enforce},
+    meter::{Meter, TenantMeasurement},
 };
 pub use self::{
-    kept::{Kept, KeptError},
-    report::{Book, Certified, Report, State, TenantReport},
-    run::{Running, Start},
+    persisted_shares::{PersistedShares, PersistedSharesError},
+    report::{Report, ShareCertificate, SharesState, State, TenantReport},
+    run::{EpochRunner, SymbiosisThread},
 };
 use crate::{
     config::symbiosis::{Enforce, Symbiosis as Config},
     host::{
+        access_profile::AccessProfile,
         cgroup::{Cgroups, Counters},
         process::{self, ProcessError},
         remote::{Remote, RemoteError},
         sysfs::SysfsError,
-        watched::Watched,
     },
     records::{self, RecordsError},
 };
@@ -61,7 +61,7 @@ pub enum SymbiosisError {
     Remote(#[from] RemoteError),
     /// Shares of the previous epoch.
     #[error(transparent)]
-    Kept(#[from] KeptError),
+    Stored(#[from] PersistedSharesError),
     /// This machine's boot.
     #[error(transparent)]
     Process(#[from] ProcessError),
@@ -69,7 +69,7 @@ pub enum SymbiosisError {
 
 /// Paths of devices and swap.
 #[derive(Clone, Debug)]
-pub struct Kernel {
+pub struct KernelPaths {
     /// As `/sys`.
     pub sys: PathBuf,
     /// As `/proc/swaps`.
@@ -80,15 +80,15 @@ pub struct Kernel {
 #[derive(Debug)]
 pub struct Symbiosis {
     config: Config,
-    kernel: Kernel,
+    kernel: KernelPaths,
     cgroups: Cgroups,
     remote: Remote,
-    sight: Sight,
+    monitor: AccessMonitor,
     meters: BTreeMap<Name, Meter>,
     epochs: EpochAllocator,
-    kept: Kept,
+    persisted: PersistedShares,
     runtime_dir: PathBuf,
-    book: Arc<Book>,
+    state: Arc<SharesState>,
     number: u64,
 }
 
@@ -103,17 +103,17 @@ struct Candidate {
 }
 
 /// Participating tenant with its settings.
-struct Taking {
+struct Participant {
     name: Name,
     weight: f64,
     enforce: Enforce,
     least: Share,
-    measured: Measured,
+    measured: TenantMeasurement,
     most: Option<Bytes>,
 }
 
 /// Why shares stay as they are.
-struct Missing(String);
+struct MissingInput(String);
 
 impl Symbiosis {
     /// Continues from the stored shares.
@@ -123,32 +123,32 @@ impl Symbiosis {
     pub fn open(
         config: Config,
         runtime_dir: &Path,
-        kernel: Kernel,
-        book: Arc<Book>,
+        kernel: KernelPaths,
+        state: Arc<SharesState>,
     ) -> Result<Self, SymbiosisError> {
         let remote = Remote::open(&config.remote, &kernel.sys)?;
-        Self::with(remote, config, runtime_dir, kernel, book)
+        Self::with(remote, config, runtime_dir, kernel, state)
     }
 
     fn with(
         remote: Remote,
         config: Config,
         runtime_dir: &Path,
-        kernel: Kernel,
-        book: Arc<Book>,
+        kernel: KernelPaths,
+        state: Arc<SharesState>,
     ) -> Result<Self, SymbiosisError> {
-        let kept = Kept::at(runtime_dir);
-        let epochs = EpochAllocator::resume(kept.load()?);
+        let persisted = PersistedShares::at(runtime_dir);
+        let epochs = EpochAllocator::resume(persisted.load()?);
         let cgroups = Cgroups::at(&config.cgroups);
         Ok(Self {
-            sight: Sight::open(&kernel.sys, &cgroups, config.epoch.as_duration(), &kept)?,
+            monitor: AccessMonitor::open(&kernel.sys, &cgroups, config.epoch.as_duration(), &persisted)?,
             cgroups,
             remote,
             meters: BTreeMap::new(),
             epochs,
-            kept,
+            persisted,
             runtime_dir: runtime_dir.to_owned(),
-            book,
+            state,
             number: 0,
             config,
             kernel,
@@ -156,104 +156,112 @@ impl Symbiosis {
     }
 
     /// Starts an epoch: page accesses are monitored where possible.
-    pub fn begin(&mut self) {
-        self.sight.begin();
+    pub fn begin_epoch(&mut self) {
+        self.monitor.begin_epoch();
     }
 
     /// Ends an epoch: decides, enforces, stores and reports shares.
-    pub fn end(&mut self, now: Duration) -> Report {
+    pub fn end_epoch(&mut self, now: Duration) -> Report {
         self.number += 1;
         // Counters first, because reading the access monitor takes time.
         let candidates = self.candidates();
-        let seen = self.seen(candidates.as_deref().unwrap_or_default());
+        let profiles = self.profiles(candidates.as_deref().unwrap_or_default());
         let mut tenants = Vec::new();
-        let ended = candidates.and_then(|candidates| self.decide(now, candidates, seen, &mut tenants));
+        let ended = candidates.and_then(|candidates| self.decide(now, candidates, profiles, &mut tenants));
         let report = match ended {
             Ok((state, certificate)) => self.report(state, String::new(), tenants, certificate),
-            Err(Missing(why)) => {
-                tracing::warn!(why, "shares stay as they are");
-                self.report(State::Kept, why, self.as_they_were(), None)
+            Err(MissingInput(reason)) => {
+                tracing::warn!(reason, "shares unchanged");
+                self.report(State::Blocked, reason, self.previous_shares(), None)
             }
         };
-        self.book.put(report.clone());
+        self.state.store_report(report.clone());
         report
     }
 
     /// Stops monitoring; limits remain.
-    fn leave(&mut self) {
-        self.sight.leave();
+    fn stop(&mut self) {
+        self.monitor.stop();
     }
 
     /// Returns the page accesses since the start of the epoch.
-    fn seen(&mut self, candidates: &[Candidate]) -> BTreeMap<Name, Watched> {
-        let has = |one: &Candidate| (one.name.clone(), one.counters.everywhere());
+    fn profiles(&mut self, candidates: &[Candidate]) -> BTreeMap<Name, AccessProfile> {
+        let has = |one: &Candidate| (one.name.clone(), one.counters.memory_with_swap());
         let no_vm = candidates.iter().filter(|one| one.vm.is_none());
         let tenants: Vec<(Name, Bytes)> = no_vm.map(has).collect();
-        self.sight.end(&tenants)
+        self.monitor.end_epoch(&tenants)
     }
 
     fn decide(
         &mut self,
         now: Duration,
         candidates: Vec<Candidate>,
-        mut seen: BTreeMap<Name, Watched>,
-        told: &mut Vec<TenantReport>,
-    ) -> Result<(State, Option<Certified>), Missing> {
+        mut profiles: BTreeMap<Name, AccessProfile>,
+        reports: &mut Vec<TenantReport>,
+    ) -> Result<(State, Option<ShareCertificate>), MissingInput> {
         self.meters.retain(|name, _| candidates.iter().any(|candidate| candidate.name == *name));
-        let (miss, link) = (self.remote.read_s(), self.config.supply.bandwidth_mb_s as f64);
-        let (mut taking, mut missing) = (Vec::new(), None);
+        let (miss_latency_s, link) = (self.remote.read_latency_s(), self.config.supply.bandwidth_mb_s as f64);
+        let (mut participants, mut missing) = (Vec::new(), None);
         for Candidate { name, vm, counters, limit } in candidates {
             let meter = self.meters.entry(name.clone()).or_default();
-            let period =
-                meter::Period { now, miss, limit: limit.map_or(link, |limit| limit.min(link)), link };
-            match meter.measure(counters, seen.remove(&name), &period) {
-                Ok(Some(measured)) => taking.push(self.taking(name, vm, counters, measured)),
+            let period = meter::Period {
+                now,
+                miss_latency_s,
+                limit: limit.map_or(link, |limit| limit.min(link)),
+                link,
+            };
+            match meter.measure(counters, profiles.remove(&name), &period) {
+                Ok(Some(measured)) => participants.push(self.participant(name, vm, counters, measured)),
                 Ok(None) => {
-                    let enforce = self.enforces(&name, vm.is_some());
-                    told.push(TenantReport::new(&name, enforce, "its first epoch is measured only"));
+                    let enforce = self.enforcement(&name, vm.is_some());
+                    reports.push(TenantReport::new(&name, enforce, "its first epoch is measured only"));
                 }
                 // The others are measured nevertheless, so that the next epoch begins now for all
                 // tenants.
-                Err(error) => missing = missing.or(Some(Missing(format!("{name}: {error}")))),
+                Err(error) => missing = missing.or(Some(MissingInput(format!("{name}: {error}")))),
             }
         }
         missing.map_or(Ok(()), Err)?;
-        if taking.is_empty() {
-            return Err(Missing("no tenant has been measured for an epoch".to_owned()));
+        if participants.is_empty() {
+            return Err(MissingInput("no tenant has been measured for an epoch".to_owned()));
         }
-        let (decision, before) = self.decided(&taking, told)?;
-        let done = self.done(&taking, &decision, told);
-        if done.is_err() {
-            let kept = before.as_ref().map_or_else(|| self.kept.forget(), |before| self.kept.save(before));
+        let (decision, before) = self.decide_shares(&participants, reports)?;
+        let result = self.apply_decision(&participants, &decision, reports);
+        if result.is_err() {
+            let restored =
+                before.as_ref().map_or_else(|| self.persisted.remove(), |before| self.persisted.save(before));
             self.epochs.rollback(before);
-            kept.map_err(|error| Missing(units::chain(&error)))?;
+            restored.map_err(|error| MissingInput(units::chain(&error)))?;
         }
-        done?;
-        let (state, way) = match decision.change {
-            Change::Set { step_fraction: way } => (State::Set, way),
-            Change::Unchanged => (State::Held, 0.0),
+        result?;
+        let (state, step_fraction) = match decision.change {
+            Change::Set { step_fraction } => (State::Set, step_fraction),
+            Change::Unchanged => (State::Unchanged, 0.0),
         };
-        let worst_off = taking[decision.certificate.worst_off].name.clone();
-        Ok((state, Some(Certified { certificate: decision.certificate, way, worst_off })))
+        let worst_off = participants[decision.certificate.worst_off].name.clone();
+        Ok((state, Some(ShareCertificate { certificate: decision.certificate, step_fraction, worst_off })))
     }
 
     /// Returns participating cgroups: memory of pinned VMs is not moved.
-    fn candidates(&self) -> Result<Vec<Candidate>, Missing> {
-        let missing = |error: &dyn std::error::Error| Missing(units::chain(error));
+    fn candidates(&self) -> Result<Vec<Candidate>, MissingInput> {
+        let missing = |error: &dyn std::error::Error| MissingInput(units::chain(error));
         self.check_swap()?;
         let names = self.cgroups.names().map_err(|error| missing(&error))?;
         if names.len() > TENANTS_PER_HOST_MAX {
-            return Err(Missing(format!("{} tenants: there may be {TENANTS_PER_HOST_MAX}", names.len())));
+            return Err(MissingInput(format!(
+                "{} tenants exceed the limit of {TENANTS_PER_HOST_MAX}",
+                names.len()
+            )));
         }
         let vms = self.vms().map_err(|error| missing(&error))?;
         let mut candidates = Vec::new();
         for name in &names {
-            let Ok(named) = Name::new(name) else {
-                tracing::warn!(cgroup = name, "is no tenant: its name is none");
+            let Ok(tenant) = Name::new(name) else {
+                tracing::warn!(cgroup = name, "cgroup ignored: invalid tenant name");
                 continue;
             };
-            match self.candidate(named, &vms) {
-                Err(_) if !self.cgroups.is_there(name) => {}
+            match self.candidate(tenant, &vms) {
+                Err(_) if !self.cgroups.exists(name) => {}
                 Err(error) => return Err(missing(&error)),
                 Ok(candidate) => candidates.extend(candidate),
             }
@@ -276,144 +284,155 @@ impl Symbiosis {
 
     /// Returns VMs with running processes, including VMs in an unknown state.
     fn vms(&self) -> Result<Vec<VmRecord>, RecordsError> {
-        let lives = |record: &VmRecord| !matches!(process::Watched::open(&record.process), Ok(None));
-        Ok(records::noted(&self.runtime_dir)?.into_iter().filter(lives).collect())
+        let lives = |record: &VmRecord| !matches!(process::ProcessHandle::open(&record.process), Ok(None));
+        Ok(records::recorded_vms(&self.runtime_dir)?.into_iter().filter(lives).collect())
     }
 
     /// A limit on an unused device would reclaim pages without a place for them.
-    fn check_swap(&self) -> Result<(), Missing> {
+    fn check_swap(&self) -> Result<(), MissingInput> {
         let swaps = std::fs::read_to_string(&self.kernel.swaps);
         let swaps =
-            swaps.map_err(|error| Missing(format!("read {}: {error}", self.kernel.swaps.display())))?;
+            swaps.map_err(|error| MissingInput(format!("read {}: {error}", self.kernel.swaps.display())))?;
         if self.remote.is_swap(&swaps) {
             return Ok(());
         }
-        Err(Missing(format!("symbiosis.remote: {} is not in use as swap", self.remote.path().display())))
+        Err(MissingInput(format!("symbiosis.remote: {} is not in use as swap", self.remote.path().display())))
     }
 
-    fn taking(
+    fn participant(
         &self,
         name: Name,
         vm: Option<(bool, Bytes)>,
         counters: Counters,
-        measured: Measured,
-    ) -> Taking {
-        let said = self.config.tenants.get(&name);
-        let weight = self.weight(&name).or(said.map(|one| one.weight)).unwrap_or(1.0);
+        measured: TenantMeasurement,
+    ) -> Participant {
+        let settings = self.config.tenants.get(&name);
+        let weight = self.weight(&name).or(settings.map(|one| one.weight)).unwrap_or(1.0);
         // A guest's declared local node is never shrunk.
         let of_vm = vm.map_or(0, |(_, local)| local.get().div_ceil(Bytes::mib(1).get()));
-        let memory_mib = said.map_or(0, |one| one.least_mib).max(of_vm);
-        let enforce = self.enforces(&name, vm.is_some());
+        let memory_mib = settings.map_or(0, |one| one.least_mib).max(of_vm);
+        let enforce = self.enforcement(&name, vm.is_some());
         let least = Share { memory_mib, bandwidth_mb_s: 0 };
-        Taking { name, weight, enforce, least, measured, most: counters.most }
+        Participant { name, weight, enforce, least, measured, most: counters.memory_max }
     }
 
     /// Returns the enforcement of a tenant's share: nothing takes a VM's memory away.
-    fn enforces(&self, name: &Name, is_vm: bool) -> Enforce {
-        let said = self.config.tenants.get(name).map_or(self.config.enforce, |one| one.enforce);
-        if is_vm { Enforce::Tiered } else { said }
+    fn enforcement(&self, name: &Name, is_vm: bool) -> Enforce {
+        let settings = self.config.tenants.get(name).map_or(self.config.enforce, |one| one.enforce);
+        if is_vm { Enforce::Tiered } else { settings }
     }
 
     /// A tenant's weight by the manager's word; until there is one, as it was before the agent started.
     fn weight(&self, name: &Name) -> Option<f64> {
-        match self.book.weights() {
+        match self.state.weights() {
             Some(weights) => weights.get(name).copied(),
             None => Some(self.epochs.applied()?.tenants.get(name.as_str())?.weight),
         }
     }
 
     /// Changes of limits, with the previous shares.
-    fn decided(
+    fn decide_shares(
         &mut self,
-        taking: &[Taking],
-        told: &mut Vec<TenantReport>,
-    ) -> Result<(Decision, Option<AppliedShares>), Missing> {
+        participants: &[Participant],
+        reports: &mut Vec<TenantReport>,
+    ) -> Result<(Decision, Option<AppliedShares>), MissingInput> {
         let supply = self.config.supply;
-        let members = taking.iter().map(|one| self.member(one, supply)).collect::<Result<Vec<_>, _>>()?;
+        let members =
+            participants.iter().map(|one| self.member(one, supply)).collect::<Result<Vec<_>, _>>()?;
         let before = self.epochs.applied().cloned();
-        let decision = self.epochs.decide(supply, &members).map_err(|error| named(&error, taking))?;
-        for (at, one) in taking.iter().enumerate() {
+        let decision =
+            self.epochs.decide(supply, &members).map_err(|error| market_error(&error, participants))?;
+        for (at, one) in participants.iter().enumerate() {
             let learner = self.meters[&one.name].learner();
-            told.push(TenantReport {
+            reports.push(TenantReport {
                 weight: one.weight,
                 fair: decision.fair[at],
                 share: decision.shares[at],
                 measured: Some(one.measured),
-                wanted: learner.wanted(),
+                demand_mb_s: learner.wanted(),
                 gain: decision.gains[at],
                 error: learner.error(),
-                ..TenantReport::new(&one.name, one.enforce, one.enforce.caveat())
+                ..TenantReport::new(&one.name, one.enforce, one.enforce.limitation())
             });
         }
         Ok((decision, before))
     }
 
-    fn member(&self, one: &Taking, supply: Supply) -> Result<Member<TenantUtility>, Missing> {
+    fn member(&self, one: &Participant, supply: Supply) -> Result<Member<TenantUtility>, MissingInput> {
         let most = one.most.map_or(f64::INFINITY, meter::mib);
         let utility = self.meters[&one.name].learner().utility(supply, most);
-        let utility = utility.map_err(|error| Missing(format!("{}: {error}", one.name)))?;
+        let utility = utility.map_err(|error| MissingInput(format!("{}: {error}", one.name)))?;
         Ok(Member { name: one.name.as_str().into(), weight: one.weight, min: one.least, utility })
     }
 
     /// Keeps shares, and then sets limits.
-    fn done(&self, taking: &[Taking], decision: &Decision, told: &mut [TenantReport]) -> Result<(), Missing> {
-        let dealt = self.epochs.applied().expect("something was decided");
-        self.kept.save(dealt).map_err(|error| Missing(units::chain(&error)))?;
+    fn apply_decision(
+        &self,
+        participants: &[Participant],
+        decision: &Decision,
+        reports: &mut [TenantReport],
+    ) -> Result<(), MissingInput> {
+        let applied = self.epochs.applied().expect("shares have been applied");
+        self.persisted.save(applied).map_err(|error| MissingInput(units::chain(&error)))?;
         let swap = Swap { cgroups: &self.cgroups, device: self.remote.number() };
-        let by = |one: &Taking| -> &dyn Enforcer {
+        let by = |one: &Participant| -> &dyn Enforcer {
             match one.enforce {
                 Enforce::Swap => &swap,
                 Enforce::Tiered | Enforce::Advise => &Advice,
             }
         };
-        let orders = taking.iter().zip(&decision.shares);
-        let orders: Vec<Order<'_>> =
-            orders.map(|(one, share)| Order { tenant: &one.name, share: *share, by: by(one) }).collect();
-        let failed = enforce(&orders).map_err(Missing)?;
+        let orders = participants.iter().zip(&decision.shares);
+        let orders: Vec<LimitRequest<'_>> = orders
+            .map(|(one, share)| LimitRequest { tenant: &one.name, share: *share, by: by(one) })
+            .collect();
+        let failed = enforce(&orders).map_err(MissingInput)?;
         for (tenant, problem) in failed {
             tracing::warn!(%tenant, problem, "share not set");
-            told.iter_mut().filter(|one| one.name == tenant).for_each(|one| one.problem.clone_from(&problem));
+            reports
+                .iter_mut()
+                .filter(|one| one.name == tenant)
+                .for_each(|one| one.problem.clone_from(&problem));
         }
         Ok(())
     }
 
     /// Shares that stay, with all that was known of them when they were decided on, if this agent has.
-    fn as_they_were(&self) -> Vec<TenantReport> {
-        let last = self.book.last().map_or_else(Vec::new, |last| last.tenants);
+    fn previous_shares(&self) -> Vec<TenantReport> {
+        let last = self.state.last_report().map_or_else(Vec::new, |last| last.tenants);
         let last: Vec<_> = last.into_iter().filter(|one| one.measured.is_some()).collect();
         if !last.is_empty() {
             return last;
         }
-        let Some(dealt) = self.epochs.applied() else { return Vec::new() };
-        let named = dealt.tenants.iter().filter_map(|(name, one)| Some((Name::new(name).ok()?, one)));
+        let Some(applied) = self.epochs.applied() else { return Vec::new() };
+        let tenants = applied.tenants.iter().filter_map(|(name, one)| Some((Name::new(name).ok()?, one)));
         let one = |(name, one): (Name, &WeightedShare)| {
             let (weight, share) = (one.weight, one.share);
-            TenantReport { weight, share, ..TenantReport::new(&name, self.enforces(&name, false), "") }
+            TenantReport { weight, share, ..TenantReport::new(&name, self.enforcement(&name, false), "") }
         };
-        named.map(one).collect()
+        tenants.map(one).collect()
     }
 
     fn report(
         &self,
         state: State,
-        why: String,
+        reason: String,
         tenants: Vec<TenantReport>,
-        certified: Option<Certified>,
+        certificate: Option<ShareCertificate>,
     ) -> Report {
         Report {
             epoch: self.number,
             at: report::now(),
             supply: self.config.supply,
             state,
-            why,
+            reason,
             tenants,
-            certified,
+            certificate,
         }
     }
 }
 
 /// With the tenant's name instead of its place.
-fn named(error: &MarketError, taking: &[Taking]) -> Missing {
-    let name = error.tenant().and_then(|at| taking.get(at)).map(|one| one.name.to_string());
-    Missing(name.map_or_else(|| error.to_string(), |name| format!("{name}: {error}")))
+fn market_error(error: &MarketError, participants: &[Participant]) -> MissingInput {
+    let name = error.tenant().and_then(|at| participants.get(at)).map(|one| one.name.to_string());
+    MissingInput(name.map_or_else(|| error.to_string(), |name| format!("{name}: {error}")))
 }

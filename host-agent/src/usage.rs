@@ -18,7 +18,7 @@ use crate::{
 /// Touched memory of a VM for the manager: none unless both parts are measured, because a partial
 /// sum is wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Touched {
+pub struct TouchedMemory {
     /// Bytes of local memory.
     pub local: Bytes,
     /// Bytes of pool memory.
@@ -27,7 +27,7 @@ pub struct Touched {
 
 /// The latest measurement of each VM.
 #[derive(Debug, Default)]
-pub struct UsageBook(Mutex<BTreeMap<ReservationId, Entry>>);
+pub struct UsageTable(Mutex<BTreeMap<ReservationId, Entry>>);
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
@@ -35,42 +35,43 @@ struct Entry {
     is_reported: bool,
 }
 
-impl UsageBook {
+impl UsageTable {
     /// A poisoned book is still right: no call leaves it half written.
     fn lock(&self) -> MutexGuard<'_, BTreeMap<ReservationId, Entry>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes over the measurement of one VM.
-    pub fn note(&self, id: ReservationId, usage: Usage) {
+    pub fn record(&self, id: ReservationId, usage: Usage) {
         self.lock().insert(id, Entry { usage, is_reported: false });
     }
 
     /// Takes over the measurements of all VMs that run. Others are dropped, once they have been reported.
-    pub fn note_all(&self, measured: &BTreeMap<ReservationId, Usage>) {
-        let mut book = self.lock();
-        book.retain(|id, entry| !entry.is_reported || measured.contains_key(id));
-        book.extend(measured.iter().map(|(id, usage)| (*id, Entry { usage: *usage, is_reported: false })));
+    pub fn record_all(&self, measured: &BTreeMap<ReservationId, Usage>) {
+        let mut table = self.lock();
+        table.retain(|id, entry| !entry.is_reported || measured.contains_key(id));
+        table.extend(measured.iter().map(|(id, usage)| (*id, Entry { usage: *usage, is_reported: false })));
     }
 
     /// Drops a VM that is over and reported as such.
-    pub fn forget(&self, id: ReservationId) {
+    pub fn remove(&self, id: ReservationId) {
         self.lock().remove(&id);
     }
 
     /// Returns the measurements that were not sent yet, and marks them as sent.
-    pub fn take_news(&self) -> Vec<(ReservationId, Touched)> {
-        let mut book = self.lock();
-        let news = book.iter_mut().filter(|(_, entry)| !entry.is_reported);
-        news.filter_map(|(id, entry)| {
-            entry.is_reported = true;
-            Some((*id, Touched { local: entry.usage.local?, pool: entry.usage.pool? }))
-        })
-        .collect()
+    pub fn take_unreported(&self) -> Vec<(ReservationId, TouchedMemory)> {
+        let mut table = self.lock();
+        let unreported = table.iter_mut().filter(|(_, entry)| !entry.is_reported);
+        unreported
+            .filter_map(|(id, entry)| {
+                entry.is_reported = true;
+                Some((*id, TouchedMemory { local: entry.usage.local?, pool: entry.usage.pool? }))
+            })
+            .collect()
     }
 
     /// Marks everything as not reported: another session begins.
-    pub fn report_again(&self) {
+    pub fn mark_unreported(&self) {
         self.lock().values_mut().for_each(|entry| entry.is_reported = false);
     }
 
@@ -81,13 +82,13 @@ impl UsageBook {
 }
 
 /// Measures all VMs that run every [`TOUCHED_MEMORY_SAMPLE_INTERVAL`], until the driver ends.
-pub async fn keep_measuring(driver: Handle, host: Arc<dyn Host>, book: Arc<UsageBook>) {
-    let mut due = tokio::time::interval(TOUCHED_MEMORY_SAMPLE_INTERVAL.as_duration());
-    due.set_missed_tick_behavior(MissedTickBehavior::Delay);
+pub async fn measure_periodically(driver: Handle, host: Arc<dyn Host>, table: Arc<UsageTable>) {
+    let mut interval = tokio::time::interval(TOUCHED_MEMORY_SAMPLE_INTERVAL.as_duration());
+    interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        due.tick().await;
-        let Ok(vms) = driver.look(Agent::live_vms).await else { return };
-        let (host, before) = (Arc::clone(&host), book.all());
+        interval.tick().await;
+        let Ok(vms) = driver.inspect(Agent::live_vms).await else { return };
+        let (host, before) = (Arc::clone(&host), table.all());
         let measuring = move || {
             let measured = measure(&*host, &vms);
             log_overflow(&vms, &before, &measured);
@@ -95,12 +96,12 @@ pub async fn keep_measuring(driver: Handle, host: Arc<dyn Host>, book: Arc<Usage
         };
         match tokio::task::spawn_blocking(measuring).await {
             Ok(mut measured) => {
-                let book = Arc::clone(&book);
-                let noted = driver.look(move |agent| {
+                let table = Arc::clone(&table);
+                let recorded = driver.inspect(move |agent| {
                     measured.retain(|id, _| agent.live_vm(*id).is_some()); // others were measured at their end
-                    book.note_all(&measured);
+                    table.record_all(&measured);
                 });
-                if noted.await.is_err() {
+                if recorded.await.is_err() {
                     return;
                 }
             }
@@ -142,39 +143,39 @@ mod tests {
         Usage { local: Some(Bytes::mib(1)), pool: pool.map(Bytes::mib), overflow: None }
     }
 
-    fn touched(pool: u64) -> Touched {
-        Touched { local: Bytes::mib(1), pool: Bytes::mib(pool) }
+    fn touched(pool: u64) -> TouchedMemory {
+        TouchedMemory { local: Bytes::mib(1), pool: Bytes::mib(pool) }
     }
 
     #[test]
-    fn measurement_is_reported_once_and_again_to_another_session() {
-        let book = UsageBook::default();
-        book.note(ID, usage(Some(2)));
-        assert_eq!(book.take_news(), [(ID, touched(2))]);
-        assert_eq!(book.take_news(), []);
-        book.note(ID, usage(Some(3)));
-        book.report_again();
-        assert_eq!(book.take_news(), [(ID, touched(3))]);
-        book.report_again();
-        book.forget(ID);
-        assert_eq!((book.take_news().len(), book.all().len()), (0, 0));
+    fn measurement_is_reported_once_per_session() {
+        let table = UsageTable::default();
+        table.record(ID, usage(Some(2)));
+        assert_eq!(table.take_unreported(), [(ID, touched(2))]);
+        assert_eq!(table.take_unreported(), []);
+        table.record(ID, usage(Some(3)));
+        table.mark_unreported();
+        assert_eq!(table.take_unreported(), [(ID, touched(3))]);
+        table.mark_unreported();
+        table.remove(ID);
+        assert_eq!((table.take_unreported().len(), table.all().len()), (0, 0));
     }
 
     #[test]
-    fn vm_that_is_measured_in_part_is_kept_and_not_reported() {
-        let book = UsageBook::default();
-        book.note(ID, usage(None));
-        assert_eq!(book.take_news(), []);
-        assert_eq!(book.all(), [(ID, usage(None))].into());
+    fn partly_measured_vm_is_stored_and_not_reported() {
+        let table = UsageTable::default();
+        table.record(ID, usage(None));
+        assert_eq!(table.take_unreported(), []);
+        assert_eq!(table.all(), [(ID, usage(None))].into());
     }
 
     #[test]
-    fn last_measurement_of_an_ended_vm_stays_until_it_is_reported() {
-        let book = UsageBook::default();
-        book.note(ID, usage(Some(2)));
-        book.note_all(&BTreeMap::new());
-        assert_eq!(book.take_news(), [(ID, touched(2))]);
-        book.note_all(&BTreeMap::new());
-        assert_eq!(book.all().len(), 0);
+    fn last_measurement_of_ended_vm_stays_until_reported() {
+        let table = UsageTable::default();
+        table.record(ID, usage(Some(2)));
+        table.record_all(&BTreeMap::new());
+        assert_eq!(table.take_unreported(), [(ID, touched(2))]);
+        table.record_all(&BTreeMap::new());
+        assert_eq!(table.all().len(), 0);
     }
 }

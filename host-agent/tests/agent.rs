@@ -1,8 +1,8 @@
 //! The agent as a process, with VMs as processes: guarantees for the rack and for guests.
 
-#[path = "../src/left_out.rs"]
-mod left_out;
 mod rig;
+#[path = "../src/skipped.rs"]
+mod skipped;
 
 use std::{
     fs::{self, OpenOptions},
@@ -10,25 +10,25 @@ use std::{
 };
 
 use host_memory::{Client, ClientError, Region, RegionBacking};
-use left_out::left_out;
 use proto::v1::{self as wire, MemoryForm};
-use rig::{RACK, Rig, TOKEN, pairs, release, serve, want, want_vm, want_vms_of};
+use rig::{RACK, Rig, TOKEN, desired_state, desired_vm, desired_vms, pairs, release, serve};
+use skipped::report_skipped;
 
 const GIB: u64 = 1 << 30;
 
 /// Returns a rack whose VM `a` has slice 1 and runs.
-fn running() -> (Rig, rig::Vmm) {
+fn running_rig() -> (Rig, rig::Vmm) {
     let mut rig = Rig::new();
     let slice = rig.grant(1, 1);
-    rig.order(want_vm(vec![slice]), |have| pairs(&have.online) == [(1, 1)]);
+    rig.apply(desired_vm(vec![slice]), |report| pairs(&report.online) == [(1, 1)]);
     let mut vmm = rig.vmm();
-    assert_eq!(vmm.say("attach a descriptors"), format!("attached local={} 1.1={GIB}", 16 << 20));
-    rig.wait(|have| have.vms.len() == 1);
+    assert_eq!(vmm.request("attach a descriptors"), format!("attached local={} 1.1={GIB}", 16 << 20));
+    rig.wait(|report| report.vms.len() == 1);
     (rig, vmm)
 }
 
 #[test]
-fn an_agent_says_who_it_is() {
+fn agent_identifies_itself() {
     let rig = Rig::new();
     assert_eq!(rig.hello.host, "h0");
     assert_eq!(rig.hello.protocol_version, proto::PROTOCOL_VERSION);
@@ -39,124 +39,125 @@ fn an_agent_says_who_it_is() {
 }
 
 #[test]
-fn a_vm_has_its_memory_from_the_first_word_to_the_end_of_its_process() {
-    let (mut rig, mut vmm) = running();
-    assert_eq!(vmm.say("zero"), "true");
-    assert_eq!(vmm.say("write"), "written");
-    let have = rig.order(release(1, 1, false), |have| have.vms.len() == 1);
-    assert_eq!(have.vms[0].pid, vmm.pid());
-    assert_eq!(pairs(&have.online), [(1, 1)], "taken from under a VM");
-    assert_eq!(pairs(&have.released), []);
+fn vm_keeps_its_memory_until_its_process_ends() {
+    let (mut rig, mut vmm) = running_rig();
+    assert_eq!(vmm.request("zero"), "true");
+    assert_eq!(vmm.request("write"), "written");
+    let report = rig.apply(release(1, 1, false), |report| report.vms.len() == 1);
+    assert_eq!(report.vms[0].pid, vmm.pid());
+    assert_eq!(pairs(&report.online), [(1, 1)], "taken from a running VM");
+    assert_eq!(pairs(&report.released), []);
     vmm.kill();
-    let have = rig.wait(|have| pairs(&have.released) == [(1, 1)]);
-    assert_eq!(have.ended, ["r-1"]);
-    assert!(have.clean && have.vms.is_empty() && have.online.is_empty());
+    let report = rig.wait(|report| pairs(&report.released) == [(1, 1)]);
+    assert_eq!(report.ended, ["r-1"]);
+    assert!(report.clean && report.vms.is_empty() && report.online.is_empty());
 }
 
 #[test]
-fn a_slice_with_somebody_elses_bytes_is_never_handed_out() {
+fn dirty_slice_is_never_passed_to_a_vm() {
     let mut rig = Rig::new();
     let slice = rig.grant(1, 1);
     let file = OpenOptions::new().write(true).open(rig.slice_path(1, 1)).unwrap();
     file.write_all_at(b"secret", GIB / 2).unwrap();
-    let have = rig.order(want_vm(vec![slice]), |have| !have.failed.is_empty());
-    assert_eq!(have.failed[0].reason(), wire::SliceFailureReason::NotZero);
-    assert!(have.failed[0].message.contains("00001.1.h0 is not zero"), "{}", have.failed[0].message);
-    let answer = rig.vmm().say("attach a descriptors");
+    let report = rig.apply(desired_vm(vec![slice]), |report| !report.failed.is_empty());
+    assert_eq!(report.failed[0].reason(), wire::SliceFailureReason::NotZero);
+    assert!(report.failed[0].message.contains("00001.1.h0 is not zero"), "{}", report.failed[0].message);
+    let answer = rig.vmm().request("attach a descriptors");
     assert!(answer.starts_with("refused VM_NOT_READY 0 of 1 slices of VM a are online"), "{answer}");
 }
 
 #[test]
-fn a_slice_that_is_not_there_is_told_with_the_reason_of_the_machine() {
+fn missing_slice_is_reported_with_os_error() {
     let mut rig = Rig::new();
-    let slice = rig.want_slice(1, 1);
-    let have = rig.order(want_vm(vec![slice]), |have| !have.failed.is_empty());
-    assert_eq!(have.failed[0].reason(), wire::SliceFailureReason::Host);
-    assert!(have.failed[0].message.contains("No such file"), "{}", have.failed[0].message);
+    let slice = rig.desired_slice(1, 1);
+    let report = rig.apply(desired_vm(vec![slice]), |report| !report.failed.is_empty());
+    assert_eq!(report.failed[0].reason(), wire::SliceFailureReason::Host);
+    assert!(report.failed[0].message.contains("No such file"), "{}", report.failed[0].message);
     rig.grant(1, 1);
-    rig.wait(|have| pairs(&have.online) == [(1, 1)]);
+    rig.wait(|report| pairs(&report.online) == [(1, 1)]);
 }
 
 #[test]
-fn guests_outlive_their_agent_and_the_next_one_knows_them() {
-    let (mut rig, mut vmm) = running();
+fn guests_survive_agent_restart_and_are_adopted() {
+    let (mut rig, mut vmm) = running_rig();
     let before = rig.hello.instance;
-    vmm.say("write");
+    vmm.request("write");
     rig.kill_agent();
-    assert_eq!(vmm.say("write"), "written");
+    assert_eq!(vmm.request("write"), "written");
     rig.start_agent();
     assert!(rig.hello.instance > before);
     assert_eq!(rig.hello.rack_uuid, RACK);
-    let have = rig.order(want_vm(vec![rig.want_slice(1, 1)]), |have| pairs(&have.online) == [(1, 1)]);
-    assert_eq!((have.vms[0].reservation.as_str(), have.vms[0].pid), ("r-1", vmm.pid()));
-    let other = rig.vmm().say("attach a descriptors");
+    let report =
+        rig.apply(desired_vm(vec![rig.desired_slice(1, 1)]), |report| pairs(&report.online) == [(1, 1)]);
+    assert_eq!((report.vms[0].reservation.as_str(), report.vms[0].pid), ("r-1", vmm.pid()));
+    let other = rig.vmm().request("attach a descriptors");
     assert!(other.starts_with("refused VM_ATTACHED"), "{other}");
-    rig.order(release(1, 1, false), |have| pairs(&have.online) == [(1, 1)]);
+    rig.apply(release(1, 1, false), |report| pairs(&report.online) == [(1, 1)]);
     vmm.kill();
-    rig.wait(|have| pairs(&have.released) == [(1, 1)] && have.ended == ["r-1"]);
+    rig.wait(|report| pairs(&report.released) == [(1, 1)] && report.ended == ["r-1"]);
 }
 
 #[test]
-fn a_vm_that_ended_while_no_agent_ran_is_told_and_nobody_follows_it() {
-    let (mut rig, mut vmm) = running();
+fn vm_ended_without_agent_is_reported_and_not_replaced() {
+    let (mut rig, mut vmm) = running_rig();
     rig.kill_agent();
     vmm.kill();
     drop(vmm);
     rig.start_agent();
-    let have = rig.order(want_vm(vec![rig.want_slice(1, 1)]), |_| true);
-    assert_eq!(have.ended, ["r-1"]);
-    let answer = rig.vmm().say("attach a descriptors");
+    let report = rig.apply(desired_vm(vec![rig.desired_slice(1, 1)]), |_| true);
+    assert_eq!(report.ended, ["r-1"]);
+    let answer = rig.vmm().request("attach a descriptors");
     assert!(answer.starts_with("refused VM_ATTACHED VM a was process"), "{answer}");
 }
 
 #[test]
-fn an_agent_comes_back_to_its_manager_and_tells_everything_again() {
-    let (mut rig, _vmm) = running();
+fn agent_reconnects_and_sends_a_complete_report() {
+    let (mut rig, _vmm) = running_rig();
     let before = rig.hello.clone();
-    rig.hang_up();
+    rig.disconnect_agent();
     assert_eq!(rig.hello, wire::Hello { rack_uuid: RACK.to_owned(), ..before });
-    rig.wait(|have| have.vms.len() == 1 && pairs(&have.online) == [(1, 1)]);
+    rig.wait(|report| report.vms.len() == 1 && pairs(&report.online) == [(1, 1)]);
 }
 
 #[test]
-fn an_agent_told_to_stop_ends_well_and_releases_nothing() {
-    let (mut rig, mut vmm) = running();
+fn terminated_agent_exits_cleanly_and_releases_nothing() {
+    let (mut rig, mut vmm) = running_rig();
     assert!(rig.terminate_agent().success());
-    assert_eq!(vmm.say("write"), "written");
+    assert_eq!(vmm.request("write"), "written");
     assert!(!vmm.has_ended());
     rig.start_agent();
-    rig.order(want(), |have| have.vms.len() == 1 && pairs(&have.online) == [(1, 1)]);
+    rig.apply(desired_state(), |report| report.vms.len() == 1 && pairs(&report.online) == [(1, 1)]);
 }
 
 #[test]
-fn the_same_process_may_ask_again_and_gets_the_same() {
-    let (_rig, mut vmm) = running();
-    vmm.say("write");
-    assert_eq!(vmm.say("attach a descriptors"), format!("attached local={} 1.1={GIB}", 16 << 20));
-    assert_eq!(vmm.say("zero"), "false");
+fn repeated_attach_returns_same_memory() {
+    let (_rig, mut vmm) = running_rig();
+    vmm.request("write");
+    assert_eq!(vmm.request("attach a descriptors"), format!("attached local={} 1.1={GIB}", 16 << 20));
+    assert_eq!(vmm.request("zero"), "false");
 }
 
 #[test]
-fn a_vmm_that_only_takes_paths_gets_paths_it_can_open() {
+fn vmm_taking_paths_gets_openable_paths() {
     let (mut rig, mut vmm) = (Rig::new(), None);
     let slice = rig.grant(1, 1);
-    rig.order(want_vm(vec![slice]), |have| pairs(&have.online) == [(1, 1)]);
+    rig.apply(desired_vm(vec![slice]), |report| pairs(&report.online) == [(1, 1)]);
     let vmm = vmm.insert(rig.vmm());
-    assert_eq!(vmm.say("attach a paths"), format!("attached local={} 1.1={GIB}", 16 << 20));
-    assert_eq!(vmm.say("zero"), "true");
-    assert_eq!(vmm.say("write"), "written");
+    assert_eq!(vmm.request("attach a paths"), format!("attached local={} 1.1={GIB}", 16 << 20));
+    assert_eq!(vmm.request("zero"), "true");
+    assert_eq!(vmm.request("write"), "written");
     let local = rig.dir.path().join("local/r-1.local");
     assert_eq!(local.metadata().unwrap().mode() & 0o777, 0o600);
     vmm.kill();
-    rig.wait(|have| have.ended == ["r-1"]);
-    assert!(!local.exists(), "local memory of a VM that ended is still there");
+    rig.wait(|report| report.ended == ["r-1"]);
+    assert!(!local.exists(), "local memory of an ended VM exists");
 }
 
 #[test]
-fn whoever_looks_sees_paths_it_can_open_and_is_not_taken_for_the_vm() {
+fn inspection_returns_openable_paths_and_registers_no_vm() {
     let mut rig = Rig::new();
     let slices = vec![rig.grant(1, 1), rig.grant(2, 1)];
-    rig.order(want_vm(slices), |have| pairs(&have.online) == [(1, 1), (2, 1)]);
+    rig.apply(desired_vm(slices), |report| pairs(&report.online) == [(1, 1), (2, 1)]);
     let client = Client::connect(&rig.socket()).unwrap();
     let seen = client.inspect("a").unwrap();
     let [local, one, two] = <[Region; 3]>::try_from(seen.regions).unwrap();
@@ -165,20 +166,20 @@ fn whoever_looks_sees_paths_it_can_open_and_is_not_taken_for_the_vm() {
     assert_eq!((one.slice, two.slice, two.bytes), (Some((1, 1)), Some((2, 1)), GIB));
     assert!(matches!(&two.backing, RegionBacking::Path(path) if *path == rig.slice_path(2, 1)));
     assert!(two.into_file().is_ok());
-    assert!(!rig.dir.path().join("local/r-1.local").exists(), "made for nobody");
-    let have = rig.order(want(), |_| true);
-    assert!(have.vms.is_empty(), "somebody was registered");
+    assert!(!rig.dir.path().join("local/r-1.local").exists(), "a file was created");
+    let report = rig.apply(desired_state(), |_| true);
+    assert!(report.vms.is_empty(), "a VM was registered");
 }
 
 #[test]
-fn a_look_is_refused_whenever_the_memory_would_be() {
-    let (rig, _vmm) = running();
+fn inspection_is_rejected_like_attach() {
+    let (rig, _vmm) = running_rig();
     for (vm, reason) in [("a", "VM_ATTACHED"), ("b", "VM_UNKNOWN"), ("../a", "BAD_MESSAGE")] {
         let client = Client::connect(&rig.socket()).unwrap();
-        let Err(ClientError::Rejected { reason: told, .. }) = client.inspect(vm) else {
-            panic!("{vm} was shown")
+        let Err(ClientError::Rejected { reason: actual, .. }) = client.inspect(vm) else {
+            panic!("{vm} was inspected")
         };
-        assert_eq!(told, reason);
+        assert_eq!(actual, reason);
     }
     let rig = Rig::with("allowed_uids = [12345]");
     let stranger = Client::connect(&rig.socket()).unwrap().inspect("a");
@@ -186,11 +187,11 @@ fn a_look_is_refused_whenever_the_memory_would_be() {
 }
 
 #[test]
-fn connection_that_attached_a_vm_is_answered_about_no_other() {
-    let (_rig, mut vmm) = running();
-    assert!(vmm.say("attach b descriptors").starts_with("refused OTHER_VM attach.vm: b: must be a"));
-    assert!(vmm.say("look b").starts_with("refused OTHER_VM inspect.vm: b: must be a"));
-    assert!(vmm.say("attach a descriptors").starts_with("attached local="));
+fn attached_connection_is_limited_to_its_vm() {
+    let (_rig, mut vmm) = running_rig();
+    assert!(vmm.request("attach b descriptors").starts_with("refused OTHER_VM attach.vm: b: must be a"));
+    assert!(vmm.request("inspect b").starts_with("refused OTHER_VM inspect.vm: b: must be a"));
+    assert!(vmm.request("attach a descriptors").starts_with("attached local="));
 }
 
 /// Two users that VMMs run as.
@@ -198,15 +199,15 @@ const TENANTS: [u32; 2] = [2001, 2002];
 
 /// A rack whose VM `a` is the first tenant's, `b` is the second's and `c` names no user; all are ready. `None` if this test cannot
 /// become other users.
-fn of_two_tenants() -> Option<Rig> {
+fn two_tenant_rig() -> Option<Rig> {
     if !rustix::process::geteuid().is_root() {
-        left_out("VMs of other users, as becoming one takes root");
+        report_skipped("VMs of other users, as becoming one takes root");
         return None;
     }
     let mut rig = Rig::with("allowed_uids = [0, 2001, 2002]");
     let users = [Some(TENANTS[0]), Some(TENANTS[1]), None];
     let vms = (1..).zip(users).map(|(slice, uid)| (rig.grant(slice, 1), uid)).collect::<Vec<_>>();
-    rig.order(want_vms_of(vms), |have| pairs(&have.online) == [(1, 1), (2, 1), (3, 1)]);
+    rig.apply(desired_vms(vms), |report| pairs(&report.online) == [(1, 1), (2, 1), (3, 1)]);
     Some(rig)
 }
 
@@ -219,81 +220,81 @@ fn assert_other_user(answer: &str, vm: &str, user: u32, caller: u32) {
 }
 
 #[test]
-fn user_attaches_and_looks_at_its_own_vms_only() {
-    let Some(rig) = of_two_tenants() else { return };
+fn user_attaches_and_inspects_own_vms_only() {
+    let Some(rig) = two_tenant_rig() else { return };
     let [one, two] = TENANTS;
     let mut vmm = rig.vmm_of(one);
     for (vm, user) in [("b", two), ("c", 0)] {
-        assert_other_user(&vmm.say(&format!("look {vm}")), vm, user, one);
-        assert_other_user(&vmm.say(&format!("attach {vm} descriptors")), vm, user, one);
-        assert_other_user(&vmm.say(&format!("attach {vm} paths")), vm, user, one);
+        assert_other_user(&vmm.request(&format!("inspect {vm}")), vm, user, one);
+        assert_other_user(&vmm.request(&format!("attach {vm} descriptors")), vm, user, one);
+        assert_other_user(&vmm.request(&format!("attach {vm} paths")), vm, user, one);
     }
     let owner = |slice| rig.slice_path(slice, 1).metadata().unwrap().uid();
-    assert_eq!([1, 2, 3].map(owner), [0; 3], "a refused request gave a file away");
-    assert_eq!(vmm.say("look a"), format!("looked 1.1={GIB}"));
+    assert_eq!([1, 2, 3].map(owner), [0; 3], "a rejected request changed the owner of a file");
+    assert_eq!(vmm.request("inspect a"), format!("inspected 1.1={GIB}"));
     assert_eq!([1, 2, 3].map(owner), [one, 0, 0]);
-    assert_eq!(vmm.say("attach a paths"), format!("attached local={} 1.1={GIB}", 16 << 20));
-    assert_eq!(vmm.say("zero"), "true");
+    assert_eq!(vmm.request("attach a paths"), format!("attached local={} 1.1={GIB}", 16 << 20));
+    assert_eq!(vmm.request("zero"), "true");
 }
 
 /// Files of an inspection were given to the caller, for any VM.
 #[test]
-fn files_that_root_looks_at_are_given_to_the_user_of_the_vm() {
-    let Some(rig) = of_two_tenants() else { return };
+fn files_inspected_by_root_belong_to_vm_user() {
+    let Some(rig) = two_tenant_rig() else { return };
     let mut root = rig.vmm();
     for (vm, slice) in [("a", 1), ("b", 2), ("c", 3)] {
-        assert_eq!(root.say(&format!("look {vm}")), format!("looked {slice}.1={GIB}"));
+        assert_eq!(root.request(&format!("inspect {vm}")), format!("inspected {slice}.1={GIB}"));
     }
     let owner = |slice| rig.slice_path(slice, 1).metadata().unwrap().uid();
     assert_eq!([1, 2, 3].map(owner), [TENANTS[0], TENANTS[1], 0]);
-    assert!(rig.vmm_of(TENANTS[1]).say("attach b descriptors").starts_with("attached"));
+    assert!(rig.vmm_of(TENANTS[1]).request("attach b descriptors").starts_with("attached"));
 }
 
 #[test]
-fn guest_that_broke_out_of_its_vmm_reaches_no_other_vm() {
-    let Some(mut rig) = of_two_tenants() else { return };
+fn compromised_vmm_reaches_no_other_vm() {
+    let Some(mut rig) = two_tenant_rig() else { return };
     let [one, two] = TENANTS;
-    let mut vmm = rig.vmm_that_became(one);
-    assert!(vmm.say("attach a descriptors").starts_with("attached"));
-    for request in ["attach b descriptors", "attach c descriptors", "look b", "look c"] {
-        let answer = vmm.say(request);
+    let mut vmm = rig.vmm_switching_to(one);
+    assert!(vmm.request("attach a descriptors").starts_with("attached"));
+    for request in ["attach b descriptors", "attach c descriptors", "inspect b", "inspect c"] {
+        let answer = vmm.request(request);
         assert!(answer.starts_with("refused OTHER_VM"), "{request} on the old connection: {answer}");
     }
-    assert_eq!(vmm.say("reconnect"), "connected");
-    assert_other_user(&vmm.say("attach b descriptors"), "b", two, one);
-    assert_other_user(&vmm.say("look c"), "c", 0, one);
-    assert!(vmm.say("attach a descriptors").starts_with("attached"), "its own VM again");
+    assert_eq!(vmm.request("reconnect"), "connected");
+    assert_other_user(&vmm.request("attach b descriptors"), "b", two, one);
+    assert_other_user(&vmm.request("inspect c"), "c", 0, one);
+    assert!(vmm.request("attach a descriptors").starts_with("attached"), "its own VM again");
     let mut root = rig.vmm();
-    assert!(root.say("attach c descriptors").starts_with("attached"));
+    assert!(root.request("attach c descriptors").starts_with("attached"));
     for restart in [false, true] {
         if restart {
             rig.kill_agent();
             rig.start_agent();
             let vms = (1..).zip([Some(one), Some(two), None]);
-            let vms = vms.map(|(slice, uid)| (rig.want_slice(slice, 1), uid)).collect::<Vec<_>>();
-            let have = rig.order(want_vms_of(vms), |have| have.complete && have.online.len() == 3);
-            let users: Vec<_> = have.vms.iter().map(|vm| (vm.vm.as_str(), vm.uid)).collect();
-            assert_eq!(users, [("a", Some(one)), ("c", None)], "the agent has forgotten a user");
+            let vms = vms.map(|(slice, uid)| (rig.desired_slice(slice, 1), uid)).collect::<Vec<_>>();
+            let report = rig.apply(desired_vms(vms), |report| report.complete && report.online.len() == 3);
+            let users: Vec<_> = report.vms.iter().map(|vm| (vm.vm.as_str(), vm.uid)).collect();
+            assert_eq!(users, [("a", Some(one)), ("c", None)], "the agent lost a user");
         }
-        assert_eq!(root.say("reconnect"), "connected");
-        for request in ["attach b descriptors", "look b"] {
-            let answer = root.say(request);
+        assert_eq!(root.request("reconnect"), "connected");
+        for request in ["attach b descriptors", "inspect b"] {
+            let answer = root.request(request);
             let expected = format!("refused OTHER_VM process {} is VM c (r-3)", root.pid());
             assert!(answer.starts_with(&expected), "{request} on a new connection: {answer}");
         }
-        assert!(root.say("attach c descriptors").starts_with("attached"), "its own VM again");
+        assert!(root.request("attach c descriptors").starts_with("attached"), "its own VM again");
     }
 }
 
 /// 1,024 connections of any user kept every VM from starting.
 #[test]
-fn connections_of_another_user_keep_no_vm_from_starting() {
+fn connections_of_another_user_do_not_block_vm_start() {
     if !rustix::process::geteuid().is_root() {
-        return left_out("connections of another user, as becoming one takes root");
+        return report_skipped("connections of another user, as becoming one takes root");
     }
     let mut rig = Rig::new();
     let slice = rig.grant(1, 1);
-    rig.order(want_vm(vec![slice]), |have| pairs(&have.online) == [(1, 1)]);
+    rig.apply(desired_vm(vec![slice]), |report| pairs(&report.online) == [(1, 1)]);
     let socket = rig.socket();
     let others = std::thread::spawn(move || {
         let nobody = rustix::process::Uid::from_raw(65534);
@@ -301,15 +302,15 @@ fn connections_of_another_user_keep_no_vm_from_starting() {
         (0..1100).map(|_| Client::connect(&socket).unwrap()).collect::<Vec<_>>()
     });
     let others = others.join().unwrap();
-    assert!(rig.vmm().say("attach a descriptors").starts_with("attached"));
+    assert!(rig.vmm().request("attach a descriptors").starts_with("attached"));
     drop(others);
 }
 
 #[test]
-fn a_vm_larger_than_a_datagram_gets_all_of_its_memory_in_order() {
+fn large_vm_receives_all_memory_in_order() {
     let mut rig = Rig::new();
     let slices: Vec<_> = (0..150).map(|slice| rig.grant(slice, 1)).collect();
-    rig.order(want_vm(slices), |have| have.online.len() == 150);
+    rig.apply(desired_vm(slices), |report| report.online.len() == 150);
     let client = Client::connect(&rig.socket()).unwrap();
     let memory = client.attach("a", MemoryForm::Descriptors).unwrap();
     let slices: Vec<_> = memory.regions.iter().filter_map(|region| region.slice).collect();
@@ -320,63 +321,65 @@ fn a_vm_larger_than_a_datagram_gets_all_of_its_memory_in_order() {
 }
 
 #[test]
-fn a_scrubbed_slice_is_zero_and_has_a_receipt() {
+fn scrubbed_slice_is_zero_and_reported() {
     let mut rig = Rig::new();
     let slice = rig.grant(7, 3);
     let file = OpenOptions::new().read(true).write(true).open(rig.slice_path(7, 3)).unwrap();
     file.write_all_at(b"secret", GIB - 6).unwrap();
     let wire::DesiredSlice { slice, epoch, handle, .. } = slice;
-    let scrub = wire::DesiredState { scrub: vec![wire::DesiredScrub { slice, epoch, handle }], ..want() };
-    let have = rig.order(scrub, |have| !have.scrubbed.is_empty());
-    let receipt = &have.scrubbed[0];
+    let scrub =
+        wire::DesiredState { scrub: vec![wire::DesiredScrub { slice, epoch, handle }], ..desired_state() };
+    let report = rig.apply(scrub, |report| !report.scrubbed.is_empty());
+    let receipt = &report.scrubbed[0];
     assert_eq!((receipt.slice, receipt.epoch, receipt.bytes_verified), (7, 3, GIB));
     assert!(receipt.started_unix_ms > 0 && receipt.started_unix_ms <= receipt.ended_unix_ms);
     assert_eq!(file.metadata().unwrap().blocks(), 0);
-    rig.order(want(), |have| have.scrubbed.is_empty() && have.clean);
+    rig.apply(desired_state(), |report| report.scrubbed.is_empty() && report.clean);
 }
 
 #[test]
-fn a_fenced_host_ends_its_vms_and_is_clean() {
-    let (mut rig, mut vmm) = running();
-    let have = rig.order(wire::DesiredState { fenced: true, ..want() }, |have| have.clean);
-    assert_eq!(have.ended, ["r-1"]);
-    assert!(have.online.is_empty());
+fn fenced_host_ends_its_vms_and_is_clean() {
+    let (mut rig, mut vmm) = running_rig();
+    let report = rig.apply(wire::DesiredState { fenced: true, ..desired_state() }, |report| report.clean);
+    assert_eq!(report.ended, ["r-1"]);
+    assert!(report.online.is_empty());
     assert!(vmm.has_ended());
 }
 
 #[test]
-fn force_takes_a_slice_from_a_vm_that_still_runs() {
-    let (mut rig, mut vmm) = running();
-    let have = rig.order(release(1, 1, true), |have| have.complete && pairs(&have.released) == [(1, 1)]);
-    assert_eq!(have.vms.len(), 1);
+fn forced_release_takes_slice_from_running_vm() {
+    let (mut rig, mut vmm) = running_rig();
+    let report =
+        rig.apply(release(1, 1, true), |report| report.complete && pairs(&report.released) == [(1, 1)]);
+    assert_eq!(report.vms.len(), 1);
     assert!(!vmm.has_ended());
 }
 
 #[test]
-fn an_old_order_or_one_for_another_instance_changes_nothing() {
-    let (mut rig, _vmm) = running();
+fn desired_state_of_another_instance_changes_nothing() {
+    let (mut rig, _vmm) = running_rig();
     let instance = rig.hello.instance;
     rig.hello.instance = instance - 1;
-    rig.order_unanswered(release(1, 1, true));
+    rig.send_state(release(1, 1, true));
     rig.hello.instance = instance;
-    let have = rig.order(want(), |_| true);
-    assert_eq!(pairs(&have.online), [(1, 1)]);
+    let report = rig.apply(desired_state(), |_| true);
+    assert_eq!(pairs(&report.online), [(1, 1)]);
 }
 
 #[test]
-fn a_caller_is_known_by_what_the_kernel_says_of_it() {
+fn caller_is_identified_by_the_kernel() {
     let rig = Rig::with("allowed_uids = [12345]");
     let client = Client::connect(&rig.socket()).unwrap();
     let Err(ClientError::Rejected { reason, message }) = client.attach("a", MemoryForm::Descriptors) else {
-        panic!("a stranger was let in");
+        panic!("an unauthorized caller attached");
     };
     assert_eq!(reason, "PEER_NOT_ALLOWED");
     assert!(message.contains("agent.allowed_uids"), "{message}");
 }
 
 #[test]
-fn what_is_not_a_message_is_refused_and_the_next_one_is_heard() {
-    let (rig, mut vmm) = running();
+fn malformed_message_is_rejected_and_next_accepted() {
+    let (rig, mut vmm) = running_rig();
     let client = Client::connect(&rig.socket()).unwrap();
     for (vm, form, why) in [
         ("../a", MemoryForm::Descriptors, "attach.vm: \"../a\" is not a name"),
@@ -384,20 +387,20 @@ fn what_is_not_a_message_is_refused_and_the_next_one_is_heard() {
         (&"x".repeat(70_000), MemoryForm::Descriptors, "at most 65536 bytes"),
     ] {
         let Err(ClientError::Rejected { reason, message }) = client.attach(vm, form) else {
-            panic!("it was taken");
+            panic!("the message was accepted");
         };
         assert_eq!(reason, "BAD_MESSAGE");
         assert!(message.contains(why), "{message}");
     }
     let Err(ClientError::Rejected { reason, .. }) = client.attach("b", MemoryForm::Descriptors) else {
-        panic!("VM b is not there");
+        panic!("VM b was attached");
     };
     assert_eq!(reason, "VM_UNKNOWN");
-    assert!(vmm.say("attach a descriptors").starts_with("attached local="));
+    assert!(vmm.request("attach a descriptors").starts_with("attached local="));
 }
 
 #[test]
-fn a_host_has_one_agent() {
+fn second_agent_of_a_host_does_not_start() {
     let rig = Rig::new();
     let second = serve(&rig.config()).output().unwrap();
     assert_eq!(second.status.code(), Some(1));
@@ -406,8 +409,8 @@ fn a_host_has_one_agent() {
 }
 
 #[test]
-fn an_agent_whose_records_cannot_be_read_does_not_start() {
-    let (mut rig, _vmm) = running();
+fn agent_with_corrupt_records_does_not_start() {
+    let (mut rig, _vmm) = running_rig();
     rig.kill_agent();
     fs::write(rig.dir.path().join("run/vms/r-1.json"), "{").unwrap();
     let output = serve(&rig.config()).output().unwrap();
@@ -417,7 +420,7 @@ fn an_agent_whose_records_cannot_be_read_does_not_start() {
 }
 
 #[test]
-fn a_token_that_others_can_read_is_refused_with_the_remedy() {
+fn token_readable_by_others_is_rejected_with_fix() {
     let rig = Rig::without_agent("");
     let check = || serve(&rig.config()).arg("--check-config").output().unwrap();
     assert!(check().status.success());
@@ -429,7 +432,7 @@ fn a_token_that_others_can_read_is_refused_with_the_remedy() {
 }
 
 #[test]
-fn wrong_usage_and_wrong_configuration_have_exit_codes_of_their_own() {
+fn usage_and_config_errors_have_distinct_exit_codes() {
     let rig = Rig::without_agent("hots = 1");
     assert_eq!(serve(&rig.config()).arg("--nonsense").output().unwrap().status.code(), Some(2));
     let output = serve(&rig.config()).arg("--check-config").output().unwrap();

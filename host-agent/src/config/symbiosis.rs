@@ -16,7 +16,7 @@ use units::{
     },
 };
 
-use super::{Fault, fault};
+use super::{InvalidValue, invalid};
 
 /// Settings of Symbiosis.
 #[derive(Clone, Debug, PartialEq)]
@@ -32,7 +32,7 @@ pub struct Symbiosis {
     /// Swap device of the tenants' remote memory.
     pub remote: PathBuf,
     /// Settings of single tenants.
-    pub tenants: BTreeMap<Name, One>,
+    pub tenants: BTreeMap<Name, TenantSettings>,
 }
 
 /// Enforcement of a share.
@@ -59,9 +59,9 @@ impl Enforce {
 
 impl Enforce {
     /// Returns the reason why a tenant cannot have such a share; empty if it can.
-    pub const fn caveat(self) -> &'static str {
+    pub const fn limitation(self) -> &'static str {
         match self {
-            Self::Tiered => "its share is advice: nothing here moves pages between local and pool memory yet",
+            Self::Tiered => "its share is advice: no component moves pages between local and pool memory yet",
             Self::Swap | Self::Advise => "",
         }
     }
@@ -69,7 +69,7 @@ impl Enforce {
 
 /// Settings of one tenant.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct One {
+pub struct TenantSettings {
     /// Weight, unless the scheduler sets one.
     pub weight: f64,
     /// Guaranteed local memory.
@@ -89,34 +89,36 @@ pub(super) struct RawSymbiosis {
     enforce: String,
     remote: PathBuf,
     #[serde(default)]
-    tenants: BTreeMap<String, RawOne>,
+    tenants: BTreeMap<String, RawTenantSettings>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct RawOne {
+struct RawTenantSettings {
     weight: Option<f64>,
     least_mib: Option<u64>,
     enforce: Option<String>,
 }
 
-pub(super) fn check(raw: RawSymbiosis, base: &Path) -> Result<Symbiosis, Fault> {
+pub(super) fn check(raw: RawSymbiosis, base: &Path) -> Result<Symbiosis, InvalidValue> {
     let enforce = check_enforce("symbiosis.enforce", &raw.enforce)?;
     let supply = Supply {
-        memory_mib: amount("symbiosis.memory_mib", raw.memory_mib, LOCAL_MIB_PER_HOST_MAX)?,
-        bandwidth_mb_s: amount("symbiosis.bandwidth_mb_s", raw.bandwidth_mb_s, LINK_MB_S_MAX)?,
+        memory_mib: check_amount("symbiosis.memory_mib", raw.memory_mib, LOCAL_MIB_PER_HOST_MAX)?,
+        bandwidth_mb_s: check_amount("symbiosis.bandwidth_mb_s", raw.bandwidth_mb_s, LINK_MB_S_MAX)?,
     };
     if raw.tenants.len() > TENANTS_PER_HOST_MAX {
         let rule = format!("must be at most {TENANTS_PER_HOST_MAX}");
-        return Err(fault("symbiosis.tenants", raw.tenants.len(), rule));
+        return Err(invalid("symbiosis.tenants", raw.tenants.len(), rule));
     }
-    let one = |(name, one): (&String, &RawOne)| {
-        let name = Name::new(name).map_err(|error| fault("symbiosis.tenants", name, error))?;
-        let of = |fault: Fault| Fault { rule: format!("{} (of {name})", fault.rule), ..fault };
+    let one = |(name, one): (&String, &RawTenantSettings)| {
+        let name = Name::new(name).map_err(|error| invalid("symbiosis.tenants", name, error))?;
+        let of =
+            |invalid: InvalidValue| InvalidValue { rule: format!("{} (of {name})", invalid.rule), ..invalid };
         let one = check_one(one, enforce, supply).map_err(of)?;
         Ok((name, one))
     };
-    let tenants = raw.tenants.iter().map(one).collect::<Result<BTreeMap<Name, One>, Fault>>()?;
+    let tenants =
+        raw.tenants.iter().map(one).collect::<Result<BTreeMap<Name, TenantSettings>, InvalidValue>>()?;
     Ok(Symbiosis {
         cgroups: base.join(raw.cgroups),
         supply,
@@ -127,42 +129,46 @@ pub(super) fn check(raw: RawSymbiosis, base: &Path) -> Result<Symbiosis, Fault> 
     })
 }
 
-fn check_one(one: &RawOne, enforce: Enforce, supply: Supply) -> Result<One, Fault> {
+fn check_one(
+    one: &RawTenantSettings,
+    enforce: Enforce,
+    supply: Supply,
+) -> Result<TenantSettings, InvalidValue> {
     let weight = one.weight.unwrap_or(1.0);
     if !is_weight(weight) {
         let rule = format!("must be from {WEIGHT_MIN} to {WEIGHT_MAX}");
-        return Err(fault("symbiosis.tenants.weight", weight, rule));
+        return Err(invalid("symbiosis.tenants.weight", weight, rule));
     }
     let least_mib = one.least_mib.unwrap_or(0);
     if least_mib > supply.memory_mib {
         let rule = format!("must be at most symbiosis.memory_mib, {}", supply.memory_mib);
-        return Err(fault("symbiosis.tenants.least_mib", least_mib, rule));
+        return Err(invalid("symbiosis.tenants.least_mib", least_mib, rule));
     }
     let enforce = match &one.enforce {
         Some(text) => check_enforce("symbiosis.tenants.enforce", text)?,
         None => enforce,
     };
-    Ok(One { weight, least_mib, enforce })
+    Ok(TenantSettings { weight, least_mib, enforce })
 }
 
-fn check_enforce(field: &'static str, text: &str) -> Result<Enforce, Fault> {
+fn check_enforce(field: &'static str, text: &str) -> Result<Enforce, InvalidValue> {
     let all = [Enforce::Swap, Enforce::Tiered, Enforce::Advise];
     let known = all.into_iter().find(|enforce| enforce.name() == text);
-    known.ok_or_else(|| fault(field, text, "must be swap, tiered or advise"))
+    known.ok_or_else(|| invalid(field, text, "must be swap, tiered or advise"))
 }
 
-fn amount(field: &'static str, of: u64, most: u64) -> Result<u64, Fault> {
+fn check_amount(field: &'static str, of: u64, most: u64) -> Result<u64, InvalidValue> {
     let rule = format!("must be from 1 to {most}");
-    if (1..=most).contains(&of) { Ok(of) } else { Err(fault(field, of, rule)) }
+    if (1..=most).contains(&of) { Ok(of) } else { Err(invalid(field, of, rule)) }
 }
 
-fn check_epoch(written: Option<u64>) -> Result<Ns, Fault> {
+fn check_epoch(written: Option<u64>) -> Result<Ns, InvalidValue> {
     let (least, most) = (EPOCH_MIN.as_ms() / 1000, EPOCH_MAX.as_ms() / 1000);
     match written {
         None => Ok(EPOCH_DEFAULT),
         Some(seconds) if (least..=most).contains(&seconds) => Ok(Ns::secs(seconds)),
         Some(seconds) => {
-            Err(fault("symbiosis.epoch_s", seconds, format!("must be from {least} to {most} seconds")))
+            Err(invalid("symbiosis.epoch_s", seconds, format!("must be from {least} to {most} seconds")))
         }
     }
 }
@@ -193,43 +199,51 @@ mod tests {
     }
 
     #[track_caller]
-    fn refused(from: &str, to: &str, why: &str) {
-        assert!(SMALLEST.contains(from), "nothing was changed");
+    fn assert_rejected(from: &str, to: &str, why: &str) {
+        assert!(SMALLEST.contains(from), "the text to replace does not occur");
         let error = parse(&SMALLEST.replacen(from, to, 1)).unwrap_err();
         assert!(error.contains(why), "{error}");
     }
 
     #[test]
-    fn what_is_left_out_has_a_default() {
+    fn omitted_symbiosis_keys_have_defaults() {
         let symbiosis = parse(SMALLEST).unwrap();
         assert_eq!(symbiosis.epoch, Ns::secs(30));
         assert_eq!(symbiosis.supply, Supply { memory_mib: 2048, bandwidth_mb_s: 100 });
         let with_one = format!("{SMALLEST}[symbiosis.tenants.db]\nweight = 2\nenforce = \"advise\"");
         let one = parse(&with_one).unwrap().tenants[&Name::new("db").unwrap()];
-        assert_eq!(one, One { weight: 2.0, least_mib: 0, enforce: Enforce::Advise });
+        assert_eq!(one, TenantSettings { weight: 2.0, least_mib: 0, enforce: Enforce::Advise });
         let like_all = parse(&format!("{SMALLEST}[symbiosis.tenants.db]")).unwrap();
         assert_eq!(like_all.tenants[&Name::new("db").unwrap()].enforce, Enforce::Swap);
     }
 
     #[test]
-    fn a_wrong_value_is_an_error_with_field_value_and_rule() {
-        refused("2048", "0", "symbiosis.memory_mib = \"0\": must be from 1 to");
-        refused("100", "0", "symbiosis.bandwidth_mb_s = \"0\": must be from 1 to");
-        refused("\"swap\"", "\"swop\"", "symbiosis.enforce = \"swop\": must be swap, tiered or advise");
-        refused("remote", "#", "missing field `remote`");
-        refused("remote", "epoch_s = 0\nremote", "symbiosis.epoch_s = \"0\": must be from 1 to 3600 seconds");
+    fn invalid_value_is_an_error_with_field_value_and_rule() {
+        assert_rejected("2048", "0", "symbiosis.memory_mib = \"0\": must be from 1 to");
+        assert_rejected("100", "0", "symbiosis.bandwidth_mb_s = \"0\": must be from 1 to");
+        assert_rejected(
+            "\"swap\"",
+            "\"swop\"",
+            "symbiosis.enforce = \"swop\": must be swap, tiered or advise",
+        );
+        assert_rejected("remote", "#", "missing field `remote`");
+        assert_rejected(
+            "remote",
+            "epoch_s = 0\nremote",
+            "symbiosis.epoch_s = \"0\": must be from 1 to 3600 seconds",
+        );
         let one = |line: &str| format!("[symbiosis.tenants.db]\n{line}\n#");
-        refused(
+        assert_rejected(
             "remote = \"/dev/vdb\"",
             &format!("remote = \"/dev/vdb\"\n{}", one("weight = 0")),
             "tenants.weight = \"0\": must be from 0.01 to 10000 (of db)",
         );
-        refused(
+        assert_rejected(
             "remote = \"/dev/vdb\"",
             &format!("remote = \"/dev/vdb\"\n{}", one("least_mib = 9999")),
             "at most symbiosis.memory_mib, 2048",
         );
-        refused(
+        assert_rejected(
             "remote = \"/dev/vdb\"",
             &format!("remote = \"/dev/vdb\"\n{}", one("wieght = 1")),
             "unknown field `wieght`",

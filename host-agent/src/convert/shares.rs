@@ -5,16 +5,16 @@ use proto::v1 as wire;
 use units::limits::{SHARES_NUMBER_MAX, SHARES_TEXT_BYTES_MAX};
 
 use crate::{
-    host::watched::Eyes,
-    symbiosis::{Certified, Report, State, TenantReport},
+    host::access_profile::AccessSource,
+    symbiosis::{Report, ShareCertificate, State, TenantReport},
 };
 
 /// Converts the result of an epoch.
 pub fn shares(report: Report) -> wire::Shares {
     let state = match report.state {
         State::Set => wire::ShareState::Set,
-        State::Held => wire::ShareState::Unchanged,
-        State::Kept => wire::ShareState::Blocked,
+        State::Unchanged => wire::ShareState::Unchanged,
+        State::Blocked => wire::ShareState::Blocked,
     };
     wire::Shares {
         host: String::new(), // the session's host
@@ -22,14 +22,14 @@ pub fn shares(report: Report) -> wire::Shares {
         at_unix_ms: report.at.0,
         supply: Some(share(report.supply.all())),
         state: state.into(),
-        reason: shortened(report.why),
+        reason: truncated(report.reason),
         tenants: report.tenants.into_iter().map(tenant).collect(),
-        certificate: report.certified.map(certificate),
+        certificate: report.certificate.map(certificate),
     }
 }
 
 /// Shortens a text to the manager's limit.
-fn shortened(mut text: String) -> String {
+fn truncated(mut text: String) -> String {
     let ends = text.char_indices().map(|(at, letter)| at + letter.len_utf8());
     let end = ends.take_while(|end| *end <= SHARES_TEXT_BYTES_MAX).last();
     text.truncate(end.unwrap_or(0));
@@ -37,7 +37,7 @@ fn shortened(mut text: String) -> String {
 }
 
 /// Limits a number to the manager's maximum, also if it is infinite.
-const fn told(number: f64) -> f64 {
+const fn clamped(number: f64) -> f64 {
     number.clamp(0.0, SHARES_NUMBER_MAX)
 }
 
@@ -45,41 +45,41 @@ fn share(share: Share) -> wire::Share {
     wire::Share { memory_mib: share.memory_mib, bandwidth_mb_s: share.bandwidth_mb_s }
 }
 
-fn tenant(one: TenantReport) -> wire::TenantShare {
-    let measured = one.measured;
+fn tenant(report: TenantReport) -> wire::TenantShare {
+    let measured = report.measured;
     let mib = |bytes: units::Bytes| bytes.get() / units::Bytes::mib(1).get();
-    let learnt_from = measured.and_then(|measured| measured.seen_by).map_or("none", Eyes::name);
+    let access_source = measured.and_then(|measured| measured.source).map_or("none", AccessSource::name);
     wire::TenantShare {
-        tenant: one.name.to_string(),
-        weight: one.weight,
-        enforcer: one.enforce.name().to_owned(),
-        fair: Some(share(one.fair)),
-        share: Some(share(one.share)),
+        tenant: report.name.to_string(),
+        weight: report.weight,
+        enforcer: report.enforce.name().to_owned(),
+        fair: Some(share(report.fair)),
+        share: Some(share(report.share)),
         memory_used_mib: measured.map_or(0, |measured| mib(measured.memory)),
-        bandwidth_used_mb_s: told(measured.map_or(0.0, |measured| measured.used)),
-        stalled: measured.map_or(0.0, |measured| measured.waited),
-        bandwidth_demand_mb_s: told(one.wanted),
-        gain: told(one.gain),
-        access_source: learnt_from.to_owned(),
-        error: one.error.clamp(0.0, 1.0),
-        problem: shortened(one.problem),
+        bandwidth_used_mb_s: clamped(measured.map_or(0.0, |measured| measured.used_mb_s)),
+        stalled: measured.map_or(0.0, |measured| measured.stalled_fraction),
+        bandwidth_demand_mb_s: clamped(report.demand_mb_s),
+        gain: clamped(report.gain),
+        access_source: access_source.to_owned(),
+        error: report.error.clamp(0.0, 1.0),
+        problem: truncated(report.problem),
     }
 }
 
-fn certificate(certified: Certified) -> wire::ShareCertificate {
-    let Certified { certificate, way, worst_off } = certified;
+fn certificate(shares: ShareCertificate) -> wire::ShareCertificate {
+    let ShareCertificate { certificate, step_fraction, worst_off } = shares;
     wire::ShareCertificate {
         status: certificate.status.name().to_owned(),
         memory_price: certificate.memory_price,
-        dividend: told(certificate.dividend),
+        dividend: clamped(certificate.dividend),
         rounds: certificate.rounds,
         refinements: certificate.refinements,
-        step: way,
+        step: step_fraction,
         memory_excess: certificate.left_over.memory,
         bandwidth_excess: certificate.left_over.bandwidth,
-        budget_excess: told(certificate.overspent),
-        sharing_incentive: told(certificate.sharing_incentive),
+        budget_excess: clamped(certificate.overspent),
+        sharing_incentive: clamped(certificate.sharing_incentive),
         worst_off: worst_off.to_string(),
-        envy: certificate.envy.map(told),
+        envy: certificate.envy.map(clamped),
     }
 }

@@ -11,9 +11,9 @@ use pool::{
 };
 use units::{ReservationId, UnixMs};
 
-use super::{Driver, WATCH_AGAIN_AFTER, crew::Lane};
+use super::{Driver, PROCESS_WATCH_RETRY, worker_pool::Lane};
 use crate::{
-    host::{Host, HostError, process::Watched},
+    host::{Host, HostError, process::ProcessHandle},
     metrics::Call,
     readiness,
 };
@@ -41,13 +41,13 @@ impl Driver {
 
     pub(super) fn clear(&mut self, place: Arc<str>) {
         let (host, metrics) = (Arc::clone(&self.host), Arc::clone(&self.metrics));
-        self.crew.call(Lane::Closing, move || {
+        self.workers.call(Lane::Closing, move || {
             let began = Instant::now();
             let cleared = host.clear(&place);
-            metrics.called(Call::Clear, began.elapsed(), cleared.is_ok());
+            metrics.record_call(Call::Clear, began.elapsed(), cleared.is_ok());
             let result = cleared.map_err(|error| {
-                tracing::warn!(%place, error = units::chain(&error), "what is left of a slice was not closed");
-                error.told()
+                tracing::warn!(%place, error = units::chain(&error), "orphaned slice not closed");
+                error.failure()
             });
             Event::Cleared { place, result }
         });
@@ -65,14 +65,14 @@ impl Driver {
             Call::Offline | Call::Clear => Lane::Closing,
             Call::Scrub => Lane::Scrubbing,
         };
-        self.crew.call(lane, move || {
+        self.workers.call(lane, move || {
             let began = Instant::now();
             let result = work(&*host);
-            metrics.called(call, began.elapsed(), result.is_ok());
+            metrics.record_call(call, began.elapsed(), result.is_ok());
             let (slice, epoch) = (holding.slice.0, holding.epoch.0);
             let result = result.map_err(|error| {
                 tracing::warn!(slice, epoch, ?call, error = units::chain(&error), "host call failed");
-                error.told()
+                error.failure()
             });
             if result.is_ok() {
                 tracing::debug!(slice, epoch, ?call, "host call done");
@@ -85,8 +85,8 @@ impl Driver {
         let records = self.records.clone();
         let reservation = record.reservation;
         self.tasks.spawn(async move {
-            let wrote = finished(tokio::task::spawn_blocking(move || records.write(&record)).await);
-            let result = wrote.map_err(|error| {
+            let written = join(tokio::task::spawn_blocking(move || records.write(&record)).await);
+            let result = written.map_err(|error| {
                 let error = units::chain(&error);
                 tracing::error!(%reservation, error, "VM not recorded");
                 error
@@ -97,7 +97,7 @@ impl Driver {
 
     /// Not beside the driver, because it could overtake a record that is written again.
     pub(super) fn forget(&mut self, reservation: ReservationId) {
-        self.usage.forget(reservation);
+        self.usage.remove(reservation);
         if let Err(error) = self.records.remove(reservation) {
             // The next start finds the record without its process, and reports the end again.
             tracing::warn!(%reservation, error = units::chain(&error), "record not removed");
@@ -105,41 +105,42 @@ impl Driver {
     }
 
     pub(super) fn watch(&mut self, reservation: ReservationId, process: Process) {
-        self.watched.insert(reservation, process.clone());
+        self.watched_processes.insert(reservation, process.clone());
         self.tasks.spawn(async move {
-            until_gone(&process).await;
-            tracing::info!(%reservation, pid = process.pid, "VM's process is gone");
+            process_end(&process).await;
+            tracing::info!(%reservation, pid = process.pid, "process of a VM has ended");
             Event::ProcessGone { reservation }
         });
     }
 
     pub(super) fn kill(&mut self, reservation: ReservationId) {
-        let Some(process) = self.watched.get(&reservation) else { return };
-        let killed = Watched::open(process).map(|watched| watched.map_or(Ok(()), |watched| watched.kill()));
+        let Some(process) = self.watched_processes.get(&reservation) else { return };
+        let killed = ProcessHandle::open(process).map(|handle| handle.map_or(Ok(()), |handle| handle.kill()));
         let pid = process.pid;
         match killed {
-            Ok(Ok(())) => tracing::warn!(%reservation, pid, "VM ended: its host was fenced"),
-            Ok(Err(error)) => tracing::error!(%reservation, pid, %error, "VM not ended"),
-            Err(error) => tracing::error!(%reservation, pid, error = units::chain(&error), "VM not ended"),
+            Ok(Ok(())) => tracing::warn!(%reservation, pid, "VM killed: its host is fenced"),
+            Ok(Err(error)) => tracing::error!(%reservation, pid, %error, "VM not killed"),
+            Err(error) => tracing::error!(%reservation, pid, error = units::chain(&error), "VM not killed"),
         }
     }
 
     pub(super) fn free_local(&mut self, reservation: ReservationId) {
-        self.watched.remove(&reservation);
+        self.watched_processes.remove(&reservation);
         if let Err(error) = self.host.free_local(reservation) {
-            tracing::warn!(%reservation, error = units::chain(&error), "local memory not given back");
+            tracing::warn!(%reservation, error = units::chain(&error), "local memory not released");
         }
     }
 }
 
-fn finished<T>(joined: Result<T, tokio::task::JoinError>) -> T {
+fn join<T>(joined: Result<T, tokio::task::JoinError>) -> T {
     joined.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
 }
 
 /// An unknown state is no end: watching the process is retried.
-async fn until_gone(process: &Process) {
+async fn process_end(process: &Process) {
     loop {
-        match Watched::open(process).map(|watched| watched.map(|watched| readiness::watch(watched.into()))) {
+        match ProcessHandle::open(process).map(|handle| handle.map(|handle| readiness::watch(handle.into())))
+        {
             Ok(None) => return,
             Ok(Some(Ok(watched))) => match watched.readable().await {
                 Ok(_) => return,
@@ -150,7 +151,7 @@ async fn until_gone(process: &Process) {
                 tracing::warn!(pid = process.pid, error = units::chain(&error), "process not watched");
             }
         }
-        tokio::time::sleep(WATCH_AGAIN_AFTER).await;
+        tokio::time::sleep(PROCESS_WATCH_RETRY).await;
     }
 }
 

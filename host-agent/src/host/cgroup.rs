@@ -25,11 +25,11 @@ pub struct Counters {
     /// Part of it on swap devices.
     pub swapped: Bytes,
     /// Limit set by its owner, if any.
-    pub most: Option<Bytes>,
+    pub memory_max: Option<Bytes>,
     /// Processor time, in microseconds.
-    pub worked_us: u64,
+    pub cpu_us: u64,
     /// Major page faults.
-    pub misses: u64,
+    pub major_faults: u64,
     /// Pages reclaimed and faulted back.
     pub refaults: u64,
     /// Bytes read from and written to the device.
@@ -37,7 +37,7 @@ pub struct Counters {
     /// See `read`.
     pub written: u64,
     /// Bytes read from and written to all other devices.
-    pub elsewhere: u64,
+    pub other_device_bytes: u64,
     /// Microseconds in which some task was stalled on memory and on I/O; none where the kernel does
     /// not count them. A wait for a page is counted in one or both: as memory if the page was in
     /// use before, as I/O also while it is delayed by a limit.
@@ -46,7 +46,7 @@ pub struct Counters {
 
 impl Counters {
     /// Returns the memory usage, including swap.
-    pub const fn everywhere(&self) -> Bytes {
+    pub const fn memory_with_swap(&self) -> Bytes {
         Bytes::new(self.memory.get().saturating_add(self.swapped.get()))
     }
 }
@@ -95,7 +95,7 @@ impl Cgroups {
     }
 
     /// Returns whether such a tenant exists.
-    pub fn is_there(&self, name: &str) -> bool {
+    pub fn exists(&self, name: &str) -> bool {
         self.folder.join(name).is_dir()
     }
 
@@ -110,26 +110,28 @@ impl Cgroups {
             read => read?,
         };
         let io = self.text(name, "io.stat")?;
-        let moved = |line: &str, key| assigned(line, key).and_then(|bytes| bytes.parse().ok()).unwrap_or(0);
-        let elsewhere = io.lines().filter(|line| !begins(line, device));
-        let elsewhere = elsewhere.map(|line| moved(line, "rbytes") + moved(line, "wbytes")).sum();
+        let byte_count =
+            |line: &str, key| value_of(line, key).and_then(|bytes| bytes.parse().ok()).unwrap_or(0);
+        let other_device_bytes = io.lines().filter(|line| !has_first_word(line, device));
+        let other_device_bytes =
+            other_device_bytes.map(|line| byte_count(line, "rbytes") + byte_count(line, "wbytes")).sum();
         let io = line_of(&io, device).unwrap_or_default();
         let stalled = |file| {
             let text = self.text(name, file).ok()?;
-            assigned(line_of(&text, "some")?, "total")?.parse().ok()
+            value_of(line_of(&text, "some")?, "total")?.parse().ok()
         };
         let memory = self.text(name, "memory.stat")?;
-        let of_memory = |key| self.found(name, "memory.stat", &memory, key);
+        let memory_stat = |key| self.parse(name, "memory.stat", &memory, key);
         Ok(Counters {
             memory: number("memory.current")?,
             swapped,
-            most: self.bytes(name, "memory.max")?,
-            worked_us: self.found(name, "cpu.stat", &self.text(name, "cpu.stat")?, "usage_usec")?,
-            misses: of_memory("pgmajfault")?,
-            refaults: of_memory("workingset_refault_anon")? + of_memory("workingset_refault_file")?,
-            read: moved(io, "rbytes"),
-            written: moved(io, "wbytes"),
-            elsewhere,
+            memory_max: self.bytes(name, "memory.max")?,
+            cpu_us: self.parse(name, "cpu.stat", &self.text(name, "cpu.stat")?, "usage_usec")?,
+            major_faults: memory_stat("pgmajfault")?,
+            refaults: memory_stat("workingset_refault_anon")? + memory_stat("workingset_refault_file")?,
+            read: byte_count(io, "rbytes"),
+            written: byte_count(io, "wbytes"),
+            other_device_bytes,
             stalled_us: stalled("memory.pressure").zip(stalled("io.pressure")),
         })
     }
@@ -140,7 +142,7 @@ impl Cgroups {
     /// It is gone, or cannot be read.
     pub fn processes(&self, name: &str) -> Result<Vec<u32>, SysfsError> {
         let own = self.folder.join(name);
-        let (mut found, mut folders) = (Vec::new(), vec![own.clone()]);
+        let (mut pids, mut folders) = (Vec::new(), vec![own.clone()]);
         while let Some(folder) = folders.pop() {
             let text = match self.files.text(folder.join("cgroup.procs")) {
                 Ok(text) => text,
@@ -149,12 +151,12 @@ impl Cgroups {
                 Err(error) if folder != own && (error.is_gone() || has_threads_only(&error)) => continue,
                 Err(error) => return Err(error),
             };
-            found.extend(text.lines().filter_map(|pid| pid.parse::<u32>().ok()));
+            pids.extend(text.lines().filter_map(|pid| pid.parse::<u32>().ok()));
             let entries = fs::read_dir(&folder).into_iter().flatten().flatten();
             let inside = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
             folders.extend(inside.map(|entry| entry.path()));
         }
-        Ok(found)
+        Ok(pids)
     }
 
     /// Returns a tenant's limits, on a device.
@@ -163,7 +165,7 @@ impl Cgroups {
     /// It is gone.
     pub fn limits(&self, name: &str, device: &str) -> Result<Limits, SysfsError> {
         let io = self.text(name, "io.max")?;
-        let of = |key| Some(assigned(line_of(&io, device)?, key)?.parse().ok());
+        let of = |key| Some(value_of(line_of(&io, device)?, key)?.parse().ok());
         let (read, written): (Option<u64>, Option<u64>) = (of("rbps").flatten(), of("wbps").flatten());
         Ok(Limits { memory: self.bytes(name, "memory.high")?.map(Bytes::get), read, written })
     }
@@ -174,7 +176,7 @@ impl Cgroups {
     /// # Errors
     /// It is gone, or the kernel rejects it.
     pub fn limit_memory(&self, name: &str, to: Option<u64>) -> Result<(), SysfsError> {
-        self.files.write(format!("{name}/memory.high"), &or_max(to))
+        self.files.write(format!("{name}/memory.high"), &limit_text(to))
     }
 
     /// Sets the bytes per second of a device, or removes the limit.
@@ -188,7 +190,7 @@ impl Cgroups {
         read: Option<u64>,
         written: Option<u64>,
     ) -> Result<(), SysfsError> {
-        let limits = format!("{device} rbps={} wbps={}", or_max(read), or_max(written));
+        let limits = format!("{device} rbps={} wbps={}", limit_text(read), limit_text(written));
         self.files.write(format!("{name}/io.max"), &limits)
     }
 
@@ -204,18 +206,18 @@ impl Cgroups {
         Ok(Some(Bytes::new(self.files.number(format!("{name}/{file}"))?)))
     }
 
-    fn found(&self, name: &str, file: &str, text: &str, key: &'static str) -> Result<u64, SysfsError> {
-        value(text, key).ok_or_else(|| self.files.unreadable(format!("{name}/{file}"), shortened(text), key))
+    fn parse(&self, name: &str, file: &str, text: &str, key: &'static str) -> Result<u64, SysfsError> {
+        value(text, key).ok_or_else(|| self.files.unreadable(format!("{name}/{file}"), truncated(text), key))
     }
 }
 
 /// Formats a limit.
-fn or_max(limit: Option<u64>) -> String {
+fn limit_text(limit: Option<u64>) -> String {
     limit.map_or_else(|| "max".to_owned(), |limit| limit.to_string())
 }
 
 /// Shortens a text for a message.
-fn shortened(text: &str) -> String {
+fn truncated(text: &str) -> String {
     text.chars().take(100).collect()
 }
 
@@ -227,15 +229,15 @@ fn value(text: &str, key: &str) -> Option<u64> {
 
 /// Returns the line that begins with a word.
 fn line_of<'a>(text: &'a str, word: &str) -> Option<&'a str> {
-    text.lines().find(|line| begins(line, word))
+    text.lines().find(|line| has_first_word(line, word))
 }
 
-fn begins(line: &str, word: &str) -> bool {
+fn has_first_word(line: &str, word: &str) -> bool {
     line.split_whitespace().next() == Some(word)
 }
 
 /// Reads a line such as `253:0 rbytes=4096 wbytes=0`.
-fn assigned<'a>(line: &'a str, key: &str) -> Option<&'a str> {
+fn value_of<'a>(line: &'a str, key: &str) -> Option<&'a str> {
     line.split_whitespace().find_map(|word| word.strip_prefix(key)?.strip_prefix('='))
 }
 
@@ -247,20 +249,20 @@ fn has_threads_only(error: &SysfsError) -> bool {
 /// Cgroups in a temporary folder, for tests. Their counters are constant, and they accept every
 /// write.
 #[cfg(test)]
-pub(crate) mod made_up {
+pub(crate) mod fake {
     use super::Cgroups;
-    use crate::host::sysfs::made_up::MadeUp;
+    use crate::host::sysfs::fake::FakeSysfs;
 
     /// Creates one for each name.
-    pub(crate) fn cgroups(names: &[&str]) -> (MadeUp, Cgroups) {
-        let made_up = MadeUp::new(&[]);
-        names.iter().for_each(|name| add(&made_up, name));
-        let cgroups = Cgroups::at(&made_up.path(""));
-        (made_up, cgroups)
+    pub(crate) fn cgroups(names: &[&str]) -> (FakeSysfs, Cgroups) {
+        let fake = FakeSysfs::new(&[]);
+        names.iter().for_each(|name| add(&fake, name));
+        let cgroups = Cgroups::at(&fake.path(""));
+        (fake, cgroups)
     }
 
     /// Adds one without usage.
-    pub(crate) fn add(made_up: &MadeUp, name: &str) {
+    pub(crate) fn add(fake: &FakeSysfs, name: &str) {
         let stat = "anon 4096\npgfault 9\npgmajfault 0\nworkingset_refault_anon 0\nworkingset_refault_file 0";
         let files = [
             ("cgroup.events", "populated 1\nfrozen 0"),
@@ -279,7 +281,7 @@ pub(crate) mod made_up {
             ("io.stat", ""),
             ("io.max", ""),
         ];
-        made_up.files(name, &files);
+        fake.files(name, &files);
     }
 }
 
@@ -288,8 +290,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_kernel_counts_is_read_in_its_words() {
-        let (made_up, cgroups) = made_up::cgroups(&["db"]);
+    fn cgroup_counters_are_parsed() {
+        let (fake, cgroups) = fake::cgroups(&["db"]);
         let files = [
             ("memory.current", "104857600"),
             ("memory.swap.current", "4096"),
@@ -306,52 +308,52 @@ mod tests {
             ),
             ("io.pressure", "some avg10=0.00 avg60=0.00 avg300=0.00 total=888"),
         ];
-        made_up.files("db", &files);
+        fake.files("db", &files);
         let counters = Counters {
             memory: Bytes::mib(100),
             swapped: Bytes::new(4096),
-            most: Some(Bytes::mib(200)),
-            worked_us: 1_500_000,
-            misses: 17,
+            memory_max: Some(Bytes::mib(200)),
+            cpu_us: 1_500_000,
+            major_faults: 17,
             refaults: 11,
             read: 4096,
             written: 8192,
-            elsewhere: 3,
+            other_device_bytes: 3,
             stalled_us: Some((777, 888)),
         };
         assert_eq!(cgroups.counters("db", "253:0").unwrap(), counters);
     }
 
     #[test]
-    fn a_tenant_is_a_cgroup_with_a_process() {
-        let (made_up, cgroups) = made_up::cgroups(&["b", "a", "empty"]);
-        made_up.files("empty", &[("cgroup.events", "populated 0")]);
-        made_up.files("", &[("cgroup.procs", "")]);
+    fn cgroup_with_process_is_a_tenant() {
+        let (fake, cgroups) = fake::cgroups(&["b", "a", "empty"]);
+        fake.files("empty", &[("cgroup.events", "populated 0")]);
+        fake.files("", &[("cgroup.procs", "")]);
         assert_eq!(cgroups.names().unwrap(), ["a", "b"]);
-        made_up.files("a/below", &[("cgroup.procs", "3")]);
+        fake.files("a/below", &[("cgroup.procs", "3")]);
         assert_eq!(cgroups.processes("a").unwrap(), [1, 2, 3]);
     }
 
     #[test]
-    fn limits_are_read_as_they_are_written() {
-        let (made_up, cgroups) = made_up::cgroups(&["db"]);
+    fn limits_are_read_back_as_written() {
+        let (fake, cgroups) = fake::cgroups(&["db"]);
         assert_eq!(cgroups.limits("db", "253:0").unwrap(), Limits::default());
         cgroups.limit_memory("db", Some(64 << 20)).unwrap();
-        made_up.files("db", &[("io.max", "253:0 rbps=5000000 wbps=max riops=max wiops=max")]);
+        fake.files("db", &[("io.max", "253:0 rbps=5000000 wbps=max riops=max wiops=max")]);
         let limits = Limits { memory: Some(64 << 20), read: Some(5_000_000), written: None };
         assert_eq!(cgroups.limits("db", "253:0").unwrap(), limits);
     }
 
     #[test]
-    fn one_that_is_gone_is_told_from_one_that_cannot_be_read() {
-        let (made_up, cgroups) = made_up::cgroups(&["db"]);
+    fn missing_cgroup_differs_from_unreadable_one() {
+        let (fake, cgroups) = fake::cgroups(&["db"]);
         assert!(cgroups.counters("cache", "253:0").unwrap_err().is_gone());
         let gone = units::chain(&cgroups.limit_memory("cache", Some(1 << 20)).unwrap_err());
         assert!(
-            gone.ends_with("No such file or directory (os error 2)") && !cgroups.is_there("cache"),
+            gone.ends_with("No such file or directory (os error 2)") && !cgroups.exists("cache"),
             "{gone}"
         );
-        made_up.files("db", &[("cpu.stat", "what")]);
+        fake.files("db", &[("cpu.stat", "what")]);
         let error = cgroups.counters("db", "253:0").unwrap_err();
         assert!(!error.is_gone());
         assert!(

@@ -12,7 +12,7 @@ use std::{collections::BTreeMap, fmt, str::FromStr};
 use units::Bytes;
 
 pub use self::problem::{CxlError, Problem};
-use self::{region::Site, topology::Memdev};
+use self::{region::RegionState, topology::Memdev};
 use super::{
     slices::{Region, Slices},
     sysfs::{Sysfs, SysfsError},
@@ -23,7 +23,7 @@ const BUS: &str = "bus/cxl/devices";
 
 /// CXL memory of a machine.
 #[derive(Debug)]
-pub struct Discovered {
+pub struct CxlMemory {
     /// Memory devices, in the kernel's order.
     pub devices: Vec<Device>,
 }
@@ -43,26 +43,26 @@ pub struct Device {
 
 /// Current state of a CXL memory device.
 #[derive(Debug)]
-pub struct Seen {
+pub struct InspectedDevice {
     /// Serial number, as [`Device::serial`].
     pub serial: String,
     /// Size of its volatile memory.
     pub bytes: Bytes,
     /// Its region, or the reason why it cannot be used.
-    pub sight: Result<Sight, Problem>,
+    pub state: Result<DeviceState, Problem>,
 }
 
 /// State of a usable device.
 #[derive(Debug)]
-pub enum Sight {
+pub enum DeviceState {
     /// It has a region with slices.
-    There(Slices),
+    Present(Slices),
     /// It has a region of this name without a driver.
-    Unused(String),
+    Unbound(String),
     /// It has a region of this name that was not completed.
-    Unfinished(String),
+    Incomplete(String),
     /// It has no region.
-    Bare {
+    NoRegion {
         /// Best window for a region.
         window: String,
         /// Physical address at which it would begin.
@@ -74,14 +74,18 @@ pub enum Sight {
 ///
 /// # Errors
 /// There is no CXL bus, or no device on it.
-pub fn look(sysfs: &Sysfs) -> Result<Vec<Seen>, CxlError> {
+pub fn inspect(sysfs: &Sysfs) -> Result<Vec<InspectedDevice>, CxlError> {
     let memdevs = memdevs(sysfs)?;
-    let seen = |memdev: &Memdev| Seen {
+    let inspected = |memdev: &Memdev| InspectedDevice {
         serial: memdev.serial.clone(),
         bytes: memdev.bytes,
-        sight: if is_twin(&memdevs, memdev) { Err(Problem::Twins) } else { region::look(sysfs, memdev) },
+        state: if has_duplicate_serial(&memdevs, memdev) {
+            Err(Problem::DuplicateSerial)
+        } else {
+            region::inspect(sysfs, memdev)
+        },
     };
-    Ok(memdevs.iter().map(seen).collect())
+    Ok(memdevs.iter().map(inspected).collect())
 }
 
 fn memdevs(sysfs: &Sysfs) -> Result<Vec<Memdev>, CxlError> {
@@ -92,16 +96,16 @@ fn memdevs(sysfs: &Sysfs) -> Result<Vec<Memdev>, CxlError> {
     if memdevs.is_empty() { Err(CxlError::NoDevice) } else { Ok(memdevs) }
 }
 
-fn is_twin(memdevs: &[Memdev], memdev: &Memdev) -> bool {
+fn has_duplicate_serial(memdevs: &[Memdev], memdev: &Memdev) -> bool {
     memdevs.iter().filter(|other| other.serial == memdev.serial).count() > 1
 }
 
-impl Discovered {
+impl CxlMemory {
     /// Inspects a machine, and creates a region for each device without one.
     ///
     /// # Errors
     /// There is no CXL bus, or no device on it.
-    pub fn find(sysfs: &Sysfs) -> Result<Self, CxlError> {
+    pub fn discover(sysfs: &Sysfs) -> Result<Self, CxlError> {
         let memdevs = memdevs(sysfs)?;
         let regions = regions(sysfs, &memdevs);
         let device = |(memdev, region): (Memdev, Result<Region, Problem>)| Device {
@@ -130,17 +134,23 @@ impl Discovered {
 /// Returns the region of each device, or the reason why it has none. Several new regions are
 /// planned together.
 fn regions(sysfs: &Sysfs, memdevs: &[Memdev]) -> Vec<Result<Region, Problem>> {
-    let (mut regions, mut bare) = (BTreeMap::new(), Vec::new());
+    let (mut regions, mut plans) = (BTreeMap::new(), Vec::new());
     for (number, memdev) in memdevs.iter().enumerate() {
-        let site = if is_twin(memdevs, memdev) { Err(Problem::Twins) } else { region::survey(sysfs, memdev) };
+        let site = if has_duplicate_serial(memdevs, memdev) {
+            Err(Problem::DuplicateSerial)
+        } else {
+            region::prepare(sysfs, memdev)
+        };
         match site {
-            Ok(Site::Bare(device)) => bare.push((number, device)),
-            Ok(Site::There(name)) => drop(regions.insert(number, region::found(sysfs, &name))),
+            Ok(RegionState::Missing(device)) => plans.push((number, device)),
+            Ok(RegionState::Present(name)) => {
+                drop(regions.insert(number, region::use_existing(sysfs, &name)))
+            }
             Err(problem) => drop(regions.insert(number, Err(problem))),
         }
     }
-    for (number, device) in plan::in_order(bare) {
-        regions.insert(number, region::make(sysfs, device));
+    for (number, device) in plan::assign_windows(plans) {
+        regions.insert(number, region::create(sysfs, device));
     }
     regions.into_values().collect()
 }
@@ -174,6 +184,6 @@ impl fmt::Display for SliceName {
 }
 
 #[cfg(test)]
-pub(crate) mod made_up;
+pub(crate) mod fake;
 #[cfg(test)]
 mod tests;

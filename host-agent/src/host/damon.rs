@@ -14,14 +14,14 @@ use std::{
 use units::limits::MONITOR_REGIONS_MAX;
 
 use super::{
+    access_profile::{AccessProfile, AccessSource, Region, SAMPLE_INTERVAL_US, SAMPLES_PER_RESULT},
     sysfs::{Sysfs, SysfsError},
-    watched::{Eyes, LOOK_US, LOOKS, Region, Watched},
 };
 
 /// Folder of DAMON in `/sys`.
 const ADMIN: &str = "kernel/mm/damon/admin/kdamonds";
 /// Aggregation interval in microseconds: results are of the last such interval.
-const AGGREGATE_US: u64 = LOOKS as u64 * LOOK_US;
+const AGGREGATE_US: u64 = SAMPLES_PER_RESULT as u64 * SAMPLE_INTERVAL_US;
 /// Interval between updates of the processes' memory, in microseconds.
 const UPDATE_US: u64 = 1_000_000;
 /// Interval between applications of a scheme, in microseconds, where the kernel supports it:
@@ -35,7 +35,7 @@ pub enum DamonError {
     #[error(transparent)]
     Sysfs(#[from] SysfsError),
     /// Another program uses it.
-    #[error("DAMON is in use by somebody else")]
+    #[error("another program uses DAMON")]
     InUse,
 }
 
@@ -44,49 +44,49 @@ pub enum DamonError {
 pub struct Damon {
     files: Sysfs,
     /// Number of watched tenants.
-    watches: usize,
+    monitored: usize,
 }
 
 impl Damon {
-    /// Creates it for a tree such as `/sys`. `is_ours`: whether a running DAMON was started by an
+    /// Creates it for a tree such as `/sys`. `is_own`: whether a running DAMON was started by an
     /// earlier agent.
-    pub fn at(sys: &Path, is_ours: bool) -> Self {
+    pub fn at(sys: &Path, is_own: bool) -> Self {
         let files = Sysfs::at(sys.join(ADMIN));
-        let left = if is_ours { files.number("nr_kdamonds").unwrap_or(0) } else { 0 };
-        Self { files, watches: usize::try_from(left).unwrap_or(0) }
+        let left = if is_own { files.number("nr_kdamonds").unwrap_or(0) } else { 0 };
+        Self { files, monitored: usize::try_from(left).unwrap_or(0) }
     }
 
     /// Returns whether the kernel of such a tree has DAMON.
-    pub fn is_there(sys: &Sysfs) -> bool {
+    pub fn is_available(sys: &Sysfs) -> bool {
         sys.has(ADMIN)
     }
 
-    /// Watches processes of tenants, each tenant separately, until [`Damon::take`]; tenants with
+    /// Watches processes of tenants, each tenant separately, until [`Damon::finish`]; tenants with
     /// only device memory have no result.
     ///
     /// # Errors
     /// No process is watched: see [`DamonError`].
-    pub fn watch(&mut self, tenants: &[Vec<Target>]) -> Result<(), DamonError> {
-        self.is_free()?;
+    pub fn start(&mut self, tenants: &[Vec<Target>]) -> Result<(), DamonError> {
+        self.check_available()?;
         self.files.write("nr_kdamonds", &tenants.len().to_string())?;
-        self.watches = tenants.len();
-        let begun = tenants.iter().enumerate().try_for_each(|(at, processes)| self.begin(at, processes));
-        if begun.is_err() {
+        self.monitored = tenants.len();
+        let result = tenants.iter().enumerate().try_for_each(|(at, processes)| self.configure(at, processes));
+        if result.is_err() {
             self.stop()?;
         }
-        Ok(begun?)
+        Ok(result?)
     }
 
     /// Returns whether tenants are being watched.
-    pub fn is_watching(&self) -> bool {
-        self.watches > 0
+    pub fn is_running(&self) -> bool {
+        self.monitored > 0
     }
 
     /// Verifies that no other program uses it, and ends own use.
     ///
     /// # Errors
     /// Another program uses it, or the kernel has none.
-    pub fn is_free(&mut self) -> Result<(), DamonError> {
+    pub fn check_available(&mut self) -> Result<(), DamonError> {
         self.stop()?;
         if self.files.number("nr_kdamonds")? > 0 { Err(DamonError::InUse) } else { Ok(()) }
     }
@@ -97,10 +97,10 @@ impl Damon {
     ///
     /// # Errors
     /// The kernel rejects the end.
-    pub fn take(&mut self, within: Duration) -> Result<Vec<Option<Watched>>, DamonError> {
-        let begun = Instant::now();
-        let seen = |at| (begun.elapsed() < within).then(|| self.seen(at).ok()).flatten();
-        let seen = (0..self.watches).map(seen).collect();
+    pub fn finish(&mut self, within: Duration) -> Result<Vec<Option<AccessProfile>>, DamonError> {
+        let started = Instant::now();
+        let seen = |at| (started.elapsed() < within).then(|| self.seen(at).ok()).flatten();
+        let seen = (0..self.monitored).map(seen).collect();
         self.stop()?;
         Ok(seen)
     }
@@ -110,18 +110,18 @@ impl Damon {
     /// # Errors
     /// The kernel rejects it.
     pub fn stop(&mut self) -> Result<(), DamonError> {
-        for at in 0..self.watches {
+        for at in 0..self.monitored {
             // A context whose processes have ended is off already, and rejects it.
             let _ = self.files.write(format!("{at}/state"), "off");
         }
-        if self.watches > 0 {
+        if self.monitored > 0 {
             self.files.write("nr_kdamonds", "0")?;
-            self.watches = 0;
+            self.monitored = 0;
         }
         Ok(())
     }
 
-    fn begin(&self, at: usize, processes: &[Target]) -> Result<(), SysfsError> {
+    fn configure(&self, at: usize, processes: &[Target]) -> Result<(), SysfsError> {
         // Without device memory, the kernel itself tracks the processes' memory.
         let is_fixed = processes.iter().any(|target| target.device_bytes > 0);
         let is_watched = |target: &&Target| !is_fixed || !target.ranges.is_empty();
@@ -133,7 +133,7 @@ impl Damon {
         let number = |file: &str, value: u64| set(file, &value.to_string());
         set("nr_contexts", "1")?;
         set("0/operations", if is_fixed { "fvaddr" } else { "vaddr" })?;
-        number("0/monitoring_attrs/intervals/sample_us", LOOK_US)?;
+        number("0/monitoring_attrs/intervals/sample_us", SAMPLE_INTERVAL_US)?;
         number("0/monitoring_attrs/intervals/aggr_us", AGGREGATE_US)?;
         number("0/monitoring_attrs/intervals/update_us", UPDATE_US)?;
         number("0/monitoring_attrs/nr_regions/max", MONITOR_REGIONS_MAX as u64)?;
@@ -165,29 +165,29 @@ impl Damon {
         self.files.write(format!("{at}/state"), "on")
     }
 
-    fn seen(&self, at: usize) -> Result<Watched, SysfsError> {
+    fn seen(&self, at: usize) -> Result<AccessProfile, SysfsError> {
         self.files.write(format!("{at}/state"), "update_schemes_tried_regions")?;
         let folder = format!("{at}/contexts/0/schemes/0/tried_regions");
         let region = |name: &String| {
             let of = |file: &str| self.files.number(format!("{folder}/{name}/{file}"));
-            let touched = (of("nr_accesses")? as f64 / f64::from(LOOKS)).min(1.0);
+            let touched = (of("nr_accesses")? as f64 / f64::from(SAMPLES_PER_RESULT)).min(1.0);
             Ok(Region { bytes: of("end")?.saturating_sub(of("start")?), touched })
         };
         let regions =
             self.files.numbered(&folder, "")?.iter().map(region).collect::<Result<_, SysfsError>>()?;
-        Ok(Watched { by: Eyes::Damon, regions })
+        Ok(AccessProfile { source: AccessSource::Damon, regions })
     }
 }
 
 #[cfg(test)]
-pub(crate) mod made_up {
+pub(crate) mod fake {
     use super::ADMIN;
-    use crate::host::sysfs::made_up::MadeUp;
+    use crate::host::sysfs::fake::FakeSysfs;
 
     /// Returns a DAMON that accepts everything, and has these regions of the first tenant.
-    pub(crate) fn damon(tenants: usize, regions: &[(&str, &str, &str)]) -> MadeUp {
-        let made_up = MadeUp::new(&[]);
-        made_up.files(ADMIN, &[("nr_kdamonds", "0")]);
+    pub(crate) fn damon(tenants: usize, regions: &[(&str, &str, &str)]) -> FakeSysfs {
+        let fake = FakeSysfs::new(&[]);
+        fake.files(ADMIN, &[("nr_kdamonds", "0")]);
         for at in 0..tenants {
             let below = format!("{ADMIN}/{at}");
             let files = "state contexts/nr_contexts contexts/0/operations contexts/0/monitoring_attrs/intervals/sample_us \
@@ -198,83 +198,83 @@ pub(crate) mod made_up {
                 contexts/0/schemes/0/access_pattern/sz/min contexts/0/schemes/0/access_pattern/sz/max \
                 contexts/0/schemes/0/access_pattern/nr_accesses/min contexts/0/schemes/0/access_pattern/nr_accesses/max \
                 contexts/0/schemes/0/access_pattern/age/min contexts/0/schemes/0/access_pattern/age/max";
-            files.split_whitespace().for_each(|file| made_up.files(&below, &[(file, "")]));
-            std::fs::create_dir_all(made_up.path(&below).join("contexts/0/schemes/0/tried_regions")).unwrap();
+            files.split_whitespace().for_each(|file| fake.files(&below, &[(file, "")]));
+            std::fs::create_dir_all(fake.path(&below).join("contexts/0/schemes/0/tried_regions")).unwrap();
         }
         for (at, (start, end, touched)) in regions.iter().enumerate() {
             let below = format!("{ADMIN}/0/contexts/0/schemes/0/tried_regions/{at}");
-            made_up.files(&below, &[("start", start), ("end", end), ("nr_accesses", touched), ("age", "3")]);
+            fake.files(&below, &[("start", start), ("end", end), ("nr_accesses", touched), ("age", "3")]);
         }
-        made_up
+        fake
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{made_up::damon, *};
-    use crate::host::sysfs::made_up::MadeUp;
+    use super::{fake::damon, *};
+    use crate::host::sysfs::fake::FakeSysfs;
 
     fn targets(pids: &[u32]) -> Vec<Target> {
         pids.iter().map(|pid| Target { pid: *pid, ranges: Vec::new(), device_bytes: 0 }).collect()
     }
 
     #[test]
-    fn device_memory_is_outside_of_what_is_watched() {
-        let made_up = damon(2, &[]);
+    fn device_memory_is_not_monitored() {
+        let fake = damon(2, &[]);
         let below = format!("{ADMIN}/0/contexts/0/targets/0/regions");
         for region in ["0", "1"] {
-            made_up.files(&format!("{below}/{region}"), &[("start", ""), ("end", "")]);
+            fake.files(&format!("{below}/{region}"), &[("start", ""), ("end", "")]);
         }
         let vmm = Target { pid: 7, ranges: vec![0x1000..0x3000, 0x9000..0xa000], device_bytes: 1 << 30 };
         let nothing_else = Target { pid: 8, ranges: Vec::new(), device_bytes: 1 << 30 };
-        let mut damon = Damon::at(&made_up.path(""), false);
-        damon.watch(&[vec![nothing_else.clone(), vmm], vec![nothing_else]]).unwrap();
-        let text = |file: &str| made_up.sysfs.text(format!("{ADMIN}/{file}")).unwrap();
+        let mut damon = Damon::at(&fake.path(""), false);
+        damon.start(&[vec![nothing_else.clone(), vmm], vec![nothing_else]]).unwrap();
+        let text = |file: &str| fake.sysfs.text(format!("{ADMIN}/{file}")).unwrap();
         assert_eq!(text("0/contexts/0/operations"), "fvaddr");
         assert_eq!(
             (text("0/contexts/0/targets/nr_targets"), text("0/contexts/0/targets/0/pid_target")),
             ("1".into(), "7".into())
         );
-        let region = |file: &str| made_up.sysfs.text(format!("{below}/{file}")).unwrap();
+        let region = |file: &str| fake.sysfs.text(format!("{below}/{file}")).unwrap();
         let regions = ["nr_regions", "0/start", "0/end", "1/start", "1/end"].map(region);
         assert_eq!(regions, ["2", "4096", "12288", "36864", "40960"]);
         assert_eq!((text("0/state"), text("1/state")), ("on".into(), String::new()));
     }
 
     #[test]
-    fn tenants_are_watched_by_their_processes_and_what_was_seen_is_told_for_each() {
-        let made_up = damon(2, &[("4096", "12288", "40"), ("1048576", "2097152", "0")]);
-        let mut damon = Damon::at(&made_up.path(""), false);
-        damon.watch(&[targets(&[7, 8]), targets(&[9])]).unwrap();
-        let text = |file: &str| made_up.sysfs.text(format!("{ADMIN}/{file}")).unwrap();
+    fn each_monitored_tenant_has_its_own_result() {
+        let fake = damon(2, &[("4096", "12288", "40"), ("1048576", "2097152", "0")]);
+        let mut damon = Damon::at(&fake.path(""), false);
+        damon.start(&[targets(&[7, 8]), targets(&[9])]).unwrap();
+        let text = |file: &str| fake.sysfs.text(format!("{ADMIN}/{file}")).unwrap();
         assert_eq!(text("0/contexts/0/targets/1/pid_target"), "8");
         assert_eq!((text("nr_kdamonds"), text("1/state")), ("2".to_owned(), "on".to_owned()));
-        let seen = damon.take(Duration::from_secs(60)).unwrap();
+        let seen = damon.finish(Duration::from_secs(60)).unwrap();
         let first = seen[0].as_ref().unwrap();
         assert_eq!(first.touched_bytes(), 8192);
         assert_eq!(first.pages_per_second(), 40.0, "two pages, 40 times in two seconds");
         assert_eq!(first.regions[0].touched, 1.0);
-        assert_eq!(seen[1], Some(Watched { by: Eyes::Damon, regions: Vec::new() }));
+        assert_eq!(seen[1], Some(AccessProfile { source: AccessSource::Damon, regions: Vec::new() }));
         assert_eq!((text("nr_kdamonds"), text("1/state")), ("0".to_owned(), "off".to_owned()));
-        damon.watch(&[targets(&[7, 8]), targets(&[9])]).unwrap();
-        assert_eq!(damon.take(Duration::ZERO).unwrap(), [None, None], "there was no time");
-        assert!(!damon.is_watching());
+        damon.start(&[targets(&[7, 8]), targets(&[9])]).unwrap();
+        assert_eq!(damon.finish(Duration::ZERO).unwrap(), [None, None], "there was no time");
+        assert!(!damon.is_running());
     }
 
     #[test]
-    fn somebody_elses_damon_is_left_alone_and_what_an_agent_left_is_ended() {
-        let made_up = damon(1, &[]);
-        made_up.files(ADMIN, &[("nr_kdamonds", "1")]);
-        let error = Damon::at(&made_up.path(""), false).watch(&[targets(&[7])]).unwrap_err();
+    fn foreign_damon_is_kept_and_own_one_is_stopped() {
+        let fake = damon(1, &[]);
+        fake.files(ADMIN, &[("nr_kdamonds", "1")]);
+        let error = Damon::at(&fake.path(""), false).start(&[targets(&[7])]).unwrap_err();
         assert!(matches!(error, DamonError::InUse), "{error}");
-        assert_eq!(made_up.sysfs.text(format!("{ADMIN}/0/state")).unwrap(), "");
-        Damon::at(&made_up.path(""), true).watch(&[targets(&[7])]).unwrap();
+        assert_eq!(fake.sysfs.text(format!("{ADMIN}/0/state")).unwrap(), "");
+        Damon::at(&fake.path(""), true).start(&[targets(&[7])]).unwrap();
     }
 
     #[test]
-    fn a_kernel_without_damon_says_so() {
-        let made_up = MadeUp::new(&[]);
-        let error = Damon::at(&made_up.path(""), false).watch(&[targets(&[7])]).unwrap_err();
+    fn missing_damon_is_an_error() {
+        let fake = FakeSysfs::new(&[]);
+        let error = Damon::at(&fake.path(""), false).start(&[targets(&[7])]).unwrap_err();
         assert!(error.to_string().contains("nr_kdamonds"), "{error}");
     }
 }

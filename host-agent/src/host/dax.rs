@@ -10,20 +10,23 @@ use pool::{
 };
 use units::{Bytes, ReservationId};
 
-use super::{Counters, Form, Host, HostError, Part, Usage, local::Local, opened::Opened, ranges::Ranges};
+use super::{
+    Counters, Host, HostError, MemoryForm, MemoryRegion, Usage, local_memory::LocalMemory,
+    open_slices::OpenSlices, ranges::Ranges,
+};
 
 /// Slices as device-dax ranges.
 #[derive(Debug)]
 pub struct Dax {
     ranges: Ranges,
-    local: Local,
-    open: Opened,
+    local: LocalMemory,
+    open: OpenSlices,
 }
 
 impl Dax {
     /// Creates a host with this CXL memory.
     pub fn new(ranges: Ranges, local_dir: Option<PathBuf>) -> Self {
-        Self { ranges, local: Local::new(local_dir), open: Opened::default() }
+        Self { ranges, local: LocalMemory::new(local_dir), open: OpenSlices::default() }
     }
 }
 
@@ -34,14 +37,14 @@ impl Host for Dax {
         }
         let place = &handle.place;
         let (file, path) =
-            if check_zero { self.ranges.open_zero(place)? } else { self.ranges.open(place)? };
+            if check_zero { self.ranges.open_zeroed(place)? } else { self.ranges.open(place)? };
         self.open.insert(holding, file, path);
         Ok(())
     }
 
     fn offline(&self, holding: Holding, handle: &Handle, verify: bool) -> Result<(), HostError> {
         if verify {
-            self.ranges.see_unused(&handle.place)?;
+            self.ranges.check_unused(&handle.place)?;
         }
         self.ranges.close(&handle.place)?;
         self.open.remove(holding);
@@ -52,8 +55,8 @@ impl Host for Dax {
         self.ranges.devices()
     }
 
-    fn found(&self) -> Result<Vec<Arc<str>>, HostError> {
-        self.ranges.found()
+    fn present_slices(&self) -> Result<Vec<Arc<str>>, HostError> {
+        self.ranges.present_slices()
     }
 
     fn clear(&self, place: &str) -> Result<(), HostError> {
@@ -64,9 +67,9 @@ impl Host for Dax {
         self.ranges.scrub(&handle.place)
     }
 
-    fn memory(&self, record: &VmRecord, form: Form) -> Result<Vec<Part>, HostError> {
-        let local = self.local.part(record, form)?;
-        local.into_iter().map(Ok).chain(self.open.parts(record, form)).collect()
+    fn memory(&self, record: &VmRecord, form: MemoryForm) -> Result<Vec<MemoryRegion>, HostError> {
+        let local = self.local.region(record, form)?;
+        local.into_iter().map(Ok).chain(self.open.regions(record, form)).collect()
     }
 
     fn free_local(&self, reservation: ReservationId) -> Result<(), HostError> {

@@ -21,7 +21,7 @@ use super::sysfs::Sysfs;
 use crate::config::{Backend, Config};
 
 /// Hint for a check without permission.
-const AS_ROOT: &str = "look as root: `sudo host-agent doctor`";
+const RUN_AS_ROOT: &str = "run as root: `sudo host-agent doctor`";
 
 /// Result of a check, in the format of `tarn doctor`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -33,18 +33,18 @@ pub struct Finding {
     /// Subject.
     pub subject: String,
     /// Finding.
-    pub what: String,
+    pub message: String,
     /// Command that fixes it, or advice.
-    pub mend: Option<String>,
+    pub fix: Option<String>,
 }
 
 impl Finding {
-    fn good(check: &'static str, what: impl Into<String>) -> Self {
-        Self { check, ok: true, subject: "this host".to_owned(), what: what.into(), mend: None }
+    fn passed(check: &'static str, message: impl Into<String>) -> Self {
+        Self { check, ok: true, subject: "this host".to_owned(), message: message.into(), fix: None }
     }
 
-    fn bad(check: &'static str, what: impl Into<String>, mend: impl Into<String>) -> Self {
-        Self { ok: false, mend: Some(mend.into()), ..Self::good(check, what) }
+    fn problem(check: &'static str, message: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self { ok: false, fix: Some(fix.into()), ..Self::passed(check, message) }
     }
 
     fn of(self, subject: impl Into<String>) -> Self {
@@ -79,7 +79,7 @@ impl Machine {
 
 /// Use of a machine's CXL memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Use {
+enum MemoryUse {
     /// Device-dax ranges.
     Dax,
     /// Memory of a node.
@@ -90,19 +90,19 @@ enum Use {
 pub fn examine(machine: &Machine, path: &Path) -> Vec<Finding> {
     let config = match Config::load(path) {
         Ok(config) => config,
-        Err(error) => return vec![files::not_a_config(path, &error), kernel::kvm(machine)],
+        Err(error) => return vec![files::invalid_config(path, &error), kernel::kvm(machine)],
     };
     let (used, local_dir) = match &config.backend {
         Backend::Emulated { local_dir } => (None, local_dir),
-        Backend::Dax { local_dir, .. } => (Some(Use::Dax), local_dir),
-        Backend::MemoryBlock { local_dir, .. } => (Some(Use::Blocks), local_dir),
+        Backend::Dax { local_dir, .. } => (Some(MemoryUse::Dax), local_dir),
+        Backend::MemoryBlock { local_dir, .. } => (Some(MemoryUse::Blocks), local_dir),
     };
     let mut found = vec![files::config(path)];
     found.extend(files::secrets(&config));
     found.push(files::local_dir(local_dir.as_deref()));
     let agents = Agents::find(machine, &config.runtime_dir);
-    found.push(agents.alone(&config, used.is_some()));
-    found.push(agents.rights(machine, used.is_some()));
+    found.push(agents.single_agent(&config, used.is_some()));
+    found.push(agents.capabilities(machine, used.is_some()));
     found.push(kernel::kvm(machine));
     found.push(kernel::huge_pages(machine));
     found.extend(config.symbiosis.iter().flat_map(|symbiosis| tenants::all(machine, symbiosis)));
@@ -111,7 +111,7 @@ pub fn examine(machine: &Machine, path: &Path) -> Vec<Finding> {
 }
 
 /// Checks CXL memory and its requirements.
-fn memory(machine: &Machine, config: &Config, agents: &Agents, used: Use) -> Vec<Finding> {
+fn memory(machine: &Machine, config: &Config, agents: &Agents, used: MemoryUse) -> Vec<Finding> {
     let mut found = vec![kernel::release(machine)];
     found.extend(kernel::modules(machine, used));
     found.push(kernel::onlining(machine));
@@ -120,34 +120,34 @@ fn memory(machine: &Machine, config: &Config, agents: &Agents, used: Use) -> Vec
     found.push(records);
     let (devices, nodes) = devices::all(machine, used, &places, agents.is_running());
     found.extend(devices);
-    if used == Use::Blocks {
+    if used == MemoryUse::Blocks {
         found.push(node::block_size(machine));
-        found.push(node::movers(machine));
+        found.push(node::page_migration(machine));
         found.extend(nodes.iter().flat_map(|(node, regions)| node::all(machine, *node, regions)));
     }
     found
 }
 
 /// Returns the failed checks, or that there is none.
-fn each(wrong: Vec<Finding>, good: impl FnOnce() -> Finding) -> Vec<Finding> {
-    if wrong.is_empty() { vec![good()] } else { wrong }
+fn problems_or(problems: Vec<Finding>, passed: impl FnOnce() -> Finding) -> Vec<Finding> {
+    if problems.is_empty() { vec![passed()] } else { problems }
 }
 
 /// Formats the result as text.
 pub fn text(findings: &[Finding]) -> String {
     let line = |finding: &Finding| {
-        let Finding { check, ok, subject, what, mend } = finding;
-        let state = if *ok { "ok" } else { "WRONG" };
-        let mend = mend.as_ref().map_or_else(String::new, |mend| format!("\n       mend: {mend}"));
-        format!("{state:<6} {check:<10} {subject}: {what}{mend}\n")
+        let Finding { check, ok, subject, message, fix } = finding;
+        let state = if *ok { "ok" } else { "PROBLEM" };
+        let fix = fix.as_ref().map_or_else(String::new, |fix| format!("\n        fix: {fix}"));
+        format!("{state:<7} {check:<10} {subject}: {message}{fix}\n")
     };
     findings.iter().map(line).collect()
 }
 
 /// Returns the hint for a check without permission.
-fn not_seen(errno: &io::Error, otherwise: &str) -> String {
+fn fix_for(errno: &io::Error, otherwise: &str) -> String {
     match errno.kind() {
-        io::ErrorKind::PermissionDenied => AS_ROOT.to_owned(),
+        io::ErrorKind::PermissionDenied => RUN_AS_ROOT.to_owned(),
         _ => otherwise.to_owned(),
     }
 }

@@ -15,24 +15,24 @@ use pool::{
 use units::{Bytes, ReservationId, SLICE};
 
 use super::{
-    Counters, Form, Host, HostError, Part, Usage,
-    local::{Local, no_follow},
-    opened::{Opened, see_unused},
+    Counters, Host, HostError, MemoryForm, MemoryRegion, Usage,
+    local_memory::{LocalMemory, no_follow},
+    open_slices::{OpenSlices, check_unused},
     zero,
 };
 
 /// Slices as files.
 #[derive(Debug)]
 pub struct Emulated {
-    local: Local,
-    open: Opened,
+    local: LocalMemory,
+    open: OpenSlices,
 }
 
 impl Emulated {
     /// Creates a host without open slices. Local memory by path is in a directory, if one is
     /// configured.
     pub fn new(local_dir: Option<PathBuf>) -> Self {
-        Self { local: Local::new(local_dir), open: Opened::default() }
+        Self { local: LocalMemory::new(local_dir), open: OpenSlices::default() }
     }
 }
 
@@ -44,7 +44,7 @@ impl Host for Emulated {
         let path = Path::new(&*handle.place);
         let file = open_slice(path)?;
         if check_zero {
-            see_zero(&file, path)?;
+            verify_zero(&file, path)?;
         }
         self.open.insert(holding, file, path.to_owned());
         Ok(())
@@ -52,7 +52,7 @@ impl Host for Emulated {
 
     fn offline(&self, holding: Holding, handle: &Handle, verify: bool) -> Result<(), HostError> {
         if verify {
-            see_unused(Path::new(&*handle.place))?;
+            check_unused(Path::new(&*handle.place))?;
         }
         self.open.remove(holding);
         Ok(())
@@ -72,7 +72,7 @@ impl Host for Emulated {
     }
 
     /// Returns nothing: open files end with the agent.
-    fn found(&self) -> Result<Vec<Arc<str>>, HostError> {
+    fn present_slices(&self) -> Result<Vec<Arc<str>>, HostError> {
         Ok(Vec::new())
     }
 
@@ -84,13 +84,13 @@ impl Host for Emulated {
         let path = Path::new(&*handle.place);
         let file = open_slice(path)?;
         zero::make_zero(&file, SLICE.get()).map_err(|errno| HostError::io("zero", path, errno))?;
-        see_zero(&file, path)?;
+        verify_zero(&file, path)?;
         Ok(SLICE)
     }
 
-    fn memory(&self, record: &VmRecord, form: Form) -> Result<Vec<Part>, HostError> {
-        let local = self.local.part(record, form)?;
-        local.into_iter().map(Ok).chain(self.open.parts(record, form)).collect()
+    fn memory(&self, record: &VmRecord, form: MemoryForm) -> Result<Vec<MemoryRegion>, HostError> {
+        let local = self.local.region(record, form)?;
+        local.into_iter().map(Ok).chain(self.open.regions(record, form)).collect()
     }
 
     fn free_local(&self, reservation: ReservationId) -> Result<(), HostError> {
@@ -110,7 +110,7 @@ fn open_slice(path: &Path) -> Result<File, HostError> {
     }
 }
 
-fn see_zero(file: &File, path: &Path) -> Result<(), HostError> {
+fn verify_zero(file: &File, path: &Path) -> Result<(), HostError> {
     match zero::first_not_zero(file, SLICE.get()) {
         Ok(None) => Ok(()),
         Ok(Some(at)) => Err(HostError::NotZero { path: path.to_owned(), at }),

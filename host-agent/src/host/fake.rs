@@ -12,7 +12,7 @@ use pool::{
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use units::{Bytes, ReservationId, SLICE};
 
-use super::{Counters, Form, Host, HostError, Part, Place, Usage};
+use super::{Counters, Host, HostError, MemoryForm, MemoryRegion, RegionBacking, Usage};
 
 /// Calls that can fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -40,7 +40,7 @@ struct Table {
     failing: BTreeMap<Call, usize>,
     calls: Vec<(Call, Holding)>,
     freed: Vec<ReservationId>,
-    left: BTreeSet<Arc<str>>,
+    orphans: BTreeSet<Arc<str>>,
     usage: BTreeMap<ReservationId, Usage>,
 }
 
@@ -55,12 +55,12 @@ impl Fake {
     }
 
     /// Adds remains of an earlier agent.
-    pub fn leave(&self, place: &str) {
-        self.table().left.insert(place.into());
+    pub fn add_orphan(&self, place: &str) {
+        self.table().orphans.insert(place.into());
     }
 
     /// Adds a slice with another owner's data.
-    pub fn dirty(&self, holding: Holding) {
+    pub fn make_dirty(&self, holding: Holding) {
         self.table().dirty.insert(holding);
     }
 
@@ -90,7 +90,7 @@ impl Fake {
             None => Ok(table),
             Some(times) => {
                 *times -= 1;
-                Err(HostError::io("pretend with", handle, std::io::ErrorKind::Other))
+                Err(HostError::io("use", handle, std::io::ErrorKind::Other))
             }
         }
     }
@@ -126,12 +126,12 @@ impl Host for Fake {
         Vec::new()
     }
 
-    fn found(&self) -> Result<Vec<Arc<str>>, HostError> {
-        Ok(self.table().left.iter().cloned().collect())
+    fn present_slices(&self) -> Result<Vec<Arc<str>>, HostError> {
+        Ok(self.table().orphans.iter().cloned().collect())
     }
 
     fn clear(&self, place: &str) -> Result<(), HostError> {
-        self.call(Call::Clear, place)?.left.remove(place);
+        self.call(Call::Clear, place)?.orphans.remove(place);
         Ok(())
     }
 
@@ -142,14 +142,20 @@ impl Host for Fake {
         Ok(SLICE)
     }
 
-    fn memory(&self, record: &VmRecord, _: Form) -> Result<Vec<Part>, HostError> {
+    fn memory(&self, record: &VmRecord, _: MemoryForm) -> Result<Vec<MemoryRegion>, HostError> {
         let table = self.call(Call::Memory, record.vm.as_str())?;
         let part = |slice: Option<Holding>, emc: Arc<str>, bytes: Bytes| {
             let name = record.vm.as_str();
             let memfd =
                 memfd_create(name, MemfdFlags::CLOEXEC).map_err(|e| HostError::io("make", name, e))?;
             ftruncate(&memfd, bytes.get()).map_err(|e| HostError::io("size", name, e))?;
-            Ok(Part { slice, emc, bytes, offset: 0, place: Place::Descriptor(Arc::new(memfd)) })
+            Ok(MemoryRegion {
+                slice,
+                emc,
+                bytes,
+                offset: 0,
+                backing: RegionBacking::Descriptor(Arc::new(memfd)),
+            })
         };
         let local = (record.local > Bytes::ZERO).then(|| part(None, "".into(), record.local));
         let slices = record.slices.iter().map(|(holding, handle)| {

@@ -14,7 +14,7 @@ use std::{
 use vmm_sys_util::signal::{Killable as _, SIGRTMIN, register_signal_handler};
 
 /// Delay between signals: one may arrive just before the call that it has to interrupt.
-const SIGNALLED_EVERY: Duration = Duration::from_millis(100);
+const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Progress of work.
 enum Stage<T> {
@@ -37,11 +37,11 @@ impl Steps<'_> {
 ///
 /// # Errors
 /// There is no thread for it, or the kernel rejects the signal handler. Nothing was done then.
-pub(super) fn stepwise<T: Send + 'static>(
+pub(super) fn run_interruptible<T: Send + 'static>(
     limit: Duration,
     work: impl FnOnce(&Steps<'_>) -> T + Send + 'static,
 ) -> io::Result<T> {
-    prepare()?;
+    install_handler()?;
     let (sender, stages) = mpsc::sync_channel(1);
     let name = "interruptible".to_owned();
     let worker = thread::Builder::new().name(name).spawn(move || run(&sender, work))?;
@@ -52,7 +52,7 @@ pub(super) fn stepwise<T: Send + 'static>(
             Ok(Stage::Done(outcome)) => return Ok(outcome),
             Err(RecvTimeoutError::Timeout) => {
                 worker.kill(SIGRTMIN()).map_err(io::Error::from)?;
-                wait = SIGNALLED_EVERY;
+                wait = SIGNAL_INTERVAL;
             }
             Err(RecvTimeoutError::Disconnected) => return Err(io::Error::other("the work panicked")),
         }
@@ -67,11 +67,11 @@ fn run<T>(sender: &SyncSender<Stage<T>>, work: impl FnOnce(&Steps<'_>) -> T) {
 }
 
 /// The signal only interrupts.
-fn prepare() -> io::Result<()> {
-    static PREPARED: OnceLock<Result<(), i32>> = OnceLock::new();
+fn install_handler() -> io::Result<()> {
+    static INSTALLED: OnceLock<Result<(), i32>> = OnceLock::new();
     extern "C" fn nothing(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
     let register = || register_signal_handler(SIGRTMIN(), nothing).map_err(|error| error.errno());
-    PREPARED.get_or_init(register).map_err(io::Error::from_raw_os_error)
+    INSTALLED.get_or_init(register).map_err(io::Error::from_raw_os_error)
 }
 
 #[cfg(test)]
@@ -86,12 +86,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_ends_by_itself_is_not_interrupted() {
-        assert_eq!(stepwise(Duration::from_secs(1000), |_| 7).unwrap(), 7);
+    fn finished_work_is_not_interrupted() {
+        assert_eq!(run_interruptible(Duration::from_secs(1000), |_| 7).unwrap(), 7);
     }
 
     #[test]
-    fn a_step_that_never_ends_is_interrupted_after_the_limit_and_not_before_and_the_next_has_its_own_time() {
+    fn each_endless_step_is_interrupted_after_its_limit() {
         let (_end, full) = pipe_with(PipeFlags::CLOEXEC).unwrap();
         let bytes = vec![0; fcntl_setpipe_size(&full, 4096).unwrap()];
         assert_eq!(rustix::io::write(&full, &bytes), Ok(bytes.len()));
@@ -103,6 +103,6 @@ mod tests {
                 (rustix::io::write(&full, &[0]), begun.elapsed() >= limit)
             })
         };
-        assert_eq!(stepwise(limit, work).unwrap(), [(Err(Errno::INTR), true); 2]);
+        assert_eq!(run_interruptible(limit, work).unwrap(), [(Err(Errno::INTR), true); 2]);
     }
 }

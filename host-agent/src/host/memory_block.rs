@@ -4,9 +4,9 @@
 //! it run: their pages move to the node's other slices, if there is space. Device-dax is used
 //! before and after, to verify zeros and to flush caches.
 
-mod room;
+mod free_space;
+mod removal_queue;
 mod switch;
-mod turns;
 
 use std::{
     collections::BTreeSet,
@@ -25,18 +25,18 @@ use pool::{
 };
 use units::{Bytes, ReservationId, SLICE};
 
-pub use self::switch::Refused;
+pub use self::switch::BlockSwitchError;
 use self::{
-    room::{Leaving, Room},
-    switch::{To, switch},
-    turns::Turns,
+    free_space::{FreeSpace, SliceRemoval},
+    removal_queue::RemovalQueue,
+    switch::{TargetState, switch},
 };
 use super::{
-    Counters, Form, Host, HostError, Part, Usage,
+    Counters, Host, HostError, MemoryForm, MemoryRegion, Usage,
     blocks::{self, Block},
-    local::Local,
+    local_memory::LocalMemory,
     memory::{numa, usage},
-    opened::{Opened, allocated, see_unused_file},
+    open_slices::{OpenSlices, allocated, check_file_unused},
     process::{self, FileId},
     ranges::Ranges,
     slices::{Driver, Slices},
@@ -54,14 +54,14 @@ const NODES: &str = "/sys/devices/system/node";
 pub struct MemoryBlock {
     sysfs: Sysfs,
     ranges: Ranges,
-    local: Local,
+    local: LocalMemory,
     /// Memory of VMs on the node: a file for each slice.
-    open: Opened,
-    turns: Turns,
+    open: OpenSlices,
+    removals: RemovalQueue,
     /// Slices of VMs whose pages must not be migrated.
     pinned: Mutex<BTreeSet<Holding>>,
-    brought_back: AtomicU64,
-    astray: AtomicU64,
+    pages_migrated: AtomicU64,
+    page_migration_failures: AtomicU64,
 }
 
 /// Block of a slice, with its number of pages in use.
@@ -76,34 +76,41 @@ impl MemoryBlock {
     pub fn new(sysfs: Sysfs, ranges: Ranges, local_dir: Option<PathBuf>) -> Self {
         Self {
             sysfs,
-            local: Local::beside(local_dir, ranges.nodes()),
+            local: LocalMemory::with_excluded_nodes(local_dir, ranges.nodes()),
             ranges,
-            open: Opened::default(),
-            turns: Turns::default(),
+            open: OpenSlices::default(),
+            removals: RemovalQueue::default(),
             pinned: Mutex::default(),
-            brought_back: AtomicU64::new(0),
-            astray: AtomicU64::new(0),
+            pages_migrated: AtomicU64::new(0),
+            page_migration_failures: AtomicU64::new(0),
         }
     }
 
     /// Adds a slice's memory to its node. A partly online slice was verified before its first block
     /// was onlined.
-    fn join(&self, slices: &Slices, index: u32, place: &str, check_zero: bool) -> Result<(), HostError> {
-        let kmem = slices.found()?.get(&index).is_some_and(|found| found.driver == Some(Driver::Kmem));
-        let begun = kmem && slices.blocks(index)?.iter().any(|block| !block.is_offline());
-        if check_zero && !begun {
-            self.ranges.open_zero(place)?;
+    fn add_to_node(
+        &self,
+        slices: &Slices,
+        index: u32,
+        place: &str,
+        check_zero: bool,
+    ) -> Result<(), HostError> {
+        let kmem =
+            slices.present_slices()?.get(&index).is_some_and(|found| found.driver == Some(Driver::Kmem));
+        let is_partly_online = kmem && slices.blocks(index)?.iter().any(|block| !block.is_offline());
+        if check_zero && !is_partly_online {
+            self.ranges.open_zeroed(place)?;
         }
         slices.ensure_kmem(index)?;
-        Ok(switch(&self.sysfs, &slices.blocks(index)?, To::Online)?)
+        Ok(switch(&self.sysfs, &slices.blocks(index)?, TargetState::Online)?)
     }
 
     /// Returns the file of a slice: a new one for memory without owner, otherwise the VM's.
     fn file(&self, holding: Holding, node: u32, is_new: bool) -> Result<File, HostError> {
         let name = file_name(holding);
-        let had = if is_new { None } else { process::find_memfd(&name)? };
-        if let Some(had) = had {
-            return Ok(had);
+        let existing = if is_new { None } else { process::find_memfd(&name)? };
+        if let Some(existing) = existing {
+            return Ok(existing);
         }
         let file =
             process::make_memfd(&name, SLICE.get()).map_err(|errno| HostError::io("make", &name, errno))?;
@@ -114,7 +121,7 @@ impl MemoryBlock {
 
     /// Removes the file from its users: at once by force, otherwise after verifying that no process
     /// has it.
-    fn take_file(&self, holding: Holding, verify: bool) -> Result<(), HostError> {
+    fn remove_file(&self, holding: Holding, verify: bool) -> Result<(), HostError> {
         let name = file_name(holding);
         let file = match self.open.file(holding) {
             Some(file) => Some(file),
@@ -124,7 +131,7 @@ impl MemoryBlock {
         let file = file.try_clone().map(File::from).map_err(|errno| HostError::io("open", &name, errno))?;
         if verify {
             let metadata = file.metadata().map_err(|errno| HostError::io("ask about", &name, errno))?;
-            see_unused_file(Path::new(&name), FileId::of(&metadata))?;
+            check_file_unused(Path::new(&name), FileId::of(&metadata))?;
         } else {
             file.set_len(0).map_err(|errno| HostError::io("truncate", &name, errno))?;
         }
@@ -133,47 +140,48 @@ impl MemoryBlock {
     }
 
     /// Removes a slice's memory from its node, if it is there.
-    fn leave(&self, slices: &Slices, index: u32, place: &Arc<str>) -> Result<(), HostError> {
+    fn remove_from_node(&self, slices: &Slices, index: u32, place: &Arc<str>) -> Result<(), HostError> {
         if slices.blocks(index)?.iter().all(Block::is_offline) {
             return Ok(());
         }
         let pages = self.used_blocks(slices, index)?.iter().map(|used| used.pages).sum();
-        let mut turn = self.turns.take(pages, Arc::clone(place));
-        let left = self.empty(slices, index);
-        turn.ended(left.is_ok());
-        left
+        let mut permit = self.removals.acquire(pages, Arc::clone(place));
+        let result = self.take_offline(slices, index);
+        permit.finish(result.is_ok());
+        result
     }
 
     /// Takes a slice's blocks offline, all of them or none.
-    fn empty(&self, slices: &Slices, index: u32) -> Result<(), HostError> {
+    fn take_offline(&self, slices: &Slices, index: u32) -> Result<(), HostError> {
         let used_blocks = self.used_blocks(slices, index)?; // again, because earlier removals have moved pages
-        self.see_room(slices.node(), &used_blocks)?;
+        self.check_free_space(slices.node(), &used_blocks)?;
         let blocks: Vec<Block> = used_blocks.into_iter().map(|used| used.block).collect();
         // Pages that are moved back may land in a block that was put back online: its users are
         // determined before.
-        let switched = switch(&self.sysfs, &blocks, To::Offline).map_err(|refused| self.explain(refused));
-        self.bring_back(slices.node());
+        let switched =
+            switch(&self.sysfs, &blocks, TargetState::Offline).map_err(|error| self.add_page_count(error));
+        self.migrate_back(slices.node());
         Ok(switched?)
     }
 
     /// Checks that the node's other slices have space for the VMs' pages in these blocks.
-    fn see_room(&self, node: u32, blocks: &[UsedBlock]) -> Result<(), HostError> {
+    fn check_free_space(&self, node: u32, blocks: &[UsedBlock]) -> Result<(), HostError> {
         let online = blocks.iter().filter(|used| !used.block.is_offline()).count() as u64;
         let pages: u64 = blocks.iter().map(|used| used.pages).sum();
-        let room = Room::of(Leaving {
+        let space = FreeSpace::of(SliceRemoval {
             free: usage::of_node(Path::new(NODES), node)?.free,
             online: Bytes::new(online * blocks::size(&self.sysfs)?.get()),
             in_use: Bytes::new(pages * usage::PAGE),
             vms: self.open.files().iter().filter_map(|file| allocated(file)).sum(),
         });
-        let no_room = HostError::NoRoom { node, needed: room.needed, room: room.there };
-        if room.is_enough() { Ok(()) } else { Err(no_room) }
+        let node_full = HostError::NodeFull { node, needed: space.needed, available: space.available };
+        if space.is_sufficient() { Ok(()) } else { Err(node_full) }
     }
 
     /// Returns a slice's blocks, the emptiest first: their pages have the most space to move to.
     fn used_blocks(&self, slices: &Slices, index: u32) -> Result<Vec<UsedBlock>, HostError> {
-        let look = |block| self.pages_in_block(&block).map(|pages| UsedBlock { block, pages });
-        let mut blocks = slices.blocks(index)?.into_iter().map(look).collect::<Result<Vec<_>, _>>()?;
+        let count = |block| self.pages_in_block(&block).map(|pages| UsedBlock { block, pages });
+        let mut blocks = slices.blocks(index)?.into_iter().map(count).collect::<Result<Vec<_>, _>>()?;
         blocks.sort_by_key(|used| used.pages);
         Ok(blocks)
     }
@@ -185,9 +193,9 @@ impl MemoryBlock {
         usage::pages_in_use(Path::new(PAGE_FLAGS), blocks::range(&self.sysfs, block)?)
     }
 
-    fn explain(&self, refused: Refused) -> Refused {
-        let block = Block { name: refused.block.clone(), state: "online".to_owned() };
-        Refused { pages_in_use: self.pages_in_block(&block).ok(), ..refused }
+    fn add_page_count(&self, error: BlockSwitchError) -> BlockSwitchError {
+        let block = Block { name: error.block.clone(), state: "online".to_owned() };
+        BlockSwitchError { pages_in_use: self.pages_in_block(&block).ok(), ..error }
     }
 
     /// A poisoned set is consistent: no call leaves it half changed.
@@ -195,7 +203,7 @@ impl MemoryBlock {
         self.pinned.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn note_pinned(&self, record: &VmRecord) {
+    fn record_pinned(&self, record: &VmRecord) {
         if record.pinned {
             self.pinned().extend(record.slices.keys());
         }
@@ -210,7 +218,7 @@ impl MemoryBlock {
         let files = vm.slices.iter().filter_map(|holding| self.open.file(*holding));
         let files: Vec<FileId> = files.filter_map(|file| FileId::of_descriptor(&file).ok()).collect();
         let placed = numa::sample_placement(vm.pid, &files, &self.ranges.nodes()).ok()?;
-        Some(placed.misplaced_part().of(pool))
+        Some(placed.misplaced_fraction().of(pool))
     }
 
     /// Returns the files of VMs whose pages may be moved.
@@ -221,28 +229,28 @@ impl MemoryBlock {
     /// Linux ignores a file's binding when it empties a block. Pages on other nodes are moved back;
     /// those that cannot be moved are counted and reported. Pages of pinned VMs are not moved,
     /// because a device may be writing to them.
-    fn bring_back(&self, node: u32) {
-        let right = BTreeSet::from([node]);
+    fn migrate_back(&self, node: u32) {
+        let permitted = BTreeSet::from([node]);
         for file in self.movable_files() {
             let Ok(metadata) = file.try_clone().map(File::from).and_then(|file| file.metadata()) else {
                 continue;
             };
             let id = FileId::of(&metadata);
             for pid in process::users_of(id).map(|users| users.pids).unwrap_or_default() {
-                match numa::bring_back(pid, id, &right, node) {
-                    Ok(moved) => self.note(pid, &moved),
-                    Err(error) => tracing::debug!(pid, %error, "pages of a process not looked at"),
+                match numa::migrate_back(pid, id, &permitted, node) {
+                    Ok(moved) => self.record_migration(pid, &moved),
+                    Err(error) => tracing::debug!(pid, %error, "pages of a process not inspected"),
                 }
             }
         }
     }
 
-    fn note(&self, pid: u32, moved: &numa::Moved) {
-        self.brought_back.fetch_add(moved.moved, Ordering::Relaxed);
-        let astray = moved.wrong - moved.moved;
-        self.astray.fetch_add(astray, Ordering::Relaxed);
-        if astray > 0 {
-            tracing::warn!(pid, astray, why = ?moved.stayed, "pages of a VM are on local memory and stay there");
+    fn record_migration(&self, pid: u32, moved: &numa::Moved) {
+        self.pages_migrated.fetch_add(moved.moved, Ordering::Relaxed);
+        let failed = moved.misplaced - moved.moved;
+        self.page_migration_failures.fetch_add(failed, Ordering::Relaxed);
+        if failed > 0 {
+            tracing::warn!(pid, failed, errors = ?moved.failed, "pages of a VM stay on local memory");
         }
     }
 }
@@ -253,7 +261,7 @@ impl Host for MemoryBlock {
             return Ok(());
         }
         let (slices, index) = self.ranges.slice(&handle.place)?;
-        self.join(slices, index, &handle.place, check_zero)?;
+        self.add_to_node(slices, index, &handle.place, check_zero)?;
         let file = self.file(holding, slices.node(), check_zero)?;
         self.open.insert_memfd(holding, file);
         Ok(())
@@ -261,9 +269,9 @@ impl Host for MemoryBlock {
 
     fn offline(&self, holding: Holding, handle: &Handle, verify: bool) -> Result<(), HostError> {
         let (slices, index) = self.ranges.slice(&handle.place)?;
-        self.take_file(holding, verify)?;
+        self.remove_file(holding, verify)?;
         self.pinned().remove(&holding);
-        self.leave(slices, index, &handle.place)?;
+        self.remove_from_node(slices, index, &handle.place)?;
         self.ranges.close(&handle.place)
     }
 
@@ -271,13 +279,13 @@ impl Host for MemoryBlock {
         self.ranges.devices()
     }
 
-    fn found(&self) -> Result<Vec<Arc<str>>, HostError> {
-        self.ranges.found()
+    fn present_slices(&self) -> Result<Vec<Arc<str>>, HostError> {
+        self.ranges.present_slices()
     }
 
     fn clear(&self, place: &str) -> Result<(), HostError> {
         let (slices, index) = self.ranges.slice(place)?;
-        self.leave(slices, index, &place.into())?;
+        self.remove_from_node(slices, index, &place.into())?;
         self.ranges.close(place)
     }
 
@@ -285,14 +293,14 @@ impl Host for MemoryBlock {
         self.ranges.scrub(&handle.place)
     }
 
-    fn memory(&self, record: &VmRecord, form: Form) -> Result<Vec<Part>, HostError> {
+    fn memory(&self, record: &VmRecord, form: MemoryForm) -> Result<Vec<MemoryRegion>, HostError> {
         let uid = user_of(record);
-        if form != Form::Descriptors && uid != process::own_user() && !record.slices.is_empty() {
+        if form != MemoryForm::Descriptors && uid != process::current_user() && !record.slices.is_empty() {
             return Err(HostError::NoPath { uid });
         }
-        self.note_pinned(record);
-        let local = self.local.part(record, form)?;
-        local.into_iter().map(Ok).chain(self.open.parts(record, form)).collect()
+        self.record_pinned(record);
+        let local = self.local.region(record, form)?;
+        local.into_iter().map(Ok).chain(self.open.regions(record, form)).collect()
     }
 
     fn free_local(&self, reservation: ReservationId) -> Result<(), HostError> {
@@ -300,7 +308,7 @@ impl Host for MemoryBlock {
     }
 
     fn adopt(&self, record: &VmRecord) {
-        self.note_pinned(record);
+        self.record_pinned(record);
     }
 
     fn usage(&self, reservation: ReservationId, vm: &HaveVm) -> Usage {
@@ -311,8 +319,8 @@ impl Host for MemoryBlock {
     fn counters(&self) -> Counters {
         let pages = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Counters {
-            pages_brought_back: pages(&self.brought_back),
-            pages_astray: pages(&self.astray),
+            pages_migrated: pages(&self.pages_migrated),
+            page_migration_failures: pages(&self.page_migration_failures),
             scrubbed: self.ranges.scrubbed(),
             slices_changing: self.ranges.changing(),
         }
@@ -332,17 +340,17 @@ mod tests {
     use units::{Epoch, Name, SliceId};
 
     use super::*;
-    use crate::host::{cxl::Discovered, sysfs::made_up::MadeUp};
+    use crate::host::{cxl::CxlMemory, sysfs::fake::FakeSysfs};
 
     const SLICE_1: Holding = Holding { slice: SliceId(1), epoch: Epoch(1) };
 
     /// Returns a host that has this slice, whose pool is on no node of this machine.
-    fn host(made_up: &MadeUp) -> MemoryBlock {
-        made_up.files("devices/mem0", &[("serial", "0x1")]);
-        made_up.files("devices/mem0/ram", &[("size", "0x10000000")]);
-        made_up.link("bus/cxl/devices/mem0", "devices/mem0");
-        let cxl = Discovered::find(&made_up.sysfs).unwrap();
-        let host = MemoryBlock::new(made_up.sysfs.clone(), Ranges::new(cxl, NonZeroU64::MAX), None);
+    fn host(fake: &FakeSysfs) -> MemoryBlock {
+        fake.files("devices/mem0", &[("serial", "0x1")]);
+        fake.files("devices/mem0/ram", &[("size", "0x10000000")]);
+        fake.link("bus/cxl/devices/mem0", "devices/mem0");
+        let cxl = CxlMemory::discover(&fake.sysfs).unwrap();
+        let host = MemoryBlock::new(fake.sysfs.clone(), Ranges::new(cxl, NonZeroU64::MAX), None);
         host.open.insert_memfd(SLICE_1, process::make_memfd("tarn-test", SLICE.get()).unwrap());
         host
     }
@@ -363,7 +371,7 @@ mod tests {
     fn pool_memory_on_local_nodes_is_reported_as_overflow() {
         use vm_memory::{Bytes as _, FileOffset, MmapRegion, VolatileMemory as _};
         const TOUCHED: usize = 8 << 20;
-        let host = host(&MadeUp::new(&[]));
+        let host = host(&FakeSysfs::new(&[]));
         let slices = vec![SLICE_1];
         let vm = HaveVm {
             vm: Name::new("a").unwrap(),
@@ -386,13 +394,13 @@ mod tests {
 
     #[test]
     fn pages_of_pinned_vms_are_not_moved() {
-        let host = host(&MadeUp::new(&[]));
-        host.memory(&record(false), Form::Descriptors).unwrap();
+        let host = host(&FakeSysfs::new(&[]));
+        host.memory(&record(false), MemoryForm::Descriptors).unwrap();
         assert_eq!(host.movable_files().len(), 1);
         host.adopt(&record(true));
         assert_eq!(host.movable_files().len(), 0);
         host.pinned().clear();
-        host.memory(&record(true), Form::Descriptors).unwrap();
+        host.memory(&record(true), MemoryForm::Descriptors).unwrap();
         assert_eq!(host.movable_files().len(), 0);
     }
 }

@@ -66,7 +66,7 @@ fn io_error(doing: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Er
 ///
 /// # Panics
 /// The kernel returns no user.
-pub fn own_user() -> UserId {
+pub fn current_user() -> UserId {
     UserId::new(rustix::process::geteuid().as_raw()).expect("a process has a user")
 }
 
@@ -90,9 +90,9 @@ pub fn identify(pid: u32) -> Result<Process, ProcessError> {
 
 /// Process that cannot be confused with another one of the same pid.
 #[derive(Debug)]
-pub struct Watched(OwnedFd);
+pub struct ProcessHandle(OwnedFd);
 
-impl Watched {
+impl ProcessHandle {
     /// Opens exactly this process, or returns `None` if it has ended, also if its pid was reused.
     ///
     /// # Errors
@@ -101,15 +101,15 @@ impl Watched {
         let path = || format!("/proc/{}", process.pid);
         let pid = i32::try_from(process.pid).ok().and_then(Pid::from_raw);
         let pid = pid.ok_or(ProcessError::Gone { pid: process.pid })?;
-        let watched = match pidfd_open(pid, PidfdFlags::NONBLOCK) {
+        let handle = match pidfd_open(pid, PidfdFlags::NONBLOCK) {
             Err(Errno::SRCH) => return Ok(None),
             opened => Self(opened.map_err(|errno| io_error("watch", path())(errno.into()))?),
         };
         // The descriptor refers to the process with the pid at the time of opening: compare the
         // start time afterwards.
         let same = started(process.pid)? == Some(process.started);
-        let lives = !watched.has_ended().map_err(io_error("watch", path()))?;
-        Ok((same && lives).then_some(watched))
+        let lives = !handle.has_ended().map_err(io_error("watch", path()))?;
+        Ok((same && lives).then_some(handle))
     }
 
     /// Whether it is gone.
@@ -133,15 +133,15 @@ impl Watched {
     }
 }
 
-impl AsFd for Watched {
+impl AsFd for ProcessHandle {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 }
 
-impl From<Watched> for OwnedFd {
-    fn from(watched: Watched) -> Self {
-        watched.0
+impl From<ProcessHandle> for OwnedFd {
+    fn from(handle: ProcessHandle) -> Self {
+        handle.0
     }
 }
 
@@ -213,30 +213,30 @@ impl FileId {
 
 /// Returns other processes with a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Users {
+pub struct FileUsers {
     /// Processes that have it open or mapped.
     pub pids: Vec<u32>,
     /// How many processes could not be looked into.
-    pub unseen: usize,
+    pub unreadable: usize,
 }
 
 /// Every other process that has this file open or mapped.
 ///
 /// # Errors
 /// The kernel does not list processes.
-pub fn users_of(file: FileId) -> Result<Users, ProcessError> {
-    let mut users = Users::default();
+pub fn users_of(file: FileId) -> Result<FileUsers, ProcessError> {
+    let mut users = FileUsers::default();
     for entry in fs::read_dir("/proc").map_err(io_error("list", "/proc"))? {
         let name = entry.map_err(io_error("list", "/proc"))?.file_name();
         let Some(pid) = name.to_str().and_then(|name| name.parse().ok()) else { continue };
         if pid == std::process::id() {
             continue;
         }
-        match has(pid, file) {
+        match has_file(pid, file) {
             Ok(true) => users.pids.push(pid),
             Ok(false) => {}
             Err(errno) if is_gone(&errno) => {}
-            Err(_) => users.unseen += usize::from(!is_zombie(pid)),
+            Err(_) => users.unreadable += usize::from(!is_zombie(pid)),
         }
     }
     Ok(users)
@@ -303,7 +303,7 @@ fn open_own(path: &Path, device: u64) -> Option<File> {
     let is_memfd = stat.st_dev == device
         && stat.st_nlink == 0
         && FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
-    if !is_memfd || stat.st_uid != own_user().get() {
+    if !is_memfd || stat.st_uid != current_user().get() {
         return None;
     }
     let path = format!("/proc/self/fd/{}", found.as_raw_fd());
@@ -311,7 +311,7 @@ fn open_own(path: &Path, device: u64) -> Option<File> {
     fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SEALS)).then_some(file)
 }
 
-fn has(pid: u32, file: FileId) -> io::Result<bool> {
+fn has_file(pid: u32, file: FileId) -> io::Result<bool> {
     Ok(has_mapped(pid, file)? || has_open(pid, file)?)
 }
 
@@ -437,7 +437,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::left_out::left_out;
+    use crate::skipped::report_skipped;
 
     /// Ends at the latest when it is dropped, with its input.
     fn sleeper() -> Child {
@@ -450,33 +450,33 @@ mod tests {
     }
 
     #[test]
-    fn a_process_is_told_from_a_later_one_with_its_pid() {
+    fn reused_pid_is_detected() {
         let child = sleeper();
         let process = identify(child.id()).unwrap();
         let later = Process { started: process.started + 1, ..process.clone() };
-        assert!(Watched::open(&process).unwrap().is_some());
-        assert!(Watched::open(&later).unwrap().is_none());
+        assert!(ProcessHandle::open(&process).unwrap().is_some());
+        assert!(ProcessHandle::open(&later).unwrap().is_none());
         end(child);
-        assert!(Watched::open(&process).unwrap().is_none());
+        assert!(ProcessHandle::open(&process).unwrap().is_none());
         assert!(matches!(identify(process.pid), Err(ProcessError::Gone { .. })));
     }
 
     #[test]
-    fn a_process_that_nobody_has_waited_for_is_gone_all_the_same() {
+    fn zombie_process_counts_as_ended() {
         let mut child = sleeper();
         let process = identify(child.id()).unwrap();
-        let watched = Watched::open(&process).unwrap().unwrap();
-        assert!(!watched.has_ended().unwrap());
-        watched.kill().unwrap();
-        let mut fds = [PollFd::new(&watched, PollFlags::IN)];
+        let handle = ProcessHandle::open(&process).unwrap().unwrap();
+        assert!(!handle.has_ended().unwrap());
+        handle.kill().unwrap();
+        let mut fds = [PollFd::new(&handle, PollFlags::IN)];
         poll(&mut fds, None).unwrap();
-        assert!(Watched::open(&process).unwrap().is_none());
+        assert!(ProcessHandle::open(&process).unwrap().is_none());
         child.wait().unwrap();
     }
 
     /// A private mapping of /dev/zero stands for a device's: shared ones are files of the kernel's own.
     #[test]
-    fn mappings_of_devices_are_told_from_those_of_files() {
+    fn device_mappings_differ_from_file_mappings() {
         use vm_memory::{FileOffset, MmapRegion, mmap::MmapRegionBuilder};
         let map = |file: File, flags| -> MmapRegion<()> {
             let builder = MmapRegionBuilder::new(1 << 20).with_mmap_prot(libc::PROT_READ);
@@ -504,9 +504,11 @@ mod tests {
         pivot_root . old && exec 9< "/$2" && echo ready && read line"#;
 
     #[test]
-    fn file_renamed_in_a_mount_namespace_is_no_memfd() {
+    fn file_renamed_in_mount_namespace_is_not_a_memfd() {
         if !rustix::process::geteuid().is_root() {
-            return left_out("a memfd's name in a mount namespace, as becoming another user takes root");
+            return report_skipped(
+                "a memfd's name in a mount namespace, as becoming another user takes root",
+            );
         }
         let victim = tempfile::Builder::new().prefix("tarn-victim-").tempfile_in("/var/tmp").unwrap();
         fs::set_permissions(victim.path(), fs::Permissions::from_mode(0o644)).unwrap();
@@ -527,7 +529,7 @@ mod tests {
     }
 
     #[test]
-    fn memfd_is_found_by_its_name_and_cannot_grow() {
+    fn memfd_is_found_by_name_and_cannot_grow() {
         let file = make_memfd("tarn-slice-8.1", 4096).unwrap();
         let unsealed = File::from(memfd_create("tarn-slice-8.2", MemfdFlags::CLOEXEC).unwrap());
         let found = find_memfd("tarn-slice-8.1").unwrap().unwrap();
@@ -541,7 +543,7 @@ mod tests {
     #[test]
     fn device_is_found_in_use_through_another_node() {
         if !rustix::process::geteuid().is_root() {
-            return left_out("a device in use through another node, as making one takes root");
+            return report_skipped("a device in use through another node, as making one takes root");
         }
         let dir = tempfile::tempdir().unwrap();
         let node = dir.path().join("full");
@@ -558,7 +560,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_has_a_file_open_is_found() {
+    fn process_with_open_file_is_found() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let id = FileId::of(&file.as_file().metadata().unwrap());
         assert_eq!(users_of(id).unwrap().pids, Vec::<u32>::new());

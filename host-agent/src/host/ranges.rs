@@ -18,27 +18,27 @@ use units::{Bytes, SLICE};
 
 use super::{
     HostError,
-    cxl::{Device, Discovered, SliceName},
-    local::no_follow,
+    cxl::{CxlMemory, Device, SliceName},
+    local_memory::no_follow,
     memory::{mapped::Mapped, throttle::Throttle},
-    opened::see_unused,
-    slices::{Found, Slices},
+    open_slices::check_unused,
+    slices::{PresentSlice, Slices},
 };
 
 /// Where the nodes of devices are.
-const NODES: &str = "/dev";
+const DEV_FOLDER: &str = "/dev";
 
 /// The slices of a machine's CXL memory.
 #[derive(Debug)]
 pub struct Ranges {
-    cxl: Discovered,
+    cxl: CxlMemory,
     throttle: Throttle,
     scrubbed: AtomicU64,
 }
 
 impl Ranges {
     /// All scrubs together take so many bytes per second at most.
-    pub fn new(cxl: Discovered, scrub_bytes_per_s: NonZeroU64) -> Self {
+    pub fn new(cxl: CxlMemory, scrub_bytes_per_s: NonZeroU64) -> Self {
         Self { cxl, throttle: Throttle::new(scrub_bytes_per_s), scrubbed: AtomicU64::new(0) }
     }
 
@@ -78,12 +78,12 @@ impl Ranges {
     }
 
     /// The places of all slices that the kernel has something of.
-    pub(super) fn found(&self) -> Result<Vec<Arc<str>>, HostError> {
+    pub(super) fn present_slices(&self) -> Result<Vec<Arc<str>>, HostError> {
         let mut places = Vec::new();
         for device in &self.cxl.devices {
             let Ok(slices) = &device.slices else { continue };
             let name = |index| SliceName { serial: device.serial.clone(), index }.to_string();
-            places.extend(slices.found()?.into_keys().map(|index| Arc::from(name(index))));
+            places.extend(slices.present_slices()?.into_keys().map(|index| Arc::from(name(index))));
         }
         Ok(places)
     }
@@ -95,10 +95,10 @@ impl Ranges {
     }
 
     /// Opens a slice without owner that must be zeroed. Otherwise it is closed again.
-    pub(super) fn open_zero(&self, place: &str) -> Result<(File, PathBuf), HostError> {
+    pub(super) fn open_zeroed(&self, place: &str) -> Result<(File, PathBuf), HostError> {
         let (slices, index) = self.slice(place)?;
-        let (file, path) = open_alone(slices, index)?;
-        match map(&file, &path).and_then(|mapped| see_zero(&mapped, &path, None)) {
+        let (file, path) = open_unused(slices, index)?;
+        match map(&file, &path).and_then(|mapped| verify_zero(&mapped, &path, None)) {
             Ok(()) => Ok((file, path)),
             Err(error) => {
                 slices.remove(index)?;
@@ -108,9 +108,9 @@ impl Ranges {
     }
 
     /// Sees that no process has a slice.
-    pub(super) fn see_unused(&self, place: &str) -> Result<(), HostError> {
+    pub(super) fn check_unused(&self, place: &str) -> Result<(), HostError> {
         let (slices, index) = self.slice(place)?;
-        slices.found()?.get(&index).map_or(Ok(()), |found| see_unused(&node(found)))
+        slices.present_slices()?.get(&index).map_or(Ok(()), |present| check_unused(&node(present)))
     }
 
     /// Takes a slice from its users, and removes its remains from this host. Their writes are in
@@ -127,7 +127,7 @@ impl Ranges {
     /// Zeroes a slice without owner, verifies the memory and not the caches, and closes it.
     pub(super) fn scrub(&self, place: &str) -> Result<Bytes, HostError> {
         let (slices, index) = self.slice(place)?;
-        let (file, path) = open_alone(slices, index)?;
+        let (file, path) = open_unused(slices, index)?;
         let zero = self.make_zero(&file, &path);
         slices.remove(index)?;
         zero.map(|()| SLICE)
@@ -137,36 +137,36 @@ impl Ranges {
         let mapped = map(file, path)?;
         let zeroed = mapped.zero(&self.throttle, &self.scrubbed);
         zeroed.map_err(|errno| HostError::io("zero", path, errno))?;
-        see_zero(&mapped, path, Some(&self.throttle))
+        verify_zero(&mapped, path, Some(&self.throttle))
     }
 }
 
-fn node(found: &Found) -> PathBuf {
-    Path::new(NODES).join(&found.device)
+fn node(present: &PresentSlice) -> PathBuf {
+    Path::new(DEV_FOLDER).join(&present.device)
 }
 
 fn open(slices: &Slices, index: u32) -> Result<(File, PathBuf), HostError> {
-    let found = slices.ensure_devdax(index)?;
-    Ok((open_node(&found)?, node(&found)))
+    let present = slices.ensure_devdax(index)?;
+    Ok((open_node(&present)?, node(&present)))
 }
 
 /// For memory without owner: a device remaining from another epoch may still be mapped by a
 /// process.
-fn open_alone(slices: &Slices, index: u32) -> Result<(File, PathBuf), HostError> {
-    if let Some(found) = slices.found()?.get(&index) {
-        see_unused(&node(found))?;
+fn open_unused(slices: &Slices, index: u32) -> Result<(File, PathBuf), HostError> {
+    if let Some(present) = slices.present_slices()?.get(&index) {
+        check_unused(&node(present))?;
     }
     open(slices, index)
 }
 
 /// Opens a device's node, which must be that device's.
-fn open_node(found: &Found) -> Result<File, HostError> {
-    let path = node(found);
+fn open_node(present: &PresentSlice) -> Result<File, HostError> {
+    let path = node(present);
     let opened = OpenOptions::new().read(true).write(true).custom_flags(no_follow()).open(&path);
     let file = opened.map_err(|errno| HostError::io("open", &path, errno))?;
     let metadata = file.metadata().map_err(|errno| HostError::io("ask about", &path, errno))?;
-    let is_it = metadata.file_type().is_char_device() && metadata.rdev() == found.number;
-    if is_it { Ok(file) } else { Err(HostError::NotTheDevice { path }) }
+    let is_same_device = metadata.file_type().is_char_device() && metadata.rdev() == present.number;
+    if is_same_device { Ok(file) } else { Err(HostError::NotTheDevice { path }) }
 }
 
 fn map(file: &File, path: &Path) -> Result<Mapped, HostError> {
@@ -179,7 +179,7 @@ fn write_back(mapped: &Mapped, path: &Path) -> Result<(), HostError> {
 
 /// Caches are invalidated before and after a read: they may contain data from before another host's
 /// writes.
-fn see_zero(mapped: &Mapped, path: &Path, throttle: Option<&Throttle>) -> Result<(), HostError> {
+fn verify_zero(mapped: &Mapped, path: &Path, throttle: Option<&Throttle>) -> Result<(), HostError> {
     write_back(mapped, path)?;
     match mapped.first_not_zero(throttle).map_err(|errno| HostError::io("read", path, errno))? {
         Some(at) => Err(HostError::NotZero { path: path.to_owned(), at }),

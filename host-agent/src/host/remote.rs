@@ -12,9 +12,9 @@ use super::sysfs::{Sysfs, SysfsError};
 /// Number of reads below which their mean is unreliable.
 const READS_MIN: u64 = 16;
 /// How long a read takes until any was seen, in seconds: a fast drive's.
-const READ_S: f64 = 100e-6;
+const READ_LATENCY_DEFAULT_S: f64 = 100e-6;
 /// Factor by which the smallest recorded latency rises per update when reads take longer.
-const SLOWER: f64 = 1.05;
+const LATENCY_RISE_FACTOR: f64 = 1.05;
 
 /// Why there is no such device.
 #[derive(Debug, thiserror::Error)]
@@ -29,7 +29,7 @@ pub enum RemoteError {
         errno: io::Error,
     },
     /// It is something else.
-    #[error("{} is not a block device: limits are of devices, so swap in a file will not do", .0.display())]
+    #[error("{} is not a block device: limits apply to devices, so a swap file is not supported", .0.display())]
     NotABlockDevice(PathBuf),
 }
 
@@ -39,9 +39,9 @@ pub struct Remote {
     path: PathBuf,
     number: String,
     files: Sysfs,
-    seen: Reads,
+    last: Reads,
     /// How long a read takes when the device has little to do, in seconds; nothing before any was seen.
-    quickest: Option<f64>,
+    lowest_latency_s: Option<f64>,
 }
 
 /// Counters of a device.
@@ -69,8 +69,8 @@ impl Remote {
 
     fn numbered(path: &Path, number: String, sys: &Path) -> Self {
         let files = Sysfs::at(sys.join("dev/block").join(&number));
-        let seen = reads(&files).unwrap_or_default();
-        Self { path: path.to_owned(), number, files, seen, quickest: None }
+        let last = reads(&files).unwrap_or_default();
+        Self { path: path.to_owned(), number, files, last, lowest_latency_s: None }
     }
 
     /// One in a tree that tests made up.
@@ -93,27 +93,31 @@ impl Remote {
     pub fn is_swap(&self, swaps: &str) -> bool {
         let names = swaps.lines().skip(1).filter_map(|line| line.split_whitespace().next());
         // It may have several names.
-        names.map(Path::new).any(|name| name == self.path || same(name, &self.path))
+        names.map(Path::new).any(|name| name == self.path || is_same_device(name, &self.path))
     }
 
     /// How long a read takes while there is little to do, in seconds, by all since the last time.
-    pub fn read_s(&mut self) -> f64 {
+    pub fn read_latency_s(&mut self) -> f64 {
         if let Ok(now) = reads(&self.files) {
             let (count, ms) =
-                (now.count.saturating_sub(self.seen.count), now.ms.saturating_sub(self.seen.ms));
+                (now.count.saturating_sub(self.last.count), now.ms.saturating_sub(self.last.ms));
             if count >= READS_MIN {
                 let mean = (ms as f64 / count as f64 / 1000.0).max(1e-7);
-                self.quickest = Some(self.quickest.map_or(mean, |quickest| mean.min(quickest * SLOWER)));
-                self.seen = now;
+                self.lowest_latency_s = Some(
+                    self.lowest_latency_s
+                        .map_or(mean, |lowest_latency_s| mean.min(lowest_latency_s * LATENCY_RISE_FACTOR)),
+                );
+                self.last = now;
             }
         }
-        self.quickest.unwrap_or(READ_S)
+        self.lowest_latency_s.unwrap_or(READ_LATENCY_DEFAULT_S)
     }
 }
 
-fn same(one: &Path, other: &Path) -> bool {
-    fs::metadata(one)
-        .is_ok_and(|one| fs::metadata(other).is_ok_and(|other| one.rdev() == other.rdev() && one.rdev() != 0))
+fn is_same_device(first: &Path, second: &Path) -> bool {
+    fs::metadata(first).is_ok_and(|first| {
+        fs::metadata(second).is_ok_and(|second| first.rdev() == second.rdev() && first.rdev() != 0)
+    })
 }
 
 /// A partition's disk: bytes are counted of disks, and limits are theirs.
@@ -139,24 +143,24 @@ fn reads(files: &Sysfs) -> Result<Reads, SysfsError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::sysfs::made_up::MadeUp;
+    use crate::host::sysfs::fake::FakeSysfs;
 
     #[test]
-    fn how_long_a_read_takes_is_that_of_a_device_with_little_to_do() {
+    fn read_latency_is_of_an_idle_device() {
         let stat = |count: u64, ms: u64| format!("   {count} 0 800 {ms}  5 0 40 3 0 1 2");
-        let made_up = MadeUp::new(&[("dev/block/253:0/stat", &stat(0, 0))]);
-        let mut remote = Remote::numbered(Path::new("/dev/vda"), "253:0".to_owned(), &made_up.path(""));
-        assert_eq!(remote.read_s(), READ_S, "nothing was seen");
-        made_up.files("dev/block/253:0", &[("stat", &stat(1000, 2000))]);
-        assert_eq!(remote.read_s(), 2e-3);
-        made_up.files("dev/block/253:0", &[("stat", &stat(2000, 22_000))]);
-        assert_eq!(remote.read_s(), 2e-3 * SLOWER, "20 ms is a queue");
-        made_up.files("dev/block/253:0", &[("stat", &stat(2010, 22_000))]);
-        assert_eq!(remote.read_s(), 2e-3 * SLOWER, "ten say nothing");
+        let fake = FakeSysfs::new(&[("dev/block/253:0/stat", &stat(0, 0))]);
+        let mut remote = Remote::numbered(Path::new("/dev/vda"), "253:0".to_owned(), &fake.path(""));
+        assert_eq!(remote.read_latency_s(), READ_LATENCY_DEFAULT_S, "no reads yet");
+        fake.files("dev/block/253:0", &[("stat", &stat(1000, 2000))]);
+        assert_eq!(remote.read_latency_s(), 2e-3);
+        fake.files("dev/block/253:0", &[("stat", &stat(2000, 22_000))]);
+        assert_eq!(remote.read_latency_s(), 2e-3 * LATENCY_RISE_FACTOR, "20 ms includes queueing");
+        fake.files("dev/block/253:0", &[("stat", &stat(2010, 22_000))]);
+        assert_eq!(remote.read_latency_s(), 2e-3 * LATENCY_RISE_FACTOR, "ten reads are too few");
     }
 
     #[test]
-    fn a_swap_device_is_one_that_memory_goes_to() {
+    fn swap_device_in_use_is_recognized() {
         let remote = Remote::numbered(Path::new("/dev/vdb"), "253:16".to_owned(), Path::new("/nowhere"));
         let header = "Filename\t\t\tType\t\tSize\t\tUsed\t\tPriority\n";
         assert!(!remote.is_swap(header));
@@ -166,16 +170,16 @@ mod tests {
     }
 
     #[test]
-    fn a_partition_is_limited_as_its_disk_is() {
-        let made_up = MadeUp::new(&[("devices/sda/dev", "8:0"), ("devices/sda/sda3/partition", "3")]);
-        made_up.link("dev/block/8:3", "devices/sda/sda3");
-        made_up.link("dev/block/8:0", "devices/sda");
-        assert_eq!(disk_of("8:3", &made_up.path("")), "8:0");
-        assert_eq!(disk_of("8:0", &made_up.path("")), "8:0");
+    fn partition_uses_device_number_of_its_disk() {
+        let fake = FakeSysfs::new(&[("devices/sda/dev", "8:0"), ("devices/sda/sda3/partition", "3")]);
+        fake.link("dev/block/8:3", "devices/sda/sda3");
+        fake.link("dev/block/8:0", "devices/sda");
+        assert_eq!(disk_of("8:3", &fake.path("")), "8:0");
+        assert_eq!(disk_of("8:0", &fake.path("")), "8:0");
     }
 
     #[test]
-    fn what_is_no_block_device_is_refused_by_name() {
+    fn non_block_device_is_rejected_by_name() {
         let error = Remote::open(Path::new("/dev/null"), Path::new("/sys")).unwrap_err();
         assert!(error.to_string().starts_with("/dev/null is not a block device"), "{error}");
         let error = Remote::open(Path::new("/dev/nothing"), Path::new("/sys")).unwrap_err();

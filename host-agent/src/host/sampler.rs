@@ -4,7 +4,7 @@
 //!
 //! A visit to a page usually accesses many of its cache lines, and a host needs the rate of visits.
 //! The number of accesses per visit is derived from DAMON's result for the same tenant
-//! ([`Sampled::visit`]); without one, it is the number of cache lines of a page.
+//! ([`TenantSamples::accesses_per_visit`]); without one, it is the number of cache lines of a page.
 
 mod rates;
 mod source;
@@ -24,9 +24,9 @@ use self::{
     source::Source,
 };
 use super::{
+    access_profile::{AccessProfile, AccessSource},
     memory::usage::PAGE,
     sysfs::{Sysfs, SysfsError},
-    watched::{Eyes, Watched},
 };
 
 /// Bytes of a sample in a ring: header, process, address, and weight.
@@ -34,9 +34,9 @@ const SAMPLE_BYTES: usize = 32;
 /// Maximum samples per second and processor; and the fraction of its ring that they may fill in an
 /// epoch, because the kernel does not keep the rate exactly.
 const HZ_MAX: f64 = 1000.0;
-const FILLED: f64 = 2.0 / 3.0;
+const BUFFER_FILL_MAX: f64 = 2.0 / 3.0;
 /// The kernel's limit also applies, which decreases where samples take long.
-const HZ_ALLOWED: &str = "/proc/sys/kernel/perf_event_max_sample_rate";
+const KERNEL_HZ_MAX_FILE: &str = "/proc/sys/kernel/perf_event_max_sample_rate";
 /// Number of samples of a tenant below which there is no result.
 const SAMPLES_MIN: usize = 1000;
 /// The last address that may be a process's own.
@@ -47,9 +47,9 @@ const GUEST_KERNEL: u16 = 4;
 const GUEST_USER: u16 = 5;
 
 /// Default number of accesses per visit to a page: its cache lines.
-pub const LINES: f64 = 64.0;
+pub const LINES_PER_PAGE: f64 = 64.0;
 /// The most that there may be: each byte.
-const VISIT_MAX: f64 = PAGE as f64;
+const ACCESSES_PER_VISIT_MAX: f64 = PAGE as f64;
 
 /// Why the processor samples nothing.
 #[derive(Debug, thiserror::Error)]
@@ -61,10 +61,10 @@ pub enum SamplerError {
     #[error(transparent)]
     Sysfs(#[from] SysfsError),
     /// It refuses.
-    #[error("perf refuses samples of {what}")]
+    #[error("perf refuses samples of {event_name}")]
     Perf {
         /// Object.
-        what: &'static str,
+        event_name: &'static str,
         /// Why.
         #[source]
         error: io::Error,
@@ -77,7 +77,7 @@ pub struct Sampler {
     source: Source,
     processors: Vec<usize>,
     rings: Vec<Ring>,
-    begun: Option<Instant>,
+    started: Option<Instant>,
 }
 
 /// A processor's samples.
@@ -89,8 +89,8 @@ struct Ring {
 
 /// Samples.
 #[derive(Debug)]
-pub struct Taken {
-    by: Eyes,
+pub struct SampleSet {
+    source: AccessSource,
     /// For how long.
     seconds: f64,
     /// Of each process, in order of pages.
@@ -99,8 +99,8 @@ pub struct Taken {
 
 /// Samples of one tenant.
 #[derive(Debug)]
-pub struct Sampled {
-    by: Eyes,
+pub struct TenantSamples {
+    source: AccessSource,
     rates: Vec<Rate>,
 }
 
@@ -114,19 +114,19 @@ impl Sampler {
     }
 
     fn of(source: Source, processors: Vec<usize>, epoch: Duration) -> Result<Self, SamplerError> {
-        let allowed = fs::read_to_string(HZ_ALLOWED).ok().and_then(|hz| hz.trim().parse().ok());
-        let hz = (SAMPLE_BUFFER_BYTES_PER_CPU / SAMPLE_BYTES) as f64 * FILLED / epoch.as_secs_f64();
+        let allowed = fs::read_to_string(KERNEL_HZ_MAX_FILE).ok().and_then(|hz| hz.trim().parse().ok());
+        let hz = (SAMPLE_BUFFER_BYTES_PER_CPU / SAMPLE_BYTES) as f64 * BUFFER_FILL_MAX / epoch.as_secs_f64();
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "at most a thousand")]
         let hz = hz.min(allowed.unwrap_or(HZ_MAX)).clamp(1.0, HZ_MAX) as u64;
         let rings = processors.iter().map(|processor| Ring::open(source, *processor, hz));
         let rings = rings.collect::<io::Result<Vec<Ring>>>();
-        let rings = rings.map_err(|error| SamplerError::Perf { what: source.what, error })?;
-        Ok(Self { source, processors, rings, begun: None })
+        let rings = rings.map_err(|error| SamplerError::Perf { event_name: source.event_name, error })?;
+        Ok(Self { source, processors, rings, started: None })
     }
 
     /// Returns the sampled event.
-    pub const fn what(&self) -> &'static str {
-        self.source.what
+    pub const fn event_name(&self) -> &'static str {
+        self.source.event_name
     }
 
     /// Whether these are the processors that a machine still has.
@@ -139,12 +139,12 @@ impl Sampler {
     /// # Errors
     /// The kernel refuses.
     pub fn begin(&mut self) -> Result<(), SamplerError> {
-        if self.begun.is_some() {
+        if self.started.is_some() {
             self.take()?;
         }
         let begun = self.rings.iter_mut().try_for_each(Ring::begin);
-        begun.map_err(|error| self.refused(error))?;
-        self.begun = Some(Instant::now());
+        begun.map_err(|error| self.perf_error(error))?;
+        self.started = Some(Instant::now());
         Ok(())
     }
 
@@ -152,23 +152,22 @@ impl Sampler {
     ///
     /// # Errors
     /// The kernel refuses.
-    pub fn take(&mut self) -> Result<Taken, SamplerError> {
-        let seconds = self.begun.take().map_or(0.0, |begun| begun.elapsed().as_secs_f64());
+    pub fn take(&mut self) -> Result<SampleSet, SamplerError> {
+        let seconds = self.started.take().map_or(0.0, |begun| begun.elapsed().as_secs_f64());
         let ended = self.rings.iter_mut().try_for_each(|ring| ring.samples.disable());
-        ended.map_err(|error| self.refused(error))?;
-        let taken: io::Result<Vec<_>> =
-            self.rings.iter_mut().map(|ring| ring.drained(seconds > 0.0)).collect();
-        let taken = taken.map_err(|error| self.refused(error))?;
+        ended.map_err(|error| self.perf_error(error))?;
+        let taken: io::Result<Vec<_>> = self.rings.iter_mut().map(|ring| ring.drain(seconds > 0.0)).collect();
+        let taken = taken.map_err(|error| self.perf_error(error))?;
         let mut accesses = BTreeMap::<u32, Vec<Access>>::new();
         for (process, access) in taken.into_iter().flatten() {
             accesses.entry(process).or_default().push(access);
         }
         accesses.values_mut().for_each(|accesses| accesses.sort_by_key(|access| access.page));
-        Ok(Taken { by: self.source.eyes, seconds, accesses })
+        Ok(SampleSet { source: self.source.access_source, seconds, accesses })
     }
 
-    fn refused(&self, error: io::Error) -> SamplerError {
-        SamplerError::Perf { what: self.source.what, error }
+    fn perf_error(&self, error: io::Error) -> SamplerError {
+        SamplerError::Perf { event_name: self.source.event_name, error }
     }
 }
 
@@ -206,8 +205,8 @@ impl Ring {
     ///
     /// While the kernel adapts the period, it reports too large weights for some samples; the total
     /// count is right.
-    fn drained(&mut self, has_begun: bool) -> io::Result<Vec<(u32, Access)>> {
-        let (mut accesses, mut stand_for) = (Vec::new(), 0.0);
+    fn drain(&mut self, has_begun: bool) -> io::Result<Vec<(u32, Access)>> {
+        let (mut accesses, mut weight_sum) = (Vec::new(), 0.0);
         // As many as there is room for: nothing is added any more.
         while let Some(record) = self.samples.next_record() {
             let is_of_guest = matches!(record.misc() & MODE, GUEST_KERNEL | GUEST_USER);
@@ -217,10 +216,10 @@ impl Ring {
                 continue;
             };
             let period = period as f64;
-            stand_for += period;
+            weight_sum += period;
             // 0 is a process outside of this namespace.
             if !is_of_guest && process > 0 && address > 0 && address <= USER_MAX {
-                accesses.push((process, Access { page: address / PAGE, stands_for: period }));
+                accesses.push((process, Access { page: address / PAGE, weight: period }));
             }
         }
         let (count, (enabled, running)) = self.read()?;
@@ -230,8 +229,8 @@ impl Ring {
             return Err(Errno::NODEV.into());
         }
         let all = if running.is_zero() { 0.0 } else { count * enabled.div_duration_f64(running) };
-        let part = if stand_for > 0.0 { all / stand_for } else { 0.0 };
-        accesses.iter_mut().for_each(|(_, access)| access.stands_for *= part);
+        let part = if weight_sum > 0.0 { all / weight_sum } else { 0.0 };
+        accesses.iter_mut().for_each(|(_, access)| access.weight *= part);
         Ok(accesses)
     }
 }
@@ -242,9 +241,9 @@ impl fmt::Debug for Ring {
     }
 }
 
-impl Taken {
+impl SampleSet {
     /// Returns the samples of a tenant with an amount of memory; none if there are too few.
-    pub fn of(&self, processes: &[u32], bytes: u64) -> Option<Sampled> {
+    pub fn tenant(&self, processes: &[u32], bytes: u64) -> Option<TenantSamples> {
         let accesses = || processes.iter().filter_map(|process| self.accesses.get(process));
         let samples: usize = accesses().map(Vec::len).sum();
         if samples < SAMPLES_MIN || self.seconds <= 0.0 {
@@ -252,34 +251,37 @@ impl Taken {
         }
         let sampled: usize = accesses().map(|accesses| rates::pages(accesses).count()).sum();
         let rates = accesses().flat_map(|accesses| rates::of(accesses, bytes / PAGE, sampled, self.seconds));
-        Some(Sampled { by: self.by, rates: rates.collect() })
+        Some(TenantSamples { source: self.source, rates: rates.collect() })
     }
 }
 
-impl Sampled {
+impl TenantSamples {
     /// Returns the page accesses for a number of accesses per visit.
-    pub fn watched(&self, visit: f64) -> Watched {
-        Watched { by: self.by, regions: self.rates.iter().map(|rate| rate.region(visit)).collect() }
+    pub fn profile(&self, accesses_per_visit: f64) -> AccessProfile {
+        AccessProfile {
+            source: self.source,
+            regions: self.rates.iter().map(|rate| rate.region(accesses_per_visit)).collect(),
+        }
     }
 
     /// Returns the number of accesses per visit that matches another monitor's count of touched
     /// pages; at least 1.
-    pub fn visit(&self, pages_per_second: f64) -> f64 {
-        let (mut few, mut many) = (0.0, VISIT_MAX.ln());
-        for _ in 0..HALVINGS {
-            let visit = f64::midpoint(few, many);
-            if self.watched(visit.exp()).pages_per_second() > pages_per_second {
-                few = visit
+    pub fn accesses_per_visit(&self, pages_per_second: f64) -> f64 {
+        let (mut low, mut high) = (0.0, ACCESSES_PER_VISIT_MAX.ln());
+        for _ in 0..BISECTION_STEPS {
+            let visit = f64::midpoint(low, high);
+            if self.profile(visit.exp()).pages_per_second() > pages_per_second {
+                low = visit
             } else {
-                many = visit
+                high = visit
             }
         }
-        f64::midpoint(few, many).exp()
+        f64::midpoint(low, high).exp()
     }
 }
 
-/// Far more exact than anything that is known of it.
-const HALVINGS: u32 = 16;
+/// Steps of the bisection: more exact than the measurements.
+const BISECTION_STEPS: u32 = 16;
 
 #[cfg(test)]
 pub(crate) mod faults;

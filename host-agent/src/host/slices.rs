@@ -14,7 +14,7 @@
 
 mod detached;
 mod device;
-mod refused;
+mod error;
 
 use std::{
     collections::BTreeMap,
@@ -32,7 +32,7 @@ use self::{
 };
 pub use self::{
     device::Driver,
-    refused::{SliceError, Step},
+    error::{SliceError, Step},
 };
 use super::{
     blocks::{self, Block},
@@ -45,7 +45,7 @@ const STEPS_MAX: usize = 8;
 const ALIGNMENTS: [Bytes; 2] = [Bytes::gib(1), Bytes::mib(2)];
 /// Required policy of the kernel for added blocks. Where they come online by themselves, the kernel
 /// uses them for anything.
-const POLICY: &str = "offline";
+const REQUIRED_POLICY: &str = "offline";
 
 /// A stretch of physical memory that belongs to one device, and the kernel's dax region over it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,7 +62,7 @@ pub struct Region {
 
 /// A slice that the kernel has something of.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct PresentSlice {
     /// The name of its dax device, such as `dax1.2`; its node is the one of this name in /dev.
     pub device: String,
     /// That device's number, as the `rdev` of its node.
@@ -92,9 +92,9 @@ impl Slices {
     /// # Errors
     /// The region is not aligned, another program uses a part of it, or the kernel's error.
     pub fn open(sysfs: &Sysfs, region: Region) -> Result<Self, SliceError> {
-        let slices = Self::look(sysfs, region)?;
+        let slices = Self::inspect(sysfs, region)?;
         for device in slices.devices()? {
-            slices.clear(&device)?;
+            slices.remove_unneeded(&device)?;
         }
         Ok(slices)
     }
@@ -103,7 +103,7 @@ impl Slices {
     ///
     /// # Errors
     /// The region is not aligned, or the kernel's error.
-    pub fn look(sysfs: &Sysfs, region: Region) -> Result<Self, SliceError> {
+    pub fn inspect(sysfs: &Sysfs, region: Region) -> Result<Self, SliceError> {
         let align = alignment(region.base)?;
         let node = device::node(sysfs, &region.folder)?;
         Ok(Self {
@@ -120,11 +120,11 @@ impl Slices {
     ///
     /// # Errors
     /// The same.
-    pub fn to_clear(&self) -> Result<Vec<String>, SliceError> {
+    pub fn devices_to_remove(&self) -> Result<Vec<String>, SliceError> {
         let mut names = Vec::new();
         for device in self.devices()? {
-            if !self.stays(&device)? {
-                self.see_free(&device)?;
+            if !self.should_keep(&device)? {
+                self.check_not_online(&device)?;
                 names.push(device.name);
             }
         }
@@ -159,10 +159,14 @@ impl Slices {
     /// Where a slice is in physical memory.
     ///
     /// # Errors
-    /// [`SliceError::Beyond`].
+    /// [`SliceError::IndexOutOfRange`].
     pub fn range(&self, index: u32) -> Result<Range<u64>, SliceError> {
         if index >= self.count() {
-            return Err(SliceError::Beyond { index, count: self.count(), region: self.region.name.clone() });
+            return Err(SliceError::IndexOutOfRange {
+                index,
+                count: self.count(),
+                region: self.region.name.clone(),
+            });
         }
         let start = self.region.base + Bytes::slices(index).get();
         Ok(start..start + SLICE.get())
@@ -172,30 +176,30 @@ impl Slices {
     ///
     /// # Errors
     /// The kernel's error.
-    pub fn found(&self) -> Result<BTreeMap<u32, Found>, SliceError> {
+    pub fn present_slices(&self) -> Result<BTreeMap<u32, PresentSlice>, SliceError> {
         let devices = self.devices()?.into_iter();
         let slices = devices.filter_map(|device| Some((self.index_of(&device)?, device)));
-        Ok(slices.map(|(index, device)| (index, device.found())).collect())
+        Ok(slices.map(|(index, device)| (index, device.into_present_slice())).collect())
     }
 
     /// Makes a slice mappable, wherever it was on its way, and answers its device.
     ///
     /// # Errors
     /// The kernel's error; one of its blocks is online.
-    pub fn ensure_devdax(&self, index: u32) -> Result<Found, SliceError> {
-        self.have_driver(Driver::DeviceDax)?;
-        self.bring(index, Some(Driver::DeviceDax))?.ok_or(SliceError::NothingMade)
+    pub fn ensure_devdax(&self, index: u32) -> Result<PresentSlice, SliceError> {
+        self.load_driver(Driver::DeviceDax)?;
+        self.reconcile(index, Some(Driver::DeviceDax))?.ok_or(SliceError::DeviceNotCreated)
     }
 
     /// Makes a slice memory blocks of the kernel's, wherever it was on its way. They are offline unless they were online before.
     ///
     /// # Errors
     /// The kernel's error; its blocks are larger than a slice or would come online by themselves.
-    pub fn ensure_kmem(&self, index: u32) -> Result<Found, SliceError> {
-        self.see_blocks_fit()?;
-        see_policy(&self.sysfs)?;
-        self.have_driver(Driver::Kmem)?;
-        self.bring(index, Some(Driver::Kmem))?.ok_or(SliceError::NothingMade)
+    pub fn ensure_kmem(&self, index: u32) -> Result<PresentSlice, SliceError> {
+        self.check_block_size()?;
+        check_online_policy(&self.sysfs)?;
+        self.load_driver(Driver::Kmem)?;
+        self.reconcile(index, Some(Driver::Kmem))?.ok_or(SliceError::DeviceNotCreated)
     }
 
     /// Takes a slice from its driver, by force if it is mapped, and removes its device.
@@ -203,7 +207,7 @@ impl Slices {
     /// # Errors
     /// The kernel's error; one of its blocks is online.
     pub fn remove(&self, index: u32) -> Result<(), SliceError> {
-        self.bring(index, None).map(drop)
+        self.reconcile(index, None).map(drop)
     }
 
     /// The memory blocks of a slice that is bound to kmem, lowest first.
@@ -214,30 +218,30 @@ impl Slices {
         Ok(blocks::within(&self.sysfs, &self.range(index)?)?)
     }
 
-    fn bring(&self, index: u32, wanted: Option<Driver>) -> Result<Option<Found>, SliceError> {
+    fn reconcile(&self, index: u32, target: Option<Driver>) -> Result<Option<PresentSlice>, SliceError> {
         let range = self.range(index)?;
-        let mut is_ours = false;
+        let mut is_own = false;
         for _ in 0..STEPS_MAX {
             let device = self.devices()?.into_iter().find(|device| device.is_at(&range));
             // One whose driver does not let go shows none any more: the next step would wait for the same pages.
             device.as_ref().map_or(Ok(()), |device| self.steps.check(&device.name))?;
-            match next(device.as_ref(), wanted, self.align, is_ours) {
-                None => return Ok(device.map(Device::found)),
+            match next_step(device.as_ref(), target, self.align, is_own) {
+                None => return Ok(device.map(Device::into_present_slice)),
                 Some(step) => {
-                    self.take(step, &range, device.as_ref())?;
-                    is_ours = step == Step::Create || (is_ours && step == Step::Align);
+                    self.apply_step(step, &range, device.as_ref())?;
+                    is_own = step == Step::Create || (is_own && step == Step::Align);
                 }
             }
         }
-        Err(SliceError::NotSettled { index, wanted, steps: STEPS_MAX })
+        Err(SliceError::NotSettled { index, target, steps: STEPS_MAX })
     }
 
-    fn take(&self, step: Step, range: &Range<u64>, device: Option<&Device>) -> Result<(), SliceError> {
+    fn apply_step(&self, step: Step, range: &Range<u64>, device: Option<&Device>) -> Result<(), SliceError> {
         match (step, device) {
             (Step::Create, _) => self.create(range),
             (_, None) => Ok(()), // no step is possible, which the next inspection reports
             (Step::Align, Some(device)) => {
-                Ok(self.sysfs.write(self.of(device, "align"), &self.align.get().to_string())?)
+                Ok(self.sysfs.write(self.device_file(device, "align"), &self.align.get().to_string())?)
             }
             (Step::Bind(driver), Some(device)) => Ok(driver.bind(&self.sysfs, &device.name)?),
             (Step::Unbind(driver), Some(device)) => self.unbind(device, driver),
@@ -247,50 +251,54 @@ impl Slices {
 
     /// Only the whole range and no other: where a part of it is taken, the kernel refuses.
     fn create(&self, range: &Range<u64>) -> Result<(), SliceError> {
-        let _alone = self.change_names();
+        let _names = self.lock_names();
         let before = device::all(&self.sysfs, &self.region.folder)?;
         self.sysfs.write(self.region.folder.join("dax_region/create"), "1")?;
         let is_new = |device: &Device| !before.iter().any(|old| old.name == device.name);
         let after = device::all(&self.sysfs, &self.region.folder)?;
-        let made = after.into_iter().find(is_new).ok_or(SliceError::NothingMade)?;
+        let created = after.into_iter().find(is_new).ok_or(SliceError::DeviceNotCreated)?;
         let place = format!("{:x}-{:x}", range.start, range.end - 1);
-        let placed = self.sysfs.write(self.of(&made, "mapping"), &place);
+        let placed = self.sysfs.write(self.device_file(&created, "mapping"), &place);
         if placed.is_err() {
-            self.give_back(&made)?;
+            self.release_device(&created)?;
         }
         Ok(placed?)
     }
 
     fn unbind(&self, device: &Device, driver: Driver) -> Result<(), SliceError> {
-        self.see_free(device)?;
+        self.check_not_online(device)?;
         let (sysfs, name) = (self.sysfs.clone(), device.name.clone());
         self.steps.run(&device.name, move || driver.unbind(&sysfs, &name))
     }
 
     /// Sees that the kernel has no memory of a device online.
-    fn see_free(&self, device: &Device) -> Result<(), SliceError> {
+    fn check_not_online(&self, device: &Device) -> Result<(), SliceError> {
         match (device.driver, &device.extent) {
-            (Some(Driver::Kmem), Extent::At(range)) => self.see_offline(&device.name, range),
+            (Some(Driver::Kmem), Extent::At(range)) => self.check_blocks_offline(&device.name, range),
             _ => Ok(()),
         }
     }
 
-    fn see_offline(&self, device: &str, range: &Range<u64>) -> Result<(), SliceError> {
+    fn check_blocks_offline(&self, device: &str, range: &Range<u64>) -> Result<(), SliceError> {
         let mut blocks = blocks::within(&self.sysfs, range)?;
         blocks.retain(|block| !block.is_offline());
         let online: Vec<_> = blocks.into_iter().map(|block| block.name).collect();
-        if online.is_empty() { Ok(()) } else { Err(SliceError::Online { device: device.to_owned(), online }) }
+        if online.is_empty() {
+            Ok(())
+        } else {
+            Err(SliceError::BlocksOnline { device: device.to_owned(), online })
+        }
     }
 
     fn delete(&self, device: &Device) -> Result<(), SliceError> {
-        let _alone = self.change_names();
-        self.give_back(device)
+        let _names = self.lock_names();
+        self.release_device(device)
     }
 
     /// The first device of each region stays for ever, without memory.
-    fn give_back(&self, device: &Device) -> Result<(), SliceError> {
-        let size = (device.extent != Extent::Empty).then(|| self.of(device, "size"));
-        let delete = (!device.is_kept()).then(|| self.region.folder.join("dax_region/delete"));
+    fn release_device(&self, device: &Device) -> Result<(), SliceError> {
+        let size = (device.extent != Extent::Empty).then(|| self.device_file(device, "size"));
+        let delete = (!device.is_seed()).then(|| self.region.folder.join("dax_region/delete"));
         let (sysfs, name) = (self.sysfs.clone(), device.name.clone());
         self.steps.run(&device.name, move || {
             size.map_or(Ok(()), |size| sysfs.write(size, "0"))?;
@@ -298,22 +306,22 @@ impl Slices {
         })
     }
 
-    fn change_names(&self) -> RwLockWriteGuard<'_, ()> {
+    fn lock_names(&self) -> RwLockWriteGuard<'_, ()> {
         self.names.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Slices stay; other devices are the kernel's own, which are removed, or another program's.
-    fn stays(&self, device: &Device) -> Result<bool, SliceError> {
+    fn should_keep(&self, device: &Device) -> Result<bool, SliceError> {
         match (&device.extent, device.driver) {
-            (Extent::Empty, None) => Ok(device.is_kept()),
+            (Extent::Empty, None) => Ok(device.is_seed()),
             _ if self.index_of(device).is_some() => Ok(true),
-            (_, None | Some(Driver::Kmem)) if device.is_kept() => Ok(false),
-            _ => Err(SliceError::Foreign { device: device.name.clone(), driver: device.driver }),
+            (_, None | Some(Driver::Kmem)) if device.is_seed() => Ok(false),
+            _ => Err(SliceError::ForeignDevice { device: device.name.clone(), driver: device.driver }),
         }
     }
 
-    fn clear(&self, device: &Device) -> Result<(), SliceError> {
-        if self.stays(device)? {
+    fn remove_unneeded(&self, device: &Device) -> Result<(), SliceError> {
+        if self.should_keep(device)? {
             return Ok(());
         }
         if let Some(driver) = device.driver {
@@ -324,7 +332,7 @@ impl Slices {
 
     /// A device over all of a region is no slice, even if it has the length of one.
     fn index_of(&self, device: &Device) -> Option<u32> {
-        if device.is_kept() {
+        if device.is_seed() {
             return None;
         }
         let Extent::At(range) = &device.extent else { return None };
@@ -333,30 +341,30 @@ impl Slices {
     }
 
     fn devices(&self) -> Result<Vec<Device>, SysfsError> {
-        let _nobody_changes_them = self.names.read().unwrap_or_else(PoisonError::into_inner);
+        let _names = self.names.read().unwrap_or_else(PoisonError::into_inner);
         device::all(&self.sysfs, &self.region.folder)
     }
 
-    fn of(&self, device: &Device, file: &str) -> PathBuf {
+    fn device_file(&self, device: &Device, file: &str) -> PathBuf {
         self.region.folder.join(&device.name).join(file)
     }
 
-    fn have_driver(&self, driver: Driver) -> Result<(), SliceError> {
+    fn load_driver(&self, driver: Driver) -> Result<(), SliceError> {
         let folder = driver.folder();
         if self.sysfs.has(&folder) {
             return Ok(());
         }
         let loaded = Command::new("modprobe").arg(driver.module()).output();
-        let said =
+        let output =
             loaded.map_or_else(|error| error.to_string(), |out| String::from_utf8_lossy(&out.stderr).into());
-        if self.sysfs.has(&folder) { Ok(()) } else { Err(SliceError::NoDriver { driver, said }) }
+        if self.sysfs.has(&folder) { Ok(()) } else { Err(SliceError::NoDriver { driver, output }) }
     }
 
-    fn see_blocks_fit(&self) -> Result<(), SliceError> {
+    fn check_block_size(&self) -> Result<(), SliceError> {
         let block = blocks::size(&self.sysfs)?;
         let fits = |bytes: u64| bytes.is_multiple_of(block.get());
         let base = self.region.base;
-        if fits(base) && fits(SLICE.get()) { Ok(()) } else { Err(SliceError::Block { block, base }) }
+        if fits(base) && fits(SLICE.get()) { Ok(()) } else { Err(SliceError::BlockSize { block, base }) }
     }
 }
 
@@ -364,9 +372,9 @@ impl Slices {
 ///
 /// # Errors
 /// [`SliceError::Policy`], or the kernel does not report it.
-pub fn see_policy(sysfs: &Sysfs) -> Result<(), SliceError> {
+pub fn check_online_policy(sysfs: &Sysfs) -> Result<(), SliceError> {
     match blocks::policy(sysfs) {
-        Ok(policy) if policy == POLICY => Ok(()),
+        Ok(policy) if policy == REQUIRED_POLICY => Ok(()),
         Ok(policy) => Err(SliceError::Policy { policy }),
         Err(error) if error.is_gone() => Ok(()), // it cannot add memory at all
         Err(error) => Err(error.into()),
@@ -381,14 +389,14 @@ pub(super) fn alignment(base: u64) -> Result<Bytes, SliceError> {
 
 /// What is to be done next, from what there is to what is wanted; `None` if that is the same. A device without a driver that we
 /// did not just make may have lost one under somebody's mapping, which would lead to the memory again if it were bound anew.
-fn next(device: Option<&Device>, wanted: Option<Driver>, align: Bytes, is_ours: bool) -> Option<Step> {
-    let Some(device) = device else { return wanted.map(|_| Step::Create) };
-    match (device.driver, wanted) {
-        (Some(driver), Some(wanted)) if driver == wanted && device.is_aligned() => None,
+fn next_step(device: Option<&Device>, target: Option<Driver>, align: Bytes, is_own: bool) -> Option<Step> {
+    let Some(device) = device else { return target.map(|_| Step::Create) };
+    match (device.driver, target) {
+        (Some(driver), Some(target)) if driver == target && device.is_aligned() => None,
         (Some(driver), _) => Some(Step::Unbind(driver)),
-        (None, Some(_)) if !is_ours => Some(Step::Delete),
+        (None, Some(_)) if !is_own => Some(Step::Delete),
         (None, Some(Driver::DeviceDax)) if device.align != align.get() => Some(Step::Align),
-        (None, Some(wanted)) => Some(Step::Bind(wanted)),
+        (None, Some(target)) => Some(Step::Bind(target)),
         (None, None) => Some(Step::Delete),
     }
 }

@@ -167,34 +167,34 @@ fn is_numbered(name: &str, prefix: &str) -> bool {
 }
 
 #[cfg(test)]
-pub(crate) mod made_up;
+pub(crate) mod fake;
 
 #[cfg(test)]
 mod tests {
-    use super::made_up::MadeUp;
+    use super::fake::FakeSysfs;
 
     #[test]
-    fn numbers_are_read_as_the_kernel_writes_them() {
-        let made_up = MadeUp::new(&[("a", "0xac0000000"), ("b", "4294967296"), ("c", "lots")]);
-        assert_eq!(made_up.sysfs.number("a").unwrap(), 43 << 30);
-        assert_eq!(made_up.sysfs.number("b").unwrap(), 4 << 30);
-        let error = made_up.sysfs.number("c").unwrap_err().to_string();
+    fn decimal_and_hexadecimal_numbers_are_parsed() {
+        let fake = FakeSysfs::new(&[("a", "0xac0000000"), ("b", "4294967296"), ("c", "lots")]);
+        assert_eq!(fake.sysfs.number("a").unwrap(), 43 << 30);
+        assert_eq!(fake.sysfs.number("b").unwrap(), 4 << 30);
+        let error = fake.sysfs.number("c").unwrap_err().to_string();
         assert!(error.ends_with("/c holds \"lots\", which is not a number"), "{error}");
     }
 
     #[test]
-    fn the_tenth_comes_after_the_ninth() {
+    fn numbered_names_are_sorted_by_number() {
         let files = ["decoder2.10", "decoder2.9", "decoders_committed", "dport1"];
-        let made_up = MadeUp::new(&files.map(|name| (name, "")));
-        assert_eq!(made_up.sysfs.numbered("", "decoder").unwrap(), ["decoder2.9", "decoder2.10"]);
+        let fake = FakeSysfs::new(&files.map(|name| (name, "")));
+        assert_eq!(fake.sysfs.numbered("", "decoder").unwrap(), ["decoder2.9", "decoder2.10"]);
     }
 
     #[test]
-    fn a_refusal_names_the_file_the_value_and_the_cause() {
-        let made_up = MadeUp::new(&[("there", "1")]);
-        made_up.sysfs.write("there", "2").unwrap();
-        assert_eq!(made_up.sysfs.text("there").unwrap(), "2");
-        let refused = units::chain(&made_up.sysfs.write("region0/commit", "1").unwrap_err());
+    fn write_error_names_file_value_and_cause() {
+        let fake = FakeSysfs::new(&[("there", "1")]);
+        fake.sysfs.write("there", "2").unwrap();
+        assert_eq!(fake.sysfs.text("there").unwrap(), "2");
+        let refused = units::chain(&fake.sysfs.write("region0/commit", "1").unwrap_err());
         assert!(
             refused.contains("write \"1\" to ") && refused.contains("/region0/commit: No such"),
             "{refused}"
@@ -202,9 +202,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_gone_and_has_no_driver() {
-        let made_up = MadeUp::new(&[]);
-        assert!(made_up.sysfs.text("dax1.1/size").unwrap_err().is_gone());
-        assert_eq!(made_up.sysfs.driver("dax1.1").unwrap(), None);
+    fn missing_device_is_gone_and_has_no_driver() {
+        let fake = FakeSysfs::new(&[]);
+        assert!(fake.sysfs.text("dax1.1/size").unwrap_err().is_gone());
+        assert_eq!(fake.sysfs.driver("dax1.1").unwrap(), None);
     }
 }

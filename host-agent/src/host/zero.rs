@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn one_byte_that_is_not_zero_is_found_wherever_it_is() {
+    fn single_nonzero_byte_is_found_anywhere() {
         for at in [0, 1, STEP as u64 - 1, STEP as u64, BYTES / 2 + 17, BYTES - 1] {
             let found = first_not_zero(&sparse(&[(at, 1)]), BYTES).unwrap().expect("it is there");
             assert!(found <= at && at < found + STEP as u64, "{at} was found at {found}");
@@ -105,13 +105,13 @@ mod tests {
     }
 
     #[test]
-    fn zeros_that_were_written_are_zeros_too() {
+    fn written_zeros_count_as_zero() {
         assert_eq!(first_not_zero(&sparse(&[]), BYTES).unwrap(), None);
         assert_eq!(first_not_zero(&sparse(&[(5, 0), (BYTES - 1, 0)]), BYTES).unwrap(), None);
     }
 
     #[test]
-    fn what_was_made_zero_is_zero_and_takes_no_memory() {
+    fn zeroed_file_is_zero_and_uses_no_memory() {
         use std::os::unix::fs::MetadataExt;
         let file = sparse(&[(0, 7), (BYTES / 2, 8), (BYTES - 1, 9)]);
         make_zero(&file, BYTES).unwrap();
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn writing_zeros_does_as_well_as_making_holes() {
+    fn write_zeros_zeroes_like_hole_punching() {
         let file = sparse(&[(0, 7), (BYTES - 1, 9)]);
         write_zeros(&file, BYTES).unwrap();
         assert_eq!(first_not_zero(&file, BYTES).unwrap(), None);

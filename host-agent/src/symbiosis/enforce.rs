@@ -29,7 +29,7 @@ pub(super) trait Enforcer {
     fn set(&self, tenant: &Name, to: &Limits) -> Result<(), SysfsError>;
 
     /// Whether there is such a tenant.
-    fn is_there(&self, tenant: &Name) -> bool;
+    fn exists(&self, tenant: &Name) -> bool;
 }
 
 /// Memory above a share is swapped out, and returns as fast as the share permits (Spirit 5).
@@ -55,8 +55,8 @@ impl Enforcer for Swap<'_> {
         self.cgroups.limit_memory(tenant.as_str(), to.memory)
     }
 
-    fn is_there(&self, tenant: &Name) -> bool {
-        self.cgroups.is_there(tenant.as_str())
+    fn exists(&self, tenant: &Name) -> bool {
+        self.cgroups.exists(tenant.as_str())
     }
 }
 
@@ -69,21 +69,21 @@ impl Enforcer for Advice {
         Ok(())
     }
 
-    fn is_there(&self, _: &Name) -> bool {
+    fn exists(&self, _: &Name) -> bool {
         true
     }
 }
 
 /// A share that is to be a tenant's limits.
 #[derive(Clone, Copy)]
-pub(super) struct Order<'a> {
+pub(super) struct LimitRequest<'a> {
     pub tenant: &'a Name,
     pub share: Share,
     pub by: &'a dyn Enforcer,
 }
 
 /// Something to change.
-struct Step<'a> {
+struct LimitChange<'a> {
     tenant: &'a Name,
     by: &'a dyn Enforcer,
     from: Limits,
@@ -95,56 +95,56 @@ struct Step<'a> {
 ///
 /// # Errors
 /// A reduction failed: no limit is changed, and all tenants keep their shares.
-pub(super) fn enforce(orders: &[Order<'_>]) -> Result<Vec<(Name, String)>, String> {
+pub(super) fn enforce(orders: &[LimitRequest<'_>]) -> Result<Vec<(Name, String)>, String> {
     let mut failed = Vec::new();
     let mut steps = Vec::new();
     for order in orders {
         match order.step() {
             Ok(step) => steps.extend(step),
-            Err(_) if !order.by.is_there(order.tenant) => failed.push(gone(order.tenant)),
-            Err(error) => return Err(told(order.tenant, &error)),
+            Err(_) if !order.by.exists(order.tenant) => failed.push(vanished(order.tenant)),
+            Err(error) => return Err(message(order.tenant, &error)),
         }
     }
     for (at, step) in steps.iter().enumerate() {
-        match step.set(&step.less()) {
+        match step.set(&step.lower()) {
             Ok(()) => {}
-            Err(_) if !step.by.is_there(step.tenant) => failed.push(gone(step.tenant)),
+            Err(_) if !step.by.exists(step.tenant) => failed.push(vanished(step.tenant)),
             Err(error) => {
                 undo(&steps[..=at]);
-                return Err(told(step.tenant, &error));
+                return Err(message(step.tenant, &error));
             }
         }
     }
-    for step in steps.iter().filter(|step| step.less() != step.to) {
+    for step in steps.iter().filter(|step| step.lower() != step.to) {
         match step.set(&step.to) {
             Ok(()) => {}
-            Err(_) if !step.by.is_there(step.tenant) => failed.push(gone(step.tenant)),
+            Err(_) if !step.by.exists(step.tenant) => failed.push(vanished(step.tenant)),
             Err(error) => failed.push((step.tenant.clone(), units::chain(&error))),
         }
     }
     Ok(failed)
 }
 
-impl<'a> Order<'a> {
+impl<'a> LimitRequest<'a> {
     /// Returns the change of its limits, if any.
-    fn step(&self) -> Result<Option<Step<'a>>, SysfsError> {
+    fn step(&self) -> Result<Option<LimitChange<'a>>, SysfsError> {
         let bandwidth = Some(self.share.bandwidth_mb_s.saturating_mul(MB).max(BYTES_PER_S_MIN));
         let memory = Some(Bytes::mib(self.share.memory_mib).get());
         let to = Limits { memory, read: bandwidth, written: bandwidth };
         let from = self.by.limits(self.tenant)?.filter(|from| *from != to);
-        Ok(from.map(|from| Step { tenant: self.tenant, by: self.by, from, to }))
+        Ok(from.map(|from| LimitChange { tenant: self.tenant, by: self.by, from, to }))
     }
 }
 
-impl Step<'_> {
+impl LimitChange<'_> {
     /// Returns the minimum of the current and the new limits.
-    fn less(&self) -> Limits {
-        let less = |from: Option<u64>, to: Option<u64>| from.into_iter().chain(to).min();
+    fn lower(&self) -> Limits {
+        let min = |from: Option<u64>, to: Option<u64>| from.into_iter().chain(to).min();
         let Self { from, to, .. } = self;
         Limits {
-            memory: less(from.memory, to.memory),
-            read: less(from.read, to.read),
-            written: less(from.written, to.written),
+            memory: min(from.memory, to.memory),
+            read: min(from.read, to.read),
+            written: min(from.written, to.written),
         }
     }
 
@@ -153,19 +153,19 @@ impl Step<'_> {
     }
 }
 
-fn undo(steps: &[Step<'_>]) {
+fn undo(steps: &[LimitChange<'_>]) {
     for step in steps {
         if let Err(error) = step.by.set(step.tenant, &step.from) {
-            tracing::error!(tenant = %step.tenant, error = units::chain(&error), "limits not as they were");
+            tracing::error!(tenant = %step.tenant, error = units::chain(&error), "limits not restored");
         }
     }
 }
 
-fn gone(tenant: &Name) -> (Name, String) {
-    (tenant.clone(), "is gone".to_owned())
+fn vanished(tenant: &Name) -> (Name, String) {
+    (tenant.clone(), "cgroup does not exist".to_owned())
 }
 
-fn told(tenant: &Name, error: &SysfsError) -> String {
+fn message(tenant: &Name, error: &SysfsError) -> String {
     format!("{tenant}: {}", units::chain(error))
 }
 
@@ -181,34 +181,34 @@ mod tests {
 
     /// Tenants in memory; the so-manieth time that one is limited, it is refused.
     #[derive(Default)]
-    struct Fake {
+    struct FakeEnforcer {
         limits: RefCell<BTreeMap<Name, Limits>>,
-        refuses: Cell<Option<u32>>,
-        gone: RefCell<Vec<Name>>,
+        failing_call: Cell<Option<u32>>,
+        vanished: RefCell<Vec<Name>>,
         /// The most that all together might have had at any time.
-        most: Cell<Option<(u64, u64)>>,
+        peak: Cell<Option<(u64, u64)>>,
     }
 
-    impl Fake {
-        fn note(&self) {
+    impl FakeEnforcer {
+        fn record_peak(&self) {
             let all = self.limits.borrow();
             let sum =
                 |of: fn(&Limits) -> Option<u64>| all.values().map(|one| of(one).unwrap_or(0)).sum::<u64>();
             let (memory, bandwidth) = (sum(|one| one.memory), sum(|one| one.read));
-            let most = self.most.get().unwrap_or((0, 0));
-            self.most.set(Some((most.0.max(memory), most.1.max(bandwidth))));
+            let peak = self.peak.get().unwrap_or((0, 0));
+            self.peak.set(Some((peak.0.max(memory), peak.1.max(bandwidth))));
         }
     }
 
-    impl Enforcer for Fake {
+    impl Enforcer for FakeEnforcer {
         fn limits(&self, tenant: &Name) -> Result<Option<Limits>, SysfsError> {
             Ok(Some(self.limits.borrow()[tenant]))
         }
 
         fn set(&self, tenant: &Name, to: &Limits) -> Result<(), SysfsError> {
-            let left = self.refuses.get();
-            self.refuses.set(left.map(|left| left.saturating_sub(1)).filter(|_| left != Some(0)));
-            if left == Some(0) || !self.is_there(tenant) {
+            let left = self.failing_call.get();
+            self.failing_call.set(left.map(|left| left.saturating_sub(1)).filter(|_| left != Some(0)));
+            if left == Some(0) || !self.exists(tenant) {
                 let errno = io::Error::from_raw_os_error(rustix::io::Errno::ROFS.raw_os_error());
                 return Err(SysfsError::Write {
                     path: tenant.to_string().into(),
@@ -217,12 +217,12 @@ mod tests {
                 });
             }
             self.limits.borrow_mut().insert(tenant.clone(), *to);
-            self.note();
+            self.record_peak();
             Ok(())
         }
 
-        fn is_there(&self, tenant: &Name) -> bool {
-            !self.gone.borrow().contains(tenant)
+        fn exists(&self, tenant: &Name) -> bool {
+            !self.vanished.borrow().contains(tenant)
         }
     }
 
@@ -235,48 +235,48 @@ mod tests {
     }
 
     /// From one split of 300 MiB and 30 MB/s to another, in which one gets more of one and less of the other.
-    fn fake() -> Fake {
-        let fake = Fake::default();
+    fn fake() -> FakeEnforcer {
+        let fake = FakeEnforcer::default();
         let had = [limits(100, 10), limits(150, 5), limits(50, 15)];
         fake.limits.borrow_mut().extend(names().into_iter().zip(had));
         fake
     }
 
-    fn change(fake: &Fake) -> Result<Vec<(Name, String)>, String> {
+    fn change(fake: &FakeEnforcer) -> Result<Vec<(Name, String)>, String> {
         let shares = [(200, 5), (50, 20), (50, 5)];
         let shares = shares.map(|(memory_mib, bandwidth_mb_s)| Share { memory_mib, bandwidth_mb_s });
         let names = names();
-        let orders = names.iter().zip(shares).map(|(tenant, share)| Order { tenant, share, by: fake });
+        let orders = names.iter().zip(shares).map(|(tenant, share)| LimitRequest { tenant, share, by: fake });
         enforce(&orders.collect::<Vec<_>>())
     }
 
     #[test]
-    fn at_no_time_is_more_dealt_out_than_there_is() {
+    fn limits_never_exceed_supply_during_a_change() {
         let fake = fake();
         assert_eq!(change(&fake), Ok(vec![]));
         let [a, b, c] = names();
         let after = BTreeMap::from([(a, limits(200, 5)), (b, limits(50, 20)), (c, limits(50, 5))]);
         assert_eq!(*fake.limits.borrow(), after);
-        let (memory, bandwidth) = fake.most.get().unwrap();
+        let (memory, bandwidth) = fake.peak.get().unwrap();
         assert!(memory <= 300 << 20 && bandwidth <= 30 * MB, "{memory} {bandwidth}");
     }
 
     #[test]
-    fn who_cannot_be_limited_leaves_everybody_what_they_had() {
+    fn failed_reduction_restores_all_limits() {
         for at in 0..3 {
             let fake = fake();
             let before = fake.limits.borrow().clone();
-            fake.refuses.set(Some(at));
+            fake.failing_call.set(Some(at));
             let refused = change(&fake).unwrap_err();
             assert!(refused.contains("Read-only file system"), "{refused}");
-            assert_eq!(*fake.limits.borrow(), before, "the {at}th was refused");
+            assert_eq!(*fake.limits.borrow(), before, "call {at} failed");
         }
     }
 
     #[test]
-    fn who_cannot_be_given_more_is_told_and_the_others_have_theirs() {
+    fn failed_increase_is_reported_and_others_apply() {
         let fake = fake();
-        fake.refuses.set(Some(3));
+        fake.failing_call.set(Some(3));
         let failed = change(&fake).unwrap();
         assert_eq!(failed.len(), 1);
         assert_eq!(failed[0].0, names()[0]);
@@ -284,11 +284,14 @@ mod tests {
     }
 
     #[test]
-    fn who_is_gone_keeps_nobody_from_theirs() {
+    fn vanished_tenant_does_not_block_enforcement() {
         let fake = fake();
-        fake.gone.borrow_mut().push(names()[1].clone());
+        fake.vanished.borrow_mut().push(names()[1].clone());
         let failed = change(&fake).unwrap();
-        assert!(failed.iter().all(|(name, why)| *name == names()[1] && why == "is gone"), "{failed:?}");
+        assert!(
+            failed.iter().all(|(name, why)| *name == names()[1] && why == "cgroup does not exist"),
+            "{failed:?}"
+        );
         assert_eq!(fake.limits.borrow()[&names()[0]], limits(200, 5));
     }
 }

@@ -6,13 +6,13 @@ use fairness::profile::{Learner, PageAccesses, Sample, SampleError};
 use units::Bytes;
 
 use crate::host::{
+    access_profile::{AccessProfile, AccessSource},
     cgroup::Counters,
     memory::usage::PAGE,
-    watched::{Eyes, Watched},
 };
 
 /// Blocks that a tenant's memory is divided into, about: fewer than its pages, so that large tenants cost no more than small ones.
-const BLOCKS: u64 = 16_384;
+const BLOCKS_PER_TENANT: u64 = 16_384;
 
 /// One tenant, epoch after epoch.
 #[derive(Clone, Debug, Default)]
@@ -28,7 +28,7 @@ pub(super) struct Period {
     /// When counters were read.
     pub now: Duration,
     /// How long a page takes that is waited for, in seconds.
-    pub miss: f64,
+    pub miss_latency_s: f64,
     /// Bandwidth limit of the tenant, in MB/s.
     pub limit: f64,
     /// Bandwidth of the link, in MB/s.
@@ -37,17 +37,17 @@ pub(super) struct Period {
 
 /// Work of a tenant in an epoch.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Measured {
+pub struct TenantMeasurement {
     /// Memory it has.
     pub memory: Bytes,
     /// Of the link, the busier way, in MB/s.
-    pub used: f64,
+    pub used_mb_s: f64,
     /// Part of its time that some of it waited for pages or for devices, 0 to 1.
-    pub waited: f64,
+    pub stalled_fraction: f64,
     /// Pages per second that came back after they had been taken away.
     pub refaults: f64,
     /// Source of its page accesses, if any.
-    pub seen_by: Option<Eyes>,
+    pub source: Option<AccessSource>,
 }
 
 impl Meter {
@@ -62,13 +62,14 @@ impl Meter {
     pub(super) fn measure(
         &mut self,
         now: Counters,
-        watched: Option<Watched>,
+        profile: Option<AccessProfile>,
         period: &Period,
-    ) -> Result<Option<Measured>, SampleError> {
+    ) -> Result<Option<TenantMeasurement>, SampleError> {
         let last = self.last.replace((period.now, now));
         // Decreasing counters belong to another cgroup of the same name.
-        let is_same =
-            |(_, last): &(Duration, Counters)| last.worked_us <= now.worked_us && last.misses <= now.misses;
+        let is_same = |(_, last): &(Duration, Counters)| {
+            last.cpu_us <= now.cpu_us && last.major_faults <= now.major_faults
+        };
         let Some((then, last)) = last.filter(is_same) else {
             self.learner = Learner::default();
             return Ok(None);
@@ -76,7 +77,7 @@ impl Meter {
         let seconds = period.now.saturating_sub(then).as_secs_f64();
         let (read, written) = (now.read.saturating_sub(last.read), now.written.saturating_sub(last.written));
         // A tenant that mostly uses other devices stalls on those.
-        let is_of_link = read + written >= now.elsewhere.saturating_sub(last.elsewhere);
+        let is_of_link = read + written >= now.other_device_bytes.saturating_sub(last.other_device_bytes);
         let stalled = now.stalled_us.zip(last.stalled_us).map(|(now, last)| {
             let (memory, devices) = (now.0.saturating_sub(last.0), now.1.saturating_sub(last.1));
             let us = if is_of_link { memory.max(devices) } else { memory };
@@ -87,23 +88,23 @@ impl Meter {
             duration_s: seconds,
             local_mib: mib(now.memory),
             remote_mib: mib(now.swapped),
-            work_s: (now.worked_us - last.worked_us) as f64 / 1e6,
-            misses: (now.misses - last.misses) as f64,
+            work_s: (now.cpu_us - last.cpu_us) as f64 / 1e6,
+            misses: (now.major_faults - last.major_faults) as f64,
             pages_in: now.refaults.saturating_sub(last.refaults) as f64,
-            miss_latency_s: period.miss,
+            miss_latency_s: period.miss_latency_s,
             used_mb_s: moved as f64 / 1e6 / seconds,
             limit_mb_s: period.limit,
             stalled_s: stalled,
-            accesses: watched.as_ref().map(|watched| touched(watched, now)),
+            accesses: profile.as_ref().map(|profile| page_accesses(profile, now)),
         };
         self.learner.learn(&sample, period.link)?;
-        let waited = stalled.map_or_else(|| reckoned(&sample), |stalled| stalled / seconds);
-        Ok(Some(Measured {
+        let stalled_fraction = stalled.map_or_else(|| estimated_stall(&sample), |stalled| stalled / seconds);
+        Ok(Some(TenantMeasurement {
             memory: now.memory,
-            used: sample.used_mb_s,
-            waited: waited.clamp(0.0, 1.0),
+            used_mb_s: sample.used_mb_s,
+            stalled_fraction: stalled_fraction.clamp(0.0, 1.0),
             refaults: sample.pages_in / seconds,
-            seen_by: watched.map(|watched| watched.by),
+            source: profile.map(|profile| profile.source),
         }))
     }
 }
@@ -113,21 +114,21 @@ pub(super) fn mib(bytes: Bytes) -> f64 {
 }
 
 /// Where the kernel does not count how long it waited.
-fn reckoned(sample: &Sample) -> f64 {
-    let waited = sample.misses * sample.miss_latency_s;
-    if waited > 0.0 { waited / (waited + sample.work_s) } else { 0.0 }
+fn estimated_stall(sample: &Sample) -> f64 {
+    let stalled_fraction = sample.misses * sample.miss_latency_s;
+    if stalled_fraction > 0.0 { stalled_fraction / (stalled_fraction + sample.work_s) } else { 0.0 }
 }
 
 /// Regions are of addresses: where there is less memory than addresses were touched, blocks are larger, and touches fewer.
-fn touched(watched: &Watched, now: Counters) -> PageAccesses {
-    let has = now.everywhere().get().max(1);
-    let part = watched.part_there(has);
-    let block = (has / BLOCKS).max(PAGE);
+fn page_accesses(profile: &AccessProfile, now: Counters) -> PageAccesses {
+    let bytes = now.memory_with_swap().get().max(1);
+    let resident = profile.resident_fraction(bytes);
+    let block = (bytes / BLOCKS_PER_TENANT).max(PAGE);
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a size")]
-    let of_addresses = (block as f64 / part) as u64;
+    let address_block = (block as f64 / resident) as u64;
     PageAccesses {
-        histogram: watched.histogram(of_addresses),
+        histogram: profile.histogram(address_block),
         block_mib: mib(Bytes::new(block)),
-        pages_per_second: watched.pages_per_second() * part,
+        pages_per_second: profile.pages_per_second() * resident,
     }
 }

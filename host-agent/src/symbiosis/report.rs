@@ -10,7 +10,7 @@ use fairness::market::{Certificate, Share, Supply};
 use tokio::sync::Notify;
 use units::{Name, UnixMs};
 
-use super::meter::Measured;
+use super::meter::TenantMeasurement;
 use crate::config::symbiosis::Enforce;
 
 /// Result of an epoch.
@@ -25,20 +25,20 @@ pub struct Report {
     /// Effect.
     pub state: State,
     /// Why shares are as they were.
-    pub why: String,
+    pub reason: String,
     /// Participating and new tenants.
     pub tenants: Vec<TenantReport>,
     /// How shares came about, if they did.
-    pub certified: Option<Certified>,
+    pub certificate: Option<ShareCertificate>,
 }
 
 /// How shares came about.
 #[derive(Clone, Debug)]
-pub struct Certified {
+pub struct ShareCertificate {
     /// Certificate.
     pub certificate: Certificate,
     /// The part of the way that was gone, 0 to 1.
-    pub way: f64,
+    pub step_fraction: f64,
     /// Tenant with the smallest throughput relative to an equal split.
     pub worst_off: Name,
 }
@@ -49,9 +49,9 @@ pub enum State {
     /// Shares were set anew.
     Set,
     /// New ones would differ too little.
-    Held,
+    Unchanged,
     /// Something was missing: shares are as they were.
-    Kept,
+    Blocked,
 }
 
 /// One tenant after an epoch.
@@ -68,9 +68,9 @@ pub struct TenantReport {
     /// Share in force.
     pub share: Share,
     /// Work in the epoch.
-    pub measured: Option<Measured>,
+    pub measured: Option<TenantMeasurement>,
     /// Bandwidth demand, in MB/s.
-    pub wanted: f64,
+    pub demand_mb_s: f64,
     /// Throughput against that of an equal split, as estimated.
     pub gain: f64,
     /// How far that may be off, 0 to 1.
@@ -81,9 +81,9 @@ pub struct TenantReport {
 
 impl Report {
     /// Nothing can be decided, and why.
-    pub(super) fn nothing(epoch: u64, supply: Supply, why: String) -> Self {
-        let (tenants, certified) = (Vec::new(), None);
-        Self { epoch, at: now(), supply, state: State::Kept, why, tenants, certified }
+    pub(super) fn undecided(epoch: u64, supply: Supply, reason: String) -> Self {
+        let (tenants, certificate) = (Vec::new(), None);
+        Self { epoch, at: now(), supply, state: State::Blocked, reason, tenants, certificate }
     }
 }
 
@@ -97,7 +97,7 @@ impl TenantReport {
             fair: Share::default(),
             share: Share::default(),
             measured: None,
-            wanted: 0.0,
+            demand_mb_s: 0.0,
             gain: 1.0,
             error: 1.0,
             problem: problem.to_owned(),
@@ -112,67 +112,67 @@ pub(super) fn now() -> UnixMs {
 
 /// The last report, and the weights that are set.
 #[derive(Debug, Default)]
-pub struct Book {
-    pages: Mutex<Pages>,
-    written: Notify,
+pub struct SharesState {
+    inner: Mutex<Inner>,
+    changed: Notify,
 }
 
 #[derive(Debug, Default)]
-struct Pages {
+struct Inner {
     report: Option<Report>,
-    is_told: bool,
+    is_sent: bool,
     /// `None` before the manager has sent weights.
     weights: Option<BTreeMap<Name, f64>>,
 }
 
-impl Book {
+impl SharesState {
     /// A poisoned book is still right: no call leaves it half written.
-    fn pages(&self) -> MutexGuard<'_, Pages> {
-        self.pages.lock().unwrap_or_else(PoisonError::into_inner)
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// An epoch is over.
-    pub fn put(&self, report: Report) {
-        let mut pages = self.pages();
-        pages.report = Some(report);
-        pages.is_told = false;
-        self.written.notify_one();
+    pub fn store_report(&self, report: Report) {
+        let mut inner = self.inner();
+        inner.report = Some(report);
+        inner.is_sent = false;
+        self.changed.notify_one();
     }
 
     /// Returns the unsent report as soon as there is one. Cancel-safe.
-    pub async fn news(&self) -> Report {
+    pub async fn next_report(&self) -> Report {
         loop {
             {
-                let mut pages = self.pages();
-                if !pages.is_told
-                    && let Some(report) = pages.report.clone()
+                let mut inner = self.inner();
+                if !inner.is_sent
+                    && let Some(report) = inner.report.clone()
                 {
-                    pages.is_told = true;
+                    inner.is_sent = true;
                     return report;
                 }
             }
-            self.written.notified().await;
+            self.changed.notified().await;
         }
     }
 
     /// Starts another session: the last report is sent again.
-    pub fn tell_again(&self) {
-        self.pages().is_told = false;
-        self.written.notify_one();
+    pub fn resend_report(&self) {
+        self.inner().is_sent = false;
+        self.changed.notify_one();
     }
 
     /// Stores the weights sent by the manager.
     pub fn set_weights(&self, weights: BTreeMap<Name, f64>) {
-        self.pages().weights = Some(weights);
+        self.inner().weights = Some(weights);
     }
 
     /// Returns the weights, if the manager has sent any.
     pub(super) fn weights(&self) -> Option<BTreeMap<Name, f64>> {
-        self.pages().weights.clone()
+        self.inner().weights.clone()
     }
 
     /// The last report.
-    pub fn last(&self) -> Option<Report> {
-        self.pages().report.clone()
+    pub fn last_report(&self) -> Option<Report> {
+        self.inner().report.clone()
     }
 }

@@ -7,80 +7,80 @@ use std::{
     time::Instant,
 };
 
-use super::{Book, Config, Kernel, Report, Symbiosis, SymbiosisError};
+use super::{Config, KernelPaths, Report, SharesState, Symbiosis, SymbiosisError};
 use crate::metrics::Metrics;
 
 /// Inputs of epochs.
 #[derive(Clone, Debug)]
-pub struct Start {
+pub struct EpochRunner {
     /// Settings.
     pub config: Config,
-    /// Where shares are kept.
+    /// Directory of the stored shares.
     pub runtime_dir: PathBuf,
-    /// Where the kernel speaks.
-    pub kernel: Kernel,
-    /// Where reports go, and weights come from.
-    pub book: Arc<Book>,
-    /// Where they are counted.
+    /// Paths of the kernel.
+    pub kernel: KernelPaths,
+    /// Last report, and weights.
+    pub state: Arc<SharesState>,
+    /// Metrics.
     pub metrics: Arc<Metrics>,
 }
 
-/// Epochs go on until this is dropped; limits stay.
+/// Handle of the thread; dropping it stops the epochs. Limits stay.
 #[derive(Debug)]
-pub struct Running {
-    _ends: mpsc::Sender<()>,
+pub struct SymbiosisThread {
+    _stop: mpsc::Sender<()>,
 }
 
-impl Start {
+impl EpochRunner {
     /// Starts epochs.
-    pub fn run(self) -> Running {
-        let (ends, end) = mpsc::channel();
-        let epochs = tokio::task::spawn_blocking(move || self.epochs(&end));
+    pub fn start(self) -> SymbiosisThread {
+        let (stop, stopped) = mpsc::channel();
+        let epochs = tokio::task::spawn_blocking(move || self.epochs(&stopped));
         tokio::spawn(async move {
             if let Err(error) = epochs.await {
-                tracing::error!(%error, "no more shares are decided: restart the agent");
+                tracing::error!(%error, "Symbiosis ended: restart the agent");
             }
         });
-        Running { _ends: ends }
+        SymbiosisThread { _stop: stop }
     }
 
     /// Runs epochs until the sender is dropped. Objects that cannot be opened are tried again.
-    fn epochs(&self, end: &mpsc::Receiver<()>) {
-        let (begun, mut opened) = (Instant::now(), None);
+    fn epochs(&self, stopped: &mpsc::Receiver<()>) {
+        let (started, mut opened) = (Instant::now(), None);
         for number in 1.. {
             let symbiosis = match opened.take().map_or_else(|| self.open(), Ok) {
                 Ok(symbiosis) => Some(symbiosis),
                 Err(error) => {
-                    self.tell_of(number, &error);
+                    self.report_error(number, &error);
                     None
                 }
             };
             opened = symbiosis;
             if let Some(symbiosis) = &mut opened {
-                symbiosis.begin();
+                symbiosis.begin_epoch();
             }
-            if end.recv_timeout(self.config.epoch.as_duration()) != Err(mpsc::RecvTimeoutError::Timeout) {
+            if stopped.recv_timeout(self.config.epoch.as_duration()) != Err(mpsc::RecvTimeoutError::Timeout) {
                 break;
             }
             if let Some(symbiosis) = &mut opened {
-                self.metrics.observe_shares(&symbiosis.end(begun.elapsed()));
+                self.metrics.observe_shares(&symbiosis.end_epoch(started.elapsed()));
             }
         }
         if let Some(mut symbiosis) = opened {
-            symbiosis.leave();
+            symbiosis.stop();
         }
     }
 
     fn open(&self) -> Result<Symbiosis, SymbiosisError> {
-        let Self { config, runtime_dir, kernel, book, .. } = self.clone();
-        Symbiosis::open(config, &runtime_dir, kernel, book)
+        let Self { config, runtime_dir, kernel, state, .. } = self.clone();
+        Symbiosis::open(config, &runtime_dir, kernel, state)
     }
 
-    fn tell_of(&self, epoch: u64, error: &SymbiosisError) {
-        let why = units::chain(error);
-        tracing::error!(why, "no shares are decided");
-        let report = Report::nothing(epoch, self.config.supply, why);
+    fn report_error(&self, epoch: u64, error: &SymbiosisError) {
+        let error_text = units::chain(error);
+        tracing::error!(error = error_text, "no shares are decided");
+        let report = Report::undecided(epoch, self.config.supply, error_text);
         self.metrics.observe_shares(&report);
-        self.book.put(report);
+        self.state.store_report(report);
     }
 }

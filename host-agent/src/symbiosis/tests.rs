@@ -7,25 +7,25 @@ use units::Ns;
 
 use super::*;
 use crate::{
-    config::symbiosis::One,
-    host::{cgroup::made_up, sysfs::made_up::MadeUp},
+    config::symbiosis::TenantSettings,
+    host::{cgroup::fake, sysfs::fake::FakeSysfs},
 };
 
 const SUPPLY: Supply = Supply { memory_mib: 2000, bandwidth_mb_s: 100 };
 const EPOCH: Duration = Duration::from_secs(10);
 
 /// Host with tenants, and their usage so far.
-struct Bed {
-    cgroups: MadeUp,
+struct TestHost {
+    cgroups: FakeSysfs,
     runtime_dir: tempfile::TempDir,
-    sys: MadeUp,
-    book: Arc<Book>,
+    sys: FakeSysfs,
+    state: Arc<SharesState>,
     symbiosis: Symbiosis,
     used: BTreeMap<&'static str, u64>,
     now: Duration,
 }
 
-fn config(cgroups: &MadeUp) -> Config {
+fn config(cgroups: &FakeSysfs) -> Config {
     Config {
         cgroups: cgroups.path(""),
         supply: SUPPLY,
@@ -36,27 +36,27 @@ fn config(cgroups: &MadeUp) -> Config {
     }
 }
 
-impl Bed {
+impl TestHost {
     fn new(names: &[&'static str]) -> Self {
         Self::with(names, |_| {})
     }
 
     fn with(names: &[&'static str], change: impl Fn(&mut Config)) -> Self {
-        let (cgroups, _) = made_up::cgroups(names);
+        let (cgroups, _) = fake::cgroups(names);
         let mut config = config(&cgroups);
         change(&mut config);
-        let sys = MadeUp::new(&[("swaps", "Filename\n/dev/fake partition 1 0 -2")]);
+        let sys = FakeSysfs::new(&[("swaps", "Filename\n/dev/fake partition 1 0 -2")]);
         let runtime_dir = tempfile::tempdir().unwrap();
-        let book = Arc::new(Book::default());
-        let symbiosis = opened(config, &runtime_dir, &sys, &book);
-        Self { cgroups, runtime_dir, sys, book, symbiosis, used: BTreeMap::new(), now: Duration::ZERO }
+        let state = Arc::new(SharesState::default());
+        let symbiosis = open_symbiosis(config, &runtime_dir, &sys, &state);
+        Self { cgroups, runtime_dir, sys, state, symbiosis, used: BTreeMap::new(), now: Duration::ZERO }
     }
 
     /// As an agent that starts again.
     fn restarted(mut self) -> Self {
         let config = self.symbiosis.config.clone();
-        self.book = Arc::new(Book::default());
-        self.symbiosis = opened(config, &self.runtime_dir, &self.sys, &self.book);
+        self.state = Arc::new(SharesState::default());
+        self.symbiosis = open_symbiosis(config, &self.runtime_dir, &self.sys, &self.state);
         self
     }
 
@@ -81,19 +81,19 @@ impl Bed {
 
     fn epoch(&mut self) -> Report {
         self.now += EPOCH;
-        self.symbiosis.end(self.now)
+        self.symbiosis.end_epoch(self.now)
     }
 
     /// Every tenant does the same in each, until shares stay.
-    fn settled(&mut self, uses: &[(&'static str, u64, u64)]) -> Report {
+    fn settle(&mut self, uses: &[(&'static str, u64, u64)]) -> Report {
         for _ in 0..20 {
             uses.iter().for_each(|(name, memory, misses)| self.uses(name, *memory, *misses));
             let report = self.epoch();
-            if report.state == State::Held {
+            if report.state == State::Unchanged {
                 return report;
             }
         }
-        panic!("shares never stay: {:?}", self.epoch());
+        panic!("shares do not settle: {:?}", self.epoch());
     }
 
     fn limits(&self, name: &str) -> (String, String) {
@@ -102,10 +102,15 @@ impl Bed {
     }
 }
 
-fn opened(config: Config, runtime_dir: &tempfile::TempDir, sys: &MadeUp, book: &Arc<Book>) -> Symbiosis {
-    let kernel = Kernel { sys: sys.path(""), swaps: sys.path("swaps") };
+fn open_symbiosis(
+    config: Config,
+    runtime_dir: &tempfile::TempDir,
+    sys: &FakeSysfs,
+    state: &Arc<SharesState>,
+) -> Symbiosis {
+    let kernel = KernelPaths { sys: sys.path(""), swaps: sys.path("swaps") };
     let remote = Remote::fake(&sys.path(""));
-    Symbiosis::with(remote, config, runtime_dir.path(), kernel, Arc::clone(book)).unwrap()
+    Symbiosis::with(remote, config, runtime_dir.path(), kernel, Arc::clone(state)).unwrap()
 }
 
 /// Waits for memory, and does not.
@@ -116,13 +121,13 @@ fn share<'a>(report: &'a Report, name: &str) -> &'a TenantReport {
 }
 
 #[test]
-fn who_waits_for_memory_gets_more_of_it_and_limits_are_what_is_told() {
-    let mut bed = Bed::new(&["cache", "web"]);
-    let report = bed.settled(&TWO);
+fn stalled_tenant_gets_more_memory_and_matching_limits() {
+    let mut host = TestHost::new(&["cache", "web"]);
+    let report = host.settle(&TWO);
     let (cache, web) = (share(&report, "cache"), share(&report, "web"));
     assert!(cache.share.memory_mib > web.share.memory_mib, "{report:?}");
     assert!(cache.share.memory_mib + web.share.memory_mib <= SUPPLY.memory_mib);
-    let (high, io) = bed.limits("cache");
+    let (high, io) = host.limits("cache");
     assert_eq!(high, (cache.share.memory_mib << 20).to_string());
     let bytes = cache.share.bandwidth_mb_s * 1_000_000;
     assert_eq!(io, format!("7:7 rbps={bytes} wbps={bytes}"));
@@ -130,164 +135,165 @@ fn who_waits_for_memory_gets_more_of_it_and_limits_are_what_is_told() {
 }
 
 #[test]
-fn who_is_held_up_by_its_limit_wants_what_it_would_have_moved_without() {
-    let mut bed = Bed::new(&["cache", "web"]);
-    bed.settled(&TWO);
+fn demand_of_limited_tenant_excludes_limit_stall() {
+    let mut host = TestHost::new(&["cache", "web"]);
+    host.settle(&TWO);
     // 16 MB/s of 18; it worked for 8 s and waited for 4 s, as its device is quick.
-    TWO.iter().for_each(|(name, memory, misses)| bed.uses(name, *memory, *misses));
-    bed.cgroups.files(
+    TWO.iter().for_each(|(name, memory, misses)| host.uses(name, *memory, *misses));
+    host.cgroups.files(
         "cache",
         &[
             ("io.max", "7:7 rbps=18000000 wbps=max riops=max wiops=max"),
             ("io.pressure", "some avg10=90.00 avg60=0.00 avg300=0.00 total=7600000"),
         ],
     );
-    let report = bed.epoch();
+    let report = host.epoch();
     let cache = share(&report, "cache");
-    let used = cache.measured.unwrap().used;
-    assert!((cache.wanted / used - 15.6 / 12.0).abs() < 1e-9, "{cache:?}");
-    assert_eq!(share(&report, "web").wanted, share(&report, "web").measured.unwrap().used);
+    let used = cache.measured.unwrap().used_mb_s;
+    assert!((cache.demand_mb_s / used - 15.6 / 12.0).abs() < 1e-9, "{cache:?}");
+    assert_eq!(share(&report, "web").demand_mb_s, share(&report, "web").measured.unwrap().used_mb_s);
 }
 
 #[test]
-fn the_first_epoch_is_measured_and_limits_nobody() {
-    let mut bed = Bed::new(&["cache", "web"]);
-    let report = bed.epoch();
+fn first_epoch_sets_no_limits() {
+    let mut host = TestHost::new(&["cache", "web"]);
+    let report = host.epoch();
     assert_eq!(
-        (report.state, report.why.as_str()),
-        (State::Kept, "no tenant has been measured for an epoch")
+        (report.state, report.reason.as_str()),
+        (State::Blocked, "no tenant has been measured for an epoch")
     );
-    assert_eq!(bed.limits("cache").0, "max");
+    assert_eq!(host.limits("cache").0, "max");
 }
 
 #[test]
-fn an_agent_that_starts_again_changes_no_limit_nor_forgets_a_weight() {
-    let mut bed = Bed::new(&["cache", "web"]);
-    bed.book.set_weights(BTreeMap::from([(Name::new("web").unwrap(), 3.0)]));
-    let before = bed.settled(&TWO);
-    let limits = (bed.limits("cache"), bed.limits("web"));
-    let mut bed = bed.restarted();
+fn restarted_agent_keeps_limits_and_weights() {
+    let mut host = TestHost::new(&["cache", "web"]);
+    host.state.set_weights(BTreeMap::from([(Name::new("web").unwrap(), 3.0)]));
+    let before = host.settle(&TWO);
+    let limits = (host.limits("cache"), host.limits("web"));
+    let mut host = host.restarted();
     for _ in 0..3 {
-        TWO.iter().for_each(|(name, memory, misses)| bed.uses(name, *memory, *misses));
-        bed.epoch();
-        assert_eq!((bed.limits("cache"), bed.limits("web")), limits);
+        TWO.iter().for_each(|(name, memory, misses)| host.uses(name, *memory, *misses));
+        host.epoch();
+        assert_eq!((host.limits("cache"), host.limits("web")), limits);
     }
-    let after = bed.book.last().unwrap();
-    assert_eq!(after.state, State::Held, "{after:?}");
+    let after = host.state.last_report().unwrap();
+    assert_eq!(after.state, State::Unchanged, "{after:?}");
     assert_eq!((share(&after, "web").weight, share(&before, "web").weight), (3.0, 3.0));
 }
 
 #[test]
-fn a_weight_changed_live_counts_in_the_next_epoch_and_an_impossible_one_changes_nothing() {
-    let least = One { weight: 1.0, least_mib: 900, enforce: Enforce::Swap };
+fn new_weight_applies_next_epoch_unless_infeasible() {
+    let least = TenantSettings { weight: 1.0, least_mib: 900, enforce: Enforce::Swap };
     let name = || Name::new("web").unwrap();
-    let mut bed = Bed::with(&["cache", "web"], |config| config.tenants = BTreeMap::from([(name(), least)]));
-    let before = bed.settled(&TWO);
-    bed.book.set_weights(BTreeMap::from([(name(), 0.1)]));
-    TWO.iter().for_each(|(name, memory, misses)| bed.uses(name, *memory, *misses));
-    let kept = bed.epoch();
-    assert_eq!(kept.state, State::Kept);
+    let mut host =
+        TestHost::with(&["cache", "web"], |config| config.tenants = BTreeMap::from([(name(), least)]));
+    let before = host.settle(&TWO);
+    host.state.set_weights(BTreeMap::from([(name(), 0.1)]));
+    TWO.iter().for_each(|(name, memory, misses)| host.uses(name, *memory, *misses));
+    let blocked = host.epoch();
+    assert_eq!(blocked.state, State::Blocked);
     assert!(
-        kept.why.starts_with("web: ") && kept.why.contains("minimum memory 900 must not exceed"),
+        blocked.reason.starts_with("web: ") && blocked.reason.contains("minimum memory 900 must not exceed"),
         "{}",
-        kept.why
+        blocked.reason
     );
-    assert_eq!(share(&kept, "web").share, share(&before, "web").share);
-    bed.book.set_weights(BTreeMap::from([(name(), 4.0)]));
-    TWO.iter().for_each(|(name, memory, misses)| bed.uses(name, *memory, *misses));
-    let changed = bed.epoch();
+    assert_eq!(share(&blocked, "web").share, share(&before, "web").share);
+    host.state.set_weights(BTreeMap::from([(name(), 4.0)]));
+    TWO.iter().for_each(|(name, memory, misses)| host.uses(name, *memory, *misses));
+    let changed = host.epoch();
     assert_eq!(changed.state, State::Set);
     assert_eq!(share(&changed, "web").fair.memory_mib, 1600);
     assert_eq!(share(&changed, "web").weight, 4.0);
 }
 
 #[test]
-fn a_tenant_that_is_killed_leaves_its_share_to_the_others() {
-    let mut bed = Bed::new(&["cache", "web", "batch"]);
+fn killed_tenant_leaves_its_share_to_others() {
+    let mut host = TestHost::new(&["cache", "web", "batch"]);
     let three = [("cache", 600, 40_000), ("web", 600, 10), ("batch", 600, 20_000)];
-    bed.settled(&three);
-    fs::remove_dir_all(bed.cgroups.path("batch")).unwrap();
+    host.settle(&three);
+    fs::remove_dir_all(host.cgroups.path("batch")).unwrap();
     let two = [("cache", 600, 40_000), ("web", 600, 10)];
-    let report = bed.settled(&two);
+    let report = host.settle(&two);
     assert_eq!(report.tenants.len(), 2);
     let sum: u64 = report.tenants.iter().map(|one| one.share.memory_mib).sum();
     assert!(SUPPLY.memory_mib - sum <= 1, "{report:?}");
 }
 
 #[test]
-fn a_cgroup_that_cannot_be_read_or_limited_leaves_everybody_what_they_had() {
-    let mut bed = Bed::new(&["cache", "web"]);
-    let before = bed.settled(&TWO);
-    let limits = (bed.limits("cache"), bed.limits("web"));
-    bed.cgroups.files("web", &[("cpu.stat", "nothing")]);
-    let kept = bed.epoch();
-    assert_eq!(kept.state, State::Kept);
-    assert!(kept.why.contains("web/cpu.stat holds \"nothing\""), "{}", kept.why);
-    bed.cgroups.files("web", &[("cpu.stat", "usage_usec 900000000")]);
-    assert_eq!((bed.limits("cache"), bed.limits("web")), limits);
+fn unreadable_or_unlimitable_cgroup_keeps_all_shares() {
+    let mut host = TestHost::new(&["cache", "web"]);
+    let before = host.settle(&TWO);
+    let limits = (host.limits("cache"), host.limits("web"));
+    host.cgroups.files("web", &[("cpu.stat", "nothing")]);
+    let blocked = host.epoch();
+    assert_eq!(blocked.state, State::Blocked);
+    assert!(blocked.reason.contains("web/cpu.stat holds \"nothing\""), "{}", blocked.reason);
+    host.cgroups.files("web", &[("cpu.stat", "usage_usec 900000000")]);
+    assert_eq!((host.limits("cache"), host.limits("web")), limits);
     // As a file system that may only be read: a folder cannot be written.
-    bed.book.set_weights(BTreeMap::from([(Name::new("cache").unwrap(), 3.0)]));
-    let io_max = bed.cgroups.path("web").join("io.max");
+    host.state.set_weights(BTreeMap::from([(Name::new("cache").unwrap(), 3.0)]));
+    let io_max = host.cgroups.path("web").join("io.max");
     let was = fs::read_to_string(&io_max).unwrap();
     fs::remove_file(&io_max).unwrap();
     fs::create_dir(&io_max).unwrap();
-    TWO.iter().for_each(|(name, memory, misses)| bed.uses(name, *memory, *misses));
-    let kept = bed.epoch();
-    assert_eq!(kept.state, State::Kept);
-    assert!(kept.why.starts_with("web: ") && kept.why.contains("io.max"), "{}", kept.why);
-    assert_eq!(share(&kept, "web").share, share(&before, "web").share);
+    TWO.iter().for_each(|(name, memory, misses)| host.uses(name, *memory, *misses));
+    let blocked = host.epoch();
+    assert_eq!(blocked.state, State::Blocked);
+    assert!(blocked.reason.starts_with("web: ") && blocked.reason.contains("io.max"), "{}", blocked.reason);
+    assert_eq!(share(&blocked, "web").share, share(&before, "web").share);
     fs::remove_dir(&io_max).unwrap();
     fs::write(&io_max, was).unwrap();
-    assert_eq!((bed.limits("cache"), bed.limits("web")), limits);
+    assert_eq!((host.limits("cache"), host.limits("web")), limits);
 }
 
 #[test]
-fn while_nothing_can_be_swapped_nobody_is_limited() {
-    let mut bed = Bed::new(&["cache", "web"]);
-    bed.epoch();
-    bed.sys.files("", &[("swaps", "Filename")]);
-    TWO.iter().for_each(|(name, memory, misses)| bed.uses(name, *memory, *misses));
-    let kept = bed.epoch();
-    assert_eq!(kept.why, "symbiosis.remote: /dev/fake is not in use as swap");
-    assert_eq!(bed.limits("cache").0, "max");
+fn no_limit_is_set_without_swap() {
+    let mut host = TestHost::new(&["cache", "web"]);
+    host.epoch();
+    host.sys.files("", &[("swaps", "Filename")]);
+    TWO.iter().for_each(|(name, memory, misses)| host.uses(name, *memory, *misses));
+    let blocked = host.epoch();
+    assert_eq!(blocked.reason, "symbiosis.remote: /dev/fake is not in use as swap");
+    assert_eq!(host.limits("cache").0, "max");
 }
 
 #[test]
-fn advice_limits_nobody_and_a_tiered_share_says_that_it_is_advice() {
-    let advised = One { weight: 1.0, least_mib: 0, enforce: Enforce::Tiered };
-    let mut bed = Bed::with(&["cache", "web"], |config| {
-        config.tenants = BTreeMap::from([(Name::new("web").unwrap(), advised)]);
+fn advised_and_tiered_shares_set_no_limits() {
+    let settings = TenantSettings { weight: 1.0, least_mib: 0, enforce: Enforce::Tiered };
+    let mut host = TestHost::with(&["cache", "web"], |config| {
+        config.tenants = BTreeMap::from([(Name::new("web").unwrap(), settings)]);
     });
-    let report = bed.settled(&TWO);
+    let report = host.settle(&TWO);
     assert!(share(&report, "web").problem.contains("advice"));
-    assert_eq!(bed.limits("web").0, "max");
-    assert_ne!(bed.limits("cache").0, "max");
+    assert_eq!(host.limits("web").0, "max");
+    assert_ne!(host.limits("cache").0, "max");
 }
 
 #[test]
-fn pinned_vms_are_no_tenants_and_a_guests_declared_memory_is_never_shrunk() {
-    let mut bed = Bed::new(&["cache", "pinned", "vm"]);
+fn pinned_vms_are_excluded_and_vm_memory_not_shrunk() {
+    let mut host = TestHost::new(&["cache", "pinned", "vm"]);
     let mut vms = [(); 2].map(|()| std::process::Command::new("sleep").arg("600").spawn().unwrap());
-    bed.cgroups.files("pinned", &[("cgroup.procs", &vms[0].id().to_string())]);
-    bed.cgroups.files("vm", &[("cgroup.procs", &vms[1].id().to_string())]);
+    host.cgroups.files("pinned", &[("cgroup.procs", &vms[0].id().to_string())]);
+    host.cgroups.files("vm", &[("cgroup.procs", &vms[1].id().to_string())]);
     let record = |reservation: u32, vm: &str, pid: u32, is_pinned: bool| {
         let started = process::identify(pid).unwrap().started;
         let text = format!(
             r#"{{"reservation":"r-{reservation}","vm":"{vm}","pid":{pid},"started_ticks":{started},"boot_id":"b","cgroup":"/","local_bytes":{},"pinned":{is_pinned},"slices":[]}}"#,
             600_u64 << 20
         );
-        let folder = bed.runtime_dir.path().join("vms");
+        let folder = host.runtime_dir.path().join("vms");
         fs::create_dir_all(&folder).unwrap();
         fs::write(folder.join(format!("r-{reservation}.json")), text).unwrap();
     };
     record(1, "one", vms[0].id(), true);
     record(2, "two", vms[1].id(), false);
-    let report = bed.settled(&[("cache", 600, 40_000), ("vm", 600, 10), ("pinned", 600, 1000)]);
+    let report = host.settle(&[("cache", 600, 40_000), ("vm", 600, 10), ("pinned", 600, 1000)]);
     assert_eq!(report.tenants.len(), 2, "{report:?}");
     let vm = share(&report, "vm");
     assert_eq!(vm.enforce, Enforce::Tiered);
     assert!(vm.share.memory_mib >= 600, "{report:?}");
-    assert_eq!((bed.limits("vm").0, bed.limits("pinned").0), ("max".to_owned(), "max".to_owned()));
+    assert_eq!((host.limits("vm").0, host.limits("pinned").0), ("max".to_owned(), "max".to_owned()));
     for vm in &mut vms {
         vm.kill().unwrap();
         vm.wait().unwrap();

@@ -1,10 +1,10 @@
-//! A VMM without a guest, for tests: attaches to a VM's memory and does as it is told on its standard input, one word a
-//! line, one line of answer each. It ends with its input, or when it is killed.
+//! A VMM without a guest, for tests: attaches to a VM's memory and executes requests from its standard input,
+//! one per line, with one line of reply each. It ends with its input, or when it is killed.
 //!
 //! Its arguments are the agent's socket and, to become another user than root, `before UID` or `after UID`: it changes its user
 //! before or after it connects.
 //!
-//! `attach VM descriptors|paths`, `look VM` (and open the slices), `reconnect`, `write` (a byte that is not zero at both ends of
+//! `attach VM descriptors|paths`, `inspect VM` (and open the slices), `reconnect`, `write` (a byte that is not zero at both ends of
 //! every region), `zero` (whether every region begins and ends with zero).
 
 use std::{
@@ -23,9 +23,9 @@ use rustix::{
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let socket = Path::new(arguments.first().ok_or("which socket?")?);
+    let socket = Path::new(arguments.first().ok_or("missing argument: socket")?);
     let user = |when: &str| match arguments.get(1) {
-        Some(given) if given == when => become_user(arguments.get(2).ok_or("which user?")?),
+        Some(given) if given == when => become_user(arguments.get(2).ok_or("missing argument: user")?),
         _ => Ok(()),
     };
     user("before")?;
@@ -39,7 +39,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             client = Client::connect(socket)?;
             println!("connected");
         } else {
-            println!("{}", obey(&client, &mut regions, &words)?);
+            println!("{}", execute(&client, &mut regions, &words)?);
         }
     }
     Ok(())
@@ -52,7 +52,7 @@ fn become_user(uid: &str) -> Result<(), Box<dyn std::error::Error>> {
     Ok(set_thread_res_uid(uid, uid, uid)?)
 }
 
-fn obey(
+fn execute(
     client: &Client,
     regions: &mut Vec<(File, u64)>,
     words: &[&str],
@@ -60,9 +60,9 @@ fn obey(
     match words {
         ["attach", vm, form] => {
             let form = if *form == "paths" { MemoryForm::Paths } else { MemoryForm::Descriptors };
-            told(client.attach(vm, form).map(|memory| opened(memory, regions)))
+            reply_text(client.attach(vm, form).map(|memory| opened(memory, regions)))
         }
-        ["look", vm] => told(client.inspect(vm).map(open_slices)),
+        ["inspect", vm] => reply_text(client.inspect(vm).map(open_slices)),
         ["write"] => {
             regions.iter().try_for_each(|(file, bytes)| {
                 file.write_all_at(b"x", 0).and_then(|()| file.write_all_at(b"x", bytes - 1))
@@ -70,11 +70,11 @@ fn obey(
             Ok("written".to_owned())
         }
         ["zero"] => Ok(all_zero(regions)?.to_string()),
-        _ => Err(format!("no word {words:?}").into()),
+        _ => Err(format!("unknown request {words:?}").into()),
     }
 }
 
-fn told(result: Result<io::Result<String>, ClientError>) -> Result<String, Box<dyn std::error::Error>> {
+fn reply_text(result: Result<io::Result<String>, ClientError>) -> Result<String, Box<dyn std::error::Error>> {
     match result {
         Ok(answer) => Ok(answer?),
         Err(ClientError::Rejected { reason, message }) => Ok(format!("refused {reason} {message}")),
@@ -92,7 +92,7 @@ fn open_slices(memory: VmMemory) -> io::Result<String> {
     let slices: Vec<Region> = memory.regions.into_iter().filter(|region| region.slice.is_some()).collect();
     let names: Vec<String> = slices.iter().map(name).collect();
     slices.into_iter().try_for_each(|region| region.into_file().map(drop))?;
-    Ok(format!("looked {}", names.join(" ")))
+    Ok(format!("inspected {}", names.join(" ")))
 }
 
 fn name(region: &Region) -> String {

@@ -1,5 +1,5 @@
-//! A rack of one host: the real `host-agent` as a process, VMMs as processes, and a manager that is only a mailbox.
-#![expect(clippy::unwrap_used, reason = "a test ends where the world is not as it must be")]
+//! A rack of one host: the real `host-agent` as a process, VMMs as processes, and a fake manager.
+#![expect(clippy::unwrap_used, reason = "a failed setup fails the test")]
 
 use std::{
     fs,
@@ -24,7 +24,7 @@ use tokio_stream::{
 use tonic::{Request, Response, Status, Streaming};
 
 /// How long anything may take before a test fails.
-pub const WITHIN: Duration = Duration::from_secs(20);
+pub const TIMEOUT: Duration = Duration::from_secs(20);
 /// The secret of host h0.
 pub const TOKEN: &str = "0123456789abcdef";
 /// The rack's name.
@@ -33,18 +33,18 @@ const SLICE: u64 = 1 << 30;
 
 /// Messages of the mailbox.
 #[derive(Debug)]
-pub enum Mail {
+pub enum ManagerEvent {
     /// An agent connected: its hello, its credentials and the way back to it.
     Hello(wire::Hello, Option<String>, UnboundedSender<to_agent::Message>),
     /// A report.
-    Have(wire::ObservedState),
+    Report(wire::ObservedState),
 }
 
 #[derive(Clone)]
-struct Mailbox(UnboundedSender<Mail>);
+struct FakeManager(UnboundedSender<ManagerEvent>);
 
 #[tonic::async_trait]
-impl agent_server::Agent for Mailbox {
+impl agent_server::Agent for FakeManager {
     type SessionStream = Pin<Box<dyn Stream<Item = Result<wire::ToAgent, Status>> + Send>>;
 
     async fn session(
@@ -65,9 +65,9 @@ impl agent_server::Agent for Mailbox {
             lease_ttl_ms: 2000,
         };
         let down = |message| Ok(wire::ToAgent { message: Some(message) });
-        out.send(down(to_agent::Message::Welcome(welcome))).expect("it was just made");
-        let mail = self.0.clone();
-        let _ = mail.send(Mail::Hello(hello, bearer, orders)); // the test may be over
+        out.send(down(to_agent::Message::Welcome(welcome))).expect("the receiver exists");
+        let events = self.0.clone();
+        let _ = events.send(ManagerEvent::Hello(hello, bearer, orders)); // the test may be over
         tokio::spawn(async move {
             loop {
                 tokio::select! {
@@ -76,8 +76,8 @@ impl agent_server::Agent for Mailbox {
                         None => return, // the manager hangs up
                     },
                     message = messages.message() => match message {
-                        Ok(Some(wire::FromAgent { message: Some(from_agent::Message::Observed(have)) })) => {
-                            let _ = mail.send(Mail::Have(have)); // the test may be over
+                        Ok(Some(wire::FromAgent { message: Some(from_agent::Message::Observed(report)) })) => {
+                            let _ = events.send(ManagerEvent::Report(report)); // the test may be over
                         }
                         _ => return,
                     },
@@ -92,7 +92,7 @@ impl agent_server::Agent for Mailbox {
 pub struct Rig {
     pub dir: tempfile::TempDir,
     runtime: Runtime,
-    mail: UnboundedReceiver<Mail>,
+    events: UnboundedReceiver<ManagerEvent>,
     agent: Option<Child>,
     orders: Option<UnboundedSender<to_agent::Message>>,
     /// The hello of the running agent.
@@ -121,11 +121,11 @@ impl Rig {
         let dir = tempfile::Builder::new().prefix("tarn-agent-").tempdir_in("/dev/shm").unwrap();
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let (sender, mail) = unbounded_channel();
+        let (sender, events) = unbounded_channel();
         let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
         let address = listener.local_addr().unwrap();
         let server = tonic::transport::Server::builder()
-            .add_service(agent_server::AgentServer::new(Mailbox(sender)))
+            .add_service(agent_server::AgentServer::new(FakeManager(sender)))
             .serve_with_incoming(TcpListenerStream::new(listener));
         runtime.spawn(server);
         // VMMs of other users find the socket and the slices in it.
@@ -133,7 +133,7 @@ impl Rig {
         write_config(dir.path(), &format!("manager = \"http://{address}\"\n{more}"));
         let hello = wire::Hello::default();
         let online = std::collections::BTreeSet::new();
-        Self { dir, runtime, mail, agent: None, orders: None, hello, bearer: None, revision: 0, online }
+        Self { dir, runtime, events, agent: None, orders: None, hello, bearer: None, revision: 0, online }
     }
 
     pub fn config(&self) -> PathBuf {
@@ -151,14 +151,14 @@ impl Rig {
     }
 
     /// The manager goes and comes back.
-    pub fn hang_up(&mut self) {
+    pub fn disconnect_agent(&mut self) {
         self.orders = None;
         self.wait_for_hello();
     }
 
     fn wait_for_hello(&mut self) {
         let (hello, bearer, orders) = loop {
-            if let Mail::Hello(hello, bearer, orders) = self.next_mail() {
+            if let ManagerEvent::Hello(hello, bearer, orders) = self.next_event() {
                 break (hello, bearer, orders);
             }
         };
@@ -179,34 +179,34 @@ impl Rig {
         agent.wait().unwrap()
     }
 
-    fn next_mail(&mut self) -> Mail {
-        let mail = &mut self.mail;
-        let next = self.runtime.block_on(async { tokio::time::timeout(WITHIN, mail.recv()).await });
-        next.expect("the agent says nothing").expect("the manager ended")
+    fn next_event(&mut self) -> ManagerEvent {
+        let events = &mut self.events;
+        let next = self.runtime.block_on(async { tokio::time::timeout(TIMEOUT, events.recv()).await });
+        next.expect("no message from the agent").expect("the manager ended")
     }
 
     /// Sends an order and waits until a report that reflects it is as it ought to be.
     #[track_caller]
-    pub fn order(
+    pub fn apply(
         &mut self,
-        want: wire::DesiredState,
-        is_right: impl Fn(&wire::ObservedState) -> bool,
+        desired_state: wire::DesiredState,
+        is_expected: impl Fn(&wire::ObservedState) -> bool,
     ) -> wire::ObservedState {
-        self.order_unanswered(want);
-        self.wait(is_right)
+        self.send_state(desired_state);
+        self.wait(is_expected)
     }
 
     /// Sends an order.
-    pub fn order_unanswered(&mut self, want: wire::DesiredState) {
+    pub fn send_state(&mut self, desired_state: wire::DesiredState) {
         self.revision += 1;
-        let want = wire::DesiredState {
+        let desired_state = wire::DesiredState {
             rack_uuid: RACK.to_owned(),
             generation: 1,
             revision: self.revision,
             instance: self.hello.instance,
-            ..want
+            ..desired_state
         };
-        self.send(to_agent::Message::Desired(want));
+        self.send(to_agent::Message::Desired(desired_state));
     }
 
     fn send(&self, message: to_agent::Message) {
@@ -216,45 +216,45 @@ impl Rig {
     /// Waits for a report that reflects the newest order and is as it ought to be. Requests a whole report after each that is
     /// not.
     #[track_caller]
-    pub fn wait(&mut self, is_right: impl Fn(&wire::ObservedState) -> bool) -> wire::ObservedState {
-        let until = Instant::now() + WITHIN;
+    pub fn wait(&mut self, is_expected: impl Fn(&wire::ObservedState) -> bool) -> wire::ObservedState {
+        let until = Instant::now() + TIMEOUT;
         let mut last = None;
         while Instant::now() < until {
-            if let Mail::Have(have) = self.next_mail() {
-                let have = self.with_what_was_told(have);
-                if have.revision >= self.revision && is_right(&have) {
-                    return have;
+            if let ManagerEvent::Report(report) = self.next_event() {
+                let report = self.with_reported_slices(report);
+                if report.revision >= self.revision && is_expected(&report) {
+                    return report;
                 }
-                if !have.complete {
+                if !report.complete {
                     self.send(to_agent::Message::ReportRequest(wire::ReportRequest {}));
                 }
-                last = Some(have);
+                last = Some(report);
             }
         }
-        panic!("no report is right, the last one was {last:?}");
+        panic!("no report meets the condition, the last one is {last:?}");
     }
 
     /// A report with the slices that were named as online before.
-    fn with_what_was_told(&mut self, mut have: wire::ObservedState) -> wire::ObservedState {
-        if have.complete || have.clean {
+    fn with_reported_slices(&mut self, mut report: wire::ObservedState) -> wire::ObservedState {
+        if report.complete || report.clean {
             self.online.clear();
         }
-        self.online.extend(pairs(&have.online));
-        for gone in &have.released {
+        self.online.extend(pairs(&report.online));
+        for gone in &report.released {
             self.online.remove(&(gone.slice, gone.epoch));
         }
-        have.online = self.online.iter().map(|&(slice, epoch)| wire::SliceEpoch { slice, epoch }).collect();
-        have
+        report.online = self.online.iter().map(|&(slice, epoch)| wire::SliceEpoch { slice, epoch }).collect();
+        report
     }
 
     /// A slice as the EMC grants it: 1 GiB of nothing.
     pub fn grant(&self, slice: u32, epoch: u64) -> wire::DesiredSlice {
         let path = self.slice_path(slice, epoch);
         fs::File::create_new(&path).unwrap().set_len(SLICE).unwrap();
-        self.want_slice(slice, epoch)
+        self.desired_slice(slice, epoch)
     }
 
-    pub fn want_slice(&self, slice: u32, epoch: u64) -> wire::DesiredSlice {
+    pub fn desired_slice(&self, slice: u32, epoch: u64) -> wire::DesiredSlice {
         let handle = self.slice_path(slice, epoch).to_str().unwrap().to_owned();
         wire::DesiredSlice { slice, epoch, handle, emc: "emc0".into() }
     }
@@ -273,7 +273,7 @@ impl Rig {
     }
 
     /// A VMM that was started as root and has become a user after it connected, as with `vmm-plugin run --uid`.
-    pub fn vmm_that_became(&self, uid: u32) -> Vmm {
+    pub fn vmm_switching_to(&self, uid: u32) -> Vmm {
         Vmm::new(&self.socket(), &["after", &uid.to_string()])
     }
 }
@@ -305,12 +305,12 @@ fn write_config(dir: &Path, agent: &str) {
     fs::write(dir.join("host.toml"), text).unwrap();
 }
 
-pub fn want() -> wire::DesiredState {
+pub fn desired_state() -> wire::DesiredState {
     wire::DesiredState::default()
 }
 
 /// An order for one VM, `a`, of reservation r-1.
-pub fn want_vm(slices: Vec<wire::DesiredSlice>) -> wire::DesiredState {
+pub fn desired_vm(slices: Vec<wire::DesiredSlice>) -> wire::DesiredState {
     let vm = wire::DesiredVm {
         vm: "a".to_owned(),
         reservation: "r-1".to_owned(),
@@ -319,11 +319,11 @@ pub fn want_vm(slices: Vec<wire::DesiredSlice>) -> wire::DesiredState {
         pinned: false,
         uid: None,
     };
-    wire::DesiredState { vms: vec![vm], ..want() }
+    wire::DesiredState { vms: vec![vm], ..desired_state() }
 }
 
 /// An order for VMs `a`, `b`, ... of reservations r-1, r-2, ..., each with its slice and its user.
-pub fn want_vms_of(vms: impl IntoIterator<Item = (wire::DesiredSlice, Option<u32>)>) -> wire::DesiredState {
+pub fn desired_vms(vms: impl IntoIterator<Item = (wire::DesiredSlice, Option<u32>)>) -> wire::DesiredState {
     let vms = ('a'..).zip(1..).zip(vms).map(|((vm, number), (slice, uid))| wire::DesiredVm {
         vm: vm.to_string(),
         reservation: format!("r-{number}"),
@@ -332,13 +332,13 @@ pub fn want_vms_of(vms: impl IntoIterator<Item = (wire::DesiredSlice, Option<u32
         pinned: false,
         uid,
     });
-    wire::DesiredState { vms: vms.collect(), ..want() }
+    wire::DesiredState { vms: vms.collect(), ..desired_state() }
 }
 
 pub fn release(slice: u32, epoch: u64, force: bool) -> wire::DesiredState {
     wire::DesiredState {
         release: vec![wire::DesiredRelease { slice, epoch, force, handle: String::new() }],
-        ..want()
+        ..desired_state()
     }
 }
 
@@ -363,7 +363,7 @@ impl Vmm {
     }
 
     /// Sends a word and returns the reply.
-    pub fn say(&mut self, words: &str) -> String {
+    pub fn request(&mut self, words: &str) -> String {
         writeln!(self.stdin, "{words}").unwrap();
         let mut answer = String::new();
         self.stdout.read_line(&mut answer).unwrap();

@@ -9,52 +9,56 @@ use super::topology::{Decoder, Window};
 
 /// Device without a region.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Bare {
+pub(super) struct RegionPlan {
     /// Size of its future region: whole slices.
     pub(super) bytes: Bytes,
     pub(super) decoders: Vec<Decoder>,
     /// Windows that can contain its region, best first.
-    pub(super) fit: Vec<Window>,
+    pub(super) windows: Vec<Window>,
     /// Other windows, with the reason why they cannot.
-    pub(super) others: Vec<String>,
+    pub(super) rejected: Vec<String>,
 }
 
 /// Moves the chosen window of each device to the front, and orders the devices by window: decoders
 /// of a bridge above several devices must be used in ascending order of addresses. The largest
 /// device chooses first, because it has the fewest choices.
-pub(super) fn in_order<T>(mut bare: Vec<(T, Bare)>) -> Vec<(T, Bare)> {
-    bare.sort_by_key(|(_, device)| Reverse(device.bytes));
+pub(super) fn assign_windows<T>(mut plans: Vec<(T, RegionPlan)>) -> Vec<(T, RegionPlan)> {
+    plans.sort_by_key(|(_, device)| Reverse(device.bytes));
     let mut taken = BTreeMap::<PathBuf, u64>::new();
-    for (_, device) in &mut bare {
+    for (_, device) in &mut plans {
         let bytes = device.bytes.get();
         let has_room = |window: &Window| {
             window.free - taken.get(&window.folder).unwrap_or(&0).min(&window.free) >= bytes
         };
-        if let Some(chosen) = device.fit.iter().position(has_room) {
-            device.fit[..=chosen].rotate_right(1);
-            *taken.entry(device.fit[0].folder.clone()).or_default() += bytes;
+        if let Some(chosen) = device.windows.iter().position(has_room) {
+            device.windows[..=chosen].rotate_right(1);
+            *taken.entry(device.windows[0].folder.clone()).or_default() += bytes;
         }
     }
-    bare.sort_by_key(|(_, device)| device.fit.first().map(|window| window.start));
-    bare
+    plans.sort_by_key(|(_, device)| device.windows.first().map(|window| window.start));
+    plans
 }
 
 /// Returns the windows that can contain a region of a device, best first, and the reason for each
 /// other one. Windows aligned to whole GiB come first, so that slices can be mapped by huge pages,
 /// and smaller ones before larger ones, so that larger devices find space.
-pub(super) fn fitting(windows: Vec<Window>, bridge: Option<u64>, bytes: Bytes) -> (Vec<Window>, Vec<String>) {
-    let (mut fit, mut others) = (Vec::new(), Vec::new());
+pub(super) fn select_windows(
+    windows: Vec<Window>,
+    bridge: Option<u64>,
+    bytes: Bytes,
+) -> (Vec<Window>, Vec<String>) {
+    let (mut selected, mut rejected) = (Vec::new(), Vec::new());
     for window in windows {
-        match unfit(&window, bridge, bytes) {
-            None => fit.push(window),
-            Some(why) => others.push(format!("{} {why}", window.name)),
+        match rejection_reason(&window, bridge, bytes) {
+            None => selected.push(window),
+            Some(why) => rejected.push(format!("{} {why}", window.name)),
         }
     }
-    fit.sort_by_key(|window| (!window.start.is_multiple_of(SLICE.get()), window.free));
-    (fit, others)
+    selected.sort_by_key(|window| (!window.start.is_multiple_of(SLICE.get()), window.free));
+    (selected, rejected)
 }
 
-fn unfit(window: &Window, bridge: Option<u64>, bytes: Bytes) -> Option<String> {
+fn rejection_reason(window: &Window, bridge: Option<u64>, bytes: Bytes) -> Option<String> {
     if !bridge.is_some_and(|bridge| window.targets.contains(&bridge)) {
         Some("does not lead to it".to_owned())
     } else if window.targets.len() > 1 {
@@ -88,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_are_chosen_by_what_they_are_and_never_by_number() {
+    fn windows_are_selected_by_properties_not_number() {
         let windows = vec![
             window("askew", 43 * 1024 + 256, 4, &[12]),
             window("small", 43 * 1024, 1, &[12]),
@@ -98,31 +102,31 @@ mod tests {
             window("both", 59 * 1024, 8, &[12, 13]),
             window("for pmem", 67 * 1024, 8, &[12]),
         ];
-        let (fit, others) = fitting(windows, Some(12), Bytes::gib(4));
-        assert_eq!(names(&fit), ["right", "wide", "askew"]);
+        let (selected, rejected) = select_windows(windows, Some(12), Bytes::gib(4));
+        assert_eq!(names(&selected), ["right", "wide", "askew"]);
         let why = [
             "small has 1GiB free",
             "elsewhere does not lead to it",
             "both interleaves 2 host bridges",
             "for pmem is not for volatile memory",
         ];
-        assert_eq!(others, why);
+        assert_eq!(rejected, why);
     }
 
     /// Returns, for devices as `(name, GiB)` on one bridge, the window of each in order of
     /// creation.
     fn plan(windows: &[Window], devices: &[(&'static str, u64)]) -> Vec<String> {
-        let bare = |(name, gib): &(&'static str, u64)| {
+        let plan = |(name, gib): &(&'static str, u64)| {
             let bytes = Bytes::gib(*gib);
-            let (fit, others) = fitting(windows.to_vec(), Some(12), bytes);
-            (*name, Bare { bytes, decoders: Vec::new(), fit, others })
+            let (windows, rejected) = select_windows(windows.to_vec(), Some(12), bytes);
+            (*name, RegionPlan { bytes, decoders: Vec::new(), windows, rejected })
         };
-        let ordered = in_order(devices.iter().map(bare).collect());
-        ordered.iter().map(|(name, bare)| format!("{name} in {}", bare.fit[0].name)).collect()
+        let ordered = assign_windows(devices.iter().map(plan).collect());
+        ordered.iter().map(|(name, plan)| format!("{name} in {}", plan.windows[0].name)).collect()
     }
 
     #[test]
-    fn regions_of_several_devices_are_made_from_low_addresses_to_high_ones() {
+    fn regions_are_created_in_ascending_order() {
         let low_and_high = |low, high| [window("low", 0, low, &[12]), window("high", 64 * 1024, high, &[12])];
         let devices = [("four", 4), ("two", 2)];
         assert_eq!(plan(&low_and_high(2, 4), &devices), ["two in low", "four in high"]);
@@ -132,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_for_which_no_room_is_left_still_tries_its_windows() {
+    fn device_without_space_still_tries_its_windows() {
         assert_eq!(plan(&[window("one", 0, 4, &[12])], &[("a", 4), ("b", 4)]), ["a in one", "b in one"]);
     }
 }

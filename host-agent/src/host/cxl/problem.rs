@@ -52,11 +52,11 @@ pub enum Problem {
     #[error(transparent)]
     Slices(#[from] SliceError),
     /// Another device has the same serial number.
-    #[error("another device has the same serial")]
-    Twins,
+    #[error("another device has the same serial number")]
+    DuplicateSerial,
     /// It is smaller than a slice.
     #[error("it has {bytes} of volatile memory, less than a slice of {}", units::SLICE)]
-    Small {
+    TooSmall {
         /// Size.
         bytes: Bytes,
     },

@@ -7,86 +7,87 @@ use units::Bytes;
 
 use super::{
     super::slices::{self, Region, Slices},
-    BUS, Problem, Sight, Sysfs, SysfsError,
-    plan::{self, Bare},
+    BUS, DeviceState, Problem, Sysfs, SysfsError,
+    plan::{self, RegionPlan},
     topology::{self, Decoder, Memdev, Window},
 };
 
 /// File that commits a region.
-const DRIVER: &str = "bus/cxl/drivers/cxl_region/bind";
+const BIND_FILE: &str = "bus/cxl/drivers/cxl_region/bind";
 /// Value of a committed region.
 const COMMITTED: &str = "1";
 
 /// State of a device's region.
-pub(super) enum Site {
+pub(super) enum RegionState {
     /// Region of this name.
-    There(String),
+    Present(String),
     /// No region.
-    Bare(Bare),
+    Missing(RegionPlan),
 }
 
 /// Inspects the region of a device, and removes an incomplete one.
-pub(super) fn survey(sysfs: &Sysfs, memdev: &Memdev) -> Result<Site, Problem> {
+pub(super) fn prepare(sysfs: &Sysfs, memdev: &Memdev) -> Result<RegionState, Problem> {
     let endpoint = endpoint(sysfs, memdev)?;
-    remove_unfinished(sysfs, &topology::windows(sysfs, &endpoint)?, &topology::decoders(sysfs, &endpoint)?)?;
+    remove_incomplete(sysfs, &topology::windows(sysfs, &endpoint)?, &topology::decoders(sysfs, &endpoint)?)?;
     site(sysfs, memdev, &endpoint)
 }
 
 /// Inspects the region of a device, without changes.
-pub(super) fn look(sysfs: &Sysfs, memdev: &Memdev) -> Result<Sight, Problem> {
+pub(super) fn inspect(sysfs: &Sysfs, memdev: &Memdev) -> Result<DeviceState, Problem> {
     let endpoint = endpoint(sysfs, memdev)?;
     let decoders = topology::decoders(sysfs, &endpoint)?;
     for window in topology::windows(sysfs, &endpoint)? {
-        if let Some(name) = unfinished(sysfs, &window, &decoders)?.pop() {
-            return Ok(Sight::Unfinished(name));
+        if let Some(name) = incomplete(sysfs, &window, &decoders)?.pop() {
+            return Ok(DeviceState::Incomplete(name));
         }
     }
     match site(sysfs, memdev, &endpoint)? {
-        Site::There(name) => look_at(sysfs, name),
-        Site::Bare(Bare { bytes, fit, others, .. }) => {
-            let best = fit.into_iter().next();
-            let best = best.ok_or(Problem::NoWindow { bytes, tried: others })?;
-            Ok(Sight::Bare { window: best.name, start: best.start })
+        RegionState::Present(name) => inspect_existing(sysfs, name),
+        RegionState::Missing(RegionPlan { bytes, windows, rejected, .. }) => {
+            let best = windows.into_iter().next();
+            let best = best.ok_or(Problem::NoWindow { bytes, tried: rejected })?;
+            Ok(DeviceState::NoRegion { window: best.name, start: best.start })
         }
     }
 }
 
-fn look_at(sysfs: &Sysfs, name: String) -> Result<Sight, Problem> {
+fn inspect_existing(sysfs: &Sysfs, name: String) -> Result<DeviceState, Problem> {
     let folder = usable(sysfs, &name)?;
     if sysfs.driver(&folder)?.is_none() {
-        return Ok(Sight::Unused(name));
+        return Ok(DeviceState::Unbound(name));
     }
-    Ok(Sight::There(Slices::look(sysfs, region(sysfs, &folder, &name)?)?))
+    Ok(DeviceState::Present(Slices::inspect(sysfs, region(sysfs, &folder, &name)?)?))
 }
 
 fn endpoint(sysfs: &Sysfs, memdev: &Memdev) -> Result<PathBuf, Problem> {
     if memdev.bytes.slices_floor() == Bytes::ZERO {
-        return Err(Problem::Small { bytes: memdev.bytes });
+        return Err(Problem::TooSmall { bytes: memdev.bytes });
     }
     let no_endpoint = || Problem::NoEndpoint { name: memdev.name.clone() };
     topology::endpoint(sysfs, memdev)?.ok_or_else(no_endpoint)
 }
 
-fn site(sysfs: &Sysfs, memdev: &Memdev, endpoint: &Path) -> Result<Site, Problem> {
+fn site(sysfs: &Sysfs, memdev: &Memdev, endpoint: &Path) -> Result<RegionState, Problem> {
     let decoders = topology::decoders(sysfs, endpoint)?;
     match &*decoders.iter().filter(|decoder| !decoder.region.is_empty()).collect::<Vec<_>>() {
         [] => {
             let (bytes, bridge) = (memdev.bytes.slices_floor(), topology::bridge(sysfs, endpoint)?);
-            let (fit, others) = plan::fitting(topology::windows(sysfs, endpoint)?, bridge, bytes);
-            Ok(Site::Bare(Bare { bytes, decoders, fit, others }))
+            let (windows, rejected) =
+                plan::select_windows(topology::windows(sysfs, endpoint)?, bridge, bytes);
+            Ok(RegionState::Missing(RegionPlan { bytes, decoders, windows, rejected }))
         }
-        [decoder] if decoder.at == 0 => Ok(Site::There(decoder.region.clone())),
+        [decoder] if decoder.at == 0 => Ok(RegionState::Present(decoder.region.clone())),
         [decoder] => Err(Problem::NotFromStart { region: decoder.region.clone(), at: decoder.at }),
         several => Err(Problem::Regions(several.iter().map(|decoder| decoder.region.clone()).collect())),
     }
 }
 
 /// Returns the existing region if it can be used.
-pub(super) fn found(sysfs: &Sysfs, name: &str) -> Result<Region, Problem> {
+pub(super) fn use_existing(sysfs: &Sysfs, name: &str) -> Result<Region, Problem> {
     let folder = usable(sysfs, name)?;
     if sysfs.driver(&folder)?.is_none() {
-        slices::see_policy(sysfs)?;
-        sysfs.write(DRIVER, name)?;
+        slices::check_online_policy(sysfs)?;
+        sysfs.write(BIND_FILE, name)?;
     }
     region(sysfs, &folder, name)
 }
@@ -118,18 +119,18 @@ fn dax_region(sysfs: &Sysfs, region: &Path, name: &str) -> Result<PathBuf, Probl
 }
 
 /// Creates a region in the first window that accepts it.
-pub(super) fn make(sysfs: &Sysfs, bare: Bare) -> Result<Region, Problem> {
-    slices::see_policy(sysfs)?; // with a region the kernel may get memory that it keeps
-    let Bare { bytes, decoders, fit, others: mut tried } = bare;
-    free(sysfs, &decoders)?;
+pub(super) fn create(sysfs: &Sysfs, plan: RegionPlan) -> Result<Region, Problem> {
+    slices::check_online_policy(sysfs)?; // with a region the kernel may get memory that it keeps
+    let RegionPlan { bytes, decoders, windows, rejected: mut tried } = plan;
+    free_decoders(sysfs, &decoders)?;
     let Some(decoder) = decoders.first() else { return Err(Problem::NoWindow { bytes, tried }) };
-    for window in fit {
-        match make_in(sysfs, &window, decoder, bytes) {
-            Ok(region) => return found(sysfs, &region),
+    for window in windows {
+        match create_in(sysfs, &window, decoder, bytes) {
+            Ok(region) => return use_existing(sysfs, &region),
             Err(error) => {
                 tried.push(format!("{}: {}", window.name, units::chain(&error)));
-                remove_unfinished(sysfs, &[window], &decoders)?;
-                free(sysfs, &decoders)?;
+                remove_incomplete(sysfs, &[window], &decoders)?;
+                free_decoders(sysfs, &decoders)?;
             }
         }
     }
@@ -137,7 +138,7 @@ pub(super) fn make(sysfs: &Sysfs, bare: Bare) -> Result<Region, Problem> {
 }
 
 /// Writes the settings of a region in the order required by the kernel.
-fn make_in(sysfs: &Sysfs, window: &Window, decoder: &Decoder, bytes: Bytes) -> Result<String, SysfsError> {
+fn create_in(sysfs: &Sysfs, window: &Window, decoder: &Decoder, bytes: Bytes) -> Result<String, SysfsError> {
     let bytes = bytes.get().to_string();
     let create = window.folder.join("create_ram_region");
     let name = sysfs.text(&create)?;
@@ -155,27 +156,27 @@ fn make_in(sysfs: &Sysfs, window: &Window, decoder: &Decoder, bytes: Bytes) -> R
 }
 
 /// Removes regions that were never committed and contain no other device.
-fn remove_unfinished(sysfs: &Sysfs, windows: &[Window], decoders: &[Decoder]) -> Result<(), SysfsError> {
+fn remove_incomplete(sysfs: &Sysfs, windows: &[Window], decoders: &[Decoder]) -> Result<(), SysfsError> {
     for window in windows {
-        for name in unfinished(sysfs, window, decoders)? {
-            tracing::warn!(region = name, window = window.name, "unfinished region removed");
+        for name in incomplete(sysfs, window, decoders)? {
+            tracing::warn!(region = name, window = window.name, "incomplete region removed");
             sysfs.write(window.folder.join("delete_region"), &name)?;
         }
     }
     Ok(())
 }
 
-fn unfinished(sysfs: &Sysfs, window: &Window, decoders: &[Decoder]) -> Result<Vec<String>, SysfsError> {
+fn incomplete(sysfs: &Sysfs, window: &Window, decoders: &[Decoder]) -> Result<Vec<String>, SysfsError> {
     let mut names = Vec::new();
     for name in sysfs.numbered(&window.folder, "region")? {
-        if is_unfinished(sysfs, &window.folder.join(&name), decoders)? {
+        if is_incomplete(sysfs, &window.folder.join(&name), decoders)? {
             names.push(name);
         }
     }
     Ok(names)
 }
 
-fn is_unfinished(sysfs: &Sysfs, region: &Path, decoders: &[Decoder]) -> Result<bool, SysfsError> {
+fn is_incomplete(sysfs: &Sysfs, region: &Path, decoders: &[Decoder]) -> Result<bool, SysfsError> {
     if sysfs.text(region.join("commit"))? == COMMITTED {
         return Ok(false);
     }
@@ -187,7 +188,7 @@ fn is_unfinished(sysfs: &Sysfs, region: &Path, decoders: &[Decoder]) -> Result<b
 }
 
 /// Releases device memory allocated by decoders without a region, the last one first.
-fn free(sysfs: &Sysfs, decoders: &[Decoder]) -> Result<(), SysfsError> {
+fn free_decoders(sysfs: &Sysfs, decoders: &[Decoder]) -> Result<(), SysfsError> {
     for decoder in decoders.iter().rev() {
         let taken = decoder.folder.join("dpa_size");
         if sysfs.number(&taken)? > 0 {

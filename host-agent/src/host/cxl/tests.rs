@@ -2,40 +2,40 @@
 //! a box.
 
 use super::{
-    made_up::{ROOT, device, machine},
+    fake::{ROOT, device, machine},
     *,
 };
-use crate::host::sysfs::made_up::MadeUp;
+use crate::host::sysfs::fake::FakeSysfs;
 
 /// Returns the reason why the only device cannot be used.
-fn problem(made_up: &MadeUp) -> String {
-    let found = Discovered::find(&made_up.sysfs).unwrap();
+fn problem(fake: &FakeSysfs) -> String {
+    let found = CxlMemory::discover(&fake.sysfs).unwrap();
     units::chain(found.devices[0].slices.as_ref().unwrap_err())
 }
 
 #[test]
-fn a_region_that_is_there_is_used_whatever_its_number() {
-    let found = Discovered::find(&machine().sysfs).unwrap();
+fn existing_region_is_used_with_any_number() {
+    let found = CxlMemory::discover(&machine().sysfs).unwrap();
     let slices = found.slices("0x1").unwrap();
     assert_eq!((slices.count(), slices.node(), slices.region().base), (4, 5, 43 << 30));
     assert_eq!((&*found.devices[0].name, &*slices.region().name), ("mem0", "region7"));
 }
 
 #[test]
-fn a_machine_without_a_bus_or_a_device_is_told_what_to_load() {
-    let nothing = MadeUp::new(&[]);
-    let error = Discovered::find(&nothing.sysfs).unwrap_err().to_string();
+fn missing_bus_or_device_error_names_modules() {
+    let nothing = FakeSysfs::new(&[]);
+    let error = CxlMemory::discover(&nothing.sysfs).unwrap_err().to_string();
     assert!(error.contains("no CXL bus") && error.contains("modprobe cxl_acpi"), "{error}");
     nothing.files(BUS, &[("root0", "")]);
-    let error = Discovered::find(&nothing.sysfs).unwrap_err().to_string();
+    let error = CxlMemory::discover(&nothing.sysfs).unwrap_err().to_string();
     assert!(error.contains("no memory device") && error.contains("cxl_mem"), "{error}");
 }
 
 #[test]
-fn a_device_with_a_problem_does_not_hide_the_others() {
-    let made_up = machine();
-    device(&made_up, 1, "0x2", "");
-    let found = Discovered::find(&made_up.sysfs).unwrap();
+fn faulty_device_does_not_hide_others() {
+    let fake = machine();
+    device(&fake, 1, "0x2", "");
+    let found = CxlMemory::discover(&fake.sysfs).unwrap();
     assert_eq!(found.slices("0x1").unwrap().count(), 4);
     assert!(matches!(found.devices[1].slices, Err(Problem::NoWindow { .. })), "{found:?}");
     let error = found.slices("0x2").unwrap_err().to_string();
@@ -45,76 +45,78 @@ fn a_device_with_a_problem_does_not_hide_the_others() {
 }
 
 #[test]
-fn two_devices_of_one_serial_are_neither_of_them_used() {
-    let made_up = machine();
-    device(&made_up, 1, "0x1", "");
-    let found = Discovered::find(&made_up.sysfs).unwrap();
-    assert!(found.devices.iter().all(|device| matches!(device.slices, Err(Problem::Twins))), "{found:?}");
+fn devices_with_duplicate_serial_are_not_used() {
+    let fake = machine();
+    device(&fake, 1, "0x1", "");
+    let found = CxlMemory::discover(&fake.sysfs).unwrap();
+    assert!(
+        found.devices.iter().all(|device| matches!(device.slices, Err(Problem::DuplicateSerial))),
+        "{found:?}"
+    );
 }
 
 #[test]
-fn a_region_over_several_devices_is_refused_by_name() {
-    let made_up = machine();
-    made_up
-        .files(&format!("{ROOT}/decoder0.1/region7"), &[("interleave_ways", "2"), ("target1", "decoder3.0")]);
-    let problem = problem(&made_up);
+fn interleaved_region_is_rejected_by_name() {
+    let fake = machine();
+    fake.files(&format!("{ROOT}/decoder0.1/region7"), &[("interleave_ways", "2"), ("target1", "decoder3.0")]);
+    let problem = problem(&fake);
     assert!(problem.starts_with("region7 interleaves 2 devices"), "{problem}");
 }
 
 #[test]
-fn a_region_whose_slices_other_hosts_would_count_otherwise_is_refused() {
-    let made_up = machine();
-    made_up.files(&format!("{ROOT}/port1/endpoint2/decoder2.0"), &[("dpa_resource", "0x40000000")]);
-    let problem = problem(&made_up);
+fn region_not_at_device_start_is_rejected() {
+    let fake = machine();
+    fake.files(&format!("{ROOT}/port1/endpoint2/decoder2.0"), &[("dpa_resource", "0x40000000")]);
+    let problem = problem(&fake);
     assert!(problem.starts_with("region7 begins at byte 0x40000000 of it, not at 0"), "{problem}");
 }
 
 #[test]
-fn a_region_that_the_kernel_took_for_itself_is_explained() {
-    let made_up = machine();
-    let folder = made_up.path(&format!("{ROOT}/decoder0.1/region7/dax_region7"));
+fn region_used_by_kernel_is_explained() {
+    let fake = machine();
+    let folder = fake.path(&format!("{ROOT}/decoder0.1/region7/dax_region7"));
     std::fs::remove_dir_all(folder).unwrap();
-    let problem = problem(&made_up);
+    let problem = problem(&fake);
     assert!(problem.contains("no dax region") && problem.contains("efi=softreserve"), "{problem}");
 }
 
 /// Returns the deletions for a region that is not committed and has these targets.
 fn deleted(targets: &[(&str, &str)]) -> String {
-    let made_up = machine();
-    made_up.files(&format!("{ROOT}/decoder0.1"), &[("delete_region", "")]);
-    made_up.files(&format!("{ROOT}/decoder0.1/region7"), &[("commit", "0")]);
-    made_up.files(&format!("{ROOT}/decoder0.1/region7"), targets);
-    Discovered::find(&made_up.sysfs).unwrap();
-    made_up.sysfs.text(format!("{ROOT}/decoder0.1/delete_region")).unwrap()
+    let fake = machine();
+    fake.files(&format!("{ROOT}/decoder0.1"), &[("delete_region", "")]);
+    fake.files(&format!("{ROOT}/decoder0.1/region7"), &[("commit", "0")]);
+    fake.files(&format!("{ROOT}/decoder0.1/region7"), targets);
+    CxlMemory::discover(&fake.sysfs).unwrap();
+    fake.sysfs.text(format!("{ROOT}/decoder0.1/delete_region")).unwrap()
 }
 
 #[test]
-fn a_region_that_a_killed_agent_did_not_finish_is_taken_apart_and_nobody_elses() {
+fn unfinished_own_region_is_deleted() {
     assert_eq!(deleted(&[]), "region7", "with the device in it");
     assert_eq!(deleted(&[("target0", "")]), "region7", "with nothing in it");
     assert_eq!(deleted(&[("target1", "decoder3.0")]), "", "with another device in it");
 }
 
 #[test]
-fn an_attempt_that_fails_says_which_window_and_which_write() {
-    let made_up = machine();
-    made_up.files(&format!("{ROOT}/decoder0.1"), &[("size", "0x200000000")]);
-    made_up.files(&format!("{ROOT}/port1/endpoint2/decoder2.0"), &[("region", "")]);
-    let problem = problem(&made_up);
+fn failed_region_creation_names_window_and_write() {
+    let fake = machine();
+    fake.files(&format!("{ROOT}/decoder0.1"), &[("size", "0x200000000")]);
+    fake.files(&format!("{ROOT}/port1/endpoint2/decoder2.0"), &[("region", "")]);
+    let problem = problem(&fake);
     assert!(problem.contains("decoder0.1: read ") && problem.contains("interleave_granularity"), "{problem}");
 }
 
 #[test]
-fn no_region_is_made_where_the_kernel_would_keep_its_memory() {
-    let made_up = machine();
-    made_up.files(&format!("{ROOT}/port1/endpoint2/decoder2.0"), &[("region", "")]);
-    made_up.files("devices/system/memory", &[("auto_online_blocks", "online")]);
-    let problem = problem(&made_up);
+fn region_is_not_created_with_auto_online_policy() {
+    let fake = machine();
+    fake.files(&format!("{ROOT}/port1/endpoint2/decoder2.0"), &[("region", "")]);
+    fake.files("devices/system/memory", &[("auto_online_blocks", "online")]);
+    let problem = problem(&fake);
     assert!(problem.contains("memhp_default_state=offline"), "{problem}");
 }
 
 #[test]
-fn a_slice_is_named_by_serial_and_index_and_nothing_else() {
+fn slice_name_is_serial_and_index() {
     let name: SliceName = "cxl:0x1:3".parse().unwrap();
     assert_eq!((&*name.serial, name.index, &*name.to_string()), ("0x1", 3, "cxl:0x1:3"));
     for bad in ["", "cxl:0x1", "cxl::3", "cxl:0x1:", "cxl:0x1:-1", "cxl:0x1:3 ", "dax:0x1:3", "/dev/dax0.0"] {

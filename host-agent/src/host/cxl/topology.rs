@@ -83,7 +83,7 @@ fn window(sysfs: &Sysfs, folder: PathBuf, name: String) -> Result<Window, SysfsE
     let targets = text.split(',').map(str::parse).collect::<Result<_, _>>();
     Ok(Window {
         start: sysfs.number(folder.join("start"))?,
-        free: sysfs.number(folder.join("size"))?.saturating_sub(taken(sysfs, &folder)?),
+        free: sysfs.number(folder.join("size"))?.saturating_sub(used_bytes(sysfs, &folder)?),
         takes_ram: sysfs.has(folder.join("create_ram_region")),
         targets: targets
             .map_err(|_| sysfs.unreadable(folder.join("target_list"), text, "a list of numbers"))?,
@@ -92,7 +92,7 @@ fn window(sysfs: &Sysfs, folder: PathBuf, name: String) -> Result<Window, SysfsE
     })
 }
 
-fn taken(sysfs: &Sysfs, window: &Path) -> Result<u64, SysfsError> {
+fn used_bytes(sysfs: &Sysfs, window: &Path) -> Result<u64, SysfsError> {
     let regions = sysfs.numbered(window, "region")?;
     regions.iter().map(|region| sysfs.number(window.join(region).join("size"))).sum()
 }

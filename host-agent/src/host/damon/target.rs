@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn this_process_has_memory_to_watch() {
+    fn own_process_has_ranges_to_monitor() {
         let target = Target::of(std::process::id());
         let here = std::ptr::from_ref(&target) as usize;
         assert!(target.ranges.iter().any(|range| range.contains(&here)), "{target:?}");

@@ -6,24 +6,24 @@ use units::{Epoch, SliceId};
 use std::num::NonZeroU64;
 
 use super::{
-    super::{cxl::Discovered, sysfs::made_up::MadeUp},
+    super::{cxl::CxlMemory, sysfs::fake::FakeSysfs},
     *,
 };
 
 const SLICE_1: Holding = Holding { slice: SliceId(1), epoch: Epoch(1) };
 
 #[test]
-fn a_slice_of_a_device_that_is_not_here_is_refused_by_name() {
-    let made_up = MadeUp::new(&[("devices/mem0/serial", "0x1"), ("devices/mem0/ram/size", "0x10000000")]);
-    made_up.link("bus/cxl/devices/mem0", "devices/mem0");
-    let cxl = Discovered::find(&made_up.sysfs).unwrap();
+fn slice_of_missing_device_is_rejected_by_name() {
+    let fake = FakeSysfs::new(&[("devices/mem0/serial", "0x1"), ("devices/mem0/ram/size", "0x10000000")]);
+    fake.link("bus/cxl/devices/mem0", "devices/mem0");
+    let cxl = CxlMemory::discover(&fake.sysfs).unwrap();
     let host = Dax::new(Ranges::new(cxl, NonZeroU64::MAX), None);
-    let refused = [
+    let cases = [
         ("cxl:0x2:0", "this machine has no CXL memory device with serial 0x2"),
         ("cxl:0x1:0", "CXL memory device 0x1: it has 256MiB of volatile memory, less than a slice of 1GiB"),
         ("/dev/shm/00001.1.h0", "\"/dev/shm/00001.1.h0\" is not cxl:SERIAL:INDEX"),
     ];
-    for (place, why) in refused {
+    for (place, why) in cases {
         let handle = Handle::new("emc", place);
         let errors = [
             host.online(SLICE_1, &handle, true).unwrap_err(),
@@ -31,16 +31,16 @@ fn a_slice_of_a_device_that_is_not_here_is_refused_by_name() {
             host.scrub(SLICE_1, &handle).unwrap_err(),
         ];
         for error in errors {
-            assert_eq!((error.to_string(), error.told().reason), (why.to_owned(), FailedReason::Host));
+            assert_eq!((error.to_string(), error.failure().reason), (why.to_owned(), FailedReason::Host));
         }
     }
 }
 
 #[test]
 fn device_memory_is_not_measured() {
-    let made_up = MadeUp::new(&[("devices/mem0/serial", "0x1"), ("devices/mem0/ram/size", "0x10000000")]);
-    made_up.link("bus/cxl/devices/mem0", "devices/mem0");
-    let host = Dax::new(Ranges::new(Discovered::find(&made_up.sysfs).unwrap(), NonZeroU64::MAX), None);
+    let fake = FakeSysfs::new(&[("devices/mem0/serial", "0x1"), ("devices/mem0/ram/size", "0x10000000")]);
+    fake.link("bus/cxl/devices/mem0", "devices/mem0");
+    let host = Dax::new(Ranges::new(CxlMemory::discover(&fake.sysfs).unwrap(), NonZeroU64::MAX), None);
     let device = std::fs::File::open("/dev/zero").unwrap();
     host.open.insert(SLICE_1, device, "/dev/zero".into());
     let vm = |slices| {

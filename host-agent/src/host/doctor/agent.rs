@@ -8,11 +8,11 @@ use std::{
 
 use rustix::fs::{major, minor};
 
-use super::{AS_ROOT, Finding, Machine, Sysfs};
+use super::{Finding, Machine, RUN_AS_ROOT, Sysfs};
 use crate::config::Config;
 
 /// Capabilities required by an agent of CXL memory, from linux/capability.h, as in its unit.
-const NEEDED: [(u32, &str); 7] = [
+const REQUIRED_CAPABILITIES: [(u32, &str); 7] = [
     (0, "CAP_CHOWN"),
     (1, "CAP_DAC_OVERRIDE"),
     (3, "CAP_FOWNER"),
@@ -33,8 +33,8 @@ pub(super) struct Agents {
 impl Agents {
     /// Reads the agents from the kernel.
     pub(super) fn find(machine: &Machine, runtime_dir: &Path) -> Self {
-        let ours = holder(&machine.proc, &runtime_dir.join("lock"));
-        let mut others = serving(&machine.proc);
+        let ours = lock_holder(&machine.proc, &runtime_dir.join("lock"));
+        let mut others = agent_processes(&machine.proc);
         others.retain(|pid| Some(*pid) != ours);
         Self { ours, others }
     }
@@ -44,57 +44,57 @@ impl Agents {
     }
 
     /// Agents of emulated devices do not conflict.
-    pub(super) fn alone(&self, config: &Config, is_real: bool) -> Finding {
-        if is_real && !self.others.is_empty() {
-            let what =
+    pub(super) fn single_agent(&self, config: &Config, uses_cxl: bool) -> Finding {
+        if uses_cxl && !self.others.is_empty() {
+            let message =
                 format!("processes {:?} are host-agents, too, and would divide the same memory", self.others);
-            return Finding::bad("agent", what, "one host, one agent: stop the others (`kill PID`)");
+            return Finding::problem("agent", message, "one host, one agent: stop the others (`kill PID`)");
         }
         let Some(pid) = self.ours else {
-            let what = format!("none has {}", config.runtime_dir.display());
-            return Finding::bad(
+            let message = format!("none has {}", config.runtime_dir.display());
+            return Finding::problem(
                 "agent",
-                what,
+                message,
                 "`systemctl start host-agent`; if it ends again: `journalctl -u host-agent`",
             );
         };
         if fs::metadata(&config.socket).is_ok_and(|socket| socket.file_type().is_socket()) {
-            return Finding::good("agent", format!("process {pid} is the only one, and listens"));
+            return Finding::passed("agent", format!("process {pid} is the only one, and listens"));
         }
-        let what = format!("process {pid} has no socket {}: VMs get no memory", config.socket.display());
-        Finding::bad("agent", what, "`systemctl restart host-agent`: guests run on")
+        let message = format!("process {pid} has no socket {}: VMs get no memory", config.socket.display());
+        Finding::problem("agent", message, "`systemctl restart host-agent`: guests run on")
     }
 
     /// Checks the capabilities of the agent or, without one, of the caller.
-    pub(super) fn rights(&self, machine: &Machine, is_real: bool) -> Finding {
-        if !is_real {
-            return Finding::good("rights", "an emulated device needs none but its user's");
+    pub(super) fn capabilities(&self, machine: &Machine, uses_cxl: bool) -> Finding {
+        if !uses_cxl {
+            return Finding::passed("rights", "an emulated device needs none but its user's");
         }
         let (whose, folder) = match self.ours {
             Some(pid) => (format!("the agent, process {pid},"), pid.to_string()),
             None => ("who asks, as no agent runs,".to_owned(), "self".to_owned()),
         };
-        let (what, mend) = match lacking(&machine.proc, &folder) {
-            Err(why) => (format!("of {whose} not known: {why}"), AS_ROOT),
-            Ok(lacking) if !lacking.is_empty() && self.ours.is_none() => {
-                (format!("{whose} lacks {}", lacking.join(" ")), AS_ROOT)
+        let (message, fix) = match missing_capabilities(&machine.proc, &folder) {
+            Err(why) => (format!("of {whose} not known: {why}"), RUN_AS_ROOT),
+            Ok(missing_capabilities) if !missing_capabilities.is_empty() && self.ours.is_none() => {
+                (format!("{whose} lacks {}", missing_capabilities.join(" ")), RUN_AS_ROOT)
             }
-            Ok(lacking) if !lacking.is_empty() => (
-                format!("{whose} lacks {}", lacking.join(" ")),
+            Ok(missing_capabilities) if !missing_capabilities.is_empty() => (
+                format!("{whose} lacks {}", missing_capabilities.join(" ")),
                 "run it as host-agent.service does: as root, with these in CapabilityBoundingSet= (`systemctl edit host-agent`)",
             ),
             Ok(_) if is_read_only(&machine.proc, &folder) => (
                 format!("{whose} may not write to /sys"),
                 "no ProtectKernelTunables= in its unit (`systemctl edit host-agent`); a container must be privileged",
             ),
-            Ok(_) => return Finding::good("rights", format!("{whose} may do all that it must")),
+            Ok(_) => return Finding::passed("rights", format!("{whose} may do all that it must")),
         };
-        Finding::bad("rights", what, mend)
+        Finding::problem("rights", message, fix)
     }
 }
 
 /// Returns the process that locked a file: `1: FLOCK ADVISORY WRITE PID MAJOR:MINOR:INODE 0 EOF`.
-fn holder(proc: &Sysfs, lock: &Path) -> Option<u32> {
+fn lock_holder(proc: &Sysfs, lock: &Path) -> Option<u32> {
     let file = fs::metadata(lock).ok()?;
     let id = format!("{:02x}:{:02x}:{}", major(file.dev()), minor(file.dev()), file.ino());
     let locks = proc.text("locks").ok()?;
@@ -106,7 +106,7 @@ fn holder(proc: &Sysfs, lock: &Path) -> Option<u32> {
 }
 
 /// Returns every process `host-agent serve`. A process that ends meanwhile is skipped.
-fn serving(proc: &Sysfs) -> Vec<u32> {
+fn agent_processes(proc: &Sysfs) -> Vec<u32> {
     let all = proc.numbered("", "").unwrap_or_default();
     let is_one = |pid: &String| {
         let words = proc.text(format!("{pid}/cmdline")).unwrap_or_default();
@@ -116,13 +116,13 @@ fn serving(proc: &Sysfs) -> Vec<u32> {
     all.iter().filter(|pid| is_one(pid)).filter_map(|pid| pid.parse().ok()).collect()
 }
 
-fn lacking(proc: &Sysfs, folder: &str) -> Result<Vec<&'static str>, String> {
+fn missing_capabilities(proc: &Sysfs, folder: &str) -> Result<Vec<&'static str>, String> {
     let status = proc.text(format!("{folder}/status")).map_err(|error| units::chain(&error))?;
     let has = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let has = has
         .and_then(|digits| u64::from_str_radix(digits.trim(), 16).ok())
         .ok_or("the kernel does not say")?;
-    Ok(NEEDED.iter().filter(|(bit, _)| has >> bit & 1 == 0).map(|(_, name)| *name).collect())
+    Ok(REQUIRED_CAPABILITIES.iter().filter(|(bit, _)| has >> bit & 1 == 0).map(|(_, name)| *name).collect())
 }
 
 /// Returns whether a process sees /sys read-only.

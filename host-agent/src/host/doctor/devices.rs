@@ -8,19 +8,19 @@ use std::{
 
 use units::Bytes;
 
-use super::{AS_ROOT, Finding, Machine, Use, each};
+use super::{Finding, Machine, MemoryUse, RUN_AS_ROOT, problems_or};
 use crate::host::{
     blocks::Block,
-    cxl::{self, CxlError, Seen, Sight, SliceName},
-    slices::{self, Driver, Found, SliceError, Slices},
+    cxl::{self, CxlError, DeviceState, InspectedDevice, SliceName},
+    slices::{self, Driver, PresentSlice, SliceError, Slices},
 };
 
 /// Regions of each node with pool memory.
 pub(super) type Nodes = BTreeMap<u32, Vec<Range<u64>>>;
 
 /// State common to all devices.
-struct Look<'a> {
-    used: Use,
+struct DeviceCheck<'a> {
+    used: MemoryUse,
     /// Slices in records of VMs.
     places: &'a BTreeSet<String>,
     /// An agent may be working on them.
@@ -30,15 +30,15 @@ struct Look<'a> {
 /// Checks each device, and returns the nodes of their memory.
 pub(super) fn all(
     machine: &Machine,
-    used: Use,
+    used: MemoryUse,
     places: &BTreeSet<String>,
     is_served: bool,
 ) -> (Vec<Finding>, Nodes) {
-    let devices = match cxl::look(&machine.sys) {
+    let devices = match cxl::inspect(&machine.sys) {
         Ok(devices) => devices,
         Err(error) => return (vec![none(machine, &error)], Nodes::new()),
     };
-    let look = Look { used, places, is_served };
+    let look = DeviceCheck { used, places, is_served };
     let mut nodes = Nodes::new();
     for slices in devices.iter().filter_map(|device| slices_of(device)) {
         let region = slices.region();
@@ -47,9 +47,9 @@ pub(super) fn all(
     (devices.iter().flat_map(|device| look.device(device)).collect(), nodes)
 }
 
-fn slices_of(device: &Seen) -> Option<&Slices> {
-    match &device.sight {
-        Ok(Sight::There(slices)) => Some(slices),
+fn slices_of(device: &InspectedDevice) -> Option<&Slices> {
+    match &device.state {
+        Ok(DeviceState::Present(slices)) => Some(slices),
         _ => None,
     }
 }
@@ -64,7 +64,7 @@ fn none(machine: &Machine, error: &CxlError) -> Finding {
              shows that as dax devices without a serial (dax_hmem), and no rack knows which device they are of"
         ),
     };
-    Finding::bad(
+    Finding::problem(
         "devices",
         format!("{error}{aside}"),
         "`modprobe -a cxl_acpi cxl_pci cxl_mem`, then `systemctl restart host-agent`",
@@ -81,20 +81,20 @@ fn soft_reserved(iomem: &str) -> Option<Bytes> {
     (!sizes.is_empty()).then(|| Bytes::new(sizes.iter().sum()))
 }
 
-impl Look<'_> {
-    fn device(&self, device: &Seen) -> Vec<Finding> {
+impl DeviceCheck<'_> {
+    fn device(&self, device: &InspectedDevice) -> Vec<Finding> {
         let again = "then `systemctl restart host-agent`: it looks for devices when it starts";
-        let found = match &device.sight {
-            Err(problem) => vec![Finding::bad("devices", units::chain(problem), again)],
-            Ok(Sight::There(slices)) => self.slices(&device.serial, slices),
-            Ok(Sight::Unused(name)) => vec![self.to_come(format!("{name} has no driver"))],
-            Ok(Sight::Unfinished(name)) => vec![self.to_come(format!("{name} was never finished"))],
-            Ok(Sight::Bare { window, start }) => vec![match slices::alignment(*start) {
-                Ok(align) => self.to_come(format!(
+        let found = match &device.state {
+            Err(problem) => vec![Finding::problem("devices", units::chain(problem), again)],
+            Ok(DeviceState::Present(slices)) => self.slices(&device.serial, slices),
+            Ok(DeviceState::Unbound(name)) => vec![self.pending(format!("{name} has no driver"))],
+            Ok(DeviceState::Incomplete(name)) => vec![self.pending(format!("{name} was never finished"))],
+            Ok(DeviceState::NoRegion { window, start }) => vec![match slices::alignment(*start) {
+                Ok(align) => self.pending(format!(
                     "{} without a region; {window} is for one, aligned to {align}",
                     device.bytes
                 )),
-                Err(error) => Finding::bad(
+                Err(error) => Finding::problem(
                     "devices",
                     format!("{window}: {error}"),
                     "a matter of the firmware's settings",
@@ -114,37 +114,37 @@ impl Look<'_> {
     }
 
     /// Reports a condition that a starting agent resolves. A running one should have done so.
-    fn to_come(&self, what: String) -> Finding {
+    fn pending(&self, message: String) -> Finding {
         match self.is_served {
-            false => Finding::good("devices", format!("{what}: the agent sees to it when it starts")),
-            true => Finding::bad(
+            false => Finding::passed("devices", format!("{message}: the agent sees to it when it starts")),
+            true => Finding::problem(
                 "devices",
-                format!("{what}, and the agent has not seen to it"),
+                format!("{message}, and the agent has not seen to it"),
                 "see why in its log (`journalctl -u host-agent`), then `systemctl restart host-agent`",
             ),
         }
     }
 
     fn slices(&self, serial: &str, slices: &Slices) -> Vec<Finding> {
-        let looked = slices.to_clear().and_then(|left| Ok((left, slices.found()?)));
+        let looked = slices.devices_to_remove().and_then(|left| Ok((left, slices.present_slices()?)));
         let (left, found) = match looked {
             Ok(looked) => looked,
-            Err(error) => return vec![Finding::bad("devices", units::chain(&error), mend(&error))],
+            Err(error) => return vec![Finding::problem("devices", units::chain(&error), fix(&error))],
         };
-        let mut wrong: Vec<_> = left
+        let mut problems: Vec<_> = left
             .into_iter()
             .filter(|name| !name.ends_with(".0"))
-            .filter_map(|name| self.half(name, "has no memory"))
+            .filter_map(|name| self.partial_slice(name, "has no memory"))
             .collect();
         for (index, found) in &found {
             let place = SliceName { serial: serial.to_owned(), index: *index }.to_string();
-            wrong.extend(self.slice(slices, *index, found, &place));
+            problems.extend(self.slice(slices, *index, found, &place));
         }
         let region = slices.region();
-        each(wrong, || {
+        problems_or(problems, || {
             let (name, at, node) = (&region.name, region.base, slices.node());
             let (count, align, here) = (slices.count(), slices.align(), found.len());
-            Finding::good(
+            Finding::passed(
                 "devices",
                 format!(
                     "{name} at {at:#x} of node {node}: {count} slices aligned to {align}, {here} of them here"
@@ -154,48 +154,51 @@ impl Look<'_> {
     }
 
     /// Checks one slice that is present in the kernel.
-    fn slice(&self, slices: &Slices, index: u32, found: &Found, place: &str) -> Option<Finding> {
+    fn slice(&self, slices: &Slices, index: u32, found: &PresentSlice, place: &str) -> Option<Finding> {
         if found.driver.is_none() {
-            return self.half(place.to_owned(), "has no driver");
+            return self.partial_slice(place.to_owned(), "has no driver");
         }
         let blocks = slices.blocks(index).unwrap_or_default();
         let online: Vec<&Block> = blocks.iter().filter(|block| !block.is_offline()).collect();
         match (self.used, found.driver) {
-            (Use::Dax, Some(Driver::Kmem)) if !online.is_empty() => {
-                let what = format!(
+            (MemoryUse::Dax, Some(Driver::Kmem)) if !online.is_empty() => {
+                let message = format!(
                     "{} blocks of it are memory of the kernel's, and this host is to have ranges of device-dax",
                     online.len()
                 );
-                let mend = format!(
+                let fix = format!(
                     "`echo offline > /sys/devices/system/memory/{}/state`, and so for the others",
                     online[0].name
                 );
-                Some(Finding::bad("slices", what, mend).of(place))
+                Some(Finding::problem("slices", message, fix).of(place))
             }
-            (Use::Blocks, Some(Driver::Kmem)) if (1..blocks.len()).contains(&online.len()) => self
-                .half(place.to_owned(), &format!("has {} of {} blocks online", online.len(), blocks.len())),
+            (MemoryUse::Blocks, Some(Driver::Kmem)) if (1..blocks.len()).contains(&online.len()) => self
+                .partial_slice(
+                    place.to_owned(),
+                    &format!("has {} of {} blocks online", online.len(), blocks.len()),
+                ),
             _ => None,
         }
     }
 
     /// Reports remains of a killed agent. A running agent is probably about to process them.
-    fn half(&self, subject: String, what: &str) -> Option<Finding> {
+    fn partial_slice(&self, subject: String, message: &str) -> Option<Finding> {
         if self.is_served {
             return None;
         }
         let whose =
             if self.places.contains(&subject) { "a VM on record has it" } else { "no VM on record has it" };
-        let mend = "`systemctl start host-agent`: it finishes or undoes this when it starts";
-        Some(Finding::bad("slices", format!("half there: {what}; {whose}"), mend).of(subject))
+        let fix = "`systemctl start host-agent`: it finishes or undoes this when it starts";
+        Some(Finding::problem("slices", format!("half there: {message}; {whose}"), fix).of(subject))
     }
 }
 
-fn mend(error: &SliceError) -> &'static str {
+fn fix(error: &SliceError) -> &'static str {
     match error {
-        SliceError::Online { .. } => "offline them, then `systemctl restart host-agent`",
-        SliceError::Foreign { .. } => {
+        SliceError::BlocksOnline { .. } => "offline them, then `systemctl restart host-agent`",
+        SliceError::ForeignDevice { .. } => {
             "`daxctl list` shows it, `daxctl destroy-device` removes it; then `systemctl restart host-agent`"
         }
-        _ => AS_ROOT,
+        _ => RUN_AS_ROOT,
     }
 }

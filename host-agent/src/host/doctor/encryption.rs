@@ -31,17 +31,17 @@ pub(super) fn of_memory(machine: &Machine) -> Finding {
     let active = states.iter().find(|state| matches!(state, State::Active(..)));
     let worst = active.or_else(|| states.iter().find(|state| matches!(state, State::Possible(..))));
     match worst {
-        Some(State::Active(what, remedy)) => Finding::bad(
+        Some(State::Active(message, remedy)) => Finding::problem(
             "encryption",
             format!(
-                "{what} is active: zeros that another host wrote to shared CXL memory read as noise here"
+                "{message} is active: zeros that another host wrote to shared CXL memory read as noise here"
             ),
             *remedy,
         ),
-        Some(State::Possible(what, remedy)) => {
-            Finding { mend: Some((*remedy).to_owned()), ..Finding::good("encryption", *what) }
+        Some(State::Possible(message, remedy)) => {
+            Finding { fix: Some((*remedy).to_owned()), ..Finding::passed("encryption", *message) }
         }
-        _ => Finding::good("encryption", "none: this host does not encrypt its memory"),
+        _ => Finding::passed("encryption", "none: this host does not encrypt its memory"),
     }
 }
 
@@ -109,9 +109,9 @@ fn read_register(machine: &Machine, register: u64) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::sysfs::{Sysfs, made_up::MadeUp};
+    use crate::host::sysfs::{Sysfs, fake::FakeSysfs};
 
-    fn machine(tree: &MadeUp) -> Machine {
+    fn machine(tree: &FakeSysfs) -> Machine {
         Machine {
             sys: tree.sysfs.clone(),
             proc: Sysfs::at(tree.path("proc")),
@@ -122,10 +122,10 @@ mod tests {
 
     /// Returns the result on a machine with these files, as text.
     fn found(files: &[(&str, &str)]) -> (bool, String) {
-        let tree = MadeUp::new(files);
-        let Finding { ok, what, mend, .. } = of_memory(&machine(&tree));
-        assert_eq!(mend.is_some(), !what.starts_with("none"), "{what}");
-        (ok, what)
+        let tree = FakeSysfs::new(files);
+        let Finding { ok, message, fix, .. } = of_memory(&machine(&tree));
+        assert_eq!(fix.is_some(), !message.starts_with("none"), "{message}");
+        (ok, message)
     }
 
     fn cpuinfo(vendor: &str, flags: &str) -> String {
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn host_without_memory_encryption_is_in_order() {
+    fn host_without_memory_encryption_passes() {
         let intel = cpuinfo("GenuineIntel", "tme_not");
         let virtual_amd = cpuinfo("AuthenticAMD", "hypervisor");
         for info in [&*intel, &*virtual_amd, ""] {
@@ -145,18 +145,18 @@ mod tests {
     }
 
     #[test]
-    fn transparent_encryption_of_amd_is_known_from_its_driver() {
+    fn amd_transparent_encryption_is_read_from_driver() {
         let info = cpuinfo("AuthenticAMD", "");
         let status = "bus/pci/drivers/ccp/0000:22:00.1/tsme_status";
-        let (ok, what) = found(&[("proc/cpuinfo", &info), (status, "1")]);
-        assert!(!ok && what.starts_with("AMD TSME is active"), "{what}");
+        let (ok, message) = found(&[("proc/cpuinfo", &info), (status, "1")]);
+        assert!(!ok && message.starts_with("AMD TSME is active"), "{message}");
         assert!(found(&[("proc/cpuinfo", &info), (status, "0")]).1.starts_with("none"));
-        let (ok, what) = found(&[("proc/cpuinfo", &info)]);
-        assert!(ok && what.starts_with("possible: AMD TSME"), "{what}");
+        let (ok, message) = found(&[("proc/cpuinfo", &info)]);
+        assert!(ok && message.starts_with("possible: AMD TSME"), "{message}");
     }
 
     #[test]
-    fn encryption_by_the_kernel_follows_its_command_line() {
+    fn kernel_encryption_follows_the_command_line() {
         let info = cpuinfo("AuthenticAMD", "sme");
         let status = ("bus/pci/drivers/ccp/0000:22:00.1/tsme_status", "0");
         for (line, ok, begin) in [
@@ -170,19 +170,20 @@ mod tests {
     }
 
     #[test]
-    fn encryption_by_intel_is_known_from_its_register() {
-        let tree = MadeUp::new(&[("proc/cpuinfo", &cpuinfo("GenuineIntel", "tme")), ("dev/cpu/0/msr", "")]);
+    fn intel_encryption_is_read_from_its_register() {
+        let tree =
+            FakeSysfs::new(&[("proc/cpuinfo", &cpuinfo("GenuineIntel", "tme")), ("dev/cpu/0/msr", "")]);
         let seen = |value: u64| {
             let register = File::options().write(true).open(tree.path("dev/cpu/0/msr")).unwrap();
             register.write_all_at(&value.to_le_bytes(), IA32_TME_ACTIVATE).unwrap();
-            let Finding { ok, what, .. } = of_memory(&machine(&tree));
-            (ok, what)
+            let Finding { ok, message, .. } = of_memory(&machine(&tree));
+            (ok, message)
         };
-        let (ok, what) = found(&[("proc/cpuinfo", &cpuinfo("GenuineIntel", "tme"))]);
-        assert!(ok && what.starts_with("possible: the processor has Intel TME"), "{what}");
+        let (ok, message) = found(&[("proc/cpuinfo", &cpuinfo("GenuineIntel", "tme"))]);
+        assert!(ok && message.starts_with("possible: the processor has Intel TME"), "{message}");
         assert!(seen(1).1.starts_with("none"), "locked, and not enabled");
-        let (ok, what) = seen(3);
-        assert!(!ok && what.starts_with("Intel TME is active"), "{what}");
+        let (ok, message) = seen(3);
+        assert!(!ok && message.starts_with("Intel TME is active"), "{message}");
         assert!(seen(3 | 6 << 32).1.starts_with("Intel TME-MK is active"));
     }
 }

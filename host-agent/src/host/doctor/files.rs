@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{Finding, each, not_seen};
+use super::{Finding, fix_for, problems_or};
 use crate::{
     config::{Config, ConfigError},
     records, serve,
@@ -20,22 +20,22 @@ const OTHERS_WRITE: u32 = 0o022;
 const IN_MEMORY: [i64; 2] = [0x0102_1994, 0x9584_58f6];
 
 /// Reports that host.toml is missing or invalid.
-pub(super) fn not_a_config(path: &Path, error: &ConfigError) -> Finding {
+pub(super) fn invalid_config(path: &Path, error: &ConfigError) -> Finding {
     let otherwise = format!(
         "write it: host.example.toml is one; `host-agent serve --check-config --config {}`",
         path.display()
     );
-    let mend = match error {
-        ConfigError::Read { errno, .. } => not_seen(errno, &otherwise),
+    let fix = match error {
+        ConfigError::Read { errno, .. } => fix_for(errno, &otherwise),
         _ => otherwise,
     };
-    Finding::bad("config", units::chain(error), mend)
+    Finding::problem("config", units::chain(error), fix)
 }
 
 /// Reports a valid host.toml.
 pub(super) fn config(path: &Path) -> Finding {
-    let wrong = open_to(path, OTHERS_WRITE, "config");
-    wrong.unwrap_or_else(|| Finding::good("config", format!("{} is in order", path.display())))
+    let problem = open_to(path, OTHERS_WRITE, "config");
+    problem.unwrap_or_else(|| Finding::passed("config", format!("{} is in order", path.display())))
 }
 
 /// Checks the files in host.toml: secrets are readable by their owner only, and no other user can
@@ -45,10 +45,11 @@ pub(super) fn secrets(config: &Config) -> Vec<Finding> {
     let closed = config.token_file.iter().chain(tls.map(|tls| &tls.key)).map(|path| (path, OTHERS));
     let shown = tls.into_iter().flat_map(|tls| [&tls.ca, &tls.certificate]).map(|path| (path, OTHERS_WRITE));
     let files: Vec<(&PathBuf, u32)> = closed.chain(shown).collect();
-    let wrong: Vec<_> = files.iter().filter_map(|(path, others)| open_to(path, *others, "secrets")).collect();
-    each(wrong, || match serve::read_secrets(config) {
-        Ok(_) => Finding::good("secrets", format!("{} files are in order", files.len())),
-        Err(error) => Finding::bad(
+    let problems: Vec<_> =
+        files.iter().filter_map(|(path, others)| open_to(path, *others, "secrets")).collect();
+    problems_or(problems, || match serve::read_secrets(config) {
+        Ok(_) => Finding::passed("secrets", format!("{} files are in order", files.len())),
+        Err(error) => Finding::problem(
             "secrets",
             units::chain(&error),
             "make it anew, as in rack.toml or by your certificate authority",
@@ -62,50 +63,53 @@ fn open_to(path: &Path, others: u32, check: &'static str) -> Option<Finding> {
     let mode = match fs::File::open(path).and_then(|file| file.metadata()) {
         Ok(metadata) => metadata.mode() & 0o7777,
         Err(errno) => {
-            let mend = not_seen(&errno, "put it there, or name another file in host.toml");
-            return Some(Finding::bad(check, format!("read {shown}: {errno}"), mend));
+            let fix = fix_for(&errno, "put it there, or name another file in host.toml");
+            return Some(Finding::problem(check, format!("read {shown}: {errno}"), fix));
         }
     };
     let (allowed, rule) = if others == OTHERS { (0o600, "read") } else { (0o644, "change") };
-    let what = format!("{shown} has mode {mode:04o}: others than its owner may {rule} it");
-    (mode & others != 0).then(|| Finding::bad(check, what, format!("`chmod {allowed:o} {shown}`")))
+    let message = format!("{shown} has mode {mode:04o}: others than its owner may {rule} it");
+    (mode & others != 0).then(|| Finding::problem(check, message, format!("`chmod {allowed:o} {shown}`")))
 }
 
 /// Checks the directory for local memory of VMMs that take only paths.
 pub(super) fn local_dir(dir: Option<&Path>) -> Finding {
     let Some(dir) = dir else {
-        return Finding::good("local_dir", "not set: VMMs that only take paths make local memory themselves");
+        return Finding::passed(
+            "local_dir",
+            "not set: VMMs that only take paths make local memory themselves",
+        );
     };
     let shown = dir.display();
     let there = dir.ancestors().find(|folder| folder.exists()).unwrap_or(Path::new("/"));
     match rustix::fs::statfs(there) {
         Ok(about) if IN_MEMORY.contains(&about.f_type) => {
-            Finding::good("local_dir", format!("{shown} is in memory"))
+            Finding::passed("local_dir", format!("{shown} is in memory"))
         }
-        Ok(_) => Finding::bad(
+        Ok(_) => Finding::problem(
             "local_dir",
             format!("{shown} is on a disk: so would be the local memory of VMs"),
             "backend.local_dir in host.toml must be on tmpfs, such as /dev/shm/tarn-local",
         ),
-        Err(errno) => Finding::bad(
+        Err(errno) => Finding::problem(
             "local_dir",
             format!("look at {shown}: {errno}"),
-            not_seen(&errno.into(), "name another in host.toml"),
+            fix_for(&errno.into(), "name another in host.toml"),
         ),
     }
 }
 
 /// Checks the agent's records of VMs, and returns the locations of their slices.
 pub(super) fn records(runtime_dir: &Path) -> (Finding, BTreeSet<String>) {
-    match records::noted(runtime_dir) {
+    match records::recorded_vms(runtime_dir) {
         Ok(all) => {
             let places = all.iter().flat_map(|record| record.slices.values());
             let places = places.map(|handle| handle.place.to_string()).collect();
-            (Finding::good("records", format!("{} VMs are on record", all.len())), places)
+            (Finding::passed("records", format!("{} VMs are on record", all.len())), places)
         }
         Err(error) => {
-            let mend = "look as root; a record that is broken keeps an agent from starting";
-            (Finding::bad("records", units::chain(&error), mend), BTreeSet::new())
+            let fix = "look as root; a record that is broken keeps an agent from starting";
+            (Finding::problem("records", units::chain(&error), fix), BTreeSet::new())
         }
     }
 }

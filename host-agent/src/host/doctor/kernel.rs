@@ -2,7 +2,7 @@
 
 use std::fs::OpenOptions;
 
-use super::{Finding, Machine, Use, each, not_seen};
+use super::{Finding, Machine, MemoryUse, fix_for, problems_or};
 use crate::host::{
     blocks,
     sysfs::{Sysfs, SysfsError},
@@ -45,9 +45,9 @@ pub(super) fn release(machine: &Machine) -> Finding {
     let (oldest, newer) = (format!("{}.{}", OLDEST.0, OLDEST.1), "boot a newer kernel");
     match (parts.next().flatten(), parts.next().flatten()) {
         (Some(major), Some(minor)) if (major, minor) >= OLDEST => {
-            Finding::good("kernel", format!("{release} is new enough"))
+            Finding::passed("kernel", format!("{release} is new enough"))
         }
-        _ => Finding::bad(
+        _ => Finding::problem(
             "kernel",
             format!("{release:?} makes no regions of CXL memory: {oldest} is the first that does"),
             newer,
@@ -58,13 +58,13 @@ pub(super) fn release(machine: &Machine) -> Finding {
 /// Checks whether guests can run.
 pub(super) fn kvm(machine: &Machine) -> Finding {
     match OpenOptions::new().read(true).write(true).open(machine.dev.join("kvm")) {
-        Ok(_) => Finding::good("kvm", "/dev/kvm can be used"),
+        Ok(_) => Finding::passed("kvm", "/dev/kvm can be used"),
         Err(errno) => {
-            let mend = not_seen(
+            let fix = fix_for(
                 &errno,
                 "`modprobe kvm_intel` or `modprobe kvm_amd`; virtualisation must be on in the firmware",
             );
-            Finding::bad("kvm", format!("no guest can run: open /dev/kvm: {errno}"), mend)
+            Finding::problem("kvm", format!("no guest can run: open /dev/kvm: {errno}"), fix)
         }
     }
 }
@@ -82,21 +82,21 @@ pub(super) fn huge_pages(machine: &Machine) -> Finding {
     let file = if of_size.is_some() { "hugepages-2048kB/shmem_enabled" } else { "shmem_enabled" };
     match of_size.or_else(|| chosen("shmem_enabled")).as_deref() {
         Some(chosen @ ("always" | "within_size" | "advise" | "force")) => {
-            Finding::good("hugepages", format!("{file} is {chosen}: guest memory gets huge pages"))
+            Finding::passed("hugepages", format!("{file} is {chosen}: guest memory gets huge pages"))
         }
         Some(chosen) => Finding {
-            mend: Some(format!(
+            fix: Some(format!(
                 "`echo advise > /sys/{HUGE_PAGES}/{file}`, and at each boot by a line in /etc/tmpfiles.d: \
                  `w /sys/{HUGE_PAGES}/{file} - - - - advise`"
             )),
-            ..Finding::good(
+            ..Finding::passed(
                 "hugepages",
                 format!("{file} is {chosen}: guest memory is in pages of 4 KiB, which is slower"),
             )
         },
         None => Finding {
-            mend: Some("boot a kernel with CONFIG_TRANSPARENT_HUGEPAGE".to_owned()),
-            ..Finding::good(
+            fix: Some("boot a kernel with CONFIG_TRANSPARENT_HUGEPAGE".to_owned()),
+            ..Finding::passed(
                 "hugepages",
                 "this kernel has none for shared memory: guest memory is in pages of 4 KiB",
             )
@@ -105,21 +105,23 @@ pub(super) fn huge_pages(machine: &Machine) -> Finding {
 }
 
 /// Checks the modules for CXL memory.
-pub(super) fn modules(machine: &Machine, used: Use) -> Vec<Finding> {
-    let needed = MODULES.iter().filter(|module| module.name != "kmem" || used == Use::Blocks);
+pub(super) fn modules(machine: &Machine, used: MemoryUse) -> Vec<Finding> {
+    let needed = MODULES.iter().filter(|module| module.name != "kmem" || used == MemoryUse::Blocks);
     let release = machine.proc.text("sys/kernel/osrelease").unwrap_or_default();
     let list = machine.modules.text(format!("{release}/modules.dep")).unwrap_or_default();
-    let wrong = needed.filter(|module| !machine.sys.has(module.driver));
-    let wrong = wrong.filter_map(|Module { name, on_demand, .. }| match (is_listed(&list, name), on_demand) {
+    let problems = needed.filter(|module| !machine.sys.has(module.driver));
+    let problems = problems.filter_map(|Module { name, on_demand, .. }| match (is_listed(&list, name), on_demand) {
         (true, true) => None,
-        (true, false) => Some(Finding::bad("modules", format!("{name} is not loaded"), format!("`modprobe {name}`"))),
-        (false, _) => Some(Finding::bad(
+        (true, false) => Some(Finding::problem("modules", format!("{name} is not loaded"), format!("`modprobe {name}`"))),
+        (false, _) => Some(Finding::problem(
             "modules",
             format!("{name} is neither loaded nor among the modules of kernel {release}"),
             format!("boot a kernel that has it (CONFIG_{}), or install the package with the rest of its modules", option(name)),
         )),
     });
-    each(wrong.collect(), || Finding::good("modules", "all are loaded, or can be when they are needed"))
+    problems_or(problems.collect(), || {
+        Finding::passed("modules", "all are loaded, or can be when they are needed")
+    })
 }
 
 /// Parses `kernel/drivers/dax/kmem.ko.xz: kernel/...`.
@@ -143,14 +145,14 @@ pub(super) fn onlining(machine: &Machine) -> Finding {
     let now = "`echo offline > /sys/devices/system/memory/auto_online_blocks`";
     let later = format!("{STAYS_OFFLINE} on the kernel's command line");
     match blocks::policy(&machine.sys) {
-        Ok(policy) if policy == "offline" && is_booted_so(&machine.proc) => {
-            Finding::good("onlining", "added memory stays offline, from the boot on")
+        Ok(policy) if policy == "offline" && stays_offline_at_boot(&machine.proc) => {
+            Finding::passed("onlining", "added memory stays offline, from the boot on")
         }
         Ok(policy) if policy == "offline" => Finding {
-            mend: Some(format!("so that it is sure to be so after a boot: {later}")),
-            ..Finding::good("onlining", "added memory stays offline")
+            fix: Some(format!("so that it is sure to be so after a boot: {later}")),
+            ..Finding::passed("onlining", "added memory stays offline")
         },
-        Ok(policy) => Finding::bad(
+        Ok(policy) => Finding::problem(
             "onlining",
             format!("added memory comes online by itself ({policy}): the kernel would take it, and keep it"),
             format!("{now}; and for the next boot {later}"),
@@ -159,11 +161,16 @@ pub(super) fn onlining(machine: &Machine) -> Finding {
     }
 }
 
-fn is_booted_so(proc: &Sysfs) -> bool {
+fn stays_offline_at_boot(proc: &Sysfs) -> bool {
     proc.text("cmdline").is_ok_and(|line| line.split_whitespace().any(|word| word == STAYS_OFFLINE))
 }
 
 fn unknown(error: &SysfsError) -> Finding {
-    let what = if error.is_gone() { "this kernel cannot add memory".to_owned() } else { units::chain(error) };
-    Finding::bad("onlining", what, "boot a kernel with CONFIG_MEMORY_HOTPLUG and CONFIG_MEMORY_HOTREMOVE")
+    let message =
+        if error.is_gone() { "this kernel cannot add memory".to_owned() } else { units::chain(error) };
+    Finding::problem(
+        "onlining",
+        message,
+        "boot a kernel with CONFIG_MEMORY_HOTPLUG and CONFIG_MEMORY_HOTREMOVE",
+    )
 }

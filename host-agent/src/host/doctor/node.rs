@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use units::{SLICE, limits::FOREIGN_MEMORY_ON_POOL_NODE_MAX};
 
-use super::{AS_ROOT, Finding, Machine, each};
+use super::{Finding, Machine, RUN_AS_ROOT, problems_or};
 use crate::host::{
     blocks::{self, Block},
     memory::usage,
@@ -21,32 +21,32 @@ const MOVABLE: &str = "Movable";
 pub(super) fn block_size(machine: &Machine) -> Finding {
     match blocks::size(&machine.sys) {
         Ok(size) if SLICE.get().is_multiple_of(size.get()) => {
-            Finding::good("blocks", format!("of {size}: a slice of {SLICE} is whole blocks"))
+            Finding::passed("blocks", format!("of {size}: a slice of {SLICE} is whole blocks"))
         }
-        Ok(size) => Finding::bad(
+        Ok(size) => Finding::problem(
             "blocks",
             format!("of {size}: a slice of {SLICE} cannot come and go on its own"),
             "`kind = \"dax\"` under [backend] in host.toml",
         ),
         Err(error) => {
-            Finding::bad("blocks", units::chain(&error), "boot a kernel with CONFIG_MEMORY_HOTPLUG")
+            Finding::problem("blocks", units::chain(&error), "boot a kernel with CONFIG_MEMORY_HOTPLUG")
         }
     }
 }
 
 /// Checks for automatic page migration between nodes.
-pub(super) fn movers(machine: &Machine) -> Finding {
+pub(super) fn page_migration(machine: &Machine) -> Finding {
     let demotion = machine.sys.text("kernel/mm/numa/demotion_enabled").unwrap_or_default();
     if ["true", "1"].contains(&&*demotion) {
-        return Finding::bad(
+        return Finding::problem(
             "movers",
             "where local memory is short, the kernel pushes anybody's pages to the pool's node, and VMs find that full",
             "`echo 0 > /sys/kernel/mm/numa/demotion_enabled`",
         );
     }
     match machine.proc.text("sys/kernel/numa_balancing").as_deref() {
-        Err(_) | Ok("0") => Finding::good("movers", "the kernel moves no pages between nodes by itself"),
-        Ok(mode) => Finding::good(
+        Err(_) | Ok("0") => Finding::passed("movers", "the kernel moves no pages between nodes by itself"),
+        Ok(mode) => Finding::passed(
             "movers",
             format!(
                 "numa_balancing is {mode}: it leaves alone what is bound to a node, as the VMs' memory is"
@@ -59,32 +59,35 @@ pub(super) fn movers(machine: &Machine) -> Finding {
 pub(super) fn all(machine: &Machine, node: u32, regions: &[Range<u64>]) -> Vec<Finding> {
     let folder = format!("{NODES}/node{node}");
     if !machine.sys.has(&folder) {
-        return vec![Finding::good("node", "has no memory yet").of(format!("node {node}"))];
+        return vec![Finding::passed("node", "has no memory yet").of(format!("node {node}"))];
     }
-    let mut wrong: Vec<_> = processors(machine, &folder).into_iter().collect();
+    let mut problems: Vec<_> = processors(machine, &folder).into_iter().collect();
     match online(machine, &folder) {
-        Ok(blocks) => wrong.extend(blocks.iter().filter_map(|block| misplaced(machine, block, regions))),
-        Err(error) => wrong.push(Finding::bad("node", units::chain(&error), AS_ROOT)),
+        Ok(blocks) => problems.extend(blocks.iter().filter_map(|block| misplaced(machine, block, regions))),
+        Err(error) => problems.push(Finding::problem("node", units::chain(&error), RUN_AS_ROOT)),
     }
-    wrong.extend(strangers(machine, &folder));
-    let good = || {
-        Finding::good("node", format!("has no processors, and no memory but slices; {}", when_full(machine)))
+    problems.extend(foreign_memory(machine, &folder));
+    let passed = || {
+        Finding::passed(
+            "node",
+            format!("has no processors, and no memory but slices; {}", overflow_effect(machine)),
+        )
     };
-    each(wrong, good).into_iter().map(|finding| finding.of(format!("node {node}"))).collect()
+    problems_or(problems, passed).into_iter().map(|finding| finding.of(format!("node {node}"))).collect()
 }
 
 fn processors(machine: &Machine, folder: &str) -> Option<Finding> {
     let list = machine.sys.text(format!("{folder}/cpulist")).unwrap_or_default();
-    let mend =
+    let fix =
         "a matter of the firmware (SRAT, CEDT); until then `kind = \"dax\"` under [backend] in host.toml";
-    let bad = || {
-        Finding::bad(
+    let problem = || {
+        Finding::problem(
             "node",
             format!("has processors {list}: the programs on these take its memory first"),
-            mend,
+            fix,
         )
     };
-    (!list.is_empty()).then(bad)
+    (!list.is_empty()).then(problem)
 }
 
 fn online(machine: &Machine, folder: &str) -> Result<Vec<Block>, SysfsError> {
@@ -101,45 +104,45 @@ fn misplaced(machine: &Machine, block: &Block, regions: &[Range<u64>]) -> Option
     let (name, at) = (&block.name, blocks::range(&machine.sys, block).ok()?);
     let offline = format!("`echo offline > /sys/{}/{name}/state`", blocks::FOLDER);
     if !regions.iter().any(|region| region.start <= at.start && at.end <= region.end) {
-        return Some(Finding::bad(
+        return Some(Finding::problem(
             "node",
             format!("{name} is online and of no slice: VMs' pages would be in it"),
             offline,
         ));
     }
     let zone = machine.sys.text(format!("{}/{name}/valid_zones", blocks::FOLDER)).ok()?;
-    let bad = || {
-        let what =
+    let problem = || {
+        let message =
             format!("{name} is online in zone {zone}: the kernel may have in it what can never be moved");
-        Finding::bad(
+        Finding::problem(
             "node",
-            what,
+            message,
             format!("{offline}; if that fails, a reboot with memhp_default_state=offline"),
         )
     };
-    (zone != MOVABLE).then(bad)
+    (zone != MOVABLE).then(problem)
 }
 
 /// Pages of other processes use memory reserved for VMs.
-fn strangers(machine: &Machine, folder: &str) -> Option<Finding> {
+fn foreign_memory(machine: &Machine, folder: &str) -> Option<Finding> {
     let meminfo = machine.sys.text(format!("{folder}/meminfo")).ok()?;
-    let bytes = usage::strangers(&meminfo)?;
-    let bad = || {
-        let what = format!(
+    let bytes = usage::foreign_memory(&meminfo)?;
+    let problem = || {
+        let message = format!(
             "processes that are no VMs have {bytes} of it, which VMs were promised; {}",
-            when_full(machine)
+            overflow_effect(machine)
         );
-        Finding::bad(
+        Finding::problem(
             "node",
-            what,
+            message,
             "keep them off it: `systemctl set-property system.slice user.slice AllowedMemoryNodes=0`, with the nodes of local memory",
         )
     };
-    (bytes > FOREIGN_MEMORY_ON_POOL_NODE_MAX).then(bad)
+    (bytes > FOREIGN_MEMORY_ON_POOL_NODE_MAX).then(problem)
 }
 
 /// Checks the effect of a VM's access to a full node.
-fn when_full(machine: &Machine) -> &'static str {
+fn overflow_effect(machine: &Machine) -> &'static str {
     let swaps = machine.proc.text("swaps").unwrap_or_default().lines().count();
     if swaps > 1 {
         "were it full, VMs' pages would be swapped out"

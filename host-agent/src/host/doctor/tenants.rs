@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use super::{Finding, Machine, each};
+use super::{Finding, Machine, problems_or};
 use crate::{
     config::symbiosis::Symbiosis,
     host::{damon::Damon, remote::Remote, sampler::Sampler, sysfs::Sysfs},
@@ -14,12 +14,15 @@ const CONTROLLERS: [&str; 3] = ["memory", "io", "cpu"];
 
 /// Checks all requirements.
 pub(super) fn all(machine: &Machine, symbiosis: &Symbiosis) -> Vec<Finding> {
-    let wrong = cgroups(&symbiosis.cgroups).into_iter().chain(swap(machine, symbiosis)).collect();
-    let mut found = each(wrong, || {
+    let problems = cgroups(&symbiosis.cgroups).into_iter().chain(swap(machine, symbiosis)).collect();
+    let mut found = problems_or(problems, || {
         let (cgroups, remote) = (symbiosis.cgroups.display(), symbiosis.remote.display());
-        Finding::good("tenants", format!("cgroups in {cgroups} are counted, and {remote} is in use as swap"))
+        Finding::passed(
+            "tenants",
+            format!("cgroups in {cgroups} are counted, and {remote} is in use as swap"),
+        )
     });
-    found.push(sight(machine, symbiosis));
+    found.push(access_monitor(machine, symbiosis));
     found
 }
 
@@ -27,29 +30,29 @@ pub(super) fn all(machine: &Machine, symbiosis: &Symbiosis) -> Vec<Finding> {
 const BOOT: &str = "boot a kernel with CONFIG_DAMON_VADDR and CONFIG_DAMON_SYSFS";
 
 /// Reports the access monitor of each kind of tenant.
-fn sight(machine: &Machine, symbiosis: &Symbiosis) -> Finding {
+fn access_monitor(machine: &Machine, symbiosis: &Symbiosis) -> Finding {
     let sampler = Sampler::open(&machine.sys, symbiosis.epoch.as_duration());
-    match (sampler, Damon::is_there(&machine.sys)) {
-        (Ok(sampler), true) => Finding::good(
+    match (sampler, Damon::is_available(&machine.sys)) {
+        (Ok(sampler), true) => Finding::passed(
             "tenants",
             format!(
                 "which pages they touch is seen by the kernel's DAMON, and by the processor's samples of {}",
-                sampler.what()
+                sampler.event_name()
             ),
         ),
-        (Ok(sampler), false) => Finding::bad(
+        (Ok(sampler), false) => Finding::problem(
             "tenants",
             format!(
                 "which pages they touch is seen only of those of which the processor takes enough samples of {}: the kernel has no DAMON",
-                sampler.what()
+                sampler.event_name()
             ),
             BOOT,
         ),
         (Err(error), true) => {
             let why = units::chain(&error);
-            Finding::good("tenants", format!("which pages they touch is seen by the kernel's DAMON; {why}"))
+            Finding::passed("tenants", format!("which pages they touch is seen by the kernel's DAMON; {why}"))
         }
-        (Err(error), false) => Finding::bad(
+        (Err(error), false) => Finding::problem(
             "tenants",
             format!(
                 "nobody sees which pages they touch, and so they mostly keep what they have: the kernel has no DAMON, and {}",
@@ -62,30 +65,30 @@ fn sight(machine: &Machine, symbiosis: &Symbiosis) -> Finding {
 
 fn cgroups(folder: &Path) -> Option<Finding> {
     let shown = folder.display();
-    let bad = |what, mend| Some(Finding::bad("tenants", what, mend));
+    let problem = |message, fix| Some(Finding::problem("tenants", message, fix));
     let Ok(given) = Sysfs::at(folder).text("cgroup.subtree_control") else {
-        let mend = format!("mkdir {shown}; it must be a folder of cgroup v2");
-        return bad(format!("symbiosis.cgroups: there are no cgroups in {shown}"), mend);
+        let fix = format!("mkdir {shown}; it must be a folder of cgroup v2");
+        return problem(format!("symbiosis.cgroups: there are no cgroups in {shown}"), fix);
     };
     let missing: Vec<&str> =
         CONTROLLERS.into_iter().filter(|one| !given.split_whitespace().any(|given| given == *one)).collect();
     if missing.is_empty() {
         return None;
     }
-    let mend =
+    let fix =
         format!("echo '+{}' > {shown}/cgroup.subtree_control, and in every folder above", missing.join(" +"));
-    bad(format!("symbiosis.cgroups: cgroups in {shown} have no controller {}", missing.join(", ")), mend)
+    problem(format!("symbiosis.cgroups: cgroups in {shown} have no controller {}", missing.join(", ")), fix)
 }
 
 fn swap(machine: &Machine, symbiosis: &Symbiosis) -> Option<Finding> {
-    let bad = |what: String, mend: String| Some(Finding::bad("tenants", what, mend));
+    let problem = |message: String, fix: String| Some(Finding::problem("tenants", message, fix));
     let shown = symbiosis.remote.display();
     match Remote::open(&symbiosis.remote, Path::new("/sys")) {
         Err(error) => {
-            bad(format!("symbiosis.remote: {}", units::chain(&error)), "name a swap device".to_owned())
+            problem(format!("symbiosis.remote: {}", units::chain(&error)), "name a swap device".to_owned())
         }
         Ok(remote) if !remote.is_swap(&machine.proc.text("swaps").unwrap_or_default()) => {
-            bad(format!("symbiosis.remote: {shown} is not in use as swap"), format!("swapon {shown}"))
+            problem(format!("symbiosis.remote: {shown} is not in use as swap"), format!("swapon {shown}"))
         }
         Ok(_) => None,
     }

@@ -12,8 +12,8 @@ use rustix::fs::{major, minor};
 
 use super::*;
 use crate::host::{
-    cxl::made_up::{ROOT, machine},
-    sysfs::made_up::MadeUp,
+    cxl::fake::{ROOT, machine},
+    sysfs::fake::FakeSysfs,
 };
 
 const REGION: &str = "devices/platform/root0/decoder0.1/region7/dax_region7";
@@ -24,26 +24,26 @@ const FIRST: u64 = 43 * 8;
 const AGENT: &str = "4711";
 
 /// A machine in order: an agent runs, and slice 0 is memory of node 5.
-struct Patient {
-    tree: MadeUp,
+struct TestHost {
+    tree: FakeSysfs,
     backend: &'static str,
     _socket: UnixListener,
 }
 
-impl Patient {
+impl TestHost {
     fn new(backend: &'static str) -> Self {
         let tree = machine();
         kernel(&tree);
         settings(&tree, backend);
         fs::create_dir_all(tree.path("run")).unwrap();
         let socket = UnixListener::bind(tree.path("run/host-memory.sock")).unwrap();
-        let patient = Self { tree, backend, _socket: socket };
-        patient.agent();
+        let host = Self { tree, backend, _socket: socket };
+        host.agent();
         if backend == "memory_block" {
-            patient.slice("kmem");
-            patient.blocks(FIRST..FIRST + 8, "online");
+            host.slice("kmem");
+            host.blocks(FIRST..FIRST + 8, "online");
         }
-        patient
+        host
     }
 
     /// An agent that has the lock and may do everything.
@@ -114,27 +114,27 @@ impl Patient {
 
     /// The only thing that is wrong, in words.
     #[track_caller]
-    fn wrong(&self) -> String {
-        let wrong: Vec<_> = self.findings().into_iter().filter(|finding| !finding.ok).collect();
-        assert_eq!(wrong.len(), 1, "{wrong:#?}");
-        text(&wrong)
+    fn problems(&self) -> String {
+        let problems: Vec<_> = self.findings().into_iter().filter(|finding| !finding.ok).collect();
+        assert_eq!(problems.len(), 1, "{problems:#?}");
+        text(&problems)
     }
 
     #[track_caller]
-    fn is_wrong(&self, parts: &[&str]) {
-        let wrong = self.wrong();
-        assert!(parts.iter().all(|part| wrong.contains(part)), "{parts:?} in\n{wrong}");
+    fn assert_problem(&self, parts: &[&str]) {
+        let problems = self.problems();
+        assert!(parts.iter().all(|part| problems.contains(part)), "{parts:?} in\n{problems}");
     }
 
     #[track_caller]
-    fn is_healthy(&self) {
+    fn assert_healthy(&self) {
         let all = self.findings();
         assert!(all.iter().all(|finding| finding.ok), "with {}:\n{}", self.backend, text(&all));
     }
 }
 
 /// A kernel as it should be.
-fn kernel(tree: &MadeUp) {
+fn kernel(tree: &FakeSysfs) {
     let drivers = ["platform/drivers/cxl_acpi", "pci/drivers/cxl_pci", "cxl/drivers/cxl_port"];
     let more =
         ["cxl/drivers/cxl_mem", "cxl/drivers/cxl_dax_region", "dax/drivers/device_dax", "dax/drivers/kmem"];
@@ -158,7 +158,7 @@ fn meminfo(others_mib: u64) -> String {
         + &line("Shmem:", 512)
 }
 
-fn settings(tree: &MadeUp, backend: &str) {
+fn settings(tree: &FakeSysfs, backend: &str) {
     let text = format!(
         "[agent]\nhost = \"h0\"\nruntime_dir = \"run\"\ntoken_file = \"h0.token\"\n[backend]\nkind = \"{backend}\""
     );
@@ -167,16 +167,16 @@ fn settings(tree: &MadeUp, backend: &str) {
     set_mode(tree, "h0.token", 0o600);
 }
 
-fn set_mode(tree: &MadeUp, name: &str, mode: u32) {
+fn set_mode(tree: &FakeSysfs, name: &str, mode: u32) {
     fs::set_permissions(tree.path(name), Permissions::from_mode(mode)).unwrap();
 }
 
 #[test]
-fn a_healthy_host_is_found_healthy_and_every_check_says_that_it_was_made() {
+fn healthy_host_passes_and_reports_every_check() {
     let checks = |backend| {
-        let patient = Patient::new(backend);
-        patient.is_healthy();
-        patient.findings().iter().map(|finding| finding.check).collect::<Vec<_>>().join(" ")
+        let host = TestHost::new(backend);
+        host.assert_healthy();
+        host.findings().iter().map(|finding| finding.check).collect::<Vec<_>>().join(" ")
     };
     let every = "config secrets local_dir agent rights kvm hugepages";
     let cxl = format!("{every} kernel modules onlining encryption records devices");
@@ -186,136 +186,139 @@ fn a_healthy_host_is_found_healthy_and_every_check_says_that_it_was_made() {
 }
 
 #[test]
-fn looking_changes_nothing() {
-    let patient = Patient::new("dax").without_agent();
-    patient.tree.files(&format!("{ROOT}/decoder0.1"), &[("delete_region", "")]);
-    patient.tree.files(&format!("{ROOT}/decoder0.1/region7"), &[("commit", "0")]);
-    let seen = text(&patient.findings());
+fn examination_changes_nothing() {
+    let host = TestHost::new("dax").without_agent();
+    host.tree.files(&format!("{ROOT}/decoder0.1"), &[("delete_region", "")]);
+    host.tree.files(&format!("{ROOT}/decoder0.1/region7"), &[("commit", "0")]);
+    let seen = text(&host.findings());
     assert!(seen.contains("region7 was never finished: the agent sees to it when it starts"), "{seen}");
-    assert_eq!(patient.tree.sysfs.text(format!("{ROOT}/decoder0.1/delete_region")).unwrap(), "");
+    assert_eq!(host.tree.sysfs.text(format!("{ROOT}/decoder0.1/delete_region")).unwrap(), "");
 }
 
 #[test]
-fn a_host_without_a_config_or_with_a_wrong_one_is_told_so() {
-    let patient = Patient::new("dax");
-    patient.tree.files("", &[("host.toml", "[agent]\nhots = 1")]);
-    patient.is_wrong(&["config", "unknown field `hots`", "--check-config"]);
-    fs::remove_file(patient.tree.path("host.toml")).unwrap();
-    patient.is_wrong(&["config", "No such file", "host.example.toml"]);
+fn missing_or_invalid_config_is_reported() {
+    let host = TestHost::new("dax");
+    host.tree.files("", &[("host.toml", "[agent]\nhots = 1")]);
+    host.assert_problem(&["config", "unknown field `hots`", "--check-config"]);
+    fs::remove_file(host.tree.path("host.toml")).unwrap();
+    host.assert_problem(&["config", "No such file", "host.example.toml"]);
 }
 
 #[test]
-fn tenants_whose_cgroups_cannot_be_counted_and_swap_that_is_none_are_found() {
-    let patient = Patient::new("emulated");
-    let others = fs::read_to_string(patient.tree.path("host.toml")).unwrap();
+fn missing_controllers_and_swap_are_reported() {
+    let host = TestHost::new("emulated");
+    let others = fs::read_to_string(host.tree.path("host.toml")).unwrap();
     let symbiosis = "\n[symbiosis]\ncgroups = \"tenants\"\nmemory_mib = 1024\nbandwidth_mb_s = 100\nenforce = \"swap\"\nremote = \"/dev/null\"";
-    patient.tree.files("", &[("host.toml", &format!("{others}{symbiosis}"))]);
-    let seen = text(&patient.findings());
+    host.tree.files("", &[("host.toml", &format!("{others}{symbiosis}"))]);
+    let seen = text(&host.findings());
     assert!(
-        seen.contains("symbiosis.cgroups: there are no cgroups in") && seen.contains("mend: mkdir "),
+        seen.contains("symbiosis.cgroups: there are no cgroups in") && seen.contains("fix: mkdir "),
         "{seen}"
     );
     assert!(seen.contains("symbiosis.remote: /dev/null is not a block device"), "{seen}");
-    patient.tree.files("tenants", &[("cgroup.subtree_control", "cpu memory pids")]);
-    let seen = text(&patient.findings());
-    assert!(seen.contains("have no controller io") && seen.contains("mend: echo '+io' > "), "{seen}");
+    host.tree.files("tenants", &[("cgroup.subtree_control", "cpu memory pids")]);
+    let seen = text(&host.findings());
+    assert!(seen.contains("have no controller io") && seen.contains("fix: echo '+io' > "), "{seen}");
     assert!(
         seen.contains("nobody sees which pages they touch") && seen.contains("CONFIG_DAMON_SYSFS"),
         "{seen}"
     );
-    patient.tree.files("kernel/mm/damon/admin/kdamonds", &[("nr_kdamonds", "0")]);
-    assert!(text(&patient.findings()).contains("seen by the kernel's DAMON; the kernel shows no processor"));
-    patient.tree.files("tenants", &[("cgroup.subtree_control", "cpu io memory pids")]);
-    assert!(!text(&patient.findings()).contains("symbiosis.cgroups"));
+    host.tree.files("kernel/mm/damon/admin/kdamonds", &[("nr_kdamonds", "0")]);
+    assert!(text(&host.findings()).contains("seen by the kernel's DAMON; the kernel shows no processor"));
+    host.tree.files("tenants", &[("cgroup.subtree_control", "cpu io memory pids")]);
+    assert!(!text(&host.findings()).contains("symbiosis.cgroups"));
 }
 
 #[test]
-fn files_that_others_may_read_or_change_are_found() {
-    let patient = Patient::new("emulated");
-    set_mode(&patient.tree, "h0.token", 0o640);
-    patient.is_wrong(&[
+fn files_accessible_by_others_are_reported() {
+    let host = TestHost::new("emulated");
+    set_mode(&host.tree, "h0.token", 0o640);
+    host.assert_problem(&[
         "secrets",
         "h0.token has mode 0640: others than its owner may read it",
         "`chmod 600 ",
     ]);
-    fs::remove_file(patient.tree.path("h0.token")).unwrap();
-    patient.is_wrong(&["secrets", "h0.token: No such file"]);
-    patient.tree.files("", &[("h0.token", "two words")]);
-    set_mode(&patient.tree, "h0.token", 0o600);
-    patient.is_wrong(&["secrets", "printable letters"]);
-    patient.tree.files("", &[("h0.token", "secret")]);
-    set_mode(&patient.tree, "host.toml", 0o666);
-    patient.is_wrong(&["config", "may change it", "`chmod 644 "]);
+    fs::remove_file(host.tree.path("h0.token")).unwrap();
+    host.assert_problem(&["secrets", "h0.token: No such file"]);
+    host.tree.files("", &[("h0.token", "two words")]);
+    set_mode(&host.tree, "h0.token", 0o600);
+    host.assert_problem(&["secrets", "printable characters"]);
+    host.tree.files("", &[("h0.token", "secret")]);
+    set_mode(&host.tree, "host.toml", 0o666);
+    host.assert_problem(&["config", "may change it", "`chmod 644 "]);
 }
 
 #[test]
-fn local_memory_on_a_disk_is_found() {
+fn local_memory_on_disk_is_reported() {
     assert!(files::local_dir(None).ok);
     assert!(files::local_dir(Some(Path::new("/dev/shm/tarn/local"))).ok);
     assert!(!files::local_dir(Some(Path::new("/proc/tarn"))).ok);
 }
 
 #[test]
-fn no_agent_another_agent_and_a_deaf_agent_are_found() {
-    let patient = Patient::new("dax");
-    patient.process("99", "0");
-    patient.is_wrong(&["agent", "processes [99] are host-agents, too", "`kill PID`"]);
-    fs::remove_dir_all(patient.tree.path("proc/99")).unwrap();
-    fs::remove_file(patient.tree.path("run/host-memory.sock")).unwrap();
-    patient.is_wrong(&["agent", "process 4711 has no socket", "`systemctl restart host-agent`"]);
-    patient.without_agent().is_wrong(&["agent", "`systemctl start host-agent`"]);
+fn missing_second_and_deaf_agents_are_reported() {
+    let host = TestHost::new("dax");
+    host.process("99", "0");
+    host.assert_problem(&["agent", "processes [99] are host-agents, too", "`kill PID`"]);
+    fs::remove_dir_all(host.tree.path("proc/99")).unwrap();
+    fs::remove_file(host.tree.path("run/host-memory.sock")).unwrap();
+    host.assert_problem(&["agent", "process 4711 has no socket", "`systemctl restart host-agent`"]);
+    host.without_agent().assert_problem(&["agent", "`systemctl start host-agent`"]);
 }
 
 #[test]
-fn an_agent_that_may_not_do_what_it_must_is_found() {
-    let patient = Patient::new("memory_block");
-    patient.process(AGENT, "000001ffff5fffff");
-    patient.is_wrong(&["rights", "process 4711, lacks CAP_SYS_ADMIN CAP_SYS_NICE", "CapabilityBoundingSet="]);
-    patient.process(AGENT, "000001ffffffffff");
-    patient.tree.files("proc/4711", &[("mounts", "sysfs /sys sysfs ro,nosuid 0 0")]);
-    patient.is_wrong(&["rights", "may not write to /sys"]);
+fn agent_without_capabilities_is_reported() {
+    let host = TestHost::new("memory_block");
+    host.process(AGENT, "000001ffff5fffff");
+    host.assert_problem(&[
+        "rights",
+        "process 4711, lacks CAP_SYS_ADMIN CAP_SYS_NICE",
+        "CapabilityBoundingSet=",
+    ]);
+    host.process(AGENT, "000001ffffffffff");
+    host.tree.files("proc/4711", &[("mounts", "sysfs /sys sysfs ro,nosuid 0 0")]);
+    host.assert_problem(&["rights", "may not write to /sys"]);
 }
 
 #[test]
-fn a_kernel_that_is_too_old_or_runs_no_guests_is_found() {
-    let patient = Patient::new("dax");
+fn old_kernel_and_missing_kvm_are_reported() {
+    let host = TestHost::new("dax");
     for old in ["6.2.16", "5.15.0-91-generic", "what"] {
-        patient.tree.files("proc", &[("sys/kernel/osrelease", old)]);
-        patient.is_wrong(&["kernel", old, "6.3 is the first"]);
+        host.tree.files("proc", &[("sys/kernel/osrelease", old)]);
+        host.assert_problem(&["kernel", old, "6.3 is the first"]);
     }
-    patient.tree.files("proc", &[("sys/kernel/osrelease", "6.3.0-rc1")]);
-    patient.is_healthy();
-    fs::remove_file(patient.tree.path("dev/kvm")).unwrap();
-    patient.is_wrong(&["kvm", "no guest can run", "`modprobe kvm_intel`"]);
+    host.tree.files("proc", &[("sys/kernel/osrelease", "6.3.0-rc1")]);
+    host.assert_healthy();
+    fs::remove_file(host.tree.path("dev/kvm")).unwrap();
+    host.assert_problem(&["kvm", "no guest can run", "`modprobe kvm_intel`"]);
 }
 
 #[test]
-fn a_module_that_is_not_loaded_or_not_there_is_found_by_name() {
-    let patient = Patient::new("dax");
-    fs::remove_dir(patient.tree.path("bus/dax/drivers/kmem")).unwrap();
-    patient.is_healthy();
-    fs::remove_dir(patient.tree.path("bus/cxl/drivers/cxl_mem")).unwrap();
-    patient.is_wrong(&["modules", "cxl_mem is neither loaded nor among", "CONFIG_CXL_MEM"]);
+fn unloaded_or_missing_module_is_reported_by_name() {
+    let host = TestHost::new("dax");
+    fs::remove_dir(host.tree.path("bus/dax/drivers/kmem")).unwrap();
+    host.assert_healthy();
+    fs::remove_dir(host.tree.path("bus/cxl/drivers/cxl_mem")).unwrap();
+    host.assert_problem(&["modules", "cxl_mem is neither loaded nor among", "CONFIG_CXL_MEM"]);
     let list = "kernel/drivers/cxl/cxl_mem.ko.xz: kernel/drivers/cxl/core/cxl_core.ko.xz\nkernel/drivers/dax/device_dax.ko:";
-    patient.tree.files("modules/6.12.95-cloud", &[("modules.dep", list)]);
-    patient.is_wrong(&["modules", "cxl_mem is not loaded", "`modprobe cxl_mem`"]);
-    fs::create_dir(patient.tree.path("bus/cxl/drivers/cxl_mem")).unwrap();
-    fs::remove_dir(patient.tree.path("bus/dax/drivers/device_dax")).unwrap();
-    patient.is_healthy();
+    host.tree.files("modules/6.12.95-cloud", &[("modules.dep", list)]);
+    host.assert_problem(&["modules", "cxl_mem is not loaded", "`modprobe cxl_mem`"]);
+    fs::create_dir(host.tree.path("bus/cxl/drivers/cxl_mem")).unwrap();
+    fs::remove_dir(host.tree.path("bus/dax/drivers/device_dax")).unwrap();
+    host.assert_healthy();
 }
 
 #[test]
-fn memory_that_the_firmware_set_aside_and_no_bus_knows_is_explained() {
-    let patient = Patient::new("dax");
+fn soft_reserved_memory_without_bus_is_explained() {
+    let host = TestHost::new("dax");
     for module in ["cxl_port", "cxl_mem", "cxl_dax_region"] {
-        fs::rename(patient.tree.path(&format!("bus/cxl/drivers/{module}")), patient.tree.path(module))
-            .unwrap();
+        fs::rename(host.tree.path(&format!("bus/cxl/drivers/{module}")), host.tree.path(module)).unwrap();
     }
-    fs::remove_dir_all(patient.tree.path("bus/cxl")).unwrap();
+    fs::remove_dir_all(host.tree.path("bus/cxl")).unwrap();
     let iomem =
         "00000000-00000fff : Reserved\n100000000-1ffffffff : Soft Reserved\n  100000000-1ffffffff : dax0.0";
-    patient.tree.files("proc", &[("iomem", iomem)]);
-    let seen = text(&patient.findings());
+    host.tree.files("proc", &[("iomem", iomem)]);
+    let seen = text(&host.findings());
     assert!(
         seen.contains("no CXL bus") && seen.contains("set memory aside (4GiB") && seen.contains("dax_hmem"),
         "{seen}"
@@ -323,14 +326,14 @@ fn memory_that_the_firmware_set_aside_and_no_bus_knows_is_explained() {
 }
 
 #[test]
-fn memory_that_comes_online_by_itself_is_found_and_how_it_was_booted_is_told() {
-    let patient = Patient::new("dax");
-    patient.tree.files("proc", &[("cmdline", "quiet")]);
-    patient.is_healthy();
-    let told = patient.findings().into_iter().find(|finding| finding.check == "onlining").unwrap();
-    assert!(told.mend.unwrap().contains("memhp_default_state=offline"));
-    patient.tree.files(BLOCKS, &[("auto_online_blocks", "online_movable")]);
-    patient.is_wrong(&[
+fn auto_online_policy_and_boot_option_are_reported() {
+    let host = TestHost::new("dax");
+    host.tree.files("proc", &[("cmdline", "quiet")]);
+    host.assert_healthy();
+    let told = host.findings().into_iter().find(|finding| finding.check == "onlining").unwrap();
+    assert!(told.fix.unwrap().contains("memhp_default_state=offline"));
+    host.tree.files(BLOCKS, &[("auto_online_blocks", "online_movable")]);
+    host.assert_problem(&[
         "onlining",
         "(online_movable)",
         "`echo offline > /sys/",
@@ -339,68 +342,68 @@ fn memory_that_comes_online_by_itself_is_found_and_how_it_was_booted_is_told() {
 }
 
 #[test]
-fn a_device_that_cannot_be_used_is_told_with_its_problem() {
-    let patient = Patient::new("dax");
+fn unusable_device_is_reported_with_its_problem() {
+    let host = TestHost::new("dax");
     let region = format!("{ROOT}/decoder0.1/region7");
-    patient.tree.files(&region, &[("resource", "0xac0100000")]);
-    patient.is_wrong(&["device 0x1", "0xac0100000, which is not aligned to 2MiB"]);
-    patient.tree.files(&region, &[("resource", "0xac0000000"), ("interleave_ways", "2")]);
-    patient.is_wrong(&["device 0x1", "interleaves 2 devices", "systemctl restart"]);
+    host.tree.files(&region, &[("resource", "0xac0100000")]);
+    host.assert_problem(&["device 0x1", "0xac0100000, which is not aligned to 2MiB"]);
+    host.tree.files(&region, &[("resource", "0xac0000000"), ("interleave_ways", "2")]);
+    host.assert_problem(&["device 0x1", "interleaves 2 devices", "systemctl restart"]);
 }
 
 #[test]
-fn a_device_without_a_region_waits_for_an_agent_and_is_wrong_where_one_runs() {
-    let patient = Patient::new("dax");
-    patient.tree.files(&format!("{ROOT}/port1/endpoint2/decoder2.0"), &[("region", "")]);
-    fs::remove_dir_all(patient.tree.path(&format!("{ROOT}/decoder0.1/region7"))).unwrap();
-    patient.is_wrong(&[
+fn missing_region_is_a_problem_only_if_agent_runs() {
+    let host = TestHost::new("dax");
+    host.tree.files(&format!("{ROOT}/port1/endpoint2/decoder2.0"), &[("region", "")]);
+    fs::remove_dir_all(host.tree.path(&format!("{ROOT}/decoder0.1/region7"))).unwrap();
+    host.assert_problem(&[
         "device 0x1",
         "4GiB without a region; decoder0.1 is for one, aligned to 1GiB, and the agent has not",
     ]);
-    let seen = text(&patient.without_agent().findings());
+    let seen = text(&host.without_agent().findings());
     assert!(seen.contains("aligned to 1GiB: the agent sees to it when it starts"), "{seen}");
 }
 
 #[test]
-fn somebody_elses_dax_device_is_found() {
-    let patient = Patient::new("dax");
-    patient.slice("device_dax");
-    patient.is_healthy();
-    patient.tree.files(&format!("{REGION}/dax7.1"), &[("size", "536870912")]);
-    patient.is_wrong(&["device 0x1", "dax7.1 has memory of the region", "`daxctl destroy-device`"]);
+fn foreign_dax_device_is_reported() {
+    let host = TestHost::new("dax");
+    host.slice("device_dax");
+    host.assert_healthy();
+    host.tree.files(&format!("{REGION}/dax7.1"), &[("size", "536870912")]);
+    host.assert_problem(&["device 0x1", "dax7.1 has memory of the region", "`daxctl destroy-device`"]);
 }
 
 #[test]
-fn a_slice_that_is_half_there_is_told_unless_an_agent_may_be_at_it() {
-    let patient = Patient::new("memory_block");
-    patient.blocks(FIRST..FIRST + 3, "offline");
-    patient.is_healthy();
-    let patient = patient.without_agent();
-    let half = text(&patient.findings());
+fn partial_slice_is_reported_only_without_agent() {
+    let host = TestHost::new("memory_block");
+    host.blocks(FIRST..FIRST + 3, "offline");
+    host.assert_healthy();
+    let host = host.without_agent();
+    let partial_slice = text(&host.findings());
     assert!(
-        half.contains("cxl:0x1:0: half there: has 5 of 8 blocks online; no VM on record has it"),
-        "{half}"
+        partial_slice.contains("cxl:0x1:0: half there: has 5 of 8 blocks online; no VM on record has it"),
+        "{partial_slice}"
     );
-    patient.slice("");
-    let half = text(&patient.findings());
-    assert!(half.contains("cxl:0x1:0: half there: has no driver; no VM"), "{half}");
+    host.slice("");
+    let partial_slice = text(&host.findings());
+    assert!(partial_slice.contains("cxl:0x1:0: half there: has no driver; no VM"), "{partial_slice}");
 }
 
 #[test]
-fn memory_of_the_kernels_is_found_where_there_should_be_ranges() {
-    let patient = Patient::new("dax");
-    patient.slice("kmem");
-    patient.blocks(FIRST..FIRST + 8, "offline");
-    patient.is_healthy();
-    patient.blocks(FIRST + 2..FIRST + 3, "online");
-    patient.is_wrong(&["cxl:0x1:0: 1 blocks of it are memory of the kernel's", "memory346/state`"]);
+fn kernel_memory_in_dax_backend_is_reported() {
+    let host = TestHost::new("dax");
+    host.slice("kmem");
+    host.blocks(FIRST..FIRST + 8, "offline");
+    host.assert_healthy();
+    host.blocks(FIRST + 2..FIRST + 3, "online");
+    host.assert_problem(&["cxl:0x1:0: 1 blocks of it are memory of the kernel's", "memory346/state`"]);
 }
 
 #[test]
-fn blocks_that_are_larger_than_a_slice_are_found() {
-    let patient = Patient::new("memory_block");
-    patient.tree.files(BLOCKS, &[("block_size_bytes", "80000000")]);
-    let seen = text(&patient.findings());
+fn blocks_larger_than_a_slice_are_reported() {
+    let host = TestHost::new("memory_block");
+    host.tree.files(BLOCKS, &[("block_size_bytes", "80000000")]);
+    let seen = text(&host.findings());
     assert!(
         seen.contains("blocks     this host: of 2GiB: a slice of 1GiB cannot")
             && seen.contains("`kind = \"dax\"`"),
@@ -409,70 +412,69 @@ fn blocks_that_are_larger_than_a_slice_are_found() {
 }
 
 #[test]
-fn what_else_is_in_the_pools_node_is_found() {
-    let patient = Patient::new("memory_block");
-    patient.tree.files(NODE, &[("meminfo", &meminfo(65))]);
-    patient.is_wrong(&[
+fn foreign_use_of_pool_node_is_reported() {
+    let host = TestHost::new("memory_block");
+    host.tree.files(NODE, &[("meminfo", &meminfo(65))]);
+    host.assert_problem(&[
         "node 5",
         "processes that are no VMs have 65MiB",
         "AllowedMemoryNodes=",
         "would be killed",
     ]);
-    patient.tree.files(NODE, &[("meminfo", &meminfo(64)), ("cpulist", "0-3")]);
-    patient.is_wrong(&["node 5", "has processors 0-3"]);
-    patient.tree.files(NODE, &[("cpulist", "")]);
-    patient.blocks(8..9, "online");
-    patient.is_wrong(&["node 5", "memory8 is online and of no slice", "`echo offline > "]);
-    patient.blocks(8..9, "offline");
-    patient.tree.files(&format!("{BLOCKS}/memory344"), &[("valid_zones", "Normal")]);
-    patient.is_wrong(&["node 5", "memory344 is online in zone Normal", "memhp_default_state=offline"]);
+    host.tree.files(NODE, &[("meminfo", &meminfo(64)), ("cpulist", "0-3")]);
+    host.assert_problem(&["node 5", "has processors 0-3"]);
+    host.tree.files(NODE, &[("cpulist", "")]);
+    host.blocks(8..9, "online");
+    host.assert_problem(&["node 5", "memory8 is online and of no slice", "`echo offline > "]);
+    host.blocks(8..9, "offline");
+    host.tree.files(&format!("{BLOCKS}/memory344"), &[("valid_zones", "Normal")]);
+    host.assert_problem(&["node 5", "memory344 is online in zone Normal", "memhp_default_state=offline"]);
 }
 
 #[test]
-fn a_kernel_that_moves_pages_to_the_pool_by_itself_is_found() {
-    let patient = Patient::new("memory_block");
-    patient.tree.files("kernel/mm/numa", &[("demotion_enabled", "true")]);
-    patient.is_wrong(&["movers", "`echo 0 > /sys/kernel/mm/numa/demotion_enabled`"]);
-    patient.tree.files("kernel/mm/numa", &[("demotion_enabled", "false")]);
-    patient
-        .tree
+fn automatic_demotion_to_pool_node_is_reported() {
+    let host = TestHost::new("memory_block");
+    host.tree.files("kernel/mm/numa", &[("demotion_enabled", "true")]);
+    host.assert_problem(&["movers", "`echo 0 > /sys/kernel/mm/numa/demotion_enabled`"]);
+    host.tree.files("kernel/mm/numa", &[("demotion_enabled", "false")]);
+    host.tree
         .files("proc", &[("sys/kernel/numa_balancing", "1"), ("swaps", "Filename\n/dev/sda2 partition")]);
-    patient.is_healthy();
-    let seen = text(&patient.findings());
+    host.assert_healthy();
+    let seen = text(&host.findings());
     assert!(seen.contains("leaves alone what is bound") && seen.contains("would be swapped out"), "{seen}");
 }
 
 #[test]
-fn host_whose_setting_prevents_huge_pages_is_reported_with_the_remedy() {
-    let patient = Patient::new("emulated");
+fn disabled_huge_pages_are_reported_with_fix() {
+    let host = TestHost::new("emulated");
     let folder = "kernel/mm/transparent_hugepage";
     let seen = || {
-        let mut found = patient.findings().into_iter();
-        let Finding { ok, what, mend, .. } = found.find(|finding| finding.check == "hugepages").unwrap();
+        let mut found = host.findings().into_iter();
+        let Finding { ok, message, fix, .. } = found.find(|finding| finding.check == "hugepages").unwrap();
         assert!(ok, "guests run all the same");
-        format!("{what} ({})", mend.unwrap_or_default())
+        format!("{message} ({})", fix.unwrap_or_default())
     };
     assert!(seen().ends_with("(boot a kernel with CONFIG_TRANSPARENT_HUGEPAGE)"), "{}", seen());
-    patient.tree.files(folder, &[("shmem_enabled", "always within_size advise [never] deny force")]);
+    host.tree.files(folder, &[("shmem_enabled", "always within_size advise [never] deny force")]);
     assert!(seen().starts_with("shmem_enabled is never"), "{}", seen());
     assert!(
         seen().contains("(`echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled`"),
         "{}",
         seen()
     );
-    patient.tree.files(folder, &[("shmem_enabled", "always within_size [advise] never deny force")]);
+    host.tree.files(folder, &[("shmem_enabled", "always within_size [advise] never deny force")]);
     assert_eq!(seen(), "shmem_enabled is advise: guest memory gets huge pages ()");
     let of_size = format!("{folder}/hugepages-2048kB");
-    patient.tree.files(&of_size, &[("shmem_enabled", "always [inherit] within_size advise never")]);
+    host.tree.files(&of_size, &[("shmem_enabled", "always [inherit] within_size advise never")]);
     assert_eq!(seen(), "shmem_enabled is advise: guest memory gets huge pages ()");
-    patient.tree.files(&of_size, &[("shmem_enabled", "always inherit within_size advise [never]")]);
+    host.tree.files(&of_size, &[("shmem_enabled", "always inherit within_size advise [never]")]);
     assert!(seen().starts_with("hugepages-2048kB/shmem_enabled is never"), "{}", seen());
 }
 
 #[test]
-fn encrypted_memory_is_wrong_where_devices_are_shared() {
-    let patient = Patient::new("dax");
-    patient.tree.files("bus/pci/drivers/ccp/0000:22:00.1", &[("tsme_status", "1")]);
-    let wrong = patient.wrong();
-    assert!(wrong.contains("AMD TSME is active") && wrong.contains("switch TSME off"), "{wrong}");
+fn encrypted_memory_of_shared_devices_is_a_problem() {
+    let host = TestHost::new("dax");
+    host.tree.files("bus/pci/drivers/ccp/0000:22:00.1", &[("tsme_status", "1")]);
+    let problems = host.problems();
+    assert!(problems.contains("AMD TSME is active") && problems.contains("switch TSME off"), "{problems}");
 }

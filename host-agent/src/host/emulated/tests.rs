@@ -11,7 +11,7 @@ use pool::agent::Process;
 use units::{Epoch, Name, SliceId, UserId};
 
 use super::{
-    super::{Place, process},
+    super::{RegionBacking, process},
     *,
 };
 
@@ -54,13 +54,13 @@ impl Emc {
     }
 }
 
-fn descriptor(part: &Part) -> File {
-    let Place::Descriptor(fd) = &part.place else { panic!("it is a descriptor") };
+fn descriptor(part: &MemoryRegion) -> File {
+    let RegionBacking::Descriptor(fd) = &part.backing else { panic!("not a descriptor") };
     File::from(fd.try_clone().unwrap())
 }
 
 #[test]
-fn a_slice_that_was_revoked_or_is_no_file_is_not_opened() {
+fn revoked_or_linked_slice_is_not_opened() {
     let emc = Emc::new();
     let missing = emc.host.online(SLICE_1, &emc.handle(), true).unwrap_err();
     assert!(matches!(missing, HostError::Io { doing: "open", .. }), "{missing:?}");
@@ -73,17 +73,20 @@ fn a_slice_that_was_revoked_or_is_no_file_is_not_opened() {
 }
 
 #[test]
-fn a_slice_that_is_not_zero_stays_closed() {
+fn dirty_slice_stays_closed() {
     let emc = Emc::new();
     emc.grant(SLICE.get()).write_all_at(b"x", SLICE.get() - 1).unwrap();
     let dirty = emc.host.online(SLICE_1, &emc.handle(), true).unwrap_err();
-    assert_eq!(dirty.told().reason, pool::protocol::FailedReason::NotZero);
-    assert!(matches!(emc.host.memory(&emc.record(), Form::Descriptors), Err(HostError::NotOpen(SLICE_1))));
+    assert_eq!(dirty.failure().reason, pool::protocol::FailedReason::NotZero);
+    assert!(matches!(
+        emc.host.memory(&emc.record(), MemoryForm::Descriptors),
+        Err(HostError::NotOpen(SLICE_1))
+    ));
     emc.host.online(SLICE_1, &emc.handle(), false).unwrap();
 }
 
 #[test]
-fn every_call_may_be_repeated() {
+fn host_calls_are_idempotent() {
     let emc = Emc::new();
     emc.grant(SLICE.get()).write_all_at(b"x", 0).unwrap();
     for _ in 0..2 {
@@ -99,14 +102,14 @@ fn every_call_may_be_repeated() {
 }
 
 #[test]
-fn a_slice_that_a_process_has_is_not_given_back_unless_forced() {
+fn slice_in_use_is_released_only_by_force() {
     let emc = Emc::new();
     let file = emc.grant(SLICE.get());
     emc.host.online(SLICE_1, &emc.handle(), true).unwrap();
     let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::from(file)).spawn().unwrap();
     let error = emc.host.offline(SLICE_1, &emc.handle(), true).unwrap_err();
     assert!(matches!(&error, HostError::InUse { pids, .. } if *pids == [child.id()]), "{error:?}");
-    assert!(emc.host.memory(&emc.record(), Form::Descriptors).is_ok(), "it was closed all the same");
+    assert!(emc.host.memory(&emc.record(), MemoryForm::Descriptors).is_ok(), "the slice was closed");
     emc.host.offline(SLICE_1, &emc.handle(), false).unwrap();
     child.kill().unwrap();
     child.wait().unwrap();
@@ -114,45 +117,45 @@ fn a_slice_that_a_process_has_is_not_given_back_unless_forced() {
 }
 
 #[test]
-fn a_vm_gets_the_same_local_memory_each_time_and_cannot_change_its_size() {
+fn local_memory_is_stable_and_has_fixed_size() {
     let emc = Emc::new();
     emc.grant(SLICE.get());
     emc.host.online(SLICE_1, &emc.handle(), true).unwrap();
-    let parts = emc.host.memory(&emc.record(), Form::Descriptors).unwrap();
+    let parts = emc.host.memory(&emc.record(), MemoryForm::Descriptors).unwrap();
     let lengths: Vec<_> = parts.iter().map(|part| (part.slice, part.bytes)).collect();
     assert_eq!(lengths, [(None, Bytes::mib(2)), (Some(SLICE_1), SLICE)]);
     let local = descriptor(&parts[0]);
     local.write_all_at(b"x", 5).unwrap();
     local.set_len(1).unwrap_err();
-    let again = emc.host.memory(&emc.record(), Form::Descriptors).unwrap();
+    let again = emc.host.memory(&emc.record(), MemoryForm::Descriptors).unwrap();
     let mut byte = [0];
     descriptor(&again[0]).read_exact_at(&mut byte, 5).unwrap();
     assert_eq!(byte, *b"x");
     emc.host.free_local(ReservationId(7)).unwrap();
-    let anew = emc.host.memory(&emc.record(), Form::Descriptors).unwrap();
-    descriptor(&anew[0]).read_exact_at(&mut byte, 5).unwrap();
+    let recreated = emc.host.memory(&emc.record(), MemoryForm::Descriptors).unwrap();
+    descriptor(&recreated[0]).read_exact_at(&mut byte, 5).unwrap();
     assert_eq!(byte, [0]);
 }
 
 /// Inspections are for users whose VMM has not attached yet, so they also change the owner of
 /// files.
 #[test]
-fn memory_by_path_belongs_to_the_user_of_the_vm_or_else_to_the_agents() {
+fn memory_by_path_belongs_to_vm_user_or_agent_user() {
     use std::os::unix::fs::MetadataExt;
-    let own = process::own_user();
+    let own = process::current_user();
     let named = if own == UserId::ROOT { UserId::new(12345).unwrap() } else { own };
     for (uid, owner) in [(Some(named), named), (None, own), (Some(UserId::ROOT), UserId::ROOT)] {
         if owner == UserId::ROOT && own != UserId::ROOT {
             continue; // only root gives files to root
         }
-        for form in [Form::Shown, Form::Paths] {
+        for form in [MemoryForm::SlicePaths, MemoryForm::Paths] {
             let emc = Emc::new();
             emc.grant(SLICE.get());
             emc.host.online(SLICE_1, &emc.handle(), true).unwrap();
             let record = VmRecord { uid, ..emc.record() };
             for part in emc.host.memory(&record, form).unwrap() {
-                let Place::Path(path) = &part.place else {
-                    assert!(form == Form::Shown && part.slice.is_none(), "{part:?}");
+                let RegionBacking::Path(path) = &part.backing else {
+                    assert!(form == MemoryForm::SlicePaths && part.slice.is_none(), "{part:?}");
                     continue;
                 };
                 let metadata = path.metadata().unwrap();
@@ -161,12 +164,12 @@ fn memory_by_path_belongs_to_the_user_of_the_vm_or_else_to_the_agents() {
         }
     }
     let nowhere = Emulated::new(None);
-    let error = nowhere.memory(&Emc::new().record(), Form::Paths).unwrap_err();
+    let error = nowhere.memory(&Emc::new().record(), MemoryForm::Paths).unwrap_err();
     assert!(error.to_string().contains("backend.local_dir"), "{error}");
 }
 
 #[test]
-fn pool_memory_that_has_pages_is_measured_while_its_slices_are_open() {
+fn pool_memory_is_measured_while_slices_are_open() {
     let emc = Emc::new();
     let file = emc.grant(SLICE.get());
     let record = emc.record();

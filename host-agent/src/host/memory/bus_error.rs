@@ -19,7 +19,7 @@ const BUS_MCEERR_AR: libc::c_int = 4;
 const BUS_MCEERR_AO: libc::c_int = 5;
 
 /// Range that a thread accesses, for the handler of its signals.
-struct Touching {
+struct AccessedRange {
     start: AtomicUsize,
     bytes: AtomicUsize,
     /// Why there is nothing any more; 0 if there is.
@@ -28,19 +28,19 @@ struct Touching {
 
 thread_local! {
     // It is never dropped and needs no making, so a handler may look at it.
-    static TOUCHING: Touching =
-        const { Touching { start: AtomicUsize::new(0), bytes: AtomicUsize::new(0), lost: AtomicI32::new(0) } };
+    static ACCESSED_RANGE: AccessedRange =
+        const { AccessedRange { start: AtomicUsize::new(0), bytes: AtomicUsize::new(0), lost: AtomicI32::new(0) } };
 }
 
 /// From now on memory may go away within [`survive`].
 ///
 /// # Errors
 /// The kernel takes no handler.
-pub(super) fn prepare() -> io::Result<()> {
-    static PREPARED: OnceLock<Result<(), i32>> = OnceLock::new();
+pub(super) fn install_handler() -> io::Result<()> {
+    static INSTALLED: OnceLock<Result<(), i32>> = OnceLock::new();
     let register = || vmm_sys_util::signal::register_signal_handler(libc::SIGBUS, on_bus_error);
-    let prepared = PREPARED.get_or_init(|| register().map_err(|error| error.errno()));
-    prepared.map_err(io::Error::from_raw_os_error)
+    let installed = INSTALLED.get_or_init(|| register().map_err(|error| error.errno()));
+    installed.map_err(io::Error::from_raw_os_error)
 }
 
 /// Does something with a mapping that may go away meanwhile. Once it has, there are empty pages of this process's own in its
@@ -48,18 +48,18 @@ pub(super) fn prepare() -> io::Result<()> {
 ///
 /// # Errors
 /// ENXIO: it was taken away. EHWPOISON: it is broken.
-pub(super) fn survive<T>(mapping: &MmapRegion<()>, touch: impl FnOnce() -> T) -> io::Result<T> {
-    TOUCHING.with(|touching| {
-        touching.begin(mapping);
-        let result = touch();
-        match touching.end() {
+pub(super) fn survive<T>(mapping: &MmapRegion<()>, access: impl FnOnce() -> T) -> io::Result<T> {
+    ACCESSED_RANGE.with(|range| {
+        range.begin(mapping);
+        let result = access();
+        match range.end() {
             0 => Ok(result),
             errno => Err(io::Error::from_raw_os_error(errno)),
         }
     })
 }
 
-impl Touching {
+impl AccessedRange {
     fn begin(&self, mapping: &MmapRegion<()>) {
         self.lost.store(0, Ordering::Relaxed);
         self.start.store(mapping.as_ptr() as usize, Ordering::Relaxed);
@@ -74,7 +74,7 @@ impl Touching {
     }
 
     /// Puts empty pages in place of the mapping, if this address is in it. Whether it could be done.
-    fn lose(&self, at: usize, errno: i32) -> bool {
+    fn replace(&self, at: usize, errno: i32) -> bool {
         let (start, bytes) = (self.start.load(Ordering::Relaxed), self.bytes.load(Ordering::Relaxed));
         if !(start..start + bytes).contains(&at) {
             return false;
@@ -96,7 +96,7 @@ extern "C" fn on_bus_error(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut l
     let at = unsafe { info.si_addr() } as usize;
     let broken = matches!(info.si_code, BUS_MCEERR_AR | BUS_MCEERR_AO);
     let errno = if broken { libc::EHWPOISON } else { libc::ENXIO };
-    if !TOUCHING.with(|touching| touching.lose(at, errno)) {
+    if !ACCESSED_RANGE.with(|range| range.replace(at, errno)) {
         let _ = signal_hook::low_level::emulate_default_handler(libc::SIGBUS); // it does not return
     }
 }

@@ -39,7 +39,7 @@ const PARTS: usize = LINE / size_of::<__m128i>();
 #[derive(Debug)]
 pub struct Mapped {
     region: MmapRegion<()>,
-    evict: Evict,
+    flush: FlushInstruction,
     /// Error with which the memory was lost; 0 while it exists.
     lost: Cell<i32>,
 }
@@ -55,14 +55,14 @@ impl Mapped {
         if size == 0 || !size.is_multiple_of(LINE) {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "the length is no multiple of 64 bytes"));
         }
-        bus_error::prepare()?;
+        bus_error::install_handler()?;
         let region = MmapRegionBuilder::new(size)
             .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
             .with_mmap_flags(libc::MAP_SHARED | libc::MAP_NORESERVE)
             .with_file_offset(FileOffset::new(file.try_clone()?, 0))
             .build()
             .map_err(errno)?;
-        Ok(Self { region, evict: Evict::best(), lost: Cell::new(0) })
+        Ok(Self { region, flush: FlushInstruction::detect(), lost: Cell::new(0) })
     }
 
     /// Writes back and invalidates this host's cache lines of it: the next reader reads the memory.
@@ -72,7 +72,7 @@ impl Mapped {
     pub fn write_back(&self) -> io::Result<()> {
         fence();
         for step in self.steps() {
-            self.touch(|| step.lines().for_each(|line| self.evict.line(line)))?;
+            self.access(|| step.lines().for_each(|line| self.flush.line(line)))?;
         }
         fence();
         Ok(())
@@ -87,7 +87,7 @@ impl Mapped {
     pub fn first_not_zero(&self, throttle: Option<&Throttle>) -> io::Result<Option<u64>> {
         for step in self.steps() {
             throttle.inspect(|throttle| throttle.wait_for(step.bytes()));
-            let found = self.touch(|| step.first_not_zero())?;
+            let found = self.access(|| step.first_not_zero())?;
             if let Some(line) = found {
                 return Ok(Some((line as usize - self.region.as_ptr() as usize) as u64));
             }
@@ -103,7 +103,7 @@ impl Mapped {
     pub fn zero(&self, throttle: &Throttle, progress: &AtomicU64) -> io::Result<()> {
         for step in self.steps() {
             throttle.wait_for(step.bytes());
-            self.touch(|| step.stream_zeros())?;
+            self.access(|| step.stream_zeros())?;
             progress.fetch_add(step.bytes(), Ordering::Relaxed);
         }
         Ok(())
@@ -119,15 +119,15 @@ impl Mapped {
     }
 
     /// Lost memory is replaced by empty pages, which must not be mistaken for it.
-    fn touch<T>(&self, touch: impl FnOnce() -> T) -> io::Result<T> {
+    fn access<T>(&self, access: impl FnOnce() -> T) -> io::Result<T> {
         if self.lost.get() != 0 {
             return Err(io::Error::from_raw_os_error(self.lost.get()));
         }
-        let touched = bus_error::survive(&self.region, touch);
-        if let Err(error) = &touched {
+        let result = bus_error::survive(&self.region, access);
+        if let Err(error) = &result {
             self.lost.set(error.raw_os_error().unwrap_or(libc::ENXIO));
         }
-        touched
+        result
     }
 }
 
@@ -191,33 +191,33 @@ fn fence() {
 
 /// Instruction that flushes cache lines.
 #[derive(Clone, Copy, Debug)]
-enum Evict {
+enum FlushInstruction {
     /// Weakly ordered: `clflushopt`.
-    Weakly,
+    Clflushopt,
     /// Serialized: `clflush`, on old processors.
-    InOrder,
+    Clflush,
 }
 
-impl Evict {
+impl FlushInstruction {
     /// The processor's features are read once.
-    fn best() -> Self {
-        static BEST: LazyLock<Evict> = LazyLock::new(|| {
-            let told = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-            let weakly = told.split_whitespace().any(|feature| feature == "clflushopt");
-            if weakly { Evict::Weakly } else { Evict::InOrder }
+    fn detect() -> Self {
+        static DETECTED: LazyLock<FlushInstruction> = LazyLock::new(|| {
+            let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+            let has_clflushopt = cpuinfo.split_whitespace().any(|feature| feature == "clflushopt");
+            if has_clflushopt { FlushInstruction::Clflushopt } else { FlushInstruction::Clflush }
         });
-        *BEST
+        *DETECTED
     }
 
     fn line(self, line: *mut Line) {
         match self {
             // SAFETY: the processor has the instruction, which accesses the bytes of a line like a
             // read; if its memory is lost, `survive` maps a page there.
-            Self::Weakly => unsafe {
+            Self::Clflushopt => unsafe {
                 asm!("clflushopt [{}]", in(reg) line, options(nostack, preserves_flags))
             },
             // SAFETY: as above; every x86-64 processor has this instruction.
-            Self::InOrder => unsafe { _mm_clflush(line.cast()) },
+            Self::Clflush => unsafe { _mm_clflush(line.cast()) },
         }
     }
 }

@@ -65,10 +65,10 @@ fn set_policy(file: &File, bytes: u64, nodes: &BTreeSet<u32>, mode: i32) -> io::
 ///
 /// # Errors
 /// The kernel does not report them.
-pub fn with_memory(nodes: &Path) -> io::Result<BTreeSet<u32>> {
+pub fn nodes_with_memory(nodes: &Path) -> io::Result<BTreeSet<u32>> {
     let list = std::fs::read_to_string(nodes.join("has_memory"))?;
-    let wrong = || io::Error::new(io::ErrorKind::InvalidData, format!("{list:?} is no list of nodes"));
-    Ok(runs(&list).ok_or_else(wrong)?.into_iter().flatten().collect())
+    let invalid = || io::Error::new(io::ErrorKind::InvalidData, format!("{list:?} is no list of nodes"));
+    Ok(runs(&list).ok_or_else(invalid)?.into_iter().flatten().collect())
 }
 
 /// Returns a bit mask of nodes, lowest first.
@@ -83,25 +83,25 @@ fn mask(nodes: &BTreeSet<u32>) -> Vec<u64> {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Moved {
     /// Pages that were on a wrong node.
-    pub wrong: u64,
+    pub misplaced: u64,
     /// Pages of these that were moved.
     pub moved: u64,
     /// Pages that were not moved, by error: EBUSY, if the kernel or a device holds them, or the
     /// kernel did not process them; ENOMEM, if the permitted node is full.
-    pub stayed: BTreeMap<i32, u64>,
+    pub failed: BTreeMap<i32, u64>,
 }
 
 /// Moves pages of a file mapped by a process from wrong nodes to one of the permitted ones.
 ///
 /// # Errors
 /// The process has ended, or may not be inspected.
-pub fn bring_back(pid: u32, file: FileId, right: &BTreeSet<u32>, to: u32) -> io::Result<Moved> {
+pub fn migrate_back(pid: u32, file: FileId, permitted: &BTreeSet<u32>, to: u32) -> io::Result<Moved> {
     let process = Process(i32::try_from(pid).map_err(io::Error::other)?);
     let mut moved = Moved::default();
     for mapping in process::mappings(pid, file)? {
         let pages: Vec<usize> = mapping.step_by(PAGE).collect();
         for batch in pages.chunks(PAGES_PER_MOVE_CALL_MAX) {
-            process.bring_back(batch, right, to, &mut moved)?;
+            process.migrate_back(batch, permitted, to, &mut moved)?;
         }
     }
     Ok(moved)
@@ -118,7 +118,7 @@ pub struct Placement {
 
 impl Placement {
     /// Returns the fraction of pages outside the permitted nodes; 0 without pages.
-    pub fn misplaced_part(self) -> Fraction {
+    pub fn misplaced_fraction(self) -> Fraction {
         Fraction::new(self.misplaced as f64 / self.present.max(1) as f64).expect("a part of a whole")
     }
 }
@@ -128,7 +128,7 @@ impl Placement {
 ///
 /// # Errors
 /// The process has ended, or may not be inspected.
-pub fn sample_placement(pid: u32, files: &[FileId], right: &BTreeSet<u32>) -> io::Result<Placement> {
+pub fn sample_placement(pid: u32, files: &[FileId], permitted: &BTreeSet<u32>) -> io::Result<Placement> {
     let process = Process(i32::try_from(pid).map_err(io::Error::other)?);
     let mappings = process::mappings_of(pid, &files.iter().copied().collect())?;
     let mut pages = mappings.into_iter().flat_map(|mapping| mapping.step_by(PAGE * PAGES_PER_SAMPLE));
@@ -141,7 +141,7 @@ pub fn sample_placement(pid: u32, files: &[FileId], right: &BTreeSet<u32>) -> io
         for node in process.move_pages(&batch, None, 0)? {
             let Ok(node) = u32::try_from(node) else { continue }; // the page does not exist
             placement.present += 1;
-            placement.misplaced += u64::from(!right.contains(&node));
+            placement.misplaced += u64::from(!permitted.contains(&node));
         }
     }
     Ok(placement)
@@ -153,33 +153,34 @@ struct Process(i32);
 
 impl Process {
     /// Repeats while it helps: a page that cannot be moved may make the kernel skip those after it.
-    fn bring_back(
+    fn migrate_back(
         self,
         pages: &[usize],
-        right: &BTreeSet<u32>,
+        permitted: &BTreeSet<u32>,
         to: u32,
         moved: &mut Moved,
     ) -> io::Result<()> {
-        let mut wrong = self.misplaced(pages, right)?;
-        moved.wrong += wrong.len() as u64;
-        while !wrong.is_empty() {
-            let tried = self.move_to(&wrong, to);
-            let left = self.misplaced(&wrong, right)?;
-            moved.moved += (wrong.len() - left.len()) as u64;
-            if left.len() == wrong.len() {
-                reasons(tried, left.len()).for_each(|why| *moved.stayed.entry(why).or_default() += 1);
+        let mut remaining = self.misplaced(pages, permitted)?;
+        moved.misplaced += remaining.len() as u64;
+        while !remaining.is_empty() {
+            let attempt = self.move_to(&remaining, to);
+            let left = self.misplaced(&remaining, permitted)?;
+            moved.moved += (remaining.len() - left.len()) as u64;
+            if left.len() == remaining.len() {
+                failure_errors(attempt, left.len())
+                    .for_each(|why| *moved.failed.entry(why).or_default() += 1);
                 break;
             }
-            wrong = left;
+            remaining = left;
         }
         Ok(())
     }
 
     /// Returns existing pages outside these nodes.
-    fn misplaced(self, pages: &[usize], right: &BTreeSet<u32>) -> io::Result<Vec<usize>> {
+    fn misplaced(self, pages: &[usize], permitted: &BTreeSet<u32>) -> io::Result<Vec<usize>> {
         let nodes = self.move_pages(pages, None, 0)?;
-        let is_wrong = |node: i32| u32::try_from(node).is_ok_and(|node| !right.contains(&node));
-        Ok(pages.iter().zip(nodes).filter(|(_, node)| is_wrong(*node)).map(|(page, _)| *page).collect())
+        let is_misplaced = |node: i32| u32::try_from(node).is_ok_and(|node| !permitted.contains(&node));
+        Ok(pages.iter().zip(nodes).filter(|(_, node)| is_misplaced(*node)).map(|(page, _)| *page).collect())
     }
 
     /// Moves also pages mapped by other processes, if permitted.
@@ -200,18 +201,18 @@ impl Process {
             assert_eq!(nodes.len(), pages.len(), "a node for each page");
             nodes.as_ptr()
         });
-        let (first, told) = (pages.as_ptr(), status.as_mut_ptr());
+        let (first, status_out) = (pages.as_ptr(), status.as_mut_ptr());
         // SAFETY: pages, statuses and optional nodes have the given length; contents of pages do
         // not change, and their addresses stay the same for the owner.
         let done =
-            unsafe { libc::syscall(libc::SYS_move_pages, self.0, pages.len(), first, to, told, flags) };
+            unsafe { libc::syscall(libc::SYS_move_pages, self.0, pages.len(), first, to, status_out, flags) };
         if done >= 0 { Ok(status) } else { Err(io::Error::last_os_error()) }
     }
 }
 
 /// Counts the errors of pages that were not moved.
-fn reasons(tried: io::Result<Vec<i32>>, count: usize) -> impl Iterator<Item = i32> {
-    let status = tried.unwrap_or_else(|error| vec![-error.raw_os_error().unwrap_or(libc::EBUSY); count]);
+fn failure_errors(attempt: io::Result<Vec<i32>>, count: usize) -> impl Iterator<Item = i32> {
+    let status = attempt.unwrap_or_else(|error| vec![-error.raw_os_error().unwrap_or(libc::EBUSY); count]);
     status.into_iter().map(|status| if status < 0 { -status } else { libc::EBUSY })
 }
 
@@ -236,28 +237,28 @@ mod tests {
 
     /// Returns the first node of this machine with memory.
     fn here() -> u32 {
-        *with_memory(Path::new("/sys/devices/system/node")).unwrap().first().unwrap()
+        *nodes_with_memory(Path::new("/sys/devices/system/node")).unwrap().first().unwrap()
     }
 
     #[test]
-    fn nodes_are_listed_one_by_one_and_as_ranges() {
+    fn node_list_accepts_numbers_and_ranges() {
         let dir = tempfile::tempdir().unwrap();
         for (list, expected) in [("0\n", &[0][..]), ("0-2,5\n", &[0, 1, 2, 5]), ("\n", &[])] {
             std::fs::write(dir.path().join("has_memory"), list).unwrap();
-            assert_eq!(with_memory(dir.path()).unwrap(), nodes(expected.iter().copied()), "{list:?}");
+            assert_eq!(nodes_with_memory(dir.path()).unwrap(), nodes(expected.iter().copied()), "{list:?}");
         }
         std::fs::write(dir.path().join("has_memory"), "many\n").unwrap();
-        with_memory(dir.path()).unwrap_err();
+        nodes_with_memory(dir.path()).unwrap_err();
     }
 
     #[test]
-    fn a_set_of_nodes_may_be_of_any_size() {
+    fn node_mask_has_any_size() {
         assert_eq!(mask(&nodes([0, 2])), [0b101]);
         assert_eq!(mask(&nodes([63, 64, 200])), [1 << 63, 1, 0, 1 << 8]);
     }
 
     #[test]
-    fn a_file_is_bound_to_nodes_that_have_memory() {
+    fn file_is_bound_to_nodes_with_memory() {
         bind(&memfd(), BYTES, &nodes([here()])).unwrap();
         let nowhere = bind(&memfd(), BYTES, &nodes([1023])).unwrap_err();
         assert_eq!(nowhere.raw_os_error(), Some(libc::EINVAL), "{nowhere}");
@@ -275,39 +276,39 @@ mod tests {
     }
 
     #[test]
-    fn pages_on_the_right_node_stay_there_and_those_that_are_not_there_do_not_count() {
+    fn pages_on_permitted_node_are_not_moved() {
         let (_file, id, _mapping) = touched();
-        let moved = bring_back(std::process::id(), id, &nodes([here()]), here()).unwrap();
+        let moved = migrate_back(std::process::id(), id, &nodes([here()]), here()).unwrap();
         assert_eq!(moved, Moved::default());
     }
 
     #[test]
-    fn pages_that_cannot_be_moved_are_counted_by_the_reason() {
+    fn immovable_pages_are_counted_by_error() {
         let (_file, id, _mapping) = touched();
-        let moved = bring_back(std::process::id(), id, &nodes([1000]), 1000).unwrap();
-        assert_eq!((moved.wrong, moved.moved), (3, 0));
-        assert_eq!(moved.stayed, [(libc::ENODEV, 3)].into());
+        let moved = migrate_back(std::process::id(), id, &nodes([1000]), 1000).unwrap();
+        assert_eq!((moved.misplaced, moved.moved), (3, 0));
+        assert_eq!(moved.failed, [(libc::ENODEV, 3)].into());
     }
 
     #[test]
-    fn part_of_pages_on_other_nodes_is_sampled() {
+    fn misplaced_fraction_of_pages_is_sampled() {
         let (_file, id, mapping) = touched();
-        let placement = |right| sample_placement(std::process::id(), &[id], &nodes([right])).unwrap();
-        assert_eq!(placement(1000), Placement::default(), "no sampled page is there");
+        let placement = |permitted| sample_placement(std::process::id(), &[id], &nodes([permitted])).unwrap();
+        assert_eq!(placement(1000), Placement::default(), "no sampled page exists");
         for page in 0..mapping.size() / PAGE {
             mapping.as_volatile_slice().write_obj(1_u8, page * PAGE).unwrap();
         }
         let present = BYTES / (PAGE * PAGES_PER_SAMPLE) as u64;
         assert_eq!(placement(here()), Placement { present, misplaced: 0 });
         assert_eq!(placement(1000), Placement { present, misplaced: present });
-        assert_eq!(placement(1000).misplaced_part().get(), 1.0);
+        assert_eq!(placement(1000).misplaced_fraction().get(), 1.0);
     }
 
     #[test]
-    fn a_process_that_is_gone_has_no_pages() {
+    fn migration_fails_for_ended_process() {
         let (_file, id, _mapping) = touched();
         let mut child = std::process::Command::new("true").spawn().unwrap();
         child.wait().unwrap();
-        bring_back(child.id(), id, &nodes([0]), 0).unwrap_err();
+        migrate_back(child.id(), id, &nodes([0]), 0).unwrap_err();
     }
 }

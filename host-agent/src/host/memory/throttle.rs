@@ -21,8 +21,8 @@ struct Bucket {
 impl Bucket {
     /// Returns how long to wait before using these bytes, and counts them as used.
     fn take(&mut self, now: Ns, bytes: u64) -> Ns {
-        let saved_up = Ns(now.since(SCRUB_BURST).0);
-        let start = self.paid_at.max(saved_up);
+        let earliest = Ns(now.since(SCRUB_BURST).0);
+        let start = self.paid_at.max(earliest);
         self.paid_at = start.after(self.price(bytes));
         start.since(now)
     }
@@ -37,19 +37,19 @@ impl Bucket {
 #[derive(Debug)]
 pub struct Throttle {
     bucket: Mutex<Bucket>,
-    began: Instant,
+    started: Instant,
 }
 
 impl Throttle {
     /// Creates one with a rate in bytes per second.
     pub fn new(bytes_per_s: NonZeroU64) -> Self {
         let bucket = Bucket { bytes_per_s, paid_at: Ns::ZERO };
-        Self { bucket: Mutex::new(bucket), began: Instant::now() }
+        Self { bucket: Mutex::new(bucket), started: Instant::now() }
     }
 
     /// Waits until these bytes may be used.
     pub fn wait_for(&self, bytes: u64) {
-        let now = Ns::from(self.began.elapsed());
+        let now = Ns::from(self.started.elapsed());
         // A poisoned bucket is consistent: it changes in one assignment.
         let wait = self.bucket.lock().unwrap_or_else(PoisonError::into_inner).take(now, bytes).as_duration();
         if wait > Duration::ZERO {
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn scrubs_together_get_no_more_than_the_host_gives_however_they_ask() {
+    fn concurrent_scrubs_stay_within_the_rate() {
         let mut bucket = bucket(1000);
         let mut used = Vec::new(); // time and amount
         let mut now = Ns::secs(5);
@@ -89,14 +89,14 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_first_is_served_first() {
+    fn throttle_serves_in_request_order() {
         let mut bucket = bucket(1);
         let waits: Vec<Ns> = (0..4).map(|_| bucket.take(Ns::secs(9), MIB)).collect();
         assert!(waits.is_sorted() && waits[3].since(waits[1]) == Ns::secs(2), "{waits:?}");
     }
 
     #[test]
-    fn a_pause_saves_up_a_moment_and_no_more() {
+    fn idle_throttle_saves_up_one_burst_only() {
         let mut bucket = bucket(1000);
         assert_eq!(bucket.take(Ns::secs(100), MIB), Ns::ZERO);
         let saved = (0..100).take_while(|_| bucket.take(Ns::secs(100), MIB) == Ns::ZERO).count();
@@ -104,10 +104,10 @@ mod tests {
     }
 
     #[test]
-    fn a_scrub_that_is_too_fast_waits() {
+    fn throttle_delays_fast_scrub() {
         let throttle = Throttle::new(NonZeroU64::new(100 * MIB).unwrap());
-        let began = Instant::now();
+        let started = Instant::now();
         (0..6).for_each(|_| throttle.wait_for(MIB));
-        assert!(began.elapsed() >= Duration::from_millis(40), "{:?}", began.elapsed());
+        assert!(started.elapsed() >= Duration::from_millis(40), "{:?}", started.elapsed());
     }
 }

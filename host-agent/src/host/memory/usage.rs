@@ -10,9 +10,9 @@ use crate::host::HostError;
 /// Page size of x86-64, in bytes.
 pub const PAGE: u64 = 4096;
 /// Size of a page's entry in the kernel's file, in bytes.
-const FLAGS: usize = size_of::<u64>();
+const FLAG_BYTES: usize = size_of::<u64>();
 /// Pages read at once.
-const PAGES_AT_ONCE: usize = 32 << 10;
+const PAGES_PER_READ: usize = 32 << 10;
 /// From linux/kernel-page-flags.h: free.
 const BUDDY: u64 = 1 << 10;
 /// From linux/kernel-page-flags.h: absent or offline.
@@ -35,13 +35,13 @@ pub fn of_node(nodes: &Path, node: u32) -> Result<Node, HostError> {
     let path = nodes.join(format!("node{node}/meminfo"));
     let failed = |errno| HostError::io("read", &path, errno);
     let text = std::fs::read_to_string(&path).map_err(failed)?;
-    let part = |name| kib_of(&text, name).ok_or_else(|| failed(no_number(name)));
+    let part = |name| kib_of(&text, name).ok_or_else(|| failed(missing_number(name)));
     Ok(Node { total: part("MemTotal:")?, free: part("MemFree:")? })
 }
 
 /// Returns memory of a node that is neither free nor in files in memory, as that of VMs is, from
 /// its `meminfo`; `None` if that does not contain it.
-pub fn strangers(meminfo: &str) -> Option<Bytes> {
+pub fn foreign_memory(meminfo: &str) -> Option<Bytes> {
     let part = |name| kib_of(meminfo, name).map(Bytes::get);
     let files = part("FilePages:")?.saturating_sub(part("Shmem:")?);
     Some(Bytes::new(part("AnonPages:")? + files))
@@ -57,7 +57,7 @@ fn kib_of(text: &str, name: &str) -> Option<Bytes> {
     Some(Bytes::new(kib?.checked_mul(1024)?))
 }
 
-fn no_number(name: &str) -> io::Error {
+fn missing_number(name: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("there is no number of kB after {name}"))
 }
 
@@ -72,17 +72,17 @@ pub fn pages_in_use(flags: &Path, range: Range<u64>) -> Result<u64, HostError> {
     let file = File::open(flags).map_err(failed)?;
     let pages = range.start / PAGE..range.end.div_ceil(PAGE);
     let mut used = 0;
-    for first in pages.clone().step_by(PAGES_AT_ONCE) {
+    for first in pages.clone().step_by(PAGES_PER_READ) {
         let left = usize::try_from(pages.end - first).unwrap_or(usize::MAX);
-        used += used_of(&file, first, left.min(PAGES_AT_ONCE)).map_err(failed)?;
+        used += count_used(&file, first, left.min(PAGES_PER_READ)).map_err(failed)?;
     }
     Ok(used)
 }
 
-fn used_of(flags: &File, first: u64, count: usize) -> io::Result<u64> {
-    let mut bytes = vec![0; count * FLAGS];
-    flags.read_exact_at(&mut bytes, first * FLAGS as u64)?;
-    let (words, _) = bytes.as_chunks::<FLAGS>();
+fn count_used(flags: &File, first: u64, count: usize) -> io::Result<u64> {
+    let mut bytes = vec![0; count * FLAG_BYTES];
+    flags.read_exact_at(&mut bytes, first * FLAG_BYTES as u64)?;
+    let (words, _) = bytes.as_chunks::<FLAG_BYTES>();
     let is_used = |word: u64| word != 0 && word & (BUDDY | NO_PAGE) == 0;
     Ok(words.iter().filter(|word| is_used(u64::from_ne_bytes(**word))).count() as u64)
 }
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_node_has_is_read_in_its_words() {
+    fn node_memory_is_parsed() {
         let nodes = tempfile::tempdir().unwrap();
         std::fs::create_dir(nodes.path().join("node2")).unwrap();
         let meminfo = nodes.path().join("node2/meminfo");
@@ -106,16 +106,16 @@ mod tests {
     }
 
     #[test]
-    fn the_nodes_of_this_machine_have_memory() {
+    fn node_of_this_machine_has_memory() {
         let node = of_node(Path::new("/sys/devices/system/node"), 0).unwrap();
         assert!(node.total > node.free && node.free > Bytes::ZERO, "{node:?}");
     }
 
     #[test]
-    fn pages_that_are_free_kept_at_hand_offline_or_absent_are_not_in_use() {
+    fn free_cached_offline_and_absent_pages_are_unused() {
         const LRU: u64 = 1 << 5;
         let flags = tempfile::NamedTempFile::new().unwrap();
-        let pages = PAGES_AT_ONCE as u64 + 100;
+        let pages = PAGES_PER_READ as u64 + 100;
         let word = |page| match page % 4 {
             0 => BUDDY,
             1 => NO_PAGE,

@@ -15,22 +15,22 @@ const BLOCK_OFFLINE_MAX: Duration = Duration::from_secs(20);
 
 /// Target state of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum To {
+pub enum TargetState {
     /// Be memory of the node, for pages that can be moved and no others.
     Online,
     /// Offline.
     Offline,
 }
 
-impl To {
-    fn word(self) -> &'static str {
+impl TargetState {
+    fn sysfs_value(self) -> &'static str {
         match self {
             Self::Online => "online_movable",
             Self::Offline => "offline",
         }
     }
 
-    fn back(self) -> Self {
+    fn opposite(self) -> Self {
         match self {
             Self::Online => Self::Offline,
             Self::Offline => Self::Online,
@@ -38,7 +38,7 @@ impl To {
     }
 }
 
-impl fmt::Display for To {
+impl fmt::Display for TargetState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if *self == Self::Online { "online" } else { "offline" })
     }
@@ -46,12 +46,12 @@ impl fmt::Display for To {
 
 /// Block that did not reach its target state.
 #[derive(Debug, thiserror::Error)]
-#[error("{block} does not go {to}{}; {done} of {of} blocks had gone {to}, {}", with(*pages_in_use), outcome(back))]
-pub struct Refused {
+#[error("cannot take {block} {to}{}; {done} of {of} blocks were taken {to}, {}", pages_text(*pages_in_use), restored_text(restored))]
+pub struct BlockSwitchError {
     /// Which one.
     pub block: String,
     /// Target state.
-    pub to: To,
+    pub to: TargetState,
     /// Pages in use, if known.
     pub pages_in_use: Option<u64>,
     /// How many had done so before.
@@ -59,59 +59,69 @@ pub struct Refused {
     /// How many the slice has.
     pub of: usize,
     /// Result for the other blocks: restored, or the reason why one was not.
-    pub back: Result<Vec<String>, Box<SysfsError>>,
+    pub restored: Result<Vec<String>, Box<SysfsError>>,
     /// Why not.
     #[source]
     pub errno: io::Error,
 }
 
-fn with(pages_in_use: Option<u64>) -> String {
+fn pages_text(pages_in_use: Option<u64>) -> String {
     pages_in_use.map_or_else(String::new, |pages| format!(", {pages} of its pages are in use"))
 }
 
-fn outcome(back: &Result<Vec<String>, Box<SysfsError>>) -> String {
-    match back {
-        Ok(blocks) if blocks.is_empty() => "none to put back".to_owned(),
-        Ok(blocks) => format!("put back: {}", blocks.join(" ")),
-        Err(error) => format!("not all put back: {}", units::chain(error)),
+fn restored_text(restored: &Result<Vec<String>, Box<SysfsError>>) -> String {
+    match restored {
+        Ok(blocks) if blocks.is_empty() => "none to restore".to_owned(),
+        Ok(blocks) => format!("restored: {}", blocks.join(" ")),
+        Err(error) => format!("not all restored: {}", units::chain(error)),
     }
 }
 
 /// Switches blocks in this order; those that are so already are passed over.
 ///
 /// # Errors
-/// [`Refused`], once the others are restored, or the kernel's error.
-pub fn switch(sysfs: &Sysfs, blocks: &[Block], to: To) -> Result<(), Refused> {
-    let work = (sysfs.clone(), blocks.to_vec());
-    let switched = interrupt::stepwise(BLOCK_OFFLINE_MAX, move |steps| all(&work.0, &work.1, to, steps));
+/// [`BlockSwitchError`], once the others are restored, or the kernel's error.
+pub fn switch(sysfs: &Sysfs, blocks: &[Block], to: TargetState) -> Result<(), BlockSwitchError> {
+    let arguments = (sysfs.clone(), blocks.to_vec());
+    let switched = interrupt::run_interruptible(BLOCK_OFFLINE_MAX, move |steps| {
+        all(&arguments.0, &arguments.1, to, steps)
+    });
     switched.unwrap_or_else(|errno| {
         let block = blocks.first().map_or_else(String::new, |block| block.name.clone());
-        Err(Refused { block, to, pages_in_use: None, done: 0, of: blocks.len(), back: Ok(Vec::new()), errno })
+        Err(BlockSwitchError {
+            block,
+            to,
+            pages_in_use: None,
+            done: 0,
+            of: blocks.len(),
+            restored: Ok(Vec::new()),
+            errno,
+        })
     })
 }
 
-fn all(sysfs: &Sysfs, blocks: &[Block], to: To, steps: &Steps<'_>) -> Result<(), Refused> {
+fn all(sysfs: &Sysfs, blocks: &[Block], to: TargetState, steps: &Steps<'_>) -> Result<(), BlockSwitchError> {
     let of = blocks.len();
-    let refused = |block: &Block, errno| Refused {
+    let failure = |block: &Block, errno| BlockSwitchError {
         block: block.name.clone(),
         to,
         pages_in_use: None,
         done: 0,
         of,
-        back: Ok(Vec::new()),
+        restored: Ok(Vec::new()),
         errno,
     };
-    if to == To::Online {
+    if to == TargetState::Online {
         let online = blocks.iter().filter(|block| !block.is_offline());
         online
             .into_iter()
-            .try_for_each(|block| see_movable(sysfs, block).map_err(|errno| refused(block, errno)))?;
+            .try_for_each(|block| check_movable(sysfs, block).map_err(|errno| failure(block, errno)))?;
     }
     let mut done: Vec<&Block> = Vec::new();
-    for block in blocks.iter().filter(|block| block.is_offline() == (to == To::Online)) {
-        if let Err(error) = tell(sysfs, block, to, steps) {
-            let back = put_back(sysfs, &done, to.back(), steps);
-            return Err(Refused { done: done.len(), back, ..refused(block, errno(error)) });
+    for block in blocks.iter().filter(|block| block.is_offline() == (to == TargetState::Online)) {
+        if let Err(error) = set_state(sysfs, block, to, steps) {
+            let restored = restore(sysfs, &done, to.opposite(), steps);
+            return Err(BlockSwitchError { done: done.len(), restored, ..failure(block, errno(error)) });
         }
         done.push(block);
     }
@@ -119,29 +129,29 @@ fn all(sysfs: &Sysfs, blocks: &[Block], to: To, steps: &Steps<'_>) -> Result<(),
 }
 
 /// A block onlined by another program may contain pages that never move again.
-fn see_movable(sysfs: &Sysfs, block: &Block) -> io::Result<()> {
+fn check_movable(sysfs: &Sysfs, block: &Block) -> io::Result<()> {
     let zone = sysfs.text(format!("{FOLDER}/{}/valid_zones", block.name)).map_err(errno)?;
     match zone.as_str() {
         "Movable" => Ok(()),
-        zone => Err(io::Error::other(format!("somebody brought it online in zone {zone}, not Movable"))),
+        zone => Err(io::Error::other(format!("it is online in zone {zone}, not Movable"))),
     }
 }
 
-fn tell(sysfs: &Sysfs, block: &Block, to: To, steps: &Steps<'_>) -> Result<(), SysfsError> {
+fn set_state(sysfs: &Sysfs, block: &Block, to: TargetState, steps: &Steps<'_>) -> Result<(), SysfsError> {
     steps.next();
-    sysfs.write(format!("{FOLDER}/{}/state", block.name), to.word())
+    sysfs.write(format!("{FOLDER}/{}/state", block.name), to.sysfs_value())
 }
 
-fn put_back(
+fn restore(
     sysfs: &Sysfs,
     blocks: &[&Block],
-    to: To,
+    to: TargetState,
     steps: &Steps<'_>,
 ) -> Result<Vec<String>, Box<SysfsError>> {
     blocks
         .iter()
         .rev()
-        .map(|block| tell(sysfs, block, to, steps).map(|()| block.name.clone()))
+        .map(|block| set_state(sysfs, block, to, steps).map(|()| block.name.clone()))
         .collect::<Result<_, _>>()
         .map_err(Box::new)
 }
@@ -150,7 +160,7 @@ fn errno(error: SysfsError) -> io::Error {
     match error {
         SysfsError::Write { errno, .. } if errno.kind() == io::ErrorKind::Interrupted => {
             let seconds = BLOCK_OFFLINE_MAX.as_secs();
-            io::Error::new(io::ErrorKind::TimedOut, format!("given up after {seconds} s"))
+            io::Error::new(io::ErrorKind::TimedOut, format!("timed out after {seconds} s"))
         }
         SysfsError::Write { errno, .. } | SysfsError::Read { errno, .. } => errno,
         other => io::Error::other(other),
@@ -160,59 +170,58 @@ fn errno(error: SysfsError) -> io::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::sysfs::made_up::MadeUp;
+    use crate::host::sysfs::fake::FakeSysfs;
 
     fn block(number: u32, state: &str) -> Block {
         Block { name: format!("memory{number}"), state: state.to_owned() }
     }
 
-    fn state(made_up: &MadeUp, number: u32) -> String {
-        made_up.sysfs.text(format!("{FOLDER}/memory{number}/state")).unwrap()
+    fn state(fake: &FakeSysfs, number: u32) -> String {
+        fake.sysfs.text(format!("{FOLDER}/memory{number}/state")).unwrap()
     }
 
     /// Three blocks, of which the last does not exist for writes.
-    fn machine(state: &str) -> (MadeUp, Vec<Block>) {
-        let made_up = MadeUp::new(&[]);
+    fn machine(state: &str) -> (FakeSysfs, Vec<Block>) {
+        let fake = FakeSysfs::new(&[]);
         for number in [1, 2] {
-            made_up.files(&format!("{FOLDER}/memory{number}"), &[("state", state)]);
+            fake.files(&format!("{FOLDER}/memory{number}"), &[("state", state)]);
         }
-        (made_up, [1, 2, 3].map(|number| block(number, state)).to_vec())
+        (fake, [1, 2, 3].map(|number| block(number, state)).to_vec())
     }
 
     #[test]
-    fn all_blocks_are_switched_and_those_that_are_so_already_are_left_alone() {
-        let (made_up, mut blocks) = machine("offline");
+    fn switch_skips_blocks_already_in_target_state() {
+        let (fake, mut blocks) = machine("offline");
         blocks[2].state = "online".to_owned();
-        made_up.files(&format!("{FOLDER}/memory3"), &[("valid_zones", "Movable")]);
-        switch(&made_up.sysfs, &blocks, To::Online).unwrap();
+        fake.files(&format!("{FOLDER}/memory3"), &[("valid_zones", "Movable")]);
+        switch(&fake.sysfs, &blocks, TargetState::Online).unwrap();
         assert_eq!(
-            (state(&made_up, 1).as_str(), state(&made_up, 2).as_str()),
+            (state(&fake, 1).as_str(), state(&fake, 2).as_str()),
             ("online_movable", "online_movable")
         );
     }
 
     #[test]
-    fn a_block_that_somebody_else_brought_online_where_pages_do_not_move_is_refused() {
-        let (made_up, mut blocks) = machine("offline");
+    fn block_online_in_unmovable_zone_is_rejected() {
+        let (fake, mut blocks) = machine("offline");
         blocks[2].state = "online".to_owned();
-        made_up.files(&format!("{FOLDER}/memory3"), &[("valid_zones", "Normal")]);
-        let said = units::chain(&switch(&made_up.sysfs, &blocks, To::Online).unwrap_err());
-        assert!(said.ends_with("somebody brought it online in zone Normal, not Movable"), "{said}");
-        assert_eq!(state(&made_up, 1), "offline");
+        fake.files(&format!("{FOLDER}/memory3"), &[("valid_zones", "Normal")]);
+        let message = units::chain(&switch(&fake.sysfs, &blocks, TargetState::Online).unwrap_err());
+        assert!(message.ends_with("it is online in zone Normal, not Movable"), "{message}");
+        assert_eq!(state(&fake, 1), "offline");
     }
 
     #[test]
-    fn when_one_refuses_the_others_are_put_back_and_it_is_said_which_and_why() {
-        let (made_up, blocks) = machine("online");
-        let refused = switch(&made_up.sysfs, &blocks, To::Offline).unwrap_err();
+    fn failed_switch_restores_blocks_and_names_the_cause() {
+        let (fake, blocks) = machine("online");
+        let error = switch(&fake.sysfs, &blocks, TargetState::Offline).unwrap_err();
         assert!(
-            state(&made_up, 1).starts_with("online_movable")
-                && state(&made_up, 2).starts_with("online_movable")
+            state(&fake, 1).starts_with("online_movable") && state(&fake, 2).starts_with("online_movable")
         );
-        let said = units::chain(&Refused { pages_in_use: Some(17), ..refused });
+        let message = units::chain(&BlockSwitchError { pages_in_use: Some(17), ..error });
         assert_eq!(
-            said,
-            "memory3 does not go offline, 17 of its pages are in use; 2 of 3 blocks had gone offline, put back: memory2 \
+            message,
+            "cannot take memory3 offline, 17 of its pages are in use; 2 of 3 blocks were taken offline, restored: memory2 \
              memory1: No such file or directory (os error 2)"
         );
     }

@@ -15,15 +15,15 @@ use vm_memory::{Bytes as _, GuestAddress, GuestMemoryBackend as _, GuestMemoryMm
 
 use super::{Sampler, SamplerError, Source, source};
 use crate::{
-    host::{memory::usage::PAGE, sysfs::Sysfs, watched::Eyes},
-    left_out::left_out,
+    host::{access_profile::AccessSource, memory::usage::PAGE, sysfs::Sysfs},
+    skipped::report_skipped,
 };
 
-const BYTES: usize = 1 << 20;
+const MEMORY_BYTES: usize = 1 << 20;
 /// Page faults, as perf counts them, in place of a processor's events.
 const FAULTS: Source = Source {
-    eyes: Eyes::Pebs,
-    what: "page faults",
+    access_source: AccessSource::Pebs,
+    event_name: "page faults",
     kind: 1,
     config: 2,
     is_precise: false,
@@ -31,11 +31,11 @@ const FAULTS: Source = Source {
 };
 
 /// Serializes tests that count this process's faults with tests that cause some.
-static ALONE: Mutex<()> = Mutex::new(());
+static FAULTS_LOCK: Mutex<()> = Mutex::new(());
 
 /// Exclusive right to count faults, while it is held.
-pub(crate) fn alone() -> MutexGuard<'static, ()> {
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+pub(crate) fn lock_faults() -> MutexGuard<'static, ()> {
+    FAULTS_LOCK.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Samples them; `None` where it is not permitted, which is reported at the end of all tests.
@@ -44,7 +44,7 @@ pub(crate) fn sampler(epoch: Duration) -> Option<Sampler> {
     match Sampler::of(FAULTS, processors, epoch) {
         Ok(sampler) => Some(sampler),
         Err(SamplerError::Perf { error, .. }) if is_forbidden(&error) => {
-            left_out(&format!("samples of page faults, as perf is not allowed: {error}"));
+            report_skipped(&format!("samples of page faults, as perf is not allowed: {error}"));
             None
         }
         Err(error) => panic!("{}", units::chain(&error)),
@@ -56,12 +56,12 @@ fn is_forbidden(error: &io::Error) -> bool {
 }
 
 /// Writes to each page of new memory repeatedly for a time, and returns the pages.
-pub(crate) fn fault(long: Duration) -> BTreeSet<u64> {
+pub(crate) fn cause_faults(duration: Duration) -> BTreeSet<u64> {
     let worked = || Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap();
     let (begun, mut pages) = (worked(), BTreeSet::new());
-    while worked() - begun < long {
-        let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), BYTES)]).unwrap();
-        for at in (0..BYTES as u64 / PAGE).map(|page| GuestAddress(page * PAGE)) {
+    while worked() - begun < duration {
+        let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), MEMORY_BYTES)]).unwrap();
+        for at in (0..MEMORY_BYTES as u64 / PAGE).map(|page| GuestAddress(page * PAGE)) {
             memory.write_obj(1_u8, at).unwrap();
             pages.insert(memory.get_host_address(at).unwrap() as u64 / PAGE);
         }

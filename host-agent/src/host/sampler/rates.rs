@@ -5,14 +5,14 @@
 //! apart than is usual were not accessed, or are not there.
 
 use crate::host::{
+    access_profile::{Region, SAMPLE_INTERVAL_US},
     memory::usage::PAGE,
-    watched::{LOOK_US, Region},
 };
 
 /// Sufficient number of samples.
-const ENOUGH: usize = 8;
+const SAMPLES_PER_RATE_MIN: usize = 8;
 /// Between two sampled pages there is nothing if they are so many times as far apart as they would be if they were all over the tenant's memory.
-const FAR: u64 = 64;
+const GAP_FACTOR_MAX: u64 = 64;
 
 /// A sampled access.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -20,7 +20,7 @@ pub(super) struct Access {
     /// To which page of the process.
     pub page: u64,
     /// For how many, itself among them.
-    pub stands_for: f64,
+    pub weight: f64,
 }
 
 /// How often some pages are accessed.
@@ -28,14 +28,14 @@ pub(super) struct Access {
 pub(super) struct Rate {
     pages: u64,
     /// Each, between two looks.
-    in_a_look: f64,
+    per_interval: f64,
 }
 
 impl Rate {
     /// Returns the fraction of samples in which such a page was accessed, for visits at random
     /// times with a number of accesses each.
-    pub fn region(self, visit: f64) -> Region {
-        Region { bytes: self.pages * PAGE, touched: 1.0 - (-self.in_a_look / visit).exp() }
+    pub fn region(self, accesses_per_visit: f64) -> Region {
+        Region { bytes: self.pages * PAGE, touched: 1.0 - (-self.per_interval / accesses_per_visit).exp() }
     }
 }
 
@@ -54,7 +54,7 @@ struct Group {
 impl Group {
     fn of(page: &[Access]) -> Self {
         let at = page[0].page;
-        let accesses = page.iter().map(|access| access.stands_for).sum();
+        let accesses = page.iter().map(|access| access.weight).sum();
         Self { first: at, last: at, between: 0, after: 0, samples: page.len(), accesses }
     }
 
@@ -76,7 +76,10 @@ impl Group {
     }
 
     fn rate(self, pages: u64, seconds: f64) -> Rate {
-        Rate { pages, in_a_look: self.accesses / pages as f64 / seconds * (LOOK_US as f64 / 1e6) }
+        Rate {
+            pages,
+            per_interval: self.accesses / pages as f64 / seconds * (SAMPLE_INTERVAL_US as f64 / 1e6),
+        }
     }
 }
 
@@ -86,13 +89,13 @@ pub(super) fn pages(accesses: &[Access]) -> impl Iterator<Item = &[Access]> {
 }
 
 /// Of accesses that were sampled in so many seconds, in order of pages; the tenant has so many pages, and so many were sampled, at least one.
-pub(super) fn of(accesses: &[Access], has: u64, sampled: usize, seconds: f64) -> Vec<Rate> {
+pub(super) fn of(accesses: &[Access], tenant_pages: u64, sampled: usize, seconds: f64) -> Vec<Rate> {
     // No farther than all that it has.
-    let far = (FAR * (has / sampled as u64).max(1)).min(has);
+    let gap_max = (GAP_FACTOR_MAX * (tenant_pages / sampled as u64).max(1)).min(tenant_pages);
     let (mut rates, mut open) = (Vec::new(), None::<Group>);
     for page in pages(accesses) {
         let next = Group::of(page);
-        if next.samples >= ENOUGH {
+        if next.samples >= SAMPLES_PER_RATE_MIN {
             rates.push(next.alone(seconds));
             if let Some(open) = &mut open {
                 open.after += 1;
@@ -101,11 +104,11 @@ pub(super) fn of(accesses: &[Access], has: u64, sampled: usize, seconds: f64) ->
         }
         match &mut open {
             None => open = Some(next),
-            Some(group) if next.first - group.last > far => {
+            Some(group) if next.first - group.last > gap_max => {
                 rates.push(group.alone(seconds));
                 *group = next;
             }
-            Some(group) if group.samples >= ENOUGH => {
+            Some(group) if group.samples >= SAMPLES_PER_RATE_MIN => {
                 rates.push(group.before(&next, seconds));
                 *group = next;
             }

@@ -5,8 +5,8 @@ use units::limits::SAMPLED_CPUS_MAX;
 
 use super::SamplerError;
 use crate::host::{
+    access_profile::AccessSource,
     sysfs::{Sysfs, SysfsError, runs},
-    watched::Eyes,
 };
 
 /// Folder of event sources.
@@ -20,9 +20,9 @@ const L3_MISS: u64 = 0x20d1;
 /// Event with addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Source {
-    pub eyes: Eyes,
+    pub access_source: AccessSource,
     /// In words.
-    pub what: &'static str,
+    pub event_name: &'static str,
     /// Perf's number of its kind, and which it is of them.
     pub kind: u32,
     pub config: u64,
@@ -43,8 +43,8 @@ impl Source {
             return Err(SamplerError::None);
         }
         Ok(Self {
-            eyes: Eyes::Pebs,
-            what: "loads that miss the last cache (PEBS)",
+            access_source: AccessSource::Pebs,
+            event_name: "loads that miss the last cache (PEBS)",
             kind: RAW,
             config: L3_MISS,
             is_precise: true,
@@ -60,8 +60,15 @@ impl Source {
         // Instructions are counted instead of cycles, so that stalls do not count as accesses.
         let counts = format!("{DEVICES}/ibs_op/format/cnt_ctl");
         let config = if sys.has(&counts) { bit(sys, &counts)? } else { 0 };
-        let what = "instructions that load or store (IBS)";
-        Ok(Self { eyes: Eyes::Ibs, what, kind, config, is_precise: false, is_of_users: false })
+        let event_name = "instructions that load or store (IBS)";
+        Ok(Self {
+            access_source: AccessSource::Ibs,
+            event_name,
+            kind,
+            config,
+            is_precise: false,
+            is_of_users: false,
+        })
     }
 
     /// The event, for perf.

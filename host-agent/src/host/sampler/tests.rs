@@ -2,26 +2,26 @@
 
 use std::fs;
 
-use super::{faults::fault, *};
-use crate::host::sysfs::made_up::MadeUp;
+use super::{faults::cause_faults, *};
+use crate::host::sysfs::fake::FakeSysfs;
 
 const DEVICES: &str = "bus/event_source/devices";
 
 #[test]
-fn what_a_processor_can_sample_is_what_its_kernel_shows() {
+fn event_source_is_read_from_sysfs() {
     let found = |folder: &str, files: &[(&str, &str)]| {
-        let tree = MadeUp::new(&[]);
+        let tree = FakeSysfs::new(&[]);
         tree.files(&format!("{DEVICES}/{folder}"), files);
         let found = Source::find(&tree.sysfs).map_err(|error| units::chain(&error));
-        found.map(|source| (source.eyes, source.kind, source.config))
+        found.map(|source| (source.access_source, source.kind, source.config))
     };
     let loads = |event| found("cpu/events", &[("mem-loads", event)]);
-    assert_eq!(loads("event=0xcd,umask=0x1,ldlat=3"), Ok((Eyes::Pebs, 4, 0x20d1)));
+    assert_eq!(loads("event=0xcd,umask=0x1,ldlat=3"), Ok((AccessSource::Pebs, 4, 0x20d1)));
     // Efficient cores only, where that number is of something else.
     assert!(loads("event=0xd0,umask=0x5,ldlat=3").unwrap_err().contains("PEBS or IBS"));
     assert!(found("cpu/events", &[("cycles", "event=0x3c")]).unwrap_err().contains("PEBS or IBS"));
-    assert_eq!(found("ibs_op", &[("type", "9")]), Ok((Eyes::Ibs, 9, 0)));
-    let tree = MadeUp::new(&[]);
+    assert_eq!(found("ibs_op", &[("type", "9")]), Ok((AccessSource::Ibs, 9, 0)));
+    let tree = FakeSysfs::new(&[]);
     tree.files(&format!("{DEVICES}/ibs_op"), &[("type", "9")]);
     tree.files(&format!("{DEVICES}/ibs_op/format"), &[("cnt_ctl", "config:19")]);
     assert_eq!(Source::find(&tree.sysfs).unwrap().config, 1 << 19);
@@ -31,9 +31,9 @@ fn what_a_processor_can_sample_is_what_its_kernel_shows() {
 }
 
 #[test]
-fn processors_are_those_that_are_online() {
+fn sampled_processors_are_the_online_ones() {
     let of = |text| {
-        let tree = MadeUp::new(&[]);
+        let tree = FakeSysfs::new(&[]);
         tree.files("devices/system/cpu", &[("online", text)]);
         source::processors(&tree.sysfs).map_err(|error| units::chain(&error))
     };
@@ -43,7 +43,7 @@ fn processors_are_those_that_are_online() {
 }
 
 /// Some pages, side by side, each visited so often in a second.
-struct Part {
+struct PageGroup {
     pages: u64,
     visits: f64,
 }
@@ -55,7 +55,7 @@ const SECONDS: f64 = 30.0;
 const PROCESS: u32 = 7;
 
 /// Samples of a tenant, pages of a part in a row.
-fn taken(parts: &[Part]) -> Taken {
+fn taken(parts: &[PageGroup]) -> SampleSet {
     let (mut accesses, mut page) = (Vec::new(), 0x7f00_0000);
     for part in parts {
         for _ in 0..part.pages {
@@ -64,56 +64,61 @@ fn taken(parts: &[Part]) -> Taken {
             let chance = (page as f64 * 0.618_033_988_749_895).fract();
             let mut due = part.visits * VISIT * SECONDS / PERIOD + chance;
             while due >= 1.0 {
-                accesses.push(Access { page, stands_for: PERIOD });
+                accesses.push(Access { page, weight: PERIOD });
                 due -= 1.0;
             }
         }
     }
-    Taken { by: Eyes::Pebs, seconds: SECONDS, accesses: BTreeMap::from([(PROCESS, accesses)]) }
+    SampleSet {
+        source: AccessSource::Pebs,
+        seconds: SECONDS,
+        accesses: BTreeMap::from([(PROCESS, accesses)]),
+    }
 }
 
 /// Pages that are in looks each second, in truth: looks are 20 a second.
-fn in_looks(parts: &[Part]) -> f64 {
+fn in_looks(parts: &[PageGroup]) -> f64 {
     parts.iter().map(|part| part.pages as f64 * 20.0 * (1.0 - (-part.visits / 20.0).exp())).sum()
 }
 
-fn bytes(parts: &[Part]) -> u64 {
+fn bytes(parts: &[PageGroup]) -> u64 {
     parts.iter().map(|part| part.pages * PAGE).sum()
 }
 
 #[test]
-fn how_often_pages_are_touched_is_known_from_one_access_in_a_thousand_and_how_many_a_visit_is() {
+fn access_rates_are_estimated_from_sparse_samples() {
     let tenants = [
         // All alike: seldom, and in nearly every look.
-        vec![Part { pages: 200_000, visits: 0.2 }],
-        vec![Part { pages: 20_000, visits: 40.0 }],
+        vec![PageGroup { pages: 200_000, visits: 0.2 }],
+        vec![PageGroup { pages: 20_000, visits: 40.0 }],
         // Few that are hot, more that are warm, and most seldom touched.
         vec![
-            Part { pages: 64, visits: 400.0 },
-            Part { pages: 1000, visits: 5.0 },
-            Part { pages: 20_000, visits: 0.05 },
+            PageGroup { pages: 64, visits: 400.0 },
+            PageGroup { pages: 1000, visits: 5.0 },
+            PageGroup { pages: 20_000, visits: 0.05 },
         ],
     ];
     for parts in tenants {
-        let sampled = taken(&parts).of(&[PROCESS, 99], bytes(&parts)).unwrap();
-        let seen = sampled.watched(VISIT);
-        assert_eq!(seen.by, Eyes::Pebs);
+        let sampled = taken(&parts).tenant(&[PROCESS, 99], bytes(&parts)).unwrap();
+        let seen = sampled.profile(VISIT);
+        assert_eq!(seen.source, AccessSource::Pebs);
         let off = seen.pages_per_second() / in_looks(&parts);
         assert!((0.85..1.15).contains(&off), "{off} of {} pages a second", in_looks(&parts));
         let touched = seen.touched_bytes() as f64 / bytes(&parts) as f64;
         assert!((0.8..1.1).contains(&touched), "{touched} of its memory");
         // A known number of pages determines the accesses per visit.
-        let visit = sampled.visit(seen.pages_per_second());
+        let visit = sampled.accesses_per_visit(seen.pages_per_second());
         assert!((visit / VISIT - 1.0).abs() < 1e-3, "{visit}");
     }
 }
 
 #[test]
-fn pages_that_are_hot_are_no_more_than_they_are_wherever_they_lie() {
+fn scattered_hot_pages_are_counted_exactly() {
     // Each tenth of 10,000 pages is in every look, the others nearly never.
-    let one = |at| [Part { pages: 1, visits: 200.0 }, Part { pages: 9, visits: 0.1 * f64::from(at % 2) }];
-    let parts: Vec<Part> = (0..1000).flat_map(one).collect();
-    let seen = taken(&parts).of(&[PROCESS], bytes(&parts)).unwrap().watched(VISIT);
+    let one =
+        |at| [PageGroup { pages: 1, visits: 200.0 }, PageGroup { pages: 9, visits: 0.1 * f64::from(at % 2) }];
+    let parts: Vec<PageGroup> = (0..1000).flat_map(one).collect();
+    let seen = taken(&parts).tenant(&[PROCESS], bytes(&parts)).unwrap().profile(VISIT);
     let hot: u64 = seen.regions.iter().filter(|one| one.touched > 0.9).map(|one| one.bytes / PAGE).sum();
     assert_eq!(hot, 1000);
     let looks = seen.histogram(16 * PAGE).samples();
@@ -124,31 +129,31 @@ fn pages_that_are_hot_are_no_more_than_they_are_wherever_they_lie() {
 }
 
 #[test]
-fn what_is_between_mappings_is_no_memory() {
-    let mut taken = taken(&[Part { pages: 4000, visits: 2.5 }]);
+fn gap_between_mappings_is_not_memory() {
+    let mut taken = taken(&[PageGroup { pages: 4000, visits: 2.5 }]);
     let accesses = taken.accesses.get_mut(&PROCESS).unwrap();
     let elsewhere: Vec<_> =
         accesses.iter().map(|access| Access { page: access.page + (1 << 30), ..*access }).collect();
     accesses.extend(elsewhere);
-    let seen = taken.of(&[PROCESS], 8000 * PAGE).unwrap().watched(VISIT);
+    let seen = taken.tenant(&[PROCESS], 8000 * PAGE).unwrap().profile(VISIT);
     assert!(seen.touched_bytes() <= 8000 * PAGE);
 }
 
 #[test]
-fn few_pages_of_a_large_tenant_do_not_make_all_that_is_between_them_its_memory() {
+fn distant_samples_do_not_count_the_gap_as_memory() {
     // Two hot pages, and a few samples of others that are far apart, of a tenant that has 64 MiB.
-    let mut taken = taken(&[Part { pages: 2, visits: 1000.0 }]);
-    let far = (1..5).map(|at| Access { page: 0x7f00_0000 + at * 0x1_0000, stands_for: PERIOD });
+    let mut taken = taken(&[PageGroup { pages: 2, visits: 1000.0 }]);
+    let far = (1..5).map(|at| Access { page: 0x7f00_0000 + at * 0x1_0000, weight: PERIOD });
     taken.accesses.get_mut(&PROCESS).unwrap().extend(far);
-    let seen = taken.of(&[PROCESS], 64 << 20).unwrap().watched(VISIT);
+    let seen = taken.tenant(&[PROCESS], 64 << 20).unwrap().profile(VISIT);
     assert_eq!(seen.touched_bytes(), 6 * PAGE);
 }
 
 #[test]
-fn of_whom_there_are_few_samples_nothing_is_said() {
-    let taken = taken(&[Part { pages: 900, visits: 0.9 }]);
-    assert!(taken.of(&[PROCESS], 900 * PAGE).is_none());
-    assert!(taken.of(&[99], 900 * PAGE).is_none());
+fn tenant_with_few_samples_has_no_result() {
+    let taken = taken(&[PageGroup { pages: 900, visits: 0.9 }]);
+    assert!(taken.tenant(&[PROCESS], 900 * PAGE).is_none());
+    assert!(taken.tenant(&[99], 900 * PAGE).is_none());
 }
 
 /// Page faults of this process so far.
@@ -158,22 +163,22 @@ fn faulted() -> f64 {
 }
 
 #[test]
-fn perf_tells_whose_accesses_were_sampled_where_and_how_many_they_stand_for() {
-    let _alone = faults::alone();
+fn perf_samples_have_process_page_and_weight() {
+    let _lock = faults::lock_faults();
     let Some(mut sampler) = faults::sampler(Duration::from_secs(5)) else { return };
     sampler.begin().unwrap();
     let before = faulted();
-    let pages = fault(Duration::from_secs(1));
+    let pages = cause_faults(Duration::from_secs(1));
     let faulted = faulted() - before;
     let taken = sampler.take().unwrap();
     let own = &taken.accesses[&std::process::id()];
-    let stand_for = |is_counted: &dyn Fn(&&Access) -> bool| {
-        own.iter().filter(is_counted).map(|access| access.stands_for).sum::<f64>()
+    let weight_sum = |is_counted: &dyn Fn(&&Access) -> bool| {
+        own.iter().filter(is_counted).map(|access| access.weight).sum::<f64>()
     };
-    let all = stand_for(&|_| true);
+    let all = weight_sum(&|_| true);
     assert!((0.5..2.0).contains(&(all / faulted)), "{all} of {faulted}");
-    let there = stand_for(&|access| pages.contains(&access.page));
+    let there = weight_sum(&|access| pages.contains(&access.page));
     assert!(there > 0.5 * all, "{there} of {all} were where it wrote");
-    fault(Duration::from_millis(50));
-    assert!(sampler.take().unwrap().accesses.is_empty(), "it no longer looked");
+    cause_faults(Duration::from_millis(50));
+    assert!(sampler.take().unwrap().accesses.is_empty(), "the stopped sampler took samples");
 }

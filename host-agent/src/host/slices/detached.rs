@@ -21,17 +21,17 @@ use super::{SliceError, SysfsError};
 /// The steps that are under way, by the device that each is about.
 #[derive(Debug)]
 pub(super) struct DetachedSteps {
-    within: Duration,
+    timeout: Duration,
     devices: Arc<Mutex<BTreeSet<String>>>,
 }
 
 /// One step under way; over when it is dropped.
-struct UnderWay {
+struct RunningStep {
     devices: Arc<Mutex<BTreeSet<String>>>,
     device: String,
 }
 
-impl Drop for UnderWay {
+impl Drop for RunningStep {
     fn drop(&mut self) {
         lock(&self.devices).remove(&self.device);
     }
@@ -44,14 +44,14 @@ fn lock(devices: &Mutex<BTreeSet<String>>) -> MutexGuard<'_, BTreeSet<String>> {
 
 impl Default for DetachedSteps {
     fn default() -> Self {
-        Self::within(SLICE_STEP_TIMEOUT.as_duration())
+        Self::with_timeout(SLICE_STEP_TIMEOUT.as_duration())
     }
 }
 
 impl DetachedSteps {
     /// Steps that are left behind after so long.
-    pub(super) fn within(within: Duration) -> Self {
-        Self { within, devices: Arc::default() }
+    pub(super) fn with_timeout(timeout: Duration) -> Self {
+        Self { timeout, devices: Arc::default() }
     }
 
     /// Returns how many steps are under way.
@@ -76,35 +76,35 @@ impl DetachedSteps {
         device: &str,
         step: impl FnOnce() -> Result<(), SysfsError> + Send + 'static,
     ) -> Result<(), SliceError> {
-        let under_way = self.begin(device)?;
+        let running = self.start(device)?;
         let (sender, outcome) = mpsc::channel();
         let work = move || {
-            let _ = leave_descriptors(); // a kernel that cannot, keeps them open for as long as the step takes
+            let _ = close_descriptors(); // a kernel that cannot, keeps them open for as long as the step takes
             let result = step();
-            let device = under_way.device.clone();
-            drop(under_way);
+            let device = running.device.clone();
+            drop(running);
             if let Err(mpsc::SendError(result)) = sender.send(result) {
                 let error = result.err().map(|error| units::chain(&error));
                 tracing::info!(device, error, "stuck step of a slice ended");
             }
         };
         let spawned = thread::Builder::new().name("slice-step".to_owned()).spawn(work);
-        spawned.map_err(|errno| SliceError::NoThread { device: device.to_owned(), errno })?;
-        match outcome.recv_timeout(self.within) {
+        spawned.map_err(|errno| SliceError::StepFailed { device: device.to_owned(), errno })?;
+        match outcome.recv_timeout(self.timeout) {
             Ok(result) => Ok(result?),
             Err(RecvTimeoutError::Timeout) => {
-                let seconds = self.within.as_secs();
+                let seconds = self.timeout.as_secs();
                 tracing::error!(device, seconds, "slice is stuck: the kernel waits for pinned pages of it");
                 Err(self.stuck(device))
             }
             Err(RecvTimeoutError::Disconnected) => {
                 let errno = io::Error::other("the step panicked");
-                Err(SliceError::NoThread { device: device.to_owned(), errno })
+                Err(SliceError::StepFailed { device: device.to_owned(), errno })
             }
         }
     }
 
-    fn begin(&self, device: &str) -> Result<UnderWay, SliceError> {
+    fn start(&self, device: &str) -> Result<RunningStep, SliceError> {
         let mut devices = lock(&self.devices);
         if devices.contains(device) {
             return Err(self.stuck(device));
@@ -113,17 +113,17 @@ impl DetachedSteps {
             return Err(SliceError::TooManyStuck { device: device.to_owned() });
         }
         devices.insert(device.to_owned());
-        Ok(UnderWay { devices: Arc::clone(&self.devices), device: device.to_owned() })
+        Ok(RunningStep { devices: Arc::clone(&self.devices), device: device.to_owned() })
     }
 
     fn stuck(&self, device: &str) -> SliceError {
-        SliceError::Stuck { device: device.to_owned(), seconds: self.within.as_secs() }
+        SliceError::Stuck { device: device.to_owned(), seconds: self.timeout.as_secs() }
     }
 }
 
 /// Gives this thread a table of descriptors of its own, with none but the standard streams. A thread that is stuck in the kernel
 /// survives its process: with the process's descriptors it would keep the locks that the next agent needs.
-fn leave_descriptors() -> io::Result<()> {
+fn close_descriptors() -> io::Result<()> {
     const FIRST: libc::c_uint = 3;
     // SAFETY: the table becomes this thread's own before anything in it is closed, and the thread holds no descriptor: what it
     // opens from now on is its own.
@@ -146,8 +146,8 @@ mod tests {
     }
 
     #[test]
-    fn stuck_step_is_left_behind_and_holds_up_no_other() {
-        let steps = DetachedSteps::within(Duration::from_millis(50));
+    fn stuck_step_does_not_block_others() {
+        let steps = DetachedSteps::with_timeout(Duration::from_millis(50));
         let (end, step) = endless();
         let stuck = steps.run("dax1.1", step).unwrap_err();
         assert!(matches!(&stuck, SliceError::Stuck { device, .. } if device == "dax1.1"), "{stuck}");
@@ -164,8 +164,8 @@ mod tests {
 
     #[test]
     fn stuck_steps_are_limited() {
-        let steps = DetachedSteps::within(Duration::ZERO);
-        let ends: Vec<_> = (0..SLICES_STUCK_MAX)
+        let steps = DetachedSteps::with_timeout(Duration::ZERO);
+        let senders: Vec<_> = (0..SLICES_STUCK_MAX)
             .map(|n| {
                 let (end, step) = endless();
                 steps.run(&format!("dax1.{n}"), step).unwrap_err();
@@ -174,20 +174,20 @@ mod tests {
             .collect();
         let refused = steps.run("dax2.1", || panic!("one step too many")).unwrap_err().to_string();
         assert!(refused.starts_with("dax2.1 is not changed: 64 slices are stuck"), "{refused}");
-        drop(ends);
+        drop(senders);
     }
 
     #[test]
-    fn step_has_none_of_the_descriptors_of_its_process() {
+    fn step_thread_closes_process_descriptors() {
         let file = tempfile::tempfile().unwrap();
         let number = std::os::fd::AsRawFd::as_raw_fd(&file);
         let (sender, seen) = mpsc::channel();
-        let look = move || {
+        let check = move || {
             let there = std::path::Path::new(&format!("/proc/thread-self/fd/{number}")).exists();
             sender.send(there).unwrap();
             Ok(())
         };
-        DetachedSteps::within(Duration::from_secs(60)).run("dax1.1", look).unwrap();
+        DetachedSteps::with_timeout(Duration::from_secs(60)).run("dax1.1", check).unwrap();
         assert!(!seen.recv().unwrap());
         file.set_len(1).unwrap();
     }

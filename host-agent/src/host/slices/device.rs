@@ -8,7 +8,7 @@ use std::{
 
 use rustix::fs::makedev;
 
-use super::{Found, Sysfs, SysfsError};
+use super::{PresentSlice, Sysfs, SysfsError};
 
 /// Driver of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +52,7 @@ impl Driver {
         sysfs.write(self.folder().join("unbind"), device)
     }
 
-    fn called(name: &str) -> Option<Self> {
+    fn from_name(name: &str) -> Option<Self> {
         DRIVERS.into_iter().find(|driver| driver.module() == name)
     }
 }
@@ -86,16 +86,16 @@ pub(super) struct Device {
 }
 
 impl Device {
-    pub(super) fn found(self) -> Found {
-        Found { device: self.name, number: self.number, driver: self.driver }
+    pub(super) fn into_present_slice(self) -> PresentSlice {
+        PresentSlice { device: self.name, number: self.number, driver: self.driver }
     }
 
     pub(super) fn is_at(&self, range: &Range<u64>) -> bool {
-        !self.is_kept() && matches!(&self.extent, Extent::At(at) if at == range)
+        !self.is_seed() && matches!(&self.extent, Extent::At(at) if at == range)
     }
 
     /// Whether it is the first of its region, which the kernel makes and never deletes.
-    pub(super) fn is_kept(&self) -> bool {
+    pub(super) fn is_seed(&self) -> bool {
         self.name.ends_with(".0")
     }
 
@@ -130,7 +130,7 @@ fn read(sysfs: &Sysfs, folder: &Path, name: String) -> Result<Device, SysfsError
     let (align, driver) = (sysfs.number(device.join("align"))?, sysfs.driver(&device)?);
     let driver = match driver {
         None => None,
-        Some(driver) => match Driver::called(&driver) {
+        Some(driver) => match Driver::from_name(&driver) {
             None => return Err(sysfs.unreadable(device.join("driver"), driver, "device_dax or kmem")),
             known => known,
         },

@@ -17,7 +17,7 @@ fn unthrottled() -> Throttle {
 }
 
 #[test]
-fn one_byte_that_is_not_zero_is_found_wherever_it_is() {
+fn single_nonzero_byte_is_found_anywhere() {
     for at in [0, 1, 63, 64, 4096 + 17, SCRUB_STEP_BYTES as u64 - 1, SCRUB_STEP_BYTES as u64, BYTES - 1] {
         let file = file();
         let mapped = Mapped::map(&file, BYTES).unwrap();
@@ -28,7 +28,7 @@ fn one_byte_that_is_not_zero_is_found_wherever_it_is() {
 }
 
 #[test]
-fn what_was_made_zero_is_zero_for_everybody_and_counted_once() {
+fn zeroed_memory_is_zero_in_file_and_counted_once() {
     let file = file();
     file.write_all_at(&vec![0xa5; usize::try_from(BYTES).unwrap()], 0).unwrap();
     let mapped = Mapped::map(&file, BYTES).unwrap();
@@ -43,18 +43,18 @@ fn what_was_made_zero_is_zero_for_everybody_and_counted_once() {
 }
 
 #[test]
-fn writing_back_changes_nothing_whichever_way_lines_leave_the_caches() {
+fn write_back_keeps_contents_with_either_instruction() {
     let file = file();
     file.write_all_at(b"kept", BYTES - 4).unwrap();
-    for evict in [Evict::best(), Evict::InOrder] {
-        let mapped = Mapped { evict, ..Mapped::map(&file, BYTES).unwrap() };
+    for flush in [FlushInstruction::detect(), FlushInstruction::Clflush] {
+        let mapped = Mapped { flush, ..Mapped::map(&file, BYTES).unwrap() };
         mapped.write_back().unwrap();
         assert_eq!(mapped.first_not_zero(None).unwrap(), Some(BYTES - 64));
     }
 }
 
 #[test]
-fn memory_that_is_taken_away_is_an_error_and_never_zeros() {
+fn removed_memory_is_an_error_and_never_zeros() {
     let file = file();
     file.write_all_at(&[1], BYTES - 1).unwrap();
     let mapped = Mapped::map(&file, BYTES).unwrap();
@@ -71,7 +71,7 @@ fn memory_that_is_taken_away_is_an_error_and_never_zeros() {
 }
 
 #[test]
-fn memory_that_is_taken_away_under_one_thread_is_no_concern_of_another() {
+fn removed_memory_affects_only_its_thread() {
     let (kept, lost) = (file(), file());
     lost.set_len(0).unwrap();
     std::thread::scope(|scope| {
@@ -84,7 +84,7 @@ fn memory_that_is_taken_away_under_one_thread_is_no_concern_of_another() {
 }
 
 #[test]
-fn what_is_no_memory_is_not_mapped() {
+fn unmappable_file_is_rejected() {
     let folder = File::open("/").unwrap();
     Mapped::map(&folder, BYTES).unwrap_err();
     for bytes in [0, 65] {

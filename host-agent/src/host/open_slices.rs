@@ -17,20 +17,20 @@ use rustix::fs::{FileType, fstat};
 use units::{Bytes, SLICE, UserId};
 
 use super::{
-    Form, HostError, Part, Place,
-    local::give_to,
+    HostError, MemoryForm, MemoryRegion, RegionBacking,
+    local_memory::change_owner,
     process::{self, FileId},
     user_of,
 };
 
 /// Some machines hide a process even from root. That is worth one line, not one per slice.
-static UNSEEN: Once = Once::new();
+static UNREADABLE_PROCESSES: Once = Once::new();
 
 /// The slices that are open.
 #[derive(Debug, Default)]
-pub(super) struct Opened(Mutex<BTreeMap<Holding, (Arc<OwnedFd>, PathBuf)>>);
+pub(super) struct OpenSlices(Mutex<BTreeMap<Holding, (Arc<OwnedFd>, PathBuf)>>);
 
-impl Opened {
+impl OpenSlices {
     /// A poisoned map is still right: no call leaves it half changed.
     fn table(&self) -> MutexGuard<'_, BTreeMap<Holding, (Arc<OwnedFd>, PathBuf)>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
@@ -75,25 +75,37 @@ impl Opened {
     }
 
     /// A VM's slices, in order.
-    pub(super) fn parts(
+    pub(super) fn regions(
         &self,
         record: &VmRecord,
-        form: Form,
-    ) -> impl Iterator<Item = Result<Part, HostError>> {
+        form: MemoryForm,
+    ) -> impl Iterator<Item = Result<MemoryRegion, HostError>> {
         let user = user_of(record);
-        record.slices.iter().map(move |(holding, handle)| self.part(*holding, handle, form, user))
+        record.slices.iter().map(move |(holding, handle)| self.region(*holding, handle, form, user))
     }
 
-    fn part(&self, holding: Holding, handle: &Handle, form: Form, user: UserId) -> Result<Part, HostError> {
+    fn region(
+        &self,
+        holding: Holding,
+        handle: &Handle,
+        form: MemoryForm,
+        user: UserId,
+    ) -> Result<MemoryRegion, HostError> {
         let (file, path) = self.table().get(&holding).cloned().ok_or(HostError::NotOpen(holding))?;
-        let place = match form {
-            Form::Descriptors => Place::Descriptor(file),
-            Form::Paths | Form::Shown => {
-                give_to(&file, &path, user)?;
-                Place::Path(path)
+        let backing = match form {
+            MemoryForm::Descriptors => RegionBacking::Descriptor(file),
+            MemoryForm::Paths | MemoryForm::SlicePaths => {
+                change_owner(&file, &path, user)?;
+                RegionBacking::Path(path)
             }
         };
-        Ok(Part { slice: Some(holding), emc: Arc::clone(&handle.emc), bytes: SLICE, offset: 0, place })
+        Ok(MemoryRegion {
+            slice: Some(holding),
+            emc: Arc::clone(&handle.emc),
+            bytes: SLICE,
+            offset: 0,
+            backing,
+        })
     }
 }
 
@@ -110,20 +122,21 @@ pub(super) fn allocated(file: &OwnedFd) -> Option<Bytes> {
 
 /// Verifies after the end of a VM's process that no child of it has the slice. A missing file has
 /// no users.
-pub(super) fn see_unused(path: &Path) -> Result<(), HostError> {
+pub(super) fn check_unused(path: &Path) -> Result<(), HostError> {
     let metadata = match fs::symlink_metadata(path) {
         Err(errno) if errno.kind() == io::ErrorKind::NotFound => return Ok(()),
         seen => seen.map_err(|errno| HostError::io("ask about", path, errno))?,
     };
-    see_unused_file(path, FileId::of(&metadata))
+    check_file_unused(path, FileId::of(&metadata))
 }
 
 /// The same of a file that has no name, or is known already.
-pub(super) fn see_unused_file(path: &Path, file: FileId) -> Result<(), HostError> {
+pub(super) fn check_file_unused(path: &Path, file: FileId) -> Result<(), HostError> {
     let users = process::users_of(file)
         .map_err(|error| HostError::io("look for users of", path, io::Error::other(units::chain(&error))))?;
-    if users.unseen > 0 {
-        UNSEEN.call_once(|| tracing::warn!(unseen = users.unseen, "some processes cannot be looked into"));
+    if users.unreadable > 0 {
+        UNREADABLE_PROCESSES
+            .call_once(|| tracing::warn!(unseen = users.unreadable, "some processes cannot be looked into"));
     }
     if users.pids.is_empty() {
         Ok(())

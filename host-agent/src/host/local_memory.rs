@@ -20,54 +20,61 @@ use rustix::{
 };
 use units::{Bytes, ReservationId, UserId};
 
-use super::{Form, HostError, Part, Place, memory::numa, opened::allocated, process, user_of};
+use super::{
+    HostError, MemoryForm, MemoryRegion, RegionBacking, memory::numa, open_slices::allocated, process,
+    user_of,
+};
 
 /// Folder of the nodes.
-const NODES: &str = "/sys/devices/system/node";
+const NODES_FOLDER: &str = "/sys/devices/system/node";
 
 /// The local memory that was handed out.
 #[derive(Debug, Default)]
-pub(super) struct Local {
+pub(super) struct LocalMemory {
     /// Where that which is asked for by path lies.
     dir: Option<PathBuf>,
     /// Nodes that it must not be of; where slices are memory of the kernel's, theirs.
-    not_of: BTreeSet<u32>,
+    excluded_nodes: BTreeSet<u32>,
     /// As descriptors. Memory passed by an earlier agent is found in the VM's process.
     memfds: Mutex<BTreeMap<ReservationId, Arc<OwnedFd>>>,
 }
 
-impl Local {
+impl LocalMemory {
     /// None yet.
     pub(super) fn new(dir: Option<PathBuf>) -> Self {
-        Self::beside(dir, BTreeSet::new())
+        Self::with_excluded_nodes(dir, BTreeSet::new())
     }
 
     /// None yet, and never of these nodes.
-    pub(super) fn beside(dir: Option<PathBuf>, not_of: BTreeSet<u32>) -> Self {
-        Self { dir, not_of, memfds: Mutex::default() }
+    pub(super) fn with_excluded_nodes(dir: Option<PathBuf>, excluded_nodes: BTreeSet<u32>) -> Self {
+        Self { dir, excluded_nodes, memfds: Mutex::default() }
     }
 
     /// Where slices are memory of the kernel's, the kernel would take local memory from them, too.
-    fn keep_apart(&self, file: &File, bytes: u64) -> io::Result<()> {
-        if self.not_of.is_empty() {
+    fn bind_to_local_nodes(&self, file: &File, bytes: u64) -> io::Result<()> {
+        if self.excluded_nodes.is_empty() {
             return Ok(());
         }
-        let mut nodes = numa::with_memory(Path::new(NODES))?;
-        nodes.retain(|node| !self.not_of.contains(node));
+        let mut nodes = numa::nodes_with_memory(Path::new(NODES_FOLDER))?;
+        nodes.retain(|node| !self.excluded_nodes.contains(node));
         numa::bind(file, bytes, &nodes)
     }
 
     /// A VM's, if it has any.
-    pub(super) fn part(&self, record: &VmRecord, form: Form) -> Result<Option<Part>, HostError> {
+    pub(super) fn region(
+        &self,
+        record: &VmRecord,
+        form: MemoryForm,
+    ) -> Result<Option<MemoryRegion>, HostError> {
         if record.local == Bytes::ZERO {
             return Ok(None);
         }
-        let place = match form {
-            Form::Descriptors => Place::Descriptor(self.memfd(record)?),
-            Form::Paths => Place::Path(self.file(record)?),
-            Form::Shown => Place::VmmsOwn,
+        let backing = match form {
+            MemoryForm::Descriptors => RegionBacking::Descriptor(self.memfd(record)?),
+            MemoryForm::Paths => RegionBacking::Path(self.file(record)?),
+            MemoryForm::SlicePaths => RegionBacking::VmmAllocated,
         };
-        Ok(Some(Part { slice: None, emc: "".into(), bytes: record.local, offset: 0, place }))
+        Ok(Some(MemoryRegion { slice: None, emc: "".into(), bytes: record.local, offset: 0, backing }))
     }
 
     /// Gives it back, if there is any.
@@ -88,8 +95,8 @@ impl Local {
         if vm.local == Bytes::ZERO {
             return Some(Bytes::ZERO);
         }
-        let named = || self.path(reservation).and_then(|path| open_to_examine(&path));
-        let file = self.find_memfd(reservation, vm.pid, vm.local).or_else(|| named().map(Arc::new))?;
+        let file_in_dir = || self.path(reservation).and_then(|path| open_for_status(&path));
+        let file = self.find_memfd(reservation, vm.pid, vm.local).or_else(|| file_in_dir().map(Arc::new))?;
         allocated(&file).filter(|bytes| *bytes > Bytes::ZERO)
     }
 
@@ -116,10 +123,11 @@ impl Local {
         }
         let failed = |doing| move |errno| HostError::io(doing, record.vm.as_str(), errno);
         let name = memfd_name(record.reservation);
-        let made = make_memfd(&name, record.local).map_err(|errno| failed("make")(io::Error::from(errno)))?;
-        let made = File::from(made);
-        self.keep_apart(&made, record.local.get()).map_err(failed("bind to local nodes"))?;
-        Ok(Arc::clone(self.memfds().entry(record.reservation).or_insert(Arc::new(made.into()))))
+        let created =
+            make_memfd(&name, record.local).map_err(|errno| failed("make")(io::Error::from(errno)))?;
+        let created = File::from(created);
+        self.bind_to_local_nodes(&created, record.local.get()).map_err(failed("bind to local nodes"))?;
+        Ok(Arc::clone(self.memfds().entry(record.reservation).or_insert(Arc::new(created.into()))))
     }
 
     fn path(&self, reservation: ReservationId) -> Option<PathBuf> {
@@ -133,9 +141,9 @@ impl Local {
         let opened = options.custom_flags(no_follow()).open(&path);
         let file = opened.map_err(|errno| HostError::io("make", &path, errno))?;
         file.set_len(record.local.get()).map_err(|errno| HostError::io("size", &path, errno))?;
-        let apart = self.keep_apart(&file, record.local.get());
+        let apart = self.bind_to_local_nodes(&file, record.local.get());
         apart.map_err(|errno| HostError::io("bind to local nodes", &path, errno))?;
-        give_to(&OwnedFd::from(file), &path, user_of(record))?;
+        change_owner(&OwnedFd::from(file), &path, user_of(record))?;
         Ok(path)
     }
 }
@@ -146,7 +154,7 @@ fn memfd_name(reservation: ReservationId) -> String {
 }
 
 /// Opens a file for its status only, for any owner.
-fn open_to_examine(path: &Path) -> Option<OwnedFd> {
+fn open_for_status(path: &Path) -> Option<OwnedFd> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     rustix::fs::open(path, flags, Mode::empty()).ok()
 }
@@ -165,7 +173,7 @@ pub(super) fn no_follow() -> i32 {
 }
 
 /// Makes a user the owner of a file, so that it can open it.
-pub(super) fn give_to(file: &OwnedFd, path: &Path, user: UserId) -> Result<(), HostError> {
+pub(super) fn change_owner(file: &OwnedFd, path: &Path, user: UserId) -> Result<(), HostError> {
     let owner = rustix::fs::fstat(file).map_err(|errno| HostError::io("ask about", path, errno))?.st_uid;
     if owner == user.get() {
         return Ok(());
@@ -196,34 +204,40 @@ mod tests {
     }
 
     #[test]
-    fn touched_memory_is_measured_also_by_the_next_agent() {
-        let local = Local::new(None);
-        let Place::Descriptor(memfd) = local.part(&record(), Form::Descriptors).unwrap().unwrap().place
+    fn touched_memory_is_measured_after_agent_restart() {
+        let local = LocalMemory::new(None);
+        let RegionBacking::Descriptor(memfd) =
+            local.region(&record(), MemoryForm::Descriptors).unwrap().unwrap().backing
         else {
-            panic!("it is a descriptor");
+            panic!("not a descriptor");
         };
         assert_eq!(local.allocated(ID, &vm()), None, "its VMM uses other memory");
         let file = File::from(memfd.try_clone().unwrap());
         file.write_all_at(&[1; 3 << 20], 5 << 20).unwrap();
         let touched = local.allocated(ID, &vm()).unwrap();
         assert!((Bytes::mib(3)..=Bytes::mib(6)).contains(&touched), "{touched}");
-        let next = Local::new(None);
+        let next = LocalMemory::new(None);
         assert_eq!(next.allocated(ID, &vm()), Some(touched));
         let other = HaveVm { local: Bytes::mib(32), ..vm() };
-        assert_eq!(Local::new(None).allocated(ID, &other), None, "a file of another size is another VM's");
-        assert_eq!(Local::new(None).allocated(ReservationId(1), &vm()), None);
+        assert_eq!(
+            LocalMemory::new(None).allocated(ID, &other),
+            None,
+            "a file of another size is another VM's"
+        );
+        assert_eq!(LocalMemory::new(None).allocated(ReservationId(1), &vm()), None);
     }
 
     #[test]
     fn touched_memory_in_a_directory_is_measured() {
         let dir = tempfile::tempdir_in("/dev/shm").unwrap();
-        let local = Local::new(Some(dir.path().to_owned()));
-        assert_eq!(local.allocated(ID, &vm()), None, "there is none");
-        let Place::Path(path) = local.part(&record(), Form::Paths).unwrap().unwrap().place else {
-            panic!("it is a path");
+        let local = LocalMemory::new(Some(dir.path().to_owned()));
+        assert_eq!(local.allocated(ID, &vm()), None, "local memory does not exist");
+        let RegionBacking::Path(path) = local.region(&record(), MemoryForm::Paths).unwrap().unwrap().backing
+        else {
+            panic!("not a path");
         };
         OpenOptions::new().write(true).open(path).unwrap().write_all_at(&[1; 4096], 0).unwrap();
-        let touched = Local::new(local.dir.clone()).allocated(ID, &vm()).unwrap();
+        let touched = LocalMemory::new(local.dir.clone()).allocated(ID, &vm()).unwrap();
         assert!((Bytes::new(4096)..=Bytes::mib(2)).contains(&touched), "{touched}");
     }
 }

@@ -6,14 +6,14 @@ use fairness::profile::Histogram;
 use super::memory::usage::PAGE;
 
 /// Interval between samples of a page, in microseconds: several accesses within it count once.
-pub const LOOK_US: u64 = 50_000;
+pub const SAMPLE_INTERVAL_US: u64 = 50_000;
 /// Number of aggregated samples, and resolution of fractions of one.
-pub const LOOKS: u32 = 40;
-const PARTS: u32 = 1000;
+pub const SAMPLES_PER_RESULT: u32 = 40;
+const FRACTION_UNITS: u32 = 1000;
 
 /// Source of a profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Eyes {
+pub enum AccessSource {
     /// The kernel's DAMON.
     Damon,
     /// A processor of Intel's, by samples of loads that miss its last cache.
@@ -22,7 +22,7 @@ pub enum Eyes {
     Ibs,
 }
 
-impl Eyes {
+impl AccessSource {
     /// Returns its name in reports.
     pub const fn name(self) -> &'static str {
         match self {
@@ -44,14 +44,14 @@ pub struct Region {
 
 /// Access profile of one tenant.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Watched {
+pub struct AccessProfile {
     /// By whom.
-    pub by: Eyes,
+    pub source: AccessSource,
     /// Where.
     pub regions: Vec<Region>,
 }
 
-impl Watched {
+impl AccessProfile {
     /// Bytes that were touched at all.
     pub fn touched_bytes(&self) -> u64 {
         self.touched().map(|region| region.bytes).sum()
@@ -60,12 +60,12 @@ impl Watched {
     /// Pages touched in a second; those that are touched again before the next look count once.
     pub fn pages_per_second(&self) -> f64 {
         let pages = |region: &Region| region.bytes as f64 / PAGE as f64 * region.touched;
-        self.touched().map(pages).sum::<f64>() / (LOOK_US as f64 / 1e6)
+        self.touched().map(pages).sum::<f64>() / (SAMPLE_INTERVAL_US as f64 / 1e6)
     }
 
     /// Returns the fraction of the accessed addresses that can have memory, for a number of bytes:
     /// regions contain addresses.
-    pub fn part_there(&self, bytes: u64) -> f64 {
+    pub fn resident_fraction(&self, bytes: u64) -> f64 {
         (bytes as f64 / self.touched_bytes().max(1) as f64).min(1.0)
     }
 
@@ -86,7 +86,7 @@ impl Watched {
             }
         }
         counts.extend((block.bytes > 0).then(|| block.count()));
-        Histogram::with_unit(counts, PARTS)
+        Histogram::with_unit(counts, FRACTION_UNITS)
     }
 
     fn touched(&self) -> impl Iterator<Item = &Region> {
@@ -106,7 +106,7 @@ impl Block {
     fn count(self) -> u32 {
         let touched = self.touched / self.bytes as f64;
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a part of all looks")]
-        let count = (touched * f64::from(LOOKS * PARTS)).round() as u32;
+        let count = (touched * f64::from(SAMPLES_PER_RESULT * FRACTION_UNITS)).round() as u32;
         count.max(1)
     }
 }
@@ -116,17 +116,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_block_is_so_many_bytes_however_small_the_regions_are() {
+    fn histogram_combines_small_regions_into_blocks() {
         let regions = vec![Region { bytes: PAGE, touched: 1.0 }; 1000];
-        let seen = Watched { by: Eyes::Pebs, regions };
+        let seen = AccessProfile { source: AccessSource::Pebs, regions };
         assert_eq!(seen.histogram(256 * PAGE).samples(), 4 * 40);
     }
 
     #[test]
-    fn what_is_in_every_look_is_touched_twenty_times_a_second() {
+    fn always_accessed_page_counts_twenty_per_second() {
         let region = |pages: u64, touched| Region { bytes: pages * PAGE, touched };
-        let seen =
-            Watched { by: Eyes::Damon, regions: vec![region(2, 1.0), region(256, 0.0), region(8, 0.5)] };
+        let seen = AccessProfile {
+            source: AccessSource::Damon,
+            regions: vec![region(2, 1.0), region(256, 0.0), region(8, 0.5)],
+        };
         assert_eq!(seen.touched_bytes(), 10 * PAGE);
         assert_eq!(seen.pages_per_second(), 20.0 * (2.0 + 4.0));
         assert_eq!(seen.histogram(PAGE).samples(), 2 * 40 + 8 * 20);
@@ -135,6 +137,6 @@ mod tests {
             30 + 20 + 20,
             "two and two of the others, four, two that are left"
         );
-        assert_eq!(seen.part_there(5 * PAGE), 0.5);
+        assert_eq!(seen.resident_fraction(5 * PAGE), 0.5);
     }
 }

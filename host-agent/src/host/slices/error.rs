@@ -29,7 +29,7 @@ pub enum SliceError {
     Sysfs(#[from] SysfsError),
     /// There is no such slice.
     #[error("slice index {index} is beyond {region}, which has {count} slices")]
-    Beyond {
+    IndexOutOfRange {
         /// Which one.
         index: u32,
         /// How many there are.
@@ -54,7 +54,7 @@ pub enum SliceError {
          by themselves",
         online.join(" ")
     )]
-    Online {
+    BlocksOnline {
         /// The device.
         device: String,
         /// Its blocks that are not offline.
@@ -71,26 +71,26 @@ pub enum SliceError {
     },
     /// A slice cannot go online and offline on its own.
     #[error("memory blocks have {block}, which does not divide a slice of {} at {base:#x}", units::SLICE)]
-    Block {
+    BlockSize {
         /// How large they are.
         block: Bytes,
         /// Where the region begins.
         base: u64,
     },
     /// The kernel has no such driver.
-    #[error("there is no driver {driver}, and `modprobe {driver}` did not bring it: {}", said.trim_end())]
+    #[error("there is no driver {driver}, and `modprobe {driver}` did not bring it: {}", output.trim_end())]
     NoDriver {
         /// Which one.
         driver: Driver,
         /// Output of `modprobe`.
-        said: String,
+        output: String,
     },
     /// Memory of the region that is no slice.
     #[error(
         "{device} has memory of the region, is {} and no slice: if nobody uses it, remove it (`daxctl destroy-device`)",
         driver.map_or_else(|| "bound to nothing".to_owned(), |driver| format!("bound to {driver}"))
     )]
-    Foreign {
+    ForeignDevice {
         /// Which device.
         device: String,
         /// User of the device.
@@ -115,7 +115,7 @@ pub enum SliceError {
     },
     /// A step was not tried, or has no outcome.
     #[error("change {device}")]
-    NoThread {
+    StepFailed {
         /// The device.
         device: String,
         /// Why not.
@@ -124,14 +124,14 @@ pub enum SliceError {
     },
     /// The kernel made a device that does not show.
     #[error("the kernel said that it made a dax device, and there is none")]
-    NothingMade,
+    DeviceNotCreated,
     /// The kernel does not reach the target state, or another program interferes.
-    #[error("slice {index} is not {} after {steps} steps", wanted.map_or_else(|| "gone".to_owned(), |driver| format!("bound to {driver}")))]
+    #[error("slice {index} is not {} after {steps} steps", target.map_or_else(|| "gone".to_owned(), |driver| format!("bound to {driver}")))]
     NotSettled {
         /// Which one.
         index: u32,
         /// Target state.
-        wanted: Option<Driver>,
+        target: Option<Driver>,
         /// How often it was tried.
         steps: usize,
     },

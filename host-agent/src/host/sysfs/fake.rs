@@ -5,19 +5,19 @@ use std::{fs, os::unix::fs::symlink, path::PathBuf};
 use super::Sysfs;
 
 /// A tree that is gone when it is dropped.
-pub(crate) struct MadeUp {
+pub(crate) struct FakeSysfs {
     folder: tempfile::TempDir,
     pub(crate) sysfs: Sysfs,
 }
 
-impl MadeUp {
+impl FakeSysfs {
     /// Of files with texts.
     pub(crate) fn new(files: &[(&str, &str)]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let sysfs = Sysfs::at(folder.path().canonicalize().unwrap());
-        let made_up = Self { folder, sysfs };
-        made_up.files("", files);
-        made_up
+        let fake = Self { folder, sysfs };
+        fake.files("", files);
+        fake
     }
 
     /// Adds files in a folder.

@@ -16,14 +16,14 @@ use units::limits::is_weight;
 
 use crate::runtime_dir::{RuntimeDirError, io_error, sync_parent, write_durably};
 
-/// Why it cannot be used.
+/// Reason why stored shares cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub enum KeptError {
+pub enum PersistedSharesError {
     /// The operating system refused.
     #[error(transparent)]
     Dir(#[from] RuntimeDirError),
     /// The file has invalid contents.
-    #[error("{} is not what was written; without it shares begin anew", path.display())]
+    #[error("{} has invalid contents; without it, shares start from nothing", path.display())]
     Corrupt {
         /// Which file.
         path: PathBuf,
@@ -33,86 +33,86 @@ pub enum KeptError {
     },
 }
 
-/// Where it is.
+/// File of the stored shares.
 #[derive(Clone, Debug)]
-pub struct Kept {
+pub struct PersistedShares {
     path: PathBuf,
-    /// There while pages are watched: then DAMON is ours.
-    watching: PathBuf,
+    /// Exists while this agent uses DAMON.
+    monitoring: PathBuf,
 }
 
-/// As it is written. An unknown key is another version's, so it is an error.
+/// Format of the file. An unknown key belongs to another version, so it is an error.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Written {
+struct StoredShares {
     memory_mib: u64,
     bandwidth_mb_s: u64,
-    tenants: BTreeMap<String, WrittenOne>,
+    tenants: BTreeMap<String, StoredTenant>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct WrittenOne {
+struct StoredTenant {
     weight: f64,
     memory_mib: u64,
     bandwidth_mb_s: u64,
 }
 
-impl Kept {
-    /// That of an agent's directory.
+impl PersistedShares {
+    /// Creates it for an agent's directory.
     pub fn at(runtime_dir: &Path) -> Self {
-        Self { path: runtime_dir.join("symbiosis.json"), watching: runtime_dir.join("symbiosis.watching") }
+        Self { path: runtime_dir.join("symbiosis.json"), monitoring: runtime_dir.join("symbiosis.watching") }
     }
 
     /// Returns the last shares, if any.
     ///
     /// # Errors
     /// The file has invalid contents, or cannot be read.
-    pub fn load(&self) -> Result<Option<AppliedShares>, KeptError> {
+    pub fn load(&self) -> Result<Option<AppliedShares>, PersistedSharesError> {
         let bytes = match fs::read(&self.path) {
             Err(errno) if errno.kind() == io::ErrorKind::NotFound => return Ok(None),
             read => read.map_err(io_error("read", &self.path))?,
         };
-        let corrupt = |cause| KeptError::Corrupt { path: self.path.clone(), cause };
-        let Written { memory_mib, bandwidth_mb_s, tenants } =
+        let corrupt = |cause| PersistedSharesError::Corrupt { path: self.path.clone(), cause };
+        let StoredShares { memory_mib, bandwidth_mb_s, tenants } =
             serde_json::from_slice(&bytes).map_err(corrupt)?;
         let supply = Supply { memory_mib, bandwidth_mb_s };
-        let weighed = |(name, one): (String, WrittenOne)| {
+        let tenant = |(name, one): (String, StoredTenant)| {
             let is_sound =
                 is_weight(one.weight) && one.memory_mib <= memory_mib && one.bandwidth_mb_s <= bandwidth_mb_s;
             let share = Share { memory_mib: one.memory_mib, bandwidth_mb_s: one.bandwidth_mb_s };
-            let wrong = || serde::de::Error::custom(format!("{name} has a weight or a share out of range"));
+            let error = || serde::de::Error::custom(format!("{name} has a weight or a share out of range"));
             if is_sound {
                 Ok((Arc::from(&*name), WeightedShare { weight: one.weight, share }))
             } else {
-                Err(wrong())
+                Err(error())
             }
         };
-        let tenants = tenants.into_iter().map(weighed).collect::<Result<_, serde_json::Error>>();
+        let tenants = tenants.into_iter().map(tenant).collect::<Result<_, serde_json::Error>>();
         Ok(Some(AppliedShares { supply, tenants: tenants.map_err(corrupt)? }))
     }
 
-    /// Writes it; it is on disk when this returns.
+    /// Writes shares; they are on disk when this returns.
     ///
     /// # Errors
     /// The operating system refused.
-    pub fn save(&self, dealt: &AppliedShares) -> Result<(), KeptError> {
+    pub fn save(&self, shares: &AppliedShares) -> Result<(), PersistedSharesError> {
         let one = |(name, one): (&Arc<str>, &WeightedShare)| {
             let WeightedShare { weight, share: Share { memory_mib, bandwidth_mb_s } } = *one;
-            (name.to_string(), WrittenOne { weight, memory_mib, bandwidth_mb_s })
+            (name.to_string(), StoredTenant { weight, memory_mib, bandwidth_mb_s })
         };
-        let Supply { memory_mib, bandwidth_mb_s } = dealt.supply;
+        let Supply { memory_mib, bandwidth_mb_s } = shares.supply;
         let written =
-            Written { memory_mib, bandwidth_mb_s, tenants: dealt.tenants.iter().map(one).collect() };
+            StoredShares { memory_mib, bandwidth_mb_s, tenants: shares.tenants.iter().map(one).collect() };
         let bytes = serde_json::to_vec_pretty(&written).expect("numbers and texts are JSON");
         Ok(write_durably(&self.path, &bytes)?)
     }
 
-    /// Nothing was dealt.
+    /// Removes the stored shares.
     ///
     /// # Errors
     /// The operating system refused.
-    pub fn forget(&self) -> Result<(), KeptError> {
+    pub fn remove(&self) -> Result<(), PersistedSharesError> {
         match fs::remove_file(&self.path) {
             Err(errno) if errno.kind() == io::ErrorKind::NotFound => Ok(()),
             Err(errno) => Err(io_error("remove", &self.path)(errno).into()),
@@ -120,19 +120,20 @@ impl Kept {
         }
     }
 
-    /// Whether an agent before was watching when it ended, since the machine started.
-    pub fn was_watching(&self, boot_id: &str) -> bool {
-        fs::read_to_string(&self.watching).is_ok_and(|noted| noted == boot_id)
+    /// Returns whether an earlier agent of this boot used DAMON when it ended.
+    pub fn was_monitoring(&self, boot_id: &str) -> bool {
+        fs::read_to_string(&self.monitoring).is_ok_and(|stored| stored == boot_id)
     }
 
-    /// Pages are watched from now on, since this start of the machine; or no more. If it cannot be noted, the next agent leaves DAMON alone.
-    pub fn note_watching(&self, boot_id: Option<&str>) {
-        let noted = match boot_id {
-            Some(boot_id) => fs::write(&self.watching, boot_id),
-            None => fs::remove_file(&self.watching),
+    /// Stores whether this agent uses DAMON, with the boot. If that fails, the next agent does not
+    /// stop DAMON.
+    pub fn set_monitoring(&self, boot_id: Option<&str>) {
+        let result = match boot_id {
+            Some(boot_id) => fs::write(&self.monitoring, boot_id),
+            None => fs::remove_file(&self.monitoring),
         };
-        if let Err(error) = noted {
-            tracing::warn!(path = %self.watching.display(), %error, "not noted");
+        if let Err(error) = result {
+            tracing::warn!(path = %self.monitoring.display(), %error, "cannot store whether DAMON is in use");
         }
     }
 }
@@ -142,43 +143,43 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_dealt_is_read_as_it_was_written() {
+    fn saved_shares_are_loaded_unchanged() {
         let folder = tempfile::tempdir().unwrap();
-        let kept = Kept::at(folder.path());
-        assert_eq!(kept.load().unwrap(), None);
+        let persisted = PersistedShares::at(folder.path());
+        assert_eq!(persisted.load().unwrap(), None);
         let share = Share { memory_mib: 3, bandwidth_mb_s: 4 };
-        let dealt = AppliedShares {
+        let shares = AppliedShares {
             supply: Supply { memory_mib: 10, bandwidth_mb_s: 20 },
             tenants: BTreeMap::from([("db".into(), WeightedShare { weight: 0.1, share })]),
         };
-        kept.save(&dealt).unwrap();
-        assert_eq!(kept.load().unwrap(), Some(dealt));
+        persisted.save(&shares).unwrap();
+        assert_eq!(persisted.load().unwrap(), Some(shares));
     }
 
     #[test]
-    fn what_is_something_else_is_an_error_that_names_the_file() {
+    fn corrupt_shares_are_an_error_with_path() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("symbiosis.json"), "{}").unwrap();
-        let error = units::chain(&Kept::at(folder.path()).load().unwrap_err());
+        let error = units::chain(&PersistedShares::at(folder.path()).load().unwrap_err());
         assert!(
-            error.contains("symbiosis.json is not what was written") && error.contains("missing field"),
+            error.contains("symbiosis.json has invalid contents") && error.contains("missing field"),
             "{error}"
         );
     }
 
     #[test]
-    fn numbers_that_cannot_have_been_dealt_are_refused() {
+    fn stored_shares_out_of_range_are_rejected() {
         let folder = tempfile::tempdir().unwrap();
         let one = |weight: &str, memory: u64| {
             let text = format!(
                 r#"{{"memory_mib":10,"bandwidth_mb_s":10,"tenants":{{"db":{{"weight":{weight},"memory_mib":{memory},"bandwidth_mb_s":1}}}}}}"#
             );
             fs::write(folder.path().join("symbiosis.json"), text).unwrap();
-            Kept::at(folder.path()).load()
+            PersistedShares::at(folder.path()).load()
         };
         one("1.0", 10).unwrap();
-        for wrong in [one("0.0", 10), one("1.0", 11), one("1e9", 1)] {
-            assert!(units::chain(&wrong.unwrap_err()).contains("db has a weight or a share out of range"));
+        for error in [one("0.0", 10), one("1.0", 11), one("1e9", 1)] {
+            assert!(units::chain(&error.unwrap_err()).contains("db has a weight or a share out of range"));
         }
     }
 }

@@ -1,0 +1,230 @@
+//! Worker threads for host calls, which may take long. A VM's start never waits for slices that are
+//! reclaimed: calls that close or scrub slices wait in queues of their own and never occupy all
+//! threads. A thread that takes a call and sees more wakes the next, so that a burst of short calls
+//! ends before all of them are awake.
+
+use std::{
+    any::Any,
+    collections::VecDeque,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    thread,
+};
+
+use pool::agent::Event;
+use tokio::sync::mpsc;
+use units::limits::{HOST_CALLS_IN_FLIGHT_MAX, HOST_RECLAIM_CALLS_IN_FLIGHT_MAX};
+
+/// Call that returns its result.
+type Call = Box<dyn FnOnce() -> Event + Send>;
+
+/// Result of a call; one that panicked leaves a slice in an unknown state.
+pub(super) type CallResult = Result<Event, Box<dyn Any + Send>>;
+
+#[derive(Default)]
+struct Queue {
+    pending: Mutex<PendingCalls>,
+    available: Condvar,
+}
+
+/// Purpose of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lane {
+    /// A VM's start waits for it.
+    Serving,
+    /// Slices that leave. They may have to wait for each other.
+    Closing,
+    /// Slices without an owner.
+    Scrubbing,
+}
+
+#[derive(Default)]
+struct PendingCalls {
+    serving: VecDeque<Call>,
+    closing: VecDeque<Call>,
+    scrubbing: VecDeque<Call>,
+    reclaims_running: usize,
+    is_closed: bool,
+}
+
+impl PendingCalls {
+    /// Returns the next call that may be made now.
+    fn take(&mut self) -> Option<(Lane, Call)> {
+        if let Some(call) = self.serving.pop_front() {
+            return Some((Lane::Serving, call));
+        }
+        if !self.can_reclaim() {
+            return None;
+        }
+        self.reclaims_running += 1;
+        let closing = self.closing.pop_front().map(|call| (Lane::Closing, call));
+        closing.or_else(|| Some((Lane::Scrubbing, self.scrubbing.pop_front()?)))
+    }
+
+    fn can_reclaim(&self) -> bool {
+        let has_reclaims = !self.closing.is_empty() || !self.scrubbing.is_empty();
+        has_reclaims && self.reclaims_running < HOST_RECLAIM_CALLS_IN_FLIGHT_MAX
+    }
+
+    fn has_more(&self) -> bool {
+        !self.serving.is_empty() || self.can_reclaim()
+    }
+}
+
+impl Queue {
+    /// A poisoned queue is consistent: no call runs while it is locked.
+    fn pending(&self) -> MutexGuard<'_, PendingCalls> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the next call; `None` when there will be no more. `last` is the lane of
+    /// the thread's previous call.
+    fn next(&self, last: Option<Lane>) -> Option<(Lane, Call)> {
+        let mut pending = self.pending();
+        pending.reclaims_running -= usize::from(last.is_some_and(|lane| lane != Lane::Serving));
+        loop {
+            if let Some(call) = pending.take() {
+                let has_more = pending.has_more();
+                drop(pending);
+                if has_more {
+                    self.available.notify_one();
+                }
+                return Some(call);
+            }
+            if pending.is_closed {
+                return None;
+            }
+            pending = self.available.wait(pending).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// Worker threads. When dropped, they end after their current calls.
+pub(super) struct WorkerPool(Arc<Queue>);
+
+impl std::fmt::Debug for WorkerPool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("WorkerPool")
+    }
+}
+
+impl WorkerPool {
+    /// Starts the threads, and returns the receiver of their results. There is at most one call per
+    /// slice, because the agent's state machine never requests two at once.
+    ///
+    /// # Errors
+    /// The operating system cannot create a thread.
+    pub(super) fn start() -> std::io::Result<(Self, mpsc::UnboundedReceiver<CallResult>)> {
+        let queue = Arc::new(Queue::default());
+        let (results, receiver) = mpsc::unbounded_channel();
+        for n in 0..HOST_CALLS_IN_FLIGHT_MAX {
+            let (queue, results) = (Arc::clone(&queue), results.clone());
+            thread::Builder::new().name(format!("host-call-{n}")).spawn(move || {
+                let mut last = None;
+                while let Some((lane, call)) = queue.next(last) {
+                    drop(results.send(catch_unwind(AssertUnwindSafe(call)))); // the driver may have ended
+                    last = Some(lane);
+                }
+            })?;
+        }
+        Ok((Self(queue), receiver))
+    }
+
+    /// Queues a call for the next free thread.
+    pub(super) fn call(&self, lane: Lane, call: impl FnOnce() -> Event + Send + 'static) {
+        let mut pending = self.0.pending();
+        let was_idle = !pending.has_more();
+        match lane {
+            Lane::Serving => pending.serving.push_back(Box::new(call)),
+            Lane::Closing => pending.closing.push_back(Box::new(call)),
+            Lane::Scrubbing => pending.scrubbing.push_back(Box::new(call)),
+        }
+        drop(pending);
+        if was_idle {
+            self.0.available.notify_one();
+        }
+    }
+}
+
+impl Drop for WorkerPool {
+    fn drop(&mut self) {
+        let mut pending = self.0.pending();
+        pending.is_closed = true;
+        pending.serving.clear();
+        pending.closing.clear();
+        pending.scrubbing.clear();
+        drop(pending);
+        self.0.available.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+
+    use units::ReservationId;
+
+    use super::*;
+
+    fn event(id: u64) -> Event {
+        Event::ProcessGone { reservation: ReservationId(id) }
+    }
+
+    #[tokio::test]
+    async fn all_workers_run_calls_concurrently() {
+        let (workers, mut results) = WorkerPool::start().unwrap();
+        let barrier = Arc::new(Barrier::new(HOST_CALLS_IN_FLIGHT_MAX));
+        for id in 0..3 * HOST_CALLS_IN_FLIGHT_MAX as u64 {
+            let barrier = Arc::clone(&barrier);
+            workers.call(Lane::Serving, move || {
+                barrier.wait(); // passes only when all threads are in a call
+                event(id)
+            });
+        }
+        let mut reported = Vec::new();
+        while reported.len() < 3 * HOST_CALLS_IN_FLIGHT_MAX {
+            let Ok(Event::ProcessGone { reservation }) = results.recv().await.unwrap() else {
+                panic!("another event")
+            };
+            reported.push(reservation.0);
+        }
+        reported.sort_unstable();
+        assert_eq!(reported, (0..3 * HOST_CALLS_IN_FLIGHT_MAX as u64).collect::<Vec<_>>());
+    }
+
+    #[tokio::test]
+    async fn panicking_call_is_reported_and_workers_continue() {
+        let (workers, mut results) = WorkerPool::start().unwrap();
+        for lane in [Lane::Serving, Lane::Scrubbing].repeat(HOST_CALLS_IN_FLIGHT_MAX) {
+            workers.call(lane, || panic!("failed host call"));
+            assert!(results.recv().await.unwrap().is_err());
+        }
+        for lane in [Lane::Serving, Lane::Scrubbing] {
+            workers.call(lane, || event(1));
+            assert!(results.recv().await.unwrap().is_ok());
+        }
+    }
+
+    #[tokio::test]
+    async fn vm_start_never_waits_for_scrubs() {
+        let (workers, mut results) = WorkerPool::start().unwrap();
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        let released = Arc::new(Mutex::new(released));
+        for id in 0..4 * HOST_CALLS_IN_FLIGHT_MAX as u64 {
+            let released = Arc::clone(&released);
+            workers.call(Lane::Scrubbing, move || {
+                let _ = released.lock().unwrap().recv();
+                event(id)
+            });
+        }
+        for _ in 0..100 {
+            workers.call(Lane::Serving, || event(1000));
+            let first = results.recv().await.unwrap().unwrap();
+            assert!(matches!(first, Event::ProcessGone { reservation: ReservationId(1000) }));
+        }
+        drop(release);
+        for _ in 0..4 * HOST_CALLS_IN_FLIGHT_MAX {
+            assert!(results.recv().await.unwrap().is_ok());
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! One slice at a time leaves its node, the emptiest of those that wait first: its pages go to the others, and so the fewest are
+//! moved twice. One that could not leave comes after those that may.
+
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+};
+
+/// Order in which memory may be taken offline.
+#[derive(Debug, Default)]
+pub(super) struct RemovalQueue {
+    state: Mutex<QueueState>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct QueueState {
+    /// Those that failed last; by pages in use; by name.
+    waiting: BTreeSet<(bool, u64, Arc<str>)>,
+    failed: BTreeSet<Arc<str>>,
+    is_busy: bool,
+}
+
+/// The right to take a slice's memory offline; over when it is dropped.
+#[derive(Debug)]
+pub(super) struct RemovalPermit<'a> {
+    removals: &'a RemovalQueue,
+    place: Arc<str>,
+}
+
+impl RemovalQueue {
+    /// Waits until no other removal is in progress and no emptier slice waits.
+    pub(super) fn acquire(&self, pages_in_use: u64, place: Arc<str>) -> RemovalPermit<'_> {
+        let mut state = self.state();
+        let request = (state.failed.contains(&place), pages_in_use, place);
+        state.waiting.insert(request.clone());
+        while state.is_busy || state.waiting.first() != Some(&request) {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.waiting.remove(&request);
+        state.is_busy = true;
+        RemovalPermit { removals: self, place: request.2 }
+    }
+
+    /// A poisoned queue is still right: nothing that can panic happens while it is locked.
+    fn state(&self) -> MutexGuard<'_, QueueState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl RemovalPermit<'_> {
+    /// Whether the slice has left.
+    pub(super) fn finish(&mut self, succeeded: bool) {
+        let mut state = self.removals.state();
+        match succeeded {
+            true => drop(state.failed.remove(&self.place)),
+            false => drop(state.failed.insert(Arc::clone(&self.place))),
+        }
+    }
+}
+
+impl Drop for RemovalPermit<'_> {
+    fn drop(&mut self) {
+        self.removals.state().is_busy = false;
+        self.removals.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::mpsc, thread};
+
+    use super::*;
+
+    #[test]
+    fn removals_run_emptiest_first_and_failed_last() {
+        let removals = Arc::new(RemovalQueue::default());
+        removals.acquire(1, "busy".into()).finish(false);
+        let first = removals.acquire(100, "first".into());
+        let (sender, order) = mpsc::channel();
+        let waiting: Vec<_> = [(1, "busy"), (30, "c"), (10, "a"), (20, "b")]
+            .map(|(pages, place)| {
+                let (removals, sender) = (Arc::clone(&removals), sender.clone());
+                thread::spawn(move || {
+                    let _permit = removals.acquire(pages, place.into());
+                    sender.send(place).unwrap();
+                })
+            })
+            .into();
+        while removals.state().waiting.len() < 4 {
+            thread::yield_now();
+        }
+        drop(first);
+        waiting.into_iter().for_each(|thread| thread.join().unwrap());
+        drop(sender);
+        assert_eq!(order.iter().collect::<Vec<_>>(), ["a", "b", "c", "busy"]);
+        removals.acquire(1, "busy".into()).finish(true);
+        assert!(removals.state().failed.is_empty());
+    }
+}

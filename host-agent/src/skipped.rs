@@ -1,0 +1,12 @@
+//! Parts of tests that cannot run on this machine. The integration tests include this file, too.
+
+use std::{fs::File, io::Write as _};
+
+/// Reports a part of a test that is skipped, also in the summary of `cargo xtask test`.
+pub(crate) fn report_skipped(part: &str) {
+    eprintln!("SKIPPED: {part}");
+    if let Some(list) = std::env::var_os("TARN_LEFT_OUT") {
+        let list = File::options().append(true).create(true).open(list);
+        list.and_then(|mut list| writeln!(list, "{part}")).expect("the list of skipped tests is writable");
+    }
+}
