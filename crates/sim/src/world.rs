@@ -25,7 +25,7 @@ mod store;
 use std::{collections::BTreeMap, sync::Arc};
 
 use pool::manager::SessionId;
-use pool::protocol::{Have, Want};
+use pool::protocol::{ObservedState, DesiredState};
 use rand::{Rng as _, SeedableRng as _};
 use rand_pcg::Pcg64;
 use units::{EmcId, HostId, Ns, ReservationId};
@@ -73,10 +73,10 @@ enum ScheduledEvent {
     ProcessAction(HostId, u64, Pid),
     AgentConnect(HostId, u64),
     SessionAccepted(SessionId),
-    ReportArrival(SessionId, Box<Have>),
+    ReportArrival(SessionId, Box<ObservedState>),
     /// The manager applies one part of a report.
-    ReportPartArrival(SessionId, Box<Have>),
-    DesiredStateArrival(SessionId, Box<Want>),
+    ReportPartArrival(SessionId, Box<ObservedState>),
+    DesiredStateArrival(SessionId, Box<DesiredState>),
     ReportRequestArrival(SessionId),
     ManagerDetectsClose(SessionId),
     AgentDetectsClose(SessionId),

@@ -21,7 +21,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use pool::{
     agent::VmRecord,
     manager::HostState,
-    protocol::{FailedReason, Have, Holding},
+    protocol::{FailureReason, ObservedState, Holding},
     record::{Emc, Fence, Host, Key, Meta, Record, RequestKey, Reservation, Scheduling, Stage},
     slice::{Drain, Quarantine, Scrub, Slot, State},
 };
@@ -125,7 +125,7 @@ impl GroundTruth {
 
     fn apply(&mut self, record: &Record) {
         match record {
-            Record::Gone(key) => drop(self.records.remove(key)),
+            Record::Deleted(key) => drop(self.records.remove(key)),
             Record::Decision(..) => {}
             record => {
                 if let Record::Slice(
@@ -176,9 +176,9 @@ impl World {
                 Record::Slice(slice, slot) => self.check_slot(*slice, *slot, records),
                 Record::Reservation(id, reservation) => self.check_reservation(*id, reservation, records),
                 Record::Host(id, host) => self.check_fencing(*id, host, records),
-                Record::Gone(Key::Reservation(id)) => self.check_expiry(*id, records),
+                Record::Deleted(Key::Reservation(id)) => self.check_expiry(*id, records),
                 Record::Migration(id, migration) => self.check_migration(*id, migration, records),
-                Record::Gone(Key::Migration(id)) => self.check_migration_gone(*id, records),
+                Record::Deleted(Key::Migration(id)) => self.check_migration_gone(*id, records),
                 _ => {}
             }
         }
@@ -344,7 +344,7 @@ impl World {
         let unconfirmed = host.emcs.iter().copied().filter(|_| begins || host.fence == Fence::Fenced);
         let must_be_confirmed: BTreeSet<EmcId> = unconfirmed.chain(unconfirmed_fences).collect();
         let is_removed = |emc: &EmcId| {
-            batch.iter().any(|record| matches!(record, Record::Gone(Key::Emc(removed)) if removed == emc))
+            batch.iter().any(|record| matches!(record, Record::Deleted(Key::Emc(removed)) if removed == emc))
         };
         let missing = must_be_confirmed.into_iter().find(|emc| {
             !host.unconfirmed_fences.contains(emc)
@@ -510,7 +510,7 @@ impl World {
     }
 
     /// Checks a report against the truth and records it.
-    pub(super) fn check_sent_report(&mut self, host: HostId, have: &Have) {
+    pub(super) fn check_sent_report(&mut self, host: HostId, have: &ObservedState) {
         for holding in reported_slices(have) {
             if let Some(grant) = self.truth.last_grants.get_mut(&holding.slice) {
                 grant.reported_online |= (grant.host, grant.epoch) == (host, holding.epoch);
@@ -527,14 +527,14 @@ impl World {
             // A revocation ends access at devices that enforce it; at others the host must release
             // the slice.
             let can_revoke = !self.device(failed.holding.slice).is_shared();
-            if can_revoke && (failed.reason == FailedReason::NotZero || scrubber) {
+            if can_revoke && (failed.reason == FailureReason::NotZero || scrubber) {
                 self.truth.end_access(host, failed.holding);
             }
         }
     }
 
     /// Checks that a complete report after a restore contains every slice that the host uses.
-    fn note_unreported_slices(&mut self, host: HostId, have: &Have) {
+    fn note_unreported_slices(&mut self, host: HostId, have: &ObservedState) {
         let must_report = self.truth.host(host).is_some_and(|host| host.must_report);
         if !(must_report && have.whole && Some(have.number.generation) == self.truth.generation()) {
             return;
@@ -599,7 +599,7 @@ pub(super) fn describe(holding: Holding) -> String {
 
 /// Returns the slices of a host according to a report. After a restart of the agent, slices of VMs
 /// may not be online yet.
-fn reported_slices(have: &Have) -> impl Iterator<Item = &Holding> {
+fn reported_slices(have: &ObservedState) -> impl Iterator<Item = &Holding> {
     have.vms.values().flat_map(|vm| &vm.slices).chain(&have.online)
 }
 

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 
 use pool::{
     audit::Actor,
-    denied::Denied,
+    rejection::Rejection,
     ledger::{Place, Reserve, Target},
-    manager::{Answer, Ask, Event, ReservationView, Token},
+    manager::{RequestReply, Request, Event, ReservationView, Token},
     record::{Record, RequestKey, Scheduling, Stage},
     slice::{Quarantine, Slot, State},
 };
@@ -99,14 +99,14 @@ impl World {
     }
 
     /// Sends a request if the manager is running.
-    pub(super) fn send_request(&mut self, request: Ask, pending: PendingRequest) {
+    pub(super) fn send_request(&mut self, request: Request, pending: PendingRequest) {
         self.send_justified_request(request, pending, None);
     }
 
     /// Sends a request and records the action that it justifies.
     pub(super) fn send_justified_request(
         &mut self,
-        request: Ask,
+        request: Request,
         pending: PendingRequest,
         justification: Option<Justification>,
     ) {
@@ -117,7 +117,7 @@ impl World {
             if let Some(justification) = justification {
                 self.truth.add_justification(token, justification);
             }
-            self.handle_manager_event(Event::Ask(token, request));
+            self.handle_manager_event(Event::Request(token, request));
         }
     }
 
@@ -166,7 +166,7 @@ impl World {
             self.truth.requested_with_space.insert(content.request.clone());
         }
         let pending = PendingRequest::Reserve { tenant, content: boxed, wait: wait.is_some(), had_space };
-        self.send_request(Ask::Reserve { reserve: content, wait }, pending);
+        self.send_request(Request::Reserve { reserve: content, wait }, pending);
     }
 
     fn some_target(&mut self) -> Option<(usize, Target)> {
@@ -180,13 +180,13 @@ impl World {
     fn wait_ready(&mut self) {
         if let Some((_, target)) = self.some_target() {
             let within = self.random_between(Ns::ZERO, Ns::secs(3));
-            self.send_request(Ask::WaitReady { target, within }, PendingRequest::Wait);
+            self.send_request(Request::WaitReady { target, within }, PendingRequest::Wait);
         }
     }
 
     fn commit(&mut self) {
         if let Some((_, target)) = self.some_target() {
-            self.send_request(Ask::Commit { target, actor: Actor::Manager }, PendingRequest::Commit);
+            self.send_request(Request::Commit { target, actor: Actor::Manager }, PendingRequest::Commit);
         }
     }
 
@@ -200,7 +200,7 @@ impl World {
 
     pub(super) fn release(&mut self, vm: Name, target: Target, force: bool) {
         let reason = if force { "by force".into() } else { String::new() };
-        let request = Ask::Release { target, force, reason, actor: Actor::Manager };
+        let request = Request::Release { target, force, reason, actor: Actor::Manager };
         self.send_justified_request(
             request,
             PendingRequest::Release,
@@ -233,7 +233,7 @@ impl World {
             Place::Host(_) | Place::Emc(_) => None,
         };
         let pending = PendingRequest::Schedule(place.clone());
-        let request = Ask::Schedule { place, to, actor: Actor::Manager, reason: "maintenance".into() };
+        let request = Request::Schedule { place, to, actor: Actor::Manager, reason: "maintenance".into() };
         self.send_justified_request(request, pending, justification);
     }
 
@@ -244,7 +244,7 @@ impl World {
         let name = self.machine(host).name.clone();
         let justification = Justification::Fence(name.clone());
         let request =
-            Ask::Fence { host: name, powered_off: off, actor: Actor::Manager, reason: "lost".into() };
+            Request::Fence { host: name, powered_off: off, actor: Actor::Manager, reason: "lost".into() };
         let connected = self.is_connected(host);
         self.send_justified_request(request, PendingRequest::Fence { connected }, Some(justification));
     }
@@ -293,7 +293,7 @@ impl World {
         let waiting: Vec<Token> = waiting.collect();
         if let Some(token) = self.pick(&waiting) {
             self.clients.pending.remove(&token);
-            self.handle_manager_event(Event::Gone(token));
+            self.handle_manager_event(Event::CallerGone(token));
         }
     }
 
@@ -323,7 +323,7 @@ impl World {
         self.truth.mark_justifications_unanswered();
     }
 
-    pub(super) fn handle_reply(&mut self, token: Token, answer: Result<Answer, Denied>) {
+    pub(super) fn handle_reply(&mut self, token: Token, answer: Result<RequestReply, Rejection>) {
         self.truth.note_justification_reply(token, &answer);
         if self.manager_process.running.as_ref().is_some_and(|running| running.ready == Some(token)) {
             return self.handle_start_reply(&answer);
@@ -333,7 +333,7 @@ impl World {
         self.check_store_full_denial(&pending, &answer);
         match (pending, answer) {
             (PendingRequest::Configure, answer) => self.handle_rack_reply(&answer),
-            (PendingRequest::Reserve { tenant, content, wait, .. }, Ok(Answer::Reservation(view))) => {
+            (PendingRequest::Reserve { tenant, content, wait, .. }, Ok(RequestReply::Reservation(view))) => {
                 self.check_reserved(tenant, &content, &view);
                 if wait {
                     self.check_ready(&view);
@@ -342,9 +342,9 @@ impl World {
             (PendingRequest::Reserve { content, wait, .. }, Err(denied)) => {
                 self.check_repeat_refused(&content, wait, &denied);
             }
-            (PendingRequest::Wait, Ok(Answer::Reservation(view))) => self.check_ready(&view),
-            (PendingRequest::Commit, Ok(Answer::Reservation(view))) => self.check_stage(&view, false),
-            (PendingRequest::Release, Ok(Answer::Reservation(view))) => {
+            (PendingRequest::Wait, Ok(RequestReply::Reservation(view))) => self.check_ready(&view),
+            (PendingRequest::Commit, Ok(RequestReply::Reservation(view))) => self.check_stage(&view, false),
+            (PendingRequest::Release, Ok(RequestReply::Reservation(view))) => {
                 self.run_log.counts.low_space_releases += u64::from(self.clients.store_low);
                 self.check_stage(&view, true);
             }
@@ -365,8 +365,8 @@ impl World {
 
     /// Checks that only requests for new memory are refused for lack of disk space, and only while
     /// it is short.
-    fn check_store_full_denial(&mut self, pending: &PendingRequest, answer: &Result<Answer, Denied>) {
-        if matches!(answer, Err(Denied::StoreFull))
+    fn check_store_full_denial(&mut self, pending: &PendingRequest, answer: &Result<RequestReply, Rejection>) {
+        if matches!(answer, Err(Rejection::StoreFull))
             && !matches!(pending, PendingRequest::Reserve { had_space: false, .. })
         {
             self.report_violation(
@@ -378,7 +378,7 @@ impl World {
 
     /// The manager accepts connections once its rack.toml is durable, and does not start without
     /// it.
-    fn handle_start_reply(&mut self, answer: &Result<Answer, Denied>) {
+    fn handle_start_reply(&mut self, answer: &Result<RequestReply, Rejection>) {
         let Some(running) = &mut self.manager_process.running else { return };
         running.ready = None;
         running.open = answer.is_ok();
@@ -426,13 +426,13 @@ impl World {
         self.clients.tenants[tenant].reserve = content.clone();
     }
 
-    fn check_repeat_refused(&mut self, content: &Reserve, wait: bool, denied: &Denied) {
+    fn check_repeat_refused(&mut self, content: &Reserve, wait: bool, denied: &Rejection) {
         let Some(acked) = self.truth.acknowledged.get(&content.request).cloned() else { return };
         let altered = acked.slices.len() != content.slices as usize;
         let allowed = match denied {
-            Denied::StoreFailed | Denied::Starting(_) => true,
-            Denied::RequestReused { .. } => altered,
-            Denied::NotReadyInTime { .. } | Denied::WrongState { .. } | Denied::TooMany { .. } => {
+            Rejection::StoreFailed | Rejection::Starting(_) => true,
+            Rejection::RequestReused { .. } => altered,
+            Rejection::NotReadyBeforeTimeout { .. } | Rejection::WrongState { .. } | Rejection::LimitExceeded { .. } => {
                 wait && !altered
             }
             _ => false,
@@ -472,9 +472,9 @@ impl World {
     }
 }
 
-fn describe_request(request: &Ask) -> String {
+fn describe_request(request: &Request) -> String {
     match request {
-        Ask::Reserve { reserve, wait } => format!(
+        Request::Reserve { reserve, wait } => format!(
             "reserve {} of {} on {} as {} wait={}",
             reserve.slices,
             reserve.vm,
@@ -491,9 +491,9 @@ fn user(tenant: usize) -> UserId {
     u32::try_from(tenant).ok().and_then(|number| UserId::new(number).ok()).expect("tenants are few")
 }
 
-fn describe_reply(answer: &Result<Answer, Denied>) -> String {
+fn describe_reply(answer: &Result<RequestReply, Rejection>) -> String {
     match answer {
-        Ok(Answer::Reservation(view)) => {
+        Ok(RequestReply::Reservation(view)) => {
             format!("{} {:?} {:?}", view.id, view.reservation.stage, view.reservation.slices)
         }
         Ok(other) => format!("{other:?}"),

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use pool::manager::{Contents, DeviceCall, DeviceDone, DeviceFailure, Grant, SliceError};
+use pool::manager::{Contents, DeviceCall, DeviceReply, DeviceFailure, Grant, SliceError};
 use pool::protocol::{Handle, Holding};
 use units::{Epoch, HostId, SliceId};
 
@@ -123,8 +123,8 @@ impl Device {
     }
 
     /// Performs a call and returns its result with the mappings that it invalidated.
-    pub(super) fn perform(&mut self, call: &DeviceCall) -> (DeviceDone, Vec<Holding>) {
-        let failed = |failure| DeviceDone::Failed { call: call.clone(), failure };
+    pub(super) fn perform(&mut self, call: &DeviceCall) -> (DeviceReply, Vec<Holding>) {
+        let failed = |failure| DeviceReply::Failed { call: call.clone(), failure };
         if self.failed {
             return (failed(DeviceFailure::Error("the device does not answer".into())), Vec::new());
         }
@@ -136,20 +136,20 @@ impl Device {
                 let error = SliceError { message: "the slice does not answer".into(), errno: Some(5) };
                 (failed(DeviceFailure::Slice(error)), revoked.into_iter().collect())
             }
-            DeviceCall::Contents => (DeviceDone::Contents(self.contents()), Vec::new()),
+            DeviceCall::Contents => (DeviceReply::Contents(self.contents()), Vec::new()),
             DeviceCall::Grant { slice, epoch, host } => match self.grant(slice, epoch, host) {
                 Ok(()) => {
-                    (DeviceDone::Granted { slice, epoch, handle: self.handle(slice, epoch) }, Vec::new())
+                    (DeviceReply::Granted { slice, epoch, handle: self.handle(slice, epoch) }, Vec::new())
                 }
                 Err(failure) => (failed(failure), Vec::new()),
             },
             DeviceCall::Revoke { slice, epoch } => {
-                (DeviceDone::Revoked { slice, epoch }, self.revoke(slice, epoch).into_iter().collect())
+                (DeviceReply::Revoked { slice, epoch }, self.revoke(slice, epoch).into_iter().collect())
             }
             DeviceCall::Fence { powered_off: false, .. } if self.kind == DeviceKind::SharedDax => {
                 (failed(DeviceFailure::NotFenced("it has no fence of its own".into())), Vec::new())
             }
-            DeviceCall::Fence { host, .. } => (DeviceDone::Fenced { host }, self.fence(host)),
+            DeviceCall::Fence { host, .. } => (DeviceReply::Fenced { host }, self.fence(host)),
         }
     }
 

@@ -2,9 +2,9 @@
 //! use it and end.
 
 use pool::{
-    agent::{Adopted, Agent, Caller, Done, Effect, Event, HostFailure, Process, Ticket, VmRecord},
+    agent::{RecoveredVm, Agent, Caller, SliceOutcome, Effect, Event, HostFailure, Process, Ticket, VmRecord},
     manager::SessionId,
-    protocol::{FailedReason, Holding},
+    protocol::{FailureReason, Holding},
 };
 use rand::Rng as _;
 use std::{
@@ -72,8 +72,8 @@ impl World {
         machine.instances += 1;
         let instance = machine.instances;
         let records: Vec<VmRecord> = machine.records.values().cloned().collect();
-        let adopt = |record: VmRecord| Adopted { lives: machine.is_alive(&record.process), record };
-        let adopted_records: Vec<Adopted> = records.into_iter().map(adopt).collect();
+        let adopt = |record: VmRecord| RecoveredVm { is_alive: machine.is_alive(&record.process), record };
+        let adopted_records: Vec<RecoveredVm> = records.into_iter().map(adopt).collect();
         let adopted = adopted_records.len();
         let places = machine.kernel.iter().map(|holding| place(holding.slice)).collect();
         let agent = Agent::new(now, InstanceId(instance), machine.rack.clone(), adopted_records, places);
@@ -200,14 +200,14 @@ impl World {
                 );
             }
             Effect::Scrub { holding, .. } => self.start_scrub(host, instance, holding),
-            Effect::Clear { place } => {
+            Effect::CloseOrphan { place } => {
                 self.schedule_host_call(host, instance, HOST_CALL_DURATION, HostCall::Clear(place))
             }
             Effect::Record(record) => {
                 self.schedule_host_call(host, instance, HOST_CALL_DURATION, HostCall::Record(record))
             }
-            Effect::Forget(id) => drop(self.machine(host).records.remove(&id)),
-            Effect::HandOut { ticket, record } => self.attach_memory(host, instance, ticket, &record),
+            Effect::DeleteRecord(id) => drop(self.machine(host).records.remove(&id)),
+            Effect::PassMemory { ticket, record } => self.attach_memory(host, instance, ticket, &record),
             Effect::Refuse { ticket, why } => {
                 self.log(|| format!("{host} refuses an attach: {why}"));
                 self.take_ticket(host, instance, ticket);
@@ -215,18 +215,18 @@ impl World {
             Effect::Watch { reservation, process } => self.watch(host, instance, reservation, process),
             Effect::Kill(id) => self.kill_watched_process(host, instance, id),
             Effect::FreeLocal(_) => {}
-            Effect::SendHave(have) => self.send_agent_report(host, have),
-            Effect::Remember { rack } => self.machine(host).rack = Some(rack),
-            Effect::HangUp(why) => {
+            Effect::SendReport(have) => self.send_agent_report(host, have),
+            Effect::RecordRack { rack } => self.machine(host).rack = Some(rack),
+            Effect::Disconnect(why) => {
                 self.report_violation("the name of a rack does not change", why.to_string())
             }
-            Effect::Bounced(number, why) => {
+            Effect::CommandRejected(number, why) => {
                 self.log(|| format!("{host} rejects desired state {number}: {why}"))
             }
         }
     }
 
-    fn send_agent_report(&mut self, host: HostId, have: pool::protocol::Have) {
+    fn send_agent_report(&mut self, host: HostId, have: pool::protocol::ObservedState) {
         let session: Option<SessionId> = self.machine(host).current_session();
         if let Some(session) = session {
             self.send_report(host, session, have);
@@ -258,7 +258,7 @@ impl World {
             }
             HostCall::Clear(place) => {
                 let result = self.clear(host, &place);
-                Event::Cleared { place, result }
+                Event::OrphanClosed { place, result }
             }
             HostCall::Record(record) => self.store_record(host, record),
         };
@@ -267,7 +267,7 @@ impl World {
 
     pub(super) fn host_call(&mut self) -> Result<(), HostFailure> {
         let fails = !self.faults_stopped && self.chance(self.fault_model.host_failure_rate);
-        if fails { Err(host_failure(FailedReason::Host, "the host fails")) } else { Ok(()) }
+        if fails { Err(host_failure(FailureReason::Host, "the host fails")) } else { Ok(()) }
     }
 
     /// Marks a slice as present in the kernel from the first step of a call; a failed call may
@@ -291,30 +291,30 @@ impl World {
         Ok(())
     }
 
-    fn online(&mut self, host: HostId, holding: Holding, check_zero: bool) -> Result<Done, HostFailure> {
+    fn online(&mut self, host: HostId, holding: Holding, check_zero: bool) -> Result<SliceOutcome, HostFailure> {
         self.host_call()?;
         if !self.is_mapping_valid(holding, host) {
-            return Err(host_failure(FailedReason::Host, "no such grant"));
+            return Err(host_failure(FailureReason::Host, "no such grant"));
         }
         if check_zero && self.device(holding.slice).read(holding.slice) != Pattern::ZERO {
-            return Err(host_failure(FailedReason::NotZero, "not zero"));
+            return Err(host_failure(FailureReason::NotZero, "not zero"));
         }
-        Ok(Done::Onlined)
+        Ok(SliceOutcome::Onlined)
     }
 
-    fn offline(&mut self, host: HostId, holding: Holding, verify: bool) -> Result<Done, HostFailure> {
+    fn offline(&mut self, host: HostId, holding: Holding, verify: bool) -> Result<SliceOutcome, HostFailure> {
         self.host_call()?;
         let users = self.machine(host).mappings().filter(|(held, pid)| *held == holding && *pid != 0);
         let users: Vec<Pid> = users.map(|(_, pid)| pid).collect();
         if verify && !users.is_empty() {
-            return Err(host_failure(FailedReason::Host, "still in use"));
+            return Err(host_failure(FailureReason::Host, "still in use"));
         }
         // Where the device cannot revoke access, the host removes the mapping itself.
         if self.device(holding.slice).is_shared() {
             users.into_iter().for_each(|pid| self.lose_memory(host, pid, holding, "released by the host"));
         }
         self.machine(host).kernel.retain(|mapped| mapped.slice != holding.slice);
-        Ok(Done::Offlined)
+        Ok(SliceOutcome::Offlined)
     }
 
     fn store_record(&mut self, host: HostId, record: VmRecord) -> Event {
@@ -522,6 +522,6 @@ fn place(slice: SliceId) -> Arc<str> {
     slice.to_string().into()
 }
 
-pub(super) fn host_failure(reason: FailedReason, message: &str) -> HostFailure {
+pub(super) fn host_failure(reason: FailureReason, message: &str) -> HostFailure {
     HostFailure { reason, message: message.into() }
 }

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use pool::{
     ledger::When,
-    manager::{Ask, DeviceCall, DeviceDone, DeviceFailure, Effect, Event, Manager, Token},
+    manager::{Request, DeviceCall, DeviceReply, DeviceFailure, Effect, Event, Manager, Token},
     record::{Fence, Meta, Record},
 };
 use rand::Rng as _;
@@ -149,7 +149,7 @@ impl World {
         self.log(|| format!("manager starts as incarnation {incarnation}"));
         self.handle_manager_event(Event::Loaded { meta, records, restored });
         let rack = self.rack.spec().clone();
-        self.handle_manager_event(Event::Ask(ready, Ask::Configure(rack)));
+        self.handle_manager_event(Event::Request(ready, Request::Configure(rack)));
         self.report_store_space();
     }
 
@@ -359,7 +359,7 @@ impl World {
         }
         let call = DeviceCall::Fence { host, powered_off: false };
         let failure = DeviceFailure::NotFenced("the machine was not stopped".into());
-        self.handle_manager_event(Event::Device(emc, DeviceDone::Failed { call, failure }));
+        self.handle_manager_event(Event::Device(emc, DeviceReply::Failed { call, failure }));
     }
 
     fn queue_call(&mut self, emc: EmcId, call: DeviceCall) {
@@ -380,7 +380,7 @@ impl World {
         let Some(call) = running.calls[emc.0 as usize].0.pop_front() else { return };
         let done = self.perform_device_call(emc, &call);
         self.log(|| format!("{emc} -> manager: {done:?}"));
-        if let DeviceDone::Contents(_) = done {
+        if let DeviceReply::Contents(_) = done {
             self.note_contents(emc, done.clone());
             return self.handle_manager_event(Event::Device(emc, done));
         }
@@ -388,7 +388,7 @@ impl World {
         self.handle_manager_event(Event::Device(emc, done));
     }
 
-    fn perform_device_call(&mut self, emc: EmcId, call: &DeviceCall) -> DeviceDone {
+    fn perform_device_call(&mut self, emc: EmcId, call: &DeviceCall) -> DeviceReply {
         let (done, revoked) = self.devices[emc.0 as usize].perform(call);
         self.note_device_call(emc, call, &done);
         revoked.into_iter().for_each(|holding| self.invalidate_mappings(holding, "revoked"));
@@ -401,7 +401,7 @@ fn describe_records(records: &[Record]) -> String {
         Record::Slice(id, slot) => format!("{id}.{} {:?}; ", slot.epoch, slot.state),
         Record::Reservation(id, r) => format!("{id} {:?}; ", r.stage),
         Record::Host(id, host) => format!("{id} {:?} {:?}; ", host.fence, host.scheduling),
-        Record::Gone(key) => format!("gone {key:?}; "),
+        Record::Deleted(key) => format!("gone {key:?}; "),
         Record::Meta(_) | Record::Emc(..) | Record::Migration(..) | Record::Decision(..) => String::new(),
     };
     records.iter().map(describe).collect()

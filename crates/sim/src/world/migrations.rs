@@ -3,8 +3,8 @@
 
 use pool::{
     audit::Actor,
-    denied::Denied,
-    manager::{Answer, Ask},
+    rejection::Rejection,
+    manager::{RequestReply, Request},
     record::{Migration, MigrationAnswer},
 };
 use rand::Rng as _;
@@ -38,7 +38,7 @@ impl World {
         let pending =
             PendingMigrationAnswer { vm: vm.clone(), answer, message: message.clone(), request, is_alone };
         let justification = Justification::MigrationAnswer(vm.clone(), answer);
-        let resolve = Ask::ResolveMigration { vm, answer, words: message, actor: Actor::Manager };
+        let resolve = Request::ResolveMigration { vm, answer, explanation: message, actor: Actor::Manager };
         self.send_justified_request(resolve, PendingRequest::MigrationAnswer(pending), Some(justification));
     }
 
@@ -53,15 +53,15 @@ impl World {
     pub(super) fn handle_migration_reply(
         &mut self,
         pending: &PendingMigrationAnswer,
-        answer: &Result<Answer, Denied>,
+        answer: &Result<RequestReply, Rejection>,
     ) {
         let is_alone = pending.is_alone && !self.has_pending_answer(&pending.vm);
         match answer {
-            Ok(Answer::Migration(id, acknowledged)) => {
+            Ok(RequestReply::Migration(id, acknowledged)) => {
                 self.count_answer(pending);
                 self.check_acknowledged(pending, *id, acknowledged, is_alone);
             }
-            Err(Denied::NoSuchMigration(_)) => {
+            Err(Rejection::NoSuchMigration(_)) => {
                 self.run_log.counts.migration_answers_refused += 1;
                 let current = self.truth.migration_of(&pending.vm).map(|(id, request)| (id, request.clone()));
                 if is_alone && pending.request.is_some() && pending.request == current {
@@ -71,7 +71,7 @@ impl World {
                     );
                 }
             }
-            Err(Denied::StoreFailed | Denied::Starting(_) | Denied::NoSuchReservation(_)) => {}
+            Err(Rejection::StoreFailed | Rejection::Starting(_) | Rejection::NoSuchReservation(_)) => {}
             other => {
                 self.report_violation(
                     "a migration request accepts answers until it ends",
@@ -95,7 +95,7 @@ impl World {
                 format!("reservation {id} is acknowledged with {acknowledged:?}, which is not on disk"),
             );
         }
-        let is_applied = (acknowledged.answer, &acknowledged.words) == (pending.answer, &pending.message);
+        let is_applied = (acknowledged.answer, &acknowledged.explanation) == (pending.answer, &pending.message);
         if acknowledged.vm != pending.vm || (is_alone && !is_applied) {
             self.report_violation(
                 "a reply matches its request",

@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use pool::{
     agent::Event as AgentEvent,
-    manager::{Closed, Event, SessionId},
-    protocol::{Have, Hello, Holding, SeenDevice, Want},
+    manager::{CloseReason, Event, SessionId},
+    protocol::{ObservedState, Hello, Holding, SeenDevice, DesiredState},
 };
 use rand::Rng as _;
 use units::limits::{RECONNECT_BACKOFF_MAX, RECONNECT_BACKOFF_MIN};
@@ -45,7 +45,7 @@ struct Session {
     /// Boot id that the agent sent.
     boot: u64,
     /// Sum of the desired states sent so far, and the scrubs in them.
-    sent: Option<Want>,
+    sent: Option<DesiredState>,
     scrubs: BTreeSet<Holding>,
 }
 
@@ -61,7 +61,7 @@ impl Network {
 
 impl Session {
     /// Adds a desired state to those sent before.
-    fn add(&mut self, want: &Want) -> SentStates {
+    fn add(&mut self, want: &DesiredState) -> SentStates {
         match &mut self.sent {
             Some(sent) => add_state(sent, want),
             None => self.sent = Some(want.clone()),
@@ -78,17 +78,17 @@ impl Session {
 }
 
 /// Computes the sum of a desired state and its successor, independently of the agents' code.
-fn add_state(sum: &mut Want, next: &Want) {
+fn add_state(sum: &mut DesiredState, next: &DesiredState) {
     if next.base.is_none() {
         *sum = next.clone();
         return;
     }
     let in_vms = next.vms.values().flat_map(|vm| vm.slices.keys()).map(|holding| holding.slice);
     let in_lists = next.release.keys().chain(next.scrub.keys()).map(|holding| holding.slice);
-    let replaced: BTreeSet<_> = in_vms.chain(in_lists).chain(next.no_more.slices.iter().copied()).collect();
+    let replaced: BTreeSet<_> = in_vms.chain(in_lists).chain(next.removals.slices.iter().copied()).collect();
     sum.release.retain(|holding, _| !replaced.contains(&holding.slice));
     sum.scrub.retain(|holding, _| !replaced.contains(&holding.slice));
-    next.no_more.vms.iter().for_each(|vm| drop(sum.vms.remove(vm)));
+    next.removals.vms.iter().for_each(|vm| drop(sum.vms.remove(vm)));
     sum.vms.extend(next.vms.clone());
     sum.release.extend(next.release.clone());
     sum.scrub.extend(next.scrub.clone());
@@ -157,7 +157,7 @@ impl World {
         self.handle_agent_event(host, instance, AgentEvent::SessionUp { rack: "rack".into(), lease_ttl });
     }
 
-    pub(super) fn send_desired_state(&mut self, id: SessionId, want: Want) {
+    pub(super) fn send_desired_state(&mut self, id: SessionId, want: DesiredState) {
         let Some(session) = self.network.sessions.get_mut(&id) else { return };
         let host = session.host;
         let sent = session.add(&want);
@@ -190,7 +190,7 @@ impl World {
         self.handle_agent_event(host, instance, AgentEvent::ReportRequested);
     }
 
-    pub(super) fn send_report(&mut self, host: HostId, id: SessionId, have: Have) {
+    pub(super) fn send_report(&mut self, host: HostId, id: SessionId, have: ObservedState) {
         self.check_sent_report(host, &have);
         self.log(|| format!("{host} -> manager: {}", describe_report(&have)));
         for at in self.arrivals(id, true) {
@@ -225,7 +225,7 @@ impl World {
         *latest
     }
 
-    pub(super) fn manager_receives_report(&mut self, id: SessionId, have: Have) {
+    pub(super) fn manager_receives_report(&mut self, id: SessionId, have: ObservedState) {
         let Some(session) = self.network.sessions.get(&id).filter(|session| session.open_at_manager) else {
             return;
         };
@@ -242,15 +242,15 @@ impl World {
         }
     }
 
-    pub(super) fn manager_receives_part(&mut self, id: SessionId, part: Have) {
+    pub(super) fn manager_receives_part(&mut self, id: SessionId, part: ObservedState) {
         let Some(session) = self.network.sessions.get(&id).filter(|session| session.open_at_manager) else {
             return;
         };
         self.note_received_report(session.host, &part);
-        self.handle_manager_event(Event::AgentHave(id, part));
+        self.handle_manager_event(Event::AgentReport(id, part));
     }
 
-    pub(super) fn agent_receives_state(&mut self, id: SessionId, want: Want) {
+    pub(super) fn agent_receives_state(&mut self, id: SessionId, want: DesiredState) {
         let Some(session) = self.network.sessions.get(&id).filter(|session| session.open_at_agent) else {
             return;
         };
@@ -265,7 +265,7 @@ impl World {
         if self.postpone(host, || ScheduledEvent::DesiredStateArrival(id, Box::new(want.clone()))) {
             return;
         }
-        self.handle_agent_event(host, instance, AgentEvent::Want { rack: "rack".into(), want });
+        self.handle_agent_event(host, instance, AgentEvent::DesiredState { rack: "rack".into(), desired: want });
     }
 
     /// Returns whether the network is down. A stream delivers the message later, other links lose
@@ -320,16 +320,16 @@ impl World {
     }
 
     /// Closes a connection at the manager.
-    pub(super) fn manager_closes(&mut self, id: SessionId, reason: &Closed) {
+    pub(super) fn manager_closes(&mut self, id: SessionId, reason: &CloseReason) {
         if self.network.duplicate_agents.remove(&id).is_some() {
-            self.run_log.counts.duplicate_agents_rejected += u64::from(*reason == Closed::Superseded);
+            self.run_log.counts.duplicate_agents_rejected += u64::from(*reason == CloseReason::Superseded);
             return;
         }
         let Some(session) = self.network.sessions.get_mut(&id) else { return };
         session.open_at_manager = false;
         let host = session.host;
         self.log(|| format!("manager closes session {} of {host}: {reason:?}", id.0));
-        if let Closed::FalseClaim(slice, epoch) = reason {
+        if let CloseReason::FalseClaim(slice, epoch) = reason {
             self.report_violation(
                 "an honest agent is never accused of a false claim",
                 format!("{host} is accused of claiming slice {slice} under epoch {epoch}"),
@@ -422,11 +422,11 @@ fn boot_id(boot: u64) -> String {
     format!("boot-{boot}")
 }
 
-fn describe_state(want: &Want) -> String {
+fn describe_state(want: &DesiredState) -> String {
     let vms = want.vms.iter().map(|(id, vm)| (id.0, describe_holdings(vm.slices.keys())));
     let fenced = if want.fenced { " FENCED" } else { "" };
     let base =
-        want.base.map(|base| format!(" on base {base}, removed {:?},", want.no_more)).unwrap_or_default();
+        want.base.map(|base| format!(" on base {base}, removed {:?},", want.removals)).unwrap_or_default();
     format!(
         "desired state {}{base}{fenced} vms {:?} release {:?} scrub {}",
         want.number,
@@ -436,7 +436,7 @@ fn describe_state(want: &Want) -> String {
     )
 }
 
-fn describe_report(have: &Have) -> String {
+fn describe_report(have: &ObservedState) -> String {
     let scrubbed: Vec<_> = have.scrubbed.iter().map(|scrubbed| scrubbed.holding).collect();
     let failed: Vec<_> = have.failed.iter().map(|failed| failed.holding).collect();
     format!(

@@ -3,9 +3,9 @@
 //! possible, until the change is repeated.
 
 use pool::{
-    denied::Denied,
+    rejection::Rejection,
     ledger::{EmcSpec, HostSpec, RackSpec},
-    manager::{Answer, Ask},
+    manager::{RequestReply, Request},
     protocol::SeenDevice,
 };
 use rand::Rng as _;
@@ -68,11 +68,11 @@ impl World {
             let new = self.changed_rack();
             self.rack.previous = Some(std::mem::replace(&mut self.rack.spec, new));
         }
-        self.send_request(Ask::Configure(self.rack.spec.clone()), PendingRequest::Configure);
+        self.send_request(Request::Configure(self.rack.spec.clone()), PendingRequest::Configure);
     }
 
     /// Processes the reply to a rack.toml.
-    pub(super) fn handle_rack_reply(&mut self, answer: &Result<Answer, Denied>) {
+    pub(super) fn handle_rack_reply(&mut self, answer: &Result<RequestReply, Rejection>) {
         match answer {
             Ok(_) => {
                 self.run_log.counts.rack_changes +=
@@ -83,7 +83,7 @@ impl World {
                     self.hosts().into_iter().for_each(|host| self.break_session(host));
                 }
             }
-            Err(Denied::StoreFailed | Denied::Starting(_)) => return,
+            Err(Rejection::StoreFailed | Rejection::Starting(_)) => return,
             Err(_) => {
                 self.run_log.counts.rack_refusals += 1;
                 if let Some(previous) = self.rack.previous.take() {

@@ -2,8 +2,8 @@
 //! data.
 
 use pool::{
-    agent::{Done, HostFailure},
-    protocol::{FailedReason, Holding, Scrubbed},
+    agent::{SliceOutcome, HostFailure},
+    protocol::{FailureReason, Holding, ScrubReport},
 };
 use units::{HostId, Ns};
 
@@ -27,13 +27,13 @@ impl World {
         instance: u64,
         holding: Holding,
         started: units::UnixMs,
-    ) -> Result<Done, HostFailure> {
+    ) -> Result<SliceOutcome, HostFailure> {
         if let Some(running) = self.machine(host).running(instance) {
             running.scrubbing.remove(&holding);
         }
         self.host_call()?;
         if !self.is_mapping_valid(holding, host) {
-            return Err(host_failure(FailedReason::Host, "no such grant"));
+            return Err(host_failure(FailureReason::Host, "no such grant"));
         }
         // The host verified only a part: the remainder is unchanged.
         let partial = !self.faults_stopped && self.chance(self.fault_model.partial_scrub_rate);
@@ -45,6 +45,6 @@ impl World {
         }
         self.machine(host).kernel.retain(|mapped| mapped.slice != holding.slice);
         let verified = if partial { units::Bytes::mib(1023) } else { units::SLICE };
-        Ok(Done::Scrubbed(Scrubbed { holding, started, ended: self.wall(), verified }))
+        Ok(SliceOutcome::Scrubbed(ScrubReport { holding, started, ended: self.wall(), verified }))
     }
 }

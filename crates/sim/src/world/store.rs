@@ -62,7 +62,7 @@ impl MemoryStore {
         self.restored = false;
         for record in records {
             match record {
-                Record::Gone(key) => drop(self.records.remove(key)),
+                Record::Deleted(key) => drop(self.records.remove(key)),
                 Record::Decision(..) => {}
                 record => drop(self.records.insert(record.key(), record.clone())),
             }

@@ -47,8 +47,8 @@ struct DerivedState {
     /// Number of online slices of each reservation.
     online: BTreeMap<ReservationId, u32>,
     next_expiry: Option<Ns>,
-    next_forgetting: Option<Ns>,
-    next_asking_again: Option<Ns>,
+    next_prune: Option<Ns>,
+    next_migration_retry: Option<Ns>,
 }
 
 /// Returns the reservation that owns a slice.
@@ -82,7 +82,7 @@ pub(in crate::world) fn holder(slot: &Slot) -> Option<HostId> {
 impl GroundTruth {
     fn derived(&self) -> DerivedState {
         let mut derived =
-            DerivedState { next_asking_again: self.next_asking_again(), ..DerivedState::default() };
+            DerivedState { next_migration_retry: self.next_migration_retry(), ..DerivedState::default() };
         for record in self.records.values() {
             match record {
                 Record::Emc(id, emc) => drop(derived.emcs.insert(*id, self.emc_slices(emc))),
@@ -100,7 +100,7 @@ impl GroundTruth {
                 | Record::Slice(..)
                 | Record::Migration(..)
                 | Record::Decision(..)
-                | Record::Gone(_) => {}
+                | Record::Deleted(_) => {}
             }
         }
         derived
@@ -180,7 +180,7 @@ impl DerivedState {
         let earliest = |known: Option<Ns>, at: Ns| Some(known.map_or(at, |known| known.min(at)));
         match &reservation.stage {
             Stage::Ended { at, .. } if released => {
-                self.next_forgetting = earliest(self.next_forgetting, at.after(REQUEST_ID_RETENTION));
+                self.next_prune = earliest(self.next_prune, at.after(REQUEST_ID_RETENTION));
             }
             Stage::Reserved { deadline, .. } | Stage::Broken { deadline: Some(deadline), .. }
                 if has_reported =>
@@ -223,8 +223,8 @@ impl DerivedState {
             vms: vms.keys().map(|vm| (vm.clone(), of_vm(vm))).collect(),
             online: online.collect(),
             next_expiry: ledger.next_expiry(),
-            next_forgetting: ledger.next_forgetting(),
-            next_asking_again: ledger.next_asking_again(),
+            next_prune: ledger.next_prune(),
+            next_migration_retry: ledger.next_migration_retry(),
         }
     }
 }

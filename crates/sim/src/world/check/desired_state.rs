@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use pool::{
-    manager::{DeviceDone, EmcState},
-    protocol::{Handle, Have, Holding, NoMore, Want, WantRelease, WantVm},
+    manager::{DeviceReply, EmcState},
+    protocol::{Handle, ObservedState, Holding, Removals, DesiredState, DesiredRelease, DesiredVm},
     record::{Fence, Host, Key, Record, Reservation, Stage},
     slice::{Drain, Scrub, State},
 };
@@ -26,7 +26,7 @@ pub(super) struct KnownHandles {
     found_places: Vec<(SliceId, Handle)>,
     /// Contents that the manager has not accepted: it compares them in pieces, whose handles it uses from
     /// the next durable write on.
-    pending_contents: BTreeMap<EmcId, DeviceDone>,
+    pending_contents: BTreeMap<EmcId, DeviceReply>,
     /// Complete scrubs reported since the store was loaded.
     ended_scrubs: BTreeSet<(HostId, Holding)>,
 }
@@ -40,7 +40,7 @@ pub(in crate::world) struct SentStates {
     /// Scrubs that the latest message contains for the first time.
     pub(in crate::world) first_scrubs: Vec<Holding>,
     /// Sum of the messages.
-    pub(in crate::world) sum: Want,
+    pub(in crate::world) sum: DesiredState,
 }
 
 impl KnownHandles {
@@ -53,19 +53,19 @@ impl KnownHandles {
         self.loaded
     }
 
-    fn note_reply(&mut self, done: &DeviceDone) {
+    fn note_reply(&mut self, done: &DeviceReply) {
         match done {
             _ if !self.loaded => {}
-            DeviceDone::Granted { slice, epoch, handle } => {
+            DeviceReply::Granted { slice, epoch, handle } => {
                 self.grants.insert(*slice, (*epoch, handle.clone()));
             }
-            DeviceDone::Revoked { slice, .. } => drop(self.grants.remove(slice)),
-            DeviceDone::Contents(contents) => {
+            DeviceReply::Revoked { slice, .. } => drop(self.grants.remove(slice)),
+            DeviceReply::Contents(contents) => {
                 let grants = contents.grants.iter().map(|g| (g.slice, (g.epoch, g.handle.clone())));
                 self.found_grants.extend(grants);
                 self.found_places.extend(contents.places.iter().cloned());
             }
-            DeviceDone::Fenced { .. } | DeviceDone::Failed { .. } => {}
+            DeviceReply::Fenced { .. } | DeviceReply::Failed { .. } => {}
         }
     }
 
@@ -97,17 +97,17 @@ impl KnownHandles {
 
 impl GroundTruth {
     /// Computes the complete desired state of a host.
-    fn desired(&self, id: HostId, instance: InstanceId) -> Option<Want> {
+    fn desired(&self, id: HostId, instance: InstanceId) -> Option<DesiredState> {
         let host = self.host(id)?;
         let Some(Record::Meta(meta)) = self.records.get(&Key::Meta) else { return None };
-        let mut want = Want {
+        let mut want = DesiredState {
             number: DesiredVersion { generation: meta.generation, revision: meta.revision },
             base: None,
             instance,
             vms: BTreeMap::new(),
             release: BTreeMap::new(),
             scrub: BTreeMap::new(),
-            no_more: NoMore::default(),
+            removals: Removals::default(),
             fenced: host.fence != Fence::None,
         };
         if !want.fenced {
@@ -118,7 +118,7 @@ impl GroundTruth {
     }
 
     /// Removes the slices whose device is being compared, and VMs with such slices.
-    fn compared_part(&self, mut want: Want) -> Want {
+    fn compared_part(&self, mut want: DesiredState) -> DesiredState {
         let pending = &self.handles.pending_contents;
         let is_compared = |slice: SliceId| self.emc_of(slice).is_none_or(|emc| !pending.contains_key(&emc));
         want.vms.retain(|_, vm| vm.slices.keys().all(|holding| is_compared(holding.slice)));
@@ -127,13 +127,13 @@ impl GroundTruth {
         want
     }
 
-    fn desired_vms(&self, host: HostId) -> BTreeMap<ReservationId, WantVm> {
+    fn desired_vms(&self, host: HostId) -> BTreeMap<ReservationId, DesiredVm> {
         let here = self.reservations().filter(|(_, reservation)| reservation.host == host);
         let active = here.filter(|(_, r)| matches!(r.stage, Stage::Reserved { .. } | Stage::Committed));
         let vms = active.filter_map(|(id, reservation)| {
             let slices = self.granted(id, reservation)?;
             let Reservation { vm, local, pinned, uid, .. } = reservation;
-            Some((id, WantVm { vm: vm.clone(), local: *local, pinned: *pinned, uid: *uid, slices }))
+            Some((id, DesiredVm { vm: vm.clone(), local: *local, pinned: *pinned, uid: *uid, slices }))
         });
         vms.collect()
     }
@@ -150,17 +150,17 @@ impl GroundTruth {
         reservation.slices.iter().map(granted).collect()
     }
 
-    fn add_slices(&self, host: HostId, want: &mut Want) {
+    fn add_slices(&self, host: HostId, want: &mut DesiredState) {
         for record in self.records.values() {
             let Record::Slice(slice, slot) = record else { continue };
             let holding = Holding { slice: *slice, epoch: slot.epoch };
             let Some(handle) = self.handles.handle(holding) else { continue };
             match slot.state {
                 State::Draining(owner, Drain::Host { force }) if owner.host == host => {
-                    want.release.insert(holding, WantRelease { force, handle });
+                    want.release.insert(holding, DesiredRelease { force, handle });
                 }
                 State::Scrubbing(Scrub::Leaving(holder)) if holder == host => {
-                    want.release.insert(holding, WantRelease { force: false, handle });
+                    want.release.insert(holding, DesiredRelease { force: false, handle });
                 }
                 State::Scrubbing(Scrub::Working(scrubber)) if scrubber == host => {
                     want.scrub.insert(holding, handle);
@@ -173,12 +173,12 @@ impl GroundTruth {
 
 impl World {
     /// Records a reply of a device to the running manager.
-    pub(in crate::world) fn note_device_reply(&mut self, done: &DeviceDone) {
+    pub(in crate::world) fn note_device_reply(&mut self, done: &DeviceReply) {
         self.truth.handles.note_reply(done);
     }
 
     /// Records the contents of a device, reported to the running manager.
-    pub(in crate::world) fn note_contents(&mut self, emc: EmcId, contents: DeviceDone) {
+    pub(in crate::world) fn note_contents(&mut self, emc: EmcId, contents: DeviceReply) {
         self.truth.handles.pending_contents.insert(emc, contents);
     }
 
@@ -202,7 +202,7 @@ impl World {
     }
 
     /// Records a report to the running manager.
-    pub(in crate::world) fn note_received_report(&mut self, host: HostId, have: &Have) {
+    pub(in crate::world) fn note_received_report(&mut self, host: HostId, have: &ObservedState) {
         if self.truth.handles.loaded {
             let complete = have.scrubbed.iter().filter(|scrubbed| scrubbed.verified >= units::SLICE);
             self.truth.handles.ended_scrubs.extend(complete.map(|scrubbed| (host, scrubbed.holding)));
@@ -211,7 +211,7 @@ impl World {
 
     /// Checks a message, and that the messages of its session add up to the desired state of the host,
     /// apart from slices whose device is being compared.
-    pub(in crate::world) fn check_desired_state(&mut self, message: &Want, sent: &SentStates) {
+    pub(in crate::world) fn check_desired_state(&mut self, message: &DesiredState, sent: &SentStates) {
         let SentStates { host, sum, .. } = sent;
         self.check_granted(*host, message);
         self.check_not_superseded(*host);
@@ -242,7 +242,7 @@ impl World {
     }
 
     /// Checks that VMs and scrubs use only slices granted to exactly this host and epoch.
-    fn check_granted(&mut self, host: HostId, message: &Want) {
+    fn check_granted(&mut self, host: HostId, message: &DesiredState) {
         let vms = message.vms.values().flat_map(|vm| vm.slices.keys());
         for holding in vms.chain(message.scrub.keys()) {
             match self.truth.last_grants.get_mut(&holding.slice) {

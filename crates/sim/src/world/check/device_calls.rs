@@ -1,7 +1,7 @@
 //! Device calls: calls justified by the records on disk, and calls confirmed by devices.
 
 use pool::{
-    manager::{DeviceCall, DeviceDone},
+    manager::{DeviceCall, DeviceReply},
     protocol::Holding,
     record::{Emc, Fence, Key, Record},
     slice::{Drain, Quarantine, Scrub, Slot, State},
@@ -114,13 +114,13 @@ impl World {
     }
 
     /// Checks that a grant follows the end of the previous owner's access.
-    pub(in crate::world) fn note_device_call(&mut self, emc: EmcId, call: &DeviceCall, done: &DeviceDone) {
+    pub(in crate::world) fn note_device_call(&mut self, emc: EmcId, call: &DeviceCall, done: &DeviceReply) {
         match (call, done) {
-            (DeviceCall::Grant { host, .. }, DeviceDone::Granted { slice, epoch, .. }) => {
+            (DeviceCall::Grant { host, .. }, DeviceReply::Granted { slice, epoch, .. }) => {
                 self.note_grant(*slice, *epoch, *host);
             }
             (DeviceCall::Revoke { slice, .. }, _) => self.note_late_revocation(*slice),
-            (_, DeviceDone::Fenced { host }) => {
+            (_, DeviceReply::Fenced { host }) => {
                 self.check_host_stopped(emc, *host);
                 self.truth.fences_confirmed.insert((emc, *host));
                 self.note_fenced_slices(&self.devices[emc.0 as usize].slices(), *host);

@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 
 use pool::{
-    denied::Denied,
-    manager::{Answer, Token},
+    rejection::Rejection,
+    manager::{RequestReply, Token},
     record::{MigrationAnswer, Record},
     slice::{Slot, State},
 };
@@ -60,10 +60,10 @@ impl GroundTruth {
     pub(in crate::world) fn note_justification_reply(
         &mut self,
         token: Token,
-        answer: &Result<Answer, Denied>,
+        answer: &Result<RequestReply, Rejection>,
     ) {
         let justification = self.justifications.unanswered.remove(&token);
-        let unknown = matches!(answer, Err(Denied::StoreFailed));
+        let unknown = matches!(answer, Err(Rejection::StoreFailed));
         self.justifications.unknown.extend(justification.filter(|_| unknown));
     }
 

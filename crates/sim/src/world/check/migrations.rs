@@ -2,7 +2,7 @@
 //! latest answer.
 
 use pool::{
-    audit::What,
+    audit::DecisionKind,
     record::{Key, Migration, MigrationAnswer, Record, Reservation, Scheduling},
 };
 use units::limits::MIGRATION_REQUEST_RETRY_AFTER;
@@ -38,8 +38,8 @@ impl GroundTruth {
     }
 
     /// Returns the time at which the next declined request is due again.
-    pub(super) fn next_asking_again(&self) -> Option<Ns> {
-        self.migrations().filter_map(|(_, migration)| migration.again).min()
+    pub(super) fn next_migration_retry(&self) -> Option<Ns> {
+        self.migrations().filter_map(|(_, migration)| migration.retry_at).min()
     }
 
     fn drains(&self, reservation: &Reservation, owns: impl Fn(SliceId) -> bool) -> bool {
@@ -74,7 +74,7 @@ impl GroundTruth {
 fn changes_scheduling(batch: &[Record]) -> bool {
     batch
         .iter()
-        .any(|record| matches!(record, Record::Host(..) | Record::Emc(..) | Record::Gone(Key::Emc(_))))
+        .any(|record| matches!(record, Record::Host(..) | Record::Emc(..) | Record::Deleted(Key::Emc(_))))
 }
 
 impl World {
@@ -85,23 +85,23 @@ impl World {
         let old = self.truth.migration(id).cloned();
         let ended =
             self.truth.reservations_after(batch).find(|(of, _)| *of == id).is_none_or(|(_, r)| has_ended(r));
-        let content = |m: &Migration| (m.answer, m.words.clone());
+        let content = |m: &Migration| (m.answer, m.explanation.clone());
         let changed = old.as_ref().map(content) != Some(content(new));
         let justified =
             self.truth.justifications.contains(&Justification::MigrationAnswer(new.vm.clone(), new.answer));
-        let is_retried = old.as_ref().is_some_and(|old| old.again.is_some_and(|at| now >= at));
+        let is_retried = old.as_ref().is_some_and(|old| old.retry_at.is_some_and(|at| now >= at));
         let allowed = match new.answer {
             MigrationAnswer::Open => {
                 self.run_log.counts.migrations_retried += u64::from(changed && is_retried);
-                new.again.is_none() && (old.is_none() || !changed || is_retried || changes_scheduling(batch))
+                new.retry_at.is_none() && (old.is_none() || !changed || is_retried || changes_scheduling(batch))
             }
             MigrationAnswer::Accepted | MigrationAnswer::Done => {
-                new.again.is_none() && (!changed || justified)
+                new.retry_at.is_none() && (!changed || justified)
             }
             MigrationAnswer::Declined if changed => {
-                justified && new.again.is_some_and(|at| self.is_due_at_retry_time(at))
+                justified && new.retry_at.is_some_and(|at| self.is_due_at_retry_time(at))
             }
-            MigrationAnswer::Declined => new.again == old.as_ref().and_then(|old| old.again),
+            MigrationAnswer::Declined => new.retry_at == old.as_ref().and_then(|old| old.retry_at),
         };
         if ended || !allowed {
             self.report_violation(
@@ -134,7 +134,7 @@ impl World {
     /// Checks that no answer is recorded twice.
     pub(super) fn check_answer_count(&mut self, batch: &[Record]) {
         let recorded = batch.iter().filter(|record| {
-            matches!(record, Record::Decision(_, decision) if matches!(decision.what, What::MigrationAnswered { .. }))
+            matches!(record, Record::Decision(_, decision) if matches!(decision.what, DecisionKind::MigrationAnswered { .. }))
         });
         let (recorded, sent) = (recorded.count(), self.truth.justifications.migration_answers());
         if recorded > sent {

@@ -78,7 +78,7 @@ impl GroundTruth {
                     held.find(|(slice, host)| host == id && self.emc_of(*slice).is_some_and(is_detached));
                 slice.map(|(slice, _)| format!("{id} is detached from the EMC of slice {slice}"))
             }
-            Record::Gone(Key::Host(id)) => {
+            Record::Deleted(Key::Host(id)) => {
                 let active = self.reservations().find(|(_, r)| r.host == *id && !has_ended(r));
                 let ended = |gone: &units::ReservationId| {
                     batch.iter().any(
@@ -90,7 +90,7 @@ impl GroundTruth {
                 (active.is_some() || slice.is_some())
                     .then(|| format!("{id} is removed with {active:?} and slice {slice:?}"))
             }
-            Record::Gone(Key::Emc(id)) => {
+            Record::Deleted(Key::Emc(id)) => {
                 let used = slots
                     .iter()
                     .find(|(slice, slot)| self.emc_of(**slice) == Some(*id) && slot.state != State::Free);
