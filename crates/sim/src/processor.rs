@@ -8,6 +8,7 @@ mod cache;
 mod counters;
 mod kernels;
 mod latency;
+mod stalls;
 mod stream;
 mod timing;
 mod traces;

@@ -25,7 +25,7 @@ mod store;
 use std::{collections::BTreeMap, sync::Arc};
 
 use pool::manager::SessionId;
-use pool::protocol::{ObservedState, DesiredState};
+use pool::protocol::{DesiredState, ObservedState};
 use rand::{Rng as _, SeedableRng as _};
 use rand_pcg::Pcg64;
 use units::{EmcId, HostId, Ns, ReservationId};

@@ -13,34 +13,6 @@ use super::{
 /// except for the last five.
 pub type Counters = [f64; COUNTERS.len()];
 
-/// Stall cycles, by cause.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Stalls {
-    l1: f64,
-    l2: f64,
-    l3: f64,
-    latency: f64,
-    bandwidth: f64,
-    pub(super) store: f64,
-}
-
-impl Stalls {
-    /// Adds stall cycles for a line of this level; `queued` of the line's latency was queueing at
-    /// the channel.
-    pub(super) fn add(&mut self, level: Level, cycles: f64, queued: f64) {
-        match level {
-            Level::L1 => self.l1 += cycles,
-            Level::L2 => self.l2 += cycles,
-            Level::L3 => self.l3 += cycles,
-            Level::Memory | Level::Prefetched(_) => {
-                let queued = queued.min(cycles);
-                self.bandwidth += queued;
-                self.latency += cycles - queued;
-            }
-        }
-    }
-}
-
 impl Run {
     /// Returns the counters of the run.
     pub(super) fn counters(&self, core: &Core, program: &Program, levels: &[Level]) -> Counters {

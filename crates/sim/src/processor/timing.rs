@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use super::{
     Core, Memory,
     cache::Level,
-    counters::Stalls,
+    stalls::Stalls,
     stream::{Access, Dependency, Program},
 };
 

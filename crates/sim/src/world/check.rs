@@ -21,7 +21,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use pool::{
     agent::VmRecord,
     manager::HostState,
-    protocol::{FailureReason, ObservedState, Holding},
+    protocol::{FailureReason, Holding, ObservedState},
     record::{Emc, Fence, Host, Key, Meta, Record, RequestKey, Reservation, Scheduling, Stage},
     slice::{Drain, Quarantine, Scrub, Slot, State},
 };

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 
 use pool::{
     audit::Actor,
-    rejection::Rejection,
     ledger::{Place, Reserve, Target},
-    manager::{RequestReply, Request, Event, ReservationView, Token},
-    record::{Record, RequestKey, Scheduling, Stage},
+    manager::{Event, Request, RequestReply, ReservationView, Token},
+    record::{Migration, MigrationAnswer, Record, RequestKey, Scheduling, Stage},
+    rejection::Rejection,
     slice::{Quarantine, Slot, State},
 };
 use rand::Rng as _;
@@ -19,7 +19,6 @@ use super::{
     check::{AckedReservation, Justification, holder},
     device::Device,
     fault_model::name,
-    migrations::PendingMigrationAnswer,
 };
 
 /// Number of the latest requests that clients act upon.
@@ -62,6 +61,18 @@ pub(super) enum PendingRequest {
     Configure,
     Schedule(Place),
     MigrationAnswer(PendingMigrationAnswer),
+}
+
+/// Answer to a migration request that the manager has not acknowledged yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct PendingMigrationAnswer {
+    pub(super) vm: Name,
+    pub(super) answer: MigrationAnswer,
+    pub(super) message: String,
+    /// Durable request at the time of the answer.
+    pub(super) request: Option<(ReservationId, Migration)>,
+    /// No other answer for this VM was outstanding at that time.
+    pub(super) is_alone: bool,
 }
 
 impl World {
@@ -365,7 +376,11 @@ impl World {
 
     /// Checks that only requests for new memory are refused for lack of disk space, and only while
     /// it is short.
-    fn check_store_full_denial(&mut self, pending: &PendingRequest, answer: &Result<RequestReply, Rejection>) {
+    fn check_store_full_denial(
+        &mut self,
+        pending: &PendingRequest,
+        answer: &Result<RequestReply, Rejection>,
+    ) {
         if matches!(answer, Err(Rejection::StoreFull))
             && !matches!(pending, PendingRequest::Reserve { had_space: false, .. })
         {
@@ -432,9 +447,9 @@ impl World {
         let allowed = match denied {
             Rejection::StoreFailed | Rejection::Starting(_) => true,
             Rejection::RequestReused { .. } => altered,
-            Rejection::NotReadyBeforeTimeout { .. } | Rejection::WrongState { .. } | Rejection::LimitExceeded { .. } => {
-                wait && !altered
-            }
+            Rejection::NotReadyBeforeTimeout { .. }
+            | Rejection::WrongState { .. }
+            | Rejection::LimitExceeded { .. } => wait && !altered,
             _ => false,
         };
         if !allowed {

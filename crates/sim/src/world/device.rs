@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use pool::manager::{Contents, DeviceCall, DeviceReply, DeviceFailure, Grant, SliceError};
+use pool::manager::{Contents, DeviceCall, DeviceFailure, DeviceReply, Grant, SliceError};
 use pool::protocol::{Handle, Holding};
 use units::{Epoch, HostId, SliceId};
 

@@ -2,7 +2,9 @@
 //! use it and end.
 
 use pool::{
-    agent::{RecoveredVm, Agent, Caller, SliceOutcome, Effect, Event, HostFailure, Process, Ticket, VmRecord},
+    agent::{
+        Agent, Caller, Effect, Event, HostFailure, Process, RecoveredVm, SliceOutcome, Ticket, VmRecord,
+    },
     manager::SessionId,
     protocol::{FailureReason, Holding},
 };
@@ -291,7 +293,12 @@ impl World {
         Ok(())
     }
 
-    fn online(&mut self, host: HostId, holding: Holding, check_zero: bool) -> Result<SliceOutcome, HostFailure> {
+    fn online(
+        &mut self,
+        host: HostId,
+        holding: Holding,
+        check_zero: bool,
+    ) -> Result<SliceOutcome, HostFailure> {
         self.host_call()?;
         if !self.is_mapping_valid(holding, host) {
             return Err(host_failure(FailureReason::Host, "no such grant"));

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use pool::{
     ledger::When,
-    manager::{Request, DeviceCall, DeviceReply, DeviceFailure, Effect, Event, Manager, Token},
+    manager::{DeviceCall, DeviceFailure, DeviceReply, Effect, Event, Manager, Request, Token},
     record::{Fence, Meta, Record},
 };
 use rand::Rng as _;

@@ -3,26 +3,19 @@
 
 use pool::{
     audit::Actor,
+    manager::{Request, RequestReply},
+    record::MigrationAnswer,
     rejection::Rejection,
-    manager::{RequestReply, Request},
-    record::{Migration, MigrationAnswer},
 };
 use rand::Rng as _;
-use units::{Name, ReservationId};
+use units::Name;
 
-use super::{World, check::Justification, clients::PendingRequest, has_ended};
-
-/// Answer that the manager has not acknowledged yet.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct PendingMigrationAnswer {
-    vm: Name,
-    answer: MigrationAnswer,
-    message: String,
-    /// Durable request at the time of the answer.
-    request: Option<(ReservationId, Migration)>,
-    /// No other answer for this VM was outstanding at that time.
-    is_alone: bool,
-}
+use super::{
+    World,
+    check::Justification,
+    clients::{PendingMigrationAnswer, PendingRequest},
+    has_ended,
+};
 
 impl World {
     /// Answers a migration request, or one that does not exist.
@@ -95,7 +88,8 @@ impl World {
                 format!("reservation {id} is acknowledged with {acknowledged:?}, which is not on disk"),
             );
         }
-        let is_applied = (acknowledged.answer, &acknowledged.explanation) == (pending.answer, &pending.message);
+        let is_applied =
+            (acknowledged.answer, &acknowledged.explanation) == (pending.answer, &pending.message);
         if acknowledged.vm != pending.vm || (is_alone && !is_applied) {
             self.report_violation(
                 "a reply matches its request",

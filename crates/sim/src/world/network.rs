@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use pool::{
     agent::Event as AgentEvent,
     manager::{CloseReason, Event, SessionId},
-    protocol::{ObservedState, Hello, Holding, SeenDevice, DesiredState},
+    protocol::{DesiredState, Hello, Holding, ObservedState, SeenDevice},
 };
 use rand::Rng as _;
 use units::limits::{RECONNECT_BACKOFF_MAX, RECONNECT_BACKOFF_MIN};
@@ -265,7 +265,11 @@ impl World {
         if self.postpone(host, || ScheduledEvent::DesiredStateArrival(id, Box::new(want.clone()))) {
             return;
         }
-        self.handle_agent_event(host, instance, AgentEvent::DesiredState { rack: "rack".into(), desired: want });
+        self.handle_agent_event(
+            host,
+            instance,
+            AgentEvent::DesiredState { rack: "rack".into(), desired: want },
+        );
     }
 
     /// Returns whether the network is down. A stream delivers the message later, other links lose

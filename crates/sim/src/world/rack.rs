@@ -3,10 +3,10 @@
 //! possible, until the change is repeated.
 
 use pool::{
-    rejection::Rejection,
     ledger::{EmcSpec, HostSpec, RackSpec},
-    manager::{RequestReply, Request},
+    manager::{Request, RequestReply},
     protocol::SeenDevice,
+    rejection::Rejection,
 };
 use rand::Rng as _;
 use units::{Bytes, EmcId, Name};

@@ -2,7 +2,7 @@
 //! data.
 
 use pool::{
-    agent::{SliceOutcome, HostFailure},
+    agent::{HostFailure, SliceOutcome},
     protocol::{FailureReason, Holding, ScrubReport},
 };
 use units::{HostId, Ns};

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use pool::{
     manager::{DeviceReply, EmcState},
-    protocol::{Handle, ObservedState, Holding, Removals, DesiredState, DesiredRelease, DesiredVm},
+    protocol::{DesiredRelease, DesiredState, DesiredVm, Handle, Holding, ObservedState, Removals},
     record::{Fence, Host, Key, Record, Reservation, Stage},
     slice::{Drain, Scrub, State},
 };
@@ -189,7 +189,8 @@ impl World {
         let handles = &mut self.truth.handles;
         let is_up = |emc: &EmcId| running.manager.emc_state(*emc) == EmcState::Up;
         let accepted: Vec<EmcId> = handles.pending_contents.keys().copied().filter(is_up).collect();
-        let contents: Vec<_> = accepted.iter().filter_map(|emc| handles.pending_contents.remove(emc)).collect();
+        let contents: Vec<_> =
+            accepted.iter().filter_map(|emc| handles.pending_contents.remove(emc)).collect();
         contents.iter().for_each(|contents| handles.note_reply(contents));
     }
 

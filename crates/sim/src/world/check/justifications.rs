@@ -4,9 +4,9 @@
 use std::collections::BTreeMap;
 
 use pool::{
-    rejection::Rejection,
     manager::{RequestReply, Token},
     record::{MigrationAnswer, Record},
+    rejection::Rejection,
     slice::{Slot, State},
 };
 use units::{Name, SliceId};

@@ -93,7 +93,8 @@ impl World {
         let allowed = match new.answer {
             MigrationAnswer::Open => {
                 self.run_log.counts.migrations_retried += u64::from(changed && is_retried);
-                new.retry_at.is_none() && (old.is_none() || !changed || is_retried || changes_scheduling(batch))
+                new.retry_at.is_none()
+                    && (old.is_none() || !changed || is_retried || changes_scheduling(batch))
             }
             MigrationAnswer::Accepted | MigrationAnswer::Done => {
                 new.retry_at.is_none() && (!changed || justified)
