@@ -57,7 +57,7 @@ use crate::{
 const LEASE: Ns = Ns::secs(4);
 /// Time from the end of a lease to the fence.
 const FENCE_AFTER: Ns = Ns::secs(60);
-/// Two EMCs of four slices; the third host reaches only the second.
+/// Two EMCs of four slices; the third host is attached only to the second.
 pub(super) const RACK: &str = "e1=4 e2=4 h1:e1+e2 h2:e1+e2 h3:e2";
 /// [`RACK`] with a second EMC that cannot revoke access.
 pub(super) const SHARED: &str = "e1=4 e2=4! h1:e1+e2 h2:e1+e2 h3:e2";
