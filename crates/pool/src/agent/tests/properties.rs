@@ -208,19 +208,19 @@ impl HostModel {
 
     /// Crashes and restarts the agent. VMs and the disk are kept.
     fn restart(&mut self) {
-        let found = self.disk.values().map(|record| Adopted {
+        let recovered = self.disk.values().map(|record| Adopted {
             record: record.clone(),
             lives: self.running.contains_key(&record.reservation),
         });
-        let found: Vec<_> = found.collect();
+        let recovered: Vec<_> = recovered.collect();
         self.calls.clear();
         self.closing.clear();
         self.to_record.clear();
         self.reported_released.clear();
         self.open_tickets.clear();
         self.desired_state = None;
-        let left = self.open_in_kernel.iter().cloned().collect();
-        self.agent = Agent::new(self.now, INSTANCE, Some("R".to_owned()), found, left);
+        let orphans = self.open_in_kernel.iter().cloned().collect();
+        self.agent = Agent::new(self.now, INSTANCE, Some("R".to_owned()), recovered, orphans);
         self.agent.set_user(user(AGENT));
         self.handle(Event::SessionUp { rack: "R".to_owned(), lease_ttl: Ns::secs(4) });
     }
@@ -316,7 +316,7 @@ impl HostModel {
     }
 
     fn pass_memory(&mut self, record: &VmRecord) {
-        let on_disk = self.disk.get(&record.reservation).map(|found| &found.process);
+        let on_disk = self.disk.get(&record.reservation).map(|stored| &stored.process);
         assert_eq!(on_disk, Some(&record.process), "memory was passed before the process was recorded");
         for holding in record.slices.keys() {
             assert_eq!(self.agent.slices.get(holding), Some(&Stand::Online(handle(*holding))));
@@ -365,12 +365,12 @@ impl HostModel {
         );
         for failed in report.failed.iter().filter(|failed| !self.reported_released.contains(&failed.holding))
         {
-            let left = self.open_in_kernel.contains(&handle(failed.holding).place);
-            let lives = self.is_in_use(failed.holding) || self.is_recorded(failed.holding);
+            let is_open = self.open_in_kernel.contains(&handle(failed.holding).place);
+            let is_used = self.is_in_use(failed.holding) || self.is_recorded(failed.holding);
             // A slice that cannot be closed remains, and the report contains it.
             let must_close =
                 self.desired_state.as_ref().is_some_and(|order| must_release(order, failed.holding));
-            assert!(!left || lives || must_close, "{:?} was reported failed while open", failed.holding);
+            assert!(!is_open || is_used || must_close, "{:?} was reported failed while open", failed.holding);
         }
     }
 

@@ -208,16 +208,18 @@ impl Rack {
         let mut slices = slices.to_vec();
         slices.sort_unstable();
         slices.dedup();
-        let found: Vec<_> =
+        let existing: Vec<_> =
             slices.iter().filter_map(|s| Some((SliceId(*s), self.ledger.slot(SliceId(*s))?))).collect();
-        let Some(host) = found.first().and_then(|(_, slot)| slot.holder()) else { return Change::default() };
+        let Some(host) = existing.first().and_then(|(_, slot)| slot.holder()) else {
+            return Change::default();
+        };
         let reservation = self.ledger.reservation(id);
         if reservation.is_some_and(|reservation| reservation.vm != *vm || reservation.host != host)
             || !self.ledger.hosts.contains_key(&host)
         {
             return Change::default(); // the manager assigns another id
         }
-        let slices = found.into_iter().map(|(slice, slot)| Holding { slice, epoch: slot.epoch }).collect();
+        let slices = existing.into_iter().map(|(slice, slot)| Holding { slice, epoch: slot.epoch }).collect();
         let running = HaveVm { vm: vm.clone(), pid: 7, slices, local: Bytes::ZERO, pinned: false, uid: None };
         self.ledger.decide_adopt(when, host, id, &running).unwrap_or_default()
     }

@@ -27,7 +27,7 @@ fn restored() -> Rig {
 fn write_pending(rig: &mut Rig) {
     rig.run("tick:10");
     while rig.is_storing() {
-        rig.stored(true, true);
+        rig.complete_write(true, true);
     }
 }
 

@@ -9,8 +9,8 @@ fn alarm(rig: &Rig, reason: &str) -> Alarm {
     let alarms = rig.manager.alarms();
     let undated = alarms.iter().find(|alarm| alarm.since == UnixMs(0));
     assert!(undated.is_none(), "{undated:?}");
-    let found = alarms.iter().find(|alarm| alarm.reason == reason);
-    found.unwrap_or_else(|| panic!("{reason} in {alarms:?}")).clone()
+    let alarm = alarms.iter().find(|alarm| alarm.reason == reason);
+    alarm.unwrap_or_else(|| panic!("no {reason} in {alarms:?}")).clone()
 }
 
 #[test]

@@ -13,7 +13,7 @@ fn running() -> Rig {
     rig
 }
 
-/// The shared EMC has lost its record of slice 4, and the connection of its host is younger than
+/// The shared EMC has lost its record of slice 4, and the connection of its host is newer than
 /// the backup.
 #[test]
 fn vm_on_newer_connection_of_a_shared_emc_keeps_its_slice() {

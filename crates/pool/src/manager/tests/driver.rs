@@ -127,7 +127,7 @@ fn fence_obstacle_is_the_message_of_the_device() {
 fn result_of_another_batch_makes_nothing_durable() {
     let mut rig = Rig::connected();
     rig.run("reserve:a@h1=1");
-    rig.event(Event::Stored { batch: 0, ok: true });
+    rig.handle_event(Event::Stored { batch: 0, ok: true });
     rig.check(
         "tick:0 slices |
          stored | reserve:a->ok(0) e1.grant(0.1>h1)",
@@ -150,7 +150,7 @@ fn machine_stop_is_needed_only_for_a_shared_device() {
         let mut rig = Rig::connected_with(rack);
         rig.run("cordon:e1 reserve:a@h1=1 go break:e2 down:h1 fence:h1");
         while rig.is_storing() {
-            rig.stored(true, true);
+            rig.complete_write(true, true);
         }
         (rig.manager.stopping_since(rig.host("h1")), UnixMs(rig.now.as_ms()))
     };

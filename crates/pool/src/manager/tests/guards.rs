@@ -19,7 +19,7 @@ fn settle(rig: &mut Rig) {
     for _ in 0..4 {
         rig.run("device tick:20");
         while rig.is_storing() {
-            rig.stored(true, true);
+            rig.complete_write(true, true);
         }
     }
 }

@@ -45,7 +45,7 @@ fn action() -> impl Strategy<Value = Action> {
         1 => host().prop_map(move |host| run(format!("fence:{host}"))),
         1 => (host(), 1..20u32).prop_map(move |(host, id)| run(format!("report:{host}:ended={id}"))),
         1 => (host(), 0..8u32, 1..4u32, prop::sample::select(vec!["released", "scrubbed", "half", "dirty", "broken"]))
-            .prop_map(move |(host, slice, epoch, what)| run(format!("report:{host}:{what}={slice}.{epoch}"))),
+            .prop_map(move |(host, slice, epoch, part)| run(format!("report:{host}:{part}={slice}.{epoch}"))),
         1 => Just(Action::Run("stops:e2".to_owned())),
         1 => (host(), prop::sample::select(vec!["poweroff", "clean"])).prop_map(move |(host, word)| {
             run(if word == "poweroff" { format!("poweroff:{host}") } else { format!("report:{host}:clean") })
@@ -69,7 +69,7 @@ impl Rig {
     fn perform_action(&mut self, action: &Action) {
         match action {
             Action::Run(words) => drop(self.run(words)),
-            Action::Store { ok, on_disk } if self.is_storing() => self.stored(*ok, *on_disk),
+            Action::Store { ok, on_disk } if self.is_storing() => self.complete_write(*ok, *on_disk),
             Action::Store { .. } if self.is_reloading() => drop(self.run("reload")),
             Action::Store { .. } => {}
             Action::ApplyDesiredState(host) => self.apply_desired_state(self.host(HOSTS[*host])),
@@ -169,7 +169,7 @@ proptest! {
 impl Rig {
     fn release_everything(&mut self) {
         while self.is_storing() {
-            self.stored(true, true);
+            self.complete_write(true, true);
         }
         (0..8).for_each(|slice| drop(self.run(&format!("repair:{slice}"))));
         self.run("restart recover:e1 recover:e2 ample go");

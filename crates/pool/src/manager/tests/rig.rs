@@ -57,7 +57,7 @@ use crate::{
 const LEASE: Ns = Ns::secs(4);
 /// Time from the end of a lease to the fence.
 const FENCE_AFTER: Ns = Ns::secs(60);
-/// Two EMCs of four slices; the third host reaches only the second.
+/// Two EMCs of four slices; the third host is attached only to the second.
 pub(super) const RACK: &str = "e1=4 e2=4 h1:e1+e2 h2:e1+e2 h3:e2";
 /// [`RACK`] with a second EMC that cannot revoke access.
 pub(super) const SHARED: &str = "e1=4 e2=4! h1:e1+e2 h2:e1+e2 h3:e2";
@@ -66,8 +66,8 @@ pub(super) struct Rig {
     pub(super) manager: Manager,
     pub(super) now: Ns,
     pub(super) disk: BTreeMap<Key, Record>,
-    to_store: VecDeque<(u64, Arc<Vec<Record>>)>,
-    to_reload: bool,
+    pending_writes: VecDeque<(u64, Arc<Vec<Record>>)>,
+    needs_reload: bool,
     /// The highest generation of the ledger so far: a restore continues above it.
     generation: u64,
     devices: BTreeMap<EmcId, Device>,
@@ -76,7 +76,7 @@ pub(super) struct Rig {
     connections: u64,
     /// Number of slices of each shared device that a host reports, if not all.
     visible_slices: BTreeMap<HostId, u32>,
-    /// Published state changes of slices.
+    /// State changes of slices, as in durable batches.
     pub(super) transitions: Vec<(SliceId, &'static str, &'static str)>,
     /// Number of desired states sent as changes of the previous one.
     pub(super) incremental_states: u32,
@@ -149,8 +149,8 @@ impl Rig {
             manager: Manager::new(settings()),
             now: Ns::secs(1),
             disk: BTreeMap::new(),
-            to_store: VecDeque::new(),
-            to_reload: false,
+            pending_writes: VecDeque::new(),
+            needs_reload: false,
             generation: 1,
             devices: BTreeMap::new(),
             agents: BTreeMap::new(),
@@ -164,8 +164,8 @@ impl Rig {
         };
         let meta = Meta::new("rack".to_owned());
         rig.disk.insert(Key::Meta, Record::Meta(meta.clone()));
-        rig.event(Event::Loaded { meta, records: Vec::new(), restored: false });
-        rig.send_request("found", Ask::Configure(RackSpec::parse(rack)));
+        rig.handle_event(Event::Loaded { meta, records: Vec::new(), restored: false });
+        rig.send_request("configure", Ask::Configure(RackSpec::parse(rack)));
         rig.run("stored device");
         rig
     }
@@ -207,21 +207,21 @@ impl Rig {
     fn run_word(&mut self, word: &str) {
         let (verb, rest) = word.split_once(':').unwrap_or((word, ""));
         match verb {
-            "up" => self.agent_up(rest, true),
-            "copy" => self.agent_up(rest, false),
-            "down" => self.agent_down(rest),
-            "report" => self.report_parts(rest),
+            "up" => self.connect_agent(rest, true),
+            "copy" => self.connect_agent(rest, false),
+            "down" => self.disconnect_agent(rest),
+            "report" => self.report_in_words(rest),
             "apply" => self.apply_desired_state(self.host(rest)),
-            "stored" => self.stored(true, true),
-            "lost" => self.stored(false, false),
-            "torn" => self.stored(false, true),
+            "stored" => self.complete_write(true, true),
+            "lost" => self.complete_write(false, false),
+            "torn" => self.complete_write(false, true),
             "reload" => self.load(false),
             "sees" => {
                 let (host, slices) = rest.split_once('=').unwrap();
                 self.visible_slices.insert(self.host(host), slices.parse().unwrap());
             }
             "restart" | "restore" => self.restart(verb == "restore"),
-            "low" | "ample" => self.event(Event::StoreSpace { low: verb == "low" }),
+            "low" | "ample" => self.handle_event(Event::StoreSpace { low: verb == "low" }),
             "device" => self.complete_device_calls(),
             "break" | "recover" => self.device(rest).broken = verb == "break",
             "stops" => self.device(rest).can_stop_machines = true,
@@ -229,9 +229,9 @@ impl Rig {
             "repair" => self.set_slice_works(SliceId(rest.parse().unwrap()), true),
             "tick" => {
                 self.now = self.now.after(Ns::ms(rest.parse().unwrap()));
-                self.event(Event::Tick);
+                self.handle_event(Event::Tick);
             }
-            "go" => self.go(),
+            "go" => self.run_until_idle(),
             "slices" => self.list_slices(),
             "alarms" => {
                 let reasons: Vec<_> = self.manager.alarms().iter().map(|a| a.reason.to_owned()).collect();
@@ -239,19 +239,20 @@ impl Rig {
             }
             "state" => self.output.push(format!("{:?}", self.manager.host_state(self.host(rest)))),
             "gone" => {
-                let waits = |caller: &String| caller.split_once(':').is_some_and(|(_, vm)| vm == rest);
-                let token = self.callers.iter().rposition(waits).expect("a waiting caller");
-                self.event(Event::Gone(Token(token as u64)));
+                let is_of_vm = |caller: &String| caller.split_once(':').is_some_and(|(_, vm)| vm == rest);
+                let token = self.callers.iter().rposition(is_of_vm).expect("a waiting caller");
+                self.handle_event(Event::Gone(Token(token as u64)));
             }
             _ => {
-                let request = self.request(verb, rest);
+                let request = self.parse_request(verb, rest);
                 let about = rest.split(['@', '~', '!']).next().unwrap();
                 self.send_request(&format!("{verb}:{about}"), request);
             }
         }
     }
 
-    fn request(&self, verb: &str, rest: &str) -> Ask {
+    /// Parses a request.
+    fn parse_request(&self, verb: &str, rest: &str) -> Ask {
         let actor = Actor::Client(name("tester"));
         let target = || Target::Vm(name(rest));
         let schedule =
@@ -291,14 +292,14 @@ impl Rig {
 
     fn send_request(&mut self, caller: &str, request: Ask) {
         self.callers.push(caller.to_owned());
-        self.event(Event::Ask(Token(self.callers.len() as u64 - 1), request));
+        self.handle_event(Event::Ask(Token(self.callers.len() as u64 - 1), request));
     }
 
     pub(super) fn when(&self) -> When {
         When { now: self.now, wall: UnixMs(self.now.as_ms()) }
     }
 
-    pub(super) fn event(&mut self, event: Event) {
+    pub(super) fn handle_event(&mut self, event: Event) {
         let when = self.when();
         self.manager.handle(when, event);
         self.manager.settle(when);
@@ -312,27 +313,27 @@ impl Rig {
         self.output.clear();
         for word in words {
             let (verb, rest) = word.split_once(':').unwrap();
-            let request = self.request(verb, rest);
+            let request = self.parse_request(verb, rest);
             self.callers.push(format!("{verb}:{}", rest.split('@').next().unwrap()));
             let token = Token(self.callers.len() as u64 - 1);
             self.manager.handle(self.when(), Event::Ask(token, request));
         }
-        self.event(Event::Gone(Token(u64::MAX)));
+        self.handle_event(Event::Gone(Token(u64::MAX)));
         std::mem::take(&mut self.output).join(" ")
     }
 
     fn perform(&mut self, effect: Effect) {
         match effect {
             Effect::Store { batch, records } => {
-                self.to_store.push_back((batch, records));
+                self.pending_writes.push_back((batch, records));
                 self.output.push("store".into());
             }
             Effect::Reload => {
-                self.to_reload = true;
+                self.needs_reload = true;
                 self.output.push("reload".into());
             }
             Effect::Reply(Token(token), answer) => self.reply(token, &answer),
-            Effect::Device(emc, call) => self.device_call(emc, call),
+            Effect::Device(emc, call) => self.on_device_call(emc, call),
             Effect::Send(session, want) => self.on_desired_state(session, want),
             Effect::RequestReport(session) => {
                 let host = self.sessions[&session];
@@ -382,7 +383,7 @@ impl Rig {
         }
     }
 
-    fn device_call(&mut self, emc: EmcId, call: DeviceCall) {
+    fn on_device_call(&mut self, emc: EmcId, call: DeviceCall) {
         let word = match &call {
             DeviceCall::Contents => "contents".to_owned(),
             DeviceCall::Grant { slice, epoch, host } => {
@@ -455,7 +456,7 @@ impl Rig {
             ("force", released(true)),
             ("scrub", format_holdings(want.scrub.keys().copied())),
         ];
-        parts.extend(lists.into_iter().filter(|(_, l)| !l.is_empty()).map(|(what, l)| format!("{what}={l}")));
+        parts.extend(lists.into_iter().filter(|(_, l)| !l.is_empty()).map(|(kind, l)| format!("{kind}={l}")));
         parts.extend(want.fenced.then(|| "fenced".to_owned()));
         let words = if parts.is_empty() { "nothing".to_owned() } else { parts.join(";") };
         self.output.push(format!("{}<{words}", self.host_name(host)));
@@ -494,12 +495,12 @@ impl Rig {
         }
     }
 
-    pub(super) fn stored(&mut self, ok: bool, on_disk: bool) {
-        let Some((batch, records)) = self.to_store.pop_front() else { panic!("no write is pending") };
+    pub(super) fn complete_write(&mut self, ok: bool, on_disk: bool) {
+        let Some((batch, records)) = self.pending_writes.pop_front() else { panic!("no write is pending") };
         if on_disk {
             self.write(&records);
         }
-        self.event(Event::Stored { batch, ok });
+        self.handle_event(Event::Stored { batch, ok });
     }
 
     fn write(&mut self, records: &[Record]) {
@@ -512,13 +513,13 @@ impl Rig {
     }
 
     fn load(&mut self, restored: bool) {
-        self.to_reload = false;
+        self.needs_reload = false;
         let mut records = self.disk.clone();
         let Some(Record::Meta(mut meta)) = records.remove(&Key::Meta) else { panic!("no metadata record") };
         self.generation += u64::from(restored);
         meta.generation = if restored { self.generation } else { meta.generation };
         self.devices.values_mut().for_each(|device| device.requested.clear());
-        self.event(Event::Loaded { meta, records: records.into_values().collect(), restored });
+        self.handle_event(Event::Loaded { meta, records: records.into_values().collect(), restored });
     }
 
     /// Restarts the manager: data not on disk and all connections are lost. Its clock continues
@@ -528,7 +529,7 @@ impl Rig {
             self.now = meta.rack_time;
         }
         self.manager = Manager::new(settings());
-        self.to_store.clear();
+        self.pending_writes.clear();
         self.sessions.clear();
         self.agents.values_mut().for_each(|agent| {
             (agent.session, agent.desired_state) = (None, None);
@@ -567,7 +568,7 @@ impl Rig {
             _ => Slot::default(),
         };
         let done = self.devices.get_mut(&emc).unwrap().perform(call, slot);
-        self.event(Event::Device(emc, done));
+        self.handle_event(Event::Device(emc, done));
     }
 
     /// Changes a grant of a device without the manager: to an epoch and host, or none.
@@ -601,7 +602,7 @@ impl Rig {
 
     /// Connects an agent. If `restarts`, a new boot id closes the previous connection; otherwise
     /// the agent is a copy on another machine.
-    fn agent_up(&mut self, rest: &str, restarts: bool) {
+    fn connect_agent(&mut self, rest: &str, restarts: bool) {
         let (rest, boot) = rest.split_once('/').unwrap_or((rest, "b1"));
         let (host, instance) = rest.split_once('#').map_or((rest, None), |(h, i)| (h, Some(i)));
         let id = self.host(host);
@@ -609,7 +610,7 @@ impl Rig {
         let restarted =
             self.agents.get(&id).filter(|agent| agent.boot != boot).and_then(|agent| agent.session);
         if restarts && restarted.is_some_and(|session| self.sessions.contains_key(&session)) {
-            self.agent_down(host); // a machine that restarts closes its connections
+            self.disconnect_agent(host); // a restarting machine closes its connections
         }
         let agent = self.agents.entry(id).or_default();
         agent.instance = instance.map_or(agent.instance + 1, |i| i.parse().unwrap());
@@ -627,7 +628,7 @@ impl Rig {
             agent.running.clear();
             self.remove_reached(id, |_| true);
         }
-        self.event(Event::AgentUp(session, id, hello));
+        self.handle_event(Event::AgentUp(session, id, hello));
     }
 
     /// Returns the shared devices that the agent of a host reports.
@@ -640,14 +641,14 @@ impl Rig {
         emcs.filter(|device| device.slices > 0).collect()
     }
 
-    fn agent_down(&mut self, host: &str) {
+    fn disconnect_agent(&mut self, host: &str) {
         let id = self.host(host);
         let session = self.agents.get_mut(&id).unwrap().session.take().expect("a connected agent");
         self.sessions.remove(&session);
-        self.event(Event::AgentDown(session));
+        self.handle_event(Event::AgentDown(session));
     }
 
-    fn report_parts(&mut self, rest: &str) {
+    fn report_in_words(&mut self, rest: &str) {
         let mut parts = rest.split(':');
         let host = self.host(parts.next().unwrap());
         let mut report = Have { whole: true, ..Have::default() };
@@ -713,7 +714,7 @@ impl Rig {
         let scrubbed = report.scrubbed.iter().filter(|s| s.verified >= units::SLICE).map(|s| s.holding);
         let released: BTreeSet<Holding> = report.released.iter().copied().chain(scrubbed).collect();
         self.remove_reached(host, |holding| report.clean || released.contains(&holding));
-        self.event(Event::AgentHave(session, report));
+        self.handle_event(Event::AgentHave(session, report));
     }
 
     /// Lets an agent apply its desired state and report.
@@ -736,20 +737,20 @@ impl Rig {
     }
 
     /// Lets all parties act, and timers of up to 50 ms expire, until the rig is idle.
-    fn go(&mut self) {
+    fn run_until_idle(&mut self) {
         for _ in 0..200 {
-            if !self.to_store.is_empty() {
-                self.stored(true, true);
-            } else if self.to_reload {
+            if !self.pending_writes.is_empty() {
+                self.complete_write(true, true);
+            } else if self.needs_reload {
                 self.load(false);
             } else if self.devices.values().any(|device| !device.calls.is_empty()) {
                 self.complete_device_calls();
-            } else if let Some(host) = self.unanswered() {
+            } else if let Some(host) = self.host_to_answer() {
                 self.apply_desired_state(host);
             } else if let Some(at) = self.manager.next_wakeup().filter(|at| *at <= self.now.after(Ns::ms(50)))
             {
                 self.now = self.now.max(at);
-                self.event(Event::Tick);
+                self.handle_event(Event::Tick);
             } else {
                 return;
             }
@@ -757,10 +758,10 @@ impl Rig {
         panic!("the rig does not become idle");
     }
 
-    fn unanswered(&self) -> Option<HostId> {
-        let waits =
+    fn host_to_answer(&self) -> Option<HostId> {
+        let must_answer =
             |agent: &Agent| agent.session.is_some() && agent.desired_state.is_some() && !agent.answered;
-        self.agents.iter().find(|(_, agent)| waits(agent)).map(|(host, _)| *host)
+        self.agents.iter().find(|(_, agent)| must_answer(agent)).map(|(host, _)| *host)
     }
 
     /// Outputs the durable state of every slice that is not free.
@@ -801,16 +802,16 @@ impl Rig {
     /// Completes all pending writes.
     pub(super) fn write_all(&mut self) {
         while self.is_storing() {
-            self.stored(true, true);
+            self.complete_write(true, true);
         }
     }
 
     pub(super) fn is_storing(&self) -> bool {
-        !self.to_store.is_empty()
+        !self.pending_writes.is_empty()
     }
 
     pub(super) fn is_reloading(&self) -> bool {
-        self.to_reload
+        self.needs_reload
     }
 
     pub(super) fn is_connected(&self, host: HostId) -> bool {

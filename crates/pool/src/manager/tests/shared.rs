@@ -120,7 +120,7 @@ fn machine_stop_is_not_retried_while_its_agent_is_connected() {
     for _ in 0..40 {
         assert!(!rig.run("tick:1900 report:h1").contains("fence"), "stopped while its agent is connected");
         while rig.is_storing() {
-            rig.stored(true, true);
+            rig.complete_write(true, true);
         }
     }
     rig.check("down:h1 tick:0 | e1.fence(h1)");
@@ -366,7 +366,7 @@ fn late_stop_failure_of_a_powered_off_machine_is_not_retried() {
     let (h1, e1) = (rig.host("h1"), rig.manager.durable().emc_named(&name("e1")).unwrap());
     let call = DeviceCall::Fence { host: h1, powered_off: false };
     let failure = DeviceFailure::NotFenced("no command".into());
-    rig.event(Event::Device(e1, DeviceDone::Failed { call, failure }));
+    rig.handle_event(Event::Device(e1, DeviceDone::Failed { call, failure }));
     assert_eq!(rig.manager.stopping_since(h1), None);
 }
 
