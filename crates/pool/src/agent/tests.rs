@@ -22,7 +22,7 @@ use units::limits::{ENDED_VM_REPORTED_FOR, HOST_RETRY};
 use units::{Epoch, Revision, SliceId, UnixMs};
 
 use super::*;
-use crate::protocol::{NoMore, WantRelease, WantVm};
+use crate::protocol::{DesiredRelease, DesiredVm, Removals};
 
 mod limits;
 mod properties;
@@ -65,26 +65,26 @@ fn holdings(text: &str) -> impl Iterator<Item = Holding> {
     text.split('+').filter(|one| !one.is_empty()).map(holding)
 }
 
-fn desired_state(number: u64) -> Want {
-    Want {
+fn desired_state(number: u64) -> DesiredState {
+    DesiredState {
         number: DesiredVersion { generation: 0, revision: Revision(number) },
         instance: INSTANCE,
         base: None,
         vms: BTreeMap::new(),
         release: BTreeMap::new(),
         scrub: BTreeMap::new(),
-        no_more: NoMore::default(),
+        removals: Removals::default(),
         fenced: false,
     }
 }
 
-fn release(holding: Holding, force: bool) -> WantRelease {
-    WantRelease { force, handle: handle(holding) }
+fn release(holding: Holding, force: bool) -> DesiredRelease {
+    DesiredRelease { force, handle: handle(holding) }
 }
 
-fn desired_vm(vm: &str, slices: impl Iterator<Item = Holding>) -> WantVm {
+fn desired_vm(vm: &str, slices: impl Iterator<Item = Holding>) -> DesiredVm {
     let slices = slices.map(|holding| (holding, handle(holding))).collect();
-    WantVm { vm: Name::new(vm).unwrap(), local: Bytes::mib(64), pinned: false, uid: None, slices }
+    DesiredVm { vm: Name::new(vm).unwrap(), local: Bytes::mib(64), pinned: false, uid: None, slices }
 }
 
 fn parse_desired_state(text: &str) -> Event {
@@ -100,9 +100,9 @@ fn parse_desired_state(text: &str) -> Event {
                 let revision = Revision(number.parse().unwrap());
                 want.base = Some(DesiredVersion { generation: 0, revision });
             }
-            Some(("no_vm", list)) => want.no_more.vms.extend(list.split('+').map(reservation)),
+            Some(("no_vm", list)) => want.removals.vms.extend(list.split('+').map(reservation)),
             Some(("no_slice", list)) => {
-                want.no_more.slices.extend(list.split('+').map(|slice| SliceId(slice.parse().unwrap())));
+                want.removals.slices.extend(list.split('+').map(|slice| SliceId(slice.parse().unwrap())));
             }
             Some(("release", list)) => want.release.extend(holdings(list).map(|h| (h, release(h, false)))),
             Some(("force", list)) => want.release.extend(holdings(list).map(|h| (h, release(h, true)))),
@@ -110,28 +110,28 @@ fn parse_desired_state(text: &str) -> Event {
             Some((vm, list)) => {
                 let (vm, uid) = vm.split_once('/').map_or((vm, None), |(vm, uid)| (vm, Some(uid)));
                 let uid = uid.map(|uid| user(uid.parse().unwrap()));
-                want.vms.insert(reservation(vm), WantVm { uid, ..desired_vm(vm, holdings(list)) });
+                want.vms.insert(reservation(vm), DesiredVm { uid, ..desired_vm(vm, holdings(list)) });
             }
             None => panic!("unknown part {part}"),
         }
     }
-    Event::Want { rack: rack.to_owned(), want }
+    Event::DesiredState { rack: rack.to_owned(), desired: want }
 }
 
-fn scrubbed(holding: Holding, verified: Bytes) -> Done {
-    Done::Scrubbed(Scrubbed { holding, started: UnixMs(1), ended: UnixMs(2), verified })
+fn scrubbed(holding: Holding, verified: Bytes) -> SliceOutcome {
+    SliceOutcome::Scrubbed(ScrubReport { holding, started: UnixMs(1), ended: UnixMs(2), verified })
 }
 
-fn outcome(agent: &Agent, holding: Holding) -> Done {
+fn outcome(agent: &Agent, holding: Holding) -> SliceOutcome {
     match &agent.slices[&holding] {
-        Stand::Opening(_) => Done::Onlined,
-        Stand::Closing(_) => Done::Offlined,
-        Stand::Scrubbing(_) => scrubbed(holding, units::SLICE),
-        Stand::Online(_) => panic!("no call for {holding:?}"),
+        SliceStatus::Opening(_) => SliceOutcome::Onlined,
+        SliceStatus::Closing(_) => SliceOutcome::Offlined,
+        SliceStatus::Scrubbing(_) => scrubbed(holding, units::SLICE),
+        SliceStatus::Online(_) => panic!("no call for {holding:?}"),
     }
 }
 
-fn failure(reason: FailedReason) -> HostFailure {
+fn failure(reason: FailureReason) -> HostFailure {
     HostFailure { reason, message: "input/output error".to_owned() }
 }
 
@@ -149,12 +149,12 @@ fn event(agent: &Agent, tickets: &mut u64, word: &str) -> Event {
             let holding = holding(rest);
             Event::Done { holding, result: Ok(scrubbed(holding, Bytes::mib(512))) }
         }
-        "fail" => Event::Done { holding: holding(rest), result: Err(failure(FailedReason::Host)) },
-        "dirty" => Event::Done { holding: holding(rest), result: Err(failure(FailedReason::NotZero)) },
-        "closed" => Event::Cleared { place: handle(holding(rest)).place, result: Ok(()) },
+        "fail" => Event::Done { holding: holding(rest), result: Err(failure(FailureReason::Host)) },
+        "dirty" => Event::Done { holding: holding(rest), result: Err(failure(FailureReason::NotZero)) },
+        "closed" => Event::OrphanClosed { place: handle(holding(rest)).place, result: Ok(()) },
         "unclosed" => {
-            let (place, result) = (handle(holding(rest)).place, Err(failure(FailedReason::Host)));
-            Event::Cleared { place, result }
+            let (place, result) = (handle(holding(rest)).place, Err(failure(FailureReason::Host)));
+            Event::OrphanClosed { place, result }
         }
         "attach" => {
             let (vm, caller) = rest.split_once('@').unwrap();
@@ -177,7 +177,7 @@ fn format_holdings(holdings: impl IntoIterator<Item = Holding>) -> String {
     holdings.into_iter().map(|h| format!("{}.{}", h.slice, h.epoch)).collect::<Vec<_>>().join("+")
 }
 
-fn format_report(report: &Have) -> String {
+fn format_report(report: &ObservedState) -> String {
     let mut words = format!("{}:{}", if report.whole { "report" } else { "changes" }, report.number.revision);
     let mut part = |name: &str, list: String| {
         if !list.is_empty() {
@@ -203,20 +203,20 @@ fn format_effect(effect: &Effect) -> String {
             format!("offline:{}{}", format_holdings([*holding]), mark(*verify))
         }
         Effect::Scrub { holding, .. } => format!("scrub:{}", format_holdings([*holding])),
-        Effect::Clear { place } => format!("close:{place}"),
+        Effect::CloseOrphan { place } => format!("close:{place}"),
         Effect::Record(record) => format!("record:{}", record.vm),
-        Effect::Forget(id) => format!("delete:{}", vm_name(*id)),
-        Effect::HandOut { ticket, record } => {
+        Effect::DeleteRecord(id) => format!("delete:{}", vm_name(*id)),
+        Effect::PassMemory { ticket, record } => {
             format!("pass:{}={}", ticket.0, format_holdings(record.slices.keys().copied()))
         }
         Effect::Refuse { ticket, why } => format!("refuse:{}:{why}", ticket.0),
         Effect::Watch { reservation, process } => format!("watch:{}@{}", vm_name(*reservation), process.pid),
         Effect::Kill(id) => format!("kill:{}", vm_name(*id)),
         Effect::FreeLocal(id) => format!("free:{}", vm_name(*id)),
-        Effect::SendHave(report) => format_report(report),
-        Effect::Remember { rack } => format!("record_rack:{rack}"),
-        Effect::HangUp(_) => "disconnect".to_owned(),
-        Effect::Bounced(_, why) => format!("rejected:{why}"),
+        Effect::SendReport(report) => format_report(report),
+        Effect::RecordRack { rack } => format!("record_rack:{rack}"),
+        Effect::Disconnect(_) => "disconnect".to_owned(),
+        Effect::CommandRejected(_, why) => format!("rejected:{why}"),
     }
 }
 
@@ -226,7 +226,7 @@ fn orphans(places: &str) -> Vec<Arc<str>> {
 }
 
 /// Runs a script, and returns the agent and the effects of the last word.
-fn run(recovered: Vec<Adopted>, places: &str, script: &str) -> (Agent, String) {
+fn run(recovered: Vec<RecoveredVm>, places: &str, script: &str) -> (Agent, String) {
     let mut now = Ns::secs(1);
     let mut agent = Agent::new(now, INSTANCE, None, recovered, orphans(places));
     let (mut tickets, mut last) = (0, String::new());
@@ -243,7 +243,7 @@ fn run(recovered: Vec<Adopted>, places: &str, script: &str) -> (Agent, String) {
 }
 
 #[track_caller]
-fn check_recovered(recovered: Vec<Adopted>, script: &str, expected: &str) {
+fn check_recovered(recovered: Vec<RecoveredVm>, script: &str, expected: &str) {
     assert_eq!(run(recovered, "", script).1, expected, "after {script}");
 }
 
@@ -251,12 +251,12 @@ fn check_recovered(recovered: Vec<Adopted>, script: &str, expected: &str) {
 #[track_caller]
 fn check_preview(script: &str, expected: Result<&str, &str>) {
     let (agent, _) = run(Vec::new(), "", script);
-    let before = agent.have();
-    let result = agent.look(&Name::new("a").unwrap(), root(200));
+    let before = agent.observed_state();
+    let result = agent.preview(&Name::new("a").unwrap(), root(200));
     let result =
         result.map(|record| format_holdings(record.slices.keys().copied())).map_err(|why| why.to_string());
     assert_eq!(result.as_deref().map_err(String::as_str), expected, "after {script}");
-    assert_eq!(agent.have(), before, "a preview changed the state");
+    assert_eq!(agent.observed_state(), before, "a preview changed the state");
 }
 
 #[track_caller]
@@ -264,11 +264,11 @@ fn check(script: &str, expected: &str) {
     check_recovered(Vec::new(), script, expected);
 }
 
-fn recovered_vm(vm: &str, slices: &str, lives: bool) -> Adopted {
-    let WantVm { vm: name, local, pinned, uid, slices } = desired_vm(vm, holdings(slices));
+fn recovered_vm(vm: &str, slices: &str, lives: bool) -> RecoveredVm {
+    let DesiredVm { vm: name, local, pinned, uid, slices } = desired_vm(vm, holdings(slices));
     let (reservation, process) = (reservation(vm), process(100));
     let record = VmRecord { reservation, vm: name, process, local, pinned, uid, slices };
-    Adopted { record, lives }
+    RecoveredVm { record, is_alive: lives }
 }
 
 const ATTACHED: &str = "up desired:1:a=1.1 ok:1.1 attach:a@100 recorded:a";
@@ -285,7 +285,10 @@ fn preview_returns_the_memory_or_the_refusal_of_an_attach() {
     check_preview("up", Err("no VM a on this host"));
     check_preview("up desired:1:a=1.1+2.1 ok:1.1", Err("1 of 2 slices of VM a are online"));
     check_preview(ATTACHED, Err("VM a is process 100, which still runs"));
-    check_preview(&attached("gone:a"), Err("VM a was process 100, which is gone: reserve anew"));
+    check_preview(
+        &attached("gone:a"),
+        Err("VM a was process 100, which has ended: create a new reservation"),
+    );
 }
 
 #[test]
@@ -308,10 +311,13 @@ fn change_applies_only_to_the_version_it_names() {
         "up desired:1:a=1.1 ok:1.1 desired:2:base=1:no_vm=a:release=1.1 ok:1.1 desired:3:base=2:no_slice=1",
         "changes:3:clean",
     );
-    check("up desired:1 desired:3:base=2:a=1.1", "rejected:changes order 0.2, the newest followed is 0.1");
+    check(
+        "up desired:1 desired:3:base=2:a=1.1",
+        "rejected:changes version 0.2, but the latest applied version is 0.1",
+    );
     check(
         "up desired:1 desired:2:base=1:a=1.1 desired:2:base=1:a=1.1",
-        "rejected:changes order 0.1, the newest followed is 0.2",
+        "rejected:changes version 0.1, but the latest applied version is 0.2",
     );
 }
 
@@ -334,7 +340,7 @@ fn reports_are_numbered_in_each_session() {
         agent.handle(Ns::ZERO, event);
         let effects = std::iter::from_fn(|| agent.poll_effect());
         let reports = effects.filter_map(|effect| match effect {
-            Effect::SendHave(report) => Some((report.after, report.sequence)),
+            Effect::SendReport(report) => Some((report.after, report.sequence)),
             _ => None,
         });
         reports.collect::<Vec<_>>()
@@ -412,7 +418,7 @@ fn orphan_of_an_ended_vm_stays_until_its_release_is_requested() {
 fn slice_of_a_later_owner_is_not_closed_for_the_recorded_one() {
     let mut before = recovered_vm("a", "1.1", false);
     before.record.slices.insert(holding("1.1"), handle(holding("1.2")));
-    let check = |recovered: Vec<Adopted>, script: &str, expected: &str| {
+    let check = |recovered: Vec<RecoveredVm>, script: &str, expected: &str| {
         assert_eq!(run(recovered, "1.2", script).1, expected, "after {script}");
     };
     check(vec![before.clone()], "up desired:1:b=1.2", "record:a online:1.2?");
@@ -464,7 +470,10 @@ fn vm_process_may_attach_again_and_has_no_successor() {
     check(&attached("attach:a@100"), "pass:2=1.1");
     check(&attached("down desired:2 attach:a@100"), "pass:2=1.1");
     check(&attached("attach:a@200"), "refuse:2:VM a is process 100, which still runs");
-    check(&attached("gone:a attach:a@200"), "refuse:2:VM a was process 100, which is gone: reserve anew");
+    check(
+        &attached("gone:a attach:a@200"),
+        "refuse:2:VM a was process 100, which has ended: create a new reservation",
+    );
     check(
         "up desired:1:a=1.1 ok:1.1 attach:a@100 attach:a@200",
         "refuse:2:VM a is process 100, which still runs",
@@ -562,8 +571,8 @@ fn partly_verified_scrub_is_repeated() {
 
 #[test]
 fn stale_and_foreign_desired_states_are_rejected() {
-    check("desired:1:a=1.1", "rejected:no rack has welcomed this host");
-    check("up desired:2 desired:1:a=1.1", "rejected:older than order 0.2");
+    check("desired:1:a=1.1", "rejected:no manager has accepted this host yet");
+    check("up desired:2 desired:1:a=1.1", "rejected:older than version 0.2");
     check("up desired:2:a=1.1:instance", "rejected:for instance 4, this is 5");
     check(
         "up desired:2:a=1.1:rack",
@@ -614,7 +623,7 @@ fn restarted_agent_reports_vms_that_ended_meanwhile() {
     check_recovered(
         dead(),
         "up desired:1:a=1.1 attach:a@200",
-        "refuse:1:VM a was process 100, which is gone: reserve anew",
+        "refuse:1:VM a was process 100, which has ended: create a new reservation",
     );
 }
 
@@ -632,9 +641,9 @@ fn host_is_not_clean_while_a_child_of_an_ended_vm_has_a_slice() {
 #[test]
 fn host_with_hidden_devices_never_reports_clean() {
     let mut agent = Agent::new(Ns::ZERO, INSTANCE, Some("R".to_owned()), Vec::new(), Vec::new());
-    assert!(agent.have().clean);
-    agent.note_blindness();
-    assert!(!agent.have().clean);
+    assert!(agent.observed_state().clean);
+    agent.set_hidden_remains();
+    assert!(!agent.observed_state().clean);
 }
 
 #[test]
@@ -648,12 +657,12 @@ fn reused_vm_name_is_another_vm() {
         vec![recovered_vm("a", "1.1", true)],
         Vec::new(),
     );
-    agent.handle(Ns::ZERO, Event::Want { rack: "R".to_owned(), want: again });
-    agent.handle(Ns::ZERO, Event::Done { holding: holding("2.1"), result: Ok(Done::Onlined) });
+    agent.handle(Ns::ZERO, Event::DesiredState { rack: "R".to_owned(), desired: again });
+    agent.handle(Ns::ZERO, Event::Done { holding: holding("2.1"), result: Ok(SliceOutcome::Onlined) });
     let attach = Event::Attach { ticket: Ticket(1), vm: Name::new("a").unwrap(), caller: root(200) };
     agent.handle(Ns::ZERO, attach);
     agent.handle(Ns::ZERO, Event::Recorded { reservation: ReservationId(2), result: Ok(()) });
-    assert_eq!(format_report(&agent.have()), "report:2:online=2.1:vms=ab");
+    assert_eq!(format_report(&agent.observed_state()), "report:2:online=2.1:vms=ab");
 }
 
 #[test]

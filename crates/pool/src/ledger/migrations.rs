@@ -108,9 +108,7 @@ impl Ledger {
     pub(super) fn withdraw_migrations(&self, when: When, places: &[Place]) -> Vec<Record> {
         let reasons: Vec<String> = places.iter().map(drain_reason).collect();
         let affected = self.migrations.iter().filter(|(_, migration)| reasons.contains(&migration.why));
-        affected
-            .flat_map(|(id, migration)| self.migration_withdrawal(when, *id, migration, places))
-            .collect()
+        affected.flat_map(|(id, migration)| self.migration_withdrawal(when, *id, migration, places)).collect()
     }
 
     /// Requests the migration of a VM that was adopted on a draining host or EMC.

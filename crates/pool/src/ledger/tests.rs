@@ -14,10 +14,10 @@ use units::{Epoch, RequestId, UserId};
 
 use super::*;
 use crate::{
-    audit::NotChosen,
-    denied::Denied,
-    protocol::{HaveVm, Holding, Scrubbed},
+    audit::ExclusionReason,
+    protocol::{Holding, ObservedVm, ScrubReport},
     record::{EndedBy, Fence, MigrationAnswer, RequestKey, Scheduling},
+    rejection::Rejection,
     slice::{Drain, Event, Owner, Quarantine},
 };
 
@@ -94,22 +94,22 @@ impl Rack {
     fn apply(&mut self, change: Change) {
         for record in self.ledger.apply(change) {
             match record {
-                Record::Gone(key) => drop(self.disk.remove(&key)),
+                Record::Deleted(key) => drop(self.disk.remove(&key)),
                 record => drop(self.disk.insert(record.key(), record)),
             }
         }
     }
 
-    fn configure(&mut self, text: &str) -> Result<(), Denied> {
+    fn configure(&mut self, text: &str) -> Result<(), Rejection> {
         let change = self.ledger.decide_configure(at(0), &RackSpec::parse(text))?;
         self.apply(change);
         Ok(())
     }
 
-    fn reserve(&mut self, request: Reserve) -> Result<ReservationId, Denied> {
+    fn reserve(&mut self, request: Reserve) -> Result<ReservationId, Rejection> {
         match self.ledger.decide_reserve(at(1), request)? {
-            Decided::Repeat(id) => Ok(id),
-            Decided::New(id, change) => {
+            ReserveOutcome::Repeat(id) => Ok(id),
+            ReserveOutcome::New(id, change) => {
                 self.apply(change);
                 Ok(id)
             }
@@ -157,7 +157,7 @@ impl Rack {
     }
 
     /// Returns the latest decision.
-    fn last_decision(&self) -> &What {
+    fn last_decision(&self) -> &DecisionKind {
         let last = self.disk.values().rev().find_map(|record| match record {
             Record::Decision(_, decision) => Some(&decision.what),
             _ => None,
@@ -196,7 +196,7 @@ fn request_id_reused_with_other_content_names_the_difference() {
         ("uid", Reserve { uid: user(2001), ..first.clone() }),
     ];
     for (field, other) in others {
-        let Err(Denied::RequestReused { differs, .. }) = rack.reserve(other) else { panic!("{field}") };
+        let Err(Rejection::RequestReused { differs, .. }) = rack.reserve(other) else { panic!("{field}") };
         assert_eq!(differs, field);
     }
     let other_client = RequestKey { client: name("other"), id: first.request.id.clone() };
@@ -211,7 +211,7 @@ fn vm_has_one_active_reservation() {
         let base = reserve_request("a", "h2", 1);
         Reserve { request: RequestKey { id: RequestId::new(request).unwrap(), ..base.request }, ..base }
     };
-    let denied = Denied::VmTaken { vm: name("a"), reservation: id, host: name("h1") };
+    let denied = Rejection::VmAlreadyReserved { vm: name("a"), reservation: id, host: name("h1") };
     assert_eq!(rack.reserve(again("two")), Err(denied));
     rack.end(id, released());
     assert_eq!(rack.reserve(again("three")), Ok(ReservationId(id.0 + 1)));
@@ -222,43 +222,43 @@ fn slices_come_from_the_emc_with_the_most_free() {
     let mut rack = Rack::new("e1=4 e2=6 e3=2 h1:e1+e2+e3");
     assert_eq!(rack.reserve_slices("a", "h1", 3), [4, 5, 6]);
     assert_eq!(rack.reserve_slices("b", "h1", 2), [0, 1], "e1 has the most free slices now");
-    let What::Reserved { taken, others, .. } = rack.last_decision() else { panic!() };
+    let DecisionKind::Reserved { taken, others, .. } = rack.last_decision() else { panic!() };
     assert_eq!(taken, &[(name("e1"), 2, 4)]);
-    assert_eq!(others, &[(name("e2"), 3, NotChosen::Fuller), (name("e3"), 2, NotChosen::Fuller)]);
+    assert_eq!(others, &[(name("e2"), 3, ExclusionReason::Fuller), (name("e3"), 2, ExclusionReason::Fuller)]);
 }
 
 #[test]
 fn emc_with_as_many_free_slices_is_reported_as_tied() {
     let mut rack = Rack::new("e1=4 e2=4 e3=3 h1:e1+e2+e3");
     assert_eq!(rack.reserve_slices("a", "h1", 2), [0, 1]);
-    let What::Reserved { others, .. } = rack.last_decision() else { panic!() };
-    assert_eq!(others, &[(name("e2"), 4, NotChosen::Tied), (name("e3"), 3, NotChosen::Fuller)]);
+    let DecisionKind::Reserved { others, .. } = rack.last_decision() else { panic!() };
+    assert_eq!(others, &[(name("e2"), 4, ExclusionReason::Tied), (name("e3"), 3, ExclusionReason::Fuller)]);
 }
 
 #[test]
 fn slices_span_as_few_emcs_as_possible() {
     let mut rack = Rack::new("e1=4 e2=6 e3=2 h1:e1+e2+e3");
     assert_eq!(rack.reserve_slices("a", "h1", 7), [0, 4, 5, 6, 7, 8, 9]);
-    let What::Reserved { others, .. } = rack.last_decision() else { panic!() };
-    assert_eq!(others, &[(name("e3"), 2, NotChosen::TooSmall)]);
+    let DecisionKind::Reserved { others, .. } = rack.last_decision() else { panic!() };
+    assert_eq!(others, &[(name("e3"), 2, ExclusionReason::TooSmall)]);
 }
 
 #[test]
 fn host_receives_slices_only_from_attached_emcs() {
     let mut rack = Rack::new("e1=4 e2=8 h1:e1 h2:e2");
     assert_eq!(rack.reserve_slices("a", "h1", 4), [0, 1, 2, 3]);
-    let denied = Denied::OutOfSlices { host: name("h1"), asked: 1, free: 0, closed: Vec::new() };
+    let denied = Rejection::OutOfSlices { host: name("h1"), requested: 1, free: 0, closed: Vec::new() };
     assert_eq!(rack.reserve(reserve_request("b", "h1", 1)), Err(denied));
     assert_eq!(rack.reserve_slices("c", "h2", 1), [4]);
 }
 
 #[test]
 fn cordoned_draining_or_failed_emc_is_excluded() {
-    for stop in [NotChosen::Cordoned, NotChosen::Draining, NotChosen::Failed] {
+    for stop in [ExclusionReason::Cordoned, ExclusionReason::Draining, ExclusionReason::Failed] {
         let mut rack = Rack::new("e1=8 e2=4 h1:e1+e2");
         match stop {
-            NotChosen::Cordoned => rack.schedule(Place::Emc(name("e1")), Scheduling::Cordoned),
-            NotChosen::Draining => rack.schedule(Place::Emc(name("e1")), Scheduling::Draining),
+            ExclusionReason::Cordoned => rack.schedule(Place::Emc(name("e1")), Scheduling::Cordoned),
+            ExclusionReason::Draining => rack.schedule(Place::Emc(name("e1")), Scheduling::Draining),
             _ => rack.ledger.set_emc_up(rack.ledger.emc_named(&name("e1")).unwrap(), false),
         }
         assert_eq!(rack.reserve_slices("a", "h1", 1), [8], "{stop}");
@@ -273,13 +273,13 @@ fn cordoned_draining_or_fenced_host_rejects_reservations() {
     let mut rack = Rack::new("e1=8 h1:e1");
     for (to, why) in [(Scheduling::Cordoned, "cordoned"), (Scheduling::Draining, "draining")] {
         rack.schedule(Place::Host(name("h1")), to);
-        let denied = Denied::HostNotSchedulable { host: name("h1"), why };
+        let denied = Rejection::HostNotSchedulable { host: name("h1"), why };
         assert_eq!(rack.reserve(reserve_request("a", "h1", 0)), Err(denied));
     }
     rack.schedule(Place::Host(name("h1")), Scheduling::Enabled);
     let fence = rack.ledger.decide_fence(at(1), HostId(0), false, tester(), "why");
     rack.apply(fence);
-    let denied = Denied::HostNotSchedulable { host: name("h1"), why: "being fenced" };
+    let denied = Rejection::HostNotSchedulable { host: name("h1"), why: "being fenced" };
     assert_eq!(rack.reserve(reserve_request("a", "h1", 0)), Err(denied));
 }
 
@@ -288,13 +288,16 @@ fn exhausted_resource_is_rejected_with_its_numbers() {
     let mut rack = Rack::new("e1=4 h1:e1");
     rack.reserve(Reserve { cores: 10, local: Bytes::gib(60), ..reserve_request("a", "h1", 1) }).unwrap();
     let cores = rack.reserve(Reserve { cores: 7, ..reserve_request("b", "h1", 0) });
-    assert_eq!(cores, Err(Denied::OutOfCores { host: name("h1"), asked: 7, free: 6 }));
+    assert_eq!(cores, Err(Rejection::OutOfCores { host: name("h1"), requested: 7, free: 6 }));
     let local = rack.reserve(Reserve { local: Bytes::gib(5), ..reserve_request("b", "h1", 0) });
     let free = Bytes::gib(4);
-    assert_eq!(local, Err(Denied::OutOfLocal { host: name("h1"), asked: Bytes::gib(5), free }));
+    assert_eq!(local, Err(Rejection::OutOfLocal { host: name("h1"), requested: Bytes::gib(5), free }));
     let slices = rack.reserve(reserve_request("b", "h1", 4));
-    assert_eq!(slices, Err(Denied::OutOfSlices { host: name("h1"), asked: 4, free: 3, closed: Vec::new() }));
-    assert_eq!(rack.reserve(reserve_request("b", "h9", 1)), Err(Denied::NoSuchHost(name("h9"))));
+    assert_eq!(
+        slices,
+        Err(Rejection::OutOfSlices { host: name("h1"), requested: 4, free: 3, closed: Vec::new() })
+    );
+    assert_eq!(rack.reserve(reserve_request("b", "h9", 1)), Err(Rejection::NoSuchHost(name("h9"))));
 }
 
 #[test]
@@ -308,7 +311,8 @@ fn reservations_per_host_are_limited_regardless_of_size() {
     for n in 0..RESERVATIONS_PER_HOST_MAX {
         rack.reserve(small(n, "h1")).unwrap();
     }
-    let denied = Denied::TooMany { what: "reservations on one host", max: RESERVATIONS_PER_HOST_MAX as u64 };
+    let denied =
+        Rejection::LimitExceeded { what: "reservations on one host", max: RESERVATIONS_PER_HOST_MAX as u64 };
     assert_eq!(rack.reserve(small(RESERVATIONS_PER_HOST_MAX, "h1")), Err(denied));
     rack.reserve(small(RESERVATIONS_PER_HOST_MAX, "h2")).unwrap();
     rack.end(ReservationId(1), released());
@@ -319,7 +323,7 @@ fn reservations_per_host_are_limited_regardless_of_size() {
 fn ended_vm_is_found_by_name_until_pruned_or_reused() {
     let mut rack = Rack::new("e1=4 h1:e1");
     let target = Target::Vm(name("a"));
-    assert_eq!(rack.ledger.find(&target), Err(Denied::NoSuchVm(name("a"))));
+    assert_eq!(rack.ledger.find(&target), Err(Rejection::NoSuchVm(name("a"))));
     let first = rack.reserve(reserve_request("a", "h1", 1)).unwrap();
     rack.end(first, released());
     assert_eq!(rack.ledger.find(&target), Ok(first), "a repeated release finds its reservation");
@@ -330,9 +334,9 @@ fn ended_vm_is_found_by_name_until_pruned_or_reused() {
     rack.end(second, released());
     assert_eq!(rack.ledger.find(&target), Ok(second), "the later of two");
     for id in [second, first] {
-        rack.apply(Change(vec![Record::Gone(Key::Reservation(id))]));
+        rack.apply(Change(vec![Record::Deleted(Key::Reservation(id))]));
     }
-    assert_eq!(rack.ledger.find(&target), Err(Denied::NoSuchVm(name("a"))));
+    assert_eq!(rack.ledger.find(&target), Err(Rejection::NoSuchVm(name("a"))));
 }
 
 #[test]
@@ -346,7 +350,7 @@ fn repeated_commit_and_release_change_nothing() {
     rack.online(0);
     rack.end(id, released());
     assert_eq!(rack.ledger.decide_end(at(3), id, released(), tester()), Ok(Change::default()));
-    let Err(Denied::WrongState { .. }) = rack.ledger.decide_commit(at(3), id, tester()) else { panic!() };
+    let Err(Rejection::WrongState { .. }) = rack.ledger.decide_commit(at(3), id, tester()) else { panic!() };
     assert!(matches!(rack.slot(0).state, State::Draining(_, Drain::Host { force: false })));
     rack.end(id, EndedBy::Released { force: true, reason: String::new() });
     assert!(
@@ -356,7 +360,7 @@ fn repeated_commit_and_release_change_nothing() {
     let unknown = ReservationId(99);
     assert_eq!(
         rack.ledger.decide_end(at(3), unknown, released(), tester()),
-        Err(Denied::NoSuchReservation(unknown))
+        Err(Rejection::NoSuchReservation(unknown))
     );
 }
 
@@ -385,14 +389,14 @@ fn ended_request_is_kept_for_retention_and_while_slices_drain() {
     rack.end(b, released());
     let later = |more| When { now: at(2).now.after(REQUEST_ID_RETENTION).after(Ns(more)), ..at(2) };
     let gone =
-        |ids: &[ReservationId]| Change(ids.iter().map(|id| Record::Gone(Key::Reservation(*id))).collect());
-    assert_eq!(rack.ledger.decide_forget(When { now: Ns(later(0).now.0 - 1), ..at(2) }, 9), gone(&[]));
-    assert_eq!(rack.ledger.decide_forget(later(0), 9), gone(&[b]), "a slice of the first is draining");
+        |ids: &[ReservationId]| Change(ids.iter().map(|id| Record::Deleted(Key::Reservation(*id))).collect());
+    assert_eq!(rack.ledger.decide_prune(When { now: Ns(later(0).now.0 - 1), ..at(2) }, 9), gone(&[]));
+    assert_eq!(rack.ledger.decide_prune(later(0), 9), gone(&[b]), "a slice of the first is draining");
     rack.slice(0, Event::Released(HostId(0), Epoch(1)));
     rack.slice(0, Event::Revoked(Epoch(1)));
-    assert_eq!(rack.ledger.decide_forget(later(0), 9), gone(&[a, b]));
-    assert_eq!(rack.ledger.decide_forget(later(0), 1), gone(&[a]), "at most the requested number");
-    let change = rack.ledger.decide_forget(later(0), 9);
+    assert_eq!(rack.ledger.decide_prune(later(0), 9), gone(&[a, b]));
+    assert_eq!(rack.ledger.decide_prune(later(0), 1), gone(&[a]), "at most the requested number");
+    let change = rack.ledger.decide_prune(later(0), 9);
     rack.apply(change);
     assert_ne!(rack.reserve(reserve_request("a", "h1", 1)), Ok(a), "a pruned id is a new request");
 }
@@ -415,12 +419,12 @@ fn configuration_cannot_remove_parts_in_use() {
     let mut rack = Rack::new("e1=4 e2=4 h1:e1+e2 h2:e2");
     let id = rack.reserve(reserve_request("a", "h1", 1)).unwrap();
     let refused = |rack: &mut Rack, text: &str| match rack.configure(text) {
-        Err(Denied::NotDrained { what, .. } | Denied::Fixed { what, .. }) => what,
+        Err(Rejection::NotDrained { what, .. } | Rejection::ImmutableField { what, .. }) => what,
         other => panic!("{text}: {other:?}"),
     };
     assert_eq!(refused(&mut rack, "e2=4 h1:e2 h2:e2"), "emc e1");
     assert_eq!(refused(&mut rack, "e1=4 e2=4 h2:e2"), "host h1");
-    assert_eq!(refused(&mut rack, "e1=4 e2=4 h1:e2 h2:e2"), "a wire of host h1");
+    assert_eq!(refused(&mut rack, "e1=4 e2=4 h1:e2 h2:e2"), "a connection of host h1");
     assert_eq!(refused(&mut rack, "e1=5 e2=4 h1:e1+e2 h2:e2"), "slices of emc e1");
     rack.configure("e1=4 h1:e1").expect("the second host and EMC are not in use");
     rack.end(id, released());
@@ -435,8 +439,8 @@ fn configuration_beyond_the_limits_is_rejected() {
     let mut rack = Rack::new("e1=4 h1:e1");
     let slices = u64::from(SLICES_MAX);
     let too_many = rack.configure(&format!("e1=4 e2={SLICES_MAX} h1:e1"));
-    assert_eq!(too_many, Err(Denied::TooMany { what: "slices", max: slices }));
-    assert_eq!(rack.configure("e1=4 h1:e2"), Err(Denied::NoSuchEmc(name("e2"))));
+    assert_eq!(too_many, Err(Rejection::LimitExceeded { what: "slices", max: slices }));
+    assert_eq!(rack.configure("e1=4 h1:e2"), Err(Rejection::NoSuchEmc(name("e2"))));
 }
 
 #[test]
@@ -452,7 +456,7 @@ fn drain_requests_migrations_and_enable_withdraws_them() {
     let answer = |vm: &str| {
         rack.ledger.decide_migration(at(3), &name(vm), MigrationAnswer::Accepted, "soon".into(), tester())
     };
-    assert_eq!(answer("c"), Err(Denied::NoSuchMigration(name("c"))));
+    assert_eq!(answer("c"), Err(Rejection::NoSuchMigration(name("c"))));
     let (id, change) = answer("a").unwrap();
     assert_eq!(id, a);
     rack.apply(change);
@@ -493,14 +497,14 @@ fn declined_migration_is_requested_again_after_the_delay() {
         .unwrap();
     rack.apply(declined);
     let due = at(3).now.after(MIGRATION_REQUEST_RETRY_AFTER);
-    assert_eq!(rack.ledger.next_asking_again(), Some(due));
+    assert_eq!(rack.ledger.next_migration_retry(), Some(due));
     let early = When { now: Ns(due.0 - 1), ..at(4) };
-    assert_eq!(rack.ledger.decide_ask_again(early, 9), Change::default());
-    let again = rack.ledger.decide_ask_again(When { now: due, ..at(4) }, 9);
+    assert_eq!(rack.ledger.decide_migration_retry(early, 9), Change::default());
+    let again = rack.ledger.decide_migration_retry(When { now: due, ..at(4) }, 9);
     rack.apply(again);
     let asked = &rack.ledger.migrations[&a];
-    assert_eq!((asked.answer, asked.words.as_str()), (MigrationAnswer::Open, ""));
-    assert_eq!(rack.ledger.next_asking_again(), None);
+    assert_eq!((asked.answer, asked.explanation.as_str()), (MigrationAnswer::Open, ""));
+    assert_eq!(rack.ledger.next_migration_retry(), None);
 }
 
 #[test]
@@ -517,7 +521,7 @@ fn fence_ends_reservations_and_slices_wait_for_the_device() {
     );
     let again = rack.ledger.decide_fence(at(4), HostId(0), false, tester(), "why");
     assert_eq!(again, Change::default());
-    let confirmed = rack.ledger.decide_cut_off(at(3), HostId(0), EmcId(0));
+    let confirmed = rack.ledger.decide_fence_confirmed(at(3), HostId(0), EmcId(0));
     rack.apply(confirmed);
     assert!(matches!(rack.slot(0).state, State::Draining(_, Drain::Revoking)));
     assert!(
@@ -531,7 +535,7 @@ fn fenced_host_returns_after_a_restart_or_a_clean_report() {
     for is_confirmed in [true, false] {
         let mut rack = Rack::new("e1=4 h1:e1");
         let report = |rack: &mut Rack, boot: &str, clean| {
-            let change = rack.ledger.decide_report(at(3), HostId(0), boot, clean);
+            let change = rack.ledger.decide_agent_identity(at(3), HostId(0), boot, clean);
             rack.apply(change);
             rack.host("h1").host.fence
         };
@@ -539,7 +543,7 @@ fn fenced_host_returns_after_a_restart_or_a_clean_report() {
             let fence = rack.ledger.decide_fence(at(3), HostId(0), false, tester(), "why");
             rack.apply(fence);
             if is_confirmed {
-                let confirmed = rack.ledger.decide_cut_off(at(3), HostId(0), EmcId(0));
+                let confirmed = rack.ledger.decide_fence_confirmed(at(3), HostId(0), EmcId(0));
                 rack.apply(confirmed);
             }
             rack.host("h1").host.fence
@@ -559,21 +563,21 @@ fn fenced_host_returns_after_a_restart_or_a_clean_report() {
 #[test]
 fn returned_host_receives_nothing_from_an_unconfirmed_emc() {
     let mut rack = Rack::new("e1=2 e2=2 h1:e1+e2");
-    let report = rack.ledger.decide_report(at(3), HostId(0), "b1", false);
+    let report = rack.ledger.decide_agent_identity(at(3), HostId(0), "b1", false);
     rack.apply(report);
     let fence = rack.ledger.decide_fence(at(3), HostId(0), false, tester(), "why");
     rack.apply(fence);
-    let confirmed = rack.ledger.decide_cut_off(at(3), HostId(0), EmcId(0));
+    let confirmed = rack.ledger.decide_fence_confirmed(at(3), HostId(0), EmcId(0));
     rack.apply(confirmed);
-    let report = rack.ledger.decide_report(at(4), HostId(0), "b2", false);
+    let report = rack.ledger.decide_agent_identity(at(4), HostId(0), "b2", false);
     rack.apply(report);
-    let Denied::OutOfSlices { free: 2, closed, .. } =
+    let Rejection::OutOfSlices { free: 2, closed, .. } =
         rack.reserve(reserve_request("a", "h1", 3)).unwrap_err()
     else {
         panic!("e2 has not confirmed the fence")
     };
-    assert_eq!(closed, [(name("e2"), 2, NotChosen::FenceUnconfirmed)]);
-    let confirmed = rack.ledger.decide_cut_off(at(5), HostId(0), EmcId(1));
+    assert_eq!(closed, [(name("e2"), 2, ExclusionReason::FenceUnconfirmed)]);
+    let confirmed = rack.ledger.decide_fence_confirmed(at(5), HostId(0), EmcId(1));
     rack.apply(confirmed);
     rack.reserve(reserve_request("a", "h1", 3)).unwrap();
 }
@@ -634,7 +638,7 @@ fn quarantined_slice_breaks_its_reservation_until_requalified() {
     assert_eq!(why, "slice 0 is quarantined: it did not reach its owner as zeros: byte 7");
     assert_eq!((rack.emc("e1").free(), rack.emc("e1").quarantined()), (2, 1));
     let refused = rack.ledger.decide_requalify(at(3), SliceId(2), tester(), "why");
-    assert!(matches!(refused, Err(Denied::SliceNotNow { state: "free", .. })));
+    assert!(matches!(refused, Err(Rejection::SliceWrongState { state: "free", .. })));
     rack.schedule(Place::Slice(SliceId(0)), Scheduling::Enabled);
     assert_eq!((rack.emc("e1").draining(), rack.emc("e1").quarantined()), (1, 0));
 }
@@ -653,10 +657,10 @@ fn restored() -> (Rack, ReservationId) {
 }
 
 /// A report of a VM of user 2001 with 3 GiB of pinned local memory, and slices with epochs.
-fn running_vm<const N: usize>(vm: &str, slices: [(u32, u64); N]) -> HaveVm {
+fn running_vm<const N: usize>(vm: &str, slices: [(u32, u64); N]) -> ObservedVm {
     let holding = |(slice, epoch)| Holding { slice: SliceId(slice), epoch: Epoch(epoch) };
     let slices = slices.map(holding).to_vec();
-    HaveVm { vm: name(vm), pid: 7, slices, local: Bytes::gib(3), pinned: true, uid: user(2001) }
+    ObservedVm { vm: name(vm), pid: 7, slices, local: Bytes::gib(3), pinned: true, uid: user(2001) }
 }
 
 #[test]
@@ -678,8 +682,8 @@ fn running_vms_keep_their_slices_after_a_restore() {
     let reported = (adopted.local, adopted.pinned, adopted.uid);
     assert_eq!(reported, (Bytes::gib(3), true, user(2001)), "as reported by its host");
     let next = rack.reserve(reserve_request("c", "h1", 0));
-    assert!(matches!(next, Err(Denied::HostNotSchedulable { .. })), "the host has not reported");
-    let reported = rack.ledger.decide_reported(at(3), HostId(0));
+    assert!(matches!(next, Err(Rejection::HostNotSchedulable { .. })), "the host has not reported");
+    let reported = rack.ledger.decide_host_reported(at(3), HostId(0));
     rack.apply(reported);
     assert!(
         rack.reserve(reserve_request("c", "h1", 0)).unwrap() > lost,
@@ -726,10 +730,10 @@ fn unclaimed_slices_are_scrubbed_and_break_their_reservation() {
     let (mut rack, id) = restored();
     let all: Vec<SliceId> = rack.emc("e1").quarantined_slices().collect();
     for host in [HostId(0), HostId(1)] {
-        let change = rack.ledger.decide_reported(at(3), host);
+        let change = rack.ledger.decide_host_reported(at(3), host);
         rack.apply(change);
     }
-    let change = rack.ledger.decide_unclaimed(&all);
+    let change = rack.ledger.decide_release_unclaimed(&all);
     rack.apply(change);
     assert_eq!((rack.emc("e1").free(), rack.emc("e1").draining()), (0, 4));
     let Stage::Broken { why, .. } = &rack.ledger.reservation(id).unwrap().stage else { panic!() };

@@ -5,7 +5,10 @@
 
 use units::{Epoch, HostId, InstanceId, Ns, SliceId};
 
-use super::{CloseReason, Effect, Manager, SessionId, link::{Link, RejectedAgent}};
+use super::{
+    CloseReason, Effect, Manager, SessionId,
+    link::{Link, RejectedAgent},
+};
 use crate::{
     audit::Actor,
     ledger::When,

@@ -41,7 +41,12 @@ impl ReportLog {
     }
 
     /// Returns the state of this report.
-    pub(super) fn begin(&mut self, report: &ObservedState, loads: u64, adoption_events: u64) -> PartialReport {
+    pub(super) fn begin(
+        &mut self,
+        report: &ObservedState,
+        loads: u64,
+        adoption_events: u64,
+    ) -> PartialReport {
         self.latest = self.latest.max(report.sequence);
         let before = self.partial.take();
         if report.part == 0 {

@@ -14,7 +14,11 @@ use units::limits::{
 };
 use units::{EmcId, HostId, Name, ReservationId, SliceId};
 
-use super::{Alarm, Manager, link::Link, report_log::{PartialReport, UnadoptedVm}};
+use super::{
+    Alarm, Manager,
+    link::Link,
+    report_log::{PartialReport, UnadoptedVm},
+};
 use crate::{
     audit::Subject,
     ledger::{HostEntry, When},

@@ -4,11 +4,11 @@
 use pool::{
     audit::Actor,
     manager::{Request, RequestReply},
-    record::MigrationAnswer,
+    record::{Migration, MigrationAnswer},
     rejection::Rejection,
 };
 use rand::Rng as _;
-use units::Name;
+use units::{Name, ReservationId};
 
 use super::{
     World,

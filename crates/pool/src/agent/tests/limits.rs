@@ -75,7 +75,7 @@ fn ended_vm_in_the_desired_state_is_reported_without_time_limit() {
 fn agent_returns_its_rack_and_connection_state() {
     let state = |script: &str| {
         let (agent, _) = run(Vec::new(), "", script);
-        (agent.rack().map(str::to_owned), agent.is_heard())
+        (agent.rack().map(str::to_owned), agent.is_connected())
     };
     assert_eq!(state("tick:1"), (None, false));
     assert_eq!(state("up"), (Some("R".to_owned()), true));

@@ -48,7 +48,7 @@ struct HostModel {
     open_in_kernel: BTreeSet<Arc<str>>,
     closing: BTreeSet<Arc<str>>,
     running: BTreeMap<ReservationId, VmRecord>,
-    desired_state: Option<Want>,
+    desired_state: Option<DesiredState>,
     reported_released: BTreeSet<Holding>,
     tickets: u64,
     open_tickets: BTreeMap<Ticket, Caller>,
@@ -123,7 +123,7 @@ impl HostModel {
         for (vm, slices) in ["a", "b"].into_iter().zip(slices) {
             if !slices.is_empty() && !fenced {
                 let uid = (vm == "a").then(|| user(TENANT));
-                want.vms.insert(reservation(vm), WantVm { uid, ..desired_vm(vm, slices.into_iter()) });
+                want.vms.insert(reservation(vm), DesiredVm { uid, ..desired_vm(vm, slices.into_iter()) });
             }
         }
         let rack = if foreign == 0 { "Q" } else { "R" };
@@ -133,10 +133,10 @@ impl HostModel {
         self.send(rack, want, foreign > 1);
     }
 
-    fn send(&mut self, rack: &str, want: Want, is_own: bool) {
+    fn send(&mut self, rack: &str, want: DesiredState, is_own: bool) {
         let newest = self.desired_state.as_ref().map_or(DesiredVersion::default(), |order| order.number);
         let is_accepted = is_own && want.number >= newest;
-        let before = (self.agent.have(), self.calls.clone());
+        let before = (self.agent.observed_state(), self.calls.clone());
         let previous = self.desired_state.clone();
         if is_accepted {
             self.reported_released.retain(|holding| want.release.contains_key(holding));
@@ -152,11 +152,11 @@ impl HostModel {
             }
             _ => want,
         };
-        self.handle(Event::Want { rack: rack.to_owned(), want });
+        self.handle(Event::DesiredState { rack: rack.to_owned(), desired: want });
         if !is_accepted {
             assert_eq!(
                 before,
-                (self.agent.have(), self.calls.clone()),
+                (self.agent.observed_state(), self.calls.clone()),
                 "a stale or foreign desired state changed the agent"
             );
         }
@@ -166,8 +166,8 @@ impl HostModel {
         let Some(holding) = self.calls.keys().copied().nth(which % self.calls.len().max(1)) else { return };
         let call = self.calls.remove(&holding).unwrap();
         let result = match (ok, &call) {
-            (0, _) => Err(failure(FailedReason::Host)),
-            (1, Effect::Online { check_zero: true, .. }) => Err(failure(FailedReason::NotZero)),
+            (0, _) => Err(failure(FailureReason::Host)),
+            (1, Effect::Online { check_zero: true, .. }) => Err(failure(FailureReason::NotZero)),
             _ => Ok(outcome(&self.agent, holding)),
         };
         if matches!((&call, &result), (Effect::Offline { .. } | Effect::Scrub { .. }, Ok(_))) {
@@ -208,9 +208,9 @@ impl HostModel {
 
     /// Crashes and restarts the agent. VMs and the disk are kept.
     fn restart(&mut self) {
-        let recovered = self.disk.values().map(|record| Adopted {
+        let recovered = self.disk.values().map(|record| RecoveredVm {
             record: record.clone(),
-            lives: self.running.contains_key(&record.reservation),
+            is_alive: self.running.contains_key(&record.reservation),
         });
         let recovered: Vec<_> = recovered.collect();
         self.calls.clear();
@@ -243,13 +243,13 @@ impl HostModel {
                 self.open_in_kernel.insert(handle(*holding).place);
                 self.call(*holding, effect);
             }
-            Effect::Clear { place } => self.close(place),
+            Effect::CloseOrphan { place } => self.close(place),
             Effect::Record(record) => drop(self.to_record.insert(record.reservation, record.clone())),
-            Effect::Forget(id) => {
+            Effect::DeleteRecord(id) => {
                 assert!(!self.running.contains_key(id), "the record of a running VM was deleted");
                 self.disk.remove(id);
             }
-            Effect::HandOut { ticket, record } => {
+            Effect::PassMemory { ticket, record } => {
                 let caller = self.open_tickets.remove(ticket).expect("a pending ticket");
                 self.check_caller(record, &caller);
                 self.pass_memory(record);
@@ -257,13 +257,13 @@ impl HostModel {
             Effect::Refuse { ticket, .. } => {
                 assert!(self.open_tickets.remove(ticket).is_some(), "{ticket:?} was not pending");
             }
-            Effect::SendHave(report) => self.check_report(report),
+            Effect::SendReport(report) => self.check_report(report),
             Effect::Watch { reservation, .. } => assert!(self.disk.contains_key(reservation)),
             Effect::Kill(id) => {
                 assert!(self.desired_state.as_ref().is_some_and(|o| o.fenced && named(o, *id).is_none()))
             }
             Effect::FreeLocal(id) => assert!(!self.running.contains_key(id)),
-            Effect::Remember { .. } | Effect::HangUp(_) | Effect::Bounced(..) => {}
+            Effect::RecordRack { .. } | Effect::Disconnect(_) | Effect::CommandRejected(..) => {}
         }
     }
 
@@ -291,8 +291,8 @@ impl HostModel {
         if ok {
             self.open_in_kernel.remove(&place);
         }
-        let result = if ok { Ok(()) } else { Err(failure(FailedReason::Host)) };
-        self.handle(Event::Cleared { place, result });
+        let result = if ok { Ok(()) } else { Err(failure(FailureReason::Host)) };
+        self.handle(Event::OrphanClosed { place, result });
     }
 
     fn is_forced(&self, holding: Holding) -> bool {
@@ -319,7 +319,7 @@ impl HostModel {
         let on_disk = self.disk.get(&record.reservation).map(|stored| &stored.process);
         assert_eq!(on_disk, Some(&record.process), "memory was passed before the process was recorded");
         for holding in record.slices.keys() {
-            assert_eq!(self.agent.slices.get(holding), Some(&Stand::Online(handle(*holding))));
+            assert_eq!(self.agent.slices.get(holding), Some(&SliceStatus::Online(handle(*holding))));
             let other = self
                 .running
                 .values()
@@ -340,7 +340,7 @@ impl HostModel {
         live.into_iter().any(|(_, record)| record.slices.contains_key(&holding))
     }
 
-    fn check_report(&mut self, report: &Have) {
+    fn check_report(&mut self, report: &ObservedState) {
         let newest = self.desired_state.as_ref().map_or(DesiredVersion::default(), |order| order.number);
         assert_eq!(report.number, newest);
         for holding in &report.released {
@@ -387,7 +387,7 @@ impl HostModel {
             self.handle(Event::Tick);
         }
         let Some(order) = self.desired_state.clone() else { return };
-        let report = self.agent.have();
+        let report = self.agent.observed_state();
         for (holding, release) in &order.release {
             let waits = !release.force && (self.is_in_use(*holding) || self.is_recorded(*holding));
             assert!(report.released.contains(holding) || waits, "{holding:?} was not released");
@@ -409,20 +409,20 @@ impl HostModel {
     }
 }
 
-fn named(order: &Want, id: ReservationId) -> Option<&WantVm> {
+fn named(order: &DesiredState, id: ReservationId) -> Option<&DesiredVm> {
     order.vms.get(&id)
 }
 
 /// Returns whether a desired state requires that a slice is closed: a release, a fence or a later
 /// owner.
-fn must_release(order: &Want, holding: Holding) -> bool {
+fn must_release(order: &DesiredState, holding: Holding) -> bool {
     let named = order.vms.values().flat_map(|vm| vm.slices.keys()).chain(order.release.keys());
     let mut later = named.chain(order.scrub.keys()).filter(|other| other.slice == holding.slice);
     order.fenced || order.release.contains_key(&holding) || later.any(|other| other.epoch > holding.epoch)
 }
 
 /// Returns the parts of a desired state about one VM and its current and former slices.
-fn part(order: &Want, odd: bool) -> Want {
+fn part(order: &DesiredState, odd: bool) -> DesiredState {
     let is_part = |slice: SliceId| (slice.0 % 2 == 1) == odd;
     let mut part = order.clone();
     part.vms.retain(|id, _| (*id == reservation("b")) == odd);
@@ -432,17 +432,17 @@ fn part(order: &Want, odd: bool) -> Want {
 }
 
 /// Expresses a desired state as changes of another.
-fn change(before: &Want, after: &Want) -> Want {
-    let mut change = Want { base: Some(before.number), ..desired_state(after.number.revision.0) };
+fn change(before: &DesiredState, after: &DesiredState) -> DesiredState {
+    let mut change = DesiredState { base: Some(before.number), ..desired_state(after.number.revision.0) };
     (change.instance, change.fenced) = (after.instance, after.fenced);
     for odd in [false, true] {
         let (old, new) = (part(before, odd), part(after, odd));
         if (&old.vms, &old.release, &old.scrub) == (&new.vms, &new.release, &new.scrub) {
             continue;
         }
-        change.no_more.vms.extend(old.vms.keys().filter(|id| !new.vms.contains_key(id)));
+        change.removals.vms.extend(old.vms.keys().filter(|id| !new.vms.contains_key(id)));
         let named: BTreeSet<SliceId> = new.slices().collect();
-        change.no_more.slices.extend(old.slices().filter(|slice| !named.contains(slice)));
+        change.removals.slices.extend(old.slices().filter(|slice| !named.contains(slice)));
         change.vms.extend(new.vms);
         change.release.extend(new.release);
         change.scrub.extend(new.scrub);

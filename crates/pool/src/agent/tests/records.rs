@@ -21,7 +21,7 @@ fn slice_of_a_vm_being_recorded_is_not_passed_to_another() {
 fn recorded_slice_of_an_ended_vm_is_not_passed_to_another() {
     check(
         &attached("gone:a desired:2:b=1.1 attach:b@200"),
-        "refuse:2:VM a was process 100, which is gone: reserve anew",
+        "refuse:2:VM a was process 100, which has ended: create a new reservation",
     );
     let dead = vec![recovered_vm("a", "1.1", false)];
     check_recovered(dead, "up desired:1:b=1.1", "online:1.1");
@@ -29,6 +29,6 @@ fn recorded_slice_of_an_ended_vm_is_not_passed_to_another() {
     check_recovered(
         dead,
         "up desired:1:b=1.1 ok:1.1 attach:b@200",
-        "refuse:1:VM a was process 100, which is gone: reserve anew",
+        "refuse:1:VM a was process 100, which has ended: create a new reservation",
     );
 }

@@ -39,7 +39,7 @@ fn preview_is_limited_to_the_users_of_the_memory() {
     let (agent, _) = run(Vec::new(), "", READY);
     let preview = |vm: &str, uid| {
         let caller = Caller { process: process(100), uid: user(uid) };
-        agent.look(&Name::new(vm).unwrap(), caller).map(|record| record.uid)
+        agent.preview(&Name::new(vm).unwrap(), caller).map(|record| record.uid)
     };
     assert_eq!(preview("a", 2001), Ok(Some(user(2001))));
     assert_eq!(preview("a", 0), Ok(Some(user(2001))));
@@ -76,13 +76,13 @@ fn process_of_a_vm_cannot_attach_another_vm() {
     let restarted = vec![recovered_vm("a", "1.1", true)];
     check_recovered(restarted, "up desired:1:b=2.1 ok:2.1 attach:b@100", &format!("refuse:1:{refused}"));
     let (agent, _) = run(Vec::new(), "", &format!("{READY} attach:a@100 recorded:a"));
-    let preview = agent.look(&Name::new("b").unwrap(), root(100));
+    let preview = agent.preview(&Name::new("b").unwrap(), root(100));
     assert_eq!(preview.map_err(|why| why.to_string()), Err(refused.to_owned()));
 }
 
 #[test]
 fn reports_name_the_user_of_a_vm_after_a_restart() {
-    let users = |agent: &Agent| agent.have().vms.values().map(|vm| vm.uid).collect::<Vec<_>>();
+    let users = |agent: &Agent| agent.observed_state().vms.values().map(|vm| vm.uid).collect::<Vec<_>>();
     let (agent, _) = run(Vec::new(), "", &format!("{READY} attach:a@100 recorded:a"));
     assert_eq!(users(&agent), [Some(user(2001))]);
     let mut recovered = recovered_vm("a", "1.1", true);

@@ -18,7 +18,7 @@ fn host_holds_slices_up_to_the_limit() {
     let max = SLICES_PER_HOST_MAX;
     let mut rack = Rack::new(&format!("e1={} h1:e1", max + 1));
     rack.reserve(reserve_request("a", "h1", 1)).unwrap();
-    let too_many = Denied::TooMany { what: "slices on one host", max: u64::from(max) };
+    let too_many = Rejection::LimitExceeded { what: "slices on one host", max: u64::from(max) };
     assert_eq!(rack.reserve(reserve_request("b", "h1", max)), Err(too_many.clone()));
     rack.reserve(reserve_request("b", "h1", max - 1)).unwrap();
     assert_eq!(rack.reserve(reserve_request("c", "h1", 1)), Err(too_many));
@@ -30,8 +30,8 @@ fn rejection_omits_cordoned_emc_without_free_slices() {
     rack.reserve(reserve_request("a", "h1", 4)).unwrap();
     rack.schedule(Place::Emc(name("e1")), Scheduling::Cordoned);
     rack.schedule(Place::Emc(name("e2")), Scheduling::Cordoned);
-    let closed = vec![(name("e2"), 4, NotChosen::Cordoned)];
-    let denied = Denied::OutOfSlices { host: name("h1"), asked: 1, free: 0, closed };
+    let closed = vec![(name("e2"), 4, ExclusionReason::Cordoned)];
+    let denied = Rejection::OutOfSlices { host: name("h1"), requested: 1, free: 0, closed };
     assert_eq!(rack.reserve(reserve_request("b", "h1", 1)), Err(denied));
 }
 
@@ -41,7 +41,7 @@ fn reservation_is_found_by_its_number() {
     let id = rack.reserve(reserve_request("a", "h1", 1)).unwrap();
     assert_eq!(rack.ledger.find(&Target::Reservation(id)), Ok(id));
     let unknown = ReservationId(id.0 + 1);
-    assert_eq!(rack.ledger.find(&Target::Reservation(unknown)), Err(Denied::NoSuchReservation(unknown)));
+    assert_eq!(rack.ledger.find(&Target::Reservation(unknown)), Err(Rejection::NoSuchReservation(unknown)));
 }
 
 #[test]
@@ -68,9 +68,9 @@ fn slices_are_listed_from_a_start_across_emcs() {
 fn ended_reservation_is_due_for_pruning_after_its_retention() {
     let mut rack = Rack::new("e1=4 h1:e1");
     let id = rack.reserve(reserve_request("a", "h1", 0)).unwrap();
-    assert_eq!(rack.ledger.next_forgetting(), None);
+    assert_eq!(rack.ledger.next_prune(), None);
     rack.end(id, released());
-    assert_eq!(rack.ledger.next_forgetting(), Some(at(2).now.after(REQUEST_ID_RETENTION)));
+    assert_eq!(rack.ledger.next_prune(), Some(at(2).now.after(REQUEST_ID_RETENTION)));
 }
 
 #[test]
@@ -100,7 +100,7 @@ fn scrub_counts_for_its_scrubber_until_it_ends() {
     rack.slice(0, Event::Granted(Epoch(2)));
     assert_eq!(counts(&rack), (0, 0, 2), "granted");
     let holding = Holding { slice: SliceId(0), epoch: Epoch(2) };
-    let scrubbed = Scrubbed { holding, started: UnixMs(1), ended: UnixMs(2), verified: units::SLICE };
+    let scrubbed = ScrubReport { holding, started: UnixMs(1), ended: UnixMs(2), verified: units::SLICE };
     rack.slice(0, Event::Scrubbed(HostId(1), scrubbed));
     assert_eq!(counts(&rack), (0, 0, 1), "scrubbed");
 }
@@ -165,7 +165,7 @@ fn fence_ends_when_the_last_unconfirmed_emc_is_removed() {
     let mut rack = Rack::new("e1=4 e2=4 h1:e1+e2");
     let fence = rack.ledger.decide_fence(at(2), HostId(0), false, tester(), "silent");
     rack.apply(fence);
-    let cut_off = rack.ledger.decide_cut_off(at(3), HostId(0), EmcId(0));
+    let cut_off = rack.ledger.decide_fence_confirmed(at(3), HostId(0), EmcId(0));
     rack.apply(cut_off);
     rack.configure("e1=4 h1:e1").unwrap();
     assert_eq!(rack.host("h1").host.fence, Fence::Fenced);
@@ -181,7 +181,7 @@ fn host_holds_no_slices_of_a_removed_emc() {
     let id = rack.reserve(reserve_request("a", "h1", 8)).unwrap();
     (4..8).for_each(|slice| rack.online(slice));
     rack.end(id, released());
-    rack.apply(Change(vec![Record::Gone(Key::Emc(EmcId(1)))]));
+    rack.apply(Change(vec![Record::Deleted(Key::Emc(EmcId(1)))]));
     assert!(rack.host("h1").held().all(|slice| slice < SliceId(4)));
     assert_eq!(rack.host("h1").scrubs().len(), 0);
 }
@@ -204,12 +204,12 @@ fn migration_answer_keeps_message_and_time() {
     let declined = MigrationAnswer::Declined;
     let answer = rack.ledger.decide_migration(at(3), &name("a"), declined, "busy".into(), tester());
     rack.apply(answer.unwrap().1);
-    let Migration { words, asked, .. } = &rack.ledger.migrations[&id];
+    let Migration { explanation: words, requested_at: asked, .. } = &rack.ledger.migrations[&id];
     assert_eq!((words.as_str(), *asked), ("busy", at(2).wall));
     let later = When { now: at(3).now.after(MIGRATION_REQUEST_RETRY_AFTER), wall: UnixMs(9_000_000) };
-    let again = rack.ledger.decide_ask_again(later, 9);
+    let again = rack.ledger.decide_migration_retry(later, 9);
     rack.apply(again);
-    assert_eq!(rack.ledger.migrations[&id].asked, later.wall);
+    assert_eq!(rack.ledger.migrations[&id].requested_at, later.wall);
 }
 
 /// A restored ledger may not contain a host on which a VM runs.
@@ -228,7 +228,7 @@ fn slice_of_a_host_outside_the_rack_waits_for_an_operator() {
             [1],
             "{rack_text}"
         );
-        let change = rack.ledger.decide_unclaimed(&[0, 1, 2].map(SliceId));
+        let change = rack.ledger.decide_release_unclaimed(&[0, 1, 2].map(SliceId));
         let changed = change.0.iter().filter(|record| matches!(record, Record::Slice(..)));
         assert_eq!(changed.count(), 2, "{rack_text}");
     }
@@ -243,7 +243,7 @@ fn unclaimed_slice_is_released_by_its_host_first() {
         rack.apply(change);
         let host = HostId(0);
         rack.slice(0, Event::Quarantine(Quarantine::Restored { host: Some(host) }));
-        let change = rack.ledger.decide_unclaimed(&[0, 1].map(SliceId));
+        let change = rack.ledger.decide_release_unclaimed(&[0, 1].map(SliceId));
         rack.apply(change);
         assert_eq!(rack.slot(0).state, State::Scrubbing(Scrub::Leaving(host)), "{rack_text}");
         let revoking = Scrub::Revoking { host: None, verified: false };
@@ -304,7 +304,7 @@ fn restore_at_the_end_of_the_id_spaces_rejects_additions() {
     *rack.ledger.meta_mut() = Meta { next_host, next_slice, ..rack.ledger.meta().clone() };
     let change = rack.ledger.decide_restored();
     rack.apply(change);
-    let change = rack.ledger.decide_reported(at(2), HostId(0));
+    let change = rack.ledger.decide_host_reported(at(2), HostId(0));
     rack.apply(change);
     for addition in ["e1=4 e2=4 h1:e1", "e1=4 h1:e1 h2:e1"] {
         assert_eq!(
@@ -327,7 +327,7 @@ fn restored_rack_rejects_additions_until_hosts_have_reported() {
             "{addition}"
         );
     }
-    let change = rack.ledger.decide_reported(at(2), HostId(0));
+    let change = rack.ledger.decide_host_reported(at(2), HostId(0));
     rack.apply(change);
     assert_eq!(rack.configure("e1=4 e2=4 h1:e1 h2:e1+e2"), Ok(()));
 }
@@ -336,11 +336,11 @@ fn restored_rack_rejects_additions_until_hosts_have_reported() {
 fn host_id_named_by_a_device_is_not_reassigned() {
     let mut rack = Rack::new("e1=4 h1:e1");
     for (named, next) in [(0, 1), (3, 4), (2, 4), (u32::MAX, 4)] {
-        let change = rack.ledger.decide_hosts_named([HostId(named)]);
+        let change = rack.ledger.decide_reserve_host_ids([HostId(named)]);
         rack.apply(change);
         assert_eq!(rack.ledger.meta().next_host, HostId(next));
     }
-    let change = rack.ledger.decide_hosts_named([HostId(5), HostId(u32::MAX)]);
+    let change = rack.ledger.decide_reserve_host_ids([HostId(5), HostId(u32::MAX)]);
     rack.apply(change);
     assert_eq!(rack.ledger.meta().next_host, HostId(6), "an out-of-range id does not hide another");
     rack.configure("e1=4 h1:e1 h2:e1").unwrap();

@@ -58,7 +58,7 @@ fn client_without_requests_has_no_entry() {
     let mut rack = bounded(BOUNDS);
     rack.end_request("c", "r", 2);
     let later = When { now: at(2).now.after(REQUEST_ID_RETENTION), ..at(2) };
-    let change = rack.ledger.decide_forget(later, 9);
+    let change = rack.ledger.decide_prune(later, 9);
     rack.apply(change);
     assert!(rack.ledger.ended.checked().is_empty());
 }
@@ -110,7 +110,7 @@ fn request_ended_after_the_durable_batch_is_not_evicted() {
         rack.apply(change);
     }
     let durable_until = at(11).now;
-    let oldest = Change(vec![Record::Gone(Key::Reservation(ReservationId(1)))]);
+    let oldest = Change(vec![Record::Deleted(Key::Reservation(ReservationId(1)))]);
     assert_eq!(rack.ledger.decide_evict(at(12), durable_until), Some(oldest.clone()));
     rack.apply(oldest);
     assert_eq!(
@@ -130,7 +130,7 @@ fn evicted_request_does_not_reserve_an_active_vm_again() {
     let active = rack.reserve(second.clone()).unwrap();
     assert_eq!(rack.reserve(first.clone()), Ok(ended), "the stored reply is of the ended reservation");
     rack.evict(9);
-    let taken = Denied::VmTaken { vm: name("a"), reservation: active, host: name("h1") };
+    let taken = Rejection::VmAlreadyReserved { vm: name("a"), reservation: active, host: name("h1") };
     assert_eq!(rack.reserve(first), Err(taken));
     assert_eq!(rack.reserve(second), Ok(active), "the request of an active reservation is never evicted");
     assert_eq!(rack.ledger.reservations.len(), 1);
@@ -149,7 +149,7 @@ fn request_is_evicted_only_after_its_slices_are_released() {
     }
     rack.evict(9);
     assert_eq!(rack.ledger.reservations.len(), 0);
-    assert!(rack.ledger.slices_out.is_empty());
+    assert!(rack.ledger.outstanding_slices.is_empty());
 }
 
 #[test]

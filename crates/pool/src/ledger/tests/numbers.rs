@@ -5,8 +5,8 @@ use units::limits::{EMCS_EVER_MAX, HOSTS_EVER_MAX, SLICES_EVER_MAX};
 
 use super::*;
 
-fn too_many(what: &'static str, max: u32) -> Result<(), Denied> {
-    Err(Denied::TooMany { what, max: u64::from(max) })
+fn too_many(what: &'static str, max: u32) -> Result<(), Rejection> {
+    Err(Rejection::LimitExceeded { what, max: u64::from(max) })
 }
 
 #[test]

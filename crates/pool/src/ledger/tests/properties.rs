@@ -71,7 +71,7 @@ fn vm(number: u8) -> Name {
 }
 
 impl Rack {
-    fn perform_action(&mut self, when: &mut When, action: &Action) -> Result<(), Denied> {
+    fn perform_action(&mut self, when: &mut When, action: &Action) -> Result<(), Rejection> {
         let change = match action {
             Action::AdvanceTime { seconds } => {
                 when.now = when.now.after(Ns::secs(*seconds));
@@ -98,7 +98,7 @@ impl Rack {
             let change = self.ledger.decide_end(when, id, EndedBy::Deadline, Actor::Manager).unwrap();
             self.apply(change);
         }
-        for change in [self.ledger.decide_ask_again(when, 100), self.ledger.decide_forget(when, 100)] {
+        for change in [self.ledger.decide_migration_retry(when, 100), self.ledger.decide_prune(when, 100)] {
             self.apply(change);
         }
         while let Some(change) = self.ledger.decide_evict(when, Ns::NEVER) {
@@ -106,7 +106,7 @@ impl Rack {
         }
     }
 
-    fn decide(&self, when: When, action: &Action) -> Result<Change, Denied> {
+    fn decide(&self, when: When, action: &Action) -> Result<Change, Rejection> {
         let ledger = &self.ledger;
         Ok(match action {
             Action::Reserve { vm, host, slices, cores, request, client } => {
@@ -114,8 +114,8 @@ impl Rack {
                 let id = RequestId::new(&format!("r{request}")).unwrap();
                 let request = RequestKey { id, client: name(&format!("c{client}")) };
                 match ledger.decide_reserve(when, Reserve { request, cores: *cores, ..base })? {
-                    Decided::New(_, change) => change,
-                    Decided::Repeat(_) => Change::default(),
+                    ReserveOutcome::New(_, change) => change,
+                    ReserveOutcome::Repeat(_) => Change::default(),
                 }
             }
             Action::Commit(id) => ledger.decide_commit(when, ReservationId(*id), tester())?,
@@ -143,13 +143,15 @@ impl Rack {
             Action::Fence { host, powered_off } => {
                 ledger.decide_fence(when, HostId(*host), *powered_off, tester(), "why")
             }
-            Action::FenceConfirmed { host, emc } => ledger.decide_cut_off(when, HostId(*host), EmcId(*emc)),
-            Action::FenceCompleted(host) => ledger.decide_fenced(when, HostId(*host)),
+            Action::FenceConfirmed { host, emc } => {
+                ledger.decide_fence_confirmed(when, HostId(*host), EmcId(*emc))
+            }
+            Action::FenceCompleted(host) => ledger.decide_fence_completed(when, HostId(*host)),
             Action::AgentIdentity { host, boot, clean } => {
-                ledger.decide_report(when, HostId(*host), &format!("b{boot}"), *clean)
+                ledger.decide_agent_identity(when, HostId(*host), &format!("b{boot}"), *clean)
             }
             Action::Restore => ledger.decide_restored(),
-            Action::HostReported(host) => ledger.decide_reported(when, HostId(*host)),
+            Action::HostReported(host) => ledger.decide_host_reported(when, HostId(*host)),
             Action::Adopt { id, vm: number, slices } => {
                 self.adopt(when, ReservationId(*id), &vm(*number), slices)
             }
@@ -157,7 +159,7 @@ impl Rack {
                 let in_quarantine = |slot: Slot| matches!(slot.state, State::Quarantined(_));
                 let is_quarantined = |s: &SliceId| ledger.slot(*s).is_some_and(in_quarantine);
                 let slices: Vec<_> = [SliceId(*slice)].into_iter().filter(is_quarantined).collect();
-                ledger.decide_unclaimed(&slices)
+                ledger.decide_release_unclaimed(&slices)
             }
             Action::ResolveMigration(number) => {
                 let (_, change) = ledger.decide_migration(
@@ -181,7 +183,7 @@ impl Rack {
     fn step(&self, slice: SliceId, kind: u8) -> Change {
         let Some(slot) = self.ledger.slot(slice) else { return Change::default() };
         let (epoch, holder) = (slot.epoch, slot.holder().unwrap_or(HostId(u32::from(kind) % 3)));
-        let scrubbed = Scrubbed {
+        let scrubbed = ScrubReport {
             holding: Holding { slice, epoch },
             started: UnixMs(0),
             ended: UnixMs(1),
@@ -198,7 +200,7 @@ impl Rack {
             (None, State::Draining(..), _) => Event::Released(holder, epoch),
             (None, State::Scrubbing(Scrub::Waiting), _) => Event::ScrubBy(holder),
             (None, State::Scrubbing(_), _) => Event::Scrubbed(holder, scrubbed),
-            (None, State::Quarantined(_), 2) => Event::Requalify { let_go: true },
+            (None, State::Quarantined(_), 2) => Event::Requalify { is_released: true },
             (None, ..) => Event::Onlined(holder, Epoch(epoch.0 + 1)),
         };
         self.ledger.decide_slice(slice, event).unwrap_or_default()
@@ -220,7 +222,8 @@ impl Rack {
             return Change::default(); // the manager assigns another id
         }
         let slices = existing.into_iter().map(|(slice, slot)| Holding { slice, epoch: slot.epoch }).collect();
-        let running = HaveVm { vm: vm.clone(), pid: 7, slices, local: Bytes::ZERO, pinned: false, uid: None };
+        let running =
+            ObservedVm { vm: vm.clone(), pid: 7, slices, local: Bytes::ZERO, pinned: false, uid: None };
         self.ledger.decide_adopt(when, host, id, &running).unwrap_or_default()
     }
 }
@@ -237,7 +240,7 @@ fn place_of(number: u8) -> Place {
 fn full_state(ledger: &Ledger) -> String {
     let by_vm: BTreeMap<_, _> = ledger.by_vm.iter().collect();
     let by_request: BTreeMap<_, _> = ledger.by_request.iter().collect();
-    let slices_out: BTreeMap<_, _> = ledger.slices_out.iter().collect();
+    let outstanding_slices: BTreeMap<_, _> = ledger.outstanding_slices.iter().collect();
     let slots: Vec<_> = ledger.slots_from(SliceId(0)).collect();
     let named = (&ledger.by_emc_name, &ledger.by_host_name);
     let records =
@@ -245,7 +248,7 @@ fn full_state(ledger: &Ledger) -> String {
     let times = (&ledger.deadlines, &ledger.declined);
     let progress: BTreeMap<_, _> = ledger.progress.iter().collect();
     let by_name = (by_vm, &ledger.ended_of_vm, progress);
-    format!("{:#?}", (records, named, by_name, by_request, times, ledger.ended.checked(), slices_out))
+    format!("{:#?}", (records, named, by_name, by_request, times, ledger.ended.checked(), outstanding_slices))
 }
 
 /// Checks that indexes of requests agree with the reservations, and that requests of active
@@ -255,7 +258,7 @@ fn check_requests(ledger: &Ledger) {
     for id in ledger.slots_from(SliceId(0)).filter_map(|(_, _, slot)| slot.reservation()) {
         *outstanding.entry(id).or_default() += 1;
     }
-    assert_eq!(outstanding, ledger.slices_out.iter().map(|(id, slices)| (*id, *slices)).collect());
+    assert_eq!(outstanding, ledger.outstanding_slices.iter().map(|(id, slices)| (*id, *slices)).collect());
     let mut ended: BTreeMap<Name, BTreeSet<(Ns, ReservationId)>> = BTreeMap::new();
     for (id, reservation) in &ledger.reservations {
         match reservation.stage {
@@ -324,8 +327,8 @@ pub(super) fn check_indexes(ledger: &Ledger) {
         let quarantined = slots().filter(|(_, of, slot)| *of == id && slot.is_quarantined());
         let for_operator: Vec<_> =
             quarantined.map(|(slice, ..)| slice).filter(|slice| !unclaimed.contains(slice)).collect();
-        assert_eq!(emc.quarantined_for_good().collect::<Vec<_>>(), for_operator, "quarantined in {id:?}");
-        assert_eq!(emc.quarantined_for_good_count(), for_operator.len());
+        assert_eq!(emc.quarantined_for_operator().collect::<Vec<_>>(), for_operator, "quarantined in {id:?}");
+        assert_eq!(emc.quarantined_for_operator_count(), for_operator.len());
     }
     for (id, reservation) in &ledger.reservations {
         let named = || reservation.slices.iter().filter_map(|slice| Some((*slice, ledger.slot(*slice)?)));

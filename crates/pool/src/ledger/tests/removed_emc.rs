@@ -4,8 +4,8 @@ use super::*;
 
 /// A rack in which VM a on h1 is broken: its slice on e1 was given back. e1 drains.
 fn broken() -> (Rack, ReservationId) {
-    let mut rack = Rack::of("e1=1 e2=1 h1:e1+e2");
-    let id = rack.reserve(ask("a", "h1", 1)).unwrap();
+    let mut rack = Rack::new("e1=1 e2=1 h1:e1+e2");
+    let id = rack.reserve(reserve_request("a", "h1", 1)).unwrap();
     rack.schedule(Place::Emc(name("e1")), Scheduling::Draining);
     rack.slice(0, Event::Granted(Epoch(1)));
     let dirty = Event::FoundDirty(HostId(0), Epoch(1));

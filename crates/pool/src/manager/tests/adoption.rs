@@ -7,7 +7,7 @@ use units::{
 };
 
 use super::rig::{Rig, name};
-use crate::protocol::{Have, HaveVm};
+use crate::protocol::{ObservedState, ObservedVm};
 
 /// A rack restored from a backup in which VM a (1) runs on slice 0 of h1; later h2 was granted
 /// slices 4 and 5. All hosts are connected, and only h2 has not reported.
@@ -115,11 +115,15 @@ fn adopted_vms_per_host_are_limited_across_reports() {
     let h2 = rig.host("h2");
     let vm = |number: usize| {
         let vm = name(&format!("v{number}"));
-        let vm = HaveVm { vm, pid: 1, slices: Vec::new(), local: Bytes::ZERO, pinned: false, uid: None };
+        let vm = ObservedVm { vm, pid: 1, slices: Vec::new(), local: Bytes::ZERO, pinned: false, uid: None };
         (ReservationId(100 + number as u64), vm)
     };
     for first in (0..RESERVATIONS_PER_HOST_MAX + 100).step_by(600) {
-        rig.report(h2, Have { vms: (first..first + 600).map(vm).collect(), ..Have::default() }, true);
+        rig.report(
+            h2,
+            ObservedState { vms: (first..first + 600).map(vm).collect(), ..ObservedState::default() },
+            true,
+        );
         write_pending(&mut rig);
     }
     assert_eq!(rig.manager.durable().host(h2).unwrap().reservations().len(), RESERVATIONS_PER_HOST_MAX);

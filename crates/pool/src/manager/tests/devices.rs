@@ -411,8 +411,8 @@ fn pending_handle_does_not_replace_a_later_one() {
     let slice = SliceId(0);
     for (current, pending, published) in [(2, 1, 2), (1, 2, 2), (1, 1, 1)] {
         rig.manager.handles.insert(slice, handle(current));
-        rig.manager.found.insert(slice, handle(pending));
-        rig.manager.show_found();
+        rig.manager.pending_handles.insert(slice, handle(pending));
+        rig.manager.publish_pending_handles();
         assert_eq!(
             rig.manager.handles[&slice],
             handle(published),

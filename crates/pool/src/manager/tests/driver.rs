@@ -6,9 +6,9 @@ use units::{Bytes, SliceId, UnixMs};
 
 use super::rig::{Rig, name};
 use crate::{
-    audit::{Actor, Decision, Subject, What},
+    audit::{Actor, Decision, DecisionKind, Subject},
     ledger::Target,
-    manager::{Ask, Event, HostState, Token},
+    manager::{Event, HostState, Request, Token},
 };
 
 #[test]
@@ -53,20 +53,21 @@ fn reservations_wait_while_a_batch_is_full() {
 fn effects_and_changes_count_as_pending_work() {
     let mut rig = Rig::connected();
     rig.manager.take_changed();
-    assert!(!rig.manager.has_news());
+    assert!(!rig.manager.has_pending_work());
     let target = Target::Vm(name("unknown"));
-    rig.manager.handle(rig.when(), Event::Ask(Token(0), Ask::Commit { target, actor: Actor::Manager }));
-    assert!(rig.manager.has_news(), "a reply is pending");
+    rig.manager
+        .handle(rig.when(), Event::Request(Token(0), Request::Commit { target, actor: Actor::Manager }));
+    assert!(rig.manager.has_pending_work(), "a reply is pending");
     while rig.manager.poll_effect().is_some() {}
-    assert!(!rig.manager.has_news());
+    assert!(!rig.manager.has_pending_work());
 }
 
 #[test]
 fn decision_of_another_module_is_stored() {
     let mut rig = Rig::connected();
-    let what = What::Cordoned { reason: "a model serves".to_owned() };
+    let what = DecisionKind::Cordoned { reason: "a model serves".to_owned() };
     let decision = Decision { at: UnixMs(1), actor: Actor::Manager, subject: Subject::Rack, what };
-    rig.manager.handle(rig.when(), Event::Ask(Token(u64::MAX), Ask::Note(decision)));
+    rig.manager.handle(rig.when(), Event::Request(Token(u64::MAX), Request::RecordDecision(decision)));
     rig.manager.settle(rig.when());
     let is_stored = std::iter::from_fn(|| rig.manager.poll_effect())
         .any(|effect| format!("{effect:?}").contains("a model serves"));
@@ -84,8 +85,8 @@ fn one_of_two_waiting_callers_may_disconnect() {
 #[test]
 fn requests_that_may_wait_for_slices_are_marked() {
     let target = || Target::Vm(name("a"));
-    let wait = Ask::WaitReady { target: target(), within: units::Ns::secs(1) };
-    let commit = Ask::Commit { target: target(), actor: Actor::Manager };
+    let wait = Request::WaitReady { target: target(), within: units::Ns::secs(1) };
+    let commit = Request::Commit { target: target(), actor: Actor::Manager };
     assert!(wait.waits_for_slices() && !commit.waits_for_slices());
 }
 
@@ -117,9 +118,9 @@ fn fence_obstacle_is_the_message_of_the_device() {
     let mut rig = Rig::connected_with(super::rig::SHARED);
     let host = rig.host("h1");
     rig.run("cordon:e1 reserve:a@h1=1 go down:h1 fence:h1");
-    assert_eq!(rig.manager.not_fenced(host), None);
+    assert_eq!(rig.manager.fence_obstacle(host), None);
     rig.run("stored device tick:10");
-    assert_eq!(rig.manager.not_fenced(host), Some("no command"));
+    assert_eq!(rig.manager.fence_obstacle(host), Some("no command"));
     assert_eq!(rig.manager.durable().host(host).unwrap().local_free(), Bytes::gib(64));
 }
 

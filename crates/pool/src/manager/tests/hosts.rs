@@ -4,15 +4,15 @@ use units::limits::DELTA_CHANGES_PER_HOST_MAX;
 use units::{ReservationId, SliceId};
 
 use super::rig::{Rig, name};
-use crate::{audit::Subject, manager::hosts::News, record::Fence};
+use crate::{audit::Subject, manager::link::PendingChanges, record::Fence};
 
 #[test]
 fn changes_beyond_the_limit_become_a_complete_state() {
-    let mut news = News::awaited();
+    let mut news = PendingChanges::awaited();
     let max = DELTA_CHANGES_PER_HOST_MAX as u64;
-    (1..=max).for_each(|id| news.note(None, [ReservationId(id)]));
+    (1..=max).for_each(|id| news.add(None, [ReservationId(id)]));
     assert!(!news.is_complete() && news.len() == DELTA_CHANGES_PER_HOST_MAX);
-    news.note(Some(SliceId(0)), []);
+    news.add(Some(SliceId(0)), []);
     assert!(news.is_complete() && news.len() == 0);
     assert!(news.is_awaited(), "a complete desired state is awaited as well");
 }
@@ -69,7 +69,7 @@ fn silent_host_keeps_its_slices_and_receives_no_more() {
     Rig::connected().check(
         "reserve:a@h1=2 go
          tick:2000 report:h2 report:h3
-         tick:2000 | h1.close(LeaseOver)
+         tick:2000 | h1.close(LeaseExpired)
          state:h1 state:h2 alarms | Unknown Up HOST_UNKNOWN
          slices | 0.1:online@h1 1.1:online@h1
          reserve:b@h1=1 | reserve:b->HOST_NOT_SCHEDULABLE
@@ -103,7 +103,7 @@ fn silent_host_is_fenced_before_its_slices_are_revoked() {
     let mut rig = Rig::connected();
     rig.check(
         "reserve:a@h1=2 go
-         tick:4000 | h1.close(LeaseOver) h2.close(LeaseOver) h3.close(LeaseOver)
+         tick:4000 | h1.close(LeaseExpired) h2.close(LeaseExpired) h3.close(LeaseExpired)
          tick:59000 up:h2 up:h3 go
          tick:990 |
          tick:10 tick:10 | store
@@ -472,7 +472,7 @@ fn host_removed_from_the_rack_is_disconnected() {
         "reserve:a@h1=1 go
          rack:e1=4&e2=4&h2:e1+e2&h3:e2 | rack:e1=4&e2=4&h2:e1+e2&h3:e2->NOT_DRAINED
          release:a go
-         rack:e1=4&e2=4&h2:e1+e2&h3:e2 stored | store rack:e1=4&e2=4&h2:e1+e2&h3:e2->ok host#0.close(HostGone)",
+         rack:e1=4&e2=4&h2:e1+e2&h3:e2 stored | store rack:e1=4&e2=4&h2:e1+e2&h3:e2->ok host#0.close(HostRemoved)",
     );
 }
 

@@ -104,9 +104,9 @@ fn time_of_the_last_message_is_recorded() {
     let host = rig.host("h1");
     rig.run("tick:500 report:h1:early tick:300");
     let received = UnixMs(rig.now.as_ms() - 300);
-    assert_eq!(rig.manager.host_said(host).1, Some(received));
+    assert_eq!(rig.manager.agent_identity(host).1, Some(received));
     rig.run("up:h1");
-    assert_eq!(rig.manager.host_said(host).1, Some(UnixMs(rig.now.as_ms())));
+    assert_eq!(rig.manager.agent_identity(host).1, Some(UnixMs(rig.now.as_ms())));
 }
 
 #[test]

@@ -31,7 +31,7 @@
 //! Queries: `slices`, `alarms`, `state:h1`.
 //!
 //! Output: `store`, `reload`, `e1.grant(0.1>h1)`, `h1<a=0.1;release=1.1` (a desired state),
-//! `h1<report` (a report request), `h1.close(LeaseOver)`, `reserve:a->ok(0,1)`.
+//! `h1<report` (a report request), `h1.close(LeaseExpired)`, `reserve:a->ok(0,1)`.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write as _;
@@ -42,14 +42,17 @@ use units::{Bytes, EmcId, Epoch, HostId, InstanceId, Name, Ns, RequestId, Reserv
 
 use crate::{
     audit::{Actor, Subject},
-    denied::Denied,
     ledger::{Place, RackSpec, Reserve, Target, When},
     manager::{
-        Answer, Ask, Closed, Contents, DeviceCall, DeviceDone, DeviceFailure, Effect, Event, Grant, Manager,
-        SessionId, Settings, SliceError, Token,
+        CloseReason, Contents, DeviceCall, DeviceFailure, DeviceReply, Effect, Event, Grant, Manager,
+        Request, RequestReply, SessionId, Settings, SliceError, Token,
     },
-    protocol::{Failed, FailedReason, Have, HaveVm, Hello, Holding, Scrubbed, SeenDevice, Want},
+    protocol::{
+        DesiredState, FailureReason, Hello, Holding, ObservedState, ObservedVm, ScrubReport, SeenDevice,
+        SliceFailure,
+    },
     record::{Key, Meta, MigrationAnswer, Record, RequestKey, Scheduling},
+    rejection::Rejection,
     slice::{Scrub, Slot, State},
 };
 
@@ -110,10 +113,10 @@ struct Agent {
     instance: u64,
     boot: String,
     session: Option<SessionId>,
-    desired_state: Option<(Want, Ns)>,
+    desired_state: Option<(DesiredState, Ns)>,
     answered: bool,
     /// Reported VMs that have not ended; later reports contain them.
-    running: BTreeMap<ReservationId, HaveVm>,
+    running: BTreeMap<ReservationId, ObservedVm>,
 }
 
 pub(super) fn name(text: &str) -> Name {
@@ -134,8 +137,8 @@ fn format_holdings(holdings: impl IntoIterator<Item = Holding>) -> String {
     words.join("+")
 }
 
-pub(super) fn scrubbed(holding: Holding, verified: Bytes) -> Scrubbed {
-    Scrubbed { holding, started: UnixMs(1), ended: UnixMs(2), verified }
+pub(super) fn scrubbed(holding: Holding, verified: Bytes) -> ScrubReport {
+    ScrubReport { holding, started: UnixMs(1), ended: UnixMs(2), verified }
 }
 
 pub(super) fn settings() -> Settings {
@@ -165,7 +168,7 @@ impl Rig {
         let meta = Meta::new("rack".to_owned());
         rig.disk.insert(Key::Meta, Record::Meta(meta.clone()));
         rig.handle_event(Event::Loaded { meta, records: Vec::new(), restored: false });
-        rig.send_request("configure", Ask::Configure(RackSpec::parse(rack)));
+        rig.send_request("configure", Request::Configure(RackSpec::parse(rack)));
         rig.run("stored device");
         rig
     }
@@ -241,7 +244,7 @@ impl Rig {
             "gone" => {
                 let is_of_vm = |caller: &String| caller.split_once(':').is_some_and(|(_, vm)| vm == rest);
                 let token = self.callers.iter().rposition(is_of_vm).expect("a waiting caller");
-                self.handle_event(Event::Gone(Token(token as u64)));
+                self.handle_event(Event::CallerGone(Token(token as u64)));
             }
             _ => {
                 let request = self.parse_request(verb, rest);
@@ -252,14 +255,18 @@ impl Rig {
     }
 
     /// Parses a request.
-    fn parse_request(&self, verb: &str, rest: &str) -> Ask {
+    fn parse_request(&self, verb: &str, rest: &str) -> Request {
         let actor = Actor::Client(name("tester"));
         let target = || Target::Vm(name(rest));
-        let schedule =
-            |to| Ask::Schedule { place: parse_place(rest), to, actor: actor.clone(), reason: "why".into() };
+        let schedule = |to| Request::Schedule {
+            place: parse_place(rest),
+            to,
+            actor: actor.clone(),
+            reason: "why".into(),
+        };
         let release =
-            |force| Ask::Release { target: target(), force, reason: String::new(), actor: actor.clone() };
-        let fence = |powered_off| Ask::Fence {
+            |force| Request::Release { target: target(), force, reason: String::new(), actor: actor.clone() };
+        let fence = |powered_off| Request::Fence {
             host: name(rest),
             powered_off,
             actor: actor.clone(),
@@ -269,11 +276,11 @@ impl Rig {
             "reserve" => {
                 let (rest, wait) =
                     rest.strip_suffix('~').map_or((rest, None), |rest| (rest, Some(Ns::secs(1))));
-                Ask::Reserve { reserve: parse_reserve(rest), wait }
+                Request::Reserve { reserve: parse_reserve(rest), wait }
             }
-            "validate" => Ask::Validate(parse_reserve(rest)),
-            "wait" => Ask::WaitReady { target: target(), within: Ns::secs(1) },
-            "commit" => Ask::Commit { target: target(), actor },
+            "validate" => Request::Validate(parse_reserve(rest)),
+            "wait" => Request::WaitReady { target: target(), within: Ns::secs(1) },
+            "commit" => Request::Commit { target: target(), actor },
             "release" => release(false),
             "force" => release(true),
             "cordon" => schedule(Scheduling::Cordoned),
@@ -283,16 +290,16 @@ impl Rig {
             "poweroff" => fence(true),
             "decline" => {
                 let (answer, words) = (MigrationAnswer::Declined, "busy".to_owned());
-                Ask::ResolveMigration { vm: name(rest), answer, words, actor }
+                Request::ResolveMigration { vm: name(rest), answer, explanation: words, actor }
             }
-            "rack" => Ask::Configure(RackSpec::parse(&rest.replace('&', " "))),
+            "rack" => Request::Configure(RackSpec::parse(&rest.replace('&', " "))),
             other => panic!("unknown word {other:?}"),
         }
     }
 
-    fn send_request(&mut self, caller: &str, request: Ask) {
+    fn send_request(&mut self, caller: &str, request: Request) {
         self.callers.push(caller.to_owned());
-        self.handle_event(Event::Ask(Token(self.callers.len() as u64 - 1), request));
+        self.handle_event(Event::Request(Token(self.callers.len() as u64 - 1), request));
     }
 
     pub(super) fn when(&self) -> When {
@@ -316,9 +323,9 @@ impl Rig {
             let request = self.parse_request(verb, rest);
             self.callers.push(format!("{verb}:{}", rest.split('@').next().unwrap()));
             let token = Token(self.callers.len() as u64 - 1);
-            self.manager.handle(self.when(), Event::Ask(token, request));
+            self.manager.handle(self.when(), Event::Request(token, request));
         }
-        self.handle_event(Event::Gone(Token(u64::MAX)));
+        self.handle_event(Event::CallerGone(Token(u64::MAX)));
         std::mem::take(&mut self.output).join(" ")
     }
 
@@ -344,7 +351,7 @@ impl Rig {
                 let agent = self.agents.get_mut(&host).unwrap();
                 agent.session = agent.session.filter(|live| *live != session);
                 let why = match why {
-                    Closed::FalseClaim(slice, epoch) => format!("FalseClaim:{slice}.{epoch}"),
+                    CloseReason::FalseClaim(slice, epoch) => format!("FalseClaim:{slice}.{epoch}"),
                     why => format!("{why:?}"),
                 };
                 self.output.push(format!("{}.close({why})", self.host_name(host)));
@@ -353,21 +360,21 @@ impl Rig {
         }
     }
 
-    fn reply(&mut self, token: u64, answer: &Result<Answer, Denied>) {
+    fn reply(&mut self, token: u64, answer: &Result<RequestReply, Rejection>) {
         let answer = match answer {
             Err(denied) => denied.reason().to_owned(),
-            Ok(Answer::Reservation(view)) if self.caller(token).starts_with("validate") => {
+            Ok(RequestReply::Reservation(view)) if self.caller(token).starts_with("validate") => {
                 format!("would({})", view.reservation.slices.len())
             }
-            Ok(Answer::Reservation(view)) => {
+            Ok(RequestReply::Reservation(view)) => {
                 let slices: Vec<_> = view.reservation.slices.iter().map(ToString::to_string).collect();
                 let on_disk = self.disk.get(&Key::Reservation(view.id));
                 let same = Some(&Record::Reservation(view.id, view.reservation.clone()));
                 assert_eq!(on_disk, same, "a reply contains a reservation that is not durable");
                 format!("ok({})", slices.join(","))
             }
-            Ok(Answer::Scheduled { waiting_for, .. }) => format!("ok[{}]", waiting_for.len()),
-            Ok(Answer::Migration(..) | Answer::Done(_)) => "ok".to_owned(),
+            Ok(RequestReply::Scheduled { waiting_for, .. }) => format!("ok[{}]", waiting_for.len()),
+            Ok(RequestReply::Migration(..) | RequestReply::Done(_)) => "ok".to_owned(),
         };
         self.output.push(format!("{}->{answer}", self.caller(token)));
     }
@@ -411,14 +418,14 @@ impl Rig {
         let emc_name = self.manager.durable().emc(emc).unwrap().emc.name.clone();
         self.output.push(format!("{emc_name}.{word}"));
         let record = &self.manager.durable().emc(emc).unwrap().emc;
-        let (shared, slices) = (!record.cuts_off(), record.range().collect());
+        let (shared, slices) = (!record.can_revoke(), record.range().collect());
         let device = self.devices.entry(emc).or_default();
         device.set_slices(slices);
         device.shared = shared;
         device.calls.push_back(call);
     }
 
-    fn on_desired_state(&mut self, session: SessionId, want: Want) {
+    fn on_desired_state(&mut self, session: SessionId, want: DesiredState) {
         let host = self.sessions[&session];
         let before = self.agents[&host].desired_state.as_ref().map(|(before, _)| before.clone());
         let mut complete = before.clone().unwrap_or_else(|| want.clone());
@@ -433,7 +440,7 @@ impl Rig {
         let want = complete;
         assert_eq!(
             Some(&want),
-            self.manager.want(host).as_ref(),
+            self.manager.desired_state(host).as_ref(),
             "changes must add up to the complete state"
         );
         let mut parts = Vec::new();
@@ -506,7 +513,7 @@ impl Rig {
     fn write(&mut self, records: &[Record]) {
         for record in records {
             match record {
-                Record::Gone(key) => drop(self.disk.remove(key)),
+                Record::Deleted(key) => drop(self.disk.remove(key)),
                 record => drop(self.disk.insert(record.key(), record.clone())),
             }
         }
@@ -651,7 +658,7 @@ impl Rig {
     fn report_in_words(&mut self, rest: &str) {
         let mut parts = rest.split(':');
         let host = self.host(parts.next().unwrap());
-        let mut report = Have { whole: true, ..Have::default() };
+        let mut report = ObservedState { whole: true, ..ObservedState::default() };
         let mut early = false;
         for part in parts {
             match part.split_once('=') {
@@ -673,9 +680,9 @@ impl Rig {
                     report.scrubbed.extend(holdings(list).into_iter().map(|h| scrubbed(h, Bytes::mib(512))));
                 }
                 Some((kind @ ("dirty" | "broken"), list)) => {
-                    let reason = if kind == "dirty" { FailedReason::NotZero } else { FailedReason::Host };
+                    let reason = if kind == "dirty" { FailureReason::NotZero } else { FailureReason::Host };
                     let message = "EIO".to_owned();
-                    report.failed.extend(holdings(list).into_iter().map(|holding| Failed {
+                    report.failed.extend(holdings(list).into_iter().map(|holding| SliceFailure {
                         holding,
                         reason,
                         message: message.clone(),
@@ -686,7 +693,8 @@ impl Rig {
                     let vm = vm.strip_prefix("vm").expect("a known part of a report");
                     let (id, vm) = vm.split_at(vm.len() - 1);
                     let (vm, slices) = (name(vm), holdings(list));
-                    let running = HaveVm { vm, pid: 7, slices, local: Bytes::ZERO, pinned: false, uid: None };
+                    let running =
+                        ObservedVm { vm, pid: 7, slices, local: Bytes::ZERO, pinned: false, uid: None };
                     report.vms.insert(ReservationId(id.parse().unwrap()), running);
                 }
                 None => panic!("unknown part {part:?}"),
@@ -695,7 +703,7 @@ impl Rig {
         self.report(host, report, early);
     }
 
-    pub(super) fn report(&mut self, host: HostId, mut report: Have, early: bool) {
+    pub(super) fn report(&mut self, host: HostId, mut report: ObservedState, early: bool) {
         let agent = self.agents.get_mut(&host).unwrap();
         let Some(session) = agent.session else { return };
         agent.running.extend(report.vms.clone());
@@ -714,7 +722,7 @@ impl Rig {
         let scrubbed = report.scrubbed.iter().filter(|s| s.verified >= units::SLICE).map(|s| s.holding);
         let released: BTreeSet<Holding> = report.released.iter().copied().chain(scrubbed).collect();
         self.remove_reached(host, |holding| report.clean || released.contains(&holding));
-        self.handle_event(Event::AgentHave(session, report));
+        self.handle_event(Event::AgentReport(session, report));
     }
 
     /// Lets an agent apply its desired state and report.
@@ -724,14 +732,14 @@ impl Rig {
         let wanted = want.vms.values().flat_map(|vm| vm.slices.keys().copied());
         let in_use = agent.running.values().flat_map(|vm| vm.slices.iter().copied());
         let in_use = in_use.filter(|holding| !want.release.contains_key(holding));
-        let report = Have {
+        let report = ObservedState {
             online: wanted.chain(in_use.clone()).collect::<BTreeSet<_>>().into_iter().collect(),
             vms: agent.running.clone(),
             released: want.release.keys().copied().filter(|holding| !agent.uses(*holding)).collect(),
             scrubbed: want.scrub.keys().map(|h| scrubbed(*h, units::SLICE)).collect(),
             clean: want.fenced && agent.running.is_empty(),
             whole: true,
-            ..Have::default()
+            ..ObservedState::default()
         };
         self.report(host, report, false);
     }
@@ -782,7 +790,7 @@ impl Rig {
     /// Returns whether a decision about a subject whose reason contains some text is durable.
     pub(super) fn has_decision(&self, subject: &Subject, words: &str) -> bool {
         self.disk.values().any(|record| {
-            matches!(record, Record::Decision(_, d) if d.subject == *subject && d.what.words().why.contains(words))
+            matches!(record, Record::Decision(_, d) if d.subject == *subject && d.what.describe().why.contains(words))
         })
     }
 
@@ -841,43 +849,43 @@ impl Device {
         self.slices = slices;
     }
 
-    fn perform(&mut self, call: DeviceCall, intent: Slot) -> DeviceDone {
+    fn perform(&mut self, call: DeviceCall, intent: Slot) -> DeviceReply {
         if self.broken {
             self.requested.clear();
-            return DeviceDone::Failed { call, failure: DeviceFailure::Error("EIO".into()) };
+            return DeviceReply::Failed { call, failure: DeviceFailure::Error("EIO".into()) };
         }
         match call {
-            DeviceCall::Contents => DeviceDone::Contents(self.contents()),
+            DeviceCall::Contents => DeviceReply::Contents(self.contents()),
             DeviceCall::Grant { slice, epoch, .. } if self.faulty.contains(&slice) => {
                 self.requested.remove(&(slice, epoch));
-                DeviceDone::Failed { call, failure: slice_failure() }
+                DeviceReply::Failed { call, failure: slice_failure() }
             }
             DeviceCall::Revoke { slice, .. } if self.faulty.contains(&slice) => {
-                DeviceDone::Failed { call, failure: slice_failure() }
+                DeviceReply::Failed { call, failure: slice_failure() }
             }
             DeviceCall::Grant { slice, epoch, host } => self.grant(slice, epoch, host, intent),
             DeviceCall::Revoke { slice, epoch } => {
                 self.granted.retain(|s, (e, _)| *s != slice || *e > epoch);
-                DeviceDone::Revoked { slice, epoch }
+                DeviceReply::Revoked { slice, epoch }
             }
             DeviceCall::Fence { powered_off: false, .. } if self.shared && !self.can_stop_machines => {
-                DeviceDone::Failed { call, failure: DeviceFailure::NotFenced("no command".into()) }
+                DeviceReply::Failed { call, failure: DeviceFailure::NotFenced("no command".into()) }
             }
             DeviceCall::Fence { host, .. } => {
                 self.granted.retain(|slice, (_, owner)| *owner != host || self.faulty.contains(slice));
                 self.reached.retain(|(_, _, by)| *by != host);
-                DeviceDone::Fenced { host }
+                DeviceReply::Fenced { host }
             }
         }
     }
 
-    fn grant(&mut self, slice: SliceId, epoch: Epoch, host: HostId, intent: Slot) -> DeviceDone {
+    fn grant(&mut self, slice: SliceId, epoch: Epoch, host: HostId, intent: Slot) -> DeviceReply {
         let held = self.granted.get(&slice).copied();
         let highest = self.highest.get(&slice).copied().unwrap_or_default();
         if let Some((held_epoch, holder)) = held.filter(|(held, _)| *held > epoch) {
             let call = DeviceCall::Grant { slice, epoch, host };
             let failure = DeviceFailure::Held { epoch: held_epoch, host: holder };
-            return DeviceDone::Failed { call, failure };
+            return DeviceReply::Failed { call, failure };
         }
         if held != Some((epoch, host)) {
             assert_eq!(held, None, "slice {slice} would have two owners");
@@ -888,7 +896,7 @@ impl Device {
             );
             if highest >= epoch {
                 let call = DeviceCall::Grant { slice, epoch, host };
-                return DeviceDone::Failed { call, failure: DeviceFailure::StaleEpoch { highest } };
+                return DeviceReply::Failed { call, failure: DeviceFailure::StaleEpoch { highest } };
             }
         }
         if matches!(intent.state, State::Assigned(_)) {
@@ -900,7 +908,7 @@ impl Device {
         }
         self.granted.insert(slice, (epoch, host));
         self.highest.insert(slice, epoch);
-        DeviceDone::Granted { slice, epoch, handle: self.place(slice, epoch) }
+        DeviceReply::Granted { slice, epoch, handle: self.place(slice, epoch) }
     }
 
     /// Returns the location of a slice, which on a shared device is the same for all owners.

@@ -4,7 +4,7 @@
 use super::rig::{Rig, name};
 use crate::{
     audit::Subject,
-    manager::{DeviceCall, DeviceDone, DeviceFailure, Event},
+    manager::{DeviceCall, DeviceFailure, DeviceReply, Event},
 };
 
 /// Two hosts attached to a device that cannot revoke access and to one that can; the third host is
@@ -366,14 +366,14 @@ fn late_stop_failure_of_a_powered_off_machine_is_not_retried() {
     let (h1, e1) = (rig.host("h1"), rig.manager.durable().emc_named(&name("e1")).unwrap());
     let call = DeviceCall::Fence { host: h1, powered_off: false };
     let failure = DeviceFailure::NotFenced("no command".into());
-    rig.handle_event(Event::Device(e1, DeviceDone::Failed { call, failure }));
+    rig.handle_event(Event::Device(e1, DeviceReply::Failed { call, failure }));
     assert_eq!(rig.manager.stopping_since(h1), None);
 }
 
 /// Returns whether an EMC has fenced h1, according to the ledger.
 fn has_fenced_h1(rig: &Rig, emc: &str) -> bool {
     let emc = rig.manager.durable().emc_named(&name(emc)).unwrap();
-    rig.manager.durable().host(rig.host("h1")).unwrap().host.is_cut_off(emc)
+    rig.manager.durable().host(rig.host("h1")).unwrap().host.is_fenced_at(emc)
 }
 
 #[test]

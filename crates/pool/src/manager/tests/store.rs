@@ -116,8 +116,8 @@ fn oldest_decisions_are_pruned_in_batches() {
 fn host_and_emc_removed_by_a_torn_write_are_dropped() {
     let mut rig = Rig::connected();
     rig.check(
-        "rack:e1=4&h1:e1&h2:e1 torn reload | store rack:e1=4&h1:e1&h2:e1->STORE_FAILED reload host#2.close(HostGone) e1.contents
-         device tick:60000 | h1.close(LeaseOver) h2.close(LeaseOver)",
+        "rack:e1=4&h1:e1&h2:e1 torn reload | store rack:e1=4&h1:e1&h2:e1->STORE_FAILED reload host#2.close(HostRemoved) e1.contents
+         device tick:60000 | h1.close(LeaseExpired) h2.close(LeaseExpired)",
     );
     assert_eq!(rig.manager.durable().hosts().count(), 2);
 }

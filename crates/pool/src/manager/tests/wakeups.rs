@@ -33,7 +33,7 @@ fn silent_host_is_fenced_by_timers_alone() {
     assert!(!rig.sleep(Ns::ms(3900)).contains("close"));
     assert_eq!(rig.manager.host_state(host), HostState::Up);
     let expired = rig.sleep(Ns::ms(200));
-    assert!(expired.contains("h1.close(LeaseOver)"), "{expired}");
+    assert!(expired.contains("h1.close(LeaseExpired)"), "{expired}");
     assert!(!rig.sleep(Ns::ms(59_000)).contains("fence(h1)"));
     assert!(rig.sleep(Ns::secs(2)).contains("fence(h1)"));
     rig.run("up:h2 go");
@@ -69,7 +69,7 @@ fn declined_migration_is_requested_again_by_timers_alone() {
     rig.run("reserve:a@h1=1 go commit:a go drain:h1 go decline:a go");
     let words = |rig: &Rig| {
         let (_, migration) = rig.manager.durable().migrations().next().unwrap();
-        migration.words.clone()
+        migration.explanation.clone()
     };
     assert_eq!(words(&rig), "busy");
     rig.sleep(Ns(MIGRATION_REQUEST_RETRY_AFTER.0 - 1_000_000_000));
@@ -92,21 +92,21 @@ fn failed_device_is_retried_until_removed() {
 fn changed_settings_apply_to_connected_hosts() {
     let mut rig = Rig::connected();
     rig.manager.set(Settings { lease_ttl: Ns::secs(1), ..settings() });
-    assert!(rig.sleep(Ns::ms(1100)).contains("h1.close(LeaseOver)"));
+    assert!(rig.sleep(Ns::ms(1100)).contains("h1.close(LeaseExpired)"));
 }
 
 #[test]
 fn expired_lease_is_counted_dated_and_announced() {
     let mut rig = Rig::connected();
     rig.manager.take_changed();
-    assert_eq!((rig.manager.has_news(), rig.manager.leases_expired()), (false, 0));
+    assert_eq!((rig.manager.has_pending_work(), rig.manager.leases_expired()), (false, 0));
     rig.run("tick:2000 report:h2 report:h3 tick:2000");
     let expired = UnixMs(rig.now.as_ms());
     rig.run("tick:500");
     let alarms = rig.manager.alarms();
     assert_eq!((alarms.len(), alarms[0].since, rig.manager.leases_expired()), (1, expired, 1));
-    assert!(rig.manager.has_news(), "watchers must be notified");
-    assert!(rig.manager.take_changed() && !rig.manager.take_changed() && !rig.manager.has_news());
+    assert!(rig.manager.has_pending_work(), "watchers must be notified");
+    assert!(rig.manager.take_changed() && !rig.manager.take_changed() && !rig.manager.has_pending_work());
     let host = rig.manager.durable().host_named(&name("h1")).unwrap();
     assert!(!rig.manager.is_schedulable(host));
     rig.run("up:h1 cordon:h2 go");
@@ -120,7 +120,7 @@ fn removed_host_does_not_affect_fences_of_others() {
     rig.run("cordon:e1 reserve:a@h1=1 go enable:e1 go down:h1 fence:h1 stored device tick:10");
     rig.check(
         "alarms | HOST_NOT_FENCED
-         rack:e1=4&e2=4!&h1:e1+e2&h2:e1+e2 go alarms | store rack:e1=4&e2=4->ok host#2.close(HostGone) HOST_NOT_FENCED",
+         rack:e1=4&e2=4!&h1:e1+e2&h2:e1+e2 go alarms | store rack:e1=4&e2=4->ok host#2.close(HostRemoved) HOST_NOT_FENCED",
     );
 }
 
