@@ -1,21 +1,21 @@
 //! `cargo xtask tidy`: the house rules that no compiler and no clippy knows, each a function from the repository's files
 //! to complaints, each with a test in which it bites. Formatting and lints are `lint`'s.
 
+mod code_map;
+mod dependencies;
+mod forbidden_words;
 mod headers;
 mod limits;
 mod links;
-mod map;
 mod metrics;
 mod names;
 mod protos;
 mod pure;
-mod rooms;
 mod rust;
 mod size;
 mod sources;
-mod tests_run;
+mod test_attributes;
 mod unsafety;
-mod words;
 
 use std::fmt;
 
@@ -47,8 +47,8 @@ type Rule = fn(&Sources) -> Vec<Complaint>;
 
 /// Every rule, by the sentence it keeps true.
 const RULES: &[(&str, Rule)] = &[
-    ("each room imports only what the map allows", rooms::imports),
-    ("pure rooms import only what cannot touch the world", rooms::externals),
+    ("each room imports only what the map allows", dependencies::imports),
+    ("pure rooms import only what cannot touch the world", dependencies::externals),
     ("pure rooms touch no clock, file, thread or environment", pure::paths),
     ("pure rooms forbid unsafe code and are watched by clippy", pure::guards),
     ("unsafe code is where the map says", unsafety::places),
@@ -56,12 +56,12 @@ const RULES: &[(&str, Rule)] = &[
     ("functions and files stay small", size::lengths),
     ("every limit limits something", limits::used),
     ("docs/metrics.md lists every metric", metrics::documented),
-    ("every message on the wire is explained", protos::explained),
-    ("no test is left out or succeeds by failing", tests_run::all),
+    ("every message on the wire is explained", protos::documented),
+    ("no test is left out or succeeds by failing", test_attributes::all),
     ("files have names of our domain", names::files),
-    ("nothing is left for later, nothing points outside", words::none_forbidden),
+    ("nothing is left for later, nothing points outside", forbidden_words::none_used),
     ("links between pages lead somewhere", links::resolve),
-    ("the code map in ARCHITECTURE.md lists every folder", map::matches),
+    ("the code map in ARCHITECTURE.md lists every folder", code_map::matches),
 ];
 
 /// Keeps every rule, or prints each place where one is broken.

@@ -11,14 +11,14 @@ const COMMON: &str = "grpc_server_";
 /// Suffixes that the registry adds: unit and counter.
 const ENDINGS: &[&str] = &["", "_total", "_seconds", "_bytes", "_bytes_total"];
 /// Methods of a registry whose first argument is a name.
-const REGISTER: &[&str] = &["register", "register_with_unit"];
+const REGISTER_METHODS: &[&str] = &["register", "register_with_unit"];
 
 /// Reports each metric that the reference does not list.
 pub fn documented(sources: &Sources) -> Vec<Complaint> {
     let reference = sources.texts.get(REFERENCE).map_or("", String::as_str);
     let calls = sources
         .shipped()
-        .flat_map(|file| file.calls_with_text(REGISTER).into_iter().map(move |at| (file, at)));
+        .flat_map(|file| file.calls_with_text(REGISTER_METHODS).into_iter().map(move |at| (file, at)));
     let missing = calls.filter(|(_, (_, name))| !is_listed(reference, name));
     let complaint = |(file, (line, name)): (&super::rust::RustFile, (usize, String))| Complaint {
         path: file.path.clone(),
@@ -32,9 +32,9 @@ pub fn documented(sources: &Sources) -> Vec<Complaint> {
 fn is_listed(reference: &str, name: &str) -> bool {
     ENDINGS.iter().any(|end| {
         let prefix = if name.starts_with(COMMON) { "" } else { PREFIX };
-        let whole = format!("{prefix}{name}{end}");
+        let full_name = format!("{prefix}{name}{end}");
         // With or without labels.
-        reference.contains(&format!("`{whole}`")) || reference.contains(&format!("`{whole}{{"))
+        reference.contains(&format!("`{full_name}`")) || reference.contains(&format!("`{full_name}{{"))
     })
 }
 

@@ -1,4 +1,5 @@
-//! Rule: the code map in ARCHITECTURE.md lists every folder and no other. Descriptions are not checked.
+//! Rule: the code map in ARCHITECTURE.md lists every folder and no other. Descriptions are not
+//! checked.
 
 use std::collections::BTreeSet;
 
@@ -11,14 +12,14 @@ const HEADING: &str = "## Code map";
 /// Reports folders missing in the map, and lines of the map without a folder.
 pub fn matches(sources: &Sources) -> Vec<Complaint> {
     let text = sources.texts.get(ARCHITECTURE).map_or("", String::as_str);
-    let drawn = drawn(text);
+    let mapped = mapped_folders(text);
     let folders = folders(sources);
-    let gone = drawn.iter().filter(|(_, folder)| !folders.contains(folder.as_str()));
-    let gone =
-        gone.map(|(line, folder)| complaint(*line, format!("{folder} is in the map and does not exist")));
-    let missing = folders.iter().filter(|folder| !drawn.iter().any(|(_, drawn)| drawn == *folder));
+    let stale = mapped.iter().filter(|(_, folder)| !folders.contains(folder.as_str()));
+    let stale =
+        stale.map(|(line, folder)| complaint(*line, format!("{folder} is in the map and does not exist")));
+    let missing = folders.iter().filter(|folder| !mapped.iter().any(|(_, mapped)| mapped == *folder));
     let missing = missing.map(|folder| complaint(1, format!("{folder} is not in the map")));
-    gone.chain(missing).collect()
+    stale.chain(missing).collect()
 }
 
 fn complaint(line: usize, what: String) -> Complaint {
@@ -27,7 +28,7 @@ fn complaint(line: usize, what: String) -> Complaint {
 }
 
 /// Returns the folders in the map: the first word of each line without indentation.
-fn drawn(text: &str) -> Vec<(usize, String)> {
+fn mapped_folders(text: &str) -> Vec<(usize, String)> {
     let lines = text.lines().enumerate().skip_while(|(_, line)| *line != HEADING);
     let block = lines.skip_while(|(_, line)| !line.starts_with("```")).skip(1);
     let block = block.take_while(|(_, line)| !line.starts_with("```"));
@@ -35,14 +36,15 @@ fn drawn(text: &str) -> Vec<(usize, String)> {
     names.filter_map(|(n, line)| Some((n + 1, line.split_whitespace().next()?.to_owned()))).collect()
 }
 
-/// Returns the top-level folders that are not hidden, with the folders in `crates/` instead of `crates/`.
+/// Returns the top-level folders that are not hidden, with the folders in `crates/` instead of
+/// `crates/`.
 fn folders(sources: &Sources) -> BTreeSet<&str> {
     let folder = |path: &str| {
         let depth = if path.starts_with("crates/") { 2 } else { 1 };
         path.match_indices('/').nth(depth - 1).map(|(at, _)| at + 1)
     };
-    let seen = sources.texts.keys().filter(|path| !path.starts_with('.'));
-    seen.filter_map(|path| folder(path).map(|end| &path[..end])).collect()
+    let paths = sources.texts.keys().filter(|path| !path.starts_with('.'));
+    paths.filter_map(|path| folder(path).map(|end| &path[..end])).collect()
 }
 
 #[cfg(test)]
@@ -60,12 +62,12 @@ mod tests {
     }
 
     #[test]
-    fn a_true_map_is_fine() {
+    fn matching_map_passes() {
         assert_eq!(complaints(&["crates/pool/", "proto/"]), [""; 0]);
     }
 
     #[test]
-    fn a_folder_that_is_not_in_the_map_is_found() {
+    fn folder_missing_in_map_is_reported() {
         assert_eq!(
             complaints(&["crates/pool/", "proto/", "crates/soft/"]),
             ["crates/soft/ is not in the map"]
@@ -73,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_without_a_folder_is_found() {
+    fn map_line_without_folder_is_reported() {
         assert_eq!(complaints(&["crates/pool/"]), ["proto/ is in the map and does not exist"]);
     }
 }
