@@ -433,9 +433,9 @@ impl StateGraph {
         let mut reached = self.quiescent.clone();
         reached.iter().for_each(|index| can_finish[*index as usize] = true);
         while let Some(index) = reached.pop() {
-            for predecessors in &self.predecessors[index as usize] {
-                if !std::mem::replace(&mut can_finish[*predecessors as usize], true) {
-                    reached.push(*predecessors);
+            for predecessor in &self.predecessors[index as usize] {
+                if !std::mem::replace(&mut can_finish[*predecessor as usize], true) {
+                    reached.push(*predecessor);
                 }
             }
         }

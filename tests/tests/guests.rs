@@ -169,7 +169,7 @@ async fn touched_memory_of_guest_becomes_its_outcome() {
 }
 
 #[tokio::test]
-async fn guest_outlives_manager_and_agent_and_frees_slices_when_killed() {
+async fn guest_outlives_services_and_frees_slices_when_killed() {
     if !can_run() {
         return;
     }

@@ -77,8 +77,8 @@ impl Scenario {
     /// Removes and returns a random VM on a host that is not paused.
     fn take_random_vm(&mut self) -> Option<Vm> {
         let is_reachable = |vm: &&Vm| self.faults[vm.host] != Some(HostFault::Paused);
-        let is_reachable: Vec<Vm> = self.vms.iter().filter(is_reachable).cloned().collect();
-        let chosen = is_reachable.choose(&mut self.random)?.clone();
+        let reachable: Vec<Vm> = self.vms.iter().filter(is_reachable).cloned().collect();
+        let chosen = reachable.choose(&mut self.random)?.clone();
         self.vms.retain(|vm| vm.name != chosen.name);
         Some(chosen)
     }
