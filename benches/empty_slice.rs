@@ -21,23 +21,23 @@ fn main() {
     let file = File::from(memfd_create("slice", MemfdFlags::CLOEXEC).expect("Linux has memfds"));
     file.set_len(SLICE.get()).expect("a memfd takes any length");
     let bytes = usize::try_from(SLICE.get()).expect("64-bit");
-    let same = FileOffset::new(file.try_clone().expect("a descriptor is free"), 0);
-    let (ours, theirs) = (
+    let file_offset = FileOffset::new(file.try_clone().expect("a descriptor is free"), 0);
+    let (mapping, memset_mapping) = (
         Mapped::map(&file, SLICE.get()).expect("memory can be mapped"),
-        MmapRegion::from_file(same, bytes).expect("memory can be mapped twice"),
+        MmapRegion::from_file(file_offset, bytes).expect("memory can be mapped twice"),
     );
     let unlimited = Throttle::new(NonZeroU64::MAX);
-    let stream = || ours.zero(&unlimited, &AtomicU64::new(0)).expect("nobody takes it away");
-    stream(); // from now on all of its pages are there, in both mappings
-    memset(&theirs);
-    let (mut streamed, mut set) = (Rounds::default(), Rounds::default());
+    let zero = || mapping.zero(&unlimited, &AtomicU64::new(0)).expect("the mapping is not revoked");
+    zero(); // allocates all pages, for both mappings
+    memset(&memset_mapping);
+    let (mut zero_times, mut memset_times) = (Rounds::default(), Rounds::default());
     for _ in 0..ROUNDS {
-        streamed.add(ms(stream));
-        set.add(ms(|| memset(&theirs)));
+        zero_times.add(duration_ms(zero));
+        memset_times.add(duration_ms(|| memset(&memset_mapping)));
     }
-    let row = |name: &str, rounds: &Rounds| vec![name.to_owned(), rounds.show()];
-    print!("{}", table(&["", "ms/GiB"], &[row("streamed", &streamed), row("memset", &set)]));
-    println!("{}", ratio("empty_slice_vs_memset", set.median() / streamed.median()));
+    let row = |name: &str, rounds: &Rounds| vec![name.to_owned(), rounds.summary()];
+    print!("{}", table(&["", "ms/GiB"], &[row("non-temporal", &zero_times), row("memset", &memset_times)]));
+    println!("{}", ratio("empty_slice_vs_memset", memset_times.median() / zero_times.median()));
 }
 
 fn memset(region: &MmapRegion<()>) {
@@ -45,9 +45,9 @@ fn memset(region: &MmapRegion<()>) {
     unsafe { region.as_ptr().write_bytes(0, region.size()) };
 }
 
-/// How long something takes, in milliseconds.
-fn ms(work: impl FnOnce()) -> f64 {
-    let began = Instant::now();
+/// Returns the duration of `work`, in milliseconds.
+fn duration_ms(work: impl FnOnce()) -> f64 {
+    let start = Instant::now();
     work();
-    began.elapsed().div_duration_f64(Duration::from_millis(1))
+    start.elapsed().div_duration_f64(Duration::from_millis(1))
 }

@@ -1,7 +1,8 @@
-//! The promise: from exec to a guest's first instruction QEMU's `microvm` takes at least 3 times as long as our VMM, to its
-//! first program 1.3 times, and QEMU's `pc` no less than ours; and either needs 5 times the memory for itself. All on one
-//! emulated host with nested paging and one processor, the same kernel, initrd and sizes, in turns; programs run slowly there
-//! beside what the host's KVM does. Inside the host this very program measures.
+//! Goal: QEMU's `microvm` takes at least 3 times as long as our VMM from exec to the first
+//! instruction of a guest, and 1.3 times to its first program; QEMU's `pc` is not faster than ours;
+//! and both need 5 times the memory of our VMM. All run in turns on one emulated host with nested
+//! paging and one CPU, with the same kernel, initrd and sizes; programs run slowly there, compared
+//! with the host's KVM. This program also runs inside the host, and measures.
 
 use std::{
     env,
@@ -14,28 +15,28 @@ use std::{
 
 use benches::{
     failure::Failure,
-    guests::{self, Measured, Vmm},
+    guests::{self, Measurement, Vmm},
     programs::vmm_plugin,
-    report::{Rounds, ratio, table, tell},
+    report::{Rounds, ratio, run_and_print, table},
 };
 use clap::Parser;
 use emulated_host::{Artifacts, Host, Initrd};
 
-/// The kernel of hosts and guests.
+/// Kernel of the guests.
 const KERNEL: &str = "6.12";
-/// How the line with a measurement begins.
-const MEASURED: &str = "MEASURED ";
+/// Prefix of a line with a measurement.
+const MEASUREMENT_PREFIX: &str = "MEASURED ";
 
-/// Time until a guest runs, and cost of its VMM
+/// Measure the time until a guest runs, and the memory of its VMM
 #[derive(Debug, Parser)]
 struct Args {
-    /// How often each VMM boots; the report shows medians
+    /// Boots of each VMM; the report shows medians
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=15))]
     rounds: u32,
     /// Measure inside an emulated host
     #[arg(long, hide = true)]
     inside: bool,
-    /// Given by cargo
+    /// Passed by cargo
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -44,95 +45,102 @@ struct Args {
 async fn main() -> ExitCode {
     let args = Args::parse();
     if args.inside {
-        return tell("guest_vs_qemu", async { inside(args.rounds) }).await;
+        return run_and_print("guest_vs_qemu", async { inside(args.rounds) }).await;
     }
-    let wanted = Dropped::default();
-    let is_wanted = wanted.watched();
-    let measure = tokio::task::spawn_blocking(move || outside(args.rounds, is_wanted));
-    tell("guest_vs_qemu", async move {
-        let _wanted = wanted; // until this is dropped
-        measure.await.expect("it does not panic")
+    let cancellation = CancelOnDrop::default();
+    let is_active = cancellation.is_active();
+    let measure = tokio::task::spawn_blocking(move || measure_in_host(args.rounds, is_active));
+    run_and_print("guest_vs_qemu", async move {
+        let _cancellation = cancellation; // dropped on cancellation
+        measure.await.expect("the measurement does not panic")
     })
     .await
 }
 
-/// Notifies a thread that no receiver is left.
+/// Cancels the measurement in another thread when dropped.
 #[derive(Default)]
-struct Dropped(Arc<AtomicBool>);
+struct CancelOnDrop(Arc<AtomicBool>);
 
-impl Dropped {
-    fn watched(&self) -> impl Fn() -> bool + Send + 'static {
+impl CancelOnDrop {
+    fn is_active(&self) -> impl Fn() -> bool + Send + 'static {
         let dropped = Arc::clone(&self.0);
         move || !dropped.load(Ordering::Relaxed)
     }
 }
 
-impl Drop for Dropped {
+impl Drop for CancelOnDrop {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
 }
 
-/// Boots a host, lets it measure, and compares.
-fn outside(rounds: u32, is_wanted: impl Fn() -> bool) -> Result<String, Failure> {
-    let bed = Artifacts::locate()?;
-    let own = env::current_exe().map_err(Failure::file("find", "/proc/self/exe"))?;
+/// Runs the measurements in an emulated host, and compares them.
+fn measure_in_host(rounds: u32, is_active: impl Fn() -> bool) -> Result<String, Failure> {
+    let artifacts = Artifacts::locate()?;
+    let this_program = env::current_exe().map_err(Failure::file("find", "/proc/self/exe"))?;
     let script = format!("guest_vs_qemu --inside --rounds {rounds} 2>&1");
-    let host = Host::new(&bed, &script)?;
+    let host = Host::new(&artifacts, &script)?;
     host.program(&vmm_plugin()?)?;
-    host.program_as(&own, "guest_vs_qemu")?;
+    host.program_as(&this_program, "guest_vs_qemu")?;
     host.qemu()?;
-    let kernel = std::fs::read(bed.kernel(KERNEL)).map_err(Failure::file("read", bed.kernel(KERNEL)))?;
-    let dir = tempfile::tempdir().map_err(Failure::file("make a folder in", env::temp_dir()))?;
+    let kernel =
+        std::fs::read(artifacts.kernel(KERNEL)).map_err(Failure::file("read", artifacts.kernel(KERNEL)))?;
+    let dir = tempfile::tempdir().map_err(Failure::file("create a folder in", env::temp_dir()))?;
     let first = dir.path().join("first");
-    std::fs::write(&first, guests::says_its_first_instruction(kernel))
+    std::fs::write(&first, guests::with_first_instruction_output(kernel))
         .map_err(Failure::file("write", &first))?;
     host.copy(&first, guests::FIRST_INSTRUCTION)?;
-    host.guest("initrd", &Initrd::for_guest(&bed, KERNEL, guests::FIRST_PROGRAM)?)?;
-    let said = host.run(|line| eprintln!("{line}"), is_wanted)?;
-    let measured: Vec<Measured> =
-        said.lines().filter_map(|line| Measured::read(line.strip_prefix(MEASURED)?)).collect();
-    if measured.len() != Vmm::ALL.len() * rounds as usize {
-        return Err(Failure::Answer { what: "the emulated host".to_owned(), answer: said });
+    host.guest("initrd", &Initrd::for_guest(&artifacts, KERNEL, guests::FIRST_PROGRAM)?)?;
+    let output = host.run(|line| eprintln!("{line}"), is_active)?;
+    let measurements: Vec<Measurement> = output
+        .lines()
+        .filter_map(|line| Measurement::parse_line(line.strip_prefix(MEASUREMENT_PREFIX)?))
+        .collect();
+    if measurements.len() != Vmm::ALL.len() * rounds as usize {
+        return Err(Failure::UnexpectedReply { what: "the emulated host".to_owned(), reply: output });
     }
-    Ok(report(&measured))
+    Ok(report(&measurements))
 }
 
 /// Measures all VMMs in turns and prints each result at once.
 fn inside(rounds: u32) -> Result<String, Failure> {
     for _ in 0..rounds {
         for vmm in Vmm::ALL {
-            println!("{MEASURED}{}", guests::measure(vmm)?.write());
+            println!("{MEASUREMENT_PREFIX}{}", guests::measure(vmm)?.to_line());
         }
     }
     Ok(String::new())
 }
 
-fn report(measured: &[Measured]) -> String {
-    let of = |vmm: Vmm, what: fn(&Measured) -> f64| {
+fn report(measurements: &[Measurement]) -> String {
+    let rounds_of = |vmm: Vmm, value: fn(&Measurement) -> f64| {
         let mut rounds = Rounds::default();
-        measured
+        measurements
             .iter()
-            .filter(|measured| measured.vmm == vmm)
-            .for_each(|measured| rounds.add(what(measured)));
+            .filter(|measurement| measurement.vmm == vmm)
+            .for_each(|measurement| rounds.add(value(measurement)));
         rounds
     };
     let row = |vmm: Vmm| {
         let cells = [
-            of(vmm, Measured::first_instruction_ms),
-            of(vmm, Measured::first_program_ms),
-            of(vmm, Measured::own_kib),
+            rounds_of(vmm, Measurement::first_instruction_ms),
+            rounds_of(vmm, Measurement::first_program_ms),
+            rounds_of(vmm, Measurement::vmm_kib),
         ];
-        [vmm.name().to_owned()].into_iter().chain(cells.map(|rounds| rounds.show())).collect::<Vec<_>>()
+        [vmm.name().to_owned()].into_iter().chain(cells.map(|rounds| rounds.summary())).collect::<Vec<_>>()
     };
-    let head = ["", "first instruction, ms", "first program, ms", "own memory, KiB"];
-    let over =
-        |other: Vmm, what: fn(&Measured) -> f64| of(other, what).median() / of(Vmm::Ours, what).median();
+    let head = ["", "first instruction, ms", "first program, ms", "VMM memory, KiB"];
+    let ratio_to_ours = |other: Vmm, value: fn(&Measurement) -> f64| {
+        rounds_of(other, value).median() / rounds_of(Vmm::VmmPlugin, value).median()
+    };
     let ratios = [
-        ratio("guest_first_instruction_vs_microvm", over(Vmm::Microvm, Measured::first_instruction_ms)),
-        ratio("guest_first_program_vs_microvm", over(Vmm::Microvm, Measured::first_program_ms)),
-        ratio("guest_first_program_vs_pc", over(Vmm::Pc, Measured::first_program_ms)),
-        ratio("vmm_memory_vs_microvm", over(Vmm::Microvm, Measured::own_kib)),
+        ratio(
+            "guest_first_instruction_vs_microvm",
+            ratio_to_ours(Vmm::Microvm, Measurement::first_instruction_ms),
+        ),
+        ratio("guest_first_program_vs_microvm", ratio_to_ours(Vmm::Microvm, Measurement::first_program_ms)),
+        ratio("guest_first_program_vs_pc", ratio_to_ours(Vmm::Pc, Measurement::first_program_ms)),
+        ratio("vmm_memory_vs_microvm", ratio_to_ours(Vmm::Microvm, Measurement::vmm_kib)),
     ];
     format!("{}\n{}\n", table(&head, &Vmm::ALL.map(row)), ratios.join("\n"))
 }

@@ -1,5 +1,6 @@
-//! The promise: deciding a one-slice reservation takes less than 200 ns, on a ledger of 65,536 slices and 4,096
-//! reservations. Nothing but the decision: no store, no wire, no other task.
+//! Goal: the decision of a one-slice reservation takes less than 200 ns, on a ledger of 65,536
+//! slices and 4,096 reservations. Only the decision is measured, without store, network or other
+//! tasks.
 
 use std::{hint::black_box, time::Duration};
 
@@ -10,7 +11,7 @@ use pool::{
 };
 use units::{Bytes, Name, Ns, RequestId, UnixMs};
 
-/// As in pool-manager.
+/// Allocator of pool-manager.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -22,22 +23,22 @@ const SLICES_EACH: u32 = 8;
 
 fn main() {
     let mut criterion = Criterion::default().measurement_time(Duration::from_secs(3)).configure_from_args();
-    let (ledger, ask) = (half_lent(), ask(RESERVATIONS, 1));
-    criterion.bench_function("decide a reserve of 1 slice (aim: below 200 ns)", |bencher| {
-        let decide = |ask| black_box(&ledger).decide_reserve(now(), ask);
-        bencher.iter_batched(|| ask.clone(), decide, BatchSize::SmallInput);
+    let (ledger, request) = (half_used_ledger(), reserve_request(RESERVATIONS, 1));
+    criterion.bench_function("decide_reserve of one slice (goal: below 200 ns)", |bencher| {
+        let decide = |request| black_box(&ledger).decide_reserve(now(), request);
+        bencher.iter_batched(|| request.clone(), decide, BatchSize::SmallInput);
     });
     criterion.final_summary();
 }
 
-/// A rack with half of its slices lent.
-fn half_lent() -> Ledger {
+/// Returns a ledger with half of its slices in use.
+fn half_used_ledger() -> Ledger {
     let mut ledger = Ledger::new(Meta::new("bench".to_owned()));
-    let founded = ledger.decide_configure(now(), &rack()).expect("the rack is within all limits");
-    ledger.apply(founded);
+    let change = ledger.decide_configure(now(), &rack()).expect("the rack is within all limits");
+    ledger.apply(change);
     for number in 0..RESERVATIONS {
-        let decided = ledger.decide_reserve(now(), ask(number, SLICES_EACH));
-        let Ok(Decided::New(_, change)) = decided else { panic!("no room for {number}: {decided:?}") };
+        let decision = ledger.decide_reserve(now(), reserve_request(number, SLICES_EACH));
+        let Ok(Decided::New(_, change)) = decision else { panic!("no room for {number}: {decision:?}") };
         ledger.apply(change);
     }
     ledger
@@ -60,7 +61,7 @@ fn rack() -> RackSpec {
     RackSpec { emcs: (0..EMCS).map(emc).collect(), hosts: (0..HOSTS).map(host).collect() }
 }
 
-fn ask(number: u32, slices: u32) -> Reserve {
+fn reserve_request(number: u32, slices: u32) -> Reserve {
     let id = RequestId::new(&format!("request-{number}")).expect("letters, digits and a dash");
     Reserve {
         request: RequestKey { client: name("bench"), id },

@@ -13,10 +13,10 @@ use std::{
 use benches::{
     disk::Disk,
     failure::Failure,
-    load::{self, Ends, Outcome, Writer},
+    load::{self, LoadLimits, Outcome, Writer},
     programs::{Programs, target_folder},
     rack::{Plan, Rack},
-    report::{Rounds, ratio, table, tell},
+    report::{Rounds, ratio, run_and_print, table},
 };
 use clap::Parser;
 use flate2::read::MultiGzDecoder;
@@ -36,26 +36,26 @@ const TABLES: [(&str, Layout); 2] = [
     ("vm-memory/bitbrains-rnd/vm_week.csv.gz", Layout::BitbrainsWeek),
     ("task-memory/nfcore-sizey/tasks.csv.gz", Layout::NfcoreTasks),
 ];
-/// Years of a table become so many times fewer.
-const DRAWN_TOGETHER: u64 = 10;
-/// Made outcomes, where there are no public ones.
-const MADE: u64 = 15_000;
+/// Factor by which the time span of a table is compressed.
+const TIME_COMPRESSION: u64 = 10;
+/// Number of generated outcomes if there are no public ones.
+const GENERATED_SAMPLES: u64 = 15_000;
 
-/// Cost of a plan
+/// Measure the cost of a plan
 #[derive(Debug, Parser)]
 struct Args {
-    /// How often each side is measured; the report shows medians
+    /// Number of rounds; the report shows medians
     #[arg(long, default_value_t = 5)]
     rounds: u32,
     /// Seconds of each measurement
     #[arg(long, default_value_t = 3)]
     seconds: u64,
-    /// Where the store goes, on a disk [default: cargo's target folder]
+    /// Folder of the store, on a disk [default: cargo's target folder]
     #[arg(long)]
     dir: Option<PathBuf>,
     #[command(flatten)]
     plan: Plan,
-    /// Given by cargo
+    /// Passed by cargo
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -63,10 +63,10 @@ struct Args {
 #[tokio::main]
 async fn main() -> ExitCode {
     let args = Args::parse();
-    tell("plan_vm", measure(&args)).await
+    run_and_print("plan_vm", measure(&args)).await
 }
 
-/// One kind of measurement, over all rounds.
+/// Results of one kind of load over all rounds.
 #[derive(Debug, Default)]
 struct Series {
     per_second: Rounds,
@@ -77,78 +77,78 @@ struct Series {
 impl Series {
     fn add(&mut self, outcome: &Outcome) {
         self.per_second.add(outcome.per_second());
-        self.p50_us.add(outcome.within_us(0.5));
-        self.p99_us.add(outcome.within_us(0.99));
+        self.p50_us.add(outcome.quantile_us(0.5));
+        self.p99_us.add(outcome.quantile_us(0.99));
     }
 
     fn row(&self, name: &str) -> Vec<String> {
-        vec![name.to_owned(), self.per_second.show(), self.p50_us.show(), self.p99_us.show()]
+        vec![name.to_owned(), self.per_second.summary(), self.p50_us.summary(), self.p99_us.summary()]
     }
 }
 
 async fn measure(args: &Args) -> Result<String, Failure> {
-    let programs = Programs::ready()?;
+    let programs = Programs::find_or_build()?;
     let disk = Disk::new(&args.dir.clone().map_or_else(target_folder, Ok)?)?;
     let rack = Rack::start(args.plan, &programs, disk.path()).await?;
     let channels = rack.connect(CONNECTIONS).await?;
-    let stays = stays();
+    let samples = samples();
     let mut models = ModelsClient::new(channels[0].clone());
-    for page in stays.chunks(OUTCOMES_PER_REQUEST_MAX) {
+    for page in samples.chunks(OUTCOMES_PER_REQUEST_MAX) {
         let outcomes = page.iter().map(outcome).collect();
         let added = models.add_outcomes(wire::AddOutcomesRequest { outcomes }).await;
-        added.map_err(Failure::refused("add outcomes"))?;
+        added.map_err(Failure::rejected("add outcomes"))?;
     }
     let (kind, start) = (wire::ModelKind::Frigid.into(), Instant::now());
-    let trained = models.train_model(wire::TrainModelRequest { kind, labels: None }).await;
-    let trained = trained.map_err(Failure::refused("train a model"))?.into_inner();
+    let model = models.train_model(wire::TrainModelRequest { kind, labels: None }).await;
+    let model = model.map_err(Failure::rejected("train a model"))?.into_inner();
     let training = start.elapsed();
-    let asks: Vec<wire::PlanVmRequest> = stays.iter().map(ask).collect();
+    let requests: Vec<wire::PlanVmRequest> = samples.iter().map(plan_request).collect();
     let (mut fixed, mut by_model) = (Series::default(), Series::default());
     for round in 0..=args.rounds {
-        let without = plan(&channels, &asks, args).await?;
-        let request = wire::PromoteModelRequest { kind, version: trained.version, validate_only: false };
-        models.promote_model(request).await.map_err(Failure::refused("promote a model"))?;
-        let with = plan(&channels, &asks, args).await?;
+        let without = plan(&channels, &requests, args).await?;
+        let request = wire::PromoteModelRequest { kind, version: model.version, validate_only: false };
+        models.promote_model(request).await.map_err(Failure::rejected("promote a model"))?;
+        let with = plan(&channels, &requests, args).await?;
         let request = wire::RollbackModelRequest { kind };
-        models.rollback_model(request).await.map_err(Failure::refused("roll a model back"))?;
+        models.rollback_model(request).await.map_err(Failure::rejected("roll a model back"))?;
         if round > 0 {
             fixed.add(&without); // the first round warms up
             by_model.add(&with);
         }
     }
-    Ok(report(args, &disk, (trained.rows, training), &fixed, &by_model))
+    Ok(report(args, &disk, (model.rows, training), &fixed, &by_model))
 }
 
-/// Lets all clients plan at once.
+/// Runs a load of plans with all clients.
 async fn plan(
     channels: &[ClientChannel],
-    asks: &[wire::PlanVmRequest],
+    requests: &[wire::PlanVmRequest],
     args: &Args,
 ) -> Result<Outcome, Failure> {
     let planner = |n: usize| Planner {
         scheduler: SchedulerClient::new(channels[n % channels.len()].clone()),
-        asks: asks.iter().skip(n).step_by(CLIENTS).cloned().collect(),
+        requests: requests.iter().skip(n).step_by(CLIENTS).cloned().collect(),
     };
-    let ends = Ends { after: Duration::from_secs(args.seconds), writes_max: u64::MAX };
-    Ok(load::run((0..CLIENTS).map(planner).collect(), ends).await?.0)
+    let limits = LoadLimits { after: Duration::from_secs(args.seconds), writes_max: u64::MAX };
+    Ok(load::run((0..CLIENTS).map(planner).collect(), limits).await?.0)
 }
 
-/// Plans one VM after the other.
+/// Client that plans VMs one after another.
 struct Planner {
     scheduler: SchedulerClient<ClientChannel>,
-    asks: Vec<wire::PlanVmRequest>,
+    requests: Vec<wire::PlanVmRequest>,
 }
 
 impl Writer for Planner {
     async fn write(&mut self, number: u64) -> Result<(), Failure> {
-        let at = usize::try_from(number).expect("64 bits") % self.asks.len();
-        let answer = self.scheduler.plan_vm(self.asks[at].clone()).await;
-        answer.map(drop).map_err(Failure::refused("plan a VM"))
+        let at = usize::try_from(number).expect("64 bits") % self.requests.len();
+        let reply = self.scheduler.plan_vm(self.requests[at].clone()).await;
+        reply.map(drop).map_err(Failure::rejected("plan a VM"))
     }
 }
 
-/// VMs that have ended: the public ones, or as many made ones.
-fn stays() -> Vec<VmSample> {
+/// Returns samples of ended VMs, from public tables or generated.
+fn samples() -> Vec<VmSample> {
     let folder = std::env::var_os("TARN_DATA")
         .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/data"), PathBuf::from);
     let table = |(name, layout): (&str, Layout)| {
@@ -157,34 +157,38 @@ fn stays() -> Vec<VmSample> {
             eprintln!("SKIPPED: no {}: set TARN_DATA to the folder of public data", path.display());
             return Vec::new();
         };
-        until_now(read(MultiGzDecoder::new(BufReader::new(file)), layout).expect("public tables are sound"))
+        shift_to_now(
+            read(MultiGzDecoder::new(BufReader::new(file)), layout).expect("public tables are valid"),
+        )
     };
-    let public: Vec<VmSample> = TABLES.into_iter().flat_map(table).filter(|stay| stay.is_trusted).collect();
-    if public.is_empty() { until_now(made()) } else { public }
+    let public: Vec<VmSample> =
+        TABLES.into_iter().flat_map(table).filter(|sample| sample.is_trusted).collect();
+    if public.is_empty() { shift_to_now(generate_samples()) } else { public }
 }
 
-/// The last VM ends now, and the others so much earlier that all are young enough to be kept.
-fn until_now(mut stays: Vec<VmSample>) -> Vec<VmSample> {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("it is later than 1970").as_millis();
-    let now = u64::try_from(now).expect("it is not the end of time");
-    let last = stays.iter().map(|stay| stay.outcome.ended.0).max().unwrap_or(now);
-    let moved = |at: UnixMs| UnixMs(now - (last - at.0) / DRAWN_TOGETHER);
-    for stay in &mut stays {
-        stay.request.begins = moved(stay.request.begins);
-        stay.outcome.ended = moved(stay.outcome.ended);
+/// Shifts and compresses times so that the last VM ends now and all outcomes are recent enough to
+/// be stored.
+fn shift_to_now(mut samples: Vec<VmSample>) -> Vec<VmSample> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("the clock is after 1970").as_millis();
+    let now = u64::try_from(now).expect("milliseconds fit u64");
+    let last = samples.iter().map(|sample| sample.outcome.ended.0).max().unwrap_or(now);
+    let shift = |at: UnixMs| UnixMs(now - (last - at.0) / TIME_COMPRESSION);
+    for sample in &mut samples {
+        sample.request.begins = shift(sample.request.begins);
+        sample.outcome.ended = shift(sample.outcome.ended);
     }
-    stays
+    samples
 }
 
-/// Customers with habits of their own.
-fn made() -> Vec<VmSample> {
+/// Generates samples of customers with different memory use.
+fn generate_samples() -> Vec<VmSample> {
     let row = |n: u64| {
         let (customer, peak) = (n % 97, n * 7919 % 13);
         format!("{},{},{},{},customer {customer},type {}\n", n * 60, n * 60 + 3000, 16, peak, n % 7)
     };
-    let rows: String = (0..MADE).map(row).collect();
+    let rows: String = (0..GENERATED_SAMPLES).map(row).collect();
     let text = format!("began_s,ended_s,requested_gib,peak_gib,key,kind\n{rows}");
-    read(text.as_bytes(), Layout::Custom).expect("what was made is sound")
+    read(text.as_bytes(), Layout::Custom).expect("generated rows are valid")
 }
 
 fn profile(groups: &Groups) -> Option<wire::VmProfile> {
@@ -192,33 +196,34 @@ fn profile(groups: &Groups) -> Option<wire::VmProfile> {
     Some(wire::VmProfile { key, kind, place, ..Default::default() })
 }
 
-fn outcome(stay: &VmSample) -> wire::Outcome {
-    let (ask, outcome) = (&stay.request, &stay.outcome);
+fn outcome(sample: &VmSample) -> wire::Outcome {
+    let (request, outcome) = (&sample.request, &sample.outcome);
     wire::Outcome {
-        vm: ask.groups.vm.clone(),
-        profile: profile(&ask.groups),
-        requested_bytes: ask.requested.get(),
-        cores: ask.cores.unwrap_or_default(),
-        started_unix_ms: ask.begins.0,
+        vm: request.groups.vm.clone(),
+        profile: profile(&request.groups),
+        requested_bytes: request.requested.get(),
+        cores: request.cores.unwrap_or_default(),
+        started_unix_ms: request.begins.0,
         ended_unix_ms: outcome.ended.0,
-        peak_bytes: outcome.peak(ask.requested).get(),
+        peak_bytes: outcome.peak(request.requested).get(),
         ..Default::default()
     }
 }
 
-/// The same VM again, in whole GiB. Names of the wire are narrower than those of tables.
-fn ask(stay: &VmSample) -> wire::PlanVmRequest {
-    let is_name = stay.request.groups.vm.bytes().all(|byte| byte.is_ascii_alphanumeric());
+/// Returns a request to plan the VM of a sample, in whole GiB. Names in tables may be invalid in
+/// requests.
+fn plan_request(sample: &VmSample) -> wire::PlanVmRequest {
+    let is_name = sample.request.groups.vm.bytes().all(|byte| byte.is_ascii_alphanumeric());
     wire::PlanVmRequest {
-        vm: if is_name && !stay.request.groups.vm.is_empty() {
-            stay.request.groups.vm.clone()
+        vm: if is_name && !sample.request.groups.vm.is_empty() {
+            sample.request.groups.vm.clone()
         } else {
             "vm".to_owned()
         },
         cores: 4,
-        memory_bytes: stay.request.requested.get().div_ceil(GIB) * GIB,
+        memory_bytes: sample.request.requested.get().div_ceil(GIB) * GIB,
         pinned: false,
-        profile: profile(&stay.request.groups),
+        profile: profile(&sample.request.groups),
     }
 }
 
@@ -229,16 +234,16 @@ fn report(
     fixed: &Series,
     by_model: &Series,
 ) -> String {
-    let rows_of_table = [fixed.row("by the fixed share"), by_model.row("by a model")];
-    let over = |ours: &Rounds, theirs: &Rounds| ours.median() / theirs.median();
+    let rows_of_table = [fixed.row("fixed share"), by_model.row("model")];
+    let ratio_of_medians = |ours: &Rounds, theirs: &Rounds| ours.median() / theirs.median();
     format!(
         "\nPlanVm, {CLIENTS} clients, decisions durable on {}; {} rounds of {} s\n\n{}\ntime train_frigid_{rows} {:.1} s\n{}\n{}\n",
         disk.kind,
         args.rounds,
         args.seconds,
-        table(&["", "plans a second", "p50 us", "p99 us"], &rows_of_table),
+        table(&["", "plans/s", "p50 us", "p99 us"], &rows_of_table),
         training.as_secs_f64(),
-        ratio("plan_64_throughput_vs_fixed_share", over(&by_model.per_second, &fixed.per_second)),
-        ratio("plan_64_p99_vs_fixed_share", over(&fixed.p99_us, &by_model.p99_us)),
+        ratio("plan_64_throughput_vs_fixed_share", ratio_of_medians(&by_model.per_second, &fixed.per_second)),
+        ratio("plan_64_p99_vs_fixed_share", ratio_of_medians(&fixed.p99_us, &by_model.p99_us)),
     )
 }

@@ -1,61 +1,62 @@
-//! The aim: a durable one-slice `Reserve` is at least as fast as two puts in one transaction of etcd with one client,
-//! and at least twice as fast, in throughput and in the 99th percentile, with 64. Both servers run as they would in
-//! production, on one disk, loaded by one loop over as many connections, in turns. Also measures the time until a host can
-//! use its slice, calls that are refused at once, the processor time of each process per call, and reservations while few
-//! and most slices are taken.
+//! Goal: a durable one-slice `Reserve` is at least as fast as two puts in one transaction of etcd
+//! with one client, and with 64 clients at least twice as fast in throughput and in the 99th
+//! percentile. Both servers run on one disk with production settings, and are loaded in turns by
+//! the same loop over the same number of connections. Also measures the time until a slice is
+//! online, rejected calls, the CPU time of each process per call, and reservations while few or
+//! most slices are taken.
 
-#[path = "reserve_vs_etcd/taken.rs"]
-mod taken;
+#[path = "reserve_vs_etcd/fill_level.rs"]
+mod fill_level;
 
 use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 use benches::{
     child::own_cpu,
     disk::Disk,
-    etcd::{Etcd, Pair},
+    etcd::{Etcd, TwoPuts},
     failure::Failure,
-    load::{self, Ends, Outcome},
+    load::{self, LoadLimits, Outcome},
     loopback::connect,
     programs::{Programs, target_folder},
-    rack::{Plan, Rack, Refused, Reserver},
-    report::{Rounds, ratio, table, tell},
+    rack::{InvalidReserver, Plan, Rack, Reserver},
+    report::{Rounds, ratio, run_and_print, table},
 };
 use clap::{Parser, ValueEnum};
 use proto::bearer::{Bearer, ClientChannel};
 use units::limits::RESERVATIONS_PER_HOST_MAX;
 
-/// Of the rack's slices and of the reservations that its hosts may have, how many a round may take: neither runs out, and
-/// the last picks are as good as the first.
+/// Fraction of the rack's slices and of its permitted reservations that a round may use, so that
+/// neither runs out.
 const ROUND_SHARE_OF_RACK: f64 = 0.75;
-/// Slices a round that waits until they are ready may take.
+/// Maximum number of slices of a round that waits until they are online.
 const READY_WRITES_MAX: u64 = 4096;
-/// The many clients.
-const MANY: usize = 64;
+/// Number of clients of a concurrent load.
+const MANY_CLIENTS: usize = 64;
 
-/// Durable reservations against etcd's transactions
+/// Compare durable reservations with transactions of etcd
 #[derive(Debug, Parser)]
 struct Args {
-    /// How often everything is measured; the report shows medians
+    /// Number of rounds; the report shows medians
     #[arg(long, default_value_t = 5)]
     rounds: u32,
-    /// How long one measurement lasts
+    /// Duration of a measurement in seconds
     #[arg(long, default_value_t = 3.0)]
     seconds: f64,
     /// Connections to each server, shared by its clients
     #[arg(long, default_value_t = 8)]
     channels: usize,
-    /// Where the store and etcd's data go, on a disk [default: cargo's target folder]
+    /// Folder of the store and of etcd's data, on a disk [default: cargo's target folder]
     #[arg(long)]
     dir: Option<PathBuf>,
     #[command(flatten)]
     plan: Plan,
-    /// Slices that are taken for as long as reservations are measured beside them
+    /// Numbers of taken slices at which reservations are measured
     #[arg(long, value_delimiter = ',', default_value = "1000,60000")]
     taken: Vec<u32>,
     /// Measure one part alone, for profiling; prints no ratio
     #[arg(long)]
     only: Option<Part>,
-    /// Given by cargo
+    /// Passed by cargo
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -70,18 +71,18 @@ enum Part {
 #[tokio::main]
 async fn main() -> ExitCode {
     let args = Args::parse();
-    tell("reserve_vs_etcd", measure(&args)).await
+    run_and_print("reserve_vs_etcd", measure(&args)).await
 }
 
 async fn measure(args: &Args) -> Result<String, Failure> {
-    let programs = if args.only == Some(Part::Etcd) { None } else { Some(Programs::ready()?) };
+    let programs = if args.only == Some(Part::Etcd) { None } else { Some(Programs::find_or_build()?) };
     let disk = Disk::new(&args.dir.clone().map_or_else(target_folder, Ok)?)?;
     let mut report = String::new();
     if args.only != Some(Part::Taken) {
         report += &compare(args, programs.as_ref(), &disk).await?;
     }
     if let Some(programs) = programs.filter(|_| args.only.is_none_or(|part| part == Part::Taken)) {
-        report += &taken::measure(args, &programs, &disk).await?;
+        report += &fill_level::measure(args, &programs, &disk).await?;
     }
     Ok(report)
 }
@@ -96,15 +97,15 @@ async fn compare(args: &Args, programs: Option<&Programs>, disk: &Disk) -> Resul
         Some(programs) => Some(Rack::start(args.plan, programs, &disk.folder("rack")?).await?),
         None => None,
     };
-    let mut arena = Arena::new(args, etcd, rack).await?;
-    arena.warm_up().await?;
+    let mut comparison = Comparison::new(args, etcd, rack).await?;
+    comparison.warm_up().await?;
     for round in 0..args.rounds {
-        arena.round(round).await?;
+        comparison.round(round).await?;
     }
-    Ok(arena.report(disk))
+    Ok(comparison.report(disk))
 }
 
-/// Everything about one kind of measurement, over all rounds.
+/// Results of one kind of load over all rounds.
 #[derive(Debug, Default)]
 struct Series {
     per_second: Rounds,
@@ -115,24 +116,24 @@ struct Series {
     clients_cpu_us: Rounds,
 }
 
-/// Processor time so far: the server, its agents, the clients.
+/// CPU time of the server, of its agents, and of the clients.
 type Cpu = [Duration; 3];
 
-/// The columns of [`Series::row`]. Processor time is per write, that of a server is of all its threads.
+/// Columns of [`Series::row`]. CPU time is per write, and includes all threads of a process.
 const HEAD: [&str; 7] =
-    ["least-median-most", "writes/s", "p50 us", "p99 us", "server cpu us", "agents cpu us", "clients cpu us"];
+    ["min-median-max", "writes/s", "p50 us", "p99 us", "server cpu us", "agents cpu us", "clients cpu us"];
 
 impl Series {
     fn add(&mut self, outcome: &Outcome, before: Cpu, after: Cpu) {
         self.per_second.add(outcome.per_second());
-        self.p50_us.add(outcome.within_us(0.50));
-        self.p99_us.add(outcome.within_us(0.99));
-        let each = |part: usize| {
+        self.p50_us.add(outcome.quantile_us(0.50));
+        self.p99_us.add(outcome.quantile_us(0.99));
+        let per_write = |part: usize| {
             after[part].saturating_sub(before[part]).as_secs_f64() * 1e6 / outcome.writes as f64
         };
-        self.server_cpu_us.add(each(0));
-        self.agents_cpu_us.add(each(1));
-        self.clients_cpu_us.add(each(2));
+        self.server_cpu_us.add(per_write(0));
+        self.agents_cpu_us.add(per_write(1));
+        self.clients_cpu_us.add(per_write(2));
     }
 
     fn row(&self, name: &str) -> Vec<String> {
@@ -144,12 +145,12 @@ impl Series {
             &self.agents_cpu_us,
             &self.clients_cpu_us,
         ];
-        std::iter::once(name.to_owned()).chain(cells.map(Rounds::show)).collect()
+        std::iter::once(name.to_owned()).chain(cells.map(Rounds::summary)).collect()
     }
 }
 
-/// Both servers, with their measurements.
-struct Arena<'a> {
+/// Both servers, with their results.
+struct Comparison<'a> {
     args: &'a Args,
     etcd: Option<(Etcd, Vec<ClientChannel>)>,
     rack: Option<(Rack, Vec<ClientChannel>)>,
@@ -159,11 +160,11 @@ struct Arena<'a> {
     tarn_64: Series,
     ready_1: Series,
     ready_64: Series,
-    refused_1: Series,
-    refused_64: Series,
+    rejected_1: Series,
+    rejected_64: Series,
 }
 
-impl<'a> Arena<'a> {
+impl<'a> Comparison<'a> {
     async fn new(args: &'a Args, etcd: Option<Etcd>, rack: Option<Rack>) -> Result<Self, Failure> {
         let etcd = match etcd {
             Some(etcd) => {
@@ -180,7 +181,7 @@ impl<'a> Arena<'a> {
             None => None,
         };
         let [etcd_1, etcd_64, tarn_1, tarn_64] = Default::default();
-        let [ready_1, ready_64, refused_1, refused_64] = Default::default();
+        let [ready_1, ready_64, rejected_1, rejected_64] = Default::default();
         Ok(Self {
             args,
             etcd,
@@ -191,78 +192,81 @@ impl<'a> Arena<'a> {
             tarn_64,
             ready_1,
             ready_64,
-            refused_1,
-            refused_64,
+            rejected_1,
+            rejected_64,
         })
     }
 
-    /// One short turn of everything that counts for nothing: connections, caches, page tables.
+    /// Runs a short load that is not measured, to warm up connections, caches and page tables.
     async fn warm_up(&mut self) -> Result<(), Failure> {
-        let ends = Ends { after: Duration::from_millis(300), writes_max: READY_WRITES_MAX };
-        self.etcd(MANY, "warm", ends, |_| None).await?;
-        self.tarn(MANY, "warm", ends, false, |_| None).await
+        let limits = LoadLimits { after: Duration::from_millis(300), writes_max: READY_WRITES_MAX };
+        self.etcd(MANY_CLIENTS, "warm", limits, |_| None).await?;
+        self.tarn(MANY_CLIENTS, "warm", limits, false, |_| None).await
     }
 
-    /// Measures everything once; odd rounds begin with Tarn, even ones with etcd.
+    /// Measures all loads once; odd rounds start with Tarn, even ones with etcd.
     async fn round(&mut self, round: u32) -> Result<(), Failure> {
         let name = format!("r{round}");
-        let ends = self.ends();
+        let limits = self.limits();
         for turn in [round, round + 1] {
             if turn % 2 == 0 {
-                self.etcd(1, &name, ends, |arena| Some(&mut arena.etcd_1)).await?;
-                self.etcd(MANY, &name, ends, |arena| Some(&mut arena.etcd_64)).await?;
+                self.etcd(1, &name, limits, |comparison| Some(&mut comparison.etcd_1)).await?;
+                self.etcd(MANY_CLIENTS, &name, limits, |comparison| Some(&mut comparison.etcd_64)).await?;
             } else {
-                self.tarn(1, &name, ends, false, |arena| Some(&mut arena.tarn_1)).await?;
-                self.tarn(MANY, &name, ends, false, |arena| Some(&mut arena.tarn_64)).await?;
+                self.tarn(1, &name, limits, false, |comparison| Some(&mut comparison.tarn_1)).await?;
+                self.tarn(MANY_CLIENTS, &name, limits, false, |comparison| Some(&mut comparison.tarn_64))
+                    .await?;
             }
         }
-        let ends = Ends { writes_max: READY_WRITES_MAX, ..ends };
-        self.tarn(1, &name, ends, true, |arena| Some(&mut arena.ready_1)).await?;
-        self.tarn(MANY, &name, ends, true, |arena| Some(&mut arena.ready_64)).await?;
-        self.refused(1, ends.after, |arena| &mut arena.refused_1).await?;
-        self.refused(MANY, ends.after, |arena| &mut arena.refused_64).await
+        let limits = LoadLimits { writes_max: READY_WRITES_MAX, ..limits };
+        self.tarn(1, &name, limits, true, |comparison| Some(&mut comparison.ready_1)).await?;
+        self.tarn(MANY_CLIENTS, &name, limits, true, |comparison| Some(&mut comparison.ready_64)).await?;
+        self.rejected(1, limits.after, |comparison| &mut comparison.rejected_1).await?;
+        self.rejected(MANY_CLIENTS, limits.after, |comparison| &mut comparison.rejected_64).await
     }
 
     /// Measures the cost of a call without ledger and disk.
-    async fn refused(
+    async fn rejected(
         &mut self,
         clients: usize,
         after: Duration,
         series: impl Fn(&mut Self) -> &mut Series,
     ) -> Result<(), Failure> {
         let Some((rack, channels)) = &self.rack else { return Ok(()) };
-        let writers = (0..clients).map(|n| Refused::new(channels[n % channels.len()].clone())).collect();
+        let writers =
+            (0..clients).map(|n| InvalidReserver::new(channels[n % channels.len()].clone())).collect();
         let before = tarn_cpu(rack);
-        let (outcome, _) = load::run(writers, Ends { after, writes_max: u64::MAX }).await?;
+        let (outcome, _) = load::run(writers, LoadLimits { after, writes_max: u64::MAX }).await?;
         let after = tarn_cpu(rack);
-        note("tarn, refused", clients, &outcome);
+        print_progress("tarn, rejected", clients, &outcome);
         series(self).add(&outcome, before, after);
         Ok(())
     }
 
-    fn ends(&self) -> Ends {
+    fn limits(&self) -> LoadLimits {
         let plan = self.args.plan;
         let reservations = f64::from(plan.hosts) * RESERVATIONS_PER_HOST_MAX as f64;
         let writes_max = (f64::from(plan.slices()).min(reservations) * ROUND_SHARE_OF_RACK).floor();
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a part of a u32")]
-        Ends { after: Duration::from_secs_f64(self.args.seconds), writes_max: writes_max as u64 }
+        LoadLimits { after: Duration::from_secs_f64(self.args.seconds), writes_max: writes_max as u64 }
     }
 
     async fn etcd(
         &mut self,
         clients: usize,
         round: &str,
-        ends: Ends,
+        limits: LoadLimits,
         series: impl Fn(&mut Self) -> Option<&mut Series>,
     ) -> Result<(), Failure> {
         let Some((etcd, channels)) = &mut self.etcd else { return Ok(()) };
         let round = format!("{round}-{clients}");
-        let writers = (0..clients).map(|n| Pair::new(channels[n % channels.len()].clone(), &round)).collect();
+        let writers =
+            (0..clients).map(|n| TwoPuts::new(channels[n % channels.len()].clone(), &round)).collect();
         let before = [etcd.child.cpu(), Duration::ZERO, own_cpu()];
-        let (outcome, _) = load::run(writers, ends).await?;
-        etcd.child.still_runs()?;
+        let (outcome, _) = load::run(writers, limits).await?;
+        etcd.child.check_running()?;
         let after = [etcd.child.cpu(), Duration::ZERO, own_cpu()];
-        note("etcd", clients, &outcome);
+        print_progress("etcd", clients, &outcome);
         if let Some(series) = series(self) {
             series.add(&outcome, before, after);
         }
@@ -273,21 +277,21 @@ impl<'a> Arena<'a> {
         &mut self,
         clients: usize,
         round: &str,
-        ends: Ends,
-        ready: bool,
+        limits: LoadLimits,
+        is_ready: bool,
         series: impl Fn(&mut Self) -> Option<&mut Series>,
     ) -> Result<(), Failure> {
         let Some((rack, channels)) = &mut self.rack else { return Ok(()) };
-        let round = format!("{round}-{clients}-{}", if ready { "ready" } else { "assigned" });
+        let round = format!("{round}-{clients}-{}", if is_ready { "ready" } else { "assigned" });
         let writer = |n: usize| {
             let reserver = Reserver::new(channels[n % channels.len()].clone(), self.args.plan, &round);
-            if ready { reserver.waiting_until_ready() } else { reserver }
+            if is_ready { reserver.wait_ready() } else { reserver }
         };
         let writers = (0..clients).map(writer).collect();
-        let measured = reserve(rack, channels, writers, ends).await?;
-        note(if ready { "tarn, ready" } else { "tarn" }, clients, &measured.outcome);
+        let load_result = reserve(rack, channels, writers, limits).await?;
+        print_progress(if is_ready { "tarn, ready" } else { "tarn" }, clients, &load_result.outcome);
         if let Some(series) = series(self) {
-            series.add(&measured.outcome, measured.before, measured.after);
+            series.add(&load_result.outcome, load_result.before, load_result.after);
         }
         Ok(())
     }
@@ -307,18 +311,18 @@ impl<'a> Arena<'a> {
         rows.extend([
             self.ready_1.row("tarn, ready, 1 client"),
             self.ready_64.row("tarn, ready, 64 clients"),
-            self.refused_1.row("tarn, refused, 1 client"),
-            self.refused_64.row("tarn, refused, 64 clients"),
+            self.rejected_1.row("tarn, rejected, 1 client"),
+            self.rejected_64.row("tarn, rejected, 64 clients"),
         ]);
-        format!("{}{}\n{}", self.setting(disk), table(&HEAD, &rows), self.ratios())
+        format!("{}{}\n{}", self.description(disk), table(&HEAD, &rows), self.ratios())
     }
 
-    fn setting(&self, disk: &Disk) -> String {
+    fn description(&self, disk: &Disk) -> String {
         let (plan, args) = (self.args.plan, self.args);
         let sync = |part| disk.sync_us.value_at_quantile(part);
-        let against = self.etcd.as_ref().map_or("nothing", |(etcd, _)| etcd.version.as_str());
+        let version = self.etcd.as_ref().map_or("nothing", |(etcd, _)| etcd.version.as_str());
         format!(
-            "\n{} rounds of {} s against {against}; {} connections each; {} hosts, {} EMCs, {} slices\n\
+            "\n{} rounds of {} s against {version}; {} connections each; {} hosts, {} EMCs, {} slices\n\
              disk: {}; append 4 KiB and fdatasync: p50 {} us, p99 {} us\n\n",
             args.rounds,
             args.seconds,
@@ -345,33 +349,33 @@ impl<'a> Arena<'a> {
     }
 }
 
-/// One load of reservations, with the processor time before and after it.
-struct Measured {
+/// Load of reservations, with the CPU time before and after it.
+struct MeasuredLoad {
     outcome: Outcome,
     before: Cpu,
     after: Cpu,
 }
 
-/// Lets these clients reserve, then releases their reservations.
+/// Runs a load of reservations, and releases them.
 async fn reserve(
     rack: &mut Rack,
     channels: &[ClientChannel],
     writers: Vec<Reserver>,
-    ends: Ends,
-) -> Result<Measured, Failure> {
+    limits: LoadLimits,
+) -> Result<MeasuredLoad, Failure> {
     let before = tarn_cpu(rack);
-    let (outcome, writers) = load::run(writers, ends).await?;
+    let (outcome, writers) = load::run(writers, limits).await?;
     let after = tarn_cpu(rack);
-    rack.still_runs()?;
+    rack.check_running()?;
     let reserved = writers.into_iter().flat_map(|writer| writer.reserved).collect();
-    rack.give_back(channels, reserved).await?;
-    Ok(Measured { outcome, before, after })
+    rack.release_all_and_wait(channels, reserved).await?;
+    Ok(MeasuredLoad { outcome, before, after })
 }
 
-/// The ratio of two medians, and the ratios round by round.
-fn ratios(name: &str, ahead: &Rounds, behind: &Rounds) -> String {
-    let by_round = ahead.over(behind).spread(2);
-    let ratio = ratio(name, ahead.median() / behind.median());
+/// Formats the ratio of two medians, and the ratios of each round.
+fn ratios(name: &str, numerator: &Rounds, denominator: &Rounds) -> String {
+    let by_round = numerator.ratio_to(denominator).spread(2);
+    let ratio = ratio(name, numerator.median() / denominator.median());
     format!("{ratio}\nrounds {name} {by_round}\n")
 }
 
@@ -381,7 +385,7 @@ fn tarn_cpu(rack: &Rack) -> Cpu {
 }
 
 /// Prints progress.
-fn note(who: &str, clients: usize, outcome: &Outcome) {
-    let (per_second, p99) = (outcome.per_second(), outcome.within_us(0.99));
-    eprintln!("  {who}, {clients} client(s): {} writes, {per_second:.0}/s, p99 {p99:.0} us", outcome.writes);
+fn print_progress(name: &str, clients: usize, outcome: &Outcome) {
+    let (per_second, p99) = (outcome.per_second(), outcome.quantile_us(0.99));
+    eprintln!("  {name}, {clients} client(s): {} writes, {per_second:.0}/s, p99 {p99:.0} us", outcome.writes);
 }

@@ -1,7 +1,7 @@
 //! Goal: slices come online and go offline at 1 GB/s or more, which suffices with a buffer of free
-//! slices (Pond, section 4.4). Measured in a rack in a box by the agent's metrics, for both
+//! slices (Pond, section 4.4). Measured by the agent's metrics on an emulated host, for both
 //! backends: untouched slices, slices filled by a VM, and a slice whose pages the kernel has to
-//! move to others of the node first.
+//! migrate to other slices of the node first.
 
 use std::{
     fmt::Write as _,
@@ -18,34 +18,34 @@ use benches::{
 use clap::Parser;
 use emulated_host::rack::{Device, Plan, Rack, RackPlan};
 
-/// Sufficient rate, in bytes per second.
-const SUFFICES: f64 = 1e9;
+/// Goal in bytes per second.
+const GOAL_BYTES_PER_S: f64 = 1e9;
 /// Bytes of a slice.
 const SLICE: f64 = (1u64 << 30) as f64;
-/// Slices of the device. One comes or goes at a time.
+/// Slices of the device. One is added or removed at a time.
 const SLICES: u32 = 2;
-/// Memory that a VM writes to fill a slice, in MiB: a node needs some for itself.
+/// Memory that a VM writes to fill a slice, in MiB: the kernel reserves some of a node.
 const FILL_MIB: u32 = 960;
-/// Memory of a VM while other slices leave, in MiB.
+/// Memory of a VM while other slices are removed, in MiB.
 const MOVE_MIB: u32 = 512;
-/// Where the agent's metrics are, in its host.
+/// Address of the agent's metrics on its host.
 const METRICS: &str = "127.0.0.1:9751";
-/// Where it hands out memory.
+/// Socket on which the agent provides memory.
 const SOCKET: &str = "/run/tarn-agent/host-memory.sock";
 /// Operations on a slice, in order.
-const CALLS: [&str; 3] = ["online", "scrub", "offline"];
+const CALL_NAMES: [&str; 3] = ["online", "scrub", "offline"];
 const BACKENDS: [&str; 2] = ["dax", "memory_block"];
-/// How long anything may take: hosts are emulated.
-const WITHIN: Duration = Duration::from_secs(180);
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// Time limit of every wait. Generous, because hosts are emulated.
+const TIMEOUT: Duration = Duration::from_secs(180);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How fast slices come and go
+/// Measure the rates at which slices come online and go offline
 #[derive(Debug, Parser)]
 struct Args {
-    /// How often a slice comes and goes in each state; the report shows means
+    /// Additions and removals of a slice in each state; the report shows means
     #[arg(long, default_value_t = 3)]
     rounds: u32,
-    /// Given by cargo
+    /// Passed by cargo
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -57,7 +57,7 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Err(failure) => {
-            eprintln!("slice_speed: {}", failure.story());
+            eprintln!("slice_speed: {}", failure.error_chain());
             ExitCode::FAILURE
         }
     }
@@ -68,96 +68,99 @@ fn measure(args: &Args) -> Result<String, Failure> {
     Ok(report(&measured.collect::<Result<Vec<_>, _>>()?))
 }
 
-/// Seconds that calls took, and how many there were.
+/// Total duration and number of calls.
 #[derive(Clone, Copy, Debug, Default)]
-struct Calls {
+struct CallTimes {
     seconds: f64,
     count: f64,
 }
 
-impl Calls {
+impl CallTimes {
     fn since(self, before: Self) -> Self {
         Self { seconds: self.seconds - before.seconds, count: self.count - before.count }
     }
 
-    /// Seconds for a slice.
+    /// Returns the mean duration of a call in seconds.
     fn mean(self) -> f64 {
         self.seconds / self.count
     }
 }
 
-/// By call, as in [`CALLS`].
-type Speed = [Calls; 3];
+/// Times by call, in the order of [`CALL_NAMES`].
+type BackendTimes = [CallTimes; 3];
 
 struct Backend {
     name: &'static str,
-    empty: Speed,
-    full: Speed,
-    /// Closing slices while their pages have somewhere to go, where that can be.
-    moved: Option<Calls>,
+    empty: BackendTimes,
+    full: BackendTimes,
+    /// Removal of slices whose pages are migrated first, if the backend supports it.
+    migrating: Option<CallTimes>,
 }
 
 impl Backend {
     fn measure(name: &'static str, rounds: u32) -> Result<Self, Failure> {
-        let mut bed = RackOfOne::start(name)?;
-        bed.come_and_go("warm", None)?;
-        let empty = bed.during(rounds, |bed, n| bed.come_and_go(&format!("empty{n}"), None))?;
-        let full = bed.during(rounds, |bed, n| bed.come_and_go(&format!("full{n}"), Some(FILL_MIB)))?;
-        let moved = match name {
-            "memory_block" => Some(bed.during(rounds, Self::go_beside)?[2]),
+        let mut rack = SingleHostRack::start(name)?;
+        rack.add_and_remove_slice("warm", None)?;
+        let empty =
+            rack.measure_calls(rounds, |rack, n| rack.add_and_remove_slice(&format!("empty{n}"), None))?;
+        let full = rack.measure_calls(rounds, |rack, n| {
+            rack.add_and_remove_slice(&format!("full{n}"), Some(FILL_MIB))
+        })?;
+        let migrating = match name {
+            "memory_block" => Some(rack.measure_calls(rounds, Self::remove_with_page_migration)?[2]),
             _ => None,
         };
-        Ok(Self { name, empty, full, moved })
+        Ok(Self { name, empty, full, migrating })
     }
 
-    /// A VM that came second stays with pages in slices that came first; those go.
-    fn go_beside(bed: &mut RackOfOne, n: u32) -> Result<(), Failure> {
-        let (first, stays) = (format!("first{n}"), format!("stays{n}"));
-        bed.reserve(&first)?;
-        bed.reserve(&stays)?;
-        bed.start_vm(&stays, MOVE_MIB)?;
-        bed.tarn(&format!("release {first}"))?;
-        bed.until_free(1)?;
-        bed.end_vm(&stays)?;
-        bed.until_free(SLICES)
+    /// Removes slices that were added before those of a running VM, and have pages of it.
+    fn remove_with_page_migration(rack: &mut SingleHostRack, n: u32) -> Result<(), Failure> {
+        let (first, second) = (format!("first{n}"), format!("stays{n}"));
+        rack.reserve(&first)?;
+        rack.reserve(&second)?;
+        rack.start_vm(&second, MOVE_MIB)?;
+        rack.tarn(&format!("release {first}"))?;
+        rack.wait_free(1)?;
+        rack.end_vm(&second)?;
+        rack.wait_free(SLICES)
     }
 }
 
-/// Rack of one host, whose agent reports durations.
-struct RackOfOne {
+/// Rack of one host, whose agent reports durations of calls.
+struct SingleHostRack {
     rack: Rack,
     _folder: tempfile::TempDir,
 }
 
-impl RackOfOne {
+impl SingleHostRack {
     fn start(backend: &str) -> Result<Self, Failure> {
         let folder = tempfile::Builder::new().prefix("tarn-rack-").tempdir();
-        let folder = folder.map_err(Failure::file("make a folder in", std::env::temp_dir()))?;
+        let folder = folder.map_err(Failure::file("create a folder in", std::env::temp_dir()))?;
         let hosts = Plan::new(1, vec![Device { serial: 0x7a0, gib: SLICES, is_aligned: true }]);
-        let mut plan = RackPlan::new(hosts, programs::of_rack()?, backend);
+        let mut plan = RackPlan::new(hosts, programs::rack_programs()?, backend);
         plan.hosts.programs.push(plan.programs.tarn.clone());
         plan.agent_toml_extra = format!("metrics_listen = {METRICS:?}\n");
-        eprintln!("{backend}: a host boots");
+        eprintln!("{backend}: booting a host");
         let rack = Rack::start(&emulated_host::Artifacts::locate()?, plan, folder.path(), || true)?;
         Ok(Self { rack, _folder: folder })
     }
 
-    /// Returns the durations of calls during repeated work.
-    fn during(
+    /// Returns the times of calls during repeated work.
+    fn measure_calls(
         &mut self,
         rounds: u32,
         mut work: impl FnMut(&mut Self, u32) -> Result<(), Failure>,
-    ) -> Result<Speed, Failure> {
-        let before = self.speed()?;
+    ) -> Result<BackendTimes, Failure> {
+        let before = self.call_times()?;
         for round in 0..rounds {
             work(self, round)?;
         }
-        let after = self.speed()?;
+        let after = self.call_times()?;
         Ok(std::array::from_fn(|call| after[call].since(before[call])))
     }
 
-    /// A slice comes, is filled if it should be, and goes.
-    fn come_and_go(&mut self, vm: &str, fill_mib: Option<u32>) -> Result<(), Failure> {
+    /// Adds a slice, fills it if requested, and removes it.
+    fn add_and_remove_slice(&mut self, vm: &str, fill_mib: Option<u32>) -> Result<(), Failure> {
         self.reserve(vm)?;
         match fill_mib {
             Some(mib) => {
@@ -166,7 +169,7 @@ impl RackOfOne {
             }
             None => drop(self.tarn(&format!("release {vm}"))?),
         }
-        self.until_free(SLICES)
+        self.wait_free(SLICES)
     }
 
     fn reserve(&self, vm: &str) -> Result<(), Failure> {
@@ -181,7 +184,7 @@ impl RackOfOne {
             "mkfifo /run/{vm}.in; sleep 100000 > /run/{vm}.in 2> /dev/null & echo $! > /run/{vm}.sleep; \
              tarn stand-in-vm --socket {SOCKET} --vm {vm} --touch {mib} --look 1 < /run/{vm}.in > /run/{vm}.out 2>&1 &"
         ))?;
-        self.until(&format!("{vm} has its memory"), || {
+        self.wait_until(&format!("{vm} has its memory"), || {
             Ok(self.run(&format!("cat /run/{vm}.out"))?.contains("dirty"))
         })
     }
@@ -190,46 +193,51 @@ impl RackOfOne {
         self.run(&format!("kill $(cat /run/{vm}.sleep)")).map(drop)
     }
 
-    fn until_free(&self, slices: u32) -> Result<(), Failure> {
+    fn wait_free(&self, slices: u32) -> Result<(), Failure> {
         let free = || Ok(self.tarn("get slices")?.matches(" free ").count() == slices as usize);
-        self.until(&format!("{slices} slices are free"), free)
+        self.wait_until(&format!("{slices} slices are free"), free)
     }
 
-    fn until(&self, what: &str, holds: impl Fn() -> Result<bool, Failure>) -> Result<(), Failure> {
-        let give_up = Instant::now() + WITHIN;
-        while !holds()? {
-            if Instant::now() > give_up {
+    fn wait_until(&self, what: &str, condition: impl Fn() -> Result<bool, Failure>) -> Result<(), Failure> {
+        let deadline = Instant::now() + TIMEOUT;
+        while !condition()? {
+            if Instant::now() > deadline {
                 let seen = self.rack.hosts().all()[0].agent_log();
-                return Err(Failure::NotInTime { what: what.to_owned(), seconds: WITHIN.as_secs(), seen });
+                return Err(Failure::TimedOut { what: what.to_owned(), seconds: TIMEOUT.as_secs(), seen });
             }
-            thread::sleep(LOOK_EVERY);
+            thread::sleep(POLL_INTERVAL);
         }
         Ok(())
     }
 
     fn run(&self, command: &str) -> Result<String, Failure> {
-        Ok(self.rack.hosts().all()[0].run_within(command, WITHIN)?.text)
+        Ok(self.rack.hosts().all()[0].run_within(command, TIMEOUT)?.text)
     }
 
-    fn tarn(&self, words: &str) -> Result<String, Failure> {
-        let list: Vec<&str> = words.split_whitespace().collect();
-        let mut tarn = self.rack.tarn(&list);
+    fn tarn(&self, arguments: &str) -> Result<String, Failure> {
+        let argument_list: Vec<&str> = arguments.split_whitespace().collect();
+        let mut tarn = self.rack.tarn(&argument_list);
         let output = tarn.output().map_err(|source| Failure::Start { program: "tarn".into(), source })?;
-        let answer = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let reply = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         match output.status.success() {
-            true => Ok(answer(&output.stdout)),
-            false => Err(Failure::Answer { what: format!("tarn {words}"), answer: answer(&output.stderr) }),
+            true => Ok(reply(&output.stdout)),
+            false => Err(Failure::UnexpectedReply {
+                what: format!("tarn {arguments}"),
+                reply: reply(&output.stderr),
+            }),
         }
     }
 
-    fn speed(&self) -> Result<Speed, Failure> {
+    fn call_times(&self) -> Result<BackendTimes, Failure> {
         let text = self.run(&format!("wget -q -O - http://{METRICS}/metrics"))?;
-        Ok(CALLS
-            .map(|call| Calls { seconds: sample(&text, "sum", call), count: sample(&text, "count", call) }))
+        Ok(CALL_NAMES.map(|call| CallTimes {
+            seconds: sample(&text, "sum", call),
+            count: sample(&text, "count", call),
+        }))
     }
 }
 
-/// A sample of the agent's histogram of calls; zero before the first.
+/// Returns a sample of the agent's histogram of calls; zero before the first call.
 fn sample(text: &str, of: &str, call: &str) -> f64 {
     let name = format!("tarn_agent_host_call_seconds_{of}{{");
     let label = format!("call=\"{call}\"");
@@ -240,30 +248,34 @@ fn sample(text: &str, of: &str, call: &str) -> f64 {
 fn report(backends: &[Backend]) -> String {
     let mut rows = Vec::new();
     for backend in backends {
-        let moved = backend.moved.map(|calls| [Calls::default(), Calls::default(), calls]);
-        let states = [("empty", Some(backend.empty)), ("full", Some(backend.full)), ("pages to move", moved)];
-        for (state, speed) in states.into_iter().filter_map(|(state, speed)| Some((state, speed?))) {
-            let cell = |calls: Calls| match calls.count > 0.0 {
+        let migrating = backend.migrating.map(|calls| [CallTimes::default(), CallTimes::default(), calls]);
+        let states =
+            [("empty", Some(backend.empty)), ("full", Some(backend.full)), ("pages to move", migrating)];
+        for (state, call_times) in
+            states.into_iter().filter_map(|(state, call_times)| Some((state, call_times?)))
+        {
+            let cell = |calls: CallTimes| match calls.count > 0.0 {
                 true => format!("{:.3}", calls.mean()),
                 false => "-".to_owned(),
             };
             let mut row = vec![format!("{} {state}", backend.name)];
-            row.extend(speed.map(cell));
+            row.extend(call_times.map(cell));
             rows.push(row);
         }
     }
     let mut text = table(&["seconds for 1 GiB", "online", "scrub", "offline"], &rows);
     for backend in backends {
         let name = backend.name;
-        for (state, speed) in [("empty", backend.empty), ("full", backend.full)] {
-            for (call, calls) in CALLS.iter().zip(speed) {
-                let faster = SLICE / calls.mean() / SUFFICES;
-                let _ = writeln!(text, "{}", ratio(&format!("{name}_{state}_{call}_vs_1GBps"), faster));
+        for (state, call_times) in [("empty", backend.empty), ("full", backend.full)] {
+            for (call, calls) in CALL_NAMES.iter().zip(call_times) {
+                let ratio_to_goal = SLICE / calls.mean() / GOAL_BYTES_PER_S;
+                let _ =
+                    writeln!(text, "{}", ratio(&format!("{name}_{state}_{call}_vs_1GBps"), ratio_to_goal));
             }
         }
-        if let Some(moved) = backend.moved {
-            let faster = SLICE / moved.mean() / SUFFICES;
-            let _ = writeln!(text, "{}", ratio(&format!("{name}_moving_offline_vs_1GBps"), faster));
+        if let Some(migrating) = backend.migrating {
+            let ratio_to_goal = SLICE / migrating.mean() / GOAL_BYTES_PER_S;
+            let _ = writeln!(text, "{}", ratio(&format!("{name}_moving_offline_vs_1GBps"), ratio_to_goal));
         }
     }
     text

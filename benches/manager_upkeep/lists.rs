@@ -1,4 +1,5 @@
-//! Looks at the ledger under its lock: lists, metrics, capacity, alarms. The longest piece of each list counts.
+//! Reads of the ledger under its lock: lists, metrics, capacity, alarms. Of a list, the longest
+//! piece is measured.
 
 use std::time::Duration;
 
@@ -12,80 +13,95 @@ use pool_manager::{
 };
 use units::{EmcId, HostId, Ns, ReservationId, SliceId};
 
-use crate::{FULL, HOSTS, Shape, Start, World, idle, longest_us, median_us, sweep};
+use crate::{FULL, HOSTS, InitialState, RackSize, SimulatedRack, idle_rack, longest_us, median_us, sweep};
 
-/// Slices in use, all of them at last.
-const USED: [u32; 3] = [1024, 16_384, 65_536];
+/// Numbers of slices in use, up to all.
+const USED_SLICES: [u32; 3] = [1024, 16_384, 65_536];
 /// Slices whose device calls fail.
 const FAILING: [u32; 3] = [256, 4096, 65_536];
-const LOOKS: usize = 32;
-/// Enough to make the calls of 65,536 slices.
+const READS: usize = 32;
+/// Ticks that suffice for the calls of 65,536 slices.
 const DRIVE_TICKS: usize = 256;
 
-/// Measures and prints all.
+/// Measures and prints all reads.
 pub fn measure() {
-    sweep("list_hosts_hosts", HOSTS, |hosts| pieces(&idle(hosts), HostId(0), lists::hosts));
-    sweep("list_slices_slices", USED, |used| {
-        pieces(&held(used), SliceId(0), |manager, from| lists::slices(manager, from, 8192))
+    sweep("list_hosts_hosts", HOSTS, |hosts| longest_piece_us(&idle_rack(hosts), HostId(0), lists::hosts));
+    sweep("list_slices_slices", USED_SLICES, |used| {
+        longest_piece_us(&rack_with_used_slices(used), SliceId(0), |manager, from| {
+            lists::slices(manager, from, 8192)
+        })
     });
-    sweep("list_reservations_slices", USED, |used| {
-        pieces(&held(used), ReservationId(0), |manager, from| lists::reservations(manager, from, false, 256))
+    sweep("list_reservations_slices", USED_SLICES, |used| {
+        longest_piece_us(&rack_with_used_slices(used), ReservationId(0), |manager, from| {
+            lists::reservations(manager, from, false, 256)
+        })
     });
-    sweep("metrics_hosts", HOSTS, |hosts| look(&idle(hosts), Snapshot::of));
-    sweep("metrics_slices", USED, |used| look(&held(used), Snapshot::of));
-    sweep("capacity_hosts", HOSTS, |hosts| look(&idle(hosts), convert::capacity));
-    sweep("alarms_unknown_hosts", HOSTS, |hosts| look(&silent(hosts), Manager::alarms));
-    sweep("alarms_quarantined_slices", USED, |used| look(&crate::quarantined(used), Manager::alarms));
-    sweep("alarms_failing_slices", FAILING, |slices| look(&failing(slices), Manager::alarms));
+    sweep("metrics_hosts", HOSTS, |hosts| median_read_us(&idle_rack(hosts), Snapshot::of));
+    sweep("metrics_slices", USED_SLICES, |used| median_read_us(&rack_with_used_slices(used), Snapshot::of));
+    sweep("capacity_hosts", HOSTS, |hosts| median_read_us(&idle_rack(hosts), convert::capacity));
+    sweep("alarms_unknown_hosts", HOSTS, |hosts| {
+        median_read_us(&rack_with_silent_hosts(hosts), Manager::alarms)
+    });
+    sweep("alarms_quarantined_slices", USED_SLICES, |used| {
+        median_read_us(&crate::rack_with_quarantined_slices(used), Manager::alarms)
+    });
+    sweep("alarms_failing_slices", FAILING, |slices| {
+        median_read_us(&rack_with_failing_slices(slices), Manager::alarms)
+    });
 }
 
-fn held(used: u32) -> World {
-    World::new(Start::held(FULL, used, 8)).ready()
+fn rack_with_used_slices(used: u32) -> SimulatedRack {
+    SimulatedRack::new(InitialState::with_used_slices(FULL, used, 8)).settled()
 }
 
-fn look<T>(world: &World, question: impl Fn(&Manager) -> T) -> f64 {
-    median_us((0..LOOKS).map(|_| world.look(&question)))
+fn median_read_us<T>(rack: &SimulatedRack, read: impl Fn(&Manager) -> T) -> f64 {
+    median_us((0..READS).map(|_| rack.time_read(&read)))
 }
 
-/// The longest of the pieces of a list.
-fn pieces<T, K: Copy>(world: &World, first: K, piece: impl Fn(&Manager, K) -> Piece<T, K>) -> f64 {
+/// Measures the longest piece of a list.
+fn longest_piece_us<T, K: Copy>(
+    rack: &SimulatedRack,
+    first: K,
+    piece: impl Fn(&Manager, K) -> Piece<T, K>,
+) -> f64 {
     let longest = |_| {
         let (mut times, mut next) = (Vec::new(), Some(first));
         while let Some(from) = next {
-            let (found, took) = world.look_at(|manager| piece(manager, from));
-            times.push(took);
-            next = found.next;
+            let (page, duration) = rack.time_read_with_result(|manager| piece(manager, from));
+            times.push(duration);
+            next = page.next;
         }
         times.into_iter().max().unwrap_or_default()
     };
-    median_us((0..LOOKS).map(longest).collect::<Vec<Duration>>())
+    median_us((0..READS).map(longest).collect::<Vec<Duration>>())
 }
 
-/// All hosts are silent past their leases.
-fn silent(hosts: u32) -> World {
-    let mut world = idle(hosts);
-    world.pass(Ns::secs(3601));
-    world.event(Event::Tick);
-    world
+/// Returns a rack in which all leases have expired.
+fn rack_with_silent_hosts(hosts: u32) -> SimulatedRack {
+    let mut rack = idle_rack(hosts);
+    rack.advance(Ns::secs(3601));
+    rack.event(Event::Tick);
+    rack
 }
 
-/// So many slices whose grants fail: the first attempts of each.
-fn failing(slices: u32) -> World {
+/// Returns a rack with slices whose grants fail.
+fn rack_with_failing_slices(slices: u32) -> SimulatedRack {
     let state = |owner| pool::slice::State::Assigned(owner);
-    let shape = Shape { hosts: 16, emcs: 4, slices: 65_536 };
-    let mut world = World::new(Start { state, ..Start::held(shape, slices, 8) });
-    world.compare_devices();
+    let size = RackSize { hosts: 16, emcs: 4, slices: 65_536 };
+    let mut rack =
+        SimulatedRack::new(InitialState { state, ..InitialState::with_used_slices(size, slices, 8) });
+    rack.compare_devices();
     for _ in 0..DRIVE_TICKS {
-        world.event(Event::Tick); // the EMCs are asked for their grants in pieces, too
+        rack.event(Event::Tick); // grants are requested in pieces
     }
-    for call in world.take_calls() {
+    for call in rack.take_device_calls() {
         let failure =
             DeviceFailure::Slice(SliceError { message: "Is a directory".to_owned(), errno: Some(21) });
         let emc = EmcId(0);
-        world.event(Event::Device(emc, DeviceDone::Failed { call, failure }));
+        rack.event(Event::Device(emc, DeviceDone::Failed { call, failure }));
     }
-    assert!(longest_us(world.take_times()) > 0.0);
-    let failing = world.manager.alarms().iter().filter(|alarm| alarm.reason == "SLICE_FAILING").count();
-    assert!(failing > 0, "no slice fails");
-    world
+    assert!(longest_us(rack.take_times()) > 0.0);
+    let failing = rack.manager.alarms().iter().filter(|alarm| alarm.reason == "SLICE_FAILING").count();
+    assert!(failing > 0, "no alarm about a failing slice");
+    rack
 }

@@ -12,35 +12,35 @@ use tempfile::TempDir;
 
 use crate::failure::Failure;
 
-/// Durable writes timed to know the disk.
+/// Number of timed durable writes.
 const SYNCS: usize = 200;
 /// Bytes appended before each sync.
 const SYNC_BYTES: [u8; 4096] = [0xA5; 4096];
-/// File systems that keep nothing.
-const NOT_DISKS: [&str; 3] = ["tmpfs", "ramfs", "hugetlbfs"];
+/// File systems in memory.
+const MEMORY_FILE_SYSTEMS: [&str; 3] = ["tmpfs", "ramfs", "hugetlbfs"];
 
 /// A temporary folder on a disk.
 #[derive(Debug)]
 pub struct Disk {
     folder: TempDir,
-    /// Its file system and device, such as `ext4 on /dev/vda`.
+    /// File system and device, such as `ext4 on /dev/vda`.
     pub kind: String,
-    /// A 4 KiB append and fdatasync, in microseconds.
+    /// Durations of a 4 KiB append and fdatasync, in microseconds.
     pub sync_us: Histogram<u64>,
 }
 
 impl Disk {
-    /// Makes a folder in `parent` and gets to know it.
+    /// Creates a folder in `parent` and measures durable writes.
     ///
     /// # Errors
-    /// The folder cannot be made or written, or it is not on a disk.
+    /// The folder cannot be created or written, or is not on a disk.
     pub fn new(parent: &Path) -> Result<Self, Failure> {
         fs::create_dir_all(parent).map_err(Failure::file("create", parent))?;
         let mounts = fs::read_to_string("/proc/self/mountinfo")
             .map_err(Failure::file("read", "/proc/self/mountinfo"))?;
         let parent = parent.canonicalize().map_err(Failure::file("resolve", parent))?;
         let (kind, device) = file_system(&mounts, &parent);
-        if NOT_DISKS.contains(&kind) {
+        if MEMORY_FILE_SYSTEMS.contains(&kind) {
             return Err(Failure::NotADisk { kind: kind.to_owned(), path: parent });
         }
         let folder = tempfile::Builder::new()
@@ -52,15 +52,15 @@ impl Disk {
         Ok(Self { folder, kind: format!("{kind} on {device}"), sync_us })
     }
 
-    /// The folder; it goes away with this value.
+    /// Returns the folder, which is removed when this value is dropped.
     pub fn path(&self) -> &Path {
         self.folder.path()
     }
 
-    /// A new folder in it.
+    /// Creates a folder in it.
     ///
     /// # Errors
-    /// It cannot be made.
+    /// The folder cannot be created.
     pub fn folder(&self, name: &str) -> Result<PathBuf, Failure> {
         let path = self.folder.path().join(name);
         fs::create_dir(&path).map_err(Failure::file("create", &path))?;
@@ -81,27 +81,28 @@ fn time_syncs(path: &Path) -> std::io::Result<Histogram<u64>> {
     Ok(times)
 }
 
-/// A histogram of microseconds up to a minute, exact to three digits.
+/// Returns a histogram of microseconds up to a minute, with three significant digits.
 pub fn microseconds() -> Histogram<u64> {
     Histogram::new_with_max(60_000_000, 3).expect("three digits up to a minute are allowed")
 }
 
-/// Adds one duration; those of more than a minute count as a minute.
+/// Adds a duration; longer ones count as a minute.
 pub fn record(times: &mut Histogram<u64>, time: Duration) {
     times.saturating_record(u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
 }
 
-/// Type and device of the file system a path is on: the mount with the longest matching mount point, the later of equals.
+/// Returns the type and device of the file system of a path: that of the longest matching mount
+/// point, and of equal ones the last.
 fn file_system<'a>(mountinfo: &'a str, path: &Path) -> (&'a str, &'a str) {
     let mounts = mountinfo.lines().filter_map(|line| {
-        let (left, right) = line.split_once(" - ")?;
-        let point = left.split(' ').nth(4)?;
-        let mut right = right.split(' ');
-        Some((point, right.next()?, right.next()?))
+        let (mount_fields, source_fields) = line.split_once(" - ")?;
+        let mount_point = mount_fields.split(' ').nth(4)?;
+        let mut source_fields = source_fields.split(' ');
+        Some((mount_point, source_fields.next()?, source_fields.next()?))
     });
     mounts
-        .filter(|(point, ..)| path.starts_with(point))
-        .max_by_key(|(point, ..)| point.len())
+        .filter(|(mount_point, ..)| path.starts_with(mount_point))
+        .max_by_key(|(mount_point, ..)| mount_point.len())
         .map_or(("an unknown file system", "an unknown device"), |(_, kind, device)| (kind, device))
 }
 
@@ -114,14 +115,14 @@ mod tests {
                           26 21 0:23 / /dev rw - devtmpfs udev rw\n";
 
     #[test]
-    fn the_innermost_mount_tells_the_file_system() {
+    fn file_system_is_that_of_innermost_mount() {
         assert_eq!(file_system(MOUNTS, Path::new("/work/target")), ("ext4", "/dev/vda"));
         assert_eq!(file_system(MOUNTS, Path::new("/dev/shm/rack")), ("tmpfs", "tmpfs"));
         assert_eq!(file_system(MOUNTS, Path::new("/dev/shmem")), ("devtmpfs", "udev"));
     }
 
     #[test]
-    fn memory_is_refused_as_a_disk() {
+    fn memory_file_system_is_rejected() {
         let refused = Disk::new(Path::new("/dev/shm"));
         assert!(matches!(refused, Err(Failure::NotADisk { .. })), "{refused:?}");
     }

@@ -1,5 +1,5 @@
-//! Debian's etcd, alone, on loopback, as it comes: one member, fsync on. And a client that puts two records in one
-//! transaction, which is the least that a slice lent through etcd would need.
+//! Debian's etcd on loopback with default settings: one member, fsync on. The client puts two
+//! records in one transaction, the minimum for a reservation stored in etcd.
 
 use std::{
     io::ErrorKind,
@@ -17,40 +17,40 @@ use crate::{
     },
     failure::Failure,
     load::Writer,
-    loopback::{connect, free_port, until},
+    loopback::{connect, free_port, wait_until},
 };
 
-/// How long etcd may take to elect itself.
+/// Time limit for the start of etcd.
 const READY_WITHIN: Duration = Duration::from_secs(30);
 /// A slice's record: state, owner, epoch, EMC.
 const SLICE_RECORD: [u8; 64] = [0x5A; 64];
 /// A request id's record: reservation, content hash, times.
 const REQUEST_RECORD: [u8; 100] = [0xC3; 100];
-/// Slices that are written over and over, so that the store does not grow without end.
+/// Number of slice keys, which are overwritten so that the store does not grow without bound.
 const SLICES: u64 = 65_536;
 
 /// A running etcd.
 #[derive(Debug)]
 pub struct Etcd {
-    /// Its process.
+    /// Process.
     pub child: Child,
-    /// Where clients connect.
+    /// Endpoint of clients.
     pub uri: String,
-    /// Its own word for its version.
+    /// Output of `etcd --version`.
     pub version: String,
 }
 
 impl Etcd {
-    /// Starts one with its data in `folder` and waits until it answers.
+    /// Starts etcd with its data in `folder` and waits until it replies.
     ///
     /// # Errors
-    /// There is no etcd on this machine, or it does not answer.
+    /// etcd is not installed, or does not reply.
     pub async fn start(folder: &Path, logs: &Path) -> Result<Self, Failure> {
         let version = version()?;
         let uri = format!("http://127.0.0.1:{}", free_port()?);
         let peers = format!("http://127.0.0.1:{}", free_port()?);
         let mut command = Command::new("etcd");
-        // Debian's service may have left settings for a real cluster in the environment.
+        // The environment may have settings of a real cluster.
         std::env::vars_os().filter(|(key, _)| key.to_string_lossy().starts_with("ETCD_")).for_each(
             |(key, _)| {
                 command.env_remove(key);
@@ -68,60 +68,60 @@ impl Etcd {
         command.args(["--listen-peer-urls", &peers, "--initial-advertise-peer-urls", &peers]);
         command.args(["--initial-cluster", &format!("bench={peers}")]);
         let mut child = Child::start("etcd", &mut command, logs)?;
-        until("an answer from etcd", READY_WITHIN, async || {
-            child.still_runs()?;
-            Ok(answers(&uri).await.map_err(|failure| failure.story()))
+        wait_until("a reply from etcd", READY_WITHIN, async || {
+            child.check_running()?;
+            Ok(check_ready(&uri).await.map_err(|failure| failure.error_chain()))
         })
         .await?;
         Ok(Self { child, uri, version })
     }
 }
 
-async fn answers(uri: &str) -> Result<(), Failure> {
+async fn check_ready(uri: &str) -> Result<(), Failure> {
     let channel = connect(uri, &Bearer::default(), 1).await?.swap_remove(0);
-    let question = RangeRequest { key: b"anything".to_vec() };
-    KvClient::new(channel).range(question).await.map_err(Failure::refused("read a key of etcd"))?;
+    let request = RangeRequest { key: b"anything".to_vec() };
+    KvClient::new(channel).range(request).await.map_err(Failure::rejected("read a key of etcd"))?;
     Ok(())
 }
 
 fn version() -> Result<String, Failure> {
-    let out =
+    let output =
         Command::new("etcd").arg("--version").stdin(Stdio::null()).output().map_err(|source| match source
             .kind()
         {
-            ErrorKind::NotFound => Failure::NoEtcd,
+            ErrorKind::NotFound => Failure::EtcdMissing,
             _ => Failure::Start { program: "etcd".into(), source },
         })?;
-    Ok(String::from_utf8_lossy(&out.stdout).lines().next().unwrap_or("etcd of unknown version").to_owned())
+    Ok(String::from_utf8_lossy(&output.stdout).lines().next().unwrap_or("etcd of unknown version").to_owned())
 }
 
 /// Writes a slice's and a request's record in one transaction.
 #[derive(Clone, Debug)]
-pub struct Pair {
+pub struct TwoPuts {
     kv: KvClient<ClientChannel>,
     round: String,
 }
 
-impl Pair {
-    /// A client on this connection; `round` makes its request ids unique.
+impl TwoPuts {
+    /// Returns a client on this connection; `round` makes its request ids unique.
     pub fn new(channel: ClientChannel, round: &str) -> Self {
         Self { kv: KvClient::new(channel), round: round.to_owned() }
     }
 }
 
-impl Writer for Pair {
+impl Writer for TwoPuts {
     async fn write(&mut self, number: u64) -> Result<(), Failure> {
         let slice = put(format!("slices/{:05}", number % SLICES), SLICE_RECORD.to_vec());
         let request = put(format!("requests/{}-{number}", self.round), REQUEST_RECORD.to_vec());
-        let asked = TxnRequest { success: vec![slice, request] };
-        let answer =
-            self.kv.txn(asked).await.map_err(Failure::refused("put two records into etcd"))?.into_inner();
-        if answer.succeeded && answer.responses.len() == 2 {
+        let request = TxnRequest { success: vec![slice, request] };
+        let reply =
+            self.kv.txn(request).await.map_err(Failure::rejected("put two records into etcd"))?.into_inner();
+        if reply.succeeded && reply.responses.len() == 2 {
             Ok(())
         } else {
-            Err(Failure::Answer {
+            Err(Failure::UnexpectedReply {
                 what: "put two records into etcd".to_owned(),
-                answer: format!("{answer:?}"),
+                reply: format!("{reply:?}"),
             })
         }
     }

@@ -6,130 +6,130 @@ use std::{io, path::PathBuf, process::ExitStatus};
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
     /// A program could not be started.
-    #[error("start {}", program.display())]
+    #[error("cannot start {}", program.display())]
     Start {
-        /// Which.
+        /// The program.
         program: PathBuf,
-        /// The kernel's answer.
+        /// Error of the operating system.
         #[source]
         source: io::Error,
     },
     /// Cargo did not build the services.
-    #[error("cargo could not build the services ({status}); its own words are above")]
+    #[error("cargo could not build the services ({status}); its output is above")]
     Build {
-        /// How it ended.
+        /// Exit status.
         status: ExitStatus,
     },
-    /// There is nothing to compare with.
+    /// etcd is not installed.
     #[error(
-        "no program `etcd` in PATH: this benchmark measures against Debian's etcd and proves nothing without it. \
+        "no program `etcd` in PATH: this benchmark compares with the etcd of Debian. \
          Install it with `apt-get install -y etcd-server` as root (`cargo xtask bench` does), then run this again"
     )]
-    NoEtcd,
-    /// There is no LightGBM to compare with.
+    EtcdMissing,
+    /// LightGBM is not installed.
     #[error(
-        "no LightGBM: this benchmark measures against it and proves nothing without it. \
-         `cargo xtask bench` fetches one; TARN_LIGHTGBM names the folder of a Python that has it"
+        "LightGBM is missing: this benchmark compares with it. \
+         `cargo xtask bench` installs it; TARN_LIGHTGBM names the folder of a Python environment with it"
     )]
-    NoLightGbm,
-    /// A program ended while it was needed.
-    #[error("{name} ended ({status}) while it was needed; the end of its log:\n{log}")]
+    LightGbmMissing,
+    /// A program ended unexpectedly.
+    #[error("{name} ended unexpectedly ({status}); last lines of its log:\n{log}")]
     Ended {
-        /// Which.
+        /// Name of the program.
         name: String,
-        /// How.
+        /// Exit status.
         status: ExitStatus,
-        /// Its last lines.
+        /// Last lines of the log.
         log: String,
     },
-    /// Something did not come about in time.
-    #[error("{what} did not come about within {seconds} s; last seen: {seen}")]
-    NotInTime {
+    /// A condition did not hold in time.
+    #[error("timed out after {seconds} s waiting for {what}; last state: {seen}")]
+    TimedOut {
         /// Awaited condition.
         what: String,
-        /// How long.
+        /// Time limit.
         seconds: u64,
         /// Observed state.
         seen: String,
     },
-    /// A server refused.
+    /// A server rejected a request.
     #[error("{what}")]
-    Refused {
+    Rejected {
         /// Request.
         what: String,
-        /// Its answer.
+        /// Status of the server.
         #[source]
         status: Box<tonic::Status>,
     },
-    /// A server answered something that it never should.
-    #[error("{what}: {answer}")]
-    Answer {
+    /// A server or program returned an unexpected reply.
+    #[error("{what}: unexpected reply: {reply}")]
+    UnexpectedReply {
         /// Request.
         what: String,
         /// Reply.
-        answer: String,
+        reply: String,
     },
-    /// No connection.
-    #[error("connect to {uri}")]
+    /// A connection failed.
+    #[error("cannot connect to {uri}")]
     Connect {
-        /// Where to.
+        /// Endpoint.
         uri: String,
-        /// Why not.
+        /// Error of the transport.
         #[source]
         source: tonic::transport::Error,
     },
     /// A file or folder could not be used.
-    #[error("{what} {}", path.display())]
+    #[error("cannot {what} {}", path.display())]
     File {
         /// Operation.
         what: &'static str,
-        /// With which.
+        /// Object.
         path: PathBuf,
-        /// The kernel's answer.
+        /// Error of the operating system.
         #[source]
         source: io::Error,
     },
-    /// A durable write would cost nothing there.
+    /// A folder is not on a disk.
     #[error(
-        "{} is on {kind}, which forgets everything on power loss, so fsync costs nothing there; \
+        "{} is on {kind}, which is not durable, so fsync is free there; \
          name a folder on a disk with --dir",
         path.display()
     )]
     NotADisk {
-        /// Where.
+        /// Folder.
         path: PathBuf,
-        /// Which file system.
+        /// Type of the file system.
         kind: String,
     },
     /// An emulated host failed.
     #[error(transparent)]
     Emulated(#[from] emulated_host::HostError),
     /// Interrupted by SIGINT or SIGTERM.
-    #[error("interrupted; what was started has been ended and removed")]
+    #[error("interrupted; all processes were stopped and folders removed")]
     Interrupted,
 }
 
 impl Failure {
-    /// Turns a kernel's answer about a file into a failure.
+    /// Returns a closure for `map_err` where a file is used.
     pub fn file(what: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();
         move |source| Self::File { what, path, source }
     }
 
-    /// Turns a server's refusal into a failure.
-    pub fn refused(what: impl Into<String>) -> impl FnOnce(tonic::Status) -> Self {
+    /// Returns a closure for `map_err` where a server rejects a request.
+    pub fn rejected(what: impl Into<String>) -> impl FnOnce(tonic::Status) -> Self {
         let what = what.into();
-        move |status| Self::Refused { what, status: Box::new(status) }
+        move |status| Self::Rejected { what, status: Box::new(status) }
     }
 
-    /// Formats the chain of causes, one per line.
-    pub fn story(&self) -> String {
-        let mut story = self.to_string();
+    /// Formats the error with its causes, one per line.
+    pub fn error_chain(&self) -> String {
+        let mut error_chain = self.to_string();
         let mut cause = std::error::Error::source(self);
         while let Some(error) = cause {
-            story.push_str(&format!("\n  because: {error}"));
+            error_chain.push_str(&format!("\n  because: {error}"));
             cause = error.source();
         }
-        story
+        error_chain
     }
 }

@@ -15,25 +15,25 @@ pub const FIRST_INSTRUCTION: &str = "guest/first-instruction";
 /// Script of the guest's `init`.
 pub const FIRST_PROGRAM: &str = "echo FIRST-PROGRAM\nsleep 1000";
 /// Its output.
-const FIRST_WORDS: &[u8] = b"FIRST-PROGRAM";
+const FIRST_OUTPUT: &[u8] = b"FIRST-PROGRAM";
 /// Output of a kernel with replaced first instructions; no firmware prints it.
 const FIRST_BYTE: &[u8] = &[1];
 
 /// `mov dx, 0x3f8; mov al, 1; out dx, al; hlt; jmp .-1` of a processor in real mode.
-const SPEAK_16: &[u8] = &[0xba, 0xf8, 0x03, 0xb0, 0x01, 0xee, 0xf4, 0xeb, 0xfd];
+const OUTPUT_16: &[u8] = &[0xba, 0xf8, 0x03, 0xb0, 0x01, 0xee, 0xf4, 0xeb, 0xfd];
 /// The same of one in long mode.
-const SPEAK_64: &[u8] = &[0x66, 0xba, 0xf8, 0x03, 0xb0, 0x01, 0xee, 0xf4, 0xeb, 0xfd];
+const OUTPUT_64: &[u8] = &[0x66, 0xba, 0xf8, 0x03, 0xb0, 0x01, 0xee, 0xf4, 0xeb, 0xfd];
 
-/// A bzImage that speaks with its first instructions, whichever of its entries is taken: firmware jumps to the setup code in
-/// real mode, as Linux's x86 boot protocol says, and we to its 64-bit entry.
-pub fn says_its_first_instruction(mut kernel: Vec<u8>) -> Vec<u8> {
+/// Patches a bzImage so that the first instructions of both entries write a byte: firmware enters
+/// the setup code in real mode (Linux x86 boot protocol), and vmm-plugin the 64-bit entry.
+pub fn with_first_instruction_output(mut kernel: Vec<u8>) -> Vec<u8> {
     const SECTOR: usize = 512;
     const SETUP_SECTORS: usize = 0x1f1;
     const JUMP: usize = 0x200;
     const ENTRY_64: usize = 0x200;
     let setup = JUMP + 2 + usize::from(kernel[JUMP + 1]);
     let entry_64 = (usize::from(kernel[SETUP_SECTORS]) + 1) * SECTOR + ENTRY_64;
-    for (at, code) in [(setup, SPEAK_16), (entry_64, SPEAK_64)] {
+    for (at, code) in [(setup, OUTPUT_16), (entry_64, OUTPUT_64)] {
         kernel[at..at + code.len()].copy_from_slice(code);
     }
     kernel
@@ -43,21 +43,21 @@ pub fn says_its_first_instruction(mut kernel: Vec<u8>) -> Vec<u8> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Vmm {
     /// `vmm-plugin`.
-    Ours,
+    VmmPlugin,
     /// QEMU's smallest machine.
     Microvm,
-    /// QEMU's usual one.
+    /// QEMU's default machine.
     Pc,
 }
 
 impl Vmm {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Ours, Self::Microvm, Self::Pc];
+    pub const ALL: [Self; 3] = [Self::VmmPlugin, Self::Microvm, Self::Pc];
 
-    /// For people.
+    /// Returns the name in the report.
     pub fn name(self) -> &'static str {
         match self {
-            Self::Ours => "vmm-plugin",
+            Self::VmmPlugin => "vmm-plugin",
             Self::Microvm => "qemu microvm",
             Self::Pc => "qemu pc",
         }
@@ -67,7 +67,7 @@ impl Vmm {
         const COMMAND_LINE: &str = "console=ttyS0 quiet panic=-1";
         let (kernel, initrd) = (format!("/{kernel}"), "/guest/initrd");
         match self {
-            Self::Ours => {
+            Self::VmmPlugin => {
                 let mut vmm = Command::new("vmm-plugin");
                 vmm.args([
                     "run",
@@ -83,7 +83,7 @@ impl Vmm {
                     "--kernel",
                     &kernel,
                 ]);
-                vmm.args(["--initrd", initrd, "--cmdline", &format!("{COMMAND_LINE} pci=off")]); // as it has none
+                vmm.args(["--initrd", initrd, "--cmdline", &format!("{COMMAND_LINE} pci=off")]); // it has no PCI
                 vmm
             }
             Self::Microvm | Self::Pc => {
@@ -119,115 +119,118 @@ impl Vmm {
 
 /// Measurements of one guest.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Measured {
+pub struct Measurement {
     /// VMM.
     pub vmm: Vmm,
     first_instruction: Duration,
     first_program: Duration,
-    own_kib: u64,
+    vmm_kib: u64,
 }
 
-impl Measured {
-    /// From exec to the guest's first instruction, in ms.
+impl Measurement {
+    /// Returns the time from exec to the guest's first instruction, in ms.
     pub fn first_instruction_ms(&self) -> f64 {
         self.first_instruction.as_secs_f64() * 1e3
     }
 
-    /// From exec to the first words of the guest's first program, in ms.
+    /// Returns the time from exec to the first output of the guest's first program, in ms.
     pub fn first_program_ms(&self) -> f64 {
         self.first_program.as_secs_f64() * 1e3
     }
 
-    /// The VMM's proportional set size then, without the guest's memory, in KiB.
+    /// Returns the proportional set size of the VMM at that time, without the guest's memory, in
+    /// KiB.
     #[allow(clippy::cast_precision_loss, reason = "for a ratio")]
-    pub fn own_kib(&self) -> f64 {
-        self.own_kib as f64
+    pub fn vmm_kib(&self) -> f64 {
+        self.vmm_kib as f64
     }
 
-    /// As a line.
-    pub fn write(&self) -> String {
-        let which = Vmm::ALL.iter().position(|vmm| *vmm == self.vmm).unwrap_or(0);
+    /// Formats the measurement as a line.
+    pub fn to_line(&self) -> String {
+        let index = Vmm::ALL.iter().position(|vmm| *vmm == self.vmm).unwrap_or(0);
         format!(
-            "{which} {} {} {}",
+            "{index} {} {} {}",
             self.first_instruction.as_micros(),
             self.first_program.as_micros(),
-            self.own_kib
+            self.vmm_kib
         )
     }
 
-    /// Of a line.
-    pub fn read(line: &str) -> Option<Self> {
+    /// Parses a line.
+    pub fn parse_line(line: &str) -> Option<Self> {
         let numbers: Vec<u64> = line.split_whitespace().map_while(|word| word.parse().ok()).collect();
-        let [which, instruction, program, own_kib] = numbers[..] else { return None };
-        let vmm = *Vmm::ALL.get(usize::try_from(which).ok()?)?;
+        let [index, instruction, program, vmm_kib] = numbers[..] else { return None };
+        let vmm = *Vmm::ALL.get(usize::try_from(index).ok()?)?;
         let (first_instruction, first_program) =
             (Duration::from_micros(instruction), Duration::from_micros(program));
-        Some(Self { vmm, first_instruction, first_program, own_kib })
+        Some(Self { vmm, first_instruction, first_program, vmm_kib })
     }
 }
 
-/// Launches two guests, one after the other: one ends with its first instruction.
+/// Launches two guests, one after another; the first halts after its first instruction.
 ///
 /// # Errors
-/// A VMM does not start, or its guest does not speak.
-pub fn measure(vmm: Vmm) -> Result<Measured, Failure> {
-    let mut first = Running::launch(vmm, FIRST_INSTRUCTION)?;
-    let first_instruction = first.speaks(FIRST_BYTE)?;
-    drop(first);
-    let mut guest = Running::launch(vmm, "guest/6.12")?;
-    let first_program = guest.speaks(FIRST_WORDS)?;
-    let own_kib = own_memory(guest.process.id())?;
-    Ok(Measured { vmm, first_instruction, first_program, own_kib })
+/// A VMM does not start, or its guest prints no output.
+pub fn measure(vmm: Vmm) -> Result<Measurement, Failure> {
+    let mut first_guest = RunningVmm::launch(vmm, FIRST_INSTRUCTION)?;
+    let first_instruction = first_guest.wait_for_output(FIRST_BYTE)?;
+    drop(first_guest);
+    let mut guest = RunningVmm::launch(vmm, "guest/6.12")?;
+    let first_program = guest.wait_for_output(FIRST_OUTPUT)?;
+    let vmm_kib = vmm_memory_kib(guest.process.id())?;
+    Ok(Measurement { vmm, first_instruction, first_program, vmm_kib })
 }
 
 /// A VMM that is killed when it is dropped.
-struct Running {
+struct RunningVmm {
     vmm: Vmm,
     process: Child,
-    begun: Instant,
+    start: Instant,
 }
 
-impl Running {
+impl RunningVmm {
     fn launch(vmm: Vmm, kernel: &str) -> Result<Self, Failure> {
         let mut command = vmm.launch(kernel);
-        let begun = Instant::now();
+        let start = Instant::now();
         let process = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
         let process =
             process.map_err(|source| Failure::Start { program: command.get_program().into(), source })?;
-        Ok(Self { vmm, process, begun })
+        Ok(Self { vmm, process, start })
     }
 
-    /// Returns the time from launch to an output. A silent guest ends with its host.
-    fn speaks(&mut self, words: &[u8]) -> Result<Duration, Failure> {
-        let console = self.process.stdout.as_mut().expect("a pipe was asked for");
-        let mut said = Vec::new();
+    /// Returns the time from launch to this output. Without output, it waits until the host ends.
+    fn wait_for_output(&mut self, expected: &[u8]) -> Result<Duration, Failure> {
+        let console = self.process.stdout.as_mut().expect("stdout is a pipe");
+        let mut output = Vec::new();
         let mut buffer = [0; 4096];
-        while !said.windows(words.len()).any(|part| part == words) {
-            let count = console.read(&mut buffer).map_err(Failure::file("hear", self.vmm.name()))?;
-            said.extend_from_slice(&buffer[..count]);
+        while !output.windows(expected.len()).any(|part| part == expected) {
+            let count =
+                console.read(&mut buffer).map_err(Failure::file("read the console of", self.vmm.name()))?;
+            output.extend_from_slice(&buffer[..count]);
             if count == 0 {
-                let answer = String::from_utf8_lossy(&said).into_owned();
-                return Err(Failure::Answer { what: self.vmm.name().to_owned(), answer });
+                let reply = String::from_utf8_lossy(&output).into_owned();
+                return Err(Failure::UnexpectedReply { what: self.vmm.name().to_owned(), reply });
             }
         }
-        Ok(self.begun.elapsed())
+        Ok(self.start.elapsed())
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningVmm {
     fn drop(&mut self) {
         let _ = self.process.kill(); // both fail only if it has ended
         let _ = self.process.wait();
     }
 }
 
-/// A process's share of the memory that it maps, but for the guest's, in KiB.
-fn own_memory(pid: u32) -> Result<u64, Failure> {
+/// Returns the proportional set size of a process without the guest's memory, in KiB.
+fn vmm_memory_kib(pid: u32) -> Result<u64, Failure> {
     let file = format!("/proc/{pid}/smaps");
     Ok(pss_without_guest(&fs::read_to_string(&file).map_err(Failure::file("read", file))?))
 }
 
-/// Guests' memory is in memfds, of all of these VMMs.
+/// Sums the proportional set size without memfds, in which all of these VMMs have the guest's
+/// memory.
 fn pss_without_guest(smaps: &str) -> u64 {
     let mut is_guest = false;
     let mut sum = 0;
@@ -249,26 +252,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_guests_memory_is_not_its_vmms() {
+    fn guest_memory_is_excluded_from_vmm_memory() {
         let smaps = "5000-6000 r-xp 0 08:01 7 /bin/vmm\nPss:  100 kB\nPss_Dirty: 5 kB\n\
                      7000-8000 rw-s 0 00:01 9 /memfd:local (deleted)\nPss: 9999 kB\n9000-a000 rw-p 0 00:00 0\nPss: 20 kB\n";
         assert_eq!(pss_without_guest(smaps), 120);
     }
 
     #[test]
-    fn a_measurement_survives_its_way_over_a_console() {
+    fn measurement_round_trips_as_a_line() {
         let (first_instruction, first_program) = (Duration::from_micros(7), Duration::from_micros(8));
-        let measured = Measured { vmm: Vmm::Pc, first_instruction, first_program, own_kib: 9 };
-        assert_eq!(Measured::read(&measured.write()), Some(measured));
+        let measurement = Measurement { vmm: Vmm::Pc, first_instruction, first_program, vmm_kib: 9 };
+        assert_eq!(Measurement::parse_line(&measurement.to_line()), Some(measurement));
     }
 
     #[test]
-    fn both_entries_of_a_kernel_speak_and_its_header_stays() {
+    fn both_kernel_entries_are_patched_and_header_is_kept() {
         let mut kernel = vec![0; 4096];
         kernel[0x1f1] = 3;
         kernel[0x200..0x206].copy_from_slice(b"\xeb\x6eHdrS");
-        let patched = says_its_first_instruction(kernel);
+        let patched = with_first_instruction_output(kernel);
         assert_eq!(&patched[0x200..0x206], b"\xeb\x6eHdrS");
-        assert!(patched[0x270..].starts_with(SPEAK_16) && patched[2048 + 0x200..].starts_with(SPEAK_64));
+        assert!(patched[0x270..].starts_with(OUTPUT_16) && patched[2048 + 0x200..].starts_with(OUTPUT_64));
     }
 }

@@ -13,7 +13,7 @@ pub mod programs;
 pub mod rack;
 pub mod report;
 
-/// etcd's words on the wire, the part we need, generated from `proto/etcd.proto`.
+/// Part of etcd's protocol, generated from `proto/etcd.proto`.
 #[allow(missing_docs, missing_debug_implementations, clippy::all, clippy::pedantic)]
 pub mod etcdserverpb {
     tonic::include_proto!("etcdserverpb");

@@ -17,64 +17,64 @@ use crate::{
     failure::Failure,
 };
 
-/// One client of a server that makes things durable.
+/// Client of a server with durable writes.
 pub trait Writer: Send + 'static {
-    /// Asks for one durable write, the `number`th of this load, and returns when it is answered.
+    /// Requests the `number`th durable write of this load, and returns after the reply.
     fn write(&mut self, number: u64) -> impl Future<Output = Result<(), Failure>> + Send;
 }
 
-/// When a load ends: whichever comes first.
+/// Limits of a load: it ends at the first one reached.
 #[derive(Clone, Copy, Debug)]
-pub struct Ends {
-    /// After so long.
+pub struct LoadLimits {
+    /// Maximum duration.
     pub after: Duration,
-    /// After so many writes of all clients together.
+    /// Maximum number of writes of all clients.
     pub writes_max: u64,
 }
 
 /// Result of a load.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// Answered writes.
+    /// Completed writes.
     pub writes: u64,
-    /// From the first question to the last answer.
+    /// Time from the first request to the last reply.
     pub elapsed: Duration,
-    /// How long each answer took, in microseconds.
+    /// Latency of each write, in microseconds.
     pub times_us: Histogram<u64>,
 }
 
 impl Outcome {
-    /// Answered writes in a second.
+    /// Returns the completed writes per second.
     pub fn per_second(&self) -> f64 {
         self.times_us.len() as f64 / self.elapsed.as_secs_f64()
     }
 
-    /// The time within which this part of the answers came, in microseconds.
-    pub fn within_us(&self, part: f64) -> f64 {
-        self.times_us.value_at_quantile(part) as f64
+    /// Returns a quantile of the latency, in microseconds.
+    pub fn quantile_us(&self, quantile: f64) -> f64 {
+        self.times_us.value_at_quantile(quantile) as f64
     }
 }
 
-/// Lets all writers loose at once until the end.
+/// Runs all writers concurrently until a limit is reached.
 ///
 /// # Errors
-/// The first refusal of a server: a load that is refused is no measurement.
-pub async fn run<W: Writer>(writers: Vec<W>, ends: Ends) -> Result<(Outcome, Vec<W>), Failure> {
+/// The first rejection by the server.
+pub async fn run<W: Writer>(writers: Vec<W>, limits: LoadLimits) -> Result<(Outcome, Vec<W>), Failure> {
     let (start, next) = (Instant::now(), Arc::new(AtomicU64::new(0)));
     let mut clients = JoinSet::new();
     for writer in writers {
-        clients.spawn(one_client(writer, Arc::clone(&next), start + ends.after, ends.writes_max));
+        clients.spawn(run_client(writer, Arc::clone(&next), start + limits.after, limits.writes_max));
     }
     let (mut times_us, mut writers) = (microseconds(), Vec::new());
-    while let Some(done) = clients.join_next().await {
-        let (writer, times) = done.expect("a client does not panic and is not cancelled")?;
+    while let Some(result) = clients.join_next().await {
+        let (writer, times) = result.expect("a client does not panic and is not cancelled")?;
         times_us.add(times).expect("all histograms have one shape");
         writers.push(writer);
     }
     Ok((Outcome { writes: times_us.len(), elapsed: start.elapsed(), times_us }, writers))
 }
 
-async fn one_client<W: Writer>(
+async fn run_client<W: Writer>(
     mut writer: W,
     next: Arc<AtomicU64>,
     end: Instant,
@@ -82,8 +82,8 @@ async fn one_client<W: Writer>(
 ) -> Result<(W, Histogram<u64>), Failure> {
     let mut times = microseconds();
     loop {
-        let asked = Instant::now();
-        if asked >= end {
+        let start = Instant::now();
+        if start >= end {
             break;
         }
         let number = next.fetch_add(1, Ordering::Relaxed);
@@ -91,7 +91,7 @@ async fn one_client<W: Writer>(
             break;
         }
         writer.write(number).await?;
-        record(&mut times, asked.elapsed());
+        record(&mut times, start.elapsed());
     }
     Ok((writer, times))
 }
@@ -100,9 +100,9 @@ async fn one_client<W: Writer>(
 mod tests {
     use super::*;
 
-    struct Counts(Vec<u64>);
+    struct CountingWriter(Vec<u64>);
 
-    impl Writer for Counts {
+    impl Writer for CountingWriter {
         async fn write(&mut self, number: u64) -> Result<(), Failure> {
             self.0.push(number);
             tokio::task::yield_now().await;
@@ -111,27 +111,27 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn every_write_is_done_once_and_counted_once() {
-        let writers = (0..7).map(|_| Counts(Vec::new())).collect();
-        let ends = Ends { after: Duration::from_secs(600), writes_max: 1000 };
-        let (outcome, writers) = run(writers, ends).await.unwrap();
+    async fn writes_are_executed_and_counted_once() {
+        let writers = (0..7).map(|_| CountingWriter(Vec::new())).collect();
+        let limits = LoadLimits { after: Duration::from_secs(600), writes_max: 1000 };
+        let (outcome, writers) = run(writers, limits).await.unwrap();
         let mut numbers: Vec<u64> = writers.into_iter().flat_map(|writer| writer.0).collect();
         numbers.sort_unstable();
         assert_eq!(numbers, (0..1000).collect::<Vec<_>>());
         assert_eq!((outcome.writes, outcome.times_us.len()), (1000, 1000));
     }
 
-    struct Refused;
+    struct RejectedWriter;
 
-    impl Writer for Refused {
+    impl Writer for RejectedWriter {
         async fn write(&mut self, number: u64) -> Result<(), Failure> {
-            Err(Failure::Answer { what: format!("write {number}"), answer: "no".to_owned() })
+            Err(Failure::UnexpectedReply { what: format!("write {number}"), reply: "no".to_owned() })
         }
     }
 
     #[tokio::test]
-    async fn a_refused_load_is_no_measurement() {
-        let ends = Ends { after: Duration::from_secs(600), writes_max: 10 };
-        assert!(run(vec![Refused], ends).await.is_err());
+    async fn rejected_write_fails_the_load() {
+        let limits = LoadLimits { after: Duration::from_secs(600), writes_max: 10 };
+        assert!(run(vec![RejectedWriter], limits).await.is_err());
     }
 }

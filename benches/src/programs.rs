@@ -1,5 +1,5 @@
-//! Where the programs under test are: those of `TARN_BIN_DIR` if it is set, else built by cargo now, in release, next to
-//! this benchmark.
+//! Programs under test: those of `TARN_BIN_DIR` if it is set, else built by cargo in release mode
+//! into the target folder of this benchmark.
 
 use std::{
     env,
@@ -12,7 +12,7 @@ use crate::failure::Failure;
 /// Environment variable naming a folder with ready-built programs.
 const BIN_DIR: &str = "TARN_BIN_DIR";
 
-/// The services' programs.
+/// Programs of the services.
 #[derive(Clone, Debug)]
 pub struct Programs {
     /// `pool-manager`.
@@ -22,17 +22,17 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// Finds or builds them.
+    /// Finds or builds the programs.
     ///
     /// # Errors
     /// Cargo fails.
-    pub fn ready() -> Result<Self, Failure> {
+    pub fn find_or_build() -> Result<Self, Failure> {
         let folder = folder_with(&["pool-manager", "host-agent"])?;
         Ok(Self { pool_manager: folder.join("pool-manager"), host_agent: folder.join("host-agent") })
     }
 }
 
-/// The VMM, found or built.
+/// Finds or builds the VMM.
 ///
 /// # Errors
 /// Cargo fails.
@@ -40,11 +40,11 @@ pub fn vmm_plugin() -> Result<PathBuf, Failure> {
     Ok(folder_with(&["vmm-plugin"])?.join("vmm-plugin"))
 }
 
-/// Those of a rack in a box, found or built.
+/// Finds or builds the programs of a rack of emulated hosts.
 ///
 /// # Errors
 /// Cargo fails.
-pub fn of_rack() -> Result<emulated_host::rack::Programs, Failure> {
+pub fn rack_programs() -> Result<emulated_host::rack::Programs, Failure> {
     let folder = folder_with(&["pool-manager", "host-agent", "cli", "emulated-host"])?;
     Ok(emulated_host::rack::Programs {
         manager: folder.join("pool-manager"),
@@ -54,7 +54,7 @@ pub fn of_rack() -> Result<emulated_host::rack::Programs, Failure> {
     })
 }
 
-/// Where the programs of these packages are: found, or built now.
+/// Returns the folder of the programs of these packages, and builds them if necessary.
 fn folder_with(packages: &[&str]) -> Result<PathBuf, Failure> {
     if let Some(folder) = env::var_os(BIN_DIR) {
         return Ok(PathBuf::from(folder));
@@ -64,13 +64,13 @@ fn folder_with(packages: &[&str]) -> Result<PathBuf, Failure> {
     Ok(target.join("release"))
 }
 
-/// Cargo's target folder, in which this benchmark lies as `PROFILE/deps/NAME`.
+/// Returns cargo's target folder, which contains this benchmark as `PROFILE/deps/NAME`.
 ///
 /// # Errors
 /// The kernel does not report the path of this program.
 pub fn target_folder() -> Result<PathBuf, Failure> {
-    let own = env::current_exe().map_err(Failure::file("find", "/proc/self/exe"))?;
-    Ok(own.ancestors().nth(3).unwrap_or(Path::new("/")).to_owned())
+    let test_program = env::current_exe().map_err(Failure::file("find", "/proc/self/exe"))?;
+    Ok(test_program.ancestors().nth(3).unwrap_or(Path::new("/")).to_owned())
 }
 
 fn build(target: &Path, packages: &[&str]) -> Result<(), Failure> {

@@ -1,5 +1,5 @@
-//! A whole rack of real processes: one `pool-manager serve`, a `host-agent serve` per host, EMCs emulated in memory, the
-//! store on a disk. Configured as any rack is; nothing is tuned for measuring.
+//! A rack of real processes: one `pool-manager serve`, a `host-agent serve` per host, EMCs emulated
+//! in memory, and the store on a disk, with default settings.
 
 use std::{
     fmt::Write as _,
@@ -20,30 +20,30 @@ use crate::{
     child::Child,
     failure::Failure,
     load::Writer,
-    loopback::{connect, free_port, until},
+    loopback::{connect, free_port, wait_until},
     programs::Programs,
 };
 
-/// Where emulated EMCs and the agents' runtime folders live.
+/// File system of emulated EMCs and of the agents' runtime folders.
 const MEMORY: &str = "/dev/shm";
-/// How long a manager may take to answer at all.
-const MANAGER_WITHIN: Duration = Duration::from_secs(60);
-/// How long all agents together may take to be connected.
-const HOSTS_WITHIN: Duration = Duration::from_secs(60);
-/// How long released slices may take to be free again.
-const FREE_WITHIN: Duration = Duration::from_secs(300);
-/// The size of a slice.
+/// Time limit for the first reply of the manager.
+const MANAGER_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time limit for the connections of all agents.
+const HOSTS_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time limit for released slices to be free.
+const FREE_TIMEOUT: Duration = Duration::from_secs(300);
+/// Size of a slice.
 const SLICE_BYTES: u64 = 1 << 30;
 /// Client name of the benchmark.
 const CLIENT: &str = "bench";
 
-/// How big a rack.
+/// Size of a rack.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct Plan {
-    /// Hosts, each with an agent of its own
+    /// Hosts, each with an agent
     #[arg(long, default_value_t = 4)]
     pub hosts: u16,
-    /// EMCs, each wired to every host
+    /// EMCs, each connected to all hosts
     #[arg(long, default_value_t = 4)]
     pub emcs: u16,
     /// Slices of each EMC
@@ -52,12 +52,13 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Slices of all EMCs.
+    /// Returns the number of slices of all EMCs.
     pub fn slices(&self) -> u32 {
         u32::from(self.emcs) * self.slices_per_emc
     }
 
-    /// The name of the host of the `number`th reservation: one after the other, as the reservations of one host are limited.
+    /// Returns the host of the `number`th reservation, round robin, because reservations per host
+    /// are limited.
     pub fn host_of(&self, number: u64) -> String {
         format!("h{}", number % u64::from(self.hosts))
     }
@@ -85,16 +86,16 @@ impl Plan {
     }
 }
 
-/// A running rack. Dropped, its processes are killed and its folders removed.
+/// A running rack. Its processes are killed and its folders removed when it is dropped.
 #[derive(Debug)]
 pub struct Rack {
-    // In this order: processes end before the folders they use are removed.
+    // Field order: processes end before their folders are removed.
     manager: Option<Child>,
     agents: Vec<Child>,
     memory: TempDir,
     plan: Plan,
     /// Slices of reservations that are never released.
-    taken: u32,
+    kept_slices: u32,
     programs: Programs,
     logs: PathBuf,
     config: PathBuf,
@@ -102,10 +103,11 @@ pub struct Rack {
 }
 
 impl Rack {
-    /// Starts the manager and all agents, and waits until every host is up. Store, configuration and logs are in `folder`.
+    /// Starts the manager and all agents, and waits until every host is up. Store, configuration
+    /// and logs are in `folder`.
     ///
     /// # Errors
-    /// A program does not start or does not answer.
+    /// A program does not start or does not reply.
     pub async fn start(plan: Plan, programs: &Programs, folder: &Path) -> Result<Self, Failure> {
         let memory = tempfile::Builder::new().prefix("tarn-bench-").tempdir_in(MEMORY);
         let memory = memory.map_err(Failure::file("create a folder in", MEMORY))?;
@@ -118,43 +120,45 @@ impl Rack {
             agents: Vec::new(),
             memory,
             plan,
-            taken: 0,
+            kept_slices: 0,
             programs,
             logs,
             config,
             listen,
         };
         rack.start_manager()?;
-        rack.manager_answers().await?;
+        rack.wait_manager_ready().await?;
         for host in 0..plan.hosts {
             let agent = rack.start_agent(&format!("h{host}"), &store)?;
             rack.agents.push(agent);
         }
-        rack.hosts_are_up().await?;
+        rack.wait_hosts_up().await?;
         Ok(rack)
     }
 
-    /// Opens so many connections with the role Admin.
+    /// Opens `count` connections with the role Admin.
     ///
     /// # Errors
-    /// There is no token yet, or the manager does not accept one.
+    /// The token does not exist yet, or the manager rejects a connection.
     pub async fn connect(&self, count: usize) -> Result<Vec<ClientChannel>, Failure> {
         connect(&self.uri(), &self.bearer()?, count).await
     }
 
-    /// Returns the token of the role Admin, which the manager makes when it starts.
+    /// Returns the token of the role Admin, which the manager creates at its start.
     ///
     /// # Errors
-    /// It is not there yet.
+    /// The token does not exist yet.
     pub fn bearer(&self) -> Result<Bearer, Failure> {
         let path = self.logs.join("store/roles/admin.token");
         let token = std::fs::read_to_string(&path).map_err(Failure::file("read", &path))?;
-        let wrong =
-            |_| Failure::Answer { what: "read a token".to_owned(), answer: path.display().to_string() };
-        Bearer::new(token.trim()).map_err(wrong)
+        let failure = |_| Failure::UnexpectedReply {
+            what: "read a token".to_owned(),
+            reply: path.display().to_string(),
+        };
+        Bearer::new(token.trim()).map_err(failure)
     }
 
-    /// Where clients connect.
+    /// Returns the endpoint of clients.
     pub fn uri(&self) -> String {
         format!("http://{}", self.listen)
     }
@@ -170,38 +174,38 @@ impl Rack {
         Ok(())
     }
 
-    /// Takes the manager's process out, to stop or to kill it.
+    /// Takes the process of the manager, to stop or to kill it.
     pub fn take_manager(&mut self) -> Option<Child> {
         self.manager.take()
     }
 
-    /// Waits until the manager answers.
+    /// Waits until the manager replies.
     ///
     /// # Errors
-    /// It ended, or does not answer in time.
-    pub async fn manager_answers(&mut self) -> Result<wire::Rack, Failure> {
+    /// It ended, or does not reply in time.
+    pub async fn wait_manager_ready(&mut self) -> Result<wire::Rack, Failure> {
         let uri = self.uri();
-        until("an answer from the manager", MANAGER_WITHIN, async || {
-            self.still_runs()?;
+        wait_until("a reply from the manager", MANAGER_TIMEOUT, async || {
+            self.check_running()?;
             let bearer = match self.bearer() {
                 Ok(bearer) => bearer,
-                Err(failure) => return Ok(Err(failure.story())), // made before it answers
+                Err(failure) => return Ok(Err(failure.error_chain())), // created before the first reply
             };
-            Ok(look(&uri, &bearer).await.map_err(|failure| failure.story()))
+            Ok(query_rack(&uri, &bearer).await.map_err(|failure| failure.error_chain()))
         })
         .await
     }
 
-    /// Waits until every host's agent is connected.
+    /// Waits until the agents of all hosts are connected.
     ///
     /// # Errors
-    /// One is not, in time.
-    pub async fn hosts_are_up(&mut self) -> Result<(), Failure> {
-        until("agents of all hosts", HOSTS_WITHIN, async || {
-            self.still_runs()?;
+    /// An agent is not connected in time.
+    pub async fn wait_hosts_up(&mut self) -> Result<(), Failure> {
+        wait_until("agents of all hosts", HOSTS_TIMEOUT, async || {
+            self.check_running()?;
             let mut admin = AdminClient::new(self.connect(1).await?.swap_remove(0));
             let hosts =
-                admin.list_hosts(wire::ListHostsRequest {}).await.map_err(Failure::refused("list hosts"))?;
+                admin.list_hosts(wire::ListHostsRequest {}).await.map_err(Failure::rejected("list hosts"))?;
             let hosts = hosts.into_inner().hosts;
             let up = hosts.iter().filter(|host| host.state() == HostState::Up).count();
             Ok(if up == hosts.len() { Ok(()) } else { Err(format!("{up} of {} up", hosts.len())) })
@@ -212,34 +216,37 @@ impl Rack {
     /// Reserves slices on all hosts that are never released, and waits until they are online.
     ///
     /// # Errors
-    /// A reservation is refused, or not ready in time.
-    pub async fn take(&mut self, channel: &ClientChannel, slices: u32) -> Result<(), Failure> {
+    /// A reservation is rejected, or not ready in time.
+    pub async fn reserve_and_keep(&mut self, channel: &ClientChannel, slices: u32) -> Result<(), Failure> {
         let mut scheduler = SchedulerClient::new(channel.clone());
-        while self.taken < slices {
-            let (vm, wanted) = (self.taken / TAKEN_AT_ONCE, TAKEN_AT_ONCE.min(slices - self.taken));
-            let asked = wire::ReserveRequest {
+        while self.kept_slices < slices {
+            let (vm, slice_count) = (
+                self.kept_slices / SLICES_PER_KEPT_RESERVATION,
+                SLICES_PER_KEPT_RESERVATION.min(slices - self.kept_slices),
+            );
+            let request = wire::ReserveRequest {
                 request_id: format!("taken-{vm}"),
                 host: self.plan.host_of(u64::from(vm)),
                 vm: format!("taken-{vm}"),
-                pool_bytes: u64::from(wanted) * SLICE_BYTES,
+                pool_bytes: u64::from(slice_count) * SLICE_BYTES,
                 commit_within_ms: COMMIT_WITHIN_MS,
                 wait_ready: true,
                 client: CLIENT.to_owned(),
                 ..Default::default()
             };
-            scheduler.reserve(asked).await.map_err(Failure::refused("reserve slices to be kept"))?;
-            self.still_runs()?;
-            self.taken += wanted;
+            scheduler.reserve(request).await.map_err(Failure::rejected("reserve slices to be kept"))?;
+            self.check_running()?;
+            self.kept_slices += slice_count;
         }
         Ok(())
     }
 
-    /// Releases these reservations, as many at a time as there are channels, and waits until every slice is free that was
-    /// not taken for good.
+    /// Releases these reservations concurrently, and waits until all slices are free except kept
+    /// ones.
     ///
     /// # Errors
-    /// A release is refused, or a slice is not free in time.
-    pub async fn give_back(
+    /// A release is rejected, or a slice is not free in time.
+    pub async fn release_all_and_wait(
         &mut self,
         channels: &[ClientChannel],
         reserved: Vec<String>,
@@ -250,21 +257,19 @@ impl Rack {
         for (n, queue) in queues.into_iter().enumerate() {
             releasing.spawn(release_all(SchedulerClient::new(channels[n % channels.len()].clone()), queue));
         }
-        while let Some(done) = releasing.join_next().await {
-            done.expect("a release does not panic and is not cancelled")?;
+        while let Some(result) = releasing.join_next().await {
+            result.expect("a release does not panic and is not cancelled")?;
         }
-        self.all_free().await
+        self.wait_all_free().await
     }
 
-    async fn all_free(&mut self) -> Result<(), Failure> {
+    async fn wait_all_free(&mut self) -> Result<(), Failure> {
         let mut admin = AdminClient::new(self.connect(1).await?.swap_remove(0));
-        let all = self.plan.slices() - self.taken;
-        until("every slice free again", FREE_WITHIN, async || {
-            self.still_runs()?;
-            let rack = admin
-                .get_rack(wire::GetRackRequest {})
-                .await
-                .map_err(Failure::refused("look at the rack"))?;
+        let all = self.plan.slices() - self.kept_slices;
+        wait_until("all slices to be free", FREE_TIMEOUT, async || {
+            self.check_running()?;
+            let rack =
+                admin.get_rack(wire::GetRackRequest {}).await.map_err(Failure::rejected("get the rack"))?;
             let rack = rack.into_inner();
             let seen = format!("{} of {all} free, alarms: {:?}", rack.slices_free, rack.alarms);
             Ok(if rack.slices_free == all { Ok(()) } else { Err(seen) })
@@ -272,15 +277,15 @@ impl Rack {
         .await
     }
 
-    /// Says which process is gone, if one is.
+    /// Checks that all processes run.
     ///
     /// # Errors
     /// The manager or an agent has ended.
-    pub fn still_runs(&mut self) -> Result<(), Failure> {
-        self.manager.iter_mut().chain(&mut self.agents).try_for_each(Child::still_runs)
+    pub fn check_running(&mut self) -> Result<(), Failure> {
+        self.manager.iter_mut().chain(&mut self.agents).try_for_each(Child::check_running)
     }
 
-    /// Processor time so far of the manager, and of all agents together.
+    /// Returns the CPU time of the manager, and of all agents.
     pub fn cpu(&self) -> (Duration, Duration) {
         let manager = self.manager.as_ref().map(Child::cpu).unwrap_or_default();
         (manager, self.agents.iter().map(Child::cpu).sum())
@@ -300,26 +305,26 @@ impl Rack {
     }
 }
 
-/// Slices of one reservation that is never released.
-const TAKEN_AT_ONCE: u32 = 500;
-/// Such a reservation is not committed, and lasts as long as an uncommitted one may.
+/// Slices per kept reservation.
+const SLICES_PER_KEPT_RESERVATION: u32 = 500;
+/// Commit deadline of kept reservations, which are not committed: the longest one allowed.
 const COMMIT_WITHIN_MS: u64 = 24 * 3600 * 1000;
 
-/// Releases asked for at the same time.
+/// Number of concurrent releases.
 const RELEASES_AT_ONCE: usize = 64;
 
 fn write(path: &Path, text: &str) -> Result<(), Failure> {
     fs::write(path, text).map_err(Failure::file("write", path))
 }
 
-/// Asks a manager for its rack and its hosts, over a new connection.
+/// Queries the rack and the hosts of a manager, over a new connection.
 ///
 /// # Errors
-/// It does not answer.
-pub async fn look(uri: &str, bearer: &Bearer) -> Result<wire::Rack, Failure> {
+/// The manager does not reply.
+pub async fn query_rack(uri: &str, bearer: &Bearer) -> Result<wire::Rack, Failure> {
     let mut admin = AdminClient::new(connect(uri, bearer, 1).await?.swap_remove(0));
-    let rack = admin.get_rack(wire::GetRackRequest {}).await.map_err(Failure::refused("look at the rack"))?;
-    admin.list_hosts(wire::ListHostsRequest {}).await.map_err(Failure::refused("list hosts"))?;
+    let rack = admin.get_rack(wire::GetRackRequest {}).await.map_err(Failure::rejected("get the rack"))?;
+    admin.list_hosts(wire::ListHostsRequest {}).await.map_err(Failure::rejected("list hosts"))?;
     Ok(rack.into_inner())
 }
 
@@ -329,13 +334,13 @@ async fn release_all(
 ) -> Result<(), Failure> {
     for reservation in reservations {
         let target = Some(ReservationRef { reservation, ..Default::default() });
-        let asked = wire::ReleaseRequest { target, ..Default::default() };
-        scheduler.release(asked).await.map_err(Failure::refused("release a reservation"))?;
+        let request = wire::ReleaseRequest { target, ..Default::default() };
+        scheduler.release(request).await.map_err(Failure::rejected("release a reservation"))?;
     }
     Ok(())
 }
 
-/// Reserves slices for VMs of all hosts in turn, each VM and each request new.
+/// Reserves slices for new VMs on all hosts in turn.
 #[derive(Clone, Debug)]
 pub struct Reserver {
     scheduler: SchedulerClient<ClientChannel>,
@@ -343,26 +348,27 @@ pub struct Reserver {
     round: String,
     slices: u64,
     wait_ready: bool,
-    /// Reservations that were not released yet.
+    /// Reservations that are not released yet.
     pub reserved: Vec<String>,
 }
 
 impl Reserver {
-    /// A client on this connection that asks for one slice at a time; `round` makes its names unique.
+    /// Returns a client on this connection that requests one slice at a time; `round` makes its
+    /// names unique.
     pub fn new(channel: ClientChannel, plan: Plan, round: &str) -> Self {
         let scheduler = SchedulerClient::new(channel);
         Self { scheduler, plan, round: round.to_owned(), slices: 1, wait_ready: false, reserved: Vec::new() }
     }
 
-    /// Wants its answers only when the slices can be used.
+    /// Requests replies only when the slices are online.
     #[must_use]
-    pub fn waiting_until_ready(self) -> Self {
+    pub fn wait_ready(self) -> Self {
         Self { wait_ready: true, ..self }
     }
 
-    /// Asks for so many slices at a time.
+    /// Sets the number of slices per reservation.
     #[must_use]
-    pub fn of_slices(self, slices: u64) -> Self {
+    pub fn with_slices(self, slices: u64) -> Self {
         Self { slices, ..self }
     }
 }
@@ -370,7 +376,7 @@ impl Reserver {
 impl Writer for Reserver {
     async fn write(&mut self, number: u64) -> Result<(), Failure> {
         let name = format!("{}-{number}", self.round);
-        let asked = wire::ReserveRequest {
+        let request = wire::ReserveRequest {
             request_id: name.clone(),
             host: self.plan.host_of(number),
             vm: name,
@@ -379,35 +385,40 @@ impl Writer for Reserver {
             client: CLIENT.to_owned(),
             ..Default::default()
         };
-        let given =
-            self.scheduler.reserve(asked).await.map_err(Failure::refused("reserve a slice"))?.into_inner();
-        if given.slices.len() as u64 != self.slices {
-            return Err(Failure::Answer { what: "reserve a slice".to_owned(), answer: format!("{given:?}") });
+        let reply =
+            self.scheduler.reserve(request).await.map_err(Failure::rejected("reserve a slice"))?.into_inner();
+        if reply.slices.len() as u64 != self.slices {
+            return Err(Failure::UnexpectedReply {
+                what: "reserve a slice".to_owned(),
+                reply: format!("{reply:?}"),
+            });
         }
-        self.reserved.push(given.reservation);
+        self.reserved.push(reply.reservation);
         Ok(())
     }
 }
 
-/// Asks for reservations that are refused before the ledger sees them: the call alone is measured.
+/// Sends invalid reservations, which are rejected before they reach the ledger, to measure the call
+/// alone.
 #[derive(Clone, Debug)]
-pub struct Refused(SchedulerClient<ClientChannel>);
+pub struct InvalidReserver(SchedulerClient<ClientChannel>);
 
-impl Refused {
-    /// A client on this connection.
+impl InvalidReserver {
+    /// Returns a client on this connection.
     pub fn new(channel: ClientChannel) -> Self {
         Self(SchedulerClient::new(channel))
     }
 }
 
-impl Writer for Refused {
+impl Writer for InvalidReserver {
     async fn write(&mut self, _: u64) -> Result<(), Failure> {
-        let asked = wire::ReserveRequest { client: CLIENT.to_owned(), ..Default::default() };
-        match self.0.reserve(asked).await {
+        let request = wire::ReserveRequest { client: CLIENT.to_owned(), ..Default::default() };
+        match self.0.reserve(request).await {
             Err(refused) if refused.code() == Code::InvalidArgument => Ok(()),
-            other => {
-                Err(Failure::Answer { what: "refuse a reservation".to_owned(), answer: format!("{other:?}") })
-            }
+            other => Err(Failure::UnexpectedReply {
+                what: "refuse a reservation".to_owned(),
+                reply: format!("{other:?}"),
+            }),
         }
     }
 }

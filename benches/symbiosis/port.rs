@@ -1,99 +1,104 @@
-//! Spirit's allocator as published (yale-nova/spirit), in plain form: one epoch evaluates at most
-//! eleven points near each tenant's last share, twenty times. Printing, logging, caps and the
-//! estimator are left out: miss ratios are given.
+//! Port of Spirit's published allocator (yale-nova/spirit): one epoch evaluates at most eleven
+//! points near each tenant's last share, at up to twenty prices. Output, caps and the estimator are
+//! omitted: miss ratios are inputs.
 
 use fairness::market::{Bundle, Supply};
 
-use crate::tenants::{GAMMA, Known, PIECES};
+use crate::tenants::{GAMMA, PIECES, TenantModel};
 
-/// Steps into which a market of six is divided, 1/ε; of larger ones a step is the same part of a fair share.
+/// Steps per supply in a market of six tenants, 1/ε; in larger ones a step is the same fraction of
+/// a fair share.
 const STEPS_OF_SIX: f64 = 200.0;
-/// Steps by which memory may change in an epoch; and the tolerance of rounding.
+/// Maximum change of memory in an epoch, in steps, with a rounding tolerance.
 const WINDOW: f64 = 5.0 + 1e-9;
 /// Fraction of its budget that a tenant spends, so that rounding does not exceed the supply.
-const SPENT: f64 = 0.97;
-/// Prices that are tried in an epoch.
-const ROUNDS: u32 = 20;
+const BUDGET_FRACTION: f64 = 0.97;
+/// Maximum number of prices per epoch.
+const PRICES_MAX: u32 = 20;
 /// Maximum total demand.
-const FITS: f64 = 1.0 + 1e-5;
+const DEMAND_MAX: f64 = 1.0 + 1e-5;
 
-/// A share, as parts of all that there is.
+/// A share as fractions of the supply.
 #[derive(Clone, Copy, Debug, Default)]
-struct Part {
+struct Share {
     memory: f64,
     bandwidth: f64,
 }
 
-/// Estimates of a tenant.
+/// Model of a tenant relative to the supply.
 #[derive(Debug)]
-struct Table {
+struct TenantTable {
     misses: [f64; PIECES + 1],
-    /// Memory between two of them.
-    piece: f64,
-    wanted: f64,
+    /// Memory between two knots.
+    knot_distance: f64,
+    bandwidth_demand: f64,
 }
 
-impl Table {
-    fn new(known: &Known, all: Bundle) -> Self {
+impl TenantTable {
+    fn new(model: &TenantModel, all: Bundle) -> Self {
         let mut misses = [0.0; PIECES + 1];
-        misses.iter_mut().zip(&known.knots).for_each(|(to, knot)| *to = knot.misses);
-        Self { misses, piece: known.knots[1].memory / all.memory, wanted: known.wanted / all.bandwidth }
+        misses.iter_mut().zip(&model.knots).for_each(|(to, knot)| *to = knot.misses);
+        Self {
+            misses,
+            knot_distance: model.knots[1].memory / all.memory,
+            bandwidth_demand: model.bandwidth_demand / all.bandwidth,
+        }
     }
 
-    /// Straight between two entries.
+    /// Interpolates linearly between two entries.
     fn misses(&self, memory: f64) -> f64 {
-        let place = memory / self.piece;
+        let position = memory / self.knot_distance;
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
-            reason = "beyond the last is the last"
+            reason = "clamped to the last piece"
         )]
-        let below = (place as usize).min(PIECES - 1);
-        let part = (place - below as f64).min(1.0);
+        let below = (position as usize).min(PIECES - 1);
+        let part = (position - below as f64).min(1.0);
         self.misses[below] + part * (self.misses[below + 1] - self.misses[below])
     }
 
-    fn throughput(&self, of: Part) -> f64 {
-        (1.0 + self.misses(of.memory) * GAMMA * (self.wanted / of.bandwidth).max(1.0)).recip()
+    fn throughput(&self, of: Share) -> f64 {
+        (1.0 + self.misses(of.memory) * GAMMA * (self.bandwidth_demand / of.bandwidth).max(1.0)).recip()
     }
 }
 
-/// The allocator between two epochs.
+/// State of the allocator between two epochs.
 #[derive(Debug)]
-pub struct Port {
-    tenants: Vec<Table>,
+pub struct SpiritPort {
+    tenants: Vec<TenantTable>,
     all: Bundle,
     step: f64,
-    last: Vec<Part>,
-    /// Returns the demand at a price.
-    asked: Vec<Part>,
+    last: Vec<Share>,
+    /// Demand at the last price.
+    demand: Vec<Share>,
 }
 
-impl Port {
-    /// With an equal split to begin with.
-    pub fn new(known: &[Known], supply: Supply) -> Self {
-        let (all, fair) = (Bundle::from(supply.all()), 1.0 / known.len() as f64);
+impl SpiritPort {
+    /// Creates an allocator with an equal split.
+    pub fn new(models: &[TenantModel], supply: Supply) -> Self {
+        let (all, fair) = (Bundle::from(supply.all()), 1.0 / models.len() as f64);
         Self {
-            tenants: known.iter().map(|known| Table::new(known, all)).collect(),
+            tenants: models.iter().map(|model| TenantTable::new(model, all)).collect(),
             all,
             step: 6.0 / STEPS_OF_SIX * fair,
-            last: vec![Part { memory: fair, bandwidth: fair }; known.len()],
-            asked: vec![Part::default(); known.len()],
+            last: vec![Share { memory: fair, bandwidth: fair }; models.len()],
+            demand: vec![Share::default(); models.len()],
         }
     }
 
     /// Moves shares to the demands at a feasible price; without one they stay.
     pub fn epoch(&mut self) {
         let (mut low, mut high) = (0.0, 1.0);
-        for _ in 0..ROUNDS {
+        for _ in 0..PRICES_MAX {
             let price = f64::midpoint(low, high);
-            let sum = self.ask(price);
-            if sum.memory > FITS {
+            let sum = self.update_demand(price);
+            if sum.memory > DEMAND_MAX {
                 low = price;
-            } else if sum.bandwidth > FITS {
+            } else if sum.bandwidth > DEMAND_MAX {
                 high = price;
             } else {
-                std::mem::swap(&mut self.last, &mut self.asked);
+                std::mem::swap(&mut self.last, &mut self.demand);
                 return;
             }
         }
@@ -107,49 +112,50 @@ impl Port {
         })
     }
 
-    fn ask(&mut self, price: f64) -> Part {
-        let mut sum = Part::default();
+    fn update_demand(&mut self, price: f64) -> Share {
+        let mut sum = Share::default();
         for tenant in 0..self.tenants.len() {
-            let best = self.best(tenant, price);
-            sum.memory += best.memory;
-            sum.bandwidth += best.bandwidth;
-            self.asked[tenant] = best;
+            let best_share = self.best_share(tenant, price);
+            sum.memory += best_share.memory;
+            sum.bandwidth += best_share.bandwidth;
+            self.demand[tenant] = best_share;
         }
         sum
     }
 
-    /// The point of the window that is worth most.
-    fn best(&self, tenant: usize, price: f64) -> Part {
+    /// Returns the point of the window with the highest throughput.
+    fn best_share(&self, tenant: usize, price: f64) -> Share {
         let (table, last) = (&self.tenants[tenant], self.last[tenant]);
-        let budget = SPENT / self.tenants.len() as f64;
-        let mut best = self.kept(last, price, budget);
-        let mut most = table.throughput(best);
+        let budget = BUDGET_FRACTION / self.tenants.len() as f64;
+        let mut best_share = self.affordable_share(last, price, budget);
+        let mut best_throughput = table.throughput(best_share);
         let nearest = last.memory / self.step;
         let mut at = (nearest - WINDOW).ceil().max(1.0);
         while at <= nearest + WINDOW && at * self.step * price <= budget {
-            let part = self.beside(at * self.step, price, budget);
+            let part = self.share_with_memory(at * self.step, price, budget);
             let throughput = table.throughput(part);
-            if throughput > most {
-                (best, most) = (part, throughput);
+            if throughput > best_throughput {
+                (best_share, best_throughput) = (part, throughput);
             }
             at += 1.0;
         }
-        best
+        best_share
     }
 
     /// Returns whole steps of memory, and the bandwidth for the remaining budget.
-    fn beside(&self, memory: f64, price: f64, budget: f64) -> Part {
+    fn share_with_memory(&self, memory: f64, price: f64, budget: f64) -> Share {
         let can_pay = (budget - memory * price) / (1.0 - price);
-        Part { memory, bandwidth: (can_pay / self.step).floor().max(0.0) * self.step }
+        Share { memory, bandwidth: (can_pay / self.step).floor().max(0.0) * self.step }
     }
 
-    /// The last share's memory, or, where that cannot be paid, as much of both as can.
-    fn kept(&self, last: Part, price: f64, budget: f64) -> Part {
+    /// Returns the memory of the last share with the bandwidth that the remaining budget buys or,
+    /// if the memory exceeds the budget, both scaled to the budget.
+    fn affordable_share(&self, last: Share, price: f64, budget: f64) -> Share {
         if last.memory * price <= budget {
-            return self.beside(last.memory, price, budget);
+            return self.share_with_memory(last.memory, price, budget);
         }
         let part = budget / (last.memory * price + last.bandwidth * (1.0 - price));
         let whole = |of: f64| ((of * part / self.step).floor() * self.step).max(self.step);
-        Part { memory: whole(last.memory), bandwidth: whole(last.bandwidth) }
+        Share { memory: whole(last.memory), bandwidth: whole(last.bandwidth) }
     }
 }

@@ -1,5 +1,5 @@
-//! Tenants for the market's benchmark, generated from a seed: half of them are sensitive to memory,
-//! half to bandwidth.
+//! Random tenants for the benchmark of the market: half of them are sensitive to memory, half to
+//! bandwidth.
 
 use std::ops::Range;
 
@@ -9,9 +9,9 @@ use fairness::{
 };
 use rand::Rng;
 
-/// How much longer a miss takes than a hit (Spirit 4.2).
+/// Duration of a miss relative to a hit (Spirit, section 4.2).
 pub const GAMMA: f64 = 100.0;
-/// Straight pieces of a curve, all as long; knots are one more.
+/// Number of equal linear pieces of a curve.
 pub const PIECES: usize = 64;
 /// Equal split.
 const FAIR_MEMORY_MIB: u64 = 4096;
@@ -27,77 +27,86 @@ pub fn supply(tenants: usize) -> Supply {
 
 /// Inputs of a market for one tenant.
 #[derive(Clone, Debug)]
-pub struct Known {
-    /// How often it misses.
+pub struct TenantModel {
+    /// Miss-ratio curve.
     pub knots: Vec<Knot>,
-    /// Bandwidth that it could use, in MB/s.
-    pub wanted: f64,
+    /// Bandwidth demand in MB/s.
+    pub bandwidth_demand: f64,
 }
 
 /// Ranges of parameters of a kind of tenants.
 struct Kind {
-    /// To which power of memory hits grow: far below 1 for a few hot pages, near 1 for pages that are all alike.
+    /// Exponent of hits by memory: far below 1 for a few hot pages, near 1 for uniform access.
     skew: Range<f64>,
-    /// All its pages, in fair shares.
+    /// Footprint in fair shares.
     footprint: Range<f64>,
-    /// Bandwidth that it could use, in fair shares.
-    wanted: Range<f64>,
+    /// Bandwidth demand in fair shares.
+    bandwidth_demand: Range<f64>,
 }
 
-const OF_MEMORY: Kind = Kind { skew: 0.15..0.4, footprint: 3.0..8.0, wanted: 0.5..2.5 };
-const OF_BANDWIDTH: Kind = Kind { skew: 0.9..0.99, footprint: 6.0..12.0, wanted: 4.0..8.0 };
-/// Misses however much memory there is.
-const FLOOR: Range<f64> = 0.001..0.01;
+const MEMORY_SENSITIVE: Kind = Kind { skew: 0.15..0.4, footprint: 3.0..8.0, bandwidth_demand: 0.5..2.5 };
+const BANDWIDTH_SENSITIVE: Kind = Kind { skew: 0.9..0.99, footprint: 6.0..12.0, bandwidth_demand: 4.0..8.0 };
+/// Miss ratio with unlimited memory.
+const MISS_FLOOR: Range<f64> = 0.001..0.01;
 
-/// So many tenants, every other one sensitive to memory.
-pub fn drawn(tenants: usize, random: &mut impl Rng) -> Vec<Known> {
-    let one = |at: usize| {
-        let Kind { skew, footprint, wanted } = if at.is_multiple_of(2) { OF_MEMORY } else { OF_BANDWIDTH };
-        let mut within = |range: Range<f64>| random.random_range(range);
-        Known::new(within(skew), within(footprint), within(FLOOR), within(wanted))
+/// Returns random tenants, every other one sensitive to memory.
+pub fn random_tenants(tenants: usize, random: &mut impl Rng) -> Vec<TenantModel> {
+    let model = |at: usize| {
+        let Kind { skew, footprint, bandwidth_demand } =
+            if at.is_multiple_of(2) { MEMORY_SENSITIVE } else { BANDWIDTH_SENSITIVE };
+        let mut sample = |range: Range<f64>| random.random_range(range);
+        TenantModel::new(sample(skew), sample(footprint), sample(MISS_FLOOR), sample(bandwidth_demand))
     };
-    (0..tenants).map(one).collect()
+    (0..tenants).map(model).collect()
 }
 
 /// Returns six tenants with known slowdowns, used in earlier comparisons: three sensitive to
 /// memory, three to bandwidth.
-pub fn six() -> Vec<Known> {
+pub fn six_tenants() -> Vec<TenantModel> {
     let of_memory = [(0.2, 0.83), (0.25, 0.79), (0.3, 0.74)].map(|(skew, part)| (skew, part, 0.3));
     let of_bandwidth = [0.95, 0.97, 0.99].map(|skew| (skew, 1.6, 1.0));
-    let one = |(skew, footprint, wanted)| Known::new(skew, 6.0 * footprint, 0.0, 6.0 * wanted);
-    of_memory.into_iter().chain(of_bandwidth).map(one).collect()
+    let model = |(skew, footprint, bandwidth_demand)| {
+        TenantModel::new(skew, 6.0 * footprint, 0.0, 6.0 * bandwidth_demand)
+    };
+    of_memory.into_iter().chain(of_bandwidth).map(model).collect()
 }
 
-impl Known {
+impl TenantModel {
     /// Footprint and wanted bandwidth are in fair shares.
-    fn new(skew: f64, footprint: f64, floor: f64, wanted: f64) -> Self {
+    fn new(skew: f64, footprint: f64, floor: f64, bandwidth_demand: f64) -> Self {
         let knot = |at: usize| {
             let part = at as f64 / PIECES as f64;
             let misses = floor + (1.0 - floor) * (1.0 - part.powf(skew));
             Knot { memory: part * footprint * FAIR_MEMORY_MIB as f64, misses }
         };
-        Self { knots: (0..=PIECES).map(knot).collect(), wanted: wanted * FAIR_BANDWIDTH_MB_S as f64 }
+        Self {
+            knots: (0..=PIECES).map(knot).collect(),
+            bandwidth_demand: bandwidth_demand * FAIR_BANDWIDTH_MB_S as f64,
+        }
     }
 
     /// Returns the tenant one epoch later: the ends of its curve are slightly changed, with the
     /// points between.
-    pub fn later(&self, random: &mut impl Rng) -> Self {
-        let mut off = || 1.0 + random.random_range(-CHANGE..CHANGE);
-        let (first, last) = (off(), off());
-        let moved = |(at, knot): (usize, &Knot)| {
-            let times = first + (last - first) * at as f64 / PIECES as f64;
-            Knot { misses: (knot.misses * times).min(1.0), ..*knot }
+    pub fn next_epoch(&self, random: &mut impl Rng) -> Self {
+        let mut random_factor = || 1.0 + random.random_range(-CHANGE..CHANGE);
+        let (first, last) = (random_factor(), random_factor());
+        let changed = |(at, knot): (usize, &Knot)| {
+            let factor = first + (last - first) * at as f64 / PIECES as f64;
+            Knot { misses: (knot.misses * factor).min(1.0), ..*knot }
         };
-        Self { knots: self.knots.iter().enumerate().map(moved).collect(), wanted: self.wanted * off() }
+        Self {
+            knots: self.knots.iter().enumerate().map(changed).collect(),
+            bandwidth_demand: self.bandwidth_demand * random_factor(),
+        }
     }
 
     /// Returns the utility of its shares.
     pub fn slowdown(self) -> Slowdown {
-        let curve = MissCurve::new(self.knots).expect("misses are parts of 1, and memory rises");
-        Slowdown::new(curve, GAMMA, self.wanted).expect("numbers of MB/s")
+        let curve = MissCurve::new(self.knots).expect("miss ratios are at most 1, and memory increases");
+        Slowdown::new(curve, GAMMA, self.bandwidth_demand).expect("the demand is finite")
     }
 
-    /// It, in a market with others of the same weight.
+    /// Returns the tenant for a market with equal weights.
     pub fn tenant(self, supply: Supply) -> Tenant<Slowdown> {
         Tenant::new(1.0, supply, self.slowdown())
     }

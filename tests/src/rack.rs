@@ -1,5 +1,5 @@
-//! A rack of real processes on this machine: one manager, agents, the command line, on sockets and directories of its
-//! own. Everything ends when it is dropped; processes are only ever ended by their id.
+//! A rack of real processes on this machine: one manager, agents and the command line, with their
+//! own sockets and folders. Processes are killed by their id when the rack is dropped.
 
 use std::{
     fs,
@@ -15,32 +15,32 @@ use proto::v1::{self as wire, admin_client::AdminClient, scheduler_client::Sched
 use rustix::process::{Pid, Signal, kill_process};
 use tonic::transport::{Channel, Endpoint};
 
-/// How long anything may take before a test gives up on it. Generous: the machines are shared.
-const PATIENCE: Duration = Duration::from_secs(180);
-/// Between two looks at a condition.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// Time limit of every wait. Generous, because test machines are shared.
+const TIMEOUT: Duration = Duration::from_secs(180);
+/// Interval between checks of a condition.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Description of a rack.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// Slices of each EMC.
     pub emcs: Vec<u32>,
-    /// For each host the EMCs it is wired to, by index.
+    /// EMCs of each host, by index.
     pub hosts: Vec<Vec<usize>>,
-    /// Seconds of a lease.
+    /// Duration of a lease in seconds.
     pub lease_ttl_s: f64,
-    /// Seconds of silence after the lease until a host is fenced, or never.
+    /// Seconds from the end of a lease until the host is fenced; `None` for never.
     pub fence_after_s: Option<f64>,
     /// Local memory of each host.
     pub local_mib: u64,
     /// Lines to add to rack.toml.
-    pub more: String,
+    pub rack_toml_extra: String,
     /// Lines to add to the section `[agent]` of every host.toml.
-    pub agents_more: String,
+    pub agent_toml_extra: String,
 }
 
 impl Plan {
-    /// Two hosts, both wired to two EMCs of so many slices; short leases, no fencing.
+    /// Returns two hosts with two EMCs of `slices` slices each, short leases and no fencing.
     pub fn small(slices: u32) -> Self {
         Self {
             emcs: vec![slices, slices],
@@ -48,8 +48,8 @@ impl Plan {
             lease_ttl_s: 2.0,
             fence_after_s: None,
             local_mib: 256 << 10,
-            more: String::new(),
-            agents_more: String::new(),
+            rack_toml_extra: String::new(),
+            agent_toml_extra: String::new(),
         }
     }
 }
@@ -66,10 +66,10 @@ pub struct Rack {
 
 /// Folder of the programs: `TARN_BIN_DIR`, or built once.
 pub fn programs() -> &'static Path {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        if let Some(ready) = std::env::var_os("TARN_BIN_DIR") {
-            return ready.into();
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| {
+        if let Some(folder) = std::env::var_os("TARN_BIN_DIR") {
+            return folder.into();
         }
         let mut build = Command::new(env!("CARGO"));
         build.args([
@@ -87,20 +87,25 @@ pub fn programs() -> &'static Path {
             "emulated-host",
         ]);
         assert!(build.status().expect("cargo runs").success(), "the programs do not build");
-        let own = std::env::current_exe().expect("a test has a path");
-        let profile =
-            own.ancestors().find(|dir| dir.join("deps").is_dir() && dir.join("pool-manager").is_file());
-        profile.expect("programs lie two folders above their tests").to_owned()
+        let test_program = std::env::current_exe().expect("a test program has a path");
+        let target_folder = test_program
+            .ancestors()
+            .find(|dir| dir.join("deps").is_dir() && dir.join("pool-manager").is_file());
+        target_folder.expect("the programs are in a folder above the test program").to_owned()
     })
 }
 
 impl Rack {
-    /// Writes the files of a rack; starts nothing.
+    /// Writes the files of a rack without starting processes.
     pub fn new(plan: Plan) -> Self {
-        let dir = tempfile::Builder::new().prefix("tarn-test-").tempdir().expect("a temporary folder");
-        let memory =
-            tempfile::Builder::new().prefix("tarn-test-").tempdir_in("/dev/shm").expect("a folder in memory");
-        fs::set_permissions(memory.path(), fs::Permissions::from_mode(0o711)).expect("ours to set");
+        let dir =
+            tempfile::Builder::new().prefix("tarn-test-").tempdir().expect("a temporary folder is created");
+        let memory = tempfile::Builder::new()
+            .prefix("tarn-test-")
+            .tempdir_in("/dev/shm")
+            .expect("a folder in memory is created");
+        fs::set_permissions(memory.path(), fs::Permissions::from_mode(0o711))
+            .expect("the folder is writable");
         let agents = plan.hosts.iter().map(|_| None).collect();
         let rack = Self { plan, dir, memory, manager: None, agents };
         rack.write_rack_toml(&rack.rack_toml());
@@ -118,32 +123,32 @@ impl Rack {
         rack
     }
 
-    /// Folder of everything but slices.
+    /// Returns the folder of everything except slices.
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
 
-    /// Where an EMC keeps its slices.
+    /// Returns the folder with the slices of an EMC.
     pub fn emc_dir(&self, emc: usize) -> PathBuf {
         self.memory.path().join(format!("emc{emc}"))
     }
 
-    /// Where rack.toml is.
+    /// Returns the path of rack.toml.
     pub fn rack_toml_path(&self) -> PathBuf {
         self.dir.path().join("rack.toml")
     }
 
-    /// The address for `--endpoint`.
+    /// Returns the address for `--endpoint`.
     pub fn endpoint(&self) -> String {
         format!("unix:{}", self.dir.path().join("manager.sock").display())
     }
 
-    /// Where a host's agent hands out memory.
+    /// Returns the socket on which a host's agent provides memory.
     pub fn host_memory(&self, host: usize) -> PathBuf {
         self.dir.path().join(format!("h{host}")).join("host-memory.sock")
     }
 
-    /// rack.toml as the plan has it.
+    /// Returns the text of rack.toml.
     pub fn rack_toml(&self) -> String {
         use std::fmt::Write as _;
         let fence = self.plan.fence_after_s.map_or("\"never\"".to_owned(), |s| s.to_string());
@@ -151,7 +156,7 @@ impl Rack {
             "[manager]\nlisten = \"{}\"\nstore = \"store\"\n[lease]\nttl_s = {}\nfence_after_s = {fence}\n{}\n",
             self.endpoint(),
             self.plan.lease_ttl_s,
-            self.plan.more,
+            self.plan.rack_toml_extra,
         );
         for (emc, slices) in self.plan.emcs.iter().enumerate() {
             let path = self.emc_dir(emc);
@@ -159,51 +164,51 @@ impl Rack {
                 text,
                 "[[emc]]\nname = \"emc{emc}\"\nslices = {slices}\ndriver = \"emulated\"\npath = {path:?}\n"
             )
-            .expect("text grows");
+            .expect("writing to a string succeeds");
         }
-        for (host, wires) in self.plan.hosts.iter().enumerate() {
-            let wires: Vec<_> = wires.iter().map(|emc| format!("emc{emc}")).collect();
+        for (host, emcs) in self.plan.hosts.iter().enumerate() {
+            let emcs: Vec<_> = emcs.iter().map(|emc| format!("emc{emc}")).collect();
             write!(
                 text,
-                "[[host]]\nname = \"h{host}\"\ncores = 64\nlocal_mib = {}\nemcs = {wires:?}\n",
+                "[[host]]\nname = \"h{host}\"\ncores = 64\nlocal_mib = {}\nemcs = {emcs:?}\n",
                 self.plan.local_mib
             )
-            .expect("text grows");
+            .expect("writing to a string succeeds");
         }
         text
     }
 
     /// Replaces rack.toml.
     pub fn write_rack_toml(&self, text: &str) {
-        fs::write(self.rack_toml_path(), text).expect("the folder is ours");
+        fs::write(self.rack_toml_path(), text).expect("the folder is writable");
     }
 
-    fn log(&self, name: &str) -> Stdio {
+    fn log_file(&self, name: &str) -> Stdio {
         let path = self.dir.path().join(format!("{name}.log"));
-        fs::OpenOptions::new().create(true).append(true).open(path).expect("the folder is ours").into()
+        fs::OpenOptions::new().create(true).append(true).open(path).expect("the folder is writable").into()
     }
 
     /// Returns the log of a process: "manager" or "h0".
-    pub fn logged(&self, name: &str) -> String {
+    pub fn log_of(&self, name: &str) -> String {
         fs::read_to_string(self.dir.path().join(format!("{name}.log"))).unwrap_or_default()
     }
 
-    /// Starts the manager and waits until it answers.
+    /// Starts the manager and waits until it replies.
     pub async fn start_manager(&mut self) {
         let child = Command::new(programs().join("pool-manager"))
             .args(["serve", "--config"])
             .arg(self.rack_toml_path())
-            .stderr(self.log("manager"))
+            .stderr(self.log_file("manager"))
             .stdout(Stdio::null())
             .stdin(Stdio::null())
             .spawn();
         self.manager = Some(child.expect("the manager starts"));
-        let began = Instant::now();
+        let start = Instant::now();
         while self.try_admin().await.is_none() {
-            let ended = self.manager.as_mut().and_then(|child| child.try_wait().ok().flatten());
-            assert!(ended.is_none(), "the manager ended: {}", self.logged("manager"));
-            assert!(began.elapsed() < PATIENCE, "the manager does not answer: {}", self.logged("manager"));
-            tokio::time::sleep(LOOK_EVERY).await;
+            let exit_status = self.manager.as_mut().and_then(|child| child.try_wait().ok().flatten());
+            assert!(exit_status.is_none(), "the manager ended: {}", self.log_of("manager"));
+            assert!(start.elapsed() < TIMEOUT, "the manager does not reply: {}", self.log_of("manager"));
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
@@ -212,27 +217,27 @@ impl Rack {
         Some(AdminClient::new(channel).get_rack(wire::GetRackRequest {}).await.ok()?.into_inner())
     }
 
-    /// The manager's process id.
+    /// Returns the process id of the manager.
     pub fn manager_pid(&self) -> u32 {
-        self.manager.as_ref().expect("it was started").id()
+        self.manager.as_ref().expect("the process was started").id()
     }
 
-    /// Ends the manager at once, as a crash does.
+    /// Kills the manager.
     pub fn kill_manager(&mut self) {
-        self.manager.take().into_iter().for_each(end);
+        self.manager.take().into_iter().for_each(kill_child);
     }
 
-    /// Asks the manager to end, and waits until it has.
+    /// Stops the manager with SIGTERM and waits until it ends.
     pub fn stop_manager(&mut self) {
-        let mut child = self.manager.take().expect("it was started");
-        signal(&child, Signal::TERM);
-        let status = child.wait().expect("it is our child");
-        assert!(status.success(), "the manager ended with {status}: {}", self.logged("manager"));
+        let mut child = self.manager.take().expect("the process was started");
+        send_signal(&child, Signal::TERM);
+        let status = child.wait().expect("the process is a child");
+        assert!(status.success(), "the manager ended with {status}: {}", self.log_of("manager"));
     }
 
     /// Sends the manager a signal.
     pub fn signal_manager(&self, what: Signal) {
-        signal(self.manager.as_ref().expect("it was started"), what);
+        send_signal(self.manager.as_ref().expect("the process was started"), what);
     }
 
     /// Starts a host's agent.
@@ -241,45 +246,45 @@ impl Rack {
         self.agents[host] = Some(self.spawn_agent(host, &dir, &self.token_file(host)));
     }
 
-    /// Starts another agent for a host, with a runtime directory of its own. The caller ends it.
+    /// Starts another agent for a host, with its own runtime folder. The caller stops it.
     pub fn start_second_agent(&self, host: usize, token_file: &Path) -> Child {
         self.spawn_agent(host, &self.dir.path().join(format!("h{host}-second")), token_file)
     }
 
-    /// The file with a host's token.
+    /// Returns the file with a host's token.
     pub fn token_file(&self, host: usize) -> PathBuf {
         self.dir.path().join(format!("store/tokens/h{host}.token"))
     }
 
     fn spawn_agent(&self, host: usize, dir: &Path, token: &Path) -> Child {
-        fs::create_dir_all(dir).expect("the folder is ours");
+        fs::create_dir_all(dir).expect("the folder is writable");
         let text = format!(
             "[agent]\nhost = \"h{host}\"\nmanager = \"{}\"\nruntime_dir = {dir:?}\ntoken_file = {token:?}\n\
              {}\n[backend]\nkind = \"emulated\"\n",
             self.endpoint(),
-            self.plan.agents_more,
+            self.plan.agent_toml_extra,
         );
         let config = dir.join("host.toml");
-        fs::write(&config, text).expect("the folder is ours");
-        let log = dir.file_name().expect("a folder has a name").to_string_lossy().into_owned();
+        fs::write(&config, text).expect("the folder is writable");
+        let log_file = dir.file_name().expect("a folder has a name").to_string_lossy().into_owned();
         let child = Command::new(programs().join("host-agent"))
             .args(["serve", "--config"])
             .arg(config)
-            .stderr(self.log(&log))
+            .stderr(self.log_file(&log_file))
             .stdout(Stdio::null())
             .stdin(Stdio::null())
             .spawn();
         child.expect("an agent starts")
     }
 
-    /// Ends a host's agent at once, as a crash does.
+    /// Kills a host's agent.
     pub fn kill_agent(&mut self, host: usize) {
-        self.agents[host].take().into_iter().for_each(end);
+        self.agents[host].take().into_iter().for_each(kill_child);
     }
 
     /// Sends a host's agent a signal.
     pub fn signal_agent(&self, host: usize, what: Signal) {
-        signal(self.agents[host].as_ref().expect("it was started"), what);
+        send_signal(self.agents[host].as_ref().expect("the process was started"), what);
     }
 
     /// Waits until every started agent is connected.
@@ -297,15 +302,15 @@ impl Rack {
         .await;
     }
 
-    /// Waits until a condition holds; looks again and again, and gives up after a long while.
-    pub async fn wait_for(&self, what: &str, holds: impl AsyncFn(&Self) -> bool) {
-        let began = Instant::now();
-        while !holds(self).await {
+    /// Waits until a condition holds, at most [`TIMEOUT`].
+    pub async fn wait_for(&self, what: &str, condition: impl AsyncFn(&Self) -> bool) {
+        let start = Instant::now();
+        while !condition(self).await {
             let logs = || {
-                ["manager", "h0", "h1"].map(|name| format!("--- {name}\n{}", self.logged(name))).join("\n")
+                ["manager", "h0", "h1"].map(|name| format!("--- {name}\n{}", self.log_of(name))).join("\n")
             };
-            assert!(began.elapsed() < PATIENCE, "waited too long for {what}\n{}", logs());
-            tokio::time::sleep(LOOK_EVERY).await;
+            assert!(start.elapsed() < TIMEOUT, "timed out waiting for {what}\n{}", logs());
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
@@ -314,37 +319,37 @@ impl Rack {
         endpoint.connect().await.expect("the manager listens")
     }
 
-    /// A scheduler's way in.
+    /// Returns a client of the Scheduler service.
     pub async fn scheduler(&self) -> SchedulerClient<Channel> {
         SchedulerClient::new(self.channel().await)
     }
 
-    /// An operator's way in.
+    /// Returns a client of the Admin service.
     pub async fn admin(&self) -> AdminClient<Channel> {
         AdminClient::new(self.channel().await)
     }
 
-    /// Anybody's way in.
-    pub async fn any_client(&self) -> Channel {
+    /// Opens a connection.
+    pub async fn open_channel(&self) -> Channel {
         self.channel().await
     }
 
-    /// All hosts, as an operator sees them.
+    /// Returns all hosts.
     pub async fn hosts(&self) -> Vec<wire::Host> {
-        let listed = self.admin().await.list_hosts(wire::ListHostsRequest {}).await;
-        listed.expect("the manager answers").into_inner().hosts
+        let response = self.admin().await.list_hosts(wire::ListHostsRequest {}).await;
+        response.expect("the manager replies").into_inner().hosts
     }
 
-    /// All slices, as an operator sees them.
+    /// Returns all slices.
     pub async fn slices(&self) -> Vec<wire::Slice> {
-        let listed = self.admin().await.list_slices(wire::ListSlicesRequest::default()).await;
-        listed.expect("the manager answers").into_inner().slices
+        let response = self.admin().await.list_slices(wire::ListSlicesRequest::default()).await;
+        response.expect("the manager replies").into_inner().slices
     }
 
-    /// Active reservations, as an operator sees them.
+    /// Returns the active reservations.
     pub async fn reservations(&self) -> Vec<wire::Reservation> {
-        let listed = self.admin().await.list_reservations(wire::ListReservationsRequest::default()).await;
-        listed.expect("the manager answers").into_inner().reservations
+        let response = self.admin().await.list_reservations(wire::ListReservationsRequest::default()).await;
+        response.expect("the manager replies").into_inner().reservations
     }
 
     /// Waits until every slice is free.
@@ -362,28 +367,29 @@ impl Rack {
         command.output().expect("tarn runs")
     }
 
-    /// Runs a command of `pool-manager` that should end, with this rack's configuration; whether it succeeded, and its output.
+    /// Runs a command of `pool-manager` with this rack's configuration. Returns whether it
+    /// succeeded, and its output.
     pub fn pool_manager(&self, args: &[&str]) -> (bool, String) {
         let (command, rest) = args.split_first().expect("a command");
         let mut run = Command::new(programs().join("pool-manager"));
         run.arg(command).arg("--config").arg(self.rack_toml_path()).args(rest);
         let run = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
         let mut run = run.expect("pool-manager starts");
-        let began = Instant::now();
-        while run.try_wait().expect("it is our child").is_none() {
-            if began.elapsed() > PATIENCE {
-                run.kill().expect("it is our child");
-                panic!("it does not end: {:?}", run.wait_with_output());
+        let start = Instant::now();
+        while run.try_wait().expect("the process is a child").is_none() {
+            if start.elapsed() > TIMEOUT {
+                run.kill().expect("the process is a child");
+                panic!("pool-manager does not end: {:?}", run.wait_with_output());
             }
-            std::thread::sleep(LOOK_EVERY);
+            std::thread::sleep(POLL_INTERVAL);
         }
-        let output = run.wait_with_output().expect("it is our child");
-        let said = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
-        (output.status.success(), said.concat())
+        let output = run.wait_with_output().expect("the process is a child");
+        let texts = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+        (output.status.success(), texts.concat())
     }
 
-    /// Starts a VM's stand-in: a process that fetches its memory from a host's agent, checks that it is zero, writes to
-    /// it, and lives until its standard input ends.
+    /// Starts the stand-in of a VM: a process that gets memory from a host's agent, checks that it
+    /// is zero, writes to it, and runs until its standard input ends.
     pub fn start_vm(&self, host: usize, vm: &str) -> Child {
         let child = Command::new(programs().join("tarn"))
             .args(["stand-in-vm", "--socket"])
@@ -391,7 +397,7 @@ impl Rack {
             .args(["--vm", vm])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(self.log(&format!("vm-{vm}")))
+            .stderr(self.log_file(&format!("vm-{vm}")))
             .spawn();
         child.expect("a stand-in starts")
     }
@@ -400,25 +406,25 @@ impl Rack {
 /// Waits for a line on a process's standard output.
 pub fn wait_for_line(child: &mut Child) {
     let mut line = String::new();
-    let stdout = child.stdout.as_mut().expect("a pipe was asked for");
-    BufReader::new(stdout).read_line(&mut line).expect("it speaks UTF-8");
-    assert!(!line.is_empty(), "it ended without a word");
+    let stdout = child.stdout.as_mut().expect("stdout is a pipe");
+    BufReader::new(stdout).read_line(&mut line).expect("the output is UTF-8");
+    assert!(!line.is_empty(), "the process ended without output");
 }
 
 /// Sends a process a signal.
-pub fn signal(child: &Child, what: Signal) {
+pub fn send_signal(child: &Child, what: Signal) {
     let pid = Pid::from_raw(i32::try_from(child.id()).expect("a process id")).expect("not zero");
-    kill_process(pid, what).expect("our child");
+    kill_process(pid, what).expect("the process is a child");
 }
 
-fn end(mut child: Child) {
-    let _ = child.kill(); // it may have ended by itself
+fn kill_child(mut child: Child) {
+    let _ = child.kill(); // it may have ended already
     let _ = child.wait();
 }
 
 impl Drop for Rack {
     fn drop(&mut self) {
-        self.agents.iter_mut().filter_map(Option::take).for_each(end);
+        self.agents.iter_mut().filter_map(Option::take).for_each(kill_child);
         self.kill_manager();
     }
 }
@@ -434,12 +440,12 @@ pub fn reserve(host: &str, vm: &str, slices: u64, request_id: &str) -> wire::Res
     }
 }
 
-/// Names a reservation by its VM.
-pub fn by_vm(vm: &str) -> Option<wire::ReservationRef> {
+/// Returns a reference to the reservation of a VM.
+pub fn vm_ref(vm: &str) -> Option<wire::ReservationRef> {
     Some(wire::ReservationRef { reservation: String::new(), vm: vm.into() })
 }
 
-/// Names a reservation by its id.
-pub fn by_id(id: &str) -> Option<wire::ReservationRef> {
+/// Returns a reference to a reservation by id.
+pub fn reservation_ref(id: &str) -> Option<wire::ReservationRef> {
     Some(wire::ReservationRef { reservation: id.into(), vm: String::new() })
 }

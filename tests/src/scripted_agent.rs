@@ -19,16 +19,16 @@ use crate::rack::Rack;
 /// Interval of an agent's heartbeats.
 const HEARTBEAT: Duration = Duration::from_millis(200);
 
-/// One connection.
+/// Session with the manager.
 #[derive(Debug)]
 pub struct Session {
-    /// Up.
-    pub says: mpsc::Sender<wire::FromAgent>,
-    /// Down.
-    pub hears: Streaming<wire::ToAgent>,
+    /// Messages to the manager.
+    pub outgoing: mpsc::Sender<wire::FromAgent>,
+    /// Messages from the manager.
+    pub incoming: Streaming<wire::ToAgent>,
 }
 
-/// As the newest instance of a host's agent would introduce itself.
+/// Returns the hello of the newest instance of a host's agent.
 pub fn hello(host: &str) -> wire::Hello {
     wire::Hello {
         protocol_version: proto::PROTOCOL_VERSION,
@@ -39,104 +39,104 @@ pub fn hello(host: &str) -> wire::Hello {
     }
 }
 
-/// Objects that the manager created for a host.
+/// Returns the token that the manager created for a host.
 pub fn token(rack: &Rack, host: &str) -> String {
     let path = rack.dir().join(format!("store/tokens/{host}.token"));
-    std::fs::read_to_string(path).expect("the manager made it").trim().to_owned()
+    std::fs::read_to_string(path).expect("the manager created the token").trim().to_owned()
 }
 
 impl Session {
-    /// Introduces itself.
+    /// Connects, and sends a hello.
     ///
     /// # Errors
-    /// The manager does not let it in.
+    /// The manager rejects the session.
     pub async fn connect(rack: &Rack, token: &str, hello: wire::Hello) -> Result<Self, Status> {
-        let (says, said) = mpsc::channel(4);
+        let (outgoing, receiver) = mpsc::channel(4);
         let hello = wire::FromAgent { message: Some(Up::Hello(hello)) };
-        says.send(hello).await.expect("its other end is here");
-        let mut request = Request::new(ReceiverStream::new(said));
+        outgoing.send(hello).await.expect("the receiver exists");
+        let mut request = Request::new(ReceiverStream::new(receiver));
         let bearer = format!("Bearer {token}").parse().expect("a token is plain text");
         request.metadata_mut().insert("authorization", bearer);
-        let hears = AgentClient::new(rack.any_client().await).session(request).await?.into_inner();
-        Ok(Self { says, hears })
+        let incoming = AgentClient::new(rack.open_channel().await).session(request).await?.into_inner();
+        Ok(Self { outgoing, incoming })
     }
 }
 
-/// Shared device.
+/// Serial number of the shared device.
 pub const SERIAL: &str = "0x1a";
-/// How many slices it has.
+/// Number of slices of the device.
 pub const SLICES: u32 = 4;
 
 /// Agent that applies every desired state at once, until it is dropped.
 #[derive(Debug)]
-pub struct Obedient {
+pub struct ScriptedAgent {
     task: JoinHandle<()>,
     handles: Arc<Mutex<BTreeSet<String>>>,
 }
 
-impl Obedient {
-    /// Connects for a host in its `boot`-th boot, which sees [`SERIAL`].
+impl ScriptedAgent {
+    /// Connects as the agent of a host with this boot id, which has the device [`SERIAL`].
     pub async fn start(rack: &Rack, host: &str, boot: &str) -> Self {
-        let seen = wire::SeenDevice { serial: SERIAL.into(), slices: SLICES, problem: None };
-        let hello = wire::Hello { boot_id: boot.into(), devices: vec![seen], ..hello(host) };
-        let session = Session::connect(rack, &token(rack, host), hello).await.expect("its token is right");
+        let device = wire::SeenDevice { serial: SERIAL.into(), slices: SLICES, problem: None };
+        let hello = wire::Hello { boot_id: boot.into(), devices: vec![device], ..hello(host) };
+        let session = Session::connect(rack, &token(rack, host), hello).await.expect("the token is valid");
         let handles = Arc::default();
-        let task = tokio::spawn(obey(session, Arc::clone(&handles)));
+        let task = tokio::spawn(run_agent(session, Arc::clone(&handles)));
         Self { task, handles }
     }
 
-    /// Locations that it brought online.
+    /// Returns the handles of all slices that it brought online.
     pub fn handles(&self) -> BTreeSet<String> {
-        self.handles.lock().expect("nobody panics with it").clone()
+        self.handles.lock().expect("no panic while it was locked").clone()
     }
 }
 
-impl Drop for Obedient {
+impl Drop for ScriptedAgent {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
-async fn obey(mut session: Session, handles: Arc<Mutex<BTreeSet<String>>>) {
-    let (mut beat, mut have) =
+async fn run_agent(mut session: Session, handles: Arc<Mutex<BTreeSet<String>>>) {
+    let (mut heartbeat, mut observed) =
         (interval(HEARTBEAT), wire::ObservedState { instance: u64::MAX, ..Default::default() });
     loop {
         tokio::select! {
-            _ = beat.tick() => {}
-            heard = session.hears.message() => match heard {
-                Ok(Some(wire::ToAgent { message: Some(Down::Desired(want)) })) => {
-                    let places = want.vms.iter().flat_map(|vm| &vm.slices).map(|slice| slice.handle.clone());
-                    handles.lock().expect("nobody panics with it").extend(places);
-                    have = answer(want);
+            _ = heartbeat.tick() => {}
+            received = session.incoming.message() => match received {
+                Ok(Some(wire::ToAgent { message: Some(Down::Desired(desired)) })) => {
+                    let handles_of_vms = desired.vms.iter().flat_map(|vm| &vm.slices).map(|slice| slice.handle.clone());
+                    handles.lock().expect("no panic while it was locked").extend(handles_of_vms);
+                    observed = apply(desired);
                 }
                 Ok(Some(_)) => {}
                 Ok(None) | Err(_) => return,
             }
         }
-        let said = wire::FromAgent { message: Some(Up::Observed(have.clone())) };
-        if session.says.send(said).await.is_err() {
+        let message = wire::FromAgent { message: Some(Up::Observed(observed.clone())) };
+        if session.outgoing.send(message).await.is_err() {
             return;
         }
     }
 }
 
-fn answer(want: wire::DesiredState) -> wire::ObservedState {
-    let slices = want.vms.iter().flat_map(|vm| &vm.slices);
-    let scrubbed = want.scrub.iter().map(|s| wire::ScrubResult {
+fn apply(desired: wire::DesiredState) -> wire::ObservedState {
+    let slices = desired.vms.iter().flat_map(|vm| &vm.slices);
+    let scrubbed = desired.scrub.iter().map(|s| wire::ScrubResult {
         slice: s.slice,
         epoch: s.epoch,
         bytes_verified: 1 << 30,
         ..Default::default()
     });
-    let released = want.release.iter();
+    let released = desired.release.iter();
     wire::ObservedState {
-        instance: want.instance,
-        generation: want.generation,
-        revision: want.revision,
+        instance: desired.instance,
+        generation: desired.generation,
+        revision: desired.revision,
         online: slices.map(|s| wire::SliceEpoch { slice: s.slice, epoch: s.epoch }).collect(),
         released: released.map(|r| wire::SliceEpoch { slice: r.slice, epoch: r.epoch }).collect(),
         scrubbed: scrubbed.collect(),
-        clean: want.fenced,
+        clean: desired.fenced,
         ..Default::default()
     }
 }

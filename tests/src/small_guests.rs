@@ -1,9 +1,9 @@
-//! Guests of a few instructions: 64-bit code that lies wherever it is put, entered as a Linux kernel would be. They speak
-//! through the serial port and switch the machine off. They run on any /dev/kvm, in milliseconds.
+//! Guests of a few instructions: position-independent 64-bit code, entered like a Linux kernel.
+//! They write to the serial port and power off. They run on any /dev/kvm, within milliseconds.
 
 use std::{arch::global_asm, fs::File, io::Write as _};
 
-/// From where a bzImage is loaded to where it is entered.
+/// Offset of the entry point from the load address of a bzImage.
 const ENTRY: usize = 0x200;
 const SECTOR: usize = 512;
 
@@ -26,20 +26,20 @@ global_asm!(
     "  jmp 4b",
     "9: .asciz \"hello\\n\"",
     "small_hello_end:",
-    // Asks to be started anew.
+    // Requests a reset.
     "small_reset:",
     "  mov dx, 0x602",
     "  mov al, 1",
     "  out dx, al",
     "5: jmp 5b",
     "small_reset_end:",
-    // Faults without anybody to handle it.
+    // Causes a fault without a handler.
     "small_crash:",
     "  ud2",
     "small_crash_end:",
     // Prints each memory range of the SRAT, found from the root pointer: node, start, length and
     // flags in hexadecimal.
-    "small_walk:",
+    "small_srat:",
     "  mov rbx, 0xe0000",
     "  mov rbx, [rbx + 24]",
     "  mov r12d, [rbx + 4]",
@@ -72,7 +72,7 @@ global_asm!(
     "4: movzx eax, byte ptr [r14 + 1]",
     "  add r14, rax",
     "  jmp 3b",
-    // Writes RDI in hexadecimal, and a blank.
+    // Writes RDI in hexadecimal, and a space.
     "6: mov ecx, 16",
     "  mov dx, 0x3f8",
     "5: rol rdi, 4",
@@ -93,8 +93,9 @@ global_asm!(
     "  out dx, al",
     "9: hlt",
     "  jmp 9b",
-    "small_walk_end:",
-    // Maps the first large page of pool memory at 4 GiB, and writes it again and again, saying "." before each thousandth time.
+    "small_srat_end:",
+    // Maps the first large page of pool memory at 4 GiB, and writes it repeatedly; prints "."
+    // before every thousandth time.
     "small_touch:",
     "  mov qword ptr [0xa020], 0x11003",
     "  mov rax, 0x100000083",
@@ -133,7 +134,7 @@ global_asm!(
     "small_type_end:",
     // Raises line 5 as vector 0x40, which has no handler; prints "." and checks whether it is
     // pending, then powers off.
-    "small_obey:",
+    "small_button:",
     "  mov eax, 0xfee00000",
     "  mov dword ptr [rax + 0xf0], 0x1ff",
     "  mov ebx, 0xfec00000",
@@ -152,7 +153,7 @@ global_asm!(
     "  out dx, al",
     "4: hlt",
     "  jmp 4b",
-    "small_obey_end:",
+    "small_button_end:",
     ".popsection",
 );
 
@@ -165,26 +166,27 @@ macro_rules! guest {
                 static $end: u8;
             }
             let (start, end) = (&raw const $start, &raw const $end);
-            // SAFETY: both are labels around the code above, which is read-only data of this very program.
+            // SAFETY: both are labels around the code above, which is read-only data of this
+            // program.
             image(unsafe { std::slice::from_raw_parts(start, end as usize - start as usize) })
         }
     };
 }
 
-/// Returns whether guests can run on this machine, and prints if not. Linux guests run in any case,
-/// inside an emulated host.
+/// Returns whether guests can run on this machine, and reports skipped tests if not. Linux guests
+/// always run, inside an emulated host.
 pub fn can_run() -> bool {
-    let opened = File::options().read(true).write(true).open("/dev/kvm");
-    opened.map_err(|error| left_out(&format!("guests on this machine's /dev/kvm: {error}"))).is_ok()
+    let result = File::options().read(true).write(true).open("/dev/kvm");
+    result.map_err(|error| report_skipped(&format!("guests on this machine's /dev/kvm: {error}"))).is_ok()
 }
 
-/// Prints the parts that a test has left out, also at the end of `cargo xtask test`.
-pub fn left_out(what: &str) {
-    eprintln!("LEFT OUT: {what}");
-    if let Some(list) = std::env::var_os("TARN_LEFT_OUT") {
-        let list = File::options().append(true).create(true).open(list);
-        let said = list.and_then(|mut list| writeln!(list, "{what}"));
-        said.expect("the list of what was left out can be written");
+/// Prints a part that a test skips, also at the end of `cargo xtask test`.
+pub fn report_skipped(part: &str) {
+    eprintln!("SKIPPED: {part}");
+    if let Some(file) = std::env::var_os("TARN_LEFT_OUT") {
+        let file = File::options().append(true).create(true).open(file);
+        let result = file.and_then(|mut file| writeln!(file, "{part}"));
+        result.expect("the list of skipped parts is writable");
     }
 }
 
@@ -193,16 +195,16 @@ guest!(
     hello, small_hello, small_hello_end
 );
 guest!(
-    /// Asks to be started anew.
+    /// Requests a reset.
     reset, small_reset, small_reset_end
 );
 guest!(
-    /// Faults thrice.
+    /// Causes a triple fault.
     crash, small_crash, small_crash_end
 );
 guest!(
     /// Prints the memory in the SRAT.
-    walk, small_walk, small_walk_end
+    print_srat, small_srat, small_srat_end
 );
 guest!(
     /// Writes pool memory without end.
@@ -214,13 +216,14 @@ guest!(
 );
 guest!(
     /// Prints repeatedly until its power button is pressed; then powers off.
-    obey, small_obey, small_obey_end
+    wait_for_power_button, small_button, small_button_end
 );
 
-/// A bzImage of nothing but code (Linux's boot protocol: header at 0x1f1, then so many sectors, then the kernel).
+/// Returns a bzImage with only this code (Linux boot protocol: header at 0x1f1, setup sectors,
+/// kernel).
 fn image(code: &[u8]) -> Vec<u8> {
     let mut image = vec![0; 2 * SECTOR];
-    image[0x1f1] = 1; // sectors of setup beside the first
+    image[0x1f1] = 1; // setup sectors after the first
     image[0x202..0x206].copy_from_slice(b"HdrS");
     image[0x206..0x208].copy_from_slice(&0x020f_u16.to_le_bytes());
     image[0x211] = 1; // loaded high

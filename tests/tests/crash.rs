@@ -1,6 +1,7 @@
-//! Real processes, killed with SIGKILL at random moments while clients reserve and release: nothing that was
-//! acknowledged is lost, nothing has two owners. (That this holds when the power fails is shown on the simulated disk.)
-#![allow(clippy::unwrap_used, reason = "the whole file is tests: what cannot go on fails")]
+//! Real processes, killed with SIGKILL at random moments while clients reserve and release: no
+//! acknowledged request is lost, and no slice has two owners. Power failures are tested on a
+//! simulated disk.
+#![allow(clippy::unwrap_used, reason = "test code: a failed unwrap fails the test")]
 
 use std::{
     collections::BTreeMap,
@@ -14,19 +15,19 @@ use std::{
 use proto::v1 as wire;
 use rand::{Rng, SeedableRng};
 use rand_pcg::Pcg64;
-use tests::rack::{Plan, Rack, by_id, reserve};
+use tests::rack::{Plan, Rack, reservation_ref, reserve};
 use tonic::{Code, transport::Endpoint};
 
-/// How often something is killed.
+/// Number of kills.
 const KILLS: usize = 20;
-/// Clients at the same time.
+/// Number of concurrent clients.
 const CLIENTS: u64 = 4;
 
 /// Acknowledged facts by reservation: its slices, and whether its release was acknowledged.
 type Acknowledged = Arc<Mutex<BTreeMap<String, (Vec<u32>, Option<bool>)>>>;
 
 /// Reserves and releases until stopped, and repeats unanswered requests with the same request id.
-async fn client(endpoint: String, number: u64, told: Acknowledged, stop: Arc<AtomicBool>) {
+async fn client(endpoint: String, number: u64, acknowledged: Acknowledged, stop: Arc<AtomicBool>) {
     let channel = Endpoint::from_shared(endpoint).unwrap().connect_lazy();
     let mut scheduler = wire::scheduler_client::SchedulerClient::new(channel);
     let mut random = Pcg64::seed_from_u64(number);
@@ -41,9 +42,9 @@ async fn client(endpoint: String, number: u64, told: Acknowledged, stop: Arc<Ato
             random.random_range(1..4),
             &format!("{number}-{round}"),
         );
-        let made = loop {
+        let reply = loop {
             match scheduler.reserve(request.clone()).await {
-                Ok(made) => break Some(made.into_inner()),
+                Ok(reply) => break Some(reply.into_inner()),
                 Err(status)
                     if matches!(status.code(), Code::ResourceExhausted | Code::FailedPrecondition) =>
                 {
@@ -53,29 +54,30 @@ async fn client(endpoint: String, number: u64, told: Acknowledged, stop: Arc<Ato
                 Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
             }
         };
-        let Some(made) = made else { continue };
-        told.lock().unwrap().insert(made.reservation.clone(), (made.slices.clone(), None));
+        let Some(reply) = reply else { continue };
+        acknowledged.lock().unwrap().insert(reply.reservation.clone(), (reply.slices.clone(), None));
         if random.random_bool(0.3) {
             continue;
         }
-        let release = wire::ReleaseRequest { target: by_id(&made.reservation), ..Default::default() };
-        told.lock().unwrap().get_mut(&made.reservation).unwrap().1 = Some(false);
+        let release =
+            wire::ReleaseRequest { target: reservation_ref(&reply.reservation), ..Default::default() };
+        acknowledged.lock().unwrap().get_mut(&reply.reservation).unwrap().1 = Some(false);
         while scheduler.release(release.clone()).await.is_err() {
             if stop.load(Ordering::Relaxed) {
                 return;
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
-        told.lock().unwrap().get_mut(&made.reservation).unwrap().1 = Some(true);
+        acknowledged.lock().unwrap().get_mut(&reply.reservation).unwrap().1 = Some(true);
     }
 }
 
 /// Compares acknowledged facts with the ledger.
-async fn nothing_acknowledged_is_lost(rack: &Rack, told: &Acknowledged) {
-    let before = told.lock().unwrap().clone();
+async fn assert_nothing_acknowledged_is_lost(rack: &Rack, acknowledged: &Acknowledged) {
+    let expected = acknowledged.lock().unwrap().clone();
     let active: BTreeMap<String, Vec<u32>> =
         rack.reservations().await.into_iter().map(|r| (r.reservation, r.slices)).collect();
-    for (reservation, (slices, released)) in before {
+    for (reservation, (slices, released)) in expected {
         match released {
             None => assert_eq!(
                 active.get(&reservation),
@@ -85,7 +87,7 @@ async fn nothing_acknowledged_is_lost(rack: &Rack, told: &Acknowledged) {
             Some(true) => {
                 assert!(!active.contains_key(&reservation), "{reservation} was released and is back")
             }
-            Some(false) => {} // under way: both are right
+            Some(false) => {} // not acknowledged: both are valid
         }
     }
     let mut owners = BTreeMap::new();
@@ -98,21 +100,21 @@ async fn nothing_acknowledged_is_lost(rack: &Rack, told: &Acknowledged) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_acknowledged_is_lost_when_anything_is_killed_at_any_moment() {
-    let seed = std::env::var("TARN_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or_else(rand_seed);
+async fn acknowledged_requests_survive_random_kills() {
+    let seed = std::env::var("TARN_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or_else(random_seed);
     println!("seed {seed} (TARN_SEED={seed} repeats the choices)");
     let mut random = Pcg64::seed_from_u64(seed);
     let mut rack = Rack::start(Plan::small(32)).await;
-    let (told, stop) = (Acknowledged::default(), Arc::new(AtomicBool::new(false)));
+    let (acknowledged, stop) = (Acknowledged::default(), Arc::new(AtomicBool::new(false)));
     let clients: Vec<_> = (0..CLIENTS)
-        .map(|n| tokio::spawn(client(rack.endpoint(), n, Arc::clone(&told), Arc::clone(&stop))))
+        .map(|n| tokio::spawn(client(rack.endpoint(), n, Arc::clone(&acknowledged), Arc::clone(&stop))))
         .collect();
     for _ in 0..KILLS {
         tokio::time::sleep(Duration::from_millis(random.random_range(20..300))).await;
         if random.random_bool(0.6) {
             rack.kill_manager();
             rack.start_manager().await;
-            nothing_acknowledged_is_lost(&rack, &told).await;
+            assert_nothing_acknowledged_is_lost(&rack, &acknowledged).await;
         } else {
             let host = random.random_range(0..2);
             rack.kill_agent(host);
@@ -123,19 +125,20 @@ async fn nothing_acknowledged_is_lost_when_anything_is_killed_at_any_moment() {
     for client in clients {
         client.await.unwrap();
     }
-    nothing_acknowledged_is_lost(&rack, &told).await;
-    let made = told.lock().unwrap().len();
-    println!("{made} acknowledged reservations survived {KILLS} kills");
-    assert!(made > 20, "too little happened to prove anything");
+    assert_nothing_acknowledged_is_lost(&rack, &acknowledged).await;
+    let count = acknowledged.lock().unwrap().len();
+    println!("{count} acknowledged reservations survived {KILLS} kills");
+    assert!(count > 20, "too few acknowledged reservations");
 
     for reservation in rack.reservations().await {
-        let release = wire::ReleaseRequest { target: by_id(&reservation.reservation), ..Default::default() };
+        let release =
+            wire::ReleaseRequest { target: reservation_ref(&reservation.reservation), ..Default::default() };
         rack.scheduler().await.release(release).await.unwrap();
     }
     rack.wait_all_free().await; // interrupted operations were completed
 }
 
-fn rand_seed() -> u64 {
+fn random_seed() -> u64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
     u64::from(now.subsec_nanos())
 }

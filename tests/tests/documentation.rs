@@ -12,9 +12,10 @@ use std::{
 
 use tests::rack::programs;
 
-/// Programs that are not part of the repository and appear in the documentation.
-const FOREIGN: &[&str] = &["systemctl", "cat", "printf", "cd", "mkdir", "chmod", "openssl", "ip", "curl"];
-/// Commands of xtask that take no options from the documentation.
+/// Programs in the documentation that are not part of the repository.
+const EXTERNAL_PROGRAMS: &[&str] =
+    &["systemctl", "cat", "printf", "cd", "mkdir", "chmod", "openssl", "ip", "curl"];
+/// Name of the task runner.
 const XTASK: &str = "xtask";
 
 struct Snippet {
@@ -103,8 +104,8 @@ fn check_command(place: &str, command: &[String]) {
             parse(&programs().join(XTASK), &arguments[1..])
         }
         "cargo" | ".ci/run" | "run" => return,
-        foreign => {
-            assert!(FOREIGN.contains(&foreign), "{place}: {foreign} is no program of the documentation");
+        external => {
+            assert!(EXTERNAL_PROGRAMS.contains(&external), "{place}: {external} is not in EXTERNAL_PROGRAMS");
             return;
         }
     };
@@ -113,7 +114,7 @@ fn check_command(place: &str, command: &[String]) {
 }
 
 #[test]
-fn every_command_is_parsed_by_its_program() {
+fn commands_are_parsed_by_their_programs() {
     let shell = snippets().into_iter().filter(|snippet| snippet.language == "sh").collect::<Vec<_>>();
     let mut checked = 0;
     for snippet in &shell {
@@ -125,13 +126,13 @@ fn every_command_is_parsed_by_its_program() {
     assert!(checked > 50, "only {checked} commands were found");
 }
 
-/// Sections that a rack's configuration needs beside a snippet.
+/// Required sections of a rack's configuration.
 const RACK: [(&str, &str); 3] = [
     ("[manager]", "[manager]\nlisten = \"unix:/run/tarn/manager.sock\"\nstore = \"store\"\n"),
     ("[[emc]]", "[[emc]]\nname = \"emc0\"\nslices = 4\ndriver = \"emulated\"\npath = \"emc0\"\n"),
     ("[[host]]", "[[host]]\nname = \"h0\"\ncores = 4\nlocal_mib = 1024\nemcs = [\"emc0\"]\n"),
 ];
-/// Sections that a host's configuration needs beside a snippet.
+/// Required sections of a host's configuration.
 const HOST: [(&str, &str); 2] = [
     (
         "[agent]",
@@ -140,8 +141,8 @@ const HOST: [(&str, &str); 2] = [
     ("[backend]", "[backend]\nkind = \"emulated\"\n"),
 ];
 
-fn completed(snippet: &str, needed: &[(&str, &str)]) -> String {
-    let missing = needed.iter().filter(|(head, _)| !snippet.lines().any(|line| line.starts_with(head)));
+fn with_missing_sections(snippet: &str, sections: &[(&str, &str)]) -> String {
+    let missing = sections.iter().filter(|(head, _)| !snippet.lines().any(|line| line.starts_with(head)));
     missing.fold(snippet.to_owned(), |text, (_, section)| format!("{text}\n{section}"))
 }
 
@@ -153,15 +154,15 @@ fn write_token(path: &Path) {
 }
 
 #[test]
-fn every_configuration_snippet_is_accepted() {
+fn configuration_snippets_are_accepted() {
     let mut checked = 0;
     for snippet in snippets().iter().filter(|snippet| snippet.language == "toml") {
         let is_host = ["[agent]", "[backend]", "[symbiosis]"].iter().any(|head| snippet.text.contains(head));
         let folder = tempfile::tempdir().expect("a temporary folder");
         let path = folder.path().join("config.toml");
         let (program, text) = match is_host {
-            true => ("host-agent", completed(&snippet.text, &HOST)),
-            false => ("pool-manager", completed(&snippet.text, &RACK)),
+            true => ("host-agent", with_missing_sections(&snippet.text, &HOST)),
+            false => ("pool-manager", with_missing_sections(&snippet.text, &RACK)),
         };
         fs::write(&path, &text).expect("the folder is writable");
         write_token(&folder.path().join("h0.token"));

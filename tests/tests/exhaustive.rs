@@ -16,12 +16,12 @@ use units::{Epoch, HostId, ReservationId, SliceId, UnixMs};
 
 const HOSTS: usize = 2;
 
-/// Where this little world ends.
+/// Bounds of the explored states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Bounds {
-    /// No owner has a number above this.
+    /// Maximum epoch of a slice.
     epoch: Epoch,
-    /// Messages under way at the same time.
+    /// Maximum number of messages in flight.
     wire: usize,
 }
 
@@ -30,15 +30,15 @@ struct Rack<const SLICES: usize> {
     bounds: Bounds,
     /// Durable state.
     slots: [Slot; SLICES],
-    device: [Cell; SLICES],
-    hosts: [Machine<SLICES>; HOSTS],
+    device: [DeviceSlice; SLICES],
+    hosts: [Host<SLICES>; HOSTS],
     wire: Vec<Message>,
-    /// Some VM has seen another's bytes.
-    soiled: bool,
+    /// Whether a VM has seen data of another VM.
+    has_leaked_data: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
-struct Cell {
+struct DeviceSlice {
     highest: Epoch,
     grant: Option<(Epoch, HostId)>,
     /// Last writer; `None` if it is zero.
@@ -46,21 +46,21 @@ struct Cell {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Machine<const SLICES: usize> {
+struct Host<const SLICES: usize> {
     off: bool,
-    slices: [Stand; SLICES],
+    slices: [HostSlice; SLICES],
 }
 
-/// Task of a host with one slice.
+/// State of a slice on a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
-struct Stand {
-    /// The newest order its agent has seen; older ones bounce.
+struct HostSlice {
+    /// Newest order of the agent; older ones are rejected.
     order: Option<Order>,
-    /// A VM has it mapped under this epoch.
+    /// Epoch with which a VM has the slice mapped.
     vm: Option<Epoch>,
-    /// A VM that had it has ended: no other process gets it.
+    /// Epoch of a VM that has ended: no other process gets the slice.
     ended: Option<Epoch>,
-    /// The agent has it mapped to zero it, or has done so.
+    /// Epoch for which the agent is zeroing the slice.
     scrubbing: Option<Epoch>,
     scrubbed: Option<Epoch>,
 }
@@ -69,11 +69,11 @@ struct Stand {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 struct Order {
     epoch: Epoch,
-    what: Told,
+    kind: OrderKind,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-enum Told {
+enum OrderKind {
     Online,
     Scrub,
     Release,
@@ -87,7 +87,7 @@ enum Message {
     FromDevice(usize, Event),
 }
 
-/// Something that may happen next.
+/// Possible next step.
 #[derive(Clone, Debug)]
 enum Step {
     Assign(usize, usize),
@@ -109,7 +109,7 @@ enum Step {
 }
 
 fn host(h: usize) -> HostId {
-    HostId(u32::try_from(h).expect("a handful of hosts"))
+    HostId(u32::try_from(h).expect("the number of hosts fits u32"))
 }
 
 fn owner(h: usize) -> Owner {
@@ -118,14 +118,14 @@ fn owner(h: usize) -> Owner {
 
 impl<const SLICES: usize> Rack<SLICES> {
     fn new(bounds: Bounds) -> Self {
-        let machine = Machine { off: false, slices: [Stand::default(); SLICES] };
+        let host_state = Host { off: false, slices: [HostSlice::default(); SLICES] };
         Self {
             bounds,
             slots: [Slot::default(); SLICES],
-            device: [Cell::default(); SLICES],
-            hosts: [machine; HOSTS],
+            device: [DeviceSlice::default(); SLICES],
+            hosts: [host_state; HOSTS],
             wire: Vec::new(),
-            soiled: false,
+            has_leaked_data: false,
         }
     }
 
@@ -177,10 +177,10 @@ impl<const SLICES: usize> Rack<SLICES> {
     /// Returns the result of a step, if it is possible.
     fn after(&self, step: &Step) -> Option<Self> {
         let mut next = self.clone();
-        let happened = match *step {
-            Step::Assign(s, h) => next.hand_over(s, Event::Assign(owner(h))),
-            Step::ScrubBy(s, h) => next.hand_over(s, Event::ScrubBy(host(h))),
-            Step::Release(s, force) => next.take(s, Event::Release { force }),
+        let result = match *step {
+            Step::Assign(s, h) => next.assign(s, Event::Assign(owner(h))),
+            Step::ScrubBy(s, h) => next.assign(s, Event::ScrubBy(host(h))),
+            Step::Release(s, force) => next.apply(s, Event::Release { force }),
             Step::CallDevice(s) => next.call_device(s),
             Step::SendOrder(s) => next.send_order(s),
             Step::Report(h, s) => next.report(h, s),
@@ -201,17 +201,17 @@ impl<const SLICES: usize> Rack<SLICES> {
             Step::PowerOn(h) => next.hosts[h].off.then(|| next.hosts[h].off = false),
             Step::FencePoweredOff(h) => next.fence(h),
         };
-        happened.filter(|()| next.wire.len() <= self.bounds.wire && next != *self).map(|()| next)
+        result.filter(|()| next.wire.len() <= self.bounds.wire && next != *self).map(|()| next)
     }
 
     /// The real state machine decides; rejected events change nothing.
-    fn take(&mut self, s: usize, event: Event) -> Option<()> {
+    fn apply(&mut self, s: usize, event: Event) -> Option<()> {
         self.slots[s] = self.slots[s].step(event).ok()?;
         Some(())
     }
 
-    fn hand_over(&mut self, s: usize, event: Event) -> Option<()> {
-        self.take(s, event)?;
+    fn assign(&mut self, s: usize, event: Event) -> Option<()> {
+        self.apply(s, event)?;
         (self.slots[s].epoch <= self.bounds.epoch).then_some(())
     }
 
@@ -220,154 +220,158 @@ impl<const SLICES: usize> Rack<SLICES> {
     }
 
     fn call_device(&mut self, s: usize) -> Option<()> {
-        let cell = &mut self.device[s];
-        let answer = match self.slots[s].device_call(false)? {
+        let slice = &mut self.device[s];
+        let event = match self.slots[s].device_call(false)? {
             Call::Grant { epoch, host } => {
-                let fits = cell.grant.map_or(epoch > cell.highest, |grant| grant == (epoch, host));
-                fits.then(|| (cell.highest, cell.grant) = (epoch, Some((epoch, host))))?;
+                let fits = slice.grant.map_or(epoch > slice.highest, |grant| grant == (epoch, host));
+                fits.then(|| (slice.highest, slice.grant) = (epoch, Some((epoch, host))))?;
                 Event::Granted(epoch)
             }
             Call::Revoke { epoch } => {
-                cell.highest = cell.highest.max(epoch);
-                cell.grant = cell.grant.filter(|(held, _)| *held > epoch);
+                slice.highest = slice.highest.max(epoch);
+                slice.grant = slice.grant.filter(|(held, _)| *held > epoch);
                 Event::Revoked(epoch)
             }
         };
-        self.send(Message::FromDevice(s, answer))
+        self.send(Message::FromDevice(s, event))
     }
 
     /// Returns the part of a host's desired state for one slice.
     fn send_order(&mut self, s: usize) -> Option<()> {
         let Slot { epoch, state, .. } = self.slots[s];
-        let (to, what) = match state {
-            State::Onlining(owner) | State::Online(owner) => (owner.host, Told::Online),
-            State::Draining(owner, Drain::Host { force: false }) => (owner.host, Told::Release),
-            State::Draining(owner, Drain::Host { force: true }) => (owner.host, Told::ReleaseByForce),
-            State::Scrubbing(Scrub::Working(by)) => (by, Told::Scrub),
+        let (to, kind) = match state {
+            State::Onlining(owner) | State::Online(owner) => (owner.host, OrderKind::Online),
+            State::Draining(owner, Drain::Host { force: false }) => (owner.host, OrderKind::Release),
+            State::Draining(owner, Drain::Host { force: true }) => (owner.host, OrderKind::ReleaseByForce),
+            State::Scrubbing(Scrub::Working(by)) => (by, OrderKind::Scrub),
             _ => return None,
         };
         let to = to.0 as usize;
         let connected = !self.hosts[to].off;
-        connected.then(|| self.send(Message::ToHost(to, s, Order { epoch, what })))?
+        connected.then(|| self.send(Message::ToHost(to, s, Order { epoch, kind })))?
     }
 
     /// Applies the part of a host's desired state for one slice.
     fn report(&mut self, h: usize, s: usize) -> Option<()> {
-        let stand = self.hosts[h].slices[s];
-        let Order { epoch, what } = stand.order.filter(|_| !self.hosts[h].off)?;
-        let fact = match what {
-            Told::Online if stand.ended != Some(epoch) => Event::Onlined(host(h), epoch),
-            Told::Release | Told::ReleaseByForce if stand.vm != Some(epoch) => {
+        let host_slice = self.hosts[h].slices[s];
+        let Order { epoch, kind } = host_slice.order.filter(|_| !self.hosts[h].off)?;
+        let event = match kind {
+            OrderKind::Online if host_slice.ended != Some(epoch) => Event::Onlined(host(h), epoch),
+            OrderKind::Release | OrderKind::ReleaseByForce if host_slice.vm != Some(epoch) => {
                 Event::Released(host(h), epoch)
             }
-            Told::Scrub if stand.scrubbed == Some(epoch) => Event::Scrubbed(host(h), scrubbed(epoch)),
+            OrderKind::Scrub if host_slice.scrubbed == Some(epoch) => {
+                Event::Scrubbed(host(h), scrubbed(epoch))
+            }
             _ => return None,
         };
-        self.send(Message::FromHost(h, s, fact))
+        self.send(Message::FromHost(h, s, event))
     }
 
     fn arrive(&mut self, message: &Message) -> Option<()> {
         match *message {
             Message::FromHost(_, s, event) | Message::FromDevice(s, event) => {
-                let _ = self.take(s, event); // late and repeated facts are refused, and that is right
+                let _ = self.apply(s, event); // late and repeated events are rejected
             }
-            Message::ToHost(h, s, order) => self.follow(h, s, order),
+            Message::ToHost(h, s, order) => self.receive_order(h, s, order),
         }
         Some(())
     }
 
-    fn follow(&mut self, h: usize, s: usize, order: Order) {
-        let stand = &mut self.hosts[h].slices[s];
-        if stand.order.is_some_and(|newest| order < newest) {
+    fn receive_order(&mut self, h: usize, s: usize, order: Order) {
+        let host_slice = &mut self.hosts[h].slices[s];
+        if host_slice.order.is_some_and(|newest| order < newest) {
             return;
         }
-        stand.order = Some(order);
-        match order.what {
-            Told::Scrub if stand.scrubbed != Some(order.epoch) => stand.scrubbing = Some(order.epoch),
-            Told::ReleaseByForce if stand.vm == Some(order.epoch) => {
-                (stand.vm, stand.ended) = (None, stand.vm);
+        host_slice.order = Some(order);
+        match order.kind {
+            OrderKind::Scrub if host_slice.scrubbed != Some(order.epoch) => {
+                host_slice.scrubbing = Some(order.epoch)
+            }
+            OrderKind::ReleaseByForce if host_slice.vm == Some(order.epoch) => {
+                (host_slice.vm, host_slice.ended) = (None, host_slice.vm);
             }
             _ => {}
         }
     }
 
     fn vm_starts(&mut self, h: usize, s: usize) -> Option<()> {
-        let stand = &mut self.hosts[h].slices[s];
-        let epoch = stand.order.filter(|order| order.what == Told::Online)?.epoch;
-        (stand.vm.is_none() && stand.ended != Some(epoch)).then_some(())?;
-        stand.vm = Some(epoch);
-        self.soiled |= self.device[s].written.is_some_and(|writer| writer != epoch);
+        let host_slice = &mut self.hosts[h].slices[s];
+        let epoch = host_slice.order.filter(|order| order.kind == OrderKind::Online)?.epoch;
+        (host_slice.vm.is_none() && host_slice.ended != Some(epoch)).then_some(())?;
+        host_slice.vm = Some(epoch);
+        self.has_leaked_data |= self.device[s].written.is_some_and(|writer| writer != epoch);
         self.device[s].written = Some(epoch);
         Some(())
     }
 
     fn vm_ends(&mut self, h: usize, s: usize) -> Option<()> {
-        let stand = &mut self.hosts[h].slices[s];
-        stand.ended = Some(stand.vm.take()?);
+        let host_slice = &mut self.hosts[h].slices[s];
+        host_slice.ended = Some(host_slice.vm.take()?);
         Some(())
     }
 
     fn scrub_ends(&mut self, h: usize, s: usize) -> Option<()> {
-        let stand = &mut self.hosts[h].slices[s];
-        stand.scrubbed = Some(stand.scrubbing.take()?);
+        let host_slice = &mut self.hosts[h].slices[s];
+        host_slice.scrubbed = Some(host_slice.scrubbing.take()?);
         self.device[s].written = None;
         Some(())
     }
 
     /// Closes the connection and drops desired states; VMs and records stay.
     fn agent_restarts(&mut self, h: usize) -> Option<()> {
-        for stand in &mut self.hosts[h].slices {
-            *stand = Stand { vm: stand.vm, ended: stand.ended, ..Stand::default() };
+        for host_slice in &mut self.hosts[h].slices {
+            *host_slice = HostSlice { vm: host_slice.vm, ended: host_slice.ended, ..HostSlice::default() };
         }
-        self.hang_up(h);
+        self.drop_messages(h);
         Some(())
     }
 
     fn power_off(&mut self, h: usize) -> Option<()> {
-        self.hosts[h] = Machine { off: true, slices: [Stand::default(); SLICES] };
-        self.hang_up(h);
+        self.hosts[h] = Host { off: true, slices: [HostSlice::default(); SLICES] };
+        self.drop_messages(h);
         Some(())
     }
 
-    fn hang_up(&mut self, h: usize) {
+    fn drop_messages(&mut self, h: usize) {
         let of_host = |m: &Message| matches!(m, Message::ToHost(x, ..) | Message::FromHost(x, ..) if *x == h);
         self.wire.retain(|message| !of_host(message));
     }
 
-    /// The operator vouches that the machine is off.
+    /// Fences a host that the operator confirmed as powered off.
     fn fence(&mut self, h: usize) -> Option<()> {
         self.hosts[h].off.then_some(())?;
         for s in 0..SLICES {
             self.device[s].grant = self.device[s].grant.filter(|(_, by)| *by != host(h));
-            let _ = self.take(s, Event::OwnerFenced(host(h))); // not its slice
+            let _ = self.apply(s, Event::OwnerFenced(host(h))); // rejected for slices of other hosts
         }
         Some(())
     }
 
-    /// Which promise does not hold here.
-    fn broken(&self) -> Option<&'static str> {
+    /// Returns an invariant that does not hold in this state.
+    fn violated_invariant(&self) -> Option<&'static str> {
         let users = |s: usize| {
-            let here = |stand: Stand| stand.vm.is_some() || stand.scrubbing.is_some();
+            let here = |host_slice: HostSlice| host_slice.vm.is_some() || host_slice.scrubbing.is_some();
             self.hosts.iter().filter(|host| here(host.slices[s])).count()
         };
-        let proven = |slot: &Slot| {
+        let has_receipt = |slot: &Slot| {
             let receipt = slot.receipt.map(|receipt| receipt.scrubbed.holding.epoch);
             slot.state != State::Free || slot.epoch == Epoch(0) || receipt == Some(slot.epoch)
         };
         let scrubbed = |s: usize| self.slots[s].state != State::Free || self.device[s].written.is_none();
         match () {
             () if (0..SLICES).any(|s| users(s) > 1) => Some("one owner"),
-            () if self.soiled || !(0..SLICES).all(scrubbed) => Some("clean hands"),
-            () if !self.slots.iter().all(proven) => Some("no grant without a scrub"),
+            () if self.has_leaked_data || !(0..SLICES).all(scrubbed) => Some("no data of another VM"),
+            () if !self.slots.iter().all(has_receipt) => Some("no grant without a scrub"),
             () => None,
         }
     }
 
-    /// Every slice is free, or one more change of hands away from it that this little world does not have.
-    fn is_at_rest(&self) -> bool {
-        let spent =
+    /// Returns whether every slice is free, or needs an epoch above the bound to become free.
+    fn is_quiescent(&self) -> bool {
+        let is_out_of_epochs =
             |slot: &Slot| slot.epoch == self.bounds.epoch && slot.state == State::Scrubbing(Scrub::Waiting);
-        self.slots.iter().all(|slot| slot.state == State::Free || spent(slot))
+        self.slots.iter().all(|slot| slot.state == State::Free || is_out_of_epochs(slot))
     }
 }
 
@@ -377,84 +381,84 @@ fn scrubbed(epoch: Epoch) -> Scrubbed {
     Scrubbed { holding, started: UnixMs(0), ended: UnixMs(0), verified: units::SLICE }
 }
 
-/// Every state by its number: how it was reached first, and from where it can be reached.
+/// All states by index, each with its first predecessor and step, and with all predecessors.
 #[derive(Default)]
-struct Explored {
-    first: Vec<Option<(u32, Step)>>,
-    before: Vec<Vec<u32>>,
-    at_rest: Vec<u32>,
+struct StateGraph {
+    parents: Vec<Option<(u32, Step)>>,
+    predecessors: Vec<Vec<u32>>,
+    quiescent: Vec<u32>,
 }
 
 fn number(index: usize) -> u32 {
-    u32::try_from(index).expect("fewer states than memory")
+    u32::try_from(index).expect("the number of states fits u32")
 }
 
-impl Explored {
-    /// Visits all states, the nearest first; they are distinguished by a 64-bit hash.
+impl StateGraph {
+    /// Visits all states breadth-first; they are distinguished by a 64-bit hash.
     fn all<const SLICES: usize>(start: Rack<SLICES>) -> Self {
-        let mut known = HashMap::from([(start.fingerprint(), 0)]);
-        let mut all = Self { first: vec![None], before: vec![Vec::new()], at_rest: Vec::new() };
-        let mut ahead = VecDeque::from([(0, start)]);
-        while let Some((at, rack)) = ahead.pop_front() {
-            assert_eq!(rack.broken(), None, "after {:?}", all.way_to(at));
-            all.at_rest.extend(rack.is_at_rest().then_some(at));
+        let mut indices = HashMap::from([(start.fingerprint(), 0)]);
+        let mut all = Self { parents: vec![None], predecessors: vec![Vec::new()], quiescent: Vec::new() };
+        let mut queue = VecDeque::from([(0, start)]);
+        while let Some((at, rack)) = queue.pop_front() {
+            assert_eq!(rack.violated_invariant(), None, "after {:?}", all.path_to(at));
+            all.quiescent.extend(rack.is_quiescent().then_some(at));
             for step in rack.steps() {
                 let Some(next) = rack.after(&step) else { continue };
-                let new = number(all.first.len());
-                let index = *known.entry(next.fingerprint()).or_insert(new);
+                let new = number(all.parents.len());
+                let index = *indices.entry(next.fingerprint()).or_insert(new);
                 if index == new {
-                    all.first.push(Some((at, step)));
-                    all.before.push(Vec::new());
-                    ahead.push_back((new, next));
+                    all.parents.push(Some((at, step)));
+                    all.predecessors.push(Vec::new());
+                    queue.push_back((new, next));
                 }
-                all.before[index as usize].push(at);
+                all.predecessors[index as usize].push(at);
             }
         }
         all
     }
 
-    /// The shortest way from the beginning.
-    fn way_to(&self, mut at: u32) -> Vec<&Step> {
-        let mut way = VecDeque::new();
-        while let Some((from, step)) = &self.first[at as usize] {
-            way.push_front(step);
+    /// Returns the shortest path from the initial state.
+    fn path_to(&self, mut at: u32) -> Vec<&Step> {
+        let mut path = VecDeque::new();
+        while let Some((from, step)) = &self.parents[at as usize] {
+            path.push_front(step);
             at = *from;
         }
-        way.into()
+        path.into()
     }
 
     /// Returns a state from which no path leads to all slices being free.
     fn stuck(&self) -> Option<u32> {
-        let mut can = vec![false; self.first.len()];
-        let mut reached = self.at_rest.clone();
-        reached.iter().for_each(|index| can[*index as usize] = true);
+        let mut can_finish = vec![false; self.parents.len()];
+        let mut reached = self.quiescent.clone();
+        reached.iter().for_each(|index| can_finish[*index as usize] = true);
         while let Some(index) = reached.pop() {
-            for before in &self.before[index as usize] {
-                if !std::mem::replace(&mut can[*before as usize], true) {
-                    reached.push(*before);
+            for predecessor in &self.predecessors[index as usize] {
+                if !std::mem::replace(&mut can_finish[*predecessor as usize], true) {
+                    reached.push(*predecessor);
                 }
             }
         }
-        can.iter().position(|can| !can).map(number)
+        can_finish.iter().position(|can_finish| !can_finish).map(number)
     }
 }
 
 #[track_caller]
 fn check<const SLICES: usize>(bounds: Bounds, states_min: usize) {
-    let all = Explored::all(Rack::<SLICES>::new(bounds));
-    println!("{SLICES} slices, {bounds:?}: {} states", all.first.len());
-    assert!(all.first.len() > states_min, "{} states are too few to prove anything", all.first.len());
+    let all = StateGraph::all(Rack::<SLICES>::new(bounds));
+    println!("{SLICES} slices, {bounds:?}: {} states", all.parents.len());
+    assert!(all.parents.len() > states_min, "only {} states", all.parents.len());
     if let Some(stuck) = all.stuck() {
-        panic!("nothing becomes free again after {:?}", all.way_to(stuck));
+        panic!("slices cannot become free after {:?}", all.path_to(stuck));
     }
 }
 
 #[test]
-fn one_slice_through_four_owners_is_never_shared_never_dirty_and_can_always_become_free() {
+fn one_slice_with_four_owners_is_never_shared_dirty_or_stuck() {
     check::<1>(Bounds { epoch: Epoch(4), wire: 2 }, 10_000);
 }
 
 #[test]
-fn two_slices_on_two_hosts_are_never_shared_never_dirty_and_can_always_become_free() {
+fn two_slices_on_two_hosts_are_never_shared_dirty_or_stuck() {
     check::<2>(Bounds { epoch: Epoch(2), wire: 1 }, 100_000);
 }

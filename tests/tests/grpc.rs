@@ -1,26 +1,31 @@
 //! API for schedulers and operators, against a real manager and real agents: guarantees, and errors
 //! of invalid requests.
-#![allow(clippy::unwrap_used, reason = "the whole file is tests: what cannot go on fails")]
+#![allow(clippy::unwrap_used, reason = "test code: a failed unwrap fails the test")]
 
 use proto::v1 as wire;
-use tests::rack::{Plan, Rack, by_id, by_vm, reserve};
+use tests::rack::{Plan, Rack, reservation_ref, reserve, vm_ref};
 use tonic::{Code, Status};
 use tonic_types::StatusExt;
 
-/// The code, the machine-readable reason and the sentence of a refusal.
+/// Checks the code, the machine-readable reason and the message of a rejection.
 #[track_caller]
-fn refused<T: std::fmt::Debug>(result: Result<T, Status>, code: Code, reason: &str, says: &[&str]) {
-    let status = result.expect_err("this had to be refused");
+fn assert_rejected<T: std::fmt::Debug>(
+    result: Result<T, Status>,
+    code: Code,
+    reason: &str,
+    expected_words: &[&str],
+) {
+    let status = result.expect_err("the request must be rejected");
     assert_eq!(status.code(), code, "{status:?}");
-    let info = status.get_details_error_info().expect("every refusal has a reason");
+    let info = status.get_details_error_info().expect("a rejection has a reason");
     assert_eq!((info.reason.as_str(), info.domain.as_str()), (reason, "tarn"));
-    for word in says {
-        assert!(status.message().contains(word), "{:?} does not say {word:?}", status.message());
+    for word in expected_words {
+        assert!(status.message().contains(word), "{:?} does not contain {word:?}", status.message());
     }
 }
 
 #[tokio::test]
-async fn a_vm_gets_its_slices_on_one_emc_and_gives_them_back() {
+async fn vm_gets_slices_of_one_emc_and_releases_them() {
     let rack = Rack::start(Plan::small(8)).await;
     let mut scheduler = rack.scheduler().await;
     let request = wire::ReserveRequest {
@@ -35,16 +40,16 @@ async fn a_vm_gets_its_slices_on_one_emc_and_gives_them_back() {
         (wire::ReservationState::Ready, 5, 5)
     );
     let slices = rack.slices().await;
-    let mine: Vec<_> = slices.iter().filter(|s| ready.slices.contains(&s.slice)).collect();
-    assert!(mine.iter().all(|s| s.emc == mine[0].emc), "all on one EMC: {mine:?}");
+    let of_vm: Vec<_> = slices.iter().filter(|s| ready.slices.contains(&s.slice)).collect();
+    assert!(of_vm.iter().all(|s| s.emc == of_vm[0].emc), "all on one EMC: {of_vm:?}");
     assert!(
-        mine.iter().all(|s| s.host.as_deref() == Some("h0") && s.vm.as_deref() == Some("v") && s.epoch == 1)
+        of_vm.iter().all(|s| s.host.as_deref() == Some("h0") && s.vm.as_deref() == Some("v") && s.epoch == 1)
     );
 
     let host = &rack.hosts().await[0];
     assert_eq!((host.free_cores, host.free_local_bytes), (60, (256 - 8) << 30));
 
-    let commit = wire::CommitRequest { target: by_vm("v") };
+    let commit = wire::CommitRequest { target: vm_ref("v") };
     assert_eq!(
         scheduler.commit(commit.clone()).await.unwrap().into_inner().state(),
         wire::ReservationState::Committed
@@ -54,7 +59,7 @@ async fn a_vm_gets_its_slices_on_one_emc_and_gives_them_back() {
         wire::ReservationState::Committed
     );
 
-    for target in [by_vm("v"), by_vm("v"), by_id(&ready.reservation)] {
+    for target in [vm_ref("v"), vm_ref("v"), reservation_ref(&ready.reservation)] {
         let release = wire::ReleaseRequest { target, ..Default::default() };
         let released = scheduler.release(release).await.unwrap().into_inner();
         assert_eq!(released.state(), wire::ReservationState::Released, "releasing is idempotent");
@@ -67,102 +72,143 @@ async fn a_vm_gets_its_slices_on_one_emc_and_gives_them_back() {
 }
 
 #[tokio::test]
-async fn a_repeated_request_gets_the_same_answer_after_a_restart_too() {
+async fn repeated_request_returns_same_reply_after_restart() {
     let mut rack = Rack::start(Plan::small(4)).await;
-    let first = rack.scheduler().await.reserve(reserve("h0", "v", 2, "same")).await.unwrap().into_inner();
+    let reply = rack.scheduler().await.reserve(reserve("h0", "v", 2, "same")).await.unwrap().into_inner();
     for restart in [false, true] {
         if restart {
             rack.kill_manager();
             rack.start_manager().await;
         }
-        let again = rack.scheduler().await.reserve(reserve("h0", "v", 2, "same")).await.unwrap().into_inner();
-        assert_eq!((&again.reservation, &again.slices), (&first.reservation, &first.slices));
-        let other = rack.scheduler().await.reserve(reserve("h0", "v", 3, "same")).await;
-        refused(other, Code::AlreadyExists, "REQUEST_ID_REUSED", &["same", "pool_bytes"]);
+        let repeated =
+            rack.scheduler().await.reserve(reserve("h0", "v", 2, "same")).await.unwrap().into_inner();
+        assert_eq!((&repeated.reservation, &repeated.slices), (&reply.reservation, &reply.slices));
+        let changed = rack.scheduler().await.reserve(reserve("h0", "v", 3, "same")).await;
+        assert_rejected(changed, Code::AlreadyExists, "REQUEST_ID_REUSED", &["same", "pool_bytes"]);
     }
     assert_eq!(rack.reservations().await.len(), 1);
 }
 
 #[tokio::test]
-async fn bad_requests_are_refused_by_name_and_change_nothing() {
+async fn invalid_requests_are_rejected_without_side_effects() {
     let rack = Rack::start(Plan::small(4)).await;
     let mut scheduler = rack.scheduler().await;
     scheduler
         .reserve(wire::ReserveRequest { wait_ready: true, ..reserve("h0", "taken", 1, "r0") })
         .await
         .unwrap();
-    rack.scheduler().await.commit(wire::CommitRequest { target: by_vm("taken") }).await.unwrap();
+    rack.scheduler().await.commit(wire::CommitRequest { target: vm_ref("taken") }).await.unwrap();
     let before = (rack.slices().await, rack.reservations().await);
 
-    let mut ask = async |change: &dyn Fn(&mut wire::ReserveRequest)| {
+    let mut reserve_with = async |change: &dyn Fn(&mut wire::ReserveRequest)| {
         let mut request = reserve("h0", "v", 1, "r1");
         change(&mut request);
         scheduler.reserve(request).await
     };
-    let bad = Code::InvalidArgument;
-    refused(ask(&|r| r.pool_bytes = 0).await, bad, "BAD_VALUE", &["pool_bytes", "0"]);
-    refused(
-        ask(&|r| r.pool_bytes = (1 << 30) + 1).await,
-        bad,
+    let invalid = Code::InvalidArgument;
+    assert_rejected(reserve_with(&|r| r.pool_bytes = 0).await, invalid, "BAD_VALUE", &["pool_bytes", "0"]);
+    assert_rejected(
+        reserve_with(&|r| r.pool_bytes = (1 << 30) + 1).await,
+        invalid,
         "BAD_VALUE",
         &["pool_bytes", "1073741825", "multiple of"],
     );
-    refused(ask(&|r| r.pool_bytes = u64::MAX).await, bad, "BAD_VALUE", &["pool_bytes"]);
-    refused(ask(&|r| r.pool_bytes = 1 << 50).await, bad, "BAD_VALUE", &["pool_bytes", "at most"]);
-    refused(ask(&|r| r.local_bytes = 7).await, bad, "BAD_VALUE", &["local_bytes", "7", "whole MiB"]);
-    refused(ask(&|r| r.vm = "a/b".into()).await, bad, "BAD_VALUE", &["vm", "a/b"]);
-    refused(ask(&|r| r.request_id = String::new()).await, bad, "BAD_VALUE", &["request_id"]);
-    refused(ask(&|r| r.host = "nobody".into()).await, Code::NotFound, "HOST_NOT_FOUND", &["nobody"]);
-    refused(
-        ask(&|r| r.vm = "taken".into()).await,
+    assert_rejected(reserve_with(&|r| r.pool_bytes = u64::MAX).await, invalid, "BAD_VALUE", &["pool_bytes"]);
+    assert_rejected(
+        reserve_with(&|r| r.pool_bytes = 1 << 50).await,
+        invalid,
+        "BAD_VALUE",
+        &["pool_bytes", "at most"],
+    );
+    assert_rejected(
+        reserve_with(&|r| r.local_bytes = 7).await,
+        invalid,
+        "BAD_VALUE",
+        &["local_bytes", "7", "whole MiB"],
+    );
+    assert_rejected(reserve_with(&|r| r.vm = "a/b".into()).await, invalid, "BAD_VALUE", &["vm", "a/b"]);
+    assert_rejected(
+        reserve_with(&|r| r.request_id = String::new()).await,
+        invalid,
+        "BAD_VALUE",
+        &["request_id"],
+    );
+    assert_rejected(
+        reserve_with(&|r| r.host = "nobody".into()).await,
+        Code::NotFound,
+        "HOST_NOT_FOUND",
+        &["nobody"],
+    );
+    assert_rejected(
+        reserve_with(&|r| r.vm = "taken".into()).await,
         Code::AlreadyExists,
         "VM_ALREADY_RESERVED",
         &["taken", "h0"],
     );
-    refused(ask(&|r| r.pool_bytes = 8 << 30).await, Code::ResourceExhausted, "OUT_OF_SLICES", &["7", "8"]);
-    refused(ask(&|r| r.cores = 65).await, Code::ResourceExhausted, "OUT_OF_CORES", &["64", "65"]);
-    refused(
-        ask(&|r| r.local_bytes = 257 << 30).await,
+    assert_rejected(
+        reserve_with(&|r| r.pool_bytes = 8 << 30).await,
+        Code::ResourceExhausted,
+        "OUT_OF_SLICES",
+        &["7", "8"],
+    );
+    assert_rejected(
+        reserve_with(&|r| r.cores = 65).await,
+        Code::ResourceExhausted,
+        "OUT_OF_CORES",
+        &["64", "65"],
+    );
+    assert_rejected(
+        reserve_with(&|r| r.local_bytes = 257 << 30).await,
         Code::ResourceExhausted,
         "OUT_OF_LOCAL_MEMORY",
         &["257GiB"],
     );
 
-    let no = by_vm("nobody");
-    let commit = rack.scheduler().await.commit(wire::CommitRequest { target: no.clone() }).await;
-    refused(commit, Code::NotFound, "VM_NOT_FOUND", &["nobody"]);
-    let release = wire::ReleaseRequest { target: by_vm("taken"), force: true, reason: String::new() };
-    refused(rack.scheduler().await.release(release).await, bad, "BAD_VALUE", &["reason", "force"]);
-    let nothing = wire::ReleaseRequest::default();
-    refused(rack.scheduler().await.release(nothing).await, bad, "BAD_VALUE", &["target"]);
+    let target = vm_ref("nobody");
+    let commit = rack.scheduler().await.commit(wire::CommitRequest { target: target.clone() }).await;
+    assert_rejected(commit, Code::NotFound, "VM_NOT_FOUND", &["nobody"]);
+    let release = wire::ReleaseRequest { target: vm_ref("taken"), force: true, reason: String::new() };
+    assert_rejected(
+        rack.scheduler().await.release(release).await,
+        invalid,
+        "BAD_VALUE",
+        &["reason", "force"],
+    );
+    let without_target = wire::ReleaseRequest::default();
+    assert_rejected(rack.scheduler().await.release(without_target).await, invalid, "BAD_VALUE", &["target"]);
     let fence = wire::FenceRequest { host: "h0".into(), ..Default::default() };
-    refused(rack.admin().await.fence(fence).await, Code::FailedPrecondition, "HOST_CONNECTED", &["h0"]);
+    assert_rejected(
+        rack.admin().await.fence(fence).await,
+        Code::FailedPrecondition,
+        "HOST_CONNECTED",
+        &["h0"],
+    );
     let slice = wire::Target { slice: Some(0), ..Default::default() };
     let uncordon = wire::TargetRequest { target: Some(slice), reason: String::new() };
-    refused(
+    assert_rejected(
         rack.admin().await.uncordon(uncordon).await,
         Code::FailedPrecondition,
         "SLICE_WRONG_STATE",
         &["slice 0"],
     );
     let get = rack.admin().await.get_slice(wire::GetSliceRequest { slice: 99 }).await;
-    refused(get, Code::NotFound, "SLICE_NOT_FOUND", &["99"]);
+    assert_rejected(get, Code::NotFound, "SLICE_NOT_FOUND", &["99"]);
 
-    assert_eq!((rack.slices().await, rack.reservations().await), before, "a refusal changed something");
+    assert_eq!((rack.slices().await, rack.reservations().await), before, "a rejected request changed state");
 }
 
 #[tokio::test]
-async fn a_request_that_is_only_validated_changes_nothing() {
+async fn validate_only_request_changes_nothing() {
     let rack = Rack::start(Plan::small(4)).await;
     let request = wire::ReserveRequest { validate_only: true, ..reserve("h0", "v", 2, "r1") };
-    let would = rack.scheduler().await.reserve(request).await.unwrap().into_inner();
-    assert_eq!(would.slices.len(), 2);
+    let preview = rack.scheduler().await.reserve(request).await.unwrap().into_inner();
+    assert_eq!(preview.slices.len(), 2);
     assert!(rack.reservations().await.is_empty());
     assert!(rack.slices().await.iter().all(|s| s.state() == wire::SliceState::Free));
 }
 
 #[tokio::test]
-async fn a_message_that_is_too_large_is_out_of_range() {
+async fn oversized_message_is_out_of_range() {
     let rack = Rack::start(Plan::small(1)).await;
     let request = reserve("h0", &"v".repeat(5 << 20), 1, "r1");
     let status = rack.scheduler().await.reserve(request).await.unwrap_err();
@@ -170,22 +216,30 @@ async fn a_message_that_is_too_large_is_out_of_range() {
 }
 
 #[tokio::test]
-async fn a_reservation_that_nobody_commits_ends_by_itself() {
+async fn uncommitted_reservation_expires() {
     let rack = Rack::start(Plan::small(4)).await;
     let request = wire::ReserveRequest { commit_within_ms: 300, ..reserve("h0", "v", 2, "r1") };
-    let made = rack.scheduler().await.reserve(request).await.unwrap().into_inner();
+    let reply = rack.scheduler().await.reserve(request).await.unwrap().into_inner();
     rack.wait_all_free().await;
-    let get = wire::GetReservationRequest { target: by_id(&made.reservation) };
+    let get = wire::GetReservationRequest { target: reservation_ref(&reply.reservation) };
     let ended = rack.admin().await.get_reservation(get).await.unwrap().into_inner();
     assert_eq!(ended.state(), wire::ReservationState::Released);
     assert!(ended.reason().contains("deadline"), "{ended:?}");
-    let commit =
-        rack.scheduler().await.commit(wire::CommitRequest { target: by_id(&made.reservation) }).await;
-    refused(commit, Code::FailedPrecondition, "RESERVATION_WRONG_STATE", &[&made.reservation, "ended"]);
+    let commit = rack
+        .scheduler()
+        .await
+        .commit(wire::CommitRequest { target: reservation_ref(&reply.reservation) })
+        .await;
+    assert_rejected(
+        commit,
+        Code::FailedPrecondition,
+        "RESERVATION_WRONG_STATE",
+        &[&reply.reservation, "ended"],
+    );
 }
 
 #[tokio::test]
-async fn a_cordoned_place_takes_nothing_new_and_a_draining_one_asks_its_vms_to_move() {
+async fn cordoned_host_rejects_vms_and_drained_one_migrates_them() {
     let rack = Rack::start(Plan::small(4)).await;
     let mut scheduler = rack.scheduler().await;
     scheduler
@@ -197,16 +251,16 @@ async fn a_cordoned_place_takes_nothing_new_and_a_draining_one_asks_its_vms_to_m
         reason: "maintenance".into(),
     };
     rack.admin().await.cordon(host()).await.unwrap();
-    let more = scheduler.reserve(reserve("h0", "w", 1, "r2")).await;
-    refused(more, Code::FailedPrecondition, "HOST_NOT_SCHEDULABLE", &["h0", "cordoned"]);
+    let result = scheduler.reserve(reserve("h0", "w", 1, "r2")).await;
+    assert_rejected(result, Code::FailedPrecondition, "HOST_NOT_SCHEDULABLE", &["h0", "cordoned"]);
 
     let drained = rack.admin().await.drain(host()).await.unwrap().into_inner();
     assert_eq!(drained.waiting_for, ["v"]);
     let mut migrations =
         scheduler.watch_migrations(wire::WatchMigrationsRequest {}).await.unwrap().into_inner();
-    let asked = migrations.message().await.unwrap().unwrap();
+    let migration = migrations.message().await.unwrap().unwrap();
     assert_eq!(
-        (asked.vm.as_str(), asked.host.as_str(), asked.state()),
+        (migration.vm.as_str(), migration.host.as_str(), migration.state()),
         ("v", "h0", wire::MigrationState::Open)
     );
     let resolve = wire::ResolveMigrationRequest {
@@ -214,17 +268,17 @@ async fn a_cordoned_place_takes_nothing_new_and_a_draining_one_asks_its_vms_to_m
         state: wire::MigrationState::Accepted.into(),
         answer: "soon".into(),
     };
-    let answered = scheduler.resolve_migration(resolve).await.unwrap().into_inner();
-    assert_eq!(answered.state(), wire::MigrationState::Accepted);
+    let resolved = scheduler.resolve_migration(resolve).await.unwrap().into_inner();
+    assert_eq!(resolved.state(), wire::MigrationState::Accepted);
     let listed = rack.admin().await.list_migrations(wire::ListMigrationsRequest::default()).await.unwrap();
-    assert_eq!(listed.into_inner().migrations, [answered]);
+    assert_eq!(listed.into_inner().migrations, [resolved]);
 
-    scheduler.release(wire::ReleaseRequest { target: by_vm("v"), ..Default::default() }).await.unwrap();
-    let mut news = migrations.message().await.unwrap().unwrap();
-    while news.state() == wire::MigrationState::Accepted {
-        news = migrations.message().await.unwrap().unwrap();
+    scheduler.release(wire::ReleaseRequest { target: vm_ref("v"), ..Default::default() }).await.unwrap();
+    let mut update = migrations.message().await.unwrap().unwrap();
+    while update.state() == wire::MigrationState::Accepted {
+        update = migrations.message().await.unwrap().unwrap();
     }
-    assert_eq!((news.vm.as_str(), news.state()), ("v", wire::MigrationState::Withdrawn));
+    assert_eq!((update.vm.as_str(), update.state()), ("v", wire::MigrationState::Withdrawn));
     rack.wait_for("the host to be drained", async |rack| {
         rack.hosts().await[0].scheduling() == wire::Scheduling::Drained
     })
@@ -234,7 +288,7 @@ async fn a_cordoned_place_takes_nothing_new_and_a_draining_one_asks_its_vms_to_m
 }
 
 #[tokio::test]
-async fn capacity_is_told_now_and_whenever_it_changes() {
+async fn capacity_watch_sends_current_state_and_changes() {
     let rack = Rack::start(Plan::small(4)).await;
     let mut scheduler = rack.scheduler().await;
     let mut capacity = scheduler.watch_capacity(wire::WatchCapacityRequest {}).await.unwrap().into_inner();
@@ -251,7 +305,7 @@ async fn capacity_is_told_now_and_whenever_it_changes() {
 }
 
 #[tokio::test]
-async fn every_decision_about_a_vm_can_be_explained() {
+async fn decisions_about_a_vm_are_explained() {
     let rack = Rack::start(Plan::small(4)).await;
     let mut scheduler = rack.scheduler().await;
     let plan = wire::PlanVmRequest { vm: "v".into(), cores: 4, memory_bytes: 16 << 30, ..Default::default() };
@@ -263,14 +317,14 @@ async fn every_decision_about_a_vm_can_be_explained() {
     );
     assert!(planned.hosts.iter().all(|host| host.fits), "{:?}", planned.hosts);
     scheduler.reserve(reserve("h0", "v", 4, "r1")).await.unwrap();
-    scheduler.release(wire::ReleaseRequest { target: by_vm("v"), ..Default::default() }).await.unwrap();
+    scheduler.release(wire::ReleaseRequest { target: vm_ref("v"), ..Default::default() }).await.unwrap();
     let explained =
         rack.admin().await.explain(wire::ExplainRequest { subject: "vm v".into() }).await.unwrap();
     let decisions = explained.into_inner().decisions;
     let actions: Vec<&str> = decisions.iter().map(|d| d.action.as_str()).collect();
     assert_eq!(actions, ["plan", "reserve", "end"]);
     assert_eq!(decisions[0].model, "fixed-share/1");
-    let because = &decisions[0].facts["because"];
-    assert_eq!(because, "no model of frigid memory serves: a fixed share, 25.0 %");
+    let reason = &decisions[0].facts["because"];
+    assert_eq!(reason, "no model of frigid memory serves: a fixed share, 25.0 %");
     assert!(decisions[1].alternatives.iter().any(|a| a.starts_with("emc emc")), "{:?}", decisions[1]);
 }

@@ -1,15 +1,15 @@
-//! Operations on a rack: reloads, backups, certificates, damaged files, full disks. Against real
+//! Operations on a rack: reloads, backups, certificates, damaged files, full disks. Uses real
 //! processes.
-#![allow(clippy::unwrap_used, reason = "the whole file is tests: what cannot go on fails")]
+#![allow(clippy::unwrap_used, reason = "test code: a failed unwrap fails the test")]
 
 use std::{fs, process::Command};
 
 use proto::v1 as wire;
 use rustix::process::Signal;
-use tests::rack::{Plan, Rack, by_vm, programs, reserve};
+use tests::rack::{Plan, Rack, programs, reserve, vm_ref};
 
 #[tokio::test]
-async fn hosts_and_emcs_are_added_by_reload_and_removed_only_when_drained() {
+async fn reload_adds_hosts_and_emcs_and_removes_only_drained_ones() {
     let mut rack = Rack::start(Plan::small(2)).await;
     let mut scheduler = rack.scheduler().await;
     scheduler
@@ -33,15 +33,15 @@ async fn hosts_and_emcs_are_added_by_reload_and_removed_only_when_drained() {
     let without_h1 = added.replace(h1, "[[host]]\nname = \"h9\"");
     rack.write_rack_toml(&without_h1);
     rack.signal_manager(Signal::HUP);
-    rack.wait_for("the refusal", async |rack| rack.logged("manager").contains("drain it first")).await;
+    rack.wait_for("the refusal", async |rack| rack.log_of("manager").contains("drain it first")).await;
     assert!(rack.hosts().await.iter().any(|h| h.host == "h1"), "a host in use was removed");
 
     rack.write_rack_toml("[manager]\nlisten = 5\nbogus = true\n");
     rack.signal_manager(Signal::HUP);
-    rack.wait_for("the second refusal", async |rack| rack.logged("manager").contains("bogus")).await;
+    rack.wait_for("the second refusal", async |rack| rack.log_of("manager").contains("bogus")).await;
     assert_eq!(rack.hosts().await.len(), 3);
 
-    scheduler.release(wire::ReleaseRequest { target: by_vm("v"), ..Default::default() }).await.unwrap();
+    scheduler.release(wire::ReleaseRequest { target: vm_ref("v"), ..Default::default() }).await.unwrap();
     rack.wait_all_free().await;
     rack.kill_agent(1);
     rack.write_rack_toml(&without_h1);
@@ -51,39 +51,39 @@ async fn hosts_and_emcs_are_added_by_reload_and_removed_only_when_drained() {
 }
 
 #[tokio::test]
-async fn a_watch_outlives_a_restart_of_the_manager() {
+async fn watch_survives_manager_restarts() {
     let mut rack = Rack::start(Plan::small(2)).await;
-    let seen = rack.dir().join("seen");
+    let capacity_file = rack.dir().join("capacity");
     let mut watch = Command::new(programs().join("tarn"));
     watch.args(["watch", "capacity", "--endpoint", &rack.endpoint()]);
-    let mut watch = watch.stdout(fs::File::create(&seen).unwrap()).spawn().unwrap();
-    let shows = |words: &str| {
-        let seen = fs::read_to_string(&seen).unwrap();
-        seen.lines().rfind(|line| line.contains("h0")).is_some_and(|line| line.contains(words))
+    let mut watch = watch.stdout(fs::File::create(&capacity_file).unwrap()).spawn().unwrap();
+    let last_line_contains = |words: &str| {
+        let text = fs::read_to_string(&capacity_file).unwrap();
+        text.lines().rfind(|line| line.contains("h0")).is_some_and(|line| line.contains(words))
     };
-    rack.wait_for("capacity to be shown", async |_| shows("enabled")).await;
+    rack.wait_for("capacity to be shown", async |_| last_line_contains("enabled")).await;
     rack.stop_manager();
     rack.start_manager().await;
     rack.wait_hosts_up().await;
     rack.kill_manager();
     rack.start_manager().await;
     rack.wait_hosts_up().await;
-    rack.wait_for("capacity to be shown again", async |_| shows("enabled")).await;
+    rack.wait_for("capacity to be shown again", async |_| last_line_contains("enabled")).await;
     assert!(rack.tarn(&["cordon", "host", "h0"]).status.success());
-    rack.wait_for("a change after that to be shown", async |_| shows("disabled")).await;
+    rack.wait_for("a change after that to be shown", async |_| last_line_contains("disabled")).await;
     watch.kill().unwrap();
     watch.wait().unwrap();
 }
 
 #[tokio::test]
-async fn a_store_that_is_not_right_is_refused_by_name() {
+async fn locked_or_corrupt_store_is_rejected() {
     let mut rack = Rack::new(Plan::small(2));
     rack.start_manager().await;
-    let (ok, said) = rack.pool_manager(&["serve"]);
-    assert!(!ok && said.contains("in use by another pool-manager"), "{said}");
+    let (ok, output) = rack.pool_manager(&["serve"]);
+    assert!(!ok && output.contains("in use by another pool-manager"), "{output}");
     rack.stop_manager();
-    let (ok, said) = rack.pool_manager(&["check"]);
-    assert!(ok && said.contains("ok"), "{said}");
+    let (ok, output) = rack.pool_manager(&["check"]);
+    assert!(ok && output.contains("ok"), "{output}");
 
     let file = fs::read_dir(rack.dir().join("store")).unwrap().map(|entry| entry.unwrap().path());
     let file = file.filter(|path| path.is_file()).max_by_key(|path| path.metadata().unwrap().len()).unwrap();
@@ -92,8 +92,8 @@ async fn a_store_that_is_not_right_is_refused_by_name() {
     bytes[..middle].fill(0x5a);
     fs::write(&file, bytes).unwrap();
     for command in ["check", "serve"] {
-        let (ok, said) = rack.pool_manager(&[command]);
-        assert!(!ok && said.contains("corrupt") && said.contains("restore"), "{command}: {said}");
+        let (ok, output) = rack.pool_manager(&[command]);
+        assert!(!ok && output.contains("corrupt") && output.contains("restore"), "{command}: {output}");
     }
 }
 
@@ -101,7 +101,7 @@ async fn a_store_that_is_not_right_is_refused_by_name() {
 /// unchanged, or `check` and `serve` end with a clear error, without a panic. The store's own tests
 /// cover more.
 #[tokio::test]
-async fn damage_to_any_page_of_the_store_is_an_error_or_harmless() {
+async fn damaged_store_page_is_an_error_or_harmless() {
     const PAGE: usize = 4096;
     let mut rack = Rack::start(Plan::small(2)).await;
     let mut scheduler = rack.scheduler().await;
@@ -109,22 +109,22 @@ async fn damage_to_any_page_of_the_store_is_an_error_or_harmless() {
         let request = wire::ReserveRequest { wait_ready: true, ..reserve("h0", vm, 1, vm) };
         scheduler.reserve(request).await.unwrap();
     }
-    scheduler.release(wire::ReleaseRequest { target: by_vm("b"), ..Default::default() }).await.unwrap();
+    scheduler.release(wire::ReleaseRequest { target: vm_ref("b"), ..Default::default() }).await.unwrap();
     rack.stop_manager();
     let run = |command: &str| {
         let program = programs().join("pool-manager");
-        let mut run = Command::new("timeout"); // 124: it hung
+        let mut run = Command::new("timeout"); // exit code 124: a hang
         let output =
             run.arg("20").arg(program).arg(command).arg("--config").arg(rack.rack_toml_path()).output();
         let output = output.unwrap();
         (output.status.code(), String::from_utf8([output.stdout, output.stderr].concat()).unwrap())
     };
     let ledger = rack.dir().join("store/ledger.redb");
-    let (intact, (code, unharmed)) = (fs::read(&ledger).unwrap(), run("check"));
-    assert_eq!(code, Some(0), "{unharmed}");
+    let (intact, (code, expected)) = (fs::read(&ledger).unwrap(), run("check"));
+    assert_eq!(code, Some(0), "{expected}");
 
     let pages = intact.len() / PAGE;
-    let (mut harmless, mut found) = (0, 0);
+    let (mut harmless, mut detected) = (0, 0);
     for page in 0..pages {
         let start = page * PAGE;
         let mut damaged = vec![intact.clone(), intact.clone(), intact[..start].to_vec()];
@@ -136,14 +136,14 @@ async fn damage_to_any_page_of_the_store_is_an_error_or_harmless() {
             fs::write(&ledger, bytes).unwrap();
             let (code, output) = run("check");
             if code == Some(0) {
-                assert_eq!(output, unharmed, "page {page}, {n}");
+                assert_eq!(output, expected, "page {page}, {n}");
                 harmless += 1;
                 continue;
             }
             let is_clear = output.contains("`pool-manager restore`") && !output.contains("panicked");
             assert!(code == Some(1) && is_clear, "page {page}, {n}: {code:?} {output}");
-            found += 1;
-            if found % 8 == 0 {
+            detected += 1;
+            if detected % 8 == 0 {
                 fs::write(&ledger, bytes).unwrap();
                 let (code, served) = run("serve");
                 let error = output.lines().last().unwrap();
@@ -151,11 +151,11 @@ async fn damage_to_any_page_of_the_store_is_an_error_or_harmless() {
             }
         }
     }
-    assert!(found > 20, "{found} found, {harmless} harmless, of {pages} pages");
+    assert!(detected > 20, "{detected} found, {harmless} harmless, of {pages} pages");
 }
 
 #[tokio::test]
-async fn lost_ledger_is_never_taken_for_a_new_rack() {
+async fn lost_ledger_is_not_treated_as_new_rack() {
     let mut rack = Rack::new(Plan::small(2));
     let (ok, output) = rack.pool_manager(&["check"]);
     assert!(!ok && output.contains("no store at"), "{output}");
@@ -176,16 +176,16 @@ async fn lost_ledger_is_never_taken_for_a_new_rack() {
             let is_clear = output.contains(what) && output.contains("pool-manager restore");
             assert!(!ok && is_clear, "{command}: {output}");
         }
-        assert_eq!(fs::metadata(&ledger).map_or(0, |file| file.len()), 0, "nothing is made");
+        assert_eq!(fs::metadata(&ledger).map_or(0, |file| file.len()), 0, "no ledger is created");
     }
     let (ok, output) = rack.pool_manager(&["restore", "--from", backup.to_str().unwrap()]);
     assert!(ok, "{output}");
     rack.start_manager().await;
 }
 
-/// A store that was lost with its folder, and a path of another rack in rack.toml, look alike.
+/// A lost store and a path of another rack in rack.toml cannot be distinguished.
 #[tokio::test]
-async fn emc_of_another_rack_fails_and_is_left_as_it_is() {
+async fn emc_of_another_rack_fails_and_is_not_changed() {
     let mut owner = Rack::start(Plan::small(1)).await;
     let mut scheduler = owner.scheduler().await;
     scheduler
@@ -198,8 +198,8 @@ async fn emc_of_another_rack_fails_and_is_left_as_it_is() {
     other.write_rack_toml(&other.rack_toml().replace(&own, &foreign));
     other.start_manager().await;
     let message = async |rack: &Rack| {
-        let seen = rack.admin().await.get_rack(wire::GetRackRequest {}).await.unwrap().into_inner();
-        seen.alarms.into_iter().find(|alarm| alarm.reason == "EMC_FAILED").map(|alarm| alarm.message)
+        let response = rack.admin().await.get_rack(wire::GetRackRequest {}).await.unwrap().into_inner();
+        response.alarms.into_iter().find(|alarm| alarm.reason == "EMC_FAILED").map(|alarm| alarm.message)
     };
     other.wait_for("the alarm", async |rack| message(rack).await.is_some()).await;
     let message = message(&other).await.unwrap();
@@ -209,72 +209,72 @@ async fn emc_of_another_rack_fails_and_is_left_as_it_is() {
     owner.wait_hosts_up().await;
     assert!(
         owner.slices().await.iter().any(|slice| slice.vm.as_deref() == Some("v")),
-        "its VM keeps its slice"
+        "the VM keeps its slice"
     );
 }
 
 #[tokio::test]
-async fn a_manager_that_cannot_start_says_why_and_ends() {
-    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = taken.local_addr().unwrap();
+async fn manager_that_cannot_start_reports_reason_and_ends() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap();
     let mut rack = Rack::new(Plan::small(2));
     let good = rack.rack_toml();
     rack.write_rack_toml(&good.replacen("[manager]", &format!("[manager]\nmetrics_listen = \"{port}\""), 1));
-    let (ok, said) = rack.pool_manager(&["serve"]);
-    assert!(!ok && said.contains(&port.to_string()) && said.contains("in use"), "{said}");
+    let (ok, output) = rack.pool_manager(&["serve"]);
+    assert!(!ok && output.contains(&port.to_string()) && output.contains("in use"), "{output}");
 
     rack.write_rack_toml(&good);
     rack.start_manager().await;
     rack.stop_manager();
     rack.write_rack_toml(&good.replacen("slices = 2", "slices = 1", 1));
-    let (ok, said) = rack.pool_manager(&["serve"]);
-    assert!(!ok && said.contains("emc0") && said.contains("from 2 to 1"), "{said}");
+    let (ok, output) = rack.pool_manager(&["serve"]);
+    assert!(!ok && output.contains("emc0") && output.contains("from 2 to 1"), "{output}");
 }
 
 #[tokio::test]
-async fn a_faulty_rack_toml_is_refused_with_everything_that_is_wrong() {
+async fn invalid_rack_toml_is_rejected_with_all_errors() {
     let rack = Rack::new(Plan::small(2));
     let good = rack.rack_toml();
-    let (ok, said) = rack.pool_manager(&["serve", "--check-config"]);
-    assert!(ok && said.contains("2 hosts, 2 EMCs, 4 slices"), "{said}");
-    let bad =
+    let (ok, output) = rack.pool_manager(&["serve", "--check-config"]);
+    assert!(ok && output.contains("2 hosts, 2 EMCs, 4 slices"), "{output}");
+    let faulty =
         good.replace("name = \"h1\"", "name = \"h0\"").replace("emcs = [\"emc0\"", "emcs = [\"nowhere\"")
             + "[policy]\npool_share = 1.5\n";
-    rack.write_rack_toml(&bad);
-    let (ok, said) = rack.pool_manager(&["serve", "--check-config"]);
+    rack.write_rack_toml(&faulty);
+    let (ok, output) = rack.pool_manager(&["serve", "--check-config"]);
     assert!(!ok);
     for word in ["h0", "nowhere", "pool_share", "1.5"] {
-        assert!(said.contains(word), "{said} does not name {word}");
+        assert!(output.contains(word), "{output} does not contain {word}");
     }
     rack.write_rack_toml(&good.replace("ttl_s", "tll_s"));
-    let (ok, said) = rack.pool_manager(&["serve"]);
-    assert!(!ok && said.contains("tll_s"), "{said}");
+    let (ok, output) = rack.pool_manager(&["serve"]);
+    assert!(!ok && output.contains("tll_s"), "{output}");
     let no_wire = good.replacen("emcs = [\"emc0\", \"emc1\"]", "emcs = []", 1);
     rack.write_rack_toml(&no_wire);
-    let (ok, said) = rack.pool_manager(&["serve"]);
-    assert!(!ok && said.contains("emcs"), "{said}");
+    let (ok, output) = rack.pool_manager(&["serve"]);
+    assert!(!ok && output.contains("emcs"), "{output}");
 }
 
 #[tokio::test]
-async fn log_is_json_on_request_and_a_wrong_filter_is_an_error() {
+async fn log_can_be_json_and_invalid_filter_is_an_error() {
     let rack = Rack::new(Plan::small(2));
     let log = fs::File::create(rack.dir().join("manager.log")).unwrap();
     let mut manager = Command::new(programs().join("pool-manager"));
     manager.args(["serve", "--log-format", "json", "--config"]).arg(rack.rack_toml_path()).stderr(log);
     let mut manager = manager.spawn().unwrap();
-    rack.wait_for("the manager", async |rack| rack.logged("manager").contains("pool-manager ready")).await;
+    rack.wait_for("the manager", async |rack| rack.log_of("manager").contains("pool-manager ready")).await;
     manager.kill().unwrap();
     manager.wait().unwrap();
     let lines: Vec<serde_json::Value> =
-        rack.logged("manager").lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        rack.log_of("manager").lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let ready = lines.iter().find(|line| line["message"] == "pool-manager ready").unwrap();
     assert_eq!((&ready["level"], &ready["listen"]), (&"INFO".into(), &rack.endpoint().into()));
-    let mut wrong = Command::new(programs().join("pool-manager"));
-    wrong
+    let mut invalid = Command::new(programs().join("pool-manager"));
+    invalid
         .args(["serve", "--check-config", "--config"])
         .arg(rack.rack_toml_path())
         .env("RUST_LOG", "pool=loud");
-    let wrong = wrong.output().unwrap();
-    let said = String::from_utf8_lossy(&wrong.stderr);
-    assert!(!wrong.status.success() && said.contains("RUST_LOG"), "{said}");
+    let invalid = invalid.output().unwrap();
+    let stderr = String::from_utf8_lossy(&invalid.stderr);
+    assert!(!invalid.status.success() && stderr.contains("RUST_LOG"), "{stderr}");
 }

@@ -1,7 +1,7 @@
-//! Other VMMs with the memory of a rack: the files in their arguments exist, no other process
-//! counts as a VM, and an executed VMM is the VM until it ends. The programs executed here run no
+//! Other VMMs with the memory of a rack: the files in their arguments exist, printing arguments
+//! attaches no VM, and an executed VMM is the VM until it ends. The programs executed here run no
 //! guest.
-#![allow(clippy::unwrap_used, reason = "the whole file is tests: what cannot go on fails")]
+#![allow(clippy::unwrap_used, reason = "test code: a failed unwrap fails the test")]
 
 use std::{
     fs,
@@ -12,18 +12,19 @@ use std::{
 
 use proto::v1 as wire;
 use serde_json::Value;
-use tests::rack::{Plan, Rack, by_vm, programs, reserve, wait_for_line};
+use tests::rack::{Plan, Rack, programs, reserve, vm_ref, wait_for_line};
 
-/// libvirt's schemas and their validator: in `TARN_LIBVIRT`, or where `cargo xtask test` puts them.
+/// Returns the folder of libvirt's schemas and of xmllint: `TARN_LIBVIRT`, or that of `cargo xtask
+/// test`.
 fn libvirt() -> PathBuf {
-    let place = std::env::var_os("TARN_LIBVIRT").map(PathBuf::from);
-    let place = place.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/libvirt"));
-    assert!(place.join("xmllint").exists(), "{} is missing: `cargo xtask test` fetches it", place.display());
-    place
+    let path = std::env::var_os("TARN_LIBVIRT").map(PathBuf::from);
+    let path = path.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/libvirt"));
+    assert!(path.join("xmllint").exists(), "{} is missing: `cargo xtask test` fetches it", path.display());
+    path
 }
 
-/// A rack with one VM, which has two slices and no process.
-async fn waiting() -> Rack {
+/// Starts a rack with one VM, which has two slices and no process.
+async fn rack_with_vm() -> Rack {
     let rack = Rack::start(Plan::small(4)).await;
     let request =
         wire::ReserveRequest { local_bytes: 64 << 20, wait_ready: true, ..reserve("h0", "v", 2, "r1") };
@@ -31,35 +32,35 @@ async fn waiting() -> Rack {
     rack
 }
 
-/// A program that is started in place of a VMM.
-fn stand_in(rack: &Rack, script: &str) -> PathBuf {
-    let place = rack.dir().join("stand-in");
-    fs::write(&place, format!("#!/bin/sh\n{script}\n")).unwrap();
-    fs::set_permissions(&place, fs::Permissions::from_mode(0o755)).unwrap();
-    place
+/// Writes a script that replaces a VMM.
+fn stand_in_vmm(rack: &Rack, script: &str) -> PathBuf {
+    let path = rack.dir().join("stand-in");
+    fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    path
 }
 
-fn plugin(rack: &Rack, what: &[&str]) -> Command {
+fn plugin(rack: &Rack, arguments: &[&str]) -> Command {
     let kernel = rack.dir().join("kernel");
     fs::write(&kernel, "no kernel").unwrap();
     let mut command = Command::new(programs().join("vmm-plugin"));
-    command.args(what).args(["--vm", "v", "--agent"]).arg(rack.host_memory(0));
+    command.args(arguments).args(["--vm", "v", "--agent"]).arg(rack.host_memory(0));
     command.arg("--kernel").arg(kernel).stdin(Stdio::null());
     command
 }
 
-fn said(output: &Output) -> String {
+fn output_text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
 }
 
-/// The process that the agent has on record as the VM, if any.
-fn recorded(rack: &Rack) -> Option<u64> {
+/// Returns the process id of the VM in the agent's records, if any.
+fn recorded_pid(rack: &Rack) -> Option<u64> {
     let record = fs::read_dir(rack.dir().join("h0/vms")).unwrap().next()?.unwrap().path();
     let record: Value = serde_json::from_slice(&fs::read(record).unwrap()).unwrap();
     record["pid"].as_u64()
 }
 
-/// Files that QEMU opens for slices.
+/// Returns the files of slices in the arguments of QEMU.
 fn slices_of(arguments: &str) -> Vec<PathBuf> {
     let arguments: Value = serde_json::from_str(arguments).unwrap();
     let words = arguments.as_array().unwrap().iter().filter_map(Value::as_str);
@@ -68,49 +69,49 @@ fn slices_of(arguments: &str) -> Vec<PathBuf> {
 }
 
 #[tokio::test]
-async fn what_is_printed_names_slices_that_exist_and_registers_nobody() {
-    let rack = waiting().await;
-    let printed = plugin(&rack, &["args", "--vmm", "qemu", "-o", "json"]).output().unwrap();
-    assert!(printed.status.success(), "{}", said(&printed));
-    let slices = slices_of(&said(&printed));
-    assert_eq!(slices.len(), 2, "{}", said(&printed));
+async fn printed_arguments_name_existing_slices_and_attach_nothing() {
+    let rack = rack_with_vm().await;
+    let output = plugin(&rack, &["args", "--vmm", "qemu", "-o", "json"]).output().unwrap();
+    assert!(output.status.success(), "{}", output_text(&output));
+    let slices = slices_of(&output_text(&output));
+    assert_eq!(slices.len(), 2, "{}", output_text(&output));
     assert!(slices.iter().all(|path| path.metadata().unwrap().len() == 1 << 30));
     for vmm in ["cloud-hypervisor", "libvirt"] {
-        let printed = plugin(&rack, &["args", "--vmm", vmm]).output().unwrap();
-        assert!(printed.status.success(), "{}", said(&printed));
-        assert!(slices.iter().all(|path| said(&printed).contains(path.to_str().unwrap())), "{vmm}");
+        let output = plugin(&rack, &["args", "--vmm", vmm]).output().unwrap();
+        assert!(output.status.success(), "{}", output_text(&output));
+        assert!(slices.iter().all(|path| output_text(&output).contains(path.to_str().unwrap())), "{vmm}");
     }
-    let odd = plugin(&rack, &["args", "--vmm", "libvirt", "-o", "json"]).output().unwrap();
+    let unsupported = plugin(&rack, &["args", "--vmm", "libvirt", "-o", "json"]).output().unwrap();
     assert_eq!(
-        (odd.status.code(), said(&odd).as_str()),
+        (unsupported.status.code(), output_text(&unsupported).as_str()),
         (Some(1), "error: output: Libvirt does not support Json\n")
     );
-    assert_eq!(recorded(&rack), None, "somebody was registered");
+    assert_eq!(recorded_pid(&rack), None, "a VM was attached");
     let mut vm = rack.start_vm(0, "v");
-    wait_for_line(&mut vm); // it can still be had
+    wait_for_line(&mut vm); // the memory is still available
     drop(vm.stdin.take());
     assert!(vm.wait().unwrap().success());
 }
 
 #[tokio::test]
-async fn a_vmm_that_was_become_is_the_vm_until_it_ends() {
+async fn executed_vmm_is_the_vm_until_it_ends() {
     for vmm in ["qemu", "cloud-hypervisor"] {
-        let mut rack = waiting().await;
-        rack.scheduler().await.commit(wire::CommitRequest { target: by_vm("v") }).await.unwrap();
-        let program = stand_in(&rack, "echo started; exec sleep 1000");
+        let mut rack = rack_with_vm().await;
+        rack.scheduler().await.commit(wire::CommitRequest { target: vm_ref("v") }).await.unwrap();
+        let program = stand_in_vmm(&rack, "echo started; exec sleep 1000");
         let mut exec = plugin(&rack, &["exec", "--vmm", vmm, "--program", program.to_str().unwrap()]);
         let mut process = exec.stdout(Stdio::piped()).spawn().unwrap();
         wait_for_line(&mut process);
-        assert_eq!(recorded(&rack), Some(process.id().into()));
+        assert_eq!(recorded_pid(&rack), Some(process.id().into()));
         rack.kill_agent(0);
         rack.start_agent(0);
         rack.wait_hosts_up().await;
-        let args = |rack: &Rack| said(&plugin(rack, &["args", "--vmm", vmm]).output().unwrap());
-        // The manager may have spoken of the agent before.
+        let args = |rack: &Rack| output_text(&plugin(rack, &["args", "--vmm", vmm]).output().unwrap());
+        // The manager may report the host before the agent listens.
         rack.wait_for("the agent to listen", async |rack| !args(rack).contains("connect to the host agent"))
             .await;
-        let again = args(&rack);
-        assert!(again.contains("(VM_ATTACHED)"), "{again}");
+        let arguments = args(&rack);
+        assert!(arguments.contains("(VM_ATTACHED)"), "{arguments}");
         process.kill().unwrap();
         process.wait().unwrap();
         rack.wait_all_free().await;
@@ -119,9 +120,9 @@ async fn a_vmm_that_was_become_is_the_vm_until_it_ends() {
 }
 
 #[tokio::test]
-async fn what_is_missing_is_found_before_anybody_is_registered() {
-    let rack = waiting().await;
-    let program = stand_in(&rack, "exit 0");
+async fn missing_files_are_reported_before_attach() {
+    let rack = rack_with_vm().await;
+    let program = stand_in_vmm(&rack, "exit 0");
     let program = program.to_str().unwrap();
     for (options, expected) in [
         (vec!["--vmm=qemu", "--program=/nowhere/qemu"], "program: cannot use /nowhere/qemu: No such file"),
@@ -134,25 +135,25 @@ async fn what_is_missing_is_found_before_anybody_is_registered() {
     ] {
         let mut command = plugin(&rack, &["exec"]);
         let refused = command.args(options).env("PATH", "/nowhere").output().unwrap();
-        assert_eq!(refused.status.code(), Some(1), "{}", said(&refused));
-        assert!(said(&refused).contains(expected), "{}", said(&refused));
-        assert_eq!(recorded(&rack), None, "{}", said(&refused));
+        assert_eq!(refused.status.code(), Some(1), "{}", output_text(&refused));
+        assert!(output_text(&refused).contains(expected), "{}", output_text(&refused));
+        assert_eq!(recorded_pid(&rack), None, "{}", output_text(&refused));
     }
 }
 
 #[test]
-fn a_domain_is_as_libvirts_schemas_have_it() {
+fn libvirt_domain_is_valid_by_schema() {
     let dir = tempfile::tempdir().unwrap();
     let options = "args --vmm libvirt --vm web-1 --standalone --cpus 3 --memory size=512MiB,cpus=1,host_numa_node=0 \
         --memory size=64MiB,cpus=2,hugepages=on --pool size=3GiB --pool size=1GiB,host_numa_node=2,prefault=on \
         --kernel k --initrd i --disk path=/d,readonly=on --disk path=/dev/sdb --net tap=t0,mac=52:54:00:12:34:56";
     for serial in ["tty", "null", "file=/c"] {
         let mut print = Command::new(programs().join("vmm-plugin"));
-        let printed = print.args(options.split_whitespace()).args(["--serial", serial]).output().unwrap();
-        assert!(printed.status.success(), "{}", said(&printed));
-        assert!(is_valid(dir.path(), &said(&printed)), "{}", said(&printed));
-        let odd = said(&printed).replace("memAccess=\"shared\"", "memAccess=\"odd\"");
-        assert!(!is_valid(dir.path(), &odd), "whatever is written is valid");
+        let output = print.args(options.split_whitespace()).args(["--serial", serial]).output().unwrap();
+        assert!(output.status.success(), "{}", output_text(&output));
+        assert!(is_valid(dir.path(), &output_text(&output)), "{}", output_text(&output));
+        let invalid = output_text(&output).replace("memAccess=\"shared\"", "memAccess=\"odd\"");
+        assert!(!is_valid(dir.path(), &invalid), "the schema accepts an invalid document");
     }
 }
 
@@ -161,7 +162,7 @@ fn is_valid(dir: &Path, xml: &str) -> bool {
     fs::write(&domain, xml).unwrap();
     let schema = libvirt().join("usr/share/libvirt/schemas/domain.rng");
     let mut xmllint = Command::new(libvirt().join("xmllint"));
-    let checked = xmllint.args(["--noout", "--relaxng"]).arg(schema).arg(domain).output().unwrap();
-    println!("{}", String::from_utf8_lossy(&checked.stderr));
-    checked.status.success()
+    let output = xmllint.args(["--noout", "--relaxng"]).arg(schema).arg(domain).output().unwrap();
+    println!("{}", String::from_utf8_lossy(&output.stderr));
+    output.status.success()
 }

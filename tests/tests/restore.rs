@@ -1,6 +1,6 @@
-//! Restoring the manager's store from a backup while guests run: each running guest keeps its memory, also if the backup
-//! does not contain it, and while devices are down. Against real processes.
-#![allow(clippy::unwrap_used, reason = "the whole file is tests: what cannot go on fails")]
+//! Restoring the manager's store from a backup while guests run: each running guest keeps its
+//! memory, also if the backup does not contain it, and while devices are down. Uses real processes.
+#![allow(clippy::unwrap_used, reason = "test code: a failed unwrap fails the test")]
 
 use std::{
     fs,
@@ -9,47 +9,47 @@ use std::{
 };
 
 use proto::v1 as wire;
-use tests::rack::{Plan, Rack, by_vm, reserve, wait_for_line};
+use tests::rack::{Plan, Rack, reserve, vm_ref, wait_for_line};
 use tonic::Code;
 
 /// Local memory of each VM.
 const LOCAL_BYTES: u64 = 64 << 20;
 
-async fn reserved(rack: &Rack, vm: &str, host: &str, slices: u64, request: &str) {
-    let ask = wire::ReserveRequest {
+async fn reserve_and_commit(rack: &Rack, vm: &str, host: &str, slices: u64, request: &str) {
+    let wire_request = wire::ReserveRequest {
         wait_ready: true,
         local_bytes: LOCAL_BYTES,
         ..reserve(host, vm, slices, request)
     };
-    rack.scheduler().await.reserve(ask).await.unwrap();
-    rack.scheduler().await.commit(wire::CommitRequest { target: by_vm(vm) }).await.unwrap();
+    rack.scheduler().await.reserve(wire_request).await.unwrap();
+    rack.scheduler().await.commit(wire::CommitRequest { target: vm_ref(vm) }).await.unwrap();
 }
 
-async fn started(rack: &Rack, vm: &'static str, host: usize, slices: u64, request: &str) -> Child {
-    reserved(rack, vm, &format!("h{host}"), slices, request).await;
+async fn start_guest(rack: &Rack, vm: &'static str, host: usize, slices: u64, request: &str) -> Child {
+    reserve_and_commit(rack, vm, &format!("h{host}"), slices, request).await;
     let mut guest = rack.start_vm(host, vm);
     wait_for_line(&mut guest);
     guest
 }
 
-/// Ends a guest, which finds its memory as it wrote it.
-fn ended(mut guest: Child) {
+/// Ends a guest, which checks that its memory is unchanged.
+fn end_guest(mut guest: Child) {
     drop(guest.stdin.take());
-    assert!(guest.wait().unwrap().success(), "its memory changed");
+    assert!(guest.wait().unwrap().success(), "the memory of the guest changed");
 }
 
 /// Stops the manager and copies its store.
-fn backed_up(rack: &mut Rack) -> PathBuf {
+fn back_up(rack: &mut Rack) -> PathBuf {
     rack.stop_manager();
-    let copy = rack.dir().join("copy");
-    let (ok, said) = rack.pool_manager(&["backup", "--to", copy.to_str().unwrap()]);
-    assert!(ok, "{said}");
-    copy
+    let backup = rack.dir().join("copy");
+    let (ok, output) = rack.pool_manager(&["backup", "--to", backup.to_str().unwrap()]);
+    assert!(ok, "{output}");
+    backup
 }
 
-fn restored(rack: &Rack, copy: &Path) {
-    let (ok, said) = rack.pool_manager(&["restore", "--from", copy.to_str().unwrap(), "--force"]);
-    assert!(ok, "{said}");
+fn restore(rack: &Rack, backup: &Path) {
+    let (ok, output) = rack.pool_manager(&["restore", "--from", backup.to_str().unwrap(), "--force"]);
+    assert!(ok, "{output}");
 }
 
 async fn count(rack: &Rack, state: wire::SliceState) -> usize {
@@ -61,35 +61,35 @@ async fn slices_of(rack: &Rack, vm: &str) -> usize {
 }
 
 /// Messages of the alarms that a restore is not complete.
-async fn pending(rack: &Rack) -> Vec<String> {
+async fn pending_messages(rack: &Rack) -> Vec<String> {
     let rack = rack.admin().await.get_rack(wire::GetRackRequest {}).await.unwrap().into_inner();
-    let pending = rack.alarms.into_iter().filter(|alarm| alarm.reason == "RESTORE_PENDING");
-    pending.map(|alarm| alarm.message).collect()
+    let alarms = rack.alarms.into_iter().filter(|alarm| alarm.reason == "RESTORE_PENDING");
+    alarms.map(|alarm| alarm.message).collect()
 }
 
 async fn wait_for_end_of_restore(rack: &Rack) {
-    rack.wait_for("the restore to end", async |rack| pending(rack).await.is_empty()).await;
+    rack.wait_for("the restore to end", async |rack| pending_messages(rack).await.is_empty()).await;
 }
 
 #[tokio::test]
 async fn restored_store_frees_nothing_before_all_hosts_reported() {
     let mut rack = Rack::start(Plan::small(3)).await;
-    reserved(&rack, "before", "h0", 1, "r1").await;
-    let copy = backed_up(&mut rack);
+    reserve_and_commit(&rack, "before", "h0", 1, "r1").await;
+    let backup = back_up(&mut rack);
 
     // One VM starts and one ends after the backup.
     rack.start_manager().await;
     rack.wait_hosts_up().await;
-    let running = started(&rack, "after", 1, 2, "r2").await;
-    let release = wire::ReleaseRequest { target: by_vm("before"), ..Default::default() };
+    let running = start_guest(&rack, "after", 1, 2, "r2").await;
+    let release = wire::ReleaseRequest { target: vm_ref("before"), ..Default::default() };
     rack.scheduler().await.release(release).await.unwrap();
     rack.wait_for("the slice to be free", async |rack| count(rack, wire::SliceState::Free).await == 4).await;
     let before = rack.admin().await.get_rack(wire::GetRackRequest {}).await.unwrap().into_inner();
     rack.stop_manager();
 
-    let (ok, said) = rack.pool_manager(&["restore", "--from", copy.to_str().unwrap()]);
-    assert!(!ok && said.contains("--force"), "{said}");
-    restored(&rack, &copy);
+    let (ok, output) = rack.pool_manager(&["restore", "--from", backup.to_str().unwrap()]);
+    assert!(!ok && output.contains("--force"), "{output}");
+    restore(&rack, &backup);
     rack.kill_agent(0);
     rack.start_manager().await;
     rack.wait_for("the report of one host", async |rack| {
@@ -99,55 +99,56 @@ async fn restored_store_frees_nothing_before_all_hosts_reported() {
     let after = rack.admin().await.get_rack(wire::GetRackRequest {}).await.unwrap().into_inner();
     assert!(after.generation > before.generation, "the restore must raise the generation");
     let free = count(&rack, wire::SliceState::Free).await;
-    assert_eq!(free, 0, "a host has not reported, so nothing is known to be free");
+    assert_eq!(free, 0, "no slice is free before all hosts reported");
 
     rack.start_agent(0);
     rack.wait_for("unclaimed slices to be free", async |rack| count(rack, wire::SliceState::Free).await == 4)
         .await;
-    assert_eq!(slices_of(&rack, "after").await, 2, "a VM that was running keeps its memory");
-    ended(running);
+    assert_eq!(slices_of(&rack, "after").await, 2, "a running VM keeps its memory");
+    end_guest(running);
 }
 
-/// The driver of an emulated EMC cannot open it any more; mappings of processes stay.
-fn take_away(emc: &Path) {
+/// Makes an emulated EMC unavailable to its driver; existing mappings stay.
+fn disable_emc(emc: &Path) {
     fs::rename(emc, emc.with_extension("away")).unwrap();
     fs::write(emc, "not a directory").unwrap();
 }
 
-fn bring_back(emc: &Path) {
+fn enable_emc(emc: &Path) {
     fs::remove_file(emc).unwrap();
     fs::rename(emc.with_extension("away"), emc).unwrap();
 }
 
-/// One VM has slices of both EMCs, another only of the one that is down; the backup knows neither.
+/// One VM has slices of both EMCs, another only of the one that is down; the backup contains
+/// neither.
 #[tokio::test]
-async fn guests_keep_their_memory_when_a_store_is_restored_while_an_emc_is_down() {
+async fn guests_keep_memory_if_store_is_restored_while_emc_is_down() {
     let mut rack = Rack::start(Plan::small(2)).await;
-    let copy = backed_up(&mut rack);
+    let backup = back_up(&mut rack);
     rack.start_manager().await;
     rack.wait_hosts_up().await;
-    let both = started(&rack, "both", 0, 3, "r1").await;
-    let one = started(&rack, "one", 1, 1, "r2").await;
+    let both = start_guest(&rack, "both", 0, 3, "r1").await;
+    let one = start_guest(&rack, "one", 1, 1, "r2").await;
     let slices = rack.slices().await;
     let down = slices.iter().find(|slice| slice.vm.as_deref() == Some("one")).unwrap();
     let down = usize::from(down.emc == "emc1");
     rack.stop_manager();
 
-    take_away(&rack.emc_dir(down));
-    restored(&rack, &copy);
+    disable_emc(&rack.emc_dir(down));
+    restore(&rack, &backup);
     rack.start_manager().await;
     rack.wait_hosts_up().await;
     rack.wait_for("both hosts to wait for the EMC alone", async |rack| {
-        let pending = pending(rack).await;
-        pending.len() == 2 && pending.iter().all(|why| why.contains("has not been compared"))
+        let messages = pending_messages(rack).await;
+        messages.len() == 2 && messages.iter().all(|why| why.contains("has not been compared"))
     })
     .await;
     assert_eq!(count(&rack, wire::SliceState::Free).await, 0, "an EMC has not been compared");
-    let taken = reserve("h1", "new", 1, "r3");
-    let refused = rack.scheduler().await.reserve(taken.clone()).await.unwrap_err();
-    assert_eq!(refused.code(), Code::FailedPrecondition, "the host has not reported: {refused:?}");
+    let request = reserve("h1", "new", 1, "r3");
+    let status = rack.scheduler().await.reserve(request.clone()).await.unwrap_err();
+    assert_eq!(status.code(), Code::FailedPrecondition, "the host has not reported: {status:?}");
 
-    bring_back(&rack.emc_dir(down));
+    enable_emc(&rack.emc_dir(down));
     rack.wait_for("both VMs to be adopted", async |rack| {
         slices_of(rack, "both").await == 3 && slices_of(rack, "one").await == 1
     })
@@ -157,27 +158,28 @@ async fn guests_keep_their_memory_when_a_store_is_restored_while_an_emc_is_down(
     let hosts = rack.hosts().await;
     let local = hosts.iter().map(|host| host.local_bytes - host.free_local_bytes);
     assert_eq!(local.collect::<Vec<_>>(), [LOCAL_BYTES; 2], "the local memory of adopted VMs counts");
-    let full = rack.scheduler().await.reserve(taken).await.unwrap_err();
+    let full = rack.scheduler().await.reserve(request).await.unwrap_err();
     assert_eq!(full.code(), Code::ResourceExhausted, "{full:?}");
-    ended(both);
-    ended(one);
+    end_guest(both);
+    end_guest(one);
     rack.wait_all_free().await;
 }
 
-/// A VM was released and its guest still runs when a VM of the same name starts on another host; the backup is older.
+/// A VM was released and its guest still runs when a VM of the same name starts on another host;
+/// the backup is older.
 #[tokio::test]
-async fn both_guests_of_one_vm_name_keep_their_memory_after_a_restore() {
+async fn guests_with_same_vm_name_keep_memory_after_restore() {
     let mut rack = Rack::start(Plan::small(2)).await;
-    let old = started(&rack, "vm", 0, 1, "r1").await;
-    let copy = backed_up(&mut rack);
+    let old = start_guest(&rack, "vm", 0, 1, "r1").await;
+    let backup = back_up(&mut rack);
     rack.start_manager().await;
     rack.wait_hosts_up().await;
-    let release = wire::ReleaseRequest { target: by_vm("vm"), ..Default::default() };
+    let release = wire::ReleaseRequest { target: vm_ref("vm"), ..Default::default() };
     rack.scheduler().await.release(release).await.unwrap();
-    let new = started(&rack, "vm", 1, 2, "r2").await;
+    let new = start_guest(&rack, "vm", 1, 2, "r2").await;
     rack.stop_manager();
 
-    restored(&rack, &copy);
+    restore(&rack, &backup);
     rack.start_manager().await;
     rack.wait_hosts_up().await;
     rack.wait_for("the reports of both hosts", async |rack| {
@@ -187,27 +189,27 @@ async fn both_guests_of_one_vm_name_keep_their_memory_after_a_restore() {
     .await;
     wait_for_end_of_restore(&rack).await;
     assert_eq!(count(&rack, wire::SliceState::Free).await, 1, "{:?}", rack.slices().await);
-    ended(old);
-    ended(new);
+    end_guest(old);
+    end_guest(new);
 }
 
-/// The backup is older than an EMC and a host: their numbers might be given to others.
+/// The backup is older than an EMC and a host, whose ids could be assigned again.
 #[tokio::test]
 async fn rack_additions_are_refused_until_restore_completes() {
     let mut rack = Rack::start(Plan::small(2)).await;
-    let copy = backed_up(&mut rack);
+    let backup = back_up(&mut rack);
     let old = rack.rack_toml();
     let emc2 = rack.dir().join("emc2");
-    let grown =
+    let with_emc2 =
         format!("{old}[[emc]]\nname = \"emc2\"\nslices = 3\ndriver = \"emulated\"\npath = {emc2:?}\n");
-    rack.write_rack_toml(&grown);
+    rack.write_rack_toml(&with_emc2);
     rack.start_manager().await;
     rack.wait_hosts_up().await;
     rack.stop_manager();
 
-    restored(&rack, &copy);
-    let (ok, said) = rack.pool_manager(&["serve"]);
-    assert!(!ok && said.contains("emc emc2 is not in the restored ledger"), "{said}");
+    restore(&rack, &backup);
+    let (ok, output) = rack.pool_manager(&["serve"]);
+    assert!(!ok && output.contains("emc emc2 is not in the restored ledger"), "{output}");
     rack.write_rack_toml(&old);
     rack.start_manager().await;
     rack.wait_hosts_up().await;
@@ -215,7 +217,7 @@ async fn rack_additions_are_refused_until_restore_completes() {
         count(rack, wire::SliceState::Free).await == 4
     })
     .await;
-    rack.write_rack_toml(&grown);
+    rack.write_rack_toml(&with_emc2);
     rack.signal_manager(rustix::process::Signal::HUP);
     rack.wait_for("the new EMC", async |rack| count(rack, wire::SliceState::Free).await == 7).await;
 }

@@ -6,10 +6,10 @@ use tests::SIMULATION_STEPS;
 
 const SEEDS_DEFAULT: u64 = 2000;
 /// Events printed before a failure.
-const EVENTS_TOLD: usize = 100;
+const EVENTS_SHOWN: usize = 100;
 
 #[test]
-fn every_promise_is_kept_whatever_happens_to_wire_disk_devices_hosts_and_manager() {
+fn invariants_hold_under_all_faults() {
     let seeds =
         std::env::var("TARN_SEEDS").map_or(SEEDS_DEFAULT, |n| n.parse().expect("TARN_SEEDS is a number"));
     let mut sum = Summary::default();
@@ -19,16 +19,19 @@ fn every_promise_is_kept_whatever_happens_to_wire_disk_devices_hosts_and_manager
             Err(_) => {
                 panic!(
                     "{}",
-                    World::new(seed).with_event_log(EVENTS_TOLD).run(SIMULATION_STEPS).expect_err("a seed replays")
+                    World::new(seed)
+                        .with_event_log(EVENTS_SHOWN)
+                        .run(SIMULATION_STEPS)
+                        .expect_err("a failing seed fails again")
                 )
             }
         }
     }
     println!("{seeds} seeds: {sum:?}");
-    let each = |count: u64| count / seeds;
+    let per_seed = |count: u64| count / seeds;
     assert!(
-        each(sum.reserved) > 0 && each(sum.started) > 0 && each(sum.scrubbed) > 0,
-        "too little happened: {sum:?}"
+        per_seed(sum.reserved) > 0 && per_seed(sum.started) > 0 && per_seed(sum.scrubbed) > 0,
+        "too few events: {sum:?}"
     );
-    assert!(sum.moved > seeds && sum.faults > seeds, "too little happened: {sum:?}");
+    assert!(sum.moved > seeds && sum.faults > seeds, "too few events: {sum:?}");
 }

@@ -24,12 +24,12 @@ use sim::world::{BACKUPS_MAX, Store, Summary, World};
 const SEEDS: u64 = 300;
 const STEPS: u64 = 3000;
 /// Events printed before a failure.
-const EVENTS_TOLD: usize = 100;
-/// One in so many commits has a fault somewhere on its way.
+const EVENTS_SHOWN: usize = 100;
+/// One in this many commits has a fault.
 const FAULT_EVERY: u32 = 12;
-/// Operations of the disk in which a commit's fault may strike.
+/// Range of operations in which a planned fault occurs.
 const OPERATIONS_AHEAD: u64 = 12;
-/// Operations of the disk that fail while it is full, before anybody looks for room again.
+/// Operations that fail on a full disk before its space is checked again.
 const OPERATIONS_FULL: u64 = 200;
 const EIO: i32 = 5;
 const ENOSPC: i32 = 28;
@@ -57,8 +57,8 @@ impl Drop for DiskStore {
 
 impl DiskStore {
     fn new(seed: u64, power_cuts: Arc<AtomicU64>, torn_writes: Arc<AtomicU64>) -> Self {
-        let mut chance = Pcg64::seed_from_u64(seed);
-        let disk = FaultyDisk::new(move |n| chance.random_range(0..n));
+        let mut random = Pcg64::seed_from_u64(seed);
+        let disk = FaultyDisk::new(move |n| random.random_range(0..n));
         let rng = Pcg64::seed_from_u64(seed + 1);
         Self {
             disk,
@@ -84,7 +84,7 @@ impl DiskStore {
         ok
     }
 
-    /// All entries as they are now, if they can be read.
+    /// Returns all entries, if they can be read.
     fn entries(&mut self) -> Option<Vec<Write>> {
         let store = self.store.as_mut()?;
         let mut entries = Vec::new();
@@ -97,15 +97,15 @@ impl DiskStore {
         Some(entries)
     }
 
-    /// Something will go wrong with one of the next operations.
-    fn plan(&mut self, fault: Fault) {
+    /// Plans a fault at one of the next operations.
+    fn plan_fault(&mut self, fault: Fault) {
         let ahead = self.rng.random_range(0..OPERATIONS_AHEAD);
         self.disk.fail_at(self.disk.operations() + ahead, fault);
     }
 
     /// Lets every write, sync and change of length fail with ENOSPC, from one of the next
     /// operations on.
-    fn plan_full(&mut self) {
+    fn plan_full_disk(&mut self) {
         let first = self.disk.operations() + self.rng.random_range(0..OPERATIONS_AHEAD);
         (first..first + OPERATIONS_FULL).for_each(|n| self.disk.fail_at(n, Fault::Errno(ENOSPC)));
     }
@@ -123,23 +123,23 @@ impl DiskStore {
 impl Store for DiskStore {
     fn commit(&mut self, batch: &[Record]) -> bool {
         if self.full {
-            self.plan_full();
+            self.plan_full_disk();
         } else if !self.calm && self.rng.random_ratio(1, FAULT_EVERY) {
             let fault = if self.rng.random_bool(0.5) { Fault::PowerCut } else { Fault::Errno(EIO) };
-            self.plan(fault);
+            self.plan_fault(fault);
         }
         self.write(batch)
     }
 
-    /// The manager dies alone, or with the power of its machine in the middle of a write.
-    fn crash(&mut self, under_way: Option<&[Record]>) {
-        if let Some(batch) = under_way {
+    /// Crashes the manager alone, or its machine in the middle of a write.
+    fn crash(&mut self, interrupted_batch: Option<&[Record]>) {
+        if let Some(batch) = interrupted_batch {
             if !self.calm {
-                self.plan(Fault::PowerCut);
+                self.plan_fault(Fault::PowerCut);
             }
             self.write(batch);
         }
-        if under_way.is_some() || self.rng.random_bool(0.3) {
+        if interrupted_batch.is_some() || self.rng.random_bool(0.3) {
             self.restart();
         }
         self.store = None;
@@ -150,16 +150,13 @@ impl Store for DiskStore {
         if self.store.as_mut().is_none_or(|store| store.reopen().is_err()) {
             self.restart();
             if self.full {
-                self.plan_full();
+                self.plan_full_disk();
             }
             let opened = RedbStore::open(self.disk.clone());
-            assert!(
-                opened.is_ok() || self.full,
-                "a disk with power and room gives its store back: {opened:?}"
-            );
+            assert!(opened.is_ok() || self.full, "a disk with power and space must open: {opened:?}");
             self.store = opened.ok();
         }
-        let loaded = records::load(self.store.as_mut()?).expect("a store that opens can be read");
+        let loaded = records::load(self.store.as_mut()?).expect("an open store is readable");
         self.restored = loaded.restored;
         Some((loaded.meta, loaded.records))
     }
@@ -182,20 +179,20 @@ impl Store for DiskStore {
         self.disk.fail_no_more();
     }
 
-    /// On a disk of its own, as `pool-manager restore` makes a new file.
+    /// Restores onto a new disk, as `pool-manager restore` creates a new file.
     fn restore(&mut self, age: usize) -> bool {
         let newest = self.backups.len().checked_sub(1);
         let Some(mut entries) = newest.map(|n| self.backups[n.saturating_sub(age)].clone()) else {
             return false;
         };
-        self.full = false; // a new disk has room
+        self.full = false; // a new disk has space
         self.generation += 1;
         entries.push(Write::number(Table::Meta, meta::RESTORED, 1));
         entries.push(Write::number(Table::Meta, meta::GENERATION, self.generation));
-        let mut chance = Pcg64::seed_from_u64(self.rng.random());
-        self.disk = FaultyDisk::new(move |n| chance.random_range(0..n));
-        let mut store = RedbStore::open(self.disk.clone()).expect("a new disk takes a store");
-        store.commit(&entries).expect("a new disk takes every entry");
+        let mut random = Pcg64::seed_from_u64(self.rng.random());
+        self.disk = FaultyDisk::new(move |n| random.random_range(0..n));
+        let mut store = RedbStore::open(self.disk.clone()).expect("a new disk is writable");
+        store.commit(&entries).expect("a new disk is writable");
         (self.store, self.restored) = (Some(store), true);
         true
     }
@@ -206,22 +203,22 @@ impl Store for DiskStore {
 }
 
 #[test]
-fn every_promise_is_kept_on_the_real_store_when_the_power_fails_at_any_write() {
+fn invariants_hold_on_real_store_under_disk_faults() {
     let (power_cuts, torn_writes) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
     let mut sum = Summary::default();
     for seed in 0..SEEDS {
         let store = Box::new(DiskStore::new(seed, Arc::clone(&power_cuts), Arc::clone(&torn_writes)));
-        match World::with_store(seed, store).with_event_log(EVENTS_TOLD).run(STEPS) {
+        match World::with_store(seed, store).with_event_log(EVENTS_SHOWN).run(STEPS) {
             Ok(summary) => sum += summary,
             Err(failure) => panic!("{failure}"),
         }
     }
     let cuts = power_cuts.load(Ordering::Relaxed);
     let torn = torn_writes.load(Ordering::Relaxed);
-    println!("{SEEDS} seeds, {cuts} cuts of the power, {torn} torn writes: {sum:?}");
-    assert!(torn > SEEDS, "too few writes were torn: {torn}");
+    println!("{SEEDS} seeds, {cuts} power failures, {torn} torn writes: {sum:?}");
+    assert!(torn > SEEDS, "too few torn writes: {torn}");
     assert!(
         cuts > SEEDS && sum.reserved > SEEDS && sum.restored > SEEDS / 10,
-        "too little happened: {cuts} cuts, {sum:?}"
+        "too few events: {cuts} power failures, {sum:?}"
     );
 }

@@ -1,5 +1,5 @@
-//! Debian packages unpacked into a folder, with package lists of our own: this machine is not
-//! changed, nothing is installed, and root is not needed.
+//! Downloads Debian packages with private package lists and unpacks them into a folder. Nothing is
+//! installed on this machine, and root is not required.
 
 use std::{
     fs,
@@ -9,20 +9,20 @@ use std::{
 
 use crate::{failure::Failure, step::step};
 
-/// A package manager of our own.
+/// apt with its own lists, cache and status in a folder.
 #[derive(Debug)]
 pub struct Apt {
     dir: PathBuf,
 }
 
 impl Apt {
-    /// Fetches the lists of these suites.
+    /// Configures apt in a folder, and fetches the package lists of these suites.
     ///
     /// # Errors
-    /// There is no apt-get, or the package source does not answer.
+    /// apt-get is missing, or the package source cannot be reached.
     pub fn prepare(dir: &Path, suites: &[&str]) -> Result<Self, Failure> {
         for folder in ["lists/partial", "cache/archives/partial"] {
-            fs::create_dir_all(dir.join(folder)).map_err(Failure::file("make", dir))?;
+            fs::create_dir_all(dir.join(folder)).map_err(Failure::file("create", dir))?;
         }
         let mirror = mirror()?;
         let source = |suite: &&str| {
@@ -51,24 +51,24 @@ impl Apt {
         command
     }
 
-    /// The package that another one depends on first: the newest kernel, of a kernel's metapackage.
+    /// Returns the first dependency of a package: for a kernel metapackage, the newest kernel.
     ///
     /// # Errors
-    /// It depends on none.
+    /// It has no dependency.
     pub fn first_dependency(&self, suite: &str, package: &str) -> Result<String, Failure> {
-        let mut ask = self.command("apt-cache");
-        let said = said(ask.args(["--target-release", suite, "depends", package]))?;
-        let first = said.lines().find_map(|line| line.trim().strip_prefix("Depends: "));
-        first.map(str::to_owned).ok_or_else(|| Failure::Answer {
+        let mut command = self.command("apt-cache");
+        let output = output_of(command.args(["--target-release", suite, "depends", package]))?;
+        let first = output.lines().find_map(|line| line.trim().strip_prefix("Depends: "));
+        first.map(str::to_owned).ok_or_else(|| Failure::UnexpectedOutput {
             program: "apt-cache".to_owned(),
-            why: format!("{package} of {suite} depends on nothing: {said:?}"),
+            why: format!("{package} of {suite} has no dependency: {output:?}"),
         })
     }
 
-    /// Takes packages apart into a folder.
+    /// Downloads packages and unpacks them into a folder.
     ///
     /// # Errors
-    /// There is no such package, or it cannot be fetched.
+    /// A package does not exist, or cannot be fetched.
     pub fn unpack(&self, suite: &str, packages: &[&str], into: &Path) -> Result<(), Failure> {
         let cache = self.fresh_cache()?;
         let mut download = self.command("apt-get");
@@ -77,51 +77,52 @@ impl Apt {
         unpack_all(&cache, into)
     }
 
-    /// Takes one package and all that it depends on apart into a folder.
+    /// Downloads a package with its dependencies and unpacks them into a folder.
     ///
     /// # Errors
-    /// There is no such package, or it cannot be fetched.
+    /// A package does not exist, or cannot be fetched.
     pub fn unpack_with_dependencies(&self, suite: &str, package: &str, into: &Path) -> Result<(), Failure> {
         let cache = self.fresh_cache()?;
         let mut install = self.command("apt-get");
         install.args(["--quiet=2", "--yes", "--download-only", "--target-release", suite]).arg("-o");
         install.arg(format!("Dir::Cache::archives={}", cache.display())).args(["install", package]);
-        step(&format!("fetch {package} and what it needs"), &mut install)?;
+        step(&format!("fetch {package} and its dependencies"), &mut install)?;
         unpack_all(&cache, into)
     }
 
     fn fresh_cache(&self) -> Result<PathBuf, Failure> {
         let cache = self.dir.join("fetched");
         let _ = fs::remove_dir_all(&cache); // it may not be there
-        fs::create_dir_all(cache.join("partial")).map_err(Failure::file("make", &cache))?;
+        fs::create_dir_all(cache.join("partial")).map_err(Failure::file("create", &cache))?;
         Ok(cache)
     }
 }
 
 fn unpack_all(cache: &Path, into: &Path) -> Result<(), Failure> {
-    fs::create_dir_all(into).map_err(Failure::file("make", into))?;
+    fs::create_dir_all(into).map_err(Failure::file("create", into))?;
     for entry in fs::read_dir(cache).map_err(Failure::file("read", cache))?.filter_map(Result::ok) {
         let archive = entry.path();
         if archive.extension().is_some_and(|extension| extension == "deb") {
-            said(Command::new("dpkg-deb").arg("--extract").arg(&archive).arg(into))?;
+            output_of(Command::new("dpkg-deb").arg("--extract").arg(&archive).arg(into))?;
         }
     }
     fs::remove_dir_all(cache).map_err(Failure::file("remove", cache))
 }
 
-/// Where this machine gets Debian's packages from. It need not have fetched any list of them yet.
+/// Returns the URI of the Debian mirror in the apt configuration of this machine, which may not
+/// have fetched its lists yet.
 fn mirror() -> Result<String, Failure> {
-    let mut ask = Command::new("apt-get");
-    let told = said(ask.args(["indextargets", "--no-release-info", "--format", "$(REPO_URI)"]))?;
-    debians(&told).map(str::to_owned).ok_or_else(|| Failure::Answer {
+    let mut command = Command::new("apt-get");
+    let targets = output_of(command.args(["indextargets", "--no-release-info", "--format", "$(REPO_URI)"]))?;
+    debian_source(&targets).map(str::to_owned).ok_or_else(|| Failure::UnexpectedOutput {
         program: "apt-get".to_owned(),
-        why: format!("no package source of Debian's is configured: {told:?}"),
+        why: format!("no Debian package source is configured: {targets:?}"),
     })
 }
 
-/// Section of Debian's own packages among all sources of a machine: others may have suites of the
-/// same name.
-fn debians(targets: &str) -> Option<&str> {
+/// Returns the source of Debian itself among all sources of a machine; others may have suites of
+/// the same name.
+fn debian_source(targets: &str) -> Option<&str> {
     targets.lines().find(|place| place.trim_end_matches('/').ends_with("/debian"))
 }
 
@@ -129,12 +130,15 @@ fn debians(targets: &str) -> Option<&str> {
 ///
 /// # Errors
 /// It does not start, or fails.
-pub fn said(command: &mut Command) -> Result<String, Failure> {
+pub fn output_of(command: &mut Command) -> Result<String, Failure> {
     let program = command.get_program().to_string_lossy().into_owned();
     let output = command.output().map_err(Failure::start(&program))?;
     match output.status.success() {
         true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
-        false => Err(Failure::Answer { program, why: String::from_utf8_lossy(&output.stderr).into_owned() }),
+        false => Err(Failure::UnexpectedOutput {
+            program,
+            why: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }),
     }
 }
 
@@ -143,9 +147,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn packages_come_from_debian_whoever_else_a_machine_is_told_of() {
-        let told = "http://a.example/cli/\nhttp://b.example/debian-security/\nhttp://b.example/debian/\n";
-        assert_eq!(debians(told), Some("http://b.example/debian/"));
-        assert_eq!(debians("http://a.example/ubuntu/\n"), None);
+    fn debian_source_is_found_among_other_sources() {
+        let targets = "http://a.example/cli/\nhttp://b.example/debian-security/\nhttp://b.example/debian/\n";
+        assert_eq!(debian_source(targets), Some("http://b.example/debian/"));
+        assert_eq!(debian_source("http://a.example/ubuntu/\n"), None);
     }
 }

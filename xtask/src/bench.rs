@@ -1,27 +1,27 @@
-//! `cargo xtask bench`: runs the benchmarks and repeats their ratios at the end. Above 1 is better; `*_taken` compares a
-//! nearly full rack with a nearly empty one, and should be about 1.
+//! `cargo xtask bench`: runs the benchmarks and prints all their ratios at the end. Above 1 is
+//! better; `*_taken` compares a nearly full rack with a nearly empty one, and should be about 1.
 
-use crate::{bed, debian, failure::Failure, lightgbm, repository::cargo, step::step_read};
+use crate::{artifacts, debian, failure::Failure, lightgbm, repository::cargo, step::step_read};
 
-/// How a measured promise begins its line: `ratio NAME VALUE`.
-const RATIO: &str = "ratio ";
+/// Prefix of a line `ratio NAME VALUE`.
+const RATIO_PREFIX: &str = "ratio ";
 
-/// Measures, and prints every ratio once more.
+/// Runs all benchmarks and repeats every ratio at the end.
 ///
 /// # Errors
-/// A benchmark fails, or none printed a ratio.
+/// A benchmark fails, or none prints a ratio.
 pub fn run() -> Result<(), Failure> {
-    debian::ensure(debian::FOR_BENCH)?;
-    let (bed, python) = (bed::ensure()?, lightgbm::ensure()?);
+    debian::ensure(debian::ETCD)?;
+    let (artifacts, python) = (artifacts::ensure()?, lightgbm::ensure()?);
     let mut ratios = Vec::new();
     step_read(
         "benchmarks",
         cargo(&["bench", "--package", "benches"])
-            .env(emulated_host::ARTIFACTS_ENV, bed)
-            .env(lightgbm::PLACE, python),
+            .env(emulated_host::ARTIFACTS_ENV, artifacts)
+            .env(lightgbm::FOLDER_ENV, python),
         |line| {
             println!("{line}");
-            ratios.extend(line.starts_with(RATIO).then(|| line.to_owned()));
+            ratios.extend(line.starts_with(RATIO_PREFIX).then(|| line.to_owned()));
         },
     )?;
     if ratios.is_empty() {

@@ -1,5 +1,5 @@
-//! `cargo xtask book`: builds the documentation as a site with search. The pages are in `docs/`, their
-//! order in `docs/SUMMARY.md`.
+//! `cargo xtask book`: builds the documentation as a site with search. The pages are in `docs/`,
+//! their order in `docs/SUMMARY.md`.
 
 use std::process::Command;
 

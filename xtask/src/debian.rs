@@ -1,36 +1,37 @@
-//! Programs from Debian that a task needs: installed if missing and allowed, else asked for. The build needs none.
+//! Debian packages that a task requires. Missing ones are installed if the user is root, and
+//! otherwise reported. Builds require none.
 
 use std::{env, path::Path, process::Command};
 
 use crate::{failure::Failure, step::step};
 
-/// A program and the package that holds it.
+/// A program and the package that contains it.
 #[derive(Clone, Copy, Debug)]
-pub struct Needed {
+pub struct Requirement {
     /// The program.
     pub program: &'static str,
     /// The package.
     pub package: &'static str,
 }
 
-/// Packages that benchmarks compare with. Packages of emulated hosts are unpacked by `bed`.
-pub const FOR_BENCH: Needed = Needed { program: "etcd", package: "etcd-server" };
+/// Server that the benchmarks compare with.
+pub const ETCD: Requirement = Requirement { program: "etcd", package: "etcd-server" };
 
-/// Sees to it that the program is there.
+/// Installs the package if the program is missing.
 ///
 /// # Errors
-/// It is missing and this user may not install it, or installing fails.
-pub fn ensure(needed: Needed) -> Result<(), Failure> {
-    if installed(needed.program) { Ok(()) } else { install(needed) }
+/// The program is missing and the user is not root, or the installation fails.
+pub fn ensure(requirement: Requirement) -> Result<(), Failure> {
+    if is_installed(requirement.program) { Ok(()) } else { install(requirement) }
 }
 
-/// Installs its package.
+/// Installs the package.
 ///
 /// # Errors
-/// This user may not, or it fails.
-pub fn install(needed: Needed) -> Result<(), Failure> {
-    let Needed { program, package } = needed;
-    if !rustix::process::geteuid().is_root() || !installed("apt-get") {
+/// The user is not root, or the installation fails.
+pub fn install(requirement: Requirement) -> Result<(), Failure> {
+    let Requirement { program, package } = requirement;
+    if !rustix::process::geteuid().is_root() || !is_installed("apt-get") {
         return Err(Failure::Missing { program, package });
     }
     step("package lists", apt().arg("update"))?;
@@ -43,7 +44,7 @@ fn apt() -> Command {
     command
 }
 
-fn installed(program: &str) -> bool {
+fn is_installed(program: &str) -> bool {
     let path = env::var_os("PATH").unwrap_or_default();
     env::split_paths(&path).chain([Path::new("/usr/sbin").to_owned()]).any(|dir| dir.join(program).is_file())
 }

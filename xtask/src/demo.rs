@@ -2,53 +2,54 @@
 //! scheduler's API, a host that loses power, a manager that is killed, and a host that returns.
 //! This file is the sequence of events; its parts are in the folder beside it.
 
-mod ask;
 pub mod guest;
-mod life;
 mod processes;
 mod rack;
 mod replay;
+mod replay_report;
 mod scratch;
 mod service;
-mod verdict;
+mod slice_history;
+mod tarn_cli;
 
 use std::{env, fs, path::PathBuf, time::Duration};
 
-use ask::{Ask, Host};
 use emulated_host::Artifacts;
-use life::Lives;
 use rack::{Plan, Rack};
 use replay::{Replay, Trace};
 use scratch::Scratch;
 use service::{Programs, Services};
+use slice_history::SliceWatch;
+use tarn_cli::{Host, TarnCli};
 
-use crate::{bed, failure::Failure, step::build, wait::Patience};
+use crate::{artifacts, failure::Failure, step::build, wait::Interrupt};
 
 /// Options of the demo.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// A trace of VM arrivals, plain or gzipped [default: one made from --seed]
+    /// Trace of VM arrivals, plain or gzipped [default: generated from --seed]
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// A rack.toml; its addresses, paths, tokens and certificates are replaced by the demo's own [default: 4 hosts, 2 EMCs]
+    /// A rack.toml, of which addresses, paths, tokens and certificates are replaced [default: 4
+    /// hosts, 2 EMCs]
     #[arg(long, value_name = "FILE")]
     rack: Option<PathBuf>,
-    /// Only the first VMs of the trace
+    /// Replay only the first N VMs of the trace
     #[arg(long, value_name = "N", default_value_t = 2000)]
     limit: u64,
-    /// Source of the trace
+    /// Seed of the generated trace
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
-    /// Keep the result as JSON
+    /// Write the result to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
 
-/// Where to look next.
-const NEXT: &str = "
-  docs/install.md: the same with your own hosts
-  cargo run --bin tarn -- --help: what an operator can ask
-  cargo xtask test: how it is known to hold
+/// Next steps, printed at the end.
+const NEXT_STEPS: &str = "
+  docs/install.md: installation on your own hosts
+  cargo run --bin tarn -- --help: commands of an operator
+  cargo xtask test: the tests of all this
 
 ";
 /// Environment variable naming a folder with ready-built programs.
@@ -59,168 +60,180 @@ const POWER_LOSS_AT: f64 = 0.2;
 const MANAGER_KILLED_AT: f64 = 0.3;
 const HOST_RETURNS_AT: f64 = 0.4;
 
-/// How long the manager and the agents may take to be there.
-const UP_WITHIN: Duration = Duration::from_secs(30);
-/// The longest lease that the story waits for; with a longer one the host returns before it is missed.
-const MISSED_WITHIN_MAX: Duration = Duration::from_secs(15);
-/// How long the last slices may take to be scrubbed and free.
-const BACK_WITHIN: Duration = Duration::from_secs(60);
-/// How much later than the rack's own deadlines a change may be seen.
-const SEEN_WITHIN: Duration = Duration::from_secs(5);
+/// Time limit for the start of the manager and the agents.
+const UP_TIMEOUT: Duration = Duration::from_secs(30);
+/// Longest lease whose end the demo waits for; with a longer one the host returns before that.
+const LEASE_SHOWN_MAX: Duration = Duration::from_secs(15);
+/// Time limit for the last slices to be scrubbed and free.
+const FREE_TIMEOUT: Duration = Duration::from_secs(60);
+/// Tolerated delay of a state change after a deadline of the rack.
+const DEADLINE_SLACK: Duration = Duration::from_secs(5);
 
-/// Shows it, and leaves nothing behind.
+/// Runs the demo, and removes its processes and folders.
 ///
 /// # Errors
 /// A program fails, a time limit expires, the user interrupts, or the audit fails.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let programs = programs()?;
-    let bed = Artifacts::open(&bed::ensure()?)?;
-    let patience = Patience::new()?;
+    let artifacts = Artifacts::open(&artifacts::ensure()?)?;
+    let interrupt = Interrupt::new()?;
     let trace = Trace::new(args.trace.as_deref(), args.limit, args.seed)?;
     let scratch = Scratch::new()?;
-    let told = show(args, &programs, &patience, &trace, &scratch);
-    let told = told.map(|verdict| (verdict, guest::play(&programs, &patience, &scratch, &bed)));
-    let cleared = scratch.clear();
-    let (verdict, guest) = told.inspect_err(|_| eprintln!("\nthe demo ends here"))?;
-    cleared?;
-    let verdict = verdict.with_guest(guest.as_ref().ok());
-    verdict.keep(args.json.as_deref())?;
-    print!("{verdict}{NEXT}");
-    verdict.judge().and(guest.map(drop))
+    let result = run_rack(args, &programs, &interrupt, &trace, &scratch);
+    let result =
+        result.map(|replay_report| (replay_report, guest::run(&programs, &interrupt, &scratch, &artifacts)));
+    let removed = scratch.remove();
+    let (replay_report, guest) = result.inspect_err(|_| eprintln!("\nthe demo failed"))?;
+    removed?;
+    let replay_report = replay_report.with_guest(guest.as_ref().ok());
+    replay_report.save(args.json.as_deref())?;
+    print!("{replay_report}{NEXT_STEPS}");
+    replay_report.check().and(guest.map(drop))
 }
 
-/// Those of the folder that is named, else built now.
+/// Returns the programs in the folder that [`BIN_DIR`] names, or builds them.
 fn programs() -> Result<Programs, Failure> {
     let names = ["pool-manager", "host-agent", "tarn", "vmm-plugin", "xtask"];
-    let [manager, agent, tarn, vmm, own] = match env::var_os(BIN_DIR).map(PathBuf::from) {
+    let [manager, agent, tarn, vmm, xtask] = match env::var_os(BIN_DIR).map(PathBuf::from) {
         Some(folder) => names.map(|name| folder.join(name)),
         None => build(names)?,
     };
-    Ok(Programs { manager, agent, tarn, vmm, own })
+    Ok(Programs { manager, agent, tarn, vmm, xtask })
 }
 
-fn show(
+fn run_rack(
     args: &Args,
     programs: &Programs,
-    patience: &Patience,
+    interrupt: &Interrupt,
     trace: &Trace,
     scratch: &Scratch,
-) -> Result<verdict::Verdict, Failure> {
-    let rack = Plan::read(args.rack.as_deref())?.placed(scratch)?;
+) -> Result<replay_report::ReplayReport, Failure> {
+    let rack = Plan::read(args.rack.as_deref())?.deploy(scratch)?;
     let mut services = Services::new(programs, &rack, scratch);
-    let told = story(programs, patience, trace, scratch, &rack, &mut services);
-    // A stopped process cannot report the reason: its log can.
-    let told = told.inspect_err(|_| services.print_last_words());
+    let result = scenario(programs, interrupt, trace, scratch, &rack, &mut services);
+    // The log of a process that ended has the reason.
+    let result = result.inspect_err(|_| services.print_log_tails());
     let stopped = services.stop();
-    told.and_then(|verdict| stopped.map(|()| verdict))
+    result.and_then(|replay_report| stopped.map(|()| replay_report))
 }
 
-/// The story, from the first process to the last answer.
-fn story(
+/// Runs all events in order.
+fn scenario(
     programs: &Programs,
-    patience: &Patience,
+    interrupt: &Interrupt,
     trace: &Trace,
     scratch: &Scratch,
     rack: &Rack,
     services: &mut Services<'_>,
-) -> Result<verdict::Verdict, Failure> {
-    let ask = Ask::new(programs, rack);
-    say(&format!("a rack starts: {}", rack.summary()));
+) -> Result<replay_report::ReplayReport, Failure> {
+    let cli = TarnCli::new(programs, rack);
+    print_heading(&format!("starting a rack: {}", rack.summary()));
     services.init_rack()?;
     services.start_manager()?;
-    patience.until("an answer of the manager", UP_WITHIN, || ask.answers())?;
+    interrupt.wait_until("a reply of the manager", UP_TIMEOUT, || cli.is_manager_ready())?;
     rack.hosts.iter().try_for_each(|host| services.start_agent(host))?;
-    patience.until("every host up", UP_WITHIN, || all_up(&ask))?;
-    note(&format!(
-        "all hosts are up; look yourself: {} --endpoint {} top",
+    interrupt.wait_until("all hosts to be up", UP_TIMEOUT, || all_up(&cli))?;
+    print_details(&format!(
+        "all hosts are up; to watch them: {} --endpoint {} top",
         programs.tarn.display(),
         rack.uri()
     ));
 
-    let mut lives = Lives::watch(programs, rack, scratch)?;
-    say(&format!("VMs come and go: {trace}"));
+    let mut slice_watch = SliceWatch::start(programs, rack, scratch)?;
+    print_heading(&format!("replaying VM arrivals and departures: {trace}"));
     let mut replay = Replay::start(programs, rack, trace, scratch)?;
-    replay.reach(POWER_LOSS_AT, patience, services)?;
+    replay.wait_for_placements(POWER_LOSS_AT, interrupt, services)?;
 
-    note(&ask.table("hosts")?);
-    let lost = busiest(&ask)?;
-    say(&format!("host {} loses power: its agent and its VMs are gone at once", lost.host));
-    let before = ask.slices_of(&lost.host)?;
-    let vms = services.cut_power(&lost.host)?;
-    note(&format!("{vms} VMs with pool memory ended with it; it held {} slices", before.len()));
-    missed(&ask, patience, rack, &lost.host)?;
+    print_details(&cli.table("hosts")?);
+    let host = host_with_most_slices(&cli)?;
+    print_heading(&format!("host {} loses power: its agent and its VMs are killed", host.host));
+    let slices = cli.slices_of(&host.host)?;
+    let vms = services.cut_power(&host.host)?;
+    print_details(&format!("{vms} VMs with pool memory were killed; the host had {} slices", slices.len()));
+    wait_until_fenced(&cli, interrupt, rack, &host.host)?;
 
-    replay.reach(MANAGER_KILLED_AT, patience, services)?;
-    lives.stop();
-    say("the manager is killed and starts again; guests run on, the scheduler repeats what was not answered");
+    replay.wait_for_placements(MANAGER_KILLED_AT, interrupt, services)?;
+    slice_watch.stop();
+    print_heading(
+        "the manager is killed and restarted; guests continue, the scheduler retries unanswered requests",
+    );
     services.kill_manager();
     services.start_manager()?;
-    let answered = patience.until("an answer of the manager", UP_WITHIN, || ask.answers())?;
-    note(&format!("it answers again after {:.0} ms", answered.as_secs_f64() * 1000.0));
+    let elapsed = interrupt.wait_until("a reply of the manager", UP_TIMEOUT, || cli.is_manager_ready())?;
+    print_details(&format!("the manager replies again after {:.0} ms", elapsed.as_secs_f64() * 1000.0));
 
-    replay.reach(HOST_RETURNS_AT, patience, services)?;
-    say(&format!("host {} returns", lost.host));
-    services.start_agent(&lost.host)?;
-    let back = patience.until("the lost host up again", UP_WITHIN, || ask.state_is(&lost.host, &["up"]))?;
-    note(&format!("it proved itself clean and is up after {:.0} ms", back.as_secs_f64() * 1000.0));
+    replay.wait_for_placements(HOST_RETURNS_AT, interrupt, services)?;
+    print_heading(&format!("host {} restarts", host.host));
+    services.start_agent(&host.host)?;
+    let elapsed = interrupt
+        .wait_until("the lost host to be up again", UP_TIMEOUT, || cli.has_state(&host.host, &["up"]))?;
+    print_details(&format!(
+        "the host reported that it has no slices, and is up after {:.0} ms",
+        elapsed.as_secs_f64() * 1000.0
+    ));
 
-    let result = replay.finish(patience, services)?;
-    patience.until("every slice back", BACK_WITHIN, || ask.nothing_drains())?;
-    say(&format!("where slices of {} went when it was lost, and that all came back in the end", lost.host));
-    before
+    let result = replay.finish(interrupt, services)?;
+    interrupt.wait_until("all slices to be free", FREE_TIMEOUT, || cli.has_no_draining_slice())?;
+    print_heading(&format!(
+        "next owners of slices of {}, all of which were scrubbed and freed in the end",
+        host.host
+    ));
+    slices
         .iter()
-        .filter_map(|slice| lives.after(&lost.host, *slice))
-        .take(LIVES_SHOWN)
-        .for_each(|life| note(&life));
-    note(&ask.table("emcs")?);
+        .filter_map(|slice| slice_watch.history_after(&host.host, *slice))
+        .take(HISTORIES_SHOWN)
+        .for_each(|history| print_details(&history));
+    print_details(&cli.table("emcs")?);
     Ok(result)
 }
 
 /// Number of slices whose history is printed.
-const LIVES_SHOWN: usize = 3;
+const HISTORIES_SHOWN: usize = 3;
 
-/// Waits until the manager misses a host, and, where the rack fences soon, until it has cut it off.
-fn missed(ask: &Ask<'_>, patience: &Patience, rack: &Rack, host: &str) -> Result<(), Failure> {
-    for (after, state, words) in [
-        (Some(rack.ttl), ["unknown", "fenced"], "its lease ended: it gets nothing new, its slices are kept"),
-        (
-            rack.fence_after,
-            ["fenced", "fenced"],
-            "it is fenced: its slices are taken back, scrubbed and lent again",
-        ),
+/// Waits until the lease of a host has expired and, if the deadline is short, until it is fenced.
+fn wait_until_fenced(
+    cli: &TarnCli<'_>,
+    interrupt: &Interrupt,
+    rack: &Rack,
+    host: &str,
+) -> Result<(), Failure> {
+    for (delay, states, text) in [
+        (Some(rack.ttl), ["unknown", "fenced"], "its lease expired: it gets no new slices and keeps its own"),
+        (rack.fence_after, ["fenced", "fenced"], "it is fenced: its slices are revoked, scrubbed and reused"),
     ] {
-        let Some(after) = after.filter(|after| *after <= MISSED_WITHIN_MAX) else {
-            note("its lease is longer than this demo: its slices stay its own until it returns");
+        let Some(delay) = delay.filter(|delay| *delay <= LEASE_SHOWN_MAX) else {
+            print_details("its lease is longer than this demo waits: it keeps its slices until it returns");
             return Ok(());
         };
-        let seen = patience.until(state[0], after + SEEN_WITHIN, || ask.state_is(host, &state))?;
-        note(&format!("after {:.1} s more {words}", seen.as_secs_f64()));
+        let elapsed =
+            interrupt.wait_until(states[0], delay + DEADLINE_SLACK, || cli.has_state(host, &states))?;
+        print_details(&format!("after another {:.1} s: {text}", elapsed.as_secs_f64()));
     }
     Ok(())
 }
 
-fn all_up(ask: &Ask<'_>) -> Result<bool, Failure> {
-    Ok(ask.hosts()?.iter().all(|host| host.state == "up"))
+fn all_up(cli: &TarnCli<'_>) -> Result<bool, Failure> {
+    Ok(cli.hosts()?.iter().all(|host| host.state == "up"))
 }
 
-/// The host with the most to lose.
-fn busiest(ask: &Ask<'_>) -> Result<Host, Failure> {
-    let hosts = ask.hosts()?.into_iter();
-    hosts.max_by_key(|host| (host.slices, host.reservations)).ok_or_else(|| Failure::Answer {
+/// Returns the host with the most slices and, among equals, the most reservations.
+fn host_with_most_slices(cli: &TarnCli<'_>) -> Result<Host, Failure> {
+    let hosts = cli.hosts()?.into_iter();
+    hosts.max_by_key(|host| (host.slices, host.reservations)).ok_or_else(|| Failure::UnexpectedOutput {
         program: "tarn get hosts".to_owned(),
-        why: "the rack has no host".to_owned(),
+        why: "the rack has no hosts".to_owned(),
     })
 }
 
-fn say(words: &str) {
-    println!("\n● {words}");
+fn print_heading(text: &str) {
+    println!("\n● {text}");
 }
 
-fn note(words: &str) {
-    words.lines().for_each(|line| println!("    {line}"));
+fn print_details(text: &str) {
+    text.lines().for_each(|line| println!("    {line}"));
 }
 
-/// Writes a file of the demo's own.
+/// Writes a file of the demo.
 fn write(path: &std::path::Path, text: &str) -> Result<(), Failure> {
     fs::write(path, text).map_err(Failure::file("write", path))
 }

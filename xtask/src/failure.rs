@@ -8,11 +8,11 @@ use std::{
     time::Duration,
 };
 
-/// Why a task did not succeed.
+/// Error of a task.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
     /// A program that the task needs does not start.
-    #[error("start {program}")]
+    #[error("cannot start {program}")]
     Start {
         /// The program.
         program: String,
@@ -24,30 +24,30 @@ pub enum Failure {
     Step {
         /// The step.
         step: String,
-        /// How it ended.
+        /// Exit status.
         status: ExitStatus,
     },
     /// A file or folder cannot be used.
-    #[error("{tried} {}", path.display())]
+    #[error("cannot {operation} {}", path.display())]
     File {
         /// Operation.
-        tried: &'static str,
+        operation: &'static str,
         /// Object.
         path: PathBuf,
         /// The cause.
         source: io::Error,
     },
-    /// A program answered something that cannot be understood.
-    #[error("what {program} said is not what was expected: {why}")]
-    Answer {
+    /// The output of a program cannot be parsed.
+    #[error("unexpected output of {program}: {why}")]
+    UnexpectedOutput {
         /// The program.
         program: String,
-        /// Problem of its reply.
+        /// Problem of the output.
         why: String,
     },
-    /// A program is needed and not installed, and cannot be installed from here.
+    /// A required program is missing, and this user cannot install it.
     #[error(
-        "{program} is needed: install the Debian package {package}, for example with apt-get install {package}"
+        "{program} is not installed: install the Debian package {package}, for example with apt-get install {package}"
     )]
     Missing {
         /// The program.
@@ -55,36 +55,36 @@ pub enum Failure {
         /// The package that holds it.
         package: &'static str,
     },
-    /// House rules are broken; each was printed.
-    #[error("{0} house rules broken")]
-    Untidy(usize),
-    /// Something did not happen in time.
-    #[error("{what} did not come within {within:?}")]
-    Late {
+    /// Rules of the repository are violated; each violation was printed.
+    #[error("{0} violations of the repository's rules")]
+    RulesViolated(usize),
+    /// A condition did not hold in time.
+    #[error("timed out after {limit:?} waiting for {what}")]
+    TimedOut {
         /// Condition.
         what: &'static str,
-        /// For how long it was waited for.
-        within: Duration,
+        /// Time limit.
+        limit: Duration,
     },
     /// An emulated host failed.
     #[error(transparent)]
     Emulated(#[from] emulated_host::HostError),
-    /// The person asked to stop.
+    /// The user interrupted the task.
     #[error("interrupted")]
     Interrupted,
-    /// The task ran and its result is not good.
+    /// The task ran, and its result is a failure.
     #[error("{0}")]
     Result(String),
 }
 
 impl Failure {
-    /// For `map_err` where a file or folder is used.
-    pub fn file(tried: &'static str, path: impl AsRef<Path>) -> impl FnOnce(io::Error) -> Self {
+    /// Returns a closure for `map_err` where a file or folder is used.
+    pub fn file(operation: &'static str, path: impl AsRef<Path>) -> impl FnOnce(io::Error) -> Self {
         let path = path.as_ref().to_owned();
-        move |source| Self::File { tried, path, source }
+        move |source| Self::File { operation, path, source }
     }
 
-    /// For `map_err` where a program is started.
+    /// Returns a closure for `map_err` where a program is started.
     pub fn start(program: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let program = program.into();
         move |source| Self::Start { program, source }

@@ -1,5 +1,5 @@
-//! `cargo xtask install`: the programs, their systemd units and manual pages, where the units expect them. Packages of a
-//! distribution do the same.
+//! `cargo xtask install`: installs the programs, systemd units and manual pages, as a package of a
+//! distribution would.
 
 use std::{
     fs,
@@ -18,7 +18,7 @@ use crate::{
 const PROGRAMS: [&str; 4] = ["pool-manager", "host-agent", "vmm-plugin", "tarn"];
 /// Packages of these programs.
 const PACKAGES: [&str; 4] = ["pool-manager", "host-agent", "vmm-plugin", "cli"];
-/// Other files, by their place in the repository and below the root directory.
+/// Other files: path in the repository, and path below the root directory.
 const FILES: [(&str, &str); 7] = [
     ("pool-manager/pool-manager.service", "usr/lib/systemd/system/pool-manager.service"),
     ("host-agent/host-agent.service", "usr/lib/systemd/system/host-agent.service"),
@@ -37,10 +37,11 @@ pub struct Args {
     root: PathBuf,
 }
 
-/// Builds the programs in release mode and installs them. Configuration in `/etc/tarn` is never touched.
+/// Builds the programs in release mode and installs them. Does not change configuration in
+/// `/etc/tarn`.
 ///
 /// # Errors
-/// They do not build, or a file cannot be written.
+/// The build fails, or a file cannot be written.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let mut build = cargo(&["build", "--release"]);
     build.args(PACKAGES.iter().flat_map(|package| ["-p", package]));
@@ -53,9 +54,9 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     for (from, to) in FILES {
         install(&root().join(from), &args.root.join(to), 0o644)?;
     }
-    let pages = args.root.join("usr/share/man/man1");
-    make(&pages)?;
-    step("manual pages", Command::new(release.join("tarn")).arg("man").arg(&pages))?;
+    let manual_pages = args.root.join("usr/share/man/man1");
+    create_folder(&manual_pages)?;
+    step("manual pages", Command::new(release.join("tarn")).arg("man").arg(&manual_pages))?;
     println!(
         "\nNext, on the manager's machine: systemd-sysusers; write /etc/tarn/rack.toml (see /usr/share/doc/tarn); \n\
          install -d -o tarn -g tarn -m 700 /var/lib/tarn; runuser -u tarn -- pool-manager init; \n\
@@ -66,21 +67,22 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Copies a file under another name first, so that a running program is replaced and not changed.
+/// Copies a file to a temporary name and renames it, so that a running program is replaced and not
+/// overwritten.
 fn install(from: &Path, to: &Path, mode: u32) -> Result<(), Failure> {
-    let folder = to.parent().expect("a file lies in a folder");
-    make(folder)?;
+    let folder = to.parent().expect("a file has a folder");
+    create_folder(folder)?;
     let partial = folder.join(format!(".{}.new", to.file_name().expect("it has a name").display()));
     fs::copy(from, &partial).map_err(Failure::file("copy", from))?;
-    let set = fs::set_permissions(&partial, fs::Permissions::from_mode(mode));
-    set.map_err(Failure::file("set the mode of", &partial))?;
+    let result = fs::set_permissions(&partial, fs::Permissions::from_mode(mode));
+    result.map_err(Failure::file("set the mode of", &partial))?;
     fs::rename(&partial, to).map_err(Failure::file("install", to))?;
     println!("{}", to.display());
     Ok(())
 }
 
-fn make(folder: &Path) -> Result<(), Failure> {
-    fs::create_dir_all(folder).map_err(Failure::file("make", folder))
+fn create_folder(folder: &Path) -> Result<(), Failure> {
+    fs::create_dir_all(folder).map_err(Failure::file("create", folder))
 }
 
 #[cfg(test)]
@@ -88,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn units_run_programs_that_are_installed() {
+    fn units_run_installed_programs() {
         for (from, to) in FILES.iter().filter(|(from, _)| from.ends_with(".service")) {
             let unit = fs::read_to_string(root().join(from)).unwrap();
             let lines = unit.lines().filter_map(|line| line.strip_prefix("ExecStart"));
@@ -102,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn installed_file_has_its_mode_and_replaces_an_older_one() {
+    fn installed_file_has_its_mode_and_replaces_older_file() {
         let root = tempfile::tempdir().unwrap();
         let (from, to) = (root.path().join("new"), root.path().join("usr/bin/tarn"));
         for text in ["old", "new"] {

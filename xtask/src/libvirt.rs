@@ -1,5 +1,5 @@
-//! libvirt's schemas of its XML, and the program that checks by them, out of Debian's packages and unpacked into
-//! `target/libvirt` once. Nothing is installed, and least of all libvirt's daemon.
+//! The XML schemas of libvirt, and xmllint to validate documents against them, unpacked once from
+//! Debian packages into `target/libvirt`. Nothing is installed.
 
 use std::{
     fs,
@@ -10,40 +10,40 @@ use std::{
 use crate::{apt::Apt, failure::Failure, repository::root};
 
 /// Environment variable with this folder, for the test of libvirt's XML.
-pub const LIBVIRT: &str = "TARN_LIBVIRT";
+pub const FOLDER_ENV: &str = "TARN_LIBVIRT";
 
 const SUITE: &str = "bookworm";
 /// The package with the schemas.
 const SCHEMAS: &str = "libvirt0";
-/// The package with the program.
+/// The package with xmllint.
 const XMLLINT: &str = "libxml2-utils";
-/// Starts it with the libraries that were unpacked with it, wherever the folder lies.
-const START_XMLLINT: &str = "#!/bin/sh\nhere=$(dirname \"$(readlink -f \"$0\")\")\nlibraries=lib/x86_64-linux-gnu\n\
+/// Starts xmllint with its own libraries, independent of the location of the folder.
+const XMLLINT_LAUNCHER: &str = "#!/bin/sh\nhere=$(dirname \"$(readlink -f \"$0\")\")\nlibraries=lib/x86_64-linux-gnu\n\
     exec \"$here/$libraries/ld-linux-x86-64.so.2\" --library-path \"$here/$libraries:$here/usr/$libraries\" \
     \"$here/usr/bin/xmllint\" \"$@\"\n";
 
 /// Ensures that both exist, and returns their folder.
 ///
 /// # Errors
-/// They cannot be had from here.
+/// A package cannot be fetched or unpacked.
 pub fn ensure() -> Result<PathBuf, Failure> {
-    let place = root().join("target/libvirt");
-    let start = place.join("xmllint");
-    if !start.exists() {
-        fetch(&place)?;
-        // Last, so that with it everything is there.
-        fs::write(&start, START_XMLLINT).map_err(Failure::file("write", &start))?;
+    let folder = root().join("target/libvirt");
+    let launcher = folder.join("xmllint");
+    if !launcher.exists() {
+        fetch(&folder)?;
+        // Written last: it marks the folder as complete.
+        fs::write(&launcher, XMLLINT_LAUNCHER).map_err(Failure::file("write", &launcher))?;
         let executable = fs::Permissions::from_mode(0o755);
-        fs::set_permissions(&start, executable).map_err(Failure::file("write", &start))?;
+        fs::set_permissions(&launcher, executable).map_err(Failure::file("write", &launcher))?;
     }
-    Ok(place)
+    Ok(folder)
 }
 
-fn fetch(place: &Path) -> Result<(), Failure> {
-    let _ = fs::remove_dir_all(place); // the existing folder is incomplete
-    let apt = Apt::prepare(&place.join("apt"), &[SUITE])?;
-    apt.unpack(SUITE, &[SCHEMAS], place)?;
-    apt.unpack_with_dependencies(SUITE, XMLLINT, place)?;
-    let lists = place.join("apt");
+fn fetch(folder: &Path) -> Result<(), Failure> {
+    let _ = fs::remove_dir_all(folder); // the existing folder is incomplete
+    let apt = Apt::prepare(&folder.join("apt"), &[SUITE])?;
+    apt.unpack(SUITE, &[SCHEMAS], folder)?;
+    apt.unpack_with_dependencies(SUITE, XMLLINT, folder)?;
+    let lists = folder.join("apt");
     fs::remove_dir_all(&lists).map_err(Failure::file("remove", &lists))
 }

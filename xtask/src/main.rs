@@ -1,9 +1,9 @@
-//! The chores of this repository: `cargo xtask TASK`, one file per task. Knows the services only as programs to build and
-//! to run, never their code.
+//! Development tasks of this repository: `cargo xtask TASK`, one file per task. Tasks build and run
+//! the services as programs and do not depend on their code.
 #![forbid(unsafe_code)]
 
 mod apt;
-mod bed;
+mod artifacts;
 mod bench;
 mod book;
 mod debian;
@@ -28,41 +28,43 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-/// The chores of this repository.
+/// Development tasks of the Tarn repository
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask", max_term_width = 100)]
 enum Task {
-    /// A rack on this machine: real processes, a trace of VMs, a lost host, a killed manager
+    /// Run a demo rack on this machine: real processes, a trace of VMs, a lost host, a killed
+    /// manager
     Demo(demo::Args),
     /// Run the demo's guest inside an emulated host
     #[command(hide = true)]
-    GuestAct(demo::guest::Inside),
-    /// A rack in a box: hosts that QEMU emulates, with shared CXL devices and agents, and a manager; until Ctrl-C
+    DemoGuest(demo::guest::DemoGuestArgs),
+    /// Run a rack of hosts emulated by QEMU, with shared CXL devices, agents and a manager, until
+    /// Ctrl-C
     Rack(rack::Args),
-    /// Every test
+    /// Build everything and run all tests
     Test(test::Args),
-    /// Check formatting, clippy, documentation and the licences of dependencies
+    /// Check formatting, clippy, documentation and licences of dependencies
     Lint,
-    /// Check the rules of this repository: dependencies, headers, pure crates, sizes, limits, links
+    /// Check the repository's own rules: dependencies, headers, pure crates, sizes, limits, links
     Tidy,
-    /// The promised ratios, measured against etcd and QEMU on this machine
+    /// Run the benchmarks, and print the ratios to etcd, QEMU and LightGBM
     Bench,
-    /// The rack in one thread, grown from many seeds
+    /// Simulate racks deterministically, one per random seed
     Sim(sim::Args),
     /// Install programs, systemd units and manual pages
     Install(install::Args),
-    /// The manual pages of `tarn`, into target/man
+    /// Write the manual pages of `tarn` to target/man
     Man,
-    /// Build the documentation as a site with search, into target/book
+    /// Build the documentation as a searchable site in target/book
     Book,
-    /// Small changes of the ownership code, each of which a test must notice
+    /// Run mutation tests of the crate `pool`
     Mutants(mutants::Args),
 }
 
 fn main() -> ExitCode {
-    let done = match Task::parse() {
+    let result = match Task::parse() {
         Task::Demo(args) => demo::run(&args),
-        Task::GuestAct(inside) => inside.run(),
+        Task::DemoGuest(args) => args.run(),
         Task::Rack(args) => rack::run(args),
         Task::Test(args) => test::run(&args),
         Task::Lint => lint::run(),
@@ -74,7 +76,7 @@ fn main() -> ExitCode {
         Task::Book => book::run(),
         Task::Mutants(args) => mutants::run(&args),
     };
-    match done {
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),
     }

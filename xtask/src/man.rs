@@ -8,10 +8,10 @@ use crate::{
     step::{build, step},
 };
 
-/// Builds `tarn` and lets it write its pages into `target/man`.
+/// Builds `tarn` and writes its manual pages to `target/man`.
 ///
 /// # Errors
-/// It does not build, or cannot write.
+/// The build fails, or a page cannot be written.
 pub fn run() -> Result<(), Failure> {
     let [tarn] = build(["tarn"])?;
     let pages = root().join("target/man");

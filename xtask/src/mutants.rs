@@ -1,6 +1,6 @@
-//! `cargo xtask mutants`: changes the code of `pool` in one place at a time and runs its tests on each change (mutation
-//! testing). A change that no test notices survives; the task fails if too many do. The places and the tests are
-//! in `.cargo/mutants.toml`; changing and running is the work of cargo-mutants, installed into `target/tools`.
+//! `cargo xtask mutants`: mutation testing of the crate `pool` with cargo-mutants, which is
+//! installed into `target/tools` and configured in `.cargo/mutants.toml`. The task fails if too
+//! many mutants survive.
 
 use std::{collections::BTreeMap, fmt, fs, path::Path, process::Command};
 
@@ -17,24 +17,27 @@ const SURVIVORS_MAX_PERCENT: f64 = 5.0;
 const PROPTEST_CASES: &str = "32";
 /// Makes property tests try the same cases in every run, so that runs can be compared.
 const PROPTEST_RNG_SEED: &str = "1";
-/// Address space of each process: a mutant that never stops allocating fails instead of exhausting the machine.
+/// Address space of each process: a mutant with unbounded allocation fails instead of exhausting
+/// the machine.
 const ADDRESS_SPACE_MAX: u64 = 16 << 30;
-/// Exit codes of cargo-mutants after a complete run: every mutant caught, some missed, some timed out.
+/// Exit codes of cargo-mutants after a complete run: every mutant caught, some missed, some timed
+/// out.
 const COMPLETE: [i32; 3] = [0, 2, 3];
 
-/// Which mutants, and how.
+/// Selection of mutants, and limits.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// Only files that match, for example '**/slice.rs'; may be repeated
+    /// Only files that match, such as '**/slice.rs'; may be repeated
     #[arg(long, value_name = "GLOB")]
     file: Vec<String>,
-    /// Only one part of the mutants, for example 0/4
+    /// Only one part of the mutants, such as 0/4
     #[arg(long, value_name = "K/N")]
     shard: Option<String>,
     /// Mutants tested at the same time
     #[arg(long, default_value_t = 1)]
     jobs: u32,
-    /// Seconds after which the tests of a mutant are stopped; a mutant that is stopped counts as caught
+    /// Seconds after which the tests of a mutant are stopped; a mutant that is stopped counts as
+    /// caught
     #[arg(long, value_name = "SECONDS")]
     timeout: Option<u32>,
 }
@@ -56,7 +59,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let text = fs::read_to_string(&path).map_err(Failure::file("read", &path))?;
     let tally = Tally::parse(&text)?;
     print!("\n{tally}");
-    tally.verdict()
+    tally.check()
 }
 
 fn command(args: &Args, tool: &Path, results: &Path) -> Command {
@@ -70,19 +73,19 @@ fn command(args: &Args, tool: &Path, results: &Path) -> Command {
         command.env("CARGO_TARGET_DIR", results.join("build")); // dependencies are built once, not in every run
     }
     command.env("PROPTEST_CASES", PROPTEST_CASES).env("PROPTEST_RNG_SEED", PROPTEST_RNG_SEED);
-    // A failure is a result here: it is neither reduced nor written beside the sources.
+    // Failures are expected: they are neither shrunk nor recorded beside the sources.
     command.env("PROPTEST_MAX_SHRINK_ITERS", "0").env("PROPTEST_DISABLE_FAILURE_PERSISTENCE", "true");
     command
 }
 
-/// Applies to this process and to those that it starts. A lower limit stays.
+/// Limits the address space of this process and its children. A lower limit is kept.
 fn limit_address_space() {
     let Rlimit { current, maximum } = getrlimit(Resource::As);
     let current = Some(current.map_or(ADDRESS_SPACE_MAX, |set| set.min(ADDRESS_SPACE_MAX)));
     let _ = setrlimit(Resource::As, Rlimit { current, maximum }); // the limit is a precaution
 }
 
-/// The part of cargo-mutants' results that is read here.
+/// Part of the results of cargo-mutants.
 #[derive(Debug, Deserialize)]
 struct Results {
     outcomes: Vec<Outcome>,
@@ -116,7 +119,7 @@ struct Counts {
     caught: u64,
     timed_out: u64,
     survived: u64,
-    /// Those that do not compile.
+    /// Mutants that do not compile.
     unviable: u64,
 }
 
@@ -135,8 +138,10 @@ struct Tally {
 
 impl Tally {
     fn parse(text: &str) -> Result<Self, Failure> {
-        let results: Results = serde_json::from_str(text)
-            .map_err(|why| Failure::Answer { program: "cargo-mutants".to_owned(), why: why.to_string() })?;
+        let results: Results = serde_json::from_str(text).map_err(|why| Failure::UnexpectedOutput {
+            program: "cargo-mutants".to_owned(),
+            why: why.to_string(),
+        })?;
         let mut tally = Self::default();
         results.outcomes.into_iter().for_each(|outcome| tally.add(outcome));
         Ok(tally)
@@ -165,7 +170,7 @@ impl Tally {
         100.0 * self.survivors.len() as f64 / self.viable().max(1) as f64
     }
 
-    fn verdict(&self) -> Result<(), Failure> {
+    fn check(&self) -> Result<(), Failure> {
         if self.viable() == 0 {
             return Err(Failure::Result("no mutant was tested".to_owned()));
         }
@@ -211,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn outcomes_are_counted_by_file_and_survivors_are_named() {
+    fn outcomes_are_counted_by_file_and_survivors_listed() {
         let tally = tally(&[
             ("a.rs", "CaughtMutant"),
             ("a.rs", "MissedMutant"),
@@ -229,7 +234,7 @@ mod tests {
         let with = |caught: usize| {
             let mut outcomes = vec![("a.rs", "CaughtMutant"); caught];
             outcomes.push(("a.rs", "MissedMutant"));
-            tally(&outcomes).verdict()
+            tally(&outcomes).check()
         };
         assert!(with(20).is_ok(), "1 of 21");
         assert!(with(19).is_err(), "1 of 20");
@@ -237,6 +242,6 @@ mod tests {
 
     #[test]
     fn run_without_viable_mutants_fails() {
-        assert!(tally(&[("a.rs", "Unviable")]).verdict().is_err());
+        assert!(tally(&[("a.rs", "Unviable")]).check().is_err());
     }
 }

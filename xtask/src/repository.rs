@@ -6,24 +6,24 @@ use std::{
     process::Command,
 };
 
-/// The folder that holds everything.
+/// Returns the root of the repository.
 pub fn root() -> PathBuf {
-    let own = Path::new(env!("CARGO_MANIFEST_DIR"));
-    own.parent().expect("xtask lies in the repository").to_owned()
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
+    manifest.parent().expect("xtask is a folder of the repository").to_owned()
 }
 
-/// Environment variables that cargo sets for the task's own package. A nested cargo would treat
+/// Prefixes of environment variables that cargo sets for this package. A nested cargo would treat
 /// them as changes, and rebuild dependents.
-const OF_THIS_PACKAGE: [&str; 4] = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_CRATE_", "CARGO_BIN_"];
+const PACKAGE_ENV_PREFIXES: [&str; 4] = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_CRATE_", "CARGO_BIN_"];
 
-/// The cargo that runs this task, in the root of the repository.
-pub fn cargo(words: &[&str]) -> Command {
+/// Returns a command of the cargo that runs this task, in the root of the repository.
+pub fn cargo(arguments: &[&str]) -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     for (name, _) in env::vars_os() {
-        if OF_THIS_PACKAGE.iter().any(|prefix| name.to_string_lossy().starts_with(prefix)) {
+        if PACKAGE_ENV_PREFIXES.iter().any(|prefix| name.to_string_lossy().starts_with(prefix)) {
             command.env_remove(name);
         }
     }
-    command.args(words).current_dir(root());
+    command.args(arguments).current_dir(root());
     command
 }

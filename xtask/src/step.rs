@@ -12,29 +12,29 @@ use serde::Deserialize;
 
 use crate::{failure::Failure, repository::cargo};
 
-/// Runs a command as one step; its output is the terminal's.
+/// Runs a command as one step, with the output of this process.
 ///
 /// # Errors
-/// It does not start, or ends with anything but success.
+/// It does not start, or does not succeed.
 pub fn step(title: &str, command: &mut Command) -> Result<(), Failure> {
-    let begun = begin(title);
+    let start = begin(title);
     let status = command.status().map_err(Failure::start(title))?;
-    end(title, begun, status)
+    end(title, start, status)
 }
 
-/// Runs a command as one step and passes every line of its stdout to `see`.
+/// Runs a command as one step and passes every line of its stdout to `on_line`.
 ///
 /// # Errors
-/// It does not start, or ends with anything but success.
-pub fn step_read(title: &str, command: &mut Command, mut see: impl FnMut(&str)) -> Result<(), Failure> {
-    let begun = begin(title);
+/// It does not start, or does not succeed.
+pub fn step_read(title: &str, command: &mut Command, mut on_line: impl FnMut(&str)) -> Result<(), Failure> {
+    let start = begin(title);
     let mut process = command.stdout(Stdio::piped()).spawn().map_err(Failure::start(title))?;
-    let out = process.stdout.take().expect("stdout was asked to be a pipe");
+    let out = process.stdout.take().expect("stdout is a pipe");
     for line in BufReader::new(out).split(b'\n') {
-        see(&String::from_utf8_lossy(&line.map_err(Failure::start(title))?));
+        on_line(&String::from_utf8_lossy(&line.map_err(Failure::start(title))?));
     }
     let status = process.wait().map_err(Failure::start(title))?;
-    end(title, begun, status)
+    end(title, start, status)
 }
 
 fn begin(title: &str) -> Instant {
@@ -42,38 +42,39 @@ fn begin(title: &str) -> Instant {
     Instant::now()
 }
 
-fn end(title: &str, begun: Instant, status: ExitStatus) -> Result<(), Failure> {
+fn end(title: &str, start: Instant, status: ExitStatus) -> Result<(), Failure> {
     if !status.success() {
         return Err(Failure::Step { step: title.to_owned(), status });
     }
-    eprintln!("   {title}: done in {:.1} s", begun.elapsed().as_secs_f64());
+    eprintln!("   {title}: done in {:.1} s", start.elapsed().as_secs_f64());
     Ok(())
 }
 
-/// One line of `cargo build --message-format json`, as far as it matters here.
+/// Line of `cargo build --message-format json`, with the fields used here.
 #[derive(Debug, Deserialize)]
-struct Built {
+struct BuildMessage {
     executable: Option<PathBuf>,
 }
 
-/// Builds all programs like the tests do, so that nothing is built twice, and returns their paths.
+/// Builds all programs with the options of the tests, so that nothing is built twice, and returns
+/// the paths of these programs.
 ///
 /// # Errors
-/// Cargo fails, or one of the programs did not come out of it.
+/// Cargo fails, or does not build one of the programs.
 pub fn build<const N: usize>(programs: [&str; N]) -> Result<[PathBuf; N], Failure> {
     let mut command = cargo(&["build", "--workspace", "--bins"]);
     command.args(["--message-format", "json-render-diagnostics"]);
     let mut found = BTreeMap::new();
     step_read(&format!("build {}", programs.join(", ")), &mut command, |line| {
-        let path = serde_json::from_str::<Built>(line).ok().and_then(|built| built.executable);
+        let path = serde_json::from_str::<BuildMessage>(line).ok().and_then(|message| message.executable);
         found.extend(path.and_then(|path| Some((path.file_name()?.to_str()?.to_owned(), path.clone()))));
     })?;
     let mut missing = None;
     let paths = programs.map(|program| {
         found.remove(program).unwrap_or_else(|| {
-            missing = Some(format!("no program {program} among those it built"));
+            missing = Some(format!("program {program} was not built"));
             PathBuf::new()
         })
     });
-    missing.map_or(Ok(paths), |why| Err(Failure::Answer { program: "cargo build".to_owned(), why }))
+    missing.map_or(Ok(paths), |why| Err(Failure::UnexpectedOutput { program: "cargo build".to_owned(), why }))
 }

@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, fmt, fs, path::Path, time::Instant};
 
 use crate::{
-    bed,
+    artifacts,
     demo::BIN_DIR,
     failure::Failure,
     libvirt,
@@ -11,53 +11,53 @@ use crate::{
     step::{step, step_read},
 };
 
-/// How thorough.
+/// Options of the task.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct Args {
-    /// Fewer seeds of the simulation, for a look in between
+    /// Run fewer seeds of the simulation
     #[arg(long)]
     quick: bool,
 }
 
-/// Read by the simulation tests: how many seeds they run. Unset, they run their thousands.
-const SEEDS: &str = "TARN_SEEDS";
-/// Names a file to tests that leave something out on this machine: they add a line.
-const LEFT_OUT: &str = "TARN_LEFT_OUT";
+/// Environment variable with the number of seeds of the simulation tests.
+const SEEDS_ENV: &str = "TARN_SEEDS";
+/// Environment variable with a file to which tests append the parts they skip on this machine.
+const SKIPPED_ENV: &str = "TARN_LEFT_OUT";
 /// Seeds of a quick run.
 const QUICK_SEEDS: &str = "50";
 
-/// Builds and runs them all, even when one fails.
+/// Builds everything and runs all tests, even after a failure.
 ///
 /// # Errors
-/// Something does not build, a test fails, or one was left out.
+/// The build or a test fails, or a test is ignored.
 pub fn run(args: &Args) -> Result<(), Failure> {
-    let begun = Instant::now();
-    let (bed, libvirt) = (bed::ensure()?, libvirt::ensure()?);
+    let start = Instant::now();
+    let (artifacts, libvirt) = (artifacts::ensure()?, libvirt::ensure()?);
     // System tests start programs, which `cargo test` alone does not build; built together, they
     // share dependencies.
     let programs_and_tests = ["build", "--workspace", "--lib", "--bins", "--tests"];
     step("build programs and tests", &mut cargo(&programs_and_tests))?;
     let mut tests = cargo(&["test", "--workspace", "--no-fail-fast"]);
-    tests.env(emulated_host::ARTIFACTS_ENV, bed).env(libvirt::LIBVIRT, libvirt);
+    tests.env(emulated_host::ARTIFACTS_ENV, artifacts).env(libvirt::FOLDER_ENV, libvirt);
     if let Some(programs) = std::env::current_exe().ok().as_deref().and_then(Path::parent) {
-        tests.env(BIN_DIR, programs); // they were built beside this one
+        tests.env(BIN_DIR, programs); // they are built into the folder of this program
     }
     if args.quick {
-        tests.env(SEEDS, QUICK_SEEDS);
+        tests.env(SEEDS_ENV, QUICK_SEEDS);
     }
-    let left_out = root().join("target/left-out");
-    let _ = fs::remove_file(&left_out); // of the last run, if there was one
-    tests.env(LEFT_OUT, &left_out);
+    let skipped = root().join("target/left-out");
+    let _ = fs::remove_file(&skipped); // of the previous run
+    tests.env(SKIPPED_ENV, &skipped);
     let mut tally = Tally::default();
-    let ran = step_read("tests", &mut tests, |line| {
+    let result = step_read("tests", &mut tests, |line| {
         println!("{line}");
-        tally.see(line);
+        tally.add_line(line);
     });
-    for what in fs::read_to_string(&left_out).unwrap_or_default().lines().collect::<BTreeSet<_>>() {
-        println!("left out: {what}");
+    for part in fs::read_to_string(&skipped).unwrap_or_default().lines().collect::<BTreeSet<_>>() {
+        println!("skipped: {part}");
     }
-    println!("\n{tally} in {:.0} s", begun.elapsed().as_secs_f64());
-    ran.and_then(|()| tally.verdict())
+    println!("\n{tally} in {:.0} s", start.elapsed().as_secs_f64());
+    result.and_then(|()| tally.check())
 }
 
 /// Sum of the results of all test programs.
@@ -66,26 +66,26 @@ struct Tally {
     programs: u64,
     passed: u64,
     failed: Vec<String>,
-    left_out: u64,
+    ignored: u64,
 }
 
 impl Tally {
     /// Processes one line of a test program: a failed test, or the result of the program.
-    fn see(&mut self, line: &str) {
+    fn add_line(&mut self, line: &str) {
         if let Some(test) = line.strip_prefix("test ").and_then(|rest| rest.strip_suffix(" ... FAILED")) {
             self.failed.push(test.to_owned());
         } else if let Some(result) = line.strip_prefix("test result: ") {
             self.programs += 1;
-            self.passed += count(result, "passed");
-            self.left_out += count(result, "ignored");
+            self.passed += number_before(result, "passed");
+            self.ignored += number_before(result, "ignored");
         }
     }
 
-    /// Every test ran and passed, and there were some.
-    fn verdict(&self) -> Result<(), Failure> {
+    /// Checks that at least one test ran and none was ignored.
+    fn check(&self) -> Result<(), Failure> {
         match self {
-            Self { left_out: 1.., .. } => Err(Failure::Result("a test was left out (#[ignore])".to_owned())),
-            Self { passed: 0, .. } => Err(Failure::Result("not one test ran".to_owned())),
+            Self { ignored: 1.., .. } => Err(Failure::Result("a test is ignored (#[ignore])".to_owned())),
+            Self { passed: 0, .. } => Err(Failure::Result("no test ran".to_owned())),
             Self { .. } => Ok(()),
         }
     }
@@ -96,19 +96,19 @@ impl fmt::Display for Tally {
         for test in &self.failed {
             writeln!(f, "failed: {test}")?;
         }
-        let Self { programs, passed, failed, left_out } = self;
+        let Self { programs, passed, failed, ignored } = self;
         write!(
             f,
-            "{passed} tests passed, {} failed, {left_out} left out, in {programs} programs,",
+            "{passed} tests passed, {} failed, {ignored} ignored, in {programs} programs,",
             failed.len()
         )
     }
 }
 
-/// The number before a word in `ok. 3 passed; 0 failed; 1 ignored; ...`.
-fn count(result: &str, what: &str) -> u64 {
+/// Returns the number before a word in `ok. 3 passed; 0 failed; 1 ignored; ...`.
+fn number_before(result: &str, part: &str) -> u64 {
     let words: Vec<&str> = result.split([' ', ';']).filter(|word| !word.is_empty()).collect();
-    words.windows(2).find(|pair| pair[1] == what).and_then(|pair| pair[0].parse().ok()).unwrap_or(0)
+    words.windows(2).find(|pair| pair[1] == part).and_then(|pair| pair[0].parse().ok()).unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -117,28 +117,28 @@ mod tests {
 
     fn tally(lines: &[&str]) -> Tally {
         let mut tally = Tally::default();
-        lines.iter().for_each(|line| tally.see(line));
+        lines.iter().for_each(|line| tally.add_line(line));
         tally
     }
 
     #[test]
     fn results_of_all_programs_are_summed() {
-        let seen = tally(&[
+        let sum = tally(&[
             "test result: ok. 3 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.01s",
             "test a::b ... FAILED",
             "test result: FAILED. 4 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out",
         ]);
-        assert_eq!(seen, Tally { programs: 2, passed: 7, failed: vec!["a::b".to_owned()], left_out: 0 });
+        assert_eq!(sum, Tally { programs: 2, passed: 7, failed: vec!["a::b".to_owned()], ignored: 0 });
     }
 
     #[test]
-    fn a_test_left_out_is_a_failure() {
-        let seen = tally(&["test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured"]);
-        assert!(seen.verdict().is_err());
+    fn ignored_test_is_a_failure() {
+        let sum = tally(&["test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured"]);
+        assert!(sum.check().is_err());
     }
 
     #[test]
-    fn no_test_at_all_is_a_failure() {
-        assert!(tally(&[]).verdict().is_err());
+    fn run_without_tests_is_a_failure() {
+        assert!(tally(&[]).check().is_err());
     }
 }

@@ -1,22 +1,22 @@
-//! `cargo xtask tidy`: the house rules that no compiler and no clippy knows, each a function from the repository's files
-//! to complaints, each with a test in which it bites. Formatting and lints are `lint`'s.
+//! `cargo xtask tidy`: rules of this repository that neither the compiler nor clippy checks. Each is a
+//! function from the repository's files to violations, with a test. Formatting and lints are in `lint`.
 
 mod circles;
+mod code_map;
+mod dependencies;
+mod forbidden_words;
 mod headers;
 mod limits;
 mod links;
-mod map;
 mod metrics;
 mod names;
 mod protos;
 mod pure;
-mod rooms;
 mod rust;
 mod size;
 mod sources;
-mod tests_run;
+mod test_attributes;
 mod unsafety;
-mod words;
 
 use std::fmt;
 
@@ -24,61 +24,61 @@ use sources::Sources;
 
 use crate::{failure::Failure, repository::root};
 
-/// One place where a house rule is broken.
+/// Violation of a rule.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Complaint {
-    /// The file, from the root of the repository.
+pub struct Violation {
+    /// Path of the file, from the root of the repository.
     pub path: String,
-    /// Its line, from 1.
+    /// Line, from 1.
     pub line: usize,
     /// Violation.
     pub what: String,
     /// How to fix it.
-    pub mend: &'static str,
+    pub fix: &'static str,
 }
 
-impl fmt::Display for Complaint {
+impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}: {}\n    {}", self.path, self.line, self.what, self.mend)
+        write!(f, "{}:{}: {}\n    {}", self.path, self.line, self.what, self.fix)
     }
 }
 
-/// Looks at all files and answers with every place where it is broken.
-type Rule = fn(&Sources) -> Vec<Complaint>;
+/// Returns the violations in all files.
+type Rule = fn(&Sources) -> Vec<Violation>;
 
-/// Every rule, by the sentence it keeps true.
+/// All rules, with what they state.
 const RULES: &[(&str, Rule)] = &[
-    ("each room imports only what the map allows", rooms::imports),
+    ("each crate imports only the crates it may use", dependencies::imports),
     ("modules import each other in one direction", circles::imports),
-    ("pure rooms import only what cannot touch the world", rooms::externals),
-    ("pure rooms touch no clock, file, thread or environment", pure::paths),
-    ("pure rooms forbid unsafe code and are watched by clippy", pure::guards),
-    ("unsafe code is where the map says", unsafety::places),
-    ("each file first says what it is", headers::first_lines),
+    ("pure crates import only harmless dependencies", dependencies::externals),
+    ("pure crates use no clock, file, thread or environment", pure::paths),
+    ("pure crates forbid unsafe code and have clippy's rules for them", pure::guards),
+    ("unsafe code is only in the listed files", unsafety::places),
+    ("each file begins with its purpose", headers::first_lines),
     ("functions and files stay small", size::lengths),
-    ("every limit limits something", limits::used),
+    ("every limit is used", limits::used),
     ("docs/metrics.md lists every metric", metrics::documented),
-    ("every message on the wire is explained", protos::explained),
-    ("no test is left out or succeeds by failing", tests_run::all),
-    ("files have names of our domain", names::files),
-    ("nothing is left for later, nothing points outside", words::none_forbidden),
-    ("links between pages lead somewhere", links::resolve),
-    ("the code map in ARCHITECTURE.md lists every folder", map::matches),
+    ("every wire message and field has a comment", protos::documented),
+    ("no test is ignored or passes by any panic", test_attributes::all),
+    ("file names are terms of the domain", names::files),
+    ("no file has unfinished work or paths of one machine", forbidden_words::none_used),
+    ("links between pages resolve", links::resolve),
+    ("the code map in ARCHITECTURE.md lists every folder", code_map::matches),
 ];
 
-/// Keeps every rule, or prints each place where one is broken.
+/// Checks every rule and prints violations.
 ///
 /// # Errors
-/// The repository cannot be read, or a rule is broken.
+/// The repository cannot be read, or a rule is violated.
 pub fn run() -> Result<(), Failure> {
     let sources = Sources::read(&root())?;
-    let broken: usize = RULES.iter().map(|(sentence, rule)| keep(sentence, rule(&sources))).sum();
-    if broken > 0 { Err(Failure::Untidy(broken)) } else { Ok(()) }
+    let violations: usize = RULES.iter().map(|(statement, rule)| report(statement, rule(&sources))).sum();
+    if violations > 0 { Err(Failure::RulesViolated(violations)) } else { Ok(()) }
 }
 
-fn keep(sentence: &str, mut complaints: Vec<Complaint>) -> usize {
-    complaints.sort();
-    println!("{} {sentence}", if complaints.is_empty() { "ok    " } else { "BROKEN" });
-    complaints.iter().for_each(|complaint| println!("  {complaint}"));
-    complaints.len()
+fn report(statement: &str, mut violations: Vec<Violation>) -> usize {
+    violations.sort();
+    println!("{} {statement}", if violations.is_empty() { "ok    " } else { "FAILED" });
+    violations.iter().for_each(|violation| println!("  {violation}"));
+    violations.len()
 }

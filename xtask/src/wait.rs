@@ -14,77 +14,79 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use crate::failure::Failure;
 
 /// Interval between checks of other processes.
-const LOOK_EVERY: Duration = Duration::from_millis(25);
+const POLL_INTERVAL: Duration = Duration::from_millis(25);
 
-/// Interrupt flag of the user.
+/// Flag that signals of the user set.
 #[derive(Clone, Debug)]
-pub struct Patience {
-    stop: Arc<AtomicBool>,
+pub struct Interrupt {
+    flag: Arc<AtomicBool>,
 }
 
-impl Patience {
-    /// From now on SIGINT, SIGTERM and SIGHUP end waits instead of the process, so that it can clear up.
+impl Interrupt {
+    /// Registers handlers: SIGINT, SIGTERM and SIGHUP now end waits instead of the process, which
+    /// can then clean up.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// A handler cannot be registered.
     pub fn new() -> Result<Self, Failure> {
-        let stop = Arc::new(AtomicBool::new(false));
+        let flag = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM, SIGHUP] {
-            signal_hook::flag::register(signal, Arc::clone(&stop))
+            signal_hook::flag::register(signal, Arc::clone(&flag))
                 .map_err(Failure::start("signal handling"))?;
         }
-        Ok(Self { stop })
+        Ok(Self { flag })
     }
 
     /// Waits until a condition holds, and returns how long it took.
     ///
     /// # Errors
-    /// [`Failure::Late`], [`Failure::Interrupted`], or the error of `look`.
-    pub fn until(
+    /// [`Failure::TimedOut`], [`Failure::Interrupted`], or the error of `condition`.
+    pub fn wait_until(
         &self,
         what: &'static str,
         within: Duration,
-        mut look: impl FnMut() -> Result<bool, Failure>,
+        mut condition: impl FnMut() -> Result<bool, Failure>,
     ) -> Result<Duration, Failure> {
-        until(what, within, || self.check().and_then(|()| look()))
+        wait_until(what, within, || self.check().and_then(|()| condition()))
     }
 
-    /// A moment between two looks.
+    /// Sleeps for the interval between two checks.
     ///
     /// # Errors
     /// [`Failure::Interrupted`].
     pub fn pause(&self) -> Result<(), Failure> {
-        thread::sleep(LOOK_EVERY);
+        thread::sleep(POLL_INTERVAL);
         self.check()
     }
 
     /// Returns whether the user has not interrupted.
-    pub fn lasts(&self) -> bool {
-        !self.stop.load(Ordering::Relaxed)
+    pub fn is_unset(&self) -> bool {
+        !self.flag.load(Ordering::Relaxed)
     }
 
     fn check(&self) -> Result<(), Failure> {
-        if self.lasts() { Ok(()) } else { Err(Failure::Interrupted) }
+        if self.is_unset() { Ok(()) } else { Err(Failure::Interrupted) }
     }
 }
 
-/// Waits until a condition holds, also after an interrupt, for an orderly end.
+/// Waits until a condition holds. Unlike [`Interrupt::wait_until`] it ignores interrupts, for an
+/// orderly shutdown.
 ///
 /// # Errors
-/// [`Failure::Late`], or the error of `look`.
-pub fn until(
+/// [`Failure::TimedOut`], or the error of `condition`.
+pub fn wait_until(
     what: &'static str,
     within: Duration,
-    mut look: impl FnMut() -> Result<bool, Failure>,
+    mut condition: impl FnMut() -> Result<bool, Failure>,
 ) -> Result<Duration, Failure> {
-    let begun = Instant::now();
-    while !look()? {
-        if begun.elapsed() > within {
-            return Err(Failure::Late { what, within });
+    let start = Instant::now();
+    while !condition()? {
+        if start.elapsed() > within {
+            return Err(Failure::TimedOut { what, limit: within });
         }
-        thread::sleep(LOOK_EVERY);
+        thread::sleep(POLL_INTERVAL);
     }
-    Ok(begun.elapsed())
+    Ok(start.elapsed())
 }
 
 #[cfg(test)]
@@ -92,16 +94,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_does_not_come_is_late() {
-        let patience = Patience { stop: Arc::default() };
-        let late = patience.until("a miracle", Duration::from_millis(60), || Ok(false));
-        assert!(matches!(late, Err(Failure::Late { what: "a miracle", .. })));
+    fn wait_ends_at_the_time_limit() {
+        let interrupt = Interrupt { flag: Arc::default() };
+        let timed_out = interrupt.wait_until("an impossible event", Duration::from_millis(60), || Ok(false));
+        assert!(matches!(timed_out, Err(Failure::TimedOut { what: "an impossible event", .. })));
     }
 
     #[test]
-    fn a_person_who_interrupts_does_not_wait() {
-        let patience = Patience { stop: Arc::new(AtomicBool::new(true)) };
-        let ended = patience.until("a miracle", Duration::from_secs(600), || Ok(false));
-        assert!(matches!(ended, Err(Failure::Interrupted)));
+    fn wait_ends_when_the_user_interrupts() {
+        let interrupt = Interrupt { flag: Arc::new(AtomicBool::new(true)) };
+        let interrupted = interrupt.wait_until("an impossible event", Duration::from_secs(600), || Ok(false));
+        assert!(matches!(interrupted, Err(Failure::Interrupted)));
     }
 }

@@ -1,5 +1,4 @@
-//! Options that every command of `tarn` takes: where the manager is, with which credentials, how long to wait and how to
-//! print. The commands' own options are beside the commands.
+//! Global options of the commands of `tarn`: endpoint, credentials, timeout and output format.
 
 use std::{path::PathBuf, time::Duration};
 

@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn each_yaml_note_is_a_document() {
+    fn yaml_notes_are_separate_documents() {
         let output = ["two: words", "- more"].map(|text| format_note(Format::Yaml, text)).join("\n");
         let documents = serde_norway::Deserializer::from_str(&output);
         let notes: Vec<String> = documents

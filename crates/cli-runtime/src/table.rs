@@ -1,4 +1,5 @@
-//! Tables on a terminal: columns of a type, its rows, and cells that several commands share. It prints nothing.
+//! Tables on a terminal: columns of a type, its rows, and cells that several commands share. It
+//! prints nothing.
 
 use comfy_table::{ContentArrangement, Table, presets};
 use units::{Bytes, UnixMs};

@@ -12,22 +12,22 @@ use clap::Parser;
 use sim::world::{Failure, Summary, World};
 
 /// Events printed before a failure by default.
-const EVENTS_TOLD: usize = 60;
+const EVENTS_SHOWN: usize = 60;
 /// Interval of progress messages.
-const PROGRESS_EVERY: Duration = Duration::from_secs(5);
-/// How often is looked whether it is over.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
+/// Interval of checks for the end.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Grows racks from seeds and looks after every step whether each promise is kept
+/// Simulates racks from random seeds, and checks the invariants after each step
 #[derive(Debug, Parser)]
 struct Args {
-    /// How many seeds
+    /// Number of seeds
     #[arg(long, default_value_t = 1000)]
     seeds: u64,
-    /// The first seed
+    /// First seed
     #[arg(long, default_value_t = 0)]
     from: u64,
-    /// Just this seed
+    /// Run only this seed
     #[arg(long, conflicts_with_all = ["seeds", "from"])]
     seed: Option<u64>,
     /// Steps before the world becomes quiescent
@@ -43,7 +43,7 @@ fn main() -> ExitCode {
     let (first, seeds) = args.seed.map_or((args.from, args.seeds), |seed| (seed, 1));
     match run(first, seeds, &args) {
         Ok(summary) => {
-            println!("{seeds} seeds kept every promise: {summary:?}");
+            println!("{seeds} seeds passed: {summary:?}");
             ExitCode::SUCCESS
         }
         Err(failure) => {
@@ -56,13 +56,15 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs one thread per core. Of several failures the one of the lowest seed is reported.
+/// Runs one thread per core. Returns the failure of the lowest seed.
 fn run(first: u64, seeds: u64, args: &Args) -> Result<Summary, Box<Failure>> {
     let cores = thread::available_parallelism().map_or(1, usize::from);
-    let turns = Turns { next: AtomicU64::new(0), done: AtomicU64::new(0), over: AtomicBool::new(false) };
+    let queue =
+        SeedQueue { next: AtomicU64::new(0), done: AtomicU64::new(0), is_done: AtomicBool::new(false) };
     let outcomes: Vec<_> = thread::scope(|scope| {
-        let threads: Vec<_> = (0..cores).map(|_| scope.spawn(|| turns.take(first, seeds, args))).collect();
-        turns.tell(seeds);
+        let threads: Vec<_> =
+            (0..cores).map(|_| scope.spawn(|| queue.run_seeds(first, seeds, args))).collect();
+        queue.print_progress(seeds);
         threads.into_iter().map(|thread| thread.join().expect("a world does not panic")).collect()
     });
     let mut sum = Summary::default();
@@ -76,46 +78,46 @@ fn run(first: u64, seeds: u64, args: &Args) -> Result<Summary, Box<Failure>> {
     failures.into_iter().min_by_key(|failure| failure.seed).map_or(Ok(sum), Err)
 }
 
-/// Which seed is next, and how many are done.
-struct Turns {
+/// Index of the next seed, and number of finished seeds.
+struct SeedQueue {
     next: AtomicU64,
     done: AtomicU64,
-    over: AtomicBool,
+    is_done: AtomicBool,
 }
 
-impl Turns {
-    /// Grows one seed after the other until none is left or one has failed.
-    fn take(&self, first: u64, seeds: u64, args: &Args) -> Result<Summary, Box<Failure>> {
+impl SeedQueue {
+    /// Runs seeds until none is left or one fails.
+    fn run_seeds(&self, first: u64, seeds: u64, args: &Args) -> Result<Summary, Box<Failure>> {
         let mut sum = Summary::default();
-        while !self.over.load(Ordering::Relaxed) {
+        while !self.is_done.load(Ordering::Relaxed) {
             let n = self.next.fetch_add(1, Ordering::Relaxed);
             if n >= seeds {
                 break;
             }
-            sum += one(first + n, args).inspect_err(|_| self.over.store(true, Ordering::Relaxed))?;
+            sum += run_seed(first + n, args).inspect_err(|_| self.is_done.store(true, Ordering::Relaxed))?;
             self.done.fetch_add(1, Ordering::Relaxed);
         }
-        self.over.store(true, Ordering::Relaxed); // those under way are ended all the same
+        self.is_done.store(true, Ordering::Relaxed); // seeds in progress complete
         Ok(sum)
     }
 
     /// Prints the progress periodically.
-    fn tell(&self, seeds: u64) {
-        let (started, mut told) = (Instant::now(), Instant::now());
-        while !self.over.load(Ordering::Relaxed) {
-            thread::sleep(LOOK_EVERY);
-            if told.elapsed() >= PROGRESS_EVERY {
-                told = Instant::now();
+    fn print_progress(&self, seeds: u64) {
+        let (start, mut last_print) = (Instant::now(), Instant::now());
+        while !self.is_done.load(Ordering::Relaxed) {
+            thread::sleep(POLL_INTERVAL);
+            if last_print.elapsed() >= PROGRESS_INTERVAL {
+                last_print = Instant::now();
                 let done = self.done.load(Ordering::Relaxed);
-                let pace = done as f64 / started.elapsed().as_secs_f64();
-                println!("{done} of {seeds} seeds, {pace:.0} seeds/s");
+                let rate = done as f64 / start.elapsed().as_secs_f64();
+                println!("{done} of {seeds} seeds, {rate:.0} seeds/s");
             }
         }
     }
 }
 
-/// Runs a failing seed again, with its event log.
-fn one(seed: u64, args: &Args) -> Result<Summary, Box<Failure>> {
-    let story = |events| World::new(seed).with_event_log(events).run(args.steps);
-    if args.trace { story(usize::MAX) } else { story(0).or_else(|_| story(EVENTS_TOLD)) }
+/// Runs a seed, and again with its event log if it fails.
+fn run_seed(seed: u64, args: &Args) -> Result<Summary, Box<Failure>> {
+    let run = |events| World::new(seed).with_event_log(events).run(args.steps);
+    if args.trace { run(usize::MAX) } else { run(0).or_else(|_| run(EVENTS_SHOWN)) }
 }

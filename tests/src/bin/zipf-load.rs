@@ -13,30 +13,30 @@ use clap::Parser;
 use rand::{Rng as _, SeedableRng as _};
 use rand_pcg::Pcg64Mcg;
 
-/// Asks memcached for keys by Zipf's law.
+/// Requests keys from memcached by Zipf's law
 #[derive(Debug, Parser)]
 struct Args {
-    /// Where it listens
+    /// Socket of memcached
     #[arg(long, value_name = "FILE")]
     socket: PathBuf,
-    /// How many keys there are
+    /// Number of keys
     #[arg(long, value_name = "N")]
     keys: usize,
-    /// Bytes of each value
+    /// Size of each value in bytes
     #[arg(long, value_name = "N")]
     value_bytes: usize,
-    /// The exponent: 0 is all alike
+    /// Exponent of Zipf's law; 0 is uniform
     #[arg(long, value_name = "S", default_value_t = 0.99)]
     skew: f64,
-    /// Seconds, after filling it
+    /// Duration in seconds, after filling
     #[arg(long, value_name = "N")]
     seconds: u64,
-    /// Does not fill it first
+    /// Skip filling
     #[arg(long)]
     is_full: bool,
 }
 
-/// A memcached.
+/// Connection to memcached.
 struct Server {
     read: BufReader<UnixStream>,
     write: UnixStream,
@@ -57,12 +57,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut rng = Pcg64Mcg::seed_from_u64(1);
     let end = Instant::now() + Duration::from_secs(args.seconds);
     while Instant::now() < end {
-        let (mut got, mut absent) = (0_u32, 0_u32);
-        let begun = Instant::now();
-        while begun.elapsed() < Duration::from_secs(1) {
-            if server.get(zipf.key(&mut rng))? { got += 1 } else { absent += 1 }
+        let (mut hits, mut misses) = (0_u32, 0_u32);
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_secs(1) {
+            if server.get(zipf.key(&mut rng))? { hits += 1 } else { misses += 1 }
         }
-        println!("{:.0} a second, {absent} absent", f64::from(got) / begun.elapsed().as_secs_f64());
+        println!("{:.0} a second, {misses} absent", f64::from(hits) / start.elapsed().as_secs_f64());
     }
     Ok(())
 }
@@ -74,18 +74,18 @@ impl Server {
             write!(self.write, "set key{key} 0 0 {bytes}\r\n")?;
             self.write.write_all(&value)?;
             self.write.write_all(b"\r\n")?;
-            if self.answer()? != "STORED\r\n" {
+            if self.read_reply()? != "STORED\r\n" {
                 return Err(io::Error::other(format!("key {key}: {}", self.line)));
             }
         }
         Ok(())
     }
 
-    /// Whether it has a key.
+    /// Requests a key, and returns whether it exists.
     fn get(&mut self, key: usize) -> io::Result<bool> {
         write!(self.write, "get key{key}\r\n")?;
         let Some(bytes) =
-            self.answer()?.trim().strip_prefix("VALUE ").and_then(|rest| rest.rsplit(' ').next())
+            self.read_reply()?.trim().strip_prefix("VALUE ").and_then(|rest| rest.rsplit(' ').next())
         else {
             return Ok(false);
         };
@@ -95,34 +95,34 @@ impl Server {
         Ok(true)
     }
 
-    fn answer(&mut self) -> io::Result<&str> {
+    fn read_reply(&mut self) -> io::Result<&str> {
         self.line.clear();
         match self.read.read_line(&mut self.line)? {
-            0 => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "memcached has hung up")),
+            0 => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "memcached closed the connection")),
             _ => Ok(&self.line),
         }
     }
 }
 
-/// Keys by how often they are asked for; which those are is spread over all.
+/// Zipf distribution of keys. Popular keys are spread over all indices.
 struct Zipf {
-    cumulated: Vec<f64>,
+    cumulative: Vec<f64>,
 }
 
 impl Zipf {
     fn new(keys: usize, skew: f64) -> Self {
         let mut sum = 0.0;
-        let cumulated = (1..=keys).map(|rank| {
+        let cumulative = (1..=keys).map(|rank| {
             sum += (rank as f64).powf(-skew);
             sum
         });
-        Self { cumulated: cumulated.collect() }
+        Self { cumulative: cumulative.collect() }
     }
 
     fn key(&self, rng: &mut Pcg64Mcg) -> usize {
-        let at = rng.random_range(0.0..self.cumulated[self.cumulated.len() - 1]);
-        let rank = self.cumulated.partition_point(|sum| *sum <= at);
-        // By a large odd number, so that keys that are asked for often are not stored beside each other.
-        rank.wrapping_mul(2_654_435_761) % self.cumulated.len()
+        let at = rng.random_range(0.0..self.cumulative[self.cumulative.len() - 1]);
+        let rank = self.cumulative.partition_point(|sum| *sum <= at);
+        // Multiplied by a large odd number, so that popular keys are not adjacent.
+        rank.wrapping_mul(2_654_435_761) % self.cumulative.len()
     }
 }

@@ -11,10 +11,10 @@ use emulated_host::{
     nodes::{NumaReport, PRINT_NODES_SCRIPT},
 };
 use tests::linux_guests::{
-    add_guest, assert_nodes, bed, command, host, launch, part, pool_options, run, words,
+    add_guest, artifacts, assert_nodes, command, host, launch, pool_options, run, section, words,
 };
 
-/// Kernel, CPUs, and GiB of each pool node: every pair of choices is in one of them.
+/// Kernel, CPUs, and GiB of each pool node: all pairs of values occur.
 const SHAPES: [(&str, u32, &[u64]); 9] = [
     ("6.12", 1, &[1]),
     ("6.1", 1, &[2, 1]),
@@ -28,7 +28,7 @@ const SHAPES: [(&str, u32, &[u64]); 9] = [
 ];
 
 #[test]
-fn pool_memory_is_nodes_without_cores_whatever_the_shape() {
+fn pool_memory_is_nodes_without_cpus_in_all_shapes() {
     let mut script = String::new();
     for (n, (kernel, cpus, pools)) in SHAPES.iter().enumerate() {
         script += &launch(
@@ -38,14 +38,14 @@ fn pool_memory_is_nodes_without_cores_whatever_the_shape() {
             &format!("--cpus {cpus} --memory size=512MiB{}", pool_options(pools)),
         );
     }
-    let bed = bed();
-    let host = host(&bed, &script);
+    let artifacts = artifacts();
+    let host = host(&artifacts, &script);
     for kernel in KERNELS {
-        add_guest(&host, &bed, kernel_initrd(kernel), kernel, PRINT_NODES_SCRIPT);
+        add_guest(&host, &artifacts, kernel_initrd(kernel), kernel, PRINT_NODES_SCRIPT);
     }
-    let said = run(host);
+    let output = run(host);
     for (n, (kernel, cpus, pools)) in SHAPES.iter().enumerate() {
-        let (guest, code) = part(&said, &format!("s{n}"));
+        let (guest, code) = section(&output, &format!("s{n}"));
         assert_eq!(code, "0", "{guest}");
         assert_nodes(kernel, *cpus, pools, guest);
     }
@@ -68,7 +68,7 @@ echo "FREE spills $(free)"
 echo "SUMS $(md5sum /tmp/block /tmp/fits* /tmp/spills* | cut -c1-32 | sort | uniq -c)"
 "#;
 
-/// Writes a disk and reads it again, asks for random numbers, and shows the tables.
+/// Writes a disk and reads it again, reads random numbers, and prints the ACPI tables.
 const USE_DEVICES: &str = r#"
 head -c 4194304 /dev/urandom > /tmp/content
 dd if=/tmp/content of=/dev/vda bs=64k conv=fsync 2>/dev/null
@@ -83,7 +83,7 @@ done
 "#;
 
 #[test]
-fn the_node_is_used_last_devices_keep_what_they_are_given_and_every_end_has_its_code() {
+fn pool_node_is_used_last_and_devices_keep_data() {
     let sizes = "--cpus 2 --memory size=512MiB --pool size=1GiB";
     let disks = "--disk path=/tmp/disk --disk path=/tmp/fixed,readonly=on";
     let script = format!(
@@ -93,43 +93,43 @@ fn the_node_is_used_last_devices_keep_what_they_are_given_and_every_end_has_its_
         launch("devices", "6.12", "devices", &format!("{sizes} {disks}")),
         launch("reboot", "6.1", "reboot", sizes),
     );
-    let bed = bed();
-    let host = host(&bed, &script);
-    add_guest(&host, &bed, "memory", "6.12", USE_MEMORY);
-    add_guest(&host, &bed, "devices", "6.12", USE_DEVICES);
-    add_guest(&host, &bed, "reboot", "6.1", "reboot -f");
-    let said = run(host);
-    is_used_last(part(&said, "memory"));
-    let (guest, code) = part(&said, "devices");
+    let artifacts = artifacts();
+    let host = host(&artifacts, &script);
+    add_guest(&host, &artifacts, "memory", "6.12", USE_MEMORY);
+    add_guest(&host, &artifacts, "devices", "6.12", USE_DEVICES);
+    add_guest(&host, &artifacts, "reboot", "6.1", "reboot -f");
+    let output = run(host);
+    assert_node_used_last(section(&output, "memory"));
+    let (guest, code) = section(&output, "devices");
     assert_eq!(code, "0", "{guest}");
-    let written = devices_work(&bed.tool("iasl"), guest);
+    let written = check_devices(&artifacts.tool("iasl"), guest);
     assert!(
-        said.contains(&format!("HOSTDISK {written}")),
-        "the host's file has what the guest wrote: {said}"
+        output.contains(&format!("HOSTDISK {written}")),
+        "the host's file has the data of the guest: {output}"
     );
-    assert_eq!(part(&said, "reboot").1, "10", "{said}");
+    assert_eq!(section(&output, "reboot").1, "10", "{output}");
 }
 
 /// Pond measured 0.06 % to 0.38 % of accesses on the pool while memory fits.
-fn is_used_last((guest, code): (&str, &str)) {
+fn assert_node_used_last((guest, code): (&str, &str)) {
     let free = |when: &str| {
-        let told = guest.lines().find_map(|line| line.strip_prefix(&format!("FREE {when} ")));
-        let told = told.unwrap_or_else(|| panic!("{guest}"));
-        told.split_whitespace().map(|kib| kib.parse::<i64>().unwrap()).collect::<Vec<_>>()
+        let line = guest.lines().find_map(|line| line.strip_prefix(&format!("FREE {when} ")));
+        let line = line.unwrap_or_else(|| panic!("{guest}"));
+        line.split_whitespace().map(|kib| kib.parse::<i64>().unwrap()).collect::<Vec<_>>()
     };
     let (before, fits, spills) = (free("before"), free("fits"), free("spills"));
     let (small, large) = (150 << 10, 400 << 10);
     let on_pool = before[1] - fits[1];
     assert!(on_pool * 1000 < small * 4, "{on_pool} KiB of {small} are on the pool node: {guest}");
     assert!(before[0] - fits[0] > small / 10 * 9, "the rest is local: {guest}");
-    assert!(fits[1] - spills[1] > large / 3, "what does not fit spills: {guest}");
+    assert!(fits[1] - spills[1] > large / 3, "excess memory is on the pool node: {guest}");
     let sums = words(guest, "SUMS");
-    assert_eq!((sums.len(), sums[0]), (2, "56"), "all copies are what they are copies of: {guest}");
+    assert_eq!((sums.len(), sums[0]), (2, "56"), "all copies are equal: {guest}");
     assert_eq!(code, "0", "{guest}");
 }
 
 /// Returns the checksum of the data written to the disk.
-fn devices_work(iasl: &Path, guest: &str) -> String {
+fn check_devices(iasl: &Path, guest: &str) -> String {
     let disk = words(guest, "DISK");
     assert_eq!((disk[0], disk[2]), (disk[1], "8388608"), "{guest}");
     assert_eq!(words(guest, "READONLY"), ["1", "hello"], "{guest}");
@@ -138,20 +138,21 @@ fn devices_work(iasl: &Path, guest: &str) -> String {
     let tables = guest.lines().filter_map(|line| line.strip_prefix("TABLE ")?.split_once(' '));
     let names: Vec<&str> = tables.clone().map(|(name, _)| name).collect();
     assert_eq!(names, ["APIC", "DSDT", "FACP", "HMAT", "SLIT", "SRAT"], "{guest}");
-    tables.for_each(|(name, base64)| is_sound(iasl, name, base64));
+    tables.for_each(|(name, base64)| assert_table_compiles(iasl, name, base64));
     disk[0].to_owned()
 }
 
-/// Intel's own compiler takes a table apart, and puts it together again, without an error.
-fn is_sound(iasl: &Path, name: &str, base64: &str) {
+/// Checks that iasl disassembles and compiles a table without errors.
+fn assert_table_compiles(iasl: &Path, name: &str, base64: &str) {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("table.b64"), base64).unwrap();
     let sh = |what: &str| {
-        let ran =
+        let process =
             Command::new("sh").args(["-c", what]).env("IASL", iasl).current_dir(dir.path()).output().unwrap();
-        let said = String::from_utf8_lossy(&ran.stdout).into_owned() + &String::from_utf8_lossy(&ran.stderr);
-        assert!(ran.status.success(), "{name}: {what}: {said}");
-        said
+        let output =
+            String::from_utf8_lossy(&process.stdout).into_owned() + &String::from_utf8_lossy(&process.stderr);
+        assert!(process.status.success(), "{name}: {what}: {output}");
+        output
     };
     sh("base64 -d table.b64 > table.dat");
     sh("\"$IASL\" -d table.dat");
@@ -167,7 +168,7 @@ head -c 1 <&3 > /dev/null
 echo "PRESSED"
 "#;
 
-/// Fetches a file over a network card, offers it there, and waits for its power button.
+/// Fetches a file over the network card, serves it there, and waits for its power button.
 const USE_NETWORK: &str = r#"
 exec 3< /dev/input/event0
 ifconfig eth0 10.9.0.2 netmask 255.255.255.0 up
@@ -179,7 +180,7 @@ head -c 1 <&3 > /dev/null
 "#;
 
 #[test]
-fn a_kernel_is_entered_either_way_nodes_with_processors_are_several_and_pages_are_as_asked_for() {
+fn elf_kernels_multiple_cpu_nodes_and_page_options_work() {
     let script = format!(
         "export TARN_VMM_RUN_DIR=/run/vmm\necho 160 > /proc/sys/vm/nr_hugepages\n{}{}\
          {} > /tmp/huge 2>&1 &\nVMM=$!\nuntil grep -q WAITING /tmp/huge; do sleep 0.2; done\n\
@@ -198,51 +199,51 @@ fn a_kernel_is_entered_either_way_nodes_with_processors_are_several_and_pages_ar
         command("huge", "6.12", "button", "--memory size=320MiB,hugepages=on,prefault=on --pool size=1GiB"),
         command("button", "6.12", "button", "--memory size=256MiB"),
     );
-    let bed = bed();
-    let host = host(&bed, &script);
+    let artifacts = artifacts();
+    let host = host(&artifacts, &script);
     let dir = tempfile::tempdir().unwrap();
-    let elf = vmlinux(&bed, dir.path());
+    let elf = vmlinux(&artifacts, dir.path());
     host.copy(&elf, "guest/vmlinux").unwrap();
-    add_guest(&host, &bed, "nodes-6.1", "6.1", PRINT_NODES_SCRIPT);
-    add_guest(&host, &bed, "nodes", "6.12", PRINT_NODES_SCRIPT);
-    add_guest(&host, &bed, "button", "6.12", WAIT_FOR_BUTTON);
-    let said = run(host);
-    let told = |name| {
-        let (guest, code) = part(&said, name);
+    add_guest(&host, &artifacts, "nodes-6.1", "6.1", PRINT_NODES_SCRIPT);
+    add_guest(&host, &artifacts, "nodes", "6.12", PRINT_NODES_SCRIPT);
+    add_guest(&host, &artifacts, "button", "6.12", WAIT_FOR_BUTTON);
+    let output = run(host);
+    let report = |name| {
+        let (guest, code) = section(&output, name);
         assert_eq!(code, "0", "{guest}");
         NumaReport::parse(guest)
     };
-    let elf = told("elf");
+    let elf = report("elf");
     assert_eq!((elf.nodes.len(), elf.nodes[1].cpus.len()), (2, 0), "{elf:?}");
-    let two = told("two");
+    let two = report("two");
     let cpus: Vec<_> = two.nodes.iter().map(|node| &node.cpus[..]).collect();
     assert_eq!(cpus, [&[0][..], &[1, 2], &[]], "{two:?}");
     assert_eq!(two.nodes[0].distances, [10, 20, 18], "{two:?}");
-    assert_eq!(words(&said, "HUGEPAGES"), ["160", "0"], "{said}");
-    let touched: Vec<u64> = words(&said, "TOUCHED").iter().map(|bytes| bytes.parse().unwrap()).collect();
-    assert_eq!(touched[0], 320 << 20, "all of it is there, as asked for: {said}");
-    assert!(touched[1] < 100 << 20, "what was not asked for is not: {said}");
-    assert_eq!(words(&said, "HUGE"), ["0"], "{said}");
-    assert_eq!(words(&said, "BUTTON"), ["0"], "SIGTERM presses the power button: {said}");
-    assert!(said.contains("PRESSED"), "{said}");
+    assert_eq!(words(&output, "HUGEPAGES"), ["160", "0"], "{output}");
+    let touched: Vec<u64> = words(&output, "TOUCHED").iter().map(|bytes| bytes.parse().unwrap()).collect();
+    assert_eq!(touched[0], 320 << 20, "prefaulted memory is touched: {output}");
+    assert!(touched[1] < 100 << 20, "other memory is not: {output}");
+    assert_eq!(words(&output, "HUGE"), ["0"], "{output}");
+    assert_eq!(words(&output, "BUTTON"), ["0"], "SIGTERM presses the power button: {output}");
+    assert!(output.contains("PRESSED"), "{output}");
 }
 
-/// The ELF file inside Debian 12's kernel, which has a PVH entry. Where it lies in there is said in the kernel's header, as
-/// Linux's x86 boot protocol has it; the last four bytes are its length.
-fn vmlinux(bed: &Artifacts, into: &Path) -> PathBuf {
-    let kernel = std::fs::read(bed.kernel("6.1")).unwrap();
+/// Extracts the ELF file of Debian 12's kernel, which has a PVH entry. The header of the kernel has
+/// its offset (Linux x86 boot protocol); the last four bytes are its length.
+fn vmlinux(artifacts: &Artifacts, into: &Path) -> PathBuf {
+    let kernel = std::fs::read(artifacts.kernel("6.1")).unwrap();
     let number = |at: usize| u32::from_le_bytes(kernel[at..at + 4].try_into().unwrap()) as usize;
     let setup = (usize::from(kernel[0x1f1]) + 1) * 512;
     let (at, bytes) = (setup + number(0x248), number(0x24c));
     let (packed, elf) = (into.join("vmlinux.lz4"), into.join("vmlinux"));
     std::fs::write(&packed, &kernel[at..at + bytes - 4]).unwrap();
-    let unpacked = Command::new(bed.tool("lz4")).args(["-q", "-d"]).arg(&packed).arg(&elf).status();
+    let unpacked = Command::new(artifacts.tool("lz4")).args(["-q", "-d"]).arg(&packed).arg(&elf).status();
     assert!(unpacked.unwrap().success(), "Debian 12's kernel is packed with lz4");
     elf
 }
 
 #[test]
-fn a_network_card_carries_a_megabyte_there_and_back() {
+fn network_card_transfers_a_megabyte_both_ways() {
     let script = format!(
         "tunctl -t tap0\nifconfig tap0 10.9.0.1 netmask 255.255.255.0 up\nmkdir /tmp/offered\n\
          head -c 1048576 /dev/urandom > /tmp/offered/file\nhttpd -h /tmp/offered\n{} > /tmp/console 2>&1 &\nVMM=$!\nn=0\n\
@@ -251,10 +252,10 @@ fn a_network_card_carries_a_megabyte_there_and_back() {
          echo \"SENT $(md5sum < /tmp/offered/file)\"\necho \"BACK $(md5sum < /tmp/back)\"\ncat /tmp/console\n",
         command("net", "6.12", "net", "--memory size=256MiB --net tap=tap0,mac=52:54:00:12:34:56"),
     );
-    let bed = bed();
-    let host = host(&bed, &script);
-    add_guest(&host, &bed, "net", "6.12", USE_NETWORK);
-    let said = run(host);
-    assert_eq!(words(&said, "CODE"), ["0"], "{said}");
-    assert_eq!(words(&said, "SENT"), words(&said, "BACK"), "{said}");
+    let artifacts = artifacts();
+    let host = host(&artifacts, &script);
+    add_guest(&host, &artifacts, "net", "6.12", USE_NETWORK);
+    let output = run(host);
+    assert_eq!(words(&output, "CODE"), ["0"], "{output}");
+    assert_eq!(words(&output, "SENT"), words(&output, "BACK"), "{output}");
 }

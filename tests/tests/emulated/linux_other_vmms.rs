@@ -1,17 +1,17 @@
-//! Stock Debian guests under QEMU, which `vmm-plugin` has become inside an emulated host: they see the nodes that they see under
-//! our own VMM.
+//! Stock Debian guests under QEMU, executed by `vmm-plugin` inside an emulated host: they have the
+//! same nodes as under our own VMM.
 
 use emulated_host::nodes::PRINT_NODES_SCRIPT;
-use tests::linux_guests::{add_guest, assert_nodes, bed, host, part, pool_options, run, words};
+use tests::linux_guests::{add_guest, artifacts, assert_nodes, host, pool_options, run, section, words};
 
 /// Kernel, CPUs, and GiB of each pool node. A node of several slices has some as memory devices.
 const SHAPES: [(&str, u32, &[u64]); 3] = [("6.12", 1, &[1]), ("6.1", 1, &[3]), ("6.12", 2, &[2, 1])];
 
-/// Whether a disk can be read, too.
-const TELL_DISK: &str = "echo \"DISK $(head -c 5 /dev/vda) $(cat /sys/block/vda/ro)\"";
+/// Prints the start of a disk, and whether it is read-only.
+const PRINT_DISK_SCRIPT: &str = "echo \"DISK $(head -c 5 /dev/vda) $(cat /sys/block/vda/ro)\"";
 
 #[test]
-fn qemu_boots_the_same_nodes() {
+fn qemu_guest_has_the_same_nodes() {
     let mut script = "printf %-512s hello > /tmp/disk\n".to_owned();
     for (n, (kernel, cpus, pools)) in SHAPES.iter().enumerate() {
         script += &format!(
@@ -21,21 +21,21 @@ fn qemu_boots_the_same_nodes() {
             pool_options(pools),
         );
     }
-    let bed = bed();
-    let host = host(&bed, &script);
+    let artifacts = artifacts();
+    let host = host(&artifacts, &script);
     host.qemu().unwrap();
     for kernel in emulated_host::KERNELS {
         add_guest(
             &host,
-            &bed,
+            &artifacts,
             &format!("initrd-{kernel}"),
             kernel,
-            &format!("{PRINT_NODES_SCRIPT}\n{TELL_DISK}"),
+            &format!("{PRINT_NODES_SCRIPT}\n{PRINT_DISK_SCRIPT}"),
         );
     }
-    let said = run(host);
+    let output = run(host);
     for (n, (kernel, cpus, pools)) in SHAPES.iter().enumerate() {
-        let (guest, code) = part(&said, &format!("s{n}"));
+        let (guest, code) = section(&output, &format!("s{n}"));
         assert_eq!(code, "0", "{guest}");
         assert_eq!(words(guest, "DISK"), ["hello", "1"], "{guest}");
         assert_nodes(kernel, *cpus, pools, guest);

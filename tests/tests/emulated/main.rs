@@ -1,16 +1,16 @@
-//! Tests on hosts that QEMU emulates: racks in a box, with real CXL memory between real hosts, and stock Debian guests inside a
-//! host. One program, so that two of its tests run at any time.
-#![allow(clippy::unwrap_used, reason = "the whole file is tests: what cannot go on fails")]
+//! Tests on hosts emulated by QEMU: racks with CXL memory shared by hosts, and stock Debian guests
+//! inside a host. One program, to limit the number of concurrent tests.
+#![allow(clippy::unwrap_used, reason = "test code: a failed unwrap fails the test")]
 
-mod agent;
-mod busy;
+mod agent_crash;
+mod busy_block;
+mod cxl_guest;
 mod faults;
-mod guest;
 mod host_doctor;
 mod hosts;
 mod linux;
 mod linux_other_vmms;
 mod linux_rack;
-mod moves;
 mod random_faults;
+mod slice_moves;
 mod symbiosis;

@@ -1,21 +1,21 @@
-//! Tenants of a real host, with real cgroups, swap and DAMON: shares follow the tenants' behaviour,
+//! Tenants of an emulated host, with cgroups, swap and DAMON: shares follow the tenants' behaviour,
 //! their sum never exceeds the supply, and a fault of one tenant or of the agent does not change
 //! the others' shares.
 
 use emulated_host::rack::{Drive, TENANT_SETUP_SCRIPT};
 use serde_json::Value;
 use tests::{
-    linux_guests::bed,
+    emulated_rack::{EmulatedRack, plan},
+    linux_guests::artifacts,
     rack::programs,
-    real_rack::{RealRack, plan},
 };
 
 const MEMORY_MIB: u64 = 192;
 const LINK_MB_S: u64 = 40;
-/// Where the agent's metrics are, in its host.
+/// Address of the agent's metrics on its host.
 const METRICS: &str = "127.0.0.1:9751";
 
-fn rack() -> RealRack {
+fn rack() -> EmulatedRack {
     let mut plan = plan(1, &[1], "dax");
     plan.agent_toml_extra = format!("metrics_listen = {METRICS:?}\n");
     plan.backend_toml_extra = format!(
@@ -25,13 +25,17 @@ fn rack() -> RealRack {
     plan.hosts.cpus = 2;
     plan.hosts.append += " psi=1";
     plan.hosts.drives = vec![Drive { mib: 1024, mb_s: 40 }];
-    plan.hosts.programs.extend([bed().tool("mbw"), bed().tool("memcached"), programs().join("zipf-load")]);
+    plan.hosts.programs.extend([
+        artifacts().tool("mbw"),
+        artifacts().tool("memcached"),
+        programs().join("zipf-load"),
+    ]);
     plan.hosts.script = TENANT_SETUP_SCRIPT.to_owned();
-    RealRack::start(plan)
+    EmulatedRack::start(plan)
 }
 
 /// Starts a program as a tenant.
-fn begin(rack: &RealRack, tenant: &str, program: &str) {
+fn start_tenant(rack: &EmulatedRack, tenant: &str, program: &str) {
     let cgroup = format!("/sys/fs/cgroup/tenants/{tenant}");
     rack.run(
         0,
@@ -39,94 +43,98 @@ fn begin(rack: &RealRack, tenant: &str, program: &str) {
     );
 }
 
-fn shares(rack: &RealRack) -> Value {
-    let told = rack.rack.tarn(&["get", "shares", "h0", "-o", "json"]).output().unwrap();
-    serde_json::from_slice(&told.stdout).unwrap_or(Value::Null)
+fn shares(rack: &EmulatedRack) -> Value {
+    let output = rack.rack.tarn(&["get", "shares", "h0", "-o", "json"]).output().unwrap();
+    serde_json::from_slice(&output.stdout).unwrap_or(Value::Null)
 }
 
-/// A tenant's `memory.high` in MiB, and its `io.max`.
-fn limits(rack: &RealRack, tenant: &str) -> (u64, String) {
-    let said = rack.run(0, &format!("cd /sys/fs/cgroup/tenants/{tenant}; cat memory.high io.max"));
-    let (memory, io) = said.split_once('\n').unwrap();
+/// Returns a tenant's `memory.high` in MiB, and its `io.max`.
+fn limits(rack: &EmulatedRack, tenant: &str) -> (u64, String) {
+    let output = rack.run(0, &format!("cd /sys/fs/cgroup/tenants/{tenant}; cat memory.high io.max"));
+    let (memory, io) = output.split_once('\n').unwrap();
     (memory.parse::<u64>().map_or(u64::MAX, |bytes| bytes >> 20), io.trim().to_owned())
 }
 
-fn metric(rack: &RealRack, name: &str) -> f64 {
+fn metric(rack: &EmulatedRack, name: &str) -> f64 {
     let text = rack.run(0, &format!("wget -qO- http://{METRICS}/metrics"));
     let line = text.lines().find(|line| line.starts_with(name));
     line.and_then(|line| line.rsplit(' ').next()?.parse().ok()).unwrap_or(0.0)
 }
 
 /// Waits for epochs with any result.
-fn epochs(rack: &RealRack, count: u32) {
-    let all = || ["set", "unchanged", "blocked"].iter().map(|state| ended(rack, state)).sum::<f64>();
+fn wait_epochs(rack: &EmulatedRack, count: u32) {
+    let all =
+        || ["set", "unchanged", "blocked"].iter().map(|state| epochs_with_state(rack, state)).sum::<f64>();
     let before = all();
-    rack.until("epochs end", |_| all() >= before + f64::from(count));
+    rack.wait_until("epochs end", |_| all() >= before + f64::from(count));
 }
 
-fn ended(rack: &RealRack, state: &str) -> f64 {
+fn epochs_with_state(rack: &EmulatedRack, state: &str) -> f64 {
     metric(rack, &format!("tarn_symbiosis_epochs_total{{host=\"h0\",backend=\"dax\",state=\"{state}\"}}"))
 }
 
 #[test]
-fn tenants_get_shares_by_what_they_do_and_keep_them_whatever_happens_to_others_or_to_the_agent() {
+fn tenant_shares_follow_demand_and_survive_faults() {
     let rack = rack();
-    begin(&rack, "cache", "memcached -u root -s /tmp/cache.sock -m 250 -t 1");
-    rack.until("memcached listens", |rack| rack.run(0, "ls /tmp/cache.sock; true").starts_with("/tmp"));
+    start_tenant(&rack, "cache", "memcached -u root -s /tmp/cache.sock -m 250 -t 1");
+    rack.wait_until("memcached listens", |rack| rack.run(0, "ls /tmp/cache.sock; true").starts_with("/tmp"));
     rack.run(
         0,
         "zipf-load --socket /tmp/cache.sock --keys 40000 --value-bytes 3900 --seconds 3000 > /tmp/load.log 2>&1 &",
     );
-    begin(&rack, "stream", "mbw -n 1000000 -t 0 72");
-    rack.until("both have limits", |rack| limits(rack, "cache").0.max(limits(rack, "stream").0) < u64::MAX);
+    start_tenant(&rack, "stream", "mbw -n 1000000 -t 0 72");
+    rack.wait_until("both have limits", |rack| {
+        limits(rack, "cache").0.max(limits(rack, "stream").0) < u64::MAX
+    });
     // The sum never exceeds the supply, however often shares change.
     for _ in 0..6 {
-        epochs(&rack, 1);
-        let said = rack.run(
+        wait_epochs(&rack, 1);
+        let output = rack.run(
             0,
             "cd /sys/fs/cgroup/tenants; cat cache/memory.high stream/memory.high cache/memory.max stream/memory.max cache/io.max stream/io.max",
         );
-        let lines: Vec<&str> = said.lines().collect();
+        let lines: Vec<&str> = output.lines().collect();
         let bytes = |at: usize| lines[at].parse::<u64>().unwrap();
-        assert!(bytes(0) + bytes(1) <= MEMORY_MIB << 20, "{said}");
-        assert_eq!(lines[2..4], ["max", "max"], "memory.max is the tenants' own");
-        for way in ["rbps=", "wbps="] {
+        assert!(bytes(0) + bytes(1) <= MEMORY_MIB << 20, "{output}");
+        assert_eq!(lines[2..4], ["max", "max"], "memory.max is unchanged");
+        for key in ["rbps=", "wbps="] {
             let rate = |line: &str| {
-                line.split_whitespace().find_map(|word| word.strip_prefix(way)?.parse::<u64>().ok())
+                line.split_whitespace().find_map(|word| word.strip_prefix(key)?.parse::<u64>().ok())
             };
-            assert!(rate(lines[4]).unwrap() + rate(lines[5]).unwrap() <= LINK_MB_S * 1_000_000, "{said}");
+            assert!(rate(lines[4]).unwrap() + rate(lines[5]).unwrap() <= LINK_MB_S * 1_000_000, "{output}");
         }
     }
-    let told = shares(&rack);
-    let tenants = told.as_array().unwrap_or_else(|| panic!("{told}"));
-    assert_eq!(tenants.len(), 2, "{told}");
+    let output = shares(&rack);
+    let tenants = output.as_array().unwrap_or_else(|| panic!("{output}"));
+    assert_eq!(tenants.len(), 2, "{output}");
     for tenant in tenants {
-        assert_eq!(tenant["access_source"], "damon", "{told}");
+        assert_eq!(tenant["access_source"], "damon", "{output}");
         let name = tenant["tenant"].as_str().unwrap();
-        assert_eq!(tenant["share"]["memory_mib"].as_u64(), Some(limits(&rack, name).0), "{told}");
+        assert_eq!(tenant["share"]["memory_mib"].as_u64(), Some(limits(&rack, name).0), "{output}");
     }
 
-    an_agent_that_is_killed_changes_nothing(&rack);
+    assert_killed_agent_changes_no_limits(&rack);
 
     rack.tarn("set weights h0 cache=3");
-    rack.until("the weight counts", |rack| {
-        let told = shares(rack);
-        let cache = told.as_array().and_then(|all| all.iter().find(|one| one["tenant"] == "cache").cloned());
+    rack.wait_until("the weight is applied", |rack| {
+        let output = shares(rack);
+        let cache =
+            output.as_array().and_then(|all| all.iter().find(|tenant| tenant["tenant"] == "cache").cloned());
         cache.is_some_and(|cache| cache["fair"]["memory_mib"].as_u64() == Some(MEMORY_MIB * 3 / 4))
     });
 
     // Killed in the middle of an epoch, with its cgroup.
     rack.run(0, "kill -9 $(pidof mbw)");
     let remove = "rmdir /sys/fs/cgroup/tenants/stream 2> /dev/null && echo gone; true";
-    rack.until("its cgroup is gone", |rack| rack.run(0, remove).trim() == "gone");
-    rack.until("its share is the other's", |rack| limits(rack, "cache").0 >= MEMORY_MIB - 1);
+    rack.wait_until("its cgroup is removed", |rack| rack.run(0, remove).trim() == "gone");
+    rack.wait_until("the other tenant has its share", |rack| limits(rack, "cache").0 >= MEMORY_MIB - 1);
 }
 
-fn an_agent_that_is_killed_changes_nothing(rack: &RealRack) {
+fn assert_killed_agent_changes_no_limits(rack: &EmulatedRack) {
     let before = (limits(rack, "cache"), limits(rack, "stream"));
     rack.run(0, "kill -9 $(pidof host-agent)");
-    rack.until("another agent has begun", |rack| rack.run(0, "pidof host-agent; true").trim() != "");
+    rack.wait_until("another agent has started", |rack| rack.run(0, "pidof host-agent; true").trim() != "");
     // Its first epoch is measured only.
-    rack.until("an epoch is over", |rack| ended(rack, "blocked") >= 1.0);
+    rack.wait_until("an epoch has ended", |rack| epochs_with_state(rack, "blocked") >= 1.0);
     assert_eq!((limits(rack, "cache"), limits(rack, "stream")), before);
 }

@@ -3,7 +3,7 @@
 //! its guest run inside an emulated host.
 
 mod emulated;
-mod told;
+mod report;
 
 use std::{
     fs,
@@ -17,19 +17,17 @@ use emulated_host::{
 };
 
 use super::{
-    Patience, Programs, UP_WITHIN, all_up,
-    ask::Ask,
-    note,
+    Interrupt, Programs, UP_TIMEOUT, all_up, print_details, print_heading,
     rack::{Plan, Rack},
-    say,
     scratch::Scratch,
     service::{Service, Services, command},
+    tarn_cli::TarnCli,
 };
 use crate::failure::Failure;
 
-pub use self::{emulated::Inside, told::GuestTold};
+pub use self::{emulated::DemoGuestArgs, report::GuestReport};
 
-/// Slices of the guest; its successor gets the same ones.
+/// Rack of the guest: all slices are used by the guest, and then by its successor.
 const RACK: &str = r#"
 [[emc]]
 name = "emc0"
@@ -46,65 +44,66 @@ cores = 4
 local_mib = 4096
 emcs = ["emc0"]
 "#;
-/// Where the guest runs, and where its slices go afterwards.
+/// Host of the guest, and host that gets its slices afterwards.
 const HOSTS: [&str; 2] = ["h0", "h1"];
-/// Programs of the hosts.
+/// VMs of these hosts.
 const VMS: [&str; 2] = ["guest", "next"];
-/// All that a VM of this act asks for.
-const WANTED: [&str; 6] = ["--pool", "2GiB", "--local", "512MiB", "--cores", "2"];
+/// Options of each reservation.
+const RESERVATION: [&str; 6] = ["--pool", "2GiB", "--local", "512MiB", "--cores", "2"];
 
-/// As root, the guest's VMM becomes this user, which owns nothing.
+/// Unprivileged user of the guest's VMM if the demo runs as root.
 const NOBODY: [&str; 4] = ["--uid", "65534", "--gid", "65534"];
 
-/// The kernel that the guest has.
+/// Kernel of the guest.
 const KERNEL: &str = "6.12";
 /// Script of the guest: it prints its nodes, and waits for the power button.
 fn guest_script() -> String {
     format!("exec 3< /dev/input/event0\n{PRINT_NODES_SCRIPT}\nhead -c 1 <&3 > /dev/null")
 }
 
-/// How long this machine's KVM may take to bring a guest to its first words before it is taken for one that runs no Linux.
-const FIRST_WORDS_WITHIN: Duration = Duration::from_secs(20);
+/// Time limit for the first output of a guest on this machine, after which its KVM counts as unable
+/// to boot Linux.
+const FIRST_OUTPUT_TIMEOUT: Duration = Duration::from_secs(20);
 /// Time for a guest to print its nodes inside an emulated host.
-const TOLD_WITHIN: Duration = Duration::from_secs(240);
-/// How long a guest may take to switch itself off, and its slices to be scrubbed and free.
-const ENDED_WITHIN: Duration = Duration::from_secs(60);
+const NODES_TIMEOUT: Duration = Duration::from_secs(240);
+/// Time limit for a guest to power off, and for its slices to be scrubbed and free.
+const STOP_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Kernel and initrd of a guest.
 #[derive(Clone, Debug)]
 pub struct Boot {
-    /// A kernel.
+    /// Kernel.
     pub kernel: PathBuf,
     /// File system whose `init` runs [`guest_script`].
     pub initrd: PathBuf,
 }
 
-/// Plays the act where it can be played.
+/// Runs the guest on this machine or, if its KVM cannot boot Linux, in an emulated host.
 ///
 /// # Errors
-/// Something is missing, a program fails, or the guest is not as it should be.
-pub fn play(
+/// A program is missing or fails, or the NUMA nodes of the guest are wrong.
+pub fn run(
     programs: &Programs,
-    patience: &Patience,
+    interrupt: &Interrupt,
     scratch: &Scratch,
-    bed: &Artifacts,
-) -> Result<GuestTold, Failure> {
-    say("a Linux guest whose pool memory is a node without processors");
-    let initrd = Initrd::for_guest(bed, KERNEL, &guest_script())?;
-    let boot = Boot { kernel: bed.kernel(KERNEL), initrd: scratch.file("guest.initrd") };
+    artifacts: &Artifacts,
+) -> Result<GuestReport, Failure> {
+    print_heading("a Linux guest with its pool memory as a NUMA node without CPUs");
+    let initrd = Initrd::for_guest(artifacts, KERNEL, &guest_script())?;
+    let boot = Boot { kernel: artifacts.kernel(KERNEL), initrd: scratch.file("guest.initrd") };
     initrd.pack(&boot.initrd)?;
-    match boots_here(programs, patience, scratch, &boot)? {
-        Ok(()) => return act(programs, patience, &boot),
-        Err(why) => note(&format!("no Linux guest comes up on this machine itself: {why}")),
+    match boots_on_this_machine(programs, interrupt, scratch, &boot)? {
+        Ok(()) => return run_guest_rack(programs, interrupt, &boot),
+        Err(why) => print_details(&format!("this machine cannot boot a Linux guest: {why}")),
     }
-    note("so a host is emulated instead, with a KVM and a rack of its own");
-    emulated::play(programs, patience, bed, &initrd)
+    print_details("starting an emulated host with KVM and its own rack instead");
+    emulated::run(programs, interrupt, artifacts, &initrd)
 }
 
-/// Whether a guest comes to its first words on this machine, or why not.
-fn boots_here(
+/// Returns whether a guest prints output on this machine; the inner error is the reason if not.
+fn boots_on_this_machine(
     programs: &Programs,
-    patience: &Patience,
+    interrupt: &Interrupt,
     scratch: &Scratch,
     boot: &Boot,
 ) -> Result<Result<(), String>, Failure> {
@@ -112,111 +111,115 @@ fn boots_here(
     let mut run = command(&programs.vmm);
     run.args(["run", "--vm", "probe", "--standalone", "--memory", "size=512MiB"]);
     let mut vmm = launch(run, boot, &console, scratch)?;
-    let seen = patience.until("the first words of a guest", FIRST_WORDS_WITHIN, || {
-        Ok(vmm.ended()?.is_some() || !told(&console).kernel.is_empty())
+    let waited = interrupt.wait_until("the first output of a guest", FIRST_OUTPUT_TIMEOUT, || {
+        Ok(vmm.exit_status()?.is_some() || !numa_report(&console).kernel.is_empty())
     });
-    match seen {
-        Ok(_) if vmm.ended()?.is_none() => Ok(Ok(())),
-        Ok(_) => Ok(Err(vmm.last_words())),
-        Err(late @ Failure::Late { .. }) => Ok(Err(late.to_string())),
+    match waited {
+        Ok(_) if vmm.exit_status()?.is_none() => Ok(Ok(())),
+        Ok(_) => Ok(Err(vmm.log_tail())),
+        Err(timed_out @ Failure::TimedOut { .. }) => Ok(Err(timed_out.to_string())),
         Err(other) => Err(other),
     }
 }
 
-/// Boots a guest in a rack of its own: it prints its nodes, is stopped, and its slices move to
+/// Boots a guest in its own rack: it prints its nodes, is stopped, and its slices move to
 /// another host.
 ///
 /// # Errors
-/// A program fails, or something does not happen in time.
-pub fn act(programs: &Programs, patience: &Patience, boot: &Boot) -> Result<GuestTold, Failure> {
+/// A program fails, or a time limit expires.
+pub fn run_guest_rack(
+    programs: &Programs,
+    interrupt: &Interrupt,
+    boot: &Boot,
+) -> Result<GuestReport, Failure> {
     let scratch = Scratch::new()?;
-    let rack = Plan::of(RACK, "the guest's rack")?.placed(&scratch)?;
+    let rack = Plan::parse(RACK, "the guest's rack")?.deploy(&scratch)?;
     let mut services = Services::new(programs, &rack, &scratch);
-    let told = with_rack(programs, patience, boot, &scratch, &rack, &mut services);
-    let told = told.inspect_err(|_| services.print_last_words());
+    let report = run_on_rack(programs, interrupt, boot, &scratch, &rack, &mut services);
+    let report = report.inspect_err(|_| services.print_log_tails());
     let stopped = services.stop();
-    let cleared = scratch.clear();
-    told.and_then(|told| stopped.and(cleared).map(|()| told))
+    let removed = scratch.remove();
+    report.and_then(|report| stopped.and(removed).map(|()| report))
 }
 
-fn with_rack(
+fn run_on_rack(
     programs: &Programs,
-    patience: &Patience,
+    interrupt: &Interrupt,
     boot: &Boot,
     scratch: &Scratch,
     rack: &Rack,
     services: &mut Services<'_>,
-) -> Result<GuestTold, Failure> {
-    let ask = Ask::new(programs, rack);
+) -> Result<GuestReport, Failure> {
+    let cli = TarnCli::new(programs, rack);
     services.init_rack()?;
     services.start_manager()?;
-    patience.until("an answer of the manager", UP_WITHIN, || ask.answers())?;
+    interrupt.wait_until("a reply of the manager", UP_TIMEOUT, || cli.is_manager_ready())?;
     HOSTS.iter().try_for_each(|host| services.start_agent(host))?;
-    patience.until("every host up", UP_WITHIN, || all_up(&ask))?;
-    note(&format!("a small rack is up: {}", rack.summary()));
-    reserve(&ask, 0)?;
-    let slices = ask.slices_of(HOSTS[0])?;
-    let told = live(programs, patience, boot, scratch)?;
-    patience.until("the guest's slices back", ENDED_WITHIN, || {
-        Ok(ask.nothing_drains()? && ask.slices_of(HOSTS[0])?.is_empty())
+    interrupt.wait_until("all hosts to be up", UP_TIMEOUT, || all_up(&cli))?;
+    print_details(&format!("a small rack is up: {}", rack.summary()));
+    reserve(&cli, 0)?;
+    let slices = cli.slices_of(HOSTS[0])?;
+    let report = run_guest(programs, interrupt, boot, scratch)?;
+    interrupt.wait_until("the slices of the guest to be free", STOP_TIMEOUT, || {
+        Ok(cli.has_no_draining_slice()? && cli.slices_of(HOSTS[0])?.is_empty())
     })?;
-    reserve(&ask, 1)?;
-    if ask.slices_of(HOSTS[1])? != slices {
+    reserve(&cli, 1)?;
+    if cli.slices_of(HOSTS[1])? != slices {
         return Err(Failure::Result(format!("{} did not get the slices of the guest", HOSTS[1])));
     }
     let [from, to] = HOSTS;
-    slices.iter().for_each(|slice| note(&format!("slice {slice}: {from} → {to}")));
-    ask.order(&["release", VMS[1]])?;
-    Ok(told)
+    slices.iter().for_each(|slice| print_details(&format!("slice {slice}: {from} → {to}")));
+    cli.execute(&["release", VMS[1]])?;
+    Ok(report)
 }
 
-fn reserve(ask: &Ask<'_>, which: usize) -> Result<(), Failure> {
-    let (host, vm) = (HOSTS[which], VMS[which]);
-    let who = ["reserve", "--host", host, "--vm", vm, "--request-id", vm, "--wait-ready"];
-    ask.order(&[&who[..], &WANTED].concat())?;
-    ask.order(&["commit", vm])
+fn reserve(cli: &TarnCli<'_>, index: usize) -> Result<(), Failure> {
+    let (host, vm) = (HOSTS[index], VMS[index]);
+    let target = ["reserve", "--host", host, "--vm", vm, "--request-id", vm, "--wait-ready"];
+    cli.execute(&[&target[..], &RESERVATION].concat())?;
+    cli.execute(&["commit", vm])
 }
 
-/// The guest's life, from its first words to its power button.
-fn live(
+/// Boots the guest, checks its nodes and powers it off.
+fn run_guest(
     programs: &Programs,
-    patience: &Patience,
+    interrupt: &Interrupt,
     boot: &Boot,
     scratch: &Scratch,
-) -> Result<GuestTold, Failure> {
+) -> Result<GuestReport, Failure> {
     let (console, run_dir) = (scratch.file("guest.console"), scratch.file("vmm"));
     let mut run = command(&programs.vmm);
     run.args(["run", "--vm", VMS[0], "--cpus", "2", "--agent"]);
-    run.arg(scratch.runtime_of(HOSTS[0]).join("host-memory.sock"));
+    run.arg(scratch.runtime_dir(HOSTS[0]).join("host-memory.sock"));
     let mut vmm = launch(run, boot, &console, scratch)?;
-    let heard = patience.until("a guest's word of its nodes", TOLD_WITHIN, || {
-        Ok(vmm.ended()?.is_some() || !told(&console).kernel.is_empty())
+    let waited = interrupt.wait_until("the list of nodes of a guest", NODES_TIMEOUT, || {
+        Ok(vmm.exit_status()?.is_some() || !numa_report(&console).kernel.is_empty())
     });
-    let seen = GuestTold::of(&told(&console));
-    let wrong =
-        |why: String| Failure::Result(format!("{why}:\n{}\n{}", vmm.last_words(), last_lines(&console)));
-    match heard {
-        Err(late @ Failure::Late { .. }) => return Err(wrong(late.to_string())),
+    let report = GuestReport::from_numa_report(&numa_report(&console));
+    let failure =
+        |why: String| Failure::Result(format!("{why}:\n{}\n{}", vmm.log_tail(), last_lines(&console)));
+    match waited {
+        Err(timed_out @ Failure::TimedOut { .. }) => return Err(failure(timed_out.to_string())),
         other => other?,
     };
-    seen.lines().iter().for_each(|line| note(line));
-    seen.is_as_asked_for().map_err(wrong)?;
+    report.lines().iter().for_each(|line| print_details(line));
+    report.check_nodes().map_err(failure)?;
     let mut stop = command(&programs.vmm);
     stop.args(["stop", VMS[0], "--run-dir"]).arg(&run_dir);
-    let pressed = Instant::now();
+    let pressed_at = Instant::now();
     let stopped = stop.status().map_err(Failure::start("vmm-plugin"))?;
-    patience.until("the guest's end", ENDED_WITHIN, || Ok(vmm.ended()?.is_some()))?;
-    let ended = pressed.elapsed();
-    let status = vmm.ended()?.filter(|status| !status.success() || !stopped.success());
+    interrupt.wait_until("the guest to power off", STOP_TIMEOUT, || Ok(vmm.exit_status()?.is_some()))?;
+    let elapsed = pressed_at.elapsed();
+    let status = vmm.exit_status()?.filter(|status| !status.success() || !stopped.success());
     if let Some(status) = status {
-        let words = format!("{}\n{}", vmm.last_words(), last_lines(&console));
-        return Err(Failure::Result(format!("the guest did not end well: {status}:\n{words}")));
+        let details = format!("{}\n{}", vmm.log_tail(), last_lines(&console));
+        return Err(Failure::Result(format!("the guest failed: {status}:\n{details}")));
     }
-    note(&format!(
-        "its power button was pressed, and it switched itself off within {:.1} s",
-        ended.as_secs_f64()
+    print_details(&format!(
+        "its power button was pressed, and it powered off after {:.1} s",
+        elapsed.as_secs_f64()
     ));
-    Ok(seen)
+    Ok(report)
 }
 
 /// Adds the common options of all guests to a command, and starts it.
@@ -235,17 +238,17 @@ fn launch(
     Service::start(&mut run, scratch.file("vmm.log"))
 }
 
-fn told(console: &Path) -> NumaReport {
-    NumaReport::parse(&said(console))
+fn numa_report(console: &Path) -> NumaReport {
+    NumaReport::parse(&console_output(console))
 }
 
-/// Nothing, until there is something.
-fn said(console: &Path) -> String {
-    fs::read(console).map(|said| String::from_utf8_lossy(&said).into_owned()).unwrap_or_default()
+/// Returns the output so far; empty if there is none.
+fn console_output(console: &Path) -> String {
+    fs::read(console).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
 }
 
 fn last_lines(console: &Path) -> String {
-    let said = said(console);
-    let lines: Vec<&str> = said.lines().collect();
+    let output = console_output(console);
+    let lines: Vec<&str> = output.lines().collect();
     lines[lines.len().saturating_sub(20)..].join("\n")
 }

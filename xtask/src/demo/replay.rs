@@ -1,5 +1,5 @@
 //! Replay of a trace by `tarn replay`, observed through its log of acknowledged replies.
-//! `verdict.rs` evaluates its report.
+//! `replay_report.rs` evaluates its report.
 
 use std::{
     fmt,
@@ -13,35 +13,35 @@ use flate2::read::MultiGzDecoder;
 
 use super::{
     rack::Rack,
+    replay_report::ReplayReport,
     scratch::Scratch,
     service::{Programs, Service, Services, command},
-    verdict::Verdict,
 };
-use crate::{failure::Failure, wait::Patience};
+use crate::{failure::Failure, wait::Interrupt};
 
-/// After so long without having reached a part of the trace the story goes on all the same: a small rack may turn most of
-/// the VMs away, and never get there.
-const PART_WITHIN: Duration = Duration::from_secs(3);
-/// After so long without a reply a replay is taken to be stuck; it waits less itself for anything.
-const REPLY_WITHIN: Duration = Duration::from_secs(180);
-/// How a gzipped file begins.
-const GZIP: [u8; 2] = [0x1f, 0x8b];
-/// Key of a log line about placed memory.
-const RESERVED: &str = "\"action\":\"reserve\"";
+/// Time limit for reaching a fraction of the trace, after which the demo continues: a small rack
+/// may reject most VMs and never reach it.
+const FRACTION_TIMEOUT: Duration = Duration::from_secs(3);
+/// Time without a reply after which a replay counts as stuck; its own time limits are shorter.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(180);
+/// First bytes of a gzip file.
+const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
+/// Part of a log line about reserved memory.
+const RESERVE_ACTION: &str = "\"action\":\"reserve\"";
 
 /// Trace and options.
 #[derive(Debug)]
 pub struct Trace {
-    /// As `tarn replay` takes it.
+    /// TRACE argument of `tarn replay`.
     source: String,
     limit: u64,
     seed: u64,
-    /// At most so many VMs arrive.
+    /// Upper bound of the number of VMs.
     vms: u64,
 }
 
 impl Trace {
-    /// A file, or else one made from the seed; the first `limit` VMs of it.
+    /// Returns the first `limit` VMs of a file or, without one, of a trace generated from the seed.
     ///
     /// # Errors
     /// The file cannot be read.
@@ -63,8 +63,8 @@ impl fmt::Display for Trace {
 
 fn rows(file: &Path) -> io::Result<u64> {
     let mut text = BufReader::new(File::open(file)?);
-    let zipped = text.fill_buf()?.starts_with(&GZIP);
-    let text: Box<dyn Read> = if zipped { Box::new(MultiGzDecoder::new(text)) } else { Box::new(text) };
+    let is_gzip = text.fill_buf()?.starts_with(&GZIP_MAGIC);
+    let text: Box<dyn Read> = if is_gzip { Box::new(MultiGzDecoder::new(text)) } else { Box::new(text) };
     BufReader::new(text).split(b'\n').try_fold(0, |rows, row| row.map(|_| rows + 1))
 }
 
@@ -73,12 +73,12 @@ fn rows(file: &Path) -> io::Result<u64> {
 pub struct Replay {
     process: Service,
     vms: u64,
-    replies: Replies,
+    replies: ReplyLog,
     report: PathBuf,
 }
 
 impl Replay {
-    /// Starts it.
+    /// Starts `tarn replay`.
     ///
     /// # Errors
     /// It does not start.
@@ -94,107 +94,111 @@ impl Replay {
         command.args(["--limit", &trace.limit.to_string(), "--seed", &trace.seed.to_string()]);
         command.arg("--log").arg(&log).arg("--json").arg(&report);
         let process = Service::start(&mut command, scratch.file("replay.log"))?;
-        Ok(Self { process, vms: trace.vms, replies: Replies::of(log), report })
+        Ok(Self { process, vms: trace.vms, replies: ReplyLog::new(log), report })
     }
 
-    /// Waits until this part of the VMs was given memory, the replay is over, or it has been long enough.
+    /// Waits until this fraction of the VMs is placed, the replay ends, or a time limit expires.
     ///
     /// # Errors
-    /// A process of the rack ended, or the user interrupts.
-    pub fn reach(
+    /// A process of the rack ends, or the user interrupts.
+    pub fn wait_for_placements(
         &mut self,
-        part: f64,
-        patience: &Patience,
+        fraction: f64,
+        interrupt: &Interrupt,
         services: &mut Services<'_>,
     ) -> Result<(), Failure> {
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
-        let enough = (self.vms as f64 * part) as u64;
-        let begun = Instant::now();
+        let target = (self.vms as f64 * fraction) as u64;
+        let start = Instant::now();
         // After the end of a trace the remaining steps happen on an idle rack.
-        while self.replies.read()? < enough
-            && begun.elapsed() < PART_WITHIN
-            && self.process.ended()?.is_none()
+        while self.replies.read()? < target
+            && start.elapsed() < FRACTION_TIMEOUT
+            && self.process.exit_status()?.is_none()
         {
-            services.still_run()?;
-            self.show();
-            patience.pause()?;
+            services.check_running()?;
+            self.print_progress();
+            interrupt.pause()?;
         }
         Ok(())
     }
 
-    /// Waits for its end and returns its report.
+    /// Waits for the end of the replay and returns its report.
     ///
     /// # Errors
-    /// It failed, a process of the rack ended, or the user interrupts.
-    pub fn finish(mut self, patience: &Patience, services: &mut Services<'_>) -> Result<Verdict, Failure> {
-        while self.process.ended()?.is_none() {
-            services.still_run()?;
+    /// The replay fails, a process of the rack ends, or the user interrupts.
+    pub fn finish(
+        mut self,
+        interrupt: &Interrupt,
+        services: &mut Services<'_>,
+    ) -> Result<ReplayReport, Failure> {
+        while self.process.exit_status()?.is_none() {
+            services.check_running()?;
             self.replies.read()?;
-            if self.replies.silent() > REPLY_WITHIN {
-                eprintln!("{}", self.process.last_words());
-                return Err(Failure::Late { what: "a reply to the replay", within: REPLY_WITHIN });
+            if self.replies.idle_time() > REPLY_TIMEOUT {
+                eprintln!("{}", self.process.log_tail());
+                return Err(Failure::TimedOut { what: "a reply to the replay", limit: REPLY_TIMEOUT });
             }
-            self.show();
-            patience.pause()?;
+            self.print_progress();
+            interrupt.pause()?;
         }
-        let said = self.process.last_words();
-        match self.process.ended()?.filter(|status| !status.success()) {
-            // Its report is more precise than its exit code, if it exists.
+        let output = self.process.log_tail();
+        match self.process.exit_status()?.filter(|status| !status.success()) {
+            // The report, if it exists, is more precise than the exit code.
             Some(status) if !self.report.exists() => {
-                eprintln!("{said}");
+                eprintln!("{output}");
                 Err(Failure::Step { step: "tarn replay".to_owned(), status })
             }
-            _ => Verdict::read(&self.report),
+            _ => ReplayReport::read(&self.report),
         }
     }
 
     /// Prints the progress.
-    fn show(&self) {
+    fn print_progress(&self) {
         let mut terminal = io::stderr();
         if terminal.is_terminal() {
-            // Progress that cannot be shown is none that matters.
+            // Progress output is optional.
             let _ = write!(terminal, "\r    {} of {} VMs placed \r", self.replies.reserved, self.vms);
             let _ = terminal.flush();
         }
     }
 }
 
-/// The log of acknowledged replies, read on as it grows: one line for each.
+/// Growing log of acknowledged replies, one per line.
 #[derive(Debug)]
-struct Replies {
+struct ReplyLog {
     path: PathBuf,
-    open: Option<BufReader<File>>,
-    /// Returns the beginning of an incomplete line.
-    begun: String,
-    /// Replies that gave memory to a VM.
+    reader: Option<BufReader<File>>,
+    /// Beginning of an incomplete line.
+    partial_line: String,
+    /// Number of VMs that got memory.
     reserved: u64,
-    /// When the last reply was read.
-    heard: Instant,
+    /// Time of the last reply.
+    last_reply: Instant,
 }
 
-impl Replies {
-    fn of(path: PathBuf) -> Self {
-        Self { path, open: None, begun: String::new(), reserved: 0, heard: Instant::now() }
+impl ReplyLog {
+    fn new(path: PathBuf) -> Self {
+        Self { path, reader: None, partial_line: String::new(), reserved: 0, last_reply: Instant::now() }
     }
 
     /// Reads new lines, and returns the number of placements so far.
     fn read(&mut self) -> Result<u64, Failure> {
-        // It is there once the first reply is.
-        self.open = self.open.take().or_else(|| File::open(&self.path).ok().map(BufReader::new));
-        let Some(log) = &mut self.open else { return Ok(0) };
-        while log.read_line(&mut self.begun).map_err(Failure::file("read", &self.path))? > 0 {
-            if self.begun.ends_with('\n') {
-                self.reserved += u64::from(self.begun.contains(RESERVED));
-                self.begun.clear();
-                self.heard = Instant::now();
+        // The file is created with the first reply.
+        self.reader = self.reader.take().or_else(|| File::open(&self.path).ok().map(BufReader::new));
+        let Some(log) = &mut self.reader else { return Ok(0) };
+        while log.read_line(&mut self.partial_line).map_err(Failure::file("read", &self.path))? > 0 {
+            if self.partial_line.ends_with('\n') {
+                self.reserved += u64::from(self.partial_line.contains(RESERVE_ACTION));
+                self.partial_line.clear();
+                self.last_reply = Instant::now();
             }
         }
         Ok(self.reserved)
     }
 
-    /// For how long nothing was replied.
-    fn silent(&self) -> Duration {
-        self.heard.elapsed()
+    /// Returns the time since the last reply.
+    fn idle_time(&self) -> Duration {
+        self.last_reply.elapsed()
     }
 }
 
@@ -203,10 +207,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_growing_log_is_counted_line_by_whole_line() {
+    fn only_complete_lines_of_growing_log_are_counted() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("replies.jsonl");
-        let mut replies = Replies::of(path.clone());
+        let mut replies = ReplyLog::new(path.clone());
         assert_eq!(replies.read().unwrap(), 0);
         let mut log = File::create(&path).unwrap();
         log.write_all(b"{\"action\":\"reserve\"}\n{\"action\":\"commit\"}\n{\"action\":\"res").unwrap();
@@ -216,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trace_has_no_more_vms_than_rows_or_limit() {
+    fn trace_vms_are_capped_by_rows_and_limit() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("trace.csv");
         fs::write(&path, "vm_id\na\nb\n").unwrap();

@@ -9,16 +9,16 @@ use std::{
 use tempfile::TempDir;
 
 use super::processes;
-use crate::{failure::Failure, wait::until};
+use crate::{failure::Failure, wait::wait_until};
 
-/// Where memory is a file system.
-const MEMORY: &str = "/dev/shm";
-/// How names of both folders begin.
+/// File system in memory.
+const SHARED_MEMORY: &str = "/dev/shm";
+/// Prefix of the names of both folders.
 const PREFIX: &str = "tarn-demo-";
-/// How long stragglers may take to end by themselves.
-const END_WITHIN: Duration = Duration::from_secs(5);
+/// Time limit for remaining processes to end by themselves.
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Both folders.
+/// Folders of the demo.
 #[derive(Debug)]
 pub struct Scratch {
     disk: TempDir,
@@ -26,33 +26,33 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// Makes them. Without a file system in memory the devices are sparse files on disk.
+    /// Creates both folders. Without a file system in memory the devices are sparse files on disk.
     ///
     /// # Errors
-    /// A folder cannot be made.
+    /// A folder cannot be created.
     pub fn new() -> Result<Self, Failure> {
         let temporary = std::env::temp_dir();
-        let memory = Some(Path::new(MEMORY)).filter(|memory| memory.is_dir()).unwrap_or(&temporary);
+        let memory = Some(Path::new(SHARED_MEMORY)).filter(|memory| memory.is_dir()).unwrap_or(&temporary);
         Ok(Self { disk: folder(&temporary)?, memory: folder(memory)? })
     }
 
-    /// Folder of the devices' memory.
+    /// Returns the folder of the devices' memory.
     pub fn memory(&self) -> &Path {
         self.memory.path()
     }
 
-    /// For stores, settings and logs.
+    /// Returns the folder of stores, settings and logs.
     pub fn disk(&self) -> &Path {
         self.disk.path()
     }
 
-    /// A file on disk.
+    /// Returns the path of a file on disk.
     pub fn file(&self, name: &str) -> PathBuf {
         self.disk.path().join(name)
     }
 
-    /// Folder of an agent's records and socket.
-    pub fn runtime_of(&self, host: &str) -> PathBuf {
+    /// Returns the folder of an agent's records and socket.
+    pub fn runtime_dir(&self, host: &str) -> PathBuf {
         self.disk.path().join("hosts").join(host)
     }
 
@@ -60,11 +60,12 @@ impl Scratch {
     ///
     /// # Errors
     /// A folder cannot be removed.
-    pub fn clear(self) -> Result<(), Failure> {
-        let ended =
-            until("the end of every process", END_WITHIN, || Ok(processes::naming(self.disk()).is_empty()));
+    pub fn remove(self) -> Result<(), Failure> {
+        let ended = wait_until("all processes to end", STOP_TIMEOUT, || {
+            Ok(processes::with_argument_in(self.disk()).is_empty())
+        });
         if ended.is_err() {
-            processes::naming(self.disk()).iter().for_each(processes::Process::kill);
+            processes::with_argument_in(self.disk()).iter().for_each(processes::Process::kill);
         }
         for folder in [self.memory, self.disk] {
             let path = folder.path().to_owned();
@@ -74,9 +75,9 @@ impl Scratch {
     }
 }
 
-fn folder(within: &Path) -> Result<TempDir, Failure> {
+fn folder(parent: &Path) -> Result<TempDir, Failure> {
     tempfile::Builder::new()
         .prefix(PREFIX)
-        .tempdir_in(within)
-        .map_err(Failure::file("make a folder in", within))
+        .tempdir_in(parent)
+        .map_err(Failure::file("create a folder in", parent))
 }

@@ -13,17 +13,16 @@ use std::{
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::{processes, rack::Rack, scratch::Scratch, write};
-use crate::{failure::Failure, step::step, wait::until};
+use crate::{failure::Failure, step::step, wait::wait_until};
 
-/// How long a process may take to end once asked to.
-const END_WITHIN: Duration = Duration::from_secs(10);
-/// Searches for processes of a powered-off host; each ends the processes started during the
-/// previous one.
-const DARK_LOOKS_MAX: usize = 100;
-/// How many lines of a log are worth reading.
+/// Time limit for a process to end after SIGTERM.
+const STOP_TIMEOUT: Duration = Duration::from_secs(10);
+/// Rounds of killing the processes of a host; each kills those started during the previous one.
+const KILL_ROUNDS_MAX: usize = 100;
+/// Lines of a log that are printed.
 const LOG_LINES_SHOWN: usize = 15;
 
-/// The programs the rack is made of.
+/// Programs of the rack.
 #[derive(Debug)]
 pub struct Programs {
     /// `pool-manager`.
@@ -34,71 +33,73 @@ pub struct Programs {
     pub tarn: PathBuf,
     /// `vmm-plugin`.
     pub vmm: PathBuf,
-    /// This program, as it was built with the others: the file it was started from may have been replaced.
-    pub own: PathBuf,
+    /// `xtask`, as built with the others: the running file may have been replaced.
+    pub xtask: PathBuf,
 }
 
-/// One of them, about to start. It does not hear of the person's own rack, and its log has no colours.
+/// Returns a command for a program, without colours in its log and without the user's environment
+/// variables for another rack.
 pub fn command(program: &Path) -> Command {
     let mut command = Command::new(program);
-    let settings = env::vars_os().map(|(name, _)| name);
+    let names = env::vars_os().map(|(name, _)| name);
     command.env("NO_COLOR", "1");
-    settings.filter(|name| name.to_string_lossy().starts_with(SETTING)).for_each(|name| {
+    names.filter(|name| name.to_string_lossy().starts_with(ENV_PREFIX)).for_each(|name| {
         command.env_remove(name);
     });
     command
 }
 
-/// How settings of Tarn's programs begin.
-const SETTING: &str = "TARN_";
+/// Prefix of environment variables of Tarn.
+const ENV_PREFIX: &str = "TARN_";
 
-/// One running process. Dropped, it is killed.
+/// Running process. It is killed when dropped.
 #[derive(Debug)]
 pub struct Service {
     process: Child,
     log: PathBuf,
-    ended: Option<ExitStatus>,
+    exit_status: Option<ExitStatus>,
 }
 
 impl Service {
-    /// Starts it in a process group of its own, so that Ctrl-C reaches only the demo, which ends it in order.
+    /// Starts a process in its own process group, so that Ctrl-C reaches only the demo, which then
+    /// stops it in order.
     ///
     /// # Errors
     /// It does not start.
     pub fn start(command: &mut Command, log: PathBuf) -> Result<Self, Failure> {
         use std::os::unix::process::CommandExt;
-        let out =
+        let stdout =
             File::options().create(true).append(true).open(&log).map_err(Failure::file("open", &log))?;
-        let err = out.try_clone().map_err(Failure::file("share", &log))?;
+        let stderr = stdout.try_clone().map_err(Failure::file("share", &log))?;
         let program = command.get_program().display().to_string();
-        command.stdin(Stdio::null()).stdout(out).stderr(err).process_group(0);
+        command.stdin(Stdio::null()).stdout(stdout).stderr(stderr).process_group(0);
         let process = command.spawn().map_err(Failure::start(program))?;
-        Ok(Self { process, log, ended: None })
+        Ok(Self { process, log, exit_status: None })
     }
 
-    /// How it ended, if it has.
+    /// Returns the exit status, or `None` while the process runs.
     ///
     /// # Errors
-    /// The kernel does not report it.
-    pub fn ended(&mut self) -> Result<Option<ExitStatus>, Failure> {
-        if self.ended.is_none() {
-            self.ended = self.process.try_wait().map_err(Failure::start("waiting for a process"))?;
+    /// The process cannot be waited for.
+    pub fn exit_status(&mut self) -> Result<Option<ExitStatus>, Failure> {
+        if self.exit_status.is_none() {
+            self.exit_status = self.process.try_wait().map_err(Failure::start("waiting for a process"))?;
         }
-        Ok(self.ended)
+        Ok(self.exit_status)
     }
 
-    /// Asks it to end.
-    pub fn ask_to_end(&mut self) {
-        if self.ended.is_none()
+    /// Sends SIGTERM.
+    pub fn terminate(&mut self) {
+        if self.exit_status.is_none()
             && let Some(pid) = i32::try_from(self.process.id()).ok().and_then(Pid::from_raw)
         {
-            // It was not waited for, so the pid is its own, even if it ended meanwhile.
+            // The process was not waited for, so the pid is not reused, even if it ended meanwhile.
             let _ = kill_process(pid, Signal::TERM);
         }
     }
 
-    /// The end of its log.
-    pub fn last_words(&self) -> String {
+    /// Returns the last lines of the log.
+    pub fn log_tail(&self) -> String {
         let log = fs::read_to_string(&self.log).unwrap_or_else(|error| format!("({error})"));
         let lines: Vec<&str> = log.lines().collect();
         lines[lines.len().saturating_sub(LOG_LINES_SHOWN)..].join("\n")
@@ -107,13 +108,13 @@ impl Service {
 
 impl Drop for Service {
     fn drop(&mut self) {
-        // Both fail only if it has ended and was waited for: then there is nothing left to do.
+        // Both fail only if the process has ended and was waited for.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }
 
-/// All of the rack's processes.
+/// Processes of the rack.
 #[derive(Debug)]
 pub struct Services<'a> {
     programs: &'a Programs,
@@ -123,16 +124,16 @@ pub struct Services<'a> {
     running: BTreeMap<String, Service>,
 }
 
-/// Name of the manager; no host has it, because host names are file names.
+/// Name of the manager process. No host of the demo has this name.
 const MANAGER: &str = "pool-manager";
 
 impl<'a> Services<'a> {
-    /// None yet.
+    /// Returns an empty set of processes.
     pub fn new(programs: &'a Programs, rack: &'a Rack, scratch: &'a Scratch) -> Self {
         Self { programs, rack, scratch, running: BTreeMap::new() }
     }
 
-    /// Makes the rack's store.
+    /// Creates the store of the rack.
     ///
     /// # Errors
     /// `pool-manager init` fails.
@@ -149,7 +150,7 @@ impl<'a> Services<'a> {
         self.start(MANAGER, &self.programs.manager, &self.rack.file)
     }
 
-    /// Ends the manager as a crash would.
+    /// Kills the manager.
     pub fn kill_manager(&mut self) {
         self.running.remove(MANAGER);
     }
@@ -159,7 +160,7 @@ impl<'a> Services<'a> {
     /// # Errors
     /// It does not start, or its settings cannot be written.
     pub fn start_agent(&mut self, host: &str) -> Result<(), Failure> {
-        let runtime = self.scratch.runtime_of(host);
+        let runtime = self.scratch.runtime_dir(host);
         fs::create_dir_all(&runtime).map_err(Failure::file("create", &runtime))?;
         let token = self.scratch.file("store").join("tokens").join(format!("{host}.token"));
         let (file, uri) = (self.scratch.file(&format!("{host}.toml")), self.rack.uri());
@@ -174,73 +175,73 @@ impl<'a> Services<'a> {
     /// Kills a host's agent and its VMs, and returns the number of VMs.
     ///
     /// # Errors
-    /// New ones keep coming.
+    /// New processes keep starting.
     pub fn cut_power(&mut self, host: &str) -> Result<usize, Failure> {
         self.running.remove(host);
-        let mut ended = 0;
-        for _ in 0..DARK_LOOKS_MAX {
-            let vms = processes::naming(&self.scratch.runtime_of(host));
+        let mut exit_status = 0;
+        for _ in 0..KILL_ROUNDS_MAX {
+            let vms = processes::with_argument_in(&self.scratch.runtime_dir(host));
             if vms.is_empty() {
-                return Ok(ended);
+                return Ok(exit_status);
             }
             vms.iter().for_each(processes::Process::kill);
-            ended += vms.len();
+            exit_status += vms.len();
             vms.iter().for_each(processes::Process::wait);
         }
         Err(Failure::Result(format!("processes of {host} do not end")))
     }
 
-    /// Returns the process that ended unexpectedly.
+    /// Checks that all processes are running.
     ///
     /// # Errors
-    /// One has.
-    pub fn still_run(&mut self) -> Result<(), Failure> {
+    /// [`Failure::Step`] with a process that ended.
+    pub fn check_running(&mut self) -> Result<(), Failure> {
         for (name, service) in &mut self.running {
-            if let Some(status) = service.ended()? {
+            if let Some(status) = service.exit_status()? {
                 return Err(Failure::Step { step: name.clone(), status });
             }
         }
         Ok(())
     }
 
-    /// Returns the last output of processes that ended unexpectedly; empty if all are running.
-    pub fn print_last_words(&mut self) {
+    /// Prints the last log lines of processes that ended unexpectedly.
+    pub fn print_log_tails(&mut self) {
         for (name, service) in &mut self.running {
-            if !matches!(service.ended(), Ok(None)) {
-                eprintln!("\n{name} said last:\n{}", service.last_words());
+            if !matches!(service.exit_status(), Ok(None)) {
+                eprintln!("\nlast log lines of {name}:\n{}", service.log_tail());
             }
         }
     }
 
-    /// Asks all to end and waits until they have: agents first, so that the manager hears them go.
+    /// Stops all processes: agents first, so that the manager sees them disconnect.
     ///
     /// # Errors
-    /// One does not end in time, or not well. All are gone in any case.
+    /// A process does not end in time, or fails. All are killed in any case.
     pub fn stop(mut self) -> Result<(), Failure> {
         let manager = self.running.remove(MANAGER);
         let agents = std::mem::take(&mut self.running);
-        end_all(agents.into_values().collect())?;
-        end_all(manager.into_iter().collect())
+        stop_all(agents.into_values().collect())?;
+        stop_all(manager.into_iter().collect())
     }
 
-    fn start(&mut self, name: &str, program: &Path, settings: &Path) -> Result<(), Failure> {
+    fn start(&mut self, name: &str, program: &Path, config: &Path) -> Result<(), Failure> {
         let mut command = command(program);
-        command.args(["serve", "--config"]).arg(settings);
+        command.args(["serve", "--config"]).arg(config);
         let service = Service::start(&mut command, self.scratch.file(&format!("{name}.log")))?;
         self.running.insert(name.to_owned(), service);
         Ok(())
     }
 }
 
-fn end_all(mut services: Vec<Service>) -> Result<(), Failure> {
-    services.iter_mut().for_each(Service::ask_to_end);
-    until("the end of the rack's processes", END_WITHIN, || {
-        services.iter_mut().try_fold(true, |all, service| Ok(all && service.ended()?.is_some()))
+fn stop_all(mut services: Vec<Service>) -> Result<(), Failure> {
+    services.iter_mut().for_each(Service::terminate);
+    wait_until("the processes of the rack to end", STOP_TIMEOUT, || {
+        services.iter_mut().try_fold(true, |all, service| Ok(all && service.exit_status()?.is_some()))
     })?;
-    let bad = services.iter().find_map(|service| {
-        let status = service.ended.filter(|status| !status.success())?;
-        let (log, words) = (service.log.display(), service.last_words());
-        Some(Failure::Result(format!("a process did not end well: {status}; its log {log} ends:\n{words}")))
+    let failure = services.iter().find_map(|service| {
+        let status = service.exit_status.filter(|status| !status.success())?;
+        let (log, tail) = (service.log.display(), service.log_tail());
+        Some(Failure::Result(format!("a process failed: {status}; last lines of {log}:\n{tail}")))
     });
-    bad.map_or(Ok(()), Err)
+    failure.map_or(Ok(()), Err)
 }

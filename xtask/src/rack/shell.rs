@@ -1,4 +1,4 @@
-//! A terminal for a host's shell: bytes there and back until one of them ends, or a person leaves.
+//! Connects this terminal to the shell of a host until one side closes, or the user leaves.
 
 use std::{
     fs::File,
@@ -12,8 +12,8 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::failure::Failure;
 
-/// Ctrl-].
-const LEAVE: u8 = 0x1d;
+/// Key that leaves the shell: Ctrl-].
+const ESCAPE_KEY: u8 = 0x1d;
 
 /// Connects this terminal until Ctrl-], or until the host has no power.
 ///
@@ -22,70 +22,70 @@ const LEAVE: u8 = 0x1d;
 pub fn run(host: &RackHost) -> Result<(), Failure> {
     let shell = host.shell();
     let socket = UnixStream::connect(&shell).map_err(Failure::file("connect to", &shell))?;
-    let raw = Raw::new(host);
-    let done = carry(&socket).map_err(Failure::file("talk to", &shell));
-    drop(raw);
+    let terminal = RawTerminal::new(host);
+    let result = forward(&socket).map_err(Failure::file("communicate with", &shell));
+    drop(terminal);
     println!();
-    done
+    result
 }
 
-fn carry(mut socket: &UnixStream) -> io::Result<()> {
-    // Not std's, which reads ahead.
-    let mut keys = File::from(io::stdin().as_fd().try_clone_to_owned()?);
-    let mut some = [0; 4096];
-    socket.write_all(b"\n")?; // for a prompt
+fn forward(mut socket: &UnixStream) -> io::Result<()> {
+    // `io::Stdin` buffers, so that poll would miss bytes.
+    let mut keyboard = File::from(io::stdin().as_fd().try_clone_to_owned()?);
+    let mut buffer = [0; 4096];
+    socket.write_all(b"\n")?; // shows a prompt
     loop {
-        let mut ready = [PollFd::new(&keys, PollFlags::IN), PollFd::new(socket, PollFlags::IN)];
+        let mut ready = [PollFd::new(&keyboard, PollFlags::IN), PollFd::new(socket, PollFlags::IN)];
         poll(&mut ready, None)?;
-        let [from_person, from_host] = ready.each_ref().map(|one| !one.revents().is_empty());
-        if from_person {
-            let bytes = keys.read(&mut some)?;
-            if bytes == 0 || some[..bytes].contains(&LEAVE) {
+        let [from_user, from_host] = ready.each_ref().map(|one| !one.revents().is_empty());
+        if from_user {
+            let bytes = keyboard.read(&mut buffer)?;
+            if bytes == 0 || buffer[..bytes].contains(&ESCAPE_KEY) {
                 return Ok(());
             }
-            socket.write_all(&some[..bytes])?;
+            socket.write_all(&buffer[..bytes])?;
         }
         if from_host {
-            let bytes = socket.read(&mut some)?;
+            let bytes = socket.read(&mut buffer)?;
             if bytes == 0 {
                 return Ok(());
             }
             let mut screen = io::stdout();
-            screen.write_all(&some[..bytes]).and_then(|()| screen.flush())?;
+            screen.write_all(&buffer[..bytes]).and_then(|()| screen.flush())?;
         }
     }
 }
 
 /// Terminal in raw mode, restored when it is dropped; other files are unchanged.
-struct Raw {
-    before: Option<String>,
+struct RawTerminal {
+    settings: Option<String>,
 }
 
-impl Raw {
+impl RawTerminal {
     fn new(host: &RackHost) -> Self {
-        let before = stty(&["-g"]);
-        if before.is_some() {
+        let settings = stty(&["-g"]);
+        if settings.is_some() {
             stty(&["raw", "-echo"]);
             if let Some((rows, columns)) = stty(&["size"]).as_deref().and_then(|size| size.split_once(' ')) {
-                // For nicer lines; the shell works without.
+                // Only for line wrapping.
                 let _ = host.run(&format!("stty -F /dev/ttyS1 rows {rows} cols {columns}"));
             }
         }
-        Self { before }
+        Self { settings }
     }
 }
 
-impl Drop for Raw {
+impl Drop for RawTerminal {
     fn drop(&mut self) {
-        if let Some(before) = &self.before {
-            stty(&[before]);
+        if let Some(settings) = &self.settings {
+            stty(&[settings]);
         }
     }
 }
 
-/// Returns the settings of this terminal by `stty`; `None` if it is none.
-fn stty(words: &[&str]) -> Option<String> {
+/// Runs `stty` and returns its output; `None` if stdin is not a terminal.
+fn stty(arguments: &[&str]) -> Option<String> {
     let output =
-        Command::new("stty").args(words).stdin(Stdio::inherit()).stderr(Stdio::null()).output().ok()?;
+        Command::new("stty").args(arguments).stdin(Stdio::inherit()).stderr(Stdio::null()).output().ok()?;
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }

@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Complaint, sources::Sources};
+use super::{Violation, sources::Sources};
 
 /// Path of a module from the root of its crate; empty for the root itself.
 type ModulePath<'a> = Vec<&'a str>;
@@ -20,20 +20,20 @@ struct Import<'a> {
 }
 
 /// Reports each import that is part of a circle.
-pub fn imports(sources: &Sources) -> Vec<Complaint> {
+pub fn imports(sources: &Sources) -> Vec<Violation> {
     let imports = sibling_imports(sources);
     let mut graphs: BTreeMap<_, BTreeMap<&str, BTreeSet<&str>>> = BTreeMap::new();
     for import in &imports {
         graphs.entry(&import.parent).or_default().entry(import.from).or_default().insert(&import.to);
     }
     let circular = imports.iter().filter(|import| reaches(&graphs[&import.parent], &import.to, import.from));
-    let complaint = |import: &Import<'_>| Complaint {
+    let violation = |import: &Import<'_>| Violation {
         path: import.path.to_owned(),
         line: import.line,
         what: format!("{} imports {}, which imports {0} directly or indirectly", import.from, import.to),
-        mend: "move what both need into a module of its own, or pass it as an argument",
+        fix: "move what both need into a module of its own, or pass it as an argument",
     };
-    circular.map(complaint).collect::<BTreeSet<_>>().into_iter().collect()
+    circular.map(violation).collect::<BTreeSet<_>>().into_iter().collect()
 }
 
 fn sibling_imports(sources: &Sources) -> Vec<Import<'_>> {

@@ -1,20 +1,20 @@
 //! Rule: the first line of each Rust and proto file describes the file.
 
-use super::{Complaint, sources::Sources};
+use super::{Violation, sources::Sources};
 
-const MEND: &str = "begin the file with what it is and what it leaves to others";
+const FIX: &str = "start the file with a line that describes it and what it leaves to other files";
 
-/// Complains about each file that begins with anything else.
-pub fn first_lines(sources: &Sources) -> Vec<Complaint> {
-    let rust = sources.ending(".rs").filter(|(_, text)| !text.starts_with("//! "));
-    let wire = sources.ending(".proto").filter(|(_, text)| !text.starts_with("// "));
-    let complaint = |(path, _): (&str, &str)| Complaint {
+/// Reports each file without such a first line.
+pub fn first_lines(sources: &Sources) -> Vec<Violation> {
+    let rust_files = sources.with_suffix(".rs").filter(|(_, text)| !text.starts_with("//! "));
+    let protos = sources.with_suffix(".proto").filter(|(_, text)| !text.starts_with("// "));
+    let violation = |(path, _): (&str, &str)| Violation {
         path: path.to_owned(),
         line: 1,
-        what: "the first line does not say what this file is".to_owned(),
-        mend: MEND,
+        what: "the first line does not describe this file".to_owned(),
+        fix: FIX,
     };
-    rust.chain(wire).map(complaint).collect()
+    rust_files.chain(protos).map(violation).collect()
 }
 
 #[cfg(test)]
@@ -23,7 +23,7 @@ mod tests {
     use crate::tidy::sources::{places, sources};
 
     #[test]
-    fn a_file_without_a_header_is_found() {
+    fn file_without_header_is_reported() {
         let files = [("a.rs", "//! What it is.\n"), ("b.rs", "use std::fs;\n"), ("c.proto", "syntax = 1;")];
         assert_eq!(places(&first_lines(&sources(&files))), ["b.rs:1", "c.proto:1"]);
     }

@@ -1,23 +1,23 @@
-//! Rule: a limit that is named is a limit that is kept: each constant of `limits.rs` is used by some other file. Whether
-//! it is used where it should be is for tests of the code that uses it.
+//! Rule: another file uses each constant of `limits.rs`. Tests of that code check that it enforces
+//! the limit.
 
-use super::{Complaint, rust::idents_outside, sources::Sources};
+use super::{Violation, rust::idents_outside, sources::Sources};
 
-/// Where all limits are.
+/// File with all limits.
 const LIMITS: &str = "crates/units/src/limits.rs";
 
-/// Complains about each limit that no other file names.
-pub fn used(sources: &Sources) -> Vec<Complaint> {
+/// Reports each limit that no other file uses.
+pub fn used(sources: &Sources) -> Vec<Violation> {
     let Some(limits) = sources.rust.iter().find(|file| file.path == LIMITS) else {
-        return vec![complaint(1, "there are no limits".to_owned())];
+        return vec![violation(1, "the file with the limits is missing".to_owned())];
     };
     let used = idents_outside(&sources.rust, LIMITS);
     let unused = limits.constants().into_iter().filter(|(_, name)| !used.contains(name));
-    unused.map(|(line, name)| complaint(line, format!("{name} limits nothing"))).collect()
+    unused.map(|(line, name)| violation(line, format!("{name} is not used"))).collect()
 }
 
-fn complaint(line: usize, what: String) -> Complaint {
-    Complaint { path: LIMITS.to_owned(), line, what, mend: "enforce it where it belongs, or remove it" }
+fn violation(line: usize, what: String) -> Violation {
+    Violation { path: LIMITS.to_owned(), line, what, fix: "enforce the limit, or remove it" }
 }
 
 #[cfg(test)]
@@ -28,18 +28,18 @@ mod tests {
     const TWO: (&str, &str) = (LIMITS, "pub const A_MAX: u8 = 1;\npub const B_MAX: u8 = A_MAX;\n");
 
     #[test]
-    fn a_limit_that_nothing_keeps_is_found() {
+    fn unused_limit_is_reported() {
         let user = ("a.rs", "// A_MAX\nfn a() { assert!(1 < limits::B_MAX); }");
         assert_eq!(places(&used(&sources(&[TWO, user]))), [format!("{LIMITS}:1")]);
     }
 
     #[test]
-    fn limits_that_are_kept_are_fine() {
+    fn used_limits_pass() {
         assert_eq!(used(&sources(&[TWO, ("a.rs", "fn a() { b(A_MAX, B_MAX); }")])), []);
     }
 
     #[test]
-    fn a_house_without_limits_is_found() {
+    fn missing_limits_file_is_reported() {
         assert_eq!(used(&sources(&[])).len(), 1);
     }
 }

@@ -3,25 +3,25 @@
 
 use std::collections::BTreeSet;
 
-use super::{Complaint, sources::Sources};
+use super::{Violation, sources::Sources};
 
 /// Reports each relative link without a target.
-pub fn resolve(sources: &Sources) -> Vec<Complaint> {
-    let pages = sources.ending(".md");
+pub fn resolve(sources: &Sources) -> Vec<Violation> {
+    let pages = sources.with_suffix(".md");
     pages.flat_map(|(path, text)| broken(path, text, sources)).collect()
 }
 
-fn broken(path: &str, text: &str, sources: &Sources) -> Vec<Complaint> {
+fn broken(path: &str, text: &str, sources: &Sources) -> Vec<Violation> {
     let links =
         text.lines().enumerate().flat_map(|(n, line)| targets(line).map(move |target| (n + 1, target)));
-    let broken = links.filter(|(_, target)| !is_external(target) && !leads_somewhere(path, target, sources));
-    let complaint = |(line, target): (usize, &str)| Complaint {
+    let broken = links.filter(|(_, target)| !is_external(target) && !has_target(path, target, sources));
+    let violation = |(line, target): (usize, &str)| Violation {
         path: path.to_owned(),
         line,
-        what: format!("the link to {target} leads nowhere"),
-        mend: "name an existing file, relative to the page, and a heading of it",
+        what: format!("the link to {target} has no target"),
+        fix: "name an existing file, relative to the page, and a heading of it",
     };
-    broken.map(complaint).collect()
+    broken.map(violation).collect()
 }
 
 /// Returns the targets of the inline links of one line.
@@ -33,7 +33,7 @@ fn is_external(target: &str) -> bool {
     target.contains("://") || target.starts_with("mailto:")
 }
 
-fn leads_somewhere(page: &str, target: &str, sources: &Sources) -> bool {
+fn has_target(page: &str, target: &str, sources: &Sources) -> bool {
     let (file, heading) =
         target.split_once('#').map_or((target, None), |(file, heading)| (file, Some(heading)));
     let file = if file.is_empty() { page.to_owned() } else { relative(page, file) };
@@ -66,9 +66,9 @@ fn anchors(text: &str) -> BTreeSet<String> {
 }
 
 fn anchor(heading: &str) -> String {
-    let kept = heading.to_lowercase();
-    let kept = kept.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
-    kept.map(|c| if c == ' ' { '-' } else { c }).collect()
+    let lower_case = heading.to_lowercase();
+    let anchor = lower_case.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
+    anchor.map(|c| if c == ' ' { '-' } else { c }).collect()
 }
 
 #[cfg(test)]
@@ -78,24 +78,24 @@ mod tests {
 
     const TARGET: (&str, &str) = ("docs/b.md", "# Backup and restore\n");
 
-    fn found(link: &str) -> Vec<String> {
+    fn violations_of(link: &str) -> Vec<String> {
         let page = format!("# A\n\nSee [it]({link}).\n");
         places(&resolve(&sources(&[("docs/a.md", &page), TARGET])))
     }
 
     #[test]
-    fn links_to_files_headings_and_sites_are_accepted() {
+    fn links_to_files_headings_and_sites_pass() {
         for link in
             ["b.md", "b.md#backup-and-restore", "#a", "../docs/b.md", "../docs", "https://example.org/x"]
         {
-            assert_eq!(found(link), [""; 0], "{link}");
+            assert_eq!(violations_of(link), [""; 0], "{link}");
         }
     }
 
     #[test]
     fn links_without_target_are_reported() {
         for link in ["c.md", "b.md#backup", "docs/b.md"] {
-            assert_eq!(found(link), ["docs/a.md:3"], "{link}");
+            assert_eq!(violations_of(link), ["docs/a.md:3"], "{link}");
         }
     }
 }

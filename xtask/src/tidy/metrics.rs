@@ -1,6 +1,6 @@
 //! Rule: docs/metrics.md lists every metric. Values are checked by the tests of the services.
 
-use super::{Complaint, sources::Sources};
+use super::{Violation, sources::Sources};
 
 /// Reference of metrics.
 const REFERENCE: &str = "docs/metrics.md";
@@ -11,30 +11,30 @@ const COMMON: &str = "grpc_server_";
 /// Suffixes that the registry adds: unit and counter.
 const ENDINGS: &[&str] = &["", "_total", "_seconds", "_bytes", "_bytes_total"];
 /// Methods of a registry whose first argument is a name.
-const REGISTER: &[&str] = &["register", "register_with_unit"];
+const REGISTER_METHODS: &[&str] = &["register", "register_with_unit"];
 
 /// Reports each metric that the reference does not list.
-pub fn documented(sources: &Sources) -> Vec<Complaint> {
+pub fn documented(sources: &Sources) -> Vec<Violation> {
     let reference = sources.texts.get(REFERENCE).map_or("", String::as_str);
     let calls = sources
         .shipped()
-        .flat_map(|file| file.calls_with_text(REGISTER).into_iter().map(move |at| (file, at)));
+        .flat_map(|file| file.calls_with_text(REGISTER_METHODS).into_iter().map(move |at| (file, at)));
     let missing = calls.filter(|(_, (_, name))| !is_listed(reference, name));
-    let complaint = |(file, (line, name)): (&super::rust::RustFile, (usize, String))| Complaint {
+    let violation = |(file, (line, name)): (&super::rust::RustFile, (usize, String))| Violation {
         path: file.path.clone(),
         line,
         what: format!("the metric {PREFIX}{name} is not in {REFERENCE}"),
-        mend: "describe it there, or remove it",
+        fix: "describe it there, or remove it",
     };
-    missing.map(complaint).collect()
+    missing.map(violation).collect()
 }
 
 fn is_listed(reference: &str, name: &str) -> bool {
     ENDINGS.iter().any(|end| {
         let prefix = if name.starts_with(COMMON) { "" } else { PREFIX };
-        let whole = format!("{prefix}{name}{end}");
+        let full_name = format!("{prefix}{name}{end}");
         // With or without labels.
-        reference.contains(&format!("`{whole}`")) || reference.contains(&format!("`{whole}{{"))
+        reference.contains(&format!("`{full_name}`")) || reference.contains(&format!("`{full_name}{{"))
     })
 }
 

@@ -1,27 +1,28 @@
 //! Rule: files and folders have names of the domain, not generic ones.
 
-use super::{Complaint, sources::Sources};
+use super::{Violation, sources::Sources};
 
 /// Generic names.
-const EMPTY: &[&str] = &["util", "utils", "helper", "helpers", "data", "misc", "common", "manager2", "stuff"];
-/// Shared by the services on the wire, where `common` is the usual name.
-const EXCEPT: &str = "proto/";
+const GENERIC: &[&str] =
+    &["util", "utils", "helper", "helpers", "data", "misc", "common", "manager2", "stuff"];
+/// Folder of the wire protocol, where `common` is the usual name.
+const EXEMPT_PREFIX: &str = "proto/";
 
-/// Complains about each path with such a name in it.
-pub fn files(sources: &Sources) -> Vec<Complaint> {
-    let paths = sources.texts.keys().filter(|path| !path.starts_with(EXCEPT));
-    let empty = paths.filter_map(|path| {
+/// Reports each path that contains a generic name.
+pub fn files(sources: &Sources) -> Vec<Violation> {
+    let paths = sources.texts.keys().filter(|path| !path.starts_with(EXEMPT_PREFIX));
+    let generic = paths.filter_map(|path| {
         let name = path.split('/').map(|part| part.split('.').next().unwrap_or(part));
-        let name = name.into_iter().find(|name| EMPTY.contains(&name.to_lowercase().as_str()))?;
+        let name = name.into_iter().find(|name| GENERIC.contains(&name.to_lowercase().as_str()))?;
         Some((path, name))
     });
-    let complaint = |(path, name): (&String, &str)| Complaint {
+    let violation = |(path, name): (&String, &str)| Violation {
         path: path.clone(),
         line: 1,
-        what: format!("the name {name} says nothing"),
-        mend: "name it after what it is about",
+        what: format!("the name {name} is generic"),
+        fix: "use a name of the domain",
     };
-    empty.map(complaint).collect()
+    generic.map(violation).collect()
 }
 
 #[cfg(test)]
@@ -30,7 +31,7 @@ mod tests {
     use crate::tidy::sources::{places, sources};
 
     #[test]
-    fn an_empty_name_is_found() {
+    fn generic_names_are_reported() {
         let files_ =
             [("crates/a/src/utils.rs", ""), ("crates/a/src/helpers/b.rs", ""), ("crates/a/src/lease.rs", "")];
         assert_eq!(

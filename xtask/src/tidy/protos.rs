@@ -1,39 +1,39 @@
 //! Rule: each message, enum and service in `.proto` files has a comment. Requests, responses and
-//! empty messages are explained by their call.
+//! empty messages are documented by their call.
 
-use super::{Complaint, sources::Sources};
+use super::{Violation, sources::Sources};
 
-/// Where our own words on the wire are; other projects explain theirs themselves.
-const OWN: &str = "proto/";
+/// Folder of our own protocol; other projects document theirs.
+const OWN_PROTOS: &str = "proto/";
 
-/// Complains about each one without.
-pub fn explained(sources: &Sources) -> Vec<Complaint> {
-    let own = sources.ending(".proto").filter(|(path, _)| path.starts_with(OWN));
-    own.flat_map(|(path, text)| bare(path, text)).collect()
+/// Reports each declaration without a comment.
+pub fn documented(sources: &Sources) -> Vec<Violation> {
+    let own = sources.with_suffix(".proto").filter(|(path, _)| path.starts_with(OWN_PROTOS));
+    own.flat_map(|(path, text)| undocumented(path, text)).collect()
 }
 
-fn bare(path: &str, text: &str) -> Vec<Complaint> {
+fn undocumented(path: &str, text: &str) -> Vec<Violation> {
     let lines: Vec<&str> = text.lines().map(str::trim).collect();
-    let bare = lines.iter().enumerate().filter_map(|(n, line)| {
+    let undocumented = lines.iter().enumerate().filter_map(|(n, line)| {
         let above = n.checked_sub(1).map_or("", |above| lines[above]);
-        let name = declared(line)?;
-        (!above.starts_with("//") && !explained_by_its_call(name, line)).then(|| (n + 1, name.to_owned()))
+        let name = declared_name(line)?;
+        (!above.starts_with("//") && !is_documented_by_its_call(name, line)).then(|| (n + 1, name.to_owned()))
     });
-    let complaint = |(line, name)| Complaint {
+    let violation = |(line, name)| Violation {
         path: path.to_owned(),
         line,
-        what: format!("{name} is not explained"),
-        mend: "say above it what it is, with units and ranges",
+        what: format!("{name} has no comment"),
+        fix: "describe it in a comment above it, with units and ranges",
     };
-    bare.map(complaint).collect()
+    undocumented.map(violation).collect()
 }
 
-fn declared(line: &str) -> Option<&str> {
+fn declared_name(line: &str) -> Option<&str> {
     let after = ["message ", "enum ", "service "].iter().find_map(|kind| line.strip_prefix(kind))?;
     Some(after.split([' ', '{']).next().unwrap_or(after))
 }
 
-fn explained_by_its_call(name: &str, line: &str) -> bool {
+fn is_documented_by_its_call(name: &str, line: &str) -> bool {
     name.ends_with("Request") || name.ends_with("Response") || line.ends_with("{}")
 }
 
@@ -43,8 +43,8 @@ mod tests {
     use crate::tidy::sources::{places, sources};
 
     #[test]
-    fn a_message_without_a_comment_is_found() {
+    fn undocumented_message_is_reported() {
         let text = "// A file.\n\n// A host.\nmessage Host {\n}\nenum State {\n}\nmessage GetRequest {\n}\n";
-        assert_eq!(places(&explained(&sources(&[("proto/a.proto", text)]))), ["proto/a.proto:6"]);
+        assert_eq!(places(&documented(&sources(&[("proto/a.proto", text)]))), ["proto/a.proto:6"]);
     }
 }

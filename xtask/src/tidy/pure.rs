@@ -1,62 +1,62 @@
 //! Rules of pure crates: no clock, file, thread, socket or environment, no unsafe code, and clippy
-//! lints for both. Their dependencies are checked in `rooms.rs`.
+//! lints for both. Their dependencies are checked in `dependencies.rs`.
 
 use super::{
-    Complaint,
-    rooms::{PURE, folder_of},
+    Violation,
+    dependencies::{PURE, folder_of},
     sources::Sources,
 };
 
 /// Prefixes of impure paths, each with its alternative.
-const WORLD: &[(&str, &str)] = &[
-    ("std::time::Instant", "time is an argument: take a units::Ns"),
-    ("std::time::SystemTime", "time is an argument: take a units::UnixMs"),
-    ("std::fs", "take bytes, or impl Read, from the caller"),
-    ("std::net", "return what to send as a value"),
-    ("std::os", "the machine belongs to the services"),
-    ("std::process", "the machine belongs to the services"),
-    ("std::thread", "return what to do as a value"),
-    ("std::env", "settings are arguments"),
+const IMPURE_PATHS: &[(&str, &str)] = &[
+    ("std::time::Instant", "take the time as an argument, units::Ns"),
+    ("std::time::SystemTime", "take the time as an argument, units::UnixMs"),
+    ("std::fs", "take bytes or impl Read from the caller"),
+    ("std::net", "return the message as a value"),
+    ("std::os", "only services access the machine"),
+    ("std::process", "only services access the machine"),
+    ("std::thread", "return the task as a value"),
+    ("std::env", "take settings as arguments"),
     ("std::io::stdin", "take impl Read from the caller"),
-    ("std::io::stdout", "return what to say as a value"),
-    ("std::io::stderr", "return what to say as a value"),
+    ("std::io::stdout", "return the output as a value"),
+    ("std::io::stderr", "return the output as a value"),
 ];
-/// Clippy settings that find the same behind macros and other names.
-const WATCH: &str = "crates/.clippy.toml";
+/// Clippy configuration that finds the same paths behind macros and aliases.
+const CLIPPY_CONFIG: &str = "crates/.clippy.toml";
 
-/// Complains about each such path.
-pub fn paths(sources: &Sources) -> Vec<Complaint> {
-    let pure = sources.shipped().filter(|file| PURE.iter().any(|room| in_room(&file.path, room)));
-    let named = pure.flat_map(|file| file.paths().into_iter().map(move |at| (file, at)));
-    let found = named.filter_map(|(file, (line, path))| {
-        let (_, mend) = WORLD.iter().find(|(world, _)| within(&path, world))?;
-        Some(Complaint { path: file.path.clone(), line, what: format!("a pure room uses {path}"), mend })
+/// Reports each impure path in a pure crate.
+pub fn paths(sources: &Sources) -> Vec<Violation> {
+    let pure = sources.shipped().filter(|file| PURE.iter().any(|name| is_in_crate(&file.path, name)));
+    let paths_used = pure.flat_map(|file| file.paths().into_iter().map(move |at| (file, at)));
+    let found = paths_used.filter_map(|(file, (line, path))| {
+        let (_, fix) = IMPURE_PATHS.iter().find(|(prefix, _)| is_below(&path, prefix))?;
+        Some(Violation { path: file.path.clone(), line, what: format!("a pure crate uses {path}"), fix })
     });
     found.collect()
 }
 
-fn in_room(path: &str, room: &str) -> bool {
-    path.starts_with(&format!("{}/", folder_of(room)))
+fn is_in_crate(path: &str, name: &str) -> bool {
+    path.starts_with(&format!("{}/", folder_of(name)))
 }
 
-fn within(path: &str, world: &str) -> bool {
-    path.strip_prefix(world).is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
+fn is_below(path: &str, prefix: &str) -> bool {
+    path.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
 }
 
-/// Complains about a pure room that could hold unsafe code, or that clippy does not watch.
-pub fn guards(sources: &Sources) -> Vec<Complaint> {
-    let unwatched =
-        (!sources.texts.contains_key(WATCH)).then(|| complaint(WATCH, "is missing", "restore it"));
-    let loosened = sources
+/// Reports pure crates that allow unsafe code or override the clippy configuration.
+pub fn guards(sources: &Sources) -> Vec<Violation> {
+    let without_config = (!sources.texts.contains_key(CLIPPY_CONFIG))
+        .then(|| violation(CLIPPY_CONFIG, "is missing", "restore it"));
+    let overridden = sources
         .texts
         .keys()
-        .filter(|path| PURE.iter().any(|room| in_room(path, room)) && path.ends_with("clippy.toml"));
-    let loosened = loosened.map(|path| complaint(path, "replaces crates/.clippy.toml", "remove it"));
-    let unguarded = PURE.iter().map(|room| format!("{}/src/lib.rs", folder_of(room)));
-    let unguarded = unguarded.filter(|path| !forbids_unsafe(sources, path));
-    let unguarded =
-        unguarded.map(|path| complaint(&path, "may hold unsafe code", "add #![forbid(unsafe_code)]"));
-    unguarded.chain(unwatched).chain(loosened).collect()
+        .filter(|path| PURE.iter().any(|name| is_in_crate(path, name)) && path.ends_with("clippy.toml"));
+    let overridden = overridden.map(|path| violation(path, "replaces crates/.clippy.toml", "remove it"));
+    let without_forbid = PURE.iter().map(|name| format!("{}/src/lib.rs", folder_of(name)));
+    let without_forbid = without_forbid.filter(|path| !forbids_unsafe(sources, path));
+    let without_forbid =
+        without_forbid.map(|path| violation(&path, "allows unsafe code", "add #![forbid(unsafe_code)]"));
+    without_forbid.chain(without_config).chain(overridden).collect()
 }
 
 fn forbids_unsafe(sources: &Sources, path: &str) -> bool {
@@ -64,8 +64,8 @@ fn forbids_unsafe(sources: &Sources, path: &str) -> bool {
     file.is_some_and(|file| file.attributes().iter().any(|(_, name)| name == "forbid(unsafe_code)"))
 }
 
-fn complaint(path: &str, what: &str, mend: &'static str) -> Complaint {
-    Complaint { path: path.to_owned(), line: 1, what: what.to_owned(), mend }
+fn violation(path: &str, what: &str, fix: &'static str) -> Violation {
+    Violation { path: path.to_owned(), line: 1, what: what.to_owned(), fix }
 }
 
 #[cfg(test)]
@@ -73,37 +73,40 @@ mod tests {
     use super::*;
     use crate::tidy::sources::{places, sources};
 
-    fn look(text: &str) -> Vec<String> {
+    fn violations(text: &str) -> Vec<String> {
         places(&paths(&sources(&[("crates/pool/src/ledger.rs", text), ("host-agent/src/a.rs", text)])))
     }
 
     #[test]
-    fn a_clock_in_a_pure_room_is_found_however_it_is_imported() {
-        let here = ["crates/pool/src/ledger.rs:1"];
-        assert_eq!(look("use std::time::Instant;"), here);
-        assert_eq!(look("use std::{collections::BTreeMap, time::{Duration, SystemTime as T}};"), here);
-        assert_eq!(look("fn a() { std::fs::read(\"b\"); }"), here);
-        assert_eq!(look("use std::thread::{self};"), here);
+    fn clock_in_pure_crate_is_reported_for_any_import() {
+        let expected = ["crates/pool/src/ledger.rs:1"];
+        assert_eq!(violations("use std::time::Instant;"), expected);
+        assert_eq!(
+            violations("use std::{collections::BTreeMap, time::{Duration, SystemTime as T}};"),
+            expected
+        );
+        assert_eq!(violations("fn a() { std::fs::read(\"b\"); }"), expected);
+        assert_eq!(violations("use std::thread::{self};"), expected);
     }
 
     #[test]
-    fn what_is_only_named_alike_and_what_is_test_is_fine() {
-        let fine =
+    fn similar_names_and_test_code_pass() {
+        let allowed =
             "use std::{time::Duration, environment};\n#[cfg(test)]\nmod tests {\n    use std::fs;\n}\n";
-        assert_eq!(look(fine), [""; 0]);
+        assert_eq!(violations(allowed), [""; 0]);
     }
 
     #[test]
-    fn a_pure_room_without_its_guards_is_found() {
+    fn pure_crate_without_guards_is_reported() {
         let text = "//! A.\n#![forbid(unsafe_code)]\n";
-        let libs: Vec<String> = PURE.iter().map(|room| format!("{}/src/lib.rs", folder_of(room))).collect();
+        let libs: Vec<String> = PURE.iter().map(|name| format!("{}/src/lib.rs", folder_of(name))).collect();
         let mut files: Vec<(&str, &str)> = libs.iter().map(|lib| (lib.as_str(), text)).collect();
-        files.push((WATCH, ""));
+        files.push((CLIPPY_CONFIG, ""));
         assert_eq!(guards(&sources(&files)), []);
         files[0].1 = "//! A.\n";
         files.push(("crates/pool/clippy.toml", ""));
         let expected = ["crates/pool/clippy.toml:1", &format!("{}:1", libs[0])];
         assert_eq!(places(&guards(&sources(&files))), expected);
-        assert_eq!(places(&guards(&sources(&files[..libs.len()])))[0], format!("{WATCH}:1"));
+        assert_eq!(places(&guards(&sources(&files[..libs.len()])))[0], format!("{CLIPPY_CONFIG}:1"));
     }
 }

@@ -14,62 +14,63 @@ use crate::failure::Failure;
 
 /// One Rust file.
 pub struct RustFile {
-    /// Its path from the root of the repository.
+    /// Path from the root of the repository.
     pub path: String,
-    /// Its text.
+    /// Text of the file.
     pub text: String,
-    /// Whether only tests have it.
+    /// Whether only tests compile it.
     pub test: bool,
     tree: syn::File,
 }
 
-/// Something at a line.
+/// Item with its line.
 pub type At<T> = (usize, T);
 
 impl RustFile {
-    /// Parses it.
+    /// Parses a file.
     ///
     /// # Errors
-    /// It is not Rust.
+    /// The text is not Rust.
     pub fn parse(path: &str, text: &str) -> Result<Self, Failure> {
         let tree = syn::parse_file(text)
-            .map_err(|wrong| Failure::Result(format!("{path}:{}: {wrong}", wrong.span().start().line)))?;
-        // Integration tests, and the package that is nothing but tests.
+            .map_err(|error| Failure::Result(format!("{path}:{}: {error}", error.span().start().line)))?;
+        // Integration tests, and the package `tests`.
         let test = path.starts_with("tests/") || path.contains("/tests/");
         Ok(Self { path: path.to_owned(), text: text.to_owned(), test, tree })
     }
 
-    /// Every path that it names outside of tests, with imports spelled out: `use std::{fs, io::Read}` names `std::fs` and
-    /// `std::io::Read`.
+    /// Returns all paths outside of tests, with imports expanded: `use std::{fs, io::Read}` has the
+    /// paths `std::fs` and `std::io::Read`.
     pub fn paths(&self) -> Vec<At<String>> {
-        let mut seen = Paths::default();
-        seen.visit_file(&self.tree);
-        seen.0
+        let mut visitor = Paths::default();
+        visitor.visit_file(&self.tree);
+        visitor.0
     }
 
-    /// Every function outside of tests: where it begins, its name, its lines from `fn` to the closing brace.
+    /// Returns all functions outside of tests, each with its first line, name, and number of lines
+    /// from `fn` to the closing brace.
     pub fn functions(&self) -> Vec<At<(String, usize)>> {
-        let mut seen = Functions::default();
-        seen.visit_file(&self.tree);
-        seen.0
+        let mut visitor = Functions::default();
+        visitor.visit_file(&self.tree);
+        visitor.0
     }
 
-    /// Every attribute in the file, tests included, as written without spaces: `ignore`, `cfg(test)`.
+    /// Returns all attributes, also of tests, as written without spaces: `ignore`, `cfg(test)`.
     pub fn attributes(&self) -> Vec<At<String>> {
-        let mut seen = Attributes::default();
-        seen.visit_file(&self.tree);
-        seen.0
+        let mut visitor = Attributes::default();
+        visitor.visit_file(&self.tree);
+        visitor.0
     }
 
-    /// Every word of code, in tests and macros too, never of comments and strings.
+    /// Returns all identifiers, also in tests and macros, but not in comments and strings.
     pub fn idents(&self) -> Vec<At<String>> {
         let mut idents = Vec::new();
-        let tokens = self.text.parse::<TokenStream>().expect("a file that parses is made of tokens");
+        let tokens = self.text.parse::<TokenStream>().expect("a parsed file consists of tokens");
         idents_in(tokens, &mut idents);
         idents
     }
 
-    /// Names and lines of the constants at its top level.
+    /// Returns the names and lines of the constants at the top level.
     pub fn constants(&self) -> Vec<At<String>> {
         let constants = self.tree.items.iter().filter_map(|item| match item {
             Item::Const(constant) => Some((constant.ident.span().start().line, constant.ident.to_string())),
@@ -78,20 +79,20 @@ impl RustFile {
         constants.filter(|(_, name)| name != "_").collect()
     }
 
-    /// The texts that methods of these names get as their first argument, outside of tests.
+    /// Returns the string literals that are first arguments of these methods, outside of tests.
     pub fn calls_with_text(&self, methods: &[&str]) -> Vec<At<String>> {
-        let mut seen = Calls { methods, texts: Vec::new() };
-        seen.visit_file(&self.tree);
-        seen.texts
+        let mut visitor = Calls { methods, texts: Vec::new() };
+        visitor.visit_file(&self.tree);
+        visitor.texts
     }
 
-    /// Lines outside of tests.
+    /// Returns the number of lines outside of tests.
     pub fn lines_shipped(&self) -> usize {
         let tests = self.tree.items.iter().filter(|item| is_test(attributes_of(item)));
         self.text.lines().count().saturating_sub(tests.map(|item| lines(item.span())).sum())
     }
 
-    /// Modules that are declared here, live in files of their own, and that only tests have.
+    /// Returns the modules declared here that have their own file and only exist in tests.
     fn test_modules(&self) -> Vec<String> {
         let declared = self.tree.items.iter().filter_map(|item| match item {
             Item::Mod(module) if module.content.is_none() && is_test(&module.attrs) => Some(module),
@@ -100,7 +101,8 @@ impl RustFile {
         declared.map(|module| module.ident.to_string()).collect()
     }
 
-    /// Where modules declared here live: beside `lib.rs` and `main.rs`, else in the folder named like the file.
+    /// Returns the folder of modules declared here: that of `lib.rs` or `main.rs`, else the one
+    /// named like the file.
     fn folder(&self) -> String {
         let (folder, name) = self.path.rsplit_once('/').unwrap_or(("", &self.path));
         match name {
@@ -110,7 +112,7 @@ impl RustFile {
     }
 }
 
-/// Marks the files behind `#[cfg(test)] mod name;`, with their modules.
+/// Marks the files of `#[cfg(test)] mod name;` and of their modules as test code.
 pub fn mark_test_modules(files: &mut [RustFile]) {
     let declared = files.iter().flat_map(|file| {
         let folder = file.folder();
@@ -118,8 +120,8 @@ pub fn mark_test_modules(files: &mut [RustFile]) {
     });
     let declared: Vec<String> = declared.collect();
     for file in files {
-        let own = file.path.trim_end_matches(".rs");
-        file.test |= declared.iter().any(|d| own == d || own.starts_with(&format!("{d}/")));
+        let path = file.path.trim_end_matches(".rs");
+        file.test |= declared.iter().any(|module| path == module || path.starts_with(&format!("{module}/")));
     }
 }
 
@@ -130,11 +132,12 @@ fn lines(span: proc_macro2::Span) -> usize {
 fn is_test(attributes: &[Attribute]) -> bool {
     attributes
         .iter()
-        .any(|attribute| matches!(words(attribute).as_str(), "cfg(test)" | "test" | "tokio::test"))
+        .any(|attribute| matches!(attribute_text(attribute).as_str(), "cfg(test)" | "test" | "tokio::test"))
 }
 
-/// An attribute as written, without spaces and values: `ignore`, `cfg(test)`, `tokio::test`.
-fn words(attribute: &Attribute) -> String {
+/// Returns an attribute as written, without spaces and values: `ignore`, `cfg(test)`,
+/// `tokio::test`.
+fn attribute_text(attribute: &Attribute) -> String {
     let path = |path: &syn::Path| {
         path.segments.iter().map(|segment| segment.ident.to_string()).collect::<Vec<_>>().join("::")
     };
@@ -164,7 +167,7 @@ fn idents_in(tokens: TokenStream, idents: &mut Vec<At<String>>) {
     }
 }
 
-/// Visits code that ships: test items are skipped.
+/// Visits code outside of tests.
 macro_rules! skip_tests {
     () => {
         fn visit_item(&mut self, item: &'ast Item) {
@@ -192,12 +195,12 @@ impl<'ast> Visit<'ast> for Paths {
     }
 }
 
-fn spell_out(before: String, tree: &UseTree, paths: &mut Vec<At<String>>) {
-    let joined = |name: String| if before.is_empty() { name } else { format!("{before}::{name}") };
+fn spell_out(prefix: String, tree: &UseTree, paths: &mut Vec<At<String>>) {
+    let joined = |name: String| if prefix.is_empty() { name } else { format!("{prefix}::{name}") };
     match tree {
         UseTree::Path(step) => spell_out(joined(step.ident.to_string()), &step.tree, paths),
-        UseTree::Group(group) => group.items.iter().for_each(|item| spell_out(before.clone(), item, paths)),
-        UseTree::Glob(star) => paths.push((star.span().start().line, joined("*".to_owned()))),
+        UseTree::Group(group) => group.items.iter().for_each(|item| spell_out(prefix.clone(), item, paths)),
+        UseTree::Glob(glob) => paths.push((glob.span().start().line, joined("*".to_owned()))),
         UseTree::Rename(UseRename { ident, .. }) => {
             paths.push((ident.span().start().line, joined(ident.to_string())))
         }
@@ -209,7 +212,7 @@ fn spell_out(before: String, tree: &UseTree, paths: &mut Vec<At<String>>) {
 struct Functions(Vec<At<(String, usize)>>);
 
 impl Functions {
-    fn see(&mut self, signature: &Signature, body: &Block) {
+    fn add(&mut self, signature: &Signature, body: &Block) {
         let from = signature.fn_token.span().start().line;
         let to = body.brace_token.span.close().end().line;
         self.0.push((from, (signature.ident.to_string(), to + 1 - from)));
@@ -220,17 +223,17 @@ impl<'ast> Visit<'ast> for Functions {
     skip_tests!();
 
     fn visit_item_fn(&mut self, function: &'ast ItemFn) {
-        self.see(&function.sig, &function.block);
+        self.add(&function.sig, &function.block);
         visit::visit_item_fn(self, function);
     }
 
     fn visit_impl_item_fn(&mut self, function: &'ast ImplItemFn) {
-        self.see(&function.sig, &function.block);
+        self.add(&function.sig, &function.block);
         visit::visit_impl_item_fn(self, function);
     }
 
     fn visit_trait_item_fn(&mut self, function: &'ast TraitItemFn) {
-        function.default.iter().for_each(|body| self.see(&function.sig, body));
+        function.default.iter().for_each(|body| self.add(&function.sig, body));
         visit::visit_trait_item_fn(self, function);
     }
 }
@@ -244,8 +247,8 @@ impl<'ast> Visit<'ast> for Calls<'_> {
     skip_tests!();
 
     fn visit_expr_method_call(&mut self, call: &'ast ExprMethodCall) {
-        let named = self.methods.iter().any(|method| call.method == method);
-        if let (true, Some(Expr::Lit(ExprLit { lit: Lit::Str(text), .. }))) = (named, call.args.first()) {
+        let is_method = self.methods.iter().any(|method| call.method == method);
+        if let (true, Some(Expr::Lit(ExprLit { lit: Lit::Str(text), .. }))) = (is_method, call.args.first()) {
             self.texts.push((text.span().start().line, text.value()));
         }
         visit::visit_expr_method_call(self, call);
@@ -257,7 +260,7 @@ struct Attributes(Vec<At<String>>);
 
 impl<'ast> Visit<'ast> for Attributes {
     fn visit_attribute(&mut self, attribute: &'ast Attribute) {
-        self.0.push((attribute.span().start().line, words(attribute)));
+        self.0.push((attribute.span().start().line, attribute_text(attribute)));
     }
 }
 
@@ -283,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_tests_have_is_passed_over() {
+    fn test_code_is_skipped() {
         let file = file("fn a() {}\n#[cfg(test)]\nmod tests {\n    use std::fs;\n    fn b() {}\n}\n");
         assert_eq!(file.paths(), []);
         assert_eq!(file.functions(), [(1, ("a".to_owned(), 1))]);
@@ -291,13 +294,13 @@ mod tests {
     }
 
     #[test]
-    fn words_in_comments_and_strings_are_not_code() {
+    fn comments_and_strings_have_no_identifiers() {
         let idents = file("// LIMIT\nfn a() { b(\"LIMIT\"); }").idents();
         assert!(!idents.iter().any(|(_, ident)| ident == "LIMIT"), "{idents:?}");
     }
 
     #[test]
-    fn a_file_behind_a_test_module_is_test() {
+    fn files_of_test_modules_are_test_code() {
         let parse = |path, text| RustFile::parse(path, text).unwrap();
         let mut files = [
             parse("crates/a/src/ledger.rs", "#[cfg(test)]\nmod tests;\nmod life;"),
@@ -310,8 +313,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_rust_is_told_with_its_line() {
-        let wrong = RustFile::parse("a.rs", "fn a() {}\nfn fn").err().unwrap();
-        assert!(wrong.to_string().starts_with("a.rs:2: "), "{wrong}");
+    fn syntax_error_names_the_line() {
+        let error = RustFile::parse("a.rs", "fn a() {}\nfn fn").err().unwrap();
+        assert!(error.to_string().starts_with("a.rs:2: "), "{error}");
     }
 }

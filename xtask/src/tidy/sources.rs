@@ -1,4 +1,5 @@
-//! The repository's own files in memory, read once, so that a rule is a pure function and its test needs no disk.
+//! The files of the repository in memory, so that a rule is a pure function and its test needs no
+//! disk.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
@@ -6,11 +7,11 @@ use super::rust::RustFile;
 use crate::failure::Failure;
 
 /// Folders in the root that are not sources.
-const FOREIGN: &[&str] = &["target", ".git"];
-/// The deepest folder that is looked into; deeper means that something links to itself.
+const EXCLUDED: &[&str] = &["target", ".git"];
+/// Maximum depth of folders.
 const DEPTH_MAX: usize = 16;
 
-/// Every text file by its path from the root, and the Rust ones as syntax trees.
+/// All text files by path from the root, and the Rust files as syntax trees.
 #[derive(Default)]
 pub struct Sources {
     /// Texts by path.
@@ -27,29 +28,29 @@ impl Sources {
     pub fn read(root: &Path) -> Result<Self, Failure> {
         let mut texts = BTreeMap::new();
         collect(root, "", DEPTH_MAX, &mut texts)?;
-        Self::of(texts)
+        Self::parse(texts)
     }
 
-    /// From texts.
+    /// Parses texts by path.
     ///
     /// # Errors
     /// A Rust file cannot be parsed.
-    pub fn of(texts: BTreeMap<String, String>) -> Result<Self, Failure> {
+    pub fn parse(texts: BTreeMap<String, String>) -> Result<Self, Failure> {
         let rust = texts.iter().filter(|(path, _)| path.ends_with(".rs"));
         let mut rust = rust.map(|(path, text)| RustFile::parse(path, text)).collect::<Result<Vec<_>, _>>()?;
         super::rust::mark_test_modules(&mut rust);
         Ok(Self { texts, rust })
     }
 
-    /// Files of this extension.
-    pub fn ending<'a>(&'a self, end: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> {
+    /// Returns the files whose path has this suffix.
+    pub fn with_suffix<'a>(&'a self, suffix: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> {
         self.texts
             .iter()
-            .filter(move |(path, _)| path.ends_with(end))
+            .filter(move |(path, _)| path.ends_with(suffix))
             .map(|(path, text)| (path.as_str(), text.as_str()))
     }
 
-    /// Rust that ships: not the files that only tests have.
+    /// Returns the Rust files that are not test code.
     pub fn shipped(&self) -> impl Iterator<Item = &RustFile> {
         self.rust.iter().filter(|file| !file.test)
     }
@@ -61,18 +62,18 @@ fn collect(
     depth: usize,
     texts: &mut BTreeMap<String, String>,
 ) -> Result<(), Failure> {
-    let here = root.join(folder);
+    let absolute = root.join(folder);
     if depth == 0 {
-        return Err(Failure::Result(format!("folders are nested too deeply at {}", here.display())));
+        return Err(Failure::Result(format!("folders are nested too deeply at {}", absolute.display())));
     }
-    for entry in fs::read_dir(&here).map_err(Failure::file("list", &here))? {
-        let entry = entry.map_err(Failure::file("list", &here))?;
+    for entry in fs::read_dir(&absolute).map_err(Failure::file("list", &absolute))? {
+        let entry = entry.map_err(Failure::file("list", &absolute))?;
         let name = entry.file_name().to_string_lossy().into_owned();
-        if folder.is_empty() && FOREIGN.contains(&name.as_str()) {
+        if folder.is_empty() && EXCLUDED.contains(&name.as_str()) {
             continue;
         }
         let path = if folder.is_empty() { name } else { format!("{folder}/{name}") };
-        let kind = entry.file_type().map_err(Failure::file("look at", entry.path()))?;
+        let kind = entry.file_type().map_err(Failure::file("stat", entry.path()))?;
         if kind.is_dir() {
             collect(root, &path, depth - 1, texts)?;
         } else if kind.is_file() {
@@ -84,17 +85,17 @@ fn collect(
     Ok(())
 }
 
-/// A repository of these files, for tests of rules.
+/// Returns a repository of these files, for tests of rules.
 #[cfg(test)]
 pub fn sources(files: &[(&str, &str)]) -> Sources {
     let texts = files.iter().map(|(path, text)| ((*path).to_owned(), (*text).to_owned()));
-    Sources::of(texts.collect()).unwrap()
+    Sources::parse(texts.collect()).unwrap()
 }
 
-/// The places a rule complains about, as `path:line`, for tests of rules.
+/// Returns the places of violations as `path:line`, for tests of rules.
 #[cfg(test)]
-pub fn places(complaints: &[super::Complaint]) -> Vec<String> {
-    let mut places: Vec<String> = complaints.iter().map(|c| format!("{}:{}", c.path, c.line)).collect();
+pub fn places(violations: &[super::Violation]) -> Vec<String> {
+    let mut places: Vec<String> = violations.iter().map(|c| format!("{}:{}", c.path, c.line)).collect();
     places.sort();
     places
 }

@@ -1,66 +1,70 @@
-//! The same act inside an emulated host: this very program plays it there, and its words come back over the console.
+//! The guest part of the demo inside an emulated host: `xtask demo-guest` runs there, and its
+//! output returns over the console.
 
 use std::path::PathBuf;
 
 use emulated_host::{Artifacts, Host, HostError, Initrd};
 
-use super::{Boot, GuestTold, KERNEL, Patience, Programs, act};
+use super::{Boot, GuestReport, Interrupt, KERNEL, Programs, run_guest_rack};
 use crate::failure::Failure;
 
-/// How the line with the result begins.
-const RESULT: &str = "GUEST ";
-/// How lines for people begin.
-const NOTE: &str = "    ";
+/// Prefix of the line with the result.
+const RESULT_PREFIX: &str = "GUEST ";
+/// Prefix of lines that are printed.
+const DETAIL_PREFIX: &str = "    ";
 
-/// Settings of the demo inside a host.
+/// Options of `demo-guest`.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Inside {
+pub struct DemoGuestArgs {
     #[arg(long)]
     kernel: PathBuf,
     #[arg(long)]
     initrd: PathBuf,
 }
 
-/// Boots a host that plays the act.
-pub(super) fn play(
+/// Boots a host that runs this part, and returns the guest's report.
+pub(super) fn run(
     programs: &Programs,
-    patience: &Patience,
-    bed: &Artifacts,
+    interrupt: &Interrupt,
+    artifacts: &Artifacts,
     guest: &Initrd,
-) -> Result<GuestTold, Failure> {
+) -> Result<GuestReport, Failure> {
     let script = format!(
-        "export TARN_BIN_DIR=/bin\nxtask guest-act --kernel /guest/{KERNEL} --initrd /guest/initrd 2>&1"
+        "export TARN_BIN_DIR=/bin\nxtask demo-guest --kernel /guest/{KERNEL} --initrd /guest/initrd 2>&1"
     );
-    let host = Host::new(bed, &script)?;
-    let all = [&programs.manager, &programs.agent, &programs.tarn, &programs.vmm, &programs.own];
-    all.into_iter().try_for_each(|program| host.program(program))?;
+    let host = Host::new(artifacts, &script)?;
+    let programs = [&programs.manager, &programs.agent, &programs.tarn, &programs.vmm, &programs.xtask];
+    programs.into_iter().try_for_each(|program| host.program(program))?;
     host.guest("initrd", guest)?;
-    let see = |line: &str| {
-        if line.starts_with(NOTE) {
+    let on_line = |line: &str| {
+        if line.starts_with(DETAIL_PREFIX) {
             println!("{line}");
         }
     };
-    let said = host.run(see, || patience.lasts()).map_err(|error| match error {
+    let output = host.run(on_line, || interrupt.is_unset()).map_err(|error| match error {
         HostError::Interrupted => Failure::Interrupted,
         other => other.into(),
     })?;
-    let result = said.lines().find_map(|line| line.strip_prefix(RESULT));
-    let result =
-        result.ok_or_else(|| Failure::Result(format!("the emulated host says of no guest:\n{said}")))?;
-    serde_json::from_str(result)
-        .map_err(|wrong| Failure::Answer { program: "the emulated host".to_owned(), why: wrong.to_string() })
+    let result = output.lines().find_map(|line| line.strip_prefix(RESULT_PREFIX));
+    let result = result.ok_or_else(|| {
+        Failure::Result(format!("no report of a guest in the output of the emulated host:\n{output}"))
+    })?;
+    serde_json::from_str(result).map_err(|error| Failure::UnexpectedOutput {
+        program: "the emulated host".to_owned(),
+        why: error.to_string(),
+    })
 }
 
-impl Inside {
-    /// Plays the act, as the first program of a host.
+impl DemoGuestArgs {
+    /// Runs the guest, as the first program of a host.
     ///
     /// # Errors
-    /// As [`act`].
+    /// As [`run_guest_rack`].
     pub fn run(&self) -> Result<(), Failure> {
         let boot = Boot { kernel: self.kernel.clone(), initrd: self.initrd.clone() };
-        let told = act(&super::super::programs()?, &Patience::new()?, &boot)?;
-        let told = serde_json::to_string(&told).expect("it has only texts and numbers");
-        println!("{RESULT}{told}");
+        let report = run_guest_rack(&super::super::programs()?, &Interrupt::new()?, &boot)?;
+        let report = serde_json::to_string(&report).expect("a report has only strings and numbers");
+        println!("{RESULT_PREFIX}{report}");
         Ok(())
     }
 }

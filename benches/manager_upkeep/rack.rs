@@ -1,4 +1,5 @@
-//! A rack around one manager: its store, devices and agents answer at once, and every event is timed.
+//! Simulated rack around one manager: its store, devices and agents reply at once, and all events
+//! are timed.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -21,76 +22,76 @@ use units::{
     UnixMs, limits::EMCS_PER_HOST_MAX,
 };
 
-/// Answers of a device that arrive together.
-const ANSWERS_AT_ONCE: usize = 64;
+/// Maximum number of device replies handled together.
+const REPLIES_PER_BATCH: usize = 64;
 
-/// The size of a rack.
+/// Size of a rack.
 #[derive(Clone, Copy, Debug)]
-pub struct Shape {
+pub struct RackSize {
     pub hosts: u32,
     pub emcs: u32,
     pub slices: u32,
 }
 
-/// A rack of this shape that the manager loads when it starts.
+/// Initial records of the manager.
 #[derive(Clone, Copy, Debug)]
-pub struct Start {
-    pub shape: Shape,
-    /// Slices that are in use or otherwise not free, from the first on.
+pub struct InitialState {
+    pub size: RackSize,
+    /// Number of slices that are not free, from the first on.
     pub used: u32,
-    /// Slices of each reservation; 0 makes none.
+    /// Slices of each reservation; 0 for no reservations.
     pub per_vm: u32,
-    /// The state of a used slice.
+    /// State of a used slice.
     pub state: fn(Owner) -> State,
     pub fence: Fence,
-    /// Whether EMCs cannot cut hosts off.
+    /// Whether EMCs are shared devices, which cannot revoke access.
     pub is_shared: bool,
 }
 
-impl Start {
-    /// A rack with so many slices online, in reservations of `per_vm`.
-    pub fn held(shape: Shape, used: u32, per_vm: u32) -> Self {
-        Self { shape, used, per_vm, state: State::Online, fence: Fence::None, is_shared: false }
+impl InitialState {
+    /// Returns a rack with `used` slices online, in reservations of `per_vm`.
+    pub fn with_used_slices(size: RackSize, used: u32, per_vm: u32) -> Self {
+        Self { size, used, per_vm, state: State::Online, fence: Fence::None, is_shared: false }
     }
 }
 
-/// The order of an agent, and the slices that it has reported online.
+/// Desired state of an agent, and the slices that it has reported online.
 struct Agent {
     order: Want,
     is_answered: bool,
     reported: BTreeSet<Holding>,
 }
 
-pub struct World {
+pub struct SimulatedRack {
     pub manager: Manager,
     now: Ns,
-    shape: Shape,
+    size: RackSize,
     stored: VecDeque<u64>,
     calls: VecDeque<(EmcId, DeviceCall)>,
     agents: BTreeMap<SessionId, Agent>,
-    /// Times of the events since they were last taken.
+    /// Durations of the events since [`SimulatedRack::take_times`].
     times: Vec<Duration>,
     tokens: u64,
     pub replies: u64,
 }
 
-impl Shape {
+impl RackSize {
     fn per_emc(self) -> u32 {
         self.slices / self.emcs
     }
 
-    fn wires(self) -> u32 {
-        self.emcs.min(u32::try_from(EMCS_PER_HOST_MAX).expect("a host has few wires"))
+    fn emcs_per_host(self) -> u32 {
+        self.emcs.min(u32::try_from(EMCS_PER_HOST_MAX).expect("the limit fits u32"))
     }
 
-    fn wired(self, host: u32) -> Vec<EmcId> {
-        (0..self.wires()).map(|k| EmcId((host * self.wires() + k) % self.emcs)).collect()
+    fn emcs_of(self, host: u32) -> Vec<EmcId> {
+        (0..self.emcs_per_host()).map(|k| EmcId((host * self.emcs_per_host() + k) % self.emcs)).collect()
     }
 
-    /// The host of a slice: one that is wired to its EMC, so that all hosts have about as many.
+    /// Returns the host of a slice: one that reaches its EMC, so that slices are spread evenly.
     fn host_of(self, slice: u32) -> HostId {
-        let groups = self.emcs / self.wires();
-        let group = slice / self.per_emc() / self.wires();
+        let groups = self.emcs / self.emcs_per_host();
+        let group = slice / self.per_emc() / self.emcs_per_host();
         let turns = self.hosts / groups;
         HostId(group + groups * (slice % turns))
     }
@@ -126,13 +127,13 @@ pub fn request(id: &str) -> RequestKey {
     RequestKey { client: name("bench"), id: RequestId::new(id).expect("letters, digits and a dash") }
 }
 
-fn records(start: Start) -> Vec<Record> {
-    let shape = start.shape;
-    let emcs = (0..shape.emcs).map(|n| {
+fn records(start: InitialState) -> Vec<Record> {
+    let size = start.size;
+    let emcs = (0..size.emcs).map(|n| {
         let emc = Emc {
             name: name(&format!("emc{n}")),
-            first: SliceId(n * shape.per_emc()),
-            slices: shape.per_emc(),
+            first: SliceId(n * size.per_emc()),
+            slices: size.per_emc(),
             driver: "emulated".to_owned(),
             path: String::new(),
             scheduling: Scheduling::Enabled,
@@ -140,12 +141,12 @@ fn records(start: Start) -> Vec<Record> {
         };
         Record::Emc(EmcId(n), emc)
     });
-    let hosts = (0..shape.hosts).map(|n| {
+    let hosts = (0..size.hosts).map(|n| {
         let host = Host {
             name: name(&format!("h{n}")),
             cores: 4096,
             local: Bytes::gib(4096),
-            emcs: shape.wired(n),
+            emcs: size.emcs_of(n),
             scheduling: Scheduling::Enabled,
             fence: start.fence,
             boot_id: "boot".to_owned(),
@@ -158,7 +159,7 @@ fn records(start: Start) -> Vec<Record> {
     });
     let owner = |slice: u32| {
         let first = slice - slice % start.per_vm.max(1);
-        Owner { host: shape.host_of(first), reservation: ReservationId(u64::from(first) + 1) }
+        Owner { host: size.host_of(first), reservation: ReservationId(u64::from(first) + 1) }
     };
     let slots = (0..start.used).map(|n| {
         let slot = Slot { epoch: Epoch(1), state: (start.state)(owner(n)), receipt: None };
@@ -185,14 +186,15 @@ fn records(start: Start) -> Vec<Record> {
     emcs.chain(hosts).chain(slots).chain(reservations).collect()
 }
 
-impl World {
-    /// Loads the ledger and, unless the hosts are fenced, connects all agents. Device and store calls are left queued.
-    pub fn new(start: Start) -> Self {
+impl SimulatedRack {
+    /// Loads the ledger and, unless the hosts are fenced, connects all agents. Device and store
+    /// calls stay queued.
+    pub fn new(start: InitialState) -> Self {
         let settings = Settings { lease_ttl: Ns::secs(3600), fence_after: Some(Ns::secs(3600)) };
-        let mut world = Self {
+        let mut rack = Self {
             manager: Manager::new(settings),
             now: Ns::secs(1),
-            shape: start.shape,
+            size: start.size,
             stored: VecDeque::new(),
             calls: VecDeque::new(),
             agents: BTreeMap::new(),
@@ -201,22 +203,22 @@ impl World {
             replies: 0,
         };
         let meta = Meta {
-            next_reservation: ReservationId(u64::from(start.shape.slices) + 1),
-            next_host: HostId(start.shape.hosts),
-            next_emc: EmcId(start.shape.emcs),
-            next_slice: SliceId(start.shape.slices),
+            next_reservation: ReservationId(u64::from(start.size.slices) + 1),
+            next_host: HostId(start.size.hosts),
+            next_emc: EmcId(start.size.emcs),
+            next_slice: SliceId(start.size.slices),
             ..Meta::new("bench".to_owned())
         };
-        world.event(Event::Loaded { meta, records: records(start), restored: false });
+        rack.event(Event::Loaded { meta, records: records(start), restored: false });
         if start.fence == Fence::None {
-            world.connect();
+            rack.connect();
         }
-        world
+        rack
     }
 
     /// Connects the agents of all hosts.
     pub fn connect(&mut self) {
-        for host in 0..self.shape.hosts {
+        for host in 0..self.size.hosts {
             self.event(Event::AgentUp(session(host), HostId(host), hello()));
         }
     }
@@ -225,51 +227,51 @@ impl World {
         When { now: self.now, wall: UnixMs(1) }
     }
 
-    pub fn pass(&mut self, time: Ns) {
+    pub fn advance(&mut self, time: Ns) {
         self.now = self.now.after(time);
     }
 
-    /// Times a look at the manager, as one under its lock.
-    pub fn look<T>(&self, question: impl FnOnce(&Manager) -> T) -> Duration {
-        let began = processor_time();
-        std::hint::black_box(question(&self.manager));
-        processor_time() - began
+    /// Measures a read of the manager, as under its lock.
+    pub fn time_read<T>(&self, read: impl FnOnce(&Manager) -> T) -> Duration {
+        let start = cpu_time();
+        std::hint::black_box(read(&self.manager));
+        cpu_time() - start
     }
 
-    /// As [`World::look`], with the answer.
-    pub fn look_at<T>(&self, question: impl FnOnce(&Manager) -> T) -> (T, Duration) {
-        let began = processor_time();
-        let answer = std::hint::black_box(question(&self.manager));
-        (answer, processor_time() - began)
+    /// As [`SimulatedRack::time_read`], but also returns the result.
+    pub fn time_read_with_result<T>(&self, read: impl FnOnce(&Manager) -> T) -> (T, Duration) {
+        let start = cpu_time();
+        let result = std::hint::black_box(read(&self.manager));
+        (result, cpu_time() - start)
     }
 
-    /// Times one event with its effects, and the computation of the next wakeup.
+    /// Measures one event with its effects, and the computation of the next wakeup.
     pub fn event(&mut self, event: Event) -> Duration {
         self.events([event])
     }
 
     fn events(&mut self, events: impl IntoIterator<Item = Event>) -> Duration {
         let (when, events) = (self.when(), events.into_iter().collect::<Vec<_>>());
-        let began = processor_time();
+        let start = cpu_time();
         for event in events {
             self.manager.handle(when, event);
         }
         self.manager.settle(when);
         std::hint::black_box(self.manager.next_wakeup());
-        let took = processor_time() - began;
-        self.times.push(took);
+        let duration = cpu_time() - start;
+        self.times.push(duration);
         while let Some(effect) = self.manager.poll_effect() {
             self.perform(effect);
         }
-        took
+        duration
     }
 
-    pub fn ask(&mut self, ask: pool::manager::Ask) {
+    pub fn submit(&mut self, request: pool::manager::Ask) {
         self.tokens += 1;
-        self.event(Event::Ask(Token(self.tokens), ask));
+        self.event(Event::Ask(Token(self.tokens), request));
     }
 
-    /// The times of all events since the last call.
+    /// Takes the durations of all events since the last call.
     pub fn take_times(&mut self) -> Vec<Duration> {
         std::mem::take(&mut self.times)
     }
@@ -277,48 +279,48 @@ impl World {
     fn perform(&mut self, effect: Effect) {
         match effect {
             Effect::Store { batch, .. } => self.stored.push_back(batch),
-            Effect::Reply(_, answer) => {
-                assert!(answer.is_ok(), "a refused request is no measurement: {answer:?}");
+            Effect::Reply(_, reply) => {
+                assert!(reply.is_ok(), "a request was rejected: {reply:?}");
                 self.replies += 1;
             }
             Effect::Device(emc, call) => self.calls.push_back((emc, call)),
             Effect::RequestReport(_) => {}
-            Effect::Send(session, want) => match self.agents.get_mut(&session) {
+            Effect::Send(session, desired) => match self.agents.get_mut(&session) {
                 Some(agent) => {
-                    agent.order.amend(want);
+                    agent.order.amend(desired);
                     agent.is_answered = false;
                 }
                 None => {
-                    assert!(want.base.is_none(), "the first order is complete");
-                    let agent = Agent { order: want, is_answered: false, reported: BTreeSet::new() };
+                    assert!(desired.base.is_none(), "the first order is complete");
+                    let agent = Agent { order: desired, is_answered: false, reported: BTreeSet::new() };
                     self.agents.insert(session, agent);
                 }
             },
             Effect::Durable(_) => {}
-            Effect::Close(..) => {} // the earlier connection of an agent that connects again
-            Effect::Reload => unreachable!("nothing fails here"),
+            Effect::Close(..) => {} // previous connection of a reconnected agent
+            Effect::Reload => unreachable!("no operation fails"),
         }
     }
 
-    /// Confirms the batch that is being written, if one is.
+    /// Completes the oldest store batch, if there is one.
     pub fn store(&mut self) -> bool {
         let Some(batch) = self.stored.pop_front() else { return false };
         self.event(Event::Stored { batch, ok: true });
         true
     }
 
-    /// Answers device calls, at most so many at once as in the service.
-    pub fn answer_devices(&mut self) -> bool {
+    /// Completes device calls, in batches as in the service.
+    pub fn complete_device_calls(&mut self) -> bool {
         let Some(emc) = self.calls.front().map(|(emc, _)| *emc) else { return false };
-        let of_emc = self.calls.iter().take_while(|(other, _)| *other == emc).count();
-        let calls: Vec<_> = self.calls.drain(..of_emc.min(ANSWERS_AT_ONCE)).collect();
-        let answers: Vec<_> =
-            calls.into_iter().map(|(emc, call)| Event::Device(emc, self.done(emc, call))).collect();
-        self.events(answers);
+        let count = self.calls.iter().take_while(|(other, _)| *other == emc).count();
+        let calls: Vec<_> = self.calls.drain(..count.min(REPLIES_PER_BATCH)).collect();
+        let events: Vec<_> =
+            calls.into_iter().map(|(emc, call)| Event::Device(emc, self.complete(emc, call))).collect();
+        self.events(events);
         true
     }
 
-    fn done(&self, emc: EmcId, call: DeviceCall) -> DeviceDone {
+    fn complete(&self, emc: EmcId, call: DeviceCall) -> DeviceDone {
         match call {
             DeviceCall::Contents => DeviceDone::Contents(self.contents(emc)),
             DeviceCall::Grant { slice, epoch, .. } => {
@@ -331,7 +333,8 @@ impl World {
         }
     }
 
-    /// Answers all calls that ask devices for their contents, and lets the manager compare them.
+    /// Completes all calls for the contents of devices, and waits until the manager has compared
+    /// them.
     pub fn compare_devices(&mut self) {
         while self.compare_device() {}
         while !self.manager.durable().emcs().all(|(_, emc)| emc.up) {
@@ -339,41 +342,41 @@ impl World {
         }
     }
 
-    /// Answers the next call that asks a device for its contents.
+    /// Completes the next call for the contents of a device.
     fn compare_device(&mut self) -> bool {
         let Some(at) = self.calls.iter().position(|(_, call)| *call == DeviceCall::Contents) else {
             return false;
         };
-        let (emc, call) = self.calls.remove(at).expect("it was just there");
-        let done = self.done(emc, call);
+        let (emc, call) = self.calls.remove(at).expect("the index is valid");
+        let done = self.complete(emc, call);
         self.event(Event::Device(emc, done));
         true
     }
 
-    /// The device calls that wait.
-    pub fn take_calls(&mut self) -> Vec<DeviceCall> {
+    /// Takes all queued device calls.
+    pub fn take_device_calls(&mut self) -> Vec<DeviceCall> {
         self.calls.drain(..).map(|(_, call)| call).collect()
     }
 
-    /// The VMs of a host.
+    /// Returns the VMs of a host.
     pub fn vms_of(&self, host: HostId) -> Vec<Name> {
         let ledger = self.manager.durable();
         let ids = ledger.host(host).into_iter().flat_map(|entry| entry.reservations());
         ids.filter_map(|id| Some(ledger.reservation(id)?.vm.clone())).collect()
     }
 
-    /// Connects the agent of a host again; it has no order then.
+    /// Reconnects the agent of a host, without a desired state.
     pub fn reconnect(&mut self, host: u32) -> Duration {
         self.agents.remove(&session(host));
         self.event(Event::AgentUp(session(host), HostId(host), hello()))
     }
 
-    /// Whether the agent of a host has been sent an order.
+    /// Returns whether the agent of a host has a desired state.
     pub fn has_order(&self, host: u32) -> bool {
         self.agents.contains_key(&session(host))
     }
 
-    /// The contents of a device that agrees with the durable ledger.
+    /// Returns the contents of a device that matches the durable ledger.
     fn contents(&self, of: EmcId) -> Contents {
         let ledger = self.manager.durable();
         let slices = || ledger.emc(of).map(|entry| entry.emc.range()).into_iter().flatten();
@@ -386,39 +389,40 @@ impl World {
         Contents { grants: grants.collect(), highest: highest.collect(), places: Vec::new() }
     }
 
-    /// Lets one agent with an unanswered order carry it out and report. Returns whether there was one.
-    pub fn obey(&mut self) -> bool {
+    /// Applies and reports the desired state of one agent that has not replied. Returns whether
+    /// there was one.
+    pub fn run_agent(&mut self) -> bool {
         let unanswered = self.agents.iter_mut().find(|(_, agent)| !agent.is_answered);
         let Some((session, agent)) = unanswered else { return false };
         agent.is_answered = true;
-        let want = &agent.order;
-        let online = want.vms.values().flat_map(|vm| vm.slices.keys().copied());
+        let desired = &agent.order;
+        let online = desired.vms.values().flat_map(|vm| vm.slices.keys().copied());
         let online = online.filter(|holding| agent.reported.insert(*holding)).collect();
         let scrubbed =
             |holding| Scrubbed { holding, started: UnixMs(1), ended: UnixMs(2), verified: units::SLICE };
-        let have = Have {
-            number: want.number,
+        let observed = Have {
+            number: desired.number,
             online,
-            released: want.release.keys().copied().collect(),
-            scrubbed: want.scrub.keys().map(|holding| scrubbed(*holding)).collect(),
+            released: desired.release.keys().copied().collect(),
+            scrubbed: desired.scrub.keys().map(|holding| scrubbed(*holding)).collect(),
             ..Have::default()
         };
         let session = *session;
-        self.event(Event::AgentHave(session, have));
+        self.event(Event::AgentHave(session, observed));
         true
     }
 
-    /// Heartbeat of an agent without news.
+    /// Sends a heartbeat of an agent without changes.
     pub fn heartbeat(&mut self, host: u32) -> Duration {
         let session = session(host);
         let number = self.agents.get(&session).map_or(DesiredVersion::default(), |agent| agent.order.number);
         self.event(Event::AgentHave(session, Have { number, ..Have::default() }))
     }
 
-    /// Answers store, devices and agents, and ticks, until nothing is due soon.
-    pub fn go(&mut self) {
+    /// Runs store, devices, agents and ticks until nothing is due within 100 ms.
+    pub fn settle(&mut self) {
         loop {
-            while self.store() || self.answer_devices() || self.obey() {}
+            while self.store() || self.complete_device_calls() || self.run_agent() {}
             let due = self.manager.next_wakeup().filter(|at| at.0 <= self.now.0 + Ns::ms(100).0);
             let Some(at) = due else { return };
             self.now = self.now.max(at);
@@ -427,8 +431,8 @@ impl World {
     }
 }
 
-/// Processor time of this thread: other programs on the machine do not count.
-fn processor_time() -> Duration {
+/// Returns the CPU time of this thread, which excludes other programs.
+fn cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
 }

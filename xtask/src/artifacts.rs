@@ -13,7 +13,7 @@ use emulated_host::{GUEST_MODULES, HOST_MODULES, RACK_MODULES};
 use rustix::fs::{FlockOperation, flock};
 
 use crate::{
-    apt::{Apt, said},
+    apt::{Apt, output_of},
     failure::Failure,
     repository::root,
 };
@@ -22,7 +22,7 @@ use crate::{
 /// not.
 const QEMU_SUITE: &str = "trixie-backports";
 const QEMU_PACKAGE: &str = "qemu-system-x86";
-/// Where QEMU and its libraries are in their packages.
+/// Paths of QEMU and its libraries in their packages.
 const QEMU_PROGRAM: &str = "usr/bin/qemu-system-x86_64";
 const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
 const LOADER: &str = "ld-linux-x86-64.so.2";
@@ -34,11 +34,11 @@ const FIRMWARE: &[&str] = &[
     "usr/share/qemu/kvmvapic.bin",
     "usr/share/qemu/pvh.bin",
 ];
-/// Starts QEMU with the libraries it was built for, wherever the folder lies.
+/// Starts QEMU with its own libraries, independent of the location of the folder.
 const START_QEMU: &str = "#!/bin/sh\nhere=$(dirname \"$(readlink -f \"$0\")\")\n\
     exec \"$here/lib/ld-linux-x86-64.so.2\" --library-path \"$here/lib\" \"$here/bin\" -L \"$here/share\" \"$@\"\n";
 
-/// Other programs that guests and hosts are made with, each with its package and its place in there.
+/// Other programs in guests and hosts: local name, package, and path in the package.
 const TOOLS: &[(&str, &str, &str)] = &[
     ("busybox", "busybox-static", "bin/busybox"),
     ("cpio", "cpio", "bin/cpio"),
@@ -61,98 +61,101 @@ const TOOLS_SUITE: &str = "bookworm";
 
 /// Kernels of guests: local name, and Debian suite.
 const KERNELS: &[(&str, &str)] = &[("6.1", "bookworm"), ("6.12", "bookworm-backports")];
-/// The package that always depends on a suite's newest kernel for clouds.
+/// Metapackage that depends on the newest cloud kernel of a suite.
 const NEWEST_KERNEL: &str = "linux-image-cloud-amd64";
+
 /// Ensures that all artifacts exist, and returns their folder.
 ///
 /// # Errors
-/// Something cannot be had from here.
+/// A package cannot be fetched or unpacked.
 pub fn ensure() -> Result<PathBuf, Failure> {
-    let place = root().join("target/guests");
-    let wanted = format!(
+    let folder = root().join("target/guests");
+    let contents = format!(
         "{QEMU_SUITE} {KERNELS:?} {TOOLS:?} {TOOLS_LIBRARIES:?} {FIRMWARE:?} {HOST_MODULES:?} {RACK_MODULES:?} {GUEST_MODULES:?}\n{START_QEMU}"
     );
-    let complete = place.join("complete");
-    if fs::read_to_string(&complete).is_ok_and(|kept| kept == wanted) {
-        return Ok(place);
+    let complete = folder.join("complete");
+    if fs::read_to_string(&complete).is_ok_and(|recorded| recorded == contents) {
+        return Ok(folder);
     }
-    make(&root().join("target"))?;
-    let lock = fs::File::create(root().join("target/guests.lock")).map_err(Failure::file("lock", &place))?;
+    create_folder(&root().join("target"))?;
+    let lock = fs::File::create(root().join("target/guests.lock")).map_err(Failure::file("lock", &folder))?;
     flock(&lock, FlockOperation::LockExclusive)
-        .map_err(|errno| Failure::file("lock", &place)(errno.into()))?;
-    if fs::read_to_string(&complete).is_ok_and(|kept| kept == wanted) {
-        return Ok(place); // another process has created it
+        .map_err(|errno| Failure::file("lock", &folder)(errno.into()))?;
+    if fs::read_to_string(&complete).is_ok_and(|recorded| recorded == contents) {
+        return Ok(folder); // another process has created it
     }
     eprintln!(
-        "── emulated hosts need QEMU, kernels and tools from Debian (some 80 MB): into {}",
-        place.display()
+        "── fetching QEMU, kernels and tools for emulated hosts from Debian (about 80 MB) into {}",
+        folder.display()
     );
-    let _ = fs::remove_dir_all(&place); // the existing folder is outdated
+    let _ = fs::remove_dir_all(&folder); // the existing folder is outdated
     let suites = [TOOLS_SUITE, "bookworm-backports", "trixie", QEMU_SUITE];
-    let apt = Apt::prepare(&place.join("apt"), &suites)?;
-    let unpacked = place.join("unpacked");
-    fetch_tools(&apt, &unpacked, &place.join("tools"))?;
+    let apt = Apt::prepare(&folder.join("apt"), &suites)?;
+    let unpacked = folder.join("unpacked");
+    fetch_tools(&apt, &unpacked, &folder.join("tools"))?;
     for (name, suite) in KERNELS {
-        fetch_kernel(&apt, suite, &unpacked, &place, name)?;
+        fetch_kernel(&apt, suite, &unpacked, &folder, name)?;
     }
-    fetch_qemu(&apt, &unpacked, &place.join("qemu"))?;
-    clear(&place.join("apt"))?;
-    fs::write(&complete, wanted).map_err(Failure::file("write", &complete))?;
-    Ok(place)
+    fetch_qemu(&apt, &unpacked, &folder.join("qemu"))?;
+    remove_folder(&folder.join("apt"))?;
+    fs::write(&complete, contents).map_err(Failure::file("write", &complete))?;
+    Ok(folder)
 }
 
 fn fetch_tools(apt: &Apt, unpacked: &Path, into: &Path) -> Result<(), Failure> {
-    make(&into.join("lib"))?;
-    let of_libraries = TOOLS_LIBRARIES.iter().map(|(package, _)| *package);
-    let packages: Vec<&str> = TOOLS.iter().map(|(_, package, _)| *package).chain(of_libraries).collect();
+    create_folder(&into.join("lib"))?;
+    let library_packages = TOOLS_LIBRARIES.iter().map(|(package, _)| *package);
+    let packages: Vec<&str> = TOOLS.iter().map(|(_, package, _)| *package).chain(library_packages).collect();
     apt.unpack(TOOLS_SUITE, &packages, unpacked)?;
     TOOLS.iter().try_for_each(|(name, _, program)| copy(&unpacked.join(program), &into.join(name)))?;
     let library = |name| copy(&unpacked.join(LIBRARIES).join(name), &into.join("lib").join(name));
     TOOLS_LIBRARIES.iter().flat_map(|(_, libraries)| *libraries).try_for_each(library)?;
-    clear(unpacked)
+    remove_folder(unpacked)
 }
 
 /// Fetches a suite's newest kernel and keeps the required files.
-fn fetch_kernel(apt: &Apt, suite: &str, unpacked: &Path, place: &Path, name: &str) -> Result<(), Failure> {
+fn fetch_kernel(apt: &Apt, suite: &str, unpacked: &Path, folder: &Path, name: &str) -> Result<(), Failure> {
     let package = apt.first_dependency(suite, NEWEST_KERNEL)?;
     apt.unpack(suite, &[&package], unpacked)?;
-    let modules = place.join(name).join("modules");
-    make(&modules)?;
+    let modules = folder.join(name).join("modules");
+    create_folder(&modules)?;
     for module in HOST_MODULES.iter().chain(RACK_MODULES).chain(GUEST_MODULES) {
-        keep_module(unpacked, module, &modules, &place.join("tools/xz"))?;
+        copy_module(unpacked, module, &modules, &folder.join("tools/xz"))?;
     }
     let kernel = find(unpacked, |name| name.starts_with("vmlinuz-"))?
-        .ok_or_else(|| Failure::Result(format!("there is no vmlinuz in Debian's {package}")))?;
-    copy(&kernel, &place.join(name).join("vmlinuz"))?;
-    clear(unpacked)
+        .ok_or_else(|| Failure::Result(format!("no vmlinuz in the Debian package {package}")))?;
+    copy(&kernel, &folder.join(name).join("vmlinuz"))?;
+    remove_folder(unpacked)
 }
 
-/// A module that the kernel has built in is not there, and not missed.
-fn keep_module(unpacked: &Path, module: &str, into: &Path, xz: &Path) -> Result<(), Failure> {
+/// Copies a module, and decompresses it. Modules built into the kernel have no file and are
+/// skipped.
+fn copy_module(unpacked: &Path, module: &str, into: &Path, xz: &Path) -> Result<(), Failure> {
     let names = [format!("{module}.ko"), format!("{module}.ko.xz")];
-    let found = find(unpacked, |name| names.iter().any(|known| known == name))?;
-    let Some(found) = found else { return Ok(()) };
-    let kept = into.join(found.file_name().unwrap_or_default());
-    copy(&found, &kept)?;
-    if kept.extension().is_some_and(|extension| extension == "xz") {
-        said(Command::new(xz).args(["--decompress", "--force"]).arg(&kept))?;
+    let source = find(unpacked, |name| names.iter().any(|expected| expected == name))?;
+    let Some(source) = source else { return Ok(()) };
+    let recorded = into.join(source.file_name().unwrap_or_default());
+    copy(&source, &recorded)?;
+    if recorded.extension().is_some_and(|extension| extension == "xz") {
+        output_of(Command::new(xz).args(["--decompress", "--force"]).arg(&recorded))?;
     }
     Ok(())
 }
 
-/// QEMU of another Debian, with that one's libraries beside it.
+/// Fetches QEMU of another Debian release, together with the libraries of that release.
 fn fetch_qemu(apt: &Apt, unpacked: &Path, into: &Path) -> Result<(), Failure> {
     apt.unpack_with_dependencies(QEMU_SUITE, QEMU_PACKAGE, unpacked)?;
     let libraries = unpacked.join(LIBRARIES);
     let mut list = Command::new(libraries.join(LOADER));
     list.arg("--library-path").arg(&libraries).arg("--list").arg(unpacked.join(QEMU_PROGRAM));
-    let listed = said(&mut list)?;
+    let libraries_list = output_of(&mut list)?;
     for folder in ["lib", "share"] {
-        make(&into.join(folder))?;
+        create_folder(&into.join(folder))?;
     }
     // As in `libz.so.1 => /place/libz.so.1 (0x...)`.
-    let places = listed.lines().filter_map(|line| Some(line.split_once(" => ")?.1.rsplit_once(" (")?.0));
-    for library in places.map(Path::new).chain([&*libraries.join(LOADER)]) {
+    let paths =
+        libraries_list.lines().filter_map(|line| Some(line.split_once(" => ")?.1.rsplit_once(" (")?.0));
+    for library in paths.map(Path::new).chain([&*libraries.join(LOADER)]) {
         copy(library, &into.join("lib").join(library.file_name().unwrap_or_default()))?;
     }
     for firmware in FIRMWARE.iter().map(|name| unpacked.join(name)) {
@@ -162,14 +165,14 @@ fn fetch_qemu(apt: &Apt, unpacked: &Path, into: &Path) -> Result<(), Failure> {
     let start = into.join("qemu-system-x86_64");
     fs::write(&start, START_QEMU).map_err(Failure::file("write", &start))?;
     fs::set_permissions(&start, fs::Permissions::from_mode(0o755)).map_err(Failure::file("write", &start))?;
-    clear(unpacked)
+    remove_folder(unpacked)
 }
 
-fn make(folder: &Path) -> Result<(), Failure> {
-    fs::create_dir_all(folder).map_err(Failure::file("make", folder))
+fn create_folder(folder: &Path) -> Result<(), Failure> {
+    fs::create_dir_all(folder).map_err(Failure::file("create", folder))
 }
 
-fn clear(folder: &Path) -> Result<(), Failure> {
+fn remove_folder(folder: &Path) -> Result<(), Failure> {
     fs::remove_dir_all(folder).map_err(Failure::file("remove", folder))
 }
 
@@ -178,15 +181,15 @@ fn copy(from: &Path, to: &Path) -> Result<(), Failure> {
 }
 
 /// Returns the first file below a folder with a matching name.
-fn find(folder: &Path, is_right: impl Fn(&str) -> bool + Copy) -> Result<Option<PathBuf>, Failure> {
+fn find(folder: &Path, matches_name: impl Fn(&str) -> bool + Copy) -> Result<Option<PathBuf>, Failure> {
     let entries = fs::read_dir(folder).map_err(Failure::file("read", folder))?;
     for entry in entries.filter_map(Result::ok) {
         let path = entry.path();
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            if let Some(found) = find(&path, is_right)? {
-                return Ok(Some(found));
+            if let Some(source) = find(&path, matches_name)? {
+                return Ok(Some(source));
             }
-        } else if entry.file_name().to_str().is_some_and(is_right) {
+        } else if entry.file_name().to_str().is_some_and(matches_name) {
             return Ok(Some(path));
         }
     }

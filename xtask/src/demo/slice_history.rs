@@ -11,7 +11,7 @@ use super::{
 };
 use crate::failure::Failure;
 
-/// One line of the watch, if it is about a slice.
+/// Line of the watch about a slice.
 #[derive(Debug, Deserialize)]
 struct Line {
     slice: Event,
@@ -25,66 +25,68 @@ struct Event {
     vm: Option<String>,
 }
 
-/// A watch on every durable change.
+/// Running watch of all durable changes.
 #[derive(Debug)]
-pub struct Lives {
+pub struct SliceWatch {
     watch: Option<Service>,
     log: PathBuf,
 }
 
-impl Lives {
-    /// Begins to watch.
+impl SliceWatch {
+    /// Starts the watch.
     ///
     /// # Errors
     /// `tarn` does not start.
-    pub fn watch(programs: &Programs, rack: &Rack, scratch: &Scratch) -> Result<Self, Failure> {
+    pub fn start(programs: &Programs, rack: &Rack, scratch: &Scratch) -> Result<Self, Failure> {
         let log = scratch.file("watch.jsonl");
         let mut command = command(&programs.tarn);
         command.args(["--endpoint", &rack.uri(), "--output", "json", "watch", "events"]);
         Ok(Self { watch: Some(Service::start(&mut command, log.clone())?), log })
     }
 
-    /// Watches no more.
+    /// Ends the watch.
     pub fn stop(&mut self) {
         self.watch = None;
     }
 
     /// Returns the history of a slice after a host had it: from its last VM there to its next one
     /// elsewhere, if any.
-    pub fn after(&self, host: &str, slice: u32) -> Option<String> {
-        life(&fs::read_to_string(&self.log).ok()?, host, slice)
+    pub fn history_after(&self, host: &str, slice: u32) -> Option<String> {
+        history(&fs::read_to_string(&self.log).ok()?, host, slice)
     }
 }
 
-fn life(log: &str, host: &str, slice: u32) -> Option<String> {
+fn history(log: &str, host: &str, slice: u32) -> Option<String> {
     let events =
         log.lines().filter_map(|line| serde_json::from_str::<Line>(line).ok().map(|line| line.slice));
-    let mut stations: Vec<Station> =
-        events.filter(|event| event.slice == slice).filter_map(station).collect();
-    stations.dedup();
-    let from = stations.iter().rposition(|station| station.host.as_deref() == Some(host))?;
-    let next = stations[from + 1..].iter().position(|station| station.host.is_some())?;
-    let told: Vec<&str> =
-        stations[from..=from + 1 + next].iter().map(|station| station.words.as_str()).collect();
-    Some(format!("slice {slice}: {}", told.join(" → ")))
+    let mut entries: Vec<HistoryEntry> =
+        events.filter(|event| event.slice == slice).filter_map(history_entry).collect();
+    entries.dedup();
+    let from = entries.iter().rposition(|entry| entry.host.as_deref() == Some(host))?;
+    let length = entries[from + 1..].iter().position(|entry| entry.host.is_some())?;
+    let steps: Vec<&str> =
+        entries[from..=from + 1 + length].iter().map(|entry| entry.text.as_str()).collect();
+    Some(format!("slice {slice}: {}", steps.join(" → ")))
 }
 
 /// Entry of a slice's history.
 #[derive(Debug, PartialEq, Eq)]
-struct Station {
-    words: String,
-    /// VM, if a VM owned it.
+struct HistoryEntry {
+    text: String,
+    /// Host, if a VM there owned the slice.
     host: Option<String>,
 }
 
-fn station(event: Event) -> Option<Station> {
+fn history_entry(event: Event) -> Option<HistoryEntry> {
     let Event { state, host, vm, .. } = event;
     match (state.as_str(), host, vm) {
         ("online", Some(host), Some(vm)) => {
-            Some(Station { words: format!("{vm} on {host}"), host: Some(host) })
+            Some(HistoryEntry { text: format!("{vm} on {host}"), host: Some(host) })
         }
-        ("scrubbing", Some(host), _) => Some(Station { words: format!("scrubbed by {host}"), host: None }),
-        ("quarantined", ..) => Some(Station { words: "quarantined".to_owned(), host: None }),
+        ("scrubbing", Some(host), _) => {
+            Some(HistoryEntry { text: format!("scrubbed by {host}"), host: None })
+        }
+        ("quarantined", ..) => Some(HistoryEntry { text: "quarantined".to_owned(), host: None }),
         _ => None,
     }
 }
@@ -98,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slice_is_followed_from_the_lost_host_to_its_next_vm() {
+    fn history_leads_from_lost_host_to_next_vm() {
         let log = [
             event(7, "online", "\"h0\"", "\"z\""),
             event(7, "online", "\"h1\"", "\"a\""),
@@ -111,7 +113,7 @@ mod tests {
             event(7, "online", "\"h3\"", "\"d\""),
         ]
         .join("\n");
-        assert_eq!(life(&log, "h1", 7).unwrap(), "slice 7: a on h1 → scrubbed by h2 → c on h2");
-        assert_eq!(life(&log, "h1", 8), None);
+        assert_eq!(history(&log, "h1", 7).unwrap(), "slice 7: a on h1 → scrubbed by h2 → c on h2");
+        assert_eq!(history(&log, "h1", 8), None);
     }
 }

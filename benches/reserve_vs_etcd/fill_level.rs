@@ -1,4 +1,4 @@
-//! Whether a reservation costs more when more slices are taken: racks of one shape, one for each number of slices taken,
+//! Cost of a reservation by the number of slices taken: racks of equal size, one per number, are
 //! measured in turns.
 
 use std::time::Duration;
@@ -6,20 +6,21 @@ use std::time::Duration;
 use benches::{
     disk::Disk,
     failure::Failure,
-    load::Ends,
+    load::LoadLimits,
     programs::Programs,
     rack::{Rack, Reserver},
     report::table,
 };
 use proto::bearer::ClientChannel;
 
-use super::{Args, HEAD, MANY, Series, note, ratios, reserve};
+use super::{Args, HEAD, MANY_CLIENTS, Series, print_progress, ratios, reserve};
 
-/// Reservations of one measurement: as many at each fill level, and fewer than the fullest rack has free slices.
+/// Reservations of one measurement: equal for all fill levels, and fewer than the free slices of
+/// the fullest rack.
 const WRITES_MAX: u64 = 4096;
 
-/// A rack of which some slices stay taken.
-struct TakenRack {
+/// A rack with a number of taken slices.
+struct FilledRack {
     taken: u32,
     rack: Rack,
     channels: Vec<ClientChannel>,
@@ -30,7 +31,7 @@ struct TakenRack {
 pub(crate) async fn measure(args: &Args, programs: &Programs, disk: &Disk) -> Result<String, Failure> {
     let mut racks = Vec::new();
     for taken in &args.taken {
-        racks.push(TakenRack::start(args, programs, disk, *taken).await?);
+        racks.push(FilledRack::start(args, programs, disk, *taken).await?);
     }
     for round in 0..args.rounds {
         for rack in &mut racks {
@@ -42,8 +43,8 @@ pub(crate) async fn measure(args: &Args, programs: &Programs, disk: &Disk) -> Re
     Ok(report(&racks))
 }
 
-fn report(racks: &[TakenRack]) -> String {
-    let rows: Vec<_> = racks.iter().flat_map(TakenRack::rows).collect();
+fn report(racks: &[FilledRack]) -> String {
+    let rows: Vec<_> = racks.iter().flat_map(FilledRack::rows).collect();
     let mut report = format!("\n{}\n", table(&HEAD, &rows));
     if let [fewest, .., most] = racks {
         report += &ratios("reserve_64_taken", &most.many.per_second, &fewest.many.per_second);
@@ -52,20 +53,20 @@ fn report(racks: &[TakenRack]) -> String {
     report
 }
 
-impl TakenRack {
+impl FilledRack {
     async fn start(args: &Args, programs: &Programs, disk: &Disk, taken: u32) -> Result<Self, Failure> {
         let folder = disk.folder(&format!("taken-{taken}"))?;
         let mut rack = Rack::start(args.plan, programs, &folder).await?;
         let channels = rack.connect(args.channels).await?;
-        rack.take(&channels[0], taken).await?;
+        rack.reserve_and_keep(&channels[0], taken).await?;
         let mut rack = Self { taken, rack, channels, one: Series::default(), many: Series::default() };
-        rack.load(args, MANY, "warm", Duration::from_millis(300)).await?;
+        rack.load(args, MANY_CLIENTS, "warm", Duration::from_millis(300)).await?;
         (rack.one, rack.many) = Default::default();
         Ok(rack)
     }
 
     async fn round(&mut self, args: &Args, round: &str) -> Result<(), Failure> {
-        for clients in [1, MANY] {
+        for clients in [1, MANY_CLIENTS] {
             self.load(args, clients, round, Duration::from_secs_f64(args.seconds)).await?;
         }
         Ok(())
@@ -82,11 +83,11 @@ impl TakenRack {
         let channel = |n: usize| self.channels[n % self.channels.len()].clone();
         let writer = |n: usize| Reserver::new(channel(n), args.plan, &round);
         let writers = (0..clients).map(writer).collect();
-        let ends = Ends { after, writes_max: WRITES_MAX };
-        let measured = reserve(&mut self.rack, &self.channels, writers, ends).await?;
-        note(&format!("tarn, {} taken", self.taken), clients, &measured.outcome);
+        let limits = LoadLimits { after, writes_max: WRITES_MAX };
+        let load_result = reserve(&mut self.rack, &self.channels, writers, limits).await?;
+        print_progress(&format!("tarn, {} taken", self.taken), clients, &load_result.outcome);
         let series = if clients == 1 { &mut self.one } else { &mut self.many };
-        series.add(&measured.outcome, measured.before, measured.after);
+        series.add(&load_result.outcome, load_result.before, load_result.after);
         Ok(())
     }
 

@@ -1,0 +1,418 @@
+//! Rack of emulated hosts for tests: each host runs its own kernel and shares CXL memory with the
+//! others. Checks compare the reports of the programs with the slices in the kernels.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs::File,
+    ops::Range,
+    os::unix::fs::FileExt as _,
+    process::Output,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use emulated_host::rack::{Device, Plan, Programs, Rack, RackHost, RackPlan};
+use rustix::fs::SeekFrom;
+use serde_json::Value;
+
+use crate::{linux_guests::artifacts, rack::programs};
+
+/// Time limit of every wait. Generous, because hosts are emulated and test machines are shared.
+pub const TIMEOUT: Duration = Duration::from_secs(600);
+/// Interval between checks of a condition.
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
+/// Interval between checks of all kernels.
+const OWNER_CHECK_INTERVAL: Duration = Duration::from_millis(500);
+const MIB: usize = 1 << 20;
+/// Socket on which agents provide memory.
+const SOCKET: &str = "/run/tarn-agent/host-memory.sock";
+/// Prints a line for each slice in a kernel: serial number of the device, index of the slice,
+/// driver, and number of memory blocks that are not offline.
+const LIST_SLICES_SCRIPT: &str = r#"
+# No process per block, because this script runs often.
+read -r hex < /sys/devices/system/memory/block_size_bytes
+block=$((0x$hex))
+for region in /sys/bus/cxl/devices/region*; do
+  [ -e $region/resource ] || continue
+  read -r base < $region/resource
+  read -r size < $region/size
+  read -r decoder < $region/target0
+  read -r serial < /sys/bus/cxl/devices/$decoder/../uport/serial
+  base=$((base)) end=$((base + size))
+  # Not from the files of the devices: a reader can block Linux 6.12 forever while it removes their memory.
+  grep -oE '[0-9a-f]+-[0-9a-f]+ : dax[0-9]+\.[1-9][0-9]*$' /proc/iomem | while read -r range colon name; do
+    start=$((0x${range%-*}))
+    [ $start -ge $base ] && [ $start -lt $end ] || continue
+    driver=$(readlink /sys/bus/dax/devices/$name/driver)
+    online=0 at=$start
+    while [ $at -lt $((start + 1073741824)) ]; do
+      state=offline
+      read -r state 2> /dev/null < /sys/devices/system/memory/memory$((at / block))/state
+      [ $state = offline ] || online=$((online + 1))
+      at=$((at + block))
+    done
+    driver=${driver##*/}
+    echo "SLICE $serial $(((start - base) / 1073741824)) ${driver:-none} $online"
+  done
+done
+"#;
+
+/// State of a slice in a kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KernelSlice {
+    /// Driver of the device: `device_dax`, `kmem`, or `none`.
+    pub driver: String,
+    /// Number of memory blocks that are not offline.
+    pub blocks: u32,
+}
+
+/// Serial number of a device, and index of a slice on it.
+pub type SliceLocation = (String, u32);
+
+/// A rack of emulated hosts.
+#[derive(Debug)]
+pub struct EmulatedRack {
+    /// The rack.
+    pub rack: Rack,
+    _folder: tempfile::TempDir,
+}
+
+/// Plans a rack of hosts that share devices with these numbers of slices.
+pub fn plan(hosts: usize, slices: &[u32], backend: &str) -> RackPlan {
+    let program = |name: &str| programs().join(name);
+    let programs = Programs {
+        manager: program("pool-manager"),
+        agent: program("host-agent"),
+        tarn: program("tarn"),
+        power_off: program("power-off-host"),
+    };
+    let device = |(n, gib): (u64, &u32)| Device { serial: 0x7a0 + n, gib: *gib, is_aligned: true };
+    let mut hosts = Plan::new(hosts, (0..).zip(slices).map(device).collect());
+    hosts.programs.push(program("tarn"));
+    RackPlan::new(hosts, programs, backend)
+}
+
+impl EmulatedRack {
+    /// Starts a rack, and waits until all its hosts are up.
+    pub fn start(plan: RackPlan) -> Self {
+        let folder = tempfile::Builder::new().prefix("tarn-rack-").tempdir().expect("a temporary folder");
+        let rack = Rack::start(&artifacts(), plan, folder.path(), || true);
+        Self { rack: rack.unwrap_or_else(|error| panic!("{error}")), _folder: folder }
+    }
+
+    fn devices(&self) -> &[Device] {
+        &self.rack.plan().hosts.devices
+    }
+
+    /// Returns a host.
+    pub fn host(&self, host: usize) -> &RackHost {
+        &self.rack.hosts().all()[host]
+    }
+
+    /// Returns a host, to power it on or off.
+    pub fn host_mut(&mut self, host: usize) -> &mut RackHost {
+        &mut self.rack.hosts_mut().all_mut()[host]
+    }
+
+    /// Returns the output of a command on a host, which must succeed.
+    pub fn run(&self, host: usize, command: &str) -> String {
+        let output = self.host(host).run_within(command, TIMEOUT);
+        let output = output.unwrap_or_else(|error| panic!("{command}: {error}"));
+        assert_eq!(output.status, 0, "{command}: {}\n{}", output.text, self.logs());
+        output.text
+    }
+
+    /// Runs `tarn` as an operator.
+    pub fn try_tarn(&self, arguments: &str) -> Output {
+        let arguments: Vec<&str> = arguments.split_whitespace().collect();
+        self.rack.tarn(&arguments).output().expect("tarn runs")
+    }
+
+    /// Returns the output of `tarn`, which must succeed.
+    pub fn tarn(&self, arguments: &str) -> String {
+        let output = self.try_tarn(arguments);
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "tarn {arguments}: {error}\n{}", self.logs());
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// Returns the output of `tarn` as JSON.
+    pub fn json(&self, arguments: &str) -> Value {
+        serde_json::from_str(&self.tarn(&format!("{arguments} -o json"))).expect("the output is JSON")
+    }
+
+    /// Returns the states of all slices, in order.
+    pub fn states(&self) -> Vec<String> {
+        let slices = self.json("get slices");
+        let all = slices.as_array().expect("a list");
+        all.iter().map(|slice| slice["state"].as_str().unwrap_or_default().to_owned()).collect()
+    }
+
+    /// Waits until a condition holds.
+    pub fn wait_until(&self, what: &str, condition: impl Fn(&Self) -> bool) {
+        let deadline = Instant::now() + TIMEOUT;
+        while !condition(self) {
+            let slices = || self.try_tarn("get slices -o wide").stdout;
+            assert!(
+                Instant::now() < deadline,
+                "{what}: not within {TIMEOUT:?}\n{}\n{}",
+                String::from_utf8_lossy(&slices()),
+                self.logs()
+            );
+            thread::sleep(POLL_INTERVAL);
+        }
+    }
+
+    /// Waits until every slice is free.
+    pub fn wait_all_free(&self) {
+        self.wait_until("all slices are free", |rack| rack.states().iter().all(|state| state == "free"));
+    }
+
+    /// Returns all logs.
+    pub fn logs(&self) -> String {
+        let agents = self
+            .rack
+            .hosts()
+            .all()
+            .iter()
+            .map(|host| format!("{} ({}):\n{}\n", host.name(), power(host), tail(&host.agent_log())));
+        format!("manager:\n{}\n{}", tail(&self.rack.manager_log()), agents.collect::<String>())
+    }
+
+    /// Returns the slices in a host's kernel.
+    pub fn kernel_slices(&self, host: usize) -> BTreeMap<SliceLocation, KernelSlice> {
+        read_kernel_slices(self.host(host)).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Reserves slices and waits until they can be used.
+    pub fn reserve(&self, host: usize, vm: &str, slices: u32) {
+        self.tarn(&format!(
+            "reserve --host h{host} --vm {vm} --pool {slices}GiB --cores 1 --request-id {vm} --wait-ready"
+        ));
+        self.tarn(&format!("commit {vm}"));
+    }
+
+    /// Returns the slices of a device that are not zero, read from its memory file on this machine.
+    /// Holes of the file are skipped.
+    pub fn nonzero_slices(&self, device: usize) -> Vec<u32> {
+        let device = &self.devices()[device];
+        let file = File::open(self.rack.hosts().memory_of(device)).expect("the device's file");
+        (0..device.gib)
+            .filter(|slice| !is_zero(&file, u64::from(*slice) << 30..u64::from(slice + 1) << 30))
+            .collect()
+    }
+
+    /// Starts a process that uses a VM's slices like a VMM, and returns the slices that were not
+    /// zeroed.
+    pub fn start_vm(&self, host: usize, vm: &str, touch_mib: u32) -> Vec<u64> {
+        self.run(
+            host,
+            &format!(
+                "mkfifo /run/{vm}.in; sleep 100000 > /run/{vm}.in 2> /dev/null & echo $! > /run/{vm}.sleep; \
+                 tarn stand-in-vm --socket {SOCKET} --vm {vm} --touch {touch_mib} --look {touch_mib} < /run/{vm}.in > /run/{vm}.out \
+                 2> /run/{vm}.err & echo $! > /run/{vm}.pid"
+            ),
+        );
+        self.wait_until(&format!("{vm} has checked its slices"), |rack| {
+            let errors = rack.run(host, &format!("cat /run/{vm}.err"));
+            assert_eq!(errors, "", "{vm}: {}", rack.logs());
+            rack.run(host, &format!("wc -l < /run/{vm}.out")).trim() == "1"
+        });
+        let report: Value =
+            serde_json::from_str(&self.run(host, &format!("cat /run/{vm}.out"))).expect("JSON");
+        report["dirty"].as_array().expect("a list").iter().filter_map(Value::as_u64).collect()
+    }
+
+    /// Ends such a process in order, and returns the slices in which its data was overwritten.
+    pub fn end_vm(&self, host: usize, vm: &str) -> Vec<u64> {
+        self.run(host, &format!("kill $(cat /run/{vm}.sleep)"));
+        self.wait_until(&format!("{vm} has checked its data again"), |rack| {
+            rack.run(host, &format!("wc -l < /run/{vm}.out")).trim() == "2"
+        });
+        let report = self.run(host, &format!("tail -n 1 /run/{vm}.out; rm /run/{vm}.*"));
+        let report: Value = serde_json::from_str(&report).expect("JSON");
+        report["overwritten"].as_array().expect("a list").iter().filter_map(Value::as_u64).collect()
+    }
+
+    /// Kills such a process.
+    pub fn kill_vm(&self, host: usize, vm: &str) {
+        self.run(host, &format!("kill -9 $(cat /run/{vm}.pid); kill $(cat /run/{vm}.sleep); rm /run/{vm}.*"));
+    }
+
+    /// Returns the state of a host in the manager: `up`, `unknown`, `fenced` and so on.
+    pub fn host_state(&self, host: usize) -> String {
+        self.json("get hosts")[host]["state"].as_str().unwrap_or_default().to_owned()
+    }
+
+    /// Waits until the manager has a host in this state.
+    pub fn wait_host_state(&self, host: usize, state: &str) {
+        self.wait_until(&format!("h{host} is {state}"), |rack| rack.host_state(host) == state);
+    }
+
+    /// Checks periodically during `work` that no slice is on two hosts. Returns the number of
+    /// checks, and the result of `work`.
+    pub fn with_owner_watch<T>(&self, work: impl FnOnce() -> T) -> (usize, T) {
+        let watch = self.watch_owners();
+        let outcome = work();
+        (watch.finish(), outcome)
+    }
+
+    /// Starts checking periodically that no slice is on two hosts.
+    pub fn watch_owners(&self) -> OwnerWatch {
+        let folder = self.rack.hosts().folder();
+        let all = self.rack.hosts().all().iter();
+        let hosts: Vec<RackHost> =
+            all.map(|host| RackHost::find(folder, host.name()).expect("the host was started")).collect();
+        let stop = Arc::new(AtomicBool::new(false));
+        let is_stopped = Arc::clone(&stop);
+        let watcher = thread::spawn(move || {
+            let mut checks = 0;
+            while !is_stopped.load(Ordering::Relaxed) {
+                checks += usize::from(check_single_owner(&hosts));
+                thread::sleep(OWNER_CHECK_INTERVAL);
+            }
+            checks
+        });
+        OwnerWatch { stop, watcher: Some(watcher) }
+    }
+
+    /// Checks that each kernel has exactly the slices that are online on its host according to the
+    /// manager. Hosts without power have none.
+    pub fn assert_kernels_match_manager(&self) {
+        let mut online: BTreeMap<String, BTreeSet<SliceLocation>> = BTreeMap::new();
+        let mut next_index: BTreeMap<String, u32> = BTreeMap::new();
+        for slice in self.json("get slices").as_array().expect("a list") {
+            let text = |field: &str| slice[field].as_str().unwrap_or_default();
+            let next = next_index.entry(text("emc").to_owned()).or_default();
+            let number: usize = text("emc").trim_start_matches("emc").parse().expect("a number");
+            let location = (format!("{:#x}", self.devices()[number].serial), *next);
+            *next += 1;
+            match text("state") {
+                "online" => drop(online.entry(text("host").to_owned()).or_default().insert(location)),
+                "free" | "quarantined" => {}
+                moving => panic!("{location:?} is {moving}\n{}", self.logs()),
+            }
+        }
+        for (n, host) in self.rack.hosts().all().iter().enumerate() {
+            if host.is_on().expect("the power state is known") {
+                let in_kernel: BTreeSet<SliceLocation> = self.kernel_slices(n).into_keys().collect();
+                let expected = online.remove(host.name()).unwrap_or_default();
+                assert_eq!(in_kernel, expected, "{}\n{}", host.name(), self.logs());
+            }
+        }
+        assert!(online.is_empty(), "{online:?} on hosts without power");
+    }
+
+    /// Checks that the memory of all devices is zero.
+    pub fn assert_devices_zeroed(&self) {
+        for device in 0..self.devices().len() {
+            assert_eq!(
+                self.nonzero_slices(device),
+                [0; 0],
+                "slices of device {device} are not zero\n{}",
+                self.logs()
+            );
+        }
+    }
+}
+
+/// Periodic check of all kernels, until it is dropped.
+#[derive(Debug)]
+pub struct OwnerWatch {
+    stop: Arc<AtomicBool>,
+    watcher: Option<JoinHandle<usize>>,
+}
+
+impl OwnerWatch {
+    /// Ends the checks, and returns their number. Panics if a slice had two owners.
+    pub fn finish(mut self) -> usize {
+        self.stop.store(true, Ordering::Relaxed);
+        let watcher = self.watcher.take().expect("it is ended once");
+        watcher.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+}
+
+impl Drop for OwnerWatch {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        let _ = self.watcher.take().map(JoinHandle::join); // the test has failed already
+    }
+}
+
+/// Checks that no slice is on two hosts: a slice that the first host has before and after it is
+/// seen on the second was on both. Returns false if a host did not reply; its slices are not
+/// checked.
+fn check_single_owner(hosts: &[RackHost]) -> bool {
+    let mut all = true;
+    for (n, first) in hosts.iter().enumerate() {
+        for second in &hosts[n + 1..] {
+            let checks =
+                [first, second, first].map(|host| read_kernel_slices(host).inspect_err(|_| all = false));
+            let checks = checks.map(Result::unwrap_or_default);
+            let [before, other, after] = checks.map(|slice| slice.into_keys().collect::<BTreeSet<_>>());
+            let shared: Vec<_> = before.intersection(&after).filter(|slice| other.contains(*slice)).collect();
+            assert!(shared.is_empty(), "{shared:?} are on {} and {}", first.name(), second.name());
+        }
+    }
+    all
+}
+
+/// Reads the slices in a host's kernel. Panics on unexpected output, because a check without input
+/// would always pass.
+fn read_kernel_slices(
+    host: &RackHost,
+) -> Result<BTreeMap<SliceLocation, KernelSlice>, emulated_host::HostError> {
+    let emulated_host::rack::CommandOutput { status, text: output } = host.run(LIST_SLICES_SCRIPT)?;
+    assert_eq!(status, 0, "{}: {output}", host.name());
+    let mut slices = BTreeMap::new();
+    for line in output.lines() {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        match fields[..] {
+            ["SLICE", serial, index, driver, blocks] => {
+                let number =
+                    |word: &str| word.parse().unwrap_or_else(|_| panic!("{}: {output}", host.name()));
+                let slice = KernelSlice { driver: driver.to_owned(), blocks: number(blocks) };
+                slices.insert((serial.to_owned(), number(index)), slice);
+            }
+            _ => panic!("{}: {output}", host.name()),
+        }
+    }
+    Ok(slices)
+}
+
+fn is_zero(file: &File, range: Range<u64>) -> bool {
+    let (mut bytes, zeros) = (vec![0; MIB], vec![0; MIB]);
+    let mut at = range.start;
+    loop {
+        let data = match rustix::fs::seek(file, SeekFrom::Data(at)) {
+            Ok(data) if data < range.end => data,
+            Ok(_) | Err(rustix::io::Errno::NXIO) => return true,
+            Err(errno) => panic!("the device's file: {errno}"),
+        };
+        at = data - data % bytes.len() as u64;
+        file.read_exact_at(&mut bytes, at).expect("the file is readable");
+        if bytes != zeros {
+            return false;
+        }
+        at += bytes.len() as u64;
+    }
+}
+
+/// Describes the power state of a host: its process may have ended without a log entry.
+fn power(host: &RackHost) -> &'static str {
+    match host.is_on() {
+        Ok(true) => "on",
+        Ok(false) => "off",
+        Err(_) => "power state unknown",
+    }
+}
+
+fn tail(log: &str) -> String {
+    const LINES: usize = 40;
+    let lines: Vec<&str> = log.lines().collect();
+    lines[lines.len().saturating_sub(LINES)..].join("\n")
+}

@@ -1,0 +1,192 @@
+//! Agents of emulated hosts that are killed before each of their writes to sysfs in turn, while
+//! another VM keeps its data.
+
+use emulated_host::rack::RackPlan;
+use tests::{
+    emulated_rack::{EmulatedRack, plan},
+    linux_guests::artifacts,
+};
+
+/// Host that scrubs: the manager chooses the first idle host.
+const SCRUBBER: usize = 0;
+/// Host with the VMs.
+const OWNER: usize = 1;
+/// Memory that a VM writes into its slice, in MiB.
+const TOUCH_MIB: u32 = 16;
+/// Memory blocks of a slice.
+const BLOCKS: usize = 8;
+/// Files written to create and delete a device-dax device of a slice.
+const DAX_FILES: [&str; 8] = [
+    "/create>",
+    "/mapping>",
+    "/align>",
+    "/device_dax/new_id>",
+    "/device_dax/remove_id>",
+    "/device_dax/unbind>",
+    "/size>",
+    "/delete>",
+];
+/// Upper bound of the number of writes of an agent.
+const STEPS_MAX: u32 = 40;
+/// Arms strace to kill the running agent before the n-th write of one of its threads to sysfs, or
+/// to some files of it.
+const ARM_SCRIPT: &str = r"
+until pid=$(pidof host-agent); do sleep 0.05; done
+strace -f -y -p $pid -o /run/steps FILES -e trace=pwrite64 -e inject=pwrite64:signal=KILL:when=STEP 2> /dev/null &
+echo $! > /run/strace.pid
+while grep -q '^TracerPid:.0$' /proc/$pid/task/*/status; do sleep 0.05; done
+";
+/// State files of the memory blocks of all slices.
+const BLOCK_FILES: &str = r"$(
+block=$((0x$(cat /sys/devices/system/memory/block_size_bytes)))
+region=$(dirname /sys/bus/cxl/devices/region*/commit)
+first=$(($(cat $region/resource) / block))
+for n in $(seq $first $((first + $(cat $region/size) / block - 1))); do
+  echo -P /sys/devices/system/memory/memory$n/state
+done
+)";
+/// Prints the write before which the agent was killed, or detaches from it.
+const DISARM_SCRIPT: &str = r"
+pid=$(cat /run/strace.pid)
+kill -INT $pid 2> /dev/null || grep 'pwrite64(' /run/steps | tail -n 1
+while kill -0 $pid 2> /dev/null; do sleep 0.05; done
+";
+
+/// Plans two hosts with strace that share one device of two slices.
+fn with_strace(backend: &str) -> RackPlan {
+    let mut plan = plan(2, &[2], backend);
+    plan.hosts.programs.push(artifacts().tool("strace"));
+    plan
+}
+
+/// Files that bind a slice to its node's driver, and unbind it.
+const KMEM_FILES: &str = "-P /sys/bus/dax/drivers/kmem/bind -P /sys/bus/dax/drivers/kmem/unbind";
+
+/// Files that unbind a device from the device-dax driver.
+const DEVICE_DAX_FILES: &str =
+    "-P /sys/bus/dax/drivers/device_dax/remove_id -P /sys/bus/dax/drivers/device_dax/unbind";
+
+/// Files that remove a slice's memory from its device, and delete the device.
+const REMOVAL_FILES: &str = r"$(
+cd /sys/bus/cxl/devices
+for file in region*/dax_region*/dax*/size region*/dax_region*/dax_region/delete; do
+  if [ -e $file ]; then echo -P $(readlink -f $file); fi
+done
+)";
+
+/// Files whose writes count. Each thread counts separately: blocks are switched, drivers unbound
+/// and devices removed in separate threads.
+#[derive(Clone, Copy, Debug)]
+enum Changes {
+    All,
+    Removal,
+    DeviceDax,
+    Kmem,
+    Blocks,
+}
+
+impl Changes {
+    fn files(self) -> &'static str {
+        match self {
+            Self::All => "",
+            Self::Removal => REMOVAL_FILES,
+            Self::DeviceDax => DEVICE_DAX_FILES,
+            Self::Kmem => KMEM_FILES,
+            Self::Blocks => BLOCK_FILES,
+        }
+    }
+}
+
+/// Write before which an agent is killed.
+#[derive(Clone, Copy, Debug)]
+struct Step {
+    changes: Changes,
+    number: u32,
+}
+
+/// Runs `work` with armed agents on these hosts, and returns the writes before which they were
+/// killed.
+fn kill_during(rack: &EmulatedRack, hosts: &[usize], step: Step, work: impl FnOnce()) -> Vec<String> {
+    for host in hosts {
+        rack.run(
+            *host,
+            &ARM_SCRIPT.replace("FILES", step.changes.files()).replace("STEP", &step.number.to_string()),
+        );
+    }
+    work();
+    let writes = hosts.iter().map(|host| rack.run(*host, DISARM_SCRIPT).trim().to_owned());
+    writes.filter(|write| !write.is_empty()).collect()
+}
+
+/// Returns the number of slices in the kernel of each host.
+fn slice_counts(rack: &EmulatedRack) -> [usize; 2] {
+    [SCRUBBER, OWNER].map(|host| rack.kernel_slices(host).len())
+}
+
+/// Runs and ends a VM beside another one; each agent is killed at this step. Returns the writes
+/// before which agents were killed.
+fn run_and_end_vm(rack: &EmulatedRack, step: Step) -> Vec<String> {
+    let vm = format!("vm{}{:?}", step.number, step.changes).to_lowercase();
+    let mut writes = kill_during(rack, &[OWNER], step, || rack.reserve(OWNER, &vm, 1));
+    assert_eq!(slice_counts(rack), [0, 2], "{}", rack.logs());
+    assert_eq!(rack.start_vm(OWNER, &vm, TOUCH_MIB), [0; 0], "data of the previous VM");
+    writes.extend(kill_during(rack, &[OWNER, SCRUBBER], step, || {
+        assert_eq!(rack.end_vm(OWNER, &vm), [0; 0], "data of another VM in its slices");
+        rack.wait_until("its slice is free", |rack| rack.states().contains(&"free".to_owned()));
+    }));
+    rack.wait_until("no host has the slice", |rack| slice_counts(rack) == [0, 1]);
+    writes
+}
+
+/// Kills agents at every step, and returns the writes before which they were killed.
+fn kill_at_every_step(rack: &EmulatedRack, changes: Changes) -> Vec<String> {
+    let mut all = Vec::new();
+    for number in 1.. {
+        assert!(number < STEPS_MAX, "too many steps: {all:#?}");
+        let writes = run_and_end_vm(rack, Step { changes, number });
+        println!("step {number} of {changes:?}: {writes:#?}");
+        if writes.is_empty() {
+            break;
+        }
+        all.extend(writes);
+    }
+    all
+}
+
+/// Kills agents before every write in a new rack, beside a VM that stays.
+fn kill_before_every_write(backend: &str, changes: &[Changes]) -> Vec<String> {
+    let rack = EmulatedRack::start(with_strace(backend));
+    rack.reserve(OWNER, "stays", 1);
+    rack.start_vm(OWNER, "stays", TOUCH_MIB);
+    let writes: Vec<String> =
+        changes.iter().flat_map(|changes| kill_at_every_step(&rack, *changes)).collect();
+    assert_eq!(rack.end_vm(OWNER, "stays"), [0; 0], "data of the VM that stayed");
+    rack.wait_all_free();
+    assert_eq!(slice_counts(&rack), [0, 0]);
+    writes
+}
+
+/// Counts the writes that contain a pattern.
+fn count(writes: &[String], pattern: &str) -> usize {
+    writes.iter().filter(|write| write.contains(pattern)).count()
+}
+
+#[test]
+fn agent_killed_before_any_device_dax_write_recovers() {
+    let writes = kill_before_every_write("dax", &[Changes::All, Changes::Removal]);
+    for pattern in DAX_FILES {
+        assert!(count(&writes, pattern) > 0, "{pattern}: {writes:#?}");
+    }
+}
+
+#[test]
+fn agent_killed_before_any_memory_block_write_recovers() {
+    let changes = [Changes::All, Changes::Removal, Changes::DeviceDax, Changes::Kmem, Changes::Blocks];
+    let writes = kill_before_every_write("memory_block", &changes);
+    for pattern in DAX_FILES.iter().chain(&["/kmem/bind>", "/kmem/unbind>"]) {
+        assert!(count(&writes, pattern) > 0, "{pattern}: {writes:#?}");
+    }
+    for word in ["\"online_movable\"", "\"offline\""] {
+        assert!(count(&writes, word) >= BLOCKS, "too few kills before {word}: {writes:#?}");
+    }
+}

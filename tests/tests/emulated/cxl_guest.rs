@@ -1,0 +1,131 @@
+//! A stock Debian guest on CXL memory of an emulated host: its data is unchanged while other slices
+//! are added and removed, with both backends.
+
+use emulated_host::Initrd;
+use tests::{
+    emulated_rack::{EmulatedRack, plan},
+    linux_guests::artifacts,
+    rack::programs,
+};
+
+/// Kernel of the guest.
+const KERNEL: &str = "6.12";
+/// Memory of a host with a guest, in GiB.
+const HOST_GIB: u32 = 3;
+/// Address of the agent's metrics on its host.
+const METRICS: &str = "127.0.0.1:9751";
+/// Writes 64 MiB on the pool's node, and reads all of it in each round, until the power button is
+/// pressed.
+const CHECKSUM_SCRIPT: &str = r#"
+exec 3< /dev/input/event0
+(head -c 1 <&3 > /dev/null; touch /pressed) &
+mkdir /n1
+mount -t tmpfs -o size=80m,mpol=bind:1 n1 /n1
+head -c 67108864 /dev/urandom > /n1/data
+SUM=$(md5sum < /n1/data)
+n=0
+while [ ! -e /pressed ]; do
+  n=$((n+1))
+  [ "$(md5sum < /n1/data)" = "$SUM" ] || echo "WRONG in round $n"
+  echo "ROUND $n"
+  sleep 0.2
+done
+echo "SUMS END"
+"#;
+/// Starts the guest, and records the exit code of its VMM.
+const START_SCRIPT: &str = r"
+(vmm-plugin run --uid 65534 --gid 65534 --vm guest --cpus 1 --kernel /guest/kernel --initrd /guest/initrd --serial file=/run/guest.console \
+  --cmdline 'console=ttyS0 quiet panic=-1 pci=off' 2> /run/guest.log; echo $? > /run/guest.code) > /dev/null &
+";
+/// Prints the nodes of the host with pages of the guest's slice.
+const LIST_NODES_SCRIPT: &str =
+    "grep tarn-slice /proc/$(pidof vmm-plugin)/numa_maps | grep -o 'N[0-9]*=' | sort -u | xargs";
+
+/// Starts a rack with a guest that has one slice. Another VM got a slice before it, because memory
+/// added first is used first.
+fn rack_with_guest(backend: &str) -> EmulatedRack {
+    let (artifacts, folder) = (artifacts(), tempfile::tempdir().unwrap());
+    let initrd = folder.path().join("initrd");
+    Initrd::for_guest(&artifacts, KERNEL, CHECKSUM_SCRIPT).unwrap().pack(&initrd).unwrap();
+    let mut plan = plan(2, &[2], backend);
+    plan.agent_toml_extra = format!("metrics_listen = {METRICS:?}\n");
+    plan.hosts.memory_gib = HOST_GIB;
+    plan.hosts.programs.push(programs().join("vmm-plugin"));
+    let files = [(artifacts.kernel(KERNEL), "guest/kernel"), (initrd, "guest/initrd")];
+    plan.hosts.files.extend(files.map(|(from, name)| (from, name.to_owned())));
+    let rack = EmulatedRack::start(plan);
+    rack.reserve(0, "other0", 1);
+    rack.tarn(
+        "reserve --host h0 --vm guest --pool 1GiB --local 512MiB --cores 1 --request-id guest --wait-ready",
+    );
+    rack.tarn("commit guest");
+    rack.run(0, START_SCRIPT);
+    wait_for_progress(&rack, "after its start");
+    rack
+}
+
+fn console(rack: &EmulatedRack) -> String {
+    rack.run(0, "cat /run/guest.console /run/guest.log; true")
+}
+
+fn rounds(rack: &EmulatedRack) -> usize {
+    console(rack).matches("ROUND").count()
+}
+
+/// Waits until the guest has checked its data in a complete round.
+fn wait_for_progress(rack: &EmulatedRack, when: &str) {
+    let before = rounds(rack);
+    rack.wait_until(&format!("the guest makes progress {when}"), |rack| rounds(rack) >= before + 2);
+    assert!(!console(rack).contains("WRONG"), "{when}: {}", console(rack));
+}
+
+/// Removes the slice of another VM, adds it and removes it again.
+fn reserve_and_release_others(rack: &EmulatedRack) {
+    rack.tarn("release other0");
+    rack.wait_until("one slice is free", |rack| rack.states().contains(&"free".to_owned()));
+    wait_for_progress(rack, "after a slice was removed");
+    rack.reserve(0, "other1", 1);
+    wait_for_progress(rack, "after a slice was added");
+    rack.tarn("release other1");
+    rack.wait_until("one slice is free", |rack| rack.states().contains(&"free".to_owned()));
+    wait_for_progress(rack, "after a slice was removed again");
+}
+
+/// Waits for the end of the guest's VMM, and returns its exit code.
+fn exit_code(rack: &EmulatedRack) -> String {
+    rack.wait_until("the guest has ended", |rack| rack.run(0, "ls /run").contains("guest.code"));
+    rack.run(0, "cat /run/guest.code").trim().to_owned()
+}
+
+fn metric(rack: &EmulatedRack, name: &str) -> f64 {
+    let all = rack.run(0, &format!("wget -q -O - http://{METRICS}/metrics"));
+    let line = all.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("{all}"));
+    line.rsplit(' ').next().unwrap().parse().unwrap()
+}
+
+#[test]
+fn guest_pages_are_migrated_when_a_memory_block_leaves() {
+    let rack = rack_with_guest("memory_block");
+    reserve_and_release_others(&rack);
+    let (migrated, failed) =
+        (metric(&rack, "tarn_agent_pages_migrated"), metric(&rack, "tarn_agent_page_migration_failures"));
+    let nodes = rack.run(0, LIST_NODES_SCRIPT);
+    println!("{migrated} pages were migrated back, {failed} were not; they are on {nodes}");
+    assert!(migrated > 0.0, "{}", rack.logs());
+    assert_eq!(failed, 0.0, "{}", rack.logs());
+    assert!(nodes.trim().starts_with('N') && !nodes.contains("N0="), "{nodes}");
+    rack.run(0, "vmm-plugin stop guest");
+    assert_eq!(exit_code(&rack), "0", "{}", console(&rack));
+    assert!(console(&rack).contains("SUMS END"), "{}", console(&rack));
+    rack.wait_all_free();
+}
+
+#[test]
+fn device_dax_guest_keeps_data_until_forced_release() {
+    let rack = rack_with_guest("dax");
+    reserve_and_release_others(&rack);
+    rack.tarn("release guest --force --reason test");
+    assert_eq!(exit_code(&rack), "20", "{}", console(&rack));
+    assert!(console(&rack).contains("the rack revoked it"), "{}", console(&rack));
+    rack.wait_all_free();
+}

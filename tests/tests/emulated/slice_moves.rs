@@ -1,0 +1,66 @@
+//! Slices of CXL memory that move between emulated hosts, with data of a VM in them, with both
+//! backends.
+
+use tests::emulated_rack::{EmulatedRack, plan};
+
+/// Number of slices of the device.
+const SLICES: u32 = 4;
+/// Memory that a VM writes into each slice, in MiB.
+const TOUCH_MIB: u32 = 64;
+/// Memory that a VM writes to use every slice where the kernel chooses pages: more than fits into
+/// three.
+const FILL_MIB: u32 = 800;
+
+/// Moves every slice from host to host in turn, with VMs that write an amount of memory.
+fn move_all(rack: &EmulatedRack, driver: &str, blocks: u32, touch_mib: &[u32]) {
+    let mut dirty = Vec::new();
+    for (round, touch_mib) in touch_mib.iter().copied().enumerate() {
+        let host = round % 2;
+        let vm = format!("vm{round}");
+        rack.reserve(host, &vm, SLICES);
+        assert_eq!(rack.nonzero_slices(0), [0; 0], "the device is zero");
+        dirty.extend(rack.start_vm(host, &vm, touch_mib));
+        let kernels = [rack.kernel_slices(host), rack.kernel_slices(1 - host)];
+        assert_eq!((kernels[0].len(), kernels[1].len()), (SLICES as usize, 0), "{kernels:?}");
+        assert!(
+            kernels[0].values().all(|slice| slice.driver == driver && slice.blocks == blocks),
+            "{kernels:?}"
+        );
+        let is_kernel_choice = blocks > 0 && touch_mib < FILL_MIB; // by the kernel
+        let (written, minimum) =
+            (rack.nonzero_slices(0).len(), if is_kernel_choice { 1 } else { SLICES as usize });
+        assert!(written >= minimum, "data in only {written} slices");
+        assert_eq!(rack.end_vm(host, &vm), [0; 0], "data of another VM in its slices");
+        rack.wait_all_free();
+    }
+    assert_eq!(dirty, [0; 0], "data of the previous VM");
+}
+
+#[test]
+fn slices_move_between_hosts_zeroed_with_device_dax() {
+    let rack = EmulatedRack::start(plan(2, &[SLICES], "dax"));
+    let (checks, ()) = rack.with_owner_watch(|| move_all(&rack, "device_dax", 0, &[TOUCH_MIB; 4]));
+    println!("no slice was on two hosts in {checks} checks");
+    assert!(checks > 10);
+    assert!(rack.kernel_slices(0).is_empty() && rack.kernel_slices(1).is_empty());
+}
+
+#[test]
+fn slices_move_between_hosts_zeroed_with_memory_blocks() {
+    let rack = EmulatedRack::start(plan(2, &[SLICES], "memory_block"));
+    let (checks, ()) = rack.with_owner_watch(|| move_all(&rack, "kmem", 8, &[FILL_MIB, FILL_MIB, TOUCH_MIB]));
+    println!("no slice was on two hosts in {checks} checks");
+    assert!(checks > 10);
+    assert!(rack.kernel_slices(0).is_empty() && rack.kernel_slices(1).is_empty());
+}
+
+/// A node reserves its last pages: further memory of a VM is on local memory, and no process is
+/// killed.
+#[test]
+fn vm_on_memory_blocks_can_fill_all_memory() {
+    let rack = EmulatedRack::start(plan(1, &[1], "memory_block"));
+    rack.reserve(0, "full", 1);
+    assert_eq!(rack.start_vm(0, "full", 1024), [0; 0]);
+    assert_eq!(rack.end_vm(0, "full"), [0; 0]);
+    rack.wait_all_free();
+}

@@ -1,0 +1,81 @@
+//! Rule: the code map in ARCHITECTURE.md lists every folder and no other. Descriptions are not
+//! checked.
+
+use std::collections::BTreeSet;
+
+use super::{Violation, sources::Sources};
+
+const ARCHITECTURE: &str = "ARCHITECTURE.md";
+/// Heading above the map, which is the first code block after it.
+const HEADING: &str = "## Code map";
+
+/// Reports folders missing in the map, and lines of the map without a folder.
+pub fn matches(sources: &Sources) -> Vec<Violation> {
+    let text = sources.texts.get(ARCHITECTURE).map_or("", String::as_str);
+    let mapped = mapped_folders(text);
+    let folders = folders(sources);
+    let stale = mapped.iter().filter(|(_, folder)| !folders.contains(folder.as_str()));
+    let stale =
+        stale.map(|(line, folder)| violation(*line, format!("{folder} is in the map and does not exist")));
+    let missing = folders.iter().filter(|folder| !mapped.iter().any(|(_, mapped)| mapped == *folder));
+    let missing = missing.map(|folder| violation(1, format!("{folder} is not in the map")));
+    stale.chain(missing).collect()
+}
+
+fn violation(line: usize, what: String) -> Violation {
+    let fix = "update the code map in ARCHITECTURE.md: one line for each folder, its name first";
+    Violation { path: ARCHITECTURE.to_owned(), line, what, fix }
+}
+
+/// Returns the folders in the map: the first word of each line without indentation.
+fn mapped_folders(text: &str) -> Vec<(usize, String)> {
+    let lines = text.lines().enumerate().skip_while(|(_, line)| *line != HEADING);
+    let block = lines.skip_while(|(_, line)| !line.starts_with("```")).skip(1);
+    let block = block.take_while(|(_, line)| !line.starts_with("```"));
+    let names = block.filter(|(_, line)| !line.starts_with(' '));
+    names.filter_map(|(n, line)| Some((n + 1, line.split_whitespace().next()?.to_owned()))).collect()
+}
+
+/// Returns the top-level folders that are not hidden, with the folders in `crates/` instead of
+/// `crates/`.
+fn folders(sources: &Sources) -> BTreeSet<&str> {
+    let folder = |path: &str| {
+        let depth = if path.starts_with("crates/") { 2 } else { 1 };
+        path.match_indices('/').nth(depth - 1).map(|(at, _)| at + 1)
+    };
+    let paths = sources.texts.keys().filter(|path| !path.starts_with('.'));
+    paths.filter_map(|path| folder(path).map(|end| &path[..end])).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tidy::sources::sources;
+
+    const MAP: &str = "# Architecture\n\n## Code map\n\nText.\n\n```text\ncrates/pool/   the ledger\n  life.rs\nproto/   the wire\n```\n";
+
+    fn violations(folders: &[&str]) -> Vec<String> {
+        let files = folders.iter().map(|folder| format!("{folder}Cargo.toml")).collect::<Vec<_>>();
+        let files =
+            files.iter().map(|path| (path.as_str(), "")).chain([(ARCHITECTURE, MAP)]).collect::<Vec<_>>();
+        matches(&sources(&files)).into_iter().map(|violation| violation.what).collect()
+    }
+
+    #[test]
+    fn matching_map_passes() {
+        assert_eq!(violations(&["crates/pool/", "proto/"]), [""; 0]);
+    }
+
+    #[test]
+    fn folder_missing_in_map_is_reported() {
+        assert_eq!(
+            violations(&["crates/pool/", "proto/", "crates/soft/"]),
+            ["crates/soft/ is not in the map"]
+        );
+    }
+
+    #[test]
+    fn map_line_without_folder_is_reported() {
+        assert_eq!(violations(&["crates/pool/"]), ["proto/ is in the map and does not exist"]);
+    }
+}

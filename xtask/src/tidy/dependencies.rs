@@ -1,0 +1,226 @@
+//! Rules of dependencies between crates, checked against the manifests with a table. The use of a
+//! dependency is checked by `pure.rs` and reviewers.
+
+use std::collections::BTreeMap;
+
+use toml::{Table, Value};
+
+use super::{Violation, sources::Sources};
+
+/// Internal dependencies that each crate may have. A crate that is not listed is a violation.
+const MAY_USE: &[(&str, &[&str])] = &[
+    ("units", &[]),
+    ("pool", &["units"]),
+    ("prediction", &["units"]),
+    ("fairness", &["units"]),
+    ("sim", &["units", "pool", "prediction", "fairness"]),
+    ("proto", &[]),
+    ("host-memory", &["units", "proto"]),
+    ("emulated-host", &[]),
+    ("exposition", &[]),
+    ("cli-runtime", &["units", "proto"]),
+    ("evaluate", &["units", "prediction", "proto", "sim", "host-memory", "cli-runtime"]),
+    ("cli", &["units", "prediction", "proto", "host-memory", "cli-runtime", "evaluate"]),
+    ("pool-manager", &["units", "pool", "prediction", "proto", "exposition"]),
+    ("host-agent", &["units", "pool", "fairness", "proto", "host-memory", "exposition"]),
+    ("vmm-plugin", &["units", "proto", "host-memory"]),
+    ("xtask", &["units", "emulated-host"]),
+    ("tests", &["units", "pool", "sim", "proto", "emulated-host", "cli", "pool-manager", "host-agent"]),
+    (
+        "benches",
+        &[
+            "units",
+            "pool",
+            "prediction",
+            "fairness",
+            "sim",
+            "proto",
+            "emulated-host",
+            "cli",
+            "pool-manager",
+            "host-agent",
+        ],
+    ),
+];
+
+/// Pure crates: results depend on arguments only.
+pub const PURE: &[&str] = &["units", "pool", "prediction", "fairness", "sim"];
+
+/// External dependencies of pure crates, none of which uses a clock, file, thread, socket or the
+/// environment for its purpose here.
+const PURE_MAY_USE: &[&str] = &[
+    "csv",
+    "indexmap",
+    "postcard",
+    "prost",
+    "rand",
+    "rand_pcg",
+    "rustc-hash",
+    "serde",
+    "serde_json",
+    "smallvec",
+    "thiserror",
+];
+/// Additional dependencies of their tests.
+const PURE_TESTS_MAY_USE: &[&str] = &["flate2", "postcard", "proptest", "stateright", "toml"];
+
+/// Returns the folder of a crate.
+pub fn folder_of(name: &str) -> String {
+    match name {
+        "units" | "pool" | "prediction" | "fairness" | "sim" | "host-memory" | "emulated-host"
+        | "exposition" | "cli-runtime" | "evaluate" | "cli" => {
+            format!("crates/{name}")
+        }
+        _ => name.to_owned(),
+    }
+}
+
+/// Dependency in a manifest.
+struct Import<'a> {
+    crate_name: String,
+    path: &'a str,
+    line: usize,
+    dependency: String,
+    only_tests: bool,
+}
+
+/// Reports internal dependencies that the table does not allow, and crates that are not in the
+/// table.
+pub fn imports(sources: &Sources) -> Vec<Violation> {
+    let crates: BTreeMap<String, &str> = manifests(sources).map(|(path, name, _)| (name, path)).collect();
+    let unknown = crates.iter().filter(|(name, _)| allowed(name).is_none()).map(|(name, path)| Violation {
+        path: (*path).to_owned(),
+        line: 1,
+        what: format!("the crate {name} is not in the table of dependencies"),
+        fix: "add it to MAY_USE in xtask/src/tidy/dependencies.rs, with the crates it may import",
+    });
+    let all = manifests(sources).flat_map(|(path, name, table)| imports_of(path, &name, &table, sources));
+    let forbidden = all.filter(|import| {
+        crates.contains_key(&import.dependency)
+            && allowed(&import.crate_name)
+                .is_some_and(|allowed_names| !allowed_names.contains(&import.dependency.as_str()))
+    });
+    let forbidden = forbidden.map(|import| Violation {
+        path: import.path.to_owned(),
+        line: import.line,
+        what: format!("{} may not import {}", import.crate_name, import.dependency),
+        fix: "connect the two crates in a service, or propose a change of MAY_USE",
+    });
+    unknown.chain(forbidden).collect()
+}
+
+/// Reports external dependencies of pure crates that are not listed as harmless.
+pub fn externals(sources: &Sources) -> Vec<Violation> {
+    let all = manifests(sources).flat_map(|(path, name, table)| imports_of(path, &name, &table, sources));
+    let disallowed =
+        all.filter(|import| PURE.contains(&import.crate_name.as_str()) && !is_allowed_external(import));
+    let violation = |import: Import<'_>| Violation {
+        path: import.path.to_owned(),
+        line: import.line,
+        what: format!("{} is pure and may not import {}", import.crate_name, import.dependency),
+        fix: "take its result as an argument; if the dependency is pure, add it to PURE_MAY_USE in dependencies.rs",
+    };
+    disallowed.map(violation).collect()
+}
+
+fn is_allowed_external(import: &Import<'_>) -> bool {
+    let dependency = import.dependency.as_str();
+    let is_internal = MAY_USE.iter().any(|(name, _)| *name == dependency);
+    is_internal
+        || PURE_MAY_USE.contains(&dependency)
+        || (import.only_tests && PURE_TESTS_MAY_USE.contains(&dependency))
+}
+
+fn allowed(crate_name: &str) -> Option<&'static [&'static str]> {
+    MAY_USE.iter().find(|(name, _)| *name == crate_name).map(|(_, allowed_names)| *allowed_names)
+}
+
+/// Each package's manifest, its name and its content.
+fn manifests(sources: &Sources) -> impl Iterator<Item = (&str, String, Table)> {
+    let manifests = sources.with_suffix("Cargo.toml");
+    manifests.filter_map(|(path, text)| {
+        let table: Table = text.parse().ok()?;
+        let name = table.get("package")?.get("name")?.as_str()?.to_owned();
+        Some((path, name, table))
+    })
+}
+
+fn imports_of<'a>(path: &'a str, crate_name: &str, table: &Table, sources: &Sources) -> Vec<Import<'a>> {
+    let text = &sources.texts[path];
+    let per_target = table.get("target").and_then(Value::as_table).into_iter().flat_map(Table::values);
+    let scopes = [table].into_iter().chain(per_target.filter_map(Value::as_table));
+    let sections = scopes.flat_map(|scope| {
+        ["dependencies", "build-dependencies", "dev-dependencies"].map(|name| (name, scope.get(name)))
+    });
+    let entries_by_section = sections.flat_map(|(section, content)| {
+        let entries = content.and_then(Value::as_table).into_iter().flatten();
+        entries.map(move |(key, value)| (section == "dev-dependencies", key, value))
+    });
+    let import = |(only_tests, key, value): (bool, &String, &Value)| Import {
+        crate_name: crate_name.to_owned(),
+        path,
+        line: 1 + text.lines().position(|line| line.starts_with(key.as_str())).unwrap_or(0),
+        // A renamed dependency is the same crate.
+        dependency: value.get("package").and_then(Value::as_str).unwrap_or(key).to_owned(),
+        only_tests,
+    };
+    entries_by_section.map(import).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tidy::sources::{places, sources};
+
+    fn manifest(name: &str, rest: &str) -> String {
+        format!("[package]\nname = \"{name}\"\n{rest}")
+    }
+
+    fn workspace(pool: &str) -> Sources {
+        sources(&[
+            ("crates/units/Cargo.toml", &manifest("units", "")),
+            ("crates/pool/Cargo.toml", &manifest("pool", pool)),
+            ("crates/sim/Cargo.toml", &manifest("sim", "")),
+        ])
+    }
+
+    const POOL_LINE_4: [&str; 1] = ["crates/pool/Cargo.toml:4"];
+
+    #[test]
+    fn allowed_imports_pass() {
+        let workspace = workspace("[dependencies]\nunits = { workspace = true }\nserde = \"1\"\n");
+        assert_eq!((imports(&workspace), externals(&workspace)), (vec![], vec![]));
+    }
+
+    #[test]
+    fn disallowed_internal_import_is_reported() {
+        assert_eq!(places(&imports(&workspace("[dependencies]\nsim = { workspace = true }\n"))), POOL_LINE_4);
+    }
+
+    #[test]
+    fn dev_build_renamed_and_platform_imports_are_reported() {
+        assert_eq!(places(&imports(&workspace("[dev-dependencies]\nsim = \"1\"\n"))), POOL_LINE_4);
+        assert_eq!(places(&imports(&workspace("[build-dependencies]\nsim = \"1\"\n"))), POOL_LINE_4);
+        assert_eq!(
+            places(&imports(&workspace("[dependencies]\nworld = { package = \"sim\" }\n"))),
+            POOL_LINE_4
+        );
+        assert_eq!(
+            places(&imports(&workspace("[target.'cfg(unix)'.dependencies]\nsim = \"1\"\n"))),
+            POOL_LINE_4
+        );
+    }
+
+    #[test]
+    fn crate_missing_in_table_is_reported() {
+        let workspace = sources(&[("crates/attic/Cargo.toml", &manifest("attic", ""))]);
+        assert_eq!(places(&imports(&workspace)), ["crates/attic/Cargo.toml:1"]);
+    }
+
+    #[test]
+    fn disallowed_external_import_is_reported() {
+        assert_eq!(places(&externals(&workspace("[dependencies]\ntokio = \"1\"\n"))), POOL_LINE_4);
+        assert_eq!(places(&externals(&workspace("[dependencies]\nproptest = \"1\"\n"))), POOL_LINE_4);
+        assert_eq!(places(&externals(&workspace("[dev-dependencies]\nproptest = \"1\"\n"))), [""; 0]);
+    }
+}

@@ -1,0 +1,43 @@
+//! Rule: no file contains markers of unfinished work, debug output, or paths of one machine.
+
+use super::{Violation, sources::Sources};
+
+/// This file, which contains the words.
+const THIS_FILE: &str = "xtask/src/tidy/forbidden_words.rs";
+/// Forbidden words, each with its alternative.
+const FORBIDDEN: &[(&str, &str)] = &[
+    ("TODO", "implement it"),
+    ("FIXME", "fix it"),
+    ("XXX", "describe the problem"),
+    ("HACK", "give the reason, or fix it"),
+    ("todo!", "implement it"),
+    ("unimplemented!", "implement it"),
+    ("dbg!", "use tracing, with facts as fields"),
+    ("/home/", "take paths of one machine as arguments"),
+    ("/root/", "take paths of one machine as arguments"),
+];
+
+/// Reports each line with a forbidden word.
+pub fn none_used(sources: &Sources) -> Vec<Violation> {
+    let texts = sources.texts.iter().filter(|(path, _)| *path != THIS_FILE && !path.ends_with(".lock"));
+    let lines =
+        texts.flat_map(|(path, text)| text.lines().enumerate().map(move |(n, line)| (path, n + 1, line)));
+    let violations = lines.filter_map(|(path, line, text)| {
+        let (word, fix) = FORBIDDEN.iter().find(|(word, _)| text.contains(word))?;
+        Some(Violation { path: path.clone(), line, what: format!("{word:?}"), fix })
+    });
+    violations.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tidy::sources::{places, sources};
+
+    #[test]
+    fn forbidden_words_are_reported_in_any_file() {
+        let files =
+            [("a.rs", "//! A.\n// TODO: all of it\n"), ("b.md", "see /home/me/b\n"), ("c.md", "fine\n")];
+        assert_eq!(places(&none_used(&sources(&files))), ["a.rs:2", "b.md:1"]);
+    }
+}

@@ -1,0 +1,33 @@
+//! Rule: no test is ignored, and none passes by an arbitrary panic.
+
+use super::{Violation, sources::Sources};
+
+/// Attributes that weaken a test, each with its alternative.
+const FORBIDDEN: &[(&str, &str)] = &[
+    ("ignore", "run the test, or remove it"),
+    ("should_panic", "assert on the error"),
+    ("allow(dead_code)", "remove dead code"),
+];
+
+/// Reports each use of such an attribute.
+pub fn all(sources: &Sources) -> Vec<Violation> {
+    let used = sources.rust.iter().flat_map(|file| file.attributes().into_iter().map(move |at| (file, at)));
+    let violations = used.filter_map(|(file, (line, attribute))| {
+        let (name, fix) = FORBIDDEN.iter().find(|(name, _)| *name == attribute)?;
+        Some(Violation { path: file.path.clone(), line, what: format!("#[{name}]"), fix })
+    });
+    violations.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tidy::sources::{places, sources};
+
+    #[test]
+    fn ignored_test_is_reported() {
+        let text =
+            "//! A.\n#[cfg(test)]\nmod tests {\n    #[test]\n    #[ignore = \"slow\"]\n    fn a() {}\n}\n";
+        assert_eq!(places(&all(&sources(&[("a.rs", text)]))), ["a.rs:5"]);
+    }
+}
