@@ -17,7 +17,7 @@ use std::time::Duration;
 use benches::report::Rounds;
 use pool::{
     ledger::Reserve,
-    manager::{Ask, Event},
+    manager::{Request, Event},
     record::Fence,
     slice::{Drain, Owner, Quarantine, Scrub, State},
 };
@@ -287,7 +287,7 @@ fn reserve_longest_event(slices: u32) -> f64 {
     longest_us(reserve_one_by_one(&mut rack_with_small_hosts(slices)))
 }
 
-fn reserve(vm: &str, host: u32, slices: u32, wait: Option<Ns>) -> Ask {
+fn reserve(vm: &str, host: u32, slices: u32, wait: Option<Ns>) -> Request {
     let reserve = Reserve {
         request: request(vm),
         host: name(&format!("h{host}")),
@@ -299,5 +299,5 @@ fn reserve(vm: &str, host: u32, slices: u32, wait: Option<Ns>) -> Ask {
         commit_within: Ns::secs(3000),
         uid: None,
     };
-    Ask::Reserve { reserve, wait }
+    Request::Reserve { reserve, wait }
 }

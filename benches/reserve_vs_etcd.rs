@@ -11,7 +11,6 @@ mod fill_level;
 use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 use benches::{
-    child::own_cpu,
     disk::Disk,
     etcd::{Etcd, TwoPuts},
     failure::Failure,
@@ -262,10 +261,10 @@ impl<'a> Comparison<'a> {
         let round = format!("{round}-{clients}");
         let writers =
             (0..clients).map(|n| TwoPuts::new(channels[n % channels.len()].clone(), &round)).collect();
-        let before = [etcd.child.cpu(), Duration::ZERO, own_cpu()];
+        let before = [process::cpu(&etcd.process), Duration::ZERO, process::own_cpu()];
         let (outcome, _) = load::run(writers, limits).await?;
-        etcd.child.check_running()?;
-        let after = [etcd.child.cpu(), Duration::ZERO, own_cpu()];
+        etcd.process.check_running()?;
+        let after = [process::cpu(&etcd.process), Duration::ZERO, process::own_cpu()];
         print_progress("etcd", clients, &outcome);
         if let Some(series) = series(self) {
             series.add(&outcome, before, after);
@@ -381,7 +380,7 @@ fn ratios(name: &str, numerator: &Rounds, denominator: &Rounds) -> String {
 
 fn tarn_cpu(rack: &Rack) -> Cpu {
     let (manager, agents) = rack.cpu();
-    [manager, agents, own_cpu()]
+    [manager, agents, process::own_cpu()]
 }
 
 /// Prints progress.

@@ -87,7 +87,7 @@ async fn fill(rack: &Rack, args: &Args) -> Result<(), Failure> {
 /// Stops the manager, restarts it, and returns the milliseconds until its first reply.
 async fn restart(rack: &mut Rack, args: &Args, gracefully: bool) -> Result<f64, Failure> {
     if let Some(manager) = rack.take_manager() {
-        if gracefully { manager.stop().await? } else { manager.kill() }
+        if gracefully { process::stop(manager).await? } else { manager.kill() }
     }
     let start = Instant::now();
     rack.start_manager()?;

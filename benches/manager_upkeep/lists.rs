@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use pool::manager::{DeviceDone, DeviceFailure, Event, Manager, SliceError};
+use pool::manager::{DeviceReply, DeviceFailure, Event, Manager, SliceError};
 use pool_manager::{
     convert::{
         self,
@@ -98,7 +98,7 @@ fn rack_with_failing_slices(slices: u32) -> SimulatedRack {
         let failure =
             DeviceFailure::Slice(SliceError { message: "Is a directory".to_owned(), errno: Some(21) });
         let emc = EmcId(0);
-        rack.event(Event::Device(emc, DeviceDone::Failed { call, failure }));
+        rack.event(Event::Device(emc, DeviceReply::Failed { call, failure }));
     }
     assert!(longest_us(rack.take_times()) > 0.0);
     let failing = rack.manager.alarms().iter().filter(|alarm| alarm.reason == "SLICE_FAILING").count();

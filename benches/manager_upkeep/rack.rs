@@ -9,10 +9,10 @@ use std::{
 use pool::{
     ledger::When,
     manager::{
-        Contents, DeviceCall, DeviceDone, DeviceFailure, Effect, Event, Grant, Manager, SessionId, Settings,
+        Contents, DeviceCall, DeviceReply, DeviceFailure, Effect, Event, Grant, Manager, SessionId, Settings,
         Token,
     },
-    protocol::{Handle, Have, Hello, Holding, Scrubbed, Want},
+    protocol::{Handle, ObservedState, Hello, Holding, ScrubReport, DesiredState},
     record::{Emc, Fence, Host, Meta, Record, RequestKey, Reservation, Scheduling, Stage},
     slice::{Owner, Slot, State},
 };
@@ -57,7 +57,7 @@ impl InitialState {
 
 /// Desired state of an agent, and the slices that it has reported online.
 struct Agent {
-    order: Want,
+    order: DesiredState,
     is_answered: bool,
     reported: BTreeSet<Holding>,
 }
@@ -110,8 +110,8 @@ fn hello() -> Hello {
     }
 }
 
-pub fn release(vm: Name) -> pool::manager::Ask {
-    pool::manager::Ask::Release {
+pub fn release(vm: Name) -> pool::manager::Request {
+    pool::manager::Request::Release {
         target: pool::ledger::Target::Vm(vm),
         force: true,
         reason: "bench".to_owned(),
@@ -266,9 +266,9 @@ impl SimulatedRack {
         duration
     }
 
-    pub fn submit(&mut self, request: pool::manager::Ask) {
+    pub fn submit(&mut self, request: pool::manager::Request) {
         self.tokens += 1;
-        self.event(Event::Ask(Token(self.tokens), request));
+        self.event(Event::Request(Token(self.tokens), request));
     }
 
     /// Takes the durations of all events since the last call.
@@ -320,15 +320,15 @@ impl SimulatedRack {
         true
     }
 
-    fn complete(&self, emc: EmcId, call: DeviceCall) -> DeviceDone {
+    fn complete(&self, emc: EmcId, call: DeviceCall) -> DeviceReply {
         match call {
-            DeviceCall::Contents => DeviceDone::Contents(self.contents(emc)),
+            DeviceCall::Contents => DeviceReply::Contents(self.contents(emc)),
             DeviceCall::Grant { slice, epoch, .. } => {
-                DeviceDone::Granted { slice, epoch, handle: handle(slice) }
+                DeviceReply::Granted { slice, epoch, handle: handle(slice) }
             }
-            DeviceCall::Revoke { slice, epoch } => DeviceDone::Revoked { slice, epoch },
+            DeviceCall::Revoke { slice, epoch } => DeviceReply::Revoked { slice, epoch },
             DeviceCall::Fence { .. } => {
-                DeviceDone::Failed { call, failure: DeviceFailure::NotFenced("no command".to_owned()) }
+                DeviceReply::Failed { call, failure: DeviceFailure::NotFenced("no command".to_owned()) }
             }
         }
     }
@@ -399,16 +399,16 @@ impl SimulatedRack {
         let online = desired.vms.values().flat_map(|vm| vm.slices.keys().copied());
         let online = online.filter(|holding| agent.reported.insert(*holding)).collect();
         let scrubbed =
-            |holding| Scrubbed { holding, started: UnixMs(1), ended: UnixMs(2), verified: units::SLICE };
-        let observed = Have {
+            |holding| ScrubReport { holding, started: UnixMs(1), ended: UnixMs(2), verified: units::SLICE };
+        let observed = ObservedState {
             number: desired.number,
             online,
             released: desired.release.keys().copied().collect(),
             scrubbed: desired.scrub.keys().map(|holding| scrubbed(*holding)).collect(),
-            ..Have::default()
+            ..ObservedState::default()
         };
         let session = *session;
-        self.event(Event::AgentHave(session, observed));
+        self.event(Event::AgentReport(session, observed));
         true
     }
 
@@ -416,7 +416,7 @@ impl SimulatedRack {
     pub fn heartbeat(&mut self, host: u32) -> Duration {
         let session = session(host);
         let number = self.agents.get(&session).map_or(DesiredVersion::default(), |agent| agent.order.number);
-        self.event(Event::AgentHave(session, Have { number, ..Have::default() }))
+        self.event(Event::AgentReport(session, ObservedState { number, ..ObservedState::default() }))
     }
 
     /// Runs store, devices, agents and ticks until nothing is due within 100 ms.

@@ -1,8 +1,8 @@
 //! Events about one host or EMC with many slices: reports, complete orders, comparisons, fencing.
 
 use pool::{
-    manager::{Ask, Event},
-    protocol::{Have, HaveVm, Holding},
+    manager::{Request, Event},
+    protocol::{ObservedState, ObservedVm, Holding},
     record::Stage,
 };
 use units::{
@@ -45,7 +45,7 @@ fn rack_with_host_slices(slices: u32) -> SimulatedRack {
 }
 
 /// Returns a complete report of the first host.
-fn complete_report(rack: &SimulatedRack, sequence: u64) -> Have {
+fn complete_report(rack: &SimulatedRack, sequence: u64) -> ObservedState {
     let ledger = rack.manager.durable();
     let entry = ledger.host(HostId(0)).expect("the first host exists");
     let holding = |slice| Holding { slice, epoch: ledger.slot(slice).unwrap_or_default().epoch };
@@ -53,7 +53,7 @@ fn complete_report(rack: &SimulatedRack, sequence: u64) -> Have {
         let reservation = ledger.reservation(id).expect("the reservation of a host exists");
         assert_eq!(reservation.stage, Stage::Committed);
         let slices = reservation.slices.iter().map(|slice| holding(*slice)).collect();
-        let vm = HaveVm {
+        let vm = ObservedVm {
             vm: reservation.vm.clone(),
             pid: 1,
             slices,
@@ -64,14 +64,14 @@ fn complete_report(rack: &SimulatedRack, sequence: u64) -> Have {
         (id, vm)
     };
     assert!(entry.reservations().len() <= RESERVATIONS_PER_HOST_MAX);
-    Have {
+    ObservedState {
         sequence,
         after: sequence - 1,
         whole: true,
         number: DesiredVersion { generation: ledger.meta().generation, revision: ledger.meta().revision },
         online: entry.held().map(holding).collect(),
         vms: entry.reservations().map(vm).collect(),
-        ..Have::default()
+        ..ObservedState::default()
     }
 }
 
@@ -81,7 +81,7 @@ fn report(slices: u32, max_facts: usize) -> f64 {
     let mut rack = rack_with_host_slices(slices);
     let longest = (1..=ROUNDS as u64).map(|round| {
         let parts = complete_report(&rack, round).into_parts(max_facts);
-        let times = parts.into_iter().map(|part| rack.event(Event::AgentHave(session(0), part)));
+        let times = parts.into_iter().map(|part| rack.event(Event::AgentReport(session(0), part)));
         times.max().unwrap_or_default()
     });
     median_us(longest.collect::<Vec<_>>())
@@ -98,16 +98,16 @@ fn report_released(slices: u32, max_facts: usize) -> f64 {
     let released = complete_release_report(&rack);
     rack.take_times();
     for part in released.into_parts(max_facts) {
-        rack.event(Event::AgentHave(session(0), part));
+        rack.event(Event::AgentReport(session(0), part));
     }
     longest_us(rack.take_times())
 }
 
-fn complete_release_report(rack: &SimulatedRack) -> Have {
+fn complete_release_report(rack: &SimulatedRack) -> ObservedState {
     let ledger = rack.manager.durable();
     let held = ledger.host(HostId(0)).into_iter().flat_map(|entry| entry.held());
     let holding = |slice| Holding { slice, epoch: ledger.slot(slice).unwrap_or_default().epoch };
-    Have { sequence: 1, whole: true, released: held.map(holding).collect(), ..Have::default() }
+    ObservedState { sequence: 1, whole: true, released: held.map(holding).collect(), ..ObservedState::default() }
 }
 
 /// Measures the longest event until a reconnected agent gets its complete order.
@@ -139,7 +139,7 @@ fn fence(slices: u32) -> f64 {
     let mut rack = rack_with_host_slices(slices);
     rack.event(Event::AgentDown(session(0)));
     rack.take_times();
-    rack.submit(Ask::Fence {
+    rack.submit(Request::Fence {
         host: name("h0"),
         powered_off: false,
         actor: pool::audit::Actor::Manager,

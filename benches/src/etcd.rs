@@ -8,10 +8,10 @@ use std::{
     time::Duration,
 };
 
+use local_rack::Process;
 use proto::bearer::{Bearer, ClientChannel};
 
 use crate::{
-    child::Child,
     etcdserverpb::{
         PutRequest, RangeRequest, RequestOp, TxnRequest, kv_client::KvClient, request_op::Request,
     },
@@ -33,7 +33,7 @@ const SLICES: u64 = 65_536;
 #[derive(Debug)]
 pub struct Etcd {
     /// Process.
-    pub child: Child,
+    pub process: Process,
     /// Endpoint of clients.
     pub uri: String,
     /// Output of `etcd --version`.
@@ -67,13 +67,13 @@ impl Etcd {
         command.args(["--listen-client-urls", &uri, "--advertise-client-urls", &uri]);
         command.args(["--listen-peer-urls", &peers, "--initial-advertise-peer-urls", &peers]);
         command.args(["--initial-cluster", &format!("bench={peers}")]);
-        let mut child = Child::start("etcd", &mut command, logs)?;
+        let mut process = Process::start("etcd", &mut command, logs.join("etcd.log"))?;
         wait_until("a reply from etcd", READY_WITHIN, async || {
-            child.check_running()?;
+            process.check_running()?;
             Ok(check_ready(&uri).await.map_err(|failure| failure.error_chain()))
         })
         .await?;
-        Ok(Self { child, uri, version })
+        Ok(Self { process, uri, version })
     }
 }
 

@@ -14,12 +14,12 @@ pub enum Failure {
         #[source]
         source: io::Error,
     },
-    /// Cargo did not build the services.
-    #[error("cargo could not build the services ({status}); its output is above")]
-    Build {
-        /// Exit status.
-        status: ExitStatus,
-    },
+    /// The programs under test cannot be built.
+    #[error(transparent)]
+    Programs(#[from] local_rack::ProgramsError),
+    /// A process cannot be started, or ended unexpectedly.
+    #[error(transparent)]
+    Process(#[from] local_rack::ProcessError),
     /// etcd is not installed.
     #[error(
         "no program `etcd` in PATH: this benchmark compares with the etcd of Debian. \
@@ -32,16 +32,6 @@ pub enum Failure {
          `cargo xtask bench` installs it; TARN_LIGHTGBM names the folder of a Python environment with it"
     )]
     LightGbmMissing,
-    /// A program ended unexpectedly.
-    #[error("{name} ended unexpectedly ({status}); last lines of its log:\n{log}")]
-    Ended {
-        /// Name of the program.
-        name: String,
-        /// Exit status.
-        status: ExitStatus,
-        /// Last lines of the log.
-        log: String,
-    },
     /// A condition did not hold in time.
     #[error("timed out after {seconds} s waiting for {what}; last state: {seen}")]
     TimedOut {

@@ -2,13 +2,13 @@
 //! the report. Each benchmark's own file states its goal and method.
 #![forbid(unsafe_code)]
 
-pub mod child;
 pub mod disk;
 pub mod etcd;
 pub mod failure;
 pub mod guests;
 pub mod load;
 pub mod loopback;
+pub mod process;
 pub mod programs;
 pub mod rack;
 pub mod report;

@@ -2,13 +2,13 @@
 //! in memory, and the store on a disk, with default settings.
 
 use std::{
-    fmt::Write as _,
     fs,
     path::{Path, PathBuf},
     process::Command,
     time::Duration,
 };
 
+use local_rack::{AgentConfig, Emc, Host, Process, RackConfig};
 use proto::bearer::{Bearer, ClientChannel};
 use proto::v1::{
     self as wire, HostState, ReservationRef, admin_client::AdminClient, scheduler_client::SchedulerClient,
@@ -17,10 +17,10 @@ use tempfile::TempDir;
 use tonic::Code;
 
 use crate::{
-    child::Child,
     failure::Failure,
     load::Writer,
     loopback::{connect, free_port, wait_until},
+    process,
     programs::Programs,
 };
 
@@ -63,26 +63,28 @@ impl Plan {
         format!("h{}", number % u64::from(self.hosts))
     }
 
-    fn rack_toml(&self, listen: &str, store: &Path, memory: &Path) -> String {
-        let emcs: Vec<String> = (0..self.emcs).map(|emc| format!("emc{emc}")).collect();
-        let mut text = format!(
-            "[manager]\nlisten = {listen:?}\nstore = {store:?}\n[lease]\nttl_s = 10\nfence_after_s = 600\n"
-        );
-        for emc in &emcs {
-            let path = memory.join(emc);
-            let slices = self.slices_per_emc;
-            let _ = write!(
-                text,
-                "[[emc]]\nname = {emc:?}\nslices = {slices}\ndriver = \"emulated\"\npath = {path:?}\n"
-            );
+    fn config(&self, listen: &str, store: &Path, memory: &Path) -> RackConfig {
+        let names: Vec<String> = (0..self.emcs).map(|emc| format!("emc{emc}")).collect();
+        let emc = |name: &String| Emc {
+            name: name.clone(),
+            slices: self.slices_per_emc,
+            path: memory.join(name),
+        };
+        let host = |host| Host {
+            name: format!("h{host}"),
+            cores: 64,
+            local_mib: 256 << 10,
+            emcs: names.clone(),
+        };
+        RackConfig {
+            listen: listen.to_owned(),
+            store: store.to_owned(),
+            lease_ttl_s: 10.0,
+            fence_after_s: Some(600.0),
+            extra: String::new(),
+            emcs: names.iter().map(emc).collect(),
+            hosts: (0..self.hosts).map(host).collect(),
         }
-        for host in 0..self.hosts {
-            let _ = write!(
-                text,
-                "[[host]]\nname = \"h{host}\"\ncores = 64\nlocal_mib = 262144\nemcs = {emcs:?}\n"
-            );
-        }
-        text
     }
 }
 
@@ -90,8 +92,8 @@ impl Plan {
 #[derive(Debug)]
 pub struct Rack {
     // Field order: processes end before their folders are removed.
-    manager: Option<Child>,
-    agents: Vec<Child>,
+    manager: Option<Process>,
+    agents: Vec<Process>,
     memory: TempDir,
     plan: Plan,
     /// Slices of reservations that are never released.
@@ -113,7 +115,7 @@ impl Rack {
         let memory = memory.map_err(Failure::file("create a folder in", MEMORY))?;
         let (store, config) = (folder.join("store"), folder.join("rack.toml"));
         let listen = format!("127.0.0.1:{}", free_port()?);
-        write(&config, &plan.rack_toml(&listen, &store, memory.path()))?;
+        write(&config, &plan.config(&listen, &store, memory.path()).to_string())?;
         let (programs, logs) = (programs.clone(), folder.to_owned());
         let mut rack = Self {
             manager: None,
@@ -170,12 +172,12 @@ impl Rack {
     pub fn start_manager(&mut self) -> Result<(), Failure> {
         let mut command = Command::new(&self.programs.pool_manager);
         command.args(["serve", "--config"]).arg(&self.config);
-        self.manager = Some(Child::start("pool-manager", &mut command, &self.logs)?);
+        self.manager = Some(self.start_process("pool-manager", &mut command)?);
         Ok(())
     }
 
     /// Takes the process of the manager, to stop or to kill it.
-    pub fn take_manager(&mut self) -> Option<Child> {
+    pub fn take_manager(&mut self) -> Option<Process> {
         self.manager.take()
     }
 
@@ -282,26 +284,33 @@ impl Rack {
     /// # Errors
     /// The manager or an agent has ended.
     pub fn check_running(&mut self) -> Result<(), Failure> {
-        self.manager.iter_mut().chain(&mut self.agents).try_for_each(Child::check_running)
+        self.manager.iter_mut().chain(&mut self.agents).try_for_each(Process::check_running)?;
+        Ok(())
     }
 
     /// Returns the CPU time of the manager, and of all agents.
     pub fn cpu(&self) -> (Duration, Duration) {
-        let manager = self.manager.as_ref().map(Child::cpu).unwrap_or_default();
-        (manager, self.agents.iter().map(Child::cpu).sum())
+        let manager = self.manager.as_ref().map(process::cpu).unwrap_or_default();
+        (manager, self.agents.iter().map(process::cpu).sum())
     }
 
-    fn start_agent(&self, host: &str, store: &Path) -> Result<Child, Failure> {
+    fn start_agent(&self, host: &str, store: &Path) -> Result<Process, Failure> {
         let (config, runtime) = (self.logs.join(format!("{host}.toml")), self.memory.path().join(host));
         let token = store.join("tokens").join(format!("{host}.token"));
-        let uri = self.uri();
-        let text = format!(
-            "[agent]\nhost = {host:?}\nmanager = {uri:?}\nruntime_dir = {runtime:?}\ntoken_file = {token:?}\n\
-             [backend]\nkind = \"emulated\"\n"
-        );
-        write(&config, &text)?;
+        let text = AgentConfig {
+            host: host.to_owned(),
+            manager: self.uri(),
+            runtime_dir: runtime,
+            token_file: token,
+            extra: String::new(),
+        };
+        write(&config, &text.to_string())?;
         let mut command = Command::new(&self.programs.host_agent);
-        Child::start(host, command.args(["serve", "--config"]).arg(&config), &self.logs)
+        self.start_process(host, command.args(["serve", "--config"]).arg(&config))
+    }
+
+    fn start_process(&self, name: &str, command: &mut Command) -> Result<Process, Failure> {
+        Ok(Process::start(name, command, self.logs.join(format!("{name}.log")))?)
     }
 }
 

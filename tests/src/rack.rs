@@ -2,7 +2,7 @@
 //! own sockets and folders. Processes are killed by their id when the rack is dropped.
 
 use std::{
-    fs,
+    fs::{self, File},
     io::{BufRead as _, BufReader},
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
@@ -11,6 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use local_rack::{AgentConfig, Emc, Host, Process, RackConfig};
 use proto::v1::{self as wire, admin_client::AdminClient, scheduler_client::SchedulerClient};
 use rustix::process::{Pid, Signal, kill_process};
 use tonic::transport::{Channel, Endpoint};
@@ -58,40 +59,19 @@ impl Plan {
 #[derive(Debug)]
 pub struct Rack {
     plan: Plan,
+    // Field order: processes end, agents first, before their folders are removed.
+    agents: Vec<Option<Process>>,
+    manager: Option<Process>,
     dir: tempfile::TempDir,
     memory: tempfile::TempDir,
-    manager: Option<Child>,
-    agents: Vec<Option<Child>>,
 }
 
 /// Folder of the programs: `TARN_BIN_DIR`, or built once.
 pub fn programs() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
-        if let Some(folder) = std::env::var_os("TARN_BIN_DIR") {
-            return folder.into();
-        }
-        let mut build = Command::new(env!("CARGO"));
-        build.args([
-            "build",
-            "--quiet",
-            "-p",
-            "pool-manager",
-            "-p",
-            "host-agent",
-            "-p",
-            "vmm-plugin",
-            "-p",
-            "cli",
-            "-p",
-            "emulated-host",
-        ]);
-        assert!(build.status().expect("cargo runs").success(), "the programs do not build");
-        let test_program = std::env::current_exe().expect("a test program has a path");
-        let target_folder = test_program
-            .ancestors()
-            .find(|dir| dir.join("deps").is_dir() && dir.join("pool-manager").is_file());
-        target_folder.expect("the programs are in a folder above the test program").to_owned()
+        let packages = ["pool-manager", "host-agent", "vmm-plugin", "cli", "emulated-host"];
+        local_rack::program_dir(&packages).expect("the programs are built")
     })
 }
 
@@ -150,32 +130,28 @@ impl Rack {
 
     /// Returns the text of rack.toml.
     pub fn rack_toml(&self) -> String {
-        use std::fmt::Write as _;
-        let fence = self.plan.fence_after_s.map_or("\"never\"".to_owned(), |s| s.to_string());
-        let mut text = format!(
-            "[manager]\nlisten = \"{}\"\nstore = \"store\"\n[lease]\nttl_s = {}\nfence_after_s = {fence}\n{}\n",
-            self.endpoint(),
-            self.plan.lease_ttl_s,
-            self.plan.rack_toml_extra,
-        );
-        for (emc, slices) in self.plan.emcs.iter().enumerate() {
-            let path = self.emc_dir(emc);
-            write!(
-                text,
-                "[[emc]]\nname = \"emc{emc}\"\nslices = {slices}\ndriver = \"emulated\"\npath = {path:?}\n"
-            )
-            .expect("writing to a string succeeds");
-        }
-        for (host, emcs) in self.plan.hosts.iter().enumerate() {
-            let emcs: Vec<_> = emcs.iter().map(|emc| format!("emc{emc}")).collect();
-            write!(
-                text,
-                "[[host]]\nname = \"h{host}\"\ncores = 64\nlocal_mib = {}\nemcs = {emcs:?}\n",
-                self.plan.local_mib
-            )
-            .expect("writing to a string succeeds");
-        }
-        text
+        let Plan { emcs, hosts, lease_ttl_s, fence_after_s, local_mib, rack_toml_extra, .. } = &self.plan;
+        let emc = |(emc, slices): (usize, &u32)| Emc {
+            name: format!("emc{emc}"),
+            slices: *slices,
+            path: self.emc_dir(emc),
+        };
+        let host = |(host, emcs): (usize, &Vec<usize>)| Host {
+            name: format!("h{host}"),
+            cores: 64,
+            local_mib: *local_mib,
+            emcs: emcs.iter().map(|emc| format!("emc{emc}")).collect(),
+        };
+        let config = RackConfig {
+            listen: self.endpoint(),
+            store: "store".into(),
+            lease_ttl_s: *lease_ttl_s,
+            fence_after_s: *fence_after_s,
+            extra: rack_toml_extra.clone(),
+            emcs: emcs.iter().enumerate().map(emc).collect(),
+            hosts: hosts.iter().enumerate().map(host).collect(),
+        };
+        config.to_string()
     }
 
     /// Replaces rack.toml.
@@ -183,30 +159,23 @@ impl Rack {
         fs::write(self.rack_toml_path(), text).expect("the folder is writable");
     }
 
-    fn log_file(&self, name: &str) -> Stdio {
-        let path = self.dir.path().join(format!("{name}.log"));
-        fs::OpenOptions::new().create(true).append(true).open(path).expect("the folder is writable").into()
+    fn log_path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(format!("{name}.log"))
     }
 
     /// Returns the log of a process: "manager" or "h0".
     pub fn log_of(&self, name: &str) -> String {
-        fs::read_to_string(self.dir.path().join(format!("{name}.log"))).unwrap_or_default()
+        fs::read_to_string(self.log_path(name)).unwrap_or_default()
     }
 
     /// Starts the manager and waits until it replies.
     pub async fn start_manager(&mut self) {
-        let child = Command::new(programs().join("pool-manager"))
-            .args(["serve", "--config"])
-            .arg(self.rack_toml_path())
-            .stderr(self.log_file("manager"))
-            .stdout(Stdio::null())
-            .stdin(Stdio::null())
-            .spawn();
-        self.manager = Some(child.expect("the manager starts"));
+        let mut command = Command::new(programs().join("pool-manager"));
+        command.args(["serve", "--config"]).arg(self.rack_toml_path());
+        self.manager = Some(self.start_process("manager", &mut command));
         let start = Instant::now();
         while self.try_admin().await.is_none() {
-            let exit_status = self.manager.as_mut().and_then(|child| child.try_wait().ok().flatten());
-            assert!(exit_status.is_none(), "the manager ended: {}", self.log_of("manager"));
+            self.manager.as_mut().expect("it was started").check_running().expect("the manager runs");
             assert!(start.elapsed() < TIMEOUT, "the manager does not reply: {}", self.log_of("manager"));
             tokio::time::sleep(POLL_INTERVAL).await;
         }
@@ -219,25 +188,25 @@ impl Rack {
 
     /// Returns the process id of the manager.
     pub fn manager_pid(&self) -> u32 {
-        self.manager.as_ref().expect("the process was started").id()
+        self.manager.as_ref().expect("the process was started").pid()
     }
 
     /// Kills the manager.
     pub fn kill_manager(&mut self) {
-        self.manager.take().into_iter().for_each(kill_child);
+        self.manager = None;
     }
 
     /// Stops the manager with SIGTERM and waits until it ends.
     pub fn stop_manager(&mut self) {
-        let mut child = self.manager.take().expect("the process was started");
-        send_signal(&child, Signal::TERM);
-        let status = child.wait().expect("the process is a child");
+        let mut manager = self.manager.take().expect("the process was started");
+        manager.signal(Signal::TERM);
+        let status = manager.wait().expect("the process is a child");
         assert!(status.success(), "the manager ended with {status}: {}", self.log_of("manager"));
     }
 
     /// Sends the manager a signal.
     pub fn signal_manager(&self, what: Signal) {
-        send_signal(self.manager.as_ref().expect("the process was started"), what);
+        self.manager.as_ref().expect("the process was started").signal(what);
     }
 
     /// Starts a host's agent.
@@ -247,7 +216,7 @@ impl Rack {
     }
 
     /// Starts another agent for a host, with its own runtime folder. The caller stops it.
-    pub fn start_second_agent(&self, host: usize, token_file: &Path) -> Child {
+    pub fn start_second_agent(&self, host: usize, token_file: &Path) -> Process {
         self.spawn_agent(host, &self.dir.path().join(format!("h{host}-second")), token_file)
     }
 
@@ -256,35 +225,34 @@ impl Rack {
         self.dir.path().join(format!("store/tokens/h{host}.token"))
     }
 
-    fn spawn_agent(&self, host: usize, dir: &Path, token: &Path) -> Child {
+    fn spawn_agent(&self, host: usize, dir: &Path, token: &Path) -> Process {
         fs::create_dir_all(dir).expect("the folder is writable");
-        let text = format!(
-            "[agent]\nhost = \"h{host}\"\nmanager = \"{}\"\nruntime_dir = {dir:?}\ntoken_file = {token:?}\n\
-             {}\n[backend]\nkind = \"emulated\"\n",
-            self.endpoint(),
-            self.plan.agent_toml_extra,
-        );
+        let text = AgentConfig {
+            host: format!("h{host}"),
+            manager: self.endpoint(),
+            runtime_dir: dir.to_owned(),
+            token_file: token.to_owned(),
+            extra: self.plan.agent_toml_extra.clone(),
+        };
         let config = dir.join("host.toml");
-        fs::write(&config, text).expect("the folder is writable");
-        let log_file = dir.file_name().expect("a folder has a name").to_string_lossy().into_owned();
-        let child = Command::new(programs().join("host-agent"))
-            .args(["serve", "--config"])
-            .arg(config)
-            .stderr(self.log_file(&log_file))
-            .stdout(Stdio::null())
-            .stdin(Stdio::null())
-            .spawn();
-        child.expect("an agent starts")
+        fs::write(&config, text.to_string()).expect("the folder is writable");
+        let name = dir.file_name().expect("a folder has a name").to_string_lossy();
+        let mut command = Command::new(programs().join("host-agent"));
+        self.start_process(&name, command.args(["serve", "--config"]).arg(config))
+    }
+
+    fn start_process(&self, name: &str, command: &mut Command) -> Process {
+        Process::start(name, command, self.log_path(name)).expect("the process starts")
     }
 
     /// Kills a host's agent.
     pub fn kill_agent(&mut self, host: usize) {
-        self.agents[host].take().into_iter().for_each(kill_child);
+        self.agents[host] = None;
     }
 
     /// Sends a host's agent a signal.
     pub fn signal_agent(&self, host: usize, what: Signal) {
-        send_signal(self.agents[host].as_ref().expect("the process was started"), what);
+        self.agents[host].as_ref().expect("the process was started").signal(what);
     }
 
     /// Waits until every started agent is connected.
@@ -391,13 +359,14 @@ impl Rack {
     /// Starts the stand-in of a VM: a process that gets memory from a host's agent, checks that it
     /// is zero, writes to it, and runs until its standard input ends.
     pub fn start_vm(&self, host: usize, vm: &str) -> Child {
+        let log = File::options().create(true).append(true).open(self.log_path(&format!("vm-{vm}")));
         let child = Command::new(programs().join("tarn"))
             .args(["stand-in-vm", "--socket"])
             .arg(self.host_memory(host))
             .args(["--vm", vm])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(self.log_file(&format!("vm-{vm}")))
+            .stderr(log.expect("the folder is writable"))
             .spawn();
         child.expect("a stand-in starts")
     }
@@ -415,18 +384,6 @@ pub fn wait_for_line(child: &mut Child) {
 pub fn send_signal(child: &Child, what: Signal) {
     let pid = Pid::from_raw(i32::try_from(child.id()).expect("a process id")).expect("not zero");
     kill_process(pid, what).expect("the process is a child");
-}
-
-fn kill_child(mut child: Child) {
-    let _ = child.kill(); // it may have ended already
-    let _ = child.wait();
-}
-
-impl Drop for Rack {
-    fn drop(&mut self) {
-        self.agents.iter_mut().filter_map(Option::take).for_each(kill_child);
-        self.kill_manager();
-    }
 }
 
 /// Returns a request for slices with default values.

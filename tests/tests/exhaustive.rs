@@ -9,7 +9,7 @@ use std::{
 };
 
 use pool::{
-    protocol::{Holding, Scrubbed},
+    protocol::{Holding, ScrubReport},
     slice::{Call, Drain, Event, Owner, Scrub, Slot, State},
 };
 use units::{Epoch, HostId, ReservationId, SliceId, UnixMs};
@@ -376,9 +376,9 @@ impl<const SLICES: usize> Rack<SLICES> {
 }
 
 /// The receipt does not name its slice, so that slices are interchangeable.
-fn scrubbed(epoch: Epoch) -> Scrubbed {
+fn scrubbed(epoch: Epoch) -> ScrubReport {
     let holding = Holding { slice: SliceId(0), epoch };
-    Scrubbed { holding, started: UnixMs(0), ended: UnixMs(0), verified: units::SLICE }
+    ScrubReport { holding, started: UnixMs(0), ended: UnixMs(0), verified: units::SLICE }
 }
 
 /// All states by index, each with its first predecessor and step, and with all predecessors.

@@ -69,6 +69,9 @@ pub enum Failure {
     /// An emulated host failed.
     #[error(transparent)]
     Emulated(#[from] emulated_host::HostError),
+    /// A process of the demo failed.
+    #[error(transparent)]
+    Process(#[from] local_rack::ProcessError),
     /// The user interrupted the task.
     #[error("interrupted")]
     Interrupted,

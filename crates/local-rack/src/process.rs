@@ -3,7 +3,7 @@
 use std::{
     fs::{self, File},
     io,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
 };
 
@@ -82,6 +82,11 @@ impl Process {
         self.child.id()
     }
 
+    /// Returns the path of the log.
+    pub fn log(&self) -> &Path {
+        &self.log
+    }
+
     /// Returns the exit status; `None` while the process runs.
     ///
     /// # Errors
@@ -142,8 +147,6 @@ impl Drop for Process {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use super::*;
 
     #[test]

@@ -16,11 +16,12 @@ use emulated_host::{
     nodes::{NumaReport, PRINT_NODES_SCRIPT},
 };
 
+use local_rack::Process;
 use super::{
     Interrupt, Programs, UP_TIMEOUT, all_up, print_details, print_heading,
     rack::{Plan, Rack},
     scratch::Scratch,
-    service::{Service, Services, command},
+    service::{self, Services, command},
     tarn_cli::TarnCli,
 };
 use crate::failure::Failure;
@@ -228,14 +229,14 @@ fn launch(
     boot: &Boot,
     console: &Path,
     scratch: &Scratch,
-) -> Result<Service, Failure> {
+) -> Result<Process, Failure> {
     if rustix::process::geteuid().is_root() {
         run.args(NOBODY);
     }
     run.arg("--run-dir").arg(scratch.file("vmm")).arg("--kernel").arg(&boot.kernel);
     run.arg("--initrd").arg(&boot.initrd).args(["--cmdline", "console=ttyS0 quiet panic=-1 pci=off"]);
     run.arg("--serial").arg(format!("file={}", console.display()));
-    Service::start(&mut run, scratch.file("vmm.log"))
+    service::start("vmm-plugin", &mut run, scratch.file("vmm.log"))
 }
 
 fn numa_report(console: &Path) -> NumaReport {

@@ -11,11 +11,12 @@ use std::{
 
 use flate2::read::MultiGzDecoder;
 
+use local_rack::Process;
 use super::{
     rack::Rack,
     replay_report::ReplayReport,
     scratch::Scratch,
-    service::{Programs, Service, Services, command},
+    service::{self, Programs, Services, command},
 };
 use crate::{failure::Failure, wait::Interrupt};
 
@@ -71,7 +72,7 @@ fn rows(file: &Path) -> io::Result<u64> {
 /// A running replay.
 #[derive(Debug)]
 pub struct Replay {
-    process: Service,
+    process: Process,
     vms: u64,
     replies: ReplyLog,
     report: PathBuf,
@@ -93,7 +94,7 @@ impl Replay {
         command.arg("replay").arg(&trace.source).arg("--rack").arg(&rack.file);
         command.args(["--limit", &trace.limit.to_string(), "--seed", &trace.seed.to_string()]);
         command.arg("--log").arg(&log).arg("--json").arg(&report);
-        let process = Service::start(&mut command, scratch.file("replay.log"))?;
+        let process = service::start("tarn replay", &mut command, scratch.file("replay.log"))?;
         Ok(Self { process, vms: trace.vms, replies: ReplyLog::new(log), report })
     }
 

@@ -4,13 +4,15 @@
 use std::{
     collections::BTreeMap,
     env,
-    fs::{self, File},
+    fs,
+    os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
-    process::{Child, Command, ExitStatus, Stdio},
+    process::Command,
     time::Duration,
 };
 
-use rustix::process::{Pid, Signal, kill_process};
+use local_rack::{AgentConfig, Process};
+use rustix::process::Signal;
 
 use super::{processes, rack::Rack, scratch::Scratch, write};
 use crate::{failure::Failure, step::step, wait::wait_until};
@@ -19,8 +21,6 @@ use crate::{failure::Failure, step::step, wait::wait_until};
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 /// Rounds of killing the processes of a host; each kills those started during the previous one.
 const KILL_ROUNDS_MAX: usize = 100;
-/// Lines of a log that are printed.
-const LOG_LINES_SHOWN: usize = 15;
 
 /// Programs of the rack.
 #[derive(Debug)]
@@ -52,66 +52,13 @@ pub fn command(program: &Path) -> Command {
 /// Prefix of environment variables of Tarn.
 const ENV_PREFIX: &str = "TARN_";
 
-/// Running process. It is killed when dropped.
-#[derive(Debug)]
-pub struct Service {
-    process: Child,
-    log: PathBuf,
-    exit_status: Option<ExitStatus>,
-}
-
-impl Service {
-    /// Starts a process in its own process group, so that Ctrl-C reaches only the demo, which then
-    /// stops it in order.
-    ///
-    /// # Errors
-    /// It does not start.
-    pub fn start(command: &mut Command, log: PathBuf) -> Result<Self, Failure> {
-        use std::os::unix::process::CommandExt;
-        let stdout =
-            File::options().create(true).append(true).open(&log).map_err(Failure::file("open", &log))?;
-        let stderr = stdout.try_clone().map_err(Failure::file("share", &log))?;
-        let program = command.get_program().display().to_string();
-        command.stdin(Stdio::null()).stdout(stdout).stderr(stderr).process_group(0);
-        let process = command.spawn().map_err(Failure::start(program))?;
-        Ok(Self { process, log, exit_status: None })
-    }
-
-    /// Returns the exit status, or `None` while the process runs.
-    ///
-    /// # Errors
-    /// The process cannot be waited for.
-    pub fn exit_status(&mut self) -> Result<Option<ExitStatus>, Failure> {
-        if self.exit_status.is_none() {
-            self.exit_status = self.process.try_wait().map_err(Failure::start("waiting for a process"))?;
-        }
-        Ok(self.exit_status)
-    }
-
-    /// Sends SIGTERM.
-    pub fn terminate(&mut self) {
-        if self.exit_status.is_none()
-            && let Some(pid) = i32::try_from(self.process.id()).ok().and_then(Pid::from_raw)
-        {
-            // The process was not waited for, so the pid is not reused, even if it ended meanwhile.
-            let _ = kill_process(pid, Signal::TERM);
-        }
-    }
-
-    /// Returns the last lines of the log.
-    pub fn log_tail(&self) -> String {
-        let log = fs::read_to_string(&self.log).unwrap_or_else(|error| format!("({error})"));
-        let lines: Vec<&str> = log.lines().collect();
-        lines[lines.len().saturating_sub(LOG_LINES_SHOWN)..].join("\n")
-    }
-}
-
-impl Drop for Service {
-    fn drop(&mut self) {
-        // Both fail only if the process has ended and was waited for.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
+/// Starts a process in its own process group, so that Ctrl-C reaches only the demo, which then stops
+/// it in order.
+///
+/// # Errors
+/// It does not start.
+pub fn start(name: &str, command: &mut Command, log: PathBuf) -> Result<Process, Failure> {
+    Ok(Process::start(name, command.process_group(0), log)?)
 }
 
 /// Processes of the rack.
@@ -121,7 +68,7 @@ pub struct Services<'a> {
     rack: &'a Rack,
     scratch: &'a Scratch,
     /// Processes by name: `pool-manager`, or the host's name.
-    running: BTreeMap<String, Service>,
+    running: BTreeMap<String, Process>,
 }
 
 /// Name of the manager process. No host of the demo has this name.
@@ -164,11 +111,14 @@ impl<'a> Services<'a> {
         fs::create_dir_all(&runtime).map_err(Failure::file("create", &runtime))?;
         let token = self.scratch.file("store").join("tokens").join(format!("{host}.token"));
         let (file, uri) = (self.scratch.file(&format!("{host}.toml")), self.rack.uri());
-        let text = format!(
-            "[agent]\nhost = {host:?}\nmanager = {uri:?}\nruntime_dir = {runtime:?}\ntoken_file = {token:?}\n\
-             [backend]\nkind = \"emulated\"\n"
-        );
-        write(&file, &text)?;
+        let config = AgentConfig {
+            host: host.to_owned(),
+            manager: uri,
+            runtime_dir: runtime,
+            token_file: token,
+            extra: String::new(),
+        };
+        write(&file, &config.to_string())?;
         self.start(host, &self.programs.agent, &file)
     }
 
@@ -178,14 +128,14 @@ impl<'a> Services<'a> {
     /// New processes keep starting.
     pub fn cut_power(&mut self, host: &str) -> Result<usize, Failure> {
         self.running.remove(host);
-        let mut exit_status = 0;
+        let mut killed = 0;
         for _ in 0..KILL_ROUNDS_MAX {
             let vms = processes::with_argument_in(&self.scratch.runtime_dir(host));
             if vms.is_empty() {
-                return Ok(exit_status);
+                return Ok(killed);
             }
             vms.iter().for_each(processes::Process::kill);
-            exit_status += vms.len();
+            killed += vms.len();
             vms.iter().for_each(processes::Process::wait);
         }
         Err(Failure::Result(format!("processes of {host} do not end")))
@@ -227,21 +177,22 @@ impl<'a> Services<'a> {
     fn start(&mut self, name: &str, program: &Path, config: &Path) -> Result<(), Failure> {
         let mut command = command(program);
         command.args(["serve", "--config"]).arg(config);
-        let service = Service::start(&mut command, self.scratch.file(&format!("{name}.log")))?;
-        self.running.insert(name.to_owned(), service);
+        let process = start(name, &mut command, self.scratch.file(&format!("{name}.log")))?;
+        self.running.insert(name.to_owned(), process);
         Ok(())
     }
 }
 
-fn stop_all(mut services: Vec<Service>) -> Result<(), Failure> {
-    services.iter_mut().for_each(Service::terminate);
+fn stop_all(mut processes: Vec<Process>) -> Result<(), Failure> {
+    processes.iter().for_each(|process| process.signal(Signal::TERM));
     wait_until("the processes of the rack to end", STOP_TIMEOUT, || {
-        services.iter_mut().try_fold(true, |all, service| Ok(all && service.exit_status()?.is_some()))
+        processes.iter_mut().try_fold(true, |all, process| Ok(all && process.exit_status()?.is_some()))
     })?;
-    let failure = services.iter().find_map(|service| {
-        let status = service.exit_status.filter(|status| !status.success())?;
-        let (log, tail) = (service.log.display(), service.log_tail());
-        Some(Failure::Result(format!("a process failed: {status}; last lines of {log}:\n{tail}")))
-    });
-    failure.map_or(Ok(()), Err)
+    for process in &mut processes {
+        if let Some(status) = process.exit_status()?.filter(|status| !status.success()) {
+            let (log, tail) = (process.log().display(), process.log_tail());
+            return Err(Failure::Result(format!("a process failed: {status}; last lines of {log}:\n{tail}")));
+        }
+    }
+    Ok(())
 }

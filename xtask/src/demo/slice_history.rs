@@ -4,10 +4,11 @@ use std::{fs, path::PathBuf};
 
 use serde::Deserialize;
 
+use local_rack::Process;
 use super::{
     rack::Rack,
     scratch::Scratch,
-    service::{Programs, Service, command},
+    service::{self, Programs, command},
 };
 use crate::failure::Failure;
 
@@ -28,7 +29,7 @@ struct Event {
 /// Running watch of all durable changes.
 #[derive(Debug)]
 pub struct SliceWatch {
-    watch: Option<Service>,
+    watch: Option<Process>,
     log: PathBuf,
 }
 
@@ -41,7 +42,7 @@ impl SliceWatch {
         let log = scratch.file("watch.jsonl");
         let mut command = command(&programs.tarn);
         command.args(["--endpoint", &rack.uri(), "--output", "json", "watch", "events"]);
-        Ok(Self { watch: Some(Service::start(&mut command, log.clone())?), log })
+        Ok(Self { watch: Some(service::start("tarn watch", &mut command, log.clone())?), log })
     }
 
     /// Ends the watch.

@@ -1,0 +1,81 @@
+//! Stop and CPU time of a process.
+
+use std::{fs, time::Duration};
+
+use local_rack::Process;
+use rustix::process::Signal;
+
+use crate::{failure::Failure, loopback::wait_until};
+
+/// Time limit for a program to end after SIGTERM.
+const STOP_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Sends SIGTERM and waits until the process ends.
+///
+/// # Errors
+/// It does not end in time, and is killed.
+pub async fn stop(mut process: Process) -> Result<(), Failure> {
+    process.signal(Signal::TERM);
+    wait_until("the end of a process", STOP_TIMEOUT, async || {
+        let status = process.exit_status()?;
+        Ok(status.map(drop).ok_or_else(|| "the process still runs".to_owned()))
+    })
+    .await
+}
+
+/// Returns the CPU time of the running threads of a process. Threads that have ended do not count.
+pub fn cpu(process: &Process) -> Duration {
+    cpu_of(&format!("/proc/{}/task", process.pid()))
+}
+
+/// Returns the CPU time of the running threads of this process. Threads that have ended do not
+/// count.
+pub fn own_cpu() -> Duration {
+    cpu_of("/proc/self/task")
+}
+
+/// Returns the CPU time of all threads in a `/proc/PID/task`, with the nanoseconds of the
+/// scheduler: a tick of `/proc/PID/stat` is longer than many requests. Zero once the process has
+/// ended.
+fn cpu_of(threads: &str) -> Duration {
+    let threads = fs::read_dir(threads).into_iter().flatten().filter_map(Result::ok);
+    let stats = threads.filter_map(|thread| fs::read_to_string(thread.path().join("schedstat")).ok());
+    stats.filter_map(|line| parse_cpu(&line)).sum()
+}
+
+fn parse_cpu(schedstat: &str) -> Option<Duration> {
+    schedstat.split_whitespace().next()?.parse().ok().map(Duration::from_nanos)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{path::Path, process::Command};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn stopped_process_has_ended() {
+        let logs = tempfile::tempdir().unwrap();
+        let mut command = Command::new("sleep");
+        let process = Process::start("sleeper", command.arg("600"), logs.path().join("log")).unwrap();
+        let proc = Path::new("/proc").join(process.pid().to_string());
+        stop(process).await.unwrap();
+        assert!(!proc.exists());
+    }
+
+    #[test]
+    fn cpu_time_is_first_number_of_schedstat() {
+        assert_eq!(parse_cpu("1170323 5867271 3\n"), Some(Duration::from_nanos(1_170_323)));
+        assert_eq!(parse_cpu(""), None);
+    }
+
+    #[test]
+    fn cpu_time_grows_with_work() {
+        let before = own_cpu();
+        let has_grown = (0..10_000_000).any(|_| {
+            std::hint::black_box([1_u8; 4096]);
+            own_cpu() > before
+        });
+        assert!(has_grown);
+    }
+}
