@@ -40,42 +40,42 @@ use crate::{
     readiness,
 };
 
-/// Connections the kernel holds while all places are taken.
+/// Connections queued by the kernel while all permits are in use.
 const LISTEN_BACKLOG: i32 = 128;
-/// Between two warnings of dropped connections.
+/// Interval between warnings of dropped connections.
 const WARNING_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Why the socket cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
-    /// The operating system refused.
+    /// The operating system rejected an operation.
     #[error("{doing} {}", path.display())]
     Io {
         /// Operation.
         doing: &'static str,
         /// Object.
         path: PathBuf,
-        /// Why not.
+        /// Cause.
         #[source]
         errno: io::Error,
     },
-    /// Something else is there.
+    /// The path exists and is not a socket.
     #[error("{} is there and is no socket", path.display())]
     NotASocket {
-        /// Where.
+        /// Path.
         path: PathBuf,
     },
 }
 
-/// The socket, ready for callers.
+/// Listening socket.
 #[derive(Debug)]
 pub struct HostMemory {
     listener: AsyncFd<OwnedFd>,
     permits: ConnectionPermits,
 }
 
-/// Permits for open connections: a number for each user in `allowed_uids`, and a few for all other users together, whose requests are
-/// refused. No user can exhaust the permits of another.
+/// Permits for open connections: a number for each user in `allowed_uids`, and a few for all other
+/// users together, whose requests are refused. No user can exhaust the permits of another.
 #[derive(Debug)]
 struct ConnectionPermits {
     per_allowed_user: BTreeMap<UserId, Arc<Semaphore>>,
@@ -117,7 +117,7 @@ impl HostMemory {
         Ok(Self { listener, permits: ConnectionPermits::new(allowed_uids) })
     }
 
-    /// Answers callers until the driver ends.
+    /// Serves callers until the driver ends.
     pub async fn serve(self, driver: driver::Handle) {
         let mut warned = None;
         loop {
@@ -169,13 +169,13 @@ struct Connection {
     uid: UserId,
     process: Result<Process, process::ProcessError>,
     allowed: bool,
-    /// The VM that it has attached, the only one that it is answered about from then on.
+    /// VM attached by this connection; requests about other VMs are rejected from then on.
     vm: OnceLock<Name>,
     _permit: OwnedSemaphorePermit,
 }
 
 impl Connection {
-    /// The caller is looked up at once, while it is most likely still there: a pid alone comes round again.
+    /// The process is identified at once, because its pid may be reused after it ends.
     fn new(socket: OwnedFd, driver: driver::Handle, permits: &ConnectionPermits) -> io::Result<Self> {
         let peer = sockopt::socket_peercred(&socket)?;
         let uid = UserId::new(peer.uid.as_raw()).map_err(io::Error::other)?;
@@ -219,8 +219,9 @@ impl Connection {
         }
     }
 
-    /// Checks that a request is about the VM that this connection has attached, if it has. A guest that broke out into its VMM has
-    /// this connection, with the rights of the user that it was made by.
+    /// Checks that a request is about the VM that this connection has attached, if it has. A guest
+    /// that broke out into its VMM has this connection, with the permissions of the user that
+    /// created it.
     fn check_own_vm(&self, field: &str, vm: &str) -> Result<Name, ReplyMessages> {
         let vm = Name::new(vm).map_err(|error| rejection("BAD_MESSAGE", format!("{field}: {error}")))?;
         match self.vm.get() {

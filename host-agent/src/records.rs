@@ -21,16 +21,17 @@ use crate::{
     runtime_dir::{RuntimeDirError, io_error, sync_parent, write_durably},
 };
 
-/// Why the records cannot be used. An agent does not start without them: nothing starts from an empty list.
+/// Reason why records cannot be used. An agent does not start without them, and never assumes an
+/// empty list.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordsError {
-    /// The operating system refused.
+    /// The operating system rejected an operation.
     #[error(transparent)]
     Dir(#[from] RuntimeDirError),
-    /// A file is not a record.
+    /// A file is not a valid record.
     #[error("{} is not a record of a VM: see which VM it was, then remove it", path.display())]
     Corrupt {
-        /// Which file.
+        /// File.
         path: PathBuf,
         /// Error.
         #[source]
@@ -41,7 +42,7 @@ pub enum RecordsError {
     Process {
         /// VM.
         path: PathBuf,
-        /// Why not.
+        /// Cause.
         #[source]
         cause: ProcessError,
     },
@@ -53,24 +54,24 @@ pub enum RecordError {
     /// The file has invalid contents.
     #[error(transparent)]
     Json(#[from] serde_json::Error),
-    /// A VM's name or number.
+    /// A field is invalid.
     #[error("{field}: {problem}")]
     Field {
-        /// Which field.
+        /// Field.
         field: &'static str,
         /// Value and rule.
         problem: String,
     },
 }
 
-/// The records of one host.
+/// Records of one host.
 #[derive(Clone, Debug)]
 pub struct Records {
     directory: PathBuf,
     boot_id: String,
 }
 
-/// A record as it is written. An unknown key is another version's, so it is an error.
+/// Format of a record. An unknown key belongs to another version, so it is an error.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct StoredRecord {
@@ -101,7 +102,7 @@ impl Records {
     /// Opens the records in an agent's directory, for a boot of the machine.
     ///
     /// # Errors
-    /// The operating system refused.
+    /// The operating system rejected an operation.
     pub fn open(runtime_dir: &Path, boot_id: &str) -> Result<Self, RecordsError> {
         let directory = runtime_dir.join("vms");
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&directory);
@@ -109,7 +110,7 @@ impl Records {
         Ok(Self { directory, boot_id: boot_id.to_owned() })
     }
 
-    /// Every VM on record, and whether its process still runs.
+    /// Returns every recorded VM, and whether its process still runs.
     ///
     /// # Errors
     /// A record cannot be read, or the state of a process is unknown.
@@ -119,7 +120,7 @@ impl Records {
         for entry in fs::read_dir(&self.directory).map_err(list())? {
             let path = entry.map_err(list())?.path();
             if path.extension().is_some_and(|extension| extension == "new") {
-                // Its VM was never handed anything: that waits for the rename.
+                // Its VM received no memory: memory is passed after the rename.
                 fs::remove_file(&path).map_err(io_error("remove", &path))?;
             } else {
                 found.push(self.load_one(path)?);
@@ -146,10 +147,10 @@ impl Records {
         Ok(write_durably(&self.path(record.reservation), &bytes)?)
     }
 
-    /// Removes a record, if it is there.
+    /// Removes a record, if it exists.
     ///
     /// # Errors
-    /// The operating system refused.
+    /// The operating system rejected an operation.
     pub fn remove(&self, reservation: ReservationId) -> Result<(), RecordsError> {
         let path = self.path(reservation);
         match fs::remove_file(&path) {
@@ -206,7 +207,7 @@ fn read(path: &Path) -> Result<(VmRecord, String), RecordsError> {
     parse_record(&bytes).map_err(|cause| RecordsError::Corrupt { path: path.to_owned(), cause })
 }
 
-/// A record, and the boot it is from.
+/// Parses a record, and returns it with its boot id.
 fn parse_record(bytes: &[u8]) -> Result<(VmRecord, String), RecordError> {
     let written: StoredRecord = serde_json::from_slice(bytes)?;
     let field = |field| move |problem| RecordError::Field { field, problem };

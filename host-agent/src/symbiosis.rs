@@ -53,10 +53,10 @@ use crate::{
     records::{self, RecordsError},
 };
 
-/// Why symbiosis does not start.
+/// Reason why Symbiosis does not start.
 #[derive(Debug, thiserror::Error)]
 pub enum SymbiosisError {
-    /// The device that remote memory is on.
+    /// Device of remote memory.
     #[error("symbiosis.remote")]
     Remote(#[from] RemoteError),
     /// Shares of the previous epoch.
@@ -70,9 +70,9 @@ pub enum SymbiosisError {
 /// Paths of devices and swap.
 #[derive(Clone, Debug)]
 pub struct KernelPaths {
-    /// As `/sys`.
+    /// Such as `/sys`.
     pub sys: PathBuf,
-    /// As `/proc/swaps`.
+    /// Such as `/proc/swaps`.
     pub swaps: PathBuf,
 }
 
@@ -92,10 +92,10 @@ pub struct Symbiosis {
     number: u64,
 }
 
-/// A cgroup that may be a tenant, as an epoch ends.
+/// Cgroup that may be a tenant, at the end of an epoch.
 struct Candidate {
     name: Name,
-    /// Of a VM that runs in it, if one does, whether it is pinned, and its local memory.
+    /// VM that runs in it, if any: whether it is pinned, and its local memory.
     vm: Option<(bool, Bytes)>,
     counters: Counters,
     /// Bandwidth limit of a tenant in MB/s, if any.
@@ -112,7 +112,7 @@ struct Participant {
     most: Option<Bytes>,
 }
 
-/// Why shares stay as they are.
+/// Missing input, which leaves shares unchanged.
 struct MissingInput(String);
 
 impl Symbiosis {
@@ -269,7 +269,7 @@ impl Symbiosis {
         Ok(candidates)
     }
 
-    /// A cgroup that may be a tenant; nothing, if a pinned VM runs in it.
+    /// Returns a cgroup as candidate; `None` if a pinned VM runs in it.
     fn candidate(&self, name: Name, vms: &[VmRecord]) -> Result<Option<Candidate>, SysfsError> {
         let counters = self.cgroups.counters(name.as_str(), self.remote.number())?;
         // Limits that cannot be read cannot be set either, which is reported then.
@@ -322,7 +322,8 @@ impl Symbiosis {
         if is_vm { Enforce::Tiered } else { settings }
     }
 
-    /// A tenant's weight by the manager's word; until there is one, as it was before the agent started.
+    /// Returns a tenant's weight: from the manager or, before it has sent weights, from the stored
+    /// shares.
     fn weight(&self, name: &Name) -> Option<f64> {
         match self.state.weights() {
             Some(weights) => weights.get(name).copied(),
@@ -330,7 +331,7 @@ impl Symbiosis {
         }
     }
 
-    /// Changes of limits, with the previous shares.
+    /// Decides shares; returns them with the previous ones.
     fn decide_shares(
         &mut self,
         participants: &[Participant],
@@ -365,7 +366,7 @@ impl Symbiosis {
         Ok(Member { name: one.name.as_str().into(), weight: one.weight, min: one.least, utility })
     }
 
-    /// Keeps shares, and then sets limits.
+    /// Stores shares, and then sets limits.
     fn apply_decision(
         &self,
         participants: &[Participant],
@@ -396,7 +397,8 @@ impl Symbiosis {
         Ok(())
     }
 
-    /// Shares that stay, with all that was known of them when they were decided on, if this agent has.
+    /// Returns the unchanged shares, with the report of the epoch that decided them, if this agent
+    /// decided them.
     fn previous_shares(&self) -> Vec<TenantReport> {
         let last = self.state.last_report().map_or_else(Vec::new, |last| last.tenants);
         let last: Vec<_> = last.into_iter().filter(|one| one.measured.is_some()).collect();
@@ -431,7 +433,7 @@ impl Symbiosis {
     }
 }
 
-/// With the tenant's name instead of its place.
+/// Converts an error, with the tenant's name instead of its index.
 fn market_error(error: &MarketError, participants: &[Participant]) -> MissingInput {
     let name = error.tenant().and_then(|at| participants.get(at)).map(|one| one.name.to_string());
     MissingInput(name.map_or_else(|| error.to_string(), |name| format!("{name}: {error}")))

@@ -36,24 +36,24 @@ struct Entry {
 }
 
 impl UsageTable {
-    /// A poisoned book is still right: no call leaves it half written.
+    /// A poisoned table is consistent: no call leaves it half written.
     fn lock(&self) -> MutexGuard<'_, BTreeMap<ReservationId, Entry>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes over the measurement of one VM.
+    /// Stores the measurement of one VM.
     pub fn record(&self, id: ReservationId, usage: Usage) {
         self.lock().insert(id, Entry { usage, is_reported: false });
     }
 
-    /// Takes over the measurements of all VMs that run. Others are dropped, once they have been reported.
+    /// Stores the measurements of all running VMs. Others are dropped once they have been reported.
     pub fn record_all(&self, measured: &BTreeMap<ReservationId, Usage>) {
         let mut table = self.lock();
         table.retain(|id, entry| !entry.is_reported || measured.contains_key(id));
         table.extend(measured.iter().map(|(id, usage)| (*id, Entry { usage: *usage, is_reported: false })));
     }
 
-    /// Drops a VM that is over and reported as such.
+    /// Drops a VM whose end has been reported.
     pub fn remove(&self, id: ReservationId) {
         self.lock().remove(&id);
     }

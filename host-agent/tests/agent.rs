@@ -16,7 +16,7 @@ use skipped::report_skipped;
 
 const GIB: u64 = 1 << 30;
 
-/// Returns a rack whose VM `a` has slice 1 and runs.
+/// Returns a rack with a running VM `a` that has slice 1.
 fn running_rig() -> (Rig, rig::Vmm) {
     let mut rig = Rig::new();
     let slice = rig.grant(1, 1);
@@ -194,11 +194,11 @@ fn attached_connection_is_limited_to_its_vm() {
     assert!(vmm.request("attach a descriptors").starts_with("attached local="));
 }
 
-/// Two users that VMMs run as.
+/// Users of VMMs.
 const TENANTS: [u32; 2] = [2001, 2002];
 
-/// A rack whose VM `a` is the first tenant's, `b` is the second's and `c` names no user; all are ready. `None` if this test cannot
-/// become other users.
+/// A rack whose VM `a` is the first tenant's, `b` is the second's and `c` names no user; all are
+/// ready. `None` if this test cannot become other users.
 fn two_tenant_rig() -> Option<Rig> {
     if !rustix::process::geteuid().is_root() {
         report_skipped("VMs of other users, as becoming one takes root");

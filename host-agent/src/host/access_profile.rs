@@ -36,28 +36,29 @@ impl AccessSource {
 /// A region of a process's memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Region {
-    /// How large.
+    /// Size.
     pub bytes: u64,
-    /// In what part of looks a page of it was touched, 0 to 1.
+    /// Fraction of samples in which a page of it was accessed, 0 to 1.
     pub touched: f64,
 }
 
 /// Access profile of one tenant.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AccessProfile {
-    /// By whom.
+    /// Source.
     pub source: AccessSource,
-    /// Where.
+    /// Regions.
     pub regions: Vec<Region>,
 }
 
 impl AccessProfile {
-    /// Bytes that were touched at all.
+    /// Returns the number of bytes accessed at least once.
     pub fn touched_bytes(&self) -> u64 {
         self.touched().map(|region| region.bytes).sum()
     }
 
-    /// Pages touched in a second; those that are touched again before the next look count once.
+    /// Returns the accessed pages per second; several accesses of a page within a sample interval
+    /// count once.
     pub fn pages_per_second(&self) -> f64 {
         let pages = |region: &Region| region.bytes as f64 / PAGE as f64 * region.touched;
         self.touched().map(pages).sum::<f64>() / (SAMPLE_INTERVAL_US as f64 / 1e6)
@@ -69,7 +70,8 @@ impl AccessProfile {
         (bytes as f64 / self.touched_bytes().max(1) as f64).min(1.0)
     }
 
-    /// How often each block of so many bytes was touched, of 40 looks; pages of a block are touched about as often as each other, wherever they are.
+    /// Returns the access counts of blocks of a size in bytes, of 40 samples. Pages of a block have
+    /// similar access rates and any location.
     pub fn histogram(&self, bytes: u64) -> Histogram {
         let mut regions: Vec<Region> = self.touched().copied().collect();
         regions.sort_by(|one, other| other.touched.total_cmp(&one.touched));
@@ -94,11 +96,11 @@ impl AccessProfile {
     }
 }
 
-/// Memory that is counted as one.
+/// Memory counted as one block.
 #[derive(Clone, Copy, Debug, Default)]
 struct Block {
     bytes: u64,
-    /// All of its bytes by how often they are touched.
+    /// Sum over its bytes of the fraction of samples with an access.
     touched: f64,
 }
 

@@ -65,7 +65,7 @@ impl Damon {
     /// only device memory have no result.
     ///
     /// # Errors
-    /// No process is watched: see [`DamonError`].
+    /// No process is monitored: see [`DamonError`].
     pub fn start(&mut self, tenants: &[Vec<Target>]) -> Result<(), DamonError> {
         self.check_available()?;
         self.files.write("nr_kdamonds", &tenants.len().to_string())?;

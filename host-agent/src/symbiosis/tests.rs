@@ -52,7 +52,7 @@ impl TestHost {
         Self { cgroups, runtime_dir, sys, state, symbiosis, used: BTreeMap::new(), now: Duration::ZERO }
     }
 
-    /// As an agent that starts again.
+    /// Restarts the agent.
     fn restarted(mut self) -> Self {
         let config = self.symbiosis.config.clone();
         self.state = Arc::new(SharesState::default());
@@ -60,7 +60,8 @@ impl TestHost {
         self
     }
 
-    /// In this epoch a tenant worked all the time, had so many MiB, and had to wait for so many pages.
+    /// Adds an epoch of a tenant: busy all the time, with this memory and this number of major
+    /// faults.
     fn uses(&mut self, name: &'static str, memory_mib: u64, misses: u64) {
         *self.used.entry(name).or_default() += misses;
         let worked = fs::read_to_string(self.cgroups.path(name).join("cpu.stat")).unwrap();
@@ -84,7 +85,7 @@ impl TestHost {
         self.symbiosis.end_epoch(self.now)
     }
 
-    /// Every tenant does the same in each, until shares stay.
+    /// Runs epochs with the same usage until shares are unchanged.
     fn settle(&mut self, uses: &[(&'static str, u64, u64)]) -> Report {
         for _ in 0..20 {
             uses.iter().for_each(|(name, memory, misses)| self.uses(name, *memory, *misses));
@@ -113,7 +114,7 @@ fn open_symbiosis(
     Symbiosis::with(remote, config, runtime_dir.path(), kernel, Arc::clone(state)).unwrap()
 }
 
-/// Waits for memory, and does not.
+/// A tenant that waits for memory, and one that does not.
 const TWO: [(&str, u64, u64); 2] = [("cache", 1000, 40_000), ("web", 1000, 10)];
 
 fn share<'a>(report: &'a Report, name: &str) -> &'a TenantReport {
@@ -231,7 +232,7 @@ fn unreadable_or_unlimitable_cgroup_keeps_all_shares() {
     assert!(blocked.reason.contains("web/cpu.stat holds \"nothing\""), "{}", blocked.reason);
     host.cgroups.files("web", &[("cpu.stat", "usage_usec 900000000")]);
     assert_eq!((host.limits("cache"), host.limits("web")), limits);
-    // As a file system that may only be read: a folder cannot be written.
+    // A folder cannot be written, as a file of a read-only file system.
     host.state.set_weights(BTreeMap::from([(Name::new("cache").unwrap(), 3.0)]));
     let io_max = host.cgroups.path("web").join("io.max");
     let was = fs::read_to_string(&io_max).unwrap();

@@ -1,11 +1,13 @@
-//! A VMM without a guest, for tests: attaches to a VM's memory and executes requests from its standard input,
-//! one per line, with one line of reply each. It ends with its input, or when it is killed.
+//! A VMM without a guest, for tests: attaches to a VM's memory and executes requests from its
+//! standard input, one per line, with one line of reply each. It ends with its input, or when it is
+//! killed.
 //!
-//! Its arguments are the agent's socket and, to become another user than root, `before UID` or `after UID`: it changes its user
-//! before or after it connects.
+//! Its arguments are the agent's socket and, to become another user than root, `before UID` or
+//! `after UID`: it changes its user before or after it connects.
 //!
-//! `attach VM descriptors|paths`, `inspect VM` (and open the slices), `reconnect`, `write` (a byte that is not zero at both ends of
-//! every region), `zero` (whether every region begins and ends with zero).
+//! `attach VM descriptors|paths`, `inspect VM` (and open the slices), `reconnect`, `write` (a byte
+//! that is not zero at both ends of every region), `zero` (whether every region begins and ends
+//! with zero).
 
 use std::{
     fs::File,

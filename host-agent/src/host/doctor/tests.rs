@@ -23,7 +23,7 @@ const NODE: &str = "devices/system/node/node5";
 const FIRST: u64 = 43 * 8;
 const AGENT: &str = "4711";
 
-/// A machine in order: an agent runs, and slice 0 is memory of node 5.
+/// Machine without problems: an agent runs, and slice 0 is memory of node 5.
 struct TestHost {
     tree: FakeSysfs,
     backend: &'static str,
@@ -46,7 +46,7 @@ impl TestHost {
         host
     }
 
-    /// An agent that has the lock and may do everything.
+    /// Adds an agent that has the lock and all capabilities.
     fn agent(&self) {
         let lock = File::create(self.tree.path("run/lock")).unwrap().metadata().unwrap();
         let (device, inode) = (lock.dev(), lock.ino());
@@ -75,7 +75,7 @@ impl TestHost {
         self
     }
 
-    /// The device of slice 0.
+    /// Adds the device of slice 0.
     fn slice(&self, driver: &str) {
         let (device, last) = (format!("{REGION}/dax7.1"), (44_u64 << 30) - 1);
         let files = [("size", "1073741824"), ("align", "2097152"), ("dev", "253:1"), ("target_node", "5")];
@@ -112,7 +112,7 @@ impl TestHost {
         examine(&self.machine(), &self.tree.path("host.toml"))
     }
 
-    /// The only thing that is wrong, in words.
+    /// Returns the only problem as text.
     #[track_caller]
     fn problems(&self) -> String {
         let problems: Vec<_> = self.findings().into_iter().filter(|finding| !finding.ok).collect();
@@ -133,7 +133,7 @@ impl TestHost {
     }
 }
 
-/// A kernel as it should be.
+/// Adds a kernel without problems.
 fn kernel(tree: &FakeSysfs) {
     let drivers = ["platform/drivers/cxl_acpi", "pci/drivers/cxl_pci", "cxl/drivers/cxl_port"];
     let more =

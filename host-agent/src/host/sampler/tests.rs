@@ -17,7 +17,7 @@ fn event_source_is_read_from_sysfs() {
     };
     let loads = |event| found("cpu/events", &[("mem-loads", event)]);
     assert_eq!(loads("event=0xcd,umask=0x1,ldlat=3"), Ok((AccessSource::Pebs, 4, 0x20d1)));
-    // Efficient cores only, where that number is of something else.
+    // Efficient cores only: the number denotes another event.
     assert!(loads("event=0xd0,umask=0x5,ldlat=3").unwrap_err().contains("PEBS or IBS"));
     assert!(found("cpu/events", &[("cycles", "event=0x3c")]).unwrap_err().contains("PEBS or IBS"));
     assert_eq!(found("ibs_op", &[("type", "9")]), Ok((AccessSource::Ibs, 9, 0)));
@@ -42,25 +42,25 @@ fn sampled_processors_are_the_online_ones() {
     assert!(of("all").unwrap_err().contains("online holds \"all\", which is not a list of processors"));
 }
 
-/// Some pages, side by side, each visited so often in a second.
+/// Adjacent pages with the same number of visits per second.
 struct PageGroup {
     pages: u64,
     visits: f64,
 }
 
-/// Accesses of a visit; and of how many one is sampled.
+/// Accesses per visit, and accesses per sample.
 const VISIT: f64 = 40.0;
 const PERIOD: f64 = 1000.0;
 const SECONDS: f64 = 30.0;
 const PROCESS: u32 = 7;
 
-/// Samples of a tenant, pages of a part in a row.
+/// Returns the samples of a tenant whose parts are adjacent.
 fn taken(parts: &[PageGroup]) -> SampleSet {
     let (mut accesses, mut page) = (Vec::new(), 0x7f00_0000);
     for part in parts {
         for _ in 0..part.pages {
             page += 1;
-            // As if by chance, and the same each time.
+            // Pseudorandom and reproducible.
             let chance = (page as f64 * 0.618_033_988_749_895).fract();
             let mut due = part.visits * VISIT * SECONDS / PERIOD + chance;
             while due >= 1.0 {
@@ -76,7 +76,7 @@ fn taken(parts: &[PageGroup]) -> SampleSet {
     }
 }
 
-/// Pages that are in looks each second, in truth: looks are 20 a second.
+/// Returns the true number of accessed pages per second, with 20 samples per second.
 fn in_looks(parts: &[PageGroup]) -> f64 {
     parts.iter().map(|part| part.pages as f64 * 20.0 * (1.0 - (-part.visits / 20.0).exp())).sum()
 }
@@ -88,10 +88,10 @@ fn bytes(parts: &[PageGroup]) -> u64 {
 #[test]
 fn access_rates_are_estimated_from_sparse_samples() {
     let tenants = [
-        // All alike: seldom, and in nearly every look.
+        // Uniform: rarely accessed, and accessed in nearly every sample.
         vec![PageGroup { pages: 200_000, visits: 0.2 }],
         vec![PageGroup { pages: 20_000, visits: 40.0 }],
-        // Few that are hot, more that are warm, and most seldom touched.
+        // Few hot pages, more warm ones, and many that are rarely accessed.
         vec![
             PageGroup { pages: 64, visits: 400.0 },
             PageGroup { pages: 1000, visits: 5.0 },
@@ -114,7 +114,7 @@ fn access_rates_are_estimated_from_sparse_samples() {
 
 #[test]
 fn scattered_hot_pages_are_counted_exactly() {
-    // Each tenth of 10,000 pages is in every look, the others nearly never.
+    // Every tenth of 10,000 pages is accessed in every sample, the others nearly never.
     let one =
         |at| [PageGroup { pages: 1, visits: 200.0 }, PageGroup { pages: 9, visits: 0.1 * f64::from(at % 2) }];
     let parts: Vec<PageGroup> = (0..1000).flat_map(one).collect();
@@ -156,7 +156,7 @@ fn tenant_with_few_samples_has_no_result() {
     assert!(taken.tenant(&[99], 900 * PAGE).is_none());
 }
 
-/// Page faults of this process so far.
+/// Returns the number of page faults of this process.
 fn faulted() -> f64 {
     let stat = fs::read_to_string("/proc/self/stat").unwrap();
     stat.rsplit(')').next().unwrap().split_whitespace().nth(7).unwrap().parse().unwrap()

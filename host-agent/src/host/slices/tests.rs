@@ -7,7 +7,7 @@ use super::{super::sysfs::fake::FakeSysfs, *};
 const GIB: u64 = 1 << 30;
 const BASE: u64 = 43 * GIB;
 
-/// A region of four slices, with the device over all of it emptied.
+/// Creates a region of four slices, with an empty seed device.
 fn region(fake: &FakeSysfs) -> Region {
     let files = [("dax_region/create", ""), ("dax_region/delete", ""), ("dax1.0/size", "0")];
     fake.files("region", &files);
@@ -15,7 +15,7 @@ fn region(fake: &FakeSysfs) -> Region {
     Region { name: "region1".into(), base: BASE, bytes: Bytes::gib(4), folder: fake.path("region") }
 }
 
-/// A device over a stretch, counted in GiB from the start of the region.
+/// Adds a device over a range, in GiB from the start of the region.
 fn add(fake: &FakeSysfs, name: &str, start: u64, gib: u64, driver: Option<Driver>) {
     let (first, last) = (BASE + start * GIB, BASE + (start + gib) * GIB - 1);
     let device = format!("region/{name}");
@@ -127,7 +127,7 @@ fn blocks_with_auto_online_policy_are_not_added() {
     assert!(error.starts_with("memory blocks have 2GiB, which does not divide a slice of 1GiB"), "{error}");
 }
 
-/// Every state that a killed agent can leave, and each wish.
+/// Every state that a killed agent can leave, with each target.
 #[test]
 fn next_step_progresses_from_any_partial_state() {
     let device = |driver, align: Bytes| Device {
@@ -187,7 +187,8 @@ fn stuck_slice_does_not_block_others() {
     };
     stuck(&slices);
     assert!(slices.ensure_devdax(1).is_err(), "it is bound, but not for long");
-    // As the kernel shows it while it waits: there is no driver any more, and deleting would wait for the same pages.
+    // As shown by the kernel while it waits: the device has no driver, and deleting would wait for
+    // the same pages.
     std::fs::remove_file(fake.path("region/dax1.1/driver")).unwrap();
     stuck(&slices);
     assert_ne!(fake.sysfs.text("region/dax1.1/size").unwrap(), "0");
