@@ -242,7 +242,7 @@ pub enum HostError {
     #[error("slice {} of epoch {} is not open", .0.slice, .0.epoch)]
     NotOpen(Holding),
     /// Local memory was requested as a path.
-    #[error("local memory can be had by path only if backend.local_dir is set")]
+    #[error("local memory by path requires backend.local_dir")]
     NoLocalDirectory,
 }
 

@@ -60,7 +60,7 @@ pub enum ListenError {
         errno: io::Error,
     },
     /// The path exists and is not a socket.
-    #[error("{} is there and is no socket", path.display())]
+    #[error("{} exists and is not a socket", path.display())]
     NotASocket {
         /// Path.
         path: PathBuf,
@@ -235,7 +235,7 @@ impl Connection {
 
     async fn handle_request(&self, bytes: &[u8]) -> ReplyMessages {
         if !self.allowed {
-            let why = format!("processes of uid {} may not: see agent.allowed_uids", self.uid);
+            let why = format!("uid {} is not in agent.allowed_uids", self.uid);
             return rejection("PEER_NOT_ALLOWED", why);
         }
         let process = match &self.process {

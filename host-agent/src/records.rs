@@ -29,7 +29,7 @@ pub enum RecordsError {
     #[error(transparent)]
     Dir(#[from] RuntimeDirError),
     /// A file is not a valid record.
-    #[error("{} is not a record of a VM: see which VM it was, then remove it", path.display())]
+    #[error("{} is not a record of a VM: identify its VM, then remove it", path.display())]
     Corrupt {
         /// File.
         path: PathBuf,
@@ -38,7 +38,7 @@ pub enum RecordsError {
         cause: RecordError,
     },
     /// The state of a VM's process is unknown.
-    #[error("look for the process of {}", path.display())]
+    #[error("find the process of {}", path.display())]
     Process {
         /// VM.
         path: PathBuf,

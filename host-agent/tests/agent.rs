@@ -201,7 +201,7 @@ const TENANTS: [u32; 2] = [2001, 2002];
 /// ready. `None` if this test cannot become other users.
 fn two_tenant_rig() -> Option<Rig> {
     if !rustix::process::geteuid().is_root() {
-        report_skipped("VMs of other users, as becoming one takes root");
+        report_skipped("VMs of other users, which requires root");
         return None;
     }
     let mut rig = Rig::with("allowed_uids = [0, 2001, 2002]");
@@ -290,7 +290,7 @@ fn compromised_vmm_reaches_no_other_vm() {
 #[test]
 fn connections_of_another_user_do_not_block_vm_start() {
     if !rustix::process::geteuid().is_root() {
-        return report_skipped("connections of another user, as becoming one takes root");
+        return report_skipped("connections of another user, which requires root");
     }
     let mut rig = Rig::new();
     let slice = rig.grant(1, 1);

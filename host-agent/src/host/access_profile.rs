@@ -107,7 +107,11 @@ struct Block {
 impl Block {
     fn count(self) -> u32 {
         let touched = self.touched / self.bytes as f64;
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a part of all looks")]
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a fraction of all samples"
+        )]
         let count = (touched * f64::from(SAMPLES_PER_RESULT * FRACTION_UNITS)).round() as u32;
         count.max(1)
     }
@@ -134,11 +138,7 @@ mod tests {
         assert_eq!(seen.touched_bytes(), 10 * PAGE);
         assert_eq!(seen.pages_per_second(), 20.0 * (2.0 + 4.0));
         assert_eq!(seen.histogram(PAGE).samples(), 2 * 40 + 8 * 20);
-        assert_eq!(
-            seen.histogram(4 * PAGE).samples(),
-            30 + 20 + 20,
-            "two and two of the others, four, two that are left"
-        );
+        assert_eq!(seen.histogram(4 * PAGE).samples(), 30 + 20 + 20, "blocks of 2 + 2, 4 and 2 pages");
         assert_eq!(seen.resident_fraction(5 * PAGE), 0.5);
     }
 }

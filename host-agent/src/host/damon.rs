@@ -257,7 +257,7 @@ mod tests {
         assert_eq!(seen[1], Some(AccessProfile { source: AccessSource::Damon, regions: Vec::new() }));
         assert_eq!((text("nr_kdamonds"), text("1/state")), ("0".to_owned(), "off".to_owned()));
         damon.start(&[targets(&[7, 8]), targets(&[9])]).unwrap();
-        assert_eq!(damon.finish(Duration::ZERO).unwrap(), [None, None], "there was no time");
+        assert_eq!(damon.finish(Duration::ZERO).unwrap(), [None, None], "the time limit is zero");
         assert!(!damon.is_running());
     }
 

@@ -178,7 +178,7 @@ pub(super) fn no_follow() -> i32 {
 
 /// Makes a user the owner of a file, so that it can open it.
 pub(super) fn change_owner(file: &OwnedFd, path: &Path, user: UserId) -> Result<(), HostError> {
-    let owner = rustix::fs::fstat(file).map_err(|errno| HostError::io("ask about", path, errno))?.st_uid;
+    let owner = rustix::fs::fstat(file).map_err(|errno| HostError::io("stat", path, errno))?.st_uid;
     if owner == user.get() {
         return Ok(());
     }

@@ -130,7 +130,7 @@ impl MemoryBlock {
         let Some(file) = file else { return Ok(()) };
         let file = file.try_clone().map(File::from).map_err(|errno| HostError::io("open", &name, errno))?;
         if verify {
-            let metadata = file.metadata().map_err(|errno| HostError::io("ask about", &name, errno))?;
+            let metadata = file.metadata().map_err(|errno| HostError::io("stat", &name, errno))?;
             check_file_unused(Path::new(&name), FileId::of(&metadata))?;
         } else {
             file.set_len(0).map_err(|errno| HostError::io("truncate", &name, errno))?;

@@ -127,7 +127,7 @@ pub(super) fn allocated(file: &OwnedFd) -> Option<Bytes> {
 pub(super) fn check_unused(path: &Path) -> Result<(), HostError> {
     let metadata = match fs::symlink_metadata(path) {
         Err(errno) if errno.kind() == io::ErrorKind::NotFound => return Ok(()),
-        seen => seen.map_err(|errno| HostError::io("ask about", path, errno))?,
+        seen => seen.map_err(|errno| HostError::io("stat", path, errno))?,
     };
     check_file_unused(path, FileId::of(&metadata))
 }
@@ -135,10 +135,10 @@ pub(super) fn check_unused(path: &Path) -> Result<(), HostError> {
 /// Like [`check_unused`], for a file without a name or with a known identity.
 pub(super) fn check_file_unused(path: &Path, file: FileId) -> Result<(), HostError> {
     let users = process::users_of(file)
-        .map_err(|error| HostError::io("look for users of", path, io::Error::other(units::chain(&error))))?;
+        .map_err(|error| HostError::io("find users of", path, io::Error::other(units::chain(&error))))?;
     if users.unreadable > 0 {
         UNREADABLE_PROCESSES
-            .call_once(|| tracing::warn!(unseen = users.unreadable, "some processes cannot be looked into"));
+            .call_once(|| tracing::warn!(unseen = users.unreadable, "some processes cannot be inspected"));
     }
     if users.pids.is_empty() {
         Ok(())

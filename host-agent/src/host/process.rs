@@ -50,7 +50,7 @@ pub enum ProcessError {
         text: String,
     },
     /// It has ended.
-    #[error("process {pid} is gone")]
+    #[error("process {pid} has ended")]
     Gone {
         /// Process.
         pid: u32,
@@ -515,9 +515,7 @@ mod tests {
     #[test]
     fn file_renamed_in_mount_namespace_is_not_a_memfd() {
         if !rustix::process::geteuid().is_root() {
-            return report_skipped(
-                "a memfd's name in a mount namespace, as becoming another user takes root",
-            );
+            return report_skipped("a memfd's name in a mount namespace, which requires root");
         }
         let victim = tempfile::Builder::new().prefix("tarn-victim-").tempfile_in("/var/tmp").unwrap();
         fs::set_permissions(victim.path(), fs::Permissions::from_mode(0o644)).unwrap();
@@ -552,7 +550,7 @@ mod tests {
     #[test]
     fn device_is_found_in_use_through_another_node() {
         if !rustix::process::geteuid().is_root() {
-            return report_skipped("a device in use through another node, as making one takes root");
+            return report_skipped("a device in use through another node, which requires root");
         }
         let dir = tempfile::tempdir().unwrap();
         let node = dir.path().join("full");

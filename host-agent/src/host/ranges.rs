@@ -164,7 +164,7 @@ fn open_node(present: &PresentSlice) -> Result<File, HostError> {
     let path = node(present);
     let opened = OpenOptions::new().read(true).write(true).custom_flags(no_follow()).open(&path);
     let file = opened.map_err(|errno| HostError::io("open", &path, errno))?;
-    let metadata = file.metadata().map_err(|errno| HostError::io("ask about", &path, errno))?;
+    let metadata = file.metadata().map_err(|errno| HostError::io("stat", &path, errno))?;
     let is_same_device = metadata.file_type().is_char_device() && metadata.rdev() == present.number;
     if is_same_device { Ok(file) } else { Err(HostError::NotTheDevice { path }) }
 }

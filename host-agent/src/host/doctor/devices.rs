@@ -60,8 +60,8 @@ fn none(machine: &Machine, error: &CxlError) -> Finding {
     let aside = match aside {
         None => String::new(),
         Some(bytes) => format!(
-            "; yet the firmware has set memory aside ({bytes}, \"Soft Reserved\" in /proc/iomem): without its CXL drivers the kernel \
-             shows that as dax devices without a serial (dax_hmem), and no rack knows which device they are of"
+            "; the firmware has reserved memory ({bytes}, \"Soft Reserved\" in /proc/iomem): without CXL drivers the kernel \
+             shows it as dax devices without a serial (dax_hmem), which a rack cannot assign to a device"
         ),
     };
     Finding::problem(
@@ -83,21 +83,21 @@ fn soft_reserved(iomem: &str) -> Option<Bytes> {
 
 impl DeviceCheck<'_> {
     fn device(&self, device: &InspectedDevice) -> Vec<Finding> {
-        let again = "then `systemctl restart host-agent`: it looks for devices when it starts";
+        let again = "then `systemctl restart host-agent`: it discovers devices when it starts";
         let found = match &device.state {
             Err(problem) => vec![Finding::problem("devices", units::chain(problem), again)],
             Ok(DeviceState::Present(slices)) => self.slices(&device.serial, slices),
             Ok(DeviceState::Unbound(name)) => vec![self.pending(format!("{name} has no driver"))],
-            Ok(DeviceState::Incomplete(name)) => vec![self.pending(format!("{name} was never finished"))],
+            Ok(DeviceState::Incomplete(name)) => vec![self.pending(format!("{name} is incomplete"))],
             Ok(DeviceState::NoRegion { window, start }) => vec![match slices::alignment(*start) {
                 Ok(align) => self.pending(format!(
-                    "{} without a region; {window} is for one, aligned to {align}",
+                    "{} without a region; {window} can contain one, aligned to {align}",
                     device.bytes
                 )),
                 Err(error) => Finding::problem(
                     "devices",
                     format!("{window}: {error}"),
-                    "a matter of the firmware's settings",
+                    "change the settings of the firmware",
                 ),
             }],
         };
@@ -116,11 +116,11 @@ impl DeviceCheck<'_> {
     /// Reports a condition that a starting agent resolves. A running one should have done so.
     fn pending(&self, message: String) -> Finding {
         match self.is_served {
-            false => Finding::passed("devices", format!("{message}: the agent sees to it when it starts")),
+            false => Finding::passed("devices", format!("{message}: the agent resolves it when it starts")),
             true => Finding::problem(
                 "devices",
-                format!("{message}, and the agent has not seen to it"),
-                "see why in its log (`journalctl -u host-agent`), then `systemctl restart host-agent`",
+                format!("{message}, and the agent has not resolved it"),
+                "check its log (`journalctl -u host-agent`), then `systemctl restart host-agent`",
             ),
         }
     }
@@ -147,7 +147,7 @@ impl DeviceCheck<'_> {
             Finding::passed(
                 "devices",
                 format!(
-                    "{name} at {at:#x} of node {node}: {count} slices aligned to {align}, {here} of them here"
+                    "{name} at {at:#x} of node {node}: {count} slices aligned to {align}, {here} of them present"
                 ),
             )
         })
@@ -162,12 +162,10 @@ impl DeviceCheck<'_> {
         let online: Vec<&Block> = blocks.iter().filter(|block| !block.is_offline()).collect();
         match (self.used, found.driver) {
             (MemoryUse::Dax, Some(Driver::Kmem)) if !online.is_empty() => {
-                let message = format!(
-                    "{} blocks of it are memory of the kernel's, and this host is to have ranges of device-dax",
-                    online.len()
-                );
+                let message =
+                    format!("{} blocks of it are memory of the kernel, but the backend is dax", online.len());
                 let fix = format!(
-                    "`echo offline > /sys/devices/system/memory/{}/state`, and so for the others",
+                    "`echo offline > /sys/devices/system/memory/{}/state`, and the same for the other blocks",
                     online[0].name
                 );
                 Some(Finding::problem("slices", message, fix).of(place))
@@ -187,15 +185,15 @@ impl DeviceCheck<'_> {
             return None;
         }
         let whose =
-            if self.places.contains(&subject) { "a VM on record has it" } else { "no VM on record has it" };
-        let fix = "`systemctl start host-agent`: it finishes or undoes this when it starts";
-        Some(Finding::problem("slices", format!("half there: {message}; {whose}"), fix).of(subject))
+            if self.places.contains(&subject) { "a recorded VM uses it" } else { "no recorded VM uses it" };
+        let fix = "`systemctl start host-agent`: it completes or reverts this when it starts";
+        Some(Finding::problem("slices", format!("incomplete: {message}; {whose}"), fix).of(subject))
     }
 }
 
 fn fix(error: &SliceError) -> &'static str {
     match error {
-        SliceError::BlocksOnline { .. } => "offline them, then `systemctl restart host-agent`",
+        SliceError::BlocksOnline { .. } => "take them offline, then `systemctl restart host-agent`",
         SliceError::ForeignDevice { .. } => {
             "`daxctl list` shows it, `daxctl destroy-device` removes it; then `systemctl restart host-agent`"
         }

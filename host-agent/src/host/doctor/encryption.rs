@@ -55,8 +55,8 @@ fn tsme(machine: &Machine, cpuinfo: &str) -> State {
         State::Active("AMD TSME", "switch TSME off in the firmware of all hosts that share the device")
     } else if shown.is_empty() && is_amd {
         State::Possible(
-            "possible: AMD TSME may be active, which the driver ccp shows and is not loaded or too old for",
-            "`modprobe ccp`, and look again; or see in the firmware that TSME is off",
+            "possible: AMD TSME may be active; the driver ccp, which shows it, is not loaded or too old",
+            "`modprobe ccp`, and repeat; or check in the firmware that TSME is off",
         )
     } else {
         State::None
@@ -71,16 +71,16 @@ fn sme(machine: &Machine, cpuinfo: &str) -> State {
     match (has_flag(cpuinfo, "sme"), chosen) {
         (false, _) | (true, Some("off")) => State::None,
         (true, Some("on")) => State::Active("AMD SME", remedy),
-        (true, _) => State::Possible(
-            "possible: AMD SME is enabled, and some kernels use it unless told otherwise",
-            remedy,
-        ),
+        (true, _) => {
+            State::Possible("possible: AMD SME is enabled, and some kernels use it by default", remedy)
+        }
     }
 }
 
 /// Checks Intel's encryption. Processors list the flag whether firmware has activated it or not.
 fn tme(machine: &Machine, cpuinfo: &str) -> State {
-    let remedy = "switch TME off in the firmware of all hosts that share the device, or exclude CXL memory from it there";
+    let remedy =
+        "switch TME off in the firmware of all hosts that share the device, or exclude CXL memory from it";
     if !has_flag(cpuinfo, "tme") {
         return State::None;
     }
@@ -90,7 +90,7 @@ fn tme(machine: &Machine, cpuinfo: &str) -> State {
         Some(_) => State::Active("Intel TME-MK", remedy),
         None => State::Possible(
             "possible: the processor has Intel TME, and whether firmware activated it cannot be read",
-            "`modprobe msr`, and look again as root; or see in the firmware that TME is off",
+            "`modprobe msr`, and repeat as root; or check in the firmware that TME is off",
         ),
     }
 }

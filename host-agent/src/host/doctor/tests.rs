@@ -191,7 +191,7 @@ fn examination_changes_nothing() {
     host.tree.files(&format!("{ROOT}/decoder0.1"), &[("delete_region", "")]);
     host.tree.files(&format!("{ROOT}/decoder0.1/region7"), &[("commit", "0")]);
     let seen = text(&host.findings());
-    assert!(seen.contains("region7 was never finished: the agent sees to it when it starts"), "{seen}");
+    assert!(seen.contains("region7 is incomplete: the agent resolves it when it starts"), "{seen}");
     assert_eq!(host.tree.sysfs.text(format!("{ROOT}/decoder0.1/delete_region")).unwrap(), "");
 }
 
@@ -211,20 +211,19 @@ fn missing_controllers_and_swap_are_reported() {
     let symbiosis = "\n[symbiosis]\ncgroups = \"tenants\"\nmemory_mib = 1024\nbandwidth_mb_s = 100\nenforce = \"swap\"\nremote = \"/dev/null\"";
     host.tree.files("", &[("host.toml", &format!("{others}{symbiosis}"))]);
     let seen = text(&host.findings());
-    assert!(
-        seen.contains("symbiosis.cgroups: there are no cgroups in") && seen.contains("fix: mkdir "),
-        "{seen}"
-    );
+    assert!(seen.contains("symbiosis.cgroups: no cgroups in") && seen.contains("fix: mkdir "), "{seen}");
     assert!(seen.contains("symbiosis.remote: /dev/null is not a block device"), "{seen}");
     host.tree.files("tenants", &[("cgroup.subtree_control", "cpu memory pids")]);
     let seen = text(&host.findings());
     assert!(seen.contains("have no controller io") && seen.contains("fix: echo '+io' > "), "{seen}");
     assert!(
-        seen.contains("nobody sees which pages they touch") && seen.contains("CONFIG_DAMON_SYSFS"),
+        seen.contains("page accesses are not monitored") && seen.contains("CONFIG_DAMON_SYSFS"),
         "{seen}"
     );
     host.tree.files("kernel/mm/damon/admin/kdamonds", &[("nr_kdamonds", "0")]);
-    assert!(text(&host.findings()).contains("seen by the kernel's DAMON; the kernel shows no processor"));
+    assert!(
+        text(&host.findings()).contains("monitored by the kernel's DAMON; the kernel shows no processor")
+    );
     host.tree.files("tenants", &[("cgroup.subtree_control", "cpu io memory pids")]);
     assert!(!text(&host.findings()).contains("symbiosis.cgroups"));
 }
@@ -259,7 +258,7 @@ fn local_memory_on_disk_is_reported() {
 fn missing_second_and_deaf_agents_are_reported() {
     let host = TestHost::new("dax");
     host.process("99", "0");
-    host.assert_problem(&["agent", "processes [99] are host-agents, too", "`kill PID`"]);
+    host.assert_problem(&["agent", "processes [99] are host-agents too", "`kill PID`"]);
     fs::remove_dir_all(host.tree.path("proc/99")).unwrap();
     fs::remove_file(host.tree.path("run/host-memory.sock")).unwrap();
     host.assert_problem(&["agent", "process 4711 has no socket", "`systemctl restart host-agent`"]);
@@ -277,7 +276,7 @@ fn agent_without_capabilities_is_reported() {
     ]);
     host.process(AGENT, "000001ffffffffff");
     host.tree.files("proc/4711", &[("mounts", "sysfs /sys sysfs ro,nosuid 0 0")]);
-    host.assert_problem(&["rights", "may not write to /sys"]);
+    host.assert_problem(&["rights", "cannot write to /sys"]);
 }
 
 #[test]
@@ -285,7 +284,7 @@ fn old_kernel_and_missing_kvm_are_reported() {
     let host = TestHost::new("dax");
     for old in ["6.2.16", "5.15.0-91-generic", "what"] {
         host.tree.files("proc", &[("sys/kernel/osrelease", old)]);
-        host.assert_problem(&["kernel", old, "6.3 is the first"]);
+        host.assert_problem(&["kernel", old, "6.3 is the first version"]);
     }
     host.tree.files("proc", &[("sys/kernel/osrelease", "6.3.0-rc1")]);
     host.assert_healthy();
@@ -320,7 +319,9 @@ fn soft_reserved_memory_without_bus_is_explained() {
     host.tree.files("proc", &[("iomem", iomem)]);
     let seen = text(&host.findings());
     assert!(
-        seen.contains("no CXL bus") && seen.contains("set memory aside (4GiB") && seen.contains("dax_hmem"),
+        seen.contains("no CXL bus")
+            && seen.contains("has reserved memory (4GiB")
+            && seen.contains("dax_hmem"),
         "{seen}"
     );
 }
@@ -358,10 +359,10 @@ fn missing_region_is_a_problem_only_if_agent_runs() {
     fs::remove_dir_all(host.tree.path(&format!("{ROOT}/decoder0.1/region7"))).unwrap();
     host.assert_problem(&[
         "device 0x1",
-        "4GiB without a region; decoder0.1 is for one, aligned to 1GiB, and the agent has not",
+        "4GiB without a region; decoder0.1 can contain one, aligned to 1GiB, and the agent has not",
     ]);
     let seen = text(&host.without_agent().findings());
-    assert!(seen.contains("aligned to 1GiB: the agent sees to it when it starts"), "{seen}");
+    assert!(seen.contains("aligned to 1GiB: the agent resolves it when it starts"), "{seen}");
 }
 
 #[test]
@@ -381,12 +382,15 @@ fn partial_slice_is_reported_only_without_agent() {
     let host = host.without_agent();
     let partial_slice = text(&host.findings());
     assert!(
-        partial_slice.contains("cxl:0x1:0: half there: has 5 of 8 blocks online; no VM on record has it"),
+        partial_slice.contains("cxl:0x1:0: incomplete: has 5 of 8 blocks online; no recorded VM uses it"),
         "{partial_slice}"
     );
     host.slice("");
     let partial_slice = text(&host.findings());
-    assert!(partial_slice.contains("cxl:0x1:0: half there: has no driver; no VM"), "{partial_slice}");
+    assert!(
+        partial_slice.contains("cxl:0x1:0: incomplete: has no driver; no recorded VM"),
+        "{partial_slice}"
+    );
 }
 
 #[test]
@@ -396,7 +400,7 @@ fn kernel_memory_in_dax_backend_is_reported() {
     host.blocks(FIRST..FIRST + 8, "offline");
     host.assert_healthy();
     host.blocks(FIRST + 2..FIRST + 3, "online");
-    host.assert_problem(&["cxl:0x1:0: 1 blocks of it are memory of the kernel's", "memory346/state`"]);
+    host.assert_problem(&["cxl:0x1:0: 1 blocks of it are memory of the kernel", "memory346/state`"]);
 }
 
 #[test]
@@ -417,15 +421,15 @@ fn foreign_use_of_pool_node_is_reported() {
     host.tree.files(NODE, &[("meminfo", &meminfo(65))]);
     host.assert_problem(&[
         "node 5",
-        "processes that are no VMs have 65MiB",
+        "processes other than VMs use 65MiB",
         "AllowedMemoryNodes=",
-        "would be killed",
+        "is killed",
     ]);
     host.tree.files(NODE, &[("meminfo", &meminfo(64)), ("cpulist", "0-3")]);
     host.assert_problem(&["node 5", "has processors 0-3"]);
     host.tree.files(NODE, &[("cpulist", "")]);
     host.blocks(8..9, "online");
-    host.assert_problem(&["node 5", "memory8 is online and of no slice", "`echo offline > "]);
+    host.assert_problem(&["node 5", "memory8 is online and belongs to no slice", "`echo offline > "]);
     host.blocks(8..9, "offline");
     host.tree.files(&format!("{BLOCKS}/memory344"), &[("valid_zones", "Normal")]);
     host.assert_problem(&["node 5", "memory344 is online in zone Normal", "memhp_default_state=offline"]);
@@ -441,7 +445,7 @@ fn automatic_demotion_to_pool_node_is_reported() {
         .files("proc", &[("sys/kernel/numa_balancing", "1"), ("swaps", "Filename\n/dev/sda2 partition")]);
     host.assert_healthy();
     let seen = text(&host.findings());
-    assert!(seen.contains("leaves alone what is bound") && seen.contains("would be swapped out"), "{seen}");
+    assert!(seen.contains("does not move memory bound") && seen.contains("are swapped out"), "{seen}");
 }
 
 #[test]

@@ -122,10 +122,7 @@ fn scattered_hot_pages_are_counted_exactly() {
     let hot: u64 = seen.regions.iter().filter(|one| one.touched > 0.9).map(|one| one.bytes / PAGE).sum();
     assert_eq!(hot, 1000);
     let looks = seen.histogram(16 * PAGE).samples();
-    assert!(
-        (2500..3500).contains(&looks),
-        "{looks}: 63 blocks of 16 pages, 40 times, and next to nothing else"
-    );
+    assert!((2500..3500).contains(&looks), "{looks}: 63 blocks of 16 pages, 40 times, and hardly any others");
 }
 
 #[test]
@@ -178,7 +175,7 @@ fn perf_samples_have_process_page_and_weight() {
     let all = weight_sum(&|_| true);
     assert!((0.5..2.0).contains(&(all / faulted)), "{all} of {faulted}");
     let there = weight_sum(&|access| pages.contains(&access.page));
-    assert!(there > 0.5 * all, "{there} of {all} were where it wrote");
+    assert!(there > 0.5 * all, "{there} of {all} are in the written pages");
     cause_faults(Duration::from_millis(50));
     assert!(sampler.take().unwrap().accesses.is_empty(), "the stopped sampler took samples");
 }

@@ -49,9 +49,9 @@ pub enum SliceError {
     },
     /// Unbound now, its memory would stay with the kernel until a reboot.
     #[error(
-        "{device} is memory of the kernel's, and {} are online: offline them first (echo offline > \
+        "{device} is memory of the kernel, and {} are online: take them offline first (echo offline > \
          /sys/devices/system/memory/memoryN/state), and boot with memhp_default_state=offline so that they do not come online \
-         by themselves",
+         automatically",
         online.join(" ")
     )]
     BlocksOnline {
@@ -62,7 +62,7 @@ pub enum SliceError {
     },
     /// Blocks come online by themselves.
     #[error(
-        "memory that is added comes online by itself (/sys/devices/system/memory/auto_online_blocks is {policy}): boot with \
+        "added memory comes online automatically (/sys/devices/system/memory/auto_online_blocks is {policy}): boot with \
          memhp_default_state=offline, or echo offline into that file"
     )]
     Policy {
@@ -78,7 +78,7 @@ pub enum SliceError {
         base: u64,
     },
     /// The kernel has no such driver.
-    #[error("there is no driver {driver}, and `modprobe {driver}` did not bring it: {}", output.trim_end())]
+    #[error("driver {driver} is missing, and `modprobe {driver}` failed: {}", output.trim_end())]
     NoDriver {
         /// Index.
         driver: Driver,
@@ -87,8 +87,8 @@ pub enum SliceError {
     },
     /// Memory of the region that is no slice.
     #[error(
-        "{device} has memory of the region, is {} and no slice: if nobody uses it, remove it (`daxctl destroy-device`)",
-        driver.map_or_else(|| "bound to nothing".to_owned(), |driver| format!("bound to {driver}"))
+        "{device} has memory of the region, is {} and is not a slice: if it is unused, remove it (`daxctl destroy-device`)",
+        driver.map_or_else(|| "without a driver".to_owned(), |driver| format!("bound to {driver}"))
     )]
     ForeignDevice {
         /// Device.
@@ -98,8 +98,8 @@ pub enum SliceError {
     },
     /// The kernel waits until the pages are unpinned.
     #[error(
-        "{device} is stuck: the kernel has waited for {seconds} s or more until no page of it is pinned, as by VFIO or io_uring; \
-         it goes on by itself when the process that pins them ends"
+        "{device} is stuck: the kernel has waited at least {seconds} s for its pages to be unpinned, for example by VFIO or io_uring; \
+         it continues when the process that pins them ends"
     )]
     Stuck {
         /// Device.
@@ -108,7 +108,7 @@ pub enum SliceError {
         seconds: u64,
     },
     /// The limit of stuck slices is reached.
-    #[error("{device} is not changed: {SLICES_STUCK_MAX} slices are stuck, the most that may be")]
+    #[error("{device} is not changed: {SLICES_STUCK_MAX} slices are stuck, which is the limit")]
     TooManyStuck {
         /// Device.
         device: String,
@@ -123,7 +123,7 @@ pub enum SliceError {
         errno: io::Error,
     },
     /// The kernel created a device that does not appear.
-    #[error("the kernel said that it made a dax device, and there is none")]
+    #[error("the kernel reported a new dax device, but none exists")]
     DeviceNotCreated,
     /// The kernel does not reach the target state, or another program interferes.
     #[error("slice {index} is not {} after {steps} steps", target.map_or_else(|| "gone".to_owned(), |driver| format!("bound to {driver}")))]

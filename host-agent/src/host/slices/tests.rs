@@ -76,7 +76,7 @@ fn foreign_device_is_not_changed() {
     add(&fake, "dax1.3", 1, 2, Some(Driver::DeviceDax));
     let error = Slices::open(&fake.sysfs, region).unwrap_err().to_string();
     assert!(
-        error.starts_with("dax1.3 has memory of the region, is bound to device_dax and no slice"),
+        error.starts_with("dax1.3 has memory of the region, is bound to device_dax and is not a slice"),
         "{error}"
     );
 }
@@ -91,7 +91,7 @@ fn memory_with_online_block_is_never_unbound() {
     let slices = Slices::open(&fake.sysfs, region).unwrap();
     let error = slices.remove(1).unwrap_err();
     assert!(matches!(&error, SliceError::BlocksOnline { online, .. } if *online == ["memory357"]), "{error}");
-    assert_eq!(fake.sysfs.text("bus/dax/drivers/kmem/unbind").unwrap(), "", "it was unbound");
+    assert_eq!(fake.sysfs.text("bus/dax/drivers/kmem/unbind").unwrap(), "", "the device was unbound");
     assert_eq!(slices.blocks(1).unwrap().len(), 8);
 }
 
@@ -150,7 +150,7 @@ fn next_step_progresses_from_any_partial_state() {
     assert_eq!(created(device(None, large), dax), Some(Step::Bind(Driver::DeviceDax)));
     assert_eq!(created(device(None, small), kmem), Some(Step::Bind(Driver::Kmem)));
     for target in [dax, kmem] {
-        assert_eq!(step(Some(device(None, large)), target), Some(Step::Delete), "somebody may map it still");
+        assert_eq!(step(Some(device(None, large)), target), Some(Step::Delete), "a process may still map it");
     }
     assert_eq!(step(Some(device(kmem, small)), dax), Some(Step::Unbind(Driver::Kmem)));
     assert_eq!(step(Some(device(dax, large)), kmem), Some(Step::Unbind(Driver::DeviceDax)));
@@ -165,7 +165,11 @@ fn bound_slice_is_not_bound_again() {
     add(&fake, "dax1.1", 1, 1, Some(Driver::DeviceDax));
     let slices = Slices::open(&fake.sysfs, region).unwrap();
     assert_eq!(slices.ensure_devdax(1).unwrap().device, "dax1.1");
-    assert_eq!(fake.sysfs.text("bus/dax/drivers/device_dax/new_id").unwrap(), "", "it was bound again");
+    assert_eq!(
+        fake.sysfs.text("bus/dax/drivers/device_dax/new_id").unwrap(),
+        "",
+        "the device was bound again"
+    );
 }
 
 /// The pipe has no reader: opening it for writing blocks, like pinned pages.
@@ -186,13 +190,13 @@ fn stuck_slice_does_not_block_others() {
         assert!(matches!(&error, SliceError::Stuck { device, .. } if device == "dax1.1"), "{error}");
     };
     stuck(&slices);
-    assert!(slices.ensure_devdax(1).is_err(), "it is bound, but not for long");
+    assert!(slices.ensure_devdax(1).is_err(), "a device with a pending unbind was used");
     // As shown by the kernel while it waits: the device has no driver, and deleting would wait for
     // the same pages.
     std::fs::remove_file(fake.path("region/dax1.1/driver")).unwrap();
     stuck(&slices);
     assert_ne!(fake.sysfs.text("region/dax1.1/size").unwrap(), "0");
-    assert!(slices.ensure_devdax(1).is_err(), "it was bound again");
+    assert!(slices.ensure_devdax(1).is_err(), "the device was bound again");
     slices.remove(2).unwrap_err(); // this tree does not do what is written
     assert_eq!(fake.sysfs.text("bus/dax/drivers/kmem/unbind").unwrap(), "dax1.2");
     assert_eq!(slices.changing(), 1);

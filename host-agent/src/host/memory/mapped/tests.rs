@@ -62,7 +62,7 @@ fn removed_memory_is_an_error_and_never_zeros() {
     let gone = |result: io::Result<()>| assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::ENXIO));
     let progress = AtomicU64::new(0);
     gone(mapped.zero(&unthrottled(), &progress));
-    assert!(progress.into_inner() < BYTES / 2 + 1, "what is gone does not count");
+    assert!(progress.into_inner() < BYTES / 2 + 1, "removed memory was counted");
     gone(mapped.first_not_zero(None).map(drop));
     gone(mapped.write_back());
     file.set_len(BYTES).unwrap();
