@@ -332,10 +332,10 @@ mod tests {
     }
 
     #[track_caller]
-    fn assert_rejected(from: &str, to: &str, why: &str) {
+    fn assert_rejected(from: &str, to: &str, message: &str) {
         assert!(SMALLEST.contains(from), "the text to replace does not occur");
         let error = parse(&SMALLEST.replacen(from, to, 1)).unwrap_err();
-        assert!(error.starts_with("/etc/tarn/host.toml") && error.contains(why), "{error}");
+        assert!(error.starts_with("/etc/tarn/host.toml") && error.contains(message), "{error}");
     }
 
     #[test]

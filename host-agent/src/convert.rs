@@ -176,8 +176,8 @@ mod tests {
         };
         let uid = |number| desired_vm(order(number)).map(|(_, vm)| vm.uid);
         assert_eq!((uid(None), uid(Some(2001))), (Ok(None), Ok(UserId::new(2001).ok())));
-        let refused = uid(Some(u32::MAX)).expect_err("the number is not a user id");
-        assert_eq!(refused.to_string(), "vms.uid: 4294967295 is not a user id: must be at most 4294967294");
+        let error = uid(Some(u32::MAX)).expect_err("the number is not a user id");
+        assert_eq!(error.to_string(), "vms.uid: 4294967295 is not a user id: must be at most 4294967294");
         let vm = pool::protocol::HaveVm {
             vm: Name::new("a").expect("a name"),
             pid: 7,

@@ -97,8 +97,8 @@ impl ConnectionPermits {
 
     fn take(&self, uid: UserId) -> io::Result<OwnedSemaphorePermit> {
         let semaphore = self.per_allowed_user.get(&uid).unwrap_or(&self.others);
-        let taken = Arc::clone(semaphore).try_acquire_owned();
-        taken.map_err(|_| io::Error::other(format!("uid {uid} has too many connections")))
+        let permit = Arc::clone(semaphore).try_acquire_owned();
+        permit.map_err(|_| io::Error::other(format!("uid {uid} has too many connections")))
     }
 }
 
@@ -144,7 +144,9 @@ fn remove_stale_socket(path: &Path) -> Result<(), ListenError> {
     let io_error = |errno| ListenError::Io { doing: "remove", path: path.to_owned(), errno };
     match fs::symlink_metadata(path) {
         Err(errno) if errno.kind() == io::ErrorKind::NotFound => Ok(()),
-        Ok(there) if !there.file_type().is_socket() => Err(ListenError::NotASocket { path: path.to_owned() }),
+        Ok(metadata) if !metadata.file_type().is_socket() => {
+            Err(ListenError::NotASocket { path: path.to_owned() })
+        }
         Ok(_) => fs::remove_file(path).map_err(io_error),
         Err(errno) => Err(io_error(errno)),
     }
@@ -235,8 +237,8 @@ impl Connection {
 
     async fn handle_request(&self, bytes: &[u8]) -> ReplyMessages {
         if !self.allowed {
-            let why = format!("uid {} is not in agent.allowed_uids", self.uid);
-            return rejection("PEER_NOT_ALLOWED", why);
+            let reason = format!("uid {} is not in agent.allowed_uids", self.uid);
+            return rejection("PEER_NOT_ALLOWED", reason);
         }
         let process = match &self.process {
             Ok(process) => process.clone(),

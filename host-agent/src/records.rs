@@ -116,17 +116,17 @@ impl Records {
     /// A record cannot be read, or the state of a process is unknown.
     pub fn load(&self) -> Result<Vec<Adopted>, RecordsError> {
         let list = || io_error("list", &self.directory);
-        let mut found = Vec::new();
+        let mut vms = Vec::new();
         for entry in fs::read_dir(&self.directory).map_err(list())? {
             let path = entry.map_err(list())?.path();
             if path.extension().is_some_and(|extension| extension == "new") {
                 // Its VM received no memory: memory is passed after the rename.
                 fs::remove_file(&path).map_err(io_error("remove", &path))?;
             } else {
-                found.push(self.load_one(path)?);
+                vms.push(self.load_one(path)?);
             }
         }
-        Ok(found)
+        Ok(vms)
     }
 
     fn load_one(&self, path: PathBuf) -> Result<Adopted, RecordsError> {
@@ -278,7 +278,7 @@ mod tests {
         records.write(&record(Process { pid: 1, started: 1, cgroup: String::new() })).unwrap();
         let path = dir.path().join("vms/r-7.json");
         let good = fs::read_to_string(&path).unwrap();
-        for (bad, why) in [
+        for (bad, reason) in [
             (good[..good.len() / 2].to_owned(), "EOF"),
             (good.replace("r-7", "7"), "reservation: \"7\" is not a reservation"),
             (good.replace("vm:1", "../vm"), "vm: \"../vm\" is not a name"),
@@ -288,7 +288,7 @@ mod tests {
         ] {
             fs::write(&path, bad).unwrap();
             let error = units::chain(&records.load().unwrap_err());
-            assert!(error.contains("vms/r-7.json") && error.contains(why), "{error}");
+            assert!(error.contains("vms/r-7.json") && error.contains(reason), "{error}");
         }
     }
 

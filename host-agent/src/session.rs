@@ -222,9 +222,9 @@ async fn run_session(
         tokio::select! {
             message = messages.message() => {
                 match message?.ok_or(SessionError::Closed)?.message {
-                    Some(to_agent::Message::Desired(want)) => {
-                        let rack = want.rack_uuid.clone();
-                        let event = SessionEvent::DesiredState(rack, convert::desired_state(want)?);
+                    Some(to_agent::Message::Desired(state)) => {
+                        let rack = state.rack_uuid.clone();
+                        let event = SessionEvent::DesiredState(rack, convert::desired_state(state)?);
                         events.send(event).await.map_err(|_| SessionError::Stopping)?;
                     }
                     Some(to_agent::Message::ReportRequest(_)) => {
@@ -234,13 +234,13 @@ async fn run_session(
                     Some(to_agent::Message::Welcome(_)) | None => return Err(SessionError::Closed),
                 }
             }
-            report = shares.next_report() => {
-                let shares = from_agent::Message::Shares(convert::shares(report));
+            shares_report = shares.next_report() => {
+                let shares = from_agent::Message::Shares(convert::shares(shares_report));
                 sender.send(wire::FromAgent { message: Some(shares) }).await.map_err(|_| SessionError::Closed)?;
             }
-            have = reports.outbox.next() => {
-                let have = from_agent::Message::Observed(convert::observed_state(identity.instance, have, reports.usage.take_unreported()));
-                sender.send(wire::FromAgent { message: Some(have) }).await.map_err(|_| SessionError::Closed)?;
+            report = reports.outbox.next() => {
+                let report = from_agent::Message::Observed(convert::observed_state(identity.instance, report, reports.usage.take_unreported()));
+                sender.send(wire::FromAgent { message: Some(report) }).await.map_err(|_| SessionError::Closed)?;
             }
             () = reports.disconnect.notified() => return Err(SessionError::OtherRack),
         }

@@ -225,12 +225,13 @@ impl Symbiosis {
         if participants.is_empty() {
             return Err(MissingInput("no tenant has been measured for an epoch".to_owned()));
         }
-        let (decision, before) = self.decide_shares(&participants, reports)?;
+        let (decision, previous) = self.decide_shares(&participants, reports)?;
         let result = self.apply_decision(&participants, &decision, reports);
         if result.is_err() {
-            let restored =
-                before.as_ref().map_or_else(|| self.persisted.remove(), |before| self.persisted.save(before));
-            self.epochs.rollback(before);
+            let restored = previous
+                .as_ref()
+                .map_or_else(|| self.persisted.remove(), |previous| self.persisted.save(previous));
+            self.epochs.rollback(previous);
             restored.map_err(|error| MissingInput(units::chain(&error)))?;
         }
         result?;
@@ -340,7 +341,7 @@ impl Symbiosis {
         let supply = self.config.supply;
         let members =
             participants.iter().map(|one| self.member(one, supply)).collect::<Result<Vec<_>, _>>()?;
-        let before = self.epochs.applied().cloned();
+        let previous = self.epochs.applied().cloned();
         let decision =
             self.epochs.decide(supply, &members).map_err(|error| market_error(&error, participants))?;
         for (at, one) in participants.iter().enumerate() {
@@ -356,7 +357,7 @@ impl Symbiosis {
                 ..TenantReport::new(&one.name, one.enforce, one.enforce.limitation())
             });
         }
-        Ok((decision, before))
+        Ok((decision, previous))
     }
 
     fn member(&self, one: &Participant, supply: Supply) -> Result<Member<TenantUtility>, MissingInput> {

@@ -88,10 +88,10 @@ pub async fn measure_periodically(driver: Handle, host: Arc<dyn Host>, table: Ar
     loop {
         interval.tick().await;
         let Ok(vms) = driver.inspect(Agent::live_vms).await else { return };
-        let (host, before) = (Arc::clone(&host), table.all());
+        let (host, earlier) = (Arc::clone(&host), table.all());
         let measuring = move || {
             let measured = measure(&*host, &vms);
-            log_overflow(&vms, &before, &measured);
+            log_overflow(&vms, &earlier, &measured);
             measured
         };
         match tokio::task::spawn_blocking(measuring).await {
@@ -117,12 +117,12 @@ fn measure(host: &dyn Host, vms: &BTreeMap<ReservationId, HaveVm>) -> BTreeMap<R
 /// Logs the begin and end of a VM's memory overflow.
 fn log_overflow(
     vms: &BTreeMap<ReservationId, HaveVm>,
-    before: &BTreeMap<ReservationId, Usage>,
+    earlier: &BTreeMap<ReservationId, Usage>,
     now: &BTreeMap<ReservationId, Usage>,
 ) {
     let overflow = |usage: Option<&Usage>| usage.and_then(|usage| usage.overflow).unwrap_or(Bytes::ZERO);
     for (id, vm) in vms {
-        match (overflow(before.get(id)), overflow(now.get(id))) {
+        match (overflow(earlier.get(id)), overflow(now.get(id))) {
             (Bytes::ZERO, Bytes::ZERO) => {}
             (Bytes::ZERO, bytes) => {
                 tracing::warn!(vm = %vm.vm, %bytes, "pool node is full: memory of a VM is on local nodes");

@@ -153,8 +153,8 @@ fn check_one(
 
 fn check_enforce(field: &'static str, text: &str) -> Result<Enforce, InvalidValue> {
     let all = [Enforce::Swap, Enforce::Tiered, Enforce::Advise];
-    let known = all.into_iter().find(|enforce| enforce.name() == text);
-    known.ok_or_else(|| invalid(field, text, "must be swap, tiered or advise"))
+    let found = all.into_iter().find(|enforce| enforce.name() == text);
+    found.ok_or_else(|| invalid(field, text, "must be swap, tiered or advise"))
 }
 
 fn check_amount(field: &'static str, of: u64, most: u64) -> Result<u64, InvalidValue> {
@@ -199,10 +199,10 @@ mod tests {
     }
 
     #[track_caller]
-    fn assert_rejected(from: &str, to: &str, why: &str) {
+    fn assert_rejected(from: &str, to: &str, message: &str) {
         assert!(SMALLEST.contains(from), "the text to replace does not occur");
         let error = parse(&SMALLEST.replacen(from, to, 1)).unwrap_err();
-        assert!(error.contains(why), "{error}");
+        assert!(error.contains(message), "{error}");
     }
 
     #[test]

@@ -76,10 +76,10 @@ impl AccessProfile {
         let mut regions: Vec<Region> = self.touched().copied().collect();
         regions.sort_by(|one, other| other.touched.total_cmp(&one.touched));
         let (mut counts, mut block) = (Vec::new(), Block::default());
-        for Region { bytes: mut left, touched } in regions {
-            while left > 0 {
-                let more = left.min(bytes.max(PAGE) - block.bytes);
-                left -= more;
+        for Region { bytes: mut remaining, touched } in regions {
+            while remaining > 0 {
+                let more = remaining.min(bytes.max(PAGE) - block.bytes);
+                remaining -= more;
                 block.bytes += more;
                 block.touched += touched * more as f64;
                 if block.bytes == bytes.max(PAGE) {
@@ -124,21 +124,21 @@ mod tests {
     #[test]
     fn histogram_combines_small_regions_into_blocks() {
         let regions = vec![Region { bytes: PAGE, touched: 1.0 }; 1000];
-        let seen = AccessProfile { source: AccessSource::Pebs, regions };
-        assert_eq!(seen.histogram(256 * PAGE).samples(), 4 * 40);
+        let profile = AccessProfile { source: AccessSource::Pebs, regions };
+        assert_eq!(profile.histogram(256 * PAGE).samples(), 4 * 40);
     }
 
     #[test]
     fn always_accessed_page_counts_twenty_per_second() {
         let region = |pages: u64, touched| Region { bytes: pages * PAGE, touched };
-        let seen = AccessProfile {
+        let profile = AccessProfile {
             source: AccessSource::Damon,
             regions: vec![region(2, 1.0), region(256, 0.0), region(8, 0.5)],
         };
-        assert_eq!(seen.touched_bytes(), 10 * PAGE);
-        assert_eq!(seen.pages_per_second(), 20.0 * (2.0 + 4.0));
-        assert_eq!(seen.histogram(PAGE).samples(), 2 * 40 + 8 * 20);
-        assert_eq!(seen.histogram(4 * PAGE).samples(), 30 + 20 + 20, "blocks of 2 + 2, 4 and 2 pages");
-        assert_eq!(seen.resident_fraction(5 * PAGE), 0.5);
+        assert_eq!(profile.touched_bytes(), 10 * PAGE);
+        assert_eq!(profile.pages_per_second(), 20.0 * (2.0 + 4.0));
+        assert_eq!(profile.histogram(PAGE).samples(), 2 * 40 + 8 * 20);
+        assert_eq!(profile.histogram(4 * PAGE).samples(), 30 + 20 + 20, "blocks of 2 + 2, 4 and 2 pages");
+        assert_eq!(profile.resident_fraction(5 * PAGE), 0.5);
     }
 }

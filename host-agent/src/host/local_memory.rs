@@ -106,14 +106,14 @@ impl LocalMemory {
     /// Returns the descriptor of a VM's local memory, also if an earlier agent passed it to the
     /// VM's process.
     fn find_memfd(&self, reservation: ReservationId, pid: u32, bytes: Bytes) -> Option<Arc<OwnedFd>> {
-        if let Some(there) = self.memfds().get(&reservation) {
-            return Some(Arc::clone(there));
+        if let Some(memfd) = self.memfds().get(&reservation) {
+            return Some(Arc::clone(memfd));
         }
-        let found = process::find_memfd_of(pid, &memfd_name(reservation)).ok().flatten()?;
-        if found.metadata().ok()?.len() != bytes.get() {
+        let memfd = process::find_memfd_of(pid, &memfd_name(reservation)).ok().flatten()?;
+        if memfd.metadata().ok()?.len() != bytes.get() {
             return None;
         }
-        Some(Arc::clone(self.memfds().entry(reservation).or_insert(Arc::new(found.into()))))
+        Some(Arc::clone(self.memfds().entry(reservation).or_insert(Arc::new(memfd.into()))))
     }
 
     /// A poisoned map is consistent: no call leaves it half changed.
@@ -122,8 +122,8 @@ impl LocalMemory {
     }
 
     fn memfd(&self, record: &VmRecord) -> Result<Arc<OwnedFd>, HostError> {
-        if let Some(there) = self.find_memfd(record.reservation, record.process.pid, record.local) {
-            return Ok(there);
+        if let Some(memfd) = self.find_memfd(record.reservation, record.process.pid, record.local) {
+            return Ok(memfd);
         }
         let failed = |doing| move |errno| HostError::io(doing, record.vm.as_str(), errno);
         let name = memfd_name(record.reservation);

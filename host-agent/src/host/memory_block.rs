@@ -96,7 +96,7 @@ impl MemoryBlock {
         check_zero: bool,
     ) -> Result<(), HostError> {
         let kmem =
-            slices.present_slices()?.get(&index).is_some_and(|found| found.driver == Some(Driver::Kmem));
+            slices.present_slices()?.get(&index).is_some_and(|present| present.driver == Some(Driver::Kmem));
         let is_partly_online = kmem && slices.blocks(index)?.iter().any(|block| !block.is_offline());
         if check_zero && !is_partly_online {
             self.ranges.open_zeroed(place)?;

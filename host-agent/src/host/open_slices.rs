@@ -127,7 +127,7 @@ pub(super) fn allocated(file: &OwnedFd) -> Option<Bytes> {
 pub(super) fn check_unused(path: &Path) -> Result<(), HostError> {
     let metadata = match fs::symlink_metadata(path) {
         Err(errno) if errno.kind() == io::ErrorKind::NotFound => return Ok(()),
-        seen => seen.map_err(|errno| HostError::io("stat", path, errno))?,
+        result => result.map_err(|errno| HostError::io("stat", path, errno))?,
     };
     check_file_unused(path, FileId::of(&metadata))
 }

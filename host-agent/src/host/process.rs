@@ -304,15 +304,15 @@ fn memfd_device() -> io::Result<u64> {
 /// users can give any file such a name. The file is examined through O_PATH first, because opening
 /// a device or a pipe has side effects. Returns `None` also if the process has ended.
 fn open_own(path: &Path, device: u64) -> Option<File> {
-    let found = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
-    let stat = fstat(&found).ok()?;
+    let examined = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let stat = fstat(&examined).ok()?;
     let is_memfd = stat.st_dev == device
         && stat.st_nlink == 0
         && FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
     if !is_memfd || stat.st_uid != current_user().get() {
         return None;
     }
-    let path = format!("/proc/self/fd/{}", found.as_raw_fd());
+    let path = format!("/proc/self/fd/{}", examined.as_raw_fd());
     let file = OpenOptions::new().read(true).write(true).open(path).ok()?;
     fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SEALS)).then_some(file)
 }
@@ -331,13 +331,13 @@ fn has_mapped(pid: u32, file: FileId) -> io::Result<bool> {
 /// It has ended, or may not be inspected.
 pub fn mappings(pid: u32, file: FileId) -> io::Result<Vec<Range<usize>>> {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
-    let mut found = Vec::new();
+    let mut ranges = Vec::new();
     for line in maps.lines() {
         if maps_file(pid, line, file)? {
-            found.extend(addresses(line));
+            ranges.extend(addresses(line));
         }
     }
-    Ok(found)
+    Ok(ranges)
 }
 
 /// Returns the addresses at which a process maps any of these files, except devices.
@@ -528,11 +528,11 @@ mod tests {
         let mut line = String::new();
         BufReader::new(attacker.stdout.take().unwrap()).read_line(&mut line).unwrap();
         assert_eq!(line, "ready\n", "the attack needs user namespaces");
-        let shown = fs::read_link(format!("/proc/{}/fd/9", attacker.id())).unwrap();
-        assert_eq!(shown.as_os_str(), &*format!("/{link}"), "the attack does not show the name");
-        let found = find_memfd(name).unwrap();
+        let link_target = fs::read_link(format!("/proc/{}/fd/9", attacker.id())).unwrap();
+        assert_eq!(link_target.as_os_str(), &*format!("/{link}"), "the attack does not show the name");
+        let file = find_memfd(name).unwrap();
         end(attacker);
-        assert!(found.is_none(), "{found:?} is the victim");
+        assert!(file.is_none(), "{file:?} is the victim");
     }
 
     #[test]

@@ -55,14 +55,14 @@ impl Ranges {
 
     /// Returns the devices as reported to the manager.
     pub(super) fn devices(&self) -> Vec<SeenDevice> {
-        let seen = |device: &Device| {
+        let reported = |device: &Device| {
             let (slices, problem) = match &device.slices {
                 Ok(slices) => (slices.count(), None),
                 Err(problem) => (0, Some(units::chain(problem))),
             };
             SeenDevice { serial: device.serial.clone(), slices, problem }
         };
-        self.cxl.devices.iter().map(seen).collect()
+        self.cxl.devices.iter().map(reported).collect()
     }
 
     /// Returns the nodes of this memory when the kernel uses it.

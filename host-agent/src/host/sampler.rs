@@ -142,8 +142,8 @@ impl Sampler {
         if self.started.is_some() {
             self.take()?;
         }
-        let begun = self.rings.iter_mut().try_for_each(Ring::begin);
-        begun.map_err(|error| self.perf_error(error))?;
+        let result = self.rings.iter_mut().try_for_each(Ring::begin);
+        result.map_err(|error| self.perf_error(error))?;
         self.started = Some(Instant::now());
         Ok(())
     }
@@ -153,13 +153,14 @@ impl Sampler {
     /// # Errors
     /// The kernel rejects it.
     pub fn take(&mut self) -> Result<SampleSet, SamplerError> {
-        let seconds = self.started.take().map_or(0.0, |begun| begun.elapsed().as_secs_f64());
+        let seconds = self.started.take().map_or(0.0, |result| result.elapsed().as_secs_f64());
         let ended = self.rings.iter_mut().try_for_each(|ring| ring.samples.disable());
         ended.map_err(|error| self.perf_error(error))?;
-        let taken: io::Result<Vec<_>> = self.rings.iter_mut().map(|ring| ring.drain(seconds > 0.0)).collect();
-        let taken = taken.map_err(|error| self.perf_error(error))?;
+        let samples: io::Result<Vec<_>> =
+            self.rings.iter_mut().map(|ring| ring.drain(seconds > 0.0)).collect();
+        let samples = samples.map_err(|error| self.perf_error(error))?;
         let mut accesses = BTreeMap::<u32, Vec<Access>>::new();
-        for (process, access) in taken.into_iter().flatten() {
+        for (process, access) in samples.into_iter().flatten() {
             accesses.entry(process).or_default().push(access);
         }
         accesses.values_mut().for_each(|accesses| accesses.sort_by_key(|access| access.page));

@@ -259,9 +259,9 @@ impl Slices {
     /// Creates the device over exactly this range: the kernel rejects it if a part is in use.
     fn create(&self, range: &Range<u64>) -> Result<(), SliceError> {
         let _names = self.lock_names();
-        let before = device::all(&self.sysfs, &self.region.folder)?;
+        let earlier = device::all(&self.sysfs, &self.region.folder)?;
         self.sysfs.write(self.region.folder.join("dax_region/create"), "1")?;
-        let is_new = |device: &Device| !before.iter().any(|old| old.name == device.name);
+        let is_new = |device: &Device| !earlier.iter().any(|old| old.name == device.name);
         let after = device::all(&self.sysfs, &self.region.folder)?;
         let created = after.into_iter().find(is_new).ok_or(SliceError::DeviceNotCreated)?;
         let place = format!("{:x}-{:x}", range.start, range.end - 1);

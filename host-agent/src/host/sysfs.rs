@@ -36,14 +36,14 @@ pub enum SysfsError {
         errno: io::Error,
     },
     /// A file has unexpected contents.
-    #[error("{} holds {text:?}, which is not {wanted}", path.display())]
+    #[error("{} holds {text:?}, which is not {expected}", path.display())]
     Unreadable {
         /// File.
         path: PathBuf,
         /// Contents.
         text: String,
         /// Rule.
-        wanted: &'static str,
+        expected: &'static str,
     },
 }
 
@@ -103,8 +103,8 @@ impl Sysfs {
     }
 
     /// Returns the error of unexpected contents.
-    pub fn unreadable(&self, file: impl AsRef<Path>, text: String, wanted: &'static str) -> SysfsError {
-        SysfsError::Unreadable { path: self.0.join(file), text, wanted }
+    pub fn unreadable(&self, file: impl AsRef<Path>, text: String, expected: &'static str) -> SysfsError {
+        SysfsError::Unreadable { path: self.0.join(file), text, expected }
     }
 
     /// Writes a file, in one call.
@@ -194,11 +194,8 @@ mod tests {
         let fake = FakeSysfs::new(&[("there", "1")]);
         fake.sysfs.write("there", "2").unwrap();
         assert_eq!(fake.sysfs.text("there").unwrap(), "2");
-        let refused = units::chain(&fake.sysfs.write("region0/commit", "1").unwrap_err());
-        assert!(
-            refused.contains("write \"1\" to ") && refused.contains("/region0/commit: No such"),
-            "{refused}"
-        );
+        let error = units::chain(&fake.sysfs.write("region0/commit", "1").unwrap_err());
+        assert!(error.contains("write \"1\" to ") && error.contains("/region0/commit: No such"), "{error}");
     }
 
     #[test]

@@ -99,8 +99,8 @@ mod tests {
     #[test]
     fn single_nonzero_byte_is_found_anywhere() {
         for at in [0, 1, STEP as u64 - 1, STEP as u64, BYTES / 2 + 17, BYTES - 1] {
-            let found = first_not_zero(&sparse(&[(at, 1)]), BYTES).unwrap().expect("a non-zero byte exists");
-            assert!(found <= at && at < found + STEP as u64, "{at} was found at {found}");
+            let offset = first_not_zero(&sparse(&[(at, 1)]), BYTES).unwrap().expect("a non-zero byte exists");
+            assert!(offset <= at && at < offset + STEP as u64, "{at} was found at {offset}");
         }
     }
 

@@ -78,7 +78,7 @@ impl AccessMonitor {
     /// Starts an epoch.
     pub fn begin_epoch(&mut self) {
         match self.start_sampling() {
-            Ok(what) => self.log_sampler_state(what.to_owned()),
+            Ok(event) => self.log_sampler_state(event.to_owned()),
             Err(error) => self.drop_sampler(&error),
         }
         if let Err(error) = self.start_damon() {
@@ -91,17 +91,17 @@ impl AccessMonitor {
     /// their memory through other addresses.
     pub fn end_epoch(&mut self, tenants: &[(Name, Bytes)]) -> BTreeMap<Name, AccessProfile> {
         // Before slower work.
-        let taken = self.sampler.as_mut().map(Sampler::take).transpose();
-        let taken = taken.unwrap_or_else(|error| {
+        let sample_set = self.sampler.as_mut().map(Sampler::take).transpose();
+        let sample_set = sample_set.unwrap_or_else(|error| {
             self.drop_sampler(&error);
             None
         });
         let mut profiles = self.damon_profiles();
         self.accesses_per_visit.retain(|name, _| tenants.iter().any(|(tenant, _)| tenant == name));
         for (name, bytes) in tenants {
-            let samples = taken
+            let samples = sample_set
                 .as_ref()
-                .and_then(|taken| self.sampled_profile(taken, name, *bytes, profiles.get(name)));
+                .and_then(|sample_set| self.sampled_profile(sample_set, name, *bytes, profiles.get(name)));
             profiles.extend(samples.map(|samples| (name.clone(), samples)));
         }
         profiles
@@ -182,8 +182,8 @@ impl AccessMonitor {
     fn log_unmonitored(&mut self, names: &[Name], processes: &[Vec<Target>]) {
         let bytes = |targets: &Vec<Target>| targets.iter().map(|target| target.device_bytes).sum::<u64>();
         for (name, targets) in names.iter().zip(processes) {
-            let (now, before) = (bytes(targets), self.unmonitored.get(name).copied().unwrap_or(0));
-            if now != before {
+            let (now, earlier) = (bytes(targets), self.unmonitored.get(name).copied().unwrap_or(0));
+            if now != earlier {
                 tracing::info!(tenant = %name, bytes = %Bytes::new(now), "device memory of a tenant is not monitored");
             }
         }
@@ -194,12 +194,12 @@ impl AccessMonitor {
     /// seen by DAMON.
     fn sampled_profile(
         &mut self,
-        taken: &SampleSet,
+        sample_set: &SampleSet,
         name: &Name,
         bytes: Bytes,
         damon: Option<&AccessProfile>,
     ) -> Option<AccessProfile> {
-        let samples = taken.tenant(&self.cgroups.processes(name.as_str()).ok()?, bytes.get())?;
+        let samples = sample_set.tenant(&self.cgroups.processes(name.as_str()).ok()?, bytes.get())?;
         let profile = samples.profile(self.accesses_per_visit.get(name).copied().unwrap_or(LINES_PER_PAGE));
         let Some(damon) = damon else { return Some(profile) };
         let touched = |profile: &AccessProfile| profile.touched_bytes().min(bytes.get());

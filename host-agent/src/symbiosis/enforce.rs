@@ -207,9 +207,10 @@ mod tests {
         }
 
         fn set(&self, tenant: &Name, to: &Limits) -> Result<(), SysfsError> {
-            let left = self.failing_call.get();
-            self.failing_call.set(left.map(|left| left.saturating_sub(1)).filter(|_| left != Some(0)));
-            if left == Some(0) || !self.exists(tenant) {
+            let remaining = self.failing_call.get();
+            self.failing_call
+                .set(remaining.map(|remaining| remaining.saturating_sub(1)).filter(|_| remaining != Some(0)));
+            if remaining == Some(0) || !self.exists(tenant) {
                 let errno = io::Error::from_raw_os_error(rustix::io::Errno::ROFS.raw_os_error());
                 return Err(SysfsError::Write {
                     path: tenant.to_string().into(),
@@ -238,8 +239,8 @@ mod tests {
     /// Tenants with limits of 300 MiB and 30 MB/s in total.
     fn fake() -> FakeEnforcer {
         let fake = FakeEnforcer::default();
-        let had = [limits(100, 10), limits(150, 5), limits(50, 15)];
-        fake.limits.borrow_mut().extend(names().into_iter().zip(had));
+        let initial = [limits(100, 10), limits(150, 5), limits(50, 15)];
+        fake.limits.borrow_mut().extend(names().into_iter().zip(initial));
         fake
     }
 
@@ -266,11 +267,11 @@ mod tests {
     fn failed_reduction_restores_all_limits() {
         for at in 0..3 {
             let fake = fake();
-            let before = fake.limits.borrow().clone();
+            let initial = fake.limits.borrow().clone();
             fake.failing_call.set(Some(at));
-            let refused = change(&fake).unwrap_err();
-            assert!(refused.contains("Read-only file system"), "{refused}");
-            assert_eq!(*fake.limits.borrow(), before, "call {at} failed");
+            let error = change(&fake).unwrap_err();
+            assert!(error.contains("Read-only file system"), "{error}");
+            assert_eq!(*fake.limits.borrow(), initial, "call {at} failed");
         }
     }
 
@@ -290,7 +291,7 @@ mod tests {
         fake.vanished.borrow_mut().push(names()[1].clone());
         let failed = change(&fake).unwrap();
         assert!(
-            failed.iter().all(|(name, why)| *name == names()[1] && why == "cgroup does not exist"),
+            failed.iter().all(|(name, reason)| *name == names()[1] && reason == "cgroup does not exist"),
             "{failed:?}"
         );
         assert_eq!(fake.limits.borrow()[&names()[0]], limits(200, 5));

@@ -170,7 +170,7 @@ fn first_epoch_sets_no_limits() {
 fn restarted_agent_keeps_limits_and_weights() {
     let mut host = TestHost::new(&["cache", "web"]);
     host.state.set_weights(BTreeMap::from([(Name::new("web").unwrap(), 3.0)]));
-    let before = host.settle(&TWO);
+    let earlier = host.settle(&TWO);
     let limits = (host.limits("cache"), host.limits("web"));
     let mut host = host.restarted();
     for _ in 0..3 {
@@ -180,7 +180,7 @@ fn restarted_agent_keeps_limits_and_weights() {
     }
     let after = host.state.last_report().unwrap();
     assert_eq!(after.state, State::Unchanged, "{after:?}");
-    assert_eq!((share(&after, "web").weight, share(&before, "web").weight), (3.0, 3.0));
+    assert_eq!((share(&after, "web").weight, share(&earlier, "web").weight), (3.0, 3.0));
 }
 
 #[test]
@@ -189,7 +189,7 @@ fn new_weight_applies_next_epoch_unless_infeasible() {
     let name = || Name::new("web").unwrap();
     let mut host =
         TestHost::with(&["cache", "web"], |config| config.tenants = BTreeMap::from([(name(), least)]));
-    let before = host.settle(&TWO);
+    let earlier = host.settle(&TWO);
     host.state.set_weights(BTreeMap::from([(name(), 0.1)]));
     TWO.iter().for_each(|(name, memory, misses)| host.uses(name, *memory, *misses));
     let blocked = host.epoch();
@@ -199,7 +199,7 @@ fn new_weight_applies_next_epoch_unless_infeasible() {
         "{}",
         blocked.reason
     );
-    assert_eq!(share(&blocked, "web").share, share(&before, "web").share);
+    assert_eq!(share(&blocked, "web").share, share(&earlier, "web").share);
     host.state.set_weights(BTreeMap::from([(name(), 4.0)]));
     TWO.iter().for_each(|(name, memory, misses)| host.uses(name, *memory, *misses));
     let changed = host.epoch();
@@ -224,7 +224,7 @@ fn killed_tenant_leaves_its_share_to_others() {
 #[test]
 fn unreadable_or_unlimitable_cgroup_keeps_all_shares() {
     let mut host = TestHost::new(&["cache", "web"]);
-    let before = host.settle(&TWO);
+    let earlier = host.settle(&TWO);
     let limits = (host.limits("cache"), host.limits("web"));
     host.cgroups.files("web", &[("cpu.stat", "nothing")]);
     let blocked = host.epoch();
@@ -242,7 +242,7 @@ fn unreadable_or_unlimitable_cgroup_keeps_all_shares() {
     let blocked = host.epoch();
     assert_eq!(blocked.state, State::Blocked);
     assert!(blocked.reason.starts_with("web: ") && blocked.reason.contains("io.max"), "{}", blocked.reason);
-    assert_eq!(share(&blocked, "web").share, share(&before, "web").share);
+    assert_eq!(share(&blocked, "web").share, share(&earlier, "web").share);
     fs::remove_dir(&io_max).unwrap();
     fs::write(&io_max, was).unwrap();
     assert_eq!((host.limits("cache"), host.limits("web")), limits);

@@ -78,7 +78,7 @@ fn execute(
 
 fn reply_text(result: Result<io::Result<String>, ClientError>) -> Result<String, Box<dyn std::error::Error>> {
     match result {
-        Ok(answer) => Ok(answer?),
+        Ok(reply) => Ok(reply?),
         Err(ClientError::Rejected { reason, message }) => Ok(format!("refused {reason} {message}")),
         Err(error) => Err(error.into()),
     }

@@ -367,9 +367,9 @@ impl Vmm {
     /// Sends a request and returns the reply.
     pub fn request(&mut self, words: &str) -> String {
         writeln!(self.stdin, "{words}").unwrap();
-        let mut answer = String::new();
-        self.stdout.read_line(&mut answer).unwrap();
-        answer.trim_end().to_owned()
+        let mut reply = String::new();
+        self.stdout.read_line(&mut reply).unwrap();
+        reply.trim_end().to_owned()
     }
 
     pub fn pid(&self) -> u32 {

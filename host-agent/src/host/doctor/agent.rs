@@ -80,7 +80,7 @@ impl Agents {
             None => ("the caller, as no agent runs,".to_owned(), "self".to_owned()),
         };
         let (message, fix) = match missing_capabilities(&machine.proc, &folder) {
-            Err(why) => (format!("capabilities of {whose} unknown: {why}"), RUN_AS_ROOT),
+            Err(error) => (format!("capabilities of {whose} unknown: {error}"), RUN_AS_ROOT),
             Ok(missing_capabilities) if !missing_capabilities.is_empty() && self.ours.is_none() => {
                 (format!("{whose} lacks {}", missing_capabilities.join(" ")), RUN_AS_ROOT)
             }

@@ -38,13 +38,13 @@ pub(super) fn all(
         Ok(devices) => devices,
         Err(error) => return (vec![none(machine, &error)], Nodes::new()),
     };
-    let look = DeviceCheck { used, places, is_served };
+    let check = DeviceCheck { used, places, is_served };
     let mut nodes = Nodes::new();
     for slices in devices.iter().filter_map(|device| slices_of(device)) {
         let region = slices.region();
         nodes.entry(slices.node()).or_default().push(region.base..region.base + region.bytes.get());
     }
-    (devices.iter().flat_map(|device| look.device(device)).collect(), nodes)
+    (devices.iter().flat_map(|device| check.device(device)).collect(), nodes)
 }
 
 fn slices_of(device: &InspectedDevice) -> Option<&Slices> {
@@ -126,12 +126,13 @@ impl DeviceCheck<'_> {
     }
 
     fn slices(&self, serial: &str, slices: &Slices) -> Vec<Finding> {
-        let looked = slices.devices_to_remove().and_then(|left| Ok((left, slices.present_slices()?)));
-        let (left, found) = match looked {
-            Ok(looked) => looked,
+        let inspected =
+            slices.devices_to_remove().and_then(|leftover| Ok((leftover, slices.present_slices()?)));
+        let (leftover, found) = match inspected {
+            Ok(inspected) => inspected,
             Err(error) => return vec![Finding::problem("devices", units::chain(&error), fix(&error))],
         };
-        let mut problems: Vec<_> = left
+        let mut problems: Vec<_> = leftover
             .into_iter()
             .filter(|name| !name.ends_with(".0"))
             .filter_map(|name| self.partial_slice(name, "has no memory"))
@@ -143,11 +144,11 @@ impl DeviceCheck<'_> {
         let region = slices.region();
         problems_or(problems, || {
             let (name, at, node) = (&region.name, region.base, slices.node());
-            let (count, align, here) = (slices.count(), slices.align(), found.len());
+            let (count, align, present) = (slices.count(), slices.align(), found.len());
             Finding::passed(
                 "devices",
                 format!(
-                    "{name} at {at:#x} of node {node}: {count} slices aligned to {align}, {here} of them present"
+                    "{name} at {at:#x} of node {node}: {count} slices aligned to {align}, {present} of them present"
                 ),
             )
         })

@@ -81,8 +81,8 @@ pub(super) fn local_dir(dir: Option<&Path>) -> Finding {
         );
     };
     let shown = dir.display();
-    let there = dir.ancestors().find(|folder| folder.exists()).unwrap_or(Path::new("/"));
-    match rustix::fs::statfs(there) {
+    let existing = dir.ancestors().find(|folder| folder.exists()).unwrap_or(Path::new("/"));
+    match rustix::fs::statfs(existing) {
         Ok(about) if IN_MEMORY.contains(&about.f_type) => {
             Finding::passed("local_dir", format!("{shown} is in memory"))
         }

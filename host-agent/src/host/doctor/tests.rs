@@ -190,8 +190,8 @@ fn examination_changes_nothing() {
     let host = TestHost::new("dax").without_agent();
     host.tree.files(&format!("{ROOT}/decoder0.1"), &[("delete_region", "")]);
     host.tree.files(&format!("{ROOT}/decoder0.1/region7"), &[("commit", "0")]);
-    let seen = text(&host.findings());
-    assert!(seen.contains("region7 is incomplete: the agent resolves it when it starts"), "{seen}");
+    let output = text(&host.findings());
+    assert!(output.contains("region7 is incomplete: the agent resolves it when it starts"), "{output}");
     assert_eq!(host.tree.sysfs.text(format!("{ROOT}/decoder0.1/delete_region")).unwrap(), "");
 }
 
@@ -210,15 +210,18 @@ fn missing_controllers_and_swap_are_reported() {
     let others = fs::read_to_string(host.tree.path("host.toml")).unwrap();
     let symbiosis = "\n[symbiosis]\ncgroups = \"tenants\"\nmemory_mib = 1024\nbandwidth_mb_s = 100\nenforce = \"swap\"\nremote = \"/dev/null\"";
     host.tree.files("", &[("host.toml", &format!("{others}{symbiosis}"))]);
-    let seen = text(&host.findings());
-    assert!(seen.contains("symbiosis.cgroups: no cgroups in") && seen.contains("fix: mkdir "), "{seen}");
-    assert!(seen.contains("symbiosis.remote: /dev/null is not a block device"), "{seen}");
-    host.tree.files("tenants", &[("cgroup.subtree_control", "cpu memory pids")]);
-    let seen = text(&host.findings());
-    assert!(seen.contains("have no controller io") && seen.contains("fix: echo '+io' > "), "{seen}");
+    let output = text(&host.findings());
     assert!(
-        seen.contains("page accesses are not monitored") && seen.contains("CONFIG_DAMON_SYSFS"),
-        "{seen}"
+        output.contains("symbiosis.cgroups: no cgroups in") && output.contains("fix: mkdir "),
+        "{output}"
+    );
+    assert!(output.contains("symbiosis.remote: /dev/null is not a block device"), "{output}");
+    host.tree.files("tenants", &[("cgroup.subtree_control", "cpu memory pids")]);
+    let output = text(&host.findings());
+    assert!(output.contains("have no controller io") && output.contains("fix: echo '+io' > "), "{output}");
+    assert!(
+        output.contains("page accesses are not monitored") && output.contains("CONFIG_DAMON_SYSFS"),
+        "{output}"
     );
     host.tree.files("kernel/mm/damon/admin/kdamonds", &[("nr_kdamonds", "0")]);
     assert!(
@@ -317,12 +320,12 @@ fn soft_reserved_memory_without_bus_is_explained() {
     let iomem =
         "00000000-00000fff : Reserved\n100000000-1ffffffff : Soft Reserved\n  100000000-1ffffffff : dax0.0";
     host.tree.files("proc", &[("iomem", iomem)]);
-    let seen = text(&host.findings());
+    let output = text(&host.findings());
     assert!(
-        seen.contains("no CXL bus")
-            && seen.contains("has reserved memory (4GiB")
-            && seen.contains("dax_hmem"),
-        "{seen}"
+        output.contains("no CXL bus")
+            && output.contains("has reserved memory (4GiB")
+            && output.contains("dax_hmem"),
+        "{output}"
     );
 }
 
@@ -331,8 +334,8 @@ fn auto_online_policy_and_boot_option_are_reported() {
     let host = TestHost::new("dax");
     host.tree.files("proc", &[("cmdline", "quiet")]);
     host.assert_healthy();
-    let told = host.findings().into_iter().find(|finding| finding.check == "onlining").unwrap();
-    assert!(told.fix.unwrap().contains("memhp_default_state=offline"));
+    let finding = host.findings().into_iter().find(|finding| finding.check == "onlining").unwrap();
+    assert!(finding.fix.unwrap().contains("memhp_default_state=offline"));
     host.tree.files(BLOCKS, &[("auto_online_blocks", "online_movable")]);
     host.assert_problem(&[
         "onlining",
@@ -361,8 +364,8 @@ fn missing_region_is_a_problem_only_if_agent_runs() {
         "device 0x1",
         "4GiB without a region; decoder0.1 can contain one, aligned to 1GiB, and the agent has not",
     ]);
-    let seen = text(&host.without_agent().findings());
-    assert!(seen.contains("aligned to 1GiB: the agent resolves it when it starts"), "{seen}");
+    let output = text(&host.without_agent().findings());
+    assert!(output.contains("aligned to 1GiB: the agent resolves it when it starts"), "{output}");
 }
 
 #[test]
@@ -407,11 +410,11 @@ fn kernel_memory_in_dax_backend_is_reported() {
 fn blocks_larger_than_a_slice_are_reported() {
     let host = TestHost::new("memory_block");
     host.tree.files(BLOCKS, &[("block_size_bytes", "80000000")]);
-    let seen = text(&host.findings());
+    let output = text(&host.findings());
     assert!(
-        seen.contains("blocks     this host: of 2GiB: a slice of 1GiB cannot")
-            && seen.contains("`kind = \"dax\"`"),
-        "{seen}"
+        output.contains("blocks     this host: of 2GiB: a slice of 1GiB cannot")
+            && output.contains("`kind = \"dax\"`"),
+        "{output}"
     );
 }
 
@@ -444,35 +447,35 @@ fn automatic_demotion_to_pool_node_is_reported() {
     host.tree
         .files("proc", &[("sys/kernel/numa_balancing", "1"), ("swaps", "Filename\n/dev/sda2 partition")]);
     host.assert_healthy();
-    let seen = text(&host.findings());
-    assert!(seen.contains("does not move memory bound") && seen.contains("are swapped out"), "{seen}");
+    let output = text(&host.findings());
+    assert!(output.contains("does not move memory bound") && output.contains("are swapped out"), "{output}");
 }
 
 #[test]
 fn disabled_huge_pages_are_reported_with_fix() {
     let host = TestHost::new("emulated");
     let folder = "kernel/mm/transparent_hugepage";
-    let seen = || {
-        let mut found = host.findings().into_iter();
-        let Finding { ok, message, fix, .. } = found.find(|finding| finding.check == "hugepages").unwrap();
+    let output = || {
+        let mut findings = host.findings().into_iter();
+        let Finding { ok, message, fix, .. } = findings.find(|finding| finding.check == "hugepages").unwrap();
         assert!(ok, "guests run all the same");
         format!("{message} ({})", fix.unwrap_or_default())
     };
-    assert!(seen().ends_with("(boot a kernel with CONFIG_TRANSPARENT_HUGEPAGE)"), "{}", seen());
+    assert!(output().ends_with("(boot a kernel with CONFIG_TRANSPARENT_HUGEPAGE)"), "{}", output());
     host.tree.files(folder, &[("shmem_enabled", "always within_size advise [never] deny force")]);
-    assert!(seen().starts_with("shmem_enabled is never"), "{}", seen());
+    assert!(output().starts_with("shmem_enabled is never"), "{}", output());
     assert!(
-        seen().contains("(`echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled`"),
+        output().contains("(`echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled`"),
         "{}",
-        seen()
+        output()
     );
     host.tree.files(folder, &[("shmem_enabled", "always within_size [advise] never deny force")]);
-    assert_eq!(seen(), "shmem_enabled is advise: guest memory gets huge pages ()");
+    assert_eq!(output(), "shmem_enabled is advise: guest memory gets huge pages ()");
     let of_size = format!("{folder}/hugepages-2048kB");
     host.tree.files(&of_size, &[("shmem_enabled", "always [inherit] within_size advise never")]);
-    assert_eq!(seen(), "shmem_enabled is advise: guest memory gets huge pages ()");
+    assert_eq!(output(), "shmem_enabled is advise: guest memory gets huge pages ()");
     host.tree.files(&of_size, &[("shmem_enabled", "always inherit within_size advise [never]")]);
-    assert!(seen().starts_with("hugepages-2048kB/shmem_enabled is never"), "{}", seen());
+    assert!(output().starts_with("hugepages-2048kB/shmem_enabled is never"), "{}", output());
 }
 
 #[test]

@@ -164,14 +164,14 @@ impl Process {
         moved.misplaced += remaining.len() as u64;
         while !remaining.is_empty() {
             let attempt = self.move_to(&remaining, to);
-            let left = self.misplaced(&remaining, permitted)?;
-            moved.moved += (remaining.len() - left.len()) as u64;
-            if left.len() == remaining.len() {
-                failure_errors(attempt, left.len())
-                    .for_each(|why| *moved.failed.entry(why).or_default() += 1);
+            let still_misplaced = self.misplaced(&remaining, permitted)?;
+            moved.moved += (remaining.len() - still_misplaced.len()) as u64;
+            if still_misplaced.len() == remaining.len() {
+                failure_errors(attempt, still_misplaced.len())
+                    .for_each(|errno| *moved.failed.entry(errno).or_default() += 1);
                 break;
             }
-            remaining = left;
+            remaining = still_misplaced;
         }
         Ok(())
     }
@@ -236,7 +236,7 @@ mod tests {
     }
 
     /// Returns the first node of this machine with memory.
-    fn here() -> u32 {
+    fn local_node() -> u32 {
         *nodes_with_memory(Path::new("/sys/devices/system/node")).unwrap().first().unwrap()
     }
 
@@ -259,7 +259,7 @@ mod tests {
 
     #[test]
     fn file_is_bound_to_nodes_with_memory() {
-        bind(&memfd(), BYTES, &nodes([here()])).unwrap();
+        bind(&memfd(), BYTES, &nodes([local_node()])).unwrap();
         let nowhere = bind(&memfd(), BYTES, &nodes([1023])).unwrap_err();
         assert_eq!(nowhere.raw_os_error(), Some(libc::EINVAL), "{nowhere}");
     }
@@ -278,7 +278,7 @@ mod tests {
     #[test]
     fn pages_on_permitted_node_are_not_moved() {
         let (_file, id, _mapping) = touched();
-        let moved = migrate_back(std::process::id(), id, &nodes([here()]), here()).unwrap();
+        let moved = migrate_back(std::process::id(), id, &nodes([local_node()]), local_node()).unwrap();
         assert_eq!(moved, Moved::default());
     }
 
@@ -299,7 +299,7 @@ mod tests {
             mapping.as_volatile_slice().write_obj(1_u8, page * PAGE).unwrap();
         }
         let present = BYTES / (PAGE * PAGES_PER_SAMPLE) as u64;
-        assert_eq!(placement(here()), Placement { present, misplaced: 0 });
+        assert_eq!(placement(local_node()), Placement { present, misplaced: 0 });
         assert_eq!(placement(1000), Placement { present, misplaced: present });
         assert_eq!(placement(1000).misplaced_fraction().get(), 1.0);
     }

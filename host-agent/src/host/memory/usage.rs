@@ -73,8 +73,8 @@ pub fn pages_in_use(flags: &Path, range: Range<u64>) -> Result<u64, HostError> {
     let pages = range.start / PAGE..range.end.div_ceil(PAGE);
     let mut used = 0;
     for first in pages.clone().step_by(PAGES_PER_READ) {
-        let left = usize::try_from(pages.end - first).unwrap_or(usize::MAX);
-        used += count_used(&file, first, left.min(PAGES_PER_READ)).map_err(failed)?;
+        let remaining = usize::try_from(pages.end - first).unwrap_or(usize::MAX);
+        used += count_used(&file, first, remaining.min(PAGES_PER_READ)).map_err(failed)?;
     }
     Ok(used)
 }

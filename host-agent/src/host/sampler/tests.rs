@@ -9,18 +9,18 @@ const DEVICES: &str = "bus/event_source/devices";
 
 #[test]
 fn event_source_is_read_from_sysfs() {
-    let found = |folder: &str, files: &[(&str, &str)]| {
+    let source_of = |folder: &str, files: &[(&str, &str)]| {
         let tree = FakeSysfs::new(&[]);
         tree.files(&format!("{DEVICES}/{folder}"), files);
-        let found = Source::find(&tree.sysfs).map_err(|error| units::chain(&error));
-        found.map(|source| (source.access_source, source.kind, source.config))
+        let source_of = Source::find(&tree.sysfs).map_err(|error| units::chain(&error));
+        source_of.map(|source| (source.access_source, source.kind, source.config))
     };
-    let loads = |event| found("cpu/events", &[("mem-loads", event)]);
+    let loads = |event| source_of("cpu/events", &[("mem-loads", event)]);
     assert_eq!(loads("event=0xcd,umask=0x1,ldlat=3"), Ok((AccessSource::Pebs, 4, 0x20d1)));
     // Efficient cores only: the number denotes another event.
     assert!(loads("event=0xd0,umask=0x5,ldlat=3").unwrap_err().contains("PEBS or IBS"));
-    assert!(found("cpu/events", &[("cycles", "event=0x3c")]).unwrap_err().contains("PEBS or IBS"));
-    assert_eq!(found("ibs_op", &[("type", "9")]), Ok((AccessSource::Ibs, 9, 0)));
+    assert!(source_of("cpu/events", &[("cycles", "event=0x3c")]).unwrap_err().contains("PEBS or IBS"));
+    assert_eq!(source_of("ibs_op", &[("type", "9")]), Ok((AccessSource::Ibs, 9, 0)));
     let tree = FakeSysfs::new(&[]);
     tree.files(&format!("{DEVICES}/ibs_op"), &[("type", "9")]);
     tree.files(&format!("{DEVICES}/ibs_op/format"), &[("cnt_ctl", "config:19")]);
@@ -55,7 +55,7 @@ const SECONDS: f64 = 30.0;
 const PROCESS: u32 = 7;
 
 /// Returns the samples of a tenant whose parts are adjacent.
-fn taken(parts: &[PageGroup]) -> SampleSet {
+fn sample_set(parts: &[PageGroup]) -> SampleSet {
     let (mut accesses, mut page) = (Vec::new(), 0x7f00_0000);
     for part in parts {
         for _ in 0..part.pages {
@@ -99,15 +99,15 @@ fn access_rates_are_estimated_from_sparse_samples() {
         ],
     ];
     for parts in tenants {
-        let sampled = taken(&parts).tenant(&[PROCESS, 99], bytes(&parts)).unwrap();
-        let seen = sampled.profile(VISIT);
-        assert_eq!(seen.source, AccessSource::Pebs);
-        let off = seen.pages_per_second() / in_looks(&parts);
+        let sampled = sample_set(&parts).tenant(&[PROCESS, 99], bytes(&parts)).unwrap();
+        let profile = sampled.profile(VISIT);
+        assert_eq!(profile.source, AccessSource::Pebs);
+        let off = profile.pages_per_second() / in_looks(&parts);
         assert!((0.85..1.15).contains(&off), "{off} of {} pages a second", in_looks(&parts));
-        let touched = seen.touched_bytes() as f64 / bytes(&parts) as f64;
+        let touched = profile.touched_bytes() as f64 / bytes(&parts) as f64;
         assert!((0.8..1.1).contains(&touched), "{touched} of its memory");
         // A known number of pages determines the accesses per visit.
-        let visit = sampled.accesses_per_visit(seen.pages_per_second());
+        let visit = sampled.accesses_per_visit(profile.pages_per_second());
         assert!((visit / VISIT - 1.0).abs() < 1e-3, "{visit}");
     }
 }
@@ -118,39 +118,39 @@ fn scattered_hot_pages_are_counted_exactly() {
     let one =
         |at| [PageGroup { pages: 1, visits: 200.0 }, PageGroup { pages: 9, visits: 0.1 * f64::from(at % 2) }];
     let parts: Vec<PageGroup> = (0..1000).flat_map(one).collect();
-    let seen = taken(&parts).tenant(&[PROCESS], bytes(&parts)).unwrap().profile(VISIT);
-    let hot: u64 = seen.regions.iter().filter(|one| one.touched > 0.9).map(|one| one.bytes / PAGE).sum();
+    let profile = sample_set(&parts).tenant(&[PROCESS], bytes(&parts)).unwrap().profile(VISIT);
+    let hot: u64 = profile.regions.iter().filter(|one| one.touched > 0.9).map(|one| one.bytes / PAGE).sum();
     assert_eq!(hot, 1000);
-    let looks = seen.histogram(16 * PAGE).samples();
+    let looks = profile.histogram(16 * PAGE).samples();
     assert!((2500..3500).contains(&looks), "{looks}: 63 blocks of 16 pages, 40 times, and hardly any others");
 }
 
 #[test]
 fn gap_between_mappings_is_not_memory() {
-    let mut taken = taken(&[PageGroup { pages: 4000, visits: 2.5 }]);
-    let accesses = taken.accesses.get_mut(&PROCESS).unwrap();
+    let mut sample_set = sample_set(&[PageGroup { pages: 4000, visits: 2.5 }]);
+    let accesses = sample_set.accesses.get_mut(&PROCESS).unwrap();
     let elsewhere: Vec<_> =
         accesses.iter().map(|access| Access { page: access.page + (1 << 30), ..*access }).collect();
     accesses.extend(elsewhere);
-    let seen = taken.tenant(&[PROCESS], 8000 * PAGE).unwrap().profile(VISIT);
-    assert!(seen.touched_bytes() <= 8000 * PAGE);
+    let profile = sample_set.tenant(&[PROCESS], 8000 * PAGE).unwrap().profile(VISIT);
+    assert!(profile.touched_bytes() <= 8000 * PAGE);
 }
 
 #[test]
 fn distant_samples_do_not_count_the_gap_as_memory() {
     // Two hot pages, and a few samples of others that are far apart, of a tenant that has 64 MiB.
-    let mut taken = taken(&[PageGroup { pages: 2, visits: 1000.0 }]);
+    let mut sample_set = sample_set(&[PageGroup { pages: 2, visits: 1000.0 }]);
     let far = (1..5).map(|at| Access { page: 0x7f00_0000 + at * 0x1_0000, weight: PERIOD });
-    taken.accesses.get_mut(&PROCESS).unwrap().extend(far);
-    let seen = taken.tenant(&[PROCESS], 64 << 20).unwrap().profile(VISIT);
-    assert_eq!(seen.touched_bytes(), 6 * PAGE);
+    sample_set.accesses.get_mut(&PROCESS).unwrap().extend(far);
+    let profile = sample_set.tenant(&[PROCESS], 64 << 20).unwrap().profile(VISIT);
+    assert_eq!(profile.touched_bytes(), 6 * PAGE);
 }
 
 #[test]
 fn tenant_with_few_samples_has_no_result() {
-    let taken = taken(&[PageGroup { pages: 900, visits: 0.9 }]);
-    assert!(taken.tenant(&[PROCESS], 900 * PAGE).is_none());
-    assert!(taken.tenant(&[99], 900 * PAGE).is_none());
+    let sample_set = sample_set(&[PageGroup { pages: 900, visits: 0.9 }]);
+    assert!(sample_set.tenant(&[PROCESS], 900 * PAGE).is_none());
+    assert!(sample_set.tenant(&[99], 900 * PAGE).is_none());
 }
 
 /// Returns the number of page faults of this process.
@@ -167,8 +167,8 @@ fn perf_samples_have_process_page_and_weight() {
     let before = faulted();
     let pages = cause_faults(Duration::from_secs(1));
     let faulted = faulted() - before;
-    let taken = sampler.take().unwrap();
-    let own = &taken.accesses[&std::process::id()];
+    let sample_set = sampler.take().unwrap();
+    let own = &sample_set.accesses[&std::process::id()];
     let weight_sum = |is_counted: &dyn Fn(&&Access) -> bool| {
         own.iter().filter(is_counted).map(|access| access.weight).sum::<f64>()
     };

@@ -173,8 +173,8 @@ mod tests {
                 end
             })
             .collect();
-        let refused = steps.run("dax2.1", || panic!("one step too many")).unwrap_err().to_string();
-        assert!(refused.starts_with("dax2.1 is not changed: 64 slices are stuck"), "{refused}");
+        let error = steps.run("dax2.1", || panic!("one step too many")).unwrap_err().to_string();
+        assert!(error.starts_with("dax2.1 is not changed: 64 slices are stuck"), "{error}");
         drop(senders);
     }
 
@@ -184,8 +184,8 @@ mod tests {
         let number = std::os::fd::AsRawFd::as_raw_fd(&file);
         let (sender, seen) = mpsc::channel();
         let check = move || {
-            let there = std::path::Path::new(&format!("/proc/thread-self/fd/{number}")).exists();
-            sender.send(there).unwrap();
+            let is_open = std::path::Path::new(&format!("/proc/thread-self/fd/{number}")).exists();
+            sender.send(is_open).unwrap();
             Ok(())
         };
         DetachedSteps::with_timeout(Duration::from_secs(60)).run("dax1.1", check).unwrap();

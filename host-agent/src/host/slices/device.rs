@@ -133,7 +133,7 @@ fn read(sysfs: &Sysfs, folder: &Path, name: String) -> Result<Device, SysfsError
         None => None,
         Some(driver) => match Driver::from_name(&driver) {
             None => return Err(sysfs.unreadable(device.join("driver"), driver, "device_dax or kmem")),
-            known => known,
+            driver => driver,
         },
     };
     Ok(Device { number: number(sysfs, &device)?, name, extent, align, driver })
