@@ -381,7 +381,7 @@ fn caller_is_identified_by_the_kernel() {
 fn malformed_message_is_rejected_and_next_accepted() {
     let (rig, mut vmm) = running_rig();
     let client = Client::connect(&rig.socket()).unwrap();
-    for (vm, form, message) in [
+    for (vm, form, expected) in [
         ("../a", MemoryForm::Descriptors, "attach.vm: \"../a\" is not a name"),
         ("a", MemoryForm::Unspecified, "attach.form = 0: must be 1 or 2"),
         (&"x".repeat(70_000), MemoryForm::Descriptors, "at most 65536 bytes"),
@@ -390,7 +390,7 @@ fn malformed_message_is_rejected_and_next_accepted() {
             panic!("the message was accepted");
         };
         assert_eq!(reason, "BAD_MESSAGE");
-        assert!(message.contains(message), "{message}");
+        assert!(message.contains(expected), "{message}");
     }
     let Err(ClientError::Rejected { reason, .. }) = client.attach("b", MemoryForm::Descriptors) else {
         panic!("VM b was attached");

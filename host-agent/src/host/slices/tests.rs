@@ -197,13 +197,13 @@ fn stuck_slice_does_not_block_others() {
     stuck(&slices);
     assert_ne!(fake.sysfs.text("region/dax1.1/size").unwrap(), "0");
     assert!(slices.ensure_devdax(1).is_err(), "the device was bound again");
-    slices.remove(2).unwrap_err(); // this tree does not do what is written
+    slices.remove(2).unwrap_err(); // writes have no effect in this tree
     assert_eq!(fake.sysfs.text("bus/dax/drivers/kmem/unbind").unwrap(), "dax1.2");
     assert_eq!(slices.changing(), 1);
     drop(std::fs::File::open(pipe).unwrap()); // the pages are not pinned any more
     while slices.changing() > 0 {
         std::thread::yield_now();
     }
-    let _ = slices.remove(1); // this tree deletes nothing
+    let _ = slices.remove(1); // writes have no effect in this tree
     assert_eq!(fake.sysfs.text("region/dax_region/delete").unwrap(), "dax1.1");
 }
