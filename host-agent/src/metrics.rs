@@ -36,7 +36,7 @@ pub enum Call {
     /// Zeroing a slice.
     Scrub,
     /// Closing the remains of a slice.
-    Clear,
+    CloseOrphan,
 }
 
 impl EncodeLabelValue for Call {
@@ -45,7 +45,7 @@ impl EncodeLabelValue for Call {
             Self::Online => "online",
             Self::Offline => "offline",
             Self::Scrub => "scrub",
-            Self::Clear => "clear",
+            Self::CloseOrphan => "clear",
         };
         EncodeLabelValue::encode(&name, encoder)
     }

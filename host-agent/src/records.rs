@@ -143,7 +143,7 @@ impl Records {
     /// # Errors
     /// The operating system failed: the record may or may not exist.
     pub fn write(&self, record: &VmRecord) -> Result<(), RecordsError> {
-        let bytes = serde_json::to_vec_pretty(&self.written(record)).expect("numbers and texts are JSON");
+        let bytes = serde_json::to_vec_pretty(&self.stored(record)).expect("numbers and texts are JSON");
         Ok(write_durably(&self.path(record.reservation), &bytes)?)
     }
 
@@ -164,7 +164,7 @@ impl Records {
         self.directory.join(format!("{reservation}.json"))
     }
 
-    fn written(&self, record: &VmRecord) -> StoredRecord {
+    fn stored(&self, record: &VmRecord) -> StoredRecord {
         let slice = |(holding, handle): (&Holding, &Handle)| StoredSlice {
             slice: holding.slice.0,
             epoch: holding.epoch.0,
@@ -209,20 +209,20 @@ fn read(path: &Path) -> Result<(VmRecord, String), RecordsError> {
 
 /// Parses a record, and returns it with its boot id.
 fn parse_record(bytes: &[u8]) -> Result<(VmRecord, String), RecordError> {
-    let written: StoredRecord = serde_json::from_slice(bytes)?;
+    let stored: StoredRecord = serde_json::from_slice(bytes)?;
     let field = |field| move |problem| RecordError::Field { field, problem };
-    let reservation = written.reservation.parse().map_err(field("reservation"))?;
-    let vm = Name::new(&written.vm).map_err(|error| field("vm")(error.to_string()))?;
-    let slices: BTreeMap<Holding, Handle> = written.slices.into_iter().map(parse_slice).collect();
-    let process = Process { pid: written.pid, started: written.started_ticks, cgroup: written.cgroup };
-    let local = Bytes::new(written.local_bytes);
-    let (pinned, uid) = (written.pinned, written.uid);
-    Ok((VmRecord { reservation, vm, process, local, pinned, uid, slices }, written.boot_id))
+    let reservation = stored.reservation.parse().map_err(field("reservation"))?;
+    let vm = Name::new(&stored.vm).map_err(|error| field("vm")(error.to_string()))?;
+    let slices: BTreeMap<Holding, Handle> = stored.slices.into_iter().map(parse_slice).collect();
+    let process = Process { pid: stored.pid, started: stored.started_ticks, cgroup: stored.cgroup };
+    let local = Bytes::new(stored.local_bytes);
+    let (pinned, uid) = (stored.pinned, stored.uid);
+    Ok((VmRecord { reservation, vm, process, local, pinned, uid, slices }, stored.boot_id))
 }
 
-fn parse_slice(written: StoredSlice) -> (Holding, Handle) {
-    let holding = Holding { slice: SliceId(written.slice), epoch: Epoch(written.epoch) };
-    (holding, Handle::new(written.emc, written.handle))
+fn parse_slice(stored: StoredSlice) -> (Holding, Handle) {
+    let holding = Holding { slice: SliceId(stored.slice), epoch: Epoch(stored.epoch) };
+    (holding, Handle::new(stored.emc, stored.handle))
 }
 
 #[cfg(test)]

@@ -54,14 +54,14 @@ pub struct AccessProfile {
 impl AccessProfile {
     /// Returns the number of bytes accessed at least once.
     pub fn touched_bytes(&self) -> u64 {
-        self.touched().map(|region| region.bytes).sum()
+        self.accessed_regions().map(|region| region.bytes).sum()
     }
 
     /// Returns the accessed pages per second; several accesses of a page within a sample interval
     /// count once.
     pub fn pages_per_second(&self) -> f64 {
         let pages = |region: &Region| region.bytes as f64 / PAGE as f64 * region.touched;
-        self.touched().map(pages).sum::<f64>() / (SAMPLE_INTERVAL_US as f64 / 1e6)
+        self.accessed_regions().map(pages).sum::<f64>() / (SAMPLE_INTERVAL_US as f64 / 1e6)
     }
 
     /// Returns the fraction of the accessed addresses that can have memory, for a number of bytes:
@@ -73,15 +73,15 @@ impl AccessProfile {
     /// Returns the access counts of blocks of a size in bytes, of 40 samples. Pages of a block have
     /// similar access rates and any location.
     pub fn histogram(&self, bytes: u64) -> Histogram {
-        let mut regions: Vec<Region> = self.touched().copied().collect();
+        let mut regions: Vec<Region> = self.accessed_regions().copied().collect();
         regions.sort_by(|one, other| other.touched.total_cmp(&one.touched));
         let (mut counts, mut block) = (Vec::new(), Block::default());
         for Region { bytes: mut remaining, touched } in regions {
             while remaining > 0 {
-                let more = remaining.min(bytes.max(PAGE) - block.bytes);
-                remaining -= more;
-                block.bytes += more;
-                block.touched += touched * more as f64;
+                let part = remaining.min(bytes.max(PAGE) - block.bytes);
+                remaining -= part;
+                block.bytes += part;
+                block.touched += touched * part as f64;
                 if block.bytes == bytes.max(PAGE) {
                     counts.push(std::mem::take(&mut block).count());
                 }
@@ -91,7 +91,7 @@ impl AccessProfile {
         Histogram::with_unit(counts, FRACTION_UNITS)
     }
 
-    fn touched(&self) -> impl Iterator<Item = &Region> {
+    fn accessed_regions(&self) -> impl Iterator<Item = &Region> {
         self.regions.iter().filter(|region| region.touched > 0.0)
     }
 }

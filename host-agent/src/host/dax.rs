@@ -59,7 +59,7 @@ impl Host for Dax {
         self.ranges.present_slices()
     }
 
-    fn clear(&self, place: &str) -> Result<(), HostError> {
+    fn close_orphan(&self, place: &str) -> Result<(), HostError> {
         self.ranges.close(place)
     }
 

@@ -76,7 +76,7 @@ impl Host for Emulated {
         Ok(Vec::new())
     }
 
-    fn clear(&self, _: &str) -> Result<(), HostError> {
+    fn close_orphan(&self, _: &str) -> Result<(), HostError> {
         Ok(())
     }
 

@@ -245,7 +245,7 @@ impl MemoryBlock {
         }
     }
 
-    fn record_migration(&self, pid: u32, moved: &numa::Moved) {
+    fn record_migration(&self, pid: u32, moved: &numa::MigrationResult) {
         self.pages_migrated.fetch_add(moved.moved, Ordering::Relaxed);
         let failed = moved.misplaced - moved.moved;
         self.page_migration_failures.fetch_add(failed, Ordering::Relaxed);
@@ -283,7 +283,7 @@ impl Host for MemoryBlock {
         self.ranges.present_slices()
     }
 
-    fn clear(&self, place: &str) -> Result<(), HostError> {
+    fn close_orphan(&self, place: &str) -> Result<(), HostError> {
         let (slices, index) = self.ranges.slice(place)?;
         self.remove_from_node(slices, index, &place.into())?;
         self.ranges.close(place)

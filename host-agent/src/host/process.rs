@@ -153,13 +153,13 @@ fn started(pid: u32) -> Result<Option<u64>, ProcessError> {
         read => read.map_err(io_error("read", &path))?,
     };
     // After the name come state, parent, ..., and the 20th is the start.
-    let started = after_name(&text).nth(19).and_then(|ticks| ticks.parse().ok());
+    let started = fields_after_name(&text).nth(19).and_then(|ticks| ticks.parse().ok());
     started.map(Some).ok_or(ProcessError::Unreadable { path, text })
 }
 
 /// Returns the fields of a stat file after the name, which is in parentheses and may contain any
 /// character.
-fn after_name(stat: &str) -> impl Iterator<Item = &str> {
+fn fields_after_name(stat: &str) -> impl Iterator<Item = &str> {
     stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace()
 }
 
@@ -167,7 +167,7 @@ fn after_name(stat: &str) -> impl Iterator<Item = &str> {
 /// descriptors.
 fn is_zombie(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"));
-    stat.map_or(true, |stat| matches!(after_name(&stat).next(), Some("Z" | "X") | None))
+    stat.map_or(true, |stat| matches!(fields_after_name(&stat).next(), Some("Z" | "X") | None))
 }
 
 fn cgroup(pid: u32) -> Result<String, ProcessError> {

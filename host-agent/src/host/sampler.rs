@@ -130,7 +130,7 @@ impl Sampler {
     }
 
     /// Returns whether the machine still has the same processors.
-    pub fn is_of(&self, sys: &Sysfs) -> bool {
+    pub fn covers_processors_of(&self, sys: &Sysfs) -> bool {
         source::processors(sys).is_ok_and(|processors| processors == self.processors)
     }
 

@@ -55,7 +55,7 @@ impl SysfsError {
 }
 
 /// Parses the ranges of a list such as `0-2,5`; `None` if it is not a list.
-pub fn runs<N: FromStr + Copy>(list: &str) -> Option<Vec<RangeInclusive<N>>> {
+pub fn parse_ranges<N: FromStr + Copy>(list: &str) -> Option<Vec<RangeInclusive<N>>> {
     let run = |run: &str| {
         let (first, last) = run.split_once('-').unwrap_or((run, run));
         Some(first.parse().ok()?..=last.parse().ok()?)

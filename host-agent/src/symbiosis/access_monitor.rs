@@ -133,7 +133,7 @@ impl AccessMonitor {
 
     /// Starts sampling on all processors; returns the event.
     fn start_sampling(&mut self) -> Result<&'static str, SamplerError> {
-        let sampler = match self.sampler.take().filter(|sampler| sampler.is_of(&self.sys)) {
+        let sampler = match self.sampler.take().filter(|sampler| sampler.covers_processors_of(&self.sys)) {
             Some(sampler) => sampler,
             None => Sampler::open(&self.sys, self.epoch)?,
         };

@@ -62,7 +62,7 @@ fn execute(
     match words {
         ["attach", vm, form] => {
             let form = if *form == "paths" { MemoryForm::Paths } else { MemoryForm::Descriptors };
-            reply_text(client.attach(vm, form).map(|memory| opened(memory, regions)))
+            reply_text(client.attach(vm, form).map(|memory| open_regions(memory, regions)))
         }
         ["inspect", vm] => reply_text(client.inspect(vm).map(open_slices)),
         ["write"] => {
@@ -84,7 +84,7 @@ fn reply_text(result: Result<io::Result<String>, ClientError>) -> Result<String,
     }
 }
 
-fn opened(memory: VmMemory, regions: &mut Vec<(File, u64)>) -> io::Result<String> {
+fn open_regions(memory: VmMemory, regions: &mut Vec<(File, u64)>) -> io::Result<String> {
     let names: Vec<String> = memory.regions.iter().map(name).collect();
     *regions = memory.regions.into_iter().map(open).collect::<io::Result<_>>()?;
     Ok(format!("attached {}", names.join(" ")))

@@ -81,7 +81,7 @@ fn region_used_by_kernel_is_explained() {
 }
 
 /// Returns the deletions for a region that is not committed and has these targets.
-fn deleted(targets: &[(&str, &str)]) -> String {
+fn deleted_region(targets: &[(&str, &str)]) -> String {
     let fake = machine();
     fake.files(&format!("{ROOT}/decoder0.1"), &[("delete_region", "")]);
     fake.files(&format!("{ROOT}/decoder0.1/region7"), &[("commit", "0")]);
@@ -92,9 +92,9 @@ fn deleted(targets: &[(&str, &str)]) -> String {
 
 #[test]
 fn unfinished_own_region_is_deleted() {
-    assert_eq!(deleted(&[]), "region7", "with the device in it");
-    assert_eq!(deleted(&[("target0", "")]), "region7", "with nothing in it");
-    assert_eq!(deleted(&[("target1", "decoder3.0")]), "", "with another device in it");
+    assert_eq!(deleted_region(&[]), "region7", "with the device in it");
+    assert_eq!(deleted_region(&[("target0", "")]), "region7", "with nothing in it");
+    assert_eq!(deleted_region(&[("target1", "decoder3.0")]), "", "with another device in it");
 }
 
 #[test]

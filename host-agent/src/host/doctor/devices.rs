@@ -36,7 +36,7 @@ pub(super) fn all(
 ) -> (Vec<Finding>, Nodes) {
     let devices = match cxl::inspect(&machine.sys) {
         Ok(devices) => devices,
-        Err(error) => return (vec![none(machine, &error)], Nodes::new()),
+        Err(error) => return (vec![no_device(machine, &error)], Nodes::new()),
     };
     let check = DeviceCheck { used, places, is_served };
     let mut nodes = Nodes::new();
@@ -55,7 +55,7 @@ fn slices_of(device: &InspectedDevice) -> Option<&Slices> {
 }
 
 /// Reports that there is no device, with memory reserved for one by the firmware.
-fn none(machine: &Machine, error: &CxlError) -> Finding {
+fn no_device(machine: &Machine, error: &CxlError) -> Finding {
     let aside = soft_reserved(&machine.proc.text("iomem").unwrap_or_default());
     let aside = match aside {
         None => String::new(),

@@ -19,7 +19,7 @@ use vm_memory::{FileOffset, MmapRegion};
 use super::errno;
 use crate::host::{
     process::{self, FileId},
-    sysfs::runs,
+    sysfs::parse_ranges,
 };
 
 /// Page size of x86-64.
@@ -68,7 +68,7 @@ fn set_policy(file: &File, bytes: u64, nodes: &BTreeSet<u32>, mode: i32) -> io::
 pub fn nodes_with_memory(nodes: &Path) -> io::Result<BTreeSet<u32>> {
     let list = std::fs::read_to_string(nodes.join("has_memory"))?;
     let invalid = || io::Error::new(io::ErrorKind::InvalidData, format!("{list:?} is no list of nodes"));
-    Ok(runs(&list).ok_or_else(invalid)?.into_iter().flatten().collect())
+    Ok(parse_ranges(&list).ok_or_else(invalid)?.into_iter().flatten().collect())
 }
 
 /// Returns a bit mask of nodes, lowest first.
@@ -81,7 +81,7 @@ fn mask(nodes: &BTreeSet<u32>) -> Vec<u64> {
 
 /// Result of moving pages from wrong nodes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Moved {
+pub struct MigrationResult {
     /// Pages that were on a wrong node.
     pub misplaced: u64,
     /// Pages of these that were moved.
@@ -95,9 +95,14 @@ pub struct Moved {
 ///
 /// # Errors
 /// The process has ended, or may not be inspected.
-pub fn migrate_back(pid: u32, file: FileId, permitted: &BTreeSet<u32>, to: u32) -> io::Result<Moved> {
+pub fn migrate_back(
+    pid: u32,
+    file: FileId,
+    permitted: &BTreeSet<u32>,
+    to: u32,
+) -> io::Result<MigrationResult> {
     let process = Process(i32::try_from(pid).map_err(io::Error::other)?);
-    let mut moved = Moved::default();
+    let mut moved = MigrationResult::default();
     for mapping in process::mappings(pid, file)? {
         let pages: Vec<usize> = mapping.step_by(PAGE).collect();
         for batch in pages.chunks(PAGES_PER_MOVE_CALL_MAX) {
@@ -158,7 +163,7 @@ impl Process {
         pages: &[usize],
         permitted: &BTreeSet<u32>,
         to: u32,
-        moved: &mut Moved,
+        moved: &mut MigrationResult,
     ) -> io::Result<()> {
         let mut remaining = self.misplaced(pages, permitted)?;
         moved.misplaced += remaining.len() as u64;
@@ -279,7 +284,7 @@ mod tests {
     fn pages_on_permitted_node_are_not_moved() {
         let (_file, id, _mapping) = touched();
         let moved = migrate_back(std::process::id(), id, &nodes([local_node()]), local_node()).unwrap();
-        assert_eq!(moved, Moved::default());
+        assert_eq!(moved, MigrationResult::default());
     }
 
     #[test]

@@ -6,7 +6,7 @@ use units::limits::SAMPLED_CPUS_MAX;
 use super::SamplerError;
 use crate::host::{
     access_profile::AccessSource,
-    sysfs::{Sysfs, SysfsError, runs},
+    sysfs::{Sysfs, SysfsError, parse_ranges},
 };
 
 /// Folder of event sources.
@@ -95,7 +95,7 @@ fn bit(sys: &Sysfs, file: &str) -> Result<u64, SysfsError> {
 pub(super) fn processors(sys: &Sysfs) -> Result<Vec<usize>, SysfsError> {
     const ONLINE: &str = "devices/system/cpu/online";
     let text = sys.text(ONLINE)?;
-    let runs = runs(&text).filter(|runs| !runs.is_empty());
-    let runs = runs.ok_or_else(|| sys.unreadable(ONLINE, text, "a list of processors"))?;
-    Ok(runs.into_iter().flatten().take(SAMPLED_CPUS_MAX).collect())
+    let ranges = parse_ranges(&text).filter(|ranges| !ranges.is_empty());
+    let ranges = ranges.ok_or_else(|| sys.unreadable(ONLINE, text, "a list of processors"))?;
+    Ok(ranges.into_iter().flatten().take(SAMPLED_CPUS_MAX).collect())
 }

@@ -77,7 +77,7 @@ fn sample_set(parts: &[PageGroup]) -> SampleSet {
 }
 
 /// Returns the true number of accessed pages per second, with 20 samples per second.
-fn in_looks(parts: &[PageGroup]) -> f64 {
+fn accessed_pages_per_second(parts: &[PageGroup]) -> f64 {
     parts.iter().map(|part| part.pages as f64 * 20.0 * (1.0 - (-part.visits / 20.0).exp())).sum()
 }
 
@@ -102,8 +102,8 @@ fn access_rates_are_estimated_from_sparse_samples() {
         let sampled = sample_set(&parts).tenant(&[PROCESS, 99], bytes(&parts)).unwrap();
         let profile = sampled.profile(VISIT);
         assert_eq!(profile.source, AccessSource::Pebs);
-        let off = profile.pages_per_second() / in_looks(&parts);
-        assert!((0.85..1.15).contains(&off), "{off} of {} pages a second", in_looks(&parts));
+        let off = profile.pages_per_second() / accessed_pages_per_second(&parts);
+        assert!((0.85..1.15).contains(&off), "{off} of {} pages a second", accessed_pages_per_second(&parts));
         let touched = profile.touched_bytes() as f64 / bytes(&parts) as f64;
         assert!((0.8..1.1).contains(&touched), "{touched} of its memory");
         // A known number of pages determines the accesses per visit.
@@ -154,7 +154,7 @@ fn tenant_with_few_samples_has_no_result() {
 }
 
 /// Returns the number of page faults of this process.
-fn faulted() -> f64 {
+fn fault_count() -> f64 {
     let stat = fs::read_to_string("/proc/self/stat").unwrap();
     stat.rsplit(')').next().unwrap().split_whitespace().nth(7).unwrap().parse().unwrap()
 }
@@ -164,16 +164,16 @@ fn perf_samples_have_process_page_and_weight() {
     let _lock = faults::lock_faults();
     let Some(mut sampler) = faults::sampler(Duration::from_secs(5)) else { return };
     sampler.begin().unwrap();
-    let before = faulted();
+    let before = fault_count();
     let pages = cause_faults(Duration::from_secs(1));
-    let faulted = faulted() - before;
+    let fault_count = fault_count() - before;
     let sample_set = sampler.take().unwrap();
     let own = &sample_set.accesses[&std::process::id()];
     let weight_sum = |is_counted: &dyn Fn(&&Access) -> bool| {
         own.iter().filter(is_counted).map(|access| access.weight).sum::<f64>()
     };
     let all = weight_sum(&|_| true);
-    assert!((0.5..2.0).contains(&(all / faulted)), "{all} of {faulted}");
+    assert!((0.5..2.0).contains(&(all / fault_count)), "{all} of {fault_count}");
     let there = weight_sum(&|access| pages.contains(&access.page));
     assert!(there > 0.5 * all, "{there} of {all} are in the written pages");
     cause_faults(Duration::from_millis(50));
