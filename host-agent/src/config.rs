@@ -318,7 +318,7 @@ fn check_speed(written: Option<u32>) -> Result<NonZeroU32, InvalidValue> {
 mod tests {
     use super::*;
 
-    const SMALLEST: &str = r#"
+    const MINIMAL: &str = r#"
         [agent]
         host = "h0"
         runtime_dir = "run"
@@ -332,21 +332,21 @@ mod tests {
     }
 
     #[track_caller]
-    fn assert_rejected(from: &str, to: &str, why: &str) {
-        assert!(SMALLEST.contains(from), "the text to replace does not occur");
-        let error = parse(&SMALLEST.replacen(from, to, 1)).unwrap_err();
-        assert!(error.starts_with("/etc/tarn/host.toml") && error.contains(why), "{error}");
+    fn assert_rejected(from: &str, to: &str, message: &str) {
+        assert!(MINIMAL.contains(from), "the text to replace does not occur");
+        let error = parse(&MINIMAL.replacen(from, to, 1)).unwrap_err();
+        assert!(error.starts_with("/etc/tarn/host.toml") && error.contains(message), "{error}");
     }
 
     #[test]
     fn config_path_without_directory_is_accepted() {
-        let config = Config::parse(SMALLEST, Path::new("host.toml")).unwrap();
+        let config = Config::parse(MINIMAL, Path::new("host.toml")).unwrap();
         assert_eq!(config.runtime_dir, std::env::current_dir().unwrap().join("run"));
     }
 
     #[test]
     fn omitted_keys_have_defaults_and_paths_are_relative() {
-        let config = parse(SMALLEST).unwrap();
+        let config = parse(MINIMAL).unwrap();
         assert_eq!(config.manager, "unix:/run/tarn/manager.sock");
         assert_eq!(config.runtime_dir, Path::new("/etc/tarn/run"));
         assert_eq!(config.socket, Path::new("/etc/tarn/run/host-memory.sock"));
@@ -363,7 +363,7 @@ mod tests {
     #[test]
     fn scrub_speed_has_a_default() {
         let dax = |rest: &str| {
-            let text = SMALLEST.replacen("kind = \"emulated\"", &format!("kind = \"dax\"\n{rest}"), 1);
+            let text = MINIMAL.replacen("kind = \"emulated\"", &format!("kind = \"dax\"\n{rest}"), 1);
             parse(&text).map(|config| config.backend)
         };
         let at = |speed| Backend::Dax { local_dir: None, scrub_mib_per_s: NonZeroU32::new(speed).unwrap() };
@@ -415,7 +415,7 @@ mod tests {
 
     #[test]
     fn token_is_sent_unencrypted_only_to_loopback() {
-        let manager = |uri: &str| SMALLEST.replace("[agent]", &format!("[agent]\nmanager = \"{uri}\""));
+        let manager = |uri: &str| MINIMAL.replace("[agent]", &format!("[agent]\nmanager = \"{uri}\""));
         for good in ["http://127.0.0.1:1", "http://[::1]:1", "http://localhost:9750", "unix:/run/tarn.sock"] {
             assert_eq!(parse(&manager(good)).unwrap().manager, good);
         }
@@ -432,7 +432,7 @@ mod tests {
         let tls =
             "[tls]\nca = \"ca.pem\"\ncertificate = \"h0.pem\"\nkey = \"h0.key\"\nserver_name = \"manager\"";
         let with_tls = |uri: &str| {
-            let agent = SMALLEST.replace("[agent]", &format!("[agent]\nmanager = \"{uri}\""));
+            let agent = MINIMAL.replace("[agent]", &format!("[agent]\nmanager = \"{uri}\""));
             agent.replace("[backend]", &format!("{tls}\n[backend]"))
         };
         let config = parse(&with_tls("https://10.0.0.1:9750")).unwrap();

@@ -129,8 +129,8 @@ pub fn observed_state(
         after: h.after,
         online: h.online.into_iter().map(slice_epoch).collect(),
         released: h.released.into_iter().map(slice_epoch).collect(),
-        scrubbed: h.scrubbed.into_iter().map(scrubbed).collect(),
-        failed: h.failed.into_iter().map(failed).collect(),
+        scrubbed: h.scrubbed.into_iter().map(scrub_result).collect(),
+        failed: h.failed.into_iter().map(slice_failure).collect(),
         vms: h.vms.into_iter().map(vm).collect(),
         ended: h.ended.iter().map(ToString::to_string).collect(),
         clean: h.clean,
@@ -138,7 +138,7 @@ pub fn observed_state(
     }
 }
 
-fn scrubbed(s: Scrubbed) -> wire::ScrubResult {
+fn scrub_result(s: Scrubbed) -> wire::ScrubResult {
     wire::ScrubResult {
         slice: s.holding.slice.0,
         epoch: s.holding.epoch.0,
@@ -148,7 +148,7 @@ fn scrubbed(s: Scrubbed) -> wire::ScrubResult {
     }
 }
 
-fn failed(f: pool::protocol::Failed) -> wire::SliceFailure {
+fn slice_failure(f: pool::protocol::Failed) -> wire::SliceFailure {
     let reason = match f.reason {
         FailedReason::NotZero => wire::SliceFailureReason::NotZero,
         FailedReason::Host => wire::SliceFailureReason::Host,
@@ -176,8 +176,8 @@ mod tests {
         };
         let uid = |number| desired_vm(order(number)).map(|(_, vm)| vm.uid);
         assert_eq!((uid(None), uid(Some(2001))), (Ok(None), Ok(UserId::new(2001).ok())));
-        let refused = uid(Some(u32::MAX)).expect_err("the number is not a user id");
-        assert_eq!(refused.to_string(), "vms.uid: 4294967295 is not a user id: must be at most 4294967294");
+        let error = uid(Some(u32::MAX)).expect_err("the number is not a user id");
+        assert_eq!(error.to_string(), "vms.uid: 4294967295 is not a user id: must be at most 4294967294");
         let vm = pool::protocol::HaveVm {
             vm: Name::new("a").expect("a name"),
             pid: 7,

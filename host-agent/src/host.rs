@@ -33,7 +33,7 @@ use units::{Bytes, ReservationId, UserId};
 
 /// Operations on a machine's memory. Calls for different slices are concurrent; for one slice there
 /// is one at a time. Every call may be repeated. A failed call may leave a part of a slice, which a
-/// repeated call or [`Host::clear`] removes; memory that a VM was to lose is lost in any case.
+/// repeated call or [`Host::close_orphan`] removes; memory that a VM was to lose is lost in any case.
 pub trait Host: fmt::Debug + Send + Sync {
     /// Opens a slice, so that it can be passed to a VM; verifies that it is zeroed if requested.
     ///
@@ -61,7 +61,7 @@ pub trait Host: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// The error of the machine.
-    fn clear(&self, place: &str) -> Result<(), HostError>;
+    fn close_orphan(&self, place: &str) -> Result<(), HostError>;
 
     /// Zeroes, verifies and closes a slice. Returns the number of verified bytes.
     ///
@@ -242,7 +242,7 @@ pub enum HostError {
     #[error("slice {} of epoch {} is not open", .0.slice, .0.epoch)]
     NotOpen(Holding),
     /// Local memory was requested as a path.
-    #[error("local memory can be had by path only if backend.local_dir is set")]
+    #[error("local memory by path requires backend.local_dir")]
     NoLocalDirectory,
 }
 

@@ -40,42 +40,42 @@ use crate::{
     readiness,
 };
 
-/// Connections the kernel holds while all places are taken.
+/// Connections queued by the kernel while all permits are in use.
 const LISTEN_BACKLOG: i32 = 128;
-/// Between two warnings of dropped connections.
+/// Interval between warnings of dropped connections.
 const WARNING_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Why the socket cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
-    /// The operating system refused.
+    /// The operating system rejected an operation.
     #[error("{doing} {}", path.display())]
     Io {
         /// Operation.
         doing: &'static str,
         /// Object.
         path: PathBuf,
-        /// Why not.
+        /// Cause.
         #[source]
         errno: io::Error,
     },
-    /// Something else is there.
-    #[error("{} is there and is no socket", path.display())]
+    /// The path exists and is not a socket.
+    #[error("{} exists and is not a socket", path.display())]
     NotASocket {
-        /// Where.
+        /// Path.
         path: PathBuf,
     },
 }
 
-/// The socket, ready for callers.
+/// Listening socket.
 #[derive(Debug)]
 pub struct HostMemory {
     listener: AsyncFd<OwnedFd>,
     permits: ConnectionPermits,
 }
 
-/// Permits for open connections: a number for each user in `allowed_uids`, and a few for all other users together, whose requests are
-/// refused. No user can exhaust the permits of another.
+/// Permits for open connections: a number for each user in `allowed_uids`, and a few for all other
+/// users together, whose requests are refused. No user can exhaust the permits of another.
 #[derive(Debug)]
 struct ConnectionPermits {
     per_allowed_user: BTreeMap<UserId, Arc<Semaphore>>,
@@ -97,8 +97,8 @@ impl ConnectionPermits {
 
     fn take(&self, uid: UserId) -> io::Result<OwnedSemaphorePermit> {
         let semaphore = self.per_allowed_user.get(&uid).unwrap_or(&self.others);
-        let taken = Arc::clone(semaphore).try_acquire_owned();
-        taken.map_err(|_| io::Error::other(format!("uid {uid} has too many connections")))
+        let permit = Arc::clone(semaphore).try_acquire_owned();
+        permit.map_err(|_| io::Error::other(format!("uid {uid} has too many connections")))
     }
 }
 
@@ -117,7 +117,7 @@ impl HostMemory {
         Ok(Self { listener, permits: ConnectionPermits::new(allowed_uids) })
     }
 
-    /// Answers callers until the driver ends.
+    /// Serves callers until the driver ends.
     pub async fn serve(self, driver: driver::Handle) {
         let mut warned = None;
         loop {
@@ -144,7 +144,9 @@ fn remove_stale_socket(path: &Path) -> Result<(), ListenError> {
     let io_error = |errno| ListenError::Io { doing: "remove", path: path.to_owned(), errno };
     match fs::symlink_metadata(path) {
         Err(errno) if errno.kind() == io::ErrorKind::NotFound => Ok(()),
-        Ok(there) if !there.file_type().is_socket() => Err(ListenError::NotASocket { path: path.to_owned() }),
+        Ok(metadata) if !metadata.file_type().is_socket() => {
+            Err(ListenError::NotASocket { path: path.to_owned() })
+        }
         Ok(_) => fs::remove_file(path).map_err(io_error),
         Err(errno) => Err(io_error(errno)),
     }
@@ -169,13 +171,13 @@ struct Connection {
     uid: UserId,
     process: Result<Process, process::ProcessError>,
     allowed: bool,
-    /// The VM that it has attached, the only one that it is answered about from then on.
+    /// VM attached by this connection; requests about other VMs are rejected from then on.
     vm: OnceLock<Name>,
     _permit: OwnedSemaphorePermit,
 }
 
 impl Connection {
-    /// The caller is looked up at once, while it is most likely still there: a pid alone comes round again.
+    /// The process is identified at once, because its pid may be reused after it ends.
     fn new(socket: OwnedFd, driver: driver::Handle, permits: &ConnectionPermits) -> io::Result<Self> {
         let peer = sockopt::socket_peercred(&socket)?;
         let uid = UserId::new(peer.uid.as_raw()).map_err(io::Error::other)?;
@@ -219,8 +221,9 @@ impl Connection {
         }
     }
 
-    /// Checks that a request is about the VM that this connection has attached, if it has. A guest that broke out into its VMM has
-    /// this connection, with the rights of the user that it was made by.
+    /// Checks that a request is about the VM that this connection has attached, if it has. A guest
+    /// that broke out into its VMM has this connection, with the permissions of the user that
+    /// created it.
     fn check_own_vm(&self, field: &str, vm: &str) -> Result<Name, ReplyMessages> {
         let vm = Name::new(vm).map_err(|error| rejection("BAD_MESSAGE", format!("{field}: {error}")))?;
         match self.vm.get() {
@@ -234,8 +237,8 @@ impl Connection {
 
     async fn handle_request(&self, bytes: &[u8]) -> ReplyMessages {
         if !self.allowed {
-            let why = format!("processes of uid {} may not: see agent.allowed_uids", self.uid);
-            return rejection("PEER_NOT_ALLOWED", why);
+            let reason = format!("uid {} is not in agent.allowed_uids", self.uid);
+            return rejection("PEER_NOT_ALLOWED", reason);
         }
         let process = match &self.process {
             Ok(process) => process.clone(),

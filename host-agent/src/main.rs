@@ -13,8 +13,8 @@ use exposition::logs::LogArgs;
 use host_agent::{host::doctor, serve};
 use units::chain;
 
-/// How long a VM's record under way may take to be written after a signal. Host calls are not waited for: the next agent
-/// finds what they left and goes on.
+/// Time limit after a signal for writing pending records of VMs. Host calls are not awaited: the
+/// next agent completes them.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Applies the desired state of a rack on one host, and passes memory to VMs.
@@ -49,13 +49,13 @@ enum Command {
     },
 }
 
-/// How findings are printed.
+/// Output format of findings.
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
 enum Format {
-    /// For people.
+    /// Text for people.
     #[default]
     Text,
-    /// For programs.
+    /// JSON for programs.
     Json,
 }
 
@@ -86,7 +86,7 @@ fn run(command: Command) -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// Prints the findings; a problem is an error.
+/// Prints the findings; fails if there is a problem.
 fn examine(config: &Path, output: Format) -> Result<(), Box<dyn Error>> {
     let findings = doctor::examine(&doctor::Machine::this(), config);
     let text = match output {

@@ -26,7 +26,7 @@ use crate::{
     symbiosis::{Report, State},
 };
 
-/// A kind of host call.
+/// Kind of a host call.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub enum Call {
     /// Opening a slice.
@@ -36,7 +36,7 @@ pub enum Call {
     /// Zeroing a slice.
     Scrub,
     /// Closing the remains of a slice.
-    Clear,
+    CloseOrphan,
 }
 
 impl EncodeLabelValue for Call {
@@ -45,7 +45,7 @@ impl EncodeLabelValue for Call {
             Self::Online => "online",
             Self::Offline => "offline",
             Self::Scrub => "scrub",
-            Self::Clear => "clear",
+            Self::CloseOrphan => "clear",
         };
         EncodeLabelValue::encode(&name, encoder)
     }
@@ -81,9 +81,9 @@ struct TenantLabel {
 #[derive(Debug)]
 pub struct Metrics {
     registry: Mutex<Registry>,
-    /// 1 while a manager of our rack listens.
+    /// 1 while a manager of the rack is connected.
     pub connected: Gauge,
-    /// Orders that were not followed.
+    /// Desired states that were rejected.
     pub commands_rejected: Counter,
     call_seconds: Family<CallLabel, Histogram, fn() -> Histogram>,
     calls_failed: Family<CallLabel, Counter>,
@@ -109,7 +109,7 @@ fn seconds() -> Histogram {
 }
 
 impl Metrics {
-    /// Nothing counted yet.
+    /// Creates the metrics, all zero.
     pub fn new(host: &Name, backend: &'static str) -> Self {
         let labels = [("host".into(), host.to_string().into()), ("backend".into(), backend.into())];
         let metrics = Self {
@@ -193,7 +193,7 @@ impl Metrics {
         registry.register("tenant_gain_ratio", help, self.tenant_gain.clone());
     }
 
-    /// An epoch of symbiosis is over.
+    /// Records the result of an epoch of Symbiosis.
     pub fn observe_shares(&self, report: &Report) {
         let state = match report.state {
             State::Set => "set",
@@ -223,7 +223,7 @@ impl Metrics {
         }
     }
 
-    /// A host call is over.
+    /// Records a host call.
     pub fn record_call(&self, call: Call, took: Duration, ok: bool) {
         self.call_seconds.get_or_create(&CallLabel { call }).observe(took.as_secs_f64());
         if !ok {
@@ -282,7 +282,7 @@ impl Metrics {
         }
     }
 
-    /// The page that Prometheus reads, see [`exposition`].
+    /// Returns the page for Prometheus, see [`exposition`].
     ///
     /// # Errors
     /// Formatting failed.

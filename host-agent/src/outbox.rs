@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use pool::protocol::Have;
 use tokio::sync::Notify;
 
-/// One place for a report, filled by the driver and emptied by the session.
+/// Slot for one report, filled by the driver and emptied by the session.
 #[derive(Debug, Default)]
 pub struct Outbox {
     pending: Mutex<Option<Have>>,
@@ -13,7 +13,7 @@ pub struct Outbox {
 }
 
 impl Outbox {
-    /// A poisoned place is still right: no call leaves it half filled.
+    /// A poisoned outbox is consistent: no call leaves it half filled.
     fn pending(&self) -> MutexGuard<'_, Option<Have>> {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }

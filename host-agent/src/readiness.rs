@@ -1,4 +1,5 @@
-//! Lets a task wait for a descriptor: a socket of ours, or a process. The one place that must promise tokio something.
+//! Lets tasks wait for a descriptor, of a socket or a process: the only registration of descriptors
+//! at tokio.
 
 use std::{io, os::fd::OwnedFd};
 
@@ -9,8 +10,8 @@ use tokio::io::unix::AsyncFd;
 /// # Errors
 /// The kernel cannot watch it.
 pub(crate) fn watch(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
-    // SAFETY: an `OwnedFd` is open and names the same file until it is dropped, and it moves into the `AsyncFd`, which
-    // drops it only after it has stopped watching.
+    // SAFETY: an `OwnedFd` is open and names the same file until it is dropped, and it moves into
+    // the `AsyncFd`, which drops it only after it has stopped watching.
     let watched = unsafe { AsyncFd::register(descriptor) };
     Ok(watched?)
 }

@@ -21,27 +21,28 @@ use crate::{
     runtime_dir::{RuntimeDirError, io_error, sync_parent, write_durably},
 };
 
-/// Why the records cannot be used. An agent does not start without them: nothing starts from an empty list.
+/// Reason why records cannot be used. An agent does not start without them, and never assumes an
+/// empty list.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordsError {
-    /// The operating system refused.
+    /// The operating system rejected an operation.
     #[error(transparent)]
     Dir(#[from] RuntimeDirError),
-    /// A file is not a record.
-    #[error("{} is not a record of a VM: see which VM it was, then remove it", path.display())]
+    /// A file is not a valid record.
+    #[error("{} is not a record of a VM: identify its VM, then remove it", path.display())]
     Corrupt {
-        /// Which file.
+        /// File.
         path: PathBuf,
         /// Error.
         #[source]
         cause: RecordError,
     },
     /// The state of a VM's process is unknown.
-    #[error("look for the process of {}", path.display())]
+    #[error("find the process of {}", path.display())]
     Process {
         /// VM.
         path: PathBuf,
-        /// Why not.
+        /// Cause.
         #[source]
         cause: ProcessError,
     },
@@ -53,24 +54,24 @@ pub enum RecordError {
     /// The file has invalid contents.
     #[error(transparent)]
     Json(#[from] serde_json::Error),
-    /// A VM's name or number.
+    /// A field is invalid.
     #[error("{field}: {problem}")]
     Field {
-        /// Which field.
+        /// Field.
         field: &'static str,
         /// Value and rule.
         problem: String,
     },
 }
 
-/// The records of one host.
+/// Records of one host.
 #[derive(Clone, Debug)]
 pub struct Records {
     directory: PathBuf,
     boot_id: String,
 }
 
-/// A record as it is written. An unknown key is another version's, so it is an error.
+/// Format of a record. An unknown key belongs to another version, so it is an error.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct StoredRecord {
@@ -101,7 +102,7 @@ impl Records {
     /// Opens the records in an agent's directory, for a boot of the machine.
     ///
     /// # Errors
-    /// The operating system refused.
+    /// The operating system rejected an operation.
     pub fn open(runtime_dir: &Path, boot_id: &str) -> Result<Self, RecordsError> {
         let directory = runtime_dir.join("vms");
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&directory);
@@ -109,23 +110,23 @@ impl Records {
         Ok(Self { directory, boot_id: boot_id.to_owned() })
     }
 
-    /// Every VM on record, and whether its process still runs.
+    /// Returns every recorded VM, and whether its process still runs.
     ///
     /// # Errors
     /// A record cannot be read, or the state of a process is unknown.
     pub fn load(&self) -> Result<Vec<Adopted>, RecordsError> {
         let list = || io_error("list", &self.directory);
-        let mut found = Vec::new();
+        let mut vms = Vec::new();
         for entry in fs::read_dir(&self.directory).map_err(list())? {
             let path = entry.map_err(list())?.path();
             if path.extension().is_some_and(|extension| extension == "new") {
-                // Its VM was never handed anything: that waits for the rename.
+                // Its VM received no memory: memory is passed after the rename.
                 fs::remove_file(&path).map_err(io_error("remove", &path))?;
             } else {
-                found.push(self.load_one(path)?);
+                vms.push(self.load_one(path)?);
             }
         }
-        Ok(found)
+        Ok(vms)
     }
 
     fn load_one(&self, path: PathBuf) -> Result<Adopted, RecordsError> {
@@ -142,14 +143,14 @@ impl Records {
     /// # Errors
     /// The operating system failed: the record may or may not exist.
     pub fn write(&self, record: &VmRecord) -> Result<(), RecordsError> {
-        let bytes = serde_json::to_vec_pretty(&self.written(record)).expect("numbers and texts are JSON");
+        let bytes = serde_json::to_vec_pretty(&self.stored(record)).expect("numbers and texts are JSON");
         Ok(write_durably(&self.path(record.reservation), &bytes)?)
     }
 
-    /// Removes a record, if it is there.
+    /// Removes a record, if it exists.
     ///
     /// # Errors
-    /// The operating system refused.
+    /// The operating system rejected an operation.
     pub fn remove(&self, reservation: ReservationId) -> Result<(), RecordsError> {
         let path = self.path(reservation);
         match fs::remove_file(&path) {
@@ -163,7 +164,7 @@ impl Records {
         self.directory.join(format!("{reservation}.json"))
     }
 
-    fn written(&self, record: &VmRecord) -> StoredRecord {
+    fn stored(&self, record: &VmRecord) -> StoredRecord {
         let slice = |(holding, handle): (&Holding, &Handle)| StoredSlice {
             slice: holding.slice.0,
             epoch: holding.epoch.0,
@@ -206,22 +207,22 @@ fn read(path: &Path) -> Result<(VmRecord, String), RecordsError> {
     parse_record(&bytes).map_err(|cause| RecordsError::Corrupt { path: path.to_owned(), cause })
 }
 
-/// A record, and the boot it is from.
+/// Parses a record, and returns it with its boot id.
 fn parse_record(bytes: &[u8]) -> Result<(VmRecord, String), RecordError> {
-    let written: StoredRecord = serde_json::from_slice(bytes)?;
+    let stored: StoredRecord = serde_json::from_slice(bytes)?;
     let field = |field| move |problem| RecordError::Field { field, problem };
-    let reservation = written.reservation.parse().map_err(field("reservation"))?;
-    let vm = Name::new(&written.vm).map_err(|error| field("vm")(error.to_string()))?;
-    let slices: BTreeMap<Holding, Handle> = written.slices.into_iter().map(parse_slice).collect();
-    let process = Process { pid: written.pid, started: written.started_ticks, cgroup: written.cgroup };
-    let local = Bytes::new(written.local_bytes);
-    let (pinned, uid) = (written.pinned, written.uid);
-    Ok((VmRecord { reservation, vm, process, local, pinned, uid, slices }, written.boot_id))
+    let reservation = stored.reservation.parse().map_err(field("reservation"))?;
+    let vm = Name::new(&stored.vm).map_err(|error| field("vm")(error.to_string()))?;
+    let slices: BTreeMap<Holding, Handle> = stored.slices.into_iter().map(parse_slice).collect();
+    let process = Process { pid: stored.pid, started: stored.started_ticks, cgroup: stored.cgroup };
+    let local = Bytes::new(stored.local_bytes);
+    let (pinned, uid) = (stored.pinned, stored.uid);
+    Ok((VmRecord { reservation, vm, process, local, pinned, uid, slices }, stored.boot_id))
 }
 
-fn parse_slice(written: StoredSlice) -> (Holding, Handle) {
-    let holding = Holding { slice: SliceId(written.slice), epoch: Epoch(written.epoch) };
-    (holding, Handle::new(written.emc, written.handle))
+fn parse_slice(stored: StoredSlice) -> (Holding, Handle) {
+    let holding = Holding { slice: SliceId(stored.slice), epoch: Epoch(stored.epoch) };
+    (holding, Handle::new(stored.emc, stored.handle))
 }
 
 #[cfg(test)]
@@ -277,7 +278,7 @@ mod tests {
         records.write(&record(Process { pid: 1, started: 1, cgroup: String::new() })).unwrap();
         let path = dir.path().join("vms/r-7.json");
         let good = fs::read_to_string(&path).unwrap();
-        for (bad, why) in [
+        for (bad, reason) in [
             (good[..good.len() / 2].to_owned(), "EOF"),
             (good.replace("r-7", "7"), "reservation: \"7\" is not a reservation"),
             (good.replace("vm:1", "../vm"), "vm: \"../vm\" is not a name"),
@@ -287,7 +288,7 @@ mod tests {
         ] {
             fs::write(&path, bad).unwrap();
             let error = units::chain(&records.load().unwrap_err());
-            assert!(error.contains("vms/r-7.json") && error.contains(why), "{error}");
+            assert!(error.contains("vms/r-7.json") && error.contains(reason), "{error}");
         }
     }
 

@@ -11,30 +11,30 @@ use std::{
 
 use units::InstanceId;
 
-/// Why the directory cannot be used.
+/// Reason why the directory cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum RuntimeDirError {
-    /// The operating system refused.
+    /// The operating system rejected an operation.
     #[error("{doing} {}", path.display())]
     Io {
         /// Operation.
         doing: &'static str,
         /// Object.
         path: PathBuf,
-        /// Why not.
+        /// Cause.
         #[source]
         errno: io::Error,
     },
     /// Another agent serves this host.
     #[error("another host-agent uses {}", path.display())]
     InUse {
-        /// Which directory.
+        /// Directory.
         path: PathBuf,
     },
     /// A file has invalid contents.
     #[error("{} holds {text:?}: must be {rule}", path.display())]
     Corrupt {
-        /// Which file.
+        /// File.
         path: PathBuf,
         /// Contents.
         text: String,
@@ -51,7 +51,7 @@ pub(crate) fn io_error(
     move |errno| RuntimeDirError::Io { doing, path, errno }
 }
 
-/// The directory, locked for as long as this lives.
+/// Directory, locked until this is dropped.
 #[derive(Debug)]
 pub struct RuntimeDir {
     path: PathBuf,
@@ -59,7 +59,7 @@ pub struct RuntimeDir {
 }
 
 impl RuntimeDir {
-    /// Makes the directory if it is missing, and takes it.
+    /// Creates the directory if it is missing, and locks it.
     ///
     /// # Errors
     /// [`RuntimeDirError::InUse`], or the error of the operating system.
@@ -78,15 +78,16 @@ impl RuntimeDir {
         }
     }
 
-    /// Where it is.
+    /// Returns its path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The number of this start: above all before it, even if the clock went back or the file was lost.
+    /// Returns the number of this start, which is greater than all earlier ones, even if the clock
+    /// was set back or the file was lost.
     ///
     /// # Errors
-    /// The file is not a number, or the operating system refused.
+    /// The file is not a number, or the operating system rejected an operation.
     pub fn next_instance(&self) -> Result<InstanceId, RuntimeDirError> {
         let path = self.path.join("instance");
         let last = match read(&path)? {
@@ -100,10 +101,10 @@ impl RuntimeDir {
         Ok(InstanceId(next))
     }
 
-    /// The rack this host has served before.
+    /// Returns the rack that this host has served before.
     ///
     /// # Errors
-    /// The file holds something else, or the operating system refused.
+    /// The file is invalid, or the operating system rejected an operation.
     pub fn rack(&self) -> Result<Option<String>, RuntimeDirError> {
         let path = self.path.join("rack");
         let Some(text) = read(&path)? else { return Ok(None) };
@@ -115,10 +116,10 @@ impl RuntimeDir {
         }
     }
 
-    /// Remembers the rack this host serves.
+    /// Stores the rack that this host serves.
     ///
     /// # Errors
-    /// The operating system refused.
+    /// The operating system rejected an operation.
     pub fn store_rack(&self, rack: &str) -> Result<(), RuntimeDirError> {
         write_durably(&self.path.join("rack"), rack.as_bytes())
     }
@@ -136,7 +137,8 @@ fn read(path: &Path) -> Result<Option<String>, RuntimeDirError> {
     }
 }
 
-/// After a crash the file holds all of the old or all of the new, and once this has returned, the new.
+/// Replaces a file atomically: after a crash it has either the old or the new contents, and after
+/// the return the new ones.
 pub(crate) fn write_durably(path: &Path, bytes: &[u8]) -> Result<(), RuntimeDirError> {
     let new = path.with_extension("new");
     let mut options = OpenOptions::new();

@@ -1,6 +1,8 @@
-//! `host-agent serve`: from host.toml to following orders, and a clean end on SIGTERM or SIGINT. Guests run on.
+//! `host-agent serve`: starts an agent from host.toml, and stops it on SIGTERM or SIGINT. Guests
+//! keep running.
 //!
-//! The order matters: the directory is taken, the VMs in it are found, and only then does anybody hear of this agent.
+//! The order matters: the directory is locked and its VMs are loaded before the agent connects or
+//! listens.
 
 use std::{
     fs::{self, DirBuilder, File, TryLockError},
@@ -45,20 +47,20 @@ use crate::{
     usage::{self, UsageTable},
 };
 
-/// Messages of the session that the driver has not processed yet; further ones wait in the network.
+/// Events of the session that the driver has not processed yet; further ones wait in the network.
 const SESSION_EVENTS_QUEUED_MAX: usize = 4;
 /// Permission bits of all users except the owner.
 const OTHERS_MODE: u32 = 0o077;
-/// Where the kernel shows its devices.
+/// Folder of the kernel's devices.
 const SYS: &str = "/sys";
-/// Folder of swap devices.
+/// List of swap devices.
 const SWAPS: &str = "/proc/swaps";
-/// Bytes in one.
+/// Bytes per MiB.
 const MIB: NonZeroU64 = NonZeroU64::new(1 << 20).expect("it is not zero");
-/// The longest token.
+/// Maximum length of a token.
 const TOKEN_BYTES_MAX: usize = 1024;
 
-/// Why the agent did not start, or did not end well.
+/// Reason why the agent did not start, or failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     /// host.toml.
@@ -67,13 +69,13 @@ pub enum ServeError {
     /// The agent's directory.
     #[error(transparent)]
     RuntimeDir(#[from] RuntimeDirError),
-    /// The VMs on record.
+    /// Records of VMs.
     #[error(transparent)]
     Records(#[from] RecordsError),
-    /// This machine's boot.
+    /// Boot id of this machine.
     #[error(transparent)]
     Process(#[from] ProcessError),
-    /// This machine's slices.
+    /// Slices of this machine.
     #[error(transparent)]
     Host(#[from] HostError),
     /// The socket.
@@ -82,21 +84,21 @@ pub enum ServeError {
     /// The CXL memory.
     #[error(transparent)]
     Cxl(#[from] CxlError),
-    /// The operating system refused.
+    /// The operating system rejected an operation.
     #[error("{doing} {place}")]
     Io {
         /// Operation.
         doing: &'static str,
         /// Object.
         place: String,
-        /// Why not.
+        /// Cause.
         #[source]
         errno: io::Error,
     },
-    /// Others may read the token.
+    /// Other users may read the token.
     #[error("token {} has mode {mode:04o}: must be readable by its owner only; `chmod 600` it", path.display())]
     TokenOpen {
-        /// Which file.
+        /// File.
         path: PathBuf,
         /// Its permissions.
         mode: u32,
@@ -104,21 +106,21 @@ pub enum ServeError {
     /// A certificate or its key.
     #[error(transparent)]
     Tls(#[from] session::TlsFileError),
-    /// The file holds no token.
+    /// The file contains no token.
     #[error("token {} must be 1 to {TOKEN_BYTES_MAX} printable characters", path.display())]
     NotAToken {
-        /// Which file.
+        /// File.
         path: PathBuf,
     },
-    /// An agent of this host runs on this machine.
+    /// Another agent of this host runs on this machine.
     #[error("another host-agent runs as host {host} on this machine: it has locked {}", path.display())]
     HostInUse {
-        /// Which host.
+        /// Host.
         host: Name,
         /// Its token, or the key of its certificate.
         path: PathBuf,
     },
-    /// The one task that owns the agent's machine is gone.
+    /// The driver task ended.
     #[error("the driver ended unexpectedly")]
     DriverEnded,
 }
@@ -131,7 +133,7 @@ fn io_error(doing: &'static str, place: impl std::fmt::Display) -> impl FnOnce(i
 /// Reads and checks host.toml and the files it names; starts nothing.
 ///
 /// # Errors
-/// Validates a configuration.
+/// The configuration or a file in it is invalid.
 pub fn check_config(path: &Path) -> Result<(), ServeError> {
     let config = Config::load(path)?;
     read_secrets(&config)?;
@@ -141,7 +143,7 @@ pub fn check_config(path: &Path) -> Result<(), ServeError> {
 /// Runs until a signal ends it.
 ///
 /// # Errors
-/// Before it speaks to anybody: configuration, records or sockets are not right.
+/// Configuration, records or sockets are invalid; nothing has been started then.
 pub async fn serve(path: &Path) -> Result<(), ServeError> {
     let config = Config::load(path)?;
     let token = read_secrets(&config)?;
@@ -178,7 +180,7 @@ pub async fn serve(path: &Path) -> Result<(), ServeError> {
     result
 }
 
-/// Begins to share this host's memory among tenants, if it is to be.
+/// Starts Symbiosis, if it is configured.
 fn start_symbiosis(
     config: &Config,
     metrics: Arc<Metrics>,
@@ -191,7 +193,7 @@ fn start_symbiosis(
     Some(symbiosis::EpochRunner { config: sharing, runtime_dir, kernel, state: shares, metrics }.start())
 }
 
-/// All that is there before anybody hears of this agent.
+/// State of an agent before it connects or listens.
 struct PreparedAgent {
     inputs: DriverInputs,
     session_events: mpsc::Sender<session::SessionEvent>,
@@ -276,8 +278,9 @@ pub(crate) fn read_secrets(config: &Config) -> Result<Option<String>, ServeError
     Ok(token)
 }
 
-/// Locks the file that proves who this host is, its token or the key of its certificate, for as long as the result lives: one
-/// agent per host and machine, also if another has a runtime directory of its own.
+/// Locks the file that identifies this host, its token or the key of its certificate, until the
+/// result is dropped: one agent per host and machine, also if another one has its own runtime
+/// directory.
 fn lock_identity(config: &Config) -> Result<Option<File>, ServeError> {
     let key = config.tls.as_ref().map(|tls| &tls.key);
     let Some(path) = config.token_file.as_ref().or(key) else { return Ok(None) };
@@ -303,7 +306,7 @@ fn read_token(path: &Path) -> Result<String, ServeError> {
     if well_formed { Ok(token) } else { Err(ServeError::NotAToken { path: path.to_owned() }) }
 }
 
-/// Each slice of this host takes a descriptor, so as many as the machine allows.
+/// Each slice needs a descriptor, so the limit is raised to the maximum.
 fn raise_descriptor_limit() {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
@@ -345,7 +348,7 @@ async fn watchdog(driver: Handle) {
     }
 }
 
-/// Shows metrics over HTTP.
+/// Serves metrics over HTTP.
 async fn export(
     address: SocketAddr,
     metrics: Arc<Metrics>,

@@ -34,19 +34,19 @@ const OTHERS: u32 = 0o007;
 pub struct AgentIdentity {
     /// The manager's address: `http://…`, `https://…` or `unix:/path`.
     pub manager: String,
-    /// Our host.
+    /// Host of the agent.
     pub host: Name,
     /// This host's token; `None` where certificates are used.
     pub token: Option<String>,
-    /// The files of our certificate, where the manager wants one; read for each connection.
+    /// Files of the certificate, if the manager requires one; read for each connection.
     pub tls: Option<Tls>,
-    /// Changes when the machine restarts.
+    /// Boot id of the machine.
     pub boot_id: String,
-    /// This start of the agent.
+    /// Number of this start of the agent.
     pub instance: InstanceId,
-    /// Where a VMM on this host fetches memory.
+    /// Socket at which VMMs of this host attach memory.
     pub socket: PathBuf,
-    /// Pool devices that this machine sees.
+    /// Pool devices of this machine.
     pub devices: Vec<SeenDevice>,
 }
 
@@ -56,16 +56,16 @@ pub enum TlsFileError {
     /// A file cannot be read.
     #[error("cannot read {}", path.display())]
     Read {
-        /// Which file.
+        /// File.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         #[source]
         errno: io::Error,
     },
     /// Every user may read or write the private key.
     #[error("key {} has mode {mode:04o}: must not be open to every user; `chmod o= {}`", path.display(), path.display())]
     OpenKey {
-        /// Which file.
+        /// File.
         path: PathBuf,
         /// Its permissions.
         mode: u32,
@@ -92,21 +92,21 @@ pub fn read_tls(tls: &Tls) -> Result<ClientTlsConfig, TlsFileError> {
         .domain_name(&tls.server_name))
 }
 
-/// Message of the manager.
+/// Event of the session.
 #[derive(Clone, Debug)]
 pub enum SessionEvent {
-    /// It welcomed us.
+    /// The manager accepted the session.
     Connected {
-        /// Its rack.
+        /// Rack of the manager.
         rack: String,
-        /// It must hear us at least this often.
+        /// Maximum interval between messages of the agent.
         lease_ttl: Ns,
     },
-    /// An order of the rack it named.
+    /// Desired state, with its rack.
     DesiredState(String, Want),
     /// The manager requests a complete report.
     ReportRequested,
-    /// The connection is gone.
+    /// The connection has ended.
     Disconnected,
 }
 
@@ -161,8 +161,9 @@ pub async fn run_sessions(
     }
 }
 
-/// Returns the pause before the next attempt. A manager that sends this agent away at once, because a newer one speaks for
-/// the host, is asked less and less often, but in each lease: that shows it that the host runs.
+/// Returns the delay before the next attempt. It grows if the manager rejects this agent at once,
+/// because a newer one represents the host, up to the lease, so that the manager sees that the host
+/// runs.
 fn next_delay(last: Duration, error: &SessionError, lease: Option<Duration>, lasted: Duration) -> Duration {
     match (error, lease) {
         (_, None) => (last * 2).min(RECONNECT_BACKOFF_MAX.as_duration()),
@@ -187,7 +188,7 @@ async fn connect(identity: &AgentIdentity) -> Result<Channel, SessionError> {
     endpoint.connect().await.map_err(failed)
 }
 
-/// One connection, from hello to its end. There is no other way out than an end with a reason.
+/// Runs one connection, from hello to its end, and returns the reason of the end.
 async fn run_session(
     identity: &AgentIdentity,
     known_rack: String,
@@ -221,9 +222,9 @@ async fn run_session(
         tokio::select! {
             message = messages.message() => {
                 match message?.ok_or(SessionError::Closed)?.message {
-                    Some(to_agent::Message::Desired(want)) => {
-                        let rack = want.rack_uuid.clone();
-                        let event = SessionEvent::DesiredState(rack, convert::desired_state(want)?);
+                    Some(to_agent::Message::Desired(state)) => {
+                        let rack = state.rack_uuid.clone();
+                        let event = SessionEvent::DesiredState(rack, convert::desired_state(state)?);
                         events.send(event).await.map_err(|_| SessionError::Stopping)?;
                     }
                     Some(to_agent::Message::ReportRequest(_)) => {
@@ -233,13 +234,13 @@ async fn run_session(
                     Some(to_agent::Message::Welcome(_)) | None => return Err(SessionError::Closed),
                 }
             }
-            report = shares.next_report() => {
-                let shares = from_agent::Message::Shares(convert::shares(report));
+            shares_report = shares.next_report() => {
+                let shares = from_agent::Message::Shares(convert::shares(shares_report));
                 sender.send(wire::FromAgent { message: Some(shares) }).await.map_err(|_| SessionError::Closed)?;
             }
-            have = reports.outbox.next() => {
-                let have = from_agent::Message::Observed(convert::observed_state(identity.instance, have, reports.usage.take_unreported()));
-                sender.send(wire::FromAgent { message: Some(have) }).await.map_err(|_| SessionError::Closed)?;
+            report = reports.outbox.next() => {
+                let report = from_agent::Message::Observed(convert::observed_state(identity.instance, report, reports.usage.take_unreported()));
+                sender.send(wire::FromAgent { message: Some(report) }).await.map_err(|_| SessionError::Closed)?;
             }
             () = reports.disconnect.notified() => return Err(SessionError::OtherRack),
         }

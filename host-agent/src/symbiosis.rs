@@ -53,10 +53,10 @@ use crate::{
     records::{self, RecordsError},
 };
 
-/// Why symbiosis does not start.
+/// Reason why Symbiosis does not start.
 #[derive(Debug, thiserror::Error)]
 pub enum SymbiosisError {
-    /// The device that remote memory is on.
+    /// Device of remote memory.
     #[error("symbiosis.remote")]
     Remote(#[from] RemoteError),
     /// Shares of the previous epoch.
@@ -70,9 +70,9 @@ pub enum SymbiosisError {
 /// Paths of devices and swap.
 #[derive(Clone, Debug)]
 pub struct KernelPaths {
-    /// As `/sys`.
+    /// Such as `/sys`.
     pub sys: PathBuf,
-    /// As `/proc/swaps`.
+    /// Such as `/proc/swaps`.
     pub swaps: PathBuf,
 }
 
@@ -92,10 +92,10 @@ pub struct Symbiosis {
     number: u64,
 }
 
-/// A cgroup that may be a tenant, as an epoch ends.
+/// Cgroup that may be a tenant, at the end of an epoch.
 struct Candidate {
     name: Name,
-    /// Of a VM that runs in it, if one does, whether it is pinned, and its local memory.
+    /// VM that runs in it, if any: whether it is pinned, and its local memory.
     vm: Option<(bool, Bytes)>,
     counters: Counters,
     /// Bandwidth limit of a tenant in MB/s, if any.
@@ -112,7 +112,7 @@ struct Participant {
     most: Option<Bytes>,
 }
 
-/// Why shares stay as they are.
+/// Missing input, which leaves shares unchanged.
 struct MissingInput(String);
 
 impl Symbiosis {
@@ -225,12 +225,13 @@ impl Symbiosis {
         if participants.is_empty() {
             return Err(MissingInput("no tenant has been measured for an epoch".to_owned()));
         }
-        let (decision, before) = self.decide_shares(&participants, reports)?;
+        let (decision, previous) = self.decide_shares(&participants, reports)?;
         let result = self.apply_decision(&participants, &decision, reports);
         if result.is_err() {
-            let restored =
-                before.as_ref().map_or_else(|| self.persisted.remove(), |before| self.persisted.save(before));
-            self.epochs.rollback(before);
+            let restored = previous
+                .as_ref()
+                .map_or_else(|| self.persisted.remove(), |previous| self.persisted.save(previous));
+            self.epochs.rollback(previous);
             restored.map_err(|error| MissingInput(units::chain(&error)))?;
         }
         result?;
@@ -269,7 +270,7 @@ impl Symbiosis {
         Ok(candidates)
     }
 
-    /// A cgroup that may be a tenant; nothing, if a pinned VM runs in it.
+    /// Returns a cgroup as candidate; `None` if a pinned VM runs in it.
     fn candidate(&self, name: Name, vms: &[VmRecord]) -> Result<Option<Candidate>, SysfsError> {
         let counters = self.cgroups.counters(name.as_str(), self.remote.number())?;
         // Limits that cannot be read cannot be set either, which is reported then.
@@ -322,7 +323,8 @@ impl Symbiosis {
         if is_vm { Enforce::Tiered } else { settings }
     }
 
-    /// A tenant's weight by the manager's word; until there is one, as it was before the agent started.
+    /// Returns a tenant's weight: from the manager or, before it has sent weights, from the stored
+    /// shares.
     fn weight(&self, name: &Name) -> Option<f64> {
         match self.state.weights() {
             Some(weights) => weights.get(name).copied(),
@@ -330,7 +332,7 @@ impl Symbiosis {
         }
     }
 
-    /// Changes of limits, with the previous shares.
+    /// Decides shares; returns them with the previous ones.
     fn decide_shares(
         &mut self,
         participants: &[Participant],
@@ -339,7 +341,7 @@ impl Symbiosis {
         let supply = self.config.supply;
         let members =
             participants.iter().map(|one| self.member(one, supply)).collect::<Result<Vec<_>, _>>()?;
-        let before = self.epochs.applied().cloned();
+        let previous = self.epochs.applied().cloned();
         let decision =
             self.epochs.decide(supply, &members).map_err(|error| market_error(&error, participants))?;
         for (at, one) in participants.iter().enumerate() {
@@ -355,7 +357,7 @@ impl Symbiosis {
                 ..TenantReport::new(&one.name, one.enforce, one.enforce.limitation())
             });
         }
-        Ok((decision, before))
+        Ok((decision, previous))
     }
 
     fn member(&self, one: &Participant, supply: Supply) -> Result<Member<TenantUtility>, MissingInput> {
@@ -365,7 +367,7 @@ impl Symbiosis {
         Ok(Member { name: one.name.as_str().into(), weight: one.weight, min: one.least, utility })
     }
 
-    /// Keeps shares, and then sets limits.
+    /// Stores shares, and then sets limits.
     fn apply_decision(
         &self,
         participants: &[Participant],
@@ -396,7 +398,8 @@ impl Symbiosis {
         Ok(())
     }
 
-    /// Shares that stay, with all that was known of them when they were decided on, if this agent has.
+    /// Returns the unchanged shares, with the report of the epoch that decided them, if this agent
+    /// decided them.
     fn previous_shares(&self) -> Vec<TenantReport> {
         let last = self.state.last_report().map_or_else(Vec::new, |last| last.tenants);
         let last: Vec<_> = last.into_iter().filter(|one| one.measured.is_some()).collect();
@@ -431,7 +434,7 @@ impl Symbiosis {
     }
 }
 
-/// With the tenant's name instead of its place.
+/// Converts an error, with the tenant's name instead of its index.
 fn market_error(error: &MarketError, participants: &[Participant]) -> MissingInput {
     let name = error.tenant().and_then(|at| participants.get(at)).map(|one| one.name.to_string());
     MissingInput(name.map_or_else(|| error.to_string(), |name| format!("{name}: {error}")))

@@ -36,24 +36,24 @@ struct Entry {
 }
 
 impl UsageTable {
-    /// A poisoned book is still right: no call leaves it half written.
+    /// A poisoned table is consistent: no call leaves it half written.
     fn lock(&self) -> MutexGuard<'_, BTreeMap<ReservationId, Entry>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes over the measurement of one VM.
+    /// Stores the measurement of one VM.
     pub fn record(&self, id: ReservationId, usage: Usage) {
         self.lock().insert(id, Entry { usage, is_reported: false });
     }
 
-    /// Takes over the measurements of all VMs that run. Others are dropped, once they have been reported.
+    /// Stores the measurements of all running VMs. Others are dropped once they have been reported.
     pub fn record_all(&self, measured: &BTreeMap<ReservationId, Usage>) {
         let mut table = self.lock();
         table.retain(|id, entry| !entry.is_reported || measured.contains_key(id));
         table.extend(measured.iter().map(|(id, usage)| (*id, Entry { usage: *usage, is_reported: false })));
     }
 
-    /// Drops a VM that is over and reported as such.
+    /// Drops a VM whose end has been reported.
     pub fn remove(&self, id: ReservationId) {
         self.lock().remove(&id);
     }
@@ -88,10 +88,10 @@ pub async fn measure_periodically(driver: Handle, host: Arc<dyn Host>, table: Ar
     loop {
         interval.tick().await;
         let Ok(vms) = driver.inspect(Agent::live_vms).await else { return };
-        let (host, before) = (Arc::clone(&host), table.all());
+        let (host, earlier) = (Arc::clone(&host), table.all());
         let measuring = move || {
             let measured = measure(&*host, &vms);
-            log_overflow(&vms, &before, &measured);
+            log_overflow(&vms, &earlier, &measured);
             measured
         };
         match tokio::task::spawn_blocking(measuring).await {
@@ -117,12 +117,12 @@ fn measure(host: &dyn Host, vms: &BTreeMap<ReservationId, HaveVm>) -> BTreeMap<R
 /// Logs the begin and end of a VM's memory overflow.
 fn log_overflow(
     vms: &BTreeMap<ReservationId, HaveVm>,
-    before: &BTreeMap<ReservationId, Usage>,
+    earlier: &BTreeMap<ReservationId, Usage>,
     now: &BTreeMap<ReservationId, Usage>,
 ) {
     let overflow = |usage: Option<&Usage>| usage.and_then(|usage| usage.overflow).unwrap_or(Bytes::ZERO);
     for (id, vm) in vms {
-        match (overflow(before.get(id)), overflow(now.get(id))) {
+        match (overflow(earlier.get(id)), overflow(now.get(id))) {
             (Bytes::ZERO, Bytes::ZERO) => {}
             (Bytes::ZERO, bytes) => {
                 tracing::warn!(vm = %vm.vm, %bytes, "pool node is full: memory of a VM is on local nodes");

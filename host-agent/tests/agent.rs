@@ -16,7 +16,7 @@ use skipped::report_skipped;
 
 const GIB: u64 = 1 << 30;
 
-/// Returns a rack whose VM `a` has slice 1 and runs.
+/// Returns a rack with a running VM `a` that has slice 1.
 fn running_rig() -> (Rig, rig::Vmm) {
     let mut rig = Rig::new();
     let slice = rig.grant(1, 1);
@@ -62,8 +62,8 @@ fn dirty_slice_is_never_passed_to_a_vm() {
     let report = rig.apply(desired_vm(vec![slice]), |report| !report.failed.is_empty());
     assert_eq!(report.failed[0].reason(), wire::SliceFailureReason::NotZero);
     assert!(report.failed[0].message.contains("00001.1.h0 is not zero"), "{}", report.failed[0].message);
-    let answer = rig.vmm().request("attach a descriptors");
-    assert!(answer.starts_with("refused VM_NOT_READY 0 of 1 slices of VM a are online"), "{answer}");
+    let reply = rig.vmm().request("attach a descriptors");
+    assert!(reply.starts_with("refused VM_NOT_READY 0 of 1 slices of VM a are online"), "{reply}");
 }
 
 #[test]
@@ -80,12 +80,12 @@ fn missing_slice_is_reported_with_os_error() {
 #[test]
 fn guests_survive_agent_restart_and_are_adopted() {
     let (mut rig, mut vmm) = running_rig();
-    let before = rig.hello.instance;
+    let earlier = rig.hello.instance;
     vmm.request("write");
     rig.kill_agent();
     assert_eq!(vmm.request("write"), "written");
     rig.start_agent();
-    assert!(rig.hello.instance > before);
+    assert!(rig.hello.instance > earlier);
     assert_eq!(rig.hello.rack_uuid, RACK);
     let report =
         rig.apply(desired_vm(vec![rig.desired_slice(1, 1)]), |report| pairs(&report.online) == [(1, 1)]);
@@ -106,16 +106,16 @@ fn vm_ended_without_agent_is_reported_and_not_replaced() {
     rig.start_agent();
     let report = rig.apply(desired_vm(vec![rig.desired_slice(1, 1)]), |_| true);
     assert_eq!(report.ended, ["r-1"]);
-    let answer = rig.vmm().request("attach a descriptors");
-    assert!(answer.starts_with("refused VM_ATTACHED VM a was process"), "{answer}");
+    let reply = rig.vmm().request("attach a descriptors");
+    assert!(reply.starts_with("refused VM_ATTACHED VM a was process"), "{reply}");
 }
 
 #[test]
 fn agent_reconnects_and_sends_a_complete_report() {
     let (mut rig, _vmm) = running_rig();
-    let before = rig.hello.clone();
+    let earlier = rig.hello.clone();
     rig.disconnect_agent();
-    assert_eq!(rig.hello, wire::Hello { rack_uuid: RACK.to_owned(), ..before });
+    assert_eq!(rig.hello, wire::Hello { rack_uuid: RACK.to_owned(), ..earlier });
     rig.wait(|report| report.vms.len() == 1 && pairs(&report.online) == [(1, 1)]);
 }
 
@@ -159,8 +159,8 @@ fn inspection_returns_openable_paths_and_registers_no_vm() {
     let slices = vec![rig.grant(1, 1), rig.grant(2, 1)];
     rig.apply(desired_vm(slices), |report| pairs(&report.online) == [(1, 1), (2, 1)]);
     let client = Client::connect(&rig.socket()).unwrap();
-    let seen = client.inspect("a").unwrap();
-    let [local, one, two] = <[Region; 3]>::try_from(seen.regions).unwrap();
+    let memory = client.inspect("a").unwrap();
+    let [local, one, two] = <[Region; 3]>::try_from(memory.regions).unwrap();
     assert_eq!((local.slice, local.bytes), (None, 16 << 20));
     assert!(matches!(local.backing, RegionBacking::VmmAllocated) && local.into_file().is_err());
     assert_eq!((one.slice, two.slice, two.bytes), (Some((1, 1)), Some((2, 1)), GIB));
@@ -194,14 +194,14 @@ fn attached_connection_is_limited_to_its_vm() {
     assert!(vmm.request("attach a descriptors").starts_with("attached local="));
 }
 
-/// Two users that VMMs run as.
+/// Users of VMMs.
 const TENANTS: [u32; 2] = [2001, 2002];
 
-/// A rack whose VM `a` is the first tenant's, `b` is the second's and `c` names no user; all are ready. `None` if this test cannot
-/// become other users.
+/// A rack whose VM `a` is the first tenant's, `b` is the second's and `c` names no user; all are
+/// ready. `None` if this test cannot become other users.
 fn two_tenant_rig() -> Option<Rig> {
     if !rustix::process::geteuid().is_root() {
-        report_skipped("VMs of other users, as becoming one takes root");
+        report_skipped("VMs of other users, which requires root");
         return None;
     }
     let mut rig = Rig::with("allowed_uids = [0, 2001, 2002]");
@@ -212,11 +212,11 @@ fn two_tenant_rig() -> Option<Rig> {
 }
 
 #[track_caller]
-fn assert_other_user(answer: &str, vm: &str, user: u32, caller: u32) {
+fn assert_other_user(reply: &str, vm: &str, user: u32, caller: u32) {
     let expected = format!(
         "refused OTHER_USER VM {vm} is user {user}'s: must be user {user} or root, not user {caller}"
     );
-    assert!(answer.starts_with(&expected), "{answer}");
+    assert!(reply.starts_with(&expected), "{reply}");
 }
 
 #[test]
@@ -257,8 +257,8 @@ fn compromised_vmm_reaches_no_other_vm() {
     let mut vmm = rig.vmm_switching_to(one);
     assert!(vmm.request("attach a descriptors").starts_with("attached"));
     for request in ["attach b descriptors", "attach c descriptors", "inspect b", "inspect c"] {
-        let answer = vmm.request(request);
-        assert!(answer.starts_with("refused OTHER_VM"), "{request} on the old connection: {answer}");
+        let reply = vmm.request(request);
+        assert!(reply.starts_with("refused OTHER_VM"), "{request} on the old connection: {reply}");
     }
     assert_eq!(vmm.request("reconnect"), "connected");
     assert_other_user(&vmm.request("attach b descriptors"), "b", two, one);
@@ -278,9 +278,9 @@ fn compromised_vmm_reaches_no_other_vm() {
         }
         assert_eq!(root.request("reconnect"), "connected");
         for request in ["attach b descriptors", "inspect b"] {
-            let answer = root.request(request);
+            let reply = root.request(request);
             let expected = format!("refused OTHER_VM process {} is VM c (r-3)", root.pid());
-            assert!(answer.starts_with(&expected), "{request} on a new connection: {answer}");
+            assert!(reply.starts_with(&expected), "{request} on a new connection: {reply}");
         }
         assert!(root.request("attach c descriptors").starts_with("attached"), "its own VM again");
     }
@@ -290,7 +290,7 @@ fn compromised_vmm_reaches_no_other_vm() {
 #[test]
 fn connections_of_another_user_do_not_block_vm_start() {
     if !rustix::process::geteuid().is_root() {
-        return report_skipped("connections of another user, as becoming one takes root");
+        return report_skipped("connections of another user, which requires root");
     }
     let mut rig = Rig::new();
     let slice = rig.grant(1, 1);
@@ -381,7 +381,7 @@ fn caller_is_identified_by_the_kernel() {
 fn malformed_message_is_rejected_and_next_accepted() {
     let (rig, mut vmm) = running_rig();
     let client = Client::connect(&rig.socket()).unwrap();
-    for (vm, form, why) in [
+    for (vm, form, expected) in [
         ("../a", MemoryForm::Descriptors, "attach.vm: \"../a\" is not a name"),
         ("a", MemoryForm::Unspecified, "attach.form = 0: must be 1 or 2"),
         (&"x".repeat(70_000), MemoryForm::Descriptors, "at most 65536 bytes"),
@@ -390,7 +390,7 @@ fn malformed_message_is_rejected_and_next_accepted() {
             panic!("the message was accepted");
         };
         assert_eq!(reason, "BAD_MESSAGE");
-        assert!(message.contains(why), "{message}");
+        assert!(message.contains(expected), "{message}");
     }
     let Err(ClientError::Rejected { reason, .. }) = client.attach("b", MemoryForm::Descriptors) else {
         panic!("VM b was attached");

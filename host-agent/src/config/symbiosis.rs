@@ -153,8 +153,8 @@ fn check_one(
 
 fn check_enforce(field: &'static str, text: &str) -> Result<Enforce, InvalidValue> {
     let all = [Enforce::Swap, Enforce::Tiered, Enforce::Advise];
-    let known = all.into_iter().find(|enforce| enforce.name() == text);
-    known.ok_or_else(|| invalid(field, text, "must be swap, tiered or advise"))
+    let found = all.into_iter().find(|enforce| enforce.name() == text);
+    found.ok_or_else(|| invalid(field, text, "must be swap, tiered or advise"))
 }
 
 fn check_amount(field: &'static str, of: u64, most: u64) -> Result<u64, InvalidValue> {
@@ -178,7 +178,7 @@ mod tests {
     use super::*;
     use crate::config::Config;
 
-    const SMALLEST: &str = r#"
+    const MINIMAL: &str = r#"
         [agent]
         host = "h0"
         runtime_dir = "run"
@@ -199,21 +199,21 @@ mod tests {
     }
 
     #[track_caller]
-    fn assert_rejected(from: &str, to: &str, why: &str) {
-        assert!(SMALLEST.contains(from), "the text to replace does not occur");
-        let error = parse(&SMALLEST.replacen(from, to, 1)).unwrap_err();
-        assert!(error.contains(why), "{error}");
+    fn assert_rejected(from: &str, to: &str, message: &str) {
+        assert!(MINIMAL.contains(from), "the text to replace does not occur");
+        let error = parse(&MINIMAL.replacen(from, to, 1)).unwrap_err();
+        assert!(error.contains(message), "{error}");
     }
 
     #[test]
     fn omitted_symbiosis_keys_have_defaults() {
-        let symbiosis = parse(SMALLEST).unwrap();
+        let symbiosis = parse(MINIMAL).unwrap();
         assert_eq!(symbiosis.epoch, Ns::secs(30));
         assert_eq!(symbiosis.supply, Supply { memory_mib: 2048, bandwidth_mb_s: 100 });
-        let with_one = format!("{SMALLEST}[symbiosis.tenants.db]\nweight = 2\nenforce = \"advise\"");
+        let with_one = format!("{MINIMAL}[symbiosis.tenants.db]\nweight = 2\nenforce = \"advise\"");
         let one = parse(&with_one).unwrap().tenants[&Name::new("db").unwrap()];
         assert_eq!(one, TenantSettings { weight: 2.0, least_mib: 0, enforce: Enforce::Advise });
-        let like_all = parse(&format!("{SMALLEST}[symbiosis.tenants.db]")).unwrap();
+        let like_all = parse(&format!("{MINIMAL}[symbiosis.tenants.db]")).unwrap();
         assert_eq!(like_all.tenants[&Name::new("db").unwrap()].enforce, Enforce::Swap);
     }
 

@@ -39,12 +39,12 @@ impl Driver {
         });
     }
 
-    pub(super) fn clear(&mut self, place: Arc<str>) {
+    pub(super) fn close_orphan(&mut self, place: Arc<str>) {
         let (host, metrics) = (Arc::clone(&self.host), Arc::clone(&self.metrics));
         self.workers.call(Lane::Closing, move || {
             let began = Instant::now();
-            let cleared = host.clear(&place);
-            metrics.record_call(Call::Clear, began.elapsed(), cleared.is_ok());
+            let cleared = host.close_orphan(&place);
+            metrics.record_call(Call::CloseOrphan, began.elapsed(), cleared.is_ok());
             let result = cleared.map_err(|error| {
                 tracing::warn!(%place, error = units::chain(&error), "orphaned slice not closed");
                 error.failure()
@@ -62,7 +62,7 @@ impl Driver {
         let (host, metrics) = (Arc::clone(&self.host), Arc::clone(&self.metrics));
         let lane = match call {
             Call::Online => Lane::Serving,
-            Call::Offline | Call::Clear => Lane::Closing,
+            Call::Offline | Call::CloseOrphan => Lane::Closing,
             Call::Scrub => Lane::Scrubbing,
         };
         self.workers.call(lane, move || {
@@ -96,7 +96,7 @@ impl Driver {
     }
 
     /// Not beside the driver, because it could overtake a record that is written again.
-    pub(super) fn forget(&mut self, reservation: ReservationId) {
+    pub(super) fn delete_record(&mut self, reservation: ReservationId) {
         self.usage.remove(reservation);
         if let Err(error) = self.records.remove(reservation) {
             // The next start finds the record without its process, and reports the end again.

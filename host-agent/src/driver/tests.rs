@@ -123,7 +123,7 @@ async fn orphaned_slice_is_closed_before_host_is_clean() {
     let host = Fake::default();
     host.add_orphan("/emc/1.1");
     host.add_orphan("/emc/2.1");
-    host.fail(Call::Clear, 2);
+    host.fail(Call::CloseOrphan, 2);
     let mut rig = Rig::with(host).await;
     rig.send_vm(1).await;
     let have = rig.wait(|have| have.online == [SLICE_1]).await;

@@ -32,9 +32,9 @@ struct Queue {
 pub(super) enum Lane {
     /// A VM's start waits for it.
     Serving,
-    /// Slices that leave. They may have to wait for each other.
+    /// Closing of slices, which may wait for each other.
     Closing,
-    /// Slices without an owner.
+    /// Scrubbing of slices without an owner.
     Scrubbing,
 }
 

@@ -36,31 +36,32 @@ impl AccessSource {
 /// A region of a process's memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Region {
-    /// How large.
+    /// Size.
     pub bytes: u64,
-    /// In what part of looks a page of it was touched, 0 to 1.
+    /// Fraction of samples in which a page of it was accessed, 0 to 1.
     pub touched: f64,
 }
 
 /// Access profile of one tenant.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AccessProfile {
-    /// By whom.
+    /// Source.
     pub source: AccessSource,
-    /// Where.
+    /// Regions.
     pub regions: Vec<Region>,
 }
 
 impl AccessProfile {
-    /// Bytes that were touched at all.
+    /// Returns the number of bytes accessed at least once.
     pub fn touched_bytes(&self) -> u64 {
-        self.touched().map(|region| region.bytes).sum()
+        self.accessed_regions().map(|region| region.bytes).sum()
     }
 
-    /// Pages touched in a second; those that are touched again before the next look count once.
+    /// Returns the accessed pages per second; several accesses of a page within a sample interval
+    /// count once.
     pub fn pages_per_second(&self) -> f64 {
         let pages = |region: &Region| region.bytes as f64 / PAGE as f64 * region.touched;
-        self.touched().map(pages).sum::<f64>() / (SAMPLE_INTERVAL_US as f64 / 1e6)
+        self.accessed_regions().map(pages).sum::<f64>() / (SAMPLE_INTERVAL_US as f64 / 1e6)
     }
 
     /// Returns the fraction of the accessed addresses that can have memory, for a number of bytes:
@@ -69,17 +70,18 @@ impl AccessProfile {
         (bytes as f64 / self.touched_bytes().max(1) as f64).min(1.0)
     }
 
-    /// How often each block of so many bytes was touched, of 40 looks; pages of a block are touched about as often as each other, wherever they are.
+    /// Returns the access counts of blocks of a size in bytes, of 40 samples. Pages of a block have
+    /// similar access rates and any location.
     pub fn histogram(&self, bytes: u64) -> Histogram {
-        let mut regions: Vec<Region> = self.touched().copied().collect();
+        let mut regions: Vec<Region> = self.accessed_regions().copied().collect();
         regions.sort_by(|one, other| other.touched.total_cmp(&one.touched));
         let (mut counts, mut block) = (Vec::new(), Block::default());
-        for Region { bytes: mut left, touched } in regions {
-            while left > 0 {
-                let more = left.min(bytes.max(PAGE) - block.bytes);
-                left -= more;
-                block.bytes += more;
-                block.touched += touched * more as f64;
+        for Region { bytes: mut remaining, touched } in regions {
+            while remaining > 0 {
+                let part = remaining.min(bytes.max(PAGE) - block.bytes);
+                remaining -= part;
+                block.bytes += part;
+                block.touched += touched * part as f64;
                 if block.bytes == bytes.max(PAGE) {
                     counts.push(std::mem::take(&mut block).count());
                 }
@@ -89,23 +91,27 @@ impl AccessProfile {
         Histogram::with_unit(counts, FRACTION_UNITS)
     }
 
-    fn touched(&self) -> impl Iterator<Item = &Region> {
+    fn accessed_regions(&self) -> impl Iterator<Item = &Region> {
         self.regions.iter().filter(|region| region.touched > 0.0)
     }
 }
 
-/// Memory that is counted as one.
+/// Memory counted as one block.
 #[derive(Clone, Copy, Debug, Default)]
 struct Block {
     bytes: u64,
-    /// All of its bytes by how often they are touched.
+    /// Sum over its bytes of the fraction of samples with an access.
     touched: f64,
 }
 
 impl Block {
     fn count(self) -> u32 {
         let touched = self.touched / self.bytes as f64;
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a part of all looks")]
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a fraction of all samples"
+        )]
         let count = (touched * f64::from(SAMPLES_PER_RESULT * FRACTION_UNITS)).round() as u32;
         count.max(1)
     }
@@ -118,25 +124,21 @@ mod tests {
     #[test]
     fn histogram_combines_small_regions_into_blocks() {
         let regions = vec![Region { bytes: PAGE, touched: 1.0 }; 1000];
-        let seen = AccessProfile { source: AccessSource::Pebs, regions };
-        assert_eq!(seen.histogram(256 * PAGE).samples(), 4 * 40);
+        let profile = AccessProfile { source: AccessSource::Pebs, regions };
+        assert_eq!(profile.histogram(256 * PAGE).samples(), 4 * 40);
     }
 
     #[test]
     fn always_accessed_page_counts_twenty_per_second() {
         let region = |pages: u64, touched| Region { bytes: pages * PAGE, touched };
-        let seen = AccessProfile {
+        let profile = AccessProfile {
             source: AccessSource::Damon,
             regions: vec![region(2, 1.0), region(256, 0.0), region(8, 0.5)],
         };
-        assert_eq!(seen.touched_bytes(), 10 * PAGE);
-        assert_eq!(seen.pages_per_second(), 20.0 * (2.0 + 4.0));
-        assert_eq!(seen.histogram(PAGE).samples(), 2 * 40 + 8 * 20);
-        assert_eq!(
-            seen.histogram(4 * PAGE).samples(),
-            30 + 20 + 20,
-            "two and two of the others, four, two that are left"
-        );
-        assert_eq!(seen.resident_fraction(5 * PAGE), 0.5);
+        assert_eq!(profile.touched_bytes(), 10 * PAGE);
+        assert_eq!(profile.pages_per_second(), 20.0 * (2.0 + 4.0));
+        assert_eq!(profile.histogram(PAGE).samples(), 2 * 40 + 8 * 20);
+        assert_eq!(profile.histogram(4 * PAGE).samples(), 30 + 20 + 20, "blocks of 2 + 2, 4 and 2 pages");
+        assert_eq!(profile.resident_fraction(5 * PAGE), 0.5);
     }
 }

@@ -1,4 +1,4 @@
-//! The kernel's memory blocks: how large they are, which ones lie in a range, whether they are online. Nothing is changed here.
+//! Memory blocks of the kernel: size, blocks of a range, and state. Nothing is changed here.
 
 use std::ops::Range;
 
@@ -6,26 +6,26 @@ use units::Bytes;
 
 use super::sysfs::{Sysfs, SysfsError};
 
-/// Where they are.
+/// Folder of the blocks.
 pub const FOLDER: &str = "devices/system/memory";
 
-/// A piece of memory that goes online and offline as a whole.
+/// Unit of memory that the kernel takes online and offline.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// Its name, such as `memory344`.
+    /// Name, such as `memory344`.
     pub name: String,
     /// State as shown by the kernel: `online`, `offline` or `going-offline`.
     pub state: String,
 }
 
 impl Block {
-    /// Whether nothing can be in it.
+    /// Returns whether it is offline.
     pub fn is_offline(&self) -> bool {
         self.state == "offline"
     }
 }
 
-/// Where a block is in physical memory.
+/// Returns the range of a block in physical memory.
 ///
 /// # Errors
 /// The kernel does not report it.
@@ -36,7 +36,7 @@ pub fn range(sysfs: &Sysfs, block: &Block) -> Result<Range<u64>, SysfsError> {
     Ok(number * size..(number + 1) * size)
 }
 
-/// How large each block is.
+/// Returns the size of a block.
 ///
 /// # Errors
 /// The kernel does not report it.
@@ -58,7 +58,7 @@ pub fn policy(sysfs: &Sysfs) -> Result<String, SysfsError> {
     sysfs.text(format!("{FOLDER}/auto_online_blocks"))
 }
 
-/// The blocks there are that hold any byte of a physical range, lowest first.
+/// Returns the existing blocks that overlap a physical range, lowest first.
 ///
 /// # Errors
 /// The kernel does not report it.

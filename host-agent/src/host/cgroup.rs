@@ -102,7 +102,7 @@ impl Cgroups {
     /// Returns the counters of a tenant, with traffic of one device, such as `253:0`.
     ///
     /// # Errors
-    /// It is gone, or its controllers `memory`, `cpu` and `io` are missing.
+    /// It does not exist, or its controllers `memory`, `cpu` and `io` are missing.
     pub fn counters(&self, name: &str, device: &str) -> Result<Counters, SysfsError> {
         let number = |file: &str| self.files.number(format!("{name}/{file}")).map(Bytes::new);
         let swapped = match number("memory.swap.current") {
@@ -139,14 +139,14 @@ impl Cgroups {
     /// Returns all processes of a tenant, including those of its child cgroups.
     ///
     /// # Errors
-    /// It is gone, or cannot be read.
+    /// It does not exist, or cannot be read.
     pub fn processes(&self, name: &str) -> Result<Vec<u32>, SysfsError> {
         let own = self.folder.join(name);
         let (mut pids, mut folders) = (Vec::new(), vec![own.clone()]);
         while let Some(folder) = folders.pop() {
             let text = match self.files.text(folder.join("cgroup.procs")) {
                 Ok(text) => text,
-                // A child has gone meanwhile, or is threaded: its processes are those of its
+                // A child was removed meanwhile, or is threaded: its processes are those of its
                 // parent.
                 Err(error) if folder != own && (error.is_gone() || has_threads_only(&error)) => continue,
                 Err(error) => return Err(error),
@@ -162,7 +162,7 @@ impl Cgroups {
     /// Returns a tenant's limits, on a device.
     ///
     /// # Errors
-    /// It is gone.
+    /// It does not exist.
     pub fn limits(&self, name: &str, device: &str) -> Result<Limits, SysfsError> {
         let io = self.text(name, "io.max")?;
         let of = |key| Some(value_of(line_of(&io, device)?, key)?.parse().ok());
@@ -174,7 +174,7 @@ impl Cgroups {
     /// reclaim.
     ///
     /// # Errors
-    /// It is gone, or the kernel rejects it.
+    /// It does not exist, or the kernel rejects it.
     pub fn limit_memory(&self, name: &str, to: Option<u64>) -> Result<(), SysfsError> {
         self.files.write(format!("{name}/memory.high"), &limit_text(to))
     }
@@ -182,7 +182,7 @@ impl Cgroups {
     /// Sets the bytes per second of a device, or removes the limit.
     ///
     /// # Errors
-    /// It is gone, or the kernel rejects it.
+    /// It does not exist, or the kernel rejects it.
     pub fn limit_bandwidth(
         &self,
         name: &str,

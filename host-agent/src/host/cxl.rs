@@ -122,8 +122,8 @@ impl CxlMemory {
     /// # Errors
     /// The device does not exist, or has a problem.
     pub fn slices(&self, serial: &str) -> Result<&Slices, CxlError> {
-        let found = self.devices.iter().find(|device| device.serial == serial);
-        let device = found.ok_or_else(|| CxlError::NoSuchDevice { serial: serial.to_owned() })?;
+        let device = self.devices.iter().find(|device| device.serial == serial);
+        let device = device.ok_or_else(|| CxlError::NoSuchDevice { serial: serial.to_owned() })?;
         device.slices.as_ref().map_err(|problem| CxlError::Problem {
             serial: serial.to_owned(),
             problem: units::chain(problem),

@@ -52,8 +52,8 @@ impl Damon {
     /// earlier agent.
     pub fn at(sys: &Path, is_own: bool) -> Self {
         let files = Sysfs::at(sys.join(ADMIN));
-        let left = if is_own { files.number("nr_kdamonds").unwrap_or(0) } else { 0 };
-        Self { files, monitored: usize::try_from(left).unwrap_or(0) }
+        let existing = if is_own { files.number("nr_kdamonds").unwrap_or(0) } else { 0 };
+        Self { files, monitored: usize::try_from(existing).unwrap_or(0) }
     }
 
     /// Returns whether the kernel of such a tree has DAMON.
@@ -65,7 +65,7 @@ impl Damon {
     /// only device memory have no result.
     ///
     /// # Errors
-    /// No process is watched: see [`DamonError`].
+    /// No process is monitored: see [`DamonError`].
     pub fn start(&mut self, tenants: &[Vec<Target>]) -> Result<(), DamonError> {
         self.check_available()?;
         self.files.write("nr_kdamonds", &tenants.len().to_string())?;
@@ -97,12 +97,12 @@ impl Damon {
     ///
     /// # Errors
     /// The kernel rejects the end.
-    pub fn finish(&mut self, within: Duration) -> Result<Vec<Option<AccessProfile>>, DamonError> {
+    pub fn finish(&mut self, limit: Duration) -> Result<Vec<Option<AccessProfile>>, DamonError> {
         let started = Instant::now();
-        let seen = |at| (started.elapsed() < within).then(|| self.seen(at).ok()).flatten();
-        let seen = (0..self.monitored).map(seen).collect();
+        let result = |at| (started.elapsed() < limit).then(|| self.read_result(at).ok()).flatten();
+        let results = (0..self.monitored).map(result).collect();
         self.stop()?;
-        Ok(seen)
+        Ok(results)
     }
 
     /// Ends watching and drops the results.
@@ -165,7 +165,7 @@ impl Damon {
         self.files.write(format!("{at}/state"), "on")
     }
 
-    fn seen(&self, at: usize) -> Result<AccessProfile, SysfsError> {
+    fn read_result(&self, at: usize) -> Result<AccessProfile, SysfsError> {
         self.files.write(format!("{at}/state"), "update_schemes_tried_regions")?;
         let folder = format!("{at}/contexts/0/schemes/0/tried_regions");
         let region = |name: &String| {
@@ -249,15 +249,15 @@ mod tests {
         let text = |file: &str| fake.sysfs.text(format!("{ADMIN}/{file}")).unwrap();
         assert_eq!(text("0/contexts/0/targets/1/pid_target"), "8");
         assert_eq!((text("nr_kdamonds"), text("1/state")), ("2".to_owned(), "on".to_owned()));
-        let seen = damon.finish(Duration::from_secs(60)).unwrap();
-        let first = seen[0].as_ref().unwrap();
+        let results = damon.finish(Duration::from_secs(60)).unwrap();
+        let first = results[0].as_ref().unwrap();
         assert_eq!(first.touched_bytes(), 8192);
         assert_eq!(first.pages_per_second(), 40.0, "two pages, 40 times in two seconds");
         assert_eq!(first.regions[0].touched, 1.0);
-        assert_eq!(seen[1], Some(AccessProfile { source: AccessSource::Damon, regions: Vec::new() }));
+        assert_eq!(results[1], Some(AccessProfile { source: AccessSource::Damon, regions: Vec::new() }));
         assert_eq!((text("nr_kdamonds"), text("1/state")), ("0".to_owned(), "off".to_owned()));
         damon.start(&[targets(&[7, 8]), targets(&[9])]).unwrap();
-        assert_eq!(damon.finish(Duration::ZERO).unwrap(), [None, None], "there was no time");
+        assert_eq!(damon.finish(Duration::ZERO).unwrap(), [None, None], "the time limit is zero");
         assert!(!damon.is_running());
     }
 

@@ -1,6 +1,6 @@
 //! Host whose slices are device-dax ranges of CXL memory. The kernel does not allocate from them,
 //! so no page is pinned, and they can be taken by force. A slice's device exists while the host has
-//! the slice. The manager knows about other hosts.
+//! the slice. Other hosts are handled by the manager.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -59,7 +59,7 @@ impl Host for Dax {
         self.ranges.present_slices()
     }
 
-    fn clear(&self, place: &str) -> Result<(), HostError> {
+    fn close_orphan(&self, place: &str) -> Result<(), HostError> {
         self.ranges.close(place)
     }
 

@@ -97,35 +97,35 @@ pub fn examine(machine: &Machine, path: &Path) -> Vec<Finding> {
         Backend::Dax { local_dir, .. } => (Some(MemoryUse::Dax), local_dir),
         Backend::MemoryBlock { local_dir, .. } => (Some(MemoryUse::Blocks), local_dir),
     };
-    let mut found = vec![files::config(path)];
-    found.extend(files::secrets(&config));
-    found.push(files::local_dir(local_dir.as_deref()));
+    let mut findings = vec![files::config(path)];
+    findings.extend(files::secrets(&config));
+    findings.push(files::local_dir(local_dir.as_deref()));
     let agents = Agents::find(machine, &config.runtime_dir);
-    found.push(agents.single_agent(&config, used.is_some()));
-    found.push(agents.capabilities(machine, used.is_some()));
-    found.push(kernel::kvm(machine));
-    found.push(kernel::huge_pages(machine));
-    found.extend(config.symbiosis.iter().flat_map(|symbiosis| tenants::all(machine, symbiosis)));
-    found.extend(used.into_iter().flat_map(|used| memory(machine, &config, &agents, used)));
-    found
+    findings.push(agents.single_agent(&config, used.is_some()));
+    findings.push(agents.capabilities(machine, used.is_some()));
+    findings.push(kernel::kvm(machine));
+    findings.push(kernel::huge_pages(machine));
+    findings.extend(config.symbiosis.iter().flat_map(|symbiosis| tenants::all(machine, symbiosis)));
+    findings.extend(used.into_iter().flat_map(|used| memory(machine, &config, &agents, used)));
+    findings
 }
 
 /// Checks CXL memory and its requirements.
 fn memory(machine: &Machine, config: &Config, agents: &Agents, used: MemoryUse) -> Vec<Finding> {
-    let mut found = vec![kernel::release(machine)];
-    found.extend(kernel::modules(machine, used));
-    found.push(kernel::onlining(machine));
-    found.push(encryption::of_memory(machine));
+    let mut findings = vec![kernel::release(machine)];
+    findings.extend(kernel::modules(machine, used));
+    findings.push(kernel::onlining(machine));
+    findings.push(encryption::of_memory(machine));
     let (records, places) = files::records(&config.runtime_dir);
-    found.push(records);
+    findings.push(records);
     let (devices, nodes) = devices::all(machine, used, &places, agents.is_running());
-    found.extend(devices);
+    findings.extend(devices);
     if used == MemoryUse::Blocks {
-        found.push(node::block_size(machine));
-        found.push(node::page_migration(machine));
-        found.extend(nodes.iter().flat_map(|(node, regions)| node::all(machine, *node, regions)));
+        findings.push(node::block_size(machine));
+        findings.push(node::page_migration(machine));
+        findings.extend(nodes.iter().flat_map(|(node, regions)| node::all(machine, *node, regions)));
     }
-    found
+    findings
 }
 
 /// Returns the failed checks, or that there is none.

@@ -76,7 +76,7 @@ impl Host for Emulated {
         Ok(Vec::new())
     }
 
-    fn clear(&self, _: &str) -> Result<(), HostError> {
+    fn close_orphan(&self, _: &str) -> Result<(), HostError> {
         Ok(())
     }
 
@@ -102,7 +102,7 @@ impl Host for Emulated {
 fn open_slice(path: &Path) -> Result<File, HostError> {
     let opened = OpenOptions::new().read(true).write(true).custom_flags(no_follow()).open(path);
     let file = opened.map_err(|errno| HostError::io("open", path, errno))?;
-    let metadata = file.metadata().map_err(|errno| HostError::io("ask about", path, errno))?;
+    let metadata = file.metadata().map_err(|errno| HostError::io("stat", path, errno))?;
     if metadata.is_file() && metadata.len() == SLICE.get() {
         Ok(file)
     } else {

@@ -23,8 +23,8 @@ pub enum Call {
     Offline,
     /// [`Host::scrub`].
     Scrub,
-    /// [`Host::clear`].
-    Clear,
+    /// [`Host::close_orphan`].
+    CloseOrphan,
     /// [`Host::memory`].
     Memory,
 }
@@ -39,7 +39,7 @@ struct Table {
     dirty: BTreeSet<Holding>,
     failing: BTreeMap<Call, usize>,
     calls: Vec<(Call, Holding)>,
-    freed: Vec<ReservationId>,
+    released_local: Vec<ReservationId>,
     orphans: BTreeSet<Arc<str>>,
     usage: BTreeMap<ReservationId, Usage>,
 }
@@ -80,8 +80,8 @@ impl Fake {
     }
 
     /// Returns VMs whose local memory was released.
-    pub fn freed(&self) -> Vec<ReservationId> {
-        self.table().freed.clone()
+    pub fn released_local(&self) -> Vec<ReservationId> {
+        self.table().released_local.clone()
     }
 
     fn call(&self, call: Call, handle: &str) -> Result<MutexGuard<'_, Table>, HostError> {
@@ -130,8 +130,8 @@ impl Host for Fake {
         Ok(self.table().orphans.iter().cloned().collect())
     }
 
-    fn clear(&self, place: &str) -> Result<(), HostError> {
-        self.call(Call::Clear, place)?.orphans.remove(place);
+    fn close_orphan(&self, place: &str) -> Result<(), HostError> {
+        self.call(Call::CloseOrphan, place)?.orphans.remove(place);
         Ok(())
     }
 
@@ -166,7 +166,7 @@ impl Host for Fake {
     }
 
     fn free_local(&self, reservation: ReservationId) -> Result<(), HostError> {
-        self.table().freed.push(reservation);
+        self.table().released_local.push(reservation);
         Ok(())
     }
 }

@@ -99,8 +99,8 @@ mod tests {
         let work = move |steps: &Steps<'_>| {
             [0, 1].map(|_| {
                 steps.next();
-                let begun = Instant::now();
-                (rustix::io::write(&full, &[0]), begun.elapsed() >= limit)
+                let started = Instant::now();
+                (rustix::io::write(&full, &[0]), started.elapsed() >= limit)
             })
         };
         assert_eq!(run_interruptible(limit, work).unwrap(), [(Err(Errno::INTR), true); 2]);

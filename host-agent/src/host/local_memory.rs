@@ -28,29 +28,31 @@ use super::{
 /// Folder of the nodes.
 const NODES_FOLDER: &str = "/sys/devices/system/node";
 
-/// The local memory that was handed out.
+/// Local memory of VMs.
 #[derive(Debug, Default)]
 pub(super) struct LocalMemory {
-    /// Where that which is asked for by path lies.
+    /// Directory of local memory that is passed by path.
     dir: Option<PathBuf>,
-    /// Nodes that it must not be of; where slices are memory of the kernel's, theirs.
+    /// Nodes that must not contain local memory: those of slices, where slices are memory of the
+    /// kernel.
     excluded_nodes: BTreeSet<u32>,
     /// As descriptors. Memory passed by an earlier agent is found in the VM's process.
     memfds: Mutex<BTreeMap<ReservationId, Arc<OwnedFd>>>,
 }
 
 impl LocalMemory {
-    /// None yet.
+    /// Creates it, empty.
     pub(super) fn new(dir: Option<PathBuf>) -> Self {
         Self::with_excluded_nodes(dir, BTreeSet::new())
     }
 
-    /// None yet, and never of these nodes.
+    /// Creates it, empty; it never uses these nodes.
     pub(super) fn with_excluded_nodes(dir: Option<PathBuf>, excluded_nodes: BTreeSet<u32>) -> Self {
         Self { dir, excluded_nodes, memfds: Mutex::default() }
     }
 
-    /// Where slices are memory of the kernel's, the kernel would take local memory from them, too.
+    /// Where slices are memory of the kernel, the kernel would allocate local memory from them,
+    /// too.
     fn bind_to_local_nodes(&self, file: &File, bytes: u64) -> io::Result<()> {
         if self.excluded_nodes.is_empty() {
             return Ok(());
@@ -60,7 +62,7 @@ impl LocalMemory {
         numa::bind(file, bytes, &nodes)
     }
 
-    /// A VM's, if it has any.
+    /// Returns the local memory of a VM, if it has any.
     pub(super) fn region(
         &self,
         record: &VmRecord,
@@ -77,7 +79,7 @@ impl LocalMemory {
         Ok(Some(MemoryRegion { slice: None, emc: "".into(), bytes: record.local, offset: 0, backing }))
     }
 
-    /// Gives it back, if there is any.
+    /// Releases the local memory of a VM, if it has any.
     pub(super) fn free(&self, reservation: ReservationId) -> Result<(), HostError> {
         self.memfds().remove(&reservation);
         let Some(path) = self.path(reservation) else { return Ok(()) };
@@ -89,8 +91,9 @@ impl LocalMemory {
         }
     }
 
-    /// Returns how much of a running VM's local memory has pages. A guest that runs has touched some: where the file has none, its
-    /// VMM uses other memory, such as huge pages of its own, and that is not measured.
+    /// Returns how much of a running VM's local memory has pages. A running guest has touched some:
+    /// a file without pages means that its VMM uses other memory, such as huge pages of its own,
+    /// which is not measured.
     pub(super) fn allocated(&self, reservation: ReservationId, vm: &HaveVm) -> Option<Bytes> {
         if vm.local == Bytes::ZERO {
             return Some(Bytes::ZERO);
@@ -100,26 +103,27 @@ impl LocalMemory {
         allocated(&file).filter(|bytes| *bytes > Bytes::ZERO)
     }
 
-    /// Returns the descriptor of a VM's local memory, also if an earlier agent handed it to the VM's process.
+    /// Returns the descriptor of a VM's local memory, also if an earlier agent passed it to the
+    /// VM's process.
     fn find_memfd(&self, reservation: ReservationId, pid: u32, bytes: Bytes) -> Option<Arc<OwnedFd>> {
-        if let Some(there) = self.memfds().get(&reservation) {
-            return Some(Arc::clone(there));
+        if let Some(memfd) = self.memfds().get(&reservation) {
+            return Some(Arc::clone(memfd));
         }
-        let found = process::find_memfd_of(pid, &memfd_name(reservation)).ok().flatten()?;
-        if found.metadata().ok()?.len() != bytes.get() {
+        let memfd = process::find_memfd_of(pid, &memfd_name(reservation)).ok().flatten()?;
+        if memfd.metadata().ok()?.len() != bytes.get() {
             return None;
         }
-        Some(Arc::clone(self.memfds().entry(reservation).or_insert(Arc::new(found.into()))))
+        Some(Arc::clone(self.memfds().entry(reservation).or_insert(Arc::new(memfd.into()))))
     }
 
-    /// A poisoned map is still right: no call leaves it half changed.
+    /// A poisoned map is consistent: no call leaves it half changed.
     fn memfds(&self) -> MutexGuard<'_, BTreeMap<ReservationId, Arc<OwnedFd>>> {
         self.memfds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn memfd(&self, record: &VmRecord) -> Result<Arc<OwnedFd>, HostError> {
-        if let Some(there) = self.find_memfd(record.reservation, record.process.pid, record.local) {
-            return Ok(there);
+        if let Some(memfd) = self.find_memfd(record.reservation, record.process.pid, record.local) {
+            return Ok(memfd);
         }
         let failed = |doing| move |errno| HostError::io(doing, record.vm.as_str(), errno);
         let name = memfd_name(record.reservation);
@@ -148,7 +152,7 @@ impl LocalMemory {
     }
 }
 
-/// As it stands in /proc/PID/fd.
+/// Returns the name shown in /proc/PID/fd.
 fn memfd_name(reservation: ReservationId) -> String {
     format!("tarn-local-{reservation}")
 }
@@ -174,7 +178,7 @@ pub(super) fn no_follow() -> i32 {
 
 /// Makes a user the owner of a file, so that it can open it.
 pub(super) fn change_owner(file: &OwnedFd, path: &Path, user: UserId) -> Result<(), HostError> {
-    let owner = rustix::fs::fstat(file).map_err(|errno| HostError::io("ask about", path, errno))?.st_uid;
+    let owner = rustix::fs::fstat(file).map_err(|errno| HostError::io("stat", path, errno))?.st_uid;
     if owner == user.get() {
         return Ok(());
     }

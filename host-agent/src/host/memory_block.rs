@@ -96,7 +96,7 @@ impl MemoryBlock {
         check_zero: bool,
     ) -> Result<(), HostError> {
         let kmem =
-            slices.present_slices()?.get(&index).is_some_and(|found| found.driver == Some(Driver::Kmem));
+            slices.present_slices()?.get(&index).is_some_and(|present| present.driver == Some(Driver::Kmem));
         let is_partly_online = kmem && slices.blocks(index)?.iter().any(|block| !block.is_offline());
         if check_zero && !is_partly_online {
             self.ranges.open_zeroed(place)?;
@@ -130,7 +130,7 @@ impl MemoryBlock {
         let Some(file) = file else { return Ok(()) };
         let file = file.try_clone().map(File::from).map_err(|errno| HostError::io("open", &name, errno))?;
         if verify {
-            let metadata = file.metadata().map_err(|errno| HostError::io("ask about", &name, errno))?;
+            let metadata = file.metadata().map_err(|errno| HostError::io("stat", &name, errno))?;
             check_file_unused(Path::new(&name), FileId::of(&metadata))?;
         } else {
             file.set_len(0).map_err(|errno| HostError::io("truncate", &name, errno))?;
@@ -245,7 +245,7 @@ impl MemoryBlock {
         }
     }
 
-    fn record_migration(&self, pid: u32, moved: &numa::Moved) {
+    fn record_migration(&self, pid: u32, moved: &numa::MigrationResult) {
         self.pages_migrated.fetch_add(moved.moved, Ordering::Relaxed);
         let failed = moved.misplaced - moved.moved;
         self.page_migration_failures.fetch_add(failed, Ordering::Relaxed);
@@ -283,7 +283,7 @@ impl Host for MemoryBlock {
         self.ranges.present_slices()
     }
 
-    fn clear(&self, place: &str) -> Result<(), HostError> {
+    fn close_orphan(&self, place: &str) -> Result<(), HostError> {
         let (slices, index) = self.ranges.slice(place)?;
         self.remove_from_node(slices, index, &place.into())?;
         self.ranges.close(place)

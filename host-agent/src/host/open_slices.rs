@@ -1,4 +1,5 @@
-//! Slices that are open: the descriptor and the path of each, and how a VM gets it. How one comes to be open is a backend's.
+//! Open slices, with descriptor and path, and the forms in which VMs receive them. Slices are
+//! opened by the backends.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,15 +24,15 @@ use super::{
     user_of,
 };
 
-/// Some machines hide a process even from root. That is worth one line, not one per slice.
+/// Some machines hide a process even from root, which is logged once.
 static UNREADABLE_PROCESSES: Once = Once::new();
 
-/// The slices that are open.
+/// Open slices.
 #[derive(Debug, Default)]
 pub(super) struct OpenSlices(Mutex<BTreeMap<Holding, (Arc<OwnedFd>, PathBuf)>>);
 
 impl OpenSlices {
-    /// A poisoned map is still right: no call leaves it half changed.
+    /// A poisoned map is consistent: no call leaves it half changed.
     fn table(&self) -> MutexGuard<'_, BTreeMap<Holding, (Arc<OwnedFd>, PathBuf)>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -44,7 +45,7 @@ impl OpenSlices {
         self.table().insert(holding, (Arc::new(file.into()), path));
     }
 
-    /// A file without a name. While the agent has it open, /proc is where others find it.
+    /// Inserts a file without a name. Its path is in /proc while the agent has it open.
     pub(super) fn insert_memfd(&self, holding: Holding, file: File) {
         let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
         self.insert(holding, file, path.into());
@@ -64,7 +65,8 @@ impl OpenSlices {
         self.table().values().map(|(file, _)| Arc::clone(file)).collect()
     }
 
-    /// Sums the sizes of these slices' files as the file system counts them, in bytes. `None` if one is not open, or is a device.
+    /// Sums the sizes of these slices' files as the file system counts them, in bytes. `None` if
+    /// one is not open, or is a device.
     pub(super) fn allocated(&self, slices: &[Holding]) -> Option<Bytes> {
         let table = self.table();
         slices.iter().map(|holding| allocated(&table.get(holding)?.0)).sum()
@@ -74,7 +76,7 @@ impl OpenSlices {
         self.table().remove(&holding);
     }
 
-    /// A VM's slices, in order.
+    /// Returns a VM's slices, in order.
     pub(super) fn regions(
         &self,
         record: &VmRecord,
@@ -125,18 +127,18 @@ pub(super) fn allocated(file: &OwnedFd) -> Option<Bytes> {
 pub(super) fn check_unused(path: &Path) -> Result<(), HostError> {
     let metadata = match fs::symlink_metadata(path) {
         Err(errno) if errno.kind() == io::ErrorKind::NotFound => return Ok(()),
-        seen => seen.map_err(|errno| HostError::io("ask about", path, errno))?,
+        result => result.map_err(|errno| HostError::io("stat", path, errno))?,
     };
     check_file_unused(path, FileId::of(&metadata))
 }
 
-/// The same of a file that has no name, or is known already.
+/// Like [`check_unused`], for a file without a name or with a known identity.
 pub(super) fn check_file_unused(path: &Path, file: FileId) -> Result<(), HostError> {
     let users = process::users_of(file)
-        .map_err(|error| HostError::io("look for users of", path, io::Error::other(units::chain(&error))))?;
+        .map_err(|error| HostError::io("find users of", path, io::Error::other(units::chain(&error))))?;
     if users.unreadable > 0 {
         UNREADABLE_PROCESSES
-            .call_once(|| tracing::warn!(unseen = users.unreadable, "some processes cannot be looked into"));
+            .call_once(|| tracing::warn!(unseen = users.unreadable, "some processes cannot be inspected"));
     }
     if users.pids.is_empty() {
         Ok(())

@@ -30,14 +30,14 @@ const SEALS: SealFlags = SealFlags::GROW.union(SealFlags::SEAL);
 /// Error of a process's inspection.
 #[derive(Debug, thiserror::Error)]
 pub enum ProcessError {
-    /// The operating system refused.
+    /// The operating system rejected an operation.
     #[error("{doing} {}", path.display())]
     Io {
         /// Operation.
         doing: &'static str,
         /// Object.
         path: PathBuf,
-        /// Why not.
+        /// Cause.
         #[source]
         errno: io::Error,
     },
@@ -49,10 +49,10 @@ pub enum ProcessError {
         /// Contents.
         text: String,
     },
-    /// It is gone.
-    #[error("process {pid} is gone")]
+    /// It has ended.
+    #[error("process {pid} has ended")]
     Gone {
-        /// Which one.
+        /// Process.
         pid: u32,
     },
 }
@@ -70,7 +70,7 @@ pub fn current_user() -> UserId {
     UserId::new(rustix::process::geteuid().as_raw()).expect("a process has a user")
 }
 
-/// Changes when the machine restarts.
+/// Returns the boot id, which changes when the machine restarts.
 ///
 /// # Errors
 /// The kernel does not report it.
@@ -112,7 +112,7 @@ impl ProcessHandle {
         Ok((same && lives).then_some(handle))
     }
 
-    /// Whether it is gone.
+    /// Returns whether it has ended.
     ///
     /// # Errors
     /// The kernel does not report it.
@@ -121,10 +121,10 @@ impl ProcessHandle {
         Ok(poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))? > 0)
     }
 
-    /// Ends it.
+    /// Kills it.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// The kernel rejects it.
     pub fn kill(&self) -> io::Result<()> {
         match pidfd_send_signal(&self.0, Signal::KILL) {
             Err(Errno::SRCH) => Ok(()), // gone already
@@ -145,7 +145,7 @@ impl From<ProcessHandle> for OwnedFd {
     }
 }
 
-/// When a process started, in clock ticks since the machine did; `None` if there is none.
+/// Returns the start time of a process, in clock ticks since boot; `None` if it does not exist.
 fn started(pid: u32) -> Result<Option<u64>, ProcessError> {
     let path = PathBuf::from(format!("/proc/{pid}/stat"));
     let text = match fs::read_to_string(&path) {
@@ -153,19 +153,21 @@ fn started(pid: u32) -> Result<Option<u64>, ProcessError> {
         read => read.map_err(io_error("read", &path))?,
     };
     // After the name come state, parent, ..., and the 20th is the start.
-    let started = after_name(&text).nth(19).and_then(|ticks| ticks.parse().ok());
+    let started = fields_after_name(&text).nth(19).and_then(|ticks| ticks.parse().ok());
     started.map(Some).ok_or(ProcessError::Unreadable { path, text })
 }
 
-/// The words of a stat file after the name, which stands in parentheses and may hold anything.
-fn after_name(stat: &str) -> impl Iterator<Item = &str> {
+/// Returns the fields of a stat file after the name, which is in parentheses and may contain any
+/// character.
+fn fields_after_name(stat: &str) -> impl Iterator<Item = &str> {
     stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace()
 }
 
-/// Whether it has ended and only waits for its parent to take notice. It has no memory and no descriptors.
+/// Returns whether it has ended and its parent has not waited for it. It has no memory and no
+/// descriptors.
 fn is_zombie(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"));
-    stat.map_or(true, |stat| matches!(after_name(&stat).next(), Some("Z" | "X") | None))
+    stat.map_or(true, |stat| matches!(fields_after_name(&stat).next(), Some("Z" | "X") | None))
 }
 
 fn cgroup(pid: u32) -> Result<String, ProcessError> {
@@ -174,7 +176,7 @@ fn cgroup(pid: u32) -> Result<String, ProcessError> {
     Ok(text.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or_default().to_owned())
 }
 
-/// A process that ends while it is looked at.
+/// Returns whether a process ended during the inspection.
 fn is_gone(errno: &io::Error) -> bool {
     errno.kind() == io::ErrorKind::NotFound || errno.raw_os_error() == Some(Errno::SRCH.raw_os_error())
 }
@@ -189,12 +191,13 @@ pub enum FileId {
         /// The file's number there.
         inode: u64,
     },
-    /// A character device, by its device number: containers and libvirt have nodes of their own for it.
+    /// Character device, by its device number: containers and libvirt create nodes of their own for
+    /// it.
     Device(u64),
 }
 
 impl FileId {
-    /// Of a file's metadata.
+    /// Returns the identity of a file from its metadata.
     pub fn of(metadata: &fs::Metadata) -> Self {
         if metadata.file_type().is_char_device() {
             return Self::Device(metadata.rdev());
@@ -216,11 +219,11 @@ impl FileId {
 pub struct FileUsers {
     /// Processes that have it open or mapped.
     pub pids: Vec<u32>,
-    /// How many processes could not be looked into.
+    /// Number of processes that could not be inspected.
     pub unreadable: usize,
 }
 
-/// Every other process that has this file open or mapped.
+/// Returns all other processes that have a file open or mapped.
 ///
 /// # Errors
 /// The kernel does not list processes.
@@ -242,7 +245,8 @@ pub fn users_of(file: FileId) -> Result<FileUsers, ProcessError> {
     Ok(users)
 }
 
-/// Creates a memfd of a name and a size, in bytes, sealed against growth. [`find_memfd`] finds it by its name.
+/// Creates a memfd of a name and a size, in bytes, sealed against growth. [`find_memfd`] finds it
+/// by its name.
 ///
 /// # Errors
 /// The kernel has no memory or no descriptor for it.
@@ -253,8 +257,8 @@ pub fn make_memfd(name: &str, bytes: u64) -> io::Result<File> {
     Ok(file)
 }
 
-/// Finds a memfd that [`make_memfd`] created for this user, by its name, among the files that processes have open or mapped, and
-/// opens it for reading and writing.
+/// Finds a memfd that [`make_memfd`] created for this user, by its name, among the files that
+/// processes have open or mapped, and opens it for reading and writing.
 ///
 /// # Errors
 /// The kernel does not list processes.
@@ -281,7 +285,8 @@ pub fn find_memfd_of(pid: u32, name: &str) -> Result<Option<File>, ProcessError>
     Ok(memfd_in(Path::new(&format!("/proc/{pid}/fd")), name, device))
 }
 
-/// Finds such a memfd among the links of a folder. A folder that cannot be read, as of a process that has ended, has none.
+/// Finds such a memfd among the links of a folder. A folder that cannot be read, as of a process
+/// that has ended, has none.
 fn memfd_in(folder: &Path, name: &str, device: u64) -> Option<File> {
     let link = format!("/memfd:{name} (deleted)");
     let links = fs::read_dir(folder).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
@@ -289,24 +294,25 @@ fn memfd_in(folder: &Path, name: &str, device: u64) -> Option<File> {
     named.find_map(|path| open_own(&path, device))
 }
 
-/// Returns the device number of the file system that holds all memfds. Users cannot create other files on it.
+/// Returns the device number of the file system that holds all memfds. Users cannot create other
+/// files on it.
 fn memfd_device() -> io::Result<u64> {
     Ok(fstat(memfd_create("tarn-device", MemfdFlags::CLOEXEC)?)?.st_dev)
 }
 
-/// Opens a memfd of this user. The link's name proves nothing: in a mount namespace of their own, users can give any file such a
-/// name. The file is examined through O_PATH first, because opening a device or a pipe has side effects. Returns `None` also if
-/// the process has ended.
+/// Opens a memfd of this user. The link's name proves nothing: in a mount namespace of their own,
+/// users can give any file such a name. The file is examined through O_PATH first, because opening
+/// a device or a pipe has side effects. Returns `None` also if the process has ended.
 fn open_own(path: &Path, device: u64) -> Option<File> {
-    let found = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
-    let stat = fstat(&found).ok()?;
+    let examined = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let stat = fstat(&examined).ok()?;
     let is_memfd = stat.st_dev == device
         && stat.st_nlink == 0
         && FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
     if !is_memfd || stat.st_uid != current_user().get() {
         return None;
     }
-    let path = format!("/proc/self/fd/{}", found.as_raw_fd());
+    let path = format!("/proc/self/fd/{}", examined.as_raw_fd());
     let file = OpenOptions::new().read(true).write(true).open(path).ok()?;
     fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SEALS)).then_some(file)
 }
@@ -319,32 +325,32 @@ fn has_mapped(pid: u32, file: FileId) -> io::Result<bool> {
     Ok(!mappings(pid, file)?.is_empty())
 }
 
-/// Where a process has this file mapped.
+/// Returns the addresses at which a process maps a file.
 ///
 /// # Errors
-/// It is gone, or is not ours to look into.
+/// It has ended, or may not be inspected.
 pub fn mappings(pid: u32, file: FileId) -> io::Result<Vec<Range<usize>>> {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
-    let mut found = Vec::new();
+    let mut ranges = Vec::new();
     for line in maps.lines() {
         if maps_file(pid, line, file)? {
-            found.extend(addresses(line));
+            ranges.extend(addresses(line));
         }
     }
-    Ok(found)
+    Ok(ranges)
 }
 
-/// Where a process has any of these files mapped, devices excepted.
+/// Returns the addresses at which a process maps any of these files, except devices.
 ///
 /// # Errors
-/// It is gone, or is not ours to look into.
+/// It has ended, or may not be inspected.
 pub fn mappings_of(pid: u32, files: &BTreeSet<FileId>) -> io::Result<Vec<Range<usize>>> {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
     let of_them = |line: &&str| mapped_file(line).is_some_and(|file| files.contains(&file));
     Ok(maps.lines().filter(of_them).filter_map(addresses).collect())
 }
 
-/// The file of a line of a process's mappings.
+/// Returns the file of a line of a process's mappings.
 fn mapped_file(line: &str) -> Option<FileId> {
     let mut words = line.split_whitespace().skip(3);
     let (major, minor) = words.next()?.split_once(':')?;
@@ -353,8 +359,9 @@ fn mapped_file(line: &str) -> Option<FileId> {
     Some(FileId::File { device, inode: words.next()?.parse().ok()? })
 }
 
-/// Whether a line of a process's mappings is of this file: `addresses permissions offset device inode path`. A device's line names
-/// the node by which it was opened, so the file itself is looked at.
+/// Returns whether a line of a process's mappings is of this file: `addresses permissions offset
+/// device inode path`. The line of a device contains the node through which it was opened, so the
+/// file itself is examined.
 fn maps_file(pid: u32, line: &str, file: FileId) -> io::Result<bool> {
     let mut words = line.split_whitespace();
     let [Some(addresses), Some(permissions), _, Some(on), Some(number)] = [(); 5].map(|()| words.next())
@@ -371,19 +378,20 @@ fn maps_file(pid: u32, line: &str, file: FileId) -> io::Result<bool> {
     }
 }
 
-/// A mapping of a process.
+/// Mapping of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mapping {
-    /// Where it is.
+    /// Addresses.
     pub addresses: Range<usize>,
-    /// Whether it is a device's memory, or may be: a shared mapping that cannot be examined counts as one.
+    /// Whether it is device memory; a shared mapping that cannot be examined counts as device
+    /// memory.
     pub is_device: bool,
 }
 
 /// Returns all mappings of a process, lowest first.
 ///
 /// # Errors
-/// It is gone, or is not ours to look into.
+/// It has ended, or may not be inspected.
 pub fn all_mappings(pid: u32) -> io::Result<Vec<Mapping>> {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
     let mapping = |line: &str| {
@@ -406,7 +414,7 @@ fn maps_device(pid: u32, line: &str) -> bool {
     }
 }
 
-/// As in `7f0000000000-7f0040000000 rw-s ...`.
+/// Parses `7f0000000000-7f0040000000 rw-s ...`.
 fn addresses(line: &str) -> Option<Range<usize>> {
     let (start, end) = line.split_whitespace().next()?.split_once('-')?;
     Some(usize::from_str_radix(start, 16).ok()?..usize::from_str_radix(end, 16).ok()?)
@@ -439,7 +447,7 @@ mod tests {
     use super::*;
     use crate::skipped::report_skipped;
 
-    /// Ends at the latest when it is dropped, with its input.
+    /// Starts a process that ends when its input is closed.
     fn sleeper() -> Child {
         Command::new("cat").stdin(Stdio::piped()).spawn().unwrap()
     }
@@ -474,7 +482,8 @@ mod tests {
         child.wait().unwrap();
     }
 
-    /// A private mapping of /dev/zero stands for a device's: shared ones are files of the kernel's own.
+    /// A private mapping of /dev/zero replaces one of a device: its shared mappings are files of
+    /// the kernel.
     #[test]
     fn device_mappings_differ_from_file_mappings() {
         use vm_memory::{FileOffset, MmapRegion, mmap::MmapRegionBuilder};
@@ -506,9 +515,7 @@ mod tests {
     #[test]
     fn file_renamed_in_mount_namespace_is_not_a_memfd() {
         if !rustix::process::geteuid().is_root() {
-            return report_skipped(
-                "a memfd's name in a mount namespace, as becoming another user takes root",
-            );
+            return report_skipped("a memfd's name in a mount namespace, which requires root");
         }
         let victim = tempfile::Builder::new().prefix("tarn-victim-").tempfile_in("/var/tmp").unwrap();
         fs::set_permissions(victim.path(), fs::Permissions::from_mode(0o644)).unwrap();
@@ -521,11 +528,11 @@ mod tests {
         let mut line = String::new();
         BufReader::new(attacker.stdout.take().unwrap()).read_line(&mut line).unwrap();
         assert_eq!(line, "ready\n", "the attack needs user namespaces");
-        let shown = fs::read_link(format!("/proc/{}/fd/9", attacker.id())).unwrap();
-        assert_eq!(shown.as_os_str(), &*format!("/{link}"), "the attack does not show the name");
-        let found = find_memfd(name).unwrap();
+        let link_target = fs::read_link(format!("/proc/{}/fd/9", attacker.id())).unwrap();
+        assert_eq!(link_target.as_os_str(), &*format!("/{link}"), "the attack does not show the name");
+        let file = find_memfd(name).unwrap();
         end(attacker);
-        assert!(found.is_none(), "{found:?} is the victim");
+        assert!(file.is_none(), "{file:?} is the victim");
     }
 
     #[test]
@@ -543,7 +550,7 @@ mod tests {
     #[test]
     fn device_is_found_in_use_through_another_node() {
         if !rustix::process::geteuid().is_root() {
-            return report_skipped("a device in use through another node, as making one takes root");
+            return report_skipped("a device in use through another node, which requires root");
         }
         let dir = tempfile::tempdir().unwrap();
         let node = dir.path().join("full");

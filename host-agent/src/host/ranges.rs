@@ -1,5 +1,5 @@
 //! CXL memory in slices, each a device-dax range while it is accessed: verified, zeroed, and
-//! released without remains in this host's caches. Ownership is not known here.
+//! released without remains in this host's caches. Ownership is handled by the manager.
 
 use std::{
     collections::BTreeSet,
@@ -25,10 +25,10 @@ use super::{
     slices::{PresentSlice, Slices},
 };
 
-/// Where the nodes of devices are.
+/// Folder of device nodes.
 const DEV_FOLDER: &str = "/dev";
 
-/// The slices of a machine's CXL memory.
+/// Slices of a machine's CXL memory.
 #[derive(Debug)]
 pub struct Ranges {
     cxl: CxlMemory,
@@ -37,7 +37,7 @@ pub struct Ranges {
 }
 
 impl Ranges {
-    /// All scrubs together take so many bytes per second at most.
+    /// Creates it, with a limit of all scrubs together, in bytes per second.
     pub fn new(cxl: CxlMemory, scrub_bytes_per_s: NonZeroU64) -> Self {
         Self { cxl, throttle: Throttle::new(scrub_bytes_per_s), scrubbed: AtomicU64::new(0) }
     }
@@ -53,31 +53,31 @@ impl Ranges {
         usable.map(|slices| slices.changing() as u64).sum()
     }
 
-    /// As the manager is to hear of them.
+    /// Returns the devices as reported to the manager.
     pub(super) fn devices(&self) -> Vec<SeenDevice> {
-        let seen = |device: &Device| {
+        let reported = |device: &Device| {
             let (slices, problem) = match &device.slices {
                 Ok(slices) => (slices.count(), None),
                 Err(problem) => (0, Some(units::chain(problem))),
             };
             SeenDevice { serial: device.serial.clone(), slices, problem }
         };
-        self.cxl.devices.iter().map(seen).collect()
+        self.cxl.devices.iter().map(reported).collect()
     }
 
-    /// The nodes that this memory is of when it is the kernel's.
+    /// Returns the nodes of this memory when the kernel uses it.
     pub(super) fn nodes(&self) -> BTreeSet<u32> {
         let usable = self.cxl.devices.iter().filter_map(|device| device.slices.as_ref().ok());
         usable.map(Slices::node).collect()
     }
 
-    /// Which slice a place is.
+    /// Returns the slice of a location.
     pub(super) fn slice(&self, place: &str) -> Result<(&Slices, u32), HostError> {
         let name: SliceName = place.parse()?;
         Ok((self.cxl.slices(&name.serial)?, name.index))
     }
 
-    /// The places of all slices that the kernel has something of.
+    /// Returns the locations of all slices present in the kernel.
     pub(super) fn present_slices(&self) -> Result<Vec<Arc<str>>, HostError> {
         let mut places = Vec::new();
         for device in &self.cxl.devices {
@@ -107,15 +107,15 @@ impl Ranges {
         }
     }
 
-    /// Sees that no process has a slice.
+    /// Verifies that no process has a slice.
     pub(super) fn check_unused(&self, place: &str) -> Result<(), HostError> {
         let (slices, index) = self.slice(place)?;
         slices.present_slices()?.get(&index).map_or(Ok(()), |present| check_unused(&node(present)))
     }
 
     /// Takes a slice from its users, and removes its remains from this host. Their writes are in
-    /// the caches until the last one has ended, and an agent may have ended in between, so the caches are
-    /// written back each time.
+    /// the caches until the last one has ended, and an agent may have ended in between, so the
+    /// caches are written back each time.
     pub(super) fn close(&self, place: &str) -> Result<(), HostError> {
         let (slices, index) = self.slice(place)?;
         slices.remove(index)?;
@@ -164,7 +164,7 @@ fn open_node(present: &PresentSlice) -> Result<File, HostError> {
     let path = node(present);
     let opened = OpenOptions::new().read(true).write(true).custom_flags(no_follow()).open(&path);
     let file = opened.map_err(|errno| HostError::io("open", &path, errno))?;
-    let metadata = file.metadata().map_err(|errno| HostError::io("ask about", &path, errno))?;
+    let metadata = file.metadata().map_err(|errno| HostError::io("stat", &path, errno))?;
     let is_same_device = metadata.file_type().is_char_device() && metadata.rdev() == present.number;
     if is_same_device { Ok(file) } else { Err(HostError::NotTheDevice { path }) }
 }

@@ -11,24 +11,24 @@ use super::sysfs::{Sysfs, SysfsError};
 
 /// Number of reads below which their mean is unreliable.
 const READS_MIN: u64 = 16;
-/// How long a read takes until any was seen, in seconds: a fast drive's.
+/// Assumed read latency before the first measurement, in seconds: that of a fast drive.
 const READ_LATENCY_DEFAULT_S: f64 = 100e-6;
 /// Factor by which the smallest recorded latency rises per update when reads take longer.
 const LATENCY_RISE_FACTOR: f64 = 1.05;
 
-/// Why there is no such device.
+/// Reason why the device cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum RemoteError {
-    /// It cannot be looked at.
+    /// It cannot be inspected.
     #[error("read {}", path.display())]
     Io {
-        /// Where.
+        /// File.
         path: PathBuf,
-        /// Why not.
+        /// Cause.
         #[source]
         errno: io::Error,
     },
-    /// It is something else.
+    /// It is not a block device.
     #[error("{} is not a block device: limits apply to devices, so a swap file is not supported", .0.display())]
     NotABlockDevice(PathBuf),
 }
@@ -40,7 +40,7 @@ pub struct Remote {
     number: String,
     files: Sysfs,
     last: Reads,
-    /// How long a read takes when the device has little to do, in seconds; nothing before any was seen.
+    /// Read latency of the idle device, in seconds; `None` before the first measurement.
     lowest_latency_s: Option<f64>,
 }
 
@@ -52,7 +52,7 @@ struct Reads {
 }
 
 impl Remote {
-    /// The device of this name; its counters are in a tree such as `/sys`.
+    /// Opens the device of this name; its counters are in a tree such as `/sys`.
     ///
     /// # Errors
     /// [`RemoteError`].
@@ -73,30 +73,31 @@ impl Remote {
         Self { path: path.to_owned(), number, files, last, lowest_latency_s: None }
     }
 
-    /// One in a tree that tests made up.
+    /// Creates one in a fake tree.
     #[cfg(test)]
     pub(crate) fn fake(sys: &Path) -> Self {
         Self::numbered(Path::new("/dev/fake"), "7:7".to_owned(), sys)
     }
 
-    /// Its name.
+    /// Returns its path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Its number, as `253:0`.
+    /// Returns its number, such as `253:0`.
     pub fn number(&self) -> &str {
         &self.number
     }
 
-    /// Whether memory goes there, by a text as `/proc/swaps`.
+    /// Returns whether it is in use as swap, from a text such as `/proc/swaps`.
     pub fn is_swap(&self, swaps: &str) -> bool {
         let names = swaps.lines().skip(1).filter_map(|line| line.split_whitespace().next());
-        // It may have several names.
+        // A device may have several names.
         names.map(Path::new).any(|name| name == self.path || is_same_device(name, &self.path))
     }
 
-    /// How long a read takes while there is little to do, in seconds, by all since the last time.
+    /// Returns the read latency of the idle device, in seconds, updated from all reads since the
+    /// last call.
     pub fn read_latency_s(&mut self) -> f64 {
         if let Ok(now) = reads(&self.files) {
             let (count, ms) =
@@ -120,7 +121,7 @@ fn is_same_device(first: &Path, second: &Path) -> bool {
     })
 }
 
-/// A partition's disk: bytes are counted of disks, and limits are theirs.
+/// Returns the disk of a partition: counters and limits belong to disks.
 fn disk_of(number: &str, sys: &Path) -> String {
     let files = Sysfs::at(sys.join("dev/block"));
     match files.has(Path::new(number).join("partition")) {
@@ -130,7 +131,7 @@ fn disk_of(number: &str, sys: &Path) -> String {
     .unwrap_or_else(|| number.to_owned())
 }
 
-/// From a device's `stat`: reads, reads merged, sectors, milliseconds.
+/// Parses a device's `stat`: reads, merged reads, sectors, milliseconds.
 fn reads(files: &Sysfs) -> Result<Reads, SysfsError> {
     let text = files.text("stat")?;
     let numbers: Vec<u64> = text.split_whitespace().filter_map(|word| word.parse().ok()).collect();

@@ -48,19 +48,19 @@ const GUEST_USER: u16 = 5;
 
 /// Default number of accesses per visit to a page: its cache lines.
 pub const LINES_PER_PAGE: f64 = 64.0;
-/// The most that there may be: each byte.
+/// Upper bound: each byte of a page.
 const ACCESSES_PER_VISIT_MAX: f64 = PAGE as f64;
 
-/// Why the processor samples nothing.
+/// Reason why the processor takes no samples.
 #[derive(Debug, thiserror::Error)]
 pub enum SamplerError {
-    /// The kernel shows no processor that does.
+    /// The kernel shows no processor with this capability.
     #[error("the kernel shows no processor that samples memory accesses (PEBS or IBS)")]
     None,
     /// The file cannot be parsed.
     #[error(transparent)]
     Sysfs(#[from] SysfsError),
-    /// It refuses.
+    /// Perf rejects it.
     #[error("perf refuses samples of {event_name}")]
     Perf {
         /// Object.
@@ -80,20 +80,20 @@ pub struct Sampler {
     started: Option<Instant>,
 }
 
-/// A processor's samples.
+/// Ring buffer of one processor.
 struct Ring {
     samples: perf_event::Sampler,
-    /// How long it was to sample so far, and how long it did: others may want its counters.
+    /// Time enabled and time running so far: other users of the counters may displace it.
     times: (Duration, Duration),
 }
 
-/// Samples.
+/// Samples of all processes.
 #[derive(Debug)]
 pub struct SampleSet {
     source: AccessSource,
-    /// For how long.
+    /// Duration of sampling.
     seconds: f64,
-    /// Of each process, in order of pages.
+    /// Accesses of each process, ordered by page.
     accesses: BTreeMap<u32, Vec<Access>>,
 }
 
@@ -108,7 +108,7 @@ impl Sampler {
     /// Creates it for a tree such as `/sys`; samples of the period are read at its end.
     ///
     /// # Errors
-    /// The processor does not sample, or the kernel does not let us: see [`SamplerError`].
+    /// The processor does not sample, or the kernel rejects it: see [`SamplerError`].
     pub fn open(sys: &Sysfs, epoch: Duration) -> Result<Self, SamplerError> {
         Self::of(Source::find(sys)?, source::processors(sys)?, epoch)
     }
@@ -129,21 +129,21 @@ impl Sampler {
         self.source.event_name
     }
 
-    /// Whether these are the processors that a machine still has.
-    pub fn is_of(&self, sys: &Sysfs) -> bool {
+    /// Returns whether the machine still has the same processors.
+    pub fn covers_processors_of(&self, sys: &Sysfs) -> bool {
         source::processors(sys).is_ok_and(|processors| processors == self.processors)
     }
 
-    /// Samples from now on.
+    /// Starts sampling.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// The kernel rejects it.
     pub fn begin(&mut self) -> Result<(), SamplerError> {
         if self.started.is_some() {
             self.take()?;
         }
-        let begun = self.rings.iter_mut().try_for_each(Ring::begin);
-        begun.map_err(|error| self.perf_error(error))?;
+        let result = self.rings.iter_mut().try_for_each(Ring::begin);
+        result.map_err(|error| self.perf_error(error))?;
         self.started = Some(Instant::now());
         Ok(())
     }
@@ -151,15 +151,16 @@ impl Sampler {
     /// Stops sampling, and returns the samples.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// The kernel rejects it.
     pub fn take(&mut self) -> Result<SampleSet, SamplerError> {
-        let seconds = self.started.take().map_or(0.0, |begun| begun.elapsed().as_secs_f64());
+        let seconds = self.started.take().map_or(0.0, |result| result.elapsed().as_secs_f64());
         let ended = self.rings.iter_mut().try_for_each(|ring| ring.samples.disable());
         ended.map_err(|error| self.perf_error(error))?;
-        let taken: io::Result<Vec<_>> = self.rings.iter_mut().map(|ring| ring.drain(seconds > 0.0)).collect();
-        let taken = taken.map_err(|error| self.perf_error(error))?;
+        let samples: io::Result<Vec<_>> =
+            self.rings.iter_mut().map(|ring| ring.drain(seconds > 0.0)).collect();
+        let samples = samples.map_err(|error| self.perf_error(error))?;
         let mut accesses = BTreeMap::<u32, Vec<Access>>::new();
-        for (process, access) in taken.into_iter().flatten() {
+        for (process, access) in samples.into_iter().flatten() {
             accesses.entry(process).or_default().push(access);
         }
         accesses.values_mut().for_each(|accesses| accesses.sort_by_key(|access| access.page));
@@ -181,7 +182,7 @@ impl Ring {
             builder.wakeup_watermark(SAMPLE_BUFFER_BYTES_PER_CPU);
             builder.build()?.sampled(SAMPLE_BUFFER_BYTES_PER_CPU)
         };
-        // Not every processor can leave guests out; then theirs are left out as they come.
+        // Not every processor can exclude guests; their samples are dropped later then.
         let cannot =
             |error: &io::Error| matches!(Errno::from_io_error(error), Some(Errno::INVAL | Errno::OPNOTSUPP));
         let samples = open(true).or_else(|error| if cannot(&error) { open(false) } else { Err(error) })?;
@@ -194,7 +195,8 @@ impl Ring {
         self.samples.enable()
     }
 
-    /// Accesses since it began, sampled or not; and how long it was to look so far, and did.
+    /// Returns the number of accesses since the start, sampled or not, with time enabled and time
+    /// running.
     fn read(&mut self) -> io::Result<(f64, (Duration, Duration))> {
         let read = self.samples.read_full()?;
         let times = read.time_enabled().zip(read.time_running());
@@ -207,7 +209,7 @@ impl Ring {
     /// count is right.
     fn drain(&mut self, has_begun: bool) -> io::Result<Vec<(u32, Access)>> {
         let (mut accesses, mut weight_sum) = (Vec::new(), 0.0);
-        // As many as there is room for: nothing is added any more.
+        // Bounded by the ring: no samples are added any more.
         while let Some(record) = self.samples.next_record() {
             let is_of_guest = matches!(record.misc() & MODE, GUEST_KERNEL | GUEST_USER);
             let Ok(data::Record::Sample(sample)) = record.parse_record() else { continue };
@@ -217,7 +219,7 @@ impl Ring {
             };
             let period = period as f64;
             weight_sum += period;
-            // 0 is a process outside of this namespace.
+            // Process 0 is outside of this namespace.
             if !is_of_guest && process > 0 && address > 0 && address <= USER_MAX {
                 accesses.push((process, Access { page: address / PAGE, weight: period }));
             }

@@ -4,10 +4,13 @@
 //! handled by the backends.
 //!
 //! ```text
-//!  absent ──create──▶ unbound ──bind──▶ device_dax   mapped by whoever opens /dev/daxX.Y
+//!  absent ──create──▶ unbound ──bind──▶ device_dax   /dev/daxX.Y can be mapped
 //!    ▲                         ──bind──▶ kmem         memory blocks of a node, offline at first
-//!    └──delete── unbound ◀───────unbind──┘ (from kmem only while all blocks are offline: else they are lost until a reboot)
+//!    └──delete── unbound ◀───────unbind──┘
 //! ```
+//!
+//! A slice is unbound from kmem only while all blocks are offline: otherwise they are lost until a
+//! reboot.
 //!
 //! A device that was bound is never bound again: a remaining mapping would reach the memory once
 //! more.
@@ -39,55 +42,56 @@ use super::{
     sysfs::{Sysfs, SysfsError},
 };
 
-/// Steps after which a slice must be as wanted: from the other driver over nothing to this one takes five.
+/// Steps after which a slice must have reached its target: a change of driver takes five.
 const STEPS_MAX: usize = 8;
-/// The alignments that device-dax knows and a slice can have, largest first.
+/// Alignments of device-dax that a slice can have, largest first.
 const ALIGNMENTS: [Bytes; 2] = [Bytes::gib(1), Bytes::mib(2)];
 /// Required policy of the kernel for added blocks. Where they come online by themselves, the kernel
 /// uses them for anything.
 const REQUIRED_POLICY: &str = "offline";
 
-/// A stretch of physical memory that belongs to one device, and the kernel's dax region over it.
+/// Range of physical memory of one device, with the kernel's dax region over it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Region {
-    /// The region's name, such as `region0`.
+    /// Name, such as `region0`.
     pub name: String,
-    /// Where it begins in the host's physical memory.
+    /// Physical address of its start.
     pub base: u64,
-    /// How long it is.
+    /// Size.
     pub bytes: Bytes,
-    /// The folder in which its dax devices are.
+    /// Folder of its dax devices.
     pub folder: PathBuf,
 }
 
-/// A slice that the kernel has something of.
+/// Slice that has a device in the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PresentSlice {
-    /// The name of its dax device, such as `dax1.2`; its node is the one of this name in /dev.
+    /// Name of its dax device, such as `dax1.2`, and of the node in /dev.
     pub device: String,
-    /// That device's number, as the `rdev` of its node.
+    /// Number of the device: `rdev` of its node.
     pub number: u64,
     /// Bound driver, if any.
     pub driver: Option<Driver>,
 }
 
-/// The slices of one region.
+/// Slices of one region.
 #[derive(Debug)]
 pub struct Slices {
     sysfs: Sysfs,
     region: Region,
-    /// The node that its memory is or would be of.
+    /// NUMA node of its memory, if the kernel uses it.
     node: u32,
     align: Bytes,
-    /// A new device shows only by a name that was not there before: meanwhile none may be made, or give its name back.
+    /// Lock of the device names: a new device is recognized by a new name, so no other device may
+    /// be created or removed meanwhile.
     names: RwLock<()>,
     /// Steps in which the kernel may wait for pinned pages.
     steps: DetachedSteps,
 }
 
 impl Slices {
-    /// The slices of a region. The device over all of it that the kernel makes with a region is emptied, and so is what was left
-    /// without memory.
+    /// Returns the slices of a region. Empties the seed device, which the kernel creates over a
+    /// whole region, and removes devices without memory.
     ///
     /// # Errors
     /// The region is not aligned, another program uses a part of it, or the kernel's error.
@@ -131,22 +135,23 @@ impl Slices {
         Ok(names)
     }
 
-    /// Where they are.
+    /// Returns their region.
     pub fn region(&self) -> &Region {
         &self.region
     }
 
-    /// The NUMA node that their memory is of when it is the kernel's.
+    /// Returns the NUMA node of their memory, if the kernel uses it.
     pub fn node(&self) -> u32 {
         self.node
     }
 
-    /// How mappings of a slice must be aligned: 1 GiB, or 2 MiB where the region does not begin at a whole GiB.
+    /// Returns the alignment of mappings of a slice: 1 GiB, or 2 MiB if the region is not aligned
+    /// to 1 GiB.
     pub fn align(&self) -> Bytes {
         self.align
     }
 
-    /// Returns how many slices are being changed, those that are stuck included.
+    /// Returns the number of slices with a change in progress, including stuck ones.
     pub fn changing(&self) -> usize {
         self.steps.count()
     }
@@ -156,7 +161,7 @@ impl Slices {
         u32::try_from(self.region.bytes.get() / SLICE.get()).unwrap_or(u32::MAX)
     }
 
-    /// Where a slice is in physical memory.
+    /// Returns the range of a slice in physical memory.
     ///
     /// # Errors
     /// [`SliceError::IndexOutOfRange`].
@@ -182,7 +187,7 @@ impl Slices {
         Ok(slices.map(|(index, device)| (index, device.into_present_slice())).collect())
     }
 
-    /// Makes a slice mappable, wherever it was on its way, and answers its device.
+    /// Makes a slice mappable from any state, and returns its device.
     ///
     /// # Errors
     /// The kernel's error; one of its blocks is online.
@@ -191,7 +196,8 @@ impl Slices {
         self.reconcile(index, Some(Driver::DeviceDax))?.ok_or(SliceError::DeviceNotCreated)
     }
 
-    /// Makes a slice memory blocks of the kernel's, wherever it was on its way. They are offline unless they were online before.
+    /// Makes a slice memory blocks of the kernel from any state. They are offline unless they were
+    /// online before.
     ///
     /// # Errors
     /// The kernel's error; its blocks are larger than a slice or would come online by themselves.
@@ -202,7 +208,7 @@ impl Slices {
         self.reconcile(index, Some(Driver::Kmem))?.ok_or(SliceError::DeviceNotCreated)
     }
 
-    /// Takes a slice from its driver, by force if it is mapped, and removes its device.
+    /// Unbinds a slice, by force if it is mapped, and removes its device.
     ///
     /// # Errors
     /// The kernel's error; one of its blocks is online.
@@ -210,7 +216,7 @@ impl Slices {
         self.reconcile(index, None).map(drop)
     }
 
-    /// The memory blocks of a slice that is bound to kmem, lowest first.
+    /// Returns the memory blocks of a slice that is bound to kmem, lowest first.
     ///
     /// # Errors
     /// The kernel's error.
@@ -223,7 +229,8 @@ impl Slices {
         let mut is_own = false;
         for _ in 0..STEPS_MAX {
             let device = self.devices()?.into_iter().find(|device| device.is_at(&range));
-            // One whose driver does not let go shows none any more: the next step would wait for the same pages.
+            // A device with a stuck unbind has no driver in sysfs: the next step would wait for the
+            // same pages.
             device.as_ref().map_or(Ok(()), |device| self.steps.check(&device.name))?;
             match next_step(device.as_ref(), target, self.align, is_own) {
                 None => return Ok(device.map(Device::into_present_slice)),
@@ -249,12 +256,12 @@ impl Slices {
         }
     }
 
-    /// Only the whole range and no other: where a part of it is taken, the kernel refuses.
+    /// Creates the device over exactly this range: the kernel rejects it if a part is in use.
     fn create(&self, range: &Range<u64>) -> Result<(), SliceError> {
         let _names = self.lock_names();
-        let before = device::all(&self.sysfs, &self.region.folder)?;
+        let earlier = device::all(&self.sysfs, &self.region.folder)?;
         self.sysfs.write(self.region.folder.join("dax_region/create"), "1")?;
-        let is_new = |device: &Device| !before.iter().any(|old| old.name == device.name);
+        let is_new = |device: &Device| !earlier.iter().any(|old| old.name == device.name);
         let after = device::all(&self.sysfs, &self.region.folder)?;
         let created = after.into_iter().find(is_new).ok_or(SliceError::DeviceNotCreated)?;
         let place = format!("{:x}-{:x}", range.start, range.end - 1);
@@ -271,7 +278,7 @@ impl Slices {
         self.steps.run(&device.name, move || driver.unbind(&sysfs, &name))
     }
 
-    /// Sees that the kernel has no memory of a device online.
+    /// Verifies that no memory of a device is online.
     fn check_not_online(&self, device: &Device) -> Result<(), SliceError> {
         match (device.driver, &device.extent) {
             (Some(Driver::Kmem), Extent::At(range)) => self.check_blocks_offline(&device.name, range),
@@ -295,7 +302,8 @@ impl Slices {
         self.release_device(device)
     }
 
-    /// The first device of each region stays for ever, without memory.
+    /// Releases the memory of a device and deletes it. The seed device of a region cannot be
+    /// deleted.
     fn release_device(&self, device: &Device) -> Result<(), SliceError> {
         let size = (device.extent != Extent::Empty).then(|| self.device_file(device, "size"));
         let delete = (!device.is_seed()).then(|| self.region.folder.join("dax_region/delete"));
@@ -310,7 +318,8 @@ impl Slices {
         self.names.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Slices stay; other devices are the kernel's own, which are removed, or another program's.
+    /// Returns whether a device is kept: slices and an empty seed device are; other devices belong
+    /// to the kernel, and are removed, or to another program.
     fn should_keep(&self, device: &Device) -> Result<bool, SliceError> {
         match (&device.extent, device.driver) {
             (Extent::Empty, None) => Ok(device.is_seed()),
@@ -330,7 +339,7 @@ impl Slices {
         self.delete(device)
     }
 
-    /// A device over all of a region is no slice, even if it has the length of one.
+    /// A seed device is not a slice, even if it has the size of one.
     fn index_of(&self, device: &Device) -> Option<u32> {
         if device.is_seed() {
             return None;
@@ -381,14 +390,16 @@ pub fn check_online_policy(sysfs: &Sysfs) -> Result<(), SliceError> {
     }
 }
 
-/// The largest alignment that a place has. The kernel takes larger ones without a word, and then maps other memory.
+/// Returns the largest alignment of an address. The kernel accepts larger ones, and then maps other
+/// memory.
 pub(super) fn alignment(base: u64) -> Result<Bytes, SliceError> {
     let fitting = ALIGNMENTS.into_iter().find(|align| base.is_multiple_of(align.get()));
     fitting.ok_or(SliceError::Misaligned { base, least: ALIGNMENTS[1] })
 }
 
-/// What is to be done next, from what there is to what is wanted; `None` if that is the same. A device without a driver that we
-/// did not just make may have lost one under somebody's mapping, which would lead to the memory again if it were bound anew.
+/// Returns the next step from the current state to the target; `None` if it is reached. A device
+/// without a driver that was not just created may have been unbound while mapped: bound again, it
+/// would make the memory accessible through that mapping.
 fn next_step(device: Option<&Device>, target: Option<Driver>, align: Bytes, is_own: bool) -> Option<Step> {
     let Some(device) = device else { return target.map(|_| Step::Create) };
     match (device.driver, target) {

@@ -20,42 +20,42 @@ pub enum SysfsError {
     Read {
         /// Object.
         path: PathBuf,
-        /// Why not.
+        /// Cause.
         #[source]
         errno: io::Error,
     },
-    /// The kernel refused.
+    /// The kernel rejected the value.
     #[error("write {value:?} to {}", path.display())]
     Write {
-        /// Where.
+        /// File.
         path: PathBuf,
         /// Object.
         value: String,
-        /// Why not.
+        /// Cause.
         #[source]
         errno: io::Error,
     },
     /// A file has unexpected contents.
-    #[error("{} holds {text:?}, which is not {wanted}", path.display())]
+    #[error("{} holds {text:?}, which is not {expected}", path.display())]
     Unreadable {
-        /// Where.
+        /// File.
         path: PathBuf,
         /// Contents.
         text: String,
         /// Rule.
-        wanted: &'static str,
+        expected: &'static str,
     },
 }
 
 impl SysfsError {
-    /// Whether what was asked for is not there, or went while it was looked at.
+    /// Returns whether the file does not exist, or was removed during the access.
     pub fn is_gone(&self) -> bool {
         matches!(self, Self::Read { errno, .. } if is_gone(errno))
     }
 }
 
-/// Runs of numbers in a list such as `0-2,5`; nothing if it is none.
-pub fn runs<N: FromStr + Copy>(list: &str) -> Option<Vec<RangeInclusive<N>>> {
+/// Parses the ranges of a list such as `0-2,5`; `None` if it is not a list.
+pub fn parse_ranges<N: FromStr + Copy>(list: &str) -> Option<Vec<RangeInclusive<N>>> {
     let run = |run: &str| {
         let (first, last) = run.split_once('-').unwrap_or((run, run));
         Some(first.parse().ok()?..=last.parse().ok()?)
@@ -67,12 +67,12 @@ fn is_gone(errno: &io::Error) -> bool {
     errno.kind() == io::ErrorKind::NotFound || errno.raw_os_error() == Some(Errno::NODEV.raw_os_error())
 }
 
-/// A tree such as /sys. Paths are relative to its root, or absolute where a link led to them.
+/// A tree such as /sys. Paths are relative to its root, or absolute if they are targets of links.
 #[derive(Clone, Debug)]
 pub struct Sysfs(PathBuf);
 
 impl Sysfs {
-    /// The tree below this folder.
+    /// Opens the tree below a folder.
     pub fn at(root: impl Into<PathBuf>) -> Self {
         Self(root.into())
     }
@@ -89,10 +89,10 @@ impl Sysfs {
         }
     }
 
-    /// A number, in tens or after `0x` in sixteens.
+    /// Parses a decimal number, or a hexadecimal one after `0x`.
     ///
     /// # Errors
-    /// It cannot be read, or is none.
+    /// It cannot be read, or is not a number.
     pub fn number(&self, file: impl AsRef<Path>) -> Result<u64, SysfsError> {
         let text = self.text(&file)?;
         let number = match text.strip_prefix("0x") {
@@ -103,8 +103,8 @@ impl Sysfs {
     }
 
     /// Returns the error of unexpected contents.
-    pub fn unreadable(&self, file: impl AsRef<Path>, text: String, wanted: &'static str) -> SysfsError {
-        SysfsError::Unreadable { path: self.0.join(file), text, wanted }
+    pub fn unreadable(&self, file: impl AsRef<Path>, text: String, expected: &'static str) -> SysfsError {
+        SysfsError::Unreadable { path: self.0.join(file), text, expected }
     }
 
     /// Writes a file, in one call.
@@ -114,14 +114,14 @@ impl Sysfs {
     pub fn write(&self, file: impl AsRef<Path>, value: &str) -> Result<(), SysfsError> {
         let path = self.0.join(file);
         let opened = OpenOptions::new().write(true).truncate(true).open(&path); // as a shell does
-        // Not by the standard library, which begins again what was interrupted.
+        // The standard library would retry an interrupted call.
         match opened.and_then(|file| Ok(rustix::io::pwrite(&file, value.as_bytes(), 0)?)) {
             Ok(_) => Ok(()),
             Err(errno) => Err(SysfsError::Write { path, value: value.to_owned(), errno }),
         }
     }
 
-    /// The names in a folder that begin like this and go on with a digit, lower numbers first.
+    /// Returns the names in a folder that consist of a prefix and a number, lower numbers first.
     ///
     /// # Errors
     /// It cannot be read.
@@ -135,21 +135,21 @@ impl Sysfs {
         Ok(names)
     }
 
-    /// Where a path leads when all links are followed.
+    /// Returns the target of a path after following all links.
     ///
     /// # Errors
-    /// Nowhere.
+    /// It does not exist.
     pub fn target(&self, path: impl AsRef<Path>) -> Result<PathBuf, SysfsError> {
         let path = self.0.join(path);
         fs::canonicalize(&path).map_err(|errno| SysfsError::Read { path, errno })
     }
 
-    /// Whether there is such a file, folder or link.
+    /// Returns whether a file, folder or link exists.
     pub fn has(&self, path: impl AsRef<Path>) -> bool {
         self.0.join(path).exists()
     }
 
-    /// The driver that a device is bound to, if any.
+    /// Returns the driver of a device, if any.
     ///
     /// # Errors
     /// The device exists and does not report it.
@@ -194,11 +194,8 @@ mod tests {
         let fake = FakeSysfs::new(&[("there", "1")]);
         fake.sysfs.write("there", "2").unwrap();
         assert_eq!(fake.sysfs.text("there").unwrap(), "2");
-        let refused = units::chain(&fake.sysfs.write("region0/commit", "1").unwrap_err());
-        assert!(
-            refused.contains("write \"1\" to ") && refused.contains("/region0/commit: No such"),
-            "{refused}"
-        );
+        let error = units::chain(&fake.sysfs.write("region0/commit", "1").unwrap_err());
+        assert!(error.contains("write \"1\" to ") && error.contains("/region0/commit: No such"), "{error}");
     }
 
     #[test]

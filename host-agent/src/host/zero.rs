@@ -13,11 +13,11 @@ use rustix::{
     io::Errno,
 };
 
-/// Read and compared at once.
+/// Bytes read and compared at once.
 const STEP: usize = 256 << 10;
 static ZEROS: [u8; STEP] = [0; STEP];
 
-/// Where the first bytes that are not zero are, to within what is read at once.
+/// Returns the offset of the first non-zero byte, rounded down to `STEP`.
 pub(super) fn first_not_zero(file: &File, bytes: u64) -> io::Result<Option<u64>> {
     let mut from = 0;
     while let Some(data) = next_data(file, from, bytes)? {
@@ -29,7 +29,7 @@ pub(super) fn first_not_zero(file: &File, bytes: u64) -> io::Result<Option<u64>>
     Ok(None)
 }
 
-/// Makes everything zero, and gives back the memory it took.
+/// Zeroes the file, and releases its memory.
 pub(super) fn make_zero(file: &File, bytes: u64) -> io::Result<()> {
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     match fallocate(file.as_fd(), flags, 0, bytes) {
@@ -38,12 +38,12 @@ pub(super) fn make_zero(file: &File, bytes: u64) -> io::Result<()> {
     }
 }
 
-/// For file systems that cannot make holes.
+/// For file systems without hole punching.
 fn write_zeros(file: &File, bytes: u64) -> io::Result<()> {
     steps(0..bytes).try_for_each(|step| file.write_all_at(zeros(&step), step.start))
 }
 
-/// The next stretch that may hold something else than zeros.
+/// Returns the next range that may contain other bytes than zeros.
 fn next_data(file: &File, from: u64, bytes: u64) -> io::Result<Option<Range<u64>>> {
     if from >= bytes {
         return Ok(None);
@@ -99,8 +99,8 @@ mod tests {
     #[test]
     fn single_nonzero_byte_is_found_anywhere() {
         for at in [0, 1, STEP as u64 - 1, STEP as u64, BYTES / 2 + 17, BYTES - 1] {
-            let found = first_not_zero(&sparse(&[(at, 1)]), BYTES).unwrap().expect("it is there");
-            assert!(found <= at && at < found + STEP as u64, "{at} was found at {found}");
+            let offset = first_not_zero(&sparse(&[(at, 1)]), BYTES).unwrap().expect("a non-zero byte exists");
+            assert!(offset <= at && at < offset + STEP as u64, "{at} was found at {offset}");
         }
     }
 

@@ -23,8 +23,8 @@ fn message(reply: Reply) -> wire::HostMemoryReply {
 }
 
 /// Creates the reply to a rejected request.
-pub(super) fn rejection(reason: &str, why: String) -> ReplyMessages {
-    let rejection = wire::Rejection { reason: reason.to_owned(), message: why };
+pub(super) fn rejection(reason: &str, text: String) -> ReplyMessages {
+    let rejection = wire::Rejection { reason: reason.to_owned(), message: text };
     vec![(message(Reply::Rejection(rejection)), Vec::new())]
 }
 
@@ -117,10 +117,10 @@ mod tests {
     }
 
     fn check_split(parts: u32, path_bytes: usize, expected: usize) {
-        let answer = split((0..parts).map(|slice| part(slice, path_bytes)).collect(), false);
-        assert_eq!(answer.len(), expected);
+        let reply = split((0..parts).map(|slice| part(slice, path_bytes)).collect(), false);
+        assert_eq!(reply.len(), expected);
         let mut slices = Vec::new();
-        for (at, (message, _)) in answer.iter().enumerate() {
+        for (at, (message, _)) in reply.iter().enumerate() {
             assert!(message.encoded_len() <= DATAGRAM_BYTES_MAX);
             let Some(Reply::Memory(memory)) = &message.reply else { panic!("not memory") };
             assert_eq!(memory.more, at + 1 < expected);
@@ -146,10 +146,10 @@ mod tests {
             (DriverError::Refused(Refusal::Attached { vm: vm.clone(), pid: 7 }), "VM_ATTACHED"),
             (DriverError::Refused(Refusal::NotReady { vm, online: 1, slices: 2 }), "VM_NOT_READY"),
         ] {
-            let answer = memory(Err(error));
-            let Some(Reply::Rejection(refused)) = &answer[0].0.reply else { panic!("not a rejection") };
-            assert_eq!(refused.reason, reason);
-            assert!(refused.message.contains("VM a"), "{}", refused.message);
+            let reply = memory(Err(error));
+            let Some(Reply::Rejection(rejection)) = &reply[0].0.reply else { panic!("not a rejection") };
+            assert_eq!(rejection.reason, reason);
+            assert!(rejection.message.contains("VM a"), "{}", rejection.message);
         }
     }
 }

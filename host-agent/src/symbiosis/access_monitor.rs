@@ -20,11 +20,12 @@ use crate::host::{
 
 /// Divisor of an epoch: the time to read DAMON's results.
 const RESULT_TIME_DIVISOR: u32 = 4;
-/// Who touched so many times as much by DAMON's word as there are samples of is not known by samples: most of its memory is accessed by other addresses than
-/// its own, as a guest's is.
+/// Ratio of memory accessed according to DAMON to memory with samples, above which samples are not
+/// used: most of such a tenant's memory is accessed through other addresses than its own, as that
+/// of a guest.
 const UNDERSAMPLING_MAX: u64 = 16;
 
-/// All that sees.
+/// Access monitor of all tenants.
 #[derive(Debug)]
 pub(super) struct AccessMonitor {
     cgroups: Cgroups,
@@ -33,12 +34,12 @@ pub(super) struct AccessMonitor {
     sampler: Option<Sampler>,
     /// State of the sampler, logged when it changes.
     sampler_state: String,
-    /// How many accesses of a tenant are one visit to a page, as was seen last.
+    /// Last estimate of accesses per visit to a page, by tenant.
     accesses_per_visit: BTreeMap<Name, f64>,
     damon: Damon,
-    /// Those that it watches, in their order.
+    /// Tenants monitored by DAMON, in order.
     monitored: Vec<Name>,
-    /// How much device memory each of them has, which is not watched.
+    /// Device memory of each of them, which is not monitored, in bytes.
     unmonitored: BTreeMap<Name, u64>,
     /// Last tenant with results.
     last_monitored: Option<Name>,
@@ -74,10 +75,10 @@ impl AccessMonitor {
         })
     }
 
-    /// An epoch begins.
+    /// Starts an epoch.
     pub fn begin_epoch(&mut self) {
         match self.start_sampling() {
-            Ok(what) => self.log_sampler_state(what.to_owned()),
+            Ok(event) => self.log_sampler_state(event.to_owned()),
             Err(error) => self.drop_sampler(&error),
         }
         if let Err(error) = self.start_damon() {
@@ -85,21 +86,22 @@ impl AccessMonitor {
         }
     }
 
-    /// It ends: what was seen. Those tenants may be known by samples, that have so much memory, wherever it is: not those whose memory is a guest's, which
-    /// accesses it by other addresses.
+    /// Ends an epoch, and returns the access profiles. `tenants` are those that samples may
+    /// represent, with their memory, including swap: guests are not among them, because they access
+    /// their memory through other addresses.
     pub fn end_epoch(&mut self, tenants: &[(Name, Bytes)]) -> BTreeMap<Name, AccessProfile> {
-        // before slower work
-        let taken = self.sampler.as_mut().map(Sampler::take).transpose();
-        let taken = taken.unwrap_or_else(|error| {
+        // Before slower work.
+        let sample_set = self.sampler.as_mut().map(Sampler::take).transpose();
+        let sample_set = sample_set.unwrap_or_else(|error| {
             self.drop_sampler(&error);
             None
         });
         let mut profiles = self.damon_profiles();
         self.accesses_per_visit.retain(|name, _| tenants.iter().any(|(tenant, _)| tenant == name));
         for (name, bytes) in tenants {
-            let samples = taken
+            let samples = sample_set
                 .as_ref()
-                .and_then(|taken| self.sampled_profile(taken, name, *bytes, profiles.get(name)));
+                .and_then(|sample_set| self.sampled_profile(sample_set, name, *bytes, profiles.get(name)));
             profiles.extend(samples.map(|samples| (name.clone(), samples)));
         }
         profiles
@@ -115,7 +117,7 @@ impl AccessMonitor {
         }
     }
 
-    /// Until the next epoch begins: then it is tried anew.
+    /// Drops the sampler until the next epoch, which opens it again.
     fn drop_sampler(&mut self, error: &SamplerError) {
         self.sampler = None;
         self.log_sampler_state(units::chain(error));
@@ -131,7 +133,7 @@ impl AccessMonitor {
 
     /// Starts sampling on all processors; returns the event.
     fn start_sampling(&mut self) -> Result<&'static str, SamplerError> {
-        let sampler = match self.sampler.take().filter(|sampler| sampler.is_of(&self.sys)) {
+        let sampler = match self.sampler.take().filter(|sampler| sampler.covers_processors_of(&self.sys)) {
             Some(sampler) => sampler,
             None => Sampler::open(&self.sys, self.epoch)?,
         };
@@ -153,12 +155,12 @@ impl AccessMonitor {
         if all.is_empty() {
             return Ok(());
         }
-        // Those that there was no time or no place for are the first this time.
+        // Tenants without a result in the last epoch come first.
         let is_done =
             |(name, _): &(Name, Vec<u32>)| self.last_monitored.as_ref().is_some_and(|last| name <= last);
         let first = all.iter().position(|one| !is_done(one)).unwrap_or(0);
         all.rotate_left(first);
-        // Mappings are examined only where there may be some to keep out.
+        // Mappings are examined only if there may be device memory to exclude.
         let devices = self.sys.numbered("bus/dax/devices", "dax").unwrap_or_default();
         let target = if devices.is_empty() { Target::whole } else { Target::of };
         let targets = |processes: Vec<u32>| processes.into_iter().map(target).collect();
@@ -180,23 +182,24 @@ impl AccessMonitor {
     fn log_unmonitored(&mut self, names: &[Name], processes: &[Vec<Target>]) {
         let bytes = |targets: &Vec<Target>| targets.iter().map(|target| target.device_bytes).sum::<u64>();
         for (name, targets) in names.iter().zip(processes) {
-            let (now, before) = (bytes(targets), self.unmonitored.get(name).copied().unwrap_or(0));
-            if now != before {
+            let (now, earlier) = (bytes(targets), self.unmonitored.get(name).copied().unwrap_or(0));
+            if now != earlier {
                 tracing::info!(tenant = %name, bytes = %Bytes::new(now), "device memory of a tenant is not monitored");
             }
         }
         self.unmonitored = names.iter().cloned().zip(processes.iter().map(bytes)).collect();
     }
 
-    /// Returns the samples of a tenant, if there are enough, for the accesses seen by DAMON.
+    /// Returns the profile of a tenant from samples, if there are enough, scaled to the accesses
+    /// seen by DAMON.
     fn sampled_profile(
         &mut self,
-        taken: &SampleSet,
+        sample_set: &SampleSet,
         name: &Name,
         bytes: Bytes,
         damon: Option<&AccessProfile>,
     ) -> Option<AccessProfile> {
-        let samples = taken.tenant(&self.cgroups.processes(name.as_str()).ok()?, bytes.get())?;
+        let samples = sample_set.tenant(&self.cgroups.processes(name.as_str()).ok()?, bytes.get())?;
         let profile = samples.profile(self.accesses_per_visit.get(name).copied().unwrap_or(LINES_PER_PAGE));
         let Some(damon) = damon else { return Some(profile) };
         let touched = |profile: &AccessProfile| profile.touched_bytes().min(bytes.get());
@@ -213,7 +216,7 @@ impl AccessMonitor {
         Some(samples.profile(accesses))
     }
 
-    /// Accesses seen by DAMON.
+    /// Returns the access profiles of DAMON.
     fn damon_profiles(&mut self) -> BTreeMap<Name, AccessProfile> {
         let names = std::mem::take(&mut self.monitored);
         if names.is_empty() {
@@ -244,7 +247,8 @@ mod tests {
 
     const EPOCH: Duration = Duration::from_secs(5);
 
-    /// The sampled event is this process's page faults: it is the tenant `busy`; `idle` has none.
+    /// The sampled event is page faults of this process, which is the tenant `busy`; `idle` has
+    /// none.
     #[test]
     fn monitor_prefers_samples_and_falls_back_to_damon() {
         let _lock = faults::lock_faults();
@@ -252,7 +256,7 @@ mod tests {
         let (tenants, cgroups) = cgroup::fake::cgroups(&["busy", "idle"]);
         tenants.files("busy", &[("cgroup.procs", &std::process::id().to_string())]);
         tenants.files("idle", &[("cgroup.procs", "1")]);
-        // It has 100 pages, and each is in every second look.
+        // It has 100 pages, each accessed in every second sample.
         let sys = damon::fake::damon(2, &[("4096", "413696", "20")]);
         let online = Sysfs::at("/sys").text("devices/system/cpu/online").unwrap();
         sys.files("devices/system/cpu", &[("online", &online)]);
@@ -269,7 +273,8 @@ mod tests {
                 profiles[&named[0]].pages_per_second() * profiles[&named[0]].resident_fraction(has.get());
             (named.each_ref().map(|name| profiles.remove(name).map(|profiles| profiles.source)), touches)
         };
-        // The kernel lowers the sampling frequency on a busy machine: more work then gives enough samples.
+        // The kernel lowers the sampling frequency on a busy machine: more work then gives enough
+        // samples.
         let mut sampled_epoch = |has: Bytes| {
             let works = [2, 4, 8, 16].map(Duration::from_secs);
             let mut epochs = works.into_iter().map(|work| epoch(has, work));
@@ -284,12 +289,13 @@ mod tests {
             assert_eq!(by, [Some(AccessSource::Pebs), Some(AccessSource::Damon)]);
             assert!((profiles / touches - 1.0).abs() < 0.1, "{profiles} pages a second of {touches}");
         }
-        // Most of it is touched by others, as a guest's memory is.
+        // Most of it is accessed by other processes, as the memory of a guest.
         let region = "kernel/mm/damon/admin/kdamonds/0/contexts/0/schemes/0/tried_regions/0";
         sys.files(region, &[("end", "1073745920")]);
         assert_eq!(epoch(Bytes::mib(100), Duration::from_secs(2)).0, [Some(AccessSource::Damon); 2]);
         assert_eq!(monitor.sampler_state, "page faults");
-        // One processor more or fewer, and all are asked anew: this tree has none that could be.
+        // After a change of processors, the sampler is opened again: this tree has no processor
+        // that samples.
         sys.files("devices/system/cpu", &[("online", "0")]);
         monitor.begin_epoch();
         assert!(monitor.sampler_state.contains("PEBS or IBS"), "{}", monitor.sampler_state);

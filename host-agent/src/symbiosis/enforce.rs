@@ -1,4 +1,5 @@
-//! From shares to limits: first all that is taken from anybody, then all that is given, so that no more is dealt out at any time than there is.
+//! Converts shares to limits: reductions before increases, so that the limits never exceed the
+//! supply.
 
 use fairness::market::Share;
 use units::{Bytes, Name};
@@ -8,7 +9,7 @@ use crate::host::{
     sysfs::SysfsError,
 };
 
-/// A MB is a million bytes.
+/// Bytes per MB.
 const MB: u64 = 1_000_000;
 
 /// A limit of 0 would stop a tenant for ever, and the kernel rejects it.
@@ -19,16 +20,16 @@ pub(super) trait Enforcer {
     /// Returns a tenant's current limits; `None` without limits.
     ///
     /// # Errors
-    /// It is gone, or cannot be read.
+    /// It does not exist, or cannot be read.
     fn limits(&self, tenant: &Name) -> Result<Option<Limits>, SysfsError>;
 
     /// Limits a tenant.
     ///
     /// # Errors
-    /// It is gone, or the kernel refuses: a part may have been done.
+    /// It does not exist, or the kernel rejects the limit; some limits may be set.
     fn set(&self, tenant: &Name, to: &Limits) -> Result<(), SysfsError>;
 
-    /// Whether there is such a tenant.
+    /// Returns whether a tenant exists.
     fn exists(&self, tenant: &Name) -> bool;
 }
 
@@ -49,7 +50,7 @@ impl Enforcer for Swap<'_> {
         self.cgroups.limits(tenant.as_str(), self.device).map(Some)
     }
 
-    /// Bandwidth first: pages that are taken away go through it.
+    /// Sets the bandwidth first, because reclaimed pages use it.
     fn set(&self, tenant: &Name, to: &Limits) -> Result<(), SysfsError> {
         self.cgroups.limit_bandwidth(tenant.as_str(), self.device, to.read, to.written)?;
         self.cgroups.limit_memory(tenant.as_str(), to.memory)
@@ -74,7 +75,7 @@ impl Enforcer for Advice {
     }
 }
 
-/// A share that is to be a tenant's limits.
+/// Share to be set as limits of a tenant.
 #[derive(Clone, Copy)]
 pub(super) struct LimitRequest<'a> {
     pub tenant: &'a Name,
@@ -82,7 +83,7 @@ pub(super) struct LimitRequest<'a> {
     pub by: &'a dyn Enforcer,
 }
 
-/// Something to change.
+/// Change of the limits of a tenant.
 struct LimitChange<'a> {
     tenant: &'a Name,
     by: &'a dyn Enforcer,
@@ -90,8 +91,8 @@ struct LimitChange<'a> {
     to: Limits,
 }
 
-/// Sets limits, where they are not what they are to be. Answers which tenants have not got theirs, and why: those that are gone, and those that were to get
-/// more and could not.
+/// Sets limits that differ from the requested ones. Returns tenants whose limits are not set, with
+/// the reason: vanished tenants, and tenants whose increase failed.
 ///
 /// # Errors
 /// A reduction failed: no limit is changed, and all tenants keep their shares.
@@ -179,13 +180,13 @@ mod tests {
 
     use super::*;
 
-    /// Tenants in memory; the so-manieth time that one is limited, it is refused.
+    /// Tenants in memory; a call of a given number fails.
     #[derive(Default)]
     struct FakeEnforcer {
         limits: RefCell<BTreeMap<Name, Limits>>,
         failing_call: Cell<Option<u32>>,
         vanished: RefCell<Vec<Name>>,
-        /// The most that all together might have had at any time.
+        /// Maximum of the sums of all limits.
         peak: Cell<Option<(u64, u64)>>,
     }
 
@@ -206,9 +207,10 @@ mod tests {
         }
 
         fn set(&self, tenant: &Name, to: &Limits) -> Result<(), SysfsError> {
-            let left = self.failing_call.get();
-            self.failing_call.set(left.map(|left| left.saturating_sub(1)).filter(|_| left != Some(0)));
-            if left == Some(0) || !self.exists(tenant) {
+            let remaining = self.failing_call.get();
+            self.failing_call
+                .set(remaining.map(|remaining| remaining.saturating_sub(1)).filter(|_| remaining != Some(0)));
+            if remaining == Some(0) || !self.exists(tenant) {
                 let errno = io::Error::from_raw_os_error(rustix::io::Errno::ROFS.raw_os_error());
                 return Err(SysfsError::Write {
                     path: tenant.to_string().into(),
@@ -234,11 +236,11 @@ mod tests {
         Limits { memory: Some(memory_mib << 20), read: Some(mb_s * MB), written: Some(mb_s * MB) }
     }
 
-    /// From one split of 300 MiB and 30 MB/s to another, in which one gets more of one and less of the other.
+    /// Tenants with limits of 300 MiB and 30 MB/s in total.
     fn fake() -> FakeEnforcer {
         let fake = FakeEnforcer::default();
-        let had = [limits(100, 10), limits(150, 5), limits(50, 15)];
-        fake.limits.borrow_mut().extend(names().into_iter().zip(had));
+        let initial = [limits(100, 10), limits(150, 5), limits(50, 15)];
+        fake.limits.borrow_mut().extend(names().into_iter().zip(initial));
         fake
     }
 
@@ -265,11 +267,11 @@ mod tests {
     fn failed_reduction_restores_all_limits() {
         for at in 0..3 {
             let fake = fake();
-            let before = fake.limits.borrow().clone();
+            let initial = fake.limits.borrow().clone();
             fake.failing_call.set(Some(at));
-            let refused = change(&fake).unwrap_err();
-            assert!(refused.contains("Read-only file system"), "{refused}");
-            assert_eq!(*fake.limits.borrow(), before, "call {at} failed");
+            let error = change(&fake).unwrap_err();
+            assert!(error.contains("Read-only file system"), "{error}");
+            assert_eq!(*fake.limits.borrow(), initial, "call {at} failed");
         }
     }
 
@@ -289,7 +291,7 @@ mod tests {
         fake.vanished.borrow_mut().push(names()[1].clone());
         let failed = change(&fake).unwrap();
         assert!(
-            failed.iter().all(|(name, why)| *name == names()[1] && why == "cgroup does not exist"),
+            failed.iter().all(|(name, reason)| *name == names()[1] && reason == "cgroup does not exist"),
             "{failed:?}"
         );
         assert_eq!(fake.limits.borrow()[&names()[0]], limits(200, 5));

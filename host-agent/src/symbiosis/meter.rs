@@ -11,10 +11,11 @@ use crate::host::{
     memory::usage::PAGE,
 };
 
-/// Blocks that a tenant's memory is divided into, about: fewer than its pages, so that large tenants cost no more than small ones.
+/// Approximate number of blocks of a tenant's memory: fewer than its pages, so that large tenants
+/// cost no more than small ones.
 const BLOCKS_PER_TENANT: u64 = 16_384;
 
-/// One tenant, epoch after epoch.
+/// Meter of one tenant over the epochs.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Meter {
     /// Time and value of the last reading.
@@ -22,12 +23,12 @@ pub(super) struct Meter {
     learner: Learner,
 }
 
-/// The end of an epoch, for all tenants alike but for the limit.
+/// End of an epoch; equal for all tenants except the limit.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Period {
-    /// When counters were read.
+    /// Time at which counters were read.
     pub now: Duration,
-    /// How long a page takes that is waited for, in seconds.
+    /// Latency of a page fault from the device, in seconds.
     pub miss_latency_s: f64,
     /// Bandwidth limit of the tenant, in MB/s.
     pub limit: f64,
@@ -38,13 +39,13 @@ pub(super) struct Period {
 /// Work of a tenant in an epoch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TenantMeasurement {
-    /// Memory it has.
+    /// Memory usage.
     pub memory: Bytes,
-    /// Of the link, the busier way, in MB/s.
+    /// Bandwidth used of the link, in the busier direction, in MB/s.
     pub used_mb_s: f64,
-    /// Part of its time that some of it waited for pages or for devices, 0 to 1.
+    /// Fraction of time in which some task was stalled on memory or I/O, 0 to 1.
     pub stalled_fraction: f64,
-    /// Pages per second that came back after they had been taken away.
+    /// Pages reclaimed and faulted back, per second.
     pub refaults: f64,
     /// Source of its page accesses, if any.
     pub source: Option<AccessSource>,
@@ -113,13 +114,14 @@ pub(super) fn mib(bytes: Bytes) -> f64 {
     bytes.get() as f64 / Bytes::mib(1).get() as f64
 }
 
-/// Where the kernel does not count how long it waited.
+/// Estimates the stall fraction if the kernel does not count it.
 fn estimated_stall(sample: &Sample) -> f64 {
     let stalled_fraction = sample.misses * sample.miss_latency_s;
     if stalled_fraction > 0.0 { stalled_fraction / (stalled_fraction + sample.work_s) } else { 0.0 }
 }
 
-/// Regions are of addresses: where there is less memory than addresses were touched, blocks are larger, and touches fewer.
+/// Converts a profile of addresses to one of memory: if less memory exists than addresses were
+/// accessed, blocks are larger and accesses fewer.
 fn page_accesses(profile: &AccessProfile, now: Counters) -> PageAccesses {
     let bytes = now.memory_with_swap().get().max(1);
     let resident = profile.resident_fraction(bytes);

@@ -18,26 +18,26 @@ use crate::config::symbiosis::Enforce;
 pub struct Report {
     /// Numbers the epochs of one start of the agent, from 1.
     pub epoch: u64,
-    /// When it ended.
+    /// Time of its end.
     pub at: UnixMs,
     /// Supply.
     pub supply: Supply,
     /// Effect.
     pub state: State,
-    /// Why shares are as they were.
+    /// Reason why shares are unchanged.
     pub reason: String,
     /// Participating and new tenants.
     pub tenants: Vec<TenantReport>,
-    /// How shares came about, if they did.
+    /// Certificate of the shares, if they were decided.
     pub certificate: Option<ShareCertificate>,
 }
 
-/// How shares came about.
+/// Properties of the decided shares.
 #[derive(Clone, Debug)]
 pub struct ShareCertificate {
     /// Certificate.
     pub certificate: Certificate,
-    /// The part of the way that was gone, 0 to 1.
+    /// Fraction of the step towards the new shares that was taken, 0 to 1.
     pub step_fraction: f64,
     /// Tenant with the smallest throughput relative to an equal split.
     pub worst_off: Name,
@@ -46,24 +46,24 @@ pub struct ShareCertificate {
 /// Effect of an epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum State {
-    /// Shares were set anew.
+    /// New shares were set.
     Set,
-    /// New ones would differ too little.
+    /// New shares would differ too little.
     Unchanged,
-    /// Something was missing: shares are as they were.
+    /// An input was missing: shares are unchanged.
     Blocked,
 }
 
 /// One tenant after an epoch.
 #[derive(Clone, Debug)]
 pub struct TenantReport {
-    /// Its cgroup's name.
+    /// Name of its cgroup.
     pub name: Name,
     /// Weight.
     pub weight: f64,
     /// Enforcement.
     pub enforce: Enforce,
-    /// Of an equal split.
+    /// Share in an equal split.
     pub fair: Share,
     /// Share in force.
     pub share: Share,
@@ -71,16 +71,16 @@ pub struct TenantReport {
     pub measured: Option<TenantMeasurement>,
     /// Bandwidth demand, in MB/s.
     pub demand_mb_s: f64,
-    /// Throughput against that of an equal split, as estimated.
+    /// Estimated throughput relative to an equal split.
     pub gain: f64,
-    /// How far that may be off, 0 to 1.
+    /// Relative error of the estimate, 0 to 1.
     pub error: f64,
     /// Reason why its share is not in force, if any.
     pub problem: String,
 }
 
 impl Report {
-    /// Nothing can be decided, and why.
+    /// Creates the report of an epoch without a decision.
     pub(super) fn undecided(epoch: u64, supply: Supply, reason: String) -> Self {
         let (tenants, certificate) = (Vec::new(), None);
         Self { epoch, at: now(), supply, state: State::Blocked, reason, tenants, certificate }
@@ -88,7 +88,7 @@ impl Report {
 }
 
 impl TenantReport {
-    /// Creates the report of a tenant of which only a problem is known.
+    /// Creates the report of a tenant without measurements.
     pub(super) fn new(name: &Name, enforce: Enforce, problem: &str) -> Self {
         Self {
             name: name.clone(),
@@ -110,7 +110,7 @@ pub(super) fn now() -> UnixMs {
     UnixMs(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
 }
 
-/// The last report, and the weights that are set.
+/// Last report, and weights set by the manager.
 #[derive(Debug, Default)]
 pub struct SharesState {
     inner: Mutex<Inner>,
@@ -126,12 +126,12 @@ struct Inner {
 }
 
 impl SharesState {
-    /// A poisoned book is still right: no call leaves it half written.
+    /// Poisoned state is consistent: no call leaves it half written.
     fn inner(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// An epoch is over.
+    /// Stores the report of an epoch.
     pub fn store_report(&self, report: Report) {
         let mut inner = self.inner();
         inner.report = Some(report);
@@ -171,7 +171,7 @@ impl SharesState {
         self.inner().weights.clone()
     }
 
-    /// The last report.
+    /// Returns the last report.
     pub fn last_report(&self) -> Option<Report> {
         self.inner().report.clone()
     }

@@ -44,7 +44,7 @@ impl EpochRunner {
         SymbiosisThread { _stop: stop }
     }
 
-    /// Runs epochs until the sender is dropped. Objects that cannot be opened are tried again.
+    /// Runs epochs until the sender is dropped. Failed initialization is retried every epoch.
     fn epochs(&self, stopped: &mpsc::Receiver<()>) {
         let (started, mut opened) = (Instant::now(), None);
         for number in 1.. {

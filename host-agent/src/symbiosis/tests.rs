@@ -52,7 +52,7 @@ impl TestHost {
         Self { cgroups, runtime_dir, sys, state, symbiosis, used: BTreeMap::new(), now: Duration::ZERO }
     }
 
-    /// As an agent that starts again.
+    /// Restarts the agent.
     fn restarted(mut self) -> Self {
         let config = self.symbiosis.config.clone();
         self.state = Arc::new(SharesState::default());
@@ -60,8 +60,9 @@ impl TestHost {
         self
     }
 
-    /// In this epoch a tenant worked all the time, had so many MiB, and had to wait for so many pages.
-    fn uses(&mut self, name: &'static str, memory_mib: u64, misses: u64) {
+    /// Adds an epoch of a tenant: busy all the time, with this memory and this number of major
+    /// faults.
+    fn add_usage(&mut self, name: &'static str, memory_mib: u64, misses: u64) {
         *self.used.entry(name).or_default() += misses;
         let worked = fs::read_to_string(self.cgroups.path(name).join("cpu.stat")).unwrap();
         let worked: u64 = worked.split_whitespace().nth(1).unwrap().parse().unwrap();
@@ -84,10 +85,10 @@ impl TestHost {
         self.symbiosis.end_epoch(self.now)
     }
 
-    /// Every tenant does the same in each, until shares stay.
-    fn settle(&mut self, uses: &[(&'static str, u64, u64)]) -> Report {
+    /// Runs epochs with the same usage until shares are unchanged.
+    fn settle(&mut self, add_usage: &[(&'static str, u64, u64)]) -> Report {
         for _ in 0..20 {
-            uses.iter().for_each(|(name, memory, misses)| self.uses(name, *memory, *misses));
+            add_usage.iter().for_each(|(name, memory, misses)| self.add_usage(name, *memory, *misses));
             let report = self.epoch();
             if report.state == State::Unchanged {
                 return report;
@@ -113,8 +114,8 @@ fn open_symbiosis(
     Symbiosis::with(remote, config, runtime_dir.path(), kernel, Arc::clone(state)).unwrap()
 }
 
-/// Waits for memory, and does not.
-const TWO: [(&str, u64, u64); 2] = [("cache", 1000, 40_000), ("web", 1000, 10)];
+/// A tenant that waits for memory, and one that does not.
+const TWO_TENANTS: [(&str, u64, u64); 2] = [("cache", 1000, 40_000), ("web", 1000, 10)];
 
 fn share<'a>(report: &'a Report, name: &str) -> &'a TenantReport {
     report.tenants.iter().find(|one| one.name.as_str() == name).unwrap()
@@ -123,7 +124,7 @@ fn share<'a>(report: &'a Report, name: &str) -> &'a TenantReport {
 #[test]
 fn stalled_tenant_gets_more_memory_and_matching_limits() {
     let mut host = TestHost::new(&["cache", "web"]);
-    let report = host.settle(&TWO);
+    let report = host.settle(&TWO_TENANTS);
     let (cache, web) = (share(&report, "cache"), share(&report, "web"));
     assert!(cache.share.memory_mib > web.share.memory_mib, "{report:?}");
     assert!(cache.share.memory_mib + web.share.memory_mib <= SUPPLY.memory_mib);
@@ -137,9 +138,9 @@ fn stalled_tenant_gets_more_memory_and_matching_limits() {
 #[test]
 fn demand_of_limited_tenant_excludes_limit_stall() {
     let mut host = TestHost::new(&["cache", "web"]);
-    host.settle(&TWO);
+    host.settle(&TWO_TENANTS);
     // 16 MB/s of 18; it worked for 8 s and waited for 4 s, as its device is quick.
-    TWO.iter().for_each(|(name, memory, misses)| host.uses(name, *memory, *misses));
+    TWO_TENANTS.iter().for_each(|(name, memory, misses)| host.add_usage(name, *memory, *misses));
     host.cgroups.files(
         "cache",
         &[
@@ -169,17 +170,17 @@ fn first_epoch_sets_no_limits() {
 fn restarted_agent_keeps_limits_and_weights() {
     let mut host = TestHost::new(&["cache", "web"]);
     host.state.set_weights(BTreeMap::from([(Name::new("web").unwrap(), 3.0)]));
-    let before = host.settle(&TWO);
+    let earlier = host.settle(&TWO_TENANTS);
     let limits = (host.limits("cache"), host.limits("web"));
     let mut host = host.restarted();
     for _ in 0..3 {
-        TWO.iter().for_each(|(name, memory, misses)| host.uses(name, *memory, *misses));
+        TWO_TENANTS.iter().for_each(|(name, memory, misses)| host.add_usage(name, *memory, *misses));
         host.epoch();
         assert_eq!((host.limits("cache"), host.limits("web")), limits);
     }
     let after = host.state.last_report().unwrap();
     assert_eq!(after.state, State::Unchanged, "{after:?}");
-    assert_eq!((share(&after, "web").weight, share(&before, "web").weight), (3.0, 3.0));
+    assert_eq!((share(&after, "web").weight, share(&earlier, "web").weight), (3.0, 3.0));
 }
 
 #[test]
@@ -188,9 +189,9 @@ fn new_weight_applies_next_epoch_unless_infeasible() {
     let name = || Name::new("web").unwrap();
     let mut host =
         TestHost::with(&["cache", "web"], |config| config.tenants = BTreeMap::from([(name(), least)]));
-    let before = host.settle(&TWO);
+    let earlier = host.settle(&TWO_TENANTS);
     host.state.set_weights(BTreeMap::from([(name(), 0.1)]));
-    TWO.iter().for_each(|(name, memory, misses)| host.uses(name, *memory, *misses));
+    TWO_TENANTS.iter().for_each(|(name, memory, misses)| host.add_usage(name, *memory, *misses));
     let blocked = host.epoch();
     assert_eq!(blocked.state, State::Blocked);
     assert!(
@@ -198,9 +199,9 @@ fn new_weight_applies_next_epoch_unless_infeasible() {
         "{}",
         blocked.reason
     );
-    assert_eq!(share(&blocked, "web").share, share(&before, "web").share);
+    assert_eq!(share(&blocked, "web").share, share(&earlier, "web").share);
     host.state.set_weights(BTreeMap::from([(name(), 4.0)]));
-    TWO.iter().for_each(|(name, memory, misses)| host.uses(name, *memory, *misses));
+    TWO_TENANTS.iter().for_each(|(name, memory, misses)| host.add_usage(name, *memory, *misses));
     let changed = host.epoch();
     assert_eq!(changed.state, State::Set);
     assert_eq!(share(&changed, "web").fair.memory_mib, 1600);
@@ -223,7 +224,7 @@ fn killed_tenant_leaves_its_share_to_others() {
 #[test]
 fn unreadable_or_unlimitable_cgroup_keeps_all_shares() {
     let mut host = TestHost::new(&["cache", "web"]);
-    let before = host.settle(&TWO);
+    let earlier = host.settle(&TWO_TENANTS);
     let limits = (host.limits("cache"), host.limits("web"));
     host.cgroups.files("web", &[("cpu.stat", "nothing")]);
     let blocked = host.epoch();
@@ -231,17 +232,17 @@ fn unreadable_or_unlimitable_cgroup_keeps_all_shares() {
     assert!(blocked.reason.contains("web/cpu.stat holds \"nothing\""), "{}", blocked.reason);
     host.cgroups.files("web", &[("cpu.stat", "usage_usec 900000000")]);
     assert_eq!((host.limits("cache"), host.limits("web")), limits);
-    // As a file system that may only be read: a folder cannot be written.
+    // A folder cannot be written, as a file of a read-only file system.
     host.state.set_weights(BTreeMap::from([(Name::new("cache").unwrap(), 3.0)]));
     let io_max = host.cgroups.path("web").join("io.max");
     let was = fs::read_to_string(&io_max).unwrap();
     fs::remove_file(&io_max).unwrap();
     fs::create_dir(&io_max).unwrap();
-    TWO.iter().for_each(|(name, memory, misses)| host.uses(name, *memory, *misses));
+    TWO_TENANTS.iter().for_each(|(name, memory, misses)| host.add_usage(name, *memory, *misses));
     let blocked = host.epoch();
     assert_eq!(blocked.state, State::Blocked);
     assert!(blocked.reason.starts_with("web: ") && blocked.reason.contains("io.max"), "{}", blocked.reason);
-    assert_eq!(share(&blocked, "web").share, share(&before, "web").share);
+    assert_eq!(share(&blocked, "web").share, share(&earlier, "web").share);
     fs::remove_dir(&io_max).unwrap();
     fs::write(&io_max, was).unwrap();
     assert_eq!((host.limits("cache"), host.limits("web")), limits);
@@ -252,7 +253,7 @@ fn no_limit_is_set_without_swap() {
     let mut host = TestHost::new(&["cache", "web"]);
     host.epoch();
     host.sys.files("", &[("swaps", "Filename")]);
-    TWO.iter().for_each(|(name, memory, misses)| host.uses(name, *memory, *misses));
+    TWO_TENANTS.iter().for_each(|(name, memory, misses)| host.add_usage(name, *memory, *misses));
     let blocked = host.epoch();
     assert_eq!(blocked.reason, "symbiosis.remote: /dev/fake is not in use as swap");
     assert_eq!(host.limits("cache").0, "max");
@@ -264,7 +265,7 @@ fn advised_and_tiered_shares_set_no_limits() {
     let mut host = TestHost::with(&["cache", "web"], |config| {
         config.tenants = BTreeMap::from([(Name::new("web").unwrap(), settings)]);
     });
-    let report = host.settle(&TWO);
+    let report = host.settle(&TWO_TENANTS);
     assert!(share(&report, "web").problem.contains("advice"));
     assert_eq!(host.limits("web").0, "max");
     assert_ne!(host.limits("cache").0, "max");

@@ -1,11 +1,13 @@
-//! A VMM without a guest, for tests: attaches to a VM's memory and executes requests from its standard input,
-//! one per line, with one line of reply each. It ends with its input, or when it is killed.
+//! A VMM without a guest, for tests: attaches to a VM's memory and executes requests from its
+//! standard input, one per line, with one line of reply each. It ends with its input, or when it is
+//! killed.
 //!
-//! Its arguments are the agent's socket and, to become another user than root, `before UID` or `after UID`: it changes its user
-//! before or after it connects.
+//! Its arguments are the agent's socket and, to become another user than root, `before UID` or
+//! `after UID`: it changes its user before or after it connects.
 //!
-//! `attach VM descriptors|paths`, `inspect VM` (and open the slices), `reconnect`, `write` (a byte that is not zero at both ends of
-//! every region), `zero` (whether every region begins and ends with zero).
+//! `attach VM descriptors|paths`, `inspect VM` (and open the slices), `reconnect`, `write` (a byte
+//! that is not zero at both ends of every region), `zero` (whether every region begins and ends
+//! with zero).
 
 use std::{
     fs::File,
@@ -60,7 +62,7 @@ fn execute(
     match words {
         ["attach", vm, form] => {
             let form = if *form == "paths" { MemoryForm::Paths } else { MemoryForm::Descriptors };
-            reply_text(client.attach(vm, form).map(|memory| opened(memory, regions)))
+            reply_text(client.attach(vm, form).map(|memory| open_regions(memory, regions)))
         }
         ["inspect", vm] => reply_text(client.inspect(vm).map(open_slices)),
         ["write"] => {
@@ -76,13 +78,13 @@ fn execute(
 
 fn reply_text(result: Result<io::Result<String>, ClientError>) -> Result<String, Box<dyn std::error::Error>> {
     match result {
-        Ok(answer) => Ok(answer?),
+        Ok(reply) => Ok(reply?),
         Err(ClientError::Rejected { reason, message }) => Ok(format!("refused {reason} {message}")),
         Err(error) => Err(error.into()),
     }
 }
 
-fn opened(memory: VmMemory, regions: &mut Vec<(File, u64)>) -> io::Result<String> {
+fn open_regions(memory: VmMemory, regions: &mut Vec<(File, u64)>) -> io::Result<String> {
     let names: Vec<String> = memory.regions.iter().map(name).collect();
     *regions = memory.regions.into_iter().map(open).collect::<io::Result<_>>()?;
     Ok(format!("attached {}", names.join(" ")))

@@ -23,18 +23,18 @@ use tokio_stream::{
 };
 use tonic::{Request, Response, Status, Streaming};
 
-/// How long anything may take before a test fails.
+/// Time limit of waits.
 pub const TIMEOUT: Duration = Duration::from_secs(20);
-/// The secret of host h0.
+/// Token of host h0.
 pub const TOKEN: &str = "0123456789abcdef";
-/// The rack's name.
+/// Name of the rack.
 pub const RACK: &str = "rack-of-one";
 const SLICE: u64 = 1 << 30;
 
-/// Messages of the mailbox.
+/// Events of the fake manager.
 #[derive(Debug)]
 pub enum ManagerEvent {
-    /// An agent connected: its hello, its credentials and the way back to it.
+    /// An agent connected: its hello, its token, and the channel to it.
     Hello(wire::Hello, Option<String>, UnboundedSender<to_agent::Message>),
     /// A report.
     Report(wire::ObservedState),
@@ -110,7 +110,7 @@ impl Rig {
         Self::with("")
     }
 
-    /// The same, with more lines in `[agent]`.
+    /// Like [`Rig::new`], with more lines in `[agent]`.
     pub fn with(more: &str) -> Self {
         let mut rig = Self::without_agent(more);
         rig.start_agent();
@@ -150,7 +150,7 @@ impl Rig {
         self.wait_for_hello();
     }
 
-    /// The manager goes and comes back.
+    /// Disconnects the agent, and waits until it connects again.
     pub fn disconnect_agent(&mut self) {
         self.orders = None;
         self.wait_for_hello();
@@ -185,7 +185,7 @@ impl Rig {
         next.expect("no message from the agent").expect("the manager ended")
     }
 
-    /// Sends an order and waits until a report that reflects it is as it ought to be.
+    /// Sends a desired state and waits for a report that reflects it and meets the condition.
     #[track_caller]
     pub fn apply(
         &mut self,
@@ -196,7 +196,7 @@ impl Rig {
         self.wait(is_expected)
     }
 
-    /// Sends an order.
+    /// Sends a desired state.
     pub fn send_state(&mut self, desired_state: wire::DesiredState) {
         self.revision += 1;
         let desired_state = wire::DesiredState {
@@ -213,8 +213,8 @@ impl Rig {
         self.orders.as_ref().expect("an agent has connected").send(message).expect("the session lives");
     }
 
-    /// Waits for a report that reflects the newest order and is as it ought to be. Requests a whole report after each that is
-    /// not.
+    /// Waits for a report that reflects the newest desired state and meets the condition. Requests
+    /// a complete report after each other one.
     #[track_caller]
     pub fn wait(&mut self, is_expected: impl Fn(&wire::ObservedState) -> bool) -> wire::ObservedState {
         let until = Instant::now() + TIMEOUT;
@@ -234,7 +234,7 @@ impl Rig {
         panic!("no report meets the condition, the last one is {last:?}");
     }
 
-    /// A report with the slices that were named as online before.
+    /// Adds the slices reported as online before.
     fn with_reported_slices(&mut self, mut report: wire::ObservedState) -> wire::ObservedState {
         if report.complete || report.clean {
             self.online.clear();
@@ -247,7 +247,7 @@ impl Rig {
         report
     }
 
-    /// A slice as the EMC grants it: 1 GiB of nothing.
+    /// Creates a slice as the EMC does: an empty file of 1 GiB.
     pub fn grant(&self, slice: u32, epoch: u64) -> wire::DesiredSlice {
         let path = self.slice_path(slice, epoch);
         fs::File::create_new(&path).unwrap().set_len(SLICE).unwrap();
@@ -272,7 +272,8 @@ impl Rig {
         Vmm::new(&self.socket(), &["before", &uid.to_string()])
     }
 
-    /// A VMM that was started as root and has become a user after it connected, as with `vmm-plugin run --uid`.
+    /// A VMM that was started as root and has become a user after it connected, as with `vmm-plugin
+    /// run --uid`.
     pub fn vmm_switching_to(&self, uid: u32) -> Vmm {
         Vmm::new(&self.socket(), &["after", &uid.to_string()])
     }
@@ -309,7 +310,7 @@ pub fn desired_state() -> wire::DesiredState {
     wire::DesiredState::default()
 }
 
-/// An order for one VM, `a`, of reservation r-1.
+/// Desired state of one VM, `a`, of reservation r-1.
 pub fn desired_vm(slices: Vec<wire::DesiredSlice>) -> wire::DesiredState {
     let vm = wire::DesiredVm {
         vm: "a".to_owned(),
@@ -322,7 +323,8 @@ pub fn desired_vm(slices: Vec<wire::DesiredSlice>) -> wire::DesiredState {
     wire::DesiredState { vms: vec![vm], ..desired_state() }
 }
 
-/// An order for VMs `a`, `b`, ... of reservations r-1, r-2, ..., each with its slice and its user.
+/// Desired state of VMs `a`, `b`, ... of reservations r-1, r-2, ..., each with its slice and its
+/// user.
 pub fn desired_vms(vms: impl IntoIterator<Item = (wire::DesiredSlice, Option<u32>)>) -> wire::DesiredState {
     let vms = ('a'..).zip(1..).zip(vms).map(|((vm, number), (slice, uid))| wire::DesiredVm {
         vm: vm.to_string(),
@@ -346,7 +348,7 @@ pub fn pairs(holdings: &[wire::SliceEpoch]) -> Vec<(u32, u64)> {
     holdings.iter().map(|holding| (holding.slice, holding.epoch)).collect()
 }
 
-/// A process that is a VM.
+/// VMM process.
 pub struct Vmm {
     process: Child,
     stdin: ChildStdin,
@@ -362,12 +364,12 @@ impl Vmm {
         Self { process, stdin, stdout: BufReader::new(stdout) }
     }
 
-    /// Sends a word and returns the reply.
+    /// Sends a request and returns the reply.
     pub fn request(&mut self, words: &str) -> String {
         writeln!(self.stdin, "{words}").unwrap();
-        let mut answer = String::new();
-        self.stdout.read_line(&mut answer).unwrap();
-        answer.trim_end().to_owned()
+        let mut reply = String::new();
+        self.stdout.read_line(&mut reply).unwrap();
+        reply.trim_end().to_owned()
     }
 
     pub fn pid(&self) -> u32 {

@@ -26,8 +26,8 @@ pub(crate) fn device(fake: &FakeSysfs, number: u32, serial: &str, region: &str) 
     fake.link(&format!("{BUS}/mem{number}"), &memdev);
     fake.link(&format!("{BUS}/endpoint{}", number + 2), &endpoint);
     fake.link(&format!("{endpoint}/uport"), &memdev);
-    let taken = if region.is_empty() { "0xffffffffffffffff" } else { "0x0" };
-    let decoder = [("region", region), ("dpa_resource", taken), ("dpa_size", "0x0")];
+    let dpa_resource = if region.is_empty() { "0xffffffffffffffff" } else { "0x0" };
+    let decoder = [("region", region), ("dpa_resource", dpa_resource), ("dpa_size", "0x0")];
     fake.files(&format!("{endpoint}/decoder{}.0", number + 2), &decoder);
 }
 

@@ -24,15 +24,15 @@ pub(super) struct RegionPlan {
 /// device chooses first, because it has the fewest choices.
 pub(super) fn assign_windows<T>(mut plans: Vec<(T, RegionPlan)>) -> Vec<(T, RegionPlan)> {
     plans.sort_by_key(|(_, device)| Reverse(device.bytes));
-    let mut taken = BTreeMap::<PathBuf, u64>::new();
+    let mut allocated = BTreeMap::<PathBuf, u64>::new();
     for (_, device) in &mut plans {
         let bytes = device.bytes.get();
         let has_room = |window: &Window| {
-            window.free - taken.get(&window.folder).unwrap_or(&0).min(&window.free) >= bytes
+            window.free - allocated.get(&window.folder).unwrap_or(&0).min(&window.free) >= bytes
         };
         if let Some(chosen) = device.windows.iter().position(has_room) {
             device.windows[..=chosen].rotate_right(1);
-            *taken.entry(device.windows[0].folder.clone()).or_default() += bytes;
+            *allocated.entry(device.windows[0].folder.clone()).or_default() += bytes;
         }
     }
     plans.sort_by_key(|(_, device)| device.windows.first().map(|window| window.start));
@@ -51,7 +51,7 @@ pub(super) fn select_windows(
     for window in windows {
         match rejection_reason(&window, bridge, bytes) {
             None => selected.push(window),
-            Some(why) => rejected.push(format!("{} {why}", window.name)),
+            Some(reason) => rejected.push(format!("{} {reason}", window.name)),
         }
     }
     selected.sort_by_key(|window| (!window.start.is_multiple_of(SLICE.get()), window.free));
@@ -104,13 +104,13 @@ mod tests {
         ];
         let (selected, rejected) = select_windows(windows, Some(12), Bytes::gib(4));
         assert_eq!(names(&selected), ["right", "wide", "askew"]);
-        let why = [
+        let reasons = [
             "small has 1GiB free",
             "elsewhere does not lead to it",
             "both interleaves 2 host bridges",
             "for pmem is not for volatile memory",
         ];
-        assert_eq!(rejected, why);
+        assert_eq!(rejected, reasons);
     }
 
     /// Returns, for devices as `(name, GiB)` on one bridge, the window of each in order of

@@ -16,9 +16,7 @@ pub enum CxlError {
     )]
     NoBus,
     /// The bus is empty.
-    #[error(
-        "there is no memory device on the CXL bus: `modprobe -a cxl_acpi cxl_pci cxl_mem`, and look for one with `lspci`"
-    )]
+    #[error("no memory device on the CXL bus: run `modprobe -a cxl_acpi cxl_pci cxl_mem`, and check `lspci`")]
     NoDevice,
     /// A slice's device is not present.
     #[error("this machine has no CXL memory device with serial {serial}")]
@@ -62,14 +60,14 @@ pub enum Problem {
     },
     /// The kernel has not enabled it.
     #[error(
-        "the kernel has no endpoint for it: `modprobe -a cxl_port cxl_mem`, and see what the kernel's log says of {name}"
+        "the kernel has no endpoint for it: run `modprobe -a cxl_port cxl_mem`, and check the kernel log for {name}"
     )]
     NoEndpoint {
         /// Name in the kernel.
         name: String,
     },
     /// It has several regions, so the location of a slice is ambiguous.
-    #[error("it has several regions ({}): destroy them (`cxl destroy-region`), so that there can be one over all of it", .0.join(" "))]
+    #[error("it has several regions ({}): destroy them (`cxl destroy-region`), so that one region can cover the device", .0.join(" "))]
     Regions(Vec<String>),
     /// Its slices would have other contents than slices of the same name on other hosts.
     #[error("{region} begins at byte {at:#x} of it, not at 0: destroy it (`cxl destroy-region {region}`)")]
@@ -81,7 +79,7 @@ pub enum Problem {
     },
     /// Its memory is interleaved with other devices.
     #[error(
-        "{region} interleaves {ways} devices, which cannot be pooled one by one: destroy it (`cxl destroy-region {region}`)"
+        "{region} interleaves {ways} devices, which cannot be pooled separately: destroy it (`cxl destroy-region {region}`)"
     )]
     Interleaved {
         /// Region.
@@ -99,14 +97,14 @@ pub enum Problem {
     },
     /// The kernel uses the region itself, or a module is missing.
     #[error(
-        "{region} has no dax region: `modprobe dax_cxl`; if its memory is already the kernel's, as the firmware said, boot with efi=softreserve"
+        "{region} has no dax region: `modprobe dax_cxl`; if the kernel uses its memory already, as set by the firmware, boot with efi=softreserve"
     )]
     NoDax {
         /// Region.
         region: String,
     },
     /// No window can contain a region.
-    #[error("no window of the machine's physical memory is for a region of {bytes} over it{}", list(tried))]
+    #[error("no window of physical memory can contain a region of {bytes} over it{}", list(tried))]
     NoWindow {
         /// Size of the region.
         bytes: Bytes,
@@ -116,5 +114,5 @@ pub enum Problem {
 }
 
 fn list(tried: &[String]) -> String {
-    if tried.is_empty() { ": there is none".to_owned() } else { format!(": {}", tried.join("; ")) }
+    if tried.is_empty() { ": no windows exist".to_owned() } else { format!(": {}", tried.join("; ")) }
 }

@@ -190,9 +190,9 @@ fn is_incomplete(sysfs: &Sysfs, region: &Path, decoders: &[Decoder]) -> Result<b
 /// Releases device memory allocated by decoders without a region, the last one first.
 fn free_decoders(sysfs: &Sysfs, decoders: &[Decoder]) -> Result<(), SysfsError> {
     for decoder in decoders.iter().rev() {
-        let taken = decoder.folder.join("dpa_size");
-        if sysfs.number(&taken)? > 0 {
-            sysfs.write(taken, "0")?;
+        let dpa_size = decoder.folder.join("dpa_size");
+        if sysfs.number(&dpa_size)? > 0 {
+            sysfs.write(dpa_size, "0")?;
         }
     }
     Ok(())

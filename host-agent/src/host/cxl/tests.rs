@@ -9,16 +9,16 @@ use crate::host::sysfs::fake::FakeSysfs;
 
 /// Returns the reason why the only device cannot be used.
 fn problem(fake: &FakeSysfs) -> String {
-    let found = CxlMemory::discover(&fake.sysfs).unwrap();
-    units::chain(found.devices[0].slices.as_ref().unwrap_err())
+    let cxl = CxlMemory::discover(&fake.sysfs).unwrap();
+    units::chain(cxl.devices[0].slices.as_ref().unwrap_err())
 }
 
 #[test]
 fn existing_region_is_used_with_any_number() {
-    let found = CxlMemory::discover(&machine().sysfs).unwrap();
-    let slices = found.slices("0x1").unwrap();
+    let cxl = CxlMemory::discover(&machine().sysfs).unwrap();
+    let slices = cxl.slices("0x1").unwrap();
     assert_eq!((slices.count(), slices.node(), slices.region().base), (4, 5, 43 << 30));
-    assert_eq!((&*found.devices[0].name, &*slices.region().name), ("mem0", "region7"));
+    assert_eq!((&*cxl.devices[0].name, &*slices.region().name), ("mem0", "region7"));
 }
 
 #[test]
@@ -35,12 +35,12 @@ fn missing_bus_or_device_error_names_modules() {
 fn faulty_device_does_not_hide_others() {
     let fake = machine();
     device(&fake, 1, "0x2", "");
-    let found = CxlMemory::discover(&fake.sysfs).unwrap();
-    assert_eq!(found.slices("0x1").unwrap().count(), 4);
-    assert!(matches!(found.devices[1].slices, Err(Problem::NoWindow { .. })), "{found:?}");
-    let error = found.slices("0x2").unwrap_err().to_string();
+    let cxl = CxlMemory::discover(&fake.sysfs).unwrap();
+    assert_eq!(cxl.slices("0x1").unwrap().count(), 4);
+    assert!(matches!(cxl.devices[1].slices, Err(Problem::NoWindow { .. })), "{cxl:?}");
+    let error = cxl.slices("0x2").unwrap_err().to_string();
     assert!(error.starts_with("CXL memory device 0x2: no window"), "{error}");
-    let error = found.slices("0x3").unwrap_err().to_string();
+    let error = cxl.slices("0x3").unwrap_err().to_string();
     assert_eq!(error, "this machine has no CXL memory device with serial 0x3");
 }
 
@@ -48,10 +48,10 @@ fn faulty_device_does_not_hide_others() {
 fn devices_with_duplicate_serial_are_not_used() {
     let fake = machine();
     device(&fake, 1, "0x1", "");
-    let found = CxlMemory::discover(&fake.sysfs).unwrap();
+    let cxl = CxlMemory::discover(&fake.sysfs).unwrap();
     assert!(
-        found.devices.iter().all(|device| matches!(device.slices, Err(Problem::DuplicateSerial))),
-        "{found:?}"
+        cxl.devices.iter().all(|device| matches!(device.slices, Err(Problem::DuplicateSerial))),
+        "{cxl:?}"
     );
 }
 
@@ -81,7 +81,7 @@ fn region_used_by_kernel_is_explained() {
 }
 
 /// Returns the deletions for a region that is not committed and has these targets.
-fn deleted(targets: &[(&str, &str)]) -> String {
+fn deleted_region(targets: &[(&str, &str)]) -> String {
     let fake = machine();
     fake.files(&format!("{ROOT}/decoder0.1"), &[("delete_region", "")]);
     fake.files(&format!("{ROOT}/decoder0.1/region7"), &[("commit", "0")]);
@@ -92,9 +92,9 @@ fn deleted(targets: &[(&str, &str)]) -> String {
 
 #[test]
 fn unfinished_own_region_is_deleted() {
-    assert_eq!(deleted(&[]), "region7", "with the device in it");
-    assert_eq!(deleted(&[("target0", "")]), "region7", "with nothing in it");
-    assert_eq!(deleted(&[("target1", "decoder3.0")]), "", "with another device in it");
+    assert_eq!(deleted_region(&[]), "region7", "with the device in it");
+    assert_eq!(deleted_region(&[("target0", "")]), "region7", "with nothing in it");
+    assert_eq!(deleted_region(&[("target1", "decoder3.0")]), "", "with another device in it");
 }
 
 #[test]

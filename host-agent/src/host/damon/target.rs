@@ -96,7 +96,7 @@ mod tests {
     #[test]
     fn own_process_has_ranges_to_monitor() {
         let target = Target::of(std::process::id());
-        let here = std::ptr::from_ref(&target) as usize;
-        assert!(target.ranges.iter().any(|range| range.contains(&here)), "{target:?}");
+        let address = std::ptr::from_ref(&target) as usize;
+        assert!(target.ranges.iter().any(|range| range.contains(&address)), "{target:?}");
     }
 }

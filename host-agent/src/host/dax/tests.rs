@@ -23,7 +23,7 @@ fn slice_of_missing_device_is_rejected_by_name() {
         ("cxl:0x1:0", "CXL memory device 0x1: it has 256MiB of volatile memory, less than a slice of 1GiB"),
         ("/dev/shm/00001.1.h0", "\"/dev/shm/00001.1.h0\" is not cxl:SERIAL:INDEX"),
     ];
-    for (place, why) in cases {
+    for (place, message) in cases {
         let handle = Handle::new("emc", place);
         let errors = [
             host.online(SLICE_1, &handle, true).unwrap_err(),
@@ -31,7 +31,7 @@ fn slice_of_missing_device_is_rejected_by_name() {
             host.scrub(SLICE_1, &handle).unwrap_err(),
         ];
         for error in errors {
-            assert_eq!((error.to_string(), error.failure().reason), (why.to_owned(), FailedReason::Host));
+            assert_eq!((error.to_string(), error.failure().reason), (message.to_owned(), FailedReason::Host));
         }
     }
 }

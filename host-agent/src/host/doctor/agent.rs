@@ -47,35 +47,40 @@ impl Agents {
     pub(super) fn single_agent(&self, config: &Config, uses_cxl: bool) -> Finding {
         if uses_cxl && !self.others.is_empty() {
             let message =
-                format!("processes {:?} are host-agents, too, and would divide the same memory", self.others);
-            return Finding::problem("agent", message, "one host, one agent: stop the others (`kill PID`)");
-        }
-        let Some(pid) = self.ours else {
-            let message = format!("none has {}", config.runtime_dir.display());
+                format!("processes {:?} are host-agents too, and would use the same memory", self.others);
             return Finding::problem(
                 "agent",
                 message,
-                "`systemctl start host-agent`; if it ends again: `journalctl -u host-agent`",
+                "a host needs exactly one agent: stop the others (`kill PID`)",
+            );
+        }
+        let Some(pid) = self.ours else {
+            let message = format!("no agent has locked {}", config.runtime_dir.display());
+            return Finding::problem(
+                "agent",
+                message,
+                "`systemctl start host-agent`; if it fails again: `journalctl -u host-agent`",
             );
         };
         if fs::metadata(&config.socket).is_ok_and(|socket| socket.file_type().is_socket()) {
-            return Finding::passed("agent", format!("process {pid} is the only one, and listens"));
+            return Finding::passed("agent", format!("process {pid} is the only agent, and listens"));
         }
-        let message = format!("process {pid} has no socket {}: VMs get no memory", config.socket.display());
-        Finding::problem("agent", message, "`systemctl restart host-agent`: guests run on")
+        let message =
+            format!("process {pid} has no socket {}: VMs receive no memory", config.socket.display());
+        Finding::problem("agent", message, "`systemctl restart host-agent`: guests keep running")
     }
 
     /// Checks the capabilities of the agent or, without one, of the caller.
     pub(super) fn capabilities(&self, machine: &Machine, uses_cxl: bool) -> Finding {
         if !uses_cxl {
-            return Finding::passed("rights", "an emulated device needs none but its user's");
+            return Finding::passed("rights", "emulated devices require no capabilities");
         }
         let (whose, folder) = match self.ours {
             Some(pid) => (format!("the agent, process {pid},"), pid.to_string()),
-            None => ("who asks, as no agent runs,".to_owned(), "self".to_owned()),
+            None => ("the caller, as no agent runs,".to_owned(), "self".to_owned()),
         };
         let (message, fix) = match missing_capabilities(&machine.proc, &folder) {
-            Err(why) => (format!("of {whose} not known: {why}"), RUN_AS_ROOT),
+            Err(error) => (format!("capabilities of {whose} unknown: {error}"), RUN_AS_ROOT),
             Ok(missing_capabilities) if !missing_capabilities.is_empty() && self.ours.is_none() => {
                 (format!("{whose} lacks {}", missing_capabilities.join(" ")), RUN_AS_ROOT)
             }
@@ -84,10 +89,10 @@ impl Agents {
                 "run it as host-agent.service does: as root, with these in CapabilityBoundingSet= (`systemctl edit host-agent`)",
             ),
             Ok(_) if is_read_only(&machine.proc, &folder) => (
-                format!("{whose} may not write to /sys"),
+                format!("{whose} cannot write to /sys"),
                 "no ProtectKernelTunables= in its unit (`systemctl edit host-agent`); a container must be privileged",
             ),
-            Ok(_) => return Finding::passed("rights", format!("{whose} may do all that it must")),
+            Ok(_) => return Finding::passed("rights", format!("{whose} has all required capabilities")),
         };
         Finding::problem("rights", message, fix)
     }
@@ -119,9 +124,8 @@ fn agent_processes(proc: &Sysfs) -> Vec<u32> {
 fn missing_capabilities(proc: &Sysfs, folder: &str) -> Result<Vec<&'static str>, String> {
     let status = proc.text(format!("{folder}/status")).map_err(|error| units::chain(&error))?;
     let has = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    let has = has
-        .and_then(|digits| u64::from_str_radix(digits.trim(), 16).ok())
-        .ok_or("the kernel does not say")?;
+    let has =
+        has.and_then(|digits| u64::from_str_radix(digits.trim(), 16).ok()).ok_or("no CapEff in status")?;
     Ok(REQUIRED_CAPABILITIES.iter().filter(|(bit, _)| has >> bit & 1 == 0).map(|(_, name)| *name).collect())
 }
 

@@ -36,15 +36,15 @@ pub(super) fn all(
 ) -> (Vec<Finding>, Nodes) {
     let devices = match cxl::inspect(&machine.sys) {
         Ok(devices) => devices,
-        Err(error) => return (vec![none(machine, &error)], Nodes::new()),
+        Err(error) => return (vec![no_device(machine, &error)], Nodes::new()),
     };
-    let look = DeviceCheck { used, places, is_served };
+    let check = DeviceCheck { used, places, is_served };
     let mut nodes = Nodes::new();
     for slices in devices.iter().filter_map(|device| slices_of(device)) {
         let region = slices.region();
         nodes.entry(slices.node()).or_default().push(region.base..region.base + region.bytes.get());
     }
-    (devices.iter().flat_map(|device| look.device(device)).collect(), nodes)
+    (devices.iter().flat_map(|device| check.device(device)).collect(), nodes)
 }
 
 fn slices_of(device: &InspectedDevice) -> Option<&Slices> {
@@ -55,13 +55,13 @@ fn slices_of(device: &InspectedDevice) -> Option<&Slices> {
 }
 
 /// Reports that there is no device, with memory reserved for one by the firmware.
-fn none(machine: &Machine, error: &CxlError) -> Finding {
+fn no_device(machine: &Machine, error: &CxlError) -> Finding {
     let aside = soft_reserved(&machine.proc.text("iomem").unwrap_or_default());
     let aside = match aside {
         None => String::new(),
         Some(bytes) => format!(
-            "; yet the firmware has set memory aside ({bytes}, \"Soft Reserved\" in /proc/iomem): without its CXL drivers the kernel \
-             shows that as dax devices without a serial (dax_hmem), and no rack knows which device they are of"
+            "; the firmware has reserved memory ({bytes}, \"Soft Reserved\" in /proc/iomem): without CXL drivers the kernel \
+             shows it as dax devices without a serial (dax_hmem), which a rack cannot assign to a device"
         ),
     };
     Finding::problem(
@@ -83,21 +83,21 @@ fn soft_reserved(iomem: &str) -> Option<Bytes> {
 
 impl DeviceCheck<'_> {
     fn device(&self, device: &InspectedDevice) -> Vec<Finding> {
-        let again = "then `systemctl restart host-agent`: it looks for devices when it starts";
+        let again = "then `systemctl restart host-agent`: it discovers devices when it starts";
         let found = match &device.state {
             Err(problem) => vec![Finding::problem("devices", units::chain(problem), again)],
             Ok(DeviceState::Present(slices)) => self.slices(&device.serial, slices),
             Ok(DeviceState::Unbound(name)) => vec![self.pending(format!("{name} has no driver"))],
-            Ok(DeviceState::Incomplete(name)) => vec![self.pending(format!("{name} was never finished"))],
+            Ok(DeviceState::Incomplete(name)) => vec![self.pending(format!("{name} is incomplete"))],
             Ok(DeviceState::NoRegion { window, start }) => vec![match slices::alignment(*start) {
                 Ok(align) => self.pending(format!(
-                    "{} without a region; {window} is for one, aligned to {align}",
+                    "{} without a region; {window} can contain one, aligned to {align}",
                     device.bytes
                 )),
                 Err(error) => Finding::problem(
                     "devices",
                     format!("{window}: {error}"),
-                    "a matter of the firmware's settings",
+                    "change the settings of the firmware",
                 ),
             }],
         };
@@ -116,22 +116,23 @@ impl DeviceCheck<'_> {
     /// Reports a condition that a starting agent resolves. A running one should have done so.
     fn pending(&self, message: String) -> Finding {
         match self.is_served {
-            false => Finding::passed("devices", format!("{message}: the agent sees to it when it starts")),
+            false => Finding::passed("devices", format!("{message}: the agent resolves it when it starts")),
             true => Finding::problem(
                 "devices",
-                format!("{message}, and the agent has not seen to it"),
-                "see why in its log (`journalctl -u host-agent`), then `systemctl restart host-agent`",
+                format!("{message}, and the agent has not resolved it"),
+                "check its log (`journalctl -u host-agent`), then `systemctl restart host-agent`",
             ),
         }
     }
 
     fn slices(&self, serial: &str, slices: &Slices) -> Vec<Finding> {
-        let looked = slices.devices_to_remove().and_then(|left| Ok((left, slices.present_slices()?)));
-        let (left, found) = match looked {
-            Ok(looked) => looked,
+        let inspected =
+            slices.devices_to_remove().and_then(|leftover| Ok((leftover, slices.present_slices()?)));
+        let (leftover, found) = match inspected {
+            Ok(inspected) => inspected,
             Err(error) => return vec![Finding::problem("devices", units::chain(&error), fix(&error))],
         };
-        let mut problems: Vec<_> = left
+        let mut problems: Vec<_> = leftover
             .into_iter()
             .filter(|name| !name.ends_with(".0"))
             .filter_map(|name| self.partial_slice(name, "has no memory"))
@@ -143,11 +144,11 @@ impl DeviceCheck<'_> {
         let region = slices.region();
         problems_or(problems, || {
             let (name, at, node) = (&region.name, region.base, slices.node());
-            let (count, align, here) = (slices.count(), slices.align(), found.len());
+            let (count, align, present) = (slices.count(), slices.align(), found.len());
             Finding::passed(
                 "devices",
                 format!(
-                    "{name} at {at:#x} of node {node}: {count} slices aligned to {align}, {here} of them here"
+                    "{name} at {at:#x} of node {node}: {count} slices aligned to {align}, {present} of them present"
                 ),
             )
         })
@@ -162,12 +163,10 @@ impl DeviceCheck<'_> {
         let online: Vec<&Block> = blocks.iter().filter(|block| !block.is_offline()).collect();
         match (self.used, found.driver) {
             (MemoryUse::Dax, Some(Driver::Kmem)) if !online.is_empty() => {
-                let message = format!(
-                    "{} blocks of it are memory of the kernel's, and this host is to have ranges of device-dax",
-                    online.len()
-                );
+                let message =
+                    format!("{} blocks of it are memory of the kernel, but the backend is dax", online.len());
                 let fix = format!(
-                    "`echo offline > /sys/devices/system/memory/{}/state`, and so for the others",
+                    "`echo offline > /sys/devices/system/memory/{}/state`, and the same for the other blocks",
                     online[0].name
                 );
                 Some(Finding::problem("slices", message, fix).of(place))
@@ -187,15 +186,15 @@ impl DeviceCheck<'_> {
             return None;
         }
         let whose =
-            if self.places.contains(&subject) { "a VM on record has it" } else { "no VM on record has it" };
-        let fix = "`systemctl start host-agent`: it finishes or undoes this when it starts";
-        Some(Finding::problem("slices", format!("half there: {message}; {whose}"), fix).of(subject))
+            if self.places.contains(&subject) { "a recorded VM uses it" } else { "no recorded VM uses it" };
+        let fix = "`systemctl start host-agent`: it completes or reverts this when it starts";
+        Some(Finding::problem("slices", format!("incomplete: {message}; {whose}"), fix).of(subject))
     }
 }
 
 fn fix(error: &SliceError) -> &'static str {
     match error {
-        SliceError::BlocksOnline { .. } => "offline them, then `systemctl restart host-agent`",
+        SliceError::BlocksOnline { .. } => "take them offline, then `systemctl restart host-agent`",
         SliceError::ForeignDevice { .. } => {
             "`daxctl list` shows it, `daxctl destroy-device` removes it; then `systemctl restart host-agent`"
         }

@@ -49,14 +49,14 @@ pub(super) fn of_memory(machine: &Machine) -> Finding {
 fn tsme(machine: &Machine, cpuinfo: &str) -> State {
     let devices = machine.sys.numbered(SECURE_PROCESSORS, "").unwrap_or_default();
     let status = |device: &String| machine.sys.text(format!("{SECURE_PROCESSORS}/{device}/tsme_status")).ok();
-    let shown: Vec<String> = devices.iter().filter_map(status).collect();
+    let statuses: Vec<String> = devices.iter().filter_map(status).collect();
     let is_amd = cpuinfo.contains("AuthenticAMD") && !has_flag(cpuinfo, "hypervisor");
-    if shown.iter().any(|status| status == "1") {
+    if statuses.iter().any(|status| status == "1") {
         State::Active("AMD TSME", "switch TSME off in the firmware of all hosts that share the device")
-    } else if shown.is_empty() && is_amd {
+    } else if statuses.is_empty() && is_amd {
         State::Possible(
-            "possible: AMD TSME may be active, which the driver ccp shows and is not loaded or too old for",
-            "`modprobe ccp`, and look again; or see in the firmware that TSME is off",
+            "possible: AMD TSME may be active; the driver ccp, which shows it, is not loaded or too old",
+            "`modprobe ccp`, and repeat; or check in the firmware that TSME is off",
         )
     } else {
         State::None
@@ -71,16 +71,16 @@ fn sme(machine: &Machine, cpuinfo: &str) -> State {
     match (has_flag(cpuinfo, "sme"), chosen) {
         (false, _) | (true, Some("off")) => State::None,
         (true, Some("on")) => State::Active("AMD SME", remedy),
-        (true, _) => State::Possible(
-            "possible: AMD SME is enabled, and some kernels use it unless told otherwise",
-            remedy,
-        ),
+        (true, _) => {
+            State::Possible("possible: AMD SME is enabled, and some kernels use it by default", remedy)
+        }
     }
 }
 
 /// Checks Intel's encryption. Processors list the flag whether firmware has activated it or not.
 fn tme(machine: &Machine, cpuinfo: &str) -> State {
-    let remedy = "switch TME off in the firmware of all hosts that share the device, or exclude CXL memory from it there";
+    let remedy =
+        "switch TME off in the firmware of all hosts that share the device, or exclude CXL memory from it";
     if !has_flag(cpuinfo, "tme") {
         return State::None;
     }
@@ -90,7 +90,7 @@ fn tme(machine: &Machine, cpuinfo: &str) -> State {
         Some(_) => State::Active("Intel TME-MK", remedy),
         None => State::Possible(
             "possible: the processor has Intel TME, and whether firmware activated it cannot be read",
-            "`modprobe msr`, and look again as root; or see in the firmware that TME is off",
+            "`modprobe msr`, and repeat as root; or check in the firmware that TME is off",
         ),
     }
 }
@@ -121,7 +121,7 @@ mod tests {
     }
 
     /// Returns the result on a machine with these files, as text.
-    fn found(files: &[(&str, &str)]) -> (bool, String) {
+    fn result(files: &[(&str, &str)]) -> (bool, String) {
         let tree = FakeSysfs::new(files);
         let Finding { ok, message, fix, .. } = of_memory(&machine(&tree));
         assert_eq!(fix.is_some(), !message.starts_with("none"), "{message}");
@@ -138,7 +138,7 @@ mod tests {
         let virtual_amd = cpuinfo("AuthenticAMD", "hypervisor");
         for info in [&*intel, &*virtual_amd, ""] {
             assert_eq!(
-                found(&[("proc/cpuinfo", info)]),
+                result(&[("proc/cpuinfo", info)]),
                 (true, "none: this host does not encrypt its memory".into())
             );
         }
@@ -148,10 +148,10 @@ mod tests {
     fn amd_transparent_encryption_is_read_from_driver() {
         let info = cpuinfo("AuthenticAMD", "");
         let status = "bus/pci/drivers/ccp/0000:22:00.1/tsme_status";
-        let (ok, message) = found(&[("proc/cpuinfo", &info), (status, "1")]);
+        let (ok, message) = result(&[("proc/cpuinfo", &info), (status, "1")]);
         assert!(!ok && message.starts_with("AMD TSME is active"), "{message}");
-        assert!(found(&[("proc/cpuinfo", &info), (status, "0")]).1.starts_with("none"));
-        let (ok, message) = found(&[("proc/cpuinfo", &info)]);
+        assert!(result(&[("proc/cpuinfo", &info), (status, "0")]).1.starts_with("none"));
+        let (ok, message) = result(&[("proc/cpuinfo", &info)]);
         assert!(ok && message.starts_with("possible: AMD TSME"), "{message}");
     }
 
@@ -164,8 +164,11 @@ mod tests {
             ("mem_encrypt=on mem_encrypt=off", true, "none"),
             ("quiet", true, "possible: AMD SME"),
         ] {
-            let seen = found(&[("proc/cpuinfo", &info), status, ("proc/cmdline", line)]);
-            assert!(seen.0 == ok && seen.1.starts_with(begin), "{line}: {seen:?}");
+            let register_result = result(&[("proc/cpuinfo", &info), status, ("proc/cmdline", line)]);
+            assert!(
+                register_result.0 == ok && register_result.1.starts_with(begin),
+                "{line}: {register_result:?}"
+            );
         }
     }
 
@@ -173,17 +176,17 @@ mod tests {
     fn intel_encryption_is_read_from_its_register() {
         let tree =
             FakeSysfs::new(&[("proc/cpuinfo", &cpuinfo("GenuineIntel", "tme")), ("dev/cpu/0/msr", "")]);
-        let seen = |value: u64| {
+        let register_result = |value: u64| {
             let register = File::options().write(true).open(tree.path("dev/cpu/0/msr")).unwrap();
             register.write_all_at(&value.to_le_bytes(), IA32_TME_ACTIVATE).unwrap();
             let Finding { ok, message, .. } = of_memory(&machine(&tree));
             (ok, message)
         };
-        let (ok, message) = found(&[("proc/cpuinfo", &cpuinfo("GenuineIntel", "tme"))]);
+        let (ok, message) = result(&[("proc/cpuinfo", &cpuinfo("GenuineIntel", "tme"))]);
         assert!(ok && message.starts_with("possible: the processor has Intel TME"), "{message}");
-        assert!(seen(1).1.starts_with("none"), "locked, and not enabled");
-        let (ok, message) = seen(3);
+        assert!(register_result(1).1.starts_with("none"), "locked, and not enabled");
+        let (ok, message) = register_result(3);
         assert!(!ok && message.starts_with("Intel TME is active"), "{message}");
-        assert!(seen(3 | 6 << 32).1.starts_with("Intel TME-MK is active"));
+        assert!(register_result(3 | 6 << 32).1.starts_with("Intel TME-MK is active"));
     }
 }

@@ -22,7 +22,7 @@ const IN_MEMORY: [i64; 2] = [0x0102_1994, 0x9584_58f6];
 /// Reports that host.toml is missing or invalid.
 pub(super) fn invalid_config(path: &Path, error: &ConfigError) -> Finding {
     let otherwise = format!(
-        "write it: host.example.toml is one; `host-agent serve --check-config --config {}`",
+        "write one, see host.example.toml; check it with `host-agent serve --check-config --config {}`",
         path.display()
     );
     let fix = match error {
@@ -52,7 +52,7 @@ pub(super) fn secrets(config: &Config) -> Vec<Finding> {
         Err(error) => Finding::problem(
             "secrets",
             units::chain(&error),
-            "make it anew, as in rack.toml or by your certificate authority",
+            "create it again, as in rack.toml or from your certificate authority",
         ),
     })
 }
@@ -63,7 +63,7 @@ fn open_to(path: &Path, others: u32, check: &'static str) -> Option<Finding> {
     let mode = match fs::File::open(path).and_then(|file| file.metadata()) {
         Ok(metadata) => metadata.mode() & 0o7777,
         Err(errno) => {
-            let fix = fix_for(&errno, "put it there, or name another file in host.toml");
+            let fix = fix_for(&errno, "create the file, or name another one in host.toml");
             return Some(Finding::problem(check, format!("read {shown}: {errno}"), fix));
         }
     };
@@ -77,23 +77,23 @@ pub(super) fn local_dir(dir: Option<&Path>) -> Finding {
     let Some(dir) = dir else {
         return Finding::passed(
             "local_dir",
-            "not set: VMMs that only take paths make local memory themselves",
+            "not set: VMMs that take only paths allocate local memory themselves",
         );
     };
     let shown = dir.display();
-    let there = dir.ancestors().find(|folder| folder.exists()).unwrap_or(Path::new("/"));
-    match rustix::fs::statfs(there) {
+    let existing = dir.ancestors().find(|folder| folder.exists()).unwrap_or(Path::new("/"));
+    match rustix::fs::statfs(existing) {
         Ok(about) if IN_MEMORY.contains(&about.f_type) => {
             Finding::passed("local_dir", format!("{shown} is in memory"))
         }
         Ok(_) => Finding::problem(
             "local_dir",
-            format!("{shown} is on a disk: so would be the local memory of VMs"),
+            format!("{shown} is on a disk: local memory of VMs would be, too"),
             "backend.local_dir in host.toml must be on tmpfs, such as /dev/shm/tarn-local",
         ),
         Err(errno) => Finding::problem(
             "local_dir",
-            format!("look at {shown}: {errno}"),
+            format!("stat {shown}: {errno}"),
             fix_for(&errno.into(), "name another in host.toml"),
         ),
     }
@@ -105,10 +105,10 @@ pub(super) fn records(runtime_dir: &Path) -> (Finding, BTreeSet<String>) {
         Ok(all) => {
             let places = all.iter().flat_map(|record| record.slices.values());
             let places = places.map(|handle| handle.place.to_string()).collect();
-            (Finding::passed("records", format!("{} VMs are on record", all.len())), places)
+            (Finding::passed("records", format!("{} VMs are recorded", all.len())), places)
         }
         Err(error) => {
-            let fix = "look as root; a record that is broken keeps an agent from starting";
+            let fix = "run as root; an agent does not start with a corrupt record";
             (Finding::problem("records", units::chain(&error), fix), BTreeSet::new())
         }
     }

@@ -49,7 +49,9 @@ pub(super) fn release(machine: &Machine) -> Finding {
         }
         _ => Finding::problem(
             "kernel",
-            format!("{release:?} makes no regions of CXL memory: {oldest} is the first that does"),
+            format!(
+                "{release:?} cannot create regions of CXL memory: {oldest} is the first version that can"
+            ),
             newer,
         ),
     }
@@ -91,14 +93,14 @@ pub(super) fn huge_pages(machine: &Machine) -> Finding {
             )),
             ..Finding::passed(
                 "hugepages",
-                format!("{file} is {chosen}: guest memory is in pages of 4 KiB, which is slower"),
+                format!("{file} is {chosen}: guest memory uses pages of 4 KiB, which is slower"),
             )
         },
         None => Finding {
             fix: Some("boot a kernel with CONFIG_TRANSPARENT_HUGEPAGE".to_owned()),
             ..Finding::passed(
                 "hugepages",
-                "this kernel has none for shared memory: guest memory is in pages of 4 KiB",
+                "this kernel has no huge pages for shared memory: guest memory uses pages of 4 KiB",
             )
         },
     }
@@ -119,9 +121,7 @@ pub(super) fn modules(machine: &Machine, used: MemoryUse) -> Vec<Finding> {
             format!("boot a kernel that has it (CONFIG_{}), or install the package with the rest of its modules", option(name)),
         )),
     });
-    problems_or(problems.collect(), || {
-        Finding::passed("modules", "all are loaded, or can be when they are needed")
-    })
+    problems_or(problems.collect(), || Finding::passed("modules", "all are loaded, or loadable on demand"))
 }
 
 /// Parses `kernel/drivers/dax/kmem.ko.xz: kernel/...`.
@@ -146,15 +146,17 @@ pub(super) fn onlining(machine: &Machine) -> Finding {
     let later = format!("{STAYS_OFFLINE} on the kernel's command line");
     match blocks::policy(&machine.sys) {
         Ok(policy) if policy == "offline" && stays_offline_at_boot(&machine.proc) => {
-            Finding::passed("onlining", "added memory stays offline, from the boot on")
+            Finding::passed("onlining", "added memory stays offline from boot on")
         }
         Ok(policy) if policy == "offline" => Finding {
-            fix: Some(format!("so that it is sure to be so after a boot: {later}")),
+            fix: Some(format!("to keep this from boot on: {later}")),
             ..Finding::passed("onlining", "added memory stays offline")
         },
         Ok(policy) => Finding::problem(
             "onlining",
-            format!("added memory comes online by itself ({policy}): the kernel would take it, and keep it"),
+            format!(
+                "added memory comes online automatically ({policy}): the kernel would use it and never release it"
+            ),
             format!("{now}; and for the next boot {later}"),
         ),
         Err(error) => unknown(&error),

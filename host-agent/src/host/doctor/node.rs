@@ -21,11 +21,11 @@ const MOVABLE: &str = "Movable";
 pub(super) fn block_size(machine: &Machine) -> Finding {
     match blocks::size(&machine.sys) {
         Ok(size) if SLICE.get().is_multiple_of(size.get()) => {
-            Finding::passed("blocks", format!("of {size}: a slice of {SLICE} is whole blocks"))
+            Finding::passed("blocks", format!("of {size}: a slice of {SLICE} is a whole number of blocks"))
         }
         Ok(size) => Finding::problem(
             "blocks",
-            format!("of {size}: a slice of {SLICE} cannot come and go on its own"),
+            format!("of {size}: a slice of {SLICE} cannot be added and removed alone"),
             "`kind = \"dax\"` under [backend] in host.toml",
         ),
         Err(error) => {
@@ -40,17 +40,15 @@ pub(super) fn page_migration(machine: &Machine) -> Finding {
     if ["true", "1"].contains(&&*demotion) {
         return Finding::problem(
             "movers",
-            "where local memory is short, the kernel pushes anybody's pages to the pool's node, and VMs find that full",
+            "when local memory is short, the kernel demotes pages of all processes to the pool's node, which VMs then find full",
             "`echo 0 > /sys/kernel/mm/numa/demotion_enabled`",
         );
     }
     match machine.proc.text("sys/kernel/numa_balancing").as_deref() {
-        Err(_) | Ok("0") => Finding::passed("movers", "the kernel moves no pages between nodes by itself"),
+        Err(_) | Ok("0") => Finding::passed("movers", "the kernel does not move pages between nodes"),
         Ok(mode) => Finding::passed(
             "movers",
-            format!(
-                "numa_balancing is {mode}: it leaves alone what is bound to a node, as the VMs' memory is"
-            ),
+            format!("numa_balancing is {mode}: it does not move memory bound to a node, such as that of VMs"),
         ),
     }
 }
@@ -59,7 +57,7 @@ pub(super) fn page_migration(machine: &Machine) -> Finding {
 pub(super) fn all(machine: &Machine, node: u32, regions: &[Range<u64>]) -> Vec<Finding> {
     let folder = format!("{NODES}/node{node}");
     if !machine.sys.has(&folder) {
-        return vec![Finding::passed("node", "has no memory yet").of(format!("node {node}"))];
+        return vec![Finding::passed("node", "has no memory").of(format!("node {node}"))];
     }
     let mut problems: Vec<_> = processors(machine, &folder).into_iter().collect();
     match online(machine, &folder) {
@@ -70,7 +68,7 @@ pub(super) fn all(machine: &Machine, node: u32, regions: &[Range<u64>]) -> Vec<F
     let passed = || {
         Finding::passed(
             "node",
-            format!("has no processors, and no memory but slices; {}", overflow_effect(machine)),
+            format!("has no processors, and no memory except slices; {}", overflow_effect(machine)),
         )
     };
     problems_or(problems, passed).into_iter().map(|finding| finding.of(format!("node {node}"))).collect()
@@ -78,12 +76,11 @@ pub(super) fn all(machine: &Machine, node: u32, regions: &[Range<u64>]) -> Vec<F
 
 fn processors(machine: &Machine, folder: &str) -> Option<Finding> {
     let list = machine.sys.text(format!("{folder}/cpulist")).unwrap_or_default();
-    let fix =
-        "a matter of the firmware (SRAT, CEDT); until then `kind = \"dax\"` under [backend] in host.toml";
+    let fix = "change the firmware (SRAT, CEDT); until then `kind = \"dax\"` under [backend] in host.toml";
     let problem = || {
         Finding::problem(
             "node",
-            format!("has processors {list}: the programs on these take its memory first"),
+            format!("has processors {list}: processes on them allocate its memory first"),
             fix,
         )
     };
@@ -106,14 +103,14 @@ fn misplaced(machine: &Machine, block: &Block, regions: &[Range<u64>]) -> Option
     if !regions.iter().any(|region| region.start <= at.start && at.end <= region.end) {
         return Some(Finding::problem(
             "node",
-            format!("{name} is online and of no slice: VMs' pages would be in it"),
+            format!("{name} is online and belongs to no slice: VMs' pages would be in it"),
             offline,
         ));
     }
     let zone = machine.sys.text(format!("{}/{name}/valid_zones", blocks::FOLDER)).ok()?;
     let problem = || {
         let message =
-            format!("{name} is online in zone {zone}: the kernel may have in it what can never be moved");
+            format!("{name} is online in zone {zone}: it may contain pages that can never be moved");
         Finding::problem(
             "node",
             message,
@@ -129,13 +126,13 @@ fn foreign_memory(machine: &Machine, folder: &str) -> Option<Finding> {
     let bytes = usage::foreign_memory(&meminfo)?;
     let problem = || {
         let message = format!(
-            "processes that are no VMs have {bytes} of it, which VMs were promised; {}",
+            "processes other than VMs use {bytes} of it, which is reserved for VMs; {}",
             overflow_effect(machine)
         );
         Finding::problem(
             "node",
             message,
-            "keep them off it: `systemctl set-property system.slice user.slice AllowedMemoryNodes=0`, with the nodes of local memory",
+            "exclude them: `systemctl set-property system.slice user.slice AllowedMemoryNodes=0`, with the nodes of local memory",
         )
     };
     (bytes > FOREIGN_MEMORY_ON_POOL_NODE_MAX).then(problem)
@@ -145,8 +142,8 @@ fn foreign_memory(machine: &Machine, folder: &str) -> Option<Finding> {
 fn overflow_effect(machine: &Machine) -> &'static str {
     let swaps = machine.proc.text("swaps").unwrap_or_default().lines().count();
     if swaps > 1 {
-        "were it full, VMs' pages would be swapped out"
+        "if it is full, VMs' pages are swapped out"
     } else {
-        "were it full, a VM that touches more would be killed, as there is no swap"
+        "if it is full, a VM that touches more memory is killed, because there is no swap"
     }
 }

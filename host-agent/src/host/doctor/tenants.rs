@@ -15,15 +15,15 @@ const CONTROLLERS: [&str; 3] = ["memory", "io", "cpu"];
 /// Checks all requirements.
 pub(super) fn all(machine: &Machine, symbiosis: &Symbiosis) -> Vec<Finding> {
     let problems = cgroups(&symbiosis.cgroups).into_iter().chain(swap(machine, symbiosis)).collect();
-    let mut found = problems_or(problems, || {
+    let mut findings = problems_or(problems, || {
         let (cgroups, remote) = (symbiosis.cgroups.display(), symbiosis.remote.display());
         Finding::passed(
             "tenants",
             format!("cgroups in {cgroups} are counted, and {remote} is in use as swap"),
         )
     });
-    found.push(access_monitor(machine, symbiosis));
-    found
+    findings.push(access_monitor(machine, symbiosis));
+    findings
 }
 
 /// Hint for a host without access monitor.
@@ -36,26 +36,29 @@ fn access_monitor(machine: &Machine, symbiosis: &Symbiosis) -> Finding {
         (Ok(sampler), true) => Finding::passed(
             "tenants",
             format!(
-                "which pages they touch is seen by the kernel's DAMON, and by the processor's samples of {}",
+                "page accesses are monitored by the kernel's DAMON, and by processor samples of {}",
                 sampler.event_name()
             ),
         ),
         (Ok(sampler), false) => Finding::problem(
             "tenants",
             format!(
-                "which pages they touch is seen only of those of which the processor takes enough samples of {}: the kernel has no DAMON",
+                "page accesses are monitored only for tenants with enough processor samples of {}: the kernel has no DAMON",
                 sampler.event_name()
             ),
             BOOT,
         ),
         (Err(error), true) => {
-            let why = units::chain(&error);
-            Finding::passed("tenants", format!("which pages they touch is seen by the kernel's DAMON; {why}"))
+            let error_text = units::chain(&error);
+            Finding::passed(
+                "tenants",
+                format!("page accesses are monitored by the kernel's DAMON; {error_text}"),
+            )
         }
         (Err(error), false) => Finding::problem(
             "tenants",
             format!(
-                "nobody sees which pages they touch, and so they mostly keep what they have: the kernel has no DAMON, and {}",
+                "page accesses are not monitored, so shares hardly change: the kernel has no DAMON, and {}",
                 units::chain(&error)
             ),
             BOOT,
@@ -66,12 +69,14 @@ fn access_monitor(machine: &Machine, symbiosis: &Symbiosis) -> Finding {
 fn cgroups(folder: &Path) -> Option<Finding> {
     let shown = folder.display();
     let problem = |message, fix| Some(Finding::problem("tenants", message, fix));
-    let Ok(given) = Sysfs::at(folder).text("cgroup.subtree_control") else {
+    let Ok(controllers) = Sysfs::at(folder).text("cgroup.subtree_control") else {
         let fix = format!("mkdir {shown}; it must be a folder of cgroup v2");
-        return problem(format!("symbiosis.cgroups: there are no cgroups in {shown}"), fix);
+        return problem(format!("symbiosis.cgroups: no cgroups in {shown}"), fix);
     };
-    let missing: Vec<&str> =
-        CONTROLLERS.into_iter().filter(|one| !given.split_whitespace().any(|given| given == *one)).collect();
+    let missing: Vec<&str> = CONTROLLERS
+        .into_iter()
+        .filter(|one| !controllers.split_whitespace().any(|controllers| controllers == *one))
+        .collect();
     if missing.is_empty() {
         return None;
     }

@@ -23,7 +23,7 @@ const NODE: &str = "devices/system/node/node5";
 const FIRST: u64 = 43 * 8;
 const AGENT: &str = "4711";
 
-/// A machine in order: an agent runs, and slice 0 is memory of node 5.
+/// Machine without problems: an agent runs, and slice 0 is memory of node 5.
 struct TestHost {
     tree: FakeSysfs,
     backend: &'static str,
@@ -46,7 +46,7 @@ impl TestHost {
         host
     }
 
-    /// An agent that has the lock and may do everything.
+    /// Adds an agent that has the lock and all capabilities.
     fn agent(&self) {
         let lock = File::create(self.tree.path("run/lock")).unwrap().metadata().unwrap();
         let (device, inode) = (lock.dev(), lock.ino());
@@ -75,7 +75,7 @@ impl TestHost {
         self
     }
 
-    /// The device of slice 0.
+    /// Adds the device of slice 0.
     fn slice(&self, driver: &str) {
         let (device, last) = (format!("{REGION}/dax7.1"), (44_u64 << 30) - 1);
         let files = [("size", "1073741824"), ("align", "2097152"), ("dev", "253:1"), ("target_node", "5")];
@@ -112,7 +112,7 @@ impl TestHost {
         examine(&self.machine(), &self.tree.path("host.toml"))
     }
 
-    /// The only thing that is wrong, in words.
+    /// Returns the only problem as text.
     #[track_caller]
     fn problems(&self) -> String {
         let problems: Vec<_> = self.findings().into_iter().filter(|finding| !finding.ok).collect();
@@ -133,7 +133,7 @@ impl TestHost {
     }
 }
 
-/// A kernel as it should be.
+/// Adds a kernel without problems.
 fn kernel(tree: &FakeSysfs) {
     let drivers = ["platform/drivers/cxl_acpi", "pci/drivers/cxl_pci", "cxl/drivers/cxl_port"];
     let more =
@@ -190,8 +190,8 @@ fn examination_changes_nothing() {
     let host = TestHost::new("dax").without_agent();
     host.tree.files(&format!("{ROOT}/decoder0.1"), &[("delete_region", "")]);
     host.tree.files(&format!("{ROOT}/decoder0.1/region7"), &[("commit", "0")]);
-    let seen = text(&host.findings());
-    assert!(seen.contains("region7 was never finished: the agent sees to it when it starts"), "{seen}");
+    let output = text(&host.findings());
+    assert!(output.contains("region7 is incomplete: the agent resolves it when it starts"), "{output}");
     assert_eq!(host.tree.sysfs.text(format!("{ROOT}/decoder0.1/delete_region")).unwrap(), "");
 }
 
@@ -210,21 +210,23 @@ fn missing_controllers_and_swap_are_reported() {
     let others = fs::read_to_string(host.tree.path("host.toml")).unwrap();
     let symbiosis = "\n[symbiosis]\ncgroups = \"tenants\"\nmemory_mib = 1024\nbandwidth_mb_s = 100\nenforce = \"swap\"\nremote = \"/dev/null\"";
     host.tree.files("", &[("host.toml", &format!("{others}{symbiosis}"))]);
-    let seen = text(&host.findings());
+    let output = text(&host.findings());
     assert!(
-        seen.contains("symbiosis.cgroups: there are no cgroups in") && seen.contains("fix: mkdir "),
-        "{seen}"
+        output.contains("symbiosis.cgroups: no cgroups in") && output.contains("fix: mkdir "),
+        "{output}"
     );
-    assert!(seen.contains("symbiosis.remote: /dev/null is not a block device"), "{seen}");
+    assert!(output.contains("symbiosis.remote: /dev/null is not a block device"), "{output}");
     host.tree.files("tenants", &[("cgroup.subtree_control", "cpu memory pids")]);
-    let seen = text(&host.findings());
-    assert!(seen.contains("have no controller io") && seen.contains("fix: echo '+io' > "), "{seen}");
+    let output = text(&host.findings());
+    assert!(output.contains("have no controller io") && output.contains("fix: echo '+io' > "), "{output}");
     assert!(
-        seen.contains("nobody sees which pages they touch") && seen.contains("CONFIG_DAMON_SYSFS"),
-        "{seen}"
+        output.contains("page accesses are not monitored") && output.contains("CONFIG_DAMON_SYSFS"),
+        "{output}"
     );
     host.tree.files("kernel/mm/damon/admin/kdamonds", &[("nr_kdamonds", "0")]);
-    assert!(text(&host.findings()).contains("seen by the kernel's DAMON; the kernel shows no processor"));
+    assert!(
+        text(&host.findings()).contains("monitored by the kernel's DAMON; the kernel shows no processor")
+    );
     host.tree.files("tenants", &[("cgroup.subtree_control", "cpu io memory pids")]);
     assert!(!text(&host.findings()).contains("symbiosis.cgroups"));
 }
@@ -259,7 +261,7 @@ fn local_memory_on_disk_is_reported() {
 fn missing_second_and_deaf_agents_are_reported() {
     let host = TestHost::new("dax");
     host.process("99", "0");
-    host.assert_problem(&["agent", "processes [99] are host-agents, too", "`kill PID`"]);
+    host.assert_problem(&["agent", "processes [99] are host-agents too", "`kill PID`"]);
     fs::remove_dir_all(host.tree.path("proc/99")).unwrap();
     fs::remove_file(host.tree.path("run/host-memory.sock")).unwrap();
     host.assert_problem(&["agent", "process 4711 has no socket", "`systemctl restart host-agent`"]);
@@ -277,7 +279,7 @@ fn agent_without_capabilities_is_reported() {
     ]);
     host.process(AGENT, "000001ffffffffff");
     host.tree.files("proc/4711", &[("mounts", "sysfs /sys sysfs ro,nosuid 0 0")]);
-    host.assert_problem(&["rights", "may not write to /sys"]);
+    host.assert_problem(&["rights", "cannot write to /sys"]);
 }
 
 #[test]
@@ -285,7 +287,7 @@ fn old_kernel_and_missing_kvm_are_reported() {
     let host = TestHost::new("dax");
     for old in ["6.2.16", "5.15.0-91-generic", "what"] {
         host.tree.files("proc", &[("sys/kernel/osrelease", old)]);
-        host.assert_problem(&["kernel", old, "6.3 is the first"]);
+        host.assert_problem(&["kernel", old, "6.3 is the first version"]);
     }
     host.tree.files("proc", &[("sys/kernel/osrelease", "6.3.0-rc1")]);
     host.assert_healthy();
@@ -318,10 +320,12 @@ fn soft_reserved_memory_without_bus_is_explained() {
     let iomem =
         "00000000-00000fff : Reserved\n100000000-1ffffffff : Soft Reserved\n  100000000-1ffffffff : dax0.0";
     host.tree.files("proc", &[("iomem", iomem)]);
-    let seen = text(&host.findings());
+    let output = text(&host.findings());
     assert!(
-        seen.contains("no CXL bus") && seen.contains("set memory aside (4GiB") && seen.contains("dax_hmem"),
-        "{seen}"
+        output.contains("no CXL bus")
+            && output.contains("has reserved memory (4GiB")
+            && output.contains("dax_hmem"),
+        "{output}"
     );
 }
 
@@ -330,8 +334,8 @@ fn auto_online_policy_and_boot_option_are_reported() {
     let host = TestHost::new("dax");
     host.tree.files("proc", &[("cmdline", "quiet")]);
     host.assert_healthy();
-    let told = host.findings().into_iter().find(|finding| finding.check == "onlining").unwrap();
-    assert!(told.fix.unwrap().contains("memhp_default_state=offline"));
+    let finding = host.findings().into_iter().find(|finding| finding.check == "onlining").unwrap();
+    assert!(finding.fix.unwrap().contains("memhp_default_state=offline"));
     host.tree.files(BLOCKS, &[("auto_online_blocks", "online_movable")]);
     host.assert_problem(&[
         "onlining",
@@ -358,10 +362,10 @@ fn missing_region_is_a_problem_only_if_agent_runs() {
     fs::remove_dir_all(host.tree.path(&format!("{ROOT}/decoder0.1/region7"))).unwrap();
     host.assert_problem(&[
         "device 0x1",
-        "4GiB without a region; decoder0.1 is for one, aligned to 1GiB, and the agent has not",
+        "4GiB without a region; decoder0.1 can contain one, aligned to 1GiB, and the agent has not",
     ]);
-    let seen = text(&host.without_agent().findings());
-    assert!(seen.contains("aligned to 1GiB: the agent sees to it when it starts"), "{seen}");
+    let output = text(&host.without_agent().findings());
+    assert!(output.contains("aligned to 1GiB: the agent resolves it when it starts"), "{output}");
 }
 
 #[test]
@@ -381,12 +385,15 @@ fn partial_slice_is_reported_only_without_agent() {
     let host = host.without_agent();
     let partial_slice = text(&host.findings());
     assert!(
-        partial_slice.contains("cxl:0x1:0: half there: has 5 of 8 blocks online; no VM on record has it"),
+        partial_slice.contains("cxl:0x1:0: incomplete: has 5 of 8 blocks online; no recorded VM uses it"),
         "{partial_slice}"
     );
     host.slice("");
     let partial_slice = text(&host.findings());
-    assert!(partial_slice.contains("cxl:0x1:0: half there: has no driver; no VM"), "{partial_slice}");
+    assert!(
+        partial_slice.contains("cxl:0x1:0: incomplete: has no driver; no recorded VM"),
+        "{partial_slice}"
+    );
 }
 
 #[test]
@@ -396,18 +403,18 @@ fn kernel_memory_in_dax_backend_is_reported() {
     host.blocks(FIRST..FIRST + 8, "offline");
     host.assert_healthy();
     host.blocks(FIRST + 2..FIRST + 3, "online");
-    host.assert_problem(&["cxl:0x1:0: 1 blocks of it are memory of the kernel's", "memory346/state`"]);
+    host.assert_problem(&["cxl:0x1:0: 1 blocks of it are memory of the kernel", "memory346/state`"]);
 }
 
 #[test]
 fn blocks_larger_than_a_slice_are_reported() {
     let host = TestHost::new("memory_block");
     host.tree.files(BLOCKS, &[("block_size_bytes", "80000000")]);
-    let seen = text(&host.findings());
+    let output = text(&host.findings());
     assert!(
-        seen.contains("blocks     this host: of 2GiB: a slice of 1GiB cannot")
-            && seen.contains("`kind = \"dax\"`"),
-        "{seen}"
+        output.contains("blocks     this host: of 2GiB: a slice of 1GiB cannot")
+            && output.contains("`kind = \"dax\"`"),
+        "{output}"
     );
 }
 
@@ -417,15 +424,15 @@ fn foreign_use_of_pool_node_is_reported() {
     host.tree.files(NODE, &[("meminfo", &meminfo(65))]);
     host.assert_problem(&[
         "node 5",
-        "processes that are no VMs have 65MiB",
+        "processes other than VMs use 65MiB",
         "AllowedMemoryNodes=",
-        "would be killed",
+        "is killed",
     ]);
     host.tree.files(NODE, &[("meminfo", &meminfo(64)), ("cpulist", "0-3")]);
     host.assert_problem(&["node 5", "has processors 0-3"]);
     host.tree.files(NODE, &[("cpulist", "")]);
     host.blocks(8..9, "online");
-    host.assert_problem(&["node 5", "memory8 is online and of no slice", "`echo offline > "]);
+    host.assert_problem(&["node 5", "memory8 is online and belongs to no slice", "`echo offline > "]);
     host.blocks(8..9, "offline");
     host.tree.files(&format!("{BLOCKS}/memory344"), &[("valid_zones", "Normal")]);
     host.assert_problem(&["node 5", "memory344 is online in zone Normal", "memhp_default_state=offline"]);
@@ -440,35 +447,35 @@ fn automatic_demotion_to_pool_node_is_reported() {
     host.tree
         .files("proc", &[("sys/kernel/numa_balancing", "1"), ("swaps", "Filename\n/dev/sda2 partition")]);
     host.assert_healthy();
-    let seen = text(&host.findings());
-    assert!(seen.contains("leaves alone what is bound") && seen.contains("would be swapped out"), "{seen}");
+    let output = text(&host.findings());
+    assert!(output.contains("does not move memory bound") && output.contains("are swapped out"), "{output}");
 }
 
 #[test]
 fn disabled_huge_pages_are_reported_with_fix() {
     let host = TestHost::new("emulated");
     let folder = "kernel/mm/transparent_hugepage";
-    let seen = || {
-        let mut found = host.findings().into_iter();
-        let Finding { ok, message, fix, .. } = found.find(|finding| finding.check == "hugepages").unwrap();
+    let output = || {
+        let mut findings = host.findings().into_iter();
+        let Finding { ok, message, fix, .. } = findings.find(|finding| finding.check == "hugepages").unwrap();
         assert!(ok, "guests run all the same");
         format!("{message} ({})", fix.unwrap_or_default())
     };
-    assert!(seen().ends_with("(boot a kernel with CONFIG_TRANSPARENT_HUGEPAGE)"), "{}", seen());
+    assert!(output().ends_with("(boot a kernel with CONFIG_TRANSPARENT_HUGEPAGE)"), "{}", output());
     host.tree.files(folder, &[("shmem_enabled", "always within_size advise [never] deny force")]);
-    assert!(seen().starts_with("shmem_enabled is never"), "{}", seen());
+    assert!(output().starts_with("shmem_enabled is never"), "{}", output());
     assert!(
-        seen().contains("(`echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled`"),
+        output().contains("(`echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled`"),
         "{}",
-        seen()
+        output()
     );
     host.tree.files(folder, &[("shmem_enabled", "always within_size [advise] never deny force")]);
-    assert_eq!(seen(), "shmem_enabled is advise: guest memory gets huge pages ()");
+    assert_eq!(output(), "shmem_enabled is advise: guest memory gets huge pages ()");
     let of_size = format!("{folder}/hugepages-2048kB");
     host.tree.files(&of_size, &[("shmem_enabled", "always [inherit] within_size advise never")]);
-    assert_eq!(seen(), "shmem_enabled is advise: guest memory gets huge pages ()");
+    assert_eq!(output(), "shmem_enabled is advise: guest memory gets huge pages ()");
     host.tree.files(&of_size, &[("shmem_enabled", "always inherit within_size advise [never]")]);
-    assert!(seen().starts_with("hugepages-2048kB/shmem_enabled is never"), "{}", seen());
+    assert!(output().starts_with("hugepages-2048kB/shmem_enabled is never"), "{}", output());
 }
 
 #[test]

@@ -14,7 +14,7 @@ use std::{
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 use vm_memory::MmapRegion;
 
-/// From asm-generic/siginfo.h: memory that is broken was used, or was found without being used.
+/// From asm-generic/siginfo.h: damaged memory was accessed, or was detected without an access.
 const BUS_MCEERR_AR: libc::c_int = 4;
 const BUS_MCEERR_AO: libc::c_int = 5;
 
@@ -22,20 +22,20 @@ const BUS_MCEERR_AO: libc::c_int = 5;
 struct AccessedRange {
     start: AtomicUsize,
     bytes: AtomicUsize,
-    /// Why there is nothing any more; 0 if there is.
+    /// Error with which the memory was lost; 0 while it exists.
     lost: AtomicI32,
 }
 
 thread_local! {
-    // It is never dropped and needs no making, so a handler may look at it.
+    // It needs no initialization and no drop, so a signal handler may access it.
     static ACCESSED_RANGE: AccessedRange =
         const { AccessedRange { start: AtomicUsize::new(0), bytes: AtomicUsize::new(0), lost: AtomicI32::new(0) } };
 }
 
-/// From now on memory may go away within [`survive`].
+/// Installs the signal handler, so that memory may be removed within [`survive`].
 ///
 /// # Errors
-/// The kernel takes no handler.
+/// The kernel rejects the handler.
 pub(super) fn install_handler() -> io::Result<()> {
     static INSTALLED: OnceLock<Result<(), i32>> = OnceLock::new();
     let register = || vmm_sys_util::signal::register_signal_handler(libc::SIGBUS, on_bus_error);
@@ -43,11 +43,11 @@ pub(super) fn install_handler() -> io::Result<()> {
     installed.map_err(io::Error::from_raw_os_error)
 }
 
-/// Does something with a mapping that may go away meanwhile. Once it has, there are empty pages of this process's own in its
-/// place: whoever was told so must not believe anything of it any more.
+/// Accesses a mapping whose memory may be removed meanwhile. After an error, empty private pages
+/// replace the memory: the caller must not use its contents.
 ///
 /// # Errors
-/// ENXIO: it was taken away. EHWPOISON: it is broken.
+/// ENXIO: it was removed. EHWPOISON: it is damaged.
 pub(super) fn survive<T>(mapping: &MmapRegion<()>, access: impl FnOnce() -> T) -> io::Result<T> {
     ACCESSED_RANGE.with(|range| {
         range.begin(mapping);
@@ -73,7 +73,8 @@ impl AccessedRange {
         self.lost.load(Ordering::Relaxed)
     }
 
-    /// Puts empty pages in place of the mapping, if this address is in it. Whether it could be done.
+    /// Replaces the mapping by empty pages if this address is in it. Returns whether that
+    /// succeeded.
     fn replace(&self, at: usize, errno: i32) -> bool {
         let (start, bytes) = (self.start.load(Ordering::Relaxed), self.bytes.load(Ordering::Relaxed));
         if !(start..start + bytes).contains(&at) {
@@ -82,15 +83,15 @@ impl AccessedRange {
         self.lost.store(errno, Ordering::Relaxed);
         let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: all of the range is one mapping that `survive` borrows for as long as this thread touches it, and that
-        // nobody has references into: it may hold anything else from one moment to the next.
+        // SAFETY: all of the range is one mapping that `survive` borrows for as long as this thread
+        // accesses it, and into which no references exist: its contents may change at any time.
         unsafe { mmap_anonymous(start as *mut _, bytes, access, flags) }.is_ok()
     }
 }
 
 extern "C" fn on_bus_error(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
-    // SAFETY: the kernel hands a handler that was registered with SA_SIGINFO, as vmm-sys-util does, a siginfo_t that is
-    // valid while the handler runs.
+    // SAFETY: the kernel passes a handler registered with SA_SIGINFO, as vmm-sys-util does, a
+    // siginfo_t that is valid while the handler runs.
     let info = unsafe { &*info };
     // SAFETY: the signal is SIGBUS, for which the kernel fills in an address.
     let at = unsafe { info.si_addr() } as usize;

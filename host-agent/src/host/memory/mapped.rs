@@ -87,8 +87,8 @@ impl Mapped {
     pub fn first_not_zero(&self, throttle: Option<&Throttle>) -> io::Result<Option<u64>> {
         for step in self.steps() {
             throttle.inspect(|throttle| throttle.wait_for(step.bytes()));
-            let found = self.access(|| step.first_not_zero())?;
-            if let Some(line) = found {
+            let nonzero = self.access(|| step.first_not_zero())?;
+            if let Some(line) = nonzero {
                 return Ok(Some((line as usize - self.region.as_ptr() as usize) as u64));
             }
         }

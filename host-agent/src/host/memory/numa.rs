@@ -19,7 +19,7 @@ use vm_memory::{FileOffset, MmapRegion};
 use super::errno;
 use crate::host::{
     process::{self, FileId},
-    sysfs::runs,
+    sysfs::parse_ranges,
 };
 
 /// Page size of x86-64.
@@ -68,7 +68,7 @@ fn set_policy(file: &File, bytes: u64, nodes: &BTreeSet<u32>, mode: i32) -> io::
 pub fn nodes_with_memory(nodes: &Path) -> io::Result<BTreeSet<u32>> {
     let list = std::fs::read_to_string(nodes.join("has_memory"))?;
     let invalid = || io::Error::new(io::ErrorKind::InvalidData, format!("{list:?} is no list of nodes"));
-    Ok(runs(&list).ok_or_else(invalid)?.into_iter().flatten().collect())
+    Ok(parse_ranges(&list).ok_or_else(invalid)?.into_iter().flatten().collect())
 }
 
 /// Returns a bit mask of nodes, lowest first.
@@ -81,7 +81,7 @@ fn mask(nodes: &BTreeSet<u32>) -> Vec<u64> {
 
 /// Result of moving pages from wrong nodes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Moved {
+pub struct MigrationResult {
     /// Pages that were on a wrong node.
     pub misplaced: u64,
     /// Pages of these that were moved.
@@ -95,9 +95,14 @@ pub struct Moved {
 ///
 /// # Errors
 /// The process has ended, or may not be inspected.
-pub fn migrate_back(pid: u32, file: FileId, permitted: &BTreeSet<u32>, to: u32) -> io::Result<Moved> {
+pub fn migrate_back(
+    pid: u32,
+    file: FileId,
+    permitted: &BTreeSet<u32>,
+    to: u32,
+) -> io::Result<MigrationResult> {
     let process = Process(i32::try_from(pid).map_err(io::Error::other)?);
-    let mut moved = Moved::default();
+    let mut moved = MigrationResult::default();
     for mapping in process::mappings(pid, file)? {
         let pages: Vec<usize> = mapping.step_by(PAGE).collect();
         for batch in pages.chunks(PAGES_PER_MOVE_CALL_MAX) {
@@ -158,20 +163,20 @@ impl Process {
         pages: &[usize],
         permitted: &BTreeSet<u32>,
         to: u32,
-        moved: &mut Moved,
+        moved: &mut MigrationResult,
     ) -> io::Result<()> {
         let mut remaining = self.misplaced(pages, permitted)?;
         moved.misplaced += remaining.len() as u64;
         while !remaining.is_empty() {
             let attempt = self.move_to(&remaining, to);
-            let left = self.misplaced(&remaining, permitted)?;
-            moved.moved += (remaining.len() - left.len()) as u64;
-            if left.len() == remaining.len() {
-                failure_errors(attempt, left.len())
-                    .for_each(|why| *moved.failed.entry(why).or_default() += 1);
+            let still_misplaced = self.misplaced(&remaining, permitted)?;
+            moved.moved += (remaining.len() - still_misplaced.len()) as u64;
+            if still_misplaced.len() == remaining.len() {
+                failure_errors(attempt, still_misplaced.len())
+                    .for_each(|errno| *moved.failed.entry(errno).or_default() += 1);
                 break;
             }
-            remaining = left;
+            remaining = still_misplaced;
         }
         Ok(())
     }
@@ -236,7 +241,7 @@ mod tests {
     }
 
     /// Returns the first node of this machine with memory.
-    fn here() -> u32 {
+    fn local_node() -> u32 {
         *nodes_with_memory(Path::new("/sys/devices/system/node")).unwrap().first().unwrap()
     }
 
@@ -259,7 +264,7 @@ mod tests {
 
     #[test]
     fn file_is_bound_to_nodes_with_memory() {
-        bind(&memfd(), BYTES, &nodes([here()])).unwrap();
+        bind(&memfd(), BYTES, &nodes([local_node()])).unwrap();
         let nowhere = bind(&memfd(), BYTES, &nodes([1023])).unwrap_err();
         assert_eq!(nowhere.raw_os_error(), Some(libc::EINVAL), "{nowhere}");
     }
@@ -278,8 +283,8 @@ mod tests {
     #[test]
     fn pages_on_permitted_node_are_not_moved() {
         let (_file, id, _mapping) = touched();
-        let moved = migrate_back(std::process::id(), id, &nodes([here()]), here()).unwrap();
-        assert_eq!(moved, Moved::default());
+        let moved = migrate_back(std::process::id(), id, &nodes([local_node()]), local_node()).unwrap();
+        assert_eq!(moved, MigrationResult::default());
     }
 
     #[test]
@@ -299,7 +304,7 @@ mod tests {
             mapping.as_volatile_slice().write_obj(1_u8, page * PAGE).unwrap();
         }
         let present = BYTES / (PAGE * PAGES_PER_SAMPLE) as u64;
-        assert_eq!(placement(here()), Placement { present, misplaced: 0 });
+        assert_eq!(placement(local_node()), Placement { present, misplaced: 0 });
         assert_eq!(placement(1000), Placement { present, misplaced: present });
         assert_eq!(placement(1000).misplaced_fraction().get(), 1.0);
     }

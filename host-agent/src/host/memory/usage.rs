@@ -58,7 +58,7 @@ fn kib_of(text: &str, name: &str) -> Option<Bytes> {
 }
 
 fn missing_number(name: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, format!("there is no number of kB after {name}"))
+    io::Error::new(io::ErrorKind::InvalidData, format!("no number of kB after {name}"))
 }
 
 /// Returns the number of 4 KiB pages in use in a physical range of movable memory: neither free,
@@ -73,8 +73,8 @@ pub fn pages_in_use(flags: &Path, range: Range<u64>) -> Result<u64, HostError> {
     let pages = range.start / PAGE..range.end.div_ceil(PAGE);
     let mut used = 0;
     for first in pages.clone().step_by(PAGES_PER_READ) {
-        let left = usize::try_from(pages.end - first).unwrap_or(usize::MAX);
-        used += count_used(&file, first, left.min(PAGES_PER_READ)).map_err(failed)?;
+        let remaining = usize::try_from(pages.end - first).unwrap_or(usize::MAX);
+        used += count_used(&file, first, remaining.min(PAGES_PER_READ)).map_err(failed)?;
     }
     Ok(used)
 }
@@ -101,7 +101,7 @@ mod tests {
         assert_eq!((node.total, node.free), (Bytes::gib(1), Bytes::mib(992)));
         std::fs::write(&meminfo, "Node 2 MemTotal:    1048576 kB\nNode 2 MemFree: much kB\n").unwrap();
         let error = units::chain(&of_node(nodes.path(), 2).unwrap_err());
-        assert!(error.ends_with("node2/meminfo: there is no number of kB after MemFree:"), "{error}");
+        assert!(error.ends_with("node2/meminfo: no number of kB after MemFree:"), "{error}");
         of_node(nodes.path(), 3).unwrap_err();
     }
 

@@ -1,5 +1,6 @@
-//! One slice at a time leaves its node, the emptiest of those that wait first: its pages go to the others, and so the fewest are
-//! moved twice. One that could not leave comes after those that may.
+//! Order in which slices leave their node: one at a time, the emptiest waiting slice first. Its
+//! pages move to the other slices, so that the fewest pages are moved twice. Slices that failed to
+//! leave come last.
 
 use std::{
     collections::BTreeSet,
@@ -15,13 +16,13 @@ pub(super) struct RemovalQueue {
 
 #[derive(Debug, Default)]
 struct QueueState {
-    /// Those that failed last; by pages in use; by name.
+    /// Ordered by failure, pages in use, and name.
     waiting: BTreeSet<(bool, u64, Arc<str>)>,
     failed: BTreeSet<Arc<str>>,
     is_busy: bool,
 }
 
-/// The right to take a slice's memory offline; over when it is dropped.
+/// Permit to take a slice's memory offline, until it is dropped.
 #[derive(Debug)]
 pub(super) struct RemovalPermit<'a> {
     removals: &'a RemovalQueue,
@@ -42,14 +43,14 @@ impl RemovalQueue {
         RemovalPermit { removals: self, place: request.2 }
     }
 
-    /// A poisoned queue is still right: nothing that can panic happens while it is locked.
+    /// A poisoned queue is consistent: no call can panic while it is locked.
     fn state(&self) -> MutexGuard<'_, QueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl RemovalPermit<'_> {
-    /// Whether the slice has left.
+    /// Records whether the slice has left.
     pub(super) fn finish(&mut self, succeeded: bool) {
         let mut state = self.removals.state();
         match succeeded {

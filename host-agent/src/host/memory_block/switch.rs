@@ -16,7 +16,7 @@ const BLOCK_OFFLINE_MAX: Duration = Duration::from_secs(20);
 /// Target state of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TargetState {
-    /// Be memory of the node, for pages that can be moved and no others.
+    /// Memory of the node, for movable pages only.
     Online,
     /// Offline.
     Offline,
@@ -48,19 +48,19 @@ impl fmt::Display for TargetState {
 #[derive(Debug, thiserror::Error)]
 #[error("cannot take {block} {to}{}; {done} of {of} blocks were taken {to}, {}", pages_text(*pages_in_use), restored_text(restored))]
 pub struct BlockSwitchError {
-    /// Which one.
+    /// Name of the block.
     pub block: String,
     /// Target state.
     pub to: TargetState,
     /// Pages in use, if known.
     pub pages_in_use: Option<u64>,
-    /// How many had done so before.
+    /// Number of blocks switched before.
     pub done: usize,
-    /// How many the slice has.
+    /// Number of blocks of the slice.
     pub of: usize,
     /// Result for the other blocks: restored, or the reason why one was not.
     pub restored: Result<Vec<String>, Box<SysfsError>>,
-    /// Why not.
+    /// Cause.
     #[source]
     pub errno: io::Error,
 }
@@ -77,7 +77,7 @@ fn restored_text(restored: &Result<Vec<String>, Box<SysfsError>>) -> String {
     }
 }
 
-/// Switches blocks in this order; those that are so already are passed over.
+/// Switches blocks in this order; blocks already in the target state are skipped.
 ///
 /// # Errors
 /// [`BlockSwitchError`], once the others are restored, or the kernel's error.

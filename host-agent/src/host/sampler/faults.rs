@@ -58,8 +58,8 @@ fn is_forbidden(error: &io::Error) -> bool {
 /// Writes to each page of new memory repeatedly for a time, and returns the pages.
 pub(crate) fn cause_faults(duration: Duration) -> BTreeSet<u64> {
     let worked = || Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap();
-    let (begun, mut pages) = (worked(), BTreeSet::new());
-    while worked() - begun < duration {
+    let (started, mut pages) = (worked(), BTreeSet::new());
+    while worked() - started < duration {
         let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), MEMORY_BYTES)]).unwrap();
         for at in (0..MEMORY_BYTES as u64 / PAGE).map(|page| GuestAddress(page * PAGE)) {
             memory.write_obj(1_u8, at).unwrap();

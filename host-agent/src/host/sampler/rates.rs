@@ -1,8 +1,9 @@
-//! From samples of a process's accesses to how often pages are accessed.
+//! Estimates access rates of pages from samples of a process's accesses.
 //!
-//! A page that is sampled often is known by itself. The others are put together with their neighbours, until there are enough samples to say how often those
-//! pages are accessed: they are few where samples are close to each other, and many where they are far apart. Pages between two samples that are much farther
-//! apart than is usual were not accessed, or are not there.
+//! A page with enough samples has its own rate. Other pages are grouped with their neighbours until
+//! the group has enough samples: groups are small where samples are close to each other, and large
+//! where they are far apart. Pages between two samples that are much farther apart than usual were
+//! not accessed, or do not exist.
 
 use crate::host::{
     access_profile::{Region, SAMPLE_INTERVAL_US},
@@ -11,23 +12,24 @@ use crate::host::{
 
 /// Sufficient number of samples.
 const SAMPLES_PER_RATE_MIN: usize = 8;
-/// Between two sampled pages there is nothing if they are so many times as far apart as they would be if they were all over the tenant's memory.
+/// Factor of the mean distance of samples above which the pages between two sampled pages are not
+/// counted.
 const GAP_FACTOR_MAX: u64 = 64;
 
 /// A sampled access.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Access {
-    /// To which page of the process.
+    /// Page of the process.
     pub page: u64,
-    /// For how many, itself among them.
+    /// Number of accesses that it represents, including itself.
     pub weight: f64,
 }
 
-/// How often some pages are accessed.
+/// Access rate of some pages.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Rate {
     pages: u64,
-    /// Each, between two looks.
+    /// Accesses of each page per sample interval.
     per_interval: f64,
 }
 
@@ -39,12 +41,12 @@ impl Rate {
     }
 }
 
-/// Samples of neighbours.
+/// Samples of neighbouring pages.
 #[derive(Clone, Copy, Debug)]
 struct Group {
     first: u64,
     last: u64,
-    /// Pages between them that are known by themselves; and those after the last.
+    /// Pages between them with a rate of their own, and those after the last.
     between: u64,
     after: u64,
     samples: usize,
@@ -65,12 +67,12 @@ impl Group {
         self.accesses += next.accesses;
     }
 
-    /// With all pages before the next.
+    /// Returns its rate, with all pages before the next group.
     fn before(self, next: &Self, seconds: f64) -> Rate {
         self.rate(next.first - self.first - self.between - self.after, seconds)
     }
 
-    /// By itself.
+    /// Returns its rate without the pages after it.
     fn alone(self, seconds: f64) -> Rate {
         self.rate(self.last + 1 - self.first - self.between, seconds)
     }
@@ -83,14 +85,15 @@ impl Group {
     }
 }
 
-/// Each page's accesses of all, in order of pages.
+/// Groups accesses by page.
 pub(super) fn pages(accesses: &[Access]) -> impl Iterator<Item = &[Access]> {
     accesses.chunk_by(|one, other| one.page == other.page)
 }
 
-/// Of accesses that were sampled in so many seconds, in order of pages; the tenant has so many pages, and so many were sampled, at least one.
+/// Returns the rates of accesses, ordered by page, that were sampled in a number of seconds. The
+/// tenant has `tenant_pages` pages, of which `sampled` were sampled, at least one.
 pub(super) fn of(accesses: &[Access], tenant_pages: u64, sampled: usize, seconds: f64) -> Vec<Rate> {
-    // No farther than all that it has.
+    // At most all pages of the tenant.
     let gap_max = (GAP_FACTOR_MAX * (tenant_pages / sampled as u64).max(1)).min(tenant_pages);
     let (mut rates, mut open) = (Vec::new(), None::<Group>);
     for page in pages(accesses) {

@@ -6,13 +6,14 @@ use units::limits::SAMPLED_CPUS_MAX;
 use super::SamplerError;
 use crate::host::{
     access_profile::AccessSource,
-    sysfs::{Sysfs, SysfsError, runs},
+    sysfs::{Sysfs, SysfsError, parse_ranges},
 };
 
 /// Folder of event sources.
 const DEVICES: &str = "bus/event_source/devices";
-/// What Intel's processors are that can tell addresses of loads, and how their loads that missed the last cache are counted, as Spirit does
-/// (`MEM_LOAD_RETIRED.L3_MISS`). Those with efficient cores only count something else by that number, and have other samples of loads.
+/// Event of Intel processors that sample addresses of loads, and event number of loads that miss
+/// the last cache, as in Spirit (`MEM_LOAD_RETIRED.L3_MISS`). Processors with efficient cores only
+/// use that number for another event, and have a different event for loads.
 const LOADS: &str = "event=0xcd";
 const RAW: u32 = 4;
 const L3_MISS: u64 = 0x20d1;
@@ -21,14 +22,14 @@ const L3_MISS: u64 = 0x20d1;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Source {
     pub access_source: AccessSource,
-    /// In words.
+    /// Description.
     pub event_name: &'static str,
-    /// Perf's number of its kind, and which it is of them.
+    /// Type and configuration in perf.
     pub kind: u32,
     pub config: u64,
-    /// Whether it has to be asked for exactly.
+    /// Whether perf must be precise.
     pub is_precise: bool,
-    /// Whether it can leave out the kernel.
+    /// Whether the kernel can be excluded.
     pub is_of_users: bool,
 }
 
@@ -71,7 +72,7 @@ impl Source {
         })
     }
 
-    /// The event, for perf.
+    /// Returns the event for perf.
     pub fn event(self) -> Builder<'static> {
         let mut builder = Builder::new(Raw::new(self.config));
         builder.attrs_mut().type_ = self.kind;
@@ -83,18 +84,18 @@ impl Source {
     }
 }
 
-/// The bit that a file such as `config:19` is about.
+/// Parses the bit of a file such as `config:19`.
 fn bit(sys: &Sysfs, file: &str) -> Result<u64, SysfsError> {
     let text = sys.text(file)?;
     let bit = text.strip_prefix("config:").and_then(|bit| bit.parse().ok());
     bit.and_then(|bit| 1_u64.checked_shl(bit)).ok_or_else(|| sys.unreadable(file, text, "config: and a bit"))
 }
 
-/// Which processors there are, as in `0-3,8`; no more than are sampled.
+/// Parses the processors of a list such as `0-3,8`, at most the number that is sampled.
 pub(super) fn processors(sys: &Sysfs) -> Result<Vec<usize>, SysfsError> {
     const ONLINE: &str = "devices/system/cpu/online";
     let text = sys.text(ONLINE)?;
-    let runs = runs(&text).filter(|runs| !runs.is_empty());
-    let runs = runs.ok_or_else(|| sys.unreadable(ONLINE, text, "a list of processors"))?;
-    Ok(runs.into_iter().flatten().take(SAMPLED_CPUS_MAX).collect())
+    let ranges = parse_ranges(&text).filter(|ranges| !ranges.is_empty());
+    let ranges = ranges.ok_or_else(|| sys.unreadable(ONLINE, text, "a list of processors"))?;
+    Ok(ranges.into_iter().flatten().take(SAMPLED_CPUS_MAX).collect())
 }

@@ -18,14 +18,14 @@ use units::limits::{SLICE_STEP_TIMEOUT, SLICES_STUCK_MAX};
 
 use super::{SliceError, SysfsError};
 
-/// The steps that are under way, by the device that each is about.
+/// Running steps, by device.
 #[derive(Debug)]
 pub(super) struct DetachedSteps {
     timeout: Duration,
     devices: Arc<Mutex<BTreeSet<String>>>,
 }
 
-/// One step under way; over when it is dropped.
+/// Running step, until it is dropped.
 struct RunningStep {
     devices: Arc<Mutex<BTreeSet<String>>>,
     device: String,
@@ -37,7 +37,7 @@ impl Drop for RunningStep {
     }
 }
 
-/// A poisoned set is still right: nothing that can panic happens while it is locked.
+/// A poisoned set is consistent: no call can panic while it is locked.
 fn lock(devices: &Mutex<BTreeSet<String>>) -> MutexGuard<'_, BTreeSet<String>> {
     devices.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -49,17 +49,17 @@ impl Default for DetachedSteps {
 }
 
 impl DetachedSteps {
-    /// Steps that are left behind after so long.
+    /// Creates it with a time limit, after which steps are abandoned.
     pub(super) fn with_timeout(timeout: Duration) -> Self {
         Self { timeout, devices: Arc::default() }
     }
 
-    /// Returns how many steps are under way.
+    /// Returns the number of running steps.
     pub(super) fn count(&self) -> usize {
         lock(&self.devices).len()
     }
 
-    /// Checks that no step with a device is under way.
+    /// Checks that no step of a device is running.
     ///
     /// # Errors
     /// [`SliceError::Stuck`]
@@ -67,10 +67,11 @@ impl DetachedSteps {
         if lock(&self.devices).contains(device) { Err(self.stuck(device)) } else { Ok(()) }
     }
 
-    /// Runs a step and waits for it as long as it may take.
+    /// Runs a step and waits for it up to the time limit.
     ///
     /// # Errors
-    /// The step's own error; [`SliceError::Stuck`] if it goes on, or one before it does; [`SliceError::TooManyStuck`].
+    /// Error of the step; [`SliceError::Stuck`] if this or an earlier step still runs;
+    /// [`SliceError::TooManyStuck`].
     pub(super) fn run(
         &self,
         device: &str,
@@ -121,12 +122,12 @@ impl DetachedSteps {
     }
 }
 
-/// Gives this thread a table of descriptors of its own, with none but the standard streams. A thread that is stuck in the kernel
-/// survives its process: with the process's descriptors it would keep the locks that the next agent needs.
+/// Gives this thread its own descriptor table, with the standard streams only. A thread that is
+/// stuck in the kernel outlives its process, and would keep the locks that the next agent needs.
 fn close_descriptors() -> io::Result<()> {
     const FIRST: libc::c_uint = 3;
-    // SAFETY: the table becomes this thread's own before anything in it is closed, and the thread holds no descriptor: what it
-    // opens from now on is its own.
+    // SAFETY: the table is unshared before descriptors are closed, and the thread holds no
+    // descriptor: descriptors that it opens later are in its own table.
     let done =
         unsafe { libc::syscall(libc::SYS_close_range, FIRST, libc::c_uint::MAX, libc::CLOSE_RANGE_UNSHARE) };
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
@@ -136,7 +137,7 @@ fn close_descriptors() -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// A step that ends when the sender is dropped.
+    /// Returns a step that ends when the sender is dropped.
     fn endless() -> (mpsc::Sender<()>, impl FnOnce() -> Result<(), SysfsError> + Send + 'static) {
         let (end, ended) = mpsc::channel::<()>();
         (end, move || {
@@ -172,8 +173,8 @@ mod tests {
                 end
             })
             .collect();
-        let refused = steps.run("dax2.1", || panic!("one step too many")).unwrap_err().to_string();
-        assert!(refused.starts_with("dax2.1 is not changed: 64 slices are stuck"), "{refused}");
+        let error = steps.run("dax2.1", || panic!("one step too many")).unwrap_err().to_string();
+        assert!(error.starts_with("dax2.1 is not changed: 64 slices are stuck"), "{error}");
         drop(senders);
     }
 
@@ -183,8 +184,8 @@ mod tests {
         let number = std::os::fd::AsRawFd::as_raw_fd(&file);
         let (sender, seen) = mpsc::channel();
         let check = move || {
-            let there = std::path::Path::new(&format!("/proc/thread-self/fd/{number}")).exists();
-            sender.send(there).unwrap();
+            let is_open = std::path::Path::new(&format!("/proc/thread-self/fd/{number}")).exists();
+            sender.send(is_open).unwrap();
             Ok(())
         };
         DetachedSteps::with_timeout(Duration::from_secs(60)).run("dax1.1", check).unwrap();

@@ -19,11 +19,11 @@ pub enum Driver {
     Kmem,
 }
 
-/// Every driver there is.
+/// All drivers.
 const DRIVERS: [Driver; 2] = [Driver::DeviceDax, Driver::Kmem];
 
 impl Driver {
-    /// As sysfs and `modprobe` call it.
+    /// Returns its name in sysfs and `modprobe`.
     pub fn module(self) -> &'static str {
         match self {
             Self::DeviceDax => "device_dax",
@@ -44,7 +44,7 @@ impl Driver {
         }
     }
 
-    /// The name is forgotten first: it would be there again for the next device that is called so.
+    /// Writes `remove_id` before `unbind`; a stale id would bind the next device of this name.
     pub(super) fn unbind(self, sysfs: &Sysfs, device: &str) -> Result<(), SysfsError> {
         if self == Self::DeviceDax {
             sysfs.write(self.folder().join("remove_id"), device)?;
@@ -63,24 +63,24 @@ impl fmt::Display for Driver {
     }
 }
 
-/// Which memory a device has.
+/// Memory of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Extent {
-    /// None.
+    /// No memory.
     Empty,
-    /// This stretch of physical memory.
+    /// One physical range.
     At(Range<u64>),
-    /// Several stretches.
+    /// Several ranges.
     Scattered,
 }
 
-/// A device-dax device as sysfs shows it.
+/// Device-dax device as shown by sysfs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Device {
     pub(super) name: String,
     pub(super) extent: Extent,
     pub(super) align: u64,
-    /// As the `rdev` of its node.
+    /// `rdev` of its node.
     pub(super) number: u64,
     pub(super) driver: Option<Driver>,
 }
@@ -94,18 +94,19 @@ impl Device {
         !self.is_seed() && matches!(&self.extent, Extent::At(at) if at == range)
     }
 
-    /// Whether it is the first of its region, which the kernel makes and never deletes.
+    /// Returns whether it is the seed device of its region, which the kernel creates and never
+    /// deletes.
     pub(super) fn is_seed(&self) -> bool {
         self.name.ends_with(".0")
     }
 
-    /// Whether its mappings are of its own memory.
+    /// Returns whether mappings of it contain its own memory only.
     pub(super) fn is_aligned(&self) -> bool {
         matches!(&self.extent, Extent::At(range) if range.start.is_multiple_of(self.align))
     }
 }
 
-/// The devices of a region. One that goes meanwhile is not among them.
+/// Returns the devices of a region. Devices removed meanwhile are skipped.
 pub(super) fn all(sysfs: &Sysfs, folder: &Path) -> Result<Vec<Device>, SysfsError> {
     let read = sysfs.numbered(folder, "dax")?.into_iter().map(|name| match read(sysfs, folder, name) {
         Ok(device) => Ok(Some(device)),
@@ -115,7 +116,7 @@ pub(super) fn all(sysfs: &Sysfs, folder: &Path) -> Result<Vec<Device>, SysfsErro
     read.filter_map(Result::transpose).collect()
 }
 
-/// The node that a region's memory is of: each of its devices knows.
+/// Returns the NUMA node of a region's memory, from one of its devices.
 pub(super) fn node(sysfs: &Sysfs, folder: &Path) -> Result<u32, SysfsError> {
     let devices = sysfs.numbered(folder, "dax")?;
     let nothing = || sysfs.unreadable(folder, String::new(), "a folder of dax devices");
@@ -132,7 +133,7 @@ fn read(sysfs: &Sysfs, folder: &Path, name: String) -> Result<Device, SysfsError
         None => None,
         Some(driver) => match Driver::from_name(&driver) {
             None => return Err(sysfs.unreadable(device.join("driver"), driver, "device_dax or kmem")),
-            known => known,
+            driver => driver,
         },
     };
     Ok(Device { number: number(sysfs, &device)?, name, extent, align, driver })
@@ -148,8 +149,9 @@ fn number(sysfs: &Sysfs, device: &Path) -> Result<u64, SysfsError> {
     }
 }
 
-/// What its mappings say is never read: Linux 6.12 waits for whoever reads that while it takes a device's memory, and has them wait
-/// for itself. Several mappings are seen by their names.
+/// Returns the memory of a device. The files of its mappings are not read: Linux 6.12 deadlocks if
+/// they are read while the device's memory is released. Several mappings are recognized by their
+/// names.
 fn extent(sysfs: &Sysfs, device: &Path) -> Result<Extent, SysfsError> {
     let bytes = sysfs.number(device.join("size"))?;
     match sysfs.numbered(device, "mapping")?.len() {

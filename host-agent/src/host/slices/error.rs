@@ -9,130 +9,130 @@ use super::{Driver, SysfsError};
 /// One change to a slice's device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Make it at its place.
+    /// Create it over its range.
     Create,
-    /// Hint on the alignment of mappings.
+    /// Set the alignment of mappings.
     Align,
-    /// Give it to a driver.
+    /// Bind it to a driver.
     Bind(Driver),
-    /// Take it from its driver.
+    /// Unbind it from its driver.
     Unbind(Driver),
-    /// Take its memory and remove it.
+    /// Release its memory and delete it.
     Delete,
 }
 
-/// Why a slice is not as it was wanted.
+/// Reason why a slice did not reach its target state.
 #[derive(Debug, thiserror::Error)]
 pub enum SliceError {
-    /// The kernel refused.
+    /// The kernel rejected an operation.
     #[error(transparent)]
     Sysfs(#[from] SysfsError),
-    /// There is no such slice.
+    /// The slice does not exist.
     #[error("slice index {index} is beyond {region}, which has {count} slices")]
     IndexOutOfRange {
-        /// Which one.
+        /// Index.
         index: u32,
-        /// How many there are.
+        /// Number of slices.
         count: u32,
         /// Where.
         region: String,
     },
-    /// The kernel would map other memory than asked for.
+    /// The kernel would map other memory than the requested range.
     #[error(
         "the region begins at {base:#x}, which is not aligned to {least}: the kernel would map other memory"
     )]
     Misaligned {
-        /// Where it begins.
+        /// Start of the region.
         base: u64,
-        /// The least alignment there is.
+        /// Smallest supported alignment.
         least: Bytes,
     },
-    /// Unbound now, its memory would stay the kernel's and be lost until a reboot.
+    /// Unbound now, its memory would stay with the kernel until a reboot.
     #[error(
-        "{device} is memory of the kernel's, and {} are online: offline them first (echo offline > \
+        "{device} is memory of the kernel, and {} are online: take them offline first (echo offline > \
          /sys/devices/system/memory/memoryN/state), and boot with memhp_default_state=offline so that they do not come online \
-         by themselves",
+         automatically",
         online.join(" ")
     )]
     BlocksOnline {
-        /// The device.
+        /// Device.
         device: String,
-        /// Its blocks that are not offline.
+        /// Blocks that are not offline.
         online: Vec<String>,
     },
     /// Blocks come online by themselves.
     #[error(
-        "memory that is added comes online by itself (/sys/devices/system/memory/auto_online_blocks is {policy}): boot with \
+        "added memory comes online automatically (/sys/devices/system/memory/auto_online_blocks is {policy}): boot with \
          memhp_default_state=offline, or echo offline into that file"
     )]
     Policy {
         /// Policy of the kernel.
         policy: String,
     },
-    /// A slice cannot go online and offline on its own.
+    /// A slice is not a whole number of memory blocks.
     #[error("memory blocks have {block}, which does not divide a slice of {} at {base:#x}", units::SLICE)]
     BlockSize {
-        /// How large they are.
+        /// Size of a block.
         block: Bytes,
-        /// Where the region begins.
+        /// Start of the region.
         base: u64,
     },
     /// The kernel has no such driver.
-    #[error("there is no driver {driver}, and `modprobe {driver}` did not bring it: {}", output.trim_end())]
+    #[error("driver {driver} is missing, and `modprobe {driver}` failed: {}", output.trim_end())]
     NoDriver {
-        /// Which one.
+        /// Index.
         driver: Driver,
         /// Output of `modprobe`.
         output: String,
     },
     /// Memory of the region that is no slice.
     #[error(
-        "{device} has memory of the region, is {} and no slice: if nobody uses it, remove it (`daxctl destroy-device`)",
-        driver.map_or_else(|| "bound to nothing".to_owned(), |driver| format!("bound to {driver}"))
+        "{device} has memory of the region, is {} and is not a slice: if it is unused, remove it (`daxctl destroy-device`)",
+        driver.map_or_else(|| "without a driver".to_owned(), |driver| format!("bound to {driver}"))
     )]
     ForeignDevice {
-        /// Which device.
+        /// Device.
         device: String,
         /// User of the device.
         driver: Option<Driver>,
     },
     /// The kernel waits until the pages are unpinned.
     #[error(
-        "{device} is stuck: the kernel has waited for {seconds} s or more until no page of it is pinned, as by VFIO or io_uring; \
-         it goes on by itself when the process that pins them ends"
+        "{device} is stuck: the kernel has waited at least {seconds} s for its pages to be unpinned, for example by VFIO or io_uring; \
+         it continues when the process that pins them ends"
     )]
     Stuck {
-        /// The device.
+        /// Device.
         device: String,
-        /// How long it was waited for.
+        /// Time limit.
         seconds: u64,
     },
-    /// So many are stuck that another one is not tried.
-    #[error("{device} is not changed: {SLICES_STUCK_MAX} slices are stuck, the most that may be")]
+    /// The limit of stuck slices is reached.
+    #[error("{device} is not changed: {SLICES_STUCK_MAX} slices are stuck, which is the limit")]
     TooManyStuck {
-        /// The device.
+        /// Device.
         device: String,
     },
-    /// A step was not tried, or has no outcome.
+    /// A step was not started, or has no result.
     #[error("change {device}")]
     StepFailed {
-        /// The device.
+        /// Device.
         device: String,
-        /// Why not.
+        /// Cause.
         #[source]
         errno: io::Error,
     },
-    /// The kernel made a device that does not show.
-    #[error("the kernel said that it made a dax device, and there is none")]
+    /// The kernel created a device that does not appear.
+    #[error("the kernel reported a new dax device, but none exists")]
     DeviceNotCreated,
     /// The kernel does not reach the target state, or another program interferes.
     #[error("slice {index} is not {} after {steps} steps", target.map_or_else(|| "gone".to_owned(), |driver| format!("bound to {driver}")))]
     NotSettled {
-        /// Which one.
+        /// Index.
         index: u32,
         /// Target state.
         target: Option<Driver>,
-        /// How often it was tried.
+        /// Number of steps.
         steps: usize,
     },
 }

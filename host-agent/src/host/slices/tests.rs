@@ -7,7 +7,7 @@ use super::{super::sysfs::fake::FakeSysfs, *};
 const GIB: u64 = 1 << 30;
 const BASE: u64 = 43 * GIB;
 
-/// A region of four slices, with the device over all of it emptied.
+/// Creates a region of four slices, with an empty seed device.
 fn region(fake: &FakeSysfs) -> Region {
     let files = [("dax_region/create", ""), ("dax_region/delete", ""), ("dax1.0/size", "0")];
     fake.files("region", &files);
@@ -15,7 +15,7 @@ fn region(fake: &FakeSysfs) -> Region {
     Region { name: "region1".into(), base: BASE, bytes: Bytes::gib(4), folder: fake.path("region") }
 }
 
-/// A device over a stretch, counted in GiB from the start of the region.
+/// Adds a device over a range, in GiB from the start of the region.
 fn add(fake: &FakeSysfs, name: &str, start: u64, gib: u64, driver: Option<Driver>) {
     let (first, last) = (BASE + start * GIB, BASE + (start + gib) * GIB - 1);
     let device = format!("region/{name}");
@@ -76,7 +76,7 @@ fn foreign_device_is_not_changed() {
     add(&fake, "dax1.3", 1, 2, Some(Driver::DeviceDax));
     let error = Slices::open(&fake.sysfs, region).unwrap_err().to_string();
     assert!(
-        error.starts_with("dax1.3 has memory of the region, is bound to device_dax and no slice"),
+        error.starts_with("dax1.3 has memory of the region, is bound to device_dax and is not a slice"),
         "{error}"
     );
 }
@@ -91,7 +91,7 @@ fn memory_with_online_block_is_never_unbound() {
     let slices = Slices::open(&fake.sysfs, region).unwrap();
     let error = slices.remove(1).unwrap_err();
     assert!(matches!(&error, SliceError::BlocksOnline { online, .. } if *online == ["memory357"]), "{error}");
-    assert_eq!(fake.sysfs.text("bus/dax/drivers/kmem/unbind").unwrap(), "", "it was unbound");
+    assert_eq!(fake.sysfs.text("bus/dax/drivers/kmem/unbind").unwrap(), "", "the device was unbound");
     assert_eq!(slices.blocks(1).unwrap().len(), 8);
 }
 
@@ -127,7 +127,7 @@ fn blocks_with_auto_online_policy_are_not_added() {
     assert!(error.starts_with("memory blocks have 2GiB, which does not divide a slice of 1GiB"), "{error}");
 }
 
-/// Every state that a killed agent can leave, and each wish.
+/// Every state that a killed agent can leave, with each target.
 #[test]
 fn next_step_progresses_from_any_partial_state() {
     let device = |driver, align: Bytes| Device {
@@ -150,7 +150,7 @@ fn next_step_progresses_from_any_partial_state() {
     assert_eq!(created(device(None, large), dax), Some(Step::Bind(Driver::DeviceDax)));
     assert_eq!(created(device(None, small), kmem), Some(Step::Bind(Driver::Kmem)));
     for target in [dax, kmem] {
-        assert_eq!(step(Some(device(None, large)), target), Some(Step::Delete), "somebody may map it still");
+        assert_eq!(step(Some(device(None, large)), target), Some(Step::Delete), "a process may still map it");
     }
     assert_eq!(step(Some(device(kmem, small)), dax), Some(Step::Unbind(Driver::Kmem)));
     assert_eq!(step(Some(device(dax, large)), kmem), Some(Step::Unbind(Driver::DeviceDax)));
@@ -165,7 +165,11 @@ fn bound_slice_is_not_bound_again() {
     add(&fake, "dax1.1", 1, 1, Some(Driver::DeviceDax));
     let slices = Slices::open(&fake.sysfs, region).unwrap();
     assert_eq!(slices.ensure_devdax(1).unwrap().device, "dax1.1");
-    assert_eq!(fake.sysfs.text("bus/dax/drivers/device_dax/new_id").unwrap(), "", "it was bound again");
+    assert_eq!(
+        fake.sysfs.text("bus/dax/drivers/device_dax/new_id").unwrap(),
+        "",
+        "the device was bound again"
+    );
 }
 
 /// The pipe has no reader: opening it for writing blocks, like pinned pages.
@@ -186,19 +190,20 @@ fn stuck_slice_does_not_block_others() {
         assert!(matches!(&error, SliceError::Stuck { device, .. } if device == "dax1.1"), "{error}");
     };
     stuck(&slices);
-    assert!(slices.ensure_devdax(1).is_err(), "it is bound, but not for long");
-    // As the kernel shows it while it waits: there is no driver any more, and deleting would wait for the same pages.
+    assert!(slices.ensure_devdax(1).is_err(), "a device with a pending unbind was used");
+    // As shown by the kernel while it waits: the device has no driver, and deleting would wait for
+    // the same pages.
     std::fs::remove_file(fake.path("region/dax1.1/driver")).unwrap();
     stuck(&slices);
     assert_ne!(fake.sysfs.text("region/dax1.1/size").unwrap(), "0");
-    assert!(slices.ensure_devdax(1).is_err(), "it was bound again");
-    slices.remove(2).unwrap_err(); // this tree does not do what is written
+    assert!(slices.ensure_devdax(1).is_err(), "the device was bound again");
+    slices.remove(2).unwrap_err(); // writes have no effect in this tree
     assert_eq!(fake.sysfs.text("bus/dax/drivers/kmem/unbind").unwrap(), "dax1.2");
     assert_eq!(slices.changing(), 1);
     drop(std::fs::File::open(pipe).unwrap()); // the pages are not pinned any more
     while slices.changing() > 0 {
         std::thread::yield_now();
     }
-    let _ = slices.remove(1); // this tree deletes nothing
+    let _ = slices.remove(1); // writes have no effect in this tree
     assert_eq!(fake.sysfs.text("region/dax_region/delete").unwrap(), "dax1.1");
 }

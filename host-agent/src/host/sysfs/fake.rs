@@ -4,14 +4,14 @@ use std::{fs, os::unix::fs::symlink, path::PathBuf};
 
 use super::Sysfs;
 
-/// A tree that is gone when it is dropped.
+/// Tree that is removed when it is dropped.
 pub(crate) struct FakeSysfs {
     folder: tempfile::TempDir,
     pub(crate) sysfs: Sysfs,
 }
 
 impl FakeSysfs {
-    /// Of files with texts.
+    /// Creates a tree of files with contents.
     pub(crate) fn new(files: &[(&str, &str)]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let sysfs = Sysfs::at(folder.path().canonicalize().unwrap());
@@ -36,7 +36,7 @@ impl FakeSysfs {
         symlink(self.path(to), self.path(at)).unwrap();
     }
 
-    /// Where something is.
+    /// Returns the path of a name.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().canonicalize().unwrap().join(name)
     }

@@ -62,7 +62,7 @@ fn removed_memory_is_an_error_and_never_zeros() {
     let gone = |result: io::Result<()>| assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::ENXIO));
     let progress = AtomicU64::new(0);
     gone(mapped.zero(&unthrottled(), &progress));
-    assert!(progress.into_inner() < BYTES / 2 + 1, "what is gone does not count");
+    assert!(progress.into_inner() < BYTES / 2 + 1, "removed memory was counted");
     gone(mapped.first_not_zero(None).map(drop));
     gone(mapped.write_back());
     file.set_len(BYTES).unwrap();
@@ -72,11 +72,11 @@ fn removed_memory_is_an_error_and_never_zeros() {
 
 #[test]
 fn removed_memory_affects_only_its_thread() {
-    let (kept, lost) = (file(), file());
+    let (intact, lost) = (file(), file());
     lost.set_len(0).unwrap();
     std::thread::scope(|scope| {
         let scrub = |file: &File| Mapped::map(file, BYTES)?.zero(&unthrottled(), &AtomicU64::new(0));
-        let files = [&kept, &lost].into_iter().cycle().take(8);
+        let files = [&intact, &lost].into_iter().cycle().take(8);
         let threads: Vec<_> = files.map(|file| scope.spawn(move || scrub(file))).collect();
         let done: Vec<bool> = threads.into_iter().map(|thread| thread.join().unwrap().is_ok()).collect();
         assert_eq!(done, [true, false, true, false, true, false, true, false]);
