@@ -6,7 +6,7 @@ use std::{hint::black_box, time::Duration};
 
 use criterion::{BatchSize, Criterion};
 use pool::{
-    ledger::{ReserveOutcome, EmcSpec, HostSpec, Ledger, RackSpec, Reserve, When},
+    ledger::{EmcSpec, HostSpec, Ledger, RackSpec, Reserve, ReserveOutcome, When},
     record::{Meta, RequestKey},
 };
 use units::{Bytes, Name, Ns, RequestId, UnixMs};
@@ -38,7 +38,9 @@ fn half_used_ledger() -> Ledger {
     ledger.apply(change);
     for number in 0..RESERVATIONS {
         let decision = ledger.decide_reserve(now(), reserve_request(number, SLICES_EACH));
-        let Ok(ReserveOutcome::New(_, change)) = decision else { panic!("no room for {number}: {decision:?}") };
+        let Ok(ReserveOutcome::New(_, change)) = decision else {
+            panic!("no room for {number}: {decision:?}")
+        };
         ledger.apply(change);
     }
     ledger

@@ -17,7 +17,7 @@ use std::time::Duration;
 use benches::report::Rounds;
 use pool::{
     ledger::Reserve,
-    manager::{Request, Event},
+    manager::{Event, Request},
     record::Fence,
     slice::{Drain, Owner, Quarantine, Scrub, State},
 };

@@ -16,6 +16,7 @@ use benches::{
     failure::Failure,
     load::{self, LoadLimits, Outcome},
     loopback::connect,
+    process,
     programs::{Programs, target_folder},
     rack::{InvalidReserver, Plan, Rack, Reserver},
     report::{Rounds, ratio, run_and_print, table},

@@ -13,6 +13,7 @@ use benches::{
     disk::Disk,
     failure::Failure,
     load::{self, LoadLimits},
+    process,
     programs::{Programs, target_folder},
     rack::{Plan, Rack, Reserver, query_rack},
     report::{Rounds, run_and_print, table},

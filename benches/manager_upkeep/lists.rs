@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use pool::manager::{DeviceReply, DeviceFailure, Event, Manager, SliceError};
+use pool::manager::{DeviceFailure, DeviceReply, Event, Manager, SliceError};
 use pool_manager::{
     convert::{
         self,

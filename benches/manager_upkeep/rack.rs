@@ -9,10 +9,10 @@ use std::{
 use pool::{
     ledger::When,
     manager::{
-        Contents, DeviceCall, DeviceReply, DeviceFailure, Effect, Event, Grant, Manager, SessionId, Settings,
+        Contents, DeviceCall, DeviceFailure, DeviceReply, Effect, Event, Grant, Manager, SessionId, Settings,
         Token,
     },
-    protocol::{Handle, ObservedState, Hello, Holding, ScrubReport, DesiredState},
+    protocol::{DesiredState, Handle, Hello, Holding, ObservedState, ScrubReport},
     record::{Emc, Fence, Host, Meta, Record, RequestKey, Reservation, Scheduling, Stage},
     slice::{Owner, Slot, State},
 };

@@ -1,8 +1,8 @@
 //! Events about one host or EMC with many slices: reports, complete orders, comparisons, fencing.
 
 use pool::{
-    manager::{Request, Event},
-    protocol::{ObservedState, ObservedVm, Holding},
+    manager::{Event, Request},
+    protocol::{Holding, ObservedState, ObservedVm},
     record::Stage,
 };
 use units::{
@@ -107,7 +107,12 @@ fn complete_release_report(rack: &SimulatedRack) -> ObservedState {
     let ledger = rack.manager.durable();
     let held = ledger.host(HostId(0)).into_iter().flat_map(|entry| entry.held());
     let holding = |slice| Holding { slice, epoch: ledger.slot(slice).unwrap_or_default().epoch };
-    ObservedState { sequence: 1, whole: true, released: held.map(holding).collect(), ..ObservedState::default() }
+    ObservedState {
+        sequence: 1,
+        whole: true,
+        released: held.map(holding).collect(),
+        ..ObservedState::default()
+    }
 }
 
 /// Measures the longest event until a reconnected agent gets its complete order.

@@ -65,17 +65,10 @@ impl Plan {
 
     fn config(&self, listen: &str, store: &Path, memory: &Path) -> RackConfig {
         let names: Vec<String> = (0..self.emcs).map(|emc| format!("emc{emc}")).collect();
-        let emc = |name: &String| Emc {
-            name: name.clone(),
-            slices: self.slices_per_emc,
-            path: memory.join(name),
-        };
-        let host = |host| Host {
-            name: format!("h{host}"),
-            cores: 64,
-            local_mib: 256 << 10,
-            emcs: names.clone(),
-        };
+        let emc =
+            |name: &String| Emc { name: name.clone(), slices: self.slices_per_emc, path: memory.join(name) };
+        let host =
+            |host| Host { name: format!("h{host}"), cores: 64, local_mib: 256 << 10, emcs: names.clone() };
         RackConfig {
             listen: listen.to_owned(),
             store: store.to_owned(),

@@ -4,7 +4,8 @@
 use std::collections::BTreeMap;
 
 use pool::protocol::{
-    FailedReason, Handle, Have, Holding, NoMore, Scrubbed, SeenDevice, Want, WantRelease, WantVm,
+    DesiredRelease, DesiredState, DesiredVm, FailureReason, Handle, Holding, ObservedState, Removals,
+    ScrubReport, SeenDevice,
 };
 use proto::v1 as wire;
 use units::{
@@ -34,21 +35,21 @@ fn holding(slice: u32, epoch: u64) -> Holding {
 ///
 /// # Errors
 /// An invalid name or reservation number.
-pub fn desired_state(w: wire::DesiredState) -> Result<Want, InvalidMessage> {
+pub fn desired_state(w: wire::DesiredState) -> Result<DesiredState, InvalidMessage> {
     let vms = w.vms.into_iter().map(desired_vm).collect::<Result<BTreeMap<_, _>, _>>()?;
     let number = |generation, revision| DesiredVersion { generation, revision: Revision(revision) };
-    let no_more = NoMore {
+    let removals = Removals {
         vms: w.removed_vms.iter().map(|id| reservation("removed_vms", id)).collect::<Result<_, _>>()?,
         slices: w.removed_slices.into_iter().map(SliceId).collect(),
     };
-    Ok(Want {
+    Ok(DesiredState {
         number: number(w.generation, w.revision),
         base: w.base.map(|base| number(base.generation, base.revision)),
         instance: InstanceId(w.instance),
         vms,
         release: w.release.into_iter().map(desired_release).collect(),
         scrub: w.scrub.into_iter().map(|s| (holding(s.slice, s.epoch), Handle::new("", s.handle))).collect(),
-        no_more,
+        removals,
         fenced: w.fenced,
     })
 }
@@ -57,11 +58,11 @@ fn reservation(field: &'static str, text: &str) -> Result<ReservationId, Invalid
     text.parse().map_err(|problem| InvalidMessage { field, problem })
 }
 
-fn desired_release(r: wire::DesiredRelease) -> (Holding, WantRelease) {
-    (holding(r.slice, r.epoch), WantRelease { force: r.force, handle: Handle::new("", r.handle) })
+fn desired_release(r: wire::DesiredRelease) -> (Holding, DesiredRelease) {
+    (holding(r.slice, r.epoch), DesiredRelease { force: r.force, handle: Handle::new("", r.handle) })
 }
 
-fn desired_vm(vm: wire::DesiredVm) -> Result<(ReservationId, WantVm), InvalidMessage> {
+fn desired_vm(vm: wire::DesiredVm) -> Result<(ReservationId, DesiredVm), InvalidMessage> {
     let name =
         Name::new(&vm.vm).map_err(|error| InvalidMessage { field: "vms.vm", problem: error.to_string() })?;
     let reservation = reservation("vms.reservation", &vm.reservation)?;
@@ -69,7 +70,7 @@ fn desired_vm(vm: wire::DesiredVm) -> Result<(ReservationId, WantVm), InvalidMes
     let local = Bytes::new(vm.local_bytes);
     let uid = vm.uid.map(UserId::new).transpose();
     let uid = uid.map_err(|error| InvalidMessage { field: "vms.uid", problem: error.to_string() })?;
-    Ok((reservation, WantVm { vm: name, local, pinned: vm.pinned, uid, slices: slices.collect() }))
+    Ok((reservation, DesiredVm { vm: name, local, pinned: vm.pinned, uid, slices: slices.collect() }))
 }
 
 /// Validates the weights of this host.
@@ -103,7 +104,7 @@ pub fn seen_device(d: SeenDevice) -> wire::SeenDevice {
 /// Converts a report.
 pub fn observed_state(
     instance: InstanceId,
-    h: Have,
+    h: ObservedState,
     touched: Vec<(ReservationId, TouchedMemory)>,
 ) -> wire::ObservedState {
     let touched_memory = |(reservation, touched): (ReservationId, TouchedMemory)| wire::VmTouched {
@@ -111,7 +112,7 @@ pub fn observed_state(
         local_bytes: touched.local.get(),
         pool_bytes: touched.pool.get(),
     };
-    let vm = |(reservation, vm): (ReservationId, pool::protocol::HaveVm)| wire::ObservedVm {
+    let vm = |(reservation, vm): (ReservationId, pool::protocol::ObservedVm)| wire::ObservedVm {
         vm: vm.vm.to_string(),
         pid: vm.pid,
         slices: vm.slices.into_iter().map(slice_epoch).collect(),
@@ -138,7 +139,7 @@ pub fn observed_state(
     }
 }
 
-fn scrub_result(s: Scrubbed) -> wire::ScrubResult {
+fn scrub_result(s: ScrubReport) -> wire::ScrubResult {
     wire::ScrubResult {
         slice: s.holding.slice.0,
         epoch: s.holding.epoch.0,
@@ -148,10 +149,10 @@ fn scrub_result(s: Scrubbed) -> wire::ScrubResult {
     }
 }
 
-fn slice_failure(f: pool::protocol::Failed) -> wire::SliceFailure {
+fn slice_failure(f: pool::protocol::SliceFailure) -> wire::SliceFailure {
     let reason = match f.reason {
-        FailedReason::NotZero => wire::SliceFailureReason::NotZero,
-        FailedReason::Host => wire::SliceFailureReason::Host,
+        FailureReason::NotZero => wire::SliceFailureReason::NotZero,
+        FailureReason::Host => wire::SliceFailureReason::Host,
     };
     wire::SliceFailure {
         slice: f.holding.slice.0,
@@ -178,7 +179,7 @@ mod tests {
         assert_eq!((uid(None), uid(Some(2001))), (Ok(None), Ok(UserId::new(2001).ok())));
         let error = uid(Some(u32::MAX)).expect_err("the number is not a user id");
         assert_eq!(error.to_string(), "vms.uid: 4294967295 is not a user id: must be at most 4294967294");
-        let vm = pool::protocol::HaveVm {
+        let vm = pool::protocol::ObservedVm {
             vm: Name::new("a").expect("a name"),
             pid: 7,
             slices: Vec::new(),
@@ -186,7 +187,7 @@ mod tests {
             pinned: false,
             uid: UserId::new(2001).ok(),
         };
-        let report = Have { vms: [(ReservationId(1), vm)].into(), ..Have::default() };
+        let report = ObservedState { vms: [(ReservationId(1), vm)].into(), ..ObservedState::default() };
         assert_eq!(observed_state(InstanceId(1), report, Vec::new()).vms[0].uid, Some(2001));
     }
 }

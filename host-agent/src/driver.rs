@@ -8,7 +8,9 @@ mod worker_pool;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use pool::agent::{Agent, Bounce, Caller, Effect, Event, OtherRack, Process, Refusal, Ticket, VmRecord};
+use pool::agent::{
+    Agent, Caller, CommandRejected, Effect, Event, OtherRack, Process, Refusal, Ticket, VmRecord,
+};
 use tokio::{
     sync::{Notify, mpsc, oneshot, watch},
     task::JoinSet,
@@ -277,11 +279,11 @@ impl Driver {
                 tracing::info!(rack, lease_ttl = %lease_ttl, "welcomed by the manager");
                 Event::SessionUp { rack, lease_ttl }
             }
-            SessionEvent::DesiredState(rack, want) => Event::Want { rack, want },
+            SessionEvent::DesiredState(rack, want) => Event::DesiredState { rack, desired: want },
             SessionEvent::ReportRequested => Event::ReportRequested,
             SessionEvent::Disconnected => Event::SessionDown,
         });
-        self.metrics.connected.set(i64::from(self.agent.is_heard()));
+        self.metrics.connected.set(i64::from(self.agent.is_connected()));
     }
 
     /// A call that panicked leaves a slice in an unknown state: restart from the records.
@@ -323,7 +325,7 @@ impl Driver {
             }
             Request::InspectMemory { vm, caller, reply } => {
                 let (pid, uid) = (caller.process.pid, caller.uid);
-                let record = self.agent.look(&vm, caller).map_err(DriverError::from);
+                let record = self.agent.preview(&vm, caller).map_err(DriverError::from);
                 match &record {
                     Ok(_) => tracing::info!(vm = %vm, pid, %uid, "memory inspected"),
                     Err(why) => tracing::info!(pid, %uid, %why, "inspection rejected"),
@@ -345,18 +347,18 @@ impl Driver {
             Effect::Online { holding, handle, check_zero } => self.online(holding, handle, check_zero),
             Effect::Offline { holding, handle, verify } => self.offline(holding, handle, verify),
             Effect::Scrub { holding, handle } => self.scrub(holding, handle),
-            Effect::Clear { place } => self.close_orphan(place),
+            Effect::CloseOrphan { place } => self.close_orphan(place),
             Effect::Record(record) => self.record(record),
-            Effect::Forget(reservation) => self.delete_record(reservation),
-            Effect::HandOut { ticket, record } => self.pass_memory(ticket, &record),
+            Effect::DeleteRecord(reservation) => self.delete_record(reservation),
+            Effect::PassMemory { ticket, record } => self.pass_memory(ticket, &record),
             Effect::Refuse { ticket, why } => self.refuse(ticket, why),
             Effect::Watch { reservation, process } => self.watch(reservation, process),
             Effect::Kill(reservation) => self.kill(reservation),
             Effect::FreeLocal(reservation) => self.free_local(reservation),
-            Effect::SendHave(report) => self.outbox.put(report),
-            Effect::Remember { rack } => self.store_rack(rack),
-            Effect::HangUp(other) => self.disconnect(&other),
-            Effect::Bounced(number, why) => self.on_command_rejected(number, &why),
+            Effect::SendReport(report) => self.outbox.put(report),
+            Effect::RecordRack { rack } => self.store_rack(rack),
+            Effect::Disconnect(other) => self.disconnect(&other),
+            Effect::CommandRejected(number, why) => self.on_command_rejected(number, &why),
         }
     }
 
@@ -395,7 +397,7 @@ impl Driver {
         self.disconnect.notify_one();
     }
 
-    fn on_command_rejected(&self, number: DesiredVersion, why: &Bounce) {
+    fn on_command_rejected(&self, number: DesiredVersion, why: &CommandRejected) {
         self.metrics.commands_rejected.inc();
         tracing::info!(desired_version = %number, why = %why, "desired state rejected");
     }

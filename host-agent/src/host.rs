@@ -27,7 +27,7 @@ use std::{fmt, io, os::fd::OwnedFd, path::PathBuf, sync::Arc};
 
 use pool::{
     agent::{HostFailure, VmRecord},
-    protocol::{FailedReason, Handle, HaveVm, Holding, SeenDevice},
+    protocol::{FailureReason, Handle, Holding, ObservedVm, SeenDevice},
 };
 use units::{Bytes, ReservationId, UserId};
 
@@ -81,7 +81,7 @@ pub trait Host: fmt::Debug + Send + Sync {
 
     /// Measures how much of a running VM's memory has pages, by the descriptors that this host
     /// keeps of it.
-    fn usage(&self, reservation: ReservationId, vm: &HaveVm) -> Usage;
+    fn usage(&self, reservation: ReservationId, vm: &ObservedVm) -> Usage;
 
     /// Returns counters since the start.
     fn counters(&self) -> Counters;
@@ -254,7 +254,7 @@ impl HostError {
     /// Returns the failure as reported to the manager.
     pub fn failure(&self) -> HostFailure {
         let reason = match self {
-            Self::NotZero { .. } => FailedReason::NotZero,
+            Self::NotZero { .. } => FailureReason::NotZero,
             Self::Io { .. }
             | Self::NotASlice { .. }
             | Self::InUse { .. }
@@ -267,7 +267,7 @@ impl HostError {
             | Self::NoPath { .. }
             | Self::NotTheDevice { .. }
             | Self::NotOpen(_)
-            | Self::NoLocalDirectory => FailedReason::Host,
+            | Self::NoLocalDirectory => FailureReason::Host,
         };
         HostFailure { reason, message: units::chain(self) }
     }

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use pool::{agent::Agent, protocol::Have};
+use pool::{agent::Agent, protocol::ObservedState};
 use prometheus_client::{
     encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder},
     metrics::{
@@ -233,8 +233,8 @@ impl Metrics {
 
     /// Sets the gauges to the current state.
     pub fn observe(&self, agent: &Agent, usage: &BTreeMap<ReservationId, Usage>) {
-        let have = agent.have();
-        self.connected.set(i64::from(agent.is_heard()));
+        let have = agent.observed_state();
+        self.connected.set(i64::from(agent.is_connected()));
         for (state, count) in [
             ("online", have.online.len()),
             ("released", have.released.len()),
@@ -259,7 +259,7 @@ impl Metrics {
     }
 
     /// Memory that is not measured has no series: 0 would mean that nothing was touched.
-    fn observe_usage(&self, have: &Have, usage: &BTreeMap<ReservationId, Usage>) {
+    fn observe_usage(&self, have: &ObservedState, usage: &BTreeMap<ReservationId, Usage>) {
         self.touched.clear();
         self.unmeasured.clear();
         self.overflow.clear();
@@ -297,7 +297,7 @@ fn gauge_value(count: u64) -> i64 {
 
 #[cfg(test)]
 mod tests {
-    use pool::protocol::{HaveVm, Holding};
+    use pool::protocol::{Holding, ObservedVm};
     use units::{Bytes, Epoch, SliceId};
 
     use super::*;
@@ -307,8 +307,8 @@ mod tests {
         let metrics = Metrics::new(&Name::new("h0").unwrap(), "dax");
         let holding = Holding { slice: SliceId(1), epoch: Epoch(1) };
         let (vm, local) = (Name::new("a").unwrap(), Bytes::mib(64));
-        let vm = HaveVm { vm, pid: 1, slices: vec![holding], local, pinned: false, uid: None };
-        let have = Have { vms: [(ReservationId(1), vm)].into(), ..Have::default() };
+        let vm = ObservedVm { vm, pid: 1, slices: vec![holding], local, pinned: false, uid: None };
+        let have = ObservedState { vms: [(ReservationId(1), vm)].into(), ..ObservedState::default() };
         let usage = Usage { local: Some(Bytes::mib(3)), pool: None, overflow: Some(Bytes::mib(5)) };
         metrics.observe_usage(&have, &[(ReservationId(1), usage)].into());
         let text = metrics.text().unwrap();

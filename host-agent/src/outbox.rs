@@ -2,24 +2,24 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use pool::protocol::Have;
+use pool::protocol::ObservedState;
 use tokio::sync::Notify;
 
 /// Slot for one report, filled by the driver and emptied by the session.
 #[derive(Debug, Default)]
 pub struct Outbox {
-    pending: Mutex<Option<Have>>,
+    pending: Mutex<Option<ObservedState>>,
     filled: Notify,
 }
 
 impl Outbox {
     /// A poisoned outbox is consistent: no call leaves it half filled.
-    fn pending(&self) -> MutexGuard<'_, Option<Have>> {
+    fn pending(&self) -> MutexGuard<'_, Option<ObservedState>> {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds a report.
-    pub fn put(&self, have: Have) {
+    pub fn put(&self, have: ObservedState) {
         let mut pending = self.pending();
         *pending = Some(match pending.take() {
             Some(earlier) => earlier.followed_by(have),
@@ -29,7 +29,7 @@ impl Outbox {
     }
 
     /// Takes the pending report as soon as there is one. Cancel-safe.
-    pub async fn next(&self) -> Have {
+    pub async fn next(&self) -> ObservedState {
         loop {
             if let Some(have) = self.pending().take() {
                 return have;
@@ -51,8 +51,11 @@ mod tests {
 
     use super::*;
 
-    fn report(slice: u32) -> Have {
-        Have { online: vec![Holding { slice: SliceId(slice), epoch: Epoch(1) }], ..Have::default() }
+    fn report(slice: u32) -> ObservedState {
+        ObservedState {
+            online: vec![Holding { slice: SliceId(slice), epoch: Epoch(1) }],
+            ..ObservedState::default()
+        }
     }
 
     #[tokio::test]

@@ -10,7 +10,7 @@ use std::{
 };
 
 use pool::{
-    agent::{Adopted, Process, VmRecord},
+    agent::{Process, RecoveredVm, VmRecord},
     protocol::{Handle, Holding},
 };
 use serde::{Deserialize, Serialize};
@@ -114,7 +114,7 @@ impl Records {
     ///
     /// # Errors
     /// A record cannot be read, or the state of a process is unknown.
-    pub fn load(&self) -> Result<Vec<Adopted>, RecordsError> {
+    pub fn load(&self) -> Result<Vec<RecoveredVm>, RecordsError> {
         let list = || io_error("list", &self.directory);
         let mut vms = Vec::new();
         for entry in fs::read_dir(&self.directory).map_err(list())? {
@@ -129,13 +129,13 @@ impl Records {
         Ok(vms)
     }
 
-    fn load_one(&self, path: PathBuf) -> Result<Adopted, RecordsError> {
+    fn load_one(&self, path: PathBuf) -> Result<RecoveredVm, RecordsError> {
         let (record, boot_id) = read(&path)?;
         let lives = boot_id == self.boot_id
             && ProcessHandle::open(&record.process)
                 .map_err(|cause| RecordsError::Process { path, cause })?
                 .is_some();
-        Ok(Adopted { record, lives })
+        Ok(RecoveredVm { record, is_alive: lives })
     }
 
     /// Writes a record; it is on disk when this returns.
@@ -252,12 +252,12 @@ mod tests {
         let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
         let record = record(process::identify(child.id()).unwrap());
         records.write(&record).unwrap();
-        assert_eq!(records.load().unwrap(), [Adopted { record: record.clone(), lives: true }]);
+        assert_eq!(records.load().unwrap(), [RecoveredVm { record: record.clone(), is_alive: true }]);
         let rebooted = Records::open(dir.path(), "another boot").unwrap();
-        assert_eq!(rebooted.load().unwrap(), [Adopted { record: record.clone(), lives: false }]);
+        assert_eq!(rebooted.load().unwrap(), [RecoveredVm { record: record.clone(), is_alive: false }]);
         child.kill().unwrap();
         child.wait().unwrap();
-        assert_eq!(records.load().unwrap(), [Adopted { record, lives: false }]);
+        assert_eq!(records.load().unwrap(), [RecoveredVm { record, is_alive: false }]);
     }
 
     #[test]

@@ -206,7 +206,7 @@ fn prepare(config: &Config) -> Result<PreparedAgent, ServeError> {
     let boot_id = process::boot_id()?;
     let records = Records::open(runtime_dir.path(), &boot_id)?;
     let vms = records.load()?;
-    let alive = vms.iter().filter(|adopted| adopted.lives).count();
+    let alive = vms.iter().filter(|adopted| adopted.is_alive).count();
     tracing::info!(vms = vms.len(), alive, "records of VMs loaded");
     let (rack, instance) = (runtime_dir.rack()?, runtime_dir.next_instance()?);
     let host = host(&config.backend)?;
@@ -214,7 +214,7 @@ fn prepare(config: &Config) -> Result<PreparedAgent, ServeError> {
     if !orphans.is_empty() {
         tracing::info!(slices = orphans.len(), "slices of an earlier agent are present");
     }
-    vms.iter().filter(|adopted| adopted.lives).for_each(|adopted| host.adopt(&adopted.record));
+    vms.iter().filter(|adopted| adopted.is_alive).for_each(|adopted| host.adopt(&adopted.record));
     let mut agent = Agent::new(Ns::ZERO, instance, rack, vms, orphans);
     agent.set_user(process::current_user());
     for device in host.devices().iter().filter(|device| device.problem.is_some()) {
@@ -222,7 +222,7 @@ fn prepare(config: &Config) -> Result<PreparedAgent, ServeError> {
             serial = device.serial,
             "device unusable: its slices are not checked, so this host is never reported clean"
         );
-        agent.note_blindness();
+        agent.set_hidden_remains();
     }
     let (sender, session_events) = mpsc::channel(SESSION_EVENTS_QUEUED_MAX);
     let metrics = Arc::new(Metrics::new(&config.host, config.backend.name()));

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use pool::protocol::{SeenDevice, Want};
+use pool::protocol::{DesiredState, SeenDevice};
 use proto::v1::{self as wire, agent_client::AgentClient, from_agent, to_agent};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -103,7 +103,7 @@ pub enum SessionEvent {
         lease_ttl: Ns,
     },
     /// Desired state, with its rack.
-    DesiredState(String, Want),
+    DesiredState(String, DesiredState),
     /// The manager requests a complete report.
     ReportRequested,
     /// The connection has ended.

@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use pool::{agent::Agent, protocol::HaveVm};
+use pool::{agent::Agent, protocol::ObservedVm};
 use tokio::time::MissedTickBehavior;
 use units::{Bytes, ReservationId, limits::TOUCHED_MEMORY_SAMPLE_INTERVAL};
 
@@ -110,13 +110,13 @@ pub async fn measure_periodically(driver: Handle, host: Arc<dyn Host>, table: Ar
     }
 }
 
-fn measure(host: &dyn Host, vms: &BTreeMap<ReservationId, HaveVm>) -> BTreeMap<ReservationId, Usage> {
+fn measure(host: &dyn Host, vms: &BTreeMap<ReservationId, ObservedVm>) -> BTreeMap<ReservationId, Usage> {
     vms.iter().map(|(id, vm)| (*id, host.usage(*id, vm))).collect()
 }
 
 /// Logs the begin and end of a VM's memory overflow.
 fn log_overflow(
-    vms: &BTreeMap<ReservationId, HaveVm>,
+    vms: &BTreeMap<ReservationId, ObservedVm>,
     earlier: &BTreeMap<ReservationId, Usage>,
     now: &BTreeMap<ReservationId, Usage>,
 ) {

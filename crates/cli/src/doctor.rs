@@ -27,9 +27,9 @@ struct Finding {
     ok: bool,
     /// Checked resource, named as in alarms, such as "host h1".
     subject: String,
-    #[serde(alias = "what")]
+
     message: String,
-    #[serde(alias = "mend")]
+
     fix: Option<String>,
 }
 

@@ -72,8 +72,8 @@ impl Process {
             Err(source) => return Err(ProcessError::Log { path: log, source }),
         };
         let child = command.stdin(Stdio::null()).stdout(stdout).stderr(stderr).spawn();
-        let child = child
-            .map_err(|source| ProcessError::Start { program: command.get_program().into(), source })?;
+        let child =
+            child.map_err(|source| ProcessError::Start { program: command.get_program().into(), source })?;
         Ok(Self { name: name.to_owned(), child, log })
     }
 

@@ -6,8 +6,8 @@ use std::{
 };
 
 use pool::{
-    agent::{Done, Event, Process, VmRecord},
-    protocol::{Handle, Holding, Scrubbed},
+    agent::{Event, Process, SliceOutcome, VmRecord},
+    protocol::{Handle, Holding, ScrubReport},
 };
 use units::{ReservationId, UnixMs};
 
@@ -21,13 +21,13 @@ use crate::{
 impl Driver {
     pub(super) fn online(&mut self, holding: Holding, handle: Handle, check_zero: bool) {
         self.call(Call::Online, holding, move |host| {
-            host.online(holding, &handle, check_zero).map(|()| Done::Onlined)
+            host.online(holding, &handle, check_zero).map(|()| SliceOutcome::Onlined)
         });
     }
 
     pub(super) fn offline(&mut self, holding: Holding, handle: Handle, verify: bool) {
         self.call(Call::Offline, holding, move |host| {
-            host.offline(holding, &handle, verify).map(|()| Done::Offlined)
+            host.offline(holding, &handle, verify).map(|()| SliceOutcome::Offlined)
         });
     }
 
@@ -35,7 +35,7 @@ impl Driver {
         self.call(Call::Scrub, holding, move |host| {
             let started = now();
             let verified = host.scrub(holding, &handle)?;
-            Ok(Done::Scrubbed(Scrubbed { holding, started, ended: now(), verified }))
+            Ok(SliceOutcome::Scrubbed(ScrubReport { holding, started, ended: now(), verified }))
         });
     }
 
@@ -49,7 +49,7 @@ impl Driver {
                 tracing::warn!(%place, error = units::chain(&error), "orphaned slice not closed");
                 error.failure()
             });
-            Event::Cleared { place, result }
+            Event::OrphanClosed { place, result }
         });
     }
 
@@ -57,7 +57,7 @@ impl Driver {
         &mut self,
         call: Call,
         holding: Holding,
-        work: impl FnOnce(&dyn Host) -> Result<Done, HostError> + Send + 'static,
+        work: impl FnOnce(&dyn Host) -> Result<SliceOutcome, HostError> + Send + 'static,
     ) {
         let (host, metrics) = (Arc::clone(&self.host), Arc::clone(&self.metrics));
         let lane = match call {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use pool::{
     agent::HostFailure,
-    protocol::{FailedReason, Have, Holding, Want, WantVm},
+    protocol::{DesiredState, DesiredVm, FailureReason, Holding, ObservedState},
 };
 use units::{Bytes, Epoch, InstanceId, Revision, SliceId, UserId};
 
@@ -32,7 +32,7 @@ struct Rig {
     driver: Handle,
     reports: Reports,
     /// All reports so far as one.
-    reported: Have,
+    reported: ObservedState,
     dir: tempfile::TempDir,
 }
 
@@ -57,25 +57,25 @@ impl Rig {
         let (driver, handle, reports) = Driver::new(inputs).unwrap();
         tokio::spawn(driver.run());
         sender.send(SessionEvent::Connected { rack: "R".to_owned(), lease_ttl: Ns::secs(4) }).await.unwrap();
-        Self { host, session: sender, driver: handle, reports, reported: Have::default(), dir }
+        Self { host, session: sender, driver: handle, reports, reported: ObservedState::default(), dir }
     }
 
-    async fn send_state(&self, revision: u64, change: impl FnOnce(&mut Want)) {
+    async fn send_state(&self, revision: u64, change: impl FnOnce(&mut DesiredState)) {
         let number = DesiredVersion { generation: 0, revision: Revision(revision) };
-        let (base, vms, release, scrub, no_more) = Default::default();
+        let (base, vms, release, scrub, removals) = Default::default();
         let instance = InstanceId(5);
-        let mut want = Want { number, base, instance, vms, release, scrub, no_more, fenced: false };
+        let mut want = DesiredState { number, base, instance, vms, release, scrub, removals, fenced: false };
         change(&mut want);
         self.session.send(SessionEvent::DesiredState("R".to_owned(), want)).await.unwrap();
     }
 
     async fn send_vm(&self, revision: u64) {
         let slices = BTreeMap::from([(SLICE_1, place())]);
-        let vm = WantVm { vm: name(), local: Bytes::mib(1), pinned: true, uid: None, slices };
+        let vm = DesiredVm { vm: name(), local: Bytes::mib(1), pinned: true, uid: None, slices };
         self.send_state(revision, |want| drop(want.vms.insert(ReservationId(1), vm))).await;
     }
 
-    async fn wait(&mut self, is_expected: impl Fn(&Have) -> bool) -> Have {
+    async fn wait(&mut self, is_expected: impl Fn(&ObservedState) -> bool) -> ObservedState {
         while !is_expected(&self.reported) {
             let next = tokio::time::timeout(TIMEOUT, self.reports.outbox.next()).await;
             let next = next.expect("no report meets the condition");
@@ -112,7 +112,7 @@ async fn persistent_failure_is_reported_with_host_error() {
     let have = rig.wait(|have| !have.failed.is_empty()).await;
     let HostFailure { reason, message } =
         HostFailure { reason: have.failed[0].reason, message: have.failed[0].message.clone() };
-    assert_eq!(reason, FailedReason::Host);
+    assert_eq!(reason, FailureReason::Host);
     assert!(message.contains("use /emc/1.1"), "{message}");
     let have = rig.wait(|have| !have.scrubbed.is_empty()).await;
     assert!(have.failed.is_empty());
@@ -140,7 +140,7 @@ async fn dirty_slice_is_reported_and_not_retried() {
     rig.host.make_dirty(SLICE_1);
     rig.send_vm(1).await;
     let have = rig.wait(|have| !have.failed.is_empty()).await;
-    assert_eq!(have.failed[0].reason, FailedReason::NotZero);
+    assert_eq!(have.failed[0].reason, FailureReason::NotZero);
     assert!(rig.host.open().is_empty());
 }
 

@@ -6,7 +6,7 @@ use std::{path::PathBuf, sync::Arc};
 
 use pool::{
     agent::VmRecord,
-    protocol::{Handle, HaveVm, Holding, SeenDevice},
+    protocol::{Handle, Holding, ObservedVm, SeenDevice},
 };
 use units::{Bytes, ReservationId};
 
@@ -76,7 +76,7 @@ impl Host for Dax {
         self.local.free(reservation)
     }
 
-    fn usage(&self, reservation: ReservationId, vm: &HaveVm) -> Usage {
+    fn usage(&self, reservation: ReservationId, vm: &ObservedVm) -> Usage {
         let (local, pool) = (self.local.allocated(reservation, vm), self.open.allocated(&vm.slices));
         Usage { local, pool, overflow: None }
     }

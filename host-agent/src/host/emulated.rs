@@ -10,7 +10,7 @@ use std::{
 
 use pool::{
     agent::VmRecord,
-    protocol::{Handle, HaveVm, Holding, SeenDevice},
+    protocol::{Handle, Holding, ObservedVm, SeenDevice},
 };
 use units::{Bytes, ReservationId, SLICE};
 
@@ -58,7 +58,7 @@ impl Host for Emulated {
         Ok(())
     }
 
-    fn usage(&self, reservation: ReservationId, vm: &HaveVm) -> Usage {
+    fn usage(&self, reservation: ReservationId, vm: &ObservedVm) -> Usage {
         let (local, pool) = (self.local.allocated(reservation, vm), self.open.allocated(&vm.slices));
         Usage { local, pool, overflow: None }
     }

@@ -7,7 +7,7 @@ use std::{
 
 use pool::{
     agent::VmRecord,
-    protocol::{Handle, HaveVm, Holding, SeenDevice},
+    protocol::{Handle, Holding, ObservedVm, SeenDevice},
 };
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use units::{Bytes, ReservationId, SLICE};
@@ -114,7 +114,7 @@ impl Host for Fake {
         Ok(())
     }
 
-    fn usage(&self, reservation: ReservationId, _: &HaveVm) -> Usage {
+    fn usage(&self, reservation: ReservationId, _: &ObservedVm) -> Usage {
         self.table().usage.get(&reservation).copied().unwrap_or_default()
     }
 

@@ -13,7 +13,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use pool::{agent::VmRecord, protocol::HaveVm};
+use pool::{agent::VmRecord, protocol::ObservedVm};
 use rustix::{
     fs::{MemfdFlags, Mode, OFlags, SealFlags, Uid, fchown, fcntl_add_seals, memfd_create},
     io::Errno,
@@ -94,7 +94,7 @@ impl LocalMemory {
     /// Returns how much of a running VM's local memory has pages. A running guest has touched some:
     /// a file without pages means that its VMM uses other memory, such as huge pages of its own,
     /// which is not measured.
-    pub(super) fn allocated(&self, reservation: ReservationId, vm: &HaveVm) -> Option<Bytes> {
+    pub(super) fn allocated(&self, reservation: ReservationId, vm: &ObservedVm) -> Option<Bytes> {
         if vm.local == Bytes::ZERO {
             return Some(Bytes::ZERO);
         }
@@ -196,14 +196,14 @@ mod tests {
 
     const ID: ReservationId = ReservationId(7_654_321);
 
-    fn vm() -> HaveVm {
+    fn vm() -> ObservedVm {
         let (vm, local) = (Name::new("a").unwrap(), Bytes::mib(64));
-        HaveVm { vm, pid: std::process::id(), slices: Vec::new(), local, pinned: false, uid: None }
+        ObservedVm { vm, pid: std::process::id(), slices: Vec::new(), local, pinned: false, uid: None }
     }
 
     fn record() -> VmRecord {
         let process = process::identify(std::process::id()).unwrap();
-        let HaveVm { vm, local, pinned, .. } = vm();
+        let ObservedVm { vm, local, pinned, .. } = vm();
         VmRecord { reservation: ID, vm, process, local, pinned, slices: BTreeMap::new(), uid: None }
     }
 
@@ -222,7 +222,7 @@ mod tests {
         assert!((Bytes::mib(3)..=Bytes::mib(6)).contains(&touched), "{touched}");
         let next = LocalMemory::new(None);
         assert_eq!(next.allocated(ID, &vm()), Some(touched));
-        let other = HaveVm { local: Bytes::mib(32), ..vm() };
+        let other = ObservedVm { local: Bytes::mib(32), ..vm() };
         assert_eq!(
             LocalMemory::new(None).allocated(ID, &other),
             None,

@@ -21,7 +21,7 @@ use std::{
 
 use pool::{
     agent::VmRecord,
-    protocol::{Handle, HaveVm, Holding, SeenDevice},
+    protocol::{Handle, Holding, ObservedVm, SeenDevice},
 };
 use units::{Bytes, ReservationId, SLICE};
 
@@ -211,7 +211,7 @@ impl MemoryBlock {
 
     /// Estimates the part of a VM's pool memory on other nodes than the pool's, from a sample of
     /// its pages. `None` if the VM's process has ended or cannot be inspected.
-    fn overflow(&self, vm: &HaveVm, pool: Bytes) -> Option<Bytes> {
+    fn overflow(&self, vm: &ObservedVm, pool: Bytes) -> Option<Bytes> {
         if pool == Bytes::ZERO {
             return Some(Bytes::ZERO);
         }
@@ -311,7 +311,7 @@ impl Host for MemoryBlock {
         self.record_pinned(record);
     }
 
-    fn usage(&self, reservation: ReservationId, vm: &HaveVm) -> Usage {
+    fn usage(&self, reservation: ReservationId, vm: &ObservedVm) -> Usage {
         let (local, pool) = (self.local.allocated(reservation, vm), self.open.allocated(&vm.slices));
         Usage { local, pool, overflow: pool.and_then(|pool| self.overflow(vm, pool)) }
     }
@@ -373,7 +373,7 @@ mod tests {
         const TOUCHED: usize = 8 << 20;
         let host = host(&FakeSysfs::new(&[]));
         let slices = vec![SLICE_1];
-        let vm = HaveVm {
+        let vm = ObservedVm {
             vm: Name::new("a").unwrap(),
             pid: std::process::id(),
             slices,
@@ -388,7 +388,7 @@ mod tests {
         mapping.as_volatile_slice().write_slice(&vec![1; TOUCHED], 0).unwrap();
         assert_eq!(overflow(), host.open.allocated(&[SLICE_1]));
         assert!(overflow() >= Some(Bytes::new(TOUCHED as u64)));
-        let gone = HaveVm { pid: u32::MAX, ..vm.clone() };
+        let gone = ObservedVm { pid: u32::MAX, ..vm.clone() };
         assert_eq!(host.usage(ReservationId(7), &gone).overflow, None);
     }
 

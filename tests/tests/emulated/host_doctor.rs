@@ -19,8 +19,8 @@ fn problems(rack: &EmulatedRack) -> (Vec<String>, Vec<String>) {
     let findings_of_host = findings(rack, DOCTOR);
     let failed: Vec<_> = findings_of_host.iter().filter(|finding| finding["ok"] == false).collect();
     let field = |finding: &Value, name: &str| finding[name].as_str().unwrap().to_owned();
-    let what = |finding: &&Value| format!("{}: {}", field(finding, "check"), field(finding, "what"));
-    let command = |finding: &&Value| field(finding, "mend").split('`').nth(1).unwrap_or_default().to_owned();
+    let what = |finding: &&Value| format!("{}: {}", field(finding, "check"), field(finding, "message"));
+    let command = |finding: &&Value| field(finding, "fix").split('`').nth(1).unwrap_or_default().to_owned();
     (failed.iter().map(what).collect(), failed.iter().map(command).collect())
 }
 
@@ -51,7 +51,7 @@ fn doctor_finds_problems_and_the_commands_that_fix_them() {
     assert_found_and_fixed(
         &rack,
         &format!("echo online > {policy}"),
-        "onlining: added memory comes online by itself (online)",
+        "onlining: added memory comes online automatically (online)",
     );
     let demotion = "/sys/kernel/mm/numa/demotion_enabled";
     assert_found_and_fixed(&rack, &format!("echo 1 > {demotion}"), "movers: ");
@@ -60,7 +60,7 @@ fn doctor_finds_problems_and_the_commands_that_fix_them() {
     rack.run(0, "echo 'somebody:x:1000:1000::/:/bin/sh' > /etc/passwd");
     let as_user = findings(&rack, &format!("su somebody -c '{DOCTOR}'"));
     let finding = as_user.iter().find(|finding| finding["check"] == "secrets").unwrap();
-    assert!(finding["mend"].as_str().unwrap().contains("sudo host-agent doctor"), "{finding}");
+    assert!(finding["fix"].as_str().unwrap().contains("sudo host-agent doctor"), "{finding}");
 
     let both = findings(&rack, "tarn doctor --host-config /etc/tarn/h0.toml -o json 2> /dev/null");
     let failed: Vec<_> = both.iter().filter(|finding| finding["ok"] == false).collect();

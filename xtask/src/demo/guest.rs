@@ -16,7 +16,6 @@ use emulated_host::{
     nodes::{NumaReport, PRINT_NODES_SCRIPT},
 };
 
-use local_rack::Process;
 use super::{
     Interrupt, Programs, UP_TIMEOUT, all_up, print_details, print_heading,
     rack::{Plan, Rack},
@@ -25,6 +24,7 @@ use super::{
     tarn_cli::TarnCli,
 };
 use crate::failure::Failure;
+use local_rack::Process;
 
 pub use self::{emulated::DemoGuestArgs, report::GuestReport};
 

@@ -11,7 +11,6 @@ use std::{
 
 use flate2::read::MultiGzDecoder;
 
-use local_rack::Process;
 use super::{
     rack::Rack,
     replay_report::ReplayReport,
@@ -19,6 +18,7 @@ use super::{
     service::{self, Programs, Services, command},
 };
 use crate::{failure::Failure, wait::Interrupt};
+use local_rack::Process;
 
 /// Time limit for reaching a fraction of the trace, after which the demo continues: a small rack
 /// may reject most VMs and never reach it.

@@ -3,8 +3,7 @@
 
 use std::{
     collections::BTreeMap,
-    env,
-    fs,
+    env, fs,
     os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
     process::Command,

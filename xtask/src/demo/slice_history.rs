@@ -4,13 +4,13 @@ use std::{fs, path::PathBuf};
 
 use serde::Deserialize;
 
-use local_rack::Process;
 use super::{
     rack::Rack,
     scratch::Scratch,
     service::{self, Programs, command},
 };
 use crate::failure::Failure;
+use local_rack::Process;
 
 /// Line of the watch about a slice.
 #[derive(Debug, Deserialize)]

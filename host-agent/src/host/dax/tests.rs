@@ -1,6 +1,6 @@
 //! Rejections before a device is accessed. Slices are tested in the rack in a box.
 
-use pool::protocol::FailedReason;
+use pool::protocol::FailureReason;
 use units::{Epoch, SliceId};
 
 use std::num::NonZeroU64;
@@ -31,7 +31,10 @@ fn slice_of_missing_device_is_rejected_by_name() {
             host.scrub(SLICE_1, &handle).unwrap_err(),
         ];
         for error in errors {
-            assert_eq!((error.to_string(), error.failure().reason), (message.to_owned(), FailedReason::Host));
+            assert_eq!(
+                (error.to_string(), error.failure().reason),
+                (message.to_owned(), FailureReason::Host)
+            );
         }
     }
 }
@@ -45,7 +48,7 @@ fn device_memory_is_not_measured() {
     host.open.insert(SLICE_1, device, "/dev/zero".into());
     let vm = |slices| {
         let vm = units::Name::new("a").unwrap();
-        HaveVm { vm, pid: 1, slices, local: Bytes::ZERO, pinned: false, uid: None }
+        ObservedVm { vm, pid: 1, slices, local: Bytes::ZERO, pinned: false, uid: None }
     };
     let pool = |slices| host.usage(ReservationId(1), &vm(slices)).pool;
     assert_eq!((pool(vec![SLICE_1]), pool(Vec::new())), (None, Some(Bytes::ZERO)));

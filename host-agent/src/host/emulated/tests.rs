@@ -77,7 +77,7 @@ fn dirty_slice_stays_closed() {
     let emc = Emc::new();
     emc.grant(SLICE.get()).write_all_at(b"x", SLICE.get() - 1).unwrap();
     let dirty = emc.host.online(SLICE_1, &emc.handle(), true).unwrap_err();
-    assert_eq!(dirty.failure().reason, pool::protocol::FailedReason::NotZero);
+    assert_eq!(dirty.failure().reason, pool::protocol::FailureReason::NotZero);
     assert!(matches!(
         emc.host.memory(&emc.record(), MemoryForm::Descriptors),
         Err(HostError::NotOpen(SLICE_1))
@@ -173,7 +173,7 @@ fn pool_memory_is_measured_while_slices_are_open() {
     let emc = Emc::new();
     let file = emc.grant(SLICE.get());
     let record = emc.record();
-    let vm = HaveVm {
+    let vm = ObservedVm {
         vm: record.vm,
         pid: record.process.pid,
         slices: vec![SLICE_1],
