@@ -1,6 +1,6 @@
 //! Errors of a benchmark.
 
-use std::{io, path::PathBuf, process::ExitStatus};
+use std::{io, path::PathBuf};
 
 /// Anything that ends a benchmark before its report.
 #[derive(Debug, thiserror::Error)]
