@@ -17,18 +17,18 @@ use units::{
     },
 };
 
-use crate::{device::Driver, forecasts::Settings, power_off::StopCommand};
-use written::{Field, Section, Text};
+use crate::{device::Driver, fence_command::FenceCommand, forecasts::Settings};
+use reader::{Field, Section, Text};
 
 mod access;
-mod fencing;
-mod fixed;
+mod fence;
+mod immutable;
 mod prediction;
-mod written;
+mod reader;
 
 pub use access::Access;
-pub use fixed::{Fixed, fixed};
-pub use written::Fault;
+pub use immutable::{ImmutableSetting, immutable_changes};
+pub use reader::Violation;
 
 /// Validated configuration of a rack.
 #[derive(Clone, Debug, PartialEq)]
@@ -42,7 +42,7 @@ pub struct Config {
     /// Risk limits of predictions, and retention of outcomes.
     pub prediction: Settings,
     /// Fence command for machines whose access no EMC can revoke.
-    pub fence: Option<StopCommand>,
+    pub fence: Option<FenceCommand>,
     /// Local users of the unix socket.
     pub access: Access,
     /// TLS; always present if `manager.listen` is not loopback.
@@ -183,17 +183,18 @@ pub enum ConfigError {
         errno: io::Error,
     },
     /// The file violates rules; all violations are listed.
-    #[error("{}", listed(path, faults))]
-    Faults {
+    #[error("{}", list_violations(path, violations))]
+    Invalid {
         /// File.
         path: PathBuf,
         /// Violations, at least one.
-        faults: Vec<Fault>,
+        violations: Vec<Violation>,
     },
 }
 
-fn listed(path: &Path, faults: &[Fault]) -> String {
-    let lines: Vec<String> = faults.iter().map(|fault| format!("{}: {fault}", path.display())).collect();
+fn list_violations(path: &Path, violations: &[Violation]) -> String {
+    let lines: Vec<String> =
+        violations.iter().map(|violation| format!("{}: {violation}", path.display())).collect();
     lines.join("\n")
 }
 
@@ -212,17 +213,17 @@ impl Config {
     /// directory.
     ///
     /// # Errors
-    /// [`ConfigError::Faults`] with all violations.
+    /// [`ConfigError::Invalid`] with all violations.
     pub fn parse(text: &str, path: &Path) -> Result<Self, ConfigError> {
         let text = Text::new(text);
         let document = text.parse();
         let base = path.parent().unwrap_or(Path::new(""));
-        let config = document.as_ref().and_then(|table| Checker::new(base).rack(Section::top(&text, table)));
+        let config = document.as_ref().and_then(|table| Checker::new(base).rack(Section::root(&text, table)));
         drop(document);
-        let faults = text.into_faults();
+        let violations = text.into_violations();
         match config {
-            Some(config) if faults.is_empty() => Ok(config),
-            _ => Err(ConfigError::Faults { path: path.to_owned(), faults }),
+            Some(config) if violations.is_empty() => Ok(config),
+            _ => Err(ConfigError::Invalid { path: path.to_owned(), violations }),
         }
     }
 }
@@ -260,7 +261,7 @@ impl<'a> Checker<'a> {
         let lease = top.section("lease").map_or(Some(Lease::default()), lease);
         let policy = top.section("policy").map_or(Some(Policy::default()), policy);
         let prediction = top.section("prediction").map_or(Some(Settings::default()), prediction::settings);
-        let fence = top.section("fence").map_or(Some(None), |section| fencing::command(section).map(Some));
+        let fence = top.section("fence").map_or(Some(None), |section| fence::command(section).map(Some));
         let is_unix = matches!(&manager, Some(Manager { listen: Listen::Unix(_), .. }));
         let given = top.section("access");
         let access = match (given, &manager) {
@@ -272,10 +273,11 @@ impl<'a> Checker<'a> {
         let emcs: Vec<_> = emcs.into_iter().map(|section| self.emc(section)).collect();
         let hosts = top.sections("host", HOSTS_MAX);
         let hosts: Vec<_> = hosts.into_iter().map(|section| self.host(section)).collect();
-        let some = top.rule(!emcs.is_empty(), "emc", "must be there at least once");
-        let some = some.and(top.rule(!hosts.is_empty(), "host", "must be there at least once"));
+        let is_complete = top.rule(!emcs.is_empty(), "emc", "is missing: must be given at least once");
+        let is_complete =
+            is_complete.and(top.rule(!hosts.is_empty(), "host", "is missing: must be given at least once"));
         top.end();
-        some?;
+        is_complete?;
         let (emcs, hosts) =
             (emcs.into_iter().collect::<Option<_>>()?, hosts.into_iter().collect::<Option<_>>()?);
         let (lease, policy, prediction, fence) = (lease?, policy?, prediction?, fence?);
@@ -306,11 +308,11 @@ impl<'a> Checker<'a> {
         if let Some(path) = field.str()?.strip_prefix("unix:") {
             if self.has_tls {
                 return Err(
-                    "must be an address with [tls]; callers of a unix socket are told apart by their user"
+                    "must be an address with [tls]; callers of a unix socket are identified by their user"
                         .into(),
                 );
             }
-            return written::absolute(self.base, path).map(Listen::Unix);
+            return reader::absolute(self.base, path).map(Listen::Unix);
         }
         let listen = Listen::Tcp(address(field)?);
         let allowed = listen.is_local() || self.has_tls;
@@ -334,15 +336,15 @@ impl<'a> Checker<'a> {
     }
 
     fn emc(&mut self, mut section: Section<'_>) -> Option<Emc> {
-        let name = section.required("name", |field| unlike(field.name()?, &mut self.emcs));
+        let name = section.required("name", |field| unique(field.name()?, &mut self.emcs));
         let slices = section.required("slices", |field| self.slices(field));
         let driver = section.required("driver", driver);
         let path = section.required("path", |field| self.directory(field, "another EMC"));
         let serial = match driver {
-            Some(driver) if !driver.cuts_off() => {
+            Some(driver) if !driver.can_revoke() => {
                 section.required("serial", |field| self.serial(field)).map(Some)
             }
-            Some(driver) => section.optional("serial", |_| Err(fencing::no_serial(driver))),
+            Some(driver) => section.optional("serial", |_| Err(fence::serial_not_allowed(driver))),
             None => section.optional("serial", |field| self.serial(field)),
         };
         section.end();
@@ -350,11 +352,11 @@ impl<'a> Checker<'a> {
     }
 
     fn serial(&mut self, field: &Field<'_>) -> Result<String, String> {
-        unlike(fencing::serial(field)?, &mut self.serials)
+        unique(fence::serial(field)?, &mut self.serials)
     }
 
     fn slices(&mut self, field: &Field<'_>) -> Result<u32, String> {
-        let slices = field.whole(1..=SLICES_PER_EMC_MAX)?;
+        let slices = field.integer(1..=SLICES_PER_EMC_MAX)?;
         self.slices = self.slices.saturating_add(slices);
         let fits = self.slices <= SLICES_MAX;
         fits.then_some(slices)
@@ -370,11 +372,11 @@ impl<'a> Checker<'a> {
     }
 
     fn host(&mut self, mut section: Section<'_>) -> Option<Host> {
-        let name = section.required("name", |field| unlike(field.name()?, &mut self.hosts));
-        let cores = section.required("cores", |field| field.whole(1..=CORES_PER_HOST_MAX));
-        let local = section.required("local_mib", |field| field.whole(1..=LOCAL_MIB_PER_HOST_MAX));
-        let emcs = self.wiring(&mut section);
-        let token = section.optional("token_sha256", |field| unlike(sha256(field)?, &mut self.tokens));
+        let name = section.required("name", |field| unique(field.name()?, &mut self.hosts));
+        let cores = section.required("cores", |field| field.integer(1..=CORES_PER_HOST_MAX));
+        let local = section.required("local_mib", |field| field.integer(1..=LOCAL_MIB_PER_HOST_MAX));
+        let emcs = self.attached_emcs(&mut section);
+        let token = section.optional("token_sha256", |field| unique(sha256(field)?, &mut self.tokens));
         section.end();
         Some(Host {
             name: name?,
@@ -385,15 +387,15 @@ impl<'a> Checker<'a> {
         })
     }
 
-    fn wiring(&self, section: &mut Section<'_>) -> Option<Vec<Name>> {
-        let mut wired = BTreeSet::new();
+    fn attached_emcs(&self, section: &mut Section<'_>) -> Option<Vec<Name>> {
+        let mut attached = BTreeSet::new();
         let emcs = section.list("emcs", EMCS_PER_HOST_MAX, |field| {
-            let emc = unlike(field.name()?, &mut wired)?;
-            let known = || self.emcs.iter().map(Name::as_str).collect::<Vec<_>>().join(", ");
+            let emc = unique(field.name()?, &mut attached)?;
+            let choices = || self.emcs.iter().map(Name::as_str).collect::<Vec<_>>().join(", ");
             if self.emcs.contains(&emc) {
                 Ok(emc)
             } else {
-                Err(format!("no such EMC; must be one of {}", known()))
+                Err(format!("no such EMC; must be one of {}", choices()))
             }
         })?;
         section.rule(!emcs.is_empty(), "emcs", "must name at least one EMC")?;
@@ -421,7 +423,7 @@ fn lease(mut section: Section<'_>) -> Option<Lease> {
 
 fn policy(mut section: Section<'_>) -> Option<Policy> {
     let default = Policy::default();
-    let pool_share = section.optional("pool_share", prediction::share);
+    let pool_share = section.optional("pool_share", prediction::fraction);
     let within = section.optional("commit_within_s", |field| field.seconds(Ns::ms(1)..=COMMIT_WITHIN_MAX));
     section.end();
     Some(Policy {
@@ -430,7 +432,7 @@ fn policy(mut section: Section<'_>) -> Option<Policy> {
     })
 }
 
-fn unlike<T: Ord + Clone>(value: T, seen: &mut BTreeSet<T>) -> Result<T, String> {
+fn unique<T: Ord + Clone>(value: T, seen: &mut BTreeSet<T>) -> Result<T, String> {
     if seen.insert(value.clone()) { Ok(value) } else { Err("must not be given twice".to_owned()) }
 }
 
@@ -439,8 +441,8 @@ fn address(field: &Field<'_>) -> Result<SocketAddr, String> {
 }
 
 fn driver(field: &Field<'_>) -> Result<Driver, String> {
-    let known = || Driver::ALL.map(Driver::name).join(", ");
-    Driver::named(field.str()?).ok_or_else(|| format!("no such driver; must be one of {}", known()))
+    let choices = || Driver::ALL.map(Driver::name).join(", ");
+    Driver::from_name(field.str()?).ok_or_else(|| format!("no such driver; must be one of {}", choices()))
 }
 
 fn sha256(field: &Field<'_>) -> Result<[u8; 32], String> {

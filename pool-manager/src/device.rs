@@ -1,5 +1,5 @@
-//! Pool devices: an external memory controller (EMC) enforces which host can access which slice. A
-//! driver performs calls and records them; the ledger decides them.
+//! Pool devices: an external memory controller (EMC) enforces which host can access a slice. A driver
+//! performs and records calls; the ledger decides on them.
 
 use std::{
     io,
@@ -9,7 +9,7 @@ use std::{
 use units::{Epoch, HostId};
 
 use crate::{
-    mark::{self, MARK},
+    rack_uuid_file::{self, RACK_UUID_FILE},
     store::StoreError,
 };
 
@@ -48,7 +48,7 @@ impl Driver {
 
     /// Returns whether its devices can revoke access. Others are attached to the hosts' buses and
     /// identified by serial number.
-    pub const fn cuts_off(self) -> bool {
+    pub const fn can_revoke(self) -> bool {
         match self {
             Self::Emulated => true,
             Self::SharedDax => false,
@@ -58,13 +58,13 @@ impl Driver {
     /// Returns the files that identify an open device, relative to its directory.
     const fn files(self) -> &'static [&'static str] {
         match self {
-            Self::Emulated => &[MARK, "epochs", "slices"],
-            Self::SharedDax => &[MARK, shared_dax::FILE],
+            Self::Emulated => &[RACK_UUID_FILE, "epochs", "slices"],
+            Self::SharedDax => &[RACK_UUID_FILE, shared_dax::FILE],
         }
     }
 
     /// Returns the driver of a name.
-    pub fn named(name: &str) -> Option<Self> {
+    pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|driver| driver.name() == name)
     }
 
@@ -80,8 +80,8 @@ impl Driver {
         serial: &str,
         rack: &str,
     ) -> Result<Box<dyn Device>, DeviceError> {
-        let mark_error = |doing| move |errno| DeviceError::Io { doing, path: path.join(MARK), errno };
-        let owner = mark::read(path).map_err(mark_error("read"))?;
+        let io_error = |doing| move |errno| DeviceError::Io { doing, path: path.join(RACK_UUID_FILE), errno };
+        let owner = rack_uuid_file::read(path).map_err(io_error("read"))?;
         if let Some(owner) = owner.as_ref().filter(|owner| *owner != rack) {
             let (path, owner, rack) = (path.to_owned(), owner.clone(), rack.to_owned());
             return Err(DeviceError::OtherRack { path, owner, rack });
@@ -91,7 +91,7 @@ impl Driver {
             Self::SharedDax => Box::new(SharedDax::open(path, slices, serial)?),
         };
         if owner.is_none() {
-            mark::write(path, rack).map_err(mark_error("write"))?;
+            rack_uuid_file::write(path, rack).map_err(io_error("write"))?;
         }
         Ok(device)
     }
@@ -160,7 +160,7 @@ pub struct Contents {
     /// Highest epoch of each slice, also of revoked ones; 0 for none.
     pub highest: Vec<Epoch>,
     /// Handle of each slice, if it is the same for every owner; otherwise empty.
-    pub places: Vec<Handle>,
+    pub handles: Vec<Handle>,
 }
 
 /// Error of a device.
@@ -168,7 +168,7 @@ pub struct Contents {
 pub enum DeviceError {
     /// It belongs to another rack.
     #[error(
-        "{} is an EMC of rack {owner}, this is rack {rack}: if rack {owner} is gone and none of its VMs runs, remove the folder",
+        "{} is an EMC of rack {owner}, not of this rack {rack}: if rack {owner} no longer exists and none of its VMs runs, remove the folder",
         path.display()
     )]
     OtherRack {
@@ -181,7 +181,7 @@ pub enum DeviceError {
     },
     /// A file of an open device is missing or was replaced.
     #[error(
-        "{} {what}: restore the EMC's directory; if it is lost for good, restart pool-manager to begin an empty one",
+        "{} {what}: restore the EMC's directory; if it is lost, restart pool-manager to create an empty one",
         path.display()
     )]
     Vanished {
@@ -192,7 +192,7 @@ pub enum DeviceError {
     },
     /// Rejection: the call precedes the opening of the device, which may be another one than
     /// intended.
-    #[error("EMC {} was opened again: must be compared with the ledger before it is used", path.display())]
+    #[error("EMC {} was reopened: it must be compared with the ledger before it is used", path.display())]
     NotCompared {
         /// Path.
         path: PathBuf,
@@ -206,7 +206,7 @@ pub enum DeviceError {
         slices: u32,
     },
     /// Rejection: the epoch is below the device's highest one, or was revoked.
-    #[error("slice {slice}: epoch {epoch} is over; the highest was {highest}")]
+    #[error("slice {slice}: epoch {epoch} has ended; the highest epoch is {highest}")]
     StaleEpoch {
         /// Slice.
         slice: u32,
@@ -216,7 +216,7 @@ pub enum DeviceError {
         highest: Epoch,
     },
     /// Rejection: another owner has the slice, and must be revoked first.
-    #[error("slice {slice} is {host}'s with epoch {epoch}: must be revoked first")]
+    #[error("slice {slice} is held by {host} with epoch {epoch}: it must be revoked first")]
     Held {
         /// Slice.
         slice: u32,
@@ -243,20 +243,20 @@ pub enum DeviceError {
     },
     /// It differs from the configuration.
     #[error("EMC {}: {what}", path.display())]
-    Unfit {
+    Mismatch {
         /// Path.
         path: PathBuf,
         /// Difference.
         what: String,
     },
-    /// Rejection: it has no fence of its own.
-    #[error("it cannot cut {host} off: the machine must be stopped first")]
-    NotStopped {
+    /// Rejection: it cannot revoke access by itself.
+    #[error("the EMC cannot revoke the access of {host}: its machine must be powered off first")]
+    NotPoweredOff {
         /// Host.
         host: HostId,
     },
     /// Failure: its record could not be read or written.
-    #[error("keep the record of EMC {}", path.display())]
+    #[error("access the record of EMC {}", path.display())]
     Record {
         /// Path.
         path: PathBuf,

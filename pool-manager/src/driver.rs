@@ -3,14 +3,15 @@
 //! decided here.
 //!
 //! ```text
-//!   requests, agents, devices ──lock──▶ Manager ──effects──▶ the driver's thread ─▶ store · replies · devices · orders
+//!   requests, agents, devices ─lock─▶ Manager ─effects─▶ driver thread ─▶ store · replies · devices
+//!                                                                       · desired states
 //! ```
 //!
 //! Decisions collect in the next batch while one is being written, and readers never wait for the
 //! disk.
 
 mod chunk;
-mod stopping;
+mod fencing;
 mod thread;
 
 use std::{
@@ -39,35 +40,35 @@ use units::limits::{
 use units::{EmcId, HostId, Ns, UnixMs};
 
 pub use self::chunk::WriteChunk;
-use self::thread::Driving;
+use self::thread::DriverThread;
 use crate::{
     convert,
-    keeper::{self, Keeper},
+    fence_command::FenceCommand,
+    ledger_store::{self, LedgerStore},
     metrics::Metrics,
-    power_off::StopCommand,
-    records::{LoadError, Loaded},
+    records::{LoadError, StoreContents},
     store::{Scan, Store, StoreError, Write},
 };
 
 /// Message of the driver to one agent's connection.
 #[derive(Debug)]
-pub enum ToSession {
+pub enum SessionMessage {
     /// Desired state.
-    Order(Want),
+    Desired(Want),
     /// Request for a complete report.
     RequestReport,
     /// The connection ends.
     Close(Closed),
 }
 
-/// Reason why a request has no result.
+/// Error of a request to the driver.
 #[derive(Debug, thiserror::Error)]
-pub enum Asked {
+pub enum DriverError {
     /// The ledger rejects it.
     #[error(transparent)]
     Denied(#[from] Denied),
     /// Too many requests are waiting.
-    #[error("too many requests are waiting already: try again soon")]
+    #[error("too many requests are waiting: try again later")]
     Overloaded,
     /// The manager is stopping.
     #[error("the manager is stopping")]
@@ -77,69 +78,70 @@ pub enum Asked {
     Unreadable(#[source] LoadError),
 }
 
-type Replied = Result<Answer, Denied>;
+type ReplyResult = Result<Answer, Denied>;
 
 /// Request to the store that bypasses the ledger.
-enum Errand {
+enum StoreTask {
     /// Snapshot of the store, to be read beside the driver's thread.
     Snapshot(oneshot::Sender<Result<Box<dyn Scan>, StoreError>>),
-    /// Entries to make durable, all or none; none of them is the ledger's.
-    Keep(Vec<Write>, oneshot::Sender<Result<(), StoreError>>),
+    /// Entries other than the ledger's, to be made durable, all or none.
+    Write(Vec<Write>, oneshot::Sender<Result<(), StoreError>>),
 }
 
 /// Connection of an agent.
 struct Session {
     host: String,
-    outbox: mpsc::Sender<ToSession>,
+    outbox: mpsc::Sender<SessionMessage>,
 }
 
 /// State behind the lock.
 struct Core {
     manager: Manager,
-    replies: HashMap<Token, oneshot::Sender<Replied>>,
+    replies: HashMap<Token, oneshot::Sender<ReplyResult>>,
     sessions: HashMap<SessionId, Session>,
-    errands: VecDeque<Errand>,
-    /// Fence commands, running and configured.
-    stop: Option<StopCommand>,
-    stopping: HashMap<HostId, Vec<stopping::Waiting>>,
+    store_tasks: VecDeque<StoreTask>,
+    /// Configured fence command.
+    fence_command: Option<FenceCommand>,
+    /// EMCs that wait for a running fence command, by host.
+    pending_fences: HashMap<HostId, Vec<fencing::WaitingEmc>>,
     next_token: u64,
     next_session: u64,
     /// Time until which the driver's thread sleeps, if it does.
-    asleep: Option<Ns>,
+    sleeping_until: Option<Ns>,
     /// No further events are accepted.
     closed: bool,
 }
 
 impl Core {
-    /// Returns whether the driver's thread sleeps although there is work, or longer than it may.
-    /// Most events only join an open batch that is not due yet, and do not require a wakeup.
-    fn oversleeps(&self) -> bool {
-        self.asleep.is_some_and(|until| {
+    /// Returns whether the driver's thread sleeps although there is work, or beyond its deadline.
+    /// Most events only join an open batch that is not due yet, and require no wakeup.
+    fn needs_wakeup(&self) -> bool {
+        self.sleeping_until.is_some_and(|until| {
             self.manager.has_news()
-                || !self.errands.is_empty()
+                || !self.store_tasks.is_empty()
                 || self.manager.next_wakeup().is_some_and(|at| at < until)
         })
     }
 }
 
-/// Ledger with its shared state.
+/// State shared by the handles and the driver's thread.
 struct Shared {
     core: Mutex<Core>,
-    /// There is work for the driver's thread.
+    /// Signals work for the driver's thread.
     work: Condvar,
-    /// The open batch was passed to the store, or failed: there is space in the next one.
-    room: Notify,
+    /// Signals space in the open batch: the previous one was passed to the store, or failed.
+    batch_space: Notify,
     /// Permits for requests that wait for the disk.
-    places: Semaphore,
+    request_permits: Semaphore,
     /// Permits for searches of decisions.
-    searches: Arc<Semaphore>,
-    /// Number of times that the driver's thread has looked for work.
-    turns: AtomicU64,
+    explain_permits: Arc<Semaphore>,
+    /// Iterations of the loop of the driver's thread.
+    iterations: AtomicU64,
     clock: Clock,
     published: broadcast::Sender<WriteChunk>,
     changed: watch::Sender<u64>,
     /// Permits for streams to watchers.
-    watchers: Arc<Semaphore>,
+    watch_permits: Arc<Semaphore>,
 }
 
 impl Shared {
@@ -147,21 +149,21 @@ impl Shared {
     /// it.
     fn lock(&self) -> MutexGuard<'_, Core> {
         self.core.lock().unwrap_or_else(|_| {
-            tracing::error!("panic while the ledger was being changed");
+            tracing::error!("panic during a change of the ledger");
             std::process::abort()
         })
     }
 
     /// Changes the state under the lock, and ensures that effects are performed.
-    fn change<T>(&self, change: impl FnOnce(&mut Core, When) -> T) -> Result<T, Asked> {
+    fn change<T>(&self, change: impl FnOnce(&mut Core, When) -> T) -> Result<T, DriverError> {
         let mut core = self.lock();
         if core.closed {
-            return Err(Asked::Stopping);
+            return Err(DriverError::Stopping);
         }
         let changed = change(&mut core, self.clock.now());
-        let wake = core.oversleeps();
+        let wake = core.needs_wakeup();
         if wake {
-            core.asleep = None;
+            core.sleeping_until = None;
         }
         drop(core);
         if wake {
@@ -170,17 +172,17 @@ impl Shared {
         Ok(changed)
     }
 
-    fn event(&self, event: Event) -> Result<(), Asked> {
+    fn handle_event(&self, event: Event) -> Result<(), DriverError> {
         self.change(|core, when| core.manager.handle(when, event))
     }
 
-    fn device_answers(&self, emc: EmcId, answers: Vec<DeviceDone>) -> Result<(), Asked> {
+    fn handle_device_results(&self, emc: EmcId, results: Vec<DeviceDone>) -> Result<(), DriverError> {
         self.change(|core, when| {
-            answers.into_iter().for_each(|done| core.manager.handle(when, Event::Device(emc, done)));
+            results.into_iter().for_each(|done| core.manager.handle(when, Event::Device(emc, done)));
         })
     }
 
-    fn note_change(&self) {
+    fn notify_change(&self) {
         self.changed.send_modify(|count| *count += 1);
     }
 }
@@ -196,12 +198,12 @@ impl std::fmt::Debug for Handle {
 }
 
 /// Caller that waits for a reply. When it is dropped, the ledger drops the request.
-struct Waiting<'a> {
+struct PendingRequest<'a> {
     shared: &'a Shared,
     token: Token,
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for PendingRequest<'_> {
     fn drop(&mut self) {
         let token = self.token;
         let _ = self.shared.change(|core, when| {
@@ -217,36 +219,36 @@ impl Handle {
     ///
     /// # Errors
     /// The ledger rejects it, too many requests wait, or the manager is stopping.
-    pub async fn ask(&self, ask: Ask) -> Result<Answer, Asked> {
-        let mut place = Some(self.0.places.try_acquire().map_err(|_| Asked::Overloaded)?);
-        self.room().await?;
-        let waits_for_slices = ask.waits_for_slices();
+    pub async fn request(&self, request: Ask) -> Result<Answer, DriverError> {
+        let mut permit = Some(self.0.request_permits.try_acquire().map_err(|_| DriverError::Overloaded)?);
+        self.wait_for_batch_space().await?;
+        let waits_for_slices = request.waits_for_slices();
         let (reply, answer) = oneshot::channel();
         let token = self.0.change(|core, when| {
             core.next_token += 1;
             let token = Token(core.next_token);
             core.replies.insert(token, reply);
-            core.manager.handle(when, Event::Ask(token, ask));
+            core.manager.handle(when, Event::Ask(token, request));
             token
         })?;
-        let waiting = Waiting { shared: &self.0, token };
+        let pending = PendingRequest { shared: &self.0, token };
         if waits_for_slices {
-            place = None; // the ledger limits its waiters itself: they must not delay a release or a fence
+            permit = None; // the ledger limits its waiters itself: they must not delay a release or a fence
         }
-        let answered = answer.await;
-        drop(place);
-        std::mem::forget(waiting);
-        Ok(answered.map_err(|_| Asked::Stopping)??)
+        let replied = answer.await;
+        drop(permit);
+        std::mem::forget(pending);
+        Ok(replied.map_err(|_| DriverError::Stopping)??)
     }
 
     /// Waits until the open batch is not full. Several callers may find space at once: the limit
     /// bounds the size of a write, and waiting callers are few.
-    async fn room(&self) -> Result<(), Asked> {
-        while self.look(|manager, _| manager.is_full())? {
-            let mut emptied = std::pin::pin!(self.0.room.notified());
-            emptied.as_mut().enable(); // from here on no notification is missed
-            if self.look(|manager, _| manager.is_full())? {
-                emptied.await;
+    async fn wait_for_batch_space(&self) -> Result<(), DriverError> {
+        while self.read(|manager, _| manager.is_full())? {
+            let mut space = std::pin::pin!(self.0.batch_space.notified());
+            space.as_mut().enable(); // from here on no notification is missed
+            if self.read(|manager, _| manager.is_full())? {
+                space.await;
             }
         }
         Ok(())
@@ -256,23 +258,24 @@ impl Handle {
     ///
     /// # Errors
     /// The manager is stopping.
-    pub fn look<T>(&self, question: impl FnOnce(&Manager, When) -> T) -> Result<T, Asked> {
+    pub fn read<T>(&self, read: impl FnOnce(&Manager, When) -> T) -> Result<T, DriverError> {
         let core = self.0.lock();
-        if core.closed { Err(Asked::Stopping) } else { Ok(question(&core.manager, self.0.clock.now())) }
+        if core.closed { Err(DriverError::Stopping) } else { Ok(read(&core.manager, self.0.clock.now())) }
     }
 
     /// Returns the stored decisions about a subject, newest last.
     ///
     /// # Errors
     /// Decisions cannot be read, too many requests wait, or the manager is stopping.
-    pub async fn explain(&self, subject: String) -> Result<Vec<(u64, Decision)>, Asked> {
-        let place = Arc::clone(&self.0.searches).try_acquire_owned().map_err(|_| Asked::Overloaded)?;
+    pub async fn explain(&self, subject: String) -> Result<Vec<(u64, Decision)>, DriverError> {
+        let permit =
+            Arc::clone(&self.0.explain_permits).try_acquire_owned().map_err(|_| DriverError::Overloaded)?;
         let mut snapshot = self.snapshot().await?;
-        let found = tokio::task::spawn_blocking(move || {
-            let _place = place; // released when everything is read, also without a waiting caller
-            keeper::decisions(snapshot.as_mut(), &subject)
+        let decisions = tokio::task::spawn_blocking(move || {
+            let _permit = permit; // released when everything is read, also without a waiting caller
+            ledger_store::decisions(snapshot.as_mut(), &subject)
         });
-        found.await.map_err(|_| Asked::Stopping)?.map_err(Asked::Unreadable)
+        decisions.await.map_err(|_| DriverError::Stopping)?.map_err(DriverError::Unreadable)
     }
 
     /// Returns a snapshot of the store. Decisions and outcomes are many, and are read beside the
@@ -280,23 +283,23 @@ impl Handle {
     ///
     /// # Errors
     /// The store cannot be read, or the manager is stopping.
-    pub async fn snapshot(&self) -> Result<Box<dyn Scan>, Asked> {
+    pub async fn snapshot(&self) -> Result<Box<dyn Scan>, DriverError> {
         let (reply, answer) = oneshot::channel();
-        self.0.change(|core, _| core.errands.push_back(Errand::Snapshot(reply)))?;
-        let found = answer.await.map_err(|_| Asked::Stopping)?;
-        found.map_err(|error| Asked::Unreadable(error.into()))
+        self.0.change(|core, _| core.store_tasks.push_back(StoreTask::Snapshot(reply)))?;
+        let snapshot = answer.await.map_err(|_| DriverError::Stopping)?;
+        snapshot.map_err(|error| DriverError::Unreadable(error.into()))
     }
 
-    /// Makes entries durable that are not the ledger's, all or none.
+    /// Makes entries other than the ledger's durable, all or none.
     ///
     /// # Errors
     /// The store failed, and the outcome is unknown; too many requests wait, or the manager is
     /// stopping.
-    pub async fn keep(&self, writes: Vec<Write>) -> Result<(), Asked> {
-        let _place = self.0.places.try_acquire().map_err(|_| Asked::Overloaded)?;
+    pub async fn write_entries(&self, writes: Vec<Write>) -> Result<(), DriverError> {
+        let _permit = self.0.request_permits.try_acquire().map_err(|_| DriverError::Overloaded)?;
         let (reply, answer) = oneshot::channel();
-        self.0.change(|core, _| core.errands.push_back(Errand::Keep(writes, reply)))?;
-        answer.await.map_err(|_| Asked::Stopping)?.map_err(|error| match error {
+        self.0.change(|core, _| core.store_tasks.push_back(StoreTask::Write(writes, reply)))?;
+        answer.await.map_err(|_| DriverError::Stopping)?.map_err(|error| match error {
             StoreError::Full => Denied::StoreFull.into(),
             _ => Denied::StoreFailed.into(),
         })
@@ -306,10 +309,10 @@ impl Handle {
     ///
     /// # Errors
     /// The manager is stopping.
-    pub fn set(&self, settings: Settings, stop: Option<StopCommand>) -> Result<(), Asked> {
+    pub fn set(&self, settings: Settings, fence_command: Option<FenceCommand>) -> Result<(), DriverError> {
         self.0.change(|core, _| {
             core.manager.set(settings);
-            core.stop = stop;
+            core.fence_command = fence_command;
         })
     }
 
@@ -317,12 +320,12 @@ impl Handle {
     ///
     /// # Errors
     /// The manager is stopping.
-    pub fn agent_up(
+    pub fn connect_agent(
         &self,
         host: HostId,
         hello: Hello,
-        outbox: mpsc::Sender<ToSession>,
-    ) -> Result<SessionId, Asked> {
+        outbox: mpsc::Sender<SessionMessage>,
+    ) -> Result<SessionId, DriverError> {
         let session = self.0.change(|core, when| {
             let name = convert::host_name(core.manager.durable(), host);
             tracing::info!(host = name, instance = hello.instance.0, boot = hello.boot_id, "agent connected");
@@ -332,7 +335,7 @@ impl Handle {
             core.manager.handle(when, Event::AgentUp(session, host, hello));
             session
         });
-        self.0.note_change();
+        self.0.notify_change();
         session
     }
 
@@ -342,10 +345,10 @@ impl Handle {
     ///
     /// # Errors
     /// The manager is stopping.
-    pub async fn agent_have(&self, session: SessionId, have: Have) -> Result<(), Asked> {
-        for part in have.into_parts(REPORT_PART_FACTS_MAX) {
+    pub async fn handle_report(&self, session: SessionId, report: Have) -> Result<(), DriverError> {
+        for part in report.into_parts(REPORT_PART_FACTS_MAX) {
             let is_continued = part.is_continued;
-            self.0.event(Event::AgentHave(session, part))?;
+            self.0.handle_event(Event::AgentHave(session, part))?;
             if is_continued {
                 tokio::task::yield_now().await;
             }
@@ -354,34 +357,34 @@ impl Handle {
     }
 
     /// Disconnects an agent.
-    pub fn agent_down(&self, session: SessionId) {
-        let had = self.0.change(|core, when| {
+    pub fn disconnect_agent(&self, session: SessionId) {
+        let session = self.0.change(|core, when| {
             core.manager.handle(when, Event::AgentDown(session));
             core.sessions.remove(&session)
         });
-        if let Ok(Some(Session { host, .. })) = had {
+        if let Ok(Some(Session { host, .. })) = session {
             tracing::info!(host, "agent disconnected");
         }
-        self.0.note_change();
+        self.0.notify_change();
     }
 
     /// Accepts no further events. The driver ends when all decisions are durable.
     pub fn close(&self) {
         let mut core = self.0.lock();
         core.closed = true;
-        core.asleep = None;
+        core.sleeping_until = None;
         drop(core);
         self.0.work.notify_one();
-        self.0.room.notify_waiters();
+        self.0.batch_space.notify_waiters();
     }
 
-    /// Wakes the driver's thread, and returns how often it has looked for work: an unchanged number
-    /// indicates a stuck thread.
-    pub fn turns(&self) -> u64 {
-        let turns = self.0.turns.load(Ordering::Relaxed);
-        self.0.lock().asleep = None;
+    /// Wakes the driver's thread, and returns the number of iterations of its loop so far: an
+    /// unchanged number indicates a stuck thread.
+    pub fn iterations(&self) -> u64 {
+        let iterations = self.0.iterations.load(Ordering::Relaxed);
+        self.0.lock().sleeping_until = None;
         self.0.work.notify_one();
-        turns
+        iterations
     }
 
     /// Subscribes to durable writes in chunks, see [`WriteChunk`]. A receiver that is more than
@@ -390,75 +393,79 @@ impl Handle {
         self.0.published.subscribe()
     }
 
-    /// Waits until the state shown by [`Handle::look`] may have changed.
+    /// Waits until the state shown by [`Handle::read`] may have changed.
     pub fn changed(&self) -> watch::Receiver<u64> {
         self.0.changed.subscribe()
     }
 
     /// Takes a permit for a watch stream; `None` if [`WATCHERS_MAX`] streams are open.
     pub fn try_watch_permit(&self) -> Option<OwnedSemaphorePermit> {
-        Arc::clone(&self.0.watchers).try_acquire_owned().ok()
+        Arc::clone(&self.0.watch_permits).try_acquire_owned().ok()
     }
 }
 
 /// Initial state of a driver.
 #[derive(Debug)]
-pub struct Start {
+pub struct InitialState {
     /// Settings of the operator.
     pub settings: Settings,
     /// Fence command, for machines whose access no EMC can revoke.
-    pub stop: Option<StopCommand>,
+    pub fence_command: Option<FenceCommand>,
     /// Contents of the store.
-    pub loaded: Loaded,
-    /// The rack was created just now.
+    pub loaded: StoreContents,
+    /// Uuid of the rack if the store has none.
     pub rack_uuid: String,
 }
 
-/// Receiver of the driver's end.
-pub type Ended = oneshot::Receiver<()>;
+/// Resolves when the driver has ended.
+pub type DriverEnd = oneshot::Receiver<()>;
 
 /// Starts the driver's thread, within a runtime. It ends after [`Handle::close`], when all
 /// decisions are durable and the store is closed.
 ///
 /// # Errors
 /// The operating system cannot create a thread.
-pub fn start(start: Start, store: Box<dyn Store>, metrics: Arc<Metrics>) -> std::io::Result<(Handle, Ended)> {
-    let restored = start.loaded.restored;
-    let meta = start.loaded.meta.unwrap_or_else(|| Meta::new(start.rack_uuid));
+pub fn start(
+    initial: InitialState,
+    store: Box<dyn Store>,
+    metrics: Arc<Metrics>,
+) -> std::io::Result<(Handle, DriverEnd)> {
+    let restored = initial.loaded.restored;
+    let meta = initial.loaded.meta.unwrap_or_else(|| Meta::new(initial.rack_uuid));
     let clock = Clock { base: meta.rack_time, started: Instant::now() };
-    let mut manager = Manager::new(start.settings);
-    manager.handle(clock.now(), Event::Loaded { meta, records: start.loaded.records, restored });
+    let mut manager = Manager::new(initial.settings);
+    manager.handle(clock.now(), Event::Loaded { meta, records: initial.loaded.records, restored });
     let core = Core {
         manager,
         replies: HashMap::new(),
         sessions: HashMap::new(),
-        errands: VecDeque::new(),
-        stop: start.stop,
-        stopping: HashMap::new(),
+        store_tasks: VecDeque::new(),
+        fence_command: initial.fence_command,
+        pending_fences: HashMap::new(),
         next_token: 0,
         next_session: 0,
-        asleep: None,
+        sleeping_until: None,
         closed: false,
     };
     let shared = Arc::new(Shared {
         core: Mutex::new(core),
         work: Condvar::new(),
-        room: Notify::new(),
-        places: Semaphore::new(REQUESTS_QUEUED_MAX),
-        searches: Arc::new(Semaphore::new(EXPLAIN_CALLS_IN_FLIGHT_MAX)),
-        turns: AtomicU64::new(0),
+        batch_space: Notify::new(),
+        request_permits: Semaphore::new(REQUESTS_QUEUED_MAX),
+        explain_permits: Arc::new(Semaphore::new(EXPLAIN_CALLS_IN_FLIGHT_MAX)),
+        iterations: AtomicU64::new(0),
         clock,
         published: broadcast::channel(WATCH_CHUNKS_QUEUED_MAX).0,
         changed: watch::channel(0).0,
-        watchers: Arc::new(Semaphore::new(WATCHERS_MAX)),
+        watch_permits: Arc::new(Semaphore::new(WATCHERS_MAX)),
     });
-    let mut driving = Driving::new(Arc::clone(&shared), Keeper::new(store, restored), metrics);
+    let mut thread = DriverThread::new(Arc::clone(&shared), LedgerStore::new(store, restored), metrics);
     let (end, ended) = oneshot::channel();
     std::thread::Builder::new().name("ledger".into()).spawn(move || {
-        if catch_unwind(AssertUnwindSafe(|| driving.run())).is_err() {
-            std::process::abort(); // it panicked: nothing would be stored any more
+        if catch_unwind(AssertUnwindSafe(|| thread.run())).is_err() {
+            std::process::abort(); // after a panic nothing would be stored
         }
-        drop(driving);
+        drop(thread);
         let _ = end.send(()); // there may be no receiver
     })?;
     Ok((Handle(shared), ended))

@@ -7,11 +7,11 @@ use exposition::logs::LogArgs;
 use pool_manager::{offline, serve};
 use units::chain;
 
-/// A durable write allocates and frees many page-sized buffers, and every request some of its own.
+/// Faster than the system allocator for the page-sized buffers of durable writes.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Lends a rack's CXL memory to its hosts, slice by slice, and remembers who has what.
+/// Assigns a rack's CXL memory to its hosts in slices, and records the owner of each slice.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Args {
@@ -23,7 +23,7 @@ struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Make a new rack: its store, its uuid and its hosts' tokens.
+    /// Create a new rack: its store, its uuid and its hosts' tokens.
     Init {
         #[command(flatten)]
         rack: RackArg,
@@ -32,7 +32,7 @@ enum Command {
     Serve {
         #[command(flatten)]
         rack: RackArg,
-        /// Check rack.toml and end.
+        /// Check rack.toml and exit.
         #[arg(long)]
         check_config: bool,
     },
@@ -45,18 +45,18 @@ enum Command {
     Backup {
         #[command(flatten)]
         rack: RackArg,
-        /// Must not exist.
+        /// New file; must not exist.
         #[arg(long)]
         to: PathBuf,
     },
-    /// Make the store from a backup. Every slice is quarantined until its hosts have reported.
+    /// Restore the store from a backup. Every slice is quarantined until its hosts have reported.
     Restore {
         #[command(flatten)]
         rack: RackArg,
         /// File written by `backup`
         #[arg(long)]
         from: PathBuf,
-        /// Even if there is a store.
+        /// Replace an existing store, which is renamed.
         #[arg(long)]
         force: bool,
     },
@@ -71,7 +71,7 @@ struct RackArg {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    let started = args.log.start().map_err(|wrong| format!("RUST_LOG: {wrong}").into());
+    let started = args.log.start().map_err(|error| format!("RUST_LOG: {error}").into());
     match started.and_then(|()| run(args.command)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -85,7 +85,7 @@ fn run(command: Command) -> Result<(), Box<dyn std::error::Error>> {
     match command {
         Command::Serve { rack, check_config: true } => offline::check_config(&rack.config)?,
         Command::Serve { rack, check_config: false } => {
-            // The ledger has a thread of its own, which is busy when the others are.
+            // One core is left to the thread of the ledger, which is busy at the same time.
             let cores = std::thread::available_parallelism().map_or(1, usize::from);
             let workers = cores.saturating_sub(1).max(1);
             let mut runtime = tokio::runtime::Builder::new_multi_thread();

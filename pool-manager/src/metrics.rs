@@ -25,20 +25,20 @@ use prometheus_client::{
 use units::{Bytes, EmcId, HostId, Name, Ns, Revision, SliceId};
 
 use crate::{
-    forecasts::{Past, Point},
-    rpc::counted::RpcMetrics,
+    forecasts::{EndedVm, OperatingPoint},
+    rpc::call_metrics::RpcMetrics,
 };
 
 /// Labels of a state change.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct FromTo {
+struct TransitionLabels {
     from: &'static str,
     to: &'static str,
 }
 
 /// Labels of slices in one state.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct EmcInState {
+struct SliceStateLabels {
     emc: String,
     state: &'static str,
 }
@@ -62,7 +62,7 @@ pub struct Metrics {
     registry: Mutex<Registry>,
     /// Calls of the gRPC services.
     pub rpc: Arc<RpcMetrics>,
-    entered: Mutex<HashMap<SliceId, Instant>>,
+    state_since: Mutex<HashMap<SliceId, Instant>>,
     /// Failed durable writes.
     pub store_failures: Counter,
     /// Records per durable write.
@@ -75,10 +75,10 @@ pub struct Metrics {
     outcomes: Gauge,
     models: Family<KindLabel, Gauge>,
     operating_point: Family<PointLabel, Gauge<f64, AtomicU64>>,
-    transition_seconds: Family<FromTo, Histogram, fn() -> Histogram>,
+    transition_seconds: Family<TransitionLabels, Histogram, fn() -> Histogram>,
     scrubbed_bytes: Counter,
     lease_expired: Counter,
-    slices: Family<EmcInState, Gauge>,
+    slices: Family<SliceStateLabels, Gauge>,
     buffer_target: Gauge,
     drain_seconds: Gauge<f64, AtomicU64>,
     hosts_up: Family<HostLabel, Gauge>,
@@ -173,7 +173,7 @@ impl Default for Metrics {
         let metrics = Self {
             registry: Mutex::new(Registry::with_prefix("tarn")),
             rpc: Arc::default(),
-            entered: Mutex::default(),
+            state_since: Mutex::default(),
             store_failures: Counter::default(),
             batch_records: Histogram::new(exponential_buckets(1.0, 2.0, 14)),
             reserve_seconds: seconds(),
@@ -201,7 +201,7 @@ impl Default for Metrics {
 
 impl Metrics {
     fn register(&self) {
-        let mut r = self.registry.lock().expect("nobody panics while registering");
+        let mut r = self.registry.lock().expect("no holder panics");
         r.register("store_failures", "Durable writes that failed", self.store_failures.clone());
         r.register("store_batch_records", "Records in one durable write", self.batch_records.clone());
         r.register_with_unit(
@@ -212,32 +212,42 @@ impl Metrics {
         );
         let help = "Time of a PlanVm until its decision is durable";
         r.register_with_unit("plan", help, Unit::Seconds, self.plan_seconds.clone());
-        let help = "VMs that ended: within what was local; overpredicted: they touched memory of the pool; or placed there whole";
+        let help =
+            "Ended VMs by result: within local memory, overpredicted (touched pool memory), or pool_only";
         r.register("vm_outcomes", help, self.vm_outcomes.clone());
-        r.register("outcomes_stored", "Outcomes of VMs that are kept", self.outcomes.clone());
-        r.register("model_version", "Version of the model that serves, 0 for none", self.models.clone());
-        let help = "Where forecasts are operated: shares of VMs and of memory, 0 to 1";
+        r.register("outcomes_stored", "Stored outcomes of VMs", self.outcomes.clone());
+        r.register("model_version", "Version of the serving model, 0 for none", self.models.clone());
+        let help = "Operating point of the predictions: fractions of VMs and of memory, 0 to 1";
         r.register("operating_point", help, self.operating_point.clone());
         let help = "Time a slice spent in one state before the next";
         r.register_with_unit("slice_transition", help, Unit::Seconds, self.transition_seconds.clone());
-        r.register_with_unit("scrub", "Scrubbed and verified", Unit::Bytes, self.scrubbed_bytes.clone());
-        r.register("lease_expired", "Leases that ended in silence", self.lease_expired.clone());
+        r.register_with_unit(
+            "scrub",
+            "Memory scrubbed and verified",
+            Unit::Bytes,
+            self.scrubbed_bytes.clone(),
+        );
+        r.register("lease_expired", "Expired leases", self.lease_expired.clone());
         r.register("pool_slices", "Slices by EMC and state", self.slices.clone());
         r.register("pool_buffer_target_slices", "Free slices to keep ready", self.buffer_target.clone());
-        let help = "The slowest slice of the last minute from its last owner back to free";
+        let help = "Longest time of a slice from its last owner to free, over the last minute";
         r.register_with_unit("pool_drain", help, Unit::Seconds, self.drain_seconds.clone());
         r.register("host_up", "1 if the host's lease is fresh", self.hosts_up.clone());
-        r.register("host_slices", "Slices a host may reach", self.host_slices.clone());
+        r.register("host_slices", "Slices that a host can access", self.host_slices.clone());
         r.register("emc_up", "1 if the EMC works", self.emc_up.clone());
         r.register("alarm", "1 for each alarm", self.alarms.clone());
-        r.register("ledger_revision", "Durable changes so far", self.revision.clone());
+        r.register(
+            "ledger_revision",
+            "Revision of the ledger: number of durable changes",
+            self.revision.clone(),
+        );
     }
 
     /// Counts an ended VM with an amount of pool memory.
-    pub fn outcome(&self, past: &Past, pool: Bytes) {
-        let untouched = past.outcome.untouched.of(past.begun.ask.requested);
+    pub fn count_outcome(&self, vm: &EndedVm, pool: Bytes) {
+        let untouched = vm.outcome.untouched.of(vm.start.request.requested);
         let result = match pool > untouched {
-            _ if past.begun.whole => "pool_only",
+            _ if vm.start.pool_only => "pool_only",
             true => "overpredicted",
             false => "within",
         };
@@ -245,13 +255,18 @@ impl Metrics {
     }
 
     /// Sets the serving versions, the operating point and the number of outcomes.
-    pub fn forecasts(&self, [frigid, sensitivity]: [Option<u32>; 2], point: &Point, outcomes: usize) {
+    pub fn set_forecasts(
+        &self,
+        [frigid, sensitivity]: [Option<u32>; 2],
+        point: &OperatingPoint,
+        outcomes: usize,
+    ) {
         for (kind, version) in [("frigid", frigid), ("sensitivity", sensitivity)] {
             self.models.get_or_create(&KindLabel { kind }).set(version.unwrap_or(0).into());
         }
         let choice = &point.choice;
         let shares = [
-            ("exceed_max", point.rules.exceed_max.get()),
+            ("exceed_max", point.limits.exceed_max.get()),
             ("miss_expected", choice.miss),
             ("overpredictions", choice.frigid.op.get()),
             ("false_positives", choice.insensitive.fp.get()),
@@ -264,11 +279,11 @@ impl Metrics {
     }
 
     /// Counts durable records, and traces each state change of a slice.
-    pub fn transitions(&self, durable: &Published) {
-        let mut entered = self.entered.lock().expect("nobody panics while counting");
+    pub fn count_transitions(&self, durable: &Published) {
+        let mut state_since = self.state_since.lock().expect("no holder panics");
         for record in durable.records.iter() {
             if let Record::Gone(Key::Slice(slice)) = record {
-                entered.remove(slice);
+                state_since.remove(slice);
             }
         }
         for (slice, from, to) in &durable.transitions {
@@ -276,8 +291,8 @@ impl Metrics {
                 tracing::debug_span!("slice", slice = slice.0, from, to, revision = durable.revision.0);
             span.in_scope(|| tracing::debug!("slice changed"));
             let now = Instant::now();
-            if let Some(since) = entered.insert(*slice, now) {
-                let labels = FromTo { from, to };
+            if let Some(since) = state_since.insert(*slice, now) {
+                let labels = TransitionLabels { from, to };
                 self.transition_seconds.get_or_create(&labels).observe((now - since).as_secs_f64());
             }
             if (*from, *to) == ("scrubbing", "free") {
@@ -288,14 +303,14 @@ impl Metrics {
 
     /// Sets the gauges from a snapshot.
     #[expect(clippy::cast_possible_wrap, reason = "counts of slices and revisions are far below i64::MAX")]
-    fn observe(&self, snapshot: &Snapshot) {
+    fn set_gauges(&self, snapshot: &Snapshot) {
         self.lease_expired.inc_by(snapshot.leases_expired.saturating_sub(self.lease_expired.get()));
         self.slices.clear();
         self.emc_up.clear();
         for emc in &snapshot.emcs {
             let name = emc.name.to_string();
             for (state, slices) in emc.states.iter().filter(|(_, slices)| *slices > 0) {
-                let label = EmcInState { emc: name.clone(), state };
+                let label = SliceStateLabels { emc: name.clone(), state };
                 self.slices.get_or_create(&label).set((*slices).into());
             }
             self.emc_up.get_or_create(&EmcLabel { emc: name }).set(i64::from(emc.is_up));
@@ -322,9 +337,9 @@ impl Metrics {
     ///
     /// # Errors
     /// Formatting failed.
-    pub fn text(&self, snapshot: &Snapshot) -> Result<String, std::fmt::Error> {
-        let registry = self.registry.lock().expect("nobody panics while reading");
-        self.observe(snapshot);
+    pub fn page(&self, snapshot: &Snapshot) -> Result<String, std::fmt::Error> {
+        let registry = self.registry.lock().expect("no holder panics");
+        self.set_gauges(snapshot);
         self.rpc.with_registry(|rpc| {
             exposition::page(&[&registry, rpc], env!("CARGO_PKG_NAME"), env!("CARGO_PKG_VERSION"))
         })
@@ -344,12 +359,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lease_that_ends_in_silence_is_counted_once() {
+    fn expired_lease_is_counted_once() {
         let mut manager = Manager::new(Settings { lease_ttl: Ns::secs(1), fence_after: None });
         let host =
             HostSpec { name: Name::new("h1").unwrap(), cores: 1, local: Bytes::gib(1), emcs: Vec::new() };
         let rack = RackSpec { emcs: Vec::new(), hosts: vec![host] };
-        let mut happens = |at, event| {
+        let mut handle = |at, event| {
             let when = When { now: Ns::secs(at), ..When::default() };
             manager.handle(when, event);
             manager.settle(when);
@@ -360,20 +375,20 @@ mod tests {
                 }
             }
         };
-        happens(0, Event::Loaded { meta: Meta::new("rack".into()), records: Vec::new(), restored: false });
-        happens(0, Event::Ask(Token(1), Ask::Configure(rack)));
+        handle(0, Event::Loaded { meta: Meta::new("rack".into()), records: Vec::new(), restored: false });
+        handle(0, Event::Ask(Token(1), Ask::Configure(rack)));
         let hello = Hello {
             instance: InstanceId(1),
             boot_id: "b".into(),
             host_memory_socket: String::new(),
             devices: Vec::new(),
         };
-        happens(1, Event::AgentUp(SessionId(1), HostId(0), hello));
-        happens(5, Event::Tick);
-        happens(9, Event::Tick);
+        handle(1, Event::AgentUp(SessionId(1), HostId(0), hello));
+        handle(5, Event::Tick);
+        handle(9, Event::Tick);
         let metrics = Metrics::default();
         for _ in 0..2 {
-            let page = metrics.text(&Snapshot::of(&manager)).unwrap();
+            let page = metrics.page(&Snapshot::of(&manager)).unwrap();
             assert!(page.contains("tarn_lease_expired_total 1\n"), "{page}");
         }
     }

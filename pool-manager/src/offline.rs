@@ -7,13 +7,13 @@ use std::{
 
 use crate::{
     config::{Config, ConfigError},
-    founding::{self, FoundingError},
     records::{self, LoadError},
     store::{
         Scan, StoreError,
         backup::{self, BackupError, Restore},
         redb::RedbStore,
     },
+    store_folder::{self, StoreFolderError},
     tls::{self, TlsError},
     tokens::{self, TokenError, Tokens},
 };
@@ -35,7 +35,7 @@ pub enum OfflineError {
     Backup(#[from] BackupError),
     /// Error of the store's folder.
     #[error(transparent)]
-    Founding(#[from] FoundingError),
+    StoreFolder(#[from] StoreFolderError),
     /// The socket cannot be given to its group.
     #[error(
         "access.group: the manager's user is not in group {group}: it must be, for example by SupplementaryGroups= of its unit"
@@ -59,14 +59,16 @@ pub enum OfflineError {
         place: String,
     },
     /// Entries cannot be read.
-    #[error("store {place}: {wrong} entries are wrong ({faults}): restore it with `pool-manager restore`")]
-    Wrong {
+    #[error(
+        "store {place}: {invalid} entries are invalid ({errors}): restore it with `pool-manager restore`"
+    )]
+    InvalidEntries {
         /// Store.
         place: String,
         /// Number of entries.
-        wrong: u64,
+        invalid: u64,
         /// First error.
-        faults: String,
+        errors: String,
     },
 }
 
@@ -76,11 +78,11 @@ pub enum OfflineError {
 /// rack.toml is invalid, or the folder holds a rack or has lost one.
 pub fn init(path: &Path) -> Result<(), OfflineError> {
     let config = Config::load(path)?;
-    let (store, uuid) = (&config.manager.store, founding::uuid());
-    founding::init(store, &uuid)?;
+    let (store, uuid) = (&config.manager.store, store_folder::uuid());
+    store_folder::init(store, &uuid)?;
     Tokens::load(store, &config.hosts)?;
     println!(
-        "{}: rack {uuid} founded; tokens of its hosts are in {}, of schedulers and administrators in {}",
+        "{}: rack {uuid} created; tokens of its hosts are in {}, of schedulers and administrators in {}",
         store.display(),
         tokens::directory(store).display(),
         tokens::role_directory(store).display()
@@ -101,7 +103,7 @@ pub fn check_config(path: &Path) -> Result<(), OfflineError> {
         config.hosts.len(),
         config.emcs.len()
     );
-    if let Some(group) = config.access.group.filter(|group| !may_give(*group)) {
+    if let Some(group) = config.access.group.filter(|group| !may_assign(*group)) {
         return Err(OfflineError::Group { group });
     }
     if let Some(tls) = &config.tls {
@@ -123,7 +125,7 @@ pub fn check_config(path: &Path) -> Result<(), OfflineError> {
 }
 
 /// Returns whether this process may give a file to a group.
-fn may_give(group: u32) -> bool {
+fn may_assign(group: u32) -> bool {
     let own = rustix::process::getegid().as_raw() == group;
     let listed = || rustix::process::getgroups().is_ok_and(|all| all.iter().any(|gid| gid.as_raw() == group));
     rustix::process::geteuid().is_root() || own || listed()
@@ -136,22 +138,22 @@ fn may_give(group: u32) -> bool {
 pub fn check(path: &Path) -> Result<(), OfflineError> {
     check_config(path)?;
     let config = Config::load(path)?;
-    founding::check_file(&config.manager.store)?;
+    store_folder::check_file(&config.manager.store)?;
     let mut store = RedbStore::open_existing(&config.manager.store)?;
     let checked = backup::check(&mut store, &mut |table, key, value| {
-        records::judge(table, key, value).map_err(|bad| bad.to_string())
+        records::check_entry(table, key, value).map_err(|error| error.to_string())
     })?;
     let place = config.manager.store.display();
-    if checked.wrong > 0 {
-        let faults: Vec<_> = checked.faults.into_iter().map(|(_, fault)| fault).collect();
-        return Err(OfflineError::Wrong {
+    if checked.invalid > 0 {
+        let errors: Vec<_> = checked.errors.into_iter().map(|(_, error)| error).collect();
+        return Err(OfflineError::InvalidEntries {
             place: place.to_string(),
-            wrong: checked.wrong,
-            faults: faults.join("; "),
+            invalid: checked.invalid,
+            errors: errors.join("; "),
         });
     }
     let meta = records::load(&mut store)?.meta;
-    founding::check_rack(&config.manager.store, meta.as_ref())?;
+    store_folder::check_rack(&config.manager.store, meta.as_ref())?;
     let Some(meta) = meta else {
         return Err(OfflineError::NoRack { place: place.to_string() });
     };
@@ -189,8 +191,8 @@ pub fn restore(path: &Path, from: &Path, force: bool) -> Result<(), OfflineError
     let restored =
         Restore { from, into, force, unix_seconds: now.as_secs(), generation: &generation }.run()?;
     println!("{}: restored from {}, generation {}", into.display(), from.display(), restored.generation);
-    if let Some(aside) = restored.put_aside {
-        println!("the store that was there is now {}", aside.display());
+    if let Some(replaced) = restored.replaced_store {
+        println!("the previous store is now {}", replaced.display());
     }
     println!("every slice is quarantined until its hosts have reported");
     Ok(())

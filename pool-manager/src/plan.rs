@@ -1,6 +1,6 @@
-//! Split of a VM's memory, and hosts that fit. Insensitive VMs are placed on pool memory, of others
-//! the predicted frigid memory; without a model a fixed fraction (the static policy in Pond 6.4).
-//! Always in whole slices, rounded down. The scheduler chooses the host.
+//! Split of a VM's memory, and hosts that fit. A VM insensitive to latency is placed on pool memory;
+//! of any other VM the predicted frigid memory, or without a model a fixed fraction (the static
+//! policy in Pond 6.4). Always in whole slices, rounded down. The scheduler chooses the host.
 
 use pool::{
     audit::{Actor, Decision, Subject, What},
@@ -11,7 +11,7 @@ use prediction::frigid::{Groups, RiskAllocation};
 use proto::v1 as wire;
 use units::{Bytes, Fraction, HostId, Name, UnixMs, limits::SLICES_PER_VM_MAX};
 
-use crate::forecasts::{self, Counters, Foreseen, Told};
+use crate::forecasts::{self, Counters, SensitivityPrediction, VmForecast};
 
 /// Validated plan request.
 #[derive(Clone, Debug, PartialEq)]
@@ -44,76 +44,78 @@ pub struct Split {
 
 /// Local memory of a VM on pool memory only: its guest boots there, and a node with CPUs must have
 /// memory.
-const LOCAL_OF_WHOLE: Bytes = Bytes::mib(512);
+const POOL_ONLY_LOCAL: Bytes = Bytes::mib(512);
 
-/// Returns the pool memory for a fraction, rounded down to whole slices, at most the limit of a VM.
+/// Returns the split with this pool memory, rounded down to whole slices, at most the limit of a VM.
 fn split(memory: Bytes, to_pool: Bytes) -> Split {
     let pool = to_pool.min(Bytes::slices(SLICES_PER_VM_MAX)).slices_floor();
-    let local = memory.checked_sub(pool).expect("a part is not larger than its whole");
+    let local = memory.checked_sub(pool).expect("the pool's part is at most the whole");
     Split { local, pool }
 }
 
 /// Split with its policy and reason.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Decided {
+pub struct SplitDecision {
     /// Split.
     pub split: Split,
     /// Policy or model, with its version.
     model: String,
     facts: Vec<(String, String)>,
     /// The VM is placed on pool memory as far as possible.
-    pub whole: bool,
+    pub pool_only: bool,
 }
 
 /// Splits a VM's memory by its prediction; without a model, the fraction `share` comes from the
 /// pool.
-pub fn decide(plan: &Plan, foreseen: &Foreseen, share: Fraction) -> Decided {
-    let placed = foreseen.sensitivity.zip(foreseen.point.cut);
-    let whole = placed.map(|(told, cut)| (told, told.probability <= cut.at_most)).filter(|(_, fits)| *fits);
-    let stake: Option<RiskAllocation> = foreseen
-        .known
+pub fn decide(plan: &Plan, forecast: &VmForecast, share: Fraction) -> SplitDecision {
+    let placed = forecast.sensitivity.zip(forecast.point.cutoff);
+    let pool_only = placed
+        .map(|(prediction, cutoff)| (prediction, prediction.probability <= cutoff.at_most))
+        .filter(|(_, fits)| *fits);
+    let allocation: Option<RiskAllocation> = forecast
+        .assessment
         .prediction
-        .zip(foreseen.point.appetite)
-        .map(|(said, appetite)| said.allocation(plan.memory, appetite));
-    let (model, to_pool, why) = match (whole, stake, foreseen.begun.remark) {
-        (Some((Told { version, modelled, .. }, _)), ..) => {
-            let all = plan.memory.saturating_sub(LOCAL_OF_WHOLE);
+        .zip(forecast.point.risk_limit)
+        .map(|(prediction, risk_limit)| prediction.allocation(plan.memory, risk_limit));
+    let (model, to_pool, why) = match (pool_only, allocation, forecast.start.prediction) {
+        (Some((SensitivityPrediction { version, modelled, .. }, _)), ..) => {
+            let all = plan.memory.saturating_sub(POOL_ONLY_LOCAL);
             let modelled = if modelled { " (made of MODELLED workloads)" } else { "" };
-            let why = "its workload is forecast not to mind the pool's latency: all but what it boots from";
+            let why = "its workload is predicted to be insensitive to the pool's latency: all memory but that for the boot";
             (format!("sensitivity/{version}{modelled}"), all, why.to_owned())
         }
-        (None, Some(stake), Some(remark)) => {
-            let share = Fraction::new(stake.share).expect("a stake is a share");
+        (None, Some(allocation), Some(prediction)) => {
+            let share = Fraction::new(allocation.share).expect("an allocation is a fraction");
             let taken = format!(
-                "{:.1} % of {} is forecast to stay untouched, at a risk that it is worth",
-                stake.share * 100.0,
+                "{:.1} % of {} is predicted to stay untouched within the risk limit",
+                allocation.share * 100.0,
                 plan.memory
             );
             let why = match share.of(plan.memory).slices_floor() {
-                Bytes::ZERO => "not a slice of it is worth the risk of being touched".to_owned(),
-                _ => format!("{taken}; down to whole slices"),
+                Bytes::ZERO => "no slice is predicted to stay untouched within the risk limit".to_owned(),
+                _ => format!("{taken}; rounded down to whole slices"),
             };
-            (format!("frigid/{}", remark.version), share.of(plan.memory), why)
+            (format!("frigid/{}", prediction.version), share.of(plan.memory), why)
         }
-        (None, _, remark) => {
-            let why = match remark {
+        (None, _, prediction) => {
+            let why = match prediction {
                 None => "no model of frigid memory serves".to_owned(),
-                Some(_) => "too few outcomes tell yet how far the model can be trusted".to_owned(),
+                Some(_) => "too few outcomes to calibrate the model".to_owned(),
             };
             let why = format!("{why}: a fixed share, {:.1} %", share.get() * 100.0);
             (FIXED_SHARE.to_owned(), share.of(plan.memory), why)
         }
     };
-    let mut facts = forecasts::facts(foreseen, stake);
-    let say = |name: &str, value: String| (name.to_owned(), value);
+    let mut facts = forecasts::facts(forecast, allocation);
+    let fact = |name: &str, value: String| (name.to_owned(), value);
     let size = format!("{}, {} cores{}", plan.memory, plan.cores, if plan.pinned { ", pinned" } else { "" });
-    facts.extend([say("because", why), say("told: size", size)]);
-    Decided { split: split(plan.memory, to_pool), model, facts, whole: whole.is_some() }
+    facts.extend([fact("because", why), fact("request: size", size)]);
+    SplitDecision { split: split(plan.memory, to_pool), model, facts, pool_only: pool_only.is_some() }
 }
 
 /// Free capacity of a host for a VM, quick to copy under the ledger's lock.
 #[derive(Clone, Debug)]
-pub struct Offer {
+pub struct HostCandidate {
     host: Name,
     free_cores: u32,
     free_local: Bytes,
@@ -125,22 +127,22 @@ pub struct Offer {
 }
 
 /// Copies the free capacity of each host for a split.
-pub fn offers(manager: &Manager, split: Split) -> Vec<Offer> {
-    manager.durable().hosts().map(|(id, host)| offer(manager, id, host, split)).collect()
+pub fn candidates(manager: &Manager, split: Split) -> Vec<HostCandidate> {
+    manager.durable().hosts().map(|(id, host)| candidate(manager, id, host, split)).collect()
 }
 
-fn offer(manager: &Manager, id: HostId, entry: &HostEntry, split: Split) -> Offer {
+fn candidate(manager: &Manager, id: HostId, entry: &HostEntry, split: Split) -> HostCandidate {
     let slices = slices_of(split);
     let reach = || manager.durable().reach(entry).map(|(_, emc)| emc);
-    let whole = reach().filter(|emc| slices > 0 && emc.free() >= slices).max_by_key(|emc| emc.free());
-    let not_up = || entry.not_schedulable().unwrap_or("not up");
-    Offer {
+    let single = reach().filter(|emc| slices > 0 && emc.free() >= slices).max_by_key(|emc| emc.free());
+    let reason = || entry.not_schedulable().unwrap_or("not up");
+    HostCandidate {
         host: entry.host.name.clone(),
         free_cores: entry.cores_free(),
         free_local: entry.local_free(),
         free_slices: reach().map(EmcEntry::free).sum(),
-        emc: whole.map(|emc| emc.emc.name.clone()),
-        unschedulable: (!manager.is_schedulable(id)).then(not_up),
+        emc: single.map(|emc| emc.emc.name.clone()),
+        unschedulable: (!manager.is_schedulable(id)).then(reason),
     }
 }
 
@@ -150,7 +152,7 @@ fn slices_of(split: Split) -> u32 {
 
 /// Host with the result of the fit.
 struct Fit {
-    offer: Offer,
+    candidate: HostCandidate,
     fits: Result<(), String>,
 }
 
@@ -158,16 +160,17 @@ struct Fit {
 /// recorded.
 pub fn plan(
     plan: &Plan,
-    decided: Decided,
-    offers: Vec<Offer>,
+    split_decision: SplitDecision,
+    candidates: Vec<HostCandidate>,
     at: UnixMs,
     actor: Actor,
 ) -> (wire::PlanVmResponse, Decision) {
-    let Decided { split, model, facts, .. } = decided;
-    let fit = |offer| Fit { fits: fits(&offer, plan, split), offer };
-    let mut fits: Vec<Fit> = offers.into_iter().map(fit).collect();
-    let tightness =
-        |Fit { offer, fits }: &Fit| (fits.is_err(), offer.free_cores, offer.free_local, offer.host.clone());
+    let SplitDecision { split, model, facts, .. } = split_decision;
+    let fit = |candidate| Fit { fits: fits(&candidate, plan, split), candidate };
+    let mut fits: Vec<Fit> = candidates.into_iter().map(fit).collect();
+    let tightness = |Fit { candidate, fits }: &Fit| {
+        (fits.is_err(), candidate.free_cores, candidate.free_local, candidate.host.clone())
+    };
     fits.sort_by_cached_key(tightness);
     let decision = Decision {
         at,
@@ -179,13 +182,13 @@ pub fn plan(
             local: split.local,
             pool: split.pool,
             facts,
-            hosts: fits.iter().map(|fit| (fit.offer.host.clone(), fit.fits.clone())).collect(),
+            hosts: fits.iter().map(|fit| (fit.candidate.host.clone(), fit.fits.clone())).collect(),
         },
     };
     let response = wire::PlanVmResponse {
         local_bytes: split.local.get(),
         pool_bytes: split.pool.get(),
-        hosts: fits.into_iter().map(shown).collect(),
+        hosts: fits.into_iter().map(host_fit).collect(),
         decision: Some(crate::convert::decision(0, &decision)),
     };
     (response, decision)
@@ -195,28 +198,28 @@ pub fn plan(
 ///
 /// # Errors
 /// The resource that the host lacks.
-fn fits(offer: &Offer, plan: &Plan, split: Split) -> Result<(), String> {
+fn fits(candidate: &HostCandidate, plan: &Plan, split: Split) -> Result<(), String> {
     let slices = slices_of(split);
-    if let Some(why) = offer.unschedulable {
+    if let Some(why) = candidate.unschedulable {
         Err(why.to_owned())
-    } else if offer.free_cores < plan.cores {
-        Err(format!("{} cores free, {} needed", offer.free_cores, plan.cores))
-    } else if offer.free_local < split.local {
-        Err(format!("{} of local memory free, {} needed", offer.free_local, split.local))
-    } else if offer.free_slices < slices {
-        Err(format!("{} slices free, {slices} needed", offer.free_slices))
+    } else if candidate.free_cores < plan.cores {
+        Err(format!("{} cores free, {} needed", candidate.free_cores, plan.cores))
+    } else if candidate.free_local < split.local {
+        Err(format!("{} of local memory free, {} needed", candidate.free_local, split.local))
+    } else if candidate.free_slices < slices {
+        Err(format!("{} slices free, {slices} needed", candidate.free_slices))
     } else {
         Ok(())
     }
 }
 
-fn shown(Fit { offer, fits }: Fit) -> wire::HostFit {
+fn host_fit(Fit { candidate, fits }: Fit) -> wire::HostFit {
     wire::HostFit {
-        host: offer.host.to_string(),
+        host: candidate.host.to_string(),
         fits: fits.is_ok(),
-        free_cores: offer.free_cores,
-        free_local_bytes: offer.free_local.get(),
-        emc: offer.emc.map(String::from).unwrap_or_default(),
+        free_cores: candidate.free_cores,
+        free_local_bytes: candidate.free_local.get(),
+        emc: candidate.emc.map(String::from).unwrap_or_default(),
         reason: fits.err().unwrap_or_default(),
     }
 }

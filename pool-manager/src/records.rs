@@ -17,7 +17,7 @@ const RECORD_BYTES_USUAL: usize = 256;
 
 /// Contents of a store.
 #[derive(Debug)]
-pub struct Loaded {
+pub struct StoreContents {
     /// State of the whole ledger; `None` in a store that was never used.
     pub meta: Option<Meta>,
     /// All other records except decisions.
@@ -49,24 +49,24 @@ pub enum LoadError {
 
 /// Converts a record into a change of the store.
 pub fn write(record: &Record) -> Write {
-    let (table, key) = place(record.key());
+    let (table, key) = table_and_key(record.key());
     match record {
         Record::Gone(_) => Write::Delete { table, key },
         other => Write::Put { table, key, value: encode(other) },
     }
 }
 
-/// Returns the change that ends the restored state, part of the first batch after a restore.
-pub fn restored_noted() -> [Write; 2] {
+/// Returns the changes that end the restored state, part of the first batch after a restore.
+pub fn clear_restored_marks() -> [Write; 2] {
     [meta::RESTORED, meta::GENERATION].map(|key| Write::Delete { table: Table::Meta, key: key.to_vec() })
 }
 
 fn encode(record: &Record) -> Vec<u8> {
     let empty = Vec::with_capacity(RECORD_BYTES_USUAL);
-    postcard::to_extend(record, empty).expect("a record has a known length everywhere")
+    postcard::to_extend(record, empty).expect("records have sequences of known length only")
 }
 
-fn place(key: Key) -> (Table, Vec<u8>) {
+fn table_and_key(key: Key) -> (Table, Vec<u8>) {
     match key {
         Key::Meta => (Table::Meta, LEDGER.to_vec()),
         Key::Emc(id) => (Table::Emcs, short_key(id.0)),
@@ -100,14 +100,14 @@ pub fn read(table: Table, key: &[u8], value: &[u8]) -> Result<Record, Unreadable
 ///
 /// # Errors
 /// It is none of these.
-pub fn judge(table: Table, key: &[u8], value: &[u8]) -> Result<(), Unreadable> {
+pub fn check_entry(table: Table, key: &[u8], value: &[u8]) -> Result<(), Unreadable> {
     let unreadable = |cause| Unreadable { table, key: key.to_vec(), cause };
     match table {
         Table::Meta if key != LEDGER => Ok(()),
         Table::Outcomes | Table::Forecasts | Table::Models => {
-            rows::judge(table, key, value).map_err(unreadable)
+            rows::check_row(table, key, value).map_err(unreadable)
         }
-        Table::Weights => shares::judge(key, value).map_err(unreadable),
+        Table::Weights => shares::check_row(key, value).map_err(unreadable),
         _ => read(table, key, value).map(drop),
     }
 }
@@ -117,34 +117,34 @@ pub fn judge(table: Table, key: &[u8], value: &[u8]) -> Result<(), Unreadable> {
 /// # Errors
 /// The store cannot be read, or an entry is not a record of this version.
 pub fn scan(store: &mut dyn Scan, table: Table, each: &mut dyn FnMut(Record)) -> Result<(), LoadError> {
-    let mut first_bad = None;
+    let mut first_error = None;
     store.scan(table, &mut |key, value| match read(table, key, value) {
         Ok(record) => each(record),
-        Err(bad) => drop(first_bad.get_or_insert(bad)),
+        Err(error) => drop(first_error.get_or_insert(error)),
     })?;
-    first_bad.map_or(Ok(()), |bad| Err(bad.into()))
+    first_error.map_or(Ok(()), |error| Err(error.into()))
 }
 
 /// Reads everything except decisions, which are read on request.
 ///
 /// # Errors
 /// The store cannot be read, or an entry is not a record of this version.
-pub fn load(store: &mut dyn Scan) -> Result<Loaded, LoadError> {
-    let mut loaded = Loaded { meta: None, records: Vec::new(), restored: false };
+pub fn load(store: &mut dyn Scan) -> Result<StoreContents, LoadError> {
+    let mut loaded = StoreContents { meta: None, records: Vec::new(), restored: false };
     let mut generation = 0;
-    let mut bad = None;
+    let mut error = None;
     store.scan(Table::Meta, &mut |key, value| match key {
         meta::RESTORED => loaded.restored = number(value) == Some(1),
         meta::GENERATION => generation = number(value).unwrap_or(0),
         LEDGER => match read(Table::Meta, key, value) {
             Ok(Record::Meta(meta)) => loaded.meta = Some(meta),
             Ok(_) => {}
-            Err(unreadable) => bad = Some(unreadable),
+            Err(unreadable) => error = Some(unreadable),
         },
         _ => {}
     })?;
-    if let Some(bad) = bad {
-        return Err(bad.into());
+    if let Some(error) = error {
+        return Err(error.into());
     }
     if let Some(meta) = &mut loaded.meta {
         meta.generation = meta.generation.max(generation);
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn store_with_numbers_of_16_bits_is_read_and_its_entries_are_replaced() {
+    fn store_with_16_bit_ids_is_read_and_updated_in_place() {
         let mut store = RedbStore::open(FaultyDisk::new(|_| 0)).unwrap();
         let old =
             OF_16_BITS.map(|(table, key, value)| Write::Put { table, key: bytes(key), value: bytes(value) });
@@ -200,20 +200,16 @@ mod tests {
         assert_eq!(before.emc_of(SliceId(5)), Some(EmcId(257)));
         assert_eq!(before.slot(SliceId(5)).unwrap().reservation(), Some(ReservationId(9)));
         let keys = [Key::Meta, Key::Emc(EmcId(257)), Key::Host(HostId(300)), Key::Slice(SliceId(5))];
-        let mut again = keys.map(|key| write(&before.record(key)));
-        let Write::Put { value, .. } = &mut again[2] else { panic!("a host that is there") };
-        assert_eq!(
-            value.split_off(value.len() - 3),
-            [0; 3],
-            "lists of EMCs and a time that earlier versions did not write"
-        );
-        assert_eq!(again.as_slice(), &old[..4], "the same bytes under the same keys");
+        let mut rewritten = keys.map(|key| write(&before.record(key)));
+        let Write::Put { value, .. } = &mut rewritten[2] else { panic!("not a Put") };
+        assert_eq!(value.split_off(value.len() - 3), [0; 3], "fields that earlier versions did not write");
+        assert_eq!(rewritten.as_slice(), &old[..4], "the same bytes under the same keys");
         store.commit(&[write(&Record::Gone(Key::Host(HostId(300))))]).unwrap();
         assert_eq!(ledger(&mut store).hosts().count(), 0);
     }
 
     #[test]
-    fn numbers_beyond_16_bits_have_keys_of_their_own() {
+    fn ids_beyond_16_bits_have_distinct_keys() {
         let mut store = RedbStore::open(FaultyDisk::new(|_| 0)).unwrap();
         let name = |number: u32| Name::new(&format!("h{number}")).unwrap();
         let numbers = [0, 1, 256, 65_535, 65_536, 65_537, u32::MAX - 1];
@@ -241,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn host_without_the_lists_of_emcs_that_are_to_cut_it_off_is_read() {
+    fn host_record_without_fence_fields_is_read() {
         let host = Host {
             name: Name::new("h0").unwrap(),
             cores: 1,
@@ -256,10 +252,10 @@ mod tests {
             fenced_at: UnixMs::default(),
         };
         let record = Record::Host(HostId(0), host);
-        let mut written = postcard::to_stdvec(&record).unwrap();
-        let unwritten = written.split_off(written.len() - 3);
-        assert_eq!(unwritten, [0; 3], "empty lists and a time, which earlier versions did not write");
-        assert_eq!(read(Table::Hosts, &[0, 0], &written).unwrap(), record);
+        let mut encoded = postcard::to_stdvec(&record).unwrap();
+        let missing = encoded.split_off(encoded.len() - 3);
+        assert_eq!(missing, [0; 3], "empty fields, which earlier versions did not write");
+        assert_eq!(read(Table::Hosts, &[0, 0], &encoded).unwrap(), record);
     }
 
     fn reservation(stage: Stage, uid: Option<UserId>) -> Record {
@@ -279,35 +275,35 @@ mod tests {
         Record::Reservation(ReservationId(7), reservation)
     }
 
-    fn read_back(written: &[u8]) -> Record {
-        read(Table::Reservations, &(!7_u64).to_be_bytes(), written).unwrap()
+    fn decode(encoded: &[u8]) -> Record {
+        read(Table::Reservations, &(!7_u64).to_be_bytes(), encoded).unwrap()
     }
 
     #[test]
-    fn reservation_keeps_its_user() {
+    fn reservation_record_contains_its_user() {
         for uid in [None, UserId::new(0).ok(), UserId::new(2001).ok(), UserId::new(u32::MAX - 1).ok()] {
             let record = reservation(Stage::Committed, uid);
-            assert_eq!(read_back(&postcard::to_stdvec(&record).unwrap()), record);
+            assert_eq!(decode(&postcard::to_stdvec(&record).unwrap()), record);
         }
     }
 
     #[test]
-    fn reservation_without_the_last_fields_is_read_as_of_no_user() {
+    fn reservation_record_without_trailing_fields_is_read() {
         let committed = reservation(Stage::Committed, None);
-        let mut written = postcard::to_stdvec(&committed).unwrap();
-        assert_eq!(written.pop(), Some(0), "no user, which earlier versions did not write");
-        assert_eq!(read_back(&written), committed);
+        let mut encoded = postcard::to_stdvec(&committed).unwrap();
+        assert_eq!(encoded.pop(), Some(0), "no user, which earlier versions did not write");
+        assert_eq!(decode(&encoded), committed);
         let broken = reservation(Stage::Broken { why: "lost".into(), deadline: None, at: UnixMs(0) }, None);
-        let mut written = postcard::to_stdvec(&broken).unwrap();
+        let mut encoded = postcard::to_stdvec(&broken).unwrap();
         for field in ["user", "time of the break", "deadline of a broken reservation"] {
-            assert_eq!(written.pop(), Some(0), "no {field}, which earlier versions did not write");
-            assert_eq!(read_back(&written), broken);
+            assert_eq!(encoded.pop(), Some(0), "no {field}, which earlier versions did not write");
+            assert_eq!(decode(&encoded), broken);
         }
     }
 
     /// Variants are numbered in the store: new ones go to the end.
     #[test]
-    fn reasons_of_quarantine_keep_their_numbers() {
+    fn quarantine_reasons_keep_their_numbers() {
         let host = HostId(3);
         let reasons = [
             Quarantine::Dirty { host, revoked: true },
@@ -321,9 +317,9 @@ mod tests {
         for (number, why) in (0_u8..).zip(reasons) {
             let slot = Slot { epoch: Epoch(1), state: State::Quarantined(why), receipt: None };
             let record = Record::Slice(SliceId(1), slot);
-            let written = postcard::to_stdvec(&record).unwrap();
-            assert_eq!(written[4], number, "{why:?} in {written:?}");
-            assert_eq!(read(Table::Slices, &[0, 0, 0, 1], &written).unwrap(), record);
+            let encoded = postcard::to_stdvec(&record).unwrap();
+            assert_eq!(encoded[4], number, "{why:?} in {encoded:?}");
+            assert_eq!(read(Table::Slices, &[0, 0, 0, 1], &encoded).unwrap(), record);
         }
     }
 }

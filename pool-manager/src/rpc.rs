@@ -3,14 +3,14 @@
 pub mod admin;
 pub mod agent;
 pub mod backup;
+pub mod call_metrics;
 pub mod connections;
-pub mod counted;
 pub mod identity;
 pub mod models;
-pub mod refused;
-pub mod rejections;
+pub mod rejection_log;
 pub mod scheduler;
-mod watched;
+pub mod status;
+mod watch_stream;
 
 use std::{path::Path, sync::Arc};
 
@@ -22,7 +22,7 @@ use units::{Fraction, Name, Ns, limits::WATCHERS_MAX};
 use crate::role::Role;
 use crate::{driver::Handle, forecasts::Forecasts, metrics::Metrics, shares::Shares};
 use identity::Identity;
-use refused::exhausted;
+use status::exhausted;
 
 /// State shared by all handlers.
 #[derive(Clone, Debug)]
@@ -63,15 +63,15 @@ pub struct Policy {
 impl Shared {
     /// Takes a permit for a watch stream.
     fn watch_permit(&self) -> Result<OwnedSemaphorePermit, Status> {
-        let refuse =
+        let limit_error =
             || exhausted("TOO_MANY_WATCHERS", format!("{WATCHERS_MAX} watch streams are open already"));
-        self.driver.try_watch_permit().ok_or_else(refuse)
+        self.driver.try_watch_permit().ok_or_else(limit_error)
     }
 
     /// Checks that a caller has the role admin, and returns its name.
     ///
     /// # Errors
-    /// It has not.
+    /// PERMISSION_DENIED (ROLE_MISSING).
     pub fn admit_operator<T>(&self, request: &Request<T>) -> Result<Actor, Status> {
         let certified = self.identity.admit(request, Role::Admin)?;
         Ok(Actor::Client(certified.unwrap_or_else(|| Name::new("operator").expect("a name"))))
@@ -84,8 +84,10 @@ impl Shared {
     }
 }
 
-/// Runs a request to its end even if its caller leaves, so that durable and current state agree.
-async fn to_its_end<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> Result<T, Status> {
-    let ended = tokio::spawn(work).await;
-    ended.map_err(|_| Status::internal("it ended before its end: see the manager's log"))
+/// Runs a request to completion even if its caller leaves, so that durable and current state agree.
+async fn run_to_completion<T: Send + 'static>(
+    work: impl Future<Output = T> + Send + 'static,
+) -> Result<T, Status> {
+    let result = tokio::spawn(work).await;
+    result.map_err(|_| Status::internal("the request panicked: see the manager's log"))
 }

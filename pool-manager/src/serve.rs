@@ -29,25 +29,25 @@ use tower_layer::Stack;
 use units::limits::{CALLS_PER_CONNECTION_MAX, MESSAGE_BYTES_MAX, SESSION_SILENCE_MAX};
 
 use crate::{
-    config::{Config, ConfigError, Listen, fixed},
-    driver::{self, Asked, Handle, Start},
+    config::{Config, ConfigError, Listen, immutable_changes},
+    driver::{self, DriverError, Handle, InitialState},
     forecasts::{self, Forecasts},
-    founding::{self, FoundingError, Opened},
     metrics::{Metrics, Snapshot},
     records::LoadError,
     rpc::{
         Policy, Shared,
         admin::Admin,
         agent::Agent,
+        call_metrics::CountedService,
         connections::{self, CountCallsLayer, Listener, SocketError, TlsConfig},
-        counted::Counted,
         identity::{Identity, Rules},
         models::Models,
-        rejections::Rejections,
+        rejection_log::RejectionLog,
         scheduler::Scheduler,
     },
     shares::{self, Shares},
     store::{Store, StoreError, redb::RedbStore},
+    store_folder::{self, OpenedStore, StoreFolderError},
     tls::{self, TlsError},
     tokens::{TokenError, Tokens},
 };
@@ -63,7 +63,7 @@ pub enum ServeError {
     Config(#[from] ConfigError),
     /// Error of the store's folder.
     #[error(transparent)]
-    Founding(#[from] FoundingError),
+    StoreFolder(#[from] StoreFolderError),
     /// Error of the store.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -80,11 +80,11 @@ pub enum ServeError {
     #[error(transparent)]
     Socket(#[from] SocketError),
     /// rack.toml does not match the ledger.
-    #[error("rack.toml does not fit what the store knows")]
-    Configure(#[source] Asked),
+    #[error("rack.toml does not match the ledger")]
+    Configure(#[source] DriverError),
     /// A setting that requires a restart.
     #[error("{0}")]
-    Fixed(String),
+    ImmutableSetting(String),
     /// The operating system rejected an operation.
     #[error("{doing} {place}")]
     Io {
@@ -109,40 +109,41 @@ fn io(doing: &'static str, place: impl std::fmt::Display) -> impl FnOnce(std::io
 /// Configuration, store, tokens or sockets are invalid; no client has got a reply then.
 pub async fn serve(path: PathBuf) -> Result<(), ServeError> {
     let config = Config::load(&path)?;
-    let rack_uuid = founding::uuid();
-    let Opened { mut store, loaded, is_new } = founding::open(&config.manager.store, &rack_uuid)?;
+    let rack_uuid = store_folder::uuid();
+    let OpenedStore { mut store, loaded, is_new } = store_folder::open(&config.manager.store, &rack_uuid)?;
     if is_new {
-        tracing::info!(rack_uuid, store = %config.manager.store.display(), "new rack founded");
+        tracing::info!(rack_uuid, store = %config.manager.store.display(), "new rack created");
     }
-    let rejections = Arc::new(Rejections::default());
+    let rejections = Arc::new(RejectionLog::default());
     let rules = rules(&config)?; // after the ledger: tokens are evidence of one
     let identity = Arc::new(Identity::new(rules, Arc::clone(&rejections)));
-    let (tls, tls_seen) = watch::channel(tls_config(&config)?);
-    let gate = Gate { identity, rejections, tls, tls_seen };
+    let (tls, tls_receiver) = watch::channel(tls_config(&config)?);
+    let access = AccessControl { identity, rejections, tls, tls_receiver };
     let metrics = Arc::new(Metrics::default());
-    let beside = Beside { forecasts: forecasts::load(&mut store)?, weights: shares::load(&mut store)? };
-    let start = Start { settings: settings(&config), stop: config.fence.clone(), loaded, rack_uuid };
-    let (handle, driver) = driver::start(start, boxed(store), Arc::clone(&metrics))
+    let stored = StoredState { forecasts: forecasts::load(&mut store)?, weights: shares::load(&mut store)? };
+    let initial =
+        InitialState { settings: settings(&config), fence_command: config.fence.clone(), loaded, rack_uuid };
+    let (handle, driver) = driver::start(initial, boxed(store), Arc::clone(&metrics))
         .map_err(io("start a thread for", "the ledger"))?;
-    let served = serve_rack(&path, config, &handle, beside, gate, metrics).await;
+    let result = serve_rack(&path, config, &handle, stored, access, metrics).await;
     handle.close();
-    let flushed = tokio::time::timeout(STOP_WITHIN, driver).await;
-    tracing::info!(durable = flushed.is_ok(), "pool-manager stopped");
-    served
+    let driver_end = tokio::time::timeout(STOP_WITHIN, driver).await;
+    tracing::info!(durable = driver_end.is_ok(), "pool-manager stopped");
+    result
 }
 
 /// Contents of the store beside the ledger.
-struct Beside {
-    forecasts: forecasts::Loaded,
-    weights: shares::Loaded,
+struct StoredState {
+    forecasts: forecasts::StoredForecasts,
+    weights: shares::StoredWeights,
 }
 
 /// Rules for connections and calls.
-struct Gate {
+struct AccessControl {
     identity: Arc<Identity>,
-    rejections: Arc<Rejections>,
+    rejections: Arc<RejectionLog>,
     tls: watch::Sender<TlsConfig>,
-    tls_seen: watch::Receiver<TlsConfig>,
+    tls_receiver: watch::Receiver<TlsConfig>,
 }
 
 /// Serves requests until the stop.
@@ -150,26 +151,26 @@ async fn serve_rack(
     path: &Path,
     config: Config,
     handle: &Handle,
-    beside: Beside,
-    gate: Gate,
+    stored: StoredState,
+    access: AccessControl,
     metrics: Arc<Metrics>,
 ) -> Result<(), ServeError> {
     configure(handle, &config).await?;
-    let (policy, policy_seen) = watch::channel(policy(&config));
-    let (settings, settings_seen) = watch::channel(config.prediction);
-    let forecasts = Forecasts::new(beside.forecasts, handle.clone(), Arc::clone(&metrics), settings_seen);
+    let (policy, policy_receiver) = watch::channel(policy(&config));
+    let (settings, settings_receiver) = watch::channel(config.prediction);
+    let forecasts = Forecasts::new(stored.forecasts, handle.clone(), Arc::clone(&metrics), settings_receiver);
     let forecasts = Arc::new(forecasts);
-    let shares = Arc::new(Shares::new(beside.weights, handle.clone()));
-    forget_strangers(&shares).await;
-    let books = tokio::spawn(Arc::clone(&forecasts).keep_books());
+    let shares = Arc::new(Shares::new(stored.weights, handle.clone()));
+    remove_departed_hosts(&shares).await;
+    let outcome_log = tokio::spawn(Arc::clone(&forecasts).run_outcome_log());
     let (stop, stopping) = watch::channel(false);
     let shared = Shared {
         driver: handle.clone(),
         forecasts: Arc::clone(&forecasts),
         shares: Arc::clone(&shares),
-        identity: Arc::clone(&gate.identity),
+        identity: Arc::clone(&access.identity),
         metrics: Arc::clone(&metrics),
-        policy: policy_seen,
+        policy: policy_receiver,
         stopping: stopping.clone(),
         store: config.manager.store.as_path().into(),
         backups: Arc::new(Semaphore::new(1)),
@@ -182,7 +183,7 @@ async fn serve_rack(
     health.set_serving::<ModelsServer<Models>>().await;
     let router = router(shared.clone()).add_service(health_service);
     let listener = listen(&config).await?;
-    let incoming = connections::accept(listener, gate.tls_seen.clone(), Arc::clone(&gate.rejections));
+    let incoming = connections::accept(listener, access.tls_receiver.clone(), Arc::clone(&access.rejections));
     let stopped = stopped(stopping.clone());
     let server = tokio::spawn(async move {
         if let Err(error) = router.serve_with_incoming_shutdown(incoming, stopped).await {
@@ -197,8 +198,8 @@ async fn serve_rack(
     notify(&[NotifyState::Ready]);
     let watchdog = tokio::spawn(watchdog(handle.clone()));
 
-    let told = Told { policy, settings, shares };
-    reload_until_stopped(path, config, handle, &gate, &told).await?;
+    let targets = ReloadTargets { policy, settings, shares };
+    reload_until_stopped(path, config, handle, &access, &targets).await?;
 
     tracing::info!("pool-manager stopping");
     notify(&[NotifyState::Stopping]);
@@ -206,13 +207,13 @@ async fn serve_rack(
     watchdog.abort();
     let ended = tokio::time::timeout(STOP_WITHIN, server).await;
     if ended.is_err() {
-        tracing::warn!(waited = ?STOP_WITHIN, "connections cut: some client or agent does not let go of its own");
+        tracing::warn!(waited = ?STOP_WITHIN, "connections aborted: clients or agents did not close them");
     }
-    books.abort();
+    outcome_log.abort();
     if let Some(exporter) = exporter {
         exporter.abort();
     }
-    forecasts.write_down().await; // writes entries for which no caller waits
+    forecasts.flush().await; // writes entries for which no caller waits
     Ok(())
 }
 
@@ -222,7 +223,7 @@ fn boxed(store: RedbStore) -> Box<dyn Store> {
 
 fn notify(states: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
-        tracing::debug!(%error, "no service manager to notify");
+        tracing::debug!(%error, "cannot notify the service manager");
     }
 }
 
@@ -267,21 +268,22 @@ fn rack(config: &Config) -> RackSpec {
 }
 
 async fn configure(handle: &Handle, config: &Config) -> Result<(), ServeError> {
-    handle.ask(Ask::Configure(rack(config))).await.map_err(ServeError::Configure)?;
+    handle.request(Ask::Configure(rack(config))).await.map_err(ServeError::Configure)?;
     handle.set(settings(config), config.fence.clone()).map_err(ServeError::Configure)
 }
 
 /// Receivers of changed settings.
-struct Told {
+struct ReloadTargets {
     policy: watch::Sender<Policy>,
     settings: watch::Sender<forecasts::Settings>,
     shares: Arc<Shares>,
 }
 
-/// Deletes weights of hosts that left the rack; failures are repeated at the next start.
-async fn forget_strangers(shares: &Shares) {
-    if let Err(error) = shares.forget_strangers().await {
-        tracing::warn!(error = units::chain(&error), "weights of hosts that left are kept");
+/// Deletes weights of hosts that left the rack; a failure is logged, and the next start or reload
+/// tries again.
+async fn remove_departed_hosts(shares: &Shares) {
+    if let Err(error) = shares.remove_departed_hosts().await {
+        tracing::warn!(error = units::chain(&error), "cannot delete weights of removed hosts");
     }
 }
 
@@ -290,25 +292,25 @@ async fn reload_until_stopped(
     path: &std::path::Path,
     mut config: Config,
     handle: &Handle,
-    gate: &Gate,
-    told: &Told,
+    access: &AccessControl,
+    targets: &ReloadTargets,
 ) -> Result<(), ServeError> {
     let on = |kind| signal(kind).map_err(io("listen for", "signals"));
     let (mut hangup, mut terminate, mut interrupt) =
         (on(SignalKind::hangup())?, on(SignalKind::terminate())?, on(SignalKind::interrupt())?);
     loop {
         tokio::select! {
-            _ = hangup.recv() => match reload(path, &config, handle, gate).await {
+            _ = hangup.recv() => match reload(path, &config, handle, access).await {
                 Ok(new) => {
-                    tracing::info!(path = %path.display(), "rack.toml read again");
-                    told.policy.send_replace(policy(&new));
-                    told.settings.send_replace(new.prediction);
-                    forget_strangers(&told.shares).await;
+                    tracing::info!(path = %path.display(), "rack.toml reloaded");
+                    targets.policy.send_replace(policy(&new));
+                    targets.settings.send_replace(new.prediction);
+                    remove_departed_hosts(&targets.shares).await;
                     config = new;
                 }
                 Err(error) => {
                     let error = units::chain(&error);
-                    tracing::error!(path = %path.display(), error, "rack.toml refused, nothing changed");
+                    tracing::error!(path = %path.display(), error, "rack.toml rejected, nothing changed");
                 }
             },
             _ = terminate.recv() => return Ok(()),
@@ -321,17 +323,17 @@ async fn reload(
     path: &std::path::Path,
     old: &Config,
     handle: &Handle,
-    gate: &Gate,
+    access: &AccessControl,
 ) -> Result<Config, ServeError> {
     let new = Config::load(path)?;
-    let fixed: Vec<String> = fixed(old, &new).iter().map(ToString::to_string).collect();
-    if !fixed.is_empty() {
-        return Err(ServeError::Fixed(fixed.join("; ")));
+    let changes: Vec<String> = immutable_changes(old, &new).iter().map(ToString::to_string).collect();
+    if !changes.is_empty() {
+        return Err(ServeError::ImmutableSetting(changes.join("; ")));
     }
     let (rules, tls) = (rules(&new)?, tls_config(&new)?);
     configure(handle, &new).await?;
-    gate.identity.replace(rules);
-    gate.tls.send_replace(tls);
+    access.identity.replace(rules);
+    access.tls.send_replace(tls);
     Ok(new)
 }
 
@@ -349,7 +351,7 @@ fn router(shared: Shared) -> Router {
         .with_service_name(<AgentServer<Agent> as NamedService>::NAME)
         .with_service_name("grpc.health.v1.Health")
         .build_v1()
-        .expect("the descriptors were made with the services");
+        .expect("the descriptors are built with the services");
     let rpc = Arc::clone(&shared.metrics.rpc);
     let scheduler =
         SchedulerServer::new(Scheduler(shared.clone())).max_decoding_message_size(MESSAGE_BYTES_MAX);
@@ -362,10 +364,10 @@ fn router(shared: Shared) -> Router {
         .http2_keepalive_timeout(Some(SESSION_SILENCE_MAX.as_duration()))
         .layer(CountCallsLayer)
         .add_service(reflection)
-        .add_service(Counted::new(scheduler, &rpc))
-        .add_service(Counted::new(admin, &rpc))
-        .add_service(Counted::new(models, &rpc))
-        .add_service(Counted::new(agent, &rpc))
+        .add_service(CountedService::new(scheduler, &rpc))
+        .add_service(CountedService::new(admin, &rpc))
+        .add_service(CountedService::new(models, &rpc))
+        .add_service(CountedService::new(agent, &rpc))
 }
 
 fn tls_config(config: &Config) -> Result<TlsConfig, TlsError> {
@@ -401,17 +403,17 @@ async fn export(
     stopping: watch::Receiver<bool>,
 ) -> Result<JoinHandle<()>, ServeError> {
     let listener = TcpListener::bind(address).await.map_err(io("listen on", address))?;
-    let show = move || {
+    let page = move || {
         let shared = shared.clone();
         async move {
             let metrics = Arc::clone(&shared.metrics);
-            let snapshot = shared.driver.look(|manager, _| Snapshot::of(manager));
+            let snapshot = shared.driver.read(|manager, _| Snapshot::of(manager));
             let snapshot = snapshot.map_err(|error| error.to_string())?;
-            let page = metrics.text(&snapshot).map_err(|error| error.to_string())?;
-            Ok::<_, String>(([(axum::http::header::CONTENT_TYPE, exposition::CONTENT_TYPE)], page))
+            let text = metrics.page(&snapshot).map_err(|error| error.to_string())?;
+            Ok::<_, String>(([(axum::http::header::CONTENT_TYPE, exposition::CONTENT_TYPE)], text))
         }
     };
-    let app = axum::Router::new().route("/metrics", axum::routing::get(show));
+    let app = axum::Router::new().route("/metrics", axum::routing::get(page));
     let stopped = stopped(stopping);
     Ok(tokio::spawn(async move {
         if let Err(error) = axum::serve(listener, app).with_graceful_shutdown(stopped).await {
@@ -424,14 +426,14 @@ async fn export(
 /// progress, so that no write hangs.
 async fn watchdog(handle: Handle) {
     let Some(within) = sd_notify::watchdog_enabled() else { return };
-    let mut beat = tokio::time::interval(within / 4);
-    let mut seen = None;
+    let mut tick = tokio::time::interval(within / 4);
+    let mut last = None;
     loop {
-        beat.tick().await;
-        let turns = Some(handle.turns());
-        if seen != turns {
+        tick.tick().await;
+        let iterations = Some(handle.iterations());
+        if last != iterations {
             notify(&[NotifyState::Watchdog]);
         }
-        seen = turns;
+        last = iterations;
     }
 }

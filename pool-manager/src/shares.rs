@@ -1,9 +1,9 @@
 //! Symbiosis in the manager: weights set by a scheduler are durable and sent to the host's agent;
-//! the report of a host's last epoch is kept. Shares are decided on the host.
+//! the latest report of each host is held in memory. Shares are decided on the host.
 //!
 //! ```text
-//!   SetWeights ──▶ store ──▶ weights as they are known ──watched──▶ each session of the host
-//!   session ──what came of an epoch──▶ told ──▶ GetShares
+//!   SetWeights ──▶ store ──▶ weights by host ──watcher──▶ each session of the host
+//!   session ──report of an epoch──▶ reports ──▶ GetShares
 //! ```
 
 mod rows;
@@ -24,11 +24,11 @@ use units::{
     limits::{TENANTS_PER_HOST_MAX, is_weight},
 };
 
-pub use rows::judge;
+pub use rows::check_row;
 
 use crate::{
-    convert::{Invalid, shares::Told},
-    driver::{Asked, Handle},
+    convert::{Invalid, shares::ShareReport},
+    driver::{DriverError, Handle},
     store::{Scan, StoreError},
 };
 
@@ -36,51 +36,51 @@ use crate::{
 pub type Weights = BTreeMap<Name, f64>;
 
 /// Weights by host, for hosts with any.
-type Weighed = BTreeMap<Name, Arc<Weights>>;
+type WeightsByHost = BTreeMap<Name, Arc<Weights>>;
 
-/// Reason why weights were not set.
+/// Error of [`Shares::set_weights`].
 #[derive(Debug, thiserror::Error)]
-pub enum NotSet {
-    /// There would be too many.
+pub enum SetWeightsError {
+    /// The host would have too many weights.
     #[error(transparent)]
     Invalid(#[from] Invalid),
     /// The host is not in the rack, the store failed, or the manager is stopping.
     #[error(transparent)]
-    Asked(#[from] Asked),
+    Driver(#[from] DriverError),
 }
 
 /// Weights in the store, read before writers start.
 #[derive(Debug)]
-pub struct Loaded(Weighed);
+pub struct StoredWeights(WeightsByHost);
 
-/// Reads them. Unreadable rows are skipped and logged: the default weights apply, and the rack
+/// Reads the stored weights. Unreadable rows are skipped and logged: the default weights apply, and the rack
 /// keeps running.
 ///
 /// # Errors
 /// The store cannot be read.
-pub fn load(store: &mut dyn Scan) -> Result<Loaded, StoreError> {
-    rows::load(store).map(Loaded)
+pub fn load(store: &mut dyn Scan) -> Result<StoredWeights, StoreError> {
+    rows::load(store).map(StoredWeights)
 }
 
 /// Weights and shares of a rack's hosts.
 #[derive(Debug)]
 pub struct Shares {
     /// Durable weights.
-    weighed: watch::Sender<Weighed>,
+    weights_by_host: watch::Sender<WeightsByHost>,
     /// Held by the writer: a host's weights are one entry, derived from the previous one.
-    pen: tokio::sync::Mutex<()>,
+    write_lock: tokio::sync::Mutex<()>,
     /// Latest report of each host since the manager started.
-    told: Mutex<HashMap<Name, Told>>,
+    reports: Mutex<HashMap<Name, ShareReport>>,
     driver: Handle,
 }
 
 impl Shares {
     /// Creates it with stored weights, without reports.
-    pub fn new(Loaded(weighed): Loaded, driver: Handle) -> Self {
+    pub fn new(StoredWeights(weights_by_host): StoredWeights, driver: Handle) -> Self {
         Self {
-            weighed: watch::Sender::new(weighed),
-            pen: tokio::sync::Mutex::default(),
-            told: Mutex::default(),
+            weights_by_host: watch::Sender::new(weights_by_host),
+            write_lock: tokio::sync::Mutex::default(),
+            reports: Mutex::default(),
             driver,
         }
     }
@@ -97,66 +97,66 @@ impl Shares {
         host: &Name,
         changes: Weights,
         actor: Actor,
-    ) -> Result<Arc<Weights>, NotSet> {
-        let _pen = self.pen.lock().await;
-        let known = self.driver.look(|manager, _| manager.durable().host_named(host))?;
-        known.ok_or_else(|| Asked::Denied(Denied::NoSuchHost(host.clone())))?;
+    ) -> Result<Arc<Weights>, SetWeightsError> {
+        let _guard = self.write_lock.lock().await;
+        let host_id = self.driver.read(|manager, _| manager.durable().host_named(host))?;
+        host_id.ok_or_else(|| DriverError::Denied(Denied::NoSuchHost(host.clone())))?;
         let before = self.weights(host);
         let mut weights = Weights::clone(&before);
         weights.extend(changes);
         weights.retain(|_, weight| is_weight(*weight));
         if weights.len() > TENANTS_PER_HOST_MAX {
-            let set = format!("{} would be set on {host}:", weights.len());
-            let rule = format!("must be at most {TENANTS_PER_HOST_MAX}; 0 takes one back");
-            return Err(Invalid::new("weights", set, rule).into());
+            let total = format!("{} would be set on {host}:", weights.len());
+            let rule = format!("must be at most {TENANTS_PER_HOST_MAX}; 0 removes one");
+            return Err(Invalid::new("weights", total, rule).into());
         }
         if weights == *before {
             return Ok(before);
         }
-        self.driver.keep(vec![rows::write(host, &weights)]).await?;
+        self.driver.write_entries(vec![rows::write(host, &weights)]).await?;
         let weights = Arc::new(weights);
-        self.weighed.send_modify(|weighed| match weights.is_empty() {
-            true => drop(weighed.remove(host)),
-            false => drop(weighed.insert(host.clone(), Arc::clone(&weights))),
+        self.weights_by_host.send_modify(|weights_by_host| match weights.is_empty() {
+            true => drop(weights_by_host.remove(host)),
+            false => drop(weights_by_host.insert(host.clone(), Arc::clone(&weights))),
         });
-        self.note(host, &weights, actor).await;
+        self.record_decision(host, &weights, actor).await;
         Ok(weights)
     }
 
     /// Records the decision.
-    async fn note(&self, host: &Name, weights: &Weights, actor: Actor) {
+    async fn record_decision(&self, host: &Name, weights: &Weights, actor: Actor) {
         let weights = weights.iter().map(|(tenant, weight)| (tenant.clone(), *weight)).collect();
-        let Ok(at) = self.driver.look(|_, when| when.wall) else { return }; // the manager is stopping
+        let Ok(at) = self.driver.read(|_, when| when.wall) else { return }; // the manager is stopping
         let decision =
             Decision { at, actor, subject: Subject::Host(host.clone()), what: What::Weighed { weights } };
-        if let Err(error) = self.driver.ask(Ask::Note(decision)).await {
-            tracing::error!(error = units::chain(&error), "not on record"); // it is in effect nevertheless
+        if let Err(error) = self.driver.request(Ask::Note(decision)).await {
+            tracing::error!(error = units::chain(&error), "cannot record decision"); // the change is in effect nevertheless
         }
     }
 
     /// Returns all weights of a host.
     pub fn weights(&self, host: &Name) -> Arc<Weights> {
-        weights_of(&self.weighed.borrow(), host)
+        weights_of(&self.weights_by_host.borrow(), host)
     }
 
-    /// Watches all weights of a host.
-    pub fn watch(&self, host: Name) -> Watched {
-        Watched { host, weighed: self.weighed.subscribe(), told: None }
+    /// Returns a watcher of all weights of a host.
+    pub fn watch(&self, host: Name) -> WeightsWatcher {
+        WeightsWatcher { host, weights_by_host: self.weights_by_host.subscribe(), last_seen: None }
     }
 
     /// Stores the report of a host's epoch.
-    pub fn tell(&self, host: Name, told: Told) {
-        self.all_told().insert(host, told);
+    pub fn record_report(&self, host: Name, report: ShareReport) {
+        self.lock_reports().insert(host, report);
     }
 
     /// Returns the latest report of a host since the manager started.
-    pub fn told(&self, host: &Name) -> Option<Told> {
-        self.all_told().get(host).cloned()
+    pub fn report(&self, host: &Name) -> Option<ShareReport> {
+        self.lock_reports().get(host).cloned()
     }
 
-    /// Each entry is always complete.
-    fn all_told(&self) -> MutexGuard<'_, HashMap<Name, Told>> {
-        self.told.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Uses a poisoned lock as well: each entry is always complete.
+    fn lock_reports(&self) -> MutexGuard<'_, HashMap<Name, ShareReport>> {
+        self.reports.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Deletes weights and reports of hosts outside the rack, because another host may get the
@@ -164,47 +164,50 @@ impl Shares {
     ///
     /// # Errors
     /// The store failed, or the manager is stopping: nothing is deleted.
-    pub async fn forget_strangers(&self) -> Result<(), Asked> {
-        let _pen = self.pen.lock().await;
-        let hosts: BTreeSet<Name> = self.driver.look(|manager, _| {
+    pub async fn remove_departed_hosts(&self) -> Result<(), DriverError> {
+        let _guard = self.write_lock.lock().await;
+        let hosts: BTreeSet<Name> = self.driver.read(|manager, _| {
             manager.durable().hosts().map(|(_, entry)| entry.host.name.clone()).collect()
         })?;
-        let strangers: Vec<Name> =
-            self.weighed.borrow().keys().filter(|host| !hosts.contains(*host)).cloned().collect();
-        if !strangers.is_empty() {
-            let nothing = Weights::new();
-            self.driver.keep(strangers.iter().map(|host| rows::write(host, &nothing)).collect()).await?;
-            self.weighed.send_modify(|weighed| weighed.retain(|host, _| hosts.contains(host)));
+        let departed: Vec<Name> =
+            self.weights_by_host.borrow().keys().filter(|host| !hosts.contains(*host)).cloned().collect();
+        if !departed.is_empty() {
+            let no_weights = Weights::new();
+            self.driver
+                .write_entries(departed.iter().map(|host| rows::write(host, &no_weights)).collect())
+                .await?;
+            self.weights_by_host
+                .send_modify(|weights_by_host| weights_by_host.retain(|host, _| hosts.contains(host)));
         }
-        self.all_told().retain(|host, _| hosts.contains(host));
+        self.lock_reports().retain(|host, _| hosts.contains(host));
         Ok(())
     }
 }
 
-fn weights_of(weighed: &Weighed, host: &Name) -> Arc<Weights> {
-    weighed.get(host).cloned().unwrap_or_default()
+fn weights_of(weights_by_host: &WeightsByHost, host: &Name) -> Arc<Weights> {
+    weights_by_host.get(host).cloned().unwrap_or_default()
 }
 
 /// Watcher of one host's weights. A slow one sees the newest, not every intermediate state.
 #[derive(Debug)]
-pub struct Watched {
+pub struct WeightsWatcher {
     host: Name,
-    weighed: watch::Receiver<Weighed>,
-    /// Last state seen.
-    told: Option<Arc<Weights>>,
+    weights_by_host: watch::Receiver<WeightsByHost>,
+    /// Last state returned.
+    last_seen: Option<Arc<Weights>>,
 }
 
-impl Watched {
+impl WeightsWatcher {
     /// Returns all weights of the host: at first at once, then after each change. May be cancelled
     /// and called again.
     pub async fn next(&mut self) -> Arc<Weights> {
         loop {
-            if self.told.is_some() && self.weighed.changed().await.is_err() {
+            if self.last_seen.is_some() && self.weights_by_host.changed().await.is_err() {
                 std::future::pending::<()>().await; // no further weights are set
             }
-            let now = weights_of(&self.weighed.borrow_and_update(), &self.host);
-            if self.told.as_ref() != Some(&now) {
-                self.told = Some(Arc::clone(&now));
+            let now = weights_of(&self.weights_by_host.borrow_and_update(), &self.host);
+            if self.last_seen.as_ref() != Some(&now) {
+                self.last_seen = Some(Arc::clone(&now));
                 return now;
             }
         }

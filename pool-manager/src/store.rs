@@ -144,7 +144,7 @@ impl Write {
     }
 }
 
-/// Object that can be read completely.
+/// Source of entries.
 pub trait Scan: Send {
     /// Passes every entry of a table to a function, in the order of the keys.
     ///
@@ -225,10 +225,12 @@ pub enum StoreError {
         errno: io::Error,
     },
     /// The remaining space of the disk is reserved for the ledger.
-    #[error("less than {STORE_FREE_BYTES_MIN} bytes are free for the store: what is left is for the ledger")]
+    #[error(
+        "less than {STORE_FREE_BYTES_MIN} bytes are free for the store: the rest is reserved for the ledger"
+    )]
     Full,
     /// An earlier write failed, so the state is unknown until the store is reopened.
-    #[error("store {} failed before: it must be opened again", place.display())]
+    #[error("store {} failed before: it must be reopened", place.display())]
     Poisoned {
         /// Store.
         place: PathBuf,
@@ -267,13 +269,14 @@ pub fn meta_number(store: &mut dyn Scan, place: &Path, wanted: &[u8]) -> Result<
 }
 
 /// Rejects a store of another format; sets this version's format in an empty one.
-fn settle_format(store: &mut dyn Store, place: &Path) -> Result<(), StoreError> {
+fn check_format(store: &mut dyn Store, place: &Path) -> Result<(), StoreError> {
     match meta_number(store, place, meta::FORMAT)? {
         Some(FORMAT) => Ok(()),
         Some(found) if found > FORMAT => Err(StoreError::Newer { place: place.to_owned(), found }),
-        Some(found) => {
-            Err(StoreError::Corrupt { place: place.to_owned(), what: format!("format {found} never was") })
-        }
+        Some(found) => Err(StoreError::Corrupt {
+            place: place.to_owned(),
+            what: format!("format {found} never existed"),
+        }),
         None if is_empty(store)? => store.commit(&[Write::number(Table::Meta, meta::FORMAT, FORMAT)]),
         None => {
             Err(StoreError::Corrupt { place: place.to_owned(), what: "entries without a format".to_owned() })

@@ -1,5 +1,5 @@
-//! The manager's certificate, its key, and the authority that signs the certificates of callers: read, checked, and made
-//! into a TLS configuration.
+//! Loads the manager's certificate, its key, and the authority of clients' certificates, and checks
+//! them.
 
 use std::{
     fs, io,
@@ -18,10 +18,10 @@ use x509_parser::prelude::{FromDer as _, GeneralName, X509Certificate};
 
 use crate::config::Tls;
 
-/// Permissions of users who are neither the key's owner nor of its group.
-const OTHERS: u32 = 0o007;
+/// Permission bits of users other than the key's owner and group.
+const OTHER_USERS: u32 = 0o007;
 
-/// A certificate with fewer days left raises a warning.
+/// Remaining days below which a certificate causes a warning.
 pub const EXPIRY_WARNING_DAYS: i64 = 14;
 
 /// Error returned by [`load`]: file, and reason.
@@ -30,20 +30,20 @@ pub enum TlsError {
     /// The file cannot be read.
     #[error("tls.{field}: cannot read {}", path.display())]
     Read {
-        /// The key in rack.toml.
+        /// Field in rack.toml.
         field: &'static str,
-        /// The file.
+        /// File.
         path: PathBuf,
-        /// Why.
+        /// Error.
         #[source]
         errno: io::Error,
     },
-    /// The file does not hold what its field needs.
+    /// The contents of the file are not usable for the field.
     #[error("tls.{field}: {}: {rule}", path.display())]
     Unusable {
-        /// The key in rack.toml.
+        /// Field in rack.toml.
         field: &'static str,
-        /// The file.
+        /// File.
         path: PathBuf,
         /// Rule.
         rule: String,
@@ -57,12 +57,13 @@ pub struct LoadedTls {
     pub config: Arc<ServerConfig>,
     /// DNS names and addresses in the manager's certificate.
     pub names: Vec<String>,
-    /// When the manager's certificate or the first valid one of the client authority expires, in Unix seconds.
+    /// Expiry of the manager's certificate or of the first valid one of the client authority, in Unix
+    /// seconds.
     pub expires_unix_s: i64,
 }
 
 impl LoadedTls {
-    /// Returns how many whole days are left until a certificate expires.
+    /// Returns the number of whole days until a certificate expires.
     pub fn days_left(&self) -> i64 {
         (self.expires_unix_s - now_unix_s()) / (24 * 3600)
     }
@@ -71,16 +72,16 @@ impl LoadedTls {
 /// Reads and checks the files of `[tls]`.
 ///
 /// # Errors
-/// [`TlsError`]: a file is missing or not PEM, the key is readable by every user or another certificate's, or a certificate is
-/// expired or not valid yet.
+/// [`TlsError`]: a file is missing or not PEM, the key is readable by every user or belongs to another
+/// certificate, or a certificate is expired or not valid yet.
 pub fn load(tls: &Tls) -> Result<LoadedTls, TlsError> {
     let chain = certificates("certificate", &tls.certificate)?;
     let key = key(&tls.key)?;
     let authorities = certificates("client_ca", &tls.client_ca)?;
-    let names = alternative_names(&parsed("certificate", &tls.certificate, &chain[0])?);
+    let names = alternative_names(&parse("certificate", &tls.certificate, &chain[0])?);
     let leaf = &chain[..1]; // clients verify the rest of the chain
-    let own = valid("certificate", &tls.certificate, leaf)?;
-    let authority = valid("client_ca", &tls.client_ca, &authorities)?;
+    let own = valid_certificates("certificate", &tls.certificate, leaf)?;
+    let authority = valid_certificates("client_ca", &tls.client_ca, &authorities)?;
     let provider = Arc::new(ring::default_provider());
     let verifier = WebPkiClientVerifier::builder_with_provider(
         roots(&tls.client_ca, authority.certificates)?,
@@ -115,13 +116,13 @@ fn read(field: &'static str, path: &Path) -> Result<Vec<u8>, TlsError> {
 }
 
 fn certificates(field: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&read(field, path)?).collect();
-    let found =
-        found.map_err(|error| unusable(field, path, format!("must be certificates as PEM: {error}")))?;
-    if found.is_empty() {
+    let parsed: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&read(field, path)?).collect();
+    let parsed =
+        parsed.map_err(|error| unusable(field, path, format!("must be certificates as PEM: {error}")))?;
+    if parsed.is_empty() {
         return Err(unusable(field, path, "must have at least one certificate as PEM"));
     }
-    Ok(found)
+    Ok(parsed)
 }
 
 fn key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
@@ -129,7 +130,7 @@ fn key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
     let mode = fs::metadata(path)
         .map_err(|errno| TlsError::Read { field: "key", path: path.to_owned(), errno })?
         .mode();
-    if mode & OTHERS != 0 {
+    if mode & OTHER_USERS != 0 {
         let rule = format!(
             "has mode {:04o}: must not be open to every user; `chmod o= {}`",
             mode & 0o7777,
@@ -149,7 +150,7 @@ fn roots(path: &Path, authorities: Vec<CertificateDer<'static>>) -> Result<Arc<R
     Ok(Arc::new(roots))
 }
 
-fn parsed<'a>(
+fn parse<'a>(
     field: &'static str,
     path: &Path,
     der: &'a CertificateDer<'_>,
@@ -160,26 +161,26 @@ fn parsed<'a>(
         .map_err(|error| unusable(field, path, format!("must be X.509: {error}")))
 }
 
-struct Valid {
+struct ValidCertificates {
     certificates: Vec<CertificateDer<'static>>,
     expires_unix_s: i64,
 }
 
-/// Returns the certificates that are valid now, and when the first of them expires. Others are left out with a warning, as
-/// after the rotation of an authority.
+/// Returns the certificates that are valid now, and the first expiry. Others are skipped with a
+/// warning, as after the rotation of an authority.
 ///
 /// # Errors
 /// None is valid.
-fn valid(
+fn valid_certificates(
     field: &'static str,
     path: &Path,
     certificates: &[CertificateDer<'static>],
-) -> Result<Valid, TlsError> {
+) -> Result<ValidCertificates, TlsError> {
     let now = now_unix_s();
     let (mut valid, mut problems) =
-        (Valid { certificates: Vec::new(), expires_unix_s: i64::MAX }, Vec::new());
+        (ValidCertificates { certificates: Vec::new(), expires_unix_s: i64::MAX }, Vec::new());
     for der in certificates {
-        let certificate = parsed(field, path, der)?;
+        let certificate = parse(field, path, der)?;
         let validity = certificate.validity();
         if validity.not_after.timestamp() < now {
             problems.push(format!("expired on {}: renew it", validity.not_after));
@@ -194,13 +195,13 @@ fn valid(
         return Err(unusable(field, path, problems.join("; ")));
     }
     for problem in problems {
-        tracing::warn!(field, path = %path.display(), problem, "certificate left out");
+        tracing::warn!(field, path = %path.display(), problem, "skipping invalid certificate");
     }
     Ok(valid)
 }
 
 fn alternative_names(certificate: &X509Certificate<'_>) -> Vec<String> {
-    let Ok(Some(found)) = certificate.subject_alternative_name() else { return Vec::new() };
+    let Ok(Some(parsed)) = certificate.subject_alternative_name() else { return Vec::new() };
     let name = |name: &GeneralName<'_>| match name {
         GeneralName::DNSName(name) => Some((*name).to_owned()),
         GeneralName::IPAddress(bytes) => match bytes.len() {
@@ -209,7 +210,7 @@ fn alternative_names(certificate: &X509Certificate<'_>) -> Vec<String> {
         },
         _ => None,
     };
-    found.value.general_names.iter().filter_map(name).collect()
+    parsed.value.general_names.iter().filter_map(name).collect()
 }
 
 fn now_unix_s() -> i64 {

@@ -1,5 +1,6 @@
-//! Bearer tokens of hosts and of roles, for loopback addresses and unix sockets. A token is a secret in a file that only
-//! its owner can read; the manager keeps its hash. Over TLS the certificate identifies the caller, and tokens are unused.
+//! Bearer tokens of hosts and of roles, for loopback addresses and unix sockets. A token is a secret
+//! in a file that only its owner can read; the manager holds its hash in memory. Over TLS the
+//! certificate identifies the caller, and tokens are unused.
 
 use std::{
     collections::BTreeMap,
@@ -15,10 +16,10 @@ use units::Name;
 
 use crate::{config::Host, role::Role};
 
-/// A token is so many random bytes, written as hexadecimal digits.
+/// Random bytes of a token, which is written in hexadecimal digits.
 const TOKEN_BYTES: usize = 32;
-/// Permissions of anybody but the owner.
-const OTHERS: u32 = 0o077;
+/// Permission bits of the group and of other users.
+const GROUP_AND_OTHERS: u32 = 0o077;
 
 /// SHA-256 of the token of each host and of each role.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -27,64 +28,65 @@ pub struct Tokens {
     roles: BTreeMap<Role, [u8; 32]>,
 }
 
-/// Why there are no tokens.
+/// Error of a token file.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenError {
-    /// The operating system refused.
+    /// The operating system rejected an operation.
     #[error("{doing} {}", path.display())]
     Io {
         /// Operation.
         doing: &'static str,
-        /// With what.
+        /// File.
         path: PathBuf,
-        /// Why not.
+        /// Error.
         #[source]
         errno: io::Error,
     },
-    /// Others than its owner may read it or write it.
-    #[error("token {} has mode {mode:04o}: must be the owner's alone; `chmod 600` it, or delete it for a new one", path.display())]
-    Open {
-        /// Which file.
+    /// Other users than its owner have permissions.
+    #[error("token {} has mode {mode:04o}: must be accessible to its owner only; `chmod 600` it, or delete it to create a new one", path.display())]
+    Permissions {
+        /// File.
         path: PathBuf,
-        /// Its permissions.
+        /// Permissions.
         mode: u32,
     },
-    /// It is not a token.
-    #[error("token {} holds no token: must be 64 digits of 0-9 a-f; delete it for a new one", path.display())]
-    NotAToken {
-        /// Which file.
+    /// The file does not contain a token.
+    #[error("token {} is malformed: must be 64 digits of 0-9 a-f; delete it to create a new one", path.display())]
+    Malformed {
+        /// File.
         path: PathBuf,
     },
 }
 
 impl Tokens {
-    /// Returns the tokens of these hosts and of all roles. A host's token has its hash in `rack.toml`, or else is the file
-    /// `tokens/HOST.token` in the store's directory; a role's is `roles/ROLE.token`. Missing files are made.
+    /// Loads the tokens of these hosts and of all roles. The hash of a host's token is in `rack.toml`, or
+    /// its token is in the file `tokens/HOST.token` of the store's directory; a role's is in
+    /// `roles/ROLE.token`. Missing files are created.
     ///
     /// # Errors
     /// [`TokenError`] for the first file that cannot be used.
     pub fn load(store: &Path, hosts: &[Host]) -> Result<Self, TokenError> {
-        make_directory(&directory(store))?;
-        make_directory(&role_directory(store))?;
+        create_directory(&directory(store))?;
+        create_directory(&role_directory(store))?;
         let hosts = hosts.iter().map(|host| {
-            let from_file = || read_or_make(&path(store, &host.name)).map(|token| hash(&token));
+            let from_file = || read_or_create(&path(store, &host.name)).map(|token| hash(&token));
             Ok((host.name.clone(), host.token_sha256.map_or_else(from_file, Ok)?))
         });
-        let roles = Role::ALL.map(|role| Ok((role, hash(&read_or_make(&role_path(store, role))?))));
+        let roles = Role::ALL.map(|role| Ok((role, hash(&read_or_create(&role_path(store, role))?))));
         Ok(Self {
             hosts: hosts.collect::<Result<_, _>>()?,
             roles: roles.into_iter().collect::<Result<_, _>>()?,
         })
     }
 
-    /// Returns whether this is the host's token, in a time that does not depend on how much of it is right.
+    /// Returns whether this is the host's token, in constant time.
     pub fn admits(&self, host: &Name, presented: &str) -> bool {
-        self.hosts.get(host).is_some_and(|wanted| is_equal(wanted, &hash(presented)))
+        self.hosts.get(host).is_some_and(|expected| is_equal(expected, &hash(presented)))
     }
 
-    /// Returns whether this is the role's token, in a time that does not depend on how much of it is right.
+    /// Returns whether this is the role's token, in constant time.
     pub fn admits_role(&self, role: Role, presented: &str) -> bool {
-        self.roles.get(&role).is_some_and(|wanted| is_equal(wanted, &hash(presented)))
+        self.roles.get(&role).is_some_and(|expected| is_equal(expected, &hash(presented)))
     }
 }
 
@@ -92,32 +94,32 @@ fn is_equal(a: &[u8; 32], b: &[u8; 32]) -> bool {
     a.iter().zip(b).fold(0, |all, (a, b)| all | (a ^ b)) == 0
 }
 
-fn make_directory(directory: &Path) -> Result<(), TokenError> {
+fn create_directory(directory: &Path) -> Result<(), TokenError> {
     let made = DirBuilder::new().recursive(true).mode(0o700).create(directory);
-    made.map_err(io_error("make", directory))
+    made.map_err(io_error("create", directory))
 }
 
-/// The folder of all tokens in the folder of a store.
+/// Returns the folder of the hosts' tokens in the folder of a store.
 pub fn directory(store: &Path) -> PathBuf {
     store.join("tokens")
 }
 
-/// The file that holds a host's token.
+/// Returns the file of a host's token.
 pub fn path(store: &Path, host: &Name) -> PathBuf {
     directory(store).join(format!("{host}.token"))
 }
 
-/// The folder of the roles' tokens in the folder of a store.
+/// Returns the folder of the roles' tokens in the folder of a store.
 pub fn role_directory(store: &Path) -> PathBuf {
     store.join("roles")
 }
 
-/// The file that holds a role's token.
+/// Returns the file of a role's token.
 pub fn role_path(store: &Path, role: Role) -> PathBuf {
     role_directory(store).join(format!("{role}.token"))
 }
 
-/// 32 bytes from 64 lower-case hexadecimal digits.
+/// Decodes 64 lower-case hexadecimal digits.
 pub fn from_hex(digits: &str) -> Option<[u8; 32]> {
     let value = |digit: &u8| match digit {
         b'0'..=b'9' => Some(digit - b'0'),
@@ -140,10 +142,10 @@ fn io_error(doing: &'static str, path: &Path) -> impl Fn(io::Error) -> TokenErro
     move |errno| TokenError::Io { doing, path: path.to_owned(), errno }
 }
 
-fn read_or_make(path: &Path) -> Result<String, TokenError> {
+fn read_or_create(path: &Path) -> Result<String, TokenError> {
     match File::open(path) {
         Err(errno) if errno.kind() == io::ErrorKind::NotFound => {
-            make(path).map_err(io_error("make", path))?;
+            create(path).map_err(io_error("create", path))?;
             read(path, File::open(path).map_err(io_error("open", path))?)
         }
         opened => read(path, opened.map_err(io_error("open", path))?),
@@ -151,18 +153,19 @@ fn read_or_make(path: &Path) -> Result<String, TokenError> {
 }
 
 fn read(path: &Path, file: File) -> Result<String, TokenError> {
-    let mode = file.metadata().map_err(io_error("ask the mode of", path))?.mode() & 0o7777;
-    if mode & OTHERS != 0 {
-        return Err(TokenError::Open { path: path.to_owned(), mode });
+    let mode = file.metadata().map_err(io_error("get the mode of", path))?.mode() & 0o7777;
+    if mode & GROUP_AND_OTHERS != 0 {
+        return Err(TokenError::Permissions { path: path.to_owned(), mode });
     }
     let text = io::read_to_string(file).map_err(io_error("read", path))?;
     let token = text.trim_end();
-    from_hex(token).ok_or_else(|| TokenError::NotAToken { path: path.to_owned() })?;
+    from_hex(token).ok_or_else(|| TokenError::Malformed { path: path.to_owned() })?;
     Ok(token.to_owned())
 }
 
-/// Whole or not at all, and durable: the host may have been given a copy when the manager comes back.
-fn make(path: &Path) -> io::Result<()> {
+/// Creates a token file, atomically and durably: a copy may be on the host before a restart of the
+/// manager.
+fn create(path: &Path) -> io::Result<()> {
     let partial = path.with_extension("token.partial");
     let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&partial)?;
     let mut bytes = [0; TOKEN_BYTES];
@@ -174,7 +177,7 @@ fn make(path: &Path) -> io::Result<()> {
     writeln!(file, "{digits}")?;
     file.sync_all()?;
     fs::rename(&partial, path)?;
-    File::open(path.parent().expect("a token lies in a folder"))?.sync_all()
+    File::open(path.parent().expect("a token's path has a folder"))?.sync_all()
 }
 
 #[cfg(test)]
@@ -191,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_is_admitted_by_its_own_token_and_no_other() {
+    fn host_is_admitted_by_its_own_token_only() {
         let store = tempfile::tempdir().unwrap();
         let hosts = [host("h0", None), host("h1", None)];
         let tokens = Tokens::load(store.path(), &hosts).unwrap();
@@ -206,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_are_made_once_and_for_their_owner_alone() {
+    fn tokens_are_created_once_and_private() {
         let store = tempfile::tempdir().unwrap();
         let hosts = [host("h0", None)];
         let first = Tokens::load(store.path(), &hosts).unwrap();
@@ -214,15 +217,11 @@ mod tests {
         let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
         assert_eq!(mode(&path(store.path(), &hosts[0].name)), 0o600);
         assert_eq!(mode(&store.path().join("tokens")), 0o700);
-        assert_eq!(
-            fs::read_dir(store.path().join("tokens")).unwrap().count(),
-            1,
-            "something was left behind"
-        );
+        assert_eq!(fs::read_dir(store.path().join("tokens")).unwrap().count(), 1, "a partial file remains");
     }
 
     #[test]
-    fn role_is_admitted_by_its_own_token_and_no_other() {
+    fn role_is_admitted_by_its_own_token_only() {
         let store = tempfile::tempdir().unwrap();
         let hosts = [host("admin", None)];
         let tokens = Tokens::load(store.path(), &hosts).unwrap();
@@ -242,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hash_in_the_configuration_needs_no_file() {
+    fn hash_in_the_configuration_needs_no_file() {
         let store = tempfile::tempdir().unwrap();
         let hosts = [host("h0", Some(hash("secret")))];
         let tokens = Tokens::load(store.path(), &hosts).unwrap();
@@ -251,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_that_others_can_read_is_refused() {
+    fn token_accessible_to_others_is_rejected() {
         let store = tempfile::tempdir().unwrap();
         let hosts = [host("h0", None)];
         Tokens::load(store.path(), &hosts).unwrap();
@@ -259,20 +258,23 @@ mod tests {
         for mode in [0o640, 0o604, 0o620, 0o601] {
             fs::set_permissions(&file, fs::Permissions::from_mode(mode)).unwrap();
             let error = Tokens::load(store.path(), &hosts).unwrap_err().to_string();
-            assert!(error.contains(&format!("has mode {mode:04o}: must be the owner's alone")), "{error}");
+            assert!(
+                error.contains(&format!("has mode {mode:04o}: must be accessible to its owner only")),
+                "{error}"
+            );
         }
     }
 
     #[test]
-    fn half_a_token_is_refused() {
+    fn malformed_token_is_rejected() {
         let store = tempfile::tempdir().unwrap();
         let hosts = [host("h0", None)];
         Tokens::load(store.path(), &hosts).unwrap();
-        for half in ["", "0123", &"G".repeat(64), &"0".repeat(65), &"0".repeat(128)] {
-            fs::write(path(store.path(), &hosts[0].name), half).unwrap();
+        for content in ["", "0123", &"G".repeat(64), &"0".repeat(65), &"0".repeat(128)] {
+            fs::write(path(store.path(), &hosts[0].name), content).unwrap();
             assert!(
-                matches!(Tokens::load(store.path(), &hosts), Err(TokenError::NotAToken { .. })),
-                "{half:?}"
+                matches!(Tokens::load(store.path(), &hosts), Err(TokenError::Malformed { .. })),
+                "{content:?}"
             );
         }
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use nix::unistd::{Group, User};
 use units::limits::ROLE_NAMES_MAX;
 
-use super::written::{Field, Section};
+use super::reader::{Field, Section};
 use crate::role::Role;
 
 /// Local users of the unix socket. Root and the manager's user have every role.
@@ -33,7 +33,7 @@ pub(super) fn access(mut section: Section<'_>, is_unix: bool) -> Option<Access> 
     let rule =
         "only applies to a manager.listen of unix:/path; clients of an address use tokens or certificates";
     for key in ["group", "schedulers", "admins"] {
-        section.rule(is_unix || !section.was_given(key), key, rule)?;
+        section.rule(is_unix || !section.is_present(key), key, rule)?;
     }
     let (group, schedulers, admins): (_, Vec<_>, Vec<_>) = (group?, schedulers?, admins?);
     let reachable = group.is_some() || schedulers.is_empty() && admins.is_empty();

@@ -36,7 +36,7 @@ fn rack() -> Config {
 }
 
 /// Returns the errors of the rack with one part replaced.
-fn said(piece: &str, replaced: &str) -> String {
+fn error_of(piece: &str, replaced: &str) -> String {
     assert!(RACK.contains(piece), "{piece:?} is not in the rack");
     let error = parse(&RACK.replacen(piece, replaced, 1)).expect_err(replaced).to_string();
     error.replace("/etc/tarn/rack.toml: ", "")
@@ -44,11 +44,11 @@ fn said(piece: &str, replaced: &str) -> String {
 
 #[track_caller]
 fn check(piece: &str, replaced: &str, expected: &str) {
-    assert_eq!(said(piece, replaced), expected);
+    assert_eq!(error_of(piece, replaced), expected);
 }
 
-/// The text with the block that begins with this line of a comment uncommented.
-fn uncommented(text: &str, first: &str) -> String {
+/// Returns the text with the block that begins with this commented line uncommented.
+fn uncomment(text: &str, first: &str) -> String {
     let blocks = text.split("\n\n").map(|block| match block.starts_with(&format!("# {first}")) {
         true => block.lines().map(|line| line.trim_start_matches("# ")).collect::<Vec<_>>().join("\n"),
         false => block.to_owned(),
@@ -57,25 +57,25 @@ fn uncommented(text: &str, first: &str) -> String {
 }
 
 #[test]
-fn the_example_is_a_rack() {
+fn example_rack_is_valid() {
     let path = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/rack.example.toml"));
     let config = Config::load(path).unwrap();
     assert_eq!((config.emcs.len(), config.hosts.len()), (2, 4));
     assert_eq!(config.manager.listen, Listen::Unix(LISTEN_DEFAULT.into()));
     let text = fs::read_to_string(path).unwrap();
-    let fence = uncommented(&text, "[fence]");
+    let fence = uncomment(&text, "[fence]");
     assert!(Config::parse(&fence, path).unwrap().fence.is_some());
-    let tls = uncommented(&text, "[tls]").replace("unix:/run/tarn/manager.sock", "10.0.0.1:9750");
+    let tls = uncomment(&text, "[tls]").replace("unix:/run/tarn/manager.sock", "10.0.0.1:9750");
     assert!(Config::parse(&tls, path).unwrap().tls.is_some());
-    let access = uncommented(&text, "[access]").replace("\"tarn\"", "\"0\"");
+    let access = uncomment(&text, "[access]").replace("\"tarn\"", "\"0\"");
     let access = access.replace("\"nova\"", "\"1\"").replace("\"operator\"", "\"2\"");
     assert_eq!(Config::parse(&access, path).unwrap().access.group, Some(0));
-    let shared = uncommented(&fence, "[[emc]]");
+    let shared = uncomment(&fence, "[[emc]]");
     assert_eq!(Config::parse(&shared, path).unwrap().emcs[2].driver, Driver::SharedDax);
 }
 
 #[test]
-fn what_is_left_out_has_a_default() {
+fn optional_sections_have_defaults() {
     let config = rack();
     assert_eq!(config.lease, Lease { ttl: Ns::secs(10), fence_after: Some(Ns::secs(600)) });
     assert_eq!(config.policy.commit_within, COMMIT_WITHIN_DEFAULT);
@@ -83,13 +83,13 @@ fn what_is_left_out_has_a_default() {
 }
 
 #[test]
-fn forecasts_may_go_wrong_as_often_as_the_operator_says() {
-    let of = |said: &str| parse(&RACK.replacen("[[emc]]", &format!("[prediction]\n{said}\n\n[[emc]]"), 1));
+fn prediction_section_sets_limits_and_retention() {
+    let of = |lines: &str| parse(&RACK.replacen("[[emc]]", &format!("[prediction]\n{lines}\n\n[[emc]]"), 1));
     assert_eq!(of("").unwrap().prediction, Settings::default());
     let settings = of("exceed_max = 0.01\noverpredicted_exceeds = 0.5\nkeep_s = 86400").unwrap().prediction;
-    assert_eq!((settings.rules.exceed_max.get(), settings.keep), (0.01, Ns::secs(86400)));
-    assert_eq!(settings.rules.overpredicted_exceeds.get(), 0.5);
-    for (said, expected) in [
+    assert_eq!((settings.limits.exceed_max.get(), settings.retention), (0.01, Ns::secs(86400)));
+    assert_eq!(settings.limits.overpredicted_exceeds.get(), 0.5);
+    for (lines, expected) in [
         ("exceed_max = 2", "line 7: prediction.exceed_max = 2: must be a fraction between 0 and 1"),
         (
             "keep_s = 60",
@@ -97,7 +97,7 @@ fn forecasts_may_go_wrong_as_often_as_the_operator_says() {
         ),
         ("exceed = 0.1", "line 7: prediction.exceed: unknown key"),
     ] {
-        let error = of(said).expect_err(said).to_string();
+        let error = of(lines).expect_err(lines).to_string();
         assert!(error.replace("/etc/tarn/rack.toml: ", "").starts_with(expected), "{error}");
     }
 }
@@ -112,7 +112,7 @@ fn relative_paths_are_relative_to_the_file() {
 }
 
 #[test]
-fn leases_may_be_fractional_and_fencing_left_to_the_operator() {
+fn lease_times_may_be_fractional_and_fencing_disabled() {
     let config = parse(&format!("{RACK}\n[lease]\nttl_s = 0.5\nfence_after_s = \"never\"")).unwrap();
     assert_eq!(config.lease, Lease { ttl: Ns::ms(500), fence_after: None });
     let config = parse(&format!("{RACK}\n[lease]\nttl_s = 1\nfence_after_s = 2.5")).unwrap();
@@ -120,7 +120,7 @@ fn leases_may_be_fractional_and_fencing_left_to_the_operator() {
 }
 
 #[test]
-fn a_typo_is_an_error() {
+fn unknown_key_is_an_error() {
     check(
         "store =",
         "stroe =",
@@ -129,7 +129,7 @@ fn a_typo_is_an_error() {
     check(
         "[[host]]",
         "[[hosts]]",
-        "host: must be there at least once\nline 18: hosts: unknown key; must be one of manager, lease, policy, prediction, fence, access, tls, emc, host",
+        "host: is missing: must be given at least once\nline 18: hosts: unknown key; must be one of manager, lease, policy, prediction, fence, access, tls, emc, host",
     );
     check(
         "cores = 32",
@@ -139,7 +139,7 @@ fn a_typo_is_an_error() {
 }
 
 #[test]
-fn a_host_is_wired_to_emcs_that_are_there() {
+fn host_with_unknown_or_repeated_emcs_is_rejected() {
     check(r#"["emc0", "emc1"]"#, "[]", "line 18: host[0].emcs: must name at least one EMC");
     check(
         r#""emc1"]"#,
@@ -151,7 +151,7 @@ fn a_host_is_wired_to_emcs_that_are_there() {
 }
 
 #[test]
-fn no_two_things_have_one_name_or_one_place() {
+fn duplicate_names_and_paths_are_rejected() {
     check(
         "\"emc1\"",
         "\"emc0\"",
@@ -172,7 +172,7 @@ fn no_two_things_have_one_name_or_one_place() {
 }
 
 #[test]
-fn two_hosts_do_not_share_a_token() {
+fn token_shared_by_two_hosts_is_rejected() {
     let token = format!("token_sha256 = \"{}\"", "0a".repeat(32));
     let second = format!("[[host]]\nname = \"h1\"\ncores = 1\nlocal_mib = 1\nemcs = [\"emc0\"]\n{token}");
     let error = parse(&format!("{RACK}{token}\n{second}")).unwrap_err().to_string();
@@ -186,13 +186,13 @@ fn two_hosts_do_not_share_a_token() {
 }
 
 #[test]
-fn sizes_are_within_their_limits() {
-    for (wrong, line) in
+fn sizes_outside_their_limits_are_rejected() {
+    for (value, line) in
         [("0", 8), ("-1", 8), ("16385", 8), ("6.5", 8), ("\"64\"", 8), ("99999999999999999999", 8)]
     {
         let expected =
-            format!("line {line}: emc[0].slices = {wrong}: must be a whole number from 1 to 16384");
-        check("slices = 64", &format!("slices = {wrong}"), &expected);
+            format!("line {line}: emc[0].slices = {value}: must be a whole number from 1 to 16384");
+        check("slices = 64", &format!("slices = {value}"), &expected);
     }
     check("cores = 32", "cores = 0", "line 20: host[0].cores = 0: must be a whole number from 1 to 4096");
     check("65536", "0", "line 21: host[0].local_mib = 0: must be a whole number from 1 to 67108864");
@@ -206,7 +206,7 @@ fn sizes_are_within_their_limits() {
 }
 
 #[test]
-fn addresses_are_addresses_and_only_tls_goes_beyond_this_machine() {
+fn non_loopback_address_requires_tls() {
     check(
         "127.0.0.1:9750",
         "localhost",
@@ -230,17 +230,17 @@ fn addresses_are_addresses_and_only_tls_goes_beyond_this_machine() {
     check(
         "[[host]]",
         "[tls]\nkey = 1\n\n[[host]]",
-        "line 18: tls.certificate: is missing\nline 18: tls.client_ca: is missing\nline 19: tls.key = 1: must be a text in quotes",
+        "line 18: tls.certificate: is missing\nline 18: tls.client_ca: is missing\nline 19: tls.key = 1: must be a string in quotes",
     );
 }
 
 #[test]
-fn times_and_fractions_are_within_their_limits() {
+fn times_and_fractions_outside_limits_are_rejected() {
     let section = |text: &str| format!("{text}\n\n[[host]]");
-    for wrong in ["0.1", "0", "-1", "3601", "nan", "inf", "\"ten\""] {
+    for value in ["0.1", "0", "-1", "3601", "nan", "inf", "\"ten\""] {
         let expected =
-            format!("line 19: lease.ttl_s = {wrong}: must be a number of seconds from 0.2 to 3600");
-        check("[[host]]", &section(&format!("[lease]\nttl_s = {wrong}")), &expected);
+            format!("line 19: lease.ttl_s = {value}: must be a number of seconds from 0.2 to 3600");
+        check("[[host]]", &section(&format!("[lease]\nttl_s = {value}")), &expected);
     }
     check(
         "[[host]]",
@@ -252,14 +252,14 @@ fn times_and_fractions_are_within_their_limits() {
         &section("[policy]\ncommit_within_s = 0"),
         "line 19: policy.commit_within_s = 0: must be a number of seconds from 0.001 to 86400",
     );
-    for wrong in ["1.5", "-0.1", "nan"] {
-        let expected = format!("line 19: policy.pool_share = {wrong}: must be a fraction between 0 and 1");
-        check("[[host]]", &section(&format!("[policy]\npool_share = {wrong}")), &expected);
+    for value in ["1.5", "-0.1", "nan"] {
+        let expected = format!("line 19: policy.pool_share = {value}: must be a fraction between 0 and 1");
+        check("[[host]]", &section(&format!("[policy]\npool_share = {value}")), &expected);
     }
 }
 
 #[test]
-fn only_known_drivers_are_taken() {
+fn unknown_driver_is_rejected() {
     check(
         "emulated",
         "cxl",
@@ -268,7 +268,7 @@ fn only_known_drivers_are_taken() {
 }
 
 #[test]
-fn a_device_that_cannot_cut_hosts_off_has_a_serial_number_as_sysfs_shows_it_and_no_other_has_one() {
+fn serial_is_required_exactly_for_devices_without_revocation() {
     let shared = "driver = \"shared-dax\"\nserial = \"0x1a\"";
     let config = parse(&RACK.replacen("driver = \"emulated\"", shared, 1)).unwrap();
     assert_eq!(config.emcs[0].serial.as_deref(), Some("0x1a"));
@@ -277,26 +277,26 @@ fn a_device_that_cannot_cut_hosts_off_has_a_serial_number_as_sysfs_shows_it_and_
     check(
         driver,
         &shared.replace("shared-dax", "emulated"),
-        "line 10: emc[0].serial = \"0x1a\": must not be there with driver emulated, only with shared-dax",
+        "line 10: emc[0].serial = \"0x1a\": not allowed with driver emulated, only with shared-dax",
     );
-    for wrong in ["", "0x", "1a", "0x01", "0x1A", "0x0x1", "0x1 ", "0x11112222333344445"] {
+    for value in ["", "0x", "1a", "0x01", "0x1A", "0x0x1", "0x1 ", "0x11112222333344445"] {
         let expected = format!(
-            "line 10: emc[0].serial = \"{wrong}\": must be 0x and 1 to 16 digits of 0-9 a-f, the first not 0, as sysfs shows it"
+            "line 10: emc[0].serial = \"{value}\": must be 0x and 1 to 16 digits of 0-9 a-f, the first not 0, as sysfs shows it"
         );
-        check(driver, &shared.replace("0x1a", wrong), &expected);
+        check(driver, &shared.replace("0x1a", value), &expected);
     }
     let error = parse(&RACK.replace(driver, shared)).unwrap_err().to_string();
     assert!(error.ends_with("emc[1].serial = \"0x1a\": must not be given twice"), "{error}");
 }
 
 #[test]
-fn a_command_that_stops_a_machine_names_it_and_has_a_deadline() {
+fn fence_command_requires_the_host_and_has_a_deadline() {
     let fence = |text: &str| parse(&format!("{RACK}\n[fence]\n{text}"));
     let stop = fence("command = [\"/sbin/off\", \"{host}\"]").unwrap().fence.unwrap();
-    assert_eq!((stop.words, stop.within), (vec!["/sbin/off".to_owned(), "{host}".into()], Ns::secs(60)));
+    assert_eq!((stop.command, stop.within), (vec!["/sbin/off".to_owned(), "{host}".into()], Ns::secs(60)));
     let within = fence("command = [\"/sbin/off-{host}\"]\nwithin_s = 2.5").unwrap().fence.unwrap().within;
     assert_eq!(within, Ns::ms(2500));
-    for (wrong, expected) in [
+    for (value, expected) in [
         ("", "line 24: fence.command: is missing"),
         ("command = []", "line 24: fence.command: must begin with a program"),
         ("command = \"off {host}\"", "line 25: fence.command = \"off {host}\": must be a list"),
@@ -309,35 +309,35 @@ fn a_command_that_stops_a_machine_names_it_and_has_a_deadline() {
             "line 26: fence.within_s = 0: must be a number of seconds from 0.1 to 3600",
         ),
     ] {
-        let error = fence(wrong).expect_err(wrong).to_string();
+        let error = fence(value).expect_err(value).to_string();
         assert_eq!(error.replace("/etc/tarn/rack.toml: ", ""), expected);
     }
 }
 
 #[test]
-fn everything_wrong_is_said_at_once() {
-    let wrong = RACK.replace("64", "0").replace("\"h0\"", "\"../h0\"").replace("store", "stroe");
-    let ConfigError::Faults { faults, .. } = parse(&wrong).unwrap_err() else { panic!("not faults") };
-    let fields: Vec<&str> = faults.iter().map(|fault| fault.field.as_str()).collect();
+fn all_violations_are_reported() {
+    let text = RACK.replace("64", "0").replace("\"h0\"", "\"../h0\"").replace("store", "stroe");
+    let ConfigError::Invalid { violations, .. } = parse(&text).unwrap_err() else { panic!("not Invalid") };
+    let fields: Vec<&str> = violations.iter().map(|violation| violation.field.as_str()).collect();
     assert_eq!(fields, ["manager.store", "manager.stroe", "emc[0].slices", "emc[1].slices", "host[0].name"]);
 }
 
 #[test]
-fn what_is_not_toml_is_said_with_its_line() {
-    let error = said("store = \"store\"", "store = \"store");
+fn invalid_toml_is_reported_with_its_line() {
+    let error = error_of("store = \"store\"", "store = \"store");
     assert!(error.starts_with("line 4: not TOML: "), "{error}");
-    let error = said("slices = 64", "slices = 64\nslices = 65");
+    let error = error_of("slices = 64", "slices = 64\nslices = 65");
     assert!(error.starts_with("line 9: not TOML: duplicate key"), "{error}");
 }
 
 #[test]
-fn a_file_that_is_not_there_is_named() {
+fn missing_file_is_named() {
     let error = Config::load(Path::new("/nonexistent/rack.toml")).unwrap_err();
     assert_eq!(error.to_string(), "read /nonexistent/rack.toml");
 }
 
 #[test]
-fn a_reload_may_add_change_and_remove() {
+fn reload_may_add_change_and_remove() {
     let old = rack();
     let mut new = old.clone();
     new.emcs.push(Emc { name: Name::new("emc2").unwrap(), path: "/emc2".into(), ..old.emcs[0].clone() });
@@ -345,23 +345,23 @@ fn a_reload_may_add_change_and_remove() {
     new.hosts[0].emcs.push(Name::new("emc2").unwrap());
     new.hosts.push(Host { name: Name::new("h1").unwrap(), ..old.hosts[0].clone() });
     new.lease.ttl = Ns::secs(1);
-    new.fence = Some(StopCommand { words: vec!["off-{host}".into()], within: Ns::secs(1) });
-    assert_eq!(fixed(&old, &new), []);
+    new.fence = Some(FenceCommand { command: vec!["off-{host}".into()], within: Ns::secs(1) });
+    assert_eq!(immutable_changes(&old, &new), []);
     new.hosts[0].emcs.pop();
-    assert_eq!(fixed(&new, &old), [], "what is gone is for the ledger to judge");
+    assert_eq!(immutable_changes(&new, &old), [], "removals are decided by the ledger");
 }
 
 #[test]
-fn a_reload_says_what_it_cannot_change() {
+fn reload_reports_immutable_changes() {
     let old = rack();
     let mut new = old.clone();
     new.manager.store = "/elsewhere".into();
     new.emcs[0].slices = 128;
     new.emcs[0].serial = Some("0x1".into());
     new.hosts[0].emcs.pop();
-    let fixed: Vec<String> = fixed(&old, &new).iter().map(ToString::to_string).collect();
+    let changes: Vec<String> = immutable_changes(&old, &new).iter().map(ToString::to_string).collect();
     assert_eq!(
-        fixed,
+        changes,
         [
             "manager.store: changes only with a restart of pool-manager",
             "emc emc0: slices: never changes: drain the EMC, remove it, and add it under another name",
@@ -386,13 +386,13 @@ fn users_of_the_unix_socket_are_named_or_numbered() {
     assert_eq!(access.group, Some(0));
     let roles = |uid| Role::ALL.map(|role| access.has_role(uid, role));
     assert_eq!((roles(1001), roles(1002), roles(1003)), ([true, false], [true, true], [false, false]));
-    let said = |text: &str| {
+    let error_of = |text: &str| {
         let error = parse(&format!("{unix}\n[access]\n{text}\n")).unwrap_err().to_string();
         error.replace("/etc/tarn/rack.toml: ", "")
     };
-    assert!(said("group = \"0\"\nadmins = [\"no-such-user\"]").contains("no such user on this machine"));
-    assert!(said("group = \"no-such-group\"").contains("no such group on this machine"));
-    assert!(said("admins = [\"root\"]").contains("access.group: is missing"));
+    assert!(error_of("group = \"0\"\nadmins = [\"no-such-user\"]").contains("no such user on this machine"));
+    assert!(error_of("group = \"no-such-group\"").contains("no such group on this machine"));
+    assert!(error_of("admins = [\"root\"]").contains("access.group: is missing"));
 }
 
 #[test]
@@ -402,7 +402,7 @@ fn access_applies_to_a_unix_socket_only() {
 }
 
 #[test]
-fn host_is_not_fenced_sooner_than_its_lease_is_long() {
+fn fence_after_shorter_than_the_lease_is_rejected() {
     let lease =
         |ttl: &str, after: &str| parse(&format!("{RACK}\n[lease]\nttl_s = {ttl}\nfence_after_s = {after}"));
     let error = lease("2", "1.9").unwrap_err().to_string();

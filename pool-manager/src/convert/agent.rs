@@ -62,7 +62,7 @@ fn reservation(text: &str) -> Result<ReservationId, Invalid> {
 ///
 /// # Errors
 /// A malformed field, or more VMs than a host may have reservations.
-pub fn have(h: wire::ObservedState) -> Result<Have, Invalid> {
+pub fn report(h: wire::ObservedState) -> Result<Have, Invalid> {
     if h.vms.len() > RESERVATIONS_PER_HOST_MAX {
         let rule = format!("must be at most {RESERVATIONS_PER_HOST_MAX} VMs");
         return Err(Invalid::new("vms", h.vms.len(), &rule));
@@ -78,7 +78,7 @@ pub fn have(h: wire::ObservedState) -> Result<Have, Invalid> {
         released: h.released.into_iter().map(holding).collect(),
         scrubbed: h.scrubbed.into_iter().map(scrubbed).collect(),
         failed: h.failed.into_iter().map(failed).collect::<Result<_, _>>()?,
-        vms: h.vms.into_iter().map(have_vm).collect::<Result<BTreeMap<_, _>, _>>()?,
+        vms: h.vms.into_iter().map(observed_vm).collect::<Result<BTreeMap<_, _>, _>>()?,
         ended: h.ended.iter().map(|id| reservation(id)).collect::<Result<_, _>>()?,
         clean: h.clean,
     })
@@ -88,12 +88,12 @@ pub fn have(h: wire::ObservedState) -> Result<Have, Invalid> {
 ///
 /// # Errors
 /// A malformed field.
-pub fn touched(told: Vec<wire::VmTouched>) -> Result<Vec<(ReservationId, Bytes)>, Invalid> {
-    let both = |vm: wire::VmTouched| {
+pub fn touched(reports: Vec<wire::VmTouched>) -> Result<Vec<(ReservationId, Bytes)>, Invalid> {
+    let touched = |vm: wire::VmTouched| {
         let bytes = Bytes::new(vm.local_bytes.saturating_add(vm.pool_bytes));
         Ok((reservation(&vm.reservation)?, bytes))
     };
-    told.into_iter().map(both).collect()
+    reports.into_iter().map(touched).collect()
 }
 
 fn scrubbed(s: wire::ScrubResult) -> Scrubbed {
@@ -117,7 +117,7 @@ fn failed(f: wire::SliceFailure) -> Result<Failed, Invalid> {
     Ok(Failed { holding, reason, message: f.message.chars().take(units::limits::REASON_BYTES_MAX).collect() })
 }
 
-fn have_vm(vm: wire::ObservedVm) -> Result<(ReservationId, HaveVm), Invalid> {
+fn observed_vm(vm: wire::ObservedVm) -> Result<(ReservationId, HaveVm), Invalid> {
     let slices = vm.slices.into_iter().map(holding).collect();
     let (name, local) = (named("vm", &vm.vm)?, local(vm.local_bytes)?);
     let (pinned, uid) = (vm.pinned, vm.uid.map(user).transpose()?);
@@ -125,7 +125,7 @@ fn have_vm(vm: wire::ObservedVm) -> Result<(ReservationId, HaveVm), Invalid> {
 }
 
 /// Converts a desired state.
-pub fn want(rack_uuid: String, w: Want) -> wire::DesiredState {
+pub fn desired_state(rack_uuid: String, w: Want) -> wire::DesiredState {
     let slices = |slices: BTreeMap<Holding, _>| {
         let slice = |(h, handle): (Holding, pool::protocol::Handle)| wire::DesiredSlice {
             slice: h.slice.0,
@@ -178,19 +178,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn report_of_too_many_vms_is_refused_with_the_limit() {
-        let report = |count| wire::ObservedState {
+    fn report_of_too_many_vms_is_rejected_with_the_limit() {
+        let message = |count| wire::ObservedState {
             vms: vec![wire::ObservedVm::default(); count],
             ..Default::default()
         };
-        let Invalid { field, problem } = have(report(4097)).expect_err("it is over the limit");
+        let Invalid { field, problem } = report(message(4097)).expect_err("accepted");
         assert_eq!(field, "vms");
         assert!(problem.contains("4097") && problem.contains("at most 4096"), "{problem}");
-        assert_ne!(have(report(4096)).expect_err("names are missing").field, "vms");
+        assert_ne!(report(message(4096)).expect_err("accepted without names").field, "vms");
     }
 
     #[test]
-    fn local_memory_of_a_reported_vm_is_whole_mib_within_the_limit() {
+    fn local_memory_of_a_reported_vm_must_be_whole_mib() {
         let vm = |local_bytes| wire::ObservedVm {
             vm: "web".into(),
             pid: 7,
@@ -200,37 +200,37 @@ mod tests {
             pinned: true,
             uid: None,
         };
-        let (_, kept) = have_vm(vm(3 << 20)).expect("it is well formed");
-        assert_eq!((kept.local, kept.pinned), (Bytes::mib(3), true));
+        let (_, observed) = observed_vm(vm(3 << 20)).expect("rejected");
+        assert_eq!((observed.local, observed.pinned), (Bytes::mib(3), true));
         for bytes in [(3 << 20) + 1, u64::MAX] {
-            let Invalid { field, problem } = have_vm(vm(bytes)).expect_err("it is not well formed");
+            let Invalid { field, problem } = observed_vm(vm(bytes)).expect_err("accepted");
             assert_eq!(field, "local_bytes");
             assert!(problem.contains(&bytes.to_string()), "{problem}");
         }
     }
 
     #[test]
-    fn user_of_a_vm_is_read_from_reports_and_written_in_orders() {
+    fn user_of_a_vm_is_converted_in_both_directions() {
         let vm =
             |uid| wire::ObservedVm { vm: "web".into(), reservation: "r-1".into(), uid, ..Default::default() };
-        let (id, kept) = have_vm(vm(Some(2001))).expect("it is well formed");
+        let (id, observed) = observed_vm(vm(Some(2001))).expect("rejected");
         let uid = UserId::new(2001).ok();
-        assert_eq!((kept.uid, have_vm(vm(None)).expect("it is well formed").1.uid), (uid, None));
-        let Invalid { field, problem } = have_vm(vm(Some(u32::MAX))).expect_err("it is no user");
+        assert_eq!((observed.uid, observed_vm(vm(None)).expect("rejected").1.uid), (uid, None));
+        let Invalid { field, problem } = observed_vm(vm(Some(u32::MAX))).expect_err("accepted");
         assert_eq!(field, "uid");
         assert!(problem.contains("4294967295"), "{problem}");
-        let HaveVm { vm, local, pinned, uid, .. } = kept;
-        let wanted = pool::protocol::WantVm { vm, local, pinned, uid, slices: BTreeMap::new() };
-        let order = Want {
+        let HaveVm { vm, local, pinned, uid, .. } = observed;
+        let desired_vm = pool::protocol::WantVm { vm, local, pinned, uid, slices: BTreeMap::new() };
+        let desired = Want {
             number: DesiredVersion::default(),
             base: None,
             instance: InstanceId(1),
-            vms: [(id, wanted)].into(),
+            vms: [(id, desired_vm)].into(),
             release: BTreeMap::new(),
             scrub: BTreeMap::new(),
             no_more: pool::protocol::NoMore::default(),
             fenced: false,
         };
-        assert_eq!(want(String::new(), order).vms[0].uid, Some(2001));
+        assert_eq!(desired_state(String::new(), desired).vms[0].uid, Some(2001));
     }
 }

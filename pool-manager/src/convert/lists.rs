@@ -43,10 +43,10 @@ pub fn reservations(
     most: usize,
 ) -> Piece<ReservationView, ReservationId> {
     let ledger = manager.durable();
-    let mut known = ledger.reservations_after(after).peekable();
+    let mut reservations = ledger.reservations_after(after).peekable();
     let (mut entries, mut last, mut slices) = (Vec::new(), after, 0);
     for _ in 0..RESERVATIONS_SCANNED_MAX {
-        let Some((id, reservation)) = known.peek() else { break };
+        let Some((id, reservation)) = reservations.peek() else { break };
         let is_shown = ended || reservation.is_active();
         let size = if is_shown { 1 + reservation.slices.len() } else { 0 };
         let is_full = slices > 0 && slices + size > RESERVATIONS_PIECE_MAX;
@@ -55,8 +55,8 @@ pub fn reservations(
         }
         (last, slices) = (*id, slices + size);
         entries.extend(is_shown.then(|| ledger.view(*id)).flatten());
-        known.next();
+        reservations.next();
     }
-    let next = known.peek().map(|_| last);
+    let next = reservations.peek().map(|_| last);
     Piece { entries, next }
 }

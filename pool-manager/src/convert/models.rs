@@ -16,11 +16,12 @@ use units::limits::{
 use units::{Bytes, Fraction, UnixMs};
 
 use super::Invalid;
-use crate::forecasts::{Begun, Counters, Labels, Past, Shown, past};
+use crate::forecasts::{Counters, EndedVm, Labels, ModelSummary, VmStart, ended_vm};
 
-/// Number of counters that are fractions of slots or cycles; measured ones may be slightly above 1.
-const SHARES: usize = 12;
-const SHARE_MAX: f64 = 1.2;
+/// Number of counters that are fractions of slots or cycles.
+const FRACTION_COUNTERS: usize = 12;
+/// Limit of a fraction: measured ones may be slightly above 1.
+const FRACTION_MAX: f64 = 1.2;
 
 /// Validates the properties of a VM.
 ///
@@ -59,7 +60,7 @@ fn counters(field: &'static str, named: &HashMap<String, f64>) -> Result<Counter
             let name: String = name.chars().take(NAME_BYTES_MAX).collect();
             Invalid::new(field, format!("{name:?}"), format!("must be one of {}", COUNTERS.join(", ")))
         })?;
-        let most = if at < SHARES { SHARE_MAX } else { COUNTER_MAX };
+        let most = if at < FRACTION_COUNTERS { FRACTION_MAX } else { COUNTER_MAX };
         if !(0.0..=most).contains(number) {
             let rule = format!("must be a number from 0 to {most}");
             return Err(Invalid::new(field, format!("{name} = {number}"), rule));
@@ -73,14 +74,14 @@ fn counters(field: &'static str, named: &HashMap<String, f64>) -> Result<Counter
 ///
 /// # Errors
 /// A violated rule, with the number of the outcome.
-pub fn outcomes(request: wire::AddOutcomesRequest, now: UnixMs) -> Result<Vec<Past>, Invalid> {
+pub fn outcomes(request: wire::AddOutcomesRequest, now: UnixMs) -> Result<Vec<EndedVm>, Invalid> {
     if request.outcomes.len() > OUTCOMES_PER_REQUEST_MAX {
         let rule = format!("must be at most {OUTCOMES_PER_REQUEST_MAX} at once");
         return Err(Invalid::new("outcomes", request.outcomes.len(), rule));
     }
     let numbered = request.outcomes.into_iter().enumerate();
-    let at = |(number, one)| {
-        outcome(one, now).map_err(|Invalid { field, problem }| Invalid {
+    let at = |(number, item)| {
+        outcome(item, now).map_err(|Invalid { field, problem }| Invalid {
             field,
             problem: format!("{problem} (outcome {number}, counted from 0)"),
         })
@@ -88,12 +89,12 @@ pub fn outcomes(request: wire::AddOutcomesRequest, now: UnixMs) -> Result<Vec<Pa
     numbered.map(at).collect()
 }
 
-fn outcome(o: wire::Outcome, now: UnixMs) -> Result<Past, Invalid> {
+fn outcome(o: wire::Outcome, now: UnixMs) -> Result<EndedVm, Invalid> {
     let memory = |field, bytes: u64, least: u64| {
         let most = LOCAL_MIB_PER_HOST_MAX << 20;
         let within = (least..=most).contains(&bytes);
-        let wrong = || Invalid::new(field, bytes, format!("must be from {least} to {most} bytes"));
-        within.then_some(Bytes::new(bytes)).ok_or_else(wrong)
+        let error = || Invalid::new(field, bytes, format!("must be from {least} to {most} bytes"));
+        within.then_some(Bytes::new(bytes)).ok_or_else(error)
     };
     let requested = memory("requested_bytes", o.requested_bytes, 1)?;
     let peak = memory("peak_bytes", o.peak_bytes, 0)?;
@@ -105,8 +106,8 @@ fn outcome(o: wire::Outcome, now: UnixMs) -> Result<Past, Invalid> {
         return Err(Invalid::new("ended_unix_ms", o.ended_unix_ms, "must not be later than now"));
     }
     let number = |field, number: f64, most: f64| {
-        let wrong = || Invalid::new(field, number, format!("must be a number from 0 to {most}"));
-        (0.0..=most).contains(&number).then_some(number).ok_or_else(wrong)
+        let error = || Invalid::new(field, number, format!("must be a number from 0 to {most}"));
+        (0.0..=most).contains(&number).then_some(number).ok_or_else(error)
     };
     let cores = number("cores", o.cores, CORES_PER_HOST_MAX.into())?;
     let busy_percent =
@@ -118,25 +119,25 @@ fn outcome(o: wire::Outcome, now: UnixMs) -> Result<Past, Invalid> {
     };
     let (groups, counters) = profile(o.vm, o.profile)?;
     let begins = UnixMs(o.started_unix_ms);
-    let ask = VmRequest { groups, requested, cores: (cores > 0.0).then_some(cores), begins };
-    let begun = Begun { ask, counters, remark: None, whole: false };
-    Ok(past(begun, peak, UnixMs(o.ended_unix_ms), usage).expect("it asked for memory"))
+    let request = VmRequest { groups, requested, cores: (cores > 0.0).then_some(cores), begins };
+    let start = VmStart { request, counters, prediction: None, pool_only: false };
+    Ok(ended_vm(start, peak, UnixMs(o.ended_unix_ms), usage).expect("the requested memory is not 0"))
 }
 
 /// Converts an ended VM.
-pub fn outcome_view(past: Past) -> wire::Outcome {
-    let Past { begun: Begun { ask, counters, .. }, outcome } = past;
+pub fn outcome_message(vm: EndedVm) -> wire::Outcome {
+    let EndedVm { start: VmStart { request, counters, .. }, outcome } = vm;
     let Outcome { ended, usage, .. } = outcome;
-    let peak_bytes = outcome.peak(ask.requested).get();
+    let peak_bytes = outcome.peak(request.requested).get();
     let named = counters.iter().flat_map(measured_counters).map(|(name, number)| (name.to_owned(), number));
     let counters = named.collect();
-    let Groups { vm, key, kind, place } = ask.groups;
+    let Groups { vm, key, kind, place } = request.groups;
     wire::Outcome {
         vm,
         profile: Some(wire::VmProfile { key, kind, place, counters }),
-        requested_bytes: ask.requested.get(),
-        cores: ask.cores.unwrap_or_default(),
-        started_unix_ms: ask.begins.0,
+        requested_bytes: request.requested.get(),
+        cores: request.cores.unwrap_or_default(),
+        started_unix_ms: request.begins.0,
         ended_unix_ms: ended.0,
         peak_bytes,
         p99_bytes: usage.p99.map(Bytes::get),
@@ -190,52 +191,52 @@ pub fn labels(labels: wire::Labels) -> Result<Labels, Invalid> {
             format!("must be at most {LABELS_MAX}"),
         ));
     }
-    let wrong = || Invalid::new("labels.pdm", pdm, "must be more than 0 and at most 1: 0.05 is 5 %");
-    let pdm = Fraction::new(pdm).ok().filter(|pdm| pdm.get() > 0.0).ok_or_else(wrong)?;
-    let workload = |one: wire::LabelledWorkload| {
-        if !SLOWDOWN_RANGE.contains(&one.slowdown) {
-            return Err(Invalid::new("labels.workloads.slowdown", one.slowdown, SLOWDOWN_RULE));
+    let error = || Invalid::new("labels.pdm", pdm, "must be more than 0 and at most 1: 0.05 is 5 %");
+    let pdm = Fraction::new(pdm).ok().filter(|pdm| pdm.get() > 0.0).ok_or_else(error)?;
+    let workload = |item: wire::LabelledWorkload| {
+        if !SLOWDOWN_RANGE.contains(&item.slowdown) {
+            return Err(Invalid::new("labels.workloads.slowdown", item.slowdown, SLOWDOWN_RULE));
         }
-        let program = group("labels.workloads.program", one.program)?;
-        let counters = counters("labels.workloads.counters", &one.counters)?;
-        Ok(Workload { program, counters, slowdown: one.slowdown })
+        let program = group("labels.workloads.program", item.program)?;
+        let counters = counters("labels.workloads.counters", &item.counters)?;
+        Ok(Workload { program, counters, slowdown: item.slowdown })
     };
     let workloads = workloads.into_iter().map(workload).collect::<Result<_, _>>()?;
     Ok(Labels { workloads, pdm, modelled })
 }
 
 /// Converts a model, without its file.
-pub fn model_view(shown: Shown) -> wire::Model {
-    let about = shown.about;
-    let kind = match shown.kind {
+pub fn model_message(summary: ModelSummary) -> wire::Model {
+    let provenance = summary.provenance;
+    let kind = match summary.kind {
         Kind::Frigid => wire::ModelKind::Frigid,
         Kind::Sensitivity => wire::ModelKind::Sensitivity,
     };
-    let told = about.metrics.iter().map(|verdict| wire::Metric {
-        target_rate: verdict.rate_target,
-        actual_rate: verdict.rate_actual,
-        share: verdict.frigid_share,
-        samples: verdict.vms.into(),
+    let metrics = provenance.metrics.iter().map(|result| wire::Metric {
+        target_rate: result.rate_target,
+        actual_rate: result.rate_actual,
+        share: result.frigid_share,
+        samples: result.vms.into(),
     });
-    let cut = |cut: &prediction::sensitivity::Cutoff| wire::Metric {
-        target_rate: cut.fp,
-        actual_rate: cut.fp,
-        share: cut.placed,
-        samples: about.rows,
+    let cutoff = |cutoff: &prediction::sensitivity::Cutoff| wire::Metric {
+        target_rate: cutoff.fp,
+        actual_rate: cutoff.fp,
+        share: cutoff.placed,
+        samples: provenance.rows,
     };
     wire::Model {
         kind: kind.into(),
-        version: shown.version,
-        serving: shown.serves,
-        trained_by: about.trained_by,
-        created_unix_ms: about.made.0,
-        rows: about.rows,
-        window_start_unix_ms: about.window.map(|(begins, _)| begins.0),
-        window_end_unix_ms: about.window.map(|(_, ends)| ends.0),
-        bytes: shown.bytes as u64,
-        modelled: about.modelled,
-        metrics: told.chain(shown.cuts.iter().map(cut)).collect(),
-        comparison: shown.comparison.map(|c| wire::Comparison {
+        version: summary.version,
+        serving: summary.is_serving,
+        trained_by: provenance.trained_by,
+        created_unix_ms: provenance.made.0,
+        rows: provenance.rows,
+        window_start_unix_ms: provenance.window.map(|(begins, _)| begins.0),
+        window_end_unix_ms: provenance.window.map(|(_, ends)| ends.0),
+        bytes: summary.bytes as u64,
+        modelled: provenance.modelled,
+        metrics: metrics.chain(summary.cutoffs.iter().map(cutoff)).collect(),
+        comparison: summary.comparison.map(|c| wire::Comparison {
             version: c.version,
             vms: c.vms as u64,
             rate: c.rate.get(),

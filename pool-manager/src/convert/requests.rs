@@ -59,11 +59,11 @@ pub fn named(field: &'static str, text: &str) -> Result<Name, Invalid> {
 }
 
 /// Returns the client: over mTLS the certificate's name, otherwise the name in the request.
-pub fn client(said: &str, certified: Option<&Name>) -> Result<Name, Invalid> {
-    match (certified, said) {
+pub fn client(claimed: &str, certified: Option<&Name>) -> Result<Name, Invalid> {
+    match (certified, claimed) {
         (Some(name), _) => Ok(name.clone()),
         (None, "") => Ok(Name::new("anonymous").expect("a name")),
-        (None, said) => name("client", said),
+        (None, claimed) => name("client", claimed),
     }
 }
 
@@ -89,12 +89,12 @@ fn within(field: &'static str, value: u64, max: u64) -> Result<u64, Invalid> {
 
 /// Validates pool memory: whole slices, within the limit of a VM.
 fn pool_slices(bytes: u64) -> Result<u32, Invalid> {
-    let (asked, most) = (Bytes::new(bytes), Bytes::slices(SLICES_PER_VM_MAX));
-    if asked > most {
-        return Err(Invalid::new("pool_bytes", asked, format!("must be at most {most} for one VM")));
+    let (requested, most) = (Bytes::new(bytes), Bytes::slices(SLICES_PER_VM_MAX));
+    if requested > most {
+        return Err(Invalid::new("pool_bytes", requested, format!("must be at most {most} for one VM")));
     }
     let rule = "must be whole slices: a multiple of 1GiB (1073741824)";
-    asked.as_slices().ok_or_else(|| Invalid::new("pool_bytes", bytes, rule))
+    requested.as_slices().ok_or_else(|| Invalid::new("pool_bytes", bytes, rule))
 }
 
 pub(super) fn local(bytes: u64) -> Result<Bytes, Invalid> {
@@ -220,45 +220,45 @@ mod tests {
     }
 
     /// Checks that a change of a valid request is rejected with field, value and rule.
-    fn refuses(change: impl Fn(&mut wire::ReserveRequest), field: &str, says: &[&str]) {
+    fn check_rejected(change: impl Fn(&mut wire::ReserveRequest), field: &str, parts: &[&str]) {
         let mut request = good();
         change(&mut request);
         let error = reserve(request, None, Ns::secs(1)).unwrap_err();
         assert_eq!(error.field, field);
-        for word in says {
-            assert!(error.to_string().contains(word), "{error} does not say {word:?}");
+        for word in parts {
+            assert!(error.to_string().contains(word), "{error} lacks {word:?}");
         }
     }
 
     #[test]
-    fn every_bad_value_is_refused_with_field_value_and_rule() {
+    fn invalid_value_is_rejected_with_field_value_and_rule() {
         assert!(reserve(good(), None, Ns::secs(1)).is_ok());
-        refuses(|r| r.pool_bytes = 0, "pool_bytes", &["0", "more than 0"]);
-        refuses(|r| r.pool_bytes = 5, "pool_bytes", &["5", "multiple of 1GiB"]);
-        refuses(|r| r.pool_bytes = u64::MAX, "pool_bytes", &["18446744073709551615"]);
-        refuses(|r| r.pool_bytes = 5000 << 30, "pool_bytes", &["5000GiB", "at most 4096GiB"]);
-        refuses(|r| r.local_bytes = 1000, "local_bytes", &["1000", "whole MiB"]);
-        refuses(|r| r.local_bytes = u64::MAX, "local_bytes", &["must be at most"]);
-        refuses(|r| r.cores = 1_000_000, "cores", &["1000000", "at most 4096"]);
-        refuses(|r| r.request_id.clear(), "request_id", &["must be 1 to 128"]);
-        refuses(|r| r.request_id = "x".repeat(129), "request_id", &["must be 1 to 128"]);
-        refuses(|r| r.host = "../etc".into(), "host", &["../etc", "must be 1 to 63"]);
-        refuses(|r| r.vm = "a b".into(), "vm", &["a b"]);
+        check_rejected(|r| r.pool_bytes = 0, "pool_bytes", &["0", "more than 0"]);
+        check_rejected(|r| r.pool_bytes = 5, "pool_bytes", &["5", "multiple of 1GiB"]);
+        check_rejected(|r| r.pool_bytes = u64::MAX, "pool_bytes", &["18446744073709551615"]);
+        check_rejected(|r| r.pool_bytes = 5000 << 30, "pool_bytes", &["5000GiB", "at most 4096GiB"]);
+        check_rejected(|r| r.local_bytes = 1000, "local_bytes", &["1000", "whole MiB"]);
+        check_rejected(|r| r.local_bytes = u64::MAX, "local_bytes", &["must be at most"]);
+        check_rejected(|r| r.cores = 1_000_000, "cores", &["1000000", "at most 4096"]);
+        check_rejected(|r| r.request_id.clear(), "request_id", &["must be 1 to 128"]);
+        check_rejected(|r| r.request_id = "x".repeat(129), "request_id", &["must be 1 to 128"]);
+        check_rejected(|r| r.host = "../etc".into(), "host", &["../etc", "must be 1 to 63"]);
+        check_rejected(|r| r.vm = "a b".into(), "vm", &["a b"]);
         // `release r-1` would mean the reservation with this number, not the VM.
-        refuses(|r| r.vm = "r-1".into(), "vm", &["\"r-1\"", "must not be r- and a number"]);
-        refuses(|r| r.commit_within_ms = u64::MAX, "commit_within_ms", &["at most"]);
-        refuses(|r| r.uid = Some(u32::MAX), "uid", &["4294967295", "at most 4294967294"]);
+        check_rejected(|r| r.vm = "r-1".into(), "vm", &["\"r-1\"", "must not be r- and a number"]);
+        check_rejected(|r| r.commit_within_ms = u64::MAX, "commit_within_ms", &["at most"]);
+        check_rejected(|r| r.uid = Some(u32::MAX), "uid", &["4294967295", "at most 4294967294"]);
     }
 
     #[test]
-    fn user_of_a_request_is_root_only_if_it_says_so() {
+    fn request_without_uid_has_no_user() {
         let user = |uid| reserve(wire::ReserveRequest { uid, ..good() }, None, Ns::secs(1)).unwrap().uid;
         assert_eq!(user(None), None);
         assert_eq!([0, 2001].map(|uid| user(Some(uid)).map(UserId::get)), [Some(0), Some(2001)]);
     }
 
     #[test]
-    fn a_target_is_exactly_one_thing() {
+    fn target_must_be_exactly_one_reference() {
         let by = |reservation: &str, vm: &str| {
             target(Some(wire::ReservationRef { reservation: reservation.into(), vm: vm.into() }))
         };

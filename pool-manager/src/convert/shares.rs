@@ -16,9 +16,9 @@ use crate::shares::Weights;
 /// Values of `enforcer`.
 const ENFORCERS: [&str; 3] = ["swap", "tiered", "advise"];
 /// Values of `access_source`.
-const LEARNT_FROM: [&str; 4] = ["damon", "pebs", "ibs", "none"];
+const ACCESS_SOURCES: [&str; 4] = ["damon", "pebs", "ibs", "none"];
 /// Range of a fraction.
-const PART: RangeInclusive<f64> = 0.0..=1.0;
+const FRACTION: RangeInclusive<f64> = 0.0..=1.0;
 /// Range of a count or ratio.
 const NUMBER: RangeInclusive<f64> = 0.0..=SHARES_NUMBER_MAX;
 
@@ -26,14 +26,14 @@ const NUMBER: RangeInclusive<f64> = 0.0..=SHARES_NUMBER_MAX;
 ///
 /// # Errors
 /// Too many, an invalid or repeated tenant, or a weight out of range.
-pub fn changes(asked: Vec<wire::Weight>) -> Result<Weights, Invalid> {
-    at_most_tenants("weights", asked.len())?;
+pub fn weight_changes(weights: Vec<wire::Weight>) -> Result<Weights, Invalid> {
+    at_most_tenants("weights", weights.len())?;
     let mut changes = Weights::new();
-    for wire::Weight { tenant, weight } in asked {
+    for wire::Weight { tenant, weight } in weights {
         let name = named("weights.tenant", &tenant)?;
         if weight != 0.0 && !is_weight(weight) {
-            let rule = format!("must be from {WEIGHT_MIN} to {WEIGHT_MAX}, or 0 for what host.toml says");
-            return Err(of(&name)(Invalid::new("weights.weight", weight, rule)));
+            let rule = format!("must be from {WEIGHT_MIN} to {WEIGHT_MAX}, or 0 for the weight in host.toml");
+            return Err(with_tenant(&name)(Invalid::new("weights.weight", weight, rule)));
         }
         if changes.insert(name, weight).is_some() {
             return Err(Invalid::new(
@@ -56,11 +56,11 @@ pub fn weights(weights: &Weights) -> Vec<wire::Weight> {
 
 /// Validated report of an epoch.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Told(wire::Shares);
+pub struct ShareReport(wire::Shares);
 
-impl Told {
-    /// Message as served.
-    pub fn shown(self) -> wire::Shares {
+impl ShareReport {
+    /// Returns the message as served.
+    pub fn into_message(self) -> wire::Shares {
         self.0
     }
 }
@@ -69,27 +69,27 @@ impl Told {
 ///
 /// # Errors
 /// A violated rule.
-pub fn told(host: &Name, shares: wire::Shares) -> Result<Told, Invalid> {
+pub fn share_report(host: &Name, shares: wire::Shares) -> Result<ShareReport, Invalid> {
     if shares.epoch == 0 {
         return Err(Invalid::new("shares.epoch", 0, "must be 1 or more"));
     }
     if shares.state() == wire::ShareState::Unspecified {
-        return Err(Invalid::new("shares.state", shares.state, "must be SET, HELD or KEPT"));
+        return Err(Invalid::new("shares.state", shares.state, "must be SET, UNCHANGED or BLOCKED"));
     }
     text("shares.reason", &shares.reason)?;
     share("shares.supply", shares.supply.as_ref())?;
     at_most_tenants("shares.tenants", shares.tenants.len())?;
     let mut names = BTreeSet::new();
-    for one in &shares.tenants {
-        let name = named("shares.tenants.tenant", &one.tenant)?;
-        tenant(one).map_err(of(&name))?;
+    for share in &shares.tenants {
+        let name = named("shares.tenants.tenant", &share.tenant)?;
+        tenant(share).map_err(with_tenant(&name))?;
         if !names.insert(name) {
-            let rule = "is told twice: must be told once";
-            return Err(Invalid::new("shares.tenants.tenant", format!("{:?}", one.tenant), rule));
+            let rule = "is reported twice: must be reported once";
+            return Err(Invalid::new("shares.tenants.tenant", format!("{:?}", share.tenant), rule));
         }
     }
     shares.certificate.as_ref().map_or(Ok(()), certificate)?;
-    Ok(Told(wire::Shares { host: host.to_string(), ..shares }))
+    Ok(ShareReport(wire::Shares { host: host.to_string(), ..shares }))
 }
 
 fn tenant(t: &wire::TenantShare) -> Result<(), Invalid> {
@@ -102,21 +102,21 @@ fn tenant(t: &wire::TenantShare) -> Result<(), Invalid> {
     share("shares.tenants.share", t.share.as_ref())?;
     mib("shares.tenants.memory_used_mib", t.memory_used_mib)?;
     number("shares.tenants.bandwidth_used_mb_s", t.bandwidth_used_mb_s, NUMBER)?;
-    number("shares.tenants.stalled", t.stalled, PART)?;
+    number("shares.tenants.stalled", t.stalled, FRACTION)?;
     number("shares.tenants.bandwidth_demand_mb_s", t.bandwidth_demand_mb_s, NUMBER)?;
     number("shares.tenants.gain", t.gain, NUMBER)?;
-    one_of("shares.tenants.access_source", &t.access_source, &LEARNT_FROM)?;
-    number("shares.tenants.error", t.error, PART)?;
+    one_of("shares.tenants.access_source", &t.access_source, &ACCESS_SOURCES)?;
+    number("shares.tenants.error", t.error, FRACTION)?;
     text("shares.tenants.problem", &t.problem)
 }
 
 fn certificate(c: &wire::ShareCertificate) -> Result<(), Invalid> {
     text("shares.certificate.status", &c.status)?;
-    number("shares.certificate.memory_price", c.memory_price, PART)?;
+    number("shares.certificate.memory_price", c.memory_price, FRACTION)?;
     number("shares.certificate.dividend", c.dividend, 1.0..=SHARES_NUMBER_MAX)?;
-    number("shares.certificate.step", c.step, PART)?;
-    number("shares.certificate.memory_excess", c.memory_excess, PART)?;
-    number("shares.certificate.bandwidth_excess", c.bandwidth_excess, PART)?;
+    number("shares.certificate.step", c.step, FRACTION)?;
+    number("shares.certificate.memory_excess", c.memory_excess, FRACTION)?;
+    number("shares.certificate.bandwidth_excess", c.bandwidth_excess, FRACTION)?;
     number("shares.certificate.budget_excess", c.budget_excess, NUMBER)?;
     number("shares.certificate.sharing_incentive", c.sharing_incentive, NUMBER)?;
     if !c.worst_off.is_empty() {
@@ -126,7 +126,7 @@ fn certificate(c: &wire::ShareCertificate) -> Result<(), Invalid> {
 }
 
 /// Adds the tenant to an error.
-fn of(tenant: &Name) -> impl FnOnce(Invalid) -> Invalid {
+fn with_tenant(tenant: &Name) -> impl FnOnce(Invalid) -> Invalid {
     move |Invalid { field, problem }| Invalid { field, problem: format!("{problem} (of {tenant})") }
 }
 
@@ -135,7 +135,7 @@ fn at_most_tenants(field: &'static str, count: usize) -> Result<(), Invalid> {
     if count <= TENANTS_PER_HOST_MAX { Ok(()) } else { Err(Invalid::new(field, count, rule())) }
 }
 
-/// Returns whether a value is within a range; NaN is not.
+/// Checks that a value is within a range; NaN is not.
 fn number(field: &'static str, value: f64, within: RangeInclusive<f64>) -> Result<(), Invalid> {
     let rule = || format!("must be a number from {} to {}", within.start(), within.end());
     if within.contains(&value) { Ok(()) } else { Err(Invalid::new(field, value, rule())) }
@@ -146,17 +146,17 @@ fn mib(field: &'static str, mib: u64) -> Result<(), Invalid> {
     if mib <= LOCAL_MIB_PER_HOST_MAX { Ok(()) } else { Err(Invalid::new(field, mib, rule())) }
 }
 
-/// Returns a value if it is known.
+/// Checks a share, if it is present.
 fn share(field: &'static str, share: Option<&wire::Share>) -> Result<(), Invalid> {
     let Some(share) = share else { return Ok(()) };
     mib(field, share.memory_mib)?;
     number(field, share.bandwidth_mb_s as f64, NUMBER)
 }
 
-fn one_of(field: &'static str, said: &str, words: &[&str]) -> Result<(), Invalid> {
-    let shown = || format!("{:?}", said.chars().take(SHARES_TEXT_BYTES_MAX / 4).collect::<String>());
-    let rule = || format!("must be one of {}", words.join(", "));
-    if words.contains(&said) { Ok(()) } else { Err(Invalid::new(field, shown(), rule())) }
+fn one_of(field: &'static str, value: &str, choices: &[&str]) -> Result<(), Invalid> {
+    let shown = || format!("{:?}", value.chars().take(SHARES_TEXT_BYTES_MAX / 4).collect::<String>());
+    let rule = || format!("must be one of {}", choices.join(", "));
+    if choices.contains(&value) { Ok(()) } else { Err(Invalid::new(field, shown(), rule())) }
 }
 
 fn text(field: &'static str, text: &str) -> Result<(), Invalid> {
@@ -173,29 +173,38 @@ mod tests {
     }
 
     #[track_caller]
-    fn refuses<T: std::fmt::Debug>(result: Result<T, Invalid>, field: &str, says: &[&str]) {
-        let error = result.expect_err("this had to be refused");
+    fn check_rejected<T: std::fmt::Debug>(result: Result<T, Invalid>, field: &str, parts: &[&str]) {
+        let error = result.expect_err("accepted");
         assert_eq!(error.field, field, "{error}");
-        for word in says {
-            assert!(error.to_string().contains(word), "{error} does not say {word:?}");
+        for word in parts {
+            assert!(error.to_string().contains(word), "{error} lacks {word:?}");
         }
     }
 
     #[test]
-    fn weights_that_make_no_sense_are_refused_with_field_value_and_rule() {
-        let set = changes(vec![weight("web", 2.5), weight("db", 0.0), weight("x", WEIGHT_MAX)]).unwrap();
+    fn invalid_weights_are_rejected_with_field_value_and_rule() {
+        let set =
+            weight_changes(vec![weight("web", 2.5), weight("db", 0.0), weight("x", WEIGHT_MAX)]).unwrap();
         assert_eq!(set.len(), 3);
-        assert!(changes(Vec::new()).unwrap().is_empty());
-        for bad in [-1.0, f64::NAN, f64::INFINITY, 10_000.5, 1e-9] {
-            let says = [bad.to_string(), "from 0.01 to 10000, or 0".into(), "of web".into()];
-            let says: Vec<&str> = says.iter().map(String::as_str).collect();
-            refuses(changes(vec![weight("web", bad)]), "weights.weight", &says);
+        assert!(weight_changes(Vec::new()).unwrap().is_empty());
+        for weight_value in [-1.0, f64::NAN, f64::INFINITY, 10_000.5, 1e-9] {
+            let parts = [weight_value.to_string(), "from 0.01 to 10000, or 0".into(), "of web".into()];
+            let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
+            check_rejected(weight_changes(vec![weight("web", weight_value)]), "weights.weight", &parts);
         }
-        refuses(changes(vec![weight("../x", 1.0)]), "weights.tenant", &["../x", "must be 1 to 63"]);
-        refuses(changes(vec![weight("", 1.0)]), "weights.tenant", &["must be 1 to 63"]);
-        refuses(changes(vec![weight("a", 1.0), weight("a", 1.0)]), "weights.tenant", &["\"a\"", "once"]);
+        check_rejected(
+            weight_changes(vec![weight("../x", 1.0)]),
+            "weights.tenant",
+            &["../x", "must be 1 to 63"],
+        );
+        check_rejected(weight_changes(vec![weight("", 1.0)]), "weights.tenant", &["must be 1 to 63"]);
+        check_rejected(
+            weight_changes(vec![weight("a", 1.0), weight("a", 1.0)]),
+            "weights.tenant",
+            &["\"a\"", "once"],
+        );
         let many = (0..=TENANTS_PER_HOST_MAX).map(|n| weight(&format!("t{n}"), 1.0)).collect();
-        refuses(changes(many), "weights", &["257", "at most 256"]);
+        check_rejected(weight_changes(many), "weights", &["257", "at most 256"]);
     }
 
     fn good() -> wire::Shares {
@@ -237,74 +246,94 @@ mod tests {
     }
 
     #[track_caller]
-    fn refuses_told(change: impl Fn(&mut wire::Shares), field: &str, says: &[&str]) {
+    fn check_report_rejected(change: impl Fn(&mut wire::Shares), field: &str, parts: &[&str]) {
         let mut shares = good();
         change(&mut shares);
-        refuses(told(&Name::new("h").unwrap(), shares), &format!("shares.{field}"), says);
+        check_rejected(share_report(&Name::new("h").unwrap(), shares), &format!("shares.{field}"), parts);
     }
 
     #[track_caller]
-    fn refuses_tenant(change: impl Fn(&mut wire::TenantShare), field: &str, says: &[&str]) {
-        refuses_told(|shares| change(&mut shares.tenants[0]), &format!("tenants.{field}"), says);
+    fn check_tenant_rejected(change: impl Fn(&mut wire::TenantShare), field: &str, parts: &[&str]) {
+        check_report_rejected(|shares| change(&mut shares.tenants[0]), &format!("tenants.{field}"), parts);
     }
 
     #[track_caller]
-    fn refuses_certificate(change: impl Fn(&mut wire::ShareCertificate), field: &str, says: &[&str]) {
+    fn check_certificate_rejected(change: impl Fn(&mut wire::ShareCertificate), field: &str, parts: &[&str]) {
         let change = |shares: &mut wire::Shares| change(shares.certificate.as_mut().unwrap());
-        refuses_told(change, &format!("certificate.{field}"), says);
+        check_report_rejected(change, &format!("certificate.{field}"), parts);
     }
 
     #[test]
-    fn what_is_told_of_shares_is_shown_as_it_came_but_of_the_host_that_tells() {
+    fn report_is_served_as_received_with_the_sessions_host() {
         let host = Name::new("h").unwrap();
-        let shown = told(&host, good()).unwrap().shown();
-        assert_eq!(shown, wire::Shares { host: "h".into(), ..good() });
-        let kept = wire::Shares {
+        let message = share_report(&host, good()).unwrap().into_message();
+        assert_eq!(message, wire::Shares { host: "h".into(), ..good() });
+        let blocked = wire::Shares {
             epoch: 1,
             state: wire::ShareState::Blocked.into(),
             reason: "no link is known".into(),
             ..Default::default()
         };
-        assert!(told(&host, kept).is_ok(), "where nothing is known, nothing need be told");
+        assert!(share_report(&host, blocked).is_ok(), "a blocked epoch has no shares");
     }
 
     #[test]
-    fn shares_that_make_no_sense_are_refused_with_field_value_and_rule() {
-        refuses_told(|s| s.epoch = 0, "epoch", &["0", "1 or more"]);
-        refuses_told(|s| s.state = 0, "state", &["0", "SET"]);
-        refuses_told(|s| s.state = 99, "state", &["99"]);
-        refuses_told(|s| s.reason = "x".repeat(401), "reason", &["401 bytes", "at most 400"]);
-        refuses_told(|s| s.supply.as_mut().unwrap().memory_mib = u64::MAX, "supply", &["at most 67108864"]);
-        refuses_told(|s| s.supply.as_mut().unwrap().bandwidth_mb_s = u64::MAX, "supply", &["1000000000000"]);
-        refuses_told(|s| s.tenants.push(s.tenants[0].clone()), "tenants.tenant", &["\"web\"", "once"]);
+    fn invalid_reports_are_rejected_with_field_value_and_rule() {
+        check_report_rejected(|s| s.epoch = 0, "epoch", &["0", "1 or more"]);
+        check_report_rejected(|s| s.state = 0, "state", &["0", "SET"]);
+        check_report_rejected(|s| s.state = 99, "state", &["99"]);
+        check_report_rejected(|s| s.reason = "x".repeat(401), "reason", &["401 bytes", "at most 400"]);
+        check_report_rejected(
+            |s| s.supply.as_mut().unwrap().memory_mib = u64::MAX,
+            "supply",
+            &["at most 67108864"],
+        );
+        check_report_rejected(
+            |s| s.supply.as_mut().unwrap().bandwidth_mb_s = u64::MAX,
+            "supply",
+            &["1000000000000"],
+        );
+        check_report_rejected(
+            |s| s.tenants.push(s.tenants[0].clone()),
+            "tenants.tenant",
+            &["\"web\"", "once"],
+        );
         let many = |s: &mut wire::Shares| {
             let named = |n| wire::TenantShare { tenant: format!("t{n}"), ..s.tenants[0].clone() };
             s.tenants = (0..=TENANTS_PER_HOST_MAX).map(named).collect();
         };
-        refuses_told(many, "tenants", &["257", "at most 256"]);
-        refuses_tenant(|t| t.tenant = "a/b".into(), "tenant", &["a/b"]);
-        refuses_tenant(|t| t.weight = 0.0, "weight", &["0", "from 0.01"]);
-        refuses_tenant(|t| t.weight = f64::NAN, "weight", &["NaN"]);
-        refuses_tenant(|t| t.enforcer = "hope".into(), "enforcer", &["\"hope\"", "swap, tiered, advise"]);
-        refuses_tenant(|t| t.fair.as_mut().unwrap().memory_mib = u64::MAX, "fair", &["at most"]);
-        refuses_tenant(|t| t.share.as_mut().unwrap().memory_mib = u64::MAX, "share", &["at most"]);
-        refuses_tenant(|t| t.memory_used_mib = u64::MAX, "memory_used_mib", &["at most"]);
-        refuses_tenant(|t| t.bandwidth_used_mb_s = f64::INFINITY, "bandwidth_used_mb_s", &["inf"]);
-        refuses_tenant(|t| t.stalled = 1.1, "stalled", &["1.1", "from 0 to 1"]);
-        refuses_tenant(|t| t.bandwidth_demand_mb_s = -1.0, "bandwidth_demand_mb_s", &["-1"]);
-        refuses_tenant(|t| t.gain = f64::NAN, "gain", &["NaN", "of web"]);
-        refuses_tenant(|t| t.access_source = String::new(), "access_source", &["damon, pebs, ibs, none"]);
-        refuses_tenant(|t| t.error = 2.0, "error", &["2", "from 0 to 1"]);
-        refuses_tenant(|t| t.problem = "x".repeat(401), "problem", &["401"]);
-        refuses_certificate(|c| c.status = "x".repeat(401), "status", &["401"]);
-        refuses_certificate(|c| c.memory_price = 1.5, "memory_price", &["1.5"]);
-        refuses_certificate(|c| c.dividend = 0.5, "dividend", &["0.5", "from 1 to"]);
-        refuses_certificate(|c| c.step = -0.1, "step", &["-0.1"]);
-        refuses_certificate(|c| c.memory_excess = 2.0, "memory_excess", &["2"]);
-        refuses_certificate(|c| c.bandwidth_excess = 2.0, "bandwidth_excess", &["2"]);
-        refuses_certificate(|c| c.budget_excess = f64::NAN, "budget_excess", &["NaN"]);
-        refuses_certificate(|c| c.sharing_incentive = f64::INFINITY, "sharing_incentive", &["inf"]);
-        refuses_certificate(|c| c.worst_off = "a b".into(), "worst_off", &["a b"]);
-        refuses_certificate(|c| c.envy = Some(-1.0), "envy", &["-1"]);
+        check_report_rejected(many, "tenants", &["257", "at most 256"]);
+        check_tenant_rejected(|t| t.tenant = "a/b".into(), "tenant", &["a/b"]);
+        check_tenant_rejected(|t| t.weight = 0.0, "weight", &["0", "from 0.01"]);
+        check_tenant_rejected(|t| t.weight = f64::NAN, "weight", &["NaN"]);
+        check_tenant_rejected(
+            |t| t.enforcer = "hope".into(),
+            "enforcer",
+            &["\"hope\"", "swap, tiered, advise"],
+        );
+        check_tenant_rejected(|t| t.fair.as_mut().unwrap().memory_mib = u64::MAX, "fair", &["at most"]);
+        check_tenant_rejected(|t| t.share.as_mut().unwrap().memory_mib = u64::MAX, "share", &["at most"]);
+        check_tenant_rejected(|t| t.memory_used_mib = u64::MAX, "memory_used_mib", &["at most"]);
+        check_tenant_rejected(|t| t.bandwidth_used_mb_s = f64::INFINITY, "bandwidth_used_mb_s", &["inf"]);
+        check_tenant_rejected(|t| t.stalled = 1.1, "stalled", &["1.1", "from 0 to 1"]);
+        check_tenant_rejected(|t| t.bandwidth_demand_mb_s = -1.0, "bandwidth_demand_mb_s", &["-1"]);
+        check_tenant_rejected(|t| t.gain = f64::NAN, "gain", &["NaN", "of web"]);
+        check_tenant_rejected(
+            |t| t.access_source = String::new(),
+            "access_source",
+            &["damon, pebs, ibs, none"],
+        );
+        check_tenant_rejected(|t| t.error = 2.0, "error", &["2", "from 0 to 1"]);
+        check_tenant_rejected(|t| t.problem = "x".repeat(401), "problem", &["401"]);
+        check_certificate_rejected(|c| c.status = "x".repeat(401), "status", &["401"]);
+        check_certificate_rejected(|c| c.memory_price = 1.5, "memory_price", &["1.5"]);
+        check_certificate_rejected(|c| c.dividend = 0.5, "dividend", &["0.5", "from 1 to"]);
+        check_certificate_rejected(|c| c.step = -0.1, "step", &["-0.1"]);
+        check_certificate_rejected(|c| c.memory_excess = 2.0, "memory_excess", &["2"]);
+        check_certificate_rejected(|c| c.bandwidth_excess = 2.0, "bandwidth_excess", &["2"]);
+        check_certificate_rejected(|c| c.budget_excess = f64::NAN, "budget_excess", &["NaN"]);
+        check_certificate_rejected(|c| c.sharing_incentive = f64::INFINITY, "sharing_incentive", &["inf"]);
+        check_certificate_rejected(|c| c.worst_off = "a b".into(), "worst_off", &["a b"]);
+        check_certificate_rejected(|c| c.envy = Some(-1.0), "envy", &["-1"]);
     }
 }

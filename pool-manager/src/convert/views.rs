@@ -40,9 +40,9 @@ fn slice_reason(ledger: &Ledger, slot: Slot) -> Option<String> {
     match (slot.state, fence) {
         (State::Quarantined(why), _) => Some(why.to_string()),
         (_, Some(Fence::Fencing { .. })) => {
-            Some("its host is to be cut off, and may still reach it".to_owned())
+            Some("access of its host is being revoked; the host may still reach it".to_owned())
         }
-        (State::Scrubbing(Scrub::Leaving(_)), _) => Some("its host has yet to let go of it".to_owned()),
+        (State::Scrubbing(Scrub::Leaving(_)), _) => Some("waiting for its host to release it".to_owned()),
         _ => None,
     }
 }
@@ -139,7 +139,7 @@ fn scheduling(now: Scheduling, empty: bool) -> wire::Scheduling {
 pub fn host(manager: &Manager, id: HostId) -> Option<wire::Host> {
     let ledger = manager.durable();
     let entry = ledger.host(id)?;
-    let (hello, heard) = manager.host_said(id);
+    let (hello, last_report) = manager.host_said(id);
     let state = match manager.host_state(id) {
         HostState::Up => wire::HostState::Up,
         HostState::Silent => wire::HostState::Silent,
@@ -162,7 +162,7 @@ pub fn host(manager: &Manager, id: HostId) -> Option<wire::Host> {
         slices: count(slices),
         reservations: count(reservations),
         boot_id: h.boot_id.clone(),
-        last_heartbeat_unix_ms: heard.map(|at| at.0),
+        last_heartbeat_unix_ms: last_report.map(|at| at.0),
         host_memory_socket: hello.map(|hello| hello.host_memory_socket.clone()).unwrap_or_default(),
         fence_error: manager.not_fenced(id).map(str::to_owned),
     })
@@ -203,8 +203,8 @@ pub fn emc_views(manager: &Manager) -> Vec<wire::Emc> {
     manager.durable().emcs().filter_map(|(id, _)| emc(manager, id)).collect()
 }
 
-/// Free capacity at one revision, in a form that is quick to copy from the ledger under its lock: names of EMCs once, not for
-/// each host.
+/// Free capacity at one revision, quick to copy from the ledger under its lock: EMCs are named once,
+/// not for each host.
 #[derive(Clone, Debug)]
 pub struct CapacityView {
     revision: u64,
@@ -273,7 +273,7 @@ impl From<CapacityView> for wire::Capacity {
     }
 }
 
-/// One request to move a VM.
+/// Converts a migration request.
 pub fn migration(ledger: &Ledger, id: ReservationId, m: &Migration) -> wire::Migration {
     let state = match m.answer {
         MigrationAnswer::Open => wire::MigrationState::Open,
@@ -292,7 +292,7 @@ pub fn migration(ledger: &Ledger, id: ReservationId, m: &Migration) -> wire::Mig
     }
 }
 
-/// One alarm.
+/// Converts an alarm.
 pub fn alarm(a: Alarm) -> wire::Alarm {
     wire::Alarm {
         reason: a.reason.into(),
@@ -306,17 +306,17 @@ pub fn alarm(a: Alarm) -> wire::Alarm {
 pub fn events(manager: &Manager, when: When, chunk: &WriteChunk) -> Vec<wire::Event> {
     use wire::event::Change;
     let ledger = manager.durable();
-    let shown = chunk.records().iter().filter_map(|record| match record.key() {
+    let changes = chunk.records().iter().filter_map(|record| match record.key() {
         Key::Slice(id) => Some(Change::Slice(slice(ledger, id, ledger.emc_of(id)?, ledger.slot(id)?))),
         Key::Reservation(id) => Some(Change::Reservation(reservation(ledger.view(id)?))),
         Key::Host(id) => Some(Change::Host(host(manager, id)?)),
         Key::Emc(id) => Some(Change::Emc(emc(manager, id)?)),
         Key::Meta | Key::Migration(_) | Key::Decision(_) => None,
     });
-    let events = shown.map(|what| wire::Event {
+    let events = changes.map(|change| wire::Event {
         revision: chunk.revision().0,
         at_unix_ms: chunk.when().wall.0.min(when.wall.0),
-        change: Some(what),
+        change: Some(change),
     });
     events.collect()
 }

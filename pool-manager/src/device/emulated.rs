@@ -6,9 +6,9 @@
 //!
 //! `epochs` contains the history of each slice, before a grant's file appears: a little-endian u64
 //! per slice, twice the highest epoch, plus 1 once that epoch was revoked. Lower epochs are
-//! rejected for ever.
+//! always rejected.
 //!
-//! For audits that must be able to fail, [`fault`] makes a device misbehave.
+//! [`fault`] injects faults, so that audits can be shown to fail.
 
 use std::{
     collections::BTreeMap,
@@ -44,7 +44,7 @@ pub struct Emulated {
     files: PathBuf,
     files_fd: File,
     epochs: File,
-    seen: Vec<Seen>,
+    history: Vec<History>,
     granted: BTreeMap<u32, Owner>,
     faults: Faults,
     /// Nothing is granted below this number of free bytes.
@@ -58,7 +58,7 @@ pub struct Emulated {
 
 /// History of a slice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Seen {
+struct History {
     highest: Epoch,
     revoked: bool,
 }
@@ -70,7 +70,7 @@ struct Owner {
     host: HostId,
 }
 
-impl Seen {
+impl History {
     fn from_entry(entry: u64) -> Self {
         Self { highest: Epoch(entry >> 1), revoked: entry & 1 == 1 }
     }
@@ -80,7 +80,7 @@ impl Seen {
     }
 
     /// Returns whether this epoch can no longer be granted.
-    fn is_over(self, epoch: Epoch) -> bool {
+    fn has_ended(self, epoch: Epoch) -> bool {
         epoch < self.highest || (epoch == self.highest && self.revoked) || !EPOCHS.contains(&epoch.0)
     }
 }
@@ -90,19 +90,19 @@ impl Emulated {
     /// operations interrupted in an earlier manager.
     ///
     /// # Errors
-    /// [`DeviceError::InUse`], [`DeviceError::Unfit`] if it has more slices, or
+    /// [`DeviceError::InUse`], [`DeviceError::Mismatch`] if it has more slices, or
     /// [`DeviceError::Io`].
     pub fn open(path: &Path, slices: u32) -> Result<Self, DeviceError> {
         let directory = std::path::absolute(path).map_err(io_error("resolve", path))?;
         let files = directory.join("slices");
         if files.to_str().is_none() {
-            return Err(DeviceError::Unfit { path: directory, what: "its path must be UTF-8".to_owned() });
+            return Err(DeviceError::Mismatch { path: directory, what: "its path must be UTF-8".to_owned() });
         }
         make_directory(&directory)?;
         let lock = take_lock(&directory)?;
         make_directory(&files)?;
         let epochs = open_private(&directory.join("epochs"))?;
-        let seen = read_epochs(&epochs, &directory, slices)?;
+        let history = read_epochs(&epochs, &directory, slices)?;
         let files_fd = File::open(&files).map_err(io_error("open", &files))?;
         let faults = Faults::new(&directory)?;
         let (granted, free_min) = (BTreeMap::new(), DEVICE_FREE_BYTES_MIN);
@@ -111,7 +111,7 @@ impl Emulated {
             files,
             files_fd,
             epochs,
-            seen,
+            history,
             granted,
             faults,
             free_min,
@@ -125,39 +125,39 @@ impl Emulated {
 
     /// Reads existing grants, and completes interrupted operations.
     fn load(&mut self) -> Result<(), DeviceError> {
-        let mut found = BTreeMap::<u32, Vec<Owner>>::new();
+        let mut owners_by_slice = BTreeMap::<u32, Vec<Owner>>::new();
         for entry in fs::read_dir(&self.files).map_err(io_error("list", &self.files))? {
             let name = entry.map_err(io_error("list", &self.files))?.file_name();
             match name.to_str().and_then(parse_name) {
-                Some((slice, owner)) => found.entry(slice).or_default().push(owner),
-                None => tracing::warn!(path = %self.files.join(name).display(), "not a slice"),
+                Some((slice, owner)) => owners_by_slice.entry(slice).or_default().push(owner),
+                None => tracing::warn!(path = %self.files.join(name).display(), "ignoring file: not a slice"),
             }
         }
-        found.into_iter().try_for_each(|(slice, owners)| self.load_slice(slice, owners))
+        owners_by_slice.into_iter().try_for_each(|(slice, owners)| self.load_slice(slice, owners))
     }
 
-    /// Only the newest file of a slice can be a grant. Others are interrupted revocations.
+    /// Loads a slice. Only its newest file can be a grant; others are interrupted revocations.
     fn load_slice(&mut self, slice: u32, mut owners: Vec<Owner>) -> Result<(), DeviceError> {
-        let seen = *self.seen(slice)?;
+        let history = *self.history(slice)?;
         owners.sort_by_key(|owner| owner.epoch);
-        let newest = owners.pop_if(|newest| !seen.is_over(newest.epoch));
+        let newest = owners.pop_if(|newest| !history.has_ended(newest.epoch));
         for old in owners {
-            tracing::warn!(emc = %self.directory.display(), slice, epoch = old.epoch.0, "revocation finished");
-            let cut = self.cut_off(slice, old);
-            if self.tolerate_slice_failure(slice, cut)? {
+            tracing::warn!(emc = %self.directory.display(), slice, epoch = old.epoch.0, "completing an interrupted revocation");
+            let removed = self.remove_file(slice, old);
+            if self.tolerate_slice_failure(slice, removed)? {
                 self.granted.insert(slice, old); // still to be revoked
             }
         }
         if let Some(owner) = newest {
-            self.remember(slice, Seen { highest: owner.epoch, revoked: false })?;
-            let appeared = self.appear(slice, owner).map(drop);
-            self.tolerate_slice_failure(slice, appeared)?;
+            self.record(slice, History { highest: owner.epoch, revoked: false })?;
+            let created = self.create_file(slice, owner).map(drop);
+            self.tolerate_slice_failure(slice, created)?;
             self.granted.insert(slice, owner);
         }
         Ok(())
     }
 
-    /// Logs an error of one slice and returns `true`; `false` if the call succeeded.
+    /// Logs an error that concerns one slice and returns `true`; `false` if the call succeeded.
     ///
     /// # Errors
     /// An error of the device, which must end the caller.
@@ -173,23 +173,23 @@ impl Emulated {
         }
     }
 
-    fn seen(&self, slice: u32) -> Result<&Seen, DeviceError> {
-        let slices = u32::try_from(self.seen.len()).expect("made from a u32");
-        self.seen.get(slice as usize).ok_or(DeviceError::NoSuchSlice { slice, slices })
+    fn history(&self, slice: u32) -> Result<&History, DeviceError> {
+        let slices = u32::try_from(self.history.len()).expect("made from a u32");
+        self.history.get(slice as usize).ok_or(DeviceError::NoSuchSlice { slice, slices })
     }
 
-    fn remember(&mut self, slice: u32, seen: Seen) -> Result<(), DeviceError> {
-        if self.seen[slice as usize] != seen {
+    fn record(&mut self, slice: u32, history: History) -> Result<(), DeviceError> {
+        if self.history[slice as usize] != history {
             let at = u64::from(slice) * ENTRY_BYTES;
-            let wrote = self.epochs.write_all_at(&seen.entry().to_le_bytes(), at);
+            let wrote = self.epochs.write_all_at(&history.entry().to_le_bytes(), at);
             wrote.map_err(io_error("write", &self.directory.join("epochs")))?;
-            self.seen[slice as usize] = seen;
+            self.history[slice as usize] = history;
         }
         Ok(())
     }
 
     /// Creates the file of a grant, also over a partial one.
-    fn appear(&self, slice: u32, owner: Owner) -> Result<File, DeviceError> {
+    fn create_file(&self, slice: u32, owner: Owner) -> Result<File, DeviceError> {
         let name = file_name(slice, owner);
         let flags = OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let made = rustix::fs::openat(&self.files_fd, &name, flags, Mode::RUSR | Mode::WUSR);
@@ -202,9 +202,9 @@ impl Emulated {
         Ok(file)
     }
 
-    /// Removes the memory from every mapping, then the name.
-    fn cut_off(&mut self, slice: u32, owner: Owner) -> Result<(), DeviceError> {
-        if self.faults.now() == Some(Fault::IgnoreRevoke) {
+    /// Truncates and unlinks the file of a grant, which removes the memory from every mapping.
+    fn remove_file(&mut self, slice: u32, owner: Owner) -> Result<(), DeviceError> {
+        if self.faults.current() == Some(Fault::IgnoreRevoke) {
             return Ok(());
         }
         let name = file_name(slice, owner);
@@ -216,17 +216,18 @@ impl Emulated {
         };
         self.faults.before_revoke(slice, &file);
         file.set_len(0).map_err(slice_error("truncate", &path()))?;
-        let gone = rustix::fs::unlinkat(&self.files_fd, &name, AtFlags::empty());
-        gone.map_err(|e| slice_error("unlink", &path())(e.into()))
+        let unlinked = rustix::fs::unlinkat(&self.files_fd, &name, AtFlags::empty());
+        unlinked.map_err(|e| slice_error("unlink", &path())(e.into()))
     }
 
-    /// Sparse files promise memory that may not exist; an access would then kill a guest.
+    /// Checks the free space: sparse files promise memory that may not exist, and an access would then
+    /// kill a guest.
     fn check_space(&mut self) -> Result<(), DeviceError> {
         if self.has_space {
             return Ok(());
         }
-        let asked = rustix::fs::fstatvfs(&self.files_fd);
-        let space = asked.map_err(|e| io_error("ask the free space of", &self.files)(e.into()))?;
+        let stats = rustix::fs::fstatvfs(&self.files_fd);
+        let space = stats.map_err(|e| io_error("get the free space of", &self.files)(e.into()))?;
         let free = space.f_bavail.saturating_mul(space.f_frsize);
         // hugetlbfs without a limit reports no blocks.
         self.has_space = space.f_blocks == 0 || free >= self.free_min;
@@ -251,11 +252,11 @@ impl Emulated {
         Grant { slice, epoch: owner.epoch, host: owner.host, handle: self.handle(slice, owner) }
     }
 
-    /// Returns whether this epoch may still be granted.
+    /// Checks that this epoch can still be granted.
     fn check_current(&self, slice: u32, epoch: Epoch) -> Result<(), DeviceError> {
-        let seen = *self.seen(slice)?;
-        let stale = DeviceError::StaleEpoch { slice, epoch, highest: seen.highest };
-        if seen.is_over(epoch) { Err(stale) } else { Ok(()) }
+        let history = *self.history(slice)?;
+        let stale = DeviceError::StaleEpoch { slice, epoch, highest: history.highest };
+        if history.has_ended(epoch) { Err(stale) } else { Ok(()) }
     }
 }
 
@@ -263,17 +264,17 @@ impl Device for Emulated {
     fn grant(&mut self, slice: u32, epoch: Epoch, host: HostId) -> Result<Handle, DeviceError> {
         self.begin_batch();
         let owner = Owner { epoch, host };
-        let held = self.granted.get(&slice).copied();
-        if let Some(Owner { epoch, host }) = held.filter(|held| *held != owner) {
+        let current = self.granted.get(&slice).copied();
+        if let Some(Owner { epoch, host }) = current.filter(|current| *current != owner) {
             return Err(DeviceError::Held { slice, epoch, host });
         }
         self.check_current(slice, epoch)?;
-        match held {
+        match current {
             Some(same) => return Ok(self.handle(slice, same)),
             None => self.check_space()?,
         }
-        self.remember(slice, Seen { highest: epoch, revoked: false })?;
-        let file = self.appear(slice, owner)?;
+        self.record(slice, History { highest: epoch, revoked: false })?;
+        let file = self.create_file(slice, owner)?;
         self.faults.after_grant(slice, &file);
         self.granted.insert(slice, owner);
         Ok(self.handle(slice, owner))
@@ -281,34 +282,34 @@ impl Device for Emulated {
 
     fn revoke(&mut self, slice: u32, epoch: Epoch) -> Result<(), DeviceError> {
         self.begin_batch();
-        let seen = *self.seen(slice)?;
-        if epoch >= seen.highest && EPOCHS.contains(&epoch.0) {
-            self.remember(slice, Seen { highest: epoch, revoked: true })?;
+        let history = *self.history(slice)?;
+        if epoch >= history.highest && EPOCHS.contains(&epoch.0) {
+            self.record(slice, History { highest: epoch, revoked: true })?;
         }
         // A later owner keeps the slice. An earlier one may remain after a failed revocation.
         if let Some(owner) = self.granted.get(&slice).copied().filter(|owner| owner.epoch <= epoch) {
-            self.cut_off(slice, owner)?;
+            self.remove_file(slice, owner)?;
             self.granted.remove(&slice);
         }
         Ok(())
     }
 
     fn fence(&mut self, host: HostId) -> Result<Vec<Grant>, DeviceError> {
-        let theirs = self.granted.iter().filter(|(_, owner)| owner.host == host);
-        let theirs: Vec<Grant> = theirs.map(|(slice, owner)| self.grant_of(*slice, *owner)).collect();
-        let mut taken = Vec::with_capacity(theirs.len());
-        for grant in theirs {
+        let grants = self.granted.iter().filter(|(_, owner)| owner.host == host);
+        let grants: Vec<Grant> = grants.map(|(slice, owner)| self.grant_of(*slice, *owner)).collect();
+        let mut revoked_grants = Vec::with_capacity(grants.len());
+        for grant in grants {
             let revoked = self.revoke(grant.slice, grant.epoch);
             if !self.tolerate_slice_failure(grant.slice, revoked)? {
-                taken.push(grant);
+                revoked_grants.push(grant);
             }
         }
-        Ok(taken)
+        Ok(revoked_grants)
     }
 
     fn contents(&mut self) -> Result<Contents, DeviceError> {
         self.begin_batch();
-        if self.faults.now() == Some(Fault::ForgetGrant)
+        if self.faults.current() == Some(Fault::ForgetGrant)
             && let Some((slice, owner)) = self.granted.pop_first()
         {
             // Best effort: an injected fault does not report errors.
@@ -316,8 +317,8 @@ impl Device for Emulated {
         }
         Ok(Contents {
             grants: self.granted.iter().map(|(slice, owner)| self.grant_of(*slice, *owner)).collect(),
-            highest: self.seen.iter().map(|seen| seen.highest).collect(),
-            places: Vec::new(),
+            highest: self.history.iter().map(|history| history.highest).collect(),
+            handles: Vec::new(),
         })
     }
 
@@ -394,21 +395,21 @@ fn take_lock(directory: &Path) -> Result<File, DeviceError> {
     }
 }
 
-fn read_epochs(file: &File, directory: &Path, slices: u32) -> Result<Vec<Seen>, DeviceError> {
+fn read_epochs(file: &File, directory: &Path, slices: u32) -> Result<Vec<History>, DeviceError> {
     let path = directory.join("epochs");
-    let want = u64::from(slices) * ENTRY_BYTES;
-    let len = file.metadata().map_err(io_error("ask the length of", &path))?.len();
-    if len > want || !len.is_multiple_of(ENTRY_BYTES) {
+    let expected = u64::from(slices) * ENTRY_BYTES;
+    let len = file.metadata().map_err(io_error("get the length of", &path))?.len();
+    if len > expected || !len.is_multiple_of(ENTRY_BYTES) {
         let what = format!(
-            "its epochs file has {len} bytes: must be whole entries of {ENTRY_BYTES}, at most {want} for {slices} slices"
+            "its epochs file has {len} bytes: must be whole entries of {ENTRY_BYTES}, at most {expected} for {slices} slices"
         );
-        return Err(DeviceError::Unfit { path: directory.to_owned(), what });
+        return Err(DeviceError::Mismatch { path: directory.to_owned(), what });
     }
-    file.set_len(want).map_err(io_error("size", &path))?;
+    file.set_len(expected).map_err(io_error("size", &path))?;
     let mut bytes = vec![0; slices as usize * 8];
     file.read_exact_at(&mut bytes, 0).map_err(io_error("read", &path))?;
     let entries = bytes.as_chunks::<8>().0;
-    Ok(entries.iter().map(|entry| Seen::from_entry(u64::from_le_bytes(*entry))).collect())
+    Ok(entries.iter().map(|entry| History::from_entry(u64::from_le_bytes(*entry))).collect())
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 //! slice is revoked or a host fenced.
 //!
 //! The record is a small database in the EMC's folder: for each slice its highest epoch, and the
-//! host that owns it under that epoch. Lower epochs are rejected for ever.
+//! host that owns it under that epoch. Lower epochs are always rejected.
 
 use std::{
     collections::BTreeSet,
@@ -23,19 +23,19 @@ pub(super) const FILE: &str = "grants.redb";
 /// Key of the device's serial number.
 const SERIAL: &[u8] = b"serial";
 
-/// Driver of one such EMC.
+/// Driver of one shared EMC.
 pub struct SharedDax {
     path: PathBuf,
     serial: String,
-    cells: Vec<Cell>,
-    /// Cells that differ from the disk.
+    slices: Vec<SliceRecord>,
+    /// Slices whose records differ from the disk.
     changed: BTreeSet<u32>,
     store: Box<dyn Store>,
 }
 
 /// Record of a slice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-struct Cell {
+struct SliceRecord {
     /// Highest epoch; 0 for none.
     highest: Epoch,
     /// Owner under that epoch; without one, the epoch has ended.
@@ -56,70 +56,75 @@ impl SharedDax {
     /// of slices.
     ///
     /// # Errors
-    /// [`DeviceError::InUse`], [`DeviceError::Unfit`] if the record is of another device or has
+    /// [`DeviceError::InUse`], [`DeviceError::Mismatch`] if the record is of another device or has
     /// more slices, or [`DeviceError::Record`].
     pub fn open(path: &Path, slices: u32, serial: &str) -> Result<Self, DeviceError> {
         let store = Directory::take_for(path, FILE).and_then(RedbStore::open);
-        Self::on(Box::new(store.map_err(record_error(path))?), path, slices, serial)
+        Self::with_store(Box::new(store.map_err(record_error(path))?), path, slices, serial)
     }
 
-    /// The same on any store.
-    fn on(store: Box<dyn Store>, path: &Path, slices: u32, serial: &str) -> Result<Self, DeviceError> {
+    /// Opens the record in any store.
+    fn with_store(
+        store: Box<dyn Store>,
+        path: &Path,
+        slices: u32,
+        serial: &str,
+    ) -> Result<Self, DeviceError> {
         let (path, serial) = (path.to_owned(), serial.to_owned());
-        let cells = vec![Cell::default(); slices as usize];
-        let mut device = Self { path, serial, cells, changed: BTreeSet::new(), store };
+        let slices = vec![SliceRecord::default(); slices as usize];
+        let mut device = Self { path, serial, slices, changed: BTreeSet::new(), store };
         device.claim()?;
         device.load()?;
         Ok(device)
     }
 
-    /// A record belongs to one device: the slices of another one are different slices.
+    /// Binds a new record to the serial number, and rejects the record of another device.
     fn claim(&mut self) -> Result<(), DeviceError> {
         let mut recorded = None;
-        let read = self.store.scan(Table::Meta, &mut |key, value| {
+        let scanned = self.store.scan(Table::Meta, &mut |key, value| {
             if key == SERIAL {
                 recorded = Some(String::from_utf8_lossy(value).into_owned());
             }
         });
-        read.map_err(record_error(&self.path))?;
+        scanned.map_err(record_error(&self.path))?;
         match recorded {
             Some(recorded) if recorded == self.serial => Ok(()),
             Some(other) => {
-                Err(self.unfit(format!("its record is of serial {other}: must be {}", self.serial)))
+                Err(self.mismatch(format!("its record is of serial {other}: must be {}", self.serial)))
             }
             None => {
                 let (key, value) = (SERIAL.to_vec(), self.serial.clone().into_bytes());
-                let wrote = self.store.commit(&[Write::Put { table: Table::Meta, key, value }]);
-                wrote.map_err(record_error(&self.path))
+                let written = self.store.commit(&[Write::Put { table: Table::Meta, key, value }]);
+                written.map_err(record_error(&self.path))
             }
         }
     }
 
     fn load(&mut self) -> Result<(), DeviceError> {
-        let (cells, mut strange) = (&mut self.cells, None);
-        let read = self.store.scan(Table::Slices, &mut |key, value| match entry(key, value) {
-            Some((slice, cell)) if slice < cells.len() => cells[slice] = cell,
+        let (slices, mut unexpected) = (&mut self.slices, None);
+        let scanned = self.store.scan(Table::Slices, &mut |key, value| match decode_entry(key, value) {
+            Some((slice, slice_record)) if slice < slices.len() => slices[slice] = slice_record,
             Some((slice, _)) => {
-                strange = Some(format!("its record has slice {slice}: must be below {}", cells.len()));
+                unexpected = Some(format!("its record has slice {slice}: must be below {}", slices.len()));
             }
-            None => strange = Some(format!("entry {key:02x?} of its record is of another version")),
+            None => unexpected = Some(format!("entry {key:02x?} of its record is of another version")),
         });
-        read.map_err(record_error(&self.path))?;
-        strange.map_or(Ok(()), |what| Err(self.unfit(what)))
+        scanned.map_err(record_error(&self.path))?;
+        unexpected.map_or(Ok(()), |what| Err(self.mismatch(what)))
     }
 
-    fn unfit(&self, what: String) -> DeviceError {
-        DeviceError::Unfit { path: self.path.clone(), what }
+    fn mismatch(&self, what: String) -> DeviceError {
+        DeviceError::Mismatch { path: self.path.clone(), what }
     }
 
-    fn cell(&self, slice: u32) -> Result<Cell, DeviceError> {
-        let slices = u32::try_from(self.cells.len()).expect("made from a u32");
-        self.cells.get(slice as usize).copied().ok_or(DeviceError::NoSuchSlice { slice, slices })
+    fn slice_record(&self, slice: u32) -> Result<SliceRecord, DeviceError> {
+        let slices = u32::try_from(self.slices.len()).expect("made from a u32");
+        self.slices.get(slice as usize).copied().ok_or(DeviceError::NoSuchSlice { slice, slices })
     }
 
-    fn note(&mut self, slice: u32, cell: Cell) {
-        if self.cells[slice as usize] != cell {
-            self.cells[slice as usize] = cell;
+    fn set(&mut self, slice: u32, slice_record: SliceRecord) {
+        if self.slices[slice as usize] != slice_record {
+            self.slices[slice as usize] = slice_record;
             self.changed.insert(slice);
         }
     }
@@ -129,7 +134,7 @@ impl SharedDax {
     }
 
     fn grants(&self) -> impl Iterator<Item = Grant> {
-        (0..).zip(&self.cells).filter_map(|(slice, Cell { highest, host })| {
+        (0..).zip(&self.slices).filter_map(|(slice, SliceRecord { highest, host })| {
             Some(Grant { slice, epoch: *highest, host: (*host)?, handle: self.handle(slice) })
         })
     }
@@ -137,41 +142,41 @@ impl SharedDax {
 
 impl Device for SharedDax {
     fn grant(&mut self, slice: u32, epoch: Epoch, host: HostId) -> Result<Handle, DeviceError> {
-        let cell = self.cell(slice)?;
-        match cell.host {
-            Some(held) if (cell.highest, held) != (epoch, host) => {
-                Err(DeviceError::Held { slice, epoch: cell.highest, host: held })
+        let slice_record = self.slice_record(slice)?;
+        match slice_record.host {
+            Some(owner) if (slice_record.highest, owner) != (epoch, host) => {
+                Err(DeviceError::Held { slice, epoch: slice_record.highest, host: owner })
             }
-            None if epoch <= cell.highest => {
-                Err(DeviceError::StaleEpoch { slice, epoch, highest: cell.highest })
+            None if epoch <= slice_record.highest => {
+                Err(DeviceError::StaleEpoch { slice, epoch, highest: slice_record.highest })
             }
             _ => {
-                self.note(slice, Cell { highest: epoch, host: Some(host) });
+                self.set(slice, SliceRecord { highest: epoch, host: Some(host) });
                 Ok(self.handle(slice))
             }
         }
     }
 
     fn revoke(&mut self, slice: u32, epoch: Epoch) -> Result<(), DeviceError> {
-        let cell = self.cell(slice)?;
-        if epoch >= cell.highest {
-            self.note(slice, Cell { highest: epoch, host: None });
+        let slice_record = self.slice_record(slice)?;
+        if epoch >= slice_record.highest {
+            self.set(slice, SliceRecord { highest: epoch, host: None });
         }
         Ok(())
     }
 
     fn fence(&mut self, host: HostId) -> Result<Vec<Grant>, DeviceError> {
-        let theirs: Vec<Grant> = self.grants().filter(|grant| grant.host == host).collect();
-        for grant in &theirs {
-            self.note(grant.slice, Cell { highest: grant.epoch, host: None });
+        let grants: Vec<Grant> = self.grants().filter(|grant| grant.host == host).collect();
+        for grant in &grants {
+            self.set(grant.slice, SliceRecord { highest: grant.epoch, host: None });
         }
-        Ok(theirs)
+        Ok(grants)
     }
 
     fn contents(&mut self) -> Result<Contents, DeviceError> {
-        let highest = self.cells.iter().map(|cell| cell.highest).collect();
-        let places = (0..).zip(&self.cells).map(|(slice, _)| self.handle(slice)).collect();
-        Ok(Contents { grants: self.grants().collect(), highest, places })
+        let highest = self.slices.iter().map(|slice_record| slice_record.highest).collect();
+        let handles = (0..).zip(&self.slices).map(|(slice, _)| self.handle(slice)).collect();
+        Ok(Contents { grants: self.grants().collect(), highest, handles })
     }
 
     fn commit(&mut self) -> Result<(), DeviceError> {
@@ -180,17 +185,17 @@ impl Device for SharedDax {
             return Ok(());
         }
         let batch: Vec<Write> =
-            changed.into_iter().map(|slice| put(slice, self.cells[slice as usize])).collect();
+            changed.into_iter().map(|slice| encode_entry(slice, self.slices[slice as usize])).collect();
         self.store.commit(&batch).map_err(record_error(&self.path))
     }
 }
 
-fn put(slice: u32, cell: Cell) -> Write {
-    let value = postcard::to_stdvec(&cell).expect("a cell has a known length");
+fn encode_entry(slice: u32, slice_record: SliceRecord) -> Write {
+    let value = postcard::to_stdvec(&slice_record).expect("a record has a known length");
     Write::Put { table: Table::Slices, key: slice.to_be_bytes().to_vec(), value }
 }
 
-fn entry(key: &[u8], value: &[u8]) -> Option<(usize, Cell)> {
+fn decode_entry(key: &[u8], value: &[u8]) -> Option<(usize, SliceRecord)> {
     let slice = u32::from_be_bytes(key.try_into().ok()?);
     Some((slice as usize, postcard::from_bytes(value).ok()?))
 }
@@ -200,7 +205,7 @@ fn record_error(path: &Path) -> impl FnOnce(StoreError) -> DeviceError {
     move |cause| match cause {
         StoreError::InUse { .. } => DeviceError::InUse { path },
         StoreError::Corrupt { what, .. } => {
-            DeviceError::Unfit { path, what: format!("its record is corrupt: {what}") }
+            DeviceError::Mismatch { path, what: format!("its record is corrupt: {what}") }
         }
         cause => DeviceError::Record { path, cause },
     }

@@ -1,5 +1,5 @@
-//! The driver with a slow or failing disk and many callers: waiting callers do not exclude others,
-//! every wait ends, and the stop completes.
+//! Driver with a slow or failing disk and many callers: waiting callers do not exclude others, every
+//! wait ends, and the stop completes.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -15,11 +15,11 @@ use units::{Bytes, Epoch, InstanceId, Name, RequestId, SliceId, limits::WATCH_CH
 use super::*;
 use crate::store::{Scan, StoreError, Table, Write, redb::RedbStore};
 
-/// Generous: the machines are shared.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Long, because test machines are shared.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A real store behind a gate.
-struct Gated {
+/// Store whose writes pass a gate.
+struct GatedStore {
     store: RedbStore,
     gate: Arc<Gate>,
     reading: Arc<Mutex<()>>,
@@ -27,57 +27,59 @@ struct Gated {
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Way {
+enum GateMode {
     Open,
-    Shut,
-    /// Closed gate, with a waiting caller.
-    Held,
-    /// Open, but nothing comes through.
+    Closed,
+    /// Closed, with a waiting writer.
+    Blocked,
+    /// Writes fail without an effect.
     Fails,
-    /// Open: calls take effect and report an error.
-    Lies,
+    /// Writes take effect and report an error.
+    FailsAfterWrite,
 }
 
-struct Gate(Mutex<Way>, Condvar);
+struct Gate(Mutex<GateMode>, Condvar);
 
 impl Gate {
-    fn set(&self, way: Way) {
-        *self.0.lock().unwrap() = way;
+    fn set(&self, mode: GateMode) {
+        *self.0.lock().unwrap() = mode;
         self.1.notify_all();
     }
 
-    async fn until_held(&self) {
-        while *self.0.lock().unwrap() != Way::Held {
+    async fn until_blocked(&self) {
+        while *self.0.lock().unwrap() != GateMode::Blocked {
             tokio::task::yield_now().await;
         }
     }
 
-    /// Waits while it is shut; then it is open. How the first comes through.
-    fn pass(&self) -> Way {
-        let mut way = self.0.lock().unwrap();
-        if *way == Way::Shut {
-            *way = Way::Held;
+    /// Waits while the gate is closed, opens it, and returns its mode for this write.
+    fn pass(&self) -> GateMode {
+        let mut mode = self.0.lock().unwrap();
+        if *mode == GateMode::Closed {
+            *mode = GateMode::Blocked;
         }
-        way = self.1.wait_while(way, |way| *way == Way::Held).unwrap();
-        std::mem::replace(&mut *way, Way::Open)
+        mode = self.1.wait_while(mode, |mode| *mode == GateMode::Blocked).unwrap();
+        std::mem::replace(&mut *mode, GateMode::Open)
     }
 }
 
-impl Scan for Gated {
+impl Scan for GatedStore {
     fn scan(&mut self, table: Table, each: &mut dyn FnMut(&[u8], &[u8])) -> Result<(), StoreError> {
         self.store.scan(table, each)
     }
 }
 
-impl Store for Gated {
+impl Store for GatedStore {
     fn commit(&mut self, batch: &[Write]) -> Result<(), StoreError> {
-        let way = self.gate.pass();
-        if way != Way::Fails {
+        let mode = self.gate.pass();
+        if mode != GateMode::Fails {
             self.store.commit(batch)?;
         }
-        match way {
-            Way::Fails | Way::Lies => Err(StoreError::Poisoned { place: "a gate".into() }),
-            Way::Open | Way::Shut | Way::Held => Ok(()),
+        match mode {
+            GateMode::Fails | GateMode::FailsAfterWrite => {
+                Err(StoreError::Poisoned { place: "a gate".into() })
+            }
+            GateMode::Open | GateMode::Closed | GateMode::Blocked => Ok(()),
         }
     }
 
@@ -86,7 +88,7 @@ impl Store for Gated {
     }
 
     fn snapshot(&self) -> Result<Box<dyn Scan>, StoreError> {
-        Ok(Box::new(Slow(self.store.snapshot()?, Arc::clone(&self.reading))))
+        Ok(Box::new(SlowSnapshot(self.store.snapshot()?, Arc::clone(&self.reading))))
     }
 
     fn free_bytes(&self) -> Result<Option<u64>, StoreError> {
@@ -94,26 +96,26 @@ impl Store for Gated {
     }
 }
 
-/// Reads when a lock is free.
-struct Slow(Box<dyn Scan>, Arc<Mutex<()>>);
+/// Snapshot that is read while a lock is held.
+struct SlowSnapshot(Box<dyn Scan>, Arc<Mutex<()>>);
 
-impl Scan for Slow {
+impl Scan for SlowSnapshot {
     fn scan(&mut self, table: Table, each: &mut dyn FnMut(&[u8], &[u8])) -> Result<(), StoreError> {
         let _reading = self.1.lock().unwrap();
         self.0.scan(table, each)
     }
 }
 
-/// A driver of one host and one EMC, whose agent is connected and does nothing.
-struct Rig {
+/// Driver of one host and one EMC, with a connected agent that does nothing.
+struct TestDriver {
     handle: Handle,
-    ended: Ended,
+    ended: DriverEnd,
     gate: Arc<Gate>,
     reading: Arc<Mutex<()>>,
     /// Free bytes of the store's disk.
     free: Arc<AtomicU64>,
     session: SessionId,
-    _orders: mpsc::Receiver<ToSession>,
+    _messages: mpsc::Receiver<SessionMessage>,
     directory: tempfile::TempDir,
 }
 
@@ -121,48 +123,55 @@ fn name(text: &str) -> Name {
     Name::new(text).unwrap()
 }
 
-impl Rig {
+impl TestDriver {
     async fn start(slices: u32) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let gate = Arc::new(Gate(Mutex::new(Way::Open), Condvar::new()));
+        let gate = Arc::new(Gate(Mutex::new(GateMode::Open), Condvar::new()));
         let reading = Arc::new(Mutex::new(()));
         let free = Arc::new(AtomicU64::new(u64::MAX));
         let mut store = RedbStore::open_directory(&directory.path().join("store")).unwrap();
         let loaded = crate::records::load(&mut store).unwrap();
-        let store = Box::new(Gated {
+        let store = Box::new(GatedStore {
             store,
             gate: Arc::clone(&gate),
             reading: Arc::clone(&reading),
             free: Arc::clone(&free),
         });
         let settings = Settings { lease_ttl: Ns::secs(3600), fence_after: None };
-        let start = Start { settings, stop: None, loaded, rack_uuid: "a rack".into() };
-        let (handle, ended) = super::start(start, store, Arc::new(Metrics::default())).unwrap();
-        handle.ask(Ask::Configure(rack(directory.path(), "e", slices))).await.unwrap();
-        let (outbox, orders) = mpsc::channel(64);
+        let initial = InitialState { settings, fence_command: None, loaded, rack_uuid: "a rack".into() };
+        let (handle, ended) = super::start(initial, store, Arc::new(Metrics::default())).unwrap();
+        handle.request(Ask::Configure(rack(directory.path(), "e", slices))).await.unwrap();
+        let (outbox, messages) = mpsc::channel(64);
         let hello = Hello {
             instance: InstanceId(1),
             boot_id: "b".into(),
             host_memory_socket: String::new(),
             devices: Vec::new(),
         };
-        let session = handle.agent_up(HostId(0), hello, outbox).unwrap();
-        let rig = Self { handle, ended, gate, reading, session, _orders: orders, free, directory };
-        rig.until(|manager| manager.durable().emcs().all(|(_, emc)| emc.up) && !manager.is_writing()).await;
-        rig
+        let session = handle.connect_agent(HostId(0), hello, outbox).unwrap();
+        let driver = Self { handle, ended, gate, reading, session, _messages: messages, free, directory };
+        driver
+            .until(|manager| manager.durable().emcs().all(|(_, emc)| emc.up) && !manager.is_writing())
+            .await;
+        driver
     }
 
     async fn until(&self, holds: impl Fn(&Manager) -> bool) {
         let mut changed = self.handle.changed();
         let waiting = async {
-            while !self.handle.look(|manager, _| holds(manager)).unwrap() {
+            while !self.handle.read(|manager, _| holds(manager)).unwrap() {
                 let _ = tokio::time::timeout(Duration::from_millis(50), changed.changed()).await;
             }
         };
-        tokio::time::timeout(PATIENCE, waiting).await.expect("it takes too long");
+        tokio::time::timeout(TIMEOUT, waiting).await.expect("the condition was not met in time");
     }
 
-    fn reserve(&self, vm: &str, slices: u32, wait: bool) -> tokio::task::JoinHandle<Result<Answer, Asked>> {
+    fn reserve(
+        &self,
+        vm: &str,
+        slices: u32,
+        wait: bool,
+    ) -> tokio::task::JoinHandle<Result<Answer, DriverError>> {
         let request = RequestKey { client: name("test"), id: RequestId::new(vm).unwrap() };
         let reserve = Reserve {
             request,
@@ -176,11 +185,11 @@ impl Rig {
             uid: None,
         };
         let (handle, wait) = (self.handle.clone(), wait.then_some(Ns::secs(3600)));
-        tokio::spawn(async move { handle.ask(Ask::Reserve { reserve, wait }).await })
+        tokio::spawn(async move { handle.request(Ask::Reserve { reserve, wait }).await })
     }
 }
 
-/// One host and one EMC, which is always in the same directory.
+/// Returns a rack of one host and one EMC in a fixed directory.
 fn rack(directory: &std::path::Path, emc: &str, slices: u32) -> RackSpec {
     let path = directory.join("emc").display().to_string();
     let spec = EmcSpec { name: name(emc), slices, driver: "emulated".into(), path, serial: None };
@@ -192,13 +201,13 @@ fn slot(manager: &Manager, slice: u32) -> Option<Slot> {
     manager.durable().slot(SliceId(slice))
 }
 
-impl Rig {
+impl TestDriver {
     async fn until_slot(&self, slice: u32, holds: impl Fn(Slot) -> bool) {
         self.until(|manager| slot(manager, slice).is_some_and(&holds)).await;
     }
 
-    async fn report(&self, have: Have) {
-        self.handle.agent_have(self.session, have).await.unwrap();
+    async fn report(&self, report: Have) {
+        self.handle.handle_report(self.session, report).await.unwrap();
     }
 
     async fn until_scrubbed(&self, slice: u32, epoch: u64) {
@@ -213,45 +222,49 @@ impl Rig {
     }
 }
 
-/// The device's directory is let go of with its EMC. It remembers the epochs of each slice by its index, so that owners under
-/// the new numbers get higher ones.
+/// A device is closed with its EMC. It stores the epochs of each slice by its index, so that owners
+/// under the new slice numbers get higher ones.
 #[tokio::test(flavor = "multi_thread")]
 async fn readded_device_continues_its_epochs() {
-    let rig = Rig::start(3).await;
-    rig.reserve("v", 1, false).await.unwrap().unwrap();
-    rig.until_slot(0, |slot| matches!(slot.state, State::Onlining(_))).await;
-    rig.handle.ask(release("v")).await.unwrap();
+    let driver = TestDriver::start(3).await;
+    driver.reserve("v", 1, false).await.unwrap().unwrap();
+    driver.until_slot(0, |slot| matches!(slot.state, State::Onlining(_))).await;
+    driver.handle.request(release("v")).await.unwrap();
     let released = vec![Holding { slice: SliceId(0), epoch: Epoch(1) }];
-    rig.report(Have { released, ..Have::default() }).await;
-    rig.until_scrubbed(0, 2).await;
-    rig.handle.ask(Ask::Configure(rack(rig.directory.path(), "f", 3))).await.unwrap();
-    rig.until_scrubbed(3, 3).await;
-    rig.until(|manager| {
-        let slots = [0, 3, 4, 5].map(|slice| slot(manager, slice).map(|slot| (slot.epoch.0, slot.state)));
-        slots == [None, Some((3, State::Free)), Some((0, State::Free)), Some((0, State::Free))]
-    })
-    .await;
-    rig.reserve("w", 3, false).await.unwrap().unwrap();
+    driver.report(Have { released, ..Have::default() }).await;
+    driver.until_scrubbed(0, 2).await;
+    driver.handle.request(Ask::Configure(rack(driver.directory.path(), "f", 3))).await.unwrap();
+    driver.until_scrubbed(3, 3).await;
+    driver
+        .until(|manager| {
+            let slots = [0, 3, 4, 5].map(|slice| slot(manager, slice).map(|slot| (slot.epoch.0, slot.state)));
+            slots == [None, Some((3, State::Free)), Some((0, State::Free)), Some((0, State::Free))]
+        })
+        .await;
+    driver.reserve("w", 3, false).await.unwrap().unwrap();
     for (slice, epoch) in [(3, 4), (4, 1), (5, 1)] {
-        rig.until_slot(slice, |slot| slot.epoch.0 == epoch && matches!(slot.state, State::Onlining(_))).await;
+        driver
+            .until_slot(slice, |slot| slot.epoch.0 == epoch && matches!(slot.state, State::Onlining(_)))
+            .await;
     }
 }
 
-/// The write that removes the EMC reports an error and is on disk all the same.
+/// The write that removes the EMC reports an error although it is on disk.
 #[tokio::test(flavor = "multi_thread")]
-async fn device_of_an_emc_whose_removal_is_found_on_disk_is_let_go_of() {
-    let rig = Rig::start(3).await;
+async fn device_is_closed_when_its_removal_is_found_on_disk() {
+    let driver = TestDriver::start(3).await;
     let other = tempfile::tempdir().unwrap();
-    rig.gate.set(Way::Lies);
-    let removed = rig.handle.ask(Ask::Configure(rack(other.path(), "f", 3))).await;
-    assert!(matches!(removed, Err(Asked::Denied(Denied::StoreFailed))), "{removed:?}");
-    rig.until(|manager| manager.durable().emc_named(&name("e")).is_none()).await;
-    rig.handle.ask(Ask::Configure(rack(rig.directory.path(), "e", 3))).await.unwrap();
-    rig.until(|manager| {
-        let added = manager.durable().emc_named(&name("e")).and_then(|id| manager.durable().emc(id));
-        added.is_some_and(|entry| entry.up)
-    })
-    .await;
+    driver.gate.set(GateMode::FailsAfterWrite);
+    let removed = driver.handle.request(Ask::Configure(rack(other.path(), "f", 3))).await;
+    assert!(matches!(removed, Err(DriverError::Denied(Denied::StoreFailed))), "{removed:?}");
+    driver.until(|manager| manager.durable().emc_named(&name("e")).is_none()).await;
+    driver.handle.request(Ask::Configure(rack(driver.directory.path(), "e", 3))).await.unwrap();
+    driver
+        .until(|manager| {
+            let added = manager.durable().emc_named(&name("e")).and_then(|id| manager.durable().emc(id));
+            added.is_some_and(|entry| entry.up)
+        })
+        .await;
 }
 
 fn release(vm: &str) -> Ask {
@@ -260,79 +273,79 @@ fn release(vm: &str) -> Ask {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn those_who_wait_for_slices_keep_nobody_out() {
-    let rig = Rig::start(8).await;
-    let first = rig.reserve("v", 1, true);
-    rig.until(|manager| manager.durable().reservation_of(&name("v")).is_some()).await;
+async fn waiters_for_slices_do_not_block_other_requests() {
+    let driver = TestDriver::start(8).await;
+    let first = driver.reserve("v", 1, true);
+    driver.until(|manager| manager.durable().reservation_of(&name("v")).is_some()).await;
     let waiters: Vec<_> = (0..REQUESTS_QUEUED_MAX)
         .map(|_| {
-            let handle = rig.handle.clone();
+            let handle = driver.handle.clone();
             let wait = Ask::WaitReady { target: Target::Vm(name("v")), within: Ns::secs(3600) };
-            tokio::spawn(async move { handle.ask(wait).await })
+            tokio::spawn(async move { handle.request(wait).await })
         })
         .collect();
-    while rig.handle.0.lock().replies.len() <= REQUESTS_QUEUED_MAX {
+    while driver.handle.0.lock().replies.len() <= REQUESTS_QUEUED_MAX {
         tokio::task::yield_now().await;
     }
-    rig.handle.ask(release("v")).await.unwrap();
+    driver.handle.request(release("v")).await.unwrap();
     for waiter in waiters.into_iter().chain([first]) {
-        let heard = tokio::time::timeout(PATIENCE, waiter).await.unwrap().unwrap();
-        assert!(matches!(heard, Err(Asked::Denied(Denied::WrongState { .. }))), "{heard:?}");
+        let result = tokio::time::timeout(TIMEOUT, waiter).await.unwrap().unwrap();
+        assert!(matches!(result, Err(DriverError::Denied(Denied::WrongState { .. }))), "{result:?}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_waited_for_room_in_a_batch_that_was_given_up_goes_on() {
-    let rig = Rig::start(12 * 1024).await;
-    rig.gate.set(Way::Shut);
-    let under_way = rig.reserve("a", 1, false);
-    rig.gate.until_held().await;
-    let full = [rig.reserve("b", 4096, false), rig.reserve("c", 4096, false)];
-    rig.until(Manager::is_full).await;
-    let parked = rig.reserve("d", 1, false);
-    while rig.handle.0.places.available_permits() > REQUESTS_QUEUED_MAX - 4 {
+async fn waiter_for_a_failed_batch_continues() {
+    let driver = TestDriver::start(12 * 1024).await;
+    driver.gate.set(GateMode::Closed);
+    let in_flight = driver.reserve("a", 1, false);
+    driver.gate.until_blocked().await;
+    let full = [driver.reserve("b", 4096, false), driver.reserve("c", 4096, false)];
+    driver.until(Manager::is_full).await;
+    let waiting = driver.reserve("d", 1, false);
+    while driver.handle.0.request_permits.available_permits() > REQUESTS_QUEUED_MAX - 4 {
         tokio::task::yield_now().await;
     }
-    rig.gate.set(Way::Fails);
-    for asked in full.into_iter().chain([under_way]) {
-        let heard = tokio::time::timeout(PATIENCE, asked).await.unwrap().unwrap();
-        assert!(matches!(heard, Err(Asked::Denied(Denied::StoreFailed))), "{heard:?}");
+    driver.gate.set(GateMode::Fails);
+    for reservation in full.into_iter().chain([in_flight]) {
+        let result = tokio::time::timeout(TIMEOUT, reservation).await.unwrap().unwrap();
+        assert!(matches!(result, Err(DriverError::Denied(Denied::StoreFailed))), "{result:?}");
     }
-    tokio::time::timeout(PATIENCE, parked).await.expect("it sleeps for ever").unwrap().unwrap_err();
+    tokio::time::timeout(TIMEOUT, waiting).await.expect("the request did not continue").unwrap().unwrap_err();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn only_so_many_search_the_decisions_at_a_time() {
-    let rig = Rig::start(8).await;
+async fn number_of_decision_searches_is_limited() {
+    let driver = TestDriver::start(8).await;
     let search = || {
-        let handle = rig.handle.clone();
+        let handle = driver.handle.clone();
         tokio::spawn(async move { handle.explain("rack".into()).await })
     };
-    let held = Arc::clone(&rig.reading);
+    let lock = Arc::clone(&driver.reading);
     let slow = tokio::task::spawn_blocking(move || {
-        let _reading = held.lock().unwrap();
+        let _reading = lock.lock().unwrap();
         std::thread::sleep(Duration::from_millis(200));
     });
     let searches: Vec<_> = (0..EXPLAIN_CALLS_IN_FLIGHT_MAX).map(|_| search()).collect();
-    while rig.handle.0.searches.available_permits() > 0 {
+    while driver.handle.0.explain_permits.available_permits() > 0 {
         tokio::task::yield_now().await;
     }
-    assert!(matches!(rig.handle.explain("rack".into()).await, Err(Asked::Overloaded)));
+    assert!(matches!(driver.handle.explain("rack".into()).await, Err(DriverError::Overloaded)));
     slow.await.unwrap();
     for search in searches {
-        assert_eq!(search.await.unwrap().unwrap().len(), 1, "that the rack was configured");
+        assert_eq!(search.await.unwrap().unwrap().len(), 1, "the decision about the configuration");
     }
-    rig.handle.explain("rack".into()).await.expect("the places are free again");
+    driver.handle.explain("rack".into()).await.expect("permits are available again");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn large_write_reaches_watchers_in_chunks() {
-    let rig = Rig::start(4096).await;
-    let mut chunks = rig.handle.changes();
-    rig.reserve("v", 4096, false).await.unwrap().unwrap();
+    let driver = TestDriver::start(4096).await;
+    let mut chunks = driver.handle.changes();
+    driver.reserve("v", 4096, false).await.unwrap().unwrap();
     let mut slices = BTreeSet::new();
     while slices.len() < 4096 {
-        let chunk = tokio::time::timeout(PATIENCE, chunks.recv()).await.unwrap().unwrap();
+        let chunk = tokio::time::timeout(TIMEOUT, chunks.recv()).await.unwrap().unwrap();
         assert!((1..=WATCH_CHUNK_RECORDS_MAX).contains(&chunk.records().len()));
         slices.extend(chunk.records().iter().filter_map(|record| match record {
             Record::Slice(id, _) => Some(*id),
@@ -343,60 +356,60 @@ async fn large_write_reaches_watchers_in_chunks() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn number_of_watchers_is_limited() {
-    let rig = Rig::start(8).await;
-    let mut permits: Vec<_> = (0..WATCHERS_MAX).map(|_| rig.handle.try_watch_permit().unwrap()).collect();
-    assert!(rig.handle.try_watch_permit().is_none());
+    let driver = TestDriver::start(8).await;
+    let mut permits: Vec<_> = (0..WATCHERS_MAX).map(|_| driver.handle.try_watch_permit().unwrap()).collect();
+    assert!(driver.handle.try_watch_permit().is_none());
     permits.pop();
-    assert!(rig.handle.try_watch_permit().is_some());
+    assert!(driver.handle.try_watch_permit().is_some());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_thread_that_a_write_holds_up_makes_no_turns() {
-    let rig = Rig::start(8).await;
-    let turns = || async {
-        let before = rig.handle.turns();
+async fn blocked_thread_makes_no_iterations() {
+    let driver = TestDriver::start(8).await;
+    let iterations = || async {
+        let before = driver.handle.iterations();
         tokio::time::sleep(Duration::from_millis(100)).await;
-        rig.handle.turns() - before
+        driver.handle.iterations() - before
     };
-    assert!(turns().await > 0, "a look at it wakes it");
-    rig.gate.set(Way::Shut);
-    let held_up = rig.reserve("a", 1, false);
-    rig.gate.until_held().await;
-    assert_eq!(turns().await, 0);
-    rig.gate.set(Way::Open);
-    held_up.await.unwrap().unwrap();
-    assert!(turns().await > 0);
+    assert!(iterations().await > 0, "reading the count wakes the thread");
+    driver.gate.set(GateMode::Closed);
+    let blocked = driver.reserve("a", 1, false);
+    driver.gate.until_blocked().await;
+    assert_eq!(iterations().await, 0);
+    driver.gate.set(GateMode::Open);
+    blocked.await.unwrap().unwrap();
+    assert!(iterations().await > 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_decided_before_the_end_is_written_and_nothing_after_it() {
-    let rig = Rig::start(8).await;
-    rig.gate.set(Way::Shut);
-    let under_way = rig.reserve("a", 1, false);
-    rig.gate.until_held().await;
-    rig.handle.close();
-    assert!(matches!(rig.handle.ask(release("a")).await, Err(Asked::Stopping)));
-    rig.gate.set(Way::Open);
-    under_way.await.unwrap().unwrap();
-    tokio::time::timeout(PATIENCE, rig.ended).await.unwrap().unwrap();
+async fn close_writes_pending_decisions_and_rejects_new_ones() {
+    let driver = TestDriver::start(8).await;
+    driver.gate.set(GateMode::Closed);
+    let in_flight = driver.reserve("a", 1, false);
+    driver.gate.until_blocked().await;
+    driver.handle.close();
+    assert!(matches!(driver.handle.request(release("a")).await, Err(DriverError::Stopping)));
+    driver.gate.set(GateMode::Open);
+    in_flight.await.unwrap().unwrap();
+    tokio::time::timeout(TIMEOUT, driver.ended).await.unwrap().unwrap();
 }
 
-fn is_space_low(rig: &Rig) -> bool {
-    let alarms = rig.handle.look(|manager, _| manager.alarms()).unwrap();
+fn is_space_low(driver: &TestDriver) -> bool {
+    let alarms = driver.handle.read(|manager, _| manager.alarms()).unwrap();
     alarms.iter().any(|alarm| alarm.reason == "STORE_LOW_SPACE")
 }
 
-/// While the disk is full reservations are refused, so that nothing is written after which the space would be looked at.
+/// While the disk is full, reservations are rejected, so that no write triggers a check of the space.
 #[tokio::test(flavor = "multi_thread")]
-async fn alarm_of_a_full_disk_lifts_without_a_write() {
-    let rig = Rig::start(1).await;
-    rig.free.store(0, Ordering::Relaxed);
-    while !is_space_low(&rig) {
-        rig.handle.keep(Vec::new()).await.unwrap();
+async fn alarm_of_a_full_disk_ends_without_a_write() {
+    let driver = TestDriver::start(1).await;
+    driver.free.store(0, Ordering::Relaxed);
+    while !is_space_low(&driver) {
+        driver.handle.write_entries(Vec::new()).await.unwrap();
     }
-    let mut changed = rig.handle.changed();
-    rig.free.store(u64::MAX, Ordering::Relaxed);
-    while is_space_low(&rig) {
-        tokio::time::timeout(PATIENCE, changed.changed()).await.expect("a look at the disk").unwrap();
+    let mut changed = driver.handle.changed();
+    driver.free.store(u64::MAX, Ordering::Relaxed);
+    while is_space_low(&driver) {
+        tokio::time::timeout(TIMEOUT, changed.changed()).await.expect("the disk was not checked").unwrap();
     }
 }

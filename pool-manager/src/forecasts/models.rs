@@ -25,14 +25,14 @@ use units::{
 
 use super::{
     Forecasts, calibration_of,
-    rows::{self, Line, Past},
+    rows::{self, EndedVm, ModelVersions},
 };
-use crate::driver::Asked;
+use crate::driver::DriverError;
 
 /// Target rates of a backtest.
 const RATES: [f64; 4] = [0.01, 0.02, 0.04, 0.1];
 /// Target rate of comparisons without a configured operating point.
-const RATE_COMPARED: f64 = 0.04;
+const COMPARISON_RATE: f64 = 0.04;
 /// Seed, so that trainings on the same rows are equal.
 const SEED: u64 = 1;
 /// Nice value of trainings, which use idle processors.
@@ -42,7 +42,7 @@ const NICE: i32 = 10;
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
     /// There is no model of this version.
-    #[error("version: {} {version} is not kept: see `tarn get models`", kind.name())]
+    #[error("version: {} {version} does not exist: see `tarn get models`", kind.name())]
     NoSuchModel {
         /// Kind.
         kind: Kind,
@@ -50,45 +50,45 @@ pub enum ModelError {
         version: u32,
     },
     /// No model serves.
-    #[error("kind: no model of {} serves", .0.name())]
+    #[error("kind: no {} model serves", .0.name())]
     NoneServes(Kind),
     /// The model serves already.
     #[error("version: {} {version} serves already", kind.name())]
-    Serves {
+    AlreadyServing {
         /// Kind.
         kind: Kind,
         /// Version.
         version: u32,
     },
     /// Another training is in progress.
-    #[error("a model is being trained already: one at a time")]
+    #[error("another training is in progress: try again later")]
     Busy,
     /// There are too few outcomes.
     #[error("outcomes")]
-    TooFew(#[from] TooFewOutcomes),
+    TooFewOutcomes(#[from] TooFewOutcomes),
     /// The labels cannot be trained on.
     #[error("labels")]
-    Untold(#[from] EvaluationError),
+    Evaluation(#[from] EvaluationError),
     /// Labels are missing.
-    #[error("labels: none: must be there for a model of latency sensitivity")]
-    Unlabelled,
+    #[error("labels: missing: required for a model of latency sensitivity")]
+    NoLabels,
     /// The file is no model.
     #[error("content")]
     File(#[from] FileError),
     /// The file is a model of another kind.
-    #[error("kind: the file is a model of {}: must be of {}", found.name(), asked.name())]
+    #[error("kind: the file is a model of {}: must be of {}", actual.name(), requested.name())]
     OtherKind {
         /// Kind in the request.
-        asked: Kind,
+        requested: Kind,
         /// Kind of the file.
-        found: Kind,
+        actual: Kind,
     },
     /// The imported model is rejected.
     #[error("content")]
-    Refused(#[from] ImportError),
+    Import(#[from] ImportError),
     /// The store failed, or the manager is stopping.
     #[error(transparent)]
-    Asked(#[from] Asked),
+    Driver(#[from] DriverError),
 }
 
 /// Training data of a model.
@@ -113,25 +113,25 @@ pub struct Labels {
 
 /// Model as listed.
 #[derive(Clone, Debug)]
-pub struct Shown {
+pub struct ModelSummary {
     /// Kind.
     pub kind: Kind,
     /// Version.
     pub version: u32,
-    /// It serves.
-    pub serves: bool,
-    /// Source.
-    pub about: Provenance,
+    /// The model serves.
+    pub is_serving: bool,
+    /// Origin.
+    pub provenance: Provenance,
     /// Size in bytes.
     pub bytes: usize,
     /// Thresholds of a sensitivity model.
-    pub cuts: Vec<sensitivity::Cutoff>,
+    pub cutoffs: Vec<sensitivity::Cutoff>,
     /// Comparison with the serving model.
     pub comparison: Option<Comparison>,
 }
 
-/// Two models on the same VMs, which started after the serving model was created, each at the risk
-/// that keeps it within the target rate.
+/// Comparison of two models on the same VMs, which started after the serving model was created, each
+/// at the risk limit for the same target rate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Comparison {
     /// Version of the serving model.
@@ -142,128 +142,132 @@ pub struct Comparison {
     pub rate: Fraction,
     /// Fraction of memory predicted frigid, in whole slices.
     pub share: f64,
-    /// The same of the serving model.
+    /// `share` of the serving model.
     pub share_of_serving: f64,
 }
 
 /// Stored models, and the serving ones.
 #[derive(Debug, Default)]
-pub(super) struct Shelf {
-    lines: BTreeMap<Kind, Line>,
+pub(super) struct ModelRegistry {
+    versions: BTreeMap<Kind, ModelVersions>,
     models: BTreeMap<(Kind, u32), (Provenance, Vec<sensitivity::Cutoff>, usize)>,
 }
 
-impl Shelf {
+impl ModelRegistry {
     /// Loads models from the store. A file that cannot be read stays stored and does not serve.
-    pub fn of(loaded: &rows::Loaded) -> Self {
-        let mut shelf = Self { lines: loaded.lines.iter().cloned().collect(), models: BTreeMap::new() };
-        for (kind, version, bytes) in &loaded.models {
+    pub fn of(stored: &rows::StoredForecasts) -> Self {
+        let mut registry =
+            Self { versions: stored.versions.iter().cloned().collect(), models: BTreeMap::new() };
+        for (kind, version, bytes) in &stored.models {
             match ModelFile::read(bytes) {
-                Ok(file) => shelf.put(*kind, *version, &file, bytes.len()),
+                Ok(file) => registry.put(*kind, *version, &file, bytes.len()),
                 Err(error) => {
                     let (kind, error) = (kind.name(), units::chain(&error));
-                    tracing::error!(kind, version, error, "model left out");
+                    tracing::error!(kind, version, error, "cannot read model, skipped");
                 }
             }
         }
-        shelf
+        registry
     }
 
     /// Returns the serving models.
     pub fn serving(&self) -> impl Iterator<Item = (Kind, u32)> {
-        self.lines.iter().filter_map(|(kind, line)| Some((*kind, line.serving()?)))
+        self.versions.iter().filter_map(|(kind, versions)| Some((*kind, versions.serving()?)))
     }
 
-    fn line(&self, kind: Kind) -> Line {
-        let mut line = self.lines.get(&kind).cloned().unwrap_or_default();
-        let versions = self.models.keys().filter(|(of, _)| *of == kind).map(|(_, version)| *version);
-        line.next = line.next.max(versions.max().unwrap_or(0) + 1);
-        line
+    fn versions(&self, kind: Kind) -> ModelVersions {
+        let mut versions = self.versions.get(&kind).cloned().unwrap_or_default();
+        let numbers = self.models.keys().filter(|(of, _)| *of == kind).map(|(_, version)| *version);
+        versions.next = versions.next.max(numbers.max().unwrap_or(0) + 1);
+        versions
     }
 
     fn put(&mut self, kind: Kind, version: u32, file: &ModelFile, bytes: usize) {
-        let cuts = match &file.content {
+        let cutoffs = match &file.content {
             Content::Sensitivity { model, .. } => model.cutoffs().to_vec(),
             Content::Frigid { .. } => Vec::new(),
         };
-        self.models.insert((kind, version), (file.provenance.clone(), cuts, bytes));
+        self.models.insert((kind, version), (file.provenance.clone(), cutoffs, bytes));
     }
 
-    fn show(&self, kind: Kind, version: u32) -> Result<Shown, ModelError> {
+    fn summary(&self, kind: Kind, version: u32) -> Result<ModelSummary, ModelError> {
         let model = self.models.get(&(kind, version));
-        let (about, cuts, bytes) = model.cloned().ok_or(ModelError::NoSuchModel { kind, version })?;
-        let serves = self.line(kind).serving() == Some(version);
-        Ok(Shown { kind, version, serves, about, bytes, cuts, comparison: None })
+        let (provenance, cutoffs, bytes) = model.cloned().ok_or(ModelError::NoSuchModel { kind, version })?;
+        let is_serving = self.versions(kind).serving() == Some(version);
+        Ok(ModelSummary { kind, version, is_serving, provenance, bytes, cutoffs, comparison: None })
     }
 
-    /// Returns the oldest models that neither serve nor may serve again, to be deleted for a new
-    /// one.
-    fn too_many(&self, kind: Kind) -> Vec<u32> {
-        let line = self.line(kind);
-        let versions = self.models.keys().filter(|(of, _)| *of == kind).map(|(_, version)| *version);
-        let idle: Vec<u32> = versions.filter(|version| !line.promoted.contains(version)).collect();
+    /// Returns the oldest models that were not promoted, to be deleted when a model is added.
+    fn surplus_versions(&self, kind: Kind) -> Vec<u32> {
+        let versions = self.versions(kind);
+        let stored = self.models.keys().filter(|(of, _)| *of == kind).map(|(_, version)| *version);
+        let idle: Vec<u32> = stored.filter(|version| !versions.promoted.contains(version)).collect();
         idle[..(idle.len() + 1).saturating_sub(MODELS_RETAINED_MAX)].to_vec()
     }
 }
 
 impl Forecasts {
     /// Returns all stored models.
-    pub async fn models(&self) -> Vec<Shown> {
-        let shelf = self.shelf.lock().await;
-        shelf.models.keys().filter_map(|(kind, version)| shelf.show(*kind, *version).ok()).collect()
+    pub async fn models(&self) -> Vec<ModelSummary> {
+        let registry = self.registry.lock().await;
+        registry.models.keys().filter_map(|(kind, version)| registry.summary(*kind, *version).ok()).collect()
     }
 
     /// Returns a model with its file; without a version the serving one.
     ///
     /// # Errors
     /// It does not exist.
-    pub async fn model(&self, kind: Kind, version: Option<u32>) -> Result<(Shown, Vec<u8>), ModelError> {
-        let shelf = self.shelf.lock().await;
-        let version = version.or(shelf.line(kind).serving()).ok_or(ModelError::NoneServes(kind))?;
-        let shown = shelf.show(kind, version)?;
-        drop(shelf);
-        Ok((shown, self.bytes(kind, version).await?))
+    pub async fn model(
+        &self,
+        kind: Kind,
+        version: Option<u32>,
+    ) -> Result<(ModelSummary, Vec<u8>), ModelError> {
+        let registry = self.registry.lock().await;
+        let version = version.or(registry.versions(kind).serving()).ok_or(ModelError::NoneServes(kind))?;
+        let summary = registry.summary(kind, version)?;
+        drop(registry);
+        Ok((summary, self.bytes(kind, version).await?))
     }
 
     /// Trains a model and stores it. It does not serve.
     ///
     /// # Errors
     /// Too few outcomes, or another training is in progress.
-    pub async fn train(&self, training: Training) -> Result<Shown, ModelError> {
-        let place = self.place_to_train()?;
-        let made = self.now()?;
-        let (kind, stays) = match &training {
-            Training::Frigid => (Kind::Frigid, self.stays().await?),
+    pub async fn train(&self, training: Training) -> Result<ModelSummary, ModelError> {
+        let permit = self.training_permit()?;
+        let created = self.now()?;
+        let (kind, samples) = match &training {
+            Training::Frigid => (Kind::Frigid, self.samples().await?),
             Training::Sensitivity(_) => (Kind::Sensitivity, Vec::new()),
         };
-        let file = aside(move || {
-            let _place = place; // released when the training ends, also without a waiting caller
-            let about = Provenance { trained_by: "tarn".to_owned(), ..about(made) };
+        let file = run_in_background(move || {
+            let _permit = permit; // released when the training ends, also without a waiting caller
+            let provenance = Provenance { trained_by: "tarn".to_owned(), ..provenance(created) };
             match training {
-                Training::Frigid => frigid_file(&stays, &ModelSource::Trained, about),
+                Training::Frigid => frigid_file(&samples, &ModelSource::Trained, provenance),
                 Training::Sensitivity(labels) => {
                     let model = sensitivity::Model::train(&labels.workloads, labels.pdm, SEED)?;
-                    Ok(sensitivity_file(model, &labels, about))
+                    Ok(sensitivity_file(model, &labels, provenance))
                 }
             }
         });
-        self.keep(kind, file.await??).await
+        self.store_model(kind, file.await??).await
     }
 
-    fn place_to_train(&self) -> Result<OwnedSemaphorePermit, ModelError> {
-        Arc::clone(&self.training).try_acquire_owned().map_err(|_| ModelError::Busy)
+    fn training_permit(&self) -> Result<OwnedSemaphorePermit, ModelError> {
+        Arc::clone(&self.training_permits).try_acquire_owned().map_err(|_| ModelError::Busy)
     }
 
     /// Stores an imported file of Tarn. It does not serve.
     ///
     /// # Errors
     /// It is no model, or of another kind.
-    pub async fn take(&self, kind: Kind, bytes: Vec<u8>) -> Result<Shown, ModelError> {
-        let file = aside(move || ModelFile::read(&bytes)).await??;
+    pub async fn import_file(&self, kind: Kind, bytes: Vec<u8>) -> Result<ModelSummary, ModelError> {
+        let file = run_in_background(move || ModelFile::read(&bytes)).await??;
         if file.kind() != kind {
-            return Err(ModelError::OtherKind { asked: kind, found: file.kind() });
+            return Err(ModelError::OtherKind { requested: kind, actual: file.kind() });
         }
-        self.keep(kind, file).await
+        self.store_model(kind, file).await
     }
 
     /// Imports a model of another tool, calibrates it on outcomes or labels, and stores it. It does
@@ -277,32 +281,32 @@ impl Forecasts {
         format: Format,
         bytes: Vec<u8>,
         labels: Option<Labels>,
-    ) -> Result<Shown, ModelError> {
-        let place = self.place_to_train()?;
-        let made = self.now()?;
+    ) -> Result<ModelSummary, ModelError> {
+        let permit = self.training_permit()?;
+        let created = self.now()?;
         let trained_by = match format {
             Format::LightGbm => "lightgbm",
             Format::Onnx => "onnx",
         };
-        let about = Provenance { trained_by: trained_by.to_owned(), ..about(made) };
-        let stays = if kind == Kind::Frigid { self.stays().await? } else { Vec::new() };
-        let file = aside(move || {
-            let _place = place; // released like a training
+        let provenance = Provenance { trained_by: trained_by.to_owned(), ..provenance(created) };
+        let samples = if kind == Kind::Frigid { self.samples().await? } else { Vec::new() };
+        let file = run_in_background(move || {
+            let _permit = permit; // released like a training
             match kind {
                 Kind::Frigid => {
                     let names: Vec<String> = feature_names().collect();
                     let model = ImportedModel::read(format, &bytes, &names)?;
-                    frigid_file(&stays, &ModelSource::Imported(Box::new(model)), about)
+                    frigid_file(&samples, &ModelSource::Imported(Box::new(model)), provenance)
                 }
                 Kind::Sensitivity => {
                     let model = ImportedModel::read(format, &bytes, &COUNTERS.map(str::to_owned))?;
-                    let labels = labels.ok_or(ModelError::Unlabelled)?;
+                    let labels = labels.ok_or(ModelError::NoLabels)?;
                     let model = sensitivity::Model::imported(model, &labels.workloads, labels.pdm)?;
-                    Ok(sensitivity_file(model, &labels, about))
+                    Ok(sensitivity_file(model, &labels, provenance))
                 }
             }
         });
-        self.keep(kind, file.await??).await
+        self.store_model(kind, file.await??).await
     }
 
     /// Compares a model with the serving one and, unless only validation was requested, makes it
@@ -314,86 +318,89 @@ impl Forecasts {
         &self,
         kind: Kind,
         version: u32,
-        only_say: bool,
+        validate_only: bool,
         actor: Actor,
-    ) -> Result<Shown, ModelError> {
-        let mut shelf = self.shelf.lock().await;
-        let shown = shelf.show(kind, version)?;
-        if shown.serves {
-            return Err(ModelError::Serves { kind, version });
+    ) -> Result<ModelSummary, ModelError> {
+        let mut registry = self.registry.lock().await;
+        let summary = registry.summary(kind, version)?;
+        if summary.is_serving {
+            return Err(ModelError::AlreadyServing { kind, version });
         }
         let file = self.file(kind, version).await?;
-        let comparison = self.compare(&shelf, kind, &file).await?;
-        if !only_say {
-            let mut line = shelf.line(kind);
-            line.promoted.retain(|other| *other != version);
-            line.promoted.push(version);
-            let forgotten = line.promoted.len().saturating_sub(ROLLBACK_MODELS_MAX + 1);
-            line.promoted.drain(..forgotten);
-            self.serve(&mut shelf, kind, line, Some((version, file)), actor).await?;
+        let comparison = self.compare(&registry, kind, &file).await?;
+        if !validate_only {
+            let mut versions = registry.versions(kind);
+            versions.promoted.retain(|other| *other != version);
+            versions.promoted.push(version);
+            let surplus = versions.promoted.len().saturating_sub(ROLLBACK_MODELS_MAX + 1);
+            versions.promoted.drain(..surplus);
+            self.serve(&mut registry, kind, versions, Some((version, file)), actor).await?;
         }
-        Ok(Shown { comparison, ..shelf.show(kind, version)? })
+        Ok(ModelSummary { comparison, ..registry.summary(kind, version)? })
     }
 
     /// Makes the previous model serve again; after the first model, none.
     ///
     /// # Errors
     /// None serves.
-    pub async fn roll_back(&self, kind: Kind, actor: Actor) -> Result<Option<Shown>, ModelError> {
-        let mut shelf = self.shelf.lock().await;
-        let mut line = shelf.line(kind);
-        line.promoted.pop().ok_or(ModelError::NoneServes(kind))?;
-        let mut before = None;
-        while let (None, Some(version)) = (&before, line.serving()) {
+    pub async fn roll_back(&self, kind: Kind, actor: Actor) -> Result<Option<ModelSummary>, ModelError> {
+        let mut registry = self.registry.lock().await;
+        let mut versions = registry.versions(kind);
+        versions.promoted.pop().ok_or(ModelError::NoneServes(kind))?;
+        let mut previous = None;
+        while let (None, Some(version)) = (&previous, versions.serving()) {
             match self.file(kind, version).await {
-                Ok(file) => before = Some((version, file)),
-                Err(ModelError::File(_) | ModelError::NoSuchModel { .. }) => drop(line.promoted.pop()), // of another version
+                Ok(file) => previous = Some((version, file)),
+                Err(ModelError::File(_) | ModelError::NoSuchModel { .. }) => drop(versions.promoted.pop()), // of another version
                 Err(other) => return Err(other),
             }
         }
-        let version = line.serving();
-        self.serve(&mut shelf, kind, line, before, actor).await?;
-        version.map(|version| shelf.show(kind, version)).transpose()
+        let version = versions.serving();
+        self.serve(&mut registry, kind, versions, previous, actor).await?;
+        version.map(|version| registry.summary(kind, version)).transpose()
     }
 
-    /// Writes the change, then applies it.
+    /// Makes a change of the serving model durable, then applies it.
     async fn serve(
         &self,
-        shelf: &mut Shelf,
+        registry: &mut ModelRegistry,
         kind: Kind,
-        line: Line,
+        versions: ModelVersions,
         model: Option<(u32, ModelFile)>,
         actor: Actor,
     ) -> Result<(), ModelError> {
         let mut calibration = model.as_ref().map(|(_, file)| calibration_of(file)).unwrap_or_default();
         if let Some((version, _)) = model.as_ref().filter(|_| kind == Kind::Frigid) {
-            self.pasts().await?.iter().for_each(|(_, past)| judge(&mut calibration, *version, past));
+            self.stored_outcomes()
+                .await?
+                .iter()
+                .for_each(|(_, vm)| add_to_calibration(&mut calibration, *version, vm));
         }
-        let mut basis = self.read().basis(self.rules());
+        let mut inputs = self.read().point_inputs(self.limits());
         match &model {
             Some((_, ModelFile { content: Content::Sensitivity { model, .. }, .. })) => {
-                basis.cuts = model.cutoffs().to_vec();
+                inputs.cutoffs = model.cutoffs().to_vec();
             }
-            None if kind == Kind::Sensitivity => basis.cuts.clear(),
-            _ => basis.calibration = calibration.clone(),
+            None if kind == Kind::Sensitivity => inputs.cutoffs.clear(),
+            _ => inputs.calibration = calibration.clone(),
         }
-        let point = aside(move || basis.choose()).await?;
-        self.driver.keep(vec![rows::line(kind, &line)]).await?;
-        let (version, before) = (line.serving(), shelf.line(kind).serving());
-        shelf.lines.insert(kind, line);
+        let point = run_in_background(move || inputs.choose()).await?;
+        self.driver.write_entries(vec![rows::put_versions(kind, &versions)]).await?;
+        let (version, previous) = (versions.serving(), registry.versions(kind).serving());
+        registry.versions.insert(kind, versions);
         match model {
             Some((version, file)) => self.write().serve(version, file, calibration, point),
             None => self.write().serve_none(kind, point),
         }
-        self.show();
+        self.update_metrics();
         match version {
             Some(version) => tracing::info!(kind = kind.name(), version, "model serves"),
             None => tracing::info!(kind = kind.name(), "no model serves"),
         }
-        let what = What::ModelServes { kind: kind.name().to_owned(), version, before };
+        let what = What::ModelServes { kind: kind.name().to_owned(), version, before: previous };
         let decision = Decision { at: self.now()?, actor, subject: Subject::Rack, what };
-        if let Err(error) = self.driver.ask(Ask::Note(decision)).await {
-            tracing::error!(error = units::chain(&error), "not on record"); // it serves nevertheless
+        if let Err(error) = self.driver.request(Ask::Note(decision)).await {
+            tracing::error!(error = units::chain(&error), "cannot record decision"); // the change is in effect nevertheless
         }
         Ok(())
     }
@@ -402,158 +409,167 @@ impl Forecasts {
     /// trained on these VMs, predictions of its backtest are used.
     async fn compare(
         &self,
-        shelf: &Shelf,
+        registry: &ModelRegistry,
         kind: Kind,
         file: &ModelFile,
     ) -> Result<Option<Comparison>, ModelError> {
-        let (Some(version), Kind::Frigid) = (shelf.line(kind).serving(), kind) else { return Ok(None) };
+        let (Some(version), Kind::Frigid) = (registry.versions(kind).serving(), kind) else {
+            return Ok(None);
+        };
         let serving = match self.file(kind, version).await {
             Ok(file) => file,
             Err(ModelError::File(_) | ModelError::NoSuchModel { .. }) => return Ok(None), // the other model does not serve either
             Err(other) => return Err(other),
         };
-        let stays = self.stays().await?;
+        let samples = self.samples().await?;
         let candidate = file.clone();
         let rate = match self.read().point().choice.frigid.op {
             op if op > Fraction::default() => op,
-            _ => Fraction::new(RATE_COMPARED).expect("a share"),
+            _ => Fraction::new(COMPARISON_RATE).expect("a fraction"),
         };
-        aside(move || Ok(compared(version, &candidate, &serving, &stays, rate))).await?
+        run_in_background(move || Ok(comparison_of(version, &candidate, &serving, &samples, rate))).await?
     }
 
-    async fn keep(&self, kind: Kind, file: ModelFile) -> Result<Shown, ModelError> {
+    async fn store_model(&self, kind: Kind, file: ModelFile) -> Result<ModelSummary, ModelError> {
         let bytes = file.write()?;
         let file = ModelFile::read(&bytes)?; // invalid numbers cannot be read again
-        let mut shelf = self.shelf.lock().await;
-        let mut line = shelf.line(kind);
-        let version = line.next;
-        line.next += 1;
-        let length = bytes.len();
-        let mut writes = vec![rows::model(kind, version, bytes), rows::line(kind, &line)];
-        let old = shelf.too_many(kind);
-        writes.extend(old.iter().map(|old| rows::no_model(kind, *old)));
-        self.driver.keep(writes).await?;
-        old.iter().for_each(|old| drop(shelf.models.remove(&(kind, *old))));
-        shelf.lines.insert(kind, line);
-        shelf.put(kind, version, &file, length);
-        let comparison = self.compare(&shelf, kind, &file).await.unwrap_or_default(); // the model is stored nevertheless
-        tracing::info!(kind = kind.name(), version, rows = file.provenance.rows, "model kept");
-        Ok(Shown { comparison, ..shelf.show(kind, version)? })
+        let mut registry = self.registry.lock().await;
+        let mut versions = registry.versions(kind);
+        let version = versions.next;
+        versions.next += 1;
+        let size = bytes.len();
+        let mut writes = vec![rows::put_model(kind, version, bytes), rows::put_versions(kind, &versions)];
+        let surplus = registry.surplus_versions(kind);
+        writes.extend(surplus.iter().map(|surplus| rows::delete_model(kind, *surplus)));
+        self.driver.write_entries(writes).await?;
+        surplus.iter().for_each(|surplus| drop(registry.models.remove(&(kind, *surplus))));
+        registry.versions.insert(kind, versions);
+        registry.put(kind, version, &file, size);
+        let comparison = self.compare(&registry, kind, &file).await.unwrap_or_default(); // the model is stored nevertheless
+        tracing::info!(kind = kind.name(), version, rows = file.provenance.rows, "model stored");
+        Ok(ModelSummary { comparison, ..registry.summary(kind, version)? })
     }
 
     async fn file(&self, kind: Kind, version: u32) -> Result<ModelFile, ModelError> {
         let bytes = self.bytes(kind, version).await?;
-        Ok(aside(move || ModelFile::read(&bytes)).await??)
+        Ok(run_in_background(move || ModelFile::read(&bytes)).await??)
     }
 
     async fn bytes(&self, kind: Kind, version: u32) -> Result<Vec<u8>, ModelError> {
         let mut snapshot = self.driver.snapshot().await?;
-        let place = self.place_to_read().await?;
-        let found = aside(move || {
-            let _place = place;
+        let permit = self.reading_permit().await?;
+        let found = run_in_background(move || {
+            let _permit = permit;
             rows::load_model(snapshot.as_mut(), kind, version)
         });
         let found = found.await?;
-        let found = found.map_err(|error| Asked::Unreadable(error.into()))?;
+        let found = found.map_err(|error| DriverError::Unreadable(error.into()))?;
         found.ok_or(ModelError::NoSuchModel { kind, version })
     }
 
     /// Reads all stored outcomes.
-    pub(super) async fn pasts(&self) -> Result<Vec<(u64, Past)>, ModelError> {
+    pub(super) async fn stored_outcomes(&self) -> Result<Vec<(u64, EndedVm)>, ModelError> {
         let mut snapshot = self.driver.snapshot().await?;
-        let place = self.place_to_read().await?;
-        let read = aside(move || {
-            let _place = place;
-            rows::pasts(snapshot.as_mut())
+        let permit = self.reading_permit().await?;
+        let read = run_in_background(move || {
+            let _permit = permit;
+            rows::outcomes(snapshot.as_mut())
         });
         let read = read.await?;
-        let read = read.map_err(|error| Asked::Unreadable(error.into()))?;
+        let read = read.map_err(|error| DriverError::Unreadable(error.into()))?;
         Ok(read)
     }
 
-    async fn place_to_read(&self) -> Result<OwnedSemaphorePermit, ModelError> {
-        let place = Arc::clone(&self.reading).acquire_owned().await;
-        Ok(place.map_err(|_| Asked::Stopping)?)
+    async fn reading_permit(&self) -> Result<OwnedSemaphorePermit, ModelError> {
+        let permit = Arc::clone(&self.reading_permits).acquire_owned().await;
+        Ok(permit.map_err(|_| DriverError::Stopping)?)
     }
 
-    async fn stays(&self) -> Result<Vec<VmSample>, ModelError> {
-        let stay = |past: Past| VmSample { request: past.begun.ask, outcome: past.outcome, is_trusted: true };
-        Ok(self.pasts().await?.into_iter().map(|(_, past)| stay(past)).collect())
+    async fn samples(&self) -> Result<Vec<VmSample>, ModelError> {
+        let sample =
+            |vm: EndedVm| VmSample { request: vm.start.request, outcome: vm.outcome, is_trusted: true };
+        Ok(self.stored_outcomes().await?.into_iter().map(|(_, vm)| sample(vm)).collect())
     }
 
-    fn now(&self) -> Result<UnixMs, Asked> {
-        self.driver.look(|_, when| when.wall)
+    fn now(&self) -> Result<UnixMs, DriverError> {
+        self.driver.read(|_, when| when.wall)
     }
 }
 
 /// Runs long work on a thread with low priority.
-async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, ModelError> {
-    let (done, result) = tokio::sync::oneshot::channel();
+async fn run_in_background<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, ModelError> {
+    let (sender, result) = tokio::sync::oneshot::channel();
     let run = move || {
         // Without the permission to lower its priority it runs normally.
         let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICE);
-        let _ = done.send(work()); // the caller may have left
+        let _ = sender.send(work()); // the caller may have left
     };
-    std::thread::Builder::new().name("models".into()).spawn(run).map_err(|_| Asked::Overloaded)?;
-    Ok(result.await.map_err(|_| Asked::Stopping)?)
+    std::thread::Builder::new().name("models".into()).spawn(run).map_err(|_| DriverError::Overloaded)?;
+    Ok(result.await.map_err(|_| DriverError::Stopping)?)
 }
 
-fn about(made: UnixMs) -> Provenance {
-    Provenance { made_by: env!("CARGO_PKG_VERSION").to_owned(), made, ..Provenance::default() }
+fn provenance(created: UnixMs) -> Provenance {
+    Provenance { made_by: env!("CARGO_PKG_VERSION").to_owned(), made: created, ..Provenance::default() }
 }
 
 fn frigid_file(
-    stays: &[VmSample],
-    teacher: &ModelSource,
-    about: Provenance,
+    samples: &[VmSample],
+    source: &ModelSource,
+    provenance: Provenance,
 ) -> Result<ModelFile, ModelError> {
-    let rates = RATES.map(|rate| Fraction::new(rate).expect("a share"));
-    let trained = backtest::train(stays, teacher, &rates)?;
-    let about = Provenance {
+    let rates = RATES.map(|rate| Fraction::new(rate).expect("a fraction"));
+    let trained = backtest::train(samples, source, &rates)?;
+    let provenance = Provenance {
         rows: trained.outcomes as u64,
         window: Some(trained.window),
         metrics: trained.results,
-        ..about
+        ..provenance
     };
-    Ok(ModelFile::frigid(about, trained.model, trained.calibration))
+    Ok(ModelFile::frigid(provenance, trained.model, trained.calibration))
 }
 
-fn sensitivity_file(model: sensitivity::Model, labels: &Labels, about: Provenance) -> ModelFile {
+fn sensitivity_file(model: sensitivity::Model, labels: &Labels, provenance: Provenance) -> ModelFile {
     let rows = labels.workloads.len() as u64;
-    ModelFile::sensitivity(Provenance { rows, modelled: labels.modelled, ..about }, model)
+    ModelFile::sensitivity(Provenance { rows, modelled: labels.modelled, ..provenance }, model)
 }
 
-/// Calibration uses only outcomes of VMs that started after the prediction.
-fn judge(calibration: &mut Calibration, version: u32, past: &Past) {
-    if let Some(remark) = past.begun.remark.filter(|remark| remark.version == version) {
-        calibration
-            .add(past.begun.ask.groups.owner(), remark.said.with_outcome(&past.begun.ask, &past.outcome));
+/// Adds an outcome to the calibration of a model, if that model predicted it before the VM started.
+fn add_to_calibration(calibration: &mut Calibration, version: u32, vm: &EndedVm) {
+    if let Some(prediction) = vm.start.prediction.filter(|prediction| prediction.version == version) {
+        calibration.add(
+            vm.start.request.groups.owner(),
+            prediction.prediction.with_outcome(&vm.start.request, &vm.outcome),
+        );
     }
 }
 
-fn compared(
+fn comparison_of(
     version: u32,
     candidate: &ModelFile,
     serving: &ModelFile,
-    stays: &[VmSample],
+    samples: &[VmSample],
     rate: Fraction,
 ) -> Option<Comparison> {
     let end = |file: &ModelFile| file.provenance.window.map_or(UnixMs(0), |(_, end)| end);
-    let (after, made) = (end(serving), end(candidate));
+    let (after, created) = (end(serving), end(candidate));
     // The backtest of a later model used VMs that had ended by its creation.
-    let until = if made > after { made } else { UnixMs(u64::MAX) };
-    let stays: Vec<VmSample> = stays.iter().filter(|stay| stay.outcome.ended <= until).cloned().collect();
-    let held = |file: &ModelFile| {
+    let until = if created > after { created } else { UnixMs(u64::MAX) };
+    let samples: Vec<VmSample> =
+        samples.iter().filter(|sample| sample.outcome.ended <= until).cloned().collect();
+    let calibration_after = |file: &ModelFile| {
         let Content::Frigid { model, calibration, .. } = &file.content else { return Calibration::default() };
-        if end(file) > after { calibration.after(after) } else { backtest::calibrate(model, &stays, after) }
+        if end(file) > after { calibration.after(after) } else { backtest::calibrate(model, &samples, after) }
     };
-    let (ours, theirs) = (held(candidate), held(serving));
+    let (candidate_calibration, serving_calibration) =
+        (calibration_after(candidate), calibration_after(serving));
     let share = |of: &Calibration| Some(of.slice_share(of.risk_limit(rate)?));
     Some(Comparison {
         version,
-        vms: ours.outcomes().min(theirs.outcomes()),
+        vms: candidate_calibration.outcomes().min(serving_calibration.outcomes()),
         rate,
-        share: share(&ours)?,
-        share_of_serving: share(&theirs)?,
+        share: share(&candidate_calibration)?,
+        share_of_serving: share(&serving_calibration)?,
     })
 }

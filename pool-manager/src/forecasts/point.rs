@@ -11,71 +11,77 @@ use units::Fraction;
 
 /// Risk limits of the operator.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Rules {
+pub struct OperatorLimits {
     /// X: fraction of VMs that may be slowed down beyond the PDM.
     pub exceed_max: Fraction,
     /// r: probability that a VM with overpredicted frigid memory exceeds the PDM.
     pub overpredicted_exceeds: Fraction,
 }
 
-impl Default for Rules {
+impl Default for OperatorLimits {
     /// Values of the paper (Pond 6.4.3 and 6.5).
     fn default() -> Self {
-        let share = |x| Fraction::new(x).expect("a share");
+        let share = |x| Fraction::new(x).expect("a fraction");
         Self { exceed_max: share(0.02), overpredicted_exceeds: share(0.25) }
     }
 }
 
 /// Operating point.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Point {
+pub struct OperatingPoint {
     /// Chosen point, with its expected result.
     pub choice: CombinedPoint,
     /// Risk of frigid predictions; none while there are too few outcomes.
-    pub appetite: Option<RiskLimit>,
+    pub risk_limit: Option<RiskLimit>,
     /// Threshold of pool-only placements; none without a sensitivity model.
-    pub cut: Option<Cutoff>,
-    /// Fraction of recent VMs with known counters: by VMs or by memory, the larger one.
-    pub history: Fraction,
+    pub cutoff: Option<Cutoff>,
+    /// Fraction of recent VMs with measured counters: by VMs or by memory, the larger one.
+    pub counters_fraction: Fraction,
     /// Limits under which it was chosen.
-    pub rules: Rules,
+    pub limits: OperatorLimits,
 }
 
 /// Candidate rates of overpredictions.
 const RATES: [f64; 14] =
     [0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.15, 0.2];
 
-/// Point without risk.
-const NOTHING: RiskLimit = RiskLimit { risk_multiplier: f64::MAX, risk_max: 0.0 };
+/// Risk limit under which no memory is predicted frigid.
+const NO_RISK: RiskLimit = RiskLimit { risk_multiplier: f64::MAX, risk_max: 0.0 };
 
-impl Point {
-    /// Point without pool memory.
-    pub fn nothing(rules: Rules) -> Self {
-        Self::choose(&Calibration::default(), &[], Fraction::default(), rules)
+impl OperatingPoint {
+    /// Returns the point without pool memory.
+    pub fn without_pool(limits: OperatorLimits) -> Self {
+        Self::choose(&Calibration::default(), &[], Fraction::default(), limits)
     }
 
     /// Chooses the best point from recent outcomes and thresholds.
-    pub fn choose(calibration: &Calibration, cuts: &[Cutoff], history: Fraction, rules: Rules) -> Self {
-        let share = |x: f64| Fraction::new(x).expect("a share");
+    pub fn choose(
+        calibration: &Calibration,
+        cutoffs: &[Cutoff],
+        counters_fraction: Fraction,
+        limits: OperatorLimits,
+    ) -> Self {
+        let share = |x: f64| Fraction::new(x).expect("a fraction");
         let rates = RATES.map(share).into_iter();
-        let priced = rates.filter_map(|op| Some((op, calibration.risk_limit(op)?)));
-        let frigid: Vec<(FrigidPoint, RiskLimit)> = priced
-            .map(|(op, appetite)| {
-                (FrigidPoint { op, share: share(calibration.slice_share(appetite)) }, appetite)
+        let limited = rates.filter_map(|op| Some((op, calibration.risk_limit(op)?)));
+        let frigid: Vec<(FrigidPoint, RiskLimit)> = limited
+            .map(|(op, risk_limit)| {
+                (FrigidPoint { op, share: share(calibration.slice_share(risk_limit)) }, risk_limit)
             })
             .collect();
         let placed = |cut: &Cutoff| InsensitivityPoint { fp: share(cut.fp), placed: share(cut.placed) };
-        let insensitive: Vec<InsensitivityPoint> = cuts.iter().map(placed).collect();
-        let mix = VmMix { history, exceeds: rules.overpredicted_exceeds };
+        let insensitive: Vec<InsensitivityPoint> = cutoffs.iter().map(placed).collect();
+        let mix = VmMix { history: counters_fraction, exceeds: limits.overpredicted_exceeds };
         let points: Vec<FrigidPoint> = frigid.iter().map(|(point, _)| *point).collect();
-        let choice = solve(&insensitive, &points, mix, rules.exceed_max);
-        let chosen = frigid.iter().find(|(point, _)| *point == choice.frigid).map(|(_, appetite)| *appetite);
-        // Where costs are known and no rate is worth its risk, nothing is taken: this is not a lack
-        // of data.
-        let appetite = chosen.or_else(|| frigid.first().map(|_| NOTHING));
+        let choice = solve(&insensitive, &points, mix, limits.exceed_max);
+        let chosen =
+            frigid.iter().find(|(point, _)| *point == choice.frigid).map(|(_, risk_limit)| *risk_limit);
+        // With enough outcomes and no rate within the limits, the risk is zero; without outcomes it
+        // is unknown.
+        let risk_limit = chosen.or_else(|| frigid.first().map(|_| NO_RISK));
         let is_chosen = |cut: &&Cutoff| placed(cut) == choice.insensitive;
-        let cut = cuts.iter().find(is_chosen).copied();
-        Self { choice, appetite, cut, history, rules }
+        let cutoff = cutoffs.iter().find(is_chosen).copied();
+        Self { choice, risk_limit, cutoff, counters_fraction, limits }
     }
 }
 
@@ -90,52 +96,66 @@ mod tests {
         Fraction::new(x).unwrap()
     }
 
-    /// Returns VMs with a predicted fraction that grows with risk and lies between none and all.
+    /// Returns the calibration of VMs whose predicted fraction grows with risk, from none to all.
     fn calibration(vms: u32) -> Calibration {
         let mut calibration = Calibration::default();
         for vm in 0..vms {
             let untouched = share(f64::from(vm * 37 % 100) / 100.0);
             let curve = Curve::new(prediction::frigid::QUANTILE_LEVELS);
-            let requested = Bytes::gib(u64::from(1 + vm * 61 % 97).pow(2)); // risk pays for the largest VMs only
-            let judged =
+            let requested = Bytes::gib(u64::from(1 + vm * 61 % 97).pow(2)); // a risk is worth it for the largest VMs only
+            let sample =
                 CalibrationSample { begins: UnixMs(0), curve, owner_margin: 1.0, requested, untouched };
-            calibration.add(None, judged);
+            calibration.add(None, sample);
         }
         calibration
     }
 
-    const CUTS: [Cutoff; 2] =
+    const CUTOFFS: [Cutoff; 2] =
         [Cutoff { at_most: 0.1, fp: 0.0, placed: 0.2 }, Cutoff { at_most: 0.4, fp: 0.02, placed: 0.5 }];
 
     #[test]
-    fn without_models_nothing_is_taken() {
-        let point = Point::nothing(Rules::default());
-        assert_eq!((point.appetite, point.cut, point.choice.pool), (None, None, 0.0));
+    fn point_without_models_uses_no_pool() {
+        let point = OperatingPoint::without_pool(OperatorLimits::default());
+        assert_eq!((point.risk_limit, point.cutoff, point.choice.pool), (None, None, 0.0));
     }
 
     #[test]
-    fn what_is_expected_to_go_wrong_stays_within_what_is_allowed() {
+    fn expected_misses_stay_within_the_limit() {
         for allowed in [0.0, 0.005, 0.02, 0.1] {
-            for history in [0.0, 0.3, 1.0] {
-                let rules = Rules { exceed_max: share(allowed), ..Rules::default() };
-                let point = Point::choose(&calibration(2000), &CUTS, share(history), rules);
+            for counters_fraction in [0.0, 0.3, 1.0] {
+                let limits = OperatorLimits { exceed_max: share(allowed), ..OperatorLimits::default() };
+                let point =
+                    OperatingPoint::choose(&calibration(2000), &CUTOFFS, share(counters_fraction), limits);
                 assert!(point.choice.miss <= allowed + 1e-12, "{point:?}");
             }
         }
     }
 
     #[test]
-    fn where_nothing_may_go_wrong_nothing_is_risked_and_that_is_known() {
-        let rules = Rules { exceed_max: share(0.0), ..Rules::default() };
-        let point = Point::choose(&calibration(2000), &[], share(0.0), rules);
-        assert_eq!((point.appetite, point.choice.pool), (Some(NOTHING), 0.0));
+    fn zero_limit_chooses_the_point_without_risk() {
+        let limits = OperatorLimits { exceed_max: share(0.0), ..OperatorLimits::default() };
+        let point = OperatingPoint::choose(&calibration(2000), &[], share(0.0), limits);
+        assert_eq!((point.risk_limit, point.choice.pool), (Some(NO_RISK), 0.0));
     }
 
     #[test]
-    fn vms_whose_counters_are_known_make_room_on_the_pool() {
-        let of = |history| Point::choose(&calibration(2000), &CUTS, share(history), Rules::default());
-        let (unknown, known) = (of(0.0), of(0.8));
-        assert!(unknown.appetite.is_some() && unknown.choice.insensitive.placed == share(0.0), "{unknown:?}");
-        assert!(known.cut.is_some() && known.choice.pool > unknown.choice.pool, "{known:?} {unknown:?}");
+    fn vms_with_counters_increase_the_pool_fraction() {
+        let of = |counters_fraction| {
+            OperatingPoint::choose(
+                &calibration(2000),
+                &CUTOFFS,
+                share(counters_fraction),
+                OperatorLimits::default(),
+            )
+        };
+        let (without_counters, with_counters) = (of(0.0), of(0.8));
+        assert!(
+            without_counters.risk_limit.is_some() && without_counters.choice.insensitive.placed == share(0.0),
+            "{without_counters:?}"
+        );
+        assert!(
+            with_counters.cutoff.is_some() && with_counters.choice.pool > without_counters.choice.pool,
+            "{with_counters:?} {without_counters:?}"
+        );
     }
 }

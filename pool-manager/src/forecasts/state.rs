@@ -20,23 +20,23 @@ use units::{
 };
 
 use super::{
-    point::{Point, Rules},
-    rows::{self, Begun, Counters, Past, Remark},
+    point::{OperatingPoint, OperatorLimits},
+    rows::{self, Counters, EndedVm, ModelPrediction, VmStart},
 };
 use crate::store::Write;
 
 /// State of predictions.
 #[derive(Debug)]
 pub struct State {
-    live: OnlinePredictor,
-    /// Version of [`OnlinePredictor`]'s model.
+    predictor: OnlinePredictor,
+    /// Version of the predictor's model.
     frigid: Option<u32>,
     sensitivity: Option<Sensitivity>,
-    point: Point,
-    kept: Kept,
+    point: OperatingPoint,
+    stored: StoredOutcomes,
     plans: Plans,
     /// VMs with memory.
-    begun: BTreeMap<ReservationId, Begun>,
+    running: BTreeMap<ReservationId, VmStart>,
     peaks: BTreeMap<ReservationId, Peak>,
 }
 
@@ -50,7 +50,7 @@ struct Sensitivity {
 
 /// Prediction for a workload.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Told {
+pub struct SensitivityPrediction {
     /// Version of the model.
     pub version: u32,
     /// The model was trained on modelled workloads.
@@ -66,24 +66,24 @@ pub struct Told {
 struct Peak {
     host: HostId,
     bytes: Bytes,
-    told: UnixMs,
+    measured_at: UnixMs,
 }
 
-/// Age above which a measurement is too old at a VM's end: three newer ones should exist.
-const FRESH: Ns = Ns(3 * TOUCHED_MEMORY_SAMPLE_INTERVAL.0);
+/// Maximum age of a measurement at a VM's end: three intervals of the agent.
+const PEAK_AGE_MAX: Ns = Ns(3 * TOUCHED_MEMORY_SAMPLE_INTERVAL.0);
 
-/// A history is rebuilt when more than this fraction, as a divisor, of its outcomes expired.
-const FORGOTTEN_PART: usize = 8;
+/// A history is rebuilt when more than one in this number of its outcomes has expired.
+const EXPIRED_DIVISOR: usize = 8;
 
 /// Durable outcomes, the latest last.
 #[derive(Debug, Default)]
-struct Kept {
+struct StoredOutcomes {
     next: u64,
     entries: VecDeque<Entry>,
-    known: HashSet<u64>,
-    since_point: usize,
+    fingerprints: HashSet<u64>,
+    since_operating_point: usize,
     since_rebuilt: usize,
-    forgotten: usize,
+    expired: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -93,68 +93,72 @@ struct Entry {
     fingerprint: u64,
 }
 
-/// Plans whose VMs have no memory yet, and the known properties of the latest.
+/// Plans whose VMs have no memory yet, and statistics of the latest VMs that got it.
 #[derive(Debug, Default)]
 struct Plans {
-    by_vm: BTreeMap<Name, (u64, Begun)>,
+    by_vm: BTreeMap<Name, (u64, VmStart)>,
     in_order: VecDeque<(u64, Name)>,
     next: u64,
-    counted: VecDeque<(u64, bool)>,
+    recent: VecDeque<(u64, bool)>,
 }
 
 /// Prediction for a VM before it starts.
 #[derive(Clone, Debug)]
-pub struct Foreseen {
-    /// Record to be kept.
-    pub begun: Begun,
+pub struct VmForecast {
+    /// Record to be stored.
+    pub start: VmStart,
     /// Features and prediction.
-    pub known: VmAssessment,
+    pub assessment: VmAssessment,
     /// Operating point.
-    pub point: Point,
+    pub point: OperatingPoint,
     /// Prediction for its workload, if it was measured and a model serves.
-    pub sensitivity: Option<Told>,
+    pub sensitivity: Option<SensitivityPrediction>,
     /// Version of each serving model.
     pub serving: [Option<u32>; 2],
 }
 
 impl State {
     /// Creates the state of a rack without history.
-    pub fn new(rules: Rules) -> Self {
+    pub fn new(limits: OperatorLimits) -> Self {
         Self {
-            live: OnlinePredictor::default(),
+            predictor: OnlinePredictor::default(),
             frigid: None,
             sensitivity: None,
-            point: Point::nothing(rules),
-            kept: Kept { next: 1, ..Kept::default() },
+            point: OperatingPoint::without_pool(limits),
+            stored: StoredOutcomes { next: 1, ..StoredOutcomes::default() },
             plans: Plans::default(),
-            begun: BTreeMap::new(),
+            running: BTreeMap::new(),
             peaks: BTreeMap::new(),
         }
     }
 
     /// Predicts the memory of a VM.
-    pub fn foresee(&self, ask: VmRequest, counters: Option<Counters>) -> Foreseen {
-        let known = self.live.assess(&ask);
-        let remark = self.frigid.zip(known.prediction).map(|(version, said)| Remark { version, said });
-        let asked = counters.as_ref().zip(self.sensitivity.as_ref());
-        let sensitivity = asked.map(|(counters, Sensitivity { version, model, modelled })| Told {
-            version: *version,
-            modelled: *modelled,
-            probability: model.probability(counters),
-            pdm: model.pdm,
-        });
-        let begun = Begun { ask, counters, remark, whole: false };
-        Foreseen { begun, known, point: self.point, sensitivity, serving: self.serving() }
+    pub fn predict(&self, request: VmRequest, counters: Option<Counters>) -> VmForecast {
+        let assessment = self.predictor.assess(&request);
+        let prediction = self
+            .frigid
+            .zip(assessment.prediction)
+            .map(|(version, prediction)| ModelPrediction { version, prediction });
+        let measured = counters.as_ref().zip(self.sensitivity.as_ref());
+        let sensitivity =
+            measured.map(|(counters, Sensitivity { version, model, modelled })| SensitivityPrediction {
+                version: *version,
+                modelled: *modelled,
+                probability: model.probability(counters),
+                pdm: model.pdm,
+            });
+        let start = VmStart { request, counters, prediction, pool_only: false };
+        VmForecast { start, assessment, point: self.point, sensitivity, serving: self.serving() }
     }
 
     /// Records a plan, with its inputs, until the VM has its memory.
-    pub fn planned(&mut self, vm: &Name, begun: Begun) {
-        self.plans.add(vm, begun);
+    pub fn add_plan(&mut self, vm: &Name, start: VmStart) {
+        self.plans.add(vm, start);
     }
 
     /// Records that a VM has its memory. Returns the entries to be stored: none for an unplanned
     /// VM, whose properties the ledger contains.
-    pub fn began(
+    pub fn record_start(
         &mut self,
         id: ReservationId,
         vm: &Name,
@@ -162,154 +166,165 @@ impl State {
         cores: u32,
         created: UnixMs,
     ) -> Option<Write> {
-        if self.begun.contains_key(&id) {
+        if self.running.contains_key(&id) {
             return None;
         }
-        let Some(mut begun) = self.plans.take(vm, requested) else {
+        let Some(mut start) = self.plans.take(vm, requested) else {
             let groups = Groups { vm: vm.to_string(), ..Groups::default() };
-            let ask = VmRequest { groups, requested, cores: Some(cores.into()), begins: created };
-            self.begun.insert(id, Begun { ask, counters: None, remark: None, whole: false });
+            let request = VmRequest { groups, requested, cores: Some(cores.into()), begins: created };
+            self.running.insert(id, VmStart { request, counters: None, prediction: None, pool_only: false });
             return None;
         };
-        if begun.ask.requested != requested {
-            begun.remark = None; // the prediction was for another VM
+        if start.request.requested != requested {
+            start.prediction = None; // the prediction was for another VM
         }
-        (begun.ask.requested, begun.ask.begins) = (requested, created);
-        let write = rows::begun(id, &begun);
-        self.begun.insert(id, begun);
+        (start.request.requested, start.request.begins) = (requested, created);
+        let write = rows::put_start(id, &start);
+        self.running.insert(id, start);
         Some(write)
     }
 
     /// Records the memory touched so far by a VM with memory.
-    pub fn touched(&mut self, host: HostId, id: ReservationId, bytes: Bytes, told: UnixMs) {
-        if self.begun.contains_key(&id) {
+    pub fn record_peak(&mut self, host: HostId, id: ReservationId, bytes: Bytes, measured_at: UnixMs) {
+        if self.running.contains_key(&id) {
             let before = self.peaks.get(&id).map_or(Bytes::ZERO, |peak| peak.bytes);
-            self.peaks.insert(id, Peak { host, bytes: bytes.max(before), told });
+            self.peaks.insert(id, Peak { host, bytes: bytes.max(before), measured_at });
         }
     }
 
-    /// Marks the measurements of a host as outdated: its agent changed or disconnected, and will
+    /// Removes the measurements of a host whose agent connected or disconnected: the agent will
     /// measure again.
-    pub fn forget_peaks(&mut self, host: HostId) {
+    pub fn clear_peaks(&mut self, host: HostId) {
         self.peaks.retain(|_, peak| peak.host != host);
     }
 
     /// Records that a VM released its memory. Returns its outcome, if it was measured until its
     /// end, and the entries to be stored.
-    pub fn ended(&mut self, id: ReservationId, ended: UnixMs, of_itself: bool) -> (Option<Past>, Vec<Write>) {
-        let Some(begun) = self.begun.remove(&id) else { return (None, Vec::new()) };
-        let mut writes = vec![rows::not_begun(id)];
-        let is_fresh = |peak: &Peak| of_itself && ended.0.saturating_sub(peak.told.0) <= FRESH.as_ms();
+    pub fn record_end(
+        &mut self,
+        id: ReservationId,
+        ended: UnixMs,
+        ended_by_itself: bool,
+    ) -> (Option<EndedVm>, Vec<Write>) {
+        let Some(start) = self.running.remove(&id) else { return (None, Vec::new()) };
+        let mut writes = vec![rows::delete_start(id)];
+        let is_fresh = |peak: &Peak| {
+            ended_by_itself && ended.0.saturating_sub(peak.measured_at.0) <= PEAK_AGE_MAX.as_ms()
+        };
         let peak = self.peaks.remove(&id).filter(is_fresh);
-        let past = peak.and_then(|peak| past(begun, peak.bytes, ended, Usage::default()));
-        writes.extend(past.clone().and_then(|past| self.add(past)).map(|(_, write)| write));
-        (past, writes)
+        let vm = peak.and_then(|peak| ended_vm(start, peak.bytes, ended, Usage::default()));
+        writes.extend(vm.clone().and_then(|vm| self.add(vm)).map(|(_, write)| write));
+        (vm, writes)
     }
 
     /// Adds an ended VM. Returns its number and the entries to be stored; nothing if it is a
     /// duplicate.
-    pub fn add(&mut self, past: Past) -> Option<(u64, Write)> {
-        let fingerprint = fingerprint(&past);
-        if !self.kept.known.insert(fingerprint) {
+    pub fn add(&mut self, vm: EndedVm) -> Option<(u64, Write)> {
+        let fingerprint = fingerprint(&vm);
+        if !self.stored.fingerprints.insert(fingerprint) {
             return None;
         }
-        let number = self.kept.next;
-        let write = rows::past(number, &past);
-        self.take_in(number, &past, fingerprint);
+        let number = self.stored.next;
+        let write = rows::put_outcome(number, &vm);
+        self.insert(number, &vm, fingerprint);
         Some((number, write))
     }
 
     /// Removes outcomes that did not become durable, so that they can be added again.
-    pub fn take_back(&mut self, numbers: &[u64]) {
-        let Kept { entries, known, .. } = &mut self.kept;
+    pub fn remove(&mut self, numbers: &[u64]) {
+        let StoredOutcomes { entries, fingerprints, .. } = &mut self.stored;
         entries.retain(|entry| {
             let is_kept = !numbers.contains(&entry.number);
-            is_kept || !known.remove(&entry.fingerprint)
+            is_kept || !fingerprints.remove(&entry.fingerprint)
         });
     }
 
     /// Loads an outcome from the store.
-    pub fn load(&mut self, number: u64, past: &Past) {
-        let fingerprint = fingerprint(past);
-        if self.kept.known.insert(fingerprint) {
-            self.take_in(number, past, fingerprint);
+    pub fn load(&mut self, number: u64, vm: &EndedVm) {
+        let fingerprint = fingerprint(vm);
+        if self.stored.fingerprints.insert(fingerprint) {
+            self.insert(number, vm, fingerprint);
         }
     }
 
     /// Loads a VM with memory from the store.
-    pub fn load_begun(&mut self, id: ReservationId, begun: Begun) {
-        self.begun.insert(id, begun);
+    pub fn load_start(&mut self, id: ReservationId, start: VmStart) {
+        self.running.insert(id, start);
     }
 
-    fn take_in(&mut self, number: u64, past: &Past, fingerprint: u64) {
-        let remark = past.begun.remark.filter(|remark| Some(remark.version) == self.frigid);
-        self.live.record_outcome(&past.begun.ask, &past.outcome, remark.map(|remark| remark.said));
-        self.kept.next = number + 1;
-        self.kept.entries.push_back(Entry { number, ended: past.outcome.ended, fingerprint });
-        self.kept.since_point += 1;
-        self.kept.since_rebuilt += 1;
+    fn insert(&mut self, number: u64, vm: &EndedVm, fingerprint: u64) {
+        let prediction = vm.start.prediction.filter(|prediction| Some(prediction.version) == self.frigid);
+        self.predictor.record_outcome(
+            &vm.start.request,
+            &vm.outcome,
+            prediction.map(|prediction| prediction.prediction),
+        );
+        self.stored.next = number + 1;
+        self.stored.entries.push_back(Entry { number, ended: vm.outcome.ended, fingerprint });
+        self.stored.since_operating_point += 1;
+        self.stored.since_rebuilt += 1;
     }
 
     /// Deletes outcomes beyond the limit or the retention; returns the entries to be stored.
-    pub fn forget(&mut self, before: UnixMs) -> Vec<Write> {
+    pub fn expire(&mut self, before: UnixMs) -> Vec<Write> {
         let mut writes = Vec::new();
-        let Kept { entries, known, forgotten, .. } = &mut self.kept;
+        let StoredOutcomes { entries, fingerprints, expired, .. } = &mut self.stored;
         let mut too_many = entries.len().saturating_sub(OUTCOMES_RETAINED_MAX);
         entries.retain(|entry| {
             let is_kept = too_many == 0 && entry.ended >= before;
             if !is_kept {
                 too_many = too_many.saturating_sub(1);
-                known.remove(&entry.fingerprint);
-                writes.push(rows::no_past(entry.number));
+                fingerprints.remove(&entry.fingerprint);
+                writes.push(rows::delete_outcome(entry.number));
             }
             is_kept
         });
-        *forgotten += writes.len();
+        *expired += writes.len();
         writes
     }
 
     /// Returns VMs recorded with memory.
     pub fn running(&self) -> impl Iterator<Item = ReservationId> {
-        self.begun.keys().copied()
+        self.running.keys().copied()
     }
 
     /// Returns the number of stored outcomes.
     pub fn outcomes(&self) -> usize {
-        self.kept.entries.len()
+        self.stored.entries.len()
     }
 
     /// Returns the number of the next outcome.
     pub fn next_outcome(&self) -> u64 {
-        self.kept.next
+        self.stored.next
     }
 
     /// Returns whether the operating point has to be chosen again.
     pub fn is_point_due(&self) -> bool {
-        self.kept.since_point >= OUTCOMES_PER_OPERATING_POINT
+        self.stored.since_operating_point >= OUTCOMES_PER_OPERATING_POINT
     }
 
     /// Returns the inputs of a choice of the operating point.
-    pub fn basis(&self, rules: Rules) -> Basis {
-        let cuts = self.sensitivity.as_ref().map(|serving| serving.model.cutoffs().to_vec());
-        Basis {
+    pub fn point_inputs(&self, limits: OperatorLimits) -> PointInputs {
+        let cutoffs = self.sensitivity.as_ref().map(|serving| serving.model.cutoffs().to_vec());
+        PointInputs {
             serving: self.serving(),
-            calibration: self.live.calibration().clone(),
-            cuts: cuts.unwrap_or_default(),
-            history: self.plans.history(),
-            rules,
+            calibration: self.predictor.calibration().clone(),
+            cutoffs: cutoffs.unwrap_or_default(),
+            counters_fraction: self.plans.counters_fraction(),
+            limits,
         }
     }
 
     /// Sets the operating point, unless another model serves by now.
-    pub fn set_point(&mut self, serving: [Option<u32>; 2], point: Point) {
+    pub fn set_point(&mut self, serving: [Option<u32>; 2], point: OperatingPoint) {
         if serving == self.serving() {
             self.point = point;
-            self.kept.since_point = 0;
+            self.stored.since_operating_point = 0;
         }
     }
 
     /// Returns the operating point.
-    pub fn point(&self) -> &Point {
+    pub fn point(&self) -> &OperatingPoint {
         &self.point
     }
 
@@ -318,12 +333,12 @@ impl State {
         [self.frigid, self.sensitivity.as_ref().map(|serving| serving.version)]
     }
 
-    /// Installs another model with its operating point. Outcomes of VMs that it predicted in its
-    /// backtest count, too.
-    pub fn serve(&mut self, version: u32, file: ModelFile, calibration: Calibration, point: Point) {
+    /// Installs another model with its operating point. Its calibration includes the VMs of its
+    /// backtest.
+    pub fn serve(&mut self, version: u32, file: ModelFile, calibration: Calibration, point: OperatingPoint) {
         match file.content {
             Content::Frigid { model, .. } => {
-                self.live.install_model(model, calibration);
+                self.predictor.install_model(model, calibration);
                 self.frigid = Some(version);
             }
             Content::Sensitivity { model, .. } => {
@@ -334,10 +349,10 @@ impl State {
     }
 
     /// Removes the serving model of a kind.
-    pub fn serve_none(&mut self, kind: Kind, point: Point) {
+    pub fn serve_none(&mut self, kind: Kind, point: OperatingPoint) {
         match kind {
             Kind::Frigid => {
-                self.live.clear_model();
+                self.predictor.clear_model();
                 self.frigid = None;
             }
             Kind::Sensitivity => self.sensitivity = None,
@@ -345,51 +360,51 @@ impl State {
         self.point = point;
     }
 
-    /// Returns whether groups contain many expired outcomes, so that a history has to be rebuilt.
+    /// Returns whether the history contains many expired outcomes and has to be rebuilt.
     pub fn is_history_due(&self) -> bool {
-        let Kept { since_rebuilt, forgotten, entries, .. } = &self.kept;
-        *since_rebuilt > 2 * OUTCOMES_RETAINED_MAX || *forgotten > entries.len() / FORGOTTEN_PART
+        let StoredOutcomes { since_rebuilt, expired, entries, .. } = &self.stored;
+        *since_rebuilt > 2 * OUTCOMES_RETAINED_MAX || *expired > entries.len() / EXPIRED_DIVISOR
     }
 
     /// Installs a history rebuilt from all outcomes below a number, unless more have been added
     /// since.
-    pub fn set_history(&mut self, history: History, made_of: u64) {
-        if made_of == self.kept.next {
-            self.live.set_history(history);
-            (self.kept.since_rebuilt, self.kept.forgotten) = (self.kept.entries.len(), 0);
+    pub fn set_history(&mut self, history: History, built_from: u64) {
+        if built_from == self.stored.next {
+            self.predictor.set_history(history);
+            (self.stored.since_rebuilt, self.stored.expired) = (self.stored.entries.len(), 0);
         }
     }
 }
 
 /// Inputs of a choice of the operating point.
 #[derive(Debug)]
-pub struct Basis {
+pub struct PointInputs {
     /// Serving versions.
     pub serving: [Option<u32>; 2],
     /// Recent outcomes.
     pub calibration: Calibration,
-    /// Predictions of the sensitivity model.
-    pub cuts: Vec<sensitivity::Cutoff>,
-    /// Fraction of recent VMs with known counters: by VMs or by memory, the larger one.
-    pub history: Fraction,
+    /// Thresholds of the sensitivity model.
+    pub cutoffs: Vec<sensitivity::Cutoff>,
+    /// Fraction of recent VMs with measured counters: by VMs or by memory, the larger one.
+    pub counters_fraction: Fraction,
     /// Limits of the operator.
-    pub rules: Rules,
+    pub limits: OperatorLimits,
 }
 
-impl Basis {
+impl PointInputs {
     /// Chooses the operating point; takes some milliseconds.
-    pub fn choose(&self) -> Point {
-        Point::choose(&self.calibration, &self.cuts, self.history, self.rules)
+    pub fn choose(&self) -> OperatingPoint {
+        OperatingPoint::choose(&self.calibration, &self.cutoffs, self.counters_fraction, self.limits)
     }
 }
 
 impl Plans {
-    fn add(&mut self, vm: &Name, begun: Begun) {
+    fn add(&mut self, vm: &Name, start: VmStart) {
         self.next += 1;
-        self.by_vm.insert(vm.clone(), (self.next, begun));
+        self.by_vm.insert(vm.clone(), (self.next, start));
         self.in_order.push_back((self.next, vm.clone()));
         while self.in_order.len() > PENDING_PLANS_MAX {
-            let (number, vm) = self.in_order.pop_front().expect("it was just seen");
+            let (number, vm) = self.in_order.pop_front().expect("the queue is not empty");
             if self.by_vm.get(&vm).is_some_and(|(newest, _)| *newest == number) {
                 self.by_vm.remove(&vm);
             }
@@ -397,50 +412,51 @@ impl Plans {
     }
 
     /// Counts a VM once it has memory, with its actual size. Unused plans do not count.
-    fn take(&mut self, vm: &Name, requested: Bytes) -> Option<Begun> {
-        let (_, begun) = self.by_vm.remove(vm)?;
-        if self.counted.len() == PLAN_STATISTICS_WINDOW {
-            self.counted.pop_front();
+    fn take(&mut self, vm: &Name, requested: Bytes) -> Option<VmStart> {
+        let (_, start) = self.by_vm.remove(vm)?;
+        if self.recent.len() == PLAN_STATISTICS_WINDOW {
+            self.recent.pop_front();
         }
-        self.counted.push_back((requested.get(), begun.counters.is_some()));
-        Some(begun)
+        self.recent.push_back((requested.get(), start.counters.is_some()));
+        Some(start)
     }
 
-    /// Returns the fraction of recent VMs with known counters: by VMs or by memory, the larger one,
-    /// because risk is counted in VMs and gain in memory. Before the first VM it is 1.
-    fn history(&self) -> Fraction {
-        let known = || self.counted.iter().filter(|(_, known)| *known);
+    /// Returns the fraction of recent VMs with measured counters: by VMs or by memory, the larger
+    /// one, because risk is counted in VMs and gain in memory. Before the first VM it is 1.
+    fn counters_fraction(&self) -> Fraction {
+        let with_counters = || self.recent.iter().filter(|(_, has_counters)| *has_counters);
         let memory =
             |vms: &mut dyn Iterator<Item = &(u64, bool)>| vms.map(|(size, _)| *size as f64).sum::<f64>();
-        let by_vms = (known().count() + 1) as f64 / (self.counted.len() + 1) as f64;
-        let all = memory(&mut self.counted.iter());
-        let by_memory = if all > 0.0 { memory(&mut known()) / all } else { 0.0 };
+        let by_vms = (with_counters().count() + 1) as f64 / (self.recent.len() + 1) as f64;
+        let all = memory(&mut self.recent.iter());
+        let by_memory = if all > 0.0 { memory(&mut with_counters()) / all } else { 0.0 };
         Fraction::new(by_vms.max(by_memory)).expect("a part of a whole")
     }
 }
 
 /// Returns the outcome of a VM with a peak of touched memory; none for a VM without requested
 /// memory.
-pub fn past(begun: Begun, peak: Bytes, ended: UnixMs, usage: Usage) -> Option<Past> {
-    let requested = begun.ask.requested;
+pub fn ended_vm(start: VmStart, peak: Bytes, ended: UnixMs, usage: Usage) -> Option<EndedVm> {
+    let requested = start.request.requested;
     if requested == Bytes::ZERO {
         return None;
     }
-    let left = requested.saturating_sub(peak);
-    let untouched = Fraction::new(left.get() as f64 / requested.get() as f64).expect("a part of a whole");
-    let ended = ended.max(begun.ask.begins);
-    Some(Past { begun, outcome: Outcome { ended, untouched, usage } })
+    let untouched_bytes = requested.saturating_sub(peak);
+    let untouched =
+        Fraction::new(untouched_bytes.get() as f64 / requested.get() as f64).expect("a part of a whole");
+    let ended = ended.max(start.request.begins);
+    Some(EndedVm { start, outcome: Outcome { ended, untouched, usage } })
 }
 
-/// Identity of an ended VM, which is added only once.
-fn fingerprint(past: &Past) -> u64 {
-    let ask = &past.begun.ask;
+/// Returns the identity of an ended VM; duplicates are rejected by it.
+fn fingerprint(vm: &EndedVm) -> u64 {
+    let request = &vm.start.request;
     let mut hasher = DefaultHasher::new();
-    (ask.groups.all(), ask.begins, past.outcome.ended, ask.requested).hash(&mut hasher);
+    (request.groups.all(), request.begins, vm.outcome.ended, request.requested).hash(&mut hasher);
     // Several VMs of one name may have started and ended at the same time. Conversions between
     // bytes and fractions are not exact.
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a millionth of the memory")]
-    let untouched = (past.outcome.untouched.get() * 1e6).round() as u64;
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count of millionths")]
+    let untouched = (vm.outcome.untouched.get() * 1e6).round() as u64;
     untouched.hash(&mut hasher);
     hasher.finish()
 }

@@ -15,15 +15,15 @@ use units::{HostId, ReservationId, SliceId};
 
 use super::{
     Shared, backup,
-    refused::{coded, invalid, refused, stopping},
     scheduler::unexpected,
+    status::{coded, driver_error, invalid, stopping},
 };
 use crate::{
     convert::{
         self, Invalid,
         lists::{self, Piece},
     },
-    driver::{Asked, WriteChunk},
+    driver::{DriverError, WriteChunk},
 };
 
 /// Service Admin.
@@ -36,24 +36,24 @@ type Reply<T> = Result<Response<T>, Status>;
 const EVENTS_QUEUED_MAX: usize = 256;
 
 impl Admin {
-    async fn look<T: Send + 'static>(
+    async fn read<T: Send + 'static>(
         &self,
-        question: impl FnOnce(&Manager) -> T + Send + 'static,
+        read: impl FnOnce(&Manager) -> T + Send + 'static,
     ) -> Result<T, Status> {
-        self.0.driver.look(|manager, _| question(manager)).map_err(refused)
+        self.0.driver.read(|manager, _| read(manager)).map_err(driver_error)
     }
 
     /// Returns an object, or the error that it does not exist.
     async fn find<T: Send + 'static>(
         &self,
-        question: impl FnOnce(&Manager) -> Result<T, pool::denied::Denied> + Send + 'static,
+        read: impl FnOnce(&Manager) -> Result<T, pool::denied::Denied> + Send + 'static,
     ) -> Reply<T> {
-        let found = self.look(question).await?;
-        found.map(Response::new).map_err(|denied| refused(Asked::Denied(denied)))
+        let found = self.read(read).await?;
+        found.map(Response::new).map_err(|denied| driver_error(DriverError::Denied(denied)))
     }
 
-    async fn place(&self, ask: Ask) -> Reply<wire::TargetResponse> {
-        match self.0.driver.ask(ask).await.map_err(refused)? {
+    async fn request_target(&self, request: Ask) -> Reply<wire::TargetResponse> {
+        match self.0.driver.request(request).await.map_err(driver_error)? {
             Answer::Scheduled { revision, waiting_for } => Ok(Response::new(wire::TargetResponse {
                 revision: revision.0,
                 waiting_for: waiting_for.into_iter().map(String::from).collect(),
@@ -71,7 +71,7 @@ impl Admin {
         let request = request.into_inner();
         let place = convert::place(request.target).map_err(invalid)?;
         let reason = convert::reason(request.reason).map_err(invalid)?;
-        self.place(Ask::Schedule { place, to, actor, reason }).await
+        self.request_target(Ask::Schedule { place, to, actor, reason }).await
     }
 }
 
@@ -100,7 +100,8 @@ impl Admin {
         let mut all = Piece { entries: Vec::new(), next: Some(from) };
         while let Some(from) = all.next.filter(|_| all.entries.len() < most) {
             let missing = most - all.entries.len();
-            let found = self.0.driver.look(|manager, _| piece(manager, from, missing)).map_err(refused)?;
+            let found =
+                self.0.driver.read(|manager, _| piece(manager, from, missing)).map_err(driver_error)?;
             all.entries.extend(found.entries);
             all.next = found.next;
             tokio::task::yield_now().await;
@@ -109,12 +110,12 @@ impl Admin {
     }
 
     fn revision(&self) -> Result<u64, Status> {
-        self.0.driver.look(|manager, _| manager.durable().meta().revision.0).map_err(refused)
+        self.0.driver.read(|manager, _| manager.durable().meta().revision.0).map_err(driver_error)
     }
 }
 
 /// Returns one page, with the key after which the next one begins.
-fn paged<T>(
+fn take_page<T>(
     mut wanted: impl Iterator<Item = (ReservationId, T)>,
     page: usize,
 ) -> (Vec<(ReservationId, T)>, String) {
@@ -128,7 +129,7 @@ impl admin_server::Admin for Admin {
     async fn get_rack(&self, request: Request<wire::GetRackRequest>) -> Reply<wire::Rack> {
         self.0.admit_operator(&request)?;
         let started_unix_ms = self.0.started_unix_ms;
-        let rack = self.look(move |manager| {
+        let rack = self.read(move |manager| {
             let ledger = manager.durable();
             wire::Rack {
                 rack_uuid: ledger.meta().rack_uuid.clone(),
@@ -164,7 +165,7 @@ impl admin_server::Admin for Admin {
 
     async fn list_emcs(&self, request: Request<wire::ListEmcsRequest>) -> Reply<wire::ListEmcsResponse> {
         self.0.admit_operator(&request)?;
-        Ok(Response::new(wire::ListEmcsResponse { emcs: self.look(convert::emc_views).await? }))
+        Ok(Response::new(wire::ListEmcsResponse { emcs: self.read(convert::emc_views).await? }))
     }
 
     async fn get_emc(&self, request: Request<wire::GetEmcRequest>) -> Reply<wire::Emc> {
@@ -240,9 +241,9 @@ impl admin_server::Admin for Admin {
         let request = request.into_inner();
         let after = after(&request.after)?;
         let page = page(request.limit).min(RESERVATIONS_PAGE_MAX);
-        let listed = self.look(move |manager| {
+        let listed = self.read(move |manager| {
             let ledger = manager.durable();
-            let (shown, next_after) = paged(ledger.migrations_after(after), page);
+            let (shown, next_after) = take_page(ledger.migrations_after(after), page);
             let migrations = shown.into_iter().map(|(id, m)| convert::migration(ledger, id, m)).collect();
             wire::ListMigrationsResponse { migrations, next_after, revision: ledger.meta().revision.0 }
         });
@@ -252,16 +253,16 @@ impl admin_server::Admin for Admin {
     async fn get_shares(&self, request: Request<wire::GetSharesRequest>) -> Reply<wire::Shares> {
         self.0.admit_operator(&request)?;
         let host = convert::named("host", &request.into_inner().host).map_err(invalid)?;
-        let asked = host.clone();
+        let name = host.clone();
         self.find(move |manager| {
-            manager.durable().host_named(&asked).ok_or(pool::denied::Denied::NoSuchHost(asked))
+            manager.durable().host_named(&name).ok_or(pool::denied::Denied::NoSuchHost(name))
         })
         .await?;
-        let told = self.0.shares.told(&host).ok_or_else(|| {
-            let message = format!("host: {host} has told no shares since the manager started");
+        let report = self.0.shares.report(&host).ok_or_else(|| {
+            let message = format!("host: {host} has reported no shares since the manager started");
             coded(Code::NotFound, "SHARES_NOT_REPORTED", message)
         })?;
-        Ok(Response::new(told.shown()))
+        Ok(Response::new(report.into_message()))
     }
 
     async fn cordon(&self, request: Request<wire::TargetRequest>) -> Reply<wire::TargetResponse> {
@@ -281,7 +282,8 @@ impl admin_server::Admin for Admin {
         let request = request.into_inner();
         let host = convert::named("host", &request.host).map_err(invalid)?;
         let reason = convert::reason(request.reason).map_err(invalid)?;
-        self.place(Ask::Fence { host, powered_off: request.confirm_powered_off, actor, reason }).await
+        self.request_target(Ask::Fence { host, powered_off: request.confirm_powered_off, actor, reason })
+            .await
     }
 
     type WatchStream = Pin<Box<dyn Stream<Item = Result<wire::Event, Status>> + Send>>;
@@ -290,7 +292,7 @@ impl admin_server::Admin for Admin {
         self.0.admit_operator(&request)?;
         let permit = self.0.watch_permit()?;
         let (sender, receiver) = tokio::sync::mpsc::channel(EVENTS_QUEUED_MAX);
-        let events = pass_on_events(self.0.clone(), self.0.driver.changes(), sender);
+        let events = forward_events(self.0.clone(), self.0.driver.changes(), sender);
         tokio::spawn(async move {
             let _permit = permit;
             events.await;
@@ -308,13 +310,13 @@ impl admin_server::Admin for Admin {
     async fn explain(&self, request: Request<wire::ExplainRequest>) -> Reply<wire::ExplainResponse> {
         self.0.admit_operator(&request)?;
         let subject = request.into_inner().subject;
-        let decisions = self.0.driver.explain(subject).await.map_err(refused)?;
+        let decisions = self.0.driver.explain(subject).await.map_err(driver_error)?;
         let decisions = decisions.iter().map(|(seq, decision)| convert::decision(*seq, decision)).collect();
         Ok(Response::new(wire::ExplainResponse { decisions }))
     }
 }
 
-async fn pass_on_events(
+async fn forward_events(
     shared: Shared,
     mut changes: broadcast::Receiver<WriteChunk>,
     sender: tokio::sync::mpsc::Sender<Result<wire::Event, Status>>,
@@ -322,8 +324,8 @@ async fn pass_on_events(
     loop {
         let events = tokio::select! {
             change = changes.recv() => match change {
-                Ok(chunk) => shared.driver.look(|m, when| convert::events(m, when, &chunk)),
-                Err(RecvError::Lagged(chunks)) => Ok(vec![missed(chunks)]),
+                Ok(chunk) => shared.driver.read(|m, when| convert::events(m, when, &chunk)),
+                Err(RecvError::Lagged(chunks)) => Ok(vec![events_dropped(chunks)]),
                 Err(RecvError::Closed) => return,
             },
             () = sender.closed() => return,
@@ -337,7 +339,7 @@ async fn pass_on_events(
     }
 }
 
-fn missed(chunks: u64) -> wire::Event {
-    let what = Some(wire::event::Change::EventsDropped(wire::EventsDropped { batches: chunks }));
-    wire::Event { revision: 0, at_unix_ms: 0, change: what }
+fn events_dropped(chunks: u64) -> wire::Event {
+    let change = Some(wire::event::Change::EventsDropped(wire::EventsDropped { batches: chunks }));
+    wire::Event { revision: 0, at_unix_ms: 0, change }
 }

@@ -12,12 +12,12 @@ use units::{HostId, Name};
 
 use super::{
     Shared,
-    refused::{closed, forbidden, invalid, precondition, refused, stopping},
+    status::{closed, driver_error, forbidden, invalid, precondition, stopping},
 };
 use crate::{
     convert::{self, Invalid},
-    driver::ToSession,
-    shares::{Watched, Weights},
+    driver::SessionMessage,
+    shares::{Weights, WeightsWatcher},
 };
 
 /// Service Agent.
@@ -30,7 +30,7 @@ struct Host {
     name: Name,
 }
 
-type Sent = Result<wire::ToAgent, Status>;
+type Outgoing = Result<wire::ToAgent, Status>;
 
 /// Messages queued for one agent.
 const MESSAGES_QUEUED_MAX: usize = 4;
@@ -39,7 +39,7 @@ const HELLO_WITHIN: Duration = Duration::from_secs(10);
 
 #[tonic::async_trait]
 impl agent_server::Agent for Agent {
-    type SessionStream = Pin<Box<dyn Stream<Item = Sent> + Send>>;
+    type SessionStream = Pin<Box<dyn Stream<Item = Outgoing> + Send>>;
 
     async fn session(
         &self,
@@ -47,18 +47,22 @@ impl agent_server::Agent for Agent {
     ) -> Result<Response<Self::SessionStream>, Status> {
         let (metadata, extensions, mut messages) = request.into_parts();
         let first = tokio::time::timeout(HELLO_WITHIN, messages.message()).await;
-        let first = first.map_err(|_| Status::deadline_exceeded("no hello in time"))??;
-        let Some(from_agent::Message::Hello(said)) = first.and_then(|first| first.message) else {
-            return Err(invalid(Invalid::new("message", "something else", "must be a hello, first of all")));
+        let first = first.map_err(|_| Status::deadline_exceeded("no hello before the deadline"))??;
+        let Some(from_agent::Message::Hello(hello)) = first.and_then(|first| first.message) else {
+            return Err(invalid(Invalid::new(
+                "message",
+                "something else",
+                "must be a hello as the first message",
+            )));
         };
-        let claimed_rack = said.rack_uuid.clone();
-        let (name, hello) = convert::agent::hello(said).map_err(invalid)?;
+        let claimed_rack = hello.rack_uuid.clone();
+        let (name, hello) = convert::agent::hello(hello).map_err(invalid)?;
         self.0.identity.admit_agent(&metadata, &extensions, &name)?;
-        let known = name.clone();
-        let looked = self.0.driver.look(move |manager, _| {
-            (manager.durable().meta().rack_uuid.clone(), manager.durable().host_named(&known))
+        let host_name = name.clone();
+        let rack = self.0.driver.read(move |manager, _| {
+            (manager.durable().meta().rack_uuid.clone(), manager.durable().host_named(&host_name))
         });
-        let (rack_uuid, host) = looked.map_err(refused)?;
+        let (rack_uuid, host) = rack.map_err(driver_error)?;
         let id =
             host.ok_or_else(|| forbidden("HOST_NOT_FOUND", format!("host: {name} is not in this rack")))?;
         if !claimed_rack.is_empty() && claimed_rack != rack_uuid {
@@ -67,12 +71,12 @@ impl agent_server::Agent for Agent {
             );
             return Err(precondition("OTHER_RACK", message));
         }
-        self.begin(Host { id, name }, hello, rack_uuid, messages).await
+        self.start_session(Host { id, name }, hello, rack_uuid, messages).await
     }
 }
 
 impl Agent {
-    async fn begin(
+    async fn start_session(
         &self,
         host: Host,
         hello: Hello,
@@ -80,7 +84,7 @@ impl Agent {
         messages: Streaming<wire::FromAgent>,
     ) -> Result<Response<<Self as agent_server::Agent>::SessionStream>, Status> {
         let (sender, receiver) = mpsc::channel(MESSAGES_QUEUED_MAX);
-        let (outbox, orders) = mpsc::channel(MESSAGES_QUEUED_MAX);
+        let (outbox, session_messages) = mpsc::channel(MESSAGES_QUEUED_MAX);
         let welcome = wire::Welcome {
             protocol_version: proto::PROTOCOL_VERSION,
             rack_uuid: rack_uuid.clone(),
@@ -88,29 +92,29 @@ impl Agent {
         };
         let welcome = wire::ToAgent { message: Some(to_agent::Message::Welcome(welcome)) };
         sender.send(Ok(welcome)).await.map_err(|_| stopping())?;
-        self.0.forecasts.agent_changes(host.id); // before its messages end anything
-        let session = self.0.driver.agent_up(host.id, hello, outbox).map_err(refused)?;
+        self.0.forecasts.reset_peaks(host.id); // before a message of this session ends a VM
+        let session = self.0.driver.connect_agent(host.id, hello, outbox).map_err(driver_error)?;
         let weights = self.0.shares.watch(host.name.clone());
         let shared = self.0.clone();
         tokio::spawn(async move {
             let ended = tokio::select! {
-                ended = hear(&shared, &host, session, messages) => ended,
-                ended = tell(orders, weights, rack_uuid, &sender) => ended,
+                ended = receive_reports(&shared, &host, session, messages) => ended,
+                ended = send_messages(session_messages, weights, rack_uuid, &sender) => ended,
                 () = shared.stopped() => Some(stopping()),
                 () = sender.closed() => None,
             };
             if let Some(status) = ended {
                 let _ = sender.send(Err(status)).await; // a caller that left needs no reason
             }
-            shared.forecasts.agent_changes(host.id);
-            shared.driver.agent_down(session);
+            shared.forecasts.reset_peaks(host.id);
+            shared.driver.disconnect_agent(session);
         });
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
     }
 }
 
 /// Applies reports until the agent disconnects or sends an invalid one.
-async fn hear(
+async fn receive_reports(
     shared: &Shared,
     host: &Host,
     session: SessionId,
@@ -122,45 +126,47 @@ async fn hear(
             Ok(None) => return None,
             Err(status) => return (status.code() == tonic::Code::OutOfRange).then_some(status),
         };
-        let heard = match message.message {
-            Some(from_agent::Message::Observed(have)) => hear_have(shared, host.id, session, have).await,
-            Some(from_agent::Message::Shares(told)) => hear_shares(shared, &host.name, told),
+        let result = match message.message {
+            Some(from_agent::Message::Observed(report)) => {
+                handle_report(shared, host.id, session, report).await
+            }
+            Some(from_agent::Message::Shares(shares)) => handle_shares(shared, &host.name, shares),
             Some(from_agent::Message::Hello(_)) | None => {
-                let rule = "must be a have or shares after the hello";
+                let rule = "must be a report or shares after the hello";
                 Err(invalid(Invalid::new("message", "something else", rule)))
             }
         };
-        if let Err(status) = heard {
+        if let Err(status) = result {
             return Some(status);
         }
     }
 }
 
-async fn hear_have(
+async fn handle_report(
     shared: &Shared,
     host: HostId,
     session: SessionId,
-    mut have: wire::ObservedState,
+    mut report: wire::ObservedState,
 ) -> Result<(), Status> {
-    let touched = convert::agent::touched(std::mem::take(&mut have.touched)).map_err(invalid)?;
-    let have = convert::agent::have(have).map_err(invalid)?;
-    shared.forecasts.touched(host, &touched).map_err(refused)?; // before the end of a VM is applied
-    shared.driver.agent_have(session, have).await.map_err(refused)
+    let touched = convert::agent::touched(std::mem::take(&mut report.touched)).map_err(invalid)?;
+    let report = convert::agent::report(report).map_err(invalid)?;
+    shared.forecasts.record_touched(host, &touched).map_err(driver_error)?; // before the report ends a VM
+    shared.driver.handle_report(session, report).await.map_err(driver_error)
 }
 
-fn hear_shares(shared: &Shared, host: &Name, told: wire::Shares) -> Result<(), Status> {
-    let told = convert::shares::told(host, told).map_err(invalid)?;
-    shared.shares.tell(host.clone(), told);
+fn handle_shares(shared: &Shared, host: &Name, shares: wire::Shares) -> Result<(), Status> {
+    let report = convert::shares::share_report(host, shares).map_err(invalid)?;
+    shared.shares.record_report(host.clone(), report);
     Ok(())
 }
 
 /// Sends weights and desired states until the driver ends the session; weights first, so that the
 /// next epoch uses them.
-async fn tell(
-    mut orders: mpsc::Receiver<ToSession>,
-    mut weights: Watched,
+async fn send_messages(
+    mut session_messages: mpsc::Receiver<SessionMessage>,
+    mut weights: WeightsWatcher,
     rack_uuid: String,
-    sender: &mpsc::Sender<Sent>,
+    sender: &mpsc::Sender<Outgoing>,
 ) -> Option<Status> {
     let first = weights.next().await;
     let mut message = weights_message(&first);
@@ -168,13 +174,13 @@ async fn tell(
         sender.send(Ok(wire::ToAgent { message: Some(message) })).await.ok()?;
         message = tokio::select! {
             biased; // the end has priority
-            order = orders.recv() => match order {
+            message = session_messages.recv() => match message {
                 None => return Some(stopping()),
-                Some(ToSession::Close(why)) => return Some(closed(why)),
-                Some(ToSession::Order(want)) => {
-                    to_agent::Message::Desired(convert::agent::want(rack_uuid.clone(), want))
+                Some(SessionMessage::Close(why)) => return Some(closed(why)),
+                Some(SessionMessage::Desired(desired)) => {
+                    to_agent::Message::Desired(convert::agent::desired_state(rack_uuid.clone(), desired))
                 }
-                Some(ToSession::RequestReport) => to_agent::Message::ReportRequest(wire::ReportRequest {}),
+                Some(SessionMessage::RequestReport) => to_agent::Message::ReportRequest(wire::ReportRequest {}),
             },
             weights = weights.next() => weights_message(&weights),
         };

@@ -19,7 +19,7 @@ use units::limits::STORE_FREE_BYTES_MIN;
 
 use super::{
     Shared,
-    refused::{coded, exhausted, refused},
+    status::{coded, driver_error, exhausted},
 };
 use crate::store::{
     Scan,
@@ -46,13 +46,14 @@ const FILE: &str = "backup.outgoing";
 /// RESOURCE_EXHAUSTED (BACKUP_IN_PROGRESS) during another backup, UNAVAILABLE if the manager is
 /// stopping.
 pub async fn start(shared: &Shared) -> Result<Chunks, Status> {
-    let place = shared.backups.clone().try_acquire_owned();
-    let place = place.map_err(|_| exhausted("BACKUP_IN_PROGRESS", "another backup is being made".into()))?;
-    let snapshot = shared.driver.snapshot().await.map_err(refused)?;
+    let permit = shared.backups.clone().try_acquire_owned();
+    let permit =
+        permit.map_err(|_| exhausted("BACKUP_IN_PROGRESS", "another backup is being made".into()))?;
+    let snapshot = shared.driver.snapshot().await.map_err(driver_error)?;
     let (folder, runtime) = (shared.store.clone(), Handle::current());
     let (sender, receiver) = mpsc::channel(CHUNKS_QUEUED_MAX);
     tokio::task::spawn_blocking(move || {
-        if let Err(status) = send(snapshot, &folder, &runtime, &sender, place) {
+        if let Err(status) = send(snapshot, &folder, &runtime, &sender, permit) {
             let _ = sender.blocking_send(Err(status)); // a client that left needs no reason
         }
     });
@@ -64,7 +65,7 @@ fn send(
     folder: &Path,
     runtime: &Handle,
     sender: &mpsc::Sender<Result<wire::BackupChunk, Status>>,
-    _place: OwnedSemaphorePermit,
+    _permit: OwnedSemaphorePermit,
 ) -> Result<(), Status> {
     let mut file = copy(snapshot.as_mut(), folder).map_err(|error| {
         let message = format!("backup: {}", units::chain(&error));
@@ -95,7 +96,7 @@ fn copy(snapshot: &mut dyn Scan, folder: &Path) -> Result<File, BackupError> {
         let path = path.clone();
         move |errno| BackupError::Io { doing, path, errno }
     };
-    backup::remove_if_there(&path)?; // left by a killed manager
+    backup::remove_if_exists(&path)?; // left by a killed manager
     check_space(folder).map_err(io("make"))?;
     backup::backup(snapshot, &path)?;
     let file = File::open(&path).map_err(io("open"))?;

@@ -3,7 +3,7 @@
 //! [`super::identity`].
 
 mod activity;
-mod places;
+mod limiter;
 mod socket;
 
 use std::{
@@ -26,9 +26,9 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::Connected;
 use units::limits::{CONNECTION_ADMISSION_TIMEOUT, CONNECTIONS_ACCEPTED_QUEUED_MAX};
 
-use super::rejections::Rejections;
+use super::rejection_log::RejectionLog;
 use activity::{Activity, IdleTimer};
-use places::Places;
+use limiter::ConnectionLimiter;
 
 pub use activity::CountCallsLayer;
 pub use socket::{SocketError, bind};
@@ -97,10 +97,10 @@ pub type TlsConfig = Option<Arc<ServerConfig>>;
 pub fn accept(
     listener: Listener,
     tls: watch::Receiver<TlsConfig>,
-    rejections: Arc<Rejections>,
+    rejections: Arc<RejectionLog>,
 ) -> ReceiverStream<io::Result<Connection>> {
     let (ready, connections) = mpsc::channel(CONNECTIONS_ACCEPTED_QUEUED_MAX);
-    let acceptor = Acceptor { tls, rejections, places: Arc::default(), ready };
+    let acceptor = Acceptor { tls, rejections, limiter: Arc::default(), ready };
     tokio::spawn(acceptor.run(listener));
     ReceiverStream::new(connections)
 }
@@ -108,8 +108,8 @@ pub fn accept(
 #[derive(Clone)]
 struct Acceptor {
     tls: watch::Receiver<TlsConfig>,
-    rejections: Arc<Rejections>,
-    places: Arc<Places>,
+    rejections: Arc<RejectionLog>,
+    limiter: Arc<ConnectionLimiter>,
     ready: mpsc::Sender<io::Result<Connection>>,
 }
 
@@ -121,7 +121,7 @@ impl Acceptor {
                 () = self.ready.closed() => return,
             };
             match accepted {
-                Ok((stream, origin)) => self.take(stream, origin),
+                Ok((stream, origin)) => self.serve(stream, origin),
                 Err(error) => {
                     tracing::warn!(%error, "accepting a connection failed");
                     tokio::time::sleep(ACCEPT_RETRY_AFTER).await; // descriptors may be used up
@@ -131,10 +131,10 @@ impl Acceptor {
     }
 
     /// Serves a connection, or closes it if there are too many.
-    fn take(&self, stream: Stream, origin: Origin) {
-        match self.places.take(&origin) {
-            Ok(place) => {
-                let activity = Arc::new(Activity::new(place));
+    fn serve(&self, stream: Stream, origin: Origin) {
+        match self.limiter.acquire(&origin) {
+            Ok(permit) => {
+                let activity = Arc::new(Activity::new(permit));
                 tokio::spawn(self.clone().prepare(stream, origin, activity));
             }
             Err(limit) => self.rejections.log(&origin, &limit),
@@ -144,10 +144,10 @@ impl Acceptor {
     /// Performs the TLS handshake, if configured, and passes the connection on.
     async fn prepare(self, stream: Stream, origin: Origin, activity: Arc<Activity>) {
         let tls = self.tls.borrow().clone();
-        let secured =
+        let handshake =
             tokio::time::timeout(CONNECTION_ADMISSION_TIMEOUT.as_duration(), secure(stream, tls)).await;
-        let (stream, certificates) = match secured {
-            Ok(Ok(secured)) => secured,
+        let (stream, certificates) = match handshake {
+            Ok(Ok(handshake)) => handshake,
             Ok(Err(error)) => return self.rejections.log(&origin, &format!("TLS handshake failed: {error}")),
             Err(_) => {
                 let within = CONNECTION_ADMISSION_TIMEOUT;

@@ -15,8 +15,8 @@ use webpki::EndEntityCert;
 
 use super::{
     connections::{Origin, Peer},
-    refused::forbidden,
-    rejections::Rejections,
+    rejection_log::RejectionLog,
+    status::forbidden,
 };
 use crate::{config::Access, role::Role, tokens::Tokens};
 
@@ -27,7 +27,7 @@ const ROLE_TOKEN_HINT: &str = "roles/ROLE.token in the manager's store";
 #[derive(Debug)]
 pub struct Identity {
     rules: RwLock<Arc<Rules>>,
-    rejections: Arc<Rejections>,
+    rejections: Arc<RejectionLog>,
 }
 
 /// Accepted credentials; replaced when rack.toml is loaded.
@@ -43,7 +43,7 @@ pub struct Rules {
 
 impl Identity {
     /// Creates a check with these rules, which logs rejected calls.
-    pub fn new(rules: Rules, rejections: Arc<Rejections>) -> Self {
+    pub fn new(rules: Rules, rejections: Arc<RejectionLog>) -> Self {
         Self { rules: RwLock::new(Arc::new(rules)), rejections }
     }
 
@@ -70,7 +70,7 @@ impl Identity {
             Some((schedulers, admins)) => certified_client(request.extensions(), schedulers, admins, role),
             None => local_client(&rules, request, role),
         };
-        self.decided(request.extensions(), "ROLE_MISSING", admitted)
+        self.finish(request.extensions(), "ROLE_MISSING", admitted)
     }
 
     /// Checks that the caller is the agent of this host.
@@ -92,11 +92,11 @@ impl Identity {
             let problem = || format!("authorization: must be \"Bearer\" and the token of host {host}");
             is_host.then_some(()).ok_or_else(problem)
         };
-        self.decided(extensions, "NOT_THIS_HOST", admitted)
+        self.finish(extensions, "NOT_THIS_HOST", admitted)
     }
 
     /// Marks an admitted connection as permitted to stay open, and logs a rejected call.
-    fn decided<T>(
+    fn finish<T>(
         &self,
         extensions: &Extensions,
         reason: &str,

@@ -8,9 +8,8 @@ use tonic::{Code, Request, Response, Status};
 use units::limits::OUTCOMES_PER_REQUEST_MAX;
 
 use super::{
-    Shared,
-    refused::{coded, invalid, refused},
-    to_its_end,
+    Shared, run_to_completion,
+    status::{coded, driver_error, invalid},
 };
 use crate::{
     convert,
@@ -34,18 +33,23 @@ impl models_server::Models for Models {
         request: Request<wire::AddOutcomesRequest>,
     ) -> Reply<wire::AddOutcomesResponse> {
         self.0.admit_operator(&request)?;
-        let now = self.0.driver.look(|_, when| when.wall).map_err(refused)?;
+        let now = self.0.driver.read(|_, when| when.wall).map_err(driver_error)?;
         let outcomes = convert::models::outcomes(request.into_inner(), now).map_err(invalid)?;
-        let count = |outcomes: &Vec<_>| u32::try_from(outcomes.len()).expect("it was checked");
-        let (oldest, told) = (self.0.forecasts.oldest().map_err(refused)?, count(&outcomes));
-        let outcomes: Vec<_> = outcomes.into_iter().filter(|past| past.outcome.ended >= oldest).collect();
-        let young = count(&outcomes);
+        let count =
+            |outcomes: &Vec<_>| u32::try_from(outcomes.len()).expect("the size of a request is limited");
+        let (retention_start, reported) =
+            (self.0.forecasts.retention_start().map_err(driver_error)?, count(&outcomes));
+        let outcomes: Vec<_> =
+            outcomes.into_iter().filter(|vm| vm.outcome.ended >= retention_start).collect();
+        let recent = count(&outcomes);
         let forecasts = Arc::clone(&self.0.forecasts);
-        let added = to_its_end(async move { forecasts.add(outcomes).await }).await?.map_err(refused)?;
+        let added = run_to_completion(async move { forecasts.add_outcomes(outcomes).await })
+            .await?
+            .map_err(driver_error)?;
         Ok(Response::new(wire::AddOutcomesResponse {
             added,
-            duplicates: young - added,
-            too_old: told - young,
+            duplicates: recent - added,
+            too_old: reported - recent,
         }))
     }
 
@@ -57,8 +61,8 @@ impl models_server::Models for Models {
         let request = request.into_inner();
         let most = OUTCOMES_PER_REQUEST_MAX;
         let limit = if request.limit == 0 { most } else { most.min(request.limit as usize) };
-        let (pasts, next_after) = self.0.forecasts.outcomes(request.after, limit).await.map_err(status)?;
-        let outcomes = pasts.into_iter().map(convert::models::outcome_view).collect();
+        let (vms, next_after) = self.0.forecasts.outcomes(request.after, limit).await.map_err(status)?;
+        let outcomes = vms.into_iter().map(convert::models::outcome_message).collect();
         Ok(Response::new(wire::ListOutcomesResponse { outcomes, next_after }))
     }
 
@@ -68,16 +72,16 @@ impl models_server::Models for Models {
         let training = match (kind(request.kind())?, request.labels) {
             (Kind::Frigid, None) => Training::Frigid,
             (Kind::Frigid, Some(_)) => {
-                let rule = "must not be there for a model of frigid memory";
+                let rule = "not allowed for a model of frigid memory";
                 return Err(invalid(convert::Invalid::new("labels", "some", rule)));
             }
             (Kind::Sensitivity, labels) => {
-                let labels = labels.ok_or_else(|| status(ModelError::Unlabelled))?;
+                let labels = labels.ok_or_else(|| status(ModelError::NoLabels))?;
                 Training::Sensitivity(convert::models::labels(labels).map_err(invalid)?)
             }
         };
         let forecasts = Arc::clone(&self.0.forecasts);
-        show(to_its_end(async move { forecasts.train(training).await }).await?.map_err(status)?)
+        reply(run_to_completion(async move { forecasts.train(training).await }).await?.map_err(status)?)
     }
 
     async fn import_model(&self, request: Request<wire::ImportModelRequest>) -> Reply<wire::Model> {
@@ -87,13 +91,13 @@ impl models_server::Models for Models {
         let format = convert::models::format(request.format()).map_err(invalid)?;
         let labels = request.labels.map(convert::models::labels).transpose().map_err(invalid)?;
         let forecasts = Arc::clone(&self.0.forecasts);
-        let taken = async move {
+        let imported = async move {
             match format {
-                None => forecasts.take(kind, request.content).await,
+                None => forecasts.import_file(kind, request.content).await,
                 Some(format) => forecasts.import(kind, format, request.content, labels).await,
             }
         };
-        show(to_its_end(taken).await?.map_err(status)?)
+        reply(run_to_completion(imported).await?.map_err(status)?)
     }
 
     async fn list_models(
@@ -101,7 +105,8 @@ impl models_server::Models for Models {
         request: Request<wire::ListModelsRequest>,
     ) -> Reply<wire::ListModelsResponse> {
         self.0.admit_operator(&request)?;
-        let models = self.0.forecasts.models().await.into_iter().map(convert::models::model_view).collect();
+        let models =
+            self.0.forecasts.models().await.into_iter().map(convert::models::model_message).collect();
         Ok(Response::new(wire::ListModelsResponse { models }))
     }
 
@@ -110,8 +115,8 @@ impl models_server::Models for Models {
         let request = request.into_inner();
         let version = Some(request.version).filter(|version| *version > 0);
         let found = self.0.forecasts.model(kind(request.kind())?, version).await;
-        let (shown, content) = found.map_err(status)?;
-        let model = Some(convert::models::model_view(shown));
+        let (summary, content) = found.map_err(status)?;
+        let model = Some(convert::models::model_message(summary));
         Ok(Response::new(wire::GetModelResponse { model, content }))
     }
 
@@ -122,7 +127,7 @@ impl models_server::Models for Models {
         let forecasts = Arc::clone(&self.0.forecasts);
         let promoted =
             async move { forecasts.promote(kind, request.version, request.validate_only, actor).await };
-        show(to_its_end(promoted).await?.map_err(status)?)
+        reply(run_to_completion(promoted).await?.map_err(status)?)
     }
 
     async fn rollback_model(
@@ -132,32 +137,32 @@ impl models_server::Models for Models {
         let actor = self.0.admit_operator(&request)?;
         let kind = kind(request.into_inner().kind())?;
         let forecasts = Arc::clone(&self.0.forecasts);
-        let rolled_back = to_its_end(async move { forecasts.roll_back(kind, actor).await });
-        let serves = rolled_back.await?.map_err(status)?;
-        Ok(Response::new(wire::RollbackModelResponse { model: serves.map(convert::models::model_view) }))
+        let rolled_back = run_to_completion(async move { forecasts.roll_back(kind, actor).await });
+        let serving = rolled_back.await?.map_err(status)?;
+        Ok(Response::new(wire::RollbackModelResponse { model: serving.map(convert::models::model_message) }))
     }
 }
 
-fn show(made: forecasts::Shown) -> Reply<wire::Model> {
-    Ok(Response::new(convert::models::model_view(made)))
+fn reply(model: forecasts::ModelSummary) -> Reply<wire::Model> {
+    Ok(Response::new(convert::models::model_message(model)))
 }
 
 fn status(error: ModelError) -> Status {
     let (code, reason) = match &error {
         ModelError::NoSuchModel { .. } => (Code::NotFound, "MODEL_NOT_FOUND"),
         ModelError::NoneServes(_) => (Code::FailedPrecondition, "NO_SERVING_MODEL"),
-        ModelError::Serves { .. } => (Code::FailedPrecondition, "MODEL_SERVING"),
+        ModelError::AlreadyServing { .. } => (Code::FailedPrecondition, "MODEL_SERVING"),
         ModelError::Busy => (Code::Unavailable, "TRAINING"),
-        ModelError::TooFew(_) => (Code::FailedPrecondition, "TOO_FEW_OUTCOMES"),
-        ModelError::Untold(_)
-        | ModelError::Unlabelled
+        ModelError::TooFewOutcomes(_) => (Code::FailedPrecondition, "TOO_FEW_OUTCOMES"),
+        ModelError::Evaluation(_)
+        | ModelError::NoLabels
         | ModelError::File(_)
         | ModelError::OtherKind { .. }
-        | ModelError::Refused(_) => (Code::InvalidArgument, "BAD_VALUE"),
-        ModelError::Asked(_) => (Code::Unavailable, "UNAVAILABLE"),
+        | ModelError::Import(_) => (Code::InvalidArgument, "BAD_VALUE"),
+        ModelError::Driver(_) => (Code::Unavailable, "UNAVAILABLE"),
     };
     match error {
-        ModelError::Asked(asked) => refused(asked),
+        ModelError::Driver(error) => driver_error(error),
         other => coded(code, reason, units::chain(&other)),
     }
 }

@@ -13,16 +13,15 @@ use units::Name;
 use units::limits::WAIT_READY_MAX;
 
 use super::{
-    Shared,
-    refused::{invalid, refused},
-    to_its_end,
-    watched::{Streamed, watch},
+    Shared, run_to_completion,
+    status::{driver_error, invalid},
+    watch_stream::{MessageStream, watch},
 };
 use crate::{
     convert::{self, Invalid},
     plan,
     role::Role,
-    shares::NotSet,
+    shares::SetWeightsError,
 };
 
 /// Service Scheduler.
@@ -37,7 +36,7 @@ impl Scheduler {
     }
 
     async fn reservation(&self, ask: Ask) -> Reply<wire::Reservation> {
-        match self.0.driver.ask(ask).await.map_err(refused)? {
+        match self.0.driver.request(ask).await.map_err(driver_error)? {
             Answer::Reservation(view) => Ok(Response::new(convert::reservation(view))),
             other => Err(unexpected(&other)),
         }
@@ -58,23 +57,23 @@ impl scheduler_server::Scheduler for Scheduler {
     async fn plan_vm(&self, request: Request<wire::PlanVmRequest>) -> Reply<wire::PlanVmResponse> {
         let actor = actor(self.admit(&request)?);
         let plan = convert::plan(request.into_inner()).map_err(invalid)?;
-        let began = Instant::now();
+        let started = Instant::now();
         let share = self.0.policy.borrow().pool_share;
-        let mut foreseen = self.0.forecasts.foresee(&plan).map_err(refused)?;
-        let decided = plan::decide(&plan, &foreseen, share);
-        foreseen.begun.whole = decided.whole;
-        let split = decided.split;
-        let looked = self.0.driver.look(|manager, when| (plan::offers(manager, split), when.wall));
-        let (offers, now) = looked.map_err(refused)?;
-        let (response, decision) = plan::plan(&plan, decided, offers, now, actor);
-        self.0.driver.ask(Ask::Note(decision)).await.map_err(refused)?;
-        self.0.forecasts.planned(&plan.vm, foreseen.begun);
-        self.0.metrics.plan_seconds.observe(began.elapsed().as_secs_f64());
+        let mut forecast = self.0.forecasts.predict(&plan).map_err(driver_error)?;
+        let split_decision = plan::decide(&plan, &forecast, share);
+        forecast.start.pool_only = split_decision.pool_only;
+        let split = split_decision.split;
+        let reply = self.0.driver.read(|manager, when| (plan::candidates(manager, split), when.wall));
+        let (candidates, now) = reply.map_err(driver_error)?;
+        let (response, decision) = plan::plan(&plan, split_decision, candidates, now, actor);
+        self.0.driver.request(Ask::Note(decision)).await.map_err(driver_error)?;
+        self.0.forecasts.record_plan(&plan.vm, forecast.start);
+        self.0.metrics.plan_seconds.observe(started.elapsed().as_secs_f64());
         Ok(Response::new(response))
     }
 
     async fn reserve(&self, request: Request<wire::ReserveRequest>) -> Reply<wire::Reservation> {
-        let began = Instant::now();
+        let started = Instant::now();
         let certified = self.admit(&request)?;
         let request = request.into_inner();
         let (validate_only, wait_ready) = (request.validate_only, request.wait_ready);
@@ -86,7 +85,7 @@ impl scheduler_server::Scheduler for Scheduler {
         let wait = wait_ready.then_some(WAIT_READY_MAX);
         let reply = self.reservation(Ask::Reserve { reserve, wait }).await;
         if !wait_ready {
-            self.0.metrics.reserve_seconds.observe(began.elapsed().as_secs_f64());
+            self.0.metrics.reserve_seconds.observe(started.elapsed().as_secs_f64());
         }
         reply
     }
@@ -117,7 +116,7 @@ impl scheduler_server::Scheduler for Scheduler {
         self.reservation(Ask::Release { target, force, reason, actor }).await
     }
 
-    type WatchCapacityStream = Streamed<wire::Capacity>;
+    type WatchCapacityStream = MessageStream<wire::Capacity>;
 
     async fn watch_capacity(
         &self,
@@ -127,7 +126,7 @@ impl scheduler_server::Scheduler for Scheduler {
         watch(&self.0, convert::capacity, |view| vec![view.into()])
     }
 
-    type WatchMigrationsStream = Streamed<wire::Migration>;
+    type WatchMigrationsStream = MessageStream<wire::Migration>;
 
     async fn watch_migrations(
         &self,
@@ -160,11 +159,16 @@ impl scheduler_server::Scheduler for Scheduler {
         };
         let vm = convert::named("vm", &request.vm).map_err(invalid)?;
         let words = convert::reason(request.answer).map_err(invalid)?;
-        let looked =
-            self.0.driver.ask(Ask::ResolveMigration { vm, answer, words, actor }).await.map_err(refused)?;
-        let Answer::Migration(id, asked) = looked else { return Err(unexpected(&looked)) };
-        let shown = self.0.driver.look(move |manager, _| convert::migration(manager.durable(), id, &asked));
-        Ok(Response::new(shown.map_err(refused)?))
+        let reply = self
+            .0
+            .driver
+            .request(Ask::ResolveMigration { vm, answer, words, actor })
+            .await
+            .map_err(driver_error)?;
+        let Answer::Migration(id, migration) = reply else { return Err(unexpected(&reply)) };
+        let message =
+            self.0.driver.read(move |manager, _| convert::migration(manager.durable(), id, &migration));
+        Ok(Response::new(message.map_err(driver_error)?))
     }
 
     async fn set_weights(
@@ -174,12 +178,13 @@ impl scheduler_server::Scheduler for Scheduler {
         let actor = actor(self.admit(&request)?);
         let request = request.into_inner();
         let host = convert::named("host", &request.host).map_err(invalid)?;
-        let changes = convert::shares::changes(request.weights).map_err(invalid)?;
+        let changes = convert::shares::weight_changes(request.weights).map_err(invalid)?;
         let shares = Arc::clone(&self.0.shares);
-        let set = to_its_end(async move { shares.set_weights(&host, changes, actor).await }).await?;
-        let weights = set.map_err(|error| match error {
-            NotSet::Invalid(error) => invalid(error),
-            NotSet::Asked(asked) => refused(asked),
+        let result =
+            run_to_completion(async move { shares.set_weights(&host, changes, actor).await }).await?;
+        let weights = result.map_err(|error| match error {
+            SetWeightsError::Invalid(error) => invalid(error),
+            SetWeightsError::Driver(error) => driver_error(error),
         })?;
         Ok(Response::new(wire::SetWeightsResponse { weights: convert::shares::weights(&weights) }))
     }

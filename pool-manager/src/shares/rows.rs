@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use units::{Name, limits::is_weight};
 
-use super::{Weighed, Weights};
+use super::{Weights, WeightsByHost};
 use crate::store::{Scan, StoreError, Table, Write};
 
 /// Row with its version.
@@ -21,34 +21,35 @@ pub fn write(host: &Name, weights: &Weights) -> Write {
     if weights.is_empty() {
         return Write::Delete { table, key };
     }
-    let value = postcard::to_stdvec(&Row::V1(weights.clone())).expect("a row has a known length everywhere");
+    let value =
+        postcard::to_stdvec(&Row::V1(weights.clone())).expect("rows have sequences of known length only");
     Write::Put { table, key, value }
 }
 
 fn read(key: &[u8], value: &[u8]) -> Result<(Name, Weights), postcard::Error> {
     let host = std::str::from_utf8(key).ok().and_then(|host| Name::new(host).ok());
     let Row::V1(weights) = postcard::from_bytes(value)?;
-    let sound = weights.values().all(|weight| is_weight(*weight));
-    host.filter(|_| sound).map(|host| (host, weights)).ok_or(postcard::Error::DeserializeBadEncoding)
+    let is_valid = weights.values().all(|weight| is_weight(*weight));
+    host.filter(|_| is_valid).map(|host| (host, weights)).ok_or(postcard::Error::DeserializeBadEncoding)
 }
 
 /// Reads all rows, and skips unreadable ones.
 ///
 /// # Errors
 /// The store cannot be read.
-pub fn load(store: &mut dyn Scan) -> Result<Weighed, StoreError> {
-    let mut weighed = Weighed::new();
+pub fn load(store: &mut dyn Scan) -> Result<WeightsByHost, StoreError> {
+    let mut weights_by_host = WeightsByHost::new();
     store.scan(Table::Weights, &mut |key, value| match read(key, value) {
-        Ok((host, weights)) => drop(weighed.insert(host, Arc::new(weights))),
-        Err(_) => tracing::error!(table = %Table::Weights, ?key, "entry left out: not a row of this version"),
+        Ok((host, weights)) => drop(weights_by_host.insert(host, Arc::new(weights))),
+        Err(_) => tracing::error!(table = %Table::Weights, ?key, "entry skipped: not a row of this version"),
     })?;
-    Ok(weighed)
+    Ok(weights_by_host)
 }
 
 /// Checks an entry of this table.
 ///
 /// # Errors
 /// It is invalid.
-pub fn judge(key: &[u8], value: &[u8]) -> Result<(), postcard::Error> {
+pub fn check_row(key: &[u8], value: &[u8]) -> Result<(), postcard::Error> {
     read(key, value).map(drop)
 }

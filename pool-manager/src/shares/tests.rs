@@ -11,14 +11,14 @@ use units::{Bytes, Ns};
 
 use super::*;
 use crate::{
-    driver::{Ended, Start},
+    driver::{DriverEnd, InitialState},
     metrics::Metrics,
     records,
     store::{Store, Table, Write, backup, faulty::FaultyDisk, redb::RedbStore},
 };
 
 /// Generous, because the machines are shared.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn name(text: &str) -> Name {
     Name::new(text).unwrap()
@@ -34,37 +34,37 @@ fn actor() -> Actor {
     Actor::Client(name("nova"))
 }
 
-/// Weights in a store on a disk that outlives them, of hosts without memory.
-struct Rig {
+/// Weights of hosts without EMCs, in a store on a disk that outlives them.
+struct TestManager {
     shares: Shares,
     handle: Handle,
-    ended: Ended,
+    ended: DriverEnd,
 }
 
-impl Rig {
+impl TestManager {
     async fn start(disk: &FaultyDisk, hosts: &[&str]) -> Self {
         let mut store = RedbStore::open(disk.clone()).unwrap();
-        let (loaded, weighed) = (records::load(&mut store).unwrap(), load(&mut store).unwrap());
+        let (loaded, stored_weights) = (records::load(&mut store).unwrap(), load(&mut store).unwrap());
         let settings = Settings { lease_ttl: Ns::secs(3600), fence_after: None };
-        let start = Start { settings, stop: None, loaded, rack_uuid: "a rack".into() };
+        let initial = InitialState { settings, fence_command: None, loaded, rack_uuid: "a rack".into() };
         let (handle, ended) =
-            crate::driver::start(start, Box::new(store), Arc::new(Metrics::default())).unwrap();
+            crate::driver::start(initial, Box::new(store), Arc::new(Metrics::default())).unwrap();
         let host =
             |host: &&str| HostSpec { name: name(host), cores: 1, local: Bytes::gib(1), emcs: Vec::new() };
         let rack = RackSpec { emcs: Vec::new(), hosts: hosts.iter().map(host).collect() };
-        handle.ask(Ask::Configure(rack)).await.unwrap();
-        Self { shares: Shares::new(weighed, handle.clone()), handle, ended }
+        handle.request(Ask::Configure(rack)).await.unwrap();
+        Self { shares: Shares::new(stored_weights, handle.clone()), handle, ended }
     }
 
-    /// Fails the power.
-    async fn cut(self, disk: &FaultyDisk) {
+    /// Ends the manager by a power failure.
+    async fn fail_power(self, disk: &FaultyDisk) {
         disk.power_off();
         self.handle.close();
-        tokio::time::timeout(PATIENCE, self.ended).await.expect("it comes to an end").unwrap();
+        tokio::time::timeout(TIMEOUT, self.ended).await.expect("the driver did not end").unwrap();
         disk.power_on();
     }
 
-    async fn set(&self, host: &str, changes: &str) -> Result<Weights, NotSet> {
+    async fn set(&self, host: &str, changes: &str) -> Result<Weights, SetWeightsError> {
         let set = self.shares.set_weights(&name(host), weights(changes), actor()).await?;
         Ok(Weights::clone(&set))
     }
@@ -78,132 +78,149 @@ fn disk() -> FaultyDisk {
     FaultyDisk::new(|_| 0)
 }
 
-async fn next(watched: &mut Watched) -> Weights {
-    let next = tokio::time::timeout(PATIENCE, watched.next()).await.expect("it was told of nothing");
+async fn next(watcher: &mut WeightsWatcher) -> Weights {
+    let next = tokio::time::timeout(TIMEOUT, watcher.next()).await.expect("no change was reported");
     Weights::clone(&next)
 }
 
 #[tokio::test]
-async fn weights_that_were_answered_survive_a_cut_of_the_power() {
+async fn acknowledged_weights_survive_a_power_failure() {
     let disk = disk();
-    let rig = Rig::start(&disk, &["h0", "h1"]).await;
-    assert_eq!(rig.set("h0", "web=2 db=1.5").await.unwrap(), weights("web=2 db=1.5"));
-    assert_eq!(rig.set("h1", "web=7").await.unwrap(), weights("web=7"));
-    assert_eq!(rig.set("h0", "web=3 new=1").await.unwrap(), weights("web=3 db=1.5 new=1"), "others stay");
-    rig.cut(&disk).await;
-    let rig = Rig::start(&disk, &["h0", "h1"]).await;
-    assert_eq!((rig.now("h0"), rig.now("h1")), (weights("web=3 db=1.5 new=1"), weights("web=7")));
-    assert_eq!(rig.set("h0", "").await.unwrap(), weights("web=3 db=1.5 new=1"), "asking changes nothing");
+    let manager = TestManager::start(&disk, &["h0", "h1"]).await;
+    assert_eq!(manager.set("h0", "web=2 db=1.5").await.unwrap(), weights("web=2 db=1.5"));
+    assert_eq!(manager.set("h1", "web=7").await.unwrap(), weights("web=7"));
+    assert_eq!(
+        manager.set("h0", "web=3 new=1").await.unwrap(),
+        weights("web=3 db=1.5 new=1"),
+        "other weights are unchanged"
+    );
+    manager.fail_power(&disk).await;
+    let manager = TestManager::start(&disk, &["h0", "h1"]).await;
+    assert_eq!((manager.now("h0"), manager.now("h1")), (weights("web=3 db=1.5 new=1"), weights("web=7")));
+    assert_eq!(
+        manager.set("h0", "").await.unwrap(),
+        weights("web=3 db=1.5 new=1"),
+        "an empty change changes nothing"
+    );
 }
 
 #[tokio::test]
-async fn a_weight_of_nothing_takes_back_what_was_set_for_good() {
+async fn zero_weight_removes_a_weight_durably() {
     let disk = disk();
-    let rig = Rig::start(&disk, &["h0"]).await;
-    rig.set("h0", "web=2 db=1").await.unwrap();
-    assert_eq!(rig.set("h0", "web=0 never=0").await.unwrap(), weights("db=1"));
-    rig.cut(&disk).await;
-    let rig = Rig::start(&disk, &["h0"]).await;
-    assert_eq!(rig.now("h0"), weights("db=1"));
-    assert_eq!(rig.set("h0", "db=0").await.unwrap(), weights(""));
-    rig.cut(&disk).await;
-    assert_eq!(load(&mut RedbStore::open(disk).unwrap()).unwrap().0, Weighed::new());
+    let manager = TestManager::start(&disk, &["h0"]).await;
+    manager.set("h0", "web=2 db=1").await.unwrap();
+    assert_eq!(manager.set("h0", "web=0 never=0").await.unwrap(), weights("db=1"));
+    manager.fail_power(&disk).await;
+    let manager = TestManager::start(&disk, &["h0"]).await;
+    assert_eq!(manager.now("h0"), weights("db=1"));
+    assert_eq!(manager.set("h0", "db=0").await.unwrap(), weights(""));
+    manager.fail_power(&disk).await;
+    assert_eq!(load(&mut RedbStore::open(disk).unwrap()).unwrap().0, WeightsByHost::new());
 }
 
 #[tokio::test]
-async fn a_watcher_hears_its_hosts_weights_at_once_and_again_only_when_they_change() {
+async fn watcher_gets_current_weights_and_then_only_changes() {
     let disk = disk();
-    let rig = Rig::start(&disk, &["h0", "h1"]).await;
-    let mut watched = rig.shares.watch(name("h0"));
-    assert_eq!(next(&mut watched).await, weights(""), "also that there are none");
-    rig.set("h0", "web=2").await.unwrap();
-    assert_eq!(next(&mut watched).await, weights("web=2"));
-    rig.set("h1", "web=9").await.unwrap();
-    rig.set("h0", "web=2").await.unwrap();
-    let more = tokio::time::timeout(Duration::from_millis(50), watched.next()).await;
-    assert!(more.is_err(), "told of what is as it was: {more:?}");
-    rig.set("h0", "web=5").await.unwrap();
-    rig.set("h0", "db=1 web=0").await.unwrap();
-    assert_eq!(next(&mut watched).await, weights("db=1"), "who is slow hears the newest");
+    let manager = TestManager::start(&disk, &["h0", "h1"]).await;
+    let mut watcher = manager.shares.watch(name("h0"));
+    assert_eq!(next(&mut watcher).await, weights(""), "an empty state is reported, too");
+    manager.set("h0", "web=2").await.unwrap();
+    assert_eq!(next(&mut watcher).await, weights("web=2"));
+    manager.set("h1", "web=9").await.unwrap();
+    manager.set("h0", "web=2").await.unwrap();
+    let unchanged = tokio::time::timeout(Duration::from_millis(50), watcher.next()).await;
+    assert!(unchanged.is_err(), "an unchanged state was reported: {unchanged:?}");
+    manager.set("h0", "web=5").await.unwrap();
+    manager.set("h0", "db=1 web=0").await.unwrap();
+    assert_eq!(next(&mut watcher).await, weights("db=1"), "a slow watcher gets the newest state");
 }
 
 #[tokio::test]
-async fn what_could_not_be_made_durable_is_told_to_nobody() {
+async fn weights_that_are_not_durable_are_not_visible() {
     let disk = disk();
-    let rig = Rig::start(&disk, &["h0"]).await;
-    rig.set("h0", "web=2").await.unwrap();
-    let mut watched = rig.shares.watch(name("h0"));
-    next(&mut watched).await;
+    let manager = TestManager::start(&disk, &["h0"]).await;
+    manager.set("h0", "web=2").await.unwrap();
+    let mut watcher = manager.shares.watch(name("h0"));
+    next(&mut watcher).await;
     disk.power_off();
-    let failed = rig.set("h0", "web=3").await;
-    assert!(matches!(failed, Err(NotSet::Asked(Asked::Denied(Denied::StoreFailed)))), "{failed:?}");
-    assert_eq!(rig.now("h0"), weights("web=2"));
+    let failed = manager.set("h0", "web=3").await;
+    assert!(
+        matches!(failed, Err(SetWeightsError::Driver(DriverError::Denied(Denied::StoreFailed)))),
+        "{failed:?}"
+    );
+    assert_eq!(manager.now("h0"), weights("web=2"));
     disk.power_on();
-    while rig.set("h0", "web=4").await.is_err() {
+    while manager.set("h0", "web=4").await.is_err() {
         tokio::task::yield_now().await; // until the store has been reopened
     }
-    assert_eq!(next(&mut watched).await, weights("web=4"));
-    rig.cut(&disk).await;
-    assert_eq!(Rig::start(&disk, &["h0"]).await.now("h0"), weights("web=4"));
+    assert_eq!(next(&mut watcher).await, weights("web=4"));
+    manager.fail_power(&disk).await;
+    assert_eq!(TestManager::start(&disk, &["h0"]).await.now("h0"), weights("web=4"));
 }
 
 #[tokio::test]
-async fn a_host_has_no_more_weights_than_tenants_and_is_one_of_the_rack() {
+async fn too_many_weights_and_unknown_hosts_are_rejected() {
     let disk = disk();
-    let rig = Rig::start(&disk, &["h0"]).await;
-    let all: Vec<String> = (0..TENANTS_PER_HOST_MAX).map(|n| format!("t{n}=1")).collect();
-    rig.set("h0", &all.join(" ")).await.unwrap();
-    let more = rig.set("h0", "one-more=1").await.unwrap_err().to_string();
-    assert_eq!(more, "weights: 257 would be set on h0: must be at most 256; 0 takes one back");
-    assert_eq!(rig.set("h0", "t0=0 one-more=1").await.unwrap().len(), TENANTS_PER_HOST_MAX);
-    let stranger = rig.set("h9", "web=1").await;
-    assert!(matches!(stranger, Err(NotSet::Asked(Asked::Denied(Denied::NoSuchHost(_))))), "{stranger:?}");
+    let manager = TestManager::start(&disk, &["h0"]).await;
+    let weights_at_limit: Vec<String> = (0..TENANTS_PER_HOST_MAX).map(|n| format!("t{n}=1")).collect();
+    manager.set("h0", &weights_at_limit.join(" ")).await.unwrap();
+    let error = manager.set("h0", "one-more=1").await.unwrap_err().to_string();
+    assert_eq!(error, "weights: 257 would be set on h0: must be at most 256; 0 removes one");
+    assert_eq!(manager.set("h0", "t0=0 one-more=1").await.unwrap().len(), TENANTS_PER_HOST_MAX);
+    let unknown_host = manager.set("h9", "web=1").await;
+    assert!(
+        matches!(unknown_host, Err(SetWeightsError::Driver(DriverError::Denied(Denied::NoSuchHost(_))))),
+        "{unknown_host:?}"
+    );
 }
 
 #[tokio::test]
-async fn a_host_that_left_the_rack_leaves_no_weights_to_its_namesake() {
+async fn removed_host_leaves_no_weights_to_its_namesake() {
     let disk = disk();
-    let rig = Rig::start(&disk, &["h0", "h1"]).await;
-    rig.set("h0", "web=2").await.unwrap();
-    rig.set("h1", "web=3").await.unwrap();
-    let told = proto::v1::Shares { epoch: 1, state: 3, ..Default::default() };
+    let manager = TestManager::start(&disk, &["h0", "h1"]).await;
+    manager.set("h0", "web=2").await.unwrap();
+    manager.set("h1", "web=3").await.unwrap();
+    let report = proto::v1::Shares { epoch: 1, state: 3, ..Default::default() };
     for host in ["h0", "h1"] {
-        rig.shares.tell(name(host), crate::convert::shares::told(&name(host), told.clone()).unwrap());
+        manager.shares.record_report(
+            name(host),
+            crate::convert::shares::share_report(&name(host), report.clone()).unwrap(),
+        );
     }
-    rig.cut(&disk).await;
-    let rig = Rig::start(&disk, &["h1"]).await;
-    rig.shares.forget_strangers().await.unwrap();
-    assert_eq!((rig.now("h0"), rig.now("h1")), (weights(""), weights("web=3")));
-    rig.cut(&disk).await;
-    let rig = Rig::start(&disk, &["h0", "h1"]).await;
-    assert_eq!((rig.now("h0"), rig.now("h1")), (weights(""), weights("web=3")));
-    assert_eq!(rig.shares.told(&name("h1")), None, "what was told is of one start");
+    manager.fail_power(&disk).await;
+    let manager = TestManager::start(&disk, &["h1"]).await;
+    manager.shares.remove_departed_hosts().await.unwrap();
+    assert_eq!((manager.now("h0"), manager.now("h1")), (weights(""), weights("web=3")));
+    manager.fail_power(&disk).await;
+    let manager = TestManager::start(&disk, &["h0", "h1"]).await;
+    assert_eq!((manager.now("h0"), manager.now("h1")), (weights(""), weights("web=3")));
+    assert_eq!(manager.shares.report(&name("h1")), None, "reports are held in memory only");
 }
 
 #[tokio::test]
-async fn who_set_which_weights_is_on_record() {
+async fn weight_changes_are_recorded_with_their_actor() {
     let disk = disk();
-    let rig = Rig::start(&disk, &["h0"]).await;
-    rig.set("h0", "web=2 db=0.5").await.unwrap();
-    rig.set("h0", "web=2").await.unwrap();
-    rig.set("h0", "web=0 db=0").await.unwrap();
-    let decisions = rig.handle.explain("host h0".into()).await.unwrap();
-    let said: Vec<_> = decisions.iter().map(|(_, d)| (d.actor.to_string(), d.what.words())).collect();
-    let said: Vec<_> =
-        said.iter().map(|(who, words)| (who.as_str(), words.action, words.why.as_str())).collect();
+    let manager = TestManager::start(&disk, &["h0"]).await;
+    manager.set("h0", "web=2 db=0.5").await.unwrap();
+    manager.set("h0", "web=2").await.unwrap();
+    manager.set("h0", "web=0 db=0").await.unwrap();
+    let decisions = manager.handle.explain("host h0".into()).await.unwrap();
+    let actual: Vec<_> = decisions.iter().map(|(_, d)| (d.actor.to_string(), d.what.words())).collect();
+    let actual: Vec<_> =
+        actual.iter().map(|(actor, text)| (actor.as_str(), text.action, text.why.as_str())).collect();
     let expected =
         [("nova", "weigh", "set now: db=0.5 web=2"), ("nova", "weigh", "no weight is set any more")];
-    assert_eq!(said, expected);
+    assert_eq!(actual, expected);
 }
 
 #[tokio::test]
-async fn weights_are_in_a_backup_and_sound_to_a_check() {
+async fn weights_are_backed_up_and_checked() {
     let disk = disk();
-    let rig = Rig::start(&disk, &["h0"]).await;
-    rig.set("h0", "web=2").await.unwrap();
+    let manager = TestManager::start(&disk, &["h0"]).await;
+    manager.set("h0", "web=2").await.unwrap();
     let folder = tempfile::tempdir().unwrap();
     let (file, store) = (folder.path().join("copy"), folder.path().join("store"));
-    let entries = backup::backup(rig.handle.snapshot().await.unwrap().as_mut(), &file).unwrap();
+    let entries = backup::backup(manager.handle.snapshot().await.unwrap().as_mut(), &file).unwrap();
     assert_eq!(entries[&Table::Weights], 1);
     let generation = |_: &mut dyn Scan| Some(1);
     let restore = backup::Restore {
@@ -215,17 +232,20 @@ async fn weights_are_in_a_backup_and_sound_to_a_check() {
     };
     restore.run().unwrap();
     let mut restored = RedbStore::open_existing(&store).unwrap();
-    let judge = |store: &mut RedbStore| {
-        let judge = &mut |table, key: &[u8], value: &[u8]| {
-            records::judge(table, key, value).map_err(|bad| bad.to_string())
+    let check_all = |store: &mut RedbStore| {
+        let check_one = &mut |table, key: &[u8], value: &[u8]| {
+            records::check_entry(table, key, value).map_err(|bad| bad.to_string())
         };
-        backup::check(store, judge).unwrap().faults
+        backup::check(store, check_one).unwrap().errors
     };
-    assert_eq!(judge(&mut restored), []);
-    assert_eq!(load(&mut restored).unwrap().0, Weighed::from([(name("h0"), Arc::new(weights("web=2")))]));
-    let unsound = Weights::from([(name("web"), f64::NAN)]);
-    let no_host = Write::Put { table: Table::Weights, key: b"../h".to_vec(), value: Vec::new() };
-    restored.commit(&[rows::write(&name("h1"), &unsound), no_host]).unwrap();
-    assert_eq!(judge(&mut restored).len(), 2);
-    assert_eq!(load(&mut restored).unwrap().0.len(), 1, "what is unsound is left out");
+    assert_eq!(check_all(&mut restored), []);
+    assert_eq!(
+        load(&mut restored).unwrap().0,
+        WeightsByHost::from([(name("h0"), Arc::new(weights("web=2")))])
+    );
+    let invalid = Weights::from([(name("web"), f64::NAN)]);
+    let invalid_host = Write::Put { table: Table::Weights, key: b"../h".to_vec(), value: Vec::new() };
+    restored.commit(&[rows::write(&name("h1"), &invalid), invalid_host]).unwrap();
+    assert_eq!(check_all(&mut restored).len(), 2);
+    assert_eq!(load(&mut restored).unwrap().0.len(), 1, "invalid entries are skipped");
 }

@@ -13,55 +13,55 @@ use units::limits::{BATCH_CHANGES_MAX, CHECK_FAULTS_MAX};
 
 use super::{
     Scan, Store, StoreError, Table, Write,
-    disk::{Directory, FILE, Loose, sync_parent},
+    disk::{Directory, FILE, UnlockedFile, sync_parent},
     is_empty, meta, meta_number,
     redb::RedbStore,
 };
 
-/// How many entries of each table.
+/// Number of entries of each table.
 pub type Entries = BTreeMap<Table, u64>;
 
-/// Why there is no backup, or no store from one.
+/// Error of a backup or a restore.
 #[derive(Debug, thiserror::Error)]
 pub enum BackupError {
-    /// A backup never replaces another.
-    #[error("{} is there already: choose another name", path.display())]
+    /// The file exists: a backup does not replace another.
+    #[error("{} exists already: choose another name", path.display())]
     Exists {
-        /// Where the backup was to be.
+        /// File.
         path: PathBuf,
     },
     /// The file is no backup, or damaged.
     #[error("{} cannot be restored", path.display())]
     Unusable {
-        /// Which file.
+        /// File.
         path: PathBuf,
-        /// Why not.
+        /// Error.
         #[source]
         cause: StoreError,
     },
-    /// It is a backup of nothing, more likely a wrong file.
-    #[error("{} cannot be restored: there is nothing in it", path.display())]
+    /// The backup has no entries; more likely it is another file.
+    #[error("{} cannot be restored: it has no entries", path.display())]
     Empty {
-        /// Which file.
+        /// File.
         path: PathBuf,
     },
-    /// There is a store already.
-    #[error("{} holds a store: give --force to put it aside and restore over it", path.display())]
+    /// A store exists.
+    #[error("{} holds a store: use --force to rename it and restore", path.display())]
     Occupied {
-        /// Where.
+        /// File of the store.
         path: PathBuf,
     },
-    /// The store that is read or written.
+    /// Error of the store that is read or written.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The operating system refused.
+    /// The operating system rejected an operation.
     #[error("{doing} {}", path.display())]
     Io {
         /// Operation.
         doing: &'static str,
-        /// With what.
+        /// File.
         path: PathBuf,
-        /// Why not.
+        /// Error.
         #[source]
         errno: io::Error,
     },
@@ -71,7 +71,7 @@ fn io_error(doing: &'static str, path: &Path) -> impl Fn(io::Error) -> BackupErr
     move |errno| BackupError::Io { doing, path: path.to_owned(), errno }
 }
 
-/// The name under which a file is put together.
+/// Returns the name of a file while it is written.
 fn partial(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".partial");
@@ -82,25 +82,25 @@ fn partial(path: &Path) -> PathBuf {
 ///
 /// # Errors
 /// [`BackupError::Io`].
-pub fn remove_if_there(path: &Path) -> Result<(), BackupError> {
+pub fn remove_if_exists(path: &Path) -> Result<(), BackupError> {
     match fs::remove_file(path) {
         Err(errno) if errno.kind() != io::ErrorKind::NotFound => Err(io_error("remove", path)(errno)),
         _ => Ok(()),
     }
 }
 
-/// Writes all that `from` shows into a new file, whole or not at all. From a [snapshot](super::redb::Snapshot) it is
-/// consistent while the manager goes on.
+/// Copies all entries of `from` into a new file, atomically. A copy of a
+/// [snapshot](super::redb::Snapshot) is consistent while the manager writes.
 ///
 /// # Errors
-/// [`BackupError`]; then there is no such file.
+/// [`BackupError`]; the file does not exist then.
 pub fn backup(from: &mut dyn Scan, to: &Path) -> Result<Entries, BackupError> {
     if to.exists() {
         return Err(BackupError::Exists { path: to.to_owned() });
     }
     let partial = partial(to);
-    remove_if_there(&partial)?;
-    let copied = RedbStore::open(Loose(partial.clone())).and_then(|mut to| copy(from, &mut to));
+    remove_if_exists(&partial)?;
+    let copied = RedbStore::open(UnlockedFile(partial.clone())).and_then(|mut to| copy(from, &mut to));
     let entries = match copied {
         Ok(entries) => entries,
         Err(error) => {
@@ -109,7 +109,7 @@ pub fn backup(from: &mut dyn Scan, to: &Path) -> Result<Entries, BackupError> {
         }
     };
     let renamed = rustix::fs::renameat_with(CWD, &partial, CWD, to, RenameFlags::NOREPLACE);
-    renamed.map_err(|errno| io_error("name the backup", to)(errno.into()))?;
+    renamed.map_err(|errno| io_error("rename the backup to", to)(errno.into()))?;
     sync_parent(to).map_err(io_error("sync the directory of", to))?;
     Ok(entries)
 }
@@ -127,17 +127,17 @@ fn copy(from: &mut dyn Scan, to: &mut dyn Store) -> Result<Entries, StoreError> 
     Ok(entries)
 }
 
-/// How to restore.
+/// Parameters of a restore.
 pub struct Restore<'a> {
-    /// The backup.
+    /// File of the backup.
     pub from: &'a Path,
-    /// The directory of the store.
+    /// Directory of the store.
     pub into: &'a Path,
-    /// Even if there is a store already; that one is put aside.
+    /// Replaces an existing store, which is renamed.
     pub force: bool,
-    /// Seconds since 1970.
+    /// Current time, in Unix seconds.
     pub unix_seconds: u64,
-    /// The generation that the ledger in a store has; `None` if there is no ledger in it.
+    /// Returns the generation of the ledger in a store; `None` without a ledger.
     pub generation: &'a dyn Fn(&mut dyn Scan) -> Option<u64>,
 }
 
@@ -149,11 +149,12 @@ impl std::fmt::Debug for Restore<'_> {
 
 /// Result of a restore.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Restored {
-    /// The generation the ledger goes on with: higher than any before, so that orders of the forgotten future stay older.
+pub struct RestoreResult {
+    /// Generation of the restored ledger: higher than any before, so that desired states sent after
+    /// the backup are older.
     pub generation: u64,
-    /// Where the store that was there before is now.
-    pub put_aside: Option<PathBuf>,
+    /// New path of the replaced store.
+    pub replaced_store: Option<PathBuf>,
 }
 
 impl Restore<'_> {
@@ -161,29 +162,29 @@ impl Restore<'_> {
     /// [`meta::RESTORED`].
     ///
     /// # Errors
-    /// [`BackupError`]; then everything is as it was.
-    pub fn run(&self) -> Result<Restored, BackupError> {
+    /// [`BackupError`]; nothing is changed then.
+    pub fn run(&self) -> Result<RestoreResult, BackupError> {
         let directory = Directory::take(self.into)?;
         let file = directory.path().join(FILE);
-        let before = self.generation_of_present(&file)?;
+        let before = self.present_generation(&file)?;
         let partial = partial(&file);
         let restored = self.prepare(&partial, before);
         let generation = match restored {
             Ok(generation) => generation,
-            Err(error) => return remove_if_there(&partial).and(Err(error)),
+            Err(error) => return remove_if_exists(&partial).and(Err(error)),
         };
-        let put_aside = self.put_aside(&file)?;
-        fs::rename(&partial, &file).map_err(io_error("name the store", &file))?;
+        let replaced_store = self.keep_replaced(&file)?;
+        fs::rename(&partial, &file).map_err(io_error("rename the store to", &file))?;
         sync_parent(&file).map_err(io_error("sync the directory of", &file))?;
-        Ok(Restored { generation, put_aside })
+        Ok(RestoreResult { generation, replaced_store })
     }
 
-    /// Of the store that is there, if there is one that can still be read; 0 otherwise.
-    fn generation_of_present(&self, file: &Path) -> Result<u64, BackupError> {
+    /// Returns the generation of the existing store; 0 without one, or if it cannot be read.
+    fn present_generation(&self, file: &Path) -> Result<u64, BackupError> {
         if !file.exists() {
             return Ok(0);
         }
-        let mut present = RedbStore::open(Loose(file.to_owned())).ok();
+        let mut present = RedbStore::open(UnlockedFile(file.to_owned())).ok();
         let empty = present.as_mut().is_some_and(|store| is_empty(store).unwrap_or(false));
         if !empty && !self.force {
             return Err(BackupError::Occupied { path: file.to_owned() });
@@ -191,19 +192,19 @@ impl Restore<'_> {
         Ok(present.map_or(0, |mut store| (self.generation)(&mut store).unwrap_or(0)))
     }
 
-    /// The future store under another name; its generation.
+    /// Prepares the new store under another name, and returns its generation.
     fn prepare(&self, partial: &Path, before: u64) -> Result<u64, BackupError> {
         fs::copy(self.from, partial).map_err(io_error("copy", self.from))?;
         let private = fs::set_permissions(partial, fs::Permissions::from_mode(0o600));
         private.map_err(io_error("set the mode of", partial))?;
         let unusable = |cause| BackupError::Unusable { path: self.from.to_owned(), cause };
-        let mut store = RedbStore::open(Loose(partial.to_owned())).map_err(unusable)?;
+        let mut store = RedbStore::open(UnlockedFile(partial.to_owned())).map_err(unusable)?;
         if is_empty(&mut store)? {
             return Err(BackupError::Empty { path: self.from.to_owned() });
         }
-        let noted = meta_number(&mut store, partial, meta::GENERATION).map_err(unusable)?.unwrap_or(0);
+        let marked = meta_number(&mut store, partial, meta::GENERATION).map_err(unusable)?.unwrap_or(0);
         let ledger = (self.generation)(&mut store).unwrap_or(0);
-        let generation = self.unix_seconds.max(before.max(noted).max(ledger) + 1);
+        let generation = self.unix_seconds.max(before.max(marked).max(ledger) + 1);
         store.commit(&[
             Write::number(Table::Meta, meta::RESTORED, 1),
             Write::number(Table::Meta, meta::GENERATION, generation),
@@ -211,45 +212,45 @@ impl Restore<'_> {
         Ok(generation)
     }
 
-    /// Gives what is there a second name. The first stays until the new store takes it: without a store a manager would
-    /// begin an empty one.
-    fn put_aside(&self, file: &Path) -> Result<Option<PathBuf>, BackupError> {
+    /// Links the existing store under a second name. The first name remains until the new store
+    /// replaces it, because a manager would create an empty store under a missing name.
+    fn keep_replaced(&self, file: &Path) -> Result<Option<PathBuf>, BackupError> {
         if !file.exists() {
             return Ok(None);
         }
-        let aside = file.with_file_name(format!("{FILE}.replaced-{}", self.unix_seconds));
-        remove_if_there(&aside)?;
-        fs::hard_link(file, &aside).map_err(io_error("put aside", file))?;
-        Ok(Some(aside))
+        let kept = file.with_file_name(format!("{FILE}.replaced-{}", self.unix_seconds));
+        remove_if_exists(&kept)?;
+        fs::hard_link(file, &kept).map_err(io_error("keep the replaced", file))?;
+        Ok(Some(kept))
     }
 }
 
 /// Result of a check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Checked {
-    /// How many entries were read.
+pub struct CheckResult {
+    /// Number of entries read.
     pub entries: Entries,
-    /// How many of them are wrong.
-    pub wrong: u64,
-    /// In what way, for the first of them.
-    pub faults: Vec<(Table, String)>,
+    /// Number of invalid entries.
+    pub invalid: u64,
+    /// Errors of the first ones.
+    pub errors: Vec<(Table, String)>,
 }
 
-/// Whether an entry is sound, or why not.
-pub type Judge<'a> = dyn FnMut(Table, &[u8], &[u8]) -> Result<(), String> + 'a;
+/// Checks an entry.
+pub type EntryCheck<'a> = dyn FnMut(Table, &[u8], &[u8]) -> Result<(), String> + 'a;
 
-/// Reads every entry and asks about each. That pages match their checksums was seen when the store was opened.
+/// Reads and checks every entry. Checksums of pages were compared when the store was opened.
 ///
 /// # Errors
-/// When the store cannot be read.
-pub fn check(store: &mut dyn Scan, judge: &mut Judge<'_>) -> Result<Checked, StoreError> {
-    let mut checked = Checked::default();
+/// The store cannot be read.
+pub fn check(store: &mut dyn Scan, check_entry: &mut EntryCheck<'_>) -> Result<CheckResult, StoreError> {
+    let mut checked = CheckResult::default();
     for table in Table::ALL {
         let mut entries = 0;
         store.scan(table, &mut |key, value| {
             entries += 1;
-            if let Err(fault) = judge(table, key, value) {
-                checked.note(table, fault);
+            if let Err(error) = check_entry(table, key, value) {
+                checked.record(table, error);
             }
         })?;
         checked.entries.insert(table, entries);
@@ -257,11 +258,11 @@ pub fn check(store: &mut dyn Scan, judge: &mut Judge<'_>) -> Result<Checked, Sto
     Ok(checked)
 }
 
-impl Checked {
-    fn note(&mut self, table: Table, fault: String) {
-        self.wrong += 1;
-        if self.faults.len() < CHECK_FAULTS_MAX {
-            self.faults.push((table, fault));
+impl CheckResult {
+    fn record(&mut self, table: Table, error: String) {
+        self.invalid += 1;
+        if self.errors.len() < CHECK_FAULTS_MAX {
+            self.errors.push((table, error));
         }
     }
 }
@@ -271,7 +272,7 @@ mod tests {
     use super::*;
     use crate::store::number;
 
-    /// Stands for the ledger's own record.
+    /// Key of the ledger's record.
     const LEDGER: &[u8] = b"ledger";
 
     fn generation(store: &mut dyn Scan) -> Option<u64> {
@@ -286,7 +287,7 @@ mod tests {
         store
     }
 
-    fn restore(from: &Path, into: &Path, force: bool) -> Result<Restored, BackupError> {
+    fn restore(from: &Path, into: &Path, force: bool) -> Result<RestoreResult, BackupError> {
         Restore { from, into, force, unix_seconds: 1000, generation: &generation }.run()
     }
 
@@ -295,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_backup_of_a_running_store_restores_what_was_then_and_says_so() {
+    fn backup_of_a_running_store_restores_its_snapshot() {
         let folder = tempfile::tempdir().unwrap();
         let (old, new, file) =
             (folder.path().join("old"), folder.path().join("new"), folder.path().join("b"));
@@ -304,7 +305,10 @@ mod tests {
         store.commit(&[Write::number(Table::Slices, b"late", 1)]).unwrap();
         let entries = backup(snapshot.as_mut(), &file).unwrap();
         assert_eq!((entries[&Table::Slices], entries[&Table::Hosts]), (100, 0));
-        assert_eq!(restore(&file, &new, false).unwrap(), Restored { generation: 1000, put_aside: None });
+        assert_eq!(
+            restore(&file, &new, false).unwrap(),
+            RestoreResult { generation: 1000, replaced_store: None }
+        );
         let mut restored = RedbStore::open_existing(&new).unwrap();
         let checked = check(&mut restored, &mut |table, key, value| match table {
             Table::Slices if number(value).is_some_and(|n| n.to_be_bytes().ends_with(key)) => Ok(()),
@@ -312,27 +316,27 @@ mod tests {
             _ => Err(format!("{key:?}")),
         });
         let checked = checked.unwrap();
-        assert_eq!((checked.faults, checked.entries[&Table::Slices]), (vec![], 100));
+        assert_eq!((checked.errors, checked.entries[&Table::Slices]), (vec![], 100));
         drop(restored);
         assert_eq!(meta_of(&new, meta::RESTORED), Some(1));
         assert_eq!(meta_of(&new, meta::GENERATION), Some(1000));
     }
 
     #[test]
-    fn a_check_counts_what_is_wrong_and_shows_the_first_of_it() {
+    fn check_counts_invalid_entries_and_lists_the_first() {
         let folder = tempfile::tempdir().unwrap();
         let mut store = store(folder.path(), 1);
         let checked = check(&mut store, &mut |table, _, value| match table {
-            Table::Slices => Err(format!("wrong {}", value[0])),
+            Table::Slices => Err(format!("invalid {}", value[0])),
             _ => Ok(()),
         });
         let checked = checked.unwrap();
-        assert_eq!((checked.wrong, checked.faults.len()), (100, CHECK_FAULTS_MAX));
-        assert_eq!(checked.faults[1], (Table::Slices, "wrong 1".to_owned()));
+        assert_eq!((checked.invalid, checked.errors.len()), (100, CHECK_FAULTS_MAX));
+        assert_eq!(checked.errors[1], (Table::Slices, "invalid 1".to_owned()));
     }
 
     #[test]
-    fn a_restored_store_is_of_a_higher_generation_than_any_before() {
+    fn restored_store_has_a_higher_generation() {
         let folder = tempfile::tempdir().unwrap();
         let (directory, file) = (folder.path().join("store"), folder.path().join("b"));
         let mut store = store(&directory, 2000);
@@ -344,25 +348,22 @@ mod tests {
     }
 
     #[test]
-    fn a_store_is_only_replaced_by_force_and_then_put_aside() {
+    fn store_is_replaced_only_by_force_and_kept() {
         let folder = tempfile::tempdir().unwrap();
         let (directory, file) = (folder.path().join("store"), folder.path().join("b"));
         backup(&mut store(&directory, 1), &file).unwrap();
         let error = restore(&file, &directory, false).unwrap_err().to_string();
-        assert!(
-            error.ends_with("holds a store: give --force to put it aside and restore over it"),
-            "{error}"
-        );
+        assert!(error.ends_with("holds a store: use --force to rename it and restore"), "{error}");
         assert_eq!(meta_of(&directory, meta::RESTORED), None);
         fs::write(directory.join(FILE), b"rotten").unwrap();
         assert!(matches!(restore(&file, &directory, false), Err(BackupError::Occupied { .. })));
-        let aside = restore(&file, &directory, true).unwrap().put_aside.unwrap();
-        assert_eq!(fs::read(aside).unwrap(), b"rotten");
+        let kept = restore(&file, &directory, true).unwrap().replaced_store.unwrap();
+        assert_eq!(fs::read(kept).unwrap(), b"rotten");
         assert_eq!(meta_of(&directory, meta::RESTORED), Some(1));
     }
 
     #[test]
-    fn nothing_is_restored_under_a_running_manager() {
+    fn restore_is_rejected_while_a_manager_runs() {
         let folder = tempfile::tempdir().unwrap();
         let (directory, file) = (folder.path().join("store"), folder.path().join("b"));
         let mut running = store(&directory, 1);
@@ -372,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_backup_leaves_the_store_as_it_was() {
+    fn damaged_backup_leaves_the_store_unchanged() {
         let folder = tempfile::tempdir().unwrap();
         let (directory, file) = (folder.path().join("store"), folder.path().join("b"));
         backup(&mut store(&directory, 1), &file).unwrap();
@@ -380,7 +381,7 @@ mod tests {
         let value = [41_u64.to_le_bytes(), 42_u64.to_le_bytes()].concat();
         let mut flipped = whole.clone();
         let found = (0..whole.len() - value.len()).filter(|at| whole[*at..].starts_with(&value));
-        assert!(found.map(|at| flipped[at] ^= 1).count() > 0, "the entries are not where they were");
+        assert!(found.map(|at| flipped[at] ^= 1).count() > 0, "the entries were not found");
         for damaged in [&b""[..], b"hello", &whole[..whole.len() / 2], &flipped] {
             fs::write(&file, damaged).unwrap();
             let error = restore(&file, &directory, true).unwrap_err();
@@ -391,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn a_backup_never_replaces_another() {
+    fn backup_does_not_replace_a_file() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("b");
         fs::write(&file, b"dear").unwrap();
@@ -401,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_store_is_not_made_by_looking_for_it() {
+    fn missing_store_is_not_created_by_open_existing() {
         let folder = tempfile::tempdir().unwrap();
         let error = RedbStore::open_existing(folder.path()).unwrap_err().to_string();
         assert!(error.starts_with("no store at "), "{error}");

@@ -13,33 +13,33 @@ use rustix::{fs::FallocateFlags, io::Errno};
 
 use super::StoreError;
 
-/// The name of the store's file in its directory.
+/// Name of the store's file in its directory.
 pub const FILE: &str = "ledger.redb";
-/// The name of the file whose lock is the right to use the directory.
+/// Name of the file whose lock permits the use of the directory.
 pub const LOCK: &str = "lock";
 
 /// Storage of a store.
 pub trait Disk: Send {
-    /// Reads and writes of one opening.
+    /// Open storage.
     type Backend: StorageBackend;
 
-    /// Opens what is there, or makes something empty.
+    /// Opens the storage, or creates an empty one.
     ///
     /// # Errors
-    /// The operating system's.
+    /// Those of the operating system.
     fn open(&self) -> io::Result<Self::Backend>;
 
-    /// How many bytes may still be written, or `None` if there is no limit.
+    /// Returns the number of bytes that can still be written, or `None` without a limit.
     ///
     /// # Errors
-    /// The operating system's.
+    /// Those of the operating system.
     fn free_bytes(&self) -> io::Result<Option<u64>>;
 
-    /// Its name in messages.
+    /// Returns the name in messages.
     fn place(&self) -> &Path;
 }
 
-/// Returns how many bytes this process can still write to the file system of a path.
+/// Returns the number of bytes that this process can still write to the file system of a path.
 ///
 /// # Errors
 /// The file system cannot be examined.
@@ -48,7 +48,7 @@ pub fn free_bytes_at(path: &Path) -> io::Result<u64> {
     Ok(free.f_bavail.saturating_mul(free.f_frsize))
 }
 
-/// A directory on a file system. While this lives no other process gets one for the same directory.
+/// Directory on a file system, locked against other processes until it is dropped.
 #[derive(Debug)]
 pub struct Directory {
     path: PathBuf,
@@ -57,21 +57,22 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// Takes the directory, made with mode 0700 if it is missing.
+    /// Locks the directory, which is created with mode 0700 if it is missing.
     ///
     /// # Errors
-    /// [`StoreError::InUse`] if another process has it, [`StoreError::Io`] if it cannot be made or locked.
+    /// [`StoreError::InUse`] if another process uses it, [`StoreError::Io`] if it cannot be created or
+    /// locked.
     pub fn take(path: &Path) -> Result<Self, StoreError> {
         Self::take_for(path, FILE)
     }
 
-    /// The same for another file than the ledger's.
+    /// Locks the directory for a file other than the ledger's.
     ///
     /// # Errors
     /// As [`Directory::take`].
     pub fn take_for(path: &Path, file: &str) -> Result<Self, StoreError> {
         let make = DirBuilder::new().recursive(true).mode(0o700).create(path);
-        make.map_err(StoreError::io("make the directory of", path))?;
+        make.map_err(StoreError::io("create the directory of", path))?;
         let lock = private().create(true).open(path.join(LOCK));
         let lock = lock.map_err(StoreError::io("open the lock of", path))?;
         match lock.try_lock() {
@@ -81,7 +82,7 @@ impl Directory {
         }
     }
 
-    /// The directory.
+    /// Returns the path of the directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -103,11 +104,12 @@ impl Disk for Directory {
     }
 }
 
-/// One file in a directory that its user holds already: a backup being written, or a store being put together.
+/// File without a lock of its own, in a directory that the caller has locked: a backup or a store
+/// that is being written.
 #[derive(Debug)]
-pub(super) struct Loose(pub(super) PathBuf);
+pub(super) struct UnlockedFile(pub(super) PathBuf);
 
-impl Disk for Loose {
+impl Disk for UnlockedFile {
     type Backend = StoreFile;
 
     fn open(&self) -> io::Result<StoreFile> {
@@ -123,13 +125,13 @@ impl Disk for Loose {
     }
 }
 
-/// The file of a store. It takes its space when it grows, so that a disk which others fill up refuses it more, and not what
-/// it has: it can still be opened and put right. It is not locked; the directory is.
+/// File of a store. Its space is allocated when it grows, so that it can be opened and repaired on a
+/// disk that others have filled. The directory is locked, not the file.
 #[derive(Debug)]
 pub struct StoreFile(File);
 
 impl StoreFile {
-    /// Opens a file that is there, for reading alone.
+    /// Opens an existing file for reading only.
     pub(super) fn open_to_read(path: &Path) -> io::Result<Self> {
         File::open(path).map(Self)
     }
@@ -170,14 +172,14 @@ fn open_file(path: &Path) -> io::Result<StoreFile> {
     Ok(StoreFile(file))
 }
 
-/// For reading and writing, by the owner alone.
+/// Returns options for reading and writing by the owner only.
 pub(crate) fn private() -> OpenOptions {
     let mut options = OpenOptions::new();
     options.read(true).write(true).truncate(false).mode(0o600);
     options
 }
 
-/// Makes durable that a file of this name exists, or no longer does.
+/// Makes the creation, renaming or removal of a file durable.
 pub(crate) fn sync_parent(path: &Path) -> io::Result<()> {
     let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     File::open(parent)?.sync_all()

@@ -14,7 +14,7 @@ use redb::StorageBackend;
 
 use super::disk::Disk;
 
-/// A sector is written whole or not at all.
+/// Size of a sector, which is written atomically.
 const SECTOR_BYTES: usize = 512;
 
 /// Fault.
@@ -22,18 +22,18 @@ const SECTOR_BYTES: usize = 512;
 pub enum Fault {
     /// The power fails before the operation; nothing works until [`FaultyDisk::power_on`].
     PowerCut,
-    /// The operation fails so, with this `errno`.
+    /// The operation fails with this `errno`.
     Errno(i32),
 }
 
-/// A disk in memory. Clones are the same disk.
+/// Disk in memory. Clones share it.
 #[derive(Clone)]
 pub struct FaultyDisk(Arc<Mutex<State>>);
 
 struct State {
     choose: Box<dyn FnMut(usize) -> usize + Send>,
     /// Contents visible to reads.
-    seen: Vec<u8>,
+    cached: Vec<u8>,
     /// Contents of the medium.
     synced: Vec<u8>,
     /// Operations since the last sync, in order.
@@ -41,7 +41,7 @@ struct State {
     /// Writes, syncs and changes of length so far.
     operations: u64,
     faults: BTreeMap<u64, Fault>,
-    /// Writes of which the medium got some sectors and not the others.
+    /// Number of writes of which only some sectors reached the medium.
     torn: u64,
     /// Counts openings; writes through earlier ones are rejected.
     opening: u64,
@@ -66,11 +66,11 @@ impl fmt::Debug for FaultyDisk {
 }
 
 impl FaultyDisk {
-    /// An empty disk. `choose(n)` gives a number below `n`.
+    /// Creates an empty disk. `choose(n)` returns a number below `n`.
     pub fn new(choose: impl FnMut(usize) -> usize + Send + 'static) -> Self {
         Self(Arc::new(Mutex::new(State {
             choose: Box::new(choose),
-            seen: Vec::new(),
+            cached: Vec::new(),
             synced: Vec::new(),
             unsynced: Vec::new(),
             operations: 0,
@@ -82,30 +82,30 @@ impl FaultyDisk {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().expect("nothing panics with the disk in its hands")
+        self.0.lock().expect("no holder panics")
     }
 
-    /// How many writes, syncs and changes of length there have been.
+    /// Returns the number of writes, syncs and changes of length so far.
     pub fn operations(&self) -> u64 {
         self.state().operations
     }
 
-    /// How many writes were torn so far: old and new sectors are mixed, or only a prefix is new.
+    /// Returns the number of torn writes so far: of some sectors, or of a prefix.
     pub fn torn_writes(&self) -> u64 {
         self.state().torn
     }
 
-    /// Lets the operation after so many go wrong.
+    /// Injects a fault into the operation with this number, from 0.
     pub fn fail_at(&self, operations: u64, fault: Fault) {
         self.state().faults.insert(operations, fault);
     }
 
-    /// Takes back every fault that has not happened.
-    pub fn fail_no_more(&self) {
+    /// Removes all faults that have not occurred yet.
+    pub fn clear_faults(&self) {
         self.state().faults.clear();
     }
 
-    /// Cuts the power now, if it is not off already.
+    /// Turns the power off.
     pub fn power_off(&self) {
         self.state().off = true;
     }
@@ -114,7 +114,7 @@ impl FaultyDisk {
     pub fn power_on(&self) {
         let mut state = self.state();
         state.write_back();
-        state.seen = state.synced.clone();
+        state.cached = state.synced.clone();
         state.off = false;
         state.opening += 1;
     }
@@ -122,38 +122,38 @@ impl FaultyDisk {
     /// Returns the contents of the disk, to be damaged.
     pub fn with_bytes<T>(&self, damage: impl FnOnce(&mut Vec<u8>) -> T) -> T {
         let mut state = self.state();
-        let done = damage(&mut state.seen);
-        state.synced = state.seen.clone();
+        let done = damage(&mut state.cached);
+        state.synced = state.cached.clone();
         state.unsynced.clear();
         done
     }
 }
 
 impl State {
-    fn operate(&mut self, opening: u64) -> io::Result<()> {
-        self.powered(opening)?;
+    fn begin_operation(&mut self, opening: u64) -> io::Result<()> {
+        self.check_power(opening)?;
         self.operations += 1;
         match self.faults.remove(&(self.operations - 1)) {
             None => Ok(()),
             Some(Fault::Errno(errno)) => Err(io::Error::from_raw_os_error(errno)),
             Some(Fault::PowerCut) => {
                 self.off = true;
-                self.powered(opening)
+                self.check_power(opening)
             }
         }
     }
 
-    fn powered(&self, opening: u64) -> io::Result<()> {
-        let on = !self.off && self.opening == opening;
-        if on { Ok(()) } else { Err(io::Error::other("the power is off")) }
+    fn check_power(&self, opening: u64) -> io::Result<()> {
+        let is_on = !self.off && self.opening == opening;
+        if is_on { Ok(()) } else { Err(io::Error::other("the power is off")) }
     }
 
     fn change(&mut self, change: Change) {
-        apply(&mut self.seen, &change);
+        apply(&mut self.cached, &change);
         self.unsynced.push(change);
     }
 
-    /// Whole, not at all, some of its sectors, or the first of them.
+    /// Returns the part of a change that reaches the medium: all, nothing, some sectors, or a prefix.
     fn torn(&mut self, change: Change) -> Vec<Change> {
         match ((self.choose)(4), change) {
             (0, _) => vec![],
@@ -166,16 +166,16 @@ impl State {
         }
     }
 
-    /// The first so many sectors of a write; of an unlimited number, any.
+    /// Returns the first sectors of a write; without a limit, a random selection.
     fn sectors_of(&mut self, at: usize, bytes: &[u8], first: usize) -> Vec<Change> {
         let sectors: Vec<_> = bytes.chunks(SECTOR_BYTES).enumerate().collect();
         let all = sectors.len();
-        let kept = sectors.into_iter().take(first).filter(|_| first < usize::MAX || (self.choose)(2) == 0);
-        let kept =
-            kept.map(|(i, sector)| Change::Write { at: at + i * SECTOR_BYTES, bytes: sector.to_vec() });
-        let kept: Vec<Change> = kept.collect();
-        self.torn += u64::from(!kept.is_empty() && kept.len() < all);
-        kept
+        let written = sectors.into_iter().take(first).filter(|_| first < usize::MAX || (self.choose)(2) == 0);
+        let written =
+            written.map(|(i, sector)| Change::Write { at: at + i * SECTOR_BYTES, bytes: sector.to_vec() });
+        let written: Vec<Change> = written.collect();
+        self.torn += u64::from(!written.is_empty() && written.len() < all);
+        written
     }
 
     /// Writes a part of the unsynced operations to the medium.
@@ -204,7 +204,7 @@ impl Disk for FaultyDisk {
     fn open(&self) -> io::Result<Opening> {
         let mut state = self.state();
         state.opening += 1;
-        state.powered(state.opening)?;
+        state.check_power(state.opening)?;
         Ok(Opening { disk: self.clone(), number: state.opening })
     }
 
@@ -217,7 +217,7 @@ impl Disk for FaultyDisk {
     }
 }
 
-/// One opening of the disk.
+/// Backend of one opening of the disk.
 #[derive(Debug)]
 pub struct Opening {
     disk: FaultyDisk,
@@ -231,28 +231,28 @@ fn index(offset: u64) -> usize {
 impl StorageBackend for Opening {
     fn len(&self) -> io::Result<u64> {
         let state = self.disk.state();
-        state.powered(self.number)?;
-        Ok(state.seen.len() as u64)
+        state.check_power(self.number)?;
+        Ok(state.cached.len() as u64)
     }
 
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
         let state = self.disk.state();
-        state.powered(self.number)?;
-        let bytes = state.seen.get(index(offset)..).and_then(|rest| rest.get(..out.len()));
+        state.check_power(self.number)?;
+        let bytes = state.cached.get(index(offset)..).and_then(|rest| rest.get(..out.len()));
         out.copy_from_slice(bytes.ok_or(io::ErrorKind::UnexpectedEof)?);
         Ok(())
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
         let mut state = self.disk.state();
-        state.operate(self.number)?;
+        state.begin_operation(self.number)?;
         state.change(Change::Length(index(len)));
         Ok(())
     }
 
     fn sync_data(&self) -> io::Result<()> {
         let mut state = self.disk.state();
-        let synced = state.operate(self.number);
+        let synced = state.begin_operation(self.number);
         if synced.is_ok() {
             for change in std::mem::take(&mut state.unsynced) {
                 apply(&mut state.synced, &change);
@@ -266,13 +266,13 @@ impl StorageBackend for Opening {
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
         let mut state = self.disk.state();
         let change = Change::Write { at: index(offset), bytes: data.to_vec() };
-        let wrote = state.operate(self.number);
-        let happened = match wrote {
+        let wrote = state.begin_operation(self.number);
+        let changes = match wrote {
             Ok(()) => vec![change],
             Err(_) if state.off => vec![],
             Err(_) => state.torn(change),
         };
-        happened.into_iter().for_each(|change| state.change(change));
+        changes.into_iter().for_each(|change| state.change(change));
         wrote
     }
 }

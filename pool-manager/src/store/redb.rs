@@ -1,8 +1,9 @@
-//! The store in one file, by redb. One durable write per batch: redb checksums its pages, so that one sync tells a whole
-//! commit from a torn one.
+//! Store in one redb file. One durable write per batch: redb checksums its pages, so that one sync
+//! distinguishes a complete commit from a torn one.
 //!
-//! All tables are one to redb, each a range of its keys: every table a commit touches costs it pages of its own. The
-//! newest decisions, what concerns the whole store and the newest reservations, which most commits write, lie side by side.
+//! All tables share one table of redb, each with a range of its keys, because each redb table in a
+//! commit costs additional pages. The newest decisions, the state of the whole store and the newest
+//! reservations, which most commits write, have adjacent keys.
 
 use std::{
     cell::Cell,
@@ -19,25 +20,24 @@ use ::redb::{
 use units::limits::STORE_CACHE_BYTES;
 
 use super::{
-    Scan, Store, StoreError, Table, Write,
+    Scan, Store, StoreError, Table, Write, check_format,
     disk::{Directory, Disk, FILE, StoreFile},
-    settle_format,
 };
 
-/// How much is read and written again at a time after a failure. Also the size of a hole that stays one.
-const SETTLE_BYTES: usize = 64 << 10;
-/// redb's header, magic number first, fits into its first page.
+/// Bytes rewritten at a time after a failure; chunks of zeros are skipped, so that holes remain.
+const REWRITE_BYTES: usize = 64 << 10;
+/// Size of the first page, which contains redb's header with the magic number first.
 const HEADER_BYTES: u64 = 4096;
-/// The length of redb's magic number, which it writes last when it makes a file.
+/// Length of redb's magic number, which is written last when a file is created.
 const MAGIC_BYTES: usize = 9;
 
-/// Everything, under keys that begin with the [`Table::tag`].
-const FACTS: TableDefinition<'static, &'static [u8], &'static [u8]> = TableDefinition::new("facts");
+/// All entries, with keys that begin with the [`Table::tag`].
+const ENTRIES: TableDefinition<'static, &'static [u8], &'static [u8]> = TableDefinition::new("facts");
 
-/// The store on a [`Disk`].
+/// Store on a [`Disk`].
 pub struct RedbStore<D: Disk = Directory> {
     disk: D,
-    /// `None` after a failure, until it is opened again.
+    /// `None` after a failure until the store is reopened.
     database: Option<Database>,
 }
 
@@ -48,7 +48,7 @@ impl<D: Disk> fmt::Debug for RedbStore<D> {
 }
 
 impl RedbStore<Directory> {
-    /// Opens the store in a directory, or makes an empty one.
+    /// Opens the store in a directory, or creates an empty one.
     ///
     /// # Errors
     /// Every kind of [`StoreError`] but `Poisoned`.
@@ -56,10 +56,10 @@ impl RedbStore<Directory> {
         Self::open(Directory::take(path)?)
     }
 
-    /// Opens the store in a directory.
+    /// Opens the existing store in a directory.
     ///
     /// # Errors
-    /// [`StoreError::Missing`] where there is none, else as [`RedbStore::open_directory`].
+    /// [`StoreError::Missing`] without a store, otherwise as [`RedbStore::open_directory`].
     pub fn open_existing(path: &Path) -> Result<Self, StoreError> {
         let place = path.join(FILE);
         if place.exists() { Self::open_directory(path) } else { Err(StoreError::Missing { place }) }
@@ -67,38 +67,38 @@ impl RedbStore<Directory> {
 }
 
 impl<D: Disk> RedbStore<D> {
-    /// Opens the store on a disk and compares every page with its checksum, or makes an empty one.
+    /// Opens the store on a disk and checks every page against its checksum, or creates an empty one.
     ///
     /// # Errors
     /// Every kind of [`StoreError`] but `Poisoned`.
     pub fn open(disk: D) -> Result<Self, StoreError> {
         let database = open(&disk)?;
-        only_facts(&database, disk.place())?;
+        check_tables(&database, disk.place())?;
         let mut store = Self { disk, database: Some(database) };
         let place = store.disk.place().to_owned();
-        settle_format(&mut store, &place)?;
+        check_format(&mut store, &place)?;
         Ok(store)
     }
 
-    /// redb tidies up when it closes, and may find damage then.
+    /// Closes the database; redb may detect damage during its cleanup.
     fn close(&mut self) {
         let (place, database) = (self.disk.place(), self.database.take());
-        if let Err(error) = guarded(place, "close", || {
+        if let Err(error) = catch_redb_panic(place, "close", || {
             drop(database);
             Ok(())
         }) {
-            tracing::warn!(%error, "store not closed cleanly");
+            tracing::warn!(%error, "cannot close store cleanly");
         }
     }
 
     fn read(&self) -> Result<Snapshot, StoreError> {
         let place = self.disk.place();
         let database = self.database.as_ref().ok_or_else(|| poisoned(place))?;
-        let transaction = guarded(place, "read", || Ok(database.begin_read()?))?;
+        let transaction = catch_redb_panic(place, "read", || Ok(database.begin_read()?))?;
         Ok(Snapshot { transaction, place: place.to_owned() })
     }
 
-    /// Its disk.
+    /// Returns the disk.
     pub fn disk(&self) -> &D {
         &self.disk
     }
@@ -110,7 +110,7 @@ impl<D: Disk> Drop for RedbStore<D> {
     }
 }
 
-/// A store as it was at one moment.
+/// Snapshot of a store.
 pub struct Snapshot {
     transaction: ReadTransaction,
     place: PathBuf,
@@ -125,7 +125,7 @@ impl fmt::Debug for Snapshot {
 impl Scan for Snapshot {
     fn scan(&mut self, table: Table, each: &mut dyn FnMut(&[u8], &[u8])) -> Result<(), StoreError> {
         let transaction = &self.transaction;
-        guarded(&self.place, "read", || scan(transaction, table, each))
+        catch_redb_panic(&self.place, "read", || scan(transaction, table, each))
     }
 }
 
@@ -139,18 +139,18 @@ impl<D: Disk> Store for RedbStore<D> {
     fn commit(&mut self, batch: &[Write]) -> Result<(), StoreError> {
         let place = self.disk.place();
         let database = self.database.as_ref().ok_or_else(|| poisoned(place))?;
-        let wrote = guarded(place, "write", || commit(database, batch));
-        if wrote.is_err() {
+        let result = catch_redb_panic(place, "write", || commit(database, batch));
+        if result.is_err() {
             self.close();
         }
-        wrote
+        result
     }
 
     fn reopen(&mut self) -> Result<(), StoreError> {
         self.close();
         self.database = Some(open(&self.disk)?);
         let place = self.disk.place().to_owned();
-        settle_format(self, &place).inspect_err(|_| self.close())
+        check_format(self, &place).inspect_err(|_| self.close())
     }
 
     fn snapshot(&self) -> Result<Box<dyn Scan>, StoreError> {
@@ -158,71 +158,73 @@ impl<D: Disk> Store for RedbStore<D> {
     }
 
     fn free_bytes(&self) -> Result<Option<u64>, StoreError> {
-        self.disk.free_bytes().map_err(StoreError::io("ask the free space of", self.disk.place()))
+        self.disk.free_bytes().map_err(StoreError::io("get the free space of", self.disk.place()))
     }
 }
 
-/// Opens what is there. If whoever had it last did not close it, a write or sync of theirs may have failed.
+/// Opens the database. If it was not closed, a write or sync of the previous process may have failed,
+/// and the file is rewritten before the repair.
 fn open<D: Disk>(disk: &D) -> Result<Database, StoreError> {
-    guarded(disk.place(), "open", || {
+    catch_redb_panic(disk.place(), "open", || {
         let mut builder = Database::builder();
         builder.set_cache_size(STORE_CACHE_BYTES).set_repair_callback(RepairSession::abort);
         let backend = disk.open()?;
-        forget_interrupted_making(&backend)?;
+        reset_unfinished_file(&backend)?;
         match builder.create_with_backend(backend) {
             Err(DatabaseError::RepairAborted) => {
-                settle(&disk.open()?)?;
+                rewrite(&disk.open()?)?;
                 Ok(builder.set_repair_callback(|_| ()).create_with_backend(disk.open()?)?)
             }
-            opened => verified(opened?),
+            opened => check_integrity(opened?),
         }
     })
 }
 
-/// A file with other tables than ours is no empty store, though we see nothing in it.
-fn only_facts(database: &Database, place: &Path) -> Result<(), StoreError> {
-    let names = guarded(place, "read", || {
+/// Rejects a file with other tables, which would look like an empty store.
+fn check_tables(database: &Database, place: &Path) -> Result<(), StoreError> {
+    let tables = catch_redb_panic(place, "read", || {
         let transaction = database.begin_read()?;
         let tables = transaction.list_tables()?;
         Ok(tables.map(|table| table.name().to_owned()).collect::<Vec<_>>())
     })?;
-    match names.into_iter().find(|name| name != FACTS.name()) {
+    match tables.into_iter().find(|name| name != ENTRIES.name()) {
         None => Ok(()),
         Some(name) => {
-            let what = format!("a table {name:?}, which no pool-manager of this or a later version made");
+            let what = format!("table {name:?} is not of a pool-manager of this or an earlier version");
             Err(StoreError::Corrupt { place: place.to_owned(), what })
         }
     }
 }
 
-/// A file that was closed is opened without a look at its pages; rot is found here, and not when it is believed.
-fn verified(mut database: Database) -> Result<Database, ::redb::Error> {
+/// Checks all pages, because redb opens a closed file without checking them.
+fn check_integrity(mut database: Database) -> Result<Database, ::redb::Error> {
     if !database.check_integrity()? {
-        tracing::warn!("store put right");
+        tracing::warn!("store repaired");
     }
     Ok(database)
 }
 
-/// redb refuses a file whose making was cut short, which is one without a magic number and without anything after the
-/// header. Such a store never held anything; a damaged one has pages.
-fn forget_interrupted_making(backend: &impl StorageBackend) -> io::Result<()> {
-    let is_unfinished = backend.len()? > 0 && was_never_made(backend)?;
-    if is_unfinished { backend.set_len(0) } else { Ok(()) }
+/// Truncates a file whose creation was interrupted, which redb rejects: it has no magic number and
+/// only zeros after the header. Such a store never had entries; a damaged one has pages.
+fn reset_unfinished_file(backend: &impl StorageBackend) -> io::Result<()> {
+    let must_reset = backend.len()? > 0 && is_unfinished(backend)?;
+    if must_reset { backend.set_len(0) } else { Ok(()) }
 }
 
-/// Whether the file of a store was never finished, as an empty one; `None` if there is no file. Changes nothing.
+/// Returns whether the creation of a store's file was not completed, as for an empty file; `None` if
+/// there is no file. Changes nothing.
 ///
 /// # Errors
-/// It cannot be read.
+/// The file cannot be read.
 pub fn is_blank(file: &Path) -> Result<Option<bool>, StoreError> {
     match StoreFile::open_to_read(file) {
-        Ok(backend) => Ok(Some(was_never_made(&backend).map_err(StoreError::io("read", file))?)),
+        Ok(backend) => Ok(Some(is_unfinished(&backend).map_err(StoreError::io("read", file))?)),
         Err(errno) if errno.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(errno) => Err(StoreError::io("open", file)(errno)),
     }
 }
 
-fn was_never_made(backend: &impl StorageBackend) -> io::Result<bool> {
+fn is_unfinished(backend: &impl StorageBackend) -> io::Result<bool> {
     let len = backend.len()?;
     let mut magic = [0; MAGIC_BYTES];
     let head = MAGIC_BYTES.min(usize::try_from(len).unwrap_or(MAGIC_BYTES));
@@ -237,9 +239,9 @@ fn was_never_made(backend: &impl StorageBackend) -> io::Result<bool> {
     Ok(only_zeros)
 }
 
-/// After a failed sync the operating system may show bytes that never reached the disk, and believe them clean. Writing
-/// again what can be read, and syncing that, makes true what is shown; redb's checksums sort out the rest.
-fn settle(backend: &impl StorageBackend) -> io::Result<()> {
+/// Rewrites and syncs all readable bytes. After a failed sync the page cache may contain bytes that
+/// never reached the disk, marked clean; redb's checksums detect the rest.
+fn rewrite(backend: &impl StorageBackend) -> io::Result<()> {
     let len = backend.len()?;
     let mut at = 0;
     while at < len {
@@ -253,8 +255,8 @@ fn settle(backend: &impl StorageBackend) -> io::Result<()> {
 }
 
 fn read_chunk(backend: &impl StorageBackend, at: u64, len: u64) -> io::Result<Vec<u8>> {
-    let rest = usize::try_from(len - at).unwrap_or(SETTLE_BYTES);
-    let mut chunk = vec![0; rest.min(SETTLE_BYTES)];
+    let rest = usize::try_from(len - at).unwrap_or(REWRITE_BYTES);
+    let mut chunk = vec![0; rest.min(REWRITE_BYTES)];
     backend.read(at, &mut chunk)?;
     Ok(chunk)
 }
@@ -268,7 +270,7 @@ fn scan(
     table: Table,
     each: &mut dyn FnMut(&[u8], &[u8]),
 ) -> Result<(), ::redb::Error> {
-    let entries = match transaction.open_table(FACTS) {
+    let entries = match transaction.open_table(ENTRIES) {
         Err(TableError::TableDoesNotExist(_)) => return Ok(()),
         opened => opened?,
     };
@@ -282,7 +284,7 @@ fn scan(
 
 fn commit(database: &Database, batch: &[Write]) -> Result<(), ::redb::Error> {
     let transaction = database.begin_write()?;
-    let mut facts = transaction.open_table(FACTS)?;
+    let mut entries = transaction.open_table(ENTRIES)?;
     let mut place = Vec::new();
     for write in batch {
         let (Write::Put { table, key, .. } | Write::Delete { table, key }) = write;
@@ -290,11 +292,11 @@ fn commit(database: &Database, batch: &[Write]) -> Result<(), ::redb::Error> {
         place.push(table.tag());
         place.extend_from_slice(key);
         match write {
-            Write::Put { value, .. } => drop(facts.insert(place.as_slice(), value.as_slice())?),
-            Write::Delete { .. } => drop(facts.remove(place.as_slice())?),
+            Write::Put { value, .. } => drop(entries.insert(place.as_slice(), value.as_slice())?),
+            Write::Delete { .. } => drop(entries.remove(place.as_slice())?),
         }
     }
-    drop(facts);
+    drop(entries);
     Ok(transaction.commit()?)
 }
 
@@ -303,42 +305,42 @@ fn poisoned(place: &Path) -> StoreError {
 }
 
 thread_local! {
-    /// Whether this thread runs redb.
+    /// This thread runs redb.
     static IN_REDB: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs a piece of redb. It asserts what its file promises, so a damaged file makes it panic: the error says so, and the
-/// panic itself is not printed.
-fn guarded<T>(
+/// Runs a call of redb, and converts a panic into an error without printing it: a damaged file
+/// violates redb's assertions.
+fn catch_redb_panic<T>(
     place: &Path,
     doing: &'static str,
     run: impl FnOnce() -> Result<T, ::redb::Error>,
 ) -> Result<T, StoreError> {
-    static QUIET: Once = Once::new();
-    QUIET.call_once(|| {
-        let others = panic::take_hook();
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let previous = panic::take_hook();
         panic::set_hook(Box::new(move |info| {
             if !IN_REDB.get() {
-                others(info)
+                previous(info)
             }
         }));
     });
     IN_REDB.set(true);
-    // State left by a panic is inside redb's database, which is dropped with the error.
-    let done = catch_unwind(AssertUnwindSafe(run));
+    // A panic leaves inconsistent state only in redb's database, which is dropped after the error.
+    let result = catch_unwind(AssertUnwindSafe(run));
     IN_REDB.set(false);
-    match done {
-        Ok(done) => done.map_err(|error| explained(place, doing, error)),
+    match result {
+        Ok(result) => result.map_err(|error| store_error(place, doing, error)),
         Err(panic) => {
             let text = panic.downcast_ref::<String>().map(String::as_str);
             let text = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
-            let what = format!("redb stopped on {doing}: {text}");
+            let what = format!("redb panicked during {doing}: {text}");
             Err(StoreError::Corrupt { place: place.to_owned(), what })
         }
     }
 }
 
-fn explained(place: &Path, doing: &'static str, error: ::redb::Error) -> StoreError {
+fn store_error(place: &Path, doing: &'static str, error: ::redb::Error) -> StoreError {
     use io::ErrorKind::{InvalidData, UnexpectedEof};
     let place = place.to_owned();
     match error {

@@ -1,4 +1,4 @@
-//! The store on a disk with every fault of a disk.
+//! Store on a disk with all injected faults.
 
 use std::collections::BTreeMap;
 
@@ -14,11 +14,11 @@ mod damage;
 const EIO: i32 = 5;
 const ENOSPC: i32 = 28;
 
-/// Numbers from a seed (SplitMix64).
+/// Pseudo-random numbers from a seed.
 #[derive(Clone)]
-struct Chance(u64);
+struct SplitMix64(u64);
 
-impl Chance {
+impl SplitMix64 {
     fn below(&mut self, n: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -28,101 +28,99 @@ impl Chance {
     }
 }
 
-type Facts = BTreeMap<(Table, Vec<u8>), Vec<u8>>;
+type Entries = BTreeMap<(Table, Vec<u8>), Vec<u8>>;
 
-fn facts(store: &mut dyn Scan) -> Result<Facts, StoreError> {
-    let mut facts = Facts::new();
+fn entries(store: &mut dyn Scan) -> Result<Entries, StoreError> {
+    let mut entries = Entries::new();
     for table in Table::ALL {
-        store.scan(table, &mut |key, value| drop(facts.insert((table, key.to_vec()), value.to_vec())))?;
+        store.scan(table, &mut |key, value| drop(entries.insert((table, key.to_vec()), value.to_vec())))?;
     }
-    facts.remove(&(Table::Meta, meta::FORMAT.to_vec()));
-    Ok(facts)
+    entries.remove(&(Table::Meta, meta::FORMAT.to_vec()));
+    Ok(entries)
 }
 
-fn after(mut facts: Facts, batch: &[Write]) -> Facts {
+fn after(mut entries: Entries, batch: &[Write]) -> Entries {
     for write in batch.iter().cloned() {
         match write {
-            Write::Put { table, key, value } => drop(facts.insert((table, key), value)),
-            Write::Delete { table, key } => drop(facts.remove(&(table, key))),
+            Write::Put { table, key, value } => drop(entries.insert((table, key), value)),
+            Write::Delete { table, key } => drop(entries.remove(&(table, key))),
         }
     }
-    facts
+    entries
 }
 
-fn batch(chance: &mut Chance) -> Vec<Write> {
-    let writes = 1 + chance.below(40);
+fn batch(rng: &mut SplitMix64) -> Vec<Write> {
+    let writes = 1 + rng.below(40);
     let write = |_| {
-        let table = Table::ALL[1 + chance.below(3)];
-        let key = vec![u8::try_from(chance.below(60)).unwrap(); 4];
-        match chance.below(4) {
+        let table = Table::ALL[1 + rng.below(3)];
+        let key = vec![u8::try_from(rng.below(60)).unwrap(); 4];
+        match rng.below(4) {
             0 => Write::Delete { table, key },
-            _ => Write::Put {
-                table,
-                key,
-                value: vec![u8::try_from(chance.below(256)).unwrap(); chance.below(600)],
-            },
+            _ => {
+                Write::Put { table, key, value: vec![u8::try_from(rng.below(256)).unwrap(); rng.below(600)] }
+            }
         }
     };
     (0..writes).map(write).collect()
 }
 
 fn disk(seed: u64) -> FaultyDisk {
-    let mut chance = Chance(!seed);
-    FaultyDisk::new(move |n| chance.below(n))
+    let mut rng = SplitMix64(!seed);
+    FaultyDisk::new(move |n| rng.below(n))
 }
 
 fn put(table: Table, key: &[u8], value: &[u8]) -> Write {
     Write::Put { table, key: key.to_vec(), value: value.to_vec() }
 }
 
-/// Store with its known state.
-struct Story {
-    chance: Chance,
+/// Store with its expected state.
+struct CrashTest {
+    rng: SplitMix64,
     disk: FaultyDisk,
     store: Option<RedbStore<FaultyDisk>>,
-    acknowledged: Facts,
+    acknowledged: Entries,
     in_flight: Vec<Write>,
 }
 
-impl Story {
+impl CrashTest {
     fn new(seed: u64) -> Self {
-        let (chance, disk) = (Chance(seed), disk(seed));
-        Self { chance, disk, store: None, acknowledged: Facts::new(), in_flight: vec![] }
+        let (rng, disk) = (SplitMix64(seed), disk(seed));
+        Self { rng, disk, store: None, acknowledged: Entries::new(), in_flight: vec![] }
     }
 
-    /// Opens again, in the same process if it still lives. What is found is what was acknowledged, and perhaps the
-    /// batch that was on its way; from then on it is a fact.
+    /// Opens or reopens the store. Its entries are the acknowledged ones, with or without the batch in
+    /// flight; from then on they are expected.
     fn open(&mut self) -> Result<(), StoreError> {
         match &mut self.store {
             Some(store) => store.reopen()?,
             None => self.store = Some(RedbStore::open(self.disk.clone())?),
         }
-        let found = facts(self.store.as_mut().unwrap())?;
-        let perhaps = after(self.acknowledged.clone(), &self.in_flight);
-        assert!(found == self.acknowledged || found == perhaps, "half a batch, or a lost one");
-        (self.acknowledged, self.in_flight) = (found, vec![]);
+        let detected = entries(self.store.as_mut().unwrap())?;
+        let with_in_flight = after(self.acknowledged.clone(), &self.in_flight);
+        assert!(detected == self.acknowledged || detected == with_in_flight, "a batch is partial or lost");
+        (self.acknowledged, self.in_flight) = (detected, vec![]);
         Ok(())
     }
 
     fn commit(&mut self) -> Result<(), StoreError> {
-        let batch = batch(&mut self.chance);
+        let batch = batch(&mut self.rng);
         let store = self.store.as_mut().unwrap();
-        let done = store.commit(&batch);
-        if done.is_ok() {
+        let result = store.commit(&batch);
+        if result.is_ok() {
             self.acknowledged = after(std::mem::take(&mut self.acknowledged), &batch);
         } else {
             assert!(
                 matches!(store.commit(&batch), Err(StoreError::Poisoned { .. })),
                 "wrote after a failure"
             );
-            assert!(matches!(facts(store), Err(StoreError::Poisoned { .. })), "read after a failure");
+            assert!(matches!(entries(store), Err(StoreError::Poisoned { .. })), "read after a failure");
             self.in_flight = batch;
         }
-        done
+        result
     }
 
-    /// Works until something goes wrong.
-    fn work(&mut self) -> Result<(), StoreError> {
+    /// Opens the store and writes batches until a failure.
+    fn run(&mut self) -> Result<(), StoreError> {
         self.open()?;
         for _ in 0..12 {
             self.commit()?;
@@ -133,81 +131,81 @@ impl Story {
     fn lose_power(&mut self) {
         self.disk.power_off();
         self.store = None;
-        self.disk.fail_no_more();
+        self.disk.clear_faults();
         self.disk.power_on();
     }
 }
 
-/// 600 stores lose their power 6 times each, at any write, sync or change of length: while a store is made, a batch is
-/// written, the store is put right after the last time, or is closed.
+/// 600 stores have 6 power failures each, at any write, sync or change of length: during the creation
+/// of a store, a batch, a repair after the previous failure, or the close.
 #[test]
-fn power_may_fail_anywhere() {
+fn batches_are_atomic_across_power_failures() {
     let mut cuts = 0;
     for seed in 0..600 {
-        let mut story = Story::new(seed);
+        let mut test = CrashTest::new(seed);
         for _ in 0..6 {
-            let at = story.disk.operations() + story.chance.below(50) as u64;
-            story.disk.fail_at(at, Fault::PowerCut);
-            cuts += u32::from(story.work().is_err());
-            story.lose_power();
+            let at = test.disk.operations() + test.rng.below(50) as u64;
+            test.disk.fail_at(at, Fault::PowerCut);
+            cuts += u32::from(test.run().is_err());
+            test.lose_power();
         }
-        story.work().unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        test.run().unwrap_or_else(|error| panic!("seed {seed}: {error}"));
     }
     assert!(cuts > 2000, "the power failed only {cuts} times");
 }
 
-/// Some writes and syncs fail while the process lives on. What it reads when it has opened the store again must be on
-/// the medium, and not in a cache that believes it is: the power may fail next.
+/// Some writes and syncs fail while the process continues. Entries that it reads from the reopened
+/// store must be on the medium, not only in a cache: the power may fail next.
 #[test]
-fn what_is_read_after_an_error_is_durable() {
+fn state_after_a_failed_write_is_durable() {
     let mut failures = 0;
     for seed in 0..600 {
-        let mut story = Story::new(seed);
+        let mut test = CrashTest::new(seed);
         for errno in [EIO, ENOSPC, EIO, ENOSPC] {
-            let at = story.disk.operations() + story.chance.below(40) as u64;
-            story.disk.fail_at(at, Fault::Errno(errno));
-            failures += u32::from(story.work().is_err());
-            story.disk.fail_no_more();
-            story.open().unwrap_or_else(|error| panic!("seed {seed}: {error}"));
-            if story.chance.below(2) == 0 {
-                story.lose_power();
+            let at = test.disk.operations() + test.rng.below(40) as u64;
+            test.disk.fail_at(at, Fault::Errno(errno));
+            failures += u32::from(test.run().is_err());
+            test.disk.clear_faults();
+            test.open().unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+            if test.rng.below(2) == 0 {
+                test.lose_power();
             }
         }
-        story.work().unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        test.run().unwrap_or_else(|error| panic!("seed {seed}: {error}"));
     }
     assert!(failures > 1000, "only {failures} failures");
 }
 
-/// Bytes rot anywhere. What is found is right, or is refused with a sentence; nothing panics and nothing is made up.
+/// Random bytes are overwritten. Entries are correct, or the store is rejected as corrupt.
 #[test]
-fn rot_is_found_and_never_believed() {
+fn corrupt_bytes_are_detected() {
     let disk = disk(0);
-    let mut story = Story { disk: disk.clone(), ..Story::new(0) };
-    story.work().unwrap();
-    story.store = None;
+    let mut test = CrashTest { disk: disk.clone(), ..CrashTest::new(0) };
+    test.run().unwrap();
+    test.store = None;
     let image = disk.with_bytes(|bytes| bytes.clone());
-    let mut chance = Chance(1);
-    let mut found = 0;
-    let used: Vec<usize> = (0..image.len()).filter(|at| image[*at] != 0).collect();
+    let mut rng = SplitMix64(1);
+    let mut detected = 0;
+    let nonzero: Vec<usize> = (0..image.len()).filter(|at| image[*at] != 0).collect();
     for _ in 0..300 {
-        let at = used[chance.below(used.len())];
+        let at = nonzero[rng.below(nonzero.len())];
         disk.with_bytes(|bytes| {
             bytes.clone_from(&image);
-            let end = image.len().min(at + 1 + chance.below(5000));
-            bytes[at..end].iter_mut().for_each(|byte| *byte = u8::try_from(chance.below(256)).unwrap());
+            let end = image.len().min(at + 1 + rng.below(5000));
+            bytes[at..end].iter_mut().for_each(|byte| *byte = u8::try_from(rng.below(256)).unwrap());
         });
-        let opened = RedbStore::open(disk.clone()).and_then(|mut store| facts(&mut store));
+        let opened = RedbStore::open(disk.clone()).and_then(|mut store| entries(&mut store));
         match opened {
-            Ok(facts) => assert!(facts == story.acknowledged, "made up facts, damaged at {at}"),
-            Err(StoreError::Corrupt { .. }) => found += 1,
+            Ok(entries) => assert!(entries == test.acknowledged, "wrong entries, damaged at {at}"),
+            Err(StoreError::Corrupt { .. }) => detected += 1,
             Err(other) => panic!("damaged at {at}: {other}"),
         }
     }
-    assert!(found > 100, "only {found} of 300 were found");
+    assert!(detected > 100, "only {detected} of 300 were detected");
 }
 
 #[test]
-fn a_full_disk_is_an_error_and_goes_away_with_space() {
+fn full_disk_is_an_error_until_there_is_space() {
     let disk = disk(0);
     let mut store = RedbStore::open(disk.clone()).unwrap();
     store.commit(&[put(Table::Hosts, b"h", b"0")]).unwrap();
@@ -217,21 +215,21 @@ fn a_full_disk_is_an_error_and_goes_away_with_space() {
     assert_eq!(error.to_string(), "write store faulty disk");
     store.reopen().unwrap();
     store.commit(&[put(Table::Hosts, b"h", b"2")]).unwrap();
-    assert_eq!(facts(&mut store).unwrap()[&(Table::Hosts, b"h".to_vec())], b"2");
+    assert_eq!(entries(&mut store).unwrap()[&(Table::Hosts, b"h".to_vec())], b"2");
 }
 
 #[test]
-fn of_two_changes_in_a_batch_the_later_counts() {
+fn later_change_of_an_entry_in_a_batch_wins() {
     let mut store = RedbStore::open(disk(0)).unwrap();
     let delete = |key: &[u8]| Write::Delete { table: Table::Hosts, key: key.to_vec() };
     let put = |key: &[u8], value: &[u8]| put(Table::Hosts, key, value);
     store.commit(&[put(b"a", b"1"), put(b"a", b"2"), put(b"b", b"1"), delete(b"b"), delete(b"c")]).unwrap();
-    let found: Vec<_> = facts(&mut store).unwrap().into_values().collect();
-    assert_eq!(found, [b"2"]);
+    let detected: Vec<_> = entries(&mut store).unwrap().into_values().collect();
+    assert_eq!(detected, [b"2"]);
 }
 
 #[test]
-fn entries_are_shown_in_the_order_of_their_keys() {
+fn scan_returns_entries_in_key_order() {
     let mut store = RedbStore::open(disk(0)).unwrap();
     store.commit(&[3_u8, 1, 2].map(|key| put(Table::Slices, &[key], b""))).unwrap();
     let mut keys = vec![];
@@ -240,7 +238,7 @@ fn entries_are_shown_in_the_order_of_their_keys() {
 }
 
 #[test]
-fn a_store_of_a_newer_version_is_left_alone() {
+fn store_of_a_newer_version_is_rejected() {
     let directory = tempfile::tempdir().unwrap();
     let mut store = RedbStore::open_directory(directory.path()).unwrap();
     store.commit(&[Write::number(Table::Meta, meta::FORMAT, FORMAT + 1)]).unwrap();
@@ -253,29 +251,29 @@ fn a_store_of_a_newer_version_is_left_alone() {
 }
 
 #[test]
-fn a_file_that_is_no_store_is_named_with_what_to_do() {
-    for wrong in [&b"hello"[..], &[0; 5000][..4096], &[b'x'; 100_000]] {
+fn file_without_a_store_is_named_with_a_remedy() {
+    for content in [&b"hello"[..], &[0; 5000][..4096], &[b'x'; 100_000]] {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join(disk::FILE);
-        std::fs::write(&file, wrong).unwrap();
-        if wrong.iter().all(|byte| *byte == 0) {
-            RedbStore::open_directory(directory.path()).expect("an interrupted making");
+        std::fs::write(&file, content).unwrap();
+        if content.iter().all(|byte| *byte == 0) {
+            RedbStore::open_directory(directory.path()).expect("an interrupted creation");
             continue;
         }
         let error = RedbStore::open_directory(directory.path()).unwrap_err().to_string();
         assert!(error.starts_with(&format!("store {} is corrupt (", file.display())), "{error}");
         assert!(error.ends_with("restore it with `pool-manager restore` from a backup"), "{error}");
-        assert_eq!(std::fs::read(&file).unwrap(), wrong, "the evidence was touched");
+        assert_eq!(std::fs::read(&file).unwrap(), content, "the file was changed");
     }
 }
 
 #[test]
-fn a_redb_file_of_something_else_is_not_taken_for_an_empty_store() {
+fn redb_file_with_other_tables_is_rejected() {
     let directory = tempfile::tempdir().unwrap();
     let database = ::redb::Database::create(directory.path().join(disk::FILE)).unwrap();
     let transaction = database.begin_write().unwrap();
-    let theirs = ::redb::TableDefinition::<&[u8], &[u8]>::new("meta");
-    transaction.open_table(theirs).unwrap().insert(&b"format"[..], &b"1"[..]).unwrap();
+    let table = ::redb::TableDefinition::<&[u8], &[u8]>::new("meta");
+    transaction.open_table(table).unwrap().insert(&b"format"[..], &b"1"[..]).unwrap();
     transaction.commit().unwrap();
     drop(database);
     let error = RedbStore::open_directory(directory.path()).unwrap_err();
@@ -284,7 +282,7 @@ fn a_redb_file_of_something_else_is_not_taken_for_an_empty_store() {
 }
 
 #[test]
-fn a_second_manager_is_told_that_the_store_is_in_use() {
+fn store_in_use_is_reported_to_a_second_manager() {
     let directory = tempfile::tempdir().unwrap();
     let first = RedbStore::open_directory(directory.path()).unwrap();
     let error = RedbStore::open_directory(directory.path()).unwrap_err();
@@ -294,7 +292,7 @@ fn a_second_manager_is_told_that_the_store_is_in_use() {
 }
 
 #[test]
-fn the_store_knows_how_much_room_there_is_and_is_its_owners_alone() {
+fn store_reports_free_space_and_is_private() {
     use std::os::unix::fs::PermissionsExt;
     let directory = tempfile::tempdir().unwrap();
     let store = RedbStore::open(Directory::take(&directory.path().join("store")).unwrap()).unwrap();
@@ -303,9 +301,9 @@ fn the_store_knows_how_much_room_there_is_and_is_its_owners_alone() {
     assert_eq!((mode(store.disk().path()), mode(&store.disk().path().join(disk::FILE))), (0o700, 0o600));
 }
 
-/// On a disk that others filled up a manager must still be able to open what it has.
+/// A manager must be able to open its store on a disk that others have filled.
 #[test]
-fn the_store_has_taken_the_space_it_needs() {
+fn store_file_has_its_space_allocated() {
     use std::os::unix::fs::MetadataExt;
     let directory = tempfile::tempdir_in("/dev/shm").unwrap();
     let mut store = RedbStore::open_directory(directory.path()).unwrap();
@@ -315,11 +313,11 @@ fn the_store_has_taken_the_space_it_needs() {
 }
 
 #[test]
-fn a_snapshot_stays_as_it_was() {
+fn snapshot_is_unaffected_by_later_writes() {
     let mut store = RedbStore::open(disk(0)).unwrap();
     store.commit(&[put(Table::Hosts, b"h", b"before")]).unwrap();
     let mut snapshot = store.snapshot().unwrap();
     store.commit(&[put(Table::Hosts, b"h", b"after")]).unwrap();
-    let seen = std::thread::spawn(move || facts(snapshot.as_mut()).unwrap()).join().unwrap();
+    let seen = std::thread::spawn(move || entries(snapshot.as_mut()).unwrap()).join().unwrap();
     assert_eq!(seen.into_values().next().unwrap(), b"before");
 }

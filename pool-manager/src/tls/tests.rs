@@ -1,4 +1,4 @@
-//! Files of `[tls]` that are valid, and each way in which they are not.
+//! Valid and invalid files of `[tls]`.
 
 use std::os::unix::fs::PermissionsExt as _;
 
@@ -6,8 +6,8 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair,
 
 use super::*;
 
-/// A client authority, and a certificate for `manager.rack` that is valid between these years.
-fn written(folder: &Path, from: i32, to: i32) -> Tls {
+/// Writes a client authority, and a certificate for `manager.rack` that is valid between these years.
+fn write_files(folder: &Path, from: i32, to: i32) -> Tls {
     let mut authority = CertificateParams::new([]).unwrap();
     authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let authority = CertifiedIssuer::self_signed(authority, KeyPair::generate().unwrap()).unwrap();
@@ -26,7 +26,7 @@ fn written(folder: &Path, from: i32, to: i32) -> Tls {
 }
 
 #[track_caller]
-fn check_refused(tls: &Tls, field: &str, rule: &str) {
+fn check_rejected(tls: &Tls, field: &str, rule: &str) {
     let error = load(tls).unwrap_err().to_string();
     assert!(error.starts_with(&format!("tls.{field}: ")) && error.contains(rule), "{error}");
 }
@@ -34,39 +34,39 @@ fn check_refused(tls: &Tls, field: &str, rule: &str) {
 #[test]
 fn valid_files_give_a_configuration_with_names_and_expiry() {
     let folder = tempfile::tempdir().unwrap();
-    let loaded = load(&written(folder.path(), 2020, 2500)).unwrap();
+    let loaded = load(&write_files(folder.path(), 2020, 2500)).unwrap();
     assert_eq!(loaded.names, ["manager.rack", "10.0.0.1"]);
     assert!(loaded.days_left() > 365 * 100);
     assert_eq!(loaded.config.alpn_protocols, [b"h2"]);
 }
 
 #[test]
-fn expired_and_future_certificates_are_refused() {
+fn expired_and_future_certificates_are_rejected() {
     let folder = tempfile::tempdir().unwrap();
-    check_refused(&written(folder.path(), 2020, 2021), "certificate", "expired on Jan  1 00:00:00 2021");
-    check_refused(&written(folder.path(), 2400, 2500), "certificate", "is not valid before");
+    check_rejected(&write_files(folder.path(), 2020, 2021), "certificate", "expired on Jan  1 00:00:00 2021");
+    check_rejected(&write_files(folder.path(), 2400, 2500), "certificate", "is not valid before");
 }
 
 #[test]
-fn key_that_every_user_can_read_is_refused() {
+fn key_readable_by_every_user_is_rejected() {
     let folder = tempfile::tempdir().unwrap();
-    let tls = written(folder.path(), 2020, 2500);
+    let tls = write_files(folder.path(), 2020, 2500);
     for mode in [0o644, 0o604, 0o602, 0o777] {
         fs::set_permissions(&tls.key, fs::Permissions::from_mode(mode)).unwrap();
-        check_refused(&tls, "key", &format!("has mode {mode:04o}: must not be open to every user"));
+        check_rejected(&tls, "key", &format!("has mode {mode:04o}: must not be open to every user"));
     }
 }
 
 #[test]
-fn files_that_are_missing_or_of_another_kind_are_refused() {
+fn missing_and_mistaken_files_are_rejected() {
     let folder = tempfile::tempdir().unwrap();
-    let tls = written(folder.path(), 2020, 2500);
+    let tls = write_files(folder.path(), 2020, 2500);
     let swapped = Tls { certificate: tls.key.clone(), ..tls.clone() };
-    check_refused(&swapped, "certificate", "must have at least one certificate");
-    check_refused(&Tls { key: tls.certificate.clone(), ..tls.clone() }, "key", "has mode");
+    check_rejected(&swapped, "certificate", "must have at least one certificate");
+    check_rejected(&Tls { key: tls.certificate.clone(), ..tls.clone() }, "key", "has mode");
     let other = tempfile::tempdir().unwrap();
-    let other = written(other.path(), 2020, 2500);
-    check_refused(&Tls { key: other.key, ..tls.clone() }, "key", "must be the key of tls.certificate");
+    let other = write_files(other.path(), 2020, 2500);
+    check_rejected(&Tls { key: other.key, ..tls.clone() }, "key", "must be the key of tls.certificate");
     let missing = folder.path().join("missing");
-    check_refused(&Tls { client_ca: missing, ..tls }, "client_ca", "cannot read");
+    check_rejected(&Tls { client_ca: missing, ..tls }, "client_ca", "cannot read");
 }

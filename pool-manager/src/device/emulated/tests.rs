@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
-use crate::device::model::{Model, Order, order};
+use crate::device::model::{DeviceOp, Model, device_op};
 
 const HOST: HostId = HostId(3);
 const OTHER: HostId = HostId(4);
@@ -24,19 +24,19 @@ fn first_byte(file: &File) -> Option<u8> {
 }
 
 #[test]
-fn a_revoked_owner_loses_the_memory_it_still_has_open() {
+fn revoked_owner_loses_its_open_memory() {
     let directory = tempfile::tempdir().unwrap();
     let mut device = device(&directory);
     let file = open(&device.grant(1, Epoch(1), HOST).unwrap());
     file.write_all_at(b"secret", 0).unwrap();
     assert_eq!(first_byte(&file), Some(b's'));
     device.revoke(1, Epoch(1)).unwrap();
-    assert_eq!(first_byte(&file), None, "the old owner still reads");
+    assert_eq!(first_byte(&file), None, "the old owner can still read");
     assert_eq!(fs::read_dir(directory.path().join("slices")).unwrap().count(), 0);
 }
 
 #[test]
-fn the_next_owner_finds_a_whole_slice_of_zeros_that_only_it_may_open() {
+fn next_owner_gets_a_zeroed_private_slice() {
     let directory = tempfile::tempdir().unwrap();
     let mut device = device(&directory);
     let file = open(&device.grant(1, Epoch(1), HOST).unwrap());
@@ -50,14 +50,14 @@ fn the_next_owner_finds_a_whole_slice_of_zeros_that_only_it_may_open() {
 }
 
 #[test]
-fn what_is_granted_is_in_the_handle() {
+fn handle_contains_slice_epoch_and_host() {
     let directory = tempfile::tempdir().unwrap();
     let handle = device(&directory).grant(7, Epoch(42), HOST).unwrap();
     assert_eq!(Path::new(handle.as_ref()), directory.path().join("slices/00007.42.h3"));
 }
 
 #[test]
-fn grants_and_epochs_outlive_the_manager() {
+fn grants_and_epochs_survive_a_restart() {
     let directory = tempfile::tempdir().unwrap();
     let mut first = device(&directory);
     first.grant(1, Epoch(5), HOST).unwrap();
@@ -72,31 +72,31 @@ fn grants_and_epochs_outlive_the_manager() {
 }
 
 #[test]
-fn a_slice_that_somebody_has_is_granted_to_nobody_else() {
+fn held_slice_is_not_granted_to_another_owner() {
     let directory = tempfile::tempdir().unwrap();
     let mut device = device(&directory);
     device.grant(1, Epoch(1), HOST).unwrap();
     for (epoch, host) in [(Epoch(2), OTHER), (Epoch(2), HOST), (Epoch(1), OTHER)] {
         let error = device.grant(1, epoch, host).unwrap_err().to_string();
-        assert_eq!(error, "slice 1 is host#3's with epoch 1: must be revoked first");
+        assert_eq!(error, "slice 1 is held by host#3 with epoch 1: it must be revoked first");
     }
 }
 
 #[test]
-fn revoking_takes_a_slice_from_every_owner_up_to_that_number_and_from_no_later_one() {
+fn revocation_applies_to_epochs_up_to_its_own() {
     let directory = tempfile::tempdir().unwrap();
     let mut device = device(&directory);
     device.grant(1, Epoch(3), HOST).unwrap();
     device.revoke(1, Epoch(2)).unwrap();
-    assert_eq!(device.contents().unwrap().grants.len(), 1, "a later owner keeps it");
+    assert_eq!(device.contents().unwrap().grants.len(), 1, "a later owner keeps the slice");
     device.revoke(1, Epoch(5)).unwrap();
     assert_eq!(device.contents().unwrap().grants, []);
-    assert!(device.grant(1, Epoch(4), OTHER).is_err(), "a number that was revoked comes back");
+    assert!(device.grant(1, Epoch(4), OTHER).is_err(), "a revoked epoch was granted");
     device.grant(1, Epoch(6), OTHER).unwrap();
 }
 
 #[test]
-fn a_revocation_that_failed_is_not_done_until_it_was_made_again() {
+fn failed_revocation_blocks_the_slice_until_repeated() {
     let directory = tempfile::tempdir().unwrap();
     let mut device = device(&directory);
     let name = device.grant(1, Epoch(3), HOST).unwrap();
@@ -104,8 +104,8 @@ fn a_revocation_that_failed_is_not_done_until_it_was_made_again() {
     fs::rename(name.as_ref(), &aside).unwrap();
     fs::create_dir(name.as_ref()).unwrap();
     assert!(matches!(device.revoke(1, Epoch(5)), Err(DeviceError::Slice { .. })));
-    assert!(device.grant(1, Epoch(6), OTHER).is_err(), "granted while another may reach it");
-    assert!(device.grant(1, Epoch(3), HOST).is_err(), "granted again after it was to be revoked");
+    assert!(device.grant(1, Epoch(6), OTHER).is_err(), "granted while another host can access it");
+    assert!(device.grant(1, Epoch(3), HOST).is_err(), "granted again after a revocation");
     fs::remove_dir(name.as_ref()).unwrap();
     fs::rename(&aside, name.as_ref()).unwrap();
     let file = open(&name);
@@ -115,20 +115,20 @@ fn a_revocation_that_failed_is_not_done_until_it_was_made_again() {
 }
 
 #[test]
-fn fencing_takes_everything_from_one_host_and_nothing_from_another() {
+fn fence_revokes_all_slices_of_one_host_only() {
     let directory = tempfile::tempdir().unwrap();
     let mut device = device(&directory);
     for slice in 0..4 {
         device.grant(slice, Epoch(1), if slice % 2 == 0 { HOST } else { OTHER }).unwrap();
     }
-    let taken: Vec<u32> = device.fence(HOST).unwrap().iter().map(|grant| grant.slice).collect();
-    assert_eq!(taken, [0, 2]);
-    let left: Vec<u32> = device.contents().unwrap().grants.iter().map(|grant| grant.slice).collect();
-    assert_eq!(left, [1, 3]);
+    let revoked: Vec<u32> = device.fence(HOST).unwrap().iter().map(|grant| grant.slice).collect();
+    assert_eq!(revoked, [0, 2]);
+    let remaining: Vec<u32> = device.contents().unwrap().grants.iter().map(|grant| grant.slice).collect();
+    assert_eq!(remaining, [1, 3]);
     assert_eq!(device.fence(HOST).unwrap(), []);
 }
 
-/// Puts a directory where a slice's file is, and returns where the file is now.
+/// Replaces a slice's file by a directory, and returns the new path of the file.
 fn replace_by_directory(directory: &tempfile::TempDir, handle: &Handle) -> PathBuf {
     let aside = directory.path().join("aside");
     fs::rename(handle.as_ref(), &aside).unwrap();
@@ -137,15 +137,15 @@ fn replace_by_directory(directory: &tempfile::TempDir, handle: &Handle) -> PathB
 }
 
 #[test]
-fn fence_takes_every_slice_that_works_and_leaves_the_others_granted() {
+fn fence_leaves_unrevocable_slices_granted() {
     let directory = tempfile::tempdir().unwrap();
     let mut device = device(&directory);
     let handles: Vec<Handle> = (0..3).map(|slice| device.grant(slice, Epoch(1), HOST).unwrap()).collect();
     let aside = replace_by_directory(&directory, &handles[1]);
-    let taken: Vec<u32> = device.fence(HOST).unwrap().iter().map(|grant| grant.slice).collect();
-    assert_eq!(taken, [0, 2]);
-    let left: Vec<u32> = device.contents().unwrap().grants.iter().map(|grant| grant.slice).collect();
-    assert_eq!(left, [1], "the host may still reach it");
+    let revoked: Vec<u32> = device.fence(HOST).unwrap().iter().map(|grant| grant.slice).collect();
+    assert_eq!(revoked, [0, 2]);
+    let remaining: Vec<u32> = device.contents().unwrap().grants.iter().map(|grant| grant.slice).collect();
+    assert_eq!(remaining, [1], "the host can still access it");
     fs::remove_dir(handles[1].as_ref()).unwrap();
     fs::rename(aside, handles[1].as_ref()).unwrap();
     device.revoke(1, Epoch(1)).unwrap();
@@ -153,7 +153,7 @@ fn fence_takes_every_slice_that_works_and_leaves_the_others_granted() {
 }
 
 #[test]
-fn device_with_a_slice_that_fails_starts_and_still_counts_it_as_granted() {
+fn failed_slice_stays_granted_after_a_restart() {
     let directory = tempfile::tempdir().unwrap();
     let mut first = device(&directory);
     let handles: Vec<Handle> = (0..3).map(|slice| first.grant(slice, Epoch(1), HOST).unwrap()).collect();
@@ -165,19 +165,19 @@ fn device_with_a_slice_that_fails_starts_and_still_counts_it_as_granted() {
     let mut second = device(&directory);
     let granted: Vec<u32> = second.contents().unwrap().grants.iter().map(|grant| grant.slice).collect();
     assert_eq!(granted, [0, 1, 2]);
-    assert!(second.grant(0, Epoch(2), OTHER).is_err(), "granted while another may reach it");
+    assert!(second.grant(0, Epoch(2), OTHER).is_err(), "granted while another host can access it");
     second.grant(3, Epoch(1), OTHER).unwrap();
 }
 
 #[test]
-fn two_managers_cannot_drive_one_device() {
+fn device_is_used_by_one_manager_only() {
     let directory = tempfile::tempdir().unwrap();
     let _first = device(&directory);
     assert!(matches!(Emulated::open(directory.path(), 8), Err(DeviceError::InUse { .. })));
 }
 
 #[test]
-fn a_device_may_grow_and_not_shrink() {
+fn device_may_grow_but_not_shrink() {
     let directory = tempfile::tempdir().unwrap();
     device(&directory).grant(7, Epoch(1), HOST).unwrap();
     let error = Emulated::open(directory.path(), 4).unwrap_err().to_string();
@@ -189,19 +189,19 @@ fn a_device_may_grow_and_not_shrink() {
     assert_eq!(error, "no slice 16 on this EMC: must be below 16");
 }
 
-/// The manager may die between any two steps of a grant or a revocation; these are the files it can leave.
+/// A manager can be killed between any two steps of a grant or a revocation, and leaves these files.
 #[test]
-fn what_was_interrupted_is_finished_at_the_next_start() {
+fn interrupted_operations_are_completed_at_start() {
     let directory = tempfile::tempdir().unwrap();
     device(&directory);
     let slices = directory.path().join("slices");
     let epochs = File::options().write(true).open(directory.path().join("epochs")).unwrap();
     let entry = |slice: u64, entry: u64| epochs.write_all_at(&entry.to_le_bytes(), slice * 8).unwrap();
-    // A grant whose epoch was written and whose file was not; one whose file has no size yet.
+    // A grant with an epoch and without a file; one whose file has no size yet.
     entry(0, 5 << 1);
     entry(1, 5 << 1);
     File::create(slices.join("00001.5.h3")).unwrap();
-    // A revocation that was written down only; one that truncated too.
+    // A revocation that was only recorded; one that has also truncated the file.
     entry(2, 5 << 1 | 1);
     File::create(slices.join("00002.5.h3")).unwrap().set_len(SLICE.get()).unwrap();
     entry(3, 5 << 1 | 1);
@@ -217,50 +217,50 @@ fn what_was_interrupted_is_finished_at_the_next_start() {
 }
 
 #[test]
-fn a_lost_epochs_file_does_not_let_an_old_owner_back() {
+fn lost_epochs_file_does_not_readmit_an_old_owner() {
     let directory = tempfile::tempdir().unwrap();
     device(&directory).grant(1, Epoch(9), HOST).unwrap();
     fs::remove_file(directory.path().join("epochs")).unwrap();
     let mut device = device(&directory);
     assert_eq!(device.contents().unwrap().highest[1], Epoch(9));
-    let refused = device.grant(1, Epoch(8), OTHER);
-    assert!(matches!(refused, Err(DeviceError::Held { epoch: Epoch(9), host: HOST, .. })), "{refused:?}");
+    let error = device.grant(1, Epoch(8), OTHER);
+    assert!(matches!(error, Err(DeviceError::Held { epoch: Epoch(9), host: HOST, .. })), "{error:?}");
 }
 
 #[test]
-fn a_device_without_memory_behind_it_grants_nothing_and_still_takes_back() {
+fn full_device_rejects_grants_and_accepts_revocations() {
     let directory = tempfile::tempdir().unwrap();
     let mut device = device(&directory);
     device.grant(1, Epoch(1), HOST).unwrap();
     device.commit().unwrap();
     device.free_min = u64::MAX;
     assert!(matches!(device.grant(2, Epoch(1), HOST), Err(DeviceError::NoSpace { .. })));
-    assert_eq!(device.contents().unwrap().highest[2], Epoch(0), "a refusal left a trace");
+    assert_eq!(device.contents().unwrap().highest[2], Epoch(0), "a rejected grant changed the epoch");
     device.grant(1, Epoch(1), HOST).unwrap();
     device.revoke(1, Epoch(1)).unwrap();
 }
 
-fn lying(directory: &tempfile::TempDir, word: &str) -> Emulated {
+fn with_fault(directory: &tempfile::TempDir, word: &str) -> Emulated {
     let device = device(directory);
     fs::write(directory.path().join("fault"), word).unwrap();
     device
 }
 
 #[test]
-fn a_lying_device_can_ignore_a_revocation() {
+fn fault_ignore_revoke_leaves_the_memory() {
     let directory = tempfile::tempdir().unwrap();
-    let mut device = lying(&directory, "ignore-revoke");
+    let mut device = with_fault(&directory, "ignore-revoke");
     let file = open(&device.grant(1, Epoch(1), HOST).unwrap());
     file.write_all_at(b"secret", 0).unwrap();
     device.revoke(1, Epoch(1)).unwrap();
     device.grant(1, Epoch(2), OTHER).unwrap();
-    assert_eq!(first_byte(&file), Some(b's'), "the old owner was cut off");
+    assert_eq!(first_byte(&file), Some(b's'), "the old owner lost access");
 }
 
 #[test]
-fn a_lying_device_can_keep_old_bytes_even_past_a_scrub() {
+fn fault_keep_bytes_survives_a_scrub() {
     let directory = tempfile::tempdir().unwrap();
-    let mut device = lying(&directory, "keep-bytes\n");
+    let mut device = with_fault(&directory, "keep-bytes\n");
     open(&device.grant(1, Epoch(1), HOST).unwrap()).write_all_at(b"secret", 0).unwrap();
     device.revoke(1, Epoch(1)).unwrap();
     open(&device.grant(1, Epoch(2), OTHER).unwrap()).write_all_at(&[0; 4096], 0).unwrap();
@@ -270,9 +270,9 @@ fn a_lying_device_can_keep_old_bytes_even_past_a_scrub() {
 }
 
 #[test]
-fn a_lying_device_can_forget_a_grant_and_be_healed() {
+fn fault_forget_grant_omits_a_grant_until_removed() {
     let directory = tempfile::tempdir().unwrap();
-    let mut device = lying(&directory, "forget-grant");
+    let mut device = with_fault(&directory, "forget-grant");
     device.grant(1, Epoch(1), HOST).unwrap();
     device.grant(2, Epoch(1), HOST).unwrap();
     device.commit().unwrap();
@@ -283,9 +283,9 @@ fn a_lying_device_can_forget_a_grant_and_be_healed() {
 }
 
 #[test]
-fn an_unknown_fault_is_refused_at_the_start() {
+fn unknown_fault_is_rejected_at_start() {
     let directory = tempfile::tempdir().unwrap();
-    drop(lying(&directory, "be-nice"));
+    drop(with_fault(&directory, "be-nice"));
     let error = Emulated::open(directory.path(), 8).unwrap_err().to_string();
     assert!(
         error.ends_with("its fault is \"be-nice\": must be ignore-revoke, keep-bytes or forget-grant"),
@@ -297,16 +297,16 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
     #[test]
-    fn the_device_has_one_owner_per_slice_and_never_an_old_epoch(orders in prop::collection::vec(order(), 1..40)) {
+    fn device_matches_the_model(ops in prop::collection::vec(device_op(), 1..40)) {
         let directory = tempfile::tempdir().unwrap();
         let (mut device, mut model) = (device(&directory), Model::default());
-        for order in orders {
-            match order {
-                Order::Restart => {
+        for op in ops {
+            match op {
+                DeviceOp::Restart => {
                     drop(device);
                     device = self::device(&directory);
                 }
-                call => prop_assert_eq!(call.make(&mut device), model.make(call), "{:?}", order),
+                call => prop_assert_eq!(call.apply(&mut device), model.apply(call), "{:?}", op),
             }
             let owners = device.contents().unwrap().grants.into_iter().map(|g| (g.slice, (g.epoch, g.host)));
             prop_assert_eq!(owners.collect::<BTreeMap<_, _>>(), model.owners.clone());

@@ -15,7 +15,7 @@ use tower_layer::Layer;
 use tower_service::Service;
 use units::limits::{CONNECTION_ADMISSION_TIMEOUT, CONNECTION_IDLE_MAX};
 
-use super::{Peer, places::Place};
+use super::{Peer, limiter::ConnectionPermit};
 
 /// Use of one connection.
 #[derive(Debug)]
@@ -25,31 +25,31 @@ pub(super) struct Activity {
 
 #[derive(Debug)]
 struct State {
-    place: Place,
+    permit: ConnectionPermit,
     open_calls: usize,
     /// Time at which the connection was made, or its last call ended.
     idle_since: Instant,
 }
 
 impl Activity {
-    pub(super) fn new(place: Place) -> Self {
-        Self { state: Mutex::new(State { place, open_calls: 0, idle_since: Instant::now() }) }
+    pub(super) fn new(permit: ConnectionPermit) -> Self {
+        Self { state: Mutex::new(State { permit, open_calls: 0, idle_since: Instant::now() }) }
     }
 
     pub(super) fn admit(&self) {
-        self.state.lock().expect("no holder panics").place.admit();
+        self.state.lock().expect("no holder panics").permit.admit();
     }
 
-    fn begin_call(self: &Arc<Self>) -> OpenCall {
+    fn start_call(self: &Arc<Self>) -> OpenCall {
         self.state.lock().expect("no holder panics").open_calls += 1;
         OpenCall(Arc::clone(self))
     }
 
-    /// When to close the connection if its use does not change. A connection that was never admitted is closed after a short
-    /// while, also with open calls.
+    /// Returns the time at which the connection is closed unless it is used until then. One without
+    /// an admitted request is closed after a short time, also with open calls.
     fn deadline(&self, now: Instant) -> Instant {
         let state = self.state.lock().expect("no holder panics");
-        match (state.place.is_unadmitted(), state.open_calls) {
+        match (state.permit.is_unadmitted(), state.open_calls) {
             (true, _) => state.idle_since.min(now) + CONNECTION_ADMISSION_TIMEOUT.as_duration(),
             (false, 0) => state.idle_since + CONNECTION_IDLE_MAX.as_duration(),
             (false, _) => now + CONNECTION_IDLE_MAX.as_duration(),
@@ -57,7 +57,7 @@ impl Activity {
     }
 }
 
-/// A call that is open until this is dropped.
+/// Open call, which ends when it is dropped.
 #[derive(Debug)]
 struct OpenCall(Arc<Activity>);
 
@@ -65,7 +65,7 @@ impl Drop for OpenCall {
     fn drop(&mut self) {
         let mut state = self.0.state.lock().expect("no holder panics");
         state.open_calls -= 1;
-        if !state.place.is_unadmitted() {
+        if !state.permit.is_unadmitted() {
             state.idle_since = Instant::now();
         }
     }
@@ -92,7 +92,7 @@ impl IdleTimer {
             if deadline <= now {
                 return Poll::Ready(());
             }
-            // A later look is enough; never in a loop without a pause.
+            // At least 1 ms later, so that the loop cannot spin.
             self.sleep.as_mut().reset(deadline.max(now + Duration::from_millis(1)));
         }
     }
@@ -130,9 +130,9 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        let open = request.extensions().get::<Peer>().map(|peer| peer.activity.begin_call());
-        let answer = self.inner.call(request);
-        Box::pin(async move { Ok(answer.await?.map(|body| Body::new(CountedBody { body, _open: open }))) })
+        let open = request.extensions().get::<Peer>().map(|peer| peer.activity.start_call());
+        let response = self.inner.call(request);
+        Box::pin(async move { Ok(response.await?.map(|body| Body::new(CountedBody { body, _open: open }))) })
     }
 }
 
@@ -166,22 +166,22 @@ impl HttpBody for CountedBody {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rpc::connections::{Origin, places::Places};
+    use crate::rpc::connections::{Origin, limiter::ConnectionLimiter};
 
     const ADMITTED_WITHIN: Duration = CONNECTION_ADMISSION_TIMEOUT.as_duration();
     const IDLE_MAX: Duration = CONNECTION_IDLE_MAX.as_duration();
 
     fn activity(uid: u32) -> Arc<Activity> {
         let origin = Origin::Unix { uid, pid: None, is_trusted: uid == 0 };
-        Arc::new(Activity::new(Arc::new(Places::default()).take(&origin).unwrap()))
+        Arc::new(Activity::new(Arc::new(ConnectionLimiter::default()).acquire(&origin).unwrap()))
     }
 
     #[test]
-    fn connection_without_an_admitted_request_is_closed_also_with_an_open_call() {
+    fn unadmitted_connection_expires_despite_an_open_call() {
         let activity = activity(1000);
         let made = Instant::now();
         assert!(activity.deadline(made) <= made + ADMITTED_WITHIN);
-        let call = activity.begin_call();
+        let call = activity.start_call();
         let later = made + ADMITTED_WITHIN;
         assert!(activity.deadline(later) <= later);
         drop(call);
@@ -191,10 +191,10 @@ mod tests {
     }
 
     #[test]
-    fn admitted_connection_is_closed_when_it_was_long_without_a_call() {
+    fn admitted_connection_expires_after_its_last_call() {
         let activity = activity(0);
         let made = Instant::now();
-        let call = activity.begin_call();
+        let call = activity.start_call();
         let late = made + 10 * IDLE_MAX;
         assert!(activity.deadline(late) > late);
         drop(call);

@@ -56,33 +56,35 @@ pub enum SocketError {
 /// # Errors
 /// [`SocketError`]; the path is unchanged then, unless setting the group failed.
 pub fn bind(path: &Path, group: Option<u32>) -> Result<UnixListener, SocketError> {
-    let failed = |doing| move |errno: io::Error| SocketError::Io { doing, path: path.to_owned(), errno };
+    let io_error = |doing| move |errno: io::Error| SocketError::Io { doing, path: path.to_owned(), errno };
     let address = SocketAddrUnix::new(path).map_err(|_| SocketError::TooLong(path.to_owned()))?;
     if let Some(folder) = path.parent() {
         let made = DirBuilder::new().recursive(true).mode(0o755).create(folder);
-        made.map_err(failed("make the folder of"))?;
+        made.map_err(io_error("make the folder of"))?;
     }
     remove_stale(path, &address)?;
-    let listener = listen_at(&address).map_err(failed("listen on"))?;
+    let listener = listen_at(&address).map_err(io_error("listen on"))?;
     if let Some(group) = group {
-        std::os::unix::fs::chown(path, None, Some(group)).map_err(failed("set the group of"))?;
-        fs::set_permissions(path, fs::Permissions::from_mode(0o660)).map_err(failed("set the mode of"))?;
+        std::os::unix::fs::chown(path, None, Some(group)).map_err(io_error("set the group of"))?;
+        fs::set_permissions(path, fs::Permissions::from_mode(0o660)).map_err(io_error("set the mode of"))?;
     }
     Ok(listener)
 }
 
 fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), SocketError> {
-    let failed = |doing| move |errno: io::Error| SocketError::Io { doing, path: path.to_owned(), errno };
+    let io_error = |doing| move |errno: io::Error| SocketError::Io { doing, path: path.to_owned(), errno };
     match fs::symlink_metadata(path) {
         Err(errno) if errno.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(errno) => return Err(failed("inspect")(errno)),
-        Ok(found) if !found.file_type().is_socket() => return Err(SocketError::NotASocket(path.to_owned())),
+        Err(errno) => return Err(io_error("inspect")(errno)),
+        Ok(metadata) if !metadata.file_type().is_socket() => {
+            return Err(SocketError::NotASocket(path.to_owned()));
+        }
         Ok(_) => {}
     }
     match probe(address) {
-        Err(Errno::CONNREFUSED) => fs::remove_file(path).map_err(failed("remove the stale socket")),
+        Err(Errno::CONNREFUSED) => fs::remove_file(path).map_err(io_error("remove the stale socket")),
         Ok(()) | Err(Errno::AGAIN) => Err(SocketError::InUse(path.to_owned())),
-        Err(errno) => Err(failed("connect to")(errno.into())),
+        Err(errno) => Err(io_error("connect to")(errno.into())),
     }
 }
 
@@ -112,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn socket_is_its_owners_alone_or_also_its_groups() {
+    fn socket_mode_permits_owner_or_also_group() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("run/manager.sock");
         let listener = bind(&path, None).unwrap();
@@ -124,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn socket_in_use_and_other_files_are_never_replaced() {
+    fn used_socket_and_other_files_are_not_replaced() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("manager.sock");
         let _listener = bind(&path, None).unwrap();

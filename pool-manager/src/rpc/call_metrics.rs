@@ -11,7 +11,7 @@ use std::{
     time::Instant,
 };
 
-use super::refused;
+use super::status;
 use http_body::{Frame, SizeHint};
 use prometheus_client::{
     encoding::EncodeLabelSet,
@@ -44,7 +44,7 @@ const UNKNOWN: Method = Method { grpc_type: "unknown", grpc_service: "unknown", 
 
 /// Labels of a method and the result of its calls.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct Handled {
+struct CallResult {
     grpc_type: &'static str,
     grpc_service: &'static str,
     grpc_method: &'static str,
@@ -57,7 +57,7 @@ pub struct RpcMetrics {
     registry: Mutex<Registry>,
     methods: HashMap<String, Method>,
     started: Family<Method, Counter>,
-    handled: Family<Handled, Counter>,
+    handled: Family<CallResult, Counter>,
     seconds: Family<Method, Histogram, fn() -> Histogram>,
 }
 
@@ -91,7 +91,7 @@ impl RpcMetrics {
         f(&mut self.registry.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn begin(self: &Arc<Self>, path: &str) -> Call {
+    fn start(self: &Arc<Self>, path: &str) -> Call {
         let method = self.methods.get(path).cloned().unwrap_or(UNKNOWN);
         self.started.get_or_create(&method).inc();
         Call { metrics: Arc::clone(self), method, since: Instant::now(), code: Code::Cancelled }
@@ -108,7 +108,7 @@ struct Call {
 
 impl Call {
     /// Reads the status from headers or trailers, if they have one.
-    fn note_status(&mut self, headers: &http::HeaderMap) {
+    fn record_status(&mut self, headers: &http::HeaderMap) {
         if let Some(status) = Status::from_header_map(headers) {
             self.code = status.code();
         }
@@ -123,7 +123,7 @@ impl Drop for Call {
             Code::Cancelled => "Canceled".to_owned(), // the other names are Rust's, too
             other => format!("{other:?}"),
         };
-        let handled = Handled { grpc_type, grpc_service, grpc_method, grpc_code };
+        let handled = CallResult { grpc_type, grpc_service, grpc_method, grpc_code };
         self.metrics.handled.get_or_create(&handled).inc();
         let seconds = self.since.elapsed().as_secs_f64();
         self.metrics.seconds.get_or_create(&self.method).observe(seconds);
@@ -132,50 +132,50 @@ impl Drop for Call {
 
 /// Service whose calls are counted.
 #[derive(Clone)]
-pub struct Counted<S> {
+pub struct CountedService<S> {
     service: S,
     metrics: Arc<RpcMetrics>,
 }
 
-impl<S> fmt::Debug for Counted<S> {
+impl<S> fmt::Debug for CountedService<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Counted")
     }
 }
 
-impl<S> Counted<S> {
+impl<S> CountedService<S> {
     /// Counts the calls of a service.
     pub fn new(service: S, metrics: &Arc<RpcMetrics>) -> Self {
         Self { service, metrics: Arc::clone(metrics) }
     }
 }
 
-impl<S: NamedService> NamedService for Counted<S> {
+impl<S: NamedService> NamedService for CountedService<S> {
     const NAME: &'static str = S::NAME;
 }
 
-type Answering = Pin<Box<dyn Future<Output = Result<http::Response<Body>, Infallible>> + Send>>;
+type ResponseFuture = Pin<Box<dyn Future<Output = Result<http::Response<Body>, Infallible>> + Send>>;
 
-impl<S> Service<http::Request<Body>> for Counted<S>
+impl<S> Service<http::Request<Body>> for CountedService<S>
 where
     S: Service<http::Request<Body>, Response = http::Response<Body>, Error = Infallible>,
     S::Future: Send + 'static,
 {
     type Response = http::Response<Body>;
     type Error = Infallible;
-    type Future = Answering;
+    type Future = ResponseFuture;
 
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         self.service.poll_ready(context)
     }
 
-    fn call(&mut self, request: http::Request<Body>) -> Answering {
-        let mut call = self.metrics.begin(request.uri().path());
-        let answering = self.service.call(request);
+    fn call(&mut self, request: http::Request<Body>) -> ResponseFuture {
+        let mut call = self.metrics.start(request.uri().path());
+        let response = self.service.call(request);
         Box::pin(async move {
-            let mut response = answering.await?;
-            blame_client(response.headers_mut());
-            call.note_status(response.headers());
+            let mut response = response.await?;
+            reclassify_decode_error(response.headers_mut());
+            call.record_status(response.headers());
             Ok(response.map(|body| Body::new(CountedBody { body, call })))
         })
     }
@@ -183,12 +183,12 @@ where
 
 /// Converts the status of an undecodable request, which tonic reports as internal error, into a
 /// client error.
-fn blame_client(headers: &mut http::HeaderMap) {
+fn reclassify_decode_error(headers: &mut http::HeaderMap) {
     if let Some(status) = Status::from_header_map(headers)
         && status.code() == Code::Internal
         && status.message().starts_with(UNDECODABLE)
     {
-        let status = refused::coded(Code::InvalidArgument, "MALFORMED_MESSAGE", status.message().to_owned());
+        let status = status::coded(Code::InvalidArgument, "MALFORMED_MESSAGE", status.message().to_owned());
         // An error message of valid UTF-8 always fits into a header; otherwise the status is
         // unchanged.
         let _ = status.add_header(headers);
@@ -212,7 +212,7 @@ impl http_body::Body for CountedBody {
         let polled = Pin::new(&mut self.body).poll_frame(context);
         match &polled {
             Poll::Ready(Some(Ok(frame))) => {
-                frame.trailers_ref().into_iter().for_each(|trailers| self.call.note_status(trailers));
+                frame.trailers_ref().into_iter().for_each(|trailers| self.call.record_status(trailers));
             }
             Poll::Ready(Some(Err(status))) => self.call.code = status.code(),
             Poll::Ready(None) | Poll::Pending => {}
@@ -233,11 +233,11 @@ impl http_body::Body for CountedBody {
 mod tests {
     use super::*;
 
-    /// Returns a service that replies with one status.
+    /// Service that replies with one status.
     #[derive(Clone)]
-    struct Refusing(Code);
+    struct ConstantService(Code);
 
-    impl Service<http::Request<Body>> for Refusing {
+    impl Service<http::Request<Body>> for ConstantService {
         type Response = http::Response<Body>;
         type Error = Infallible;
         type Future = std::future::Ready<Result<Self::Response, Infallible>>;
@@ -251,29 +251,29 @@ mod tests {
         }
     }
 
-    fn text(metrics: &RpcMetrics) -> String {
+    fn page(metrics: &RpcMetrics) -> String {
         metrics.with_registry(|registry| exposition::page(&[registry], "test", "0").unwrap())
     }
 
-    /// Returns one message of two bytes, in which a field is longer than the message.
+    /// The message has two bytes, and a field that is longer.
     #[tokio::test]
-    async fn malformed_request_is_the_clients_error() {
+    async fn malformed_request_is_a_client_error() {
         let (_, health) = tonic_health::server::health_reporter();
         let request = http::Request::builder()
             .uri("/grpc.health.v1.Health/Check")
             .header("content-type", "application/grpc")
             .body(Body::new(axum::body::Body::from(vec![0, 0, 0, 0, 2, 0x0a, 0xff])))
             .unwrap();
-        let response = Counted::new(health, &Arc::default()).call(request).await.unwrap();
+        let response = CountedService::new(health, &Arc::default()).call(request).await.unwrap();
         let status = Status::from_header_map(response.headers()).unwrap();
         assert_eq!(status.code(), Code::InvalidArgument, "{status:?}");
         assert!(status.message().starts_with(UNDECODABLE), "{status:?}");
     }
 
     #[test]
-    fn internal_error_of_the_manager_stays_its_own() {
+    fn internal_error_is_not_reclassified() {
         let mut headers = Status::internal("a bug").into_http::<Body>().headers().clone();
-        blame_client(&mut headers);
+        reclassify_decode_error(&mut headers);
         assert_eq!(Status::from_header_map(&headers).unwrap().code(), Code::Internal);
     }
 
@@ -285,18 +285,18 @@ mod tests {
             ("/tarn.v1.Scheduler/Invented", Code::Unimplemented),
         ] {
             let request = http::Request::builder().uri(path).body(Body::empty()).unwrap();
-            drop(Counted::new(Refusing(code), &metrics).call(request).await.unwrap());
+            drop(CountedService::new(ConstantService(code), &metrics).call(request).await.unwrap());
         }
-        drop(metrics.begin("/tarn.v1.Admin/Watch"));
-        let text = text(&metrics);
+        drop(metrics.start("/tarn.v1.Admin/Watch"));
+        let page = page(&metrics);
         for line in [
             "grpc_server_handled_total{grpc_type=\"unary\",grpc_service=\"tarn.v1.Scheduler\",grpc_method=\"Reserve\",grpc_code=\"NotFound\"} 1",
             "grpc_server_handled_total{grpc_type=\"unknown\",grpc_service=\"unknown\",grpc_method=\"unknown\",grpc_code=\"Unimplemented\"} 1",
             "grpc_server_handled_total{grpc_type=\"server_stream\",grpc_service=\"tarn.v1.Admin\",grpc_method=\"Watch\",grpc_code=\"Canceled\"} 1",
             "grpc_server_handling_seconds_count{grpc_type=\"unary\",grpc_service=\"tarn.v1.Scheduler\",grpc_method=\"Reserve\"} 1",
         ] {
-            assert!(text.contains(line), "{line} in {text}");
+            assert!(page.contains(line), "{line} in {page}");
         }
-        assert!(!text.contains("Invented"), "{text}");
+        assert!(!page.contains("Invented"), "{page}");
     }
 }

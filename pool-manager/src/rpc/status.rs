@@ -7,7 +7,7 @@ use pool::{denied::Denied, manager::Closed};
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
 
-use crate::{convert::Invalid, driver::Asked};
+use crate::{convert::Invalid, driver::DriverError};
 
 /// Domain of all reasons.
 pub const DOMAIN: &str = "tarn";
@@ -50,14 +50,16 @@ pub fn stopping() -> Status {
     status(Code::Unavailable, "STOPPING", "the manager is stopping".into())
 }
 
-/// Status of a request without result.
-pub fn refused(error: Asked) -> Status {
+/// Status of an error of the driver.
+pub fn driver_error(error: DriverError) -> Status {
     let message = error.to_string();
     match error {
-        Asked::Denied(denied) => status(code(&denied), denied.reason(), message),
-        Asked::Overloaded => status(Code::Unavailable, "OVERLOADED", message),
-        Asked::Stopping => stopping(),
-        Asked::Unreadable(cause) => status(Code::Internal, "STORE_UNREADABLE", format!("{message}: {cause}")),
+        DriverError::Denied(denied) => status(code(&denied), denied.reason(), message),
+        DriverError::Overloaded => status(Code::Unavailable, "OVERLOADED", message),
+        DriverError::Stopping => stopping(),
+        DriverError::Unreadable(cause) => {
+            status(Code::Internal, "STORE_UNREADABLE", format!("{message}: {cause}"))
+        }
     }
 }
 
@@ -93,19 +95,15 @@ fn code(denied: &Denied) -> Code {
 pub fn closed(why: Closed) -> Status {
     match why {
         Closed::Superseded => {
-            status(Code::Aborted, "SUPERSEDED", "a newer agent speaks for this host".into())
+            status(Code::Aborted, "SUPERSEDED", "a newer agent represents this host".into())
         }
         Closed::FalseClaim(slice, epoch) => forbidden(
             "INVALID_REPORT",
-            format!(
-                "online: slice {slice} epoch {epoch} was never given to this host: must be one of its orders"
-            ),
+            format!("online: slice {slice} epoch {epoch} was never assigned to this host"),
         ),
-        Closed::LeaseOver => status(
-            Code::Aborted,
-            "LEASE_EXPIRED",
-            "nothing was heard for longer than the lease: connect again".into(),
-        ),
-        Closed::HostGone => forbidden("HOST_NOT_FOUND", "this host is not in the rack any more".into()),
+        Closed::LeaseOver => {
+            status(Code::Aborted, "LEASE_EXPIRED", "no message for longer than the lease: reconnect".into())
+        }
+        Closed::HostGone => forbidden("HOST_NOT_FOUND", "this host is no longer in the rack".into()),
     }
 }

@@ -18,20 +18,20 @@ use units::{
     limits::{BATCH_CHANGES_MAX, RESERVATIONS_PAGE_MAX},
 };
 
-use super::{Asked, Forecasts, rows};
+use super::{DriverError, Forecasts, rows};
 use crate::{driver::WriteChunk, store::Write};
 
-/// Delay of a write, so that entries share it.
-const WRITTEN_EVERY: Duration = Duration::from_millis(500);
-/// Interval of the expiry of outcomes and of the update of the mix of VMs.
-const TIDIED_EVERY: Duration = Duration::from_secs(60);
+/// Interval of writes, so that entries share them.
+const FLUSH_INTERVAL: Duration = Duration::from_millis(500);
+/// Interval at which outcomes expire and the mix of VMs is updated.
+const CLEANUP_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Entries to be written.
 #[derive(Debug, Default)]
-pub(super) struct Pen(Mutex<Vec<Write>>);
+pub(super) struct WriteQueue(Mutex<Vec<Write>>);
 
-impl Pen {
-    pub fn note(&self, writes: impl IntoIterator<Item = Write>) {
+impl WriteQueue {
+    pub fn push(&self, writes: impl IntoIterator<Item = Write>) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).extend(writes);
     }
 
@@ -42,26 +42,26 @@ impl Pen {
 
 impl Forecasts {
     /// Runs the log until the manager stops.
-    pub async fn keep_books(self: Arc<Self>) {
+    pub async fn run_outcome_log(self: Arc<Self>) {
         let mut changes = self.driver.changes();
         self.reconcile();
-        let mut written = tokio::time::interval(WRITTEN_EVERY);
-        let mut tidied = tokio::time::interval(TIDIED_EVERY);
-        written.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        tidied.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut flush_timer = tokio::time::interval(FLUSH_INTERVAL);
+        let mut cleanup_timer = tokio::time::interval(CLEANUP_INTERVAL);
+        flush_timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        cleanup_timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut settings = self.settings.clone();
         loop {
             tokio::select! {
                 change = changes.recv() => match change {
-                    Ok(chunk) => self.note(&chunk),
+                    Ok(chunk) => self.apply_chunk(&chunk),
                     Err(RecvError::Lagged(missed)) => {
-                        tracing::info!(missed, "books compared with the ledger");
+                        tracing::info!(missed, "outcome log reconciled with the ledger");
                         self.reconcile();
                     }
                     Err(RecvError::Closed) => return,
                 },
-                _ = written.tick() => self.write_down().await,
-                _ = tidied.tick() => self.tidy().await,
+                _ = flush_timer.tick() => self.flush().await,
+                _ = cleanup_timer.tick() => self.clean_up().await,
                 changed = settings.changed() => match changed {
                     Ok(()) => self.choose_point().await,
                     Err(_) => return, // the manager is stopping
@@ -73,24 +73,24 @@ impl Forecasts {
         }
     }
 
-    fn note(&self, chunk: &WriteChunk) {
+    fn apply_chunk(&self, chunk: &WriteChunk) {
         for record in chunk.records() {
             if let Record::Reservation(id, reservation) = record {
-                self.note_reservation(*id, reservation, chunk.when().wall);
+                self.apply_reservation(*id, reservation, chunk.when().wall);
             }
         }
     }
 
-    fn note_reservation(&self, id: ReservationId, r: &Reservation, now: UnixMs) {
+    fn apply_reservation(&self, id: ReservationId, r: &Reservation, now: UnixMs) {
         if let Stage::Ended { why, .. } = &r.stage {
-            let (past, writes) = self.write().ended(id, now, is_of_itself(why));
-            self.pen.note(writes);
-            if let Some(past) = past {
-                self.metrics.outcome(&past, memory_of_pool(r));
+            let (vm, writes) = self.write().record_end(id, now, ended_by_itself(why));
+            self.write_queue.push(writes);
+            if let Some(vm) = vm {
+                self.metrics.count_outcome(&vm, pool_memory(r));
             }
         } else {
-            let requested = [r.local, memory_of_pool(r)].into_iter().sum();
-            self.pen.note(self.write().began(id, &r.vm, requested, r.cores, r.created));
+            let requested = [r.local, pool_memory(r)].into_iter().sum();
+            self.write_queue.push(self.write().record_start(id, &r.vm, requested, r.cores, r.created));
         }
     }
 
@@ -100,41 +100,41 @@ impl Forecasts {
         let (mut active, mut after) = (Vec::new(), Some(ReservationId(0)));
         let mut now = UnixMs(0);
         while let Some(from) = after {
-            let looked = self.driver.look(|manager, when| (when.wall, page_of_reservations(manager, from)));
-            let Ok((wall, page)) = looked else { return }; // the manager is stopping
+            let read = self.driver.read(|manager, when| (when.wall, page_of_reservations(manager, from)));
+            let Ok((wall, page)) = read else { return }; // the manager is stopping
             (now, after) = (wall, page.last().map(|(id, _)| *id));
             for (id, reservation) in page.into_iter().filter(|(_, reservation)| reservation.is_active()) {
-                self.note_reservation(id, &reservation, now);
+                self.apply_reservation(id, &reservation, now);
                 active.push(id);
             }
         }
         let mut state = self.write();
-        let gone: Vec<ReservationId> =
+        let ended: Vec<ReservationId> =
             state.running().filter(|id| active.binary_search(id).is_err()).collect();
-        for id in gone {
-            self.pen.note(state.ended(id, now, false).1);
+        for id in ended {
+            self.write_queue.push(state.record_end(id, now, false).1);
         }
     }
 
     /// Writes pending entries. Entries that cannot be written are dropped; the state in memory is
     /// used until the next start.
-    pub async fn write_down(&self) {
-        let writes = self.pen.take();
+    pub async fn flush(&self) {
+        let writes = self.write_queue.take();
         for batch in writes.chunks(BATCH_CHANGES_MAX) {
-            match self.driver.keep(batch.to_vec()).await {
+            match self.driver.write_entries(batch.to_vec()).await {
                 Ok(()) => {}
-                Err(Asked::Stopping) => return,
+                Err(DriverError::Stopping) => return,
                 Err(error) => {
                     let error = units::chain(&error);
-                    tracing::warn!(entries = batch.len(), error, "outcomes not kept");
+                    tracing::warn!(entries = batch.len(), error, "cannot write outcomes");
                 }
             }
         }
     }
 
-    async fn tidy(&self) {
-        let Ok(oldest) = self.oldest() else { return };
-        self.pen.note(self.write().forget(oldest));
+    async fn clean_up(&self) {
+        let Ok(before) = self.retention_start() else { return };
+        self.write_queue.push(self.write().expire(before));
         self.choose_point().await;
         if self.read().is_history_due() {
             self.rebuild_history().await;
@@ -143,30 +143,30 @@ impl Forecasts {
 
     /// Chooses the operating point without delaying predictions.
     async fn choose_point(&self) {
-        let basis = self.read().basis(self.rules());
-        let serving = basis.serving;
-        if let Ok(point) = tokio::task::spawn_blocking(move || basis.choose()).await {
+        let inputs = self.read().point_inputs(self.limits());
+        let serving = inputs.serving;
+        if let Ok(point) = tokio::task::spawn_blocking(move || inputs.choose()).await {
             self.write().set_point(serving, point);
-            self.show();
+            self.update_metrics();
         }
     }
 
-    /// Builds a history from stored outcomes: groups keep the smallest fraction of VMs that expired
-    /// long ago.
+    /// Rebuilds the history from the stored outcomes, because groups retain the smallest fraction of
+    /// expired VMs.
     async fn rebuild_history(&self) {
-        self.write_down().await;
-        let made_of = self.read().next_outcome();
+        self.flush().await;
+        let built_from = self.read().next_outcome();
         let Ok(mut snapshot) = self.driver.snapshot().await else { return };
         let read = tokio::task::spawn_blocking(move || {
-            let pasts = rows::pasts(snapshot.as_mut())?;
+            let outcomes = rows::outcomes(snapshot.as_mut())?;
             let mut history = History::default();
-            let kept = pasts.into_iter().filter(|(number, _)| *number < made_of);
-            kept.for_each(|(_, past)| history.add(&past.begun.ask, &past.outcome));
+            let included = outcomes.into_iter().filter(|(number, _)| *number < built_from);
+            included.for_each(|(_, vm)| history.add(&vm.start.request, &vm.outcome));
             Ok::<_, crate::store::StoreError>(history)
         });
         match read.await {
-            Ok(Ok(history)) => self.write().set_history(history, made_of),
-            Ok(Err(error)) => tracing::warn!(error = units::chain(&error), "history not made anew"),
+            Ok(Ok(history)) => self.write().set_history(history, built_from),
+            Ok(Err(error)) => tracing::warn!(error = units::chain(&error), "cannot rebuild history"),
             Err(_) => {} // the manager is stopping
         }
     }
@@ -178,8 +178,8 @@ fn page_of_reservations(manager: &Manager, above: ReservationId) -> Vec<(Reserva
     above.map(|(id, reservation)| (id, reservation.clone())).collect()
 }
 
-/// Returns whether a VM ended by itself with its memory measured completely.
-fn is_of_itself(why: &EndedBy) -> bool {
+/// Returns whether a VM ended by itself, so that its memory was measured until its end.
+fn ended_by_itself(why: &EndedBy) -> bool {
     match why {
         EndedBy::ProcessGone | EndedBy::Released { force: false, .. } => true,
         EndedBy::Released { force: true, .. }
@@ -189,6 +189,6 @@ fn is_of_itself(why: &EndedBy) -> bool {
     }
 }
 
-fn memory_of_pool(r: &Reservation) -> Bytes {
+fn pool_memory(r: &Reservation) -> Bytes {
     Bytes::slices(u32::try_from(r.slices.len()).expect("a VM has few slices"))
 }

@@ -13,7 +13,7 @@ const INTERVAL: Duration = Duration::from_secs(10);
 
 /// Logs rejected connections and calls.
 #[derive(Debug, Default)]
-pub struct Rejections {
+pub struct RejectionLog {
     interval: Mutex<Option<Interval>>,
 }
 
@@ -24,18 +24,18 @@ struct Interval {
     suppressed: u64,
 }
 
-impl Rejections {
+impl RejectionLog {
     /// Logs a rejection, unless too many were logged shortly before. Their number is logged with
     /// the next one.
     pub fn log(&self, peer: &impl Display, reason: &impl Display) {
-        if let Some(suppressed) = self.take(Instant::now()) {
+        if let Some(suppressed) = self.count(Instant::now()) {
             tracing::warn!(%peer, %reason, suppressed, "rejected");
         }
     }
 
     /// Returns the number of rejections suppressed since the last one logged, or `None` if this one
     /// has to be suppressed.
-    fn take(&self, now: Instant) -> Option<u64> {
+    fn count(&self, now: Instant) -> Option<u64> {
         let mut interval = self.interval.lock().expect("no holder panics");
         let current = interval.get_or_insert(Interval { began: now, logged: 0, suppressed: 0 });
         if now.duration_since(current.began) >= INTERVAL {
@@ -56,14 +56,14 @@ mod tests {
 
     #[test]
     fn rejections_beyond_the_rate_are_counted_and_reported_later() {
-        let (rejections, start) = (Rejections::default(), Instant::now());
+        let (rejections, start) = (RejectionLog::default(), Instant::now());
         for _ in 0..LOGGED_MAX {
-            assert_eq!(rejections.take(start), Some(0));
+            assert_eq!(rejections.count(start), Some(0));
         }
         for _ in 0..7 {
-            assert_eq!(rejections.take(start + INTERVAL / 2), None);
+            assert_eq!(rejections.count(start + INTERVAL / 2), None);
         }
-        assert_eq!(rejections.take(start + INTERVAL), Some(7));
-        assert_eq!(rejections.take(start + INTERVAL), Some(0));
+        assert_eq!(rejections.count(start + INTERVAL), Some(7));
+        assert_eq!(rejections.count(start + INTERVAL), Some(0));
     }
 }

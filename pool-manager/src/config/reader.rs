@@ -15,12 +15,12 @@ use toml::{
 };
 use units::{Name, Ns};
 
-/// Longest part of a wrong value that is shown.
+/// Longest part of an invalid value that is shown.
 const SHOWN_CHARS_MAX: usize = 80;
 
 /// Violation of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fault {
+pub struct Violation {
     /// Line, from 1; `None` if it concerns the whole file.
     pub line: Option<usize>,
     /// Field, such as `host[2].emcs[0]`; empty if the file is not TOML.
@@ -31,7 +31,7 @@ pub struct Fault {
     pub rule: String,
 }
 
-impl Display for Fault {
+impl Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(line) = self.line {
             write!(f, "line {line}: ")?;
@@ -48,34 +48,35 @@ impl Display for Fault {
 #[derive(Debug)]
 pub(super) struct Text<'a> {
     text: &'a str,
-    faults: RefCell<Vec<Fault>>,
+    violations: RefCell<Vec<Violation>>,
 }
 
 impl<'a> Text<'a> {
     pub(super) fn new(text: &'a str) -> Self {
-        Self { text, faults: RefCell::default() }
+        Self { text, violations: RefCell::default() }
     }
 
     /// Parses the document, if it is TOML.
     pub(super) fn parse(&self) -> Option<DeTable<'a>> {
         let (document, errors) = DeTable::parse_recoverable(self.text);
         for error in &errors {
-            let at = error.span().map(|span| span.start);
-            self.report(at, String::new(), None, format!("not TOML: {}", error.message()));
+            let offset = error.span().map(|span| span.start);
+            self.report(offset, String::new(), None, format!("not TOML: {}", error.message()));
         }
         errors.is_empty().then(|| document.into_inner())
     }
 
     /// Returns all violations by line.
-    pub(super) fn into_faults(self) -> Vec<Fault> {
-        let mut faults = self.faults.into_inner();
-        faults.sort_by_key(|fault| fault.line);
-        faults
+    pub(super) fn into_violations(self) -> Vec<Violation> {
+        let mut violations = self.violations.into_inner();
+        violations.sort_by_key(|violation| violation.line);
+        violations
     }
 
-    fn report(&self, at: Option<usize>, field: String, value: Option<String>, rule: String) {
-        let line = at.map(|at| self.text.bytes().take(at).filter(|byte| *byte == b'\n').count() + 1);
-        self.faults.borrow_mut().push(Fault { line, field, value, rule });
+    fn report(&self, offset: Option<usize>, field: String, value: Option<String>, rule: String) {
+        let line =
+            offset.map(|offset| self.text.bytes().take(offset).filter(|byte| *byte == b'\n').count() + 1);
+        self.violations.borrow_mut().push(Violation { line, field, value, rule });
     }
 }
 
@@ -84,26 +85,26 @@ impl<'a> Text<'a> {
 pub(super) struct Section<'a> {
     text: &'a Text<'a>,
     path: String,
-    at: Option<usize>,
-    left: BTreeMap<&'a str, (usize, &'a Spanned<DeValue<'a>>)>,
+    offset: Option<usize>,
+    remaining: BTreeMap<&'a str, (usize, &'a Spanned<DeValue<'a>>)>,
     known: Vec<&'static str>,
-    given: BTreeSet<&'static str>,
+    present: BTreeSet<&'static str>,
 }
 
 impl<'a> Section<'a> {
-    pub(super) fn top(text: &'a Text<'a>, table: &'a DeTable<'a>) -> Self {
+    pub(super) fn root(text: &'a Text<'a>, table: &'a DeTable<'a>) -> Self {
         Self::new(text, String::new(), None, table)
     }
 
-    fn new(text: &'a Text<'a>, path: String, at: Option<usize>, table: &'a DeTable<'a>) -> Self {
+    fn new(text: &'a Text<'a>, path: String, offset: Option<usize>, table: &'a DeTable<'a>) -> Self {
         let entries = table.iter().map(|(key, value)| (key.get_ref().as_ref(), (key.span().start, value)));
-        Self { text, path, at, left: entries.collect(), known: Vec::new(), given: BTreeSet::new() }
+        Self { text, path, offset, remaining: entries.collect(), known: Vec::new(), present: BTreeSet::new() }
     }
 
     fn take(&mut self, key: &'static str) -> Option<Field<'a>> {
         self.known.push(key);
-        let (_, value) = self.left.remove(key)?;
-        self.given.insert(key);
+        let (_, value) = self.remaining.remove(key)?;
+        self.present.insert(key);
         Some(Field { text: self.text, path: self.field(key), value })
     }
 
@@ -112,12 +113,12 @@ impl<'a> Section<'a> {
     }
 
     pub(super) fn has(&self, key: &str) -> bool {
-        self.left.contains_key(key)
+        self.remaining.contains_key(key)
     }
 
     /// Returns whether a field that has been read exists.
-    pub(super) fn was_given(&self, key: &str) -> bool {
-        self.given.contains(key)
+    pub(super) fn is_present(&self, key: &str) -> bool {
+        self.present.contains(key)
     }
 
     /// Takes a required field. Returns `None` after reporting a violation.
@@ -127,7 +128,7 @@ impl<'a> Section<'a> {
         read: impl FnOnce(&Field<'a>) -> Result<T, String>,
     ) -> Option<T> {
         let Some(field) = self.take(key) else {
-            self.text.report(self.at, self.field(key), None, "is missing".to_owned());
+            self.text.report(self.offset, self.field(key), None, "is missing".to_owned());
             return None;
         };
         field.read(read)
@@ -166,18 +167,18 @@ impl<'a> Section<'a> {
     }
 
     /// Checks a rule of a taken field. Returns `None` after reporting a violation.
-    pub(super) fn rule(&self, kept: bool, key: &'static str, rule: &str) -> Option<()> {
-        if !kept {
-            self.text.report(self.at, self.field(key), None, rule.to_owned());
+    pub(super) fn rule(&self, holds: bool, key: &'static str, rule: &str) -> Option<()> {
+        if !holds {
+            self.text.report(self.offset, self.field(key), None, rule.to_owned());
         }
-        kept.then_some(())
+        holds.then_some(())
     }
 
     /// Reports all remaining fields as unknown.
     pub(super) fn end(self) {
         let rule = format!("unknown key; must be one of {}", self.known.join(", "));
-        for (key, (at, _)) in &self.left {
-            self.text.report(Some(*at), self.field(key), None, rule.clone());
+        for (key, (offset, _)) in &self.remaining {
+            self.text.report(Some(*offset), self.field(key), None, rule.clone());
         }
     }
 }
@@ -217,7 +218,7 @@ impl<'a> Field<'a> {
     }
 
     pub(super) fn str(&self) -> Result<&'a str, String> {
-        self.value.get_ref().as_str().ok_or_else(|| "must be a text in quotes".to_owned())
+        self.value.get_ref().as_str().ok_or_else(|| "must be a string in quotes".to_owned())
     }
 
     pub(super) fn name(&self) -> Result<Name, String> {
@@ -229,7 +230,7 @@ impl<'a> Field<'a> {
         absolute(base, self.str()?)
     }
 
-    pub(super) fn whole<T>(&self, range: RangeInclusive<T>) -> Result<T, String>
+    pub(super) fn integer<T>(&self, range: RangeInclusive<T>) -> Result<T, String>
     where
         T: Copy + Display + PartialOrd + TryFrom<u64>,
     {

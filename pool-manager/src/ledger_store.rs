@@ -1,5 +1,5 @@
-//! Store as used by the driver: writes records in batches and reads everything. It does not know
-//! the ledger.
+//! Store as used by the driver: writes records in batches, reads all records, and watches the free
+//! space. Independent of the ledger's state.
 
 use std::{
     collections::VecDeque,
@@ -12,28 +12,28 @@ use units::limits::{
 };
 
 use crate::{
-    records::{self, LoadError, Loaded},
+    records::{self, LoadError, StoreContents},
     store::{Scan, Store, StoreError, Table, Write},
 };
 
 /// Store with its state between batches.
-pub struct Keeper {
+pub struct LedgerStore {
     store: Box<dyn Store>,
-    note_restored: bool,
-    space_low: bool,
-    space_checked: Option<Instant>,
+    is_restored: bool,
+    is_space_low: bool,
+    space_checked_at: Option<Instant>,
 }
 
-impl std::fmt::Debug for Keeper {
+impl std::fmt::Debug for LedgerStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Keeper").field("note_restored", &self.note_restored).finish_non_exhaustive()
+        f.debug_struct("Keeper").field("note_restored", &self.is_restored).finish_non_exhaustive()
     }
 }
 
-impl Keeper {
-    /// Creates it for a store that may have been restored from a backup and not used since.
+impl LedgerStore {
+    /// Creates it; `restored` if the store was restored from a backup and not used since.
     pub fn new(store: Box<dyn Store>, restored: bool) -> Self {
-        Self { store, note_restored: restored, space_low: false, space_checked: None }
+        Self { store, is_restored: restored, is_space_low: false, space_checked_at: None }
     }
 
     /// Makes records durable, all or none.
@@ -42,27 +42,27 @@ impl Keeper {
     /// The outcome is unknown; the store has to be read again.
     pub fn commit(&mut self, records: &[Record]) -> Result<(), StoreError> {
         let mut writes: Vec<Write> = records.iter().map(records::write).collect();
-        if self.note_restored {
-            writes.extend(records::restored_noted());
+        if self.is_restored {
+            writes.extend(records::clear_restored_marks());
         }
         self.store.commit(&writes)?;
-        self.note_restored = false;
+        self.is_restored = false;
         Ok(())
     }
 
     /// Makes entries other than the ledger's durable, all or none. A failed store is reopened, so
-    /// that the ledger finds its own durable state.
+    /// that the ledger can write again.
     ///
     /// # Errors
     /// The outcome is unknown. [`StoreError::Full`] writes nothing; deletions are always tried.
-    pub fn keep(&mut self, writes: &[Write]) -> Result<(), StoreError> {
-        let needs_room = writes.iter().any(|write| matches!(write, Write::Put { .. }));
-        if self.space_low && needs_room {
+    pub fn write_entries(&mut self, writes: &[Write]) -> Result<(), StoreError> {
+        let needs_space = writes.iter().any(|write| matches!(write, Write::Put { .. }));
+        if self.is_space_low && needs_space {
             return Err(StoreError::Full);
         }
         self.store.commit(writes).inspect_err(|_| {
             if let Err(error) = self.store.reopen() {
-                tracing::error!(error = units::chain(&error), "store not opened again"); // the ledger's next write reports it, too
+                tracing::error!(error = units::chain(&error), "cannot reopen store"); // the ledger's next write also fails
             }
         })
     }
@@ -71,26 +71,26 @@ impl Keeper {
     /// once per [`STORE_SPACE_CHECK_INTERVAL`]: the limit leaves space for all writes meanwhile.
     pub fn space_changed(&mut self) -> Option<bool> {
         let every = STORE_SPACE_CHECK_INTERVAL.as_duration();
-        if self.space_checked.is_some_and(|at| at.elapsed() < every) {
+        if self.space_checked_at.is_some_and(|at| at.elapsed() < every) {
             return None;
         }
-        self.space_checked = Some(Instant::now());
+        self.space_checked_at = Some(Instant::now());
         let free = self.store.free_bytes().ok().flatten()?;
         let low = free < STORE_FREE_BYTES_MIN;
-        (low != std::mem::replace(&mut self.space_low, low)).then_some(low)
+        (low != std::mem::replace(&mut self.is_space_low, low)).then_some(low)
     }
 
     /// Returns how long the driver's thread may sleep: while the disk is full nothing is written,
     /// and only a check shows free space.
     pub fn sleep_max(&self) -> Option<Duration> {
-        self.space_low.then(|| STORE_LOW_SPACE_CHECK_INTERVAL.as_duration())
+        self.is_space_low.then(|| STORE_LOW_SPACE_CHECK_INTERVAL.as_duration())
     }
 
     /// Reopens the store and reads everything.
     ///
     /// # Errors
     /// The call may be repeated.
-    pub fn reload(&mut self) -> Result<Loaded, LoadError> {
+    pub fn reload(&mut self) -> Result<StoreContents, LoadError> {
         self.store.reopen()?;
         records::load(self.store.as_mut())
     }
@@ -98,29 +98,29 @@ impl Keeper {
     /// Returns a snapshot of the store.
     ///
     /// # Errors
-    /// It failed, and was not read again.
+    /// The store failed and has not been reopened.
     pub fn snapshot(&self) -> Result<Box<dyn Scan>, StoreError> {
         self.store.snapshot()
     }
 }
 
-/// Returns the newest decisions about a subject, in order.
+/// Returns the newest decisions about a subject, in order, at most [`EXPLAIN_ENTRIES_MAX`].
 ///
 /// # Errors
-/// They cannot be read.
+/// The decisions cannot be read.
 pub fn decisions(store: &mut dyn Scan, subject: &str) -> Result<Vec<(u64, Decision)>, LoadError> {
-    let mut found = VecDeque::new();
+    let mut decisions = VecDeque::new();
     records::scan(store, Table::Audit, &mut |record| {
         if let Record::Decision(seq, decision) = record
             && decision.subject.to_string() == subject
         {
-            if found.len() == EXPLAIN_ENTRIES_MAX {
-                found.pop_front();
+            if decisions.len() == EXPLAIN_ENTRIES_MAX {
+                decisions.pop_front();
             }
-            found.push_back((seq, decision));
+            decisions.push_back((seq, decision));
         }
     })?;
-    Ok(found.into())
+    Ok(decisions.into())
 }
 
 #[cfg(test)]
@@ -131,10 +131,10 @@ mod tests {
         redb::RedbStore,
     };
 
-    fn keeper() -> (FaultyDisk, Keeper) {
+    fn open_store() -> (FaultyDisk, LedgerStore) {
         let disk = FaultyDisk::new(|_| 0);
         let store = RedbStore::open(disk.clone()).unwrap();
-        (disk, Keeper::new(Box::new(store), false))
+        (disk, LedgerStore::new(Box::new(store), false))
     }
 
     fn put(key: &[u8]) -> Write {
@@ -145,31 +145,31 @@ mod tests {
         Write::Delete { table: Table::Outcomes, key: key.to_vec() }
     }
 
-    fn outcomes(keeper: &Keeper) -> usize {
+    fn outcomes(store: &LedgerStore) -> usize {
         let mut entries = 0;
-        keeper.snapshot().unwrap().scan(Table::Outcomes, &mut |_, _| entries += 1).unwrap();
+        store.snapshot().unwrap().scan(Table::Outcomes, &mut |_, _| entries += 1).unwrap();
         entries
     }
 
     #[test]
-    fn what_is_left_of_a_full_disk_is_for_the_ledger_and_deletes_make_room() {
-        let (_disk, mut keeper) = keeper();
-        keeper.keep(&[put(b"a")]).unwrap();
-        keeper.space_low = true;
-        assert!(matches!(keeper.keep(&[delete(b"a"), put(b"b")]), Err(StoreError::Full)));
-        assert_eq!(outcomes(&keeper), 1);
-        keeper.keep(&[delete(b"a")]).unwrap();
-        assert_eq!(outcomes(&keeper), 0);
-        keeper.commit(&[]).unwrap();
+    fn full_disk_accepts_only_ledger_writes_and_deletes() {
+        let (_disk, mut store) = open_store();
+        store.write_entries(&[put(b"a")]).unwrap();
+        store.is_space_low = true;
+        assert!(matches!(store.write_entries(&[delete(b"a"), put(b"b")]), Err(StoreError::Full)));
+        assert_eq!(outcomes(&store), 1);
+        store.write_entries(&[delete(b"a")]).unwrap();
+        assert_eq!(outcomes(&store), 0);
+        store.commit(&[]).unwrap();
     }
 
     #[test]
-    fn a_write_past_the_ledger_that_fails_leaves_the_store_open_for_the_ledger() {
-        let (disk, mut keeper) = keeper();
+    fn failed_write_beside_the_ledger_reopens_the_store() {
+        let (disk, mut store) = open_store();
         disk.fail_at(disk.operations() + 1, Fault::Errno(5));
-        assert!(keeper.keep(&[put(b"a")]).is_err());
-        disk.fail_no_more();
-        keeper.commit(&[]).unwrap();
-        keeper.keep(&[put(b"b")]).unwrap();
+        assert!(store.write_entries(&[put(b"a")]).is_err());
+        disk.clear_faults();
+        store.commit(&[]).unwrap();
+        store.write_entries(&[put(b"b")]).unwrap();
     }
 }

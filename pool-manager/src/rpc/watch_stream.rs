@@ -9,10 +9,10 @@ use tokio::sync::mpsc;
 use tokio_stream::{Stream, wrappers::ReceiverStream};
 use tonic::{Response, Status};
 
-use super::{Shared, refused::stopping};
+use super::{Shared, status::stopping};
 
 /// Stream of messages.
-pub(super) type Streamed<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+pub(super) type MessageStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 /// Messages queued for a slow watcher.
 const WATCH_QUEUED_MAX: usize = 16;
@@ -20,37 +20,37 @@ const WATCH_QUEUED_MAX: usize = 16;
 const WATCH_PAUSE: Duration = Duration::from_millis(50);
 
 /// Watched object.
-pub(super) trait Watched: Clone + Send + Sync + 'static {
+pub(super) trait WatchedObject: Clone + Send + Sync + 'static {
     /// Identity while the rest changes.
     fn id(&self) -> String;
-    /// Returns whether a watcher need not receive the newer state.
-    fn is_as(&self, newer: &Self) -> bool;
+    /// Returns whether the newer state is equal for a watcher.
+    fn is_same(&self, newer: &Self) -> bool;
     /// Order of the first messages: lower ones first.
     fn rank(&self) -> u8 {
         0
     }
     /// Returns the message for an object that has disappeared.
-    fn gone(self) -> Option<Self> {
+    fn removal_message(self) -> Option<Self> {
         None
     }
 }
 
-impl Watched for wire::Capacity {
+impl WatchedObject for wire::Capacity {
     fn id(&self) -> String {
         String::new() // there is one object
     }
 
-    fn is_as(&self, newer: &Self) -> bool {
+    fn is_same(&self, newer: &Self) -> bool {
         self.hosts == newer.hosts && self.emcs == newer.emcs
     }
 }
 
-impl Watched for wire::Migration {
+impl WatchedObject for wire::Migration {
     fn id(&self) -> String {
         self.reservation.clone()
     }
 
-    fn is_as(&self, newer: &Self) -> bool {
+    fn is_same(&self, newer: &Self) -> bool {
         self == newer
     }
 
@@ -58,38 +58,38 @@ impl Watched for wire::Migration {
         u8::from(self.state() != wire::MigrationState::Open)
     }
 
-    fn gone(self) -> Option<Self> {
+    fn removal_message(self) -> Option<Self> {
         Some(Self { state: wire::MigrationState::Withdrawn.into(), ..self })
     }
 }
 
-type Shown<T> = BTreeMap<String, T>;
+type ObjectsById<T> = BTreeMap<String, T>;
 
-/// Streams the current state, and again whenever it changes. `look` copies it under the ledger's
-/// lock, for each watcher after each change but at most once in [`WATCH_PAUSE`]; `show` does the
-/// rest.
-pub(super) fn watch<V: Send + 'static, T: Watched>(
+/// Streams the current state, and again whenever it changes. `copy` copies it under the
+/// ledger's lock, for each watcher after each change but at most once in [`WATCH_PAUSE`];
+/// `convert` creates the messages without the lock.
+pub(super) fn watch<V: Send + 'static, T: WatchedObject>(
     shared: &Shared,
-    look: impl Fn(&Manager) -> V + Copy + Send + Sync + 'static,
-    show: impl Fn(V) -> Vec<T> + Copy + Send + Sync + 'static,
-) -> Result<Response<Streamed<T>>, Status> {
+    copy: impl Fn(&Manager) -> V + Copy + Send + Sync + 'static,
+    convert: impl Fn(V) -> Vec<T> + Copy + Send + Sync + 'static,
+) -> Result<Response<MessageStream<T>>, Status> {
     let permit = shared.watch_permit()?;
     let mut changed = shared.driver.changed();
     let (sender, receiver) = mpsc::channel(WATCH_QUEUED_MAX);
     let shared = shared.clone();
     tokio::spawn(async move {
         let _permit = permit;
-        let mut shown = Shown::new();
+        let mut seen = ObjectsById::new();
         loop {
             changed.mark_unchanged();
-            let Ok(now) = shared.driver.look(|manager, _| look(manager)) else { return };
-            let now: Shown<T> = show(now).into_iter().map(|thing| (thing.id(), thing)).collect();
-            for thing in news(shown, &now) {
-                if sender.send(Ok(thing)).await.is_err() {
+            let Ok(now) = shared.driver.read(|manager, _| copy(manager)) else { return };
+            let now: ObjectsById<T> = convert(now).into_iter().map(|object| (object.id(), object)).collect();
+            for object in pending_messages(seen, &now) {
+                if sender.send(Ok(object)).await.is_err() {
                     return;
                 }
             }
-            shown = now;
+            seen = now;
             let next_change = async {
                 tokio::time::sleep(WATCH_PAUSE).await;
                 changed.changed().await
@@ -105,16 +105,16 @@ pub(super) fn watch<V: Send + 'static, T: Watched>(
 }
 
 /// Returns the messages for a watcher that has seen a state.
-fn news<T: Watched>(mut seen: Shown<T>, now: &Shown<T>) -> Vec<T> {
-    let mut news: Vec<T> = Vec::new();
-    for (id, thing) in now {
-        if !seen.remove(id).is_some_and(|old| old.is_as(thing)) {
-            news.push(thing.clone());
+fn pending_messages<T: WatchedObject>(mut seen: ObjectsById<T>, now: &ObjectsById<T>) -> Vec<T> {
+    let mut messages: Vec<T> = Vec::new();
+    for (id, object) in now {
+        if !seen.remove(id).is_some_and(|old| old.is_same(object)) {
+            messages.push(object.clone());
         }
     }
-    news.extend(seen.into_values().filter_map(Watched::gone));
-    news.sort_by_key(Watched::rank);
-    news
+    messages.extend(seen.into_values().filter_map(WatchedObject::removal_message));
+    messages.sort_by_key(WatchedObject::rank);
+    messages
 }
 
 #[cfg(test)]
@@ -122,7 +122,7 @@ mod tests {
     use super::*;
     use wire::MigrationState::{self, Accepted, Open, Withdrawn};
 
-    fn shown(migrations: &[(&str, MigrationState)]) -> Shown<wire::Migration> {
+    fn objects(migrations: &[(&str, MigrationState)]) -> ObjectsById<wire::Migration> {
         let migration = |(reservation, state): &(&str, MigrationState)| {
             let reservation = (*reservation).to_owned();
             (
@@ -133,31 +133,31 @@ mod tests {
         migrations.iter().map(migration).collect()
     }
 
-    fn told(
+    fn messages(
         seen: &[(&str, MigrationState)],
         now: &[(&str, MigrationState)],
     ) -> Vec<(String, MigrationState)> {
-        let news = news(shown(seen), &shown(now));
-        news.into_iter().map(|m| (m.reservation.clone(), m.state())).collect()
+        let pending = pending_messages(objects(seen), &objects(now));
+        pending.into_iter().map(|m| (m.reservation.clone(), m.state())).collect()
     }
 
     #[test]
-    fn a_watcher_is_told_what_is_there_open_requests_first_then_changes_and_withdrawals() {
+    fn watcher_gets_open_requests_first_then_changes() {
         let of = |id: &str, state| (id.to_owned(), state);
         let first = [("r-1", Accepted), ("r-2", Open)];
-        assert_eq!(told(&[], &first), [of("r-2", Open), of("r-1", Accepted)]);
-        assert_eq!(told(&first, &first), []);
-        assert_eq!(told(&first, &[("r-2", Accepted)]), [of("r-2", Accepted), of("r-1", Withdrawn)]);
+        assert_eq!(messages(&[], &first), [of("r-2", Open), of("r-1", Accepted)]);
+        assert_eq!(messages(&first, &first), []);
+        assert_eq!(messages(&first, &[("r-2", Accepted)]), [of("r-2", Accepted), of("r-1", Withdrawn)]);
     }
 
     #[test]
-    fn capacity_is_told_again_only_when_something_is_more_or_less_free() {
+    fn capacity_is_sent_only_when_it_changes() {
         let capacity = |revision, free| {
             let emcs = vec![wire::EmcCapacity { emc: "e".into(), free_slices: free, slices: 9 }];
             let capacity = wire::Capacity { revision, hosts: Vec::new(), emcs };
-            Shown::from([(capacity.id(), capacity)])
+            ObjectsById::from([(capacity.id(), capacity)])
         };
-        assert_eq!(news(capacity(1, 4), &capacity(2, 4)).len(), 0);
-        assert_eq!(news(capacity(1, 4), &capacity(2, 3)).len(), 1);
+        assert_eq!(pending_messages(capacity(1, 4), &capacity(2, 4)).len(), 0);
+        assert_eq!(pending_messages(capacity(1, 4), &capacity(2, 3)).len(), 1);
     }
 }

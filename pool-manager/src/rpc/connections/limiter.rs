@@ -16,7 +16,7 @@ use super::Origin;
 
 /// Open connections.
 #[derive(Debug, Default)]
-pub(super) struct Places {
+pub(super) struct ConnectionLimiter {
     counts: Mutex<Counts>,
 }
 
@@ -42,13 +42,13 @@ enum Source {
 
 /// Permit of one connection, released when it is dropped.
 #[derive(Debug)]
-pub(super) struct Place {
-    places: Arc<Places>,
+pub(super) struct ConnectionPermit {
+    limiter: Arc<ConnectionLimiter>,
     source: Source,
     is_unadmitted: bool,
 }
 
-impl Places {
+impl ConnectionLimiter {
     fn lock(&self) -> MutexGuard<'_, Counts> {
         self.counts.lock().expect("no holder panics")
     }
@@ -58,30 +58,30 @@ impl Places {
     ///
     /// # Errors
     /// The limit that is reached.
-    pub(super) fn take(self: &Arc<Self>, origin: &Origin) -> Result<Place, String> {
+    pub(super) fn acquire(self: &Arc<Self>, origin: &Origin) -> Result<ConnectionPermit, String> {
         let (source, is_trusted) = match *origin {
             Origin::Tcp(address) => (Source::Address(address.ip().to_canonical()), false),
             Origin::Unix { uid, is_trusted, .. } => (Source::User(uid), is_trusted),
         };
         let mut counts = self.lock();
-        let of_source = counts.by_source.get(&source).copied().unwrap_or_default();
+        let per_source = counts.by_source.get(&source).copied().unwrap_or_default();
         let limits = [
             (counts.all.open, CONNECTIONS_MAX, "connections are open"),
-            (of_source.open, CONNECTIONS_PER_SOURCE_MAX, "connections of this source are open"),
+            (per_source.open, CONNECTIONS_PER_SOURCE_MAX, "connections of this source are open"),
             (
                 counts.all.unadmitted,
                 UNADMITTED_CONNECTIONS_MAX,
                 "connections without an admitted request are open",
             ),
             (
-                of_source.unadmitted,
+                per_source.unadmitted,
                 UNADMITTED_CONNECTIONS_PER_SOURCE_MAX,
                 "connections of this source without an admitted request are open",
             ),
         ];
-        let applied = if is_trusted { &limits[..1] } else { &limits[..] };
-        if let Some((_, limit, what)) = applied.iter().find(|(count, limit, _)| count >= limit) {
-            return Err(format!("{limit} {what} already"));
+        let applicable = if is_trusted { &limits[..1] } else { &limits[..] };
+        if let Some((_, limit, description)) = applicable.iter().find(|(count, limit, _)| count >= limit) {
+            return Err(format!("{limit} {description} already"));
         }
         counts.all.open += 1;
         counts.by_source.entry(source).or_default().open += 1;
@@ -89,11 +89,11 @@ impl Places {
             counts.all.unadmitted += 1;
             counts.by_source.entry(source).or_default().unadmitted += 1;
         }
-        Ok(Place { places: Arc::clone(self), source, is_unadmitted: !is_trusted })
+        Ok(ConnectionPermit { limiter: Arc::clone(self), source, is_unadmitted: !is_trusted })
     }
 }
 
-impl Place {
+impl ConnectionPermit {
     /// Returns whether no request of the connection has been admitted.
     pub(super) fn is_unadmitted(&self) -> bool {
         self.is_unadmitted
@@ -102,23 +102,23 @@ impl Place {
     /// Counts the connection as admitted.
     pub(super) fn admit(&mut self) {
         if std::mem::take(&mut self.is_unadmitted) {
-            let mut counts = self.places.lock();
+            let mut counts = self.limiter.lock();
             counts.all.unadmitted -= 1;
-            if let Some(of_source) = counts.by_source.get_mut(&self.source) {
-                of_source.unadmitted -= 1;
+            if let Some(per_source) = counts.by_source.get_mut(&self.source) {
+                per_source.unadmitted -= 1;
             }
         }
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionPermit {
     fn drop(&mut self) {
         self.admit();
-        let mut counts = self.places.lock();
+        let mut counts = self.limiter.lock();
         counts.all.open -= 1;
-        if let Some(of_source) = counts.by_source.get_mut(&self.source) {
-            of_source.open -= 1;
-            if of_source.open == 0 {
+        if let Some(per_source) = counts.by_source.get_mut(&self.source) {
+            per_source.open -= 1;
+            if per_source.open == 0 {
                 counts.by_source.remove(&self.source);
             }
         }
@@ -134,38 +134,38 @@ mod tests {
     }
 
     #[test]
-    fn one_source_cannot_take_the_places_of_others() {
-        let places = Arc::new(Places::default());
-        let take = |origin: &Origin| places.take(origin);
-        let mut held: Vec<_> =
-            (0..UNADMITTED_CONNECTIONS_PER_SOURCE_MAX).map(|_| take(&address(1)).unwrap()).collect();
-        let refused = take(&address(1)).unwrap_err();
+    fn source_at_its_limit_does_not_block_others() {
+        let limiter = Arc::new(ConnectionLimiter::default());
+        let acquire = |origin: &Origin| limiter.acquire(origin);
+        let mut permits: Vec<_> =
+            (0..UNADMITTED_CONNECTIONS_PER_SOURCE_MAX).map(|_| acquire(&address(1)).unwrap()).collect();
+        let refused = acquire(&address(1)).unwrap_err();
         assert!(refused.contains("of this source without an admitted request"), "{refused}");
-        drop(take(&address(2)).unwrap());
-        held.iter_mut().for_each(Place::admit);
-        while held.len() < CONNECTIONS_PER_SOURCE_MAX {
-            held.push(take(&address(1)).unwrap());
-            held.last_mut().unwrap().admit();
+        drop(acquire(&address(2)).unwrap());
+        permits.iter_mut().for_each(ConnectionPermit::admit);
+        while permits.len() < CONNECTIONS_PER_SOURCE_MAX {
+            permits.push(acquire(&address(1)).unwrap());
+            permits.last_mut().unwrap().admit();
         }
-        assert!(take(&address(1)).unwrap_err().contains("connections of this source"));
-        drop(take(&address(2)).unwrap());
-        drop(held);
-        let counts = places.lock();
+        assert!(acquire(&address(1)).unwrap_err().contains("connections of this source"));
+        drop(acquire(&address(2)).unwrap());
+        drop(permits);
+        let counts = limiter.lock();
         assert!(counts.by_source.is_empty());
         assert_eq!((counts.all.open, counts.all.unadmitted), (0, 0));
     }
 
     #[test]
-    fn trusted_users_are_admitted_while_others_have_reached_their_limit() {
-        let places = Arc::new(Places::default());
+    fn trusted_users_are_limited_in_total_only() {
+        let limiter = Arc::new(ConnectionLimiter::default());
         let user = |uid, is_trusted| Origin::Unix { uid, pid: None, is_trusted };
         let sources = UNADMITTED_CONNECTIONS_MAX / UNADMITTED_CONNECTIONS_PER_SOURCE_MAX;
         let sources = u32::try_from(sources).unwrap();
-        let _held: Vec<_> = (1..=sources)
+        let _permits: Vec<_> = (1..=sources)
             .flat_map(|uid| (0..UNADMITTED_CONNECTIONS_PER_SOURCE_MAX).map(move |_| uid))
-            .map(|uid| places.take(&user(uid, false)).unwrap())
+            .map(|uid| limiter.acquire(&user(uid, false)).unwrap())
             .collect();
-        assert!(places.take(&user(sources + 1, false)).is_err());
-        assert!(!places.take(&user(0, true)).unwrap().is_unadmitted());
+        assert!(limiter.acquire(&user(sources + 1, false)).is_err());
+        assert!(!limiter.acquire(&user(0, true)).unwrap().is_unadmitted());
     }
 }

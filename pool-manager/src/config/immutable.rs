@@ -7,7 +7,7 @@ use super::{Config, Emc, Host};
 /// Setting that cannot change while the manager runs.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {rule}")]
-pub struct Fixed {
+pub struct ImmutableSetting {
     /// Name.
     pub field: String,
     /// How to change it.
@@ -20,15 +20,15 @@ const WIRING: &str = "a host is only ever wired to more EMCs: drain the host and
 
 /// Returns the settings in `new` that cannot change while the manager runs; if there are any,
 /// nothing is changed.
-pub fn fixed(old: &Config, new: &Config) -> Vec<Fixed> {
+pub fn immutable_changes(old: &Config, new: &Config) -> Vec<ImmutableSetting> {
     let emc = |name: &Name| old.emcs.iter().find(|emc| emc.name == *name);
     let host = |name: &Name| old.hosts.iter().find(|host| host.name == *name);
-    let emcs = new.emcs.iter().filter_map(|after| Some(fixed_of_emc(emc(&after.name)?, after)));
-    let hosts = new.hosts.iter().filter_map(|after| fixed_of_host(host(&after.name)?, after));
-    fixed_of_manager(old, new).into_iter().chain(emcs.flatten()).chain(hosts).collect()
+    let emcs = new.emcs.iter().filter_map(|after| Some(immutable_changes_of_emc(emc(&after.name)?, after)));
+    let hosts = new.hosts.iter().filter_map(|after| immutable_change_of_host(host(&after.name)?, after));
+    immutable_changes_of_manager(old, new).into_iter().chain(emcs.flatten()).chain(hosts).collect()
 }
 
-fn fixed_of_manager(old: &Config, new: &Config) -> Vec<Fixed> {
+fn immutable_changes_of_manager(old: &Config, new: &Config) -> Vec<ImmutableSetting> {
     let (before, after) = (&old.manager, &new.manager);
     let changed = [
         ("manager.listen", before.listen != after.listen),
@@ -38,10 +38,10 @@ fn fixed_of_manager(old: &Config, new: &Config) -> Vec<Fixed> {
         ("tls", old.tls.is_some() != new.tls.is_some()),
     ];
     let changed = changed.into_iter().filter(|(_, changed)| *changed);
-    changed.map(|(field, _)| Fixed { field: field.to_owned(), rule: RESTART }).collect()
+    changed.map(|(field, _)| ImmutableSetting { field: field.to_owned(), rule: RESTART }).collect()
 }
 
-fn fixed_of_emc(before: &Emc, after: &Emc) -> Vec<Fixed> {
+fn immutable_changes_of_emc(before: &Emc, after: &Emc) -> Vec<ImmutableSetting> {
     let changed = [
         ("slices", before.slices != after.slices),
         ("driver", before.driver != after.driver),
@@ -49,10 +49,12 @@ fn fixed_of_emc(before: &Emc, after: &Emc) -> Vec<Fixed> {
         ("serial", before.serial != after.serial),
     ];
     let changed = changed.into_iter().filter(|(_, changed)| *changed);
-    changed.map(|(field, _)| Fixed { field: format!("emc {}: {field}", after.name), rule: NEVER }).collect()
+    changed
+        .map(|(field, _)| ImmutableSetting { field: format!("emc {}: {field}", after.name), rule: NEVER })
+        .collect()
 }
 
-fn fixed_of_host(before: &Host, after: &Host) -> Option<Fixed> {
+fn immutable_change_of_host(before: &Host, after: &Host) -> Option<ImmutableSetting> {
     let lost = before.emcs.iter().any(|emc| !after.emcs.contains(emc));
-    lost.then(|| Fixed { field: format!("host {}: emcs", after.name), rule: WIRING })
+    lost.then(|| ImmutableSetting { field: format!("host {}: emcs", after.name), rule: WIRING })
 }

@@ -1,5 +1,5 @@
-//! Thread per EMC: it opens the device, makes its calls in order and reports. Outside, slices have
-//! the rack's numbers, inside the device's; they are translated here.
+//! Thread per EMC: it opens the device, makes its calls in order and reports their results. The
+//! rack's slice numbers are translated here into the device's, which start at 0.
 //!
 //! A device that vanished may be replaced by one with other grants. Only a comparison
 //! ([`DeviceCall::Contents`]) opens a device, and calls contain the comparison on which they rest:
@@ -25,7 +25,7 @@ use crate::device::{self, Device, DeviceError, Driver, presence::Presence};
 
 /// Location and size of an EMC.
 #[derive(Clone, Debug)]
-pub struct EmcPlace {
+pub struct EmcDescription {
     /// Number.
     pub id: EmcId,
     /// Name.
@@ -51,54 +51,54 @@ pub struct EmcPlace {
 /// # Errors
 /// The operating system cannot create a thread.
 pub fn start(
-    place: EmcPlace,
+    emc: EmcDescription,
     report: impl Fn(EmcId, Vec<DeviceDone>) + Send + 'static,
-) -> std::io::Result<EmcCalls> {
-    start_probing(place, DEVICE_PROBE_INTERVAL.as_duration(), report)
+) -> std::io::Result<EmcSender> {
+    start_with_interval(emc, DEVICE_PROBE_INTERVAL.as_duration(), report)
 }
 
 /// Like [`start`], with the interval between checks of an idle device.
-fn start_probing(
-    place: EmcPlace,
-    every: Duration,
+fn start_with_interval(
+    emc: EmcDescription,
+    interval: Duration,
     report: impl Fn(EmcId, Vec<DeviceDone>) + Send + 'static,
-) -> std::io::Result<EmcCalls> {
-    let (sender, received) = mpsc::channel();
-    thread::Builder::new().name(format!("emc-{}", place.id.0)).spawn(move || {
-        let mut link = Link::default();
+) -> std::io::Result<EmcSender> {
+    let (sender, receiver) = mpsc::channel();
+    thread::Builder::new().name(format!("emc-{}", emc.id.0)).spawn(move || {
+        let mut state = DeviceState::default();
         loop {
-            let calls = match received.recv_timeout(every) {
+            let calls = match receiver.recv_timeout(interval) {
                 Ok(call) => {
-                    std::iter::once(call).chain(received.try_iter()).take(DEVICE_RESULTS_PER_BATCH_MAX)
+                    std::iter::once(call).chain(receiver.try_iter()).take(DEVICE_RESULTS_PER_BATCH_MAX)
                 }
                 Err(RecvTimeoutError::Timeout) => {
-                    link.probe(&place).into_iter().for_each(|failed| report(place.id, vec![failed]));
+                    state.probe(&emc).into_iter().for_each(|failed| report(emc.id, vec![failed]));
                     continue;
                 }
                 Err(RecvTimeoutError::Disconnected) => return,
             };
-            report(place.id, perform_all(&place, &mut link, calls.collect()));
+            report(emc.id, perform_all(&emc, &mut state, calls.collect()));
         }
     })?;
-    Ok(EmcCalls { sender, comparison: 0 })
+    Ok(EmcSender { sender, comparison: 0 })
 }
 
 /// Sender to the thread of an EMC. A clone keeps the comparison on which its owner's calls rest.
 #[derive(Clone, Debug)]
-pub struct EmcCalls {
+pub struct EmcSender {
     sender: mpsc::Sender<EmcCall>,
     /// Number of comparisons requested.
     comparison: u64,
 }
 
-/// Call with the number of the comparison on which it rests, or which it is.
+/// Call with the number of the comparison on which it rests; a comparison has its own number.
 #[derive(Clone, Debug)]
 struct EmcCall {
     call: DeviceCall,
     comparison: u64,
 }
 
-impl EmcCalls {
+impl EmcSender {
     /// Queues a call. The thread ends only with this sender and all its clones.
     pub fn send(&mut self, call: DeviceCall) {
         self.comparison += u64::from(call == DeviceCall::Contents);
@@ -108,93 +108,95 @@ impl EmcCalls {
 
 /// The device as owned by its thread.
 #[derive(Default)]
-struct Link {
+struct DeviceState {
     open: Option<(Box<dyn Device>, Presence)>,
-    /// Comparison that opened it.
-    opened_for: u64,
-    /// It was opened before: its directory is not created again if it is missing.
-    was_open: bool,
+    /// Number of the comparison that opened it.
+    opened_by_comparison: u64,
+    /// The device was opened before: a missing directory is not created again.
+    was_opened: bool,
 }
 
-impl Link {
-    /// Returns the device for a call: open, and not replaced since the comparison on which the call
-    /// rests.
-    fn device(&mut self, place: &EmcPlace, call: &EmcCall) -> Result<&mut dyn Device, DeviceError> {
-        if call.call != DeviceCall::Contents && (self.open.is_none() || call.comparison < self.opened_for) {
-            Presence::of(place.driver, &place.path)?; // a missing directory is the more precise error
-            return Err(DeviceError::NotCompared { path: place.path.clone() });
+impl DeviceState {
+    /// Returns the open device for a call, unless it was replaced since the comparison on which the
+    /// call rests.
+    fn device(&mut self, emc: &EmcDescription, call: &EmcCall) -> Result<&mut dyn Device, DeviceError> {
+        if call.call != DeviceCall::Contents
+            && (self.open.is_none() || call.comparison < self.opened_by_comparison)
+        {
+            Presence::of(emc.driver, &emc.path)?; // a missing directory is the more precise error
+            return Err(DeviceError::NotCompared { path: emc.path.clone() });
         }
-        self.open(place, call.comparison)
+        self.open(emc, call.comparison)
     }
 
-    fn open(&mut self, place: &EmcPlace, comparison: u64) -> Result<&mut dyn Device, DeviceError> {
+    fn open(&mut self, emc: &EmcDescription, comparison: u64) -> Result<&mut dyn Device, DeviceError> {
         if self.open.is_none() {
-            if self.was_open {
-                Presence::of(place.driver, &place.path)?;
+            if self.was_opened {
+                Presence::of(emc.driver, &emc.path)?;
             }
-            self.opened_for = comparison;
-            let device = place.driver.open(&place.path, place.slices, &place.serial, &place.rack)?;
-            self.open = Some((device, Presence::of(place.driver, &place.path)?));
-            self.was_open = true;
+            self.opened_by_comparison = comparison;
+            let device = emc.driver.open(&emc.path, emc.slices, &emc.serial, &emc.rack)?;
+            self.open = Some((device, Presence::of(emc.driver, &emc.path)?));
+            self.was_opened = true;
         }
         let (device, _) = self.open.as_mut().expect("opened above");
         Ok(device.as_mut())
     }
 
     /// Closes the device if its directory is not the one that was opened.
-    fn check(&mut self) -> Result<(), DeviceError> {
+    fn check_presence(&mut self) -> Result<(), DeviceError> {
         let Some((_, presence)) = &self.open else { return Ok(()) };
         presence.check().inspect_err(|_| self.open = None)
     }
 
     /// Checks an idle device. A failure is reported as one of [`DeviceCall::Contents`], which is
     /// the call that is retried.
-    fn probe(&mut self, place: &EmcPlace) -> Option<DeviceDone> {
-        let error = units::chain(&self.check().err()?);
-        tracing::warn!(emc = %place.name, error, "device vanished");
+    fn probe(&mut self, emc: &EmcDescription) -> Option<DeviceDone> {
+        let error = units::chain(&self.check_presence().err()?);
+        tracing::warn!(emc = %emc.name, error, "device vanished");
         Some(DeviceDone::Failed { call: DeviceCall::Contents, failure: DeviceFailure::Error(error) })
     }
 }
 
-/// Returns only durable results. Calls whose effects could not be made durable are repeated on a
-/// reopened device.
-fn perform_all(place: &EmcPlace, link: &mut Link, calls: Vec<EmcCall>) -> Vec<DeviceDone> {
-    if let Err(error) = link.check() {
-        return fail_all(place, calls, &error, "device vanished");
+/// Performs calls and returns durable results. Calls that could not be made durable fail, and are
+/// repeated on a reopened device.
+fn perform_all(emc: &EmcDescription, state: &mut DeviceState, calls: Vec<EmcCall>) -> Vec<DeviceDone> {
+    if let Err(error) = state.check_presence() {
+        return fail_all(emc, calls, &error, "device vanished");
     }
-    let done = calls.iter().map(|call| perform(place, link, call)).collect();
-    let Some(Err(error)) = link.open.as_mut().map(|(device, _)| device.commit()) else { return done };
-    link.open = None;
-    fail_all(place, calls, &error, "device calls not durable")
+    let results = calls.iter().map(|call| perform(emc, state, call)).collect();
+    let Some(Err(error)) = state.open.as_mut().map(|(device, _)| device.commit()) else { return results };
+    state.open = None;
+    fail_all(emc, calls, &error, "device calls not durable")
 }
 
-fn fail_all(place: &EmcPlace, calls: Vec<EmcCall>, error: &DeviceError, what: &str) -> Vec<DeviceDone> {
+fn fail_all(emc: &EmcDescription, calls: Vec<EmcCall>, error: &DeviceError, event: &str) -> Vec<DeviceDone> {
     let message = units::chain(error);
-    tracing::warn!(emc = %place.name, calls = calls.len(), error = message, "{what}");
+    tracing::warn!(emc = %emc.name, calls = calls.len(), error = message, "{event}");
     let failed =
         |EmcCall { call, .. }| DeviceDone::Failed { call, failure: DeviceFailure::Error(message.clone()) };
     calls.into_iter().map(failed).collect()
 }
 
-fn perform(place: &EmcPlace, link: &mut Link, wanted: &EmcCall) -> DeviceDone {
-    let result = link.device(place, wanted).and_then(|device| place.make(device, &wanted.call));
-    let call = wanted.call.clone();
+fn perform(emc: &EmcDescription, state: &mut DeviceState, request: &EmcCall) -> DeviceDone {
+    let result = state.device(emc, request).and_then(|device| emc.perform_call(device, &request.call));
+    let call = request.call.clone();
     result.unwrap_or_else(|error| {
         let failure = match error {
             DeviceError::StaleEpoch { highest, .. } => DeviceFailure::StaleEpoch { highest },
             DeviceError::Held { epoch, host, .. } => DeviceFailure::Held { epoch, host },
-            refused @ DeviceError::NotStopped { .. } => DeviceFailure::NotFenced(refused.to_string()),
-            refused @ (DeviceError::Slice { .. } | DeviceError::NoSuchSlice { .. }) => {
-                DeviceFailure::Slice(slice_error(&refused))
+            rejection @ DeviceError::NotPoweredOff { .. } => DeviceFailure::NotFenced(rejection.to_string()),
+            rejection @ (DeviceError::Slice { .. } | DeviceError::NoSuchSlice { .. }) => {
+                DeviceFailure::Slice(slice_error(&rejection))
             }
             other => DeviceFailure::Error(units::chain(&other)),
         };
         match &failure {
             DeviceFailure::Error(error) => {
-                tracing::warn!(emc = %place.name, ?call, error, "device call failed");
+                tracing::warn!(emc = %emc.name, ?call, error, "device call failed");
             }
             DeviceFailure::Slice(error) => {
-                tracing::warn!(emc = %place.name, ?call, error = error.message, "device call of one slice failed");
+                tracing::warn!(emc = %emc.name, ?call, error = error.message, "device call of one slice failed");
             }
             DeviceFailure::StaleEpoch { .. } | DeviceFailure::NotFenced(_) | DeviceFailure::Held { .. } => {}
         }
@@ -210,20 +212,20 @@ fn slice_error(error: &DeviceError) -> SliceError {
     SliceError { message: units::chain(error), errno }
 }
 
-impl EmcPlace {
-    fn make(&self, device: &mut dyn Device, call: &DeviceCall) -> Result<DeviceDone, DeviceError> {
+impl EmcDescription {
+    fn perform_call(&self, device: &mut dyn Device, call: &DeviceCall) -> Result<DeviceDone, DeviceError> {
         Ok(match *call {
             DeviceCall::Contents => DeviceDone::Contents(self.contents(device.contents()?)),
             DeviceCall::Grant { slice, epoch, host } => {
-                let place = device.grant(self.index(slice), epoch, host)?;
-                DeviceDone::Granted { slice, epoch, handle: Handle::new(self.name.as_str(), place) }
+                let handle = device.grant(self.index(slice), epoch, host)?;
+                DeviceDone::Granted { slice, epoch, handle: Handle::new(self.name.as_str(), handle) }
             }
             DeviceCall::Revoke { slice, epoch } => {
                 device.revoke(self.index(slice), epoch)?;
                 DeviceDone::Revoked { slice, epoch }
             }
-            DeviceCall::Fence { host, powered_off: false } if !self.driver.cuts_off() => {
-                return Err(DeviceError::NotStopped { host });
+            DeviceCall::Fence { host, powered_off: false } if !self.driver.can_revoke() => {
+                return Err(DeviceError::NotPoweredOff { host });
             }
             DeviceCall::Fence { host, .. } => {
                 device.fence(host)?;
@@ -247,13 +249,13 @@ impl EmcPlace {
             host: g.host,
             handle: Handle::new(self.name.as_str(), g.handle),
         };
-        let places = contents.places.into_iter().zip(0..);
-        let place = |(place, index)| (self.slice(index), Handle::new(self.name.as_str(), place));
+        let handles = contents.handles.into_iter().zip(0..);
+        let place = |(handle, index)| (self.slice(index), Handle::new(self.name.as_str(), handle));
         let highest = contents.highest.into_iter().zip(0..).filter(|(epoch, _)| epoch.0 > 0);
         Contents {
             grants: contents.grants.into_iter().map(grant).collect(),
             highest: highest.map(|(epoch, index)| (self.slice(index), epoch)).collect(),
-            places: places.map(place).collect(),
+            places: handles.map(place).collect(),
         }
     }
 }
@@ -264,8 +266,8 @@ mod tests {
 
     use super::*;
 
-    fn place(directory: &std::path::Path) -> EmcPlace {
-        EmcPlace {
+    fn emc(directory: &std::path::Path) -> EmcDescription {
+        EmcDescription {
             id: EmcId(0),
             name: Name::new("e0").unwrap(),
             driver: Driver::Emulated,
@@ -282,25 +284,29 @@ mod tests {
     }
 
     /// Makes calls that rest on the latest comparison; the first call is a comparison.
-    fn make_all(place: &EmcPlace, link: &mut Link, calls: Vec<DeviceCall>) -> Vec<DeviceDone> {
-        if !link.was_open && calls[0] != DeviceCall::Contents {
-            make_all(place, link, vec![DeviceCall::Contents]);
+    fn perform_calls(
+        emc: &EmcDescription,
+        state: &mut DeviceState,
+        calls: Vec<DeviceCall>,
+    ) -> Vec<DeviceDone> {
+        if !state.was_opened && calls[0] != DeviceCall::Contents {
+            perform_calls(emc, state, vec![DeviceCall::Contents]);
         }
         let call = |call| EmcCall { call, comparison: u64::MAX };
-        perform_all(place, link, calls.into_iter().map(call).collect())
+        perform_all(emc, state, calls.into_iter().map(call).collect())
     }
 
     /// A directory in place of a slice's file also stops root, unlike permissions.
     #[test]
-    fn slice_whose_file_cannot_be_opened_fails_alone() {
+    fn slice_with_unusable_file_fails_alone() {
         let directory = tempfile::tempdir().unwrap();
-        let (place, mut device) = (place(directory.path()), Link::default());
-        make_all(&place, &mut device, vec![DeviceCall::Contents]);
+        let (emc, mut device) = (emc(directory.path()), DeviceState::default());
+        perform_calls(&emc, &mut device, vec![DeviceCall::Contents]);
         let file = directory.path().join("slices/00007.1.h0");
         std::fs::create_dir(&file).unwrap();
         let mut failed = Vec::new();
-        for done in make_all(&place, &mut device, (100..160).map(grant).collect()) {
-            match done {
+        for result in perform_calls(&emc, &mut device, (100..160).map(grant).collect()) {
+            match result {
                 DeviceDone::Granted { .. } => {}
                 DeviceDone::Failed { call, failure: DeviceFailure::Slice(error) } => {
                     failed.push((call, error))
@@ -311,26 +317,27 @@ mod tests {
         let [(call, error)] = &failed[..] else { panic!("{failed:?}") };
         assert_eq!((call, error.errno), (&grant(107), Some(rustix::io::Errno::ISDIR.raw_os_error())));
         assert!(error.message.contains("slices/00007.1.h0: "), "{}", error.message);
-        let again = make_all(&place, &mut device, vec![grant(107)]);
+        let again = perform_calls(&emc, &mut device, vec![grant(107)]);
         assert!(matches!(again[..], [DeviceDone::Failed { failure: DeviceFailure::Slice(_), .. }]));
         std::fs::remove_dir(&file).unwrap();
-        let repaired = make_all(&place, &mut device, vec![grant(107)]);
+        let repaired = perform_calls(&emc, &mut device, vec![grant(107)]);
         assert!(matches!(repaired[..], [DeviceDone::Granted { .. }]), "{repaired:?}");
     }
 
     #[test]
-    fn device_of_another_rack_is_refused_and_left_as_it_is() {
+    fn device_of_another_rack_is_rejected_unchanged() {
         let directory = tempfile::tempdir().unwrap();
-        let (place, mut device) = (place(directory.path()), Link::default());
-        make_all(&place, &mut device, vec![grant(107)]);
+        let (emc, mut device) = (emc(directory.path()), DeviceState::default());
+        perform_calls(&emc, &mut device, vec![grant(107)]);
         drop(device);
-        let other = EmcPlace { rack: "other".to_owned(), ..place.clone() };
+        let other = EmcDescription { rack: "other".to_owned(), ..emc.clone() };
         let stale = directory.path().join("slices/00007.0.h0"); // a revocation that its own rack would complete
         std::fs::write(&stale, "").unwrap();
-        let refused = make_all(&other, &mut Link::default(), vec![DeviceCall::Contents, grant(108)]);
-        let errors = refused.iter().map(|done| match done {
+        let rejection =
+            perform_calls(&other, &mut DeviceState::default(), vec![DeviceCall::Contents, grant(108)]);
+        let errors = rejection.iter().map(|result| match result {
             DeviceDone::Failed { failure: DeviceFailure::Error(error), .. } => error.as_str(),
-            _ => panic!("{done:?}"),
+            _ => panic!("{result:?}"),
         });
         let errors: Vec<_> = errors.collect();
         assert!(
@@ -338,114 +345,114 @@ mod tests {
             "{errors:?}"
         );
         assert!(stale.exists() && !directory.path().join("slices/00008.1.h0").exists());
-        let again = make_all(&place, &mut Link::default(), vec![grant(107)]);
+        let again = perform_calls(&emc, &mut DeviceState::default(), vec![grant(107)]);
         assert!(matches!(again[..], [DeviceDone::Granted { .. }]), "{again:?}");
     }
 
     #[test]
     fn device_without_its_directory_fails_as_a_whole() {
         let directory = tempfile::tempdir().unwrap();
-        let (place, mut device) = (place(directory.path()), Link::default());
-        make_all(&place, &mut device, vec![DeviceCall::Contents]);
+        let (emc, mut device) = (emc(directory.path()), DeviceState::default());
+        perform_calls(&emc, &mut device, vec![DeviceCall::Contents]);
         std::fs::remove_dir(directory.path().join("slices")).unwrap();
-        let done = make_all(&place, &mut device, vec![grant(107)]);
+        let results = perform_calls(&emc, &mut device, vec![grant(107)]);
         assert!(
-            matches!(done[..], [DeviceDone::Failed { failure: DeviceFailure::Error(_), .. }]),
-            "{done:?}"
+            matches!(results[..], [DeviceDone::Failed { failure: DeviceFailure::Error(_), .. }]),
+            "{results:?}"
         );
     }
 
     #[test]
-    fn slice_that_another_host_has_is_reported_with_its_owner() {
+    fn slice_held_by_another_host_is_reported_with_its_owner() {
         let directory = tempfile::tempdir().unwrap();
-        let (place, mut device) = (place(directory.path()), Link::default());
-        make_all(&place, &mut device, vec![grant(100)]);
+        let (emc, mut device) = (emc(directory.path()), DeviceState::default());
+        perform_calls(&emc, &mut device, vec![grant(100)]);
         let (slice, epoch, host) = (SliceId(100), Epoch(2), HostId(1));
-        let done = make_all(&place, &mut device, vec![DeviceCall::Grant { slice, epoch, host }]);
-        let [DeviceDone::Failed { failure, .. }] = &done[..] else { panic!("{done:?}") };
+        let results = perform_calls(&emc, &mut device, vec![DeviceCall::Grant { slice, epoch, host }]);
+        let [DeviceDone::Failed { failure, .. }] = &results[..] else { panic!("{results:?}") };
         assert_eq!(*failure, DeviceFailure::Held { epoch: Epoch(1), host: HostId(0) });
     }
 
     /// Calls that the manager made before it knew that the device vanished are not made on its
     /// replacement, which may have other grants.
     #[test]
-    fn queued_call_of_a_vanished_device_is_refused_by_its_replacement() {
+    fn queued_call_is_rejected_by_a_replaced_device() {
         let parent = tempfile::tempdir().unwrap();
         let path = parent.path().join("emc");
-        let (place, mut device) = (place(&path), Link::default());
-        make_all(&place, &mut device, vec![DeviceCall::Contents, grant(107)]);
+        let (emc, mut device) = (emc(&path), DeviceState::default());
+        perform_calls(&emc, &mut device, vec![DeviceCall::Contents, grant(107)]);
         std::fs::rename(&path, parent.path().join("away")).unwrap();
-        drop(place.driver.open(&path, place.slices, &place.serial, &place.rack).unwrap());
+        drop(emc.driver.open(&path, emc.slices, &emc.serial, &emc.rack).unwrap());
         for slice in [108, 109] {
-            let done = make_all(&place, &mut device, vec![grant(slice)]);
-            let failed = |done: &DeviceDone| {
-                matches!(done, DeviceDone::Failed { failure: DeviceFailure::Error(_), .. })
+            let results = perform_calls(&emc, &mut device, vec![grant(slice)]);
+            let failed = |result: &DeviceDone| {
+                matches!(result, DeviceDone::Failed { failure: DeviceFailure::Error(_), .. })
             };
-            assert!(done.iter().all(failed), "{done:?}");
+            assert!(results.iter().all(failed), "{results:?}");
         }
         assert_eq!(std::fs::read_dir(path.join("slices")).unwrap().count(), 0);
-        let done = make_all(&place, &mut device, vec![DeviceCall::Contents]);
+        let results = perform_calls(&emc, &mut device, vec![DeviceCall::Contents]);
         assert!(
-            matches!(&done[..], [DeviceDone::Contents(contents)] if contents.grants.is_empty()),
-            "{done:?}"
+            matches!(&results[..], [DeviceDone::Contents(contents)] if contents.grants.is_empty()),
+            "{results:?}"
         );
-        let done = make_all(&place, &mut device, vec![grant(108)]);
-        assert!(matches!(done[..], [DeviceDone::Granted { .. }]), "{done:?}");
+        let results = perform_calls(&emc, &mut device, vec![grant(108)]);
+        assert!(matches!(results[..], [DeviceDone::Granted { .. }]), "{results:?}");
     }
 
-    fn is_vanished(done: &[DeviceDone]) -> bool {
-        let vanished = |done: &DeviceDone| matches!(done, DeviceDone::Failed { failure: DeviceFailure::Error(error), .. } if error.contains("restore the EMC's directory"));
-        done.iter().all(vanished)
+    fn is_vanished(results: &[DeviceDone]) -> bool {
+        let vanished = |result: &DeviceDone| matches!(result, DeviceDone::Failed { failure: DeviceFailure::Error(error), .. } if error.contains("restore the EMC's directory"));
+        results.iter().all(vanished)
     }
 
     /// Returns the first matching report; the thread of the EMC reports within milliseconds.
-    fn await_report(reports: &mpsc::Receiver<Vec<DeviceDone>>, fits: impl Fn(&[DeviceDone]) -> bool) {
+    fn await_report(reports: &mpsc::Receiver<Vec<DeviceDone>>, matches: impl Fn(&[DeviceDone]) -> bool) {
         loop {
-            let done = reports.recv_timeout(Duration::from_secs(60)).expect("a report");
-            if fits(&done) {
+            let results = reports.recv_timeout(Duration::from_secs(60)).expect("a report");
+            if matches(&results) {
                 return;
             }
         }
     }
 
     #[test]
-    fn idle_device_whose_directory_vanishes_is_reported_and_returns() {
+    fn vanished_idle_device_is_reported_and_recovers() {
         let parent = tempfile::tempdir().unwrap();
         let (path, away) = (parent.path().join("emc"), parent.path().join("away"));
         let (report, reports) = mpsc::channel();
-        let report = move |_, done| drop(report.send(done));
-        let mut calls = start_probing(place(&path), Duration::from_millis(1), report).unwrap();
+        let report = move |_, results| drop(report.send(results));
+        let mut calls = start_with_interval(emc(&path), Duration::from_millis(1), report).unwrap();
         calls.send(DeviceCall::Contents);
         calls.send(grant(107));
-        await_report(&reports, |done| matches!(done.last(), Some(DeviceDone::Granted { .. })));
+        await_report(&reports, |results| matches!(results.last(), Some(DeviceDone::Granted { .. })));
         std::fs::rename(&path, &away).unwrap();
         await_report(&reports, is_vanished);
         calls.send(DeviceCall::Contents);
         await_report(&reports, is_vanished);
-        assert!(!path.exists(), "an empty device was begun in the place of the missing one");
+        assert!(!path.exists(), "an empty device replaced the missing one");
         std::fs::rename(&away, &path).unwrap();
         calls.send(DeviceCall::Contents);
-        let has_grant = |done: &[DeviceDone]| matches!(done, [DeviceDone::Contents(contents)] if contents.grants.len() == 1);
+        let has_grant = |results: &[DeviceDone]| matches!(results, [DeviceDone::Contents(contents)] if contents.grants.len() == 1);
         await_report(&reports, has_grant);
     }
 
     #[test]
-    fn call_of_vanished_device_fails_as_a_whole() {
+    fn calls_on_a_vanished_device_all_fail() {
         for vanished in ["", "slices", "epochs", "rack-uuid"] {
             let parent = tempfile::tempdir().unwrap();
             let path = parent.path().join("emc");
-            let (place, mut device) = (place(&path), Link::default());
-            make_all(&place, &mut device, vec![grant(107)]);
+            let (emc, mut device) = (emc(&path), DeviceState::default());
+            perform_calls(&emc, &mut device, vec![grant(107)]);
             let (from, to) = (path.join(vanished), parent.path().join("away"));
             std::fs::rename(&from, &to).unwrap();
             let revoke = DeviceCall::Revoke { slice: SliceId(107), epoch: Epoch(1) };
             for _ in 0..2 {
-                let done = make_all(&place, &mut device, vec![revoke.clone(), grant(108)]);
-                assert!(done.len() == 2 && is_vanished(&done), "{vanished}: {done:?}");
+                let results = perform_calls(&emc, &mut device, vec![revoke.clone(), grant(108)]);
+                assert!(results.len() == 2 && is_vanished(&results), "{vanished}: {results:?}");
             }
             std::fs::rename(&to, &from).unwrap();
-            let done = make_all(&place, &mut device, vec![DeviceCall::Contents, revoke.clone()]);
-            assert!(matches!(done[..], [_, DeviceDone::Revoked { .. }]), "{vanished}: {done:?}");
+            let results = perform_calls(&emc, &mut device, vec![DeviceCall::Contents, revoke.clone()]);
+            assert!(matches!(results[..], [_, DeviceDone::Revoked { .. }]), "{vanished}: {results:?}");
         }
     }
 }

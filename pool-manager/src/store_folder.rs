@@ -1,8 +1,8 @@
-//! Creation of racks, and distinction between a new folder and a rack with a lost ledger.
+//! Folder of a rack's store: creation of a rack, and detection of a lost ledger.
 //!
-//! A folder holds a rack once its ledger has an entry for the whole rack. The [`mod@mark`] and the
-//! hosts' tokens are written afterwards, so a folder that has them without such a ledger has lost
-//! it: a new rack there would lose the owners of slices.
+//! A folder holds a rack once its ledger has an entry for the whole rack. The [`mod@rack_uuid_file`]
+//! and the hosts' tokens are written afterwards, so a folder that has them without such a ledger has
+//! lost it: a new rack there would lose the owners of slices.
 
 use std::{
     io,
@@ -12,8 +12,8 @@ use std::{
 use pool::record::{Meta, Record};
 
 use crate::{
-    mark::{self, MARK},
-    records::{self, LoadError, Loaded},
+    rack_uuid_file::{self, RACK_UUID_FILE},
+    records::{self, LoadError, StoreContents},
     store::{
         Store, StoreError,
         disk::FILE,
@@ -24,38 +24,38 @@ use crate::{
 
 /// Reason why a folder cannot be used as the store of a rack.
 #[derive(Debug, thiserror::Error)]
-pub enum FoundingError {
+pub enum StoreFolderError {
     /// The folder has lost its ledger.
     #[error(
-        "the ledger {} {what}, but this folder holds a rack ({sign}): restore it with `pool-manager restore` from a backup; \
-         to give the rack up, remove the folder and run `pool-manager init`",
+        "the ledger {} {defect}, but this folder holds a rack ({evidence}): restore it with `pool-manager restore` from a backup; \
+         to abandon the rack, remove the folder and run `pool-manager init`",
         ledger.display()
     )]
     LedgerLost {
         /// File of the ledger.
         ledger: PathBuf,
         /// Defect.
-        what: &'static str,
+        defect: &'static str,
         /// Evidence that the folder holds a rack.
-        sign: String,
+        evidence: String,
     },
     /// The ledger belongs to another rack.
     #[error(
-        "the ledger in {} is of rack {ledger}, but this folder is of rack {marked}: restore a backup of rack {marked}; \
-         if rack {ledger} is to move here, remove the file {MARK}",
+        "the ledger in {} is of rack {ledger}, but this folder is of rack {folder_rack}: restore a backup of rack {folder_rack}; \
+         to use rack {ledger} here, remove the file {RACK_UUID_FILE}",
         folder.display()
     )]
-    Foreign {
+    OtherRack {
         /// Folder of the store.
         folder: PathBuf,
         /// Rack of the ledger.
         ledger: String,
         /// Rack of the folder.
-        marked: String,
+        folder_rack: String,
     },
     /// `init` in a folder that holds a rack.
     #[error("{} holds rack {rack_uuid} already: nothing changed", folder.display())]
-    Founded {
+    HoldsRack {
         /// Folder of the store.
         folder: PathBuf,
         /// Its rack.
@@ -81,16 +81,16 @@ pub enum FoundingError {
 }
 
 /// Open store of a rack.
-pub struct Opened {
+pub struct OpenedStore {
     /// Store.
     pub store: RedbStore,
     /// Ledger records; `meta` exists.
-    pub loaded: Loaded,
+    pub loaded: StoreContents,
     /// The rack was created just now.
     pub is_new: bool,
 }
 
-impl std::fmt::Debug for Opened {
+impl std::fmt::Debug for OpenedStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Opened").field("is_new", &self.is_new).finish_non_exhaustive()
     }
@@ -100,8 +100,8 @@ impl std::fmt::Debug for Opened {
 /// this uuid.
 ///
 /// # Errors
-/// [`FoundingError::LedgerLost`] and [`FoundingError::Foreign`]; nothing is changed then.
-pub fn open(folder: &Path, new_uuid: &str) -> Result<Opened, FoundingError> {
+/// [`StoreFolderError::LedgerLost`] and [`StoreFolderError::OtherRack`]; nothing is changed then.
+pub fn open(folder: &Path, new_uuid: &str) -> Result<OpenedStore, StoreFolderError> {
     check_file(folder)?;
     let mut store = RedbStore::open_directory(folder)?;
     let mut loaded = records::load(&mut store)?;
@@ -112,21 +112,21 @@ pub fn open(folder: &Path, new_uuid: &str) -> Result<Opened, FoundingError> {
         store.commit(&[records::write(&Record::Meta(meta.clone()))])?;
         loaded.meta = Some(meta);
     }
-    if let (None, Some(meta)) = (mark(folder)?, &loaded.meta) {
-        mark::write(folder, &meta.rack_uuid).map_err(io_error("write", folder))?;
+    if let (None, Some(meta)) = (rack_of_folder(folder)?, &loaded.meta) {
+        rack_uuid_file::write(folder, &meta.rack_uuid).map_err(io_error("write", folder))?;
     }
-    Ok(Opened { store, loaded, is_new })
+    Ok(OpenedStore { store, loaded, is_new })
 }
 
 /// Creates a rack with this uuid in a folder that never held one.
 ///
 /// # Errors
-/// [`FoundingError::Founded`] if the folder holds a rack, and those of [`open`].
-pub fn init(folder: &Path, new_uuid: &str) -> Result<(), FoundingError> {
+/// [`StoreFolderError::HoldsRack`] if the folder holds a rack, and those of [`open`].
+pub fn init(folder: &Path, new_uuid: &str) -> Result<(), StoreFolderError> {
     let opened = open(folder, new_uuid)?;
     match opened.loaded.meta {
         Some(Meta { rack_uuid, .. }) if !opened.is_new => {
-            Err(FoundingError::Founded { folder: folder.to_owned(), rack_uuid })
+            Err(StoreFolderError::HoldsRack { folder: folder.to_owned(), rack_uuid })
         }
         _ => Ok(()),
     }
@@ -145,51 +145,53 @@ pub fn uuid() -> String {
 /// ledger.
 ///
 /// # Errors
-/// [`FoundingError::LedgerLost`].
-pub fn check_file(folder: &Path) -> Result<(), FoundingError> {
+/// [`StoreFolderError::LedgerLost`].
+pub fn check_file(folder: &Path) -> Result<(), StoreFolderError> {
     let ledger = folder.join(FILE);
-    let what = match redb::is_blank(&ledger)? {
+    let defect = match redb::is_blank(&ledger)? {
         Some(false) => return Ok(()),
         Some(true) => "is empty",
         None => "is missing",
     };
-    sign(folder)?.map_or(Ok(()), |sign| Err(FoundingError::LedgerLost { ledger, what, sign }))
+    evidence(folder)?
+        .map_or(Ok(()), |evidence| Err(StoreFolderError::LedgerLost { ledger, defect, evidence }))
 }
 
 /// Checks that the ledger's rack matches its folder.
 ///
 /// # Errors
-/// [`FoundingError::LedgerLost`] and [`FoundingError::Foreign`].
-pub fn check_rack(folder: &Path, meta: Option<&Meta>) -> Result<(), FoundingError> {
+/// [`StoreFolderError::LedgerLost`] and [`StoreFolderError::OtherRack`].
+pub fn check_rack(folder: &Path, meta: Option<&Meta>) -> Result<(), StoreFolderError> {
     let Some(meta) = meta else {
-        let (ledger, what) = (folder.join(FILE), "holds no rack");
-        return sign(folder)?.map_or(Ok(()), |sign| Err(FoundingError::LedgerLost { ledger, what, sign }));
+        let (ledger, defect) = (folder.join(FILE), "holds no rack");
+        return evidence(folder)?
+            .map_or(Ok(()), |evidence| Err(StoreFolderError::LedgerLost { ledger, defect, evidence }));
     };
-    match mark(folder)? {
-        Some(marked) if marked != meta.rack_uuid => {
+    match rack_of_folder(folder)? {
+        Some(folder_rack) if folder_rack != meta.rack_uuid => {
             let (folder, ledger) = (folder.to_owned(), meta.rack_uuid.clone());
-            Err(FoundingError::Foreign { folder, ledger, marked })
+            Err(StoreFolderError::OtherRack { folder, ledger, folder_rack })
         }
         _ => Ok(()),
     }
 }
 
 /// Returns evidence beside the ledger that a folder holds a rack.
-fn sign(folder: &Path) -> Result<Option<String>, FoundingError> {
-    if let Some(marked) = mark(folder)? {
-        return Ok(Some(format!("{MARK} {marked}")));
+fn evidence(folder: &Path) -> Result<Option<String>, StoreFolderError> {
+    if let Some(folder_rack) = rack_of_folder(folder)? {
+        return Ok(Some(format!("{RACK_UUID_FILE} {folder_rack}")));
     }
     let tokens = tokens::directory(folder);
     Ok(tokens.exists().then(|| tokens.display().to_string()))
 }
 
-fn mark(folder: &Path) -> Result<Option<String>, FoundingError> {
-    mark::read(folder).map_err(io_error("read", folder))
+fn rack_of_folder(folder: &Path) -> Result<Option<String>, StoreFolderError> {
+    rack_uuid_file::read(folder).map_err(io_error("read", folder))
 }
 
-fn io_error(doing: &'static str, folder: &Path) -> impl Fn(io::Error) -> FoundingError {
-    let path = folder.join(MARK);
-    move |errno| FoundingError::Io { doing, path: path.clone(), errno }
+fn io_error(doing: &'static str, folder: &Path) -> impl Fn(io::Error) -> StoreFolderError {
+    let path = folder.join(RACK_UUID_FILE);
+    move |errno| StoreFolderError::Io { doing, path: path.clone(), errno }
 }
 
 #[cfg(test)]
@@ -202,7 +204,7 @@ mod tests {
     const OTHER: &str = "99999999-2222-3333-4444-555555555555";
 
     /// Returns a folder that holds a rack, with a token.
-    fn founded() -> tempfile::TempDir {
+    fn rack_folder() -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         init(folder.path(), UUID).unwrap();
         fs::create_dir(tokens::directory(folder.path())).unwrap();
@@ -214,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn folder_that_never_held_a_rack_becomes_one() {
+    fn empty_folder_becomes_a_new_rack() {
         let folder = tempfile::tempdir().unwrap();
         assert!(open(&folder.path().join("new"), UUID).unwrap().is_new);
         assert_eq!(uuid_of(&folder.path().join("new")), UUID);
@@ -223,8 +225,8 @@ mod tests {
     }
 
     #[test]
-    fn init_refuses_a_folder_that_holds_a_rack() {
-        let folder = founded();
+    fn init_rejects_a_folder_that_holds_a_rack() {
+        let folder = rack_folder();
         let error = init(folder.path(), OTHER).unwrap_err().to_string();
         assert!(error.contains(&format!("holds rack {UUID} already")), "{error}");
         assert_eq!(uuid_of(folder.path()), UUID);
@@ -233,20 +235,20 @@ mod tests {
     /// Each kind of evidence prevents a lost ledger from becoming a new rack, and nothing is
     /// created.
     #[test]
-    fn lost_ledger_is_an_error_whichever_sign_is_left() {
-        for (what, left) in [("is missing", None), ("is empty", Some(0)), ("is empty", Some(8192))] {
-            for lost_sign in [MARK, "tokens"] {
-                let folder = founded();
-                let (ledger, sign) = (folder.path().join(FILE), folder.path().join(lost_sign));
-                if sign.is_dir() { fs::remove_dir(sign) } else { fs::remove_file(sign) }.unwrap();
-                match left {
+    fn lost_ledger_is_an_error_with_any_evidence_left() {
+        for (defect, remaining) in [("is missing", None), ("is empty", Some(0)), ("is empty", Some(8192))] {
+            for lost in [RACK_UUID_FILE, "tokens"] {
+                let folder = rack_folder();
+                let (ledger, evidence) = (folder.path().join(FILE), folder.path().join(lost));
+                if evidence.is_dir() { fs::remove_dir(evidence) } else { fs::remove_file(evidence) }.unwrap();
+                match remaining {
                     None => fs::remove_file(&ledger).unwrap(),
                     Some(zeros) => fs::write(&ledger, vec![0; zeros]).unwrap(),
                 }
                 let before = fs::read(&ledger).ok();
                 for error in [open(folder.path(), OTHER).map(drop), init(folder.path(), OTHER)] {
                     let error = error.unwrap_err().to_string();
-                    assert!(error.contains(what) && error.contains("pool-manager restore"), "{error}");
+                    assert!(error.contains(defect) && error.contains("pool-manager restore"), "{error}");
                 }
                 assert_eq!(fs::read(&ledger).ok(), before);
             }
@@ -255,7 +257,7 @@ mod tests {
 
     #[test]
     fn ledger_without_a_rack_beside_tokens_is_an_error() {
-        let folder = founded();
+        let folder = rack_folder();
         fs::remove_file(folder.path().join(FILE)).unwrap();
         drop(RedbStore::open_directory(folder.path()).unwrap());
         let error = open(folder.path(), OTHER).unwrap_err().to_string();
@@ -264,7 +266,7 @@ mod tests {
 
     #[test]
     fn ledger_of_another_rack_is_an_error_that_names_both() {
-        let (folder, other) = (founded(), tempfile::tempdir().unwrap());
+        let (folder, other) = (rack_folder(), tempfile::tempdir().unwrap());
         init(other.path(), OTHER).unwrap();
         fs::copy(other.path().join(FILE), folder.path().join(FILE)).unwrap();
         let error = open(folder.path(), UUID).unwrap_err().to_string();

@@ -1,0 +1,57 @@
+//! Settings for EMCs that cannot revoke access: a serial number under which hosts see them, and a
+//! fence command.
+
+use units::limits::{FENCE_ARGUMENTS_MAX, FENCE_WITHIN_DEFAULT, FENCE_WITHIN_MAX, FENCE_WITHIN_MIN};
+
+use super::reader::{Field, Section};
+use crate::{
+    device::Driver,
+    fence_command::{FenceCommand, HOST_PLACEHOLDER},
+};
+
+/// Maximum of hexadecimal digits of a serial number.
+const SERIAL_DIGITS_MAX: usize = 16;
+
+/// Section `[fence]`.
+pub(super) fn command(mut section: Section<'_>) -> Option<FenceCommand> {
+    let is_present = section.has("command");
+    let command = section.list("command", FENCE_ARGUMENTS_MAX, |field| field.str().map(str::to_owned));
+    let within = section.optional("within_s", |field| field.seconds(FENCE_WITHIN_MIN..=FENCE_WITHIN_MAX));
+    let present = section.rule(is_present, "command", "is missing");
+    let command = command.and_then(|command| {
+        let has_program = !is_present || command.first().is_some_and(|program| !program.is_empty());
+        section.rule(has_program, "command", "must begin with a program")?;
+        let has_placeholder = !is_present || command.iter().any(|word| word.contains(HOST_PLACEHOLDER));
+        section.rule(
+            has_placeholder,
+            "command",
+            "must have {host} in one of its words, which the host's name replaces",
+        )?;
+        Some(command)
+    });
+    section.end();
+    present?;
+    Some(FenceCommand { command: command?, within: within?.unwrap_or(FENCE_WITHIN_DEFAULT) })
+}
+
+/// Parses a serial number in the form of `/sys/bus/cxl/devices/memN/serial`, in which hosts report
+/// it.
+pub(super) fn serial(field: &Field<'_>) -> Result<String, String> {
+    let text = field.str()?;
+    let digits = text.strip_prefix("0x").unwrap_or_default();
+    let is_canonical = digits == "0" || !digits.starts_with('0');
+    let is_hex = digits.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'));
+    let fits = (1..=SERIAL_DIGITS_MAX).contains(&digits.len());
+    (is_canonical && is_hex && fits).then(|| text.to_owned()).ok_or_else(|| {
+        format!(
+            "must be 0x and 1 to {SERIAL_DIGITS_MAX} digits of 0-9 a-f, the first not 0, as sysfs shows it"
+        )
+    })
+}
+
+/// Returns the rule for a serial number with a driver that can revoke access.
+pub(super) fn serial_not_allowed(driver: Driver) -> String {
+    let with: Vec<_> =
+        Driver::ALL.into_iter().filter(|driver| !driver.can_revoke()).map(Driver::name).collect();
+    format!("not allowed with driver {}, only with {}", driver.name(), with.join(", "))
+}

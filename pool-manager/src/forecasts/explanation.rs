@@ -1,0 +1,170 @@
+//! Explanation of a prediction: inputs, model, prediction and operating point. Facts are shown in
+//! the order of their names.
+
+use std::{collections::BTreeMap, fmt::Write as _, sync::LazyLock};
+
+use prediction::{
+    frigid::{FEATURES, Groups, QUANTILE_LEVELS, RiskAllocation, feature_names},
+    sensitivity::measured_counters,
+};
+use units::Fraction;
+
+use super::state::{SensitivityPrediction, VmForecast};
+
+/// Names of the model's features.
+static FEATURE_NAMES: LazyLock<Vec<String>> = LazyLock::new(|| feature_names().collect());
+/// Quantile levels of the risk curve that are shown.
+const SHOWN_LEVELS: [usize; 6] = [2, 4, 7, 9, 11, 14];
+
+/// Returns facts by name: inputs, models, predictions and the operating point. `allocation` is the
+/// frigid memory taken, if a model predicted it.
+pub fn facts(forecast: &VmForecast, allocation: Option<RiskAllocation>) -> Vec<(String, String)> {
+    let mut facts = request_facts(forecast);
+    facts.extend(model_facts(forecast));
+    if forecast.assessment.prediction.is_some() {
+        facts.extend(history_facts(forecast));
+        facts.extend(feature_facts(&forecast.assessment.features));
+    }
+    facts.extend(prediction_facts(forecast, allocation));
+    facts.extend(point_facts(forecast));
+    facts
+}
+
+fn fact(name: impl Into<String>, value: impl Into<String>) -> (String, String) {
+    (name.into(), value.into())
+}
+
+/// Returns the properties in the request beside the size.
+fn request_facts(forecast: &VmForecast) -> Vec<(String, String)> {
+    let of_groups = Groups::NAMES.into_iter().zip(forecast.start.request.groups.all());
+    let of_groups = of_groups.filter(|(_, name)| !name.is_empty());
+    let mut facts: Vec<_> = of_groups.map(|(group, name)| fact(format!("request: {group}"), name)).collect();
+    if let Some(counters) = &forecast.start.counters {
+        let text = |(name, number)| format!("{name} {}", short(number));
+        let measured: Vec<String> = measured_counters(counters).map(text).collect();
+        facts.push(fact("request: counters", measured.join(", ")));
+    }
+    facts
+}
+
+/// Returns the serving models.
+fn model_facts(forecast: &VmForecast) -> [(String, String); 2] {
+    let [frigid, sensitivity] = forecast.serving;
+    let frigid = frigid.map_or("none serves".to_owned(), |version| format!("frigid/{version}"));
+    let sensitivity = match (sensitivity, forecast.sensitivity) {
+        (None, _) => "none serves".to_owned(),
+        (Some(version), None) => format!("sensitivity/{version}, unused: the request has no counters"),
+        (Some(version), Some(prediction)) => {
+            let modelled = if prediction.modelled { ", trained on MODELLED workloads" } else { "" };
+            format!("sensitivity/{version}{modelled}")
+        }
+    };
+    [fact("model: frigid memory", frigid), fact("model: latency sensitivity", sensitivity)]
+}
+
+/// Returns the outcomes of similar VMs, one sentence per group. Fractions refer to this VM's size.
+fn history_facts(forecast: &VmForecast) -> Vec<(String, String)> {
+    let groups = Groups::NAMES.into_iter().zip(forecast.start.request.groups.all());
+    let groups = groups.filter(|(_, name)| !name.is_empty());
+    let history = |(group, name): (&str, &str)| {
+        let is_of = |of: &str, name: &str| name.split_once('.') == Some((group, of));
+        let at = |of: &str| {
+            FEATURE_NAMES.iter().position(|name| is_of(of, name)).expect("each group has these features")
+        };
+        let number = |of: &str| forecast.assessment.features[at(of)];
+        let text = if number("count").is_nan() {
+            "no such VM has ended".to_owned()
+        } else {
+            format!(
+                "{} VMs ended, the last {} h ago; with their touched memory, this VM would leave untouched \
+                 {} at least, {} at the 10th percentile of recent ones, {} at the median",
+                short(number("count")),
+                short(number("hours_ago")),
+                percent(number("lowest")),
+                percent(number("tenth")),
+                percent(number("median")),
+            )
+        };
+        fact(format!("history: {group} {name}"), text)
+    };
+    groups.map(history).collect()
+}
+
+fn prediction_facts(forecast: &VmForecast, allocation: Option<RiskAllocation>) -> Vec<(String, String)> {
+    let mut facts = Vec::new();
+    if let Some(prediction) = forecast.assessment.prediction {
+        let level = |level: usize| {
+            format!(
+                "{} with probability {}",
+                percent(prediction.curve.at_level(level)),
+                percent(QUANTILE_LEVELS[level])
+            )
+        };
+        let levels: Vec<String> = SHOWN_LEVELS.into_iter().map(level).collect();
+        facts.push(fact("prediction: fractions of memory that would be overpredicted", levels.join(", ")));
+        facts.push(fact("prediction: margin of the owner", format!("{:.2}", prediction.owner_margin)));
+    }
+    if let Some(allocation) = allocation {
+        let text = format!(
+            "{} of its memory before rounding to slices, overpredicted with probability {}",
+            percent(allocation.share),
+            percent(allocation.risk)
+        );
+        facts.push(fact("prediction: frigid memory taken", text));
+    }
+    if let Some(SensitivityPrediction { probability, pdm, .. }) = forecast.sensitivity {
+        let text = format!("more than {} with probability {}", percent(pdm.get()), percent(probability));
+        facts.push(fact("prediction: slowdown on pool memory", text));
+    }
+    facts
+}
+
+fn point_facts(forecast: &VmForecast) -> Vec<(String, String)> {
+    let point = &forecast.point;
+    let share = |share: Fraction| percent(share.get());
+    let mut facts = vec![
+        fact(
+            "operating point: allowed fraction of VMs beyond the PDM (X, exceed_max)",
+            share(point.limits.exceed_max),
+        ),
+        fact("operating point: expected fraction of VMs beyond the PDM", percent(point.choice.miss)),
+    ];
+    if let Some(risk_limit) = point.risk_limit.filter(|risk_limit| risk_limit.risk_max > 0.0) {
+        facts.push(fact("operating point: rate of overpredictions (OP)", share(point.choice.frigid.op)));
+        facts.push(fact("operating point: maximum risk per VM", percent(risk_limit.risk_max)));
+        let text =
+            format!("{:.1} GiB of pool memory per additional overpredicted VM", risk_limit.risk_multiplier);
+        facts.push(fact("operating point: risk multiplier", text));
+    }
+    if let Some(cutoff) = point.cutoff {
+        facts.push(fact("operating point: rate of false positives (FP)", percent(cutoff.fp)));
+        let up_to = format!("if the probability of a slowdown is at most {}", percent(cutoff.at_most));
+        facts.push(fact("operating point: placement on pool memory only", up_to));
+    }
+    facts
+}
+
+/// Returns the features of the VM and of each group; unknown ones are omitted.
+fn feature_facts(row: &[f64; FEATURES]) -> impl Iterator<Item = (String, String)> {
+    let mut parts: BTreeMap<&str, String> = BTreeMap::new();
+    for (name, number) in FEATURE_NAMES.iter().zip(row).filter(|(_, number)| !number.is_nan()) {
+        let (part, name) = name.split_once('.').unwrap_or(("this VM", name));
+        let text = parts.entry(part).or_default();
+        let comma = if text.is_empty() { "" } else { ", " };
+        let _ = write!(text, "{comma}{name} {}", short(*number)); // writing to a string cannot fail
+    }
+    parts.into_iter().map(|(part, features)| fact(format!("features: {part}"), features))
+}
+
+/// Formats a number with at most three decimals.
+fn short(number: f64) -> String {
+    if number.abs() >= 100.0 || number == number.trunc() {
+        format!("{number:.0}")
+    } else {
+        format!("{number:.3}")
+    }
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.1} %", share * 100.0)
+}
