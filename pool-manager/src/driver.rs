@@ -26,11 +26,11 @@ use std::{
 
 use pool::{
     audit::Decision,
-    denied::Denied,
     ledger::When,
-    manager::{Answer, Ask, Closed, DeviceDone, Event, Manager, SessionId, Settings, Token},
-    protocol::{Have, Hello, Want},
+    manager::{CloseReason, DeviceReply, Event, Manager, Request, RequestReply, SessionId, Settings, Token},
+    protocol::{DesiredState, Hello, ObservedState},
     record::Meta,
+    rejection::Rejection,
 };
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, broadcast, mpsc, oneshot, watch};
 use units::limits::{
@@ -54,11 +54,11 @@ use crate::{
 #[derive(Debug)]
 pub enum SessionMessage {
     /// Desired state.
-    Desired(Want),
+    Desired(DesiredState),
     /// Request for a complete report.
     RequestReport,
     /// The connection ends.
-    Close(Closed),
+    Close(CloseReason),
 }
 
 /// Error of a request to the driver.
@@ -66,7 +66,7 @@ pub enum SessionMessage {
 pub enum DriverError {
     /// The ledger rejects it.
     #[error(transparent)]
-    Denied(#[from] Denied),
+    Rejection(#[from] Rejection),
     /// Too many requests are waiting.
     #[error("too many requests are waiting: try again later")]
     Overloaded,
@@ -78,7 +78,7 @@ pub enum DriverError {
     Unreadable(#[source] LoadError),
 }
 
-type ReplyResult = Result<Answer, Denied>;
+type ReplyResult = Result<RequestReply, Rejection>;
 
 /// Request to the store that bypasses the ledger.
 enum StoreTask {
@@ -117,7 +117,7 @@ impl Core {
     /// Most events only join an open batch that is not due yet, and require no wakeup.
     fn needs_wakeup(&self) -> bool {
         self.sleeping_until.is_some_and(|until| {
-            self.manager.has_news()
+            self.manager.has_pending_work()
                 || !self.store_tasks.is_empty()
                 || self.manager.next_wakeup().is_some_and(|at| at < until)
         })
@@ -176,7 +176,7 @@ impl Shared {
         self.change(|core, when| core.manager.handle(when, event))
     }
 
-    fn handle_device_results(&self, emc: EmcId, results: Vec<DeviceDone>) -> Result<(), DriverError> {
+    fn handle_device_results(&self, emc: EmcId, results: Vec<DeviceReply>) -> Result<(), DriverError> {
         self.change(|core, when| {
             results.into_iter().for_each(|done| core.manager.handle(when, Event::Device(emc, done)));
         })
@@ -208,7 +208,7 @@ impl Drop for PendingRequest<'_> {
         let token = self.token;
         let _ = self.shared.change(|core, when| {
             if core.replies.remove(&token).is_some() {
-                core.manager.handle(when, Event::Gone(token));
+                core.manager.handle(when, Event::CallerGone(token));
             }
         }); // a stopping manager drops all callers
     }
@@ -219,7 +219,7 @@ impl Handle {
     ///
     /// # Errors
     /// The ledger rejects it, too many requests wait, or the manager is stopping.
-    pub async fn request(&self, request: Ask) -> Result<Answer, DriverError> {
+    pub async fn request(&self, request: Request) -> Result<RequestReply, DriverError> {
         let mut permit = Some(self.0.request_permits.try_acquire().map_err(|_| DriverError::Overloaded)?);
         self.wait_for_batch_space().await?;
         let waits_for_slices = request.waits_for_slices();
@@ -228,7 +228,7 @@ impl Handle {
             core.next_token += 1;
             let token = Token(core.next_token);
             core.replies.insert(token, reply);
-            core.manager.handle(when, Event::Ask(token, request));
+            core.manager.handle(when, Event::Request(token, request));
             token
         })?;
         let pending = PendingRequest { shared: &self.0, token };
@@ -300,8 +300,8 @@ impl Handle {
         let (reply, answer) = oneshot::channel();
         self.0.change(|core, _| core.store_tasks.push_back(StoreTask::Write(writes, reply)))?;
         answer.await.map_err(|_| DriverError::Stopping)?.map_err(|error| match error {
-            StoreError::Full => Denied::StoreFull.into(),
-            _ => Denied::StoreFailed.into(),
+            StoreError::Full => Rejection::StoreFull.into(),
+            _ => Rejection::StoreFailed.into(),
         })
     }
 
@@ -345,10 +345,10 @@ impl Handle {
     ///
     /// # Errors
     /// The manager is stopping.
-    pub async fn handle_report(&self, session: SessionId, report: Have) -> Result<(), DriverError> {
+    pub async fn handle_report(&self, session: SessionId, report: ObservedState) -> Result<(), DriverError> {
         for part in report.into_parts(REPORT_PART_FACTS_MAX) {
             let is_continued = part.is_continued;
-            self.0.handle_event(Event::AgentHave(session, part))?;
+            self.0.handle_event(Event::AgentReport(session, part))?;
             if is_continued {
                 tokio::task::yield_now().await;
             }

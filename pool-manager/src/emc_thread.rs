@@ -13,7 +13,7 @@ use std::{
 };
 
 use pool::{
-    manager::{Contents, DeviceCall, DeviceDone, DeviceFailure, Grant, SliceError},
+    manager::{Contents, DeviceCall, DeviceFailure, DeviceReply, Grant, SliceError},
     protocol::Handle,
 };
 use units::{
@@ -52,7 +52,7 @@ pub struct EmcDescription {
 /// The operating system cannot create a thread.
 pub fn start(
     emc: EmcDescription,
-    report: impl Fn(EmcId, Vec<DeviceDone>) + Send + 'static,
+    report: impl Fn(EmcId, Vec<DeviceReply>) + Send + 'static,
 ) -> std::io::Result<EmcSender> {
     start_with_interval(emc, DEVICE_PROBE_INTERVAL.as_duration(), report)
 }
@@ -61,7 +61,7 @@ pub fn start(
 fn start_with_interval(
     emc: EmcDescription,
     interval: Duration,
-    report: impl Fn(EmcId, Vec<DeviceDone>) + Send + 'static,
+    report: impl Fn(EmcId, Vec<DeviceReply>) + Send + 'static,
 ) -> std::io::Result<EmcSender> {
     let (sender, receiver) = mpsc::channel();
     thread::Builder::new().name(format!("emc-{}", emc.id.0)).spawn(move || {
@@ -151,16 +151,16 @@ impl DeviceState {
 
     /// Checks an idle device. A failure is reported as one of [`DeviceCall::Contents`], which is
     /// the call that is retried.
-    fn probe(&mut self, emc: &EmcDescription) -> Option<DeviceDone> {
+    fn probe(&mut self, emc: &EmcDescription) -> Option<DeviceReply> {
         let error = units::chain(&self.check_presence().err()?);
         tracing::warn!(emc = %emc.name, error, "device vanished");
-        Some(DeviceDone::Failed { call: DeviceCall::Contents, failure: DeviceFailure::Error(error) })
+        Some(DeviceReply::Failed { call: DeviceCall::Contents, failure: DeviceFailure::Error(error) })
     }
 }
 
 /// Performs calls and returns durable results. Calls that could not be made durable fail, and are
 /// repeated on a reopened device.
-fn perform_all(emc: &EmcDescription, state: &mut DeviceState, calls: Vec<EmcCall>) -> Vec<DeviceDone> {
+fn perform_all(emc: &EmcDescription, state: &mut DeviceState, calls: Vec<EmcCall>) -> Vec<DeviceReply> {
     if let Err(error) = state.check_presence() {
         return fail_all(emc, calls, &error, "device vanished");
     }
@@ -170,15 +170,15 @@ fn perform_all(emc: &EmcDescription, state: &mut DeviceState, calls: Vec<EmcCall
     fail_all(emc, calls, &error, "device calls not durable")
 }
 
-fn fail_all(emc: &EmcDescription, calls: Vec<EmcCall>, error: &DeviceError, event: &str) -> Vec<DeviceDone> {
+fn fail_all(emc: &EmcDescription, calls: Vec<EmcCall>, error: &DeviceError, event: &str) -> Vec<DeviceReply> {
     let message = units::chain(error);
     tracing::warn!(emc = %emc.name, calls = calls.len(), error = message, "{event}");
     let failed =
-        |EmcCall { call, .. }| DeviceDone::Failed { call, failure: DeviceFailure::Error(message.clone()) };
+        |EmcCall { call, .. }| DeviceReply::Failed { call, failure: DeviceFailure::Error(message.clone()) };
     calls.into_iter().map(failed).collect()
 }
 
-fn perform(emc: &EmcDescription, state: &mut DeviceState, request: &EmcCall) -> DeviceDone {
+fn perform(emc: &EmcDescription, state: &mut DeviceState, request: &EmcCall) -> DeviceReply {
     let result = state.device(emc, request).and_then(|device| emc.perform_call(device, &request.call));
     let call = request.call.clone();
     result.unwrap_or_else(|error| {
@@ -200,7 +200,7 @@ fn perform(emc: &EmcDescription, state: &mut DeviceState, request: &EmcCall) -> 
             }
             DeviceFailure::StaleEpoch { .. } | DeviceFailure::NotFenced(_) | DeviceFailure::Held { .. } => {}
         }
-        DeviceDone::Failed { call, failure }
+        DeviceReply::Failed { call, failure }
     })
 }
 
@@ -213,23 +213,23 @@ fn slice_error(error: &DeviceError) -> SliceError {
 }
 
 impl EmcDescription {
-    fn perform_call(&self, device: &mut dyn Device, call: &DeviceCall) -> Result<DeviceDone, DeviceError> {
+    fn perform_call(&self, device: &mut dyn Device, call: &DeviceCall) -> Result<DeviceReply, DeviceError> {
         Ok(match *call {
-            DeviceCall::Contents => DeviceDone::Contents(self.contents(device.contents()?)),
+            DeviceCall::Contents => DeviceReply::Contents(self.contents(device.contents()?)),
             DeviceCall::Grant { slice, epoch, host } => {
                 let handle = device.grant(self.index(slice), epoch, host)?;
-                DeviceDone::Granted { slice, epoch, handle: Handle::new(self.name.as_str(), handle) }
+                DeviceReply::Granted { slice, epoch, handle: Handle::new(self.name.as_str(), handle) }
             }
             DeviceCall::Revoke { slice, epoch } => {
                 device.revoke(self.index(slice), epoch)?;
-                DeviceDone::Revoked { slice, epoch }
+                DeviceReply::Revoked { slice, epoch }
             }
             DeviceCall::Fence { host, powered_off: false } if !self.driver.can_revoke() => {
                 return Err(DeviceError::NotPoweredOff { host });
             }
             DeviceCall::Fence { host, .. } => {
                 device.fence(host)?;
-                DeviceDone::Fenced { host }
+                DeviceReply::Fenced { host }
             }
         })
     }
@@ -288,7 +288,7 @@ mod tests {
         emc: &EmcDescription,
         state: &mut DeviceState,
         calls: Vec<DeviceCall>,
-    ) -> Vec<DeviceDone> {
+    ) -> Vec<DeviceReply> {
         if !state.was_opened && calls[0] != DeviceCall::Contents {
             perform_calls(emc, state, vec![DeviceCall::Contents]);
         }
@@ -307,8 +307,8 @@ mod tests {
         let mut failed = Vec::new();
         for result in perform_calls(&emc, &mut device, (100..160).map(grant).collect()) {
             match result {
-                DeviceDone::Granted { .. } => {}
-                DeviceDone::Failed { call, failure: DeviceFailure::Slice(error) } => {
+                DeviceReply::Granted { .. } => {}
+                DeviceReply::Failed { call, failure: DeviceFailure::Slice(error) } => {
                     failed.push((call, error))
                 }
                 other => panic!("{other:?}"),
@@ -318,10 +318,10 @@ mod tests {
         assert_eq!((call, error.errno), (&grant(107), Some(rustix::io::Errno::ISDIR.raw_os_error())));
         assert!(error.message.contains("slices/00007.1.h0: "), "{}", error.message);
         let again = perform_calls(&emc, &mut device, vec![grant(107)]);
-        assert!(matches!(again[..], [DeviceDone::Failed { failure: DeviceFailure::Slice(_), .. }]));
+        assert!(matches!(again[..], [DeviceReply::Failed { failure: DeviceFailure::Slice(_), .. }]));
         std::fs::remove_dir(&file).unwrap();
         let repaired = perform_calls(&emc, &mut device, vec![grant(107)]);
-        assert!(matches!(repaired[..], [DeviceDone::Granted { .. }]), "{repaired:?}");
+        assert!(matches!(repaired[..], [DeviceReply::Granted { .. }]), "{repaired:?}");
     }
 
     #[test]
@@ -336,7 +336,7 @@ mod tests {
         let rejection =
             perform_calls(&other, &mut DeviceState::default(), vec![DeviceCall::Contents, grant(108)]);
         let errors = rejection.iter().map(|result| match result {
-            DeviceDone::Failed { failure: DeviceFailure::Error(error), .. } => error.as_str(),
+            DeviceReply::Failed { failure: DeviceFailure::Error(error), .. } => error.as_str(),
             _ => panic!("{result:?}"),
         });
         let errors: Vec<_> = errors.collect();
@@ -346,7 +346,7 @@ mod tests {
         );
         assert!(stale.exists() && !directory.path().join("slices/00008.1.h0").exists());
         let again = perform_calls(&emc, &mut DeviceState::default(), vec![grant(107)]);
-        assert!(matches!(again[..], [DeviceDone::Granted { .. }]), "{again:?}");
+        assert!(matches!(again[..], [DeviceReply::Granted { .. }]), "{again:?}");
     }
 
     #[test]
@@ -357,7 +357,7 @@ mod tests {
         std::fs::remove_dir(directory.path().join("slices")).unwrap();
         let results = perform_calls(&emc, &mut device, vec![grant(107)]);
         assert!(
-            matches!(results[..], [DeviceDone::Failed { failure: DeviceFailure::Error(_), .. }]),
+            matches!(results[..], [DeviceReply::Failed { failure: DeviceFailure::Error(_), .. }]),
             "{results:?}"
         );
     }
@@ -369,7 +369,7 @@ mod tests {
         perform_calls(&emc, &mut device, vec![grant(100)]);
         let (slice, epoch, host) = (SliceId(100), Epoch(2), HostId(1));
         let results = perform_calls(&emc, &mut device, vec![DeviceCall::Grant { slice, epoch, host }]);
-        let [DeviceDone::Failed { failure, .. }] = &results[..] else { panic!("{results:?}") };
+        let [DeviceReply::Failed { failure, .. }] = &results[..] else { panic!("{results:?}") };
         assert_eq!(*failure, DeviceFailure::Held { epoch: Epoch(1), host: HostId(0) });
     }
 
@@ -385,28 +385,28 @@ mod tests {
         drop(emc.driver.open(&path, emc.slices, &emc.serial, &emc.rack).unwrap());
         for slice in [108, 109] {
             let results = perform_calls(&emc, &mut device, vec![grant(slice)]);
-            let failed = |result: &DeviceDone| {
-                matches!(result, DeviceDone::Failed { failure: DeviceFailure::Error(_), .. })
+            let failed = |result: &DeviceReply| {
+                matches!(result, DeviceReply::Failed { failure: DeviceFailure::Error(_), .. })
             };
             assert!(results.iter().all(failed), "{results:?}");
         }
         assert_eq!(std::fs::read_dir(path.join("slices")).unwrap().count(), 0);
         let results = perform_calls(&emc, &mut device, vec![DeviceCall::Contents]);
         assert!(
-            matches!(&results[..], [DeviceDone::Contents(contents)] if contents.grants.is_empty()),
+            matches!(&results[..], [DeviceReply::Contents(contents)] if contents.grants.is_empty()),
             "{results:?}"
         );
         let results = perform_calls(&emc, &mut device, vec![grant(108)]);
-        assert!(matches!(results[..], [DeviceDone::Granted { .. }]), "{results:?}");
+        assert!(matches!(results[..], [DeviceReply::Granted { .. }]), "{results:?}");
     }
 
-    fn is_vanished(results: &[DeviceDone]) -> bool {
-        let vanished = |result: &DeviceDone| matches!(result, DeviceDone::Failed { failure: DeviceFailure::Error(error), .. } if error.contains("restore the EMC's directory"));
+    fn is_vanished(results: &[DeviceReply]) -> bool {
+        let vanished = |result: &DeviceReply| matches!(result, DeviceReply::Failed { failure: DeviceFailure::Error(error), .. } if error.contains("restore the EMC's directory"));
         results.iter().all(vanished)
     }
 
     /// Returns the first matching report; the thread of the EMC reports within milliseconds.
-    fn await_report(reports: &mpsc::Receiver<Vec<DeviceDone>>, matches: impl Fn(&[DeviceDone]) -> bool) {
+    fn await_report(reports: &mpsc::Receiver<Vec<DeviceReply>>, matches: impl Fn(&[DeviceReply]) -> bool) {
         loop {
             let results = reports.recv_timeout(Duration::from_secs(60)).expect("a report");
             if matches(&results) {
@@ -424,7 +424,7 @@ mod tests {
         let mut calls = start_with_interval(emc(&path), Duration::from_millis(1), report).unwrap();
         calls.send(DeviceCall::Contents);
         calls.send(grant(107));
-        await_report(&reports, |results| matches!(results.last(), Some(DeviceDone::Granted { .. })));
+        await_report(&reports, |results| matches!(results.last(), Some(DeviceReply::Granted { .. })));
         std::fs::rename(&path, &away).unwrap();
         await_report(&reports, is_vanished);
         calls.send(DeviceCall::Contents);
@@ -432,7 +432,7 @@ mod tests {
         assert!(!path.exists(), "an empty device replaced the missing one");
         std::fs::rename(&away, &path).unwrap();
         calls.send(DeviceCall::Contents);
-        let has_grant = |results: &[DeviceDone]| matches!(results, [DeviceDone::Contents(contents)] if contents.grants.len() == 1);
+        let has_grant = |results: &[DeviceReply]| matches!(results, [DeviceReply::Contents(contents)] if contents.grants.len() == 1);
         await_report(&reports, has_grant);
     }
 
@@ -452,7 +452,7 @@ mod tests {
             }
             std::fs::rename(&to, &from).unwrap();
             let results = perform_calls(&emc, &mut device, vec![DeviceCall::Contents, revoke.clone()]);
-            assert!(matches!(results[..], [_, DeviceDone::Revoked { .. }]), "{vanished}: {results:?}");
+            assert!(matches!(results[..], [_, DeviceReply::Revoked { .. }]), "{vanished}: {results:?}");
         }
     }
 }

@@ -9,7 +9,7 @@ use std::{
 
 use pool::{
     ledger::{EmcEntry, HostEntry},
-    manager::{Alarm, EmcState, HostState, Manager, Published},
+    manager::{Alarm, EmcState, HostState, Manager, PublishedBatch},
     record::{Key, Record},
 };
 use prometheus_client::{
@@ -279,10 +279,10 @@ impl Metrics {
     }
 
     /// Counts durable records, and traces each state change of a slice.
-    pub fn count_transitions(&self, durable: &Published) {
+    pub fn count_transitions(&self, durable: &PublishedBatch) {
         let mut state_since = self.state_since.lock().expect("no holder panics");
         for record in durable.records.iter() {
-            if let Record::Gone(Key::Slice(slice)) = record {
+            if let Record::Deleted(Key::Slice(slice)) = record {
                 state_since.remove(slice);
             }
         }
@@ -350,7 +350,7 @@ impl Metrics {
 mod tests {
     use pool::{
         ledger::{HostSpec, RackSpec, When},
-        manager::{Ask, Effect, Event, SessionId, Settings, Token},
+        manager::{Effect, Event, Request, SessionId, Settings, Token},
         protocol::Hello,
         record::Meta,
     };
@@ -376,7 +376,7 @@ mod tests {
             }
         };
         handle(0, Event::Loaded { meta: Meta::new("rack".into()), records: Vec::new(), restored: false });
-        handle(0, Event::Ask(Token(1), Ask::Configure(rack)));
+        handle(0, Event::Request(Token(1), Request::Configure(rack)));
         let hello = Hello {
             instance: InstanceId(1),
             boot_id: "b".into(),

@@ -3,7 +3,7 @@
 //! policy in Pond 6.4). Always in whole slices, rounded down. The scheduler chooses the host.
 
 use pool::{
-    audit::{Actor, Decision, Subject, What},
+    audit::{Actor, Decision, DecisionKind, Subject},
     ledger::{EmcEntry, HostEntry},
     manager::Manager,
 };
@@ -176,7 +176,7 @@ pub fn plan(
         at,
         actor,
         subject: Subject::Vm(plan.vm.clone()),
-        what: What::Planned {
+        what: DecisionKind::Planned {
             model,
             memory: plan.memory,
             local: split.local,

@@ -51,7 +51,7 @@ pub enum LoadError {
 pub fn write(record: &Record) -> Write {
     let (table, key) = table_and_key(record.key());
     match record {
-        Record::Gone(_) => Write::Delete { table, key },
+        Record::Deleted(_) => Write::Delete { table, key },
         other => Write::Put { table, key, value: encode(other) },
     }
 }
@@ -204,7 +204,7 @@ mod tests {
         let Write::Put { value, .. } = &mut rewritten[2] else { panic!("not a Put") };
         assert_eq!(value.split_off(value.len() - 3), [0; 3], "fields that earlier versions did not write");
         assert_eq!(rewritten.as_slice(), &old[..4], "the same bytes under the same keys");
-        store.commit(&[write(&Record::Gone(Key::Host(HostId(300))))]).unwrap();
+        store.commit(&[write(&Record::Deleted(Key::Host(HostId(300))))]).unwrap();
         assert_eq!(ledger(&mut store).hosts().count(), 0);
     }
 

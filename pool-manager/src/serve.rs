@@ -10,7 +10,7 @@ use std::{
 
 use pool::{
     ledger::{EmcSpec, HostSpec, RackSpec},
-    manager::{Ask, Settings},
+    manager::{Request, Settings},
 };
 use proto::v1::{
     admin_server::AdminServer, agent_server::AgentServer, models_server::ModelsServer,
@@ -268,7 +268,7 @@ fn rack(config: &Config) -> RackSpec {
 }
 
 async fn configure(handle: &Handle, config: &Config) -> Result<(), ServeError> {
-    handle.request(Ask::Configure(rack(config))).await.map_err(ServeError::Configure)?;
+    handle.request(Request::Configure(rack(config))).await.map_err(ServeError::Configure)?;
     handle.set(settings(config), config.fence.clone()).map_err(ServeError::Configure)
 }
 

@@ -14,9 +14,9 @@ use std::{
 };
 
 use pool::{
-    audit::{Actor, Decision, Subject, What},
-    denied::Denied,
-    manager::Ask,
+    audit::{Actor, Decision, DecisionKind, Subject},
+    manager::Request,
+    rejection::Rejection,
 };
 use tokio::sync::watch;
 use units::{
@@ -100,7 +100,7 @@ impl Shares {
     ) -> Result<Arc<Weights>, SetWeightsError> {
         let _guard = self.write_lock.lock().await;
         let host_id = self.driver.read(|manager, _| manager.durable().host_named(host))?;
-        host_id.ok_or_else(|| DriverError::Denied(Denied::NoSuchHost(host.clone())))?;
+        host_id.ok_or_else(|| DriverError::Rejection(Rejection::NoSuchHost(host.clone())))?;
         let before = self.weights(host);
         let mut weights = Weights::clone(&before);
         weights.extend(changes);
@@ -127,9 +127,13 @@ impl Shares {
     async fn record_decision(&self, host: &Name, weights: &Weights, actor: Actor) {
         let weights = weights.iter().map(|(tenant, weight)| (tenant.clone(), *weight)).collect();
         let Ok(at) = self.driver.read(|_, when| when.wall) else { return }; // the manager is stopping
-        let decision =
-            Decision { at, actor, subject: Subject::Host(host.clone()), what: What::Weighed { weights } };
-        if let Err(error) = self.driver.request(Ask::Note(decision)).await {
+        let decision = Decision {
+            at,
+            actor,
+            subject: Subject::Host(host.clone()),
+            what: DecisionKind::WeightsChanged { weights },
+        };
+        if let Err(error) = self.driver.request(Request::RecordDecision(decision)).await {
             tracing::error!(error = units::chain(&error), "cannot record decision"); // the change is in effect nevertheless
         }
     }

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use pool::protocol::{
-    Failed, FailedReason, Have, HaveVm, Hello, Holding, Scrubbed, SeenDevice, Want, WantRelease,
+    DesiredRelease, DesiredState, FailureReason, Hello, Holding, ObservedState, ObservedVm, ScrubReport,
+    SeenDevice, SliceFailure,
 };
 use proto::v1 as wire;
 use units::limits::{EMCS_PER_HOST_MAX, NAME_BYTES_MAX, REASON_BYTES_MAX, RESERVATIONS_PER_HOST_MAX};
@@ -62,12 +63,12 @@ fn reservation(text: &str) -> Result<ReservationId, Invalid> {
 ///
 /// # Errors
 /// A malformed field, or more VMs than a host may have reservations.
-pub fn report(h: wire::ObservedState) -> Result<Have, Invalid> {
+pub fn report(h: wire::ObservedState) -> Result<ObservedState, Invalid> {
     if h.vms.len() > RESERVATIONS_PER_HOST_MAX {
         let rule = format!("must be at most {RESERVATIONS_PER_HOST_MAX} VMs");
         return Err(Invalid::new("vms", h.vms.len(), &rule));
     }
-    Ok(Have {
+    Ok(ObservedState {
         sequence: h.sequence,
         after: h.after,
         part: 0,
@@ -96,8 +97,8 @@ pub fn touched(reports: Vec<wire::VmTouched>) -> Result<Vec<(ReservationId, Byte
     reports.into_iter().map(touched).collect()
 }
 
-fn scrubbed(s: wire::ScrubResult) -> Scrubbed {
-    Scrubbed {
+fn scrubbed(s: wire::ScrubResult) -> ScrubReport {
+    ScrubReport {
         holding: Holding { slice: SliceId(s.slice), epoch: Epoch(s.epoch) },
         started: UnixMs(s.started_unix_ms),
         ended: UnixMs(s.ended_unix_ms),
@@ -105,27 +106,31 @@ fn scrubbed(s: wire::ScrubResult) -> Scrubbed {
     }
 }
 
-fn failed(f: wire::SliceFailure) -> Result<Failed, Invalid> {
+fn failed(f: wire::SliceFailure) -> Result<SliceFailure, Invalid> {
     let reason = match f.reason() {
-        wire::SliceFailureReason::NotZero => FailedReason::NotZero,
-        wire::SliceFailureReason::Host => FailedReason::Host,
+        wire::SliceFailureReason::NotZero => FailureReason::NotZero,
+        wire::SliceFailureReason::Host => FailureReason::Host,
         wire::SliceFailureReason::Unspecified => {
             return Err(Invalid::new("failed.reason", f.reason, "is not a reason"));
         }
     };
     let holding = Holding { slice: SliceId(f.slice), epoch: Epoch(f.epoch) };
-    Ok(Failed { holding, reason, message: f.message.chars().take(units::limits::REASON_BYTES_MAX).collect() })
+    Ok(SliceFailure {
+        holding,
+        reason,
+        message: f.message.chars().take(units::limits::REASON_BYTES_MAX).collect(),
+    })
 }
 
-fn observed_vm(vm: wire::ObservedVm) -> Result<(ReservationId, HaveVm), Invalid> {
+fn observed_vm(vm: wire::ObservedVm) -> Result<(ReservationId, ObservedVm), Invalid> {
     let slices = vm.slices.into_iter().map(holding).collect();
     let (name, local) = (named("vm", &vm.vm)?, local(vm.local_bytes)?);
     let (pinned, uid) = (vm.pinned, vm.uid.map(user).transpose()?);
-    Ok((reservation(&vm.reservation)?, HaveVm { vm: name, pid: vm.pid, slices, local, pinned, uid }))
+    Ok((reservation(&vm.reservation)?, ObservedVm { vm: name, pid: vm.pid, slices, local, pinned, uid }))
 }
 
 /// Converts a desired state.
-pub fn desired_state(rack_uuid: String, w: Want) -> wire::DesiredState {
+pub fn desired_state(rack_uuid: String, w: DesiredState) -> wire::DesiredState {
     let slices = |slices: BTreeMap<Holding, _>| {
         let slice = |(h, handle): (Holding, pool::protocol::Handle)| wire::DesiredSlice {
             slice: h.slice.0,
@@ -135,7 +140,7 @@ pub fn desired_state(rack_uuid: String, w: Want) -> wire::DesiredState {
         };
         slices.into_iter().map(slice).collect()
     };
-    let vm = |(reservation, v): (ReservationId, pool::protocol::WantVm)| wire::DesiredVm {
+    let vm = |(reservation, v): (ReservationId, pool::protocol::DesiredVm)| wire::DesiredVm {
         vm: v.vm.to_string(),
         reservation: reservation.to_string(),
         local_bytes: v.local.get(),
@@ -143,7 +148,7 @@ pub fn desired_state(rack_uuid: String, w: Want) -> wire::DesiredState {
         pinned: v.pinned,
         uid: v.uid.map(u32::from),
     };
-    let release = |(h, release): (Holding, WantRelease)| wire::DesiredRelease {
+    let release = |(h, release): (Holding, DesiredRelease)| wire::DesiredRelease {
         slice: h.slice.0,
         epoch: h.epoch.0,
         force: release.force,
@@ -166,8 +171,8 @@ pub fn desired_state(rack_uuid: String, w: Want) -> wire::DesiredState {
         base: w
             .base
             .map(|base| wire::DesiredVersion { generation: base.generation, revision: base.revision.0 }),
-        removed_vms: w.no_more.vms.iter().map(ToString::to_string).collect(),
-        removed_slices: w.no_more.slices.iter().map(|slice| slice.0).collect(),
+        removed_vms: w.removals.vms.iter().map(ToString::to_string).collect(),
+        removed_slices: w.removals.slices.iter().map(|slice| slice.0).collect(),
     }
 }
 
@@ -219,16 +224,16 @@ mod tests {
         let Invalid { field, problem } = observed_vm(vm(Some(u32::MAX))).expect_err("accepted");
         assert_eq!(field, "uid");
         assert!(problem.contains("4294967295"), "{problem}");
-        let HaveVm { vm, local, pinned, uid, .. } = observed;
-        let desired_vm = pool::protocol::WantVm { vm, local, pinned, uid, slices: BTreeMap::new() };
-        let desired = Want {
+        let ObservedVm { vm, local, pinned, uid, .. } = observed;
+        let desired_vm = pool::protocol::DesiredVm { vm, local, pinned, uid, slices: BTreeMap::new() };
+        let desired = DesiredState {
             number: DesiredVersion::default(),
             base: None,
             instance: InstanceId(1),
             vms: [(id, desired_vm)].into(),
             release: BTreeMap::new(),
             scrub: BTreeMap::new(),
-            no_more: pool::protocol::NoMore::default(),
+            removals: pool::protocol::Removals::default(),
             fenced: false,
         };
         assert_eq!(desired_state(String::new(), desired).vms[0].uid, Some(2001));

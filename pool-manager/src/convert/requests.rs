@@ -1,9 +1,9 @@
 //! Requests of schedulers and operators, validated.
 
 use pool::{
-    denied::Denied,
     ledger::{Place, Reserve, Target},
     record::RequestKey,
+    rejection::Rejection,
 };
 use proto::v1 as wire;
 use units::limits::{
@@ -31,9 +31,9 @@ impl Invalid {
     }
 }
 
-impl From<Invalid> for Denied {
+impl From<Invalid> for Rejection {
     fn from(invalid: Invalid) -> Self {
-        Self::BadValue { field: invalid.field, value: invalid.problem, rule: "" }
+        Self::InvalidValue { field: invalid.field, value: invalid.problem, rule: "" }
     }
 }
 

@@ -111,7 +111,7 @@ pub fn reservation(view: ReservationView) -> wire::Reservation {
 
 /// Formats a decision.
 pub fn decision(seq: u64, decision: &Decision) -> wire::Decision {
-    let words = decision.what.words();
+    let words = decision.what.describe();
     wire::Decision {
         seq,
         at_unix_ms: decision.at.0,
@@ -139,7 +139,7 @@ fn scheduling(now: Scheduling, empty: bool) -> wire::Scheduling {
 pub fn host(manager: &Manager, id: HostId) -> Option<wire::Host> {
     let ledger = manager.durable();
     let entry = ledger.host(id)?;
-    let (hello, last_report) = manager.host_said(id);
+    let (hello, last_report) = manager.agent_identity(id);
     let state = match manager.host_state(id) {
         HostState::Up => wire::HostState::Up,
         HostState::Silent => wire::HostState::Silent,
@@ -164,7 +164,7 @@ pub fn host(manager: &Manager, id: HostId) -> Option<wire::Host> {
         boot_id: h.boot_id.clone(),
         last_heartbeat_unix_ms: last_report.map(|at| at.0),
         host_memory_socket: hello.map(|hello| hello.host_memory_socket.clone()).unwrap_or_default(),
-        fence_error: manager.not_fenced(id).map(str::to_owned),
+        fence_error: manager.fence_obstacle(id).map(str::to_owned),
     })
 }
 
@@ -286,8 +286,8 @@ pub fn migration(ledger: &Ledger, id: ReservationId, m: &Migration) -> wire::Mig
         host: host_name(ledger, m.host),
         state: state.into(),
         reason: m.why.clone(),
-        requested_unix_ms: m.asked.0,
-        answer: m.words.clone(),
+        requested_unix_ms: m.requested_at.0,
+        answer: m.explanation.clone(),
         reservation: id.to_string(),
     }
 }

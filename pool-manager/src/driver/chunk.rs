@@ -2,20 +2,20 @@
 
 use std::{ops::Range, sync::Arc};
 
-use pool::{ledger::When, manager::Published, record::Record};
+use pool::{ledger::When, manager::PublishedBatch, record::Record};
 use units::{Revision, limits::WATCH_CHUNK_RECORDS_MAX};
 
 /// At most [`WATCH_CHUNK_RECORDS_MAX`] records of one durable write, which bounds the memory of a
 /// slow watcher.
 #[derive(Clone, Debug)]
 pub struct WriteChunk {
-    published: Arc<Published>,
+    published: Arc<PublishedBatch>,
     range: Range<usize>,
 }
 
 impl WriteChunk {
     /// Splits a write in its order.
-    pub(super) fn split(published: Published) -> impl Iterator<Item = Self> {
+    pub(super) fn split(published: PublishedBatch) -> impl Iterator<Item = Self> {
         let records = published.records.len();
         let published = Arc::new(published);
         (0..records).step_by(WATCH_CHUNK_RECORDS_MAX).map(move |start| Self {

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use pool::{
-    manager::{DeviceCall, DeviceDone, DeviceFailure},
+    manager::{DeviceCall, DeviceFailure, DeviceReply},
     record::Fence,
 };
 use tokio::runtime::Handle as Runtime;
@@ -55,7 +55,7 @@ fn report(shared: &Shared, host: HostId, since: Option<UnixMs>, result: Result<(
     for (emc, _) in waiting {
         let call = DeviceCall::Fence { host, powered_off: false };
         let failure = DeviceFailure::NotFenced(problem.clone());
-        let _ = shared.handle_device_results(emc, vec![DeviceDone::Failed { call, failure }]); // no receiver exists after the end
+        let _ = shared.handle_device_results(emc, vec![DeviceReply::Failed { call, failure }]); // no receiver exists after the end
     }
 }
 

@@ -6,7 +6,7 @@ use std::{collections::BTreeSet, time::Duration};
 use pool::{
     audit::Actor,
     ledger::{EmcSpec, HostSpec, RackSpec, Reserve, Target},
-    protocol::{Hello, Holding, Scrubbed},
+    protocol::{Hello, Holding, ScrubReport},
     record::{Record, RequestKey},
     slice::{Scrub, Slot, State},
 };
@@ -140,7 +140,7 @@ impl TestDriver {
         let settings = Settings { lease_ttl: Ns::secs(3600), fence_after: None };
         let initial = InitialState { settings, fence_command: None, loaded, rack_uuid: "a rack".into() };
         let (handle, ended) = super::start(initial, store, Arc::new(Metrics::default())).unwrap();
-        handle.request(Ask::Configure(rack(directory.path(), "e", slices))).await.unwrap();
+        handle.request(Request::Configure(rack(directory.path(), "e", slices))).await.unwrap();
         let (outbox, messages) = mpsc::channel(64);
         let hello = Hello {
             instance: InstanceId(1),
@@ -171,7 +171,7 @@ impl TestDriver {
         vm: &str,
         slices: u32,
         wait: bool,
-    ) -> tokio::task::JoinHandle<Result<Answer, DriverError>> {
+    ) -> tokio::task::JoinHandle<Result<RequestReply, DriverError>> {
         let request = RequestKey { client: name("test"), id: RequestId::new(vm).unwrap() };
         let reserve = Reserve {
             request,
@@ -185,7 +185,7 @@ impl TestDriver {
             uid: None,
         };
         let (handle, wait) = (self.handle.clone(), wait.then_some(Ns::secs(3600)));
-        tokio::spawn(async move { handle.request(Ask::Reserve { reserve, wait }).await })
+        tokio::spawn(async move { handle.request(Request::Reserve { reserve, wait }).await })
     }
 }
 
@@ -206,7 +206,7 @@ impl TestDriver {
         self.until(|manager| slot(manager, slice).is_some_and(&holds)).await;
     }
 
-    async fn report(&self, report: Have) {
+    async fn report(&self, report: ObservedState) {
         self.handle.handle_report(self.session, report).await.unwrap();
     }
 
@@ -216,8 +216,8 @@ impl TestDriver {
             slot.epoch == holding.epoch && matches!(slot.state, State::Scrubbing(Scrub::Working(_)))
         })
         .await;
-        let scrubbed = Scrubbed { holding, started: at, ended: at, verified: units::SLICE };
-        self.report(Have { scrubbed: vec![scrubbed], ..Have::default() }).await;
+        let scrubbed = ScrubReport { holding, started: at, ended: at, verified: units::SLICE };
+        self.report(ObservedState { scrubbed: vec![scrubbed], ..ObservedState::default() }).await;
         self.until_slot(slice, |slot| slot.state == State::Free).await;
     }
 }
@@ -231,9 +231,9 @@ async fn readded_device_continues_its_epochs() {
     driver.until_slot(0, |slot| matches!(slot.state, State::Onlining(_))).await;
     driver.handle.request(release("v")).await.unwrap();
     let released = vec![Holding { slice: SliceId(0), epoch: Epoch(1) }];
-    driver.report(Have { released, ..Have::default() }).await;
+    driver.report(ObservedState { released, ..ObservedState::default() }).await;
     driver.until_scrubbed(0, 2).await;
-    driver.handle.request(Ask::Configure(rack(driver.directory.path(), "f", 3))).await.unwrap();
+    driver.handle.request(Request::Configure(rack(driver.directory.path(), "f", 3))).await.unwrap();
     driver.until_scrubbed(3, 3).await;
     driver
         .until(|manager| {
@@ -255,10 +255,10 @@ async fn device_is_closed_when_its_removal_is_found_on_disk() {
     let driver = TestDriver::start(3).await;
     let other = tempfile::tempdir().unwrap();
     driver.gate.set(GateMode::FailsAfterWrite);
-    let removed = driver.handle.request(Ask::Configure(rack(other.path(), "f", 3))).await;
-    assert!(matches!(removed, Err(DriverError::Denied(Denied::StoreFailed))), "{removed:?}");
+    let removed = driver.handle.request(Request::Configure(rack(other.path(), "f", 3))).await;
+    assert!(matches!(removed, Err(DriverError::Rejection(Rejection::StoreFailed))), "{removed:?}");
     driver.until(|manager| manager.durable().emc_named(&name("e")).is_none()).await;
-    driver.handle.request(Ask::Configure(rack(driver.directory.path(), "e", 3))).await.unwrap();
+    driver.handle.request(Request::Configure(rack(driver.directory.path(), "e", 3))).await.unwrap();
     driver
         .until(|manager| {
             let added = manager.durable().emc_named(&name("e")).and_then(|id| manager.durable().emc(id));
@@ -267,9 +267,9 @@ async fn device_is_closed_when_its_removal_is_found_on_disk() {
         .await;
 }
 
-fn release(vm: &str) -> Ask {
+fn release(vm: &str) -> Request {
     let actor = Actor::Client(name("test"));
-    Ask::Release { target: Target::Vm(name(vm)), force: false, reason: String::new(), actor }
+    Request::Release { target: Target::Vm(name(vm)), force: false, reason: String::new(), actor }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -280,7 +280,7 @@ async fn waiters_for_slices_do_not_block_other_requests() {
     let waiters: Vec<_> = (0..REQUESTS_QUEUED_MAX)
         .map(|_| {
             let handle = driver.handle.clone();
-            let wait = Ask::WaitReady { target: Target::Vm(name("v")), within: Ns::secs(3600) };
+            let wait = Request::WaitReady { target: Target::Vm(name("v")), within: Ns::secs(3600) };
             tokio::spawn(async move { handle.request(wait).await })
         })
         .collect();
@@ -290,7 +290,7 @@ async fn waiters_for_slices_do_not_block_other_requests() {
     driver.handle.request(release("v")).await.unwrap();
     for waiter in waiters.into_iter().chain([first]) {
         let result = tokio::time::timeout(TIMEOUT, waiter).await.unwrap().unwrap();
-        assert!(matches!(result, Err(DriverError::Denied(Denied::WrongState { .. }))), "{result:?}");
+        assert!(matches!(result, Err(DriverError::Rejection(Rejection::WrongState { .. }))), "{result:?}");
     }
 }
 
@@ -309,7 +309,7 @@ async fn waiter_for_a_failed_batch_continues() {
     driver.gate.set(GateMode::Fails);
     for reservation in full.into_iter().chain([in_flight]) {
         let result = tokio::time::timeout(TIMEOUT, reservation).await.unwrap().unwrap();
-        assert!(matches!(result, Err(DriverError::Denied(Denied::StoreFailed))), "{result:?}");
+        assert!(matches!(result, Err(DriverError::Rejection(Rejection::StoreFailed))), "{result:?}");
     }
     tokio::time::timeout(TIMEOUT, waiting).await.expect("the request did not continue").unwrap().unwrap_err();
 }

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use pool::manager::{Closed, DeviceCall, DeviceDone, DeviceFailure, Effect, Event};
+use pool::manager::{CloseReason, DeviceCall, DeviceFailure, DeviceReply, Effect, Event};
 use pool::record::{Key, Record};
 use tokio::{
     runtime::Handle as Runtime,
@@ -215,7 +215,7 @@ impl DriverThread {
             (Some(calls), _) => calls.send(call),
             (None, _) => {
                 let failure = DeviceFailure::Error("cannot start a thread for the EMC".into());
-                self.handle_event(Event::Device(id, DeviceDone::Failed { call, failure }));
+                self.handle_event(Event::Device(id, DeviceReply::Failed { call, failure }));
             }
         }
     }
@@ -224,7 +224,7 @@ impl DriverThread {
     /// path.
     fn close_removed(&mut self, records: &[Record]) {
         for record in records {
-            if let Record::Gone(Key::Emc(id)) = record {
+            if let Record::Deleted(Key::Emc(id)) = record {
                 self.emcs.remove(id);
             }
         }
@@ -238,7 +238,7 @@ impl DriverThread {
     }
 
     fn can_revoke(&self, id: EmcId) -> bool {
-        self.shared.lock().manager.durable().emc(id).is_some_and(|entry| entry.emc.cuts_off())
+        self.shared.lock().manager.durable().emc(id).is_some_and(|entry| entry.emc.can_revoke())
     }
 
     fn open_emc(&self, id: EmcId) -> Option<EmcSender> {
@@ -287,7 +287,7 @@ fn wait_for_work(shared: &Shared, wake_at: Option<Instant>, actions: &mut Vec<Ac
         core.manager.settle(now);
         collect_effects(&mut core, actions);
         let is_due = wake_at.is_some_and(|at| at <= Instant::now());
-        if !actions.is_empty() || core.manager.has_news() || !core.store_tasks.is_empty() || is_due {
+        if !actions.is_empty() || core.manager.has_pending_work() || !core.store_tasks.is_empty() || is_due {
             return true;
         }
         if core.closed && !core.manager.is_writing() {
@@ -335,7 +335,7 @@ fn collect_effects(core: &mut Core, actions: &mut Vec<Action>) {
 }
 
 /// Removes a session. If its outbox is full, dropping it closes the connection as well.
-fn close_session(core: &mut Core, session: pool::manager::SessionId, why: Closed) -> Option<Action> {
+fn close_session(core: &mut Core, session: pool::manager::SessionId, why: CloseReason) -> Option<Action> {
     let Session { host, outbox } = core.sessions.remove(&session)?;
     tracing::warn!(host, ?why, "agent connection ended");
     Some(Action::Send(outbox, SessionMessage::Close(why)))

@@ -4,8 +4,8 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use pool::{
-    audit::{Actor, Decision, Subject, What},
-    manager::Ask,
+    audit::{Actor, Decision, DecisionKind, Subject},
+    manager::Request,
 };
 use prediction::{
     file::{Content, FileError, Kind, ModelFile, Provenance},
@@ -397,9 +397,9 @@ impl Forecasts {
             Some(version) => tracing::info!(kind = kind.name(), version, "model serves"),
             None => tracing::info!(kind = kind.name(), "no model serves"),
         }
-        let what = What::ModelServes { kind: kind.name().to_owned(), version, before: previous };
+        let what = DecisionKind::ModelChanged { kind: kind.name().to_owned(), version, before: previous };
         let decision = Decision { at: self.now()?, actor, subject: Subject::Rack, what };
-        if let Err(error) = self.driver.request(Ask::Note(decision)).await {
+        if let Err(error) = self.driver.request(Request::RecordDecision(decision)).await {
             tracing::error!(error = units::chain(&error), "cannot record decision"); // the change is in effect nevertheless
         }
         Ok(())

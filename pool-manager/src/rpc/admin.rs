@@ -3,7 +3,7 @@
 use std::pin::Pin;
 
 use pool::{
-    manager::{Answer, Ask, Manager},
+    manager::{Manager, Request as PoolRequest, RequestReply},
     record::Scheduling,
 };
 use proto::v1::{self as wire, admin_server};
@@ -46,15 +46,15 @@ impl Admin {
     /// Returns an object, or the error that it does not exist.
     async fn find<T: Send + 'static>(
         &self,
-        read: impl FnOnce(&Manager) -> Result<T, pool::denied::Denied> + Send + 'static,
+        read: impl FnOnce(&Manager) -> Result<T, pool::rejection::Rejection> + Send + 'static,
     ) -> Reply<T> {
         let found = self.read(read).await?;
-        found.map(Response::new).map_err(|denied| driver_error(DriverError::Denied(denied)))
+        found.map(Response::new).map_err(|denied| driver_error(DriverError::Rejection(denied)))
     }
 
-    async fn request_target(&self, request: Ask) -> Reply<wire::TargetResponse> {
+    async fn request_target(&self, request: PoolRequest) -> Reply<wire::TargetResponse> {
         match self.0.driver.request(request).await.map_err(driver_error)? {
-            Answer::Scheduled { revision, waiting_for } => Ok(Response::new(wire::TargetResponse {
+            RequestReply::Scheduled { revision, waiting_for } => Ok(Response::new(wire::TargetResponse {
                 revision: revision.0,
                 waiting_for: waiting_for.into_iter().map(String::from).collect(),
             })),
@@ -71,7 +71,7 @@ impl Admin {
         let request = request.into_inner();
         let place = convert::place(request.target).map_err(invalid)?;
         let reason = convert::reason(request.reason).map_err(invalid)?;
-        self.request_target(Ask::Schedule { place, to, actor, reason }).await
+        self.request_target(PoolRequest::Schedule { place, to, actor, reason }).await
     }
 }
 
@@ -158,7 +158,7 @@ impl admin_server::Admin for Admin {
         let name = convert::named("host", &request.into_inner().host).map_err(invalid)?;
         self.find(move |manager| {
             let id = manager.durable().host_named(&name);
-            id.and_then(|id| convert::host(manager, id)).ok_or(pool::denied::Denied::NoSuchHost(name))
+            id.and_then(|id| convert::host(manager, id)).ok_or(pool::rejection::Rejection::NoSuchHost(name))
         })
         .await
     }
@@ -173,7 +173,7 @@ impl admin_server::Admin for Admin {
         let name = convert::named("emc", &request.into_inner().emc).map_err(invalid)?;
         self.find(move |manager| {
             let id = manager.durable().emc_named(&name);
-            id.and_then(|id| convert::emc(manager, id)).ok_or(pool::denied::Denied::NoSuchEmc(name))
+            id.and_then(|id| convert::emc(manager, id)).ok_or(pool::rejection::Rejection::NoSuchEmc(name))
         })
         .await
     }
@@ -198,7 +198,7 @@ impl admin_server::Admin for Admin {
             let found = ledger.emc_of(id).zip(ledger.slot(id));
             found
                 .map(|(emc, slot)| convert::slice(ledger, id, emc, slot))
-                .ok_or(pool::denied::Denied::NoSuchSlice(id))
+                .ok_or(pool::rejection::Rejection::NoSuchSlice(id))
         })
         .await
     }
@@ -228,7 +228,7 @@ impl admin_server::Admin for Admin {
         self.find(move |manager| {
             let ledger = manager.durable();
             let id = ledger.find(&target)?;
-            ledger.view(id).map(convert::reservation).ok_or(pool::denied::Denied::NoSuchReservation(id))
+            ledger.view(id).map(convert::reservation).ok_or(pool::rejection::Rejection::NoSuchReservation(id))
         })
         .await
     }
@@ -255,7 +255,7 @@ impl admin_server::Admin for Admin {
         let host = convert::named("host", &request.into_inner().host).map_err(invalid)?;
         let name = host.clone();
         self.find(move |manager| {
-            manager.durable().host_named(&name).ok_or(pool::denied::Denied::NoSuchHost(name))
+            manager.durable().host_named(&name).ok_or(pool::rejection::Rejection::NoSuchHost(name))
         })
         .await?;
         let report = self.0.shares.report(&host).ok_or_else(|| {
@@ -282,8 +282,13 @@ impl admin_server::Admin for Admin {
         let request = request.into_inner();
         let host = convert::named("host", &request.host).map_err(invalid)?;
         let reason = convert::reason(request.reason).map_err(invalid)?;
-        self.request_target(Ask::Fence { host, powered_off: request.confirm_powered_off, actor, reason })
-            .await
+        self.request_target(PoolRequest::Fence {
+            host,
+            powered_off: request.confirm_powered_off,
+            actor,
+            reason,
+        })
+        .await
     }
 
     type WatchStream = Pin<Box<dyn Stream<Item = Result<wire::Event, Status>> + Send>>;

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Instant};
 
 use pool::{
     audit::Actor,
-    manager::{Answer, Ask, Manager},
+    manager::{Manager, Request as PoolRequest, RequestReply},
     record::MigrationAnswer,
 };
 use proto::v1::{self as wire, scheduler_server};
@@ -35,16 +35,16 @@ impl Scheduler {
         self.0.identity.admit(request, Role::Scheduler)
     }
 
-    async fn reservation(&self, ask: Ask) -> Reply<wire::Reservation> {
+    async fn reservation(&self, ask: PoolRequest) -> Reply<wire::Reservation> {
         match self.0.driver.request(ask).await.map_err(driver_error)? {
-            Answer::Reservation(view) => Ok(Response::new(convert::reservation(view))),
+            RequestReply::Reservation(view) => Ok(Response::new(convert::reservation(view))),
             other => Err(unexpected(&other)),
         }
     }
 }
 
 /// Error: the driver returned another kind of reply than requested, which is a bug.
-pub(super) fn unexpected(answer: &Answer) -> Status {
+pub(super) fn unexpected(answer: &RequestReply) -> Status {
     Status::internal(format!("unexpected answer {answer:?}"))
 }
 
@@ -66,7 +66,7 @@ impl scheduler_server::Scheduler for Scheduler {
         let reply = self.0.driver.read(|manager, when| (plan::candidates(manager, split), when.wall));
         let (candidates, now) = reply.map_err(driver_error)?;
         let (response, decision) = plan::plan(&plan, split_decision, candidates, now, actor);
-        self.0.driver.request(Ask::Note(decision)).await.map_err(driver_error)?;
+        self.0.driver.request(PoolRequest::RecordDecision(decision)).await.map_err(driver_error)?;
         self.0.forecasts.record_plan(&plan.vm, forecast.start);
         self.0.metrics.plan_seconds.observe(started.elapsed().as_secs_f64());
         Ok(Response::new(response))
@@ -80,10 +80,10 @@ impl scheduler_server::Scheduler for Scheduler {
         let commit_within = self.0.policy.borrow().commit_within;
         let reserve = convert::reserve(request, certified.as_ref(), commit_within).map_err(invalid)?;
         if validate_only {
-            return self.reservation(Ask::Validate(reserve)).await;
+            return self.reservation(PoolRequest::Validate(reserve)).await;
         }
         let wait = wait_ready.then_some(WAIT_READY_MAX);
-        let reply = self.reservation(Ask::Reserve { reserve, wait }).await;
+        let reply = self.reservation(PoolRequest::Reserve { reserve, wait }).await;
         if !wait_ready {
             self.0.metrics.reserve_seconds.observe(started.elapsed().as_secs_f64());
         }
@@ -95,13 +95,13 @@ impl scheduler_server::Scheduler for Scheduler {
         let request = request.into_inner();
         let target = convert::target(request.target).map_err(invalid)?;
         let within = convert::timeout(request.timeout_ms).map_err(invalid)?;
-        self.reservation(Ask::WaitReady { target, within }).await
+        self.reservation(PoolRequest::WaitReady { target, within }).await
     }
 
     async fn commit(&self, request: Request<wire::CommitRequest>) -> Reply<wire::Reservation> {
         let actor = actor(self.admit(&request)?);
         let target = convert::target(request.into_inner().target).map_err(invalid)?;
-        self.reservation(Ask::Commit { target, actor }).await
+        self.reservation(PoolRequest::Commit { target, actor }).await
     }
 
     async fn release(&self, request: Request<wire::ReleaseRequest>) -> Reply<wire::Reservation> {
@@ -113,7 +113,7 @@ impl scheduler_server::Scheduler for Scheduler {
         }
         let reason = convert::reason(request.reason).map_err(invalid)?;
         let target = convert::target(request.target).map_err(invalid)?;
-        self.reservation(Ask::Release { target, force, reason, actor }).await
+        self.reservation(PoolRequest::Release { target, force, reason, actor }).await
     }
 
     type WatchCapacityStream = MessageStream<wire::Capacity>;
@@ -162,10 +162,10 @@ impl scheduler_server::Scheduler for Scheduler {
         let reply = self
             .0
             .driver
-            .request(Ask::ResolveMigration { vm, answer, words, actor })
+            .request(PoolRequest::ResolveMigration { vm, answer, explanation: words, actor })
             .await
             .map_err(driver_error)?;
-        let Answer::Migration(id, migration) = reply else { return Err(unexpected(&reply)) };
+        let RequestReply::Migration(id, migration) = reply else { return Err(unexpected(&reply)) };
         let message =
             self.0.driver.read(move |manager, _| convert::migration(manager.durable(), id, &migration));
         Ok(Response::new(message.map_err(driver_error)?))

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use pool::{denied::Denied, manager::Closed};
+use pool::{manager::CloseReason, rejection::Rejection};
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
 
@@ -54,7 +54,7 @@ pub fn stopping() -> Status {
 pub fn driver_error(error: DriverError) -> Status {
     let message = error.to_string();
     match error {
-        DriverError::Denied(denied) => status(code(&denied), denied.reason(), message),
+        DriverError::Rejection(denied) => status(code(&denied), denied.reason(), message),
         DriverError::Overloaded => status(Code::Unavailable, "OVERLOADED", message),
         DriverError::Stopping => stopping(),
         DriverError::Unreadable(cause) => {
@@ -63,47 +63,47 @@ pub fn driver_error(error: DriverError) -> Status {
     }
 }
 
-fn code(denied: &Denied) -> Code {
+fn code(denied: &Rejection) -> Code {
     match denied {
-        Denied::NoSuchHost(_)
-        | Denied::NoSuchEmc(_)
-        | Denied::NoSuchSlice(_)
-        | Denied::NoSuchVm(_)
-        | Denied::NoSuchReservation(_)
-        | Denied::NoSuchMigration(_) => Code::NotFound,
-        Denied::BadValue { .. } => Code::InvalidArgument,
-        Denied::RequestReused { .. } | Denied::VmTaken { .. } => Code::AlreadyExists,
-        Denied::HostNotSchedulable { .. }
-        | Denied::WrongState { .. }
-        | Denied::SliceNotNow { .. }
-        | Denied::SliceInDoubt { .. }
-        | Denied::RestorePending { .. }
-        | Denied::HostConnected(_)
-        | Denied::NotDrained { .. }
-        | Denied::Fixed { .. } => Code::FailedPrecondition,
-        Denied::OutOfSlices { .. }
-        | Denied::OutOfLocal { .. }
-        | Denied::OutOfCores { .. }
-        | Denied::StoreFull
-        | Denied::TooMany { .. } => Code::ResourceExhausted,
-        Denied::HostExpected(_) | Denied::StoreFailed | Denied::Starting(_) => Code::Unavailable,
-        Denied::NotReadyInTime { .. } => Code::DeadlineExceeded,
+        Rejection::NoSuchHost(_)
+        | Rejection::NoSuchEmc(_)
+        | Rejection::NoSuchSlice(_)
+        | Rejection::NoSuchVm(_)
+        | Rejection::NoSuchReservation(_)
+        | Rejection::NoSuchMigration(_) => Code::NotFound,
+        Rejection::InvalidValue { .. } => Code::InvalidArgument,
+        Rejection::RequestReused { .. } | Rejection::VmAlreadyReserved { .. } => Code::AlreadyExists,
+        Rejection::HostNotSchedulable { .. }
+        | Rejection::WrongState { .. }
+        | Rejection::SliceWrongState { .. }
+        | Rejection::SliceInDoubt { .. }
+        | Rejection::RestorePending { .. }
+        | Rejection::HostConnected(_)
+        | Rejection::NotDrained { .. }
+        | Rejection::ImmutableField { .. } => Code::FailedPrecondition,
+        Rejection::OutOfSlices { .. }
+        | Rejection::OutOfLocal { .. }
+        | Rejection::OutOfCores { .. }
+        | Rejection::StoreFull
+        | Rejection::LimitExceeded { .. } => Code::ResourceExhausted,
+        Rejection::HostExpected(_) | Rejection::StoreFailed | Rejection::Starting(_) => Code::Unavailable,
+        Rejection::NotReadyBeforeTimeout { .. } => Code::DeadlineExceeded,
     }
 }
 
 /// Status of an agent's connection that the manager closes.
-pub fn closed(why: Closed) -> Status {
+pub fn closed(why: CloseReason) -> Status {
     match why {
-        Closed::Superseded => {
+        CloseReason::Superseded => {
             status(Code::Aborted, "SUPERSEDED", "a newer agent represents this host".into())
         }
-        Closed::FalseClaim(slice, epoch) => forbidden(
+        CloseReason::FalseClaim(slice, epoch) => forbidden(
             "INVALID_REPORT",
             format!("online: slice {slice} epoch {epoch} was never assigned to this host"),
         ),
-        Closed::LeaseOver => {
+        CloseReason::LeaseExpired => {
             status(Code::Aborted, "LEASE_EXPIRED", "no message for longer than the lease: reconnect".into())
         }
-        Closed::HostGone => forbidden("HOST_NOT_FOUND", "this host is no longer in the rack".into()),
+        CloseReason::HostRemoved => forbidden("HOST_NOT_FOUND", "this host is no longer in the rack".into()),
     }
 }

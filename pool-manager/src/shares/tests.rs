@@ -52,7 +52,7 @@ impl TestManager {
         let host =
             |host: &&str| HostSpec { name: name(host), cores: 1, local: Bytes::gib(1), emcs: Vec::new() };
         let rack = RackSpec { emcs: Vec::new(), hosts: hosts.iter().map(host).collect() };
-        handle.request(Ask::Configure(rack)).await.unwrap();
+        handle.request(Request::Configure(rack)).await.unwrap();
         Self { shares: Shares::new(stored_weights, handle.clone()), handle, ended }
     }
 
@@ -145,7 +145,7 @@ async fn weights_that_are_not_durable_are_not_visible() {
     disk.power_off();
     let failed = manager.set("h0", "web=3").await;
     assert!(
-        matches!(failed, Err(SetWeightsError::Driver(DriverError::Denied(Denied::StoreFailed)))),
+        matches!(failed, Err(SetWeightsError::Driver(DriverError::Rejection(Rejection::StoreFailed)))),
         "{failed:?}"
     );
     assert_eq!(manager.now("h0"), weights("web=2"));
@@ -169,7 +169,10 @@ async fn too_many_weights_and_unknown_hosts_are_rejected() {
     assert_eq!(manager.set("h0", "t0=0 one-more=1").await.unwrap().len(), TENANTS_PER_HOST_MAX);
     let unknown_host = manager.set("h9", "web=1").await;
     assert!(
-        matches!(unknown_host, Err(SetWeightsError::Driver(DriverError::Denied(Denied::NoSuchHost(_))))),
+        matches!(
+            unknown_host,
+            Err(SetWeightsError::Driver(DriverError::Rejection(Rejection::NoSuchHost(_))))
+        ),
         "{unknown_host:?}"
     );
 }
@@ -205,7 +208,7 @@ async fn weight_changes_are_recorded_with_their_actor() {
     manager.set("h0", "web=2").await.unwrap();
     manager.set("h0", "web=0 db=0").await.unwrap();
     let decisions = manager.handle.explain("host h0".into()).await.unwrap();
-    let actual: Vec<_> = decisions.iter().map(|(_, d)| (d.actor.to_string(), d.what.words())).collect();
+    let actual: Vec<_> = decisions.iter().map(|(_, d)| (d.actor.to_string(), d.what.describe())).collect();
     let actual: Vec<_> =
         actual.iter().map(|(actor, text)| (actor.as_str(), text.action, text.why.as_str())).collect();
     let expected =
