@@ -446,7 +446,7 @@ fn driver(field: &Field<'_>) -> Result<Driver, String> {
 }
 
 fn sha256(field: &Field<'_>) -> Result<[u8; 32], String> {
-    crate::tokens::from_hex(field.str()?).ok_or_else(|| "must be 64 digits of 0-9 a-f".to_owned())
+    crate::hex::parse_sha256(field.str()?).ok_or_else(|| "must be 64 digits of 0-9 a-f".to_owned())
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 
 pub mod agent;
 pub mod lists;
-pub mod models;
+pub mod profile;
 mod requests;
 pub mod shares;
 mod views;

@@ -10,7 +10,6 @@
 //! Decisions collect in the next batch while one is being written, and readers never wait for the
 //! disk.
 
-mod chunk;
 mod fencing;
 mod thread;
 
@@ -39,7 +38,6 @@ use units::limits::{
 };
 use units::{EmcId, HostId, Ns, UnixMs};
 
-pub use self::chunk::WriteChunk;
 use self::thread::DriverThread;
 use crate::{
     convert,
@@ -48,6 +46,7 @@ use crate::{
     metrics::Metrics,
     records::{LoadError, StoreContents},
     store::{Scan, Store, StoreError, Write},
+    write_chunk::WriteChunk,
 };
 
 /// Message of the driver to one agent's connection.

@@ -10,8 +10,6 @@
 mod explanation;
 mod models;
 mod outcome_log;
-mod point;
-pub mod rows;
 mod state;
 
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -25,14 +23,14 @@ use units::{Bytes, HostId, Name, Ns, ReservationId, UnixMs, limits::EXPLAIN_CALL
 
 pub use explanation::facts;
 pub use models::{Labels, ModelError, ModelSummary, Training};
-pub use point::{OperatingPoint, OperatorLimits};
-pub use rows::{Counters, EndedVm, VmStart};
 pub use state::{SensitivityPrediction, VmForecast, ended_vm};
 
 use crate::{
     driver::{DriverError, Handle},
     metrics::Metrics,
-    plan::Plan,
+    operating_point::{OperatingPoint, OperatorLimits},
+    plan_request::Plan,
+    records::forecast_rows::{self, EndedVm, VmStart},
     store::{Scan, StoreError},
 };
 use models::ModelRegistry;
@@ -65,14 +63,14 @@ pub struct Forecasts {
 
 /// Predictions in the store, read before writers start.
 #[derive(Debug)]
-pub struct StoredForecasts(rows::StoredForecasts);
+pub struct StoredForecasts(forecast_rows::StoredForecasts);
 
 /// Reads the stored predictions.
 ///
 /// # Errors
 /// The store cannot be read.
 pub fn load(store: &mut dyn Scan) -> Result<StoredForecasts, StoreError> {
-    rows::load(store).map(StoredForecasts)
+    forecast_rows::load(store).map(StoredForecasts)
 }
 
 impl Forecasts {

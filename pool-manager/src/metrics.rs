@@ -24,10 +24,7 @@ use prometheus_client::{
 };
 use units::{Bytes, EmcId, HostId, Name, Ns, Revision, SliceId};
 
-use crate::{
-    forecasts::{EndedVm, OperatingPoint},
-    rpc::call_metrics::RpcMetrics,
-};
+use crate::{operating_point::OperatingPoint, records::forecast_rows::EndedVm, rpc_metrics::RpcMetrics};
 
 /// Labels of a state change.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]

@@ -7,28 +7,14 @@ use pool::{
     ledger::{EmcEntry, HostEntry},
     manager::Manager,
 };
-use prediction::frigid::{Groups, RiskAllocation};
+use prediction::frigid::RiskAllocation;
 use proto::v1 as wire;
 use units::{Bytes, Fraction, HostId, Name, UnixMs, limits::SLICES_PER_VM_MAX};
 
-use crate::forecasts::{self, Counters, SensitivityPrediction, VmForecast};
-
-/// Validated plan request.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Plan {
-    /// VM.
-    pub vm: Name,
-    /// Cores.
-    pub cores: u32,
-    /// Total memory.
-    pub memory: Bytes,
-    /// Pages must not be migrated.
-    pub pinned: bool,
-    /// Properties for predictions.
-    pub groups: Groups,
-    /// Counters of its workload, if measured.
-    pub counters: Option<Counters>,
-}
+use crate::{
+    forecasts::{self, SensitivityPrediction, VmForecast},
+    plan_request::Plan,
+};
 
 /// Name of the fixed policy, with its version.
 pub const FIXED_SHARE: &str = "fixed-share/1";

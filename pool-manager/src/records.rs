@@ -1,13 +1,12 @@
 //! Ledger records as entries of the store: one table per kind, keys by number, values encoded with
 //! postcard. A kind of record only gains variants and fields at the end, with a new format version.
 
+pub mod forecast_rows;
+pub mod share_rows;
+
 use pool::record::{Key, Meta, Record};
 
-use crate::{
-    forecasts::rows,
-    shares,
-    store::{Scan, StoreError, Table, Write, meta, number},
-};
+use crate::store::{Scan, StoreError, Table, Write, meta, number};
 
 /// Key of the ledger's entry in [`Table::Meta`].
 const LEDGER: &[u8] = b"ledger";
@@ -105,9 +104,9 @@ pub fn check_entry(table: Table, key: &[u8], value: &[u8]) -> Result<(), Unreada
     match table {
         Table::Meta if key != LEDGER => Ok(()),
         Table::Outcomes | Table::Forecasts | Table::Models => {
-            rows::check_row(table, key, value).map_err(unreadable)
+            forecast_rows::check_row(table, key, value).map_err(unreadable)
         }
-        Table::Weights => shares::check_row(key, value).map_err(unreadable),
+        Table::Weights => share_rows::check_row(key, value).map_err(unreadable),
         _ => read(table, key, value).map(drop),
     }
 }

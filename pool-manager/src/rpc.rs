@@ -6,6 +6,7 @@ pub mod backup;
 pub mod call_metrics;
 pub mod connections;
 pub mod identity;
+mod model_messages;
 pub mod models;
 pub mod rejection_log;
 pub mod scheduler;

@@ -6,10 +6,8 @@
 //!   session ──report of an epoch──▶ reports ──▶ GetShares
 //! ```
 
-mod rows;
-
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeSet, HashMap},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -24,19 +22,12 @@ use units::{
     limits::{TENANTS_PER_HOST_MAX, is_weight},
 };
 
-pub use rows::check_row;
-
 use crate::{
     convert::{Invalid, shares::ShareReport},
     driver::{DriverError, Handle},
+    records::share_rows::{self, Weights, WeightsByHost},
     store::{Scan, StoreError},
 };
-
-/// Weights of one host's tenants, by name; each satisfies [`is_weight`].
-pub type Weights = BTreeMap<Name, f64>;
-
-/// Weights by host, for hosts with any.
-type WeightsByHost = BTreeMap<Name, Arc<Weights>>;
 
 /// Error of [`Shares::set_weights`].
 #[derive(Debug, thiserror::Error)]
@@ -59,7 +50,7 @@ pub struct StoredWeights(WeightsByHost);
 /// # Errors
 /// The store cannot be read.
 pub fn load(store: &mut dyn Scan) -> Result<StoredWeights, StoreError> {
-    rows::load(store).map(StoredWeights)
+    share_rows::load(store).map(StoredWeights)
 }
 
 /// Weights and shares of a rack's hosts.
@@ -113,7 +104,7 @@ impl Shares {
         if weights == *before {
             return Ok(before);
         }
-        self.driver.write_entries(vec![rows::write(host, &weights)]).await?;
+        self.driver.write_entries(vec![share_rows::write(host, &weights)]).await?;
         let weights = Arc::new(weights);
         self.weights_by_host.send_modify(|weights_by_host| match weights.is_empty() {
             true => drop(weights_by_host.remove(host)),
@@ -178,7 +169,7 @@ impl Shares {
         if !departed.is_empty() {
             let no_weights = Weights::new();
             self.driver
-                .write_entries(departed.iter().map(|host| rows::write(host, &no_weights)).collect())
+                .write_entries(departed.iter().map(|host| share_rows::write(host, &no_weights)).collect())
                 .await?;
             self.weights_by_host
                 .send_modify(|weights_by_host| weights_by_host.retain(|host, _| hosts.contains(host)));

@@ -14,7 +14,7 @@ use rustix::rand::GetRandomFlags;
 use sha2::{Digest, Sha256};
 use units::Name;
 
-use crate::{config::Host, role::Role};
+use crate::{config::Host, hex, role::Role};
 
 /// Random bytes of a token, which is written in hexadecimal digits.
 const TOKEN_BYTES: usize = 32;
@@ -119,21 +119,6 @@ pub fn role_path(store: &Path, role: Role) -> PathBuf {
     role_directory(store).join(format!("{role}.token"))
 }
 
-/// Decodes 64 lower-case hexadecimal digits.
-pub fn from_hex(digits: &str) -> Option<[u8; 32]> {
-    let value = |digit: &u8| match digit {
-        b'0'..=b'9' => Some(digit - b'0'),
-        b'a'..=b'f' => Some(digit - b'a' + 10),
-        _ => None,
-    };
-    let pairs: &[[u8; 2]; 32] = digits.as_bytes().as_chunks().0.try_into().ok()?;
-    let mut bytes = [0; 32];
-    for (byte, [high, low]) in bytes.iter_mut().zip(pairs) {
-        *byte = value(high)? << 4 | value(low)?;
-    }
-    (digits.len() == 64).then_some(bytes)
-}
-
 fn hash(token: &str) -> [u8; 32] {
     Sha256::digest(token.as_bytes()).into()
 }
@@ -159,7 +144,7 @@ fn read(path: &Path, file: File) -> Result<String, TokenError> {
     }
     let text = io::read_to_string(file).map_err(io_error("read", path))?;
     let token = text.trim_end();
-    from_hex(token).ok_or_else(|| TokenError::Malformed { path: path.to_owned() })?;
+    hex::parse_sha256(token).ok_or_else(|| TokenError::Malformed { path: path.to_owned() })?;
     Ok(token.to_owned())
 }
 

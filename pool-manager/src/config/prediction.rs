@@ -6,7 +6,7 @@ use units::{
 };
 
 use super::reader::{Field, Section};
-use crate::forecasts::{OperatorLimits, Settings};
+use crate::{forecasts::Settings, operating_point::OperatorLimits};
 
 /// Minimum retention of outcomes, in seconds: a model needs a day of data.
 const RETENTION_MIN: Ns = Ns::secs(24 * 3600);

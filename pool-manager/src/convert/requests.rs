@@ -12,7 +12,7 @@ use units::limits::{
 };
 use units::{Bytes, Name, NameError, Ns, RequestId, ReservationId, SliceId, UserId};
 
-use crate::plan::Plan;
+use crate::plan_request::Plan;
 
 /// Violated rule of a request: field, value, rule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -201,7 +201,7 @@ pub fn plan(r: wire::PlanVmRequest) -> Result<Plan, Invalid> {
         return Err(Invalid::new("memory_bytes", memory.get(), "must be whole MiB and more than 0"));
     }
     let vm = new_vm(&r.vm)?;
-    let (groups, counters) = super::models::profile(vm.to_string(), r.profile)?;
+    let (groups, counters) = super::profile::profile(vm.to_string(), r.profile)?;
     Ok(Plan { vm, cores: cores(r.cores)?, memory, pinned: r.pinned, groups, counters })
 }
 

@@ -11,7 +11,7 @@ use units::limits::{
 };
 
 use super::requests::{Invalid, named};
-use crate::shares::Weights;
+use crate::records::share_rows::Weights;
 
 /// Values of `enforcer`.
 const ENFORCERS: [&str; 3] = ["swap", "tiered", "advise"];

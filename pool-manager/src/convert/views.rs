@@ -12,7 +12,7 @@ use pool::{
 use proto::v1 as wire;
 use units::{Bytes, EmcId, HostId, Name, ReservationId, SliceId};
 
-use crate::driver::WriteChunk;
+use crate::write_chunk::WriteChunk;
 
 /// Returns the name of a host, or its number if it was removed.
 pub fn host_name(ledger: &Ledger, id: HostId) -> String {

@@ -17,13 +17,14 @@ use tokio::{
 };
 use units::{EmcId, Ns};
 
-use super::{Core, ReplyResult, Session, SessionMessage, Shared, StoreTask, WriteChunk, fencing};
+use super::{Core, ReplyResult, Session, SessionMessage, Shared, StoreTask, fencing};
 use crate::{
     device::Driver,
     emc_thread::{self, EmcDescription, EmcSender},
     ledger_store::LedgerStore,
     metrics::Metrics,
     store::{StoreError, Write},
+    write_chunk::WriteChunk,
 };
 
 /// Longest sleep; for a later deadline the thread sleeps again.

@@ -23,11 +23,11 @@ use units::{
     limits::{MODELS_RETAINED_MAX, ROLLBACK_MODELS_MAX},
 };
 
-use super::{
-    Forecasts, calibration_of,
-    rows::{self, EndedVm, ModelVersions},
+use super::{Forecasts, calibration_of};
+use crate::{
+    driver::DriverError,
+    records::forecast_rows::{self, EndedVm, ModelVersions},
 };
-use crate::driver::DriverError;
 
 /// Target rates of a backtest.
 const RATES: [f64; 4] = [0.01, 0.02, 0.04, 0.1];
@@ -155,7 +155,7 @@ pub(super) struct ModelRegistry {
 
 impl ModelRegistry {
     /// Loads models from the store. A file that cannot be read stays stored and does not serve.
-    pub fn of(stored: &rows::StoredForecasts) -> Self {
+    pub fn of(stored: &forecast_rows::StoredForecasts) -> Self {
         let mut registry =
             Self { versions: stored.versions.iter().cloned().collect(), models: BTreeMap::new() };
         for (kind, version, bytes) in &stored.models {
@@ -385,7 +385,7 @@ impl Forecasts {
             _ => inputs.calibration = calibration.clone(),
         }
         let point = run_in_background(move || inputs.choose()).await?;
-        self.driver.write_entries(vec![rows::put_versions(kind, &versions)]).await?;
+        self.driver.write_entries(vec![forecast_rows::put_versions(kind, &versions)]).await?;
         let (version, previous) = (versions.serving(), registry.versions(kind).serving());
         registry.versions.insert(kind, versions);
         match model {
@@ -438,9 +438,12 @@ impl Forecasts {
         let version = versions.next;
         versions.next += 1;
         let size = bytes.len();
-        let mut writes = vec![rows::put_model(kind, version, bytes), rows::put_versions(kind, &versions)];
+        let mut writes = vec![
+            forecast_rows::put_model(kind, version, bytes),
+            forecast_rows::put_versions(kind, &versions),
+        ];
         let surplus = registry.surplus_versions(kind);
-        writes.extend(surplus.iter().map(|surplus| rows::delete_model(kind, *surplus)));
+        writes.extend(surplus.iter().map(|surplus| forecast_rows::delete_model(kind, *surplus)));
         self.driver.write_entries(writes).await?;
         surplus.iter().for_each(|surplus| drop(registry.models.remove(&(kind, *surplus))));
         registry.versions.insert(kind, versions);
@@ -460,7 +463,7 @@ impl Forecasts {
         let permit = self.reading_permit().await?;
         let found = run_in_background(move || {
             let _permit = permit;
-            rows::load_model(snapshot.as_mut(), kind, version)
+            forecast_rows::load_model(snapshot.as_mut(), kind, version)
         });
         let found = found.await?;
         let found = found.map_err(|error| DriverError::Unreadable(error.into()))?;
@@ -473,7 +476,7 @@ impl Forecasts {
         let permit = self.reading_permit().await?;
         let read = run_in_background(move || {
             let _permit = permit;
-            rows::outcomes(snapshot.as_mut())
+            forecast_rows::outcomes(snapshot.as_mut())
         });
         let read = read.await?;
         let read = read.map_err(|error| DriverError::Unreadable(error.into()))?;

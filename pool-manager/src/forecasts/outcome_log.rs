@@ -18,8 +18,8 @@ use units::{
     limits::{BATCH_CHANGES_MAX, RESERVATIONS_PAGE_MAX},
 };
 
-use super::{DriverError, Forecasts, rows};
-use crate::{driver::WriteChunk, store::Write};
+use super::{DriverError, Forecasts};
+use crate::{records::forecast_rows, store::Write, write_chunk::WriteChunk};
 
 /// Interval of writes, so that entries share them.
 const FLUSH_INTERVAL: Duration = Duration::from_millis(500);
@@ -158,7 +158,7 @@ impl Forecasts {
         let built_from = self.read().next_outcome();
         let Ok(mut snapshot) = self.driver.snapshot().await else { return };
         let read = tokio::task::spawn_blocking(move || {
-            let outcomes = rows::outcomes(snapshot.as_mut())?;
+            let outcomes = forecast_rows::outcomes(snapshot.as_mut())?;
             let mut history = History::default();
             let included = outcomes.into_iter().filter(|(number, _)| *number < built_from);
             included.for_each(|(_, vm)| history.add(&vm.start.request, &vm.outcome));

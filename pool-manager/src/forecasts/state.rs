@@ -19,11 +19,11 @@ use units::{
     },
 };
 
-use super::{
-    point::{OperatingPoint, OperatorLimits},
-    rows::{self, Counters, EndedVm, ModelPrediction, VmStart},
+use crate::{
+    operating_point::{OperatingPoint, OperatorLimits},
+    records::forecast_rows::{self, Counters, EndedVm, ModelPrediction, VmStart},
+    store::Write,
 };
-use crate::store::Write;
 
 /// State of predictions.
 #[derive(Debug)]
@@ -179,7 +179,7 @@ impl State {
             start.prediction = None; // the prediction was for another VM
         }
         (start.request.requested, start.request.begins) = (requested, created);
-        let write = rows::put_start(id, &start);
+        let write = forecast_rows::put_start(id, &start);
         self.running.insert(id, start);
         Some(write)
     }
@@ -207,7 +207,7 @@ impl State {
         ended_by_itself: bool,
     ) -> (Option<EndedVm>, Vec<Write>) {
         let Some(start) = self.running.remove(&id) else { return (None, Vec::new()) };
-        let mut writes = vec![rows::delete_start(id)];
+        let mut writes = vec![forecast_rows::delete_start(id)];
         let is_fresh = |peak: &Peak| {
             ended_by_itself && ended.0.saturating_sub(peak.measured_at.0) <= PEAK_AGE_MAX.as_ms()
         };
@@ -225,7 +225,7 @@ impl State {
             return None;
         }
         let number = self.stored.next;
-        let write = rows::put_outcome(number, &vm);
+        let write = forecast_rows::put_outcome(number, &vm);
         self.insert(number, &vm, fingerprint);
         Some((number, write))
     }
@@ -275,7 +275,7 @@ impl State {
             if !is_kept {
                 too_many = too_many.saturating_sub(1);
                 fingerprints.remove(&entry.fingerprint);
-                writes.push(rows::delete_outcome(entry.number));
+                writes.push(forecast_rows::delete_outcome(entry.number));
             }
             is_kept
         });

@@ -1,14 +1,17 @@
 //! Splits and their explanations.
 
 use prediction::{
-    frigid::{Curve, FEATURES, QUANTILE_LEVELS, RiskPrediction, VmAssessment, VmRequest},
+    frigid::{Curve, FEATURES, Groups, QUANTILE_LEVELS, RiskPrediction, VmAssessment, VmRequest},
     sensitivity::Cutoff,
 };
 use proptest::prelude::*;
 use units::UnixMs;
 
 use super::*;
-use crate::forecasts::{OperatingPoint, OperatorLimits, VmStart, rows::ModelPrediction};
+use crate::{
+    operating_point::{OperatingPoint, OperatorLimits},
+    records::forecast_rows::{ModelPrediction, VmStart},
+};
 
 fn share(x: f64) -> Fraction {
     Fraction::new(x).unwrap()

@@ -23,7 +23,8 @@ use crate::{
         self, Invalid,
         lists::{self, Piece},
     },
-    driver::{DriverError, WriteChunk},
+    driver::DriverError,
+    write_chunk::WriteChunk,
 };
 
 /// Service Admin.

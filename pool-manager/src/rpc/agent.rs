@@ -17,7 +17,8 @@ use super::{
 use crate::{
     convert::{self, Invalid},
     driver::SessionMessage,
-    shares::{Weights, WeightsWatcher},
+    records::share_rows::Weights,
+    shares::WeightsWatcher,
 };
 
 /// Service Agent.

@@ -8,7 +8,7 @@ use tonic::{Code, Request, Response, Status};
 use units::limits::OUTCOMES_PER_REQUEST_MAX;
 
 use super::{
-    Shared, run_to_completion,
+    Shared, model_messages, run_to_completion,
     status::{coded, driver_error, invalid},
 };
 use crate::{
@@ -23,7 +23,7 @@ pub struct Models(pub Shared);
 type Reply<T> = Result<Response<T>, Status>;
 
 fn kind(kind: wire::ModelKind) -> Result<Kind, Status> {
-    convert::models::kind(kind).map_err(invalid)
+    model_messages::kind(kind).map_err(invalid)
 }
 
 #[tonic::async_trait]
@@ -34,7 +34,7 @@ impl models_server::Models for Models {
     ) -> Reply<wire::AddOutcomesResponse> {
         self.0.admit_operator(&request)?;
         let now = self.0.driver.read(|_, when| when.wall).map_err(driver_error)?;
-        let outcomes = convert::models::outcomes(request.into_inner(), now).map_err(invalid)?;
+        let outcomes = model_messages::outcomes(request.into_inner(), now).map_err(invalid)?;
         let count =
             |outcomes: &Vec<_>| u32::try_from(outcomes.len()).expect("the size of a request is limited");
         let (retention_start, reported) =
@@ -62,7 +62,7 @@ impl models_server::Models for Models {
         let most = OUTCOMES_PER_REQUEST_MAX;
         let limit = if request.limit == 0 { most } else { most.min(request.limit as usize) };
         let (vms, next_after) = self.0.forecasts.outcomes(request.after, limit).await.map_err(status)?;
-        let outcomes = vms.into_iter().map(convert::models::outcome_message).collect();
+        let outcomes = vms.into_iter().map(model_messages::outcome_message).collect();
         Ok(Response::new(wire::ListOutcomesResponse { outcomes, next_after }))
     }
 
@@ -77,7 +77,7 @@ impl models_server::Models for Models {
             }
             (Kind::Sensitivity, labels) => {
                 let labels = labels.ok_or_else(|| status(ModelError::NoLabels))?;
-                Training::Sensitivity(convert::models::labels(labels).map_err(invalid)?)
+                Training::Sensitivity(model_messages::labels(labels).map_err(invalid)?)
             }
         };
         let forecasts = Arc::clone(&self.0.forecasts);
@@ -88,8 +88,8 @@ impl models_server::Models for Models {
         self.0.admit_operator(&request)?;
         let request = request.into_inner();
         let kind = kind(request.kind())?;
-        let format = convert::models::format(request.format()).map_err(invalid)?;
-        let labels = request.labels.map(convert::models::labels).transpose().map_err(invalid)?;
+        let format = model_messages::format(request.format()).map_err(invalid)?;
+        let labels = request.labels.map(model_messages::labels).transpose().map_err(invalid)?;
         let forecasts = Arc::clone(&self.0.forecasts);
         let imported = async move {
             match format {
@@ -105,8 +105,7 @@ impl models_server::Models for Models {
         request: Request<wire::ListModelsRequest>,
     ) -> Reply<wire::ListModelsResponse> {
         self.0.admit_operator(&request)?;
-        let models =
-            self.0.forecasts.models().await.into_iter().map(convert::models::model_message).collect();
+        let models = self.0.forecasts.models().await.into_iter().map(model_messages::model_message).collect();
         Ok(Response::new(wire::ListModelsResponse { models }))
     }
 
@@ -116,7 +115,7 @@ impl models_server::Models for Models {
         let version = Some(request.version).filter(|version| *version > 0);
         let found = self.0.forecasts.model(kind(request.kind())?, version).await;
         let (summary, content) = found.map_err(status)?;
-        let model = Some(convert::models::model_message(summary));
+        let model = Some(model_messages::model_message(summary));
         Ok(Response::new(wire::GetModelResponse { model, content }))
     }
 
@@ -139,12 +138,12 @@ impl models_server::Models for Models {
         let forecasts = Arc::clone(&self.0.forecasts);
         let rolled_back = run_to_completion(async move { forecasts.roll_back(kind, actor).await });
         let serving = rolled_back.await?.map_err(status)?;
-        Ok(Response::new(wire::RollbackModelResponse { model: serving.map(convert::models::model_message) }))
+        Ok(Response::new(wire::RollbackModelResponse { model: serving.map(model_messages::model_message) }))
     }
 }
 
 fn reply(model: forecasts::ModelSummary) -> Reply<wire::Model> {
-    Ok(Response::new(convert::models::model_message(model)))
+    Ok(Response::new(model_messages::model_message(model)))
 }
 
 fn status(error: ModelError) -> Status {

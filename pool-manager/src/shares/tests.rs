@@ -248,7 +248,7 @@ async fn weights_are_backed_up_and_checked() {
     );
     let invalid = Weights::from([(name("web"), f64::NAN)]);
     let invalid_host = Write::Put { table: Table::Weights, key: b"../h".to_vec(), value: Vec::new() };
-    restored.commit(&[rows::write(&name("h1"), &invalid), invalid_host]).unwrap();
+    restored.commit(&[share_rows::write(&name("h1"), &invalid), invalid_host]).unwrap();
     assert_eq!(check_all(&mut restored).len(), 2);
     assert_eq!(load(&mut restored).unwrap().0.len(), 1, "invalid entries are skipped");
 }

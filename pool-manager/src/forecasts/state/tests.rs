@@ -246,7 +246,7 @@ fn outcome_row_has_its_golden_encoding() {
     let mut row = start("a1", 8);
     row.request.begins = UnixMs(0);
     let vm = ended_vm(row, Bytes::gib(2), UnixMs(2000), Usage::default()).unwrap();
-    let Write::Put { value, .. } = rows::put_outcome(1, &vm) else { panic!("not a Put") };
+    let Write::Put { value, .. } = forecast_rows::put_outcome(1, &vm) else { panic!("not a Put") };
     let hex: String = value.iter().map(|byte| format!("{byte:02x}")).collect();
     assert_eq!(hex, golden);
 }

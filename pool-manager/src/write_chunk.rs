@@ -15,7 +15,7 @@ pub struct WriteChunk {
 
 impl WriteChunk {
     /// Splits a write in its order.
-    pub(super) fn split(published: PublishedBatch) -> impl Iterator<Item = Self> {
+    pub(crate) fn split(published: PublishedBatch) -> impl Iterator<Item = Self> {
         let records = published.records.len();
         let published = Arc::new(published);
         (0..records).step_by(WATCH_CHUNK_RECORDS_MAX).map(move |start| Self {

@@ -1,13 +1,18 @@
 //! Weights as entries of the store: one per host with weights, by its name. Encoded with postcard;
 //! a row only gains variants.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 use units::{Name, limits::is_weight};
 
-use super::{Weights, WeightsByHost};
 use crate::store::{Scan, StoreError, Table, Write};
+
+/// Weights of one host's tenants, by name; each satisfies [`is_weight`].
+pub type Weights = BTreeMap<Name, f64>;
+
+/// Weights by host, for hosts with any.
+pub type WeightsByHost = BTreeMap<Name, Arc<Weights>>;
 
 /// Row with its version.
 #[derive(Serialize, Deserialize)]

@@ -1,74 +1,25 @@
 //! Outcomes and models: validation of requests, and conversion of replies.
 
-use std::collections::HashMap;
-
 use prediction::{
     file::Kind,
     frigid::{Groups, Outcome, Usage, VmRequest},
     import::Format,
-    sensitivity::{COUNTER_MAX, COUNTERS, SLOWDOWN_RANGE, SLOWDOWN_RULE, Workload, measured_counters},
+    sensitivity::{SLOWDOWN_RANGE, SLOWDOWN_RULE, Workload, measured_counters},
 };
 use proto::v1 as wire;
 use units::limits::{
-    CLOCK_SKEW_MAX, CORES_PER_HOST_MAX, LABELS_MAX, LOCAL_MIB_PER_HOST_MAX, NAME_BYTES_MAX,
-    OUTCOMES_PER_REQUEST_MAX, PROFILE_BYTES_MAX,
+    CLOCK_SKEW_MAX, CORES_PER_HOST_MAX, LABELS_MAX, LOCAL_MIB_PER_HOST_MAX, OUTCOMES_PER_REQUEST_MAX,
 };
 use units::{Bytes, Fraction, UnixMs};
 
-use super::Invalid;
-use crate::forecasts::{Counters, EndedVm, Labels, ModelSummary, VmStart, ended_vm};
-
-/// Number of counters that are fractions of slots or cycles.
-const FRACTION_COUNTERS: usize = 12;
-/// Limit of a fraction: measured ones may be slightly above 1.
-const FRACTION_MAX: f64 = 1.2;
-
-/// Validates the properties of a VM.
-///
-/// # Errors
-/// A violated rule.
-pub fn profile(vm: String, profile: Option<wire::VmProfile>) -> Result<(Groups, Option<Counters>), Invalid> {
-    let wire::VmProfile { key, kind, place, counters } = profile.unwrap_or_default();
-    let groups = Groups {
-        vm: group("vm", vm)?,
-        key: group("profile.key", key)?,
-        kind: group("profile.kind", kind)?,
-        place: group("profile.place", place)?,
-    };
-    let counters =
-        if counters.is_empty() { None } else { Some(self::counters("profile.counters", &counters)?) };
-    Ok((groups, counters))
-}
-
-fn group(field: &'static str, text: String) -> Result<String, Invalid> {
-    if text.len() > PROFILE_BYTES_MAX {
-        let rule = format!("bytes: must be at most {PROFILE_BYTES_MAX}");
-        Err(Invalid::new(field, text.len(), rule))
-    } else if text.chars().any(char::is_control) {
-        Err(Invalid::new(field, format!("{text:?}"), "must have no control characters"))
-    } else {
-        Ok(text)
-    }
-}
-
-/// Returns counters by name; counters that were not measured are NaN.
-fn counters(field: &'static str, named: &HashMap<String, f64>) -> Result<Counters, Invalid> {
-    let mut counters = [f64::NAN; COUNTERS.len()];
-    for (name, number) in named {
-        let at = COUNTERS.iter().position(|counter| counter == name);
-        let at = at.ok_or_else(|| {
-            let name: String = name.chars().take(NAME_BYTES_MAX).collect();
-            Invalid::new(field, format!("{name:?}"), format!("must be one of {}", COUNTERS.join(", ")))
-        })?;
-        let most = if at < FRACTION_COUNTERS { FRACTION_MAX } else { COUNTER_MAX };
-        if !(0.0..=most).contains(number) {
-            let rule = format!("must be a number from 0 to {most}");
-            return Err(Invalid::new(field, format!("{name} = {number}"), rule));
-        }
-        counters[at] = *number;
-    }
-    Ok(counters)
-}
+use crate::{
+    convert::{
+        Invalid,
+        profile::{counters, group, profile},
+    },
+    forecasts::{Labels, ModelSummary, ended_vm},
+    records::forecast_rows::{EndedVm, VmStart},
+};
 
 /// Validates ended VMs: all of them, or the first invalid one.
 ///

@@ -1,0 +1,119 @@
+//! Counts of calls by method and gRPC code, under the common names of gRPC server metrics. Labels have
+//! values from the `.proto` files and gRPC's codes only, so that clients cannot add any.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::Instant,
+};
+
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{
+        counter::Counter,
+        family::Family,
+        histogram::{Histogram, exponential_buckets},
+    },
+    registry::{Registry, Unit},
+};
+use tonic::{Code, Status, codegen::http};
+
+/// Labels of a method.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Method {
+    grpc_type: &'static str,
+    grpc_service: &'static str,
+    grpc_method: &'static str,
+}
+
+/// Labels of methods outside the `.proto` files.
+const UNKNOWN: Method = Method { grpc_type: "unknown", grpc_service: "unknown", grpc_method: "unknown" };
+
+/// Labels of a method and the result of its calls.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct CallResult {
+    grpc_type: &'static str,
+    grpc_service: &'static str,
+    grpc_method: &'static str,
+    grpc_code: String,
+}
+
+/// Counts of calls.
+#[derive(Debug)]
+pub struct RpcMetrics {
+    registry: Mutex<Registry>,
+    methods: HashMap<String, Method>,
+    started: Family<Method, Counter>,
+    handled: Family<CallResult, Counter>,
+    seconds: Family<Method, Histogram, fn() -> Histogram>,
+}
+
+impl Default for RpcMetrics {
+    fn default() -> Self {
+        let method = |(grpc_service, grpc_method, grpc_type): &(&'static str, &'static str, &'static str)| {
+            let method = Method { grpc_type, grpc_service, grpc_method };
+            (format!("/{grpc_service}/{grpc_method}"), method)
+        };
+        let seconds: fn() -> Histogram = || Histogram::new(exponential_buckets(0.000_25, 4.0, 10));
+        let metrics = Self {
+            registry: Mutex::new(Registry::default()),
+            methods: proto::v1::METHODS.iter().map(method).collect(),
+            started: Family::default(),
+            handled: Family::default(),
+            seconds: Family::new_with_constructor(seconds),
+        };
+        metrics.with_registry(|r| {
+            r.register("grpc_server_started", "Calls that began", metrics.started.clone());
+            r.register("grpc_server_handled", "Calls that ended, by gRPC code", metrics.handled.clone());
+            let help = "Time of a call until its end, streams included";
+            r.register_with_unit("grpc_server_handling", help, Unit::Seconds, metrics.seconds.clone());
+        });
+        metrics
+    }
+}
+
+impl RpcMetrics {
+    /// Calls `f` with the registry of all counts.
+    pub fn with_registry<T>(&self, f: impl FnOnce(&mut Registry) -> T) -> T {
+        f(&mut self.registry.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Counts the start of a call of the method at `path`.
+    pub(crate) fn start(self: &Arc<Self>, path: &str) -> Call {
+        let method = self.methods.get(path).cloned().unwrap_or(UNKNOWN);
+        self.started.get_or_create(&method).inc();
+        Call { metrics: Arc::clone(self), method, since: Instant::now(), code: Code::Cancelled }
+    }
+}
+
+/// One call. It is counted when it is dropped; one abandoned by its client is `Cancelled`.
+pub(crate) struct Call {
+    metrics: Arc<RpcMetrics>,
+    method: Method,
+    since: Instant,
+    pub(crate) code: Code,
+}
+
+impl Call {
+    /// Reads the status from headers or trailers, if they have one.
+    pub(crate) fn record_status(&mut self, headers: &http::HeaderMap) {
+        if let Some(status) = Status::from_header_map(headers) {
+            self.code = status.code();
+        }
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        let Method { grpc_type, grpc_service, grpc_method } = self.method;
+        let grpc_code = match self.code {
+            Code::Ok => "OK".to_owned(),
+            Code::Cancelled => "Canceled".to_owned(), // the other names are Rust's, too
+            other => format!("{other:?}"),
+        };
+        let handled = CallResult { grpc_type, grpc_service, grpc_method, grpc_code };
+        self.metrics.handled.get_or_create(&handled).inc();
+        let seconds = self.since.elapsed().as_secs_f64();
+        self.metrics.seconds.get_or_create(&self.method).observe(seconds);
+    }
+}
