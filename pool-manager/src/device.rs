@@ -1,5 +1,5 @@
-//! Pool devices: an external memory controller (EMC) enforces which host can access a slice. A driver
-//! performs and records calls; the ledger decides on them.
+//! Pool devices: an external memory controller (EMC) enforces which host can access a slice. A
+//! driver performs and records calls; the ledger decides on them.
 
 use std::{
     io,

@@ -3,8 +3,8 @@
 //! decided here.
 //!
 //! ```text
-//!   requests, agents, devices ─lock─▶ Manager ─effects─▶ driver thread ─▶ store · replies · devices
-//!                                                                       · desired states
+//!   requests, agents, devices ─lock─▶ Manager ─effects─▶ driver's thread ─▶ store, replies,
+//!                                                                         devices, desired states
 //! ```
 //!
 //! Decisions collect in the next batch while one is being written, and readers never wait for the

@@ -1,6 +1,7 @@
-//! Split of a VM's memory, and hosts that fit. A VM insensitive to latency is placed on pool memory;
-//! of any other VM the predicted frigid memory, or without a model a fixed fraction (the static
-//! policy in Pond 6.4). Always in whole slices, rounded down. The scheduler chooses the host.
+//! Split of a VM's memory, and hosts that fit. A VM insensitive to latency is placed on pool
+//! memory; of any other VM the predicted frigid memory, or without a model a fixed fraction (the
+//! static policy in Pond 6.4). Always in whole slices, rounded down. The scheduler chooses the
+//! host.
 
 use pool::{
     audit::{Actor, Decision, Subject, What},
@@ -46,7 +47,8 @@ pub struct Split {
 /// memory.
 const POOL_ONLY_LOCAL: Bytes = Bytes::mib(512);
 
-/// Returns the split with this pool memory, rounded down to whole slices, at most the limit of a VM.
+/// Returns the split with this pool memory, rounded down to whole slices, at most the limit of a
+/// VM.
 fn split(memory: Bytes, to_pool: Bytes) -> Split {
     let pool = to_pool.min(Bytes::slices(SLICES_PER_VM_MAX)).slices_floor();
     let local = memory.checked_sub(pool).expect("the pool's part is at most the whole");

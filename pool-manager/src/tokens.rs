@@ -1,6 +1,6 @@
-//! Bearer tokens of hosts and of roles, for loopback addresses and unix sockets. A token is a secret
-//! in a file that only its owner can read; the manager holds its hash in memory. Over TLS the
-//! certificate identifies the caller, and tokens are unused.
+//! Bearer tokens of hosts and of roles, for loopback addresses and unix sockets. A token is a
+//! secret in a file that only its owner can read; the manager holds its hash in memory. Over TLS
+//! the certificate identifies the caller, and tokens are unused.
 
 use std::{
     collections::BTreeMap,
@@ -59,8 +59,9 @@ pub enum TokenError {
 }
 
 impl Tokens {
-    /// Loads the tokens of these hosts and of all roles. The hash of a host's token is in `rack.toml`, or
-    /// its token is in the file `tokens/HOST.token` of the store's directory; a role's is in
+    /// Loads the tokens of these hosts and of all roles. The hash of a host's token is in
+    /// `rack.toml`, or its token is in the file `tokens/HOST.token` of the store's directory; a
+    /// role's is in
     /// `roles/ROLE.token`. Missing files are created.
     ///
     /// # Errors

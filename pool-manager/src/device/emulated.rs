@@ -220,8 +220,8 @@ impl Emulated {
         unlinked.map_err(|e| slice_error("unlink", &path())(e.into()))
     }
 
-    /// Checks the free space: sparse files promise memory that may not exist, and an access would then
-    /// kill a guest.
+    /// Checks the free space: sparse files promise memory that may not exist, and an access would
+    /// then kill a guest.
     fn check_space(&mut self) -> Result<(), DeviceError> {
         if self.has_space {
             return Ok(());

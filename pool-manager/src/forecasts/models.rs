@@ -130,8 +130,8 @@ pub struct ModelSummary {
     pub comparison: Option<Comparison>,
 }
 
-/// Comparison of two models on the same VMs, which started after the serving model was created, each
-/// at the risk limit for the same target rate.
+/// Comparison of two models on the same VMs, which started after the serving model was created,
+/// each at the risk limit for the same target rate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Comparison {
     /// Version of the serving model.

@@ -1,4 +1,5 @@
-//! Online backup: a snapshot of the store is copied into a file, which is sent to the client in chunks.
+//! Online backup: a snapshot of the store is copied into a file, which is sent to the client in
+//! chunks.
 
 use std::{
     fs::{self, File},

@@ -60,8 +60,8 @@ impl Directory {
     /// Locks the directory, which is created with mode 0700 if it is missing.
     ///
     /// # Errors
-    /// [`StoreError::InUse`] if another process uses it, [`StoreError::Io`] if it cannot be created or
-    /// locked.
+    /// [`StoreError::InUse`] if another process uses it, [`StoreError::Io`] if it cannot be created
+    /// or locked.
     pub fn take(path: &Path) -> Result<Self, StoreError> {
         Self::take_for(path, FILE)
     }
@@ -125,8 +125,8 @@ impl Disk for UnlockedFile {
     }
 }
 
-/// File of a store. Its space is allocated when it grows, so that it can be opened and repaired on a
-/// disk that others have filled. The directory is locked, not the file.
+/// File of a store. Its space is allocated when it grows, so that it can be opened and repaired on
+/// a disk that others have filled. The directory is locked, not the file.
 #[derive(Debug)]
 pub struct StoreFile(File);
 

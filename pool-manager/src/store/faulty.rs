@@ -153,7 +153,8 @@ impl State {
         self.unsynced.push(change);
     }
 
-    /// Returns the part of a change that reaches the medium: all, nothing, some sectors, or a prefix.
+    /// Returns the part of a change that reaches the medium: all, nothing, some sectors, or a
+    /// prefix.
     fn torn(&mut self, change: Change) -> Vec<Change> {
         match ((self.choose)(4), change) {
             (0, _) => vec![],
