@@ -145,8 +145,8 @@ struct Shared {
 }
 
 impl Shared {
-    /// After a panic the ledger's state is unknown. The disk is consistent, and a new process reads
-    /// it.
+    /// Locks the state. After a panic the ledger's state is unknown, and the process aborts: the
+    /// disk is consistent, and a new process loads it.
     fn lock(&self) -> MutexGuard<'_, Core> {
         self.core.lock().unwrap_or_else(|_| {
             tracing::error!("panic during a change of the ledger");

@@ -88,14 +88,14 @@ pub fn decide(plan: &Plan, forecast: &VmForecast, share: Fraction) -> SplitDecis
         }
         (None, Some(allocation), Some(prediction)) => {
             let share = Fraction::new(allocation.share).expect("an allocation is a fraction");
-            let taken = format!(
+            let reason = format!(
                 "{:.1} % of {} is predicted to stay untouched within the risk limit",
                 allocation.share * 100.0,
                 plan.memory
             );
             let why = match share.of(plan.memory).slices_floor() {
                 Bytes::ZERO => "no slice is predicted to stay untouched within the risk limit".to_owned(),
-                _ => format!("{taken}; rounded down to whole slices"),
+                _ => format!("{reason}; rounded down to whole slices"),
             };
             (format!("frigid/{}", prediction.version), share.of(plan.memory), why)
         }

@@ -58,7 +58,7 @@ pub enum StoreFolderError {
     HoldsRack {
         /// Folder of the store.
         folder: PathBuf,
-        /// Its rack.
+        /// Uuid of its rack.
         rack_uuid: String,
     },
     /// Error of the store.

@@ -96,8 +96,8 @@ fn is_equal(a: &[u8; 32], b: &[u8; 32]) -> bool {
 }
 
 fn create_directory(directory: &Path) -> Result<(), TokenError> {
-    let made = DirBuilder::new().recursive(true).mode(0o700).create(directory);
-    made.map_err(io_error("create", directory))
+    let created = DirBuilder::new().recursive(true).mode(0o700).create(directory);
+    created.map_err(io_error("create", directory))
 }
 
 /// Returns the folder of the hosts' tokens in the folder of a store.

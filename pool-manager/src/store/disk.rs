@@ -71,8 +71,8 @@ impl Directory {
     /// # Errors
     /// As [`Directory::take`].
     pub fn take_for(path: &Path, file: &str) -> Result<Self, StoreError> {
-        let make = DirBuilder::new().recursive(true).mode(0o700).create(path);
-        make.map_err(StoreError::io("create the directory of", path))?;
+        let created = DirBuilder::new().recursive(true).mode(0o700).create(path);
+        created.map_err(StoreError::io("create the directory of", path))?;
         let lock = private().create(true).open(path.join(LOCK));
         let lock = lock.map_err(StoreError::io("open the lock of", path))?;
         match lock.try_lock() {
