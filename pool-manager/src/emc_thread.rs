@@ -341,7 +341,7 @@ mod tests {
         });
         let errors: Vec<_> = errors.collect();
         assert!(
-            errors.len() == 2 && errors[0].contains("an EMC of rack r, this is rack other"),
+            errors.len() == 2 && errors[0].contains("an EMC of rack r, not of this rack other"),
             "{errors:?}"
         );
         assert!(stale.exists() && !directory.path().join("slices/00008.1.h0").exists());
