@@ -1,5 +1,5 @@
-//! Pool devices: an external memory controller (EMC) enforces which host can access a slice. A driver
-//! performs and records calls; the ledger decides on them.
+//! Pool devices: an external memory controller (EMC) enforces which host can access a slice. A
+//! driver performs and records calls; the ledger decides on them.
 
 use std::{
     io,
@@ -97,7 +97,7 @@ impl Driver {
     }
 }
 
-/// An EMC. Calls block, and are made from one thread of this EMC only. Slices are counted from 0 on
+/// EMC. Calls block, and come from the thread of this EMC only. Slices are counted from 0 on
 /// each EMC.
 pub trait Device: Send {
     /// Grants a host access to a slice, which is zeroed if the last owner's memory was. Idempotent:

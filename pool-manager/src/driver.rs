@@ -3,8 +3,8 @@
 //! decided here.
 //!
 //! ```text
-//!   requests, agents, devices ─lock─▶ Manager ─effects─▶ driver thread ─▶ store · replies · devices
-//!                                                                       · desired states
+//!   requests, agents, devices ─lock─▶ Manager ─effects─▶ driver's thread ─▶ store, replies,
+//!                                                                         devices, desired states
 //! ```
 //!
 //! Decisions collect in the next batch while one is being written, and readers never wait for the
@@ -144,8 +144,8 @@ struct Shared {
 }
 
 impl Shared {
-    /// After a panic the ledger's state is unknown. The disk is consistent, and a new process reads
-    /// it.
+    /// Locks the state. After a panic the ledger's state is unknown, and the process aborts: the
+    /// disk is consistent, and a new process loads it.
     fn lock(&self) -> MutexGuard<'_, Core> {
         self.core.lock().unwrap_or_else(|_| {
             tracing::error!("panic during a change of the ledger");

@@ -44,9 +44,9 @@ pub struct EmcDescription {
     pub rack: String,
 }
 
-/// Starts the thread of an EMC. Queued calls are made in a row, made durable and reported together.
-/// An idle device is checked every [`DEVICE_PROBE_INTERVAL`]. The thread ends when the sender is
-/// dropped.
+/// Starts the thread of an EMC. Queued calls are performed in a row, made durable and reported
+/// together. An idle device is checked every [`DEVICE_PROBE_INTERVAL`]. The thread ends when the
+/// sender is dropped.
 ///
 /// # Errors
 /// The operating system cannot create a thread.
@@ -341,7 +341,7 @@ mod tests {
         });
         let errors: Vec<_> = errors.collect();
         assert!(
-            errors.len() == 2 && errors[0].contains("an EMC of rack r, this is rack other"),
+            errors.len() == 2 && errors[0].contains("an EMC of rack r, not of this rack other"),
             "{errors:?}"
         );
         assert!(stale.exists() && !directory.path().join("slices/00008.1.h0").exists());
@@ -373,7 +373,7 @@ mod tests {
         assert_eq!(*failure, DeviceFailure::Held { epoch: Epoch(1), host: HostId(0) });
     }
 
-    /// Calls that the manager made before it knew that the device vanished are not made on its
+    /// Calls queued before the manager learned that the device vanished are not performed on its
     /// replacement, which may have other grants.
     #[test]
     fn queued_call_is_rejected_by_a_replaced_device() {

@@ -149,8 +149,7 @@ impl Forecasts {
         self.write().add_plan(vm, start);
     }
 
-    /// Adds VMs that ended elsewhere or before, and returns the number of new ones. Durable when it
-    /// returns.
+    /// Adds VMs that ended elsewhere or earlier, durably, and returns the number of new ones.
     ///
     /// # Errors
     /// The store failed: none was added.

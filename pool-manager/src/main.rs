@@ -90,9 +90,9 @@ fn run(command: Command) -> Result<(), Box<dyn std::error::Error>> {
             let workers = cores.saturating_sub(1).max(1);
             let mut runtime = tokio::runtime::Builder::new_multi_thread();
             let runtime = runtime.worker_threads(workers).enable_all().build()?;
-            let served = runtime.block_on(serve::serve(rack.config));
+            let result = runtime.block_on(serve::serve(rack.config));
             runtime.shutdown_timeout(serve::STOP_WITHIN); // a search of decisions may still run
-            served?;
+            result?;
         }
         Command::Init { rack } => offline::init(&rack.config)?,
         Command::Check { rack } => offline::check(&rack.config)?,

@@ -52,7 +52,7 @@ pub enum OfflineError {
     Token(#[from] TokenError),
     /// The store has no rack.
     #[error(
-        "store {place} holds no rack: make one with `pool-manager init`, or restore one with `pool-manager restore`"
+        "store {place} holds no rack: create one with `pool-manager init`, or restore one with `pool-manager restore`"
     )]
     NoRack {
         /// Store.

@@ -1,6 +1,7 @@
-//! Split of a VM's memory, and hosts that fit. A VM insensitive to latency is placed on pool memory;
-//! of any other VM the predicted frigid memory, or without a model a fixed fraction (the static
-//! policy in Pond 6.4). Always in whole slices, rounded down. The scheduler chooses the host.
+//! Split of a VM's memory, and hosts that fit. A VM insensitive to latency is placed on pool
+//! memory; of any other VM the predicted frigid memory, or without a model a fixed fraction (the
+//! static policy in Pond 6.4). Always in whole slices, rounded down. The scheduler chooses the
+//! host.
 
 use pool::{
     audit::{Actor, Decision, DecisionKind, Subject},
@@ -32,7 +33,8 @@ pub struct Split {
 /// memory.
 const POOL_ONLY_LOCAL: Bytes = Bytes::mib(512);
 
-/// Returns the split with this pool memory, rounded down to whole slices, at most the limit of a VM.
+/// Returns the split with this pool memory, rounded down to whole slices, at most the limit of a
+/// VM.
 fn split(memory: Bytes, to_pool: Bytes) -> Split {
     let pool = to_pool.min(Bytes::slices(SLICES_PER_VM_MAX)).slices_floor();
     let local = memory.checked_sub(pool).expect("the pool's part is at most the whole");
@@ -72,14 +74,14 @@ pub fn decide(plan: &Plan, forecast: &VmForecast, share: Fraction) -> SplitDecis
         }
         (None, Some(allocation), Some(prediction)) => {
             let share = Fraction::new(allocation.share).expect("an allocation is a fraction");
-            let taken = format!(
+            let reason = format!(
                 "{:.1} % of {} is predicted to stay untouched within the risk limit",
                 allocation.share * 100.0,
                 plan.memory
             );
             let why = match share.of(plan.memory).slices_floor() {
                 Bytes::ZERO => "no slice is predicted to stay untouched within the risk limit".to_owned(),
-                _ => format!("{taken}; rounded down to whole slices"),
+                _ => format!("{reason}; rounded down to whole slices"),
             };
             (format!("frigid/{}", prediction.version), share.of(plan.memory), why)
         }

@@ -26,7 +26,7 @@ pub fn read(folder: &Path) -> io::Result<Option<String>> {
 /// Assigns a folder to a rack, durably and atomically.
 ///
 /// # Errors
-/// The file cannot be written; it does not exist then.
+/// The file cannot be written; the folder belongs to no rack then.
 pub fn write(folder: &Path, rack_uuid: &str) -> io::Result<()> {
     let partial = folder.join(format!("{RACK_UUID_FILE}.partial"));
     let mut file = private().create(true).truncate(true).open(&partial)?;

@@ -89,7 +89,7 @@ fn short_key(number: u32) -> Vec<u8> {
 /// Reads an entry.
 ///
 /// # Errors
-/// It is not a record of this version.
+/// The entry is not a record of this version.
 pub fn read(table: Table, key: &[u8], value: &[u8]) -> Result<Record, Unreadable> {
     postcard::from_bytes(value).map_err(|cause| Unreadable { table, key: key.to_vec(), cause })
 }
@@ -98,7 +98,7 @@ pub fn read(table: Table, key: &[u8], value: &[u8]) -> Result<Record, Unreadable
 /// entry of the store itself.
 ///
 /// # Errors
-/// It is none of these.
+/// The entry is none of these.
 pub fn check_entry(table: Table, key: &[u8], value: &[u8]) -> Result<(), Unreadable> {
     let unreadable = |cause| Unreadable { table, key: key.to_vec(), cause };
     match table {

@@ -44,7 +44,7 @@ pub struct Shared {
     pub stopping: watch::Receiver<bool>,
     /// Folder of the store.
     pub store: Arc<Path>,
-    /// One permit: backups are made one at a time.
+    /// One permit: backups run one at a time.
     pub backups: Arc<Semaphore>,
     /// Start of this process, in Unix milliseconds.
     pub started_unix_ms: u64,

@@ -44,8 +44,8 @@ pub enum SetWeightsError {
 #[derive(Debug)]
 pub struct StoredWeights(WeightsByHost);
 
-/// Reads the stored weights. Unreadable rows are skipped and logged: the default weights apply, and the rack
-/// keeps running.
+/// Reads the stored weights. Unreadable rows are skipped and logged: the default weights apply, and
+/// the rack keeps running.
 ///
 /// # Errors
 /// The store cannot be read.

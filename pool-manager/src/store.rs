@@ -149,7 +149,7 @@ pub trait Scan: Send {
     /// Passes every entry of a table to a function, in the order of the keys.
     ///
     /// # Errors
-    /// It cannot be read, or the store failed before.
+    /// The table cannot be read, or the store failed before.
     fn scan(&mut self, table: Table, each: &mut dyn FnMut(&[u8], &[u8])) -> Result<(), StoreError>;
 }
 

@@ -1,8 +1,8 @@
 //! Folder of a rack's store: creation of a rack, and detection of a lost ledger.
 //!
-//! A folder holds a rack once its ledger has an entry for the whole rack. The [`mod@rack_uuid_file`]
-//! and the hosts' tokens are written afterwards, so a folder that has them without such a ledger has
-//! lost it: a new rack there would lose the owners of slices.
+//! A folder holds a rack once its ledger has an entry for the whole rack. The
+//! [`mod@rack_uuid_file`] and the hosts' tokens are written afterwards, so a folder that has them
+//! without such a ledger has lost it: a new rack there would lose the owners of slices.
 
 use std::{
     io,
@@ -58,7 +58,7 @@ pub enum StoreFolderError {
     HoldsRack {
         /// Folder of the store.
         folder: PathBuf,
-        /// Its rack.
+        /// Uuid of its rack.
         rack_uuid: String,
     },
     /// Error of the store.

@@ -57,8 +57,8 @@ pub struct LoadedTls {
     pub config: Arc<ServerConfig>,
     /// DNS names and addresses in the manager's certificate.
     pub names: Vec<String>,
-    /// Expiry of the manager's certificate or of the first valid one of the client authority, in Unix
-    /// seconds.
+    /// Expiry of the manager's certificate or of the first valid one of the client authority, in
+    /// Unix seconds.
     pub expires_unix_s: i64,
 }
 
@@ -72,8 +72,8 @@ impl LoadedTls {
 /// Reads and checks the files of `[tls]`.
 ///
 /// # Errors
-/// [`TlsError`]: a file is missing or not PEM, the key is readable by every user or belongs to another
-/// certificate, or a certificate is expired or not valid yet.
+/// [`TlsError`]: a file is missing or not PEM, the key is readable by every user or belongs to
+/// another certificate, or a certificate is expired or not valid yet.
 pub fn load(tls: &Tls) -> Result<LoadedTls, TlsError> {
     let chain = certificates("certificate", &tls.certificate)?;
     let key = key(&tls.key)?;

@@ -1,6 +1,6 @@
-//! Bearer tokens of hosts and of roles, for loopback addresses and unix sockets. A token is a secret
-//! in a file that only its owner can read; the manager holds its hash in memory. Over TLS the
-//! certificate identifies the caller, and tokens are unused.
+//! Bearer tokens of hosts and of roles, for loopback addresses and unix sockets. A token is a
+//! secret in a file that only its owner can read; the manager holds its hash in memory. Over TLS
+//! the certificate identifies the caller, and tokens are unused.
 
 use std::{
     collections::BTreeMap,
@@ -59,8 +59,9 @@ pub enum TokenError {
 }
 
 impl Tokens {
-    /// Loads the tokens of these hosts and of all roles. The hash of a host's token is in `rack.toml`, or
-    /// its token is in the file `tokens/HOST.token` of the store's directory; a role's is in
+    /// Loads the tokens of these hosts and of all roles. The hash of a host's token is in
+    /// `rack.toml`, or its token is in the file `tokens/HOST.token` of the store's directory; a
+    /// role's is in
     /// `roles/ROLE.token`. Missing files are created.
     ///
     /// # Errors
@@ -95,8 +96,8 @@ fn is_equal(a: &[u8; 32], b: &[u8; 32]) -> bool {
 }
 
 fn create_directory(directory: &Path) -> Result<(), TokenError> {
-    let made = DirBuilder::new().recursive(true).mode(0o700).create(directory);
-    made.map_err(io_error("create", directory))
+    let created = DirBuilder::new().recursive(true).mode(0o700).create(directory);
+    created.map_err(io_error("create", directory))
 }
 
 /// Returns the folder of the hosts' tokens in the folder of a store.

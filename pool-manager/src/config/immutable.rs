@@ -10,13 +10,13 @@ use super::{Config, Emc, Host};
 pub struct ImmutableSetting {
     /// Name.
     pub field: String,
-    /// How to change it.
+    /// Rule, with the way to change the setting.
     pub rule: &'static str,
 }
 
-const RESTART: &str = "changes only with a restart of pool-manager";
-const NEVER: &str = "never changes: drain the EMC, remove it, and add it under another name";
-const WIRING: &str = "a host is only ever wired to more EMCs: drain the host and remove it first";
+const RESTART: &str = "can change only with a restart of pool-manager";
+const NEVER: &str = "cannot change: drain the EMC, remove it, and add it under another name";
+const WIRING: &str = "EMCs can only be added to a host: drain the host and remove it first";
 
 /// Returns the settings in `new` that cannot change while the manager runs; if there are any,
 /// nothing is changed.

@@ -363,10 +363,10 @@ fn reload_reports_immutable_changes() {
     assert_eq!(
         changes,
         [
-            "manager.store: changes only with a restart of pool-manager",
-            "emc emc0: slices: never changes: drain the EMC, remove it, and add it under another name",
-            "emc emc0: serial: never changes: drain the EMC, remove it, and add it under another name",
-            "host h0: emcs: a host is only ever wired to more EMCs: drain the host and remove it first",
+            "manager.store: can change only with a restart of pool-manager",
+            "emc emc0: slices: cannot change: drain the EMC, remove it, and add it under another name",
+            "emc emc0: serial: cannot change: drain the EMC, remove it, and add it under another name",
+            "host h0: emcs: EMCs can only be added to a host: drain the host and remove it first",
         ]
     );
 }

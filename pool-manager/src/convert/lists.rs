@@ -21,16 +21,16 @@ pub struct Piece<T, K> {
 /// Returns at most [`HOSTS_PIECE_MAX`] hosts, from a number on.
 pub fn hosts(manager: &Manager, from: HostId) -> Piece<wire::Host, HostId> {
     let mut hosts = manager.durable().hosts_from(from).map(|(id, _)| id);
-    let shown = hosts.by_ref().take(HOSTS_PIECE_MAX).filter_map(|id| views::host(manager, id));
-    Piece { entries: shown.collect(), next: hosts.next() }
+    let views = hosts.by_ref().take(HOSTS_PIECE_MAX).filter_map(|id| views::host(manager, id));
+    Piece { entries: views.collect(), next: hosts.next() }
 }
 
 /// Returns at most `most` and [`SLICES_PIECE_MAX`] slices, from a number on.
 pub fn slices(manager: &Manager, from: SliceId, most: usize) -> Piece<wire::Slice, SliceId> {
     let ledger = manager.durable();
     let mut slots = ledger.slots_from(from);
-    let shown = slots.by_ref().take(most.min(SLICES_PIECE_MAX));
-    let entries = shown.map(|(id, emc, slot)| views::slice(ledger, id, emc, slot)).collect();
+    let views = slots.by_ref().take(most.min(SLICES_PIECE_MAX));
+    let entries = views.map(|(id, emc, slot)| views::slice(ledger, id, emc, slot)).collect();
     Piece { entries, next: slots.next().map(|(id, ..)| id) }
 }
 

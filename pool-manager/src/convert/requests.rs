@@ -53,7 +53,7 @@ fn new_vm(text: &str) -> Result<Name, Invalid> {
 /// Validates a required name.
 ///
 /// # Errors
-/// It is empty or malformed.
+/// The name is empty or malformed.
 pub fn named(field: &'static str, text: &str) -> Result<Name, Invalid> {
     name(field, text)
 }
@@ -70,7 +70,7 @@ pub fn client(claimed: &str, certified: Option<&Name>) -> Result<Name, Invalid> 
 /// Validates a reason.
 ///
 /// # Errors
-/// It is too long.
+/// The reason is too long.
 pub fn reason(text: String) -> Result<String, Invalid> {
     if text.len() <= REASON_BYTES_MAX {
         Ok(text)
@@ -168,7 +168,7 @@ pub fn target(r: Option<wire::ReservationRef>) -> Result<Target, Invalid> {
 /// Validates the time limit of a caller that waits for slices.
 ///
 /// # Errors
-/// It exceeds the maximum.
+/// The time limit exceeds the maximum.
 pub fn timeout(ms: u64) -> Result<Ns, Invalid> {
     match within("timeout_ms", ms, WAIT_READY_MAX.as_ms())? {
         0 => Ok(WAIT_READY_MAX),

@@ -203,8 +203,8 @@ pub fn emc_views(manager: &Manager) -> Vec<wire::Emc> {
     manager.durable().emcs().filter_map(|(id, _)| emc(manager, id)).collect()
 }
 
-/// Free capacity at one revision, quick to copy from the ledger under its lock: EMCs are named once,
-/// not for each host.
+/// Free capacity at one revision, quick to copy from the ledger under its lock: EMCs are named
+/// once, not for each host.
 #[derive(Clone, Debug)]
 pub struct CapacityView {
     revision: u64,

@@ -174,7 +174,7 @@ impl Emulated {
     }
 
     fn history(&self, slice: u32) -> Result<&History, DeviceError> {
-        let slices = u32::try_from(self.history.len()).expect("made from a u32");
+        let slices = u32::try_from(self.history.len()).expect("the length comes from a u32");
         self.history.get(slice as usize).ok_or(DeviceError::NoSuchSlice { slice, slices })
     }
 
@@ -192,12 +192,12 @@ impl Emulated {
     fn create_file(&self, slice: u32, owner: Owner) -> Result<File, DeviceError> {
         let name = file_name(slice, owner);
         let flags = OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let made = rustix::fs::openat(&self.files_fd, &name, flags, Mode::RUSR | Mode::WUSR);
-        let file = File::from(made.map_err(|e| slice_error("make", &self.files.join(&name))(e.into()))?);
+        let created = rustix::fs::openat(&self.files_fd, &name, flags, Mode::RUSR | Mode::WUSR);
+        let file = File::from(created.map_err(|e| slice_error("create", &self.files.join(&name))(e.into()))?);
         file.set_len(SLICE.get()).map_err(|errno| {
             // It was not published; if it remains, the next start removes it.
             let _ = rustix::fs::unlinkat(&self.files_fd, &name, AtFlags::empty());
-            slice_error("size", &self.files.join(&name))(errno)
+            slice_error("set the size of", &self.files.join(&name))(errno)
         })?;
         Ok(file)
     }
@@ -220,8 +220,8 @@ impl Emulated {
         unlinked.map_err(|e| slice_error("unlink", &path())(e.into()))
     }
 
-    /// Checks the free space: sparse files promise memory that may not exist, and an access would then
-    /// kill a guest.
+    /// Checks the free space: sparse files promise memory that may not exist, and an access would
+    /// then kill a guest.
     fn check_space(&mut self) -> Result<(), DeviceError> {
         if self.has_space {
             return Ok(());
@@ -373,7 +373,7 @@ fn make_directory(path: &Path) -> Result<(), DeviceError> {
     }
     match fs::create_dir(path) {
         Err(errno) if errno.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-        Err(errno) => Err(io_error("make", path)(errno)),
+        Err(errno) => Err(io_error("create", path)(errno)),
         Ok(()) => fs::set_permissions(path, fs::Permissions::from_mode(0o711))
             .map_err(io_error("set the mode of", path)),
     }
@@ -405,7 +405,7 @@ fn read_epochs(file: &File, directory: &Path, slices: u32) -> Result<Vec<History
         );
         return Err(DeviceError::Mismatch { path: directory.to_owned(), what });
     }
-    file.set_len(expected).map_err(io_error("size", &path))?;
+    file.set_len(expected).map_err(io_error("set the size of", &path))?;
     let mut bytes = vec![0; slices as usize * 8];
     file.read_exact_at(&mut bytes, 0).map_err(io_error("read", &path))?;
     let entries = bytes.as_chunks::<8>().0;

@@ -118,7 +118,7 @@ impl SharedDax {
     }
 
     fn slice_record(&self, slice: u32) -> Result<SliceRecord, DeviceError> {
-        let slices = u32::try_from(self.slices.len()).expect("made from a u32");
+        let slices = u32::try_from(self.slices.len()).expect("the length comes from a u32");
         self.slices.get(slice as usize).copied().ok_or(DeviceError::NoSuchSlice { slice, slices })
     }
 

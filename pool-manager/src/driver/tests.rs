@@ -1,5 +1,5 @@
-//! Driver with a slow or failing disk and many callers: waiting callers do not exclude others, every
-//! wait ends, and the stop completes.
+//! Driver with a slow or failing disk and many callers: waiting callers do not exclude others,
+//! every wait ends, and the stop completes.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -399,7 +399,8 @@ fn is_space_low(driver: &TestDriver) -> bool {
     alarms.iter().any(|alarm| alarm.reason == "STORE_LOW_SPACE")
 }
 
-/// While the disk is full, reservations are rejected, so that no write triggers a check of the space.
+/// While the disk is full, reservations are rejected, so that no write triggers a check of the
+/// space.
 #[tokio::test(flavor = "multi_thread")]
 async fn alarm_of_a_full_disk_ends_without_a_write() {
     let driver = TestDriver::start(1).await;

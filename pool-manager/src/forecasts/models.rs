@@ -130,8 +130,8 @@ pub struct ModelSummary {
     pub comparison: Option<Comparison>,
 }
 
-/// Comparison of two models on the same VMs, which started after the serving model was created, each
-/// at the risk limit for the same target rate.
+/// Comparison of two models on the same VMs, which started after the serving model was created,
+/// each at the risk limit for the same target rate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Comparison {
     /// Version of the serving model.
@@ -461,13 +461,13 @@ impl Forecasts {
     async fn bytes(&self, kind: Kind, version: u32) -> Result<Vec<u8>, ModelError> {
         let mut snapshot = self.driver.snapshot().await?;
         let permit = self.reading_permit().await?;
-        let found = run_in_background(move || {
+        let bytes = run_in_background(move || {
             let _permit = permit;
             forecast_rows::load_model(snapshot.as_mut(), kind, version)
         });
-        let found = found.await?;
-        let found = found.map_err(|error| DriverError::Unreadable(error.into()))?;
-        found.ok_or(ModelError::NoSuchModel { kind, version })
+        let bytes = bytes.await?;
+        let bytes = bytes.map_err(|error| DriverError::Unreadable(error.into()))?;
+        bytes.ok_or(ModelError::NoSuchModel { kind, version })
     }
 
     /// Reads all stored outcomes.

@@ -151,8 +151,8 @@ impl Forecasts {
         }
     }
 
-    /// Rebuilds the history from the stored outcomes, because groups retain the smallest fraction of
-    /// expired VMs.
+    /// Rebuilds the history from the stored outcomes, because groups retain the smallest fraction
+    /// of expired VMs.
     async fn rebuild_history(&self) {
         self.flush().await;
         let built_from = self.read().next_outcome();

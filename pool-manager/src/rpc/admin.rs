@@ -120,9 +120,9 @@ fn take_page<T>(
     mut wanted: impl Iterator<Item = (ReservationId, T)>,
     page: usize,
 ) -> (Vec<(ReservationId, T)>, String) {
-    let shown: Vec<_> = wanted.by_ref().take(page).collect();
-    let last = wanted.next().and(shown.last()).map(|(id, _)| id.to_string());
-    (shown, last.unwrap_or_default())
+    let entries: Vec<_> = wanted.by_ref().take(page).collect();
+    let last = wanted.next().and(entries.last()).map(|(id, _)| id.to_string());
+    (entries, last.unwrap_or_default())
 }
 
 #[tonic::async_trait]
@@ -244,8 +244,8 @@ impl admin_server::Admin for Admin {
         let page = page(request.limit).min(RESERVATIONS_PAGE_MAX);
         let listed = self.read(move |manager| {
             let ledger = manager.durable();
-            let (shown, next_after) = take_page(ledger.migrations_after(after), page);
-            let migrations = shown.into_iter().map(|(id, m)| convert::migration(ledger, id, m)).collect();
+            let (entries, next_after) = take_page(ledger.migrations_after(after), page);
+            let migrations = entries.into_iter().map(|(id, m)| convert::migration(ledger, id, m)).collect();
             wire::ListMigrationsResponse { migrations, next_after, revision: ledger.meta().revision.0 }
         });
         Ok(Response::new(listed.await?))

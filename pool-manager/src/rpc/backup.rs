@@ -1,4 +1,5 @@
-//! Online backup: a snapshot of the store is copied into a file, which is sent to the client in chunks.
+//! Online backup: a snapshot of the store is copied into a file, which is sent to the client in
+//! chunks.
 
 use std::{
     fs::{self, File},
@@ -48,7 +49,7 @@ const FILE: &str = "backup.outgoing";
 pub async fn start(shared: &Shared) -> Result<Chunks, Status> {
     let permit = shared.backups.clone().try_acquire_owned();
     let permit =
-        permit.map_err(|_| exhausted("BACKUP_IN_PROGRESS", "another backup is being made".into()))?;
+        permit.map_err(|_| exhausted("BACKUP_IN_PROGRESS", "another backup is in progress".into()))?;
     let snapshot = shared.driver.snapshot().await.map_err(driver_error)?;
     let (folder, runtime) = (shared.store.clone(), Handle::current());
     let (sender, receiver) = mpsc::channel(CHUNKS_QUEUED_MAX);
@@ -97,14 +98,14 @@ fn copy(snapshot: &mut dyn Scan, folder: &Path) -> Result<File, BackupError> {
         move |errno| BackupError::Io { doing, path, errno }
     };
     backup::remove_if_exists(&path)?; // left by a killed manager
-    check_space(folder).map_err(io("make"))?;
+    check_space(folder).map_err(io("create"))?;
     backup::backup(snapshot, &path)?;
     let file = File::open(&path).map_err(io("open"))?;
     fs::remove_file(&path).map_err(io("remove"))?;
     Ok(file)
 }
 
-/// The copy must not fill the ledger's disk.
+/// Checks that the copy cannot fill the ledger's disk.
 fn check_space(folder: &Path) -> io::Result<()> {
     let free = disk::free_bytes_at(folder)?;
     let needed = fs::metadata(folder.join(disk::FILE))?.len().saturating_add(2 * STORE_FREE_BYTES_MIN);

@@ -52,8 +52,8 @@ impl Identity {
         *self.rules.write().expect("no writer panics") = Arc::new(rules);
     }
 
-    /// The rules are shared, because they contain a token for each host and every request reads
-    /// them.
+    /// Returns the current rules. They are shared, because they contain a token for each host and
+    /// every request reads them.
     fn rules(&self) -> Arc<Rules> {
         Arc::clone(&self.rules.read().expect("no writer panics"))
     }

@@ -100,7 +100,7 @@ pub fn outcome_message(vm: EndedVm) -> wire::Outcome {
 /// Validates a kind of model.
 ///
 /// # Errors
-/// It is unspecified.
+/// The kind is unspecified.
 pub fn kind(kind: wire::ModelKind) -> Result<Kind, Invalid> {
     match kind {
         wire::ModelKind::Frigid => Ok(Kind::Frigid),
@@ -116,7 +116,7 @@ pub fn kind(kind: wire::ModelKind) -> Result<Kind, Invalid> {
 /// Validates a model format; `None` for a file of Tarn.
 ///
 /// # Errors
-/// It is unspecified.
+/// The format is unspecified.
 pub fn format(format: wire::ModelFormat) -> Result<Option<Format>, Invalid> {
     match format {
         wire::ModelFormat::Tarn => Ok(None),

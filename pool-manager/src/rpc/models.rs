@@ -113,8 +113,8 @@ impl models_server::Models for Models {
         self.0.admit_operator(&request)?;
         let request = request.into_inner();
         let version = Some(request.version).filter(|version| *version > 0);
-        let found = self.0.forecasts.model(kind(request.kind())?, version).await;
-        let (summary, content) = found.map_err(status)?;
+        let reply = self.0.forecasts.model(kind(request.kind())?, version).await;
+        let (summary, content) = reply.map_err(status)?;
         let model = Some(model_messages::model_message(summary));
         Ok(Response::new(wire::GetModelResponse { model, content }))
     }

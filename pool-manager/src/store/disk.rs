@@ -60,8 +60,8 @@ impl Directory {
     /// Locks the directory, which is created with mode 0700 if it is missing.
     ///
     /// # Errors
-    /// [`StoreError::InUse`] if another process uses it, [`StoreError::Io`] if it cannot be created or
-    /// locked.
+    /// [`StoreError::InUse`] if another process uses it, [`StoreError::Io`] if it cannot be created
+    /// or locked.
     pub fn take(path: &Path) -> Result<Self, StoreError> {
         Self::take_for(path, FILE)
     }
@@ -71,8 +71,8 @@ impl Directory {
     /// # Errors
     /// As [`Directory::take`].
     pub fn take_for(path: &Path, file: &str) -> Result<Self, StoreError> {
-        let make = DirBuilder::new().recursive(true).mode(0o700).create(path);
-        make.map_err(StoreError::io("create the directory of", path))?;
+        let created = DirBuilder::new().recursive(true).mode(0o700).create(path);
+        created.map_err(StoreError::io("create the directory of", path))?;
         let lock = private().create(true).open(path.join(LOCK));
         let lock = lock.map_err(StoreError::io("open the lock of", path))?;
         match lock.try_lock() {
@@ -125,8 +125,8 @@ impl Disk for UnlockedFile {
     }
 }
 
-/// File of a store. Its space is allocated when it grows, so that it can be opened and repaired on a
-/// disk that others have filled. The directory is locked, not the file.
+/// File of a store. Its space is allocated when it grows, so that it can be opened and repaired on
+/// a disk that others have filled. The directory is locked, not the file.
 #[derive(Debug)]
 pub struct StoreFile(File);
 

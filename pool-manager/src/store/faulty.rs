@@ -122,10 +122,10 @@ impl FaultyDisk {
     /// Returns the contents of the disk, to be damaged.
     pub fn with_bytes<T>(&self, damage: impl FnOnce(&mut Vec<u8>) -> T) -> T {
         let mut state = self.state();
-        let done = damage(&mut state.cached);
+        let result = damage(&mut state.cached);
         state.synced = state.cached.clone();
         state.unsynced.clear();
-        done
+        result
     }
 }
 
@@ -153,7 +153,8 @@ impl State {
         self.unsynced.push(change);
     }
 
-    /// Returns the part of a change that reaches the medium: all, nothing, some sectors, or a prefix.
+    /// Returns the part of a change that reaches the medium: all, nothing, some sectors, or a
+    /// prefix.
     fn torn(&mut self, change: Change) -> Vec<Change> {
         match ((self.choose)(4), change) {
             (0, _) => vec![],

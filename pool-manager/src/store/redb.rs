@@ -67,7 +67,8 @@ impl RedbStore<Directory> {
 }
 
 impl<D: Disk> RedbStore<D> {
-    /// Opens the store on a disk and checks every page against its checksum, or creates an empty one.
+    /// Opens the store on a disk and checks every page against its checksum, or creates an empty
+    /// one.
     ///
     /// # Errors
     /// Every kind of [`StoreError`] but `Poisoned`.
@@ -162,8 +163,8 @@ impl<D: Disk> Store for RedbStore<D> {
     }
 }
 
-/// Opens the database. If it was not closed, a write or sync of the previous process may have failed,
-/// and the file is rewritten before the repair.
+/// Opens the database. If it was not closed, a write or sync of the previous process may have
+/// failed, and the file is rewritten before the repair.
 fn open<D: Disk>(disk: &D) -> Result<Database, StoreError> {
     catch_redb_panic(disk.place(), "open", || {
         let mut builder = Database::builder();
@@ -211,8 +212,8 @@ fn reset_unfinished_file(backend: &impl StorageBackend) -> io::Result<()> {
     if must_reset { backend.set_len(0) } else { Ok(()) }
 }
 
-/// Returns whether the creation of a store's file was not completed, as for an empty file; `None` if
-/// there is no file. Changes nothing.
+/// Returns whether the creation of a store's file was not completed, as for an empty file; `None`
+/// if there is no file. Changes nothing.
 ///
 /// # Errors
 /// The file cannot be read.
@@ -334,7 +335,7 @@ fn catch_redb_panic<T>(
         Err(panic) => {
             let text = panic.downcast_ref::<String>().map(String::as_str);
             let text = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
-            let what = format!("redb panicked during {doing}: {text}");
+            let what = format!("redb failed an assertion during {doing}: {text}");
             Err(StoreError::Corrupt { place: place.to_owned(), what })
         }
     }

@@ -88,8 +88,8 @@ impl CrashTest {
         Self { rng, disk, store: None, acknowledged: Entries::new(), in_flight: vec![] }
     }
 
-    /// Opens or reopens the store. Its entries are the acknowledged ones, with or without the batch in
-    /// flight; from then on they are expected.
+    /// Opens or reopens the store. Its entries are the acknowledged ones, with or without the batch
+    /// in flight; from then on they are expected.
     fn open(&mut self) -> Result<(), StoreError> {
         match &mut self.store {
             Some(store) => store.reopen()?,
@@ -136,8 +136,8 @@ impl CrashTest {
     }
 }
 
-/// 600 stores have 6 power failures each, at any write, sync or change of length: during the creation
-/// of a store, a batch, a repair after the previous failure, or the close.
+/// 600 stores have 6 power failures each, at any write, sync or change of length: during the
+/// creation of a store, a batch, a repair after the previous failure, or the close.
 #[test]
 fn batches_are_atomic_across_power_failures() {
     let mut cuts = 0;

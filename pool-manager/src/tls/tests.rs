@@ -6,7 +6,8 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair,
 
 use super::*;
 
-/// Writes a client authority, and a certificate for `manager.rack` that is valid between these years.
+/// Writes a client authority, and a certificate for `manager.rack` that is valid between these
+/// years.
 fn write_files(folder: &Path, from: i32, to: i32) -> Tls {
     let mut authority = CertificateParams::new([]).unwrap();
     authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);

@@ -189,7 +189,8 @@ fn device_may_grow_but_not_shrink() {
     assert_eq!(error, "no slice 16 on this EMC: must be below 16");
 }
 
-/// A manager can be killed between any two steps of a grant or a revocation, and leaves these files.
+/// A manager can be killed between any two steps of a grant or a revocation, and leaves these
+/// files.
 #[test]
 fn interrupted_operations_are_completed_at_start() {
     let directory = tempfile::tempdir().unwrap();

@@ -27,7 +27,7 @@ pub(super) struct Activity {
 struct State {
     permit: ConnectionPermit,
     open_calls: usize,
-    /// Time at which the connection was made, or its last call ended.
+    /// Time at which the connection was accepted, or its last call ended.
     idle_since: Instant,
 }
 
@@ -179,10 +179,10 @@ mod tests {
     #[test]
     fn unadmitted_connection_expires_despite_an_open_call() {
         let activity = activity(1000);
-        let made = Instant::now();
-        assert!(activity.deadline(made) <= made + ADMITTED_WITHIN);
+        let start = Instant::now();
+        assert!(activity.deadline(start) <= start + ADMITTED_WITHIN);
         let call = activity.start_call();
-        let later = made + ADMITTED_WITHIN;
+        let later = start + ADMITTED_WITHIN;
         assert!(activity.deadline(later) <= later);
         drop(call);
         assert!(activity.deadline(later) <= later);
@@ -193,13 +193,13 @@ mod tests {
     #[test]
     fn admitted_connection_expires_after_its_last_call() {
         let activity = activity(0);
-        let made = Instant::now();
+        let start = Instant::now();
         let call = activity.start_call();
-        let late = made + 10 * IDLE_MAX;
+        let late = start + 10 * IDLE_MAX;
         assert!(activity.deadline(late) > late);
         drop(call);
-        let ended = Instant::now();
-        assert!(activity.deadline(late) <= ended + IDLE_MAX);
-        assert!(activity.deadline(late) >= made + IDLE_MAX);
+        let call_end = Instant::now();
+        assert!(activity.deadline(late) <= call_end + IDLE_MAX);
+        assert!(activity.deadline(late) >= start + IDLE_MAX);
     }
 }

@@ -59,8 +59,8 @@ pub fn bind(path: &Path, group: Option<u32>) -> Result<UnixListener, SocketError
     let io_error = |doing| move |errno: io::Error| SocketError::Io { doing, path: path.to_owned(), errno };
     let address = SocketAddrUnix::new(path).map_err(|_| SocketError::TooLong(path.to_owned()))?;
     if let Some(folder) = path.parent() {
-        let made = DirBuilder::new().recursive(true).mode(0o755).create(folder);
-        made.map_err(io_error("make the folder of"))?;
+        let created = DirBuilder::new().recursive(true).mode(0o755).create(folder);
+        created.map_err(io_error("create the folder of"))?;
     }
     remove_stale(path, &address)?;
     let listener = listen_at(&address).map_err(io_error("listen on"))?;

@@ -7,7 +7,8 @@ const PAGE: usize = 4096;
 /// Damages the bytes of a store.
 type Damage<'a> = &'a dyn Fn(&mut Vec<u8>);
 
-/// Flipped bits, bytes and pages, and a truncated file: nothing panics, also when the store is closed.
+/// Flipped bits, bytes and pages, and a truncated file: nothing panics, also when the store is
+/// closed.
 #[test]
 fn damage_to_any_page_is_detected_or_harmless() {
     let disk = disk(0);
