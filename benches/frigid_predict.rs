@@ -101,7 +101,12 @@ impl Python {
         let log = String::from_utf8_lossy(&output.stderr).into_owned();
         match output.status.success() {
             true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
-            false => Err(Failure::Ended { name: "train.py".to_owned(), status: output.status, log }),
+            false => Err(local_rack::ProcessError::Ended {
+                name: "train.py".to_owned(),
+                status: output.status,
+                log,
+            }
+            .into()),
         }
     }
 

@@ -131,7 +131,7 @@ fn heartbeat(rack: &mut SimulatedRack) -> f64 {
 /// Measures the part of `PlanVm` under the lock.
 fn plan_offers(rack: &SimulatedRack) -> f64 {
     let split = Split { local: Bytes::gib(4), pool: Bytes::slices(2) };
-    median_us((0..EVENTS).map(|_| rack.time_read(|manager| plan::offers(manager, split))))
+    median_us((0..EVENTS).map(|_| rack.time_read(|manager| plan::candidates(manager, split))))
 }
 
 /// Returns a half-full rack without pending work.

@@ -115,7 +115,7 @@ async fn unix_socket_rejects_users_not_named_in_rack_toml() {
 
     rack.write_rack_toml(&format!("{text}{group}schedulers = [\"{NOBODY}\"]\n"));
     manager.reload();
-    rack.wait_for("the role", async |rack| rack.log_of("manager").contains("rack.toml read again")).await;
+    rack.wait_for("the role", async |rack| rack.log_of("manager").contains("rack.toml reloaded")).await;
     assert_rejected(&as_nobody(&tarn, &rack.endpoint(), "get rack"), "for the role admin");
     assert_rejected(&as_nobody(&tarn, &rack.endpoint(), RESERVE), "h0"); // admitted, but the host has no agent
     drop(manager);
@@ -445,7 +445,7 @@ async fn reload_renews_certificates_and_keeps_connections() {
         "the new authority accepts the old certificate"
     );
     manager.reload();
-    rack.wait_for("the reload", async |rack| rack.log_of("manager").contains("rack.toml read again")).await;
+    rack.wait_for("the reload", async |rack| rack.log_of("manager").contains("rack.toml reloaded")).await;
     assert_eq!(rack_code(connect(rack.dir(), &listen, Some("ops")).await.unwrap()).await, None);
     assert_eq!(rack_code(existing).await, None);
 }

@@ -106,7 +106,7 @@ async fn model_serves_from_promotion_to_rollback_across_restart() {
     assert_eq!(rack.tarn("rollback frigid"), Value::Null);
     assert_eq!(rack.plan("d", "idle").1, "fixed-share/1");
     let (code, _, output) = rack.run("rollback frigid");
-    assert_eq!((code, output.contains("no model of frigid serves")), (Some(4), true), "{output}");
+    assert_eq!((code, output.contains("no frigid model serves")), (Some(4), true), "{output}");
 }
 
 #[tokio::test]
@@ -118,17 +118,17 @@ async fn plan_is_explained_by_inputs_forecast_and_limits() {
     let decision = &rack.tarn("explain vm a")[0];
     assert_eq!((&decision["action"], &decision["model"]), (&"plan".into(), &"frigid/1".into()));
     let fact = |name: &str| decision["facts"][name].as_str().unwrap_or_default().to_owned();
-    assert_eq!(fact("told: key"), "idle");
-    assert!(fact("known of key idle").starts_with("300 VMs ended, "), "{}", fact("known of key idle"));
-    assert!(fact("numbers of key").starts_with("count 300, "), "{}", fact("numbers of key"));
+    assert_eq!(fact("request: key"), "idle");
+    assert!(fact("history: key idle").starts_with("300 VMs ended, "), "{}", fact("history: key idle"));
+    assert!(fact("features: key").starts_with("count 300, "), "{}", fact("features: key"));
     assert!(
-        fact("forecast: taken as untouched").starts_with('8'),
+        fact("prediction: frigid memory taken").starts_with('8'),
         "{}",
-        fact("forecast: taken as untouched")
+        fact("prediction: frigid memory taken")
     );
-    assert_eq!(fact("operated at: VMs that may be slowed down too much (X, exceed_max)"), "2.0 %");
-    assert!(fact("operated at: VMs of which too much may be taken (OP)").ends_with(" %"));
-    assert_eq!(fact("model of sensitivity"), "none serves");
+    assert_eq!(fact("operating point: allowed fraction of VMs beyond the PDM (X, exceed_max)"), "2.0 %");
+    assert!(fact("operating point: rate of overpredictions (OP)").ends_with(" %"));
+    assert_eq!(fact("model: latency sensitivity"), "none serves");
     let (_, text, _) = rack.run("explain vm a");
     assert!(
         text.contains("model: frigid/1") && text.contains("12GiB of 16GiB may come from the pool"),
@@ -263,7 +263,7 @@ async fn invalid_models_are_rejected_and_serving_one_stays() {
         ("import-model frigid --format onnx DIR/model.onnx", "content: it is no ONNX model"),
         ("import-model frigid --format lightgbm DIR/short.json", "content: not a LightGBM text model"),
         ("import-model sensitivity DIR/later.json", "content: tarn_model = 9"),
-        ("promote frigid 7", "version: frigid 7 is not kept"),
+        ("promote frigid 7", "version: frigid 7 does not exist"),
         ("promote frigid 1", "version: frigid 1 serves already"),
         ("train sensitivity --labels DIR/labels.csv", "missing column \"retiring\""),
     ] {

@@ -160,7 +160,7 @@ async fn lost_ledger_is_not_treated_as_new_rack() {
     let (ok, output) = rack.pool_manager(&["check"]);
     assert!(!ok && output.contains("no store at"), "{output}");
     let (ok, output) = rack.pool_manager(&["init"]);
-    assert!(ok && output.contains("founded"), "{output}");
+    assert!(ok && output.contains("created"), "{output}");
     let (ok, output) = rack.pool_manager(&["init"]);
     assert!(!ok && output.contains("already"), "{output}");
     rack.start_manager().await;

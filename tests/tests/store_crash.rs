@@ -77,7 +77,7 @@ impl DiskStore {
     fn write(&mut self, batch: &[Record]) -> bool {
         let mut writes: Vec<_> = batch.iter().map(records::write).collect();
         if self.restored {
-            writes.extend(records::restored_noted());
+            writes.extend(records::clear_restored_marks());
         }
         let ok = self.store.as_mut().is_some_and(|store| store.commit(&writes).is_ok());
         self.restored &= !ok;
@@ -114,7 +114,7 @@ impl DiskStore {
     fn restart(&mut self) {
         self.disk.power_off();
         self.store = None;
-        self.disk.fail_no_more();
+        self.disk.clear_faults();
         self.disk.power_on();
         self.power_cuts.fetch_add(1, Ordering::Relaxed);
     }
@@ -143,7 +143,7 @@ impl Store for DiskStore {
             self.restart();
         }
         self.store = None;
-        self.disk.fail_no_more();
+        self.disk.clear_faults();
     }
 
     fn load(&mut self) -> Option<(Option<Meta>, Vec<Record>)> {
@@ -163,7 +163,7 @@ impl Store for DiskStore {
 
     fn stop_faults(&mut self) {
         (self.calm, self.full) = (true, false);
-        self.disk.fail_no_more();
+        self.disk.clear_faults();
     }
 
     fn backup(&mut self) {
@@ -176,7 +176,7 @@ impl Store for DiskStore {
 
     fn set_full(&mut self, full: bool) {
         self.full = full;
-        self.disk.fail_no_more();
+        self.disk.clear_faults();
     }
 
     /// Restores onto a new disk, as `pool-manager restore` creates a new file.
