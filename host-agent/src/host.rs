@@ -14,6 +14,7 @@ mod interrupt;
 mod local_memory;
 pub mod memory;
 pub mod memory_block;
+mod memory_file;
 mod open_slices;
 pub mod process;
 pub mod ranges;
