@@ -32,6 +32,8 @@ use pool::{
 };
 use units::{Bytes, ReservationId, UserId};
 
+use crate::user::current_user;
+
 /// Operations on a machine's memory. Calls for different slices are concurrent; for one slice there
 /// is one at a time. Every call may be repeated. A failed call may leave a part of a slice, which a
 /// repeated call or [`Host::close_orphan`] removes; memory that a VM was to lose is lost in any case.
@@ -159,7 +161,7 @@ pub enum RegionBacking {
 
 /// Returns the owner of a VM's files: the user named by its reservation, or the agent's user.
 fn user_of(record: &VmRecord) -> UserId {
-    record.uid.unwrap_or_else(process::current_user)
+    record.uid.unwrap_or_else(current_user)
 }
 
 /// Error of a machine.

@@ -17,3 +17,4 @@ pub mod session;
 mod skipped;
 pub mod symbiosis;
 pub mod usage;
+pub mod user;

@@ -45,6 +45,7 @@ use crate::{
     session::{self, AgentIdentity},
     symbiosis::{self, KernelPaths, SharesState, SymbiosisThread},
     usage::{self, UsageTable},
+    user::current_user,
 };
 
 /// Events of the session that the driver has not processed yet; further ones wait in the network.
@@ -216,7 +217,7 @@ fn prepare(config: &Config) -> Result<PreparedAgent, ServeError> {
     }
     vms.iter().filter(|adopted| adopted.is_alive).for_each(|adopted| host.adopt(&adopted.record));
     let mut agent = Agent::new(Ns::ZERO, instance, rack, vms, orphans);
-    agent.set_user(process::current_user());
+    agent.set_user(current_user());
     for device in host.devices().iter().filter(|device| device.problem.is_some()) {
         tracing::warn!(
             serial = device.serial,

@@ -44,6 +44,7 @@ use super::{
     sysfs::Sysfs,
     user_of,
 };
+use crate::user::current_user;
 
 /// File with the flags of each page.
 const PAGE_FLAGS: &str = "/proc/kpageflags";
@@ -296,7 +297,7 @@ impl Host for MemoryBlock {
 
     fn memory(&self, record: &VmRecord, form: MemoryForm) -> Result<Vec<MemoryRegion>, HostError> {
         let uid = user_of(record);
-        if form != MemoryForm::Descriptors && uid != process::current_user() && !record.slices.is_empty() {
+        if form != MemoryForm::Descriptors && uid != current_user() && !record.slices.is_empty() {
             return Err(HostError::NoPath { uid });
         }
         self.record_pinned(record);
