@@ -1,5 +1,5 @@
 //! Operations on the machine, behind one trait. Paths of /proc, /sys and devices are used only in
-//! this module; the decisions are made elsewhere.
+//! this module and in [`doctor`](crate::doctor); the decisions are made elsewhere.
 
 pub mod access_profile;
 pub mod blocks;
@@ -7,7 +7,6 @@ pub mod cgroup;
 pub mod cxl;
 pub mod damon;
 pub mod dax;
-pub mod doctor;
 pub mod emulated;
 pub mod fake;
 mod interrupt;

@@ -3,6 +3,7 @@
 
 pub mod config;
 pub mod convert;
+pub mod doctor;
 pub mod driver;
 pub mod host;
 pub mod host_memory;
@@ -11,6 +12,7 @@ pub mod outbox;
 mod readiness;
 pub mod records;
 pub mod runtime_dir;
+pub mod secrets;
 pub mod serve;
 pub mod session;
 #[cfg(test)]

@@ -5,11 +5,11 @@
 //! listens.
 
 use std::{
-    fs::{self, DirBuilder, File, TryLockError},
+    fs::{DirBuilder, File, TryLockError},
     io,
     net::SocketAddr,
     num::{NonZeroU32, NonZeroU64},
-    os::unix::fs::{DirBuilderExt, MetadataExt},
+    os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -42,6 +42,7 @@ use crate::{
     metrics::Metrics,
     records::{Records, RecordsError},
     runtime_dir::{RuntimeDir, RuntimeDirError},
+    secrets::{SecretsError, read_secrets},
     session::{self, AgentIdentity},
     symbiosis::{self, KernelPaths, SharesState, SymbiosisThread},
     usage::{self, UsageTable},
@@ -50,16 +51,12 @@ use crate::{
 
 /// Events of the session that the driver has not processed yet; further ones wait in the network.
 const SESSION_EVENTS_QUEUED_MAX: usize = 4;
-/// Permission bits of all users except the owner.
-const OTHERS_MODE: u32 = 0o077;
 /// Folder of the kernel's devices.
 const SYS: &str = "/sys";
 /// List of swap devices.
 const SWAPS: &str = "/proc/swaps";
 /// Bytes per MiB.
 const MIB: NonZeroU64 = NonZeroU64::new(1 << 20).expect("it is not zero");
-/// Maximum length of a token.
-const TOKEN_BYTES_MAX: usize = 1024;
 
 /// Reason why the agent did not start, or failed.
 #[derive(Debug, thiserror::Error)]
@@ -67,6 +64,9 @@ pub enum ServeError {
     /// host.toml.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// Token or certificate.
+    #[error(transparent)]
+    Secrets(#[from] SecretsError),
     /// The agent's directory.
     #[error(transparent)]
     RuntimeDir(#[from] RuntimeDirError),
@@ -95,23 +95,6 @@ pub enum ServeError {
         /// Cause.
         #[source]
         errno: io::Error,
-    },
-    /// Other users may read the token.
-    #[error("token {} has mode {mode:04o}: must be readable by its owner only; `chmod 600` it", path.display())]
-    TokenOpen {
-        /// File.
-        path: PathBuf,
-        /// Its permissions.
-        mode: u32,
-    },
-    /// A certificate or its key.
-    #[error(transparent)]
-    Tls(#[from] session::TlsFileError),
-    /// The file contains no token.
-    #[error("token {} must be 1 to {TOKEN_BYTES_MAX} printable characters", path.display())]
-    NotAToken {
-        /// File.
-        path: PathBuf,
     },
     /// Another agent of this host runs on this machine.
     #[error("another host-agent runs as host {host} on this machine: it has locked {}", path.display())]
@@ -273,12 +256,6 @@ fn ranges(scrub_mib_per_s: NonZeroU32) -> Result<Ranges, ServeError> {
     Ok(Ranges::new(cxl, NonZeroU64::from(scrub_mib_per_s).saturating_mul(MIB)))
 }
 
-pub(crate) fn read_secrets(config: &Config) -> Result<Option<String>, ServeError> {
-    let token = config.token_file.as_deref().map(read_token).transpose()?;
-    config.tls.as_ref().map(session::read_tls).transpose()?; // read again at each connection
-    Ok(token)
-}
-
 /// Locks the file that identifies this host, its token or the key of its certificate, until the
 /// result is dropped: one agent per host and machine, also if another one has its own runtime
 /// directory.
@@ -293,18 +270,6 @@ fn lock_identity(config: &Config) -> Result<Option<File>, ServeError> {
         }
         Err(TryLockError::Error(errno)) => Err(io_error("lock", path.display())(errno)),
     }
-}
-
-fn read_token(path: &Path) -> Result<String, ServeError> {
-    let metadata = fs::metadata(path).map_err(io_error("read", path.display()))?;
-    let mode = metadata.mode() & 0o7777;
-    if mode & OTHERS_MODE != 0 {
-        return Err(ServeError::TokenOpen { path: path.to_owned(), mode });
-    }
-    let token = fs::read_to_string(path).map_err(io_error("read", path.display()))?.trim().to_owned();
-    let well_formed =
-        (1..=TOKEN_BYTES_MAX).contains(&token.len()) && token.bytes().all(|b| b.is_ascii_graphic());
-    if well_formed { Ok(token) } else { Err(ServeError::NotAToken { path: path.to_owned() }) }
 }
 
 /// Each slice needs a descriptor, so the limit is raised to the maximum.
