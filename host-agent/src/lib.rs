@@ -15,8 +15,10 @@ pub mod runtime_dir;
 pub mod secrets;
 pub mod serve;
 pub mod session;
+pub mod session_channel;
 #[cfg(test)]
 mod skipped;
 pub mod symbiosis;
 pub mod usage;
+pub mod usage_table;
 pub mod user;

@@ -44,8 +44,10 @@ use crate::{
     runtime_dir::{RuntimeDir, RuntimeDirError},
     secrets::{SecretsError, read_secrets},
     session::{self, AgentIdentity},
+    session_channel::SessionEvent,
     symbiosis::{self, KernelPaths, SharesState, SymbiosisThread},
-    usage::{self, UsageTable},
+    usage,
+    usage_table::UsageTable,
     user::current_user,
 };
 
@@ -180,7 +182,7 @@ fn start_symbiosis(
 /// State of an agent before it connects or listens.
 struct PreparedAgent {
     inputs: DriverInputs,
-    session_events: mpsc::Sender<session::SessionEvent>,
+    session_events: mpsc::Sender<SessionEvent>,
     boot_id: String,
     instance: InstanceId,
 }

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use pool::protocol::{DesiredState, SeenDevice};
+use pool::protocol::SeenDevice;
 use proto::v1::{self as wire, agent_client::AgentClient, from_agent, to_agent};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -22,8 +22,8 @@ use units::{InstanceId, Name, Ns};
 use crate::{
     config::Tls,
     convert,
-    driver::Reports,
     secrets::{TlsFileError, read_tls},
+    session_channel::{Reports, SessionEvent},
     symbiosis::SharesState,
 };
 
@@ -49,24 +49,6 @@ pub struct AgentIdentity {
     pub socket: PathBuf,
     /// Pool devices of this machine.
     pub devices: Vec<SeenDevice>,
-}
-
-/// Event of the session.
-#[derive(Clone, Debug)]
-pub enum SessionEvent {
-    /// The manager accepted the session.
-    Connected {
-        /// Rack of the manager.
-        rack: String,
-        /// Maximum interval between messages of the agent.
-        lease_ttl: Ns,
-    },
-    /// Desired state, with its rack.
-    DesiredState(String, DesiredState),
-    /// The manager requests a complete report.
-    ReportRequested,
-    /// The connection has ended.
-    Disconnected,
 }
 
 /// Why a session ended.
