@@ -16,6 +16,7 @@ pub mod secrets;
 pub mod serve;
 pub mod session;
 pub mod session_channel;
+pub mod shares;
 #[cfg(test)]
 mod skipped;
 pub mod symbiosis;

@@ -24,7 +24,7 @@ use crate::{
     convert,
     secrets::{TlsFileError, read_tls},
     session_channel::{Reports, SessionEvent},
-    symbiosis::SharesState,
+    shares::SharesState,
 };
 
 /// Reports waiting for the network; later ones gather in the outbox.
