@@ -16,7 +16,7 @@ use tonic::transport::Uri;
 use units::{Name, UserId, limits::SCRUB_MIB_PER_S_DEFAULT};
 
 use self::symbiosis::{RawSymbiosis, Symbiosis};
-use crate::host::process;
+use crate::user::current_user;
 
 /// Default address of a manager on the same machine.
 const MANAGER_DEFAULT: &str = "unix:/run/tarn/manager.sock";
@@ -277,7 +277,7 @@ fn check_socket(socket: &Path) -> Result<(), InvalidValue> {
 
 fn allowed_uids(written: Option<Vec<u32>>) -> Result<BTreeSet<UserId>, InvalidValue> {
     match written {
-        None => Ok(BTreeSet::from([UserId::ROOT, process::current_user()])),
+        None => Ok(BTreeSet::from([UserId::ROOT, current_user()])),
         Some(uids) if uids.is_empty() => Err(invalid("agent.allowed_uids", "[]", "must not be empty")),
         Some(uids) => {
             let rule = format!("must be at most {}", u32::MAX - 1);
@@ -350,7 +350,7 @@ mod tests {
         assert_eq!(config.manager, "unix:/run/tarn/manager.sock");
         assert_eq!(config.runtime_dir, Path::new("/etc/tarn/run"));
         assert_eq!(config.socket, Path::new("/etc/tarn/run/host-memory.sock"));
-        assert_eq!(config.allowed_uids, BTreeSet::from([UserId::ROOT, process::current_user()]));
+        assert_eq!(config.allowed_uids, BTreeSet::from([UserId::ROOT, current_user()]));
         assert_eq!(config.backend, Backend::Emulated { local_dir: None });
     }
 

@@ -13,7 +13,7 @@ use units::{
     limits::{WEIGHT_MAX, WEIGHT_MIN, is_weight},
 };
 
-use crate::usage::TouchedMemory;
+use crate::usage_table::TouchedMemory;
 
 mod shares;
 

@@ -26,8 +26,8 @@ use crate::{
     outbox::Outbox,
     records::Records,
     runtime_dir::RuntimeDir,
-    session::SessionEvent,
-    usage::UsageTable,
+    session_channel::{Reports, SessionEvent},
+    usage_table::UsageTable,
 };
 
 /// Events applied before effects are performed, so that many share one report.
@@ -148,19 +148,6 @@ pub struct DriverInputs {
     pub metrics: Arc<Metrics>,
     /// Messages for the session.
     pub session_events: mpsc::Receiver<SessionEvent>,
-}
-
-/// Messages of the session.
-#[derive(Clone, Debug)]
-pub struct Reports {
-    /// Reports.
-    pub outbox: Arc<Outbox>,
-    /// Touched memory of each VM.
-    pub usage: Arc<UsageTable>,
-    /// Rack that this host serves.
-    pub rack: watch::Receiver<Option<String>>,
-    /// The manager is of another rack.
-    pub disconnect: Arc<Notify>,
 }
 
 /// The driver before it runs.

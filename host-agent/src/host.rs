@@ -1,5 +1,5 @@
 //! Operations on the machine, behind one trait. Paths of /proc, /sys and devices are used only in
-//! this module; the decisions are made elsewhere.
+//! this module and in [`doctor`](crate::doctor); the decisions are made elsewhere.
 
 pub mod access_profile;
 pub mod blocks;
@@ -7,13 +7,13 @@ pub mod cgroup;
 pub mod cxl;
 pub mod damon;
 pub mod dax;
-pub mod doctor;
 pub mod emulated;
 pub mod fake;
 mod interrupt;
 mod local_memory;
 pub mod memory;
 pub mod memory_block;
+mod memory_file;
 mod open_slices;
 pub mod process;
 pub mod ranges;
@@ -30,6 +30,8 @@ use pool::{
     protocol::{FailureReason, Handle, Holding, ObservedVm, SeenDevice},
 };
 use units::{Bytes, ReservationId, UserId};
+
+use crate::user::current_user;
 
 /// Operations on a machine's memory. Calls for different slices are concurrent; for one slice there
 /// is one at a time. Every call may be repeated. A failed call may leave a part of a slice, which a
@@ -158,7 +160,7 @@ pub enum RegionBacking {
 
 /// Returns the owner of a VM's files: the user named by its reservation, or the agent's user.
 fn user_of(record: &VmRecord) -> UserId {
-    record.uid.unwrap_or_else(process::current_user)
+    record.uid.unwrap_or_else(current_user)
 }
 
 /// Error of a machine.

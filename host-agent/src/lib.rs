@@ -3,6 +3,7 @@
 
 pub mod config;
 pub mod convert;
+pub mod doctor;
 pub mod driver;
 pub mod host;
 pub mod host_memory;
@@ -11,9 +12,14 @@ pub mod outbox;
 mod readiness;
 pub mod records;
 pub mod runtime_dir;
+pub mod secrets;
 pub mod serve;
 pub mod session;
+pub mod session_channel;
+pub mod shares;
 #[cfg(test)]
 mod skipped;
 pub mod symbiosis;
 pub mod usage;
+pub mod usage_table;
+pub mod user;

@@ -10,7 +10,7 @@ use std::{
 
 use clap::{Parser, Subcommand, ValueEnum};
 use exposition::logs::LogArgs;
-use host_agent::{host::doctor, serve};
+use host_agent::{doctor, serve};
 use units::chain;
 
 /// Time limit after a signal for writing pending records of VMs. Host calls are not awaited: the

@@ -23,7 +23,7 @@ use units::{Name, ReservationId, SLICE};
 
 use crate::{
     host::{Counters, Usage},
-    symbiosis::{Report, State},
+    shares::{Report, State},
 };
 
 /// Kind of a host call.

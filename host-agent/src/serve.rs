@@ -5,11 +5,11 @@
 //! listens.
 
 use std::{
-    fs::{self, DirBuilder, File, TryLockError},
+    fs::{DirBuilder, File, TryLockError},
     io,
     net::SocketAddr,
     num::{NonZeroU32, NonZeroU64},
-    os::unix::fs::{DirBuilderExt, MetadataExt},
+    os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -42,23 +42,24 @@ use crate::{
     metrics::Metrics,
     records::{Records, RecordsError},
     runtime_dir::{RuntimeDir, RuntimeDirError},
+    secrets::{SecretsError, read_secrets},
     session::{self, AgentIdentity},
-    symbiosis::{self, KernelPaths, SharesState, SymbiosisThread},
-    usage::{self, UsageTable},
+    session_channel::SessionEvent,
+    shares::SharesState,
+    symbiosis::{self, KernelPaths, SymbiosisThread},
+    usage,
+    usage_table::UsageTable,
+    user::current_user,
 };
 
 /// Events of the session that the driver has not processed yet; further ones wait in the network.
 const SESSION_EVENTS_QUEUED_MAX: usize = 4;
-/// Permission bits of all users except the owner.
-const OTHERS_MODE: u32 = 0o077;
 /// Folder of the kernel's devices.
 const SYS: &str = "/sys";
 /// List of swap devices.
 const SWAPS: &str = "/proc/swaps";
 /// Bytes per MiB.
 const MIB: NonZeroU64 = NonZeroU64::new(1 << 20).expect("it is not zero");
-/// Maximum length of a token.
-const TOKEN_BYTES_MAX: usize = 1024;
 
 /// Reason why the agent did not start, or failed.
 #[derive(Debug, thiserror::Error)]
@@ -66,6 +67,9 @@ pub enum ServeError {
     /// host.toml.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// Token or certificate.
+    #[error(transparent)]
+    Secrets(#[from] SecretsError),
     /// The agent's directory.
     #[error(transparent)]
     RuntimeDir(#[from] RuntimeDirError),
@@ -94,23 +98,6 @@ pub enum ServeError {
         /// Cause.
         #[source]
         errno: io::Error,
-    },
-    /// Other users may read the token.
-    #[error("token {} has mode {mode:04o}: must be readable by its owner only; `chmod 600` it", path.display())]
-    TokenOpen {
-        /// File.
-        path: PathBuf,
-        /// Its permissions.
-        mode: u32,
-    },
-    /// A certificate or its key.
-    #[error(transparent)]
-    Tls(#[from] session::TlsFileError),
-    /// The file contains no token.
-    #[error("token {} must be 1 to {TOKEN_BYTES_MAX} printable characters", path.display())]
-    NotAToken {
-        /// File.
-        path: PathBuf,
     },
     /// Another agent of this host runs on this machine.
     #[error("another host-agent runs as host {host} on this machine: it has locked {}", path.display())]
@@ -196,7 +183,7 @@ fn start_symbiosis(
 /// State of an agent before it connects or listens.
 struct PreparedAgent {
     inputs: DriverInputs,
-    session_events: mpsc::Sender<session::SessionEvent>,
+    session_events: mpsc::Sender<SessionEvent>,
     boot_id: String,
     instance: InstanceId,
 }
@@ -216,7 +203,7 @@ fn prepare(config: &Config) -> Result<PreparedAgent, ServeError> {
     }
     vms.iter().filter(|adopted| adopted.is_alive).for_each(|adopted| host.adopt(&adopted.record));
     let mut agent = Agent::new(Ns::ZERO, instance, rack, vms, orphans);
-    agent.set_user(process::current_user());
+    agent.set_user(current_user());
     for device in host.devices().iter().filter(|device| device.problem.is_some()) {
         tracing::warn!(
             serial = device.serial,
@@ -272,12 +259,6 @@ fn ranges(scrub_mib_per_s: NonZeroU32) -> Result<Ranges, ServeError> {
     Ok(Ranges::new(cxl, NonZeroU64::from(scrub_mib_per_s).saturating_mul(MIB)))
 }
 
-pub(crate) fn read_secrets(config: &Config) -> Result<Option<String>, ServeError> {
-    let token = config.token_file.as_deref().map(read_token).transpose()?;
-    config.tls.as_ref().map(session::read_tls).transpose()?; // read again at each connection
-    Ok(token)
-}
-
 /// Locks the file that identifies this host, its token or the key of its certificate, until the
 /// result is dropped: one agent per host and machine, also if another one has its own runtime
 /// directory.
@@ -292,18 +273,6 @@ fn lock_identity(config: &Config) -> Result<Option<File>, ServeError> {
         }
         Err(TryLockError::Error(errno)) => Err(io_error("lock", path.display())(errno)),
     }
-}
-
-fn read_token(path: &Path) -> Result<String, ServeError> {
-    let metadata = fs::metadata(path).map_err(io_error("read", path.display()))?;
-    let mode = metadata.mode() & 0o7777;
-    if mode & OTHERS_MODE != 0 {
-        return Err(ServeError::TokenOpen { path: path.to_owned(), mode });
-    }
-    let token = fs::read_to_string(path).map_err(io_error("read", path.display()))?.trim().to_owned();
-    let well_formed =
-        (1..=TOKEN_BYTES_MAX).contains(&token.len()) && token.bytes().all(|b| b.is_ascii_graphic());
-    if well_formed { Ok(token) } else { Err(ServeError::NotAToken { path: path.to_owned() }) }
 }
 
 /// Each slice needs a descriptor, so the limit is raised to the maximum.

@@ -2,32 +2,33 @@
 //! reconnects after a delay. Guests are not affected.
 
 use std::{
-    fs, io,
-    os::unix::fs::MetadataExt as _,
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use pool::protocol::{DesiredState, SeenDevice};
+use pool::protocol::SeenDevice;
 use proto::v1::{self as wire, agent_client::AgentClient, from_agent, to_agent};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{
     Code, Request, Status,
     metadata::MetadataValue,
-    transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
+    transport::{Channel, Endpoint},
 };
 use units::limits::{MESSAGE_BYTES_MAX, RECONNECT_BACKOFF_MAX, RECONNECT_BACKOFF_MIN, SESSION_SILENCE_MAX};
 use units::{InstanceId, Name, Ns};
 
-use crate::{config::Tls, convert, driver::Reports, symbiosis::SharesState};
+use crate::{
+    config::Tls,
+    convert,
+    secrets::{TlsFileError, read_tls},
+    session_channel::{Reports, SessionEvent},
+    shares::SharesState,
+};
 
 /// Reports waiting for the network; later ones gather in the outbox.
 const REPORTS_QUEUED_MAX: usize = 2;
-
-/// Permission bits of users other than a key's owner and group.
-const OTHERS: u32 = 0o007;
 
 /// Identity of the agent, and address of the manager.
 #[derive(Clone, Debug)]
@@ -48,66 +49,6 @@ pub struct AgentIdentity {
     pub socket: PathBuf,
     /// Pool devices of this machine.
     pub devices: Vec<SeenDevice>,
-}
-
-/// Error returned by [`read_tls`].
-#[derive(Debug, thiserror::Error)]
-pub enum TlsFileError {
-    /// A file cannot be read.
-    #[error("cannot read {}", path.display())]
-    Read {
-        /// File.
-        path: PathBuf,
-        /// Cause.
-        #[source]
-        errno: io::Error,
-    },
-    /// Every user may read or write the private key.
-    #[error("key {} has mode {mode:04o}: must not be open to every user; `chmod o= {}`", path.display(), path.display())]
-    OpenKey {
-        /// File.
-        path: PathBuf,
-        /// Its permissions.
-        mode: u32,
-    },
-}
-
-/// Reads the files of `[tls]`.
-///
-/// # Errors
-/// [`TlsFileError`] if one cannot be read, or the key is open to every user.
-pub fn read_tls(tls: &Tls) -> Result<ClientTlsConfig, TlsFileError> {
-    let failed = |path: &Path| {
-        let path = path.to_owned();
-        move |errno| TlsFileError::Read { path, errno }
-    };
-    let read = |path: &Path| fs::read(path).map_err(failed(path));
-    let mode = fs::metadata(&tls.key).map_err(failed(&tls.key))?.mode() & 0o7777;
-    if mode & OTHERS != 0 {
-        return Err(TlsFileError::OpenKey { path: tls.key.clone(), mode });
-    }
-    Ok(ClientTlsConfig::new()
-        .ca_certificate(Certificate::from_pem(read(&tls.ca)?))
-        .identity(Identity::from_pem(read(&tls.certificate)?, read(&tls.key)?))
-        .domain_name(&tls.server_name))
-}
-
-/// Event of the session.
-#[derive(Clone, Debug)]
-pub enum SessionEvent {
-    /// The manager accepted the session.
-    Connected {
-        /// Rack of the manager.
-        rack: String,
-        /// Maximum interval between messages of the agent.
-        lease_ttl: Ns,
-    },
-    /// Desired state, with its rack.
-    DesiredState(String, DesiredState),
-    /// The manager requests a complete report.
-    ReportRequested,
-    /// The connection has ended.
-    Disconnected,
 }
 
 /// Why a session ended.

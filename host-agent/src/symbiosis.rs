@@ -11,7 +11,6 @@ mod access_monitor;
 mod enforce;
 mod meter;
 mod persisted_shares;
-mod report;
 mod run;
 #[cfg(test)]
 mod tests;
@@ -34,11 +33,10 @@ use units::{Bytes, Name, limits::TENANTS_PER_HOST_MAX};
 use self::{
     access_monitor::AccessMonitor,
     enforce::{Advice, Enforcer, LimitRequest, Swap, enforce},
-    meter::{Meter, TenantMeasurement},
+    meter::Meter,
 };
 pub use self::{
     persisted_shares::{PersistedShares, PersistedSharesError},
-    report::{Report, ShareCertificate, SharesState, State, TenantReport},
     run::{EpochRunner, SymbiosisThread},
 };
 use crate::{
@@ -51,6 +49,7 @@ use crate::{
         sysfs::SysfsError,
     },
     records::{self, RecordsError},
+    shares::{self, Report, ShareCertificate, SharesState, State, TenantMeasurement, TenantReport},
 };
 
 /// Reason why Symbiosis does not start.
@@ -424,7 +423,7 @@ impl Symbiosis {
     ) -> Report {
         Report {
             epoch: self.number,
-            at: report::now(),
+            at: shares::now(),
             supply: self.config.supply,
             state,
             reason,

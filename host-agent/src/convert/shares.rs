@@ -6,7 +6,7 @@ use units::limits::{SHARES_NUMBER_MAX, SHARES_TEXT_BYTES_MAX};
 
 use crate::{
     host::access_profile::AccessSource,
-    symbiosis::{Report, ShareCertificate, State, TenantReport},
+    shares::{Report, ShareCertificate, State, TenantReport},
 };
 
 /// Converts the result of an epoch.

@@ -16,6 +16,7 @@ use crate::{
         process,
     },
     usage,
+    usage_table::TouchedMemory,
 };
 
 const SLICE_1: Holding = Holding { slice: SliceId(1), epoch: Epoch(1) };
@@ -200,7 +201,7 @@ async fn ended_vm_is_measured_before_its_end_is_reported() {
     child.kill().unwrap();
     child.wait().unwrap();
     rig.wait(|have| have.ended == [ReservationId(1)]).await;
-    let touched = usage::TouchedMemory { local: Bytes::mib(1), pool: Bytes::mib(2) };
+    let touched = TouchedMemory { local: Bytes::mib(1), pool: Bytes::mib(2) };
     assert_eq!(rig.reports.usage.take_unreported(), [(ReservationId(1), touched)]);
 }
 

@@ -16,7 +16,8 @@ use units::{Bytes, ReservationId, SLICE};
 
 use super::{
     Counters, Host, HostError, MemoryForm, MemoryRegion, Usage,
-    local_memory::{LocalMemory, no_follow},
+    local_memory::LocalMemory,
+    memory_file::no_follow,
     open_slices::{OpenSlices, check_unused},
     zero,
 };

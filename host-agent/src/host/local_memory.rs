@@ -5,24 +5,23 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs::{self, File, OpenOptions},
     io,
-    os::{
-        fd::{AsFd, OwnedFd},
-        unix::fs::OpenOptionsExt,
-    },
+    os::{fd::OwnedFd, unix::fs::OpenOptionsExt},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use pool::{agent::VmRecord, protocol::ObservedVm};
 use rustix::{
-    fs::{MemfdFlags, Mode, OFlags, SealFlags, Uid, fchown, fcntl_add_seals, memfd_create},
+    fs::{MemfdFlags, Mode, OFlags, SealFlags, fcntl_add_seals, memfd_create},
     io::Errno,
 };
-use units::{Bytes, ReservationId, UserId};
+use units::{Bytes, ReservationId};
 
 use super::{
-    HostError, MemoryForm, MemoryRegion, RegionBacking, memory::numa, open_slices::allocated, process,
-    user_of,
+    HostError, MemoryForm, MemoryRegion, RegionBacking,
+    memory::numa,
+    memory_file::{allocated, change_owner, no_follow},
+    process, user_of,
 };
 
 /// Folder of the nodes.
@@ -169,21 +168,6 @@ fn make_memfd(name: &str, bytes: Bytes) -> Result<OwnedFd, Errno> {
     rustix::fs::ftruncate(&memfd, bytes.get())?;
     fcntl_add_seals(&memfd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     Ok(memfd)
-}
-
-/// Open flag that rejects a link in place of the file.
-pub(super) fn no_follow() -> i32 {
-    i32::try_from(OFlags::NOFOLLOW.bits()).expect("flags are small numbers")
-}
-
-/// Makes a user the owner of a file, so that it can open it.
-pub(super) fn change_owner(file: &OwnedFd, path: &Path, user: UserId) -> Result<(), HostError> {
-    let owner = rustix::fs::fstat(file).map_err(|errno| HostError::io("stat", path, errno))?.st_uid;
-    if owner == user.get() {
-        return Ok(());
-    }
-    fchown(file.as_fd(), Some(Uid::from_raw(user.get())), None)
-        .map_err(|errno| HostError::io("change the owner of", path, errno))
 }
 
 #[cfg(test)]

@@ -36,13 +36,15 @@ use super::{
     blocks::{self, Block},
     local_memory::LocalMemory,
     memory::{numa, usage},
-    open_slices::{OpenSlices, allocated, check_file_unused},
+    memory_file::allocated,
+    open_slices::{OpenSlices, check_file_unused},
     process::{self, FileId},
     ranges::Ranges,
     slices::{Driver, Slices},
     sysfs::Sysfs,
     user_of,
 };
+use crate::user::current_user;
 
 /// File with the flags of each page.
 const PAGE_FLAGS: &str = "/proc/kpageflags";
@@ -295,7 +297,7 @@ impl Host for MemoryBlock {
 
     fn memory(&self, record: &VmRecord, form: MemoryForm) -> Result<Vec<MemoryRegion>, HostError> {
         let uid = user_of(record);
-        if form != MemoryForm::Descriptors && uid != process::current_user() && !record.slices.is_empty() {
+        if form != MemoryForm::Descriptors && uid != current_user() && !record.slices.is_empty() {
             return Err(HostError::NoPath { uid });
         }
         self.record_pinned(record);

@@ -14,12 +14,11 @@ use pool::{
     agent::VmRecord,
     protocol::{Handle, Holding},
 };
-use rustix::fs::{FileType, fstat};
 use units::{Bytes, SLICE, UserId};
 
 use super::{
     HostError, MemoryForm, MemoryRegion, RegionBacking,
-    local_memory::change_owner,
+    memory_file::{allocated, change_owner},
     process::{self, FileId},
     user_of,
 };
@@ -109,17 +108,6 @@ impl OpenSlices {
             backing,
         })
     }
-}
-
-/// Returns how much of a file has pages, in memory or swapped out; `None` for a device, whose
-/// memory always exists.
-pub(super) fn allocated(file: &OwnedFd) -> Option<Bytes> {
-    /// The unit of `st_blocks`, in bytes.
-    const BLOCK: u64 = 512;
-    let status = fstat(file).ok()?;
-    let is_file = FileType::from_raw_mode(status.st_mode) == FileType::RegularFile;
-    let blocks = u64::try_from(status.st_blocks).ok().filter(|_| is_file)?;
-    Some(Bytes::new(blocks * BLOCK))
 }
 
 /// Verifies after the end of a VM's process that no child of it has the slice. A missing file has

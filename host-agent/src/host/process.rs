@@ -22,7 +22,8 @@ use rustix::{
     io::Errno,
     process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
 };
-use units::UserId;
+
+use crate::user::current_user;
 
 /// Seals of a file that [`make_memfd`] made. It can be truncated: that takes its memory away.
 const SEALS: SealFlags = SealFlags::GROW.union(SealFlags::SEAL);
@@ -60,14 +61,6 @@ pub enum ProcessError {
 fn io_error(doing: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> ProcessError {
     let path = path.into();
     move |errno| ProcessError::Io { doing, path, errno }
-}
-
-/// Returns the user that this process runs as.
-///
-/// # Panics
-/// The kernel returns no user.
-pub fn current_user() -> UserId {
-    UserId::new(rustix::process::geteuid().as_raw()).expect("a process has a user")
 }
 
 /// Returns the boot id, which changes when the machine restarts.

@@ -19,8 +19,8 @@ use units::{Bytes, SLICE};
 use super::{
     HostError,
     cxl::{CxlMemory, Device, SliceName},
-    local_memory::no_follow,
     memory::{mapped::Mapped, throttle::Throttle},
+    memory_file::no_follow,
     open_slices::check_unused,
     slices::{PresentSlice, Slices},
 };

@@ -392,7 +392,7 @@ pub fn check_online_policy(sysfs: &Sysfs) -> Result<(), SliceError> {
 
 /// Returns the largest alignment of an address. The kernel accepts larger ones, and then maps other
 /// memory.
-pub(super) fn alignment(base: u64) -> Result<Bytes, SliceError> {
+pub(crate) fn alignment(base: u64) -> Result<Bytes, SliceError> {
     let fitting = ALIGNMENTS.into_iter().find(|align| base.is_multiple_of(align.get()));
     fitting.ok_or(SliceError::Misaligned { base, least: ALIGNMENTS[1] })
 }

@@ -5,10 +5,9 @@ use std::time::Duration;
 use fairness::profile::{Learner, PageAccesses, Sample, SampleError};
 use units::Bytes;
 
-use crate::host::{
-    access_profile::{AccessProfile, AccessSource},
-    cgroup::Counters,
-    memory::usage::PAGE,
+use crate::{
+    host::{access_profile::AccessProfile, cgroup::Counters, memory::usage::PAGE},
+    shares::TenantMeasurement,
 };
 
 /// Approximate number of blocks of a tenant's memory: fewer than its pages, so that large tenants
@@ -34,21 +33,6 @@ pub(super) struct Period {
     pub limit: f64,
     /// Bandwidth of the link, in MB/s.
     pub link: f64,
-}
-
-/// Work of a tenant in an epoch.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct TenantMeasurement {
-    /// Memory usage.
-    pub memory: Bytes,
-    /// Bandwidth used of the link, in the busier direction, in MB/s.
-    pub used_mb_s: f64,
-    /// Fraction of time in which some task was stalled on memory or I/O, 0 to 1.
-    pub stalled_fraction: f64,
-    /// Pages reclaimed and faulted back, per second.
-    pub refaults: f64,
-    /// Source of its page accesses, if any.
-    pub source: Option<AccessSource>,
 }
 
 impl Meter {

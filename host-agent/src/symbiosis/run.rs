@@ -7,8 +7,11 @@ use std::{
     time::Instant,
 };
 
-use super::{Config, KernelPaths, Report, SharesState, Symbiosis, SymbiosisError};
-use crate::metrics::Metrics;
+use super::{Config, KernelPaths, Symbiosis, SymbiosisError};
+use crate::{
+    metrics::Metrics,
+    shares::{Report, SharesState},
+};
 
 /// Inputs of epochs.
 #[derive(Clone, Debug)]

@@ -10,10 +10,8 @@ use std::{
 use pool::agent::Process;
 use units::{Epoch, Name, SliceId, UserId};
 
-use super::{
-    super::{RegionBacking, process},
-    *,
-};
+use super::{super::RegionBacking, *};
+use crate::user::current_user;
 
 const SLICE_1: Holding = Holding { slice: SliceId(1), epoch: Epoch(1) };
 
@@ -142,7 +140,7 @@ fn local_memory_is_stable_and_has_fixed_size() {
 #[test]
 fn memory_by_path_belongs_to_vm_user_or_agent_user() {
     use std::os::unix::fs::MetadataExt;
-    let own = process::current_user();
+    let own = current_user();
     let named = if own == UserId::ROOT { UserId::new(12345).unwrap() } else { own };
     for (uid, owner) in [(Some(named), named), (None, own), (Some(UserId::ROOT), UserId::ROOT)] {
         if owner == UserId::ROOT && own != UserId::ROOT {

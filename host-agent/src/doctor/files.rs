@@ -10,7 +10,7 @@ use std::{
 use super::{Finding, fix_for, problems_or};
 use crate::{
     config::{Config, ConfigError},
-    records, serve,
+    records, secrets,
 };
 
 /// Permissions of users other than the owner: all, and those to write.
@@ -47,7 +47,7 @@ pub(super) fn secrets(config: &Config) -> Vec<Finding> {
     let files: Vec<(&PathBuf, u32)> = closed.chain(shown).collect();
     let problems: Vec<_> =
         files.iter().filter_map(|(path, others)| open_to(path, *others, "secrets")).collect();
-    problems_or(problems, || match serve::read_secrets(config) {
+    problems_or(problems, || match secrets::read_secrets(config) {
         Ok(_) => Finding::passed("secrets", format!("{} files are in order", files.len())),
         Err(error) => Finding::problem(
             "secrets",

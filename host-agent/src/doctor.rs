@@ -17,8 +17,10 @@ use std::{
 use serde::Serialize;
 
 use self::agent::Agents;
-use super::sysfs::Sysfs;
-use crate::config::{Backend, Config};
+use crate::{
+    config::{Backend, Config},
+    host::sysfs::Sysfs,
+};
 
 /// Hint for a check without permission.
 const RUN_AS_ROOT: &str = "run as root: `sudo host-agent doctor`";

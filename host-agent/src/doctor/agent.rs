@@ -8,8 +8,8 @@ use std::{
 
 use rustix::fs::{major, minor};
 
-use super::{Finding, Machine, RUN_AS_ROOT, Sysfs};
-use crate::config::Config;
+use super::{Finding, Machine, RUN_AS_ROOT};
+use crate::{config::Config, host::sysfs::Sysfs};
 
 /// Capabilities required by an agent of CXL memory, from linux/capability.h, as in its unit.
 const REQUIRED_CAPABILITIES: [(u32, &str); 7] = [

@@ -1,4 +1,5 @@
-//! Result of an epoch for the manager, metrics and tests, with the weights set by the manager.
+//! Result of an epoch of Symbiosis for the manager, metrics and tests, with the weights set by the
+//! manager.
 
 use std::{
     collections::BTreeMap,
@@ -8,10 +9,9 @@ use std::{
 
 use fairness::market::{Certificate, Share, Supply};
 use tokio::sync::Notify;
-use units::{Name, UnixMs};
+use units::{Bytes, Name, UnixMs};
 
-use super::meter::TenantMeasurement;
-use crate::config::symbiosis::Enforce;
+use crate::{config::symbiosis::Enforce, host::access_profile::AccessSource};
 
 /// Result of an epoch.
 #[derive(Clone, Debug)]
@@ -79,9 +79,24 @@ pub struct TenantReport {
     pub problem: String,
 }
 
+/// Work of a tenant in an epoch.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TenantMeasurement {
+    /// Memory usage.
+    pub memory: Bytes,
+    /// Bandwidth used of the link, in the busier direction, in MB/s.
+    pub used_mb_s: f64,
+    /// Fraction of time in which some task was stalled on memory or I/O, 0 to 1.
+    pub stalled_fraction: f64,
+    /// Pages reclaimed and faulted back, per second.
+    pub refaults: f64,
+    /// Source of its page accesses, if any.
+    pub source: Option<AccessSource>,
+}
+
 impl Report {
     /// Creates the report of an epoch without a decision.
-    pub(super) fn undecided(epoch: u64, supply: Supply, reason: String) -> Self {
+    pub(crate) fn undecided(epoch: u64, supply: Supply, reason: String) -> Self {
         let (tenants, certificate) = (Vec::new(), None);
         Self { epoch, at: now(), supply, state: State::Blocked, reason, tenants, certificate }
     }
@@ -89,7 +104,7 @@ impl Report {
 
 impl TenantReport {
     /// Creates the report of a tenant without measurements.
-    pub(super) fn new(name: &Name, enforce: Enforce, problem: &str) -> Self {
+    pub(crate) fn new(name: &Name, enforce: Enforce, problem: &str) -> Self {
         Self {
             name: name.clone(),
             weight: 1.0,
@@ -105,7 +120,7 @@ impl TenantReport {
     }
 }
 
-pub(super) fn now() -> UnixMs {
+pub(crate) fn now() -> UnixMs {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     UnixMs(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
 }
@@ -167,7 +182,7 @@ impl SharesState {
     }
 
     /// Returns the weights, if the manager has sent any.
-    pub(super) fn weights(&self) -> Option<BTreeMap<Name, f64>> {
+    pub(crate) fn weights(&self) -> Option<BTreeMap<Name, f64>> {
         self.inner().weights.clone()
     }
 

@@ -1,0 +1,37 @@
+//! Operations on one file of memory: allocated size, owner, and the open flag against links.
+
+use std::{
+    os::fd::{AsFd, OwnedFd},
+    path::Path,
+};
+
+use rustix::fs::{FileType, OFlags, Uid, fchown, fstat};
+use units::{Bytes, UserId};
+
+use super::HostError;
+
+/// Returns how much of a file has pages, in memory or swapped out; `None` for a device, whose
+/// memory always exists.
+pub(super) fn allocated(file: &OwnedFd) -> Option<Bytes> {
+    /// The unit of `st_blocks`, in bytes.
+    const BLOCK: u64 = 512;
+    let status = fstat(file).ok()?;
+    let is_file = FileType::from_raw_mode(status.st_mode) == FileType::RegularFile;
+    let blocks = u64::try_from(status.st_blocks).ok().filter(|_| is_file)?;
+    Some(Bytes::new(blocks * BLOCK))
+}
+
+/// Open flag that rejects a link in place of the file.
+pub(super) fn no_follow() -> i32 {
+    i32::try_from(OFlags::NOFOLLOW.bits()).expect("flags are small numbers")
+}
+
+/// Makes a user the owner of a file, so that it can open it.
+pub(super) fn change_owner(file: &OwnedFd, path: &Path, user: UserId) -> Result<(), HostError> {
+    let owner = fstat(file).map_err(|errno| HostError::io("stat", path, errno))?.st_uid;
+    if owner == user.get() {
+        return Ok(());
+    }
+    fchown(file.as_fd(), Some(Uid::from_raw(user.get())), None)
+        .map_err(|errno| HostError::io("change the owner of", path, errno))
+}
