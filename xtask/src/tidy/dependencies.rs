@@ -17,6 +17,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("proto", &[]),
     ("host-memory", &["units", "proto"]),
     ("emulated-host", &[]),
+    ("local-rack", &[]),
     ("exposition", &[]),
     ("cli-runtime", &["units", "proto"]),
     ("evaluate", &["units", "prediction", "proto", "sim", "host-memory", "cli-runtime"]),
@@ -24,8 +25,21 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("pool-manager", &["units", "pool", "prediction", "proto", "exposition"]),
     ("host-agent", &["units", "pool", "fairness", "proto", "host-memory", "exposition"]),
     ("vmm-plugin", &["units", "proto", "host-memory"]),
-    ("xtask", &["units", "emulated-host"]),
-    ("tests", &["units", "pool", "sim", "proto", "emulated-host", "cli", "pool-manager", "host-agent"]),
+    ("xtask", &["units", "emulated-host", "local-rack"]),
+    (
+        "tests",
+        &[
+            "units",
+            "pool",
+            "sim",
+            "proto",
+            "emulated-host",
+            "local-rack",
+            "cli",
+            "pool-manager",
+            "host-agent",
+        ],
+    ),
     (
         "benches",
         &[
@@ -36,6 +50,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "sim",
             "proto",
             "emulated-host",
+            "local-rack",
             "cli",
             "pool-manager",
             "host-agent",
@@ -68,7 +83,7 @@ const PURE_TESTS_MAY_USE: &[&str] = &["flate2", "postcard", "proptest", "stateri
 pub fn folder_of(name: &str) -> String {
     match name {
         "units" | "pool" | "prediction" | "fairness" | "sim" | "host-memory" | "emulated-host"
-        | "exposition" | "cli-runtime" | "evaluate" | "cli" => {
+        | "local-rack" | "exposition" | "cli-runtime" | "evaluate" | "cli" => {
             format!("crates/{name}")
         }
         _ => name.to_owned(),
