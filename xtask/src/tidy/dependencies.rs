@@ -65,6 +65,7 @@ pub const PURE: &[&str] = &["units", "pool", "prediction", "fairness", "sim"];
 /// environment for its purpose here.
 const PURE_MAY_USE: &[&str] = &[
     "csv",
+    "humantime", // formatting only, of times that are arguments
     "indexmap",
     "postcard",
     "prost",
