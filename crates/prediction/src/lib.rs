@@ -2,15 +2,12 @@
 //! whether its workload tolerates pool latency, and how much risk each prediction may take.
 //!
 //! - [`frigid`] predicts frigid (never touched) memory with quantile regression trees, calibrates
-//!   the
-//!   prediction on recent outcomes and backtests it.
+//!   the prediction on recent outcomes and backtests it.
 //! - [`sensitivity`] predicts whether pool memory slows a workload down by more than the
-//!   performance
-//!   degradation margin (PDM), from core counters.
+//!   performance degradation margin (PDM), from core counters.
 //! - [`combination`] chooses the operating points of both predictions (Pond, Eq. 1).
-//! - [`trees`], [`import`], [`file`] and [`table`] hold tree ensembles, models trained elsewhere,
-//!   the
-//!   model file format and CSV tables of ended VMs.
+//! - [`trees`], [`import`], [`file`](mod@file) and [`table`] hold tree ensembles, models trained
+//!   elsewhere, the model file format and CSV tables of ended VMs.
 //!
 //! Models are data: they are trained from outcomes that the caller passes in. Bytes and time are
 //! arguments; the crate reads no clock and no file and keeps no state.

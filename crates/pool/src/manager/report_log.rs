@@ -13,7 +13,7 @@ pub(super) struct ReportLog {
     pub(super) complete: u64,
     /// Highest number received.
     pub(super) latest: u64,
-    /// [`Manager::adoption_events`] when the latest complete report began; `None` before the first.
+    /// [`super::Manager::adoption_events`] when the latest complete report began; `None` before the first.
     pub(super) complete_since: Option<u64>,
     /// Time of the latest request for a complete report.
     pub(super) requested: Option<Ns>,
@@ -26,7 +26,7 @@ pub(super) struct PartialReport {
     pub(super) sequence: u64,
     /// Number of parts so far; `None` if one is missing.
     pub(super) parts: Option<usize>,
-    /// [`Manager::loads`] and [`Manager::adoption_events`] at its first part.
+    /// [`super::Manager::loads`] and [`super::Manager::adoption_events`] at its first part.
     pub(super) loads: u64,
     pub(super) adoption_events: u64,
     pub(super) unadopted: Vec<UnadoptedVm>,
