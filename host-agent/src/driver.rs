@@ -36,7 +36,7 @@ const EVENTS_PER_BATCH_MAX: usize = 256;
 /// Closure that reads the current state.
 type InspectFn = Box<dyn FnOnce(&Agent) + Send>;
 
-/// Request of other tasks to the driver.
+/// Request from another task to the driver.
 enum Request {
     Attach {
         vm: Name,

@@ -27,7 +27,7 @@ use crate::{
     shares::SharesState,
 };
 
-/// Reports waiting for the network; later ones gather in the outbox.
+/// Reports queued for sending; further ones accumulate in the outbox.
 const REPORTS_QUEUED_MAX: usize = 2;
 
 /// Identity of the agent, and address of the manager.

@@ -56,7 +56,7 @@ enum Command {
         /// File written by `backup`
         #[arg(long)]
         from: PathBuf,
-        /// Replace an existing store, which is renamed.
+        /// Rename an existing store, and create a new one in its place.
         #[arg(long)]
         force: bool,
     },

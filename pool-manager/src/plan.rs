@@ -138,7 +138,7 @@ fn slices_of(split: Split) -> u32 {
     split.pool.as_slices().unwrap_or(u32::MAX)
 }
 
-/// Host with the result of the fit.
+/// Host, and whether the planned VM fits on it.
 struct Fit {
     candidate: HostCandidate,
     fits: Result<(), String>,

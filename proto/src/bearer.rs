@@ -12,7 +12,7 @@ use tonic::{
 /// A channel whose calls carry the client's token, if it has one.
 pub type ClientChannel = InterceptedService<Channel, Bearer>;
 
-/// Adds `authorization: Bearer TOKEN` to each call; nothing without a token.
+/// Interceptor that adds `authorization: Bearer TOKEN` to each call if there is a token.
 #[derive(Clone, Default)]
 pub struct Bearer(Option<MetadataValue<Ascii>>);
 

@@ -89,7 +89,7 @@ impl StandaloneVm {
         serde_json::from_slice(&output.stdout).expect("the output is JSON")
     }
 
-    /// Checks that the VM does not run. A stale control socket may exist.
+    /// Asserts that the VM is not running. A stale control socket may exist.
     pub fn assert_not_running(&self) {
         let output = self.control(&["info", "v"]);
         let stderr = String::from_utf8_lossy(&output.stderr);

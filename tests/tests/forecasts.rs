@@ -260,11 +260,11 @@ async fn invalid_models_are_rejected_and_serving_one_stays() {
         ("import-model frigid DIR/short.json", "content: truncated after"),
         ("import-model frigid DIR/later.json", "content: tarn_model = 9: must be 1"),
         ("import-model frigid --format lightgbm DIR/model.txt", "content: unknown feature \"shoe_size\""),
-        ("import-model frigid --format onnx DIR/model.onnx", "content: it is no ONNX model"),
+        ("import-model frigid --format onnx DIR/model.onnx", "content: not an ONNX model"),
         ("import-model frigid --format lightgbm DIR/short.json", "content: not a LightGBM text model"),
         ("import-model sensitivity DIR/later.json", "content: tarn_model = 9"),
         ("promote frigid 7", "version: frigid 7 does not exist"),
-        ("promote frigid 1", "version: frigid 1 serves already"),
+        ("promote frigid 1", "version: frigid 1 is already serving"),
         ("train sensitivity --labels DIR/labels.csv", "missing column \"retiring\""),
     ] {
         let (code, _, output) = rack.run(words);

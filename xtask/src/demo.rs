@@ -62,7 +62,7 @@ const HOST_RETURNS_AT: f64 = 0.4;
 
 /// Time limit for the start of the manager and the agents.
 const UP_TIMEOUT: Duration = Duration::from_secs(30);
-/// Longest lease whose end the demo waits for; with a longer one the host returns before that.
+/// Longest lease that the demo lets expire. With a longer one, the host returns before its end.
 const LEASE_SHOWN_MAX: Duration = Duration::from_secs(15);
 /// Time limit for the last slices to be scrubbed and free.
 const FREE_TIMEOUT: Duration = Duration::from_secs(60);

@@ -107,10 +107,13 @@ fn by_code(code: Code) -> Option<&'static str> {
         Code::Unavailable => Some(
             "retry in a moment (a reservation with the same --request-id), or run `tarn doctor` if this persists",
         ),
-        Code::PermissionDenied => {
-            Some("this client's certificate lacks the required role: use --cert with one that has it")
-        }
-        Code::Unauthenticated => Some("this manager requires a client certificate: use --cert and --key"),
+        Code::PermissionDenied => Some(
+            "this client's user, token or certificate lacks the required role: use --token-file or --cert with one \
+             that has it",
+        ),
+        Code::Unauthenticated => Some(
+            "the manager must know this client: use --token-file on a loopback address, --cert and --key with TLS",
+        ),
         Code::ResourceExhausted => Some("show free capacity with `tarn watch capacity`"),
         Code::DeadlineExceeded => Some(NO_RESPONSE),
         Code::Unimplemented => {

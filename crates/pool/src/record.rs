@@ -283,7 +283,7 @@ pub struct Reservation {
     pub created: UnixMs,
     /// Stage.
     pub stage: Stage,
-    /// User of the host that may use it beside root; `None` for the agent's user.
+    /// User who may access the VM's memory, in addition to root; `None` for the agent's user.
     #[serde(deserialize_with = "default_if_absent")]
     pub uid: Option<UserId>,
 }

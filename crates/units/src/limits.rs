@@ -276,7 +276,7 @@ pub const RESERVATIONS_LOST_MAX: u64 = 1 << 32;
 /// Largest epoch of a slice that is accepted: not reachable in operation, and far from the end of
 /// the range.
 pub const OWNER_EPOCH_MAX: u64 = 1 << 62;
-/// Epochs of a slice that may have passed after the backup from which a store is restored.
+/// Epochs by which a slice may have advanced since the backup from which a store is restored.
 pub const EPOCHS_LOST_MAX: u64 = 1 << 32;
 /// Slices that may have been added after the backup from which a store is restored.
 pub const SLICES_LOST_MAX: u32 = SLICES_MAX;

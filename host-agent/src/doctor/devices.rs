@@ -54,7 +54,7 @@ fn slices_of(device: &InspectedDevice) -> Option<&Slices> {
     }
 }
 
-/// Reports that there is no device, with memory reserved for one by the firmware.
+/// Reports a missing device, and whether the firmware reserved memory for one.
 fn no_device(machine: &Machine, error: &CxlError) -> Finding {
     let aside = soft_reserved(&machine.proc.text("iomem").unwrap_or_default());
     let aside = match aside {

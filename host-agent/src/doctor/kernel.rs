@@ -20,7 +20,7 @@ const HUGE_PAGES: &str = "kernel/mm/transparent_hugepage";
 struct Module {
     name: &'static str,
     driver: &'static str,
-    /// The agent loads it when needed.
+    /// The agent loads the module on demand.
     on_demand: bool,
 }
 

@@ -35,7 +35,7 @@ pub struct Device {
     pub name: String,
     /// Serial number as printed by sysfs, such as `0x1`: equal on every host that sees the device.
     pub serial: String,
-    /// Size of its volatile memory.
+    /// Volatile capacity of the device.
     pub bytes: Bytes,
     /// Its slices, or the reason why they cannot be used.
     pub slices: Result<Slices, Problem>,
@@ -46,9 +46,9 @@ pub struct Device {
 pub struct InspectedDevice {
     /// Serial number, as [`Device::serial`].
     pub serial: String,
-    /// Size of its volatile memory.
+    /// Volatile capacity of the device.
     pub bytes: Bytes,
-    /// Its region, or the reason why it cannot be used.
+    /// Region of the device, or the reason why it cannot be used.
     pub state: Result<DeviceState, Problem>,
 }
 

@@ -52,8 +52,8 @@ pub enum ModelError {
     /// No model serves.
     #[error("kind: no {} model serves", .0.name())]
     NoneServes(Kind),
-    /// The model serves already.
-    #[error("version: {} {version} serves already", kind.name())]
+    /// The model is already serving.
+    #[error("version: {} {version} is already serving", kind.name())]
     AlreadyServing {
         /// Kind.
         kind: Kind,
@@ -146,7 +146,7 @@ pub struct Comparison {
     pub share_of_serving: f64,
 }
 
-/// Stored models, and the serving ones.
+/// All stored models, and which of them serve.
 #[derive(Debug, Default)]
 pub(super) struct ModelRegistry {
     versions: BTreeMap<Kind, ModelVersions>,
@@ -313,7 +313,7 @@ impl Forecasts {
     /// serve.
     ///
     /// # Errors
-    /// It does not exist, or serves already.
+    /// It does not exist, or is already serving.
     pub async fn promote(
         &self,
         kind: Kind,

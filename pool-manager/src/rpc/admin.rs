@@ -44,7 +44,10 @@ impl Admin {
         self.0.driver.read(|manager, _| read(manager)).map_err(driver_error)
     }
 
-    /// Returns an object, or the error that it does not exist.
+    /// Returns an object.
+    ///
+    /// # Errors
+    /// `NOT_FOUND` if it does not exist.
     async fn find<T: Send + 'static>(
         &self,
         read: impl FnOnce(&Manager) -> Result<T, pool::rejection::Rejection> + Send + 'static,

@@ -30,7 +30,7 @@ pub fn forbidden(reason: &str, message: String) -> Status {
     status(Code::PermissionDenied, reason, message)
 }
 
-/// Status of a request that the current state does not permit.
+/// Returns a `FAILED_PRECONDITION` status with the reason.
 pub fn precondition(reason: &str, message: String) -> Status {
     status(Code::FailedPrecondition, reason, message)
 }

@@ -1,5 +1,5 @@
-//! Load on memcached: fills it, then requests keys by Zipf's law, one after another. Prints the
-//! number of replies every second.
+//! Load generator for memcached: fills the cache, then requests Zipf-distributed keys one at a time.
+//! Prints the number of replies every second.
 
 use std::{
     error::Error,

@@ -21,7 +21,7 @@ use super::{
 const STEPS: [f64; 4] = [0.0, 0.25, 2.0, 16.0];
 /// Unit of a trade, as a fraction of the supply.
 const STEP: f64 = 1.0 / 200.0;
-/// Number of moves: all [`STEPS`] in both directions.
+/// Number of moves: each step in both directions; the step of 0 counts once.
 const MOVES: usize = 2 * STEPS.len() - 1;
 /// Smallest gain of the logarithm of the geometric mean for which a trade is made.
 const LOG_MEAN_GAIN_MIN: f64 = 1e-5;

@@ -137,7 +137,7 @@ impl Ledger {
 }
 
 impl ReservationView {
-    /// Returns whether all slices are online for a VM that may still start.
+    /// Returns whether all slices of the reservation are online and its VM may still start.
     pub fn is_ready(&self) -> bool {
         let may_start = matches!(self.reservation.stage, Stage::Reserved { .. } | Stage::Committed);
         may_start && self.online as usize == self.reservation.slices.len()

@@ -93,7 +93,7 @@ impl StopAttempts {
         self.attempts.iter().filter_map(|(emc, attempts)| Some((*emc, attempts.first()?.0)))
     }
 
-    /// Returns the attempts at an EMC, earliest first.
+    /// Returns the stop attempts for an EMC with their times, earliest first.
     pub(super) fn attempts(&self, emc: EmcId) -> impl Iterator<Item = (Ns, HostId)> {
         self.attempts.get(&emc).into_iter().flatten().copied()
     }

@@ -325,7 +325,7 @@ impl Manager {
         listed.chain(rest)
     }
 
-    /// Returns the alarm for the conditions beyond the first `most`.
+    /// Returns one alarm that sums up the conditions beyond the first `most`.
     pub(super) fn summary_alarm(
         &self,
         reason: &'static str,

@@ -114,7 +114,7 @@ impl World {
         self.send_justified_request(request, pending, None);
     }
 
-    /// Sends a request and records the action that it justifies.
+    /// Sends a request, and records it as the reason of an action that the checker would reject otherwise.
     pub(super) fn send_justified_request(
         &mut self,
         request: Request,

@@ -50,7 +50,7 @@ struct Session {
 }
 
 impl Network {
-    /// Accounts for time in which nothing ran.
+    /// Moves all deadlines by a span in which the manager did not run.
     pub(super) fn shift(&mut self, span: Ns) {
         for session in self.sessions.values_mut() {
             (session.last_to_manager, session.last_to_agent) =

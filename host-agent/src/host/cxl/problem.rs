@@ -32,7 +32,7 @@ pub enum CxlError {
         /// Reason.
         problem: String,
     },
-    /// The text is no slice.
+    /// The text is not the name of a slice.
     #[error("{name:?} is not cxl:SERIAL:INDEX")]
     Name {
         /// Text.
@@ -66,7 +66,7 @@ pub enum Problem {
         /// Name in the kernel.
         name: String,
     },
-    /// It has several regions, so the location of a slice is ambiguous.
+    /// The device has several regions, so the location of a slice is ambiguous.
     #[error("it has several regions ({}): destroy them (`cxl destroy-region`), so that one region can cover the device", .0.join(" "))]
     Regions(Vec<String>),
     /// Its slices would have other contents than slices of the same name on other hosts.
@@ -87,7 +87,7 @@ pub enum Problem {
         /// Number of devices.
         ways: u64,
     },
-    /// The region is no volatile memory.
+    /// The region is not in volatile mode (`ram`).
     #[error("{region} is of mode {mode}, not ram")]
     NotRam {
         /// Region.

@@ -96,7 +96,7 @@ fn waiting_callers_count_before_and_after_the_write() {
     rig.run("reserve:a@h1=1 stored");
     (0..2).for_each(|_| drop(rig.run("wait:a")));
     rig.run("reserve:z@h1=0");
-    // These callers wait for the current write, the last ones for the next write.
+    // The first of these callers wait for the write in progress, the others for the next one.
     (2..10).for_each(|_| drop(rig.run("wait:a")));
     rig.run("reserve:y@h1=0");
     (10..WAITERS_MAX).for_each(|_| drop(rig.run("wait:a")));
