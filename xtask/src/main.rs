@@ -48,7 +48,7 @@ enum Task {
     /// Check the repository's own rules: dependencies, headers, pure crates, sizes, limits, links
     Tidy,
     /// Run the benchmarks, and print the ratios to etcd, QEMU and LightGBM
-    Bench,
+    Bench(bench::Args),
     /// Simulate racks deterministically, one per random seed
     Sim(sim::Args),
     /// Install programs, systemd units and manual pages
@@ -69,7 +69,7 @@ fn main() -> ExitCode {
         Task::Test(args) => test::run(&args),
         Task::Lint => lint::run(),
         Task::Tidy => tidy::run(),
-        Task::Bench => bench::run(),
+        Task::Bench(args) => bench::run(&args),
         Task::Sim(args) => sim::run(&args),
         Task::Install(args) => install::run(&args),
         Task::Man => man::run(),
