@@ -91,6 +91,7 @@ mod tests {
     #[test]
     fn unix_time_is_rfc_3339_up_to_the_year_9999() {
         assert_eq!(UnixMs(1_500).to_string(), "1970-01-01T00:00:01Z");
+        assert_eq!(UnixMs(1_700_000_000_999).to_string(), "2023-11-14T22:13:20Z");
         assert_eq!(UnixMs(UnixMs::YEAR_10000.0 - 1).to_string(), "9999-12-31T23:59:59Z");
         assert_eq!(UnixMs::YEAR_10000.to_string(), "253402300800000ms");
         assert_eq!(UnixMs(u64::MAX).to_string(), "18446744073709551615ms");
