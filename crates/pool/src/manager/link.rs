@@ -130,11 +130,6 @@ impl Link {
         is_outdated
     }
 
-    /// Returns the first version of this session that contained the fence.
-    pub(super) fn fence_sent(&self) -> Option<DesiredVersion> {
-        self.fence_sent
-    }
-
     /// Keeps a complete desired state whose next piece is due at once.
     pub(super) fn keep_draft(&mut self, draft: Draft) {
         self.draft = Some(draft);

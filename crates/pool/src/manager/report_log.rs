@@ -10,9 +10,9 @@ use crate::protocol::ObservedState;
 #[derive(Clone, Debug, Default)]
 pub(super) struct ReportLog {
     /// All reports up to this number were applied, or replaced by a complete one.
-    pub(super) complete: u64,
+    complete: u64,
     /// Highest number received.
-    pub(super) latest: u64,
+    latest: u64,
     /// [`super::Manager::adoption_events`] when the latest complete report began; `None` before the first.
     pub(super) complete_since: Option<u64>,
     /// Time of the latest request for a complete report.
@@ -23,7 +23,7 @@ pub(super) struct ReportLog {
 /// State of a report between two parts.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PartialReport {
-    pub(super) sequence: u64,
+    sequence: u64,
     /// Number of parts so far; `None` if one is missing.
     pub(super) parts: Option<usize>,
     /// [`super::Manager::loads`] and [`super::Manager::adoption_events`] at its first part.

@@ -174,7 +174,7 @@ impl Manager {
 
     /// A fenced host reports clean only in reply to a desired state that contains the fence.
     fn apply_clean(&mut self, when: When, host: HostId, report: &ObservedState) {
-        let fence_sent = self.links.get(&host).and_then(|link| link.fence_sent());
+        let fence_sent = self.links.get(&host).and_then(|link| link.fence_sent);
         if report.clean && fence_sent.is_some_and(|fence_sent| report.number >= fence_sent) {
             let hello = self.links.get(&host).and_then(Link::hello);
             let boot_id = hello.map_or("", |hello| &hello.boot_id).to_owned();
