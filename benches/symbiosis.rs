@@ -39,7 +39,8 @@ const SIZES: [usize; 6] = [3, 24, 100, 1_000, 10_000, 100_000];
 const GRID_SIZES: [usize; 3] = [24, 100, 1_000];
 /// Smallest size used for the growth of time with the number of tenants.
 const GROWTH_SIZE_MIN: usize = 1_000;
-/// Smallest market compared with the port. Spirit was evaluated with 24 tenants.
+/// Smallest number of tenants for the comparison with the port of Spirit's allocator. Spirit was
+/// evaluated with 24.
 const COMPARISON_SIZE_MIN: usize = 24;
 /// Epochs after which the slowdown of the port is reported; the ratio is that after `EPOCHS`.
 const REPORTED_EPOCHS: [u32; 4] = [1, 5, 10, 20];

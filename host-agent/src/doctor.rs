@@ -116,7 +116,7 @@ pub fn examine(machine: &Machine, path: &Path) -> Vec<Finding> {
 fn memory(machine: &Machine, config: &Config, agents: &Agents, used: MemoryUse) -> Vec<Finding> {
     let mut findings = vec![kernel::release(machine)];
     findings.extend(kernel::modules(machine, used));
-    findings.push(kernel::onlining(machine));
+    findings.push(kernel::check_auto_online(machine));
     findings.push(encryption::of_memory(machine));
     let (records, places) = files::records(&config.runtime_dir);
     findings.push(records);

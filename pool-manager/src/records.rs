@@ -1,5 +1,6 @@
 //! Ledger records as entries of the store: one table per kind, keys by number, values encoded with
 //! postcard. A kind of record only gains variants and fields at the end, with a new format version.
+//! Rows of predictions and of weights are in [`forecast_rows`] and [`share_rows`].
 
 pub mod forecast_rows;
 pub mod share_rows;

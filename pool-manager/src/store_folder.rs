@@ -96,11 +96,10 @@ impl std::fmt::Debug for OpenedStore {
     }
 }
 
-/// Opens the store of a rack in a folder. A folder that never held a rack becomes a new one with
-/// this uuid.
+/// Opens the store in a folder. Creates a rack with `new_uuid` if the folder never held one.
 ///
 /// # Errors
-/// [`StoreFolderError::LedgerLost`] and [`StoreFolderError::OtherRack`]; nothing is changed then.
+/// [`StoreFolderError::LedgerLost`] and [`StoreFolderError::OtherRack`]; the folder is unchanged.
 pub fn open(folder: &Path, new_uuid: &str) -> Result<OpenedStore, StoreFolderError> {
     check_file(folder)?;
     let mut store = RedbStore::open_directory(folder)?;

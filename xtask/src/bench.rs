@@ -1,15 +1,13 @@
 //! `cargo xtask bench`: runs the benchmarks and prints all their ratios at the end. Above 1 is
 //! better; `*_taken` compares a nearly full rack with a nearly empty one, and should be about 1.
 
-use clap::Args as ClapArgs;
-
 use crate::{artifacts, debian, failure::Failure, lightgbm, repository::cargo, step::step_read};
 
 /// Prefix of a line `ratio NAME VALUE`.
 const RATIO_PREFIX: &str = "ratio ";
 
 /// Options of `bench`.
-#[derive(Clone, Debug, ClapArgs)]
+#[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     /// Programs in benches/ to run, such as `reserve_vs_etcd`; all without a name
     names: Vec<String>,

@@ -106,7 +106,7 @@ fn margin(text: &str) -> Result<Fraction, String> {
     margin.ok_or_else(|| "must be a number of percent from 0.1 to 100".to_owned())
 }
 
-/// Target rates that are drawn and combined; the printed ones are among them.
+/// Target rates of the figure and of the combination of models; they include the printed ones.
 const FIGURE_RATES: [f64; 13] =
     [0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1];
 

@@ -227,8 +227,8 @@ impl Host {
         self.must_report && !cut
     }
 
-    /// Requires every EMC to confirm an incomplete fence: one of a backup, or one begun by a
-    /// version without [`Host::unconfirmed_fences`].
+    /// Requires every EMC to confirm an incomplete fence again: it is from a backup, or from a version
+    /// without [`Host::unconfirmed_fences`].
     pub(crate) fn restart_fence(&mut self) {
         if matches!(self.fence, Fence::Fencing { .. }) {
             self.unconfirmed_fences.extend(&self.emcs);

@@ -141,7 +141,7 @@ fn option(module: &str) -> String {
 }
 
 /// Checks whether added memory stays offline: the kernel never releases memory that it uses itself.
-pub(super) fn onlining(machine: &Machine) -> Finding {
+pub(super) fn check_auto_online(machine: &Machine) -> Finding {
     let now = "`echo offline > /sys/devices/system/memory/auto_online_blocks`";
     let later = format!("{STAYS_OFFLINE} on the kernel's command line");
     match blocks::policy(&machine.sys) {

@@ -151,7 +151,7 @@ fn plain(value: &Value) -> String {
     }
 }
 
-/// Formats an object as `name=value,name=value`, in the command line's spelling.
+/// Formats an object as `name=value,name=value`, the syntax of Cloud Hypervisor's command line.
 fn key_values(value: &Value) -> String {
     let key_values = value.as_object().into_iter().flatten();
     let part = |(name, value): (&String, &Value)| match name.as_str() {

@@ -50,24 +50,24 @@ mod tests {
     use super::*;
     use crate::tidy::sources::{places, sources};
 
-    fn function(lines: usize) -> String {
+    fn function_of(lines: usize) -> String {
         format!("//! A.\nfn a() {{\n{}}}\n", "    b();\n".repeat(lines - 2))
     }
 
     #[test]
     fn function_at_the_limit_passes() {
-        assert_eq!(lengths(&sources(&[("a.rs", &function(FUNCTION_LINES_MAX))])), []);
+        assert_eq!(lengths(&sources(&[("a.rs", &function_of(FUNCTION_LINES_MAX))])), []);
     }
 
     #[test]
     fn longer_function_is_reported_at_its_first_line() {
-        assert_eq!(places(&lengths(&sources(&[("a.rs", &function(FUNCTION_LINES_MAX + 1))]))), ["a.rs:2"]);
+        assert_eq!(places(&lengths(&sources(&[("a.rs", &function_of(FUNCTION_LINES_MAX + 1))]))), ["a.rs:2"]);
     }
 
     #[test]
     fn exceptions_have_their_own_limit() {
         let (path, name, lines, _) = EXCEPTIONS[0];
-        let exception = |lines| function(lines).replace("fn a", &format!("fn {name}"));
+        let exception = |lines| function_of(lines).replace("fn a", &format!("fn {name}"));
         assert_eq!(lengths(&sources(&[(path, &exception(lines))])), []);
         assert_eq!(places(&lengths(&sources(&[(path, &exception(lines + 1))]))), [format!("{path}:2")]);
     }

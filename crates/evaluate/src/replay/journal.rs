@@ -88,7 +88,7 @@ impl Journal {
         self.acknowledged.clone()
     }
 
-    pub(super) fn movement(&self) -> SliceMovement {
+    pub(super) fn slice_movement(&self) -> SliceMovement {
         self.movement
     }
 
@@ -173,8 +173,8 @@ mod tests {
             journal.reserved(&r).unwrap();
             journal.released(&r).unwrap();
         }
-        assert_eq!(journal.movement().moved, 4);
-        assert_eq!((journal.in_use.len(), journal.movement().peak), (0, 2));
+        assert_eq!(journal.slice_movement().moved, 4);
+        assert_eq!((journal.in_use.len(), journal.slice_movement().peak), (0, 2));
     }
 
     #[test]
@@ -183,7 +183,7 @@ mod tests {
         let (fenced, next) = (reservation("r-1", "a", &[7]), reservation("r-2", "b", &[7]));
         journal.reserved(&fenced).unwrap();
         journal.reserved(&next).unwrap();
-        assert_eq!(journal.movement().peak, 1);
+        assert_eq!(journal.slice_movement().peak, 1);
         journal.released(&fenced).unwrap();
         assert_eq!(journal.in_use.len(), 1, "the slice belongs to the next reservation");
     }

@@ -84,7 +84,7 @@ pub(super) struct Results {
 
 impl Report {
     pub(super) fn new(rack: &Rack, emcs: &[v1::Emc], hosts: &[v1::Host], results: &Results) -> Self {
-        let (tally, movement) = (rack.tally(), rack.journal().movement());
+        let (tally, movement) = (rack.tally(), rack.journal().slice_movement());
         let dirty = tally.dirty + results.dirty as u64;
         let is_dirt_checked = tally.read > 0 || dirty > 0 || movement.peak == 0; // a slice that was never granted cannot be dirty
         let local: u64 = hosts.iter().map(|host| host.local_bytes).sum();

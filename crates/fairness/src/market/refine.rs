@@ -22,7 +22,7 @@ const STEPS: [f64; 4] = [0.0, 0.25, 2.0, 16.0];
 /// Unit of a trade, as a fraction of the supply.
 const STEP: f64 = 1.0 / 200.0;
 /// Number of moves: each step in both directions; the step of 0 counts once.
-const MOVES: usize = 2 * STEPS.len() - 1;
+const MOVE_COUNT: usize = 2 * STEPS.len() - 1;
 /// Smallest gain of the logarithm of the geometric mean for which a trade is made.
 const LOG_MEAN_GAIN_MIN: f64 = 1e-5;
 /// Approximate number of steps of the coarse grid. It is rounded to a multiple of the number of
@@ -94,7 +94,7 @@ struct Group {
     bundle: Bundle,
     /// Weighted logarithms of throughput for each move of memory and bandwidth; `-∞` if a tenant
     /// would fall below its guaranteed throughput.
-    log_values: [[f64; MOVES]; MOVES],
+    log_values: [[f64; MOVE_COUNT]; MOVE_COUNT],
 }
 
 struct Refinement<'a, 'b, U> {
@@ -129,7 +129,7 @@ fn steps_of(move_index: usize) -> f64 {
 }
 
 const fn opposite(move_index: usize) -> usize {
-    MOVES - 1 - move_index
+    MOVE_COUNT - 1 - move_index
 }
 
 impl<'a, 'b, U: Utility> Refinement<'a, 'b, U> {
@@ -150,7 +150,7 @@ impl<'a, 'b, U: Utility> Refinement<'a, 'b, U> {
                 None => groups.push(Group {
                     tenants: vec![tenant],
                     bundle: *bundle,
-                    log_values: [[0.0; MOVES]; MOVES],
+                    log_values: [[0.0; MOVE_COUNT]; MOVE_COUNT],
                 }),
             }
         }
@@ -202,8 +202,8 @@ impl<'a, 'b, U: Utility> Refinement<'a, 'b, U> {
     }
 
     fn update_log_values(&mut self, group: usize) {
-        for memory in 0..MOVES {
-            for bandwidth in 0..MOVES {
+        for memory in 0..MOVE_COUNT {
+            for bandwidth in 0..MOVE_COUNT {
                 self.groups[group].log_values[memory][bandwidth] =
                     self.log_value_of_group(group, self.bundle_after(group, memory, bandwidth));
             }
@@ -253,8 +253,8 @@ impl<'a, 'b, U: Utility> Refinement<'a, 'b, U> {
         for (from, giver) in self.groups.iter().enumerate() {
             for (to, receiver) in self.groups.iter().enumerate().filter(|(to, _)| *to != from) {
                 let now = giver.log_values[NO_MOVE][NO_MOVE] + receiver.log_values[NO_MOVE][NO_MOVE];
-                for memory in NO_MOVE..MOVES {
-                    for bandwidth in 0..MOVES {
+                for memory in NO_MOVE..MOVE_COUNT {
+                    for bandwidth in 0..MOVE_COUNT {
                         let then = giver.log_values[opposite(memory)][bandwidth]
                             + receiver.log_values[memory][opposite(bandwidth)];
                         if then - now > LOG_MEAN_GAIN_MIN {

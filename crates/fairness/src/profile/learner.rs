@@ -386,8 +386,8 @@ mod tests {
 
     #[test]
     fn tenant_with_few_stalls_still_needs_its_bandwidth() {
-        // Eight busy threads with stalls of a hundredth of their work; and a tenant that only
-        // writes, without stalls.
+        // Eight busy threads that stall for 1 % of their work time, and a tenant that only writes and
+        // does not stall.
         let busy = Sample { work_s: 80.0, misses: 800.0, used_mb_s: 26.0, ..sample() };
         for sample in [busy, Sample { misses: 0.0, pages_in: 0.0, used_mb_s: 26.0, ..sample() }] {
             let mut learner = Learner::default();

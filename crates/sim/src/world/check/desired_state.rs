@@ -118,13 +118,13 @@ impl GroundTruth {
     }
 
     /// Removes the slices whose device is being compared, and VMs with such slices.
-    fn compared_part(&self, mut want: DesiredState) -> DesiredState {
+    fn compared_part(&self, mut desired: DesiredState) -> DesiredState {
         let pending = &self.handles.pending_contents;
         let is_compared = |slice: SliceId| self.emc_of(slice).is_none_or(|emc| !pending.contains_key(&emc));
-        want.vms.retain(|_, vm| vm.slices.keys().all(|holding| is_compared(holding.slice)));
-        want.release.retain(|holding, _| is_compared(holding.slice));
-        want.scrub.retain(|holding, _| is_compared(holding.slice));
-        want
+        desired.vms.retain(|_, vm| vm.slices.keys().all(|holding| is_compared(holding.slice)));
+        desired.release.retain(|holding, _| is_compared(holding.slice));
+        desired.scrub.retain(|holding, _| is_compared(holding.slice));
+        desired
     }
 
     fn desired_vms(&self, host: HostId) -> BTreeMap<ReservationId, DesiredVm> {
@@ -189,9 +189,11 @@ impl World {
         let handles = &mut self.truth.handles;
         let is_up = |emc: &EmcId| running.manager.emc_state(*emc) == EmcState::Up;
         let accepted: Vec<EmcId> = handles.pending_contents.keys().copied().filter(is_up).collect();
-        let contents: Vec<_> =
-            accepted.iter().filter_map(|emc| handles.pending_contents.remove(emc)).collect();
-        contents.iter().for_each(|contents| handles.note_reply(contents));
+        for emc in accepted {
+            if let Some(contents) = handles.pending_contents.remove(&emc) {
+                handles.note_reply(&contents);
+            }
+        }
     }
 
     /// Records the outcome of the running manager's batch.
