@@ -4,26 +4,25 @@ use std::{env, fs, path::PathBuf};
 
 use protox::prost::Message as _;
 
-const FILES: [&str; 8] = [
+/// Files of the services of the manager.
+const MANAGER_FILES: [&str; 6] = [
     "tarn/v1/common.proto",
     "tarn/v1/scheduler.proto",
     "tarn/v1/admin.proto",
     "tarn/v1/agent.proto",
-    "tarn/v1/host_memory.proto",
     "tarn/v1/models.proto",
     "tarn/v1/shares.proto",
-    "tarn/v1/vmm.proto",
 ];
+/// Files of the services on a host.
+const HOST_FILES: [&str; 2] = ["tarn/v1/host_memory.proto", "tarn/v1/vmm.proto"];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=tarn");
-    let descriptors = protox::Compiler::new(["."])?
-        .include_source_info(true)
-        .include_imports(true)
-        .open_files(FILES)?
-        .file_descriptor_set();
+    let mut compiler = protox::Compiler::new(["."])?;
+    compiler.include_source_info(true).include_imports(true).open_files(MANAGER_FILES)?;
     let out = PathBuf::from(env::var("OUT_DIR")?);
-    fs::write(out.join("tarn.bin"), descriptors.encode_to_vec())?;
+    fs::write(out.join("manager.bin"), compiler.file_descriptor_set().encode_to_vec())?;
+    let descriptors = compiler.open_files(HOST_FILES)?.file_descriptor_set();
     let methods = descriptors.file.iter().flat_map(|file| {
         file.service.iter().flat_map(|service| {
             service.method.iter().map(|method| {

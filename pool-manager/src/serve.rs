@@ -342,7 +342,7 @@ type Router = tonic::transport::server::Router<Stack<CountCallsLayer, tower_laye
 
 fn router(shared: Shared) -> Router {
     let reflection = tonic_reflection::server::Builder::configure()
-        .register_encoded_file_descriptor_set(proto::v1::FILE_DESCRIPTOR_SET)
+        .register_encoded_file_descriptor_set(proto::v1::MANAGER_FILE_DESCRIPTOR_SET)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         .register_encoded_file_descriptor_set(tonic_types::pb::FILE_DESCRIPTOR_SET) // details of errors
         .with_service_name(<SchedulerServer<Scheduler> as NamedService>::NAME)
