@@ -180,6 +180,7 @@ fn records(start: InitialState) -> Vec<Record> {
             created: UnixMs(0),
             stage: Stage::Committed,
             uid: None,
+            has_process: false,
         };
         Record::Reservation(owner(first).reservation, reservation)
     });

@@ -271,6 +271,7 @@ mod tests {
             created: UnixMs(5),
             stage,
             uid,
+            has_process: false,
         };
         Record::Reservation(ReservationId(7), reservation)
     }
@@ -288,14 +289,23 @@ mod tests {
     }
 
     #[test]
+    fn reservation_record_contains_its_process() {
+        let Record::Reservation(id, idle) = reservation(Stage::Committed, None) else { unreachable!() };
+        let record = Record::Reservation(id, Reservation { has_process: true, ..idle });
+        assert_eq!(decode(&postcard::to_stdvec(&record).unwrap()), record);
+    }
+
+    #[test]
     fn reservation_record_without_trailing_fields_is_read() {
         let committed = reservation(Stage::Committed, None);
         let mut encoded = postcard::to_stdvec(&committed).unwrap();
-        assert_eq!(encoded.pop(), Some(0), "no user, which earlier versions did not write");
-        assert_eq!(decode(&encoded), committed);
+        for field in ["process", "user"] {
+            assert_eq!(encoded.pop(), Some(0), "no {field}, which earlier versions did not write");
+            assert_eq!(decode(&encoded), committed);
+        }
         let broken = reservation(Stage::Broken { why: "lost".into(), deadline: None, at: UnixMs(0) }, None);
         let mut encoded = postcard::to_stdvec(&broken).unwrap();
-        for field in ["user", "time of the break", "deadline of a broken reservation"] {
+        for field in ["process", "user", "time of the break", "deadline of a broken reservation"] {
             assert_eq!(encoded.pop(), Some(0), "no {field}, which earlier versions did not write");
             assert_eq!(decode(&encoded), broken);
         }

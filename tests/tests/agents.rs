@@ -155,6 +155,62 @@ async fn running_vm_keeps_memory_until_it_ends_or_force() {
     assert!(!second.wait().unwrap().success(), "the VM still has revoked memory");
 }
 
+/// Returns the output of a `tarn` command.
+fn tarn(rack: &Rack, command: &str) -> String {
+    let output = rack.tarn(&command.split(' ').collect::<Vec<_>>());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Cores and local memory of a released VM were free at once, so the next VM shared them with its
+/// process.
+#[tokio::test]
+async fn released_vm_uses_cores_and_memory_until_process_ends() {
+    let mut rack = Rack::start(Plan::small(4)).await;
+    let whole = rack.hosts().await.remove(0);
+    let request = wire::ReserveRequest {
+        wait_ready: true,
+        cores: whole.cores,
+        local_bytes: 1 << 30,
+        ..reserve("h0", "v", 1, "r-v")
+    };
+    let mut scheduler = rack.scheduler().await;
+    scheduler.reserve(request).await.unwrap();
+    let mut vm = rack.start_vm(0, "v");
+    assert_eq!(read_dirty_slices(&mut vm), "[]");
+    let is_running = async |rack: &Rack| rack.reservations().await.iter().any(|r| r.process_running);
+    rack.wait_for("the process of the VM", is_running).await;
+
+    let released = rack.tarn(&["release", "v"]);
+    let warning = String::from_utf8(released.stderr).unwrap();
+    assert!(warning.contains("warning: the process of VM v still runs on host h0"), "{warning}");
+    let assert_in_use = async |rack: &Rack| {
+        let host = rack.hosts().await.remove(0);
+        assert_eq!(host.free_cores, 0);
+        assert_eq!(host.free_local_bytes, host.local_bytes - (1 << 30));
+    };
+    assert_in_use(&rack).await;
+    let next = wire::ReserveRequest { cores: 1, ..reserve("h0", "w", 1, "r-w") };
+    let status = rack.scheduler().await.reserve(next.clone()).await.unwrap_err();
+    assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
+    assert!(tarn(&rack, "get reservations").contains("released, running"));
+    assert!(tarn(&rack, "describe vm v").contains("running"));
+    assert!(tarn(&rack, "explain vm v").contains("its process still runs"));
+
+    rack.kill_agent(0);
+    rack.kill_manager();
+    rack.start_manager().await;
+    assert_in_use(&rack).await; // before the first report
+    rack.start_agent(0);
+    rack.wait_hosts_up().await;
+    assert_in_use(&rack).await;
+
+    assert!(ends_with_intact_memory(vm));
+    rack.wait_for("free cores", async |rack| rack.hosts().await[0].free_cores == whole.cores).await;
+    assert_eq!(rack.hosts().await[0].free_local_bytes, whole.local_bytes);
+    rack.scheduler().await.reserve(next).await.unwrap();
+}
+
 #[tokio::test]
 async fn dead_host_is_fenced_and_its_slices_are_scrubbed() {
     let mut rack = Rack::start(Plan { lease_ttl_s: 0.5, fence_after_s: Some(0.5), ..Plan::small(2) }).await;

@@ -115,7 +115,21 @@ pub(crate) async fn commit(
 pub(crate) async fn release(args: Release, manager: &Connection, format: Format) -> Result<(), Failure> {
     let reason = args.reason.unwrap_or_default();
     let request = v1::ReleaseRequest { target: Some(args.target.into()), force: args.force, reason };
-    show(format, manager.call(manager.scheduler().release(request)).await?)
+    let released = manager.call(manager.scheduler().release(request)).await?;
+    if released.process_running {
+        warn_running(&released)?;
+    }
+    show(format, released)
+}
+
+/// Prints a warning that the process of a released VM still runs.
+fn warn_running(released: &v1::Reservation) -> Result<(), Failure> {
+    let v1::Reservation { vm, host, .. } = released;
+    let line = format!(
+        "warning: the process of VM {vm} still runs on host {host}; \
+         its cores and local memory stay in use until it ends\n"
+    );
+    io::stderr().lock().write_all(line.as_bytes()).map_err(Failure::Output)
 }
 
 /// Sets the state of a migration request.

@@ -94,19 +94,25 @@ impl Row for Reservation {
         col("RESERVATION", |r| r.reservation.clone()),
         col("VM", |r| r.vm.clone()),
         col("HOST", |r| r.host.clone()),
-        col("STATE", |r| r.state.clone()),
+        col("STATE", reservation_state),
         col("ONLINE", |r| format!("{}/{}", r.slices_online, r.slices.len())),
         col("LOCAL", |r| size(r.local_bytes)),
         col("POOL", |r| size(r.pool_bytes)),
         wide("CORES", |r| r.cores.to_string()),
         wide("PINNED", |r| yes(r.pinned)),
         wide("UID", |r| r.uid.map_or_else(|| "-".to_owned(), |uid| uid.to_string())),
+        wide("PROCESS", |r| if r.process_running { "running" } else { "-" }.to_owned()),
         wide("SLICES", |r| ranges(&r.slices)),
         wide("CREATED", |r| moment(r.created_unix_ms)),
         wide("COMMIT BY", |r| moment_or_dash(r.commit_deadline_unix_ms)),
         wide("REQUEST ID", |r| r.request_id.clone()),
         wide("REASON", |r| or_dash(r.reason.as_ref())),
     ];
+}
+
+/// Returns the state, and for a released VM whether its process still runs.
+fn reservation_state(r: &Reservation) -> String {
+    if r.state == "released" && r.process_running { "released, running".to_owned() } else { r.state.clone() }
 }
 
 impl Row for Host {

@@ -33,7 +33,8 @@ use self::{
     vms::Vm,
 };
 use crate::protocol::{
-    DesiredState, DesiredVm, FailureReason, Handle, Holding, ObservedState, ScrubReport, SliceFailure,
+    DesiredState, DesiredVm, FailureReason, Handle, Holding, ObservedState, ObservedVm, ScrubReport,
+    SliceFailure,
 };
 
 /// Identifies a process that requested the memory of its VM and waits for the reply.
@@ -378,6 +379,8 @@ pub struct Agent {
     full_report_due: bool,
     /// Slices brought online since the last report.
     newly_online: BTreeSet<Holding>,
+    /// VMs whose process has started since the last report.
+    newly_running: BTreeSet<ReservationId>,
     newest: DesiredVersion,
     fenced: bool,
     /// Latest desired state, by VM and by slice.
@@ -423,6 +426,7 @@ impl Agent {
             dirty: false,
             full_report_due: true,
             newly_online: BTreeSet::new(),
+            newly_running: BTreeSet::new(),
             newest: DesiredVersion::default(),
             fenced: false,
             orders: BTreeMap::new(),
@@ -498,11 +502,13 @@ impl Agent {
     fn report(&mut self) -> ObservedState {
         (self.dirty, self.reported_at) = (false, self.now);
         let newly_online = std::mem::take(&mut self.newly_online);
+        let newly_running = std::mem::take(&mut self.newly_running);
         let report = if std::mem::take(&mut self.full_report_due) {
             self.observed_state()
         } else {
             let online = newly_online.into_iter().filter(|holding| self.is_online(*holding)).collect();
-            self.observed_state_with(false, online)
+            let vms = newly_running.into_iter().filter_map(|id| Some((id, self.live_vm(id)?)));
+            self.observed_state_with(false, online, vms.collect())
         };
         let after = self.sequence;
         self.sequence += 1;
@@ -521,10 +527,15 @@ impl Agent {
     /// Returns the complete observed state of this host.
     pub fn observed_state(&self) -> ObservedState {
         let online = self.slices.iter().filter(|(_, status)| matches!(status, SliceStatus::Online(_)));
-        self.observed_state_with(true, online.map(|(holding, _)| *holding).collect())
+        self.observed_state_with(true, online.map(|(holding, _)| *holding).collect(), self.live_vms())
     }
 
-    fn observed_state_with(&self, whole: bool, online: Vec<Holding>) -> ObservedState {
+    fn observed_state_with(
+        &self,
+        whole: bool,
+        online: Vec<Holding>,
+        vms: BTreeMap<ReservationId, ObservedVm>,
+    ) -> ObservedState {
         let failed = self.attempts.iter().filter(|(holding, _)| !self.may_leave_remains(holding));
         let failed = failed.filter_map(|(holding, attempts)| {
             let HostFailure { reason, message } = attempts.reportable()?.clone();
@@ -541,7 +552,7 @@ impl Agent {
             released: self.released.iter().copied().collect(),
             scrubbed: self.scrubbed.values().copied().collect(),
             failed: failed.collect(),
-            vms: if whole { self.live_vms() } else { BTreeMap::new() },
+            vms,
             ended: self.ended_vms(),
             clean: self.slices.is_empty()
                 && self.slice_vms.is_empty()

@@ -68,7 +68,7 @@ pub struct Ledger {
     broken: BTreeSet<ReservationId>,
     /// Times at which declined migration requests are sent again.
     declined: BTreeSet<(Ns, ReservationId)>,
-    /// Ended reservations whose slices are all released.
+    /// Ended reservations whose slices are all released and whose process has ended.
     ended: EndedRequests,
     /// Number of slices that serve a reservation or drain from it. Reservations without slices have
     /// no entry.
@@ -110,6 +110,8 @@ pub struct HostEntry {
     /// Whether a complete report was received since the ledger was loaded. Not durable.
     reported: bool,
     reservations: BTreeSet<ReservationId>,
+    /// Ended reservations whose VM's process still runs on the host.
+    ended_with_process: BTreeSet<ReservationId>,
     cores_used: u32,
     local_used: Bytes,
     unseen: BTreeMap<EmcId, String>,
@@ -185,6 +187,33 @@ impl HostEntry {
     /// Returns its active reservations.
     pub fn reservations(&self) -> impl ExactSizeIterator<Item = ReservationId> {
         self.reservations.iter().copied()
+    }
+
+    /// Returns the ended reservations whose VM's process still runs on the host. Their cores and
+    /// local memory are in use.
+    pub fn ended_with_process(&self) -> impl ExactSizeIterator<Item = ReservationId> {
+        self.ended_with_process.iter().copied()
+    }
+
+    /// Adds the cores and local memory of a reservation that is active or whose process runs.
+    fn count_reservation(&mut self, id: ReservationId, reservation: &Reservation) {
+        if reservation.is_active() {
+            self.reservations.insert(id);
+        } else if reservation.has_process {
+            self.ended_with_process.insert(id);
+        } else {
+            return;
+        }
+        self.cores_used = self.cores_used.saturating_add(reservation.cores);
+        self.local_used = [self.local_used, reservation.local].into_iter().sum();
+    }
+
+    /// Subtracts what [`HostEntry::count_reservation`] added.
+    fn uncount_reservation(&mut self, id: ReservationId, reservation: &Reservation) {
+        if self.reservations.remove(&id) | self.ended_with_process.remove(&id) {
+            self.cores_used = self.cores_used.saturating_sub(reservation.cores);
+            self.local_used = self.local_used.saturating_sub(reservation.local);
+        }
     }
 
     /// Returns the cores available for reservations.
@@ -319,6 +348,7 @@ impl Ledger {
             live: false,
             reported: false,
             reservations: BTreeSet::new(),
+            ended_with_process: BTreeSet::new(),
             cores_used: 0,
             local_used: Bytes::ZERO,
             unseen: BTreeMap::new(),
@@ -365,7 +395,7 @@ impl Ledger {
     fn ended_request(&self, id: ReservationId) -> Option<(Name, Ns)> {
         let reservation = self.reservations.get(&id)?;
         let Stage::Ended { at, .. } = reservation.stage else { return None };
-        Some((reservation.request.client.clone(), at))
+        (!reservation.has_process).then(|| (reservation.request.client.clone(), at))
     }
 
     fn install_reservation(&mut self, id: ReservationId, reservation: Reservation) {
@@ -376,15 +406,13 @@ impl Ledger {
         self.by_request.insert(reservation.request.clone(), id);
         if reservation.is_active() {
             self.by_vm.insert(reservation.vm.clone(), id);
-            if let Some(entry) = self.hosts.get_mut(&reservation.host) {
-                entry.reservations.insert(id);
-                entry.cores_used += reservation.cores;
-                entry.local_used = [entry.local_used, reservation.local].into_iter().sum();
-            }
+        }
+        if let Some(entry) = self.hosts.get_mut(&reservation.host) {
+            entry.count_reservation(id, &reservation);
         }
         match reservation.stage {
             Stage::Ended { at, .. } => {
-                if !self.outstanding_slices.contains_key(&id) {
+                if !self.outstanding_slices.contains_key(&id) && !reservation.has_process {
                     self.ended.insert(&reservation.request.client, (at, id));
                 }
                 self.ended_of_vm.entry(reservation.vm.clone()).or_default().insert(id);
@@ -423,15 +451,11 @@ impl Ledger {
 
     fn unindex_reservation(&mut self, id: ReservationId, old: &Reservation) {
         self.progress.swap_remove(&id);
-        if old.is_active() {
-            if self.by_vm.get(&old.vm) == Some(&id) {
-                self.by_vm.swap_remove(&old.vm);
-            }
-            if let Some(entry) = self.hosts.get_mut(&old.host) {
-                entry.reservations.remove(&id);
-                entry.cores_used -= old.cores;
-                entry.local_used = entry.local_used.saturating_sub(old.local);
-            }
+        if old.is_active() && self.by_vm.get(&old.vm) == Some(&id) {
+            self.by_vm.swap_remove(&old.vm);
+        }
+        if let Some(entry) = self.hosts.get_mut(&old.host) {
+            entry.uncount_reservation(id, old);
         }
         if let Some(deadline) = old.stage.deadline() {
             self.deadlines.remove(&(deadline, id));

@@ -191,6 +191,7 @@ impl ObservedState {
         let (mut online, mut vms) = (self.online, self.vms);
         online.retain(|holding| !released.contains(holding));
         online.extend(newer.online.iter().copied());
+        vms.extend(newer.vms);
         vms.retain(|id, _| !ended.contains(id));
         Self { after: self.after, whole: self.whole, online, vms, ..newer }
     }
@@ -389,6 +390,7 @@ mod tests {
         let news = ObservedState {
             online: vec![holding(2)],
             released: vec![holding(0)],
+            vms: [running(3)].into(),
             ended: vec![ReservationId(1)],
             clean: true,
             ..ObservedState::default()
@@ -397,7 +399,7 @@ mod tests {
         let expected = ObservedState {
             whole: true,
             online: vec![holding(1), holding(2)],
-            vms: [running(2)].into(),
+            vms: [running(2), running(3)].into(),
             ..news.clone()
         };
         assert_eq!(both, expected);

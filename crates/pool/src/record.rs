@@ -286,6 +286,10 @@ pub struct Reservation {
     /// User who may access the VM's memory, in addition to root; `None` for the agent's user.
     #[serde(deserialize_with = "default_if_absent")]
     pub uid: Option<UserId>,
+    /// Whether the host reported a running process of the VM and has not reported its end. While
+    /// the process runs, cores and local memory are in use, even after the reservation ended.
+    #[serde(deserialize_with = "default_if_absent")]
+    pub has_process: bool,
 }
 
 /// Stage of a reservation.
@@ -351,6 +355,16 @@ pub enum EndedBy {
     HostRestarted,
 }
 
+impl EndedBy {
+    /// Returns whether the VM's process can still run after this end.
+    pub(crate) fn leaves_process(&self) -> bool {
+        match self {
+            Self::Released { .. } | Self::Deadline => true,
+            Self::ProcessGone | Self::HostFenced | Self::HostRestarted => false,
+        }
+    }
+}
+
 impl std::fmt::Display for EndedBy {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -369,6 +383,11 @@ impl Reservation {
     /// Returns whether it still holds memory for a VM.
     pub fn is_active(&self) -> bool {
         !matches!(self.stage, Stage::Ended { .. })
+    }
+
+    /// Returns whether the reservation ended while the VM's process still runs on its host.
+    pub fn has_ended_with_process(&self) -> bool {
+        self.has_process && !self.is_active()
     }
 }
 

@@ -47,7 +47,7 @@ pub fn reservations(
     let (mut entries, mut last, mut slices) = (Vec::new(), after, 0);
     for _ in 0..RESERVATIONS_SCANNED_MAX {
         let Some((id, reservation)) = reservations.peek() else { break };
-        let is_shown = ended || reservation.is_active();
+        let is_shown = ended || reservation.is_active() || reservation.has_process;
         let size = if is_shown { 1 + reservation.slices.len() } else { 0 };
         let is_full = slices > 0 && slices + size > RESERVATIONS_PIECE_MAX;
         if is_shown && (entries.len() >= most || is_full) {

@@ -101,6 +101,7 @@ pub fn reservation(view: ReservationView) -> wire::Reservation {
         cores: r.cores,
         pinned: r.pinned,
         uid: r.uid.map(u32::from),
+        process_running: r.has_process,
         commit_deadline_unix_ms: deadline,
         created_unix_ms: r.created.0,
         request_id: r.request.id.to_string(),

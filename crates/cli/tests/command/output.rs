@@ -124,6 +124,7 @@ POOL:         2GiB
 CORES:        2
 PINNED:       no
 UID:          2001
+PROCESS:      -
 SLICES:       0-1
 CREATED:      2023-11-14T22:13:20Z
 COMMIT BY:    2023-11-14T22:18:20Z
@@ -221,11 +222,23 @@ async fn reservation_as_json_is_complete() {
     let expected = serde_json::json!({
         "reservation": "r-1", "vm": "web", "host": "h1", "state": "ready", "slices": [0, 1], "slices_online": 2,
         "local_bytes": 536_870_912_u64, "pool_bytes": 2_147_483_648_u64, "cores": 2, "pinned": false,
-        "uid": 2001,
+        "uid": 2001, "process_running": false,
         "request_id": "q1", "created_unix_ms": 1_700_000_000_000_u64,
         "commit_deadline_unix_ms": 1_700_000_300_000_u64, "reason": null,
     });
     assert_eq!((answer, ran.stderr.as_str()), (expected, ""));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn release_warns_while_process_of_vm_runs() {
+    let ran = Rack::default().tarn("release web --force --reason stuck").await;
+    let warning = "warning: the process of VM web still runs on host h1; \
+                   its cores and local memory stay in use until it ends\n";
+    assert_eq!(ran.stderr, warning);
+    assert!(ran.stdout.contains("released, running"), "{}", ran.stdout);
+    let ran = Rack::default().tarn("release web").await;
+    assert_eq!(ran.stderr, "");
+    assert!(!ran.stdout.contains("running"), "{}", ran.stdout);
 }
 
 #[tokio::test(flavor = "multi_thread")]

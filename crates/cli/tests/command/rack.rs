@@ -185,6 +185,7 @@ pub fn reservation() -> v1::Reservation {
         slices_online: 2,
         reason: None,
         uid: Some(2001),
+        process_running: false,
     }
 }
 
@@ -354,8 +355,10 @@ impl Scheduler for Rack {
     }
 
     async fn release(&self, r: Request<v1::ReleaseRequest>) -> Answer<v1::Reservation> {
+        let process_running = r.get_ref().force;
         self.record("Release", r).await?;
-        Ok(Response::new(reservation()))
+        let state = v1::ReservationState::Released.into();
+        Ok(Response::new(v1::Reservation { state, process_running, ..reservation() }))
     }
 
     async fn watch_capacity(&self, r: Request<v1::WatchCapacityRequest>) -> Answer<Stream<v1::Capacity>> {

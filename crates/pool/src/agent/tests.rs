@@ -442,11 +442,11 @@ fn orphan_reopens_after_its_close_and_failed_close_is_retried() {
 #[test]
 fn process_receives_memory_only_after_it_is_recorded() {
     check("up desired:1:a=1.1 ok:1.1 attach:a@100", "record:a");
-    check(ATTACHED, "watch:a@100 pass:1=1.1");
+    check(ATTACHED, "watch:a@100 pass:1=1.1 changes:1:vms=a");
     check("up desired:1:a=1.1 ok:1.1 attach:a@100 attach:a@100", "");
     check(
         "up desired:1:a=1.1 ok:1.1 attach:a@100 attach:a@100 recorded:a",
-        "watch:a@100 pass:1=1.1 pass:2=1.1",
+        "watch:a@100 pass:1=1.1 pass:2=1.1 changes:1:vms=a",
     );
     check(
         "up desired:1:a=1.1 ok:1.1 attach:a@100 unrecorded:a",
@@ -462,7 +462,7 @@ fn vm_receives_all_its_slices_or_none() {
 
 #[test]
 fn vm_without_slices_receives_its_local_memory() {
-    check("up desired:1:a= attach:a@100 recorded:a", "watch:a@100 pass:1=");
+    check("up desired:1:a= attach:a@100 recorded:a", "watch:a@100 pass:1= changes:1:vms=a");
 }
 
 #[test]

@@ -275,6 +275,8 @@ impl Agent {
         let (reservation, process) = (record.reservation, record.process.clone());
         self.vms.entry(reservation).and_modify(|vm| vm.phase = VmPhase::Running);
         self.effects.push_back(Effect::Watch { reservation, process });
+        self.newly_running.insert(reservation);
+        self.dirty = true;
         let hand_out = |ticket| Effect::PassMemory { ticket, record: record.clone() };
         self.effects.extend(tickets.into_iter().map(hand_out));
     }

@@ -10,6 +10,10 @@ use crate::{
     slice::Event,
 };
 
+/// Appended to the reason of an end while the VM's process runs.
+const STILL_RUNNING: &str =
+    "; its process still runs, and its cores and local memory stay in use until it ends";
+
 /// Reference to a reservation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
@@ -77,13 +81,30 @@ impl Ledger {
         let force = matches!(why, EndedBy::Released { force: true, .. });
         let mut records = self.release_slices(id, reservation, force);
         if reservation.is_active() {
-            let what = DecisionKind::Ended { why: why.to_string() };
+            let has_process = reservation.has_process && why.leaves_process();
+            let note = if has_process { STILL_RUNNING } else { "" };
+            let what = DecisionKind::Ended { why: format!("{why}{note}") };
             let stage = Stage::Ended { at: when.now, why };
-            records.push(Record::Reservation(id, Reservation { stage, ..reservation.clone() }));
+            records.push(Record::Reservation(id, Reservation { stage, has_process, ..reservation.clone() }));
             records.extend(self.migrations.contains_key(&id).then_some(Record::Deleted(Key::Migration(id))));
             records.push(decision(when, actor, Subject::Vm(reservation.vm.clone()), what));
         }
         Ok(Change(records))
+    }
+
+    /// Records whether the process of a reservation's VM runs. The change is empty if the ledger
+    /// contains this already.
+    pub fn decide_process(&self, when: When, id: ReservationId, has_process: bool, actor: Actor) -> Change {
+        let Some(old) = self.reservations.get(&id).filter(|old| old.has_process != has_process) else {
+            return Change::default();
+        };
+        let mut records = vec![Record::Reservation(id, Reservation { has_process, ..old.clone() })];
+        if !old.is_active() {
+            let why =
+                if has_process { format!("ended{STILL_RUNNING}") } else { EndedBy::ProcessGone.to_string() };
+            records.push(decision(when, actor, Subject::Vm(old.vm.clone()), DecisionKind::Ended { why }));
+        }
+        Change(records)
     }
 
     /// Returns the slices of this reservation that can start to drain.
@@ -121,7 +142,8 @@ impl Ledger {
         self.deadlines.iter().take_while(|(at, _)| *at <= when.now).take(limit).map(|(_, id)| *id).collect()
     }
 
-    /// Deletes expired reservations, up to a limit. Reservations with draining slices are kept.
+    /// Deletes expired reservations, up to a limit. Reservations with draining slices or a running
+    /// process are kept.
     pub fn decide_prune(&self, when: When, limit: usize) -> Change {
         let expired = self.ended.expired(when.now).take(limit);
         Change(expired.map(|id| Record::Deleted(Key::Reservation(id))).collect())

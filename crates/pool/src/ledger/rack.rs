@@ -216,9 +216,9 @@ impl Ledger {
             if entry.host.must_report {
                 return Err(Rejection::NotDrained { what: what(), why: UNREPORTED.to_owned() });
             }
-            if !entry.held.is_empty() || !entry.reservations.is_empty() {
-                let why =
-                    format!("{} reservations and {} slices", entry.reservations.len(), entry.held.len());
+            let vms = entry.reservations.len() + entry.ended_with_process.len();
+            if !entry.held.is_empty() || vms > 0 {
+                let why = format!("{vms} reservations and {} slices", entry.held.len());
                 return Err(Rejection::NotDrained { what: what(), why });
             }
             changes.push(format!("host {} removed", entry.host.name));
@@ -358,7 +358,9 @@ impl Ledger {
     /// Ends all reservations of a host.
     fn end_all(&self, when: When, entry: &HostEntry, why: &EndedBy, actor: &Actor) -> Vec<Record> {
         let ends = entry.reservations().map(|id| self.decide_end(when, id, why.clone(), actor.clone()));
-        ends.filter_map(Result::ok).flat_map(|change| change.0).collect()
+        let ends = ends.filter_map(Result::ok);
+        let gone = entry.ended_with_process().map(|id| self.decide_process(when, id, false, actor.clone()));
+        ends.chain(gone).flat_map(|change| change.0).collect()
     }
 
     /// Records that an EMC has fenced the host: slices there only need to be revoked. The last EMC

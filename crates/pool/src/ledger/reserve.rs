@@ -185,6 +185,7 @@ impl Ledger {
                 deadline_unix: units::UnixMs(when.wall.0.saturating_add(request.commit_within.as_ms())),
             },
             uid: request.uid,
+            has_process: false,
         };
         records.push(Record::Reservation(id, reservation));
         records.push(decision(when, actor, subject, what));
@@ -280,7 +281,7 @@ fn check_capacity(host: &HostEntry, request: &Reserve) -> Result<(), Rejection> 
             free: host.local_free(),
         });
     }
-    if host.reservations.len() >= RESERVATIONS_PER_HOST_MAX {
+    if host.reservations.len() + host.ended_with_process.len() >= RESERVATIONS_PER_HOST_MAX {
         return Err(Rejection::LimitExceeded {
             what: "reservations on one host",
             max: RESERVATIONS_PER_HOST_MAX as u64,

@@ -249,6 +249,7 @@ impl Ledger {
             created: when.wall,
             stage: Stage::Committed,
             uid: vm.uid,
+            has_process: false,
         }
     }
 

@@ -4,6 +4,7 @@
 mod boundaries;
 mod ended;
 mod numbers;
+mod process;
 mod properties;
 mod removed_emc;
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use units::{Name, Ns, SliceId, UnixMs};
+use units::{Name, Ns, ReservationId, SliceId, UnixMs};
 
 use crate::protocol::ObservedState;
 
@@ -30,6 +30,8 @@ pub(super) struct PartialReport {
     pub(super) loads: u64,
     pub(super) adoption_events: u64,
     pub(super) unadopted: Vec<UnadoptedVm>,
+    /// VMs of all parts so far.
+    pub(super) vms: BTreeSet<ReservationId>,
     /// It contains a slice of an EMC that was not compared with the ledger.
     pub(super) is_uncompared: bool,
 }

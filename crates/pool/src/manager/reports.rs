@@ -7,8 +7,10 @@
 //! while VMs could not be adopted, the host has yet to report since a restore, or the conditions of
 //! adoption have changed.
 
+use std::collections::BTreeSet;
+
 use units::limits::DESIRED_STATE_RESEND_AFTER;
-use units::{Epoch, HostId, SliceId};
+use units::{Epoch, HostId, ReservationId, SliceId};
 
 use super::{CloseReason, Effect, Manager, SessionId, link::Link, report_log::PartialReport};
 use crate::{
@@ -40,6 +42,7 @@ impl Manager {
         self.apply_slices(when, host, report);
         self.end_vms_without_process(when, host, report);
         self.adopt_reported_vms(when, host, report, &mut partial);
+        self.apply_processes(when, host, report, &mut partial);
         if report.is_continued {
             return self.keep_partial(host, partial);
         }
@@ -63,6 +66,9 @@ impl Manager {
         let adoption_events = partial.adoption_events;
         if let Some(mut link) = self.links.get_mut(&host) {
             link.reports.complete(report);
+        }
+        if report.whole {
+            self.end_missing_processes(when, host, &partial.vms);
         }
         if report.whole
             && self.finish_complete_report(when, host, report, partial)
@@ -168,6 +174,51 @@ impl Manager {
             if self.head.reservation(*id).is_some_and(|r| r.host == host && r.is_active()) {
                 let ended = self.head.decide_end(when, *id, EndedBy::ProcessGone, Actor::Agent(name.clone()));
                 ended.into_iter().for_each(|change| self.change(when, change));
+            }
+        }
+    }
+
+    /// Records the running and the ended processes of one part of a report. Reports of a fenced
+    /// host are ignored: its processes end with the fence.
+    fn apply_processes(
+        &mut self,
+        when: When,
+        host: HostId,
+        report: &ObservedState,
+        partial: &mut PartialReport,
+    ) {
+        partial.vms.extend(report.vms.keys().filter(|_| report.whole));
+        let has_ended: BTreeSet<_> = report.ended.iter().copied().collect();
+        let running = report.vms.iter().filter(|(id, _)| !has_ended.contains(id));
+        let running = running.filter(|(id, vm)| self.head.reservation(**id).is_some_and(|r| r.vm == vm.vm));
+        let running: Vec<_> = running.map(|(id, _)| *id).collect();
+        self.record_processes(when, host, running, true);
+        self.record_processes(when, host, has_ended, false);
+    }
+
+    /// Records the end of processes that a complete report does not contain.
+    fn end_missing_processes(&mut self, when: When, host: HostId, running: &BTreeSet<ReservationId>) {
+        let Some(entry) = self.head.host(host) else { return };
+        let own = entry.reservations().chain(entry.ended_with_process());
+        let ended: Vec<_> = own.filter(|id| !running.contains(id)).collect();
+        self.record_processes(when, host, ended, false);
+    }
+
+    fn record_processes(
+        &mut self,
+        when: When,
+        host: HostId,
+        ids: impl IntoIterator<Item = ReservationId>,
+        has_process: bool,
+    ) {
+        let Some(entry) = self.head.host(host).filter(|entry| entry.host.fence == Fence::None) else {
+            return;
+        };
+        let actor = Actor::Agent(entry.host.name.clone());
+        for id in ids {
+            if self.head.reservation(id).is_some_and(|r| r.host == host && r.has_process != has_process) {
+                let change = self.head.decide_process(when, id, has_process, actor.clone());
+                self.change(when, change);
             }
         }
     }

@@ -443,6 +443,7 @@ mod tests {
                 at: UnixMs::default(),
             },
             uid: None,
+            has_process: false,
         }
     }
 

@@ -11,6 +11,7 @@ mod driver;
 mod guards;
 mod hosts;
 mod pieces;
+mod processes;
 mod properties;
 mod reports;
 mod requests;

@@ -48,5 +48,6 @@ fn ended_reservation(n: u64) -> Reservation {
         created: UnixMs(n),
         stage: Stage::Ended { at: Ns(n), why: EndedBy::Deadline },
         uid: None,
+        has_process: false,
     }
 }

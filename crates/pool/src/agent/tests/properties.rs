@@ -48,6 +48,8 @@ struct HostModel {
     open_in_kernel: BTreeSet<Arc<str>>,
     closing: BTreeSet<Arc<str>>,
     running: BTreeMap<ReservationId, VmRecord>,
+    /// VMs whose process the agent has reported.
+    reported_vms: BTreeSet<ReservationId>,
     desired_state: Option<DesiredState>,
     reported_released: BTreeSet<Holding>,
     tickets: u64,
@@ -68,6 +70,7 @@ impl HostModel {
             open_in_kernel: BTreeSet::new(),
             closing: BTreeSet::new(),
             running: BTreeMap::new(),
+            reported_vms: BTreeSet::new(),
             desired_state: None,
             reported_released: BTreeSet::new(),
             tickets: 0,
@@ -217,6 +220,7 @@ impl HostModel {
         self.closing.clear();
         self.to_record.clear();
         self.reported_released.clear();
+        self.reported_vms.clear();
         self.open_tickets.clear();
         self.desired_state = None;
         let orphans = self.open_in_kernel.iter().cloned().collect();
@@ -357,8 +361,13 @@ impl HostModel {
             "a released slice is missing from a later report"
         );
         self.reported_released = released;
-        let vms: Vec<_> = self.running.keys().filter(|_| report.whole).collect();
-        assert_eq!(report.vms.keys().collect::<Vec<_>>(), vms);
+        self.reported_vms.retain(|id| self.running.contains_key(id));
+        self.reported_vms.extend(report.vms.keys());
+        assert!(self.reported_vms.iter().eq(self.running.keys()), "a running VM was not reported");
+        assert!(
+            !report.whole || report.vms.keys().eq(self.running.keys()),
+            "a complete report lacks a running VM"
+        );
         assert!(
             !report.clean
                 || self.running.is_empty() && self.calls.is_empty() && self.open_in_kernel.is_empty()

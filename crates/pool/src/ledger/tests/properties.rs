@@ -13,6 +13,7 @@ enum Action {
     Commit(u64),
     End { id: u64, force: bool },
     Break(u64),
+    Process { id: u64, running: bool },
     Step { slice: u32, kind: u8 },
     Quarantine { slice: u32, kind: u8 },
     Schedule { place: u8, to: u8 },
@@ -46,6 +47,7 @@ fn action() -> impl Strategy<Value = Action> {
         3 => (0..20u64).prop_map(Action::Commit),
         4 => (0..20u64, any::<bool>()).prop_map(|(id, force)| Action::End { id, force }),
         1 => (0..20u64).prop_map(Action::Break),
+        4 => (0..20u64, any::<bool>()).prop_map(|(id, running)| Action::Process { id, running }),
         24 => (0..15u32, any::<u8>()).prop_map(|(slice, kind)| Action::Step { slice, kind }),
         2 => (0..15u32, any::<u8>()).prop_map(|(slice, kind)| Action::Quarantine { slice, kind }),
         2 => (0..16u8, 0..3u8).prop_map(|(place, to)| Action::Schedule { place, to }),
@@ -124,6 +126,7 @@ impl Rack {
                 ledger.decide_end(when, ReservationId(*id), why, tester())?
             }
             Action::Break(id) => ledger.decide_break(when, ReservationId(*id), "why".into()),
+            Action::Process { id, running } => self.report_process(when, ReservationId(*id), *running),
             Action::Step { slice, kind } => self.step(SliceId(*slice), *kind),
             Action::Quarantine { slice, kind } => {
                 let host = HostId(u32::from(*kind) % 4);
@@ -177,6 +180,18 @@ impl Rack {
                 Change::default()
             }
         })
+    }
+
+    /// Returns the change of a report that a process runs or has ended. The manager ignores
+    /// processes on fenced hosts.
+    fn report_process(&self, when: When, id: ReservationId, running: bool) -> Change {
+        let host = self.ledger.reservation(id).and_then(|reservation| self.ledger.host(reservation.host));
+        match host {
+            Some(entry) if entry.host.fence == Fence::None => {
+                self.ledger.decide_process(when, id, running, tester())
+            }
+            _ => Change::default(),
+        }
     }
 
     /// Returns the change of an event that is usually possible in the state of the slice.
@@ -262,7 +277,7 @@ fn check_requests(ledger: &Ledger) {
     let mut ended: BTreeMap<Name, BTreeSet<(Ns, ReservationId)>> = BTreeMap::new();
     for (id, reservation) in &ledger.reservations {
         match reservation.stage {
-            Stage::Ended { at, .. } if !outstanding.contains_key(id) => {
+            Stage::Ended { at, .. } if !outstanding.contains_key(id) && !reservation.has_process => {
                 ended.entry(reservation.request.client.clone()).or_default().insert((at, *id));
             }
             Stage::Ended { .. } => {}
@@ -358,10 +373,16 @@ fn check_totals(ledger: &Ledger) {
         assert_eq!(sum, entry.emc.slices, "free + in use + draining + quarantined");
     }
     for (id, entry) in ledger.hosts() {
-        let active = ledger.reservations.values().filter(|r| r.host == id && r.is_active());
-        let cores: u32 = active.map(|r| r.cores).sum();
-        assert_eq!(entry.cores_used, cores);
-        assert!(cores <= entry.host.cores, "more cores are reserved than exist");
+        let of_host = || ledger.reservations.values().filter(move |r| r.host == id);
+        let active: u32 = of_host().filter(|r| r.is_active()).map(|r| r.cores).sum();
+        assert!(active <= entry.host.cores, "more cores are reserved than exist");
+        let in_use = || of_host().filter(|r| r.is_active() || r.has_process);
+        assert_eq!(entry.cores_used, in_use().map(|r| r.cores).sum(), "cores in use");
+        assert_eq!(entry.local_used, in_use().map(|r| r.local).sum(), "local memory in use");
+        assert!(
+            entry.host.fence == Fence::None || entry.ended_with_process.is_empty(),
+            "a process of a released VM on a fenced host"
+        );
     }
     let active = || ledger.reservations.iter().filter(|(_, r)| r.is_active());
     assert_eq!(active().count(), ledger.by_vm.len(), "one active reservation per VM");

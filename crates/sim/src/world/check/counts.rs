@@ -131,14 +131,14 @@ impl GroundTruth {
         let slots: Vec<_> = slots.collect();
         let scrubs =
             |state: &State| matches!(state, State::Scrubbing(Scrub::Granting(_) | Scrub::Working(_)));
-        let own = self.reservations().filter(|(_, r)| r.host == id && !is_ended(r));
+        let own = self.reservations().filter(|(_, r)| r.host == id && (!is_ended(r) || r.has_process));
         let own: Vec<_> = own.collect();
         let cores = own.iter().map(|(_, r)| r.cores).sum();
         let local: Bytes = own.iter().map(|(_, r)| r.local).sum();
         HostUse {
             held: slots.iter().map(|(slice, _)| *slice).collect(),
             scrubbing: slots.iter().filter(|(_, state)| scrubs(state)).count(),
-            reservations: own.iter().map(|(id, _)| *id).collect(),
+            reservations: own.iter().filter(|(_, r)| !is_ended(r)).map(|(id, _)| *id).collect(),
             cores_free: host.cores.saturating_sub(cores),
             local_free: host.local.saturating_sub(local),
         }
@@ -149,9 +149,10 @@ impl GroundTruth {
         self.host(host).is_some_and(|host| !host.must_report)
     }
 
-    /// Returns whether all slices of a reservation are released.
+    /// Returns whether all slices of a reservation are released and its process has ended.
     pub(super) fn is_released(&self, id: ReservationId, reservation: &Reservation) -> bool {
-        reservation.slices.iter().all(|slice| owner(&self.slot(*slice)) != Some(id))
+        !reservation.has_process
+            && reservation.slices.iter().all(|slice| owner(&self.slot(*slice)) != Some(id))
     }
 
     fn online(&self, id: ReservationId, reservation: &Reservation) -> u32 {
