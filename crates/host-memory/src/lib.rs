@@ -125,8 +125,8 @@ pub enum ClientError {
     /// The agent rejected the request.
     #[error("host agent rejected the request: {message} ({reason})")]
     Rejected {
-        /// Machine-readable reason: VM_UNKNOWN, VM_NOT_READY, VM_ATTACHED, OTHER_USER, OTHER_VM,
-        /// PEER_NOT_ALLOWED or BAD_MESSAGE.
+        /// Machine-readable reason: VM_UNKNOWN (also for a VM of another user), VM_NOT_READY,
+        /// VM_ATTACHED, OTHER_VM, PEER_NOT_ALLOWED or BAD_MESSAGE.
         reason: String,
         /// Explanation for people.
         message: String,

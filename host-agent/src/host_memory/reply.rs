@@ -30,10 +30,12 @@ pub(super) fn rejection(reason: &str, text: String) -> ReplyMessages {
 
 fn driver_rejection(error: &DriverError) -> ReplyMessages {
     let reason = match error {
-        DriverError::Refused(Refusal::VmUnknown(_)) => "VM_UNKNOWN",
+        DriverError::Refused(Refusal::VmUnknown(vm) | Refusal::OtherUser { vm, .. }) => {
+            // One text for both: a caller must not learn that another user's VM exists.
+            return rejection("VM_UNKNOWN", format!("no VM {vm} on this host that the caller may use"));
+        }
         DriverError::Refused(Refusal::NotReady { .. } | Refusal::NotRecorded { .. }) => "VM_NOT_READY",
         DriverError::Refused(Refusal::Attached { .. } | Refusal::Ended { .. }) => "VM_ATTACHED",
-        DriverError::Refused(Refusal::OtherUser { .. }) => "OTHER_USER",
         DriverError::Refused(Refusal::OtherVm { .. }) => "OTHER_VM",
         DriverError::Host(_) | DriverError::Stopping => "VM_NOT_READY",
     };
@@ -138,11 +140,24 @@ mod tests {
         check_split(64, 4000, 4);
     }
 
+    fn other_user(vm: units::Name) -> Refusal {
+        let [user, caller] = [2001, 2002].map(|uid| units::UserId::new(uid).unwrap());
+        Refusal::OtherUser { vm, user, caller, hint: "" }
+    }
+
+    #[test]
+    fn vm_of_other_user_is_rejected_like_unknown_vm() {
+        let vm = units::Name::new("a").unwrap();
+        let reply = |refusal| memory(Err(DriverError::Refused(refusal))).remove(0).0;
+        assert_eq!(reply(other_user(vm.clone())), reply(Refusal::VmUnknown(vm)));
+    }
+
     #[test]
     fn rejections_have_reason_and_message() {
         let vm = units::Name::new("a").unwrap();
         for (error, reason) in [
             (DriverError::Refused(Refusal::VmUnknown(vm.clone())), "VM_UNKNOWN"),
+            (DriverError::Refused(other_user(vm.clone())), "VM_UNKNOWN"),
             (DriverError::Refused(Refusal::Attached { vm: vm.clone(), pid: 7 }), "VM_ATTACHED"),
             (DriverError::Refused(Refusal::NotReady { vm, online: 1, slices: 2 }), "VM_NOT_READY"),
         ] {

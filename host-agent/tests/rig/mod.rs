@@ -140,13 +140,23 @@ impl Rig {
         self.dir.path().join("host.toml")
     }
 
+    fn log_path(&self) -> PathBuf {
+        self.dir.path().join("agent.log")
+    }
+
+    /// Returns the log of all agents of this rig.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.log_path()).unwrap()
+    }
+
     pub fn socket(&self) -> PathBuf {
         self.dir.path().join("run/host-memory.sock")
     }
 
     /// Starts an agent and waits for its hello.
     pub fn start_agent(&mut self) {
-        self.agent = Some(serve(&self.config()).spawn().unwrap());
+        let log = fs::OpenOptions::new().create(true).append(true).open(self.log_path()).unwrap();
+        self.agent = Some(serve(&self.config()).stderr(log).spawn().unwrap());
         self.wait_for_hello();
     }
 
