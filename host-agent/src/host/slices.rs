@@ -20,7 +20,7 @@ mod device;
 mod error;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     ops::Range,
     path::PathBuf,
     process::Command,
@@ -259,11 +259,12 @@ impl Slices {
     /// Creates the device over exactly this range: the kernel rejects it if a part is in use.
     fn create(&self, range: &Range<u64>) -> Result<(), SliceError> {
         let _names = self.lock_names();
+        let stuck = self.steps.devices();
         let earlier = device::all(&self.sysfs, &self.region.folder)?;
         self.sysfs.write(self.region.folder.join("dax_region/create"), "1")?;
-        let is_new = |device: &Device| !earlier.iter().any(|old| old.name == device.name);
         let after = device::all(&self.sysfs, &self.region.folder)?;
-        let created = after.into_iter().find(is_new).ok_or(SliceError::DeviceNotCreated)?;
+        let ended = &stuck - &self.steps.devices();
+        let created = new_device(&earlier, &ended, after).ok_or(SliceError::DeviceNotCreated)?;
         let place = format!("{:x}-{:x}", range.start, range.end - 1);
         let placed = self.sysfs.write(self.device_file(&created, "mapping"), &place);
         if placed.is_err() {
@@ -375,6 +376,17 @@ impl Slices {
         let base = self.region.base;
         if fits(base) && fits(SLICE.get()) { Ok(()) } else { Err(SliceError::BlockSize { block, base }) }
     }
+}
+
+/// Returns the device created between two listings. An abandoned step does not hold the lock of
+/// names: if it ended between the listings, the new device may have the name of its device.
+fn new_device(before: &[Device], ended: &BTreeSet<String>, after: Vec<Device>) -> Option<Device> {
+    let (new, old): (Vec<_>, Vec<_>) =
+        after.into_iter().partition(|device| !before.iter().any(|old| old.name == device.name));
+    let is_reused = |device: &Device| {
+        ended.contains(&device.name) && device.extent == Extent::Empty && device.driver.is_none()
+    };
+    new.into_iter().next().or_else(|| old.into_iter().find(is_reused))
 }
 
 /// Checks that memory blocks stay offline by default.

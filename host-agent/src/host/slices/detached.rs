@@ -59,6 +59,11 @@ impl DetachedSteps {
         lock(&self.devices).len()
     }
 
+    /// Returns the devices with a running step.
+    pub(super) fn devices(&self) -> BTreeSet<String> {
+        lock(&self.devices).clone()
+    }
+
     /// Checks that no step of a device is running.
     ///
     /// # Errors

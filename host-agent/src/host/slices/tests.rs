@@ -207,3 +207,27 @@ fn stuck_slice_does_not_block_others() {
     let _ = slices.remove(1); // writes have no effect in this tree
     assert_eq!(fake.sysfs.text("region/dax_region/delete").unwrap(), "dax1.1");
 }
+
+/// Creates a device of the region with 1 GiB at an offset in GiB, or without memory.
+fn device(name: &str, offset: Option<u64>) -> Device {
+    let extent = offset.map_or(Extent::Empty, |gib| Extent::At(BASE + gib * GIB..BASE + (gib + 1) * GIB));
+    Device { name: name.into(), extent, align: 2 << 20, number: makedev(253, 7), driver: None }
+}
+
+/// An abandoned step freed its device's name while a device was created. The new device got this
+/// name, was not recognised, and remained without memory.
+#[test]
+fn new_device_with_reused_name_is_found() {
+    let before = [device("dax1.1", Some(1)), device("dax1.2", None)];
+    let ended = BTreeSet::from(["dax1.2".to_owned()]);
+    let after = || before.to_vec();
+    let found = |ended: &BTreeSet<String>, after: Vec<Device>| {
+        new_device(&before, ended, after).map(|device| device.name)
+    };
+    assert_eq!(found(&ended, after()), Some("dax1.2".into()));
+    assert_eq!(found(&BTreeSet::new(), after()), None, "the step is still running");
+    let with_memory = BTreeSet::from(["dax1.1".to_owned()]);
+    assert_eq!(found(&with_memory, after()), None, "the device has memory, so it is not new");
+    let with_new = [after(), vec![device("dax1.3", None)]].concat();
+    assert_eq!(found(&ended, with_new), Some("dax1.3".into()), "a new name has precedence");
+}
