@@ -346,6 +346,10 @@ pub const FENCE_ARGUMENTS_MAX: usize = 64;
 pub const FENCE_OUTPUT_BYTES_MAX: usize = 4 << 10;
 /// Pages of a VM of which one is sampled to determine its node: 4,096 samples per slice.
 pub const PAGES_PER_SAMPLE: usize = 64;
+/// Sampled pages of one VM. Above it, fewer than one page in [`PAGES_PER_SAMPLE`] are sampled.
+pub const PLACEMENT_PAGES_MAX: usize = 1 << 20;
+/// Mappings of one VM whose pages are sampled; a mapping is usually 1 GiB.
+pub const PLACEMENT_MAPPINGS_MAX: usize = 16_384;
 /// Time after which a step of a slice's device is abandoned.
 pub const SLICE_STEP_TIMEOUT: Ns = Ns::secs(20);
 /// Slices of a region that may hang in the kernel at a time, with a thread each. Above this, no

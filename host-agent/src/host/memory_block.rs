@@ -220,6 +220,9 @@ impl MemoryBlock {
         let files = vm.slices.iter().filter_map(|holding| self.open.file(*holding));
         let files: Vec<FileId> = files.filter_map(|file| FileId::of_descriptor(&file).ok()).collect();
         let placed = numa::sample_placement(vm.pid, &files, &self.ranges.nodes()).ok()?;
+        if placed.omitted > 0 {
+            tracing::debug!(vm = %vm.vm, pid = vm.pid, omitted = placed.omitted, "mappings of a VM not sampled");
+        }
         Some(placed.misplaced_fraction().of(pool))
     }
 

@@ -4,7 +4,7 @@
 use std::{
     collections::BTreeSet,
     fs::{self, File, OpenOptions},
-    io,
+    io::{self, BufRead as _, BufReader},
     ops::Range,
     os::{
         fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd},
@@ -333,14 +333,37 @@ pub fn mappings(pid: u32, file: FileId) -> io::Result<Vec<Range<usize>>> {
     Ok(ranges)
 }
 
-/// Returns the addresses at which a process maps any of these files, except devices.
+/// Mappings of some files in a process.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FileMappings {
+    /// Their addresses, in ascending order.
+    pub addresses: Vec<Range<usize>>,
+    /// Number of further mappings, above the limit.
+    pub omitted: u64,
+}
+
+/// Returns the addresses at which a process maps any of these files, except devices: the lowest
+/// `max` mappings, and the number of others. Reads the list of mappings line by line, because it
+/// may be very long.
 ///
 /// # Errors
-/// It has ended, or may not be inspected.
-pub fn mappings_of(pid: u32, files: &BTreeSet<FileId>) -> io::Result<Vec<Range<usize>>> {
-    let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
-    let of_them = |line: &&str| mapped_file(line).is_some_and(|file| files.contains(&file));
-    Ok(maps.lines().filter(of_them).filter_map(addresses).collect())
+/// The process has ended, or may not be inspected.
+pub fn mappings_of(pid: u32, files: &BTreeSet<FileId>, max: usize) -> io::Result<FileMappings> {
+    let maps = BufReader::new(File::open(format!("/proc/{pid}/maps"))?);
+    let mut mappings = FileMappings::default();
+    for line in maps.split(b'\n') {
+        let line = line?;
+        let line = String::from_utf8_lossy(&line); // a path may be invalid UTF-8, the numbers are ASCII
+        if !mapped_file(&line).is_some_and(|file| files.contains(&file)) {
+            continue;
+        }
+        if mappings.addresses.len() < max {
+            mappings.addresses.extend(addresses(&line));
+        } else {
+            mappings.omitted += 1;
+        }
+    }
+    Ok(mappings)
 }
 
 /// Returns the file of a line of a process's mappings.

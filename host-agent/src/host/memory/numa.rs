@@ -6,13 +6,14 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs::File,
     io,
+    ops::Range,
     path::Path,
     ptr,
 };
 
 use units::{
     Fraction,
-    limits::{PAGES_PER_MOVE_CALL_MAX, PAGES_PER_SAMPLE},
+    limits::{PAGES_PER_MOVE_CALL_MAX, PAGES_PER_SAMPLE, PLACEMENT_MAPPINGS_MAX, PLACEMENT_PAGES_MAX},
 };
 use vm_memory::{FileOffset, MmapRegion};
 
@@ -119,6 +120,8 @@ pub struct Placement {
     pub present: u64,
     /// Pages of these outside the permitted nodes.
     pub misplaced: u64,
+    /// Mappings beyond [`PLACEMENT_MAPPINGS_MAX`], which were not sampled.
+    pub omitted: u64,
 }
 
 impl Placement {
@@ -128,16 +131,46 @@ impl Placement {
     }
 }
 
-/// Samples one in [`PAGES_PER_SAMPLE`] pages of some files mapped by a process. The kernel examines
-/// only these addresses, and holds the lock of the address space for a few pages at a time.
+/// Bounds of [`sample_placement`].
+#[derive(Clone, Copy, Debug)]
+struct SampleBounds {
+    mappings: usize,
+    pages: usize,
+}
+
+impl SampleBounds {
+    const DEFAULT: Self = Self { mappings: PLACEMENT_MAPPINGS_MAX, pages: PLACEMENT_PAGES_MAX };
+
+    /// Returns the distance between sampled pages, in bytes. The first page of each mapping is
+    /// sampled, so at most `pages + mappings` pages are.
+    fn stride(self, mappings: &[Range<usize>]) -> usize {
+        let pages = mappings.iter().map(|mapping| mapping.len() / PAGE).sum::<usize>();
+        PAGE * PAGES_PER_SAMPLE.max(pages.div_ceil(self.pages))
+    }
+}
+
+/// Samples the pages of some files mapped by a process: one in [`PAGES_PER_SAMPLE`], or fewer if
+/// that exceeds [`PLACEMENT_PAGES_MAX`], in at most [`PLACEMENT_MAPPINGS_MAX`] mappings. The kernel
+/// examines only these addresses, and holds the lock of the address space for a few pages at a
+/// time.
 ///
 /// # Errors
 /// The process has ended, or may not be inspected.
 pub fn sample_placement(pid: u32, files: &[FileId], permitted: &BTreeSet<u32>) -> io::Result<Placement> {
+    sample_within(SampleBounds::DEFAULT, pid, files, permitted)
+}
+
+fn sample_within(
+    bounds: SampleBounds,
+    pid: u32,
+    files: &[FileId],
+    permitted: &BTreeSet<u32>,
+) -> io::Result<Placement> {
     let process = Process(i32::try_from(pid).map_err(io::Error::other)?);
-    let mappings = process::mappings_of(pid, &files.iter().copied().collect())?;
-    let mut pages = mappings.into_iter().flat_map(|mapping| mapping.step_by(PAGE * PAGES_PER_SAMPLE));
-    let mut placement = Placement::default();
+    let mappings = process::mappings_of(pid, &files.iter().copied().collect(), bounds.mappings)?;
+    let stride = bounds.stride(&mappings.addresses);
+    let mut pages = mappings.addresses.into_iter().flat_map(|mapping| mapping.step_by(stride));
+    let mut placement = Placement { omitted: mappings.omitted, ..Placement::default() };
     loop {
         let batch: Vec<usize> = pages.by_ref().take(PAGES_PER_MOVE_CALL_MAX).collect();
         if batch.is_empty() {
@@ -304,9 +337,41 @@ mod tests {
             mapping.as_volatile_slice().write_obj(1_u8, page * PAGE).unwrap();
         }
         let present = BYTES / (PAGE * PAGES_PER_SAMPLE) as u64;
-        assert_eq!(placement(local_node()), Placement { present, misplaced: 0 });
-        assert_eq!(placement(1000), Placement { present, misplaced: present });
+        assert_eq!(placement(local_node()), Placement { present, ..Placement::default() });
+        assert_eq!(placement(1000), Placement { present, misplaced: present, omitted: 0 });
         assert_eq!(placement(1000).misplaced_fraction().get(), 1.0);
+    }
+
+    /// The work for one sample grew without limit with the number of mappings.
+    #[test]
+    fn sample_of_many_mappings_is_bounded() {
+        let file = memfd();
+        let map =
+            || MmapRegion::<()>::from_file(FileOffset::new(file.try_clone().unwrap(), 0), PAGE).unwrap();
+        let mappings: Vec<_> = (0..300).map(|_| map()).collect();
+        // The kernel does not merge adjacent mappings of the same offset.
+        mappings[0].as_volatile_slice().write_obj(1_u8, 0).unwrap();
+        mappings
+            .iter()
+            .for_each(|mapping| assert_eq!(mapping.as_volatile_slice().read_obj::<u8>(0).unwrap(), 1));
+        let id = FileId::of(&file.metadata().unwrap());
+        let sample = |bounds| sample_within(bounds, std::process::id(), &[id], &nodes([1000])).unwrap();
+        let all = sample(SampleBounds::DEFAULT);
+        assert_eq!(all, Placement { present: 300, misplaced: 300, omitted: 0 });
+        let part = sample(SampleBounds { mappings: 100, ..SampleBounds::DEFAULT });
+        assert_eq!(part, Placement { present: 100, misplaced: 100, omitted: 200 });
+    }
+
+    #[test]
+    fn sample_of_large_memory_is_bounded_and_evenly_spread() {
+        let gib = |from: usize, to: usize| from << 30..to << 30;
+        let bounds = SampleBounds { mappings: 4, pages: 1 << 10 };
+        assert_eq!(bounds.stride(&[gib(1, 2)]), PAGE << 8, "one page in 256 instead of 64");
+        assert_eq!(bounds.stride(&[gib(1, 2), gib(4, 5)]), PAGE << 9);
+        assert_eq!(SampleBounds::DEFAULT.stride(&[gib(1, 2)]), PAGE * PAGES_PER_SAMPLE);
+        let samples: usize =
+            [gib(1, 2), gib(4, 5)].map(|mapping| mapping.step_by(PAGE << 9).count()).iter().sum();
+        assert_eq!(samples, bounds.pages);
     }
 
     #[test]
