@@ -280,6 +280,9 @@ pub const OWNER_EPOCH_MAX: u64 = 1 << 62;
 pub const EPOCHS_LOST_MAX: u64 = 1 << 32;
 /// Slices that may have been added after the backup from which a store is restored.
 pub const SLICES_LOST_MAX: u32 = SLICES_MAX;
+/// Restores, each of the backup made after the previous one, that may follow a backup. Each of them
+/// moves the numbers of new slices by [`SLICES_LOST_MAX`].
+pub const RESTORES_LOST_MAX: u32 = 64;
 /// Hosts that may have been added after the backup from which a store is restored.
 pub const HOSTS_LOST_MAX: u32 = 1 << 16;
 /// Default deadline to commit a reservation.

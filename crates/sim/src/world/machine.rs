@@ -114,6 +114,12 @@ impl Machine {
         self.processes.get(&process.pid).is_some_and(|guest| guest.process.is(process))
     }
 
+    /// Returns the reservations whose VM runs in a process that the agent has recorded.
+    pub(super) fn running_vms(&self) -> impl Iterator<Item = ReservationId> {
+        let alive = self.records.values().filter(|record| self.is_alive(&record.process));
+        alive.map(|record| record.reservation)
+    }
+
     /// Returns every slice that a process of the host can reach.
     pub(super) fn reachable(&self) -> impl Iterator<Item = Holding> {
         self.mappings().map(|(holding, _)| holding).chain(self.kernel.iter().copied())

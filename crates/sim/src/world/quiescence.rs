@@ -10,7 +10,7 @@ use pool::{
 };
 use units::{Ns, SliceId};
 
-use super::{Failure, ScheduledEvent, World, check::has_ended};
+use super::{Failure, ScheduledEvent, World, check::has_ended, machine::Machine};
 
 /// Time limit for reservations to become ready, and for slices to become free.
 const READY_TIMEOUT: Ns = Ns::secs(60);
@@ -28,6 +28,7 @@ impl World {
     pub fn settle(&mut self) -> Result<(), Box<Failure>> {
         self.stop_all_faults();
         self.run_until_none(READY_TIMEOUT, Self::find_unready_reservation)?;
+        self.run_until_none(READY_TIMEOUT, Self::find_wrong_process_record)?;
         self.end_all_processes();
         self.run_until_none(FREE_TIMEOUT, Self::free_everything)?;
         if self.fault_model.suspends_for_days {
@@ -101,6 +102,18 @@ impl World {
         Some(format!("VM {} on {} ({id}) is not ready: {slots:?}", reservation.vm, reservation.host))
     }
 
+    /// Returns a reservation whose record disagrees with its host about whether the VM's process runs.
+    fn find_wrong_process_record(&mut self) -> Option<String> {
+        let running: BTreeSet<_> = self.machines.iter().flat_map(Machine::running_vms).collect();
+        let mut records = self.truth.reservations();
+        let (id, reservation) = records.find(|(id, r)| r.has_process != running.contains(id))?;
+        let recorded = if reservation.has_process { "a running" } else { "no" };
+        Some(format!(
+            "{recorded} process of VM {} on {} ({id}) is recorded",
+            reservation.vm, reservation.host
+        ))
+    }
+
     /// Releases VMs with slices on a device that lost its record, as the alarm EMC_FAILED requests.
     fn release_vms_with_lost_slices(&mut self) {
         let lost: BTreeSet<_> = self.truth.slices_missing_from(&self.devices).map(|(_, id)| id).collect();
@@ -139,9 +152,10 @@ impl World {
                     host.fence, host.unconfirmed_fences
                 ))
             }
-            Record::Reservation(id, r) if !has_ended(r) => {
-                Some(format!("VM {} on {} ({id}) is {:?}", r.vm, r.host, r.stage))
-            }
+            Record::Reservation(id, r) if !has_ended(r) || r.has_process => Some(format!(
+                "VM {} on {} ({id}) is {:?}, has a process: {}",
+                r.vm, r.host, r.stage, r.has_process
+            )),
             Record::Slice(id, slot) if slot.state != State::Free && self.has_scrubber(*id, *slot) => {
                 Some(format!("slice {id} is {slot:?}"))
             }

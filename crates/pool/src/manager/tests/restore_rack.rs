@@ -1,7 +1,10 @@
 //! Restore from a backup older than a change of the rack: VMs on hosts, connections and EMCs that
 //! are not in the backup keep their memory.
 
-use units::{HostId, SliceId, limits::HOSTS_LOST_MAX};
+use units::{
+    HostId, SliceId,
+    limits::{HOSTS_LOST_MAX, RESTORES_LOST_MAX, SLICES_LOST_MAX},
+};
 
 use super::rig::{Rig, name};
 use crate::audit::Subject;
@@ -166,14 +169,33 @@ fn out_of_range_slice_ids_are_false_claims_after_a_restore() {
     assert!(output.contains("h1.close(FalseClaim:4000000000.1)"), "{output}");
 }
 
+/// Two later backups are restored, e2 is added, and then the first backup is restored.
+#[test]
+fn slice_added_after_restores_of_later_backups_is_not_a_false_claim() {
+    let mut rig = Rig::new("e1=4 h1:e1");
+    rig.run("up:h1 go");
+    let backup = rig.disk.clone();
+    for _ in 0..2 {
+        rig.run("restore go up:h1 tick:10 report:h1 go");
+    }
+    rig.run("rack:e1=4&e2=4&h1:e1+e2 go");
+    let added = rig.manager.durable().meta().next_slice.0 - 4;
+    rig.disk = backup;
+    let output = rig.run(&format!("restore go up:h1 tick:10 report:h1:online={added}.1 go"));
+    assert!(!output.contains("close"), "{output}");
+    assert_eq!(rig.manager.durable().meta().next_slice, SliceId(added + 1));
+}
+
 #[test]
 fn reserved_slice_ids_are_bounded_across_reports() {
     let mut rig = vm_on_emc_newer_than_backup();
-    let output = rig.run("up:h1 tick:10 report:h1:online=500000.1 go report:h1:online=500000.1 go");
+    let end = rig.manager.durable().meta().next_slice.0 + RESTORES_LOST_MAX * SLICES_LOST_MAX;
+    let last = format!("report:h1:online={}.1 go", end - 1);
+    let output = rig.run(&format!("up:h1 tick:10 {last} {last}"));
     assert!(!output.contains("close"), "{output}");
-    let output = rig.run("report:h1:online=600000.1");
-    assert!(output.contains("h1.close(FalseClaim:600000.1)"), "{output}");
-    assert_eq!(rig.manager.durable().meta().next_slice, SliceId(500_001));
+    let output = rig.run(&format!("report:h1:online={end}.1"));
+    assert!(output.contains(&format!("h1.close(FalseClaim:{end}.1)")), "{output}");
+    assert_eq!(rig.manager.durable().meta().next_slice, SliceId(end));
 }
 
 /// h2, h3 and e2 are added again, with the hosts in another order. A VM of h3 runs on e2.
