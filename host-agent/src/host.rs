@@ -62,7 +62,8 @@ pub trait Host: fmt::Debug + Send + Sync {
     /// Closes anything at a location that no VM has.
     ///
     /// # Errors
-    /// The error of the machine.
+    /// The error of the machine, also if removal would take the memory from a process, such as a
+    /// child of a VM that ended long ago.
     fn close_orphan(&self, place: &str) -> Result<(), HostError>;
 
     /// Zeroes, verifies and closes a slice. Returns the number of verified bytes.

@@ -60,6 +60,7 @@ impl Host for Dax {
     }
 
     fn close_orphan(&self, place: &str) -> Result<(), HostError> {
+        self.ranges.check_unused(place)?;
         self.ranges.close(place)
     }
 

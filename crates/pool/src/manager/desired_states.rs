@@ -142,12 +142,11 @@ impl Manager {
         self.has_pending_fence(host) || self.has_pending_scrub_end(host) || self.has_pending_restart(host)
     }
 
-    /// Returns whether a restart of a host is decided and not durable yet. The durable state would
-    /// open slices for VMs that have ended, with their data.
+    /// Returns whether a restart or the removal of a host is decided and not durable yet. The
+    /// durable state would open slices for VMs that have ended, with their data.
     fn has_pending_restart(&self, host: HostId) -> bool {
-        let (Some(before), Some(after)) = (self.durable.host(host), self.head.host(host)) else {
-            return false;
-        };
+        let Some(before) = self.durable.host(host) else { return false };
+        let Some(after) = self.head.host(host) else { return true };
         let (before, after) = (&before.host, &after.host);
         before.fence == Fence::None && !before.boot_id.is_empty() && after.boot_id != before.boot_id
     }

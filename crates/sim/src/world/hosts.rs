@@ -284,10 +284,8 @@ impl World {
     fn clear(&mut self, host: HostId, place: &str) -> Result<(), HostFailure> {
         self.host_call()?;
         let is_slice = |holding: &Holding| *self::place(holding.slice) == *place;
-        let users = self.machine(host).mappings().find(|(holding, _)| is_slice(holding));
-        if let Some((holding, pid)) = users {
-            let what = format!("{host} closes slice {} as unused, but process {pid} maps it", holding.slice);
-            self.report_violation("a VM loses memory only by a release, a fence or a device failure", what);
+        if self.machine(host).mappings().any(|(holding, _)| is_slice(&holding)) {
+            return Err(host_failure(FailureReason::Host, "still in use"));
         }
         self.machine(host).kernel.retain(|holding| !is_slice(holding));
         Ok(())

@@ -317,6 +317,16 @@ fn restarted_host_ends_its_vms_and_releases_their_slices() {
     assert!(rig.has_decision(&Subject::Vm(name("a")), "its host has started again"));
 }
 
+/// The state on disk may have VMs of the boot before.
+#[test]
+fn host_is_sent_nothing_while_its_restart_and_removal_are_written() {
+    let mut rig = Rig::connected();
+    let output = rig.run("down:h1 tick:10000 up:h1/b2 tick:10 rack:e1=4&e2=4&h2:e1+e2&h3:e2 up:h1/b2 tick:10");
+    assert!(output.contains("store") && !output.contains("h1<"), "{output}");
+    let output = rig.run("go");
+    assert!(output.contains("close(HostRemoved)") && !output.contains("h1<"), "{output}");
+}
+
 #[test]
 fn restart_during_a_failed_write_ends_the_fence() {
     // The agent of a fenced host connected after a restart during the reload of the store. Its

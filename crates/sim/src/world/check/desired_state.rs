@@ -27,6 +27,9 @@ pub(super) struct KnownHandles {
     /// Contents that the manager has not accepted: it compares them in pieces, whose handles it uses from
     /// the next durable write on.
     pending_contents: BTreeMap<EmcId, DeviceReply>,
+    /// Devices whose contents were accepted after the latest durable write was decided. Until the
+    /// next one, the records on disk precede the comparison.
+    newly_compared: BTreeSet<EmcId>,
     /// Complete scrubs reported since the store was loaded.
     ended_scrubs: BTreeSet<(HostId, Holding)>,
 }
@@ -119,8 +122,9 @@ impl GroundTruth {
 
     /// Removes the slices whose device is being compared, and VMs with such slices.
     fn compared_part(&self, mut desired: DesiredState) -> DesiredState {
-        let pending = &self.handles.pending_contents;
-        let is_compared = |slice: SliceId| self.emc_of(slice).is_none_or(|emc| !pending.contains_key(&emc));
+        let KnownHandles { pending_contents, newly_compared, .. } = &self.handles;
+        let is_pending = |emc: EmcId| pending_contents.contains_key(&emc) || newly_compared.contains(&emc);
+        let is_compared = |slice: SliceId| self.emc_of(slice).is_none_or(|emc| !is_pending(emc));
         desired.vms.retain(|_, vm| vm.slices.keys().all(|holding| is_compared(holding.slice)));
         desired.release.retain(|holding, _| is_compared(holding.slice));
         desired.scrub.retain(|holding, _| is_compared(holding.slice));
@@ -189,6 +193,7 @@ impl World {
         let handles = &mut self.truth.handles;
         let is_up = |emc: &EmcId| running.manager.emc_state(*emc) == EmcState::Up;
         let accepted: Vec<EmcId> = handles.pending_contents.keys().copied().filter(is_up).collect();
+        handles.newly_compared = accepted.iter().copied().collect();
         for emc in accepted {
             if let Some(contents) = handles.pending_contents.remove(&emc) {
                 handles.note_reply(&contents);
