@@ -14,7 +14,7 @@ use tests::rack::programs;
 
 /// Programs in the documentation that are not part of the repository.
 const EXTERNAL_PROGRAMS: &[&str] =
-    &["systemctl", "cat", "printf", "cd", "mkdir", "chmod", "openssl", "ip", "curl"];
+    &["systemctl", "cat", "printf", "cd", "mkdir", "chmod", "openssl", "ip", "curl", "for", "done"];
 /// Name of the task runner.
 const XTASK: &str = "xtask";
 

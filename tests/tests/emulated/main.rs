@@ -2,6 +2,7 @@
 //! inside a host. One program, to limit the number of concurrent tests.
 #![allow(clippy::unwrap_used, reason = "test code: a failed unwrap fails the test")]
 
+mod access;
 mod agent_crash;
 mod busy_block;
 mod cxl_guest;

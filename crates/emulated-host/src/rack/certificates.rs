@@ -1,7 +1,7 @@
 //! Certificates of a rack: one CA and one key pair per name. rack.toml assigns roles to names.
 
 use std::{
-    fs::OpenOptions,
+    fs::{self, OpenOptions},
     io::{self, Write as _},
     os::unix::fs::OpenOptionsExt as _,
     path::Path,
@@ -22,6 +22,18 @@ pub(super) fn write(folder: &Path, names: &[&str]) -> Result<(), HostError> {
         let file = folder.join(name);
         let opened = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&file);
         opened.and_then(|mut file| file.write_all(pem.as_bytes())).map_err(HostError::file("write", &file))
+    })
+}
+
+/// Copies such certificates and keys from a folder.
+///
+/// # Errors
+/// [`HostError::File`] if a file is missing or cannot be written.
+pub(super) fn copy(from: &Path, folder: &Path, names: &[&str]) -> Result<(), HostError> {
+    let of_names = names.iter().flat_map(|name| ["pem", "key"].map(|kind| format!("{name}.{kind}")));
+    std::iter::once("ca.pem".to_owned()).chain(of_names).try_for_each(|name| {
+        let file = from.join(&name);
+        fs::copy(&file, folder.join(&name)).map(drop).map_err(HostError::file("copy", &file))
     })
 }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use super::plan::{Device, RackPlan};
 
 /// Name in the manager's certificate.
-pub(super) const MANAGER: &str = "manager";
+pub(super) const MANAGER: &str = "pool-manager";
 /// Name in the certificate of the scheduler and administrator.
 pub(super) const OPERATOR: &str = "operator";
 /// Address of this machine in the hosts' network.

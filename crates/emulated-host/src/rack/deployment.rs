@@ -26,6 +26,8 @@ use crate::{Artifacts, HostError};
 const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
 /// Interval between polls.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// Name of the manager's folder, and of its log.
+const MANAGER_FOLDER: &str = "manager";
 /// Restarts the agent when it ends. The agent does not write to a terminal, so its log has no
 /// colors.
 const AGENT_SCRIPT: &str = "
@@ -104,7 +106,7 @@ impl Rack {
     }
 
     /// Returns the directory of certificates: `ca.pem`, and `operator.pem` with `operator.key`,
-    /// which has the scheduler and admin roles. The manager's server name is `manager`.
+    /// which has the scheduler and admin roles. The manager's server name is `pool-manager`.
     pub fn certificates(&self) -> PathBuf {
         self.manager_dir("certificates")
     }
@@ -126,7 +128,7 @@ impl Rack {
     /// # Errors
     /// [`HostError::Start`] if it cannot be started.
     pub fn start_manager(&mut self) -> Result<(), HostError> {
-        let log = self.hosts.folder().join("logs").join(MANAGER);
+        let log = self.hosts.folder().join("logs").join(MANAGER_FOLDER);
         let mut manager = Command::new("setpriv");
         manager.args(["--pdeathsig", "KILL"]).arg(&self.plan.programs.manager);
         manager.args(["serve", "--config"]).arg(self.manager_dir("rack.toml")).process_group(0);
@@ -146,7 +148,7 @@ impl Rack {
 
     /// Returns the manager's log.
     pub fn manager_log(&self) -> String {
-        fs::read_to_string(self.hosts.folder().join("logs").join(MANAGER)).unwrap_or_default()
+        fs::read_to_string(self.hosts.folder().join("logs").join(MANAGER_FOLDER)).unwrap_or_default()
     }
 
     /// Waits until the manager reports every host as up.
@@ -186,7 +188,7 @@ impl Rack {
     }
 
     fn manager_dir(&self, name: &str) -> PathBuf {
-        self.hosts.folder().join(MANAGER).join(name)
+        self.hosts.folder().join(MANAGER_FOLDER).join(name)
     }
 }
 
@@ -204,15 +206,18 @@ fn free_port() -> Result<u16, HostError> {
 
 /// Writes all certificates and configuration files. Returns the hosts' plan with agents.
 fn write(plan: &RackPlan, folder: &Path, port: u16) -> Result<Plan, HostError> {
-    let manager_dir = folder.join(MANAGER);
+    let manager_dir = folder.join(MANAGER_FOLDER);
     let _ = fs::remove_dir_all(&manager_dir); // left by a rack that was killed
-    let _ = fs::remove_file(folder.join("logs").join(MANAGER));
+    let _ = fs::remove_file(folder.join("logs").join(MANAGER_FOLDER));
     let certificates = manager_dir.join("certificates");
     fs::create_dir_all(&certificates).map_err(HostError::file("create", &certificates))?;
     let mut hosts = plan.hosts.clone();
     let names = hosts.names();
     let all: Vec<&str> = names.iter().map(String::as_str).chain([MANAGER, OPERATOR]).collect();
-    certificates::write(&certificates, &all)?;
+    match &plan.certificates {
+        Some(from) => certificates::copy(from, &certificates, &all)?,
+        None => certificates::write(&certificates, &all)?,
+    }
     let write_file = |name: &str, text: String| {
         fs::write(manager_dir.join(name), text).map_err(HostError::file("write", &manager_dir))
     };

@@ -220,6 +220,9 @@ pub struct RackPlan {
     /// Silence before a host is fenced, in seconds, once all hosts have connected; `None` means
     /// never.
     pub fence_after_s: Option<f64>,
+    /// Folder with `ca.pem`, and `NAME.pem` and `NAME.key` for `pool-manager`, `operator` and each
+    /// host; `None` generates them.
+    pub certificates: Option<PathBuf>,
     /// Text appended to rack.toml.
     pub rack_toml_extra: String,
     /// Text appended to the section `[agent]` of each agent's configuration.
@@ -237,6 +240,7 @@ impl RackPlan {
             backend: backend.to_owned(),
             lease_ttl_s: 2.0,
             fence_after_s: None,
+            certificates: None,
             rack_toml_extra: String::new(),
             agent_toml_extra: String::new(),
             backend_toml_extra: String::new(),

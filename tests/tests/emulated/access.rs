@@ -1,0 +1,215 @@
+//! Access to the manager and to slices on two machines, for hosts with CXL memory: certificates as
+//! in docs/install.md, and attacks by other users of a host.
+
+use std::{fs, path::Path, process::Command};
+
+use emulated_host::rack::{CommandOutput, RackPlan};
+use tests::{
+    emulated_rack::{EmulatedRack, TIMEOUT, plan},
+    rack::programs,
+};
+
+/// Socket on which agents provide memory.
+const SOCKET: &str = "/run/tarn-agent/host-memory.sock";
+/// Memory that a VM writes into its slice, in MiB.
+const TOUCH_MIB: u32 = 16;
+/// User of the VM.
+const TENANT: &str = "tenant";
+/// User of another VM of the host.
+const NEIGHBOUR: &str = "neighbour";
+/// User who may not attach any VM.
+const STRANGER: &str = "stranger";
+/// Users of each host, and a folder in which a namespace can mount.
+const USERS_SCRIPT: &str = "
+for user in root:0 tenant:1000 neighbour:1001 stranger:1002; do
+  echo ${user%:*}:x:${user#*:}:${user#*:}::/:/bin/sh >> /etc/passwd
+done
+mkdir -p /mnt
+";
+/// Device nodes of slices: the first number is the region, 0 is the range that is not divided.
+const NODE: &str = "/dev/dax0.1";
+
+/// Plans hosts with users.
+fn plan_with_users(hosts: usize, backend: &str) -> RackPlan {
+    let mut plan = plan(hosts, &[1], backend);
+    plan.hosts.script.push_str(USERS_SCRIPT);
+    plan.hosts.programs.push(programs().join("vmm-plugin"));
+    plan.agent_toml_extra = "allowed_uids = [0, 1000, 1001]\n".to_owned();
+    plan
+}
+
+/// Runs a command on host 0 as a user.
+fn as_user(rack: &EmulatedRack, user: &str, command: &str) -> CommandOutput {
+    let quoted = command.replace('\'', r"'\''");
+    rack.host(0).run_within(&format!("su -s /bin/sh {user} -c '{quoted}' 2>&1"), TIMEOUT).unwrap()
+}
+
+#[track_caller]
+fn assert_denied(rack: &EmulatedRack, user: &str, command: &str, expected: &str) {
+    let output = as_user(rack, user, command);
+    assert!(output.status != 0 && output.text.contains(expected), "{user}: {command}: {}", output.text);
+}
+
+#[track_caller]
+fn assert_allowed(rack: &EmulatedRack, user: &str, command: &str) {
+    let output = as_user(rack, user, command);
+    assert_eq!(output.status, 0, "{user}: {command}: {}\n{}", output.text, rack.logs());
+}
+
+/// Reserves the only slice for a VM of a user.
+fn reserve_for(rack: &EmulatedRack, vm: &str, uid: u32) {
+    let request =
+        format!("reserve --host h0 --vm {vm} --pool 1GiB --request-id {vm} --uid {uid} --wait-ready");
+    rack.tarn(&request);
+    rack.tarn(&format!("commit {vm}"));
+}
+
+/// Starts a process of a user that uses a VM's slice, and waits until it has written to the slice.
+fn start_vm_as(rack: &EmulatedRack, user: &str, vm: &str) {
+    let command = format!("exec tarn stand-in-vm --socket {SOCKET} --vm {vm} --touch {TOUCH_MIB} --look 1");
+    rack.run(
+        0,
+        &format!(
+            "mkfifo /run/{vm}.in; sleep 100000 > /run/{vm}.in 2> /dev/null & echo $! > /run/{vm}.sleep; \
+             su -s /bin/sh {user} -c '{command}' < /run/{vm}.in > /run/{vm}.out 2> /run/{vm}.err &"
+        ),
+    );
+    rack.wait_until(&format!("{vm} has written"), |rack| {
+        let errors = rack.run(0, &format!("cat /run/{vm}.err"));
+        assert_eq!(errors, "", "{vm}: {}", rack.logs());
+        rack.run(0, &format!("wc -l < /run/{vm}.out")).trim() == "1"
+    });
+}
+
+/// Checks which users can attach the VM of the tenant.
+fn assert_attach_is_limited(rack: &EmulatedRack) {
+    let attach = format!("tarn stand-in-vm --socket {SOCKET} --vm bound --touch 1 --look 1 < /dev/null");
+    assert_denied(rack, STRANGER, &attach, "PEER_NOT_ALLOWED");
+    assert_denied(rack, NEIGHBOUR, &attach, "VM_UNKNOWN");
+    for user in [TENANT, NEIGHBOUR, STRANGER] {
+        for file in ["/etc/tarn/h0.key", "/run/tarn-agent/rack"] {
+            assert_denied(rack, user, &format!("cat {file}"), "Permission denied");
+        }
+    }
+}
+
+/// Checks that other users cannot reach the memory of a running process.
+fn assert_process_is_protected(rack: &EmulatedRack, pid: &str) {
+    for user in [NEIGHBOUR, STRANGER] {
+        assert_denied(rack, user, &format!("ls /proc/{pid}/fd"), "Permission denied");
+        assert_denied(rack, user, &format!("head -c 1 /proc/{pid}/mem"), "Permission denied");
+    }
+}
+
+/// Returns the process that runs a program.
+fn pid_of(rack: &EmulatedRack, program: &str) -> String {
+    rack.run(0, &format!("pidof {program}")).trim().to_owned()
+}
+
+/// Runs the commands of docs/install.md that create certificates, in a folder.
+fn create_documented_certificates(folder: &Path) {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("docs/install.md");
+    let text = fs::read_to_string(page).unwrap();
+    let mut blocks = text.split("```sh\n").skip(1).map(|block| block.split("```").next().unwrap());
+    let commands = blocks.find(|block| block.starts_with("openssl")).expect("a block of commands");
+    let output = Command::new("sh").args(["-e", "-c", commands]).current_dir(folder).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Checks that a host can neither act as an operator nor as another host.
+fn assert_host_has_only_its_own_role(rack: &EmulatedRack) {
+    let port = rack.rack.endpoint().rsplit(':').next().unwrap().to_owned();
+    let run = |command: &str| rack.host(1).run_within(&format!("{command} 2>&1"), TIMEOUT).unwrap();
+    let release = run(&format!(
+        "cd /etc/tarn && tarn --endpoint https://10.0.2.2:{port} --server-name pool-manager --ca ca.pem \
+         --cert h1.pem --key h1.key release bound --force --reason test"
+    ));
+    assert!(release.status != 0 && release.text.contains("role"), "{}", release.text);
+    let agent = run(
+        "cd /etc/tarn && sed -e 's/host = \"h1\"/host = \"h0\"/' -e s,/run/tarn-agent,/run/other, h1.toml > h0-by-h1.toml && \
+         timeout 10 host-agent serve --config h0-by-h1.toml",
+    );
+    assert!(agent.text.contains("h0") && !agent.text.contains("connected to the manager"), "{}", agent.text);
+    assert_eq!(rack.host_state(0), "up");
+}
+
+#[test]
+fn documented_certificates_and_users_limit_access_with_device_dax() {
+    let certificates = tempfile::tempdir().unwrap();
+    create_documented_certificates(certificates.path());
+    let rack = EmulatedRack::start(RackPlan {
+        certificates: Some(certificates.path().to_owned()),
+        ..plan_with_users(2, "dax")
+    });
+    let owner = |rack: &EmulatedRack| rack.run(0, &format!("stat -c '%u %a' {NODE}")).trim().to_owned();
+    reserve_for(&rack, "bound", 1000);
+    assert_attach_is_limited(&rack);
+    let open = format!("exec 9<> {NODE}");
+    assert_eq!(owner(&rack), "0 600");
+    for user in [TENANT, NEIGHBOUR, STRANGER] {
+        assert_denied(&rack, user, &open, "Permission denied");
+    }
+    start_vm_as(&rack, TENANT, "bound");
+    assert_process_is_protected(&rack, &pid_of(&rack, "tarn"));
+    assert_host_has_only_its_own_role(&rack);
+    assert_eq!(rack.end_vm(0, "bound"), [0; 0]);
+    rack.wait_all_free();
+
+    reserve_for(&rack, "by-path", 1000);
+    let inspect = format!("vmm-plugin args --vmm qemu --socket {SOCKET} --vm by-path --kernel /etc/passwd");
+    assert_denied(&rack, NEIGHBOUR, &inspect, "VM_UNKNOWN");
+    assert_eq!(owner(&rack), "0 600");
+    assert_allowed(&rack, TENANT, &inspect);
+    assert_eq!(owner(&rack), "1000 600");
+    assert_allowed(&rack, TENANT, &open);
+    for user in [NEIGHBOUR, STRANGER] {
+        assert_denied(&rack, user, &open, "Permission denied");
+        assert_denied(&rack, user, &format!("unshare -U -r sh -c \"{open}\""), "Permission denied");
+    }
+    rack.tarn("release by-path");
+    rack.wait_all_free();
+
+    reserve_for(&rack, "next", 1001);
+    assert_eq!(owner(&rack), "0 600");
+    assert_denied(&rack, TENANT, &open, "Permission denied");
+}
+
+/// An attack: in a mount namespace, gives a file ($1) the name of the agent's file for a slice.
+const RENAME_SCRIPT: &str = r#"
+mount -t tmpfs none /mnt && cd /mnt && mkdir old && name="memfd:tarn-slice-0.1 (deleted)" && : > "$name" &&
+mount --bind /etc/victim "$name" && pivot_root . old && exec 9< "/$name" && /old/bin/sleep 100000"#;
+
+#[test]
+fn users_cannot_access_memory_of_others_with_memory_blocks() {
+    let rack = EmulatedRack::start(plan_with_users(1, "memory_block"));
+    reserve_for(&rack, "bound", 1000);
+    assert_attach_is_limited(&rack);
+    let inspect = format!("vmm-plugin args --vmm qemu --socket {SOCKET} --vm bound --kernel /etc/passwd");
+    assert_denied(&rack, TENANT, &inspect, "no path"); // the agent's files are readable by root only
+    start_vm_as(&rack, TENANT, "bound");
+    assert_process_is_protected(&rack, &pid_of(&rack, "tarn"));
+    assert_process_is_protected(&rack, &pid_of(&rack, "host-agent"));
+
+    rack.run(0, "echo data > /etc/victim");
+    rack.host(0).run("echo").unwrap();
+    rack.run(
+        0,
+        &format!(
+            "cat > /bin/rename <<'END'\n{RENAME_SCRIPT}\nEND\n\
+             su -s /bin/sh {NEIGHBOUR} -c 'unshare -U -r -m sh /bin/rename' > /run/attack.log 2>&1 &"
+        ),
+    );
+    rack.wait_until("the attacker has the file", |rack| {
+        let links =
+            rack.run(0, "ls -l /proc/[0-9]*/fd 2> /dev/null | grep -c '9 -> .*memfd:tarn-slice-0.1' || true");
+        assert_eq!(rack.run(0, "cat /run/attack.log"), "");
+        links.trim() != "0"
+    });
+    rack.run(0, "kill -9 $(pidof host-agent)");
+    rack.wait_until("the agent is restarted", |rack| {
+        rack.host(0).run("pidof host-agent").unwrap().status == 0 && rack.host_state(0) == "up"
+    });
+    assert_eq!(rack.end_vm(0, "bound"), [0; 0]);
+    rack.wait_all_free();
+    assert_eq!(rack.run(0, "cat /etc/victim"), "data\n");
+}
