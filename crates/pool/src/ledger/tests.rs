@@ -636,7 +636,7 @@ fn quarantined_slice_breaks_its_reservation_until_requalified() {
     let change = rack.ledger.decide_quarantine(at(2), SliceId(0), dirty, "byte 7").unwrap();
     rack.apply(change);
     let Stage::Broken { why, .. } = &rack.ledger.reservation(id).unwrap().stage else { panic!() };
-    assert_eq!(why, "slice 0 is quarantined: it did not reach its owner as zeros: byte 7");
+    assert_eq!(why, "slice 0 is quarantined: it was not zeroed when its host received it: byte 7");
     assert_eq!((rack.emc("e1").free(), rack.emc("e1").quarantined()), (2, 1));
     let refused = rack.ledger.decide_requalify(at(3), SliceId(2), tester(), "why");
     assert!(matches!(refused, Err(Rejection::SliceWrongState { state: "free", .. })));

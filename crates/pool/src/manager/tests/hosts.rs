@@ -314,7 +314,7 @@ fn restarted_host_ends_its_vms_and_releases_their_slices() {
          go
          slices state:h1 | Up",
     );
-    assert!(rig.has_decision(&Subject::Vm(name("a")), "its host has started again"));
+    assert!(rig.has_decision(&Subject::Vm(name("a")), "its host has restarted"));
 }
 
 /// The state on disk may have VMs of the boot before.
@@ -407,7 +407,7 @@ fn agent_of_another_boot_does_not_evict_a_live_agent() {
         "reserve:a@h1=1 go commit:a go
          copy:h1#99/b2 alarms state:h1 slices | h1.close(Superseded) HOST_CONTESTED Up 0.1:online@h1",
     );
-    assert!(!rig.has_decision(&Subject::Vm(name("a")), "its host has started again"));
+    assert!(!rig.has_decision(&Subject::Vm(name("a")), "its host has restarted"));
 }
 
 #[test]
@@ -418,7 +418,7 @@ fn agent_of_another_boot_is_accepted_after_the_lease() {
          tick:2000 report:h2 report:h3 tick:1999 copy:h1#1/b2 alarms state:h1 | h1.close(Superseded) HOST_CONTESTED Up",
     );
     rig.run("tick:1 copy:h1#1/b2 tick:10 stored go");
-    assert!(rig.has_decision(&Subject::Vm(name("a")), "its host has started again"));
+    assert!(rig.has_decision(&Subject::Vm(name("a")), "its host has restarted"));
     assert_eq!(rig.run("state:h1"), "Up");
 }
 
@@ -446,7 +446,7 @@ fn agent_of_the_recorded_boot_has_priority_after_a_restart() {
     rig.run("go up:h1#3 go");
     assert_eq!(rig.run("slices state:h1"), "0.1:online@h1 Up");
     rig.run("restart go tick:4000 copy:h1#99/b2 tick:10 stored go");
-    assert!(rig.has_decision(&Subject::Vm(name("a")), "its host has started again"));
+    assert!(rig.has_decision(&Subject::Vm(name("a")), "its host has restarted"));
 }
 
 #[test]
