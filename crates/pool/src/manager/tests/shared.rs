@@ -216,7 +216,7 @@ fn clean_report_during_a_fence_releases_all_slices() {
          device go
          slices state:h1 | Up",
     );
-    assert!(rig.has_decision(&Subject::Host(name("h1")), "its agent reports that nothing is left"));
+    assert!(rig.has_decision(&Subject::Host(name("h1")), "its agent reports that no process or mapping remains"));
 }
 
 /// The fence command may take minutes: the result of a command that began before the host returned
