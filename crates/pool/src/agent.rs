@@ -476,7 +476,7 @@ impl Agent {
         }
         self.retry();
         self.close_orphans();
-        self.forget_ended();
+        self.drop_ended_vms();
         if self.heartbeat.is_some_and(|every| self.now >= self.reported_at.after(every)) {
             self.dirty = true;
         }

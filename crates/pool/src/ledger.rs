@@ -371,7 +371,7 @@ impl Ledger {
             slot.reservation().into_iter().for_each(|id| self.slice_taken(id));
         }
         let Some(entry) = self.emcs.get_mut(&emc) else { return };
-        entry.forget_slot(id, old);
+        entry.uncount_slot(id, old);
         entry.count_slot(id, slot);
         if old.is_quarantined() || slot.is_quarantined() {
             self.update_unclaimed(id);
@@ -666,7 +666,7 @@ fn decision(when: When, actor: Actor, subject: Subject, what: DecisionKind) -> R
 }
 
 impl EmcEntry {
-    fn forget_slot(&mut self, id: SliceId, old: Slot) {
+    fn uncount_slot(&mut self, id: SliceId, old: Slot) {
         self.in_state[old.state_index()] -= 1;
         match old.state {
             State::Free => drop(self.free.remove(&id)),

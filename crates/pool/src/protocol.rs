@@ -357,16 +357,16 @@ mod tests {
             ended: vec![ReservationId(3)],
             ..ObservedState::default()
         };
-        for most in 1..20 {
-            let parts = whole.clone().into_parts(most);
+        for max_facts in 1..20 {
+            let parts = whole.clone().into_parts(max_facts);
             let facts = |part: &ObservedState| {
                 part.online.len() + part.released.len() + part.ended.len() + 2 * part.vms.len()
             };
-            assert!(parts.iter().all(|part| facts(part) <= most.max(2)), "{most}: {parts:?}");
-            assert!(parts.len() <= 13usize.div_ceil(most) * 2, "{most}: {} parts", parts.len());
+            assert!(parts.iter().all(|part| facts(part) <= max_facts.max(2)), "{max_facts}: {parts:?}");
+            assert!(parts.len() <= 13usize.div_ceil(max_facts) * 2, "{max_facts}: {} parts", parts.len());
             let (last, before) = parts.split_last().unwrap();
-            assert!(!last.is_continued && before.iter().all(|part| part.is_continued), "{most}");
-            assert!(parts.iter().map(|part| part.part).eq(0..parts.len()), "{most}");
+            assert!(!last.is_continued && before.iter().all(|part| part.is_continued), "{max_facts}");
+            assert!(parts.iter().map(|part| part.part).eq(0..parts.len()), "{max_facts}");
             let sum = parts.iter().cloned().reduce(|mut sum, part| {
                 sum.online.extend(part.online);
                 sum.released.extend(part.released);
@@ -374,7 +374,7 @@ mod tests {
                 sum.vms.extend(part.vms);
                 ObservedState { is_continued: part.is_continued, ..sum }
             });
-            assert_eq!(sum.as_ref(), Some(&whole), "{most}");
+            assert_eq!(sum.as_ref(), Some(&whole), "{max_facts}");
         }
         assert_eq!(ObservedState::default().into_parts(1), [ObservedState::default()]);
     }

@@ -325,11 +325,11 @@ impl Agent {
     }
 
     pub(super) fn next_forget(&self) -> Option<Ns> {
-        self.vms.values().filter_map(|vm| self.forget_at(vm)).min()
+        self.vms.values().filter_map(|vm| self.drop_at(vm)).min()
     }
 
-    pub(super) fn forget_ended(&mut self) {
-        let at = |vm: &Vm| Some((self.forget_at(vm)?, vm.record.reservation));
+    pub(super) fn drop_ended_vms(&mut self) {
+        let at = |vm: &Vm| Some((self.drop_at(vm)?, vm.record.reservation));
         let mut ended: Vec<_> = self.vms.values().filter_map(at).collect();
         ended.sort_unstable();
         let excess = ended.len().saturating_sub(ENDED_VMS_REPORTED_MAX);
@@ -342,7 +342,7 @@ impl Agent {
 
     /// A VM is kept while one of its slices is open, because another process could otherwise get
     /// its data.
-    fn forget_at(&self, vm: &Vm) -> Option<Ns> {
+    fn drop_at(&self, vm: &Vm) -> Option<Ns> {
         let VmPhase::Ended { absent_since: Some(since) } = vm.phase else { return None };
         let closed = !vm.record.slices.keys().any(|holding| self.slices.contains_key(holding));
         closed.then(|| since.after(ENDED_VM_REPORTED_FOR))

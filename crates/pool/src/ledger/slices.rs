@@ -77,7 +77,7 @@ impl Ledger {
         let slot = self.slot(slice).ok_or(Rejection::NoSuchSlice(slice))?;
         let what = "uncordon";
         let rejection = Rejection::SliceWrongState { slice, state: slot.state_name(), what };
-        let is_released = self.needs_no_release(slice, slot) || !self.knows_holder(slot);
+        let is_released = self.needs_no_release(slice, slot) || !self.can_holder_report(slot);
         let next = slot.step(Event::Requalify { is_released }).map_err(|_| rejection)?;
         let decision_kind = DecisionKind::Requalified { reason: reason.to_owned() };
         Ok(Change(vec![
@@ -100,7 +100,7 @@ impl Ledger {
     }
 
     /// Returns whether the slice has no holder, or the holder is in the rack and can report.
-    pub(super) fn knows_holder(&self, slot: Slot) -> bool {
+    pub(super) fn can_holder_report(&self, slot: Slot) -> bool {
         slot.holder().is_none_or(|host| self.hosts.contains_key(&host))
     }
 
@@ -142,7 +142,7 @@ impl Ledger {
             let slot = self.slot(*slice)?;
             let is_released = self.is_unreachable(*slice, slot);
             let next =
-                slot.step(Event::Requalify { is_released }).ok().filter(|_| self.knows_holder(slot))?;
+                slot.step(Event::Requalify { is_released }).ok().filter(|_| self.can_holder_report(slot))?;
             Some(Record::Slice(*slice, next))
         });
         Change(requalified.collect())

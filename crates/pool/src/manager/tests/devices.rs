@@ -62,7 +62,7 @@ fn device_without_the_epoch_of_a_guest_is_failed() {
     let mut rig = emptied_device();
     rig.check("slices alarms state:h1 | 0.1:online@h1 EMC_FAILED Up");
     let message = &rig.manager.alarms()[0].message;
-    assert!(message.contains("does not know epoch 1 of slice 0"), "{message}");
+    assert!(message.contains("has no record of epoch 1 of slice 0"), "{message}");
     rig.set_grant(0, Some((1, "h1")));
     rig.check(
         "tick:1000 go
