@@ -284,10 +284,10 @@ fn preview_returns_the_memory_or_the_refusal_of_an_attach() {
     check_preview("up desired:1:a=1.1 ok:1.1 attach:a@200 recorded:a desired:2", Ok("1.1"));
     check_preview("up", Err("no VM a on this host"));
     check_preview("up desired:1:a=1.1+2.1 ok:1.1", Err("1 of 2 slices of VM a are online"));
-    check_preview(ATTACHED, Err("VM a is process 100, which still runs"));
+    check_preview(ATTACHED, Err("VM a is attached to process 100, which still runs"));
     check_preview(
         &attached("gone:a"),
-        Err("VM a was process 100, which has ended: create a new reservation"),
+        Err("VM a was attached to process 100, which has ended: create a new reservation"),
     );
 }
 
@@ -313,11 +313,11 @@ fn change_applies_only_to_the_version_it_names() {
     );
     check(
         "up desired:1 desired:3:base=2:a=1.1",
-        "rejected:changes version 0.2, but the latest applied version is 0.1",
+        "rejected:desired state changes version 0.2, but the latest applied version is 0.1",
     );
     check(
         "up desired:1 desired:2:base=1:a=1.1 desired:2:base=1:a=1.1",
-        "rejected:changes version 0.1, but the latest applied version is 0.2",
+        "rejected:desired state changes version 0.1, but the latest applied version is 0.2",
     );
 }
 
@@ -469,14 +469,14 @@ fn vm_without_slices_receives_its_local_memory() {
 fn vm_process_may_attach_again_and_has_no_successor() {
     check(&attached("attach:a@100"), "pass:2=1.1");
     check(&attached("down desired:2 attach:a@100"), "pass:2=1.1");
-    check(&attached("attach:a@200"), "refuse:2:VM a is process 100, which still runs");
+    check(&attached("attach:a@200"), "refuse:2:VM a is attached to process 100, which still runs");
     check(
         &attached("gone:a attach:a@200"),
-        "refuse:2:VM a was process 100, which has ended: create a new reservation",
+        "refuse:2:VM a was attached to process 100, which has ended: create a new reservation",
     );
     check(
         "up desired:1:a=1.1 ok:1.1 attach:a@100 attach:a@200",
-        "refuse:2:VM a is process 100, which still runs",
+        "refuse:2:VM a is attached to process 100, which still runs",
     );
 }
 
@@ -572,11 +572,11 @@ fn partly_verified_scrub_is_repeated() {
 #[test]
 fn stale_and_foreign_desired_states_are_rejected() {
     check("desired:1:a=1.1", "rejected:no manager has accepted this host yet");
-    check("up desired:2 desired:1:a=1.1", "rejected:older than version 0.2");
-    check("up desired:2:a=1.1:instance", "rejected:for instance 4, this is 5");
+    check("up desired:2 desired:1:a=1.1", "rejected:desired state is older than version 0.2");
+    check("up desired:2:a=1.1:instance", "rejected:desired state is for instance 4, but this is instance 5");
     check(
         "up desired:2:a=1.1:rack",
-        "rejected:this host serves rack R, not Q: empty its runtime directory if it was moved",
+        "rejected:this host serves rack R, not rack Q: if the host was moved, empty its runtime directory",
     );
     check("up down up:Q", "disconnect");
     check("up down up:Q desired:3:a=1.1:rack tick:60000", "");
@@ -623,7 +623,7 @@ fn restarted_agent_reports_vms_that_ended_meanwhile() {
     check_recovered(
         dead(),
         "up desired:1:a=1.1 attach:a@200",
-        "refuse:1:VM a was process 100, which has ended: create a new reservation",
+        "refuse:1:VM a was attached to process 100, which has ended: create a new reservation",
     );
 }
 
