@@ -289,7 +289,9 @@ pub enum Refusal {
         pid: u32,
     },
     /// The caller is not a permitted user of the VM's memory.
-    #[error("VM {vm} belongs to user {user}: the caller must be user {user} or root, not user {caller}{hint}")]
+    #[error(
+        "VM {vm} belongs to user {user}: the caller must be user {user} or root, not user {caller}{hint}"
+    )]
     OtherUser {
         /// Name of the VM.
         vm: Name,
@@ -324,7 +326,9 @@ pub enum Refusal {
 
 /// Error: the manager belongs to another rack than this host.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("this host serves rack {ours}, not rack {theirs}: if the host was moved, empty its runtime directory")]
+#[error(
+    "this host serves rack {ours}, not rack {theirs}: if the host was moved, empty its runtime directory"
+)]
 pub struct OtherRack {
     /// Unique id of the rack that this host serves.
     pub ours: String,

@@ -298,9 +298,9 @@ impl DecisionKind {
             }
             Self::Configured { changes } => plain("configure", changes.join("; ")),
             Self::ModelChanged { kind, version, before } => {
-                let named =
+                let model_name =
                     |version: &Option<u32>| version.map_or("none".into(), |of| format!("{kind}/{of}"));
-                plain("serve-model", format!("{} replaces {}", named(version), named(before)))
+                plain("serve-model", format!("{} replaces {}", model_name(version), model_name(before)))
             }
             Self::WeightsChanged { weights } if weights.is_empty() => {
                 plain("weigh", "no tenant has a weight".into())
@@ -392,7 +392,10 @@ mod tests {
             "no EMC has enough free slices, so the slices are from as few EMCs as possible: 2 of 5 free on e1, 1 of 1 free on e2"
         ));
         let one = reserved(&[(name("e1"), 2, 5)]).why;
-        assert!(one.ends_with("all slices are from the EMC with the most free slices: 2 of 5 free on e1"), "{one}");
+        assert!(
+            one.ends_with("all slices are from the EMC with the most free slices: 2 of 5 free on e1"),
+            "{one}"
+        );
         assert!(reserved(&[]).why.ends_with("on h1 needs no slice"));
     }
 

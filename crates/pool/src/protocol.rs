@@ -81,8 +81,8 @@ impl DesiredState {
     /// Returns the slices that the message mentions.
     pub fn slices(&self) -> impl Iterator<Item = SliceId> {
         let vms = self.vms.values().flat_map(|vm| vm.slices.keys());
-        let named = vms.chain(self.release.keys()).chain(self.scrub.keys());
-        named.map(|holding| holding.slice).chain(self.removals.slices.iter().copied())
+        let mentioned = vms.chain(self.release.keys()).chain(self.scrub.keys());
+        mentioned.map(|holding| holding.slice).chain(self.removals.slices.iter().copied())
     }
 
     /// Merges a newer message into this message.

@@ -89,33 +89,33 @@ fn desired_vm(vm: &str, slices: impl Iterator<Item = Holding>) -> DesiredVm {
 
 fn parse_desired_state(text: &str) -> Event {
     let mut parts = text.split(':');
-    let mut want = desired_state(parts.next().unwrap().parse().unwrap());
+    let mut desired = desired_state(parts.next().unwrap().parse().unwrap());
     let mut rack = "R";
     for part in parts {
         match part.split_once('=') {
-            None if part == "fenced" => want.fenced = true,
-            None if part == "instance" => want.instance = InstanceId(4),
+            None if part == "fenced" => desired.fenced = true,
+            None if part == "instance" => desired.instance = InstanceId(4),
             None if part == "rack" => rack = "Q",
             Some(("base", number)) => {
                 let revision = Revision(number.parse().unwrap());
-                want.base = Some(DesiredVersion { generation: 0, revision });
+                desired.base = Some(DesiredVersion { generation: 0, revision });
             }
-            Some(("no_vm", list)) => want.removals.vms.extend(list.split('+').map(reservation)),
+            Some(("no_vm", list)) => desired.removals.vms.extend(list.split('+').map(reservation)),
             Some(("no_slice", list)) => {
-                want.removals.slices.extend(list.split('+').map(|slice| SliceId(slice.parse().unwrap())));
+                desired.removals.slices.extend(list.split('+').map(|slice| SliceId(slice.parse().unwrap())));
             }
-            Some(("release", list)) => want.release.extend(holdings(list).map(|h| (h, release(h, false)))),
-            Some(("force", list)) => want.release.extend(holdings(list).map(|h| (h, release(h, true)))),
-            Some(("scrub", list)) => want.scrub.extend(holdings(list).map(|h| (h, handle(h)))),
+            Some(("release", list)) => desired.release.extend(holdings(list).map(|h| (h, release(h, false)))),
+            Some(("force", list)) => desired.release.extend(holdings(list).map(|h| (h, release(h, true)))),
+            Some(("scrub", list)) => desired.scrub.extend(holdings(list).map(|h| (h, handle(h)))),
             Some((vm, list)) => {
                 let (vm, uid) = vm.split_once('/').map_or((vm, None), |(vm, uid)| (vm, Some(uid)));
                 let uid = uid.map(|uid| user(uid.parse().unwrap()));
-                want.vms.insert(reservation(vm), DesiredVm { uid, ..desired_vm(vm, holdings(list)) });
+                desired.vms.insert(reservation(vm), DesiredVm { uid, ..desired_vm(vm, holdings(list)) });
             }
             None => panic!("unknown part {part}"),
         }
     }
-    Event::DesiredState { rack: rack.to_owned(), desired: want }
+    Event::DesiredState { rack: rack.to_owned(), desired }
 }
 
 fn scrubbed(holding: Holding, verified: Bytes) -> SliceOutcome {
@@ -298,7 +298,7 @@ fn new_slice_is_checked_for_zeros_before_use() {
 }
 
 #[test]
-fn change_applies_only_to_the_version_it_names() {
+fn change_applies_only_to_its_base_version() {
     check("up desired:1:a=1.1 ok:1.1 desired:2:base=1:b=2.1", "online:2.1?");
     check("up desired:1:a=1.1 ok:1.1 desired:2:base=1:b=2.1 ok:2.1", "changes:2:online=2.1");
     check("up desired:1:a=1.1 ok:1.1 desired:2:base=1:b=2.1 ok:2.1 desired:3", "report:3:online=1.1+2.1");
@@ -466,7 +466,7 @@ fn vm_without_slices_receives_its_local_memory() {
 }
 
 #[test]
-fn vm_process_may_attach_again_and_has_no_successor() {
+fn only_its_own_process_attaches_a_vm_again() {
     check(&attached("attach:a@100"), "pass:2=1.1");
     check(&attached("down desired:2 attach:a@100"), "pass:2=1.1");
     check(&attached("attach:a@200"), "refuse:2:VM a is attached to process 100, which still runs");
@@ -592,14 +592,14 @@ fn fenced_host_kills_its_vms_and_then_reports_clean() {
 }
 
 #[test]
-fn ended_vm_is_reported_until_unnamed_for_the_retention_time() {
+fn ended_vm_is_reported_until_absent_for_retention_time() {
     let ended = attached("gone:a");
     check(&ended, "free:a changes:1:ended=a");
     let later = ENDED_VM_REPORTED_FOR.as_ms();
     check(&format!("{ended} tick:{later}"), "changes:1:ended=a");
-    let unnamed = format!("{ended} desired:2:release=1.1 ok:1.1 desired:3");
-    check(&unnamed, "report:3:ended=a:clean");
-    check(&format!("{unnamed} tick:{later}"), "delete:a changes:3:clean");
+    let absent = format!("{ended} desired:2:release=1.1 ok:1.1 desired:3");
+    check(&absent, "report:3:ended=a:clean");
+    check(&format!("{absent} tick:{later}"), "delete:a changes:3:clean");
     check(&format!("{ended} desired:2 tick:{later}"), "changes:2:ended=a");
 }
 

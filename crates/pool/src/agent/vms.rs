@@ -178,12 +178,17 @@ impl Agent {
 
     /// Checks that the caller is root or the user of the reservation. For a reservation without a
     /// user, this is the agent's user.
-    fn check_user(&self, vm: &Name, named: Option<UserId>, caller: &Caller) -> Result<(), Refusal> {
-        let user = named.unwrap_or(self.user);
+    fn check_user(
+        &self,
+        vm: &Name,
+        reservation_user: Option<UserId>,
+        caller: &Caller,
+    ) -> Result<(), Refusal> {
+        let user = reservation_user.unwrap_or(self.user);
         if [user, UserId::ROOT].contains(&caller.uid) {
             return Ok(());
         }
-        let hint = if named.is_none() { "; its reservation has no user" } else { "" };
+        let hint = if reservation_user.is_none() { "; its reservation has no user" } else { "" };
         Err(Refusal::OtherUser { vm: vm.clone(), user, caller: caller.uid, hint })
     }
 

@@ -178,7 +178,8 @@ impl Ledger {
 
     /// Updates the index of slices that wait for a claim of a VM.
     pub(super) fn update_unclaimed(&mut self, slice: SliceId) {
-        let is_unclaimed = self.slot(slice).is_some_and(|slot| is_restored(slot) && self.can_holder_report(slot));
+        let is_unclaimed =
+            self.slot(slice).is_some_and(|slot| is_restored(slot) && self.can_holder_report(slot));
         let Some(entry) = self.emc_of(slice).and_then(|emc| self.emcs.get_mut(&emc)) else { return };
         if is_unclaimed {
             entry.unclaimed.insert(slice);

@@ -262,7 +262,10 @@ impl Ledger {
                 return self.decide_requalify(when, *slice, actor, reason);
             }
             Place::Slice(slice) => {
-                let (slice, what) = (*slice, "cordon or drain: a slice accepts only uncordon, and only while it is quarantined");
+                let (slice, what) = (
+                    *slice,
+                    "cordon or drain: a slice accepts only uncordon, and only while it is quarantined",
+                );
                 let state = self.slot(slice).map_or("unknown", super::Slot::state_name);
                 return Err(Rejection::SliceWrongState { slice, state, what });
             }
@@ -421,7 +424,11 @@ impl Ledger {
             new.fence = Fence::None;
             new.unwired_fences.clear();
             records.extend(self.slots_after_fence(host, |_| true));
-            let proof = if rebooted { "the host restarted" } else { "its agent reports that no process or mapping remains" };
+            let proof = if rebooted {
+                "the host restarted"
+            } else {
+                "its agent reports that no process or mapping remains"
+            };
             let what = DecisionKind::Returned { proof: proof.to_owned() };
             records.push(decision(when, actor, Subject::Host(new.name.clone()), what));
         }

@@ -598,7 +598,7 @@ fn fence_stored_by_an_earlier_version_waits_for_every_emc() {
 }
 
 #[test]
-fn operator_may_confirm_power_off_of_a_host_being_fenced() {
+fn power_off_is_confirmed_for_host_being_fenced() {
     let mut rack = Rack::new("e1=4 h1:e1");
     for powered_off in [false, true] {
         let fence = rack.ledger.decide_fence(at(3), HostId(0), powered_off, tester(), "why");

@@ -452,10 +452,14 @@ impl Manager {
                 if is_outdated(grant)
                     && let Some(host) = holder =>
             {
-                (Quarantine::LostRecord { host }, format!("the record contains the grant of epoch {}", grant.epoch))
+                (
+                    Quarantine::LostRecord { host },
+                    format!("the record contains the grant of epoch {}", grant.epoch),
+                )
             }
             Some(grant) => {
-                let detail = format!("the device has epoch {}, the ledger has epoch {}", grant.epoch, slot.epoch);
+                let detail =
+                    format!("the device has epoch {}, the ledger has epoch {}", grant.epoch, slot.epoch);
                 (Quarantine::UnknownGrant { host: grant.host }, detail)
             }
             // The device may already have performed the fence; the fence call is repeated.

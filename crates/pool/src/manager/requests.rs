@@ -258,7 +258,8 @@ impl Manager {
                     crate::record::Record::Reservation(_, reservation) => Some(reservation),
                     _ => None,
                 });
-                let reservation = new_reservation.expect("the change of a new reservation contains its record");
+                let reservation =
+                    new_reservation.expect("the change of a new reservation contains its record");
                 ReservationView { id, host, online: 0, reservation }
             }
         };

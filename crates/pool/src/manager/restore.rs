@@ -116,7 +116,12 @@ impl Manager {
             self.slice_event(when, slice, Event::Raise(epoch));
             if !self.head.can_revoke(slice) && holder != Some(host) {
                 let why = Event::Quarantine(Quarantine::Restored { host: Some(host) });
-                self.quarantine(when, slice, why, "a host reports the slice, but its EMC has no record of the grant");
+                self.quarantine(
+                    when,
+                    slice,
+                    why,
+                    "a host reports the slice, but its EMC has no record of the grant",
+                );
             }
         }
     }

@@ -315,7 +315,12 @@ impl Manager {
     /// Returns an alarm for each of the first slices whose device calls fail, and one alarm with
     /// the number of the remaining slices.
     fn slice_fault_alarms(&self) -> impl Iterator<Item = Alarm> {
-        let rest = self.summary_alarm("SLICE_FAILING", self.faults.len(), SLICE_ALARMS_MAX, "slices have failing device calls");
+        let rest = self.summary_alarm(
+            "SLICE_FAILING",
+            self.faults.len(),
+            SLICE_ALARMS_MAX,
+            "slices have failing device calls",
+        );
         let listed = self.faults.iter().take(SLICE_ALARMS_MAX).map(|(slice, fault)| Alarm {
             reason: "SLICE_FAILING",
             subject: Subject::Slice(slice),

@@ -49,7 +49,7 @@ fn ended_vm_wakes_the_agent_when_its_retention_expires() {
 }
 
 #[test]
-fn ended_vms_beyond_the_limit_drop_the_longest_unnamed_first() {
+fn ended_vms_over_the_limit_drop_longest_absent_first() {
     let recovered = (0..=ENDED_VMS_REPORTED_MAX as u64).map(|n| {
         let mut vm = recovered_vm("a", "", false);
         vm.record.reservation = ReservationId(n + 1);

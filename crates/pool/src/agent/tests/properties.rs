@@ -108,17 +108,17 @@ impl HostModel {
     /// Builds and sends a desired state. VM a has the even slices and VM b the odd ones, so that a
     /// slice never belongs to two VMs.
     fn receive_desired_state(&mut self, number: u64, foreign: u8, entries: &[(u8, u32, u64)], fenced: bool) {
-        let mut want = desired_state(number);
-        want.fenced = fenced;
+        let mut desired = desired_state(number);
+        desired.fenced = fenced;
         let mut slices = [BTreeSet::new(), BTreeSet::new()];
         for (kind, slice, epoch) in entries {
             let holding = Holding { slice: SliceId(*slice), epoch: Epoch(*epoch) };
             match kind {
-                0 => drop(want.release.insert(holding, release(holding, false))),
-                1 => drop(want.release.insert(holding, release(holding, true))),
+                0 => drop(desired.release.insert(holding, release(holding, false))),
+                1 => drop(desired.release.insert(holding, release(holding, true))),
                 2 => {
                     let scrubbed = Holding { epoch: Epoch(epoch + 10), ..holding };
-                    drop(want.scrub.insert(scrubbed, handle(scrubbed)));
+                    drop(desired.scrub.insert(scrubbed, handle(scrubbed)));
                 }
                 _ => drop(slices[(slice % 2) as usize].insert(holding)),
             }
@@ -126,36 +126,36 @@ impl HostModel {
         for (vm, slices) in ["a", "b"].into_iter().zip(slices) {
             if !slices.is_empty() && !fenced {
                 let uid = (vm == "a").then(|| user(TENANT));
-                want.vms.insert(reservation(vm), DesiredVm { uid, ..desired_vm(vm, slices.into_iter()) });
+                desired.vms.insert(reservation(vm), DesiredVm { uid, ..desired_vm(vm, slices.into_iter()) });
             }
         }
         let rack = if foreign == 0 { "Q" } else { "R" };
         if foreign == 1 {
-            want.instance = InstanceId(4);
+            desired.instance = InstanceId(4);
         }
-        self.send(rack, want, foreign > 1);
+        self.send(rack, desired, foreign > 1);
     }
 
-    fn send(&mut self, rack: &str, want: DesiredState, is_own: bool) {
+    fn send(&mut self, rack: &str, desired: DesiredState, is_own: bool) {
         let newest = self.desired_state.as_ref().map_or(DesiredVersion::default(), |order| order.number);
-        let is_accepted = is_own && want.number >= newest;
+        let is_accepted = is_own && desired.number >= newest;
         let before = (self.agent.observed_state(), self.calls.clone());
         let previous = self.desired_state.clone();
         if is_accepted {
-            self.reported_released.retain(|holding| want.release.contains_key(holding));
-            self.desired_state = Some(want.clone());
+            self.reported_released.retain(|holding| desired.release.contains_key(holding));
+            self.desired_state = Some(desired.clone());
         }
-        let want = match previous {
-            Some(before) if want.number.revision.0.is_multiple_of(2) => {
-                let change = change(&before, &want);
+        let desired = match previous {
+            Some(before) if desired.number.revision.0.is_multiple_of(2) => {
+                let change = change(&before, &desired);
                 let mut complete = before;
                 complete.amend(change.clone());
-                assert_eq!(complete, want, "changes must add up to the complete state");
+                assert_eq!(complete, desired, "changes must add up to the complete state");
                 change
             }
-            _ => want,
+            _ => desired,
         };
-        self.handle(Event::DesiredState { rack: rack.to_owned(), desired: want });
+        self.handle(Event::DesiredState { rack: rack.to_owned(), desired });
         if !is_accepted {
             assert_eq!(
                 before,
@@ -264,7 +264,9 @@ impl HostModel {
             Effect::SendReport(report) => self.check_report(report),
             Effect::Watch { reservation, .. } => assert!(self.disk.contains_key(reservation)),
             Effect::Kill(id) => {
-                assert!(self.desired_state.as_ref().is_some_and(|o| o.fenced && named(o, *id).is_none()))
+                assert!(
+                    self.desired_state.as_ref().is_some_and(|o| o.fenced && desired_vm_in(o, *id).is_none())
+                )
             }
             Effect::FreeLocal(id) => assert!(!self.running.contains_key(id)),
             Effect::RecordRack { .. } | Effect::Disconnect(_) | Effect::CommandRejected(..) => {}
@@ -418,15 +420,15 @@ impl HostModel {
     }
 }
 
-fn named(order: &DesiredState, id: ReservationId) -> Option<&DesiredVm> {
+fn desired_vm_in(order: &DesiredState, id: ReservationId) -> Option<&DesiredVm> {
     order.vms.get(&id)
 }
 
 /// Returns whether a desired state requires that a slice is closed: a release, a fence or a later
 /// owner.
 fn must_release(order: &DesiredState, holding: Holding) -> bool {
-    let named = order.vms.values().flat_map(|vm| vm.slices.keys()).chain(order.release.keys());
-    let mut later = named.chain(order.scrub.keys()).filter(|other| other.slice == holding.slice);
+    let mentioned = order.vms.values().flat_map(|vm| vm.slices.keys()).chain(order.release.keys());
+    let mut later = mentioned.chain(order.scrub.keys()).filter(|other| other.slice == holding.slice);
     order.fenced || order.release.contains_key(&holding) || later.any(|other| other.epoch > holding.epoch)
 }
 
@@ -450,8 +452,8 @@ fn change(before: &DesiredState, after: &DesiredState) -> DesiredState {
             continue;
         }
         change.removals.vms.extend(old.vms.keys().filter(|id| !new.vms.contains_key(id)));
-        let named: BTreeSet<SliceId> = new.slices().collect();
-        change.removals.slices.extend(old.slices().filter(|slice| !named.contains(slice)));
+        let mentioned: BTreeSet<SliceId> = new.slices().collect();
+        change.removals.slices.extend(old.slices().filter(|slice| !mentioned.contains(slice)));
         change.vms.extend(new.vms);
         change.release.extend(new.release);
         change.scrub.extend(new.scrub);

@@ -4,7 +4,10 @@ use super::*;
 
 #[test]
 fn recorded_slice_of_a_running_vm_is_not_passed_to_another() {
-    check(&attached("desired:2:b=1.1 attach:b@200"), "refuse:2:VM a is attached to process 100, which still runs");
+    check(
+        &attached("desired:2:b=1.1 attach:b@200"),
+        "refuse:2:VM a is attached to process 100, which still runs",
+    );
     check(
         &attached("desired:2:b=1.1+2.1 ok:2.1 attach:b@200"),
         "refuse:2:VM a is attached to process 100, which still runs",

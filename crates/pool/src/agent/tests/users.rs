@@ -21,8 +21,7 @@ fn vm_of_a_user_is_attached_only_by_that_user_and_root() {
 
 #[test]
 fn vm_without_a_user_belongs_to_the_agents_user_and_root() {
-    let refused =
-        "refuse:1:VM b belongs to user 0: the caller must be user 0 or root, not user 2001; its reservation has no user";
+    let refused = "refuse:1:VM b belongs to user 0: the caller must be user 0 or root, not user 2001; its reservation has no user";
     check_ready("attach:b@100/2001", refused);
     let attach = |uid| {
         let (mut agent, _) = run(Vec::new(), "", READY);

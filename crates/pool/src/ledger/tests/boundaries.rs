@@ -335,8 +335,8 @@ fn restored_rack_rejects_additions_until_hosts_have_reported() {
 #[test]
 fn host_id_named_by_a_device_is_not_reassigned() {
     let mut rack = Rack::new("e1=4 h1:e1");
-    for (named, next) in [(0, 1), (3, 4), (2, 4), (u32::MAX, 4)] {
-        let change = rack.ledger.decide_reserve_host_ids([HostId(named)]);
+    for (reported, next) in [(0, 1), (3, 4), (2, 4), (u32::MAX, 4)] {
+        let change = rack.ledger.decide_reserve_host_ids([HostId(reported)]);
         rack.apply(change);
         assert_eq!(rack.ledger.meta().next_host, HostId(next));
     }

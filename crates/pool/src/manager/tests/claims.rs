@@ -117,7 +117,7 @@ fn slice_of_a_running_vm_is_in_doubt_after_a_lost_grant() {
 
 /// The directory returns before an operator uncordons the slice.
 #[test]
-fn guest_survives_a_temporarily_empty_device_directory() {
+fn vm_survives_a_temporarily_empty_device_directory() {
     let mut rig = running();
     rig.set_grant(0, None);
     rig.run("restart device go up:h1 up:h2 up:h3 tick:10 report:h1:online=0.1:vm1a=0.1 go");
@@ -150,7 +150,7 @@ fn unknown_grant_is_in_doubt_until_its_host_has_reported() {
 }
 
 #[test]
-fn fence_ends_the_doubt_about_a_vm_not_adopted() {
+fn fence_permits_uncordon_of_slice_of_unadopted_vm() {
     let mut rig = vm_on_unknown_grant();
     rig.run("down:h1 poweroff:h1 go");
     rig.check("state:h1 | Fenced");

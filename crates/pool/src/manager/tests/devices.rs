@@ -58,7 +58,7 @@ fn emptied_device() -> Rig {
 }
 
 #[test]
-fn device_without_the_epoch_of_a_guest_is_failed() {
+fn device_without_the_epoch_of_a_vm_is_failed() {
     let mut rig = emptied_device();
     rig.check("slices alarms state:h1 | 0.1:online@h1 EMC_FAILED Up");
     let message = &rig.manager.alarms()[0].message;
@@ -82,7 +82,7 @@ fn foreign_device_reserves_no_host_id_and_grants_nothing() {
 }
 
 #[test]
-fn device_without_its_record_recovers_after_its_guests_end() {
+fn device_without_its_record_recovers_after_its_vms_end() {
     let mut rig = emptied_device();
     rig.run("release:a go");
     rig.check(
@@ -244,7 +244,7 @@ fn scrubbing() -> Rig {
 }
 
 #[test]
-fn only_a_complete_scrub_of_the_current_epoch_counts() {
+fn only_complete_scrub_of_current_epoch_is_accepted() {
     scrubbing().check(
         "report:h1:half=0.2 report:h1:scrubbed=0.1 report:h1:scrubbed=0.3 tick:10 |
          report:h1:scrubbed=0.2 tick:10 | store

@@ -91,7 +91,7 @@ fn requests_that_may_wait_for_slices_are_marked() {
 }
 
 #[test]
-fn waiting_callers_count_before_and_after_the_write() {
+fn waiters_before_and_after_the_write_count_towards_limit() {
     let mut rig = Rig::connected();
     rig.run("reserve:a@h1=1 stored");
     (0..2).for_each(|_| drop(rig.run("wait:a")));

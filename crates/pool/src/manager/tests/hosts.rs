@@ -8,13 +8,13 @@ use crate::{audit::Subject, manager::link::PendingChanges, record::Fence};
 
 #[test]
 fn changes_beyond_the_limit_become_a_complete_state() {
-    let mut news = PendingChanges::awaited();
+    let mut changes = PendingChanges::awaited();
     let max = DELTA_CHANGES_PER_HOST_MAX as u64;
-    (1..=max).for_each(|id| news.add(None, [ReservationId(id)]));
-    assert!(!news.is_complete() && news.len() == DELTA_CHANGES_PER_HOST_MAX);
-    news.add(Some(SliceId(0)), []);
-    assert!(news.is_complete() && news.len() == 0);
-    assert!(news.is_awaited(), "a complete desired state is awaited as well");
+    (1..=max).for_each(|id| changes.add(None, [ReservationId(id)]));
+    assert!(!changes.is_complete() && changes.len() == DELTA_CHANGES_PER_HOST_MAX);
+    changes.add(Some(SliceId(0)), []);
+    assert!(changes.is_complete() && changes.len() == 0);
+    assert!(changes.is_awaited(), "a complete desired state is awaited as well");
 }
 
 #[test]
@@ -65,7 +65,7 @@ fn ended_vm_releases_its_slices() {
 }
 
 #[test]
-fn silent_host_keeps_its_slices_and_receives_no_more() {
+fn silent_host_keeps_its_slices_and_gets_no_new_slices() {
     Rig::connected().check(
         "reserve:a@h1=2 go
          tick:2000 report:h2 report:h3
@@ -450,7 +450,7 @@ fn agent_of_the_recorded_boot_has_priority_after_a_restart() {
 }
 
 #[test]
-fn contest_ends_two_leases_after_the_last_attempt() {
+fn contested_alarm_ends_two_leases_after_last_attempt() {
     let mut rig = Rig::connected();
     rig.run("up:h1#9 go");
     rig.manager.take_changed();
@@ -505,7 +505,7 @@ fn host_receives_no_slices_of_a_partly_visible_device() {
 }
 
 #[test]
-fn slice_is_scrubbed_by_a_host_that_sees_its_device() {
+fn slice_is_scrubbed_by_host_that_reports_its_device() {
     let mut rig = Rig::new("e1=4! h1:e1 h2:e1");
     rig.run("up:h1 sees:h2=0 up:h2 go reserve:a@h1=1 go down:h1 release:a go");
     rig.check("slices | 0.1:draining@h1");

@@ -57,7 +57,7 @@ fn vm_reported_with_a_dirty_slice_is_not_adopted() {
 }
 
 #[test]
-fn past_claim_is_ignored_and_claim_of_another_host_is_false() {
+fn past_claim_is_ignored_but_claim_of_foreign_slice_is_not() {
     let mut rig = Rig::connected();
     rig.run("reserve:a@h1=1 go release:a go reserve:a@h1=1!2 go");
     rig.check(

@@ -252,7 +252,7 @@ fn host_never_connected_accepts_no_reservation() {
 }
 
 #[test]
-fn drain_names_the_vms_to_move_and_cordon_stops_reservations() {
+fn drain_lists_vms_and_cordon_stops_reservations() {
     Rig::connected().check(
         "reserve:a@h1=1 go
          drain:h1 | store

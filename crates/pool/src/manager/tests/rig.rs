@@ -341,7 +341,7 @@ impl Rig {
             }
             Effect::Reply(Token(token), answer) => self.reply(token, &answer),
             Effect::Device(emc, call) => self.on_device_call(emc, call),
-            Effect::Send(session, want) => self.on_desired_state(session, want),
+            Effect::Send(session, desired) => self.on_desired_state(session, desired),
             Effect::RequestReport(session) => {
                 let host = self.sessions[&session];
                 self.output.push(format!("{}<report", self.host_name(host)));
@@ -425,46 +425,46 @@ impl Rig {
         device.calls.push_back(call);
     }
 
-    fn on_desired_state(&mut self, session: SessionId, want: DesiredState) {
+    fn on_desired_state(&mut self, session: SessionId, desired: DesiredState) {
         let host = self.sessions[&session];
         let before = self.agents[&host].desired_state.as_ref().map(|(before, _)| before.clone());
-        let mut complete = before.clone().unwrap_or_else(|| want.clone());
-        assert!(want.base.is_none() || want.base == before.map(|before| before.number), "{want:?}");
-        self.incremental_states += u32::from(want.base.is_some());
+        let mut complete = before.clone().unwrap_or_else(|| desired.clone());
+        assert!(desired.base.is_none() || desired.base == before.map(|before| before.number), "{desired:?}");
+        self.incremental_states += u32::from(desired.base.is_some());
         assert_eq!(
-            want.instance,
+            desired.instance,
             InstanceId(self.agents[&host].instance),
             "a desired state for another instance"
         );
-        complete.amend(want);
-        let want = complete;
+        complete.amend(desired);
+        let desired = complete;
         assert_eq!(
-            Some(&want),
+            Some(&desired),
             self.manager.desired_state(host).as_ref(),
             "changes must add up to the complete state"
         );
         let mut parts = Vec::new();
-        for (id, wanted) in &want.vms {
-            let vm = &wanted.vm;
+        for (id, desired_vm) in &desired.vms {
+            let vm = &desired_vm.vm;
             let reservation = self.manager.durable().reservation(*id).unwrap();
-            let sent: Vec<_> = wanted.slices.keys().map(|h| h.slice).collect();
+            let sent: Vec<_> = desired_vm.slices.keys().map(|h| h.slice).collect();
             assert_eq!(sent, reservation.slices, "a desired state contains only some slices of a VM");
-            wanted.slices.keys().for_each(|h| self.check_granted(host, *h));
-            parts.push(format!("{vm}={}", format_holdings(wanted.slices.keys().copied())));
+            desired_vm.slices.keys().for_each(|h| self.check_granted(host, *h));
+            parts.push(format!("{vm}={}", format_holdings(desired_vm.slices.keys().copied())));
         }
-        want.scrub.keys().for_each(|h| self.check_granted(host, *h));
-        let sent = want.vms.values().flat_map(|vm| vm.slices.keys()).chain(want.scrub.keys());
+        desired.scrub.keys().for_each(|h| self.check_granted(host, *h));
+        let sent = desired.vms.values().flat_map(|vm| vm.slices.keys()).chain(desired.scrub.keys());
         sent.copied().collect::<Vec<_>>().into_iter().for_each(|h| self.add_reached(host, h));
         let released = |force: bool| {
-            format_holdings(want.release.iter().filter(|(_, r)| r.force == force).map(|(h, _)| *h))
+            format_holdings(desired.release.iter().filter(|(_, r)| r.force == force).map(|(h, _)| *h))
         };
         let lists = [
             ("release", released(false)),
             ("force", released(true)),
-            ("scrub", format_holdings(want.scrub.keys().copied())),
+            ("scrub", format_holdings(desired.scrub.keys().copied())),
         ];
         parts.extend(lists.into_iter().filter(|(_, l)| !l.is_empty()).map(|(kind, l)| format!("{kind}={l}")));
-        parts.extend(want.fenced.then(|| "fenced".to_owned()));
+        parts.extend(desired.fenced.then(|| "fenced".to_owned()));
         let words = if parts.is_empty() { "nothing".to_owned() } else { parts.join(";") };
         self.output.push(format!("{}<{words}", self.host_name(host)));
         let (now, agent) = (self.now, self.agents.get_mut(&host).unwrap());
@@ -472,13 +472,13 @@ impl Rig {
             let is_resend = now >= at.after(DESIRED_STATE_RESEND_AFTER);
             assert!(agent.answered || is_resend, "a second desired state before a report on the first");
             assert!(
-                want.number > before.number || want == *before,
-                "two desired states of one version differ: {want:?} and {before:?}"
+                desired.number > before.number || desired == *before,
+                "two desired states of one version differ: {desired:?} and {before:?}"
             );
         }
         agent.answered &=
-            agent.desired_state.as_ref().is_some_and(|(before, _)| want.number == before.number);
-        agent.desired_state = Some((want, now));
+            agent.desired_state.as_ref().is_some_and(|(before, _)| desired.number == before.number);
+        agent.desired_state = Some((desired, now));
     }
 
     /// Checks that a host receives a slice only while the device grants it to this host alone.
@@ -708,8 +708,8 @@ impl Rig {
         let Some(session) = agent.session else { return };
         agent.running.extend(report.vms.clone());
         agent.running.retain(|id, _| !report.ended.contains(id));
-        if let Some((want, _)) = agent.desired_state.as_ref().filter(|_| !early) {
-            report.number = want.number;
+        if let Some((desired, _)) = agent.desired_state.as_ref().filter(|_| !early) {
+            report.number = desired.number;
             agent.answered = true;
         }
         for scrub in report.scrubbed.iter().filter(|s| s.verified >= units::SLICE) {
@@ -728,16 +728,16 @@ impl Rig {
     /// Lets an agent apply its desired state and report.
     pub(super) fn apply_desired_state(&mut self, host: HostId) {
         let Some(agent) = self.agents.get(&host) else { return };
-        let Some((want, _)) = &agent.desired_state else { return };
-        let wanted = want.vms.values().flat_map(|vm| vm.slices.keys().copied());
+        let Some((desired, _)) = &agent.desired_state else { return };
+        let desired_slices = desired.vms.values().flat_map(|vm| vm.slices.keys().copied());
         let in_use = agent.running.values().flat_map(|vm| vm.slices.iter().copied());
-        let in_use = in_use.filter(|holding| !want.release.contains_key(holding));
+        let in_use = in_use.filter(|holding| !desired.release.contains_key(holding));
         let report = ObservedState {
-            online: wanted.chain(in_use.clone()).collect::<BTreeSet<_>>().into_iter().collect(),
+            online: desired_slices.chain(in_use.clone()).collect::<BTreeSet<_>>().into_iter().collect(),
             vms: agent.running.clone(),
-            released: want.release.keys().copied().filter(|holding| !agent.uses(*holding)).collect(),
-            scrubbed: want.scrub.keys().map(|h| scrubbed(*h, units::SLICE)).collect(),
-            clean: want.fenced && agent.running.is_empty(),
+            released: desired.release.keys().copied().filter(|holding| !agent.uses(*holding)).collect(),
+            scrubbed: desired.scrub.keys().map(|h| scrubbed(*h, units::SLICE)).collect(),
+            clean: desired.fenced && agent.running.is_empty(),
             whole: true,
             ..ObservedState::default()
         };

@@ -19,7 +19,7 @@ fn rig_with_slice() -> Rig {
 }
 
 #[test]
-fn unstoppable_host_keeps_its_slices_and_others_are_served() {
+fn unstoppable_host_keeps_slices_and_others_get_memory() {
     rig_with_slice().check(
         "down:h1 fence:h1 stored | store fence:h1->ok[0] e2.fence(h1) e1.fence(h1)
          device go | store
@@ -182,7 +182,7 @@ fn stopped_machine_frees_its_slices() {
 }
 
 #[test]
-fn power_off_confirmed_during_the_stop_command_counts() {
+fn power_off_confirmed_during_stop_command_completes_fence() {
     rig_with_slice().check(
         "down:h1 fence:h1 stored | store fence:h1->ok[0] e2.fence(h1) e1.fence(h1)
          poweroff:h1 stored | store poweroff:h1->ok[0] e1.fence(h1!) e2.fence(h1!)
@@ -201,7 +201,7 @@ fn host_restarted_during_its_fence_has_released_its_slices() {
          device go
          slices state:h1 | Up",
     );
-    assert!(rig.has_decision(&Subject::Host(name("h1")), "it restarted"));
+    assert!(rig.has_decision(&Subject::Host(name("h1")), "the host restarted"));
 }
 
 #[test]
@@ -216,13 +216,15 @@ fn clean_report_during_a_fence_releases_all_slices() {
          device go
          slices state:h1 | Up",
     );
-    assert!(rig.has_decision(&Subject::Host(name("h1")), "its agent reports that no process or mapping remains"));
+    assert!(
+        rig.has_decision(&Subject::Host(name("h1")), "its agent reports that no process or mapping remains")
+    );
 }
 
 /// The fence command may take minutes: the result of a command that began before the host returned
 /// does not count for a later fence.
 #[test]
-fn later_fence_of_a_host_has_its_own_start() {
+fn later_fence_of_a_host_has_a_new_start_time() {
     let mut rig = rig_with_slice();
     let h1 = rig.host("h1");
     assert_eq!(rig.manager.stopping_since(h1), None);
@@ -360,7 +362,7 @@ fn stop_of_a_returned_host_is_dropped_by_a_reload() {
 
 /// The fence command was started before the operator confirmed the power-off.
 #[test]
-fn late_stop_failure_of_a_powered_off_machine_is_not_retried() {
+fn late_stop_failure_of_powered_off_machine_is_not_retried() {
     let mut rig = rig_with_slice();
     rig.run("down:h1 fence:h1 stored poweroff:h1 stored");
     let (h1, e1) = (rig.host("h1"), rig.manager.durable().emc_named(&name("e1")).unwrap());

@@ -83,7 +83,7 @@ fn new_device_is_unused_until_it_is_compared() {
 /// A batch with an unknown outcome was on disk. The host had answered the state before the batch
 /// and received no new one, and the slice never came online.
 #[test]
-fn torn_write_reaches_hosts_that_stayed_connected() {
+fn torn_write_is_sent_to_connected_hosts() {
     let mut rig = Rig::connected();
     rig.run("reserve:a@h1=1 stored device tick:10 torn reload go");
     rig.check("slices | 0.1:online@h1");
