@@ -1,10 +1,10 @@
-//! Limits of the agent: concurrent scrubs, wakeups, and its own state.
+//! Limits of the agent: concurrent scrubs, wakeups, and reported VMs.
 
 use units::limits::{ENDED_VMS_REPORTED_MAX, OBSERVED_STATE_LINGER, SCRUBS_PER_HOST_MAX};
 
 use super::*;
 
-/// Returns the next wakeup of an agent after a script, relative to its start.
+/// Returns the time from the start of the agent to its next wakeup after a script.
 fn next_wakeup(script: &str) -> Option<Ns> {
     let (agent, _) = run(Vec::new(), "", script);
     agent.next_wakeup().map(|at| Ns(at.0 - Ns::secs(1).0))

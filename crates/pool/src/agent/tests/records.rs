@@ -1,4 +1,4 @@
-//! A slice belongs to one VM: no process receives a slice that is recorded for another VM.
+//! A process never receives a slice that is recorded for another VM.
 
 use super::*;
 

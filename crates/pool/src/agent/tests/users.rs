@@ -1,8 +1,8 @@
-//! Memory of a VM is accessible to one user and root, and a process serves one VM.
+//! Only one user and root can access the memory of a VM, and a process belongs to one VM.
 
 use super::*;
 
-/// VM a of user 2001 and VM b without a user are ready.
+/// Script after which VM a of user 2001 and VM b without a user are ready.
 const READY: &str = "up desired:1:a/2001=1.1:b=2.1 ok:1.1 ok:2.1";
 
 fn check_ready(more: &str, expected: &str) {
@@ -60,7 +60,8 @@ fn process_of_a_running_vm_is_not_shown_to_other_users() {
     );
 }
 
-/// This occurs after a restart of the agent, when the VMM has dropped root privileges.
+/// After a restart of the agent, a VMM that dropped root privileges may attach again under another
+/// user.
 #[test]
 fn vm_process_may_attach_again_as_another_user() {
     check_ready("attach:a@100/0 recorded:a attach:a@100/2002", "pass:2=1.1");

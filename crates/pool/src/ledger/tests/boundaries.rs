@@ -1,4 +1,4 @@
-//! Boundaries of the ledger: exact fits, empty cases and indexes.
+//! Boundary cases of the ledger: exact capacities, empty sets and indexes.
 
 use units::limits::SLICES_PER_HOST_MAX;
 
@@ -149,7 +149,7 @@ fn removed_host_leaves_the_indexes_of_its_emcs() {
     properties::check_indexes(&rack.ledger);
 }
 
-/// A slice of an adopted VM may leave the online state and return under the same reservation.
+/// A quarantined slice of a reservation must no longer count as online.
 #[test]
 fn progress_decreases_with_slices_that_leave_online() {
     let mut rack = Rack::new("e1=4 h1:e1");
@@ -173,8 +173,8 @@ fn fence_ends_when_the_last_unconfirmed_emc_is_removed() {
     assert_eq!(loaded.host(HostId(0)).unwrap().host.unconfirmed_fences, BTreeSet::new());
 }
 
-/// The last steps of its slices and the removal may be one batch, of which a ledger sees only the
-/// removal.
+/// Releases of slices and the removal of their EMC may be in one batch, from which the ledger may
+/// see only the removal. The host must then hold no slices of the EMC.
 #[test]
 fn host_holds_no_slices_of_a_removed_emc() {
     let mut rack = Rack::new("e1=4 e2=4 h1:e1+e2");
@@ -212,7 +212,8 @@ fn migration_answer_keeps_message_and_time() {
     assert_eq!(rack.ledger.migrations[&id].requested_at, later.wall);
 }
 
-/// A restored ledger may not contain a host on which a VM runs.
+/// A restored ledger may lack a host on which a VM runs. A slice held by such a host must wait for
+/// an operator.
 #[test]
 fn slice_of_a_host_outside_the_rack_waits_for_an_operator() {
     for rack_text in ["e1=4! h1:e1", "e1=4 h1:e1"] {
@@ -234,7 +235,8 @@ fn slice_of_a_host_outside_the_rack_waits_for_an_operator() {
     }
 }
 
-/// A process that outlives its VM may still map the memory.
+/// A process that outlives its VM may still map an unclaimed slice, so the slice's host must
+/// release it first.
 #[test]
 fn unclaimed_slice_is_released_by_its_host_first() {
     for rack_text in ["e1=4! h1:e1", "e1=4 h1:e1"] {

@@ -1,4 +1,4 @@
-//! Hosts: silence frees no slices, a fence is confirmed by devices, and reports are validated.
+//! Hosts: silent hosts keep their slices, devices confirm fences, and reports are validated.
 
 use units::limits::DELTA_CHANGES_PER_HOST_MAX;
 use units::{ReservationId, SliceId};
@@ -19,7 +19,7 @@ fn changes_beyond_the_limit_become_a_complete_state() {
 
 #[test]
 fn desired_state_contains_all_slices_of_a_vm_or_none() {
-    // Four slices are on e1 and one on e2, which fails.
+    // Four slices of the VM are on e1, and one is on e2, which has failed.
     Rig::connected().check(
         "break:e2
          reserve:a@h1=5 stored device tick:10 | store reserve:a->ok(0,1,2,3,4) e1.grant(0.1>h1) e1.grant(1.1>h1) e1.grant(2.1>h1) e1.grant(3.1>h1) e2.grant(4.1>h1) store
@@ -121,7 +121,7 @@ fn silent_host_is_fenced_before_its_slices_are_revoked() {
     assert!(rig.has_decision(&Subject::Vm(name("a")), "its host was fenced"));
 }
 
-/// The write of the fence failed, and the host was never fenced.
+/// The write of the fence fails. The silent host must still be fenced.
 #[test]
 fn silent_host_is_fenced_after_a_failed_write() {
     Rig::connected().check(
@@ -132,7 +132,7 @@ fn silent_host_is_fenced_after_a_failed_write() {
     );
 }
 
-/// Returns a rack in which h1 has the slices of e1, and e2 has failed.
+/// Returns a rack in which h1 has all slices of e1, h2 waits for a slice of e2, and e2 has failed.
 fn failed_emc() -> Rig {
     let mut rig = Rig::connected();
     rig.run("reserve:a@h1=4 go break:e2 reserve:b@h2=1 stored device tick:10");
@@ -190,7 +190,7 @@ fn clean_host_returns_from_a_fence_despite_a_failed_emc() {
 
 #[test]
 fn failed_emc_keeps_slices_with_their_host_until_it_fences() {
-    // Four slices are on e1 and one on e2, which fails.
+    // Four slices of the VM are on e1, and one is on e2, which has failed.
     let mut rig = Rig::connected();
     rig.run("reserve:a@h1=5 go break:e2 reserve:b@h2=1 stored device");
     rig.check(
@@ -233,7 +233,8 @@ fn returned_host_is_fenced_again_at_every_emc() {
     );
 }
 
-/// Only the device has a record of the grant.
+/// The device has a grant to a fenced host that the ledger does not contain. The slice must be
+/// quarantined, and the device must fence the host.
 #[test]
 fn unknown_grant_to_a_fenced_host_is_quarantined_and_fenced() {
     let mut rig = failed_emc();
@@ -300,8 +301,8 @@ fn fenced_host_returns_after_a_restart() {
     );
 }
 
-/// A host lost power with VM data in its slices, and was not fenced. Its agent had no record of the
-/// VM and opened the slices again. They were not zero and were never scrubbed.
+/// A host restarts while its VM has data in slices. The VM must end, and the slices must be
+/// released and scrubbed before the next use.
 #[test]
 fn restarted_host_ends_its_vms_and_releases_their_slices() {
     let mut rig = Rig::connected();
@@ -329,8 +330,8 @@ fn host_is_sent_nothing_while_its_restart_and_removal_are_written() {
 
 #[test]
 fn restart_during_a_failed_write_ends_the_fence() {
-    // The agent of a fenced host connected after a restart during the reload of the store. Its
-    // message was applied to the discarded ledger, and the host stayed fenced.
+    // The agent of a fenced host connects after a restart of the host, while the store is loaded.
+    // The restart must be applied to the loaded ledger and end the fence.
     Rig::connected().check(
         "down:h1 fence:h1 go
          reserve:a@h2=1 lost up:h1/b2 reload
@@ -339,7 +340,8 @@ fn restart_during_a_failed_write_ends_the_fence() {
     );
 }
 
-/// The host was disconnected at each connection until its lease expired.
+/// A report may contain a slice that the host had before its connection to the EMC was removed. The
+/// host must remain connected.
 #[test]
 fn past_grant_report_after_connection_removal_is_ignored() {
     Rig::connected().check(
@@ -380,8 +382,8 @@ fn newest_agent_replaces_older_ones() {
     );
 }
 
-/// A second agent with the same configuration and its own directory ran for a second. The first
-/// agent was then always rejected, its host was fenced and its VM lost its memory.
+/// A second agent with the same configuration runs for a short time. After its lease, the first
+/// agent must be accepted again.
 #[test]
 fn older_agent_is_accepted_after_the_newer_one_is_gone() {
     let mut rig = Rig::connected();
@@ -390,7 +392,8 @@ fn older_agent_is_accepted_after_the_newer_one_is_gone() {
          up:h1#9 | h1.close(Superseded) h1<a=0.1
          go up:h1#1 alarms state:h1 | h1.close(Superseded) HOST_CONTESTED Up",
     );
-    rig.run("up:h1#9 go down:h1"); // the newer agent connects and ends
+    // The newer agent connects and ends.
+    rig.run("up:h1#9 go down:h1");
     rig.check(
         "tick:2000 report:h2 report:h3 tick:1999 up:h1#1 state:h1 | h1.close(Superseded) Silent
          tick:1 state:h1 alarms | Unknown HOST_UNKNOWN HOST_CONTESTED
@@ -398,8 +401,8 @@ fn older_agent_is_accepted_after_the_newer_one_is_gone() {
     );
 }
 
-/// An agent on another machine with the credentials of the host evicted the agent of the host. The
-/// running VMs counted as ended and lost their memory.
+/// An agent on another machine connects with the credentials of a host whose agent is connected. It
+/// must be rejected, and the host's VMs must not end.
 #[test]
 fn agent_of_another_boot_does_not_evict_a_live_agent() {
     let mut rig = Rig::connected();
@@ -422,7 +425,8 @@ fn agent_of_another_boot_is_accepted_after_the_lease() {
     assert_eq!(rig.run("state:h1"), "Up");
 }
 
-/// The agent of another boot connects during a restart of the agent of the host.
+/// An agent of another boot connects while the host's agent restarts. If the host has VMs, the
+/// agent must wait until the lease ends.
 #[test]
 fn agent_of_another_boot_waits_for_the_lease_of_a_host_with_vms() {
     let mut rig = Rig::connected();
@@ -434,7 +438,8 @@ fn agent_of_another_boot_waits_for_the_lease_of_a_host_with_vms() {
     );
 }
 
-/// The manager has just started, and neither agent has connected.
+/// The manager has just started, and no agent has connected. An agent of another boot must wait
+/// until the lease ends, if the host has VMs.
 #[test]
 fn agent_of_the_recorded_boot_has_priority_after_a_restart() {
     let mut rig = Rig::connected();

@@ -1,4 +1,4 @@
-//! Guarantees for callers: durability, repeated requests, waiting and limits.
+//! Guarantees for clients: durable replies, repeated requests, waiting and limits.
 
 use units::Ns;
 use units::limits::{RESERVATION_PRUNE_INTERVAL, WAITERS_MAX};
@@ -65,7 +65,8 @@ fn store_written_under_higher_limits_is_pruned_when_idle() {
     assert_eq!(rig.reservations_on_disk(), BOUNDS.per_client);
 }
 
-/// The name of the removed host was not found and counted as a difference.
+/// A removed host has no name in the ledger. A repeated request must not be rejected because of the
+/// host's name.
 #[test]
 fn repeated_request_is_answered_after_its_host_was_removed() {
     Rig::connected().check(
