@@ -8,7 +8,7 @@
 //!   Attach ─▶ Record ─▶ Recorded ─▶ Watch, PassMemory ─▶ ProcessGone ──────────────┘
 //! ```
 //!
-//! The agent is level-triggered: its messages add up to the complete desired state of the host.
+//! The agent is level-triggered: desired states add up to the complete desired state of the host.
 //! Applying a desired state twice, or a newer desired state afterwards, has the same result. Slices
 //! and VMs that a message does not contain remain unchanged.
 

@@ -71,7 +71,8 @@ pub struct Ledger {
     /// Ended reservations without outstanding slices and without a running process; these can
     /// expire.
     ended: EndedRequests,
-    /// Number of slices that serve a reservation or drain from it; absent instead of 0.
+    /// Number of slices that serve each reservation or drain from it. Reservations without such
+    /// slices have no entry.
     outstanding_slices: IndexMap<ReservationId, u32, FxBuildHasher>,
     progress: IndexMap<ReservationId, Progress, FxBuildHasher>,
     /// Slices held by hosts that are not in the rack, by host.
@@ -92,7 +93,8 @@ pub struct EmcEntry {
     in_state: [u32; STATE_NAMES.len()],
     quarantined: BTreeSet<SliceId>,
     unclaimed: BTreeSet<SliceId>,
-    /// Hosts that may scrub slices of this EMC, each after the number of slices that it scrubs.
+    /// Hosts that may scrub slices of this EMC, in ascending order of the number of slices that
+    /// they scrub.
     scrubbers: BTreeSet<(usize, HostId)>,
     /// Number of attached hosts that have not reported since a restore.
     unreported: u32,

@@ -110,12 +110,12 @@ impl Meta {
 /// Whether a host or EMC accepts new reservations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Scheduling {
-    /// Accepts new reservations.
+    /// The host or EMC accepts new reservations.
     #[default]
     Enabled,
-    /// Accepts no new reservations.
+    /// The host or EMC accepts no new reservations.
     Cordoned,
-    /// Accepts no new reservations; the scheduler is requested to migrate its VMs.
+    /// The host or EMC accepts no new reservations, and the scheduler must migrate the VMs on it.
     Draining,
 }
 
@@ -240,15 +240,16 @@ impl Host {
 /// State of a host's fence, which revokes the host's access to all slices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Fence {
-    /// Not fenced.
+    /// The host is not fenced.
     #[default]
     None,
-    /// In progress: the EMCs in [`Host::unconfirmed_fences`] have not confirmed the fence.
+    /// The fence is in progress: the EMCs in [`Host::unconfirmed_fences`] have not confirmed it.
     Fencing {
         /// Whether an operator confirmed that the machine is powered off.
         powered_off: bool,
     },
-    /// Complete, until the host returns with another boot id or reports that it is clean.
+    /// The fence is complete. It ends when the host returns with another boot id or reports that it
+    /// is clean.
     Fenced,
 }
 
@@ -297,14 +298,14 @@ pub struct Reservation {
 /// Stage of a reservation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Stage {
-    /// Created; the scheduler has not committed it.
+    /// The reservation was created; the scheduler has not committed it.
     Reserved {
         /// Deadline for the commit, rack time.
         deadline: Ns,
         /// Deadline for the commit, wall clock. Downtime of the manager moves it to a later time.
         deadline_unix: UnixMs,
     },
-    /// Committed: the VM was started.
+    /// The reservation is committed: its VM was started.
     Committed,
     /// The reservation cannot become ready, or lost a slice. The scheduler must release it.
     Broken {
@@ -318,7 +319,8 @@ pub enum Stage {
         #[serde(deserialize_with = "default_if_absent")]
         at: UnixMs,
     },
-    /// Ended. The record remains so that a repeated request gets the same reply.
+    /// The reservation has ended. The record remains so that a repeated request gets the same
+    /// reply.
     Ended {
         /// Rack time of the end.
         at: Ns,

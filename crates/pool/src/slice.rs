@@ -41,7 +41,7 @@ pub struct Slot {
 /// State of a slice. It determines the next device call and the events that the slice accepts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum State {
-    /// Zeroed, without an owner.
+    /// The slice is zeroed and has no owner.
     #[default]
     Free,
     /// The ledger recorded the owner; the device has not confirmed the grant.
@@ -54,7 +54,7 @@ pub enum State {
     Draining(Owner, Drain),
     /// A host owns the slice in order to zero it.
     Scrubbing(Scrub),
-    /// Excluded from allocation until an operator or a host's report requalifies the slice.
+    /// The slice is excluded from allocation until an operator or a host's report requalifies it.
     Quarantined(Quarantine),
 }
 

@@ -144,7 +144,8 @@ impl Agent {
         self.acquire(holding);
     }
 
-    /// Closes a slice if it must leave the host and no running VM uses it, or by force.
+    /// Closes a slice that must leave the host, if no running VM uses the slice or the release is
+    /// forced.
     fn release_slice(&mut self, holding: Holding) {
         let Some(force) = self.must_release(holding) else { return };
         if self.released.contains(&holding) || self.is_blocked(holding) || (self.is_in_use(holding) && !force)

@@ -1,19 +1,21 @@
-//! Invariants of the agent: scenarios as lines of words, and properties over random desired states,
-//! failures and crashes.
+//! Tests of the agent's invariants: scenarios written as lines of words, and properties over random
+//! desired states, failures and crashes.
 //!
-//! Input: `up` (accepted by rack R), `up:Q` (by rack Q), `down`, `report` (a complete report is
-//! requested), `desired:N:PARTS` (desired state of version N), `ok:S.E` (the call for slice S and
-//! epoch E succeeds), `half:S.E` (a scrub verified a part), `fail:S.E`, `dirty:S.E` (not zero),
-//! `closed:S.E` and `unclosed:S.E` (an orphan was closed, or the close failed), `attach:VM@PID` (by
-//! root), `attach:VM@PID/UID`, `recorded:VM`, `unrecorded:VM` (the write failed), `gone:VM` (its
+//! Input words: `up` (a manager of rack R accepts the agent), `up:Q` (a manager of rack Q), `down`,
+//! `report` (the manager requests a complete report), `desired:N:PARTS` (desired state of version
+//! N), `ok:S.E` (the call for slice S and epoch E succeeds), `half:S.E` (a scrub verified only a
+//! part), `fail:S.E`, `dirty:S.E` (the slice is not zeroed), `closed:S.E` and `unclosed:S.E` (an
+//! orphan was closed, or could not be closed), `attach:VM@PID` (a request by root),
+//! `attach:VM@PID/UID`, `recorded:VM`, `unrecorded:VM` (the write failed), `gone:VM` (the VM's
 //! process ended), `tick:MS`.
 //!
 //! Parts of a desired state: `a=1.1+2.1` (VM a has slices 1 and 2, each with epoch 1), `a/UID=...`
-//! (VM a of a user), `release=S.E`, `force=S.E`, `scrub=S.E`, `fenced`, `instance` (for another
-//! instance), `rack` (of rack Q); of changes to version N: `base=N`, `no_vm=a`, `no_slice=S`.
+//! (VM a has this user), `release=S.E`, `force=S.E`, `scrub=S.E`, `fenced`, `instance` (for another
+//! instance), `rack` (of rack Q). Parts of changes to version N: `base=N`, `no_vm=a`, `no_slice=S`.
 //!
-//! Output: effects, such as `online:S.E?` (`?`: the slice is checked for zeros), and reports:
-//! `report:N` if complete, otherwise `changes:N`. VM `a` is reservation 1, `b` is 2.
+//! Output: effects, such as `online:S.E?` (`?` means that the slice is checked for zeros), and
+//! reports. A complete report is `report:N`, a report of changes is `changes:N`. VM `a` has
+//! reservation 1, VM `b` has reservation 2.
 
 use std::fmt::Write as _;
 
@@ -32,7 +34,7 @@ mod users;
 const INSTANCE: InstanceId = InstanceId(5);
 
 pub(super) fn holding(text: &str) -> Holding {
-    let (slice, epoch) = text.split_once('.').expect("slice.epoch");
+    let (slice, epoch) = text.split_once('.').expect("the format is SLICE.EPOCH");
     Holding { slice: SliceId(slice.parse().unwrap()), epoch: Epoch(epoch.parse().unwrap()) }
 }
 
@@ -56,7 +58,7 @@ fn user(uid: u32) -> UserId {
     UserId::new(uid).unwrap()
 }
 
-/// Returns a process of root as the caller.
+/// Returns a process of root.
 fn root(pid: u32) -> Caller {
     Caller { process: process(pid), uid: UserId::ROOT }
 }
@@ -220,7 +222,7 @@ fn format_effect(effect: &Effect) -> String {
     }
 }
 
-/// Returns the locations of slices left open by an earlier instance.
+/// Returns the locations of slices that an earlier instance left open.
 fn orphans(places: &str) -> Vec<Arc<str>> {
     holdings(places).map(|holding| handle(holding).place).collect()
 }
@@ -247,7 +249,7 @@ fn check_recovered(recovered: Vec<RecoveredVm>, script: &str, expected: &str) {
     assert_eq!(run(recovered, "", script).1, expected, "after {script}");
 }
 
-/// Checks the preview of VM a for process 200.
+/// Checks the reply to a preview of VM a for process 200.
 #[track_caller]
 fn check_preview(script: &str, expected: Result<&str, &str>) {
     let (agent, _) = run(Vec::new(), "", script);
@@ -412,10 +414,10 @@ fn orphan_of_an_ended_vm_stays_until_its_release_is_requested() {
     check("up desired:1:fenced ok:1.1", "record:a report:1:ended=a:clean");
 }
 
-/// Two agents crashed while the slice of VM a was released and passed to VM b. The record of VM a
-/// still contained the slice, and the next agent took it from VM b.
+/// The record of ended VM a still contains a slice that was released and passed to VM b. A
+/// restarted agent must not take the slice from VM b.
 #[test]
-fn slice_of_a_later_owner_is_not_closed_for_the_recorded_one() {
+fn slice_of_later_owner_is_not_closed_for_recorded_owner() {
     let mut before = recovered_vm("a", "1.1", false);
     before.record.slices.insert(holding("1.1"), handle(holding("1.2")));
     let check = |recovered: Vec<RecoveredVm>, script: &str, expected: &str| {
@@ -502,7 +504,7 @@ fn slice_of_a_running_vm_is_released_only_by_force() {
 }
 
 #[test]
-fn slice_still_used_by_a_process_stays_and_is_retried() {
+fn close_of_slice_used_by_a_process_is_retried() {
     let gone = attached("desired:2:release=1.1 gone:a fail:1.1");
     check(&gone, "changes:2:ended=a");
     check(&format!("{gone} tick:{}", HOST_RETRY.as_ms()), "offline:1.1?");
@@ -615,7 +617,7 @@ fn restarted_agent_keeps_running_vms() {
 }
 
 #[test]
-fn restarted_agent_reports_vms_that_ended_meanwhile() {
+fn restarted_agent_reports_vms_that_ended_before_restart() {
     let dead = || vec![recovered_vm("a", "1.1", false)];
     check_recovered(dead(), "up", "free:a record_rack:R report:0:ended=a");
     check_recovered(dead(), "up desired:1:a=1.1", "report:1:ended=a");
@@ -627,8 +629,8 @@ fn restarted_agent_reports_vms_that_ended_meanwhile() {
     );
 }
 
-/// A child process of an ended VM still had a slice, and the restarted agent of the fenced host
-/// reported clean.
+/// A child process of an ended VM may still have a slice. The restarted agent of a fenced host must
+/// not report that the host is clean before the slice is closed.
 #[test]
 fn host_is_not_clean_while_a_child_of_an_ended_vm_has_a_slice() {
     let dead = || vec![recovered_vm("a", "1.1", false)];

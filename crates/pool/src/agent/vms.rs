@@ -322,8 +322,8 @@ impl Agent {
         self.desired_vms.contains_key(&record.reservation)
     }
 
-    /// Updates after a desired state since when ended VMs are absent from it. An ended VM is
-    /// reported until it was absent for some time.
+    /// Updates the time since which desired states do not contain an ended VM. The agent reports an
+    /// ended VM until the VM was absent for [`ENDED_VM_REPORTED_FOR`].
     pub(super) fn update_absence(&mut self) {
         let (now, desired) = (self.now, &self.desired_vms);
         for vm in self.vms.values_mut() {

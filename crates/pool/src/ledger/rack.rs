@@ -69,13 +69,14 @@ pub enum Place {
 const UNREPORTED: &str = "it has not reported since the ledger was restored";
 
 impl Ledger {
-    /// Decides the changes of a new rack.toml. It may add hosts and EMCs, change a host's cores and
-    /// local memory, attach a host to more EMCs, and remove unused hosts, EMCs and attachments.
+    /// Decides the changes of a new rack.toml. A change may add hosts and EMCs, change a host's
+    /// cores and local memory, and attach a host to more EMCs. It may remove hosts, EMCs and
+    /// attachments that are not in use.
     ///
     /// # Errors
-    /// Returns an error if the change removes an object in use, changes a field that a running rack
-    /// cannot change, exceeds a limit, or adds an object to a restored rack before every host has
-    /// reported.
+    /// Returns an error if a change removes an object in use, changes a field that a running rack
+    /// cannot change, or exceeds a limit. After a restore, also returns an error for additions
+    /// until every host has reported.
     pub fn decide_configure(&self, when: When, spec: &RackSpec) -> Result<Change, Rejection> {
         self.check_additions(spec)?;
         let mut changes = Vec::new();
@@ -189,7 +190,7 @@ impl Ledger {
             match self.host_named(&host_spec.name) {
                 Some(id) => {
                     let old = &self.hosts[&id].host;
-                    let unconfirmed_fences = unconfirmed_after_rewiring(old, &connections, emcs);
+                    let unconfirmed_fences = unconfirmed_after_attachment_change(old, &connections, emcs);
                     let mut host = Host {
                         cores: host_spec.cores,
                         local: host_spec.local,
@@ -469,7 +470,7 @@ fn complete_fence(when: When, host: &mut Host) -> Option<Record> {
 /// Returns the EMCs that must still confirm the host's fence after its connections changed. These
 /// are the unconfirmed EMCs that remain in the rack. For a fenced host, they include newly attached
 /// EMCs, which may have granted slices to the host.
-fn unconfirmed_after_rewiring(
+fn unconfirmed_after_attachment_change(
     old: &Host,
     connections: &[EmcId],
     emcs: &BTreeMap<Name, EmcId>,

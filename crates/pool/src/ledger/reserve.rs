@@ -59,8 +59,9 @@ impl Ledger {
     /// Decides a request to reserve memory and cores for a VM.
     ///
     /// # Errors
-    /// Returns an error if the request id was used with other content, the VM has an active
-    /// reservation, the host accepts no reservations, or capacity is insufficient.
+    /// Returns an error if the request id was used with other content or the VM has an active
+    /// reservation. Also returns an error if the host accepts no reservations or has too little
+    /// capacity.
     pub fn decide_reserve(&self, when: When, request: Reserve) -> Result<ReserveOutcome, Rejection> {
         if let Some(id) = self.by_request.get(&request.request) {
             return self.repeated(*id, &request);

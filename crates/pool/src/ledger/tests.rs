@@ -134,7 +134,7 @@ impl Rack {
     }
 
     fn slice(&mut self, slice: u32, event: Event) {
-        let change = self.ledger.decide_slice(SliceId(slice), event).expect("a possible event");
+        let change = self.ledger.decide_slice(SliceId(slice), event).expect("the slice accepts the event");
         self.apply(change);
     }
 
@@ -163,7 +163,7 @@ impl Rack {
             Record::Decision(_, decision) => Some(&decision.what),
             _ => None,
         });
-        last.expect("a decision")
+        last.expect("the ledger recorded a decision")
     }
 }
 
@@ -685,13 +685,13 @@ fn running_vms_keep_their_slices_after_a_restore() {
     let adopt = |rack: &Rack, host, id, vm: &str, slice, epoch| {
         rack.ledger.decide_adopt(at(3), host, id, &running_vm(vm, [(slice, epoch)]))
     };
-    let change = adopt(&rack, HostId(0), id, "a", 0, 1).expect("the epoch in the ledger");
+    let change = adopt(&rack, HostId(0), id, "a", 0, 1).expect("the ledger has this epoch");
     rack.apply(change);
     assert_eq!(rack.slot(0).state, State::Online(Owner { host: HostId(0), reservation: id }));
     let lost = ReservationId(id.0 + 7);
     assert_eq!(adopt(&rack, HostId(1), lost, "b", 1, 4), None, "the device has another epoch");
     assert_eq!(adopt(&rack, HostId(0), lost, "b", 1, 5), None, "the device grants the slice to another host");
-    let change = adopt(&rack, HostId(1), lost, "b", 1, 5).expect("a reservation of the lost history");
+    let change = adopt(&rack, HostId(1), lost, "b", 1, 5).expect("the device confirms the slice");
     rack.apply(change);
     assert_eq!(rack.ledger.reservation_of(&name("b")), Some(lost));
     let adopted = rack.ledger.reservation(lost).unwrap();

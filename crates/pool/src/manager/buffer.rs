@@ -4,9 +4,9 @@
 //! and refilled in the background. Here, the target follows demand and measured drain time. It is
 //! the largest demand in any recent period that is as long as the slowest recent drain of a slice.
 //!
-//! Below the target, scrubbing runs at full pace. Above the target, scrubbing is slow, to save the
-//! memory bandwidth of tenants. It is also fast if so many slices wait for a scrub that the next
-//! wave of VMs could exceed the buffer.
+//! Below the target, scrubbing runs at full pace. It also runs at full pace while so many slices
+//! wait for a scrub that the next wave of VMs could exceed the buffer. Otherwise scrubbing is slow,
+//! to save the memory bandwidth of tenants.
 
 use std::collections::BTreeMap;
 

@@ -132,7 +132,8 @@ impl Manager {
             if let Some(mut link) = self.links.get_mut(&host) {
                 link.desired_state_due = false;
             }
-            // The pending decision marks changes for the host when it becomes durable or is lost.
+            // When the pending decision becomes durable or is lost, another desired state will be
+            // due.
             if self.is_superseded(host) {
                 self.postpone_resend(when, host);
             } else {

@@ -15,7 +15,7 @@ use crate::{
 /// Call to an EMC's device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeviceCall {
-    /// Returns the contents of the device; also tests whether the device works.
+    /// Requests the contents of the device; also tests whether the device works.
     Contents,
     /// Grants this host exclusive access to the slice.
     Grant {

@@ -139,9 +139,10 @@ impl Manager {
         unadopted.collect()
     }
 
-    /// Returns whether a reported VM needs adoption. Either one of its slices is quarantined
-    /// because ledger and device differ on the owner, or, after a restore, the ledger has no
-    /// reservation of the VM, or only an uncommitted reservation without slices.
+    /// Returns whether a reported VM needs adoption. This is the case if one of its slices is
+    /// quarantined because ledger and device differ on the owner. After a restore, it is also the
+    /// case if the ledger has no reservation of the VM, or only an uncommitted reservation without
+    /// slices.
     fn is_unknown(&self, host: HostId, id: ReservationId, vm: &ObservedVm) -> bool {
         let restored = self.head.host(host).is_some_and(|entry| entry.host.must_report);
         let in_doubt = |slice: SliceId| {

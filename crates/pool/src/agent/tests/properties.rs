@@ -255,7 +255,7 @@ impl HostModel {
                 self.disk.remove(id);
             }
             Effect::PassMemory { ticket, record } => {
-                let caller = self.open_tickets.remove(ticket).expect("a pending ticket");
+                let caller = self.open_tickets.remove(ticket).expect("the ticket is pending");
                 self.check_caller(record, &caller);
                 self.pass_memory(record);
             }

@@ -151,7 +151,7 @@ fn removed_host_leaves_the_indexes_of_its_emcs() {
 
 /// A quarantined slice of a reservation must no longer count as online.
 #[test]
-fn progress_decreases_with_slices_that_leave_online() {
+fn progress_decreases_when_slices_leave_online_state() {
     let mut rack = Rack::new("e1=4 h1:e1");
     rack.reserve(reserve_request("a", "h1", 2)).unwrap();
     (0..2).for_each(|slice| rack.online(slice));
@@ -275,7 +275,7 @@ fn vm_with_some_of_its_slices_adopts_the_others() {
     let adopt =
         |epoch| rack.ledger.decide_adopt(at(3), HostId(0), id, &running_vm("a", [(0, epoch), (1, 1)]));
     assert_eq!(adopt(0), None, "an epoch other than its own");
-    let change = adopt(1).expect("the epoch granted by the device");
+    let change = adopt(1).expect("the device granted this epoch");
     rack.apply(change);
     assert_eq!(rack.slot(1).state, State::Online(Owner { host: HostId(0), reservation: id }));
 }

@@ -424,7 +424,7 @@ proptest! {
 
     /// A ledger loaded from its records must have the same records and derived indexes.
     #[test]
-    fn loaded_ledger_equals_the_fold_of_its_records(actions in prop::collection::vec(action(), 0..120)) {
+    fn loaded_ledger_equals_ledger_after_its_decisions(actions in prop::collection::vec(action(), 0..120)) {
         let (mut rack, mut when) = (Rack::new(RACKS[0]), at(1));
         for action in &actions {
             let _ = rack.perform_action(&mut when, action);

@@ -96,7 +96,7 @@ fn device_without_its_record_recovers_after_its_vms_end() {
 }
 
 #[test]
-fn device_may_lack_epochs_that_were_never_granted() {
+fn device_without_never_granted_epochs_is_used() {
     let mut rig = Rig::connected();
     rig.run("reserve:a@h1=1 stored restart device go up:h1 go");
     rig.check("slices alarms | 0.1:online@h1");
@@ -172,7 +172,7 @@ fn agent_connected_before_a_comparison_receives_its_state_later() {
 }
 
 #[test]
-fn failed_device_accepts_no_reservations_and_catches_up() {
+fn failed_device_rejects_reservations_and_recovers() {
     Rig::connected().check(
         "break:e1 reserve:a@h1=1 stored | store reserve:a->ok(0) e1.grant(0.1>h1)
          device alarms | EMC_FAILED
@@ -410,7 +410,7 @@ fn grant_refused_for_another_holder_is_quarantined() {
 /// A newer grant may arrive before a pending handle is published. The handle of the newer grant
 /// must remain.
 #[test]
-fn pending_handle_does_not_replace_a_later_one() {
+fn pending_handle_does_not_replace_a_later_handle() {
     let mut rig = rig_with_slices();
     let handle = |epoch| (Epoch(epoch), Handle::new("emc", format!("/0.{epoch}")));
     let slice = SliceId(0);

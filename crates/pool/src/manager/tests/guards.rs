@@ -39,7 +39,7 @@ fn assert_restored(rig: &mut Rig, quarantined: usize, host: &str, reply: &str) {
 }
 
 #[test]
-fn partial_report_after_restore_is_not_sufficient() {
+fn partial_report_does_not_end_a_restore() {
     let mut rig = restored(true);
     rig.run("report:h2 report:h3 report:h1:part");
     assert_restored(&mut rig, 8, "h1", "HOST_NOT_SCHEDULABLE");

@@ -372,7 +372,7 @@ fn host_claiming_a_slice_never_granted_is_disconnected() {
 }
 
 #[test]
-fn newest_agent_replaces_older_ones() {
+fn newest_agent_replaces_older_agents() {
     Rig::connected().check(
         "up:h1#5 | h1.close(Superseded) h1<nothing
          up:h1#4 | h1.close(Superseded)
@@ -385,7 +385,7 @@ fn newest_agent_replaces_older_ones() {
 /// A second agent with the same configuration runs for a short time. After its lease, the first
 /// agent must be accepted again.
 #[test]
-fn older_agent_is_accepted_after_the_newer_one_is_gone() {
+fn older_agent_is_accepted_after_newer_agent_is_gone() {
     let mut rig = Rig::connected();
     rig.check(
         "reserve:a@h1=1 go commit:a go

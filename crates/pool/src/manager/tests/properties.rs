@@ -116,7 +116,7 @@ fn check_slice_counts(ledger: &Ledger) {
     }
     for (slice, _, slot) in ledger.slots_from(units::SliceId(0)) {
         if let State::Assigned(owner) | State::Onlining(owner) | State::Online(owner) = slot.state {
-            let reservation = ledger.reservation(owner.reservation).expect("the reservation of an owner");
+            let reservation = ledger.reservation(owner.reservation).expect("an owner has a reservation");
             assert!(
                 reservation.is_active() && reservation.slices.contains(&slice),
                 "slice {slice}: {reservation:?}"

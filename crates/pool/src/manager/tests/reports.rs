@@ -110,7 +110,7 @@ fn time_of_the_last_message_is_recorded() {
 }
 
 #[test]
-fn state_after_an_answered_one_contains_only_changes() {
+fn state_after_an_answered_state_contains_only_changes() {
     let mut rig = Rig::connected();
     assert_eq!(rig.incremental_states, 0);
     rig.run("reserve:a@h1=1 go");
@@ -159,7 +159,7 @@ fn restored_slice_stays_with_the_host_that_may_reach_it() {
 }
 
 #[test]
-fn missing_report_requests_a_complete_one() {
+fn missing_report_causes_request_for_complete_report() {
     let mut rig = Rig::connected();
     rig.check(
         "report:h1:part:after=0>1 |

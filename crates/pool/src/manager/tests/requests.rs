@@ -94,7 +94,7 @@ fn effects_wait_until_their_batch_is_stored() {
 }
 
 #[test]
-fn concurrent_requests_share_one_write_and_never_a_slice() {
+fn concurrent_requests_share_a_write_but_no_slice() {
     let mut rig = Rig::connected();
     assert_eq!(rig.burst(&["reserve:a@h1=2", "reserve:b@h2=2", "reserve:c@h1=1"]), "store");
     assert_eq!(rig.burst(&["reserve:d@h3=2", "reserve:e@h1=1"]), "", "one write at a time");
@@ -132,7 +132,7 @@ fn repeated_request_finds_a_failed_write_that_is_on_disk() {
 }
 
 #[test]
-fn rejection_waits_for_the_state_it_depends_on() {
+fn rejection_waits_for_durable_state() {
     Rig::connected().check(
         "reserve:a@h1=1 | store
          reserve:a@h1=1!other |

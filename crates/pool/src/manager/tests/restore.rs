@@ -62,7 +62,7 @@ fn host_of_failed_emc_has_not_reported_before_the_comparison() {
 }
 
 #[test]
-fn older_vm_instance_drains_when_a_later_one_runs_elsewhere() {
+fn older_vm_drains_when_later_vm_runs_elsewhere() {
     let older = "report:h1:online=0.1:vm1a=0.1";
     let later = "report:h2:online=4.1:vm2a=4.1";
     let before = format!("reserve:a@h1=1 go commit:a go {older} go");
@@ -80,7 +80,7 @@ fn older_vm_instance_drains_when_a_later_one_runs_elsewhere() {
 }
 
 #[test]
-fn older_vm_instance_drains_when_neither_is_in_the_backup() {
+fn older_vm_drains_when_neither_vm_is_in_the_backup() {
     let older = "report:h1:online=0.1:vm1a=0.1";
     let later = "report:h2:online=4.1:vm2a=4.1";
     let after = format!("reserve:a@h1=1 go {older} release:a go reserve:a@h2=1!2 go {later} go");

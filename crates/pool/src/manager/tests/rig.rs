@@ -126,7 +126,7 @@ pub(super) fn name(text: &str) -> Name {
 }
 
 fn holding(text: &str) -> Holding {
-    let (slice, epoch) = text.split_once('.').expect("slice.epoch");
+    let (slice, epoch) = text.split_once('.').expect("the format is SLICE.EPOCH");
     Holding { slice: SliceId(slice.parse().unwrap()), epoch: Epoch(epoch.parse().unwrap()) }
 }
 
@@ -245,7 +245,7 @@ impl Rig {
             "state" => self.output.push(format!("{:?}", self.manager.host_state(self.host(rest)))),
             "gone" => {
                 let is_of_vm = |caller: &String| caller.split_once(':').is_some_and(|(_, vm)| vm == rest);
-                let token = self.callers.iter().rposition(is_of_vm).expect("a waiting caller");
+                let token = self.callers.iter().rposition(is_of_vm).expect("a caller waits for the VM");
                 self.handle_event(Event::CallerGone(Token(token as u64)));
             }
             _ => {
@@ -349,7 +349,7 @@ impl Rig {
                 self.output.push(format!("{}<report", self.host_name(host)));
             }
             Effect::Close(session, why) => {
-                let host = self.sessions.remove(&session).expect("an open session");
+                let host = self.sessions.remove(&session).expect("the session is open");
                 let agent = self.agents.get_mut(&host).unwrap();
                 agent.session = agent.session.filter(|live| *live != session);
                 let why = match why {
@@ -525,7 +525,9 @@ impl Rig {
     fn load(&mut self, restored: bool) {
         self.needs_reload = false;
         let mut records = self.disk.clone();
-        let Some(Record::Meta(mut meta)) = records.remove(&Key::Meta) else { panic!("no metadata record") };
+        let Some(Record::Meta(mut meta)) = records.remove(&Key::Meta) else {
+            panic!("no meta recorddata record")
+        };
         self.generation += u64::from(restored);
         meta.generation = if restored { self.generation } else { meta.generation };
         self.devices.values_mut().for_each(|device| device.requested.clear());
@@ -602,7 +604,7 @@ impl Rig {
     }
 
     pub(super) fn host(&self, text: &str) -> HostId {
-        self.manager.durable().host_named(&name(text)).expect("a host of the rack")
+        self.manager.durable().host_named(&name(text)).expect("the rack contains the host")
     }
 
     fn host_name(&self, host: HostId) -> String {
@@ -654,7 +656,7 @@ impl Rig {
 
     fn disconnect_agent(&mut self, host: &str) {
         let id = self.host(host);
-        let session = self.agents.get_mut(&id).unwrap().session.take().expect("a connected agent");
+        let session = self.agents.get_mut(&id).unwrap().session.take().expect("the agent is connected");
         self.sessions.remove(&session);
         self.handle_event(Event::AgentDown(session));
     }
@@ -694,7 +696,7 @@ impl Rig {
                 }
                 Some(("ended", id)) => report.ended.push(ReservationId(id.parse().unwrap())),
                 Some((vm, list)) => {
-                    let vm = vm.strip_prefix("vm").expect("a known part of a report");
+                    let vm = vm.strip_prefix("vm").expect("the part of the report is known");
                     let (id, vm) = vm.split_at(vm.len() - 1);
                     let (vm, slices) = (name(vm), holdings(list));
                     let running =

@@ -232,7 +232,7 @@ fn later_fence_of_a_host_has_a_new_start_time() {
     let h1 = rig.host("h1");
     assert_eq!(rig.manager.stopping_since(h1), None);
     rig.run("down:h1 fence:h1 stored device tick:10");
-    let first = rig.manager.stopping_since(h1).expect("a pending stop of the machine");
+    let first = rig.manager.stopping_since(h1).expect("the machine must be stopped");
     rig.run("tick:70000 device");
     assert_eq!(rig.manager.stopping_since(h1), Some(first), "a retry belongs to the same fence");
     rig.run(
@@ -241,7 +241,7 @@ fn later_fence_of_a_host_has_a_new_start_time() {
     assert_eq!(rig.run("state:h1"), "Up");
     assert_eq!(rig.manager.stopping_since(h1), None);
     rig.run("reserve:b@h1=1 go down:h1 fence:h1 stored device tick:10");
-    let second = rig.manager.stopping_since(h1).expect("a pending stop of the machine");
+    let second = rig.manager.stopping_since(h1).expect("the machine must be stopped");
     assert!(second > first, "{second:?} after {first:?}");
 }
 

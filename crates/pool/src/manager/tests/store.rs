@@ -96,9 +96,9 @@ fn oldest_decisions_are_pruned_in_batches() {
     rig.run("reserve:a@h1=1 go");
     let stored_decisions = |rig: &Rig| match &rig.disk[&Key::Meta] {
         Record::Meta(Meta { first_decision, next_decision, .. }) => next_decision - first_decision,
-        other => panic!("no meta: {other:?}"),
+        other => panic!("no meta record: {other:?}"),
     };
-    let Some(Record::Meta(meta)) = rig.disk.get_mut(&Key::Meta) else { panic!("no meta") };
+    let Some(Record::Meta(meta)) = rig.disk.get_mut(&Key::Meta) else { panic!("no meta record") };
     meta.next_decision = meta.first_decision + AUDIT_ENTRIES_MAX;
     rig.run("restart device go up:h1 report:h1 go");
     let (mut before, mut pruning_writes) = (stored_decisions(&rig), 0);

@@ -23,7 +23,7 @@ impl Rig {
                 output += &self.run("stored");
             }
         }
-        panic!("endless wakeups: {output}");
+        panic!("the wakeups do not end: {output}");
     }
 }
 
@@ -99,7 +99,7 @@ fn changed_settings_apply_to_connected_hosts() {
 }
 
 #[test]
-fn expired_lease_is_counted_dated_and_announced() {
+fn expired_lease_is_counted_and_published_with_its_time() {
     let mut rig = Rig::connected();
     rig.manager.take_changed();
     assert_eq!((rig.manager.has_pending_work(), rig.manager.leases_expired()), (false, 0));
