@@ -377,7 +377,7 @@ impl std::fmt::Display for EndedBy {
             Self::Released { force: false, reason } if reason.is_empty() => f.write_str("released"),
             Self::Released { force: false, reason } => write!(f, "released: {reason}"),
             Self::Deadline => f.write_str("not committed before its deadline"),
-            Self::ProcessGone => f.write_str("the VM's process is gone"),
+            Self::ProcessGone => f.write_str("the VM's process has ended"),
             Self::HostFenced => f.write_str("its host was fenced"),
             Self::HostRestarted => f.write_str("its host has restarted"),
         }

@@ -122,7 +122,7 @@ pub enum Rejection {
         what: &'static str,
     },
     /// The slice cannot be requalified because a running VM may use it.
-    #[error("slice {slice} stays quarantined: {why}")]
+    #[error("slice {slice} remains quarantined: {why}")]
     SliceInDoubt {
         /// Number of the slice.
         slice: SliceId,

@@ -155,8 +155,8 @@ impl Ledger {
     /// released. The slices of the earlier reservation drain until its process ends.
     ///
     /// Returns `None` if the device does not confirm a slice. Also returns `None` if an earlier
-    /// reservation of this name still has slices and `id` is not a number of the lost history,
-    /// because the order of the two reservations is then unknown.
+    /// reservation of this name still has slices and `id` is at or above the next reservation
+    /// number, because the order of the two reservations is then unknown.
     pub fn decide_adopt(
         &self,
         when: When,
@@ -183,8 +183,7 @@ impl Ledger {
         }
         if let Some(earlier) = other.filter(|_| ended.is_none()) {
             if self.is_in_use(earlier) && id >= self.meta.next_reservation {
-                // `id` is not a number of the lost history, so the order of the reservations is
-                // unknown.
+                // This ledger never assigned `id`, so the order of the two reservations is unknown.
                 return None;
             }
             records.extend(self.decide_end(when, earlier, superseded_by_later_vm(), Actor::Manager).ok()?.0);

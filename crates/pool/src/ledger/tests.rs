@@ -703,7 +703,7 @@ fn running_vms_keep_their_slices_after_a_restore() {
     rack.apply(reported);
     assert!(
         rack.reserve(reserve_request("c", "h1", 0)).unwrap() > lost,
-        "ids of the lost history are not reused"
+        "ids assigned after the backup are not reused"
     );
 }
 

@@ -4,9 +4,10 @@
 //! again.
 //!
 //! A host has reported when three conditions hold. Its agent has applied a desired state of the
-//! restored ledger; from then on it starts no VM of the lost history. Every EMC of the host was
-//! compared with the ledger. Every VM in the report was adopted. If an adoption fails, the host
-//! counts as unreported: its slices remain quarantined, and an alarm names the VM.
+//! restored ledger; from then on it starts no VM that only the lost part of the ledger contained.
+//! Every EMC of the host was compared with the ledger. Every VM in the report was adopted. If an
+//! adoption fails, the host counts as unreported: its slices remain quarantined, and an alarm names
+//! the VM.
 
 use std::collections::BTreeMap;
 
@@ -170,7 +171,7 @@ impl Manager {
     }
 
     /// Returns whether a VM can be adopted under the reservation number that its host reports. The
-    /// number belongs to this VM, or is a number of the lost history.
+    /// number belongs to this VM, or may have been assigned after the backup.
     fn can_adopt_as(&self, host: HostId, id: ReservationId, vm: &Name) -> bool {
         let last = self.head.meta().next_reservation.0.saturating_add(RESERVATIONS_LOST_MAX);
         let active = self.head.host(host).map_or(0, |entry| entry.reservations().len());

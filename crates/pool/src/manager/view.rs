@@ -242,7 +242,7 @@ impl Manager {
         if names.is_empty() {
             return String::new();
         }
-        format!("; EMC {} has not confirmed the fence, which does not delay it", names.join(", "))
+        format!("; optional confirmations are missing from EMC {}", names.join(", "))
     }
 
     fn emc_name(&self, emc: EmcId) -> Option<&str> {

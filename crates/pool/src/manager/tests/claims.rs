@@ -134,7 +134,7 @@ fn vm_survives_a_temporarily_empty_device_directory() {
 }
 
 /// Returns a rack in which h1 reports VM b on slice 1. The EMC grants the slice, but the ledger has
-/// no reservation for it. The reservation number of b is too high to be of the lost history.
+/// no reservation for it. The reservation number of b is too high to have been assigned.
 fn vm_on_unknown_grant() -> Rig {
     let mut rig = running();
     rig.set_grant(1, Some((1, "h1")));

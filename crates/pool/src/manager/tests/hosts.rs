@@ -505,7 +505,7 @@ fn host_receives_no_slices_of_a_partly_visible_device() {
     rig.run("reserve:z@h1=1 lost reload go");
     assert!(
         rig.run("reserve:c@h2=1 go").ends_with("reserve:c->OUT_OF_SLICES"),
-        "the reported devices are kept across a reload"
+        "the reported devices remain after a reload"
     );
 }
 
