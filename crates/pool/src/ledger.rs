@@ -45,7 +45,7 @@ pub struct Change(pub Vec<Record>);
 pub struct When {
     /// Rack time: total running time of the manager.
     pub now: Ns,
-    /// Wall-clock time.
+    /// Wall-clock time of the decision.
     pub wall: UnixMs,
 }
 

@@ -318,7 +318,7 @@ pub struct Hello {
 pub struct SeenDevice {
     /// Serial number of the device, equal on every host that detects the device.
     pub serial: String,
-    /// Capacity in whole slices.
+    /// Capacity of the device, in whole slices.
     pub slices: u32,
     /// Reason why the host cannot use the device; `None` if it can.
     pub problem: Option<String>,

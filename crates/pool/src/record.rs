@@ -32,19 +32,19 @@ pub enum Record {
 /// Key of a record; the newest record of each key is valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Key {
-    /// See [`Record::Meta`].
+    /// Key of a [`Record::Meta`].
     Meta,
-    /// See [`Record::Emc`].
+    /// Key of a [`Record::Emc`].
     Emc(EmcId),
-    /// See [`Record::Host`].
+    /// Key of a [`Record::Host`].
     Host(HostId),
-    /// See [`Record::Slice`].
+    /// Key of a [`Record::Slice`].
     Slice(SliceId),
-    /// See [`Record::Reservation`].
+    /// Key of a [`Record::Reservation`].
     Reservation(ReservationId),
-    /// See [`Record::Migration`].
+    /// Key of a [`Record::Migration`].
     Migration(ReservationId),
-    /// See [`Record::Decision`].
+    /// Key of a [`Record::Decision`].
     Decision(u64),
 }
 
@@ -126,7 +126,7 @@ pub struct Emc {
     pub name: Name,
     /// Lowest slice of the EMC.
     pub first: SliceId,
-    /// Number of slices.
+    /// Number of slices that the EMC provides.
     pub slices: u32,
     /// Name of the driver that accesses the device.
     pub driver: String,
@@ -295,7 +295,7 @@ pub struct Reservation {
     pub has_process: bool,
 }
 
-/// Stage of a reservation.
+/// Stage of a reservation, from its creation to its end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Stage {
     /// The reservation was created; the scheduler has not committed it.

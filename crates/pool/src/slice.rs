@@ -67,7 +67,7 @@ pub struct Owner {
     pub reservation: ReservationId,
 }
 
-/// Stage of a release.
+/// Stage of the release of a slice by its owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Drain {
     /// The manager waits for the host to release the slice.
@@ -79,7 +79,7 @@ pub enum Drain {
     Revoking,
 }
 
-/// Stage of a scrub.
+/// Stage of a scrub, which zeroes a slice between two owners.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Scrub {
     /// The device has revoked all access; no scrubber is chosen.
@@ -384,7 +384,7 @@ pub enum Call {
         /// Host of the new owner.
         host: HostId,
     },
-    /// Revokes all access.
+    /// Revokes all access to the slice.
     Revoke {
         /// Epoch of the last owner.
         epoch: Epoch,

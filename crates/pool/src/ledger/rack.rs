@@ -29,7 +29,7 @@ pub struct RackSpec {
 pub struct EmcSpec {
     /// Name of the EMC.
     pub name: Name,
-    /// Number of slices.
+    /// Number of slices that the EMC provides.
     pub slices: u32,
     /// Name of the driver that accesses the device.
     pub driver: String,

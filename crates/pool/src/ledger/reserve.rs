@@ -25,9 +25,9 @@ pub struct Reserve {
     pub vm: Name,
     /// Number of slices of pool memory.
     pub slices: u32,
-    /// Local memory.
+    /// Local memory to reserve, in addition to the slices.
     pub local: Bytes,
-    /// Number of cores.
+    /// Number of cores to reserve.
     pub cores: u32,
     /// Whether the VM's pages must not be migrated.
     pub pinned: bool,

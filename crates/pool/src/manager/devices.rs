@@ -150,7 +150,7 @@ pub(super) struct DeviceLink {
 pub(super) enum Condition {
     /// The contents of the device are being compared with the ledger.
     Starting,
-    /// The device works.
+    /// The device works, and its contents were compared with the ledger.
     Up,
     /// The device has failed; its contents are requested again at `retry_at`.
     Failed { error: String, since: UnixMs, retry_at: Ns },

@@ -34,7 +34,7 @@ pub enum HostState {
 pub enum EmcState {
     /// The EMC's contents are being compared with the ledger.
     Starting,
-    /// The EMC works.
+    /// The EMC works, and its contents were compared with the ledger.
     Up,
     /// The EMC has failed; the text is the error of its driver.
     Failed(String),

@@ -294,9 +294,9 @@ fn restores_of_one_backup_use_distinct_reservation_ids() {
     assert!(first > units::limits::RESERVATIONS_LOST_MAX);
     assert!(
         numbers(2) >= first + units::limits::RESERVATIONS_LOST_MAX / 2,
-        "room for the ids of the first restore"
+        "the ids of the first restore remain reserved"
     );
-    assert!(numbers(u64::MAX) > numbers(3), "for any number of restores");
+    assert!(numbers(u64::MAX) > numbers(3), "ids do not overflow after many restores");
 }
 
 #[test]
