@@ -403,7 +403,11 @@ fn ended_request_is_kept_for_retention_and_while_slices_drain() {
     assert_eq!(rack.ledger.decide_prune(later(0), 1), gone(&[a]), "the limit is one reservation");
     let change = rack.ledger.decide_prune(later(0), 9);
     rack.apply(change);
-    assert_ne!(rack.reserve(reserve_request("a", "h1", 1)), Ok(a), "a pruned id is a new request");
+    assert_ne!(
+        rack.reserve(reserve_request("a", "h1", 1)),
+        Ok(a),
+        "a deleted request id creates a new reservation"
+    );
 }
 
 #[test]
@@ -436,7 +440,7 @@ fn configuration_cannot_remove_parts_in_use() {
     rack.slice(0, Event::Revoked(Epoch(1)));
     assert_eq!(refused(&mut rack, "e2=4 h1:e2"), "emc e1", "a slice of e1 waits for a scrub");
     rack.configure("e1=4 e3=4 h2:e1+e3").expect("the host has no slices");
-    assert_eq!(rack.reserve_slices("b", "h2", 4), [8, 9, 10, 11], "slice ids are not reused");
+    assert_eq!(rack.reserve_slices("b", "h2", 4), [8, 9, 10, 11], "slice numbers are not reused");
 }
 
 #[test]
@@ -526,7 +530,7 @@ fn fence_ends_reservations_and_slices_wait_for_the_device() {
     assert!(!rack.ledger.reservation(id).unwrap().is_active());
     assert!(
         matches!(rack.slot(0).state, State::Draining(_, Drain::Host { .. })),
-        "no EMC has confirmed the fence"
+        "slices change only after an EMC confirmed the fence"
     );
     let again = rack.ledger.decide_fence(at(4), HostId(0), false, tester(), "why");
     assert_eq!(again, Change::default());
@@ -535,7 +539,7 @@ fn fence_ends_reservations_and_slices_wait_for_the_device() {
     assert!(matches!(rack.slot(0).state, State::Draining(_, Drain::Revoking)));
     assert!(
         matches!(rack.slot(4).state, State::Draining(_, Drain::Host { .. })),
-        "the other EMC has not confirmed the fence"
+        "slices of the other EMC are unchanged"
     );
 }
 

@@ -128,7 +128,7 @@ mod tests {
         buffer.record_demand(Ns::secs(2), 10);
         buffer.record_demand(Ns::secs(12), 5);
         assert_eq!(buffer.target(1000), 40);
-        assert_eq!(buffer.target(100), 25, "at most a quarter of the pool");
+        assert_eq!(buffer.target(100), 25, "the target is at most a quarter of the pool");
         buffer.roll(Ns::secs(65));
         assert_eq!(buffer.target(1000), 5, "demand of expired windows is dropped");
         buffer.roll(Ns::secs(1000));
@@ -144,13 +144,13 @@ mod tests {
         assert_eq!(
             (buffer.target(1000), buffer.drain_time()),
             (20, Ns::ZERO),
-            "demand of one window of ten seconds"
+            "the target is the demand of one window of ten seconds"
         );
         buffer.record_state_change(Ns::secs(20), SliceId(1), "draining");
         buffer.record_state_change(Ns::secs(40), SliceId(1), "scrubbing");
         buffer.record_state_change(Ns::secs(45), SliceId(1), "free");
         assert_eq!(buffer.drain_time(), Ns::secs(25));
-        assert_eq!(buffer.target(1000), 60, "demand of three windows");
+        assert_eq!(buffer.target(1000), 60, "the target is the demand of three windows");
         buffer.record_state_change(Ns::secs(46), SliceId(2), "draining");
         buffer.record_state_change(Ns::secs(48), SliceId(2), "quarantined");
         buffer.record_state_change(Ns::secs(58), SliceId(2), "free");
@@ -175,7 +175,7 @@ mod tests {
         buffer.record_demand(Ns::secs(105), 10);
         buffer.record_state_change(Ns::secs(115), SliceId(1), "free");
         buffer.record_demand(Ns::secs(155), 10);
-        assert_eq!(buffer.target(1000), 10, "largest demand of two consecutive windows");
+        assert_eq!(buffer.target(1000), 10, "the target is the largest demand of two consecutive windows");
     }
 
     #[test]

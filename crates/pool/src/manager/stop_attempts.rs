@@ -169,6 +169,6 @@ mod tests {
         hosts.set_connected(HostId(2), true);
         hosts.clear();
         hosts.insert(EMC, HostId(2), attempt(20));
-        assert_eq!(attempts(&hosts), [], "its agent is still connected");
+        assert_eq!(attempts(&hosts), [], "the agent of the host is still connected");
     }
 }

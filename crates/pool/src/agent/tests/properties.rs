@@ -319,7 +319,7 @@ impl HostModel {
         let again = self.running.contains_key(&record.reservation);
         assert!(permitted || again, "memory of VM {} was passed to user {}", record.vm, caller.uid);
         let mut others = self.running.iter().filter(|(id, _)| **id != record.reservation);
-        assert!(!others.any(|(_, vm)| vm.process.is(&caller.process)), "one process serves two VMs");
+        assert!(!others.any(|(_, vm)| vm.process.is(&caller.process)), "one process belongs to two VMs");
     }
 
     fn pass_memory(&mut self, record: &VmRecord) {

@@ -128,12 +128,12 @@ fn host_with_a_reservation_or_slices_is_not_removed() {
     let remove_h1 = |rack: &mut Rack| rack.configure("e1=4 h2:e1").map_err(|denied| denied.reason());
     let mut rack = Rack::new("e1=4 h1:e1 h2:e1");
     let id = rack.reserve(reserve_request("a", "h1", 0)).unwrap();
-    assert_eq!(remove_h1(&mut rack), Err("NOT_DRAINED"), "a VM without slices");
+    assert_eq!(remove_h1(&mut rack), Err("NOT_DRAINED"), "the host has a VM without slices");
     rack.end(id, released());
     let id = rack.reserve(reserve_request("b", "h1", 1)).unwrap();
     rack.online(0);
     rack.end(id, released());
-    assert_eq!(remove_h1(&mut rack), Err("NOT_DRAINED"), "a draining slice");
+    assert_eq!(remove_h1(&mut rack), Err("NOT_DRAINED"), "the host has a draining slice");
     rack.slice(0, Event::Released(HostId(0), Epoch(1)));
     rack.slice(0, Event::Revoked(Epoch(1)));
     assert_eq!(remove_h1(&mut rack), Ok(()));
@@ -274,7 +274,7 @@ fn vm_with_some_of_its_slices_adopts_the_others() {
     rack.slice(1, Event::Quarantine(Quarantine::Restored { host: Some(HostId(0)) }));
     let adopt =
         |epoch| rack.ledger.decide_adopt(at(3), HostId(0), id, &running_vm("a", [(0, epoch), (1, 1)]));
-    assert_eq!(adopt(0), None, "an epoch other than its own");
+    assert_eq!(adopt(0), None, "the epoch is not the device's epoch");
     let change = adopt(1).expect("the device granted this epoch");
     rack.apply(change);
     assert_eq!(rack.slot(1).state, State::Online(Owner { host: HostId(0), reservation: id }));
@@ -344,7 +344,7 @@ fn host_id_named_by_a_device_is_not_reassigned() {
     }
     let change = rack.ledger.decide_reserve_host_ids([HostId(5), HostId(u32::MAX)]);
     rack.apply(change);
-    assert_eq!(rack.ledger.meta().next_host, HostId(6), "an out-of-range id does not hide another");
+    assert_eq!(rack.ledger.meta().next_host, HostId(6), "an out-of-range id does not affect later ids");
     rack.configure("e1=4 h1:e1 h2:e1").unwrap();
     assert_eq!(rack.ledger.host_named(&name("h2")), Some(HostId(6)));
 }

@@ -370,22 +370,22 @@ fn check_totals(ledger: &Ledger) {
         });
         let in_use = u32::try_from(in_use.count()).unwrap();
         let sum = entry.free() + in_use + entry.draining() + entry.quarantined();
-        assert_eq!(sum, entry.emc.slices, "free + in use + draining + quarantined");
+        assert_eq!(sum, entry.emc.slices, "every slice is free, in use, draining or quarantined");
     }
     for (id, entry) in ledger.hosts() {
         let of_host = || ledger.reservations.values().filter(move |r| r.host == id);
         let active: u32 = of_host().filter(|r| r.is_active()).map(|r| r.cores).sum();
-        assert!(active <= entry.host.cores, "more cores are reserved than exist");
+        assert!(active <= entry.host.cores, "active reservations exceed the host's cores");
         let in_use = || of_host().filter(|r| r.is_active() || r.has_process);
         assert_eq!(entry.cores_used, in_use().map(|r| r.cores).sum(), "cores in use");
         assert_eq!(entry.local_used, in_use().map(|r| r.local).sum(), "local memory in use");
         assert!(
             entry.host.fence == Fence::None || entry.ended_with_process.is_empty(),
-            "a process of a released VM on a fenced host"
+            "a fenced host has a process of a released VM"
         );
     }
     let active = || ledger.reservations.iter().filter(|(_, r)| r.is_active());
-    assert_eq!(active().count(), ledger.by_vm.len(), "one active reservation per VM");
+    assert_eq!(active().count(), ledger.by_vm.len(), "each VM has one active reservation");
     for (id, reservation) in active() {
         assert_eq!(ledger.reservation_of(&reservation.vm), Some(*id));
     }
@@ -398,7 +398,7 @@ fn check_totals(ledger: &Ledger) {
         };
         assert!(
             hosts.any(requires_migration) || emcs.any(requires_migration),
-            "no drain requires {migration:?}"
+            "no draining host or EMC requires {migration:?}"
         );
     }
 }

@@ -73,14 +73,18 @@ fn vm_alarm_keeps_its_time_while_the_report_is_unchanged() {
     let other_vm = unadopted(&rig);
     assert_eq!(other_vm, [("vm c".to_owned(), UnixMs(rig.now.as_ms()))]);
     rig.run("tick:1000 report:h2:vm1c=5.1");
-    assert_eq!(unadopted(&rig), [("vm c".to_owned(), UnixMs(rig.now.as_ms()))], "other slices");
+    assert_eq!(
+        unadopted(&rig),
+        [("vm c".to_owned(), UnixMs(rig.now.as_ms()))],
+        "the alarm restarts when the slices change"
+    );
 }
 
 #[test]
 fn vm_alarm_lasts_until_its_host_is_fenced() {
     let mut rig = restored();
     rig.run("report:h2:vm1b=4.1 cordon:h2 stored");
-    assert_eq!(unadopted(&rig).len(), 1, "after another change of the host");
+    assert_eq!(unadopted(&rig).len(), 1, "the alarm remains after another change of the host");
     rig.run("down:h2 fence:h2 go");
     rig.check("state:h2 | Fenced");
     assert_eq!(unadopted(&rig), []);

@@ -14,7 +14,7 @@ fn changes_beyond_the_limit_become_a_complete_state() {
     assert!(!changes.is_complete() && changes.len() == DELTA_CHANGES_PER_HOST_MAX);
     changes.add(Some(SliceId(0)), []);
     assert!(changes.is_complete() && changes.len() == 0);
-    assert!(changes.is_awaited(), "a complete desired state is awaited as well");
+    assert!(changes.is_awaited(), "a complete desired state remains awaited");
 }
 
 #[test]

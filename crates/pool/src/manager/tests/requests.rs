@@ -47,7 +47,7 @@ fn releases_in_one_batch_are_answered_without_retention() {
     let output = rig.run("stored");
     assert_eq!(output.matches("->ok()").count(), 12, "{output}");
     rig.run("tick:1 reserve:active@h1=0 stored tick:1000 go");
-    assert_eq!(rig.reservations_on_disk(), 1, "only the active reservation");
+    assert_eq!(rig.reservations_on_disk(), 1, "only the active reservation remains");
 }
 
 #[test]
@@ -97,7 +97,11 @@ fn effects_wait_until_their_batch_is_stored() {
 fn concurrent_requests_share_a_write_but_no_slice() {
     let mut rig = Rig::connected();
     assert_eq!(rig.burst(&["reserve:a@h1=2", "reserve:b@h2=2", "reserve:c@h1=1"]), "store");
-    assert_eq!(rig.burst(&["reserve:d@h3=2", "reserve:e@h1=1"]), "", "one write at a time");
+    assert_eq!(
+        rig.burst(&["reserve:d@h3=2", "reserve:e@h1=1"]),
+        "",
+        "a second write starts before the first has ended"
+    );
     let output = rig.run("stored");
     assert!(output.starts_with("reserve:a->ok(0,1) reserve:b->ok(4,5) reserve:c->ok(2) "), "{output}");
     let output = rig.run("stored");

@@ -397,12 +397,12 @@ impl Rig {
             DeviceCall::Contents => "contents".to_owned(),
             DeviceCall::Grant { slice, epoch, host } => {
                 let slot = self.slot_on_disk(*slice);
-                assert_eq!(slot.epoch, *epoch, "a grant whose intent is not durable");
+                assert_eq!(slot.epoch, *epoch, "the grant has no durable slot");
                 let is_intended =
                     matches!(slot.state, State::Assigned(_) | State::Scrubbing(Scrub::Granting(_)));
                 assert!(
                     is_intended && slot.holder() == Some(*host),
-                    "a grant that the ledger does not intend: {slot:?}"
+                    "the ledger requires no grant: {slot:?}"
                 );
                 let first = self.devices.get_mut(&emc).unwrap().requested.insert((*slice, *epoch));
                 assert!(first, "slice {slice} epoch {epoch} is granted twice");
@@ -410,7 +410,7 @@ impl Rig {
             }
             DeviceCall::Revoke { slice, epoch } => {
                 let slot = self.slot_on_disk(*slice);
-                assert_eq!(slot.epoch, *epoch, "a revocation whose intent is not durable");
+                assert_eq!(slot.epoch, *epoch, "the revocation has no durable slot");
                 format!("revoke({slice}.{epoch})")
             }
             DeviceCall::Fence { host, powered_off } => {
@@ -436,7 +436,7 @@ impl Rig {
         assert_eq!(
             desired.instance,
             InstanceId(self.agents[&host].instance),
-            "a desired state for another instance"
+            "the desired state is for another instance"
         );
         complete.amend(desired);
         let desired = complete;
@@ -472,7 +472,10 @@ impl Rig {
         let (now, agent) = (self.now, self.agents.get_mut(&host).unwrap());
         if let Some((before, at)) = &agent.desired_state {
             let is_resend = now >= at.after(DESIRED_STATE_RESEND_AFTER);
-            assert!(agent.answered || is_resend, "a second desired state before a report on the first");
+            assert!(
+                agent.answered || is_resend,
+                "a desired state was sent before the report on the previous state"
+            );
             assert!(
                 desired.number > before.number || desired == *before,
                 "two desired states of one version differ: {desired:?} and {before:?}"
@@ -488,7 +491,12 @@ impl Rig {
     fn check_granted(&self, host: HostId, holding: Holding) {
         let emc = self.manager.durable().emc_of(holding.slice).unwrap();
         let granted = self.devices[&emc].granted.get(&holding.slice);
-        assert_eq!(granted, Some(&(holding.epoch, host)), "a desired state with slice {}", holding.slice);
+        assert_eq!(
+            granted,
+            Some(&(holding.epoch, host)),
+            "the desired state contains slice {} without a grant",
+            holding.slice
+        );
     }
 
     fn add_reached(&mut self, host: HostId, Holding { slice, epoch }: Holding) {

@@ -397,5 +397,5 @@ fn emc_attached_during_a_fence_has_to_confirm_it() {
     rig.run("down:h1 fence:h1 go");
     rig.check("state:h1 | Fenced");
     rig.run("rack:e1=4&e2=4!&h1:e1+e2&h2:e1+e2&h3:e2 go");
-    assert!(has_fenced_h1(&rig, "e1") && !has_fenced_h1(&rig, "e2"), "e2 was not part of the fence");
+    assert!(has_fenced_h1(&rig, "e1") && !has_fenced_h1(&rig, "e2"), "e2 did not have to confirm the fence");
 }
