@@ -174,7 +174,8 @@ fn out_of_range_slice_ids_are_false_claims_after_a_restore() {
     assert!(output.contains("h1.close(FalseClaim:4000000000.1)"), "{output}");
 }
 
-/// Two later backups are restored, e2 is added, and then the first backup is restored.
+/// After two restores, e2 is added, and then the first backup is restored again. A report of a slice
+/// of e2 must not close the connection.
 #[test]
 fn slice_added_after_restores_of_later_backups_is_not_a_false_claim() {
     let mut rig = Rig::new("e1=4 h1:e1");
