@@ -227,7 +227,7 @@ fn user_attaches_and_inspects_own_vms_only() {
         assert_unknown(&vmm.request(&format!("attach {vm} descriptors")), vm);
         assert_unknown(&vmm.request(&format!("attach {vm} paths")), vm);
     }
-    let reason = format!("VM b is user {two}'s: must be user {two} or root, not user {one}");
+    let reason = format!("VM b belongs to user {two}: the caller must be user {two} or root, not user {one}");
     assert!(rig.log().contains(&reason), "the log lacks the reason");
     let owner = |slice| rig.slice_path(slice, 1).metadata().unwrap().uid();
     assert_eq!([1, 2, 3].map(owner), [0; 3], "a rejected request changed the owner of a file");

@@ -1,6 +1,6 @@
-//! The agent's end of the protocol, from events to effects. It applies desired states, records the
-//! process of each VM, and reports the observed state of its host. It performs nothing itself and
-//! never decides ownership.
+//! The agent's end of the protocol: turns events into effects, and performs no effect itself. The
+//! agent applies desired states, records the process of each VM, and reports the observed state of
+//! its host. It never decides which host owns a slice.
 //!
 //! ```text
 //!   DesiredState ─┬▶ per slice: Online · Offline · Scrub ─▶ Done arrives as event ─┐
@@ -8,9 +8,9 @@
 //!   Attach ─▶ Record ─▶ Recorded ─▶ Watch, PassMemory ─▶ ProcessGone ──────────────┘
 //! ```
 //!
-//! The machine is level-triggered: messages add up to the complete desired state of the host, and
-//! applying that twice, or applying a newer one afterwards, has the same result. Objects that are
-//! not mentioned are kept.
+//! The agent is level-triggered: desired states add up to the complete desired state of the host.
+//! Applying a desired state twice, or a newer desired state afterwards, has the same result. Slices
+//! and VMs that a message does not contain remain unchanged.
 
 mod orphans;
 mod slices;
@@ -37,66 +37,68 @@ use crate::protocol::{
     SliceFailure,
 };
 
-/// Identifies a process that requested the memory of its VM and waits for the reply.
+/// Identifies a request of a process for the memory of its VM, until the reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(pub u64);
 
-/// A process of a machine. The start time distinguishes processes with the same pid.
+/// Process on the host. The start time distinguishes processes that had the same pid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Process {
     /// Process id on the host.
     pub pid: u32,
-    /// Start time, in clock ticks since the machine booted.
+    /// Start time, in clock ticks since the boot of the machine.
     pub started: u64,
-    /// Control group, for diagnosis.
+    /// Control group of the process, for diagnosis.
     pub cgroup: String,
 }
 
 impl Process {
-    /// Returns whether both are the same process, in any control group.
+    /// Returns whether both values are the same process; the control groups may differ.
     pub fn is(&self, other: &Self) -> bool {
         (self.pid, self.started) == (other.pid, other.started)
     }
 }
 
-/// Process that requests memory, with its user.
+/// Process that requests memory, and its user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Caller {
-    /// Process.
+    /// Process that sent the request.
     pub process: Process,
-    /// User at the time of the connection. A VMM that has given up root since still counts as root.
+    /// User of the process when it connected. A VMM that gave up root privileges after it connected
+    /// counts as root.
     pub uid: UserId,
 }
 
-/// Record of the memory of a process. It is durable before the process gets the first descriptor.
+/// Record of the process of a VM and its memory. The record is durable before the process gets the
+/// first descriptor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VmRecord {
-    /// Reservation.
+    /// Number of the VM's reservation.
     pub reservation: ReservationId,
     /// Name of the VM.
     pub vm: Name,
     /// Process of the VM.
     pub process: Process,
-    /// Local memory passed with the slices.
+    /// Local memory that the process gets in addition to the slices.
     pub local: Bytes,
-    /// Pages must not be migrated.
+    /// Whether the VM's pages must not be migrated.
     pub pinned: bool,
-    /// User of its memory; `None` for the agent's user.
+    /// User who may access the VM's memory, in addition to root; `None` for the agent's user.
     pub uid: Option<UserId>,
-    /// Slices passed to it.
+    /// Slices that the process gets, each with its location.
     pub slices: BTreeMap<Holding, Handle>,
 }
 
-/// Record found at start.
+/// Record that an agent found when it started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecoveredVm {
-    /// Record.
+    /// Recorded process and memory.
     pub record: VmRecord,
-    /// Whether exactly that process still runs.
+    /// Whether the recorded process still runs.
     pub is_alive: bool,
 }
 
-/// Successful host call.
+/// Result of a successful host call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SliceOutcome {
     /// The slice can be passed to its VM.
@@ -107,148 +109,150 @@ pub enum SliceOutcome {
     Scrubbed(ScrubReport),
 }
 
-/// Error of a host call, which left nothing half done.
+/// Error of a host call for a slice. A failed open or scrub may have left the slice open.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostFailure {
-    /// Kind.
+    /// Kind of the failure.
     pub reason: FailureReason,
-    /// Description by the host, with errno.
+    /// Description of the failure, with errno.
     pub message: String,
 }
 
-/// Event for the agent.
+/// Input of the agent.
 #[derive(Clone, Debug)]
 pub enum Event {
     /// A manager accepted the connection.
     SessionUp {
-        /// Rack of the manager.
+        /// Unique id of the manager's rack.
         rack: String,
-        /// Longest time between two messages before the lease expires.
+        /// Time after the last message of the agent at which the host's lease expires.
         lease_ttl: Ns,
     },
-    /// The connection closed.
+    /// The connection to the manager was closed.
     SessionDown,
-    /// A desired state.
+    /// The manager sent a desired state.
     DesiredState {
-        /// Rack.
+        /// Unique id of the manager's rack.
         rack: String,
-        /// Contents.
+        /// Desired state of the host.
         desired: DesiredState,
     },
-    /// The manager requests a complete report.
+    /// The manager requested a complete report.
     ReportRequested,
-    /// A call about a slice has completed.
+    /// A host call for a slice has ended.
     Done {
-        /// Slice.
+        /// Slice and epoch of the call.
         holding: Holding,
-        /// Result.
+        /// Outcome of the call.
         result: Result<SliceOutcome, HostFailure>,
     },
-    /// A call about the remains of an earlier instance has completed.
+    /// A call to close an orphaned slice has ended.
     OrphanClosed {
-        /// Location.
+        /// Location of the orphan; see [`Handle::place`].
         place: Arc<str>,
-        /// Result.
+        /// Outcome of the call.
         result: Result<(), HostFailure>,
     },
-    /// A process requests the memory of a VM.
+    /// A process requested the memory of a VM.
     Attach {
-        /// Identifies the reply.
+        /// Identifies the request in the reply.
         ticket: Ticket,
-        /// VM.
+        /// Name of the VM.
         vm: Name,
-        /// Process and user.
+        /// Process that sent the request, and its user.
         caller: Caller,
     },
-    /// A VM's record is durable, or could not be written.
+    /// The write of a VM's record has ended.
     Recorded {
-        /// Reservation.
+        /// Number of the VM's reservation.
         reservation: ReservationId,
-        /// Error.
+        /// `Ok` if the record is durable; otherwise the error of the write.
         result: Result<(), String>,
     },
-    /// A watched process has ended, and with it all its mappings.
+    /// A watched process has ended; its mappings no longer exist.
     ProcessGone {
-        /// Reservation of its VM.
+        /// Number of the VM's reservation.
         reservation: ReservationId,
     },
-    /// Time has passed.
+    /// Time has passed; deadlines may be due.
     Tick,
 }
 
-/// Effect to be performed, in this order.
+/// Output of the agent. Effects must be performed in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// Open a slice, so that it can be passed to a VM. Idempotent.
+    /// Open a slice so that a VM can get it. Idempotent.
     Online {
-        /// Slice.
+        /// Slice and epoch.
         holding: Holding,
-        /// Location on this host.
+        /// Location of the slice on this host.
         handle: Handle,
-        /// It has no owner under this epoch yet: verify that it is zeroed.
+        /// Whether to check that the slice is zeroed, because no process has received it under this
+        /// epoch.
         check_zero: bool,
     },
     /// Close a slice. Idempotent.
     Offline {
-        /// Slice.
+        /// Slice and epoch.
         holding: Holding,
-        /// Location on this host.
+        /// Location of the slice on this host.
         handle: Handle,
-        /// A process had it: verify that no process has it any more, also no child of the VM's
-        /// process.
+        /// Whether to check that no process has the slice any more, because a process received it.
+        /// A child of the VM's process may still have it.
         verify: bool,
     },
     /// Zero, verify and close a slice. Idempotent.
     Scrub {
-        /// Slice.
+        /// Slice and epoch.
         holding: Holding,
-        /// Location on this host.
+        /// Location of the slice on this host.
         handle: Handle,
     },
-    /// Close the unused remains of an earlier instance at a location. Idempotent.
+    /// Close a slice that an earlier instance or a failed call left open. Idempotent.
     CloseOrphan {
-        /// Location, as in [`Handle::place`].
+        /// Location of the orphan; see [`Handle::place`].
         place: Arc<str>,
     },
-    /// Write this record, synced, and confirm with [`Event::Recorded`].
+    /// Write and sync this record, then report [`Event::Recorded`].
     Record(VmRecord),
-    /// Delete the record of this VM.
+    /// Delete the record of the VM with this reservation.
     DeleteRecord(ReservationId),
     /// Pass a VM's memory to the process that requested it.
     PassMemory {
-        /// Request.
+        /// Request to answer.
         ticket: Ticket,
-        /// Memory.
+        /// Memory of the VM.
         record: VmRecord,
     },
-    /// Reject a request.
+    /// Reject the request of a process for memory.
     Refuse {
-        /// Request.
+        /// Request to answer.
         ticket: Ticket,
-        /// Reason.
+        /// Reason of the rejection.
         why: Refusal,
     },
     /// Report [`Event::ProcessGone`] when this process has ended.
     Watch {
-        /// Reservation of its VM.
+        /// Number of the VM's reservation.
         reservation: ReservationId,
-        /// Process.
+        /// Process to watch.
         process: Process,
     },
-    /// Kill the process of this VM.
+    /// Kill the process of the VM with this reservation.
     Kill(ReservationId),
-    /// The process of this VM has ended: release its local memory.
+    /// Release the local memory of a VM whose process has ended.
     FreeLocal(ReservationId),
     /// Send a report to the manager.
     SendReport(ObservedState),
-    /// Record durably which rack this host serves.
+    /// Record durably that this host serves this rack.
     RecordRack {
         /// Unique id of the rack.
         rack: String,
     },
-    /// Close the connection: the manager is of another rack.
+    /// Close the connection, because the manager belongs to another rack.
     Disconnect(OtherRack),
-    /// A desired state was rejected. Harmless; for the log.
+    /// Log the rejection of a desired state. Occasional rejections are normal, for example after a
+    /// reconnection.
     CommandRejected(DesiredVersion, CommandRejected),
 }
 
@@ -258,145 +262,151 @@ pub enum Refusal {
     /// The desired state does not contain the VM.
     #[error("no VM {0} on this host")]
     VmUnknown(Name),
-    /// Its slices are coming online or being released.
+    /// Some slices of the VM are not online, because they are coming online or being released.
     #[error("{online} of {slices} slices of VM {vm} are online")]
     NotReady {
-        /// VM.
+        /// Name of the VM.
         vm: Name,
-        /// Slices ready now.
+        /// Number of slices that are online.
         online: usize,
-        /// Slices expected.
+        /// Number of slices of the VM.
         slices: usize,
     },
-    /// Another process has it.
-    #[error("VM {vm} is process {pid}, which still runs")]
+    /// Another process has the VM's memory.
+    #[error("VM {vm} is attached to process {pid}, which still runs")]
     Attached {
-        /// VM.
+        /// Name of the VM.
         vm: Name,
-        /// Process.
+        /// Id of the other process.
         pid: u32,
     },
-    /// Another process had it: its data must not reach a new process.
-    #[error("VM {vm} was process {pid}, which has ended: create a new reservation")]
+    /// Another process had the VM's memory; a new process must not get its data.
+    #[error("VM {vm} was attached to process {pid}, which has ended: create a new reservation")]
     Ended {
-        /// VM.
+        /// Name of the VM.
         vm: Name,
-        /// Process.
+        /// Id of the ended process.
         pid: u32,
     },
-    /// The caller is not the user of the VM's reservation.
-    #[error("VM {vm} is user {user}'s: must be user {user} or root, not user {caller}{hint}")]
+    /// The caller is not a permitted user of the VM's memory.
+    #[error(
+        "VM {vm} belongs to user {user}: the caller must be user {user} or root, not user {caller}{hint}"
+    )]
     OtherUser {
-        /// VM.
+        /// Name of the VM.
         vm: Name,
-        /// Permitted user.
+        /// User of the VM's memory.
         user: UserId,
         /// User of the caller.
         caller: UserId,
-        /// Hint for a reservation without a user.
+        /// Hint if the reservation has no user; otherwise empty.
         hint: &'static str,
     },
-    /// The caller is the process of another VM.
-    #[error("process {pid} is VM {own} ({reservation}): must be another process for VM {vm}")]
+    /// The caller is already the process of another VM.
+    #[error("process {pid} is attached to VM {own} ({reservation}): VM {vm} requires another process")]
     OtherVm {
-        /// Requested VM.
+        /// Name of the requested VM.
         vm: Name,
-        /// Process of the caller.
+        /// Id of the calling process.
         pid: u32,
-        /// VM of the caller.
+        /// Name of the VM that the process belongs to.
         own: Name,
-        /// Reservation of that VM.
+        /// Reservation of the VM that the process belongs to.
         reservation: ReservationId,
     },
-    /// The record could not be written, so nothing is passed.
+    /// The VM's record could not be written, so the process gets no memory.
     #[error("VM {vm} could not be recorded: {message}")]
     NotRecorded {
-        /// VM.
+        /// Name of the VM.
         vm: Name,
-        /// Error of the disk.
+        /// Error of the write.
         message: String,
     },
 }
 
-/// Error: the manager is of another rack than the one that this host serves.
+/// Error: the manager belongs to another rack than this host.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("this host serves rack {ours}, not {theirs}: empty its runtime directory if it was moved")]
+#[error(
+    "this host serves rack {ours}, not rack {theirs}: if the host was moved, empty its runtime directory"
+)]
 pub struct OtherRack {
-    /// Recorded rack.
+    /// Unique id of the rack that this host serves.
     pub ours: String,
-    /// Rack of the manager.
+    /// Unique id of the manager's rack.
     pub theirs: String,
 }
 
-/// Reason why a desired state is rejected.
+/// Reason why the agent rejected a desired state.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CommandRejected {
-    /// A newer version was received.
-    #[error("older than version {newest}")]
+    /// A newer version was received before.
+    #[error("desired state is older than version {newest}")]
     Old {
-        /// Newest version.
+        /// Newest version that was applied.
         newest: DesiredVersion,
     },
-    /// It changes another version than the latest one.
-    #[error("changes version {base}, but the latest applied version is {newest}")]
+    /// The message contains changes to a version that is not the latest applied version.
+    #[error("desired state changes version {base}, but the latest applied version is {newest}")]
     OtherBase {
-        /// Version that it changes.
+        /// Version that the message changes.
         base: DesiredVersion,
-        /// Newest version.
+        /// Latest applied version.
         newest: DesiredVersion,
     },
-    /// It is for another run of this agent.
-    #[error("for instance {theirs}, this is {ours}")]
+    /// The message is for another instance of this host's agent.
+    #[error("desired state is for instance {theirs}, but this is instance {ours}")]
     OtherInstance {
-        /// This run.
+        /// Instance of this agent.
         ours: InstanceId,
-        /// Run that it is for.
+        /// Instance that the message is for.
         theirs: InstanceId,
     },
-    /// It is of another rack.
+    /// The message is from the manager of another rack.
     #[error(transparent)]
     OtherRack(#[from] OtherRack),
-    /// No manager has accepted the connection yet.
+    /// No manager has accepted the connection of this agent yet.
     #[error("no manager has accepted this host yet")]
     NoRack,
 }
 
-/// State of the agent.
+/// State machine of the agent; see the module documentation.
 #[derive(Debug)]
 pub struct Agent {
     instance: InstanceId,
-    /// User of the agent, who owns VMs whose reservation names none.
+    /// User of VMs whose reservation has no user.
     user: UserId,
     rack: Option<String>,
     now: Ns,
-    /// Interval of heartbeats while connected.
+    /// Interval of heartbeats; `None` while no manager is connected.
     heartbeat: Option<Ns>,
     reported_at: Ns,
-    /// Number of the latest report of this session.
+    /// Number of the latest report in this session.
     sequence: u64,
-    /// A report is due, and whether it must be complete.
+    /// Whether a report is due.
     dirty: bool,
+    /// Whether the next report must be complete.
     full_report_due: bool,
-    /// Slices brought online since the last report.
+    /// Slices that came online since the last report.
     newly_online: BTreeSet<Holding>,
-    /// VMs whose process has started since the last report.
+    /// VMs whose process was recorded since the last report.
     newly_running: BTreeSet<ReservationId>,
     newest: DesiredVersion,
     fenced: bool,
-    /// Latest desired state, by VM and by slice.
+    /// VMs of the latest desired state.
     desired_vms: BTreeMap<ReservationId, DesiredVm>,
     orders: BTreeMap<Holding, Order>,
     slices: BTreeMap<Holding, SliceStatus>,
-    /// Results, kept until the desired state no longer contains them.
+    /// Released slices, until the desired state no longer contains their release.
     released: BTreeSet<Holding>,
     scrubbed: BTreeMap<Holding, ScrubReport>,
     attempts: BTreeMap<Holding, Attempts>,
     scrubs_waiting: BTreeSet<Holding>,
     scrubs_running: usize,
     orphans: OrphanedSlices,
-    /// There may be slices on this machine that the agent cannot see.
+    /// Whether slices that the agent cannot detect may be in use on this machine.
     has_hidden_remains: bool,
-    /// Calls in progress that open or close a slice: short ones, unlike scrubs.
+    /// Number of calls in progress that open or close a slice. Scrubs are not counted, because they
+    /// take longer.
     calls: usize,
     vms: BTreeMap<ReservationId, Vm>,
     /// VM that has or had each slice.
@@ -405,9 +415,10 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Creates an agent with the VMs found at start. Their slices are opened again, their processes
-    /// watched; VMs whose process has ended are reported. `rack` is the rack that this host served
-    /// before; `places` are slices left on the machine, by [`Handle::place`].
+    /// Creates an agent. It opens the slices of the VMs in `found` again and watches their
+    /// processes; VMs whose process has ended are reported. `rack` is the rack that this host
+    /// served before. `places` are the locations of slices that an earlier instance may have left
+    /// open; see [`Handle::place`].
     pub fn new(
         now: Ns,
         instance: InstanceId,
@@ -448,18 +459,18 @@ impl Agent {
         agent
     }
 
-    /// Records that the agent cannot see all remains of an earlier instance: this host never
-    /// reports clean.
+    /// Records that the agent cannot detect all slices left by an earlier instance. The host then
+    /// never reports that it is clean.
     pub fn set_hidden_remains(&mut self) {
         self.has_hidden_remains = true;
     }
 
-    /// Sets the agent's user, by default root, who owns VMs whose reservation names none.
+    /// Sets the user of VMs whose reservation has no user; the default is root.
     pub fn set_user(&mut self, user: UserId) {
         self.user = user;
     }
 
-    /// Applies one event. Effects are then available from [`Agent::poll_effect`].
+    /// Applies one event. The caller then takes the effects from [`Agent::poll_effect`].
     pub fn handle(&mut self, now: Ns, event: Event) {
         self.now = self.now.max(now);
         match event {
@@ -476,29 +487,29 @@ impl Agent {
         }
         self.retry();
         self.close_orphans();
-        self.forget_ended();
+        self.drop_ended_vms();
         if self.heartbeat.is_some_and(|every| self.now >= self.reported_at.after(every)) {
             self.dirty = true;
         }
     }
 
-    /// Returns the oldest effect. Reports come last, so that events handled between two calls share
-    /// one.
+    /// Returns the oldest effect. A report is returned after all other effects, so that several
+    /// events share one report.
     pub fn poll_effect(&mut self) -> Option<Effect> {
         self.effects.pop_front().or_else(|| {
             self.report_due().is_some_and(|due| due <= self.now).then(|| Effect::SendReport(self.report()))
         })
     }
 
-    /// Returns the time of the next report of changes. Calls in progress share a report, unless
-    /// they take long.
+    /// Returns the time of the next report of changes, if any. Results of short calls share a
+    /// report, unless the calls take long.
     fn report_due(&self) -> Option<Ns> {
         let due = if self.calls == 0 { Ns::ZERO } else { self.reported_at.after(OBSERVED_STATE_LINGER) };
         (self.heartbeat.is_some() && self.dirty).then_some(due)
     }
 
-    /// Returns a complete report at the start of a session and on request, otherwise the changes:
-    /// the manager has received the rest.
+    /// Returns the next report: complete at the start of a session and on request, otherwise only
+    /// the changes since the previous report.
     fn report(&mut self) -> ObservedState {
         (self.dirty, self.reported_at) = (false, self.now);
         let newly_online = std::mem::take(&mut self.newly_online);
@@ -515,11 +526,12 @@ impl Agent {
         ObservedState { sequence: self.sequence, after, ..report }
     }
 
-    /// Returns the time of the next [`Event::Tick`], if no other event arrives before.
+    /// Returns the time at which the agent needs [`Event::Tick`] if no other event arrives before.
     pub fn next_wakeup(&self) -> Option<Ns> {
         let heartbeat = self.heartbeat.map(|every| self.reported_at.after(every));
         let retry = self.attempts.values().filter_map(|attempts| attempts.next).min();
-        let report = self.report_due().filter(|due| *due > self.now); // a due report is an effect
+        // A report that is already due is an effect.
+        let report = self.report_due().filter(|due| *due > self.now);
         let wakeups = [heartbeat, retry, self.next_forget(), self.orphans.next_wakeup(), report];
         wakeups.into_iter().flatten().min()
     }
@@ -562,7 +574,7 @@ impl Agent {
         }
     }
 
-    /// Returns the rack that this host serves, once a manager has accepted it.
+    /// Returns the unique id of the rack that this host serves, after a manager has accepted it.
     pub fn rack(&self) -> Option<&str> {
         self.rack.as_deref()
     }
@@ -603,7 +615,8 @@ impl Agent {
         }
     }
 
-    /// Returns the reason to reject a desired state, if it is old or for another agent.
+    /// Checks whether the agent must reject a desired state: it is old, or for another agent or
+    /// rack.
     fn validate(&self, rack: &str, desired: &DesiredState) -> Result<(), CommandRejected> {
         let ours = self.rack.as_deref().ok_or(CommandRejected::NoRack)?;
         if ours != rack {

@@ -1,143 +1,144 @@
-//! Decisions with their inputs, typed and compact; they are formatted on request only.
+//! Audit log: decisions with their inputs. Decisions are stored in compact form and formatted on
+//! request.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use units::{Bytes, Name, ReservationId, SliceId, UnixMs};
 
-/// A decision.
+/// One recorded decision of the manager.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Decision {
-    /// Time, wall clock.
+    /// Time of the decision, wall clock.
     pub at: UnixMs,
-    /// Requester.
+    /// Client, agent or manager that caused the decision.
     pub actor: Actor,
-    /// Subject.
+    /// Object that the decision is about.
     pub subject: Subject,
-    /// Decision with its inputs.
+    /// Decision and its inputs.
     pub what: DecisionKind,
 }
 
-/// Requester of a decision.
+/// Client, agent or manager that caused a decision.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Actor {
-    /// Scheduler or operator.
+    /// The scheduler or an operator, by client name.
     Client(Name),
-    /// A host's agent.
+    /// The agent of a host, by host name.
     Agent(Name),
-    /// The manager: a deadline, a device, a restart.
+    /// The manager itself, after a deadline, a device event or a restart.
     Manager,
 }
 
-/// Subject of a decision.
+/// Object that a decision is about.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Subject {
-    /// VM and its memory.
+    /// A VM and its memory.
     Vm(Name),
-    /// Host.
+    /// A host, by name.
     Host(Name),
-    /// EMC.
+    /// An EMC, by name.
     Emc(Name),
-    /// Slice.
+    /// A slice, by number.
     Slice(SliceId),
-    /// The rack.
+    /// The whole rack.
     Rack,
 }
 
 /// Decision with its inputs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum DecisionKind {
-    /// Split of a VM's memory.
+    /// A VM's memory was split into local memory and pool memory.
     Planned {
         /// Policy or model, with its version.
         model: String,
-        /// Request.
+        /// Memory that the VM requested.
         memory: Bytes,
-        /// Local memory.
+        /// Local memory of the VM.
         local: Bytes,
-        /// Pool memory.
+        /// Pool memory of the VM.
         pool: Bytes,
         /// Thresholds and inputs by name.
         facts: Vec<(String, String)>,
-        /// Hosts, with the reason for those that do not fit.
+        /// Candidate hosts; for each unsuitable host, the reason.
         hosts: Vec<(Name, Result<(), String>)>,
     },
     /// A host became owner of slices for a VM.
     Reserved {
-        /// Reservation.
+        /// Number of the new reservation.
         reservation: ReservationId,
-        /// Host.
+        /// Host of the reservation.
         host: Name,
-        /// Slices taken, and free slices before, by EMC.
+        /// For each chosen EMC: slices taken, and free slices before.
         taken: Vec<(Name, u32, u32)>,
-        /// Other reachable EMCs: free slices, and the reason why they were not chosen.
+        /// For each other EMC of the host: free slices, and the reason why it was not chosen.
         others: Vec<(Name, u32, ExclusionReason)>,
-        /// Local memory taken.
+        /// Local memory reserved.
         local: Bytes,
-        /// Cores taken.
+        /// Number of cores reserved.
         cores: u32,
     },
     /// The VM was started.
     Committed,
     /// The reservation ended.
     Ended {
-        /// Cause.
+        /// Cause of the end.
         why: String,
     },
     /// A reservation cannot become ready or lost a slice.
     Broken {
-        /// Reason.
+        /// Reason of the failure.
         why: String,
     },
-    /// Reservations are no longer accepted.
+    /// The host or EMC no longer accepts reservations.
     Cordoned {
         /// Reason given by the caller.
         reason: String,
     },
-    /// Reservations are accepted again.
+    /// The host or EMC accepts reservations again.
     Uncordoned {
         /// Reason given by the caller.
         reason: String,
     },
-    /// Migration of the VMs is requested.
+    /// The scheduler is requested to migrate the VMs of a host or EMC.
     Draining {
         /// Reason given by the caller.
         reason: String,
-        /// Number of VMs.
+        /// Number of VMs to migrate.
         vms: u32,
     },
-    /// A fence began.
+    /// A fence of a host began.
     Fencing {
-        /// Reason.
+        /// Reason of the fence.
         reason: String,
-        /// Number of the host's slices.
+        /// Number of slices that the host owned.
         slices: u32,
     },
-    /// Every device has confirmed the fence.
+    /// Every device has confirmed the fence of the host.
     Fenced,
-    /// A fenced host returned clean.
+    /// A fenced host returned without processes or mappings from before the fence.
     Returned {
-        /// Evidence.
+        /// Evidence that the host is clean.
         proof: String,
     },
     /// A slice was quarantined.
     Quarantined {
-        /// Reason.
+        /// Reason of the quarantine.
         why: String,
     },
     /// A quarantined slice returned to circulation.
     Requalified {
-        /// Reason.
+        /// Reason of the requalification.
         reason: String,
     },
-    /// A running VM was adopted on memory that a restored ledger did not assign to it.
+    /// A running VM was adopted; a restored ledger did not assign the VM's slices to it.
     RecoveredVm {
-        /// Slices.
+        /// Slices that the VM uses.
         slices: Vec<SliceId>,
     },
-    /// A migration request was sent.
+    /// A migration request was sent to the scheduler.
     MigrationRequested {
-        /// Reason.
+        /// Reason for the migration.
         why: String,
     },
     /// A migration request was withdrawn.
@@ -149,65 +150,65 @@ pub enum DecisionKind {
         /// Explanation by the scheduler.
         explanation: String,
     },
-    /// rack.toml was loaded.
+    /// The manager loaded rack.toml.
     Configured {
         /// Changes, one sentence each.
         changes: Vec<String>,
     },
-    /// A host during a fence had nothing left. Recorded by earlier versions; now such a host
-    /// returns.
+    /// A host reported during a fence that it was clean. Only earlier versions recorded this; newer
+    /// versions record [`DecisionKind::Returned`].
     HostEmptied {
-        /// Evidence.
+        /// Evidence that the host is clean.
         proof: String,
     },
-    /// Another model of a kind serves, or none.
+    /// The model of this kind that serves predictions changed.
     ModelChanged {
-        /// Kind.
+        /// Kind of the model.
         kind: String,
-        /// Version.
+        /// Version of the new model; `None` if no model serves.
         version: Option<u32>,
-        /// Previous version.
+        /// Version of the previous model; `None` if no model served.
         before: Option<u32>,
     },
-    /// Weights of a host's tenants changed.
+    /// The weights of a host's tenants changed.
     WeightsChanged {
-        /// All weights of the host.
+        /// All tenants of the host that have a weight, with their weights.
         weights: Vec<(Name, f64)>,
     },
 }
 
-/// Reason why an EMC was not chosen.
+/// Reason why an EMC was not chosen for a reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ExclusionReason {
-    /// It has fewer free slices than the VM needs, and another EMC has enough.
+    /// The EMC has fewer free slices than the VM needs, and another EMC has enough.
     TooSmall,
     /// Another EMC has more free slices.
     Fuller,
-    /// It is cordoned.
+    /// The EMC is cordoned.
     Cordoned,
-    /// Its driver reports errors.
+    /// The EMC's driver reports errors.
     Failed,
-    /// It is draining.
+    /// The EMC is draining.
     Draining,
-    /// The host does not see it.
+    /// The host does not report the EMC's device.
     NotSeen,
-    /// It has not confirmed the latest fence of the host.
+    /// The EMC has not confirmed the latest fence of the host.
     FenceUnconfirmed,
-    /// Another EMC has as many free slices and was chosen.
+    /// The chosen EMC has the same number of free slices.
     Tied,
 }
 
 impl std::fmt::Display for ExclusionReason {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Self::TooSmall => "too few for the whole VM",
-            Self::Fuller => "another has more free",
-            Self::Tied => "as many free as the chosen one",
+            Self::TooSmall => "too few free slices for the whole VM",
+            Self::Fuller => "another EMC has more free slices",
+            Self::Tied => "the chosen EMC has as many free slices",
             Self::Cordoned => "cordoned",
             Self::Draining => "draining",
             Self::Failed => "failed",
-            Self::NotSeen => "not seen by the host",
-            Self::FenceUnconfirmed => "its fence of the host is not confirmed yet",
+            Self::NotSeen => "its device is not reported by the host",
+            Self::FenceUnconfirmed => "it has not confirmed the fence of the host",
         })
     }
 }
@@ -234,12 +235,12 @@ impl std::fmt::Display for Actor {
     }
 }
 
-/// Formatted decision.
+/// Decision as text, for operators.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DecisionText {
-    /// Action, one word.
+    /// Name of the action, one word.
     pub action: &'static str,
-    /// Reason, one sentence.
+    /// Reason of the decision, one sentence.
     pub why: String,
     /// Policy or model, with its version.
     pub model: String,
@@ -249,11 +250,11 @@ pub struct DecisionText {
     pub alternatives: Vec<String>,
 }
 
-/// Name of the rule that chooses slices; changes with the rule.
+/// Name and version of the rule that chooses slices. The version changes with the rule.
 pub const PLACEMENT_RULE: &str = "one-emc-most-free/1";
 
 impl DecisionKind {
-    /// Formats the decision.
+    /// Formats the decision for operators.
     pub fn describe(&self) -> DecisionText {
         let plain = |action, why: String| DecisionText { action, why, ..DecisionText::default() };
         match self {
@@ -297,12 +298,12 @@ impl DecisionKind {
             }
             Self::Configured { changes } => plain("configure", changes.join("; ")),
             Self::ModelChanged { kind, version, before } => {
-                let named =
+                let model_name =
                     |version: &Option<u32>| version.map_or("none".into(), |of| format!("{kind}/{of}"));
-                plain("serve-model", format!("{} replaces {}", named(version), named(before)))
+                plain("serve-model", format!("{} replaces {}", model_name(version), model_name(before)))
             }
             Self::WeightsChanged { weights } if weights.is_empty() => {
-                plain("weigh", "no weight is set any more".into())
+                plain("weigh", "no tenant has a weight".into())
             }
             Self::WeightsChanged { weights } => {
                 let all: Vec<_> =
@@ -313,7 +314,7 @@ impl DecisionKind {
     }
 }
 
-/// Formats "maintenance (3 slices)", or "3 slices" without a reason.
+/// Appends the count to the reason: "maintenance (3 slices)", or "3 slices" without a reason.
 fn with_count(reason: &str, count: u32, one: &str, many: &str) -> String {
     let counted = format!("{count} {}", if count == 1 { one } else { many });
     if reason.is_empty() { counted } else { format!("{reason} ({counted})") }
@@ -339,11 +340,11 @@ fn reserved_text(
     let why = match taken {
         [] => format!("{reservation} on {host} needs no slice"),
         [_] => format!(
-            "{reservation} on {host}: all slices from one EMC, the one with most free: {}",
+            "{reservation} on {host}: all slices are from the EMC with the most free slices: {}",
             from.join(", ")
         ),
         _ => format!(
-            "{reservation} on {host}: no EMC has enough free slices, so the fewest EMCs that do: {}",
+            "{reservation} on {host}: no EMC has enough free slices, so the slices are from as few EMCs as possible: {}",
             from.join(", ")
         ),
     };
@@ -386,12 +387,15 @@ mod tests {
         assert_eq!((text.action, text.model.as_str()), ("reserve", PLACEMENT_RULE));
         let facts: Vec<_> = text.facts.iter().map(|(fact, value)| format!("{fact}={value}")).collect();
         assert_eq!(facts.join(" "), "cores=2 host=h1 local=8GiB slices=3");
-        assert_eq!(text.alternatives, ["emc e9: 3 free, another has more free"]);
+        assert_eq!(text.alternatives, ["emc e9: 3 free, another EMC has more free slices"]);
         assert!(text.why.ends_with(
-            "no EMC has enough free slices, so the fewest EMCs that do: 2 of 5 free on e1, 1 of 1 free on e2"
+            "no EMC has enough free slices, so the slices are from as few EMCs as possible: 2 of 5 free on e1, 1 of 1 free on e2"
         ));
         let one = reserved(&[(name("e1"), 2, 5)]).why;
-        assert!(one.ends_with("all slices from one EMC, the one with most free: 2 of 5 free on e1"), "{one}");
+        assert!(
+            one.ends_with("all slices are from the EMC with the most free slices: 2 of 5 free on e1"),
+            "{one}"
+        );
         assert!(reserved(&[]).why.ends_with("on h1 needs no slice"));
     }
 
@@ -426,7 +430,7 @@ mod tests {
         let weighed = |weights: &[(Name, f64)]| {
             DecisionKind::WeightsChanged { weights: weights.to_vec() }.describe().why
         };
-        assert_eq!(weighed(&[]), "no weight is set any more");
+        assert_eq!(weighed(&[]), "no tenant has a weight");
         assert_eq!(weighed(&[(name("a"), 2.0)]), "set now: a=2");
     }
 }

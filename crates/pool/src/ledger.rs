@@ -1,8 +1,8 @@
-//! Ledger of slice ownership. A ledger is the fold of its [`Record`]s.
+//! Ledger of slice ownership, computed from its [`Record`]s.
 //!
-//! Decisions change nothing: every `decide_*` returns a [`Change`] or a
+//! A decision changes nothing: every `decide_*` returns a [`Change`] or a
 //! [`Rejection`](crate::rejection::Rejection), and only [`Ledger::apply`] changes the ledger. The
-//! ledger calls no device and sends nothing; the [manager](crate::manager) makes changes durable
+//! ledger calls no device and sends no message. The [manager](crate::manager) makes changes durable
 //! and then acts on them.
 
 pub(crate) mod ended;
@@ -35,21 +35,21 @@ use crate::{
     slice::{STATE_NAMES, Scrub, Slot, State},
 };
 
-/// Result of a decision: records to make durable together.
-#[must_use = "a change that is not applied did not happen"]
+/// Result of a decision: records that must become durable together.
+#[must_use = "a change has no effect until it is applied"]
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Change(pub Vec<Record>);
 
-/// Time of a decision, in rack time and as wall clock.
+/// Time of a decision, on both clocks.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct When {
-    /// Rack time.
+    /// Rack time: total running time of the manager.
     pub now: Ns,
-    /// Wall clock.
+    /// Wall-clock time of the decision.
     pub wall: UnixMs,
 }
 
-/// Owners of all slices.
+/// Ledger of slices, EMCs, hosts and reservations, with indexes derived from its records.
 #[derive(Clone, Debug)]
 pub struct Ledger {
     meta: Meta,
@@ -61,29 +61,30 @@ pub struct Ledger {
     by_emc_name: BTreeMap<Name, EmcId>,
     by_host_name: BTreeMap<Name, HostId>,
     by_vm: IndexMap<Name, ReservationId, FxBuildHasher>,
-    /// Ended reservations of each VM that are still recorded.
+    /// Ended reservations that are still recorded, by VM.
     ended_of_vm: BTreeMap<Name, BTreeSet<ReservationId>>,
     by_request: IndexMap<RequestKey, ReservationId, FxBuildHasher>,
     deadlines: BTreeSet<(Ns, ReservationId)>,
     broken: BTreeSet<ReservationId>,
-    /// Times at which declined migration requests are sent again.
+    /// Retry times of declined migration requests, with their reservations.
     declined: BTreeSet<(Ns, ReservationId)>,
-    /// Ended reservations whose slices are all released and whose process has ended.
+    /// Ended reservations without outstanding slices and without a running process; these can
+    /// expire.
     ended: EndedRequests,
-    /// Number of slices that serve a reservation or drain from it. Reservations without slices have
-    /// no entry.
+    /// Number of slices that serve each reservation or drain from it. Reservations without such
+    /// slices have no entry.
     outstanding_slices: IndexMap<ReservationId, u32, FxBuildHasher>,
     progress: IndexMap<ReservationId, Progress, FxBuildHasher>,
-    /// Slices whose holders are not in the rack, by holder.
+    /// Slices held by hosts that are not in the rack, by host.
     held_outside: BTreeMap<HostId, BTreeSet<SliceId>>,
 }
 
-/// EMC with values derived from its slots.
+/// An EMC with values derived from its slots.
 #[derive(Clone, Debug)]
 pub struct EmcEntry {
-    /// Record.
+    /// Durable record of the EMC.
     pub emc: Emc,
-    /// Whether the driver works, as last reported by the manager.
+    /// Whether the EMC's driver works, as last set by the manager. Not durable.
     pub up: bool,
     free: BTreeSet<SliceId>,
     to_scrub: BTreeSet<SliceId>,
@@ -92,22 +93,23 @@ pub struct EmcEntry {
     in_state: [u32; STATE_NAMES.len()],
     quarantined: BTreeSet<SliceId>,
     unclaimed: BTreeSet<SliceId>,
-    /// Hosts that may scrub its slices, by the number of slices that they scrub.
+    /// Hosts that may scrub slices of this EMC, in ascending order of the number of slices that
+    /// they scrub.
     scrubbers: BTreeSet<(usize, HostId)>,
-    /// Attached hosts that have yet to report after a restore.
+    /// Number of attached hosts that have not reported since a restore.
     unreported: u32,
 }
 
-/// Host with values derived from its reservations and slots.
+/// A host with values derived from its reservations and slots.
 #[derive(Clone, Debug)]
 pub struct HostEntry {
-    /// Record.
+    /// Durable record of the host.
     pub host: Host,
     held: BTreeSet<SliceId>,
     scrubs: BTreeSet<SliceId>,
-    /// Whether its agent is connected with a valid lease, as last reported by the manager.
+    /// Whether the host's agent is connected with a valid lease, as last set by the manager.
     live: bool,
-    /// Whether a complete report was received since the ledger was loaded. Not durable.
+    /// Whether the host sent a complete report since the ledger was loaded. Not durable.
     reported: bool,
     reservations: BTreeSet<ReservationId>,
     /// Ended reservations whose VM's process still runs on the host.
@@ -124,7 +126,7 @@ impl EmcEntry {
         self.free.len() as u32
     }
 
-    /// Returns the number of slices that drain or are scrubbed.
+    /// Returns the number of slices that are draining or being scrubbed.
     pub fn draining(&self) -> u32 {
         self.draining
     }
@@ -163,39 +165,40 @@ impl HostEntry {
         self.held.range(from..).copied()
     }
 
-    /// Returns its active reservations, in ascending order from `from`.
+    /// Returns the host's active reservations, in ascending order from `from`.
     pub(crate) fn reservations_from(&self, from: ReservationId) -> impl Iterator<Item = ReservationId> {
         self.reservations.range(from..).copied()
     }
 
-    /// Returns the lowest slice of an EMC that the host may still reach.
+    /// Returns the lowest slice of an EMC that the host may still reach, if any.
     pub fn held_on(&self, emc: &Emc) -> Option<SliceId> {
         self.held.range(emc.first..emc.end()).next().copied()
     }
 
-    /// Returns attached EMCs that it cannot use, with the reason. Not durable: its agent reports
-    /// them again.
+    /// Returns the attached EMCs that the host cannot use, each with the reason. Not durable,
+    /// because the agent reports them again after a restart of the manager.
     pub fn unseen(&self) -> &BTreeMap<EmcId, String> {
         &self.unseen
     }
 
-    /// Returns the number of slices that it scrubs or is chosen to scrub.
+    /// Returns the number of slices that the host scrubs or is chosen to scrub.
     pub fn scrubbing(&self) -> usize {
         self.scrubs.len()
     }
 
-    /// Returns its active reservations.
+    /// Returns the active reservations of the host.
     pub fn reservations(&self) -> impl ExactSizeIterator<Item = ReservationId> {
         self.reservations.iter().copied()
     }
 
-    /// Returns the ended reservations whose VM's process still runs on the host. Their cores and
-    /// local memory are in use.
+    /// Returns the ended reservations whose VM's process still runs on the host. They still use
+    /// cores and local memory.
     pub fn ended_with_process(&self) -> impl ExactSizeIterator<Item = ReservationId> {
         self.ended_with_process.iter().copied()
     }
 
-    /// Adds the cores and local memory of a reservation that is active or whose process runs.
+    /// Adds the reservation's cores and local memory to the used resources, if the reservation is
+    /// active or its VM's process runs.
     fn count_reservation(&mut self, id: ReservationId, reservation: &Reservation) {
         if reservation.is_active() {
             self.reservations.insert(id);
@@ -208,7 +211,7 @@ impl HostEntry {
         self.local_used = [self.local_used, reservation.local].into_iter().sum();
     }
 
-    /// Subtracts what [`HostEntry::count_reservation`] added.
+    /// Reverts [`HostEntry::count_reservation`] for a reservation.
     fn uncount_reservation(&mut self, id: ReservationId, reservation: &Reservation) {
         if self.reservations.remove(&id) | self.ended_with_process.remove(&id) {
             self.cores_used = self.cores_used.saturating_sub(reservation.cores);
@@ -216,19 +219,19 @@ impl HostEntry {
         }
     }
 
-    /// Returns the cores available for reservations.
+    /// Returns the number of cores that are free for reservations.
     pub fn cores_free(&self) -> u32 {
         self.host.cores.saturating_sub(self.cores_used)
     }
 
-    /// Returns the local memory available for reservations.
+    /// Returns the local memory that is free for reservations.
     pub fn local_free(&self) -> Bytes {
         self.host.local.saturating_sub(self.local_used)
     }
 }
 
 impl Ledger {
-    /// Creates the ledger of a rack without hosts, EMCs and history.
+    /// Creates the ledger of a rack without hosts and EMCs.
     pub fn new(meta: Meta) -> Self {
         let mut ledger = Self {
             meta: Meta::new(String::new()),
@@ -257,7 +260,8 @@ impl Ledger {
     /// Builds a ledger from all records of a store, in any order.
     pub fn load(meta: Meta, records: impl IntoIterator<Item = Record>) -> Self {
         let mut records: Vec<_> = records.into_iter().collect();
-        records.sort_by_key(Record::key); // EMCs and hosts precede slices, which precede reservations
+        // Install EMCs and hosts before slices, and slices before reservations.
+        records.sort_by_key(Record::key);
         for record in &mut records {
             if let Record::Host(_, host) = record
                 && host.unconfirmed_fences.is_empty()
@@ -271,8 +275,9 @@ impl Ledger {
         ledger
     }
 
-    /// Applies a change; the only way to change the ledger. Returns the records with their final
-    /// numbers, which must be durable before any effect leaves the process.
+    /// Applies a change and returns its records with their final decision numbers. The records must
+    /// be durable before any effect leaves the process. All changes of the ledger go through this
+    /// function.
     pub fn apply(&mut self, change: Change) -> Vec<Record> {
         let mut records = change.0;
         for record in &mut records {
@@ -322,7 +327,8 @@ impl Ledger {
             scrubbers: BTreeSet::new(),
             unreported: 0,
         };
-        self.emcs.insert(id, entry); // no host is attached to it yet: EMCs precede hosts in a change
+        // No host is attached yet, because EMCs precede hosts in every change.
+        self.emcs.insert(id, entry);
     }
 
     fn install_host(&mut self, id: HostId, host: Host) {
@@ -336,8 +342,8 @@ impl Ledger {
             }
             return;
         }
-        // A device may have named a host before rack.toml did: slices quarantined for that reason
-        // are the host's.
+        // A device may report a host before rack.toml contains the host. Slices that were
+        // quarantined for this reason belong to the new host.
         let held = self.held_outside.remove(&id).unwrap_or_default();
         let slot = |slice: &SliceId| self.slot(*slice).unwrap_or_default();
         let scrubs = held.iter().filter(|slice| slot(slice).is_being_scrubbed()).copied().collect();
@@ -358,7 +364,8 @@ impl Ledger {
     }
 
     fn install_slot(&mut self, id: SliceId, slot: Slot) {
-        let Some((emc, old)) = self.slots.replace(id, slot) else { return }; // its EMC was removed
+        // The slot does not exist if the slice's EMC was removed.
+        let Some((emc, old)) = self.slots.replace(id, slot) else { return };
         self.update_holder(id, old, slot);
         self.update_progress(id, old, slot);
         if old.reservation() != slot.reservation() {
@@ -366,7 +373,7 @@ impl Ledger {
             slot.reservation().into_iter().for_each(|id| self.slice_taken(id));
         }
         let Some(entry) = self.emcs.get_mut(&emc) else { return };
-        entry.forget_slot(id, old);
+        entry.uncount_slot(id, old);
         entry.count_slot(id, slot);
         if old.is_quarantined() || slot.is_quarantined() {
             self.update_unclaimed(id);
@@ -429,9 +436,8 @@ impl Ledger {
         self.reservations.insert(id, reservation);
     }
 
-    /// Returns whether reservations of a host expire. They do not before the host has reported
-    /// since a restore: a VM that the backup shows as reserved may have been committed since, and
-    /// run.
+    /// Returns whether reservations of a host expire. They do not expire between a restore and the
+    /// host's first report: a VM that is only reserved in the backup may be committed and running.
     fn has_deadlines(&self, host: HostId) -> bool {
         self.hosts.get(&host).is_none_or(|entry| !entry.host.must_report)
     }
@@ -501,7 +507,8 @@ impl Ledger {
                 let slices: Vec<SliceId> =
                     self.emcs.get(&id).into_iter().flat_map(|entry| entry.emc.range()).collect();
                 for slice in slices {
-                    self.install_slot(slice, Slot::default()); // hosts and reservations no longer contain it
+                    // Removes the slice from the indexes of hosts and reservations.
+                    self.install_slot(slice, Slot::default());
                 }
                 if let Some(old) = self.emcs.remove(&id) {
                     self.by_emc_name.remove(&old.emc.name);
@@ -515,12 +522,12 @@ impl Ledger {
                 }
             }
             Key::Migration(id) => self.remove_migration(id),
-            // The meta record contains the range of stored decisions.
+            // The meta record stores the range of recorded decisions.
             Key::Decision(_) | Key::Slice(_) | Key::Meta => {}
         }
     }
 
-    /// Returns the current record of a key.
+    /// Returns the current record of a key, or [`Record::Deleted`] if the ledger has none.
     pub fn record(&self, key: Key) -> Record {
         let found = match key {
             Key::Meta => Some(Record::Meta(self.meta.clone())),
@@ -534,17 +541,17 @@ impl Ledger {
         found.unwrap_or(Record::Deleted(key))
     }
 
-    /// Returns the record of the whole ledger.
+    /// Returns the ledger's identity, revision and counters.
     pub fn meta(&self) -> &Meta {
         &self.meta
     }
 
-    /// Returns the record of the whole ledger, for its writer.
+    /// Returns the ledger's identity, revision and counters, for the manager's durable writes.
     pub(crate) fn meta_mut(&mut self) -> &mut Meta {
         &mut self.meta
     }
 
-    /// Returns a slot, if the pool has the slice.
+    /// Returns the slot of a slice, or `None` if the pool does not contain the slice.
     pub fn slot(&self, slice: SliceId) -> Option<Slot> {
         self.slots.get(slice)
     }
@@ -554,59 +561,60 @@ impl Ledger {
         self.slots.from(from)
     }
 
-    /// Returns the EMC of a slice.
+    /// Returns the EMC that contains a slice.
     pub fn emc_of(&self, slice: SliceId) -> Option<EmcId> {
         self.slots.emc_of(slice)
     }
 
-    /// Returns all EMCs.
+    /// Returns all EMCs, in ascending order of their numbers.
     pub fn emcs(&self) -> impl ExactSizeIterator<Item = (EmcId, &EmcEntry)> {
         self.emcs.iter().map(|(id, entry)| (*id, entry))
     }
 
-    /// Returns an EMC.
+    /// Returns the EMC with this number.
     pub fn emc(&self, id: EmcId) -> Option<&EmcEntry> {
         self.emcs.get(&id)
     }
 
-    /// Sets whether an EMC's driver works. Not durable: it is determined again after a restart.
+    /// Sets whether an EMC's driver works. Not durable, because the manager tests the driver again
+    /// after a restart.
     pub fn set_emc_up(&mut self, id: EmcId, up: bool) {
         if let Some(entry) = self.emcs.get_mut(&id) {
             entry.up = up;
         }
     }
 
-    /// Sets the EMCs that a host cannot use.
+    /// Sets the attached EMCs that a host cannot use, each with the reason. Not durable.
     pub fn set_unseen(&mut self, id: HostId, unseen: BTreeMap<EmcId, String>) {
         self.change_host(id, |entry| entry.unseen = unseen);
     }
 
-    /// Returns all hosts.
+    /// Returns all hosts, in ascending order of their numbers.
     pub fn hosts(&self) -> impl ExactSizeIterator<Item = (HostId, &HostEntry)> {
         self.hosts.iter().map(|(id, entry)| (*id, entry))
     }
 
-    /// Returns all hosts in the order of their numbers, from `from`.
+    /// Returns all hosts with numbers of at least `from`, in ascending order.
     pub fn hosts_from(&self, from: HostId) -> impl Iterator<Item = (HostId, &HostEntry)> {
         self.hosts.range(from..).map(|(id, entry)| (*id, entry))
     }
 
-    /// Returns a host.
+    /// Returns the host with this number.
     pub fn host(&self, id: HostId) -> Option<&HostEntry> {
         self.hosts.get(&id)
     }
 
-    /// Returns a host by its name.
+    /// Returns the number of the host with this name.
     pub fn host_named(&self, name: &Name) -> Option<HostId> {
         self.by_host_name.get(name).copied()
     }
 
-    /// Returns an EMC by its name.
+    /// Returns the number of the EMC with this name.
     pub fn emc_named(&self, name: &Name) -> Option<EmcId> {
         self.by_emc_name.get(name).copied()
     }
 
-    /// Returns all recorded reservations above a number, in ascending order.
+    /// Returns all recorded reservations with numbers above `after`, in ascending order.
     pub fn reservations_after(
         &self,
         after: ReservationId,
@@ -614,12 +622,12 @@ impl Ledger {
         self.reservations.range((Bound::Excluded(after), Bound::Unbounded)).map(|(id, r)| (*id, r))
     }
 
-    /// Returns a reservation, also an ended one that is still recorded.
+    /// Returns the reservation with this number, even if it has ended but is still recorded.
     pub fn reservation(&self, id: ReservationId) -> Option<&Reservation> {
         self.reservations.get(&id)
     }
 
-    /// Returns the newest recorded reservation of a VM that has ended.
+    /// Returns the newest ended reservation of a VM that is still recorded.
     pub fn ended_of(&self, vm: &Name) -> Option<ReservationId> {
         self.ended_of_vm.get(vm)?.last().copied()
     }
@@ -629,38 +637,38 @@ impl Ledger {
         self.by_vm.get(vm).copied()
     }
 
-    /// Returns the next deadline of a commit.
+    /// Returns the rack time of the earliest commit deadline.
     pub fn next_expiry(&self) -> Option<Ns> {
         self.deadlines.first().map(|(at, _)| *at)
     }
 
-    /// Returns the next expiry of an ended reservation.
+    /// Returns the rack time at which the next ended reservation is deleted.
     pub fn next_prune(&self) -> Option<Ns> {
         self.ended.next_expiry()
     }
 
-    /// Returns whether a host may reach a slice under exactly this epoch. Takes constant time,
-    /// because reports contain thousands.
+    /// Returns whether the host may reach the slice under exactly this epoch. Takes constant time,
+    /// because a report contains thousands of slices.
     pub fn is_held(&self, host: HostId, slice: SliceId, epoch: Epoch) -> bool {
         let slot = self.slots.get(slice);
         slot.is_some_and(|slot| slot.epoch == epoch && slot.holder() == Some(host))
     }
 
-    /// Returns whether a slice is online under exactly this epoch. Takes constant time, because
-    /// reports contain thousands.
+    /// Returns whether the slice is online under exactly this epoch. Takes constant time, because a
+    /// report contains thousands of slices.
     pub fn is_online(&self, slice: SliceId, epoch: Epoch) -> bool {
         let slot = self.slots.get(slice);
         slot.is_some_and(|slot| slot.epoch == epoch && matches!(slot.state, State::Online(_)))
     }
 }
 
-/// Creates a decision, which [`Ledger::apply`] numbers.
+/// Creates the record of a decision; [`Ledger::apply`] sets its number.
 fn decision(when: When, actor: Actor, subject: Subject, what: DecisionKind) -> Record {
     Record::Decision(0, Decision { at: when.wall, actor, subject, what })
 }
 
 impl EmcEntry {
-    fn forget_slot(&mut self, id: SliceId, old: Slot) {
+    fn uncount_slot(&mut self, id: SliceId, old: Slot) {
         self.in_state[old.state_index()] -= 1;
         match old.state {
             State::Free => drop(self.free.remove(&id)),

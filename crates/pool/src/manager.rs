@@ -1,12 +1,12 @@
-//! The manager's end of the protocol, from events to effects. It keeps the order on which all
-//! invariants depend (decide, store, and only then reply, device call and desired state) and
-//! performs nothing itself.
+//! The manager's end of the protocol: turns events into effects, and performs no effect itself. All
+//! invariants depend on one order, which the manager keeps: it decides, then stores the decision,
+//! and only then replies, calls devices and sends desired states.
 //!
-//! There are two ledgers. `head` has every decision at once, so that concurrent requests never
-//! choose the same slice. `durable` has the decisions confirmed by the store. Everything that
-//! leaves the process (replies, device calls, desired states, lists) is derived from `durable`, so
-//! it never has to be retracted. Decisions are collected in one open batch while another is
-//! written.
+//! The manager has two ledgers. `head` contains every decision immediately, so that concurrent
+//! requests never choose the same slice. `durable` contains the decisions that the store has
+//! confirmed. Everything that leaves the process (replies, device calls, desired states, lists) is
+//! derived from `durable`, so it never has to be retracted. New decisions are collected in the open
+//! batch while another batch is being written.
 //!
 //! ```text
 //!   event ─▶ decide on head ─▶ open batch ─▶ Store ─▶ stored ─▶ durable ─┬▶ Reply
@@ -14,8 +14,8 @@
 //!                                                                        └▶ Send ─▶ event
 //! ```
 //!
-//! After a failed write its outcome is unknown: all callers get UNAVAILABLE, and the store is
-//! loaded again.
+//! The outcome of a failed write is unknown. All waiting callers then get UNAVAILABLE, and the
+//! store is loaded again.
 
 mod buffer;
 mod comparison;
@@ -63,78 +63,78 @@ use crate::{
     slice::Call,
 };
 
-/// Identifies a caller that waits for a reply.
+/// Identifies a caller that waits for a reply; chosen by the caller of [`Manager::handle`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Token(pub u64);
 
-/// Identifies a connection of an agent.
+/// Identifies a connection of a host's agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessionId(pub u64);
 
-/// Settings of an operator.
+/// Settings of the manager that an operator can change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Longest time between two messages of an agent before its lease expires.
+    /// Time after the last message of an agent at which its host's lease expires.
     pub lease_ttl: Ns,
-    /// Silence after the lease before a host is fenced; `None` for never.
+    /// Time between the end of a host's lease and its fence; `None` disables automatic fences.
     pub fence_after: Option<Ns>,
 }
 
-/// Event for the manager.
+/// Input of the manager.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// Contents of the store; first of all events, and after every failed write.
+    /// Contents of the store. This is the first event, and follows every failed write.
     Loaded {
-        /// State of the whole ledger.
+        /// Identity, revision and counters of the ledger.
         meta: Meta,
         /// All other records, in any order.
         records: Vec<Record>,
-        /// The store was restored from a backup and not used since.
+        /// Whether the store was restored from a backup and has not been used since.
         restored: bool,
     },
-    /// A request.
+    /// A client sent a request.
     Request(Token, Request),
-    /// The caller no longer waits.
+    /// The caller does not wait for its reply any more.
     CallerGone(Token),
-    /// A batch is durable, or its outcome is unknown.
+    /// A write of a batch has ended.
     Stored {
-        /// Batch.
+        /// Number of the batch in [`Effect::Store`].
         batch: u64,
-        /// Whether it is durable.
+        /// Whether the batch is durable; otherwise the outcome of the write is unknown.
         ok: bool,
     },
-    /// Reply of a device.
+    /// A device replied to a call or failed.
     Device(EmcId, DeviceReply),
     /// An agent connected and identified itself.
     AgentUp(SessionId, HostId, Hello),
-    /// Report of an agent.
+    /// An agent reported the observed state of its host.
     AgentReport(SessionId, ObservedState),
-    /// An agent's connection closed.
+    /// The connection of an agent was closed.
     AgentDown(SessionId),
-    /// Free space of the store's disk.
+    /// The free space on the store's disk was measured.
     StoreSpace {
-        /// It is below the limit for reservations.
+        /// Whether the free space is below the limit for new reservations.
         low: bool,
     },
-    /// Time has passed.
+    /// Time has passed; deadlines may be due.
     Tick,
 }
 
-/// Effect to be performed, in this order.
+/// Output of the manager. Effects must be performed in order.
 #[derive(Clone, Debug)]
 pub enum Effect {
-    /// Make these records durable, all or none, and report it.
+    /// Make all or none of these records durable, then report [`Event::Stored`].
     Store {
-        /// Batch, named by the reply.
+        /// Number of the batch, for [`Event::Stored`].
         batch: u64,
-        /// Records, one per key.
+        /// Records of the batch, at most one per key.
         records: Arc<Vec<Record>>,
     },
-    /// Reopen the store and load everything.
+    /// Open the store again and load all records, then report [`Event::Loaded`].
     Reload,
-    /// Reply to a caller.
+    /// Send this reply to a caller.
     Reply(Token, Box<Result<RequestReply, Rejection>>),
-    /// Call a device, in order per device.
+    /// Call a device. Calls to the same device must be performed in order.
     Device(EmcId, DeviceCall),
     /// Send a desired state to an agent.
     Send(SessionId, DesiredState),
@@ -142,65 +142,66 @@ pub enum Effect {
     RequestReport(SessionId),
     /// Close an agent's connection.
     Close(SessionId, CloseReason),
-    /// A batch became durable: for watchers, metrics and traces.
+    /// A batch became durable; watchers, metrics and traces receive it.
     Durable(PublishedBatch),
 }
 
 /// Reason why the manager closes an agent's connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CloseReason {
-    /// A newer instance, or a newer connection of the same instance, represents the host.
+    /// A newer instance, or a newer connection of the same instance, is now the host's agent.
     Superseded,
-    /// It reported a slice that it was never given.
+    /// The agent reported a slice and epoch that its host never received.
     FalseClaim(SliceId, Epoch),
-    /// Its lease expired.
+    /// The lease of the host expired.
     LeaseExpired,
     /// The host was removed from the rack.
     HostRemoved,
 }
 
-/// Durable batch, as published.
+/// Durable batch, published to watchers, metrics and traces.
 #[derive(Clone, Debug)]
 pub struct PublishedBatch {
-    /// Revision of the ledger.
+    /// Revision of the ledger after the batch.
     pub revision: Revision,
-    /// Time.
+    /// Time at which the batch became durable.
     pub when: When,
-    /// Records.
+    /// Records of the batch.
     pub records: Arc<Vec<Record>>,
-    /// Slices that changed state: from, to.
+    /// Slices that changed state, each with the names of the old and the new state.
     pub transitions: Vec<(SliceId, &'static str, &'static str)>,
 }
 
-/// Decisions that become durable together, with their callers.
+/// Decisions that become durable together, and the callers that wait for them.
 #[derive(Debug, Default)]
 struct Batch {
     number: u64,
     records: BTreeMap<Key, Record>,
     replies: Vec<(Token, Reply)>,
     waiting: Vec<(Token, ReservationId, Ns)>,
-    /// Time of its first decision, and whether a caller waits: then it is written without delay.
+    /// Time of the first decision of the batch.
     since: Ns,
+    /// Whether a caller waits for the batch, so that it must be written without delay.
     urgent: bool,
 }
 
-/// Reply that is sent when its batch is durable.
+/// Reply that is sent after its batch became durable.
 #[derive(Clone, Debug)]
 enum Reply {
     Reservation(ReservationId),
-    /// For a drain, with the VMs to be migrated.
+    /// Reply to a cordon, uncordon, drain or fence. The reply to a drain lists the VMs to migrate.
     Place {
         place: crate::ledger::Place,
         drains: bool,
     },
     Migration(ReservationId),
     Done,
-    /// Decided from records that may not be durable yet: it names a reservation that a failed write
-    /// would undo.
+    /// Rejection. The decision may depend on records that are not durable yet: the message may name
+    /// a reservation that does not exist after a failed write.
     Rejected(Rejection),
 }
 
-/// State of the manager.
+/// State machine of the manager; see the module documentation.
 #[derive(Debug)]
 pub struct Manager {
     settings: Settings,
@@ -208,7 +209,7 @@ pub struct Manager {
     durable: Ledger,
     loaded: bool,
     loaded_at: UnixMs,
-    /// EMCs that a restored ledger does not contain had no slices from this number on.
+    /// Upper end of the slice numbers that EMCs missing in a restored ledger can have had.
     lost_slices_end: SliceId,
     open: Batch,
     writing: Option<(Batch, Arc<Vec<Record>>)>,
@@ -218,44 +219,45 @@ pub struct Manager {
     devices: BTreeMap<EmcId, DeviceLink>,
     calls: BTreeMap<SliceId, Call>,
     faults: SliceFaults,
-    /// Fence calls in progress, with whether the host is known to have stopped; and fences that
-    /// wait for the machine to be stopped.
+    /// Fence calls in progress. The value is whether the host is known to have stopped.
     fencing: BTreeMap<(EmcId, HostId), bool>,
     stop_attempts: StopAttempts,
     /// Running VMs that the ledger could not adopt, by host.
     unadopted: BTreeMap<HostId, Vec<UnadoptedVm>>,
     handles: BTreeMap<SliceId, (Epoch, Handle)>,
     places: BTreeMap<SliceId, Handle>,
-    /// Handles and locations returned by comparisons; hosts receive them with the next durable
+    /// Handles and locations from comparisons of devices. Hosts receive them with the next durable
     /// revision.
     pending_handles: BTreeMap<SliceId, (Epoch, Handle)>,
     pending_places: BTreeMap<SliceId, Handle>,
     waiters: BTreeMap<ReservationId, Vec<(Ns, Token)>>,
     waiter_deadlines: BTreeSet<(Ns, Token, ReservationId)>,
-    /// Waiting replies of each caller: callers leave often, and most wait for nothing.
+    /// Reservation and deadline of each waiting caller, to find the entry of a caller that leaves.
     waiting: BTreeMap<Token, (Ns, ReservationId)>,
     buffer: Buffer,
-    /// Time since which the store's disk has no space for reservations.
+    /// Time since which the store's disk has too little space for reservations, wall clock.
     store_low_since: Option<UnixMs>,
-    /// Time of each quarantine since the ledger was loaded.
+    /// Time of each quarantine since the ledger was loaded, wall clock.
     quarantined_at: BTreeMap<SliceId, UnixMs>,
-    /// Time at which a host was first found not to see an attached device.
+    /// Time since which a host does not report an attached device, wall clock.
     unseen_since: BTreeMap<HostId, UnixMs>,
     leases_expired: u64,
-    /// Number of events that may change whether reported VMs can be adopted: a load of the ledger,
-    /// a comparison of an EMC, a quarantine. A host without a complete report since the latest of
-    /// them is requested to send one.
+    /// Number of events that may change whether a reported VM can be adopted: loads of the ledger,
+    /// comparisons of EMCs, and quarantines. A host without a complete report since the latest such
+    /// event must send a complete report.
     adoption_events: u64,
-    /// Devices whose contents are being compared.
+    /// EMCs whose contents are being compared with the ledger.
     comparisons: BTreeMap<EmcId, Comparison>,
-    /// Number of slices that one event processes.
+    /// Maximum number of slices that one event processes.
     piece: usize,
-    /// Number of loads of the ledger.
+    /// Number of times that the ledger was loaded.
     loads: u64,
-    /// An event arrived since the last upkeep; requests alone require none.
+    /// Whether an event other than a request arrived since the last upkeep. Requests need no
+    /// upkeep.
     upkeep_due: bool,
     prune_at: Ns,
-    /// Non-durable state changed since the last call: a host became silent, an EMC failed.
+    /// Whether state that is not durable changed since the last call of [`Manager::take_changed`],
+    /// for example because a host became silent or an EMC failed.
     changed: bool,
     effects: VecDeque<Effect>,
 }
@@ -305,55 +307,57 @@ impl Manager {
         }
     }
 
-    /// Sets the number of slices that one event processes in comparisons and complete desired
-    /// states.
+    /// Sets the maximum number of slices that one event processes in comparisons and complete
+    /// desired states.
     pub fn set_piece(&mut self, slices: usize) {
         self.piece = slices.max(1);
     }
 
-    /// Returns the durable ledger, the only one visible outside.
+    /// Returns the durable ledger, which is the only ledger visible outside of the manager.
     pub fn durable(&self) -> &Ledger {
         &self.durable
     }
 
-    /// Changes the settings of the operator.
+    /// Replaces the settings of the operator.
     pub fn set(&mut self, settings: Settings) {
         self.settings = settings;
     }
 
-    /// Returns whether requests should wait until a batch has been written.
+    /// Returns whether the open batch is full, so that requests should wait for its write.
     pub fn is_full(&self) -> bool {
         self.open.records.len() >= BATCH_CHANGES_MAX
     }
 
-    /// Returns whether a decision is not durable yet.
+    /// Returns whether some decisions are not durable yet.
     pub fn is_writing(&self) -> bool {
         self.writing.is_some() || !self.open.records.is_empty()
     }
 
-    /// Returns whether non-durable state visible to watchers has changed since the last call.
+    /// Returns whether state that is not durable but visible to watchers changed since the last
+    /// call.
     pub fn take_changed(&mut self) -> bool {
         std::mem::take(&mut self.changed)
     }
 
-    /// Returns whether there is an effect or a change before [`Manager::next_wakeup`].
+    /// Returns whether the caller has work before [`Manager::next_wakeup`]: effects to perform or a
+    /// change to publish.
     pub fn has_pending_work(&self) -> bool {
         !self.effects.is_empty() || self.changed
     }
 
-    /// Returns the oldest effect.
+    /// Returns the oldest effect that was not performed yet, if any.
     pub fn poll_effect(&mut self) -> Option<Effect> {
         self.effects.pop_front()
     }
 
-    /// Applies one event. Call [`Manager::settle`] after a burst of events; effects are then
-    /// available from [`Manager::poll_effect`].
+    /// Applies one event. After a burst of events, the caller calls [`Manager::settle`], then takes
+    /// the effects from [`Manager::poll_effect`].
     pub fn handle(&mut self, when: When, event: Event) {
         self.upkeep_due |= !matches!(event, Event::Request(..) | Event::CallerGone(_));
         match event {
             Event::Loaded { meta, records, restored } => self.on_loaded(when, meta, records, restored),
             Event::Request(token, request) => self.on_request(when, token, request),
-            Event::CallerGone(token) => self.forget_waiter(token),
+            Event::CallerGone(token) => self.remove_waiter(token),
             Event::Stored { batch, ok } => self.on_stored(when, batch, ok),
             Event::Device(emc, reply) => self.on_device(when, emc, reply),
             Event::AgentUp(session, host, hello) => self.on_agent_up(when, session, host, hello),
@@ -364,8 +368,8 @@ impl Manager {
         }
     }
 
-    /// Performs the common work after a burst of events: deadlines, desired states, the next
-    /// durable write.
+    /// Performs the common work after a burst of events: handles deadlines, sends desired states,
+    /// and starts the next durable write.
     pub fn settle(&mut self, when: When) {
         if self.loaded && std::mem::take(&mut self.upkeep_due) {
             self.run_upkeep(when);
@@ -374,10 +378,11 @@ impl Manager {
         self.write_batch(when);
     }
 
-    /// Returns the time of the next [`Event::Tick`], if no other event arrives before.
+    /// Returns the rack time at which the manager needs [`Event::Tick`] if no other event arrives
+    /// before.
     pub fn next_wakeup(&self) -> Option<Ns> {
         if !self.loaded {
-            return None; // nothing is loaded, so nothing can be due
+            return None;
         }
         let batch = (!self.open.records.is_empty() && self.writing.is_none()).then(|| self.batch_due());
         let waiter = self.waiter_deadlines.first().map(|(at, ..)| *at);
@@ -403,11 +408,12 @@ impl Manager {
         self.head = self.durable.clone();
         self.open = Batch::default();
         self.writing = None;
-        self.stop_attempts.clear(); // replies received meanwhile were ignored
+        // Replies of devices during the load were ignored.
+        self.stop_attempts.clear();
         (self.loaded, self.loaded_at) = (true, when.wall);
         if restored {
-            // Desired states and fences of the backup are outdated and have no effect from the
-            // start.
+            // Desired states and fences of the backup are outdated, so the change applies before
+            // the first effect.
             let change = self.durable.decide_restored();
             self.durable.apply(change.clone());
             self.change(when, change);
@@ -418,8 +424,10 @@ impl Manager {
         self.drop_removed();
         let hosts: Vec<_> = self.head.hosts().map(|(id, _)| id).collect();
         hosts.iter().for_each(|host| self.expect_host(when, *host));
-        hosts.iter().for_each(|host| self.complete_fence(when, *host)); // the completion may not be on disk
-        hosts.into_iter().for_each(|host| self.notify_host(host)); // the loaded state may be new for connected hosts
+        // The completion of a fence may not have become durable.
+        hosts.iter().for_each(|host| self.complete_fence(when, *host));
+        // Connected hosts may have received older desired states.
+        hosts.into_iter().for_each(|host| self.notify_host(host));
         (self.loads, self.adoption_events) = (self.loads + 1, self.adoption_events + 1);
         self.reapply_boot_ids(when);
         self.retry_silence_fences(when);
@@ -427,8 +435,8 @@ impl Manager {
         emcs.into_iter().for_each(|emc| self.compare_emc(emc));
     }
 
-    /// Removes hosts and EMCs that are not in the ledger: their removal was written although the
-    /// store reported an error.
+    /// Removes the hosts and EMCs that the loaded ledger does not contain: their removal became
+    /// durable although the store reported an error.
     fn drop_removed(&mut self) {
         let hosts = self.links.iter().map(|(host, _)| *host).filter(|host| self.head.host(*host).is_none());
         hosts.collect::<Vec<_>>().into_iter().for_each(|host| self.drop_host(host));
@@ -436,15 +444,15 @@ impl Manager {
         emcs.collect::<Vec<_>>().into_iter().for_each(|emc| self.drop_emc(emc));
     }
 
-    /// Applies a change, and deletes ended requests beyond their limits: at most as many as the
-    /// change has records, so that deletion keeps up.
+    /// Applies a change and deletes ended requests that exceed their limits. Deletes at most as
+    /// many requests as the change has records, which is enough to stay within the limits.
     fn change(&mut self, when: When, change: Change) {
-        let most = change.0.len();
+        let limit = change.0.len();
         self.apply(when, change);
-        self.evict(when, most);
+        self.evict(when, limit);
     }
 
-    /// Applies a change to `head` and adds it to the open batch.
+    /// Applies a change to `head` and adds its records to the open batch.
     fn apply(&mut self, when: When, change: Change) {
         if self.open.records.is_empty() {
             self.open.since = when.now;
@@ -453,14 +461,16 @@ impl Manager {
             if let Record::Emc(id, _) = &record
                 && !self.devices.contains_key(id)
             {
-                self.head.set_emc_up(*id, false); // its slices are not used before it is compared
+                // Do not use slices of a new EMC before its contents are compared.
+                self.head.set_emc_up(*id, false);
             }
             self.open.urgent |= self.is_awaited(&record);
             self.open.records.insert(record.key(), record);
         }
     }
 
-    /// Returns whether a caller waits for this step of a reservation or of one of its slices.
+    /// Returns whether a caller waits for a change of this reservation or of a slice that serves
+    /// it.
     fn is_awaited(&self, record: &Record) -> bool {
         let concerned = match record {
             Record::Slice(_, slot) => slot.reservation(),
@@ -470,7 +480,7 @@ impl Manager {
         concerned.is_some_and(|id| self.waiters.contains_key(&id))
     }
 
-    /// Sends a reply when everything decided so far is durable.
+    /// Sends a reply after all earlier decisions became durable.
     fn reply_durable(&mut self, token: Token, reply: Reply) {
         if !self.open.records.is_empty() {
             self.open.urgent = true;
@@ -565,7 +575,7 @@ impl Manager {
         changed.collect()
     }
 
-    /// Performs the consequences of a record that became durable.
+    /// Notifies hosts, calls devices and replies to callers after a record became durable.
     fn apply_consequences(
         &mut self,
         when: When,
@@ -600,7 +610,7 @@ impl Manager {
                 self.expect_host(when, *id);
                 self.notify_host(*id);
                 if host.fence == Fence::Fenced {
-                    self.forget_unadopted(*id);
+                    self.clear_unadopted(*id);
                 }
                 self.drive_fence(when, *id);
             }
@@ -627,7 +637,7 @@ impl Manager {
     }
 }
 
-/// Decision made outside the ledger, stored with the others.
+/// Returns a change that stores a decision made outside the ledger.
 pub fn decision_change(decision: Decision) -> Change {
     Change(vec![Record::Decision(0, decision)])
 }

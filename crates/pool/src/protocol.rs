@@ -1,14 +1,16 @@
-//! Messages between manager and agent: the manager sends a [`DesiredState`], the agent an
-//! [`ObservedState`]. At the start of a session, and whenever they may differ, each side sends its
-//! complete state of one host, so that a lost message costs time and never correctness. The
-//! services transport the messages.
+//! Messages between manager and agent: the manager sends a [`DesiredState`], and the agent sends an
+//! [`ObservedState`]. Each side sends its complete state of one host at the start of a session and
+//! whenever the two sides may differ. A lost message therefore delays progress but causes no wrong
+//! state. The services transport the messages.
 //!
-//! Complete state of thousands of slices is long and mostly unchanged. A `DesiredState` may
-//! therefore contain only the changes since an earlier version that it names: an agent with another
-//! version ignores it and soon receives complete state. An `ObservedState` may leave out VMs and
-//! slices that were reported before: absence never retracts a fact. Reports are numbered in each
-//! session, so the manager detects a missing one in constant time and requests a complete report. A
-//! heartbeat is a report without changes.
+//! The complete state of thousands of slices is long and mostly unchanged. A `DesiredState` may
+//! therefore contain only the changes since an earlier version, which the message names. An agent
+//! with another version ignores such a message and soon receives the complete state. An
+//! `ObservedState` may leave out VMs and slices of earlier reports: a missing entry retracts
+//! nothing.
+//!
+//! Reports are numbered within a session. The manager therefore detects a missing report in
+//! constant time and requests a complete report. A heartbeat is a report without changes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,12 +20,12 @@ use std::{
 use serde::{Deserialize, Serialize};
 use units::{Bytes, DesiredVersion, Epoch, InstanceId, Name, ReservationId, SliceId, UnixMs, UserId};
 
-/// One owner of one slice.
+/// One ownership of one slice: the slice, and the epoch of the owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Holding {
-    /// Slice.
+    /// Owned slice.
     pub slice: SliceId,
-    /// Epoch of the owner.
+    /// Epoch of the ownership.
     pub epoch: Epoch,
 }
 
@@ -32,7 +34,8 @@ pub struct Holding {
 pub struct Handle {
     /// Name of the EMC.
     pub emc: Arc<str>,
-    /// The EMC driver's name for it on a host: for `emulated`, the path of its file.
+    /// Name by which the EMC's driver opens the grant on a host; for `emulated`, the path of its
+    /// file.
     pub place: Arc<str>,
 }
 
@@ -43,34 +46,34 @@ impl Handle {
     }
 }
 
-/// Desired state of one host.
+/// Desired state of one host, sent by the manager.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DesiredState {
-    /// Version; higher versions replace lower ones.
+    /// Version of this state; a higher version replaces a lower version.
     pub number: DesiredVersion,
-    /// Version that this message changes; `None` if the state is complete.
+    /// Version to which this message adds changes; `None` if the message is complete.
     pub base: Option<DesiredVersion>,
-    /// Agent instance that it is for; other instances ignore it.
+    /// Agent instance that must apply the state; other instances ignore the message.
     pub instance: InstanceId,
-    /// Slices to bring online for their VMs.
+    /// VMs with the slices to bring online, by reservation.
     pub vms: BTreeMap<ReservationId, DesiredVm>,
-    /// Slices to release, each reported with the same epoch.
+    /// Slices to release. The agent reports each release with the same epoch.
     pub release: BTreeMap<Holding, DesiredRelease>,
     /// Slices to zero, verify and release.
     pub scrub: BTreeMap<Holding, Handle>,
     /// Entries of the base version that no longer apply.
     pub removals: Removals,
-    /// The host was fenced: the agent ends everything from before the fence, then reports
-    /// [`ObservedState::clean`].
+    /// Whether the host was fenced. The agent of a fenced host ends all processes and mappings from
+    /// before the fence, then reports [`ObservedState::clean`].
     pub fenced: bool,
 }
 
-/// Entries that no longer apply.
+/// Entries of an earlier desired state that no longer apply.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Removals {
-    /// Reservations without a VM on this host.
+    /// Reservations that have no VM on this host any more.
     pub vms: BTreeSet<ReservationId>,
-    /// Slices without a task, unless a VM in this message has them.
+    /// Slices that need no action any more, unless a VM of the same message contains them.
     pub slices: BTreeSet<SliceId>,
 }
 
@@ -78,11 +81,11 @@ impl DesiredState {
     /// Returns the slices that the message mentions.
     pub fn slices(&self) -> impl Iterator<Item = SliceId> {
         let vms = self.vms.values().flat_map(|vm| vm.slices.keys());
-        let named = vms.chain(self.release.keys()).chain(self.scrub.keys());
-        named.map(|holding| holding.slice).chain(self.removals.slices.iter().copied())
+        let mentioned = vms.chain(self.release.keys()).chain(self.scrub.keys());
+        mentioned.map(|holding| holding.slice).chain(self.removals.slices.iter().copied())
     }
 
-    /// Merges the next message into this one.
+    /// Merges a newer message into this message.
     pub fn amend(&mut self, newer: Self) {
         if newer.base.is_none() {
             *self = newer;
@@ -100,26 +103,26 @@ impl DesiredState {
     }
 }
 
-/// Removes all entries about any owner of a slice.
+/// Removes and returns all entries of a slice, for every epoch.
 pub(crate) fn take_slice<T>(
-    said: &mut BTreeMap<Holding, T>,
+    entries: &mut BTreeMap<Holding, T>,
     slice: SliceId,
 ) -> impl Iterator<Item = (Holding, T)> {
-    let owners = said.range(owners_of(slice)).map(|(holding, _)| *holding).collect::<Vec<_>>();
-    owners.into_iter().filter_map(|holding| said.remove_entry(&holding))
+    let owners = entries.range(owners_of(slice)).map(|(holding, _)| *holding).collect::<Vec<_>>();
+    owners.into_iter().filter_map(|holding| entries.remove_entry(&holding))
 }
 
-/// Returns the range of all owners of a slice.
+/// Returns the range of keys that contains every epoch of a slice.
 pub(crate) fn owners_of(slice: SliceId) -> std::ops::RangeInclusive<Holding> {
     Holding { slice, epoch: Epoch(0) }..=Holding { slice, epoch: Epoch(u64::MAX) }
 }
 
-/// Slice to release.
+/// Release of one slice, requested by the manager.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DesiredRelease {
-    /// Even from a running VM.
+    /// Whether to release the slice even from a running VM.
     pub force: bool,
-    /// Location: an agent that has just started may not know a slice that an earlier instance
+    /// Location of the slice. A restarted agent needs it for a slice that an earlier instance
     /// brought online.
     pub handle: Handle,
 }
@@ -127,60 +130,64 @@ pub struct DesiredRelease {
 /// Desired memory of one VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DesiredVm {
-    /// Name.
+    /// Name of the VM.
     pub vm: Name,
-    /// Local memory to provide with the slices.
+    /// Local memory that the VM gets in addition to the slices.
     pub local: Bytes,
-    /// Pages must not be migrated.
+    /// Whether the VM's pages must not be migrated.
     pub pinned: bool,
-    /// User that may use it beside root; `None` for the agent's user.
+    /// User who may access the VM's memory, in addition to root; `None` for the agent's user.
     pub uid: Option<UserId>,
-    /// Slices.
+    /// Slices of the VM, each with its location.
     pub slices: BTreeMap<Holding, Handle>,
 }
 
-/// Observed state of one host.
+/// Observed state of one host, reported by its agent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ObservedState {
     /// Number of this report in its session, from 1.
     pub sequence: u64,
-    /// Number of the previous report. It is below `sequence - 1` if this report replaces others.
+    /// Number of the report that precedes this report. It is below `sequence - 1` if this report
+    /// merges several reports.
     pub after: u64,
-    /// Index of this part, from 0; see [`ObservedState::into_parts`].
+    /// Index of this part of the report, from 0; see [`ObservedState::into_parts`].
     pub part: usize,
-    /// Another part of the same report follows.
+    /// Whether another part of the same report follows.
     pub is_continued: bool,
-    /// Version of the desired state that it reflects; zero before the first.
+    /// Version of the desired state that the agent applied; 0 before the first version.
     pub number: DesiredVersion,
-    /// `online` and `vms` are complete; otherwise VMs and slices reported earlier are left out.
+    /// Whether `online` and `vms` are complete. Otherwise entries of earlier reports are left out.
     pub whole: bool,
-    /// Slices usable by their VMs.
+    /// Slices that their VMs can use.
     pub online: Vec<Holding>,
-    /// Released slices without any mapping; repeated until the desired state no longer contains
-    /// them.
+    /// Released slices, which no process maps. The agent repeats an entry while the desired state
+    /// contains the slice.
     pub released: Vec<Holding>,
-    /// Zeroed and verified slices; repeated until the desired state no longer contains them.
+    /// Zeroed and verified slices. The agent repeats an entry while the desired state contains the
+    /// slice.
     pub scrubbed: Vec<ScrubReport>,
-    /// Failed operations; repeated until the desired state no longer contains them.
+    /// Failed operations. The agent repeats an entry while the desired state contains the slice.
     pub failed: Vec<SliceFailure>,
-    /// Registered VMs with a running process, by reservation, because a VM's name may be reserved
-    /// again while its last process ends.
+    /// Registered VMs with a running process, by reservation. A VM's name is not unique, because it
+    /// may be reserved again before the previous process ends.
     pub vms: BTreeMap<ReservationId, ObservedVm>,
-    /// Reservations whose registered process has ended; repeated until the desired state no longer
-    /// contains them.
+    /// Reservations whose registered process has ended. The agent repeats an entry while the
+    /// desired state contains the reservation.
     pub ended: Vec<ReservationId>,
-    /// No registered process, mapping or descriptor is left from before this instance.
+    /// Whether no registered process, mapping or descriptor from before this agent instance
+    /// remains.
     pub clean: bool,
 }
 
 impl ObservedState {
-    /// Returns the slices of the host: slices of its VMs, which are not online before a restarted
-    /// agent has opened them, and slices online. A slice may occur twice.
+    /// Returns the slices of the host's VMs, then the slices that are online. After a restart of
+    /// the agent, a VM's slice is not online until the agent has opened it. A slice may occur
+    /// twice.
     pub fn holdings(&self) -> impl Iterator<Item = &Holding> {
         self.vms.values().flat_map(|vm| &vm.slices).chain(&self.online)
     }
 
-    /// Merges this report and the next.
+    /// Merges this report and the next report into one report.
     #[must_use]
     pub fn followed_by(self, newer: Self) -> Self {
         if newer.whole {
@@ -196,13 +203,13 @@ impl ObservedState {
         Self { after: self.after, whole: self.whole, online, vms, ..newer }
     }
 
-    /// Splits a report into parts of at most `most` facts each, so that applying a part takes
-    /// bounded time. A VM counts as many facts as it has slices, and is never split.
-    pub fn into_parts(mut self, most: usize) -> Vec<Self> {
+    /// Splits a report into parts of at most `max_facts` facts each, so that applying a part takes
+    /// bounded time. A VM counts as one fact plus one fact for each slice. A VM is never split.
+    pub fn into_parts(mut self, max_facts: usize) -> Vec<Self> {
         let (online, vms) = (std::mem::take(&mut self.online), std::mem::take(&mut self.vms));
         let (released, scrubbed) = (std::mem::take(&mut self.released), std::mem::take(&mut self.scrubbed));
         let (failed, ended) = (std::mem::take(&mut self.failed), std::mem::take(&mut self.ended));
-        let mut parts = Parts { most, room: most, parts: vec![self] };
+        let mut parts = Parts { max_facts, remaining: max_facts, parts: vec![self] };
         online.into_iter().for_each(|holding| parts.next(1).online.push(holding));
         released.into_iter().for_each(|holding| parts.next(1).released.push(holding));
         scrubbed.into_iter().for_each(|scrubbed| parts.next(1).scrubbed.push(scrubbed));
@@ -216,104 +223,104 @@ impl ObservedState {
         parts.parts
     }
 
-    /// Returns the same report without facts.
+    /// Returns the same report without slices, VMs and failures.
     fn without_facts(&self) -> Self {
         let Self { sequence, after, number, whole, clean, .. } = *self;
         Self { sequence, after, number, whole, clean, ..Self::default() }
     }
 }
 
-/// Parts of a report during the split.
+/// Parts of a report while [`ObservedState::into_parts`] splits it.
 struct Parts {
-    most: usize,
+    max_facts: usize,
     /// Remaining capacity of the last part, in facts.
-    room: usize,
+    remaining: usize,
     parts: Vec<ObservedState>,
 }
 
 impl Parts {
     /// Returns the part for the next fact, which counts as `size` facts.
     fn next(&mut self, size: usize) -> &mut ObservedState {
-        if size > self.room && self.room < self.most {
+        if size > self.remaining && self.remaining < self.max_facts {
             self.parts.push(self.parts[0].without_facts());
-            self.room = self.most;
+            self.remaining = self.max_facts;
         }
-        self.room = self.room.saturating_sub(size);
-        self.parts.last_mut().expect("the first part exists")
+        self.remaining = self.remaining.saturating_sub(size);
+        self.parts.last_mut().expect("the list of parts is never empty")
     }
 }
 
-/// Running VM with pool memory.
+/// Running VM with pool memory, as reported by an agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObservedVm {
-    /// Name.
+    /// Name of the VM.
     pub vm: Name,
-    /// Process id on its host.
+    /// Id of the VM's process on its host.
     pub pid: u32,
-    /// Slices that it received.
+    /// Slices that the VM received.
     pub slices: Vec<Holding>,
-    /// Local memory that it received.
+    /// Local memory that the VM received.
     pub local: Bytes,
-    /// Pages must not be migrated.
+    /// Whether the VM's pages must not be migrated.
     pub pinned: bool,
-    /// User that may use it beside root, as in [`DesiredVm::uid`].
+    /// User who may access the VM's memory, in addition to root; see [`DesiredVm::uid`].
     pub uid: Option<UserId>,
 }
 
-/// Result of a scrub.
+/// Report of a scrubber that zeroed and verified a slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ScrubReport {
-    /// Slice, and the scrubber's epoch.
+    /// Zeroed slice, and the epoch of the scrubber.
     pub holding: Holding,
-    /// Start, wall clock.
+    /// Start of the scrub, wall clock.
     pub started: UnixMs,
-    /// Time at which the last byte was verified.
+    /// Time at which the last byte was verified, wall clock.
     pub ended: UnixMs,
     /// Number of bytes verified to be zero.
     pub verified: Bytes,
 }
 
-/// Failed operation of a host.
+/// Failed operation on a slice, reported by an agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SliceFailure {
-    /// Slice.
+    /// Slice, and the epoch of the host.
     pub holding: Holding,
-    /// Reason.
+    /// Kind of the failure.
     pub reason: FailureReason,
-    /// Description by the host, with errno.
+    /// Description by the agent, with errno.
     pub message: String,
 }
 
-/// Reason of a failure.
+/// Kind of a slice failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FailureReason {
-    /// The slice did not arrive zeroed.
+    /// The slice was not zeroed when the host received it.
     NotZero,
-    /// The host could not open or map it.
+    /// The host could not open or map the slice.
     Host,
 }
 
-/// Identity of a host's agent.
+/// Identity of a host's agent, sent at the start of a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
-    /// The newest instance wins.
+    /// Agent instance. A session of a newer instance replaces the session of an older instance.
     pub instance: InstanceId,
-    /// Changes when the machine restarts.
+    /// Boot id of the machine; a restart of the machine changes it.
     pub boot_id: String,
-    /// Where a VMM on this host fetches memory.
+    /// Address of the socket from which a VMM on this host gets its memory.
     pub host_memory_socket: String,
-    /// Pool devices that its machine sees by itself.
+    /// Shared pool devices on the machine's buses.
     pub devices: Vec<SeenDevice>,
 }
 
-/// Shared pool device as seen by a host.
+/// Shared pool device, as detected on a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SeenDevice {
-    /// Serial number, equal on every host that sees the device.
+    /// Serial number of the device, equal on every host that detects the device.
     pub serial: String,
-    /// Capacity in whole slices.
+    /// Capacity of the device, in whole slices.
     pub slices: u32,
-    /// Reason why the host cannot use it.
+    /// Reason why the host cannot use the device; `None` if it can.
     pub problem: Option<String>,
 }
 
@@ -350,16 +357,16 @@ mod tests {
             ended: vec![ReservationId(3)],
             ..ObservedState::default()
         };
-        for most in 1..20 {
-            let parts = whole.clone().into_parts(most);
+        for max_facts in 1..20 {
+            let parts = whole.clone().into_parts(max_facts);
             let facts = |part: &ObservedState| {
                 part.online.len() + part.released.len() + part.ended.len() + 2 * part.vms.len()
             };
-            assert!(parts.iter().all(|part| facts(part) <= most.max(2)), "{most}: {parts:?}");
-            assert!(parts.len() <= 13usize.div_ceil(most) * 2, "{most}: {} parts", parts.len());
+            assert!(parts.iter().all(|part| facts(part) <= max_facts.max(2)), "{max_facts}: {parts:?}");
+            assert!(parts.len() <= 13usize.div_ceil(max_facts) * 2, "{max_facts}: {} parts", parts.len());
             let (last, before) = parts.split_last().unwrap();
-            assert!(!last.is_continued && before.iter().all(|part| part.is_continued), "{most}");
-            assert!(parts.iter().map(|part| part.part).eq(0..parts.len()), "{most}");
+            assert!(!last.is_continued && before.iter().all(|part| part.is_continued), "{max_facts}");
+            assert!(parts.iter().map(|part| part.part).eq(0..parts.len()), "{max_facts}");
             let sum = parts.iter().cloned().reduce(|mut sum, part| {
                 sum.online.extend(part.online);
                 sum.released.extend(part.released);
@@ -367,7 +374,7 @@ mod tests {
                 sum.vms.extend(part.vms);
                 ObservedState { is_continued: part.is_continued, ..sum }
             });
-            assert_eq!(sum.as_ref(), Some(&whole), "{most}");
+            assert_eq!(sum.as_ref(), Some(&whole), "{max_facts}");
         }
         assert_eq!(ObservedState::default().into_parts(1), [ObservedState::default()]);
     }
@@ -387,7 +394,7 @@ mod tests {
             vms: [running(1), running(2)].into(),
             ..ObservedState::default()
         };
-        let news = ObservedState {
+        let changes = ObservedState {
             online: vec![holding(2)],
             released: vec![holding(0)],
             vms: [running(3)].into(),
@@ -395,19 +402,19 @@ mod tests {
             clean: true,
             ..ObservedState::default()
         };
-        let both = whole.clone().followed_by(news.clone());
+        let both = whole.clone().followed_by(changes.clone());
         let expected = ObservedState {
             whole: true,
             online: vec![holding(1), holding(2)],
             vms: [running(2), running(3)].into(),
-            ..news.clone()
+            ..changes.clone()
         };
         assert_eq!(both, expected);
         assert_eq!(
-            news.clone().followed_by(whole.clone()),
+            changes.clone().followed_by(whole.clone()),
             whole,
-            "a whole report replaces what came before"
+            "a complete report replaces earlier reports"
         );
-        assert!(!news.clone().followed_by(news).whole);
+        assert!(!changes.clone().followed_by(changes).whole);
     }
 }

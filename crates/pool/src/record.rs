@@ -1,5 +1,5 @@
-//! Durable records of the ledger: a ledger is the fold of its records. Their encoding is left to
-//! the store.
+//! Durable records of the ledger. Applying all records in order yields the ledger. The store
+//! encodes them.
 
 use std::collections::BTreeSet;
 
@@ -8,43 +8,43 @@ use units::{Bytes, EmcId, HostId, Name, Ns, RequestId, ReservationId, Revision, 
 
 use crate::{audit::Decision, slice::Slot};
 
-/// One durable record. The newest of each [`Key`] counts.
+/// One durable record. A record replaces the earlier record with the same [`Key`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Record {
-    /// The whole ledger.
+    /// Identity, revision and counters of the ledger.
     Meta(Meta),
-    /// An EMC.
+    /// An EMC, by its number.
     Emc(EmcId, Emc),
-    /// A host.
+    /// A host, by its number.
     Host(HostId, Host),
-    /// A slice; a slice without a record is free and was never owned.
+    /// State of a slice, by its number. A slice without a record is free and never had an owner.
     Slice(SliceId, Slot),
-    /// Memory of a VM.
+    /// Reservation of memory for a VM, by its number.
     Reservation(ReservationId, Reservation),
-    /// A migration request.
+    /// Migration request, by the number of the VM's reservation.
     Migration(ReservationId, Migration),
     /// A decision, by its number.
     Decision(u64, Decision),
-    /// Deletes a record.
+    /// Deletion of the record with this key.
     Deleted(Key),
 }
 
-/// Key of a record.
+/// Key of a record; the newest record of each key is valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Key {
-    /// See [`Record::Meta`].
+    /// Key of a [`Record::Meta`].
     Meta,
-    /// See [`Record::Emc`].
+    /// Key of a [`Record::Emc`].
     Emc(EmcId),
-    /// See [`Record::Host`].
+    /// Key of a [`Record::Host`].
     Host(HostId),
-    /// See [`Record::Slice`].
+    /// Key of a [`Record::Slice`].
     Slice(SliceId),
-    /// See [`Record::Reservation`].
+    /// Key of a [`Record::Reservation`].
     Reservation(ReservationId),
-    /// See [`Record::Migration`].
+    /// Key of a [`Record::Migration`].
     Migration(ReservationId),
-    /// See [`Record::Decision`].
+    /// Key of a [`Record::Decision`].
     Decision(u64),
 }
 
@@ -64,22 +64,22 @@ impl Record {
     }
 }
 
-/// State of the whole ledger.
+/// Identity, revision and counters of the ledger.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Meta {
     /// Unique id of the rack.
     pub rack_uuid: String,
-    /// Increases with every restore from a backup.
+    /// Counter of ledger versions, from 1. Each restore from a backup increases it.
     pub generation: u64,
-    /// Increases with every durable batch.
+    /// Number of the latest durable batch. Each batch increases it.
     pub revision: Revision,
-    /// Rack time of the latest batch: total running time of the manager.
+    /// Rack time of the latest batch. Rack time is the total running time of the manager.
     pub rack_time: Ns,
     /// Number of the next reservation.
     pub next_reservation: ReservationId,
     /// Number of the next decision.
     pub next_decision: u64,
-    /// Number of the oldest stored decision.
+    /// Number of the oldest decision that is still stored.
     pub first_decision: u64,
     /// Number of the next host.
     pub next_host: HostId,
@@ -107,40 +107,40 @@ impl Meta {
     }
 }
 
-/// Scheduling of a host or EMC.
+/// Whether a host or EMC accepts new reservations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Scheduling {
-    /// Accepts reservations.
+    /// The host or EMC accepts new reservations.
     #[default]
     Enabled,
-    /// Accepts no reservations.
+    /// The host or EMC accepts no new reservations.
     Cordoned,
-    /// Accepts no reservations, and its VMs are to be migrated.
+    /// The host or EMC accepts no new reservations, and the scheduler must migrate the VMs on it.
     Draining,
 }
 
-/// EMC.
+/// An EMC (pool device) and its slices.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Emc {
-    /// Name in rack.toml.
+    /// Name of the EMC in rack.toml.
     pub name: Name,
-    /// Lowest slice.
+    /// Lowest slice of the EMC.
     pub first: SliceId,
-    /// Number of slices.
+    /// Number of slices that the EMC provides.
     pub slices: u32,
-    /// Driver.
+    /// Name of the driver that accesses the device.
     pub driver: String,
-    /// Path of the device, as its driver expects it.
+    /// Path of the device, in the form that the driver expects.
     pub path: String,
-    /// Scheduling.
+    /// Whether the EMC accepts new reservations.
     pub scheduling: Scheduling,
-    /// Serial number under which hosts see it, if it is attached to their buses. Such a device is
-    /// accessible to every attached host.
+    /// Serial number of a device that is attached to the buses of its hosts; otherwise `None`.
+    /// Every attached host can access all memory of such a device.
     #[serde(deserialize_with = "default_if_absent")]
     pub serial: Option<String>,
 }
 
-/// Last field of a record, absent in records of earlier versions.
+/// Deserializes the last field of a record, or its default if an earlier version wrote the record.
 fn default_if_absent<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(
     from: D,
 ) -> Result<T, D::Error> {
@@ -148,56 +148,56 @@ fn default_if_absent<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(
 }
 
 impl Emc {
-    /// Returns whether it can revoke access; otherwise a host reaches a slice until it releases it
-    /// or stops.
+    /// Returns whether the device can revoke access. Otherwise a host can reach a slice until the
+    /// host releases the slice or stops.
     pub fn can_revoke(&self) -> bool {
         self.serial.is_none()
     }
 
-    /// Returns its slices.
+    /// Returns the slices of the EMC, in ascending order.
     pub fn range(&self) -> impl DoubleEndedIterator<Item = SliceId> + use<> {
         (self.first.0..self.end().0).map(SliceId)
     }
 
-    /// Returns the number after its highest slice.
+    /// Returns the number after the highest slice of the EMC.
     pub fn end(&self) -> SliceId {
         SliceId(self.first.0.saturating_add(self.slices))
     }
 
-    /// Returns whether a slice belongs to it.
+    /// Returns whether the EMC contains this slice.
     pub fn contains(&self, slice: SliceId) -> bool {
         (self.first..self.end()).contains(&slice)
     }
 }
 
-/// Host.
+/// A host and its capacity for reservations.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Host {
-    /// Name in rack.toml.
+    /// Name of the host in rack.toml.
     pub name: Name,
     /// Cores available for reservations.
     pub cores: u32,
     /// Local memory available for reservations.
     pub local: Bytes,
-    /// Attached EMCs.
+    /// EMCs that the host is attached to.
     pub emcs: Vec<EmcId>,
-    /// Scheduling.
+    /// Whether the host accepts new reservations.
     pub scheduling: Scheduling,
-    /// Fence.
+    /// State of the host's fence.
     pub fence: Fence,
-    /// Boot id of the last connection.
+    /// Boot id of the host at its latest connection; a restart of the machine changes it.
     pub boot_id: String,
-    /// The ledger was restored since the host last reported.
+    /// Whether the host has not reported since the ledger was restored from a backup.
     pub must_report: bool,
-    /// EMCs that have not confirmed the latest fence. They grant the host nothing until they have,
-    /// even after it returned.
+    /// EMCs that have not confirmed the latest fence of the host. Until an EMC confirms the fence,
+    /// it grants the host no slices, even after the host has returned.
     #[serde(deserialize_with = "default_if_absent")]
     pub unconfirmed_fences: BTreeSet<EmcId>,
-    /// EMCs to which the host is not attached and that have confirmed the current fence: a restored
-    /// ledger may not contain all connections.
+    /// EMCs to which the ledger does not attach the host and that have confirmed the current fence.
+    /// A restored ledger may lack some of the attachments.
     #[serde(deserialize_with = "default_if_absent")]
     pub unwired_fences: BTreeSet<EmcId>,
-    /// Start of the current fence; 0 if an earlier version recorded it.
+    /// Start of the current fence, wall clock; 0 if an earlier version recorded the fence.
     #[serde(deserialize_with = "default_if_absent")]
     pub fenced_at: UnixMs,
 }
@@ -214,21 +214,22 @@ impl Host {
         }
     }
 
-    /// Returns whether the host may have connections and slices that a restored ledger does not
-    /// contain: it has not reported since, or was fenced before it reported.
+    /// Returns whether the host may have attachments and slices that a restored ledger does not
+    /// contain. This holds if the host has not reported since the restore, or is fenced.
     pub(crate) fn may_exceed_ledger(&self) -> bool {
         self.must_report || self.fence != Fence::None
     }
 
-    /// Returns whether slices of an EMC wait for this host's report after a restore. An EMC that
-    /// has fenced it since does not wait; a fence completed in the backup may be outdated.
+    /// Returns whether slices of an EMC must wait for this host's report after a restore. They need
+    /// not wait if the EMC has fenced the host since the restore. A fence that was complete in the
+    /// backup may be outdated and does not count.
     pub fn must_report_on(&self, emc: EmcId) -> bool {
         let cut = matches!(self.fence, Fence::Fencing { .. }) && self.is_fenced_at(emc);
         self.must_report && !cut
     }
 
-    /// Requires every EMC to confirm an incomplete fence again: it is from a backup, or from a version
-    /// without [`Host::unconfirmed_fences`].
+    /// Requires every EMC to confirm an incomplete fence again, because the fence is from a backup
+    /// or from a version without [`Host::unconfirmed_fences`].
     pub(crate) fn restart_fence(&mut self) {
         if matches!(self.fence, Fence::Fencing { .. }) {
             self.unconfirmed_fences.extend(&self.emcs);
@@ -236,96 +237,100 @@ impl Host {
     }
 }
 
-/// Fence of a host.
+/// State of a host's fence, which revokes the host's access to all slices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Fence {
-    /// Not fenced.
+    /// The host is not fenced.
     #[default]
     None,
-    /// In progress: the EMCs in [`Host::unconfirmed_fences`] have not confirmed.
+    /// The fence is in progress: the EMCs in [`Host::unconfirmed_fences`] have not confirmed it.
     Fencing {
-        /// An operator confirmed that the machine is powered off.
+        /// Whether an operator confirmed that the machine is powered off.
         powered_off: bool,
     },
-    /// Complete, until the host returns with another boot id or reports clean.
+    /// The fence is complete. It ends when the host returns with another boot id or reports that it
+    /// is clean.
     Fenced,
 }
 
-/// Identity of a request.
+/// Identity of a request. It makes repeated requests idempotent.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct RequestKey {
-    /// Client.
+    /// Client that sent the request.
     pub client: Name,
-    /// Request id.
+    /// Id that the client chose for the request.
     pub id: RequestId,
 }
 
-/// Memory of one VM.
+/// Memory and cores reserved for one VM on one host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reservation {
-    /// VM.
+    /// Name of the VM.
     pub vm: Name,
-    /// Host.
+    /// Host that runs the VM.
     pub host: HostId,
-    /// Slices, in ascending order.
+    /// Slices of the reservation, in ascending order.
     pub slices: Vec<SliceId>,
-    /// Local memory.
+    /// Reserved local memory.
     pub local: Bytes,
-    /// Cores.
+    /// Number of reserved cores.
     pub cores: u32,
-    /// Pages must not be migrated.
+    /// Whether the VM's pages must not be migrated.
     pub pinned: bool,
-    /// Request that created it.
+    /// Request that created the reservation.
     pub request: RequestKey,
-    /// Time that the request allowed until the commit.
+    /// Time between the reservation and its deadline for the commit.
     pub commit_within: Ns,
-    /// Creation, wall clock.
+    /// Time of creation, wall clock.
     pub created: UnixMs,
-    /// Stage.
+    /// Stage of the reservation.
     pub stage: Stage,
     /// User who may access the VM's memory, in addition to root; `None` for the agent's user.
     #[serde(deserialize_with = "default_if_absent")]
     pub uid: Option<UserId>,
-    /// Whether the host reported a running process of the VM and has not reported its end. While
-    /// the process runs, cores and local memory are in use, even after the reservation ended.
+    /// Whether the host reported a running process of the VM and has not reported the end of this
+    /// process. While the process runs, it uses cores and local memory, even after the reservation
+    /// ended.
     #[serde(deserialize_with = "default_if_absent")]
     pub has_process: bool,
 }
 
-/// Stage of a reservation.
+/// Stage of a reservation, from its creation to its end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Stage {
-    /// Waiting for the commit.
+    /// The reservation was created; the scheduler has not committed it.
     Reserved {
-        /// Deadline, rack time.
+        /// Deadline for the commit, rack time.
         deadline: Ns,
-        /// Deadline, wall clock; extended by the manager's downtime.
+        /// Deadline for the commit, wall clock. Downtime of the manager moves it to a later time.
         deadline_unix: UnixMs,
     },
-    /// In use by the VM.
+    /// The reservation is committed: its VM was started.
     Committed,
-    /// It cannot become ready, or lost a slice; the scheduler has to release it.
+    /// The reservation cannot become ready, or lost a slice. The scheduler must release it.
     Broken {
-        /// Reason.
+        /// Reason of the failure.
         why: String,
-        /// Deadline, rack time; `None` if it was committed.
+        /// Deadline of the uncommitted reservation, rack time; `None` if the reservation was
+        /// committed.
         #[serde(deserialize_with = "default_if_absent")]
         deadline: Option<Ns>,
         /// Time of the failure; 0 if recorded by an earlier version.
         #[serde(deserialize_with = "default_if_absent")]
         at: UnixMs,
     },
-    /// Ended. Stored so that repeated requests get the same reply.
+    /// The reservation has ended. The record remains so that a repeated request gets the same
+    /// reply.
     Ended {
         /// Rack time of the end.
         at: Ns,
-        /// Cause.
+        /// Cause of the end.
         why: EndedBy,
     },
 }
 
 impl Stage {
-    /// Returns the rack time at which the reservation expires without a commit.
+    /// Returns the rack time at which the reservation expires if it is not committed.
     pub fn deadline(&self) -> Option<Ns> {
         match self {
             Self::Reserved { deadline, .. } => Some(*deadline),
@@ -338,25 +343,25 @@ impl Stage {
 /// Cause of the end of a reservation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum EndedBy {
-    /// Release.
+    /// A client released the reservation.
     Released {
-        /// Forced, even if the VM was running.
+        /// Whether the release was forced, even if the VM was running.
         force: bool,
         /// Reason given by the caller.
         reason: String,
     },
-    /// Not committed before its deadline.
+    /// The reservation was not committed before its deadline.
     Deadline,
     /// The VM's process ended.
     ProcessGone,
-    /// Its host was fenced.
+    /// The host of the VM was fenced.
     HostFenced,
-    /// Its host restarted, so its processes ended.
+    /// The host of the VM restarted, which ended the VM's process.
     HostRestarted,
 }
 
 impl EndedBy {
-    /// Returns whether the VM's process can still run after this end.
+    /// Returns whether the VM's process may still run after an end for this cause.
     pub(crate) fn leaves_process(&self) -> bool {
         match self {
             Self::Released { .. } | Self::Deadline => true,
@@ -372,15 +377,15 @@ impl std::fmt::Display for EndedBy {
             Self::Released { force: false, reason } if reason.is_empty() => f.write_str("released"),
             Self::Released { force: false, reason } => write!(f, "released: {reason}"),
             Self::Deadline => f.write_str("not committed before its deadline"),
-            Self::ProcessGone => f.write_str("the VM's process is gone"),
+            Self::ProcessGone => f.write_str("the VM's process has ended"),
             Self::HostFenced => f.write_str("its host was fenced"),
-            Self::HostRestarted => f.write_str("its host has started again"),
+            Self::HostRestarted => f.write_str("its host has restarted"),
         }
     }
 }
 
 impl Reservation {
-    /// Returns whether it still holds memory for a VM.
+    /// Returns whether the reservation has not ended.
     pub fn is_active(&self) -> bool {
         !matches!(self.stage, Stage::Ended { .. })
     }
@@ -394,33 +399,34 @@ impl Reservation {
 /// Request to the scheduler to migrate a VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Migration {
-    /// VM.
+    /// Name of the VM to migrate.
     pub vm: Name,
-    /// Current host.
+    /// Host that runs the VM.
     pub host: HostId,
-    /// Reason.
+    /// Reason for the migration.
     pub why: String,
     /// Time of the request, wall clock.
     pub requested_at: UnixMs,
-    /// Answer of the scheduler.
+    /// Latest answer of the scheduler.
     pub answer: MigrationAnswer,
-    /// Explanation by the scheduler.
+    /// Explanation of the answer by the scheduler; may be empty.
     pub explanation: String,
-    /// Rack time at which a declined request is repeated.
+    /// Rack time at which a declined request is repeated; `None` if no repetition is due.
     pub retry_at: Option<Ns>,
 }
 
 /// Answer of the scheduler to a migration request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MigrationAnswer {
-    /// None yet.
+    /// The scheduler has not answered.
     #[default]
     Open,
-    /// Accepted.
+    /// The scheduler will migrate the VM.
     Accepted,
-    /// Declined; repeated after [`units::limits::MIGRATION_REQUEST_RETRY_AFTER`].
+    /// The scheduler declined; the request is repeated after
+    /// [`units::limits::MIGRATION_REQUEST_RETRY_AFTER`].
     Declined,
-    /// Migrated.
+    /// The scheduler migrated the VM.
     Done,
 }
 
@@ -430,7 +436,8 @@ mod tests {
 
     use super::*;
 
-    /// Returns a host of EMCs 1 and 2 that has yet to report; EMC 1 has confirmed the fence.
+    /// The host of EMCs 1 and 2 has not reported since the restore, and EMC 1 has confirmed the
+    /// fence.
     #[test]
     fn report_is_due_except_on_emcs_that_confirmed_current_fence() {
         let [none, under_way, complete] = [Fence::None, Fence::Fencing { powered_off: false }, Fence::Fenced]

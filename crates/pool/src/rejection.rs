@@ -1,9 +1,9 @@
-//! Rejections, each with a reason for programs and a message for people.
+//! Rejections of requests. Each has a machine-readable reason and a message for operators.
 
 use crate::audit::ExclusionReason;
 use units::{Bytes, Name, RequestId, ReservationId, SliceId};
 
-/// Reason why a request was rejected. Nothing has changed.
+/// Reason why a request was rejected. A rejected request changes nothing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Rejection {
     /// rack.toml does not contain the host.
@@ -12,89 +12,90 @@ pub enum Rejection {
     /// rack.toml does not contain the EMC.
     #[error("emc {0} is not in this rack")]
     NoSuchEmc(Name),
-    /// The slice does not exist.
+    /// The pool does not contain the slice.
     #[error("slice {0} is not in this pool")]
     NoSuchSlice(SliceId),
-    /// No VM of this name has memory here.
+    /// No VM of this name has a reservation.
     #[error("vm {0} has no reservation")]
     NoSuchVm(Name),
-    /// The reservation does not exist, or was deleted.
-    #[error("reservation {0} is not known")]
+    /// The reservation does not exist or was deleted.
+    #[error("reservation {0} does not exist or was deleted")]
     NoSuchReservation(ReservationId),
     /// The VM has no open migration request.
     #[error("vm {0} has no migration request")]
     NoSuchMigration(Name),
-    /// A value violates its rule.
+    /// A field of the request violates its rule.
     #[error("{field}: {value} {rule}")]
     InvalidValue {
-        /// Field of the request.
+        /// Name of the field.
         field: &'static str,
-        /// Value.
+        /// Rejected value.
         value: String,
-        /// Rule, as "must be ...".
+        /// Rule of the field, as "must be ...".
         rule: &'static str,
     },
-    /// A request id was reused with other contents.
+    /// A request id was reused with other content.
     #[error("request_id {id} was used for {reservation} with other content: {differs} differs")]
     RequestReused {
-        /// Request id.
+        /// Reused request id.
         id: RequestId,
-        /// Reservation of the first request.
+        /// Reservation that the first request created.
         reservation: ReservationId,
-        /// First field that differs.
+        /// Name of the first field that differs.
         differs: &'static str,
     },
-    /// The VM has another reservation.
-    #[error("vm {vm} has reservation {reservation} on host {host} already")]
+    /// The VM already has another reservation.
+    #[error("vm {vm} already has reservation {reservation} on host {host}")]
     VmAlreadyReserved {
-        /// VM.
+        /// Name of the VM.
         vm: Name,
-        /// Its reservation.
+        /// Existing reservation of the VM.
         reservation: ReservationId,
-        /// Its host.
+        /// Host of the existing reservation.
         host: Name,
     },
     /// The host accepts no reservations.
     #[error("host {host} is {why}")]
     HostNotSchedulable {
-        /// Host.
+        /// Name of the host.
         host: Name,
-        /// State: "cordoned", "draining", "fenced", "unknown: its lease has expired", ...
+        /// State of the host: "cordoned", "draining", "fenced", "unknown: its lease has expired",
+        /// ...
         why: &'static str,
     },
-    /// The host's agent has not connected since the manager started; retry soon.
+    /// The host's agent has not connected since the manager started; the client can retry soon.
     #[error("host {0} has not reported since the manager started")]
     HostExpected(Name),
-    /// Too few free slices on reachable EMCs.
+    /// The reachable EMCs have too few free slices.
     #[error("host {host} can reach {free} free slices, {requested} needed{}", not_counted(.closed))]
     OutOfSlices {
-        /// Host.
+        /// Name of the host.
         host: Name,
-        /// Slices requested.
+        /// Number of slices requested.
         requested: u32,
-        /// Slices free.
+        /// Number of free slices on usable EMCs.
         free: u32,
-        /// Attached EMCs that cannot be used: free slices and reason.
+        /// Attached EMCs that cannot be used: name, free slices and reason.
         closed: Vec<(Name, u32, ExclusionReason)>,
     },
-    /// Too little local memory.
+    /// The host has too little free local memory.
     #[error("host {host} has {free} of local memory free, {requested} needed")]
     OutOfLocal {
-        /// Host.
+        /// Name of the host.
         host: Name,
-        /// Memory requested.
+        /// Local memory requested.
         requested: Bytes,
-        /// Memory free.
+        /// Local memory free.
         free: Bytes,
     },
-    /// Too few cores.
+    /// The host has too few free cores.
     #[error("host {host} has {free} cores free, {requested} needed")]
     OutOfCores {
-        /// Host.
+        /// Name of the host.
         host: Name,
-        /// Cores requested.
+        /// Number of cores requested.
         requested: u32,
-        /// Cores free.
+        /// Number of cores free.
         free: u32,
     },
     /// The store's disk is nearly full.
@@ -103,91 +104,91 @@ pub enum Rejection {
     /// The reservation's state does not permit the request.
     #[error("reservation {reservation} is {state}, which does not accept {what}")]
     WrongState {
-        /// Reservation.
+        /// Number of the reservation.
         reservation: ReservationId,
-        /// State.
+        /// State of the reservation.
         state: String,
-        /// Request.
+        /// Request that was rejected.
         what: &'static str,
     },
     /// The slice's state does not permit the request.
     #[error("slice {slice} is {state}, which does not accept {what}")]
     SliceWrongState {
-        /// Slice.
+        /// Number of the slice.
         slice: SliceId,
-        /// State.
+        /// State of the slice.
         state: &'static str,
-        /// Request.
+        /// Request that was rejected.
         what: &'static str,
     },
-    /// A running VM may use the slice.
-    #[error("slice {slice} stays quarantined: {why}")]
+    /// The slice cannot be requalified because a running VM may use it.
+    #[error("slice {slice} remains quarantined: {why}")]
     SliceInDoubt {
-        /// Slice.
+        /// Number of the slice.
         slice: SliceId,
-        /// The VM, or the host that has not reported.
+        /// The VM that may use the slice, or the host that has not reported.
         why: String,
     },
-    /// The object is not in the restored backup and may be in use under numbers that the ledger
-    /// does not contain.
+    /// The host or EMC is not in the restored backup. It may be in use under numbers that the
+    /// ledger does not contain.
     #[error(
-        "{what} is not in the restored ledger: it can be added when every host has reported, and {unreported} has not"
+        "{what} is not in the restored ledger: it can be added when every host has reported, and host {unreported} has not reported"
     )]
     RestorePending {
-        /// "host h2" or "emc e2".
+        /// Object to add: "host h2" or "emc e2".
         what: String,
-        /// A host that has not reported.
+        /// Name of a host that has not reported since the restore.
         unreported: Name,
     },
-    /// The host to be fenced is connected.
-    #[error("host {0} is connected: only a silent host is fenced")]
+    /// The host to be fenced has a connected agent.
+    #[error("host {0} is connected: only a disconnected host can be fenced")]
     HostConnected(Name),
-    /// The object to be removed is in use.
+    /// The host or EMC to be removed is in use.
     #[error("{what} cannot be removed: {why}; drain it first")]
     NotDrained {
-        /// "host h1" or "emc e1".
+        /// Object to remove: "host h1" or "emc e1".
         what: String,
-        /// Remaining users.
+        /// Remaining users of the object.
         why: String,
     },
-    /// A running rack cannot make this change.
+    /// The field cannot change while the rack runs.
     #[error("{what} cannot change from {from} to {to} while the rack runs")]
     ImmutableField {
-        /// Object and field.
+        /// Name of the object and the field.
         what: String,
-        /// Current value.
+        /// Current value of the field.
         from: String,
-        /// Requested value.
+        /// Requested value of the field.
         to: String,
     },
-    /// A limit is exceeded.
+    /// The request would exceed a limit.
     #[error("{what} would exceed the limit of {max}")]
     LimitExceeded {
-        /// Quantity.
+        /// Name of the limited quantity.
         what: &'static str,
-        /// Limit.
+        /// Value of the limit.
         max: u64,
     },
-    /// A durable write failed, and its outcome is unknown. Repeating the request with the same
-    /// request_id determines it.
-    #[error("the store failed and is being read again: repeat the request")]
+    /// A durable write failed with an unknown outcome. The client can repeat the request with the
+    /// same request_id to get the outcome.
+    #[error("a write to the store failed with unknown outcome: repeat the request unchanged")]
     StoreFailed,
-    /// The manager is starting.
+    /// The manager is starting and does not accept this request yet.
     #[error("the manager is starting: {0}")]
     Starting(&'static str),
-    /// The time limit expired; waiting changed nothing.
-    #[error("reservation {reservation} has {online} of {slices} slices online after the time allowed")]
+    /// The slices did not come online within the time limit. The reservation is unchanged.
+    #[error("reservation {reservation} has {online} of {slices} slices online at the end of the time limit")]
     NotReadyBeforeTimeout {
-        /// Reservation.
+        /// Number of the reservation.
         reservation: ReservationId,
-        /// Slices online.
+        /// Number of slices online.
         online: u32,
-        /// Slices expected.
+        /// Number of slices of the reservation.
         slices: u32,
     },
 }
 
-/// Formats "; not counted: 4 on e1 (cordoned)".
+/// Formats the EMCs that cannot be used: "; not counted: 4 on e1 (cordoned)".
 fn not_counted(closed: &[(Name, u32, ExclusionReason)]) -> String {
     let each = closed.iter().map(|(emc, free, why)| format!("{free} on {emc} ({why})"));
     let each = each.collect::<Vec<_>>().join(", ");

@@ -1,5 +1,5 @@
-//! State machine of one slice, as one `match`. The ledger decides which slice is used for what, and
-//! the manager performs the calls.
+//! State machine of one slice, as one `match`. The ledger assigns slices to reservations, and the
+//! manager performs the device calls.
 //!
 //! ```text
 //!            Assign        Granted        Onlined          Release            Released
@@ -10,16 +10,17 @@
 //! ```
 //!
 //! Every change of owner, to a VM's host or to a scrubber, uses a new [`Epoch`]. A slice never has
-//! two owners, because a grant follows only from `Free` or `Scrubbing(waiting)`, and both are
-//! reached only after the device has revoked the previous grant.
+//! two owners: a grant follows only from `Free` or `Scrubbing(waiting)`, and the slice enters both
+//! states only after the device has revoked the previous grant.
 //!
 //! Some devices cannot revoke access: they only record the revocation, and a host can reach a slice
-//! until it releases it. For all devices, [`Call::Revoke`] therefore follows only from a release of
-//! this epoch by the host (`Released`, `Scrubbed`), from a proven stop of the host (`OwnerFenced`),
-//! or from a grant that was never sent to the host (`Assigned`, `Granting`). Without these, a
-//! faulty slice is quarantined, and on its way back the host must release it first
-//! (`Scrubbing(leaving)`), unless the device can revoke access. A reported failure is no release,
-//! because the agent may retry.
+//! until the host releases it. For all devices, [`Call::Revoke`] therefore follows only from a
+//! release of this epoch by the host (`Released`, `Scrubbed`), from a proven stop of the host
+//! (`OwnerFenced`), or from a grant that was never sent to the host (`Assigned`, `Granting`).
+//!
+//! Without such evidence, a faulty slice is quarantined. Before the slice is used again, the host
+//! must release it (`Scrubbing(leaving)`), unless the device can revoke access. A reported failure
+//! does not count as a release, because the agent may retry.
 
 use serde::{Deserialize, Serialize};
 use units::{Epoch, HostId, ReservationId};
@@ -29,91 +30,91 @@ use crate::protocol::ScrubReport;
 /// State of one slice in the ledger.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Slot {
-    /// Epoch of the current or latest owner; 0 before the first.
+    /// Epoch of the current or latest owner; 0 before the first owner.
     pub epoch: Epoch,
-    /// State.
+    /// Current state of the slice.
     pub state: State,
-    /// Receipt of the latest scrub.
+    /// Receipt of the latest scrub; `None` before the first scrub.
     pub receipt: Option<Receipt>,
 }
 
-/// State of a slice.
+/// State of a slice. It determines the next device call and the events that the slice accepts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum State {
-    /// Zeroed, without an owner.
+    /// The slice is zeroed and has no owner.
     #[default]
     Free,
-    /// Owner recorded; the device has not confirmed the grant.
+    /// The ledger recorded the owner; the device has not confirmed the grant.
     Assigned(Owner),
-    /// Granted at the device; not yet reported online.
+    /// The device confirmed the grant; the host has not reported the slice online.
     Onlining(Owner),
-    /// Usable by its VM.
+    /// The host reported the slice online; its VM can use the memory.
     Online(Owner),
-    /// Being released.
+    /// The slice is being taken from its owner.
     Draining(Owner, Drain),
-    /// Being zeroed by a host that owns it for this purpose.
+    /// A host owns the slice in order to zero it.
     Scrubbing(Scrub),
-    /// Quarantined.
+    /// The slice is excluded from allocation until an operator or a host's report requalifies it.
     Quarantined(Quarantine),
 }
 
-/// Host that may reach a slice, and its reservation.
+/// Owner of a slice: the host that may reach it, and the reservation that the slice serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Owner {
-    /// Host.
+    /// Host that may reach the slice.
     pub host: HostId,
-    /// Reservation.
+    /// Reservation that the slice serves.
     pub reservation: ReservationId,
 }
 
-/// Stage of a release.
+/// Stage of the release of a slice by its owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Drain {
-    /// The host is to release it; with force, even from a running VM.
+    /// The manager waits for the host to release the slice.
     Host {
-        /// A running VM loses it.
+        /// Whether the host takes the slice even from a running VM.
         force: bool,
     },
-    /// The host has released it or never received it: the device is to revoke.
+    /// The host has released the slice or never received it; the device must revoke the grant.
     Revoking,
 }
 
-/// Stage of a scrub.
+/// Stage of a scrub, which zeroes a slice between two owners.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Scrub {
-    /// Revoked everywhere; no scrubber is chosen.
+    /// The device has revoked all access; no scrubber is chosen.
     Waiting,
     /// A scrubber is chosen; the device has not confirmed its grant.
     Granting(HostId),
-    /// The scrubber is working.
+    /// The device has granted the slice to this scrubber, which zeroes and verifies it.
     Working(HostId),
-    /// The scrubber has finished or is gone: the device is to revoke. Zeroed only if `verified`.
+    /// The scrubber has finished or lost the slice; the device must revoke the grant.
     Revoking {
-        /// Scrubber.
+        /// Scrubber that may still reach the slice.
         host: Option<HostId>,
-        /// The receipt exists.
+        /// Whether the scrubber reported the slice zeroed; otherwise another scrub follows.
         verified: bool,
     },
-    /// It was quarantined, and its device cannot revoke the access of the host that may still reach
-    /// it: the host is to release it.
+    /// The slice was quarantined, its host may still reach it, and the device cannot revoke access.
+    /// The manager waits for this host to release the slice.
     Leaving(HostId),
 }
 
-/// Reason of a quarantine.
+/// Reason why a slice is quarantined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Quarantine {
-    /// It did not reach its owner zeroed.
+    /// The slice was not zeroed when its host received it.
     Dirty {
-        /// Host that reported it.
+        /// Host that reported the slice.
         host: HostId,
-        /// The device has revoked it since.
+        /// Whether the device has revoked the host's access since the report.
         revoked: bool,
     },
-    /// Its scrubber failed.
+    /// The scrubber reported a failure.
     ScrubFailed {
-        /// Scrubber.
+        /// Scrubber that reported the failure.
         host: HostId,
-        /// The device has revoked it since.
+        /// Whether the device has revoked the scrubber's access since the report.
         revoked: bool,
     },
     /// The device has a grant that the ledger does not contain.
@@ -130,12 +131,12 @@ pub enum Quarantine {
     },
     /// The record of a device that cannot revoke access does not contain the ledger's grant.
     LostRecord {
-        /// Owner of the grant, who may still reach it.
+        /// Host of the ledger's grant, which may still reach the slice.
         host: HostId,
     },
-    /// The device works and repeatedly failed to grant or revoke the slice.
+    /// The device repeatedly failed to grant or revoke the slice, although its other calls succeed.
     DeviceFailed {
-        /// Owner of the failed grant or revocation, who may reach it.
+        /// Host of the failed grant or revocation, which may reach the slice.
         host: Option<HostId>,
         /// `errno` of the last error, if any.
         errno: Option<i32>,
@@ -145,54 +146,55 @@ pub enum Quarantine {
 /// Evidence that a slice was zeroed after its last owner had lost access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Receipt {
-    /// Scrubber.
+    /// Host that zeroed the slice.
     pub scrubber: HostId,
-    /// Its report.
+    /// Report of the scrubber.
     pub scrubbed: ScrubReport,
 }
 
-/// Event of a slice.
+/// Event that changes the state of a slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Event {
-    /// A VM's host becomes its owner.
+    /// The ledger assigns the slice to a reservation on a host.
     Assign(Owner),
-    /// The device has granted this epoch.
+    /// The device confirmed the grant of this epoch.
     Granted(Epoch),
-    /// The host reports it online.
+    /// The host reports the slice of this epoch online.
     Onlined(HostId, Epoch),
-    /// Its VM ended or will not start.
+    /// The reservation no longer needs the slice: its VM ended or will not start.
     Release {
-        /// Take it even from a running VM.
+        /// Whether to take the slice even from a running VM.
         force: bool,
     },
-    /// The host has released it.
+    /// The host reports that it released the slice of this epoch.
     Released(HostId, Epoch),
-    /// The device has revoked this epoch.
+    /// The device confirmed the revocation of this epoch.
     Revoked(Epoch),
-    /// A host becomes its owner in order to scrub it.
+    /// The ledger assigns the slice to a scrubber.
     ScrubBy(HostId),
-    /// The scrubber reports zeros.
+    /// The scrubber reports that all bytes are zero.
     Scrubbed(HostId, ScrubReport),
-    /// The scrubber failed.
+    /// The scrubber reports that it cannot zero the slice.
     ScrubFailed(HostId, Epoch),
-    /// The host found it not zeroed.
+    /// The host reports that the slice was not zeroed when it arrived.
     FoundDirty(HostId, Epoch),
-    /// The device has fenced this host.
+    /// The device has revoked all access of this host.
     OwnerFenced(HostId),
-    /// The device and the ledger, or parts of the ledger, disagree.
+    /// A fault puts the slice in quarantine.
     Quarantine(Quarantine),
     /// An operator, or a host's report, returns a quarantined slice to circulation.
     Requalify {
-        /// Its host need not release it: the device can revoke access, or the host has stopped.
+        /// Whether the host need not release the slice, because the device can revoke access or the
+        /// host has stopped.
         is_released: bool,
     },
-    /// A host's report and the device agree that a quarantined slice is in use.
+    /// A host's report and the device agree that this owner uses a quarantined slice.
     Adopt(Owner, Epoch),
-    /// The device's highest epoch is above the ledger's, which is outdated.
+    /// The device reports a higher epoch than the ledger, which is outdated.
     Raise(Epoch),
 }
 
-/// Error: the state of the slice does not accept the event.
+/// Error of [`Slot::step`]: the state of the slice does not accept the event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct InvalidTransition;
 
@@ -200,7 +202,7 @@ impl Slot {
     /// Returns the slot after an event.
     ///
     /// # Errors
-    /// [`InvalidTransition`] if the state does not accept the event.
+    /// Returns [`InvalidTransition`] if the state does not accept the event.
     pub fn step(self, event: Event) -> Result<Self, InvalidTransition> {
         use Event as E;
         use State as S;
@@ -292,7 +294,7 @@ impl Slot {
         }
     }
 
-    /// Returns the host that may still reach the slice at the device.
+    /// Returns the host that may still reach the slice at the device, if any.
     pub fn holder(self) -> Option<HostId> {
         match self.state {
             State::Free | State::Scrubbing(Scrub::Waiting) => None,
@@ -307,7 +309,8 @@ impl Slot {
         }
     }
 
-    /// Returns the reservation that it serves, from assignment until the device has revoked.
+    /// Returns the reservation that the slice serves, from the assignment until the device revokes
+    /// the grant.
     pub fn reservation(self) -> Option<ReservationId> {
         match self.state {
             State::Assigned(o) | State::Onlining(o) | State::Online(o) | State::Draining(o, _) => {
@@ -317,18 +320,18 @@ impl Slot {
         }
     }
 
-    /// Returns whether a scrubber owns it or is chosen.
+    /// Returns whether a scrubber is chosen or owns the slice.
     pub fn is_being_scrubbed(self) -> bool {
         matches!(self.state, State::Scrubbing(Scrub::Granting(_) | Scrub::Working(_)))
     }
 
-    /// Returns whether it is quarantined.
+    /// Returns whether the slice is quarantined.
     pub fn is_quarantined(self) -> bool {
         matches!(self.state, State::Quarantined(_))
     }
 
-    /// Returns the outstanding device call of this state, if any; `can_revoke` is whether the
-    /// device can revoke access. Calls are idempotent in (slice, epoch) and may be repeated.
+    /// Returns the device call that this state requires, if any. `can_revoke` is whether the device
+    /// can revoke access. Calls are idempotent for each slice and epoch, so they can be repeated.
     pub fn device_call(self, can_revoke: bool) -> Option<Call> {
         match self.state {
             State::Assigned(owner) => Some(Call::Grant { epoch: self.epoch, host: owner.host }),
@@ -348,7 +351,7 @@ impl Slot {
         }
     }
 
-    /// Returns the state's name for operators.
+    /// Returns the state's name, as shown to operators.
     pub fn state_name(self) -> &'static str {
         STATE_NAMES[self.state_index()]
     }
@@ -367,21 +370,21 @@ impl Slot {
     }
 }
 
-/// Names of the states, as shown to operators.
+/// Names of the states, as shown to operators; [`Slot::state_name`] returns one of these names.
 pub const STATE_NAMES: [&str; 7] =
     ["free", "assigned", "onlining", "online", "draining", "scrubbing", "quarantined"];
 
-/// Device call for one slice.
+/// Device call that a slice's state requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Call {
     /// Grants access to this host only.
     Grant {
-        /// Epoch.
+        /// Epoch of the new owner.
         epoch: Epoch,
-        /// Owner.
+        /// Host of the new owner.
         host: HostId,
     },
-    /// Revokes all access.
+    /// Revokes all access to the slice.
     Revoke {
         /// Epoch of the last owner.
         epoch: Epoch,
@@ -399,7 +402,8 @@ impl Quarantine {
         }
     }
 
-    /// Returns whether ledger and device differ, or may differ, on the slice's owner.
+    /// Returns whether the owner of the slice is, or may be, different at the device and in the
+    /// ledger.
     pub(crate) fn is_about_owner(self) -> bool {
         match self {
             Self::UnknownGrant { .. } | Self::LostGrant | Self::Restored { .. } | Self::LostRecord { .. } => {
@@ -409,8 +413,8 @@ impl Quarantine {
         }
     }
 
-    /// Returns a slice to circulation: its host must release it first, unless there is none or it
-    /// need not.
+    /// Returns the first scrub stage of a requalified slice. A host that may still reach the slice
+    /// must release it first, unless `is_released`.
     fn scrub_after_requalify(self, is_released: bool) -> Scrub {
         match self.host() {
             Some(host) if !is_released => Scrub::Leaving(host),
@@ -422,21 +426,21 @@ impl Quarantine {
 impl std::fmt::Display for Quarantine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Self::Dirty { .. } => "it did not reach its owner as zeros",
+            Self::Dirty { .. } => "it was not zeroed when its host received it",
             Self::ScrubFailed { .. } => "its scrubber could not zero it",
             Self::UnknownGrant { .. } => "the device has a grant that the ledger does not contain",
-            Self::LostGrant => "the device has lost the ledger's grant",
+            Self::LostGrant => "the ledger contains a grant that the device does not contain",
             Self::Restored { .. } => {
-                "the ledger was restored from a backup and its hosts have not all reported"
+                "the ledger was restored from a backup and not all hosts have reported since"
             }
             Self::LostRecord { .. } => {
-                "its device's record has lost the grant, and its host may still reach it"
+                "the device's record does not contain the grant, and its host may still reach the slice"
             }
             Self::DeviceFailed { errno: Some(errno), .. } => {
                 let error = std::io::Error::from_raw_os_error(*errno);
-                return write!(f, "its device cannot grant or revoke it: {error}");
+                return write!(f, "the device cannot grant or revoke it: {error}");
             }
-            Self::DeviceFailed { errno: None, .. } => "its device cannot grant or revoke it",
+            Self::DeviceFailed { errno: None, .. } => "the device cannot grant or revoke it",
         })
     }
 }
@@ -461,7 +465,8 @@ mod tests {
         ScrubReport { holding, started: UnixMs(0), ended: UnixMs(1), verified: Bytes::gib(1) }
     }
 
-    /// Runs a list of events, written as words, and returns the final state or the rejected word.
+    /// Applies events, written as words, to a new slot. Compares the final state, or the first
+    /// rejected event, with `expected`.
     fn check(events: &str, expected: &str) {
         let mut slot = Slot::default();
         for word in events.split_whitespace() {
@@ -637,8 +642,8 @@ mod tests {
     }
 
     proptest! {
-        /// The device table checks the slot: it permits one owner at a time, and only calls that
-        /// the slot requests.
+        /// Simulates the device with one grant at a time. The ledger must never assign a slice that
+        /// another host can reach at the device.
         #[test]
         fn slice_has_at_most_one_owner(events in prop::collection::vec(any_event(), 0..60)) {
             let mut slot = Slot::default();
@@ -648,7 +653,7 @@ mod tests {
                 prop_assert!(next.epoch >= slot.epoch, "an epoch never decreases");
                 if let Event::Revoked(_) = event { device = None; }
                 if let Event::Assign(_) | Event::ScrubBy(_) = event {
-                    prop_assert_eq!(device, None, "granted while another host may reach it");
+                    prop_assert_eq!(device, None, "assigned while another host can reach the slice");
                     prop_assert!(next.epoch > slot.epoch, "a new owner has a new epoch");
                 }
                 if let Some(Call::Grant { epoch, host }) = next.device_call(true) { device = Some((epoch, host)); }

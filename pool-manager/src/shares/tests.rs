@@ -212,7 +212,7 @@ async fn weight_changes_are_recorded_with_their_actor() {
     let actual: Vec<_> =
         actual.iter().map(|(actor, text)| (actor.as_str(), text.action, text.why.as_str())).collect();
     let expected =
-        [("nova", "weigh", "set now: db=0.5 web=2"), ("nova", "weigh", "no weight is set any more")];
+        [("nova", "weigh", "set now: db=0.5 web=2"), ("nova", "weigh", "no tenant has a weight")];
     assert_eq!(actual, expected);
 }
 

@@ -9,7 +9,7 @@ use proto::v1::{self, SliceState};
 use super::calls::retry_while_unavailable;
 
 /// Reason of such a quarantine.
-const DIRTY_REASON: &str = "did not reach its owner as zeros";
+const DIRTY_REASON: &str = "was not zeroed when its host received it";
 
 /// Returns slices quarantined for that reason.
 pub(super) async fn quarantined(manager: &Connection) -> Result<BTreeSet<u32>, Failure> {
@@ -32,8 +32,8 @@ mod tests {
             reason: Some(reason.into()),
             ..Default::default()
         };
-        assert!(is_dirty(&slice(SliceState::Quarantined, "it did not reach its owner as zeros")));
+        assert!(is_dirty(&slice(SliceState::Quarantined, "it was not zeroed when its host received it")));
         assert!(!is_dirty(&slice(SliceState::Quarantined, "the device lost the grant")));
-        assert!(!is_dirty(&slice(SliceState::Free, "it did not reach its owner as zeros")));
+        assert!(!is_dirty(&slice(SliceState::Free, "it was not zeroed when its host received it")));
     }
 }

@@ -19,7 +19,7 @@ use super::{
 
 /// Reasons of the manager for the end of a VM without a release. Both prove that the ledger had the
 /// VM.
-const END_REASONS: [&str; 2] = ["the VM's process is gone", "its host was fenced"];
+const END_REASONS: [&str; 2] = ["the VM's process has ended", "its host was fenced"];
 
 /// Contents of the ledger.
 #[derive(Debug, Default)]
@@ -183,7 +183,7 @@ mod tests {
             })
         };
         assert_eq!(ended("its host was fenced"), [""; 0]);
-        assert_eq!(ended("the VM's process is gone"), [""; 0]);
+        assert_eq!(ended("the VM's process has ended"), [""; 0]);
         assert_eq!(ended("released"), ["r-1"], "no release was requested");
         assert_eq!(ended("not committed before its deadline"), ["r-1"]);
     }

@@ -1,7 +1,7 @@
-//! Remains of slices that are not open, left by an earlier instance of the agent or by a failed
-//! call. Remains in the desired state are adopted. Others are closed, also for a slice that the
-//! agent releases, before the manager receives a report of it. No VM is affected, because the
-//! memory of every process is recorded.
+//! Orphaned slices: resources of slices that were left open by an earlier instance of the agent or
+//! by a failed call. An orphan that the desired state contains is opened again. Every other orphan
+//! is closed, even if the agent is releasing its slice, before the agent reports the slice as
+//! released. Running VMs are not affected, because the memory of every process is recorded.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,15 +14,16 @@ use units::{DesiredVersion, Ns};
 use super::{Agent, Effect, HostFailure, Order, SliceStatus};
 use crate::protocol::{Handle, Holding};
 
-/// Key of remains, by [`Handle::place`]: the epochs of an earlier instance do not matter.
+/// Possible orphans by their location; see [`Handle::place`]. Epochs of an earlier instance are
+/// irrelevant.
 #[derive(Debug, Default)]
 pub(super) struct OrphanedSlices(BTreeMap<Arc<str>, State>);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Waiting for a desired state, or for a time after a failed attempt.
+    /// Waits for a desired state or, after a failed attempt, until the given time.
     Waiting(Option<Ns>),
-    /// A call is in progress.
+    /// A call to close the orphan is in progress.
     Clearing,
 }
 
@@ -35,7 +36,7 @@ impl OrphanedSlices {
         self.0.is_empty()
     }
 
-    /// Records that there may be remains at a location.
+    /// Records that this location may have an orphan.
     pub(super) fn insert(&mut self, handle: &Handle) {
         self.0.insert(Arc::clone(&handle.place), State::Waiting(None));
     }
@@ -44,7 +45,7 @@ impl OrphanedSlices {
         self.0.contains_key(&handle.place)
     }
 
-    /// Records that remains at a location are adopted or closed.
+    /// Records that the location has no orphan any more.
     pub(super) fn remove(&mut self, handle: &Handle) {
         self.0.remove(&handle.place);
     }
@@ -58,7 +59,7 @@ impl OrphanedSlices {
         self.0.values().filter_map(at).min()
     }
 
-    /// Returns the remains that may be processed now.
+    /// Returns the locations of orphans that may be processed now.
     fn due(&self, now: Ns) -> impl Iterator<Item = &Arc<str>> {
         let due = move |state: &State| matches!(state, State::Waiting(at) if at.is_none_or(|at| at <= now));
         self.0.iter().filter(move |(_, state)| due(state)).map(|(place, _)| place)
@@ -66,20 +67,22 @@ impl OrphanedSlices {
 }
 
 impl Agent {
-    /// Returns whether a slice has to wait until its remains are closed.
+    /// Returns whether a slice must wait until the orphan at its location is closed.
     pub(super) fn is_being_cleared(&self, holding: Holding) -> bool {
         let handle = self.orders.get(&holding).map(Order::handle);
         handle.is_some_and(|handle| self.orphans.is_clearing(&handle.place))
     }
 
-    /// Closes remains outside the desired state. Before the first desired state nothing is closed.
+    /// Closes the orphans at locations that are not in use. Does nothing before the first desired
+    /// state.
     pub(super) fn close_orphans(&mut self) {
         if self.orphans.is_empty() || self.newest == DesiredVersion::default() {
             return;
         }
         let in_use = self.places_in_use();
         for place in self.orphans.due(self.now).cloned().collect::<Vec<_>>() {
-            let desired = in_use.contains(&place); // calls for the slice itself handle it then
+            // Calls for a desired slice also handle its orphan.
+            let desired = in_use.contains(&place);
             let state = if desired { State::Waiting(None) } else { State::Clearing };
             self.orphans.0.insert(Arc::clone(&place), state);
             if !desired {
@@ -88,8 +91,8 @@ impl Agent {
         }
     }
 
-    /// Returns the locations of slices in the desired state, of open slices, and of slices that a
-    /// VM has or had.
+    /// Returns the locations of slices that are in the desired state or open, or that a VM has or
+    /// had.
     fn places_in_use(&self) -> BTreeSet<Arc<str>> {
         let desired = self.orders.iter().filter(|(holding, _)| !self.has_reportable_failure(holding));
         let ordered = desired.map(|(_, order)| order.handle());
@@ -98,13 +101,12 @@ impl Agent {
         ordered.chain(open).chain(vm_slices).map(|handle| Arc::clone(&handle.place)).collect()
     }
 
-    /// Returns whether to report the failure of a slice to the manager.
+    /// Returns whether the agent has a failure of the slice to report.
     fn has_reportable_failure(&self, holding: &Holding) -> bool {
         self.attempts.get(holding).is_some_and(|attempts| attempts.reportable().is_some())
     }
 
-    /// Returns whether a failed slice may have left remains, from the last attempt or the current
-    /// one.
+    /// Returns whether the last or the current attempt for a slice may have left an orphan.
     pub(super) fn may_leave_remains(&self, holding: &Holding) -> bool {
         let in_progress =
             matches!(self.slices.get(holding), Some(SliceStatus::Opening(_) | SliceStatus::Scrubbing(_)));

@@ -1,4 +1,5 @@
-//! Slices on a host: one call in progress per slice, released before taken, retried after failures.
+//! Slices of a host. Each slice has at most one call in progress, is released before a later owner
+//! uses it, and is retried after failures.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,7 +14,7 @@ use crate::protocol::{
     DesiredRelease, DesiredState, DesiredVm, FailureReason, Handle, Holding, owners_of, take_slice,
 };
 
-/// Desired state of one slice.
+/// Desired state of one slice, from the manager's message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Order {
     Online(ReservationId, Handle),
@@ -21,7 +22,7 @@ pub(super) enum Order {
     Scrub(Handle),
 }
 
-/// State of one slice on this host. Slices without state have no entry.
+/// State of one slice on this host; a closed slice has no entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum SliceStatus {
     Opening(Handle),
@@ -41,26 +42,27 @@ impl SliceStatus {
     }
 }
 
-/// Failed attempts for a slice.
+/// Failed attempts of the current operation on a slice.
 #[derive(Clone, Debug)]
 pub(super) struct Attempts {
     count: u32,
     failure: HostFailure,
-    /// Time of the next attempt; a slice that was not zeroed is not tried again.
+    /// Time of the next attempt; `None` if the slice was not zeroed, which is not retried.
     pub(super) next: Option<Ns>,
 }
 
 impl Attempts {
-    /// Error to report: a definite one, or a repeated one.
+    /// Returns the failure if it must be reported: because it is final, or because it was repeated.
     pub(super) fn reportable(&self) -> Option<&HostFailure> {
         (self.next.is_none() || self.count >= HOST_FAILURES_REPORTED_AFTER).then_some(&self.failure)
     }
 }
 
 impl Agent {
-    /// Applies a message as complete desired state, or as its changes.
+    /// Applies a desired state, which is complete or contains only changes.
     pub(super) fn apply_desired_state(&mut self, desired: DesiredState) {
-        let affects_all = desired.base.is_none() || desired.fenced != self.fenced; // a fence affects every slice
+        // A fence affects every slice.
+        let affects_all = desired.base.is_none() || desired.fenced != self.fenced;
         let mut touched = self.affected_slices(&desired);
         let mut before = BTreeMap::new();
         if desired.base.is_none() {
@@ -70,7 +72,8 @@ impl Agent {
         touched.iter().for_each(|slice| before.extend(take_slice(&mut self.orders, *slice)));
         if affects_all {
             let known = self.orders.keys().chain(before.keys());
-            let present = self.slices.keys().chain(self.slice_vms.keys()); // a child of an ended VM may still have it
+            // Includes slices of ended VMs, because a child process may still use them.
+            let present = self.slices.keys().chain(self.slice_vms.keys());
             touched.extend(known.chain(present).map(|holding| holding.slice));
         }
         self.fenced = desired.fenced;
@@ -89,7 +92,7 @@ impl Agent {
         self.reconcile(&touched);
     }
 
-    /// Returns slices mentioned in the desired state, including slices of ended VMs.
+    /// Returns the slices that the message contains, and the previous slices of its VMs.
     fn affected_slices(&self, desired: &DesiredState) -> BTreeSet<SliceId> {
         let held = |vm: &DesiredVm| vm.slices.keys().map(|h| h.slice).collect::<Vec<_>>();
         let changed = desired.removals.vms.iter().chain(desired.vms.keys());
@@ -97,9 +100,9 @@ impl Agent {
         desired.slices().chain(before).collect()
     }
 
-    /// Results, also failures, are repeated until the desired state no longer contains them. A
-    /// slice outside the desired state may have failed to close, because the host is fenced or the
-    /// slice has a later owner.
+    /// Drops results that the desired state no longer requires; until then, every report repeats
+    /// them. Failures to close a slice outside the desired state remain, because a fence or a later
+    /// owner requires that the slice is closed.
     fn drop_results(&mut self, before: &BTreeMap<Holding, Order>, touched: &BTreeSet<SliceId>) {
         let touched = self.attempts.keys().filter(|holding| touched.contains(&holding.slice)).copied();
         let touched: Vec<(Holding, bool)> = touched.map(|h| (h, self.must_release(h).is_some())).collect();
@@ -116,7 +119,8 @@ impl Agent {
         }
     }
 
-    /// Compares desired and observed state and starts calls. Releases precede acquisitions.
+    /// Starts the calls that lead from the observed to the desired state. Releases start before
+    /// slices are opened or scrubbed.
     fn reconcile(&mut self, touched: &BTreeSet<SliceId>) {
         let (mut releases, mut acquisitions) = (Vec::new(), Vec::new());
         for slice in touched {
@@ -134,13 +138,14 @@ impl Agent {
         matches!(self.slices.get(&holding), Some(SliceStatus::Online(_)))
     }
 
-    /// Starts the call for one slice that desired state, observed state and time permit.
+    /// Starts the call that the desired state of a slice requires, if it can start now.
     pub(super) fn step(&mut self, holding: Holding) {
         self.release_slice(holding);
         self.acquire(holding);
     }
 
-    /// Releases a slice if it should leave and may.
+    /// Closes a slice that must leave the host, if no running VM uses the slice or the release is
+    /// forced.
     fn release_slice(&mut self, holding: Holding) {
         let Some(force) = self.must_release(holding) else { return };
         if self.released.contains(&holding) || self.is_blocked(holding) || (self.is_in_use(holding) && !force)
@@ -157,16 +162,19 @@ impl Agent {
         let known = on_record.or_else(|| Some(self.orders.get(&holding)?.handle().clone()));
         let handle = match (self.slices.get(&holding), known) {
             (Some(SliceStatus::Online(handle)), _) => handle.clone(),
-            (Some(_), _) => return,         // a call is in progress
-            (None, Some(handle)) => handle, // of an ended VM, or left by an earlier instance
-            (None, None) => return,         // closed, and nothing is requested
+            // A call is in progress.
+            (Some(_), _) => return,
+            // The slice is of an ended VM, or was left open by an earlier instance.
+            (None, Some(handle)) => handle,
+            // The slice is closed, and no request contains its location.
+            (None, None) => return,
         };
         self.slices.insert(holding, SliceStatus::Closing(handle.clone()));
         self.calls += 1;
         self.effects.push_back(Effect::Offline { holding, handle, verify });
     }
 
-    /// Returns whether a slice should leave this host, and whether even from under its VM.
+    /// Returns `Some` if a slice must leave this host; the value is whether to close it by force.
     fn must_release(&self, holding: Holding) -> Option<bool> {
         match self.orders.get(&holding) {
             Some(Order::Release(release)) => Some(release.force),
@@ -175,13 +183,14 @@ impl Agent {
         }
     }
 
-    /// The desired state contains a later owner of the same slice, so this ownership has ended.
+    /// Returns whether the desired state contains a later owner of the slice, so that this
+    /// ownership has ended.
     fn has_later_owner(&self, holding: Holding) -> bool {
         self.orders.range(later_owners_of(holding)).next().is_some()
     }
 
-    /// Returns whether a later owner has or had memory passed to an ended VM, which then no longer
-    /// belongs to it.
+    /// Returns whether a later owner has or had the memory at this location. The memory then no
+    /// longer belongs to the recorded VM.
     fn is_reassigned(&self, holding: Holding, old_handle: &Handle) -> bool {
         let ordered = self.orders.range(later_owners_of(holding)).map(|(_, order)| order.handle().clone());
         let with_vms = self
@@ -206,7 +215,7 @@ impl Agent {
         }
     }
 
-    /// Opens a slice for a VM.
+    /// Starts to open a slice for a VM.
     pub(super) fn open(&mut self, holding: Holding, handle: Handle) {
         let check_zero = self.recorded_handle(holding).is_none();
         self.slices.insert(holding, SliceStatus::Opening(handle.clone()));
@@ -225,7 +234,8 @@ impl Agent {
         self.effects.push_back(Effect::Scrub { holding, handle });
     }
 
-    /// Records the result of a call and starts the next one. Unexpected results are ignored.
+    /// Handles the result of a call and starts the next call for the slice. Ignores unexpected
+    /// results.
     pub(super) fn on_done(&mut self, holding: Holding, result: Result<SliceOutcome, HostFailure>) {
         let Some(status) = self.slices.get(&holding).cloned() else { return };
         let short = matches!(status, SliceStatus::Opening(_) | SliceStatus::Closing(_));
@@ -256,7 +266,7 @@ impl Agent {
         self.newly_online.insert(holding);
     }
 
-    /// Records that a failed call may have left remains of a slice.
+    /// Handles a failed call, which may have left an orphan of the slice.
     fn on_failed(&mut self, holding: Holding, status: &SliceStatus, failure: HostFailure) {
         match status {
             SliceStatus::Closing(handle) => {
@@ -307,7 +317,7 @@ impl Agent {
         }
     }
 
-    /// Records a failure if the failed operation is still requested.
+    /// Records a failure if the desired state still requires the failed operation.
     fn record_failure(&mut self, holding: Holding, failed: &SliceStatus, failure: HostFailure) {
         let requested = match failed {
             SliceStatus::Opening(_) => matches!(self.orders.get(&holding), Some(Order::Online(..))),
@@ -322,7 +332,7 @@ impl Agent {
         self.attempts.insert(holding, Attempts { count, failure, next });
     }
 
-    /// Returns whether a slice must not be tried before a later time, or at all.
+    /// Returns whether no attempt for the slice may start now.
     fn is_blocked(&self, holding: Holding) -> bool {
         self.is_being_cleared(holding) || self.has_failed(holding)
     }
@@ -330,7 +340,7 @@ impl Agent {
     fn has_failed(&self, holding: Holding) -> bool {
         self.attempts.get(&holding).is_some_and(|attempts| match attempts.next {
             Some(at) => self.now < at,
-            // A slice that was not zeroed is not opened again; it may still be released.
+            // A slice that was not zeroed is not opened again, but may be released.
             None => self.must_release(holding).is_none(),
         })
     }
@@ -340,7 +350,8 @@ impl Agent {
         for holding in due.map(|(holding, _)| *holding).collect::<Vec<_>>() {
             self.step(holding);
             if let Some(attempts) = self.attempts.get_mut(&holding) {
-                attempts.next = Some(self.now.after(HOST_RETRY)); // nothing may be due twice at the same time
+                // Without a new time, the attempt would remain due.
+                attempts.next = Some(self.now.after(HOST_RETRY));
             }
         }
     }
@@ -351,7 +362,7 @@ fn later_owners_of(Holding { slice, epoch }: Holding) -> RangeInclusive<Holding>
 }
 
 impl Order {
-    /// Returns the location of a slice on the host.
+    /// Returns the location of the slice on the host.
     pub(super) fn handle(&self) -> &Handle {
         match self {
             Self::Online(_, handle) | Self::Scrub(handle) => handle,

@@ -1,19 +1,21 @@
-//! Invariants of the agent: scenarios as lines of words, and properties over random desired states,
-//! failures and crashes.
+//! Tests of the agent's invariants: scenarios written as lines of words, and properties over random
+//! desired states, failures and crashes.
 //!
-//! Input: `up` (accepted by rack R), `up:Q` (by rack Q), `down`, `report` (a complete report is
-//! requested), `desired:N:PARTS` (desired state of version N), `ok:S.E` (the call for slice S and
-//! epoch E succeeds), `half:S.E` (a scrub verified a part), `fail:S.E`, `dirty:S.E` (not zero),
-//! `closed:S.E` and `unclosed:S.E` (an orphan was closed, or the close failed), `attach:VM@PID` (by
-//! root), `attach:VM@PID/UID`, `recorded:VM`, `unrecorded:VM` (the write failed), `gone:VM` (its
+//! Input words: `up` (a manager of rack R accepts the agent), `up:Q` (a manager of rack Q), `down`,
+//! `report` (the manager requests a complete report), `desired:N:PARTS` (desired state of version
+//! N), `ok:S.E` (the call for slice S and epoch E succeeds), `half:S.E` (a scrub verified only a
+//! part), `fail:S.E`, `dirty:S.E` (the slice is not zeroed), `closed:S.E` and `unclosed:S.E` (an
+//! orphan was closed, or could not be closed), `attach:VM@PID` (a request by root),
+//! `attach:VM@PID/UID`, `recorded:VM`, `unrecorded:VM` (the write failed), `gone:VM` (the VM's
 //! process ended), `tick:MS`.
 //!
 //! Parts of a desired state: `a=1.1+2.1` (VM a has slices 1 and 2, each with epoch 1), `a/UID=...`
-//! (VM a of a user), `release=S.E`, `force=S.E`, `scrub=S.E`, `fenced`, `instance` (for another
-//! instance), `rack` (of rack Q); of changes to version N: `base=N`, `no_vm=a`, `no_slice=S`.
+//! (VM a has this user), `release=S.E`, `force=S.E`, `scrub=S.E`, `fenced`, `instance` (for another
+//! instance), `rack` (of rack Q). Parts of changes to version N: `base=N`, `no_vm=a`, `no_slice=S`.
 //!
-//! Output: effects, such as `online:S.E?` (`?`: the slice is checked for zeros), and reports:
-//! `report:N` if complete, otherwise `changes:N`. VM `a` is reservation 1, `b` is 2.
+//! Output: effects, such as `online:S.E?` (`?` means that the slice is checked for zeros), and
+//! reports. A complete report is `report:N`, a report of changes is `changes:N`. VM `a` has
+//! reservation 1, VM `b` has reservation 2.
 
 use std::fmt::Write as _;
 
@@ -32,7 +34,7 @@ mod users;
 const INSTANCE: InstanceId = InstanceId(5);
 
 pub(super) fn holding(text: &str) -> Holding {
-    let (slice, epoch) = text.split_once('.').expect("slice.epoch");
+    let (slice, epoch) = text.split_once('.').expect("the format is SLICE.EPOCH");
     Holding { slice: SliceId(slice.parse().unwrap()), epoch: Epoch(epoch.parse().unwrap()) }
 }
 
@@ -56,7 +58,7 @@ fn user(uid: u32) -> UserId {
     UserId::new(uid).unwrap()
 }
 
-/// Returns a process of root as the caller.
+/// Returns a process of root.
 fn root(pid: u32) -> Caller {
     Caller { process: process(pid), uid: UserId::ROOT }
 }
@@ -89,33 +91,33 @@ fn desired_vm(vm: &str, slices: impl Iterator<Item = Holding>) -> DesiredVm {
 
 fn parse_desired_state(text: &str) -> Event {
     let mut parts = text.split(':');
-    let mut want = desired_state(parts.next().unwrap().parse().unwrap());
+    let mut desired = desired_state(parts.next().unwrap().parse().unwrap());
     let mut rack = "R";
     for part in parts {
         match part.split_once('=') {
-            None if part == "fenced" => want.fenced = true,
-            None if part == "instance" => want.instance = InstanceId(4),
+            None if part == "fenced" => desired.fenced = true,
+            None if part == "instance" => desired.instance = InstanceId(4),
             None if part == "rack" => rack = "Q",
             Some(("base", number)) => {
                 let revision = Revision(number.parse().unwrap());
-                want.base = Some(DesiredVersion { generation: 0, revision });
+                desired.base = Some(DesiredVersion { generation: 0, revision });
             }
-            Some(("no_vm", list)) => want.removals.vms.extend(list.split('+').map(reservation)),
+            Some(("no_vm", list)) => desired.removals.vms.extend(list.split('+').map(reservation)),
             Some(("no_slice", list)) => {
-                want.removals.slices.extend(list.split('+').map(|slice| SliceId(slice.parse().unwrap())));
+                desired.removals.slices.extend(list.split('+').map(|slice| SliceId(slice.parse().unwrap())));
             }
-            Some(("release", list)) => want.release.extend(holdings(list).map(|h| (h, release(h, false)))),
-            Some(("force", list)) => want.release.extend(holdings(list).map(|h| (h, release(h, true)))),
-            Some(("scrub", list)) => want.scrub.extend(holdings(list).map(|h| (h, handle(h)))),
+            Some(("release", list)) => desired.release.extend(holdings(list).map(|h| (h, release(h, false)))),
+            Some(("force", list)) => desired.release.extend(holdings(list).map(|h| (h, release(h, true)))),
+            Some(("scrub", list)) => desired.scrub.extend(holdings(list).map(|h| (h, handle(h)))),
             Some((vm, list)) => {
                 let (vm, uid) = vm.split_once('/').map_or((vm, None), |(vm, uid)| (vm, Some(uid)));
                 let uid = uid.map(|uid| user(uid.parse().unwrap()));
-                want.vms.insert(reservation(vm), DesiredVm { uid, ..desired_vm(vm, holdings(list)) });
+                desired.vms.insert(reservation(vm), DesiredVm { uid, ..desired_vm(vm, holdings(list)) });
             }
             None => panic!("unknown part {part}"),
         }
     }
-    Event::DesiredState { rack: rack.to_owned(), desired: want }
+    Event::DesiredState { rack: rack.to_owned(), desired }
 }
 
 fn scrubbed(holding: Holding, verified: Bytes) -> SliceOutcome {
@@ -220,7 +222,7 @@ fn format_effect(effect: &Effect) -> String {
     }
 }
 
-/// Returns the locations of slices left open by an earlier instance.
+/// Returns the locations of slices that an earlier instance left open.
 fn orphans(places: &str) -> Vec<Arc<str>> {
     holdings(places).map(|holding| handle(holding).place).collect()
 }
@@ -247,7 +249,7 @@ fn check_recovered(recovered: Vec<RecoveredVm>, script: &str, expected: &str) {
     assert_eq!(run(recovered, "", script).1, expected, "after {script}");
 }
 
-/// Checks the preview of VM a for process 200.
+/// Checks the reply to a preview of VM a for process 200.
 #[track_caller]
 fn check_preview(script: &str, expected: Result<&str, &str>) {
     let (agent, _) = run(Vec::new(), "", script);
@@ -284,10 +286,10 @@ fn preview_returns_the_memory_or_the_refusal_of_an_attach() {
     check_preview("up desired:1:a=1.1 ok:1.1 attach:a@200 recorded:a desired:2", Ok("1.1"));
     check_preview("up", Err("no VM a on this host"));
     check_preview("up desired:1:a=1.1+2.1 ok:1.1", Err("1 of 2 slices of VM a are online"));
-    check_preview(ATTACHED, Err("VM a is process 100, which still runs"));
+    check_preview(ATTACHED, Err("VM a is attached to process 100, which still runs"));
     check_preview(
         &attached("gone:a"),
-        Err("VM a was process 100, which has ended: create a new reservation"),
+        Err("VM a was attached to process 100, which has ended: create a new reservation"),
     );
 }
 
@@ -298,7 +300,7 @@ fn new_slice_is_checked_for_zeros_before_use() {
 }
 
 #[test]
-fn change_applies_only_to_the_version_it_names() {
+fn change_applies_only_to_its_base_version() {
     check("up desired:1:a=1.1 ok:1.1 desired:2:base=1:b=2.1", "online:2.1?");
     check("up desired:1:a=1.1 ok:1.1 desired:2:base=1:b=2.1 ok:2.1", "changes:2:online=2.1");
     check("up desired:1:a=1.1 ok:1.1 desired:2:base=1:b=2.1 ok:2.1 desired:3", "report:3:online=1.1+2.1");
@@ -313,11 +315,11 @@ fn change_applies_only_to_the_version_it_names() {
     );
     check(
         "up desired:1 desired:3:base=2:a=1.1",
-        "rejected:changes version 0.2, but the latest applied version is 0.1",
+        "rejected:desired state changes version 0.2, but the latest applied version is 0.1",
     );
     check(
         "up desired:1 desired:2:base=1:a=1.1 desired:2:base=1:a=1.1",
-        "rejected:changes version 0.1, but the latest applied version is 0.2",
+        "rejected:desired state changes version 0.1, but the latest applied version is 0.2",
     );
 }
 
@@ -412,10 +414,10 @@ fn orphan_of_an_ended_vm_stays_until_its_release_is_requested() {
     check("up desired:1:fenced ok:1.1", "record:a report:1:ended=a:clean");
 }
 
-/// Two agents crashed while the slice of VM a was released and passed to VM b. The record of VM a
-/// still contained the slice, and the next agent took it from VM b.
+/// The record of ended VM a still contains a slice that was released and passed to VM b. A
+/// restarted agent must not take the slice from VM b.
 #[test]
-fn slice_of_a_later_owner_is_not_closed_for_the_recorded_one() {
+fn slice_of_later_owner_is_not_closed_for_recorded_owner() {
     let mut before = recovered_vm("a", "1.1", false);
     before.record.slices.insert(holding("1.1"), handle(holding("1.2")));
     let check = |recovered: Vec<RecoveredVm>, script: &str, expected: &str| {
@@ -466,17 +468,17 @@ fn vm_without_slices_receives_its_local_memory() {
 }
 
 #[test]
-fn vm_process_may_attach_again_and_has_no_successor() {
+fn only_its_own_process_attaches_a_vm_again() {
     check(&attached("attach:a@100"), "pass:2=1.1");
     check(&attached("down desired:2 attach:a@100"), "pass:2=1.1");
-    check(&attached("attach:a@200"), "refuse:2:VM a is process 100, which still runs");
+    check(&attached("attach:a@200"), "refuse:2:VM a is attached to process 100, which still runs");
     check(
         &attached("gone:a attach:a@200"),
-        "refuse:2:VM a was process 100, which has ended: create a new reservation",
+        "refuse:2:VM a was attached to process 100, which has ended: create a new reservation",
     );
     check(
         "up desired:1:a=1.1 ok:1.1 attach:a@100 attach:a@200",
-        "refuse:2:VM a is process 100, which still runs",
+        "refuse:2:VM a is attached to process 100, which still runs",
     );
 }
 
@@ -502,7 +504,7 @@ fn slice_of_a_running_vm_is_released_only_by_force() {
 }
 
 #[test]
-fn slice_still_used_by_a_process_stays_and_is_retried() {
+fn close_of_slice_used_by_a_process_is_retried() {
     let gone = attached("desired:2:release=1.1 gone:a fail:1.1");
     check(&gone, "changes:2:ended=a");
     check(&format!("{gone} tick:{}", HOST_RETRY.as_ms()), "offline:1.1?");
@@ -572,11 +574,11 @@ fn partly_verified_scrub_is_repeated() {
 #[test]
 fn stale_and_foreign_desired_states_are_rejected() {
     check("desired:1:a=1.1", "rejected:no manager has accepted this host yet");
-    check("up desired:2 desired:1:a=1.1", "rejected:older than version 0.2");
-    check("up desired:2:a=1.1:instance", "rejected:for instance 4, this is 5");
+    check("up desired:2 desired:1:a=1.1", "rejected:desired state is older than version 0.2");
+    check("up desired:2:a=1.1:instance", "rejected:desired state is for instance 4, but this is instance 5");
     check(
         "up desired:2:a=1.1:rack",
-        "rejected:this host serves rack R, not Q: empty its runtime directory if it was moved",
+        "rejected:this host serves rack R, not rack Q: if the host was moved, empty its runtime directory",
     );
     check("up down up:Q", "disconnect");
     check("up down up:Q desired:3:a=1.1:rack tick:60000", "");
@@ -592,14 +594,14 @@ fn fenced_host_kills_its_vms_and_then_reports_clean() {
 }
 
 #[test]
-fn ended_vm_is_reported_until_unnamed_for_the_retention_time() {
+fn ended_vm_is_reported_until_absent_for_retention_time() {
     let ended = attached("gone:a");
     check(&ended, "free:a changes:1:ended=a");
     let later = ENDED_VM_REPORTED_FOR.as_ms();
     check(&format!("{ended} tick:{later}"), "changes:1:ended=a");
-    let unnamed = format!("{ended} desired:2:release=1.1 ok:1.1 desired:3");
-    check(&unnamed, "report:3:ended=a:clean");
-    check(&format!("{unnamed} tick:{later}"), "delete:a changes:3:clean");
+    let absent = format!("{ended} desired:2:release=1.1 ok:1.1 desired:3");
+    check(&absent, "report:3:ended=a:clean");
+    check(&format!("{absent} tick:{later}"), "delete:a changes:3:clean");
     check(&format!("{ended} desired:2 tick:{later}"), "changes:2:ended=a");
 }
 
@@ -615,7 +617,7 @@ fn restarted_agent_keeps_running_vms() {
 }
 
 #[test]
-fn restarted_agent_reports_vms_that_ended_meanwhile() {
+fn restarted_agent_reports_vms_that_ended_before_restart() {
     let dead = || vec![recovered_vm("a", "1.1", false)];
     check_recovered(dead(), "up", "free:a record_rack:R report:0:ended=a");
     check_recovered(dead(), "up desired:1:a=1.1", "report:1:ended=a");
@@ -623,12 +625,12 @@ fn restarted_agent_reports_vms_that_ended_meanwhile() {
     check_recovered(
         dead(),
         "up desired:1:a=1.1 attach:a@200",
-        "refuse:1:VM a was process 100, which has ended: create a new reservation",
+        "refuse:1:VM a was attached to process 100, which has ended: create a new reservation",
     );
 }
 
-/// A child process of an ended VM still had a slice, and the restarted agent of the fenced host
-/// reported clean.
+/// A child process of an ended VM may still have a slice. The restarted agent of a fenced host must
+/// not report that the host is clean before the slice is closed.
 #[test]
 fn host_is_not_clean_while_a_child_of_an_ended_vm_has_a_slice() {
     let dead = || vec![recovered_vm("a", "1.1", false)];

@@ -1,5 +1,5 @@
-//! Processes of VMs. A process is recorded before it gets memory, watched until it ends, and never
-//! succeeded by another.
+//! Processes of VMs. Each process is recorded before it gets memory, and watched until it ends.
+//! After its end, no other process gets the VM's memory.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use units::{Name, Ns, ReservationId, UserId};
 use super::{Agent, Caller, Effect, Process, RecoveredVm, Refusal, Ticket, VmRecord};
 use crate::protocol::{DesiredVm, Handle, Holding, ObservedVm};
 
-/// A VM that has, will have or had a process.
+/// VM with a process that is being recorded, runs or has ended.
 #[derive(Clone, Debug)]
 pub(super) struct Vm {
     record: VmRecord,
@@ -18,28 +18,28 @@ pub(super) struct Vm {
 
 #[derive(Clone, Debug)]
 enum VmPhase {
-    /// The record is being written; these requests wait for it.
+    /// The record is being written; these requests wait for the write.
     Recording(Vec<Ticket>),
-    /// Its memory was passed.
+    /// The process received its memory.
     Running,
-    /// Its process has ended.
+    /// The process has ended.
     Ended {
-        /// Time since which no desired state contains it. A manager that has just started may not
-        /// contain it yet.
+        /// Time since which desired states do not contain the VM. A manager that has just started
+        /// may not contain the VM yet.
         absent_since: Option<Ns>,
     },
 }
 
 /// Relation of a permitted caller to a VM.
 enum Permission {
-    /// Its process.
+    /// The caller is the VM's process.
     SameProcess(ReservationId),
-    /// The first process that requests it.
+    /// The VM has no process; the caller becomes its process.
     FirstProcess(ReservationId, DesiredVm),
 }
 
 impl Vm {
-    /// Returns whether a process has its memory, or will have it.
+    /// Returns whether a process has the VM's memory or will get it.
     pub(super) fn is_alive(&self) -> bool {
         !matches!(self.phase, VmPhase::Ended { .. })
     }
@@ -48,7 +48,7 @@ impl Vm {
         matches!(self.phase, VmPhase::Running)
     }
 
-    /// Returns the slices passed to it, with their locations.
+    /// Returns the slices that the process received, with their locations.
     pub(super) fn slices(&self) -> &BTreeMap<Holding, Handle> {
         &self.record.slices
     }
@@ -81,20 +81,20 @@ impl Agent {
         Some(vm)
     }
 
-    /// Returns whether a running process has this slice, or will have it.
+    /// Returns whether a running process has this slice or will get it.
     pub(super) fn is_in_use(&self, holding: Holding) -> bool {
         self.slice_vms.get(&holding).and_then(|id| self.vms.get(id)).is_some_and(Vm::is_alive)
     }
 
-    /// Returns the location of this slice for the VM that has or had it.
+    /// Returns the recorded location of a slice that a VM has or had.
     pub(super) fn recorded_handle(&self, holding: Holding) -> Option<Handle> {
         let reservation = self.slice_vms.get(&holding)?;
         self.vms.get(reservation)?.record.slices.get(&holding).cloned()
     }
 
-    /// Records that a slice was taken from its VM, running or ended. With the last slice the record
-    /// is rewritten: a restarted agent would otherwise look for slices that belong to others by
-    /// then.
+    /// Removes a slice from the record of the VM that has or had it. The record is rewritten after
+    /// its last slice is removed. Otherwise a restarted agent would look for slices that may
+    /// already have other owners.
     pub(super) fn remove_from_record(&mut self, holding: Holding) {
         if let Some(vm) = self.slice_vms.remove(&holding).and_then(|id| self.vms.get_mut(&id)) {
             vm.record.slices.remove(&holding);
@@ -126,7 +126,8 @@ impl Agent {
         self.vms.iter().filter(|(_, vm)| !vm.is_alive()).map(|(id, _)| *id).collect()
     }
 
-    /// Handles the request of a process for a VM's memory: replies, or waits for the disk.
+    /// Handles the request of a process for a VM's memory. Replies now, or after the VM's record is
+    /// durable.
     pub(super) fn on_attach(&mut self, ticket: Ticket, vm: &Name, caller: Caller) {
         let outcome = match self.authorize(vm, &caller) {
             Ok(Permission::SameProcess(id)) => self.rejoin(ticket, id),
@@ -137,15 +138,16 @@ impl Agent {
         };
         match outcome {
             Ok(Some(record)) => self.effects.push_back(Effect::PassMemory { ticket, record }),
-            Ok(None) => {} // the reply follows when the record is durable
+            // The reply follows after the record is durable.
+            Ok(None) => {}
             Err(why) => self.effects.push_back(Effect::Refuse { ticket, why }),
         }
     }
 
-    /// Returns the memory that a process would get now, without recording anything.
+    /// Returns the memory that a process would get now, without recording the process.
     ///
     /// # Errors
-    /// The reason why it would be rejected.
+    /// Returns the reason why the request would be rejected.
     pub fn preview(&self, vm: &Name, caller: Caller) -> Result<VmRecord, Refusal> {
         match self.authorize(vm, &caller)? {
             Permission::SameProcess(id) => self.complete_memory(self.vms[&id].record.clone()),
@@ -153,7 +155,7 @@ impl Agent {
         }
     }
 
-    /// Decides whether a caller may have a VM, independent of the state of its slices.
+    /// Decides whether a caller may get the memory of a VM, regardless of the state of the slices.
     fn authorize(&self, vm: &Name, caller: &Caller) -> Result<Permission, Refusal> {
         let desired = self.desired_vm(vm);
         let known = desired.as_ref().map(|(id, _)| *id).or_else(|| self.vm_of(vm, &caller.process));
@@ -174,18 +176,24 @@ impl Agent {
         }
     }
 
-    /// Permits root and the user named by the reservation; without one, the agent's user.
-    fn check_user(&self, vm: &Name, named: Option<UserId>, caller: &Caller) -> Result<(), Refusal> {
-        let user = named.unwrap_or(self.user);
+    /// Checks that the caller is root or the user of the reservation. For a reservation without a
+    /// user, this is the agent's user.
+    fn check_user(
+        &self,
+        vm: &Name,
+        reservation_user: Option<UserId>,
+        caller: &Caller,
+    ) -> Result<(), Refusal> {
+        let user = reservation_user.unwrap_or(self.user);
         if [user, UserId::ROOT].contains(&caller.uid) {
             return Ok(());
         }
-        let hint = if named.is_none() { "; its reservation names no user" } else { "" };
+        let hint = if reservation_user.is_none() { "; its reservation has no user" } else { "" };
         Err(Refusal::OtherUser { vm: vm.clone(), user, caller: caller.uid, hint })
     }
 
-    /// A guest that took over its VMM must not get the memory of another VM, also through a new
-    /// connection.
+    /// Checks that the process does not belong to another VM. A guest that took over its VMM must
+    /// not get the memory of another VM, even through a new connection.
     fn check_is_not_other_vm(&self, vm: &Name, process: &Process) -> Result<(), Refusal> {
         let Some(own) = self.vms.values().find(|known| known.is(process)) else { return Ok(()) };
         let VmRecord { vm: own, reservation, process, .. } = &own.record;
@@ -202,17 +210,17 @@ impl Agent {
         desired.map(|(id, desired)| (*id, desired.clone()))
     }
 
-    /// Returns the VM of this name of a process, whether or not the desired state contains it.
+    /// Returns the VM with this name and process. The desired state need not contain the VM.
     pub fn vm_of(&self, vm: &Name, process: &Process) -> Option<ReservationId> {
         let is_match =
             |known: &&Vm| known.is_running() && known.record.vm == *vm && known.record.process.is(process);
         self.vms.values().find(is_match).map(|known| known.record.reservation)
     }
 
-    /// Repeats the reply to a VM's own process, or lets it wait with earlier requests for the
-    /// record.
+    /// Repeats the reply to the VM's own process. If the record is still being written, the reply
+    /// waits for the write.
     fn rejoin(&mut self, ticket: Ticket, reservation: ReservationId) -> Result<Option<VmRecord>, Refusal> {
-        let vm = self.vms.get_mut(&reservation).expect("a VM whose process was authorized is registered");
+        let vm = self.vms.get_mut(&reservation).expect("an authorized process belongs to a registered VM");
         if let VmPhase::Recording(tickets) = &mut vm.phase {
             tickets.push(ticket);
             return Ok(None);
@@ -221,14 +229,14 @@ impl Agent {
         self.complete_memory(record).map(Some)
     }
 
-    /// Returns the complete memory of a VM; a part of it is never passed.
+    /// Returns the memory of a VM if all slices are online; a process never gets a part of it.
     fn complete_memory(&self, record: VmRecord) -> Result<VmRecord, Refusal> {
         let online = record.slices.keys().filter(|holding| self.is_online(**holding)).count();
         let slices = record.slices.len();
         if online == slices { Ok(record) } else { Err(Refusal::NotReady { vm: record.vm, online, slices }) }
     }
 
-    /// Records a new process for a VM without one before it gets memory.
+    /// Records a process as the first process of a VM, before it gets memory.
     fn record(
         &mut self,
         ticket: Ticket,
@@ -242,7 +250,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Returns the memory for the first process of a VM, if no other process has any of it.
+    /// Returns the memory for the first process of a VM, if no slice is recorded for another VM.
     fn first_record(
         &self,
         reservation: ReservationId,
@@ -256,7 +264,8 @@ impl Agent {
         other.map_or(Ok(record), |other| Err(other.refusal()))
     }
 
-    /// Handles the write of a record. Only a VM that is still desired gets its memory.
+    /// Handles the result of writing a record. Passes memory only if the desired state still
+    /// contains the VM.
     pub(super) fn on_recorded(&mut self, reservation: ReservationId, result: Result<(), String>) {
         let Some(Vm { record, phase: VmPhase::Recording(tickets) }) = self.vms.get(&reservation) else {
             return;
@@ -281,7 +290,7 @@ impl Agent {
         self.effects.extend(tickets.into_iter().map(hand_out));
     }
 
-    /// Drops a record whose process got nothing.
+    /// Drops a VM whose record could not be written or whose memory is no longer available.
     fn drop_unwritten(&mut self, reservation: ReservationId, tickets: Vec<Ticket>, why: &Refusal) {
         let vm = self.unregister(reservation);
         let refuse = |ticket| Effect::Refuse { ticket, why: why.clone() };
@@ -301,8 +310,8 @@ impl Agent {
         self.dirty = true;
     }
 
-    /// Kills VMs of a fenced host that are outside the desired state: they may have been started
-    /// elsewhere.
+    /// Kills the VMs of a fenced host that are not in its desired state, because they may have been
+    /// started on another host.
     pub(super) fn kill_undesired_vms(&mut self) {
         let undesired = self.vms.values().filter(|vm| vm.is_running() && !self.is_desired(&vm.record));
         let kill: Vec<_> = undesired.map(|vm| Effect::Kill(vm.record.reservation)).collect();
@@ -313,7 +322,8 @@ impl Agent {
         self.desired_vms.contains_key(&record.reservation)
     }
 
-    /// After a desired state: an ended VM is reported until it has been absent for a while.
+    /// Updates the time since which desired states do not contain an ended VM. The agent reports an
+    /// ended VM until the VM was absent for [`ENDED_VM_REPORTED_FOR`].
     pub(super) fn update_absence(&mut self) {
         let (now, desired) = (self.now, &self.desired_vms);
         for vm in self.vms.values_mut() {
@@ -325,11 +335,11 @@ impl Agent {
     }
 
     pub(super) fn next_forget(&self) -> Option<Ns> {
-        self.vms.values().filter_map(|vm| self.forget_at(vm)).min()
+        self.vms.values().filter_map(|vm| self.drop_at(vm)).min()
     }
 
-    pub(super) fn forget_ended(&mut self) {
-        let at = |vm: &Vm| Some((self.forget_at(vm)?, vm.record.reservation));
+    pub(super) fn drop_ended_vms(&mut self) {
+        let at = |vm: &Vm| Some((self.drop_at(vm)?, vm.record.reservation));
         let mut ended: Vec<_> = self.vms.values().filter_map(at).collect();
         ended.sort_unstable();
         let excess = ended.len().saturating_sub(ENDED_VMS_REPORTED_MAX);
@@ -340,9 +350,9 @@ impl Agent {
         }
     }
 
-    /// A VM is kept while one of its slices is open, because another process could otherwise get
-    /// its data.
-    fn forget_at(&self, vm: &Vm) -> Option<Ns> {
+    /// Returns the time at which an ended VM is dropped. A VM with an open slice is not dropped,
+    /// because another process could otherwise get its data.
+    fn drop_at(&self, vm: &Vm) -> Option<Ns> {
         let VmPhase::Ended { absent_since: Some(since) } = vm.phase else { return None };
         let closed = !vm.record.slices.keys().any(|holding| self.slices.contains_key(holding));
         closed.then(|| since.after(ENDED_VM_REPORTED_FOR))
@@ -361,7 +371,7 @@ fn reported(record: &VmRecord) -> ObservedVm {
 }
 
 impl Vm {
-    /// Returns whether the VM has a process, and it is this one.
+    /// Returns whether this process is the VM's process and may still run.
     fn is(&self, process: &Process) -> bool {
         self.is_alive() && self.record.process.is(process)
     }

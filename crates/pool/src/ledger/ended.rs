@@ -1,14 +1,14 @@
-//! Request ids of ended reservations: their limits, and the order of their expiry.
+//! Stored request ids of ended reservations: their limits, and the order in which they expire.
 //!
-//! Only reservations whose slices are all released are listed. Their number is bounded per client
-//! and in total. All indexes are derived from the set of entries, so that a ledger loaded from its
-//! records expires entries in the same order.
+//! Only reservations whose slices are all released and whose process has ended are listed. Their
+//! number is limited per client and in total. All indexes are derived from the set of entries, so
+//! that a ledger loaded from its records expires entries in the same order.
 //!
-//! Client names are authenticated under mTLS only. Elsewhere a caller may use a new name for each
-//! request, so a quota per name protects no client. Age does, because it cannot be forged. Above
-//! the total limit, ids of clients without an entry older than [`CLIENT_ESTABLISHED_AFTER`] expire
-//! first, oldest first. A flood under any number of names therefore displaces its own ids and those
-//! of other new clients. Without new clients, the client with the most ids loses its oldest.
+//! Client names are authenticated only under mTLS. Without mTLS, a caller can use a new name for
+//! each request, so a quota per name protects no client. The age of a client cannot be forged.
+//! Above the total limit, ids of clients without an entry older than [`CLIENT_ESTABLISHED_AFTER`]
+//! expire first, in order of age. A flood of requests under many names therefore displaces only ids
+//! of new clients. Without new clients, the client with the most ids loses its oldest id.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,10 +17,10 @@ use units::limits::{
 };
 use units::{Name, Ns, ReservationId};
 
-/// Time at which a reservation ended, and its number.
+/// Rack time at which a reservation ended, and the number of the reservation.
 type Entry = (Ns, ReservationId);
 
-/// Limits of stored ids.
+/// Limits of the stored request ids.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
     pub per_client: usize,
@@ -38,15 +38,15 @@ impl Default for Bounds {
     }
 }
 
-/// Ended reservations that may expire.
+/// Index of the ended reservations that may expire.
 #[derive(Clone, Debug, Default)]
 pub(super) struct EndedRequests {
     pub(super) bounds: Bounds,
     all: BTreeSet<Entry>,
     by_client: BTreeMap<Name, BTreeSet<Entry>>,
-    /// Clients by number of entries.
+    /// Clients, in order of their number of entries.
     by_count: BTreeSet<(usize, Name)>,
-    /// Clients by their oldest entry.
+    /// Clients, in order of their oldest entry.
     by_oldest: BTreeMap<Entry, Name>,
 }
 
@@ -77,25 +77,25 @@ impl EndedRequests {
         }
     }
 
-    /// Returns the next expiry.
+    /// Returns the rack time at which the next entry expires.
     pub(super) fn next_expiry(&self) -> Option<Ns> {
         self.all.first().map(|(at, _)| at.after(REQUEST_ID_RETENTION))
     }
 
-    /// Returns expired entries, oldest first.
+    /// Returns the reservations whose entries have expired, oldest first.
     pub(super) fn expired(&self, now: Ns) -> impl Iterator<Item = ReservationId> {
         let expired = self.all.iter().take_while(move |(at, _)| at.after(REQUEST_ID_RETENTION) <= now);
         expired.map(|(_, id)| *id)
     }
 
-    /// Returns whether there are more entries than allowed.
+    /// Returns whether a client, or all clients together, exceed their limit.
     pub(super) fn has_excess(&self) -> bool {
         self.all.len() > self.bounds.total
             || self.by_count.last().is_some_and(|(most, _)| *most > self.bounds.per_client)
     }
 
-    /// Returns the entry to delete next because a client, or all clients together, exceed their
-    /// limit. Entries that ended at `durable_until` or later are not returned, because the reply to
+    /// Returns the reservation to delete next because a client, or all clients together, exceed
+    /// their limit. Skips reservations that ended at `durable_until` or later, because the reply to
     /// their release may not be durable yet.
     pub(super) fn excess(&self, now: Ns, durable_until: Ns) -> Option<ReservationId> {
         if !self.has_excess() {
@@ -112,7 +112,7 @@ impl EndedRequests {
         chosen.map(|(_, id)| id)
     }
 
-    /// Returns the oldest entry of the clients that are not established.
+    /// Returns the oldest entry among the clients whose entries are all recent.
     fn oldest_of_newcomers(&self, now: Ns) -> Option<Entry> {
         let since = Ns((now.0 + 1).saturating_sub(self.bounds.established_after.0));
         self.by_oldest.range((since, ReservationId(0))..).next().map(|(entry, _)| *entry)
@@ -123,7 +123,7 @@ impl EndedRequests {
         self.all.len()
     }
 
-    /// Returns the entries by client, after checking that every index agrees.
+    /// Checks that all indexes agree, and returns the entries by client.
     #[cfg(test)]
     pub(super) fn checked(&self) -> &BTreeMap<Name, BTreeSet<Entry>> {
         let all: BTreeSet<Entry> = self.by_client.values().flatten().copied().collect();
@@ -131,7 +131,7 @@ impl EndedRequests {
         let count = self.by_client.iter().map(|(client, entries)| (entries.len(), client.clone()));
         assert_eq!(count.collect::<BTreeSet<_>>(), self.by_count);
         let oldest = self.by_client.iter().map(|(client, entries)| {
-            (*entries.first().expect("a client without entries is removed"), client.clone())
+            (*entries.first().expect("every listed client has an entry"), client.clone())
         });
         assert_eq!(oldest.collect::<BTreeMap<_, _>>(), self.by_oldest);
         &self.by_client

@@ -1,5 +1,5 @@
-//! Indexes over the records, updated with each record, so that no decision scans all slices, hosts
-//! or reservations.
+//! Indexes over the records. Each installed record updates them, so that no decision scans all
+//! slices, hosts or reservations.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,12 +11,12 @@ use crate::{
     slice::{Quarantine, STATE_NAMES, Slot, State},
 };
 
-/// Number of a reservation's slices that have reached each stage.
+/// Number of a reservation's slices in each stage of coming online.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Progress {
-    /// Slices granted by the device to the host.
+    /// Slices that the device granted to the host.
     granted: u32,
-    /// Slices reported online by the host; each is also counted in `granted`.
+    /// Slices that the host reported online; `granted` also counts them.
     online: u32,
 }
 
@@ -39,38 +39,38 @@ impl Progress {
 }
 
 impl EmcEntry {
-    /// Returns the next slice that waits for a scrubber, and the candidate host with the fewest
-    /// scrubs, if it scrubs fewer than `pace` slices.
+    /// Returns the lowest slice that waits for a scrubber, and the host that scrubs the fewest
+    /// slices. Returns `None` if no slice waits, or if every host scrubs at least `pace` slices.
     pub fn next_scrub(&self, pace: usize) -> Option<(SliceId, HostId)> {
         let (_, host) = self.scrubbers.first().filter(|(busy, _)| *busy < pace)?;
         Some((*self.to_scrub.first()?, *host))
     }
 
-    /// Returns the number of slices in each state, by name.
+    /// Returns the name of each slice state with the number of slices in this state.
     pub fn states(&self) -> impl Iterator<Item = (&'static str, u32)> {
         STATE_NAMES.into_iter().zip(self.in_state)
     }
 
-    /// Returns slices that wait for a claim after a restore, lowest first. A slice that a host
-    /// outside the rack may reach is excluded and waits for an operator, because a VM may run on
-    /// it.
+    /// Returns the slices that wait for a claim of a VM after a restore, lowest first. Excludes
+    /// slices that a host outside the rack may reach: a VM may use such a slice, so it waits for an
+    /// operator.
     pub fn unclaimed(&self) -> impl Iterator<Item = SliceId> {
         self.unclaimed.iter().copied()
     }
 
-    /// Returns slices that stay quarantined until an operator decides, lowest first.
+    /// Returns the quarantined slices that wait for an operator's decision, lowest first.
     pub fn quarantined_for_operator(&self) -> impl Iterator<Item = SliceId> {
         let some = self.quarantined.len() > self.unclaimed.len();
         let quarantined = some.then(|| self.quarantined_slices()).into_iter().flatten();
         quarantined.filter(|slice| !self.unclaimed.contains(slice))
     }
 
-    /// Returns the number of slices that stay quarantined until an operator decides.
+    /// Returns the number of quarantined slices that wait for an operator's decision.
     pub fn quarantined_for_operator_count(&self) -> usize {
         self.quarantined.len() - self.unclaimed.len()
     }
 
-    /// Returns whether an attached host has yet to report after a restore.
+    /// Returns whether an attached host has not reported since a restore.
     pub(super) fn awaits_attached_hosts(&self) -> bool {
         self.unreported > 0
     }
@@ -82,7 +82,8 @@ impl HostEntry {
         self.scrubs.iter().copied()
     }
 
-    /// Returns whether its agent is connected with a valid lease, as last set by the manager.
+    /// Returns whether the host's agent is connected with a valid lease, as last set by the
+    /// manager.
     #[cfg(test)]
     pub(crate) fn is_live(&self) -> bool {
         self.live
@@ -99,22 +100,22 @@ impl HostEntry {
 }
 
 impl Ledger {
-    /// Sets whether a host's agent is connected with a valid lease. Not durable; only such hosts
-    /// scrub.
+    /// Sets whether a host's agent is connected with a valid lease. Only hosts with a valid lease
+    /// scrub slices. Not durable.
     pub fn set_live(&mut self, id: HostId, live: bool) {
         if self.hosts.get(&id).is_some_and(|entry| entry.live != live) {
             self.change_host(id, |entry| entry.live = live);
         }
     }
 
-    /// Records that a host has sent a complete report since the ledger was loaded. Not durable.
+    /// Records that a host sent a complete report after the ledger was loaded. Not durable.
     pub fn set_reported(&mut self, id: HostId) {
         if let Some(entry) = self.hosts.get_mut(&id) {
             entry.reported = true;
         }
     }
 
-    /// Changes the entry of a host and the indexes of its EMCs.
+    /// Changes the entry of a host and updates the host's entries in the indexes of its EMCs.
     pub(super) fn change_host(&mut self, id: HostId, change: impl FnOnce(&mut HostEntry)) {
         let Some(entry) = self.hosts.get(&id) else { return };
         unindex_host(&mut self.emcs, id, entry);
@@ -124,7 +125,7 @@ impl Ledger {
         }
     }
 
-    /// Adds a new host to the indexes.
+    /// Adds a new host to the indexes of EMCs and unclaimed slices.
     pub(super) fn host_added(&mut self, id: HostId) {
         let Some(entry) = self.hosts.get(&id) else { return };
         index_host(&mut self.emcs, id, entry);
@@ -132,7 +133,7 @@ impl Ledger {
         held.into_iter().for_each(|slice| self.update_unclaimed(slice));
     }
 
-    /// Removes a host from the indexes.
+    /// Removes a host from the indexes of EMCs and unclaimed slices.
     pub(super) fn host_removed(&mut self, id: HostId, old: &HostEntry) {
         unindex_host(&mut self.emcs, id, old);
         if !old.held.is_empty() {
@@ -141,7 +142,7 @@ impl Ledger {
         old.held().for_each(|slice| self.update_unclaimed(slice));
     }
 
-    /// Moves a slice from its old holder to its new one.
+    /// Moves a slice from its old holder to its new holder.
     pub(super) fn update_holder(&mut self, id: SliceId, old: Slot, new: Slot) {
         let scrubber = |slot: Slot| slot.holder().filter(|_| slot.is_being_scrubbed());
         if scrubber(old) != scrubber(new) {
@@ -163,7 +164,7 @@ impl Ledger {
         }
     }
 
-    /// Changes the set of slices that a host holds, for hosts in and outside the rack.
+    /// Changes the set of slices that a host holds. The host may be outside the rack.
     fn change_held(&mut self, host: HostId, change: impl FnOnce(&mut BTreeSet<SliceId>)) {
         if let Some(entry) = self.hosts.get_mut(&host) {
             return change(&mut entry.held);
@@ -175,9 +176,10 @@ impl Ledger {
         }
     }
 
-    /// Updates whether a slice waits for a claim.
+    /// Updates the index of slices that wait for a claim of a VM.
     pub(super) fn update_unclaimed(&mut self, slice: SliceId) {
-        let is_unclaimed = self.slot(slice).is_some_and(|slot| is_restored(slot) && self.knows_holder(slot));
+        let is_unclaimed =
+            self.slot(slice).is_some_and(|slot| is_restored(slot) && self.can_holder_report(slot));
         let Some(entry) = self.emc_of(slice).and_then(|emc| self.emcs.get_mut(&emc)) else { return };
         if is_unclaimed {
             entry.unclaimed.insert(slice);
@@ -186,7 +188,7 @@ impl Ledger {
         }
     }
 
-    /// Updates the progress of the reservations that own a slice before and after a change.
+    /// Updates the progress of the slice's reservations before and after a change of its slot.
     pub(super) fn update_progress(&mut self, slice: SliceId, old: Slot, new: Slot) {
         if let Some((id, progress)) = self.progress_of(slice, old) {
             progress.subtract(Progress::of(old, id));
@@ -196,14 +198,14 @@ impl Ledger {
         }
     }
 
-    /// Returns the progress of a slot's reservation, if it contains the slice.
+    /// Returns the progress of the slot's reservation, if the reservation contains the slice.
     fn progress_of(&mut self, slice: SliceId, slot: Slot) -> Option<(ReservationId, &mut Progress)> {
         let id = slot.reservation()?;
         self.reservations.get(&id)?.slices.binary_search(&slice).ok()?;
         Some((id, self.progress.entry(id).or_default()))
     }
 
-    /// Recomputes the progress of a reservation.
+    /// Recomputes the progress of a reservation from the slots of its slices.
     pub(super) fn recompute_progress(&mut self, id: ReservationId, reservation: &Reservation) {
         let mut progress = Progress::default();
         for slice in &reservation.slices {
@@ -213,7 +215,7 @@ impl Ledger {
         self.progress.insert(id, progress);
     }
 
-    /// Returns the number of a reservation's slices that its VM can use.
+    /// Returns the number of the reservation's slices that are online.
     pub fn online(&self, id: ReservationId) -> u32 {
         self.progress.get(&id).map_or(0, |progress| progress.online)
     }

@@ -1,4 +1,4 @@
-//! Life of a reservation after its creation: commit, release, expiry, failure, deletion.
+//! Lifecycle of a reservation after its creation: commit, release, expiry, failure, deletion.
 
 use units::{Name, Ns, ReservationId};
 
@@ -10,25 +10,25 @@ use crate::{
     slice::Event,
 };
 
-/// Appended to the reason of an end while the VM's process runs.
+/// Note appended to the reason of an end while the VM's process still runs.
 const STILL_RUNNING: &str =
     "; its process still runs, and its cores and local memory stay in use until it ends";
 
 /// Reference to a reservation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// By its number.
+    /// Reference by the reservation's number.
     Reservation(ReservationId),
-    /// By its VM: the active reservation, or the newest ended one, so that repeated requests find
-    /// it.
+    /// Reference by VM name: the active reservation, or else the newest ended reservation. A
+    /// repeated release therefore finds the reservation that it released.
     Vm(Name),
 }
 
 impl Ledger {
-    /// Returns the reservation's number.
+    /// Returns the number of the referenced reservation.
     ///
     /// # Errors
-    /// The reservation does not exist or was deleted.
+    /// Returns an error if the reservation does not exist or was deleted.
     pub fn find(&self, target: &Target) -> Result<ReservationId, Rejection> {
         match target {
             Target::Reservation(id) if self.reservations.contains_key(id) => Ok(*id),
@@ -40,10 +40,10 @@ impl Ledger {
         }
     }
 
-    /// Commits a reservation. The change is empty if it was committed before.
+    /// Commits a reservation. The change is empty if the reservation was committed before.
     ///
     /// # Errors
-    /// The reservation has ended or is broken.
+    /// Returns an error if the reservation does not exist, has ended or is broken.
     pub fn decide_commit(&self, when: When, id: ReservationId, actor: Actor) -> Result<Change, Rejection> {
         let reservation = self.reservations.get(&id).ok_or(Rejection::NoSuchReservation(id))?;
         match &reservation.stage {
@@ -65,11 +65,11 @@ impl Ledger {
         }
     }
 
-    /// Releases a reservation; its slices drain. The change is empty if it was released before,
-    /// unless `force` is new.
+    /// Ends a reservation; its slices drain. The change is empty if the reservation has ended
+    /// before, unless `force` is new.
     ///
     /// # Errors
-    /// The reservation does not exist.
+    /// Returns an error if the reservation does not exist.
     pub fn decide_end(
         &self,
         when: When,
@@ -93,7 +93,7 @@ impl Ledger {
     }
 
     /// Records whether the process of a reservation's VM runs. The change is empty if the ledger
-    /// contains this already.
+    /// already contains this state.
     pub fn decide_process(&self, when: When, id: ReservationId, has_process: bool, actor: Actor) -> Change {
         let Some(old) = self.reservations.get(&id).filter(|old| old.has_process != has_process) else {
             return Change::default();
@@ -107,7 +107,7 @@ impl Ledger {
         Change(records)
     }
 
-    /// Returns the slices of this reservation that can start to drain.
+    /// Returns the records of the reservation's slices that start to drain.
     fn release_slices(&self, id: ReservationId, reservation: &Reservation, force: bool) -> Vec<Record> {
         let own = reservation.slices.iter().filter_map(|s| Some((*s, self.slot(*s)?)));
         let own = own.filter(|(_, slot)| slot.reservation() == Some(id));
@@ -115,8 +115,9 @@ impl Ledger {
             .collect()
     }
 
-    /// Breaks a reservation that cannot become ready or has lost a slice. An uncommitted one still
-    /// expires. The change is empty if the reservation has ended or was broken before.
+    /// Breaks a reservation that cannot become ready or has lost a slice. A broken reservation that
+    /// was not committed still expires. The change is empty if the reservation has ended or is
+    /// already broken.
     pub fn decide_break(&self, when: When, id: ReservationId, why: String) -> Change {
         let Some(reservation) = self.reservations.get(&id) else { return Change::default() };
         match reservation.stage {
@@ -132,31 +133,31 @@ impl Ledger {
         }
     }
 
-    /// Returns broken reservations in ascending order.
+    /// Returns the broken reservations, in ascending order.
     pub fn broken(&self) -> impl ExactSizeIterator<Item = (ReservationId, &Reservation)> {
         self.broken.iter().map(|id| (*id, &self.reservations[id]))
     }
 
-    /// Returns reservations with an expired deadline in ascending order, up to a limit.
+    /// Returns at most `limit` reservations with an expired deadline, earliest deadline first.
     pub fn overdue(&self, when: When, limit: usize) -> Vec<ReservationId> {
         self.deadlines.iter().take_while(|(at, _)| *at <= when.now).take(limit).map(|(_, id)| *id).collect()
     }
 
-    /// Deletes expired reservations, up to a limit. Reservations with draining slices or a running
-    /// process are kept.
+    /// Deletes at most `limit` expired reservations. Keeps reservations with draining slices or a
+    /// running process.
     pub fn decide_prune(&self, when: When, limit: usize) -> Change {
         let expired = self.ended.expired(when.now).take(limit);
         Change(expired.map(|id| Record::Deleted(Key::Reservation(id))).collect())
     }
 
-    /// Deletes the next ended reservation above the limits; see [`super::ended`]. Reservations that
-    /// ended at `durable_until` or later are kept.
+    /// Deletes the next ended reservation that exceeds the limits; see [`super::ended`]. Keeps
+    /// reservations that ended at `durable_until` or later.
     pub fn decide_evict(&self, when: When, durable_until: Ns) -> Option<Change> {
         let id = self.ended.excess(when.now, durable_until)?;
         Some(Change(vec![Record::Deleted(Key::Reservation(id))]))
     }
 
-    /// Returns whether more ended requests are recorded than allowed.
+    /// Returns whether the number of recorded ended requests exceeds a limit.
     pub fn has_excess_requests(&self) -> bool {
         self.ended.has_excess()
     }

@@ -1,6 +1,6 @@
-//! Migration requests: created by a drain, answered by the scheduler, repeated after it declined,
-//! withdrawn when the drain is cancelled. The scheduler migrates; a request ends with its
-//! reservation.
+//! Migration requests. A drain creates a request, and the scheduler answers it and migrates the VM.
+//! A declined request is repeated. A request ends when its drain is cancelled or its reservation
+//! ends.
 
 use std::ops::Bound;
 
@@ -15,12 +15,13 @@ use crate::{
 };
 
 impl Ledger {
-    /// Returns all migration requests.
+    /// Returns all migration requests, in ascending order of their reservations.
     pub fn migrations(&self) -> impl Iterator<Item = (ReservationId, &Migration)> {
         self.migrations.iter().map(|(id, m)| (*id, m))
     }
 
-    /// Returns the requests above a reservation's number, in ascending order.
+    /// Returns the migration requests of reservations with numbers above `after`, in ascending
+    /// order.
     pub fn migrations_after(
         &self,
         after: ReservationId,
@@ -28,7 +29,7 @@ impl Ledger {
         self.migrations.range((Bound::Excluded(after), Bound::Unbounded)).map(|(id, m)| (*id, m))
     }
 
-    /// Returns the migration request of a reservation.
+    /// Returns the migration request of a reservation, if any.
     pub fn migration(&self, id: ReservationId) -> Option<&Migration> {
         self.migrations.get(&id)
     }
@@ -36,7 +37,7 @@ impl Ledger {
     /// Records the scheduler's answer to a migration request.
     ///
     /// # Errors
-    /// There is no such request.
+    /// Returns an error if the VM has no migration request.
     pub fn decide_migration(
         &self,
         when: When,
@@ -61,9 +62,9 @@ impl Ledger {
         Ok((id, Change(vec![Record::Migration(id, answered), vm_decision(when, actor, vm, what)])))
     }
 
-    /// Repeats migration requests that were declined long enough ago, up to a limit.
-    pub fn decide_migration_retry(&self, when: When, most: usize) -> Change {
-        let due = self.declined.iter().take_while(|(at, _)| *at <= when.now).take(most);
+    /// Repeats at most `limit` declined migration requests whose retry time has come.
+    pub fn decide_migration_retry(&self, when: When, limit: usize) -> Change {
+        let due = self.declined.iter().take_while(|(at, _)| *at <= when.now).take(limit);
         let records = due.filter_map(|(_, id)| {
             let declined = self.migration(*id)?;
             let open = Migration {
@@ -80,14 +81,14 @@ impl Ledger {
         Change(records.flatten().collect())
     }
 
-    /// Returns the time of the next repetition.
+    /// Returns the rack time at which the next declined request is repeated.
     pub fn next_migration_retry(&self) -> Option<units::Ns> {
         self.declined.first().map(|(at, _)| *at)
     }
 
-    /// Returns the changes of migration requests that follow from a new scheduling of a host or
-    /// EMC. A drain requests the migration of every VM there. Its cancellation withdraws the
-    /// requests, except for VMs under another drain.
+    /// Returns the changes of migration requests after a new scheduling of a host or EMC. A drain
+    /// requests the migration of every affected VM. The end of a drain withdraws the requests,
+    /// except for VMs on another draining host or EMC.
     pub(super) fn migrations_for(
         &self,
         when: When,
@@ -103,15 +104,16 @@ impl Ledger {
         self.withdraw_migrations(when, std::slice::from_ref(place))
     }
 
-    /// Returns the records that withdraw the requests of places which no longer drain or are removed. A
-    /// request whose VM has another draining place is kept for that.
+    /// Returns the records that withdraw the migration requests of hosts and EMCs that no longer
+    /// drain or were removed. A request remains if the VM is on another draining host or EMC.
     pub(super) fn withdraw_migrations(&self, when: When, places: &[Place]) -> Vec<Record> {
         let reasons: Vec<String> = places.iter().map(drain_reason).collect();
         let affected = self.migrations.iter().filter(|(_, migration)| reasons.contains(&migration.why));
         affected.flat_map(|(id, migration)| self.migration_withdrawal(when, *id, migration, places)).collect()
     }
 
-    /// Requests the migration of a VM that was adopted on a draining host or EMC.
+    /// Returns a migration request for an adopted VM if its host or an EMC of its slices is
+    /// draining.
     pub(super) fn migration_if_draining(
         &self,
         when: When,
@@ -143,12 +145,12 @@ impl Ledger {
         }
     }
 
-    /// Returns another draining place of a VM.
+    /// Returns a draining host or EMC of the VM that is not in `than`.
     fn other_drain_of(&self, id: ReservationId, than: &[Place]) -> Option<Place> {
         self.draining_places(self.reservations.get(&id)?).find(|place| !than.contains(place))
     }
 
-    /// The draining places of a VM: its host, and EMCs of its slices.
+    /// Returns the draining host and EMCs of a reservation.
     fn draining_places(&self, reservation: &Reservation) -> impl Iterator<Item = Place> {
         let host = self.hosts.get(&reservation.host).map(|entry| &entry.host);
         let host = host.filter(|host| host.scheduling == Scheduling::Draining);

@@ -1,4 +1,4 @@
-//! The rack: its hosts and EMCs, scheduling, and fencing.
+//! Changes of the rack: configuration of hosts and EMCs, scheduling, and fencing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,66 +15,68 @@ use crate::{
     slice::Event,
 };
 
-/// Validated description of a rack by its operator.
+/// Validated rack description from rack.toml.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RackSpec {
-    /// EMCs.
+    /// All EMCs of the rack.
     pub emcs: Vec<EmcSpec>,
-    /// Hosts.
+    /// All hosts of the rack.
     pub hosts: Vec<HostSpec>,
 }
 
-/// Description of an EMC by the operator.
+/// Description of an EMC in rack.toml.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EmcSpec {
-    /// Name.
+    /// Name of the EMC.
     pub name: Name,
-    /// Number of slices.
+    /// Number of slices that the EMC provides.
     pub slices: u32,
-    /// Driver.
+    /// Name of the driver that accesses the device.
     pub driver: String,
-    /// Path of the device, as its driver expects it.
+    /// Path of the device, in the form that the driver expects.
     pub path: String,
-    /// Serial number under which hosts see it, if it is attached to their buses; such a device
-    /// cannot revoke access.
+    /// Serial number of a device that is attached to the buses of its hosts; otherwise `None`. Such
+    /// a device cannot revoke access.
     pub serial: Option<String>,
 }
 
-/// Description of a host by the operator.
+/// Description of a host in rack.toml.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostSpec {
-    /// Name.
+    /// Name of the host.
     pub name: Name,
     /// Cores available for reservations.
     pub cores: u32,
     /// Local memory available for reservations.
     pub local: Bytes,
-    /// Attached EMCs.
+    /// Names of the attached EMCs.
     pub emcs: Vec<Name>,
 }
 
-/// Target of a cordon, uncordon or drain.
+/// Target of a cordon, uncordon or drain request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// Host.
+    /// A host, by name.
     Host(Name),
-    /// EMC.
+    /// An EMC, by name.
     Emc(Name),
-    /// Slice; only an uncordon of a quarantined slice is possible.
+    /// A slice, by number. Only the uncordon of a quarantined slice is valid.
     Slice(SliceId),
 }
 
-/// Reason why nothing of a host may be removed after a restore: it may run VMs that the backup does
-/// not contain.
+/// Reason why the host and its connections cannot be removed after a restore: the host may run VMs
+/// that the backup does not contain.
 const UNREPORTED: &str = "it has not reported since the ledger was restored";
 
 impl Ledger {
-    /// Decides the changes of a new rack.toml: hosts and EMCs are added, resized in cores and local
-    /// memory, attached to more, and removed if they are not in use.
+    /// Decides the changes of a new rack.toml. A change may add hosts and EMCs, change a host's
+    /// cores and local memory, and attach a host to more EMCs. It may remove hosts, EMCs and
+    /// attachments that are not in use.
     ///
     /// # Errors
-    /// Removal of objects in use, changes that a running rack cannot make, exceeded limits, and
-    /// additions to a restored rack before every host has reported.
+    /// Returns an error if a change removes an object in use, changes a field that a running rack
+    /// cannot change, or exceeds a limit. After a restore, also returns an error for additions
+    /// until every host has reported.
     pub fn decide_configure(&self, when: When, spec: &RackSpec) -> Result<Change, Rejection> {
         self.check_additions(spec)?;
         let mut changes = Vec::new();
@@ -87,9 +89,9 @@ impl Ledger {
         Ok(Change(records))
     }
 
-    /// Checks that hosts and EMCs may be added. After a restore they may have been part of the rack
-    /// before, under numbers that devices and reports of hosts contain, also after an earlier
-    /// restore of the same backup.
+    /// Checks that the new hosts and EMCs may be added. After a restore, a new object may have been
+    /// part of the rack before, also after an earlier restore of the same backup. Devices and hosts
+    /// may then still use its old number, so every host must report before an addition.
     fn check_additions(&self, spec: &RackSpec) -> Result<(), Rejection> {
         let unreported = self.hosts.values().find(|entry| entry.host.must_report && !entry.reported);
         let Some(unreported) = unreported else { return Ok(()) };
@@ -102,9 +104,9 @@ impl Ledger {
         }
     }
 
-    /// Reserves host numbers that a device reports and the ledger does not contain, so that hosts
-    /// added later do not get them: they may belong to hosts that were added after an earlier
-    /// restore of the same backup. Ignores numbers at or above the next number plus
+    /// Reserves host numbers that a device reports and the ledger does not contain, so that a new
+    /// host does not get such a number. The number may belong to a host that was added after an
+    /// earlier restore of the same backup. Ignores numbers at or above the next number plus
     /// [`HOSTS_LOST_MAX`].
     pub fn decide_reserve_host_ids(&self, hosts: impl IntoIterator<Item = HostId>) -> Change {
         let next = self.meta.next_host.0;
@@ -188,7 +190,7 @@ impl Ledger {
             match self.host_named(&host_spec.name) {
                 Some(id) => {
                     let old = &self.hosts[&id].host;
-                    let unconfirmed_fences = unconfirmed_after_rewiring(old, &connections, emcs);
+                    let unconfirmed_fences = unconfirmed_after_attachment_change(old, &connections, emcs);
                     let mut host = Host {
                         cores: host_spec.cores,
                         local: host_spec.local,
@@ -199,7 +201,8 @@ impl Ledger {
                     if host != self.hosts[&id].host {
                         self.check_connections_in_use(&self.hosts[&id], &host)?;
                         changes.push(format!("host {} changed", host_spec.name));
-                        records.extend(complete_fence(when, &mut host)); // completed by the removal of the last unconfirmed EMC
+                        // Removing the last unconfirmed EMC completes the fence.
+                        records.extend(complete_fence(when, &mut host));
                         records.push(Record::Host(id, host));
                     }
                 }
@@ -242,10 +245,10 @@ impl Ledger {
         }
     }
 
-    /// Cordons, uncordons or drains a host or an EMC, or uncordons a quarantined slice.
+    /// Cordons, uncordons or drains a host or an EMC, or requalifies a quarantined slice.
     ///
     /// # Errors
-    /// The target does not exist, or the slice is not quarantined.
+    /// Returns an error if the target does not exist or the slice is not quarantined.
     pub fn decide_scheduling(
         &self,
         when: When,
@@ -260,7 +263,10 @@ impl Ledger {
                 return self.decide_requalify(when, *slice, actor, reason);
             }
             Place::Slice(slice) => {
-                let (slice, what) = (*slice, "cordon or drain: only uncordon, and only when quarantined");
+                let (slice, what) = (
+                    *slice,
+                    "cordon or drain: a slice accepts only uncordon, and only while it is quarantined",
+                );
                 let state = self.slot(slice).map_or("unknown", super::Slot::state_name);
                 return Err(Rejection::SliceWrongState { slice, state, what });
             }
@@ -292,11 +298,12 @@ impl Ledger {
         Ok(Change(records))
     }
 
-    /// Returns active reservations on a host, or that own slices of an EMC or may own them because
-    /// their host has not reported since a restore.
+    /// Returns the active reservations on a host, or with slices of an EMC. For an EMC, this
+    /// includes reservations that may have slices on it because their host has not reported since a
+    /// restore.
     ///
     /// # Errors
-    /// The host or EMC does not exist.
+    /// Returns an error if the host, EMC or slice does not exist.
     pub fn reservations_at(&self, place: &Place) -> Result<Vec<units::ReservationId>, Rejection> {
         match place {
             Place::Host(name) => {
@@ -322,9 +329,10 @@ impl Ledger {
         }
     }
 
-    /// Records the intent to fence a host before any device is called: its reservations end, and
-    /// every EMC that is attached or has slices of the host must confirm. The change is empty if
-    /// the host is already being fenced, unless `powered_off` is new.
+    /// Records the intent to fence a host, before the manager calls any device. The host's
+    /// reservations end. Every EMC that is attached or has slices of the host must confirm the
+    /// fence. The change is empty if the host is already fenced or being fenced, unless
+    /// `powered_off` is new.
     pub fn decide_fence(
         &self,
         when: When,
@@ -341,8 +349,10 @@ impl Ledger {
         let mut fencing = Host { fence: Fence::Fencing { powered_off }, ..entry.host.clone() };
         if !is_newly_confirmed {
             fencing.fenced_at = when.wall;
-            let holds_on = entry.held().filter_map(|slice| self.emc_of(slice)); // also where the connection was removed
-            let uncertain = self.emcs.keys().filter(|_| entry.host.must_report); // a restored ledger may not contain all connections
+            // Includes EMCs whose connection to the host was removed.
+            let holds_on = entry.held().filter_map(|slice| self.emc_of(slice));
+            // A restored ledger may lack some connections of the host.
+            let uncertain = self.emcs.keys().filter(|_| entry.host.must_report);
             let to_confirm = holds_on.chain(entry.host.emcs.iter().copied()).chain(uncertain.copied());
             fencing.unconfirmed_fences.extend(to_confirm);
             fencing.unwired_fences.clear();
@@ -355,7 +365,7 @@ impl Ledger {
         Change(records)
     }
 
-    /// Ends all reservations of a host.
+    /// Ends all reservations of a host, and the processes of its ended reservations.
     fn end_all(&self, when: When, entry: &HostEntry, why: &EndedBy, actor: &Actor) -> Vec<Record> {
         let ends = entry.reservations().map(|id| self.decide_end(when, id, why.clone(), actor.clone()));
         let ends = ends.filter_map(Result::ok);
@@ -363,8 +373,8 @@ impl Ledger {
         ends.chain(gone).flat_map(|change| change.0).collect()
     }
 
-    /// Records that an EMC has fenced the host: slices there only need to be revoked. The last EMC
-    /// completes the fence.
+    /// Records that an EMC has fenced the host. The host's slices on this EMC then need only a
+    /// revocation by the device. The confirmation of the last EMC completes the fence.
     pub fn decide_fence_confirmed(&self, when: When, host: HostId, emc: EmcId) -> Change {
         let Some(entry) = self.hosts.get(&host).filter(|entry| entry.host.unconfirmed_fences.contains(&emc))
         else {
@@ -381,7 +391,7 @@ impl Ledger {
         Change(records)
     }
 
-    /// Completes a fence without EMCs, for a host that is attached to none.
+    /// Completes the fence of a host that no EMC has to confirm.
     pub fn decide_fence_completed(&self, when: When, host: HostId) -> Change {
         let Some(entry) = self.hosts.get(&host) else { return Change::default() };
         let mut new = entry.host.clone();
@@ -389,7 +399,7 @@ impl Ledger {
         Change(vec![Record::Host(host, new), decision])
     }
 
-    /// Returns the held slices that a host can no longer use.
+    /// Returns records for the slices in `among` that a fenced host can no longer reach.
     fn slots_after_fence(&self, host: HostId, among: impl Fn(SliceId) -> bool) -> Vec<Record> {
         let held = self.hosts.get(&host).into_iter().flat_map(HostEntry::held).filter(|slice| among(*slice));
         let records = held.filter_map(|slice| {
@@ -400,9 +410,9 @@ impl Ledger {
         records.collect()
     }
 
-    /// Applies the identity with which an agent connected or reported. A host that restarted, or
-    /// reports that it holds nothing, has released everything: its fence ends, and EMCs that have
-    /// not confirmed it still must. The VMs of a restarted host end.
+    /// Applies the boot id and state that an agent reports. A host that restarted, or is clean, has
+    /// released everything: its fence ends, but EMCs that have not confirmed the fence must still
+    /// do so. A restart also ends the host's VMs.
     pub fn decide_agent_identity(&self, when: When, host: HostId, boot_id: &str, clean: bool) -> Change {
         let Some(entry) = self.hosts.get(&host) else { return Change::default() };
         let mut new = entry.host.clone();
@@ -415,7 +425,11 @@ impl Ledger {
             new.fence = Fence::None;
             new.unwired_fences.clear();
             records.extend(self.slots_after_fence(host, |_| true));
-            let proof = if rebooted { "it restarted" } else { "its agent reports that nothing is left" };
+            let proof = if rebooted {
+                "the host restarted"
+            } else {
+                "its agent reports that no process or mapping remains"
+            };
             let what = DecisionKind::Returned { proof: proof.to_owned() };
             records.push(decision(when, actor, Subject::Host(new.name.clone()), what));
         }
@@ -425,9 +439,9 @@ impl Ledger {
         Change(records)
     }
 
-    /// Records that a host has reported everything since the ledger was restored. Its reservations
-    /// without slices in the report are broken, because other VMs may have been adopted on their
-    /// slices.
+    /// Records that a host has sent its complete state since the ledger was restored. Breaks each
+    /// reservation of the host that no longer owns all its slices, because another VM may have been
+    /// adopted on these slices.
     pub fn decide_host_reported(&self, when: When, host: HostId) -> Change {
         let Some(entry) = self.hosts.get(&host).filter(|entry| entry.host.must_report) else {
             return Change::default();
@@ -444,7 +458,7 @@ impl Ledger {
     }
 }
 
-/// Completes a fence once every EMC has confirmed it.
+/// Completes a fence if every EMC has confirmed it.
 fn complete_fence(when: When, host: &mut Host) -> Option<Record> {
     if !matches!(host.fence, Fence::Fencing { .. }) || !host.unconfirmed_fences.is_empty() {
         return None;
@@ -453,9 +467,10 @@ fn complete_fence(when: When, host: &mut Host) -> Option<Record> {
     Some(decision(when, Actor::Manager, Subject::Host(host.name.clone()), DecisionKind::Fenced))
 }
 
-/// Returns the EMCs that must still fence a host after its connections changed: the ones that
-/// remain in the rack, and for a fenced host also the new ones, which may have granted it slices.
-fn unconfirmed_after_rewiring(
+/// Returns the EMCs that must still confirm the host's fence after its connections changed. These
+/// are the unconfirmed EMCs that remain in the rack. For a fenced host, they include newly attached
+/// EMCs, which may have granted slices to the host.
+fn unconfirmed_after_attachment_change(
     old: &Host,
     connections: &[EmcId],
     emcs: &BTreeMap<Name, EmcId>,
@@ -481,8 +496,8 @@ fn check_limit(what: &'static str, n: u64, max: u64) -> Result<(), Rejection> {
     if n <= max { Ok(()) } else { Err(Rejection::LimitExceeded { what, max }) }
 }
 
-/// Returns the first number that is free after taking `count` numbers. Numbers are never reused,
-/// because devices, hosts and records of ended reservations may still contain them.
+/// Returns the next free number after taking `count` numbers from `first`. Numbers are never
+/// reused, because devices, hosts and records of ended reservations may still contain them.
 fn number_after(first: u32, count: u32, what: &'static str, max: u32) -> Result<u32, Rejection> {
     let next = first.checked_add(count).filter(|next| *next <= max);
     next.ok_or(Rejection::LimitExceeded { what, max: u64::from(max) })

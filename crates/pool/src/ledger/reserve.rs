@@ -1,6 +1,6 @@
-//! Reservations: capacity checks, choice of slices, and repeated requests. A VM's slices come from
-//! one EMC where possible (Pond 4.4: an EMC is a failure domain), the one with the most free
-//! slices, which balances load.
+//! Reservations: capacity checks, choice of slices, and repeated requests. If possible, all slices
+//! of a VM are from one EMC, because an EMC is a failure domain (Pond, 4.4). The EMC with the most
+//! free slices is chosen, to balance load.
 
 use smallvec::SmallVec;
 use units::limits::{RESERVATIONS_PER_HOST_MAX, SLICES_PER_HOST_MAX};
@@ -14,39 +14,40 @@ use crate::{
     slice::{Event, Owner},
 };
 
-/// Validated request for a VM's memory.
+/// Validated request to reserve memory and cores for a VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reserve {
-    /// Identifies repeated requests.
+    /// Identity of the request; a repeated request has the same key.
     pub request: RequestKey,
-    /// Host.
+    /// Name of the host.
     pub host: Name,
-    /// VM.
+    /// Name of the VM.
     pub vm: Name,
-    /// Pool memory, in slices.
+    /// Number of slices of pool memory.
     pub slices: u32,
-    /// Local memory.
+    /// Local memory to reserve, in addition to the slices.
     pub local: Bytes,
-    /// Cores.
+    /// Number of cores to reserve.
     pub cores: u32,
-    /// The VM's pages must not be migrated.
+    /// Whether the VM's pages must not be migrated.
     pub pinned: bool,
-    /// Time until the reservation expires without a commit.
+    /// Time until the reservation expires if it is not committed.
     pub commit_within: Ns,
-    /// User of the host that may use it beside root; `None` for the agent's user.
+    /// User of the host who may access the VM's memory, in addition to root; `None` for the agent's
+    /// user.
     pub uid: Option<UserId>,
 }
 
-/// Result of a request.
+/// Result of an accepted reservation request.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ReserveOutcome {
-    /// A new reservation.
+    /// New reservation, and the change that creates it.
     New(ReservationId, Change),
-    /// The reservation of an earlier identical request.
+    /// Existing reservation of an earlier request with the same key and content.
     Repeat(ReservationId),
 }
 
-/// Slices chosen on one EMC.
+/// Number of slices to take from one EMC.
 struct EmcAllocation {
     emc: EmcId,
     slices: u32,
@@ -55,11 +56,12 @@ struct EmcAllocation {
 type Placement = SmallVec<[EmcAllocation; 2]>;
 
 impl Ledger {
-    /// Decides a request.
+    /// Decides a request to reserve memory and cores for a VM.
     ///
     /// # Errors
-    /// A repeated request id with other contents, a VM with an active reservation, a host that
-    /// accepts no reservations, or insufficient capacity.
+    /// Returns an error if the request id was used with other content or the VM has an active
+    /// reservation. Also returns an error if the host accepts no reservations or has too little
+    /// capacity.
     pub fn decide_reserve(&self, when: When, request: Reserve) -> Result<ReserveOutcome, Rejection> {
         if let Some(id) = self.by_request.get(&request.request) {
             return self.repeated(*id, &request);
@@ -80,7 +82,7 @@ impl Ledger {
 
     fn repeated(&self, id: ReservationId, request: &Reserve) -> Result<ReserveOutcome, Rejection> {
         let existing = &self.reservations[&id];
-        // The name of a removed host is unknown.
+        // The ledger does not contain the name of a removed host.
         let host = self.hosts.get(&existing.host).map(|entry| &entry.host.name);
         let same = [
             ("vm", existing.vm == request.vm),
@@ -105,8 +107,8 @@ impl Ledger {
         Rejection::VmAlreadyReserved { vm: vm.clone(), reservation: id, host }
     }
 
-    /// Chooses the EMC with the most free slices that has all of them; otherwise the fewest EMCs
-    /// that have them together.
+    /// Takes slices from the EMCs with the most free slices first. If one EMC has enough free
+    /// slices, all slices are from one EMC; otherwise from as few EMCs as possible.
     fn choose(&self, host: &HostEntry, request: &Reserve) -> Result<Placement, Rejection> {
         let mut placement = Placement::new();
         if request.slices == 0 {
@@ -134,7 +136,8 @@ impl Ledger {
         Ok(placement)
     }
 
-    /// Returns attached EMCs with free slices that cannot be used now.
+    /// Returns the attached EMCs that have free slices but cannot be used now, each with the
+    /// reason.
     fn closed_to(&self, host: &HostEntry) -> Vec<(Name, u32, ExclusionReason)> {
         let attached = host.host.emcs.iter().filter_map(|id| Some((*id, self.emcs.get(id)?)));
         let closed =
@@ -142,7 +145,7 @@ impl Ledger {
         closed.filter(|(_, free, _)| *free > 0).collect()
     }
 
-    /// Returns the EMCs from which a host may get slices.
+    /// Returns the EMCs from which new reservations of a host may get slices.
     pub fn reach<'a>(&'a self, host: &'a HostEntry) -> impl Iterator<Item = (EmcId, &'a EmcEntry)> {
         let entries = host.host.emcs.iter().filter_map(|id| Some((*id, self.emcs.get(id)?)));
         entries.filter(|(id, entry)| not_chosen(host, *id, entry).is_none())
@@ -166,9 +169,9 @@ impl Ledger {
         slices.sort_unstable();
         let mut records = Vec::with_capacity(slices.len() + 2);
         for slice in &slices {
-            let slot = self.slot(*slice).expect("a slice in the free set exists");
+            let slot = self.slot(*slice).expect("slices in the free set exist");
             let slot = slot.step(Event::Assign(Owner { host, reservation: id }));
-            records.push(Record::Slice(*slice, slot.expect("a slice in the free set is free")));
+            records.push(Record::Slice(*slice, slot.expect("slices in the free set accept an assignment")));
         }
         let reservation = Reservation {
             vm: request.vm,
@@ -243,20 +246,20 @@ fn not_chosen(host: &HostEntry, emc: EmcId, entry: &EmcEntry) -> Option<Exclusio
     }
 }
 
-/// Returns whether a host accepts reservations, according to the ledger.
+/// Returns the reason why a host accepts no reservations, according to the ledger.
 pub(super) fn not_schedulable(host: &HostEntry) -> Option<&'static str> {
     match (host.host.fence, host.host.scheduling, host.host.must_report) {
         (Fence::Fencing { .. }, _, _) => Some("being fenced"),
         (Fence::Fenced, _, _) => Some("fenced"),
         (_, Scheduling::Cordoned, _) => Some("cordoned"),
         (_, Scheduling::Draining, _) => Some("draining"),
-        (_, _, true) => Some("yet to report after the ledger was restored"),
+        (_, _, true) => Some("waiting for its first report after a restore of the ledger"),
         (Fence::None, Scheduling::Enabled, false) => None,
     }
 }
 
 impl HostEntry {
-    /// Returns the reason why it accepts no reservations.
+    /// Returns the reason why the host accepts no reservations; `None` if it accepts them.
     pub fn not_schedulable(&self) -> Option<&'static str> {
         not_schedulable(self)
     }

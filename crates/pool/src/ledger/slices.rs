@@ -1,5 +1,4 @@
-//! Changes of slices outside requests: reports of devices and hosts, choice of scrubbers,
-//! quarantine.
+//! Changes of slices that no request causes: reports of devices and hosts, quarantine, and restore.
 
 use std::collections::BTreeSet;
 
@@ -16,14 +15,15 @@ use crate::{
 };
 
 impl Ledger {
-    /// Applies an event to a slice; `None` if the slice has moved on, because reports may be late
-    /// or repeated.
+    /// Applies an event to a slice. Returns `None` if the slice's state does not accept the event,
+    /// because reports may be late or repeated.
     pub fn decide_slice(&self, slice: SliceId, event: Event) -> Option<Change> {
         let next = self.slot(slice)?.step(event).ok()?;
         Some(Change(vec![Record::Slice(slice, next)]))
     }
 
-    /// Quarantines a slice and breaks its reservation.
+    /// Quarantines a slice and breaks the reservation that it serves. Returns `None` if the slice's
+    /// state does not accept the event.
     pub fn decide_quarantine(
         &self,
         when: When,
@@ -46,7 +46,7 @@ impl Ledger {
     }
 
     /// Requires the EMC of a slice to confirm the fence of the slice's holder, if the fence did not
-    /// include it: a restored ledger may not contain the connection.
+    /// include this EMC. A restored ledger may lack the connection between the host and the EMC.
     fn fence_to_confirm(&self, slice: SliceId, slot: Slot) -> Option<Record> {
         let (id, emc) = (slot.holder()?, self.emc_of(slice)?);
         let host = &self.hosts.get(&id)?.host;
@@ -61,11 +61,12 @@ impl Ledger {
         })
     }
 
-    /// Uncordons a quarantined slice. For a host outside the rack, which cannot report, the
-    /// operator's confirmation counts.
+    /// Requalifies a quarantined slice on an operator's request. If the slice's holder is outside
+    /// the rack and cannot report, the request itself confirms that the holder has released the
+    /// slice.
     ///
     /// # Errors
-    /// The slice does not exist or is not quarantined.
+    /// Returns an error if the slice does not exist or is not quarantined.
     pub fn decide_requalify(
         &self,
         when: When,
@@ -76,7 +77,7 @@ impl Ledger {
         let slot = self.slot(slice).ok_or(Rejection::NoSuchSlice(slice))?;
         let what = "uncordon";
         let rejection = Rejection::SliceWrongState { slice, state: slot.state_name(), what };
-        let is_released = self.needs_no_release(slice, slot) || !self.knows_holder(slot);
+        let is_released = self.needs_no_release(slice, slot) || !self.can_holder_report(slot);
         let next = slot.step(Event::Requalify { is_released }).map_err(|_| rejection)?;
         let decision_kind = DecisionKind::Requalified { reason: reason.to_owned() };
         Ok(Change(vec![
@@ -85,32 +86,32 @@ impl Ledger {
         ]))
     }
 
-    /// Returns whether its host certainly cannot reach the slice after a revocation by the device.
+    /// Returns whether a revocation by the device suffices to cut off the slice's holder.
     fn needs_no_release(&self, slice: SliceId, slot: Slot) -> bool {
         self.can_revoke(slice) || self.is_unreachable(slice, slot)
     }
 
-    /// Returns whether no host can reach a slice: it has no holder, or its EMC has fenced the
-    /// holder.
+    /// Returns whether no host can reach a slice: the slice has no holder, or its EMC has fenced
+    /// the holder.
     fn is_unreachable(&self, slice: SliceId, slot: Slot) -> bool {
         let emc = self.emc_of(slice);
         let stopped = |host: &HostEntry| emc.is_some_and(|emc| host.host.is_fenced_at(emc));
         slot.holder().is_none_or(|host| self.hosts.get(&host).is_some_and(stopped))
     }
 
-    /// Returns whether the holder of a slice, if any, is in the rack and can therefore report.
-    pub(super) fn knows_holder(&self, slot: Slot) -> bool {
+    /// Returns whether the slice has no holder, or the holder is in the rack and can report.
+    pub(super) fn can_holder_report(&self, slot: Slot) -> bool {
         slot.holder().is_none_or(|host| self.hosts.contains_key(&host))
     }
 
-    /// Returns whether a host that may reach slices of an EMC has yet to report after a restore: it
-    /// is attached to the EMC, or has a grant of it.
+    /// Returns whether a host that may reach slices of an EMC has not reported since a restore.
+    /// Such a host is attached to the EMC or holds a grant of it.
     pub fn awaits_reports(&self, emc: EmcId) -> bool {
         let Some(entry) = self.emcs.get(&emc) else { return false };
         entry.awaits_attached_hosts() || self.unreported_on(emc).next().is_some()
     }
 
-    /// Returns hosts that may reach slices of an EMC and have yet to report after a restore.
+    /// Returns the hosts that may reach slices of an EMC and have not reported since a restore.
     pub(crate) fn unreported_on(&self, emc: EmcId) -> impl Iterator<Item = &Host> {
         let entry = self.emcs.get(&emc);
         let unreported = self.hosts.values().filter(move |entry| entry.host.must_report_on(emc));
@@ -120,9 +121,9 @@ impl Ledger {
         unreported.filter(may_reach).map(|entry| &entry.host)
     }
 
-    /// Returns the epoch of the grant to a VM. A device that does not know this epoch is another
-    /// device, or was emptied. Draining slices have no such epoch, so that an EMC with a lost
-    /// record works again when its VMs have ended.
+    /// Returns the epoch of the slice's grant to a VM. A device without this epoch was replaced or
+    /// emptied. Draining slices are excluded, so that an EMC with a lost record works again after
+    /// its VMs have ended.
     pub fn granted_epoch(&self, slice: SliceId) -> Option<Epoch> {
         let slot = self.slot(slice)?;
         matches!(slot.state, State::Onlining(_) | State::Online(_)).then_some(slot.epoch)
@@ -133,15 +134,15 @@ impl Ledger {
         self.emc_of(slice).is_some_and(|emc| self.emcs[&emc].emc.can_revoke())
     }
 
-    /// Returns unclaimed slices to circulation after a restore, once every host has reported. The
-    /// holder of a slice must release it first, even where the device could revoke it: a process
-    /// that outlives its VM may still use the memory.
+    /// Requalifies unclaimed slices after a restore, once every host has reported. The holder of a
+    /// slice must release it first, even if the device can revoke access, because a process that
+    /// outlives its VM may still use the memory.
     pub fn decide_release_unclaimed(&self, slices: &[SliceId]) -> Change {
         let requalified = slices.iter().filter_map(|slice| {
             let slot = self.slot(*slice)?;
             let is_released = self.is_unreachable(*slice, slot);
             let next =
-                slot.step(Event::Requalify { is_released }).ok().filter(|_| self.knows_holder(slot))?;
+                slot.step(Event::Requalify { is_released }).ok().filter(|_| self.can_holder_report(slot))?;
             Some(Record::Slice(*slice, next))
         });
         Change(requalified.collect())
@@ -149,12 +150,13 @@ impl Ledger {
 
     /// Adopts a running VM on slices that the ledger does not assign to it.
     ///
-    /// Reservation numbers increase, and a VM has one active reservation. Of two reservations with
-    /// the same VM name the lower number is therefore the earlier, released one: its slices drain
-    /// until its process ends.
+    /// Reservation numbers increase, and a VM has one active reservation. If two reservations have
+    /// the same VM name, the reservation with the lower number is therefore the earlier one and was
+    /// released. The slices of the earlier reservation drain until its process ends.
     ///
-    /// Returns `None` if the device does not confirm a slice, or if an earlier reservation of this
-    /// name still has slices and `id` is not of the lost history, so that the order is unknown.
+    /// Returns `None` if the device does not confirm a slice. Also returns `None` if an earlier
+    /// reservation of this name still has slices and `id` is at or above the next reservation
+    /// number, because the order of the two reservations is then unknown.
     pub fn decide_adopt(
         &self,
         when: When,
@@ -181,7 +183,8 @@ impl Ledger {
         }
         if let Some(earlier) = other.filter(|_| ended.is_none()) {
             if self.is_in_use(earlier) && id >= self.meta.next_reservation {
-                return None; // not a number of the lost history: the order of the two reservations is unknown
+                // This ledger never assigned `id`, so the order of the two reservations is unknown.
+                return None;
             }
             records.extend(self.decide_end(when, earlier, superseded_by_later_vm(), Actor::Manager).ok()?.0);
         }
@@ -203,23 +206,23 @@ impl Ledger {
         Some(Change(records))
     }
 
-    /// Returns whether a reservation has at least one slice.
+    /// Returns whether at least one slice serves the reservation.
     fn is_in_use(&self, id: ReservationId) -> bool {
         let own = |slice: &SliceId| self.slot(*slice).is_some_and(|slot| slot.reservation() == Some(id));
         self.reservations[&id].slices.iter().any(own)
     }
 
-    /// Returns the slot of a slice in use by its running VM, assigned before or confirmed by the
-    /// device.
+    /// Returns the slot of a slice that the running VM uses. The ledger assigned the slice to the
+    /// VM, or the device confirms the VM's epoch.
     fn adopted(&self, holding: Holding, owner: Owner) -> Option<Slot> {
         let slot = self.slot(holding.slice)?;
         let own = slot.epoch == holding.epoch && slot.state == State::Online(owner);
         if own { Some(slot) } else { slot.step(Event::Adopt(owner, holding.epoch)).ok() }
     }
 
-    /// Reserves the numbers of slices that a host has and the ledger does not contain, so that EMCs
-    /// added later do not get them: their EMC may have been added after an earlier restore of the
-    /// same backup. Ignores numbers from `end`, which no EMC can have had.
+    /// Reserves slice numbers that a host holds and the ledger does not contain, so that a new EMC
+    /// does not get them. The numbers may belong to an EMC that was added after an earlier restore
+    /// of the same backup. Ignores numbers from `end`, because no EMC ever had them.
     pub fn decide_reserve_slice_ids(
         &self,
         slices: impl IntoIterator<Item = SliceId>,
@@ -231,7 +234,8 @@ impl Ledger {
         Change(vec![Record::Meta(Meta { next_slice: SliceId(highest.0 + 1), ..self.meta.clone() })])
     }
 
-    /// Creates a reservation of the lost history from a report, without cores.
+    /// Creates a reservation for a reported VM that the restored ledger does not contain. The
+    /// report does not contain cores, so the reservation has 0.
     fn lost_reservation(&self, when: When, id: ReservationId, host: HostId, vm: &ObservedVm) -> Reservation {
         let request = format!("restored:{}:{}", self.meta.generation, id.0);
         Reservation {
@@ -242,8 +246,8 @@ impl Ledger {
             cores: 0,
             pinned: vm.pinned,
             request: RequestKey {
-                client: Name::new("restored").expect("a valid name"),
-                id: RequestId::new(&request).expect("a valid request id"),
+                client: Name::new("restored").expect("the client name is valid"),
+                id: RequestId::new(&request).expect("the generated request id is valid"),
             },
             commit_within: Ns::ZERO,
             created: when.wall,
@@ -253,12 +257,15 @@ impl Ledger {
         }
     }
 
-    /// Quarantines everything after a restore. The store is older than the rack, so nothing in it
-    /// is reliable before the hosts have reported. Fences are outdated: a fenced host may run VMs
-    /// by now. Boot ids are outdated: a different one does not prove that the host has released the
-    /// memory of the lost history. Reservation numbers continue above all numbers of the lost
-    /// history and of other restores of the same backup; 32-bit numbers of hosts and slices above
-    /// all of the lost history.
+    /// Quarantines every slice after a restore. The backup is older than the state of the rack, so
+    /// nothing in it is reliable before the hosts have reported:
+    ///
+    /// - Fences are outdated: a fenced host may run VMs again.
+    /// - Boot ids are outdated: a different boot id does not prove that the host has released
+    /// memory that it received after the backup.
+    /// - Reservation numbers continue above all numbers used after the backup and after other
+    /// restores of the same backup.
+    /// - 32-bit numbers of hosts and slices continue above all numbers used after the backup.
     pub fn decide_restored(&self) -> Change {
         let slices = self.slots_from(SliceId(0)).map(|(slice, _, slot)| {
             let why = Quarantine::Restored { host: slot.holder() };
@@ -272,8 +279,8 @@ impl Ledger {
             Record::Host(*id, host)
         });
         let Meta { generation, next_reservation, next_host, next_slice, .. } = self.meta;
-        // The generation gives each restore its own range of numbers; the bound, in the year 2106,
-        // avoids an overflow.
+        // The generation gives each restore its own range of reservation numbers. The `min` avoids
+        // an overflow; the limit is reached in the year 2106.
         let of_generation = generation.min(u64::MAX / RESERVATIONS_LOST_MAX - 1) * RESERVATIONS_LOST_MAX;
         let unused = next_reservation.0.saturating_add(RESERVATIONS_LOST_MAX).max(of_generation);
         let meta = Meta {
@@ -285,7 +292,7 @@ impl Ledger {
         Change(std::iter::once(Record::Meta(meta)).chain(slices).chain(hosts).collect())
     }
 
-    /// Returns slices that stay quarantined until an operator decides, with the reason.
+    /// Returns the quarantined slices that wait for an operator's decision, with the reason.
     pub fn quarantined(&self) -> impl Iterator<Item = (SliceId, Quarantine)> {
         let slices = self.emcs.values().flat_map(EmcEntry::quarantined_for_operator);
         slices.filter_map(|slice| match self.slot(slice)?.state {
@@ -295,8 +302,8 @@ impl Ledger {
     }
 }
 
-/// Returns the end of a reservation whose VM name was reserved again: a release, or the loss of its
-/// host.
+/// Returns the end of a reservation whose VM name was reserved again. The reservation must have
+/// been released, or its host was lost.
 fn superseded_by_later_vm() -> EndedBy {
     EndedBy::Released { force: false, reason: "a later VM of this name was found running".into() }
 }

@@ -1,11 +1,11 @@
-//! Slots of the existing slices, by EMC. Slice numbers are never reused and increase while EMCs are
-//! added and removed; memory is proportional to the existing slices.
+//! Slots of the existing slices, grouped by EMC. Slice numbers are never reused: they increase as
+//! EMCs are added and removed. The memory used is proportional to the number of existing slices.
 
 use units::{EmcId, SliceId};
 
 use crate::slice::Slot;
 
-/// Slots of all EMCs, ascending by their first slice.
+/// Slots of all EMCs, in ascending order of their first slice.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Slots(Vec<EmcSlots>);
 
@@ -17,7 +17,7 @@ struct EmcSlots {
 }
 
 impl Slots {
-    /// Adds the slots of an EMC, all free and without an epoch.
+    /// Adds the slots of a new EMC; every slot is free and has epoch 0.
     pub(super) fn add(&mut self, emc: EmcId, first: SliceId, slices: u32) {
         let at = self.0.partition_point(|other| (other.first, other.emc) < (first, emc));
         self.0.insert(at, EmcSlots { first, emc, slots: vec![Slot::default(); slices as usize] });
@@ -27,8 +27,8 @@ impl Slots {
         self.0.retain(|of| of.emc != emc);
     }
 
-    /// Finds the EMC of a slice and the slice's index on it, by binary search over at most
-    /// [`units::limits::EMCS_MAX`] EMCs.
+    /// Returns the index of a slice's EMC and the index of the slice on it. Uses a binary search
+    /// over at most [`units::limits::EMCS_MAX`] EMCs.
     fn find(&self, slice: SliceId) -> Option<(usize, usize)> {
         let emc = self.0.partition_point(|of| of.first <= slice).checked_sub(1)?;
         let index = (slice.0 - self.0[emc].first.0) as usize;
@@ -43,14 +43,14 @@ impl Slots {
         self.find(slice).map(|(emc, _)| self.0[emc].emc)
     }
 
-    /// Replaces a slot and returns its EMC and the previous slot.
+    /// Replaces the slot of a slice. Returns the slice's EMC and the previous slot.
     pub(super) fn replace(&mut self, slice: SliceId, slot: Slot) -> Option<(EmcId, Slot)> {
         let (emc, index) = self.find(slice)?;
         let of = &mut self.0[emc];
         Some((of.emc, std::mem::replace(&mut of.slots[index], slot)))
     }
 
-    /// Returns all slots from `from`, in ascending order.
+    /// Returns all slots with slice numbers of at least `from`, in ascending order.
     pub(super) fn from(&self, from: SliceId) -> impl Iterator<Item = (SliceId, EmcId, Slot)> {
         self.0.iter().flat_map(move |EmcSlots { first, emc, slots }| {
             let skipped = from.0.saturating_sub(first.0);
@@ -59,7 +59,7 @@ impl Slots {
         })
     }
 
-    /// Returns the number of slots.
+    /// Returns the number of slots of all EMCs.
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.0.iter().map(|of| of.slots.len()).sum()

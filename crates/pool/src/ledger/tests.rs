@@ -1,5 +1,5 @@
-//! Invariants of the ledger, one scenario each. Properties of random sequences are in
-//! [`properties`].
+//! Scenario tests of the ledger, one invariant each. The tests in [`properties`] use random
+//! sequences of decisions.
 
 mod boundaries;
 mod ended;
@@ -37,8 +37,8 @@ fn tester() -> Actor {
 }
 
 impl RackSpec {
-    /// Parses `e1=4 e2=8 h1:e1+e2`: EMCs with their slices, and hosts of 16 cores and 64 GiB with
-    /// their attached EMCs.
+    /// Parses a rack such as `e1=4 e2=8 h1:e1+e2`: EMCs with their number of slices, and hosts with
+    /// their attached EMCs. Every host has 16 cores and 64 GiB of local memory.
     pub(crate) fn parse(text: &str) -> Self {
         let mut rack = Self::default();
         for word in text.split_whitespace() {
@@ -79,7 +79,7 @@ fn user(uid: u32) -> Option<UserId> {
     Some(UserId::new(uid).unwrap())
 }
 
-/// A ledger with the records of its store.
+/// Ledger under test, and the records that its store would contain.
 struct Rack {
     ledger: Ledger,
     disk: BTreeMap<Key, Record>,
@@ -117,7 +117,7 @@ impl Rack {
         }
     }
 
-    /// Returns the slices of a new reservation.
+    /// Reserves slices for a VM and returns their numbers.
     fn reserve_slices(&mut self, vm: &str, host: &str, slices: u32) -> Vec<u32> {
         let id = self.reserve(reserve_request(vm, host, slices)).unwrap();
         self.ledger.reservation(id).unwrap().slices.iter().map(|s| s.0).collect()
@@ -134,11 +134,11 @@ impl Rack {
     }
 
     fn slice(&mut self, slice: u32, event: Event) {
-        let change = self.ledger.decide_slice(SliceId(slice), event).expect("a possible event");
+        let change = self.ledger.decide_slice(SliceId(slice), event).expect("the slice accepts the event");
         self.apply(change);
     }
 
-    /// Grants and brings online a reserved slice.
+    /// Moves a reserved slice to the online state.
     fn online(&mut self, slice: u32) {
         let slot = self.slot(slice);
         self.slice(slice, Event::Granted(slot.epoch));
@@ -163,7 +163,7 @@ impl Rack {
             Record::Decision(_, decision) => Some(&decision.what),
             _ => None,
         });
-        last.expect("a decision")
+        last.expect("the ledger recorded a decision")
     }
 }
 
@@ -177,7 +177,11 @@ fn repeated_request_returns_same_reservation() {
     let id = rack.reserve(reserve_request("a", "h1", 2)).unwrap();
     assert_eq!(rack.reserve(reserve_request("a", "h1", 2)), Ok(id));
     rack.end(id, released());
-    assert_eq!(rack.reserve(reserve_request("a", "h1", 2)), Ok(id), "after it has ended");
+    assert_eq!(
+        rack.reserve(reserve_request("a", "h1", 2)),
+        Ok(id),
+        "the request is repeated after the reservation ended"
+    );
     assert_eq!(rack.ledger.reservations.len(), 1);
 }
 
@@ -222,7 +226,7 @@ fn vm_has_one_active_reservation() {
 fn slices_come_from_the_emc_with_the_most_free() {
     let mut rack = Rack::new("e1=4 e2=6 e3=2 h1:e1+e2+e3");
     assert_eq!(rack.reserve_slices("a", "h1", 3), [4, 5, 6]);
-    assert_eq!(rack.reserve_slices("b", "h1", 2), [0, 1], "e1 has the most free slices now");
+    assert_eq!(rack.reserve_slices("b", "h1", 2), [0, 1], "e1 now has the most free slices");
     let DecisionKind::Reserved { taken, others, .. } = rack.last_decision() else { panic!() };
     assert_eq!(taken, &[(name("e1"), 2, 4)]);
     assert_eq!(others, &[(name("e2"), 3, ExclusionReason::Fuller), (name("e3"), 2, ExclusionReason::Fuller)]);
@@ -333,7 +337,7 @@ fn ended_vm_is_found_by_name_until_pruned_or_reused() {
     let second = rack.reserve(Reserve { request, ..reserve_request("a", "h1", 1) }).unwrap();
     assert_eq!(rack.ledger.find(&target), Ok(second));
     rack.end(second, released());
-    assert_eq!(rack.ledger.find(&target), Ok(second), "the later of two");
+    assert_eq!(rack.ledger.find(&target), Ok(second), "the newer of two ended reservations is found");
     for id in [second, first] {
         rack.apply(Change(vec![Record::Deleted(Key::Reservation(id))]));
     }
@@ -356,7 +360,7 @@ fn repeated_commit_and_release_change_nothing() {
     rack.end(id, EndedBy::Released { force: true, reason: String::new() });
     assert!(
         matches!(rack.slot(0).state, State::Draining(_, Drain::Host { force: true })),
-        "force changes the drain"
+        "a forced release changes the drain"
     );
     let unknown = ReservationId(99);
     assert_eq!(
@@ -392,14 +396,18 @@ fn ended_request_is_kept_for_retention_and_while_slices_drain() {
     let gone =
         |ids: &[ReservationId]| Change(ids.iter().map(|id| Record::Deleted(Key::Reservation(*id))).collect());
     assert_eq!(rack.ledger.decide_prune(When { now: Ns(later(0).now.0 - 1), ..at(2) }, 9), gone(&[]));
-    assert_eq!(rack.ledger.decide_prune(later(0), 9), gone(&[b]), "a slice of the first is draining");
+    assert_eq!(rack.ledger.decide_prune(later(0), 9), gone(&[b]), "reservation a has a draining slice");
     rack.slice(0, Event::Released(HostId(0), Epoch(1)));
     rack.slice(0, Event::Revoked(Epoch(1)));
     assert_eq!(rack.ledger.decide_prune(later(0), 9), gone(&[a, b]));
-    assert_eq!(rack.ledger.decide_prune(later(0), 1), gone(&[a]), "at most the requested number");
+    assert_eq!(rack.ledger.decide_prune(later(0), 1), gone(&[a]), "the limit is one reservation");
     let change = rack.ledger.decide_prune(later(0), 9);
     rack.apply(change);
-    assert_ne!(rack.reserve(reserve_request("a", "h1", 1)), Ok(a), "a pruned id is a new request");
+    assert_ne!(
+        rack.reserve(reserve_request("a", "h1", 1)),
+        Ok(a),
+        "a deleted request id creates a new reservation"
+    );
 }
 
 #[test]
@@ -430,9 +438,9 @@ fn configuration_cannot_remove_parts_in_use() {
     rack.configure("e1=4 h1:e1").expect("the second host and EMC are not in use");
     rack.end(id, released());
     rack.slice(0, Event::Revoked(Epoch(1)));
-    assert_eq!(refused(&mut rack, "e2=4 h1:e2"), "emc e1", "a slice is waiting for its scrub");
+    assert_eq!(refused(&mut rack, "e2=4 h1:e2"), "emc e1", "a slice of e1 waits for a scrub");
     rack.configure("e1=4 e3=4 h2:e1+e3").expect("the host has no slices");
-    assert_eq!(rack.reserve_slices("b", "h2", 4), [8, 9, 10, 11], "slice ids are not reused");
+    assert_eq!(rack.reserve_slices("b", "h2", 4), [8, 9, 10, 11], "slice numbers are not reused");
 }
 
 #[test]
@@ -479,7 +487,11 @@ fn vm_under_two_drains_has_one_migration_until_both_end() {
         .unwrap();
     rack.apply(accepted);
     rack.schedule(Place::Emc(name("e1")), Scheduling::Draining);
-    assert_eq!(rack.ledger.migrations[&a].answer, MigrationAnswer::Accepted, "the accepted answer is kept");
+    assert_eq!(
+        rack.ledger.migrations[&a].answer,
+        MigrationAnswer::Accepted,
+        "the answer remains accepted under the second drain"
+    );
     rack.schedule(Place::Host(name("h1")), Scheduling::Enabled);
     let asked = &rack.ledger.migrations[&a];
     assert_eq!((asked.why.as_str(), asked.answer), ("emc e1 is draining", MigrationAnswer::Accepted));
@@ -518,7 +530,7 @@ fn fence_ends_reservations_and_slices_wait_for_the_device() {
     assert!(!rack.ledger.reservation(id).unwrap().is_active());
     assert!(
         matches!(rack.slot(0).state, State::Draining(_, Drain::Host { .. })),
-        "no EMC has confirmed the fence"
+        "slices change only after an EMC confirmed the fence"
     );
     let again = rack.ledger.decide_fence(at(4), HostId(0), false, tester(), "why");
     assert_eq!(again, Change::default());
@@ -527,7 +539,7 @@ fn fence_ends_reservations_and_slices_wait_for_the_device() {
     assert!(matches!(rack.slot(0).state, State::Draining(_, Drain::Revoking)));
     assert!(
         matches!(rack.slot(4).state, State::Draining(_, Drain::Host { .. })),
-        "the other EMC has not confirmed the fence"
+        "slices of the other EMC are unchanged"
     );
 }
 
@@ -557,7 +569,11 @@ fn fenced_host_returns_after_a_restart_or_a_clean_report() {
         fence(&mut rack);
         assert_eq!(report(&mut rack, "b2", false), Fence::None);
         let unconfirmed_fences = &rack.host("h1").host.unconfirmed_fences;
-        assert_eq!(unconfirmed_fences.contains(&EmcId(0)), !is_confirmed, "an unconfirmed fence remains");
+        assert_eq!(
+            unconfirmed_fences.contains(&EmcId(0)),
+            !is_confirmed,
+            "an unconfirmed EMC remains listed"
+        );
     }
 }
 
@@ -583,7 +599,8 @@ fn returned_host_receives_nothing_from_an_unconfirmed_emc() {
     rack.reserve(reserve_request("a", "h1", 3)).unwrap();
 }
 
-/// The record of an earlier version lists no EMCs.
+/// Records of earlier versions do not list the EMCs that must confirm a fence. The loaded fence
+/// must therefore wait for every EMC.
 #[test]
 fn fence_stored_by_an_earlier_version_waits_for_every_emc() {
     let mut rack = Rack::new("e1=4 e2=4 h1:e1+e2");
@@ -598,7 +615,7 @@ fn fence_stored_by_an_earlier_version_waits_for_every_emc() {
 }
 
 #[test]
-fn operator_may_confirm_power_off_of_a_host_being_fenced() {
+fn power_off_is_confirmed_for_host_being_fenced() {
     let mut rack = Rack::new("e1=4 h1:e1");
     for powered_off in [false, true] {
         let fence = rack.ledger.decide_fence(at(3), HostId(0), powered_off, tester(), "why");
@@ -636,7 +653,7 @@ fn quarantined_slice_breaks_its_reservation_until_requalified() {
     let change = rack.ledger.decide_quarantine(at(2), SliceId(0), dirty, "byte 7").unwrap();
     rack.apply(change);
     let Stage::Broken { why, .. } = &rack.ledger.reservation(id).unwrap().stage else { panic!() };
-    assert_eq!(why, "slice 0 is quarantined: it did not reach its owner as zeros: byte 7");
+    assert_eq!(why, "slice 0 is quarantined: it was not zeroed when its host received it: byte 7");
     assert_eq!((rack.emc("e1").free(), rack.emc("e1").quarantined()), (2, 1));
     let refused = rack.ledger.decide_requalify(at(3), SliceId(2), tester(), "why");
     assert!(matches!(refused, Err(Rejection::SliceWrongState { state: "free", .. })));
@@ -644,7 +661,8 @@ fn quarantined_slice_breaks_its_reservation_until_requalified() {
     assert_eq!((rack.emc("e1").draining(), rack.emc("e1").quarantined()), (1, 0));
 }
 
-/// A rack restored from a backup in which VM a has slice 0 on h1, and the contents of its devices.
+/// Returns a rack restored from a backup in which VM a has slice 0 on h1. The devices also have a
+/// grant of slice 1 to h2.
 fn restored() -> (Rack, ReservationId) {
     let mut rack = Rack::new("e1=4 h1:e1 h2:e1");
     let id = rack.reserve(reserve_request("a", "h1", 1)).unwrap();
@@ -657,7 +675,8 @@ fn restored() -> (Rack, ReservationId) {
     (rack, id)
 }
 
-/// A report of a VM of user 2001 with 3 GiB of pinned local memory, and slices with epochs.
+/// Returns a reported VM of user 2001 with 3 GiB of pinned local memory and these slices, each with
+/// its epoch.
 fn running_vm<const N: usize>(vm: &str, slices: [(u32, u64); N]) -> ObservedVm {
     let holding = |(slice, epoch)| Holding { slice: SliceId(slice), epoch: Epoch(epoch) };
     let slices = slices.map(holding).to_vec();
@@ -670,25 +689,25 @@ fn running_vms_keep_their_slices_after_a_restore() {
     let adopt = |rack: &Rack, host, id, vm: &str, slice, epoch| {
         rack.ledger.decide_adopt(at(3), host, id, &running_vm(vm, [(slice, epoch)]))
     };
-    let change = adopt(&rack, HostId(0), id, "a", 0, 1).expect("the epoch in the ledger");
+    let change = adopt(&rack, HostId(0), id, "a", 0, 1).expect("the ledger has this epoch");
     rack.apply(change);
     assert_eq!(rack.slot(0).state, State::Online(Owner { host: HostId(0), reservation: id }));
     let lost = ReservationId(id.0 + 7);
-    assert_eq!(adopt(&rack, HostId(1), lost, "b", 1, 4), None, "not the epoch of the device");
-    assert_eq!(adopt(&rack, HostId(0), lost, "b", 1, 5), None, "not the host of the device");
-    let change = adopt(&rack, HostId(1), lost, "b", 1, 5).expect("a reservation of the lost history");
+    assert_eq!(adopt(&rack, HostId(1), lost, "b", 1, 4), None, "the device has another epoch");
+    assert_eq!(adopt(&rack, HostId(0), lost, "b", 1, 5), None, "the device grants the slice to another host");
+    let change = adopt(&rack, HostId(1), lost, "b", 1, 5).expect("the device confirms the slice");
     rack.apply(change);
     assert_eq!(rack.ledger.reservation_of(&name("b")), Some(lost));
     let adopted = rack.ledger.reservation(lost).unwrap();
     let reported = (adopted.local, adopted.pinned, adopted.uid);
-    assert_eq!(reported, (Bytes::gib(3), true, user(2001)), "as reported by its host");
+    assert_eq!(reported, (Bytes::gib(3), true, user(2001)), "the memory and user are from the report");
     let next = rack.reserve(reserve_request("c", "h1", 0));
     assert!(matches!(next, Err(Rejection::HostNotSchedulable { .. })), "the host has not reported");
     let reported = rack.ledger.decide_host_reported(at(3), HostId(0));
     rack.apply(reported);
     assert!(
         rack.reserve(reserve_request("c", "h1", 0)).unwrap() > lost,
-        "ids of the lost history are not reused"
+        "ids assigned after the backup are not reused"
     );
 }
 

@@ -1,61 +1,62 @@
-//! Size of the buffer of free slices, so that starting a VM never waits for reclamation.
+//! Target size of the buffer of free slices, so that starting a VM never waits for reclamation.
 //!
-//! Pond (4.4, 4.5) finds that offlining at 1 to 10 GB/s suffices when a buffer of free slices is
-//! kept and refilled in the background. Here its size follows demand and measured speed: the
-//! largest demand in a period as long as the slowest slice recently needed from its last owner to
-//! free. Below the target, scrubbing runs at full pace; above it slowly, to save the tenants'
-//! bandwidth, unless so much of the pool waits for it that the next wave of VMs would exceed the
-//! buffer.
+//! Pond (4.4, 4.5) finds that offlining at 1 to 10 GB/s suffices if a buffer of free slices is kept
+//! and refilled in the background. Here, the target follows demand and measured drain time. It is
+//! the largest demand in any recent period that is as long as the slowest recent drain of a slice.
+//!
+//! Below the target, scrubbing runs at full pace. It also runs at full pace while so many slices
+//! wait for a scrub that the next wave of VMs could exceed the buffer. Otherwise scrubbing is slow,
+//! to save the memory bandwidth of tenants.
 
 use std::collections::BTreeMap;
 
 use units::limits::SCRUBS_PER_HOST_MAX;
 use units::{Ns, SliceId};
 
-/// Length of a window.
+/// Length of a window of demand statistics.
 const WINDOW: Ns = Ns::secs(10);
-/// Number of windows.
+/// Number of stored windows, so that demand of the last minute is available.
 const WINDOWS: usize = 6;
-/// Smallest target.
+/// Smallest target, in slices.
 const TARGET_MIN: u32 = 4;
-/// Largest target, as the divisor of the pool's size.
+/// Largest target, as a divisor of the pool size.
 const TARGET_MAX_POOL_DIVISOR: u32 = 4;
-/// Slices that one host scrubs at a time while the buffer is full.
+/// Number of slices that one host scrubs at a time while the buffer is full.
 const SLOW_SCRUBS_PER_HOST: usize = 4;
-/// Scrubbing is slow only while a smaller fraction of the pool, as a divisor, waits for it.
+/// Largest backlog for slow scrubbing, as a divisor of the pool size.
 const BACKLOG_MAX_POOL_DIVISOR: u32 = 16;
 
-/// Size of the pool, in slices.
+/// Slices of the pool by their availability.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Supply {
-    /// All slices.
+    /// Number of all slices.
     pub pool: u32,
-    /// Free slices.
+    /// Number of free slices.
     pub free: u32,
-    /// Slices waiting for a scrubber.
+    /// Number of slices that wait for a scrubber.
     pub to_scrub: u32,
 }
 
-/// Recent demand for slices, and recent durations of their return.
+/// Recent demand for slices, and recent drain times of slices.
 #[derive(Clone, Debug, Default)]
 pub struct Buffer {
     window: u64,
     demand: [u32; WINDOWS],
-    /// Longest return completed in a window.
+    /// Longest drain that ended in each window.
     drain_times: [Ns; WINDOWS],
-    /// Start of each return in progress.
+    /// Start of each drain in progress, in rack time.
     draining: BTreeMap<SliceId, Ns>,
 }
 
 impl Buffer {
-    /// Records reserved slices.
+    /// Records that a reservation took this number of slices.
     pub fn record_demand(&mut self, now: Ns, slices: u32) {
         self.roll(now);
         let demand = &mut self.demand[slot(self.window)];
         *demand = demand.saturating_add(slices);
     }
 
-    /// Records a change of a slice's state, by name.
+    /// Records that a slice changed to the state with this name.
     pub fn record_state_change(&mut self, now: Ns, slice: SliceId, to: &str) {
         self.roll(now);
         match to {
@@ -69,8 +70,8 @@ impl Buffer {
         }
     }
 
-    /// Returns the longest recent time of a slice from its last owner to free; zero if none
-    /// returned.
+    /// Returns the longest recent time that a slice took from the start of its release until it was
+    /// free; 0 if no slice became free recently.
     pub fn drain_time(&self) -> Ns {
         self.drain_times.iter().copied().max().unwrap_or_default()
     }
@@ -85,21 +86,21 @@ impl Buffer {
         busiest.max(TARGET_MIN).min(pool / TARGET_MAX_POOL_DIVISOR)
     }
 
-    /// Returns the demand of a window that lies a number of windows before another.
+    /// Returns the demand of the window that is `back` windows before window `end`.
     fn demand_in(&self, end: u64, back: u64) -> u32 {
         let oldest = (self.window + 1).saturating_sub(WINDOWS as u64);
         let window = end.checked_sub(back).filter(|window| *window >= oldest);
         window.map_or(0, |window| self.demand[slot(window)])
     }
 
-    /// Returns the number of slices that one host may scrub at a time.
+    /// Returns the maximum number of slices that one host may scrub at a time.
     pub fn scrubs_per_host(&self, supply: Supply) -> usize {
         let has_enough = supply.free >= self.target(supply.pool);
         let is_backlog_small = supply.to_scrub <= supply.pool / BACKLOG_MAX_POOL_DIVISOR;
         if has_enough && is_backlog_small { SLOW_SCRUBS_PER_HOST } else { SCRUBS_PER_HOST_MAX }
     }
 
-    /// Drops expired windows.
+    /// Drops the statistics of expired windows.
     pub fn roll(&mut self, now: Ns) {
         let window = now.0 / WINDOW.0;
         let passed = window.saturating_sub(self.window);
@@ -111,7 +112,7 @@ impl Buffer {
     }
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "a remainder of WINDOWS")]
+#[expect(clippy::cast_possible_truncation, reason = "the result is less than WINDOWS")]
 fn slot(window: u64) -> usize {
     (window % WINDOWS as u64) as usize
 }
@@ -127,7 +128,7 @@ mod tests {
         buffer.record_demand(Ns::secs(2), 10);
         buffer.record_demand(Ns::secs(12), 5);
         assert_eq!(buffer.target(1000), 40);
-        assert_eq!(buffer.target(100), 25, "at most a quarter of the pool");
+        assert_eq!(buffer.target(100), 25, "the target is at most a quarter of the pool");
         buffer.roll(Ns::secs(65));
         assert_eq!(buffer.target(1000), 5, "demand of expired windows is dropped");
         buffer.roll(Ns::secs(1000));
@@ -143,13 +144,13 @@ mod tests {
         assert_eq!(
             (buffer.target(1000), buffer.drain_time()),
             (20, Ns::ZERO),
-            "demand of one window of ten seconds"
+            "the target is the demand of one window of ten seconds"
         );
         buffer.record_state_change(Ns::secs(20), SliceId(1), "draining");
         buffer.record_state_change(Ns::secs(40), SliceId(1), "scrubbing");
         buffer.record_state_change(Ns::secs(45), SliceId(1), "free");
         assert_eq!(buffer.drain_time(), Ns::secs(25));
-        assert_eq!(buffer.target(1000), 60, "demand of three windows");
+        assert_eq!(buffer.target(1000), 60, "the target is the demand of three windows");
         buffer.record_state_change(Ns::secs(46), SliceId(2), "draining");
         buffer.record_state_change(Ns::secs(48), SliceId(2), "quarantined");
         buffer.record_state_change(Ns::secs(58), SliceId(2), "free");
@@ -174,7 +175,7 @@ mod tests {
         buffer.record_demand(Ns::secs(105), 10);
         buffer.record_state_change(Ns::secs(115), SliceId(1), "free");
         buffer.record_demand(Ns::secs(155), 10);
-        assert_eq!(buffer.target(1000), 10, "largest demand of two consecutive windows");
+        assert_eq!(buffer.target(1000), 10, "the target is the largest demand of two consecutive windows");
     }
 
     #[test]

@@ -1,9 +1,10 @@
-//! Comparison of an EMC's contents with the ledger, in pieces of bounded size, so that other
-//! requests do not wait. An EMC may have thousands of slices, and is not used before all of them
-//! are compared.
+//! Compares an EMC's contents with the ledger. An EMC may have thousands of slices, so the
+//! comparison runs in pieces of bounded size and other requests do not wait. The EMC is not used
+//! before all its slices are compared.
 //!
-//! The device is not called meanwhile, so its contents stay as reported, and each slice is compared
-//! with its current state. A fence in progress restarts the comparison.
+//! The manager calls the device only for fences during a comparison, so the grants remain as
+//! reported. Each slice is compared with its current state in the ledger. A completed fence
+//! restarts the comparison.
 
 use units::{EmcId, Epoch, SliceId, limits::OWNER_EPOCH_MAX};
 
@@ -18,23 +19,24 @@ use crate::{ledger::When, protocol::Handle};
 pub(super) struct Comparison {
     contents: Contents,
     phase: Phase,
-    /// First slice of the next piece.
+    /// First slice of the next piece of the comparison.
     next: SliceId,
 }
 
-/// Phases of a comparison. Each processes all slices of the EMC before the next begins.
+/// Phases of a comparison. Each phase processes all slices of the EMC before the next phase begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// Searches for signs of another device, before any slice changes.
+    /// Checks that the device is the same device as before. This phase changes no slice.
     Check,
     Compare,
-    /// Makes the outstanding calls of the EMC, which works by then.
+    /// Makes the outstanding device calls of all slices; the EMC is in use from this phase on.
     Drive,
 }
 
 impl Comparison {
     fn new(mut contents: Contents, first: SliceId) -> Self {
-        contents.grants.sort_by_key(|grant| grant.slice); // drivers list grants in order: this only ensures it
+        // Drivers already list grants in this order; sorting guarantees it.
+        contents.grants.sort_by_key(|grant| grant.slice);
         contents.highest.sort_by_key(|(slice, _)| *slice);
         contents.places.sort_by_key(|(slice, _)| *slice);
         Self { contents, phase: Phase::Check, next: first }
@@ -58,22 +60,23 @@ fn find<T>(sorted: &[T], slice: SliceId, key: impl Fn(&T) -> SliceId) -> Option<
 }
 
 impl Manager {
-    /// Starts the comparison of a device's contents with the ledger.
+    /// Starts the comparison of an EMC's contents with the ledger.
     pub(super) fn begin_comparison(&mut self, when: When, emc: EmcId, contents: Contents) {
         let Some(first) = self.head.emc(emc).map(|entry| entry.emc.first) else { return };
         self.comparisons.insert(emc, Comparison::new(contents, first));
         self.continue_comparison(when, emc);
     }
 
-    /// Compares the next piece of an EMC.
+    /// Processes the next piece of the first comparison in progress.
     pub(super) fn continue_comparisons(&mut self, when: When) {
         if let Some(emc) = self.comparisons.first_key_value().map(|(emc, _)| *emc) {
             self.continue_comparison(when, emc);
         }
     }
 
-    /// Quarantines slices on which ledger and device differ. A device that lacks the epoch of a
-    /// VM's slice is another device, or was emptied: it counts as failed, and no slice changes.
+    /// Processes the next piece of an EMC's comparison. Quarantines slices on which ledger and
+    /// device differ. A device without the epoch of a VM's slice was replaced or emptied: the EMC
+    /// is then treated as failed, and no slice changes.
     fn continue_comparison(&mut self, when: When, emc: EmcId) {
         let Some(mut comparison) = self.comparisons.remove(&emc) else { return };
         let Some(end) = self.head.emc(emc).map(|entry| entry.emc.end()) else { return };
@@ -111,7 +114,8 @@ impl Manager {
         self.comparisons.insert(emc, comparison);
     }
 
-    /// Returns the evidence in a piece for another device or a damaged record.
+    /// Checks a piece for evidence that the device was replaced or its record is damaged; the error
+    /// describes the evidence.
     fn check_piece(
         &self,
         comparison: &Comparison,
@@ -120,12 +124,12 @@ impl Manager {
         piece.try_for_each(|slice| {
             let known = comparison.highest(slice);
             if known.0 > OWNER_EPOCH_MAX {
-                return Err(format!("the device's record is damaged: it has epoch {known} of slice {slice}"));
+                return Err(format!("the device's record is damaged: epoch {known} of slice {slice} is out of range"));
             }
             match self.head.granted_epoch(slice).filter(|epoch| known < *epoch) {
                 None => Ok(()),
                 Some(epoch) => Err(format!(
-                    "the device does not know epoch {epoch} of slice {slice}: it is another device or was emptied; restore \
+                    "the device has no record of epoch {epoch} of slice {slice}: it was replaced or emptied; restore \
                      its directory, or release the VMs that have slices of it"
                 )),
             }
@@ -138,7 +142,8 @@ impl Manager {
         comparison: &Comparison,
         piece: impl Iterator<Item = SliceId> + Clone,
     ) -> Result<(), String> {
-        self.check_piece(comparison, piece.clone())?; // slices may have changed since they were checked
+        // Slices may have changed since the check phase.
+        self.check_piece(comparison, piece.clone())?;
         let granted = piece.clone().filter_map(|slice| Some(comparison.grant(slice)?.host));
         let change = self.head.decide_reserve_host_ids(granted);
         self.change(when, change);
@@ -161,14 +166,15 @@ impl Manager {
         Ok(())
     }
 
-    /// Ends a comparison: the EMC works.
+    /// Ends a comparison and puts the EMC into use.
     fn end_comparison(&mut self, emc: EmcId) {
-        self.adoption_events += 1; // VMs that could not be adopted may be adoptable now
+        // VMs that could not be adopted before may be adoptable now.
+        self.adoption_events += 1;
         self.devices.insert(emc, DeviceLink::up());
         self.set_emc_up(emc, true);
     }
 
-    /// Restarts a comparison because the device has changed since it reported its contents.
+    /// Restarts a comparison, because the device changed after it reported its contents.
     pub(super) fn repeat_comparison(&mut self, emc: EmcId) {
         if self.comparisons.get(&emc).is_some_and(|comparison| comparison.phase != Phase::Drive) {
             self.compare_emc(emc);

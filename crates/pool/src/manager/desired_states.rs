@@ -1,9 +1,9 @@
-//! Desired states: changes since the last version, or complete state. At most one is unanswered per
-//! host.
+//! Sends desired states to hosts: either the changes since the last version or the complete state.
+//! At most one desired state per host is unanswered.
 //!
 //! A complete desired state is built in pieces of bounded size, so that other requests do not wait.
-//! Each slice and reservation of the host is added in its state at that moment. Changes meanwhile
-//! are recorded and added at the end: then the result matches the durable ledger.
+//! Each slice and reservation of the host is added in its current state. Changes during the
+//! construction are recorded and added at the end, so that the result matches the durable ledger.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,8 +21,8 @@ use crate::{
 };
 
 impl Manager {
-    /// Adds the next piece to the complete desired state of a host, or begins one. Returns it when
-    /// it is complete.
+    /// Adds the next piece to the complete desired state of a host, or begins a new one. Returns
+    /// the desired state after its last piece.
     fn continue_draft(&mut self, host: HostId) -> Option<DesiredState> {
         let empty = self.empty_desired_state(host)?;
         let mut draft = self.links.get_mut(&host)?.draft.take().unwrap_or_default();
@@ -37,7 +37,8 @@ impl Manager {
             return Some(empty);
         }
         if changes.all {
-            return self.keep_draft(host, Draft::default()); // more changes than are listed: begin again
+            // Too many changes to list them; start again.
+            return self.keep_draft(host, Draft::default());
         }
         self.add_changes(host, &changes, &mut desired);
         Some(desired)
@@ -48,7 +49,8 @@ impl Manager {
         None
     }
 
-    /// Returns whether it was the last piece.
+    /// Adds the next slices and reservations to a complete desired state. Returns whether all were
+    /// added.
     fn add_piece(&self, host: HostId, draft: &mut Draft, desired: &mut DesiredState) -> bool {
         let Some(entry) = self.durable.host(host) else { return true };
         let mut remaining = self.piece;
@@ -83,8 +85,8 @@ impl Manager {
         }
     }
 
-    /// Sends the next desired state to a reservation's host without delay, because a caller waits
-    /// for its slices.
+    /// Lets the next desired state of a reservation's host be sent without delay, because a caller
+    /// waits for the reservation's slices.
     pub(super) fn expedite_desired_state(&mut self, id: ReservationId) {
         let host = self.durable.reservation(id).map(|reservation| reservation.host);
         if let Some(mut link) = host.and_then(|host| self.links.get_mut(&host)) {
@@ -92,7 +94,8 @@ impl Manager {
         }
     }
 
-    /// Schedules a message to a host about a slice, and about reservations that have or had it.
+    /// Schedules a desired state for a host after a change of a slice and the reservations that
+    /// have or had the slice.
     pub(super) fn notify_slice(&mut self, host: HostId, slice: SliceId, of: [Option<ReservationId>; 2]) {
         if let Some(mut link) = self.links.get_mut(&host).filter(|link| link.is_connected()) {
             link.pending_changes.add(Some(slice), of.into_iter().flatten());
@@ -100,8 +103,8 @@ impl Manager {
         }
     }
 
-    /// Schedules a message to a reservation's host; before its slices are granted, the host does
-    /// not know it.
+    /// Schedules a desired state for the host of a reservation. Does nothing before the slices are
+    /// granted, because the host receives a VM only with all its slices.
     pub(super) fn notify_reservation(&mut self, id: ReservationId, reservation: &Reservation) {
         let is_waiting =
             matches!(reservation.stage, Stage::Reserved { .. }) && !self.is_usable(id, reservation);
@@ -114,7 +117,7 @@ impl Manager {
         }
     }
 
-    /// Schedules complete state for a host.
+    /// Schedules a complete desired state for a host.
     pub(super) fn notify_host(&mut self, host: HostId) {
         if let Some(mut link) = self.links.get_mut(&host) {
             link.pending_changes.all = true;
@@ -122,13 +125,15 @@ impl Manager {
         }
     }
 
-    /// Sends due desired states, at most one unanswered per host.
+    /// Sends the desired states that are due. A host gets no new desired state while the previous
+    /// one is unanswered.
     pub(super) fn send_desired_states(&mut self, when: When) {
         for host in self.links.desired_states_due(when.now) {
             if let Some(mut link) = self.links.get_mut(&host) {
                 link.desired_state_due = false;
             }
-            // When that becomes durable, or is lost, there are changes for the host.
+            // When the pending decision becomes durable or is lost, another desired state will be
+            // due.
             if self.is_superseded(host) {
                 self.postpone_resend(when, host);
             } else {
@@ -137,13 +142,13 @@ impl Manager {
         }
     }
 
-    /// Returns whether the durable state must no longer be sent to a host.
+    /// Returns whether a pending decision makes the durable state wrong for this host.
     fn is_superseded(&self, host: HostId) -> bool {
         self.has_pending_fence(host) || self.has_pending_scrub_end(host) || self.has_pending_restart(host)
     }
 
     /// Returns whether a restart or the removal of a host is decided and not durable yet. The
-    /// durable state would open slices for VMs that have ended, with their data.
+    /// durable state would open slices with old data for VMs that have ended.
     fn has_pending_restart(&self, host: HostId) -> bool {
         let Some(before) = self.durable.host(host) else { return false };
         let Some(after) = self.head.host(host) else { return true };
@@ -152,15 +157,16 @@ impl Manager {
     }
 
     /// Returns whether a fence of a host is decided and not durable yet. The host was not connected
-    /// then: after an operator's confirmation of its power-off it would use what it is sent now.
+    /// at the decision. If an operator confirmed that it is powered off, it must not use slices of
+    /// an older state.
     fn has_pending_fence(&self, host: HostId) -> bool {
         let fence = |ledger: &Ledger| ledger.host(host).map(|entry| entry.host.fence).unwrap_or_default();
         fence(&self.durable) == Fence::None && fence(&self.head) != Fence::None
     }
 
     /// Returns whether the end of a host's scrub is decided and not durable yet. The durable state
-    /// contains the scrub: an agent that has not received it in this session would scrub a slice
-    /// that belongs to another owner by then.
+    /// still contains the scrub. An agent that receives the scrub for the first time would zero a
+    /// slice that may already have another owner.
     fn has_pending_scrub_end(&self, host: HostId) -> bool {
         let sent = self.links.get(&host).map(|link| &link.scrubs_sent);
         let mut scrubs = self.durable.host(host).into_iter().flat_map(HostEntry::scrubs);
@@ -179,7 +185,7 @@ impl Manager {
         }
     }
 
-    /// Sends unanswered desired states again.
+    /// Schedules complete desired states for hosts that did not answer in time.
     pub(super) fn resend_desired_states(&mut self, when: When) {
         for host in self.links.resends_due(when.now) {
             self.notify_host(host);
@@ -207,7 +213,7 @@ impl Manager {
         self.effects.push_back(Effect::Send(session, desired));
     }
 
-    /// Returns the changes since a version, if they are known.
+    /// Returns the changes since version `base`, or `None` if only a complete state is possible.
     fn desired_changes(
         &self,
         host: HostId,
@@ -233,7 +239,7 @@ impl Manager {
         Some(desired)
     }
 
-    /// Returns the complete desired state of a host, from the durable ledger.
+    /// Returns the complete desired state of a host, derived from the durable ledger.
     pub fn desired_state(&self, host: HostId) -> Option<DesiredState> {
         let mut desired = self.empty_desired_state(host)?;
         if desired.fenced {
@@ -263,7 +269,8 @@ impl Manager {
         })
     }
 
-    /// Adds the task of a host for a slice without a VM, if any.
+    /// Adds the release or scrub of a slice that the host must perform. Returns whether there is
+    /// one.
     fn add_slice(&self, host: HostId, slice: SliceId, desired: &mut DesiredState) -> bool {
         let Some(slot) = self.durable.slot(slice).filter(|slot| slot.holder() == Some(host)) else {
             return false;
@@ -275,7 +282,8 @@ impl Manager {
             _ => return false,
         };
         let holding = Holding { slice, epoch: slot.epoch };
-        let Some(handle) = self.handle_of(holding) else { return false }; // it is known once its device is compared
+        // Without a comparison of the slice's device, the handle is not available.
+        let Some(handle) = self.handle_of(holding) else { return false };
         match release {
             Some(force) => drop(desired.release.insert(holding, DesiredRelease { force, handle })),
             None => drop(desired.scrub.insert(holding, handle)),
@@ -283,7 +291,7 @@ impl Manager {
         true
     }
 
-    /// Adds a VM that its host has to provide with memory.
+    /// Adds a VM to which the host must provide memory. Returns whether the VM was added.
     fn add_vm(&self, host: HostId, id: ReservationId, desired: &mut DesiredState) -> bool {
         let Some(reservation) = self.durable.reservation(id).filter(|r| r.host == host) else { return false };
         let Some(slices) = self.usable(id, reservation) else { return false };
@@ -294,7 +302,7 @@ impl Manager {
         true
     }
 
-    /// Returns whether all slices of a VM are granted and their handles stored.
+    /// Returns whether all slices of a VM are granted and their handles are available.
     fn is_usable(&self, id: ReservationId, reservation: &Reservation) -> bool {
         let holdings = |slice: &SliceId| {
             self.durable.slot(*slice).map(|slot| Holding { slice: *slice, epoch: slot.epoch })
@@ -303,8 +311,9 @@ impl Manager {
         self.durable.is_granted(id, reservation) && reservation.slices.iter().all(has_handle)
     }
 
-    /// Returns a VM's slices once all of them are granted to it: a desired state never contains a
-    /// part of a VM's memory, nor a slice with another VM adopted after a restore.
+    /// Returns the slices of a VM after all of them are granted to it. A desired state therefore
+    /// never contains only a part of a VM's memory, nor a slice on which another VM was adopted
+    /// after a restore.
     fn usable(&self, id: ReservationId, reservation: &Reservation) -> Option<BTreeMap<Holding, Handle>> {
         let ended = matches!(reservation.stage, Stage::Broken { .. } | Stage::Ended { .. });
         if ended || !self.durable.is_granted(id, reservation) {

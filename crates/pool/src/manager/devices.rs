@@ -1,5 +1,6 @@
-//! Devices: every durable intent is driven until the device confirms it. Calls are idempotent in
-//! (slice, epoch), so they are repeated after a restart, a failure or a doubt.
+//! Devices: each durable slot that requires a device call is retried until the device confirms the
+//! call. Calls are idempotent for each slice and epoch, so they can be repeated after a restart or
+//! a failure.
 
 use units::{EmcId, Epoch, HostId, Ns, SliceId, UnixMs, limits::DEVICE_RETRY};
 
@@ -11,98 +12,98 @@ use crate::{
     slice::{Call, Event, Quarantine, Scrub, Slot, State},
 };
 
-/// Device call.
+/// Call to an EMC's device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeviceCall {
-    /// Requests the contents, and tests whether the device works.
+    /// Requests the contents of the device; also tests whether the device works.
     Contents,
-    /// Grants access to the slice to this host only.
+    /// Grants this host exclusive access to the slice.
     Grant {
-        /// Slice.
+        /// Slice to grant.
         slice: SliceId,
-        /// Epoch.
+        /// Epoch of the grant.
         epoch: Epoch,
-        /// Host.
+        /// Host that gets access.
         host: HostId,
     },
-    /// Revokes access under this epoch and earlier ones.
+    /// Revokes the grants of this epoch and of earlier epochs.
     Revoke {
-        /// Slice.
+        /// Slice to revoke.
         slice: SliceId,
-        /// Highest epoch.
+        /// Highest epoch to revoke.
         epoch: Epoch,
     },
-    /// Fences a host.
+    /// Revokes all access of a host.
     Fence {
-        /// Host.
+        /// Host to fence.
         host: HostId,
-        /// The host is known to have nothing left: a device that cannot revoke access need not have
-        /// the machine stopped.
+        /// Whether the host is known to have stopped or to be clean. A device that cannot revoke
+        /// access then need not stop the machine.
         powered_off: bool,
     },
 }
 
-/// Reply of a device.
+/// Reply of an EMC's device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeviceReply {
-    /// Contents.
+    /// The contents of the device.
     Contents(Contents),
-    /// The host can access the slice.
+    /// The device granted the slice to the host.
     Granted {
-        /// Slice.
+        /// Granted slice.
         slice: SliceId,
-        /// Epoch.
+        /// Epoch of the grant.
         epoch: Epoch,
-        /// Handle on the host.
+        /// Location of the slice on the host.
         handle: Handle,
     },
-    /// No owner of this epoch or earlier can access the slice.
+    /// No owner of this epoch or an earlier epoch can access the slice.
     Revoked {
-        /// Slice.
+        /// Revoked slice.
         slice: SliceId,
-        /// Highest epoch.
+        /// Highest revoked epoch.
         epoch: Epoch,
     },
-    /// The host can access nothing.
+    /// The host can access no slice of the device.
     Fenced {
-        /// Host.
+        /// Fenced host.
         host: HostId,
     },
-    /// A call failed.
+    /// A device call failed.
     Failed {
-        /// Call.
+        /// Failed call.
         call: DeviceCall,
-        /// Reason.
+        /// Reason of the failure.
         failure: DeviceFailure,
     },
 }
 
-/// Error of a device.
+/// Error of a device call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeviceFailure {
-    /// It has granted the slice under this epoch or a higher one before.
+    /// The device has granted the slice before, under this epoch or a higher epoch.
     StaleEpoch {
-        /// Highest epoch known to the device.
+        /// Highest epoch that the device has recorded for the slice.
         highest: Epoch,
     },
-    /// Any other error, as described by the driver: the device counts as failed until it replies
-    /// again.
+    /// Any other error, as described by the driver. The EMC is treated as failed until its device
+    /// replies again.
     Error(String),
-    /// It cannot revoke the host's access, with the reason why the machine was not stopped. The
-    /// device works.
+    /// The device cannot revoke the host's access, and the machine was not stopped for this reason.
+    /// The device itself works.
     NotFenced(String),
-    /// A grant or revocation failed for a reason of its slice only. The device works.
+    /// A grant or revocation failed because of an error of one slice. The device itself works.
     Slice(SliceError),
-    /// It grants the slice to another owner. The device works.
+    /// The device grants the slice to another owner. The device itself works.
     Held {
-        /// Epoch.
+        /// Epoch of the existing grant.
         epoch: Epoch,
-        /// Host.
+        /// Host of the existing grant.
         host: HostId,
     },
 }
 
-/// Error of a grant or revocation of one slice.
+/// Error of a grant or revocation that concerns only one slice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SliceError {
     /// Description by the driver.
@@ -111,52 +112,52 @@ pub struct SliceError {
     pub errno: Option<i32>,
 }
 
-/// Contents of a device.
+/// Contents of a device, as reported by its driver.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Contents {
-    /// Slices that a host can access.
+    /// Grants of the device, each of one slice to one host.
     pub grants: Vec<Grant>,
-    /// Highest epoch granted, by slice; absent if never granted.
+    /// Highest epoch granted for each slice; slices that were never granted are absent.
     pub highest: Vec<(SliceId, Epoch)>,
-    /// Location of a slice on hosts, if it is the same for every grant: it is then also known for
-    /// grants that the device has lost.
+    /// Locations of slices, if the location on a host is the same for every grant. They are
+    /// available even for grants that the device has lost.
     pub places: Vec<(SliceId, Handle)>,
 }
 
-/// Slice that a host can access.
+/// Grant of a slice to a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grant {
-    /// Slice.
+    /// Granted slice.
     pub slice: SliceId,
-    /// Epoch.
+    /// Epoch of the grant.
     pub epoch: Epoch,
-    /// Host.
+    /// Host that can access the slice.
     pub host: HostId,
-    /// Handle on the host.
+    /// Location of the slice on the host.
     pub handle: Handle,
 }
 
-/// State of a device beside the ledger.
+/// State of a device that the ledger does not contain.
 #[derive(Clone, Debug)]
 pub(super) struct DeviceLink {
     pub(super) condition: Condition,
     is_requested: bool,
-    /// Its contents were compared with the ledger since the store was loaded.
+    /// Whether the contents were compared with the ledger since the store was loaded.
     is_compared: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Condition {
-    /// Its contents are being compared with the ledger.
+    /// The contents of the device are being compared with the ledger.
     Starting,
-    /// It works.
+    /// The device works, and its contents were compared with the ledger.
     Up,
-    /// It has failed.
+    /// The device has failed; its contents are requested again at `retry_at`.
     Failed { error: String, since: UnixMs, retry_at: Ns },
 }
 
 impl DeviceLink {
-    /// State of a device that was compared and works.
+    /// Returns the state of a device that works and was compared with the ledger.
     pub(super) fn up() -> Self {
         Self { condition: Condition::Up, is_requested: false, is_compared: true }
     }
@@ -178,16 +179,16 @@ impl DeviceLink {
 }
 
 impl Manager {
-    /// Adds an EMC of the rack.
+    /// Begins to compare an EMC that was added to the rack.
     pub(super) fn expect_emc(&mut self, emc: EmcId) {
         if !self.devices.contains_key(&emc) {
             self.compare_emc(emc);
         }
     }
 
-    /// Requests the contents of an EMC. It is not used before they are compared with the ledger,
-    /// also after the store was loaded again: results of an earlier comparison may not be durable,
-    /// and replies received meanwhile were ignored.
+    /// Requests the contents of an EMC. The EMC is not used before its contents are compared with
+    /// the ledger. The comparison is repeated after each load of the store: results of an earlier
+    /// comparison may not be durable, and replies during the load were ignored.
     pub(super) fn compare_emc(&mut self, emc: EmcId) {
         self.drop_comparison(emc);
         let link = self.devices.remove(&emc);
@@ -205,7 +206,7 @@ impl Manager {
         self.stop_attempts.remove_emc(emc);
     }
 
-    /// Handles the removal of a slice with its EMC. Its number is never reused.
+    /// Drops the state of a slice that was removed with its EMC. Slice numbers are never reused.
     pub(super) fn drop_slice(&mut self, slice: SliceId) {
         self.calls.remove(&slice);
         self.faults.remove(slice);
@@ -220,14 +221,14 @@ impl Manager {
         self.durable.set_emc_up(emc, up);
     }
 
-    /// Returns whether an EMC of a host has yet to be compared with the ledger.
+    /// Returns whether an EMC of a host is not yet compared with the ledger and has not failed.
     pub(super) fn has_starting_emc(&self, host: HostId) -> bool {
         let starting =
             |emc: &EmcId| self.devices.get(emc).is_none_or(|link| link.condition == Condition::Starting);
         self.head.host(host).is_some_and(|entry| entry.host.emcs.iter().any(starting))
     }
 
-    /// Returns the first EMC of a host that was not compared with the ledger, because it is
+    /// Returns the first EMC of a host that was not compared with the ledger, because the EMC is
     /// starting or has failed.
     pub(super) fn uncompared_emc(&self, host: HostId) -> Option<EmcId> {
         let emcs = &self.head.host(host)?.host.emcs;
@@ -247,8 +248,8 @@ impl Manager {
         self.head.emc_of(slice).is_some_and(|emc| !self.is_compared(emc))
     }
 
-    /// Makes the device call required by a durable slot, unless a newer decision supersedes it or a
-    /// call is in progress.
+    /// Makes the device call that the durable slot of a slice requires. Does nothing if a decision
+    /// about the slice is pending, or a call for the slice is in progress.
     pub(super) fn drive_slice(&mut self, slice: SliceId) {
         let Some(slot) = self.durable.slot(slice) else { return };
         let Some(emc) = self.durable.emc_of(slice) else { return };
@@ -270,14 +271,14 @@ impl Manager {
         self.effects.push_back(Effect::Device(emc, call));
     }
 
-    /// Returns whether a decision about a slice is not durable yet.
+    /// Returns whether the latest decision about a slice is not durable yet.
     pub(super) fn has_pending_decision(&self, slice: SliceId) -> bool {
         let of = |ledger: &Ledger| ledger.slot(slice).map(|slot| (slot.state, slot.epoch));
         of(&self.head) != of(&self.durable)
     }
 
-    /// Returns whether a host may be granted slices: not while it is fenced, nor after its return
-    /// before the EMC has confirmed the fence.
+    /// Returns whether a grant must wait because of a fence: its host is fenced, or has returned
+    /// before the EMC confirmed the fence.
     fn is_fenced_at(&self, emc: EmcId, call: Call) -> bool {
         let Call::Grant { host, .. } = call else { return false };
         self.head.host(host).is_none_or(|entry| {
@@ -296,7 +297,8 @@ impl Manager {
             DeviceReply::Contents(_) => {}
         }
         if !self.loaded || !self.devices.contains_key(&emc) {
-            return; // the contents are requested after the store is loaded again
+            // The contents are requested again after the store is loaded.
+            return;
         }
         match reply {
             DeviceReply::Contents(contents) => self.begin_comparison(when, emc, contents),
@@ -347,13 +349,13 @@ impl Manager {
             (DeviceFailure::Held { epoch, host }, DeviceCall::Grant { slice, .. }) => {
                 self.slice_event(when, *slice, Event::Raise(epoch));
                 let why = Event::Quarantine(Quarantine::UnknownGrant { host });
-                self.quarantine(when, *slice, why, &format!("epoch {epoch} at the device"));
+                self.quarantine(when, *slice, why, &format!("the device has epoch {epoch}"));
             }
             (
                 DeviceFailure::StaleEpoch { .. } | DeviceFailure::NotFenced(_) | DeviceFailure::Held { .. },
                 _,
             ) => {}
-            // A failed fence is driven again after the next comparison of the EMC.
+            // A failed fence call is repeated after the next comparison of the EMC.
             (DeviceFailure::Slice(SliceError { message: error, .. }) | DeviceFailure::Error(error), _) => {
                 self.fail_emc(when, emc, error);
             }
@@ -372,7 +374,7 @@ impl Manager {
         self.set_emc_up(emc, false);
     }
 
-    /// Requests the contents of a failed device again after a delay.
+    /// Requests the contents of failed devices whose retry time has come.
     pub(super) fn retry_devices(&mut self, when: When) {
         for (emc, link) in &mut self.devices {
             if link.next_wakeup().is_some_and(|at| at <= when.now) {
@@ -382,8 +384,8 @@ impl Manager {
         }
     }
 
-    /// Publishes handles of a device with the next durable revision: two desired states of one
-    /// version are equal, so a reply to one cannot be mistaken for a reply to the other.
+    /// Publishes new handles with the next durable revision. Desired states with the same version
+    /// must be equal, so that a reply to one version is not mistaken for a reply to another.
     pub(super) fn store_pending_handles(&mut self, when: When) {
         if !self.pending_handles.is_empty() || !self.pending_places.is_empty() {
             let meta = self.head.record(Key::Meta);
@@ -398,8 +400,8 @@ impl Manager {
         }
         for (slice, granted) in std::mem::take(&mut self.pending_handles) {
             self.notify_holder(slice);
-            // The comparison's decisions wait for a durable write, and while the store fails a
-            // later grant may precede them.
+            // The handles of a comparison wait for a durable write. While the store fails, a newer
+            // grant may arrive before they are published.
             if self.handles.get(&slice).is_none_or(|(known, _)| *known <= granted.0) {
                 self.handles.insert(slice, granted);
             }
@@ -426,18 +428,18 @@ impl Manager {
             self.slice_event(when, slice, Event::Raise(highest));
         }
         let restored = matches!(slot.state, State::Quarantined(Quarantine::Restored { .. }));
-        // A device that can revoke access has lost the grant of a slice that its host was to
-        // release: nothing is left to release.
+        // A device that can revoke access no longer has the grant, so the host need not release the
+        // slice.
         if let (None, State::Scrubbing(Scrub::Leaving(host)), true) =
             (grant, slot.state, self.head.can_revoke(slice))
         {
             return self.slice_event(when, slice, Event::OwnerFenced(host));
         }
-        // The host that may reach it, independent of the device's record.
+        // Host that may reach the slice, regardless of the device's record.
         let holder = slot.holder().filter(|_| !self.head.can_revoke(slice));
         let expected = |grant: &Grant| grant.epoch == slot.epoch && slot.holder() == Some(grant.host);
-        // Epochs count owners: a record with an earlier epoch is older than the ledger or a host's
-        // report.
+        // Epochs count the owners of a slice. A record with a lower epoch is therefore older than
+        // the ledger or a host's report.
         let is_outdated =
             |grant: &Grant| grant.epoch < slot.epoch && holder.is_some_and(|host| host != grant.host);
         let (why, detail) = match grant {
@@ -450,13 +452,18 @@ impl Manager {
                 if is_outdated(grant)
                     && let Some(host) = holder =>
             {
-                (Quarantine::LostRecord { host }, format!("it names the owner of epoch {}", grant.epoch))
+                (
+                    Quarantine::LostRecord { host },
+                    format!("the record contains the grant of epoch {}", grant.epoch),
+                )
             }
             Some(grant) => {
-                let detail = format!("epoch {} at the device, {} in the ledger", grant.epoch, slot.epoch);
+                let detail =
+                    format!("the device has epoch {}, the ledger has epoch {}", grant.epoch, slot.epoch);
                 (Quarantine::UnknownGrant { host: grant.host }, detail)
             }
-            None if self.is_being_fenced(slot) => return, // the device may have performed it: the call is repeated
+            // The device may already have performed the fence; the fence call is repeated.
+            None if self.is_being_fenced(slot) => return,
             None if needs_grant(slot)
                 && let Some(host) = holder =>
             {
@@ -464,7 +471,7 @@ impl Manager {
             }
             None if needs_grant(slot) => (Quarantine::LostGrant, String::new()),
             None if slot.state == State::Free && highest > slot.epoch => {
-                let detail = format!("the device has seen epoch {highest}, the ledger {}", slot.epoch);
+                let detail = format!("the device has epoch {highest}, the ledger has epoch {}", slot.epoch);
                 (Quarantine::Restored { host: None }, detail)
             }
             None => return,
@@ -485,7 +492,8 @@ impl Manager {
     }
 }
 
-/// Returns whether a slot states that the device has confirmed its grant and not yet revoked it.
+/// Returns whether the slot requires a grant at the device: the device confirmed the grant, and no
+/// revocation was requested.
 fn needs_grant(slot: Slot) -> bool {
     use crate::slice::Drain;
     matches!(

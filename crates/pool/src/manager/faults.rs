@@ -1,6 +1,7 @@
-//! Slices whose device calls fail while their device works. Each is retried alone, after a delay
-//! that doubles with every failure, and is quarantined after [`SLICE_ATTEMPTS_MAX`] failures. Calls
-//! of other slices continue. Counts are not durable: after a restart they begin again.
+//! Slices whose device calls fail while the device works. Each slice is retried on its own, after a
+//! delay that doubles with every failure. After [`SLICE_ATTEMPTS_MAX`] failures the slice is
+//! quarantined. Calls of other slices continue. Counts are not durable: after a restart they begin
+//! at 0.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,17 +14,17 @@ use crate::{
     slice::{Event, Quarantine},
 };
 
-/// Failures of a slice since its last successful call.
+/// Failures of a slice's device calls since the last successful call.
 #[derive(Clone, Debug)]
 pub(super) struct SliceFault {
     pub(super) error: SliceError,
     pub(super) failures: u32,
     pub(super) since: UnixMs,
-    /// `None` once the delay is over.
+    /// Rack time of the next attempt; `None` after the delay.
     retry_at: Option<Ns>,
 }
 
-/// Slices whose latest device call failed, at most as many as there are slices.
+/// Slices whose latest device call failed.
 #[derive(Debug, Default)]
 pub(super) struct SliceFaults {
     faults: BTreeMap<SliceId, SliceFault>,
@@ -31,7 +32,7 @@ pub(super) struct SliceFaults {
 }
 
 impl SliceFaults {
-    /// Records a failure and schedules the next attempt. Returns `false` after the last one.
+    /// Records a failure and schedules the next attempt. Returns `false` if no attempt remains.
     fn record_failure(&mut self, when: When, slice: SliceId, error: SliceError) -> bool {
         let before = self.remove(slice);
         let since = before.as_ref().map_or(when.wall, |before| before.since);
@@ -45,7 +46,7 @@ impl SliceFaults {
         true
     }
 
-    /// Drops the failures of a slice, because a call succeeded or none is due.
+    /// Drops the failures of a slice, because a call succeeded or no call is needed.
     pub(super) fn remove(&mut self, slice: SliceId) -> Option<SliceFault> {
         let fault = self.faults.remove(&slice)?;
         if let Some(at) = fault.retry_at {
@@ -62,7 +63,7 @@ impl SliceFaults {
         self.retries.first().map(|(at, _)| *at)
     }
 
-    /// Returns a slice whose delay is over.
+    /// Returns a slice whose delay is over, and ends the delay.
     fn pop_due(&mut self, now: Ns) -> Option<SliceId> {
         let (at, slice) = self.retries.first().copied().filter(|(at, _)| *at <= now)?;
         self.retries.remove(&(at, slice));
@@ -87,7 +88,7 @@ fn pause_after(failures: u32) -> Ns {
 }
 
 impl Manager {
-    /// Handles a call that failed for this slice only.
+    /// Handles a device call that failed for this slice only.
     pub(super) fn on_slice_failed(&mut self, when: When, slice: SliceId, error: SliceError) {
         self.changed = true;
         let can_revoke = self.head.can_revoke(slice);
@@ -96,12 +97,13 @@ impl Manager {
         if self.faults.record_failure(when, slice, error.clone()) {
             return;
         }
-        // The call may have taken partial effect, so its host counts as able to reach the slice.
+        // The failed call may have had a partial effect, so its host may be able to reach the
+        // slice.
         let why = Quarantine::DeviceFailed { host: slot.holder(), errno: error.errno };
         self.quarantine(when, slice, Event::Quarantine(why), &error.message);
     }
 
-    /// Makes the calls of failing slices whose delay is over.
+    /// Repeats the device calls of slices whose delay is over.
     pub(super) fn retry_slices(&mut self, when: When) {
         while let Some(slice) = self.faults.pop_due(when.now) {
             self.drive_slice(slice);

@@ -1,7 +1,7 @@
-//! Hosts: sessions of their agents, leases, desired states and reports.
+//! Hosts: sessions of their agents, and leases.
 //!
-//! Silence frees nothing. A host with an expired lease is `unknown`: it gets no new memory and
-//! keeps its slices until its agent returns or it is fenced.
+//! A silent host keeps its slices. A host with an expired lease is `unknown`: it gets no new memory
+//! and keeps its slices until its agent returns or the host is fenced.
 
 use units::{Epoch, HostId, InstanceId, Ns, SliceId};
 
@@ -50,8 +50,9 @@ impl Manager {
         self.update_liveness(host);
     }
 
-    /// Only hosts with a connected agent and a valid lease scrub slices; a host with a connected
-    /// agent is not stopped.
+    /// Updates the indexes that depend on a host's connection and lease. Only hosts with a
+    /// connected agent and a valid lease scrub slices. A host with a connected agent is not
+    /// stopped.
     fn update_liveness(&mut self, host: HostId) {
         let link = self.links.get(&host);
         self.stop_attempts.set_connected(host, link.is_some_and(Link::is_connected));
@@ -64,8 +65,8 @@ impl Manager {
             return self.reject_agent(when, session, host, hello.instance);
         }
         if self.must_await_lease(link, when, host, &hello) {
-            // No other agent is connected: probably this machine restarted, so there is no contest
-            // to report.
+            // No other agent is connected. Probably this machine restarted, so no conflict is
+            // reported.
             return match link.is_connected() {
                 true => self.reject_agent(when, session, host, hello.instance),
                 false => self.close(session, CloseReason::Superseded),
@@ -92,10 +93,11 @@ impl Manager {
         self.update_visibility(when, host);
     }
 
-    /// Returns whether an agent of another boot than the host's has to wait for the end of the lease: the
-    /// host's VMs would count as ended, although they run if the agent is on another machine. The boot is
-    /// that of the connected agent, which the ledger lacks while it is read again, else the recorded one,
-    /// for which a just started manager waits.
+    /// Returns whether an agent with another boot id must wait until the host's lease ends. If the
+    /// agent were accepted earlier, the host's VMs would count as ended, although they still run if
+    /// the agent is on another machine. The boot id is compared with the boot id of the connected
+    /// agent, because the ledger lacks it during a load. Without a connected agent, the recorded
+    /// boot id is used.
     fn must_await_lease(&self, link: &Link, when: When, host: HostId, hello: &Hello) -> bool {
         let entry = self.head.host(host);
         let connected = link.hello.as_ref().filter(|_| link.is_connected()).map(|led| &led.boot_id);
@@ -105,7 +107,7 @@ impl Manager {
         is_other && is_led && when.now < link.lease_end(self.settings.lease_ttl)
     }
 
-    /// Rejects an agent while another represents the host, and records the attempt.
+    /// Rejects an agent because another agent represents the host, and records the rejection.
     fn reject_agent(&mut self, when: When, session: SessionId, host: HostId, instance: InstanceId) {
         if let Some(mut link) = self.links.get_mut(&host) {
             let since = link.rejected.map_or(when.wall, |rejected| rejected.since);
@@ -115,8 +117,9 @@ impl Manager {
         self.close(session, CloseReason::Superseded);
     }
 
-    /// Drops rejected agents that no longer connect: they try at least once per lease.
-    fn forget_rejected(&mut self, when: When) {
+    /// Drops rejected agents that have stopped connecting. A running agent tries to connect at
+    /// least once per lease.
+    fn drop_expired_rejections(&mut self, when: When) {
         for host in self.links.expired_rejections(when.now, self.settings.lease_ttl) {
             if let Some(mut link) = self.links.get_mut(&host) {
                 link.rejected = None;
@@ -125,7 +128,7 @@ impl Manager {
         }
     }
 
-    /// Compares the index of links, and the live and connected hosts, with the links.
+    /// Checks the indexes of links, live hosts and connected hosts against the links.
     #[cfg(test)]
     pub(super) fn check_indexes(&self) {
         self.links.check();
@@ -137,8 +140,8 @@ impl Manager {
         self.stop_attempts.check(&connected.collect());
     }
 
-    /// Applies the identities of agents that connected while the store was loaded, because the
-    /// state recorded then is lost.
+    /// Applies the boot ids of connected agents again after a load, because changes from the time
+    /// of the load are lost.
     pub(super) fn reapply_boot_ids(&mut self, when: When) {
         let live = self.links.iter().filter(|(_, link)| link.is_connected());
         let boot_ids = live.filter_map(|(host, link)| Some((*host, link.hello()?.boot_id.clone())));
@@ -158,7 +161,8 @@ impl Manager {
         }
     }
 
-    /// Decides a fence again whose decision before a load of the store may not be on disk.
+    /// Makes all silent hosts due for a fence again after a load, because an earlier decision to
+    /// fence may not be durable.
     pub(super) fn retry_silence_fences(&mut self, when: When) {
         for host in self.links.silent_for(Ns::NEVER, Ns::ZERO) {
             if let Some(mut link) = self.links.get_mut(&host)
@@ -169,9 +173,9 @@ impl Manager {
         }
     }
 
-    /// Handles expired leases, and hosts to be fenced.
+    /// Ends expired leases, and fences hosts that were silent for too long.
     pub(super) fn expire_leases(&mut self, when: When) {
-        self.forget_rejected(when);
+        self.drop_expired_rejections(when);
         for host in self.links.expired_leases(when.now, self.settings.lease_ttl) {
             self.end_lease(when, host);
         }
@@ -189,8 +193,8 @@ impl Manager {
         }
     }
 
-    /// Returns whether a host has never reported and can have no slices. Such a host stays expected
-    /// and is not fenced.
+    /// Returns whether a host has never reported and cannot have slices. Such a host is shown as
+    /// expected and is not fenced.
     pub(super) fn never_started(&self, host: HostId) -> bool {
         self.head.host(host).is_some_and(|entry| {
             let has_nothing = entry.held().len() == 0 && entry.reservations().len() == 0;
@@ -212,7 +216,7 @@ impl Manager {
     }
 }
 
-/// Returns the task of a slice's holder, if any.
+/// Returns the work of a slice's holder in this state of the slice, if any.
 pub(super) fn holder_task(slot: Option<Slot>) -> Option<(Epoch, State)> {
     let slot = slot?;
     match slot.state {

@@ -1,5 +1,5 @@
-//! State of one host beside the ledger: its session and lease, the desired states sent to it and its
-//! reports.
+//! State of one host that the ledger does not contain: session and lease of its agent, desired
+//! states sent to it, and its reports.
 
 use std::collections::BTreeSet;
 
@@ -14,33 +14,34 @@ use crate::{
     protocol::{DesiredState, Hello, Holding},
 };
 
-/// State of a host beside the ledger. Not durable: after a restart every host gets a full lease.
+/// State of a host that the ledger does not contain. Not durable: after a restart of the manager,
+/// every host gets a full lease.
 #[derive(Clone, Debug)]
 pub(super) struct Link {
     pub(super) session: Option<SessionId>,
     pub(super) hello: Option<Hello>,
-    /// Rack time of the last message; the manager's start before the first one.
+    /// Rack time of the last message; before the first message, the start of the manager.
     pub(super) last_message: Ns,
     pub(super) last_message_wall: Option<UnixMs>,
     pub(super) unknown_since: Option<(Ns, UnixMs)>,
     pub(super) last_sent: Option<SentState>,
-    /// There are changes for the next desired state.
+    /// Whether changes for the next desired state are pending.
     pub(super) desired_state_due: bool,
     pub(super) pending_changes: PendingChanges,
-    /// Newest version that its agent has reflected.
+    /// Newest version that a report of the agent reflects.
     pub(super) reflected: DesiredVersion,
-    /// First version of this session that contained the fence.
+    /// First version of this session that contained the fence, if any.
     pub(super) fence_sent: Option<DesiredVersion>,
-    /// Scrubs sent in this session.
+    /// Scrubs that this session's desired states contained.
     pub(super) scrubs_sent: BTreeSet<Holding>,
     pub(super) rejected: Option<RejectedAgent>,
     pub(super) reports: ReportLog,
-    /// Complete desired state in preparation.
+    /// Complete desired state that is being built, if any.
     pub(super) draft: Option<Draft>,
 }
 
-/// Older agent of the same boot, rejected while a newer instance represents the host. It shows that
-/// the host runs.
+/// Older agent of the same boot, or agent of another boot, that was rejected because another agent
+/// represents the host.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RejectedAgent {
     pub(super) instance: InstanceId,
@@ -54,19 +55,20 @@ pub(super) struct SentState {
     pub(super) at: Ns,
 }
 
-/// Changes for a host since its last desired state.
+/// Changes for a host since its last desired state was built.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PendingChanges {
     pub(super) reservations: BTreeSet<ReservationId>,
     pub(super) slices: BTreeSet<SliceId>,
-    /// More changes than are listed.
+    /// Whether there are too many changes to list, so that the next desired state must be complete.
     pub(super) all: bool,
-    /// A caller waits for the result of the next desired state.
+    /// Whether a caller waits for the effect of the next desired state.
     pub(super) awaited: bool,
 }
 
 impl PendingChanges {
-    /// Records a slice, reservations, or both. Beyond the limit the next desired state is complete.
+    /// Records a changed slice, changed reservations, or both. Above the limit, the next desired
+    /// state is complete.
     pub(super) fn add(&mut self, slice: Option<SliceId>, of: impl IntoIterator<Item = ReservationId>) {
         self.slices.extend(slice);
         self.reservations.extend(of);
@@ -116,13 +118,13 @@ impl Link {
         }
     }
 
-    /// Returns whether the current or latest session has reported all VMs of the host.
+    /// Returns whether the current or latest session has sent a complete report.
     pub(super) fn has_reported(&self) -> bool {
         self.reports.has_reported()
     }
 
-    /// Records a message of its agent, and returns whether it reflects an older version than an
-    /// earlier report.
+    /// Records a message of the agent. Returns whether the message reflects an older version than
+    /// an earlier report.
     pub(super) fn record_message(&mut self, when: When, reflected: DesiredVersion) -> bool {
         (self.last_message, self.last_message_wall) = (when.now, Some(when.wall));
         let is_outdated = reflected < self.reflected;
@@ -130,18 +132,18 @@ impl Link {
         is_outdated
     }
 
-    /// Keeps a complete desired state whose next piece is due at once.
+    /// Stores a partly built desired state and schedules its next piece immediately.
     pub(super) fn keep_draft(&mut self, draft: Draft) {
         self.draft = Some(draft);
         self.desired_state_due = true;
     }
 
-    /// Returns whether its agent has sent a message to this manager.
+    /// Returns whether the host's agent has connected since the manager started.
     pub(super) fn has_connected(&self) -> bool {
         self.hello.is_some()
     }
 
-    /// Returns the end of its lease without further messages.
+    /// Returns the end of the lease if no further message arrives, in rack time.
     pub(super) fn lease_end(&self, ttl: Ns) -> Ns {
         self.last_message.after(ttl)
     }
@@ -170,12 +172,12 @@ impl Link {
         self.session.and(self.hello.as_ref()).map(|hello| hello.instance)
     }
 
-    /// Returns whether its agent is connected with a valid lease.
+    /// Returns whether the agent is connected with a valid lease.
     pub(super) fn is_live(&self) -> bool {
         self.is_connected() && !self.is_unknown()
     }
 
-    /// Returns the times at which something is due for the host.
+    /// Returns the times at which work for the host is due.
     pub(super) fn due(&self) -> Due {
         Due {
             last_message: self.unknown_since.is_none().then_some(self.last_message),
@@ -186,19 +188,19 @@ impl Link {
         }
     }
 
-    /// Returns the older agent that keeps connecting, if any.
+    /// Returns the latest rejected agent, if any.
     pub(super) fn rejected(&self) -> Option<RejectedAgent> {
         self.rejected
     }
 
-    /// Returns whether a newer instance of the same boot is the host's agent: it is connected, or
-    /// its lease has not expired.
+    /// Returns whether the host's agent is a newer instance of the same boot that is connected or
+    /// has a valid lease.
     pub(super) fn has_newer_agent(&self, hello: &Hello, now: Ns, ttl: Ns) -> bool {
         let newer = |led: &Hello| led.instance > hello.instance && led.boot_id == hello.boot_id;
         self.hello.as_ref().is_some_and(newer) && (self.is_connected() || now < self.lease_end(ttl))
     }
 
-    /// Returns when the next due desired state may be sent.
+    /// Returns the rack time from which the next pending desired state may be sent.
     fn next_send(&self) -> Option<Ns> {
         self.session?;
         let Some(sent) = self.last_sent.filter(|_| self.draft.is_none()) else { return Some(Ns::ZERO) };
@@ -210,7 +212,7 @@ impl Link {
         }))
     }
 
-    /// Returns when an unanswered desired state is sent again.
+    /// Returns the rack time at which an unanswered desired state is sent again.
     fn resend_at(&self) -> Option<Ns> {
         let is_unanswered = |sent: &SentState| self.is_connected() && self.reflected < sent.number;
         let sent = self.last_sent.filter(|sent| is_unanswered(sent) && self.draft.is_none())?;
@@ -218,7 +220,7 @@ impl Link {
     }
 }
 
-/// Complete desired state in preparation.
+/// Complete desired state that is being built in pieces.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Draft {
     pub(super) desired: Option<DesiredState>,
@@ -226,17 +228,17 @@ pub(super) struct Draft {
     pub(super) next_reservation: ReservationId,
 }
 
-/// Times at which something is due for a host, in rack time.
+/// Times at which work for a host is due, in rack time; `None` if no such work is pending.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Due {
-    /// Latest report, while the lease is valid.
+    /// Time of the latest message, while the lease is valid.
     pub(super) last_message: Option<Ns>,
-    /// End of the lease, while the agent is not connected.
+    /// End of the lease, while the lease has expired and the agent is not connected.
     pub(super) silent: Option<Ns>,
-    /// Time at which an unanswered desired state is sent again.
+    /// Time at which the unanswered desired state is sent again.
     pub(super) resend: Option<Ns>,
-    /// Time at which the next due desired state may be sent.
+    /// Time from which the next pending desired state may be sent.
     pub(super) desired_state: Option<Ns>,
-    /// Time of the latest rejection of an older agent.
+    /// Time of the latest rejection of another agent.
     pub(super) rejected: Option<Ns>,
 }

@@ -1,5 +1,4 @@
-//! Links of all hosts, indexed by the times at which something is due, so that no event scans all
-//! hosts.
+//! Links of all hosts, indexed by the times at which work is due, so that no event scans all hosts.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,7 +9,7 @@ use units::{HostId, Ns};
 
 use super::link::{Due, Link};
 
-/// Hosts by a time.
+/// Hosts in the order of a time.
 #[derive(Debug, Default)]
 struct Schedule(BTreeSet<(Ns, HostId)>);
 
@@ -29,7 +28,7 @@ impl Schedule {
         self.0.first().map(|(at, _)| *at)
     }
 
-    /// Returns hosts whose time plus `delay` has passed, in ascending order.
+    /// Returns the hosts whose time plus `delay` has passed, in ascending order of their numbers.
     fn due(&self, now: Ns, delay: Ns) -> Vec<HostId> {
         let due = self.0.iter().take_while(|(at, _)| at.after(delay) <= now);
         let mut hosts: Vec<HostId> = due.map(|(_, host)| *host).collect();
@@ -54,7 +53,7 @@ impl Links {
         self.by_host.get(host)
     }
 
-    /// Changes a link; the index is updated when the guard is dropped.
+    /// Returns a guard to change a link; dropping the guard updates the indexes.
     pub(super) fn get_mut(&mut self, host: &HostId) -> Option<LinkMut<'_>> {
         let before = self.by_host.get(host)?.due();
         Some(LinkMut { links: self, host: *host, before })
@@ -76,32 +75,33 @@ impl Links {
         Some(link)
     }
 
-    /// Returns hosts with an expired lease of this length.
+    /// Returns the hosts whose last message is at least `ttl` old and whose lease has not been
+    /// ended yet.
     pub(super) fn expired_leases(&self, now: Ns, ttl: Ns) -> Vec<HostId> {
         self.last_message.due(now, ttl)
     }
 
-    /// Returns hosts that have been silent for a time after their lease.
+    /// Returns the hosts that are still silent `time` after the end of their lease.
     pub(super) fn silent_for(&self, now: Ns, time: Ns) -> Vec<HostId> {
         self.silent.due(now, time)
     }
 
-    /// Returns hosts whose desired state has to be sent again.
+    /// Returns the hosts whose unanswered desired state must be sent again.
     pub(super) fn resends_due(&self, now: Ns) -> Vec<HostId> {
         self.resends.due(now, Ns::ZERO)
     }
 
-    /// Returns hosts that may be sent a due desired state.
+    /// Returns the hosts whose pending desired state may be sent now.
     pub(super) fn desired_states_due(&self, now: Ns) -> Vec<HostId> {
         self.desired_states.due(now, Ns::ZERO)
     }
 
-    /// Returns hosts at which an older agent was last rejected at least two leases ago.
+    /// Returns the hosts whose latest rejection of an agent is at least two leases ago.
     pub(super) fn expired_rejections(&self, now: Ns, ttl: Ns) -> Vec<HostId> {
         self.rejected.due(now, two_leases(ttl))
     }
 
-    /// Returns the earliest of all these times.
+    /// Returns the earliest time at which work for any host is due.
     pub(super) fn next_wakeup(&self, ttl: Ns, fence_after: Option<Ns>) -> Option<Ns> {
         let lease = self.last_message.first().map(|at| at.after(ttl));
         let fence = self.silent.first().and_then(|at| Some(at.after(fence_after?)));
@@ -120,7 +120,7 @@ impl Links {
         self.rejected.update(host, before.rejected, after.rejected);
     }
 
-    /// Compares the index with one computed from all links.
+    /// Checks the indexes against indexes computed from all links.
     #[cfg(test)]
     pub(super) fn check(&self) {
         let mut computed = Self::default();
@@ -137,7 +137,7 @@ fn two_leases(ttl: Ns) -> Ns {
     Ns(ttl.0.saturating_mul(2))
 }
 
-/// Guard of a link that may be changed.
+/// Guard of a link that the caller may change.
 pub(super) struct LinkMut<'a> {
     links: &'a mut Links,
     host: HostId,
@@ -154,7 +154,7 @@ impl Deref for LinkMut<'_> {
 
 impl DerefMut for LinkMut<'_> {
     fn deref_mut(&mut self) -> &mut Link {
-        self.links.by_host.get_mut(&self.host).expect("the link of a guard exists")
+        self.links.by_host.get_mut(&self.host).expect("the guard's host has a link")
     }
 }
 

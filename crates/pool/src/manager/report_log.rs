@@ -1,4 +1,5 @@
-//! Progress of a host's reports: which are complete, and the state of one between two parts.
+//! Progress of a host's reports: which reports are complete, and the state of a report between
+//! parts.
 
 use std::collections::BTreeSet;
 
@@ -6,33 +7,35 @@ use units::{Name, Ns, ReservationId, SliceId, UnixMs};
 
 use crate::protocol::ObservedState;
 
-/// Reports of one session.
+/// Reports of one session of an agent.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ReportLog {
-    /// All reports up to this number were applied, or replaced by a complete one.
+    /// All reports up to this number were applied, or replaced by a complete report.
     complete: u64,
-    /// Highest number received.
+    /// Highest number of a received report.
     latest: u64,
-    /// [`super::Manager::adoption_events`] when the latest complete report began; `None` before the first.
+    /// Value of [`super::Manager::adoption_events`] when the latest complete report began; `None`
+    /// before the first complete report.
     pub(super) complete_since: Option<u64>,
-    /// Time of the latest request for a complete report.
+    /// Rack time of the latest request for a complete report.
     pub(super) requested: Option<Ns>,
     pub(super) partial: Option<PartialReport>,
 }
 
-/// State of a report between two parts.
+/// State of a report between two of its parts.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PartialReport {
     sequence: u64,
-    /// Number of parts so far; `None` if one is missing.
+    /// Number of received parts; `None` if a part is missing.
     pub(super) parts: Option<usize>,
-    /// [`super::Manager::loads`] and [`super::Manager::adoption_events`] at its first part.
+    /// Value of [`super::Manager::loads`] at the first part.
     pub(super) loads: u64,
+    /// Value of [`super::Manager::adoption_events`] at the first part.
     pub(super) adoption_events: u64,
     pub(super) unadopted: Vec<UnadoptedVm>,
-    /// VMs of all parts so far.
+    /// VMs in all parts received so far.
     pub(super) vms: BTreeSet<ReservationId>,
-    /// It contains a slice of an EMC that was not compared with the ledger.
+    /// Whether the report contains a slice of an EMC that was not compared with the ledger.
     pub(super) is_uncompared: bool,
 }
 
@@ -42,7 +45,7 @@ impl ReportLog {
         self.complete_since.is_some()
     }
 
-    /// Returns the state of this report.
+    /// Records the arrival of a report or of its next part, and returns the state of the report.
     pub(super) fn begin(
         &mut self,
         report: &ObservedState,
@@ -80,7 +83,7 @@ impl ReportLog {
     }
 }
 
-/// Running VM whose slices the ledger cannot assign to it yet.
+/// Running VM that a report contains and that could not be adopted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct UnadoptedVm {
     pub(super) vm: Name,

@@ -1,11 +1,11 @@
-//! Reports of hosts. Each fact is an event of its slice or VM; late and repeated facts change
-//! nothing. A report is applied in parts of bounded size, and its completion counts after the last
-//! part.
+//! Applies reports of hosts. Each entry of a report becomes an event of its slice or VM; late and
+//! repeated entries change nothing. A report is applied in parts of bounded size, and counts as
+//! complete after its last part.
 //!
-//! An agent sends a complete report at the start of its session and on request, and otherwise only
-//! changes. The manager requests one when a report is missing, which sequence numbers show, and
-//! while VMs could not be adopted, the host has yet to report since a restore, or the conditions of
-//! adoption have changed.
+//! An agent sends a complete report at the start of its session and on request; its other reports
+//! contain only changes. The manager requests a complete report when sequence numbers show that a
+//! report is missing. It also does so while VMs could not be adopted, while the host has not
+//! reported since a restore, and after an event that may allow an adoption.
 
 use std::collections::BTreeSet;
 
@@ -22,8 +22,8 @@ use crate::{
 };
 
 impl Manager {
-    /// Applies a report or a part of one. Only the newest report of a connection is checked for
-    /// invalid slices, because slices of an older one may have been deleted since.
+    /// Applies a report or one part of a report. Only the newest report of a connection is checked
+    /// for invalid slices, because slices in an older report may have been deleted since.
     pub(super) fn on_report(&mut self, when: When, session: SessionId, report: &ObservedState) {
         let Some(host) = self.sessions.get(&session).copied() else { return };
         let (loads, adoption_events) = (self.loads, self.adoption_events);
@@ -48,7 +48,8 @@ impl Manager {
         }
         self.apply_clean(when, host, report);
         if partial.parts.is_some() && partial.loads == self.loads {
-            self.end_report(when, host, report, partial); // otherwise facts of earlier parts may be lost
+            // Without all parts, entries of earlier parts may be missing.
+            self.end_report(when, host, report, partial);
         }
         if !report.whole {
             self.request_report(when, host, session);
@@ -61,7 +62,7 @@ impl Manager {
         }
     }
 
-    /// Completes a report after its last part.
+    /// Records the completion of a report after its last part.
     fn end_report(&mut self, when: When, host: HostId, report: &ObservedState, partial: PartialReport) {
         let adoption_events = partial.adoption_events;
         if let Some(mut link) = self.links.get_mut(&host) {
@@ -78,7 +79,7 @@ impl Manager {
         }
     }
 
-    /// Requests a complete report of a host that needs one, at most once per
+    /// Requests a complete report of a host that needs to send one, at most once per
     /// [`DESIRED_STATE_RESEND_AFTER`].
     fn request_report(&mut self, when: When, host: HostId, session: SessionId) {
         if !self.needs_report(host) {
@@ -92,8 +93,8 @@ impl Manager {
         self.effects.push_back(Effect::RequestReport(session));
     }
 
-    /// Returns whether a host should send a complete report. A fenced host only reports the
-    /// completion of its desired state.
+    /// Returns whether a host should send a complete report. A fenced host need not, because it
+    /// only reports when its desired state is completed.
     fn needs_report(&self, host: HostId) -> bool {
         let Some((link, entry)) = self.links.get(&host).zip(self.head.host(host)) else { return false };
         let (log, host_record) = (&link.reports, &entry.host);
@@ -102,8 +103,8 @@ impl Manager {
         host_record.fence == Fence::None && (log.has_gap() || in_doubt() || outdated())
     }
 
-    /// Returns a slice that this host cannot have: it never existed, belongs to another host, or
-    /// has an impossible epoch.
+    /// Returns a reported slice that this host cannot have: the slice never existed, belongs to
+    /// another host, or has an impossible epoch.
     fn false_claim(&self, host: HostId, report: &ObservedState) -> Option<Holding> {
         let entry = self.head.host(host)?;
         report.online.iter().copied().find(|claim| self.is_false(host, entry, *claim))
@@ -118,12 +119,13 @@ impl Manager {
         let is_attached = self.head.emc_of(claim.slice).is_some_and(|emc| entry.host.emcs.contains(&emc))
             || entry.host.may_exceed_ledger();
         let is_impossible = claim.epoch == Epoch(0) || claim.epoch > slot.epoch;
-        // After a restore, or on an EMC with a foreign record, the host may know more than ledger
-        // and device.
+        // After a restore, or if the EMC's record is not the ledger's, the host may hold grants
+        // that ledger and device do not contain.
         let in_doubt = slot.is_quarantined() || self.is_uncompared(claim.slice);
         let is_held_by_other =
             claim.epoch == slot.epoch && slot.holder().is_some_and(|holder| holder != host);
-        // A report of a past grant may follow the removal of the connection: it is ignored.
+        // A report of a past grant may arrive after the host was detached from the EMC; such a
+        // report is ignored.
         (is_impossible || is_held_by_other) && !(is_attached && in_doubt)
     }
 
@@ -166,7 +168,7 @@ impl Manager {
         }
     }
 
-    /// Releases the memory of a VM whose process has ended.
+    /// Ends the reservations whose VM's process has ended.
     fn end_vms_without_process(&mut self, when: When, host: HostId, report: &ObservedState) {
         let name = self.head.host(host).map(|entry| entry.host.name.clone());
         let Some(name) = name else { return };
@@ -178,8 +180,8 @@ impl Manager {
         }
     }
 
-    /// Records the running and the ended processes of one part of a report. Reports of a fenced
-    /// host are ignored: its processes end with the fence.
+    /// Records the running and the ended processes in one part of a report. Ignores reports of a
+    /// fenced host, because the fence ends its processes.
     fn apply_processes(
         &mut self,
         when: When,
@@ -196,7 +198,7 @@ impl Manager {
         self.record_processes(when, host, has_ended, false);
     }
 
-    /// Records the end of processes that a complete report does not contain.
+    /// Records the end of all processes that a complete report does not contain.
     fn end_missing_processes(&mut self, when: When, host: HostId, running: &BTreeSet<ReservationId>) {
         let Some(entry) = self.head.host(host) else { return };
         let own = entry.reservations().chain(entry.ended_with_process());
@@ -223,7 +225,8 @@ impl Manager {
         }
     }
 
-    /// A fenced host reports clean only in reply to a desired state that contains the fence.
+    /// Applies the report of a host that is clean. A fenced host is clean only in reply to a
+    /// desired state that contains the fence.
     fn apply_clean(&mut self, when: When, host: HostId, report: &ObservedState) {
         let fence_sent = self.links.get(&host).and_then(|link| link.fence_sent);
         if report.clean && fence_sent.is_some_and(|fence_sent| report.number >= fence_sent) {

@@ -1,5 +1,5 @@
-//! Requests: each is decided on `head` at once and answered from `durable` when its batch is
-//! durable.
+//! Requests of clients. Each request is decided immediately on `head`, and answered from `durable`
+//! after its batch became durable.
 
 use units::limits::WAITERS_MAX;
 use units::{HostId, Name, Ns, ReservationId, Revision};
@@ -12,117 +12,118 @@ use crate::{
     rejection::Rejection,
 };
 
-/// Validated request.
+/// Validated request of a client.
 #[derive(Clone, Debug)]
 pub enum Request {
-    /// Memory for a VM; with `wait`, the reply follows when it is ready or the time limit expires.
+    /// Reserves memory for a VM. With `wait`, the reply follows when the slices are online or the
+    /// time limit expires.
     Reserve {
-        /// Request.
+        /// Requested memory and cores.
         reserve: Reserve,
-        /// Time limit for the slices to come online.
+        /// Time limit for the slices to come online; `None` replies without waiting.
         wait: Option<Ns>,
     },
-    /// Result of a [`Request::Reserve`], without performing it.
+    /// Checks a [`Request::Reserve`] without performing it; the reply is the same.
     Validate(Reserve),
-    /// Waits until all slices are online.
+    /// Waits until all slices of a reservation are online.
     WaitReady {
-        /// Reservation.
+        /// Reservation to wait for.
         target: Target,
-        /// Time limit.
+        /// Time limit of the wait.
         within: Ns,
     },
-    /// The VM was started.
+    /// Commits a reservation, because its VM was started.
     Commit {
-        /// Reservation.
+        /// Reservation to commit.
         target: Target,
-        /// Requester.
+        /// Client that sent the request.
         actor: Actor,
     },
-    /// The VM ended or will not start.
+    /// Releases a reservation, because its VM ended or will not start.
     Release {
-        /// Reservation.
+        /// Reservation to release.
         target: Target,
-        /// Even if the VM is running.
+        /// Whether to release the memory even if the VM is running.
         force: bool,
         /// Reason given by the caller.
         reason: String,
-        /// Requester.
+        /// Client that sent the request.
         actor: Actor,
     },
-    /// Cordon, uncordon or drain.
+    /// Cordons, uncordons or drains a host or EMC, or uncordons a slice.
     Schedule {
-        /// Operation.
+        /// Host, EMC or slice.
         place: Place,
-        /// Target.
+        /// Requested scheduling.
         to: Scheduling,
-        /// Requester.
+        /// Client that sent the request.
         actor: Actor,
-        /// Reason.
+        /// Reason given by the caller.
         reason: String,
     },
-    /// Fence of a silent host.
+    /// Fences a host that is not connected.
     Fence {
-        /// Host.
+        /// Name of the host.
         host: Name,
-        /// The operator confirms that the machine is powered off.
+        /// Whether the operator confirms that the machine is powered off.
         powered_off: bool,
-        /// Requester.
+        /// Client that sent the request.
         actor: Actor,
-        /// Reason.
+        /// Reason given by the caller.
         reason: String,
     },
-    /// Answer to a migration request.
+    /// Answers a migration request.
     ResolveMigration {
-        /// VM.
+        /// Name of the VM.
         vm: Name,
-        /// Answer.
+        /// Answer of the scheduler.
         answer: MigrationAnswer,
-        /// Explanation by the scheduler.
+        /// Explanation of the answer by the scheduler; may be empty.
         explanation: String,
-        /// Requester.
+        /// Client that sent the request.
         actor: Actor,
     },
     /// Stores a decision made outside the ledger.
     RecordDecision(Decision),
-    /// A new rack.toml.
+    /// Applies a new rack.toml.
     Configure(RackSpec),
 }
 
 impl Request {
-    /// Returns whether the reply may wait for slices to come online, and not only for the disk.
+    /// Returns whether the reply may have to wait for slices to come online.
     pub fn waits_for_slices(&self) -> bool {
         matches!(self, Self::WaitReady { .. } | Self::Reserve { wait: Some(_), .. })
     }
 }
 
-/// Reply to a caller.
+/// Reply to an accepted request.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RequestReply {
-    /// Current reservation.
+    /// Current state of the reservation.
     Reservation(ReservationView),
-    /// A cordon, uncordon, drain or fence is durable.
+    /// The cordon, uncordon, drain or fence is durable.
     Scheduled {
-        /// Revision.
+        /// Revision of the durable ledger at the reply.
         revision: Revision,
-        /// Remaining VMs.
+        /// For a drain, names of the VMs that must still be migrated; otherwise empty.
         waiting_for: Vec<Name>,
     },
-    /// Current migration request.
+    /// Current state of the migration request.
     Migration(ReservationId, Migration),
-    /// Done.
+    /// The request is durable. The value is the revision of the durable ledger at the reply.
     Done(Revision),
 }
 
 /// Reservation with values derived from the ledger.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ReservationView {
-    /// Number.
+    /// Number of the reservation.
     pub id: ReservationId,
-    /// Name of its host.
+    /// Name of the reservation's host; "removed" if the host is no longer in the rack.
     pub host: Name,
     /// Number of online slices.
     pub online: u32,
-    /// Record.
+    /// Durable record of the reservation.
     pub reservation: Reservation,
 }
 
@@ -130,7 +131,7 @@ impl Ledger {
     /// Returns a reservation with values derived from the ledger.
     pub fn view(&self, id: ReservationId) -> Option<ReservationView> {
         let reservation = self.reservation(id)?.clone();
-        let removed = || Name::new("removed").expect("a valid name");
+        let removed = || Name::new("removed").expect("the placeholder name is valid");
         let host = self.host(reservation.host).map_or_else(removed, |entry| entry.host.name.clone());
         Some(ReservationView { id, host, online: self.online(id), reservation })
     }
@@ -188,7 +189,8 @@ impl Manager {
         }
     }
 
-    /// Repeated requests are answered in any state of the host; new ones require a connected host.
+    /// Decides a reservation. A repeated request is answered in any state of the host; a new
+    /// request requires a connected host.
     fn decide_reserve(&self, when: When, reserve: Reserve) -> Result<ReserveOutcome, Rejection> {
         let host = self.head.host_named(&reserve.host);
         let outcome = self.head.decide_reserve(when, reserve);
@@ -199,7 +201,8 @@ impl Manager {
             | Rejection::HostNotSchedulable { .. },
         ) = outcome
         {
-            return outcome; // independent of the host's connection
+            // These outcomes do not depend on the host's connection.
+            return outcome;
         }
         if let Some(host) = host {
             self.check_accepts_reservations(host)?;
@@ -229,8 +232,8 @@ impl Manager {
 
     fn on_reserve(&mut self, when: When, token: Token, reserve: Reserve, wait: Option<Ns>) {
         let slices = reserve.slices;
-        let has_room = wait.map_or(Ok(()), |_| self.check_waiter_limit());
-        let id = match has_room.and_then(|()| self.decide_reserve(when, reserve)) {
+        let within_limit = wait.map_or(Ok(()), |_| self.check_waiter_limit());
+        let id = match within_limit.and_then(|()| self.decide_reserve(when, reserve)) {
             Err(rejection) => return self.reply_durable(token, Reply::Rejected(rejection)),
             Ok(ReserveOutcome::Repeat(id)) => id,
             Ok(ReserveOutcome::New(id, change)) => {
@@ -255,7 +258,8 @@ impl Manager {
                     crate::record::Record::Reservation(_, reservation) => Some(reservation),
                     _ => None,
                 });
-                let reservation = new_reservation.expect("a new reservation is a record of its change");
+                let reservation =
+                    new_reservation.expect("the change of a new reservation contains its record");
                 ReservationView { id, host, online: 0, reservation }
             }
         };
@@ -301,7 +305,8 @@ impl Manager {
             return Err(Rejection::HostConnected(host));
         }
         if !powered_off && link.is_some_and(Link::is_expected) {
-            return Err(Rejection::HostExpected(host)); // its agent may be about to connect, and its VMs run
+            // The agent may connect soon, and the host's VMs may be running.
+            return Err(Rejection::HostExpected(host));
         }
         Ok((
             self.head.decide_fence(when, id, powered_off, actor, reason),
@@ -331,7 +336,8 @@ impl Manager {
         self.effects.push_back(Effect::Reply(token, Box::new(answer)));
     }
 
-    /// Callers that wait for slices, or will wait once a batch is durable.
+    /// Checks that another caller may wait for slices. Counts the callers that wait now and the
+    /// callers that will wait after a batch became durable.
     fn check_waiter_limit(&self) -> Result<(), Rejection> {
         let in_write = self.writing.as_ref().map_or(0, |(batch, _)| batch.waiting.len());
         if self.waiter_deadlines.len() + self.open.waiting.len() + in_write < WAITERS_MAX {
@@ -358,8 +364,8 @@ impl Manager {
         self.reply_to_waiters(id);
     }
 
-    /// Replies to callers that wait for a reservation if it is ready or never will be; otherwise
-    /// schedules a message to its host.
+    /// Replies to callers that wait for a reservation if the reservation is ready or cannot become
+    /// ready. Otherwise lets the next desired state of its host be sent without delay.
     pub(super) fn reply_to_waiters(&mut self, id: ReservationId) {
         if !self.waiters.contains_key(&id) {
             return;
@@ -385,7 +391,7 @@ impl Manager {
         }
     }
 
-    pub(super) fn forget_waiter(&mut self, token: Token) {
+    pub(super) fn remove_waiter(&mut self, token: Token) {
         let batches = std::iter::once(&mut self.open).chain(self.writing.as_mut().map(|(batch, _)| batch));
         batches.for_each(|batch| batch.waiting.retain(|(waiting, ..)| *waiting != token));
         let Some((deadline, id)) = self.waiting.remove(&token) else { return };
@@ -400,7 +406,7 @@ impl Manager {
 }
 
 fn wrong_state(reservation: ReservationId, state: String) -> Rejection {
-    Rejection::WrongState { reservation, state, what: "waiting for it to become ready" }
+    Rejection::WrongState { reservation, state, what: "a wait for its slices" }
 }
 
 #[cfg(test)]
@@ -447,9 +453,9 @@ mod tests {
         }
     }
 
-    /// A slice was lost with its device and uncordoned by an operator. When it was online for the
-    /// next VM, the broken reservation of the first VM counted it as its own and was reported
-    /// ready.
+    /// Regression test: an operator uncordoned a slice that had been lost with its device. When the
+    /// slice came online for another VM, the broken reservation of the first VM counted the slice
+    /// and was reported as ready.
     #[test]
     fn broken_reservation_ignores_slice_online_for_another_vm() {
         let mut ledger = Ledger::new(Meta::new("rack".into()));

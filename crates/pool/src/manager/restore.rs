@@ -1,11 +1,13 @@
 //! Adoption of running VMs, and the end of a restore. The ledger of a backup is older than the
-//! rack: every slice is quarantined until each host that can reach it has reported. Running VMs are
-//! adopted with their slices, and then unclaimed slices return to circulation.
+//! state of the rack. Every slice is therefore quarantined until each host that can reach it has
+//! reported. Running VMs are adopted with their slices, and then the unclaimed slices are used
+//! again.
 //!
-//! A host has reported once its agent has applied a desired state of the restored ledger (from then
-//! on it starts no VM of the lost history), every EMC of the host was compared with the ledger, and
-//! every VM in the report was adopted. A failed adoption leaves the host unreported: its slices are
-//! kept and an alarm names the VM.
+//! A host has reported when three conditions hold. Its agent has applied a desired state of the
+//! restored ledger; from then on it starts no VM that only the lost part of the ledger contained.
+//! Every EMC of the host was compared with the ledger. Every VM in the report was adopted. If an
+//! adoption fails, the host counts as unreported: its slices remain quarantined, and an alarm names
+//! the VM.
 
 use std::collections::BTreeMap;
 
@@ -29,8 +31,8 @@ use crate::{
 };
 
 impl Manager {
-    /// Adopts the VMs of one part of a report. A fenced host, also during the fence, adopts
-    /// nothing: its desired state ends its VMs.
+    /// Adopts the VMs in one part of a report. VMs of a fenced host are not adopted, because its
+    /// desired state ends them.
     pub(super) fn adopt_reported_vms(
         &mut self,
         when: When,
@@ -40,7 +42,7 @@ impl Manager {
     ) {
         self.claim_slices(when, host, report);
         if self.is_fenced_host(host) {
-            return self.forget_unadopted(host);
+            return self.clear_unadopted(host);
         }
         partial.unadopted.extend(self.adopt_vms(when, host, report));
         if self.head.host(host).is_some_and(|entry| entry.host.must_report) {
@@ -57,7 +59,8 @@ impl Manager {
     }
 
     /// Records at the end of a complete report whether the host has reported everything since a
-    /// restore. Returns whether the report counts; the report of a fenced host does not.
+    /// restore. Returns whether the report is valid for adoption; the report of a fenced host is
+    /// not.
     pub(super) fn finish_complete_report(
         &mut self,
         when: When,
@@ -87,8 +90,8 @@ impl Manager {
         true
     }
 
-    /// Reserves the numbers of slices known only to a host since a restore. The host may have been
-    /// fenced since.
+    /// Reserves the slice numbers that a host reports and the restored ledger does not contain. The
+    /// host may have been fenced after the restore.
     pub(super) fn reserve_lost_slices(&mut self, when: When, host: HostId, report: &ObservedState) {
         if self.head.host(host).is_some_and(|entry| entry.host.may_exceed_ledger()) {
             let used = report.holdings().map(|holding| holding.slice);
@@ -97,9 +100,9 @@ impl Manager {
         }
     }
 
-    /// Records slices of a report whose epochs are above those of the restored ledger and of the
-    /// EMC, which may have lost its record. Their epochs are never used again. If the EMC cannot
-    /// revoke access, the host is recorded as the holder.
+    /// Records reported slices whose epochs are above the epochs of the restored ledger and of the
+    /// EMC, whose record may be lost. The ledger then never uses these epochs again. If the EMC
+    /// cannot revoke access, the host becomes the holder of the slice.
     fn claim_slices(&mut self, when: When, host: HostId, report: &ObservedState) {
         if !self.head.host(host).is_some_and(|entry| entry.host.may_exceed_ledger()) {
             return;
@@ -114,13 +117,18 @@ impl Manager {
             self.slice_event(when, slice, Event::Raise(epoch));
             if !self.head.can_revoke(slice) && holder != Some(host) {
                 let why = Event::Quarantine(Quarantine::Restored { host: Some(host) });
-                self.quarantine(when, slice, why, "a host reports it, and its EMC has no record of that");
+                self.quarantine(
+                    when,
+                    slice,
+                    why,
+                    "a host reports the slice, but its EMC has no record of the grant",
+                );
             }
         }
     }
 
-    /// Adopts reported VMs that the ledger does not have on their slices; returns the VMs that it
-    /// could not adopt.
+    /// Adopts reported VMs that the ledger does not assign to their slices. Returns the VMs that
+    /// could not be adopted.
     fn adopt_vms(&mut self, when: When, host: HostId, report: &ObservedState) -> Vec<UnadoptedVm> {
         let unknown: Vec<_> = report.vms.iter().filter(|(id, vm)| self.is_unknown(host, **id, vm)).collect();
         let failed = unknown.into_iter().filter(|(id, vm)| !self.adopt_vm(when, host, **id, vm));
@@ -132,9 +140,10 @@ impl Manager {
         unadopted.collect()
     }
 
-    /// Returns whether a reported VM has a slice that is quarantined because ledger and device
-    /// differ on its owner, or is missing in a restored ledger, or was uncommitted there without
-    /// slices in doubt.
+    /// Returns whether a reported VM needs adoption. This is the case if one of its slices is
+    /// quarantined because ledger and device differ on the owner. After a restore, it is also the
+    /// case if the ledger has no reservation of the VM, or only an uncommitted reservation without
+    /// slices.
     fn is_unknown(&self, host: HostId, id: ReservationId, vm: &ObservedVm) -> bool {
         let restored = self.head.host(host).is_some_and(|entry| entry.host.must_report);
         let in_doubt = |slice: SliceId| {
@@ -155,14 +164,14 @@ impl Manager {
         true
     }
 
-    /// Returns whether the record of the EMC has a grant of exactly this epoch.
+    /// Returns whether the EMC's record contains a grant of exactly this epoch.
     fn is_granted(&self, holding: Holding) -> bool {
         let records = [self.handles.get(&holding.slice), self.pending_handles.get(&holding.slice)];
         records.into_iter().flatten().any(|(epoch, _)| *epoch == holding.epoch)
     }
 
-    /// Returns whether a VM can be adopted under its host's reservation number: the number is this
-    /// VM's, or of the lost history.
+    /// Returns whether a VM can be adopted under the reservation number that its host reports. The
+    /// number belongs to this VM, or may have been assigned after the backup.
     fn can_adopt_as(&self, host: HostId, id: ReservationId, vm: &Name) -> bool {
         let last = self.head.meta().next_reservation.0.saturating_add(RESERVATIONS_LOST_MAX);
         let active = self.head.host(host).map_or(0, |entry| entry.reservations().len());
@@ -172,8 +181,8 @@ impl Manager {
         }
     }
 
-    /// Drops the VMs of a fenced host.
-    pub(super) fn forget_unadopted(&mut self, host: HostId) {
+    /// Drops the VMs of a fenced host that were not adopted.
+    pub(super) fn clear_unadopted(&mut self, host: HostId) {
         self.set_unadopted(host, Vec::new());
     }
 
@@ -189,24 +198,24 @@ impl Manager {
         }
     }
 
-    /// Checks whether an operator may uncordon a quarantined slice.
+    /// Checks whether an operator may requalify a quarantined slice.
     ///
     /// # Errors
-    /// [`Rejection::SliceInDoubt`] while a report contains the slice as memory of a running VM, or
-    /// while a host that may run a VM on it has not reported since a restore or since the manager
-    /// started.
+    /// Returns [`Rejection::SliceInDoubt`] if a running VM uses the slice according to a report.
+    /// Also returns it if a host that may run a VM on the slice has not reported since a restore or
+    /// since the manager started.
     pub(super) fn check_requalify(&self, slice: SliceId) -> Result<(), Rejection> {
         let in_doubt = |why| Err(Rejection::SliceInDoubt { slice, why });
         let running = self.unadopted.values().flatten().find(|vm| vm.slices.contains(&slice));
         if let Some(UnadoptedVm { vm, .. }) = running {
-            return in_doubt(format!("VM {vm} runs on it; it returns when the VM has ended"));
+            return in_doubt(format!("VM {vm} uses the slice; retry after the VM has ended"));
         }
         let Some(emc) = self.head.emc_of(slice) else { return Ok(()) };
         if let Some(host) = self.head.unreported_on(emc).next() {
             return in_doubt(format!("host {} has not reported since the restore", host.name));
         }
         match self.unreported_users(emc, slice).next() {
-            // For an EMC that cannot revoke access, the host has to release the slice first.
+            // If the EMC cannot revoke access, the host must release the slice first.
             Some(host) if self.head.can_revoke(slice) => {
                 in_doubt(format!("host {host} has not reported since the manager started"))
             }
@@ -214,9 +223,9 @@ impl Manager {
         }
     }
 
-    /// Returns hosts that may run a VM on a quarantined slice and have not sent a complete report
-    /// in their session: the host that may reach the slice or, if the EMC has lost the owner, every
-    /// host of the EMC. A fence by the EMC excludes a host.
+    /// Returns the hosts that may run a VM on a quarantined slice and have not sent a complete
+    /// report in their session. This is the holder of the slice or, if the EMC has lost the grant,
+    /// every host of the EMC. Hosts that the EMC has fenced are excluded.
     fn unreported_users(&self, emc: EmcId, slice: SliceId) -> impl Iterator<Item = &Name> {
         let slot = self.head.slot(slice).unwrap_or_default();
         let lost = matches!(slot.state, State::Quarantined(Quarantine::LostGrant));
@@ -230,15 +239,15 @@ impl Manager {
         unreported.map(|(_, entry)| &entry.host.name)
     }
 
-    /// Alarms of hosts that have not reported since a restore, and of running VMs that could not be
-    /// adopted.
+    /// Returns an alarm for each host that has not reported since a restore, and for running VMs
+    /// that could not be adopted.
     pub(super) fn restore_alarms(&self) -> impl Iterator<Item = Alarm> {
         let pending = self.durable.hosts().filter(|(_, entry)| entry.host.must_report);
         let pending = pending.map(|(id, entry)| Alarm {
             reason: "RESTORE_PENDING",
             subject: Subject::Host(entry.host.name.clone()),
             message: format!(
-                "host {} has not reported since the ledger was restored: {}; slices it can reach stay quarantined",
+                "host {} has not reported since the ledger was restored: {}; the slices that it can reach remain quarantined",
                 entry.host.name,
                 self.unreported_reason(id)
             ),
@@ -246,7 +255,7 @@ impl Manager {
         });
         let count = self.unadopted.values().map(Vec::len).sum();
         let rest =
-            self.summary_alarm("VM_NOT_ADOPTED", count, UNADOPTED_ALARMS_MAX, "VMs run and are not adopted");
+            self.summary_alarm("VM_NOT_ADOPTED", count, UNADOPTED_ALARMS_MAX, "running VMs are not adopted");
         let unadopted = self.unadopted.iter().flat_map(|(host, vms)| vms.iter().map(|vm| (*host, vm)));
         let listed = unadopted.take(UNADOPTED_ALARMS_MAX).filter_map(|(host, vm)| {
             let host = &self.durable.host(host)?.host.name;
@@ -254,7 +263,7 @@ impl Manager {
                 reason: "VM_NOT_ADOPTED",
                 subject: Subject::Vm(vm.vm.clone()),
                 message: format!(
-                    "VM {} runs on host {host}, but device and ledger do not confirm its {} slices; they are kept",
+                    "VM {} runs on host {host}, but device and ledger do not confirm its {} slices; the slices remain quarantined",
                     vm.vm,
                     vm.slices.len()
                 ),

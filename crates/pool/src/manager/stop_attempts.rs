@@ -1,19 +1,19 @@
-//! Machines that must be stopped because an EMC cannot fence their hosts alone, indexed by the time
-//! of the next attempt, so that no event scans all of them. While a host's agent is connected, its
+//! Machines that must be stopped because an EMC cannot revoke their hosts' access. The attempts are
+//! indexed by time, so that no event scans all of them. While a host's agent is connected, its
 //! machine is not stopped, and its attempts are not in the index.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use units::{EmcId, HostId, Ns, UnixMs};
 
-/// Pending stop of a machine, for an EMC that cannot fence its host alone.
+/// Pending stop of a machine, for an EMC that cannot revoke the host's access.
 #[derive(Clone, Debug)]
 pub(super) struct StopAttempt {
-    /// Error of the latest attempt; `None` before the first result.
+    /// Error of the latest attempt; `None` before the first error.
     pub(super) why: Option<String>,
-    /// Time at which the stop became due.
+    /// Time since which the machine must be stopped, wall clock.
     pub(super) since: UnixMs,
-    /// Time of the next attempt; [`Ns::NEVER`] while one is in progress or none is needed.
+    /// Rack time of the next attempt; [`Ns::NEVER`] while an attempt is in progress or not needed.
     pub(super) retry_at: Ns,
 }
 
@@ -23,7 +23,7 @@ pub(super) struct StopAttempts {
     entries: BTreeMap<(HostId, EmcId), StopAttempt>,
     /// Hosts with a connected agent.
     connected: BTreeSet<HostId>,
-    /// Attempts to be made, by EMC.
+    /// Scheduled attempts, by EMC.
     attempts: BTreeMap<EmcId, BTreeSet<(Ns, HostId)>>,
 }
 
@@ -82,23 +82,23 @@ impl StopAttempts {
         self.attempts.remove(&emc);
     }
 
-    /// Removes all stops; connected agents are kept.
+    /// Removes all pending stops, but not the record of connected agents.
     pub(super) fn clear(&mut self) {
         self.entries.clear();
         self.attempts.clear();
     }
 
-    /// Returns the earliest attempt at each EMC.
+    /// Returns the time of the earliest attempt for each EMC.
     pub(super) fn earliest(&self) -> impl Iterator<Item = (EmcId, Ns)> {
         self.attempts.iter().filter_map(|(emc, attempts)| Some((*emc, attempts.first()?.0)))
     }
 
-    /// Returns the stop attempts for an EMC with their times, earliest first.
+    /// Returns the scheduled attempts for an EMC, earliest first.
     pub(super) fn attempts(&self, emc: EmcId) -> impl Iterator<Item = (Ns, HostId)> {
         self.attempts.get(&emc).into_iter().flatten().copied()
     }
 
-    /// Compares the index with one computed from all entries.
+    /// Checks the index against an index computed from all entries.
     #[cfg(test)]
     pub(super) fn check(&self, connected: &BTreeSet<HostId>) {
         assert_eq!(&self.connected, connected, "hosts with a connected agent");
@@ -169,6 +169,6 @@ mod tests {
         hosts.set_connected(HostId(2), true);
         hosts.clear();
         hosts.insert(EMC, HostId(2), attempt(20));
-        assert_eq!(attempts(&hosts), [], "its agent is still connected");
+        assert_eq!(attempts(&hosts), [], "the agent of the host is still connected");
     }
 }

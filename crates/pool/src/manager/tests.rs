@@ -1,7 +1,7 @@
-//! Invariants of the manager: scenarios as lines of words, each with the effects of the manager,
-//! and properties of random sequences of events. The [`rig`] simulates store, devices, agents and
-//! callers, and checks every effect: nothing follows from a decision that is not durable, and no
-//! slice has two owners or old data.
+//! Tests of the manager's invariants: scenarios written as lines of words, each with the expected
+//! effects, and properties of random sequences of events. The [`rig`] simulates store, devices,
+//! agents and callers. It checks every effect: no effect follows from a decision that is not
+//! durable, and no slice has two owners or old data.
 
 mod adoption;
 mod alarms;

@@ -1,4 +1,4 @@
-//! Periodic work: leases, deadlines, scrubbing, deletion, retries.
+//! Periodic work of the manager: leases, deadlines, scrubbing, deletion, retries.
 
 use units::limits::{BATCH_CHANGES_MAX, RACK_TIME_SAVE_INTERVAL, RESERVATION_PRUNE_INTERVAL};
 use units::{EmcId, Ns, SliceId};
@@ -12,13 +12,13 @@ use crate::{
     slice::Event,
 };
 
-/// Changes of one kind per round of upkeep; the remainder follows in the next batch.
+/// Maximum number of changes of each kind per round; the remaining changes follow in later rounds.
 const UPKEEP_CHANGES_MAX: usize = BATCH_CHANGES_MAX / 32;
-/// Scrubs started per round of upkeep.
+/// Maximum number of scrubs started per round.
 const SCRUBS_CHOSEN_AT_ONCE_MAX: usize = UPKEEP_CHANGES_MAX / 2;
 
 impl Manager {
-    /// Performs everything that is due.
+    /// Performs all periodic work that is due.
     pub(super) fn run_upkeep(&mut self, when: When) {
         self.expire_leases(when);
         self.retry_devices(when);
@@ -39,9 +39,9 @@ impl Manager {
         self.save_rack_time(when);
     }
 
-    /// Deletes expired requests periodically, and as often as needed while there are many. Requests
-    /// beyond the limits are deleted with the change that exceeds them; here only those of a store
-    /// written under other limits.
+    /// Deletes expired requests periodically; if many requests have expired, in every round. The
+    /// change that exceeds a limit of ended requests also deletes the excess. The eviction here
+    /// only affects stores that were written under other limits.
     fn prune(&mut self, when: When) {
         if when.now < self.prune_at {
             return;
@@ -55,7 +55,8 @@ impl Manager {
         }
     }
 
-    /// Deletes up to `most` ended requests beyond the limits, and returns their number.
+    /// Deletes at most `limit` ended requests that exceed the limits. Returns the number of deleted
+    /// requests.
     pub(super) fn evict(&mut self, when: When, limit: usize) -> usize {
         let durable_until = self.durable.meta().rack_time;
         for evicted in 0..limit {
@@ -70,7 +71,7 @@ impl Manager {
         self.change(when, changes);
     }
 
-    /// Ends reservations with an expired deadline, up to the limit of changes.
+    /// Ends reservations with an expired deadline, up to [`UPKEEP_CHANGES_MAX`] changes.
     fn end_overdue(&mut self, when: When) {
         let mut changes = 0;
         for id in self.head.overdue(when, UPKEEP_CHANGES_MAX) {
@@ -89,7 +90,7 @@ impl Manager {
             if deadline > when.now {
                 return;
             }
-            self.forget_waiter(token);
+            self.remove_waiter(token);
             let slices = self.durable.reservation(id).map_or(0, |reservation| reservation.slices.len());
             let (online, slices) = (self.durable.online(id), u32::try_from(slices).unwrap_or(u32::MAX));
             self.effects.push_back(Effect::Reply(
@@ -99,8 +100,8 @@ impl Manager {
         }
     }
 
-    /// Assigns slices that wait for a scrub to hosts that can scrub them, the least busy first.
-    /// Each EMC has a share of the round; unused shares go to the others.
+    /// Assigns slices that wait for a scrub to hosts, starting with the host that scrubs the fewest
+    /// slices. Each EMC gets a share of the round; unused shares go to other EMCs.
     fn choose_scrubbers(&mut self, when: When) {
         let waiting = self.head.emcs().filter(|(_, e)| e.up && e.to_scrub() > 0);
         let mut emcs: Vec<(u32, EmcId)> = waiting.map(|(id, e)| (e.to_scrub(), id)).collect();
@@ -116,7 +117,7 @@ impl Manager {
         }
     }
 
-    /// Chooses up to `most` scrubs, and returns their number.
+    /// Starts at most `limit` scrubs on an EMC. Returns the number of started scrubs.
     fn choose_scrubbers_on(&mut self, when: When, emc: EmcId, scrubs_per_host: usize, limit: usize) -> usize {
         for chosen in 0..limit {
             let Some((slice, host)) = self.head.emc(emc).and_then(|entry| entry.next_scrub(scrubs_per_host))
@@ -128,7 +129,8 @@ impl Manager {
         limit
     }
 
-    /// Returns the state of the pool for the choice of the scrubbing pace.
+    /// Returns the number of slices of the pool, of free slices, and of slices that wait for a
+    /// scrubber.
     fn supply(&self) -> Supply {
         self.head.emcs().fold(Supply::default(), |sum, (_, entry)| Supply {
             pool: sum.pool + entry.emc.slices,
@@ -137,8 +139,8 @@ impl Manager {
         })
     }
 
-    /// Returns unclaimed slices to circulation after a restore, once every host that could claim
-    /// them has reported.
+    /// Requalifies unclaimed slices after a restore, once every host that may use them has
+    /// reported.
     fn release_restored(&mut self, when: When) {
         let waiting = self.head.emcs().filter(|(_, entry)| entry.up && entry.unclaimed().next().is_some());
         let ready = waiting.filter(|(id, _)| !self.head.awaits_reports(*id));
@@ -150,8 +152,8 @@ impl Manager {
         }
     }
 
-    /// Deadlines use rack time: it is stored periodically, so that a crash does not extend them by
-    /// long.
+    /// Stores rack time periodically, because deadlines depend on it: after a crash, deadlines are
+    /// extended by at most one period.
     fn save_rack_time(&mut self, when: When) {
         if self.rack_time_due().is_some_and(|due| when.now >= due) {
             let meta = self.head.record(Key::Meta);
@@ -159,7 +161,8 @@ impl Manager {
         }
     }
 
-    /// Returns when rack time has to be stored, if no batch does so and a deadline depends on it.
+    /// Returns the rack time at which rack time must be stored. Returns `None` if a batch is
+    /// already being written, or no deadline depends on rack time.
     pub(super) fn rack_time_due(&self) -> Option<Ns> {
         let next_deadline =
             self.head.next_expiry().or(self.head.next_prune()).or(self.head.next_migration_retry());
@@ -167,10 +170,11 @@ impl Manager {
         next_deadline.map(|_| self.durable.meta().rack_time.after(RACK_TIME_SAVE_INTERVAL))
     }
 
-    /// Returns the time of the next expiry or deletion.
+    /// Returns the rack time of the next expiry or deletion.
     pub(super) fn next_upkeep(&self) -> Option<Ns> {
         if self.is_full() {
-            return None; // the write in progress comes first
+            // Upkeep continues after the batch is written.
+            return None;
         }
         let expiry = self.head.next_prune().map(|at| at.max(self.prune_at));
         let prune = if self.head.has_excess_requests() { Some(self.prune_at) } else { expiry };

@@ -1,5 +1,5 @@
-//! State for operators beside the ledger: hosts, EMCs and alarms. It is not durable and derived
-//! from current knowledge.
+//! State that operators see in addition to the ledger: states of hosts and EMCs, and alarms. This
+//! state is not durable.
 
 use units::limits::{RESERVATION_ALARMS_MAX, SLICE_ALARMS_MAX, SLICE_ATTEMPTS_MAX, STORE_FREE_BYTES_MIN};
 use units::{Bytes, EmcId, HostId, Ns, SliceId, UnixMs};
@@ -12,49 +12,50 @@ use crate::{
     record::{Fence, Host, Stage},
 };
 
-/// State of a host.
+/// State of a host, as shown to operators.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostState {
-    /// Its agent is connected and its lease valid.
+    /// The agent is connected and the lease is valid.
     Up,
-    /// Its agent is silent; the lease is valid.
+    /// The agent is not connected; the lease is valid.
     Silent,
-    /// Its lease has expired: no new memory, its slices are kept.
+    /// The lease has expired. The host keeps its slices and gets no new memory.
     Unknown,
-    /// It is being fenced; its slices are kept until access is known to be revoked.
+    /// A fence is in progress. The host keeps its slices until its access is proven to be revoked.
     Fencing,
-    /// Its access is revoked.
+    /// All access of the host is revoked.
     Fenced,
-    /// Its agent has not connected since the manager started.
+    /// The agent has not connected since the manager started.
     Expected,
 }
 
-/// State of an EMC.
+/// State of an EMC, as shown to operators.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EmcState {
-    /// Its contents are being compared with the ledger.
+    /// The EMC's contents are being compared with the ledger.
     Starting,
-    /// It works.
+    /// The EMC works, and its contents were compared with the ledger.
     Up,
-    /// It has failed, with the driver's error.
+    /// The EMC has failed; the text is the error of its driver.
     Failed(String),
 }
 
 /// Condition that needs an operator's attention.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Alarm {
-    /// Reason, in UPPER_SNAKE_CASE.
+    /// Machine-readable reason, in UPPER_SNAKE_CASE.
     pub reason: &'static str,
-    /// Subject.
+    /// Object that the alarm is about.
     pub subject: Subject,
-    /// Message, one sentence.
+    /// Description for operators, one sentence.
     pub message: String,
-    /// Start of the condition; the manager's start if it is unknown.
+    /// Start of the condition, wall clock. If the start is unknown: the time at which the ledger
+    /// was loaded.
     pub since: UnixMs,
 }
 
 impl Manager {
-    /// Returns the state of a host.
+    /// Returns the state of a host, as shown to operators.
     pub fn host_state(&self, host: HostId) -> HostState {
         let fence = self.durable.host(host).map(|entry| entry.host.fence).unwrap_or_default();
         match (fence, self.links.get(&host)) {
@@ -75,18 +76,18 @@ impl Manager {
         }
     }
 
-    /// Returns the reason why a fence has not completed, if it needs an operator.
+    /// Returns the reason why a fence has not completed, if an operator must act.
     pub fn fence_obstacle(&self, host: HostId) -> Option<&str> {
         self.fence_obstacle_since(host).map(|(why, _)| why)
     }
 
-    /// Returns the identity sent by a host's agent, and the time of its last message.
+    /// Returns the latest identity of a host's agent, and the time of its last message, wall clock.
     pub fn agent_identity(&self, host: HostId) -> (Option<&Hello>, Option<UnixMs>) {
         let link = self.links.get(&host);
         (link.and_then(|link| link.hello()), link.and_then(|link| link.last_message_wall))
     }
 
-    /// Returns the state of an EMC.
+    /// Returns the state of an EMC, as shown to operators.
     pub fn emc_state(&self, emc: EmcId) -> EmcState {
         match self.devices.get(&emc).map(|link| &link.condition) {
             None | Some(Condition::Starting) => EmcState::Starting,
@@ -101,7 +102,7 @@ impl Manager {
         fit && matches!(self.host_state(host), HostState::Up | HostState::Silent)
     }
 
-    /// Returns the number of leases expired since the manager started.
+    /// Returns the number of leases that expired since the manager started.
     pub fn leases_expired(&self) -> u64 {
         self.leases_expired
     }
@@ -111,12 +112,13 @@ impl Manager {
         self.buffer.target(self.durable.emcs().map(|(_, e)| e.emc.slices).sum())
     }
 
-    /// Returns the longest recent time of a slice from its last owner to free.
+    /// Returns the longest recent time that a slice took from the start of its release until it was
+    /// free.
     pub fn drain_time(&self) -> Ns {
         self.buffer.drain_time()
     }
 
-    /// Returns all alarms.
+    /// Returns all current alarms.
     pub fn alarms(&self) -> Vec<Alarm> {
         let mut alarms: Vec<Alarm> = self
             .host_alarms()
@@ -130,7 +132,7 @@ impl Manager {
             .collect();
         let usable = |e: &crate::ledger::EmcEntry| if e.up { e.emc.slices - e.quarantined() } else { 0 };
         if self.durable.emcs().map(|(_, e)| usable(e)).sum::<u32>() == 0 {
-            // Capacity has been 0 since the last of these failures.
+            // The capacity is 0 since the latest of these failures.
             let takes_capacity = |alarm: &&Alarm| matches!(alarm.reason, "EMC_FAILED" | "SLICE_QUARANTINED");
             let since = alarms.iter().filter(takes_capacity).map(|alarm| alarm.since).max();
             let message = "no slice of the pool is usable: the capacity of 0 is a failure".to_owned();
@@ -139,7 +141,7 @@ impl Manager {
         }
         if let Some(since) = self.store_low_since {
             let message = format!(
-                "the store's disk has less than {} free: releases work, new reservations do not",
+                "the store's disk has less than {} free: releases are accepted, new reservations are not",
                 Bytes::new(STORE_FREE_BYTES_MIN)
             );
             alarms.push(Alarm { reason: "STORE_LOW_SPACE", subject: Subject::Rack, message, since });
@@ -152,7 +154,7 @@ impl Manager {
         self.changed = true;
     }
 
-    /// Records times of quarantines, which the ledger does not contain.
+    /// Records the times of quarantines, because the ledger does not contain them.
     pub(super) fn record_quarantine_times(
         &mut self,
         when: When,
@@ -175,7 +177,7 @@ impl Manager {
                 HostState::Unknown => (
                     "HOST_UNKNOWN",
                     self.links.get(&id).and_then(|link| link.unknown_since()).unwrap_or(self.loaded_at),
-                    format!("host {name} is silent past its lease; its {slices} slices are kept"),
+                    format!("host {name} is unknown because its lease expired; it keeps its {slices} slices"),
                 ),
                 HostState::Fencing => return Some(self.fencing_alarm(id, &entry.host, slices)),
                 HostState::Fenced => (
@@ -192,7 +194,7 @@ impl Manager {
         })
     }
 
-    /// Alarms of hosts with two agents.
+    /// Returns an alarm for each host that two agents represent.
     fn contested_alarms(&self) -> impl Iterator<Item = Alarm> {
         self.durable.hosts().filter_map(|(id, entry)| {
             let link = self.links.get(&id)?;
@@ -211,8 +213,8 @@ impl Manager {
         })
     }
 
-    /// Returns the start of a host's fence. Fences of earlier versions have none and count from the
-    /// manager's start.
+    /// Returns the start of a host's fence. Without a recorded start, returns the time at which the
+    /// ledger was loaded.
     fn fenced_since(&self, host: &Host) -> UnixMs {
         if host.fenced_at == UnixMs(0) { self.loaded_at } else { host.fenced_at }
     }
@@ -228,19 +230,19 @@ impl Manager {
             return Alarm { reason: "HOST_FENCING", subject, message, since };
         };
         let message = format!(
-            "access of host {name} is not revoked, and it keeps {slices} slices: {why}; this ends when the host returns, or by `tarn fence \
-             {name} --confirm-powered-off` once the machine is off"
+            "access of host {name} is not revoked, and it keeps {slices} slices: {why}; wait until the host returns, or run `tarn fence \
+             {name} --confirm-powered-off` after the machine is powered off"
         );
         Alarm { reason: "HOST_NOT_FENCED", subject, message, since }
     }
 
-    /// Returns a note on EMCs that do not delay a fence and have not confirmed it.
+    /// Returns a note that lists the EMCs whose confirmation the fence does not need.
     fn unconfirmed_emcs_note(&self, host: &Host) -> String {
         let names: Vec<_> = host.unconfirmed_fences.iter().filter_map(|emc| self.emc_name(*emc)).collect();
         if names.is_empty() {
             return String::new();
         }
-        format!("; not confirmed yet, and not needed, by EMC {}", names.join(", "))
+        format!("; optional confirmations are missing from EMC {}", names.join(", "))
     }
 
     fn emc_name(&self, emc: EmcId) -> Option<&str> {
@@ -264,8 +266,9 @@ impl Manager {
         })
     }
 
-    /// Alarms of slices that wait for an operator: the first by name, all others as one number.
-    /// Conditions loaded with the ledger count from the load.
+    /// Returns an alarm for each of the first quarantined slices that wait for an operator, and one
+    /// alarm with the number of the remaining slices. A condition that was loaded with the ledger
+    /// starts at the load.
     fn slice_alarms(&self) -> impl Iterator<Item = Alarm> {
         let alarm = |subject, message, since| Alarm { reason: "SLICE_QUARANTINED", subject, message, since };
         let since = |slice| self.quarantined_at.get(&slice).copied().unwrap_or(self.loaded_at);
@@ -285,7 +288,8 @@ impl Manager {
         listed.chain(rest)
     }
 
-    /// Alarms of broken reservations: the first by name, all others as one number.
+    /// Returns an alarm for each of the first broken reservations, and one alarm with the number of
+    /// the remaining reservations.
     fn reservation_alarms(&self) -> impl Iterator<Item = Alarm> {
         let broken = self.durable.broken();
         let more = broken.len().saturating_sub(RESERVATION_ALARMS_MAX);
@@ -308,9 +312,15 @@ impl Manager {
         listed.chain(rest)
     }
 
-    /// Alarms of slices whose device calls fail: the first by name, all others as one number.
+    /// Returns an alarm for each of the first slices whose device calls fail, and one alarm with
+    /// the number of the remaining slices.
     fn slice_fault_alarms(&self) -> impl Iterator<Item = Alarm> {
-        let rest = self.summary_alarm("SLICE_FAILING", self.faults.len(), SLICE_ALARMS_MAX, "slices fail");
+        let rest = self.summary_alarm(
+            "SLICE_FAILING",
+            self.faults.len(),
+            SLICE_ALARMS_MAX,
+            "slices have failing device calls",
+        );
         let listed = self.faults.iter().take(SLICE_ALARMS_MAX).map(|(slice, fault)| Alarm {
             reason: "SLICE_FAILING",
             subject: Subject::Slice(slice),
@@ -325,15 +335,15 @@ impl Manager {
         listed.chain(rest)
     }
 
-    /// Returns one alarm that sums up the conditions beyond the first `most`.
+    /// Returns one alarm with the number of conditions beyond the first `listed`.
     pub(super) fn summary_alarm(
         &self,
         reason: &'static str,
         count: usize,
-        most: usize,
+        listed: usize,
         what: &str,
     ) -> Option<Alarm> {
-        let more = count.checked_sub(most).filter(|more| *more > 0)?;
+        let more = count.checked_sub(listed).filter(|more| *more > 0)?;
         let message = format!("{more} more {what}");
         Some(Alarm { reason, subject: Subject::Rack, message, since: self.loaded_at })
     }

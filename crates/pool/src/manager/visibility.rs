@@ -1,6 +1,6 @@
-//! Visibility of shared devices. rack.toml lists attached hosts; since no driver can inspect a
-//! shared device, each agent reports the devices of its machine, and a host gets no slices of a
-//! device that it does not see.
+//! Visibility of shared devices. rack.toml lists the attached hosts of each device, but no driver
+//! of the manager can check this list. Each agent therefore reports the devices of its machine, and
+//! a host gets no slices of a device that it does not report.
 
 use std::collections::BTreeMap;
 
@@ -15,8 +15,8 @@ use crate::{
 };
 
 impl Manager {
-    /// Compares the devices reported by a host's agent with rack.toml. Without a report, rack.toml
-    /// is assumed.
+    /// Compares the devices reported by a host's agent with rack.toml. Without a report, all
+    /// devices in rack.toml are assumed to be visible.
     pub(super) fn update_visibility(&mut self, when: When, host: HostId) {
         let Some(hello) = self.links.get(&host).and_then(|link| link.hello()) else { return };
         let unseen = unseen(&self.durable, host, &hello.devices);
@@ -40,7 +40,7 @@ impl Manager {
                 Some(Alarm {
                     reason: "DEVICE_NOT_FOUND",
                     subject: Subject::Host(host.clone()),
-                    message: format!("host {host} gets no slices of {emc}: {why}"),
+                    message: format!("host {host} gets no slices of emc {emc}: {why}"),
                     since: self.unseen_since.get(&id).copied().unwrap_or(self.loaded_at),
                 })
             })
@@ -49,7 +49,7 @@ impl Manager {
     }
 }
 
-/// Returns attached EMCs that a host cannot use, with the reason.
+/// Returns the attached EMCs that a host cannot use, each with the reason.
 fn unseen(ledger: &Ledger, host: HostId, visible: &[SeenDevice]) -> BTreeMap<EmcId, String> {
     let attached = ledger.host(host).into_iter().flat_map(|entry| &entry.host.emcs);
     attached.filter_map(|emc| Some((*emc, unusable_reason(&ledger.emc(*emc)?.emc, visible)?))).collect()
@@ -58,10 +58,10 @@ fn unseen(ledger: &Ledger, host: HostId, visible: &[SeenDevice]) -> BTreeMap<Emc
 fn unusable_reason(emc: &Emc, visible: &[SeenDevice]) -> Option<String> {
     let serial = emc.serial.as_ref()?;
     match visible.iter().find(|device| device.serial == *serial) {
-        None => Some(format!("it sees no device with serial {serial}")),
+        None => Some(format!("the host reports no device with serial {serial}")),
         Some(SeenDevice { problem: Some(problem), .. }) => Some(format!("device {serial}: {problem}")),
         Some(device) if device.slices < emc.slices => Some(format!(
-            "it sees {} slices of device {serial}, rack.toml says {}",
+            "the host reports {} slices of device {serial}, rack.toml requires {}",
             device.slices, emc.slices
         )),
         Some(_) => None,

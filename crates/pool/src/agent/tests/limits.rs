@@ -1,10 +1,10 @@
-//! Limits of the agent: concurrent scrubs, wakeups, and its own state.
+//! Limits of the agent: concurrent scrubs, wakeups, and reported VMs.
 
 use units::limits::{ENDED_VMS_REPORTED_MAX, OBSERVED_STATE_LINGER, SCRUBS_PER_HOST_MAX};
 
 use super::*;
 
-/// Returns the next wakeup of an agent after a script, relative to its start.
+/// Returns the time from the start of the agent to its next wakeup after a script.
 fn next_wakeup(script: &str) -> Option<Ns> {
     let (agent, _) = run(Vec::new(), "", script);
     agent.next_wakeup().map(|at| Ns(at.0 - Ns::secs(1).0))
@@ -19,7 +19,10 @@ fn scrubs_beyond_the_limit_wait_for_another_to_end() {
     let (first, second) = (SCRUBS_PER_HOST_MAX, SCRUBS_PER_HOST_MAX + 1);
     let next = |script: &str| run(Vec::new(), "", &format!("{scrubs} {script}")).1;
     assert!(next("ok:0.1").starts_with(&format!("scrub:{first}.1 ")));
-    assert!(next("fail:0.1").starts_with(&format!("scrub:{first}.1 ")), "a failed scrub has ended");
+    assert!(
+        next("fail:0.1").starts_with(&format!("scrub:{first}.1 ")),
+        "a failed scrub frees a place for another scrub"
+    );
     assert!(next("ok:0.1 ok:1.1").starts_with(&format!("scrub:{second}.1 ")));
     assert!(!next("ok:0.1 ok:1.1 ok:2.1").contains("scrub:"), "no scrub is waiting");
 }
@@ -37,7 +40,11 @@ fn failed_call_wakes_the_agent_for_its_retry() {
     let retry = Some(HOST_RETRY);
     assert_eq!(next_wakeup("up desired:1:a=1.1 fail:1.1 closed:1.1"), retry);
     let (agent, _) = run(Vec::new(), "1.1", "up desired:1 down unclosed:1.1");
-    assert_eq!(agent.next_wakeup(), Some(Ns::secs(1).after(HOST_RETRY)), "an orphan");
+    assert_eq!(
+        agent.next_wakeup(),
+        Some(Ns::secs(1).after(HOST_RETRY)),
+        "the agent wakes to retry the close of the orphan"
+    );
 }
 
 #[test]
@@ -49,7 +56,7 @@ fn ended_vm_wakes_the_agent_when_its_retention_expires() {
 }
 
 #[test]
-fn ended_vms_beyond_the_limit_drop_the_longest_unnamed_first() {
+fn ended_vms_over_the_limit_drop_longest_absent_first() {
     let recovered = (0..=ENDED_VMS_REPORTED_MAX as u64).map(|n| {
         let mut vm = recovered_vm("a", "", false);
         vm.record.reservation = ReservationId(n + 1);

@@ -1,16 +1,17 @@
-//! Random desired states (also repeated, reordered and foreign ones) for an agent whose host calls
-//! are slow or fail and whose VMs end at any time. Every effect is checked.
+//! Property tests of the agent with random desired states, including repeated, reordered and
+//! foreign states. Host calls may be slow or fail, and VMs may end at any time. The host model
+//! checks every effect.
 
 use units::limits::SCRUBS_PER_HOST_MAX;
 
 use super::*;
 
-/// User of the reservation of VM a. The reservation of VM b has no user.
+/// User of VM a's reservation; VM b's reservation has no user.
 const TENANT: u32 = 2001;
-/// User of the agent.
+/// User that runs the agent.
 const AGENT: u32 = 990;
 
-/// A random event.
+/// Random event of the host, the manager or a VM.
 #[derive(Clone, Debug)]
 enum Action {
     DesiredState { number: u64, foreign: u8, entries: Vec<(u8, u32, u64)>, fenced: bool },
@@ -37,18 +38,18 @@ fn action() -> impl Strategy<Value = Action> {
     ]
 }
 
-/// Model of a host: pending calls, records on disk and slices of processes.
+/// Model of a host: pending calls, records on disk, and slices of processes.
 struct HostModel {
     now: Ns,
     agent: Agent,
     calls: BTreeMap<Holding, Effect>,
     to_record: BTreeMap<ReservationId, VmRecord>,
     disk: BTreeMap<ReservationId, VmRecord>,
-    /// Locations of slices that may still be open in the kernel.
+    /// Locations of slices that the kernel may still have open.
     open_in_kernel: BTreeSet<Arc<str>>,
     closing: BTreeSet<Arc<str>>,
     running: BTreeMap<ReservationId, VmRecord>,
-    /// VMs whose process the agent has reported.
+    /// VMs with a process that the agent has reported.
     reported_vms: BTreeSet<ReservationId>,
     desired_state: Option<DesiredState>,
     reported_released: BTreeSet<Holding>,
@@ -105,20 +106,20 @@ impl HostModel {
         }
     }
 
-    /// Builds and sends a desired state. VM a has the even slices and VM b the odd ones, so that a
-    /// slice never belongs to two VMs.
+    /// Builds and sends a desired state. VM a has slices with even numbers and VM b slices with odd
+    /// numbers, so that a slice never belongs to two VMs.
     fn receive_desired_state(&mut self, number: u64, foreign: u8, entries: &[(u8, u32, u64)], fenced: bool) {
-        let mut want = desired_state(number);
-        want.fenced = fenced;
+        let mut desired = desired_state(number);
+        desired.fenced = fenced;
         let mut slices = [BTreeSet::new(), BTreeSet::new()];
         for (kind, slice, epoch) in entries {
             let holding = Holding { slice: SliceId(*slice), epoch: Epoch(*epoch) };
             match kind {
-                0 => drop(want.release.insert(holding, release(holding, false))),
-                1 => drop(want.release.insert(holding, release(holding, true))),
+                0 => drop(desired.release.insert(holding, release(holding, false))),
+                1 => drop(desired.release.insert(holding, release(holding, true))),
                 2 => {
                     let scrubbed = Holding { epoch: Epoch(epoch + 10), ..holding };
-                    drop(want.scrub.insert(scrubbed, handle(scrubbed)));
+                    drop(desired.scrub.insert(scrubbed, handle(scrubbed)));
                 }
                 _ => drop(slices[(slice % 2) as usize].insert(holding)),
             }
@@ -126,36 +127,36 @@ impl HostModel {
         for (vm, slices) in ["a", "b"].into_iter().zip(slices) {
             if !slices.is_empty() && !fenced {
                 let uid = (vm == "a").then(|| user(TENANT));
-                want.vms.insert(reservation(vm), DesiredVm { uid, ..desired_vm(vm, slices.into_iter()) });
+                desired.vms.insert(reservation(vm), DesiredVm { uid, ..desired_vm(vm, slices.into_iter()) });
             }
         }
         let rack = if foreign == 0 { "Q" } else { "R" };
         if foreign == 1 {
-            want.instance = InstanceId(4);
+            desired.instance = InstanceId(4);
         }
-        self.send(rack, want, foreign > 1);
+        self.send(rack, desired, foreign > 1);
     }
 
-    fn send(&mut self, rack: &str, want: DesiredState, is_own: bool) {
+    fn send(&mut self, rack: &str, desired: DesiredState, is_own: bool) {
         let newest = self.desired_state.as_ref().map_or(DesiredVersion::default(), |order| order.number);
-        let is_accepted = is_own && want.number >= newest;
+        let is_accepted = is_own && desired.number >= newest;
         let before = (self.agent.observed_state(), self.calls.clone());
         let previous = self.desired_state.clone();
         if is_accepted {
-            self.reported_released.retain(|holding| want.release.contains_key(holding));
-            self.desired_state = Some(want.clone());
+            self.reported_released.retain(|holding| desired.release.contains_key(holding));
+            self.desired_state = Some(desired.clone());
         }
-        let want = match previous {
-            Some(before) if want.number.revision.0.is_multiple_of(2) => {
-                let change = change(&before, &want);
+        let desired = match previous {
+            Some(before) if desired.number.revision.0.is_multiple_of(2) => {
+                let change = change(&before, &desired);
                 let mut complete = before;
                 complete.amend(change.clone());
-                assert_eq!(complete, want, "changes must add up to the complete state");
+                assert_eq!(complete, desired, "changes must add up to the complete state");
                 change
             }
-            _ => want,
+            _ => desired,
         };
-        self.handle(Event::DesiredState { rack: rack.to_owned(), desired: want });
+        self.handle(Event::DesiredState { rack: rack.to_owned(), desired });
         if !is_accepted {
             assert_eq!(
                 before,
@@ -177,7 +178,7 @@ impl HostModel {
             self.open_in_kernel.remove(&handle(holding).place);
         }
         if matches!((&call, &result), (Effect::Offline { .. }, Ok(_))) {
-            // The slice is in use only if its release was forced.
+            // A slice in use can be closed only by a forced release.
             self.running.values_mut().for_each(|vm| drop(vm.slices.remove(&holding)));
         }
         self.handle(Event::Done { holding, result });
@@ -209,7 +210,7 @@ impl HostModel {
         self.handle(Event::ProcessGone { reservation: id });
     }
 
-    /// Crashes and restarts the agent. VMs and the disk are kept.
+    /// Crashes and restarts the agent. Running VMs and records on disk remain.
     fn restart(&mut self) {
         let recovered = self.disk.values().map(|record| RecoveredVm {
             record: record.clone(),
@@ -229,7 +230,7 @@ impl HostModel {
         self.handle(Event::SessionUp { rack: "R".to_owned(), lease_ttl: Ns::secs(4) });
     }
 
-    /// Checks the invariants of every effect.
+    /// Checks the invariants of an effect and applies the effect to the model.
     fn perform(&mut self, effect: Effect) {
         match &effect {
             Effect::Online { holding, check_zero, .. } => {
@@ -254,7 +255,7 @@ impl HostModel {
                 self.disk.remove(id);
             }
             Effect::PassMemory { ticket, record } => {
-                let caller = self.open_tickets.remove(ticket).expect("a pending ticket");
+                let caller = self.open_tickets.remove(ticket).expect("the ticket is pending");
                 self.check_caller(record, &caller);
                 self.pass_memory(record);
             }
@@ -264,7 +265,9 @@ impl HostModel {
             Effect::SendReport(report) => self.check_report(report),
             Effect::Watch { reservation, .. } => assert!(self.disk.contains_key(reservation)),
             Effect::Kill(id) => {
-                assert!(self.desired_state.as_ref().is_some_and(|o| o.fenced && named(o, *id).is_none()))
+                assert!(
+                    self.desired_state.as_ref().is_some_and(|o| o.fenced && desired_vm_in(o, *id).is_none())
+                )
             }
             Effect::FreeLocal(id) => assert!(!self.running.contains_key(id)),
             Effect::RecordRack { .. } | Effect::Disconnect(_) | Effect::CommandRejected(..) => {}
@@ -304,8 +307,8 @@ impl HostModel {
         order.is_some_and(|release| release.force)
     }
 
-    /// Checks that only the user of the VM or root receives its memory, and that a process serves
-    /// one VM. The process of the VM may repeat the request as any user.
+    /// Checks that only root or the VM's user receives the memory, and that a process belongs to
+    /// one VM. The VM's own process may repeat the request as any user.
     fn check_caller(&self, record: &VmRecord, caller: &Caller) {
         assert!(
             record.process.is(&caller.process),
@@ -316,7 +319,7 @@ impl HostModel {
         let again = self.running.contains_key(&record.reservation);
         assert!(permitted || again, "memory of VM {} was passed to user {}", record.vm, caller.uid);
         let mut others = self.running.iter().filter(|(id, _)| **id != record.reservation);
-        assert!(!others.any(|(_, vm)| vm.process.is(&caller.process)), "one process serves two VMs");
+        assert!(!others.any(|(_, vm)| vm.process.is(&caller.process)), "one process belongs to two VMs");
     }
 
     fn pass_memory(&mut self, record: &VmRecord) {
@@ -337,8 +340,8 @@ impl HostModel {
         self.running.values().any(|vm| vm.slices.contains_key(&holding))
     }
 
-    /// Returns whether the record of a running VM contains a slice. A slice released by force
-    /// before a restart of the agent is still recorded until its VM ends.
+    /// Returns whether the record of a running VM contains a slice. After a restart of the agent,
+    /// the record may still contain a slice that was released by force.
     fn is_recorded(&self, holding: Holding) -> bool {
         let live = self.disk.iter().filter(|(id, _)| self.running.contains_key(id));
         live.into_iter().any(|(_, record)| record.slices.contains_key(&holding))
@@ -376,15 +379,15 @@ impl HostModel {
         {
             let is_open = self.open_in_kernel.contains(&handle(failed.holding).place);
             let is_used = self.is_in_use(failed.holding) || self.is_recorded(failed.holding);
-            // A slice that cannot be closed remains, and the report contains it.
+            // A slice that cannot be closed remains open, and the report contains its failure.
             let must_close =
                 self.desired_state.as_ref().is_some_and(|order| must_release(order, failed.holding));
             assert!(!is_open || is_used || must_close, "{:?} was reported failed while open", failed.holding);
         }
     }
 
-    /// Completes all calls, and checks that the desired state is reached as far as running VMs
-    /// permit.
+    /// Completes all calls, and checks that the host reaches the desired state, except for slices
+    /// that running VMs use.
     fn settle(&mut self) {
         for _ in 0..200 {
             while !self.calls.is_empty() || !self.to_record.is_empty() || !self.closing.is_empty() {
@@ -418,19 +421,19 @@ impl HostModel {
     }
 }
 
-fn named(order: &DesiredState, id: ReservationId) -> Option<&DesiredVm> {
+fn desired_vm_in(order: &DesiredState, id: ReservationId) -> Option<&DesiredVm> {
     order.vms.get(&id)
 }
 
-/// Returns whether a desired state requires that a slice is closed: a release, a fence or a later
-/// owner.
+/// Returns whether a desired state requires that a slice is closed, because of a release, a fence
+/// or a later owner.
 fn must_release(order: &DesiredState, holding: Holding) -> bool {
-    let named = order.vms.values().flat_map(|vm| vm.slices.keys()).chain(order.release.keys());
-    let mut later = named.chain(order.scrub.keys()).filter(|other| other.slice == holding.slice);
+    let mentioned = order.vms.values().flat_map(|vm| vm.slices.keys()).chain(order.release.keys());
+    let mut later = mentioned.chain(order.scrub.keys()).filter(|other| other.slice == holding.slice);
     order.fenced || order.release.contains_key(&holding) || later.any(|other| other.epoch > holding.epoch)
 }
 
-/// Returns the parts of a desired state about one VM and its current and former slices.
+/// Returns the parts of a desired state that concern one VM and slices with even or odd numbers.
 fn part(order: &DesiredState, odd: bool) -> DesiredState {
     let is_part = |slice: SliceId| (slice.0 % 2 == 1) == odd;
     let mut part = order.clone();
@@ -440,7 +443,7 @@ fn part(order: &DesiredState, odd: bool) -> DesiredState {
     part
 }
 
-/// Expresses a desired state as changes of another.
+/// Returns the changes that turn one desired state into another.
 fn change(before: &DesiredState, after: &DesiredState) -> DesiredState {
     let mut change = DesiredState { base: Some(before.number), ..desired_state(after.number.revision.0) };
     (change.instance, change.fenced) = (after.instance, after.fenced);
@@ -450,8 +453,8 @@ fn change(before: &DesiredState, after: &DesiredState) -> DesiredState {
             continue;
         }
         change.removals.vms.extend(old.vms.keys().filter(|id| !new.vms.contains_key(id)));
-        let named: BTreeSet<SliceId> = new.slices().collect();
-        change.removals.slices.extend(old.slices().filter(|slice| !named.contains(slice)));
+        let mentioned: BTreeSet<SliceId> = new.slices().collect();
+        change.removals.slices.extend(old.slices().filter(|slice| !mentioned.contains(slice)));
         change.vms.extend(new.vms);
         change.release.extend(new.release);
         change.scrub.extend(new.scrub);

@@ -1,8 +1,8 @@
-//! Memory of a VM is accessible to one user and root, and a process serves one VM.
+//! Only one user and root can access the memory of a VM, and a process belongs to one VM.
 
 use super::*;
 
-/// VM a of user 2001 and VM b without a user are ready.
+/// Script after which VM a of user 2001 and VM b without a user are ready.
 const READY: &str = "up desired:1:a/2001=1.1:b=2.1 ok:1.1 ok:2.1";
 
 fn check_ready(more: &str, expected: &str) {
@@ -15,14 +15,13 @@ fn vm_of_a_user_is_attached_only_by_that_user_and_root() {
     check_ready("attach:a@100/0", "record:a");
     check_ready(
         "attach:a@100/2002",
-        "refuse:1:VM a is user 2001's: must be user 2001 or root, not user 2002",
+        "refuse:1:VM a belongs to user 2001: the caller must be user 2001 or root, not user 2002",
     );
 }
 
 #[test]
 fn vm_without_a_user_belongs_to_the_agents_user_and_root() {
-    let refused =
-        "refuse:1:VM b is user 0's: must be user 0 or root, not user 2001; its reservation names no user";
+    let refused = "refuse:1:VM b belongs to user 0: the caller must be user 0 or root, not user 2001; its reservation has no user";
     check_ready("attach:b@100/2001", refused);
     let attach = |uid| {
         let (mut agent, _) = run(Vec::new(), "", READY);
@@ -53,15 +52,16 @@ fn preview_is_limited_to_the_users_of_the_memory() {
 fn process_of_a_running_vm_is_not_shown_to_other_users() {
     check_ready(
         "attach:a@100/2001 recorded:a attach:a@200/2002",
-        "refuse:2:VM a is user 2001's: must be user 2001 or root, not user 2002",
+        "refuse:2:VM a belongs to user 2001: the caller must be user 2001 or root, not user 2002",
     );
     check_ready(
         "attach:a@100/2001 recorded:a attach:a@200/2001",
-        "refuse:2:VM a is process 100, which still runs",
+        "refuse:2:VM a is attached to process 100, which still runs",
     );
 }
 
-/// This occurs after a restart of the agent, when the VMM has dropped root privileges.
+/// After a restart of the agent, a VMM that dropped root privileges may attach again under another
+/// user.
 #[test]
 fn vm_process_may_attach_again_as_another_user() {
     check_ready("attach:a@100/0 recorded:a attach:a@100/2002", "pass:2=1.1");
@@ -69,7 +69,7 @@ fn vm_process_may_attach_again_as_another_user() {
 
 #[test]
 fn process_of_a_vm_cannot_attach_another_vm() {
-    let refused = "process 100 is VM a (r-1): must be another process for VM b";
+    let refused = "process 100 is attached to VM a (r-1): VM b requires another process";
     check_ready("attach:a@100 attach:b@100", &format!("refuse:2:{refused}"));
     check_ready("attach:a@100 recorded:a attach:b@100", &format!("refuse:2:{refused}"));
     check_ready("attach:a@100 recorded:a gone:a attach:b@100", "record:b");

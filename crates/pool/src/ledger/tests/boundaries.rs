@@ -1,4 +1,4 @@
-//! Boundaries of the ledger: exact fits, empty cases and indexes.
+//! Boundary cases of the ledger: exact capacities, empty sets and indexes.
 
 use units::limits::SLICES_PER_HOST_MAX;
 
@@ -128,12 +128,12 @@ fn host_with_a_reservation_or_slices_is_not_removed() {
     let remove_h1 = |rack: &mut Rack| rack.configure("e1=4 h2:e1").map_err(|denied| denied.reason());
     let mut rack = Rack::new("e1=4 h1:e1 h2:e1");
     let id = rack.reserve(reserve_request("a", "h1", 0)).unwrap();
-    assert_eq!(remove_h1(&mut rack), Err("NOT_DRAINED"), "a VM without slices");
+    assert_eq!(remove_h1(&mut rack), Err("NOT_DRAINED"), "the host has a VM without slices");
     rack.end(id, released());
     let id = rack.reserve(reserve_request("b", "h1", 1)).unwrap();
     rack.online(0);
     rack.end(id, released());
-    assert_eq!(remove_h1(&mut rack), Err("NOT_DRAINED"), "a draining slice");
+    assert_eq!(remove_h1(&mut rack), Err("NOT_DRAINED"), "the host has a draining slice");
     rack.slice(0, Event::Released(HostId(0), Epoch(1)));
     rack.slice(0, Event::Revoked(Epoch(1)));
     assert_eq!(remove_h1(&mut rack), Ok(()));
@@ -149,9 +149,9 @@ fn removed_host_leaves_the_indexes_of_its_emcs() {
     properties::check_indexes(&rack.ledger);
 }
 
-/// A slice of an adopted VM may leave the online state and return under the same reservation.
+/// A quarantined slice of a reservation must no longer count as online.
 #[test]
-fn progress_decreases_with_slices_that_leave_online() {
+fn progress_decreases_when_slices_leave_online_state() {
     let mut rack = Rack::new("e1=4 h1:e1");
     rack.reserve(reserve_request("a", "h1", 2)).unwrap();
     (0..2).for_each(|slice| rack.online(slice));
@@ -173,8 +173,8 @@ fn fence_ends_when_the_last_unconfirmed_emc_is_removed() {
     assert_eq!(loaded.host(HostId(0)).unwrap().host.unconfirmed_fences, BTreeSet::new());
 }
 
-/// The last steps of its slices and the removal may be one batch, of which a ledger sees only the
-/// removal.
+/// Releases of slices and the removal of their EMC may be in one batch, from which the ledger may
+/// see only the removal. The host must then hold no slices of the EMC.
 #[test]
 fn host_holds_no_slices_of_a_removed_emc() {
     let mut rack = Rack::new("e1=4 e2=4 h1:e1+e2");
@@ -212,7 +212,8 @@ fn migration_answer_keeps_message_and_time() {
     assert_eq!(rack.ledger.migrations[&id].requested_at, later.wall);
 }
 
-/// A restored ledger may not contain a host on which a VM runs.
+/// A restored ledger may lack a host on which a VM runs. A slice held by such a host must wait for
+/// an operator.
 #[test]
 fn slice_of_a_host_outside_the_rack_waits_for_an_operator() {
     for rack_text in ["e1=4! h1:e1", "e1=4 h1:e1"] {
@@ -234,7 +235,8 @@ fn slice_of_a_host_outside_the_rack_waits_for_an_operator() {
     }
 }
 
-/// A process that outlives its VM may still map the memory.
+/// A process that outlives its VM may still map an unclaimed slice, so the slice's host must
+/// release it first.
 #[test]
 fn unclaimed_slice_is_released_by_its_host_first() {
     for rack_text in ["e1=4! h1:e1", "e1=4 h1:e1"] {
@@ -272,8 +274,8 @@ fn vm_with_some_of_its_slices_adopts_the_others() {
     rack.slice(1, Event::Quarantine(Quarantine::Restored { host: Some(HostId(0)) }));
     let adopt =
         |epoch| rack.ledger.decide_adopt(at(3), HostId(0), id, &running_vm("a", [(0, epoch), (1, 1)]));
-    assert_eq!(adopt(0), None, "an epoch other than its own");
-    let change = adopt(1).expect("the epoch granted by the device");
+    assert_eq!(adopt(0), None, "the epoch is not the device's epoch");
+    let change = adopt(1).expect("the device granted this epoch");
     rack.apply(change);
     assert_eq!(rack.slot(1).state, State::Online(Owner { host: HostId(0), reservation: id }));
 }
@@ -292,9 +294,9 @@ fn restores_of_one_backup_use_distinct_reservation_ids() {
     assert!(first > units::limits::RESERVATIONS_LOST_MAX);
     assert!(
         numbers(2) >= first + units::limits::RESERVATIONS_LOST_MAX / 2,
-        "room for the ids of the first restore"
+        "the ids of the first restore remain reserved"
     );
-    assert!(numbers(u64::MAX) > numbers(3), "for any number of restores");
+    assert!(numbers(u64::MAX) > numbers(3), "ids do not overflow after many restores");
 }
 
 #[test]
@@ -335,14 +337,14 @@ fn restored_rack_rejects_additions_until_hosts_have_reported() {
 #[test]
 fn host_id_named_by_a_device_is_not_reassigned() {
     let mut rack = Rack::new("e1=4 h1:e1");
-    for (named, next) in [(0, 1), (3, 4), (2, 4), (u32::MAX, 4)] {
-        let change = rack.ledger.decide_reserve_host_ids([HostId(named)]);
+    for (reported, next) in [(0, 1), (3, 4), (2, 4), (u32::MAX, 4)] {
+        let change = rack.ledger.decide_reserve_host_ids([HostId(reported)]);
         rack.apply(change);
         assert_eq!(rack.ledger.meta().next_host, HostId(next));
     }
     let change = rack.ledger.decide_reserve_host_ids([HostId(5), HostId(u32::MAX)]);
     rack.apply(change);
-    assert_eq!(rack.ledger.meta().next_host, HostId(6), "an out-of-range id does not hide another");
+    assert_eq!(rack.ledger.meta().next_host, HostId(6), "an out-of-range id does not affect later ids");
     rack.configure("e1=4 h1:e1 h2:e1").unwrap();
     assert_eq!(rack.ledger.host_named(&name("h2")), Some(HostId(6)));
 }

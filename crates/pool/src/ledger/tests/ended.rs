@@ -18,7 +18,7 @@ fn request_key(client: &str, id: &str) -> RequestKey {
 }
 
 impl Rack {
-    /// Creates and ends a reservation without slices, and evicts the excess.
+    /// Reserves no slices, ends the reservation, and deletes ended requests that exceed the limits.
     fn end_request(&mut self, client: &str, id: &str, seconds: u64) -> ReservationId {
         let request = Reserve { request: request_key(client, id), ..reserve_request("brief", "h1", 0) };
         let reservation = self.reserve(request).unwrap();
@@ -74,7 +74,7 @@ fn flood_under_new_names_spares_established_clients() {
             assert!(rack.ledger.ended.len() <= BOUNDS.total);
         }
         assert_eq!(rack.stored_requests("honest"), 40);
-        assert_eq!(rack.ledger.ended.len(), BOUNDS.total, "new clients use the remaining capacity");
+        assert_eq!(rack.ledger.ended.len(), BOUNDS.total, "ids of new clients use the rest of the limit");
     }
 }
 
@@ -83,7 +83,7 @@ fn slow_flood_does_not_displace_established_clients() {
     let mut rack = bounded(BOUNDS);
     rack.end_requests("honest", "r", 40, 10);
     for n in 0..600 {
-        // 120 requests in ten minutes, for 50 minutes.
+        // The flood sends 120 requests in ten minutes, for 50 minutes.
         rack.end_request(&format!("flood{n}"), "r", 610 + 5 * n);
     }
     assert_eq!(rack.stored_requests("honest"), 40);
@@ -116,7 +116,7 @@ fn request_ended_after_the_durable_batch_is_not_evicted() {
     assert_eq!(
         rack.ledger.decide_evict(at(12), durable_until),
         None,
-        "the reply to its release may be pending"
+        "the reply to the release may not be durable"
     );
 }
 
@@ -128,11 +128,11 @@ fn evicted_request_does_not_reserve_an_active_vm_again() {
     rack.end(ended, released());
     let second = Reserve { request: request_key("c", "second"), ..first.clone() };
     let active = rack.reserve(second.clone()).unwrap();
-    assert_eq!(rack.reserve(first.clone()), Ok(ended), "the stored reply is of the ended reservation");
+    assert_eq!(rack.reserve(first.clone()), Ok(ended), "the repeated request returns the ended reservation");
     rack.evict(9);
     let taken = Rejection::VmAlreadyReserved { vm: name("a"), reservation: active, host: name("h1") };
     assert_eq!(rack.reserve(first), Err(taken));
-    assert_eq!(rack.reserve(second), Ok(active), "the request of an active reservation is never evicted");
+    assert_eq!(rack.reserve(second), Ok(active), "the repeated request returns the active reservation");
     assert_eq!(rack.ledger.reservations.len(), 1);
 }
 

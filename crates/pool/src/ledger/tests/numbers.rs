@@ -1,5 +1,5 @@
-//! Ids of slices, EMCs and hosts: never reused, limited by the number that exists, and rejected
-//! when their range is exhausted.
+//! Numbers of slices, EMCs and hosts are never reused. Only existing objects count for the limits.
+//! Configurations that exhaust the range of numbers are rejected.
 
 use units::limits::{EMCS_EVER_MAX, HOSTS_EVER_MAX, SLICES_EVER_MAX};
 

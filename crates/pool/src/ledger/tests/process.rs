@@ -1,8 +1,8 @@
-//! Released VMs whose process still runs: their cores and local memory stay in use.
+//! The cores and local memory of a released VM remain in use while its process runs.
 
 use super::*;
 
-/// Returns a rack with a committed, running VM `a` that uses all of host `h1`.
+/// Returns a rack with a committed VM `a` whose process runs and uses all of host `h1`.
 fn running_vm() -> (Rack, ReservationId) {
     let mut rack = Rack::new("e1=4 h1:e1");
     let request = Reserve { cores: 16, local: Bytes::gib(64), ..reserve_request("a", "h1", 0) };

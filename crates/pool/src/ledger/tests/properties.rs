@@ -1,12 +1,12 @@
-//! Properties of random sequences: rejections change nothing, a ledger is the fold of its records,
-//! and its totals are correct.
+//! Property tests of the ledger with random decisions: a rejected decision changes nothing,
+//! applying the records again yields the same ledger, and all totals are correct.
 
 use proptest::prelude::*;
 
 use super::*;
 use crate::{ledger::ended::Bounds, slice::Call};
 
-/// A random request or report, valid or not.
+/// Random request or report, which may be invalid.
 #[derive(Clone, Debug)]
 enum Action {
     Reserve { vm: u8, host: u8, slices: u32, cores: u32, request: u8, client: u8 },
@@ -182,8 +182,8 @@ impl Rack {
         })
     }
 
-    /// Returns the change of a report that a process runs or has ended. The manager ignores
-    /// processes on fenced hosts.
+    /// Returns the change after a report that the process of a reservation runs or has ended.
+    /// Ignores processes on fenced hosts, as the manager does.
     fn report_process(&self, when: When, id: ReservationId, running: bool) -> Change {
         let host = self.ledger.reservation(id).and_then(|reservation| self.ledger.host(reservation.host));
         match host {
@@ -194,7 +194,7 @@ impl Rack {
         }
     }
 
-    /// Returns the change of an event that is usually possible in the state of the slice.
+    /// Returns the change of an event that the slice's state usually accepts.
     fn step(&self, slice: SliceId, kind: u8) -> Change {
         let Some(slot) = self.ledger.slot(slice) else { return Change::default() };
         let (epoch, holder) = (slot.epoch, slot.holder().unwrap_or(HostId(u32::from(kind) % 3)));
@@ -234,7 +234,8 @@ impl Rack {
         if reservation.is_some_and(|reservation| reservation.vm != *vm || reservation.host != host)
             || !self.ledger.hosts.contains_key(&host)
         {
-            return Change::default(); // the manager assigns another id
+            // The manager does not adopt a VM under the number of another reservation.
+            return Change::default();
         }
         let slices = existing.into_iter().map(|(slice, slot)| Holding { slice, epoch: slot.epoch }).collect();
         let running =
@@ -251,7 +252,7 @@ fn place_of(number: u8) -> Place {
     }
 }
 
-/// Formats the complete state of a ledger, including derived values, in a fixed order.
+/// Formats the complete state of a ledger, including derived indexes, in a fixed order.
 fn full_state(ledger: &Ledger) -> String {
     let by_vm: BTreeMap<_, _> = ledger.by_vm.iter().collect();
     let by_request: BTreeMap<_, _> = ledger.by_request.iter().collect();
@@ -266,8 +267,7 @@ fn full_state(ledger: &Ledger) -> String {
     format!("{:#?}", (records, named, by_name, by_request, times, ledger.ended.checked(), outstanding_slices))
 }
 
-/// Checks that indexes of requests agree with the reservations, and that requests of active
-/// reservations are found.
+/// Checks that the request index matches the reservations and contains every active reservation.
 fn check_requests(ledger: &Ledger) {
     let mut outstanding: BTreeMap<ReservationId, u32> = BTreeMap::new();
     for id in ledger.slots_from(SliceId(0)).filter_map(|(_, _, slot)| slot.reservation()) {
@@ -287,14 +287,14 @@ fn check_requests(ledger: &Ledger) {
     assert_eq!(&ended, ledger.ended.checked());
 }
 
-/// Checks that no more ended requests are stored after upkeep than allowed.
+/// Checks that after upkeep the stored ended requests do not exceed their limits.
 fn check_bounds(ledger: &Ledger) {
     let ended = ledger.ended.checked();
     assert!(ledger.ended.len() <= ledger.ended.bounds.total);
     assert!(ended.values().all(|requests| requests.len() <= ledger.ended.bounds.per_client));
 }
 
-/// Compares every index with one computed from slots, hosts and reservations.
+/// Compares every index with an index computed from slots, hosts and reservations.
 pub(super) fn check_indexes(ledger: &Ledger) {
     let slots = || ledger.slots_from(SliceId(0));
     for (id, host) in ledger.hosts() {
@@ -370,22 +370,22 @@ fn check_totals(ledger: &Ledger) {
         });
         let in_use = u32::try_from(in_use.count()).unwrap();
         let sum = entry.free() + in_use + entry.draining() + entry.quarantined();
-        assert_eq!(sum, entry.emc.slices, "free + in use + draining + quarantined");
+        assert_eq!(sum, entry.emc.slices, "every slice is free, in use, draining or quarantined");
     }
     for (id, entry) in ledger.hosts() {
         let of_host = || ledger.reservations.values().filter(move |r| r.host == id);
         let active: u32 = of_host().filter(|r| r.is_active()).map(|r| r.cores).sum();
-        assert!(active <= entry.host.cores, "more cores are reserved than exist");
+        assert!(active <= entry.host.cores, "active reservations exceed the host's cores");
         let in_use = || of_host().filter(|r| r.is_active() || r.has_process);
         assert_eq!(entry.cores_used, in_use().map(|r| r.cores).sum(), "cores in use");
         assert_eq!(entry.local_used, in_use().map(|r| r.local).sum(), "local memory in use");
         assert!(
             entry.host.fence == Fence::None || entry.ended_with_process.is_empty(),
-            "a process of a released VM on a fenced host"
+            "a fenced host has a process of a released VM"
         );
     }
     let active = || ledger.reservations.iter().filter(|(_, r)| r.is_active());
-    assert_eq!(active().count(), ledger.by_vm.len(), "one active reservation per VM");
+    assert_eq!(active().count(), ledger.by_vm.len(), "each VM has one active reservation");
     for (id, reservation) in active() {
         assert_eq!(ledger.reservation_of(&reservation.vm), Some(*id));
     }
@@ -398,7 +398,7 @@ fn check_totals(ledger: &Ledger) {
         };
         assert!(
             hosts.any(requires_migration) || emcs.any(requires_migration),
-            "no drain requires {migration:?}"
+            "no draining host or EMC requires {migration:?}"
         );
     }
 }
@@ -422,23 +422,24 @@ proptest! {
         }
     }
 
-    /// Derived values agree with the records.
+    /// A ledger loaded from its records must have the same records and derived indexes.
     #[test]
-    fn loaded_ledger_equals_the_fold_of_its_records(actions in prop::collection::vec(action(), 0..120)) {
+    fn loaded_ledger_equals_ledger_after_its_decisions(actions in prop::collection::vec(action(), 0..120)) {
         let (mut rack, mut when) = (Rack::new(RACKS[0]), at(1));
         for action in &actions {
             let _ = rack.perform_action(&mut when, action);
         }
         let mut loaded = Ledger::load(rack.ledger.meta().clone(), rack.disk.values().rev().cloned());
         for (id, host) in rack.ledger.hosts() {
-            loaded.set_live(id, host.live); // liveness and visibility are not durable
+            // Liveness and unusable EMCs are not durable, so copy them.
+            loaded.set_live(id, host.live);
             loaded.set_unseen(id, host.unseen.clone());
         }
         check_indexes(&loaded);
         prop_assert_eq!(full_state(&loaded), full_state(&rack.ledger));
     }
 
-    /// A slice changes its owner only from free or scrubbed, and epochs never repeat.
+    /// A slice gets a new owner only in a free or scrubbed state, and each owner has a new epoch.
     #[test]
     fn slice_owners_have_distinct_epochs(actions in prop::collection::vec(action(), 0..120)) {
         let (mut rack, mut when) = (Rack::new(RACKS[0]), at(1));

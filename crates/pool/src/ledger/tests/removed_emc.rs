@@ -1,8 +1,10 @@
-//! Removal of an EMC that a broken reservation still names: its slices are free, so nothing prevents it.
+//! Removal of an EMC with a slice in a broken reservation. All slices of the EMC are free, so it
+//! can be removed.
 
 use super::*;
 
-/// A rack in which VM a on h1 is broken: its slice on e1 was given back. e1 drains.
+/// Returns a rack with a broken reservation of VM a on h1: its slice on e1 is free again, and e1 is
+/// draining.
 fn broken() -> (Rack, ReservationId) {
     let mut rack = Rack::new("e1=1 e2=1 h1:e1+e2");
     let id = rack.reserve(reserve_request("a", "h1", 1)).unwrap();

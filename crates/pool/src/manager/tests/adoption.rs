@@ -1,5 +1,5 @@
-//! Running VMs that cannot be adopted after a restore: their slices are kept, and an alarm names
-//! them with the time.
+//! Running VMs that cannot be adopted after a restore: their slices remain quarantined, and each VM
+//! has an alarm with its start time.
 
 use units::{
     Bytes, ReservationId, UnixMs,
@@ -9,8 +9,9 @@ use units::{
 use super::rig::{Rig, name};
 use crate::protocol::{ObservedState, ObservedVm};
 
-/// A rack restored from a backup in which VM a (1) runs on slice 0 of h1; later h2 was granted
-/// slices 4 and 5. All hosts are connected, and only h2 has not reported.
+/// Returns a rack restored from a backup in which VM a (reservation 1) runs on slice 0 of h1. After
+/// the backup, h2 was granted slices 4 and 5. All hosts are connected, and only h2 has not
+/// reported.
 fn restored() -> Rig {
     let mut rig = Rig::connected();
     rig.run("reserve:a@h1=1 go commit:a go");
@@ -31,7 +32,7 @@ fn write_pending(rig: &mut Rig) {
     }
 }
 
-/// Returns the VMs with an alarm that they are not adopted, and the start of each alarm.
+/// Returns each VM with an alarm that it is not adopted, and the start of the alarm.
 fn unadopted(rig: &Rig) -> Vec<(String, UnixMs)> {
     let alarms = rig.manager.alarms().into_iter().filter(|alarm| alarm.reason == "VM_NOT_ADOPTED");
     alarms.map(|alarm| (alarm.subject.to_string(), alarm.since)).collect()
@@ -72,14 +73,18 @@ fn vm_alarm_keeps_its_time_while_the_report_is_unchanged() {
     let other_vm = unadopted(&rig);
     assert_eq!(other_vm, [("vm c".to_owned(), UnixMs(rig.now.as_ms()))]);
     rig.run("tick:1000 report:h2:vm1c=5.1");
-    assert_eq!(unadopted(&rig), [("vm c".to_owned(), UnixMs(rig.now.as_ms()))], "other slices");
+    assert_eq!(
+        unadopted(&rig),
+        [("vm c".to_owned(), UnixMs(rig.now.as_ms()))],
+        "the alarm restarts when the slices change"
+    );
 }
 
 #[test]
 fn vm_alarm_lasts_until_its_host_is_fenced() {
     let mut rig = restored();
     rig.run("report:h2:vm1b=4.1 cordon:h2 stored");
-    assert_eq!(unadopted(&rig).len(), 1, "after another change of the host");
+    assert_eq!(unadopted(&rig).len(), 1, "the alarm remains after another change of the host");
     rig.run("down:h2 fence:h2 go");
     rig.check("state:h2 | Fenced");
     assert_eq!(unadopted(&rig), []);

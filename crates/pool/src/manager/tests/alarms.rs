@@ -1,4 +1,4 @@
-//! Alarms: each has the start of its condition.
+//! Alarms and the start times of their conditions.
 
 use units::UnixMs;
 

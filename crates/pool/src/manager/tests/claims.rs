@@ -1,20 +1,20 @@
-//! Reported slices that the ledger or EMC does not assign to the host: after restores from older
-//! backups, and on EMCs that lost their records or have those of another rack.
+//! Reports of slices that the ledger or EMC does not assign to the host. Causes are restores from
+//! older backups, and EMCs with a lost record or the record of another rack.
 
 use super::rig::Rig;
 
-/// Starts VM a on slice 0 of h1.
+/// Script that starts VM a on slice 0 of h1.
 const A_RUNS: &str = "reserve:a@h1=1 go commit:a go report:h1:online=0.1:vm1a=0.1 go";
 
-/// Returns a rack whose VM a runs on slice 0 of h1.
+/// Returns a rack in which VM a runs on slice 0 of h1.
 fn running() -> Rig {
     let mut rig = Rig::connected();
     rig.run(A_RUNS);
     rig
 }
 
-/// The shared EMC has lost its record of slice 4, and the connection of its host is newer than
-/// the backup.
+/// The shared EMC has lost its grant of slice 4, and the backup does not contain h1's connection to
+/// the EMC. The slice of the running VM must remain quarantined with h1.
 #[test]
 fn vm_on_newer_connection_of_a_shared_emc_keeps_its_slice() {
     let mut rig = Rig::new("e1=4 e2=4! h1:e1 h2:e1+e2");
@@ -28,14 +28,15 @@ fn vm_on_newer_connection_of_a_shared_emc_keeps_its_slice() {
     rig.disk = backup;
     rig.run("restore stored device tick:10");
     rig.write_all();
-    // h1 reports first: the report contains the slice.
+    // The first report of h1 arrives before any report of h2.
     let output = rig.run("up:h1 tick:10 report:h1:online=4.1:vm1b=4.1 go up:h2 tick:10 report:h2 go report:h1:online=4.1:vm1b=4.1 go");
     assert!(!output.contains("revoke(4.1)") && !output.contains("revoke(4."), "{output}");
     let slices = rig.run("slices");
     assert!(slices.contains("4.1:quarantined@h1"), "{slices}");
 }
 
-/// The backup has the connection, and the slice has no VM.
+/// The backup contains h1's connection to the EMC, but not the reservation. The device must not
+/// revoke the slice before h1 has released it.
 #[test]
 fn online_slice_is_released_by_its_host_before_reuse() {
     let mut rig = Rig::connected_with("e1=4 e2=4! h1:e1+e2 h2:e1+e2 h3:e2");
@@ -56,7 +57,8 @@ fn online_slice_is_released_by_its_host_before_reuse() {
     assert!(!output.contains("revoke(4."), "{output}");
 }
 
-/// An operator confirms that h1 is powered off, and h1 then connects briefly and reports VM a.
+/// Checks that a fenced host which connects briefly and reports VM a remains fenced and without
+/// slices.
 #[track_caller]
 fn assert_fenced_host_adopts_nothing(mut rig: Rig) {
     rig.run("poweroff:h1 go");
@@ -66,19 +68,20 @@ fn assert_fenced_host_adopts_nothing(mut rig: Rig) {
     rig.check("slices state:h1 | Fenced");
 }
 
-/// A fenced host reports its VM before it has received the desired state with the fence.
+/// A host that was fenced reports its VM before it has received the fence. The VM must not be
+/// adopted.
 #[test]
 fn vm_of_a_fenced_host_is_not_adopted() {
     assert_fenced_host_adopts_nothing(running().restored("", "", ""));
 }
 
-/// The VM was started after the backup.
+/// VM a was started after the backup, and its host is fenced. The VM must not be adopted.
 #[test]
 fn lost_vm_of_a_fenced_host_is_not_adopted() {
     assert_fenced_host_adopts_nothing(Rig::connected().restored("", A_RUNS, ""));
 }
 
-/// Neither a forced release nor a fence freed a slice adopted for a fenced host.
+/// VM a was started after the backup, and its host is fenced. Its slice must become free again.
 #[test]
 fn slice_of_a_vm_on_a_fenced_host_becomes_free() {
     let mut rig = Rig::connected().restored("", A_RUNS, "");
@@ -90,7 +93,8 @@ fn slice_of_a_vm_on_a_fenced_host_becomes_free() {
     );
 }
 
-/// The host is fenced after its lease expires, without an operator.
+/// A host that is fenced after its lease expired, without an operator, must not have its VM
+/// adopted.
 #[test]
 fn host_fenced_by_silence_adopts_nothing() {
     let mut rig = Rig::connected().restored("", A_RUNS, "");
@@ -104,7 +108,8 @@ fn host_fenced_by_silence_adopts_nothing() {
     assert!(!output.contains("0.1:online@h1"), "{output}");
 }
 
-/// The directory of an EMC was empty when the manager started; the VM runs.
+/// The EMC's directory was empty when the manager started. The slice of the running VM must not be
+/// requalified.
 #[test]
 fn slice_of_a_running_vm_is_in_doubt_after_a_lost_grant() {
     let mut rig = running();
@@ -115,19 +120,21 @@ fn slice_of_a_running_vm_is_in_doubt_after_a_lost_grant() {
     assert!(output.contains("SLICE_IN_DOUBT"), "{output}");
 }
 
-/// The directory returns before an operator uncordons the slice.
+/// The EMC's directory is mounted again before an operator uncordons the slice. The grant of the
+/// running VM must not be revoked.
 #[test]
-fn guest_survives_a_temporarily_empty_device_directory() {
+fn vm_survives_a_temporarily_empty_device_directory() {
     let mut rig = running();
     rig.set_grant(0, None);
     rig.run("restart device go up:h1 up:h2 up:h3 tick:10 report:h1:online=0.1:vm1a=0.1 go");
-    rig.set_grant(0, Some((1, "h1"))); // the directory is mounted again
+    // The directory is mounted again.
+    rig.set_grant(0, Some((1, "h1")));
     let output = rig.run("enable:0 go");
     assert!(!output.contains("revoke(0.1)"), "{output}");
 }
 
-/// h1 reports VM b on slice 1, which its EMC grants and the ledger does not contain. The
-/// reservation id of b is above those of any lost history.
+/// Returns a rack in which h1 reports VM b on slice 1. The EMC grants the slice, but the ledger has
+/// no reservation for it. The reservation number of b is too high to have been assigned.
 fn vm_on_unknown_grant() -> Rig {
     let mut rig = running();
     rig.set_grant(1, Some((1, "h1")));
@@ -138,7 +145,8 @@ fn vm_on_unknown_grant() -> Rig {
     rig
 }
 
-/// A restarted manager does not yet have the report that names a VM on the slice.
+/// After a restart, the manager has no report of the VM on the slice yet. The slice must not be
+/// requalified.
 #[test]
 fn unknown_grant_is_in_doubt_until_its_host_has_reported() {
     let mut rig = vm_on_unknown_grant();
@@ -150,7 +158,7 @@ fn unknown_grant_is_in_doubt_until_its_host_has_reported() {
 }
 
 #[test]
-fn fence_ends_the_doubt_about_a_vm_not_adopted() {
+fn fence_permits_uncordon_of_slice_of_unadopted_vm() {
     let mut rig = vm_on_unknown_grant();
     rig.run("down:h1 poweroff:h1 go");
     rig.check("state:h1 | Fenced");
@@ -158,8 +166,8 @@ fn fence_ends_the_doubt_about_a_vm_not_adopted() {
     assert!(!output.contains("SLICE_IN_DOUBT") && !output.contains("VM_NOT_ADOPTED"), "{output}");
 }
 
-/// The directory of e1 belongs to another rack, and grants slice 0 to another host id under the
-/// same epoch.
+/// The directory of e1 belongs to another rack and grants slice 0 to another host under the same
+/// epoch. The host that reports the slice must remain connected.
 #[test]
 fn foreign_emc_does_not_make_a_report_a_false_claim() {
     let mut rig = Rig::connected();
@@ -194,7 +202,8 @@ fn vm_on_a_healthy_emc_survives_a_foreign_emc() {
     assert!(!output.contains("fence(h1)") && !output.contains("revoke(4.1)"), "{output}");
 }
 
-/// The EMC lost its directory, epochs among it, and the store is older than the slice.
+/// The EMC lost its directory with all epochs, and the restored store does not contain the slice's
+/// owner. The epoch that h1 reports must not be reused.
 #[test]
 fn epoch_still_held_by_a_host_is_not_reused() {
     let mut rig = Rig::connected();
@@ -216,8 +225,8 @@ fn epoch_still_held_by_a_host_is_not_reused() {
     assert!(!output.contains("0.1:scrubbing") && !output.contains("FalseClaim"), "{output}");
 }
 
-/// The record of shared EMC e2 and the ledger are from one backup in which h2 has slice 4. Since
-/// then the slice belongs to h1.
+/// Returns a rack whose ledger and e2 were both restored from a state in which h2 has slice 4.
+/// Since then, h1 has become the owner of the slice. e2 cannot revoke access.
 fn shared_slice_of_a_later_holder() -> Rig {
     let mut rig = Rig::connected_with("e1=4 e2=4! h1:e1+e2 h2:e1+e2 h3:e2");
     rig.run("cordon:e1 reserve:a@h2=1 go");
@@ -260,8 +269,8 @@ fn holder_reporting_after_the_comparison_is_recorded() {
     assert_slice(&mut rig, "4.3:draining@h1");
 }
 
-/// The record of e2 was replaced by an older one during the release of the slice by h1. The ledger
-/// was not restored.
+/// The record of e2 was replaced by an older record while h1 released the slice. Without a restore
+/// of the ledger, h1 must remain the slice's holder.
 #[test]
 fn holder_of_a_later_epoch_is_kept_without_a_restore() {
     let mut rig = Rig::connected_with("e1=4 e2=4! h1:e1+e2 h2:e1+e2 h3:e2");

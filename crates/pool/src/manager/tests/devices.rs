@@ -1,4 +1,5 @@
-//! Devices: intents are driven until confirmed, and differences lead to quarantine.
+//! Devices: calls are repeated until the device confirms them, and differences from the ledger lead
+//! to quarantine.
 
 use units::limits::SLICE_ALARMS_MAX;
 use units::{Epoch, SliceId};
@@ -6,7 +7,7 @@ use units::{Epoch, SliceId};
 use super::rig::Rig;
 use crate::{audit::Subject, protocol::Handle};
 
-/// Returns a rack in which h1 has slice 0 online and drains slice 1, and slice 4 was never owned.
+/// Returns a rack in which h1 has slice 0 online and drains slice 1. Slice 4 never had an owner.
 fn rig_with_slices() -> Rig {
     let mut rig = Rig::connected();
     rig.run("reserve:a@h1=1 cordon:e2 go reserve:b@h1=1 enable:e2 go release:b stored");
@@ -14,7 +15,7 @@ fn rig_with_slices() -> Rig {
     rig
 }
 
-/// Checks the slices after a change of the devices and a restart of the manager.
+/// Changes the devices, restarts the manager, and checks the state of the slices.
 fn check_comparison(change: impl Fn(&mut Rig), expected: &str) {
     let mut rig = rig_with_slices();
     change(&mut rig);
@@ -46,7 +47,7 @@ fn grant_missing_from_the_ledger_is_quarantined() {
     check_comparison(|rig| rig.set_grant(0, Some((3, "h1"))), "0.3:quarantined@h1 1.1:draining@h1");
 }
 
-/// Returns a rack in which VM a runs on slice 0 of e1, and the record of e1 was emptied before a
+/// Returns a rack in which VM a runs on slice 0 of e1. The record of e1 was emptied before a
 /// restart of the manager.
 fn emptied_device() -> Rig {
     let mut rig = Rig::connected();
@@ -58,11 +59,11 @@ fn emptied_device() -> Rig {
 }
 
 #[test]
-fn device_without_the_epoch_of_a_guest_is_failed() {
+fn device_without_the_epoch_of_a_vm_is_failed() {
     let mut rig = emptied_device();
     rig.check("slices alarms state:h1 | 0.1:online@h1 EMC_FAILED Up");
     let message = &rig.manager.alarms()[0].message;
-    assert!(message.contains("does not know epoch 1 of slice 0"), "{message}");
+    assert!(message.contains("has no record of epoch 1 of slice 0"), "{message}");
     rig.set_grant(0, Some((1, "h1")));
     rig.check(
         "tick:1000 go
@@ -82,7 +83,7 @@ fn foreign_device_reserves_no_host_id_and_grants_nothing() {
 }
 
 #[test]
-fn device_without_its_record_recovers_after_its_guests_end() {
+fn device_without_its_record_recovers_after_its_vms_end() {
     let mut rig = emptied_device();
     rig.run("release:a go");
     rig.check(
@@ -95,7 +96,7 @@ fn device_without_its_record_recovers_after_its_guests_end() {
 }
 
 #[test]
-fn device_may_lack_epochs_that_were_never_granted() {
+fn device_without_never_granted_epochs_is_used() {
     let mut rig = Rig::connected();
     rig.run("reserve:a@h1=1 stored restart device go up:h1 go");
     rig.check("slices alarms | 0.1:online@h1");
@@ -103,7 +104,7 @@ fn device_may_lack_epochs_that_were_never_granted() {
 
 #[test]
 fn free_slice_with_later_device_epoch_is_scrubbed() {
-    // In a new store every slice is free, while the device has recorded later owners.
+    // In a new store every slice is free, but the device has recorded owners.
     check_comparison(|rig| rig.set_highest_epoch(4, 7), "0.1:online@h1 1.1:draining@h1 4.7:scrubbing");
     let mut rig = rig_with_slices();
     rig.set_highest_epoch(4, 7);
@@ -129,8 +130,8 @@ fn vm_with_a_lost_slice_is_broken_and_raises_an_alarm() {
     );
 }
 
-/// The store failed after the comparison of a device: the result was lost with the batch, and the
-/// slice waited indefinitely for a host that was not informed.
+/// The write after the comparison of a device fails, so the result of the comparison is lost. The
+/// comparison must be repeated, and the lost grant quarantined.
 #[test]
 fn comparison_is_repeated_after_a_failed_write() {
     let mut rig = rig_with_slices();
@@ -139,7 +140,7 @@ fn comparison_is_repeated_after_a_failed_write() {
     assert_eq!(rig.run("slices"), "0.1:quarantined 1.1:draining@h1");
 }
 
-/// The contents of the device arrived during the reload.
+/// The contents of the device arrive during a load of the store. They must be requested again.
 #[test]
 fn device_reply_during_a_reload_is_requested_again() {
     let mut rig = rig_with_slices();
@@ -160,8 +161,8 @@ fn grant_is_requested_once_and_again_after_a_restart() {
 
 #[test]
 fn agent_connected_before_a_comparison_receives_its_state_later() {
-    // Both desired states had the same version, and the report on the first was counted for the
-    // second.
+    // The first desired state has no VM because the device is not compared. The second desired
+    // state must have another version, so that a report on the first does not answer it.
     Rig::connected().check(
         "reserve:a@h1=1 go restart
          up:h1 apply:h1 tick:10 | h1<nothing
@@ -171,7 +172,7 @@ fn agent_connected_before_a_comparison_receives_its_state_later() {
 }
 
 #[test]
-fn failed_device_accepts_no_reservations_and_catches_up() {
+fn failed_device_rejects_reservations_and_recovers() {
     Rig::connected().check(
         "break:e1 reserve:a@h1=1 stored | store reserve:a->ok(0) e1.grant(0.1>h1)
          device alarms | EMC_FAILED
@@ -216,7 +217,7 @@ fn nonzero_slice_is_quarantined() {
 
 #[test]
 fn slice_is_scrubbed_by_a_live_attached_host() {
-    // The third host is not attached to the first EMC, and the first host is silent.
+    // h3 is not attached to e1, and h1 is not connected, so h2 must scrub the slice.
     let mut rig = Rig::connected();
     rig.check(
         "reserve:a@h1=1 go release:a stored tick:10 apply:h1 down:h1
@@ -224,7 +225,7 @@ fn slice_is_scrubbed_by_a_live_attached_host() {
          device tick:10 stored | store e1.grant(0.2>h2)
          down:h2 device tick:10 stored slices | store 0.2:scrubbing@h2",
     );
-    // A disconnected scrubber keeps the slice until it is fenced, as any owner does.
+    // A disconnected scrubber keeps the slice until it is fenced.
     rig.check(
         "fence:h2 go slices | store fence:h2->ok[0] e1.fence(h2) e2.fence(h2) store e1.revoke(0.2) store 0.2:scrubbing
          up:h1 go
@@ -232,7 +233,7 @@ fn slice_is_scrubbed_by_a_live_attached_host() {
     );
 }
 
-/// Returns a rack in which h1 has to scrub slice 0.
+/// Returns a rack in which h1 must scrub slice 0.
 fn scrubbing() -> Rig {
     let mut rig = Rig::connected();
     rig.check(
@@ -244,7 +245,7 @@ fn scrubbing() -> Rig {
 }
 
 #[test]
-fn only_a_complete_scrub_of_the_current_epoch_counts() {
+fn only_complete_scrub_of_current_epoch_is_accepted() {
     scrubbing().check(
         "report:h1:half=0.2 report:h1:scrubbed=0.1 report:h1:scrubbed=0.3 tick:10 |
          report:h1:scrubbed=0.2 tick:10 | store
@@ -255,8 +256,8 @@ fn only_a_complete_scrub_of_the_current_epoch_counts() {
     );
 }
 
-/// The scrub result was not durable when the agent restarted. A second scrub could write to a slice
-/// of the next owner, which a device that cannot revoke access does not prevent.
+/// The agent restarts before the result of its scrub is durable. The new agent must not receive the
+/// scrub: it could zero a slice of the next owner if the device cannot revoke access.
 #[test]
 fn reported_scrub_is_not_sent_to_the_next_agent() {
     scrubbing().check(
@@ -264,7 +265,7 @@ fn reported_scrub_is_not_sent_to_the_next_agent() {
          down:h1 up:h1 tick:10 |
          stored | e1.revoke(0.2) h1<nothing",
     );
-    // If the write of the decision fails, the next agent scrubs the slice.
+    // If the write of the result fails, the new agent must scrub the slice.
     scrubbing().check(
         "report:h1:scrubbed=0.2 tick:10 down:h1 up:h1 lost | store reload
          reload | e1.contents e2.contents h1<scrub=0.2",
@@ -282,8 +283,8 @@ fn slice_that_cannot_be_scrubbed_is_quarantined() {
 
 #[test]
 fn unrecorded_fence_is_not_treated_as_lost_grants() {
-    // The device had revoked the grants of the host when the manager died. The restarted manager
-    // quarantined the slices as lost.
+    // The device revoked the host's grants before the manager restarted, but the fence was not
+    // recorded. The slices must not be quarantined as lost grants.
     let mut rig = rig_with_slices();
     rig.run("down:h1 fence:h1 stored");
     rig.set_grant(0, None);
@@ -296,7 +297,8 @@ fn unrecorded_fence_is_not_treated_as_lost_grants() {
     );
 }
 
-/// Returns a rack in which slice 1 of VM b fails; VM a has slice 0 and VM c slice 2.
+/// Returns a rack in which device calls for slice 1 of VM b fail. VM a has slice 0, and VM c has
+/// slice 2.
 fn failing_slice() -> Rig {
     let mut rig = Rig::new("e1=4 h1:e1 h2:e1");
     rig.run("up:h1 up:h2 go fault:1 reserve:a@h1=1 reserve:b@h1=1 reserve:c@h1=1 go");
@@ -342,7 +344,8 @@ fn repeatedly_failing_grant_quarantines_slice() {
     );
     let message = &rig.manager.alarms()[0].message;
     assert!(message.contains("slice 1 of emc e1") && message.contains("(os error 21)"), "{message}");
-    // A requalified slice is quarantined again while it fails, and returns when it works.
+    // A requalified slice is quarantined again while its calls fail, and becomes free after they
+    // succeed.
     rig.check(
         "enable:1 go tick:200 go tick:400 go tick:800 go report:h1 report:h2 tick:1600 go report:h1 report:h2 tick:2000 go
          slices alarms | 0.1:online@h1 1.1:quarantined@h1 2.1:online@h1 SLICE_QUARANTINED RESERVATION_BROKEN
@@ -393,7 +396,8 @@ fn release_of_a_failing_slice_waits_for_its_retry() {
     );
 }
 
-/// The device grants the slice to a host that may access it.
+/// The device already grants the slice to another host. The slice must be quarantined with this
+/// host.
 #[test]
 fn grant_refused_for_another_holder_is_quarantined() {
     let mut rig = Rig::new("e1=4 h1:e1 h2:e1");
@@ -403,9 +407,10 @@ fn grant_refused_for_another_holder_is_quarantined() {
     rig.check("slices alarms wait:a | 0.7:quarantined@h2 SLICE_QUARANTINED RESERVATION_BROKEN wait:a->RESERVATION_WRONG_STATE");
 }
 
-/// While the store fails, a later grant may arrive before a pending handle is published.
+/// A newer grant may arrive before a pending handle is published. The handle of the newer grant
+/// must remain.
 #[test]
-fn pending_handle_does_not_replace_a_later_one() {
+fn pending_handle_does_not_replace_a_later_handle() {
     let mut rig = rig_with_slices();
     let handle = |epoch| (Epoch(epoch), Handle::new("emc", format!("/0.{epoch}")));
     let slice = SliceId(0);
@@ -421,7 +426,8 @@ fn pending_handle_does_not_replace_a_later_one() {
     }
 }
 
-/// One alarm per quarantined slice of a large rack exceeded the size of a message.
+/// Quarantined slices above the limit must share one alarm, so that the list of alarms fits into a
+/// message.
 #[test]
 fn quarantined_slices_beyond_the_limit_share_one_alarm() {
     let mut rig = Rig::new("e1=300 h1:e1");
@@ -436,7 +442,8 @@ fn quarantined_slices_beyond_the_limit_share_one_alarm() {
     assert!(last.message.starts_with("44 more slices are quarantined"), "{}", last.message);
 }
 
-/// The epoch of the next owner would overflow.
+/// An epoch of the device is so high that the next epoch would overflow. The EMC must count as
+/// failed.
 #[test]
 fn emc_with_an_out_of_range_epoch_is_failed() {
     let mut rig = Rig::connected();

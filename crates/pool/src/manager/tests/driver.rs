@@ -1,4 +1,4 @@
-//! Guarantees for the driver of the manager: pending work, full batches, published changes and
+//! Functions that the driver of the manager uses: pending work, full batches, published changes and
 //! waiting callers.
 
 use units::limits::{BATCH_CHANGES_MAX, WAITERS_MAX};
@@ -91,12 +91,12 @@ fn requests_that_may_wait_for_slices_are_marked() {
 }
 
 #[test]
-fn waiting_callers_count_before_and_after_the_write() {
+fn waiters_before_and_after_the_write_count_towards_limit() {
     let mut rig = Rig::connected();
     rig.run("reserve:a@h1=1 stored");
     (0..2).for_each(|_| drop(rig.run("wait:a")));
     rig.run("reserve:z@h1=0");
-    // The first of these callers wait for the write in progress, the others for the next one.
+    // The first of these callers wait for the write in progress, the others for the next write.
     (2..10).for_each(|_| drop(rig.run("wait:a")));
     rig.run("reserve:y@h1=0");
     (10..WAITERS_MAX).for_each(|_| drop(rig.run("wait:a")));

@@ -1,4 +1,4 @@
-//! Device calls, desired states and returns from quarantine that are not permitted yet.
+//! Conditions under which device calls, desired states and requalifications must wait.
 
 use super::rig::Rig;
 
@@ -14,7 +14,7 @@ fn restored(compared: bool) -> Rig {
     rig
 }
 
-/// Completes writes and device calls. Agents do not report.
+/// Completes all writes and device calls, without reports of agents.
 fn settle(rig: &mut Rig) {
     for _ in 0..4 {
         rig.run("device tick:20");
@@ -24,7 +24,7 @@ fn settle(rig: &mut Rig) {
     }
 }
 
-/// Checks the number of quarantined slices and the reply to a validation of a reservation on
+/// Checks the number of quarantined slices, and the reply to the validation of a reservation on
 /// `host`.
 #[track_caller]
 fn assert_restored(rig: &mut Rig, quarantined: usize, host: &str, reply: &str) {
@@ -39,7 +39,7 @@ fn assert_restored(rig: &mut Rig, quarantined: usize, host: &str, reply: &str) {
 }
 
 #[test]
-fn partial_report_after_restore_is_not_sufficient() {
+fn partial_report_does_not_end_a_restore() {
     let mut rig = restored(true);
     rig.run("report:h2 report:h3 report:h1:part");
     assert_restored(&mut rig, 8, "h1", "HOST_NOT_SCHEDULABLE");
@@ -124,8 +124,8 @@ fn host_being_fenced_is_granted_no_slice_to_scrub() {
     );
 }
 
-/// A restarted manager learns that a device grants a slice under a later epoch than the ledger,
-/// during the write of an earlier batch.
+/// A restarted manager finds that a device grants a slice under a later epoch than the ledger,
+/// while an earlier batch is being written. The old owner must not receive the new handle.
 #[test]
 fn handle_of_another_epoch_is_not_sent_to_the_owner() {
     let mut rig = Rig::connected();
@@ -146,8 +146,8 @@ fn quarantined_slices_do_not_slow_down_scrubbing() {
     rig.run("reserve:a@h1=80 go reserve:b@h1=6 go reserve:c@h1=20 stored device tick:10 stored");
     let dirty: Vec<_> = (86..106).map(|slice| format!("{slice}.1")).collect();
     rig.run(&format!("report:h1:dirty={} go", dirty.join("+")));
-    // 22 slices are free, fewer than the buffer target. With the 20 in quarantine the target is
-    // met.
+    // 22 slices are free, which is less than the buffer target. Together with the 20 quarantined
+    // slices, the target would be met.
     assert_eq!(rig.run("slices").matches(":quarantined").count(), 20);
     let output = rig.run("down:h2 down:h3 release:b go");
     let max_scrubs = output.split("store").map(|write| write.matches(".2>h1)").count()).max();

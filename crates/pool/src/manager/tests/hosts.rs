@@ -1,4 +1,4 @@
-//! Hosts: silence frees no slices, a fence is confirmed by devices, and reports are validated.
+//! Hosts: silent hosts keep their slices, devices confirm fences, and reports are validated.
 
 use units::limits::DELTA_CHANGES_PER_HOST_MAX;
 use units::{ReservationId, SliceId};
@@ -8,18 +8,18 @@ use crate::{audit::Subject, manager::link::PendingChanges, record::Fence};
 
 #[test]
 fn changes_beyond_the_limit_become_a_complete_state() {
-    let mut news = PendingChanges::awaited();
+    let mut changes = PendingChanges::awaited();
     let max = DELTA_CHANGES_PER_HOST_MAX as u64;
-    (1..=max).for_each(|id| news.add(None, [ReservationId(id)]));
-    assert!(!news.is_complete() && news.len() == DELTA_CHANGES_PER_HOST_MAX);
-    news.add(Some(SliceId(0)), []);
-    assert!(news.is_complete() && news.len() == 0);
-    assert!(news.is_awaited(), "a complete desired state is awaited as well");
+    (1..=max).for_each(|id| changes.add(None, [ReservationId(id)]));
+    assert!(!changes.is_complete() && changes.len() == DELTA_CHANGES_PER_HOST_MAX);
+    changes.add(Some(SliceId(0)), []);
+    assert!(changes.is_complete() && changes.len() == 0);
+    assert!(changes.is_awaited(), "a complete desired state remains awaited");
 }
 
 #[test]
 fn desired_state_contains_all_slices_of_a_vm_or_none() {
-    // Four slices are on e1 and one on e2, which fails.
+    // Four slices of the VM are on e1, and one is on e2, which has failed.
     Rig::connected().check(
         "break:e2
          reserve:a@h1=5 stored device tick:10 | store reserve:a->ok(0,1,2,3,4) e1.grant(0.1>h1) e1.grant(1.1>h1) e1.grant(2.1>h1) e1.grant(3.1>h1) e2.grant(4.1>h1) store
@@ -65,7 +65,7 @@ fn ended_vm_releases_its_slices() {
 }
 
 #[test]
-fn silent_host_keeps_its_slices_and_receives_no_more() {
+fn silent_host_keeps_its_slices_and_gets_no_new_slices() {
     Rig::connected().check(
         "reserve:a@h1=2 go
          tick:2000 report:h2 report:h3
@@ -121,7 +121,7 @@ fn silent_host_is_fenced_before_its_slices_are_revoked() {
     assert!(rig.has_decision(&Subject::Vm(name("a")), "its host was fenced"));
 }
 
-/// The write of the fence failed, and the host was never fenced.
+/// The write of the fence fails. The silent host must still be fenced.
 #[test]
 fn silent_host_is_fenced_after_a_failed_write() {
     Rig::connected().check(
@@ -132,7 +132,7 @@ fn silent_host_is_fenced_after_a_failed_write() {
     );
 }
 
-/// Returns a rack in which h1 has the slices of e1, and e2 has failed.
+/// Returns a rack in which h1 has all slices of e1, h2 waits for a slice of e2, and e2 has failed.
 fn failed_emc() -> Rig {
     let mut rig = Rig::connected();
     rig.run("reserve:a@h1=4 go break:e2 reserve:b@h2=1 stored device tick:10");
@@ -190,7 +190,7 @@ fn clean_host_returns_from_a_fence_despite_a_failed_emc() {
 
 #[test]
 fn failed_emc_keeps_slices_with_their_host_until_it_fences() {
-    // Four slices are on e1 and one on e2, which fails.
+    // Four slices of the VM are on e1, and one is on e2, which has failed.
     let mut rig = Rig::connected();
     rig.run("reserve:a@h1=5 go break:e2 reserve:b@h2=1 stored device");
     rig.check(
@@ -233,7 +233,8 @@ fn returned_host_is_fenced_again_at_every_emc() {
     );
 }
 
-/// Only the device has a record of the grant.
+/// The device has a grant to a fenced host that the ledger does not contain. The slice must be
+/// quarantined, and the device must fence the host.
 #[test]
 fn unknown_grant_to_a_fenced_host_is_quarantined_and_fenced() {
     let mut rig = failed_emc();
@@ -300,8 +301,8 @@ fn fenced_host_returns_after_a_restart() {
     );
 }
 
-/// A host lost power with VM data in its slices, and was not fenced. Its agent had no record of the
-/// VM and opened the slices again. They were not zero and were never scrubbed.
+/// A host restarts while its VM has data in slices. The VM must end, and the slices must be
+/// released and scrubbed before the next use.
 #[test]
 fn restarted_host_ends_its_vms_and_releases_their_slices() {
     let mut rig = Rig::connected();
@@ -314,10 +315,11 @@ fn restarted_host_ends_its_vms_and_releases_their_slices() {
          go
          slices state:h1 | Up",
     );
-    assert!(rig.has_decision(&Subject::Vm(name("a")), "its host has started again"));
+    assert!(rig.has_decision(&Subject::Vm(name("a")), "its host has restarted"));
 }
 
-/// The state on disk may have VMs of the boot before.
+/// A host restarts and is removed before both decisions are durable. The durable state may still
+/// contain VMs from before the restart, so the host must receive no desired state.
 #[test]
 fn host_is_sent_nothing_while_its_restart_and_removal_are_written() {
     let mut rig = Rig::connected();
@@ -330,8 +332,8 @@ fn host_is_sent_nothing_while_its_restart_and_removal_are_written() {
 
 #[test]
 fn restart_during_a_failed_write_ends_the_fence() {
-    // The agent of a fenced host connected after a restart during the reload of the store. Its
-    // message was applied to the discarded ledger, and the host stayed fenced.
+    // The agent of a fenced host connects after a restart of the host, while the store is loaded.
+    // The restart must be applied to the loaded ledger and end the fence.
     Rig::connected().check(
         "down:h1 fence:h1 go
          reserve:a@h2=1 lost up:h1/b2 reload
@@ -340,7 +342,8 @@ fn restart_during_a_failed_write_ends_the_fence() {
     );
 }
 
-/// The host was disconnected at each connection until its lease expired.
+/// A report may contain a slice that the host had before its connection to the EMC was removed. The
+/// host must remain connected.
 #[test]
 fn past_grant_report_after_connection_removal_is_ignored() {
     Rig::connected().check(
@@ -371,7 +374,7 @@ fn host_claiming_a_slice_never_granted_is_disconnected() {
 }
 
 #[test]
-fn newest_agent_replaces_older_ones() {
+fn newest_agent_replaces_older_agents() {
     Rig::connected().check(
         "up:h1#5 | h1.close(Superseded) h1<nothing
          up:h1#4 | h1.close(Superseded)
@@ -381,17 +384,18 @@ fn newest_agent_replaces_older_ones() {
     );
 }
 
-/// A second agent with the same configuration and its own directory ran for a second. The first
-/// agent was then always rejected, its host was fenced and its VM lost its memory.
+/// A second agent with the same configuration runs for a short time. After its lease, the first
+/// agent must be accepted again.
 #[test]
-fn older_agent_is_accepted_after_the_newer_one_is_gone() {
+fn older_agent_is_accepted_after_newer_agent_is_gone() {
     let mut rig = Rig::connected();
     rig.check(
         "reserve:a@h1=1 go commit:a go
          up:h1#9 | h1.close(Superseded) h1<a=0.1
          go up:h1#1 alarms state:h1 | h1.close(Superseded) HOST_CONTESTED Up",
     );
-    rig.run("up:h1#9 go down:h1"); // the newer agent connects and ends
+    // The newer agent connects and ends.
+    rig.run("up:h1#9 go down:h1");
     rig.check(
         "tick:2000 report:h2 report:h3 tick:1999 up:h1#1 state:h1 | h1.close(Superseded) Silent
          tick:1 state:h1 alarms | Unknown HOST_UNKNOWN HOST_CONTESTED
@@ -399,8 +403,8 @@ fn older_agent_is_accepted_after_the_newer_one_is_gone() {
     );
 }
 
-/// An agent on another machine with the credentials of the host evicted the agent of the host. The
-/// running VMs counted as ended and lost their memory.
+/// An agent on another machine connects with the credentials of a host whose agent is connected. It
+/// must be rejected, and the host's VMs must not end.
 #[test]
 fn agent_of_another_boot_does_not_evict_a_live_agent() {
     let mut rig = Rig::connected();
@@ -408,7 +412,7 @@ fn agent_of_another_boot_does_not_evict_a_live_agent() {
         "reserve:a@h1=1 go commit:a go
          copy:h1#99/b2 alarms state:h1 slices | h1.close(Superseded) HOST_CONTESTED Up 0.1:online@h1",
     );
-    assert!(!rig.has_decision(&Subject::Vm(name("a")), "its host has started again"));
+    assert!(!rig.has_decision(&Subject::Vm(name("a")), "its host has restarted"));
 }
 
 #[test]
@@ -419,11 +423,12 @@ fn agent_of_another_boot_is_accepted_after_the_lease() {
          tick:2000 report:h2 report:h3 tick:1999 copy:h1#1/b2 alarms state:h1 | h1.close(Superseded) HOST_CONTESTED Up",
     );
     rig.run("tick:1 copy:h1#1/b2 tick:10 stored go");
-    assert!(rig.has_decision(&Subject::Vm(name("a")), "its host has started again"));
+    assert!(rig.has_decision(&Subject::Vm(name("a")), "its host has restarted"));
     assert_eq!(rig.run("state:h1"), "Up");
 }
 
-/// The agent of another boot connects during a restart of the agent of the host.
+/// An agent of another boot connects while the host's agent restarts. If the host has VMs, the
+/// agent must wait until the lease ends.
 #[test]
 fn agent_of_another_boot_waits_for_the_lease_of_a_host_with_vms() {
     let mut rig = Rig::connected();
@@ -435,7 +440,8 @@ fn agent_of_another_boot_waits_for_the_lease_of_a_host_with_vms() {
     );
 }
 
-/// The manager has just started, and neither agent has connected.
+/// The manager has just started, and no agent has connected. An agent of another boot must wait
+/// until the lease ends, if the host has VMs.
 #[test]
 fn agent_of_the_recorded_boot_has_priority_after_a_restart() {
     let mut rig = Rig::connected();
@@ -447,11 +453,11 @@ fn agent_of_the_recorded_boot_has_priority_after_a_restart() {
     rig.run("go up:h1#3 go");
     assert_eq!(rig.run("slices state:h1"), "0.1:online@h1 Up");
     rig.run("restart go tick:4000 copy:h1#99/b2 tick:10 stored go");
-    assert!(rig.has_decision(&Subject::Vm(name("a")), "its host has started again"));
+    assert!(rig.has_decision(&Subject::Vm(name("a")), "its host has restarted"));
 }
 
 #[test]
-fn contest_ends_two_leases_after_the_last_attempt() {
+fn contested_alarm_ends_two_leases_after_last_attempt() {
     let mut rig = Rig::connected();
     rig.run("up:h1#9 go");
     rig.manager.take_changed();
@@ -501,12 +507,12 @@ fn host_receives_no_slices_of_a_partly_visible_device() {
     rig.run("reserve:z@h1=1 lost reload go");
     assert!(
         rig.run("reserve:c@h2=1 go").ends_with("reserve:c->OUT_OF_SLICES"),
-        "the reported devices are kept across a reload"
+        "the reported devices remain after a reload"
     );
 }
 
 #[test]
-fn slice_is_scrubbed_by_a_host_that_sees_its_device() {
+fn slice_is_scrubbed_by_host_that_reports_its_device() {
     let mut rig = Rig::new("e1=4! h1:e1 h2:e1");
     rig.run("up:h1 sees:h2=0 up:h2 go reserve:a@h1=1 go down:h1 release:a go");
     rig.check("slices | 0.1:draining@h1");

@@ -1,8 +1,8 @@
-//! Work done in pieces is completed although other events occur in between.
+//! Work in pieces of bounded size, with other events between the pieces.
 
 use super::rig::Rig;
 
-/// The rig compares each message with the desired state of the host.
+/// The rig compares every sent desired state with the durable ledger.
 #[test]
 fn complete_state_in_pieces_includes_concurrent_changes() {
     let mut rig = Rig::connected();

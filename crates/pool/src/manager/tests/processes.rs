@@ -1,11 +1,11 @@
-//! Processes of VMs in reports, and cores in use by released VMs whose process still runs.
+//! Processes of VMs in reports, and cores that released VMs use while their processes run.
 
 use units::ReservationId;
 
 use super::rig::Rig;
 use crate::protocol::ObservedState;
 
-/// Returns a rack whose VM `a` runs on `h1` and was released.
+/// Returns a rack in which VM `a` was released while its process runs on `h1`.
 fn released_vm() -> Rig {
     let mut rig = Rig::connected();
     rig.run("reserve:a@h1=2 go commit:a go report:h1:online=0.1+1.1:vm1a=0.1+1.1 go release:a go");

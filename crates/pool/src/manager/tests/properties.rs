@@ -1,5 +1,5 @@
-//! Random sequences of requests, reports, failures, restarts and silence. The [rig](super::rig)
-//! checks every effect; invariants between effects are checked here.
+//! Property tests of the manager with random requests, reports, failures, restarts and silence. The
+//! [rig](super::rig) checks every effect, and the tests here check invariants over several effects.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use crate::{
     slice::State,
 };
 
-/// A random event, skipped where it is impossible.
+/// Random event; impossible events are skipped.
 #[derive(Clone, Debug)]
 enum Action {
     Run(String),
@@ -84,8 +84,8 @@ impl Rig {
         }
     }
 
-    /// Advances the time to the next wakeup of the manager, and checks that the manager does not
-    /// request the same time indefinitely.
+    /// Advances the time to the manager's next wakeup. Fails if the manager requests the same time
+    /// again after ten wakeups.
     fn wake(&mut self) {
         let Some(at) = self.manager.next_wakeup().filter(|at| *at < Ns::secs(100_000)) else { return };
         self.now = self.now.max(at);
@@ -104,7 +104,7 @@ impl Rig {
 }
 
 /// Checks that every slice is free, owned, draining or quarantined, and that no two reservations
-/// hold the same slice.
+/// have the same slice.
 fn check_slice_counts(ledger: &Ledger) {
     for (id, entry) in ledger.emcs() {
         let of = |name: &str| count(ledger, id, name);
@@ -116,7 +116,7 @@ fn check_slice_counts(ledger: &Ledger) {
     }
     for (slice, _, slot) in ledger.slots_from(units::SliceId(0)) {
         if let State::Assigned(owner) | State::Onlining(owner) | State::Online(owner) = slot.state {
-            let reservation = ledger.reservation(owner.reservation).expect("the reservation of an owner");
+            let reservation = ledger.reservation(owner.reservation).expect("an owner has a reservation");
             assert!(
                 reservation.is_active() && reservation.slices.contains(&slice),
                 "slice {slice}: {reservation:?}"
@@ -131,7 +131,7 @@ fn count(ledger: &Ledger, emc: EmcId, state: &str) -> u32 {
     u32::try_from(slices).unwrap()
 }
 
-/// Checks that the durable ledger equals the disk after any failure.
+/// Checks that the durable ledger equals the records on disk, even after failures.
 fn check_ledger_equals_disk(rig: &Rig) {
     if rig.is_storing() || rig.is_reloading() {
         return;
@@ -156,7 +156,7 @@ proptest! {
         }
     }
 
-    /// When all failures are repaired and every VM is released, every slice becomes free.
+    /// After all failures are repaired and every VM is released, every slice must become free.
     #[test]
     fn released_slices_become_free_after_random_events(rack in rack(), actions in prop::collection::vec(action(), 0..100)) {
         let mut rig = Rig::connected_with(rack);
@@ -174,7 +174,8 @@ impl Rig {
         (0..8).for_each(|slice| drop(self.run(&format!("repair:{slice}"))));
         self.run("restart recover:e1 recover:e2 ample go");
         HOSTS.iter().for_each(|host| drop(self.run(&format!("up:{host} go tick:1000 up:{host}/again go"))));
-        self.run("tick:4000"); // a restarted host with VMs is accepted after its lease
+        // An agent of a restarted host with VMs is accepted after the lease.
+        self.run("tick:4000");
         HOSTS.iter().for_each(|host| drop(self.run(&format!("up:{host}/again go"))));
         for vm in ["a", "b", "c", "d"] {
             self.run(&format!("force:{vm} go tick:3 go"));

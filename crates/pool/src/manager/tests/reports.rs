@@ -1,4 +1,4 @@
-//! Reports that are outdated, early, or contain slices of other owners.
+//! Reports that are outdated, too early, or contain slices of other owners.
 
 use units::{UnixMs, limits::DESIRED_STATE_RESEND_AFTER};
 
@@ -57,7 +57,7 @@ fn vm_reported_with_a_dirty_slice_is_not_adopted() {
 }
 
 #[test]
-fn past_claim_is_ignored_and_claim_of_another_host_is_false() {
+fn past_claim_is_ignored_but_claim_of_foreign_slice_is_not() {
     let mut rig = Rig::connected();
     rig.run("reserve:a@h1=1 go release:a go reserve:a@h1=1!2 go");
     rig.check(
@@ -110,7 +110,7 @@ fn time_of_the_last_message_is_recorded() {
 }
 
 #[test]
-fn state_after_an_answered_one_contains_only_changes() {
+fn state_after_an_answered_state_contains_only_changes() {
     let mut rig = Rig::connected();
     assert_eq!(rig.incremental_states, 0);
     rig.run("reserve:a@h1=1 go");
@@ -132,7 +132,8 @@ fn resent_desired_state_is_complete() {
     rig.check("apply:h1 tick:10 stored slices | store 0.1:online@h1");
 }
 
-/// While h1 is disconnected, its slice is granted to h2 under a later epoch without the manager.
+/// While h1 is disconnected, the device grants its slice to h2 under a later epoch. An adopted VM
+/// of h2 must receive the handle of this epoch.
 #[test]
 fn adopted_vm_receives_the_handle_of_its_own_epoch() {
     let mut rig = Rig::connected();
@@ -145,7 +146,8 @@ fn adopted_vm_receives_the_handle_of_its_own_epoch() {
     rig.check("slices | 0.3:online@h2");
 }
 
-/// After a restore the record of a device that cannot revoke access lacks a grant.
+/// The record of an EMC that cannot revoke access has lost a grant before a restore. The slice must
+/// remain with its host.
 #[test]
 fn restored_slice_stays_with_the_host_that_may_reach_it() {
     let mut rig = Rig::connected_with(SHARED);
@@ -157,7 +159,7 @@ fn restored_slice_stays_with_the_host_that_may_reach_it() {
 }
 
 #[test]
-fn missing_report_requests_a_complete_one() {
+fn missing_report_causes_request_for_complete_report() {
     let mut rig = Rig::connected();
     rig.check(
         "report:h1:part:after=0>1 |
@@ -186,7 +188,7 @@ fn first_report_of_a_session_must_be_complete() {
     rig.check("report:h1:part:after=1>2 | h1<report");
 }
 
-/// The contents of the first part are lost with the failed write.
+/// The first part of a report is lost with a failed write. The report must not count as complete.
 #[test]
 fn report_with_a_reload_between_its_parts_is_not_complete() {
     for is_reloaded in [false, true] {
@@ -213,7 +215,8 @@ fn report_without_its_first_part_is_not_complete() {
     );
 }
 
-/// Otherwise a VM would be adopted only after its agent reconnects.
+/// After the comparison of an EMC, hosts must send complete reports, so that VMs can be adopted
+/// without a reconnection of the agent.
 #[test]
 fn compared_emc_requests_reports_from_its_hosts() {
     let mut rig = Rig::connected();

@@ -1,4 +1,4 @@
-//! Guarantees for callers: durability, repeated requests, waiting and limits.
+//! Guarantees for clients: durable replies, repeated requests, waiting and limits.
 
 use units::Ns;
 use units::limits::{RESERVATION_PRUNE_INTERVAL, WAITERS_MAX};
@@ -47,7 +47,7 @@ fn releases_in_one_batch_are_answered_without_retention() {
     let output = rig.run("stored");
     assert_eq!(output.matches("->ok()").count(), 12, "{output}");
     rig.run("tick:1 reserve:active@h1=0 stored tick:1000 go");
-    assert_eq!(rig.reservations_on_disk(), 1, "only the active reservation");
+    assert_eq!(rig.reservations_on_disk(), 1, "only the active reservation remains");
 }
 
 #[test]
@@ -65,7 +65,8 @@ fn store_written_under_higher_limits_is_pruned_when_idle() {
     assert_eq!(rig.reservations_on_disk(), BOUNDS.per_client);
 }
 
-/// The name of the removed host was not found and counted as a difference.
+/// A removed host has no name in the ledger. A repeated request must not be rejected because of the
+/// host's name.
 #[test]
 fn repeated_request_is_answered_after_its_host_was_removed() {
     Rig::connected().check(
@@ -93,10 +94,14 @@ fn effects_wait_until_their_batch_is_stored() {
 }
 
 #[test]
-fn concurrent_requests_share_one_write_and_never_a_slice() {
+fn concurrent_requests_share_a_write_but_no_slice() {
     let mut rig = Rig::connected();
     assert_eq!(rig.burst(&["reserve:a@h1=2", "reserve:b@h2=2", "reserve:c@h1=1"]), "store");
-    assert_eq!(rig.burst(&["reserve:d@h3=2", "reserve:e@h1=1"]), "", "one write at a time");
+    assert_eq!(
+        rig.burst(&["reserve:d@h3=2", "reserve:e@h1=1"]),
+        "",
+        "a second write starts before the first has ended"
+    );
     let output = rig.run("stored");
     assert!(output.starts_with("reserve:a->ok(0,1) reserve:b->ok(4,5) reserve:c->ok(2) "), "{output}");
     let output = rig.run("stored");
@@ -131,7 +136,7 @@ fn repeated_request_finds_a_failed_write_that_is_on_disk() {
 }
 
 #[test]
-fn rejection_waits_for_the_state_it_depends_on() {
+fn rejection_waits_for_durable_state() {
     Rig::connected().check(
         "reserve:a@h1=1 | store
          reserve:a@h1=1!other |
@@ -252,7 +257,7 @@ fn host_never_connected_accepts_no_reservation() {
 }
 
 #[test]
-fn drain_names_the_vms_to_move_and_cordon_stops_reservations() {
+fn drain_lists_vms_and_cordon_stops_reservations() {
     Rig::connected().check(
         "reserve:a@h1=1 go
          drain:h1 | store

@@ -1,17 +1,17 @@
-//! Restore of the ledger from a backup: a running VM keeps its memory, also if the backup does not
-//! contain it and EMCs have failed.
+//! Restore of the ledger from a backup. A running VM must keep its memory, even if the backup does
+//! not contain the VM and an EMC has failed.
 
 use super::rig::{Rig, name};
 use crate::audit::Subject;
 
-/// Returns a rack after a restore, with no agent connected. `before` precedes the backup, `after`
-/// follows it and is lost.
+/// Returns a restored rack without connected agents. The backup is taken after the script `before`;
+/// the ledger loses the effects of the script `after`.
 fn restored(before: &str, after: &str, on_restore: &str) -> Rig {
     Rig::connected().restored(before, after, on_restore)
 }
 
-/// Returns a restored rack with VM a on h1 and e1, in the backup, and VM b on h2 and e2, newer than
-/// the backup. e2 has failed.
+/// Returns a restored rack with a failed EMC e2. VM a on h1 and e1 is in the backup; VM b on h2 and
+/// e2 was started after the backup.
 fn vm_newer_than_backup_on_failed_emc() -> Rig {
     restored("reserve:a@h1=1 go commit:a go", "reserve:b@h2=1 go commit:b go", "break:e2")
 }
@@ -62,7 +62,7 @@ fn host_of_failed_emc_has_not_reported_before_the_comparison() {
 }
 
 #[test]
-fn older_vm_instance_drains_when_a_later_one_runs_elsewhere() {
+fn older_vm_drains_when_later_vm_runs_elsewhere() {
     let older = "report:h1:online=0.1:vm1a=0.1";
     let later = "report:h2:online=4.1:vm2a=4.1";
     let before = format!("reserve:a@h1=1 go commit:a go {older} go");
@@ -80,7 +80,7 @@ fn older_vm_instance_drains_when_a_later_one_runs_elsewhere() {
 }
 
 #[test]
-fn older_vm_instance_drains_when_neither_is_in_the_backup() {
+fn older_vm_drains_when_neither_vm_is_in_the_backup() {
     let older = "report:h1:online=0.1:vm1a=0.1";
     let later = "report:h2:online=4.1:vm2a=4.1";
     let after = format!("reserve:a@h1=1 go {older} release:a go reserve:a@h2=1!2 go {later} go");
@@ -104,7 +104,8 @@ fn partial_or_early_report_does_not_count_as_reported() {
     rig.check("reserve:b@h1=1 reserve:c@h2=1 | store");
 }
 
-/// The host is fenced in the backup; since then it has returned and runs a VM.
+/// The host is fenced in the backup, but has returned and runs a VM. The fence must not be
+/// repeated.
 #[test]
 fn fence_in_the_backup_is_not_repeated_after_a_restore() {
     let mut rig = restored(
@@ -117,7 +118,8 @@ fn fence_in_the_backup_is_not_repeated_after_a_restore() {
     rig.check("slices state:h1 | 4.1:online@h1 Up");
 }
 
-/// The VM was committed after the backup, so the deadline in the backup does not apply.
+/// The VM was committed after the backup. The commit deadline in the backup must not end its
+/// reservation.
 #[test]
 fn deadline_in_the_backup_waits_for_the_report_of_the_host() {
     let mut rig = restored("reserve:a@h1=1 go", "commit:a go report:h1:online=0.1:vm1a=0.1 go", "");
@@ -143,7 +145,7 @@ fn unreported_host_and_its_connections_are_not_removed() {
     );
 }
 
-/// Reservations made between two restores of one backup keep distinct ids.
+/// Reservations made after two restores of one backup must have different numbers.
 #[test]
 fn reservation_ids_differ_between_restores_of_one_backup() {
     let mut rig = Rig::connected();
@@ -157,7 +159,8 @@ fn reservation_ids_differ_between_restores_of_one_backup() {
     assert_ne!(ids[0], ids[1]);
 }
 
-/// A VM newer than the backup runs on a slice that the backup assigns to another host.
+/// A VM that was started after the backup runs on a slice that the backup assigns to another host.
+/// The other host must not receive the slice.
 #[test]
 fn slice_of_an_adopted_vm_is_not_sent_to_its_former_host() {
     let mut rig = restored(
@@ -171,7 +174,8 @@ fn slice_of_an_adopted_vm_is_not_sent_to_its_former_host() {
     rig.check("slices wait:a wait:b | 0.3:online@h2 wait:a->RESERVATION_WRONG_STATE wait:b->ok(0)");
 }
 
-/// Devices and agents respond before the first write after the restore is durable.
+/// Devices and agents respond before the first write after the restore is durable. No fence and no
+/// old desired state must be sent.
 #[test]
 fn restored_ledger_sends_nothing_before_its_first_write() {
     let mut rig = Rig::connected();
@@ -185,8 +189,8 @@ fn restored_ledger_sends_nothing_before_its_first_write() {
     rig.check("slices state:h1 | 4.1:online@h1 Up");
 }
 
-/// The host restarted after the backup and then started a VM. A boot id that differs from the
-/// backup does not prove that the VM has ended.
+/// The host restarted after the backup and then started a VM. The new boot id does not prove that
+/// the VM has ended, so it must not end a fence.
 #[test]
 fn boot_id_newer_than_the_backup_does_not_end_a_fence() {
     let mut rig = restored(

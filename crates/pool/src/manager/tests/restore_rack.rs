@@ -1,5 +1,5 @@
-//! Restore from a backup older than a change of the rack: VMs on hosts, connections and EMCs that
-//! are not in the backup keep their memory.
+//! Restore from a backup that is older than a change of the rack. VMs on hosts, connections and
+//! EMCs that the backup does not contain must keep their memory.
 
 use units::{
     HostId, SliceId,
@@ -9,13 +9,14 @@ use units::{
 use super::rig::{Rig, name};
 use crate::audit::Subject;
 
-/// Returns a rack after a restore, with no agent connected. `after` follows the backup and is lost.
+/// Returns a restored rack without connected agents. The backup is taken after the script `before`;
+/// the ledger loses the effects of the script `after`.
 fn restored(rack: &str, before: &str, after: &str, on_restore: &str) -> Rig {
     Rig::new(rack).restored(before, after, on_restore)
 }
 
-/// Returns a restored rack: VM b runs on h1 and slice 4 of e2, to which h1 was attached after the
-/// backup. e2 cannot revoke access.
+/// Returns a restored rack in which VM b runs on h1 and slice 4 of e2. The backup does not contain
+/// h1's connection to e2, and e2 cannot revoke access.
 fn vm_on_connection_newer_than_backup(on_restore: &str) -> Rig {
     restored(
         "e1=4 e2=4! h1:e1 h2:e1+e2",
@@ -49,7 +50,8 @@ fn vm_on_newer_connection_is_adopted_when_its_emc_returns_later() {
     rig.check("slices | 4.1:online@h1");
 }
 
-/// The host is silent and is fenced before e2 reports its slice.
+/// A silent host is fenced before failed EMC e2 reports a grant to the host. The fence must wait
+/// for e2.
 #[test]
 fn fence_waits_for_each_emc_not_compared_since_the_restore() {
     let mut rig = vm_on_connection_newer_than_backup("break:e2");
@@ -67,7 +69,8 @@ fn fence_waits_for_each_emc_not_compared_since_the_restore() {
     );
 }
 
-/// The EMC cannot revoke access and has no record of a grant to h1, but a grant may be lost.
+/// The EMC cannot revoke access, and its record has no grant to h1. A grant may be lost, so the
+/// fence must stop the machine.
 #[test]
 fn silent_host_without_grants_is_stopped_after_a_restore() {
     let mut rig = restored("e1=4! h1:e1 h2:e1", "up:h1 up:h2 go", "", "stops:e1");
@@ -84,7 +87,8 @@ fn silent_host_without_grants_is_stopped_after_a_restore() {
     );
 }
 
-/// The fence waits for the EMC although no grant to the host is recorded.
+/// The machine cannot be stopped, and no grant to the host is recorded. The fence must remain
+/// incomplete until an operator confirms the power-off.
 #[test]
 fn unstoppable_host_stays_fencing_after_a_restore() {
     let mut rig = restored("e1=4! h1:e1 h2:e1", "up:h1 up:h2 go", "", "");
@@ -100,8 +104,8 @@ fn unstoppable_host_stays_fencing_after_a_restore() {
     rig.check("state:h1 | Fenced");
 }
 
-/// The first report of h1 contains slice 4 of e2 and no VM. If it counted as complete, a fence of
-/// h1 would not wait for e2.
+/// The first report of h1 contains slice 4 of failed EMC e2, but no VM. The report must not count
+/// as complete, or a fence of h1 would not wait for e2.
 #[test]
 fn report_is_incomplete_until_its_emc_is_compared() {
     let mut rig = vm_on_connection_newer_than_backup("break:e2");
@@ -130,7 +134,8 @@ fn vm_on_newer_host_keeps_its_slice_until_an_operator_decides() {
     );
 }
 
-/// Returns a restored rack: VM b runs on h1 and slice 4 of e2, which was added after the backup.
+/// Returns a restored rack in which VM b runs on h1 and slice 4 of e2. The backup does not contain
+/// e2.
 fn vm_on_emc_newer_than_backup() -> Rig {
     restored(
         "e1=4 h1:e1",
@@ -169,7 +174,8 @@ fn out_of_range_slice_ids_are_false_claims_after_a_restore() {
     assert!(output.contains("h1.close(FalseClaim:4000000000.1)"), "{output}");
 }
 
-/// Two later backups are restored, e2 is added, and then the first backup is restored.
+/// After two restores, e2 is added, and then the first backup is restored again. A report of a slice
+/// of e2 must not close the connection.
 #[test]
 fn slice_added_after_restores_of_later_backups_is_not_a_false_claim() {
     let mut rig = Rig::new("e1=4 h1:e1");
@@ -198,7 +204,8 @@ fn reserved_slice_ids_are_bounded_across_reports() {
     assert_eq!(rig.manager.durable().meta().next_slice, SliceId(end));
 }
 
-/// h2, h3 and e2 are added again, with the hosts in another order. A VM of h3 runs on e2.
+/// After the restore, h2, h3 and e2 are added again in another order, while a VM of h3 runs on e2.
+/// The new hosts and EMC must get unused numbers.
 #[test]
 fn hosts_and_emcs_added_after_a_restore_get_unused_ids() {
     let mut rig = restored(
@@ -218,7 +225,8 @@ fn hosts_and_emcs_added_after_a_restore_get_unused_ids() {
     rig.check("slices | 262148.1:quarantined@host#2");
 }
 
-/// e2 was added after the first restore; the second restore of the same backup does not contain it.
+/// e2 was added after the first restore, and the second restore of the same backup does not contain
+/// e2. A report of its slice must not close the connection.
 #[test]
 fn slice_of_an_emc_lost_by_two_restores_is_no_false_claim() {
     let mut rig = Rig::new("e1=4 h1:e1");
@@ -234,7 +242,8 @@ fn slice_of_an_emc_lost_by_two_restores_is_no_false_claim() {
     assert_eq!(rig.manager.durable().meta().next_slice, SliceId(262_149));
 }
 
-/// h1 is fenced before it reports a slice of an EMC that is not in the backup.
+/// A host is fenced before it reports a slice of an EMC that the backup does not contain. The
+/// report must not close the connection.
 #[test]
 fn fenced_host_may_claim_slices_missing_from_the_backup() {
     let mut rig = vm_on_emc_newer_than_backup();
@@ -246,8 +255,8 @@ fn fenced_host_may_claim_slices_missing_from_the_backup() {
     assert!(!output.contains("close"), "{output}");
 }
 
-/// A VM without slices was committed after the backup, so the deadline in the backup does not
-/// apply.
+/// A VM without slices was committed after the backup. A report of the running VM must commit the
+/// reservation, although its deadline in the backup has passed.
 #[test]
 fn running_vm_without_slices_is_committed_by_a_report() {
     let mut rig = restored("e1=4 h1:e1", "up:h1 go reserve:a@h1=0 go", "commit:a go report:h1:vm1a= go", "");

@@ -1,24 +1,25 @@
-//! Test rig: one manager with a simulated store, devices and agents, driven by scenarios of words.
+//! Test rig: one manager with a simulated store, devices and agents. Test scripts consist of words.
 //!
-//! Requests (`RESERVE` is `a@h1=2`: 2 slices for VM a on h1. `!5` sets request id 5, `!c/5` request
-//! id 5 of client c, and a final `~` waits 1 s for the slices):
+//! Requests. `RESERVE` is for example `a@h1=2`, which reserves 2 slices for VM a on h1. A suffix
+//! `!5` sets request id 5, `!c/5` sets request id 5 of client c, and a final `~` waits 1 s for the
+//! slices:
 //! - `reserve:RESERVE`, `validate:RESERVE`, `wait:a`, `gone:a` (the caller that waits for VM a
-//!   disconnects), `commit:a`, `release:a`, `force:a` (a forced release), `decline:a` (its
-//!   migration)
+//! disconnects), `commit:a`, `release:a`, `force:a` (a forced release), `decline:a` (declines the
+//! migration of VM a)
 //! - `cordon:h1`, `drain:e1`, `enable:0`, `fence:h1`, `poweroff:h1` (a fence of a host that is
 //!   confirmed to be powered off), `rack:e1=4&h1:e1` (a configuration)
 //!
 //! Agents:
-//! - `up:h1` (connects), `up:h1#7` (as instance 7), `up:h1/b2` (with boot id b2), `copy:h1/b2` (the
-//!   same while the old connection stays), `down:h1`
+//! - `up:h1` (connects), `up:h1#7` (connects as instance 7), `up:h1/b2` (connects with boot id b2),
+//! `copy:h1/b2` (connects with boot id b2 while the old connection remains), `down:h1`
 //! - `report:h1:PARTS`, `apply:h1` (applies its desired state and reports)
 //! - `sees:h1=3`: from its next connection on, h1 reports 3 slices of each shared device
 //!
-//! Parts of a report: `online=0.1+1.1`, `released=`, `scrubbed=`, `half=` (scrubbed, partly
-//! verified), `dirty=`, `broken=` (failed), `ended=1`, `vm1a=0.1` (VM a of reservation 1 is
-//! running; later `apply` reports contain it), `clean`, `early` (sent before the desired state was
-//! received), `part` (not complete), `more` (continued), `nth=1` (index of this part), `after=1>2`
-//! (sequence number 2 after 1).
+//! Parts of a report: `online=0.1+1.1`, `released=`, `scrubbed=`, `half=` (scrubbed, but only
+//! partly verified), `dirty=`, `broken=` (failed), `ended=1`, `vm1a=0.1` (VM a of reservation 1 is
+//! running; later `apply` reports contain the VM), `clean`, `early` (sent before the desired state
+//! was received), `part` (not complete), `more` (another part follows), `nth=1` (index of this
+//! part), `after=1>2` (sequence number 2 after 1).
 //!
 //! Store: `stored`, `lost` (the write failed), `torn` (the write failed but is on disk), `reload`,
 //! `restart`, `restore`, `low`, `ample` (free space).
@@ -26,7 +27,7 @@
 //! Devices: `device` (completes all calls), `break:e1`, `recover:e1`, `fault:3`, `repair:3` (grants
 //! and revocations of slice 3 fail or work), `stops:e1` (e1 has a command that stops machines).
 //!
-//! Time: `tick:MS`, `go` (all parties act until the rig is idle).
+//! Time: `tick:MS`, `go` (store, devices and agents act until the rig is idle).
 //!
 //! Queries: `slices`, `alarms`, `state:h1`.
 //!
@@ -56,13 +57,13 @@ use crate::{
     slice::{Scrub, Slot, State},
 };
 
-/// Lease of every host.
+/// Lease time of every host.
 const LEASE: Ns = Ns::secs(4);
-/// Time from the end of a lease to the fence.
+/// Time from the end of a lease to the automatic fence.
 const FENCE_AFTER: Ns = Ns::secs(60);
-/// Two EMCs of four slices; the third host is attached only to the second.
+/// Rack with two EMCs of four slices. h1 and h2 are attached to both EMCs, h3 only to e2.
 pub(super) const RACK: &str = "e1=4 e2=4 h1:e1+e2 h2:e1+e2 h3:e2";
-/// [`RACK`] with a second EMC that cannot revoke access.
+/// [`RACK`] with an EMC e2 that cannot revoke access.
 pub(super) const SHARED: &str = "e1=4 e2=4! h1:e1+e2 h2:e1+e2 h3:e2";
 
 pub(super) struct Rig {
@@ -71,17 +72,17 @@ pub(super) struct Rig {
     pub(super) disk: BTreeMap<Key, Record>,
     pending_writes: VecDeque<(u64, Arc<Vec<Record>>)>,
     needs_reload: bool,
-    /// The highest generation of the ledger so far: a restore continues above it.
+    /// Highest generation of all loaded ledgers; a restore must use a higher generation.
     generation: u64,
     devices: BTreeMap<EmcId, Device>,
     agents: BTreeMap<HostId, Agent>,
     sessions: BTreeMap<SessionId, HostId>,
     connections: u64,
-    /// Number of slices of each shared device that a host reports, if not all.
+    /// Number of slices of each shared device that a host reports; absent if it reports all slices.
     visible_slices: BTreeMap<HostId, u32>,
-    /// State changes of slices, as in durable batches.
+    /// State changes of slices in all durable batches.
     pub(super) transitions: Vec<(SliceId, &'static str, &'static str)>,
-    /// Number of desired states sent as changes of the previous one.
+    /// Number of desired states that contained only changes.
     pub(super) incremental_states: u32,
     callers: Vec<String>,
     output: Vec<String>,
@@ -90,21 +91,22 @@ pub(super) struct Rig {
 #[derive(Default)]
 struct Device {
     broken: bool,
-    /// Slices whose calls fail while the device works.
+    /// Slices whose device calls fail although the device works.
     faulty: BTreeSet<SliceId>,
     calls: VecDeque<DeviceCall>,
     granted: BTreeMap<SliceId, (Epoch, HostId)>,
     highest: BTreeMap<SliceId, Epoch>,
-    /// Slices that contain data of an owner and have not been scrubbed.
+    /// Slices that may contain data of an owner, because they were not scrubbed.
     dirty: BTreeSet<SliceId>,
     /// Grants requested since the last load of the store or failure of the device.
     requested: BTreeSet<(SliceId, Epoch)>,
     /// Whether the device cannot revoke access.
     shared: bool,
     slices: Vec<SliceId>,
-    /// Whether a command stops machines for a shared device.
+    /// Whether the device has a command that stops machines.
     can_stop_machines: bool,
-    /// Hosts that received a slice and have not released it; on a shared device they can access it.
+    /// Hosts that received a slice and have not released it. On a shared device, these hosts can
+    /// access the slice.
     reached: BTreeSet<(SliceId, Epoch, HostId)>,
 }
 
@@ -115,7 +117,7 @@ struct Agent {
     session: Option<SessionId>,
     desired_state: Option<(DesiredState, Ns)>,
     answered: bool,
-    /// Reported VMs that have not ended; later reports contain them.
+    /// Running VMs that the agent reports, by reservation.
     running: BTreeMap<ReservationId, ObservedVm>,
 }
 
@@ -124,7 +126,7 @@ pub(super) fn name(text: &str) -> Name {
 }
 
 fn holding(text: &str) -> Holding {
-    let (slice, epoch) = text.split_once('.').expect("slice.epoch");
+    let (slice, epoch) = text.split_once('.').expect("the format is SLICE.EPOCH");
     Holding { slice: SliceId(slice.parse().unwrap()), epoch: Epoch(epoch.parse().unwrap()) }
 }
 
@@ -146,7 +148,7 @@ pub(super) fn settings() -> Settings {
 }
 
 impl Rig {
-    /// Returns a rack whose devices have been compared and whose agents are not connected.
+    /// Returns a rig whose devices have been compared and whose agents are not connected.
     pub(super) fn new(rack: &str) -> Self {
         let mut rig = Self {
             manager: Manager::new(settings()),
@@ -173,20 +175,20 @@ impl Rig {
         rig
     }
 
-    /// Returns a rack of the usual shape with all agents connected and up to date.
+    /// Returns a rig of [`RACK`] with all agents connected and all desired states applied.
     pub(super) fn connected() -> Self {
         Self::connected_with(RACK)
     }
 
-    /// Returns a rack with all agents connected and up to date.
+    /// Returns a rig of this rack with all agents connected and all desired states applied.
     pub(super) fn connected_with(rack: &str) -> Self {
         let mut rig = Self::new(rack);
         rig.run("up:h1 up:h2 up:h3 go");
         rig
     }
 
-    /// Runs a scenario line by line, and compares the output with the expected one after `|`, if
-    /// any.
+    /// Runs a script line by line. If a line contains `|`, compares the output with the text after
+    /// it.
     pub(super) fn check(&mut self, scenario: &str) -> &mut Self {
         let (mut log, mut as_expected) = (String::new(), true);
         for line in scenario.lines().map(str::trim).filter(|line| !line.is_empty()) {
@@ -200,7 +202,7 @@ impl Rig {
         self
     }
 
-    /// Runs words, and returns their output.
+    /// Runs the words of a script, and returns their output.
     pub(super) fn run(&mut self, words: &str) -> String {
         self.output.clear();
         words.split_whitespace().for_each(|word| self.run_word(word));
@@ -243,7 +245,7 @@ impl Rig {
             "state" => self.output.push(format!("{:?}", self.manager.host_state(self.host(rest)))),
             "gone" => {
                 let is_of_vm = |caller: &String| caller.split_once(':').is_some_and(|(_, vm)| vm == rest);
-                let token = self.callers.iter().rposition(is_of_vm).expect("a waiting caller");
+                let token = self.callers.iter().rposition(is_of_vm).expect("a caller waits for the VM");
                 self.handle_event(Event::CallerGone(Token(token as u64)));
             }
             _ => {
@@ -254,7 +256,7 @@ impl Rig {
         }
     }
 
-    /// Parses a request.
+    /// Parses the request of a script word.
     fn parse_request(&self, verb: &str, rest: &str) -> Request {
         let actor = Actor::Client(name("tester"));
         let target = || Target::Vm(name(rest));
@@ -315,7 +317,7 @@ impl Rig {
         }
     }
 
-    /// Sends several requests before any effect is performed, as the driver does.
+    /// Sends several requests before any effect is performed, as the driver of the manager may do.
     pub(super) fn burst(&mut self, words: &[&str]) -> String {
         self.output.clear();
         for word in words {
@@ -341,13 +343,13 @@ impl Rig {
             }
             Effect::Reply(Token(token), answer) => self.reply(token, &answer),
             Effect::Device(emc, call) => self.on_device_call(emc, call),
-            Effect::Send(session, want) => self.on_desired_state(session, want),
+            Effect::Send(session, desired) => self.on_desired_state(session, desired),
             Effect::RequestReport(session) => {
                 let host = self.sessions[&session];
                 self.output.push(format!("{}<report", self.host_name(host)));
             }
             Effect::Close(session, why) => {
-                let host = self.sessions.remove(&session).expect("an open session");
+                let host = self.sessions.remove(&session).expect("the session is open");
                 let agent = self.agents.get_mut(&host).unwrap();
                 agent.session = agent.session.filter(|live| *live != session);
                 let why = match why {
@@ -395,12 +397,12 @@ impl Rig {
             DeviceCall::Contents => "contents".to_owned(),
             DeviceCall::Grant { slice, epoch, host } => {
                 let slot = self.slot_on_disk(*slice);
-                assert_eq!(slot.epoch, *epoch, "a grant whose intent is not durable");
+                assert_eq!(slot.epoch, *epoch, "the grant has no durable slot");
                 let is_intended =
                     matches!(slot.state, State::Assigned(_) | State::Scrubbing(Scrub::Granting(_)));
                 assert!(
                     is_intended && slot.holder() == Some(*host),
-                    "a grant that the ledger does not intend: {slot:?}"
+                    "the ledger requires no grant: {slot:?}"
                 );
                 let first = self.devices.get_mut(&emc).unwrap().requested.insert((*slice, *epoch));
                 assert!(first, "slice {slice} epoch {epoch} is granted twice");
@@ -408,7 +410,7 @@ impl Rig {
             }
             DeviceCall::Revoke { slice, epoch } => {
                 let slot = self.slot_on_disk(*slice);
-                assert_eq!(slot.epoch, *epoch, "a revocation whose intent is not durable");
+                assert_eq!(slot.epoch, *epoch, "the revocation has no durable slot");
                 format!("revoke({slice}.{epoch})")
             }
             DeviceCall::Fence { host, powered_off } => {
@@ -425,67 +427,76 @@ impl Rig {
         device.calls.push_back(call);
     }
 
-    fn on_desired_state(&mut self, session: SessionId, want: DesiredState) {
+    fn on_desired_state(&mut self, session: SessionId, desired: DesiredState) {
         let host = self.sessions[&session];
         let before = self.agents[&host].desired_state.as_ref().map(|(before, _)| before.clone());
-        let mut complete = before.clone().unwrap_or_else(|| want.clone());
-        assert!(want.base.is_none() || want.base == before.map(|before| before.number), "{want:?}");
-        self.incremental_states += u32::from(want.base.is_some());
+        let mut complete = before.clone().unwrap_or_else(|| desired.clone());
+        assert!(desired.base.is_none() || desired.base == before.map(|before| before.number), "{desired:?}");
+        self.incremental_states += u32::from(desired.base.is_some());
         assert_eq!(
-            want.instance,
+            desired.instance,
             InstanceId(self.agents[&host].instance),
-            "a desired state for another instance"
+            "the desired state is for another instance"
         );
-        complete.amend(want);
-        let want = complete;
+        complete.amend(desired);
+        let desired = complete;
         assert_eq!(
-            Some(&want),
+            Some(&desired),
             self.manager.desired_state(host).as_ref(),
             "changes must add up to the complete state"
         );
         let mut parts = Vec::new();
-        for (id, wanted) in &want.vms {
-            let vm = &wanted.vm;
+        for (id, desired_vm) in &desired.vms {
+            let vm = &desired_vm.vm;
             let reservation = self.manager.durable().reservation(*id).unwrap();
-            let sent: Vec<_> = wanted.slices.keys().map(|h| h.slice).collect();
+            let sent: Vec<_> = desired_vm.slices.keys().map(|h| h.slice).collect();
             assert_eq!(sent, reservation.slices, "a desired state contains only some slices of a VM");
-            wanted.slices.keys().for_each(|h| self.check_granted(host, *h));
-            parts.push(format!("{vm}={}", format_holdings(wanted.slices.keys().copied())));
+            desired_vm.slices.keys().for_each(|h| self.check_granted(host, *h));
+            parts.push(format!("{vm}={}", format_holdings(desired_vm.slices.keys().copied())));
         }
-        want.scrub.keys().for_each(|h| self.check_granted(host, *h));
-        let sent = want.vms.values().flat_map(|vm| vm.slices.keys()).chain(want.scrub.keys());
+        desired.scrub.keys().for_each(|h| self.check_granted(host, *h));
+        let sent = desired.vms.values().flat_map(|vm| vm.slices.keys()).chain(desired.scrub.keys());
         sent.copied().collect::<Vec<_>>().into_iter().for_each(|h| self.add_reached(host, h));
         let released = |force: bool| {
-            format_holdings(want.release.iter().filter(|(_, r)| r.force == force).map(|(h, _)| *h))
+            format_holdings(desired.release.iter().filter(|(_, r)| r.force == force).map(|(h, _)| *h))
         };
         let lists = [
             ("release", released(false)),
             ("force", released(true)),
-            ("scrub", format_holdings(want.scrub.keys().copied())),
+            ("scrub", format_holdings(desired.scrub.keys().copied())),
         ];
         parts.extend(lists.into_iter().filter(|(_, l)| !l.is_empty()).map(|(kind, l)| format!("{kind}={l}")));
-        parts.extend(want.fenced.then(|| "fenced".to_owned()));
+        parts.extend(desired.fenced.then(|| "fenced".to_owned()));
         let words = if parts.is_empty() { "nothing".to_owned() } else { parts.join(";") };
         self.output.push(format!("{}<{words}", self.host_name(host)));
         let (now, agent) = (self.now, self.agents.get_mut(&host).unwrap());
         if let Some((before, at)) = &agent.desired_state {
             let is_resend = now >= at.after(DESIRED_STATE_RESEND_AFTER);
-            assert!(agent.answered || is_resend, "a second desired state before a report on the first");
             assert!(
-                want.number > before.number || want == *before,
-                "two desired states of one version differ: {want:?} and {before:?}"
+                agent.answered || is_resend,
+                "a desired state was sent before the report on the previous state"
+            );
+            assert!(
+                desired.number > before.number || desired == *before,
+                "two desired states of one version differ: {desired:?} and {before:?}"
             );
         }
         agent.answered &=
-            agent.desired_state.as_ref().is_some_and(|(before, _)| want.number == before.number);
-        agent.desired_state = Some((want, now));
+            agent.desired_state.as_ref().is_some_and(|(before, _)| desired.number == before.number);
+        agent.desired_state = Some((desired, now));
     }
 
-    /// Checks that a host receives a slice only while the device grants it to this host alone.
+    /// Checks that the device grants the slice to this host only, before the host receives the
+    /// slice.
     fn check_granted(&self, host: HostId, holding: Holding) {
         let emc = self.manager.durable().emc_of(holding.slice).unwrap();
         let granted = self.devices[&emc].granted.get(&holding.slice);
-        assert_eq!(granted, Some(&(holding.epoch, host)), "a desired state with slice {}", holding.slice);
+        assert_eq!(
+            granted,
+            Some(&(holding.epoch, host)),
+            "the desired state contains slice {} without a grant",
+            holding.slice
+        );
     }
 
     fn add_reached(&mut self, host: HostId, Holding { slice, epoch }: Holding) {
@@ -493,7 +504,7 @@ impl Rig {
         self.devices.get_mut(&emc).unwrap().reached.insert((slice, epoch, host));
     }
 
-    /// Removes the access of a host to the given slices.
+    /// Removes the host's access to the slices that `is_released` selects.
     fn remove_reached(&mut self, host: HostId, is_released: impl Fn(Holding) -> bool) {
         for device in self.devices.values_mut() {
             device.reached.retain(|(slice, epoch, by)| {
@@ -522,15 +533,17 @@ impl Rig {
     fn load(&mut self, restored: bool) {
         self.needs_reload = false;
         let mut records = self.disk.clone();
-        let Some(Record::Meta(mut meta)) = records.remove(&Key::Meta) else { panic!("no metadata record") };
+        let Some(Record::Meta(mut meta)) = records.remove(&Key::Meta) else {
+            panic!("no meta recorddata record")
+        };
         self.generation += u64::from(restored);
         meta.generation = if restored { self.generation } else { meta.generation };
         self.devices.values_mut().for_each(|device| device.requested.clear());
         self.handle_event(Event::Loaded { meta, records: records.into_values().collect(), restored });
     }
 
-    /// Restarts the manager: data not on disk and all connections are lost. Its clock continues
-    /// from the latest time on disk.
+    /// Restarts the manager, which loses connections and data that is not on disk. Rack time
+    /// continues from the latest time on disk.
     fn restart(&mut self, restored: bool) {
         if let Some(Record::Meta(meta)) = self.disk.get(&Key::Meta) {
             self.now = meta.rack_time;
@@ -578,7 +591,7 @@ impl Rig {
         self.handle_event(Event::Device(emc, done));
     }
 
-    /// Changes a grant of a device without the manager: to an epoch and host, or none.
+    /// Changes the grant of a slice at its device without the manager; `None` removes the grant.
     pub(super) fn set_grant(&mut self, slice: u32, granted: Option<(u64, &str)>) {
         let slice = SliceId(slice);
         let owner = granted.map(|(epoch, host)| (Epoch(epoch), self.host(host)));
@@ -599,7 +612,7 @@ impl Rig {
     }
 
     pub(super) fn host(&self, text: &str) -> HostId {
-        self.manager.durable().host_named(&name(text)).expect("a host of the rack")
+        self.manager.durable().host_named(&name(text)).expect("the rack contains the host")
     }
 
     fn host_name(&self, host: HostId) -> String {
@@ -607,8 +620,8 @@ impl Rig {
         entry.map_or_else(|| format!("{host}"), |entry| entry.host.name.to_string())
     }
 
-    /// Connects an agent. If `restarts`, a new boot id closes the previous connection; otherwise
-    /// the agent is a copy on another machine.
+    /// Connects an agent. With `restarts`, the machine restarted, and its previous connection is
+    /// closed. Otherwise the agent is a copy on another machine.
     fn connect_agent(&mut self, rest: &str, restarts: bool) {
         let (rest, boot) = rest.split_once('/').unwrap_or((rest, "b1"));
         let (host, instance) = rest.split_once('#').map_or((rest, None), |(h, i)| (h, Some(i)));
@@ -617,7 +630,8 @@ impl Rig {
         let restarted =
             self.agents.get(&id).filter(|agent| agent.boot != boot).and_then(|agent| agent.session);
         if restarts && restarted.is_some_and(|session| self.sessions.contains_key(&session)) {
-            self.disconnect_agent(host); // a restarting machine closes its connections
+            // A restarting machine closes its connections.
+            self.disconnect_agent(host);
         }
         let agent = self.agents.entry(id).or_default();
         agent.instance = instance.map_or(agent.instance + 1, |i| i.parse().unwrap());
@@ -650,7 +664,7 @@ impl Rig {
 
     fn disconnect_agent(&mut self, host: &str) {
         let id = self.host(host);
-        let session = self.agents.get_mut(&id).unwrap().session.take().expect("a connected agent");
+        let session = self.agents.get_mut(&id).unwrap().session.take().expect("the agent is connected");
         self.sessions.remove(&session);
         self.handle_event(Event::AgentDown(session));
     }
@@ -690,7 +704,7 @@ impl Rig {
                 }
                 Some(("ended", id)) => report.ended.push(ReservationId(id.parse().unwrap())),
                 Some((vm, list)) => {
-                    let vm = vm.strip_prefix("vm").expect("a known part of a report");
+                    let vm = vm.strip_prefix("vm").expect("the part of the report is known");
                     let (id, vm) = vm.split_at(vm.len() - 1);
                     let (vm, slices) = (name(vm), holdings(list));
                     let running =
@@ -708,8 +722,8 @@ impl Rig {
         let Some(session) = agent.session else { return };
         agent.running.extend(report.vms.clone());
         agent.running.retain(|id, _| !report.ended.contains(id));
-        if let Some((want, _)) = agent.desired_state.as_ref().filter(|_| !early) {
-            report.number = want.number;
+        if let Some((desired, _)) = agent.desired_state.as_ref().filter(|_| !early) {
+            report.number = desired.number;
             agent.answered = true;
         }
         for scrub in report.scrubbed.iter().filter(|s| s.verified >= units::SLICE) {
@@ -725,26 +739,27 @@ impl Rig {
         self.handle_event(Event::AgentReport(session, report));
     }
 
-    /// Lets an agent apply its desired state and report.
+    /// Applies the desired state of an agent to its host, and sends a report.
     pub(super) fn apply_desired_state(&mut self, host: HostId) {
         let Some(agent) = self.agents.get(&host) else { return };
-        let Some((want, _)) = &agent.desired_state else { return };
-        let wanted = want.vms.values().flat_map(|vm| vm.slices.keys().copied());
+        let Some((desired, _)) = &agent.desired_state else { return };
+        let desired_slices = desired.vms.values().flat_map(|vm| vm.slices.keys().copied());
         let in_use = agent.running.values().flat_map(|vm| vm.slices.iter().copied());
-        let in_use = in_use.filter(|holding| !want.release.contains_key(holding));
+        let in_use = in_use.filter(|holding| !desired.release.contains_key(holding));
         let report = ObservedState {
-            online: wanted.chain(in_use.clone()).collect::<BTreeSet<_>>().into_iter().collect(),
+            online: desired_slices.chain(in_use.clone()).collect::<BTreeSet<_>>().into_iter().collect(),
             vms: agent.running.clone(),
-            released: want.release.keys().copied().filter(|holding| !agent.uses(*holding)).collect(),
-            scrubbed: want.scrub.keys().map(|h| scrubbed(*h, units::SLICE)).collect(),
-            clean: want.fenced && agent.running.is_empty(),
+            released: desired.release.keys().copied().filter(|holding| !agent.uses(*holding)).collect(),
+            scrubbed: desired.scrub.keys().map(|h| scrubbed(*h, units::SLICE)).collect(),
+            clean: desired.fenced && agent.running.is_empty(),
             whole: true,
             ..ObservedState::default()
         };
         self.report(host, report, false);
     }
 
-    /// Lets all parties act, and timers of up to 50 ms expire, until the rig is idle.
+    /// Lets store, devices and agents act, and time pass up to the next 50 ms, until the rig is
+    /// idle.
     fn run_until_idle(&mut self) {
         for _ in 0..200 {
             if !self.pending_writes.is_empty() {
@@ -787,15 +802,15 @@ impl Rig {
         self.output.extend(words);
     }
 
-    /// Returns whether a decision about a subject whose reason contains some text is durable.
+    /// Returns whether a durable decision about this subject has a reason that contains `words`.
     pub(super) fn has_decision(&self, subject: &Subject, words: &str) -> bool {
         self.disk.values().any(|record| {
             matches!(record, Record::Decision(_, d) if d.subject == *subject && d.what.describe().why.contains(words))
         })
     }
 
-    /// Restores the ledger from a backup made between `before` and `after`; `on_restore` runs
-    /// before the restored manager starts. No agent is connected afterwards.
+    /// Takes a backup between the scripts `before` and `after`, restores it, and restarts the
+    /// manager. The script `on_restore` runs before the restart. No agent is connected afterwards.
     pub(super) fn restored(mut self, before: &str, after: &str, on_restore: &str) -> Self {
         self.run(before);
         let backup = self.disk.clone();
@@ -834,7 +849,7 @@ impl Agent {
 }
 
 impl Device {
-    /// Sets the ids of the slices. The contents of the device move with the position of each slice.
+    /// Changes the slice numbers of the device. The contents of each slice keep their position.
     fn set_slices(&mut self, slices: Vec<SliceId>) {
         let renumber =
             |slice: SliceId, old: &[SliceId]| old.iter().position(|s| *s == slice).map(|at| slices[at]);
@@ -911,7 +926,8 @@ impl Device {
         DeviceReply::Granted { slice, epoch, handle: self.place(slice, epoch) }
     }
 
-    /// Returns the location of a slice, which on a shared device is the same for all owners.
+    /// Returns the location of a slice. On a shared device, the location is the same for all
+    /// owners.
     fn place(&self, slice: SliceId, epoch: Epoch) -> crate::protocol::Handle {
         let place = if self.shared { format!("/{slice}") } else { format!("/{slice}.{epoch}") };
         crate::protocol::Handle::new("emc", place)
@@ -937,7 +953,7 @@ impl Device {
     }
 }
 
-/// Returns EISDIR, the error for a slice whose file was replaced by a directory.
+/// Returns the error EISDIR, as for a slice whose file was replaced by a directory.
 fn slice_failure() -> DeviceFailure {
     DeviceFailure::Slice(SliceError { message: "open /slices/0: it is a directory".into(), errno: Some(21) })
 }

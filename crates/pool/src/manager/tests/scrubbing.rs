@@ -2,8 +2,8 @@
 
 use super::rig::Rig;
 
-/// Returns the scrubs by host in each durable write after the release of VM a. h1 is attached to
-/// one of two EMCs of 64 slices.
+/// Returns the number of scrubs of each host in each durable write after the release of VM a. h1 is
+/// attached to one of two EMCs, each with 64 slices.
 fn scrubs_per_write(slices: u32, before_release: &str) -> Vec<[usize; 2]> {
     let mut rig = Rig::connected_with("e1=64 e2=64 h1:e1 h2:e1+e2 h3:e2");
     rig.run(&format!("reserve:a@h1={slices} go {before_release}"));

@@ -1,5 +1,5 @@
-//! Devices that cannot revoke access: a host keeps its slices until it has released them or has
-//! provably stopped.
+//! Devices that cannot revoke access: a host keeps its slices until it has released them or is
+//! proven to have stopped.
 
 use super::rig::{Rig, name};
 use crate::{
@@ -7,11 +7,11 @@ use crate::{
     manager::{DeviceCall, DeviceFailure, DeviceReply, Event},
 };
 
-/// Two hosts attached to a device that cannot revoke access and to one that can; the third host is
-/// attached only to the latter.
+/// Rack with e1, which cannot revoke access, and e2, which can. h1 and h2 are attached to both, h3
+/// only to e2.
 const RACK: &str = "e1=4! e2=4 h1:e1+e2 h2:e1+e2 h3:e2";
 
-/// Returns a rack in which slice 0, of the device that cannot revoke access, is online on h1.
+/// Returns a rack in which slice 0 of e1 is online on h1; e1 cannot revoke access.
 fn rig_with_slice() -> Rig {
     let mut rig = Rig::connected_with(RACK);
     rig.run("reserve:a@h1=1 go");
@@ -19,7 +19,7 @@ fn rig_with_slice() -> Rig {
 }
 
 #[test]
-fn unstoppable_host_keeps_its_slices_and_others_are_served() {
+fn unstoppable_host_keeps_slices_and_others_get_memory() {
     rig_with_slice().check(
         "down:h1 fence:h1 stored | store fence:h1->ok[0] e2.fence(h1) e1.fence(h1)
          device go | store
@@ -45,7 +45,8 @@ fn machine_is_not_stopped_for_a_device_without_its_slices() {
     );
 }
 
-/// The device has recorded a grant that is not in the ledger and ends only when the machine stops.
+/// A device returns with a grant to a fenced host that the ledger does not contain. The machine
+/// must be stopped to revoke the grant.
 #[test]
 fn machine_is_stopped_for_a_grant_found_when_the_device_returns() {
     let mut rig = Rig::connected_with(RACK);
@@ -72,7 +73,8 @@ fn machine_is_stopped_for_a_grant_reported_in_a_refusal() {
     rig.check("state:h1 alarms | Fencing HOST_NOT_FENCED SLICE_QUARANTINED RESERVATION_BROKEN");
 }
 
-/// A working EMC that can revoke access replies soon: until then the host is not shown as fenced.
+/// A working EMC that can revoke access will reply soon. The host must not be shown as fenced
+/// before.
 #[test]
 fn host_without_slices_is_fenced_when_its_emc_has_replied() {
     let mut rig = Rig::connected();
@@ -91,7 +93,8 @@ fn machine_is_not_stopped_for_an_emc_that_can_revoke() {
     assert_eq!(rig.manager.stopping_since(rig.host("h1")), None);
 }
 
-/// The reply of e1 is received but not durable when another change of the host becomes durable.
+/// The confirmation of e1 is received but not durable when another change of the host becomes
+/// durable. e1 must not be called again.
 #[test]
 fn emc_that_has_fenced_a_host_is_not_called_again() {
     let mut rig = Rig::connected();
@@ -126,8 +129,8 @@ fn machine_stop_is_not_retried_while_its_agent_is_connected() {
     rig.check("down:h1 tick:0 | e1.fence(h1)");
 }
 
-/// The host has released all slices before the next attempt to stop its machine. Later the device
-/// reports another grant.
+/// The host releases all slices before the next attempt to stop its machine. The machine must be
+/// stopped only after the device reports another grant.
 #[test]
 fn machine_is_stopped_again_for_a_grant_found_later() {
     let mut rig = rig_with_slice();
@@ -182,7 +185,7 @@ fn stopped_machine_frees_its_slices() {
 }
 
 #[test]
-fn power_off_confirmed_during_the_stop_command_counts() {
+fn power_off_confirmed_during_stop_command_completes_fence() {
     rig_with_slice().check(
         "down:h1 fence:h1 stored | store fence:h1->ok[0] e2.fence(h1) e1.fence(h1)
          poweroff:h1 stored | store poweroff:h1->ok[0] e1.fence(h1!) e2.fence(h1!)
@@ -201,7 +204,7 @@ fn host_restarted_during_its_fence_has_released_its_slices() {
          device go
          slices state:h1 | Up",
     );
-    assert!(rig.has_decision(&Subject::Host(name("h1")), "it restarted"));
+    assert!(rig.has_decision(&Subject::Host(name("h1")), "the host restarted"));
 }
 
 #[test]
@@ -216,18 +219,20 @@ fn clean_report_during_a_fence_releases_all_slices() {
          device go
          slices state:h1 | Up",
     );
-    assert!(rig.has_decision(&Subject::Host(name("h1")), "its agent reports that nothing is left"));
+    assert!(
+        rig.has_decision(&Subject::Host(name("h1")), "its agent reports that no process or mapping remains")
+    );
 }
 
-/// The fence command may take minutes: the result of a command that began before the host returned
-/// does not count for a later fence.
+/// A fence command may take minutes. Its result must not count for a later fence of the host, so
+/// each fence has its own start time.
 #[test]
-fn later_fence_of_a_host_has_its_own_start() {
+fn later_fence_of_a_host_has_a_new_start_time() {
     let mut rig = rig_with_slice();
     let h1 = rig.host("h1");
     assert_eq!(rig.manager.stopping_since(h1), None);
     rig.run("down:h1 fence:h1 stored device tick:10");
-    let first = rig.manager.stopping_since(h1).expect("a pending stop of the machine");
+    let first = rig.manager.stopping_since(h1).expect("the machine must be stopped");
     rig.run("tick:70000 device");
     assert_eq!(rig.manager.stopping_since(h1), Some(first), "a retry belongs to the same fence");
     rig.run(
@@ -236,11 +241,12 @@ fn later_fence_of_a_host_has_its_own_start() {
     assert_eq!(rig.run("state:h1"), "Up");
     assert_eq!(rig.manager.stopping_since(h1), None);
     rig.run("reserve:b@h1=1 go down:h1 fence:h1 stored device tick:10");
-    let second = rig.manager.stopping_since(h1).expect("a pending stop of the machine");
+    let second = rig.manager.stopping_since(h1).expect("the machine must be stopped");
     assert!(second > first, "{second:?} after {first:?}");
 }
 
-/// A reported failure is not a release: the agent may retry, or a message may be in transit.
+/// A reported failure is not a release, because the agent may retry or a message may be in transit.
+/// The slice must be reused only after its host has released it.
 #[test]
 fn nonzero_slice_is_reused_only_after_its_host_released_it() {
     Rig::connected_with(RACK).check(
@@ -294,8 +300,8 @@ fn unknown_grant_is_released_by_its_host_before_reuse() {
     );
 }
 
-/// The record of the grant was lost. A device that enforces access has then revoked it; on this
-/// device the host may still have access.
+/// The device has lost the record of a grant. This device cannot revoke access, so the host may
+/// still have access and must remain the holder.
 #[test]
 fn slice_with_a_lost_grant_stays_with_its_host() {
     let mut rig = rig_with_slice();
@@ -326,8 +332,8 @@ fn unclaimed_slices_are_released_first_after_a_restore() {
     );
 }
 
-/// A power-off was confirmed, and the machine connected before the decision was durable. It
-/// received its VMs and used a slice that then counted as released.
+/// An operator confirms the power-off of a host, and its machine connects before the decision is
+/// durable. The host must receive nothing but the fence.
 #[test]
 fn host_receives_nothing_before_its_fence_is_durable() {
     rig_with_slice().check(
@@ -349,7 +355,8 @@ fn stop_result_received_during_a_reload_is_retried() {
     assert!(output.contains("e1.fence(h1)"), "{output}");
 }
 
-/// The write of the return of the host reports an error and is on disk.
+/// The write of a host's return reports an error but is on disk. The pending stop of the machine
+/// must be dropped.
 #[test]
 fn stop_of_a_returned_host_is_dropped_by_a_reload() {
     let mut rig = rig_with_slice();
@@ -358,9 +365,10 @@ fn stop_of_a_returned_host_is_dropped_by_a_reload() {
     assert_eq!(rig.manager.stopping_since(rig.host("h1")), None);
 }
 
-/// The fence command was started before the operator confirmed the power-off.
+/// A fence command started before the operator confirmed the power-off. Its failure must not cause
+/// another attempt.
 #[test]
-fn late_stop_failure_of_a_powered_off_machine_is_not_retried() {
+fn late_stop_failure_of_powered_off_machine_is_not_retried() {
     let mut rig = rig_with_slice();
     rig.run("down:h1 fence:h1 stored poweroff:h1 stored");
     let (h1, e1) = (rig.host("h1"), rig.manager.durable().emc_named(&name("e1")).unwrap());
@@ -389,5 +397,5 @@ fn emc_attached_during_a_fence_has_to_confirm_it() {
     rig.run("down:h1 fence:h1 go");
     rig.check("state:h1 | Fenced");
     rig.run("rack:e1=4&e2=4!&h1:e1+e2&h2:e1+e2&h3:e2 go");
-    assert!(has_fenced_h1(&rig, "e1") && !has_fenced_h1(&rig, "e2"), "e2 was not part of the fence");
+    assert!(has_fenced_h1(&rig, "e1") && !has_fenced_h1(&rig, "e2"), "e2 did not have to confirm the fence");
 }

@@ -1,4 +1,4 @@
-//! Behaviour across restarts of the manager.
+//! Restarts of the manager and failed writes.
 
 use units::limits::{AUDIT_ENTRIES_MAX, AUDIT_ENTRIES_PRUNED_PER_BATCH};
 
@@ -23,14 +23,15 @@ fn restored_slices_are_quarantined_until_hosts_have_reported() {
          slices | 0.2:quarantined 1.1:quarantined@h1 2.0:quarantined 3.0:quarantined 4.1:quarantined@h2 5.0:quarantined 6.0:quarantined 7.0:quarantined
          alarms | RESTORE_PENDING RESTORE_PENDING RESTORE_PENDING CAPACITY_ZERO",
     );
-    // Two hosts report, one with a VM that is not in the backup; the third has not reported.
+    // Two hosts report, one with a VM that is not in the backup. The third host has not reported.
     rig.check(
         "restart device up:h1 up:h3 tick:10 stored
          reserve:d@h1=1 | reserve:d->HOST_NOT_SCHEDULABLE
          report:h1:online=1.1:vm3c=1.1 report:h3 tick:10 go
          slices | 0.2:quarantined 1.1:online@h1 2.0:quarantined 3.0:quarantined 4.1:quarantined@h2 5.0:quarantined 6.0:quarantined 7.0:quarantined",
     );
-    // The third host reports: it keeps its slices, and the others are scrubbed before reuse.
+    // The third host reports and keeps its slices; the other slices are scrubbed before their next
+    // use.
     rig.check(
         "up:h2 report:h2:online=4.1:vm2b=4.1 go
          slices | 1.1:online@h1 4.1:online@h2
@@ -80,10 +81,10 @@ fn new_device_is_unused_until_it_is_compared() {
     );
 }
 
-/// A batch with an unknown outcome was on disk. The host had answered the state before the batch
-/// and received no new one, and the slice never came online.
+/// A batch is on disk although its write reported an error. Connected hosts have answered the older
+/// desired state and must receive the new state.
 #[test]
-fn torn_write_reaches_hosts_that_stayed_connected() {
+fn torn_write_is_sent_to_connected_hosts() {
     let mut rig = Rig::connected();
     rig.run("reserve:a@h1=1 stored device tick:10 torn reload go");
     rig.check("slices | 0.1:online@h1");
@@ -95,9 +96,9 @@ fn oldest_decisions_are_pruned_in_batches() {
     rig.run("reserve:a@h1=1 go");
     let stored_decisions = |rig: &Rig| match &rig.disk[&Key::Meta] {
         Record::Meta(Meta { first_decision, next_decision, .. }) => next_decision - first_decision,
-        other => panic!("no meta: {other:?}"),
+        other => panic!("no meta record: {other:?}"),
     };
-    let Some(Record::Meta(meta)) = rig.disk.get_mut(&Key::Meta) else { panic!("no meta") };
+    let Some(Record::Meta(meta)) = rig.disk.get_mut(&Key::Meta) else { panic!("no meta record") };
     meta.next_decision = meta.first_decision + AUDIT_ENTRIES_MAX;
     rig.run("restart device go up:h1 report:h1 go");
     let (mut before, mut pruning_writes) = (stored_decisions(&rig), 0);
@@ -111,7 +112,8 @@ fn oldest_decisions_are_pruned_in_batches() {
     assert!((2..=5).contains(&pruning_writes), "{pruning_writes} writes pruned decisions");
 }
 
-/// The write of the removal reports an error and is on disk.
+/// The removal of a host and an EMC is on disk although its write reported an error. The manager
+/// must drop both.
 #[test]
 fn host_and_emc_removed_by_a_torn_write_are_dropped() {
     let mut rig = Rig::connected();

@@ -1,4 +1,5 @@
-//! Time: the manager returns its next wakeup, and due work does not wait for another event.
+//! Wakeups: the manager returns the time of its next due work, and performs it without any other
+//! event.
 
 use units::{Ns, UnixMs, limits::MIGRATION_REQUEST_RETRY_AFTER};
 
@@ -6,13 +7,14 @@ use super::rig::{Rig, SHARED, name, settings};
 use crate::manager::{HostState, Settings};
 
 impl Rig {
-    /// Advances the time to each wakeup of the manager. The store and devices respond, agents do
+    /// Advances the time to each wakeup of the manager. Store and devices respond, but agents do
     /// not.
     fn sleep(&mut self, time: Ns) -> String {
         let (until, mut output) = (self.now.after(time), String::new());
         for _ in 0..10_000 {
             let Some(at) = self.manager.next_wakeup().filter(|at| *at <= until) else {
-                self.now = until; // without a tick: no work is due
+                // No work is due, so no tick is sent.
+                self.now = until;
                 return output;
             };
             self.now = self.now.max(at);
@@ -21,7 +23,7 @@ impl Rig {
                 output += &self.run("stored");
             }
         }
-        panic!("endless wakeups: {output}");
+        panic!("the wakeups do not end: {output}");
     }
 }
 
@@ -46,7 +48,8 @@ fn failed_machine_stop_is_retried_by_timers_alone() {
     rig.run("cordon:e1 reserve:a@h1=1 go down:h1 down:h2 down:h3 fence:h1 stored device tick:10");
     rig.manager.set(Settings { lease_ttl: Ns::secs(3600), fence_after: None });
     rig.sleep(Ns::secs(30));
-    rig.run("cordon:h2 stored"); // stores the rack time now rather than during the retry
+    // Stores rack time now, so that it is not stored during the retry.
+    rig.run("cordon:h2 stored");
     assert!(!rig.sleep(Ns::secs(29)).contains("e2.fence(h1)"));
     assert!(rig.sleep(Ns::secs(2)).contains("e2.fence(h1)"));
 }
@@ -96,7 +99,7 @@ fn changed_settings_apply_to_connected_hosts() {
 }
 
 #[test]
-fn expired_lease_is_counted_dated_and_announced() {
+fn expired_lease_is_counted_and_published_with_its_time() {
     let mut rig = Rig::connected();
     rig.manager.take_changed();
     assert_eq!((rig.manager.has_pending_work(), rig.manager.leases_expired()), (false, 0));
@@ -134,7 +137,8 @@ fn device_replying_during_a_reload_receives_no_calls() {
     );
 }
 
-/// The end of the scrub in the desired state is not durable, so the message is postponed.
+/// The result of a scrub is not durable, so the next desired state is postponed. This must not
+/// cause repeated wakeups.
 #[test]
 fn postponed_desired_state_does_not_cause_a_wakeup_loop() {
     let mut rig = Rig::connected();
