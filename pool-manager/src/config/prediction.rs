@@ -8,7 +8,7 @@ use units::{
 use super::reader::{Field, Section};
 use crate::{forecasts::Settings, operating_point::OperatorLimits};
 
-/// Minimum retention of outcomes, in seconds: a model needs a day of data.
+/// Minimum retention of outcomes: one day, because a model needs a day of data.
 const RETENTION_MIN: Ns = Ns::secs(24 * 3600);
 
 impl Default for Settings {
