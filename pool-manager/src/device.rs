@@ -73,7 +73,8 @@ impl Driver {
     /// revoke access.
     ///
     /// # Errors
-    /// [`DeviceError::OtherRack`] before any change, [`DeviceError::Io`], or an error of the driver.
+    /// [`DeviceError::OtherRack`] before any change, [`DeviceError::Io`], or an error of the
+    /// driver.
     pub fn open(
         self,
         path: &Path,

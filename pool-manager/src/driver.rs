@@ -219,7 +219,8 @@ impl Handle {
     /// Sends a request to the ledger, and returns the reply after the decision is durable.
     ///
     /// # Errors
-    /// [`DriverError`] if the ledger rejects the request, too many requests are waiting, or the manager is stopping.
+    /// [`DriverError`] if the ledger rejects the request, too many requests are waiting, or the
+    /// manager is stopping.
     pub async fn request(&self, request: Request) -> Result<RequestReply, DriverError> {
         let mut permit = Some(self.0.request_permits.try_acquire().map_err(|_| DriverError::Overloaded)?);
         self.wait_for_batch_space().await?;
@@ -269,7 +270,8 @@ impl Handle {
     /// Returns the stored decisions about a subject with their sequence numbers, oldest first.
     ///
     /// # Errors
-    /// [`DriverError`] if the store cannot be read, too many searches are running, or the manager is stopping.
+    /// [`DriverError`] if the store cannot be read, too many searches are running, or the manager
+    /// is stopping.
     pub async fn explain(&self, subject: String) -> Result<Vec<(u64, Decision)>, DriverError> {
         let permit =
             Arc::clone(&self.0.explain_permits).try_acquire_owned().map_err(|_| DriverError::Overloaded)?;
@@ -296,7 +298,8 @@ impl Handle {
     /// Writes entries that do not belong to the ledger, atomically and durably.
     ///
     /// # Errors
-    /// [`DriverError`] if the store failed, too many requests are waiting, or the manager is stopping. After a failure of the store, the entries may or may not be on disk.
+    /// [`DriverError`] if the store failed, too many requests are waiting, or the manager is
+    /// stopping. After a failure of the store, the entries may or may not be on disk.
     pub async fn write_entries(&self, writes: Vec<Write>) -> Result<(), DriverError> {
         let _permit = self.0.request_permits.try_acquire().map_err(|_| DriverError::Overloaded)?;
         let (reply, answer) = oneshot::channel();

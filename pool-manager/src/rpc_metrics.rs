@@ -1,5 +1,5 @@
-//! Counts of calls by method and gRPC code, under the common names of gRPC server metrics. Labels have
-//! values from the `.proto` files and gRPC's codes only, so that clients cannot add any.
+//! Counts of calls by method and gRPC code, under the common names of gRPC server metrics. Labels
+//! have values from the `.proto` files and gRPC's codes only, so that clients cannot add any.
 
 use std::{
     collections::HashMap,

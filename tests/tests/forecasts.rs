@@ -106,7 +106,7 @@ async fn model_serves_from_promotion_to_rollback_across_restart() {
     assert_eq!(rack.tarn("rollback frigid"), Value::Null);
     assert_eq!(rack.plan("d", "idle").1, "fixed-share/1");
     let (code, _, output) = rack.run("rollback frigid");
-    assert_eq!((code, output.contains("no frigid model serves")), (Some(4), true), "{output}");
+    assert_eq!((code, output.contains("no frigid model is serving")), (Some(4), true), "{output}");
 }
 
 #[tokio::test]
@@ -128,7 +128,7 @@ async fn plan_is_explained_by_inputs_forecast_and_limits() {
     );
     assert_eq!(fact("operating point: allowed fraction of VMs beyond the PDM (X, exceed_max)"), "2.0 %");
     assert!(fact("operating point: rate of overpredictions (OP)").ends_with(" %"));
-    assert_eq!(fact("model: latency sensitivity"), "none serves");
+    assert_eq!(fact("model: latency sensitivity"), "no serving model");
     let (_, text, _) = rack.run("explain vm a");
     assert!(
         text.contains("model: frigid/1") && text.contains("12GiB of 16GiB may come from the pool"),

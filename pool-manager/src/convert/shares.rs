@@ -26,7 +26,8 @@ const NUMBER: RangeInclusive<f64> = 0.0..=SHARES_NUMBER_MAX;
 /// the tenant's weight.
 ///
 /// # Errors
-/// [`Invalid`] if there are too many tenants, a tenant is malformed or repeated, or a weight is out of range.
+/// [`Invalid`] if there are too many tenants, a tenant is malformed or repeated, or a weight is out
+/// of range.
 pub fn weight_changes(weights: Vec<wire::Weight>) -> Result<Weights, Invalid> {
     at_most_tenants("weights", weights.len())?;
     let mut changes = Weights::new();

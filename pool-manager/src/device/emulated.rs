@@ -92,7 +92,8 @@ impl Emulated {
     /// earlier manager did not finish.
     ///
     /// # Errors
-    /// [`DeviceError::InUse`], [`DeviceError::Mismatch`] if the EMC has more than `slices` slices, or [`DeviceError::Io`].
+    /// [`DeviceError::InUse`], [`DeviceError::Mismatch`] if the EMC has more than `slices` slices,
+    /// or [`DeviceError::Io`].
     pub fn open(path: &Path, slices: u32) -> Result<Self, DeviceError> {
         let directory = std::path::absolute(path).map_err(io_error("resolve", path))?;
         let files = directory.join("slices");

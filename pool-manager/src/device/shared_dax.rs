@@ -55,7 +55,8 @@ impl SharedDax {
     /// Opens the record of a device in a directory, or creates an empty record.
     ///
     /// # Errors
-    /// [`DeviceError::InUse`], [`DeviceError::Mismatch`] if the record belongs to another serial number or has more slices, or [`DeviceError::Record`].
+    /// [`DeviceError::InUse`], [`DeviceError::Mismatch`] if the record belongs to another serial
+    /// number or has more slices, or [`DeviceError::Record`].
     pub fn open(path: &Path, slices: u32, serial: &str) -> Result<Self, DeviceError> {
         let store = Directory::take_for(path, FILE).and_then(RedbStore::open);
         Self::with_store(Box::new(store.map_err(record_error(path))?), path, slices, serial)

@@ -98,13 +98,13 @@ fn facts_contain_request_prediction_and_operating_point() {
     let value = |name: &str| facts.iter().find(|(of, _)| of == name).map(|(_, value)| value.as_str());
     assert_eq!(value("request: key"), Some("acme"));
     assert_eq!(value("request: size"), Some("8GiB, 2 cores"));
-    assert_eq!(value("history: key acme"), Some("no such VM has ended"));
+    assert_eq!(value("history: key acme"), Some("no VM of this group has ended"));
     assert_eq!(value("features: this VM"), Some("requested_gib 8"));
     assert_eq!(value("features: vm"), None, "unknown features are omitted");
     assert_eq!(value("model: latency sensitivity"), Some("sensitivity/2"));
     assert_eq!(
         value("prediction: frigid memory taken"),
-        Some("50.0 % of its memory before rounding to slices, overpredicted with probability 0.3 %")
+        Some("50.0 % of the VM's memory before rounding to slices, overpredicted with probability 0.3 %")
     );
     assert_eq!(value("prediction: slowdown on pool memory"), Some("more than 5.0 % with probability 30.0 %"));
     assert!(facts.iter().all(|(name, value)| !name.is_empty() && !value.is_empty()));

@@ -1,4 +1,5 @@
-//! Counts the calls of a service, and reports requests that cannot be decoded as errors of the client.
+//! Counts the calls of a service, and reports requests that cannot be decoded as errors of the
+//! client.
 
 use std::{
     convert::Infallible,
