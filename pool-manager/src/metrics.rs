@@ -199,7 +199,7 @@ impl Default for Metrics {
 
 impl Metrics {
     fn register(&self) {
-        let mut r = self.registry.lock().expect("no holder panics");
+        let mut r = self.registry.lock().expect("no thread panics under this lock");
         r.register("store_failures", "Durable writes that failed", self.store_failures.clone());
         r.register("store_batch_records", "Records in one durable write", self.batch_records.clone());
         r.register_with_unit(
@@ -282,7 +282,7 @@ impl Metrics {
     /// Updates the metrics of slice states from a durable batch, and logs each change of a slice's
     /// state.
     pub fn count_transitions(&self, durable: &PublishedBatch) {
-        let mut state_since = self.state_since.lock().expect("no holder panics");
+        let mut state_since = self.state_since.lock().expect("no thread panics under this lock");
         for record in durable.records.iter() {
             if let Record::Deleted(Key::Slice(slice)) = record {
                 state_since.remove(slice);
@@ -340,7 +340,7 @@ impl Metrics {
     /// # Errors
     /// Returns an error if formatting fails.
     pub fn page(&self, snapshot: &Snapshot) -> Result<String, std::fmt::Error> {
-        let registry = self.registry.lock().expect("no holder panics");
+        let registry = self.registry.lock().expect("no thread panics under this lock");
         self.set_gauges(snapshot);
         self.rpc.with_registry(|rpc| {
             exposition::page(&[&registry, rpc], env!("CARGO_PKG_NAME"), env!("CARGO_PKG_VERSION"))

@@ -82,7 +82,7 @@ impl FaultyDisk {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().expect("no holder panics")
+        self.0.lock().expect("no thread panics under this lock")
     }
 
     /// Returns the number of writes, syncs and changes of length so far.
