@@ -48,12 +48,13 @@ impl agent_server::Agent for Agent {
     ) -> Result<Response<Self::SessionStream>, Status> {
         let (metadata, extensions, mut messages) = request.into_parts();
         let first = tokio::time::timeout(HELLO_WITHIN, messages.message()).await;
-        let first = first.map_err(|_| Status::deadline_exceeded("no hello message within 10 s"))??;
+        let first = first
+            .map_err(|_| Status::deadline_exceeded(format!("no hello message within {HELLO_WITHIN:?}")))??;
         let Some(from_agent::Message::Hello(hello)) = first.and_then(|first| first.message) else {
             return Err(invalid(Invalid::new(
                 "message",
-                "of this type",
-                "is not allowed: the first message must be a hello",
+                "unexpected type:",
+                "the first message must be a hello",
             )));
         };
         let claimed_rack = hello.rack_uuid.clone();
@@ -134,8 +135,8 @@ async fn receive_reports(
             }
             Some(from_agent::Message::Shares(shares)) => handle_shares(shared, &host.name, shares),
             Some(from_agent::Message::Hello(_)) | None => {
-                let rule = "is not allowed: must be a report or shares after the hello";
-                Err(invalid(Invalid::new("message", "of this type", rule)))
+                let rule = "must be a report or shares after the hello";
+                Err(invalid(Invalid::new("message", "unexpected type:", rule)))
             }
         };
         if let Err(status) = result {

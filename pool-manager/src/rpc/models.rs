@@ -72,8 +72,8 @@ impl models_server::Models for Models {
         let training = match (kind(request.kind())?, request.labels) {
             (Kind::Frigid, None) => Training::Frigid,
             (Kind::Frigid, Some(_)) => {
-                let rule = "are not allowed for a model of frigid memory";
-                return Err(invalid(convert::Invalid::new("labels", "in the request", rule)));
+                let rule = "for a model of frigid memory";
+                return Err(invalid(convert::Invalid::new("labels", "are not allowed", rule)));
             }
             (Kind::Sensitivity, labels) => {
                 let labels = labels.ok_or_else(|| status(ModelError::NoLabels))?;
