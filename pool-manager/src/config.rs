@@ -41,7 +41,7 @@ pub struct Config {
     pub policy: Policy,
     /// Risk limits of predictions, and retention of outcomes.
     pub prediction: Settings,
-    /// Command that powers off a host used_by access to an EMC cannot be revoked.
+    /// Command that powers off a host whose access to an EMC cannot be revoked.
     pub fence: Option<FenceCommand>,
     /// Local users who may use the unix socket, and their roles.
     pub access: Access,
@@ -152,8 +152,8 @@ pub struct Emc {
     pub driver: Driver,
     /// Path of the device for the driver, unique in the rack.
     pub path: PathBuf,
-    /// Serial number under which hosts see the device, unique in the rack. Present exactly for
-    /// drivers that cannot revoke access.
+    /// Serial number under which hosts see the device, unique in the rack. Only drivers that cannot
+    /// revoke access have one.
     pub serial: Option<String>,
 }
 
@@ -275,13 +275,13 @@ impl<'a> Checker<'a> {
         let emcs: Vec<_> = emcs.into_iter().map(|section| self.emc(section)).collect();
         let hosts = top.sections("host", HOSTS_MAX);
         let hosts: Vec<_> = hosts.into_iter().map(|section| self.host(section)).collect();
-        let is_complete = top.rule(!emcs.is_empty(), "emc", "is missing: at least one [[emc]] is required");
-        let is_complete = is_complete.and(top.rule(
+        let is_complete = top.check(!emcs.is_empty(), "emc", "is missing: at least one [[emc]] is required");
+        let is_complete = is_complete.and(top.check(
             !hosts.is_empty(),
             "host",
             "is missing: at least one [[host]] is required",
         ));
-        top.end();
+        top.reject_unknown_keys();
         is_complete?;
         let (emcs, hosts) =
             (emcs.into_iter().collect::<Option<_>>()?, hosts.into_iter().collect::<Option<_>>()?);
@@ -292,7 +292,7 @@ impl<'a> Checker<'a> {
 
     fn manager(&mut self, mut section: Section<'_>) -> Option<Manager> {
         let listen = section.optional("listen", |field| self.listen(field));
-        section.rule(
+        section.check(
             !self.has_tls || listen != Some(None),
             "listen",
             "is missing: [tls] requires an IP address and a port",
@@ -305,7 +305,7 @@ impl<'a> Checker<'a> {
             }
             _ => address(field),
         });
-        section.end();
+        section.reject_unknown_keys();
         Some(Manager { listen: listen?, store: store?, metrics_listen: metrics_listen? })
     }
 
@@ -332,7 +332,7 @@ impl<'a> Checker<'a> {
         let client_ca = section.required("client_ca", |field| field.path(self.base));
         let schedulers = section.list("schedulers", ROLE_NAMES_MAX, Field::name);
         let admins = section.list("admins", ROLE_NAMES_MAX, Field::name);
-        section.end();
+        section.reject_unknown_keys();
         Some(Tls {
             certificate: certificate?,
             key: key?,
@@ -354,7 +354,7 @@ impl<'a> Checker<'a> {
             Some(driver) => section.optional("serial", |_| Err(fence::serial_not_allowed(driver))),
             None => section.optional("serial", |field| self.serial(field)),
         };
-        section.end();
+        section.reject_unknown_keys();
         Some(Emc { name: name?, slices: slices?, driver: driver?, path: path?, serial: serial? })
     }
 
@@ -384,7 +384,7 @@ impl<'a> Checker<'a> {
         let local = section.required("local_mib", |field| field.integer(1..=LOCAL_MIB_PER_HOST_MAX));
         let emcs = self.attached_emcs(&mut section);
         let token = section.optional("token_sha256", |field| unique(sha256(field)?, &mut self.tokens));
-        section.end();
+        section.reject_unknown_keys();
         Some(Host {
             name: name?,
             cores: cores?,
@@ -405,7 +405,7 @@ impl<'a> Checker<'a> {
                 Err(format!("no such EMC; must be one of {}", choices()))
             }
         })?;
-        section.rule(!emcs.is_empty(), "emcs", "must name at least one EMC")?;
+        section.check(!emcs.is_empty(), "emcs", "must name at least one EMC")?;
         Some(emcs)
     }
 }
@@ -423,8 +423,8 @@ fn lease(mut section: Section<'_>) -> Option<Lease> {
     let (ttl, fence_after) = (ttl?.unwrap_or(default.ttl), fence_after?.unwrap_or(default.fence_after));
     // A rejected agent retries only once per lease. Its host must not be fenced before the retry.
     let rule = "must not be shorter than ttl_s";
-    section.rule(fence_after.is_none_or(|after| after >= ttl), "fence_after_s", rule)?;
-    section.end();
+    section.check(fence_after.is_none_or(|after| after >= ttl), "fence_after_s", rule)?;
+    section.reject_unknown_keys();
     Some(Lease { ttl, fence_after })
 }
 
@@ -432,7 +432,7 @@ fn policy(mut section: Section<'_>) -> Option<Policy> {
     let default = Policy::default();
     let pool_share = section.optional("pool_share", prediction::fraction);
     let within = section.optional("commit_within_s", |field| field.seconds(Ns::ms(1)..=COMMIT_WITHIN_MAX));
-    section.end();
+    section.reject_unknown_keys();
     Some(Policy {
         pool_share: pool_share?.unwrap_or(default.pool_share),
         commit_within: within?.unwrap_or(default.commit_within),

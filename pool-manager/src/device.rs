@@ -238,7 +238,7 @@ pub enum DeviceError {
         min: u64,
     },
     /// Another process has opened the EMC.
-    #[error("EMC {} is in use by another pool-manager: stop that one first", path.display())]
+    #[error("EMC {} is in use by another pool-manager: stop the other one first", path.display())]
     InUse {
         /// Directory of the EMC.
         path: PathBuf,
@@ -270,7 +270,7 @@ pub enum DeviceError {
     /// Other slices of the device work.
     #[error("cannot {doing} {}", path.display())]
     Slice {
-        /// Operation, as the object of "cannot", such as "truncate".
+        /// Operation, such as "truncate".
         doing: &'static str,
         /// File of the slice.
         path: PathBuf,

@@ -143,7 +143,7 @@ impl DeviceState {
             self.open = Some((device, Presence::of(emc.driver, &emc.path)?));
             self.was_opened = true;
         }
-        let (device, _) = self.open.as_mut().expect("opened above");
+        let (device, _) = self.open.as_mut().expect("the device was opened above");
         Ok(device.as_mut())
     }
 

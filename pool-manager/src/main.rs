@@ -86,13 +86,14 @@ fn run(command: Command) -> Result<(), Box<dyn std::error::Error>> {
     match command {
         Command::Serve { rack, check_config: true } => offline::check_config(&rack.config)?,
         Command::Serve { rack, check_config: false } => {
-            // Leave one core for the ledger's thread, which is busy whenever the workers are.
+            // Leave one core for the ledger's thread, which is busy at the same time as the
+            // workers.
             let cores = std::thread::available_parallelism().map_or(1, usize::from);
             let workers = cores.saturating_sub(1).max(1);
             let mut runtime = tokio::runtime::Builder::new_multi_thread();
             let runtime = runtime.worker_threads(workers).enable_all().build()?;
             let result = runtime.block_on(serve::serve(rack.config));
-            runtime.shutdown_timeout(serve::STOP_WITHIN); // a blocking search of decisions can still run
+            runtime.shutdown_timeout(serve::STOP_TIMEOUT); // a blocking search of decisions can still run
             result?;
         }
         Command::Init { rack } => offline::init(&rack.config)?,

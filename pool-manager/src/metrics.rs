@@ -210,7 +210,7 @@ impl Metrics {
         );
         let help = "Time from a PlanVm request until its decision is durable";
         r.register_with_unit("plan", help, Unit::Seconds, self.plan_seconds.clone());
-        let help = "Ended VMs by result: within (touched no pool memory), overpredicted (touched pool memory), pool_only";
+        let help = "Ended VMs by result: within (touched memory fits into local memory), overpredicted (it does not), pool_only";
         r.register("vm_outcomes", help, self.vm_outcomes.clone());
         r.register("outcomes_stored", "Outcomes of VMs in the store", self.outcomes.clone());
         r.register("model_version", "Version of the serving model; 0 if there is none", self.models.clone());

@@ -79,8 +79,8 @@ impl OperatingPoint {
         let choice = solve(&insensitive, &points, mix, limits.exceed_max);
         let chosen =
             frigid.iter().find(|(point, _)| *point == choice.frigid).map(|(_, risk_limit)| *risk_limit);
-        // If there are outcomes but no rate is within the limits, no risk is allowed. Without
-        // outcomes the risk is unknown, and there is no limit.
+        // If there are enough outcomes but no rate is within the limits, no risk is allowed. With
+        // too few outcomes the risk is unknown, and there is no risk limit.
         let risk_limit = chosen.or_else(|| frigid.first().map(|_| NO_RISK));
         let is_chosen = |cut: &&Cutoff| placed(cut) == choice.insensitive;
         let cutoff = cutoffs.iter().find(is_chosen).copied();

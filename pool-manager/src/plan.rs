@@ -49,7 +49,8 @@ pub struct SplitDecision {
     /// Name and version of the model or policy that decided.
     model: String,
     facts: Vec<(String, String)>,
-    /// Whether the VM is placed on pool memory only, except for [`POOL_ONLY_LOCAL`].
+    /// Whether the VM is placed on pool memory only, except for the local memory that the guest
+    /// needs to boot.
     pub pool_only: bool,
 }
 

@@ -14,7 +14,7 @@ use crate::store::{Scan, StoreError, Table, Write, meta, number};
 const LEDGER: &[u8] = b"ledger";
 
 /// Initial size of the encoding buffer, in bytes; large enough for most records.
-const RECORD_BYTES_USUAL: usize = 256;
+const RECORD_BYTES_TYPICAL: usize = 256;
 
 /// Ledger as read from the store.
 #[derive(Debug)]
@@ -64,8 +64,8 @@ pub fn clear_restored_marks() -> [Write; 2] {
 }
 
 fn encode(record: &Record) -> Vec<u8> {
-    let empty = Vec::with_capacity(RECORD_BYTES_USUAL);
-    postcard::to_extend(record, empty).expect("records have sequences of known length only")
+    let empty = Vec::with_capacity(RECORD_BYTES_TYPICAL);
+    postcard::to_extend(record, empty).expect("postcard fails only for sequences of unknown length")
 }
 
 fn table_and_key(key: Key) -> (Table, Vec<u8>) {

@@ -55,7 +55,7 @@ use crate::{
 };
 
 /// Time limit for each step of stopping the manager.
-pub const STOP_WITHIN: Duration = Duration::from_secs(5);
+pub const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Error that ends `pool-manager serve`.
 #[derive(Debug, thiserror::Error)]
@@ -118,7 +118,7 @@ pub async fn serve(path: PathBuf) -> Result<(), ServeError> {
         tracing::info!(rack_uuid, store = %config.manager.store.display(), "created a new rack");
     }
     let rejections = Arc::new(RejectionLog::default());
-    let rules = rules(&config)?; // must follow the check of the store, for which existing tokens prove an earlier rack
+    let rules = rules(&config)?; // must follow the opening of the store, which takes existing tokens as a sign of a lost ledger
     let identity = Arc::new(Identity::new(rules, Arc::clone(&rejections)));
     let (tls, tls_receiver) = watch::channel(tls_config(&config)?);
     let access = AccessControl { identity, rejections, tls, tls_receiver };
@@ -130,7 +130,7 @@ pub async fn serve(path: PathBuf) -> Result<(), ServeError> {
         .map_err(io("start", "the thread of the ledger"))?;
     let result = serve_rack(&path, config, &handle, stored, access, metrics).await;
     handle.close();
-    let driver_end = tokio::time::timeout(STOP_WITHIN, driver).await;
+    let driver_end = tokio::time::timeout(STOP_TIMEOUT, driver).await;
     tracing::info!(durable = driver_end.is_ok(), "pool-manager stopped");
     result
 }
@@ -208,9 +208,9 @@ async fn serve_rack(
     notify(&[NotifyState::Stopping]);
     let _ = stop.send(true); // fails only if the servers have ended
     watchdog.abort();
-    let ended = tokio::time::timeout(STOP_WITHIN, server).await;
+    let ended = tokio::time::timeout(STOP_TIMEOUT, server).await;
     if ended.is_err() {
-        tracing::warn!(waited = ?STOP_WITHIN, "aborting connections: clients or agents did not close them");
+        tracing::warn!(waited = ?STOP_TIMEOUT, "aborting connections: clients or agents did not close them");
     }
     outcome_log.abort();
     if let Some(exporter) = exporter {

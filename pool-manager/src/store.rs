@@ -267,7 +267,7 @@ pub fn meta_number(store: &mut dyn Scan, place: &Path, name: &[u8]) -> Result<Op
             found = Some(number(value));
         }
     })?;
-    let what = || format!("meta {:?} is not a number", String::from_utf8_lossy(name));
+    let what = || format!("entry {:?} of table meta is not a number", String::from_utf8_lossy(name));
     found.map(|n| n.ok_or_else(|| StoreError::Corrupt { place: place.to_owned(), what: what() })).transpose()
 }
 

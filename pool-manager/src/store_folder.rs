@@ -55,7 +55,7 @@ pub enum StoreFolderError {
     },
     /// `pool-manager init` was run in a directory that contains a rack.
     #[error("{} already contains rack {rack_uuid}: nothing was changed", folder.display())]
-    HoldsRack {
+    RackExists {
         /// Directory of the store.
         folder: PathBuf,
         /// UUID of the existing rack.
@@ -122,12 +122,12 @@ pub fn open(folder: &Path, new_uuid: &str) -> Result<OpenedStore, StoreFolderErr
 /// Creates a rack with UUID `new_uuid` in a directory that never contained one.
 ///
 /// # Errors
-/// [`StoreFolderError::HoldsRack`] if the directory contains a rack, or an error of [`open`].
+/// [`StoreFolderError::RackExists`] if the directory contains a rack, or an error of [`open`].
 pub fn init(folder: &Path, new_uuid: &str) -> Result<(), StoreFolderError> {
     let opened = open(folder, new_uuid)?;
     match opened.loaded.meta {
         Some(Meta { rack_uuid, .. }) if !opened.is_new => {
-            Err(StoreFolderError::HoldsRack { folder: folder.to_owned(), rack_uuid })
+            Err(StoreFolderError::RackExists { folder: folder.to_owned(), rack_uuid })
         }
         _ => Ok(()),
     }

@@ -274,7 +274,7 @@ async fn invalid_models_are_rejected_and_serving_one_stays() {
     assert!(code != Some(0) && output.contains("truncated after"), "{output}");
     rack.file("other.json", exported);
     let (_, _, output) = rack.run("import-model sensitivity DIR/other.json");
-    assert!(output.contains("kind: the file is a model of frigid: must be of sensitivity"), "{output}");
+    assert!(output.contains("kind: the file contains a model of frigid: must be of sensitivity"), "{output}");
     assert_eq!(rack.plan("a", "idle"), (12, "frigid/1".to_owned()));
     assert_eq!(rack.tarn("get models").as_array().unwrap().len(), 1, "no other model is stored");
 }

@@ -33,16 +33,16 @@ pub(super) fn access(mut section: Section<'_>, is_unix: bool) -> Option<Access> 
     let rule =
         "requires manager.listen = \"unix:/path\"; clients of an IP address use tokens or certificates";
     for key in ["group", "schedulers", "admins"] {
-        section.rule(is_unix || !section.is_present(key), key, rule)?;
+        section.check(is_unix || !section.is_present(key), key, rule)?;
     }
     let (group, schedulers, admins): (_, Vec<_>, Vec<_>) = (group?, schedulers?, admins?);
     let reachable = group.is_some() || schedulers.is_empty() && admins.is_empty();
-    let reachable = section.rule(
+    let reachable = section.check(
         reachable,
         "group",
         "is missing: without it only root and the manager's user can connect",
     );
-    section.end();
+    section.reject_unknown_keys();
     reachable?;
     Some(Access { group, schedulers: schedulers.into_iter().collect(), admins: admins.into_iter().collect() })
 }

@@ -17,20 +17,20 @@ pub(super) fn command(mut section: Section<'_>) -> Option<FenceCommand> {
     let is_present = section.has("command");
     let command = section.list("command", FENCE_ARGUMENTS_MAX, |field| field.str().map(str::to_owned));
     let within = section.optional("within_s", |field| field.seconds(FENCE_WITHIN_MIN..=FENCE_WITHIN_MAX));
-    let present = section.rule(is_present, "command", "is missing");
+    let present = section.check(is_present, "command", "is missing");
     let command = command.and_then(|command| {
         let has_program = !is_present || command.first().is_some_and(|program| !program.is_empty());
-        section.rule(has_program, "command", "must begin with a program")?;
+        section.check(has_program, "command", "must begin with a program")?;
         let has_placeholder =
             !is_present || command.iter().any(|argument| argument.contains(HOST_PLACEHOLDER));
-        section.rule(
+        section.check(
             has_placeholder,
             "command",
             "must have {host} in one of its arguments, which is replaced by the host's name",
         )?;
         Some(command)
     });
-    section.end();
+    section.reject_unknown_keys();
     present?;
     Some(FenceCommand { command: command?, within: within?.unwrap_or(FENCE_WITHIN_DEFAULT) })
 }

@@ -14,9 +14,10 @@ pub struct ImmutableSetting {
     pub rule: &'static str,
 }
 
-const RESTART: &str = "a change requires a restart of pool-manager";
-const NEVER: &str = "cannot change: drain the EMC, remove it, and add it under another name";
-const WIRING: &str = "cannot remove an EMC of a host: drain and remove the host, then add it again";
+const RESTART_REQUIRED: &str = "a change requires a restart of pool-manager";
+const EMC_SETTING_FIXED: &str = "cannot change: drain the EMC, remove it, and add it under another name";
+const EMC_REMOVED_FROM_HOST: &str =
+    "cannot remove an EMC of a host: drain and remove the host, then add it again";
 
 /// Returns the changed settings in `new` that a reload cannot apply. If there are any, the caller
 /// must reject the whole reload.
@@ -38,7 +39,7 @@ fn immutable_changes_of_manager(old: &Config, new: &Config) -> Vec<ImmutableSett
         ("tls", old.tls.is_some() != new.tls.is_some()),
     ];
     let changed = changed.into_iter().filter(|(_, changed)| *changed);
-    changed.map(|(field, _)| ImmutableSetting { field: field.to_owned(), rule: RESTART }).collect()
+    changed.map(|(field, _)| ImmutableSetting { field: field.to_owned(), rule: RESTART_REQUIRED }).collect()
 }
 
 fn immutable_changes_of_emc(before: &Emc, after: &Emc) -> Vec<ImmutableSetting> {
@@ -50,11 +51,17 @@ fn immutable_changes_of_emc(before: &Emc, after: &Emc) -> Vec<ImmutableSetting> 
     ];
     let changed = changed.into_iter().filter(|(_, changed)| *changed);
     changed
-        .map(|(field, _)| ImmutableSetting { field: format!("emc {}: {field}", after.name), rule: NEVER })
+        .map(|(field, _)| ImmutableSetting {
+            field: format!("emc {}: {field}", after.name),
+            rule: EMC_SETTING_FIXED,
+        })
         .collect()
 }
 
 fn immutable_change_of_host(before: &Host, after: &Host) -> Option<ImmutableSetting> {
     let lost = before.emcs.iter().any(|emc| !after.emcs.contains(emc));
-    lost.then(|| ImmutableSetting { field: format!("host {}: emcs", after.name), rule: WIRING })
+    lost.then(|| ImmutableSetting {
+        field: format!("host {}: emcs", after.name),
+        rule: EMC_REMOVED_FROM_HOST,
+    })
 }

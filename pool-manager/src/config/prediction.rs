@@ -22,7 +22,7 @@ pub(super) fn settings(mut section: Section<'_>) -> Option<Settings> {
     let exceed_max = section.optional("exceed_max", fraction);
     let exceeds = section.optional("overpredicted_exceeds", fraction);
     let retention = section.optional("keep_s", |field| field.seconds(RETENTION_MIN..=OUTCOME_RETENTION_MAX));
-    section.end();
+    section.reject_unknown_keys();
     Some(Settings {
         limits: OperatorLimits {
             exceed_max: exceed_max?.unwrap_or(default.limits.exceed_max),

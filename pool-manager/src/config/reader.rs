@@ -61,7 +61,7 @@ impl<'a> Text<'a> {
         let (document, errors) = DeTable::parse_recoverable(self.text);
         for error in &errors {
             let offset = error.span().map(|span| span.start);
-            self.report(offset, String::new(), None, format!("not TOML: {}", error.message()));
+            self.report(offset, String::new(), None, format!("invalid TOML: {}", error.message()));
         }
         errors.is_empty().then(|| document.into_inner())
     }
@@ -80,7 +80,8 @@ impl<'a> Text<'a> {
     }
 }
 
-/// TOML table from which the caller takes fields one by one; [`Section::end`] reports the others.
+/// TOML table from which the caller takes fields one by one; [`Section::reject_unknown_keys`]
+/// reports the others.
 #[derive(Debug)]
 pub(super) struct Section<'a> {
     text: &'a Text<'a>,
@@ -168,7 +169,7 @@ impl<'a> Section<'a> {
     }
 
     /// Reports that field `key` violates `rule`, and returns `None`, unless `holds` is true.
-    pub(super) fn rule(&self, holds: bool, key: &'static str, rule: &str) -> Option<()> {
+    pub(super) fn check(&self, holds: bool, key: &'static str, rule: &str) -> Option<()> {
         if !holds {
             self.text.report(self.offset, self.field(key), None, rule.to_owned());
         }
@@ -176,7 +177,7 @@ impl<'a> Section<'a> {
     }
 
     /// Reports all fields that were not taken as unknown.
-    pub(super) fn end(self) {
+    pub(super) fn reject_unknown_keys(self) {
         let rule = format!("unknown key; must be one of {}", self.known.join(", "));
         for (key, (offset, _)) in &self.remaining {
             self.text.report(Some(*offset), self.field(key), None, rule.clone());
@@ -266,6 +267,6 @@ impl<'a> Field<'a> {
 pub(super) fn absolute(base: &Path, path: &str) -> Result<PathBuf, String> {
     match path {
         "" => Err("must not be an empty path".to_owned()),
-        path => std::path::absolute(base.join(path)).map_err(|errno| format!("must be a path: {errno}")),
+        path => std::path::absolute(base.join(path)).map_err(|errno| format!("is not a valid path: {errno}")),
     }
 }

@@ -325,9 +325,9 @@ fn all_violations_in_a_file_are_reported() {
 #[test]
 fn invalid_toml_is_reported_with_its_line() {
     let error = error_of("store = \"store\"", "store = \"store");
-    assert!(error.starts_with("line 4: not TOML: "), "{error}");
+    assert!(error.starts_with("line 4: invalid TOML: "), "{error}");
     let error = error_of("slices = 64", "slices = 64\nslices = 65");
-    assert!(error.starts_with("line 9: not TOML: duplicate key"), "{error}");
+    assert!(error.starts_with("line 9: invalid TOML: duplicate key"), "{error}");
 }
 
 #[test]

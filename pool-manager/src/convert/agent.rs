@@ -189,10 +189,10 @@ mod tests {
             vms: vec![wire::ObservedVm::default(); count],
             ..Default::default()
         };
-        let Invalid { field, problem } = report(message(4097)).expect_err("accepted");
+        let Invalid { field, problem } = report(message(4097)).expect_err("an invalid message was accepted");
         assert_eq!(field, "vms");
         assert!(problem.contains("4097") && problem.contains("at most 4096"), "{problem}");
-        assert_ne!(report(message(4096)).expect_err("accepted without names").field, "vms");
+        assert_ne!(report(message(4096)).expect_err("VMs without names were accepted").field, "vms");
     }
 
     #[test]
@@ -206,10 +206,11 @@ mod tests {
             pinned: true,
             uid: None,
         };
-        let (_, observed) = observed_vm(vm(3 << 20)).expect("rejected");
+        let (_, observed) = observed_vm(vm(3 << 20)).expect("a valid VM was rejected");
         assert_eq!((observed.local, observed.pinned), (Bytes::mib(3), true));
         for bytes in [(3 << 20) + 1, u64::MAX] {
-            let Invalid { field, problem } = observed_vm(vm(bytes)).expect_err("accepted");
+            let Invalid { field, problem } =
+                observed_vm(vm(bytes)).expect_err("an invalid message was accepted");
             assert_eq!(field, "local_bytes");
             assert!(problem.contains(&bytes.to_string()), "{problem}");
         }
@@ -219,10 +220,14 @@ mod tests {
     fn user_of_a_vm_is_converted_in_both_directions() {
         let vm =
             |uid| wire::ObservedVm { vm: "web".into(), reservation: "r-1".into(), uid, ..Default::default() };
-        let (id, observed) = observed_vm(vm(Some(2001))).expect("rejected");
+        let (id, observed) = observed_vm(vm(Some(2001))).expect("a valid VM was rejected");
         let uid = UserId::new(2001).ok();
-        assert_eq!((observed.uid, observed_vm(vm(None)).expect("rejected").1.uid), (uid, None));
-        let Invalid { field, problem } = observed_vm(vm(Some(u32::MAX))).expect_err("accepted");
+        assert_eq!(
+            (observed.uid, observed_vm(vm(None)).expect("a valid VM was rejected").1.uid),
+            (uid, None)
+        );
+        let Invalid { field, problem } =
+            observed_vm(vm(Some(u32::MAX))).expect_err("an invalid message was accepted");
         assert_eq!(field, "uid");
         assert!(problem.contains("4294967295"), "{problem}");
         let ObservedVm { vm, local, pinned, uid, .. } = observed;

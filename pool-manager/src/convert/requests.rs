@@ -229,8 +229,8 @@ mod tests {
         change(&mut request);
         let error = reserve(request, None, Ns::secs(1)).unwrap_err();
         assert_eq!(error.field, field);
-        for word in parts {
-            assert!(error.to_string().contains(word), "{error} lacks {word:?}");
+        for part in parts {
+            assert!(error.to_string().contains(part), "{error} does not contain {part:?}");
         }
     }
 

@@ -176,10 +176,10 @@ mod tests {
 
     #[track_caller]
     fn check_rejected<T: std::fmt::Debug>(result: Result<T, Invalid>, field: &str, parts: &[&str]) {
-        let error = result.expect_err("accepted");
+        let error = result.expect_err("an invalid message was accepted");
         assert_eq!(error.field, field, "{error}");
-        for word in parts {
-            assert!(error.to_string().contains(word), "{error} lacks {word:?}");
+        for part in parts {
+            assert!(error.to_string().contains(part), "{error} does not contain {part:?}");
         }
     }
 
@@ -276,7 +276,10 @@ mod tests {
             reason: "no link is known".into(),
             ..Default::default()
         };
-        assert!(share_report(&host, blocked).is_ok(), "a blocked epoch has no shares");
+        assert!(
+            share_report(&host, blocked).is_ok(),
+            "a report of a blocked epoch must be accepted without shares"
+        );
     }
 
     #[test]
@@ -309,9 +312,9 @@ mod tests {
         check_tenant_rejected(|t| t.weight = 0.0, "weight", &["0", "from 0.01"]);
         check_tenant_rejected(|t| t.weight = f64::NAN, "weight", &["NaN"]);
         check_tenant_rejected(
-            |t| t.enforcer = "hope".into(),
+            |t| t.enforcer = "none".into(),
             "enforcer",
-            &["\"hope\"", "swap, tiered, advise"],
+            &["\"none\"", "swap, tiered, advise"],
         );
         check_tenant_rejected(|t| t.fair.as_mut().unwrap().memory_mib = u64::MAX, "fair", &["at most"]);
         check_tenant_rejected(|t| t.share.as_mut().unwrap().memory_mib = u64::MAX, "share", &["at most"]);

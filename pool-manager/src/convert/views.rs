@@ -40,9 +40,11 @@ fn slice_reason(ledger: &Ledger, slot: Slot) -> Option<String> {
     match (slot.state, fence) {
         (State::Quarantined(why), _) => Some(why.to_string()),
         (_, Some(Fence::Fencing { .. })) => {
-            Some("access of its host is being revoked; the host may still reach it".to_owned())
+            Some("access of the host is being revoked; the host may still access the slice".to_owned())
         }
-        (State::Scrubbing(Scrub::Leaving(_)), _) => Some("waiting for its host to release it".to_owned()),
+        (State::Scrubbing(Scrub::Leaving(_)), _) => {
+            Some("waiting for the host to release the slice".to_owned())
+        }
         _ => None,
     }
 }

@@ -9,7 +9,7 @@
 //! epoch was revoked. The driver updates the entry before it creates the file of a grant. Lower
 //! epochs are always rejected.
 //!
-//! [`fault`] injects faults, which the tests of audits use.
+//! [`fault`] injects faults, with which tests check that audits detect errors.
 
 use std::{
     collections::BTreeMap,
@@ -183,7 +183,7 @@ impl Emulated {
     }
 
     fn history(&self, slice: u32) -> Result<&History, DeviceError> {
-        let slices = u32::try_from(self.history.len()).expect("the length comes from a u32");
+        let slices = u32::try_from(self.history.len()).expect("the number of slices fits into a u32");
         self.history.get(slice as usize).ok_or(DeviceError::NoSuchSlice { slice, slices })
     }
 

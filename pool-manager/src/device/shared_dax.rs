@@ -116,7 +116,7 @@ impl SharedDax {
     }
 
     fn slice_record(&self, slice: u32) -> Result<SliceRecord, DeviceError> {
-        let slices = u32::try_from(self.slices.len()).expect("the length comes from a u32");
+        let slices = u32::try_from(self.slices.len()).expect("the number of slices fits into a u32");
         self.slices.get(slice as usize).copied().ok_or(DeviceError::NoSuchSlice { slice, slices })
     }
 
@@ -189,7 +189,8 @@ impl Device for SharedDax {
 }
 
 fn encode_entry(slice: u32, slice_record: SliceRecord) -> Write {
-    let value = postcard::to_stdvec(&slice_record).expect("a record has a known length");
+    let value =
+        postcard::to_stdvec(&slice_record).expect("postcard fails only for sequences of unknown length");
     Write::Put { table: Table::Slices, key: slice.to_be_bytes().to_vec(), value }
 }
 

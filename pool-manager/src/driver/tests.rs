@@ -337,7 +337,11 @@ async fn number_of_concurrent_decision_searches_is_limited() {
     assert!(matches!(driver.handle.explain("rack".into()).await, Err(DriverError::Overloaded)));
     slow.await.unwrap();
     for search in searches {
-        assert_eq!(search.await.unwrap().unwrap().len(), 1, "the decision about the configuration");
+        assert_eq!(
+            search.await.unwrap().unwrap().len(),
+            1,
+            "must return the decision about the configuration"
+        );
     }
     driver.handle.explain("rack".into()).await.expect("permits were not returned");
 }

@@ -154,7 +154,7 @@ impl DriverThread {
         self.metrics.batch_records.observe(records.len() as f64);
         let result = self.store.commit(records);
         if let Err(error) = &result {
-            tracing::error!(batch, error = units::chain(error), "store failed");
+            tracing::error!(batch, error = units::chain(error), "cannot write to the store");
             self.metrics.store_failures.inc();
         }
         self.handle_event(Event::Stored { batch, ok: result.is_ok() });
@@ -197,7 +197,7 @@ impl DriverThread {
         if let Err(error) = &result
             && !matches!(error, StoreError::Full)
         {
-            tracing::error!(entries = writes.len(), error = units::chain(error), "store failed");
+            tracing::error!(entries = writes.len(), error = units::chain(error), "cannot write to the store");
             self.metrics.store_failures.inc();
         }
         result
@@ -343,6 +343,6 @@ fn collect_effects(core: &mut Core, actions: &mut Vec<Action>) {
 /// closes the connection as well.
 fn close_session(core: &mut Core, session: pool::manager::SessionId, why: CloseReason) -> Option<Action> {
     let Session { host, outbox } = core.sessions.remove(&session)?;
-    tracing::warn!(host, ?why, "agent connection ended");
+    tracing::warn!(host, ?why, "closing the connection of an agent");
     Some(Action::Send(outbox, SessionMessage::Close(why)))
 }

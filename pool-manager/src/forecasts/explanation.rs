@@ -70,7 +70,10 @@ fn history_facts(forecast: &VmForecast) -> Vec<(String, String)> {
     let history = |(group, name): (&str, &str)| {
         let is_of = |of: &str, name: &str| name.split_once('.') == Some((group, of));
         let at = |of: &str| {
-            FEATURE_NAMES.iter().position(|name| is_of(of, name)).expect("each group has these features")
+            FEATURE_NAMES
+                .iter()
+                .position(|name| is_of(of, name))
+                .expect("the model has these features for each group")
         };
         let number = |of: &str| forecast.assessment.features[at(of)];
         let text = if number("count").is_nan() {

@@ -51,7 +51,7 @@ pub enum ModelError {
     },
     /// No model of this kind is serving.
     #[error("kind: no {} model is serving", .0.name())]
-    NoneServes(Kind),
+    NoServingModel(Kind),
     /// The model is already serving.
     #[error("version: {} {version} is already serving", kind.name())]
     AlreadyServing {
@@ -76,7 +76,7 @@ pub enum ModelError {
     #[error("content")]
     File(#[from] FileError),
     /// The file is a model of another kind.
-    #[error("kind: the file is a model of {}: must be of {}", actual.name(), requested.name())]
+    #[error("kind: the file contains a model of {}: must be of {}", actual.name(), requested.name())]
     OtherKind {
         /// Kind of model in the request.
         requested: Kind,
@@ -198,8 +198,8 @@ impl ModelRegistry {
         Ok(ModelSummary { kind, version, is_serving, provenance, bytes, cutoffs, comparison: None })
     }
 
-    /// Returns the oldest models that were never promoted and exceed the limit if one model is
-    /// added.
+    /// Returns the oldest models that must be deleted before one model is added. Serving models and
+    /// models for a rollback are never included.
     fn surplus_versions(&self, kind: Kind) -> Vec<u32> {
         let versions = self.versions(kind);
         let stored = self.models.keys().filter(|(of, _)| *of == kind).map(|(_, version)| *version);
@@ -226,7 +226,8 @@ impl Forecasts {
         version: Option<u32>,
     ) -> Result<(ModelSummary, Vec<u8>), ModelError> {
         let registry = self.registry.lock().await;
-        let version = version.or(registry.versions(kind).serving()).ok_or(ModelError::NoneServes(kind))?;
+        let version =
+            version.or(registry.versions(kind).serving()).ok_or(ModelError::NoServingModel(kind))?;
         let summary = registry.summary(kind, version)?;
         drop(registry);
         Ok((summary, self.bytes(kind, version).await?))
@@ -348,12 +349,12 @@ impl Forecasts {
     /// is serving.
     ///
     /// # Errors
-    /// [`ModelError::NoneServes`] if no model is serving, or another [`ModelError`] if the store
-    /// fails.
+    /// [`ModelError::NoServingModel`] if no model is serving, or another [`ModelError`] if the
+    /// store fails.
     pub async fn roll_back(&self, kind: Kind, actor: Actor) -> Result<Option<ModelSummary>, ModelError> {
         let mut registry = self.registry.lock().await;
         let mut versions = registry.versions(kind);
-        versions.promoted.pop().ok_or(ModelError::NoneServes(kind))?;
+        versions.promoted.pop().ok_or(ModelError::NoServingModel(kind))?;
         let mut previous = None;
         while let (None, Some(version)) = (&previous, versions.serving()) {
             match self.file(kind, version).await {
@@ -398,7 +399,7 @@ impl Forecasts {
         registry.versions.insert(kind, versions);
         match model {
             Some((version, file)) => self.write().serve(version, file, calibration, point),
-            None => self.write().serve_none(kind, point),
+            None => self.write().remove_serving_model(kind, point),
         }
         self.update_metrics();
         match version {

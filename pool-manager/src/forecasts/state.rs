@@ -355,7 +355,7 @@ impl State {
     }
 
     /// Removes the serving model of a kind, and sets the operating point without it.
-    pub fn serve_none(&mut self, kind: Kind, point: OperatingPoint) {
+    pub fn remove_serving_model(&mut self, kind: Kind, point: OperatingPoint) {
         match kind {
             Kind::Frigid => {
                 self.predictor.clear_model();
@@ -463,7 +463,11 @@ fn fingerprint(vm: &EndedVm) -> u64 {
     (request.groups.all(), request.begins, vm.outcome.ended, request.requested).hash(&mut hasher);
     // VMs of the same name and times can differ in untouched memory. Rounding hides the errors of
     // conversions between bytes and fractions.
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count of millionths")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "the value is an integer from 0 to 1,000,000"
+    )]
     let untouched = (vm.outcome.untouched.get() * 1e6).round() as u64;
     untouched.hash(&mut hasher);
     hasher.finish()

@@ -1,6 +1,6 @@
 //! Encodes and decodes entries of the prediction service in the store: outcomes of ended VMs,
 //! properties and predictions of running VMs, model files, and versions of models. Rows are encoded
-//! with postcard by position. A changed row needs a new variant of [`Row`].
+//! with postcard by position. A changed row needs a new variant of `Row`.
 
 use prediction::{
     file::{FileError, Kind, ModelFile},
@@ -70,7 +70,8 @@ enum Row<T> {
 }
 
 fn put<T: Serialize>(table: Table, key: Vec<u8>, row: T) -> Write {
-    let value = postcard::to_stdvec(&Row::V1(row)).expect("rows have sequences of known length only");
+    let value =
+        postcard::to_stdvec(&Row::V1(row)).expect("postcard fails only for sequences of unknown length");
     Write::Put { table, key, value }
 }
 

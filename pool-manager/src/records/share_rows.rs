@@ -1,5 +1,5 @@
 //! Encodes and decodes the weights of tenants as entries of the store. Each host with weights has
-//! one entry, whose key is the host's name. A changed entry needs a new variant of [`Row`].
+//! one entry, whose key is the host's name. A changed entry needs a new variant of `Row`.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -26,8 +26,8 @@ pub fn write(host: &Name, weights: &Weights) -> Write {
     if weights.is_empty() {
         return Write::Delete { table, key };
     }
-    let value =
-        postcard::to_stdvec(&Row::V1(weights.clone())).expect("rows have sequences of known length only");
+    let value = postcard::to_stdvec(&Row::V1(weights.clone()))
+        .expect("postcard fails only for sequences of unknown length");
     Write::Put { table, key, value }
 }
 

@@ -33,8 +33,8 @@ pub struct Admin(pub Shared);
 
 type Reply<T> = Result<Response<T>, Status>;
 
-/// Maximum number of events queued for one watcher. While the queue is full, further changes are
-/// dropped.
+/// Maximum number of events queued for one watcher. A watcher that falls further behind loses the
+/// oldest changes.
 const EVENTS_QUEUED_MAX: usize = 256;
 
 impl Admin {

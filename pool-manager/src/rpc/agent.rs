@@ -36,7 +36,7 @@ type Outgoing = Result<wire::ToAgent, Status>;
 /// Maximum number of messages queued for one agent.
 const MESSAGES_QUEUED_MAX: usize = 4;
 /// Time after the start of a session within which the agent must send its Hello message.
-const HELLO_WITHIN: Duration = Duration::from_secs(10);
+const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[tonic::async_trait]
 impl agent_server::Agent for Agent {
@@ -47,9 +47,9 @@ impl agent_server::Agent for Agent {
         request: Request<Streaming<wire::FromAgent>>,
     ) -> Result<Response<Self::SessionStream>, Status> {
         let (metadata, extensions, mut messages) = request.into_parts();
-        let first = tokio::time::timeout(HELLO_WITHIN, messages.message()).await;
+        let first = tokio::time::timeout(HELLO_TIMEOUT, messages.message()).await;
         let first = first
-            .map_err(|_| Status::deadline_exceeded(format!("no hello message within {HELLO_WITHIN:?}")))??;
+            .map_err(|_| Status::deadline_exceeded(format!("no hello message within {HELLO_TIMEOUT:?}")))??;
         let Some(from_agent::Message::Hello(hello)) = first.and_then(|first| first.message) else {
             return Err(invalid(Invalid::new(
                 "message",

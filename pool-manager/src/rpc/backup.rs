@@ -36,7 +36,7 @@ const CHUNK_BYTES: usize = 1 << 20;
 /// Maximum number of chunks queued for a client.
 const CHUNKS_QUEUED_MAX: usize = 4;
 /// Maximum time that a client may take to accept a chunk.
-const CHUNK_TAKEN_WITHIN: Duration = Duration::from_secs(60);
+const CHUNK_TIMEOUT: Duration = Duration::from_secs(60);
 /// Name of the temporary backup file in the store's directory. The file is unlinked before it is
 /// sent.
 const FILE: &str = "backup.outgoing";
@@ -85,7 +85,7 @@ fn send(
         total_bytes += data.len() as u64;
         let is_last = data.is_empty();
         let chunk = wire::BackupChunk { data, total_bytes: is_last.then_some(total_bytes) };
-        let sent = runtime.block_on(tokio::time::timeout(CHUNK_TAKEN_WITHIN, sender.send(Ok(chunk))));
+        let sent = runtime.block_on(tokio::time::timeout(CHUNK_TIMEOUT, sender.send(Ok(chunk))));
         if is_last || !matches!(sent, Ok(Ok(()))) {
             return Ok(()); // the file is sent, or the client disconnected or is too slow
         }

@@ -149,7 +149,7 @@ fn reply(model: forecasts::ModelSummary) -> Reply<wire::Model> {
 fn status(error: ModelError) -> Status {
     let (code, reason) = match &error {
         ModelError::NoSuchModel { .. } => (Code::NotFound, "MODEL_NOT_FOUND"),
-        ModelError::NoneServes(_) => (Code::FailedPrecondition, "NO_SERVING_MODEL"),
+        ModelError::NoServingModel(_) => (Code::FailedPrecondition, "NO_SERVING_MODEL"),
         ModelError::AlreadyServing { .. } => (Code::FailedPrecondition, "MODEL_SERVING"),
         ModelError::Busy => (Code::Unavailable, "TRAINING"),
         ModelError::TooFewOutcomes(_) => (Code::FailedPrecondition, "TOO_FEW_OUTCOMES"),

@@ -231,7 +231,7 @@ pub struct Opening {
 }
 
 fn index(offset: u64) -> usize {
-    usize::try_from(offset).expect("the disk is in memory")
+    usize::try_from(offset).expect("the simulated disk fits into memory")
 }
 
 impl StorageBackend for Opening {

@@ -1,5 +1,6 @@
-//! Fault injection for tests of audits. A file `fault` in the device's directory selects the fault,
-//! which is in effect from the next batch of calls until the file is removed:
+//! Fault injection, with which tests check that audits detect errors. A file `fault` in the
+//! device's directory selects the fault. The fault is in effect from the next batch of calls until
+//! the file is removed:
 //!
 //! - `ignore-revoke`: revocations succeed, but the old owner keeps access to the memory.
 //! - `keep-bytes`: every later owner of a slice can read the first bytes of the first owner.

@@ -104,8 +104,11 @@ fn failed_revocation_blocks_grants_until_it_succeeds() {
     fs::rename(name.as_ref(), &aside).unwrap();
     fs::create_dir(name.as_ref()).unwrap();
     assert!(matches!(device.revoke(1, Epoch(5)), Err(DeviceError::Slice { .. })));
-    assert!(device.grant(1, Epoch(6), OTHER).is_err(), "granted while another host can access the slice");
-    assert!(device.grant(1, Epoch(3), HOST).is_err(), "granted again after a revocation");
+    assert!(
+        device.grant(1, Epoch(6), OTHER).is_err(),
+        "the slice was granted while another host can access it"
+    );
+    assert!(device.grant(1, Epoch(3), HOST).is_err(), "a revoked epoch was granted again");
     fs::remove_dir(name.as_ref()).unwrap();
     fs::rename(&aside, name.as_ref()).unwrap();
     let file = open(&name);
@@ -146,7 +149,7 @@ fn fence_leaves_unrevocable_slices_granted() {
     let revoked: Vec<u32> = device.fence(HOST).unwrap().iter().map(|grant| grant.slice).collect();
     assert_eq!(revoked, [0, 2]);
     let remaining: Vec<u32> = device.contents().unwrap().grants.iter().map(|grant| grant.slice).collect();
-    assert_eq!(remaining, [1], "the host can still access slice 1");
+    assert_eq!(remaining, [1], "slice 1 must stay granted");
     fs::remove_dir(handles[1].as_ref()).unwrap();
     fs::rename(aside, handles[1].as_ref()).unwrap();
     device.revoke(1, Epoch(1)).unwrap();
@@ -166,7 +169,10 @@ fn failed_slice_stays_granted_after_a_restart() {
     let mut second = device(&directory);
     let granted: Vec<u32> = second.contents().unwrap().grants.iter().map(|grant| grant.slice).collect();
     assert_eq!(granted, [0, 1, 2]);
-    assert!(second.grant(0, Epoch(2), OTHER).is_err(), "granted while another host can access the slice");
+    assert!(
+        second.grant(0, Epoch(2), OTHER).is_err(),
+        "the slice was granted while another host can access it"
+    );
     second.grant(3, Epoch(1), OTHER).unwrap();
 }
 

@@ -123,7 +123,7 @@ fn operating_point_without_model_has_no_risk_limit() {
     let mut state = state();
     serve(&mut state, 3);
     assert!(state.point().risk_limit.is_some());
-    state.serve_none(Kind::Frigid, OperatingPoint::without_pool(OperatorLimits::default()));
+    state.remove_serving_model(Kind::Frigid, OperatingPoint::without_pool(OperatorLimits::default()));
     assert!(state.point_inputs(OperatorLimits::default()).choose().risk_limit.is_none());
 }
 

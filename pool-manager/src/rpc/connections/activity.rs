@@ -168,7 +168,7 @@ mod tests {
     use super::*;
     use crate::rpc::connections::{Origin, limiter::ConnectionLimiter};
 
-    const ADMITTED_WITHIN: Duration = CONNECTION_ADMISSION_TIMEOUT.as_duration();
+    const ADMISSION_TIMEOUT: Duration = CONNECTION_ADMISSION_TIMEOUT.as_duration();
     const IDLE_MAX: Duration = CONNECTION_IDLE_MAX.as_duration();
 
     fn activity(uid: u32) -> Arc<Activity> {
@@ -180,9 +180,9 @@ mod tests {
     fn unadmitted_connection_expires_despite_an_open_call() {
         let activity = activity(1000);
         let start = Instant::now();
-        assert!(activity.deadline(start) <= start + ADMITTED_WITHIN);
+        assert!(activity.deadline(start) <= start + ADMISSION_TIMEOUT);
         let call = activity.start_call();
-        let later = start + ADMITTED_WITHIN;
+        let later = start + ADMISSION_TIMEOUT;
         assert!(activity.deadline(later) <= later);
         drop(call);
         assert!(activity.deadline(later) <= later);

@@ -71,12 +71,12 @@ impl ConnectionLimiter {
             (
                 counts.all.unadmitted,
                 UNADMITTED_CONNECTIONS_MAX,
-                "connections without an admitted request are open",
+                "connections without an authorized request are open",
             ),
             (
                 per_source.unadmitted,
                 UNADMITTED_CONNECTIONS_PER_SOURCE_MAX,
-                "connections of this source without an admitted request are open",
+                "connections of this source without an authorized request are open",
             ),
         ];
         let applicable = if is_trusted { &limits[..1] } else { &limits[..] };
@@ -99,7 +99,7 @@ impl ConnectionPermit {
         self.is_unadmitted
     }
 
-    /// Removes the connection from the counts of unadmitted connections.
+    /// Removes the connection from the counts of connections without an authorized request.
     pub(super) fn admit(&mut self) {
         if std::mem::take(&mut self.is_unadmitted) {
             let mut counts = self.limiter.lock();
@@ -140,7 +140,7 @@ mod tests {
         let mut permits: Vec<_> =
             (0..UNADMITTED_CONNECTIONS_PER_SOURCE_MAX).map(|_| acquire(&address(1)).unwrap()).collect();
         let error = acquire(&address(1)).unwrap_err();
-        assert!(error.contains("of this source without an admitted request"), "{error}");
+        assert!(error.contains("of this source without an authorized request"), "{error}");
         drop(acquire(&address(2)).unwrap());
         permits.iter_mut().for_each(ConnectionPermit::admit);
         while permits.len() < CONNECTIONS_PER_SOURCE_MAX {
