@@ -224,7 +224,7 @@ pub enum DeviceError {
         slice: u32,
         /// Epoch of the current owner.
         epoch: Epoch,
-        /// Current owner.
+        /// Host that currently owns the slice.
         host: HostId,
     },
     /// Rejection: the file system that backs the EMC is nearly full.

@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn full_disk_rejects_entries_but_accepts_deletes_and_ledger_writes() {
+    fn full_disk_accepts_only_deletes_and_writes_of_the_ledger() {
         let (_disk, mut store) = open_store();
         store.write_entries(&[put(b"a")]).unwrap();
         store.is_space_low = true;

@@ -44,7 +44,7 @@ fn split(memory: Bytes, to_pool: Bytes) -> Split {
 /// Split of a VM's memory, with the policy that decided it and the explanation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SplitDecision {
-    /// Chosen split.
+    /// Local and pool memory of the VM.
     pub split: Split,
     /// Name and version of the model or policy that decided.
     model: String,

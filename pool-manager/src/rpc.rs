@@ -31,7 +31,7 @@ use status::exhausted;
 pub struct Shared {
     /// Handle for requests to the ledger.
     pub driver: Handle,
-    /// Prediction service.
+    /// Prediction service for new VMs.
     pub forecasts: Arc<Forecasts>,
     /// Weights of tenants, and shares reported by agents.
     pub shares: Arc<Shares>,

@@ -126,7 +126,7 @@ pub enum Write {
         table: Table,
         /// Key of the entry.
         key: Vec<u8>,
-        /// New value.
+        /// New value of the entry.
         value: Vec<u8>,
     },
     /// Deletes the entry, if it exists.
@@ -184,7 +184,7 @@ pub trait Store: Scan {
     fn free_bytes(&self) -> Result<Option<u64>, StoreError>;
 }
 
-/// Error of a store.
+/// Error from opening, reading or writing a store.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// Another process has opened the store.

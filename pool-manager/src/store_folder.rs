@@ -82,7 +82,7 @@ pub enum StoreFolderError {
 
 /// Opened store of a rack, with its contents.
 pub struct OpenedStore {
-    /// Open store.
+    /// Open store of the directory.
     pub store: RedbStore,
     /// Ledger in the store; `meta` is always present.
     pub loaded: StoreContents,

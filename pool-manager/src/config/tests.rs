@@ -290,7 +290,7 @@ fn serial_is_required_only_for_drivers_without_revocation() {
 }
 
 #[test]
-fn fence_command_requires_the_host_placeholder_and_has_a_deadline() {
+fn fence_command_requires_host_placeholder_and_has_a_deadline() {
     let fence = |text: &str| parse(&format!("{RACK}\n[fence]\n{text}"));
     let stop = fence("command = [\"/sbin/off\", \"{host}\"]").unwrap().fence.unwrap();
     assert_eq!((stop.command, stop.within), (vec!["/sbin/off".to_owned(), "{host}".into()], Ns::secs(60)));

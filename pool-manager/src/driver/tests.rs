@@ -295,7 +295,7 @@ async fn waiters_for_slices_do_not_block_other_requests() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn caller_waiting_for_batch_space_continues_after_a_failed_write() {
+async fn caller_waiting_for_space_continues_after_a_failed_write() {
     let driver = TestDriver::start(12 * 1024).await;
     driver.gate.set(GateMode::Closed);
     let in_flight = driver.reserve("a", 1, false);

@@ -27,7 +27,8 @@ use crate::{
     write_chunk::WriteChunk,
 };
 
-/// Maximum duration of one sleep. For a later deadline, the thread sleeps several times.
+/// Maximum duration of one sleep of the driver's thread. For a later deadline, the thread sleeps
+/// several times.
 const SLEEP_MAX: Duration = Duration::from_secs(3600);
 
 /// Reply with the channel to its caller.

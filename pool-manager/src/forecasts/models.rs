@@ -114,7 +114,7 @@ pub struct Labels {
 /// Properties of a stored model.
 #[derive(Clone, Debug)]
 pub struct ModelSummary {
-    /// Kind of prediction.
+    /// Kind of prediction that the model makes.
     pub kind: Kind,
     /// Version, unique among models of this kind.
     pub version: u32,

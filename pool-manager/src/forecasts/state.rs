@@ -394,7 +394,7 @@ pub struct PointInputs {
     /// Fraction of recent VMs with performance counters: the larger of the fractions by number and
     /// by memory.
     pub counters_fraction: Fraction,
-    /// Limits from `rack.toml`.
+    /// Limits of the operator, from `rack.toml`.
     pub limits: OperatorLimits,
 }
 

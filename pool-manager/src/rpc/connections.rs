@@ -39,9 +39,9 @@ const ACCEPT_RETRY_AFTER: Duration = Duration::from_millis(100);
 /// Listening socket of the gRPC server.
 #[derive(Debug)]
 pub enum Listener {
-    /// TCP socket.
+    /// Socket that listens on an IP address and TCP port.
     Tcp(TcpListener),
-    /// Unix socket.
+    /// Socket that listens on a path.
     Unix(UnixListener),
 }
 

@@ -8,7 +8,7 @@ use std::{
 
 /// Maximum number of rejections logged per interval. Further rejections are only counted.
 const LOGGED_MAX: u32 = 20;
-/// Interval of the rate limit.
+/// Length of the interval of the rate limit.
 const INTERVAL: Duration = Duration::from_secs(10);
 
 /// Rate-limited log of rejected connections and calls.

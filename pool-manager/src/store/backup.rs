@@ -27,7 +27,7 @@ pub enum BackupError {
     /// The backup file exists, and a backup never replaces a file.
     #[error("{} already exists: choose another name", path.display())]
     Exists {
-        /// Existing file.
+        /// Path of the existing file.
         path: PathBuf,
     },
     /// The file is not a backup, or is damaged.

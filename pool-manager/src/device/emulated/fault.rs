@@ -20,7 +20,7 @@ use super::DeviceError;
 /// Number of bytes at the start of a slice that the fault `keep-bytes` retains.
 const RETAINED_BYTES: usize = 4096;
 
-/// Injected fault.
+/// Fault that the driver of an emulated EMC injects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// Revocations succeed without an effect (`ignore-revoke`).
