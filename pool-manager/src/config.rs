@@ -1,5 +1,5 @@
-//! `rack.toml`: configuration of the rack. A [`Config`] has been validated; whether a running rack
-//! can apply its changes is decided by the ledger.
+//! Reads and validates `rack.toml`, the configuration of the rack. The ledger decides whether a
+//! running rack can apply a changed configuration.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -33,51 +33,51 @@ pub use reader::Violation;
 /// Validated configuration of a rack.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
-    /// The manager.
+    /// Addresses and directories of the manager.
     pub manager: Manager,
-    /// Leases and fencing.
+    /// Time limits of hosts' leases and of automatic fencing.
     pub lease: Lease,
-    /// Placement of VMs.
+    /// Defaults for plans and reservations.
     pub policy: Policy,
     /// Risk limits of predictions, and retention of outcomes.
     pub prediction: Settings,
-    /// Fence command for machines whose access no EMC can revoke.
+    /// Command that powers off a host whose access to an EMC cannot be revoked.
     pub fence: Option<FenceCommand>,
-    /// Local users of the unix socket.
+    /// Local users who may use the unix socket, and their roles.
     pub access: Access,
-    /// TLS; always present if `manager.listen` is not loopback.
+    /// TLS settings; required if `manager.listen` is not a loopback address.
     pub tls: Option<Tls>,
-    /// EMCs, in the order of their slices.
+    /// EMCs of the rack, in the order of the file.
     pub emcs: Vec<Emc>,
-    /// Hosts.
+    /// Hosts of the rack, in the order of the file.
     pub hosts: Vec<Host>,
 }
 
-/// Settings of the manager. All paths of a [`Config`] are absolute.
+/// Section `[manager]`. All paths of a [`Config`] are absolute.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Manager {
-    /// Listening address.
+    /// Address on which the manager serves gRPC.
     pub listen: Listen,
-    /// Directory of the store.
+    /// Directory of the ledger's database and of the hosts' tokens.
     pub store: PathBuf,
-    /// Address of the metrics endpoint.
+    /// Address of the Prometheus endpoint; `None` disables it.
     pub metrics_listen: Option<SocketAddr>,
 }
 
-/// Default listening address.
+/// Path of the unix socket if `manager.listen` is not set.
 pub const LISTEN_DEFAULT: &str = "/run/tarn/manager.sock";
 
-/// Listening address.
+/// Address on which the manager serves gRPC.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Listen {
-    /// IP address and port.
+    /// IP address and TCP port.
     Tcp(SocketAddr),
-    /// Unix socket.
+    /// Path of a unix socket.
     Unix(PathBuf),
 }
 
 impl Listen {
-    /// Returns whether only this machine can connect.
+    /// Returns whether only processes of this machine can connect.
     pub fn is_local(&self) -> bool {
         match self {
             Self::Tcp(address) => address.ip().is_loopback(),
@@ -95,12 +95,13 @@ impl fmt::Display for Listen {
     }
 }
 
-/// Leases and fencing.
+/// Section `[lease]`: time limits of hosts' leases and of automatic fencing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lease {
-    /// Silence after which a host's lease expires.
+    /// Time without contact after which a host's lease expires.
     pub ttl: Ns,
-    /// Silence after the lease before a host is fenced; `None` for never.
+    /// Time between the expiry of a host's lease and the fencing of the host. `None` disables
+    /// automatic fencing.
     pub fence_after: Option<Ns>,
 }
 
@@ -110,12 +111,12 @@ impl Default for Lease {
     }
 }
 
-/// Placement of VMs.
+/// Section `[policy]`: defaults for plans and reservations.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Policy {
-    /// Fraction of a VM's memory from the pool without a serving model.
+    /// Fraction of a VM's memory that comes from the pool while no model is in use.
     pub pool_share: Fraction,
-    /// Default time limit for the commit of a reservation.
+    /// Default time in which a reservation must be committed before it expires.
     pub commit_within: Ns,
 }
 
@@ -125,69 +126,70 @@ impl Default for Policy {
     }
 }
 
-/// TLS settings.
+/// Section `[tls]`: files and role names for mutual TLS.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tls {
-    /// The manager's certificate chain and private key; PEM.
+    /// PEM file with the manager's certificate chain.
     pub certificate: PathBuf,
-    /// Private key.
+    /// PEM file with the manager's private key.
     pub key: PathBuf,
-    /// Certificate authority of clients; PEM.
+    /// PEM file with the certificate authority that signs client certificates.
     pub client_ca: PathBuf,
-    /// Names in certificates with the role scheduler.
+    /// Certificate names of clients with the role scheduler.
     pub schedulers: Vec<Name>,
-    /// Names in certificates with the role admin.
+    /// Certificate names of clients with the role admin.
     pub admins: Vec<Name>,
 }
 
-/// EMC.
+/// Section `[[emc]]`: one pool device (external memory controller).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Emc {
-    /// Name, unique.
+    /// Name of the EMC, unique in the rack.
     pub name: Name,
-    /// Number of slices.
+    /// Number of slices of 1 GiB.
     pub slices: u32,
-    /// Driver.
+    /// Driver that grants and revokes access to the device.
     pub driver: Driver,
-    /// Path of the device, as its driver expects it; unique.
+    /// Path of the device for the driver, unique in the rack.
     pub path: PathBuf,
-    /// Serial number under which hosts see it, if it cannot revoke access; unique.
+    /// Serial number under which hosts see the device, unique in the rack. Only drivers that cannot
+    /// revoke access have one.
     pub serial: Option<String>,
 }
 
-/// Host.
+/// Section `[[host]]`: one KVM host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Host {
-    /// Name, unique.
+    /// Name of the host, unique in the rack.
     pub name: Name,
-    /// Cores available for reservations.
+    /// Number of cores available for reservations.
     pub cores: u32,
     /// Local memory available for reservations.
     pub local: Bytes,
-    /// Attached EMCs, at least one.
+    /// Names of the attached EMCs, at least one.
     pub emcs: Vec<Name>,
-    /// SHA-256 of its token; `None` if the manager keeps the token.
+    /// SHA-256 of the host's token; `None` if the manager creates and stores the token.
     pub token_sha256: Option<[u8; 32]>,
 }
 
-/// Error of a configuration.
+/// Error from reading or validating `rack.toml`.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// The file cannot be read.
-    #[error("read {}", path.display())]
+    /// The configuration file cannot be read.
+    #[error("cannot read {}", path.display())]
     Read {
-        /// File.
+        /// Configuration file.
         path: PathBuf,
-        /// Error.
+        /// Error of the operating system.
         #[source]
         errno: io::Error,
     },
-    /// The file violates rules; all violations are listed.
+    /// The configuration file violates rules. The message lists all violations.
     #[error("{}", list_violations(path, violations))]
     Invalid {
-        /// File.
+        /// Configuration file.
         path: PathBuf,
-        /// Violations, at least one.
+        /// Violated rules, at least one, sorted by line.
         violations: Vec<Violation>,
     },
 }
@@ -199,18 +201,18 @@ fn list_violations(path: &Path, violations: &[Violation]) -> String {
 }
 
 impl Config {
-    /// Reads and validates a file.
+    /// Reads and validates a configuration file.
     ///
     /// # Errors
-    /// [`ConfigError`] with all violations.
+    /// [`ConfigError::Read`], or [`ConfigError::Invalid`] with all violations.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
         let read = |errno| ConfigError::Read { path: path.to_owned(), errno };
         let text = fs::read_to_string(path).map_err(read)?;
         Self::parse(&text, path)
     }
 
-    /// Validates a text. `path` is used in messages; relative paths in the text are relative to its
-    /// directory.
+    /// Parses and validates the contents of a configuration file. `path` appears in messages, and
+    /// its directory is the base of relative paths in `text`.
     ///
     /// # Errors
     /// [`ConfigError::Invalid`] with all violations.
@@ -228,7 +230,7 @@ impl Config {
     }
 }
 
-/// Values seen so far, for rules about several fields.
+/// Values read so far, for rules that involve several fields.
 #[derive(Debug)]
 struct Checker<'a> {
     base: &'a Path,
@@ -263,8 +265,8 @@ impl<'a> Checker<'a> {
         let prediction = top.section("prediction").map_or(Some(Settings::default()), prediction::settings);
         let fence = top.section("fence").map_or(Some(None), |section| fence::command(section).map(Some));
         let is_unix = matches!(&manager, Some(Manager { listen: Listen::Unix(_), .. }));
-        let given = top.section("access");
-        let access = match (given, &manager) {
+        let access_section = top.section("access");
+        let access = match (access_section, &manager) {
             (Some(section), Some(_)) => access::access(section, is_unix),
             _ => Some(Access::default()),
         };
@@ -273,10 +275,13 @@ impl<'a> Checker<'a> {
         let emcs: Vec<_> = emcs.into_iter().map(|section| self.emc(section)).collect();
         let hosts = top.sections("host", HOSTS_MAX);
         let hosts: Vec<_> = hosts.into_iter().map(|section| self.host(section)).collect();
-        let is_complete = top.rule(!emcs.is_empty(), "emc", "is missing: must be given at least once");
-        let is_complete =
-            is_complete.and(top.rule(!hosts.is_empty(), "host", "is missing: must be given at least once"));
-        top.end();
+        let is_complete = top.check(!emcs.is_empty(), "emc", "is missing: at least one [[emc]] is required");
+        let is_complete = is_complete.and(top.check(
+            !hosts.is_empty(),
+            "host",
+            "is missing: at least one [[host]] is required",
+        ));
+        top.reject_unknown_keys();
         is_complete?;
         let (emcs, hosts) =
             (emcs.into_iter().collect::<Option<_>>()?, hosts.into_iter().collect::<Option<_>>()?);
@@ -287,20 +292,20 @@ impl<'a> Checker<'a> {
 
     fn manager(&mut self, mut section: Section<'_>) -> Option<Manager> {
         let listen = section.optional("listen", |field| self.listen(field));
-        section.rule(
+        section.check(
             !self.has_tls || listen != Some(None),
             "listen",
-            "is missing: must be an address with [tls]",
+            "is missing: [tls] requires an IP address and a port",
         );
         let listen = listen.map(|listen| listen.unwrap_or_else(|| Listen::Unix(LISTEN_DEFAULT.into())));
         let store = section.required("store", |field| self.directory(field, "manager.store"));
         let metrics_listen = section.optional("metrics_listen", |field| match &listen {
-            Some(Listen::Tcp(taken)) if address(field)? == *taken && taken.port() != 0 => {
-                Err("must not be manager.listen".to_owned())
+            Some(Listen::Tcp(listen)) if address(field)? == *listen && listen.port() != 0 => {
+                Err("must differ from manager.listen".to_owned())
             }
             _ => address(field),
         });
-        section.end();
+        section.reject_unknown_keys();
         Some(Manager { listen: listen?, store: store?, metrics_listen: metrics_listen? })
     }
 
@@ -308,7 +313,7 @@ impl<'a> Checker<'a> {
         if let Some(path) = field.str()?.strip_prefix("unix:") {
             if self.has_tls {
                 return Err(
-                    "must be an address with [tls]; callers of a unix socket are identified by their user"
+                    "must be an IP address and a port because of [tls]; callers of a unix socket are identified by their user"
                         .into(),
                 );
             }
@@ -316,7 +321,9 @@ impl<'a> Checker<'a> {
         }
         let listen = Listen::Tcp(address(field)?);
         let allowed = listen.is_local() || self.has_tls;
-        allowed.then_some(listen).ok_or_else(|| "must be loopback or unix:/path without [tls]".to_owned())
+        allowed
+            .then_some(listen)
+            .ok_or_else(|| "must be a loopback address or unix:/path, because there is no [tls]".to_owned())
     }
 
     fn tls(&self, mut section: Section<'_>) -> Option<Tls> {
@@ -325,7 +332,7 @@ impl<'a> Checker<'a> {
         let client_ca = section.required("client_ca", |field| field.path(self.base));
         let schedulers = section.list("schedulers", ROLE_NAMES_MAX, Field::name);
         let admins = section.list("admins", ROLE_NAMES_MAX, Field::name);
-        section.end();
+        section.reject_unknown_keys();
         Some(Tls {
             certificate: certificate?,
             key: key?,
@@ -347,7 +354,7 @@ impl<'a> Checker<'a> {
             Some(driver) => section.optional("serial", |_| Err(fence::serial_not_allowed(driver))),
             None => section.optional("serial", |field| self.serial(field)),
         };
-        section.end();
+        section.reject_unknown_keys();
         Some(Emc { name: name?, slices: slices?, driver: driver?, path: path?, serial: serial? })
     }
 
@@ -360,14 +367,14 @@ impl<'a> Checker<'a> {
         self.slices = self.slices.saturating_add(slices);
         let fits = self.slices <= SLICES_MAX;
         fits.then_some(slices)
-            .ok_or_else(|| format!("the rack's EMCs together must have at most {SLICES_MAX}"))
+            .ok_or_else(|| format!("all EMCs together must have at most {SLICES_MAX} slices"))
     }
 
-    fn directory(&mut self, field: &Field<'_>, whose: &'static str) -> Result<PathBuf, String> {
+    fn directory(&mut self, field: &Field<'_>, used_by: &'static str) -> Result<PathBuf, String> {
         let path = field.path(self.base)?;
-        match self.directories.insert(path.clone(), whose) {
+        match self.directories.insert(path.clone(), used_by) {
             None => Ok(path),
-            Some(other) => Err(format!("must not be the path of {other}")),
+            Some(other) => Err(format!("is already the path of {other}: must be unique")),
         }
     }
 
@@ -377,7 +384,7 @@ impl<'a> Checker<'a> {
         let local = section.required("local_mib", |field| field.integer(1..=LOCAL_MIB_PER_HOST_MAX));
         let emcs = self.attached_emcs(&mut section);
         let token = section.optional("token_sha256", |field| unique(sha256(field)?, &mut self.tokens));
-        section.end();
+        section.reject_unknown_keys();
         Some(Host {
             name: name?,
             cores: cores?,
@@ -398,7 +405,7 @@ impl<'a> Checker<'a> {
                 Err(format!("no such EMC; must be one of {}", choices()))
             }
         })?;
-        section.rule(!emcs.is_empty(), "emcs", "must name at least one EMC")?;
+        section.check(!emcs.is_empty(), "emcs", "must name at least one EMC")?;
         Some(emcs)
     }
 }
@@ -414,10 +421,10 @@ fn lease(mut section: Section<'_>) -> Option<Lease> {
             .map_err(|rule| format!("{rule}, or \"never\"")),
     });
     let (ttl, fence_after) = (ttl?.unwrap_or(default.ttl), fence_after?.unwrap_or(default.fence_after));
-    // A rejected agent connects once per lease: its host must not be fenced before.
+    // A rejected agent retries only once per lease. Its host must not be fenced before the retry.
     let rule = "must not be shorter than ttl_s";
-    section.rule(fence_after.is_none_or(|after| after >= ttl), "fence_after_s", rule)?;
-    section.end();
+    section.check(fence_after.is_none_or(|after| after >= ttl), "fence_after_s", rule)?;
+    section.reject_unknown_keys();
     Some(Lease { ttl, fence_after })
 }
 
@@ -425,7 +432,7 @@ fn policy(mut section: Section<'_>) -> Option<Policy> {
     let default = Policy::default();
     let pool_share = section.optional("pool_share", prediction::fraction);
     let within = section.optional("commit_within_s", |field| field.seconds(Ns::ms(1)..=COMMIT_WITHIN_MAX));
-    section.end();
+    section.reject_unknown_keys();
     Some(Policy {
         pool_share: pool_share?.unwrap_or(default.pool_share),
         commit_within: within?.unwrap_or(default.commit_within),
@@ -433,7 +440,7 @@ fn policy(mut section: Section<'_>) -> Option<Policy> {
 }
 
 fn unique<T: Ord + Clone>(value: T, seen: &mut BTreeSet<T>) -> Result<T, String> {
-    if seen.insert(value.clone()) { Ok(value) } else { Err("must not be given twice".to_owned()) }
+    if seen.insert(value.clone()) { Ok(value) } else { Err("is a duplicate: must be unique".to_owned()) }
 }
 
 fn address(field: &Field<'_>) -> Result<SocketAddr, String> {
@@ -446,7 +453,8 @@ fn driver(field: &Field<'_>) -> Result<Driver, String> {
 }
 
 fn sha256(field: &Field<'_>) -> Result<[u8; 32], String> {
-    crate::hex::parse_sha256(field.str()?).ok_or_else(|| "must be 64 digits of 0-9 a-f".to_owned())
+    crate::hex::parse_sha256(field.str()?)
+        .ok_or_else(|| "must be 64 hexadecimal digits (0-9, a-f)".to_owned())
 }
 
 #[cfg(test)]

@@ -1,6 +1,5 @@
-//! Conversion between wire messages and the types of `pool`. Requests are validated here, with an
-//! error for each rule; protobuf types are not used beyond this module. Messages of agents are
-//! converted in [`agent`]; reports of shares are stored as received after the check in [`shares`].
+//! Converts between protobuf messages and the types of `pool`, and validates requests. [`agent`]
+//! converts messages of agents, [`shares`] validates their reports of shares.
 
 pub mod agent;
 pub mod lists;

@@ -1,5 +1,5 @@
-//! Pool devices: an external memory controller (EMC) enforces which host can access a slice. A
-//! driver performs and records calls; the ledger decides on them.
+//! Drivers of pool devices. An external memory controller (EMC) enforces which host can access a
+//! slice. The ledger decides on grants and revocations, and a driver performs and records them.
 
 use std::{
     io,
@@ -22,23 +22,23 @@ pub mod shared_dax;
 pub use emulated::Emulated;
 pub use shared_dax::SharedDax;
 
-/// Name of a grant on a host, as the driver gives it.
+/// Path or identifier that the driver assigns to a grant, and with which the host opens the slice.
 pub type Handle = std::sync::Arc<str>;
 
-/// Kind of EMC.
+/// Driver of an EMC, selected by `emc.driver` in `rack.toml`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Driver {
-    /// A directory; see [`emulated`].
+    /// EMC emulated by a directory; see [`emulated`].
     Emulated,
-    /// Memory that several hosts see, without a fence; see [`shared_dax`].
+    /// Memory shared by several hosts that cannot revoke access; see [`shared_dax`].
     SharedDax,
 }
 
 impl Driver {
-    /// All drivers.
+    /// All drivers, for parsing and for messages.
     pub const ALL: [Self; 2] = [Self::Emulated, Self::SharedDax];
 
-    /// Returns the name in `rack.toml`.
+    /// Returns the driver's name in `rack.toml`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Emulated => "emulated",
@@ -46,8 +46,8 @@ impl Driver {
         }
     }
 
-    /// Returns whether its devices can revoke access. Others are attached to the hosts' buses and
-    /// identified by serial number.
+    /// Returns whether devices of this driver can revoke access. Devices that cannot are attached
+    /// to the hosts' buses, and hosts identify them by serial number.
     pub const fn can_revoke(self) -> bool {
         match self {
             Self::Emulated => true,
@@ -63,16 +63,18 @@ impl Driver {
         }
     }
 
-    /// Returns the driver of a name.
+    /// Returns the driver with this name in `rack.toml`.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|driver| driver.name() == name)
     }
 
-    /// Opens the EMC at a path for a rack, with a number of slices and, if its driver requires one,
-    /// a serial number. An EMC without a rack becomes the rack's.
+    /// Opens the EMC at `path` with a number of slices. `rack` is the UUID of this rack; an EMC
+    /// that belongs to no rack is assigned to it. `serial` is used only by drivers that cannot
+    /// revoke access.
     ///
     /// # Errors
-    /// [`DeviceError::OtherRack`] before any change, otherwise those of the driver's `open`.
+    /// [`DeviceError::OtherRack`] before any change, [`DeviceError::Io`], or an error of the
+    /// driver.
     pub fn open(
         self,
         path: &Path,
@@ -97,86 +99,86 @@ impl Driver {
     }
 }
 
-/// EMC. Calls block, and come from the thread of this EMC only. Slices are counted from 0 on
-/// each EMC.
+/// Operations of an EMC. Calls block, and only the thread of this EMC makes them. Slices are
+/// numbered from 0 on each EMC.
 pub trait Device: Send {
-    /// Grants a host access to a slice, which is zeroed if the last owner's memory was. Idempotent:
-    /// the same owner gets the same handle.
+    /// Grants a host access to a slice. The slice contains zeros if its last owner zeroed it.
+    /// Idempotent: a repeated call with the same owner and epoch returns the same handle.
     ///
     /// # Errors
     /// A rejection changes nothing; after a failure the call may be repeated.
     fn grant(&mut self, slice: u32, epoch: Epoch, host: HostId) -> Result<Handle, DeviceError>;
 
-    /// Revokes access under this epoch and earlier ones: after it returns, an access by such an
-    /// owner is a fatal memory error. Idempotent and final: none of these epochs is granted again,
-    /// even if it was not granted before.
+    /// Revokes access for `epoch` and all earlier epochs. After a successful return, an access by
+    /// an owner with such an epoch is a fatal memory error. Idempotent and final: the device never
+    /// grants one of these epochs again.
     ///
     /// # Errors
-    /// After a failure the owner may still reach the slice; the call is to be repeated.
+    /// After a failure the owner may still access the slice; the caller must repeat the call.
     fn revoke(&mut self, slice: u32, epoch: Epoch) -> Result<(), DeviceError>;
 
-    /// Revokes every slice of a host and returns the grants that ended. Idempotent. A slice that
+    /// Revokes every slice of a host and returns the revoked grants. Idempotent. A slice that
     /// cannot be revoked stays granted and does not fail the call; the manager revokes it
     /// separately.
     ///
     /// # Errors
-    /// After a failure of the device the host may still reach some slices; the call is to be
-    /// repeated.
+    /// After a failure of the device the host may still access some slices; the caller must repeat
+    /// the call.
     fn fence(&mut self, host: HostId) -> Result<Vec<Grant>, DeviceError>;
 
-    /// Returns the contents, to be compared with the ledger.
+    /// Returns the grants and epochs of the device, which the manager compares with the ledger.
     ///
     /// # Errors
-    /// The device cannot be read.
+    /// [`DeviceError`] if the device cannot be read.
     fn contents(&mut self) -> Result<Contents, DeviceError>;
 
-    /// Makes the calls since the last commit durable; their results must not be published before it
-    /// returns.
+    /// Makes all calls since the last commit durable. The caller must not publish results of these
+    /// calls before `commit` returns.
     ///
     /// # Errors
-    /// The outcome of the calls is unknown: the device has to be reopened, and all calls may be
-    /// repeated.
+    /// After a failure the outcome of these calls is unknown. The caller must reopen the device,
+    /// and may repeat the calls.
     fn commit(&mut self) -> Result<(), DeviceError>;
 }
 
-/// Grant of a slice to a host.
+/// Access of one host to one slice.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Grant {
-    /// Slice of this EMC.
+    /// Number of the slice on this EMC, from 0.
     pub slice: u32,
-    /// Epoch.
+    /// Epoch of the slice, which increases with each new owner.
     pub epoch: Epoch,
-    /// Host.
+    /// Host that owns the slice.
     pub host: HostId,
-    /// Handle on the host.
+    /// Path or identifier with which the host opens the slice.
     pub handle: Handle,
 }
 
-/// Contents of a device.
+/// Grants and epochs stored on a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Contents {
-    /// Grants, by slice.
+    /// Current grants, sorted by slice.
     pub grants: Vec<Grant>,
-    /// Highest epoch of each slice, also of revoked ones; 0 for none.
+    /// Highest epoch of each slice, granted or revoked; 0 if the slice has never been granted.
     pub highest: Vec<Epoch>,
-    /// Handle of each slice, if it is the same for every owner; otherwise empty.
+    /// Handle of each slice, if the handle does not depend on the owner; otherwise empty.
     pub handles: Vec<Handle>,
 }
 
-/// Error of a device.
+/// Error of an EMC or its driver.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
-    /// It belongs to another rack.
+    /// The EMC belongs to another rack.
     #[error(
-        "{} is an EMC of rack {owner}, not of this rack {rack}: if rack {owner} no longer exists and none of its VMs runs, remove the folder",
+        "{} is an EMC of rack {owner}, not of this rack {rack}: if rack {owner} no longer exists and none of its VMs runs, remove the directory",
         path.display()
     )]
     OtherRack {
-        /// Folder of the EMC.
+        /// Directory of the EMC.
         path: PathBuf,
-        /// Rack to which it belongs.
+        /// UUID of the rack to which the EMC belongs.
         owner: String,
-        /// This rack.
+        /// UUID of this rack.
         rack: String,
     },
     /// A file of an open device is missing or was replaced.
@@ -185,105 +187,105 @@ pub enum DeviceError {
         path.display()
     )]
     Vanished {
-        /// File.
+        /// File that identified the open device.
         path: PathBuf,
-        /// Difference.
+        /// Change of the file: "is missing" or "was replaced".
         what: &'static str,
     },
-    /// Rejection: the call precedes the opening of the device, which may be another one than
-    /// intended.
+    /// Rejection: the device was reopened after the call was queued, so that it may be another
+    /// device now.
     #[error("EMC {} was reopened: it must be compared with the ledger before it is used", path.display())]
     NotCompared {
-        /// Path.
+        /// Directory of the EMC.
         path: PathBuf,
     },
     /// Rejection: the slice does not exist.
     #[error("no slice {slice} on this EMC: must be below {slices}")]
     NoSuchSlice {
-        /// Requested slice.
+        /// Number of the requested slice.
         slice: u32,
-        /// Number of slices.
+        /// Number of slices of the EMC.
         slices: u32,
     },
-    /// Rejection: the epoch is below the device's highest one, or was revoked.
+    /// Rejection: the requested epoch was revoked, or is below the highest epoch of the slice.
     #[error("slice {slice}: epoch {epoch} has ended; the highest epoch is {highest}")]
     StaleEpoch {
-        /// Slice.
+        /// Number of the slice on this EMC.
         slice: u32,
         /// Requested epoch.
         epoch: Epoch,
-        /// Highest epoch.
+        /// Highest epoch of the slice on the device.
         highest: Epoch,
     },
-    /// Rejection: another owner has the slice, and must be revoked first.
+    /// Rejection: the slice is granted to another owner, whose access must be revoked first.
     #[error("slice {slice} is held by {host} with epoch {epoch}: it must be revoked first")]
     Held {
-        /// Slice.
+        /// Number of the slice on this EMC.
         slice: u32,
-        /// Epoch of the owner.
+        /// Epoch of the current owner.
         epoch: Epoch,
-        /// Owner.
+        /// Host that currently owns the slice.
         host: HostId,
     },
-    /// Rejection: the memory behind the device is nearly used up.
+    /// Rejection: the file system that backs the EMC is nearly full.
     #[error("{} has {free} bytes free: must be at least {min} for another slice", path.display())]
     NoSpace {
-        /// Source of the memory.
+        /// Directory on this file system.
         path: PathBuf,
-        /// Free bytes.
+        /// Free space, in bytes.
         free: u64,
-        /// Required free bytes.
+        /// Required free space, in bytes.
         min: u64,
     },
-    /// Another process has opened it.
-    #[error("EMC {} is in use by another pool-manager: stop that one first", path.display())]
+    /// Another process has opened the EMC.
+    #[error("EMC {} is in use by another pool-manager: stop the other one first", path.display())]
     InUse {
-        /// Path.
+        /// Directory of the EMC.
         path: PathBuf,
     },
-    /// It differs from the configuration.
+    /// The EMC differs from the configuration.
     #[error("EMC {}: {what}", path.display())]
     Mismatch {
-        /// Path.
+        /// Directory of the EMC.
         path: PathBuf,
-        /// Difference.
+        /// Difference, for the operator.
         what: String,
     },
-    /// Rejection: it cannot revoke access by itself.
-    #[error("the EMC cannot revoke the access of {host}: its machine must be powered off first")]
+    /// Rejection: the EMC cannot revoke access, and the host is not known to be powered off.
+    #[error("the EMC cannot revoke the access of {host}: power off the host first")]
     NotPoweredOff {
-        /// Host.
+        /// Host whose access should be revoked.
         host: HostId,
     },
-    /// Failure: its record could not be read or written.
-    #[error("access the record of EMC {}", path.display())]
+    /// Failure: the driver cannot read or write its record of grants.
+    #[error("cannot access the record of EMC {}", path.display())]
     Record {
-        /// Path.
+        /// Directory of the EMC.
         path: PathBuf,
-        /// Error.
+        /// Error of the record's store.
         #[source]
         cause: StoreError,
     },
-    /// Failure of one slice: the operating system rejected an operation on its file. The device
-    /// works.
-    #[error("{doing} {}", path.display())]
+    /// Failure of one slice: the operating system rejected an operation on the slice's file.
+    /// Other slices of the device work.
+    #[error("cannot {doing} {}", path.display())]
     Slice {
-        /// Operation.
+        /// Operation, such as "truncate".
         doing: &'static str,
-        /// File.
+        /// File of the slice.
         path: PathBuf,
-        /// Error.
+        /// Error of the operating system.
         #[source]
         errno: io::Error,
     },
-    /// Failure of the device: the operating system rejected an operation.
-    #[error("{doing} {}", path.display())]
+    /// Failure of the whole device: the operating system rejected an operation.
+    #[error("cannot {doing} {}", path.display())]
     Io {
-        /// Operation.
+        /// Operation, such as "open".
         doing: &'static str,
-        /// File.
+        /// File or directory of the EMC.
         path: PathBuf,
-        /// Error.
+        /// Error of the operating system.
         #[source]
         errno: io::Error,
     },

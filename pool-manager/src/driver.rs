@@ -1,14 +1,14 @@
-//! Access to the ledger and its lock. A caller with an event takes the lock and passes the event to
-//! the state machine, which is quick; one thread performs the effects, see [`thread`]. Nothing is
-//! decided here.
+//! Connects the ledger's state machine ([`Manager`]) to requests, agents, devices and the store. A
+//! caller takes the lock of the state machine, passes it an event and releases the lock. One thread
+//! performs the resulting effects, see [`thread`]. All decisions are made by the state machine.
 //!
 //! ```text
 //!   requests, agents, devices ─lock─▶ Manager ─effects─▶ driver's thread ─▶ store, replies,
 //!                                                                         devices, desired states
 //! ```
 //!
-//! Decisions collect in the next batch while one is being written, and readers never wait for the
-//! disk.
+//! While one batch is being written to disk, new decisions are collected in the next batch. Readers
+//! never wait for the disk.
 
 mod fencing;
 mod thread;
@@ -49,71 +49,71 @@ use crate::{
     write_chunk::WriteChunk,
 };
 
-/// Message of the driver to one agent's connection.
+/// Message from the driver to the connection of one agent.
 #[derive(Debug)]
 pub enum SessionMessage {
-    /// Desired state.
+    /// New desired state for the agent's host.
     Desired(DesiredState),
-    /// Request for a complete report.
+    /// Requests a complete report from the agent.
     RequestReport,
-    /// The connection ends.
+    /// Closes the connection.
     Close(CloseReason),
 }
 
 /// Error of a request to the driver.
 #[derive(Debug, thiserror::Error)]
 pub enum DriverError {
-    /// The ledger rejects it.
+    /// The ledger rejects the request.
     #[error(transparent)]
     Rejection(#[from] Rejection),
-    /// Too many requests are waiting.
+    /// Too many other requests are waiting.
     #[error("too many requests are waiting: try again later")]
     Overloaded,
     /// The manager is stopping.
     #[error("the manager is stopping")]
     Stopping,
-    /// Decisions could not be read.
-    #[error("decisions cannot be read")]
+    /// The store cannot be read.
+    #[error("cannot read the store")]
     Unreadable(#[source] LoadError),
 }
 
 type ReplyResult = Result<RequestReply, Rejection>;
 
-/// Request to the store that bypasses the ledger.
+/// Operation on the store that does not change the ledger.
 enum StoreTask {
-    /// Snapshot of the store, to be read beside the driver's thread.
+    /// Creates a snapshot of the store, which the caller reads on another thread.
     Snapshot(oneshot::Sender<Result<Box<dyn Scan>, StoreError>>),
-    /// Entries other than the ledger's, to be made durable, all or none.
+    /// Writes entries that do not belong to the ledger, atomically and durably.
     Write(Vec<Write>, oneshot::Sender<Result<(), StoreError>>),
 }
 
-/// Connection of an agent.
+/// Connection of one agent.
 struct Session {
     host: String,
     outbox: mpsc::Sender<SessionMessage>,
 }
 
-/// State behind the lock.
+/// State protected by the lock of [`Shared`].
 struct Core {
     manager: Manager,
     replies: HashMap<Token, oneshot::Sender<ReplyResult>>,
     sessions: HashMap<SessionId, Session>,
     store_tasks: VecDeque<StoreTask>,
-    /// Configured fence command.
+    /// Fence command from `rack.toml`.
     fence_command: Option<FenceCommand>,
-    /// EMCs that wait for a running fence command, by host.
+    /// EMCs that wait for the running fence command of a host.
     pending_fences: HashMap<HostId, Vec<fencing::WaitingEmc>>,
     next_token: u64,
     next_session: u64,
-    /// Time until which the driver's thread sleeps, if it does.
+    /// Time at which the driver's thread wakes up; `None` while the thread is not asleep.
     sleeping_until: Option<Ns>,
-    /// No further events are accepted.
+    /// Whether the driver is stopping and rejects further events.
     closed: bool,
 }
 
 impl Core {
-    /// Returns whether the driver's thread sleeps although there is work, or beyond its deadline.
-    /// Most events only join an open batch that is not due yet, and require no wakeup.
+    /// Returns whether the driver's thread is asleep and must be woken, because it has work or an
+    /// earlier deadline. Most events only add to a batch that is not yet due, and need no wakeup.
     fn needs_wakeup(&self) -> bool {
         self.sleeping_until.is_some_and(|until| {
             self.manager.has_pending_work()
@@ -123,37 +123,39 @@ impl Core {
     }
 }
 
-/// State shared by the handles and the driver's thread.
+/// State shared by all [`Handle`]s and the driver's thread.
 struct Shared {
     core: Mutex<Core>,
-    /// Signals work for the driver's thread.
+    /// Wakes the driver's thread when there is work.
     work: Condvar,
-    /// Signals space in the open batch: the previous one was passed to the store, or failed.
+    /// Wakes callers that wait for space in the open batch, after the previous batch was passed to
+    /// the store or has failed.
     batch_space: Notify,
-    /// Permits for requests that wait for the disk.
+    /// Limits the number of requests that wait for the disk.
     request_permits: Semaphore,
-    /// Permits for searches of decisions.
+    /// Limits the number of concurrent searches of decisions.
     explain_permits: Arc<Semaphore>,
-    /// Iterations of the loop of the driver's thread.
+    /// Number of iterations of the main loop of the driver's thread, for the watchdog.
     iterations: AtomicU64,
     clock: Clock,
     published: broadcast::Sender<WriteChunk>,
     changed: watch::Sender<u64>,
-    /// Permits for streams to watchers.
+    /// Limits the number of open watch streams.
     watch_permits: Arc<Semaphore>,
 }
 
 impl Shared {
-    /// Locks the state. After a panic the ledger's state is unknown, and the process aborts: the
-    /// disk is consistent, and a new process loads it.
+    /// Locks the state. Aborts the process if a thread panicked while it held the lock, because the
+    /// ledger in memory may be inconsistent. The ledger on disk is consistent, and a new process
+    /// loads it.
     fn lock(&self) -> MutexGuard<'_, Core> {
         self.core.lock().unwrap_or_else(|_| {
-            tracing::error!("panic during a change of the ledger");
+            tracing::error!("aborting: a thread panicked while it held the ledger's lock");
             std::process::abort()
         })
     }
 
-    /// Changes the state under the lock, and ensures that effects are performed.
+    /// Runs `change` under the lock, and wakes the driver's thread if there are effects to perform.
     fn change<T>(&self, change: impl FnOnce(&mut Core, When) -> T) -> Result<T, DriverError> {
         let mut core = self.lock();
         if core.closed {
@@ -177,7 +179,7 @@ impl Shared {
 
     fn handle_device_results(&self, emc: EmcId, results: Vec<DeviceReply>) -> Result<(), DriverError> {
         self.change(|core, when| {
-            results.into_iter().for_each(|done| core.manager.handle(when, Event::Device(emc, done)));
+            results.into_iter().for_each(|reply| core.manager.handle(when, Event::Device(emc, reply)));
         })
     }
 
@@ -186,7 +188,7 @@ impl Shared {
     }
 }
 
-/// Handle of the ledger; cheap to clone.
+/// Handle with which requests and agents access the driver; cheap to clone.
 #[derive(Clone)]
 pub struct Handle(Arc<Shared>);
 
@@ -196,7 +198,7 @@ impl std::fmt::Debug for Handle {
     }
 }
 
-/// Caller that waits for a reply. When it is dropped, the ledger drops the request.
+/// Guard of a caller that waits for a reply. Dropping the guard cancels the request in the ledger.
 struct PendingRequest<'a> {
     shared: &'a Shared,
     token: Token,
@@ -209,15 +211,16 @@ impl Drop for PendingRequest<'_> {
             if core.replies.remove(&token).is_some() {
                 core.manager.handle(when, Event::CallerGone(token));
             }
-        }); // a stopping manager drops all callers
+        }); // fails only if the manager is stopping, which drops all requests
     }
 }
 
 impl Handle {
-    /// Sends a request to the ledger; the reply is durable.
+    /// Sends a request to the ledger, and returns the reply after the decision is durable.
     ///
     /// # Errors
-    /// The ledger rejects it, too many requests wait, or the manager is stopping.
+    /// [`DriverError`] if the ledger rejects the request, too many requests are waiting, or the
+    /// manager is stopping.
     pub async fn request(&self, request: Request) -> Result<RequestReply, DriverError> {
         let mut permit = Some(self.0.request_permits.try_acquire().map_err(|_| DriverError::Overloaded)?);
         self.wait_for_batch_space().await?;
@@ -232,7 +235,9 @@ impl Handle {
         })?;
         let pending = PendingRequest { shared: &self.0, token };
         if waits_for_slices {
-            permit = None; // the ledger limits its waiters itself: they must not delay a release or a fence
+            // Waiters for slices must not block a release or a fence. The ledger limits their
+            // number.
+            permit = None;
         }
         let replied = answer.await;
         drop(permit);
@@ -240,12 +245,12 @@ impl Handle {
         Ok(replied.map_err(|_| DriverError::Stopping)??)
     }
 
-    /// Waits until the open batch is not full. Several callers may find space at once: the limit
-    /// bounds the size of a write, and waiting callers are few.
+    /// Waits until the open batch has space. Several callers can continue at once and exceed the
+    /// limit slightly. This is harmless, because the number of waiting callers is limited.
     async fn wait_for_batch_space(&self) -> Result<(), DriverError> {
         while self.read(|manager, _| manager.is_full())? {
             let mut space = std::pin::pin!(self.0.batch_space.notified());
-            space.as_mut().enable(); // from here on no notification is missed
+            space.as_mut().enable(); // registers for notifications before the second check
             if self.read(|manager, _| manager.is_full())? {
                 space.await;
             }
@@ -253,35 +258,36 @@ impl Handle {
         Ok(())
     }
 
-    /// Reads durable and current state.
+    /// Calls `read` with the state machine under the lock, and with the current time.
     ///
     /// # Errors
-    /// The manager is stopping.
+    /// [`DriverError::Stopping`] if the manager is stopping.
     pub fn read<T>(&self, read: impl FnOnce(&Manager, When) -> T) -> Result<T, DriverError> {
         let core = self.0.lock();
         if core.closed { Err(DriverError::Stopping) } else { Ok(read(&core.manager, self.0.clock.now())) }
     }
 
-    /// Returns the stored decisions about a subject, newest last.
+    /// Returns the stored decisions about a subject with their sequence numbers, oldest first.
     ///
     /// # Errors
-    /// Decisions cannot be read, too many requests wait, or the manager is stopping.
+    /// [`DriverError`] if the store cannot be read, too many searches are running, or the manager
+    /// is stopping.
     pub async fn explain(&self, subject: String) -> Result<Vec<(u64, Decision)>, DriverError> {
         let permit =
             Arc::clone(&self.0.explain_permits).try_acquire_owned().map_err(|_| DriverError::Overloaded)?;
         let mut snapshot = self.snapshot().await?;
         let decisions = tokio::task::spawn_blocking(move || {
-            let _permit = permit; // released when everything is read, also without a waiting caller
+            let _permit = permit; // held until the search ends, even if the caller disconnects
             ledger_store::decisions(snapshot.as_mut(), &subject)
         });
         decisions.await.map_err(|_| DriverError::Stopping)?.map_err(DriverError::Unreadable)
     }
 
-    /// Returns a snapshot of the store. Decisions and outcomes are many, and are read beside the
-    /// driver's thread.
+    /// Returns a snapshot of the store. Callers can read large tables from it on another thread, so
+    /// that the driver's thread is not blocked.
     ///
     /// # Errors
-    /// The store cannot be read, or the manager is stopping.
+    /// [`DriverError`] if the store cannot be read or the manager is stopping.
     pub async fn snapshot(&self) -> Result<Box<dyn Scan>, DriverError> {
         let (reply, answer) = oneshot::channel();
         self.0.change(|core, _| core.store_tasks.push_back(StoreTask::Snapshot(reply)))?;
@@ -289,11 +295,11 @@ impl Handle {
         snapshot.map_err(|error| DriverError::Unreadable(error.into()))
     }
 
-    /// Makes entries other than the ledger's durable, all or none.
+    /// Writes entries that do not belong to the ledger, atomically and durably.
     ///
     /// # Errors
-    /// The store failed, and the outcome is unknown; too many requests wait, or the manager is
-    /// stopping.
+    /// [`DriverError`] if the store failed, too many requests are waiting, or the manager is
+    /// stopping. After a failure of the store, the entries may or may not be on disk.
     pub async fn write_entries(&self, writes: Vec<Write>) -> Result<(), DriverError> {
         let _permit = self.0.request_permits.try_acquire().map_err(|_| DriverError::Overloaded)?;
         let (reply, answer) = oneshot::channel();
@@ -304,10 +310,10 @@ impl Handle {
         })
     }
 
-    /// Changes the settings of the operator.
+    /// Applies changed settings from `rack.toml`.
     ///
     /// # Errors
-    /// The manager is stopping.
+    /// [`DriverError::Stopping`] if the manager is stopping.
     pub fn set(&self, settings: Settings, fence_command: Option<FenceCommand>) -> Result<(), DriverError> {
         self.0.change(|core, _| {
             core.manager.set(settings);
@@ -315,10 +321,10 @@ impl Handle {
         })
     }
 
-    /// Connects an agent.
+    /// Registers the connection of an agent. Messages for the agent are sent to `outbox`.
     ///
     /// # Errors
-    /// The manager is stopping.
+    /// [`DriverError::Stopping`] if the manager is stopping.
     pub fn connect_agent(
         &self,
         host: HostId,
@@ -338,12 +344,12 @@ impl Handle {
         session
     }
 
-    /// Applies a report of an agent. Other requests run between the parts of a long report.
-    /// Cancelled between two parts, it leaves an incomplete report, which the manager requests
+    /// Applies a report of an agent. A long report is split into parts, so that other requests run
+    /// between them. If this future is dropped between two parts, the manager requests the report
     /// again.
     ///
     /// # Errors
-    /// The manager is stopping.
+    /// [`DriverError::Stopping`] if the manager is stopping.
     pub async fn handle_report(&self, session: SessionId, report: ObservedState) -> Result<(), DriverError> {
         for part in report.into_parts(REPORT_PART_FACTS_MAX) {
             let is_continued = part.is_continued;
@@ -355,7 +361,7 @@ impl Handle {
         Ok(())
     }
 
-    /// Disconnects an agent.
+    /// Removes the connection of an agent.
     pub fn disconnect_agent(&self, session: SessionId) {
         let session = self.0.change(|core, when| {
             core.manager.handle(when, Event::AgentDown(session));
@@ -367,7 +373,8 @@ impl Handle {
         self.0.notify_change();
     }
 
-    /// Accepts no further events. The driver ends when all decisions are durable.
+    /// Stops the driver: further events are rejected, and the thread ends after all decisions are
+    /// durable.
     pub fn close(&self) {
         let mut core = self.0.lock();
         core.closed = true;
@@ -377,8 +384,8 @@ impl Handle {
         self.0.batch_space.notify_waiters();
     }
 
-    /// Wakes the driver's thread, and returns the number of iterations of its loop so far: an
-    /// unchanged number indicates a stuck thread.
+    /// Wakes the driver's thread, and returns the number of iterations of its main loop. If the
+    /// next call returns the same number, the thread is stuck.
     pub fn iterations(&self) -> u64 {
         let iterations = self.0.iterations.load(Ordering::Relaxed);
         self.0.lock().sleeping_until = None;
@@ -386,44 +393,45 @@ impl Handle {
         iterations
     }
 
-    /// Subscribes to durable writes in chunks, see [`WriteChunk`]. A receiver that is more than
-    /// [`WATCH_CHUNKS_QUEUED_MAX`] chunks behind loses the oldest.
+    /// Subscribes to durable changes of the ledger, see [`WriteChunk`]. A receiver that is more
+    /// than [`WATCH_CHUNKS_QUEUED_MAX`] chunks behind loses the oldest chunks.
     pub fn changes(&self) -> broadcast::Receiver<WriteChunk> {
         self.0.published.subscribe()
     }
 
-    /// Waits until the state shown by [`Handle::read`] may have changed.
+    /// Returns a receiver that is notified when the state returned by [`Handle::read`] may have
+    /// changed.
     pub fn changed(&self) -> watch::Receiver<u64> {
         self.0.changed.subscribe()
     }
 
-    /// Takes a permit for a watch stream; `None` if [`WATCHERS_MAX`] streams are open.
+    /// Reserves one of the [`WATCHERS_MAX`] watch streams. Returns `None` if all of them are open.
     pub fn try_watch_permit(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.0.watch_permits).try_acquire_owned().ok()
     }
 }
 
-/// Initial state of a driver.
+/// Configuration and stored state with which the driver starts.
 #[derive(Debug)]
 pub struct InitialState {
-    /// Settings of the operator.
+    /// Lease and fencing times from `rack.toml`.
     pub settings: Settings,
-    /// Fence command, for machines whose access no EMC can revoke.
+    /// Command that powers off a host whose access to an EMC cannot be revoked.
     pub fence_command: Option<FenceCommand>,
-    /// Contents of the store.
+    /// Contents of the store at the start.
     pub loaded: StoreContents,
-    /// Uuid of the rack if the store has none.
+    /// UUID of the rack; used only if the store is empty.
     pub rack_uuid: String,
 }
 
-/// Resolves when the driver has ended.
+/// Receiver that completes when the driver's thread has ended.
 pub type DriverEnd = oneshot::Receiver<()>;
 
-/// Starts the driver's thread, within a runtime. It ends after [`Handle::close`], when all
-/// decisions are durable and the store is closed.
+/// Starts the driver's thread; must be called within a Tokio runtime. The thread ends after
+/// [`Handle::close`], once all decisions are durable and the store is closed.
 ///
 /// # Errors
-/// The operating system cannot create a thread.
+/// Returns the error of the operating system if the thread cannot be created.
 pub fn start(
     initial: InitialState,
     store: Box<dyn Store>,
@@ -462,15 +470,15 @@ pub fn start(
     let (end, ended) = oneshot::channel();
     std::thread::Builder::new().name("ledger".into()).spawn(move || {
         if catch_unwind(AssertUnwindSafe(|| thread.run())).is_err() {
-            std::process::abort(); // after a panic nothing would be stored
+            std::process::abort(); // without this thread nothing would be stored
         }
         drop(thread);
-        let _ = end.send(()); // there may be no receiver
+        let _ = end.send(()); // the receiver may have been dropped
     })?;
     Ok((Handle(shared), ended))
 }
 
-/// Rack time: total running time of the manager.
+/// Clock of the rack time, which is the total time that managers of this rack have run.
 #[derive(Clone, Copy)]
 struct Clock {
     base: Ns,

@@ -1,9 +1,10 @@
-//! Thread per EMC: it opens the device, makes its calls in order and reports their results. The
-//! rack's slice numbers are translated here into the device's, which start at 0.
+//! One thread per EMC opens the device, makes calls in order and reports the results. It translates
+//! the rack's slice numbers into slice indices of the device, which start at 0.
 //!
-//! A device that vanished may be replaced by one with other grants. Only a comparison
-//! ([`DeviceCall::Contents`]) opens a device, and calls contain the comparison on which they rest:
-//! on a device that was opened later they are rejected, so that the manager compares it first.
+//! A device that vanished may be replaced by a device with other grants. Only
+//! [`DeviceCall::Contents`] opens a device, after which the manager compares the contents with the
+//! ledger. Every call carries the number of the latest comparison. A device that was opened by a
+//! later comparison rejects the call.
 
 use std::{
     path::PathBuf,
@@ -23,33 +24,33 @@ use units::{
 
 use crate::device::{self, Device, DeviceError, Driver, presence::Presence};
 
-/// Location and size of an EMC.
+/// Location and size of an EMC, with which its thread opens the device.
 #[derive(Clone, Debug)]
 pub struct EmcDescription {
-    /// Number.
+    /// Number of the EMC in the ledger.
     pub id: EmcId,
-    /// Name.
+    /// Name of the EMC in `rack.toml`.
     pub name: Name,
-    /// Driver.
+    /// Driver that opens the device.
     pub driver: Driver,
-    /// Path of the device, as its driver expects it.
+    /// Path of the device for the driver.
     pub path: PathBuf,
-    /// Serial number, if its driver requires one; otherwise empty.
+    /// Serial number of the device; empty if the driver does not use one.
     pub serial: String,
-    /// Lowest slice.
+    /// Rack-wide number of the EMC's first slice.
     pub first: SliceId,
-    /// Number of slices.
+    /// Number of slices of the EMC.
     pub slices: u32,
-    /// Unique id of its rack.
+    /// UUID of the rack.
     pub rack: String,
 }
 
-/// Starts the thread of an EMC. Queued calls are performed in a row, made durable and reported
-/// together. An idle device is checked every [`DEVICE_PROBE_INTERVAL`]. The thread ends when the
-/// sender is dropped.
+/// Starts the thread of an EMC. The thread performs queued calls in batches. It makes each batch
+/// durable, and passes the results to `report`. It checks an idle device every
+/// [`DEVICE_PROBE_INTERVAL`], and ends when the sender and all its clones are dropped.
 ///
 /// # Errors
-/// The operating system cannot create a thread.
+/// Returns the error of the operating system if the thread cannot be created.
 pub fn start(
     emc: EmcDescription,
     report: impl Fn(EmcId, Vec<DeviceReply>) + Send + 'static,
@@ -57,7 +58,7 @@ pub fn start(
     start_with_interval(emc, DEVICE_PROBE_INTERVAL.as_duration(), report)
 }
 
-/// Like [`start`], with the interval between checks of an idle device.
+/// Like [`start`], but checks an idle device every `interval`.
 fn start_with_interval(
     emc: EmcDescription,
     interval: Duration,
@@ -83,15 +84,17 @@ fn start_with_interval(
     Ok(EmcSender { sender, comparison: 0 })
 }
 
-/// Sender to the thread of an EMC. A clone keeps the comparison on which its owner's calls rest.
+/// Sender of calls to the thread of an EMC. A clone keeps the number of the latest comparison at
+/// the time of cloning, so that its calls are rejected after a newer comparison opened the device.
 #[derive(Clone, Debug)]
 pub struct EmcSender {
     sender: mpsc::Sender<EmcCall>,
-    /// Number of comparisons requested.
+    /// Number of comparisons requested through this sender, including those before it was cloned.
     comparison: u64,
 }
 
-/// Call with the number of the comparison on which it rests; a comparison has its own number.
+/// Call with the number of the latest comparison that was requested before it. For a comparison,
+/// this is its own number.
 #[derive(Clone, Debug)]
 struct EmcCall {
     call: DeviceCall,
@@ -99,31 +102,32 @@ struct EmcCall {
 }
 
 impl EmcSender {
-    /// Queues a call. The thread ends only with this sender and all its clones.
+    /// Queues a call for the thread, which runs as long as this sender exists.
     pub fn send(&mut self, call: DeviceCall) {
         self.comparison += u64::from(call == DeviceCall::Contents);
         let _ = self.sender.send(EmcCall { call, comparison: self.comparison });
     }
 }
 
-/// The device as owned by its thread.
+/// Device and its state, owned by the EMC's thread.
 #[derive(Default)]
 struct DeviceState {
     open: Option<(Box<dyn Device>, Presence)>,
-    /// Number of the comparison that opened it.
+    /// Number of the comparison that opened the device.
     opened_by_comparison: u64,
-    /// The device was opened before: a missing directory is not created again.
+    /// Whether this thread has opened the device before. If so, a missing directory is an error and
+    /// is not created.
     was_opened: bool,
 }
 
 impl DeviceState {
-    /// Returns the open device for a call, unless it was replaced since the comparison on which the
-    /// call rests.
+    /// Returns the open device for a call. Rejects the call if the device was reopened after the
+    /// comparison to which the call refers.
     fn device(&mut self, emc: &EmcDescription, call: &EmcCall) -> Result<&mut dyn Device, DeviceError> {
         if call.call != DeviceCall::Contents
             && (self.open.is_none() || call.comparison < self.opened_by_comparison)
         {
-            Presence::of(emc.driver, &emc.path)?; // a missing directory is the more precise error
+            Presence::of(emc.driver, &emc.path)?; // reports a missing directory first, because it is the cause
             return Err(DeviceError::NotCompared { path: emc.path.clone() });
         }
         self.open(emc, call.comparison)
@@ -139,35 +143,35 @@ impl DeviceState {
             self.open = Some((device, Presence::of(emc.driver, &emc.path)?));
             self.was_opened = true;
         }
-        let (device, _) = self.open.as_mut().expect("opened above");
+        let (device, _) = self.open.as_mut().expect("the device was opened above");
         Ok(device.as_mut())
     }
 
-    /// Closes the device if its directory is not the one that was opened.
+    /// Closes the device and returns an error if its directory was removed or replaced.
     fn check_presence(&mut self) -> Result<(), DeviceError> {
         let Some((_, presence)) = &self.open else { return Ok(()) };
         presence.check().inspect_err(|_| self.open = None)
     }
 
-    /// Checks an idle device. A failure is reported as one of [`DeviceCall::Contents`], which is
-    /// the call that is retried.
+    /// Checks an idle device. Returns a failure as the result of [`DeviceCall::Contents`], because
+    /// the manager retries this call.
     fn probe(&mut self, emc: &EmcDescription) -> Option<DeviceReply> {
         let error = units::chain(&self.check_presence().err()?);
-        tracing::warn!(emc = %emc.name, error, "device vanished");
+        tracing::warn!(emc = %emc.name, error, "check of the EMC's directory failed");
         Some(DeviceReply::Failed { call: DeviceCall::Contents, failure: DeviceFailure::Error(error) })
     }
 }
 
-/// Performs calls and returns durable results. Calls that could not be made durable fail, and are
-/// repeated on a reopened device.
+/// Performs a batch of calls, makes it durable and returns the results. If this fails, all calls of
+/// the batch fail, and the device is closed.
 fn perform_all(emc: &EmcDescription, state: &mut DeviceState, calls: Vec<EmcCall>) -> Vec<DeviceReply> {
     if let Err(error) = state.check_presence() {
-        return fail_all(emc, calls, &error, "device vanished");
+        return fail_all(emc, calls, &error, "check of the EMC's directory failed");
     }
     let results = calls.iter().map(|call| perform(emc, state, call)).collect();
     let Some(Err(error)) = state.open.as_mut().map(|(device, _)| device.commit()) else { return results };
     state.open = None;
-    fail_all(emc, calls, &error, "device calls not durable")
+    fail_all(emc, calls, &error, "cannot make device calls durable")
 }
 
 fn fail_all(emc: &EmcDescription, calls: Vec<EmcCall>, error: &DeviceError, event: &str) -> Vec<DeviceReply> {
@@ -196,7 +200,7 @@ fn perform(emc: &EmcDescription, state: &mut DeviceState, request: &EmcCall) -> 
                 tracing::warn!(emc = %emc.name, ?call, error, "device call failed");
             }
             DeviceFailure::Slice(error) => {
-                tracing::warn!(emc = %emc.name, ?call, error = error.message, "device call of one slice failed");
+                tracing::warn!(emc = %emc.name, ?call, error = error.message, "device call failed for one slice");
             }
             DeviceFailure::StaleEpoch { .. } | DeviceFailure::NotFenced(_) | DeviceFailure::Held { .. } => {}
         }
@@ -283,7 +287,8 @@ mod tests {
         DeviceCall::Grant { slice: SliceId(slice), epoch: Epoch(1), host: HostId(0) }
     }
 
-    /// Makes calls that rest on the latest comparison; the first call is a comparison.
+    /// Performs calls that the device does not reject as outdated. Requests the contents first if
+    /// the device was not opened before.
     fn perform_calls(
         emc: &EmcDescription,
         state: &mut DeviceState,
@@ -296,9 +301,9 @@ mod tests {
         perform_all(emc, state, calls.into_iter().map(call).collect())
     }
 
-    /// A directory in place of a slice's file also stops root, unlike permissions.
+    /// Replaces a slice's file by a directory, which makes operations fail also for root.
     #[test]
-    fn slice_with_unusable_file_fails_alone() {
+    fn failed_file_of_a_slice_affects_only_this_slice() {
         let directory = tempfile::tempdir().unwrap();
         let (emc, mut device) = (emc(directory.path()), DeviceState::default());
         perform_calls(&emc, &mut device, vec![DeviceCall::Contents]);
@@ -331,7 +336,7 @@ mod tests {
         perform_calls(&emc, &mut device, vec![grant(107)]);
         drop(device);
         let other = EmcDescription { rack: "other".to_owned(), ..emc.clone() };
-        let stale = directory.path().join("slices/00007.0.h0"); // a revocation that its own rack would complete
+        let stale = directory.path().join("slices/00007.0.h0"); // the owning rack would delete this stale file
         std::fs::write(&stale, "").unwrap();
         let rejection =
             perform_calls(&other, &mut DeviceState::default(), vec![DeviceCall::Contents, grant(108)]);
@@ -350,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn device_without_its_directory_fails_as_a_whole() {
+    fn missing_slices_directory_fails_the_whole_device() {
         let directory = tempfile::tempdir().unwrap();
         let (emc, mut device) = (emc(directory.path()), DeviceState::default());
         perform_calls(&emc, &mut device, vec![DeviceCall::Contents]);
@@ -363,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn slice_held_by_another_host_is_reported_with_its_owner() {
+    fn grant_of_a_held_slice_reports_its_owner() {
         let directory = tempfile::tempdir().unwrap();
         let (emc, mut device) = (emc(directory.path()), DeviceState::default());
         perform_calls(&emc, &mut device, vec![grant(100)]);
@@ -373,10 +378,10 @@ mod tests {
         assert_eq!(*failure, DeviceFailure::Held { epoch: Epoch(1), host: HostId(0) });
     }
 
-    /// Calls queued before the manager learned that the device vanished are not performed on its
-    /// replacement, which may have other grants.
+    /// Replaces the device by an empty one. Calls that were queued before must not be performed on
+    /// the new device, which may have other grants.
     #[test]
-    fn queued_call_is_rejected_by_a_replaced_device() {
+    fn queued_call_is_not_performed_on_a_replaced_device() {
         let parent = tempfile::tempdir().unwrap();
         let path = parent.path().join("emc");
         let (emc, mut device) = (emc(&path), DeviceState::default());
@@ -405,10 +410,10 @@ mod tests {
         results.iter().all(vanished)
     }
 
-    /// Returns the first matching report; the thread of the EMC reports within milliseconds.
+    /// Waits for a matching report. The EMC's thread checks the device every millisecond.
     fn await_report(reports: &mpsc::Receiver<Vec<DeviceReply>>, matches: impl Fn(&[DeviceReply]) -> bool) {
         loop {
-            let results = reports.recv_timeout(Duration::from_secs(60)).expect("a report");
+            let results = reports.recv_timeout(Duration::from_secs(60)).expect("timeout: no report");
             if matches(&results) {
                 return;
             }
@@ -416,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn vanished_idle_device_is_reported_and_recovers() {
+    fn missing_idle_device_is_reported_and_recovers() {
         let parent = tempfile::tempdir().unwrap();
         let (path, away) = (parent.path().join("emc"), parent.path().join("away"));
         let (report, reports) = mpsc::channel();
@@ -429,7 +434,7 @@ mod tests {
         await_report(&reports, is_vanished);
         calls.send(DeviceCall::Contents);
         await_report(&reports, is_vanished);
-        assert!(!path.exists(), "an empty device replaced the missing one");
+        assert!(!path.exists(), "the missing device was created again");
         std::fs::rename(&away, &path).unwrap();
         calls.send(DeviceCall::Contents);
         let has_grant = |results: &[DeviceReply]| matches!(results, [DeviceReply::Contents(contents)] if contents.grants.len() == 1);
@@ -437,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_on_a_vanished_device_all_fail() {
+    fn all_calls_fail_while_a_device_file_is_missing() {
         for vanished in ["", "slices", "epochs", "rack-uuid"] {
             let parent = tempfile::tempdir().unwrap();
             let path = parent.path().join("emc");

@@ -1,6 +1,6 @@
-//! Runs the operator's fence command: in a process group of its own, with a deadline, and with its
-//! output. Only exit code 0 confirms that the machine is off. The caller decides which machine to
-//! stop.
+//! Runs the operator's fence command in a new process group, with a deadline, and captures its
+//! output. Only exit code 0 confirms that the host is powered off. The caller decides which host to
+//! fence.
 
 use std::{io, process::ExitStatus, process::Stdio, time::Duration};
 
@@ -13,30 +13,30 @@ use tokio::{
 };
 use units::{Ns, limits::FENCE_OUTPUT_BYTES_MAX};
 
-/// Placeholder for the host's name.
+/// Placeholder in the fence command, which is replaced by the host's name.
 pub const HOST_PLACEHOLDER: &str = "{host}";
-/// Time for a killed process to end.
+/// Maximum wait for a killed process to end.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Fence command with its deadline.
+/// Command that powers off a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FenceCommand {
-    /// Program and arguments, at least one word; [`HOST_PLACEHOLDER`] is replaced in each.
+    /// Program and arguments. [`HOST_PLACEHOLDER`] in them is replaced by the host's name.
     pub command: Vec<String>,
-    /// Deadline after which it is killed.
+    /// Time limit after which the command is killed.
     pub within: Ns,
 }
 
-/// Runs the command for a host.
+/// Runs the fence command for a host, and waits until it ends or is killed.
 ///
 /// # Errors
-/// The reason, for an operator, why the machine may not be off.
+/// Returns the reason, for an operator, why the host may still be running.
 pub async fn run(command: &FenceCommand, host: &str) -> Result<(), String> {
-    let words: Vec<String> =
-        command.command.iter().map(|word| word.replace(HOST_PLACEHOLDER, host)).collect();
-    let command_line = words.join(" ");
+    let argv: Vec<String> =
+        command.command.iter().map(|argument| argument.replace(HOST_PLACEHOLDER, host)).collect();
+    let command_line = argv.join(" ");
     tracing::warn!(host, command = command_line, "running fence command");
-    let (status, output) = execute(&words, command.within).await;
+    let (status, output) = execute(&argv, command.within).await;
     let problem = match status {
         Ok(Some(status)) if status.success() => {
             tracing::warn!(host, output, "fence command succeeded");
@@ -51,19 +51,20 @@ pub async fn run(command: &FenceCommand, host: &str) -> Result<(), String> {
     Err(format!("`{command_line}` {problem}{output}"))
 }
 
-/// Returns the exit status, `None` if it was killed, and the beginning of its output.
-async fn execute(words: &[String], within: Ns) -> (io::Result<Option<ExitStatus>>, String) {
+/// Runs a command, and returns its exit status and the beginning of its output. The status is
+/// `None` if the command was killed at the deadline.
+async fn execute(argv: &[String], within: Ns) -> (io::Result<Option<ExitStatus>>, String) {
     let mut output = Vec::new();
-    let status = match spawn(words) {
+    let status = match spawn(argv) {
         Ok((child, pipe)) => wait_with_deadline(child, pipe, &mut output, within).await,
         Err(errno) => Err(errno),
     };
     (status, String::from_utf8_lossy(&output).trim().to_owned())
 }
 
-fn spawn(words: &[String]) -> io::Result<(Child, pipe::Receiver)> {
+fn spawn(argv: &[String]) -> io::Result<(Child, pipe::Receiver)> {
     let (reader, writer) = io::pipe()?;
-    let (program, arguments) = words.split_first().ok_or(io::ErrorKind::InvalidInput)?;
+    let (program, arguments) = argv.split_first().ok_or(io::ErrorKind::InvalidInput)?;
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer);
     let child = command.process_group(0).kill_on_drop(true).spawn()?;
@@ -82,7 +83,8 @@ async fn wait_with_deadline(
     }
 }
 
-/// Waits for the end of the program. Children that it leaves behind are not awaited.
+/// Reads the program's output until the program ends. Does not wait for background processes that
+/// the program started.
 async fn wait(child: &mut Child, mut pipe: pipe::Receiver, output: &mut Vec<u8>) -> io::Result<ExitStatus> {
     let mut buffer = [0; 1024];
     loop {
@@ -107,13 +109,13 @@ fn append(output: &mut Vec<u8>, buffer: &[u8]) {
     output.extend_from_slice(&buffer[..length]);
 }
 
-/// Kills the process group.
+/// Kills the process group of the command.
 async fn kill(mut child: Child) -> io::Result<()> {
     let pid = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
     if let Some(pid) = pid {
         kill_process_group(pid, Signal::KILL)?;
     }
-    let _ = timeout(KILL_TIMEOUT, child.wait()).await; // the runtime keeps waiting for it
+    let _ = timeout(KILL_TIMEOUT, child.wait()).await; // after the timeout the runtime reaps the process
     Ok(())
 }
 
@@ -127,7 +129,7 @@ mod tests {
     use super::*;
 
     async fn outcome(command: &[&str], within: Ns) -> Result<(), String> {
-        let command = command.iter().map(|word| (*word).to_owned()).collect();
+        let command = command.iter().map(|argument| (*argument).to_owned()).collect();
         run(&FenceCommand { command, within }, "h1").await
     }
 
@@ -136,9 +138,10 @@ mod tests {
     #[tokio::test]
     async fn only_exit_code_0_confirms_the_power_off() {
         assert_eq!(outcome(&["true", "{host}"], LONG).await, Ok(()));
-        let problem = outcome(&["sh", "-c", "echo no way to {host}; echo really >&2; exit 3"], LONG).await;
-        let prefix = "`sh -c echo no way to h1; echo really >&2; exit 3` ended with exit status: 3";
-        assert_eq!(problem, Err(format!("{prefix}, output \"no way to h1\\nreally\"")));
+        let problem =
+            outcome(&["sh", "-c", "echo cannot reach {host}; echo timeout >&2; exit 3"], LONG).await;
+        let prefix = "`sh -c echo cannot reach h1; echo timeout >&2; exit 3` ended with exit status: 3";
+        assert_eq!(problem, Err(format!("{prefix}, output \"cannot reach h1\\ntimeout\"")));
         let problem = outcome(&["/nonexistent", "{host}"], LONG).await.unwrap_err();
         assert!(problem.starts_with("`/nonexistent h1` could not be run: No such file"), "{problem}");
     }
@@ -152,11 +155,11 @@ mod tests {
         assert!(problem.ends_with("took longer than 500ms and was killed, output \"h1\""), "{problem}");
         for pid in std::fs::read_to_string(pids).unwrap().split_whitespace() {
             let pid = rustix::process::Pid::from_raw(pid.parse().unwrap()).unwrap();
-            // A killed process may take a moment to end.
+            // A killed process can take a moment to end; an ended process has no pidfd.
             let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else { continue };
             let within = Ns::secs(10).as_duration().try_into().unwrap();
             let ended = poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&within)).unwrap();
-            assert_eq!(ended, 1, "{pid:?} is alive");
+            assert_eq!(ended, 1, "process {pid:?} still runs");
         }
     }
 

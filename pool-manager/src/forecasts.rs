@@ -1,5 +1,5 @@
-//! Predictions in production: properties of VMs before they start, the serving models, and
-//! outcomes. Prediction quality is left to `prediction`, the split of a VM's memory to `plan`.
+//! Predicts the memory of new VMs with the serving models, and records the outcomes of ended VMs.
+//! The crate `prediction` contains the models, and the module `plan` splits a VM's memory.
 //!
 //! ```text
 //!   PlanVm ─▶ predict ─▶ plan ─reservation─▶ running VM ─touched memory─▶ ended VM ─▶ outcome
@@ -37,23 +37,23 @@ use models::ModelRegistry;
 use outcome_log::WriteQueue;
 use state::State;
 
-/// Settings of the operator.
+/// Section `[prediction]` of `rack.toml`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Settings {
-    /// Risk limits.
+    /// Limits on the fraction of slowed-down VMs.
     pub limits: OperatorLimits,
-    /// Retention of outcomes.
+    /// Age at which outcomes of ended VMs are deleted.
     pub retention: Ns,
 }
 
-/// Predictions of a rack.
+/// Prediction service of a rack: models, running VMs and outcomes.
 #[derive(Debug)]
 pub struct Forecasts {
     state: RwLock<State>,
     registry: tokio::sync::Mutex<ModelRegistry>,
-    /// One permit: trainings run one at a time.
+    /// Limits trainings to one at a time.
     training_permits: Arc<Semaphore>,
-    /// Permits for readings of many outcomes, or of a model.
+    /// Limits concurrent reads of models and of all outcomes.
     reading_permits: Arc<Semaphore>,
     driver: Handle,
     metrics: Arc<Metrics>,
@@ -61,20 +61,20 @@ pub struct Forecasts {
     write_queue: WriteQueue,
 }
 
-/// Predictions in the store, read before writers start.
+/// Models, running VMs and outcomes that were read from the store at the start.
 #[derive(Debug)]
 pub struct StoredForecasts(forecast_rows::StoredForecasts);
 
-/// Reads the stored predictions.
+/// Reads models, running VMs and outcomes from the store.
 ///
 /// # Errors
-/// The store cannot be read.
+/// [`StoreError`] if the store cannot be read.
 pub fn load(store: &mut dyn Scan) -> Result<StoredForecasts, StoreError> {
     forecast_rows::load(store).map(StoredForecasts)
 }
 
 impl Forecasts {
-    /// Creates predictions from the store's contents.
+    /// Creates the prediction service from the contents of the store.
     pub fn new(
         StoredForecasts(stored): StoredForecasts,
         driver: Handle,
@@ -93,9 +93,11 @@ impl Forecasts {
                 }
                 Some(Err(error)) => {
                     let (kind, error) = (kind.name(), units::chain(&error));
-                    tracing::error!(kind, version, error, "serving model is unusable: train a new one");
+                    tracing::error!(kind, version, error, "cannot read the serving model: train a new model");
                 }
-                None => tracing::error!(kind = kind.name(), version, "serving model is missing in the store"),
+                None => {
+                    tracing::error!(kind = kind.name(), version, "the serving model is missing in the store")
+                }
             }
         }
         stored.outcomes.iter().for_each(|(number, vm)| state.load(*number, vm));
@@ -116,7 +118,8 @@ impl Forecasts {
         forecasts
     }
 
-    /// Uses a poisoned state as well: a worse prediction harms less than none.
+    /// Locks the state for reading. Ignores a panic of another thread under the lock, because a
+    /// wrong prediction is less harmful than a failed request.
     fn read(&self) -> RwLockReadGuard<'_, State> {
         self.state.read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -129,10 +132,10 @@ impl Forecasts {
         self.settings.borrow().limits
     }
 
-    /// Predicts the memory of a VM that is planned now.
+    /// Predicts the frigid memory and latency sensitivity of a VM that starts now.
     ///
     /// # Errors
-    /// The manager is stopping.
+    /// [`DriverError::Stopping`] if the manager is stopping.
     pub fn predict(&self, plan: &Plan) -> Result<VmForecast, DriverError> {
         let begins = self.driver.read(|_, when| when.wall)?;
         let request = VmRequest {
@@ -144,15 +147,16 @@ impl Forecasts {
         Ok(self.read().predict(request, plan.counters))
     }
 
-    /// Records a plan, with its inputs, until the VM has its memory.
+    /// Stores the inputs of a plan in memory until the VM starts.
     pub fn record_plan(&self, vm: &Name, start: VmStart) {
         self.write().add_plan(vm, start);
     }
 
-    /// Adds VMs that ended elsewhere or earlier, durably, and returns the number of new ones.
+    /// Imports outcomes of VMs from other sources. Returns the number of new outcomes after they
+    /// are durable; duplicates are ignored.
     ///
     /// # Errors
-    /// The store failed: none was added.
+    /// [`DriverError`] if the outcomes cannot be written. In this case none of them was added.
     pub async fn add_outcomes(&self, vms: Vec<EndedVm>) -> Result<u32, DriverError> {
         let (numbers, mut writes): (Vec<u64>, Vec<_>) = {
             let mut state = self.write();
@@ -164,19 +168,20 @@ impl Forecasts {
         Ok(added)
     }
 
-    /// Returns the start of the retention: outcomes that ended before are deleted.
+    /// Returns the start of the retention period. Outcomes of VMs that ended earlier are deleted.
     ///
     /// # Errors
-    /// The manager is stopping.
+    /// [`DriverError::Stopping`] if the manager is stopping.
     pub fn retention_start(&self) -> Result<UnixMs, DriverError> {
         let (retention, now) = (self.settings.borrow().retention, self.driver.read(|_, when| when.wall)?);
         Ok(UnixMs(now.0.saturating_sub(retention.as_ms())))
     }
 
-    /// Returns ended VMs with numbers above `after`, and the start of the next page.
+    /// Returns at most `limit` ended VMs with numbers above `after`, and the value of `after` for
+    /// the next page, if there is one.
     ///
     /// # Errors
-    /// The store cannot be read.
+    /// [`ModelError::Driver`] if the store cannot be read.
     pub async fn outcomes(
         &self,
         after: u64,
@@ -189,10 +194,10 @@ impl Forecasts {
         Ok((page.into_iter().map(|(_, vm)| vm).collect(), next))
     }
 
-    /// Records the memory touched by the VMs of a host, as measured by its agent.
+    /// Records how much memory the VMs of a host have touched so far, as measured by the agent.
     ///
     /// # Errors
-    /// The manager is stopping.
+    /// [`DriverError::Stopping`] if the manager is stopping.
     pub fn record_touched(
         &self,
         host: HostId,
@@ -206,20 +211,20 @@ impl Forecasts {
         Ok(())
     }
 
-    /// Resets measurements of a host whose agent connected or disconnected: the agent reports them
-    /// again.
+    /// Deletes the measurements of a host whose agent connected or disconnected. A connected agent
+    /// reports them again.
     pub fn reset_peaks(&self, host: HostId) {
         self.write().clear_peaks(host);
     }
 
-    /// Updates the metrics of serving models and the operating point.
+    /// Updates the metrics of serving models, outcomes and the operating point.
     fn update_metrics(&self) {
         let state = self.read();
         self.metrics.set_forecasts(state.serving(), state.point(), state.outcomes());
     }
 }
 
-/// Returns the calibration of a new model from its backtest.
+/// Returns the calibration that the backtest of a model produced.
 fn calibration_of(file: &ModelFile) -> Calibration {
     match &file.content {
         Content::Frigid { calibration, .. } => calibration.clone(),

@@ -1,6 +1,6 @@
-//! Hexadecimal digits of hashes and tokens.
+//! Parses SHA-256 hashes in hexadecimal.
 
-/// Decodes 64 lower-case hexadecimal digits.
+/// Decodes a SHA-256 hash from 64 lower-case hexadecimal digits. Returns `None` for other text.
 pub fn parse_sha256(digits: &str) -> Option<[u8; 32]> {
     let value = |digit: &u8| match digit {
         b'0'..=b'9' => Some(digit - b'0'),

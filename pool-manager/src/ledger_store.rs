@@ -1,5 +1,5 @@
-//! Store as used by the driver: writes records in batches, reads all records, and watches the free
-//! space. Independent of the ledger's state.
+//! Stores the ledger's records for the driver: writes batches, reads all records, and checks the
+//! free space on disk.
 
 use std::{
     collections::VecDeque,
@@ -16,7 +16,7 @@ use crate::{
     store::{Scan, Store, StoreError, Table, Write},
 };
 
-/// Store with its state between batches.
+/// Store of the ledger, with the state of the free space checks.
 pub struct LedgerStore {
     store: Box<dyn Store>,
     is_restored: bool,
@@ -26,20 +26,22 @@ pub struct LedgerStore {
 
 impl std::fmt::Debug for LedgerStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Keeper").field("note_restored", &self.is_restored).finish_non_exhaustive()
+        f.debug_struct("LedgerStore").field("is_restored", &self.is_restored).finish_non_exhaustive()
     }
 }
 
 impl LedgerStore {
-    /// Creates it; `restored` if the store was restored from a backup and not used since.
+    /// Creates the ledger's store. `restored` means that the store was restored from a backup and
+    /// not written since.
     pub fn new(store: Box<dyn Store>, restored: bool) -> Self {
         Self { store, is_restored: restored, is_space_low: false, space_checked_at: None }
     }
 
-    /// Makes records durable, all or none.
+    /// Writes records atomically and durably.
     ///
     /// # Errors
-    /// The outcome is unknown; the store has to be read again.
+    /// After a [`StoreError`] the records may or may not be on disk. The caller must read the store
+    /// again.
     pub fn commit(&mut self, records: &[Record]) -> Result<(), StoreError> {
         let mut writes: Vec<Write> = records.iter().map(records::write).collect();
         if self.is_restored {
@@ -50,11 +52,12 @@ impl LedgerStore {
         Ok(())
     }
 
-    /// Makes entries other than the ledger's durable, all or none. A failed store is reopened, so
-    /// that the ledger can write again.
+    /// Writes entries that do not belong to the ledger, atomically and durably. After a failure the
+    /// store is reopened, so that the ledger can write again.
     ///
     /// # Errors
-    /// The outcome is unknown. [`StoreError::Full`] writes nothing; deletions are always tried.
+    /// [`StoreError::Full`] if the disk is nearly full and `writes` does not only delete entries;
+    /// then nothing is written. After another error the entries may or may not be on disk.
     pub fn write_entries(&mut self, writes: &[Write]) -> Result<(), StoreError> {
         let needs_space = writes.iter().any(|write| matches!(write, Write::Put { .. }));
         if self.is_space_low && needs_space {
@@ -62,13 +65,15 @@ impl LedgerStore {
         }
         self.store.commit(writes).inspect_err(|_| {
             if let Err(error) = self.store.reopen() {
-                tracing::error!(error = units::chain(&error), "cannot reopen store"); // the ledger's next write also fails
+                tracing::error!(error = units::chain(&error), "cannot reopen store"); // the ledger's next write fails and starts a reload
             }
         })
     }
 
-    /// Returns whether the disk is too full for reservations, if that has changed. Checks at most
-    /// once per [`STORE_SPACE_CHECK_INTERVAL`]: the limit leaves space for all writes meanwhile.
+    /// Checks the free space, at most once per [`STORE_SPACE_CHECK_INTERVAL`]. Returns `Some(true)`
+    /// if the space has become too low for reservations, `Some(false)` if it has become sufficient,
+    /// and `None` if nothing changed. The minimum leaves enough space for all writes between two
+    /// checks.
     pub fn space_changed(&mut self) -> Option<bool> {
         let every = STORE_SPACE_CHECK_INTERVAL.as_duration();
         if self.space_checked_at.is_some_and(|at| at.elapsed() < every) {
@@ -80,34 +85,34 @@ impl LedgerStore {
         (low != std::mem::replace(&mut self.is_space_low, low)).then_some(low)
     }
 
-    /// Returns how long the driver's thread may sleep: while the disk is full nothing is written,
-    /// and only a check shows free space.
+    /// Returns the maximum sleep of the driver's thread while the space is low. Nothing is written
+    /// then, so that the thread must wake up to check the space.
     pub fn sleep_max(&self) -> Option<Duration> {
         self.is_space_low.then(|| STORE_LOW_SPACE_CHECK_INTERVAL.as_duration())
     }
 
-    /// Reopens the store and reads everything.
+    /// Reopens the store and reads the whole ledger.
     ///
     /// # Errors
-    /// The call may be repeated.
+    /// [`LoadError`] if the store cannot be opened or read. The caller may try again.
     pub fn reload(&mut self) -> Result<StoreContents, LoadError> {
         self.store.reopen()?;
         records::load(self.store.as_mut())
     }
 
-    /// Returns a snapshot of the store.
+    /// Returns a consistent snapshot of the store.
     ///
     /// # Errors
-    /// The store failed and has not been reopened.
+    /// [`StoreError`] if the store failed and has not been reopened.
     pub fn snapshot(&self) -> Result<Box<dyn Scan>, StoreError> {
         self.store.snapshot()
     }
 }
 
-/// Returns the newest decisions about a subject, in order, at most [`EXPLAIN_ENTRIES_MAX`].
+/// Returns the newest decisions about a subject, at most [`EXPLAIN_ENTRIES_MAX`], oldest first.
 ///
 /// # Errors
-/// The decisions cannot be read.
+/// [`LoadError`] if the decisions cannot be read.
 pub fn decisions(store: &mut dyn Scan, subject: &str) -> Result<Vec<(u64, Decision)>, LoadError> {
     let mut decisions = VecDeque::new();
     records::scan(store, Table::Audit, &mut |record| {
@@ -152,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn full_disk_accepts_only_ledger_writes_and_deletes() {
+    fn full_disk_accepts_only_deletes_and_writes_of_the_ledger() {
         let (_disk, mut store) = open_store();
         store.write_entries(&[put(b"a")]).unwrap();
         store.is_space_low = true;
@@ -164,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn failed_write_beside_the_ledger_reopens_the_store() {
+    fn failed_write_of_entries_reopens_the_store() {
         let (disk, mut store) = open_store();
         disk.fail_at(disk.operations() + 1, Fault::Errno(5));
         assert!(store.write_entries(&[put(b"a")]).is_err());

@@ -1,5 +1,6 @@
-//! Manager of a rack: it owns the ledger, makes it durable, drives the EMCs, and serves schedulers,
-//! operators and agents. Decisions are made in `pool` and `prediction`; this crate performs them.
+//! Pool manager of a rack: stores the ledger, controls the EMCs, and serves schedulers, operators
+//! and agents. The crates `pool` and `prediction` make the decisions, and this crate carries them
+//! out.
 
 pub mod config;
 pub mod convert;

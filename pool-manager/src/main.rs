@@ -1,4 +1,4 @@
-//! The command `pool-manager`: one per rack.
+//! Command line of `pool-manager`, of which one runs per rack.
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -7,11 +7,11 @@ use exposition::logs::LogArgs;
 use pool_manager::{offline, serve};
 use units::chain;
 
-/// Faster than the system allocator for the page-sized buffers of durable writes.
+/// Memory allocator; faster than the system allocator for the page-sized buffers of durable writes.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Assigns a rack's CXL memory to its hosts in slices, and records the owner of each slice.
+/// Assigns slices of a rack's CXL memory to hosts, and records the owner of each slice.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Args {
@@ -23,12 +23,12 @@ struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Create a new rack: its store, its uuid and its hosts' tokens.
+    /// Create a new rack: its store, its UUID, and tokens of hosts and clients.
     Init {
         #[command(flatten)]
         rack: RackArg,
     },
-    /// Run until SIGTERM; SIGHUP reads rack.toml again.
+    /// Run the manager until SIGTERM. SIGHUP reloads rack.toml.
     Serve {
         #[command(flatten)]
         rack: RackArg,
@@ -36,27 +36,28 @@ enum Command {
         #[arg(long)]
         check_config: bool,
     },
-    /// Check rack.toml and the whole store, without changing anything.
+    /// Check rack.toml and the whole store without changes.
     Check {
         #[command(flatten)]
         rack: RackArg,
     },
-    /// Copy the store into a file.
+    /// Copy the store of a stopped manager into a file.
     Backup {
         #[command(flatten)]
         rack: RackArg,
-        /// New file; must not exist.
+        /// Backup file to create; must not exist.
         #[arg(long)]
         to: PathBuf,
     },
-    /// Restore the store from a backup. Every slice is quarantined until its hosts have reported.
+    /// Restore the store from a backup. Every slice is quarantined until its hosts have reported
+    /// their state.
     Restore {
         #[command(flatten)]
         rack: RackArg,
-        /// File written by `backup`
+        /// Backup file written by `backup`
         #[arg(long)]
         from: PathBuf,
-        /// Rename an existing store, and create a new one in its place.
+        /// Rename the existing store, and create a new store in its place.
         #[arg(long)]
         force: bool,
     },
@@ -64,7 +65,7 @@ enum Command {
 
 #[derive(Debug, clap::Args)]
 struct RackArg {
-    /// The rack, its hosts and its EMCs.
+    /// Configuration of the rack, its hosts and its EMCs.
     #[arg(long = "config", env = "TARN_CONFIG", default_value = "/etc/tarn/rack.toml")]
     config: PathBuf,
 }
@@ -85,13 +86,14 @@ fn run(command: Command) -> Result<(), Box<dyn std::error::Error>> {
     match command {
         Command::Serve { rack, check_config: true } => offline::check_config(&rack.config)?,
         Command::Serve { rack, check_config: false } => {
-            // One core is left to the thread of the ledger, which is busy at the same time.
+            // Leave one core for the ledger's thread, which is busy at the same time as the
+            // workers.
             let cores = std::thread::available_parallelism().map_or(1, usize::from);
             let workers = cores.saturating_sub(1).max(1);
             let mut runtime = tokio::runtime::Builder::new_multi_thread();
             let runtime = runtime.worker_threads(workers).enable_all().build()?;
             let result = runtime.block_on(serve::serve(rack.config));
-            runtime.shutdown_timeout(serve::STOP_WITHIN); // a search of decisions may still run
+            runtime.shutdown_timeout(serve::STOP_TIMEOUT); // a blocking search of decisions can still run
             result?;
         }
         Command::Init { rack } => offline::init(&rack.config)?,

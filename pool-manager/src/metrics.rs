@@ -1,5 +1,5 @@
-//! Metrics of the manager for Prometheus, listed in `docs/metrics.md`. Gauges are derived from the
-//! ledger on request; counters and histograms are updated when records become durable.
+//! Prometheus metrics of the manager, which `docs/metrics.md` lists. Gauges are computed from the
+//! ledger for each scrape. Counters and histograms are updated when records become durable.
 
 use std::{
     collections::HashMap,
@@ -26,47 +26,47 @@ use units::{Bytes, EmcId, HostId, Name, Ns, Revision, SliceId};
 
 use crate::{operating_point::OperatingPoint, records::forecast_rows::EndedVm, rpc_metrics::RpcMetrics};
 
-/// Labels of a state change.
+/// Labels of `tarn_slice_transition_seconds`: the states before and after a change.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct TransitionLabels {
     from: &'static str,
     to: &'static str,
 }
 
-/// Labels of slices in one state.
+/// Labels of `tarn_pool_slices`: EMC and state of the slices.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct SliceStateLabels {
     emc: String,
     state: &'static str,
 }
 
-/// Labels of a host.
+/// Label of metrics about one host.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct HostLabel {
     host: String,
 }
 
-/// Labels of an alarm.
+/// Labels of `tarn_alarm`: reason and subject of the alarm.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct AlarmLabel {
     reason: &'static str,
     subject: String,
 }
 
-/// Metrics of the manager.
+/// All metrics of the manager, with their registry.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Mutex<Registry>,
-    /// Calls of the gRPC services.
+    /// Metrics of calls of the gRPC services.
     pub rpc: Arc<RpcMetrics>,
     state_since: Mutex<HashMap<SliceId, Instant>>,
-    /// Failed durable writes.
+    /// Number of durable writes that failed.
     pub store_failures: Counter,
-    /// Records per durable write.
+    /// Number of records per durable write.
     pub batch_records: Histogram,
-    /// Time of a reservation until it was durable, in seconds.
+    /// Time from the request of a reservation until the reservation is durable, in seconds.
     pub reserve_seconds: Histogram,
-    /// Time of a plan until its decision was durable, in seconds.
+    /// Time from the request of a plan until its decision is durable, in seconds.
     pub plan_seconds: Histogram,
     vm_outcomes: Family<ResultLabel, Counter>,
     outcomes: Gauge,
@@ -85,35 +85,36 @@ pub struct Metrics {
     revision: Gauge,
 }
 
-/// Labels of an EMC.
+/// Label of metrics about one EMC.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct EmcLabel {
     emc: String,
 }
 
-/// Labels of a VM's outcome.
+/// Label of `tarn_vm_outcomes`: result of the prediction for an ended VM.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct ResultLabel {
     result: &'static str,
 }
 
-/// Labels of a kind of model.
+/// Label of `tarn_model_version`: kind of the model.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct KindLabel {
     kind: &'static str,
 }
 
-/// Labels of a value of the operating point.
+/// Label of `tarn_operating_point`: name of the value.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct PointLabel {
     share: &'static str,
 }
 
+/// Returns a histogram of times from 50 µs to about 26 s.
 fn seconds() -> Histogram {
     Histogram::new(exponential_buckets(0.000_05, 2.0, 20))
 }
 
-/// Values of the gauges, quick to copy from the ledger under its lock.
+/// Values of the gauges, copied from the ledger under its lock.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     leases_expired: u64,
@@ -140,7 +141,7 @@ struct HostSnapshot {
 }
 
 impl Snapshot {
-    /// Copies the current values.
+    /// Copies the current values from the ledger.
     pub fn of(manager: &Manager) -> Self {
         let ledger = manager.durable();
         let emc = |(id, entry): (EmcId, &EmcEntry)| EmcSnapshot {
@@ -198,41 +199,44 @@ impl Default for Metrics {
 
 impl Metrics {
     fn register(&self) {
-        let mut r = self.registry.lock().expect("no holder panics");
+        let mut r = self.registry.lock().expect("no thread panics under this lock");
         r.register("store_failures", "Durable writes that failed", self.store_failures.clone());
         r.register("store_batch_records", "Records in one durable write", self.batch_records.clone());
         r.register_with_unit(
             "reserve",
-            "Time of a Reserve until durable",
+            "Time from a Reserve request until the reservation is durable",
             Unit::Seconds,
             self.reserve_seconds.clone(),
         );
-        let help = "Time of a PlanVm until its decision is durable";
+        let help = "Time from a PlanVm request until its decision is durable";
         r.register_with_unit("plan", help, Unit::Seconds, self.plan_seconds.clone());
-        let help =
-            "Ended VMs by result: within local memory, overpredicted (touched pool memory), or pool_only";
+        let help = "Ended VMs by result: within (touched memory fits into local memory), overpredicted (it does not), pool_only";
         r.register("vm_outcomes", help, self.vm_outcomes.clone());
-        r.register("outcomes_stored", "Stored outcomes of VMs", self.outcomes.clone());
-        r.register("model_version", "Version of the serving model, 0 for none", self.models.clone());
-        let help = "Operating point of the predictions: fractions of VMs and of memory, 0 to 1";
+        r.register("outcomes_stored", "Outcomes of VMs in the store", self.outcomes.clone());
+        r.register("model_version", "Version of the serving model; 0 if there is none", self.models.clone());
+        let help = "Operating point of the predictions: fractions of VMs or memory, from 0 to 1";
         r.register("operating_point", help, self.operating_point.clone());
-        let help = "Time a slice spent in one state before the next";
+        let help = "Time that a slice spent in a state before the next state";
         r.register_with_unit("slice_transition", help, Unit::Seconds, self.transition_seconds.clone());
         r.register_with_unit(
             "scrub",
-            "Memory scrubbed and verified",
+            "Memory that was scrubbed and verified",
             Unit::Bytes,
             self.scrubbed_bytes.clone(),
         );
         r.register("lease_expired", "Expired leases", self.lease_expired.clone());
         r.register("pool_slices", "Slices by EMC and state", self.slices.clone());
-        r.register("pool_buffer_target_slices", "Free slices to keep ready", self.buffer_target.clone());
-        let help = "Longest time of a slice from its last owner to free, over the last minute";
+        r.register(
+            "pool_buffer_target_slices",
+            "Number of free slices that draining maintains",
+            self.buffer_target.clone(),
+        );
+        let help = "Longest time from the release of a slice until it was free, in the last minute";
         r.register_with_unit("pool_drain", help, Unit::Seconds, self.drain_seconds.clone());
-        r.register("host_up", "1 if the host's lease is fresh", self.hosts_up.clone());
+        r.register("host_up", "1 if the host's lease has not expired", self.hosts_up.clone());
         r.register("host_slices", "Slices that a host can access", self.host_slices.clone());
         r.register("emc_up", "1 if the EMC works", self.emc_up.clone());
-        r.register("alarm", "1 for each alarm", self.alarms.clone());
+        r.register("alarm", "1 for each active alarm", self.alarms.clone());
         r.register(
             "ledger_revision",
             "Revision of the ledger: number of durable changes",
@@ -240,7 +244,7 @@ impl Metrics {
         );
     }
 
-    /// Counts an ended VM with an amount of pool memory.
+    /// Counts an ended VM by result. `pool` is the VM's pool memory.
     pub fn count_outcome(&self, vm: &EndedVm, pool: Bytes) {
         let untouched = vm.outcome.untouched.of(vm.start.request.requested);
         let result = match pool > untouched {
@@ -251,7 +255,7 @@ impl Metrics {
         self.vm_outcomes.get_or_create(&ResultLabel { result }).inc();
     }
 
-    /// Sets the serving versions, the operating point and the number of outcomes.
+    /// Sets the versions of the serving models, the operating point and the number of outcomes.
     pub fn set_forecasts(
         &self,
         [frigid, sensitivity]: [Option<u32>; 2],
@@ -275,9 +279,10 @@ impl Metrics {
         self.outcomes.set(i64::try_from(outcomes).unwrap_or(i64::MAX));
     }
 
-    /// Counts durable records, and traces each state change of a slice.
+    /// Updates the metrics of slice states from a durable batch, and logs each change of a slice's
+    /// state.
     pub fn count_transitions(&self, durable: &PublishedBatch) {
-        let mut state_since = self.state_since.lock().expect("no holder panics");
+        let mut state_since = self.state_since.lock().expect("no thread panics under this lock");
         for record in durable.records.iter() {
             if let Record::Deleted(Key::Slice(slice)) = record {
                 state_since.remove(slice);
@@ -298,7 +303,7 @@ impl Metrics {
         }
     }
 
-    /// Sets the gauges from a snapshot.
+    /// Sets all gauges to the values of a snapshot.
     #[expect(clippy::cast_possible_wrap, reason = "counts of slices and revisions are far below i64::MAX")]
     fn set_gauges(&self, snapshot: &Snapshot) {
         self.lease_expired.inc_by(snapshot.leases_expired.saturating_sub(self.lease_expired.get()));
@@ -329,13 +334,13 @@ impl Metrics {
         self.revision.set(snapshot.revision.0 as i64);
     }
 
-    /// Returns the metrics page, see [`exposition`], with the gauges of a snapshot. Pages are built
-    /// one at a time.
+    /// Returns the page of metrics, see [`exposition`], with the gauges of a snapshot. A lock
+    /// ensures that pages are built one at a time.
     ///
     /// # Errors
-    /// Formatting failed.
+    /// Returns an error if formatting fails.
     pub fn page(&self, snapshot: &Snapshot) -> Result<String, std::fmt::Error> {
-        let registry = self.registry.lock().expect("no holder panics");
+        let registry = self.registry.lock().expect("no thread panics under this lock");
         self.set_gauges(snapshot);
         self.rpc.with_registry(|rpc| {
             exposition::page(&[&registry, rpc], env!("CARGO_PKG_NAME"), env!("CARGO_PKG_VERSION"))

@@ -1,4 +1,4 @@
-//! Operations on a rack without a running manager: check, backup, restore.
+//! Commands that run without a running manager: init, check, backup and restore.
 
 use std::{
     path::Path,
@@ -18,71 +18,72 @@ use crate::{
     tokens::{self, TokenError, Tokens},
 };
 
-/// Error of an operation.
+/// Error of a command that runs without a manager.
 #[derive(Debug, thiserror::Error)]
 pub enum OfflineError {
-    /// Error in rack.toml.
+    /// `rack.toml` cannot be read or is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// Error of the store.
+    /// The store cannot be opened or read.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// Error in the store's contents.
+    /// The contents of the store are invalid.
     #[error(transparent)]
     Load(#[from] LoadError),
-    /// Error of a backup or restore.
+    /// The backup or restore failed.
     #[error(transparent)]
     Backup(#[from] BackupError),
-    /// Error of the store's folder.
+    /// The directory of the store cannot be used.
     #[error(transparent)]
     StoreFolder(#[from] StoreFolderError),
-    /// The socket cannot be given to its group.
+    /// The manager is not permitted to change the socket's group.
     #[error(
-        "access.group: the manager's user is not in group {group}: it must be, for example by SupplementaryGroups= of its unit"
+        "access.group: the manager's user is not a member of group {group}: add it, for example with SupplementaryGroups= in the systemd unit"
     )]
     Group {
-        /// Group id.
+        /// Id of the configured group.
         group: u32,
     },
-    /// Error of a certificate or key.
+    /// A certificate or key cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// Error of a token file.
+    /// A token file cannot be read or written.
     #[error(transparent)]
     Token(#[from] TokenError),
-    /// The store has no rack.
+    /// The store contains no rack.
     #[error(
-        "store {place} holds no rack: create one with `pool-manager init`, or restore one with `pool-manager restore`"
+        "store {place} contains no rack: create a rack with `pool-manager init`, or restore one with `pool-manager restore`"
     )]
     NoRack {
-        /// Store.
+        /// Directory of the store.
         place: String,
     },
-    /// Entries cannot be read.
+    /// The store contains invalid entries.
     #[error(
-        "store {place}: {invalid} entries are invalid ({errors}): restore it with `pool-manager restore`"
+        "store {place}: {invalid} entries are invalid ({errors}): restore a backup with `pool-manager restore`"
     )]
     InvalidEntries {
-        /// Store.
+        /// Directory of the store.
         place: String,
-        /// Number of entries.
+        /// Number of invalid entries.
         invalid: u64,
-        /// First error.
+        /// Descriptions of the first invalid entries.
         errors: String,
     },
 }
 
-/// Creates a rack in a folder that never held one, with its hosts' tokens.
+/// Creates a new rack and its tokens in the store's directory, which must never have contained a
+/// rack.
 ///
 /// # Errors
-/// rack.toml is invalid, or the folder holds a rack or has lost one.
+/// [`OfflineError`] if `rack.toml` is invalid, or the directory contains or contained a rack.
 pub fn init(path: &Path) -> Result<(), OfflineError> {
     let config = Config::load(path)?;
     let (store, uuid) = (&config.manager.store, store_folder::uuid());
     store_folder::init(store, &uuid)?;
     Tokens::load(store, &config.hosts)?;
     println!(
-        "{}: rack {uuid} created; tokens of its hosts are in {}, of schedulers and administrators in {}",
+        "{}: created rack {uuid}; tokens: of hosts in {}, of schedulers and administrators in {}",
         store.display(),
         tokens::directory(store).display(),
         tokens::role_directory(store).display()
@@ -90,10 +91,11 @@ pub fn init(path: &Path) -> Result<(), OfflineError> {
     Ok(())
 }
 
-/// Checks rack.toml with its certificates and keys, and prints a summary.
+/// Checks `rack.toml` with its certificates and keys, and prints a summary.
 ///
 /// # Errors
-/// All violations in rack.toml, or the first unusable certificate or key.
+/// [`OfflineError`] with all violations in `rack.toml`, or with the first unusable certificate or
+/// key.
 pub fn check_config(path: &Path) -> Result<(), OfflineError> {
     let config = Config::load(path)?;
     let slices: u32 = config.emcs.iter().map(|emc| emc.slices).sum();
@@ -111,30 +113,28 @@ pub fn check_config(path: &Path) -> Result<(), OfflineError> {
         let (names, days) = (loaded.names.join(", "), loaded.days_left());
         println!("{}: certificate of {names}: ok, {days} days left", tls.certificate.display());
         if days < tls::EXPIRY_WARNING_DAYS {
-            eprintln!(
-                "warning: tls: a certificate expires in {days} days: renew it, then reload pool-manager"
-            );
+            eprintln!("warning: tls: a certificate expires in {days} days: renew it and reload pool-manager");
         }
     }
     if let Some(address) = config.manager.metrics_listen.filter(|address| !address.ip().is_loopback()) {
         eprintln!(
-            "warning: manager.metrics_listen = {address}: everyone who reaches this address can read the metrics"
+            "warning: manager.metrics_listen = {address}: every client that can reach this address can read the metrics"
         );
     }
     Ok(())
 }
 
-/// Returns whether this process may give a file to a group.
+/// Returns whether this process may change the group of a file to `group`.
 fn may_assign(group: u32) -> bool {
     let own = rustix::process::getegid().as_raw() == group;
     let listed = || rustix::process::getgroups().is_ok_and(|all| all.iter().any(|gid| gid.as_raw() == group));
     rustix::process::geteuid().is_root() || own || listed()
 }
 
-/// Checks rack.toml, every page of the store and every record.
+/// Checks `rack.toml`, every page of the store and every record, and prints a summary.
 ///
 /// # Errors
-/// The first error.
+/// [`OfflineError`] at the first failed check.
 pub fn check(path: &Path) -> Result<(), OfflineError> {
     check_config(path)?;
     let config = Config::load(path)?;
@@ -165,24 +165,27 @@ pub fn check(path: &Path) -> Result<(), OfflineError> {
 /// Copies the store into a new file.
 ///
 /// # Errors
-/// A manager is running, the store cannot be read, or the file cannot be written.
+/// [`OfflineError`] if a manager is running, the store cannot be read, or the file cannot be
+/// written.
 pub fn backup(path: &Path, to: &Path) -> Result<(), OfflineError> {
     let config = Config::load(path)?;
     let mut store = RedbStore::open_existing(&config.manager.store)?;
     let entries = backup::backup(&mut store, to)?;
     println!(
-        "{}: {} entries of {}",
+        "{}: backup of {}, {} entries",
         to.display(),
-        entries.values().sum::<u64>(),
-        config.manager.store.display()
+        config.manager.store.display(),
+        entries.values().sum::<u64>()
     );
     Ok(())
 }
 
-/// Creates the store from a backup. Its slices are quarantined until their hosts have reported.
+/// Creates the store from a backup. All slices are quarantined until their hosts have reported.
+/// With `force`, an existing store is renamed first.
 ///
 /// # Errors
-/// A manager is running, a store exists without `force`, or the backup is unusable.
+/// [`OfflineError`] if a manager is running, a store exists and `force` is not set, or the backup
+/// is unusable.
 pub fn restore(path: &Path, from: &Path, force: bool) -> Result<(), OfflineError> {
     let config = Config::load(path)?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

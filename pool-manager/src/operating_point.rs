@@ -1,5 +1,5 @@
-//! Operating point of both predictions: the points that put most memory on the pool within the
-//! operator's limits (Pond, Eq. 1 as resolved in `prediction::combination`), chosen again when
+//! Chooses the operating point of both predictions. It puts the most memory on the pool within the
+//! operator's limits (Pond, Eq. 1, solved in `prediction::combination`). It is chosen again when
 //! models, outcomes or the mix of VMs change.
 
 use prediction::{
@@ -9,52 +9,55 @@ use prediction::{
 };
 use units::Fraction;
 
-/// Risk limits of the operator.
+/// Limits in section `[prediction]` of `rack.toml`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct OperatorLimits {
-    /// X: fraction of VMs that may be slowed down beyond the PDM.
+    /// Largest fraction of VMs that may be slowed down beyond the PDM; X in the paper.
     pub exceed_max: Fraction,
-    /// r: probability that a VM with overpredicted frigid memory exceeds the PDM.
+    /// Probability, r, that a VM with overpredicted frigid memory is slowed down beyond the PDM.
     pub overpredicted_exceeds: Fraction,
 }
 
 impl Default for OperatorLimits {
-    /// Values of the paper (Pond 6.4.3 and 6.5).
+    /// Returns the values of the paper (Pond, sections 6.4.3 and 6.5).
     fn default() -> Self {
         let share = |x| Fraction::new(x).expect("a fraction");
         Self { exceed_max: share(0.02), overpredicted_exceeds: share(0.25) }
     }
 }
 
-/// Operating point.
+/// Risk limits and thresholds of the predictions, with the expected result.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct OperatingPoint {
-    /// Chosen point, with its expected result.
+    /// Combination of both predictions, with its expected result.
     pub choice: CombinedPoint,
-    /// Risk of frigid predictions; none while there are too few outcomes.
+    /// Risk limit for predictions of frigid memory; `None` while there are too few outcomes.
     pub risk_limit: Option<RiskLimit>,
-    /// Threshold of pool-only placements; none without a sensitivity model.
+    /// Threshold for placing a VM on pool memory only; `None` without a model of latency
+    /// sensitivity.
     pub cutoff: Option<Cutoff>,
-    /// Fraction of recent VMs with measured counters: by VMs or by memory, the larger one.
+    /// Fraction of recent VMs with performance counters: the larger of the fractions by number and
+    /// by memory.
     pub counters_fraction: Fraction,
-    /// Limits under which it was chosen.
+    /// Limits for which the point was chosen.
     pub limits: OperatorLimits,
 }
 
-/// Candidate rates of overpredictions.
+/// Candidate target rates of overpredictions, as fractions of VMs.
 const RATES: [f64; 14] =
     [0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.15, 0.2];
 
-/// Risk limit under which no memory is predicted frigid.
+/// Risk limit with which no memory is predicted as frigid.
 const NO_RISK: RiskLimit = RiskLimit { risk_multiplier: f64::MAX, risk_max: 0.0 };
 
 impl OperatingPoint {
-    /// Returns the point without pool memory.
+    /// Returns the operating point without models, which uses no pool memory.
     pub fn without_pool(limits: OperatorLimits) -> Self {
         Self::choose(&Calibration::default(), &[], Fraction::default(), limits)
     }
 
-    /// Chooses the best point from recent outcomes and thresholds.
+    /// Chooses the point with the most pool memory within the limits. `calibration` contains recent
+    /// outcomes, and `cutoffs` are the thresholds of the model of latency sensitivity.
     pub fn choose(
         calibration: &Calibration,
         cutoffs: &[Cutoff],
@@ -76,8 +79,8 @@ impl OperatingPoint {
         let choice = solve(&insensitive, &points, mix, limits.exceed_max);
         let chosen =
             frigid.iter().find(|(point, _)| *point == choice.frigid).map(|(_, risk_limit)| *risk_limit);
-        // With enough outcomes and no rate within the limits, the risk is zero; without outcomes it
-        // is unknown.
+        // If there are enough outcomes but no rate is within the limits, no risk is allowed. With
+        // too few outcomes the risk is unknown, and there is no risk limit.
         let risk_limit = chosen.or_else(|| frigid.first().map(|_| NO_RISK));
         let is_chosen = |cut: &&Cutoff| placed(cut) == choice.insensitive;
         let cutoff = cutoffs.iter().find(is_chosen).copied();
@@ -96,13 +99,13 @@ mod tests {
         Fraction::new(x).unwrap()
     }
 
-    /// Returns the calibration of VMs whose predicted fraction grows with risk, from none to all.
+    /// Returns the calibration of VMs with untouched fractions spread evenly from 0 to 1.
     fn calibration(vms: u32) -> Calibration {
         let mut calibration = Calibration::default();
         for vm in 0..vms {
             let untouched = share(f64::from(vm * 37 % 100) / 100.0);
             let curve = Curve::new(prediction::frigid::QUANTILE_LEVELS);
-            let requested = Bytes::gib(u64::from(1 + vm * 61 % 97).pow(2)); // a risk is worth it for the largest VMs only
+            let requested = Bytes::gib(u64::from(1 + vm * 61 % 97).pow(2)); // only the largest VMs gain enough memory for their risk
             let sample =
                 CalibrationSample { begins: UnixMs(0), curve, owner_margin: 1.0, requested, untouched };
             calibration.add(None, sample);
@@ -120,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn expected_misses_stay_within_the_limit() {
+    fn expected_slowdowns_are_within_the_limit() {
         for allowed in [0.0, 0.005, 0.02, 0.1] {
             for counters_fraction in [0.0, 0.3, 1.0] {
                 let limits = OperatorLimits { exceed_max: share(allowed), ..OperatorLimits::default() };
@@ -132,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn zero_limit_chooses_the_point_without_risk() {
+    fn limit_of_zero_allows_no_risk() {
         let limits = OperatorLimits { exceed_max: share(0.0), ..OperatorLimits::default() };
         let point = OperatingPoint::choose(&calibration(2000), &[], share(0.0), limits);
         assert_eq!((point.risk_limit, point.choice.pool), (Some(NO_RISK), 0.0));

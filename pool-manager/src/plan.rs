@@ -1,7 +1,7 @@
-//! Split of a VM's memory, and hosts that fit. A VM insensitive to latency is placed on pool
-//! memory; of any other VM the predicted frigid memory, or without a model a fixed fraction (the
-//! static policy in Pond 6.4). Always in whole slices, rounded down. The scheduler chooses the
-//! host.
+//! Splits a VM's memory into local and pool memory, and lists the hosts on which the VM fits. A VM
+//! that is insensitive to latency gets almost only pool memory. Any other VM gets its predicted
+//! frigid memory from the pool, or a fixed fraction if no model is in use (the static policy in
+//! Pond, section 6.4). Pool memory is rounded down to whole slices. The scheduler chooses the host.
 
 use pool::{
     audit::{Actor, Decision, DecisionKind, Subject},
@@ -17,43 +17,44 @@ use crate::{
     plan_request::Plan,
 };
 
-/// Name of the fixed policy, with its version.
+/// Name and version of the policy that is used without a model.
 pub const FIXED_SHARE: &str = "fixed-share/1";
 
-/// Split of a VM's memory.
+/// Division of a VM's memory into local and pool memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Split {
-    /// Local memory.
+    /// Local memory of the VM.
     pub local: Bytes,
-    /// Pool memory, in whole slices.
+    /// Pool memory of the VM, in whole slices.
     pub pool: Bytes,
 }
 
-/// Local memory of a VM on pool memory only: its guest boots there, and a node with CPUs must have
-/// memory.
+/// Local memory of a VM that is placed on pool memory only. The guest needs it to boot, and a NUMA
+/// node with CPUs must have memory.
 const POOL_ONLY_LOCAL: Bytes = Bytes::mib(512);
 
-/// Returns the split with this pool memory, rounded down to whole slices, at most the limit of a
-/// VM.
+/// Returns the split with `to_pool` of pool memory, rounded down to whole slices and limited to
+/// [`SLICES_PER_VM_MAX`].
 fn split(memory: Bytes, to_pool: Bytes) -> Split {
     let pool = to_pool.min(Bytes::slices(SLICES_PER_VM_MAX)).slices_floor();
-    let local = memory.checked_sub(pool).expect("the pool's part is at most the whole");
+    let local = memory.checked_sub(pool).expect("pool memory is at most the VM's memory");
     Split { local, pool }
 }
 
-/// Split with its policy and reason.
+/// Split of a VM's memory, with the policy that decided it and the explanation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SplitDecision {
-    /// Split.
+    /// Local and pool memory of the VM.
     pub split: Split,
-    /// Policy or model, with its version.
+    /// Name and version of the model or policy that decided.
     model: String,
     facts: Vec<(String, String)>,
-    /// The VM is placed on pool memory as far as possible.
+    /// Whether the VM is placed on pool memory only, except for the local memory that the guest
+    /// needs to boot.
     pub pool_only: bool,
 }
 
-/// Splits a VM's memory by its prediction; without a model, the fraction `share` comes from the
+/// Splits a VM's memory by its prediction. If there is none, the fraction `share` comes from the
 /// pool.
 pub fn decide(plan: &Plan, forecast: &VmForecast, share: Fraction) -> SplitDecision {
     let placed = forecast.sensitivity.zip(forecast.point.cutoff);
@@ -68,8 +69,8 @@ pub fn decide(plan: &Plan, forecast: &VmForecast, share: Fraction) -> SplitDecis
     let (model, to_pool, why) = match (pool_only, allocation, forecast.start.prediction) {
         (Some((SensitivityPrediction { version, modelled, .. }, _)), ..) => {
             let all = plan.memory.saturating_sub(POOL_ONLY_LOCAL);
-            let modelled = if modelled { " (made of MODELLED workloads)" } else { "" };
-            let why = "its workload is predicted to be insensitive to the pool's latency: all memory but that for the boot";
+            let modelled = if modelled { " (trained on MODELLED workloads)" } else { "" };
+            let why = "workload is predicted to be insensitive to the latency of the pool: all memory except for the boot";
             (format!("sensitivity/{version}{modelled}"), all, why.to_owned())
         }
         (None, Some(allocation), Some(prediction)) => {
@@ -87,10 +88,10 @@ pub fn decide(plan: &Plan, forecast: &VmForecast, share: Fraction) -> SplitDecis
         }
         (None, _, prediction) => {
             let why = match prediction {
-                None => "no model of frigid memory serves".to_owned(),
+                None => "no model of frigid memory is in use".to_owned(),
                 Some(_) => "too few outcomes to calibrate the model".to_owned(),
             };
-            let why = format!("{why}: a fixed share, {:.1} %", share.get() * 100.0);
+            let why = format!("{why}: fixed share of {:.1} %", share.get() * 100.0);
             (FIXED_SHARE.to_owned(), share.of(plan.memory), why)
         }
     };
@@ -101,20 +102,20 @@ pub fn decide(plan: &Plan, forecast: &VmForecast, share: Fraction) -> SplitDecis
     SplitDecision { split: split(plan.memory, to_pool), model, facts, pool_only: pool_only.is_some() }
 }
 
-/// Free capacity of a host for a VM, quick to copy under the ledger's lock.
+/// Free capacity of a host for a planned VM, copied under the ledger's lock.
 #[derive(Clone, Debug)]
 pub struct HostCandidate {
     host: Name,
     free_cores: u32,
     free_local: Bytes,
     free_slices: u32,
-    /// EMC with the most free slices, if it has all slices that the VM needs.
+    /// EMC with the most free slices, if it has enough of them for the VM.
     emc: Option<Name>,
-    /// Reason why the host accepts no VM.
+    /// Reason why the host accepts no VMs; `None` if it accepts VMs.
     unschedulable: Option<&'static str>,
 }
 
-/// Copies the free capacity of each host for a split.
+/// Copies the free capacity of all hosts for a VM with this split.
 pub fn candidates(manager: &Manager, split: Split) -> Vec<HostCandidate> {
     manager.durable().hosts().map(|(id, host)| candidate(manager, id, host, split)).collect()
 }
@@ -123,7 +124,7 @@ fn candidate(manager: &Manager, id: HostId, entry: &HostEntry, split: Split) -> 
     let slices = slices_of(split);
     let reach = || manager.durable().reach(entry).map(|(_, emc)| emc);
     let single = reach().filter(|emc| slices > 0 && emc.free() >= slices).max_by_key(|emc| emc.free());
-    let reason = || entry.not_schedulable().unwrap_or("not up");
+    let reason = || entry.not_schedulable().unwrap_or("the host is not up");
     HostCandidate {
         host: entry.host.name.clone(),
         free_cores: entry.cores_free(),
@@ -138,14 +139,14 @@ fn slices_of(split: Split) -> u32 {
     split.pool.as_slices().unwrap_or(u32::MAX)
 }
 
-/// Host, and whether the planned VM fits on it.
+/// Host, with the reason why the planned VM does not fit on it, if so.
 struct Fit {
     candidate: HostCandidate,
     fits: Result<(), String>,
 }
 
-/// Plans a VM: returns the response, with the tightest fitting hosts first, and the decision to be
-/// recorded.
+/// Returns the response to a plan request and the decision to record. Hosts on which the VM fits
+/// come first, with the least free cores and memory first.
 pub fn plan(
     plan: &Plan,
     split_decision: SplitDecision,
@@ -185,7 +186,7 @@ pub fn plan(
 /// Checks whether a VM fits on a host.
 ///
 /// # Errors
-/// The resource that the host lacks.
+/// Returns the reason why the VM does not fit, such as the missing resource.
 fn fits(candidate: &HostCandidate, plan: &Plan, split: Split) -> Result<(), String> {
     let slices = slices_of(split);
     if let Some(why) = candidate.unschedulable {

@@ -1,23 +1,23 @@
-//! Plan request of a scheduler, validated.
+//! Validated request of a scheduler for a placement plan of a VM.
 
 use prediction::frigid::Groups;
 use units::{Bytes, Name};
 
 use crate::records::forecast_rows::Counters;
 
-/// Validated plan request.
+/// Validated request for a placement plan.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
-    /// VM.
+    /// Name of the VM.
     pub vm: Name,
-    /// Cores.
+    /// Number of cores of the VM.
     pub cores: u32,
-    /// Total memory.
+    /// Total memory of the VM.
     pub memory: Bytes,
-    /// Pages must not be migrated.
+    /// Whether the VM's pages must not be moved.
     pub pinned: bool,
-    /// Properties for predictions.
+    /// Groups of similar VMs to which the VM belongs, for predictions.
     pub groups: Groups,
-    /// Counters of its workload, if measured.
+    /// Performance counters of the VM's workload, if they were measured.
     pub counters: Option<Counters>,
 }

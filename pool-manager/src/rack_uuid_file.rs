@@ -1,4 +1,4 @@
-//! File that names the rack to which a folder belongs: the folder of a store or of an EMC.
+//! Reads and writes the file that assigns the directory of a store or EMC to a rack.
 
 use std::{
     fs,
@@ -8,13 +8,13 @@ use std::{
 
 use crate::store::disk::{private, sync_parent};
 
-/// File name.
+/// Name of the file that contains the UUID of the rack.
 pub const RACK_UUID_FILE: &str = "rack-uuid";
 
-/// Reads the rack of a folder, if it belongs to one.
+/// Returns the UUID of the rack to which a directory belongs; `None` if it belongs to no rack.
 ///
 /// # Errors
-/// The file cannot be read.
+/// Returns the error of the operating system if the file cannot be read.
 pub fn read(folder: &Path) -> io::Result<Option<String>> {
     match fs::read_to_string(folder.join(RACK_UUID_FILE)) {
         Ok(text) => Ok(Some(text.trim_end().to_owned())),
@@ -23,10 +23,11 @@ pub fn read(folder: &Path) -> io::Result<Option<String>> {
     }
 }
 
-/// Assigns a folder to a rack, durably and atomically.
+/// Assigns a directory to a rack, durably and atomically.
 ///
 /// # Errors
-/// The file cannot be written; the folder belongs to no rack then.
+/// Returns the error of the operating system if the file cannot be written. The directory belongs
+/// to no rack then.
 pub fn write(folder: &Path, rack_uuid: &str) -> io::Result<()> {
     let partial = folder.join(format!("{RACK_UUID_FILE}.partial"));
     let mut file = private().create(true).truncate(true).open(&partial)?;

@@ -1,6 +1,7 @@
-//! Ledger records as entries of the store: one table per kind, keys by number, values encoded with
-//! postcard. A kind of record only gains variants and fields at the end, with a new format version.
-//! Rows of predictions and of weights are in [`forecast_rows`] and [`share_rows`].
+//! Encodes and decodes ledger records as entries of the store. Each kind of record has a table.
+//! Keys are numbers, and values are encoded with postcard. New variants and fields are only added
+//! at the end, with a new format version. [`forecast_rows`] and [`share_rows`] encode other
+//! entries.
 
 pub mod forecast_rows;
 pub mod share_rows;
@@ -9,26 +10,26 @@ use pool::record::{Key, Meta, Record};
 
 use crate::store::{Scan, StoreError, Table, Write, meta, number};
 
-/// Key of the ledger's entry in [`Table::Meta`].
+/// Key of the ledger's metadata in [`Table::Meta`].
 const LEDGER: &[u8] = b"ledger";
 
-/// Buffer size that fits most records.
-const RECORD_BYTES_USUAL: usize = 256;
+/// Initial size of the encoding buffer, in bytes; large enough for most records.
+const RECORD_BYTES_TYPICAL: usize = 256;
 
-/// Contents of a store.
+/// Ledger as read from the store.
 #[derive(Debug)]
 pub struct StoreContents {
-    /// State of the whole ledger; `None` in a store that was never used.
+    /// Metadata of the ledger; `None` in a store that was never used.
     pub meta: Option<Meta>,
     /// All other records except decisions.
     pub records: Vec<Record>,
-    /// The store was restored from a backup and not used since.
+    /// Whether the store was restored from a backup and not written since.
     pub restored: bool,
 }
 
-/// Unreadable record: table, key, and error.
+/// Error for an entry that cannot be decoded.
 #[derive(Debug, thiserror::Error)]
-#[error("entry {key:02x?} of table {table} is not a record of this version")]
+#[error("cannot decode entry {key:02x?} of table {table}")]
 pub struct Unreadable {
     table: Table,
     key: Vec<u8>,
@@ -36,18 +37,18 @@ pub struct Unreadable {
     cause: postcard::Error,
 }
 
-/// Error of a load.
+/// Error from reading the ledger.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// Error of the store.
+    /// The store cannot be read.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// Error in its contents.
-    #[error("the store is corrupt: restore it with `pool-manager restore` from a backup")]
+    /// An entry of the store cannot be decoded.
+    #[error("the store is corrupt: restore a backup with `pool-manager restore`")]
     Record(#[from] Unreadable),
 }
 
-/// Converts a record into a change of the store.
+/// Returns the write of a record: a deletion for [`Record::Deleted`], otherwise an update.
 pub fn write(record: &Record) -> Write {
     let (table, key) = table_and_key(record.key());
     match record {
@@ -56,14 +57,15 @@ pub fn write(record: &Record) -> Write {
     }
 }
 
-/// Returns the changes that end the restored state, part of the first batch after a restore.
+/// Returns the writes that remove the marks of a restored store. They are part of the first batch
+/// after a restore.
 pub fn clear_restored_marks() -> [Write; 2] {
     [meta::RESTORED, meta::GENERATION].map(|key| Write::Delete { table: Table::Meta, key: key.to_vec() })
 }
 
 fn encode(record: &Record) -> Vec<u8> {
-    let empty = Vec::with_capacity(RECORD_BYTES_USUAL);
-    postcard::to_extend(record, empty).expect("records have sequences of known length only")
+    let empty = Vec::with_capacity(RECORD_BYTES_TYPICAL);
+    postcard::to_extend(record, empty).expect("postcard fails only for sequences of unknown length")
 }
 
 fn table_and_key(key: Key) -> (Table, Vec<u8>) {
@@ -72,14 +74,14 @@ fn table_and_key(key: Key) -> (Table, Vec<u8>) {
         Key::Emc(id) => (Table::Emcs, short_key(id.0)),
         Key::Host(id) => (Table::Hosts, short_key(id.0)),
         Key::Slice(id) => (Table::Slices, id.0.to_be_bytes().to_vec()),
-        Key::Reservation(id) => (Table::Reservations, (!id.0).to_be_bytes().to_vec()), // newest first
+        Key::Reservation(id) => (Table::Reservations, (!id.0).to_be_bytes().to_vec()), // inverted, so that the newest come first
         Key::Migration(id) => (Table::Migrations, id.0.to_be_bytes().to_vec()),
         Key::Decision(seq) => (Table::Audit, seq.to_be_bytes().to_vec()),
     }
 }
 
-/// Returns the key of a number that had two bytes in earlier versions. Numbers that fit into two
-/// bytes keep them, so that each record has one key in a store of any version.
+/// Returns the key of an id that had 16 bits in earlier versions. Ids below 65,536 still have keys
+/// of two bytes, so that stores of earlier versions remain readable.
 fn short_key(number: u32) -> Vec<u8> {
     match u16::try_from(number) {
         Ok(short) => short.to_be_bytes().to_vec(),
@@ -87,19 +89,18 @@ fn short_key(number: u32) -> Vec<u8> {
     }
 }
 
-/// Reads an entry.
+/// Decodes an entry of the store.
 ///
 /// # Errors
-/// The entry is not a record of this version.
+/// [`Unreadable`] if the entry is not a record of this version.
 pub fn read(table: Table, key: &[u8], value: &[u8]) -> Result<Record, Unreadable> {
     postcard::from_bytes(value).map_err(|cause| Unreadable { table, key: key.to_vec(), cause })
 }
 
-/// Checks an entry: a record of this version, a row of the predictions, a host's weights, or an
-/// entry of the store itself.
+/// Checks that an entry of any table can be decoded.
 ///
 /// # Errors
-/// The entry is none of these.
+/// [`Unreadable`] if the entry has an unknown format.
 pub fn check_entry(table: Table, key: &[u8], value: &[u8]) -> Result<(), Unreadable> {
     let unreadable = |cause| Unreadable { table, key: key.to_vec(), cause };
     match table {
@@ -112,10 +113,10 @@ pub fn check_entry(table: Table, key: &[u8], value: &[u8]) -> Result<(), Unreada
     }
 }
 
-/// Reads all records of a table.
+/// Calls `each` with all records of a table.
 ///
 /// # Errors
-/// The store cannot be read, or an entry is not a record of this version.
+/// [`LoadError`] if the store cannot be read or an entry cannot be decoded.
 pub fn scan(store: &mut dyn Scan, table: Table, each: &mut dyn FnMut(Record)) -> Result<(), LoadError> {
     let mut first_error = None;
     store.scan(table, &mut |key, value| match read(table, key, value) {
@@ -125,10 +126,10 @@ pub fn scan(store: &mut dyn Scan, table: Table, each: &mut dyn FnMut(Record)) ->
     first_error.map_or(Ok(()), |error| Err(error.into()))
 }
 
-/// Reads everything except decisions, which are read on request.
+/// Reads the whole ledger except decisions, which are read only on request.
 ///
 /// # Errors
-/// The store cannot be read, or an entry is not a record of this version.
+/// [`LoadError`] if the store cannot be read or an entry cannot be decoded.
 pub fn load(store: &mut dyn Scan) -> Result<StoreContents, LoadError> {
     let mut loaded = StoreContents { meta: None, records: Vec::new(), restored: false };
     let mut generation = 0;
@@ -169,8 +170,8 @@ mod tests {
     use super::*;
     use crate::store::{Store as _, faulty::FaultyDisk, redb::RedbStore};
 
-    /// Records in the encoding with 16-bit numbers of EMCs and hosts: table, key, value.
-    const OF_16_BITS: [(Table, &str, &str); 5] = [
+    /// Records of earlier versions, in which ids of EMCs and hosts had 16 bits: table, key, value.
+    const RECORDS_WITH_16_BIT_IDS: [(Table, &str, &str); 5] = [
         (Table::Meta, "6c6564676572", "00047261636b0100000a0101ad02820206"),
         (Table::Emcs, "0101", "0181020165020408656d756c61746564022f650000"),
         (Table::Hosts, "012c", "02ac0201680880808080400181020000016200"),
@@ -191,8 +192,11 @@ mod tests {
     #[test]
     fn store_with_16_bit_ids_is_read_and_updated_in_place() {
         let mut store = RedbStore::open(FaultyDisk::new(|_| 0)).unwrap();
-        let old =
-            OF_16_BITS.map(|(table, key, value)| Write::Put { table, key: bytes(key), value: bytes(value) });
+        let old = RECORDS_WITH_16_BIT_IDS.map(|(table, key, value)| Write::Put {
+            table,
+            key: bytes(key),
+            value: bytes(value),
+        });
         store.commit(&old).unwrap();
         let before = ledger(&mut store);
         let host = before.host(HostId(300)).unwrap();
@@ -202,8 +206,12 @@ mod tests {
         let keys = [Key::Meta, Key::Emc(EmcId(257)), Key::Host(HostId(300)), Key::Slice(SliceId(5))];
         let mut rewritten = keys.map(|key| write(&before.record(key)));
         let Write::Put { value, .. } = &mut rewritten[2] else { panic!("not a Put") };
-        assert_eq!(value.split_off(value.len() - 3), [0; 3], "fields that earlier versions did not write");
-        assert_eq!(rewritten.as_slice(), &old[..4], "the same bytes under the same keys");
+        assert_eq!(
+            value.split_off(value.len() - 3),
+            [0; 3],
+            "must end with the empty fields that earlier versions did not write"
+        );
+        assert_eq!(rewritten.as_slice(), &old[..4], "must have the same keys and bytes as before");
         store.commit(&[write(&Record::Deleted(Key::Host(HostId(300))))]).unwrap();
         assert_eq!(ledger(&mut store).hosts().count(), 0);
     }
@@ -254,7 +262,7 @@ mod tests {
         let record = Record::Host(HostId(0), host);
         let mut encoded = postcard::to_stdvec(&record).unwrap();
         let missing = encoded.split_off(encoded.len() - 3);
-        assert_eq!(missing, [0; 3], "empty fields, which earlier versions did not write");
+        assert_eq!(missing, [0; 3], "must end with the empty fields that earlier versions did not write");
         assert_eq!(read(Table::Hosts, &[0, 0], &encoded).unwrap(), record);
     }
 
@@ -281,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn reservation_record_contains_its_user() {
+    fn reservation_record_stores_the_user() {
         for uid in [None, UserId::new(0).ok(), UserId::new(2001).ok(), UserId::new(u32::MAX - 1).ok()] {
             let record = reservation(Stage::Committed, uid);
             assert_eq!(decode(&postcard::to_stdvec(&record).unwrap()), record);
@@ -289,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn reservation_record_contains_its_process() {
+    fn reservation_record_stores_whether_a_process_runs() {
         let Record::Reservation(id, idle) = reservation(Stage::Committed, None) else { unreachable!() };
         let record = Record::Reservation(id, Reservation { has_process: true, ..idle });
         assert_eq!(decode(&postcard::to_stdvec(&record).unwrap()), record);
@@ -300,20 +308,20 @@ mod tests {
         let committed = reservation(Stage::Committed, None);
         let mut encoded = postcard::to_stdvec(&committed).unwrap();
         for field in ["process", "user"] {
-            assert_eq!(encoded.pop(), Some(0), "no {field}, which earlier versions did not write");
+            assert_eq!(encoded.pop(), Some(0), "the empty field must be encoded as 0: {field}");
             assert_eq!(decode(&encoded), committed);
         }
         let broken = reservation(Stage::Broken { why: "lost".into(), deadline: None, at: UnixMs(0) }, None);
         let mut encoded = postcard::to_stdvec(&broken).unwrap();
         for field in ["process", "user", "time of the break", "deadline of a broken reservation"] {
-            assert_eq!(encoded.pop(), Some(0), "no {field}, which earlier versions did not write");
+            assert_eq!(encoded.pop(), Some(0), "the empty field must be encoded as 0: {field}");
             assert_eq!(decode(&encoded), broken);
         }
     }
 
-    /// Variants are numbered in the store: new ones go to the end.
+    /// The store contains the numbers of variants, so that new variants must be added at the end.
     #[test]
-    fn quarantine_reasons_keep_their_numbers() {
+    fn encoding_of_quarantine_reasons_is_stable() {
         let host = HostId(3);
         let reasons = [
             Quarantine::Dirty { host, revoked: true },

@@ -1,21 +1,21 @@
-//! Roles of clients.
+//! Roles that authorize clients of the gRPC services.
 
 use std::fmt;
 
-/// Role of a client. Agents are no clients: each represents its own host only.
+/// Role of a client. Agents have no role: each agent may act only for its own host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Role {
-    /// May use the service Scheduler.
+    /// Permits the service Scheduler.
     Scheduler,
-    /// May use every service for clients: Admin, Models and Scheduler.
+    /// Permits all services for clients: Admin, Models and Scheduler.
     Admin,
 }
 
 impl Role {
-    /// All roles.
+    /// All roles, with the fewest permissions first.
     pub const ALL: [Self; 2] = [Self::Scheduler, Self::Admin];
 
-    /// Returns whether a client of this role may do what `needed` permits.
+    /// Returns whether this role has all permissions of `needed`.
     pub fn includes(self, needed: Self) -> bool {
         self >= needed
     }

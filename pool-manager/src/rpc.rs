@@ -1,4 +1,5 @@
-//! gRPC services. Handlers convert, call the driver, and convert; they decide nothing.
+//! gRPC services of the manager. Handlers convert requests, call the driver and convert the
+//! results. All decisions are made elsewhere.
 
 pub mod admin;
 pub mod agent;
@@ -28,51 +29,52 @@ use status::exhausted;
 /// State shared by all handlers.
 #[derive(Clone, Debug)]
 pub struct Shared {
-    /// Handle of the ledger.
+    /// Handle for requests to the ledger.
     pub driver: Handle,
-    /// Predictions.
+    /// Prediction service for new VMs.
     pub forecasts: Arc<Forecasts>,
-    /// Weights of tenants, and reported shares.
+    /// Weights of tenants, and shares reported by agents.
     pub shares: Arc<Shares>,
-    /// Authentication and authorization.
+    /// Authentication and authorization of clients and agents.
     pub identity: Arc<Identity>,
-    /// Metrics.
+    /// Metrics for Prometheus.
     pub metrics: Arc<Metrics>,
-    /// Settings that a reload may change.
+    /// Current settings, which a reload can change.
     pub policy: watch::Receiver<Policy>,
-    /// True when the manager is stopping: streams end.
+    /// Becomes `true` when the manager is stopping, so that streams end.
     pub stopping: watch::Receiver<bool>,
-    /// Folder of the store.
+    /// Directory of the store.
     pub store: Arc<Path>,
-    /// One permit: backups run one at a time.
+    /// Limits backups to one at a time.
     pub backups: Arc<Semaphore>,
-    /// Start of this process, in Unix milliseconds.
+    /// Start time of this process, in milliseconds since the Unix epoch.
     pub started_unix_ms: u64,
 }
 
-/// Settings that a reload may change.
+/// Settings of the gRPC services that a reload can change.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Policy {
-    /// Fraction of a VM's memory from the pool without a serving model.
+    /// Fraction of a VM's memory that comes from the pool while no model is serving.
     pub pool_share: Fraction,
-    /// Default time until a reservation expires without a commit.
+    /// Default time in which a reservation must be committed before it expires.
     pub commit_within: Ns,
-    /// Longest time between two messages of an agent before its lease expires.
+    /// Time without a message of a host's agent after which the host's lease expires.
     pub lease_ttl: Ns,
 }
 
 impl Shared {
-    /// Takes a permit for a watch stream.
+    /// Reserves a watch stream, or returns RESOURCE_EXHAUSTED if too many streams are open.
     fn watch_permit(&self) -> Result<OwnedSemaphorePermit, Status> {
-        let limit_error =
-            || exhausted("TOO_MANY_WATCHERS", format!("{WATCHERS_MAX} watch streams are open already"));
+        let limit_error = || {
+            exhausted("TOO_MANY_WATCHERS", format!("{WATCHERS_MAX} watch streams are open: try again later"))
+        };
         self.driver.try_watch_permit().ok_or_else(limit_error)
     }
 
-    /// Checks that a caller has the role admin, and returns its name.
+    /// Checks that a caller has the role admin, and returns the caller's name for the audit log.
     ///
     /// # Errors
-    /// PERMISSION_DENIED (ROLE_MISSING).
+    /// PERMISSION_DENIED (ROLE_MISSING) if the caller does not have the role.
     pub fn admit_operator<T>(&self, request: &Request<T>) -> Result<Actor, Status> {
         let certified = self.identity.admit(request, Role::Admin)?;
         Ok(Actor::Client(certified.unwrap_or_else(|| Name::new("operator").expect("a name"))))
@@ -81,14 +83,15 @@ impl Shared {
     /// Waits until the manager is stopping.
     pub async fn stopped(&self) {
         let mut stopping = self.stopping.clone();
-        let _ = stopping.wait_for(|stop| *stop).await; // a dropped sender is an end, too
+        let _ = stopping.wait_for(|stop| *stop).await; // a dropped sender also means that the manager stops
     }
 }
 
-/// Runs a request to completion even if its caller leaves, so that durable and current state agree.
+/// Runs a request to completion even if its caller disconnects. Otherwise the state in memory could
+/// differ from the store.
 async fn run_to_completion<T: Send + 'static>(
     work: impl Future<Output = T> + Send + 'static,
 ) -> Result<T, Status> {
     let result = tokio::spawn(work).await;
-    result.map_err(|_| Status::internal("the request panicked: see the manager's log"))
+    result.map_err(|_| Status::internal("internal error: the request panicked, see the manager's log"))
 }

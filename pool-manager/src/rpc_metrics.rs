@@ -1,5 +1,6 @@
-//! Counts of calls by method and gRPC code, under the common names of gRPC server metrics. Labels have
-//! values from the `.proto` files and gRPC's codes only, so that clients cannot add any.
+//! Counts gRPC calls by method and status code, with the usual names of gRPC server metrics. Label
+//! values come only from the `.proto` files and gRPC's codes, so that clients cannot add label
+//! values.
 
 use std::{
     collections::HashMap,
@@ -18,7 +19,7 @@ use prometheus_client::{
 };
 use tonic::{Code, Status, codegen::http};
 
-/// Labels of a method.
+/// Labels of metrics about a method.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct Method {
     grpc_type: &'static str,
@@ -26,10 +27,10 @@ struct Method {
     grpc_method: &'static str,
 }
 
-/// Labels of methods outside the `.proto` files.
+/// Labels for calls of unknown methods.
 const UNKNOWN: Method = Method { grpc_type: "unknown", grpc_service: "unknown", grpc_method: "unknown" };
 
-/// Labels of a method and the result of its calls.
+/// Labels of finished calls: method and status code.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct CallResult {
     grpc_type: &'static str,
@@ -38,7 +39,7 @@ struct CallResult {
     grpc_code: String,
 }
 
-/// Counts of calls.
+/// Metrics of all gRPC calls, with their registry.
 #[derive(Debug)]
 pub struct RpcMetrics {
     registry: Mutex<Registry>,
@@ -63,9 +64,9 @@ impl Default for RpcMetrics {
             seconds: Family::new_with_constructor(seconds),
         };
         metrics.with_registry(|r| {
-            r.register("grpc_server_started", "Calls that began", metrics.started.clone());
-            r.register("grpc_server_handled", "Calls that ended, by gRPC code", metrics.handled.clone());
-            let help = "Time of a call until its end, streams included";
+            r.register("grpc_server_started", "Started calls", metrics.started.clone());
+            r.register("grpc_server_handled", "Finished calls by gRPC code", metrics.handled.clone());
+            let help = "Duration of calls, including streams";
             r.register_with_unit("grpc_server_handling", help, Unit::Seconds, metrics.seconds.clone());
         });
         metrics
@@ -73,12 +74,12 @@ impl Default for RpcMetrics {
 }
 
 impl RpcMetrics {
-    /// Calls `f` with the registry of all counts.
+    /// Calls `f` with the registry of these metrics.
     pub fn with_registry<T>(&self, f: impl FnOnce(&mut Registry) -> T) -> T {
         f(&mut self.registry.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Counts the start of a call of the method at `path`.
+    /// Counts the start of a call. `path` is the HTTP path of the method.
     pub(crate) fn start(self: &Arc<Self>, path: &str) -> Call {
         let method = self.methods.get(path).cloned().unwrap_or(UNKNOWN);
         self.started.get_or_create(&method).inc();
@@ -86,7 +87,8 @@ impl RpcMetrics {
     }
 }
 
-/// One call. It is counted when it is dropped; one abandoned by its client is `Cancelled`.
+/// Guard of one call, which counts the finished call when it is dropped. The code of a call that
+/// the client abandons is `Cancelled`.
 pub(crate) struct Call {
     metrics: Arc<RpcMetrics>,
     method: Method,
@@ -95,7 +97,7 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    /// Reads the status from headers or trailers, if they have one.
+    /// Records the status in headers or trailers, if there is one.
     pub(crate) fn record_status(&mut self, headers: &http::HeaderMap) {
         if let Some(status) = Status::from_header_map(headers) {
             self.code = status.code();
@@ -108,7 +110,7 @@ impl Drop for Call {
         let Method { grpc_type, grpc_service, grpc_method } = self.method;
         let grpc_code = match self.code {
             Code::Ok => "OK".to_owned(),
-            Code::Cancelled => "Canceled".to_owned(), // the other names are Rust's, too
+            Code::Cancelled => "Canceled".to_owned(), // the standard label value; other codes have the same name in Rust
             other => format!("{other:?}"),
         };
         let handled = CallResult { grpc_type, grpc_service, grpc_method, grpc_code };

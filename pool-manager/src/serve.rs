@@ -1,6 +1,8 @@
-//! `pool-manager serve`: start, reload on SIGHUP, and stop on SIGTERM or SIGINT.
+//! Implements `pool-manager serve`. SIGHUP reloads the configuration, SIGTERM and SIGINT stop the
+//! manager.
 //!
-//! The store is loaded, and the rack configured and durable, before any client gets a reply.
+//! Before the first request is served, the store is loaded and the configuration of the rack is
+//! durable.
 
 use std::{
     path::{Path, PathBuf},
@@ -52,47 +54,47 @@ use crate::{
     tokens::{TokenError, Tokens},
 };
 
-/// Time limit of each part of the stop.
-pub const STOP_WITHIN: Duration = Duration::from_secs(5);
+/// Time limit for each step of stopping the manager.
+pub const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Error of the start or the stop.
+/// Error that ends `pool-manager serve`.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// Error in rack.toml.
+    /// `rack.toml` cannot be read or is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// Error of the store's folder.
+    /// The directory of the store cannot be used.
     #[error(transparent)]
     StoreFolder(#[from] StoreFolderError),
-    /// Error of the store.
+    /// The store cannot be opened or read.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// Error in the store's contents.
+    /// The contents of the store are invalid.
     #[error(transparent)]
     Load(#[from] LoadError),
-    /// Error of a token file.
+    /// A token file cannot be read or written.
     #[error(transparent)]
     Token(#[from] TokenError),
-    /// Error of a certificate or key.
+    /// A certificate or key cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// Error of the unix socket.
+    /// The unix socket cannot be created.
     #[error(transparent)]
     Socket(#[from] SocketError),
-    /// rack.toml does not match the ledger.
-    #[error("rack.toml does not match the ledger")]
+    /// The ledger rejects the configuration of the rack.
+    #[error("the ledger rejects rack.toml")]
     Configure(#[source] DriverError),
-    /// A setting that requires a restart.
+    /// A reload changes settings that require a restart.
     #[error("{0}")]
     ImmutableSetting(String),
     /// The operating system rejected an operation.
-    #[error("{doing} {place}")]
+    #[error("cannot {doing} {place}")]
     Io {
-        /// Operation.
+        /// Operation, such as "listen on".
         doing: &'static str,
-        /// Object.
+        /// Object of the operation, such as an address.
         place: String,
-        /// Error.
+        /// Error of the operating system.
         #[source]
         errno: std::io::Error,
     },
@@ -103,19 +105,20 @@ fn io(doing: &'static str, place: impl std::fmt::Display) -> impl FnOnce(std::io
     move |errno| ServeError::Io { doing, place, errno }
 }
 
-/// Runs until a signal ends it.
+/// Runs the manager until SIGTERM or SIGINT.
 ///
 /// # Errors
-/// Configuration, store, tokens or sockets are invalid; no client has got a reply then.
+/// [`ServeError`] if configuration, store, tokens or sockets cannot be used. No request has been
+/// served then.
 pub async fn serve(path: PathBuf) -> Result<(), ServeError> {
     let config = Config::load(&path)?;
     let rack_uuid = store_folder::uuid();
     let OpenedStore { mut store, loaded, is_new } = store_folder::open(&config.manager.store, &rack_uuid)?;
     if is_new {
-        tracing::info!(rack_uuid, store = %config.manager.store.display(), "new rack created");
+        tracing::info!(rack_uuid, store = %config.manager.store.display(), "created a new rack");
     }
     let rejections = Arc::new(RejectionLog::default());
-    let rules = rules(&config)?; // after the ledger: tokens are evidence of one
+    let rules = rules(&config)?; // must follow the opening of the store, which takes existing tokens as a sign of a lost ledger
     let identity = Arc::new(Identity::new(rules, Arc::clone(&rejections)));
     let (tls, tls_receiver) = watch::channel(tls_config(&config)?);
     let access = AccessControl { identity, rejections, tls, tls_receiver };
@@ -124,21 +127,21 @@ pub async fn serve(path: PathBuf) -> Result<(), ServeError> {
     let initial =
         InitialState { settings: settings(&config), fence_command: config.fence.clone(), loaded, rack_uuid };
     let (handle, driver) = driver::start(initial, boxed(store), Arc::clone(&metrics))
-        .map_err(io("start a thread for", "the ledger"))?;
+        .map_err(io("start", "the thread of the ledger"))?;
     let result = serve_rack(&path, config, &handle, stored, access, metrics).await;
     handle.close();
-    let driver_end = tokio::time::timeout(STOP_WITHIN, driver).await;
+    let driver_end = tokio::time::timeout(STOP_TIMEOUT, driver).await;
     tracing::info!(durable = driver_end.is_ok(), "pool-manager stopped");
     result
 }
 
-/// Contents of the store beside the ledger.
+/// Contents of the store that do not belong to the ledger.
 struct StoredState {
     forecasts: forecasts::StoredForecasts,
     weights: shares::StoredWeights,
 }
 
-/// Rules for connections and calls.
+/// Authorization of calls and TLS configuration of connections.
 struct AccessControl {
     identity: Arc<Identity>,
     rejections: Arc<RejectionLog>,
@@ -146,7 +149,7 @@ struct AccessControl {
     tls_receiver: watch::Receiver<TlsConfig>,
 }
 
-/// Serves requests until the stop.
+/// Serves requests until the manager stops.
 async fn serve_rack(
     path: &Path,
     config: Config,
@@ -203,17 +206,17 @@ async fn serve_rack(
 
     tracing::info!("pool-manager stopping");
     notify(&[NotifyState::Stopping]);
-    let _ = stop.send(true); // the servers may have ended already
+    let _ = stop.send(true); // fails only if the servers have ended
     watchdog.abort();
-    let ended = tokio::time::timeout(STOP_WITHIN, server).await;
+    let ended = tokio::time::timeout(STOP_TIMEOUT, server).await;
     if ended.is_err() {
-        tracing::warn!(waited = ?STOP_WITHIN, "connections aborted: clients or agents did not close them");
+        tracing::warn!(waited = ?STOP_TIMEOUT, "aborting connections: clients or agents did not close them");
     }
     outcome_log.abort();
     if let Some(exporter) = exporter {
         exporter.abort();
     }
-    forecasts.flush().await; // writes entries for which no caller waits
+    forecasts.flush().await; // writes the last queued outcomes
     Ok(())
 }
 
@@ -272,22 +275,22 @@ async fn configure(handle: &Handle, config: &Config) -> Result<(), ServeError> {
     handle.set(settings(config), config.fence.clone()).map_err(ServeError::Configure)
 }
 
-/// Receivers of changed settings.
+/// Channels and objects to which a reload sends changed settings.
 struct ReloadTargets {
     policy: watch::Sender<Policy>,
     settings: watch::Sender<forecasts::Settings>,
     shares: Arc<Shares>,
 }
 
-/// Deletes weights of hosts that left the rack; a failure is logged, and the next start or reload
-/// tries again.
+/// Deletes the weights of hosts that were removed from the rack. A failure is only logged, because
+/// the next start or reload tries again.
 async fn remove_departed_hosts(shares: &Shares) {
     if let Err(error) = shares.remove_departed_hosts().await {
         tracing::warn!(error = units::chain(&error), "cannot delete weights of removed hosts");
     }
 }
 
-/// Loads rack.toml again on SIGHUP; an invalid one changes nothing. Returns on SIGTERM and SIGINT.
+/// Reloads `rack.toml` on SIGHUP; an invalid file changes nothing. Returns on SIGTERM or SIGINT.
 async fn reload_until_stopped(
     path: &std::path::Path,
     mut config: Config,
@@ -310,7 +313,7 @@ async fn reload_until_stopped(
                 }
                 Err(error) => {
                     let error = units::chain(&error);
-                    tracing::error!(path = %path.display(), error, "rack.toml rejected, nothing changed");
+                    tracing::error!(path = %path.display(), error, "rack.toml is invalid, keeping the previous configuration");
                 }
             },
             _ = terminate.recv() => return Ok(()),
@@ -337,21 +340,21 @@ async fn reload(
     Ok(new)
 }
 
-/// Server with its layer that counts open calls.
+/// gRPC router with the layer that counts open calls.
 type Router = tonic::transport::server::Router<Stack<CountCallsLayer, tower_layer::Identity>>;
 
 fn router(shared: Shared) -> Router {
     let reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(proto::v1::MANAGER_FILE_DESCRIPTOR_SET)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
-        .register_encoded_file_descriptor_set(tonic_types::pb::FILE_DESCRIPTOR_SET) // details of errors
+        .register_encoded_file_descriptor_set(tonic_types::pb::FILE_DESCRIPTOR_SET) // types of error details
         .with_service_name(<SchedulerServer<Scheduler> as NamedService>::NAME)
         .with_service_name(<AdminServer<Admin> as NamedService>::NAME)
         .with_service_name(<ModelsServer<Models> as NamedService>::NAME)
         .with_service_name(<AgentServer<Agent> as NamedService>::NAME)
         .with_service_name("grpc.health.v1.Health")
         .build_v1()
-        .expect("the descriptors are built with the services");
+        .expect("the file descriptor sets are valid");
     let rpc = Arc::clone(&shared.metrics.rpc);
     let scheduler =
         SchedulerServer::new(Scheduler(shared.clone())).max_decoding_message_size(MESSAGE_BYTES_MAX);
@@ -360,7 +363,7 @@ fn router(shared: Shared) -> Router {
     let agent = AgentServer::new(Agent(shared)).max_decoding_message_size(MESSAGE_BYTES_MAX);
     Server::builder()
         .max_concurrent_streams(CALLS_PER_CONNECTION_MAX)
-        .http2_keepalive_interval(Some(SESSION_SILENCE_MAX.as_duration())) // closes connections of vanished clients
+        .http2_keepalive_interval(Some(SESSION_SILENCE_MAX.as_duration())) // closes connections of clients that do not respond
         .http2_keepalive_timeout(Some(SESSION_SILENCE_MAX.as_duration()))
         .layer(CountCallsLayer)
         .add_service(reflection)
@@ -396,7 +399,7 @@ async fn stopped(mut stopping: watch::Receiver<bool>) {
     drop(stopping.wait_for(|stop| *stop).await);
 }
 
-/// Serves metrics over HTTP.
+/// Starts the HTTP server for Prometheus.
 async fn export(
     address: std::net::SocketAddr,
     shared: Shared,
@@ -422,8 +425,8 @@ async fn export(
     }))
 }
 
-/// Notifies the service manager, if any, that requests are accepted and the ledger's thread makes
-/// progress, so that no write hangs.
+/// Sends watchdog notifications to systemd, if it requires them, while the ledger's thread makes
+/// progress. systemd restarts the manager if a write hangs.
 async fn watchdog(handle: Handle) {
     let Some(within) = sd_notify::watchdog_enabled() else { return };
     let mut tick = tokio::time::interval(within / 4);

@@ -1,5 +1,5 @@
-//! Symbiosis in the manager: weights set by a scheduler are durable and sent to the host's agent;
-//! the latest report of each host is held in memory. Shares are decided on the host.
+//! Stores the weights of tenants for Symbiosis, and sends them to the hosts' agents. Keeps the
+//! latest report of shares of each host in memory. The agents decide the shares.
 //!
 //! ```text
 //!   SetWeights ──▶ store ──▶ weights by host ──watcher──▶ each session of the host
@@ -29,44 +29,44 @@ use crate::{
     store::{Scan, StoreError},
 };
 
-/// Error of [`Shares::set_weights`].
+/// Error from [`Shares::set_weights`].
 #[derive(Debug, thiserror::Error)]
 pub enum SetWeightsError {
-    /// The host would have too many weights.
+    /// The host would have more than [`TENANTS_PER_HOST_MAX`] weights.
     #[error(transparent)]
     Invalid(#[from] Invalid),
-    /// The host is not in the rack, the store failed, or the manager is stopping.
+    /// The host does not exist, the store failed, or the manager is stopping.
     #[error(transparent)]
     Driver(#[from] DriverError),
 }
 
-/// Weights in the store, read before writers start.
+/// Weights that were read from the store at the start.
 #[derive(Debug)]
 pub struct StoredWeights(WeightsByHost);
 
-/// Reads the stored weights. Unreadable rows are skipped and logged: the default weights apply, and
-/// the rack keeps running.
+/// Reads the weights from the store. Entries that cannot be decoded are logged and ignored, so that
+/// the default weights apply.
 ///
 /// # Errors
-/// The store cannot be read.
+/// [`StoreError`] if the store cannot be read.
 pub fn load(store: &mut dyn Scan) -> Result<StoredWeights, StoreError> {
     share_rows::load(store).map(StoredWeights)
 }
 
-/// Weights and shares of a rack's hosts.
+/// Weights of tenants and reported shares of all hosts.
 #[derive(Debug)]
 pub struct Shares {
-    /// Durable weights.
+    /// Weights that are durable.
     weights_by_host: watch::Sender<WeightsByHost>,
-    /// Held by the writer: a host's weights are one entry, derived from the previous one.
+    /// Lock for changes: a new entry of a host is computed from its previous entry.
     write_lock: tokio::sync::Mutex<()>,
-    /// Latest report of each host since the manager started.
+    /// Latest report of each host since the start of the manager.
     reports: Mutex<HashMap<Name, ShareReport>>,
     driver: Handle,
 }
 
 impl Shares {
-    /// Creates it with stored weights, without reports.
+    /// Creates the service with stored weights and without reports.
     pub fn new(StoredWeights(weights_by_host): StoredWeights, driver: Handle) -> Self {
         Self {
             weights_by_host: watch::Sender::new(weights_by_host),
@@ -76,13 +76,14 @@ impl Shares {
         }
     }
 
-    /// Sets weights of a host's tenants, and removes those that are 0; others are unchanged.
-    /// Returns all weights of the host, durably; watchers of the host are notified. Must be awaited
-    /// to its end, so that durable and current weights agree.
+    /// Changes weights of a host's tenants. A weight of 0 removes the tenant's weight, and weights
+    /// of other tenants are unchanged. Returns all weights of the host after they are durable, and
+    /// notifies watchers. The future must not be dropped before it completes, otherwise the weights
+    /// in memory can differ from the store.
     ///
     /// # Errors
-    /// The host is not in the rack, it would have more than [`TENANTS_PER_HOST_MAX`] weights, or
-    /// they could not be made durable.
+    /// [`SetWeightsError`] if the host does not exist, the host would have more than
+    /// [`TENANTS_PER_HOST_MAX`] weights, or the store fails.
     pub async fn set_weights(
         &self,
         host: &Name,
@@ -97,8 +98,8 @@ impl Shares {
         weights.extend(changes);
         weights.retain(|_, weight| is_weight(*weight));
         if weights.len() > TENANTS_PER_HOST_MAX {
-            let total = format!("{} would be set on {host}:", weights.len());
-            let rule = format!("must be at most {TENANTS_PER_HOST_MAX}; 0 removes one");
+            let total = format!("{} weights for {host}:", weights.len());
+            let rule = format!("must be at most {TENANTS_PER_HOST_MAX}; set a weight to 0 to remove it");
             return Err(Invalid::new("weights", total, rule).into());
         }
         if weights == *before {
@@ -114,7 +115,7 @@ impl Shares {
         Ok(weights)
     }
 
-    /// Records the decision.
+    /// Records the change of weights in the audit log.
     async fn record_decision(&self, host: &Name, weights: &Weights, actor: Actor) {
         let weights = weights.iter().map(|(tenant, weight)| (tenant.clone(), *weight)).collect();
         let Ok(at) = self.driver.read(|_, when| when.wall) else { return }; // the manager is stopping
@@ -125,40 +126,41 @@ impl Shares {
             what: DecisionKind::WeightsChanged { weights },
         };
         if let Err(error) = self.driver.request(Request::RecordDecision(decision)).await {
-            tracing::error!(error = units::chain(&error), "cannot record decision"); // the change is in effect nevertheless
+            tracing::error!(error = units::chain(&error), "cannot record decision"); // the change stays in effect
         }
     }
 
-    /// Returns all weights of a host.
+    /// Returns all weights of a host's tenants.
     pub fn weights(&self, host: &Name) -> Arc<Weights> {
         weights_of(&self.weights_by_host.borrow(), host)
     }
 
-    /// Returns a watcher of all weights of a host.
+    /// Returns a watcher of the weights of a host's tenants.
     pub fn watch(&self, host: Name) -> WeightsWatcher {
         WeightsWatcher { host, weights_by_host: self.weights_by_host.subscribe(), last_seen: None }
     }
 
-    /// Stores the report of a host's epoch.
+    /// Stores the latest report of a host in memory.
     pub fn record_report(&self, host: Name, report: ShareReport) {
         self.lock_reports().insert(host, report);
     }
 
-    /// Returns the latest report of a host since the manager started.
+    /// Returns the latest report of a host since the start of the manager.
     pub fn report(&self, host: &Name) -> Option<ShareReport> {
         self.lock_reports().get(host).cloned()
     }
 
-    /// Uses a poisoned lock as well: each entry is always complete.
+    /// Locks the reports. Ignores a panic of another thread under the lock, because each entry is
+    /// always complete.
     fn lock_reports(&self) -> MutexGuard<'_, HashMap<Name, ShareReport>> {
         self.reports.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Deletes weights and reports of hosts outside the rack, because another host may get the
-    /// name.
+    /// Deletes weights and reports of hosts that were removed from the rack, because a new host may
+    /// get the same name.
     ///
     /// # Errors
-    /// The store failed, or the manager is stopping: nothing is deleted.
+    /// [`DriverError`] if the store failed or the manager is stopping. Nothing is deleted then.
     pub async fn remove_departed_hosts(&self) -> Result<(), DriverError> {
         let _guard = self.write_lock.lock().await;
         let hosts: BTreeSet<Name> = self.driver.read(|manager, _| {
@@ -183,22 +185,23 @@ fn weights_of(weights_by_host: &WeightsByHost, host: &Name) -> Arc<Weights> {
     weights_by_host.get(host).cloned().unwrap_or_default()
 }
 
-/// Watcher of one host's weights. A slow one sees the newest, not every intermediate state.
+/// Watcher of one host's weights. A slow watcher misses intermediate states but receives the
+/// newest.
 #[derive(Debug)]
 pub struct WeightsWatcher {
     host: Name,
     weights_by_host: watch::Receiver<WeightsByHost>,
-    /// Last state returned.
+    /// Weights that [`WeightsWatcher::next`] returned last.
     last_seen: Option<Arc<Weights>>,
 }
 
 impl WeightsWatcher {
-    /// Returns all weights of the host: at first at once, then after each change. May be cancelled
-    /// and called again.
+    /// Returns all weights of the host. The first call returns immediately, and later calls wait
+    /// for a change. The future may be dropped and `next` called again.
     pub async fn next(&mut self) -> Arc<Weights> {
         loop {
             if self.last_seen.is_some() && self.weights_by_host.changed().await.is_err() {
-                std::future::pending::<()>().await; // no further weights are set
+                std::future::pending::<()>().await; // the sender is gone: no change can follow
             }
             let now = weights_of(&self.weights_by_host.borrow_and_update(), &self.host);
             if self.last_seen.as_ref() != Some(&now) {

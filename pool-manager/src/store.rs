@@ -1,8 +1,8 @@
-//! Store of records: eleven tables of bytes, written in atomic batches. The driver interprets the
-//! bytes.
+//! Durable key-value store with a fixed set of tables, written in atomic batches. Keys and values
+//! are bytes; `records` encodes them.
 //!
-//! The traits require no more than an ordered key-value service with transactions provides, so that
-//! a store on another machine can implement them.
+//! Any ordered key-value service with transactions, also on another machine, can implement the
+//! traits.
 
 use std::{
     fmt, io,
@@ -16,46 +16,46 @@ pub mod disk;
 pub mod faulty;
 pub mod redb;
 
-/// Format version. A store of a higher version is rejected.
+/// Format version of stores that this version writes. Stores with a higher version are rejected.
 pub const FORMAT: u64 = 1;
 
-/// Keys of [`Table::Meta`] written by the store itself; each holds one [`number`]. All other keys
-/// are the driver's.
+/// Keys of [`Table::Meta`] that the store itself writes. Each contains one [`number`]. Other keys
+/// of this table belong to the ledger.
 pub mod meta {
-    /// Format of the store.
+    /// Format version of the store.
     pub const FORMAT: &[u8] = b"format";
-    /// Lowest generation with which the ledger may continue. Present after a restore; see
+    /// Lowest generation with which the ledger may continue after a restore, see
     /// [`super::backup::Restore`].
     pub const GENERATION: &[u8] = b"generation";
-    /// 1 after a restore: the slices in this store are not reliable before their hosts have
-    /// reported. The ledger deletes it in the batch that acts on it.
+    /// Mark of a restored store, with value 1. The owners of slices are not reliable until their
+    /// hosts have reported. The ledger deletes the mark in its first batch.
     pub const RESTORED: &[u8] = b"restored";
 }
 
-/// Kind of record.
+/// Table of the store, one for each kind of record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Table {
-    /// EMCs.
+    /// EMCs, by number.
     Emcs,
-    /// Hosts.
+    /// Hosts, by number.
     Hosts,
-    /// Slices.
+    /// Slices with their owners and states, by number.
     Slices,
-    /// Migration requests.
+    /// Migration requests, by reservation.
     Migrations,
-    /// Decisions.
+    /// Recorded decisions, by sequence number.
     Audit,
-    /// State of the whole store.
+    /// Metadata of the ledger and of the store.
     Meta,
-    /// Reservations.
+    /// Reservations, newest first.
     Reservations,
-    /// Outcomes of ended VMs.
+    /// Outcomes of ended VMs, by number.
     Outcomes,
-    /// Known properties and predictions of running VMs.
+    /// Properties and predictions of running VMs, by reservation.
     Forecasts,
-    /// Models, and the serving ones.
+    /// Model files, and the versions of each kind of model.
     Models,
-    /// Weights of tenants, by host.
+    /// Weights of tenants, by host name.
     Weights,
 }
 
@@ -75,7 +75,7 @@ impl Table {
         Self::Weights,
     ];
 
-    /// Returns the name.
+    /// Returns the table's name in the database and in messages.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Emcs => "emcs",
@@ -92,7 +92,8 @@ impl Table {
         }
     }
 
-    /// Returns the key prefix where all tables share one; never changes.
+    /// Returns the prefix of the table's keys if all tables share one key space. The values are
+    /// stored and must never change.
     pub const fn tag(self) -> u8 {
         match self {
             Self::Emcs => 1,
@@ -116,123 +117,124 @@ impl fmt::Display for Table {
     }
 }
 
-/// Change of one entry.
+/// Write or deletion of one entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Write {
-    /// Sets the entry.
+    /// Adds the entry, or replaces its value.
     Put {
-        /// Table.
+        /// Table of the entry.
         table: Table,
-        /// Key.
+        /// Key of the entry.
         key: Vec<u8>,
-        /// Value.
+        /// New value of the entry.
         value: Vec<u8>,
     },
     /// Deletes the entry, if it exists.
     Delete {
-        /// Table.
+        /// Table of the entry.
         table: Table,
-        /// Key.
+        /// Key of the entry.
         key: Vec<u8>,
     },
 }
 
 impl Write {
-    /// Returns the change that sets a [`number`].
+    /// Returns the write that sets an entry to a [`number`].
     pub fn number(table: Table, key: &[u8], number: u64) -> Self {
         Self::Put { table, key: key.to_vec(), value: number.to_le_bytes().to_vec() }
     }
 }
 
-/// Source of entries.
+/// Read access to a store or a snapshot.
 pub trait Scan: Send {
-    /// Passes every entry of a table to a function, in the order of the keys.
+    /// Calls `each` with key and value of every entry of a table, in ascending order of keys.
     ///
     /// # Errors
-    /// The table cannot be read, or the store failed before.
+    /// [`StoreError`] if the table cannot be read, or an earlier write failed.
     fn scan(&mut self, table: Table, each: &mut dyn FnMut(&[u8], &[u8])) -> Result<(), StoreError>;
 }
 
-/// Durable store.
+/// Durable store with atomic batches.
 pub trait Store: Scan {
-    /// Makes all changes of a batch or none, durably before it returns `Ok`. Of two changes of one
-    /// entry the later one counts.
+    /// Writes a batch atomically. The batch is durable when `commit` returns `Ok`. If a batch
+    /// changes an entry twice, the later change applies.
     ///
     /// # Errors
-    /// After an error the outcome of this batch is unknown, and every call fails until
+    /// After an error the batch may or may not be durable, and every call fails until
     /// [`Store::reopen`].
     fn commit(&mut self, batch: &[Write]) -> Result<(), StoreError>;
 
-    /// Drops its state in memory and reopens. Everything readable afterwards is durable.
+    /// Discards the state in memory and opens the store again. All entries that are readable
+    /// afterwards are durable.
     ///
     /// # Errors
-    /// As for opening; may be repeated.
+    /// [`StoreError`] if the store cannot be opened. The caller may try again.
     fn reopen(&mut self) -> Result<(), StoreError>;
 
-    /// Returns a snapshot, to be read during writes.
+    /// Returns a consistent snapshot, which can be read while the store is written.
     ///
     /// # Errors
-    /// The store failed before.
+    /// [`StoreError`] if an earlier write failed.
     fn snapshot(&self) -> Result<Box<dyn Scan>, StoreError>;
 
-    /// Returns the number of bytes that may still be written, or `None` if the store has no limit.
+    /// Returns the free space on the store's disk, in bytes, or `None` if the store has no limit.
     ///
     /// # Errors
-    /// The file system does not report it.
+    /// [`StoreError::Io`] if the file system does not report its free space.
     fn free_bytes(&self) -> Result<Option<u64>, StoreError>;
 }
 
-/// Error of the store.
+/// Error from opening, reading or writing a store.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// Another process has opened it.
-    #[error("store {} is in use by another pool-manager: stop that one first", place.display())]
+    /// Another process has opened the store.
+    #[error("store {} is in use by another pool-manager: stop the other one first", place.display())]
     InUse {
-        /// Store.
+        /// Path of the store.
         place: PathBuf,
     },
-    /// There is no store.
+    /// The store does not exist.
     #[error("no store at {}: check manager.store in rack.toml", place.display())]
     Missing {
-        /// Path.
+        /// Path where the store is expected.
         place: PathBuf,
     },
-    /// It was written by a later version.
+    /// The store was written by a later version of pool-manager.
     #[error("store {} has format {found}: must be at most {FORMAT}; use the newer pool-manager that wrote it", place.display())]
     Newer {
-        /// Store.
+        /// Path of the store.
         place: PathBuf,
-        /// Its format.
+        /// Format version of the store.
         found: u64,
     },
-    /// It was not written by a pool-manager, or is damaged.
-    #[error("store {} is corrupt ({what}): restore it with `pool-manager restore` from a backup", place.display())]
+    /// The store is damaged, or is another kind of file.
+    #[error("store {} is corrupt ({what}): restore a backup with `pool-manager restore`", place.display())]
     Corrupt {
-        /// Store.
+        /// Path of the store.
         place: PathBuf,
-        /// Defect.
+        /// Description of the defect.
         what: String,
     },
     /// The operating system rejected an operation.
-    #[error("{doing} store {}", place.display())]
+    #[error("cannot {doing} store {}", place.display())]
     Io {
-        /// Operation.
+        /// Operation, such as "open".
         doing: &'static str,
-        /// Store.
+        /// Path of the store.
         place: PathBuf,
-        /// Error.
+        /// Error of the operating system.
         #[source]
         errno: io::Error,
     },
-    /// The remaining space of the disk is reserved for the ledger.
+    /// The disk is nearly full, and its remaining space is reserved for the ledger.
     #[error(
-        "less than {STORE_FREE_BYTES_MIN} bytes are free for the store: the rest is reserved for the ledger"
+        "the disk of the store has less than {STORE_FREE_BYTES_MIN} bytes free, which are reserved for the ledger"
     )]
     Full,
-    /// An earlier write failed, so the state is unknown until the store is reopened.
-    #[error("store {} failed before: it must be reopened", place.display())]
+    /// An earlier write failed, and the store was not reopened since.
+    #[error("an earlier write to store {} failed: it must be reopened", place.display())]
     Poisoned {
-        /// Store.
+        /// Path of the store.
         place: PathBuf,
     },
 }
@@ -242,49 +244,51 @@ impl StoreError {
         move |errno| Self::Io { doing, place: place.to_owned(), errno }
     }
 
-    /// Returns whether there was no space.
+    /// Returns whether the disk or its quota is full.
     pub fn is_full(&self) -> bool {
         matches!(self, Self::Io { errno, .. } if matches!(errno.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded))
     }
 }
 
-/// Decodes a number of the store: eight bytes, little-endian. `None` for anything else.
+/// Decodes a number from eight little-endian bytes. Returns `None` for any other length.
 pub fn number(value: &[u8]) -> Option<u64> {
     value.try_into().ok().map(u64::from_le_bytes)
 }
 
-/// Returns the number under a key of [`Table::Meta`].
+/// Returns the number under `name` in [`Table::Meta`], or `None` if there is no such entry. `place`
+/// is the path of the store for messages.
 ///
 /// # Errors
-/// As [`Scan::scan`]; [`StoreError::Corrupt`] if the value is no number.
-pub fn meta_number(store: &mut dyn Scan, place: &Path, wanted: &[u8]) -> Result<Option<u64>, StoreError> {
+/// [`StoreError::Corrupt`] if the value is not a number, or an error of [`Scan::scan`].
+pub fn meta_number(store: &mut dyn Scan, place: &Path, name: &[u8]) -> Result<Option<u64>, StoreError> {
     let mut found = None;
     store.scan(Table::Meta, &mut |key, value| {
-        if key == wanted {
+        if key == name {
             found = Some(number(value));
         }
     })?;
-    let what = || format!("meta {:?} is not a number", String::from_utf8_lossy(wanted));
+    let what = || format!("entry {:?} of table meta is not a number", String::from_utf8_lossy(name));
     found.map(|n| n.ok_or_else(|| StoreError::Corrupt { place: place.to_owned(), what: what() })).transpose()
 }
 
-/// Rejects a store of another format; sets this version's format in an empty one.
+/// Rejects a store with another format version. Writes the format version to an empty store.
 fn check_format(store: &mut dyn Store, place: &Path) -> Result<(), StoreError> {
     match meta_number(store, place, meta::FORMAT)? {
         Some(FORMAT) => Ok(()),
         Some(found) if found > FORMAT => Err(StoreError::Newer { place: place.to_owned(), found }),
         Some(found) => Err(StoreError::Corrupt {
             place: place.to_owned(),
-            what: format!("format {found} never existed"),
+            what: format!("its format version {found} does not exist"),
         }),
         None if is_empty(store)? => store.commit(&[Write::number(Table::Meta, meta::FORMAT, FORMAT)]),
-        None => {
-            Err(StoreError::Corrupt { place: place.to_owned(), what: "entries without a format".to_owned() })
-        }
+        None => Err(StoreError::Corrupt {
+            place: place.to_owned(),
+            what: "it has entries but no format version".to_owned(),
+        }),
     }
 }
 
-/// Returns whether all tables are empty except for entries of the store itself.
+/// Returns whether the store has no entries except for its format version.
 fn is_empty(store: &mut dyn Scan) -> Result<bool, StoreError> {
     let mut entries = 0_u64;
     for table in Table::ALL {

@@ -1,8 +1,8 @@
-//! Folder of a rack's store: creation of a rack, and detection of a lost ledger.
+//! Creates the rack in the directory of a store, and detects a lost ledger.
 //!
-//! A folder holds a rack once its ledger has an entry for the whole rack. The
-//! [`mod@rack_uuid_file`] and the hosts' tokens are written afterwards, so a folder that has them
-//! without such a ledger has lost it: a new rack there would lose the owners of slices.
+//! A directory contains a rack once the ledger has its metadata. The [`mod@rack_uuid_file`] and the
+//! hosts' tokens are written afterwards. A directory that has one of these files but no ledger has
+//! lost its ledger. Creating a new rack there would lose the owners of slices.
 
 use std::{
     io,
@@ -22,84 +22,86 @@ use crate::{
     tokens,
 };
 
-/// Reason why a folder cannot be used as the store of a rack.
+/// Error for a directory that cannot be used as the store of a rack.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreFolderError {
-    /// The folder has lost its ledger.
+    /// The directory contained a rack, but its ledger is lost.
     #[error(
-        "the ledger {} {defect}, but this folder holds a rack ({evidence}): restore it with `pool-manager restore` from a backup; \
-         to abandon the rack, remove the folder and run `pool-manager init`",
+         "the ledger {} {defect}, but its directory belongs to a rack ({evidence}): restore a backup with `pool-manager restore`; \
+         to abandon the rack, remove the directory and run `pool-manager init`",
         ledger.display()
     )]
     LedgerLost {
-        /// File of the ledger.
+        /// Database file of the ledger.
         ledger: PathBuf,
-        /// Defect.
+        /// Defect of the ledger, such as "is missing".
         defect: &'static str,
-        /// Evidence that the folder holds a rack.
+        /// File that proves that the directory belongs to a rack.
         evidence: String,
     },
     /// The ledger belongs to another rack.
     #[error(
-        "the ledger in {} is of rack {ledger}, but this folder is of rack {folder_rack}: restore a backup of rack {folder_rack}; \
+        "the ledger in {} belongs to rack {ledger}, but the directory belongs to rack {folder_rack}: restore a backup of rack {folder_rack}; \
          to use rack {ledger} here, remove the file {RACK_UUID_FILE}",
         folder.display()
     )]
     OtherRack {
-        /// Folder of the store.
+        /// Directory of the store.
         folder: PathBuf,
-        /// Rack of the ledger.
+        /// UUID of the rack in the ledger.
         ledger: String,
-        /// Rack of the folder.
+        /// UUID of the rack in the file [`RACK_UUID_FILE`].
         folder_rack: String,
     },
-    /// `init` in a folder that holds a rack.
-    #[error("{} holds rack {rack_uuid} already: nothing changed", folder.display())]
-    HoldsRack {
-        /// Folder of the store.
+    /// `pool-manager init` was run in a directory that contains a rack.
+    #[error("{} already contains rack {rack_uuid}: nothing was changed", folder.display())]
+    RackExists {
+        /// Directory of the store.
         folder: PathBuf,
-        /// Uuid of its rack.
+        /// UUID of the existing rack.
         rack_uuid: String,
     },
-    /// Error of the store.
+    /// The store cannot be opened, read or written.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// Error in the store's contents.
+    /// The contents of the store are invalid.
     #[error(transparent)]
     Load(#[from] LoadError),
     /// The operating system rejected an operation.
-    #[error("{doing} {}", path.display())]
+    #[error("cannot {doing} {}", path.display())]
     Io {
-        /// Operation.
+        /// Operation, such as "read".
         doing: &'static str,
-        /// File.
+        /// File of the operation.
         path: PathBuf,
-        /// Error.
+        /// Error of the operating system.
         #[source]
         errno: io::Error,
     },
 }
 
-/// Open store of a rack.
+/// Opened store of a rack, with its contents.
 pub struct OpenedStore {
-    /// Store.
+    /// Open store of the directory.
     pub store: RedbStore,
-    /// Ledger records; `meta` exists.
+    /// Ledger in the store; `meta` is always present.
     pub loaded: StoreContents,
-    /// The rack was created just now.
+    /// Whether this call created the rack.
     pub is_new: bool,
 }
 
 impl std::fmt::Debug for OpenedStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Opened").field("is_new", &self.is_new).finish_non_exhaustive()
+        f.debug_struct("OpenedStore").field("is_new", &self.is_new).finish_non_exhaustive()
     }
 }
 
-/// Opens the store in a folder. Creates a rack with `new_uuid` if the folder never held one.
+/// Opens the store in a directory. Creates a rack with UUID `new_uuid` if the directory never
+/// contained one.
 ///
 /// # Errors
-/// [`StoreFolderError::LedgerLost`] and [`StoreFolderError::OtherRack`]; the folder is unchanged.
+/// [`StoreFolderError`] if the directory lost its ledger, contains the ledger of another rack, or
+/// cannot be used. The first two leave the directory unchanged.
 pub fn open(folder: &Path, new_uuid: &str) -> Result<OpenedStore, StoreFolderError> {
     check_file(folder)?;
     let mut store = RedbStore::open_directory(folder)?;
@@ -117,21 +119,21 @@ pub fn open(folder: &Path, new_uuid: &str) -> Result<OpenedStore, StoreFolderErr
     Ok(OpenedStore { store, loaded, is_new })
 }
 
-/// Creates a rack with this uuid in a folder that never held one.
+/// Creates a rack with UUID `new_uuid` in a directory that never contained one.
 ///
 /// # Errors
-/// [`StoreFolderError::HoldsRack`] if the folder holds a rack, and those of [`open`].
+/// [`StoreFolderError::RackExists`] if the directory contains a rack, or an error of [`open`].
 pub fn init(folder: &Path, new_uuid: &str) -> Result<(), StoreFolderError> {
     let opened = open(folder, new_uuid)?;
     match opened.loaded.meta {
         Some(Meta { rack_uuid, .. }) if !opened.is_new => {
-            Err(StoreFolderError::HoldsRack { folder: folder.to_owned(), rack_uuid })
+            Err(StoreFolderError::RackExists { folder: folder.to_owned(), rack_uuid })
         }
         _ => Ok(()),
     }
 }
 
-/// Returns a new uuid from the kernel's random numbers.
+/// Returns a new UUID from random numbers of the kernel.
 pub fn uuid() -> String {
     let mut bytes = [0_u8; 16];
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
@@ -140,11 +142,11 @@ pub fn uuid() -> String {
     format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
 }
 
-/// Checks, before anything is opened or created, that a folder with evidence of a rack has a
-/// ledger.
+/// Checks that a directory that belongs to a rack has a ledger file. Must be called before the
+/// store is opened, which would create a missing file.
 ///
 /// # Errors
-/// [`StoreFolderError::LedgerLost`].
+/// [`StoreFolderError::LedgerLost`] if the file is missing or empty.
 pub fn check_file(folder: &Path) -> Result<(), StoreFolderError> {
     let ledger = folder.join(FILE);
     let defect = match redb::is_blank(&ledger)? {
@@ -156,13 +158,14 @@ pub fn check_file(folder: &Path) -> Result<(), StoreFolderError> {
         .map_or(Ok(()), |evidence| Err(StoreFolderError::LedgerLost { ledger, defect, evidence }))
 }
 
-/// Checks that the ledger's rack matches its folder.
+/// Checks that the ledger and its directory belong to the same rack.
 ///
 /// # Errors
-/// [`StoreFolderError::LedgerLost`] and [`StoreFolderError::OtherRack`].
+/// [`StoreFolderError::LedgerLost`] if the ledger has no rack, [`StoreFolderError::OtherRack`] if
+/// the racks differ.
 pub fn check_rack(folder: &Path, meta: Option<&Meta>) -> Result<(), StoreFolderError> {
     let Some(meta) = meta else {
-        let (ledger, defect) = (folder.join(FILE), "holds no rack");
+        let (ledger, defect) = (folder.join(FILE), "contains no rack");
         return evidence(folder)?
             .map_or(Ok(()), |evidence| Err(StoreFolderError::LedgerLost { ledger, defect, evidence }));
     };
@@ -175,7 +178,8 @@ pub fn check_rack(folder: &Path, meta: Option<&Meta>) -> Result<(), StoreFolderE
     }
 }
 
-/// Returns evidence beside the ledger that a folder holds a rack.
+/// Returns a description of the file or directory that proves that `folder` belongs to a rack. Does
+/// not consider the ledger.
 fn evidence(folder: &Path) -> Result<Option<String>, StoreFolderError> {
     if let Some(folder_rack) = rack_of_folder(folder)? {
         return Ok(Some(format!("{RACK_UUID_FILE} {folder_rack}")));
@@ -202,7 +206,7 @@ mod tests {
     const UUID: &str = "11111111-2222-3333-4444-555555555555";
     const OTHER: &str = "99999999-2222-3333-4444-555555555555";
 
-    /// Returns a folder that holds a rack, with a token.
+    /// Creates a directory with a rack and the directory of its tokens.
     fn rack_folder() -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         init(folder.path(), UUID).unwrap();
@@ -215,26 +219,26 @@ mod tests {
     }
 
     #[test]
-    fn empty_folder_becomes_a_new_rack() {
+    fn rack_is_created_in_an_empty_directory() {
         let folder = tempfile::tempdir().unwrap();
         assert!(open(&folder.path().join("new"), UUID).unwrap().is_new);
         assert_eq!(uuid_of(&folder.path().join("new")), UUID);
-        fs::write(folder.path().join(FILE), "").unwrap(); // as left by a crash during its creation
+        fs::write(folder.path().join(FILE), "").unwrap(); // a crash during the creation of the store leaves an empty file
         assert!(open(folder.path(), UUID).unwrap().is_new);
     }
 
     #[test]
-    fn init_rejects_a_folder_that_holds_a_rack() {
+    fn init_rejects_a_directory_with_a_rack() {
         let folder = rack_folder();
         let error = init(folder.path(), OTHER).unwrap_err().to_string();
-        assert!(error.contains(&format!("holds rack {UUID} already")), "{error}");
+        assert!(error.contains(&format!("already contains rack {UUID}")), "{error}");
         assert_eq!(uuid_of(folder.path()), UUID);
     }
 
-    /// Each kind of evidence prevents a lost ledger from becoming a new rack, and nothing is
-    /// created.
+    /// Removes the ledger and either the rack UUID file or the tokens. The remaining one must
+    /// prevent the creation of a new rack.
     #[test]
-    fn lost_ledger_is_an_error_with_any_evidence_left() {
+    fn lost_ledger_is_detected_by_rack_uuid_or_tokens() {
         for (defect, remaining) in [("is missing", None), ("is empty", Some(0)), ("is empty", Some(8192))] {
             for lost in [RACK_UUID_FILE, "tokens"] {
                 let folder = rack_folder();
@@ -255,16 +259,16 @@ mod tests {
     }
 
     #[test]
-    fn ledger_without_a_rack_beside_tokens_is_an_error() {
+    fn ledger_without_a_rack_is_rejected_if_tokens_exist() {
         let folder = rack_folder();
         fs::remove_file(folder.path().join(FILE)).unwrap();
         drop(RedbStore::open_directory(folder.path()).unwrap());
         let error = open(folder.path(), OTHER).unwrap_err().to_string();
-        assert!(error.contains("holds no rack"), "{error}");
+        assert!(error.contains("contains no rack"), "{error}");
     }
 
     #[test]
-    fn ledger_of_another_rack_is_an_error_that_names_both() {
+    fn ledger_of_another_rack_is_rejected_with_both_uuids() {
         let (folder, other) = (rack_folder(), tempfile::tempdir().unwrap());
         init(other.path(), OTHER).unwrap();
         fs::copy(other.path().join(FILE), folder.path().join(FILE)).unwrap();

@@ -1,5 +1,4 @@
-//! Loads the manager's certificate, its key, and the authority of clients' certificates, and checks
-//! them.
+//! Loads and checks the manager's certificate and key, and the certificate authority of clients.
 
 use std::{
     fs, io,
@@ -18,68 +17,69 @@ use x509_parser::prelude::{FromDer as _, GeneralName, X509Certificate};
 
 use crate::config::Tls;
 
-/// Permission bits of users other than the key's owner and group.
+/// Permission bits of users who are neither the key's owner nor in its group.
 const OTHER_USERS: u32 = 0o007;
 
-/// Remaining days below which a certificate causes a warning.
+/// Number of days before the expiry of a certificate from which the manager logs a warning.
 pub const EXPIRY_WARNING_DAYS: i64 = 14;
 
-/// Error returned by [`load`]: file, and reason.
+/// Error from loading the files of section `[tls]`.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// The file cannot be read.
+    /// A file cannot be read.
     #[error("tls.{field}: cannot read {}", path.display())]
     Read {
-        /// Field in rack.toml.
+        /// Field in section `[tls]` that names the file.
         field: &'static str,
-        /// File.
+        /// Path of the file.
         path: PathBuf,
-        /// Error.
+        /// Error of the operating system.
         #[source]
         errno: io::Error,
     },
-    /// The contents of the file are not usable for the field.
+    /// The contents or permissions of a file violate a rule.
     #[error("tls.{field}: {}: {rule}", path.display())]
     Unusable {
-        /// Field in rack.toml.
+        /// Field in section `[tls]` that names the file.
         field: &'static str,
-        /// File.
+        /// Path of the file.
         path: PathBuf,
-        /// Rule.
+        /// Violated rule, or error from parsing the file.
         rule: String,
     },
 }
 
-/// TLS configuration with its sources.
+/// TLS configuration, with properties of its certificates.
 #[derive(Debug)]
 pub struct LoadedTls {
-    /// The configuration for new connections.
+    /// TLS configuration for new connections.
     pub config: Arc<ServerConfig>,
-    /// DNS names and addresses in the manager's certificate.
+    /// DNS names and IP addresses in the manager's certificate.
     pub names: Vec<String>,
-    /// Expiry of the manager's certificate or of the first valid one of the client authority, in
-    /// Unix seconds.
+    /// Earliest expiry of the manager's certificate and the valid authority certificates, in
+    /// seconds since the Unix epoch.
     pub expires_unix_s: i64,
 }
 
 impl LoadedTls {
-    /// Returns the number of whole days until a certificate expires.
+    /// Returns the number of whole days until the first certificate expires; negative after the
+    /// expiry.
     pub fn days_left(&self) -> i64 {
         (self.expires_unix_s - now_unix_s()) / (24 * 3600)
     }
 }
 
-/// Reads and checks the files of `[tls]`.
+/// Reads and checks the files of section `[tls]`.
 ///
 /// # Errors
-/// [`TlsError`]: a file is missing or not PEM, the key is readable by every user or belongs to
-/// another certificate, or a certificate is expired or not valid yet.
+/// [`TlsError`] if a file is missing or not PEM, a certificate is expired or not yet valid, or the
+/// key is accessible to all users or belongs to another certificate.
 pub fn load(tls: &Tls) -> Result<LoadedTls, TlsError> {
     let chain = certificates("certificate", &tls.certificate)?;
     let key = key(&tls.key)?;
     let authorities = certificates("client_ca", &tls.client_ca)?;
     let names = alternative_names(&parse("certificate", &tls.certificate, &chain[0])?);
-    let leaf = &chain[..1]; // clients verify the rest of the chain
+    let leaf = &chain[..1]; // clients verify the other certificates of the chain
     let own = valid_certificates("certificate", &tls.certificate, leaf)?;
     let authority = valid_certificates("client_ca", &tls.client_ca, &authorities)?;
     let provider = Arc::new(ring::default_provider());
@@ -117,10 +117,11 @@ fn read(field: &'static str, path: &Path) -> Result<Vec<u8>, TlsError> {
 
 fn certificates(field: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let parsed: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&read(field, path)?).collect();
-    let parsed =
-        parsed.map_err(|error| unusable(field, path, format!("must be certificates as PEM: {error}")))?;
+    let parsed = parsed.map_err(|error| {
+        unusable(field, path, format!("must contain certificates in PEM format: {error}"))
+    })?;
     if parsed.is_empty() {
-        return Err(unusable(field, path, "must have at least one certificate as PEM"));
+        return Err(unusable(field, path, "must have at least one certificate in PEM format"));
     }
     Ok(parsed)
 }
@@ -132,14 +133,14 @@ fn key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
         .mode();
     if mode & OTHER_USERS != 0 {
         let rule = format!(
-            "has mode {:04o}: must not be open to every user; `chmod o= {}`",
+            "has mode {:04o}: must not be accessible to all users; run `chmod o= {}`",
             mode & 0o7777,
             path.display()
         );
         return Err(unusable("key", path, rule));
     }
     PrivateKeyDer::from_pem_slice(&text)
-        .map_err(|error| unusable("key", path, format!("must be a private key as PEM: {error}")))
+        .map_err(|error| unusable("key", path, format!("must contain a private key in PEM format: {error}")))
 }
 
 fn roots(path: &Path, authorities: Vec<CertificateDer<'static>>) -> Result<Arc<RootCertStore>, TlsError> {
@@ -158,7 +159,7 @@ fn parse<'a>(
     let parsed = X509Certificate::from_der(der);
     parsed
         .map(|(_, certificate)| certificate)
-        .map_err(|error| unusable(field, path, format!("must be X.509: {error}")))
+        .map_err(|error| unusable(field, path, format!("must be an X.509 certificate: {error}")))
 }
 
 struct ValidCertificates {
@@ -166,11 +167,11 @@ struct ValidCertificates {
     expires_unix_s: i64,
 }
 
-/// Returns the certificates that are valid now, and the first expiry. Others are skipped with a
-/// warning, as after the rotation of an authority.
+/// Returns the certificates that are valid now, and their earliest expiry. Logs a warning for each
+/// other certificate, which can remain after the rotation of an authority.
 ///
 /// # Errors
-/// None is valid.
+/// [`TlsError::Unusable`] if no certificate is valid.
 fn valid_certificates(
     field: &'static str,
     path: &Path,
@@ -195,7 +196,7 @@ fn valid_certificates(
         return Err(unusable(field, path, problems.join("; ")));
     }
     for problem in problems {
-        tracing::warn!(field, path = %path.display(), problem, "skipping invalid certificate");
+        tracing::warn!(field, path = %path.display(), problem, "ignoring invalid certificate");
     }
     Ok(valid)
 }

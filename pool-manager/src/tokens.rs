@@ -1,6 +1,6 @@
-//! Bearer tokens of hosts and of roles, for loopback addresses and unix sockets. A token is a
-//! secret in a file that only its owner can read; the manager holds its hash in memory. Over TLS
-//! the certificate identifies the caller, and tokens are unused.
+//! Bearer tokens that authenticate hosts and roles on loopback addresses and unix sockets. A token
+//! is a secret in a file that only its owner can read. The manager keeps only hashes of tokens in
+//! memory. With TLS, certificates identify callers and tokens are not used.
 
 use std::{
     collections::BTreeMap,
@@ -16,53 +16,52 @@ use units::Name;
 
 use crate::{config::Host, hex, role::Role};
 
-/// Random bytes of a token, which is written in hexadecimal digits.
+/// Number of random bytes of a token. Files contain tokens in hexadecimal.
 const TOKEN_BYTES: usize = 32;
-/// Permission bits of the group and of other users.
+/// Permission bits of all users except the owner.
 const GROUP_AND_OTHERS: u32 = 0o077;
 
-/// SHA-256 of the token of each host and of each role.
+/// SHA-256 hashes of the tokens of all hosts and roles.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tokens {
     hosts: BTreeMap<Name, [u8; 32]>,
     roles: BTreeMap<Role, [u8; 32]>,
 }
 
-/// Error of a token file.
+/// Error of a file with a token.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenError {
     /// The operating system rejected an operation.
-    #[error("{doing} {}", path.display())]
+    #[error("cannot {doing} {}", path.display())]
     Io {
-        /// Operation.
+        /// Operation, such as "open".
         doing: &'static str,
-        /// File.
+        /// File or directory of the operation.
         path: PathBuf,
-        /// Error.
+        /// Error of the operating system.
         #[source]
         errno: io::Error,
     },
-    /// Other users than its owner have permissions.
-    #[error("token {} has mode {mode:04o}: must be accessible to its owner only; `chmod 600` it, or delete it to create a new one", path.display())]
+    /// Users other than the owner can access the file.
+    #[error("token {} has mode {mode:04o}: must be accessible to its owner only; run `chmod 600` on it, or delete it to create a new token", path.display())]
     Permissions {
-        /// File.
+        /// File of the token.
         path: PathBuf,
-        /// Permissions.
+        /// Mode of the file.
         mode: u32,
     },
     /// The file does not contain a token.
-    #[error("token {} is malformed: must be 64 digits of 0-9 a-f; delete it to create a new one", path.display())]
+    #[error("token {} is malformed: must be 64 hexadecimal digits (0-9, a-f); delete the file to create a new token", path.display())]
     Malformed {
-        /// File.
+        /// File of the token.
         path: PathBuf,
     },
 }
 
 impl Tokens {
-    /// Loads the tokens of these hosts and of all roles. The hash of a host's token is in
-    /// `rack.toml`, or its token is in the file `tokens/HOST.token` of the store's directory; a
-    /// role's is in
-    /// `roles/ROLE.token`. Missing files are created.
+    /// Loads the tokens of `hosts` and of all roles from the store's directory. The file of a host
+    /// is `tokens/HOST.token`, unless `rack.toml` contains the hash of its token. The file of a
+    /// role is `roles/ROLE.token`. Missing files are created.
     ///
     /// # Errors
     /// [`TokenError`] for the first file that cannot be used.
@@ -80,12 +79,12 @@ impl Tokens {
         })
     }
 
-    /// Returns whether this is the host's token, in constant time.
+    /// Returns whether `presented` is the token of the host. The comparison takes constant time.
     pub fn admits(&self, host: &Name, presented: &str) -> bool {
         self.hosts.get(host).is_some_and(|expected| is_equal(expected, &hash(presented)))
     }
 
-    /// Returns whether this is the role's token, in constant time.
+    /// Returns whether `presented` is the token of the role. The comparison takes constant time.
     pub fn admits_role(&self, role: Role, presented: &str) -> bool {
         self.roles.get(&role).is_some_and(|expected| is_equal(expected, &hash(presented)))
     }
@@ -100,22 +99,22 @@ fn create_directory(directory: &Path) -> Result<(), TokenError> {
     created.map_err(io_error("create", directory))
 }
 
-/// Returns the folder of the hosts' tokens in the folder of a store.
+/// Returns the directory of the hosts' tokens. `store` is the directory of the store.
 pub fn directory(store: &Path) -> PathBuf {
     store.join("tokens")
 }
 
-/// Returns the file of a host's token.
+/// Returns the path of the file with a host's token.
 pub fn path(store: &Path, host: &Name) -> PathBuf {
     directory(store).join(format!("{host}.token"))
 }
 
-/// Returns the folder of the roles' tokens in the folder of a store.
+/// Returns the directory of the roles' tokens. `store` is the directory of the store.
 pub fn role_directory(store: &Path) -> PathBuf {
     store.join("roles")
 }
 
-/// Returns the file of a role's token.
+/// Returns the path of the file with a role's token.
 pub fn role_path(store: &Path, role: Role) -> PathBuf {
     role_directory(store).join(format!("{role}.token"))
 }
@@ -149,8 +148,8 @@ fn read(path: &Path, file: File) -> Result<String, TokenError> {
     Ok(token.to_owned())
 }
 
-/// Creates a token file, atomically and durably: a copy may be on the host before a restart of the
-/// manager.
+/// Creates a file with a new token, atomically and durably. Otherwise a crash could lose a token
+/// that was already copied to its host.
 fn create(path: &Path) -> io::Result<()> {
     let partial = path.with_extension("token.partial");
     let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&partial)?;
@@ -163,7 +162,7 @@ fn create(path: &Path) -> io::Result<()> {
     writeln!(file, "{digits}")?;
     file.sync_all()?;
     fs::rename(&partial, path)?;
-    File::open(path.parent().expect("a token's path has a folder"))?.sync_all()
+    File::open(path.parent().expect("the path of a token has a parent directory"))?.sync_all()
 }
 
 #[cfg(test)]
@@ -195,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_are_created_once_and_private() {
+    fn token_files_are_created_once_with_private_modes() {
         let store = tempfile::tempdir().unwrap();
         let hosts = [host("h0", None)];
         let first = Tokens::load(store.path(), &hosts).unwrap();
@@ -203,7 +202,11 @@ mod tests {
         let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
         assert_eq!(mode(&path(store.path(), &hosts[0].name)), 0o600);
         assert_eq!(mode(&store.path().join("tokens")), 0o700);
-        assert_eq!(fs::read_dir(store.path().join("tokens")).unwrap().count(), 1, "a partial file remains");
+        assert_eq!(
+            fs::read_dir(store.path().join("tokens")).unwrap().count(),
+            1,
+            "a temporary file was left"
+        );
     }
 
     #[test]
@@ -227,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn hash_in_the_configuration_needs_no_file() {
+    fn host_with_configured_hash_needs_no_token_file() {
         let store = tempfile::tempdir().unwrap();
         let hosts = [host("h0", Some(hash("secret")))];
         let tokens = Tokens::load(store.path(), &hosts).unwrap();

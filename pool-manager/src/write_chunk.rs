@@ -1,12 +1,12 @@
-//! Durable writes as sent to watchers.
+//! Splits durable changes of the ledger into chunks for watchers.
 
 use std::{ops::Range, sync::Arc};
 
 use pool::{ledger::When, manager::PublishedBatch, record::Record};
 use units::{Revision, limits::WATCH_CHUNK_RECORDS_MAX};
 
-/// At most [`WATCH_CHUNK_RECORDS_MAX`] records of one durable write, which bounds the memory of a
-/// slow watcher.
+/// Part of a durable batch, with at most [`WATCH_CHUNK_RECORDS_MAX`] records. The limit bounds the
+/// memory that is queued for a slow watcher.
 #[derive(Clone, Debug)]
 pub struct WriteChunk {
     published: Arc<PublishedBatch>,
@@ -14,7 +14,7 @@ pub struct WriteChunk {
 }
 
 impl WriteChunk {
-    /// Splits a write in its order.
+    /// Splits a batch into chunks, in the order of its records.
     pub(crate) fn split(published: PublishedBatch) -> impl Iterator<Item = Self> {
         let records = published.records.len();
         let published = Arc::new(published);
@@ -24,17 +24,17 @@ impl WriteChunk {
         })
     }
 
-    /// Returns the records as written.
+    /// Returns the records of this chunk.
     pub fn records(&self) -> &[Record] {
         &self.published.records[self.range.clone()]
     }
 
-    /// Returns the ledger's revision after the whole write.
+    /// Returns the revision of the ledger after the whole batch.
     pub fn revision(&self) -> Revision {
         self.published.revision
     }
 
-    /// Returns the time of the write.
+    /// Returns the time at which the batch became durable.
     pub fn when(&self) -> When {
         self.published.when
     }

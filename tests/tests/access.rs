@@ -188,7 +188,7 @@ async fn unadmitted_connections_are_limited_and_closed() {
     assert!(is_closed(extra.read(&mut [0; 1])));
     assert!(
         rack.log_of("manager")
-            .contains("connections of this source without an admitted request are open already")
+            .contains("connections of this source without an authorized request are open already")
     );
     for mut stream in idle_streams {
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();

@@ -106,7 +106,7 @@ async fn model_serves_from_promotion_to_rollback_across_restart() {
     assert_eq!(rack.tarn("rollback frigid"), Value::Null);
     assert_eq!(rack.plan("d", "idle").1, "fixed-share/1");
     let (code, _, output) = rack.run("rollback frigid");
-    assert_eq!((code, output.contains("no frigid model serves")), (Some(4), true), "{output}");
+    assert_eq!((code, output.contains("no frigid model is serving")), (Some(4), true), "{output}");
 }
 
 #[tokio::test]
@@ -128,7 +128,7 @@ async fn plan_is_explained_by_inputs_forecast_and_limits() {
     );
     assert_eq!(fact("operating point: allowed fraction of VMs beyond the PDM (X, exceed_max)"), "2.0 %");
     assert!(fact("operating point: rate of overpredictions (OP)").ends_with(" %"));
-    assert_eq!(fact("model: latency sensitivity"), "none serves");
+    assert_eq!(fact("model: latency sensitivity"), "no serving model");
     let (_, text, _) = rack.run("explain vm a");
     assert!(
         text.contains("model: frigid/1") && text.contains("12GiB of 16GiB may come from the pool"),
@@ -274,7 +274,7 @@ async fn invalid_models_are_rejected_and_serving_one_stays() {
     assert!(code != Some(0) && output.contains("truncated after"), "{output}");
     rack.file("other.json", exported);
     let (_, _, output) = rack.run("import-model sensitivity DIR/other.json");
-    assert!(output.contains("kind: the file is a model of frigid: must be of sensitivity"), "{output}");
+    assert!(output.contains("kind: the file contains a model of frigid: must be of sensitivity"), "{output}");
     assert_eq!(rack.plan("a", "idle"), (12, "frigid/1".to_owned()));
     assert_eq!(rack.tarn("get models").as_array().unwrap().len(), 1, "no other model is stored");
 }

@@ -325,6 +325,6 @@ async fn decisions_about_a_vm_are_explained() {
     assert_eq!(actions, ["plan", "reserve", "end"]);
     assert_eq!(decisions[0].model, "fixed-share/1");
     let reason = &decisions[0].facts["because"];
-    assert_eq!(reason, "no model of frigid memory serves: a fixed share, 25.0 %");
+    assert_eq!(reason, "no model of frigid memory is in use: fixed share of 25.0 %");
     assert!(decisions[1].alternatives.iter().any(|a| a.starts_with("emc emc")), "{:?}", decisions[1]);
 }

@@ -61,7 +61,10 @@ async fn wait_not_fenced(rack: &Rack, reason: &str) {
     assert!(host.fence_error().contains(reason), "{host:?}");
     let slices = rack.slices().await;
     assert_eq!(slices[0].host.as_deref(), Some("h0"), "{slices:?}");
-    assert_eq!(slices[0].reason(), "access of its host is being revoked; the host may still reach it");
+    assert_eq!(
+        slices[0].reason(),
+        "access of the host is being revoked; the host may still access the slice"
+    );
 }
 
 fn tarn_output(rack: &Rack, args: &[&str]) -> String {

@@ -1,4 +1,4 @@
-//! Section `[access]`: local users of the unix socket beside root and the manager's user.
+//! Section `[access]`: local users of the unix socket, in addition to root and the manager's user.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use crate::role::Role;
 /// Local users of the unix socket. Root and the manager's user have every role.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Access {
-    /// Group whose members may connect; without it only the socket's owner and root.
+    /// Id of the group whose members may connect. `None` admits only root and the socket's owner.
     pub group: Option<u32>,
     /// User ids with the role scheduler.
     pub schedulers: BTreeSet<u32>,
@@ -20,7 +20,7 @@ pub struct Access {
 }
 
 impl Access {
-    /// Returns whether a user has a role.
+    /// Returns whether the user has the role; an admin has every role.
     pub fn has_role(&self, uid: u32, role: Role) -> bool {
         self.admins.contains(&uid) || role == Role::Scheduler && self.schedulers.contains(&uid)
     }
@@ -31,18 +31,18 @@ pub(super) fn access(mut section: Section<'_>, is_unix: bool) -> Option<Access> 
     let schedulers = section.list("schedulers", ROLE_NAMES_MAX, user);
     let admins = section.list("admins", ROLE_NAMES_MAX, user);
     let rule =
-        "only applies to a manager.listen of unix:/path; clients of an address use tokens or certificates";
+        "requires manager.listen = \"unix:/path\"; clients of an IP address use tokens or certificates";
     for key in ["group", "schedulers", "admins"] {
-        section.rule(is_unix || !section.is_present(key), key, rule)?;
+        section.check(is_unix || !section.is_present(key), key, rule)?;
     }
     let (group, schedulers, admins): (_, Vec<_>, Vec<_>) = (group?, schedulers?, admins?);
     let reachable = group.is_some() || schedulers.is_empty() && admins.is_empty();
-    let reachable = section.rule(
+    let reachable = section.check(
         reachable,
         "group",
         "is missing: without it only root and the manager's user can connect",
     );
-    section.end();
+    section.reject_unknown_keys();
     reachable?;
     Some(Access { group, schedulers: schedulers.into_iter().collect(), admins: admins.into_iter().collect() })
 }

@@ -1,5 +1,5 @@
-//! Settings for EMCs that cannot revoke access: a serial number under which hosts see them, and a
-//! fence command.
+//! Settings for EMCs that cannot revoke access: the serial number of such an EMC, and the command
+//! that fences a host.
 
 use units::limits::{FENCE_ARGUMENTS_MAX, FENCE_WITHIN_DEFAULT, FENCE_WITHIN_MAX, FENCE_WITHIN_MIN};
 
@@ -9,33 +9,34 @@ use crate::{
     fence_command::{FenceCommand, HOST_PLACEHOLDER},
 };
 
-/// Maximum of hexadecimal digits of a serial number.
+/// Maximum number of hexadecimal digits of a serial number, which has 64 bits.
 const SERIAL_DIGITS_MAX: usize = 16;
 
-/// Section `[fence]`.
+/// Reads section `[fence]`.
 pub(super) fn command(mut section: Section<'_>) -> Option<FenceCommand> {
     let is_present = section.has("command");
     let command = section.list("command", FENCE_ARGUMENTS_MAX, |field| field.str().map(str::to_owned));
     let within = section.optional("within_s", |field| field.seconds(FENCE_WITHIN_MIN..=FENCE_WITHIN_MAX));
-    let present = section.rule(is_present, "command", "is missing");
+    let present = section.check(is_present, "command", "is missing");
     let command = command.and_then(|command| {
         let has_program = !is_present || command.first().is_some_and(|program| !program.is_empty());
-        section.rule(has_program, "command", "must begin with a program")?;
-        let has_placeholder = !is_present || command.iter().any(|word| word.contains(HOST_PLACEHOLDER));
-        section.rule(
+        section.check(has_program, "command", "must begin with a program")?;
+        let has_placeholder =
+            !is_present || command.iter().any(|argument| argument.contains(HOST_PLACEHOLDER));
+        section.check(
             has_placeholder,
             "command",
-            "must have {host} in one of its words, which the host's name replaces",
+            "must have {host} in one of its arguments, which is replaced by the host's name",
         )?;
         Some(command)
     });
-    section.end();
+    section.reject_unknown_keys();
     present?;
     Some(FenceCommand { command: command?, within: within?.unwrap_or(FENCE_WITHIN_DEFAULT) })
 }
 
-/// Parses a serial number in the form of `/sys/bus/cxl/devices/memN/serial`, in which hosts report
-/// it.
+/// Parses a serial number in the format of `/sys/bus/cxl/devices/memN/serial`, because hosts report
+/// serial numbers in this format.
 pub(super) fn serial(field: &Field<'_>) -> Result<String, String> {
     let text = field.str()?;
     let digits = text.strip_prefix("0x").unwrap_or_default();
@@ -44,14 +45,14 @@ pub(super) fn serial(field: &Field<'_>) -> Result<String, String> {
     let fits = (1..=SERIAL_DIGITS_MAX).contains(&digits.len());
     (is_canonical && is_hex && fits).then(|| text.to_owned()).ok_or_else(|| {
         format!(
-            "must be 0x and 1 to {SERIAL_DIGITS_MAX} digits of 0-9 a-f, the first not 0, as sysfs shows it"
+            "must be 0x and 1 to {SERIAL_DIGITS_MAX} hexadecimal digits (0-9, a-f) without leading zeros, as in sysfs"
         )
     })
 }
 
-/// Returns the rule for a serial number with a driver that can revoke access.
+/// Returns the error for a serial number of an EMC whose driver can revoke access.
 pub(super) fn serial_not_allowed(driver: Driver) -> String {
-    let with: Vec<_> =
+    let allowed: Vec<_> =
         Driver::ALL.into_iter().filter(|driver| !driver.can_revoke()).map(Driver::name).collect();
-    format!("not allowed with driver {}, only with {}", driver.name(), with.join(", "))
+    format!("not allowed with driver {}, only with {}", driver.name(), allowed.join(", "))
 }

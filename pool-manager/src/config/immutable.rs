@@ -1,25 +1,26 @@
-//! Settings that a reload cannot change. Changes of the rack are decided by the ledger.
+//! Settings that a reload cannot change. The ledger decides on all other changes of the rack.
 
 use units::Name;
 
 use super::{Config, Emc, Host};
 
-/// Setting that cannot change while the manager runs.
+/// Changed setting that a reload cannot apply.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {rule}")]
 pub struct ImmutableSetting {
-    /// Name.
+    /// Path of the setting, such as `manager.store` or `host h0: emcs`.
     pub field: String,
-    /// Rule, with the way to change the setting.
+    /// Violated rule, and how to change the setting instead.
     pub rule: &'static str,
 }
 
-const RESTART: &str = "can change only with a restart of pool-manager";
-const NEVER: &str = "cannot change: drain the EMC, remove it, and add it under another name";
-const WIRING: &str = "EMCs can only be added to a host: drain the host and remove it first";
+const RESTART_REQUIRED: &str = "a change requires a restart of pool-manager";
+const EMC_SETTING_FIXED: &str = "cannot change: drain the EMC, remove it, and add it under another name";
+const EMC_REMOVED_FROM_HOST: &str =
+    "cannot remove an EMC of a host: drain and remove the host, then add it again";
 
-/// Returns the settings in `new` that cannot change while the manager runs; if there are any,
-/// nothing is changed.
+/// Returns the changed settings in `new` that a reload cannot apply. If there are any, the caller
+/// must reject the whole reload.
 pub fn immutable_changes(old: &Config, new: &Config) -> Vec<ImmutableSetting> {
     let emc = |name: &Name| old.emcs.iter().find(|emc| emc.name == *name);
     let host = |name: &Name| old.hosts.iter().find(|host| host.name == *name);
@@ -38,7 +39,7 @@ fn immutable_changes_of_manager(old: &Config, new: &Config) -> Vec<ImmutableSett
         ("tls", old.tls.is_some() != new.tls.is_some()),
     ];
     let changed = changed.into_iter().filter(|(_, changed)| *changed);
-    changed.map(|(field, _)| ImmutableSetting { field: field.to_owned(), rule: RESTART }).collect()
+    changed.map(|(field, _)| ImmutableSetting { field: field.to_owned(), rule: RESTART_REQUIRED }).collect()
 }
 
 fn immutable_changes_of_emc(before: &Emc, after: &Emc) -> Vec<ImmutableSetting> {
@@ -50,11 +51,17 @@ fn immutable_changes_of_emc(before: &Emc, after: &Emc) -> Vec<ImmutableSetting> 
     ];
     let changed = changed.into_iter().filter(|(_, changed)| *changed);
     changed
-        .map(|(field, _)| ImmutableSetting { field: format!("emc {}: {field}", after.name), rule: NEVER })
+        .map(|(field, _)| ImmutableSetting {
+            field: format!("emc {}: {field}", after.name),
+            rule: EMC_SETTING_FIXED,
+        })
         .collect()
 }
 
 fn immutable_change_of_host(before: &Host, after: &Host) -> Option<ImmutableSetting> {
     let lost = before.emcs.iter().any(|emc| !after.emcs.contains(emc));
-    lost.then(|| ImmutableSetting { field: format!("host {}: emcs", after.name), rule: WIRING })
+    lost.then(|| ImmutableSetting {
+        field: format!("host {}: emcs", after.name),
+        rule: EMC_REMOVED_FROM_HOST,
+    })
 }

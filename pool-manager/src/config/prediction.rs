@@ -8,7 +8,7 @@ use units::{
 use super::reader::{Field, Section};
 use crate::{forecasts::Settings, operating_point::OperatorLimits};
 
-/// Minimum retention of outcomes, in seconds: a model needs a day of data.
+/// Minimum retention of outcomes: one day, because a model needs a day of data.
 const RETENTION_MIN: Ns = Ns::secs(24 * 3600);
 
 impl Default for Settings {
@@ -22,7 +22,7 @@ pub(super) fn settings(mut section: Section<'_>) -> Option<Settings> {
     let exceed_max = section.optional("exceed_max", fraction);
     let exceeds = section.optional("overpredicted_exceeds", fraction);
     let retention = section.optional("keep_s", |field| field.seconds(RETENTION_MIN..=OUTCOME_RETENTION_MAX));
-    section.end();
+    section.reject_unknown_keys();
     Some(Settings {
         limits: OperatorLimits {
             exceed_max: exceed_max?.unwrap_or(default.limits.exceed_max),

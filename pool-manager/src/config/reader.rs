@@ -1,5 +1,5 @@
-//! Reader of a TOML file: reads fields one by one and collects all violations with line, value and
-//! rule. The meaning of the fields is left to the caller.
+//! Reads fields of a TOML file one by one and collects all violations with line, value and rule.
+//! Callers define the fields and their rules.
 
 use std::{
     cell::RefCell,
@@ -15,19 +15,19 @@ use toml::{
 };
 use units::{Name, Ns};
 
-/// Longest part of an invalid value that is shown.
+/// Maximum number of characters of an invalid value in a message.
 const SHOWN_CHARS_MAX: usize = 80;
 
-/// Violation of a rule.
+/// Violated rule of the configuration file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
-    /// Line, from 1; `None` if it concerns the whole file.
+    /// Line number, from 1; `None` if the violation concerns the whole file.
     pub line: Option<usize>,
-    /// Field, such as `host[2].emcs[0]`; empty if the file is not TOML.
+    /// Path of the field, such as `host[2].emcs[0]`; empty if the file is not valid TOML.
     pub field: String,
-    /// Value, as written.
+    /// Value as written in the file; `None` if the field is missing or unknown.
     pub value: Option<String>,
-    /// Rule.
+    /// Rule that the field violates, such as "is missing".
     pub rule: String,
 }
 
@@ -44,7 +44,7 @@ impl Display for Violation {
     }
 }
 
-/// Text with the violations found so far.
+/// Contents of a configuration file, and the violations found so far.
 #[derive(Debug)]
 pub(super) struct Text<'a> {
     text: &'a str,
@@ -56,17 +56,17 @@ impl<'a> Text<'a> {
         Self { text, violations: RefCell::default() }
     }
 
-    /// Parses the document, if it is TOML.
+    /// Parses the text. Returns `None` after reporting syntax errors.
     pub(super) fn parse(&self) -> Option<DeTable<'a>> {
         let (document, errors) = DeTable::parse_recoverable(self.text);
         for error in &errors {
             let offset = error.span().map(|span| span.start);
-            self.report(offset, String::new(), None, format!("not TOML: {}", error.message()));
+            self.report(offset, String::new(), None, format!("invalid TOML: {}", error.message()));
         }
         errors.is_empty().then(|| document.into_inner())
     }
 
-    /// Returns all violations by line.
+    /// Returns all violations, sorted by line.
     pub(super) fn into_violations(self) -> Vec<Violation> {
         let mut violations = self.violations.into_inner();
         violations.sort_by_key(|violation| violation.line);
@@ -80,7 +80,8 @@ impl<'a> Text<'a> {
     }
 }
 
-/// Table whose fields are taken one by one.
+/// TOML table from which the caller takes fields one by one; [`Section::reject_unknown_keys`]
+/// reports the others.
 #[derive(Debug)]
 pub(super) struct Section<'a> {
     text: &'a Text<'a>,
@@ -116,12 +117,12 @@ impl<'a> Section<'a> {
         self.remaining.contains_key(key)
     }
 
-    /// Returns whether a field that has been read exists.
+    /// Returns whether the file contains the field, which the caller must have taken before.
     pub(super) fn is_present(&self, key: &str) -> bool {
         self.present.contains(key)
     }
 
-    /// Takes a required field. Returns `None` after reporting a violation.
+    /// Takes a required field. Returns `None` after reporting that it is missing or invalid.
     pub(super) fn required<T>(
         &mut self,
         key: &'static str,
@@ -134,8 +135,8 @@ impl<'a> Section<'a> {
         field.read(read)
     }
 
-    /// Takes an optional field. The outer `None` reports a violation, the inner one a missing
-    /// field.
+    /// Takes an optional field. Returns `None` after reporting an invalid value, and `Some(None)`
+    /// if the field is missing.
     pub(super) fn optional<T>(
         &mut self,
         key: &'static str,
@@ -144,7 +145,8 @@ impl<'a> Section<'a> {
         self.take(key).map_or(Some(None), |field| field.read(read).map(Some))
     }
 
-    /// Takes an optional list; violations in it have been reported.
+    /// Takes an optional list of at most `max` items. Returns `None` after reporting a violation,
+    /// and an empty list if the field is missing.
     pub(super) fn list<T>(
         &mut self,
         key: &'static str,
@@ -155,27 +157,27 @@ impl<'a> Section<'a> {
         items.iter().map(|item| item.read(&mut read)).collect::<Vec<_>>().into_iter().collect()
     }
 
-    /// Takes an optional table.
+    /// Takes an optional table. Returns `None` if it is missing, or after reporting a violation.
     pub(super) fn section(&mut self, key: &'static str) -> Option<Section<'a>> {
         self.optional(key, Field::section).flatten()
     }
 
-    /// Takes the tables of an array `[[key]]`.
+    /// Takes an array of at most `max` tables `[[key]]`.
     pub(super) fn sections(&mut self, key: &'static str, max: usize) -> Vec<Section<'a>> {
         let items = self.optional(key, |field| field.items(max)).flatten().unwrap_or_default();
         items.iter().filter_map(|item| item.read(Field::section)).collect()
     }
 
-    /// Checks a rule of a taken field. Returns `None` after reporting a violation.
-    pub(super) fn rule(&self, holds: bool, key: &'static str, rule: &str) -> Option<()> {
+    /// Reports that field `key` violates `rule`, and returns `None`, unless `holds` is true.
+    pub(super) fn check(&self, holds: bool, key: &'static str, rule: &str) -> Option<()> {
         if !holds {
             self.text.report(self.offset, self.field(key), None, rule.to_owned());
         }
         holds.then_some(())
     }
 
-    /// Reports all remaining fields as unknown.
-    pub(super) fn end(self) {
+    /// Reports all fields that were not taken as unknown.
+    pub(super) fn reject_unknown_keys(self) {
         let rule = format!("unknown key; must be one of {}", self.known.join(", "));
         for (key, (offset, _)) in &self.remaining {
             self.text.report(Some(*offset), self.field(key), None, rule.clone());
@@ -183,7 +185,7 @@ impl<'a> Section<'a> {
     }
 }
 
-/// Value with its position.
+/// Value of a field, with its path and its position in the file.
 #[derive(Debug)]
 pub(super) struct Field<'a> {
     text: &'a Text<'a>,
@@ -211,7 +213,7 @@ impl<'a> Field<'a> {
     fn items(&self, max: usize) -> Result<Vec<Field<'a>>, String> {
         let items = self.value.get_ref().as_array().ok_or("must be a list")?;
         if items.len() > max {
-            return Err(format!("must be at most {max}, not {}", items.len()));
+            return Err(format!("has {} items: must have at most {max}", items.len()));
         }
         let item = |(i, value)| Field { text: self.text, path: format!("{}[{i}]", self.path), value };
         Ok(items.iter().enumerate().map(item).collect())
@@ -225,7 +227,7 @@ impl<'a> Field<'a> {
         Name::new(self.str()?).map_err(|error| error.to_string())
     }
 
-    /// Parses a path; a relative one is relative to `base`.
+    /// Parses a path; a relative path is resolved against `base`.
     pub(super) fn path(&self, base: &Path) -> Result<PathBuf, String> {
         absolute(base, self.str()?)
     }
@@ -246,7 +248,7 @@ impl<'a> Field<'a> {
         digits.and_then(|digits| digits.parse().ok()).ok_or_else(|| "must be a number".to_owned())
     }
 
-    /// Parses a time in seconds, possibly fractional.
+    /// Parses a number of seconds, which may be fractional, and checks its range.
     pub(super) fn seconds(&self, range: RangeInclusive<Ns>) -> Result<Ns, String> {
         let in_seconds = |ns: &Ns| ns.as_duration().as_secs_f64();
         let rule = || {
@@ -261,10 +263,10 @@ impl<'a> Field<'a> {
     }
 }
 
-/// Returns an absolute path; a relative one is relative to `base`.
+/// Returns the absolute form of `path`; a relative path is resolved against `base`.
 pub(super) fn absolute(base: &Path, path: &str) -> Result<PathBuf, String> {
     match path {
         "" => Err("must not be an empty path".to_owned()),
-        path => std::path::absolute(base.join(path)).map_err(|errno| format!("must be a path: {errno}")),
+        path => std::path::absolute(base.join(path)).map_err(|errno| format!("is not a valid path: {errno}")),
     }
 }

@@ -35,7 +35,7 @@ fn rack() -> Config {
     parse(RACK).unwrap()
 }
 
-/// Returns the errors of the rack with one part replaced.
+/// Returns the validation errors of [`RACK`] after `piece` is replaced once by `replaced`.
 fn error_of(piece: &str, replaced: &str) -> String {
     assert!(RACK.contains(piece), "{piece:?} is not in the rack");
     let error = parse(&RACK.replacen(piece, replaced, 1)).expect_err(replaced).to_string();
@@ -47,7 +47,7 @@ fn check(piece: &str, replaced: &str, expected: &str) {
     assert_eq!(error_of(piece, replaced), expected);
 }
 
-/// Returns the text with the block that begins with this commented line uncommented.
+/// Returns `text` with one block uncommented: the block whose first line is `# {first}`.
 fn uncomment(text: &str, first: &str) -> String {
     let blocks = text.split("\n\n").map(|block| match block.starts_with(&format!("# {first}")) {
         true => block.lines().map(|line| line.trim_start_matches("# ")).collect::<Vec<_>>().join("\n"),
@@ -129,7 +129,7 @@ fn unknown_key_is_an_error() {
     check(
         "[[host]]",
         "[[hosts]]",
-        "host: is missing: must be given at least once\nline 18: hosts: unknown key; must be one of manager, lease, policy, prediction, fence, access, tls, emc, host",
+        "host: is missing: at least one [[host]] is required\nline 18: hosts: unknown key; must be one of manager, lease, policy, prediction, fence, access, tls, emc, host",
     );
     check(
         "cores = 32",
@@ -146,7 +146,7 @@ fn host_with_unknown_or_repeated_emcs_is_rejected() {
         r#""emc2"]"#,
         "line 22: host[0].emcs[1] = \"emc2\": no such EMC; must be one of emc0, emc1",
     );
-    check(r#""emc1"]"#, r#""emc0"]"#, "line 22: host[0].emcs[1] = \"emc0\": must not be given twice");
+    check(r#""emc1"]"#, r#""emc0"]"#, "line 22: host[0].emcs[1] = \"emc0\": is a duplicate: must be unique");
     check(r#"["emc0", "emc1"]"#, "\"emc0\"", "line 22: host[0].emcs = \"emc0\": must be a list");
 }
 
@@ -155,20 +155,20 @@ fn duplicate_names_and_paths_are_rejected() {
     check(
         "\"emc1\"",
         "\"emc0\"",
-        "line 13: emc[1].name = \"emc0\": must not be given twice\nline 22: host[0].emcs[1] = \"emc1\": no such EMC; must be one of emc0",
+        "line 13: emc[1].name = \"emc0\": is a duplicate: must be unique\nline 22: host[0].emcs[1] = \"emc1\": no such EMC; must be one of emc0",
     );
     check(
         "path = \"emc1\"",
         "path = \"/dev/shm/emc0\"",
-        "line 16: emc[1].path = \"/dev/shm/emc0\": must not be the path of another EMC",
+        "line 16: emc[1].path = \"/dev/shm/emc0\": is already the path of another EMC: must be unique",
     );
     check(
         "path = \"emc1\"",
         "path = \"./store\"",
-        "line 16: emc[1].path = \"./store\": must not be the path of manager.store",
+        "line 16: emc[1].path = \"./store\": is already the path of manager.store: must be unique",
     );
     let second = "[[host]]\nname = \"h0\"\ncores = 1\nlocal_mib = 1\nemcs = [\"emc0\"]\n\n[[host]]";
-    check("[[host]]", second, "line 25: host[1].name = \"h0\": must not be given twice");
+    check("[[host]]", second, "line 25: host[1].name = \"h0\": is a duplicate: must be unique");
 }
 
 #[test]
@@ -177,11 +177,11 @@ fn token_shared_by_two_hosts_is_rejected() {
     let second = format!("[[host]]\nname = \"h1\"\ncores = 1\nlocal_mib = 1\nemcs = [\"emc0\"]\n{token}");
     let error = parse(&format!("{RACK}{token}\n{second}")).unwrap_err().to_string();
     assert!(error.contains("line 29: host[1].token_sha256 = "), "{error}");
-    assert!(error.ends_with("must not be given twice"), "{error}");
+    assert!(error.ends_with("is a duplicate: must be unique"), "{error}");
     check(
         "cores = 32",
         "cores = 32\ntoken_sha256 = \"0A\"",
-        "line 21: host[0].token_sha256 = \"0A\": must be 64 digits of 0-9 a-f",
+        "line 21: host[0].token_sha256 = \"0A\": must be 64 hexadecimal digits (0-9, a-f)",
     );
 }
 
@@ -200,7 +200,7 @@ fn sizes_outside_their_limits_are_rejected() {
     let many: String = (0..16).map(|i| full.replace("\"e\"", &format!("\"x{i}\""))).collect();
     let error = parse(&format!("{RACK}{many}")).unwrap_err().to_string();
     assert!(
-        error.ends_with("emc[17].slices = 16384: the rack's EMCs together must have at most 262144"),
+        error.ends_with("emc[17].slices = 16384: all EMCs together must have at most 262144 slices"),
         "{error}"
     );
 }
@@ -216,12 +216,12 @@ fn non_loopback_address_requires_tls() {
     check(
         "127.0.0.1:9750",
         "0.0.0.0:9750",
-        "line 3: manager.listen = \"0.0.0.0:9750\": must be loopback or unix:/path without [tls]",
+        "line 3: manager.listen = \"0.0.0.0:9750\": must be a loopback address or unix:/path, because there is no [tls]",
     );
     check(
         "store =",
         "metrics_listen = \"127.0.0.1:9750\"\nstore =",
-        "line 4: manager.metrics_listen = \"127.0.0.1:9750\": must not be manager.listen",
+        "line 4: manager.metrics_listen = \"127.0.0.1:9750\": must differ from manager.listen",
     );
     let tls = "[tls]\ncertificate = \"a\"\nkey = \"b\"\nclient_ca = \"c\"\nschedulers = [\"nova\"]";
     let config = parse(&format!("{}{tls}", RACK.replace("127.0.0.1", "0.0.0.0"))).unwrap();
@@ -268,7 +268,7 @@ fn unknown_driver_is_rejected() {
 }
 
 #[test]
-fn serial_is_required_exactly_for_devices_without_revocation() {
+fn serial_is_required_only_for_drivers_without_revocation() {
     let shared = "driver = \"shared-dax\"\nserial = \"0x1a\"";
     let config = parse(&RACK.replacen("driver = \"emulated\"", shared, 1)).unwrap();
     assert_eq!(config.emcs[0].serial.as_deref(), Some("0x1a"));
@@ -281,16 +281,16 @@ fn serial_is_required_exactly_for_devices_without_revocation() {
     );
     for value in ["", "0x", "1a", "0x01", "0x1A", "0x0x1", "0x1 ", "0x11112222333344445"] {
         let expected = format!(
-            "line 10: emc[0].serial = \"{value}\": must be 0x and 1 to 16 digits of 0-9 a-f, the first not 0, as sysfs shows it"
+            "line 10: emc[0].serial = \"{value}\": must be 0x and 1 to 16 hexadecimal digits (0-9, a-f) without leading zeros, as in sysfs"
         );
         check(driver, &shared.replace("0x1a", value), &expected);
     }
     let error = parse(&RACK.replace(driver, shared)).unwrap_err().to_string();
-    assert!(error.ends_with("emc[1].serial = \"0x1a\": must not be given twice"), "{error}");
+    assert!(error.ends_with("emc[1].serial = \"0x1a\": is a duplicate: must be unique"), "{error}");
 }
 
 #[test]
-fn fence_command_requires_the_host_and_has_a_deadline() {
+fn fence_command_requires_host_placeholder_and_has_a_deadline() {
     let fence = |text: &str| parse(&format!("{RACK}\n[fence]\n{text}"));
     let stop = fence("command = [\"/sbin/off\", \"{host}\"]").unwrap().fence.unwrap();
     assert_eq!((stop.command, stop.within), (vec!["/sbin/off".to_owned(), "{host}".into()], Ns::secs(60)));
@@ -302,7 +302,7 @@ fn fence_command_requires_the_host_and_has_a_deadline() {
         ("command = \"off {host}\"", "line 25: fence.command = \"off {host}\": must be a list"),
         (
             "command = [\"off\"]",
-            "line 24: fence.command: must have {host} in one of its words, which the host's name replaces",
+            "line 24: fence.command: must have {host} in one of its arguments, which is replaced by the host's name",
         ),
         (
             "command = [\"{host}\"]\nwithin_s = 0",
@@ -315,7 +315,7 @@ fn fence_command_requires_the_host_and_has_a_deadline() {
 }
 
 #[test]
-fn all_violations_are_reported() {
+fn all_violations_in_a_file_are_reported() {
     let text = RACK.replace("64", "0").replace("\"h0\"", "\"../h0\"").replace("store", "stroe");
     let ConfigError::Invalid { violations, .. } = parse(&text).unwrap_err() else { panic!("not Invalid") };
     let fields: Vec<&str> = violations.iter().map(|violation| violation.field.as_str()).collect();
@@ -325,19 +325,19 @@ fn all_violations_are_reported() {
 #[test]
 fn invalid_toml_is_reported_with_its_line() {
     let error = error_of("store = \"store\"", "store = \"store");
-    assert!(error.starts_with("line 4: not TOML: "), "{error}");
+    assert!(error.starts_with("line 4: invalid TOML: "), "{error}");
     let error = error_of("slices = 64", "slices = 64\nslices = 65");
-    assert!(error.starts_with("line 9: not TOML: duplicate key"), "{error}");
+    assert!(error.starts_with("line 9: invalid TOML: duplicate key"), "{error}");
 }
 
 #[test]
-fn missing_file_is_named() {
+fn missing_file_is_reported_with_its_path() {
     let error = Config::load(Path::new("/nonexistent/rack.toml")).unwrap_err();
-    assert_eq!(error.to_string(), "read /nonexistent/rack.toml");
+    assert_eq!(error.to_string(), "cannot read /nonexistent/rack.toml");
 }
 
 #[test]
-fn reload_may_add_change_and_remove() {
+fn reload_may_add_change_and_remove_emcs_and_hosts() {
     let old = rack();
     let mut new = old.clone();
     new.emcs.push(Emc { name: Name::new("emc2").unwrap(), path: "/emc2".into(), ..old.emcs[0].clone() });
@@ -348,7 +348,7 @@ fn reload_may_add_change_and_remove() {
     new.fence = Some(FenceCommand { command: vec!["off-{host}".into()], within: Ns::secs(1) });
     assert_eq!(immutable_changes(&old, &new), []);
     new.hosts[0].emcs.pop();
-    assert_eq!(immutable_changes(&new, &old), [], "removals are decided by the ledger");
+    assert_eq!(immutable_changes(&new, &old), [], "the ledger decides on removals");
 }
 
 #[test]
@@ -363,10 +363,10 @@ fn reload_reports_immutable_changes() {
     assert_eq!(
         changes,
         [
-            "manager.store: can change only with a restart of pool-manager",
+            "manager.store: a change requires a restart of pool-manager",
             "emc emc0: slices: cannot change: drain the EMC, remove it, and add it under another name",
             "emc emc0: serial: cannot change: drain the EMC, remove it, and add it under another name",
-            "host h0: emcs: EMCs can only be added to a host: drain the host and remove it first",
+            "host h0: emcs: cannot remove an EMC of a host: drain and remove the host, then add it again",
         ]
     );
 }
@@ -379,7 +379,7 @@ fn listen_defaults_to_the_unix_socket() {
 }
 
 #[test]
-fn users_of_the_unix_socket_are_named_or_numbered() {
+fn access_section_accepts_user_names_and_numbers() {
     let unix = RACK.replace("127.0.0.1:9750", "unix:/run/manager.sock");
     let text = "\n[access]\ngroup = \"root\"\nschedulers = [\"1001\"]\nadmins = [\"root\", \"1002\"]\n";
     let access = parse(&format!("{unix}{text}")).unwrap().access;
@@ -396,9 +396,9 @@ fn users_of_the_unix_socket_are_named_or_numbered() {
 }
 
 #[test]
-fn access_applies_to_a_unix_socket_only() {
+fn access_section_without_a_unix_socket_is_rejected() {
     let error = parse(&format!("{RACK}\n[access]\ngroup = \"0\"\n")).unwrap_err().to_string();
-    assert!(error.contains("access.group: only applies to a manager.listen of unix:/path"), "{error}");
+    assert!(error.contains("access.group: requires manager.listen = \"unix:/path\""), "{error}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Messages from and to agents, validated.
+//! Validates and converts messages from agents, and converts desired states for agents.
 
 use std::collections::BTreeMap;
 
@@ -12,17 +12,17 @@ use units::{Bytes, DesiredVersion, Epoch, InstanceId, Name, ReservationId, Revis
 
 use super::requests::{Invalid, local, named, user};
 
-/// Validates a Hello: the host's name, and the identity of its agent.
+/// Validates the first message of an agent, and returns the host's name and the agent's identity.
 ///
 /// # Errors
-/// Another protocol version, or a malformed field.
+/// [`Invalid`] if the protocol version differs or a field is malformed.
 pub fn hello(h: wire::Hello) -> Result<(Name, Hello), Invalid> {
     if h.protocol_version != proto::PROTOCOL_VERSION {
         let rule = format!("must be {}: update the older of manager and agent", proto::PROTOCOL_VERSION);
         return Err(Invalid::new("protocol_version", h.protocol_version, rule));
     }
     if h.boot_id.is_empty() || h.boot_id.len() > 64 {
-        return Err(Invalid::new("boot_id", format!("{:?}", h.boot_id), "must be 1 to 64 bytes"));
+        return Err(Invalid::new("boot_id", format!("{:?}", h.boot_id), "must have 1 to 64 bytes"));
     }
     if h.host_memory_socket.len() > 256 {
         return Err(Invalid::new(
@@ -43,11 +43,11 @@ pub fn hello(h: wire::Hello) -> Result<(Name, Hello), Invalid> {
 
 fn seen_device(d: wire::SeenDevice) -> Result<SeenDevice, Invalid> {
     if d.serial.is_empty() || d.serial.len() > NAME_BYTES_MAX {
-        let rule = format!("must be 1 to {NAME_BYTES_MAX} bytes");
+        let rule = format!("must have 1 to {NAME_BYTES_MAX} bytes");
         return Err(Invalid::new("devices.serial", format!("{:?}", d.serial), rule));
     }
     let shown = |text: String| text.chars().take(REASON_BYTES_MAX / 4).collect();
-    let problem = d.problem.map(shown); // a character has at most four bytes
+    let problem = d.problem.map(shown); // divided by 4: a UTF-8 character has at most 4 bytes
     Ok(SeenDevice { serial: d.serial, slices: d.slices, problem })
 }
 
@@ -59,10 +59,11 @@ fn reservation(text: &str) -> Result<ReservationId, Invalid> {
     text.parse().map_err(|problem| Invalid { field: "reservation", problem })
 }
 
-/// Validates a report.
+/// Validates the observed state that an agent reports.
 ///
 /// # Errors
-/// A malformed field, or more VMs than a host may have reservations.
+/// [`Invalid`] if a field is malformed, or if there are more than [`RESERVATIONS_PER_HOST_MAX`]
+/// VMs.
 pub fn report(h: wire::ObservedState) -> Result<ObservedState, Invalid> {
     if h.vms.len() > RESERVATIONS_PER_HOST_MAX {
         let rule = format!("must be at most {RESERVATIONS_PER_HOST_MAX} VMs");
@@ -85,10 +86,10 @@ pub fn report(h: wire::ObservedState) -> Result<ObservedState, Invalid> {
     })
 }
 
-/// Validates the memory touched by VMs; both kinds of memory are added.
+/// Returns the memory touched by each VM: the sum of its local and pool memory.
 ///
 /// # Errors
-/// A malformed field.
+/// [`Invalid`] if the id of a reservation is malformed.
 pub fn touched(reports: Vec<wire::VmTouched>) -> Result<Vec<(ReservationId, Bytes)>, Invalid> {
     let touched = |vm: wire::VmTouched| {
         let bytes = Bytes::new(vm.local_bytes.saturating_add(vm.pool_bytes));
@@ -111,7 +112,7 @@ fn failed(f: wire::SliceFailure) -> Result<SliceFailure, Invalid> {
         wire::SliceFailureReason::NotZero => FailureReason::NotZero,
         wire::SliceFailureReason::Host => FailureReason::Host,
         wire::SliceFailureReason::Unspecified => {
-            return Err(Invalid::new("failed.reason", f.reason, "is not a reason"));
+            return Err(Invalid::new("failed.reason", f.reason, "must be NOT_ZERO or HOST"));
         }
     };
     let holding = Holding { slice: SliceId(f.slice), epoch: Epoch(f.epoch) };
@@ -129,7 +130,7 @@ fn observed_vm(vm: wire::ObservedVm) -> Result<(ReservationId, ObservedVm), Inva
     Ok((reservation(&vm.reservation)?, ObservedVm { vm: name, pid: vm.pid, slices, local, pinned, uid }))
 }
 
-/// Converts a desired state.
+/// Converts the desired state of a host for its agent.
 pub fn desired_state(rack_uuid: String, w: DesiredState) -> wire::DesiredState {
     let slices = |slices: BTreeMap<Holding, _>| {
         let slice = |(h, handle): (Holding, pool::protocol::Handle)| wire::DesiredSlice {
@@ -183,15 +184,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn report_of_too_many_vms_is_rejected_with_the_limit() {
+    fn report_with_too_many_vms_is_rejected_with_the_limit() {
         let message = |count| wire::ObservedState {
             vms: vec![wire::ObservedVm::default(); count],
             ..Default::default()
         };
-        let Invalid { field, problem } = report(message(4097)).expect_err("accepted");
+        let Invalid { field, problem } = report(message(4097)).expect_err("an invalid message was accepted");
         assert_eq!(field, "vms");
         assert!(problem.contains("4097") && problem.contains("at most 4096"), "{problem}");
-        assert_ne!(report(message(4096)).expect_err("accepted without names").field, "vms");
+        assert_ne!(report(message(4096)).expect_err("VMs without names were accepted").field, "vms");
     }
 
     #[test]
@@ -205,10 +206,11 @@ mod tests {
             pinned: true,
             uid: None,
         };
-        let (_, observed) = observed_vm(vm(3 << 20)).expect("rejected");
+        let (_, observed) = observed_vm(vm(3 << 20)).expect("a valid VM was rejected");
         assert_eq!((observed.local, observed.pinned), (Bytes::mib(3), true));
         for bytes in [(3 << 20) + 1, u64::MAX] {
-            let Invalid { field, problem } = observed_vm(vm(bytes)).expect_err("accepted");
+            let Invalid { field, problem } =
+                observed_vm(vm(bytes)).expect_err("an invalid message was accepted");
             assert_eq!(field, "local_bytes");
             assert!(problem.contains(&bytes.to_string()), "{problem}");
         }
@@ -218,10 +220,14 @@ mod tests {
     fn user_of_a_vm_is_converted_in_both_directions() {
         let vm =
             |uid| wire::ObservedVm { vm: "web".into(), reservation: "r-1".into(), uid, ..Default::default() };
-        let (id, observed) = observed_vm(vm(Some(2001))).expect("rejected");
+        let (id, observed) = observed_vm(vm(Some(2001))).expect("a valid VM was rejected");
         let uid = UserId::new(2001).ok();
-        assert_eq!((observed.uid, observed_vm(vm(None)).expect("rejected").1.uid), (uid, None));
-        let Invalid { field, problem } = observed_vm(vm(Some(u32::MAX))).expect_err("accepted");
+        assert_eq!(
+            (observed.uid, observed_vm(vm(None)).expect("a valid VM was rejected").1.uid),
+            (uid, None)
+        );
+        let Invalid { field, problem } =
+            observed_vm(vm(Some(u32::MAX))).expect_err("an invalid message was accepted");
         assert_eq!(field, "uid");
         assert!(problem.contains("4294967295"), "{problem}");
         let ObservedVm { vm, local, pinned, uid, .. } = observed;

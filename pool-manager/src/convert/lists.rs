@@ -1,6 +1,6 @@
-//! Lists of a reply, collected in pieces: each piece is copied under the ledger's lock in bounded
-//! time, and other requests run between pieces. A list is therefore no snapshot: each entry is as
-//! it was when its piece was copied.
+//! Copies long lists from the ledger in pieces. Each piece takes bounded time under the ledger's
+//! lock, and other requests run between pieces. A list is therefore not a snapshot: entries of
+//! different pieces can have different revisions.
 
 use pool::manager::{Manager, ReservationView};
 use proto::v1 as wire;
@@ -9,52 +9,53 @@ use units::{HostId, ReservationId, SliceId};
 
 use super::views;
 
-/// Entries of a list, with the start of the next piece.
+/// Part of a list that is copied under one lock of the ledger.
 #[derive(Clone, Debug)]
 pub struct Piece<T, K> {
-    /// Entries, ascending.
+    /// Entries of this piece, by ascending key.
     pub entries: Vec<T>,
-    /// Key at or after which the next piece begins.
+    /// Argument of the call that returns the next piece; `None` at the end of the list.
     pub next: Option<K>,
 }
 
-/// Returns at most [`HOSTS_PIECE_MAX`] hosts, from a number on.
+/// Returns at most [`HOSTS_PIECE_MAX`] hosts with ids of at least `from`.
 pub fn hosts(manager: &Manager, from: HostId) -> Piece<wire::Host, HostId> {
     let mut hosts = manager.durable().hosts_from(from).map(|(id, _)| id);
     let views = hosts.by_ref().take(HOSTS_PIECE_MAX).filter_map(|id| views::host(manager, id));
     Piece { entries: views.collect(), next: hosts.next() }
 }
 
-/// Returns at most `most` and [`SLICES_PIECE_MAX`] slices, from a number on.
-pub fn slices(manager: &Manager, from: SliceId, most: usize) -> Piece<wire::Slice, SliceId> {
+/// Returns slices with ids of at least `from`, at most `max` and at most [`SLICES_PIECE_MAX`].
+pub fn slices(manager: &Manager, from: SliceId, max: usize) -> Piece<wire::Slice, SliceId> {
     let ledger = manager.durable();
     let mut slots = ledger.slots_from(from);
-    let views = slots.by_ref().take(most.min(SLICES_PIECE_MAX));
+    let views = slots.by_ref().take(max.min(SLICES_PIECE_MAX));
     let entries = views.map(|(id, emc, slot)| views::slice(ledger, id, emc, slot)).collect();
     Piece { entries, next: slots.next().map(|(id, ..)| id) }
 }
 
-/// Returns reservations above a number: at most `most`, with [`RESERVATIONS_PIECE_MAX`] slices
-/// unless the first one has more, among the next [`RESERVATIONS_SCANNED_MAX`].
+/// Returns at most `max` reservations with ids above `after`. Ended reservations are included only
+/// if `ended`. A piece scans at most [`RESERVATIONS_SCANNED_MAX`] reservations. It has at most
+/// [`RESERVATIONS_PIECE_MAX`] slices and reservations, unless its first reservation has more.
 pub fn reservations(
     manager: &Manager,
     after: ReservationId,
     ended: bool,
-    most: usize,
+    max: usize,
 ) -> Piece<ReservationView, ReservationId> {
     let ledger = manager.durable();
     let mut reservations = ledger.reservations_after(after).peekable();
     let (mut entries, mut last, mut slices) = (Vec::new(), after, 0);
     for _ in 0..RESERVATIONS_SCANNED_MAX {
         let Some((id, reservation)) = reservations.peek() else { break };
-        let is_shown = ended || reservation.is_active() || reservation.has_process;
-        let size = if is_shown { 1 + reservation.slices.len() } else { 0 };
+        let is_listed = ended || reservation.is_active() || reservation.has_process;
+        let size = if is_listed { 1 + reservation.slices.len() } else { 0 };
         let is_full = slices > 0 && slices + size > RESERVATIONS_PIECE_MAX;
-        if is_shown && (entries.len() >= most || is_full) {
+        if is_listed && (entries.len() >= max || is_full) {
             break;
         }
         (last, slices) = (*id, slices + size);
-        entries.extend(is_shown.then(|| ledger.view(*id)).flatten());
+        entries.extend(is_listed.then(|| ledger.view(*id)).flatten());
         reservations.next();
     }
     let next = reservations.peek().map(|_| last);

@@ -1,4 +1,4 @@
-//! Properties of a VM for predictions: validation.
+//! Validates the properties of a VM that are inputs of predictions.
 
 use std::collections::HashMap;
 
@@ -12,15 +12,15 @@ use units::limits::{NAME_BYTES_MAX, PROFILE_BYTES_MAX};
 use super::Invalid;
 use crate::records::forecast_rows::Counters;
 
-/// Number of counters that are fractions of slots or cycles.
+/// Number of leading entries of [`COUNTERS`] that are fractions of pipeline slots or cycles.
 const FRACTION_COUNTERS: usize = 12;
-/// Limit of a fraction: measured ones may be slightly above 1.
+/// Upper bound of a fraction: measured fractions can be slightly above 1.
 const FRACTION_MAX: f64 = 1.2;
 
-/// Validates the properties of a VM.
+/// Validates the properties of a VM: names of its groups, and performance counters if present.
 ///
 /// # Errors
-/// A violated rule.
+/// [`Invalid`] if a name is malformed, or a counter is unknown or out of range.
 pub fn profile(vm: String, profile: Option<wire::VmProfile>) -> Result<(Groups, Option<Counters>), Invalid> {
     let wire::VmProfile { key, kind, place, counters } = profile.unwrap_or_default();
     let groups = Groups {
@@ -34,25 +34,25 @@ pub fn profile(vm: String, profile: Option<wire::VmProfile>) -> Result<(Groups, 
     Ok((groups, counters))
 }
 
-/// Validates a group's name: short, and without control characters.
+/// Validates the name of a group: at most [`PROFILE_BYTES_MAX`] bytes, without control characters.
 ///
 /// # Errors
-/// A violated rule.
+/// [`Invalid`] if the name is too long or contains control characters.
 pub fn group(field: &'static str, text: String) -> Result<String, Invalid> {
     if text.len() > PROFILE_BYTES_MAX {
         let rule = format!("bytes: must be at most {PROFILE_BYTES_MAX}");
         Err(Invalid::new(field, text.len(), rule))
     } else if text.chars().any(char::is_control) {
-        Err(Invalid::new(field, format!("{text:?}"), "must have no control characters"))
+        Err(Invalid::new(field, format!("{text:?}"), "must not contain control characters"))
     } else {
         Ok(text)
     }
 }
 
-/// Returns counters by name; counters that were not measured are NaN.
+/// Returns the counters in the order of [`COUNTERS`]; missing counters are NaN.
 ///
 /// # Errors
-/// An unknown counter, or a value out of range.
+/// [`Invalid`] if a counter is unknown or its value out of range.
 pub fn counters(field: &'static str, named: &HashMap<String, f64>) -> Result<Counters, Invalid> {
     let mut counters = [f64::NAN; COUNTERS.len()];
     for (name, number) in named {
@@ -61,9 +61,9 @@ pub fn counters(field: &'static str, named: &HashMap<String, f64>) -> Result<Cou
             let name: String = name.chars().take(NAME_BYTES_MAX).collect();
             Invalid::new(field, format!("{name:?}"), format!("must be one of {}", COUNTERS.join(", ")))
         })?;
-        let most = if at < FRACTION_COUNTERS { FRACTION_MAX } else { COUNTER_MAX };
-        if !(0.0..=most).contains(number) {
-            let rule = format!("must be a number from 0 to {most}");
+        let max = if at < FRACTION_COUNTERS { FRACTION_MAX } else { COUNTER_MAX };
+        if !(0.0..=max).contains(number) {
+            let rule = format!("must be a number from 0 to {max}");
             return Err(Invalid::new(field, format!("{name} = {number}"), rule));
         }
         counters[at] = *number;

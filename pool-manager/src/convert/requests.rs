@@ -1,4 +1,4 @@
-//! Requests of schedulers and operators, validated.
+//! Validates requests of schedulers and operators.
 
 use pool::{
     ledger::{Place, Reserve, Target},
@@ -14,18 +14,18 @@ use units::{Bytes, Name, NameError, Ns, RequestId, ReservationId, SliceId, UserI
 
 use crate::plan_request::Plan;
 
-/// Violated rule of a request: field, value, rule.
+/// Error for an invalid field of a request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {problem}")]
 pub struct Invalid {
-    /// Field.
+    /// Name of the field, such as `target.vm`.
     pub field: &'static str,
-    /// Value and rule.
+    /// Invalid value and violated rule, such as "5 must be at most 4".
     pub problem: String,
 }
 
 impl Invalid {
-    /// Creates the error of a value that violates a rule.
+    /// Creates the error for `value`, which violates `rule`.
     pub fn new(field: &'static str, value: impl std::fmt::Display, rule: impl std::fmt::Display) -> Self {
         Self { field, problem: format!("{value} {rule}") }
     }
@@ -41,24 +41,25 @@ fn name(field: &'static str, text: &str) -> Result<Name, Invalid> {
     Name::new(text).map_err(|error: NameError| Invalid { field, problem: error.to_string() })
 }
 
-/// Validates the name of a new VM, which must not have the form of a reservation id.
+/// Validates the name of a new VM. The form of a reservation id (`r-1`) is rejected, because
+/// commands accept both.
 fn new_vm(text: &str) -> Result<Name, Invalid> {
     if text.parse::<ReservationId>().is_ok() {
-        let rule = "must not be r- and a number: that names a reservation";
+        let rule = "must not be r- and a number, which is the form of a reservation id";
         return Err(Invalid::new("vm", format!("{text:?}"), rule));
     }
     name("vm", text)
 }
 
-/// Validates a required name.
+/// Validates the name of a host, VM, EMC or tenant.
 ///
 /// # Errors
-/// The name is empty or malformed.
+/// [`Invalid`] if the name is empty or malformed.
 pub fn named(field: &'static str, text: &str) -> Result<Name, Invalid> {
     name(field, text)
 }
 
-/// Returns the client: over mTLS the certificate's name, otherwise the name in the request.
+/// Returns the name of the client: from its certificate with mTLS, otherwise from the request.
 pub fn client(claimed: &str, certified: Option<&Name>) -> Result<Name, Invalid> {
     match (certified, claimed) {
         (Some(name), _) => Ok(name.clone()),
@@ -67,10 +68,10 @@ pub fn client(claimed: &str, certified: Option<&Name>) -> Result<Name, Invalid> 
     }
 }
 
-/// Validates a reason.
+/// Validates the reason that an operator gives for a command.
 ///
 /// # Errors
-/// The reason is too long.
+/// [`Invalid`] if the reason has more than [`REASON_BYTES_MAX`] bytes.
 pub fn reason(text: String) -> Result<String, Invalid> {
     if text.len() <= REASON_BYTES_MAX {
         Ok(text)
@@ -83,22 +84,23 @@ pub fn reason(text: String) -> Result<String, Invalid> {
     }
 }
 
-fn within(field: &'static str, value: u64, max: u64) -> Result<u64, Invalid> {
+fn at_most(field: &'static str, value: u64, max: u64) -> Result<u64, Invalid> {
     if value <= max { Ok(value) } else { Err(Invalid::new(field, value, format!("must be at most {max}"))) }
 }
 
-/// Validates pool memory: whole slices, within the limit of a VM.
+/// Validates an amount of pool memory, and returns the number of slices. The amount must be whole
+/// slices and at most [`SLICES_PER_VM_MAX`] slices.
 fn pool_slices(bytes: u64) -> Result<u32, Invalid> {
-    let (requested, most) = (Bytes::new(bytes), Bytes::slices(SLICES_PER_VM_MAX));
-    if requested > most {
-        return Err(Invalid::new("pool_bytes", requested, format!("must be at most {most} for one VM")));
+    let (requested, max) = (Bytes::new(bytes), Bytes::slices(SLICES_PER_VM_MAX));
+    if requested > max {
+        return Err(Invalid::new("pool_bytes", requested, format!("must be at most {max} for one VM")));
     }
     let rule = "must be whole slices: a multiple of 1GiB (1073741824)";
     requested.as_slices().ok_or_else(|| Invalid::new("pool_bytes", bytes, rule))
 }
 
 pub(super) fn local(bytes: u64) -> Result<Bytes, Invalid> {
-    let local = Bytes::new(within("local_bytes", bytes, LOCAL_MIB_PER_HOST_MAX << 20)?);
+    let local = Bytes::new(at_most("local_bytes", bytes, LOCAL_MIB_PER_HOST_MAX << 20)?);
     if local.is_whole_mib() {
         Ok(local)
     } else {
@@ -106,19 +108,20 @@ pub(super) fn local(bytes: u64) -> Result<Bytes, Invalid> {
     }
 }
 
-/// Validates a user of a host.
+/// Validates a user id on a host.
 pub(super) fn user(uid: u32) -> Result<UserId, Invalid> {
     UserId::new(uid).map_err(|error| Invalid { field: "uid", problem: error.to_string() })
 }
 
 fn cores(n: u32) -> Result<u32, Invalid> {
-    within("cores", n.into(), CORES_PER_HOST_MAX.into()).map(|_| n)
+    at_most("cores", n.into(), CORES_PER_HOST_MAX.into()).map(|_| n)
 }
 
-/// Validates a reservation request. `commit_within` is the rack's default.
+/// Validates a reservation request. `certified` is the name in the client's certificate, and
+/// `commit_within` is the default of the rack.
 ///
 /// # Errors
-/// A violated rule.
+/// [`Invalid`] with the first field that violates a rule.
 pub fn reserve(
     r: wire::ReserveRequest,
     certified: Option<&Name>,
@@ -135,23 +138,23 @@ pub fn reserve(
         local: local(r.local_bytes)?,
         cores: cores(r.cores)?,
         pinned: r.pinned,
-        commit_within: match within("commit_within_ms", r.commit_within_ms, COMMIT_WITHIN_MAX.as_ms())? {
+        commit_within: match at_most("commit_within_ms", r.commit_within_ms, COMMIT_WITHIN_MAX.as_ms())? {
             0 => commit_within,
             ms => Ns::ms(ms),
         },
         uid: r.uid.map(user).transpose()?,
     };
     if reserve.slices == 0 && reserve.local == Bytes::ZERO && reserve.cores == 0 {
-        let rule = "must be more than 0, unless local_bytes or cores is";
+        let rule = "must be more than 0 if local_bytes and cores are 0";
         return Err(Invalid::new("pool_bytes", 0, rule));
     }
     Ok(reserve)
 }
 
-/// Validates a reference to a reservation: exactly one of its id and its VM.
+/// Validates a reference to a reservation, which is either a reservation id or a VM name.
 ///
 /// # Errors
-/// Neither, both, or a malformed one.
+/// [`Invalid`] unless exactly one of them is set and well-formed.
 pub fn target(r: Option<wire::ReservationRef>) -> Result<Target, Invalid> {
     let r = r.unwrap_or_default();
     match (r.reservation.as_str(), r.vm.as_str()) {
@@ -160,43 +163,43 @@ pub fn target(r: Option<wire::ReservationRef>) -> Result<Target, Invalid> {
             .map(Target::Reservation)
             .map_err(|problem| Invalid { field: "target.reservation", problem }),
         ("", vm) if !vm.is_empty() => Ok(Target::Vm(name("target.vm", vm)?)),
-        ("", _) => Err(Invalid::new("target", "nothing", "must name a reservation or a vm")),
-        _ => Err(Invalid::new("target", "both", "must name a reservation or a vm, not both")),
+        ("", _) => Err(Invalid::new("target", "is empty:", "must be a reservation or a vm")),
+        _ => Err(Invalid::new("target", "has two fields:", "must be either a reservation or a vm")),
     }
 }
 
-/// Validates the time limit of a caller that waits for slices.
+/// Validates the timeout of a request that waits for slices; 0 ms selects [`WAIT_READY_MAX`].
 ///
 /// # Errors
-/// The time limit exceeds the maximum.
+/// [`Invalid`] if the timeout exceeds [`WAIT_READY_MAX`].
 pub fn timeout(ms: u64) -> Result<Ns, Invalid> {
-    match within("timeout_ms", ms, WAIT_READY_MAX.as_ms())? {
+    match at_most("timeout_ms", ms, WAIT_READY_MAX.as_ms())? {
         0 => Ok(WAIT_READY_MAX),
         ms => Ok(Ns::ms(ms)),
     }
 }
 
-/// Validates a target: exactly one of host, EMC and slice.
+/// Validates the target of an operator's command, which is a host, an EMC or a slice.
 ///
 /// # Errors
-/// None, several, or a malformed one.
+/// [`Invalid`] unless exactly one of the three is set and well-formed.
 pub fn place(target: Option<wire::Target>) -> Result<Place, Invalid> {
     let t = target.unwrap_or_default();
     match (t.host.as_str(), t.emc.as_str(), t.slice) {
         (host, "", None) if !host.is_empty() => Ok(Place::Host(name("target.host", host)?)),
         ("", emc, None) if !emc.is_empty() => Ok(Place::Emc(name("target.emc", emc)?)),
         ("", "", Some(slice)) => Ok(Place::Slice(SliceId(slice))),
-        ("", "", None) => Err(Invalid::new("target", "nothing", "must name a host, an emc or a slice")),
-        _ => Err(Invalid::new("target", "several", "must name a host, an emc or a slice, only one of them")),
+        ("", "", None) => Err(Invalid::new("target", "is empty:", "must be a host, an emc or a slice")),
+        _ => Err(Invalid::new("target", "has several fields:", "must be one of host, emc and slice")),
     }
 }
 
-/// Validates a plan request.
+/// Validates a request for a placement plan of a VM.
 ///
 /// # Errors
-/// A violated rule.
+/// [`Invalid`] with the first field that violates a rule.
 pub fn plan(r: wire::PlanVmRequest) -> Result<Plan, Invalid> {
-    let memory = Bytes::new(within("memory_bytes", r.memory_bytes, LOCAL_MIB_PER_HOST_MAX << 20)?);
+    let memory = Bytes::new(at_most("memory_bytes", r.memory_bytes, LOCAL_MIB_PER_HOST_MAX << 20)?);
     if memory == Bytes::ZERO || !memory.is_whole_mib() {
         return Err(Invalid::new("memory_bytes", memory.get(), "must be whole MiB and more than 0"));
     }
@@ -219,14 +222,15 @@ mod tests {
         }
     }
 
-    /// Checks that a change of a valid request is rejected with field, value and rule.
+    /// Applies `change` to a valid request, and checks that the error names `field` and contains
+    /// `parts`.
     fn check_rejected(change: impl Fn(&mut wire::ReserveRequest), field: &str, parts: &[&str]) {
         let mut request = good();
         change(&mut request);
         let error = reserve(request, None, Ns::secs(1)).unwrap_err();
         assert_eq!(error.field, field);
-        for word in parts {
-            assert!(error.to_string().contains(word), "{error} lacks {word:?}");
+        for part in parts {
+            assert!(error.to_string().contains(part), "{error} does not contain {part:?}");
         }
     }
 
@@ -244,7 +248,7 @@ mod tests {
         check_rejected(|r| r.request_id = "x".repeat(129), "request_id", &["must be 1 to 128"]);
         check_rejected(|r| r.host = "../etc".into(), "host", &["../etc", "must be 1 to 63"]);
         check_rejected(|r| r.vm = "a b".into(), "vm", &["a b"]);
-        // `release r-1` would mean the reservation with this number, not the VM.
+        // `tarn release r-1` would release reservation 1, not a VM with the name "r-1".
         check_rejected(|r| r.vm = "r-1".into(), "vm", &["\"r-1\"", "must not be r- and a number"]);
         check_rejected(|r| r.commit_within_ms = u64::MAX, "commit_within_ms", &["at most"]);
         check_rejected(|r| r.uid = Some(u32::MAX), "uid", &["4294967295", "at most 4294967294"]);

@@ -1,5 +1,5 @@
-//! Weights set by schedulers and shares reported by agents, validated and converted. Reports are
-//! stored as received, because the manager decides nothing from them.
+//! Validates and converts weights set by schedulers and shares reported by agents. The manager
+//! stores reports unchanged and only displays them.
 
 use std::{collections::BTreeSet, ops::RangeInclusive};
 
@@ -13,19 +13,21 @@ use units::limits::{
 use super::requests::{Invalid, named};
 use crate::records::share_rows::Weights;
 
-/// Values of `enforcer`.
+/// Valid values of the field `enforcer`: how an agent enforces shares.
 const ENFORCERS: [&str; 3] = ["swap", "tiered", "advise"];
-/// Values of `access_source`.
+/// Valid values of the field `access_source`: how an agent samples memory accesses.
 const ACCESS_SOURCES: [&str; 4] = ["damon", "pebs", "ibs", "none"];
-/// Range of a fraction.
+/// Valid range of a fraction.
 const FRACTION: RangeInclusive<f64> = 0.0..=1.0;
-/// Range of a count or ratio.
+/// Valid range of a count or ratio.
 const NUMBER: RangeInclusive<f64> = 0.0..=SHARES_NUMBER_MAX;
 
-/// Validates weights to be set, by tenant; 0 removes a weight.
+/// Validates a request to set weights, and returns the new weights by tenant. A weight of 0 removes
+/// the tenant's weight.
 ///
 /// # Errors
-/// Too many, an invalid or repeated tenant, or a weight out of range.
+/// [`Invalid`] if there are too many tenants, a tenant is malformed or repeated, or a weight is out
+/// of range.
 pub fn weight_changes(weights: Vec<wire::Weight>) -> Result<Weights, Invalid> {
     at_most_tenants("weights", weights.len())?;
     let mut changes = Weights::new();
@@ -39,14 +41,14 @@ pub fn weight_changes(weights: Vec<wire::Weight>) -> Result<Weights, Invalid> {
             return Err(Invalid::new(
                 "weights.tenant",
                 format!("{tenant:?}"),
-                "is named twice: must be named once",
+                "is a duplicate: each tenant must appear once",
             ));
         }
     }
     Ok(changes)
 }
 
-/// Converts the weights of a host.
+/// Converts the weights of a host's tenants.
 pub fn weights(weights: &Weights) -> Vec<wire::Weight> {
     weights
         .iter()
@@ -54,21 +56,21 @@ pub fn weights(weights: &Weights) -> Vec<wire::Weight> {
         .collect()
 }
 
-/// Validated report of an epoch.
+/// Validated report of a host's shares in one epoch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ShareReport(wire::Shares);
 
 impl ShareReport {
-    /// Returns the message as served.
+    /// Returns the message for clients.
     pub fn into_message(self) -> wire::Shares {
         self.0
     }
 }
 
-/// Validates a report of an agent; the host is the session's.
+/// Validates an agent's report of shares. Its host becomes `host`, the host of the session.
 ///
 /// # Errors
-/// A violated rule.
+/// [`Invalid`] with the first field that violates a rule.
 pub fn share_report(host: &Name, shares: wire::Shares) -> Result<ShareReport, Invalid> {
     if shares.epoch == 0 {
         return Err(Invalid::new("shares.epoch", 0, "must be 1 or more"));
@@ -84,7 +86,7 @@ pub fn share_report(host: &Name, shares: wire::Shares) -> Result<ShareReport, In
         let name = named("shares.tenants.tenant", &share.tenant)?;
         tenant(share).map_err(with_tenant(&name))?;
         if !names.insert(name) {
-            let rule = "is reported twice: must be reported once";
+            let rule = "is a duplicate: each tenant must appear once";
             return Err(Invalid::new("shares.tenants.tenant", format!("{:?}", share.tenant), rule));
         }
     }
@@ -125,7 +127,7 @@ fn certificate(c: &wire::ShareCertificate) -> Result<(), Invalid> {
     c.envy.map_or(Ok(()), |envy| number("shares.certificate.envy", envy, NUMBER))
 }
 
-/// Adds the tenant to an error.
+/// Adds the tenant's name to an error message.
 fn with_tenant(tenant: &Name) -> impl FnOnce(Invalid) -> Invalid {
     move |Invalid { field, problem }| Invalid { field, problem: format!("{problem} (of {tenant})") }
 }
@@ -135,7 +137,7 @@ fn at_most_tenants(field: &'static str, count: usize) -> Result<(), Invalid> {
     if count <= TENANTS_PER_HOST_MAX { Ok(()) } else { Err(Invalid::new(field, count, rule())) }
 }
 
-/// Checks that a value is within a range; NaN is not.
+/// Checks that a value is within a range. NaN is always rejected.
 fn number(field: &'static str, value: f64, within: RangeInclusive<f64>) -> Result<(), Invalid> {
     let rule = || format!("must be a number from {} to {}", within.start(), within.end());
     if within.contains(&value) { Ok(()) } else { Err(Invalid::new(field, value, rule())) }
@@ -146,7 +148,7 @@ fn mib(field: &'static str, mib: u64) -> Result<(), Invalid> {
     if mib <= LOCAL_MIB_PER_HOST_MAX { Ok(()) } else { Err(Invalid::new(field, mib, rule())) }
 }
 
-/// Checks a share, if it is present.
+/// Validates a share of memory and bandwidth, if it is present.
 fn share(field: &'static str, share: Option<&wire::Share>) -> Result<(), Invalid> {
     let Some(share) = share else { return Ok(()) };
     mib(field, share.memory_mib)?;
@@ -174,10 +176,10 @@ mod tests {
 
     #[track_caller]
     fn check_rejected<T: std::fmt::Debug>(result: Result<T, Invalid>, field: &str, parts: &[&str]) {
-        let error = result.expect_err("accepted");
+        let error = result.expect_err("an invalid message was accepted");
         assert_eq!(error.field, field, "{error}");
-        for word in parts {
-            assert!(error.to_string().contains(word), "{error} lacks {word:?}");
+        for part in parts {
+            assert!(error.to_string().contains(part), "{error} does not contain {part:?}");
         }
     }
 
@@ -201,7 +203,7 @@ mod tests {
         check_rejected(
             weight_changes(vec![weight("a", 1.0), weight("a", 1.0)]),
             "weights.tenant",
-            &["\"a\"", "once"],
+            &["\"a\"", "appear once"],
         );
         let many = (0..=TENANTS_PER_HOST_MAX).map(|n| weight(&format!("t{n}"), 1.0)).collect();
         check_rejected(weight_changes(many), "weights", &["257", "at most 256"]);
@@ -264,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn report_is_served_as_received_with_the_sessions_host() {
+    fn report_is_unchanged_except_for_the_host_of_the_session() {
         let host = Name::new("h").unwrap();
         let message = share_report(&host, good()).unwrap().into_message();
         assert_eq!(message, wire::Shares { host: "h".into(), ..good() });
@@ -274,7 +276,10 @@ mod tests {
             reason: "no link is known".into(),
             ..Default::default()
         };
-        assert!(share_report(&host, blocked).is_ok(), "a blocked epoch has no shares");
+        assert!(
+            share_report(&host, blocked).is_ok(),
+            "a report of a blocked epoch must be accepted without shares"
+        );
     }
 
     #[test]
@@ -296,7 +301,7 @@ mod tests {
         check_report_rejected(
             |s| s.tenants.push(s.tenants[0].clone()),
             "tenants.tenant",
-            &["\"web\"", "once"],
+            &["\"web\"", "appear once"],
         );
         let many = |s: &mut wire::Shares| {
             let named = |n| wire::TenantShare { tenant: format!("t{n}"), ..s.tenants[0].clone() };
@@ -307,9 +312,9 @@ mod tests {
         check_tenant_rejected(|t| t.weight = 0.0, "weight", &["0", "from 0.01"]);
         check_tenant_rejected(|t| t.weight = f64::NAN, "weight", &["NaN"]);
         check_tenant_rejected(
-            |t| t.enforcer = "hope".into(),
+            |t| t.enforcer = "none".into(),
             "enforcer",
-            &["\"hope\"", "swap, tiered, advise"],
+            &["\"none\"", "swap, tiered, advise"],
         );
         check_tenant_rejected(|t| t.fair.as_mut().unwrap().memory_mib = u64::MAX, "fair", &["at most"]);
         check_tenant_rejected(|t| t.share.as_mut().unwrap().memory_mib = u64::MAX, "share", &["at most"]);

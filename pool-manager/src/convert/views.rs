@@ -1,4 +1,4 @@
-//! Conversion of ledger objects into wire messages.
+//! Converts ledger objects into protobuf messages.
 
 use std::collections::BTreeMap;
 
@@ -14,12 +14,12 @@ use units::{Bytes, EmcId, HostId, Name, ReservationId, SliceId};
 
 use crate::write_chunk::WriteChunk;
 
-/// Returns the name of a host, or its number if it was removed.
+/// Returns the name of a host, or the id of a host that was removed.
 pub fn host_name(ledger: &Ledger, id: HostId) -> String {
     ledger.host(id).map_or_else(|| id.to_string(), |entry| entry.host.name.to_string())
 }
 
-/// Converts a slice.
+/// Converts a slice with its owner, its VM and its scrub receipt.
 pub fn slice(ledger: &Ledger, id: SliceId, emc: EmcId, slot: Slot) -> wire::Slice {
     let vm = slot.reservation().and_then(|r| ledger.reservation(r)).map(|r| r.vm.to_string());
     wire::Slice {
@@ -34,15 +34,17 @@ pub fn slice(ledger: &Ledger, id: SliceId, emc: EmcId, slot: Slot) -> wire::Slic
     }
 }
 
-/// Returns the reason of a quarantine.
+/// Explains to an operator why the slice cannot be used now, such as the reason of its quarantine.
 fn slice_reason(ledger: &Ledger, slot: Slot) -> Option<String> {
     let fence = slot.holder().and_then(|host| ledger.host(host)).map(|entry| entry.host.fence);
     match (slot.state, fence) {
         (State::Quarantined(why), _) => Some(why.to_string()),
         (_, Some(Fence::Fencing { .. })) => {
-            Some("access of its host is being revoked; the host may still reach it".to_owned())
+            Some("access of the host is being revoked; the host may still access the slice".to_owned())
         }
-        (State::Scrubbing(Scrub::Leaving(_)), _) => Some("waiting for its host to release it".to_owned()),
+        (State::Scrubbing(Scrub::Leaving(_)), _) => {
+            Some("waiting for the host to release the slice".to_owned())
+        }
         _ => None,
     }
 }
@@ -69,7 +71,7 @@ fn receipt(ledger: &Ledger, r: &Receipt) -> wire::ScrubReceipt {
     }
 }
 
-/// Returns the state of a reservation.
+/// Returns the state of a reservation in the API.
 pub fn reservation_state(view: &ReservationView) -> wire::ReservationState {
     match view.reservation.stage {
         Stage::Reserved { .. } if view.is_ready() => wire::ReservationState::Ready,
@@ -80,7 +82,7 @@ pub fn reservation_state(view: &ReservationView) -> wire::ReservationState {
     }
 }
 
-/// Converts a reservation.
+/// Converts a reservation with its slices and its commit deadline.
 pub fn reservation(view: ReservationView) -> wire::Reservation {
     let state = reservation_state(&view).into();
     let r = view.reservation;
@@ -110,25 +112,25 @@ pub fn reservation(view: ReservationView) -> wire::Reservation {
     }
 }
 
-/// Formats a decision.
+/// Converts a recorded decision. `seq` is its sequence number in the log of decisions.
 pub fn decision(seq: u64, decision: &Decision) -> wire::Decision {
-    let words = decision.what.describe();
+    let description = decision.what.describe();
     wire::Decision {
         seq,
         at_unix_ms: decision.at.0,
         actor: decision.actor.to_string(),
-        action: words.action.into(),
+        action: description.action.into(),
         subject: decision.subject.to_string(),
-        reason: words.why,
-        model: words.model,
-        facts: words.facts.into_iter().collect(),
-        alternatives: words.alternatives,
+        reason: description.why,
+        model: description.model,
+        facts: description.facts.into_iter().collect(),
+        alternatives: description.alternatives,
     }
 }
 
-/// Returns the scheduling state, and whether a drain is complete.
-fn scheduling(now: Scheduling, empty: bool) -> wire::Scheduling {
-    match now {
+/// Returns the scheduling state of a host or EMC. A drain is complete once the object is empty.
+fn scheduling(state: Scheduling, empty: bool) -> wire::Scheduling {
+    match state {
         Scheduling::Enabled => wire::Scheduling::Enabled,
         Scheduling::Cordoned => wire::Scheduling::Cordoned,
         Scheduling::Draining if empty => wire::Scheduling::Drained,
@@ -136,7 +138,7 @@ fn scheduling(now: Scheduling, empty: bool) -> wire::Scheduling {
     }
 }
 
-/// Converts a host.
+/// Converts a host with its state and its free capacity. Returns `None` if the host does not exist.
 pub fn host(manager: &Manager, id: HostId) -> Option<wire::Host> {
     let ledger = manager.durable();
     let entry = ledger.host(id)?;
@@ -173,7 +175,7 @@ fn count(n: usize) -> u32 {
     u32::try_from(n).unwrap_or(u32::MAX)
 }
 
-/// Converts an EMC.
+/// Converts an EMC with its state and its free slices. Returns `None` if the EMC does not exist.
 pub fn emc(manager: &Manager, id: EmcId) -> Option<wire::Emc> {
     let entry = manager.durable().emc(id)?;
     let (state, error) = match manager.emc_state(id) {
@@ -199,13 +201,13 @@ pub fn emc(manager: &Manager, id: EmcId) -> Option<wire::Emc> {
     })
 }
 
-/// Converts all EMCs.
+/// Converts all EMCs of the rack.
 pub fn emc_views(manager: &Manager) -> Vec<wire::Emc> {
     manager.durable().emcs().filter_map(|(id, _)| emc(manager, id)).collect()
 }
 
-/// Free capacity at one revision, quick to copy from the ledger under its lock: EMCs are named
-/// once, not for each host.
+/// Free capacity of the rack at one revision of the ledger. The copy under the ledger's lock is
+/// short, because hosts refer to EMCs by id.
 #[derive(Clone, Debug)]
 pub struct CapacityView {
     revision: u64,
@@ -229,7 +231,7 @@ struct HostView {
     emcs: Vec<EmcId>,
 }
 
-/// Copies the free capacity.
+/// Copies the free capacity of all hosts and EMCs from the ledger.
 pub fn capacity(manager: &Manager) -> CapacityView {
     let ledger = manager.durable();
     let emc = |entry: &EmcEntry| EmcView {
@@ -274,7 +276,7 @@ impl From<CapacityView> for wire::Capacity {
     }
 }
 
-/// Converts a migration request.
+/// Converts a request to migrate a VM.
 pub fn migration(ledger: &Ledger, id: ReservationId, m: &Migration) -> wire::Migration {
     let state = match m.answer {
         MigrationAnswer::Open => wire::MigrationState::Open,
@@ -293,7 +295,7 @@ pub fn migration(ledger: &Ledger, id: ReservationId, m: &Migration) -> wire::Mig
     }
 }
 
-/// Converts an alarm.
+/// Converts an active alarm.
 pub fn alarm(a: Alarm) -> wire::Alarm {
     wire::Alarm {
         reason: a.reason.into(),
@@ -303,7 +305,8 @@ pub fn alarm(a: Alarm) -> wire::Alarm {
     }
 }
 
-/// Converts a durable change for a watcher: objects in their current state.
+/// Converts a durable change into events for watchers. Events contain the current state of the
+/// changed objects, which can be newer than the change.
 pub fn events(manager: &Manager, when: When, chunk: &WriteChunk) -> Vec<wire::Event> {
     use wire::event::Change;
     let ledger = manager.durable();

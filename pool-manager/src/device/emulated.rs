@@ -1,14 +1,15 @@
-//! EMC emulated by a directory: `slices/NNNNN.EPOCH.hHOST` is one grant, a sparse file of 1 GiB. A
-//! revocation truncates and unlinks it, so that the old owner's next access is a fatal memory error
-//! (SIGBUS), as on a real EMC, and the next owner's file starts zeroed. The directory may be on any
-//! file system; `slices` may be a mount of its own, such as hugetlbfs. It outlives the manager, and
-//! like memory it need not outlive the machine: nothing is synced.
+//! EMC emulated by a directory. Each grant is a sparse file of 1 GiB, `slices/NNNNN.EPOCH.hHOST`. A
+//! revocation truncates and unlinks the file. The old owner's next access is then a fatal memory
+//! error (SIGBUS), as on a real EMC, and the file of the next owner starts zeroed. The directory
+//! may be on any file system, and `slices` may be a separate mount, such as hugetlbfs. Files
+//! survive a restart of the manager, but like memory they need not survive a reboot: the driver
+//! syncs nothing.
 //!
-//! `epochs` contains the history of each slice, before a grant's file appears: a little-endian u64
-//! per slice, twice the highest epoch, plus 1 once that epoch was revoked. Lower epochs are
-//! always rejected.
+//! The file `epochs` has one little-endian u64 per slice: twice the highest epoch, plus 1 if that
+//! epoch was revoked. The driver updates the entry before it creates the file of a grant. Lower
+//! epochs are always rejected.
 //!
-//! [`fault`] injects faults, so that audits can be shown to fail.
+//! [`fault`] injects faults, with which tests check that audits detect errors.
 
 use std::{
     collections::BTreeMap,
@@ -31,39 +32,40 @@ use fault::{Fault, Faults};
 
 pub mod fault;
 
-/// Bytes per entry of `epochs`.
+/// Size of an entry of the file `epochs`, in bytes.
 const ENTRY_BYTES: u64 = 8;
-/// The first epoch is 1; twice a higher one than the last would overflow an entry.
+/// Valid epochs: an entry of `epochs` is a u64 that contains twice the epoch.
 const EPOCHS: RangeInclusive<u64> = 1..=u64::MAX >> 1;
 
-/// Driver of one emulated EMC.
+/// Driver of an EMC emulated by a directory.
 #[derive(Debug)]
 pub struct Emulated {
     directory: PathBuf,
-    /// `directory/slices`, the prefix of handles.
+    /// Path of `slices` in the directory, which is the prefix of handles.
     files: PathBuf,
     files_fd: File,
     epochs: File,
     history: Vec<History>,
     granted: BTreeMap<u32, Owner>,
     faults: Faults,
-    /// Nothing is granted below this number of free bytes.
+    /// Free space below which grants are rejected, in bytes.
     free_min: u64,
-    /// Free space and faults were checked since the last commit: calls between two commits share
-    /// the check.
+    /// Whether the fault file was read since the last commit. Calls between two commits share this
+    /// check.
     is_in_batch: bool,
+    /// Whether enough free space was found since the last commit.
     has_space: bool,
     _lock: File,
 }
 
-/// History of a slice.
+/// Highest epoch of a slice, and whether it was revoked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct History {
     highest: Epoch,
     revoked: bool,
 }
 
-/// Owner of a slice.
+/// Owner of a granted slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Owner {
     epoch: Epoch,
@@ -79,24 +81,27 @@ impl History {
         self.highest.0 << 1 | u64::from(self.revoked)
     }
 
-    /// Returns whether this epoch can no longer be granted.
+    /// Returns whether `epoch` can no longer be granted, or is invalid.
     fn has_ended(self, epoch: Epoch) -> bool {
         epoch < self.highest || (epoch == self.highest && self.revoked) || !EPOCHS.contains(&epoch.0)
     }
 }
 
 impl Emulated {
-    /// Opens the EMC in a directory, or creates an empty one with a number of slices. Completes
-    /// operations interrupted in an earlier manager.
+    /// Opens the EMC in a directory, or creates an empty EMC there. Completes operations that an
+    /// earlier manager did not finish.
     ///
     /// # Errors
-    /// [`DeviceError::InUse`], [`DeviceError::Mismatch`] if it has more slices, or
-    /// [`DeviceError::Io`].
+    /// [`DeviceError::InUse`], [`DeviceError::Mismatch`] if the EMC has more than `slices` slices,
+    /// or [`DeviceError::Io`].
     pub fn open(path: &Path, slices: u32) -> Result<Self, DeviceError> {
         let directory = std::path::absolute(path).map_err(io_error("resolve", path))?;
         let files = directory.join("slices");
         if files.to_str().is_none() {
-            return Err(DeviceError::Mismatch { path: directory, what: "its path must be UTF-8".to_owned() });
+            return Err(DeviceError::Mismatch {
+                path: directory,
+                what: "its path is not valid UTF-8".to_owned(),
+            });
         }
         make_directory(&directory)?;
         let lock = take_lock(&directory)?;
@@ -123,20 +128,23 @@ impl Emulated {
         Ok(device)
     }
 
-    /// Reads existing grants, and completes interrupted operations.
+    /// Reads the existing grants, and completes interrupted operations.
     fn load(&mut self) -> Result<(), DeviceError> {
         let mut owners_by_slice = BTreeMap::<u32, Vec<Owner>>::new();
         for entry in fs::read_dir(&self.files).map_err(io_error("list", &self.files))? {
             let name = entry.map_err(io_error("list", &self.files))?.file_name();
             match name.to_str().and_then(parse_name) {
                 Some((slice, owner)) => owners_by_slice.entry(slice).or_default().push(owner),
-                None => tracing::warn!(path = %self.files.join(name).display(), "ignoring file: not a slice"),
+                None => {
+                    tracing::warn!(path = %self.files.join(name).display(), "ignoring file: name is not SLICE.EPOCH.hHOST")
+                }
             }
         }
         owners_by_slice.into_iter().try_for_each(|(slice, owners)| self.load_slice(slice, owners))
     }
 
-    /// Loads a slice. Only its newest file can be a grant; others are interrupted revocations.
+    /// Loads a slice. Only the file with the highest epoch can be a grant. The others are left from
+    /// interrupted revocations, which this function completes.
     fn load_slice(&mut self, slice: u32, mut owners: Vec<Owner>) -> Result<(), DeviceError> {
         let history = *self.history(slice)?;
         owners.sort_by_key(|owner| owner.epoch);
@@ -145,7 +153,7 @@ impl Emulated {
             tracing::warn!(emc = %self.directory.display(), slice, epoch = old.epoch.0, "completing an interrupted revocation");
             let removed = self.remove_file(slice, old);
             if self.tolerate_slice_failure(slice, removed)? {
-                self.granted.insert(slice, old); // still to be revoked
+                self.granted.insert(slice, old); // the host still has access
             }
         }
         if let Some(owner) = newest {
@@ -157,16 +165,17 @@ impl Emulated {
         Ok(())
     }
 
-    /// Logs an error that concerns one slice and returns `true`; `false` if the call succeeded.
+    /// Returns `false` if a call succeeded. Logs an error that concerns only one slice, and returns
+    /// `true`.
     ///
     /// # Errors
-    /// An error of the device, which must end the caller.
+    /// Returns any other error, because it concerns the whole device.
     fn tolerate_slice_failure(&self, slice: u32, done: Result<(), DeviceError>) -> Result<bool, DeviceError> {
         match done {
             Ok(()) => Ok(false),
             Err(error @ DeviceError::Slice { .. }) => {
                 let (emc, error) = (self.directory.display(), units::chain(&error));
-                tracing::warn!(%emc, slice, error, "device call of one slice failed");
+                tracing::warn!(%emc, slice, error, "device call failed for one slice");
                 Ok(true)
             }
             Err(error) => Err(error),
@@ -174,7 +183,7 @@ impl Emulated {
     }
 
     fn history(&self, slice: u32) -> Result<&History, DeviceError> {
-        let slices = u32::try_from(self.history.len()).expect("the length comes from a u32");
+        let slices = u32::try_from(self.history.len()).expect("the number of slices fits into a u32");
         self.history.get(slice as usize).ok_or(DeviceError::NoSuchSlice { slice, slices })
     }
 
@@ -188,21 +197,21 @@ impl Emulated {
         Ok(())
     }
 
-    /// Creates the file of a grant, also over a partial one.
+    /// Creates the file of a grant, or completes a partially created file.
     fn create_file(&self, slice: u32, owner: Owner) -> Result<File, DeviceError> {
         let name = file_name(slice, owner);
         let flags = OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let created = rustix::fs::openat(&self.files_fd, &name, flags, Mode::RUSR | Mode::WUSR);
         let file = File::from(created.map_err(|e| slice_error("create", &self.files.join(&name))(e.into()))?);
         file.set_len(SLICE.get()).map_err(|errno| {
-            // It was not published; if it remains, the next start removes it.
+            // The grant was not published. If this unlink fails, the next start handles the file.
             let _ = rustix::fs::unlinkat(&self.files_fd, &name, AtFlags::empty());
             slice_error("set the size of", &self.files.join(&name))(errno)
         })?;
         Ok(file)
     }
 
-    /// Truncates and unlinks the file of a grant, which removes the memory from every mapping.
+    /// Truncates and unlinks the file of a grant. Truncation removes the memory from all mappings.
     fn remove_file(&mut self, slice: u32, owner: Owner) -> Result<(), DeviceError> {
         if self.faults.current() == Some(Fault::IgnoreRevoke) {
             return Ok(());
@@ -220,8 +229,8 @@ impl Emulated {
         unlinked.map_err(|e| slice_error("unlink", &path())(e.into()))
     }
 
-    /// Checks the free space: sparse files promise memory that may not exist, and an access would
-    /// then kill a guest.
+    /// Checks the free space. Sparse files allocate memory at the first access, and an access
+    /// without free memory would kill the guest.
     fn check_space(&mut self) -> Result<(), DeviceError> {
         if self.has_space {
             return Ok(());
@@ -229,7 +238,7 @@ impl Emulated {
         let stats = rustix::fs::fstatvfs(&self.files_fd);
         let space = stats.map_err(|e| io_error("get the free space of", &self.files)(e.into()))?;
         let free = space.f_bavail.saturating_mul(space.f_frsize);
-        // hugetlbfs without a limit reports no blocks.
+        // A hugetlbfs mount without a size limit reports 0 blocks.
         self.has_space = space.f_blocks == 0 || free >= self.free_min;
         if self.has_space {
             return Ok(());
@@ -244,7 +253,7 @@ impl Emulated {
     }
 
     fn handle(&self, slice: u32, owner: Owner) -> Handle {
-        let files = self.files.to_str().expect("checked when it was opened");
+        let files = self.files.to_str().expect("open() checked that the path is UTF-8");
         Arc::from(format!("{files}/{}", file_name(slice, owner)))
     }
 
@@ -252,7 +261,7 @@ impl Emulated {
         Grant { slice, epoch: owner.epoch, host: owner.host, handle: self.handle(slice, owner) }
     }
 
-    /// Checks that this epoch can still be granted.
+    /// Checks that `epoch` can still be granted.
     fn check_current(&self, slice: u32, epoch: Epoch) -> Result<(), DeviceError> {
         let history = *self.history(slice)?;
         let stale = DeviceError::StaleEpoch { slice, epoch, highest: history.highest };
@@ -286,7 +295,8 @@ impl Device for Emulated {
         if epoch >= history.highest && EPOCHS.contains(&epoch.0) {
             self.record(slice, History { highest: epoch, revoked: true })?;
         }
-        // A later owner keeps the slice. An earlier one may remain after a failed revocation.
+        // An owner with a later epoch keeps the slice. After a failed revocation, the current owner
+        // can have an earlier epoch.
         if let Some(owner) = self.granted.get(&slice).copied().filter(|owner| owner.epoch <= epoch) {
             self.remove_file(slice, owner)?;
             self.granted.remove(&slice);
@@ -312,7 +322,7 @@ impl Device for Emulated {
         if self.faults.current() == Some(Fault::ForgetGrant)
             && let Some((slice, owner)) = self.granted.pop_first()
         {
-            // Best effort: an injected fault does not report errors.
+            // Errors are ignored: this is an injected fault.
             let _ = rustix::fs::unlinkat(&self.files_fd, file_name(slice, owner), AtFlags::empty());
         }
         Ok(Contents {
@@ -324,7 +334,7 @@ impl Device for Emulated {
 
     fn commit(&mut self) -> Result<(), DeviceError> {
         (self.is_in_batch, self.has_space) = (false, false);
-        Ok(()) // like memory, it need not outlive the machine
+        Ok(()) // like memory, the files need not survive a reboot
     }
 }
 
@@ -345,8 +355,8 @@ fn io_error(doing: &'static str, path: &Path) -> impl Fn(io::Error) -> DeviceErr
     move |errno| DeviceError::Io { doing, path: path.to_owned(), errno }
 }
 
-/// Classifies an error of a slice's file. Some errors concern the directory or the machine,
-/// independent of the file.
+/// Classifies an error of a slice's file: some error codes mean that the whole directory or the
+/// machine has failed, not only this slice.
 fn slice_error(doing: &'static str, path: &Path) -> impl Fn(io::Error) -> DeviceError {
     let path = path.to_owned();
     move |errno| match errno.raw_os_error().map(rustix::io::Errno::from_raw_os_error) {
@@ -365,8 +375,8 @@ fn slice_error(doing: &'static str, path: &Path) -> impl Fn(io::Error) -> Device
     }
 }
 
-/// Creates a directory that others may traverse but not list, with its parents; an existing one is
-/// unchanged.
+/// Creates a directory and its missing parents. Other users may traverse but not list them. An
+/// existing directory keeps its mode.
 fn make_directory(path: &Path) -> Result<(), DeviceError> {
     if let Some(parent) = path.parent().filter(|parent| !parent.exists()) {
         make_directory(parent)?;
@@ -401,7 +411,7 @@ fn read_epochs(file: &File, directory: &Path, slices: u32) -> Result<Vec<History
     let len = file.metadata().map_err(io_error("get the length of", &path))?.len();
     if len > expected || !len.is_multiple_of(ENTRY_BYTES) {
         let what = format!(
-            "its epochs file has {len} bytes: must be whole entries of {ENTRY_BYTES}, at most {expected} for {slices} slices"
+            "its file epochs has {len} bytes: must be a multiple of {ENTRY_BYTES}, at most {expected} for {slices} slices"
         );
         return Err(DeviceError::Mismatch { path: directory.to_owned(), what });
     }

@@ -1,4 +1,4 @@
-//! Model of a device, with which drivers are compared in tests.
+//! Reference model of a device, with which property tests compare the drivers.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use units::{Epoch, HostId};
 
 use super::Device;
 
-/// Call of a device, or a restart of its manager.
+/// Operation of a property test: a call of the device, or a restart of the manager.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum DeviceOp {
     Grant(u32, Epoch, HostId),
@@ -29,7 +29,7 @@ pub(super) fn device_op() -> impl Strategy<Value = DeviceOp> {
 }
 
 impl DeviceOp {
-    /// Returns whether the device performed it; a restart has no result.
+    /// Performs the call on a device, and returns whether it succeeded; a restart returns `true`.
     pub(super) fn apply(self, device: &mut dyn Device) -> bool {
         match self {
             Self::Grant(slice, epoch, host) => device.grant(slice, epoch, host).is_ok(),
@@ -40,11 +40,11 @@ impl DeviceOp {
     }
 }
 
-/// State of the model.
+/// Expected state of a device.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Model {
     pub(super) owners: BTreeMap<u32, (Epoch, HostId)>,
-    /// Epochs below this one have ended.
+    /// Lowest epoch of each slice that may still be granted.
     lowest_epoch: BTreeMap<u32, Epoch>,
 }
 
@@ -54,7 +54,7 @@ impl Model {
         self.lowest_epoch.get(&slice).copied().unwrap_or(Epoch(1))
     }
 
-    /// Returns whether a device has to perform a call.
+    /// Applies a call to the model, and returns whether the device must accept it.
     pub(super) fn apply(&mut self, device_op: DeviceOp) -> bool {
         match device_op {
             DeviceOp::Grant(slice, epoch, host) => return self.grant(slice, epoch, host),

@@ -1,6 +1,6 @@
-//! Detects whether an EMC's directory is still the one that its driver opened. Calls through the
-//! driver's descriptors succeed on a directory that was renamed, deleted or hidden by a mount,
-//! while hosts open slices by path and find nothing.
+//! Detects that an EMC's directory was renamed, deleted or hidden by a mount after its driver
+//! opened it. The driver's open file descriptors still work then, but hosts open slices by path and
+//! cannot find them.
 
 use std::{
     fs, io,
@@ -10,7 +10,7 @@ use std::{
 
 use super::{DeviceError, Driver};
 
-/// Identity of each file of an open device.
+/// Paths and identities of the files of an open device.
 #[derive(Debug)]
 pub struct Presence {
     files: Vec<(PathBuf, FileId)>,
@@ -20,10 +20,10 @@ pub struct Presence {
 type FileId = (u64, u64);
 
 impl Presence {
-    /// Records the files of the device at `path`.
+    /// Records the identities of the files of the device at `path`.
     ///
     /// # Errors
-    /// [`DeviceError::Vanished`] if one is missing, or [`DeviceError::Io`].
+    /// [`DeviceError::Vanished`] if a file is missing, or [`DeviceError::Io`].
     pub fn of(driver: Driver, path: &Path) -> Result<Self, DeviceError> {
         let identify = |name: &&str| {
             let path = path.join(name);
@@ -33,10 +33,10 @@ impl Presence {
         Ok(Self { files: driver.files().iter().map(identify).collect::<Result<_, DeviceError>>()? })
     }
 
-    /// Compares the files with the recorded ones.
+    /// Compares the current files with the recorded identities.
     ///
     /// # Errors
-    /// [`DeviceError::Vanished`] if one is missing or was replaced, or [`DeviceError::Io`].
+    /// [`DeviceError::Vanished`] if a file is missing or was replaced, or [`DeviceError::Io`].
     pub fn check(&self) -> Result<(), DeviceError> {
         self.files.iter().try_for_each(|(path, id)| {
             if file_id(path)? == *id {
@@ -53,6 +53,6 @@ fn file_id(path: &Path) -> Result<FileId, DeviceError> {
         Err(errno) if errno.kind() == io::ErrorKind::NotFound => {
             Err(DeviceError::Vanished { path: path.to_owned(), what: "is missing" })
         }
-        Err(errno) => Err(DeviceError::Io { doing: "look at", path: path.to_owned(), errno }),
+        Err(errno) => Err(DeviceError::Io { doing: "stat", path: path.to_owned(), errno }),
     }
 }

@@ -1,10 +1,10 @@
-//! EMC that several hosts see on their own buses as one memory range, without a fence. The manager
-//! cannot access it: this driver only records durably the owner of each slice. A host with a grant
-//! can reach the slice until it releases it or is powered off; the caller ensures that before a
-//! slice is revoked or a host fenced.
+//! Driver for CXL memory that several hosts share and that cannot revoke access. The manager cannot
+//! access the memory itself. This driver only records durably which host owns each slice. A host
+//! with a grant can access the slice until the host releases it or is powered off. Callers must
+//! ensure this before they revoke a slice or fence a host.
 //!
-//! The record is a small database in the EMC's folder: for each slice its highest epoch, and the
-//! host that owns it under that epoch. Lower epochs are always rejected.
+//! The record is a small database in the EMC's directory. For each slice it contains the highest
+//! epoch, and the host that owns the slice with this epoch. Lower epochs are always rejected.
 
 use std::{
     collections::BTreeSet,
@@ -18,27 +18,27 @@ use units::{Epoch, HostId};
 use super::{Contents, Device, DeviceError, Grant, Handle};
 use crate::store::{Store, StoreError, Table, Write, disk::Directory, redb::RedbStore};
 
-/// File name of the record in the EMC's folder.
+/// File name of the record in the EMC's directory.
 pub(super) const FILE: &str = "grants.redb";
-/// Key of the device's serial number.
+/// Key of the device's serial number in the record.
 const SERIAL: &[u8] = b"serial";
 
-/// Driver of one shared EMC.
+/// Driver of one EMC that hosts share.
 pub struct SharedDax {
     path: PathBuf,
     serial: String,
     slices: Vec<SliceRecord>,
-    /// Slices whose records differ from the disk.
+    /// Slices with changes that the next commit writes to disk.
     changed: BTreeSet<u32>,
     store: Box<dyn Store>,
 }
 
-/// Record of a slice.
+/// Highest epoch of a slice, and its owner.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct SliceRecord {
-    /// Highest epoch; 0 for none.
+    /// Highest epoch; 0 if the slice has never been granted.
     highest: Epoch,
-    /// Owner under that epoch; without one, the epoch has ended.
+    /// Owner with this epoch; `None` if the epoch was revoked.
     host: Option<HostId>,
 }
 
@@ -52,18 +52,17 @@ impl std::fmt::Debug for SharedDax {
 }
 
 impl SharedDax {
-    /// Opens the record in a folder, or creates it, for a device with this serial number and number
-    /// of slices.
+    /// Opens the record of a device in a directory, or creates an empty record.
     ///
     /// # Errors
-    /// [`DeviceError::InUse`], [`DeviceError::Mismatch`] if the record is of another device or has
-    /// more slices, or [`DeviceError::Record`].
+    /// [`DeviceError::InUse`], [`DeviceError::Mismatch`] if the record belongs to another serial
+    /// number or has more slices, or [`DeviceError::Record`].
     pub fn open(path: &Path, slices: u32, serial: &str) -> Result<Self, DeviceError> {
         let store = Directory::take_for(path, FILE).and_then(RedbStore::open);
         Self::with_store(Box::new(store.map_err(record_error(path))?), path, slices, serial)
     }
 
-    /// Opens the record in any store.
+    /// Opens the record in `store`, which tests replace.
     fn with_store(
         store: Box<dyn Store>,
         path: &Path,
@@ -78,7 +77,7 @@ impl SharedDax {
         Ok(device)
     }
 
-    /// Binds a new record to the serial number, and rejects the record of another device.
+    /// Writes the serial number to a new record, and rejects the record of another device.
     fn claim(&mut self) -> Result<(), DeviceError> {
         let mut recorded = None;
         let scanned = self.store.scan(Table::Meta, &mut |key, value| {
@@ -89,9 +88,8 @@ impl SharedDax {
         scanned.map_err(record_error(&self.path))?;
         match recorded {
             Some(recorded) if recorded == self.serial => Ok(()),
-            Some(other) => {
-                Err(self.mismatch(format!("its record is of serial {other}: must be {}", self.serial)))
-            }
+            Some(other) => Err(self
+                .mismatch(format!("its record belongs to serial number {other}: must be {}", self.serial))),
             None => {
                 let (key, value) = (SERIAL.to_vec(), self.serial.clone().into_bytes());
                 let written = self.store.commit(&[Write::Put { table: Table::Meta, key, value }]);
@@ -107,7 +105,7 @@ impl SharedDax {
             Some((slice, _)) => {
                 unexpected = Some(format!("its record has slice {slice}: must be below {}", slices.len()));
             }
-            None => unexpected = Some(format!("entry {key:02x?} of its record is of another version")),
+            None => unexpected = Some(format!("entry {key:02x?} of its record has an unknown format")),
         });
         scanned.map_err(record_error(&self.path))?;
         unexpected.map_or(Ok(()), |what| Err(self.mismatch(what)))
@@ -118,7 +116,7 @@ impl SharedDax {
     }
 
     fn slice_record(&self, slice: u32) -> Result<SliceRecord, DeviceError> {
-        let slices = u32::try_from(self.slices.len()).expect("the length comes from a u32");
+        let slices = u32::try_from(self.slices.len()).expect("the number of slices fits into a u32");
         self.slices.get(slice as usize).copied().ok_or(DeviceError::NoSuchSlice { slice, slices })
     }
 
@@ -191,7 +189,8 @@ impl Device for SharedDax {
 }
 
 fn encode_entry(slice: u32, slice_record: SliceRecord) -> Write {
-    let value = postcard::to_stdvec(&slice_record).expect("a record has a known length");
+    let value =
+        postcard::to_stdvec(&slice_record).expect("postcard fails only for sequences of unknown length");
     Write::Put { table: Table::Slices, key: slice.to_be_bytes().to_vec(), value }
 }
 

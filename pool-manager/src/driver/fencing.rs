@@ -1,6 +1,6 @@
-//! Runs the operator's fence command where EMCs cannot revoke access. It runs beside the threads of
-//! the EMCs, so that other grants do not wait for it, and once for all EMCs that request it
-//! meanwhile.
+//! Runs the operator's fence command for EMCs that cannot revoke access. The command runs outside
+//! the threads of the EMCs, so that other calls do not wait for it. EMCs that request the fence of
+//! a host while the command runs share its result.
 
 use std::sync::Arc;
 
@@ -14,16 +14,17 @@ use units::{EmcId, HostId, UnixMs};
 use super::{Core, Shared};
 use crate::{convert, emc_thread::EmcSender, fence_command};
 
-/// EMC that waits for a machine to be stopped, with the sender to its thread.
+/// EMC that waits until a host is powered off, with the sender to the EMC's thread.
 pub(super) type WaitingEmc = (EmcId, EmcSender);
 
-/// Runs the fence command for a host, unless it is running, and reports the result to the EMC.
+/// Starts the fence command for a host, unless the command is already running. The result is
+/// reported to `emc`.
 pub(super) fn start(shared: &Arc<Shared>, runtime: &Runtime, host: HostId, emc: WaitingEmc) {
     let mut core = shared.lock();
     let waiting = core.pending_fences.entry(host).or_default();
     waiting.push(emc);
     if waiting.len() > 1 {
-        return; // the command is running already
+        return; // the command is already running
     }
     let (command, name) = (core.fence_command.clone(), convert::host_name(core.manager.durable(), host));
     let since = core.manager.stopping_since(host);
@@ -38,14 +39,14 @@ pub(super) fn start(shared: &Arc<Shared>, runtime: &Runtime, host: HostId, emc: 
     });
 }
 
-/// Reports the result of a fence command to the waiting EMCs. A host that has returned meanwhile
-/// may have new grants, and may even be fenced again: an earlier result does not apply to it.
+/// Reports the result of a fence command to the waiting EMCs. A success does not count if the host
+/// reconnected in the meantime, because the host may have new grants, or may be fenced again.
 fn report(shared: &Shared, host: HostId, since: Option<UnixMs>, result: Result<(), String>) {
     let mut core = shared.lock();
     let waiting = core.pending_fences.remove(&host).unwrap_or_default();
     let is_same_fence = is_fencing(&core, host) && core.manager.stopping_since(host) == since;
     let result = result.and_then(|()| {
-        is_same_fence.then_some(()).ok_or("the host returned before its machine was stopped".to_owned())
+        is_same_fence.then_some(()).ok_or("the host reconnected before the fence command ended".to_owned())
     });
     let Err(problem) = result else {
         let call = DeviceCall::Fence { host, powered_off: true };
@@ -55,7 +56,7 @@ fn report(shared: &Shared, host: HostId, since: Option<UnixMs>, result: Result<(
     for (emc, _) in waiting {
         let call = DeviceCall::Fence { host, powered_off: false };
         let failure = DeviceFailure::NotFenced(problem.clone());
-        let _ = shared.handle_device_results(emc, vec![DeviceReply::Failed { call, failure }]); // no receiver exists after the end
+        let _ = shared.handle_device_results(emc, vec![DeviceReply::Failed { call, failure }]); // fails only if the manager is stopping
     }
 }
 

@@ -1,5 +1,5 @@
-//! Driver with a slow or failing disk and many callers: waiting callers do not exclude others,
-//! every wait ends, and the stop completes.
+//! Tests of the driver with a slow or failing disk and many callers: no caller blocks others, every
+//! wait ends, and the driver stops.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -15,10 +15,10 @@ use units::{Bytes, Epoch, InstanceId, Name, RequestId, SliceId, limits::WATCH_CH
 use super::*;
 use crate::store::{Scan, StoreError, Table, Write, redb::RedbStore};
 
-/// Long, because test machines are shared.
+/// Timeout for all waits; long, because test machines can be slow.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Store whose writes pass a gate.
+/// Store whose writes a test can block or fail with a [`Gate`].
 struct GatedStore {
     store: RedbStore,
     gate: Arc<Gate>,
@@ -30,11 +30,11 @@ struct GatedStore {
 enum GateMode {
     Open,
     Closed,
-    /// Closed, with a waiting writer.
+    /// The gate is closed, and a writer waits at it.
     Blocked,
-    /// Writes fail without an effect.
+    /// The next write fails without an effect.
     Fails,
-    /// Writes take effect and report an error.
+    /// The next write takes effect but reports an error.
     FailsAfterWrite,
 }
 
@@ -52,7 +52,7 @@ impl Gate {
         }
     }
 
-    /// Waits while the gate is closed, opens it, and returns its mode for this write.
+    /// Waits while the gate is closed. Then opens the gate, and returns the mode for this write.
     fn pass(&self) -> GateMode {
         let mut mode = self.0.lock().unwrap();
         if *mode == GateMode::Closed {
@@ -96,7 +96,7 @@ impl Store for GatedStore {
     }
 }
 
-/// Snapshot that is read while a lock is held.
+/// Snapshot whose reads wait for a lock that a test can hold.
 struct SlowSnapshot(Box<dyn Scan>, Arc<Mutex<()>>);
 
 impl Scan for SlowSnapshot {
@@ -106,13 +106,13 @@ impl Scan for SlowSnapshot {
     }
 }
 
-/// Driver of one host and one EMC, with a connected agent that does nothing.
+/// Driver of a rack with one host and one EMC. The host's agent is connected but sends no reports.
 struct TestDriver {
     handle: Handle,
     ended: DriverEnd,
     gate: Arc<Gate>,
     reading: Arc<Mutex<()>>,
-    /// Free bytes of the store's disk.
+    /// Free space on the store's disk, in bytes.
     free: Arc<AtomicU64>,
     session: SessionId,
     _messages: mpsc::Receiver<SessionMessage>,
@@ -163,7 +163,7 @@ impl TestDriver {
                 let _ = tokio::time::timeout(Duration::from_millis(50), changed.changed()).await;
             }
         };
-        tokio::time::timeout(TIMEOUT, waiting).await.expect("the condition was not met in time");
+        tokio::time::timeout(TIMEOUT, waiting).await.expect("timeout: the condition does not hold");
     }
 
     fn reserve(
@@ -189,7 +189,7 @@ impl TestDriver {
     }
 }
 
-/// Returns a rack of one host and one EMC in a fixed directory.
+/// Returns a rack with one host and one EMC. The EMC's directory is the same for all names.
 fn rack(directory: &std::path::Path, emc: &str, slices: u32) -> RackSpec {
     let path = directory.join("emc").display().to_string();
     let spec = EmcSpec { name: name(emc), slices, driver: "emulated".into(), path, serial: None };
@@ -222,10 +222,10 @@ impl TestDriver {
     }
 }
 
-/// A device is closed with its EMC. It stores the epochs of each slice by its index, so that owners
-/// under the new slice numbers get higher ones.
+/// Removes EMC "e" and adds EMC "f" with the same directory. The device stores the epochs by slice
+/// index, so that slices of the new EMC start with higher epochs.
 #[tokio::test(flavor = "multi_thread")]
-async fn readded_device_continues_its_epochs() {
+async fn device_added_again_continues_with_higher_epochs() {
     let driver = TestDriver::start(3).await;
     driver.reserve("v", 1, false).await.unwrap().unwrap();
     driver.until_slot(0, |slot| matches!(slot.state, State::Onlining(_))).await;
@@ -249,9 +249,9 @@ async fn readded_device_continues_its_epochs() {
     }
 }
 
-/// The write that removes the EMC reports an error although it is on disk.
+/// The write that removes the EMC takes effect on disk, but reports an error.
 #[tokio::test(flavor = "multi_thread")]
-async fn device_is_closed_when_its_removal_is_found_on_disk() {
+async fn device_is_closed_if_its_failed_removal_is_on_disk() {
     let driver = TestDriver::start(3).await;
     let other = tempfile::tempdir().unwrap();
     driver.gate.set(GateMode::FailsAfterWrite);
@@ -295,7 +295,7 @@ async fn waiters_for_slices_do_not_block_other_requests() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn waiter_for_a_failed_batch_continues() {
+async fn caller_waiting_for_space_continues_after_a_failed_write() {
     let driver = TestDriver::start(12 * 1024).await;
     driver.gate.set(GateMode::Closed);
     let in_flight = driver.reserve("a", 1, false);
@@ -311,11 +311,15 @@ async fn waiter_for_a_failed_batch_continues() {
         let result = tokio::time::timeout(TIMEOUT, reservation).await.unwrap().unwrap();
         assert!(matches!(result, Err(DriverError::Rejection(Rejection::StoreFailed))), "{result:?}");
     }
-    tokio::time::timeout(TIMEOUT, waiting).await.expect("the request did not continue").unwrap().unwrap_err();
+    tokio::time::timeout(TIMEOUT, waiting)
+        .await
+        .expect("timeout: the request still waits")
+        .unwrap()
+        .unwrap_err();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn number_of_decision_searches_is_limited() {
+async fn number_of_concurrent_decision_searches_is_limited() {
     let driver = TestDriver::start(8).await;
     let search = || {
         let handle = driver.handle.clone();
@@ -333,13 +337,17 @@ async fn number_of_decision_searches_is_limited() {
     assert!(matches!(driver.handle.explain("rack".into()).await, Err(DriverError::Overloaded)));
     slow.await.unwrap();
     for search in searches {
-        assert_eq!(search.await.unwrap().unwrap().len(), 1, "the decision about the configuration");
+        assert_eq!(
+            search.await.unwrap().unwrap().len(),
+            1,
+            "must return the decision about the configuration"
+        );
     }
-    driver.handle.explain("rack".into()).await.expect("permits are available again");
+    driver.handle.explain("rack".into()).await.expect("permits were not returned");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn large_write_reaches_watchers_in_chunks() {
+async fn large_write_is_published_in_chunks() {
     let driver = TestDriver::start(4096).await;
     let mut chunks = driver.handle.changes();
     driver.reserve("v", 4096, false).await.unwrap().unwrap();
@@ -364,14 +372,14 @@ async fn number_of_watchers_is_limited() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn blocked_thread_makes_no_iterations() {
+async fn iteration_count_is_constant_while_the_thread_is_blocked() {
     let driver = TestDriver::start(8).await;
     let iterations = || async {
         let before = driver.handle.iterations();
         tokio::time::sleep(Duration::from_millis(100)).await;
         driver.handle.iterations() - before
     };
-    assert!(iterations().await > 0, "reading the count wakes the thread");
+    assert!(iterations().await > 0, "iterations() must wake the thread");
     driver.gate.set(GateMode::Closed);
     let blocked = driver.reserve("a", 1, false);
     driver.gate.until_blocked().await;
@@ -399,10 +407,10 @@ fn is_space_low(driver: &TestDriver) -> bool {
     alarms.iter().any(|alarm| alarm.reason == "STORE_LOW_SPACE")
 }
 
-/// While the disk is full, reservations are rejected, so that no write triggers a check of the
-/// space.
+/// While the disk is full, the manager rejects reservations, so that no write triggers a check of
+/// the free space. The driver must check the space without a write.
 #[tokio::test(flavor = "multi_thread")]
-async fn alarm_of_a_full_disk_ends_without_a_write() {
+async fn low_space_alarm_clears_without_a_write() {
     let driver = TestDriver::start(1).await;
     driver.free.store(0, Ordering::Relaxed);
     while !is_space_low(&driver) {
@@ -411,6 +419,9 @@ async fn alarm_of_a_full_disk_ends_without_a_write() {
     let mut changed = driver.handle.changed();
     driver.free.store(u64::MAX, Ordering::Relaxed);
     while is_space_low(&driver) {
-        tokio::time::timeout(TIMEOUT, changed.changed()).await.expect("the disk was not checked").unwrap();
+        tokio::time::timeout(TIMEOUT, changed.changed())
+            .await
+            .expect("timeout: the free space was not checked")
+            .unwrap();
     }
 }

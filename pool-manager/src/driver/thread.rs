@@ -1,6 +1,6 @@
-//! Thread that performs the effects of the ledger's state machine in their order: batches into the
-//! store, replies, device calls, desired states. This thread writes the store itself, because
-//! replies wait for the write only.
+//! Thread that performs the effects of the ledger's state machine in order: it writes batches to
+//! the store, and sends replies, device calls and desired states. The thread performs the blocking
+//! writes itself, because all later effects depend on them.
 
 use std::{
     collections::HashMap,
@@ -27,31 +27,32 @@ use crate::{
     write_chunk::WriteChunk,
 };
 
-/// Longest sleep; for a later deadline the thread sleeps again.
+/// Maximum duration of one sleep of the driver's thread. For a later deadline, the thread sleeps
+/// several times.
 const SLEEP_MAX: Duration = Duration::from_secs(3600);
 
-/// Caller with its reply.
+/// Reply with the channel to its caller.
 type Reply = (oneshot::Sender<ReplyResult>, Box<ReplyResult>);
 
-/// Effect to be performed, with its receiver.
+/// Effect to perform after the lock is released, with the channel to its receiver.
 enum Action {
     Reply(oneshot::Sender<ReplyResult>, Box<ReplyResult>),
     Send(mpsc::Sender<SessionMessage>, SessionMessage),
     Perform(Effect),
 }
 
-/// Thread that performs effects.
+/// State of the driver's thread.
 pub(super) struct DriverThread {
     shared: Arc<Shared>,
     store: LedgerStore,
     emcs: HashMap<EmcId, EmcSender>,
     metrics: Arc<Metrics>,
-    /// Replies of one batch, passed to the connections together. Bounded by the requests that may
-    /// wait.
+    /// Channel to the task that delivers replies, one message per batch. The number of replies is
+    /// bounded by the number of waiting requests.
     replies: mpsc::UnboundedSender<Vec<Reply>>,
-    /// Runs slow reads beside this thread.
+    /// Runtime for tasks that this thread must not wait for.
     runtime: Runtime,
-    /// Time of the next attempt to read a store.
+    /// Time of the next attempt to reload the store; `None` if none is needed.
     reload_at: Option<Instant>,
 }
 
@@ -79,10 +80,10 @@ impl DriverThread {
                 shared.notify_change();
             }
         }
-        shared.lock().replies.clear(); // remaining callers learn that the manager is stopping
+        shared.lock().replies.clear(); // remaining callers get `DriverError::Stopping`
     }
 
-    /// Returns the time of the thread's next work of its own, independent of the ledger.
+    /// Returns the time of the next check of free space or reload of the store.
     fn wake_at(&self) -> Option<Instant> {
         let space = self.store.sleep_max().map(|sleep| Instant::now() + sleep);
         self.reload_at.into_iter().chain(space).min()
@@ -110,13 +111,13 @@ impl DriverThread {
 
     fn reply(&self, replies: &mut Vec<Reply>) {
         if !replies.is_empty() {
-            let _ = self.replies.send(std::mem::take(replies)); // without the runtime no caller waits
+            let _ = self.replies.send(std::mem::take(replies)); // fails only if the runtime has ended
         }
     }
 
     fn perform(&mut self, action: Action) {
         match action {
-            Action::Send(outbox, message) => drop(outbox.try_send(message)), // a lost message is sent again
+            Action::Send(outbox, message) => drop(outbox.try_send(message)), // the manager repeats messages if the outbox is full
             Action::Perform(Effect::Store { batch, records }) => self.store(batch, &records),
             Action::Perform(Effect::Reload) => self.reload(),
             Action::Perform(Effect::Device(emc, call)) => self.call_device(emc, call),
@@ -124,19 +125,20 @@ impl DriverThread {
                 self.close_removed(&durable.records);
                 self.metrics.count_transitions(&durable);
                 for chunk in WriteChunk::split(durable) {
-                    let _ = self.shared.published.send(chunk); // there may be no watcher
+                    let _ = self.shared.published.send(chunk); // fails if there is no watcher
                 }
                 self.shared.notify_change();
             }
             Action::Reply(..)
             | Action::Perform(
                 Effect::Reply(..) | Effect::Send(..) | Effect::RequestReport(_) | Effect::Close(..),
-            ) => {} // performed elsewhere
+            ) => {} // collect_effects() turns these into other actions
         }
     }
 
-    /// Performs the immediate effects of an event: replies wait neither for upkeep nor for the next
-    /// batch. A closing manager still receives the results of its calls.
+    /// Passes an event to the state machine and performs its effects at once, so that replies wait
+    /// neither for periodic work nor for the next batch. Unlike [`Shared::change`], this also works
+    /// while the manager is stopping.
     fn handle_event(&mut self, event: Event) {
         let mut actions = Vec::new();
         {
@@ -144,7 +146,7 @@ impl DriverThread {
             core.manager.handle(self.shared.clock.now(), event);
             collect_effects(&mut core, &mut actions);
         }
-        self.shared.batch_space.notify_waiters(); // a batch may have failed with its write
+        self.shared.batch_space.notify_waiters(); // a failed write also fails the open batch
         self.perform_all(&mut actions);
     }
 
@@ -153,7 +155,7 @@ impl DriverThread {
         self.metrics.batch_records.observe(records.len() as f64);
         let result = self.store.commit(records);
         if let Err(error) = &result {
-            tracing::error!(batch, error = units::chain(error), "store failed");
+            tracing::error!(batch, error = units::chain(error), "cannot write to the store");
             self.metrics.store_failures.inc();
         }
         self.handle_event(Event::Stored { batch, ok: result.is_ok() });
@@ -181,21 +183,22 @@ impl DriverThread {
         let store_tasks = std::mem::take(&mut self.shared.lock().store_tasks);
         for task in store_tasks {
             match task {
-                StoreTask::Snapshot(reply) => drop(reply.send(self.store.snapshot())), // the caller may have left
-                StoreTask::Write(writes, reply) => drop(reply.send(self.write_entries(&writes))), // as above
+                StoreTask::Snapshot(reply) => drop(reply.send(self.store.snapshot())), // the caller may be gone
+                StoreTask::Write(writes, reply) => drop(reply.send(self.write_entries(&writes))), // the caller may be gone
             }
         }
     }
 
-    /// A failure leaves no write of the ledger pending, because all writes are made one by one on
-    /// this thread. The ledger's next write determines whether the store has to be reloaded.
+    /// Writes entries that do not belong to the ledger. A failure needs no reload here: no write of
+    /// the ledger is pending on this thread, and the ledger's next write detects a store that must
+    /// be reloaded.
     fn write_entries(&mut self, writes: &[Write]) -> Result<(), StoreError> {
         let result = self.store.write_entries(writes);
         self.check_space();
         if let Err(error) = &result
             && !matches!(error, StoreError::Full)
         {
-            tracing::error!(entries = writes.len(), error = units::chain(error), "store failed");
+            tracing::error!(entries = writes.len(), error = units::chain(error), "cannot write to the store");
             self.metrics.store_failures.inc();
         }
         result
@@ -215,13 +218,13 @@ impl DriverThread {
             }
             (Some(calls), _) => calls.send(call),
             (None, _) => {
-                let failure = DeviceFailure::Error("cannot start a thread for the EMC".into());
+                let failure = DeviceFailure::Error("cannot start the thread of the EMC".into());
                 self.handle_event(Event::Device(id, DeviceReply::Failed { call, failure }));
             }
         }
     }
 
-    /// Ends the threads of removed EMCs, which closes their devices: another EMC may use the same
+    /// Ends the threads of removed EMCs, which closes their devices. A new EMC may use the same
     /// path.
     fn close_removed(&mut self, records: &[Record]) {
         for record in records {
@@ -231,7 +234,8 @@ impl DriverThread {
         }
     }
 
-    /// Closes devices whose removal was written although the store reported an error.
+    /// Closes devices of EMCs that are not in the reloaded ledger: a removal can be on disk
+    /// although the store reported an error.
     fn close_unknown(&mut self) {
         let core = self.shared.lock();
         let ledger = core.manager.durable();
@@ -261,25 +265,26 @@ impl DriverThread {
             }
         };
         let shared = Arc::clone(&self.shared);
-        let report = move |id, results| drop(shared.handle_device_results(id, results)); // no receiver exists after the end
+        let report = move |id, results| drop(shared.handle_device_results(id, results)); // fails only if the manager is stopping
         let started = emc_thread::start(description, report);
         started
-            .inspect_err(|error| tracing::error!(emc = id.0, %error, "cannot start a thread for an EMC"))
+            .inspect_err(|error| tracing::error!(emc = id.0, %error, "cannot start the thread of an EMC"))
             .ok()
     }
 }
 
-/// Sends replies from within the runtime, which wakes waiting callers once per batch.
+/// Sends replies from a task of the runtime, which is woken once per batch instead of once per
+/// reply.
 async fn deliver_replies(mut replies: mpsc::UnboundedReceiver<Vec<Reply>>) {
     while let Some(batch) = replies.recv().await {
         for (reply, answer) in batch {
-            let _ = reply.send(*answer); // the caller may have left
+            let _ = reply.send(*answer); // the caller may be gone
         }
     }
 }
 
-/// Sleeps until there is work, and collects it. Returns `false` after [`super::Handle::close`] when
-/// no work is left.
+/// Sleeps until there is work, and appends the effects to `actions`. Returns `false` after
+/// [`super::Handle::close`] when no work is left.
 fn wait_for_work(shared: &Shared, wake_at: Option<Instant>, actions: &mut Vec<Action>) -> bool {
     let mut core = shared.lock();
     loop {
@@ -302,11 +307,11 @@ fn wait_for_work(shared: &Shared, wake_at: Option<Instant>, actions: &mut Vec<Ac
     }
 }
 
-/// Sleeps until there is work, at most for `time`.
-fn sleep_for<'a>(shared: &'a Shared, core: MutexGuard<'a, Core>, time: Duration) -> MutexGuard<'a, Core> {
+/// Releases the lock and sleeps until there is work, at most for `timeout`.
+fn sleep_for<'a>(shared: &'a Shared, core: MutexGuard<'a, Core>, timeout: Duration) -> MutexGuard<'a, Core> {
     let is_asleep = |core: &mut Core| core.sleeping_until.is_some();
-    let waited = shared.work.wait_timeout_while(core, time, is_asleep);
-    let (mut core, waited) = waited.unwrap_or_else(|_| std::process::abort()); // as in `Shared::lock`
+    let waited = shared.work.wait_timeout_while(core, timeout, is_asleep);
+    let (mut core, waited) = waited.unwrap_or_else(|_| std::process::abort()); // panic under the lock, as in `Shared::lock`
     core.sleeping_until = None;
     if waited.timed_out() {
         core.manager.handle(shared.clock.now(), Event::Tick);
@@ -320,10 +325,10 @@ fn collect_effects(core: &mut Core, actions: &mut Vec<Action>) {
             Effect::Reply(token, answer) => {
                 core.replies.remove(&token).map(|reply| Action::Reply(reply, answer))
             }
-            Effect::Send(session, want) => core
+            Effect::Send(session, desired) => core
                 .sessions
                 .get(&session)
-                .map(|session| Action::Send(session.outbox.clone(), SessionMessage::Desired(want))),
+                .map(|session| Action::Send(session.outbox.clone(), SessionMessage::Desired(desired))),
             Effect::RequestReport(session) => core
                 .sessions
                 .get(&session)
@@ -335,9 +340,10 @@ fn collect_effects(core: &mut Core, actions: &mut Vec<Action>) {
     }
 }
 
-/// Removes a session. If its outbox is full, dropping it closes the connection as well.
+/// Removes a session and asks its connection to close. If the outbox is full, dropping its sender
+/// closes the connection as well.
 fn close_session(core: &mut Core, session: pool::manager::SessionId, why: CloseReason) -> Option<Action> {
     let Session { host, outbox } = core.sessions.remove(&session)?;
-    tracing::warn!(host, ?why, "agent connection ended");
+    tracing::warn!(host, ?why, "closing the connection of an agent");
     Some(Action::Send(outbox, SessionMessage::Close(why)))
 }

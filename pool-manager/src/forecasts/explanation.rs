@@ -1,5 +1,5 @@
-//! Explanation of a prediction: inputs, model, prediction and operating point. Facts are shown in
-//! the order of their names.
+//! Explains a prediction as facts for `tarn explain`: inputs, models, predictions and operating
+//! point.
 
 use std::{collections::BTreeMap, fmt::Write as _, sync::LazyLock};
 
@@ -11,13 +11,13 @@ use units::Fraction;
 
 use super::state::{SensitivityPrediction, VmForecast};
 
-/// Names of the model's features.
+/// Names of the features of the model for frigid memory, in the order of its input row.
 static FEATURE_NAMES: LazyLock<Vec<String>> = LazyLock::new(|| feature_names().collect());
-/// Quantile levels of the risk curve that are shown.
-const SHOWN_LEVELS: [usize; 6] = [2, 4, 7, 9, 11, 14];
+/// Indices into [`QUANTILE_LEVELS`] of the points of the risk curve that an explanation contains.
+const EXPLAINED_LEVELS: [usize; 6] = [2, 4, 7, 9, 11, 14];
 
-/// Returns facts by name: inputs, models, predictions and the operating point. `allocation` is the
-/// frigid memory taken, if a model predicted it.
+/// Returns the facts of a prediction as pairs of name and value. `allocation` is the predicted
+/// frigid memory that was placed on the pool, if a model predicted any.
 pub fn facts(forecast: &VmForecast, allocation: Option<RiskAllocation>) -> Vec<(String, String)> {
     let mut facts = request_facts(forecast);
     facts.extend(model_facts(forecast));
@@ -34,7 +34,7 @@ fn fact(name: impl Into<String>, value: impl Into<String>) -> (String, String) {
     (name.into(), value.into())
 }
 
-/// Returns the properties in the request beside the size.
+/// Returns the VM's groups and performance counters from the request.
 fn request_facts(forecast: &VmForecast) -> Vec<(String, String)> {
     let of_groups = Groups::NAMES.into_iter().zip(forecast.start.request.groups.all());
     let of_groups = of_groups.filter(|(_, name)| !name.is_empty());
@@ -47,12 +47,12 @@ fn request_facts(forecast: &VmForecast) -> Vec<(String, String)> {
     facts
 }
 
-/// Returns the serving models.
+/// Returns the versions of the serving models.
 fn model_facts(forecast: &VmForecast) -> [(String, String); 2] {
     let [frigid, sensitivity] = forecast.serving;
-    let frigid = frigid.map_or("none serves".to_owned(), |version| format!("frigid/{version}"));
+    let frigid = frigid.map_or("no serving model".to_owned(), |version| format!("frigid/{version}"));
     let sensitivity = match (sensitivity, forecast.sensitivity) {
-        (None, _) => "none serves".to_owned(),
+        (None, _) => "no serving model".to_owned(),
         (Some(version), None) => format!("sensitivity/{version}, unused: the request has no counters"),
         (Some(version), Some(prediction)) => {
             let modelled = if prediction.modelled { ", trained on MODELLED workloads" } else { "" };
@@ -62,22 +62,26 @@ fn model_facts(forecast: &VmForecast) -> [(String, String); 2] {
     [fact("model: frigid memory", frigid), fact("model: latency sensitivity", sensitivity)]
 }
 
-/// Returns the outcomes of similar VMs, one sentence per group. Fractions refer to this VM's size.
+/// Returns one sentence for each group of the VM about ended VMs of this group. Fractions are
+/// relative to the size of the new VM.
 fn history_facts(forecast: &VmForecast) -> Vec<(String, String)> {
     let groups = Groups::NAMES.into_iter().zip(forecast.start.request.groups.all());
     let groups = groups.filter(|(_, name)| !name.is_empty());
     let history = |(group, name): (&str, &str)| {
         let is_of = |of: &str, name: &str| name.split_once('.') == Some((group, of));
         let at = |of: &str| {
-            FEATURE_NAMES.iter().position(|name| is_of(of, name)).expect("each group has these features")
+            FEATURE_NAMES
+                .iter()
+                .position(|name| is_of(of, name))
+                .expect("the model has these features for each group")
         };
         let number = |of: &str| forecast.assessment.features[at(of)];
         let text = if number("count").is_nan() {
-            "no such VM has ended".to_owned()
+            "no VM of this group has ended".to_owned()
         } else {
             format!(
-                "{} VMs ended, the last {} h ago; with their touched memory, this VM would leave untouched \
-                 {} at least, {} at the 10th percentile of recent ones, {} at the median",
+                "{} VMs ended, the last {} h ago; untouched memory of this VM if it behaves like them: \
+                 minimum {}, 10th percentile of recent VMs {}, median {}",
                 short(number("count")),
                 short(number("hours_ago")),
                 percent(number("lowest")),
@@ -100,13 +104,13 @@ fn prediction_facts(forecast: &VmForecast, allocation: Option<RiskAllocation>) -
                 percent(QUANTILE_LEVELS[level])
             )
         };
-        let levels: Vec<String> = SHOWN_LEVELS.into_iter().map(level).collect();
+        let levels: Vec<String> = EXPLAINED_LEVELS.into_iter().map(level).collect();
         facts.push(fact("prediction: fractions of memory that would be overpredicted", levels.join(", ")));
         facts.push(fact("prediction: margin of the owner", format!("{:.2}", prediction.owner_margin)));
     }
     if let Some(allocation) = allocation {
         let text = format!(
-            "{} of its memory before rounding to slices, overpredicted with probability {}",
+            "{} of the VM's memory before rounding to slices, overpredicted with probability {}",
             percent(allocation.share),
             percent(allocation.risk)
         );
@@ -144,7 +148,7 @@ fn point_facts(forecast: &VmForecast) -> Vec<(String, String)> {
     facts
 }
 
-/// Returns the features of the VM and of each group; unknown ones are omitted.
+/// Returns the model's features of the VM and of each group, without unknown features.
 fn feature_facts(row: &[f64; FEATURES]) -> impl Iterator<Item = (String, String)> {
     let mut parts: BTreeMap<&str, String> = BTreeMap::new();
     for (name, number) in FEATURE_NAMES.iter().zip(row).filter(|(_, number)| !number.is_nan()) {
@@ -156,7 +160,8 @@ fn feature_facts(row: &[f64; FEATURES]) -> impl Iterator<Item = (String, String)
     parts.into_iter().map(|(part, features)| fact(format!("features: {part}"), features))
 }
 
-/// Formats a number with at most three decimals.
+/// Formats a whole number, or a number from 100, without decimals, and other numbers with three
+/// decimals.
 fn short(number: f64) -> String {
     if number.abs() >= 100.0 || number == number.trunc() {
         format!("{number:.0}")

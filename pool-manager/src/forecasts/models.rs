@@ -1,5 +1,5 @@
-//! Lifecycle of models: training on outcomes or labels, import, comparison with the serving model,
-//! promotion, rollback. A model is durable before it serves, and stored as its original file.
+//! Manages models: training, import, comparison with the serving model, promotion and rollback.
+//! Models are stored as files in their original format, and are durable before they are used.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -29,64 +29,64 @@ use crate::{
     records::forecast_rows::{self, EndedVm, ModelVersions},
 };
 
-/// Target rates of a backtest.
+/// Target rates of overpredictions for which a backtest reports results.
 const RATES: [f64; 4] = [0.01, 0.02, 0.04, 0.1];
-/// Target rate of comparisons without a configured operating point.
+/// Target rate of overpredictions for comparisons if the operating point has none.
 const COMPARISON_RATE: f64 = 0.04;
-/// Seed, so that trainings on the same rows are equal.
+/// Seed of the random numbers in training. It is constant, so that training is reproducible.
 const SEED: u64 = 1;
-/// Nice value of trainings, which use idle processors.
+/// Nice value of training threads, so that they use otherwise idle processors.
 const NICE: i32 = 10;
 
-/// Error of a model operation.
+/// Error of a request to train, import, promote or read a model.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
-    /// There is no model of this version.
+    /// No model has this kind and version.
     #[error("version: {} {version} does not exist: see `tarn get models`", kind.name())]
     NoSuchModel {
-        /// Kind.
+        /// Requested kind of model.
         kind: Kind,
-        /// Version.
+        /// Requested version.
         version: u32,
     },
-    /// No model serves.
-    #[error("kind: no {} model serves", .0.name())]
-    NoneServes(Kind),
+    /// No model of this kind is serving.
+    #[error("kind: no {} model is serving", .0.name())]
+    NoServingModel(Kind),
     /// The model is already serving.
     #[error("version: {} {version} is already serving", kind.name())]
     AlreadyServing {
-        /// Kind.
+        /// Kind of the model.
         kind: Kind,
-        /// Version.
+        /// Version of the model.
         version: u32,
     },
     /// Another training is in progress.
     #[error("another training is in progress: try again later")]
     Busy,
-    /// There are too few outcomes.
+    /// There are too few outcomes for a training.
     #[error("outcomes")]
     TooFewOutcomes(#[from] TooFewOutcomes),
-    /// The labels cannot be trained on.
+    /// The labels are not sufficient for a training.
     #[error("labels")]
     Evaluation(#[from] EvaluationError),
-    /// Labels are missing.
-    #[error("labels: missing: required for a model of latency sensitivity")]
+    /// The request has no labels.
+    #[error("labels: are missing: required for a model of latency sensitivity")]
     NoLabels,
-    /// The file is no model.
+    /// The file is not a valid model.
     #[error("content")]
     File(#[from] FileError),
     /// The file is a model of another kind.
-    #[error("kind: the file is a model of {}: must be of {}", actual.name(), requested.name())]
+    #[error("kind: the file contains a model of {}: must be of {}", actual.name(), requested.name())]
     OtherKind {
-        /// Kind in the request.
+        /// Kind of model in the request.
         requested: Kind,
-        /// Kind of the file.
+        /// Kind of model in the file.
         actual: Kind,
     },
-    /// The imported model is rejected.
+    /// The imported model is invalid or uses unsupported features.
     #[error("content")]
     Import(#[from] ImportError),
-    /// The store failed, or the manager is stopping.
+    /// The store cannot be read or written, or the manager is stopping.
     #[error(transparent)]
     Driver(#[from] DriverError),
 }
@@ -94,59 +94,59 @@ pub enum ModelError {
 /// Training data of a model.
 #[derive(Clone, Debug)]
 pub enum Training {
-    /// Stored outcomes.
+    /// Trains a model of frigid memory on the stored outcomes.
     Frigid,
-    /// Labelled workloads.
+    /// Trains a model of latency sensitivity on labelled workloads.
     Sensitivity(Labels),
 }
 
-/// Labelled workloads.
+/// Workloads with measured slowdowns, for training a model of latency sensitivity.
 #[derive(Clone, Debug)]
 pub struct Labels {
-    /// Workloads with local memory, with their slowdown on pool memory.
+    /// Counters of each workload on local memory, and its slowdown on pool memory.
     pub workloads: Vec<Workload>,
-    /// Performance degradation margin.
+    /// Performance degradation margin: the largest tolerated slowdown.
     pub pdm: Fraction,
-    /// Slowdowns come from a processor model.
+    /// Whether the slowdowns come from a processor model instead of measurements.
     pub modelled: bool,
 }
 
-/// Model as listed.
+/// Properties of a stored model.
 #[derive(Clone, Debug)]
 pub struct ModelSummary {
-    /// Kind.
+    /// Kind of prediction that the model makes.
     pub kind: Kind,
-    /// Version.
+    /// Version, unique among models of this kind.
     pub version: u32,
-    /// The model serves.
+    /// Whether new VMs are predicted with this model.
     pub is_serving: bool,
-    /// Origin.
+    /// Origin of the model, and results of its backtest.
     pub provenance: Provenance,
-    /// Size in bytes.
+    /// Size of the stored file, in bytes.
     pub bytes: usize,
-    /// Thresholds of a sensitivity model.
+    /// Decision thresholds of a model of latency sensitivity; empty for other models.
     pub cutoffs: Vec<sensitivity::Cutoff>,
-    /// Comparison with the serving model.
+    /// Comparison with the serving model, if both could be evaluated.
     pub comparison: Option<Comparison>,
 }
 
-/// Comparison of two models on the same VMs, which started after the serving model was created,
-/// each at the risk limit for the same target rate.
+/// Comparison of a model with the serving model on VMs that started after the serving model was
+/// created. Each model uses its own risk limit for the same target rate of overpredictions.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Comparison {
     /// Version of the serving model.
     pub version: u32,
-    /// Number of VMs.
+    /// Number of VMs in the comparison.
     pub vms: usize,
-    /// Target rate.
+    /// Target rate of overpredictions.
     pub rate: Fraction,
-    /// Fraction of memory predicted frigid, in whole slices.
+    /// Fraction of the VMs' memory that the model predicts as frigid, in whole slices.
     pub share: f64,
-    /// `share` of the serving model.
+    /// Fraction of the VMs' memory that the serving model predicts as frigid, in whole slices.
     pub share_of_serving: f64,
 }
 
-/// All stored models, and which of them serve.
+/// Stored models, and the serving model of each kind.
 #[derive(Debug, Default)]
 pub(super) struct ModelRegistry {
     versions: BTreeMap<Kind, ModelVersions>,
@@ -154,7 +154,8 @@ pub(super) struct ModelRegistry {
 }
 
 impl ModelRegistry {
-    /// Loads models from the store. A file that cannot be read stays stored and does not serve.
+    /// Loads the models from the store. A file that cannot be read is ignored but stays in the
+    /// store.
     pub fn of(stored: &forecast_rows::StoredForecasts) -> Self {
         let mut registry =
             Self { versions: stored.versions.iter().cloned().collect(), models: BTreeMap::new() };
@@ -163,14 +164,14 @@ impl ModelRegistry {
                 Ok(file) => registry.put(*kind, *version, &file, bytes.len()),
                 Err(error) => {
                     let (kind, error) = (kind.name(), units::chain(&error));
-                    tracing::error!(kind, version, error, "cannot read model, skipped");
+                    tracing::error!(kind, version, error, "ignoring stored model: cannot read its file");
                 }
             }
         }
         registry
     }
 
-    /// Returns the serving models.
+    /// Returns kind and version of each serving model.
     pub fn serving(&self) -> impl Iterator<Item = (Kind, u32)> {
         self.versions.iter().filter_map(|(kind, versions)| Some((*kind, versions.serving()?)))
     }
@@ -197,7 +198,8 @@ impl ModelRegistry {
         Ok(ModelSummary { kind, version, is_serving, provenance, bytes, cutoffs, comparison: None })
     }
 
-    /// Returns the oldest models that were not promoted, to be deleted when a model is added.
+    /// Returns the oldest models that must be deleted before one model is added. Serving models and
+    /// models for a rollback are never included.
     fn surplus_versions(&self, kind: Kind) -> Vec<u32> {
         let versions = self.versions(kind);
         let stored = self.models.keys().filter(|(of, _)| *of == kind).map(|(_, version)| *version);
@@ -207,32 +209,35 @@ impl ModelRegistry {
 }
 
 impl Forecasts {
-    /// Returns all stored models.
+    /// Returns the properties of all stored models.
     pub async fn models(&self) -> Vec<ModelSummary> {
         let registry = self.registry.lock().await;
         registry.models.keys().filter_map(|(kind, version)| registry.summary(*kind, *version).ok()).collect()
     }
 
-    /// Returns a model with its file; without a version the serving one.
+    /// Returns the properties and the file of a model, or of the serving model if `version` is
+    /// `None`.
     ///
     /// # Errors
-    /// It does not exist.
+    /// [`ModelError`] if the model does not exist or the store cannot be read.
     pub async fn model(
         &self,
         kind: Kind,
         version: Option<u32>,
     ) -> Result<(ModelSummary, Vec<u8>), ModelError> {
         let registry = self.registry.lock().await;
-        let version = version.or(registry.versions(kind).serving()).ok_or(ModelError::NoneServes(kind))?;
+        let version =
+            version.or(registry.versions(kind).serving()).ok_or(ModelError::NoServingModel(kind))?;
         let summary = registry.summary(kind, version)?;
         drop(registry);
         Ok((summary, self.bytes(kind, version).await?))
     }
 
-    /// Trains a model and stores it. It does not serve.
+    /// Trains a model and stores it, without promoting it.
     ///
     /// # Errors
-    /// Too few outcomes, or another training is in progress.
+    /// [`ModelError`] if there is too little training data, another training is in progress, or the
+    /// store fails.
     pub async fn train(&self, training: Training) -> Result<ModelSummary, ModelError> {
         let permit = self.training_permit()?;
         let created = self.now()?;
@@ -241,7 +246,7 @@ impl Forecasts {
             Training::Sensitivity(_) => (Kind::Sensitivity, Vec::new()),
         };
         let file = run_in_background(move || {
-            let _permit = permit; // released when the training ends, also without a waiting caller
+            let _permit = permit; // held until the training ends, even if the caller disconnects
             let provenance = Provenance { trained_by: "tarn".to_owned(), ..provenance(created) };
             match training {
                 Training::Frigid => frigid_file(&samples, &ModelSource::Trained, provenance),
@@ -258,10 +263,10 @@ impl Forecasts {
         Arc::clone(&self.training_permits).try_acquire_owned().map_err(|_| ModelError::Busy)
     }
 
-    /// Stores an imported file of Tarn. It does not serve.
+    /// Stores a model file in Tarn's format, without promoting the model.
     ///
     /// # Errors
-    /// It is no model, or of another kind.
+    /// [`ModelError`] if the file is invalid or contains another kind of model, or the store fails.
     pub async fn import_file(&self, kind: Kind, bytes: Vec<u8>) -> Result<ModelSummary, ModelError> {
         let file = run_in_background(move || ModelFile::read(&bytes)).await??;
         if file.kind() != kind {
@@ -270,11 +275,12 @@ impl Forecasts {
         self.store_model(kind, file).await
     }
 
-    /// Imports a model of another tool, calibrates it on outcomes or labels, and stores it. It does
-    /// not serve.
+    /// Imports a model that another tool trained. Calibrates it on outcomes or labels, and stores
+    /// it without promoting it.
     ///
     /// # Errors
-    /// It is rejected, or there are too few outcomes or labels.
+    /// [`ModelError`] if the model is rejected, there are too few outcomes or labels, another
+    /// training is in progress, or the store fails.
     pub async fn import(
         &self,
         kind: Kind,
@@ -291,7 +297,7 @@ impl Forecasts {
         let provenance = Provenance { trained_by: trained_by.to_owned(), ..provenance(created) };
         let samples = if kind == Kind::Frigid { self.samples().await? } else { Vec::new() };
         let file = run_in_background(move || {
-            let _permit = permit; // released like a training
+            let _permit = permit; // held until the import ends
             match kind {
                 Kind::Frigid => {
                     let names: Vec<String> = feature_names().collect();
@@ -309,11 +315,11 @@ impl Forecasts {
         self.store_model(kind, file.await??).await
     }
 
-    /// Compares a model with the serving one and, unless only validation was requested, makes it
-    /// serve.
+    /// Compares a model with the serving model and, unless `validate_only`, starts to use it for
+    /// predictions.
     ///
     /// # Errors
-    /// It does not exist, or is already serving.
+    /// [`ModelError`] if the model does not exist or is already serving, or the store fails.
     pub async fn promote(
         &self,
         kind: Kind,
@@ -339,19 +345,21 @@ impl Forecasts {
         Ok(ModelSummary { comparison, ..registry.summary(kind, version)? })
     }
 
-    /// Makes the previous model serve again; after the first model, none.
+    /// Returns to the previously serving model. Returns `None` if there is none, so that no model
+    /// is serving.
     ///
     /// # Errors
-    /// None serves.
+    /// [`ModelError::NoServingModel`] if no model is serving, or another [`ModelError`] if the
+    /// store fails.
     pub async fn roll_back(&self, kind: Kind, actor: Actor) -> Result<Option<ModelSummary>, ModelError> {
         let mut registry = self.registry.lock().await;
         let mut versions = registry.versions(kind);
-        versions.promoted.pop().ok_or(ModelError::NoneServes(kind))?;
+        versions.promoted.pop().ok_or(ModelError::NoServingModel(kind))?;
         let mut previous = None;
         while let (None, Some(version)) = (&previous, versions.serving()) {
             match self.file(kind, version).await {
                 Ok(file) => previous = Some((version, file)),
-                Err(ModelError::File(_) | ModelError::NoSuchModel { .. }) => drop(versions.promoted.pop()), // of another version
+                Err(ModelError::File(_) | ModelError::NoSuchModel { .. }) => drop(versions.promoted.pop()), // written by another version of Tarn
                 Err(other) => return Err(other),
             }
         }
@@ -360,7 +368,8 @@ impl Forecasts {
         version.map(|version| registry.summary(kind, version)).transpose()
     }
 
-    /// Makes a change of the serving model durable, then applies it.
+    /// Writes a change of the serving model to the store, and applies it. A `model` of `None`
+    /// removes the serving model.
     async fn serve(
         &self,
         registry: &mut ModelRegistry,
@@ -390,23 +399,24 @@ impl Forecasts {
         registry.versions.insert(kind, versions);
         match model {
             Some((version, file)) => self.write().serve(version, file, calibration, point),
-            None => self.write().serve_none(kind, point),
+            None => self.write().remove_serving_model(kind, point),
         }
         self.update_metrics();
         match version {
-            Some(version) => tracing::info!(kind = kind.name(), version, "model serves"),
-            None => tracing::info!(kind = kind.name(), "no model serves"),
+            Some(version) => tracing::info!(kind = kind.name(), version, "serving model changed"),
+            None => tracing::info!(kind = kind.name(), "serving model removed"),
         }
         let what = DecisionKind::ModelChanged { kind: kind.name().to_owned(), version, before: previous };
         let decision = Decision { at: self.now()?, actor, subject: Subject::Rack, what };
         if let Err(error) = self.driver.request(Request::RecordDecision(decision)).await {
-            tracing::error!(error = units::chain(&error), "cannot record decision"); // the change is in effect nevertheless
+            tracing::error!(error = units::chain(&error), "cannot record decision"); // the change stays in effect
         }
         Ok(())
     }
 
-    /// Compares two models on VMs that started after the serving model was created. For a model
-    /// trained on these VMs, predictions of its backtest are used.
+    /// Compares `file` with the serving model on VMs that started after the serving model was
+    /// created. If one of the models was trained on these VMs, the predictions of its backtest are
+    /// used. Returns `None` if the comparison is not possible.
     async fn compare(
         &self,
         registry: &ModelRegistry,
@@ -418,7 +428,7 @@ impl Forecasts {
         };
         let serving = match self.file(kind, version).await {
             Ok(file) => file,
-            Err(ModelError::File(_) | ModelError::NoSuchModel { .. }) => return Ok(None), // the other model does not serve either
+            Err(ModelError::File(_) | ModelError::NoSuchModel { .. }) => return Ok(None), // an unreadable model makes no predictions
             Err(other) => return Err(other),
         };
         let samples = self.samples().await?;
@@ -432,7 +442,7 @@ impl Forecasts {
 
     async fn store_model(&self, kind: Kind, file: ModelFile) -> Result<ModelSummary, ModelError> {
         let bytes = file.write()?;
-        let file = ModelFile::read(&bytes)?; // invalid numbers cannot be read again
+        let file = ModelFile::read(&bytes)?; // detects values that the file format rejects
         let mut registry = self.registry.lock().await;
         let mut versions = registry.versions(kind);
         let version = versions.next;
@@ -448,7 +458,7 @@ impl Forecasts {
         surplus.iter().for_each(|surplus| drop(registry.models.remove(&(kind, *surplus))));
         registry.versions.insert(kind, versions);
         registry.put(kind, version, &file, size);
-        let comparison = self.compare(&registry, kind, &file).await.unwrap_or_default(); // the model is stored nevertheless
+        let comparison = self.compare(&registry, kind, &file).await.unwrap_or_default(); // without a comparison the model is still usable
         tracing::info!(kind = kind.name(), version, rows = file.provenance.rows, "model stored");
         Ok(ModelSummary { comparison, ..registry.summary(kind, version)? })
     }
@@ -470,7 +480,7 @@ impl Forecasts {
         bytes.ok_or(ModelError::NoSuchModel { kind, version })
     }
 
-    /// Reads all stored outcomes.
+    /// Reads all stored outcomes with their numbers.
     pub(super) async fn stored_outcomes(&self) -> Result<Vec<(u64, EndedVm)>, ModelError> {
         let mut snapshot = self.driver.snapshot().await?;
         let permit = self.reading_permit().await?;
@@ -499,15 +509,15 @@ impl Forecasts {
     }
 }
 
-/// Runs long work on a thread with low priority.
+/// Runs `work` on a new thread with low priority, and waits for the result.
 async fn run_in_background<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, ModelError> {
     let (sender, result) = tokio::sync::oneshot::channel();
     let run = move || {
-        // Without the permission to lower its priority it runs normally.
+        // If the priority cannot be lowered, the work runs with normal priority.
         let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICE);
-        let _ = sender.send(work()); // the caller may have left
+        let _ = sender.send(work()); // the caller may be gone
     };
     std::thread::Builder::new().name("models".into()).spawn(run).map_err(|_| DriverError::Overloaded)?;
     Ok(result.await.map_err(|_| DriverError::Stopping)?)
@@ -538,7 +548,8 @@ fn sensitivity_file(model: sensitivity::Model, labels: &Labels, provenance: Prov
     ModelFile::sensitivity(Provenance { rows, modelled: labels.modelled, ..provenance }, model)
 }
 
-/// Adds an outcome to the calibration of a model, if that model predicted it before the VM started.
+/// Adds the outcome of a VM to the calibration of a model, if this model predicted it when the VM
+/// started.
 fn add_to_calibration(calibration: &mut Calibration, version: u32, vm: &EndedVm) {
     if let Some(prediction) = vm.start.prediction.filter(|prediction| prediction.version == version) {
         calibration.add(
@@ -557,7 +568,7 @@ fn comparison_of(
 ) -> Option<Comparison> {
     let end = |file: &ModelFile| file.provenance.window.map_or(UnixMs(0), |(_, end)| end);
     let (after, created) = (end(serving), end(candidate));
-    // The backtest of a later model used VMs that had ended by its creation.
+    // A newer candidate was backtested only on VMs that ended before its creation.
     let until = if created > after { created } else { UnixMs(u64::MAX) };
     let samples: Vec<VmSample> =
         samples.iter().filter(|sample| sample.outcome.ended <= until).cloned().collect();

@@ -1,6 +1,6 @@
-//! Outcome log: follows durable records of the ledger and records VMs with memory, their end and
-//! their outcome. Entries are written in batches with a delay, since no caller waits; a crash loses
-//! a short period.
+//! Follows the durable changes of the ledger, and records the starts, ends and outcomes of VMs.
+//! Entries are written in delayed batches, because no caller waits for them. A crash of the manager
+//! loses the entries of the last moments.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -21,12 +21,12 @@ use units::{
 use super::{DriverError, Forecasts};
 use crate::{records::forecast_rows, store::Write, write_chunk::WriteChunk};
 
-/// Interval of writes, so that entries share them.
+/// Interval at which queued entries are written in one batch.
 const FLUSH_INTERVAL: Duration = Duration::from_millis(500);
-/// Interval at which outcomes expire and the mix of VMs is updated.
+/// Interval at which expired outcomes are deleted and the operating point is updated.
 const CLEANUP_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Entries to be written.
+/// Entries for the store that wait for the next batch.
 #[derive(Debug, Default)]
 pub(super) struct WriteQueue(Mutex<Vec<Write>>);
 
@@ -41,7 +41,7 @@ impl WriteQueue {
 }
 
 impl Forecasts {
-    /// Runs the log until the manager stops.
+    /// Follows the ledger and writes entries until the manager stops.
     pub async fn run_outcome_log(self: Arc<Self>) {
         let mut changes = self.driver.changes();
         self.reconcile();
@@ -55,7 +55,7 @@ impl Forecasts {
                 change = changes.recv() => match change {
                     Ok(chunk) => self.apply_chunk(&chunk),
                     Err(RecvError::Lagged(missed)) => {
-                        tracing::info!(missed, "outcome log reconciled with the ledger");
+                        tracing::info!(missed, "outcome log missed changes, reading the ledger again");
                         self.reconcile();
                     }
                     Err(RecvError::Closed) => return,
@@ -94,8 +94,8 @@ impl Forecasts {
         }
     }
 
-    /// Reads VMs with memory from the ledger, after a restart or an overflow of events. VMs that
-    /// ended meanwhile have no outcome.
+    /// Reads all running VMs from the ledger, after a start or after missed changes. VMs that ended
+    /// in the meantime get no outcome.
     fn reconcile(&self) {
         let (mut active, mut after) = (Vec::new(), Some(ReservationId(0)));
         let mut now = UnixMs(0);
@@ -116,8 +116,8 @@ impl Forecasts {
         }
     }
 
-    /// Writes pending entries. Entries that cannot be written are dropped; the state in memory is
-    /// used until the next start.
+    /// Writes queued entries. Entries that cannot be written are dropped; only the state in memory
+    /// contains them until the next restart.
     pub async fn flush(&self) {
         let writes = self.write_queue.take();
         for batch in writes.chunks(BATCH_CHANGES_MAX) {
@@ -141,7 +141,7 @@ impl Forecasts {
         }
     }
 
-    /// Chooses the operating point without delaying predictions.
+    /// Chooses a new operating point on another thread, so that predictions are not delayed.
     async fn choose_point(&self) {
         let inputs = self.read().point_inputs(self.limits());
         let serving = inputs.serving;
@@ -151,8 +151,8 @@ impl Forecasts {
         }
     }
 
-    /// Rebuilds the history from the stored outcomes, because groups retain the smallest fraction
-    /// of expired VMs.
+    /// Rebuilds the history of all groups from the stored outcomes. This removes expired outcomes,
+    /// which the history of a group cannot forget otherwise.
     async fn rebuild_history(&self) {
         self.flush().await;
         let built_from = self.read().next_outcome();
@@ -172,13 +172,14 @@ impl Forecasts {
     }
 }
 
-/// Copies the next reservations above a number, up to the limit per hold of the ledger's lock.
+/// Copies the next reservations with ids above `above`, at most [`RESERVATIONS_PAGE_MAX`] under one
+/// lock of the ledger.
 fn page_of_reservations(manager: &Manager, above: ReservationId) -> Vec<(ReservationId, Reservation)> {
     let above = manager.durable().reservations_after(above).take(RESERVATIONS_PAGE_MAX);
     above.map(|(id, reservation)| (id, reservation.clone())).collect()
 }
 
-/// Returns whether a VM ended by itself, so that its memory was measured until its end.
+/// Returns whether a VM ended normally, so that its memory was measured until the end.
 fn ended_by_itself(why: &EndedBy) -> bool {
     match why {
         EndedBy::ProcessGone | EndedBy::Released { force: false, .. } => true,
@@ -190,5 +191,5 @@ fn ended_by_itself(why: &EndedBy) -> bool {
 }
 
 fn pool_memory(r: &Reservation) -> Bytes {
-    Bytes::slices(u32::try_from(r.slices.len()).expect("a VM has few slices"))
+    Bytes::slices(u32::try_from(r.slices.len()).expect("the number of slices of a VM is limited"))
 }

@@ -1,5 +1,6 @@
-//! State of predictions in memory: outcomes, serving models, operating point, and VMs between their
-//! plan and their end. It neither waits nor writes; entries to be stored are returned.
+//! State of the prediction service in memory: serving models, operating point, planned and running
+//! VMs, and outcomes. Functions neither block nor write; they return the entries that the caller
+//! must write.
 
 use std::{
     collections::{BTreeMap, HashSet, VecDeque},
@@ -25,18 +26,19 @@ use crate::{
     store::Write,
 };
 
-/// State of predictions.
+/// State of the prediction service in memory.
 #[derive(Debug)]
 pub struct State {
     predictor: OnlinePredictor,
-    /// Version of the predictor's model.
+    /// Version of the serving model of frigid memory.
     frigid: Option<u32>,
     sensitivity: Option<Sensitivity>,
     point: OperatingPoint,
     stored: StoredOutcomes,
     plans: Plans,
-    /// VMs with memory.
+    /// Running VMs, by reservation.
     running: BTreeMap<ReservationId, VmStart>,
+    /// Measurements of running VMs, by reservation.
     peaks: BTreeMap<ReservationId, Peak>,
 }
 
@@ -48,20 +50,20 @@ struct Sensitivity {
     modelled: bool,
 }
 
-/// Prediction for a workload.
+/// Predicted latency sensitivity of a VM's workload.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SensitivityPrediction {
-    /// Version of the model.
+    /// Version of the model that made the prediction.
     pub version: u32,
-    /// The model was trained on modelled workloads.
+    /// Whether the model was trained on simulated workloads instead of measurements.
     pub modelled: bool,
-    /// Probability of a slowdown beyond the PDM.
+    /// Probability, from 0 to 1, of a slowdown beyond the PDM.
     pub probability: f64,
-    /// PDM.
+    /// Performance degradation margin (PDM) of the model: the largest tolerated slowdown.
     pub pdm: Fraction,
 }
 
-/// Peak of the memory touched by a VM, as measured by its host's agent.
+/// Largest amount of memory that a VM touched, as measured by its host's agent.
 #[derive(Clone, Copy, Debug)]
 struct Peak {
     host: HostId,
@@ -69,13 +71,14 @@ struct Peak {
     measured_at: UnixMs,
 }
 
-/// Maximum age of a measurement at a VM's end: three intervals of the agent.
+/// Maximum age of the last measurement when a VM ends: three sampling intervals of the agent. A VM
+/// with an older measurement has no outcome.
 const PEAK_AGE_MAX: Ns = Ns(3 * TOUCHED_MEMORY_SAMPLE_INTERVAL.0);
 
-/// A history is rebuilt when more than one in this number of its outcomes has expired.
+/// The history is rebuilt when more than 1 of `EXPIRED_DIVISOR` stored outcomes has expired.
 const EXPIRED_DIVISOR: usize = 8;
 
-/// Durable outcomes, the latest last.
+/// Index of the outcomes in the store, oldest first, without their contents.
 #[derive(Debug, Default)]
 struct StoredOutcomes {
     next: u64,
@@ -93,7 +96,7 @@ struct Entry {
     fingerprint: u64,
 }
 
-/// Plans whose VMs have no memory yet, and statistics of the latest VMs that got it.
+/// Plans whose VMs have not started yet, and statistics of recently started VMs.
 #[derive(Debug, Default)]
 struct Plans {
     by_vm: BTreeMap<Name, (u64, VmStart)>,
@@ -102,23 +105,24 @@ struct Plans {
     recent: VecDeque<(u64, bool)>,
 }
 
-/// Prediction for a VM before it starts.
+/// Predictions for a VM that has not started yet, with their inputs.
 #[derive(Clone, Debug)]
 pub struct VmForecast {
-    /// Record to be stored.
+    /// Record that is stored when the VM starts.
     pub start: VmStart,
-    /// Features and prediction.
+    /// Features of the VM and prediction of its frigid memory.
     pub assessment: VmAssessment,
-    /// Operating point.
+    /// Operating point at the time of the prediction.
     pub point: OperatingPoint,
-    /// Prediction for its workload, if it was measured and a model serves.
+    /// Predicted latency sensitivity; `None` without performance counters or without a serving
+    /// model.
     pub sensitivity: Option<SensitivityPrediction>,
-    /// Version of each serving model.
+    /// Versions of the serving models: frigid memory, latency sensitivity.
     pub serving: [Option<u32>; 2],
 }
 
 impl State {
-    /// Creates the state of a rack without history.
+    /// Creates the state of a new rack, without models and outcomes.
     pub fn new(limits: OperatorLimits) -> Self {
         Self {
             predictor: OnlinePredictor::default(),
@@ -132,7 +136,7 @@ impl State {
         }
     }
 
-    /// Predicts the memory of a VM.
+    /// Predicts the frigid memory and, from performance counters, the latency sensitivity of a VM.
     pub fn predict(&self, request: VmRequest, counters: Option<Counters>) -> VmForecast {
         let assessment = self.predictor.assess(&request);
         let prediction = self
@@ -151,13 +155,14 @@ impl State {
         VmForecast { start, assessment, point: self.point, sensitivity, serving: self.serving() }
     }
 
-    /// Records a plan, with its inputs, until the VM has its memory.
+    /// Keeps the inputs of a plan until the VM starts.
     pub fn add_plan(&mut self, vm: &Name, start: VmStart) {
         self.plans.add(vm, start);
     }
 
-    /// Records that a VM has its memory. Returns the entries to be stored: none for an unplanned
-    /// VM, whose properties the ledger contains.
+    /// Records the start of a VM. Returns the entry that the caller must write, or `None` for a VM
+    /// that was recorded before or has no plan. A VM without a plan needs no entry, because the
+    /// ledger contains its properties.
     pub fn record_start(
         &mut self,
         id: ReservationId,
@@ -176,7 +181,7 @@ impl State {
             return None;
         };
         if start.request.requested != requested {
-            start.prediction = None; // the prediction was for another VM
+            start.prediction = None; // the prediction was for another size
         }
         (start.request.requested, start.request.begins) = (requested, created);
         let write = forecast_rows::put_start(id, &start);
@@ -184,7 +189,7 @@ impl State {
         Some(write)
     }
 
-    /// Records the memory touched so far by a VM with memory.
+    /// Records how much memory a running VM has touched so far. Ignores other VMs.
     pub fn record_peak(&mut self, host: HostId, id: ReservationId, bytes: Bytes, measured_at: UnixMs) {
         if self.running.contains_key(&id) {
             let before = self.peaks.get(&id).map_or(Bytes::ZERO, |peak| peak.bytes);
@@ -192,14 +197,14 @@ impl State {
         }
     }
 
-    /// Removes the measurements of a host whose agent connected or disconnected: the agent will
-    /// measure again.
+    /// Deletes the measurements of a host whose agent connected or disconnected. A connected agent
+    /// measures again.
     pub fn clear_peaks(&mut self, host: HostId) {
         self.peaks.retain(|_, peak| peak.host != host);
     }
 
-    /// Records that a VM released its memory. Returns its outcome, if it was measured until its
-    /// end, and the entries to be stored.
+    /// Records the end of a VM. Returns the VM's outcome, if its memory was measured until the end,
+    /// and the entries that the caller must write.
     pub fn record_end(
         &mut self,
         id: ReservationId,
@@ -217,8 +222,8 @@ impl State {
         (vm, writes)
     }
 
-    /// Adds an ended VM. Returns its number and the entries to be stored; nothing if it is a
-    /// duplicate.
+    /// Adds the outcome of a VM. Returns its number and the entry that the caller must write, or
+    /// `None` for a duplicate.
     pub fn add(&mut self, vm: EndedVm) -> Option<(u64, Write)> {
         let fingerprint = fingerprint(&vm);
         if !self.stored.fingerprints.insert(fingerprint) {
@@ -230,7 +235,7 @@ impl State {
         Some((number, write))
     }
 
-    /// Removes outcomes that did not become durable, so that they can be added again.
+    /// Removes outcomes whose write failed, so that they can be added again.
     pub fn remove(&mut self, numbers: &[u64]) {
         let StoredOutcomes { entries, fingerprints, .. } = &mut self.stored;
         entries.retain(|entry| {
@@ -239,7 +244,7 @@ impl State {
         });
     }
 
-    /// Loads an outcome from the store.
+    /// Adds an outcome that was read from the store.
     pub fn load(&mut self, number: u64, vm: &EndedVm) {
         let fingerprint = fingerprint(vm);
         if self.stored.fingerprints.insert(fingerprint) {
@@ -247,7 +252,7 @@ impl State {
         }
     }
 
-    /// Loads a VM with memory from the store.
+    /// Adds a running VM that was read from the store.
     pub fn load_start(&mut self, id: ReservationId, start: VmStart) {
         self.running.insert(id, start);
     }
@@ -265,7 +270,8 @@ impl State {
         self.stored.since_rebuilt += 1;
     }
 
-    /// Deletes outcomes beyond the limit or the retention; returns the entries to be stored.
+    /// Deletes outcomes of VMs that ended earlier than `before`, and the oldest outcomes beyond the
+    /// limit. Returns the deletions that the caller must write.
     pub fn expire(&mut self, before: UnixMs) -> Vec<Write> {
         let mut writes = Vec::new();
         let StoredOutcomes { entries, fingerprints, expired, .. } = &mut self.stored;
@@ -283,7 +289,7 @@ impl State {
         writes
     }
 
-    /// Returns VMs recorded with memory.
+    /// Returns the reservations of all running VMs.
     pub fn running(&self) -> impl Iterator<Item = ReservationId> {
         self.running.keys().copied()
     }
@@ -293,17 +299,17 @@ impl State {
         self.stored.entries.len()
     }
 
-    /// Returns the number of the next outcome.
+    /// Returns the number that the next outcome will get.
     pub fn next_outcome(&self) -> u64 {
         self.stored.next
     }
 
-    /// Returns whether the operating point has to be chosen again.
+    /// Returns whether enough outcomes were added to choose the operating point again.
     pub fn is_point_due(&self) -> bool {
         self.stored.since_operating_point >= OUTCOMES_PER_OPERATING_POINT
     }
 
-    /// Returns the inputs of a choice of the operating point.
+    /// Returns a copy of the inputs from which the operating point is chosen.
     pub fn point_inputs(&self, limits: OperatorLimits) -> PointInputs {
         let cutoffs = self.sensitivity.as_ref().map(|serving| serving.model.cutoffs().to_vec());
         PointInputs {
@@ -315,7 +321,7 @@ impl State {
         }
     }
 
-    /// Sets the operating point, unless another model serves by now.
+    /// Sets the operating point, unless the serving models have changed since `serving` was read.
     pub fn set_point(&mut self, serving: [Option<u32>; 2], point: OperatingPoint) {
         if serving == self.serving() {
             self.point = point;
@@ -323,18 +329,18 @@ impl State {
         }
     }
 
-    /// Returns the operating point.
+    /// Returns the current operating point.
     pub fn point(&self) -> &OperatingPoint {
         &self.point
     }
 
-    /// Returns the serving versions: of frigid memory, and of latency sensitivity.
+    /// Returns the versions of the serving models: frigid memory, latency sensitivity.
     pub fn serving(&self) -> [Option<u32>; 2] {
         [self.frigid, self.sensitivity.as_ref().map(|serving| serving.version)]
     }
 
-    /// Installs another model with its operating point. Its calibration includes the VMs of its
-    /// backtest.
+    /// Replaces the serving model and the operating point. `calibration` includes the VMs of the
+    /// model's backtest.
     pub fn serve(&mut self, version: u32, file: ModelFile, calibration: Calibration, point: OperatingPoint) {
         match file.content {
             Content::Frigid { model, .. } => {
@@ -348,8 +354,8 @@ impl State {
         self.point = point;
     }
 
-    /// Removes the serving model of a kind.
-    pub fn serve_none(&mut self, kind: Kind, point: OperatingPoint) {
+    /// Removes the serving model of a kind, and sets the operating point without it.
+    pub fn remove_serving_model(&mut self, kind: Kind, point: OperatingPoint) {
         match kind {
             Kind::Frigid => {
                 self.predictor.clear_model();
@@ -360,14 +366,14 @@ impl State {
         self.point = point;
     }
 
-    /// Returns whether the history contains many expired outcomes and has to be rebuilt.
+    /// Returns whether the history must be rebuilt, because it contains many expired outcomes.
     pub fn is_history_due(&self) -> bool {
         let StoredOutcomes { since_rebuilt, expired, entries, .. } = &self.stored;
         *since_rebuilt > 2 * OUTCOMES_RETAINED_MAX || *expired > entries.len() / EXPIRED_DIVISOR
     }
 
-    /// Installs a history rebuilt from all outcomes below a number, unless more have been added
-    /// since.
+    /// Replaces the history by one that was rebuilt from all outcomes with numbers below
+    /// `built_from`. Does nothing if outcomes were added since.
     pub fn set_history(&mut self, history: History, built_from: u64) {
         if built_from == self.stored.next {
             self.predictor.set_history(history);
@@ -376,23 +382,24 @@ impl State {
     }
 }
 
-/// Inputs of a choice of the operating point.
+/// Inputs from which the operating point is chosen.
 #[derive(Debug)]
 pub struct PointInputs {
-    /// Serving versions.
+    /// Versions of the serving models when the inputs were read.
     pub serving: [Option<u32>; 2],
-    /// Recent outcomes.
+    /// Calibration of the model of frigid memory on recent outcomes.
     pub calibration: Calibration,
-    /// Thresholds of the sensitivity model.
+    /// Decision thresholds of the model of latency sensitivity.
     pub cutoffs: Vec<sensitivity::Cutoff>,
-    /// Fraction of recent VMs with measured counters: by VMs or by memory, the larger one.
+    /// Fraction of recent VMs with performance counters: the larger of the fractions by number and
+    /// by memory.
     pub counters_fraction: Fraction,
-    /// Limits of the operator.
+    /// Limits of the operator, from `rack.toml`.
     pub limits: OperatorLimits,
 }
 
 impl PointInputs {
-    /// Chooses the operating point; takes some milliseconds.
+    /// Chooses the operating point, which takes a few milliseconds.
     pub fn choose(&self) -> OperatingPoint {
         OperatingPoint::choose(&self.calibration, &self.cutoffs, self.counters_fraction, self.limits)
     }
@@ -411,7 +418,7 @@ impl Plans {
         }
     }
 
-    /// Counts a VM once it has memory, with its actual size. Unused plans do not count.
+    /// Removes the plan of a started VM, and adds the VM with its actual size to the statistics.
     fn take(&mut self, vm: &Name, requested: Bytes) -> Option<VmStart> {
         let (_, start) = self.by_vm.remove(vm)?;
         if self.recent.len() == PLAN_STATISTICS_WINDOW {
@@ -421,8 +428,9 @@ impl Plans {
         Some(start)
     }
 
-    /// Returns the fraction of recent VMs with measured counters: by VMs or by memory, the larger
-    /// one, because risk is counted in VMs and gain in memory. Before the first VM it is 1.
+    /// Returns the fraction of recent VMs with performance counters: the larger of the fractions by
+    /// number and by memory, because risk is counted in VMs and gain in memory. Returns 1 before
+    /// the first VM.
     fn counters_fraction(&self) -> Fraction {
         let with_counters = || self.recent.iter().filter(|(_, has_counters)| *has_counters);
         let memory =
@@ -430,32 +438,36 @@ impl Plans {
         let by_vms = (with_counters().count() + 1) as f64 / (self.recent.len() + 1) as f64;
         let all = memory(&mut self.recent.iter());
         let by_memory = if all > 0.0 { memory(&mut with_counters()) / all } else { 0.0 };
-        Fraction::new(by_vms.max(by_memory)).expect("a part of a whole")
+        Fraction::new(by_vms.max(by_memory)).expect("the numerator is at most the denominator")
     }
 }
 
-/// Returns the outcome of a VM with a peak of touched memory; none for a VM without requested
-/// memory.
+/// Computes the outcome of a VM from its largest amount of touched memory. Returns `None` for a VM
+/// without memory.
 pub fn ended_vm(start: VmStart, peak: Bytes, ended: UnixMs, usage: Usage) -> Option<EndedVm> {
     let requested = start.request.requested;
     if requested == Bytes::ZERO {
         return None;
     }
     let untouched_bytes = requested.saturating_sub(peak);
-    let untouched =
-        Fraction::new(untouched_bytes.get() as f64 / requested.get() as f64).expect("a part of a whole");
+    let untouched = Fraction::new(untouched_bytes.get() as f64 / requested.get() as f64)
+        .expect("the numerator is at most the denominator");
     let ended = ended.max(start.request.begins);
     Some(EndedVm { start, outcome: Outcome { ended, untouched, usage } })
 }
 
-/// Returns the identity of an ended VM; duplicates are rejected by it.
+/// Returns a hash of an ended VM, by which duplicates are detected.
 fn fingerprint(vm: &EndedVm) -> u64 {
     let request = &vm.start.request;
     let mut hasher = DefaultHasher::new();
     (request.groups.all(), request.begins, vm.outcome.ended, request.requested).hash(&mut hasher);
-    // Several VMs of one name may have started and ended at the same time. Conversions between
-    // bytes and fractions are not exact.
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count of millionths")]
+    // VMs of the same name and times can differ in untouched memory. Rounding hides the errors of
+    // conversions between bytes and fractions.
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "the value is an integer from 0 to 1,000,000"
+    )]
     let untouched = (vm.outcome.untouched.get() * 1e6).round() as u64;
     untouched.hash(&mut hasher);
     hasher.finish()

@@ -1,4 +1,4 @@
-//! Splits and their explanations.
+//! Tests of memory splits and their explanations.
 
 use prediction::{
     frigid::{Curve, FEATURES, Groups, QUANTILE_LEVELS, RiskPrediction, VmAssessment, VmRequest},
@@ -22,7 +22,7 @@ fn plan_request(memory: Bytes) -> Plan {
     Plan { vm, cores: 2, memory, pinned: false, groups: Groups::default(), counters: None }
 }
 
-/// Returns the forecast of a VM without known properties and without serving models.
+/// Returns the forecast for a VM without groups and counters while no model is serving.
 fn without_models(memory: Bytes) -> VmForecast {
     let request =
         VmRequest { groups: Groups::default(), requested: memory, cores: Some(2.0), begins: UnixMs(0) };
@@ -35,7 +35,7 @@ fn without_models(memory: Bytes) -> VmForecast {
     }
 }
 
-/// Returns the forecast of a model that predicts half of the memory frigid at the lowest risk.
+/// Returns a forecast in which half of the memory is frigid at every risk level.
 fn frigid(memory: Bytes) -> VmForecast {
     let mut forecast = without_models(memory);
     let prediction = RiskPrediction { curve: Curve::new([0.5; QUANTILE_LEVELS.len()]), owner_margin: 1.0 };
@@ -45,7 +45,7 @@ fn frigid(memory: Bytes) -> VmForecast {
     forecast
 }
 
-/// Returns the forecast of a model that predicts a slowdown with this probability; the threshold is
+/// Returns a forecast with this probability of a slowdown. The threshold for insensitive VMs is
 /// 0.1.
 fn sensitive(memory: Bytes, probability: f64) -> VmForecast {
     let mut forecast = frigid(memory);
@@ -65,9 +65,9 @@ fn check(forecast: &VmForecast, memory: Bytes, pool_gib: u64, model: &str, becau
 }
 
 #[test]
-fn plan_without_models_takes_the_fixed_share() {
+fn plan_without_models_uses_the_fixed_share() {
     let of = |gib| without_models(Bytes::gib(gib));
-    check(&of(32), Bytes::gib(32), 8, FIXED_SHARE, "no model of frigid memory serves");
+    check(&of(32), Bytes::gib(32), 8, FIXED_SHARE, "no model of frigid memory is in use");
     check(&of(7), Bytes::gib(7), 1, FIXED_SHARE, "no model");
     check(&of(3), Bytes::gib(3), 0, FIXED_SHARE, "no model");
     let mut uncalibrated = frigid(Bytes::gib(8));
@@ -82,7 +82,7 @@ fn predicted_frigid_memory_is_rounded_down_to_slices() {
 }
 
 #[test]
-fn insensitive_vm_keeps_only_boot_memory_local() {
+fn insensitive_vm_has_only_boot_memory_locally() {
     let of = |probability| sensitive(Bytes::gib(8), probability);
     check(&of(0.1), Bytes::gib(8), 7, "sensitivity/2", "insensitive");
     check(&of(0.11), Bytes::gib(8), 4, "frigid/4", "stay untouched");
@@ -95,35 +95,35 @@ fn facts_contain_request_prediction_and_operating_point() {
     forecast.start.request.groups.key = "acme".to_owned();
     forecast.assessment.features[0] = 8.0;
     let facts = decide(&plan_request(Bytes::gib(8)), &forecast, share(0.25)).facts;
-    let value = |name: &str| facts.iter().find(|(of, _)| of == name).map(|(_, value)| value.as_str());
+    let value = |name: &str| facts.iter().find(|(fact, _)| fact == name).map(|(_, value)| value.as_str());
     assert_eq!(value("request: key"), Some("acme"));
     assert_eq!(value("request: size"), Some("8GiB, 2 cores"));
-    assert_eq!(value("history: key acme"), Some("no such VM has ended"));
+    assert_eq!(value("history: key acme"), Some("no VM of this group has ended"));
     assert_eq!(value("features: this VM"), Some("requested_gib 8"));
-    assert_eq!(value("features: vm"), None, "unknown features are omitted");
+    assert_eq!(value("features: vm"), None, "unknown features must be omitted");
     assert_eq!(value("model: latency sensitivity"), Some("sensitivity/2"));
     assert_eq!(
         value("prediction: frigid memory taken"),
-        Some("50.0 % of its memory before rounding to slices, overpredicted with probability 0.3 %")
+        Some("50.0 % of the VM's memory before rounding to slices, overpredicted with probability 0.3 %")
     );
     assert_eq!(value("prediction: slowdown on pool memory"), Some("more than 5.0 % with probability 30.0 %"));
     assert!(facts.iter().all(|(name, value)| !name.is_empty() && !value.is_empty()));
 }
 
 #[test]
-fn model_trained_on_modelled_workloads_is_marked() {
+fn explanation_marks_a_model_trained_on_modelled_workloads() {
     let mut forecast = sensitive(Bytes::gib(8), 0.0);
     forecast.sensitivity =
         forecast.sensitivity.map(|prediction| SensitivityPrediction { modelled: true, ..prediction });
     let decision = decide(&plan_request(Bytes::gib(8)), &forecast, share(0.25));
-    assert_eq!(decision.model, "sensitivity/2 (made of MODELLED workloads)");
+    assert_eq!(decision.model, "sensitivity/2 (trained on MODELLED workloads)");
     let value = decision.facts.iter().find(|(name, _)| name == "model: latency sensitivity").unwrap();
     assert!(value.1.contains("MODELLED"));
 }
 
 proptest! {
     #[test]
-    fn split_sums_to_the_vm_with_pool_in_whole_slices(
+    fn split_sums_to_the_memory_of_the_vm_with_whole_pool_slices(
         mib in 1..64_u64 << 20, curve in prop::array::uniform15(0.0..=1.0_f64), fixed in 0.0..=1.0_f64,
         multiplier in 0.0..1e3_f64, probability in 0.0..=1.0_f64, has in any::<[bool; 3]>(),
     ) {

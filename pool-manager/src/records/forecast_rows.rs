@@ -1,6 +1,6 @@
-//! Predictions as entries of the store: ended VMs in the order of recording; properties and
-//! predictions of running VMs, by reservation; models as files, and the serving versions. Encoded
-//! with postcard by position; a row only gains variants.
+//! Encodes and decodes entries of the prediction service in the store: outcomes of ended VMs,
+//! properties and predictions of running VMs, model files, and versions of models. Rows are encoded
+//! with postcard by position. A changed row needs a new variant of `Row`.
 
 use prediction::{
     file::{FileError, Kind, ModelFile},
@@ -12,64 +12,66 @@ use units::ReservationId;
 
 use crate::store::{Scan, StoreError, Table, Write};
 
-/// Counters of a core; NaN where one was not measured.
+/// Performance counters of a core, in the order of [`COUNTERS`]; NaN for counters that were not
+/// measured.
 pub type Counters = [f64; COUNTERS.len()];
 
-/// Properties of a VM before its start, with the prediction for it.
+/// Properties of a VM at its start, and the prediction for it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VmStart {
-    /// Properties.
+    /// Groups, size and start of the VM.
     pub request: VmRequest,
-    /// Counters of its workload, if measured.
+    /// Performance counters of the VM's workload, if they were measured.
     pub counters: Option<Counters>,
-    /// Prediction, if a model served.
+    /// Prediction of frigid memory; `None` if no model was serving.
     pub prediction: Option<ModelPrediction>,
-    /// The VM was placed on pool memory as far as possible, as insensitive to latency.
+    /// Whether the VM was placed on pool memory only, because it is insensitive to latency.
     pub pool_only: bool,
 }
 
-/// Prediction of one model.
+/// Prediction of frigid memory, with the model that made it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ModelPrediction {
-    /// Version of the model.
+    /// Version of the model that made the prediction.
     pub version: u32,
-    /// Predicted risk curve.
+    /// Predicted risk curve of the VM.
     pub prediction: RiskPrediction,
 }
 
-/// Ended VM.
+/// Ended VM with its predicted and actual memory use.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EndedVm {
-    /// Properties before its start.
+    /// Properties and prediction at the start of the VM.
     pub start: VmStart,
-    /// Outcome.
+    /// End of the VM, and the memory that it did not touch.
     pub outcome: Outcome,
 }
 
-/// Versions of the models of one kind.
+/// Next version and promoted versions of one kind of model.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelVersions {
-    /// Version of the next model; versions are never reused.
+    /// Version of the next stored model; versions are never reused.
     pub next: u32,
-    /// Promoted versions that were not rolled back; the last one serves.
+    /// Promoted versions that were not rolled back; the last version is serving.
     pub promoted: Vec<u32>,
 }
 
 impl ModelVersions {
-    /// Returns the serving version.
+    /// Returns the serving version, if any.
     pub fn serving(&self) -> Option<u32> {
         self.promoted.last().copied()
     }
 }
 
-/// Row with its format version.
+/// Entry with its format version.
 #[derive(Serialize, Deserialize)]
 enum Row<T> {
     V1(T),
 }
 
 fn put<T: Serialize>(table: Table, key: Vec<u8>, row: T) -> Write {
-    let value = postcard::to_stdvec(&Row::V1(row)).expect("rows have sequences of known length only");
+    let value =
+        postcard::to_stdvec(&Row::V1(row)).expect("postcard fails only for sequences of unknown length");
     Write::Put { table, key, value }
 }
 
@@ -77,37 +79,37 @@ fn row<T: DeserializeOwned>(value: &[u8]) -> Result<T, postcard::Error> {
     postcard::from_bytes(value).map(|Row::V1(row)| row)
 }
 
-/// Returns the change that stores an ended VM under a unique number.
+/// Returns the write that stores an ended VM under a unique number.
 pub fn put_outcome(number: u64, vm: &EndedVm) -> Write {
     put(Table::Outcomes, number.to_be_bytes().to_vec(), vm)
 }
 
-/// Returns the change that deletes an ended VM.
+/// Returns the write that deletes an ended VM.
 pub fn delete_outcome(number: u64) -> Write {
     Write::Delete { table: Table::Outcomes, key: number.to_be_bytes().to_vec() }
 }
 
-/// Returns the change that stores properties and prediction of a VM with memory.
+/// Returns the write that stores properties and prediction of a running VM.
 pub fn put_start(reservation: ReservationId, start: &VmStart) -> Write {
     put(Table::Forecasts, reservation.0.to_be_bytes().to_vec(), start)
 }
 
-/// Returns the change that deletes the properties of a VM.
+/// Returns the write that deletes properties and prediction of a VM.
 pub fn delete_start(reservation: ReservationId) -> Write {
     Write::Delete { table: Table::Forecasts, key: reservation.0.to_be_bytes().to_vec() }
 }
 
-/// Returns the change that stores a model's file.
+/// Returns the write that stores the file of a model.
 pub fn put_model(kind: Kind, version: u32, bytes: Vec<u8>) -> Write {
     Write::Put { table: Table::Models, key: model_key(kind, version), value: bytes }
 }
 
-/// Returns the change that deletes a model.
+/// Returns the write that deletes a model.
 pub fn delete_model(kind: Kind, version: u32) -> Write {
     Write::Delete { table: Table::Models, key: model_key(kind, version) }
 }
 
-/// Returns the change that stores the versions of a kind.
+/// Returns the write that stores the versions of a kind of model.
 pub fn put_versions(kind: Kind, versions: &ModelVersions) -> Write {
     put(Table::Models, vec![tag(kind)], versions)
 }
@@ -116,7 +118,7 @@ fn model_key(kind: Kind, version: u32) -> Vec<u8> {
     [&[tag(kind)], &version.to_be_bytes()[..]].concat()
 }
 
-/// Key prefix of a kind; never changes.
+/// Returns the first byte of keys of this kind. The values are stored and must never change.
 fn tag(kind: Kind) -> u8 {
     match kind {
         Kind::Frigid => 1,
@@ -124,24 +126,24 @@ fn tag(kind: Kind) -> u8 {
     }
 }
 
-/// Stored predictions.
+/// All entries of the prediction service in the store.
 #[derive(Debug, Default)]
 pub struct StoredForecasts {
-    /// Ended VMs, the latest last.
+    /// Ended VMs with their numbers, oldest first.
     pub outcomes: Vec<(u64, EndedVm)>,
-    /// VMs with memory.
+    /// Properties and predictions of running VMs.
     pub starts: Vec<(ReservationId, VmStart)>,
-    /// Versions by kind.
+    /// Versions of each kind of model.
     pub versions: Vec<(Kind, ModelVersions)>,
-    /// Models, by kind and version.
+    /// Kind, version and file of each model.
     pub models: Vec<(Kind, u32, Vec<u8>)>,
 }
 
-/// Reads all rows. Unreadable rows are skipped and logged: predictions get worse, and the rack
-/// keeps running.
+/// Reads all entries of the prediction service. Entries that cannot be decoded are logged and
+/// ignored, because the rack works without them.
 ///
 /// # Errors
-/// The store cannot be read.
+/// [`StoreError`] if the store cannot be read.
 pub fn load(store: &mut dyn Scan) -> Result<StoredForecasts, StoreError> {
     let mut loaded = StoredForecasts { outcomes: outcomes(store)?, ..StoredForecasts::default() };
     store.scan(
@@ -168,24 +170,24 @@ pub fn load(store: &mut dyn Scan) -> Result<StoredForecasts, StoreError> {
     Ok(loaded)
 }
 
-/// Reads the file of a model; `None` if it is not stored.
+/// Returns the file of a model, or `None` if the store does not contain it.
 ///
 /// # Errors
-/// The store cannot be read.
+/// [`StoreError`] if the store cannot be read.
 pub fn load_model(store: &mut dyn Scan, kind: Kind, version: u32) -> Result<Option<Vec<u8>>, StoreError> {
-    let (wanted, mut bytes) = (model_key(kind, version), None);
+    let (requested, mut bytes) = (model_key(kind, version), None);
     store.scan(Table::Models, &mut |key, value| {
-        if key == wanted {
+        if key == requested {
             bytes = Some(value.to_vec());
         }
     })?;
     Ok(bytes)
 }
 
-/// Reads the ended VMs, in the order of recording.
+/// Returns the ended VMs with their numbers, in ascending order.
 ///
 /// # Errors
-/// The store cannot be read.
+/// [`StoreError`] if the store cannot be read.
 pub fn outcomes(store: &mut dyn Scan) -> Result<Vec<(u64, EndedVm)>, StoreError> {
     let mut outcomes = Vec::new();
     store.scan(
@@ -199,20 +201,20 @@ pub fn outcomes(store: &mut dyn Scan) -> Result<Vec<(u64, EndedVm)>, StoreError>
 }
 
 fn log_unreadable(table: Table, key: &[u8]) {
-    tracing::error!(%table, ?key, "entry skipped: not a row of this version");
+    tracing::error!(%table, ?key, "ignoring entry of the store: cannot decode it");
 }
 
-/// Checks an entry of these tables.
+/// Checks an entry of [`Table::Outcomes`], [`Table::Forecasts`] or [`Table::Models`].
 ///
 /// # Errors
-/// The entry is not a row of this version, or the file is damaged.
+/// Returns an error if the entry cannot be decoded or the model file is damaged.
 pub fn check_row(table: Table, key: &[u8], value: &[u8]) -> Result<(), postcard::Error> {
     match table {
         Table::Outcomes => row::<EndedVm>(value).map(drop),
         Table::Forecasts => row::<VmStart>(value).map(drop),
         _ if key.len() == 1 => row::<ModelVersions>(value).map(drop),
         _ => match ModelFile::read(value) {
-            Ok(_) | Err(FileError::Layout(_) | FileError::Features) => Ok(()), // a model of another version is unused, which is harmless
+            Ok(_) | Err(FileError::Layout(_) | FileError::Features) => Ok(()), // a model of another version is not used, which is harmless
             Err(_) => Err(postcard::Error::DeserializeBadEncoding),
         },
     }

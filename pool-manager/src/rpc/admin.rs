@@ -1,4 +1,4 @@
-//! Service Admin.
+//! Implements the gRPC service Admin for operators.
 
 use std::pin::Pin;
 
@@ -27,13 +27,14 @@ use crate::{
     write_chunk::WriteChunk,
 };
 
-/// Service Admin.
+/// Handlers of the gRPC service Admin.
 #[derive(Clone, Debug)]
 pub struct Admin(pub Shared);
 
 type Reply<T> = Result<Response<T>, Status>;
 
-/// Events queued for a slow watcher before older ones are dropped.
+/// Maximum number of events queued for one watcher. A watcher that falls further behind loses the
+/// oldest changes.
 const EVENTS_QUEUED_MAX: usize = 256;
 
 impl Admin {
@@ -44,16 +45,16 @@ impl Admin {
         self.0.driver.read(|manager, _| read(manager)).map_err(driver_error)
     }
 
-    /// Returns an object.
+    /// Looks up an object in the ledger and returns it as response.
     ///
     /// # Errors
-    /// `NOT_FOUND` if it does not exist.
+    /// NOT_FOUND if the object does not exist.
     async fn find<T: Send + 'static>(
         &self,
         read: impl FnOnce(&Manager) -> Result<T, pool::rejection::Rejection> + Send + 'static,
     ) -> Reply<T> {
         let found = self.read(read).await?;
-        found.map(Response::new).map_err(|denied| driver_error(DriverError::Rejection(denied)))
+        found.map(Response::new).map_err(|rejection| driver_error(DriverError::Rejection(rejection)))
     }
 
     async fn request_target(&self, request: PoolRequest) -> Reply<wire::TargetResponse> {
@@ -79,11 +80,12 @@ impl Admin {
     }
 }
 
+/// Returns the page size for the limit in a request; 0 selects the maximum.
 fn page(limit: u32) -> usize {
     if limit == 0 { LIST_PAGE_MAX as usize } else { limit.min(LIST_PAGE_MAX) as usize }
 }
 
-/// Returns the last key of the previous page.
+/// Parses the key of a page request, after which the page begins; empty for the first page.
 fn after(text: &str) -> Result<ReservationId, Status> {
     match text {
         "" => Ok(ReservationId(0)),
@@ -92,18 +94,18 @@ fn after(text: &str) -> Result<ReservationId, Status> {
 }
 
 impl Admin {
-    /// Collects a list in pieces, each under the ledger's lock. `piece` gets its start and the
-    /// number of missing entries, and returns `None` when there are enough. Returns also the start
-    /// of the next page.
+    /// Collects at most `max` entries of a list, and the start of the next page. The list is copied
+    /// in pieces, each under one lock of the ledger. `piece` receives the start of the piece and
+    /// the maximum number of entries.
     async fn gather<T, K: Copy>(
         &self,
         from: K,
-        most: usize,
+        max: usize,
         piece: impl Fn(&Manager, K, usize) -> Piece<T, K>,
     ) -> Result<Piece<T, K>, Status> {
         let mut all = Piece { entries: Vec::new(), next: Some(from) };
-        while let Some(from) = all.next.filter(|_| all.entries.len() < most) {
-            let missing = most - all.entries.len();
+        while let Some(from) = all.next.filter(|_| all.entries.len() < max) {
+            let missing = max - all.entries.len();
             let found =
                 self.0.driver.read(|manager, _| piece(manager, from, missing)).map_err(driver_error)?;
             all.entries.extend(found.entries);
@@ -118,14 +120,15 @@ impl Admin {
     }
 }
 
-/// Returns one page, with the key after which the next one begins.
+/// Returns the first `page` entries, and the key after which the next page begins. The key is empty
+/// if there are no more entries.
 fn take_page<T>(
-    mut wanted: impl Iterator<Item = (ReservationId, T)>,
+    mut entries: impl Iterator<Item = (ReservationId, T)>,
     page: usize,
 ) -> (Vec<(ReservationId, T)>, String) {
-    let entries: Vec<_> = wanted.by_ref().take(page).collect();
-    let last = wanted.next().and(entries.last()).map(|(id, _)| id.to_string());
-    (entries, last.unwrap_or_default())
+    let taken: Vec<_> = entries.by_ref().take(page).collect();
+    let last = entries.next().and(taken.last()).map(|(id, _)| id.to_string());
+    (taken, last.unwrap_or_default())
 }
 
 #[tonic::async_trait]
@@ -216,7 +219,7 @@ impl admin_server::Admin for Admin {
         let after = after(&request.after)?;
         let page = page(request.limit).min(RESERVATIONS_PAGE_MAX);
         let revision = self.revision()?;
-        let piece = |manager: &Manager, after, most| lists::reservations(manager, after, request.ended, most);
+        let piece = |manager: &Manager, after, max| lists::reservations(manager, after, request.ended, max);
         let Piece { entries, next } = self.gather(after, page, piece).await?;
         let reservations = entries.into_iter().map(convert::reservation).collect();
         let next_after = next.map(|id| id.to_string()).unwrap_or_default();

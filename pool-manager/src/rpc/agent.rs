@@ -1,5 +1,5 @@
-//! Service Agent: one stream per host, with observed state upwards, desired state and weights
-//! downwards.
+//! Implements the gRPC service Agent. Each agent opens one bidirectional stream: it sends reports
+//! of its host, and the manager sends desired states and weights.
 
 use std::{pin::Pin, time::Duration};
 
@@ -21,11 +21,11 @@ use crate::{
     shares::WeightsWatcher,
 };
 
-/// Service Agent.
+/// Handlers of the gRPC service Agent.
 #[derive(Clone, Debug)]
 pub struct Agent(pub Shared);
 
-/// Host of a session.
+/// Host whose agent opened a session.
 struct Host {
     id: HostId,
     name: Name,
@@ -33,10 +33,10 @@ struct Host {
 
 type Outgoing = Result<wire::ToAgent, Status>;
 
-/// Messages queued for one agent.
+/// Maximum number of messages queued for one agent.
 const MESSAGES_QUEUED_MAX: usize = 4;
-/// Time for a caller to send its Hello.
-const HELLO_WITHIN: Duration = Duration::from_secs(10);
+/// Time after the start of a session within which the agent must send its Hello message.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[tonic::async_trait]
 impl agent_server::Agent for Agent {
@@ -47,13 +47,14 @@ impl agent_server::Agent for Agent {
         request: Request<Streaming<wire::FromAgent>>,
     ) -> Result<Response<Self::SessionStream>, Status> {
         let (metadata, extensions, mut messages) = request.into_parts();
-        let first = tokio::time::timeout(HELLO_WITHIN, messages.message()).await;
-        let first = first.map_err(|_| Status::deadline_exceeded("no hello before the deadline"))??;
+        let first = tokio::time::timeout(HELLO_TIMEOUT, messages.message()).await;
+        let first = first
+            .map_err(|_| Status::deadline_exceeded(format!("no hello message within {HELLO_TIMEOUT:?}")))??;
         let Some(from_agent::Message::Hello(hello)) = first.and_then(|first| first.message) else {
             return Err(invalid(Invalid::new(
                 "message",
-                "something else",
-                "must be a hello as the first message",
+                "unexpected type:",
+                "the first message must be a hello",
             )));
         };
         let claimed_rack = hello.rack_uuid.clone();
@@ -68,7 +69,7 @@ impl agent_server::Agent for Agent {
             host.ok_or_else(|| forbidden("HOST_NOT_FOUND", format!("host: {name} is not in this rack")))?;
         if !claimed_rack.is_empty() && claimed_rack != rack_uuid {
             let message = format!(
-                "rack_uuid: {claimed_rack} is not this rack, {rack_uuid}: remove the host there first"
+                "rack_uuid: the agent belongs to rack {claimed_rack}, not to this rack {rack_uuid}: remove the host from the other rack first"
             );
             return Err(precondition("OTHER_RACK", message));
         }
@@ -93,7 +94,7 @@ impl Agent {
         };
         let welcome = wire::ToAgent { message: Some(to_agent::Message::Welcome(welcome)) };
         sender.send(Ok(welcome)).await.map_err(|_| stopping())?;
-        self.0.forecasts.reset_peaks(host.id); // before a message of this session ends a VM
+        self.0.forecasts.reset_peaks(host.id); // must precede messages of this session that end a VM
         let session = self.0.driver.connect_agent(host.id, hello, outbox).map_err(driver_error)?;
         let weights = self.0.shares.watch(host.name.clone());
         let shared = self.0.clone();
@@ -105,7 +106,7 @@ impl Agent {
                 () = sender.closed() => None,
             };
             if let Some(status) = ended {
-                let _ = sender.send(Err(status)).await; // a caller that left needs no reason
+                let _ = sender.send(Err(status)).await; // the agent may have disconnected
             }
             shared.forecasts.reset_peaks(host.id);
             shared.driver.disconnect_agent(session);
@@ -114,7 +115,8 @@ impl Agent {
     }
 }
 
-/// Applies reports until the agent disconnects or sends an invalid one.
+/// Applies reports of an agent until the agent disconnects or sends an invalid message. Returns the
+/// status for an invalid message.
 async fn receive_reports(
     shared: &Shared,
     host: &Host,
@@ -134,7 +136,7 @@ async fn receive_reports(
             Some(from_agent::Message::Shares(shares)) => handle_shares(shared, &host.name, shares),
             Some(from_agent::Message::Hello(_)) | None => {
                 let rule = "must be a report or shares after the hello";
-                Err(invalid(Invalid::new("message", "something else", rule)))
+                Err(invalid(Invalid::new("message", "unexpected type:", rule)))
             }
         };
         if let Err(status) = result {
@@ -151,7 +153,7 @@ async fn handle_report(
 ) -> Result<(), Status> {
     let touched = convert::agent::touched(std::mem::take(&mut report.touched)).map_err(invalid)?;
     let report = convert::agent::report(report).map_err(invalid)?;
-    shared.forecasts.record_touched(host, &touched).map_err(driver_error)?; // before the report ends a VM
+    shared.forecasts.record_touched(host, &touched).map_err(driver_error)?; // must precede the report, which can end a VM
     shared.driver.handle_report(session, report).await.map_err(driver_error)
 }
 
@@ -161,8 +163,8 @@ fn handle_shares(shared: &Shared, host: &Name, shares: wire::Shares) -> Result<(
     Ok(())
 }
 
-/// Sends weights and desired states until the driver ends the session; weights first, so that the
-/// next epoch uses them.
+/// Sends weights and desired states to an agent until the driver closes the session. Weights are
+/// sent first, so that the agent's next epoch uses them.
 async fn send_messages(
     mut session_messages: mpsc::Receiver<SessionMessage>,
     mut weights: WeightsWatcher,
@@ -174,7 +176,7 @@ async fn send_messages(
     loop {
         sender.send(Ok(wire::ToAgent { message: Some(message) })).await.ok()?;
         message = tokio::select! {
-            biased; // the end has priority
+            biased; // closing the session has priority over new weights
             message = session_messages.recv() => match message {
                 None => return Some(stopping()),
                 Some(SessionMessage::Close(why)) => return Some(closed(why)),

@@ -1,5 +1,5 @@
-//! Online backup: a snapshot of the store is copied into a file, which is sent to the client in
-//! chunks.
+//! Online backup of the store. A snapshot is copied into a file, and the file is sent to the client
+//! in chunks.
 
 use std::{
     fs::{self, File},
@@ -28,34 +28,35 @@ use crate::store::{
     disk,
 };
 
-/// Stream of a backup.
+/// Stream of the chunks of a backup file.
 pub type Chunks = Pin<Box<dyn Stream<Item = Result<wire::BackupChunk, Status>> + Send>>;
 
-/// Bytes per message; well below the message limit.
+/// Size of a chunk, in bytes; well below the size limit of a gRPC message.
 const CHUNK_BYTES: usize = 1 << 20;
-/// Messages queued for a slow client.
+/// Maximum number of chunks queued for a client.
 const CHUNKS_QUEUED_MAX: usize = 4;
-/// Time for a client to accept one message.
-const CHUNK_TAKEN_WITHIN: Duration = Duration::from_secs(60);
-/// File in the store's folder that contains the copy while it is written. It has no name while it
-/// is sent.
+/// Maximum time that a client may take to accept a chunk.
+const CHUNK_TIMEOUT: Duration = Duration::from_secs(60);
+/// Name of the temporary backup file in the store's directory. The file is unlinked before it is
+/// sent.
 const FILE: &str = "backup.outgoing";
 
-/// Starts a backup of the current store.
+/// Starts a backup of the store, and returns the stream of its chunks.
 ///
 /// # Errors
 /// RESOURCE_EXHAUSTED (BACKUP_IN_PROGRESS) during another backup, UNAVAILABLE if the manager is
 /// stopping.
 pub async fn start(shared: &Shared) -> Result<Chunks, Status> {
     let permit = shared.backups.clone().try_acquire_owned();
-    let permit =
-        permit.map_err(|_| exhausted("BACKUP_IN_PROGRESS", "another backup is in progress".into()))?;
+    let permit = permit.map_err(|_| {
+        exhausted("BACKUP_IN_PROGRESS", "another backup is in progress: try again later".into())
+    })?;
     let snapshot = shared.driver.snapshot().await.map_err(driver_error)?;
     let (folder, runtime) = (shared.store.clone(), Handle::current());
     let (sender, receiver) = mpsc::channel(CHUNKS_QUEUED_MAX);
     tokio::task::spawn_blocking(move || {
         if let Err(status) = send(snapshot, &folder, &runtime, &sender, permit) {
-            let _ = sender.blocking_send(Err(status)); // a client that left needs no reason
+            let _ = sender.blocking_send(Err(status)); // the client may have disconnected
         }
     });
     Ok(Box::pin(ReceiverStream::new(receiver)))
@@ -73,20 +74,20 @@ fn send(
         tracing::warn!(error = units::chain(&error), "backup failed");
         coded(Code::Internal, "BACKUP_FAILED", message)
     })?;
-    drop(snapshot); // its pages of the store can be reused
+    drop(snapshot); // lets the store reuse the pages of the snapshot
     let mut total_bytes = 0;
     loop {
         let mut data = Vec::with_capacity(CHUNK_BYTES);
         let read = file.by_ref().take(CHUNK_BYTES as u64).read_to_end(&mut data);
         read.map_err(|error| {
-            coded(Code::Internal, "BACKUP_FAILED", format!("backup: read the copy: {error}"))
+            coded(Code::Internal, "BACKUP_FAILED", format!("backup: cannot read the copy: {error}"))
         })?;
         total_bytes += data.len() as u64;
         let is_last = data.is_empty();
         let chunk = wire::BackupChunk { data, total_bytes: is_last.then_some(total_bytes) };
-        let sent = runtime.block_on(tokio::time::timeout(CHUNK_TAKEN_WITHIN, sender.send(Ok(chunk))));
+        let sent = runtime.block_on(tokio::time::timeout(CHUNK_TIMEOUT, sender.send(Ok(chunk))));
         if is_last || !matches!(sent, Ok(Ok(()))) {
-            return Ok(()); // everything is sent, or the client left or accepts nothing
+            return Ok(()); // the file is sent, or the client disconnected or is too slow
         }
     }
 }
@@ -97,7 +98,7 @@ fn copy(snapshot: &mut dyn Scan, folder: &Path) -> Result<File, BackupError> {
         let path = path.clone();
         move |errno| BackupError::Io { doing, path, errno }
     };
-    backup::remove_if_exists(&path)?; // left by a killed manager
+    backup::remove_if_exists(&path)?; // a killed manager leaves this file
     check_space(folder).map_err(io("create"))?;
     backup::backup(snapshot, &path)?;
     let file = File::open(&path).map_err(io("open"))?;
@@ -105,12 +106,12 @@ fn copy(snapshot: &mut dyn Scan, folder: &Path) -> Result<File, BackupError> {
     Ok(file)
 }
 
-/// Checks that the copy cannot fill the ledger's disk.
+/// Checks that the disk has enough free space for the copy and for later writes of the ledger.
 fn check_space(folder: &Path) -> io::Result<()> {
     let free = disk::free_bytes_at(folder)?;
     let needed = fs::metadata(folder.join(disk::FILE))?.len().saturating_add(2 * STORE_FREE_BYTES_MIN);
     if free < needed {
-        let problem = format!("{free} bytes are free, and the copy may need {needed}");
+        let problem = format!("{free} bytes are free, {needed} are needed for the copy");
         return Err(io::Error::new(io::ErrorKind::StorageFull, problem));
     }
     Ok(())

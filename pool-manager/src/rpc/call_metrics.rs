@@ -1,4 +1,5 @@
-//! Counts the calls of a service, and reports requests that cannot be decoded as errors of the client.
+//! Counts the calls of a gRPC service, and reports requests that cannot be decoded as client
+//! errors.
 
 use std::{
     convert::Infallible,
@@ -19,10 +20,10 @@ use tonic::{
 use super::status;
 use crate::rpc_metrics::{Call, RpcMetrics};
 
-/// Prefix of tonic's error for a request that cannot be decoded.
+/// Prefix of tonic's error message for a request that cannot be decoded.
 const UNDECODABLE: &str = "failed to decode Protobuf message";
 
-/// Service whose calls are counted.
+/// Wrapper of a gRPC service that counts its calls.
 #[derive(Clone)]
 pub struct CountedService<S> {
     service: S,
@@ -31,12 +32,12 @@ pub struct CountedService<S> {
 
 impl<S> fmt::Debug for CountedService<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Counted")
+        f.write_str("CountedService")
     }
 }
 
 impl<S> CountedService<S> {
-    /// Counts the calls of a service.
+    /// Wraps a service, whose calls are counted in `metrics`.
     pub fn new(service: S, metrics: &Arc<RpcMetrics>) -> Self {
         Self { service, metrics: Arc::clone(metrics) }
     }
@@ -73,21 +74,20 @@ where
     }
 }
 
-/// Converts the status of an undecodable request, which tonic reports as internal error, into a
-/// client error.
+/// Changes the status of a request that cannot be decoded from INTERNAL, which tonic reports, to
+/// INVALID_ARGUMENT.
 fn reclassify_decode_error(headers: &mut http::HeaderMap) {
     if let Some(status) = Status::from_header_map(headers)
         && status.code() == Code::Internal
         && status.message().starts_with(UNDECODABLE)
     {
         let status = status::coded(Code::InvalidArgument, "MALFORMED_MESSAGE", status.message().to_owned());
-        // An error message of valid UTF-8 always fits into a header; otherwise the status is
-        // unchanged.
+        // This fails only for a message that a header cannot contain. The status is unchanged then.
         let _ = status.add_header(headers);
     }
 }
 
-/// Body of a response; its trailers contain the status of the call.
+/// Body of a response, which records the status of the call from the trailers.
 struct CountedBody {
     body: Body,
     call: Call,
@@ -125,7 +125,7 @@ impl http_body::Body for CountedBody {
 mod tests {
     use super::*;
 
-    /// Service that replies with one status.
+    /// Service that always returns the same status code.
     #[derive(Clone)]
     struct ConstantService(Code);
 
@@ -139,7 +139,7 @@ mod tests {
         }
 
         fn call(&mut self, _: http::Request<Body>) -> Self::Future {
-            std::future::ready(Ok(Status::new(self.0, "no").into_http()))
+            std::future::ready(Ok(Status::new(self.0, "test").into_http()))
         }
     }
 
@@ -147,9 +147,9 @@ mod tests {
         metrics.with_registry(|registry| exposition::page(&[registry], "test", "0").unwrap())
     }
 
-    /// The message has two bytes, and a field that is longer.
+    /// Sends a message of 2 bytes whose field claims 255 bytes or more.
     #[tokio::test]
-    async fn malformed_request_is_a_client_error() {
+    async fn undecodable_request_returns_invalid_argument() {
         let (_, health) = tonic_health::server::health_reporter();
         let request = http::Request::builder()
             .uri("/grpc.health.v1.Health/Check")
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn internal_error_is_not_reclassified() {
+    fn other_internal_errors_keep_their_code() {
         let mut headers = Status::internal("a bug").into_http::<Body>().headers().clone();
         reclassify_decode_error(&mut headers);
         assert_eq!(Status::from_header_map(&headers).unwrap().code(), Code::Internal);

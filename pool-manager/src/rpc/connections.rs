@@ -1,6 +1,6 @@
-//! Connections to the gRPC server: accepted from a TCP or unix socket, authenticated by TLS where
-//! configured, limited in number, and closed when idle. Permissions of callers are decided in
-//! [`super::identity`].
+//! Accepts connections to the gRPC server on a TCP or unix socket. Performs TLS handshakes, limits
+//! the number of connections, and closes idle connections. [`super::identity`] authorizes the
+//! calls.
 
 mod activity;
 mod limiter;
@@ -33,48 +33,47 @@ use limiter::ConnectionLimiter;
 pub use activity::CountCallsLayer;
 pub use socket::{SocketError, bind};
 
-/// Delay after a failed accept, for example without free descriptors.
+/// Delay before the next attempt to accept a connection after a failure.
 const ACCEPT_RETRY_AFTER: Duration = Duration::from_millis(100);
 
-/// Listening socket.
+/// Listening socket of the gRPC server.
 #[derive(Debug)]
 pub enum Listener {
-    /// TCP.
+    /// Socket that listens on an IP address and TCP port.
     Tcp(TcpListener),
-    /// Unix socket.
+    /// Socket that listens on a path.
     Unix(UnixListener),
 }
 
-/// Caller of a connection; an extension of each of its requests.
+/// Client of a connection, attached as extension to each request.
 #[derive(Clone, Debug)]
 pub struct Peer {
-    /// Source.
+    /// Network address or local process of the client.
     pub origin: Origin,
-    /// Certificate chain over TLS, the leaf first; empty otherwise.
+    /// Verified certificate chain of the client, leaf first; empty without TLS.
     pub certificates: Arc<[CertificateDer<'static>]>,
     activity: Arc<Activity>,
 }
 
 impl Peer {
-    /// Records that a request of this connection was admitted, so that the connection may stay
-    /// open.
+    /// Records that a request of this connection was authorized. Other connections are closed soon.
     pub fn admit(&self) {
         self.activity.admit();
     }
 }
 
-/// Source of a connection.
+/// Network address or local process from which a connection comes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// Network address.
+    /// Address of a TCP client.
     Tcp(SocketAddr),
-    /// Process of this machine, through the unix socket.
+    /// Local process that is connected through the unix socket.
     Unix {
-        /// User.
+        /// User id of the process.
         uid: u32,
-        /// Process, if the kernel reports it.
+        /// Process id, if the kernel reports it.
         pid: Option<i32>,
-        /// The user is root or the manager's user.
+        /// Whether the user is root or the manager's user.
         is_trusted: bool,
     },
 }
@@ -89,11 +88,11 @@ impl fmt::Display for Origin {
     }
 }
 
-/// TLS configuration of new connections; replaced when certificates are renewed. `None` without
-/// TLS.
+/// TLS configuration of new connections, which a reload replaces. `None` disables TLS.
 pub type TlsConfig = Option<Arc<ServerConfig>>;
 
-/// Accepts connections until the server ends, and returns those ready for requests.
+/// Accepts connections until the returned stream is dropped. The stream yields connections after
+/// their TLS handshakes.
 pub fn accept(
     listener: Listener,
     tls: watch::Receiver<TlsConfig>,
@@ -123,14 +122,14 @@ impl Acceptor {
             match accepted {
                 Ok((stream, origin)) => self.serve(stream, origin),
                 Err(error) => {
-                    tracing::warn!(%error, "accepting a connection failed");
-                    tokio::time::sleep(ACCEPT_RETRY_AFTER).await; // descriptors may be used up
+                    tracing::warn!(%error, "cannot accept a connection");
+                    tokio::time::sleep(ACCEPT_RETRY_AFTER).await; // file descriptors can be exhausted for a while
                 }
             }
         }
     }
 
-    /// Serves a connection, or closes it if there are too many.
+    /// Starts the handshake of a connection, or closes the connection if there are too many.
     fn serve(&self, stream: Stream, origin: Origin) {
         match self.limiter.acquire(&origin) {
             Ok(permit) => {
@@ -141,7 +140,7 @@ impl Acceptor {
         }
     }
 
-    /// Performs the TLS handshake, if configured, and passes the connection on.
+    /// Performs the TLS handshake, if TLS is configured, and passes the connection to the server.
     async fn prepare(self, stream: Stream, origin: Origin, activity: Arc<Activity>) {
         let tls = self.tls.borrow().clone();
         let handshake =
@@ -157,7 +156,7 @@ impl Acceptor {
         let idle = IdleTimer::new(Arc::clone(&activity));
         let peer = Peer { origin, certificates, activity };
         let connection = Connection { stream, peer, idle };
-        let _ = self.ready.send(Ok(connection)).await; // the server may have ended
+        let _ = self.ready.send(Ok(connection)).await; // fails only if the server has ended
     }
 }
 
@@ -166,7 +165,7 @@ impl Listener {
         match self {
             Self::Tcp(listener) => {
                 let (stream, address) = listener.accept().await?;
-                let _ = stream.set_nodelay(true); // small replies must not be delayed; without it everything is only slower
+                let _ = stream.set_nodelay(true); // on failure, small replies are only delayed
                 Ok((Stream::Tcp(stream), Origin::Tcp(address)))
             }
             Self::Unix(listener) => {
@@ -198,8 +197,9 @@ enum Stream {
     Unix(UnixStream),
 }
 
-/// Connection that is ready for requests. Its use fails once it has been idle for too long. Writes
-/// check that, too: a peer that reads nothing keeps the server from reading.
+/// Connection that is ready for requests. Reads and writes fail after the connection was idle for
+/// too long. Writes also check this, because a client that does not read its replies blocks the
+/// server's reads.
 #[derive(Debug)]
 pub struct Connection {
     stream: Stream,
@@ -210,9 +210,7 @@ pub struct Connection {
 impl Connection {
     fn check_idle(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         match self.idle.poll_expired(cx) {
-            Poll::Ready(()) => {
-                Err(io::Error::new(io::ErrorKind::TimedOut, "the connection was idle for too long"))
-            }
+            Poll::Ready(()) => Err(io::Error::new(io::ErrorKind::TimedOut, "closing an idle connection")),
             Poll::Pending => Ok(()),
         }
     }

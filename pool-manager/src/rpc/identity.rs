@@ -1,10 +1,10 @@
-//! Authentication and authorization of callers. Each kind of connection has its own credentials:
+//! Authenticates and authorizes callers. The required credentials depend on the connection:
 //!
 //! | connection | agent of a host | scheduler, administrator |
 //! |---|---|---|
-//! | unix socket | the host's token | the user at the other end, or a role's token |
-//! | loopback address | the host's token | a role's token |
-//! | TLS | a certificate with the host's name | a certificate with a name listed in rack.toml |
+//! | unix socket | token of the host | user of the connected process, or token of the role |
+//! | loopback address | token of the host | token of the role |
+//! | TLS | certificate with the host's name | certificate with a name listed in rack.toml |
 
 use std::sync::{Arc, RwLock};
 
@@ -20,50 +20,50 @@ use super::{
 };
 use crate::{config::Access, role::Role, tokens::Tokens};
 
-/// Location of a role's token, for messages.
+/// Location of role tokens, for error messages.
 const ROLE_TOKEN_HINT: &str = "roles/ROLE.token in the manager's store";
 
-/// Authorizes calls.
+/// Authorization of calls, with rules that a reload can replace.
 #[derive(Debug)]
 pub struct Identity {
     rules: RwLock<Arc<Rules>>,
     rejections: Arc<RejectionLog>,
 }
 
-/// Accepted credentials; replaced when rack.toml is loaded.
+/// Credentials that authorize calls.
 #[derive(Clone, Debug, Default)]
 pub struct Rules {
-    /// Tokens of hosts and roles.
+    /// Accepted tokens of hosts and roles.
     pub tokens: Tokens,
-    /// Local users of the unix socket.
+    /// Roles of local users on the unix socket.
     pub access: Access,
-    /// Certificate names with the roles scheduler and admin; `None` without TLS.
+    /// Certificate names of schedulers and of administrators, in this order; `None` without TLS.
     pub certified: Option<(Vec<Name>, Vec<Name>)>,
 }
 
 impl Identity {
-    /// Creates a check with these rules, which logs rejected calls.
+    /// Creates the authorization with initial rules. Rejected calls are logged to `rejections`.
     pub fn new(rules: Rules, rejections: Arc<RejectionLog>) -> Self {
         Self { rules: RwLock::new(Arc::new(rules)), rejections }
     }
 
-    /// Replaces the rules for all later calls.
+    /// Replaces the rules; they apply to all later calls.
     pub fn replace(&self, rules: Rules) {
-        *self.rules.write().expect("no writer panics") = Arc::new(rules);
+        *self.rules.write().expect("no thread panics under this lock") = Arc::new(rules);
     }
 
-    /// Returns the current rules. They are shared, because they contain a token for each host and
-    /// every request reads them.
+    /// Returns the current rules. The rules are shared and not copied, because every request reads
+    /// them and they can contain many tokens.
     fn rules(&self) -> Arc<Rules> {
-        Arc::clone(&self.rules.read().expect("no writer panics"))
+        Arc::clone(&self.rules.read().expect("no thread panics under this lock"))
     }
 
-    /// Checks that a client has a role, and returns its certified name, or `uid-N` for a user of
-    /// the unix socket other than root and the manager's user; `None` for these two and for the
-    /// holder of a token.
+    /// Checks that a client has a role, and returns the client's name. The name is the
+    /// certificate's name with TLS, and `uid-N` for a configured user of the unix socket. Root, the
+    /// manager's user and clients with tokens have no name.
     ///
     /// # Errors
-    /// PERMISSION_DENIED (ROLE_MISSING) without credentials for the role.
+    /// PERMISSION_DENIED (ROLE_MISSING) if the client does not have the role.
     pub fn admit<T>(&self, request: &Request<T>, role: Role) -> Result<Option<Name>, Status> {
         let rules = self.rules();
         let admitted = match &rules.certified {
@@ -73,10 +73,11 @@ impl Identity {
         self.finish(request.extensions(), "ROLE_MISSING", admitted)
     }
 
-    /// Checks that the caller is the agent of this host.
+    /// Checks that the caller is the agent of `host`.
     ///
     /// # Errors
-    /// PERMISSION_DENIED (NOT_THIS_HOST) without the host's token, or its certificate.
+    /// PERMISSION_DENIED (NOT_THIS_HOST) without the host's token or, with TLS, the host's
+    /// certificate.
     pub fn admit_agent(
         &self,
         metadata: &MetadataMap,
@@ -86,7 +87,7 @@ impl Identity {
         let rules = self.rules();
         let admitted = if rules.certified.is_some() {
             let is_host = certificate(extensions).is_some_and(|leaf| is_named(&leaf, host));
-            is_host.then_some(()).ok_or_else(|| format!("certificate: must carry the name of host {host}"))
+            is_host.then_some(()).ok_or_else(|| format!("certificate: must contain the name of host {host}"))
         } else {
             let is_host = bearer(metadata).is_some_and(|token| rules.tokens.admits(host, token));
             let problem = || format!("authorization: must be \"Bearer\" and the token of host {host}");
@@ -95,7 +96,7 @@ impl Identity {
         self.finish(extensions, "NOT_THIS_HOST", admitted)
     }
 
-    /// Marks an admitted connection as permitted to stay open, and logs a rejected call.
+    /// Lets the connection of an authorized call stay open, or logs a rejected call.
     fn finish<T>(
         &self,
         extensions: &Extensions,
@@ -133,7 +134,9 @@ fn certified_client(
         Role::Admin => (admins, "tls.admins"),
     };
     let found = find(names).or_else(|| find(admins));
-    found.map(Some).ok_or_else(|| format!("certificate: must carry a name listed in rack.toml as {field}"))
+    found
+        .map(Some)
+        .ok_or_else(|| format!("certificate: must contain a name listed in rack.toml under {field}"))
 }
 
 fn local_client<T>(rules: &Rules, request: &Request<T>, role: Role) -> Result<Option<Name>, String> {
@@ -151,8 +154,8 @@ fn local_client<T>(rules: &Rules, request: &Request<T>, role: Role) -> Result<Op
         || Role::ALL.into_iter().any(|held| held.includes(role) && has_token(held)).then_some(None);
     by_user.or_else(by_token).ok_or_else(|| match origin {
         Some(Origin::Unix { uid, .. }) => format!(
-            "user {uid}: must be root, the manager's user or a user listed in rack.toml for the role {role} (access), or show \
-             its token as authorization ({ROLE_TOKEN_HINT})"
+             "user {uid}: must be root, the manager's user or a user with the role {role} in section [access] of rack.toml, or \
+             send the token of the role as authorization ({ROLE_TOKEN_HINT})"
         ),
         _ => format!("authorization: must be \"Bearer\" and the token of the role {role} ({ROLE_TOKEN_HINT})"),
     })
@@ -162,7 +165,7 @@ fn bearer(metadata: &MetadataMap) -> Option<&str> {
     metadata.get("authorization")?.to_str().ok()?.strip_prefix("Bearer ")
 }
 
-/// Returns the certificate of the connection, which was verified by the handshake.
+/// Returns the client certificate of the connection, which the TLS handshake has verified.
 fn certificate(extensions: &Extensions) -> Option<EndEntityCert<'_>> {
     EndEntityCert::try_from(extensions.get::<Peer>()?.certificates.first()?).ok()
 }

@@ -1,4 +1,4 @@
-//! Outcomes and models: validation of requests, and conversion of replies.
+//! Validates requests about outcomes and models, and converts the responses.
 
 use prediction::{
     file::Kind,
@@ -21,13 +21,14 @@ use crate::{
     records::forecast_rows::{EndedVm, VmStart},
 };
 
-/// Validates ended VMs: all of them, or the first invalid one.
+/// Validates the outcomes of ended VMs. `now` is the current time, after which no VM can have
+/// ended.
 ///
 /// # Errors
-/// A violated rule, with the number of the outcome.
+/// [`Invalid`] for the first invalid outcome, with its index.
 pub fn outcomes(request: wire::AddOutcomesRequest, now: UnixMs) -> Result<Vec<EndedVm>, Invalid> {
     if request.outcomes.len() > OUTCOMES_PER_REQUEST_MAX {
-        let rule = format!("must be at most {OUTCOMES_PER_REQUEST_MAX} at once");
+        let rule = format!("must be at most {OUTCOMES_PER_REQUEST_MAX} per request");
         return Err(Invalid::new("outcomes", request.outcomes.len(), rule));
     }
     let numbered = request.outcomes.into_iter().enumerate();
@@ -41,10 +42,10 @@ pub fn outcomes(request: wire::AddOutcomesRequest, now: UnixMs) -> Result<Vec<En
 }
 
 fn outcome(o: wire::Outcome, now: UnixMs) -> Result<EndedVm, Invalid> {
-    let memory = |field, bytes: u64, least: u64| {
-        let most = LOCAL_MIB_PER_HOST_MAX << 20;
-        let within = (least..=most).contains(&bytes);
-        let error = || Invalid::new(field, bytes, format!("must be from {least} to {most} bytes"));
+    let memory = |field, bytes: u64, min: u64| {
+        let max = LOCAL_MIB_PER_HOST_MAX << 20;
+        let within = (min..=max).contains(&bytes);
+        let error = || Invalid::new(field, bytes, format!("must be from {min} to {max} bytes"));
         within.then_some(Bytes::new(bytes)).ok_or_else(error)
     };
     let requested = memory("requested_bytes", o.requested_bytes, 1)?;
@@ -54,11 +55,11 @@ fn outcome(o: wire::Outcome, now: UnixMs) -> Result<EndedVm, Invalid> {
         return Err(Invalid::new("ended_unix_ms", o.ended_unix_ms, "must not be before started_unix_ms"));
     }
     if o.ended_unix_ms > now.0 + CLOCK_SKEW_MAX.as_ms() {
-        return Err(Invalid::new("ended_unix_ms", o.ended_unix_ms, "must not be later than now"));
+        return Err(Invalid::new("ended_unix_ms", o.ended_unix_ms, "must not be in the future"));
     }
-    let number = |field, number: f64, most: f64| {
-        let error = || Invalid::new(field, number, format!("must be a number from 0 to {most}"));
-        (0.0..=most).contains(&number).then_some(number).ok_or_else(error)
+    let number = |field, number: f64, max: f64| {
+        let error = || Invalid::new(field, number, format!("must be a number from 0 to {max}"));
+        (0.0..=max).contains(&number).then_some(number).ok_or_else(error)
     };
     let cores = number("cores", o.cores, CORES_PER_HOST_MAX.into())?;
     let busy_percent =
@@ -75,7 +76,7 @@ fn outcome(o: wire::Outcome, now: UnixMs) -> Result<EndedVm, Invalid> {
     Ok(ended_vm(start, peak, UnixMs(o.ended_unix_ms), usage).expect("the requested memory is not 0"))
 }
 
-/// Converts an ended VM.
+/// Converts the outcome of an ended VM.
 pub fn outcome_message(vm: EndedVm) -> wire::Outcome {
     let EndedVm { start: VmStart { request, counters, .. }, outcome } = vm;
     let Outcome { ended, usage, .. } = outcome;
@@ -97,10 +98,10 @@ pub fn outcome_message(vm: EndedVm) -> wire::Outcome {
     }
 }
 
-/// Validates a kind of model.
+/// Converts the kind of a model.
 ///
 /// # Errors
-/// The kind is unspecified.
+/// [`Invalid`] if the kind is unspecified.
 pub fn kind(kind: wire::ModelKind) -> Result<Kind, Invalid> {
     match kind {
         wire::ModelKind::Frigid => Ok(Kind::Frigid),
@@ -113,10 +114,10 @@ pub fn kind(kind: wire::ModelKind) -> Result<Kind, Invalid> {
     }
 }
 
-/// Validates a model format; `None` for a file of Tarn.
+/// Converts the format of a model file. Returns `None` for Tarn's own format.
 ///
 /// # Errors
-/// The format is unspecified.
+/// [`Invalid`] if the format is unspecified.
 pub fn format(format: wire::ModelFormat) -> Result<Option<Format>, Invalid> {
     match format {
         wire::ModelFormat::Tarn => Ok(None),
@@ -129,10 +130,10 @@ pub fn format(format: wire::ModelFormat) -> Result<Option<Format>, Invalid> {
     }
 }
 
-/// Validates labelled workloads.
+/// Validates labelled workloads, with which a model of latency sensitivity is trained.
 ///
 /// # Errors
-/// A violated rule.
+/// [`Invalid`] with the first field that violates a rule.
 pub fn labels(labels: wire::Labels) -> Result<Labels, Invalid> {
     let wire::Labels { workloads, pdm, modelled } = labels;
     if workloads.len() > LABELS_MAX {
@@ -156,7 +157,7 @@ pub fn labels(labels: wire::Labels) -> Result<Labels, Invalid> {
     Ok(Labels { workloads, pdm, modelled })
 }
 
-/// Converts a model, without its file.
+/// Converts the properties of a model.
 pub fn model_message(summary: ModelSummary) -> wire::Model {
     let provenance = summary.provenance;
     let kind = match summary.kind {

@@ -1,4 +1,4 @@
-//! Service Models.
+//! Implements the gRPC service Models for operators.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::{
     forecasts::{self, ModelError, Training},
 };
 
-/// Service Models.
+/// Handlers of the gRPC service Models.
 #[derive(Clone, Debug)]
 pub struct Models(pub Shared);
 
@@ -59,8 +59,8 @@ impl models_server::Models for Models {
     ) -> Reply<wire::ListOutcomesResponse> {
         self.0.admit_operator(&request)?;
         let request = request.into_inner();
-        let most = OUTCOMES_PER_REQUEST_MAX;
-        let limit = if request.limit == 0 { most } else { most.min(request.limit as usize) };
+        let max = OUTCOMES_PER_REQUEST_MAX;
+        let limit = if request.limit == 0 { max } else { max.min(request.limit as usize) };
         let (vms, next_after) = self.0.forecasts.outcomes(request.after, limit).await.map_err(status)?;
         let outcomes = vms.into_iter().map(model_messages::outcome_message).collect();
         Ok(Response::new(wire::ListOutcomesResponse { outcomes, next_after }))
@@ -72,8 +72,8 @@ impl models_server::Models for Models {
         let training = match (kind(request.kind())?, request.labels) {
             (Kind::Frigid, None) => Training::Frigid,
             (Kind::Frigid, Some(_)) => {
-                let rule = "not allowed for a model of frigid memory";
-                return Err(invalid(convert::Invalid::new("labels", "some", rule)));
+                let rule = "for a model of frigid memory";
+                return Err(invalid(convert::Invalid::new("labels", "are not allowed", rule)));
             }
             (Kind::Sensitivity, labels) => {
                 let labels = labels.ok_or_else(|| status(ModelError::NoLabels))?;
@@ -149,7 +149,7 @@ fn reply(model: forecasts::ModelSummary) -> Reply<wire::Model> {
 fn status(error: ModelError) -> Status {
     let (code, reason) = match &error {
         ModelError::NoSuchModel { .. } => (Code::NotFound, "MODEL_NOT_FOUND"),
-        ModelError::NoneServes(_) => (Code::FailedPrecondition, "NO_SERVING_MODEL"),
+        ModelError::NoServingModel(_) => (Code::FailedPrecondition, "NO_SERVING_MODEL"),
         ModelError::AlreadyServing { .. } => (Code::FailedPrecondition, "MODEL_SERVING"),
         ModelError::Busy => (Code::Unavailable, "TRAINING"),
         ModelError::TooFewOutcomes(_) => (Code::FailedPrecondition, "TOO_FEW_OUTCOMES"),

@@ -1,4 +1,4 @@
-//! Log of rejected connections and calls, with peer and reason, at a limited rate.
+//! Logs rejected connections and calls with client and reason, at a limited rate.
 
 use std::{
     fmt::Display,
@@ -6,12 +6,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Rejections logged per interval; further ones are counted.
+/// Maximum number of rejections logged per interval. Further rejections are only counted.
 const LOGGED_MAX: u32 = 20;
-/// Interval.
+/// Length of the interval of the rate limit.
 const INTERVAL: Duration = Duration::from_secs(10);
 
-/// Logs rejected connections and calls.
+/// Rate-limited log of rejected connections and calls.
 #[derive(Debug, Default)]
 pub struct RejectionLog {
     interval: Mutex<Option<Interval>>,
@@ -25,18 +25,18 @@ struct Interval {
 }
 
 impl RejectionLog {
-    /// Logs a rejection, unless too many were logged shortly before. Their number is logged with
-    /// the next one.
+    /// Logs a rejection, unless the limit of the interval is reached. The next logged rejection
+    /// contains the number of suppressed rejections.
     pub fn log(&self, peer: &impl Display, reason: &impl Display) {
         if let Some(suppressed) = self.count(Instant::now()) {
-            tracing::warn!(%peer, %reason, suppressed, "rejected");
+            tracing::warn!(%peer, %reason, suppressed, "rejected connection or call");
         }
     }
 
-    /// Returns the number of rejections suppressed since the last one logged, or `None` if this one
-    /// has to be suppressed.
+    /// Counts a rejection. Returns `None` if it must be suppressed, otherwise the number of
+    /// rejections suppressed since the last logged rejection.
     fn count(&self, now: Instant) -> Option<u64> {
-        let mut interval = self.interval.lock().expect("no holder panics");
+        let mut interval = self.interval.lock().expect("no thread panics under this lock");
         let current = interval.get_or_insert(Interval { began: now, logged: 0, suppressed: 0 });
         if now.duration_since(current.began) >= INTERVAL {
             (current.began, current.logged) = (now, 0);
@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rejections_beyond_the_rate_are_counted_and_reported_later() {
+    fn suppressed_rejections_are_counted_in_the_next_interval() {
         let (rejections, start) = (RejectionLog::default(), Instant::now());
         for _ in 0..LOGGED_MAX {
             assert_eq!(rejections.count(start), Some(0));

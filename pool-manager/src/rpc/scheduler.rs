@@ -1,4 +1,4 @@
-//! Service Scheduler.
+//! Implements the gRPC service Scheduler.
 
 use std::{sync::Arc, time::Instant};
 
@@ -24,7 +24,7 @@ use crate::{
     shares::SetWeightsError,
 };
 
-/// Service Scheduler.
+/// Handlers of the gRPC service Scheduler.
 #[derive(Clone, Debug)]
 pub struct Scheduler(pub Shared);
 
@@ -35,17 +35,18 @@ impl Scheduler {
         self.0.identity.admit(request, Role::Scheduler)
     }
 
-    async fn reservation(&self, ask: PoolRequest) -> Reply<wire::Reservation> {
-        match self.0.driver.request(ask).await.map_err(driver_error)? {
+    async fn reservation(&self, request: PoolRequest) -> Reply<wire::Reservation> {
+        match self.0.driver.request(request).await.map_err(driver_error)? {
             RequestReply::Reservation(view) => Ok(Response::new(convert::reservation(view))),
             other => Err(unexpected(&other)),
         }
     }
 }
 
-/// Error: the driver returned another kind of reply than requested, which is a bug.
-pub(super) fn unexpected(answer: &RequestReply) -> Status {
-    Status::internal(format!("unexpected answer {answer:?}"))
+/// Returns the status for a reply of the wrong type, which the driver sends only because of a
+/// bug.
+pub(super) fn unexpected(reply: &RequestReply) -> Status {
+    Status::internal(format!("internal error: unexpected reply {reply:?}"))
 }
 
 fn actor(certified: Option<Name>) -> Actor {
@@ -109,7 +110,7 @@ impl scheduler_server::Scheduler for Scheduler {
         let request = request.into_inner();
         let force = request.force;
         if force && request.reason.is_empty() {
-            return Err(invalid(Invalid::new("reason", "nothing", "must be given with force")));
+            return Err(invalid(Invalid::new("reason", "is empty:", "required with force")));
         }
         let reason = convert::reason(request.reason).map_err(invalid)?;
         let target = convert::target(request.target).map_err(invalid)?;
@@ -158,11 +159,11 @@ impl scheduler_server::Scheduler for Scheduler {
             }
         };
         let vm = convert::named("vm", &request.vm).map_err(invalid)?;
-        let words = convert::reason(request.answer).map_err(invalid)?;
+        let explanation = convert::reason(request.answer).map_err(invalid)?;
         let reply = self
             .0
             .driver
-            .request(PoolRequest::ResolveMigration { vm, answer, explanation: words, actor })
+            .request(PoolRequest::ResolveMigration { vm, answer, explanation, actor })
             .await
             .map_err(driver_error)?;
         let RequestReply::Migration(id, migration) = reply else { return Err(unexpected(&reply)) };

@@ -1,5 +1,5 @@
-//! Rejections as gRPC statuses, in one function without `_`. Each has google.rpc.ErrorInfo (domain
-//! "tarn", reason), and for an invalid value google.rpc.BadRequest with its field.
+//! Converts errors into gRPC statuses. Each status has a google.rpc.ErrorInfo with domain "tarn"
+//! and a reason. A status for an invalid value also has a google.rpc.BadRequest with the field.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use tonic_types::{ErrorDetails, StatusExt};
 
 use crate::{convert::Invalid, driver::DriverError};
 
-/// Domain of all reasons.
+/// Domain of all reasons in google.rpc.ErrorInfo.
 pub const DOMAIN: &str = "tarn";
 
 fn status(code: Code, reason: &str, message: String) -> Status {
@@ -17,7 +17,7 @@ fn status(code: Code, reason: &str, message: String) -> Status {
     Status::with_error_details(code, message, details)
 }
 
-/// Status of an invalid request.
+/// Returns INVALID_ARGUMENT (BAD_VALUE) with the invalid field.
 pub fn invalid(error: Invalid) -> Status {
     let message = error.to_string();
     let mut details = ErrorDetails::with_error_info("BAD_VALUE", DOMAIN, HashMap::new());
@@ -25,36 +25,36 @@ pub fn invalid(error: Invalid) -> Status {
     Status::with_error_details(Code::InvalidArgument, message, details)
 }
 
-/// Status of a missing permission.
+/// Returns PERMISSION_DENIED with a reason.
 pub fn forbidden(reason: &str, message: String) -> Status {
     status(Code::PermissionDenied, reason, message)
 }
 
-/// Returns a `FAILED_PRECONDITION` status with the reason.
+/// Returns FAILED_PRECONDITION with a reason.
 pub fn precondition(reason: &str, message: String) -> Status {
     status(Code::FailedPrecondition, reason, message)
 }
 
-/// Status with the reason and code of its service.
+/// Returns a status with this code and reason.
 pub fn coded(code: Code, reason: &str, message: String) -> Status {
     status(code, reason, message)
 }
 
-/// Status of an exceeded limit.
+/// Returns RESOURCE_EXHAUSTED with a reason.
 pub fn exhausted(reason: &str, message: String) -> Status {
     status(Code::ResourceExhausted, reason, message)
 }
 
-/// Status while the manager is stopping.
+/// Returns UNAVAILABLE (STOPPING), the status of calls while the manager stops.
 pub fn stopping() -> Status {
     status(Code::Unavailable, "STOPPING", "the manager is stopping".into())
 }
 
-/// Status of an error of the driver.
+/// Converts an error of the driver into a status.
 pub fn driver_error(error: DriverError) -> Status {
     let message = error.to_string();
     match error {
-        DriverError::Rejection(denied) => status(code(&denied), denied.reason(), message),
+        DriverError::Rejection(rejection) => status(code(&rejection), rejection.reason(), message),
         DriverError::Overloaded => status(Code::Unavailable, "OVERLOADED", message),
         DriverError::Stopping => stopping(),
         DriverError::Unreadable(cause) => {
@@ -63,8 +63,8 @@ pub fn driver_error(error: DriverError) -> Status {
     }
 }
 
-fn code(denied: &Rejection) -> Code {
-    match denied {
+fn code(rejection: &Rejection) -> Code {
+    match rejection {
         Rejection::NoSuchHost(_)
         | Rejection::NoSuchEmc(_)
         | Rejection::NoSuchSlice(_)
@@ -91,19 +91,19 @@ fn code(denied: &Rejection) -> Code {
     }
 }
 
-/// Status of an agent's connection that the manager closes.
+/// Returns the status with which the manager closes the connection of an agent.
 pub fn closed(why: CloseReason) -> Status {
     match why {
         CloseReason::Superseded => {
-            status(Code::Aborted, "SUPERSEDED", "a newer agent represents this host".into())
+            status(Code::Aborted, "SUPERSEDED", "a newer agent is connected for this host".into())
         }
         CloseReason::FalseClaim(slice, epoch) => forbidden(
             "INVALID_REPORT",
             format!("online: slice {slice} epoch {epoch} was never assigned to this host"),
         ),
         CloseReason::LeaseExpired => {
-            status(Code::Aborted, "LEASE_EXPIRED", "no message for longer than the lease: reconnect".into())
+            status(Code::Aborted, "LEASE_EXPIRED", "the lease expired without a message: reconnect".into())
         }
-        CloseReason::HostRemoved => forbidden("HOST_NOT_FOUND", "this host is no longer in the rack".into()),
+        CloseReason::HostRemoved => forbidden("HOST_NOT_FOUND", "this host was removed from the rack".into()),
     }
 }

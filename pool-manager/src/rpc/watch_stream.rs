@@ -1,5 +1,5 @@
-//! Streams of the current state and its changes. A slow watcher sees the newest state, not every
-//! intermediate one, and delays no other.
+//! Streams the current state and its changes to watchers. A slow watcher misses intermediate states
+//! but receives the newest state. Slow watchers do not delay others.
 
 use std::{collections::BTreeMap, pin::Pin, time::Duration};
 
@@ -11,25 +11,26 @@ use tonic::{Response, Status};
 
 use super::{Shared, status::stopping};
 
-/// Stream of messages.
+/// Stream of messages to one watcher.
 pub(super) type MessageStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-/// Messages queued for a slow watcher.
+/// Maximum number of messages queued for one watcher.
 const WATCH_QUEUED_MAX: usize = 16;
-/// Minimum interval between two reads of the ledger for one watcher: many changes share one.
+/// Minimum interval between two reads of the ledger for one watcher, so that one read covers many
+/// changes.
 const WATCH_PAUSE: Duration = Duration::from_millis(50);
 
-/// Watched object.
+/// Object whose changes are streamed to watchers.
 pub(super) trait WatchedObject: Clone + Send + Sync + 'static {
-    /// Identity while the rest changes.
+    /// Returns the identity of the object, which does not change.
     fn id(&self) -> String;
-    /// Returns whether the newer state is equal for a watcher.
+    /// Returns whether `newer` has no change that a watcher needs to receive.
     fn is_same(&self, newer: &Self) -> bool;
-    /// Order of the first messages: lower ones first.
+    /// Returns the rank in a batch of messages; messages with lower ranks are sent first.
     fn rank(&self) -> u8 {
         0
     }
-    /// Returns the message for an object that has disappeared.
+    /// Returns the message that is sent after the object was removed, if any.
     fn removal_message(self) -> Option<Self> {
         None
     }
@@ -37,7 +38,7 @@ pub(super) trait WatchedObject: Clone + Send + Sync + 'static {
 
 impl WatchedObject for wire::Capacity {
     fn id(&self) -> String {
-        String::new() // there is one object
+        String::new() // the stream has only one object
     }
 
     fn is_same(&self, newer: &Self) -> bool {
@@ -65,9 +66,9 @@ impl WatchedObject for wire::Migration {
 
 type ObjectsById<T> = BTreeMap<String, T>;
 
-/// Streams the current state, and again whenever it changes. `copy` copies it under the
-/// ledger's lock, for each watcher after each change but at most once in [`WATCH_PAUSE`];
-/// `convert` creates the messages without the lock.
+/// Streams the current objects, and each object again when it changes. `copy` copies the state
+/// under the ledger's lock, after each change but at most once per [`WATCH_PAUSE`]. `convert`
+/// creates the messages without the lock.
 pub(super) fn watch<V: Send + 'static, T: WatchedObject>(
     shared: &Shared,
     copy: impl Fn(&Manager) -> V + Copy + Send + Sync + 'static,
@@ -104,7 +105,7 @@ pub(super) fn watch<V: Send + 'static, T: WatchedObject>(
     Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
 }
 
-/// Returns the messages for a watcher that has seen a state.
+/// Returns the messages that bring a watcher from the state `seen` to the state `now`.
 fn pending_messages<T: WatchedObject>(mut seen: ObjectsById<T>, now: &ObjectsById<T>) -> Vec<T> {
     let mut messages: Vec<T> = Vec::new();
     for (id, object) in now {
@@ -142,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn watcher_gets_open_requests_first_then_changes() {
+    fn watcher_receives_open_requests_first_and_then_changes() {
         let of = |id: &str, state| (id.to_owned(), state);
         let first = [("r-1", Accepted), ("r-2", Open)];
         assert_eq!(messages(&[], &first), [of("r-2", Open), of("r-1", Accepted)]);

@@ -1,5 +1,5 @@
-//! Weights on a disk with power failures: acknowledged weights are kept, and no others become
-//! visible.
+//! Tests of weights with power failures: acknowledged weights survive, and weights whose write
+//! failed are not visible.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::{
     store::{Store, Table, Write, backup, faulty::FaultyDisk, redb::RedbStore},
 };
 
-/// Generous, because the machines are shared.
+/// Timeout for all waits; long, because test machines can be slow.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn name(text: &str) -> Name {
@@ -34,7 +34,7 @@ fn actor() -> Actor {
     Actor::Client(name("nova"))
 }
 
-/// Weights of hosts without EMCs, in a store on a disk that outlives them.
+/// Manager of hosts without EMCs. The disk of its store survives the manager.
 struct TestManager {
     shares: Shares,
     handle: Handle,
@@ -56,11 +56,11 @@ impl TestManager {
         Self { shares: Shares::new(stored_weights, handle.clone()), handle, ended }
     }
 
-    /// Ends the manager by a power failure.
+    /// Stops the manager with a power failure.
     async fn fail_power(self, disk: &FaultyDisk) {
         disk.power_off();
         self.handle.close();
-        tokio::time::timeout(TIMEOUT, self.ended).await.expect("the driver did not end").unwrap();
+        tokio::time::timeout(TIMEOUT, self.ended).await.expect("timeout: the driver still runs").unwrap();
         disk.power_on();
     }
 
@@ -79,7 +79,9 @@ fn disk() -> FaultyDisk {
 }
 
 async fn next(watcher: &mut WeightsWatcher) -> Weights {
-    let next = tokio::time::timeout(TIMEOUT, watcher.next()).await.expect("no change was reported");
+    let next = tokio::time::timeout(TIMEOUT, watcher.next())
+        .await
+        .expect("timeout: the watcher returned no weights");
     Weights::clone(&next)
 }
 
@@ -92,7 +94,7 @@ async fn acknowledged_weights_survive_a_power_failure() {
     assert_eq!(
         manager.set("h0", "web=3 new=1").await.unwrap(),
         weights("web=3 db=1.5 new=1"),
-        "other weights are unchanged"
+        "other weights must not change"
     );
     manager.fail_power(&disk).await;
     let manager = TestManager::start(&disk, &["h0", "h1"]).await;
@@ -100,12 +102,12 @@ async fn acknowledged_weights_survive_a_power_failure() {
     assert_eq!(
         manager.set("h0", "").await.unwrap(),
         weights("web=3 db=1.5 new=1"),
-        "an empty change changes nothing"
+        "an empty request must not change weights"
     );
 }
 
 #[tokio::test]
-async fn zero_weight_removes_a_weight_durably() {
+async fn weight_of_zero_removes_the_entry_durably() {
     let disk = disk();
     let manager = TestManager::start(&disk, &["h0"]).await;
     manager.set("h0", "web=2 db=1").await.unwrap();
@@ -119,24 +121,24 @@ async fn zero_weight_removes_a_weight_durably() {
 }
 
 #[tokio::test]
-async fn watcher_gets_current_weights_and_then_only_changes() {
+async fn watcher_receives_current_weights_and_then_only_changes() {
     let disk = disk();
     let manager = TestManager::start(&disk, &["h0", "h1"]).await;
     let mut watcher = manager.shares.watch(name("h0"));
-    assert_eq!(next(&mut watcher).await, weights(""), "an empty state is reported, too");
+    assert_eq!(next(&mut watcher).await, weights(""), "the first call must return empty weights");
     manager.set("h0", "web=2").await.unwrap();
     assert_eq!(next(&mut watcher).await, weights("web=2"));
     manager.set("h1", "web=9").await.unwrap();
     manager.set("h0", "web=2").await.unwrap();
     let unchanged = tokio::time::timeout(Duration::from_millis(50), watcher.next()).await;
-    assert!(unchanged.is_err(), "an unchanged state was reported: {unchanged:?}");
+    assert!(unchanged.is_err(), "the watcher returned unchanged weights: {unchanged:?}");
     manager.set("h0", "web=5").await.unwrap();
     manager.set("h0", "db=1 web=0").await.unwrap();
-    assert_eq!(next(&mut watcher).await, weights("db=1"), "a slow watcher gets the newest state");
+    assert_eq!(next(&mut watcher).await, weights("db=1"), "a slow watcher must receive the newest weights");
 }
 
 #[tokio::test]
-async fn weights_that_are_not_durable_are_not_visible() {
+async fn weights_whose_write_failed_are_not_visible() {
     let disk = disk();
     let manager = TestManager::start(&disk, &["h0"]).await;
     manager.set("h0", "web=2").await.unwrap();
@@ -151,7 +153,7 @@ async fn weights_that_are_not_durable_are_not_visible() {
     assert_eq!(manager.now("h0"), weights("web=2"));
     disk.power_on();
     while manager.set("h0", "web=4").await.is_err() {
-        tokio::task::yield_now().await; // until the store has been reopened
+        tokio::task::yield_now().await; // wait until the store is reopened
     }
     assert_eq!(next(&mut watcher).await, weights("web=4"));
     manager.fail_power(&disk).await;
@@ -165,7 +167,7 @@ async fn too_many_weights_and_unknown_hosts_are_rejected() {
     let weights_at_limit: Vec<String> = (0..TENANTS_PER_HOST_MAX).map(|n| format!("t{n}=1")).collect();
     manager.set("h0", &weights_at_limit.join(" ")).await.unwrap();
     let error = manager.set("h0", "one-more=1").await.unwrap_err().to_string();
-    assert_eq!(error, "weights: 257 would be set on h0: must be at most 256; 0 removes one");
+    assert_eq!(error, "weights: 257 weights for h0: must be at most 256; set a weight to 0 to remove it");
     assert_eq!(manager.set("h0", "t0=0 one-more=1").await.unwrap().len(), TENANTS_PER_HOST_MAX);
     let unknown_host = manager.set("h9", "web=1").await;
     assert!(
@@ -178,7 +180,7 @@ async fn too_many_weights_and_unknown_hosts_are_rejected() {
 }
 
 #[tokio::test]
-async fn removed_host_leaves_no_weights_to_its_namesake() {
+async fn new_host_does_not_inherit_weights_of_a_removed_host() {
     let disk = disk();
     let manager = TestManager::start(&disk, &["h0", "h1"]).await;
     manager.set("h0", "web=2").await.unwrap();
@@ -197,7 +199,7 @@ async fn removed_host_leaves_no_weights_to_its_namesake() {
     manager.fail_power(&disk).await;
     let manager = TestManager::start(&disk, &["h0", "h1"]).await;
     assert_eq!((manager.now("h0"), manager.now("h1")), (weights(""), weights("web=3")));
-    assert_eq!(manager.shares.report(&name("h1")), None, "reports are held in memory only");
+    assert_eq!(manager.shares.report(&name("h1")), None, "reports must not survive a restart");
 }
 
 #[tokio::test]
@@ -237,7 +239,7 @@ async fn weights_are_backed_up_and_checked() {
     let mut restored = RedbStore::open_existing(&store).unwrap();
     let check_all = |store: &mut RedbStore| {
         let check_one = &mut |table, key: &[u8], value: &[u8]| {
-            records::check_entry(table, key, value).map_err(|bad| bad.to_string())
+            records::check_entry(table, key, value).map_err(|error| error.to_string())
         };
         backup::check(store, check_one).unwrap().errors
     };
@@ -250,5 +252,5 @@ async fn weights_are_backed_up_and_checked() {
     let invalid_host = Write::Put { table: Table::Weights, key: b"../h".to_vec(), value: Vec::new() };
     restored.commit(&[share_rows::write(&name("h1"), &invalid), invalid_host]).unwrap();
     assert_eq!(check_all(&mut restored).len(), 2);
-    assert_eq!(load(&mut restored).unwrap().0.len(), 1, "invalid entries are skipped");
+    assert_eq!(load(&mut restored).unwrap().0.len(), 1, "invalid entries must be ignored");
 }

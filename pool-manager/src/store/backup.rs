@@ -1,5 +1,5 @@
-//! Backup of a store in one file, restore from it, and checks. A restored store only records that
-//! it was restored; the ledger acts on it.
+//! Copies a store into a backup file, restores a store from a backup, and checks entries. A restore
+//! marks the new store, and the ledger handles the mark at the next start.
 
 use std::{
     collections::BTreeMap,
@@ -18,50 +18,50 @@ use super::{
     redb::RedbStore,
 };
 
-/// Number of entries of each table.
+/// Number of entries by table.
 pub type Entries = BTreeMap<Table, u64>;
 
-/// Error of a backup or a restore.
+/// Error of a backup or restore.
 #[derive(Debug, thiserror::Error)]
 pub enum BackupError {
-    /// The file exists: a backup does not replace another.
-    #[error("{} exists already: choose another name", path.display())]
+    /// The backup file exists, and a backup never replaces a file.
+    #[error("{} already exists: choose another name", path.display())]
     Exists {
-        /// File.
+        /// Path of the existing file.
         path: PathBuf,
     },
-    /// The file is no backup, or damaged.
-    #[error("{} cannot be restored", path.display())]
+    /// The file is not a backup, or is damaged.
+    #[error("cannot restore {}", path.display())]
     Unusable {
-        /// File.
+        /// Backup file.
         path: PathBuf,
-        /// Error.
+        /// Error from opening the file as a store.
         #[source]
         cause: StoreError,
     },
-    /// The backup has no entries; more likely it is another file.
-    #[error("{} cannot be restored: it has no entries", path.display())]
+    /// The backup has no entries, and is probably the wrong file.
+    #[error("cannot restore {}: it has no entries", path.display())]
     Empty {
-        /// File.
+        /// Backup file.
         path: PathBuf,
     },
-    /// A store exists.
-    #[error("{} holds a store: use --force to rename it and restore", path.display())]
+    /// A store exists, and `force` is not set.
+    #[error("{} is an existing store: use --force to rename it and restore", path.display())]
     Occupied {
-        /// File of the store.
+        /// File of the existing store.
         path: PathBuf,
     },
-    /// Error of the store that is read or written.
+    /// The store cannot be read or written.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The operating system rejected an operation.
-    #[error("{doing} {}", path.display())]
+    #[error("cannot {doing} {}", path.display())]
     Io {
-        /// Operation.
+        /// Operation, such as "remove".
         doing: &'static str,
-        /// File.
+        /// File of the operation.
         path: PathBuf,
-        /// Error.
+        /// Error of the operating system.
         #[source]
         errno: io::Error,
     },
@@ -71,17 +71,17 @@ fn io_error(doing: &'static str, path: &Path) -> impl Fn(io::Error) -> BackupErr
     move |errno| BackupError::Io { doing, path: path.to_owned(), errno }
 }
 
-/// Returns the name of a file while it is written.
+/// Returns the temporary name under which a file is written before it is renamed to `path`.
 fn partial(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".partial");
     name.into()
 }
 
-/// Removes a file, if there is one.
+/// Removes a file, if it exists.
 ///
 /// # Errors
-/// [`BackupError::Io`].
+/// [`BackupError::Io`] if the file exists and cannot be removed.
 pub fn remove_if_exists(path: &Path) -> Result<(), BackupError> {
     match fs::remove_file(path) {
         Err(errno) if errno.kind() != io::ErrorKind::NotFound => Err(io_error("remove", path)(errno)),
@@ -89,11 +89,12 @@ pub fn remove_if_exists(path: &Path) -> Result<(), BackupError> {
     }
 }
 
-/// Copies all entries of `from` into a new file, atomically. A copy of a
-/// [snapshot](super::redb::Snapshot) is consistent while the manager writes.
+/// Copies all entries of `from` into a new file `to`, and returns their numbers. The file appears
+/// atomically after it is complete. The copy of a [snapshot](super::redb::Snapshot) is consistent
+/// even while the manager writes.
 ///
 /// # Errors
-/// [`BackupError`]; the file does not exist then.
+/// [`BackupError`] if the file exists or the copy fails. The file is not created then.
 pub fn backup(from: &mut dyn Scan, to: &Path) -> Result<Entries, BackupError> {
     if to.exists() {
         return Err(BackupError::Exists { path: to.to_owned() });
@@ -104,7 +105,7 @@ pub fn backup(from: &mut dyn Scan, to: &Path) -> Result<Entries, BackupError> {
     let entries = match copied {
         Ok(entries) => entries,
         Err(error) => {
-            let _ = fs::remove_file(&partial); // the first error is the one to report
+            let _ = fs::remove_file(&partial); // best effort: the first error is reported
             return Err(error.into());
         }
     };
@@ -129,15 +130,15 @@ fn copy(from: &mut dyn Scan, to: &mut dyn Store) -> Result<Entries, StoreError> 
 
 /// Parameters of a restore.
 pub struct Restore<'a> {
-    /// File of the backup.
+    /// Backup file.
     pub from: &'a Path,
-    /// Directory of the store.
+    /// Directory of the new store.
     pub into: &'a Path,
-    /// Replaces an existing store, which is renamed.
+    /// Whether an existing store is renamed and replaced.
     pub force: bool,
-    /// Current time, in Unix seconds.
+    /// Current time, in seconds since the Unix epoch.
     pub unix_seconds: u64,
-    /// Returns the generation of the ledger in a store; `None` without a ledger.
+    /// Function that returns the generation of the ledger in a store, or `None` without a ledger.
     pub generation: &'a dyn Fn(&mut dyn Scan) -> Option<u64>,
 }
 
@@ -150,19 +151,18 @@ impl std::fmt::Debug for Restore<'_> {
 /// Result of a restore.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RestoreResult {
-    /// Generation of the restored ledger: higher than any before, so that desired states sent after
-    /// the backup are older.
+    /// Generation of the restored ledger. It is higher than all earlier generations, so that agents
+    /// prefer new desired states to those sent after the backup.
     pub generation: u64,
-    /// New path of the replaced store.
+    /// New path of the replaced store, if there was one.
     pub replaced_store: Option<PathBuf>,
 }
 
 impl Restore<'_> {
-    /// Creates a store from a backup, atomically. The store is marked as restored: see
-    /// [`meta::RESTORED`].
+    /// Creates a store from a backup, atomically, and marks it as restored, see [`meta::RESTORED`].
     ///
     /// # Errors
-    /// [`BackupError`]; nothing is changed then.
+    /// [`BackupError`] if the restore is not possible. Nothing is changed then.
     pub fn run(&self) -> Result<RestoreResult, BackupError> {
         let directory = Directory::take(self.into)?;
         let file = directory.path().join(FILE);
@@ -179,7 +179,8 @@ impl Restore<'_> {
         Ok(RestoreResult { generation, replaced_store })
     }
 
-    /// Returns the generation of the existing store; 0 without one, or if it cannot be read.
+    /// Returns the generation of the existing store, or 0 if there is none or it cannot be read.
+    /// Rejects an existing store with entries unless `force` is set.
     fn present_generation(&self, file: &Path) -> Result<u64, BackupError> {
         if !file.exists() {
             return Ok(0);
@@ -192,7 +193,7 @@ impl Restore<'_> {
         Ok(present.map_or(0, |mut store| (self.generation)(&mut store).unwrap_or(0)))
     }
 
-    /// Prepares the new store under another name, and returns its generation.
+    /// Prepares the new store under a temporary name, and returns its generation.
     fn prepare(&self, partial: &Path, before: u64) -> Result<u64, BackupError> {
         fs::copy(self.from, partial).map_err(io_error("copy", self.from))?;
         let private = fs::set_permissions(partial, fs::Permissions::from_mode(0o600));
@@ -212,37 +213,39 @@ impl Restore<'_> {
         Ok(generation)
     }
 
-    /// Links the existing store under a second name. The first name remains until the new store
-    /// replaces it, because a manager would create an empty store under a missing name.
+    /// Links the existing store under a second name, and returns the second name. The first name
+    /// stays until the new store replaces it, because a manager would create an empty store if the
+    /// name were missing.
     fn keep_replaced(&self, file: &Path) -> Result<Option<PathBuf>, BackupError> {
         if !file.exists() {
             return Ok(None);
         }
-        let kept = file.with_file_name(format!("{FILE}.replaced-{}", self.unix_seconds));
-        remove_if_exists(&kept)?;
-        fs::hard_link(file, &kept).map_err(io_error("keep the replaced", file))?;
-        Ok(Some(kept))
+        let second = file.with_file_name(format!("{FILE}.replaced-{}", self.unix_seconds));
+        remove_if_exists(&second)?;
+        fs::hard_link(file, &second).map_err(io_error("create a second link to", file))?;
+        Ok(Some(second))
     }
 }
 
-/// Result of a check.
+/// Result of checking all entries of a store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CheckResult {
-    /// Number of entries read.
+    /// Number of checked entries by table.
     pub entries: Entries,
     /// Number of invalid entries.
     pub invalid: u64,
-    /// Errors of the first ones.
+    /// Tables and descriptions of the first [`CHECK_FAULTS_MAX`] invalid entries.
     pub errors: Vec<(Table, String)>,
 }
 
-/// Checks an entry.
+/// Function that checks table, key and value of an entry, and describes the defect.
 pub type EntryCheck<'a> = dyn FnMut(Table, &[u8], &[u8]) -> Result<(), String> + 'a;
 
-/// Reads and checks every entry. Checksums of pages were compared when the store was opened.
+/// Reads and checks every entry. The checksums of pages were already verified when the store was
+/// opened.
 ///
 /// # Errors
-/// The store cannot be read.
+/// [`StoreError`] if the store cannot be read.
 pub fn check(store: &mut dyn Scan, check_entry: &mut EntryCheck<'_>) -> Result<CheckResult, StoreError> {
     let mut checked = CheckResult::default();
     for table in Table::ALL {
@@ -272,7 +275,7 @@ mod tests {
     use super::*;
     use crate::store::number;
 
-    /// Key of the ledger's record.
+    /// Key under which these tests store the ledger's generation.
     const LEDGER: &[u8] = b"ledger";
 
     fn generation(store: &mut dyn Scan) -> Option<u64> {
@@ -348,17 +351,17 @@ mod tests {
     }
 
     #[test]
-    fn store_is_replaced_only_by_force_and_kept() {
+    fn existing_store_is_renamed_and_replaced_only_with_force() {
         let folder = tempfile::tempdir().unwrap();
         let (directory, file) = (folder.path().join("store"), folder.path().join("b"));
         backup(&mut store(&directory, 1), &file).unwrap();
         let error = restore(&file, &directory, false).unwrap_err().to_string();
-        assert!(error.ends_with("holds a store: use --force to rename it and restore"), "{error}");
+        assert!(error.ends_with("is an existing store: use --force to rename it and restore"), "{error}");
         assert_eq!(meta_of(&directory, meta::RESTORED), None);
-        fs::write(directory.join(FILE), b"rotten").unwrap();
+        fs::write(directory.join(FILE), b"damaged").unwrap();
         assert!(matches!(restore(&file, &directory, false), Err(BackupError::Occupied { .. })));
-        let kept = restore(&file, &directory, true).unwrap().replaced_store.unwrap();
-        assert_eq!(fs::read(kept).unwrap(), b"rotten");
+        let renamed = restore(&file, &directory, true).unwrap().replaced_store.unwrap();
+        assert_eq!(fs::read(renamed).unwrap(), b"damaged");
         assert_eq!(meta_of(&directory, meta::RESTORED), Some(1));
     }
 
@@ -381,7 +384,10 @@ mod tests {
         let value = [41_u64.to_le_bytes(), 42_u64.to_le_bytes()].concat();
         let mut flipped = whole.clone();
         let found = (0..whole.len() - value.len()).filter(|at| whole[*at..].starts_with(&value));
-        assert!(found.map(|at| flipped[at] ^= 1).count() > 0, "the entries were not found");
+        assert!(
+            found.map(|at| flipped[at] ^= 1).count() > 0,
+            "the backup does not contain the expected entries"
+        );
         for damaged in [&b""[..], b"hello", &whole[..whole.len() / 2], &flipped] {
             fs::write(&file, damaged).unwrap();
             let error = restore(&file, &directory, true).unwrap_err();
@@ -395,10 +401,10 @@ mod tests {
     fn backup_does_not_replace_a_file() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("b");
-        fs::write(&file, b"dear").unwrap();
+        fs::write(&file, b"data").unwrap();
         let mut store = store(&folder.path().join("store"), 1);
         assert!(matches!(backup(&mut store, &file), Err(BackupError::Exists { .. })));
-        assert_eq!(fs::read(&file).unwrap(), b"dear");
+        assert_eq!(fs::read(&file).unwrap(), b"data");
     }
 
     #[test]

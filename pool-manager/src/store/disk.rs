@@ -1,5 +1,5 @@
-//! Storage of a store: a directory of a file system, held by one process at a time. The store
-//! interprets the file.
+//! File access of a store, in a directory that one process locks at a time. `redb` defines the
+//! contents of the file.
 
 use std::{
     fs::{DirBuilder, File, OpenOptions, TryLockError},
@@ -13,42 +13,42 @@ use rustix::{fs::FallocateFlags, io::Errno};
 
 use super::StoreError;
 
-/// Name of the store's file in its directory.
+/// Name of the store's database file in its directory.
 pub const FILE: &str = "ledger.redb";
-/// Name of the file whose lock permits the use of the directory.
+/// Name of the file that a process locks to use the directory.
 pub const LOCK: &str = "lock";
 
-/// Storage of a store.
+/// Place where the bytes of a store are kept, which tests replace by a simulated disk.
 pub trait Disk: Send {
-    /// Open storage.
+    /// Handle of the open storage, as redb requires it.
     type Backend: StorageBackend;
 
     /// Opens the storage, or creates an empty one.
     ///
     /// # Errors
-    /// Those of the operating system.
+    /// Returns the error of the operating system.
     fn open(&self) -> io::Result<Self::Backend>;
 
-    /// Returns the number of bytes that can still be written, or `None` without a limit.
+    /// Returns the free space in bytes, or `None` if there is no limit.
     ///
     /// # Errors
-    /// Those of the operating system.
+    /// Returns the error of the operating system.
     fn free_bytes(&self) -> io::Result<Option<u64>>;
 
-    /// Returns the name in messages.
+    /// Returns the path that identifies the storage in messages.
     fn place(&self) -> &Path;
 }
 
-/// Returns the number of bytes that this process can still write to the file system of a path.
+/// Returns the free space on the file system of `path` for this process, in bytes.
 ///
 /// # Errors
-/// The file system cannot be examined.
+/// Returns the error of the operating system if the file system cannot be examined.
 pub fn free_bytes_at(path: &Path) -> io::Result<u64> {
     let free = rustix::fs::statvfs(path)?;
     Ok(free.f_bavail.saturating_mul(free.f_frsize))
 }
 
-/// Directory on a file system, locked against other processes until it is dropped.
+/// Directory that is locked against other processes until this value is dropped.
 #[derive(Debug)]
 pub struct Directory {
     path: PathBuf,
@@ -57,19 +57,19 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// Locks the directory, which is created with mode 0700 if it is missing.
+    /// Locks the directory of the ledger's store. Creates a missing directory with mode 0700.
     ///
     /// # Errors
-    /// [`StoreError::InUse`] if another process uses it, [`StoreError::Io`] if it cannot be created
-    /// or locked.
+    /// [`StoreError::InUse`] if another process has locked the directory, [`StoreError::Io`] if the
+    /// directory cannot be created or locked.
     pub fn take(path: &Path) -> Result<Self, StoreError> {
         Self::take_for(path, FILE)
     }
 
-    /// Locks the directory for a file other than the ledger's.
+    /// Locks a directory for a store with another file name.
     ///
     /// # Errors
-    /// As [`Directory::take`].
+    /// Returns the same errors as [`Directory::take`].
     pub fn take_for(path: &Path, file: &str) -> Result<Self, StoreError> {
         let created = DirBuilder::new().recursive(true).mode(0o700).create(path);
         created.map_err(StoreError::io("create the directory of", path))?;
@@ -104,8 +104,8 @@ impl Disk for Directory {
     }
 }
 
-/// File without a lock of its own, in a directory that the caller has locked: a backup or a store
-/// that is being written.
+/// File that is opened without a lock, such as a backup, or a new store in a directory that the
+/// caller has locked.
 #[derive(Debug)]
 pub(super) struct UnlockedFile(pub(super) PathBuf);
 
@@ -125,13 +125,13 @@ impl Disk for UnlockedFile {
     }
 }
 
-/// File of a store. Its space is allocated when it grows, so that it can be opened and repaired on
-/// a disk that others have filled. The directory is locked, not the file.
+/// Open file of a store. Disk space is allocated when the file grows, so that a store can be opened
+/// and repaired on a full disk.
 #[derive(Debug)]
 pub struct StoreFile(File);
 
 impl StoreFile {
-    /// Opens an existing file for reading only.
+    /// Opens an existing file read-only.
     pub(super) fn open_to_read(path: &Path) -> io::Result<Self> {
         File::open(path).map(Self)
     }
@@ -153,7 +153,7 @@ impl StorageBackend for StoreFile {
         }
         match rustix::fs::fallocate(&self.0, FallocateFlags::empty(), before, len - before) {
             Err(Errno::OPNOTSUPP) => self.0.set_len(len),
-            taken => Ok(taken?),
+            allocated => Ok(allocated?),
         }
     }
 
@@ -172,14 +172,15 @@ fn open_file(path: &Path) -> io::Result<StoreFile> {
     Ok(StoreFile(file))
 }
 
-/// Returns options for reading and writing by the owner only.
+/// Returns options to open a file for reading and writing, with mode 0600 for new files.
 pub(crate) fn private() -> OpenOptions {
     let mut options = OpenOptions::new();
     options.read(true).write(true).truncate(false).mode(0o600);
     options
 }
 
-/// Makes the creation, renaming or removal of a file durable.
+/// Syncs the parent directory of `path`, which makes the creation, renaming or removal of the file
+/// durable.
 pub(crate) fn sync_parent(path: &Path) -> io::Result<()> {
     let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     File::open(parent)?.sync_all()

@@ -1,7 +1,7 @@
-//! Disk for tests that tears and loses writes: synced data is kept, of unsynced data a power
-//! failure keeps any part, by sectors; a failed sync may have written some of it and marks the rest
-//! clean; a failed write may be partial. A function of numbers chooses, so that a seed reproduces a
-//! failure.
+//! Simulated disk for tests that injects faults. Synced data survives a power failure, and an
+//! arbitrary subset of unsynced sectors survives. A failed sync may write some data and marks the
+//! rest as clean. A failed write may be partial. A function chooses the outcomes, so that a seed
+//! reproduces a failure.
 
 use std::{
     collections::BTreeMap,
@@ -14,36 +14,37 @@ use redb::StorageBackend;
 
 use super::disk::Disk;
 
-/// Size of a sector, which is written atomically.
+/// Size of a sector in bytes. The disk writes each sector atomically.
 const SECTOR_BYTES: usize = 512;
 
-/// Fault.
+/// Injected fault of one disk operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The power fails before the operation; nothing works until [`FaultyDisk::power_on`].
+    /// The power fails before the operation. All operations fail until [`FaultyDisk::power_on`].
     PowerCut,
-    /// The operation fails with this `errno`.
+    /// The operation fails with this error number.
     Errno(i32),
 }
 
-/// Disk in memory. Clones share it.
+/// Simulated disk in memory, shared by all clones.
 #[derive(Clone)]
 pub struct FaultyDisk(Arc<Mutex<State>>);
 
 struct State {
     choose: Box<dyn FnMut(usize) -> usize + Send>,
-    /// Contents visible to reads.
+    /// Contents that reads return, including unsynced writes.
     cached: Vec<u8>,
-    /// Contents of the medium.
+    /// Contents that survive a power failure.
     synced: Vec<u8>,
-    /// Operations since the last sync, in order.
+    /// Writes and changes of length since the last sync, in order.
     unsynced: Vec<Change>,
-    /// Writes, syncs and changes of length so far.
+    /// Number of writes, syncs and changes of length so far.
     operations: u64,
+    /// Faults to inject, by number of the operation.
     faults: BTreeMap<u64, Fault>,
-    /// Number of writes of which only some sectors reached the medium.
+    /// Number of writes of which only some sectors were written.
     torn: u64,
-    /// Counts openings; writes through earlier ones are rejected.
+    /// Number of times that the disk was opened. Operations through earlier handles are rejected.
     opening: u64,
     off: bool,
 }
@@ -66,7 +67,8 @@ impl fmt::Debug for FaultyDisk {
 }
 
 impl FaultyDisk {
-    /// Creates an empty disk. `choose(n)` returns a number below `n`.
+    /// Creates an empty disk. `choose(n)` must return a number below `n`, which selects the outcome
+    /// of a fault.
     pub fn new(choose: impl FnMut(usize) -> usize + Send + 'static) -> Self {
         Self(Arc::new(Mutex::new(State {
             choose: Box::new(choose),
@@ -82,7 +84,7 @@ impl FaultyDisk {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().expect("no holder panics")
+        self.0.lock().expect("no thread panics under this lock")
     }
 
     /// Returns the number of writes, syncs and changes of length so far.
@@ -90,12 +92,12 @@ impl FaultyDisk {
         self.state().operations
     }
 
-    /// Returns the number of torn writes so far: of some sectors, or of a prefix.
+    /// Returns the number of writes so far of which only some sectors were written.
     pub fn torn_writes(&self) -> u64 {
         self.state().torn
     }
 
-    /// Injects a fault into the operation with this number, from 0.
+    /// Injects a fault into an operation, which is identified by its number, counted from 0.
     pub fn fail_at(&self, operations: u64, fault: Fault) {
         self.state().faults.insert(operations, fault);
     }
@@ -105,12 +107,13 @@ impl FaultyDisk {
         self.state().faults.clear();
     }
 
-    /// Turns the power off.
+    /// Switches the power off. All operations fail until [`FaultyDisk::power_on`].
     pub fn power_off(&self) {
         self.state().off = true;
     }
 
-    /// Restarts the machine with the contents of the medium.
+    /// Switches the power on again. The disk contains all synced data and a part of the unsynced
+    /// data.
     pub fn power_on(&self) {
         let mut state = self.state();
         state.write_back();
@@ -119,7 +122,7 @@ impl FaultyDisk {
         state.opening += 1;
     }
 
-    /// Returns the contents of the disk, to be damaged.
+    /// Passes the contents of the disk to `damage`, which can change them.
     pub fn with_bytes<T>(&self, damage: impl FnOnce(&mut Vec<u8>) -> T) -> T {
         let mut state = self.state();
         let result = damage(&mut state.cached);
@@ -153,8 +156,8 @@ impl State {
         self.unsynced.push(change);
     }
 
-    /// Returns the part of a change that reaches the medium: all, nothing, some sectors, or a
-    /// prefix.
+    /// Returns the part of a change that is written: everything, nothing, some sectors, or the
+    /// first sectors.
     fn torn(&mut self, change: Change) -> Vec<Change> {
         match ((self.choose)(4), change) {
             (0, _) => vec![],
@@ -167,7 +170,8 @@ impl State {
         }
     }
 
-    /// Returns the first sectors of a write; without a limit, a random selection.
+    /// Returns the first `first` sectors of a write, or a random selection if `first` is
+    /// `usize::MAX`.
     fn sectors_of(&mut self, at: usize, bytes: &[u8], first: usize) -> Vec<Change> {
         let sectors: Vec<_> = bytes.chunks(SECTOR_BYTES).enumerate().collect();
         let all = sectors.len();
@@ -179,7 +183,8 @@ impl State {
         written
     }
 
-    /// Writes a part of the unsynced operations to the medium.
+    /// Writes a part of each unsynced change, in order, to the contents that survive a power
+    /// failure.
     fn write_back(&mut self) {
         for change in std::mem::take(&mut self.unsynced) {
             for part in self.torn(change) {
@@ -218,7 +223,7 @@ impl Disk for FaultyDisk {
     }
 }
 
-/// Backend of one opening of the disk.
+/// Handle of an open disk. Operations fail after the disk was opened again.
 #[derive(Debug)]
 pub struct Opening {
     disk: FaultyDisk,
@@ -226,7 +231,7 @@ pub struct Opening {
 }
 
 fn index(offset: u64) -> usize {
-    usize::try_from(offset).expect("the disk is in memory")
+    usize::try_from(offset).expect("the simulated disk fits into memory")
 }
 
 impl StorageBackend for Opening {

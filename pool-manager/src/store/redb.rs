@@ -1,9 +1,9 @@
-//! Store in one redb file. One durable write per batch: redb checksums its pages, so that one sync
-//! distinguishes a complete commit from a torn one.
+//! Store in one redb file. Each batch needs only one sync, because checksums of redb's pages
+//! distinguish a complete commit from a torn one.
 //!
-//! All tables share one table of redb, each with a range of its keys, because each redb table in a
-//! commit costs additional pages. The newest decisions, the state of the whole store and the newest
-//! reservations, which most commits write, have adjacent keys.
+//! All tables of the store share one redb table and use separate key ranges, because each redb
+//! table in a commit writes additional pages. Most commits write the newest decisions, the metadata
+//! and the newest reservations. These entries have adjacent keys.
 
 use std::{
     cell::Cell,
@@ -24,20 +24,23 @@ use super::{
     disk::{Directory, Disk, FILE, StoreFile},
 };
 
-/// Bytes rewritten at a time after a failure; chunks of zeros are skipped, so that holes remain.
+/// Size of the chunks in which a file is rewritten after a failure, in bytes. Chunks of zeros are
+/// skipped, so that holes in the file are preserved.
 const REWRITE_BYTES: usize = 64 << 10;
-/// Size of the first page, which contains redb's header with the magic number first.
+/// Size of the first page in bytes. The page contains redb's header, which begins with the magic
+/// number.
 const HEADER_BYTES: u64 = 4096;
-/// Length of redb's magic number, which is written last when a file is created.
+/// Length of redb's magic number in bytes. redb writes the magic number last when it creates a
+/// file.
 const MAGIC_BYTES: usize = 9;
 
-/// All entries, with keys that begin with the [`Table::tag`].
+/// redb table with all entries. Each key begins with the [`Table::tag`].
 const ENTRIES: TableDefinition<'static, &'static [u8], &'static [u8]> = TableDefinition::new("facts");
 
-/// Store on a [`Disk`].
+/// Store in a redb database on a [`Disk`].
 pub struct RedbStore<D: Disk = Directory> {
     disk: D,
-    /// `None` after a failure until the store is reopened.
+    /// Open database; `None` after a failure until the store is reopened.
     database: Option<Database>,
 }
 
@@ -48,18 +51,18 @@ impl<D: Disk> fmt::Debug for RedbStore<D> {
 }
 
 impl RedbStore<Directory> {
-    /// Opens the store in a directory, or creates an empty one.
+    /// Locks a directory and opens its store, or creates an empty store.
     ///
     /// # Errors
-    /// Every kind of [`StoreError`] but `Poisoned`.
+    /// Returns any [`StoreError`] except `Poisoned`.
     pub fn open_directory(path: &Path) -> Result<Self, StoreError> {
         Self::open(Directory::take(path)?)
     }
 
-    /// Opens the existing store in a directory.
+    /// Locks a directory and opens its store, which must exist.
     ///
     /// # Errors
-    /// [`StoreError::Missing`] without a store, otherwise as [`RedbStore::open_directory`].
+    /// [`StoreError::Missing`] if there is no store, or an error of [`RedbStore::open_directory`].
     pub fn open_existing(path: &Path) -> Result<Self, StoreError> {
         let place = path.join(FILE);
         if place.exists() { Self::open_directory(path) } else { Err(StoreError::Missing { place }) }
@@ -67,11 +70,11 @@ impl RedbStore<Directory> {
 }
 
 impl<D: Disk> RedbStore<D> {
-    /// Opens the store on a disk and checks every page against its checksum, or creates an empty
-    /// one.
+    /// Opens the store on a disk and verifies the checksums of all pages, or creates an empty
+    /// store.
     ///
     /// # Errors
-    /// Every kind of [`StoreError`] but `Poisoned`.
+    /// Returns any [`StoreError`] except `Poisoned`.
     pub fn open(disk: D) -> Result<Self, StoreError> {
         let database = open(&disk)?;
         check_tables(&database, disk.place())?;
@@ -81,14 +84,14 @@ impl<D: Disk> RedbStore<D> {
         Ok(store)
     }
 
-    /// Closes the database; redb may detect damage during its cleanup.
+    /// Closes the database. Errors are only logged: redb can detect damage while it closes.
     fn close(&mut self) {
         let (place, database) = (self.disk.place(), self.database.take());
         if let Err(error) = catch_redb_panic(place, "close", || {
             drop(database);
             Ok(())
         }) {
-            tracing::warn!(%error, "cannot close store cleanly");
+            tracing::warn!(%error, "cannot close the store cleanly");
         }
     }
 
@@ -99,7 +102,7 @@ impl<D: Disk> RedbStore<D> {
         Ok(Snapshot { transaction, place: place.to_owned() })
     }
 
-    /// Returns the disk.
+    /// Returns the disk of the store.
     pub fn disk(&self) -> &D {
         &self.disk
     }
@@ -111,7 +114,7 @@ impl<D: Disk> Drop for RedbStore<D> {
     }
 }
 
-/// Snapshot of a store.
+/// Consistent snapshot of a store.
 pub struct Snapshot {
     transaction: ReadTransaction,
     place: PathBuf,
@@ -163,8 +166,8 @@ impl<D: Disk> Store for RedbStore<D> {
     }
 }
 
-/// Opens the database. If it was not closed, a write or sync of the previous process may have
-/// failed, and the file is rewritten before the repair.
+/// Opens the database. If the database was not closed cleanly, a write or sync of the previous
+/// process may have failed. In this case the file is rewritten before redb repairs it.
 fn open<D: Disk>(disk: &D) -> Result<Database, StoreError> {
     catch_redb_panic(disk.place(), "open", || {
         let mut builder = Database::builder();
@@ -181,7 +184,7 @@ fn open<D: Disk>(disk: &D) -> Result<Database, StoreError> {
     })
 }
 
-/// Rejects a file with other tables, which would look like an empty store.
+/// Rejects a database with unknown tables, which would otherwise look like an empty store.
 fn check_tables(database: &Database, place: &Path) -> Result<(), StoreError> {
     let tables = catch_redb_panic(place, "read", || {
         let transaction = database.begin_read()?;
@@ -191,32 +194,32 @@ fn check_tables(database: &Database, place: &Path) -> Result<(), StoreError> {
     match tables.into_iter().find(|name| name != ENTRIES.name()) {
         None => Ok(()),
         Some(name) => {
-            let what = format!("table {name:?} is not of a pool-manager of this or an earlier version");
+            let what = format!("table {name:?} is unknown to this version of pool-manager");
             Err(StoreError::Corrupt { place: place.to_owned(), what })
         }
     }
 }
 
-/// Checks all pages, because redb opens a closed file without checking them.
+/// Verifies all pages, because redb does not verify them when it opens a cleanly closed file.
 fn check_integrity(mut database: Database) -> Result<Database, ::redb::Error> {
     if !database.check_integrity()? {
-        tracing::warn!("store repaired");
+        tracing::warn!("repaired the store");
     }
     Ok(database)
 }
 
-/// Truncates a file whose creation was interrupted, which redb rejects: it has no magic number and
-/// only zeros after the header. Such a store never had entries; a damaged one has pages.
+/// Truncates a file whose creation was interrupted, because redb would reject the file. Such a file
+/// has no magic number and only zeros after the header, and never contained entries.
 fn reset_unfinished_file(backend: &impl StorageBackend) -> io::Result<()> {
     let must_reset = backend.len()? > 0 && is_unfinished(backend)?;
     if must_reset { backend.set_len(0) } else { Ok(()) }
 }
 
-/// Returns whether the creation of a store's file was not completed, as for an empty file; `None`
-/// if there is no file. Changes nothing.
+/// Returns whether a store's file is empty or its creation was interrupted. Returns `None` if the
+/// file does not exist. Does not change the file.
 ///
 /// # Errors
-/// The file cannot be read.
+/// [`StoreError::Io`] if the file cannot be read.
 pub fn is_blank(file: &Path) -> Result<Option<bool>, StoreError> {
     match StoreFile::open_to_read(file) {
         Ok(backend) => Ok(Some(is_unfinished(&backend).map_err(StoreError::io("read", file))?)),
@@ -240,8 +243,9 @@ fn is_unfinished(backend: &impl StorageBackend) -> io::Result<bool> {
     Ok(only_zeros)
 }
 
-/// Rewrites and syncs all readable bytes. After a failed sync the page cache may contain bytes that
-/// never reached the disk, marked clean; redb's checksums detect the rest.
+/// Reads and rewrites the whole file, and syncs it. After a failed sync, the page cache can contain
+/// data that is marked as clean but is not on disk. Checksums of redb detect data that was lost
+/// from the cache.
 fn rewrite(backend: &impl StorageBackend) -> io::Result<()> {
     let len = backend.len()?;
     let mut at = 0;
@@ -286,15 +290,15 @@ fn scan(
 fn commit(database: &Database, batch: &[Write]) -> Result<(), ::redb::Error> {
     let transaction = database.begin_write()?;
     let mut entries = transaction.open_table(ENTRIES)?;
-    let mut place = Vec::new();
+    let mut prefixed_key = Vec::new();
     for write in batch {
         let (Write::Put { table, key, .. } | Write::Delete { table, key }) = write;
-        place.clear();
-        place.push(table.tag());
-        place.extend_from_slice(key);
+        prefixed_key.clear();
+        prefixed_key.push(table.tag());
+        prefixed_key.extend_from_slice(key);
         match write {
-            Write::Put { value, .. } => drop(entries.insert(place.as_slice(), value.as_slice())?),
-            Write::Delete { .. } => drop(entries.remove(place.as_slice())?),
+            Write::Put { value, .. } => drop(entries.insert(prefixed_key.as_slice(), value.as_slice())?),
+            Write::Delete { .. } => drop(entries.remove(prefixed_key.as_slice())?),
         }
     }
     drop(entries);
@@ -306,12 +310,12 @@ fn poisoned(place: &Path) -> StoreError {
 }
 
 thread_local! {
-    /// This thread runs redb.
+    /// Whether this thread currently runs code of redb.
     static IN_REDB: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs a call of redb, and converts a panic into an error without printing it: a damaged file
-/// violates redb's assertions.
+/// Runs a call of redb. Converts a panic into [`StoreError::Corrupt`] without printing it, because
+/// a damaged file can violate assertions in redb.
 fn catch_redb_panic<T>(
     place: &Path,
     doing: &'static str,
@@ -327,7 +331,7 @@ fn catch_redb_panic<T>(
         }));
     });
     IN_REDB.set(true);
-    // A panic leaves inconsistent state only in redb's database, which is dropped after the error.
+    // After a panic only the redb database can be inconsistent, and callers drop it after an error.
     let result = catch_unwind(AssertUnwindSafe(run));
     IN_REDB.set(false);
     match result {
@@ -335,7 +339,7 @@ fn catch_redb_panic<T>(
         Err(panic) => {
             let text = panic.downcast_ref::<String>().map(String::as_str);
             let text = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
-            let what = format!("redb failed an assertion during {doing}: {text}");
+            let what = format!("cannot {doing}: assertion in redb failed: {text}");
             Err(StoreError::Corrupt { place: place.to_owned(), what })
         }
     }

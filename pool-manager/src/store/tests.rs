@@ -1,4 +1,4 @@
-//! Store on a disk with all injected faults.
+//! Tests of the store on a simulated disk with injected faults.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ mod damage;
 const EIO: i32 = 5;
 const ENOSPC: i32 = 28;
 
-/// Pseudo-random numbers from a seed.
+/// Generator of pseudo-random numbers with a seed, for reproducible tests.
 #[derive(Clone)]
 struct SplitMix64(u64);
 
@@ -73,12 +73,14 @@ fn put(table: Table, key: &[u8], value: &[u8]) -> Write {
     Write::Put { table, key: key.to_vec(), value: value.to_vec() }
 }
 
-/// Store with its expected state.
+/// Store under test, with its expected entries.
 struct CrashTest {
     rng: SplitMix64,
     disk: FaultyDisk,
     store: Option<RedbStore<FaultyDisk>>,
+    /// Entries that the store must contain.
     acknowledged: Entries,
+    /// Batch whose write failed, which may or may not be in the store.
     in_flight: Vec<Write>,
 }
 
@@ -88,8 +90,8 @@ impl CrashTest {
         Self { rng, disk, store: None, acknowledged: Entries::new(), in_flight: vec![] }
     }
 
-    /// Opens or reopens the store. Its entries are the acknowledged ones, with or without the batch
-    /// in flight; from then on they are expected.
+    /// Opens or reopens the store. Checks that the entries are the acknowledged entries, with or
+    /// without the batch in flight. These entries are expected from then on.
     fn open(&mut self) -> Result<(), StoreError> {
         match &mut self.store {
             Some(store) => store.reopen()?,
@@ -97,7 +99,10 @@ impl CrashTest {
         }
         let detected = entries(self.store.as_mut().unwrap())?;
         let with_in_flight = after(self.acknowledged.clone(), &self.in_flight);
-        assert!(detected == self.acknowledged || detected == with_in_flight, "a batch is partial or lost");
+        assert!(
+            detected == self.acknowledged || detected == with_in_flight,
+            "a batch is partially written or lost"
+        );
         (self.acknowledged, self.in_flight) = (detected, vec![]);
         Ok(())
     }
@@ -111,15 +116,18 @@ impl CrashTest {
         } else {
             assert!(
                 matches!(store.commit(&batch), Err(StoreError::Poisoned { .. })),
-                "wrote after a failure"
+                "a write after a failure must be rejected"
             );
-            assert!(matches!(entries(store), Err(StoreError::Poisoned { .. })), "read after a failure");
+            assert!(
+                matches!(entries(store), Err(StoreError::Poisoned { .. })),
+                "a read after a failure must be rejected"
+            );
             self.in_flight = batch;
         }
         result
     }
 
-    /// Opens the store and writes batches until a failure.
+    /// Opens the store and writes 12 batches, or fewer if a write fails.
     fn run(&mut self) -> Result<(), StoreError> {
         self.open()?;
         for _ in 0..12 {
@@ -136,8 +144,8 @@ impl CrashTest {
     }
 }
 
-/// 600 stores have 6 power failures each, at any write, sync or change of length: during the
-/// creation of a store, a batch, a repair after the previous failure, or the close.
+/// Cuts the power 6 times at a random operation, for each of 600 seeds. The operation can belong to
+/// the creation of the store, a batch, a repair after the previous failure, or closing.
 #[test]
 fn batches_are_atomic_across_power_failures() {
     let mut cuts = 0;
@@ -151,11 +159,11 @@ fn batches_are_atomic_across_power_failures() {
         }
         test.run().unwrap_or_else(|error| panic!("seed {seed}: {error}"));
     }
-    assert!(cuts > 2000, "the power failed only {cuts} times");
+    assert!(cuts > 2000, "only {cuts} power failures interrupted an operation");
 }
 
-/// Some writes and syncs fail while the process continues. Entries that it reads from the reopened
-/// store must be on the medium, not only in a cache: the power may fail next.
+/// Lets writes and syncs fail, and reopens the store. Entries in the reopened store must survive a
+/// power failure, and therefore must be on disk and not only in a cache.
 #[test]
 fn state_after_a_failed_write_is_durable() {
     let mut failures = 0;
@@ -173,10 +181,11 @@ fn state_after_a_failed_write_is_durable() {
         }
         test.run().unwrap_or_else(|error| panic!("seed {seed}: {error}"));
     }
-    assert!(failures > 1000, "only {failures} failures");
+    assert!(failures > 1000, "only {failures} injected failures interrupted an operation");
 }
 
-/// Random bytes are overwritten. Entries are correct, or the store is rejected as corrupt.
+/// Overwrites random bytes of the store. The entries must be correct, or the store must be rejected
+/// as corrupt.
 #[test]
 fn corrupt_bytes_are_detected() {
     let disk = disk(0);
@@ -196,36 +205,36 @@ fn corrupt_bytes_are_detected() {
         });
         let opened = RedbStore::open(disk.clone()).and_then(|mut store| entries(&mut store));
         match opened {
-            Ok(entries) => assert!(entries == test.acknowledged, "wrong entries, damaged at {at}"),
+            Ok(entries) => assert!(entries == test.acknowledged, "wrong entries after damage at offset {at}"),
             Err(StoreError::Corrupt { .. }) => detected += 1,
-            Err(other) => panic!("damaged at {at}: {other}"),
+            Err(other) => panic!("unexpected error after damage at offset {at}: {other}"),
         }
     }
-    assert!(detected > 100, "only {detected} of 300 were detected");
+    assert!(detected > 100, "only {detected} of 300 damages were detected");
 }
 
 #[test]
-fn full_disk_is_an_error_until_there_is_space() {
+fn write_to_a_full_disk_fails_and_succeeds_after_reopening() {
     let disk = disk(0);
     let mut store = RedbStore::open(disk.clone()).unwrap();
     store.commit(&[put(Table::Hosts, b"h", b"0")]).unwrap();
     disk.fail_at(disk.operations(), Fault::Errno(ENOSPC));
     let error = store.commit(&[put(Table::Hosts, b"h", b"1")]).unwrap_err();
     assert!(error.is_full(), "{error}");
-    assert_eq!(error.to_string(), "write store faulty disk");
+    assert_eq!(error.to_string(), "cannot write store faulty disk");
     store.reopen().unwrap();
     store.commit(&[put(Table::Hosts, b"h", b"2")]).unwrap();
     assert_eq!(entries(&mut store).unwrap()[&(Table::Hosts, b"h".to_vec())], b"2");
 }
 
 #[test]
-fn later_change_of_an_entry_in_a_batch_wins() {
+fn last_change_of_an_entry_in_a_batch_applies() {
     let mut store = RedbStore::open(disk(0)).unwrap();
     let delete = |key: &[u8]| Write::Delete { table: Table::Hosts, key: key.to_vec() };
     let put = |key: &[u8], value: &[u8]| put(Table::Hosts, key, value);
     store.commit(&[put(b"a", b"1"), put(b"a", b"2"), put(b"b", b"1"), delete(b"b"), delete(b"c")]).unwrap();
-    let detected: Vec<_> = entries(&mut store).unwrap().into_values().collect();
-    assert_eq!(detected, [b"2"]);
+    let values: Vec<_> = entries(&mut store).unwrap().into_values().collect();
+    assert_eq!(values, [b"2"]);
 }
 
 #[test]
@@ -251,18 +260,18 @@ fn store_of_a_newer_version_is_rejected() {
 }
 
 #[test]
-fn file_without_a_store_is_named_with_a_remedy() {
+fn file_that_is_not_a_store_is_rejected_with_a_remedy() {
     for content in [&b"hello"[..], &[0; 5000][..4096], &[b'x'; 100_000]] {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join(disk::FILE);
         std::fs::write(&file, content).unwrap();
         if content.iter().all(|byte| *byte == 0) {
-            RedbStore::open_directory(directory.path()).expect("an interrupted creation");
+            RedbStore::open_directory(directory.path()).expect("a file of zeros is an interrupted creation");
             continue;
         }
         let error = RedbStore::open_directory(directory.path()).unwrap_err().to_string();
         assert!(error.starts_with(&format!("store {} is corrupt (", file.display())), "{error}");
-        assert!(error.ends_with("restore it with `pool-manager restore` from a backup"), "{error}");
+        assert!(error.ends_with("restore a backup with `pool-manager restore`"), "{error}");
         assert_eq!(std::fs::read(&file).unwrap(), content, "the file was changed");
     }
 }
@@ -282,7 +291,7 @@ fn redb_file_with_other_tables_is_rejected() {
 }
 
 #[test]
-fn store_in_use_is_reported_to_a_second_manager() {
+fn store_in_use_is_not_opened_again() {
     let directory = tempfile::tempdir().unwrap();
     let first = RedbStore::open_directory(directory.path()).unwrap();
     let error = RedbStore::open_directory(directory.path()).unwrap_err();
@@ -292,7 +301,7 @@ fn store_in_use_is_reported_to_a_second_manager() {
 }
 
 #[test]
-fn store_reports_free_space_and_is_private() {
+fn store_reports_free_space_and_has_private_files() {
     use std::os::unix::fs::PermissionsExt;
     let directory = tempfile::tempdir().unwrap();
     let store = RedbStore::open(Directory::take(&directory.path().join("store")).unwrap()).unwrap();
@@ -301,9 +310,9 @@ fn store_reports_free_space_and_is_private() {
     assert_eq!((mode(store.disk().path()), mode(&store.disk().path().join(disk::FILE))), (0o700, 0o600));
 }
 
-/// A manager must be able to open its store on a disk that others have filled.
+/// Checks that the file has no holes, so that the store can be opened on a full disk.
 #[test]
-fn store_file_has_its_space_allocated() {
+fn disk_space_of_the_store_file_is_allocated() {
     use std::os::unix::fs::MetadataExt;
     let directory = tempfile::tempdir_in("/dev/shm").unwrap();
     let mut store = RedbStore::open_directory(directory.path()).unwrap();

@@ -1,4 +1,4 @@
-//! Valid and invalid files of `[tls]`.
+//! Tests of valid and invalid files in section `[tls]`.
 
 use std::os::unix::fs::PermissionsExt as _;
 
@@ -6,8 +6,8 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair,
 
 use super::*;
 
-/// Writes a client authority, and a certificate for `manager.rack` that is valid between these
-/// years.
+/// Writes the files of section `[tls]`: a client authority, and key and certificate for
+/// `manager.rack`. The certificate is valid from year `from` to year `to`.
 fn write_files(folder: &Path, from: i32, to: i32) -> Tls {
     let mut authority = CertificateParams::new([]).unwrap();
     authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -33,7 +33,7 @@ fn check_rejected(tls: &Tls, field: &str, rule: &str) {
 }
 
 #[test]
-fn valid_files_give_a_configuration_with_names_and_expiry() {
+fn valid_files_are_loaded_with_names_and_expiry() {
     let folder = tempfile::tempdir().unwrap();
     let loaded = load(&write_files(folder.path(), 2020, 2500)).unwrap();
     assert_eq!(loaded.names, ["manager.rack", "10.0.0.1"]);
@@ -49,17 +49,17 @@ fn expired_and_future_certificates_are_rejected() {
 }
 
 #[test]
-fn key_readable_by_every_user_is_rejected() {
+fn key_accessible_to_all_users_is_rejected() {
     let folder = tempfile::tempdir().unwrap();
     let tls = write_files(folder.path(), 2020, 2500);
     for mode in [0o644, 0o604, 0o602, 0o777] {
         fs::set_permissions(&tls.key, fs::Permissions::from_mode(mode)).unwrap();
-        check_rejected(&tls, "key", &format!("has mode {mode:04o}: must not be open to every user"));
+        check_rejected(&tls, "key", &format!("has mode {mode:04o}: must not be accessible to all users"));
     }
 }
 
 #[test]
-fn missing_and_mistaken_files_are_rejected() {
+fn missing_and_wrong_files_are_rejected() {
     let folder = tempfile::tempdir().unwrap();
     let tls = write_files(folder.path(), 2020, 2500);
     let swapped = Tls { certificate: tls.key.clone(), ..tls.clone() };

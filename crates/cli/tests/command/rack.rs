@@ -400,7 +400,7 @@ impl Admin for Rack {
     async fn backup(&self, r: Request<v1::BackupRequest>) -> Answer<Self::BackupStream> {
         self.record("Backup", r).await?;
         let chunk = |data: &[u8]| Ok(v1::BackupChunk { data: data.to_vec(), total_bytes: None });
-        let broken = || Err(Status::internal("backup: read the copy: I/O error"));
+        let broken = || Err(Status::internal("backup: cannot read the copy: I/O error"));
         let rest = if matches!(self.behavior, Behavior::Degraded) { broken() } else { chunk(b"chunk") };
         let last = v1::BackupChunk { data: Vec::new(), total_bytes: Some(11) };
         let chunks = [chunk(b"first "), rest, Ok(last)];

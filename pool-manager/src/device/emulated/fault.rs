@@ -1,9 +1,10 @@
-//! Fault injection, so that audits can be shown to fail. One word in the file `fault` of the
-//! device's directory, in effect from the next call while the file exists:
+//! Fault injection, with which tests check that audits detect errors. A file `fault` in the
+//! device's directory selects the fault. The fault is in effect from the next batch of calls until
+//! the file is removed:
 //!
-//! - `ignore-revoke`: reports a revocation, and leaves the old owner its memory.
-//! - `keep-bytes`: every later owner of a slice finds the first bytes of its first owner.
-//! - `forget-grant`: omits its lowest grant whenever its contents are requested.
+//! - `ignore-revoke`: revocations succeed, but the old owner keeps access to the memory.
+//! - `keep-bytes`: every later owner of a slice can read the first bytes of the first owner.
+//! - `forget-grant`: each request for the device's contents removes the grant with the lowest slice.
 
 use std::{
     collections::HashMap,
@@ -16,17 +17,17 @@ use std::{
 
 use super::DeviceError;
 
-/// Number of bytes of a slice that `keep-bytes` keeps.
+/// Number of bytes at the start of a slice that the fault `keep-bytes` retains.
 const RETAINED_BYTES: usize = 4096;
 
-/// Fault.
+/// Fault that the driver of an emulated EMC injects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// `ignore-revoke`
+    /// Revocations succeed without an effect (`ignore-revoke`).
     IgnoreRevoke,
-    /// `keep-bytes`
+    /// Slices are not zeroed between owners (`keep-bytes`).
     KeepBytes,
-    /// `forget-grant`
+    /// The device loses grants (`forget-grant`).
     ForgetGrant,
 }
 
@@ -41,7 +42,7 @@ impl Fault {
     }
 }
 
-/// Current fault of the device.
+/// Injected fault of one device, read from its file `fault`.
 #[derive(Debug)]
 pub(super) struct Faults {
     path: PathBuf,
@@ -51,8 +52,10 @@ pub(super) struct Faults {
 }
 
 impl Faults {
+    /// Reads the fault file of the device in `directory`, if there is one.
+    ///
     /// # Errors
-    /// The file contains an unknown word.
+    /// [`DeviceError::Mismatch`] if the file names an unknown fault.
     pub(super) fn new(directory: &Path) -> Result<Self, DeviceError> {
         let path = directory.join("fault");
         let mut faults = Self { path, modified: None, fault: None, retained: HashMap::new() };
@@ -66,7 +69,7 @@ impl Faults {
         self.fault
     }
 
-    /// Reads the file if it changed; otherwise one `stat`.
+    /// Reads the fault file again if its modification time changed.
     pub(super) fn refresh(&mut self) {
         if let Err(problem) = self.read() {
             tracing::error!(path = %self.path.display(), problem, "invalid fault file");
@@ -83,15 +86,17 @@ impl Faults {
             tracing::warn!(path = %self.path.display(), "fault injection ended");
             return Ok(());
         }
-        let word = fs::read_to_string(&self.path).map_err(|errno| format!("read its fault: {errno}"))?;
+        let word =
+            fs::read_to_string(&self.path).map_err(|errno| format!("cannot read its fault file: {errno}"))?;
         let rule = "must be ignore-revoke, keep-bytes or forget-grant";
-        let fault = Fault::parse(&word).ok_or_else(|| format!("its fault is {word:?}: {rule}"))?;
+        let fault = Fault::parse(&word).ok_or_else(|| format!("its fault file contains {word:?}: {rule}"))?;
         self.fault = Some(fault);
         tracing::error!(path = %self.path.display(), ?fault, "fault injected");
         Ok(())
     }
 
-    /// Retains the first non-zero bytes of a slice, also after scrubs.
+    /// Remembers the first bytes of a slice with non-zero contents. The bytes of the first owner
+    /// are kept when later owners scrub the slice.
     pub(super) fn before_revoke(&mut self, slice: u32, file: &File) {
         let mut bytes = vec![0; RETAINED_BYTES];
         if self.fault == Some(Fault::KeepBytes)
@@ -107,7 +112,7 @@ impl Faults {
             && let Some(bytes) = self.retained.get(&slice)
         {
             let wrote: io::Result<()> = file.write_all_at(bytes, 0);
-            tracing::error!(slice, error = ?wrote.err(), "granted with old bytes");
+            tracing::error!(slice, error = ?wrote.err(), "injected fault: granted a slice with old bytes");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The emulated EMC: its files, and comparison with the model.
+//! Tests of the emulated EMC: its files, and random calls compared with a model.
 
 use std::collections::BTreeMap;
 
@@ -31,7 +31,7 @@ fn revoked_owner_loses_its_open_memory() {
     file.write_all_at(b"secret", 0).unwrap();
     assert_eq!(first_byte(&file), Some(b's'));
     device.revoke(1, Epoch(1)).unwrap();
-    assert_eq!(first_byte(&file), None, "the old owner can still read");
+    assert_eq!(first_byte(&file), None, "the revoked owner can still read");
     assert_eq!(fs::read_dir(directory.path().join("slices")).unwrap().count(), 0);
 }
 
@@ -50,7 +50,7 @@ fn next_owner_gets_a_zeroed_private_slice() {
 }
 
 #[test]
-fn handle_contains_slice_epoch_and_host() {
+fn handle_is_a_path_with_slice_epoch_and_host() {
     let directory = tempfile::tempdir().unwrap();
     let handle = device(&directory).grant(7, Epoch(42), HOST).unwrap();
     assert_eq!(Path::new(handle.as_ref()), directory.path().join("slices/00007.42.h3"));
@@ -83,12 +83,12 @@ fn held_slice_is_not_granted_to_another_owner() {
 }
 
 #[test]
-fn revocation_applies_to_epochs_up_to_its_own() {
+fn revocation_ends_this_and_earlier_epochs() {
     let directory = tempfile::tempdir().unwrap();
     let mut device = device(&directory);
     device.grant(1, Epoch(3), HOST).unwrap();
     device.revoke(1, Epoch(2)).unwrap();
-    assert_eq!(device.contents().unwrap().grants.len(), 1, "a later owner keeps the slice");
+    assert_eq!(device.contents().unwrap().grants.len(), 1, "the owner with a later epoch lost the slice");
     device.revoke(1, Epoch(5)).unwrap();
     assert_eq!(device.contents().unwrap().grants, []);
     assert!(device.grant(1, Epoch(4), OTHER).is_err(), "a revoked epoch was granted");
@@ -96,7 +96,7 @@ fn revocation_applies_to_epochs_up_to_its_own() {
 }
 
 #[test]
-fn failed_revocation_blocks_the_slice_until_repeated() {
+fn failed_revocation_blocks_grants_until_it_succeeds() {
     let directory = tempfile::tempdir().unwrap();
     let mut device = device(&directory);
     let name = device.grant(1, Epoch(3), HOST).unwrap();
@@ -104,8 +104,11 @@ fn failed_revocation_blocks_the_slice_until_repeated() {
     fs::rename(name.as_ref(), &aside).unwrap();
     fs::create_dir(name.as_ref()).unwrap();
     assert!(matches!(device.revoke(1, Epoch(5)), Err(DeviceError::Slice { .. })));
-    assert!(device.grant(1, Epoch(6), OTHER).is_err(), "granted while another host can access it");
-    assert!(device.grant(1, Epoch(3), HOST).is_err(), "granted again after a revocation");
+    assert!(
+        device.grant(1, Epoch(6), OTHER).is_err(),
+        "the slice was granted while another host can access it"
+    );
+    assert!(device.grant(1, Epoch(3), HOST).is_err(), "a revoked epoch was granted again");
     fs::remove_dir(name.as_ref()).unwrap();
     fs::rename(&aside, name.as_ref()).unwrap();
     let file = open(&name);
@@ -128,7 +131,8 @@ fn fence_revokes_all_slices_of_one_host_only() {
     assert_eq!(device.fence(HOST).unwrap(), []);
 }
 
-/// Replaces a slice's file by a directory, and returns the new path of the file.
+/// Replaces a slice's file by a directory, so that it cannot be revoked. Returns the new path of
+/// the file.
 fn replace_by_directory(directory: &tempfile::TempDir, handle: &Handle) -> PathBuf {
     let aside = directory.path().join("aside");
     fs::rename(handle.as_ref(), &aside).unwrap();
@@ -145,7 +149,7 @@ fn fence_leaves_unrevocable_slices_granted() {
     let revoked: Vec<u32> = device.fence(HOST).unwrap().iter().map(|grant| grant.slice).collect();
     assert_eq!(revoked, [0, 2]);
     let remaining: Vec<u32> = device.contents().unwrap().grants.iter().map(|grant| grant.slice).collect();
-    assert_eq!(remaining, [1], "the host can still access it");
+    assert_eq!(remaining, [1], "slice 1 must stay granted");
     fs::remove_dir(handles[1].as_ref()).unwrap();
     fs::rename(aside, handles[1].as_ref()).unwrap();
     device.revoke(1, Epoch(1)).unwrap();
@@ -165,23 +169,26 @@ fn failed_slice_stays_granted_after_a_restart() {
     let mut second = device(&directory);
     let granted: Vec<u32> = second.contents().unwrap().grants.iter().map(|grant| grant.slice).collect();
     assert_eq!(granted, [0, 1, 2]);
-    assert!(second.grant(0, Epoch(2), OTHER).is_err(), "granted while another host can access it");
+    assert!(
+        second.grant(0, Epoch(2), OTHER).is_err(),
+        "the slice was granted while another host can access it"
+    );
     second.grant(3, Epoch(1), OTHER).unwrap();
 }
 
 #[test]
-fn device_is_used_by_one_manager_only() {
+fn device_in_use_is_not_opened_again() {
     let directory = tempfile::tempdir().unwrap();
     let _first = device(&directory);
     assert!(matches!(Emulated::open(directory.path(), 8), Err(DeviceError::InUse { .. })));
 }
 
 #[test]
-fn device_may_grow_but_not_shrink() {
+fn device_can_grow_but_not_shrink() {
     let directory = tempfile::tempdir().unwrap();
     device(&directory).grant(7, Epoch(1), HOST).unwrap();
     let error = Emulated::open(directory.path(), 4).unwrap_err().to_string();
-    assert!(error.contains("64 bytes: must be whole entries of 8, at most 32 for 4 slices"), "{error}");
+    assert!(error.contains("64 bytes: must be a multiple of 8, at most 32 for 4 slices"), "{error}");
     let mut grown = Emulated::open(directory.path(), 16).unwrap();
     assert_eq!(grown.contents().unwrap().grants.len(), 1);
     grown.grant(15, Epoch(1), HOST).unwrap();
@@ -189,8 +196,8 @@ fn device_may_grow_but_not_shrink() {
     assert_eq!(error, "no slice 16 on this EMC: must be below 16");
 }
 
-/// A manager can be killed between any two steps of a grant or a revocation, and leaves these
-/// files.
+/// Creates the files that a manager leaves if it is killed between two steps of a grant or a
+/// revocation.
 #[test]
 fn interrupted_operations_are_completed_at_start() {
     let directory = tempfile::tempdir().unwrap();
@@ -198,11 +205,11 @@ fn interrupted_operations_are_completed_at_start() {
     let slices = directory.path().join("slices");
     let epochs = File::options().write(true).open(directory.path().join("epochs")).unwrap();
     let entry = |slice: u64, entry: u64| epochs.write_all_at(&entry.to_le_bytes(), slice * 8).unwrap();
-    // A grant with an epoch and without a file; one whose file has no size yet.
+    // Slice 0: a grant without a file. Slice 1: a grant whose file is still empty.
     entry(0, 5 << 1);
     entry(1, 5 << 1);
     File::create(slices.join("00001.5.h3")).unwrap();
-    // A revocation that was only recorded; one that has also truncated the file.
+    // Slice 2: a revocation that was only recorded. Slice 3: one that has also truncated the file.
     entry(2, 5 << 1 | 1);
     File::create(slices.join("00002.5.h3")).unwrap().set_len(SLICE.get()).unwrap();
     entry(3, 5 << 1 | 1);
@@ -218,7 +225,7 @@ fn interrupted_operations_are_completed_at_start() {
 }
 
 #[test]
-fn lost_epochs_file_does_not_readmit_an_old_owner() {
+fn earlier_epoch_is_rejected_after_loss_of_the_epochs_file() {
     let directory = tempfile::tempdir().unwrap();
     device(&directory).grant(1, Epoch(9), HOST).unwrap();
     fs::remove_file(directory.path().join("epochs")).unwrap();
@@ -236,7 +243,7 @@ fn full_device_rejects_grants_and_accepts_revocations() {
     device.commit().unwrap();
     device.free_min = u64::MAX;
     assert!(matches!(device.grant(2, Epoch(1), HOST), Err(DeviceError::NoSpace { .. })));
-    assert_eq!(device.contents().unwrap().highest[2], Epoch(0), "a rejected grant changed the epoch");
+    assert_eq!(device.contents().unwrap().highest[2], Epoch(0), "the rejected grant changed the epoch");
     device.grant(1, Epoch(1), HOST).unwrap();
     device.revoke(1, Epoch(1)).unwrap();
 }
@@ -248,18 +255,18 @@ fn with_fault(directory: &tempfile::TempDir, word: &str) -> Emulated {
 }
 
 #[test]
-fn fault_ignore_revoke_leaves_the_memory() {
+fn fault_ignore_revoke_leaves_the_old_owner_access() {
     let directory = tempfile::tempdir().unwrap();
     let mut device = with_fault(&directory, "ignore-revoke");
     let file = open(&device.grant(1, Epoch(1), HOST).unwrap());
     file.write_all_at(b"secret", 0).unwrap();
     device.revoke(1, Epoch(1)).unwrap();
     device.grant(1, Epoch(2), OTHER).unwrap();
-    assert_eq!(first_byte(&file), Some(b's'), "the old owner lost access");
+    assert_eq!(first_byte(&file), Some(b's'), "the revocation was not ignored");
 }
 
 #[test]
-fn fault_keep_bytes_survives_a_scrub() {
+fn fault_keep_bytes_exposes_old_bytes_after_a_scrub() {
     let directory = tempfile::tempdir().unwrap();
     let mut device = with_fault(&directory, "keep-bytes\n");
     open(&device.grant(1, Epoch(1), HOST).unwrap()).write_all_at(b"secret", 0).unwrap();
@@ -286,10 +293,12 @@ fn fault_forget_grant_omits_a_grant_until_removed() {
 #[test]
 fn unknown_fault_is_rejected_at_start() {
     let directory = tempfile::tempdir().unwrap();
-    drop(with_fault(&directory, "be-nice"));
+    drop(with_fault(&directory, "no-such-fault"));
     let error = Emulated::open(directory.path(), 8).unwrap_err().to_string();
     assert!(
-        error.ends_with("its fault is \"be-nice\": must be ignore-revoke, keep-bytes or forget-grant"),
+        error.ends_with(
+            "its fault file contains \"no-such-fault\": must be ignore-revoke, keep-bytes or forget-grant"
+        ),
         "{error}"
     );
 }

@@ -1,4 +1,4 @@
-//! The record of a shared device, compared with the model on a failing disk.
+//! Tests of the record of a shared device, and comparison with a model while disk operations fail.
 
 use std::collections::BTreeMap;
 
@@ -22,13 +22,13 @@ fn owners(device: &mut SharedDax) -> BTreeMap<u32, (Epoch, HostId)> {
 }
 
 #[test]
-fn handle_contains_serial_and_slice_index() {
+fn handle_is_serial_number_and_slice_index() {
     let directory = tempfile::tempdir().unwrap();
     assert_eq!(device(&directory).grant(7, Epoch(42), HOST).unwrap().as_ref(), "cxl:0xabc:7");
 }
 
 #[test]
-fn committed_grants_and_ended_epochs_survive_a_restart() {
+fn committed_grants_and_revoked_epochs_survive_a_restart() {
     let directory = tempfile::tempdir().unwrap();
     let mut first = device(&directory);
     first.grant(1, Epoch(5), HOST).unwrap();
@@ -47,7 +47,7 @@ fn committed_grants_and_ended_epochs_survive_a_restart() {
 }
 
 #[test]
-fn uncommitted_grant_is_lost() {
+fn uncommitted_grant_does_not_survive_a_restart() {
     let directory = tempfile::tempdir().unwrap();
     device(&directory).grant(1, Epoch(5), HOST).unwrap();
     assert_eq!(device(&directory).contents().unwrap().grants, []);
@@ -67,7 +67,7 @@ fn fence_ends_all_grants_of_one_host_only() {
 }
 
 #[test]
-fn grant_of_an_earlier_epoch_reports_the_later_owner() {
+fn grant_with_an_earlier_epoch_reports_the_current_owner() {
     let directory = tempfile::tempdir().unwrap();
     let mut device = device(&directory);
     device.grant(1, Epoch(9), OTHER).unwrap();
@@ -76,14 +76,14 @@ fn grant_of_an_earlier_epoch_reports_the_later_owner() {
 }
 
 #[test]
-fn record_is_used_by_one_manager_only() {
+fn record_in_use_is_not_opened_again() {
     let directory = tempfile::tempdir().unwrap();
     let _first = device(&directory);
     assert!(matches!(SharedDax::open(directory.path(), 8, SERIAL), Err(DeviceError::InUse { .. })));
 }
 
 #[test]
-fn record_is_bound_to_its_serial_and_may_only_grow() {
+fn record_rejects_another_serial_number_or_fewer_slices() {
     let directory = tempfile::tempdir().unwrap();
     let mut first = device(&directory);
     first.grant(7, Epoch(1), HOST).unwrap();
@@ -91,7 +91,7 @@ fn record_is_bound_to_its_serial_and_may_only_grow() {
     drop(first);
     let error = |slices, serial| SharedDax::open(directory.path(), slices, serial).unwrap_err().to_string();
     assert!(error(4, SERIAL).ends_with("its record has slice 7: must be below 4"));
-    assert!(error(8, "0x1").ends_with("its record is of serial 0xabc: must be 0x1"));
+    assert!(error(8, "0x1").ends_with("its record belongs to serial number 0xabc: must be 0x1"));
     let mut grown = SharedDax::open(directory.path(), 16, SERIAL).unwrap();
     grown.grant(15, Epoch(1), HOST).unwrap();
     assert_eq!(grown.contents().unwrap().grants.len(), 2);
@@ -104,7 +104,7 @@ fn open_on(disk: &FaultyDisk) -> SharedDax {
     SharedDax::with_store(Box::new(store), Path::new("e"), 3, SERIAL).unwrap()
 }
 
-/// Returns whether a record equals the model, including its history.
+/// Returns whether the owners and epochs of a device equal those of the model.
 fn matches_model(device: &mut SharedDax, model: &Model) -> bool {
     let owners = owners(device);
     let highest = device.contents().unwrap().highest;
@@ -115,7 +115,8 @@ fn matches_model(device: &mut SharedDax, model: &Model) -> bool {
     owners == model.owners && (0..3).all(|slice| lowest_epoch(slice) == model.lowest_epoch(slice))
 }
 
-/// Returns calls between two commits, and the number of disk operations after which one fails.
+/// Returns batches. Each batch has the calls before a commit, and optionally the number of disk
+/// operations after which an operation fails.
 fn batches() -> impl Strategy<Value = Vec<(Vec<DeviceOp>, Option<u64>)>> {
     let fails_after = prop::option::weighted(0.3, 0..12_u64);
     prop::collection::vec((prop::collection::vec(device_op(), 0..5), fails_after), 1..12)

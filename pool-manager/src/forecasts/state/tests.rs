@@ -1,4 +1,4 @@
-//! VMs from their plan to their outcome, and persistence of both.
+//! Tests of VMs from plan to outcome, and of stored outcomes.
 
 use prediction::{
     file::{Content, ModelFile, Provenance},
@@ -33,14 +33,14 @@ fn start(name: &str, gib: u64) -> VmStart {
     VmStart { request: request(name, gib, 0), counters: None, prediction: None, pool_only: false }
 }
 
-/// Returns a VM of 8 GiB that ended at a time, with a peak of touched memory.
+/// Returns a VM of 8 GiB that touched `touched_gib` GiB and ended at `at` milliseconds.
 fn ended(number: u64, touched_gib: u64, at: u64) -> EndedVm {
     let mut start = start(&format!("vm{number}"), 8);
     start.request.begins = UnixMs(at.saturating_sub(1));
     ended_vm(start, Bytes::gib(touched_gib), UnixMs(at), Usage::default()).unwrap()
 }
 
-/// Returns a model of VMs that left most of 8 GiB untouched, with its calibration.
+/// Returns a calibrated model that was trained on VMs of 8 GiB that touched at most 2 GiB.
 fn model(vms: u64) -> ModelFile {
     let sample = |n| {
         let EndedVm { start, outcome } = ended(n, n % 3, n * HOUR);
@@ -65,19 +65,22 @@ fn outcome_has_the_highest_reported_peak() {
     state.add_plan(&vm("a"), start("a", 8));
     let requested = Bytes::gib(8);
     assert!(state.record_start(ID, &vm("a"), requested, 2, UnixMs(5)).is_some());
-    assert!(state.record_start(ID, &vm("a"), requested, 2, UnixMs(5)).is_none(), "durable already");
+    assert!(
+        state.record_start(ID, &vm("a"), requested, 2, UnixMs(5)).is_none(),
+        "a second start must not be written"
+    );
     state.record_peak(HOST, ID, Bytes::gib(6), UnixMs(8));
     state.record_peak(HOST, ID, Bytes::gib(2), UnixMs(8));
     let (vm, writes) = state.record_end(ID, UnixMs(9), true);
     let vm = vm.unwrap();
-    assert_eq!(vm.outcome.untouched.get(), 0.25, "the highest peak counts");
+    assert_eq!(vm.outcome.untouched.get(), 0.25, "must use the peak of 6 GiB, not the last report of 2 GiB");
     assert_eq!((vm.start.request.groups.key.as_str(), vm.start.request.begins), ("customer", UnixMs(5)));
-    assert_eq!(writes.len(), 2, "an outcome is stored and the running VM deleted");
-    assert_eq!(state.record_end(ID, UnixMs(10), true), (None, Vec::new()), "a VM ends once");
+    assert_eq!(writes.len(), 2, "must write the outcome and delete the running VM");
+    assert_eq!(state.record_end(ID, UnixMs(10), true), (None, Vec::new()), "a second end must be ignored");
 }
 
 #[test]
-fn vm_without_agent_at_its_end_has_no_outcome() {
+fn vm_ending_after_its_agent_disconnected_has_no_outcome() {
     let mut state = state();
     state.record_start(ID, &vm("a"), Bytes::gib(8), 2, UnixMs(5));
     state.record_peak(HOST, ID, Bytes::gib(2), UnixMs(8));
@@ -100,7 +103,7 @@ fn vm_with_stale_peak_or_forced_end_has_no_outcome() {
 }
 
 #[test]
-fn peak_of_vm_without_memory_is_ignored() {
+fn peak_of_an_unknown_vm_is_ignored() {
     let mut state = state();
     state.record_peak(HOST, ID, Bytes::gib(2), UnixMs(8));
     assert!(state.peaks.is_empty());
@@ -116,11 +119,11 @@ fn outcome_removed_after_a_failed_write_can_be_added_again() {
 }
 
 #[test]
-fn removed_model_leaves_no_risk_limit() {
+fn operating_point_without_model_has_no_risk_limit() {
     let mut state = state();
     serve(&mut state, 3);
     assert!(state.point().risk_limit.is_some());
-    state.serve_none(Kind::Frigid, OperatingPoint::without_pool(OperatorLimits::default()));
+    state.remove_serving_model(Kind::Frigid, OperatingPoint::without_pool(OperatorLimits::default()));
     assert!(state.point_inputs(OperatorLimits::default()).choose().risk_limit.is_none());
 }
 
@@ -129,7 +132,7 @@ fn unplanned_vm_is_recorded_with_name_and_size() {
     let mut state = state();
     assert!(
         state.record_start(ID, &vm("a"), Bytes::gib(4), 2, UnixMs(5)).is_none(),
-        "the ledger has its properties"
+        "a VM without a plan needs no entry"
     );
     state.record_peak(HOST, ID, Bytes::gib(1), UnixMs(8));
     let vm = state.record_end(ID, UnixMs(9), true).0.unwrap();
@@ -179,7 +182,7 @@ fn duplicate_outcome_is_rejected_also_after_a_restart() {
     second.load(1, &ended(1, 2, HOUR));
     assert!(second.add(ended(1, 2, HOUR)).is_none());
     let Some((2, Write::Put { key, .. })) = second.add(ended(2, 2, HOUR)) else { panic!("not added") };
-    assert_eq!(key, 2_u64.to_be_bytes(), "numbers are not reused");
+    assert_eq!(key, 2_u64.to_be_bytes(), "the number of a loaded outcome must not be reused");
 }
 
 #[test]
@@ -192,8 +195,12 @@ fn outcomes_expire_by_age_and_by_number() {
     assert_eq!((state.expire(UnixMs(0)).len(), state.outcomes()), (0, OUTCOMES_RETAINED_MAX));
     let expired = state.expire(UnixMs(9));
     assert_eq!((expired.len(), state.outcomes()), (5, OUTCOMES_RETAINED_MAX - 5));
-    assert!(state.add(ended(0, 2, 1)).is_some(), "an expired outcome can be added again");
-    assert_eq!(state.expire(UnixMs(9)).len(), 1, "age counts, not the order of recording");
+    assert!(state.add(ended(0, 2, 1)).is_some(), "an expired outcome must be accepted again");
+    assert_eq!(
+        state.expire(UnixMs(9)).len(),
+        1,
+        "must expire by the end of the VM, not by the order of addition"
+    );
 }
 
 #[test]
@@ -216,15 +223,15 @@ fn counters_fraction_counts_recently_started_vms() {
         plans.add(&vm(name), start);
         plans.take(&vm(name), requested).unwrap();
     };
-    assert_eq!(plans.counters_fraction().get(), 1.0, "1 before the first VM");
+    assert_eq!(plans.counters_fraction().get(), 1.0, "must be 1 before the first VM");
     admit(&mut plans, "a", start("a", 24));
     admit(&mut plans, "b", with_counters("b", 8));
     let two_vms = plans.counters_fraction().get();
-    assert_eq!(two_vms, 2.0 / 3.0, "by VMs, which is above the fraction by memory");
+    assert_eq!(two_vms, 2.0 / 3.0, "the fraction by number is larger than by memory");
     (0..3).for_each(|n| plans.add(&vm(&format!("huge{n}")), with_counters("huge", 2048)));
-    assert_eq!(plans.counters_fraction().get(), two_vms, "an unused plan does not count");
+    assert_eq!(plans.counters_fraction().get(), two_vms, "unused plans must not count");
     (0..2000).for_each(|n| admit(&mut plans, &format!("c{n}"), start("c", 1)));
-    assert_eq!(plans.counters_fraction().get(), 1.0 / 1001.0, "VMs before the window do not count");
+    assert_eq!(plans.counters_fraction().get(), 1.0 / 1001.0, "VMs before the window must not count");
 }
 
 #[test]
@@ -234,7 +241,7 @@ fn outdated_history_is_not_installed() {
     let has_history =
         |state: &State| !state.predict(request("vm1", 8, 2 * HOUR), None).assessment.features[3].is_nan();
     state.set_history(History::default(), 1);
-    assert!(has_history(&state), "an outcome was added since");
+    assert!(has_history(&state), "the history is outdated: an outcome was added since");
     state.set_history(History::default(), state.next_outcome());
     assert!(!has_history(&state));
 }
@@ -253,7 +260,7 @@ fn outcome_row_has_its_golden_encoding() {
 
 proptest! {
     #[test]
-    fn outcome_count_is_consistent_in_any_order_of_events(
+    fn outcome_count_equals_ended_vms_for_any_order_of_events(
         events in prop::collection::vec((0..6_u8, 0..8_u64, 0..16_u64), 0..200),
     ) {
         let mut state = state();

@@ -1,4 +1,4 @@
-//! Time of the last use of a connection, and its open calls.
+//! Tracks the open calls of each connection, to detect idle connections.
 
 use std::{
     pin::Pin,
@@ -17,7 +17,7 @@ use units::limits::{CONNECTION_ADMISSION_TIMEOUT, CONNECTION_IDLE_MAX};
 
 use super::{Peer, limiter::ConnectionPermit};
 
-/// Use of one connection.
+/// Open calls and idle time of one connection.
 #[derive(Debug)]
 pub(super) struct Activity {
     state: Mutex<State>,
@@ -27,7 +27,7 @@ pub(super) struct Activity {
 struct State {
     permit: ConnectionPermit,
     open_calls: usize,
-    /// Time at which the connection was accepted, or its last call ended.
+    /// Time at which the connection was accepted or its last call ended, whichever is later.
     idle_since: Instant,
 }
 
@@ -37,18 +37,18 @@ impl Activity {
     }
 
     pub(super) fn admit(&self) {
-        self.state.lock().expect("no holder panics").permit.admit();
+        self.state.lock().expect("no thread panics under this lock").permit.admit();
     }
 
     fn start_call(self: &Arc<Self>) -> OpenCall {
-        self.state.lock().expect("no holder panics").open_calls += 1;
+        self.state.lock().expect("no thread panics under this lock").open_calls += 1;
         OpenCall(Arc::clone(self))
     }
 
-    /// Returns the time at which the connection is closed unless it is used until then. One without
-    /// an admitted request is closed after a short time, also with open calls.
+    /// Returns the time at which the connection is closed unless it is used before. A connection
+    /// without an authorized request is closed after a short time, even with open calls.
     fn deadline(&self, now: Instant) -> Instant {
-        let state = self.state.lock().expect("no holder panics");
+        let state = self.state.lock().expect("no thread panics under this lock");
         match (state.permit.is_unadmitted(), state.open_calls) {
             (true, _) => state.idle_since.min(now) + CONNECTION_ADMISSION_TIMEOUT.as_duration(),
             (false, 0) => state.idle_since + CONNECTION_IDLE_MAX.as_duration(),
@@ -57,13 +57,13 @@ impl Activity {
     }
 }
 
-/// Open call, which ends when it is dropped.
+/// Guard of an open call; the call ends when the guard is dropped.
 #[derive(Debug)]
 struct OpenCall(Arc<Activity>);
 
 impl Drop for OpenCall {
     fn drop(&mut self) {
-        let mut state = self.0.state.lock().expect("no holder panics");
+        let mut state = self.0.state.lock().expect("no thread panics under this lock");
         state.open_calls -= 1;
         if !state.permit.is_unadmitted() {
             state.idle_since = Instant::now();
@@ -71,7 +71,7 @@ impl Drop for OpenCall {
     }
 }
 
-/// Becomes ready when a connection has been idle for too long.
+/// Timer that expires when a connection has been idle for too long.
 #[derive(Debug)]
 pub(super) struct IdleTimer {
     activity: Arc<Activity>,
@@ -92,13 +92,13 @@ impl IdleTimer {
             if deadline <= now {
                 return Poll::Ready(());
             }
-            // At least 1 ms later, so that the loop cannot spin.
+            // Sleep for at least 1 ms, so that the loop does not spin.
             self.sleep.as_mut().reset(deadline.max(now + Duration::from_millis(1)));
         }
     }
 }
 
-/// Counts the open calls of each connection, streams until their end.
+/// Layer that counts the open calls of each connection. Streams are open calls until they end.
 #[derive(Clone, Debug, Default)]
 pub struct CountCallsLayer;
 
@@ -110,7 +110,7 @@ impl<S> Layer<S> for CountCallsLayer {
     }
 }
 
-/// Service whose open calls are counted.
+/// Wrapper of a service that counts open calls.
 #[derive(Clone, Debug)]
 pub struct CountCalls<S> {
     inner: S,
@@ -136,7 +136,7 @@ where
     }
 }
 
-/// Body of a response, whose call is open until it is sent.
+/// Body of a response. The call stays open until the body is dropped.
 #[derive(Debug)]
 struct CountedBody {
     body: Body,
@@ -168,7 +168,7 @@ mod tests {
     use super::*;
     use crate::rpc::connections::{Origin, limiter::ConnectionLimiter};
 
-    const ADMITTED_WITHIN: Duration = CONNECTION_ADMISSION_TIMEOUT.as_duration();
+    const ADMISSION_TIMEOUT: Duration = CONNECTION_ADMISSION_TIMEOUT.as_duration();
     const IDLE_MAX: Duration = CONNECTION_IDLE_MAX.as_duration();
 
     fn activity(uid: u32) -> Arc<Activity> {
@@ -180,9 +180,9 @@ mod tests {
     fn unadmitted_connection_expires_despite_an_open_call() {
         let activity = activity(1000);
         let start = Instant::now();
-        assert!(activity.deadline(start) <= start + ADMITTED_WITHIN);
+        assert!(activity.deadline(start) <= start + ADMISSION_TIMEOUT);
         let call = activity.start_call();
-        let later = start + ADMITTED_WITHIN;
+        let later = start + ADMISSION_TIMEOUT;
         assert!(activity.deadline(later) <= later);
         drop(call);
         assert!(activity.deadline(later) <= later);
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn admitted_connection_expires_after_its_last_call() {
+    fn admitted_connection_expires_after_idle_time_without_calls() {
         let activity = activity(0);
         let start = Instant::now();
         let call = activity.start_call();

@@ -1,5 +1,5 @@
-//! Permits for connections, limited in total and per source, so that one source cannot take those
-//! of all others.
+//! Limits the number of connections in total and per source, so that one source cannot block
+//! others.
 
 use std::{
     collections::BTreeMap,
@@ -14,7 +14,7 @@ use units::limits::{
 
 use super::Origin;
 
-/// Open connections.
+/// Counters of open connections, and their limits.
 #[derive(Debug, Default)]
 pub(super) struct ConnectionLimiter {
     counts: Mutex<Counts>,
@@ -23,7 +23,7 @@ pub(super) struct ConnectionLimiter {
 #[derive(Debug, Default)]
 struct Counts {
     all: Count,
-    /// One entry per source with an open connection.
+    /// Counts by source, for sources with an open connection.
     by_source: BTreeMap<Source, Count>,
 }
 
@@ -33,14 +33,14 @@ struct Count {
     unadmitted: usize,
 }
 
-/// Source: a network address or a local user.
+/// Source of connections: an IP address or a local user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Source {
     Address(IpAddr),
     User(u32),
 }
 
-/// Permit of one connection, released when it is dropped.
+/// Permit of one open connection. Dropping it decrements the counters.
 #[derive(Debug)]
 pub(super) struct ConnectionPermit {
     limiter: Arc<ConnectionLimiter>,
@@ -50,14 +50,14 @@ pub(super) struct ConnectionPermit {
 
 impl ConnectionLimiter {
     fn lock(&self) -> MutexGuard<'_, Counts> {
-        self.counts.lock().expect("no holder panics")
+        self.counts.lock().expect("no thread panics under this lock")
     }
 
-    /// Takes a permit for a connection without an admitted request. Users with every role are
-    /// limited in total only.
+    /// Returns a permit for a new connection, which has no authorized request yet. Connections of
+    /// root and the manager's user are limited only in total.
     ///
     /// # Errors
-    /// The limit that is reached.
+    /// Returns a description of the limit that is reached.
     pub(super) fn acquire(self: &Arc<Self>, origin: &Origin) -> Result<ConnectionPermit, String> {
         let (source, is_trusted) = match *origin {
             Origin::Tcp(address) => (Source::Address(address.ip().to_canonical()), false),
@@ -71,12 +71,12 @@ impl ConnectionLimiter {
             (
                 counts.all.unadmitted,
                 UNADMITTED_CONNECTIONS_MAX,
-                "connections without an admitted request are open",
+                "connections without an authorized request are open",
             ),
             (
                 per_source.unadmitted,
                 UNADMITTED_CONNECTIONS_PER_SOURCE_MAX,
-                "connections of this source without an admitted request are open",
+                "connections of this source without an authorized request are open",
             ),
         ];
         let applicable = if is_trusted { &limits[..1] } else { &limits[..] };
@@ -94,12 +94,12 @@ impl ConnectionLimiter {
 }
 
 impl ConnectionPermit {
-    /// Returns whether no request of the connection has been admitted.
+    /// Returns whether no request of the connection has been authorized yet.
     pub(super) fn is_unadmitted(&self) -> bool {
         self.is_unadmitted
     }
 
-    /// Counts the connection as admitted.
+    /// Removes the connection from the counts of connections without an authorized request.
     pub(super) fn admit(&mut self) {
         if std::mem::take(&mut self.is_unadmitted) {
             let mut counts = self.limiter.lock();
@@ -139,8 +139,8 @@ mod tests {
         let acquire = |origin: &Origin| limiter.acquire(origin);
         let mut permits: Vec<_> =
             (0..UNADMITTED_CONNECTIONS_PER_SOURCE_MAX).map(|_| acquire(&address(1)).unwrap()).collect();
-        let refused = acquire(&address(1)).unwrap_err();
-        assert!(refused.contains("of this source without an admitted request"), "{refused}");
+        let error = acquire(&address(1)).unwrap_err();
+        assert!(error.contains("of this source without an authorized request"), "{error}");
         drop(acquire(&address(2)).unwrap());
         permits.iter_mut().for_each(ConnectionPermit::admit);
         while permits.len() < CONNECTIONS_PER_SOURCE_MAX {

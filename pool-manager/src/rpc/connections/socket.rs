@@ -1,4 +1,4 @@
-//! The manager's unix socket, with its owner, group and mode.
+//! Creates the manager's unix socket with its owner, group and mode.
 
 use std::{
     fs::{self, DirBuilder},
@@ -22,45 +22,47 @@ use rustix::{
     },
 };
 
-/// Connections queued by the kernel before they are accepted.
+/// Maximum number of connections that the kernel queues before they are accepted.
 const BACKLOG: i32 = 1024;
 
-/// Error returned by [`bind`].
+/// Error from creating the unix socket with [`bind`].
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
-    /// The path is a file other than a socket.
-    #[error("manager.listen: {} is not a socket: remove it, or choose another path", .0.display())]
+    /// The path exists and is not a socket.
+    #[error("manager.listen: {} is not a socket: remove the file or choose another path", .0.display())]
     NotASocket(PathBuf),
-    /// A process listens there.
-    #[error("manager.listen: another process listens on {}: stop it, or choose another path", .0.display())]
+    /// Another process listens on the socket.
+    #[error("manager.listen: another process listens on {}: stop the process or choose another path", .0.display())]
     InUse(PathBuf),
-    /// The path is too long for a socket.
+    /// The path exceeds the length limit of socket addresses.
     #[error("manager.listen: the path {} is too long for a socket: must be at most 107 bytes", .0.display())]
     TooLong(PathBuf),
     /// A system call failed.
     #[error("manager.listen: cannot {doing} {}", path.display())]
     Io {
-        /// Operation.
+        /// Operation, such as "listen on".
         doing: &'static str,
-        /// Path.
+        /// Path of the socket.
         path: PathBuf,
-        /// Error.
+        /// Error of the operating system.
         #[source]
         errno: io::Error,
     },
 }
 
-/// Listens on a path. Only the manager's user and root can connect (mode 0600), or also the group's
-/// members (0660). A socket left by an earlier process is replaced, any other file is not.
+/// Creates a socket at `path` and listens on it. Root and the manager's user can connect (mode
+/// 0600) and, with `group`, also the members of this group (mode 0660). Replaces a socket of an
+/// earlier process, but no other file.
 ///
 /// # Errors
-/// [`SocketError`]; the path is unchanged then, unless setting the group failed.
+/// [`SocketError`] if the socket cannot be created. The path is unchanged then, unless setting the
+/// group failed.
 pub fn bind(path: &Path, group: Option<u32>) -> Result<UnixListener, SocketError> {
     let io_error = |doing| move |errno: io::Error| SocketError::Io { doing, path: path.to_owned(), errno };
     let address = SocketAddrUnix::new(path).map_err(|_| SocketError::TooLong(path.to_owned()))?;
     if let Some(folder) = path.parent() {
         let created = DirBuilder::new().recursive(true).mode(0o755).create(folder);
-        created.map_err(io_error("create the folder of"))?;
+        created.map_err(io_error("create the directory of"))?;
     }
     remove_stale(path, &address)?;
     let listener = listen_at(&address).map_err(io_error("listen on"))?;
@@ -93,7 +95,8 @@ fn probe(address: &SocketAddrUnix) -> Result<(), Errno> {
     connect(&socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?, address)
 }
 
-/// The mode is set before the path exists, so that no other user can connect in between.
+/// Creates the socket and listens on it. The mode is set before the socket has a path, so that no
+/// other user can connect in between.
 fn listen_at(address: &SocketAddrUnix) -> io::Result<UnixListener> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket: OwnedFd = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -114,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn socket_mode_permits_owner_or_also_group() {
+    fn socket_mode_admits_the_owner_and_a_configured_group() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("run/manager.sock");
         let listener = bind(&path, None).unwrap();
@@ -126,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn used_socket_and_other_files_are_not_replaced() {
+    fn socket_in_use_and_other_files_are_not_replaced() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("manager.sock");
         let _listener = bind(&path, None).unwrap();

@@ -1,14 +1,15 @@
-//! Damage to every page of a small store: reads are right, or fail with a clear error.
+//! Test that damages every page of a small store. The entries must be correct, or the store must be
+//! rejected as corrupt.
 
 use super::*;
 
 const PAGE: usize = 4096;
 
-/// Damages the bytes of a store.
+/// Function that damages the bytes of a store.
 type Damage<'a> = &'a dyn Fn(&mut Vec<u8>);
 
-/// Flipped bits, bytes and pages, and a truncated file: nothing panics, also when the store is
-/// closed.
+/// Flips bits and bytes, overwrites pages and truncates the file. Nothing may panic, even when the
+/// store is closed.
 #[test]
 fn damage_to_any_page_is_detected_or_harmless() {
     let disk = disk(0);
@@ -41,11 +42,14 @@ fn damage_to_any_page_is_detected_or_harmless() {
             });
             match opened {
                 Ok(entries) => {
-                    assert!(entries == test.acknowledged, "wrong entries: {kind} at {at}");
+                    assert!(
+                        entries == test.acknowledged,
+                        "wrong entries after damage ({kind}) at offset {at}"
+                    );
                     harmless += 1;
                 }
                 Err(StoreError::Corrupt { .. }) => detected += 1,
-                Err(other) => panic!("{kind} at {at}: {other}"),
+                Err(other) => panic!("unexpected error after damage ({kind}) at offset {at}: {other}"),
             }
         }
     }
