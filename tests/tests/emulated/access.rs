@@ -26,8 +26,8 @@ for user in root:0 tenant:1000 neighbour:1001 stranger:1002; do
 done
 mkdir -p /mnt
 ";
-/// Device nodes of slices: the first number is the region, 0 is the range that is not divided.
-const NODE: &str = "/dev/dax0.1";
+/// Lists the device nodes of slices. The second number of the undivided range is 0.
+const LIST_NODES: &str = r"ls /dev/dax*.[1-9]*";
 
 /// Plans hosts with users.
 fn plan_with_users(hosts: usize, backend: &str) -> RackPlan {
@@ -59,7 +59,7 @@ fn assert_allowed(rack: &EmulatedRack, user: &str, command: &str) {
 /// Reserves the only slice for a VM of a user.
 fn reserve_for(rack: &EmulatedRack, vm: &str, uid: u32) {
     let request =
-        format!("reserve --host h0 --vm {vm} --pool 1GiB --request-id {vm} --uid {uid} --wait-ready");
+        format!("reserve --host h0 --vm {vm} --pool 1GiB --request-id {vm} --uid {uid} --local 64MiB --wait-ready");
     rack.tarn(&request);
     rack.tarn(&format!("commit {vm}"));
 }
@@ -141,11 +141,11 @@ fn documented_certificates_and_users_limit_access_with_device_dax() {
         certificates: Some(certificates.path().to_owned()),
         ..plan_with_users(2, "dax")
     });
-    let owner = |rack: &EmulatedRack| rack.run(0, &format!("stat -c '%u %a' {NODE}")).trim().to_owned();
+    let owner = || rack.run(0, &format!("stat -c '%u %a' $({LIST_NODES})")).trim().to_owned();
     reserve_for(&rack, "bound", 1000);
     assert_attach_is_limited(&rack);
-    let open = format!("exec 9<> {NODE}");
-    assert_eq!(owner(&rack), "0 600");
+    let open = format!("exec 9<> $({LIST_NODES})");
+    assert_eq!(owner(), "0 600");
     for user in [TENANT, NEIGHBOUR, STRANGER] {
         assert_denied(&rack, user, &open, "Permission denied");
     }
@@ -156,11 +156,11 @@ fn documented_certificates_and_users_limit_access_with_device_dax() {
     rack.wait_all_free();
 
     reserve_for(&rack, "by-path", 1000);
-    let inspect = format!("vmm-plugin args --vmm qemu --socket {SOCKET} --vm by-path --kernel /etc/passwd");
+    let inspect = format!("vmm-plugin args --vmm qemu --agent {SOCKET} --vm by-path --kernel /etc/passwd");
     assert_denied(&rack, NEIGHBOUR, &inspect, "VM_UNKNOWN");
-    assert_eq!(owner(&rack), "0 600");
+    assert_eq!(owner(), "0 600");
     assert_allowed(&rack, TENANT, &inspect);
-    assert_eq!(owner(&rack), "1000 600");
+    assert_eq!(owner(), "1000 600");
     assert_allowed(&rack, TENANT, &open);
     for user in [NEIGHBOUR, STRANGER] {
         assert_denied(&rack, user, &open, "Permission denied");
@@ -170,7 +170,7 @@ fn documented_certificates_and_users_limit_access_with_device_dax() {
     rack.wait_all_free();
 
     reserve_for(&rack, "next", 1001);
-    assert_eq!(owner(&rack), "0 600");
+    assert_eq!(owner(), "0 600");
     assert_denied(&rack, TENANT, &open, "Permission denied");
 }
 
@@ -184,8 +184,8 @@ fn users_cannot_access_memory_of_others_with_memory_blocks() {
     let rack = EmulatedRack::start(plan_with_users(1, "memory_block"));
     reserve_for(&rack, "bound", 1000);
     assert_attach_is_limited(&rack);
-    let inspect = format!("vmm-plugin args --vmm qemu --socket {SOCKET} --vm bound --kernel /etc/passwd");
-    assert_denied(&rack, TENANT, &inspect, "no path"); // the agent's files are readable by root only
+    let inspect = format!("vmm-plugin args --vmm qemu --agent {SOCKET} --vm bound --kernel /etc/passwd");
+    assert_denied(&rack, TENANT, &inspect, "cannot open memory blocks by path");
     start_vm_as(&rack, TENANT, "bound");
     assert_process_is_protected(&rack, &pid_of(&rack, "tarn"));
     assert_process_is_protected(&rack, &pid_of(&rack, "host-agent"));
