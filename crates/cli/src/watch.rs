@@ -1,5 +1,5 @@
-//! `tarn watch`: prints changes as they happen, one per line, and reconnects after a restart of the
-//! manager.
+//! `tarn watch`: prints changes of the rack as they happen, one per line. After a restart of the
+//! manager it reconnects.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ use crate::{
     view::{Alarm, Capacity, Change, Emc, Event, Host, HostCapacity, Migration, Reservation, SliceDetail},
 };
 
-/// Prints one stream, for at most `limit`.
+/// Prints one stream for at most `limit`, or without a time limit for `None`.
 pub(crate) async fn run(
     stream: WatchStream,
     manager: &Connection,
@@ -56,8 +56,8 @@ async fn endless(stream: WatchStream, manager: &Connection, format: Format) -> R
     }
 }
 
-/// Prints the messages of a stream. A broken stream is reopened; a stream ended by the manager is
-/// an error.
+/// Prints the messages of a stream. Reopens the stream if the connection breaks. Returns an error
+/// if the manager ends the stream.
 async fn follow<A, B: From<A> + Serialize>(
     open: impl AsyncFn() -> Result<Streaming<A>, Failure>,
     within: Duration,
@@ -68,24 +68,24 @@ async fn follow<A, B: From<A> + Serialize>(
     loop {
         match stream.message().await {
             Ok(Some(message)) => {
-                let thing = B::from(message);
-                print::stream_item(format, &thing, || text(&thing))?;
+                let item = B::from(message);
+                print::stream_item(format, &item, || text(&item))?;
             }
             Ok(None) => return Err(Status::unavailable("the manager ended the watch").into()),
-            Err(broke) => stream = again(&open, within, format, broke.into()).await?,
+            Err(status) => stream = reopen(&open, within, format, status.into()).await?,
         }
     }
 }
 
-/// Reopens a stream once the manager is reachable again.
-async fn again<A>(
+/// Reopens a stream once the manager is reachable again. Returns an error if the manager stays
+/// unavailable for the time `within`.
+async fn reopen<A>(
     open: impl AsyncFn() -> Result<Streaming<A>, Failure>,
     within: Duration,
     format: Format,
-    broke: Failure,
+    mut failure: Failure,
 ) -> Result<Streaming<A>, Failure> {
     let since = Instant::now();
-    let mut failure = broke;
     let limit = humantime::format_duration(within);
     print::note(format, &format!("connection to the manager lost: reconnecting for at most {limit}"));
     while failure.exit() == Exit::Unavailable && since.elapsed() < within {
@@ -94,11 +94,11 @@ async fn again<A>(
             Ok(stream) => {
                 print::note(
                     format,
-                    "reconnected to the manager: changes in the meantime are not shown, list again",
+                    "reconnected to the manager: changes in the meantime are not shown; list the resources again",
                 );
                 return Ok(stream);
             }
-            Err(not_yet) => failure = not_yet,
+            Err(error) => failure = error,
         }
     }
     Err(failure)
@@ -145,7 +145,7 @@ fn event_line(event: &Event) -> String {
     format!("{}\n", line.trim_end())
 }
 
-/// Kind, name, state and details of an event.
+/// Kind of resource, name, state and details of an event.
 type EventFields = (&'static str, String, String, String);
 
 fn slice_fields(s: &SliceDetail) -> EventFields {
