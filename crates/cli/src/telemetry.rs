@@ -30,7 +30,7 @@ use crate::{
 #[derive(Clone, Debug, Subcommand)]
 pub enum Telemetry {
     /// Import outcomes of ended VMs from a table; VMs already stored are skipped
-    #[command(after_help = evaluate::own_columns())]
+    #[command(after_help = evaluate::custom_columns_help())]
     Import(Import),
     /// Export all outcomes as CSV to stdout, with the columns of `import --format csv`
     Export(Export),
