@@ -20,7 +20,7 @@ use crate::{
     print,
 };
 
-/// Error of a command.
+/// Error of a command, printed with its root cause and a hint.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
     /// The manager rejected the request, or the connection broke during it.
@@ -102,7 +102,7 @@ impl From<Status> for Failure {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Exit {
-    /// Any other error.
+    /// Error without a more specific exit code.
     Error = 1,
     /// Invalid arguments or values.
     Usage = 2,

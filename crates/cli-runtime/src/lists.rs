@@ -6,22 +6,22 @@ use units::limits::LIST_PAGES_MAX;
 
 use crate::{Connection, Failure};
 
-/// Returns all hosts.
+/// Requests all hosts of the rack.
 pub async fn hosts(manager: &Connection) -> Result<Vec<v1::Host>, Failure> {
     Ok(manager.call(manager.admin().list_hosts(v1::ListHostsRequest {})).await?.hosts)
 }
 
-/// Returns all EMCs.
+/// Requests all EMCs of the rack.
 pub async fn emcs(manager: &Connection) -> Result<Vec<v1::Emc>, Failure> {
     Ok(manager.call(manager.admin().list_emcs(v1::ListEmcsRequest {})).await?.emcs)
 }
 
-/// Returns the summary of the rack.
+/// Requests the summary of the rack.
 pub async fn rack(manager: &Connection) -> Result<v1::Rack, Failure> {
     manager.call(manager.admin().get_rack(v1::GetRackRequest {})).await
 }
 
-/// Returns the slices from `first` to `last`. Slices after `last` on the same page are included.
+/// Requests the slices from `first` to `last`. Slices after `last` on the same page are included.
 pub async fn slices(manager: &Connection, first: u32, last: u32) -> Result<Vec<v1::Slice>, Failure> {
     let (mut slices, mut from) = (Vec::new(), first);
     for _ in 0..LIST_PAGES_MAX {
@@ -37,7 +37,7 @@ pub async fn slices(manager: &Connection, first: u32, last: u32) -> Result<Vec<v
     Err(endless_list("slices"))
 }
 
-/// Returns all reservations. Ended reservations are included if `ended` is set.
+/// Requests all reservations. Ended reservations are included if `ended` is set.
 pub async fn reservations(manager: &Connection, ended: bool) -> Result<Vec<v1::Reservation>, Failure> {
     let (mut reservations, mut pages) = (Vec::new(), Pages::new("reservations"));
     loop {
@@ -50,7 +50,7 @@ pub async fn reservations(manager: &Connection, ended: bool) -> Result<Vec<v1::R
     }
 }
 
-/// Returns all migration requests.
+/// Requests all migration requests.
 pub async fn migrations(manager: &Connection) -> Result<Vec<v1::Migration>, Failure> {
     let (mut migrations, mut pages) = (Vec::new(), Pages::new("migrations"));
     loop {

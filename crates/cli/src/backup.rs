@@ -1,4 +1,5 @@
-//! `tarn backup`: saves a copy of the manager's store as a file. After a failure there is no file.
+//! `tarn backup`: saves a copy of the manager's store as a file. If the backup fails, no file is
+//! left.
 
 use std::{
     fs::{self, File, OpenOptions},

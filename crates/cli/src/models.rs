@@ -166,7 +166,7 @@ pub(crate) async fn roll_back(args: Rollback, manager: &Connection, format: Form
     })
 }
 
-/// Prints all models.
+/// Prints all models, one per row.
 pub(crate) async fn list(manager: &Connection, format: Format) -> Result<(), Failure> {
     let models = manager.call(manager.models().list_models(v1::ListModelsRequest {})).await?.models;
     print::list(format, &models.into_iter().map(Model::from).collect::<Vec<_>>())
@@ -235,7 +235,7 @@ impl From<ModelFileFormat> for v1::ModelFormat {
     }
 }
 
-/// Printed properties of a model.
+/// Model as printed by `tarn get models`, with its metrics.
 #[derive(Clone, Debug, Serialize)]
 struct Model {
     kind: &'static str,

@@ -62,7 +62,7 @@ pub(crate) async fn list(args: HostArg, manager: &Connection, format: Format) ->
     Ok(())
 }
 
-/// Explains the shares of the last epoch as text.
+/// Prints the shares of the last epoch with explanations.
 pub(crate) async fn explain(args: HostArg, manager: &Connection, format: Format) -> Result<(), Failure> {
     let shares = load(args, manager).await?;
     print::value(format, &shares, |_| shares.text())
@@ -100,7 +100,7 @@ const SET: &str = "set";
 /// State after an epoch that could not update the shares.
 const BLOCKED: &str = "blocked";
 
-/// Printed weight of one tenant.
+/// Weight of one tenant as printed by `tarn get weights`.
 #[derive(Clone, Debug, Serialize)]
 struct Weight {
     tenant: String,

@@ -156,13 +156,13 @@ fn suggest(kind: &str, requested: Option<String>, existing: Vec<String>) -> Opti
     let requested = requested.filter(|_| !existing.is_empty())?;
     let nearest = nearest(&requested, &existing);
     let question = nearest.map(|name| format!("did you mean {name}? ")).unwrap_or_default();
-    let more = if existing.len() > NAMES_SHOWN_MAX {
+    let omitted = if existing.len() > NAMES_SHOWN_MAX {
         format!(" and {} more", existing.len() - NAMES_SHOWN_MAX)
     } else {
         String::new()
     };
     let shown = existing.iter().take(NAMES_SHOWN_MAX).map(String::as_str).collect::<Vec<_>>().join(", ");
-    Some(format!("{question}available {kind}: {shown}{more}"))
+    Some(format!("{question}available {kind}: {shown}{omitted}"))
 }
 
 fn nearest<'a>(requested: &str, existing: &'a [String]) -> Option<&'a String> {

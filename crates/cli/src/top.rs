@@ -37,9 +37,9 @@ enum Update {
 pub(crate) async fn run(manager: &Connection) -> Result<(), Failure> {
     if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
         return Err(Failure::InvalidValue {
-            field: "stdout",
+            field: "stdin and stdout",
             value: "a pipe or a file".to_owned(),
-            rule: "and stdin must be a terminal; use `tarn get rack` or `tarn watch` instead",
+            rule: "must both be a terminal; use `tarn get rack` or `tarn watch` instead",
         });
     }
     let first = load(manager).await?;

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use proto::v1;
 use serde::Serialize;
 
-/// Printed slice in a list.
+/// Slice as printed by `tarn get slices`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Slice {
     pub(crate) slice: u32,
@@ -17,7 +17,7 @@ pub(crate) struct Slice {
     pub(crate) epoch: u64,
 }
 
-/// Printed details of a slice, with its last scrub.
+/// Slice as printed by `tarn describe slice`, with its last scrub.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct SliceDetail {
     #[serde(flatten)]
@@ -26,7 +26,7 @@ pub(crate) struct SliceDetail {
     pub(crate) receipt: Option<Receipt>,
 }
 
-/// Printed receipt of a scrub.
+/// Receipt of the last scrub of a slice, as part of [`SliceDetail`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Receipt {
     pub(crate) scrubber: String,
@@ -36,7 +36,7 @@ pub(crate) struct Receipt {
     pub(crate) bytes_verified: u64,
 }
 
-/// Printed reservation of memory for a VM.
+/// Reservation as printed by `tarn get reservations`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Reservation {
     pub(crate) reservation: String,
@@ -57,7 +57,7 @@ pub(crate) struct Reservation {
     pub(crate) reason: Option<String>,
 }
 
-/// Printed result of `tarn reserve --validate-only`.
+/// Result of `tarn reserve --validate-only`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Validated {
     pub(crate) valid: bool,
@@ -85,7 +85,7 @@ impl From<v1::Reservation> for Validated {
     }
 }
 
-/// Printed host.
+/// Host as printed by `tarn get hosts`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Host {
     pub(crate) host: String,
@@ -104,7 +104,7 @@ pub(crate) struct Host {
     pub(crate) fence_error: Option<String>,
 }
 
-/// Printed EMC (pool device).
+/// EMC (pool device) as printed by `tarn get emcs`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Emc {
     pub(crate) emc: String,
@@ -122,7 +122,7 @@ pub(crate) struct Emc {
     pub(crate) serial: Option<String>,
 }
 
-/// Printed alarm.
+/// Alarm as printed by `tarn get alarms`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Alarm {
     pub(crate) reason: String,
@@ -131,7 +131,7 @@ pub(crate) struct Alarm {
     pub(crate) since_unix_ms: u64,
 }
 
-/// Printed summary of the rack.
+/// Summary of the rack as printed by `tarn get rack`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Rack {
     pub(crate) rack_uuid: String,
@@ -145,7 +145,7 @@ pub(crate) struct Rack {
     pub(crate) alarms: Vec<Alarm>,
 }
 
-/// Printed decision from the manager's audit log, with its inputs.
+/// Decision from the manager's audit log as printed by `tarn explain`, with its inputs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Decision {
     pub(crate) seq: u64,
@@ -159,7 +159,7 @@ pub(crate) struct Decision {
     pub(crate) alternatives: Vec<String>,
 }
 
-/// Printed plan: split of a VM's memory, and the fit of each host.
+/// Plan as printed by `tarn plan-vm`: split of a VM's memory, and the fit of each host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Plan {
     pub(crate) local_bytes: u64,
@@ -168,7 +168,7 @@ pub(crate) struct Plan {
     pub(crate) decision: Option<Decision>,
 }
 
-/// Printed result of checking one host for a VM.
+/// Result of checking one host for a VM, as part of a [`Plan`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct HostFit {
     pub(crate) host: String,
@@ -179,7 +179,7 @@ pub(crate) struct HostFit {
     pub(crate) reason: Option<String>,
 }
 
-/// Printed free capacity of the rack at one revision of the ledger.
+/// Free capacity as printed by `tarn watch capacity`, at one revision of the ledger.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Capacity {
     pub(crate) revision: u64,
@@ -187,7 +187,7 @@ pub(crate) struct Capacity {
     pub(crate) emcs: Vec<EmcCapacity>,
 }
 
-/// Printed free capacity of a host.
+/// Free capacity of one host, as part of [`Capacity`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct HostCapacity {
     pub(crate) host: String,
@@ -197,7 +197,7 @@ pub(crate) struct HostCapacity {
     pub(crate) emcs: Vec<EmcCapacity>,
 }
 
-/// Printed free capacity of an EMC.
+/// Free capacity of one EMC, as part of [`Capacity`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct EmcCapacity {
     pub(crate) emc: String,
@@ -205,7 +205,7 @@ pub(crate) struct EmcCapacity {
     pub(crate) slices: u32,
 }
 
-/// Printed migration request.
+/// Migration request as printed by `tarn get migrations`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Migration {
     pub(crate) vm: String,
@@ -217,8 +217,8 @@ pub(crate) struct Migration {
     pub(crate) answer: Option<String>,
 }
 
-/// Printed change of a resource, such as `{revision, at_unix_ms, slice: {...}}`. The last key is
-/// the kind of resource.
+/// Change of a resource as printed by `tarn watch`, such as `{revision, at_unix_ms, slice: {...}}`.
+/// The last key is the kind of resource.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Event {
     pub(crate) revision: u64,
@@ -245,7 +245,7 @@ pub(crate) enum Change {
     Other {},
 }
 
-/// Printed result of an operator command.
+/// Result of `tarn cordon`, `uncordon`, `drain` or `fence`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct TargetResult {
     pub(crate) revision: u64,

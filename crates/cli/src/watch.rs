@@ -124,21 +124,22 @@ fn migration_line(m: &Migration) -> String {
 }
 
 fn event_line(event: &Event) -> String {
-    let (kind, name, state, more) = match &event.change {
+    let (kind, name, state, details) = match &event.change {
         Change::Slice(slice) => slice_fields(slice),
         Change::Reservation(reservation) => reservation_fields(reservation),
         Change::Host(host) => host_fields(host),
         Change::Emc(emc) => emc_fields(emc),
         Change::Alarm(alarm) => alarm_fields(alarm),
         Change::EventsDropped { batches } => {
-            ("dropped", batches.to_string(), "batches".to_owned(), "list again".to_owned())
+            let details = "list the resources again".to_owned();
+            ("dropped", batches.to_string(), "batches".to_owned(), details)
         }
         Change::Other {} => {
             ("other", "-".to_owned(), "-".to_owned(), "unknown event of a newer manager".to_owned())
         }
     };
     let line = format!(
-        "{}  {:<8} {kind:<11} {name:<16} {state:<12} {more}",
+        "{}  {:<8} {kind:<11} {name:<16} {state:<12} {details}",
         moment(event.at_unix_ms),
         event.revision
     );
@@ -152,15 +153,15 @@ fn slice_fields(s: &SliceDetail) -> EventFields {
     let host = s.slice.host.iter().map(|host| format!(" host {host}"));
     let vm = s.slice.vm.iter().map(|vm| format!(" vm {vm}"));
     let reason = s.reason.iter().map(|reason| format!(": {reason}"));
-    let more: String = host.chain(vm).chain(reason).collect();
-    let more = format!("{} epoch {}{more}", s.slice.emc, s.slice.epoch);
-    ("slice", s.slice.slice.to_string(), s.slice.state.clone(), more)
+    let owner: String = host.chain(vm).chain(reason).collect();
+    let details = format!("{} epoch {}{owner}", s.slice.emc, s.slice.epoch);
+    ("slice", s.slice.slice.to_string(), s.slice.state.clone(), details)
 }
 
 fn reservation_fields(r: &Reservation) -> EventFields {
     let reason: String = r.reason.iter().map(|reason| format!(": {reason}")).collect();
-    let more = format!("{} host {} {}/{} online{reason}", r.vm, r.host, r.slices_online, r.slices.len());
-    ("reservation", r.reservation.clone(), r.state.clone(), more)
+    let details = format!("{} host {} {}/{} online{reason}", r.vm, r.host, r.slices_online, r.slices.len());
+    ("reservation", r.reservation.clone(), r.state.clone(), details)
 }
 
 fn host_fields(h: &Host) -> EventFields {

@@ -38,7 +38,7 @@ pub struct Sensitivity {
     figure: Option<PathBuf>,
 }
 
-/// Workloads, and the number of their random splits.
+/// Workloads, and how many times they are split at random.
 #[derive(Clone, Debug, Args)]
 pub(super) struct SplitWorkloads {
     #[command(flatten)]

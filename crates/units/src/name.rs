@@ -1,4 +1,4 @@
-//! Names of hosts, EMCs, VMs and clients, and request ids for idempotent requests.
+//! Names of hosts, EMCs, VMs and clients, and request IDs for idempotent requests.
 
 use std::{borrow::Borrow, fmt, sync::Arc};
 

@@ -7,7 +7,8 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-/// Duration in nanoseconds, or an instant on a monotonic clock as the duration since its start.
+/// Duration in nanoseconds, or an instant on a monotonic clock in nanoseconds since the clock's
+/// start.
 ///
 /// Deadlines of the manager use *rack time*: the total time for which the manager has been running,
 /// across restarts. Rack time stops while the manager is down, so no deadline expires meanwhile.
@@ -17,7 +18,7 @@ pub struct Ns(pub u64);
 impl Ns {
     /// Duration of 0, or the start of the clock.
     pub const ZERO: Self = Self(0);
-    /// Instant that is never reached, for disabled deadlines.
+    /// Instant that is never reached.
     pub const NEVER: Self = Self(u64::MAX);
 
     /// Creates a duration of `n` milliseconds. Saturates at `u64::MAX` nanoseconds.

@@ -85,8 +85,8 @@ async fn single_resource_is_a_json_object() {
         ["get slices 1", "get hosts h1", "get emcs e0", "get reservations web", "get reservations r-1"]
     {
         let ran = Rack::default().tarn(&format!("{arguments} -o json")).await;
-        let one: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
-        assert!(one.is_object(), "tarn {arguments}: {one}");
+        let printed: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
+        assert!(printed.is_object(), "tarn {arguments}: {printed}");
     }
 }
 
@@ -247,7 +247,7 @@ async fn watch_prints_a_line_per_change() {
     let lines = "\
 2023-11-14T22:13:20Z  1        slice       7                quarantined  e1 epoch 8 host h1: not zero after a scrub
 2023-11-14T22:13:20Z  2        reservation r-1              ready        web host h1 2/2 online
-2023-11-14T22:13:20Z  3        dropped     3                batches      list again
+2023-11-14T22:13:20Z  3        dropped     3                batches      list the resources again
 ";
     assert_eq!((ran.stdout.as_str(), ran.code), (lines, 6));
     assert!(ran.stderr.contains("the manager ended the watch"), "{}", ran.stderr);

@@ -383,7 +383,7 @@ impl Scheduler for Rack {
     async fn set_weights(&self, r: Request<v1::SetWeightsRequest>) -> RpcResult<v1::SetWeightsResponse> {
         let request = self.record("SetWeights", r).await?;
         check_host(&request.host)?;
-        let weights = request.weights.into_iter().filter(|one| one.weight > 0.0).collect();
+        let weights = request.weights.into_iter().filter(|weight| weight.weight > 0.0).collect();
         Ok(Response::new(v1::SetWeightsResponse { weights }))
     }
 }

@@ -62,7 +62,7 @@ pub struct State {
     pub fault: Fault,
     /// Number of calls until the fault occurs.
     countdown: u32,
-    /// Number of requests for the draining slices.
+    /// Number of requests in which a client read the number of draining slices.
     pub draining_queries: u32,
 }
 

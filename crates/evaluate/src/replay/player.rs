@@ -138,7 +138,8 @@ impl Player {
         if let Some(depart) = self.running.remove(&index).filter(|depart| !depart.is_closed()) {
             self.is_snapshot_exact = false;
             let permit = self.permit().await?;
-            // Sending fails if the stand-in of the VM has just died. Its task releases the memory.
+            // Sending fails if the stand-in has just died. The task of the VM then releases the
+            // memory.
             drop(depart.send(permit));
         }
         Ok(())

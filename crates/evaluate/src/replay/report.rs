@@ -135,7 +135,7 @@ impl Report {
         match self.violations() {
             0 => Ok(()),
             violations => Err(Failure::Problem(format!(
-                "{violations} violations of guarantees were found: see the audit"
+                "{violations} violations of guarantees were found: see AUDIT in the report"
             ))),
         }
     }
@@ -161,10 +161,10 @@ fn missing_checks(
     let mut lines = Vec::new();
     lines.extend(reachability.unknown_reason().map(|reason| format!("double_owned is unknown: {reason}")));
     if !is_dirt_checked {
-        lines.push("granted_dirty is unknown: no stand-in examined a slice".to_owned());
+        lines.push("granted_dirty is unknown: no stand-in process read a slice".to_owned());
     }
     let unread = tally.unread.iter();
-    lines.extend(unread.map(|(reason, vms)| format!("slices of {vms} VMs were not examined: {reason}")));
+    lines.extend(unread.map(|(reason, vms)| format!("slices of {vms} VMs were not read: {reason}")));
     lines
 }
 

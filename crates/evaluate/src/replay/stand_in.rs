@@ -1,6 +1,6 @@
 //! `tarn stand-in-vm`: a process that uses a VM's slices like a VMM. It attaches to the agent,
 //! verifies that the slices are zeroed, maps them and writes a pattern. It verifies the pattern
-//! when its stdin is closed. Both results are printed as a line of JSON. If a slice is revoked, the
+//! when its stdin is closed. Each result is printed as a line of JSON. If a slice is revoked, the
 //! process is killed on access, like a guest.
 
 use std::{

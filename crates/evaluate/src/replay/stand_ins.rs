@@ -70,7 +70,9 @@ impl StandIns {
             return StartResult::Unavailable(format!("the agent of {host} is not on this machine"));
         };
         let Ok(permit) = Arc::clone(&self.permit).try_acquire_owned() else {
-            return StartResult::Unavailable(format!("{REPLAY_STAND_INS_MAX} stand-ins run already"));
+            return StartResult::Unavailable(format!(
+                "the limit of {REPLAY_STAND_INS_MAX} stand-ins is reached"
+            ));
         };
         let mut command = Command::new(&self.program);
         command.arg("stand-in-vm").arg("--socket").arg(socket).args(["--vm", vm]);
@@ -104,7 +106,7 @@ async fn wait_until_running(mut child: Child, permit: OwnedSemaphorePermit) -> S
         Ok(found) => {
             StartResult::Running(Box::new(RunningStandIn { child, stdin, lines, _permit: permit }), found)
         }
-        Err(error) => StartResult::Failed(format!("{line:?}: {error}")),
+        Err(error) => StartResult::Failed(format!("invalid report of the stand-in: {line:?}: {error}")),
     }
 }
 

@@ -91,7 +91,8 @@ fn count_end(rack: &Rack, overwritten: Option<Vec<u32>>) {
     }
 }
 
-/// Tries hosts from the best one on until a host accepts the VM. Returns `None` if no host does.
+/// Tries hosts from the best one on until a host accepts the VM. Returns `None` if every host
+/// rejects the VM.
 async fn place_vm(rack: &Rack, vm: &Vm, first: PlacedVm) -> Result<Option<RunningVm>, Failure> {
     let (mut place, mut tried) = (first, BTreeSet::new());
     for attempt in 0..REPLAY_ATTEMPTS_MAX {
@@ -123,8 +124,8 @@ async fn next_placement(
     Ok(rack.free().place(shape, tried))
 }
 
-/// Tries to run a VM on a host. Returns `None` if the host rejected the VM; its memory is then
-/// released.
+/// Tries to run a VM on a host. Returns `None` if the host rejected the VM. The memory of the VM is
+/// then released.
 async fn try_host(
     rack: &Rack,
     vm: &Vm,
