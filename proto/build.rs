@@ -1,10 +1,10 @@
-//! Generates the messages and services with protox, so that no `protoc` is needed.
+//! Generates Rust code for the messages and services. It uses protox, so `protoc` is not needed.
 
 use std::{env, fs, path::PathBuf};
 
 use protox::prost::Message as _;
 
-/// Files of the services of the manager.
+/// Protobuf files of the manager's services.
 const MANAGER_FILES: [&str; 6] = [
     "tarn/v1/common.proto",
     "tarn/v1/scheduler.proto",
@@ -13,7 +13,7 @@ const MANAGER_FILES: [&str; 6] = [
     "tarn/v1/models.proto",
     "tarn/v1/shares.proto",
 ];
-/// Files of the services on a host.
+/// Protobuf files of the services on a host.
 const HOST_FILES: [&str; 2] = ["tarn/v1/host_memory.proto", "tarn/v1/vmm.proto"];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

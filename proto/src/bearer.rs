@@ -1,4 +1,4 @@
-//! A client's bearer token, sent with each of its calls.
+//! Interceptor that sends a client's bearer token with each call.
 
 use std::fmt;
 
@@ -9,18 +9,19 @@ use tonic::{
     transport::Channel,
 };
 
-/// A channel whose calls carry the client's token, if it has one.
+/// Channel that adds the client's token, if there is one, to each call.
 pub type ClientChannel = InterceptedService<Channel, Bearer>;
 
-/// Interceptor that adds `authorization: Bearer TOKEN` to each call if there is a token.
+/// Interceptor that adds the header `authorization: Bearer TOKEN` to each call. The default has no
+/// token and adds nothing.
 #[derive(Clone, Default)]
 pub struct Bearer(Option<MetadataValue<Ascii>>);
 
 impl Bearer {
-    /// Returns an interceptor for this token.
+    /// Creates an interceptor that sends `token`.
     ///
     /// # Errors
-    /// [`InvalidMetadataValue`] if the token has characters that a header cannot carry.
+    /// [`InvalidMetadataValue`] if the token contains characters that are invalid in a header.
     pub fn new(token: &str) -> Result<Self, InvalidMetadataValue> {
         let mut value = MetadataValue::try_from(format!("Bearer {token}"))?;
         value.set_sensitive(true);

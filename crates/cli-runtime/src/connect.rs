@@ -1,5 +1,5 @@
-//! Connection to a pool manager over a unix socket, a loopback address or mutual TLS. The requests
-//! themselves are in the files of the commands.
+//! Connection to a pool manager over a Unix socket, a loopback address or mutual TLS, with time
+//! limits for calls. The requests are in the files of the commands.
 
 use std::{fs, net::IpAddr, path::Path, time::Duration};
 
@@ -13,11 +13,10 @@ use units::limits::{MESSAGE_BYTES_MAX, RESPONSE_TIMEOUT_DEFAULT, WAIT_READY_MAX}
 
 use crate::{Failure, Global};
 
-/// Default listen address of a manager.
+/// Endpoint that is used without --endpoint: the default listen address of a manager.
 const ENDPOINT_DEFAULT: &str = "unix:/run/tarn/manager.sock";
 
-/// Connection to one manager. It recovers by itself: after a restart of the manager the next call
-/// reconnects.
+/// Connection to one manager. After a restart of the manager, the next call reconnects.
 #[derive(Clone, Debug)]
 pub struct Connection {
     uri: String,
@@ -33,7 +32,7 @@ impl Connection {
     /// # Errors
     /// [`Failure::InvalidValue`] or [`Failure::Usage`] for a malformed endpoint or inconsistent
     /// options, [`Failure::File`] for an unreadable PEM file, [`Failure::Connect`] if the
-    /// connection fails, [`Failure::TimedOut`] if it takes too long.
+    /// connection fails, [`Failure::TimedOut`] if connecting takes too long.
     pub async fn open(global: &Global) -> Result<Self, Failure> {
         let uri = global.endpoint.clone().unwrap_or_else(|| ENDPOINT_DEFAULT.to_owned());
         let endpoint = endpoint(&uri, global)?;
@@ -45,13 +44,14 @@ impl Connection {
     /// Opens another connection to the same manager, for programs with many concurrent calls.
     ///
     /// # Errors
-    /// [`Failure::Connect`] if the connection fails, [`Failure::TimedOut`] if it takes too long.
+    /// [`Failure::Connect`] if the connection fails, [`Failure::TimedOut`] if connecting takes too
+    /// long.
     pub async fn open_another(&self) -> Result<Self, Failure> {
         let channel = connect(&self.uri, &self.endpoint, self.bearer.clone(), self.timeout).await?;
         Ok(Self { channel, ..self.clone() })
     }
 
-    /// Returns the address of the manager.
+    /// Returns the address of the manager, as a URI.
     pub fn uri(&self) -> &str {
         &self.uri
     }
@@ -71,12 +71,13 @@ impl Connection {
         ModelsClient::new(self.channel.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX)
     }
 
-    /// Returns the time limit of a call.
+    /// Returns the time limit of a call: --timeout or its default.
     pub fn timeout(&self) -> Duration {
         self.timeout.unwrap_or(RESPONSE_TIMEOUT_DEFAULT.as_duration())
     }
 
-    /// Returns the time limit of a call that waits for slices to come online or for a model.
+    /// Returns the time limit of a call that waits for slices or models, which is longer by
+    /// default.
     pub fn wait_timeout(&self) -> Duration {
         self.timeout.unwrap_or(WAIT_READY_MAX.as_duration())
     }
@@ -85,8 +86,8 @@ impl Connection {
     /// is cancelled at the manager.
     ///
     /// # Errors
-    /// [`Failure::Rejected`] with the manager's status, [`Failure::TimedOut`] without a response in
-    /// time.
+    /// [`Failure::Rejected`] with the manager's status, [`Failure::TimedOut`] if no response
+    /// arrives in time.
     pub async fn call<T>(
         &self,
         call: impl Future<Output = Result<Response<T>, Status>>,
@@ -94,10 +95,10 @@ impl Connection {
         self.call_within(self.timeout(), call).await
     }
 
-    /// As [`Self::call`], with another time limit.
+    /// Awaits a call like [`Self::call`], with another time limit.
     ///
     /// # Errors
-    /// As [`Self::call`].
+    /// The errors of [`Self::call`].
     pub async fn call_within<T>(
         &self,
         timeout: Duration,
@@ -106,10 +107,10 @@ impl Connection {
         self.within(timeout, call).await.map(Response::into_inner)
     }
 
-    /// As [`Self::call`], but returns the response with its metadata.
+    /// Awaits a call like [`Self::call`], and returns the response with its metadata.
     ///
     /// # Errors
-    /// As [`Self::call`].
+    /// The errors of [`Self::call`].
     pub async fn call_with_metadata<T>(
         &self,
         call: impl Future<Output = Result<Response<T>, Status>>,
@@ -120,7 +121,7 @@ impl Connection {
     /// Waits for a response or for the next message of a stream, for at most `after`.
     ///
     /// # Errors
-    /// As [`Self::call`].
+    /// The errors of [`Self::call`].
     pub async fn within<T>(
         &self,
         after: Duration,
@@ -165,8 +166,7 @@ fn endpoint(uri: &str, global: &Global) -> Result<Endpoint, Failure> {
     }
 }
 
-/// Reads the token of this client's role. The token is a secret and is sent only to local
-/// addresses.
+/// Reads the token file. The token is a secret, so an endpoint that is not local is an error.
 fn bearer(uri: &str, global: &Global) -> Result<Bearer, Failure> {
     let Some(path) = &global.token_file else { return Ok(Bearer::default()) };
     if !is_local(uri) {
@@ -191,7 +191,8 @@ fn is_local(uri: &str) -> bool {
             && (host == "localhost" || address.is_ok_and(|address| address.is_loopback()))
 }
 
-/// Returns the TLS configuration, or `None` without TLS. Incomplete TLS options are an error.
+/// Returns the TLS configuration, or `None` for an endpoint without TLS. Incomplete TLS options are
+/// an error.
 fn tls(uri: &str, global: &Global) -> Result<Option<ClientTlsConfig>, Failure> {
     let has_tls_options = [&global.ca, &global.cert, &global.key].into_iter().any(Option::is_some);
     if !uri.starts_with("https://") {

@@ -1,5 +1,5 @@
-//! Errors of commands, their exit codes, and their output as text with a hint, as JSON or as YAML.
-//! The hints are in `hint.rs`.
+//! Errors of commands, with their exit codes. An error is printed as text with a hint, as JSON or
+//! as YAML. The hints are in `hint.rs`.
 
 use std::{
     error::Error,
@@ -20,7 +20,7 @@ use crate::{
     print,
 };
 
-/// Error of a command.
+/// Error of a command, printed with its root cause and a hint.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
     /// The manager rejected the request, or the connection broke during it.
@@ -34,7 +34,7 @@ pub enum Failure {
         /// Hint, such as "did you mean ...".
         hint: String,
     },
-    /// The connection failed, or TLS verification did.
+    /// The connection or the TLS handshake failed.
     #[error("cannot reach a pool manager at {endpoint}")]
     Connect {
         /// Address of the manager.
@@ -43,7 +43,7 @@ pub enum Failure {
         #[source]
         source: tonic::transport::Error,
     },
-    /// No response in time. The request may have been executed.
+    /// The manager did not respond within the time limit. The request may have been executed.
     #[error("no response from {endpoint} within {after:?}")]
     TimedOut {
         /// Address of the manager.
@@ -51,13 +51,13 @@ pub enum Failure {
         /// Time limit that expired.
         after: Duration,
     },
-    /// A watch reached --timeout.
+    /// A watch ended because --timeout expired.
     #[error("watch ended by --timeout after {}", humantime::format_duration(*.after))]
     WatchTimedOut {
         /// Value of --timeout.
         after: Duration,
     },
-    /// The arguments are not a valid command.
+    /// The arguments do not form a valid command.
     #[error("{0}")]
     Usage(String),
     /// The value of an option is invalid.
@@ -65,12 +65,12 @@ pub enum Failure {
     InvalidValue {
         /// Option, such as `--endpoint`.
         field: &'static str,
-        /// Value as given.
+        /// Value given by the user.
         value: String,
         /// Violated rule, such as "must be ...".
         rule: &'static str,
     },
-    /// The manager violated its protocol.
+    /// The manager sent a response that violates the protocol.
     #[error("invalid response from the manager: {0}")]
     Protocol(String),
     /// An operation on a file failed.
@@ -84,10 +84,10 @@ pub enum Failure {
         #[source]
         errno: io::Error,
     },
-    /// Output failed.
+    /// The output cannot be written.
     #[error("cannot write the output")]
     Output(#[source] io::Error),
-    /// The command ran and found problems, which it has printed.
+    /// The command was executed and printed problems that it found, such as `tarn doctor`.
     #[error("{0}")]
     Problem(String),
 }
@@ -98,11 +98,11 @@ impl From<Status> for Failure {
     }
 }
 
-/// Exit codes of failed commands, documented in `tarn --help` and stable.
+/// Exit codes of failed commands. They are documented in `tarn --help` and do not change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Exit {
-    /// Any other error.
+    /// Error without a more specific exit code.
     Error = 1,
     /// Invalid arguments or values.
     Usage = 2,
@@ -110,7 +110,7 @@ pub enum Exit {
     NotFound = 3,
     /// The resource exists already, or its state does not allow the request.
     Conflict = 4,
-    /// No free slices, memory or cores.
+    /// Not enough free slices, memory or cores.
     Exhausted = 5,
     /// The manager cannot be reached or is not ready; the request can be retried.
     Unavailable = 6,
@@ -118,8 +118,8 @@ pub enum Exit {
     TimedOut = 124,
 }
 
-/// Maps a gRPC status code to an exit code. The match is exhaustive so that a new code is a compile
-/// error.
+/// Maps a gRPC status code to an exit code. The match has no wildcard, so that a new status code
+/// causes a compile error.
 fn exit(code: Code) -> Exit {
     match code {
         Code::InvalidArgument => Exit::Usage,
@@ -163,7 +163,7 @@ impl Failure {
     }
 }
 
-/// An error as printed.
+/// Structure of a printed error in JSON and YAML.
 #[derive(Debug, Serialize)]
 struct Report {
     error: String,
@@ -200,8 +200,8 @@ impl Failure {
         }
     }
 
-    /// Returns the error and its root cause. Intermediate causes repeat one of them and are
-    /// omitted.
+    /// Returns the message of this error, with its root cause. Intermediate causes are omitted,
+    /// because they repeat the error or the root cause.
     pub fn message(&self) -> String {
         match self.source() {
             Some(cause) => format!("{self}: {}", root_cause(cause)),
@@ -242,19 +242,19 @@ fn root_cause<'a>(cause: &'a (dyn Error + 'static)) -> &'a (dyn Error + 'static)
     cause.source().map_or(cause, root_cause)
 }
 
-/// Returns whether a status was made by the client library from a transport error, and not sent by
-/// the manager.
+/// Returns whether the client library created a status from a transport error. Such a status was
+/// not sent by the manager.
 pub fn is_transport_error(status: &Status) -> bool {
     status.source().is_some() && matches!(status.code(), Code::Unknown | Code::Cancelled | Code::Internal)
 }
 
-/// Returns the code of a status. Transport errors during a call have various codes and are mapped
-/// to `UNAVAILABLE`, as all can be retried.
+/// Returns the code of a status. Transport errors have various codes; all are mapped to
+/// `UNAVAILABLE`, because the calls can be retried.
 pub fn code(status: &Status) -> Code {
     if is_transport_error(status) { Code::Unavailable } else { status.code() }
 }
 
-/// Returns the message of a status, with names of request fields replaced by options.
+/// Returns the message of a status, with names of request fields replaced by command-line options.
 fn status_message(status: &Status) -> String {
     match (status.message(), status.source()) {
         (_, Some(cause)) if is_transport_error(status) => {
@@ -266,7 +266,7 @@ fn status_message(status: &Status) -> String {
     }
 }
 
-/// Request fields whose option has another name.
+/// Request fields and the command-line options that set them, where the names differ.
 const OPTIONS: &[(&str, &str)] = &[
     ("pool_bytes", "--pool"),
     ("local_bytes", "--local"),
@@ -278,8 +278,8 @@ const OPTIONS: &[(&str, &str)] = &[
     ("wait_ready", "--wait-ready"),
 ];
 
-/// Replaces the name of a request field at the start of a message by its option, and a number of
-/// bytes by a size.
+/// Replaces the name of a request field at the start of a message by the command-line option, and a
+/// number of bytes by a size with its unit.
 fn with_option_name(text: &str) -> String {
     let option = OPTIONS
         .iter()
@@ -297,7 +297,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rejected_value_names_the_option() {
+    fn message_about_rejected_value_names_the_option() {
         let rejections = [
             ("pool_bytes: 1610612736 must be whole slices", "--pool: 1536MiB must be whole slices"),
             ("local_bytes: 5 must be whole MiB", "--local: 5B must be whole MiB"),

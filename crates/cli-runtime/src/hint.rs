@@ -1,19 +1,19 @@
-//! Hints for the next step after an error, by the manager's reason or, without a specific one, by
-//! gRPC code.
+//! Hints that suggest the next step after an error. A hint is selected by the reason in the
+//! manager's error, or by the gRPC code if the reason has no hint.
 
 use tonic::Code;
 
 /// Hint after a failed connection attempt.
 pub const CONNECT_FAILED: &str =
     "check that pool-manager is running and listens on --endpoint (TARN_ENDPOINT); https:// also needs --ca";
-/// Hint after a connection broke during a request.
+/// Hint after a connection that broke during a request.
 pub const CONNECTION_BROKEN: &str =
     "the manager stopped or rejected this client's certificate: check its log and retry";
-/// Hint after a request timed out.
+/// Hint after a request that timed out.
 pub const NO_RESPONSE: &str = "the request may still be executed: retry it (a reservation with the same --request-id) or use a longer --timeout";
 
-/// Hints by the manager's reason. `{host}`, `{vm}` and `{slice}` are replaced by the subjects of
-/// the request.
+/// Hints by the reason in the manager's error. The placeholders `{host}`, `{vm}` and `{slice}` are
+/// replaced by the names in the request.
 const BY_REASON: &[(&str, &str)] = &[
     ("HOST_NOT_FOUND", "list the hosts with `tarn get hosts`; new hosts are added in rack.toml"),
     ("EMC_NOT_FOUND", "list the EMCs with `tarn get emcs`; new EMCs are added in rack.toml"),
@@ -57,7 +57,7 @@ const BY_REASON: &[(&str, &str)] = &[
     ("HOST_CONNECTED", "drain a connected host instead: `tarn drain host {host}`"),
     (
         "STORE_FAILED",
-        "retry with the same --request-id, which also finds out whether the request was executed",
+        "retry with the same --request-id: a request that was already executed returns the same result",
     ),
     ("STARTING", "retry in a moment"),
     (
@@ -73,19 +73,19 @@ const BY_REASON: &[(&str, &str)] = &[
     ),
 ];
 
-/// Subjects of a request, inserted into hints.
+/// Names in a request, for the placeholders of hints.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Subjects {
     /// Name of the host.
     pub host: Option<String>,
-    /// Name of the VM, or its reservation as r-N.
+    /// Name of the VM, or the ID of its reservation (r-N).
     pub vm: Option<String>,
     /// Number of the slice.
     pub slice: Option<u32>,
 }
 
 impl Subjects {
-    /// Replaces the placeholders of a hint. An unknown subject is shown as `<vm>`.
+    /// Replaces the placeholders of a hint. A name that is not set is shown as `<vm>`.
     fn fill(&self, hint: &str) -> String {
         let slice = self.slice.map(|slice| slice.to_string());
         let subjects = [("host", &self.host), ("vm", &self.vm), ("slice", &slice)];
@@ -96,7 +96,7 @@ impl Subjects {
     }
 }
 
-/// Returns the hint for a request that the manager rejected, if there is one.
+/// Returns the hint for a request that the manager rejected with this code and reason.
 pub fn for_rejection(code: Code, reason: Option<&str>, subjects: &Subjects) -> Option<String> {
     let entry = BY_REASON.iter().find(|(known, _)| Some(*known) == reason);
     entry.map(|(_, hint)| *hint).or_else(|| by_code(code)).map(|hint| subjects.fill(hint))
@@ -108,11 +108,11 @@ fn by_code(code: Code) -> Option<&'static str> {
             "retry in a moment (a reservation with the same --request-id), or run `tarn doctor` if this persists",
         ),
         Code::PermissionDenied => Some(
-            "this client's user, token or certificate lacks the required role: use --token-file or --cert with one \
-             that has it",
+            "this client's user, token or certificate lacks the required role: use the --token-file or --cert of a \
+             client with that role",
         ),
         Code::Unauthenticated => Some(
-            "the manager must know this client: use --token-file on a loopback address, --cert and --key with TLS",
+            "the manager cannot identify this client: use --token-file on a loopback address, or --cert and --key with TLS",
         ),
         Code::ResourceExhausted => Some("show free capacity with `tarn watch capacity`"),
         Code::DeadlineExceeded => Some(NO_RESPONSE),

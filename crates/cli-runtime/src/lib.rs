@@ -1,6 +1,6 @@
-//! Parts shared by the commands of `tarn`: global options, the connection to the pool manager,
-//! errors with their exit codes and hints, and output as tables, JSON or YAML. The commands
-//! themselves are in the crates `cli` and `evaluate`.
+//! Code shared by the commands of `tarn`: global options, the connection to the pool manager,
+//! errors with exit codes and hints, and output as tables, JSON or YAML. The commands are in the
+//! crates `cli` and `evaluate`.
 #![forbid(unsafe_code)]
 
 pub mod connect;

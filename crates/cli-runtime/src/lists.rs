@@ -1,27 +1,27 @@
-//! Complete lists from the manager, which returns long lists in pages. Printing is left to the
-//! callers.
+//! Requests for complete lists of resources. The manager returns long lists in pages, which are
+//! joined here.
 
 use proto::v1;
 use units::limits::LIST_PAGES_MAX;
 
 use crate::{Connection, Failure};
 
-/// Returns all hosts.
+/// Requests all hosts of the rack.
 pub async fn hosts(manager: &Connection) -> Result<Vec<v1::Host>, Failure> {
     Ok(manager.call(manager.admin().list_hosts(v1::ListHostsRequest {})).await?.hosts)
 }
 
-/// Returns all EMCs.
+/// Requests all EMCs of the rack.
 pub async fn emcs(manager: &Connection) -> Result<Vec<v1::Emc>, Failure> {
     Ok(manager.call(manager.admin().list_emcs(v1::ListEmcsRequest {})).await?.emcs)
 }
 
-/// Returns the summary of the rack.
+/// Requests the summary of the rack.
 pub async fn rack(manager: &Connection) -> Result<v1::Rack, Failure> {
     manager.call(manager.admin().get_rack(v1::GetRackRequest {})).await
 }
 
-/// Returns the slices from `first` on, in whole pages up to the page that contains `last`.
+/// Requests the slices from `first` to `last`. Slices after `last` on the same page are included.
 pub async fn slices(manager: &Connection, first: u32, last: u32) -> Result<Vec<v1::Slice>, Failure> {
     let (mut slices, mut from) = (Vec::new(), first);
     for _ in 0..LIST_PAGES_MAX {
@@ -37,7 +37,7 @@ pub async fn slices(manager: &Connection, first: u32, last: u32) -> Result<Vec<v
     Err(endless_list("slices"))
 }
 
-/// Returns all reservations, with `ended` including ended ones.
+/// Requests all reservations. Ended reservations are included if `ended` is set.
 pub async fn reservations(manager: &Connection, ended: bool) -> Result<Vec<v1::Reservation>, Failure> {
     let (mut reservations, mut pages) = (Vec::new(), Pages::new("reservations"));
     loop {
@@ -50,7 +50,7 @@ pub async fn reservations(manager: &Connection, ended: bool) -> Result<Vec<v1::R
     }
 }
 
-/// Returns all migration requests.
+/// Requests all migration requests.
 pub async fn migrations(manager: &Connection) -> Result<Vec<v1::Migration>, Failure> {
     let (mut migrations, mut pages) = (Vec::new(), Pages::new("migrations"));
     loop {
@@ -63,7 +63,7 @@ pub async fn migrations(manager: &Connection) -> Result<Vec<v1::Migration>, Fail
     }
 }
 
-/// Position in a list whose pages each start after the last entry of the previous page.
+/// Position in a list of pages. Each page starts after the last entry of the previous page.
 struct Pages {
     resource: &'static str,
     after: String,
@@ -75,10 +75,10 @@ impl Pages {
         Self { resource, after: String::new(), left: LIST_PAGES_MAX }
     }
 
-    /// Moves to the next page and returns whether there is one.
+    /// Moves to the next page and returns whether there is a next page.
     ///
     /// # Errors
-    /// [`Failure::Protocol`] for a list without an end.
+    /// [`Failure::Protocol`] if the next page is the same page, or after [`LIST_PAGES_MAX`] pages.
     fn advance(&mut self, next: String) -> Result<bool, Failure> {
         self.left -= 1;
         if next.is_empty() {
@@ -93,5 +93,5 @@ impl Pages {
 }
 
 fn endless_list(resource: &str) -> Failure {
-    Failure::Protocol(format!("endless list of {resource}"))
+    Failure::Protocol(format!("the list of {resource} has no end"))
 }

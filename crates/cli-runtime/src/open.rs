@@ -1,4 +1,4 @@
-//! Input files given on the command line, plain or gzip-compressed.
+//! Reading of input files, plain or gzip-compressed.
 
 use std::{
     fs::File,
@@ -10,13 +10,13 @@ use flate2::bufread::MultiGzDecoder;
 
 use crate::Failure;
 
-/// First bytes of a gzip file.
+/// First bytes of every gzip file (RFC 1952).
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 
-/// Reads a file of at most `max` bytes (after decompression).
+/// Reads a whole file, which may have at most `max` bytes after decompression.
 ///
 /// # Errors
-/// [`Failure::File`] if the file cannot be read or is longer.
+/// [`Failure::File`] if the file cannot be read or is longer than `max` bytes.
 pub fn bytes(path: &Path, max: usize) -> Result<Vec<u8>, Failure> {
     read(path, |input| {
         let mut bytes = Vec::new();
@@ -26,10 +26,10 @@ pub fn bytes(path: &Path, max: usize) -> Result<Vec<u8>, Failure> {
     })
 }
 
-/// Opens a file, decompresses it if necessary and passes it to `read`.
+/// Opens a file and passes its decompressed content to `read`.
 ///
 /// # Errors
-/// [`Failure::File`] with the path if the file cannot be opened or `read` fails.
+/// [`Failure::File`] with the path if the file cannot be opened or `read` returns an error.
 pub fn read<T, E>(path: &Path, read: impl FnOnce(Box<dyn BufRead>) -> Result<T, E>) -> Result<T, Failure>
 where
     E: std::error::Error + Send + Sync + 'static,

@@ -4,7 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, ValueEnum};
 
-/// Options that every command takes.
+/// Options that every command accepts.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Global options")]
 pub struct Global {
@@ -37,7 +37,7 @@ pub struct Global {
     pub output: Format,
 }
 
-/// Output formats.
+/// Output format of a command.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Format {
     /// Table with the most important columns
@@ -45,16 +45,16 @@ pub enum Format {
     Table,
     /// Table with all columns
     Wide,
-    /// JSON; errors are JSON on stderr, too
+    /// JSON; errors are also printed as JSON, on stderr
     Json,
-    /// YAML with the structure of the JSON output
+    /// YAML, with the same structure as JSON
     Yaml,
 }
 
 /// Parses a duration such as 500ms, 30s, 5m or 1h30m.
 ///
 /// # Errors
-/// A message for the user if the text is no duration or the duration is zero.
+/// A message for the user if the text is not a duration or the duration is 0.
 pub fn duration(text: &str) -> Result<Duration, String> {
     match humantime::parse_duration(text) {
         Ok(Duration::ZERO) => Err("must be longer than 0".to_owned()),

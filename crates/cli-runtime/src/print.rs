@@ -1,5 +1,4 @@
-//! Output on stdout and stderr in the requested format. The layout of tables is in `table.rs`, the
-//! structure of JSON in `view.rs`.
+//! Output on stdout and stderr in the requested format. `table.rs` formats tables.
 
 use std::io::{self, Write as _};
 
@@ -10,7 +9,7 @@ use crate::{
     table::{self, Row},
 };
 
-/// Prints a list.
+/// Prints a list of items, one row or one array element per item.
 pub fn list<T: Row + Serialize>(format: Format, items: &[T]) -> Result<(), Failure> {
     value(format, &items, |all_columns| table::rows(items, all_columns))
 }
@@ -20,8 +19,8 @@ pub fn one<T: Row + Serialize>(format: Format, item: &T) -> Result<(), Failure> 
     value(format, item, |all_columns| table::rows(std::slice::from_ref(item), all_columns))
 }
 
-/// Prints a value: serialized as JSON or YAML, otherwise as `text`, whose argument is whether all
-/// columns are requested.
+/// Prints a value as JSON, as YAML, or as the text that `text` returns. The argument of `text` is
+/// true if the user requests all columns.
 pub fn value<T: Serialize>(
     format: Format,
     item: &T,
@@ -35,7 +34,7 @@ pub fn value<T: Serialize>(
     }
 }
 
-/// Prints one item of a stream: as `text`, as one line of JSON or as one YAML document.
+/// Prints one item of a stream as text, as one line of JSON or as one YAML document.
 pub fn stream_item<T: Serialize>(
     format: Format,
     item: &T,
@@ -48,10 +47,10 @@ pub fn stream_item<T: Serialize>(
     }
 }
 
-/// Prints a note on stderr: as a line of text, as one line of JSON or as one YAML document.
+/// Prints a note on stderr, as a line of text, as one line of JSON or as one YAML document.
 pub fn note(format: Format, text: &str) {
     let line = format_note(format, text);
-    // A note is not worth an error if stderr is closed.
+    // A closed stderr is ignored, because a note is not essential.
     let _ = writeln!(io::stderr().lock(), "{}", sanitize(&line));
 }
 
@@ -71,8 +70,8 @@ pub fn sanitize(text: &str) -> String {
     text.chars().map(|c| if c.is_control() && c != '\n' { char::REPLACEMENT_CHARACTER } else { c }).collect()
 }
 
-/// Prints text unchanged. All output on stdout passes through this function, which reports a closed
-/// pipe as [`Failure::Output`].
+/// Writes text to stdout. All output on stdout uses this function, so that a closed pipe always
+/// causes [`Failure::Output`].
 pub fn out(text: &str) -> Result<(), Failure> {
     let mut stdout = io::stdout().lock();
     stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(Failure::Output)

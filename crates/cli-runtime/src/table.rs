@@ -1,5 +1,4 @@
-//! Tables on a terminal: columns of a type, its rows, and cells that several commands share. It
-//! prints nothing.
+//! Formatting of tables as text: columns, rows, and cell formats that several commands share.
 
 use comfy_table::{ContentArrangement, Table, presets};
 use units::{Bytes, UnixMs};
@@ -8,7 +7,7 @@ use units::{Bytes, UnixMs};
 #[derive(Debug)]
 pub struct Column<T> {
     head: &'static str,
-    /// Shown in wide tables and descriptions only.
+    /// Whether the column is shown only in wide tables and descriptions.
     wide: bool,
     cell: fn(&T) -> String,
 }
@@ -18,33 +17,33 @@ pub const fn col<T>(head: &'static str, cell: fn(&T) -> String) -> Column<T> {
     Column { head, wide: false, cell }
 }
 
-/// Returns a column that only wide tables and descriptions show.
+/// Returns a column that is shown only in wide tables and descriptions.
 pub const fn wide<T>(head: &'static str, cell: fn(&T) -> String) -> Column<T> {
     Column { head, wide: true, cell }
 }
 
-/// Type whose values are rows of a table.
+/// Type whose values are printed as rows of a table.
 pub trait Row: Sized + 'static {
     /// Columns from left to right.
     const COLUMNS: &'static [Column<Self>];
 }
 
-/// Returns a table without borders, which `cut` and `awk` can split. It ends with a newline.
-pub fn rows<T: Row>(things: &[T], all_columns: bool) -> String {
+/// Formats a table without borders, with one row per item. Tools such as `awk` can split the rows.
+pub fn rows<T: Row>(items: &[T], all_columns: bool) -> String {
     let columns: Vec<_> = T::COLUMNS.iter().filter(|c| all_columns || !c.wide).collect();
     let mut table = bare();
     table.set_header(columns.iter().map(|c| c.head));
-    for thing in things {
-        table.add_row(columns.iter().map(|c| (c.cell)(thing)));
+    for item in items {
+        table.add_row(columns.iter().map(|c| (c.cell)(item)));
     }
     flush_left(&table)
 }
 
-/// Returns every column of `thing`, one per line.
-pub fn details<T: Row>(thing: &T) -> String {
+/// Formats all columns of one item, one column per line.
+pub fn details<T: Row>(item: &T) -> String {
     let mut table = bare();
     for column in T::COLUMNS {
-        table.add_row([format!("{}:", column.head), (column.cell)(thing)]);
+        table.add_row([format!("{}:", column.head), (column.cell)(item)]);
     }
     flush_left(&table)
 }
@@ -59,17 +58,17 @@ fn flush_left(table: &Table) -> String {
     table.lines().map(|line| format!("{}\n", line.strip_prefix(" ").unwrap_or(&line).trim_end())).collect()
 }
 
-/// Returns a Unix time as logs print it.
+/// Formats a Unix time in milliseconds as RFC 3339.
 pub fn moment(unix_ms: u64) -> String {
     UnixMs(unix_ms).to_string()
 }
 
-/// Returns a size in bytes with its binary unit, such as 4GiB.
+/// Formats a size in bytes with a binary unit, such as 4GiB.
 pub fn size(bytes: u64) -> String {
     Bytes::new(bytes).to_string()
 }
 
-/// Returns a share of one in percent, with one decimal.
+/// Formats a fraction as a percentage with one decimal.
 pub fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
 }

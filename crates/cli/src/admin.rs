@@ -1,5 +1,5 @@
-//! Operator commands: `tarn cordon`, `uncordon`, `drain` and `fence`. The manager decides whether
-//! they are allowed.
+//! Operator commands: `tarn cordon`, `uncordon`, `drain` and `fence`. The manager decides whether a
+//! command is allowed.
 
 use proto::v1;
 
@@ -9,7 +9,7 @@ use crate::{
     print, view,
 };
 
-/// Closes a host or EMC to new reservations.
+/// Cordons a host or EMC, so that it accepts no new reservations.
 pub(crate) async fn cordon(
     target: CordonTarget,
     manager: &Connection,
@@ -18,7 +18,7 @@ pub(crate) async fn cordon(
     show(format, manager.call(manager.admin().cordon(v1::TargetRequest::from(target))).await?)
 }
 
-/// Ends a cordon or drain, or returns a quarantined slice to service.
+/// Uncordons a host or EMC, or returns a quarantined slice to service.
 pub(crate) async fn uncordon(
     target: UncordonTarget,
     manager: &Connection,

@@ -1,5 +1,5 @@
-//! Command-line arguments of `tarn`, parsed and checked without a manager. The effect of a command
-//! is in the file of its name.
+//! Command-line arguments of `tarn`. They are parsed and checked without a manager. Each command is
+//! implemented in the file with its name.
 
 use std::{ffi::OsString, path::PathBuf, time::Duration};
 
@@ -39,16 +39,16 @@ Counters for --counter, named after Intel's top-down method (any subset):
 #[derive(Debug, Parser)]
 #[command(name = "tarn", version, max_term_width = 100, after_help = EXIT_CODES)]
 pub struct Cli {
-    /// Options that every command takes.
+    /// Options that every command accepts.
     #[command(flatten)]
     pub global: Global,
-    /// Command to run.
+    /// Selected command.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// Returns the command line with the global options shown only in the help of `tarn` itself. Every
-/// subcommand still accepts them.
+/// Hides the global options in the help of all subcommands. Every subcommand still accepts the
+/// global options.
 pub(crate) fn hide_global_options(command: clap::Command) -> clap::Command {
     let global: Vec<_> = command.get_arguments().filter(|arg| arg.is_global_set()).cloned().collect();
     command.mut_subcommands(|sub| {
@@ -57,7 +57,7 @@ pub(crate) fn hide_global_options(command: clap::Command) -> clap::Command {
     })
 }
 
-/// Adds a pointer to the global options to every subcommand without an after-help text of its own.
+/// Adds a hint about global options to the help of every subcommand that has no other after-help.
 fn with_global_options_hint(command: clap::Command) -> clap::Command {
     let command = command.mut_subcommands(with_global_options_hint);
     if command.get_after_help().is_some() { command } else { command.after_help(GLOBAL_OPTIONS_HINT) }
@@ -66,18 +66,18 @@ fn with_global_options_hint(command: clap::Command) -> clap::Command {
 /// Commands of `tarn`.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Commands that need a connection to a manager.
+    /// Command that needs a connection to a manager.
     #[command(flatten)]
     Manager(ManagerCommand),
-    /// Replay a trace of VM arrivals on the rack and report the results
+    /// Replay a trace of VM arrivals on a running rack and report the results
     Replay(replay::Args),
-    /// Act as the VMM of one VM; started by `tarn replay`
+    /// Run as a stand-in for the VMM of one VM; started by `tarn replay`
     #[command(hide = true)]
     StandInVm(replay::StandIn),
     /// Evaluate predictions and fair shares offline, from recorded data; needs no manager
     #[command(subcommand)]
     Evaluate(evaluate::Subject),
-    /// Diagnose the rack, and this machine if it is a host, and show a fix for each problem
+    /// Diagnose the rack and, on a host, this machine, and show a fix for each problem
     Doctor(Doctor),
     /// Print shell completions
     Completions(Completions),
@@ -89,7 +89,7 @@ pub enum Command {
 /// Commands that need a connection to a manager.
 #[derive(Debug, Subcommand)]
 pub enum ManagerCommand {
-    /// List resources, or show one of them
+    /// List resources, or show one resource
     #[command(subcommand)]
     Get(Resource),
     /// Set properties of resources
@@ -101,7 +101,7 @@ pub enum ManagerCommand {
     /// Show every recorded decision about one resource with its inputs, oldest first
     #[command(subcommand)]
     Explain(ExplainSubject),
-    /// Show how a VM's memory would be split between local memory and pool, and the hosts that fit;
+    /// Show how a VM's memory would be split into local and pool memory, and the hosts that fit;
     /// reserves nothing
     #[command(after_help = COUNTERS)]
     PlanVm(PlanVm),
@@ -124,23 +124,23 @@ pub enum ManagerCommand {
     Drain(CordonTarget),
     /// Revoke a silent host's access to its slices
     Fence(Fence),
-    /// Save a copy of the manager's store while the manager runs; `pool-manager restore` restores
-    /// it
+    /// Save a copy of the manager's store while the manager runs; `pool-manager restore` reads the
+    /// copy
     Backup(Backup),
-    /// Print changes as they happen
+    /// Print changes of the rack as they happen
     Watch(Watch),
     /// Manage migration requests
     #[command(subcommand)]
     Migration(Migration),
-    /// Train a model; it is not used until it is promoted
+    /// Train a model; the manager does not use the model until `tarn promote`
     #[command(subcommand)]
     Train(models::Train),
-    /// Make a model the serving one, and compare it with the one it replaces
+    /// Make a model the serving model, and compare it with the previous serving model
     Promote(models::Promote),
     /// Return to the model that served before the last promotion
     Rollback(models::Rollback),
-    /// Import a model exported by Tarn or trained with LightGBM or scikit-learn; it is not used
-    /// until it is promoted
+    /// Import a model exported by Tarn or trained with LightGBM or scikit-learn; the manager does
+    /// not use the model until `tarn promote`
     #[command(after_help = evaluate::LABEL_COLUMNS)]
     ImportModel(models::Import),
     /// Export a model to stdout
@@ -166,13 +166,13 @@ pub enum Resource {
     /// List slices of 1 GiB
     #[command(visible_alias = "slice")]
     Slices(SliceFilter),
-    /// List reservations, the memory of VMs
+    /// List reservations, each the memory of one VM
     #[command(visible_alias = "reservation")]
     Reservations(ReservationFilter),
     /// List migration requests and their states
     #[command(visible_alias = "migration")]
     Migrations(VmFilter),
-    /// List models and the ones that serve
+    /// List models, and whether they serve
     #[command(visible_alias = "model")]
     Models,
     /// List the tenants of a host with their shares of local memory and of the link to remote
@@ -190,18 +190,18 @@ pub enum Resource {
 /// Properties that can be set.
 #[derive(Clone, Debug, Subcommand)]
 pub enum Set {
-    /// Set the weights of tenants of a host, and print all weights set there
+    /// Set weights of a host's tenants, and print all weights set on the host
     Weights(shares::SetWeights),
 }
 
-/// Optional name of one resource.
+/// Optional name of a host or EMC, to show only this resource.
 #[derive(Clone, Debug, Args)]
 pub struct NameFilter {
-    /// Show only this one
+    /// Show only the resource with this name
     pub name: Option<Name>,
 }
 
-/// Optional number of one slice.
+/// Optional number of a slice, to show only this slice.
 #[derive(Clone, Debug, Args)]
 pub struct SliceFilter {
     /// Show only this slice
@@ -209,7 +209,7 @@ pub struct SliceFilter {
     pub slice: Option<u32>,
 }
 
-/// Selection of reservations.
+/// Selection of the reservations to list.
 #[derive(Clone, Debug, Args)]
 pub struct ReservationFilter {
     /// Show only this reservation, given by its VM or as r-N
@@ -220,21 +220,21 @@ pub struct ReservationFilter {
     pub include_ended: bool,
 }
 
-/// Optional name of one VM.
+/// Optional name of a VM, to show only its migration requests.
 #[derive(Clone, Debug, Args)]
 pub struct VmFilter {
-    /// Show only this VM's
+    /// Show only migration requests for this VM
     pub vm: Option<Name>,
 }
 
-/// Selection of alarms.
+/// Selection of the alarms to list.
 #[derive(Clone, Debug, Args)]
 pub struct AlarmFilter {
     /// Show only alarms about this subject, such as h1 or "host h1"
     pub subject: Option<String>,
 }
 
-/// A resource with details.
+/// Resource whose details are shown.
 #[derive(Clone, Debug, Subcommand)]
 pub enum Subject {
     /// The rack as a whole
@@ -263,17 +263,17 @@ pub enum Subject {
     },
 }
 
-/// A subject of decisions.
+/// Resource or shares to explain.
 #[derive(Clone, Debug, Subcommand)]
 pub enum ExplainSubject {
-    /// A resource, explained by the recorded decisions about it.
+    /// Resource, explained by the recorded decisions about this resource.
     #[command(flatten)]
     Resource(Subject),
-    /// The shares of a host's tenants, as computed in its last epoch
+    /// The shares of a host's tenants, as computed in the last epoch
     Shares(shares::HostArg),
 }
 
-/// A VM to plan for.
+/// VM whose placement is planned.
 #[derive(Clone, Debug, Args)]
 pub struct PlanVm {
     /// Name of the VM
@@ -288,7 +288,7 @@ pub struct PlanVm {
     /// The VM's pages cannot be migrated (device assignment, SR-IOV)
     #[arg(long)]
     pub pinned: bool,
-    /// Customer or application; the strongest predictor of untouched memory
+    /// Customer or application of the VM; the strongest predictor of untouched memory
     #[arg(long, value_name = "NAME", default_value = "")]
     pub customer: String,
     /// VM type, such as m5.large
@@ -303,13 +303,13 @@ pub struct PlanVm {
     pub counter: Vec<(String, f64)>,
 }
 
-/// Parses a counter; the manager checks its name.
+/// Parses a counter as NAME=NUMBER. The manager checks the name.
 fn counter(text: &str) -> Result<(String, f64), String> {
     let pair = text.split_once('=').and_then(|(name, number)| Some((name.to_owned(), number.parse().ok()?)));
     pair.ok_or_else(|| "must be NAME=NUMBER, such as dram_bound=0.12".to_owned())
 }
 
-/// A request for the memory of a VM.
+/// Reservation to make: memory and cores for a VM on a host.
 #[derive(Clone, Debug, Args)]
 pub struct Reserve {
     /// Host that will run the VM
@@ -334,7 +334,7 @@ pub struct Reserve {
     /// host's agent]
     #[arg(long, value_name = "UID", value_parser = clap::value_parser!(u32).range(..i64::from(u32::MAX)))]
     pub uid: Option<u32>,
-    /// Check whether the reservation is possible without making it
+    /// Check whether the reservation is possible, and reserve nothing
     #[arg(long, conflicts_with = "wait_ready")]
     pub validate_only: bool,
     /// Wait until every slice is online
@@ -352,7 +352,7 @@ pub struct Reserve {
     pub client: Name,
 }
 
-/// One reservation.
+/// Reservation that a command refers to.
 #[derive(Clone, Debug, Args)]
 pub struct Target {
     /// VM, or its reservation as r-N
@@ -360,7 +360,7 @@ pub struct Target {
     pub target: VmOrReservation,
 }
 
-/// A reservation to release.
+/// Reservation to release, and how.
 #[derive(Clone, Debug, Args)]
 pub struct Release {
     /// VM, or its reservation as r-N
@@ -374,7 +374,7 @@ pub struct Release {
     pub reason: Option<String>,
 }
 
-/// A resource that can be closed to new reservations.
+/// Resource that can be cordoned or drained.
 #[derive(Clone, Debug, Subcommand)]
 pub enum CordonTarget {
     /// A host
@@ -383,14 +383,14 @@ pub enum CordonTarget {
     Emc(NameAndReason),
 }
 
-/// A resource that can be returned to service.
+/// Resource that can be returned to service.
 #[derive(Clone, Debug, Subcommand)]
 pub enum UncordonTarget {
     /// A host
     Host(NameAndReason),
     /// An EMC
     Emc(NameAndReason),
-    /// A quarantined slice: it is revoked, scrubbed, verified and then free
+    /// A quarantined slice, which is revoked, scrubbed, verified and then freed
     Slice {
         /// Number of the slice
         #[arg(value_name = "NUMBER")]
@@ -401,7 +401,7 @@ pub enum UncordonTarget {
     },
 }
 
-/// Name of a host or EMC, and a reason.
+/// Name of a host or EMC, and the reason for the command.
 #[derive(Clone, Debug, Args)]
 pub struct NameAndReason {
     /// Name of the host or EMC
@@ -411,12 +411,12 @@ pub struct NameAndReason {
     pub reason: Option<String>,
 }
 
-/// A host to fence.
+/// Host to fence, and confirmation that it is powered off.
 #[derive(Clone, Debug, Args)]
 pub struct Fence {
     /// Host to fence
     pub host: Name,
-    /// Confirm that the machine is powered off; its slices are then scrubbed and reused
+    /// Confirm that the host is powered off; its slices are then scrubbed and reused
     #[arg(long)]
     pub confirm_powered_off: bool,
     /// Reason, stored with the decision
@@ -424,15 +424,15 @@ pub struct Fence {
     pub reason: Option<String>,
 }
 
-/// Destination of a backup.
+/// Options of `tarn backup`.
 #[derive(Clone, Debug, Args)]
 pub struct Backup {
-    /// Destination file; must not exist
+    /// Destination file, which must not exist yet
     #[arg(long, value_name = "FILE")]
     pub to: PathBuf,
 }
 
-/// Selection of a stream.
+/// Options of `tarn watch`.
 #[derive(Clone, Debug, Args)]
 pub struct Watch {
     /// Stream to print
@@ -440,7 +440,7 @@ pub struct Watch {
     pub stream: WatchStream,
 }
 
-/// Streams that can be watched.
+/// Stream of changes that `tarn watch` prints.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum WatchStream {
     /// Free cores, local memory and slices of each host
@@ -468,7 +468,7 @@ pub enum Migration {
     },
 }
 
-/// States in which a scheduler can put a migration request.
+/// State that a scheduler can set for a migration request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Resolution {
     /// The VM will be migrated
@@ -488,7 +488,7 @@ pub struct Doctor {
     pub host_config: Option<PathBuf>,
 }
 
-/// Selection of a shell.
+/// Options of `tarn completions`.
 #[derive(Clone, Debug, Args)]
 pub struct Completions {
     /// Shell to generate completions for
@@ -496,15 +496,15 @@ pub struct Completions {
     pub shell: clap_complete::Shell,
 }
 
-/// Destination of manual pages.
+/// Options of `tarn man`.
 #[derive(Clone, Debug, Args)]
 pub struct Man {
     /// Destination directory; created if missing
     pub dir: PathBuf,
 }
 
-/// A reservation, given by its ID or by its VM: `r-7` is reservation 7, any other text the name of
-/// a VM.
+/// Reference to a reservation by its ID or its VM. Text of the form `r-7` is an ID, and any other
+/// text is the name of a VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VmOrReservation {
     /// Reservation with this ID.
@@ -530,8 +530,8 @@ impl From<VmOrReservation> for v1::ReservationRef {
     }
 }
 
-/// Returns whether arguments that could not be parsed request JSON output, so that the parse error
-/// can be printed as JSON.
+/// Returns whether arguments contain `--output json` in any notation. It also works for arguments
+/// that cannot be parsed, so that the parse error can be printed as JSON.
 pub(crate) fn requests_json(arguments: &[OsString]) -> bool {
     let joined = ["-ojson", "-o=json", "--output=json"];
     let separate = |pair: &[OsString]| (pair[0] == "-o" || pair[0] == "--output") && pair[1] == "json";

@@ -1,4 +1,5 @@
-//! `tarn backup`: saves a copy of the manager's store as a file that is either complete or absent.
+//! `tarn backup`: saves a copy of the manager's store as a file. If the backup fails, no file is
+//! left.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -22,7 +23,8 @@ struct Summary {
     bytes: u64,
 }
 
-/// Receives the backup into `FILE.PID.partial`, which is renamed once it is complete and durable.
+/// Receives the backup into `FILE.PID.partial`, and renames this file once it is complete and
+/// durable.
 pub(crate) async fn run(args: &Backup, manager: &Connection, format: Format) -> Result<(), Failure> {
     if args.to.exists() {
         return Err(Failure::InvalidValue {
@@ -39,7 +41,7 @@ pub(crate) async fn run(args: &Backup, manager: &Connection, format: Format) -> 
     let bytes = match received.and_then(|bytes| publish(&partial, &args.to).map(|()| bytes)) {
         Ok(bytes) => bytes,
         Err(failure) => {
-            let _ = fs::remove_file(&partial); // report the first error
+            let _ = fs::remove_file(&partial); // the error of the backup is more important
             return Err(failure);
         }
     };
@@ -50,7 +52,7 @@ pub(crate) async fn run(args: &Backup, manager: &Connection, format: Format) -> 
 async fn receive(mut file: File, partial: &Path, manager: &Connection) -> Result<u64, Failure> {
     let mut chunks = manager.call(manager.admin().backup(v1::BackupRequest {})).await?;
     let (mut bytes, mut total_bytes) = (0, None);
-    // The first message arrives after the manager has copied its store, which may take long.
+    // The long time limit is for the first message: the manager copies its store before sending it.
     while let Some(chunk) = manager.within(manager.wait_timeout(), chunks.message()).await? {
         file.write_all(&chunk.data).map_err(failed("write", partial))?;
         bytes += chunk.data.len() as u64;
@@ -58,7 +60,7 @@ async fn receive(mut file: File, partial: &Path, manager: &Connection) -> Result
     }
     if total_bytes != Some(bytes) {
         return Err(Failure::Protocol(format!(
-            "backup is incomplete: stream ended after {bytes} bytes without its last part"
+            "the backup is incomplete: the stream ended after {bytes} bytes, without its last part"
         )));
     }
     file.sync_all().map_err(failed("sync", partial))?;
@@ -67,7 +69,8 @@ async fn receive(mut file: File, partial: &Path, manager: &Connection) -> Result
 
 fn publish(partial: &Path, path: &Path) -> Result<(), Failure> {
     match rustix::fs::renameat_with(CWD, partial, CWD, path, RenameFlags::NOREPLACE) {
-        // NFS does not support RENAME_NOREPLACE.
+        // Fallback for file systems without RENAME_NOREPLACE, such as NFS. A hard link does not
+        // replace an existing file either.
         Err(Errno::INVAL | Errno::NOSYS) => {
             fs::hard_link(partial, path).and_then(|()| fs::remove_file(partial))
         }

@@ -1,4 +1,4 @@
-//! Shell completions and manual pages, generated from the definition of the command line.
+//! Generation of shell completions and manual pages from the definition of the command line.
 
 use std::fs;
 
@@ -6,15 +6,15 @@ use clap_complete::Shell;
 
 use crate::{Failure, args::Man, command, print};
 
-/// Prints the completions for one shell on stdout.
+/// Prints the completion script for a shell on stdout.
 pub(crate) fn print(shell: Shell) -> Result<(), Failure> {
     let mut text = Vec::new();
     clap_complete::generate(shell, &mut command(), "tarn", &mut text);
     print::out(&String::from_utf8_lossy(&text))
 }
 
-/// Writes one page for `tarn` and one for each command into a directory, which is created if
-/// missing.
+/// Writes a manual page for `tarn` and for each of its commands into a directory. Creates the
+/// directory if it does not exist.
 pub(crate) fn write_man_pages(args: &Man) -> Result<(), Failure> {
     let failed = |errno| Failure::File { operation: "write manual pages to", path: args.dir.clone(), errno };
     fs::create_dir_all(&args.dir).map_err(failed)?;

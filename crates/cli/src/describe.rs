@@ -1,5 +1,5 @@
-//! `tarn describe` and `tarn explain`: all details of one resource, and the recorded decisions
-//! about it.
+//! `tarn describe` prints all details of a resource, `tarn explain` the recorded decisions about a
+//! resource.
 
 use proto::v1;
 use serde::Serialize;
@@ -13,10 +13,10 @@ use crate::{
     view,
 };
 
-/// Maximum number of VMs that `tarn explain host` lists.
+/// Maximum number of VMs that `tarn explain` suggests for a host without recorded decisions.
 const VMS_SHOWN_MAX: usize = 8;
 
-/// A VM's reservation with its slices.
+/// Output of `tarn describe vm`: the reservation and its slices.
 #[derive(Debug, Serialize)]
 struct Vm {
     #[serde(flatten)]
@@ -24,7 +24,7 @@ struct Vm {
     slice_details: Vec<view::SliceDetail>,
 }
 
-/// A host with its VMs and alarms.
+/// Output of `tarn describe host`: the host with its VMs and alarms.
 #[derive(Debug, Serialize)]
 struct Host {
     #[serde(flatten)]
@@ -33,7 +33,7 @@ struct Host {
     alarms: Vec<view::Alarm>,
 }
 
-/// An EMC with its alarms.
+/// Output of `tarn describe emc`: the EMC and its alarms.
 #[derive(Debug, Serialize)]
 struct Emc {
     #[serde(flatten)]
@@ -65,18 +65,21 @@ async fn vm(target: VmOrReservation, manager: &Connection, format: Format) -> Re
     print::value(format, &vm, |_| table::details(&vm.reservation) + &section("SLICES", &vm.slice_details))
 }
 
-/// Returns the slices that still belong to the VM of a reservation; a slice granted to another VM
-/// since is omitted.
+/// Returns the slices of a reservation that still belong to its VM.
 ///
-/// A VM's slices are mostly adjacent, so the pages from its first to its last slice contain few
-/// others.
-async fn slices_of(of: &view::Reservation, manager: &Connection) -> Result<Vec<view::SliceDetail>, Failure> {
-    let (Some(first), Some(last)) = (of.slices.iter().min(), of.slices.iter().max()) else {
+/// The function lists all slices from the first to the last of the reservation. Slices of a VM are
+/// mostly adjacent, so the list contains few slices of other VMs.
+async fn slices_of(
+    reservation: &view::Reservation,
+    manager: &Connection,
+) -> Result<Vec<view::SliceDetail>, Failure> {
+    let slices = &reservation.slices;
+    let (Some(first), Some(last)) = (slices.iter().min(), slices.iter().max()) else {
         return Ok(Vec::new());
     };
     let range = lists::slices(manager, *first, *last).await?;
-    let its = |s: &v1::Slice| of.slices.contains(&s.slice) && s.vm.as_ref() == Some(&of.vm);
-    Ok(range.into_iter().filter(its).map(view::SliceDetail::from).collect())
+    let is_owned = |s: &v1::Slice| slices.contains(&s.slice) && s.vm.as_ref() == Some(&reservation.vm);
+    Ok(range.into_iter().filter(is_owned).map(view::SliceDetail::from).collect())
 }
 
 async fn host(name: String, manager: &Connection, format: Format) -> Result<(), Failure> {
@@ -97,7 +100,7 @@ async fn emc(name: String, manager: &Connection, format: Format) -> Result<(), F
     print::value(format, &emc, |_| table::details(&emc.emc) + &section("ALARMS", &emc.alarms))
 }
 
-/// Formats a table with a heading, or an empty string for an empty list.
+/// Formats a list as a table with a heading. Returns an empty string for an empty list.
 fn section<T: Row>(heading: &str, items: &[T]) -> String {
     if items.is_empty() { String::new() } else { format!("\n{heading}\n{}", table::rows(items, false)) }
 }
@@ -116,8 +119,8 @@ pub(crate) async fn explain(subject: Subject, manager: &Connection, format: Form
     })
 }
 
-/// Describes a resource without recorded decisions: its state, its alarms and the commands that
-/// explain its VMs.
+/// Describes a resource that has no recorded decisions: its state, its alarms, and the commands
+/// that explain its VMs.
 ///
 /// # Errors
 /// `NOT_FOUND` if the resource does not exist.
@@ -170,8 +173,8 @@ fn explain_hints(vms: impl IntoIterator<Item = String>) -> String {
     }
 }
 
-/// Returns the name under which the manager records decisions about a resource. Decisions about a
-/// reservation are recorded under its VM.
+/// Returns the name of a resource in the manager's audit log, such as "host h1". The log contains
+/// decisions about a reservation under the name of its VM.
 async fn decision_subject(subject: Subject, manager: &Connection) -> Result<String, Failure> {
     Ok(match subject {
         Subject::Rack => "rack".to_owned(),

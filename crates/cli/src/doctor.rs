@@ -1,5 +1,5 @@
-//! `tarn doctor`: checks a rack and shows a fix for each problem. It changes nothing. Checks of the
-//! local machine are in `local_host.rs`.
+//! `tarn doctor`: checks a rack and shows a fix for each problem, without changing anything. Checks
+//! of the local machine are in `local_host.rs`.
 
 mod local_host;
 
@@ -27,9 +27,7 @@ struct Finding {
     ok: bool,
     /// Checked resource, named as in alarms, such as "host h1".
     subject: String,
-
     message: String,
-
     fix: Option<String>,
 }
 
@@ -42,8 +40,8 @@ impl Finding {
         Self { check: check.into(), ok: false, subject, message, fix: Some(fix.into()) }
     }
 
-    /// Returns whether an alarm repeats this finding. Quarantined slices are one finding per cause,
-    /// but one alarm each.
+    /// Returns whether an alarm repeats this finding. Each quarantined slice has an alarm, but all
+    /// slices with the same cause are one finding.
     fn covers(&self, alarm: &Alarm) -> bool {
         let is_quarantine = self.check == "slices" && alarm.reason == "SLICE_QUARANTINED";
         !self.ok && (is_quarantine || self.subject == alarm.subject)
@@ -67,12 +65,12 @@ struct RackState {
     hosts: Vec<Host>,
     emcs: Vec<Emc>,
     quarantined: Vec<SliceDetail>,
-    /// Manager's clock (in whole seconds, if the response contains it) and the local clock when the
-    /// response arrived.
+    /// Time of the manager's clock in whole seconds, if a response contains it, and time of the
+    /// local clock when that response arrived.
     clocks: (Option<SystemTime>, SystemTime),
 }
 
-/// Prints all findings; fails if there is a problem.
+/// Prints all findings. Returns an error if a finding is a problem.
 pub(crate) async fn run(args: args::Doctor, global: &Global) -> Result<(), Failure> {
     let mut findings = findings(global).await?;
     findings.extend(local_host::findings(args.host_config, global.timeout).await);
@@ -85,8 +83,8 @@ pub(crate) async fn run(args: args::Doctor, global: &Global) -> Result<(), Failu
     }
 }
 
-/// Returns the findings about the rack. Invalid options are errors; an unreachable manager is a
-/// finding.
+/// Returns the findings about the rack. An unreachable manager is a finding. Invalid options are an
+/// error.
 async fn findings(global: &Global) -> Result<Vec<Finding>, Failure> {
     let manager = match Connection::open(global).await {
         Ok(manager) => manager,
@@ -97,7 +95,7 @@ async fn findings(global: &Global) -> Result<Vec<Finding>, Failure> {
     };
     Ok(match load(&manager).await {
         Ok(state) => {
-            [vec![Finding::ok("endpoint", format!("{} answers", manager.uri()))], check(&state)].concat()
+            [vec![Finding::ok("endpoint", format!("{} responds", manager.uri()))], check(&state)].concat()
         }
         Err(failure) => vec![unreachable(&failure)],
     })
@@ -130,7 +128,7 @@ fn date<T>(response: &Response<T>) -> Option<SystemTime> {
     httpdate::parse_http_date(date).ok()
 }
 
-/// Performs all checks. Alarms that repeat another finding are omitted.
+/// Performs all checks. Omits alarms that repeat another finding.
 fn check(state: &RackState) -> Vec<Finding> {
     let mut findings = vec![version(&state.rack), clock(state.clocks)];
     findings.extend(problems_or_ok("hosts", state.hosts.iter().filter_map(host), state.hosts.len()));
@@ -148,7 +146,7 @@ fn check(state: &RackState) -> Vec<Finding> {
     findings
 }
 
-/// Returns the problems, or one positive finding about `count` resources without problems.
+/// Returns the problems. Without problems, returns one positive finding about `count` resources.
 fn problems_or_ok(
     check: &'static str,
     problems: impl Iterator<Item = Finding>,
@@ -159,11 +157,11 @@ fn problems_or_ok(
 }
 
 fn version(rack: &Rack) -> Finding {
-    let ours = env!("CARGO_PKG_VERSION");
-    if rack.version == ours {
-        return Finding::ok("version", format!("manager and tarn have version {ours}"));
+    let own_version = env!("CARGO_PKG_VERSION");
+    if rack.version == own_version {
+        return Finding::ok("version", format!("manager and tarn have version {own_version}"));
     }
-    let message = format!("manager has version {}, tarn {ours}", rack.version);
+    let message = format!("manager has version {}, tarn has version {own_version}", rack.version);
     Finding::problem("version", "manager".to_owned(), message, "install the same version of both")
 }
 
@@ -199,7 +197,7 @@ fn host(host: &Host) -> Option<Finding> {
     let name = &host.host;
     let (message, fix) = match host.state.as_str() {
         "unknown" => (
-            format!("lease expired, still holds {} slices", host.slices),
+            format!("lease expired, host still owns {} slices", host.slices),
             format!("start its host-agent; if the machine is lost, run `tarn fence {name}`"),
         ),
         "fencing" => fencing(host),
@@ -221,16 +219,16 @@ fn host(host: &Host) -> Option<Finding> {
     Some(Finding::problem("hosts", format!("host {name}"), message, fix))
 }
 
-/// Returns message and fix for a host in state `fencing`, which holds its slices until its access
-/// is revoked for certain.
+/// Returns message and fix for a host in state `fencing`. The host owns its slices until its access
+/// is revoked.
 fn fencing(host: &Host) -> (String, String) {
     let (name, slices) = (&host.host, host.slices);
     let Some(error) = &host.fence_error else {
-        let message = format!("fencing in progress, still holds {slices} slices");
+        let message = format!("fencing in progress, host still owns {slices} slices");
         return (message, "wait; failed device requests are retried automatically".to_owned());
     };
     (
-        format!("fencing failed, still holds {slices} slices: {error}"),
+        format!("fencing failed, host still owns {slices} slices: {error}"),
         format!(
             "start its host-agent: the host returns to service once the agent reports that no slice is in use; or power \
              the machine off and run `tarn fence {name} --confirm-powered-off`"
@@ -251,7 +249,8 @@ fn emc(emc: &Emc) -> Option<Finding> {
     Some(Finding::problem("emcs", format!("emc {}", emc.emc), message, fix))
 }
 
-/// Lists cordoned and draining hosts and EMCs. They are no problem, but easily forgotten.
+/// Lists cordoned and draining hosts and EMCs. The finding is not a problem, but a reminder to
+/// uncordon them after maintenance.
 fn scheduling(state: &RackState) -> Finding {
     let hosts = state.hosts.iter().map(|h| ("host", &h.host, &h.scheduling));
     let emcs = state.emcs.iter().map(|e| ("emc", &e.emc, &e.scheduling));
@@ -276,8 +275,8 @@ fn buffer(rack: &Rack) -> Finding {
     Finding::problem("buffer", "pool".to_owned(), message, fix)
 }
 
-/// Returns one finding per EMC and reason, as fencing a host can quarantine thousands of slices for
-/// one reason.
+/// Returns one finding per EMC and reason, because fencing a host can quarantine thousands of
+/// slices for the same reason.
 fn quarantine(slices: &[SliceDetail]) -> Vec<Finding> {
     let mut causes: BTreeMap<(&str, &str), Vec<&Slice>> = BTreeMap::new();
     for s in slices {
@@ -295,7 +294,7 @@ fn quarantined_for(emc: &str, reason: &str, slices: &[&Slice]) -> Finding {
     };
     let message = format!("{} {noun} of {emc} quarantined: {reason}", numbers.len());
     let fix = format!(
-        "once no host can access it, run `tarn uncordon slice {argument}` (scrubs, verifies and frees it)"
+        "once no host can access the slice, run `tarn uncordon slice {argument}`, which scrubs, verifies and frees it"
     );
     Finding::problem("slices", subject, message, fix)
 }
@@ -351,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn cordoned_host_is_listed_but_no_problem() {
+    fn cordoned_host_is_listed_but_is_not_a_problem() {
         let mut state = healthy();
         state.hosts[0].scheduling = "cordoned".into();
         state.emcs[0].scheduling = "draining".into();
@@ -379,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn quarantined_slices_of_one_cause_are_one_finding() {
+    fn quarantined_slices_with_the_same_cause_are_one_finding() {
         let slice = |n, reason: &str| {
             SliceDetail::from(v1::Slice {
                 slice: n,
@@ -405,16 +404,16 @@ mod tests {
     }
 
     #[test]
-    fn host_with_failed_fencing_shows_both_fixes() {
+    fn finding_about_failed_fencing_shows_both_fixes() {
         let mut state = healthy();
         (state.hosts[0].state, state.hosts[0].slices) = ("fencing".into(), 3);
         let problem = |state: &RackState| check(state).into_iter().find(|f| !f.ok).unwrap();
-        assert_eq!(problem(&state).message, "fencing in progress, still holds 3 slices");
+        assert_eq!(problem(&state).message, "fencing in progress, host still owns 3 slices");
         state.hosts[0].fence_error = Some("`off h1` ended with exit status: 1".into());
         let finding = problem(&state);
         assert_eq!(
             finding.message,
-            "fencing failed, still holds 3 slices: `off h1` ended with exit status: 1"
+            "fencing failed, host still owns 3 slices: `off h1` ended with exit status: 1"
         );
         let fix = finding.fix.unwrap();
         assert!(fix.contains("host-agent") && fix.contains("`tarn fence h1 --confirm-powered-off`"), "{fix}");

@@ -1,4 +1,4 @@
-//! `tarn get`: lists of resources, or one of them. Details are left to `describe.rs`.
+//! `tarn get`: prints a list of resources, or one resource. `describe.rs` prints details.
 
 use proto::v1;
 
@@ -50,22 +50,22 @@ fn list<A, B: From<A> + crate::table::Row + serde::Serialize>(
     print::list(format, &items.into_iter().map(B::from).collect::<Vec<_>>())
 }
 
-/// Returns one EMC.
+/// Requests one EMC by name.
 pub(crate) async fn emc(manager: &Connection, emc: String) -> Result<view::Emc, Failure> {
     Ok(manager.call(manager.admin().get_emc(v1::GetEmcRequest { emc })).await?.into())
 }
 
-/// Returns one host.
+/// Requests one host by name.
 pub(crate) async fn host(manager: &Connection, host: String) -> Result<view::Host, Failure> {
     Ok(manager.call(manager.admin().get_host(v1::GetHostRequest { host })).await?.into())
 }
 
-/// Returns one slice.
+/// Requests one slice by number.
 pub(crate) async fn slice(manager: &Connection, slice: u32) -> Result<v1::Slice, Failure> {
     manager.call(manager.admin().get_slice(v1::GetSliceRequest { slice })).await
 }
 
-/// Returns one reservation.
+/// Requests one reservation by ID or VM.
 pub(crate) async fn reservation(
     manager: &Connection,
     target: VmOrReservation,
@@ -74,7 +74,7 @@ pub(crate) async fn reservation(
     Ok(manager.call(manager.admin().get_reservation(v1::GetReservationRequest { target })).await?.into())
 }
 
-/// Returns all alarms, or those about one subject, given as "host h1" or "h1".
+/// Requests the alarms, and returns all of them or those about `subject` ("host h1" or "h1").
 pub(crate) async fn alarms(manager: &Connection, subject: Option<&str>) -> Result<Vec<view::Alarm>, Failure> {
     let matches = |alarm: &v1::Alarm| subject.is_none_or(|subject| is_about(&alarm.subject, subject));
     Ok(lists::rack(manager).await?.alarms.into_iter().filter(matches).map(view::Alarm::from).collect())

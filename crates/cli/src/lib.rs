@@ -1,5 +1,5 @@
-//! Command-line client `tarn`, as a library for tests and packaging: it parses arguments, calls the
-//! pool manager and prints answers and errors. Decisions are left to the services.
+//! Command-line client `tarn`, as a library for tests and packaging. It parses arguments, calls the
+//! pool manager, and prints responses and errors. The services make all decisions.
 #![forbid(unsafe_code)]
 
 mod admin;
@@ -34,8 +34,8 @@ pub fn command() -> clap::Command {
     Cli::command()
 }
 
-/// Runs the command in `arguments` (the first is the program name), prints its result on stdout or
-/// its error on stderr, and returns the exit code.
+/// Runs the command in `arguments`, of which the first is the program name. Prints the result on
+/// stdout or the error on stderr, and returns the exit code.
 pub async fn run(arguments: Vec<OsString>) -> ExitCode {
     let parsed = args::hide_global_options(Cli::command()).try_get_matches_from(&arguments);
     let cli = match parsed.and_then(|matches| Cli::from_arg_matches(&matches)) {
@@ -49,8 +49,8 @@ pub async fn run(arguments: Vec<OsString>) -> ExitCode {
     }
 }
 
-/// Prints a parse error in clap's format, or as JSON if JSON was requested. Help and version are
-/// successes.
+/// Prints a parse error in clap's format, or as JSON if the arguments request JSON. Help and
+/// version are also parse errors in clap, but return the exit code for success.
 fn report_parse_error(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
     if error.use_stderr() && args::requests_json(arguments) {
         let message = error.to_string();
@@ -74,7 +74,7 @@ async fn dispatch(cli: Cli) -> Result<(), Failure> {
     }
 }
 
-/// Connects, runs a command and adds a hint to its error.
+/// Connects to the manager, runs a command and adds a hint to its error.
 async fn run_with_manager(command: ManagerCommand, global: &Global) -> Result<(), Failure> {
     let manager = Connection::open(global).await?;
     let names = suggestions::Names::of(&command);

@@ -1,4 +1,4 @@
-//! Entry point of the command `tarn`; everything else is in the library `cli`.
+//! Entry point of the command `tarn`, which is implemented in the library `cli`.
 
 use std::process::ExitCode;
 

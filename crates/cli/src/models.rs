@@ -1,5 +1,5 @@
-//! `tarn train`, `promote`, `rollback`, `import-model` and `export-model`: training and selection
-//! of prediction models. The manager trains and evaluates models.
+//! `tarn train`, `promote`, `rollback`, `import-model` and `export-model`: commands for prediction
+//! models. The manager trains and evaluates the models.
 
 use std::{io::Write as _, path::PathBuf};
 
@@ -15,7 +15,7 @@ use crate::{
     table::{self, Column, Row, col, moment, percent, wide},
 };
 
-/// Kinds of models.
+/// Quantity that a model predicts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Kind {
     /// Frigid memory: memory that a VM never touches
@@ -24,7 +24,7 @@ pub enum Kind {
     Sensitivity,
 }
 
-/// Models that can be trained.
+/// Kind of model to train.
 #[derive(Clone, Debug, Subcommand)]
 pub enum Train {
     /// Train a model of frigid (untouched) memory on the outcomes stored by the manager (see `tarn
@@ -32,22 +32,22 @@ pub enum Train {
     #[command(after_help = METRICS_HELP)]
     Frigid,
     /// Train a model of latency sensitivity on labelled workloads; without --labels, on synthetic
-    /// ones
+    /// workloads
     #[command(after_help = LABEL_COLUMNS)]
     Sensitivity(Workloads),
 }
 
-/// Explanation of the printed metrics.
+/// Help on the printed metrics of models.
 pub const METRICS_HELP: &str = "\
-Metrics of frigid memory come from a backtest on the latest VMs, each predicted by a model trained on VMs that ended before:
-  TARGET RATE    allowed rate of overpredictions
-  ACTUAL RATE    measured rate of overpredictions
-  FRIGID         memory predicted as untouched, of all memory of these VMs
+Metrics of a frigid-memory model come from a backtest. Each VM is predicted by a model trained on VMs that ended before:
+  TARGET RATE    allowed fraction of overpredicted VMs
+  ACTUAL RATE    measured fraction of overpredicted VMs
+  FRIGID         fraction of the VMs' memory that was predicted to stay untouched
   VMS            number of VMs in the backtest
-Metrics of sensitivity are the labelled workloads placed entirely on the pool, at thresholds with the given rate of errors.
-The comparison with the serving model uses only VMs that started after that model was created.";
+Metrics of a sensitivity model are the fractions of labelled workloads placed entirely on the pool, and their error rates.
+The comparison with the serving model uses only VMs that started after the serving model was created.";
 
-/// A model to promote.
+/// Options of `tarn promote`.
 #[derive(Clone, Debug, Args)]
 #[command(after_help = METRICS_HELP)]
 pub struct Promote {
@@ -56,19 +56,19 @@ pub struct Promote {
     /// Version of the model
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     pub version: u32,
-    /// Compare the model with the serving one without promoting it
+    /// Compare the model with the serving model, and do not promote it
     #[arg(long)]
     pub validate_only: bool,
 }
 
-/// Models to roll back.
+/// Options of `tarn rollback`.
 #[derive(Clone, Debug, Args)]
 pub struct Rollback {
     /// Kind of the model
     pub kind: Kind,
 }
 
-/// A model to import.
+/// Options of `tarn import-model`.
 #[derive(Clone, Debug, Args)]
 pub struct Import {
     /// Kind of the model
@@ -78,13 +78,13 @@ pub struct Import {
     pub format: ModelFileFormat,
     /// File with the model
     pub file: PathBuf,
-    /// Workloads to select thresholds with, for a sensitivity model trained elsewhere; must differ
-    /// from its training data
+    /// Workloads from which the thresholds of an external sensitivity model are selected. They must
+    /// differ from the model's training data.
     #[command(flatten)]
     pub workloads: Workloads,
 }
 
-/// A model to export.
+/// Options of `tarn export-model`.
 #[derive(Clone, Debug, Args)]
 pub struct Export {
     /// Kind of the model
@@ -94,7 +94,7 @@ pub struct Export {
     pub version: Option<u32>,
 }
 
-/// File formats of models.
+/// File format of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ModelFileFormat {
     /// Format of `tarn export-model`
@@ -105,7 +105,7 @@ pub enum ModelFileFormat {
     Onnx,
 }
 
-/// Trains a model, which does not serve before its promotion.
+/// Trains a model and prints its metrics. The model does not serve before its promotion.
 pub(crate) async fn train(command: Train, manager: &Connection, format: Format) -> Result<(), Failure> {
     let (kind, labels) = match command {
         Train::Frigid => (Kind::Frigid, None),
@@ -118,7 +118,7 @@ pub(crate) async fn train(command: Train, manager: &Connection, format: Format) 
     )
 }
 
-/// Imports a model, which does not serve before its promotion.
+/// Imports a model and prints its metrics. The model does not serve before its promotion.
 pub(crate) async fn import(args: Import, manager: &Connection, format: Format) -> Result<(), Failure> {
     let content = open::bytes(&args.file, MODEL_BYTES_MAX)?;
     let needs_labels = args.kind == Kind::Sensitivity && args.format != ModelFileFormat::Tarn;
@@ -143,7 +143,7 @@ fn print_created(model: v1::Model, format: Format) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Promotes a model, or only compares it with the serving one.
+/// Promotes a model, or only compares it with the serving model.
 pub(crate) async fn promote(args: Promote, manager: &Connection, format: Format) -> Result<(), Failure> {
     let request = v1::PromoteModelRequest {
         kind: v1::ModelKind::from(args.kind).into(),
@@ -156,7 +156,7 @@ pub(crate) async fn promote(args: Promote, manager: &Connection, format: Format)
     print::value(format, &model, |_| model.text())
 }
 
-/// Returns to the previously serving model.
+/// Makes the previously serving model serve again, and prints it.
 pub(crate) async fn roll_back(args: Rollback, manager: &Connection, format: Format) -> Result<(), Failure> {
     let request = v1::RollbackModelRequest { kind: v1::ModelKind::from(args.kind).into() };
     let serves = manager.call(manager.models().rollback_model(request)).await?.model.map(Model::from);
@@ -166,7 +166,7 @@ pub(crate) async fn roll_back(args: Rollback, manager: &Connection, format: Form
     })
 }
 
-/// Prints all models.
+/// Prints all models, one per row.
 pub(crate) async fn list(manager: &Connection, format: Format) -> Result<(), Failure> {
     let models = manager.call(manager.models().list_models(v1::ListModelsRequest {})).await?.models;
     print::list(format, &models.into_iter().map(Model::from).collect::<Vec<_>>())
@@ -198,10 +198,12 @@ fn labels(workloads: &Workloads, format: Format) -> Result<v1::Labels, Failure> 
 }
 
 impl Kind {
-    /// Describes placement without a serving model of this kind.
+    /// Describes how VMs are placed while no model of this kind serves.
     const fn without(self) -> &'static str {
         match self {
-            Self::Frigid => "plans place a fixed share of each VM on the pool ([policy] pool_share)",
+            Self::Frigid => {
+                "plans place a fixed fraction of each VM's memory on the pool ([policy] pool_share)"
+            }
             Self::Sensitivity => "no VM is placed entirely on the pool",
         }
     }
@@ -233,7 +235,7 @@ impl From<ModelFileFormat> for v1::ModelFormat {
     }
 }
 
-/// A model, as printed.
+/// Model as printed by `tarn get models`, with its metrics.
 #[derive(Clone, Debug, Serialize)]
 struct Model {
     kind: &'static str,
@@ -249,7 +251,7 @@ struct Model {
     comparison: Option<Comparison>,
 }
 
-/// Metrics at one error rate.
+/// Metrics of a model at one target error rate.
 #[derive(Clone, Debug, Serialize)]
 struct Metric {
     target_rate: f64,
@@ -258,7 +260,7 @@ struct Metric {
     samples: u64,
 }
 
-/// Comparison with the serving model.
+/// Comparison of a model with the serving model.
 #[derive(Clone, Debug, Serialize)]
 struct Comparison {
     version: u32,
@@ -320,7 +322,8 @@ impl Model {
         )
     }
 
-    /// Explains why there is no comparison, as its absence could be mistaken for a good result.
+    /// Explains why there is no comparison. Otherwise a missing comparison could be mistaken for a
+    /// good result.
     fn not_compared(&self) -> String {
         let reason = match self.kind {
             _ if self.serving => return String::new(),
@@ -330,15 +333,16 @@ impl Model {
         format!("\nnot compared with the serving model: {reason}\n")
     }
 
-    /// Lists the thresholds nearest to some error rates.
+    /// Formats the fraction of workloads placed on the pool at error rates of at most 1, 2, 4 and
+    /// 10 %.
     fn thresholds(&self) -> String {
-        let up_to = |rate: f64| self.metrics.iter().rfind(|cut| cut.actual_rate <= rate);
+        let up_to = |rate: f64| self.metrics.iter().rfind(|metric| metric.actual_rate <= rate);
         let line = |rate: f64| {
-            let cut = up_to(rate)?;
+            let metric = up_to(rate)?;
             Some(format!(
-                "{} placed on the pool, error rate {}\n",
-                percent(cut.share),
-                percent(cut.actual_rate)
+                "{} of workloads placed on the pool, error rate {}\n",
+                percent(metric.share),
+                percent(metric.actual_rate)
             ))
         };
         let mut lines: Vec<String> = [0.01, 0.02, 0.04, 0.1].into_iter().filter_map(line).collect();

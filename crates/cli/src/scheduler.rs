@@ -1,5 +1,5 @@
-//! Commands for the requests that a scheduler makes: `tarn plan-vm`, `reserve`, `wait-ready`,
-//! `commit`, `release` and `migration`.
+//! Commands for the requests of a scheduler: `tarn plan-vm`, `reserve`, `wait-ready`, `commit`,
+//! `release` and `migration`.
 
 use std::{
     io::{self, Write as _},
@@ -39,7 +39,7 @@ pub(crate) async fn reserve(args: Reserve, manager: &Connection, format: Format)
     let validate_only = args.validate_only;
     let request_id = match &args.request_id {
         Some(id) => id.clone(),
-        None if validate_only => random_id()?, // never repeated, as it has no effect
+        None if validate_only => random_id()?, // not printed: a validation changes nothing and can be repeated with any ID
         None => new_request_id(format)?,
     };
     let request = request(args, request_id);
@@ -68,8 +68,8 @@ fn request(args: Reserve, request_id: RequestId) -> v1::ReserveRequest {
     }
 }
 
-/// Returns a new request ID. The ID is printed before its use, so that the request can be repeated
-/// if the response is lost.
+/// Creates a random request ID and prints it before the request is sent. If the response is lost,
+/// the user can repeat the request with this ID.
 fn new_request_id(format: Format) -> Result<RequestId, Failure> {
     let id = random_id()?;
     let line = match format {
@@ -88,8 +88,8 @@ fn random_id() -> Result<RequestId, Failure> {
         .expect("32 hex digits are a valid request ID"))
 }
 
-/// Waits until every slice is online. The manager enforces the time limit; the client waits
-/// slightly longer for its response.
+/// Waits until every slice is online. The manager enforces the time limit. The client waits
+/// slightly longer, so that the manager's timeout error arrives.
 pub(crate) async fn wait_ready(
     target: VmOrReservation,
     manager: &Connection,
@@ -164,7 +164,8 @@ fn show(format: Format, reservation: v1::Reservation) -> Result<(), Failure> {
     print::one(format, &view::Reservation::from(reservation))
 }
 
-/// Returns a duration in whole milliseconds, at least 1 as 0 means "default" in requests.
+/// Converts a duration to whole milliseconds. Returns at least 1, because 0 means the default in
+/// requests.
 fn whole_ms(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX).max(1)
 }

@@ -1,5 +1,5 @@
-//! `tarn get shares`, `get weights`, `set weights` and `explain shares`: shares of a host's tenants
-//! and their weights. The host's agent computes the shares.
+//! `tarn get shares`, `get weights`, `set weights` and `explain shares`: shares and weights of a
+//! host's tenants. The host's agent computes the shares.
 
 mod text;
 
@@ -13,14 +13,14 @@ use crate::{
     table::{Column, Row, col, moment, percent, size, wide},
 };
 
-/// A host.
+/// Host whose tenants are shown.
 #[derive(Clone, Debug, Args)]
 pub struct HostArg {
     /// Name of the host
     pub host: Name,
 }
 
-/// Weights to set.
+/// Options of `tarn set weights`.
 #[derive(Clone, Debug, Args)]
 pub struct SetWeights {
     /// Name of the host
@@ -31,7 +31,7 @@ pub struct SetWeights {
     pub weights: Vec<(Name, f64)>,
 }
 
-/// Parses a tenant and its weight; the manager checks the range.
+/// Parses a weight as TENANT=WEIGHT. The manager checks the range.
 fn weight(text: &str) -> Result<(Name, f64), String> {
     let (tenant, number) = text.split_once('=').ok_or("must be TENANT=WEIGHT, such as web=2")?;
     let weight = number.parse().map_err(|_| format!("{number:?} is not a number: must be TENANT=WEIGHT"))?;
@@ -44,28 +44,25 @@ pub(crate) async fn list(args: HostArg, manager: &Connection, format: Format) ->
     print::list(format, &shares.tenants)?;
     if shares.state == BLOCKED {
         let reason = shares.reason.map(|reason| format!(": {reason}")).unwrap_or_default();
-        print::note(
-            format,
-            &format!("shares and estimates are unchanged since before the last epoch{reason}"),
-        );
+        print::note(format, &format!("the last epoch did not update shares and estimates{reason}"));
     }
     let step = shares.certificate.as_ref().map(|certificate| certificate.step);
     if let Some(step) = step.filter(|step| shares.state == SET && *step < FULL_STEP) {
         print::note(
             format,
             &format!(
-                "shares move gradually, {} of the distance in this epoch: gains refer to the current shares",
+                "shares change gradually: {} of the change was applied in this epoch, and gains refer to the current shares",
                 percent(step)
             ),
         );
     }
     let (host, at) = (&shares.host, moment(shares.at_unix_ms));
-    let none = if shares.tenants.is_empty() { ": no tenants, or not measured yet" } else { "" };
-    print::note(format, &format!("reported by host {host} at {at}{none}"));
+    let no_tenants = if shares.tenants.is_empty() { ": no tenants, or not measured yet" } else { "" };
+    print::note(format, &format!("reported by host {host} at {at}{no_tenants}"));
     Ok(())
 }
 
-/// Explains the shares of the last epoch as text.
+/// Prints the shares of the last epoch with explanations.
 pub(crate) async fn explain(args: HostArg, manager: &Connection, format: Format) -> Result<(), Failure> {
     let shares = load(args, manager).await?;
     print::value(format, &shares, |_| shares.text())
@@ -78,7 +75,7 @@ async fn load(args: HostArg, manager: &Connection) -> Result<Shares, Failure> {
 
 /// Prints all weights set on a host.
 pub(crate) async fn list_weights(args: HostArg, manager: &Connection, format: Format) -> Result<(), Failure> {
-    // A request without weights changes nothing and returns those set.
+    // A request without weights changes nothing and returns all weights that are set.
     set_weights(SetWeights { host: args.host, weights: Vec::new() }, manager, format).await
 }
 
@@ -96,28 +93,28 @@ pub(crate) async fn set_weights(
     print::list(format, &set.into_iter().map(weight).collect::<Vec<_>>())
 }
 
-/// Smallest step that is printed as 100.0 %.
+/// Smallest step that is printed as 100.0 %. A step is the fraction of a change that was applied.
 const FULL_STEP: f64 = 0.9995;
-/// State of shares after an epoch that updated them.
+/// State after an epoch that updated the shares.
 const SET: &str = "set";
-/// State of shares after an epoch that could not update them.
+/// State after an epoch that could not update the shares.
 const BLOCKED: &str = "blocked";
 
-/// Weight of one tenant.
+/// Weight of one tenant as printed by `tarn get weights`.
 #[derive(Clone, Debug, Serialize)]
 struct Weight {
     tenant: String,
     weight: f64,
 }
 
-/// Share of memory and link bandwidth.
+/// Share of local memory (MiB) and link bandwidth (MB/s).
 #[derive(Clone, Debug, Serialize)]
 struct Share {
     memory_mib: u64,
     bandwidth_mb_s: u64,
 }
 
-/// One tenant after an epoch.
+/// Shares and measurements of one tenant at the end of an epoch.
 #[derive(Clone, Debug, Serialize)]
 struct Tenant {
     tenant: String,
@@ -127,10 +124,10 @@ struct Tenant {
     share: Option<Share>,
     memory_used_mib: u64,
     bandwidth_used_mb_s: f64,
-    /// Fraction of time stalled on memory or I/O, 0 to 1.
+    /// Fraction of time in which the tenant was stalled on memory or I/O, 0 to 1.
     stalled: f64,
     bandwidth_demand_mb_s: f64,
-    /// Throughput relative to an equal split.
+    /// Estimated throughput relative to an equal split.
     gain: f64,
     access_source: String,
     /// Relative error of the estimated gain, 0 to 1.
@@ -254,7 +251,8 @@ fn rate(mb_s: f64) -> String {
     format!("{mb_s:.0}MB/s")
 }
 
-/// Formats a gain in throughput, without a sign for zero.
+/// Formats a throughput relative to an equal split as a gain in percent. Avoids a minus sign for
+/// gains that are rounded to zero.
 fn gained(gain: f64) -> String {
     let tenths = ((gain - 1.0) * 1000.0).round() + 0.0;
     percent(tenths / 1000.0)

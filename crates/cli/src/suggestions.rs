@@ -1,5 +1,5 @@
-//! Suggestions for misspelled names: extends the hint of a rejected request by similar names and by
-//! the existing ones.
+//! Suggestions for misspelled names. The hint of a request with an unknown name contains the most
+//! similar name and all existing names.
 
 use crate::{
     Connection, Failure, ManagerCommand,
@@ -11,18 +11,18 @@ use crate::{
     lists,
 };
 
-/// Maximum number of names in a hint.
+/// Maximum number of existing names in a hint.
 const NAMES_SHOWN_MAX: usize = 8;
-/// Maximum edit distance of a suggested name.
+/// Maximum Damerau-Levenshtein distance of a suggested name from the requested name.
 const EDIT_DISTANCE_MAX: usize = 2;
 
-/// Names in a command.
+/// Names of resources in a command.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Names {
     host: Option<String>,
     emc: Option<String>,
     vm: Option<String>,
-    /// The VM, or its reservation as r-N.
+    /// Name of the VM, or the ID of its reservation (r-N).
     vm_or_reservation: Option<String>,
     slice: Option<u32>,
 }
@@ -52,7 +52,8 @@ impl Names {
         Self { slice: Some(slice), ..Self::default() }
     }
 
-    /// Adds a hint whose commands contain the names of the request.
+    /// Adds a hint for the reason of the error. The commands in the hint contain the requested
+    /// names.
     fn add_generic_hint(self, failure: Failure) -> Failure {
         let subjects = Subjects { host: self.host, vm: self.vm_or_reservation, slice: self.slice };
         match failure {
@@ -69,7 +70,7 @@ impl Names {
         }
     }
 
-    /// Returns the names in a command.
+    /// Collects the names in a command.
     pub(crate) fn of(command: &ManagerCommand) -> Self {
         use ManagerCommand as C;
         match command {
@@ -118,8 +119,8 @@ impl Names {
         }
     }
 
-    /// Adds a hint to an error: existing names if a name was not found, otherwise the hint for its
-    /// reason.
+    /// Adds a hint to an error. If a name was not found, the hint lists existing names. Otherwise
+    /// it is the hint for the reason of the error.
     pub(crate) async fn add_hint(self, failure: Failure, manager: &Connection) -> Failure {
         let suggestion = match failure.reason().as_deref() {
             Some("HOST_NOT_FOUND") => suggest("hosts", self.host.clone(), hosts(manager).await),
@@ -142,26 +143,26 @@ async fn emcs(manager: &Connection) -> Vec<String> {
     lists::emcs(manager).await.unwrap_or_default().into_iter().map(|e| e.emc).collect()
 }
 
-/// Returns the VMs of the first page of reservations, which suffices for a suggestion.
+/// Returns the VMs on the first page of reservations. One page is enough for a suggestion.
 async fn vms(manager: &Connection) -> Vec<String> {
     let request = proto::v1::ListReservationsRequest::default();
     let page = manager.call(manager.admin().list_reservations(request)).await;
     page.map(|page| page.reservations.into_iter().map(|r| r.vm).collect()).unwrap_or_default()
 }
 
-/// Formats a hint such as "did you mean h1? available hosts: h1, h2"; `None` without existing
-/// names.
+/// Formats a hint such as "did you mean h1? available hosts: h1, h2". Returns `None` if no names
+/// exist.
 fn suggest(kind: &str, requested: Option<String>, existing: Vec<String>) -> Option<String> {
     let requested = requested.filter(|_| !existing.is_empty())?;
     let nearest = nearest(&requested, &existing);
     let question = nearest.map(|name| format!("did you mean {name}? ")).unwrap_or_default();
-    let more = if existing.len() > NAMES_SHOWN_MAX {
+    let omitted = if existing.len() > NAMES_SHOWN_MAX {
         format!(" and {} more", existing.len() - NAMES_SHOWN_MAX)
     } else {
         String::new()
     };
     let shown = existing.iter().take(NAMES_SHOWN_MAX).map(String::as_str).collect::<Vec<_>>().join(", ");
-    Some(format!("{question}available {kind}: {shown}{more}"))
+    Some(format!("{question}available {kind}: {shown}{omitted}"))
 }
 
 fn nearest<'a>(requested: &str, existing: &'a [String]) -> Option<&'a String> {
@@ -174,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn misspelled_name_is_answered_with_the_nearest() {
+    fn hint_for_misspelled_name_contains_nearest_name() {
         let existing = ["rack1-host1", "rack1-host2", "web"].map(str::to_owned).to_vec();
         let hint = suggest("hosts", Some("rack1-hsot2".to_owned()), existing.clone());
         assert_eq!(
@@ -187,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn suggestion_in_a_large_rack_is_truncated() {
+    fn hint_lists_eight_names_and_counts_the_others() {
         let existing: Vec<_> = (0..1000).map(|n| format!("h{n}")).collect();
         let hint = suggest("hosts", Some("x".repeat(9)), existing).unwrap();
         assert_eq!(hint, "available hosts: h0, h1, h2, h3, h4, h5, h6, h7 and 992 more");

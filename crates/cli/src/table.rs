@@ -1,5 +1,4 @@
-//! Layout of tables: columns of each resource and formatting of rows. Printing is left to
-//! `print.rs`.
+//! Table columns of each resource, and text formats of other results.
 
 pub(crate) use cli_runtime::table::{Column, Row, col, details, moment, percent, rows, size, wide};
 
@@ -20,11 +19,11 @@ fn joined(texts: &[String]) -> String {
     if texts.is_empty() { "-".to_owned() } else { texts.join(",") }
 }
 
-fn yes(truth: bool) -> String {
-    if truth { "yes" } else { "no" }.to_owned()
+fn yes_or_no(value: bool) -> String {
+    if value { "yes" } else { "no" }.to_owned()
 }
 
-/// Formats numbers as ranges: `0-3,7`.
+/// Formats slice numbers as ranges, such as `0-3,7`.
 pub(crate) fn ranges(numbers: &[u32]) -> String {
     let mut sorted = numbers.to_vec();
     sorted.sort_unstable();
@@ -37,7 +36,7 @@ pub(crate) fn ranges(numbers: &[u32]) -> String {
     joined(&text.collect::<Vec<_>>())
 }
 
-/// Describes a reservation that would be possible.
+/// Formats the result of `tarn reserve --validate-only`.
 pub(crate) fn validated(v: &Validated) -> String {
     format!(
         "valid, nothing reserved: vm {} on host {} would get {} of pool memory (slices {}), {} of local memory and {} cores\n",
@@ -99,7 +98,7 @@ impl Row for Reservation {
         col("LOCAL", |r| size(r.local_bytes)),
         col("POOL", |r| size(r.pool_bytes)),
         wide("CORES", |r| r.cores.to_string()),
-        wide("PINNED", |r| yes(r.pinned)),
+        wide("PINNED", |r| yes_or_no(r.pinned)),
         wide("UID", |r| r.uid.map_or_else(|| "-".to_owned(), |uid| uid.to_string())),
         wide("PROCESS", |r| if r.process_running { "running" } else { "-" }.to_owned()),
         wide("SLICES", |r| ranges(&r.slices)),
@@ -110,7 +109,8 @@ impl Row for Reservation {
     ];
 }
 
-/// Returns the state, and for a released VM whether its process still runs.
+/// Returns the state of a reservation. For a released reservation it includes whether the VM's
+/// process still runs.
 fn reservation_state(r: &Reservation) -> String {
     if r.state == "released" && r.process_running { "released, running".to_owned() } else { r.state.clone() }
 }
@@ -175,7 +175,7 @@ impl Row for Rack {
 impl Row for HostFit {
     const COLUMNS: &'static [Column<Self>] = &[
         col("HOST", |f| f.host.clone()),
-        col("FITS", |f| yes(f.fits)),
+        col("FITS", |f| yes_or_no(f.fits)),
         col("FREE CORES", |f| f.free_cores.to_string()),
         col("FREE LOCAL", |f| size(f.free_local_bytes)),
         col("EMC", |f| or_dash(f.emc.as_ref())),
@@ -186,7 +186,7 @@ impl Row for HostFit {
 impl Row for HostCapacity {
     const COLUMNS: &'static [Column<Self>] = &[
         col("HOST", |h| h.host.clone()),
-        col("SCHEDULABLE", |h| yes(h.schedulable)),
+        col("SCHEDULABLE", |h| yes_or_no(h.schedulable)),
         col("FREE CORES", |h| h.free_cores.to_string()),
         col("FREE LOCAL", |h| size(h.free_local_bytes)),
         col("FREE SLICES", free_slices),
@@ -214,7 +214,7 @@ impl Row for TargetResult {
         &[col("REVISION", |d| d.revision.to_string()), col("WAITING FOR", |d| joined(&d.waiting_for))];
 }
 
-/// Formats one decision as a paragraph.
+/// Formats a recorded decision, with its inputs and alternatives on separate lines.
 pub(crate) fn decision(d: &Decision) -> String {
     let model = d.model.iter().map(|m| format!("  model: {m}\n")).collect::<String>();
     let facts = d.facts.iter().map(|(name, value)| format!("  {name} = {value}\n")).collect::<String>();
@@ -225,7 +225,7 @@ pub(crate) fn decision(d: &Decision) -> String {
     format!("{head}\n{reason}{model}{facts}{others}")
 }
 
-/// Formats a plan: the split, then the hosts.
+/// Formats a plan: the split of the memory, the reason, and a table of hosts.
 pub(crate) fn plan(p: &Plan) -> String {
     let reason = p.decision.iter().map(|d| format!("reason: {}\n", d.reason)).collect::<String>();
     format!("local {}, pool {}\n{reason}\n{}", size(p.local_bytes), size(p.pool_bytes), rows(&p.hosts, true))
@@ -236,7 +236,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn adjacent_slices_are_a_range() {
+    fn adjacent_slices_are_printed_as_a_range() {
         assert_eq!(ranges(&[7, 0, 1, 2, 3, u32::MAX]), "0-3,7,4294967295");
         assert_eq!(ranges(&[]), "-");
     }

@@ -1,5 +1,5 @@
-//! `tarn telemetry`: import of outcomes of VMs into the manager, and their export as CSV for
-//! training elsewhere.
+//! `tarn telemetry`: imports outcomes of VMs into the manager, and exports outcomes as CSV for
+//! external training.
 
 use std::{
     fs,
@@ -26,17 +26,17 @@ use crate::{
     table::{Column, Row, col},
 };
 
-/// Commands for outcomes.
+/// Commands for outcomes of VMs.
 #[derive(Clone, Debug, Subcommand)]
 pub enum Telemetry {
     /// Import outcomes of ended VMs from a table; VMs already stored are skipped
-    #[command(after_help = evaluate::own_columns())]
+    #[command(after_help = evaluate::custom_columns_help())]
     Import(Import),
-    /// Export all outcomes as CSV to stdout, in the columns of import
+    /// Export all outcomes as CSV to stdout, with the columns of `import --format csv`
     Export(Export),
 }
 
-/// A table of ended VMs.
+/// Options of `tarn telemetry import`.
 #[derive(Clone, Debug, Args)]
 pub struct Import {
     /// Format of the table
@@ -44,13 +44,13 @@ pub struct Import {
     format: TableFormat,
     /// File with the table, plain or gzip-compressed
     file: PathBuf,
-    /// Keep timestamps, which are seconds since 1970; by default, they are shifted so that the last
-    /// VM ends at the modification time of the file
+    /// Keep the timestamps, which must be seconds since 1970; by default, all timestamps are
+    /// shifted so that the last VM ends at the modification time of the file
     #[arg(long)]
     keep_timestamps: bool,
 }
 
-/// Options of the export.
+/// Options of `tarn telemetry export`.
 #[derive(Clone, Debug, Args)]
 pub struct Export {
     /// Export training features instead: numeric columns known at the start of each VM, and the
@@ -59,7 +59,7 @@ pub struct Export {
     features: bool,
 }
 
-/// Result of an import.
+/// Number of rows of an imported table, by result.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 struct ImportResult {
     added: u64,
@@ -68,7 +68,7 @@ struct ImportResult {
     invalid: u64,
 }
 
-/// Runs the command.
+/// Runs a command for outcomes.
 pub(crate) async fn run(command: Telemetry, manager: &Connection, format: Format) -> Result<(), Failure> {
     match command {
         Telemetry::Import(args) => import(args, manager, format).await,
@@ -84,7 +84,7 @@ async fn import(args: Import, manager: &Connection, format: Format) -> Result<()
     if !args.keep_timestamps {
         end_with(&mut trusted, modification_time(&args.file)?);
     }
-    trusted.sort_by_key(|sample| sample.outcome.ended); // the manager treats the last outcome as the latest
+    trusted.sort_by_key(|sample| sample.outcome.ended); // the manager stores outcomes in the order of arrival
     for page in trusted.chunks(OUTCOMES_PER_REQUEST_MAX) {
         let outcomes = page.iter().map(outcome).collect();
         let done = manager.call(manager.models().add_outcomes(v1::AddOutcomesRequest { outcomes })).await;
@@ -93,7 +93,7 @@ async fn import(args: Import, manager: &Connection, format: Format) -> Result<()
             print::note(
                 format,
                 &format!(
-                    "the first {done} outcomes are stored; import the file again after fixing the error"
+                    "the first {done} outcomes were processed; fix the error and import the file again, which skips duplicates"
                 ),
             );
         })?;
@@ -104,8 +104,8 @@ async fn import(args: Import, manager: &Connection, format: Format) -> Result<()
     print::one(format, &sum)
 }
 
-/// Returns the modification time of the file. It is the same for each import, so that duplicates
-/// are detected.
+/// Returns the modification time of a file, which does not change between imports. Repeated imports
+/// of a file therefore have the same timestamps, so the manager detects duplicates.
 fn modification_time(path: &Path) -> Result<UnixMs, Failure> {
     let modified = fs::metadata(path).and_then(|file| file.modified());
     let at = modified.map_err(|errno| Failure::File { operation: "read", path: path.to_owned(), errno })?;
@@ -113,7 +113,7 @@ fn modification_time(path: &Path) -> Result<UnixMs, Failure> {
     Ok(UnixMs(u64::try_from(since.as_millis()).unwrap_or(u64::MAX)))
 }
 
-/// Shifts all timestamps so that the last VM ends at `end`.
+/// Shifts all timestamps of the samples so that the last VM ends at `end`.
 fn end_with(samples: &mut [VmSample], end: UnixMs) {
     let last = samples.iter().map(|sample| sample.outcome.ended.0).max().unwrap_or(end.0);
     let shifted = |at: UnixMs| UnixMs((at.0 + end.0).saturating_sub(last));
@@ -166,7 +166,7 @@ fn sample(o: v1::Outcome) -> VmSample {
     };
     let outcome = Outcome {
         ended: UnixMs(o.ended_unix_ms),
-        untouched: Fraction::new(share).expect("a part of a whole"),
+        untouched: Fraction::new(share).expect("untouched memory is at most the requested memory"),
         usage: Usage {
             p99: o.p99_bytes.map(Bytes::new),
             mean: o.mean_bytes.map(Bytes::new),
@@ -176,7 +176,7 @@ fn sample(o: v1::Outcome) -> VmSample {
     VmSample { request, outcome, is_trusted: true }
 }
 
-/// Prints the outcomes in the columns of `--format csv`.
+/// Prints the outcomes as CSV, with the columns of `tarn telemetry import --format csv`.
 fn print_outcomes(samples: &[VmSample]) -> Result<(), Failure> {
     print::out(
         "began_s,ended_s,requested_gib,peak_gib,vm,key,kind,place,cores,p99_gib,mean_gib,busy_percent\n",
@@ -206,7 +206,7 @@ fn print_outcomes(samples: &[VmSample]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Quotes a CSV value if necessary.
+/// Quotes a CSV value if it contains a comma or a quotation mark.
 fn quoted(text: &str) -> String {
     if text.contains([',', '"']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text.to_owned() }
 }

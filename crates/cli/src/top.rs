@@ -1,4 +1,5 @@
-//! `tarn top`: live view of the rack. This file polls the rack and the keyboard; `screen.rs` draws.
+//! `tarn top`: live view of the rack. This file polls the rack and the keyboard; `screen.rs` draws
+//! the view.
 
 mod screen;
 
@@ -20,13 +21,13 @@ use units::limits::{TOP_EVENTS_QUEUED_MAX, TOP_REFRESH_INTERVAL};
 use crate::{Connection, Failure, lists, view};
 use screen::{Selection, Snapshot};
 
-/// Changes of the view. All pass through one queue, so that an unresponsive manager does not delay
-/// keys.
+/// Updates of the view, sent through one queue. Tasks poll the manager in the background, so an
+/// unresponsive manager does not delay key presses.
 enum Update {
     Key(KeyEvent),
     Snapshot(Box<Snapshot>),
     Capacity(view::Capacity),
-    /// The manager does not respond: the last snapshot remains.
+    /// Polling the manager failed. The view keeps the last snapshot and shows the error.
     Error(String),
     /// Reading from the terminal failed.
     TerminalLost(Failure),
@@ -36,9 +37,9 @@ enum Update {
 pub(crate) async fn run(manager: &Connection) -> Result<(), Failure> {
     if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
         return Err(Failure::InvalidValue {
-            field: "stdout",
+            field: "stdin and stdout",
             value: "a pipe or a file".to_owned(),
-            rule: "and stdin must be a terminal; use `tarn get rack` or `tarn watch` instead",
+            rule: "must both be a terminal; use `tarn get rack` or `tarn watch` instead",
         });
     }
     let first = load(manager).await?;
@@ -46,7 +47,7 @@ pub(crate) async fn run(manager: &Connection) -> Result<(), Failure> {
     tokio::spawn(poll_rack(manager.clone(), sender.clone()));
     tokio::spawn(watch_capacity(manager.clone(), sender.clone()));
     let mut terminal = ratatui::try_init().map_err(Failure::Output)?;
-    // A thread, as reading keys blocks. It ends with the process.
+    // Reading a key blocks, so it needs a thread. The thread ends with the process.
     thread::spawn(move || while sender.blocking_send(key()).is_ok() {});
     let draw = |snapshot: &Snapshot, selection: &Selection| {
         terminal.draw(|frame| screen::draw(frame, snapshot, selection)).map(|_| ()).map_err(Failure::Output)
@@ -96,7 +97,7 @@ async fn poll_rack(manager: Connection, updates: mpsc::Sender<Update>) {
     }
 }
 
-/// Follows free capacity until the view ends; a watch that ends is reopened.
+/// Watches the free capacity until the view ends. Reopens the watch if it ends before.
 async fn watch_capacity(manager: Connection, updates: mpsc::Sender<Update>) {
     let mut second = each_second();
     while !updates.is_closed() {
@@ -123,7 +124,7 @@ fn each_second() -> Interval {
     second
 }
 
-/// Waits for the next key.
+/// Waits for the next key press.
 fn key() -> Update {
     loop {
         match event::read() {
@@ -163,27 +164,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arrow_keys_stay_within_the_lists_and_q_quits() {
+    fn arrow_keys_stop_at_the_end_of_lists_and_q_quits() {
         let (snapshot, mut selection) = (screen::tests::rack(), Selection::default());
         let mut press = |code| pressed(KeyEvent::new(code, KeyModifiers::NONE), &snapshot, &mut selection);
         for _ in 0..9 {
             assert!(press(KeyCode::Down).is_continue() && press(KeyCode::Right).is_continue());
         }
         assert!(press(KeyCode::Char('q')).is_break() && press(KeyCode::Esc).is_break());
-        assert_eq!((selection.host, selection.emc), (1, 1), "two hosts, two EMCs");
+        assert_eq!((selection.host, selection.emc), (1, 1), "the last of two hosts and of two EMCs");
     }
 
     #[tokio::test]
-    async fn view_follows_the_rack_and_survives_a_silent_manager() {
+    async fn view_is_updated_and_keeps_last_snapshot_after_an_error() {
         let (sender, updates) = mpsc::channel(TOP_EVENTS_QUEUED_MAX);
         let fresh = Snapshot { hosts: Vec::new(), ..screen::tests::rack() };
         let free = view::Capacity { revision: 5, ..view::Capacity::default() };
-        let leave = KeyEvent::new(KeyCode::Char('q'), KeyModifiers::NONE);
+        let quit = KeyEvent::new(KeyCode::Char('q'), KeyModifiers::NONE);
         let sequence = [
             Update::Capacity(free),
             Update::Error("no answer".into()),
             Update::Snapshot(Box::new(fresh)),
-            Update::Key(leave),
+            Update::Key(quit),
         ];
         for update in sequence {
             sender.send(update).await.unwrap();

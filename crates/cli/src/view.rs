@@ -1,13 +1,12 @@
-//! Output structures: one struct per resource, converted from its wire message and serialized as
-//! JSON or YAML. Field names are a stable interface for scripts. The layout of tables is in
-//! `table.rs`.
+//! Structs that are serialized as JSON or YAML, one per resource, converted from protobuf messages.
+//! Scripts depend on the field names. `table.rs` formats the same structs as tables.
 
 use std::collections::BTreeMap;
 
 use proto::v1;
 use serde::Serialize;
 
-/// A slice in a list.
+/// Slice as printed by `tarn get slices`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Slice {
     pub(crate) slice: u32,
@@ -18,7 +17,7 @@ pub(crate) struct Slice {
     pub(crate) epoch: u64,
 }
 
-/// A slice with its last scrub.
+/// Slice as printed by `tarn describe slice`, with its last scrub.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct SliceDetail {
     #[serde(flatten)]
@@ -27,7 +26,7 @@ pub(crate) struct SliceDetail {
     pub(crate) receipt: Option<Receipt>,
 }
 
-/// Receipt of a scrub.
+/// Receipt of the last scrub of a slice, as part of [`SliceDetail`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Receipt {
     pub(crate) scrubber: String,
@@ -37,7 +36,7 @@ pub(crate) struct Receipt {
     pub(crate) bytes_verified: u64,
 }
 
-/// Memory reserved for a VM.
+/// Reservation as printed by `tarn get reservations`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Reservation {
     pub(crate) reservation: String,
@@ -58,7 +57,7 @@ pub(crate) struct Reservation {
     pub(crate) reason: Option<String>,
 }
 
-/// Result of a validated reservation that was not made.
+/// Result of `tarn reserve --validate-only`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Validated {
     pub(crate) valid: bool,
@@ -86,7 +85,7 @@ impl From<v1::Reservation> for Validated {
     }
 }
 
-/// A host.
+/// Host as printed by `tarn get hosts`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Host {
     pub(crate) host: String,
@@ -105,7 +104,7 @@ pub(crate) struct Host {
     pub(crate) fence_error: Option<String>,
 }
 
-/// A pool device.
+/// EMC (pool device) as printed by `tarn get emcs`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Emc {
     pub(crate) emc: String,
@@ -123,7 +122,7 @@ pub(crate) struct Emc {
     pub(crate) serial: Option<String>,
 }
 
-/// An active alarm.
+/// Alarm as printed by `tarn get alarms`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Alarm {
     pub(crate) reason: String,
@@ -132,7 +131,7 @@ pub(crate) struct Alarm {
     pub(crate) since_unix_ms: u64,
 }
 
-/// Summary of the rack.
+/// Summary of the rack as printed by `tarn get rack`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Rack {
     pub(crate) rack_uuid: String,
@@ -146,7 +145,7 @@ pub(crate) struct Rack {
     pub(crate) alarms: Vec<Alarm>,
 }
 
-/// A recorded decision with its inputs.
+/// Decision from the manager's audit log as printed by `tarn explain`, with its inputs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Decision {
     pub(crate) seq: u64,
@@ -160,7 +159,7 @@ pub(crate) struct Decision {
     pub(crate) alternatives: Vec<String>,
 }
 
-/// Split of a VM's memory, and the hosts that fit.
+/// Plan as printed by `tarn plan-vm`: split of a VM's memory, and the fit of each host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Plan {
     pub(crate) local_bytes: u64,
@@ -169,7 +168,7 @@ pub(crate) struct Plan {
     pub(crate) decision: Option<Decision>,
 }
 
-/// Result of checking one host for a VM.
+/// Result of checking one host for a VM, as part of a [`Plan`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct HostFit {
     pub(crate) host: String,
@@ -180,7 +179,7 @@ pub(crate) struct HostFit {
     pub(crate) reason: Option<String>,
 }
 
-/// Free capacity at one revision.
+/// Free capacity as printed by `tarn watch capacity`, at one revision of the ledger.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Capacity {
     pub(crate) revision: u64,
@@ -188,7 +187,7 @@ pub(crate) struct Capacity {
     pub(crate) emcs: Vec<EmcCapacity>,
 }
 
-/// Free capacity of a host.
+/// Free capacity of one host, as part of [`Capacity`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct HostCapacity {
     pub(crate) host: String,
@@ -198,7 +197,7 @@ pub(crate) struct HostCapacity {
     pub(crate) emcs: Vec<EmcCapacity>,
 }
 
-/// Free capacity of an EMC.
+/// Free capacity of one EMC, as part of [`Capacity`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct EmcCapacity {
     pub(crate) emc: String,
@@ -206,7 +205,7 @@ pub(crate) struct EmcCapacity {
     pub(crate) slices: u32,
 }
 
-/// A migration request.
+/// Migration request as printed by `tarn get migrations`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Migration {
     pub(crate) vm: String,
@@ -218,7 +217,8 @@ pub(crate) struct Migration {
     pub(crate) answer: Option<String>,
 }
 
-/// A durable change: `{revision, at_unix_ms, slice: {...}}`; the last key is the kind of resource.
+/// Change of a resource as printed by `tarn watch`, such as `{revision, at_unix_ms, slice: {...}}`.
+/// The last key is the kind of resource.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Event {
     pub(crate) revision: u64,
@@ -227,7 +227,7 @@ pub(crate) struct Event {
     pub(crate) change: Change,
 }
 
-/// Changed resource.
+/// Resource that changed, with its new state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Change {
@@ -241,24 +241,24 @@ pub(crate) enum Change {
         /// Number of dropped batches of up to 64 events.
         batches: u64,
     },
-    /// A kind of event introduced by a newer manager.
+    /// Event of a kind that only a newer version of `tarn` knows.
     Other {},
 }
 
-/// Result of an operator command.
+/// Result of `tarn cordon`, `uncordon`, `drain` or `fence`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct TargetResult {
     pub(crate) revision: u64,
     pub(crate) waiting_for: Vec<String>,
 }
 
-/// Converts an empty string, which means "absent" on the wire, to `None`.
+/// Converts an empty string, which means an absent value in protobuf messages, to `None`.
 fn some(text: String) -> Option<String> {
     if text.is_empty() { None } else { Some(text) }
 }
 
-/// Returns the name of an enum value in lower case without its prefix: "free" for
-/// `SLICE_STATE_FREE`. A value of a newer manager is shown as its number.
+/// Returns the name of an enum value in lower case and without its prefix, such as "free" for
+/// `SLICE_STATE_FREE`. For an unknown value of a newer manager, returns its number.
 fn enum_name<E: TryFrom<i32>>(number: i32, prefix: &str, name: impl Fn(&E) -> &'static str) -> String {
     match E::try_from(number) {
         Ok(known) => name(&known).trim_start_matches(prefix).to_lowercase(),
@@ -270,8 +270,8 @@ fn scheduling(number: i32) -> String {
     enum_name(number, "SCHEDULING_", v1::Scheduling::as_str_name)
 }
 
-fn all<A, B: From<A>>(things: Vec<A>) -> Vec<B> {
-    things.into_iter().map(B::from).collect()
+fn all<A, B: From<A>>(items: Vec<A>) -> Vec<B> {
+    items.into_iter().map(B::from).collect()
 }
 
 impl From<v1::Slice> for Slice {

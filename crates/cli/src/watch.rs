@@ -1,5 +1,5 @@
-//! `tarn watch`: prints changes as they happen, one per line, and reconnects after a restart of the
-//! manager.
+//! `tarn watch`: prints changes of the rack as they happen, one per line. After a restart of the
+//! manager it reconnects.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ use crate::{
     view::{Alarm, Capacity, Change, Emc, Event, Host, HostCapacity, Migration, Reservation, SliceDetail},
 };
 
-/// Prints one stream, for at most `limit`.
+/// Prints one stream for at most `limit`, or without a time limit for `None`.
 pub(crate) async fn run(
     stream: WatchStream,
     manager: &Connection,
@@ -56,8 +56,8 @@ async fn endless(stream: WatchStream, manager: &Connection, format: Format) -> R
     }
 }
 
-/// Prints the messages of a stream. A broken stream is reopened; a stream ended by the manager is
-/// an error.
+/// Prints the messages of a stream. Reopens the stream if the connection breaks. Returns an error
+/// if the manager ends the stream.
 async fn follow<A, B: From<A> + Serialize>(
     open: impl AsyncFn() -> Result<Streaming<A>, Failure>,
     within: Duration,
@@ -68,24 +68,24 @@ async fn follow<A, B: From<A> + Serialize>(
     loop {
         match stream.message().await {
             Ok(Some(message)) => {
-                let thing = B::from(message);
-                print::stream_item(format, &thing, || text(&thing))?;
+                let item = B::from(message);
+                print::stream_item(format, &item, || text(&item))?;
             }
             Ok(None) => return Err(Status::unavailable("the manager ended the watch").into()),
-            Err(broke) => stream = again(&open, within, format, broke.into()).await?,
+            Err(status) => stream = reopen(&open, within, format, status.into()).await?,
         }
     }
 }
 
-/// Reopens a stream once the manager is reachable again.
-async fn again<A>(
+/// Reopens a stream once the manager is reachable again. Returns an error if the manager stays
+/// unavailable for the time `within`.
+async fn reopen<A>(
     open: impl AsyncFn() -> Result<Streaming<A>, Failure>,
     within: Duration,
     format: Format,
-    broke: Failure,
+    mut failure: Failure,
 ) -> Result<Streaming<A>, Failure> {
     let since = Instant::now();
-    let mut failure = broke;
     let limit = humantime::format_duration(within);
     print::note(format, &format!("connection to the manager lost: reconnecting for at most {limit}"));
     while failure.exit() == Exit::Unavailable && since.elapsed() < within {
@@ -94,11 +94,11 @@ async fn again<A>(
             Ok(stream) => {
                 print::note(
                     format,
-                    "reconnected to the manager: changes in the meantime are not shown, list again",
+                    "reconnected to the manager: changes in the meantime are not shown; list the resources again",
                 );
                 return Ok(stream);
             }
-            Err(not_yet) => failure = not_yet,
+            Err(error) => failure = error,
         }
     }
     Err(failure)
@@ -124,43 +124,44 @@ fn migration_line(m: &Migration) -> String {
 }
 
 fn event_line(event: &Event) -> String {
-    let (kind, name, state, more) = match &event.change {
+    let (kind, name, state, details) = match &event.change {
         Change::Slice(slice) => slice_fields(slice),
         Change::Reservation(reservation) => reservation_fields(reservation),
         Change::Host(host) => host_fields(host),
         Change::Emc(emc) => emc_fields(emc),
         Change::Alarm(alarm) => alarm_fields(alarm),
         Change::EventsDropped { batches } => {
-            ("dropped", batches.to_string(), "batches".to_owned(), "list again".to_owned())
+            let details = "list the resources again".to_owned();
+            ("dropped", batches.to_string(), "batches".to_owned(), details)
         }
         Change::Other {} => {
             ("other", "-".to_owned(), "-".to_owned(), "unknown event of a newer manager".to_owned())
         }
     };
     let line = format!(
-        "{}  {:<8} {kind:<11} {name:<16} {state:<12} {more}",
+        "{}  {:<8} {kind:<11} {name:<16} {state:<12} {details}",
         moment(event.at_unix_ms),
         event.revision
     );
     format!("{}\n", line.trim_end())
 }
 
-/// Kind, name, state and details of an event.
+/// Kind of resource, name, state and details of an event.
 type EventFields = (&'static str, String, String, String);
 
 fn slice_fields(s: &SliceDetail) -> EventFields {
     let host = s.slice.host.iter().map(|host| format!(" host {host}"));
     let vm = s.slice.vm.iter().map(|vm| format!(" vm {vm}"));
     let reason = s.reason.iter().map(|reason| format!(": {reason}"));
-    let more: String = host.chain(vm).chain(reason).collect();
-    let more = format!("{} epoch {}{more}", s.slice.emc, s.slice.epoch);
-    ("slice", s.slice.slice.to_string(), s.slice.state.clone(), more)
+    let owner: String = host.chain(vm).chain(reason).collect();
+    let details = format!("{} epoch {}{owner}", s.slice.emc, s.slice.epoch);
+    ("slice", s.slice.slice.to_string(), s.slice.state.clone(), details)
 }
 
 fn reservation_fields(r: &Reservation) -> EventFields {
     let reason: String = r.reason.iter().map(|reason| format!(": {reason}")).collect();
-    let more = format!("{} host {} {}/{} online{reason}", r.vm, r.host, r.slices_online, r.slices.len());
-    ("reservation", r.reservation.clone(), r.state.clone(), more)
+    let details = format!("{} host {} {}/{} online{reason}", r.vm, r.host, r.slices_online, r.slices.len());
+    ("reservation", r.reservation.clone(), r.state.clone(), details)
 }
 
 fn host_fields(h: &Host) -> EventFields {

@@ -1,6 +1,6 @@
-//! `tarn evaluate combination`: memory that both predictions together put on the pool within a
-//! limit of VMs slowed down beyond the PDM. The trade-offs come from the other two evaluations;
-//! `prediction::combination` divides the risk.
+//! `tarn evaluate combination`: computes how much memory both predictions together place on the
+//! pool, within a limit on VMs slowed down beyond the PDM. The inputs are the operating points of
+//! the other two evaluations. `prediction::combination` selects the best pair.
 
 use std::path::PathBuf;
 
@@ -19,50 +19,57 @@ use units::Fraction;
 
 use super::{
     figure::{self, Figure, Panel, Point, Scale, Series, SeriesStyle},
-    frigid::{Vms, own_columns},
+    frigid::{Vms, custom_columns_help},
     percent,
     sensitivity::{self, SplitWorkloads},
     share,
 };
 
-/// VMs, workloads, and the permitted risk.
+/// Options of `tarn evaluate combination`: VMs, workloads and the permitted risk.
 #[derive(Clone, Debug, Args)]
 pub struct Combination {
     #[command(flatten)]
     vms: Vms,
     #[command(flatten)]
     split_workloads: SplitWorkloads,
-    /// X: VMs that may be slowed down beyond the PDM, in percent of all
+    /// X: VMs that may be slowed down beyond the PDM, in percent of all VMs
     #[arg(long, value_name = "PERCENT", default_value = "2", value_parser = share)]
     exceed_max: Fraction,
-    /// h: VMs with enough history to predict their sensitivity, in percent of all; 80 in Pond 6.1
+    /// h: VMs with enough history to predict their sensitivity, in percent of all VMs; 80 in Pond
+    /// 6.1
     #[arg(long, value_name = "PERCENT", default_value = "80", value_parser = share)]
     history: Fraction,
     /// r: VMs slowed down beyond the PDM among those with overpredicted frigid memory, in percent;
     /// about 25 for a PDM of 5 % in Pond 6.5
     #[arg(long, value_name = "PERCENT", default_value = "25", value_parser = share)]
     overpredicted_exceeds: Fraction,
-    /// Draw memory on the pool against VMs expected to be slowed down beyond the PDM, for both and
-    /// for each alone, as SVG (Pond figure 10d)
+    /// Draw memory on the pool against VMs expected to be slowed down beyond the PDM, for both
+    /// predictions together and for each alone, as SVG (Pond figure 10d)
     #[arg(long, value_name = "FILE")]
     figure: Option<PathBuf>,
 }
 
-/// Help on the output and the input files.
+/// Returns the help on the output and the input files.
 pub(super) fn help() -> String {
-    format!("{PRINTED}\n\n{}\n{}", own_columns(), sensitivity::LABEL_COLUMNS)
+    format!("{OUTPUT_HELP}\n\n{}\n{}", custom_columns_help(), sensitivity::LABEL_COLUMNS)
 }
 
-const PRINTED: &str = "\
-POOL is the share of all memory that is on the pool, MISSES the share of all VMs expected to be slowed down beyond the margin, at the
-rates of the columns to the right: WHOLE of all workloads are placed on the pool whole, and FALSE of all wrongly; of the other VMs, FRIGID
-of the memory is placed on the pool in whole slices, and too much of OVER of these VMs. First what is chosen, beside what each would place
-alone; then all that could be chosen if more or fewer misses were allowed (Pond Eq. 1 as `prediction::combination` reads it).";
+const OUTPUT_HELP: &str = "\
+Each row is a pair of operating points, one of each prediction, with the expected result:
+  POOL MEMORY      memory on the pool, of all memory
+  BEYOND PDM       VMs slowed down beyond the PDM, of all VMs
+  INSENSITIVE      workloads placed entirely on the pool, of all workloads
+  FALSE POSITIVES  workloads placed wrongly, of all workloads
+  FRIGID           memory placed on the pool in whole slices, of the memory of all other VMs
+  OVERPREDICTED    VMs with overpredicted frigid memory, of all other VMs
+The first table has the best pair within --exceed-max, for both predictions together and for each alone. The second table has all
+optimal pairs for both predictions, for increasing BEYOND PDM (Pond Eq. 1, corrected as described in `prediction::combination`).";
 
-/// Evaluates and prints.
+/// Evaluates both predictions, prints the combined result, and writes the figure if requested.
 ///
 /// # Errors
-/// A file cannot be read or written, a row violates a rule, or the workloads cannot be predicted.
+/// [`Failure::File`] if a file cannot be read or written, a row of a file is invalid, or the
+/// workloads cannot be predicted.
 pub(super) fn run(args: &Combination, format: Format) -> Result<(), Failure> {
     let workloads = args.split_workloads.workloads.read(format)?;
     let results = args.split_workloads.evaluate_for_figure(&workloads)?;
@@ -73,19 +80,20 @@ pub(super) fn run(args: &Combination, format: Format) -> Result<(), Failure> {
     args.figure.as_ref().map_or(Ok(()), |path| figure::write(path, &combined.draw(&points)))
 }
 
-/// Results of each prediction at each risk.
+/// Measured operating points of each prediction.
 struct Points {
     insensitive: Vec<InsensitivityPoint>,
     frigid: Vec<FrigidPoint>,
-    /// Results of a fixed fraction.
+    /// Operating points with a fixed frigid fraction for all VMs, for comparison.
     fixed: Vec<FrigidPoint>,
 }
 
 impl Points {
-    /// Computes the results: the forest's at learnt thresholds, not at the best in hindsight;
-    /// frigid memory in whole slices, as placed.
+    /// Collects the operating points. For sensitivity, the thresholds are learnt from training
+    /// data, not chosen in hindsight. Frigid memory is rounded down to whole slices, as it is
+    /// placed.
     fn new(results: &[BacktestResult], scores_by_method: &[MethodScores]) -> Self {
-        let fraction = |value: f64| Fraction::new(value).expect("what is counted of all is a share");
+        let fraction = |value: f64| Fraction::new(value).expect("a part of a count is a fraction");
         let insensitivity_point = |result: &BacktestResult| InsensitivityPoint {
             fp: fraction(result.forest.tuned_fp),
             placed: fraction(result.forest.tuned_placed),
@@ -105,10 +113,10 @@ impl Points {
     }
 }
 
-/// Output.
+/// Printed result of the evaluation.
 #[derive(Debug, Serialize)]
 struct Combined {
-    /// The workloads come from a processor model.
+    /// Whether the workloads come from a processor model instead of measurements.
     modelled: bool,
     inputs: Inputs,
     chosen: CombinedPoint,
@@ -116,7 +124,7 @@ struct Combined {
     frontier: Vec<CombinedPoint>,
 }
 
-/// Inputs. Fractions, 0 to 1.
+/// Inputs of the combination. Numbers are fractions, 0 to 1.
 #[derive(Debug, Serialize)]
 struct Inputs {
     exceed_max: Fraction,
@@ -127,7 +135,7 @@ struct Inputs {
     frigid: Vec<FrigidPoint>,
 }
 
-/// Returns the choice for one prediction without the other.
+/// Best operating points if only one prediction, or a fixed frigid fraction, is used.
 #[derive(Debug, Serialize)]
 struct Alone {
     frigid: CombinedPoint,
@@ -163,40 +171,40 @@ impl Combined {
     fn text(&self) -> String {
         let Alone { frigid, insensitive, fixed } = self.alone;
         let chosen = [
-            ("both forecasts", self.chosen),
+            ("both predictions", self.chosen),
             ("frigid memory alone", frigid),
             ("insensitivity alone", insensitive),
             ("a fixed share", fixed),
         ];
-        let chosen = chosen.map(|(by, choice)| Chosen { by, choice });
+        let chosen = chosen.map(|(method, point)| ChosenPoint { method, point });
         let frontier: Vec<_> = self.frontier.iter().copied().map(FrontierPoint).collect();
         format!("{}\n{}", rows(&chosen, false), rows(&frontier, false))
     }
 
-    /// Returns figure 10d.
+    /// Draws figure 10d of Pond.
     fn draw(&self, Points { insensitive, frigid, fixed }: &Points) -> Figure {
         let mix = self.inputs.mix;
-        let line = |nth, name: &str, choices: &[CombinedPoint]| Series {
+        let line = |index, name: &str, pairs: &[CombinedPoint]| Series {
             name: name.to_owned(),
-            style: SeriesStyle::Line(nth),
-            points: choices.iter().map(point).collect(),
+            style: SeriesStyle::Line(index),
+            points: pairs.iter().map(point).collect(),
         };
         let series = vec![
-            line(0, "both forecasts", &self.frontier),
+            line(0, "both predictions", &self.frontier),
             line(1, "frigid memory alone", &frontier(&[], frigid, mix)),
             line(2, "insensitivity alone", &frontier(insensitive, &[], mix)),
-            line(3, "a fixed share of every VM", &frontier(&[], fixed, mix)),
+            line(3, "a fixed share of each VM", &frontier(&[], fixed, mix)),
             Series { name: "chosen".to_owned(), style: SeriesStyle::Ring, points: vec![point(&self.chosen)] },
             Series {
                 name: format!("allowed (X): {}", percent(self.inputs.exceed_max.get())),
-                style: SeriesStyle::Upright,
+                style: SeriesStyle::VerticalLine,
                 points: vec![Point::new(self.inputs.exceed_max.get(), 0.0)],
             },
         ];
         let modelled = if self.modelled { ", sensitivity of MODELLED workloads" } else { "" };
         Figure(vec![Panel {
             title: format!("Memory on the pool against VMs slowed down{modelled}"),
-            x_title: "VMs expected beyond the margin (% of VMs)",
+            x_title: "VMs expected to be slowed down beyond the PDM (% of VMs)",
             y_title: "Memory on the pool (% of memory)",
             x: Scale::Percent,
             y: Scale::Percent,
@@ -206,43 +214,43 @@ impl Combined {
     }
 }
 
-fn point(choice: &CombinedPoint) -> Point {
-    Point::new(choice.miss, choice.pool)
+fn point(pair: &CombinedPoint) -> Point {
+    Point::new(pair.miss, pair.pool)
 }
 
-/// Chosen point, with its predictions.
-struct Chosen {
-    by: &'static str,
-    choice: CombinedPoint,
+/// Row of the best pair of operating points for one method.
+struct ChosenPoint {
+    method: &'static str,
+    point: CombinedPoint,
 }
 
-impl Row for Chosen {
+impl Row for ChosenPoint {
     const COLUMNS: &'static [Column<Self>] = &[
-        col("BY", |c| c.by.to_owned()),
-        col("POOL", |c| percent(c.choice.pool)),
-        col("MISSES", |c| hundredths(c.choice.miss)),
-        col("WHOLE", |c| percent(c.choice.insensitive.placed.get())),
-        col("FALSE", |c| percent(c.choice.insensitive.fp.get())),
-        col("FRIGID", |c| percent(c.choice.frigid.share.get())),
-        col("OVER", |c| percent(c.choice.frigid.op.get())),
+        col("METHOD", |c| c.method.to_owned()),
+        col("POOL MEMORY", |c| percent(c.point.pool)),
+        col("BEYOND PDM", |c| small_percent(c.point.miss)),
+        col("INSENSITIVE", |c| percent(c.point.insensitive.placed.get())),
+        col("FALSE POSITIVES", |c| percent(c.point.insensitive.fp.get())),
+        col("FRIGID", |c| percent(c.point.frigid.share.get())),
+        col("OVERPREDICTED", |c| percent(c.point.frigid.op.get())),
     ];
 }
 
-/// Point of the frontier between memory on the pool and mispredictions.
+/// Row of an optimal pair of operating points: more pool memory requires more mispredictions.
 struct FrontierPoint(CombinedPoint);
 
 impl Row for FrontierPoint {
     const COLUMNS: &'static [Column<Self>] = &[
-        col("POOL", |p| percent(p.0.pool)),
-        col("MISSES", |p| hundredths(p.0.miss)),
-        col("WHOLE", |p| percent(p.0.insensitive.placed.get())),
-        col("FALSE", |p| percent(p.0.insensitive.fp.get())),
+        col("POOL MEMORY", |p| percent(p.0.pool)),
+        col("BEYOND PDM", |p| small_percent(p.0.miss)),
+        col("INSENSITIVE", |p| percent(p.0.insensitive.placed.get())),
+        col("FALSE POSITIVES", |p| percent(p.0.insensitive.fp.get())),
         col("FRIGID", |p| percent(p.0.frigid.share.get())),
-        col("OVER", |p| percent(p.0.frigid.op.get())),
+        col("OVERPREDICTED", |p| percent(p.0.frigid.op.get())),
     ];
 }
 
-/// Formats a small percentage.
-fn hundredths(share: f64) -> String {
+/// Formats a small fraction as a percentage with two decimals.
+fn small_percent(share: f64) -> String {
     format!("{:.2} %", share * 100.0)
 }

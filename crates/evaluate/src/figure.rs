@@ -1,5 +1,5 @@
-//! Figures as SVG: lines, dots and bars over percent, numbers, powers of ten or names, with a
-//! legend. Colours are distinguishable by colour-blind readers, each with its own mark and dashes.
+//! Figures as SVG: lines, dots and bars with axes and a legend. Each series has a colour, a mark
+//! and dashes of its own, so that colour-blind readers can distinguish the series.
 
 mod scale;
 
@@ -18,12 +18,12 @@ use plotters::{
 pub(super) use scale::Scale;
 use scale::Span;
 
-/// Panels, side by side.
+/// Figure with one or more panels side by side.
 #[derive(Clone, Debug)]
 pub(super) struct Figure(pub Vec<Panel>);
 
-/// A drawing. Its axes begin at 0, or below the smallest value; logarithmic ones at the power of
-/// ten below all values.
+/// Panel of a figure: series in one coordinate system. A linear axis starts at 0, or below the
+/// smallest value if that is negative. A logarithmic axis starts at a power of ten.
 #[derive(Clone, Debug)]
 pub(super) struct Panel {
     pub title: String,
@@ -31,12 +31,12 @@ pub(super) struct Panel {
     pub y_title: &'static str,
     pub x: Scale,
     pub y: Scale,
-    /// Largest value of the horizontal axis; points beyond it are left out.
+    /// Largest value on the horizontal axis. Points with a larger x are not drawn.
     pub x_max: f64,
     pub series: Vec<Series>,
 }
 
-/// Points with one name in the legend.
+/// Points that have one style and one entry in the legend.
 #[derive(Clone, Debug)]
 pub(super) struct Series {
     pub name: String,
@@ -44,26 +44,26 @@ pub(super) struct Series {
     pub points: Vec<Point>,
 }
 
-/// Style of points.
+/// Style in which the points of a series are drawn. The index selects colour, mark and dashes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SeriesStyle {
-    /// Connected in their order, in the colour, dashes and mark of this number.
+    /// Marks that a line connects in the order of the points.
     Line(usize),
-    /// Separate, in the colour and mark of this number.
+    /// Marks without a line.
     Mark(usize),
-    /// A bar from 0, in the colour and mark of this number.
+    /// Bar from 0 to each point, with a mark.
     Bar(usize),
-    /// Separate dots.
+    /// Small dots without a line.
     Dots,
-    /// A ring around the point.
+    /// Ring around each point.
     Ring,
-    /// A horizontal line through the point.
-    Across,
-    /// A vertical line through the point.
-    Upright,
+    /// Horizontal line through each point.
+    HorizontalLine,
+    /// Vertical line through each point.
+    VerticalLine,
 }
 
-/// Point in units of its scales, with the ends of its error bar.
+/// Point of a series, with the y values of both ends of its error bar.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Point {
     pub x: f64,
@@ -78,7 +78,7 @@ impl Point {
     }
 }
 
-/// Palette of Okabe and Ito.
+/// Colours of the series, from the colour-blind safe palette of Okabe and Ito.
 const COLOURS: [RGBColor; 6] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
@@ -87,14 +87,14 @@ const COLOURS: [RGBColor; 6] = [
     RGBColor(230, 159, 0),
     RGBColor(86, 180, 233),
 ];
-/// Dashes in pixels: drawn, left out.
+/// Dashes of the series: lengths of dash and gap in pixels; `None` is a solid line.
 const DASHES: [Option<(i32, i32)>; 6] =
     [None, Some((9, 4)), Some((3, 3)), Some((14, 4)), Some((6, 6)), Some((2, 5))];
 const MARK_PX: i32 = 4;
-/// Horizontal distance of lines with error bars, so that bars at the same place are
-/// distinguishable.
+/// Horizontal offsets of the lines with error bars, so that error bars at the same x do not
+/// overlap.
 const SERIES_OFFSET_PX: [i32; 3] = [-4, 0, 4];
-/// Fraction of a name's width that is used by its bars.
+/// Fraction of the width of a name on the axis that the bars for this name use.
 const GROUP_WIDTH: f64 = 0.8;
 
 const WIDTH_PX: u32 = 600;
@@ -113,42 +113,42 @@ type Chart<'a> = ChartContext<'a, SVGBackend<'a>, Cartesian2d<RangedCoordf64, Ra
 type DrawResult = Result<(), Box<dyn std::error::Error + Send + Sync>>;
 type PixelPosition = (i32, i32);
 
-/// Writes the figure to a file, atomically.
+/// Draws a figure and writes it to a file, atomically.
 ///
 /// # Errors
-/// The file cannot be written.
+/// [`Failure::File`] if the figure cannot be drawn or the file cannot be written.
 pub(super) fn write(path: &Path, figure: &Figure) -> Result<(), Failure> {
     let failed =
         |error| Failure::File { operation: "write", path: path.to_owned(), errno: io::Error::other(error) };
     write_atomically(path, draw(figure).map_err(failed)?.as_bytes())
 }
 
-/// Checks that a file can be written; an existing one is unchanged.
+/// Checks that a file can be written, without changing an existing file.
 ///
 /// # Errors
-/// It cannot be written.
+/// [`Failure::File`] if the file cannot be written.
 pub(super) fn check_writable(path: &Path) -> Result<(), Failure> {
     let partial = partial(path);
     let created = fs::write(&partial, b"").and_then(|()| fs::remove_file(&partial));
     created.map_err(|errno| Failure::File { operation: "write", path: path.to_owned(), errno })
 }
 
-/// Returns the temporary name of a file.
+/// Returns the name of the temporary file for an atomic write.
 fn partial(path: &Path) -> PathBuf {
     let mut partial = path.as_os_str().to_owned();
     partial.push(".partial");
     partial.into()
 }
 
-/// Writes bytes to a file, atomically.
+/// Writes bytes to a file atomically: to a temporary file, which is then renamed.
 ///
 /// # Errors
-/// The file cannot be written.
+/// [`Failure::File`] if the file cannot be written.
 pub(super) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
     let partial = partial(path);
     let written = fs::write(&partial, bytes).and_then(|()| fs::rename(&partial, path));
     if written.is_err() {
-        // The first error is the cause; a file that was not created cannot be removed.
+        // This error is ignored: the temporary file may not exist, and the first error is reported.
         let _ = fs::remove_file(&partial);
     }
     written.map_err(|errno| Failure::File { operation: "write", path: path.to_owned(), errno })
@@ -182,7 +182,7 @@ const CENTRE: plotters::style::text_anchor::Pos = plotters::style::text_anchor::
     v_pos: plotters::style::text_anchor::VPos::Top,
 };
 
-const UPRIGHT: plotters::style::text_anchor::Pos = plotters::style::text_anchor::Pos {
+const VERTICAL: plotters::style::text_anchor::Pos = plotters::style::text_anchor::Pos {
     h_pos: plotters::style::text_anchor::HPos::Right,
     v_pos: plotters::style::text_anchor::VPos::Top,
 };
@@ -191,7 +191,7 @@ fn font(size: i32) -> TextStyle<'static> {
     ("sans-serif", size).into_font().color(&BLACK)
 }
 
-/// Coordinates of a drawing, in pixels of its area.
+/// Coordinate system of a panel. Converts values to pixels of the panel's area.
 struct Frame<'a, 'b> {
     area: &'a Area<'b>,
     chart: &'a Chart<'b>,
@@ -201,7 +201,7 @@ struct Frame<'a, 'b> {
 }
 
 impl Frame<'_, '_> {
-    /// Returns the position of a point.
+    /// Converts values in the units of the scales to pixels.
     fn at(&self, x: f64, y: f64) -> PixelPosition {
         self.at_place(self.scales[0].place(x), self.scales[1].place(y))
     }
@@ -212,14 +212,14 @@ impl Frame<'_, '_> {
         (x - left_px, y - top_px)
     }
 
-    /// Returns the width of a name in pixels.
+    /// Returns the width of the axis per name, in pixels.
     fn name_px(&self, names: usize) -> f64 {
         f64::from(self.at_place(self.x.to, 0.0).0 - self.at_place(self.x.from, 0.0).0) / names.max(1) as f64
     }
 }
 
 impl Panel {
-    /// Draws the axes with their labels.
+    /// Draws the axes with their labels, and all series.
     fn draw(&self, area: &Area<'_>) -> DrawResult {
         let visible: Vec<Series> = self.series.iter().map(|series| series.within(self.x_max)).collect();
         let points = || visible.iter().flat_map(|series| &series.points);
@@ -251,7 +251,7 @@ impl Panel {
         (0..).zip(&visible).try_for_each(|(index, series)| series.draw(&frame, self.slot(&frame, index)))
     }
 
-    /// Draws names and separators below the axis: horizontal for few names, otherwise vertical.
+    /// Draws the names on the horizontal axis, with separators. Many names are written vertically.
     fn draw_names(&self, frame: &Frame<'_, '_>) -> DrawResult {
         let Scale::Names(names) = &self.x else { return Ok(()) };
         for (name, x) in names.iter().zip(0_i32..) {
@@ -259,8 +259,8 @@ impl Panel {
             let (foot, top) = (frame.at_place(edge, frame.y.from), frame.at_place(edge, frame.y.to));
             frame.area.draw(&PathElement::new(vec![foot, top], PALE))?;
             let (x, y) = frame.at_place(f64::from(x), frame.y.from);
-            let (style, px) = if self.x.names_are_upright() {
-                (font(12).transform(FontTransform::Rotate270).pos(UPRIGHT), (x - 7, y + 6))
+            let (style, px) = if self.x.names_are_vertical() {
+                (font(12).transform(FontTransform::Rotate270).pos(VERTICAL), (x - 7, y + 6))
             } else {
                 (font(13).pos(CENTRE), (x, y + 8))
             };
@@ -269,14 +269,13 @@ impl Panel {
         Ok(())
     }
 
-    /// Returns the position of a series within a name's width.
+    /// Returns the position and width of a series' bars, relative to the centre of a name.
     fn slot(&self, frame: &Frame<'_, '_>, index: usize) -> BarSlot {
         let is_grouped = |style: SeriesStyle| matches!(style, SeriesStyle::Bar(_) | SeriesStyle::Mark(_));
         let series = &self.series[index];
         match &self.x {
             Scale::Names(names) if is_grouped(series.style) => {
-                let count =
-                    |series: &[Series]| series.iter().filter(|one| is_grouped(one.style)).count() as f64;
+                let count = |series: &[Series]| series.iter().filter(|s| is_grouped(s.style)).count() as f64;
                 let group = GROUP_WIDTH * frame.name_px(names.len());
                 let (before, all) = (count(&self.series[..index]), count(&self.series));
                 BarSlot {
@@ -288,13 +287,13 @@ impl Panel {
         }
     }
 
-    /// Draws the legend.
+    /// Draws the legend, one line per series.
     fn draw_legend(&self, area: &Area<'_>) -> DrawResult {
         for (series, index) in self.series.iter().zip(0..) {
             let y = i32::try_from(LEGEND_LINE_PX)? * index + 18;
             let middle = LEGEND_LEFT_PX + SAMPLE_PX / 2;
             let ends = match series.style {
-                SeriesStyle::Upright => [(middle, y + 9), (middle, y - 9)],
+                SeriesStyle::VerticalLine => [(middle, y + 9), (middle, y - 9)],
                 _ => [(LEGEND_LEFT_PX, y), (LEGEND_LEFT_PX + SAMPLE_PX, y)],
             };
             if !matches!(
@@ -325,8 +324,8 @@ impl Series {
                 frame.at_place(frame.x.to, frame.y.to),
             );
             match style {
-                SeriesStyle::Across => line(area, style, &[(left, y), (right, y)])?,
-                SeriesStyle::Upright => line(area, style, &[(x, foot), (x, top)])?,
+                SeriesStyle::HorizontalLine => line(area, style, &[(left, y), (right, y)])?,
+                SeriesStyle::VerticalLine => line(area, style, &[(x, foot), (x, top)])?,
                 SeriesStyle::Bar(_) => block(area, style, frame.at(point.x, 0.0), (x, y), slot)?,
                 SeriesStyle::Line(_) | SeriesStyle::Mark(_) | SeriesStyle::Dots | SeriesStyle::Ring => {}
             }
@@ -355,7 +354,8 @@ impl Series {
     }
 }
 
-/// Returns a position beside others with the same name.
+/// Offset and width of the bars of one series, in pixels, so that bars of several series fit side
+/// by side.
 #[derive(Clone, Copy)]
 struct BarSlot {
     offset: i32,
@@ -375,7 +375,7 @@ fn colour(style: SeriesStyle) -> RGBColor {
         }
         SeriesStyle::Dots => COLOURS[0],
         SeriesStyle::Ring => BLACK,
-        SeriesStyle::Across | SeriesStyle::Upright => GREY,
+        SeriesStyle::HorizontalLine | SeriesStyle::VerticalLine => GREY,
     }
 }
 
@@ -386,8 +386,8 @@ fn line(area: &Area<'_>, style: SeriesStyle, path: &[PixelPosition]) -> DrawResu
         | SeriesStyle::Bar(_)
         | SeriesStyle::Dots
         | SeriesStyle::Ring
-        | SeriesStyle::Across
-        | SeriesStyle::Upright => (1, Some((5, 3))),
+        | SeriesStyle::HorizontalLine
+        | SeriesStyle::VerticalLine => (1, Some((5, 3))),
     };
     let style = colour(style).stroke_width(width);
     match dashes {
@@ -397,7 +397,7 @@ fn line(area: &Area<'_>, style: SeriesStyle, path: &[PixelPosition]) -> DrawResu
     Ok(())
 }
 
-/// Draws a pale bar, so that its mark and error bar remain visible.
+/// Draws a bar in a pale colour, so that its mark and error bar are visible.
 fn block(
     area: &Area<'_>,
     style: SeriesStyle,
@@ -429,7 +429,7 @@ fn mark(area: &Area<'_>, style: SeriesStyle, (x, y): PixelPosition) -> DrawResul
         SeriesStyle::Ring => {
             return Ok(area.draw(&Circle::new((x, y), 2 * M, colour(style).stroke_width(2)))?);
         }
-        SeriesStyle::Across | SeriesStyle::Upright => return Ok(()),
+        SeriesStyle::HorizontalLine | SeriesStyle::VerticalLine => return Ok(()),
         SeriesStyle::Line(index) | SeriesStyle::Mark(index) | SeriesStyle::Bar(index) => index,
     };
     let filled = colour(style).filled();

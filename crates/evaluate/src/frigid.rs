@@ -1,5 +1,5 @@
-//! `tarn evaluate frigid`: accuracy of predictions of frigid memory and, as a figure, of
-//! alternative methods.
+//! `tarn evaluate frigid`: measures the accuracy of predictions of frigid memory. The figure
+//! compares alternative methods.
 
 use std::{io, path::PathBuf};
 
@@ -23,39 +23,39 @@ use super::{
     percent, rates,
 };
 
-/// VMs that have ended, and the figure.
+/// Options of `tarn evaluate frigid`: tables of ended VMs, and the figure.
 #[derive(Clone, Debug, Args)]
 pub struct Frigid {
     #[command(flatten)]
     vms: Vms,
-    /// Draw frigid memory against the rate of overpredictions, beside other methods, as SVG (Pond
-    /// figure 10c)
+    /// Draw predicted frigid memory against the rate of overpredictions, with other methods for
+    /// comparison, as SVG (Pond figure 10c)
     #[arg(long, value_name = "FILE")]
     figure: Option<PathBuf>,
 }
 
-/// VMs that have ended.
+/// Tables of ended VMs.
 #[derive(Clone, Debug, Args)]
 pub(super) struct Vms {
     /// Layout of the files
     #[arg(long, value_enum)]
     format: TableFormat,
-    /// VMs to learn from, beside those of --test that had ended; plain or gzipped
+    /// VMs to train on, in addition to ended VMs of --test; plain or gzip-compressed
     #[arg(long, value_name = "FILE")]
     train: Option<PathBuf>,
-    /// VMs to predict, plain or gzipped; must not contain VMs of --train
+    /// VMs to predict, plain or gzip-compressed; must not contain VMs of --train
     #[arg(long, value_name = "FILE")]
     test: PathBuf,
 }
 
-/// Layout of tables.
+/// Layout of a table of ended VMs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum TableFormat {
     /// Weeks of VMs, derived from the Bitbrains trace
     BitbrainsWeek,
     /// Tasks of nf-core workflows
     NfcoreTasks,
-    /// Custom columns, see below
+    /// Table of an operator, with the columns listed below
     Csv,
 }
 
@@ -69,23 +69,23 @@ impl From<TableFormat> for Layout {
     }
 }
 
-/// Largest rate in the figure.
+/// Largest rate of overpredictions that the figure shows.
 const RATE_DRAWN_MAX: f64 = 0.2;
 
-/// Help on the columns of custom files.
-pub fn own_columns() -> String {
-    let column = |(name, must, what): &(&str, bool, &str)| {
-        let must = if *must { "" } else { " (may be left out or empty)" };
-        format!("  {name:<14} {what}{must}\n")
+/// Returns the help on the columns of `--format csv`.
+pub fn custom_columns_help() -> String {
+    let column = |(name, is_required, description): &(&str, bool, &str)| {
+        let optional = if *is_required { "" } else { " (may be missing or empty)" };
+        format!("  {name:<14} {description}{optional}\n")
     };
     let columns: String = CUSTOM_COLUMNS.iter().map(column).collect();
-    format!("Columns of --format csv, named in its first line, in any order:\n{columns}")
+    format!("Columns of --format csv, with names in the first line, in any order:\n{columns}")
 }
 
-/// Evaluates and prints.
+/// Evaluates the predictions, prints the results, and writes the figure if requested.
 ///
 /// # Errors
-/// A file cannot be read or written, or a row violates a rule.
+/// [`Failure::File`] if a file cannot be read or written, or a row of a table is invalid.
 pub(super) fn run(args: &Frigid, format: Format) -> Result<(), Failure> {
     let Some(path) = &args.figure else {
         let results = args.vms.evaluate(format, |train, test| backtest::run(train, test, &rates()))?;
@@ -98,12 +98,13 @@ pub(super) fn run(args: &Frigid, format: Format) -> Result<(), Failure> {
 }
 
 impl Vms {
-    /// Evaluates each method at each quantile level; the printed rates are among them.
+    /// Evaluates each method at each quantile level. The printed target rates are quantile levels,
+    /// too.
     pub(super) fn compare(
         &self,
         format: Format,
     ) -> Result<(Vec<BacktestResult>, Vec<MethodScores>), Failure> {
-        let rates = QUANTILE_LEVELS.map(|level| Fraction::new(level).expect("a level is a share"));
+        let rates = QUANTILE_LEVELS.map(|level| Fraction::new(level).expect("a level is a fraction"));
         self.evaluate(format, |train, test| backtest::compare(train, test, &rates))
     }
 
@@ -116,7 +117,7 @@ impl Vms {
         let train = self.train.as_ref().map(read).transpose()?.unwrap_or_default();
         let test = read(&self.test)?;
         let result = evaluation(&train, &test).map_err(|empty| Failure::File {
-            operation: "test forecasts by",
+            operation: "evaluate predictions with",
             path: self.test.clone(),
             errno: io::Error::new(io::ErrorKind::InvalidData, empty),
         })?;
@@ -124,38 +125,39 @@ impl Vms {
             let suspect = samples.iter().filter(|sample| !sample.is_trusted).count();
             if suspect > 0 {
                 let all = samples.len();
-                print::note(format, &format!("{suspect} of {all} VMs of {of} are suspect and left out"));
+                print::note(format, &format!("{suspect} of {all} VMs of {of} are suspect and were skipped"));
             }
         }
         if !train.is_empty() && !has_trainable_vms(&train, &test) {
             print::note(
                 format,
-                "no VM of --train ended before the last of --test began: nothing was learnt from it",
+                "no VM of --train ended before the last VM of --test started: --train was not used for training",
             );
         }
         Ok(result)
     }
 }
 
-/// Returns whether VMs of the first file could be learnt for the second.
+/// Returns whether a VM of `train` ended before the last VM of `test` started. Otherwise no
+/// prediction can be trained on `train`.
 fn has_trainable_vms(train: &[VmSample], test: &[VmSample]) -> bool {
     let first_end = train.iter().map(|sample| sample.outcome.ended).min();
     first_end < test.iter().map(|sample| sample.request.begins).max()
 }
 
-/// Returns figure 10c.
+/// Draws figure 10c of Pond.
 fn draw(scores_by_method: &[MethodScores]) -> Figure {
     let points = |scores: &[Score]| scores.iter().map(|score| Point::new(score.rate, score.share)).collect();
     let series = scores_by_method.iter().map(|line| {
-        let (nth, name) = legend(line.method);
-        Series { name: name.to_owned(), style: SeriesStyle::Line(nth), points: points(&line.scores) }
+        let (index, name) = legend(line.method);
+        Series { name: name.to_owned(), style: SeriesStyle::Line(index), points: points(&line.scores) }
     });
     let mut series: Vec<Series> = series.collect();
-    series.sort_by_key(|series| if let SeriesStyle::Line(nth) = series.style { nth } else { usize::MAX });
+    series.sort_by_key(|series| if let SeriesStyle::Line(index) = series.style { index } else { usize::MAX });
     Figure(vec![Panel {
-        title: "Frigid memory against VMs of which too much was forecast".to_owned(),
+        title: "Predicted frigid memory against overpredicted VMs".to_owned(),
         x_title: "VMs overpredicted (% of VMs)",
-        y_title: "Memory forecast frigid (% of memory)",
+        y_title: "Memory predicted frigid (% of memory)",
         x: Scale::Percent,
         y: Scale::Percent,
         x_max: RATE_DRAWN_MAX,
@@ -163,31 +165,31 @@ fn draw(scores_by_method: &[MethodScores]) -> Figure {
     }])
 }
 
-/// Returns a method's index and name in the legend.
+/// Returns the index of a method in the legend, and its name.
 fn legend(method: Method) -> (usize, &'static str) {
     match method {
-        Method::Calibrated => (0, "ours: trees and margins, risk at one price"),
-        Method::TreeQuantile => (1, "trees alone: one quantile of every VM"),
-        Method::GroupMinimum => (2, "lowest so far of VMs most alike, less 0 to 40 points"),
-        Method::OwnerMinimum => (3, "lowest so far of the customer or else the VM, less 0 to 40 points"),
-        Method::FixedShare => (4, "a fixed share of every VM"),
+        Method::Calibrated => (0, "Tarn: trees and margins, one risk multiplier"),
+        Method::TreeQuantile => (1, "trees alone: one quantile for all VMs"),
+        Method::GroupMinimum => (2, "minimum of similar VMs so far, minus 0 to 40 points"),
+        Method::OwnerMinimum => (3, "minimum of the customer's or the same VM so far, minus 0 to 40 points"),
+        Method::FixedShare => (4, "a fixed share of each VM"),
     }
 }
 
-/// Row of one target rate of overpredictions.
+/// Row with the results at one target rate of overpredictions.
 #[derive(Serialize)]
 #[serde(transparent)]
 struct ResultRow(BacktestResult);
 
 impl Row for ResultRow {
     const COLUMNS: &'static [Column<Self>] = &[
-        col("OVER, ASKED", |v| percent(v.0.rate_target)),
-        col("OVER", |v| percent(v.0.rate_actual)),
+        col("TARGET RATE", |v| percent(v.0.rate_target)),
+        col("ACTUAL RATE", |v| percent(v.0.rate_actual)),
         col("FRIGID", |v| percent(v.0.frigid_share)),
-        col("IN SLICES", |v| percent(v.0.slice_share)),
-        col("OVER, IN SLICES", |v| percent(v.0.slice_rate)),
+        col("FRIGID SLICES", |v| percent(v.0.slice_share)),
+        col("RATE OF SLICES", |v| percent(v.0.slice_rate)),
         col("FIXED SHARE", |v| percent(v.0.static_share)),
-        col("OVER, FIXED", |v| percent(v.0.static_rate)),
+        col("RATE OF FIXED SHARE", |v| percent(v.0.static_rate)),
         col("VMS", |v| v.0.vms.to_string()),
     ];
 }

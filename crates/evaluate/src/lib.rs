@@ -1,5 +1,6 @@
-//! `tarn evaluate`: accuracy of predictions for VMs that have ended, and quality of shares for
-//! tenants from traces. It reads files only; the methods are in `prediction` and `fairness`.
+//! `tarn evaluate` and `tarn replay`. `tarn evaluate` measures, from files only, the accuracy of
+//! predictions for ended VMs and the quality of shares for tenants from traces. The evaluated
+//! methods are in the crates `prediction` and `fairness`.
 
 mod combination;
 mod figure;
@@ -17,39 +18,40 @@ pub use frigid::{Frigid, TableFormat};
 pub use sensitivity::{Sensitivity, Workloads};
 pub use symbiosis::Symbiosis;
 
-pub use frigid::own_columns;
+pub use frigid::custom_columns_help;
 pub use sensitivity::LABEL_COLUMNS;
 
-/// Target rates of overpredictions and of false positives.
+/// Returns the target rates of overpredictions and false positives at which results are printed.
 fn rates() -> [Fraction; 4] {
-    [0.01, 0.02, 0.04, 0.1].map(|rate| Fraction::new(rate).expect("a rate is a share"))
+    [0.01, 0.02, 0.04, 0.1].map(|rate| Fraction::new(rate).expect("a rate is a fraction"))
 }
 
-/// Subject of an evaluation.
+/// Subject that `tarn evaluate` evaluates.
 #[derive(Clone, Debug, Subcommand)]
 pub enum Subject {
-    /// Frigid memory: memory that VMs never touch. Each VM of --test is predicted in the order of
-    /// starts, from VMs of both files that had ended before
-    #[command(after_help = frigid::own_columns())]
+    /// Predictions of frigid memory, which VMs never touch. Each VM of --test is predicted by a
+    /// model trained on VMs of both files that ended before its start
+    #[command(after_help = frigid::custom_columns_help())]
     Frigid(Frigid),
-    /// Latency sensitivity: workloads that may run on pool memory alone. Half of the programs are
-    /// predicted by a model of the other half, many times; without --labels they are modelled
+    /// Predictions of latency sensitivity: workloads that may run entirely on pool memory. A model
+    /// trained on half of the programs predicts the other half, for many random splits. Without
+    /// --labels, the workloads are modelled
     #[command(after_help = sensitivity::help())]
     Sensitivity(Sensitivity),
-    /// Both: memory that they put on the pool together within a limit of VMs slowed down beyond the
-    /// PDM, and the operating point of each
+    /// Both predictions together: memory placed on the pool within a limit on VMs slowed down
+    /// beyond the PDM, and the operating point of each prediction
     #[command(after_help = combination::help())]
     Combination(Combination),
-    /// Symbiosis: shares of a host's memory and of its link, for tenants that replay traces, by
+    /// Symbiosis: shares of a host's memory and link for tenants that replay traces, computed by
     /// several schemes
-    #[command(after_help = symbiosis::PRINTED)]
+    #[command(after_help = symbiosis::OUTPUT_HELP)]
     Symbiosis(Symbiosis),
 }
 
-/// Evaluates and prints.
+/// Evaluates a subject and prints the results.
 ///
 /// # Errors
-/// A file cannot be read or written, or a row violates a rule.
+/// [`Failure::File`] if a file cannot be read or written, or its content is invalid.
 pub fn run(subject: Subject, format: Format) -> Result<(), Failure> {
     match subject {
         Subject::Frigid(args) => frigid::run(&args, format),
@@ -59,9 +61,9 @@ pub fn run(subject: Subject, format: Format) -> Result<(), Failure> {
     }
 }
 
-/// Parses a percentage.
+/// Parses a percentage from 0 to 100.
 fn share(text: &str) -> Result<Fraction, String> {
     let percent: Option<f64> = text.parse().ok();
     let share = percent.and_then(|percent| Fraction::new(percent / 100.0).ok());
-    share.ok_or_else(|| "must be a number of percent from 0 to 100".to_owned())
+    share.ok_or_else(|| "must be a percentage from 0 to 100".to_owned())
 }

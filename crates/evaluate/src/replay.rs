@@ -1,6 +1,6 @@
-//! `tarn replay`: replays VMs of a trace on a running rack through the Scheduler API, as a best-fit
-//! scheduler would, as fast as the rack responds; then reports results and audits the rack.
-//! `sim::packing` chooses the hosts, the manager the slices.
+//! `tarn replay`: replays the VMs of a trace on a running rack through the Scheduler API, like a
+//! best-fit scheduler, as fast as the rack responds. Then it reports the results and audits the
+//! rack. `sim::packing` selects hosts, and the manager selects slices.
 
 use std::{
     path::PathBuf,
@@ -43,19 +43,20 @@ use stand_ins::StandIns;
 use tally::Tally;
 use watcher::SnapshotReceiver;
 
-/// VMs to replay, and options.
+/// Options of `tarn replay`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// Trace of VM arrivals, plain or gzipped; or `generated:COUNT` for VMs generated from a seed
+    /// Trace of VM arrivals, plain or gzip-compressed; or `generated:COUNT` for VMs generated from
+    /// a seed
     #[arg(value_name = "FILE|generated[:COUNT]")]
     pub trace: Source,
-    /// The rack's rack.toml, for the manager's address; --endpoint has precedence
+    /// rack.toml with the manager's address; --endpoint takes precedence
     #[arg(long, value_name = "FILE")]
     pub rack: Option<PathBuf>,
-    /// Replay only the first VMs
+    /// Replay only the first N VMs
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=TRACE_ROWS_MAX as u64))]
     pub limit: Option<u64>,
-    /// Skip malformed rows and count them
+    /// Skip malformed rows instead of failing, and print their number
     #[arg(long)]
     pub lenient: bool,
     /// Seed of generated VMs
@@ -64,7 +65,7 @@ pub struct Args {
     /// Also write the report to this file, as JSON
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Memory that a stand-in for a VM writes in each slice
+    /// Memory that the stand-in process of a VM writes in each slice
     #[arg(long, value_name = "MIB", default_value_t = 1, value_parser = clap::value_parser!(u64).range(0..=STAND_IN_TOUCH_MIB_MAX))]
     pub touch: u64,
     /// Write every acknowledged reply to this file, one JSON object per line
@@ -73,16 +74,16 @@ pub struct Args {
     /// Maximum number of concurrent calls
     #[arg(long, value_name = "N", default_value_t = REPLAY_CLIENTS_DEFAULT as u64, value_parser = clap::value_parser!(u64).range(1..=REPLAY_CLIENTS_MAX as u64))]
     pub max_clients: u64,
-    /// Time to wait for draining slices before a VM is rejected; 0 for none
+    /// Time to wait for draining slices before a VM counts as rejected; 0 means no waiting
     #[arg(long, value_name = "MS", default_value_t = REPLAY_SETTLE_DEFAULT.as_ms(), value_parser = clap::value_parser!(u64).range(0..=REPLAY_SETTLE_MAX.as_ms()))]
     pub settle: u64,
 }
 
-/// State of one replay, shared by its VMs.
+/// State of a replay, shared by the tasks of its VMs.
 #[derive(Debug)]
 struct Rack {
     manager: Connection,
-    /// Distinguishes this replay's VMs and requests from those of others.
+    /// Random text in names of VMs and requests, so that they differ from those of other replays.
     run: String,
     journal: Mutex<Journal>,
     tally: Mutex<Tally>,
@@ -92,10 +93,11 @@ struct Rack {
     settle: Duration,
 }
 
-/// Replays a trace and prints the report. The rack's state afterwards is as before.
+/// Replays a trace and prints the report. All VMs of the replay are released at the end.
 ///
 /// # Errors
-/// The trace cannot be read, the manager is unavailable for too long, or a guarantee was violated.
+/// [`Failure`] if the trace cannot be read, the manager is unavailable for too long, the replay is
+/// interrupted, or the rack violated a guarantee.
 pub async fn run(args: Args, global: &Global) -> Result<(), Failure> {
     let arrivals = input::read(&args)?;
     let manager = Connection::open(&input::endpoint(args.rack.as_deref(), global)?).await?;
@@ -114,7 +116,7 @@ pub async fn run(args: Args, global: &Global) -> Result<(), Failure> {
         stand_ins: StandIns::new(&hosts, args.touch)?,
         settle: Ns::ms(args.settle).as_duration(),
     });
-    let clients = u32::try_from(args.max_clients).expect("checked to be few");
+    let clients = u32::try_from(args.max_clients).expect("the option is at most 1024");
     let mut player = Player::new(Arc::clone(&rack), &arrivals, clients);
     let started = Instant::now();
     let interrupted = tokio::select! {
@@ -133,16 +135,16 @@ pub async fn run(args: Args, global: &Global) -> Result<(), Failure> {
     watcher_task.abort();
     Report::new(&rack, &emcs, &hosts, &results).print(&args, global.output)?;
     if interrupted {
-        Err(Failure::Problem("interrupted: the report covers only a part of the trace".to_owned()))
+        Err(Failure::Problem("interrupted: the report covers only part of the trace".to_owned()))
     } else {
         Ok(())
     }
 }
 
-/// Returns a name that distinguishes this replay's VMs and requests.
+/// Returns a random name for this replay, which is part of the names of its VMs and requests.
 fn run_name() -> Result<String, Failure> {
     let mut random = [0_u8; 4];
     rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
-        .map_err(|errno| Failure::Protocol(format!("cannot get random numbers from the system: {errno}")))?;
+        .map_err(|errno| Failure::Protocol(format!("cannot read random numbers: {errno}")))?;
     Ok(format!("{:08x}", u32::from_be_bytes(random)))
 }

@@ -1,6 +1,6 @@
-//! `tarn evaluate sensitivity`: workloads that each method would place on pool memory. Workloads
-//! are an operator's, or MODELLED: programs on a simulated core, with modelled counters and
-//! slowdowns; the output states it.
+//! `tarn evaluate sensitivity`: measures how many workloads each method would place on pool memory.
+//! Workloads are read from a file of the operator, or MODELLED: programs on a simulated core, with
+//! simulated counters and slowdowns. The output states whether workloads are modelled.
 
 use std::{io, path::PathBuf};
 
@@ -27,7 +27,7 @@ use super::{
     percent, rates,
 };
 
-/// Workloads, and the figure.
+/// Options of `tarn evaluate sensitivity`: workloads, and the figure.
 #[derive(Clone, Debug, Args)]
 pub struct Sensitivity {
     #[command(flatten)]
@@ -38,7 +38,7 @@ pub struct Sensitivity {
     figure: Option<PathBuf>,
 }
 
-/// Workloads, split at random.
+/// Workloads, and how many times they are split at random.
 #[derive(Clone, Debug, Args)]
 pub(super) struct SplitWorkloads {
     #[command(flatten)]
@@ -48,18 +48,18 @@ pub(super) struct SplitWorkloads {
     splits: u32,
 }
 
-/// Workloads, and the permitted slowdown.
+/// Labelled or modelled workloads, and the permitted slowdown.
 #[derive(Clone, Debug, Args)]
 pub struct Workloads {
-    /// CSV file of labelled workloads: program, slowdown (0.1 is 10 %) and a column per counter;
-    /// modelled ones by default
+    /// CSV file of labelled workloads: program, slowdown (0.1 is 10 %) and a column per counter
+    /// [default: modelled workloads]
     #[arg(long, value_name = "FILE")]
     labels: Option<PathBuf>,
-    /// Measured loaded latencies of servers `ddr5` and `cxl`, for modelled workloads; synthetic
-    /// ones by default
+    /// CSV file of measured loaded latencies of servers `ddr5` and `cxl`, for modelled workloads
+    /// [default: synthetic latencies]
     #[arg(long, value_name = "FILE", conflicts_with = "labels")]
     latency: Option<PathBuf>,
-    /// Trace of memory accesses or keys as another modelled workload; may be repeated
+    /// Trace of memory accesses or keys, added as a modelled workload; may be repeated
     #[arg(long, value_name = "FILE", conflicts_with = "labels")]
     trace: Vec<PathBuf>,
     /// Permitted slowdown, in percent: the performance degradation margin
@@ -67,53 +67,57 @@ pub struct Workloads {
     pub pdm: Fraction,
 }
 
-/// Help on the columns of tables.
+/// Help on the columns of the tables of workloads, latencies and traces.
 pub const LABEL_COLUMNS: &str = "\
-Columns of --labels, all of them, in any order; a counter that was not measured is empty:
-  program                    runs of one program with several inputs share it; at least 10 programs
-  slowdown                   how much longer it takes with pool memory: 0.1 is a tenth
+Columns of --labels, all required, in any order; a counter that was not measured is empty:
+  program                    name of the program, the same for runs with different inputs; at least 10 programs
+  slowdown                   relative increase of the run time with pool memory: 0.1 is 10 %
   retiring frontend_bound bad_speculation core_bound memory_bound l1_bound l2_bound l3_bound
   dram_latency_bound dram_bandwidth_bound store_bound dram_bound
-                             shares of slots or cycles with local memory, 0 to 1
+                             fractions of pipeline slots or cycles with local memory, 0 to 1
   ipc l1_mpki l2_mpki l3_mpki memory_level_parallelism
-                             instructions a cycle; misses of a thousand instructions; misses at a time
+                             instructions per cycle; misses per 1000 instructions; outstanding misses
 Columns of --latency: server (ddr5, cxl), dst (d0), threads (16), mlc_w (0), random (0), latency_ns, bandwidth_mb_s
 Columns of --trace: key; or op (l, s), addr, insns_since_prev
 ";
 
-/// Help on the output.
-const PRINTED: &str = "\
-FOREST PLACES, DRAM BOUND and MEMORY BOUND are shares of all workloads that would be placed on the pool where so many of all may
-be placed wrongly, cut as is best for those that are told (in brackets the 1st and 99th of 100 splits). CUT LEARNT: cut as is best
-for those that were learnt from, and how many of all are placed wrongly then.";
+/// Help on the printed columns.
+const OUTPUT_HELP: &str = "\
+TARGET RATE is the allowed fraction of workloads that are placed wrongly (false positives). FOREST, DRAM BOUND and MEMORY BOUND are the
+fractions of workloads that each method would place on the pool, with the best threshold in hindsight; in parentheses the 1st and 99th
+percentile over the splits. LEARNT columns have the fraction of workloads placed with a threshold learnt from the training half, and the
+fraction placed wrongly.";
 
-/// Both helps.
+/// Returns the help on the input files and the output.
 pub(super) fn help() -> String {
-    format!("{LABEL_COLUMNS}\n{PRINTED}")
+    format!("{LABEL_COLUMNS}\n{OUTPUT_HELP}")
 }
 
-/// Inputs per program of the family.
+/// Number of inputs with which each modelled program runs.
 const INPUTS: u64 = 3;
-/// Synthetic local and pool memory: idle latency in ns, and a core's share of the bandwidth in
-/// GB/s.
+/// Synthetic local memory: idle latency in ns, and bandwidth per core in GB/s.
 const LOCAL: (f64, f64) = (100.0, 8.0);
+/// Synthetic pool memory: idle latency in ns, and bandwidth per core in GB/s.
 const POOL: (f64, f64) = (250.0, 6.0);
+/// Seed of random splits and of noise in modelled counters. It is fixed, so that results are
+/// reproducible.
 const SEED: u64 = 1;
 
 fn margin(text: &str) -> Result<Fraction, String> {
     let percent: Option<f64> = text.parse().ok().filter(|percent| (0.1..=100.0).contains(percent));
     let margin = percent.and_then(|percent| Fraction::new(percent / 100.0).ok());
-    margin.ok_or_else(|| "must be a number of percent from 0.1 to 100".to_owned())
+    margin.ok_or_else(|| "must be a percentage from 0.1 to 100".to_owned())
 }
 
-/// Target rates of the figure and of the combination of models; they include the printed ones.
+/// Target rates of false positives for the figure and for `tarn evaluate combination`. They include
+/// the target rates that are printed.
 const FIGURE_RATES: [f64; 13] =
     [0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1];
 
-/// Evaluates and prints.
+/// Evaluates the methods, prints the results, and writes the figure if requested.
 ///
 /// # Errors
-/// A file cannot be read or written, or the workloads cannot be predicted.
+/// [`Failure::File`] if a file cannot be read or written, or the workloads cannot be predicted.
 pub(super) fn run(args: &Sensitivity, format: Format) -> Result<(), Failure> {
     let workloads = args.split_workloads.workloads.read(format)?;
     let modelled = args.split_workloads.workloads.are_modelled();
@@ -136,10 +140,11 @@ impl Workloads {
         self.labels.is_none()
     }
 
-    /// Returns all workloads and prints their number on stderr.
+    /// Reads the labelled workloads or creates the modelled ones, and prints their number on
+    /// stderr.
     ///
     /// # Errors
-    /// [`Failure::File`] if a file cannot be read or a row breaks a rule.
+    /// [`Failure::File`] if a file cannot be read or a row is invalid.
     pub fn read(&self, format: Format) -> Result<Vec<Workload>, Failure> {
         let workloads = match &self.labels {
             Some(path) => open::read(path, read_labels)?,
@@ -156,22 +161,22 @@ impl Workloads {
 }
 
 impl SplitWorkloads {
-    /// Evaluates each method at each rate of the figure.
+    /// Evaluates each method at each target rate of the figure.
     pub(super) fn evaluate_for_figure(&self, workloads: &[Workload]) -> Result<Vec<BacktestResult>, Failure> {
-        self.evaluate(workloads, &FIGURE_RATES.map(|rate| Fraction::new(rate).expect("a rate is a share")))
+        self.evaluate(workloads, &FIGURE_RATES.map(|rate| Fraction::new(rate).expect("a rate is a fraction")))
     }
 
     fn evaluate(&self, workloads: &[Workload], rates: &[Fraction]) -> Result<Vec<BacktestResult>, Failure> {
         let results = backtest::run(workloads, self.workloads.pdm, rates, self.splits, SEED);
         results.map_err(|error| Failure::File {
-            operation: "tell slowdowns of",
+            operation: "predict slowdowns of",
             path: self.workloads.labels.clone().unwrap_or_else(|| "the modelled workloads".into()),
             errno: io::Error::new(io::ErrorKind::InvalidData, error),
         })
     }
 }
 
-/// Result, and whether its workloads are modelled.
+/// Row with the results of all methods at one target rate.
 #[derive(Debug, Serialize)]
 struct ResultRow {
     modelled: bool,
@@ -179,11 +184,11 @@ struct ResultRow {
     result: BacktestResult,
 }
 
-/// Returns modelled workloads: programs of the family, and those from traces.
+/// Creates the modelled workloads: synthetic programs, and programs that replay the traces.
 fn modelled(args: &Workloads, format: Format) -> Result<Vec<Workload>, Failure> {
     print::note(
         format,
-        "these workloads, their counters and their slowdowns are MODELLED; --labels takes measured ones",
+        "the workloads, their counters and their slowdowns are MODELLED, not measured; use --labels for measured workloads",
     );
     let [local, pool] = match &args.latency {
         Some(path) => {
@@ -211,9 +216,9 @@ fn modelled(args: &Workloads, format: Format) -> Result<Vec<Workload>, Failure> 
     Ok(workloads)
 }
 
-/// Returns figures 10a and 10b.
+/// Draws figures 10a and 10b of Pond.
 fn draw(workloads: &[Workload], results: &[BacktestResult], pdm: Fraction, is_modelled: bool) -> Figure {
-    let title = |what: &str| format!("{what}{}", if is_modelled { ", MODELLED workloads" } else { "" });
+    let title = |subject: &str| format!("{subject}{}", if is_modelled { ", MODELLED workloads" } else { "" });
     let bound = |workload: &Workload| Point::new(workload.counters[DRAM_BOUND], workload.slowdown);
     let dots = Series {
         name: format!("a run of a workload{}", if is_modelled { " (MODELLED)" } else { "" }),
@@ -222,11 +227,11 @@ fn draw(workloads: &[Workload], results: &[BacktestResult], pdm: Fraction, is_mo
     };
     let margin = Series {
         name: format!("margin (PDM): {}", percent(pdm.get())),
-        style: SeriesStyle::Across,
+        style: SeriesStyle::HorizontalLine,
         points: vec![Point::new(0.0, pdm.get())],
     };
     let slowdowns = Panel {
-        title: title("(a) Slowdown by pool memory"),
+        title: title("(a) Slowdown with pool memory"),
         x_title: "DRAM bound with local memory (% of cycles)",
         y_title: "Slowdown with pool memory (%)",
         x: Scale::Percent,
@@ -234,30 +239,32 @@ fn draw(workloads: &[Workload], results: &[BacktestResult], pdm: Fraction, is_mo
         x_max: 1.0,
         series: vec![dots, margin],
     };
-    Figure(vec![slowdowns, placement_panel(results, title("(b) Told insensitive"))])
+    Figure(vec![slowdowns, placement_panel(results, title("(b) Predicted insensitive"))])
 }
 
-/// Returns figure 10b: the best thresholds in hindsight as in the paper, and the forest's learnt
-/// ones.
+/// Draws figure 10b: each method with the best thresholds in hindsight as in the paper, and the
+/// forest also with learnt thresholds.
 fn placement_panel(results: &[BacktestResult], title: String) -> Panel {
-    let line = |nth, name: &str, point: fn(&BacktestResult) -> Point| Series {
+    let line = |index, name: &str, point: fn(&BacktestResult) -> Point| Series {
         name: name.to_owned(),
-        style: SeriesStyle::Line(nth),
+        style: SeriesStyle::Line(index),
         points: results.iter().map(point).collect(),
     };
-    let forest = "forest, best cut in hindsight; bars: 98 % of the splits";
+    let forest = "forest, best threshold in hindsight (bars: 98 % of the splits)";
+    let dram_bound = "DRAM bound, best threshold in hindsight";
+    let memory_bound = "memory bound, best threshold in hindsight";
     let series = vec![
         line(0, forest, |result| hindsight(result, &result.forest)),
-        line(1, "threshold on DRAM bound, likewise", |result| hindsight(result, &result.dram_bound)),
-        line(2, "threshold on memory bound, likewise", |result| hindsight(result, &result.memory_bound)),
-        line(3, "forest, cut learnt from the other half", |result| {
+        line(1, dram_bound, |result| hindsight(result, &result.dram_bound)),
+        line(2, memory_bound, |result| hindsight(result, &result.memory_bound)),
+        line(3, "forest, threshold learnt from the training half", |result| {
             Point::new(result.forest.tuned_fp, result.forest.tuned_placed)
         }),
     ];
     Panel {
         title,
         x_title: "False positives (% of workloads)",
-        y_title: "Placed on the pool whole (% of workloads)",
+        y_title: "Placed entirely on the pool (% of workloads)",
         x: Scale::Percent,
         y: Scale::Percent,
         x_max: 1.0,
@@ -272,13 +279,13 @@ fn hindsight(result: &BacktestResult, placed: &PlacementStats) -> Point {
 
 impl Row for ResultRow {
     const COLUMNS: &'static [Column<Self>] = &[
-        col("FALSE, ASKED", |t| percent(t.result.fp_target)),
-        col("FOREST PLACES", |t| placed(&t.result.forest)),
+        col("TARGET RATE", |t| percent(t.result.fp_target)),
+        col("FOREST", |t| placed(&t.result.forest)),
         col("DRAM BOUND", |t| placed(&t.result.dram_bound)),
         col("MEMORY BOUND", |t| placed(&t.result.memory_bound)),
-        col("FOREST, CUT LEARNT", |t| learnt(&t.result.forest)),
-        wide("DRAM BOUND, CUT LEARNT", |t| learnt(&t.result.dram_bound)),
-        wide("MEMORY BOUND, CUT LEARNT", |t| learnt(&t.result.memory_bound)),
+        col("FOREST (LEARNT)", |t| learnt(&t.result.forest)),
+        wide("DRAM BOUND (LEARNT)", |t| learnt(&t.result.dram_bound)),
+        wide("MEMORY BOUND (LEARNT)", |t| learnt(&t.result.memory_bound)),
         wide("MODELLED", |t| t.modelled.to_string()),
     ];
 }
@@ -289,5 +296,5 @@ fn placed(placed: &PlacementStats) -> String {
 }
 
 fn learnt(placed: &PlacementStats) -> String {
-    format!("{}, {} false", percent(placed.tuned_placed), percent(placed.tuned_fp))
+    format!("{}, {} wrong", percent(placed.tuned_placed), percent(placed.tuned_fp))
 }

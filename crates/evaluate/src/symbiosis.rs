@@ -1,5 +1,5 @@
-//! `tarn evaluate symbiosis`: quality of shares by several schemes for tenants from traces.
-//! `sim::symbiosis` computes shares, `figures` draws them.
+//! `tarn evaluate symbiosis`: compares the shares that several schemes compute for tenants from
+//! traces. `sim::symbiosis` computes the shares, `figures` draws the figures.
 
 mod figures;
 
@@ -19,49 +19,59 @@ use units::Fraction;
 
 use super::{figure, share};
 
-/// Tenants, and their memory.
+/// Options of `tarn evaluate symbiosis`.
 #[derive(Clone, Debug, Args)]
 pub struct Symbiosis {
-    /// Folder of access traces of pages, blocks or keys: CSV, plain or gzipped, with a column
-    /// `key`, `lbn` or `addr`
+    /// Directory with traces of accesses to pages, blocks or keys: CSV, plain or gzip-compressed,
+    /// with a column `key`, `lbn` or `addr`
     #[arg(long, value_name = "DIR")]
     traces: PathBuf,
     /// Local memory, in percent of the tenants' footprints
     #[arg(long, value_name = "PERCENT", default_value = "20", value_parser = positive_share)]
     memory: Fraction,
-    /// Also write all numbers to this file, as JSON
+    /// Also write the results to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Draw tenants, a market's rounds, gains of schemes, time of markets, and shares of changing
-    /// tenants into this folder, each as SVG with its numbers as JSON (Spirit figures 1, 3, 6, 8
-    /// and 9)
+    /// Draw figures into this directory, each as SVG with its data as JSON: tenants, rounds of a
+    /// market, gains of schemes, run time of markets, and shares of changing tenants (Spirit
+    /// figures 1, 3, 6, 8 and 9)
     #[arg(long, value_name = "FOLDER")]
     figures: Option<PathBuf>,
 }
 
-/// Help on the output.
-pub(super) const PRINTED: &str = "\
-GAIN is the geometric mean of what tenants have of their throughput with an equal split, less 1; WORST what the worst-off has; TENANTS, with -o wide,
-what each has. Throughput is Spirit's slowdown with the miss ratios of the whole trace, counted; schemes are told miss ratios from the reuse
-distances of 8,192 watched pages, all but `ideal`, which is the best on a grid of 1/200 that harms nobody. Every trace touches as much; of six
-tenants one is bound by its processor, as far as that can be. `market` is Symbiosis alone; `symbiosis without envy` goes beyond it as far as
-nobody would rather have another's share; `symbiosis` further.";
+/// Help on the printed columns.
+pub(super) const OUTPUT_HELP: &str = "\
+Columns:
+  GAIN     geometric mean of the tenants' throughputs relative to an equal split, minus 1
+  WORST    throughput of the worst-off tenant relative to an equal split
+  STATUS   status of the market
+  ENVY     largest relative gain that a tenant would have with another tenant's share, as estimated
+  TENANTS  throughput of each tenant relative to an equal split (with -o wide)
+Schemes:
+  market                  market of Symbiosis without refinement
+  symbiosis without envy  market refined by trades that cause no envy
+  symbiosis               market refined by all trades that increase the geometric mean of throughputs
+  ideal                   best shares on a grid of 1/200 with which no tenant loses, from exact miss ratios
+Throughput follows Spirit's slowdown model, with the exact miss ratios of the whole trace. All schemes but `ideal` use estimated miss
+ratios, from the reuse distances of at most 8,192 sampled pages. All tenants have footprints of the same size. One of six tenants has a
+low miss cost, so that it is mostly compute-bound.";
 
-/// Parses a percentage below 100.
+/// Parses a percentage from 1 to 100.
 fn positive_share(text: &str) -> Result<Fraction, String> {
     share(text)
         .ok()
         .filter(|share| share.get() >= 0.01)
-        .ok_or_else(|| "must be a number of percent from 1 to 100".to_owned())
+        .ok_or_else(|| "must be a percentage from 1 to 100".to_owned())
 }
 
-/// Result of one scheme.
+/// Row with the result of one scheme for one mix of tenants.
 #[derive(Serialize)]
 struct SchemeRow {
     mix: String,
     scheme: &'static str,
-    /// Geometric mean relative to an equal split, minus 1.
+    /// Geometric mean of the throughputs relative to an equal split, minus 1.
     gain: f64,
+    /// Throughput of the worst-off tenant relative to an equal split.
     worst: f64,
     tenants: Vec<TenantRow>,
     certificate: Option<CertificateRow>,
@@ -71,14 +81,15 @@ struct SchemeRow {
 struct TenantRow {
     trace: String,
     kind: String,
-    /// Fractions of its footprint and of the link.
+    /// Local memory, as a fraction of the tenant's footprint.
     memory_share: f64,
+    /// Bandwidth, as a fraction of the link.
     bandwidth_share: f64,
-    /// True throughput relative to an equal split.
+    /// Throughput relative to an equal split, from exact miss ratios.
     throughput_of_equal_split: f64,
 }
 
-/// The market's certificate, from estimated utilities.
+/// Certificate of the market, computed from the estimated utilities.
 #[derive(Serialize)]
 struct CertificateRow {
     status: &'static str,
@@ -108,13 +119,13 @@ impl Row for SchemeRow {
     ];
 }
 
-/// Evaluates and prints.
+/// Evaluates the schemes, prints the results, and writes JSON and figures if requested.
 ///
 /// # Errors
-/// A trace cannot be read, there is none, or a file cannot be written.
+/// [`Failure::File`] if no trace is found, a trace cannot be read, or a file cannot be written.
 pub(super) fn run(args: &Symbiosis, format: Format) -> Result<(), Failure> {
     args.figures.as_deref().map_or(Ok(()), figures::create_folder)?;
-    // Checks the output before minutes of computation.
+    // The computation takes minutes, so an unwritable output file is reported before it.
     args.json.as_deref().map_or(Ok(()), figure::check_writable)?;
     let traces = traces(&args.traces, format)?;
     let tenants: Vec<Tenant> = traces.iter().map(|trace| trace.tenant.clone()).collect();
@@ -133,7 +144,7 @@ pub(super) fn run(args: &Symbiosis, format: Format) -> Result<(), Failure> {
     )
 }
 
-/// JSON output.
+/// Serializes results as JSON. An error names the output file.
 fn json(path: &Path, numbers: &impl Serialize) -> Result<Vec<u8>, Failure> {
     let failed = |error| Failure::File {
         operation: "write",
@@ -143,10 +154,11 @@ fn json(path: &Path, numbers: &impl Serialize) -> Result<Vec<u8>, Failure> {
     serde_json::to_vec_pretty(numbers).map_err(failed)
 }
 
-/// Trace with its path.
+/// Trace with its path and a tenant that replays it.
 struct Trace {
     path: PathBuf,
-    /// Its true throughput and estimates come from the trace; its stalls from its mix.
+    /// Tenant with the miss ratios of the trace. Its other parameters are set when it is added to a
+    /// mix.
     tenant: Tenant,
 }
 
@@ -159,43 +171,45 @@ fn traces(folder: &Path, format: Format) -> Result<Vec<Trace>, Failure> {
     paths.sort();
     let mut traces = Vec::new();
     for (name, path) in paths {
-        match touches(&path)? {
-            Ok(touches) => traces.push(Trace { path, tenant: Tenant::new(name, &touches, 1.0, 1.0) }),
-            Err(reason) => print::note(format, &format!("{} is left out: {reason}", path.display())),
+        match accesses(&path)? {
+            Ok(accesses) => traces.push(Trace { path, tenant: Tenant::new(name, &accesses, 1.0, 1.0) }),
+            Err(reason) => print::note(format, &format!("skipping {}: {reason}", path.display())),
         }
     }
     if traces.is_empty() {
-        let none = "there is no trace in it: no *.csv, no *.csv.gz with a column `key`, `lbn` or `addr` and enough touches";
-        return Err(failed(io::Error::other(none)));
+        let message = "no trace found: must contain a *.csv or *.csv.gz file with a column `key`, `lbn` or `addr` and enough accesses";
+        return Err(failed(io::Error::other(message)));
     }
     Ok(traces)
 }
 
-/// Returns the accesses of a table; or the reason why it is no trace, or too short.
-fn touches(path: &Path) -> Result<Result<Vec<u32>, AccessTraceError>, Failure> {
+/// Reads the accesses in a table. The inner error is the reason why the table is not a trace, or
+/// has an unsuitable length.
+fn accesses(path: &Path) -> Result<Result<Vec<u32>, AccessTraceError>, Failure> {
     open::read(path, |input| match read(input) {
         Err(reason @ (AccessTraceError::MissingColumn | AccessTraceError::InvalidLength(_))) => {
             Ok(Err(reason))
         }
-        touches => touches.map(Ok),
+        accesses => accesses.map(Ok),
     })
 }
 
-/// Returns the name of a possible trace.
+/// Returns the name of a trace: its file name without `.csv` or `.csv.gz`. Returns `None` for other
+/// files.
 fn trace_name(path: &Path) -> Option<String> {
     let name = path.file_name()?.to_str()?;
     let stem = name.strip_suffix(".csv.gz").or_else(|| name.strip_suffix(".csv"))?;
     Some(stem.to_owned())
 }
 
-/// Tenants, with their results by each scheme.
+/// Mix of tenants, with the result of each scheme.
 struct ComparedMix {
     mix: Mix,
     outcomes: Vec<Outcome>,
 }
 
 impl ComparedMix {
-    /// Evaluates a mix with memory for a fraction of the footprints.
+    /// Runs all schemes for a mix. `memory` is the local memory as a fraction of the footprints.
     fn new(mix: Mix, memory: Fraction) -> Self {
         let host = Host { memory: memory.get() * mix.tenants.len() as f64 };
         Self { outcomes: compare(&mix.tenants, host), mix }

@@ -1,5 +1,5 @@
-//! Metrics page and log of a service. The page is in the Prometheus text format 0.0.4 and includes
-//! metrics of the process and the build. The service defines its own metrics and events.
+//! Metrics page and log of a service. The page has the Prometheus text format 0.0.4 and includes
+//! metrics of the process and the build. Each service defines its own metrics and log messages.
 #![forbid(unsafe_code)]
 
 pub mod logs;
@@ -9,10 +9,10 @@ use std::fmt;
 
 use prometheus_client::{encoding::text::encode, registry::Registry};
 
-/// Content type of a [`page`].
+/// HTTP content type of a metrics [`page`].
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Returns the metrics page of a program and its version.
+/// Formats the metrics page of a program from its registries, with process and build metrics.
 ///
 /// # Errors
 /// [`fmt::Error`] if a metric cannot be formatted.
@@ -30,14 +30,14 @@ pub fn page(registries: &[&Registry], program: &str, version: &str) -> Result<St
     Ok(page)
 }
 
-/// Adds a metric family with a single sample.
+/// Appends a metric family with a single sample to a page.
 fn add(page: &mut String, name: &str, labels: &str, kind: &str, help: &str, value: &str) {
     let lines = format!("# HELP {name} {help}\n# TYPE {name} {kind}\n{name}{labels} {value}\n");
     page.push_str(&lines);
 }
 
-/// Converts OpenMetrics to the text format, where the metadata of a counter carries the name of its
-/// sample, with `_total`.
+/// Converts OpenMetrics text to the Prometheus text format 0.0.4. In this format, the HELP and TYPE
+/// lines of a counter contain the name of the sample, including `_total`.
 fn to_text_format(open_metrics: &str, page: &mut String) {
     let mut help = None;
     for line in open_metrics.lines() {
@@ -80,9 +80,9 @@ mod tests {
         page(&[&registry], "pool-manager", "1.2.3").unwrap()
     }
 
-    /// Each sample follows the metadata of its own family: HELP and TYPE with the name of a counter's sample.
+    /// Checks that each sample follows the HELP and TYPE lines of its own metric.
     #[test]
-    fn metadata_has_the_name_of_its_samples() {
+    fn samples_follow_metadata_with_their_name() {
         let page = example();
         let (mut described, mut typed) = ("", ("", ""));
         for line in page.lines() {
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn page_has_counters_build_and_process() {
+    fn page_contains_service_build_and_process_metrics() {
         let page = example();
         for text in [
             "# HELP tarn_lease_expired_total Leases that expired.\n# TYPE tarn_lease_expired_total counter\n",

@@ -8,7 +8,7 @@ use tracing_subscriber::{
     filter::{FromEnvError, LevelFilter},
 };
 
-/// Format of log lines.
+/// Format of the lines of a service's log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
     /// One readable line for each event.
@@ -18,19 +18,20 @@ pub enum LogFormat {
     Json,
 }
 
-/// Options of a service's log.
+/// Command-line options for the log of a service.
 #[derive(Clone, Debug, clap::Args)]
 pub struct LogArgs {
-    /// Format of log lines on standard error; `RUST_LOG` sets the level, such as warn or pool_manager=debug
+    /// Format of log lines on standard error; `RUST_LOG` sets the level, such as warn or
+    /// pool_manager=debug
     #[arg(long, env = "TARN_LOG_FORMAT", value_enum, default_value_t, global = true)]
     log_format: LogFormat,
 }
 
 impl LogArgs {
-    /// Starts the log. The level is info unless `RUST_LOG` sets another.
+    /// Starts logging to stderr, at level info unless `RUST_LOG` sets another level.
     ///
     /// # Errors
-    /// [`FromEnvError`] if `RUST_LOG` is not a list of directives.
+    /// [`FromEnvError`] if `RUST_LOG` is not a valid list of directives.
     pub fn start(&self) -> Result<(), FromEnvError> {
         let filter = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env()?;
         let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(stderr).with_target(false);

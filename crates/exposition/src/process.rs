@@ -1,11 +1,11 @@
-//! Metrics of this process, named as by Prometheus client libraries. Values that /proc does not
-//! provide are omitted.
+//! Metrics of this process from /proc, with the names that Prometheus client libraries use. Values
+//! that /proc does not provide are omitted.
 
 use std::fs;
 
 use crate::add;
 
-/// Adds the metrics of this process from /proc.
+/// Appends the metrics of this process, read from /proc, to a page.
 pub fn add_to(page: &mut String) {
     let mut gauge = |name: &str, help: &str, value: Option<String>| {
         let kind = if name.ends_with("_total") { "counter" } else { "gauge" };
@@ -42,8 +42,8 @@ struct Stat {
 }
 
 impl Stat {
-    /// Parses the fields after the program name, which may contain spaces and parentheses. The
-    /// first one is `state`, field 3 in proc(5).
+    /// Parses the fields after the program name, because the name may contain spaces and
+    /// parentheses. The first of these fields is `state`, field 3 in proc(5).
     fn parse(text: &str) -> Option<Self> {
         let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
         let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stat_of_a_program_with_an_odd_name_is_parsed() {
+    fn stat_is_parsed_if_program_name_has_parentheses() {
         let text =
             "7 (a) b (c) S 1 7 7 0 -1 4194560 9 0 0 0 120 30 0 0 20 0 5 0 4242 8192 3 18446744073709551615 1";
         let page = rustix::param::page_size() as u64;
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn this_process_has_every_metric() {
+    fn metrics_of_this_process_are_complete() {
         let mut page = String::new();
         add_to(&mut page);
         for name in

@@ -1,32 +1,32 @@
-//! Configuration files: `rack.toml` of the manager, `host.toml` of an agent.
+//! Generation of configuration files: `rack.toml` for the manager and `host.toml` for agents.
 
 use std::{fmt, path::PathBuf};
 
-/// Emulated EMC of a rack.
+/// Emulated EMC (pool device) of a rack.
 #[derive(Clone, Debug)]
 pub struct Emc {
-    /// Its name.
+    /// Name of the EMC.
     pub name: String,
-    /// Number of slices of 1 GiB.
+    /// Number of slices, each of 1 GiB.
     pub slices: u32,
-    /// Directory of its slices, best on a file system in memory.
+    /// Directory of the slice files, preferably on a tmpfs.
     pub path: PathBuf,
 }
 
-/// Host of a rack.
+/// Host of a rack, as listed in `rack.toml`.
 #[derive(Clone, Debug)]
 pub struct Host {
-    /// Its name.
+    /// Name of the host.
     pub name: String,
-    /// CPU cores.
+    /// Number of CPU cores available to VMs.
     pub cores: u32,
-    /// Local memory, in MiB.
+    /// Local memory available to VMs, in MiB.
     pub local_mib: u64,
-    /// Names of the EMCs that it reaches.
+    /// Names of the EMCs that the host is attached to.
     pub emcs: Vec<String>,
 }
 
-/// Content of `rack.toml`; its text is the [`Display`](fmt::Display) output.
+/// Content of `rack.toml`. The [`Display`](fmt::Display) output is the text of the file.
 ///
 /// ```
 /// let rack = local_rack::RackConfig {
@@ -42,19 +42,19 @@ pub struct Host {
 /// ```
 #[derive(Clone, Debug)]
 pub struct RackConfig {
-    /// Address of the manager: `unix:PATH` or `IP:PORT`.
+    /// Listen address of the manager: `unix:PATH` or `IP:PORT`.
     pub listen: String,
-    /// Directory of the store; relative to the file.
+    /// Directory of the store. A relative path is relative to `rack.toml`.
     pub store: PathBuf,
     /// Lease duration, in seconds.
     pub lease_ttl_s: f64,
-    /// Silence after the lease before a host is fenced, in seconds; `None` means never.
+    /// Time from the end of a lease until the host is fenced, in seconds; `None` means never.
     pub fence_after_s: Option<f64>,
-    /// Text after the section `[lease]`: more keys of it, and other sections.
+    /// TOML text that follows `[lease]`: further keys of this section, then other sections.
     pub extra: String,
-    /// All EMCs.
+    /// EMCs of the rack.
     pub emcs: Vec<Emc>,
-    /// All hosts.
+    /// Hosts of the rack.
     pub hosts: Vec<Host>,
 }
 
@@ -80,18 +80,18 @@ impl fmt::Display for RackConfig {
     }
 }
 
-/// Content of an agent's `host.toml`; its text is the [`Display`](fmt::Display) output.
+/// Content of an agent's `host.toml`. The [`Display`](fmt::Display) output is the text of the file.
 #[derive(Clone, Debug)]
 pub struct AgentConfig {
     /// Name of the host.
     pub host: String,
     /// Address of the manager: `unix:PATH` or `http://IP:PORT`.
     pub manager: String,
-    /// Directory of the agent's records and socket.
+    /// Directory of the agent's state files and socket.
     pub runtime_dir: PathBuf,
-    /// File of the host's token.
+    /// File with the token that authenticates the host to the manager.
     pub token_file: PathBuf,
-    /// More keys of the section `[agent]`.
+    /// TOML text with further keys of the section `[agent]`.
     pub extra: String,
 }
 

@@ -1,7 +1,7 @@
-//! A rack on this machine: configuration files of a manager and its agents, and their processes. Used by
-//! the demo, the system tests and the benchmarks, which decide what runs and wait for it.
+//! Building blocks for a rack on this machine: configuration files and processes of a manager and
+//! its agents. The demo, the system tests and the benchmarks use them.
 //!
-//! Racks of emulated hosts with real CXL devices are in the crate `emulated-host`.
+//! The crate `emulated-host` provides racks of QEMU guests with CXL devices instead.
 #![forbid(unsafe_code)]
 
 mod config;

@@ -1,4 +1,4 @@
-//! A process that does not outlive its owner. Its output goes to a log file.
+//! Child process with a log file, killed when its handle is dropped.
 
 use std::{
     fs::{self, File},
@@ -9,49 +9,49 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Lines of a log that an error quotes.
+/// Number of lines at the end of a log that an error message contains.
 const LOG_TAIL_LINES: usize = 20;
 
-/// Error of a process.
+/// Error of starting or waiting for a process.
 #[derive(Debug, thiserror::Error)]
 pub enum ProcessError {
-    /// Its log cannot be opened.
+    /// The log of the process cannot be opened.
     #[error("cannot open {}", path.display())]
     Log {
         /// Path of the log.
         path: PathBuf,
-        /// Cause.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// It cannot be started.
+    /// The program cannot be started.
     #[error("cannot start {}", program.display())]
     Start {
         /// Path of the program.
         program: PathBuf,
-        /// Cause.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// Its exit status cannot be read.
+    /// The exit status of the process cannot be read.
     #[error("cannot wait for {name}")]
     Wait {
         /// Name of the process.
         name: String,
-        /// Cause.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// It ended unexpectedly.
+    /// The process ended although it should still run.
     #[error("{name} ended ({status}); the end of its log:\n{log}")]
     Ended {
         /// Name of the process.
         name: String,
-        /// Its exit status.
+        /// Exit status of the process.
         status: ExitStatus,
-        /// Last lines of its log.
+        /// Last lines of the log of the process.
         log: String,
     },
 }
 
-/// Running process. On drop it is killed by its PID and waited for.
+/// Handle of a child process. Dropping the handle kills the process and waits for its end.
 #[derive(Debug)]
 pub struct Process {
     name: String,
@@ -60,10 +60,11 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts a program without standard input; its output is appended to `log`.
+    /// Starts a program without standard input, and appends its output to the file `log`.
     ///
     /// # Errors
-    /// [`ProcessError::Log`] or [`ProcessError::Start`].
+    /// [`ProcessError::Log`] if the log cannot be opened, [`ProcessError::Start`] if the program
+    /// cannot be started.
     pub fn start(name: &str, command: &mut Command, log: PathBuf) -> Result<Self, ProcessError> {
         let output = File::options().create(true).append(true).open(&log);
         let output = output.and_then(|file| Ok((file.try_clone()?, file)));
@@ -87,18 +88,18 @@ impl Process {
         &self.log
     }
 
-    /// Returns the exit status; `None` while the process runs.
+    /// Returns the exit status of the process, or `None` while the process runs.
     ///
     /// # Errors
-    /// [`ProcessError::Wait`].
+    /// [`ProcessError::Wait`] if the exit status cannot be read.
     pub fn exit_status(&mut self) -> Result<Option<ExitStatus>, ProcessError> {
         self.child.try_wait().map_err(|source| ProcessError::Wait { name: self.name.clone(), source })
     }
 
-    /// Waits for the end of the process.
+    /// Waits for the end of the process and returns its exit status.
     ///
     /// # Errors
-    /// [`ProcessError::Wait`].
+    /// [`ProcessError::Wait`] if the exit status cannot be read.
     pub fn wait(&mut self) -> Result<ExitStatus, ProcessError> {
         self.child.wait().map_err(|source| ProcessError::Wait { name: self.name.clone(), source })
     }
@@ -106,7 +107,8 @@ impl Process {
     /// Checks that the process runs.
     ///
     /// # Errors
-    /// [`ProcessError::Ended`] if it does not, or [`ProcessError::Wait`].
+    /// [`ProcessError::Ended`] if the process has ended, [`ProcessError::Wait`] if its exit status
+    /// cannot be read.
     pub fn check_running(&mut self) -> Result<(), ProcessError> {
         match self.exit_status()? {
             None => Ok(()),
@@ -116,10 +118,11 @@ impl Process {
         }
     }
 
-    /// Sends a signal. Does nothing if the process has ended.
+    /// Sends a signal to the process. Does nothing if the process has ended.
     pub fn signal(&self, signal: Signal) {
         if let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
-            // Fails only if the process has ended. The PID is its own until it is waited for.
+            // The signal cannot reach another process: the kernel does not reuse the PID of a child
+            // before the parent has waited for it. An error means that the process has ended.
             let _ = kill_process(pid, signal);
         }
     }
@@ -129,7 +132,7 @@ impl Process {
         drop(self);
     }
 
-    /// Returns the last lines of the log.
+    /// Returns the last lines of the log, or the error of reading it in parentheses.
     pub fn log_tail(&self) -> String {
         let log = fs::read_to_string(&self.log).unwrap_or_else(|error| format!("({error})"));
         let lines: Vec<&str> = log.lines().collect();
@@ -139,7 +142,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Both fail only if the process has ended and was waited for.
+        // Both calls fail only if the process has already ended and its status was read.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -150,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dropped_process_is_gone() {
+    fn killed_process_does_not_exist_afterwards() {
         let logs = tempfile::tempdir().unwrap();
         let mut command = Command::new("sleep");
         let process = Process::start("sleeper", command.arg("600"), logs.path().join("log")).unwrap();
@@ -161,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn early_end_is_reported_with_the_log() {
+    fn ended_process_is_reported_with_its_log() {
         let logs = tempfile::tempdir().unwrap();
         let mut command = Command::new("sh");
         command.args(["-c", "echo no disk; exit 3"]);
@@ -172,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_program_is_named() {
+    fn error_for_missing_program_contains_its_path() {
         let logs = tempfile::tempdir().unwrap();
         let missing = Process::start("x", &mut Command::new("/nowhere/x"), logs.path().join("log"));
         assert_eq!(missing.unwrap_err().to_string(), "cannot start /nowhere/x");

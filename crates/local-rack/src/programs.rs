@@ -1,4 +1,4 @@
-//! Location of the programs of a rack.
+//! Lookup of the programs of a rack; builds them with cargo if necessary.
 
 use std::{
     env, io,
@@ -6,13 +6,13 @@ use std::{
     process::{Command, ExitStatus, Stdio},
 };
 
-/// Environment variable with the directory of programs that are built already.
+/// Environment variable with the directory of prebuilt programs.
 const BIN_DIR: &str = "TARN_BIN_DIR";
 
 /// Error of [`program_dir`].
 #[derive(Debug, thiserror::Error)]
 pub enum ProgramsError {
-    /// The directory of this program is unknown, so cargo's target directory is.
+    /// Cargo's target directory cannot be derived from the path of this program.
     #[error("cannot find cargo's target directory: this program is not in target/PROFILE/deps")]
     NoTarget,
     /// Cargo cannot be started.
@@ -20,10 +20,10 @@ pub enum ProgramsError {
     Start {
         /// Path of cargo.
         program: PathBuf,
-        /// Cause.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// Cargo cannot build the programs.
+    /// Cargo failed to build the programs.
     #[error("cargo build failed ({status}); its output is above")]
     Build {
         /// Exit status of cargo.
@@ -31,11 +31,11 @@ pub enum ProgramsError {
     },
 }
 
-/// Returns the directory of the programs of these packages: `TARN_BIN_DIR` if it is set, else that of
-/// cargo's target directory, where they are built now in the profile of the calling test or benchmark.
+/// Returns the directory that contains the programs of `packages`: `TARN_BIN_DIR` if it is set.
+/// Otherwise cargo first builds the programs, in the profile of the calling test or benchmark.
 ///
 /// # Errors
-/// [`ProgramsError`] if cargo cannot build them.
+/// [`ProgramsError`] if cargo's target directory is not found or the build fails.
 pub fn program_dir(packages: &[&str]) -> Result<PathBuf, ProgramsError> {
     if let Some(dir) = env::var_os(BIN_DIR) {
         return Ok(dir.into());

@@ -1,4 +1,4 @@
-//! Formats an error with its causes as one line.
+//! Formatting of an error and its causes as one line.
 
 use std::error::Error;
 

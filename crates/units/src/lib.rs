@@ -1,4 +1,4 @@
-//! Common types of all crates: sizes, times, names, identifiers, and every limit by name.
+//! Common types of all crates (sizes, times, names and identifiers) and all limits as constants.
 //!
 //! The crate performs no I/O and contains no policy.
 #![forbid(unsafe_code)]

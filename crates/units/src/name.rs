@@ -1,4 +1,4 @@
-//! Names of hosts, EMCs, VMs and clients, and request ids for idempotent requests.
+//! Names of hosts, EMCs, VMs and clients, and request IDs for idempotent requests.
 
 use std::{borrow::Borrow, fmt, sync::Arc};
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::limits::{NAME_BYTES_MAX, REQUEST_ID_BYTES_MAX};
 
-/// Error for text that is not a name; prints the value and the rule.
+/// Error for text that is not a valid name. The message contains the text and the rule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{value:?} is not a name: must be 1 to {max} of A-Z a-z 0-9 . _ : - and not begin with a dot or dash"
@@ -34,15 +34,15 @@ macro_rules! text {
         pub struct $name(Arc<str>);
 
         impl $name {
-            /// Checks length and characters.
+            /// Creates a name after checking its length and characters.
             ///
             /// # Errors
-            /// [`NameError`] with the value and the rule.
+            /// [`NameError`] if the text is empty, too long, or contains other characters.
             pub fn new(text: &str) -> Result<Self, NameError> {
                 checked(text, $max).map(Self)
             }
 
-            /// Returns the text.
+            /// Returns the name as text.
             pub fn as_str(&self) -> &str {
                 &self.0
             }
@@ -91,11 +91,11 @@ macro_rules! text {
 }
 
 text!(
-    /// Name of a host, an EMC, a VM or a client. Safe as a file name.
+    /// Name of a host, an EMC, a VM or a client. Every valid name is also a safe file name.
     Name, NAME_BYTES_MAX
 );
 text!(
-    /// Identifier that a client chooses, so that a repeated request returns the same result.
+    /// Request ID chosen by a client. A repeated request with the same ID returns the first result.
     RequestId, REQUEST_ID_BYTES_MAX
 );
 
@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unsafe_names_are_rejected_with_the_rule() {
+    fn invalid_names_are_rejected_with_the_rule() {
         assert_eq!(Name::new("vm-1.a:b_c").unwrap().as_str(), "vm-1.a:b_c");
         for invalid_text in ["", ".", "..", "a/b", "-x", "a b", "ä", &"x".repeat(NAME_BYTES_MAX + 1)] {
             let error = Name::new(invalid_text).unwrap_err().to_string();

@@ -1,4 +1,5 @@
-//! Identifiers and counters. Each has a type of its own, so that they cannot be confused.
+//! Identifiers and counters. Each kind has its own type, so that the compiler detects swapped
+//! arguments.
 
 use std::fmt;
 
@@ -19,34 +20,34 @@ macro_rules! number {
 }
 
 number!(
-    /// Slice of 1 GiB of the pool. Slices of a rack are numbered from 0 in the order in which EMCs
-    /// were added. Numbers are never reused.
+    /// Number of a slice (1 GiB of the pool). Slices of a rack are numbered from 0 in the order in
+    /// which EMCs were added. Numbers are never reused.
     SliceId(u32), ""
 );
 number!(
-    /// Host of a rack. Numbers are never reused. The type differs from [`SliceId`], so that swapped
-    /// arguments do not compile.
+    /// Number of a host of a rack. Numbers are never reused.
     HostId(u32), "host#"
 );
 number!(
-    /// External memory controller (Pond's term): one pool device. Numbers are never reused.
+    /// Number of an external memory controller (Pond's term for a pool device). Numbers are never
+    /// reused.
     EmcId(u32), "emc#"
 );
 number!(
-    /// Reservation: the memory of one VM.
+    /// Number of a reservation, which is the memory assigned to one VM. Displayed as r-N.
     ReservationId(u64), "r-"
 );
 number!(
-    /// Counts the owners of one slice, from 1. Each change of owner increments it, scrubbers
-    /// included, and it never repeats.
+    /// Counter of the owners of one slice, from 1. Each new owner has the next epoch, including a
+    /// host that only scrubs the slice. Epochs of a slice never repeat.
     Epoch(u64), ""
 );
 number!(
-    /// Counts the changes of one ledger.
+    /// Number of changes that a ledger has recorded.
     Revision(u64), ""
 );
 number!(
-    /// Identifies one start of an agent. Later starts have higher numbers.
+    /// Number of a start of an agent. Later starts have higher numbers.
     InstanceId(u64), ""
 );
 
@@ -77,13 +78,14 @@ impl std::str::FromStr for ReservationId {
     }
 }
 
-/// Version of the desired state of a host; the highest version wins. The generation increases when
-/// a store is restored from a backup, so that versions sent after that backup remain lower.
+/// Version of the desired state of a host. Higher versions replace lower ones. A version consists
+/// of a generation and a revision, compared in this order. Restoring a store from a backup starts a
+/// new generation, which replaces all versions that were sent after the backup.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct DesiredVersion {
-    /// Generation of the store.
+    /// Generation of the store, incremented when the store is restored from a backup.
     pub generation: u64,
-    /// Revision of the ledger.
+    /// Revision of the ledger from which the desired state was computed.
     pub revision: Revision,
 }
 

@@ -1,11 +1,10 @@
-//! Sizes in bytes and fractions. Sizes are not mixed with counts of pages or slices, and function
-//! names state the rounding.
+//! Types for sizes in bytes and for fractions. Names of functions that round state the direction.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Unit of pooling: 1 GiB of one device, with one owner.
+/// Size of a slice, the unit of ownership of pool memory: 1 GiB.
 pub const SLICE: Bytes = Bytes::gib(1);
 
 /// Size in bytes.
@@ -41,13 +40,13 @@ impl Bytes {
         self.0
     }
 
-    /// Rounds down to whole slices.
+    /// Rounds the size down to a multiple of [`SLICE`].
     pub const fn slices_floor(self) -> Self {
         Self(self.0 / SLICE.0 * SLICE.0)
     }
 
-    /// Returns the number of slices, or `None` if the size is not a multiple of a slice or the
-    /// number exceeds `u32::MAX`.
+    /// Returns the number of slices in this size, or `None` if the size is not a multiple of
+    /// [`SLICE`] or the number exceeds `u32::MAX`.
     pub fn as_slices(self) -> Option<u32> {
         if self.0.is_multiple_of(SLICE.0) { u32::try_from(self.0 / SLICE.0).ok() } else { None }
     }
@@ -98,7 +97,7 @@ impl fmt::Display for Bytes {
     }
 }
 
-/// Error for text that is not a size; prints the value and the rule.
+/// Error for text that is not a valid size. The message contains the value and the rule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} is not a size: must be a whole number with B, KiB, MiB, GiB or TiB (or K, M, G, T for the same powers of 1024), \
@@ -126,31 +125,31 @@ impl std::str::FromStr for Bytes {
     }
 }
 
-/// Fraction of a whole, `0.0..=1.0`. Values out of range and NaN are rejected at construction.
+/// Fraction, from 0 to 1. [`Fraction::new`] rejects other values and NaN.
 #[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd, Serialize, Deserialize)]
 #[serde(try_from = "f64", into = "f64")]
 pub struct Fraction(f64);
 
-/// Error for a number that is not a fraction; prints the value and the rule.
+/// Error for a number that is not between 0 and 1. The message contains the number and the rule.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 #[error("{0} is not a fraction: must be between 0 and 1")]
 pub struct FractionError(f64);
 
 impl Fraction {
-    /// Checks the range.
+    /// Creates a fraction from a number between 0 and 1.
     ///
     /// # Errors
-    /// [`FractionError`] outside `0.0..=1.0` and for NaN.
+    /// [`FractionError`] if the number is outside `0.0..=1.0` or NaN.
     pub fn new(x: f64) -> Result<Self, FractionError> {
         if (0.0..=1.0).contains(&x) { Ok(Self(x)) } else { Err(FractionError(x)) }
     }
 
-    /// Returns the number.
+    /// Returns the fraction as a number between 0 and 1.
     pub const fn get(self) -> f64 {
         self.0
     }
 
-    /// Returns this fraction of a size, rounded down to bytes.
+    /// Multiplies a size by this fraction, rounded down to whole bytes.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,

@@ -1,4 +1,4 @@
-//! Time on two clocks: monotonic time for decisions, and Unix time for people.
+//! Times on two clocks: monotonic time for decisions, and Unix time for logs and output.
 
 use std::{
     fmt,
@@ -7,30 +7,31 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-/// Instant on a monotonic clock, in nanoseconds from an arbitrary start; or a duration.
+/// Duration in nanoseconds, or an instant on a monotonic clock in nanoseconds since the clock's
+/// start.
 ///
-/// Deadlines of the manager use *rack time*: the total time the manager has been running, across
-/// restarts. It stops while the manager is down, so that no deadline approaches.
+/// Deadlines of the manager use *rack time*: the total time for which the manager has been running,
+/// across restarts. Rack time stops while the manager is down, so no deadline expires meanwhile.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Ns(pub u64);
 
 impl Ns {
-    /// Start of the clock, or a duration of 0.
+    /// Duration of 0, or the start of the clock.
     pub const ZERO: Self = Self(0);
-    /// Later than any other instant.
+    /// Instant that is never reached.
     pub const NEVER: Self = Self(u64::MAX);
 
-    /// Creates a duration of `n` milliseconds. Saturates.
+    /// Creates a duration of `n` milliseconds. Saturates at `u64::MAX` nanoseconds.
     pub const fn ms(n: u64) -> Self {
         Self(n.saturating_mul(1_000_000))
     }
 
-    /// Creates a duration of `n` seconds. Saturates.
+    /// Creates a duration of `n` seconds. Saturates at `u64::MAX` nanoseconds.
     pub const fn secs(n: u64) -> Self {
         Self(n.saturating_mul(1_000_000_000))
     }
 
-    /// Returns the instant `span` later. Saturates.
+    /// Returns the instant that is `span` later. Saturates at [`Ns::NEVER`].
     #[must_use]
     pub const fn after(self, span: Self) -> Self {
         Self(self.0.saturating_add(span.0))
@@ -42,12 +43,12 @@ impl Ns {
         Self(self.0.saturating_sub(earlier.0))
     }
 
-    /// Returns whole milliseconds, rounded down.
+    /// Returns the duration in whole milliseconds, rounded down.
     pub const fn as_ms(self) -> u64 {
         self.0 / 1_000_000
     }
 
-    /// Converts to a standard duration.
+    /// Converts the duration to [`Duration`].
     pub const fn as_duration(self) -> Duration {
         Duration::from_nanos(self.0)
     }
@@ -65,16 +66,18 @@ impl fmt::Display for Ns {
     }
 }
 
-/// Unix time in milliseconds, for people. It may jump and is not used for decisions.
+/// Unix time in milliseconds, for logs and output. Decisions do not use Unix time, because the
+/// system clock can be set forward or back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct UnixMs(pub u64);
 
 impl UnixMs {
-    /// First millisecond of the year 10000, which RFC 3339 cannot write.
+    /// First millisecond of the year 10000. RFC 3339 has only years of four digits.
     const YEAR_10000: Self = Self(253_402_300_800_000);
 }
 
-/// RFC 3339 in whole seconds, as logs print it; the number itself with `ms` from the year 10000 on.
+/// Formats the time as RFC 3339 in whole seconds. From the year 10000 on, the number of
+/// milliseconds followed by `ms` is printed instead.
 impl fmt::Display for UnixMs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if *self >= Self::YEAR_10000 {

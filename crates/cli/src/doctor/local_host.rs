@@ -1,5 +1,5 @@
-//! Checks of the machine that `tarn doctor` runs on, if it is a host. `host-agent doctor` performs
-//! them; they do not need the manager.
+//! Checks of the local machine in `tarn doctor`, if the machine is a host. `host-agent doctor`
+//! performs these checks, without the manager.
 
 use std::{
     path::{Path, PathBuf},
@@ -16,7 +16,7 @@ use super::Finding;
 const CONFIG_DEFAULT: &str = "/etc/tarn/host.toml";
 const AGENT: &str = "host-agent";
 
-/// Returns the findings of `host-agent doctor`, or none if this machine is not a host.
+/// Returns the findings of `host-agent doctor`, or an empty list if this machine is not a host.
 pub(super) async fn findings(config: Option<PathBuf>, timeout: Option<Duration>) -> Vec<Finding> {
     let default = || Some(PathBuf::from(CONFIG_DEFAULT)).filter(|path| path.exists());
     let Some(config) = config.or_else(default) else { return Vec::new() };
@@ -31,14 +31,16 @@ pub(super) async fn findings(config: Option<PathBuf>, timeout: Option<Duration>)
     }
 }
 
-/// Returns the agent next to this program if it exists, otherwise its name for a search in PATH.
+/// Returns the path of `host-agent` in the directory of this program. If the file does not exist,
+/// returns the name for a search in PATH.
 fn program() -> PathBuf {
     let tarn = std::env::current_exe().ok();
     let sibling = tarn.and_then(|tarn| Some(tarn.parent()?.join(AGENT)));
     sibling.filter(|sibling| sibling.exists()).unwrap_or_else(|| AGENT.into())
 }
 
-/// Runs `host-agent doctor`. Its exit code is ignored, as it is not 0 when there are problems.
+/// Runs `host-agent doctor` and parses its findings. The exit code is ignored, because it is not 0
+/// when the findings contain problems.
 async fn run(program: &Path, config: &Path, limit: Duration) -> Result<Vec<Finding>, String> {
     let mut command = Command::new(program);
     command.args(["doctor", "--output", "json", "--config"]).arg(config);

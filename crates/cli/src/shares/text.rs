@@ -1,26 +1,26 @@
-//! Text of `tarn explain shares`: result of the last epoch, the market's numbers with their
-//! meaning, and each tenant.
+//! Text output of `tarn explain shares`: the result of the last epoch, the numbers of the market
+//! with explanations, and each tenant.
 
 use super::{Certificate, Shares, Tenant, link, memory, mib, rate};
 use crate::table::{moment, percent};
 
-/// Meaning of each status of the market.
+/// Explanation of each status of the market.
 const STATUS: &[(&str, &str)] = &[
-    ("exact", "every tenant has its demand at one price"),
-    ("mixed", "every tenant has a mix of its demand just below and just above the price"),
+    ("exact", "every tenant gets its demand at one price"),
+    ("mixed", "every tenant gets a mix of its demand just below and just above the price"),
     (
         "whole",
-        "tenants that would lose by a mix have their demand just below or just above the price; the others have a mix",
+        "tenants that would lose by a mix get their demand just below or just above the price; all others get a mix",
     ),
-    ("one marginal", "one tenant has the remainder; the others have their demand"),
+    ("one marginal", "one tenant gets the remaining supply; all others get their demand"),
     (
         "one fixed",
-        "one tenant has its demand; the rest was sold to the others in a second market with its own prices",
+        "one tenant gets its demand; the rest was sold to the other tenants in a second market with its own prices",
     ),
-    ("fair shares", "no price exists at which no tenant loses: every tenant has its equal split"),
+    ("fair shares", "at every price some tenant would lose, so every tenant gets its equal split"),
 ];
 
-/// Smallest value that is not printed as zero.
+/// Smallest value that is not printed as zero, with three decimals.
 const ROUNDING: f64 = 5e-4;
 
 impl Shares {
@@ -42,23 +42,23 @@ impl Shares {
         )
     }
 
-    /// Describes the outcome of the epoch.
+    /// Describes the effect of the epoch on the shares.
     fn outcome(&self) -> &str {
         match self.state.as_str() {
             super::SET => "shares updated",
             "unchanged" => "shares unchanged: the difference was too small",
-            super::BLOCKED => "shares unchanged: they could not be computed or enforced",
+            super::BLOCKED => "shares unchanged: new shares could not be computed or enforced",
             other => other,
         }
     }
 }
 
 impl Certificate {
-    /// Formats one number per line with its meaning.
+    /// Formats the market's numbers, one per line with an explanation.
     fn text(&self) -> String {
         let meaning = STATUS.iter().find(|(status, _)| *status == self.status);
         let status =
-            meaning.map_or_else(|| self.status.clone(), |(status, means)| format!("{status}: {means}"));
+            meaning.map_or_else(|| self.status.clone(), |(status, meaning)| format!("{status}: {meaning}"));
         let lines = [
             status,
             self.prices(),
@@ -82,24 +82,24 @@ impl Certificate {
     fn prices(&self) -> String {
         let (memory, link) = (self.memory_price, 1.0 - self.memory_price);
         format!(
-            "price of all memory {memory:.3}, of all link bandwidth {link:.3}; the sum of 1 equals the sum of budgets"
+            "price of all memory {memory:.3}, of all link bandwidth {link:.3}; prices and budgets each add up to 1"
         )
     }
 
     fn budgets(&self) -> String {
         let reason = if self.dividend > 1.0 + ROUNDING {
-            ": some tenants do not spend their whole budget"
+            ", because some tenants do not spend their whole budget"
         } else {
             ""
         };
         format!("budget of each tenant: {:.3} times its fraction of all weights{reason}", self.dividend)
     }
 
-    /// Describes how far budgets are exceeded. Budgets apply only to shares bought at the market's
-    /// prices.
+    /// Describes by how much purchases exceed budgets. Budgets apply only to shares that were
+    /// bought at the prices of the market.
     fn spent(&self) -> String {
         if self.status == "one fixed" {
-            "budgets do not apply: one tenant was exempt from these prices".to_owned()
+            "budgets do not apply: the prices did not apply to one tenant".to_owned()
         } else if self.refinements > 0 {
             "budgets do not apply: trades after the market have prices of their own".to_owned()
         } else {
@@ -110,7 +110,7 @@ impl Certificate {
     fn refined(&self) -> String {
         match self.refinements {
             0 => {
-                "no trade after the market increases the geometric mean of throughputs, or none was searched for"
+                "no trade after the market increases the geometric mean of throughputs, or trades were not searched"
                     .to_owned()
             }
             1 => "1 trade after the market increases the geometric mean of throughputs".to_owned(),
@@ -120,16 +120,19 @@ impl Certificate {
 
     fn step(&self) -> String {
         let step = if self.step < 1.0 { percent(self.step) } else { "100 %".to_owned() };
-        format!("shares moved {step} of the distance to the new ones")
+        format!("{step} of the change to the new shares was applied")
     }
 
     fn worst(&self) -> String {
         let tenant = self.worst_off.as_deref().unwrap_or("the worst-off tenant");
         let times = self.sharing_incentive;
-        let means =
-            if times >= 1.0 - ROUNDING { "no tenant loses by sharing" } else { "it loses by sharing" };
+        let conclusion = if times >= 1.0 - ROUNDING {
+            "no tenant loses by sharing"
+        } else {
+            "this tenant loses by sharing"
+        };
         format!(
-            "{tenant}, the worst-off tenant, has an estimated {times:.3} of its throughput with an equal split: {means}"
+            "{tenant}, the worst-off tenant, has an estimated {times:.3} of its throughput with an equal split: {conclusion}"
         )
     }
 
@@ -148,7 +151,7 @@ impl Certificate {
 }
 
 impl Tenant {
-    /// Formats the shares of the tenant and the estimate of its gain.
+    /// Formats the shares and measurements of the tenant, and its estimated gain.
     fn text(&self) -> String {
         let (share, fair) = (self.share.as_ref(), self.fair.as_ref());
         let enforcement = match self.enforcer.as_str() {

@@ -1,5 +1,5 @@
-//! Drawing of the live view: hosts, EMCs with every slice as a coloured letter, and alarms. A pure
-//! function of a snapshot.
+//! Drawing of the live view from a snapshot: hosts, alarms, and EMCs with a coloured letter for
+//! every slice.
 
 use ratatui::{
     Frame,
@@ -19,7 +19,7 @@ pub(super) struct Snapshot {
     pub(super) emcs: Vec<view::Emc>,
     pub(super) slices: Vec<view::Slice>,
     pub(super) free: view::Capacity,
-    /// Error of the last poll, if the snapshot is stale.
+    /// Error of the last poll; `None` if the snapshot is up to date.
     pub(super) error: Option<String>,
 }
 
@@ -30,7 +30,7 @@ pub(super) struct Selection {
     pub(super) emc: usize,
 }
 
-/// Letter and colour of each slice state, in the order of a slice's life cycle.
+/// Letter and colour of each slice state, in the order of the legend.
 const STATES: &[(&str, char, Color)] = &[
     ("free", '.', Color::DarkGray),
     ("assigned", 'a', Color::Blue),
@@ -41,10 +41,10 @@ const STATES: &[(&str, char, Color)] = &[
     ("quarantined", 'Q', Color::Red),
 ];
 
-/// Maximum number of alarms shown; the title has the total.
+/// Maximum number of alarms that are shown. The title contains the total number.
 const ALARMS_SHOWN_MAX: u16 = 5;
 
-/// Draws, from top to bottom, a summary of the rack, hosts, EMCs, alarms and a legend.
+/// Draws a summary of the rack, the hosts, the EMCs, the alarms and a legend, from top to bottom.
 pub(super) fn draw(frame: &mut Frame<'_>, snapshot: &Snapshot, selection: &Selection) {
     let alarms = u16::try_from(snapshot.rack.alarms.len()).unwrap_or(u16::MAX).clamp(1, ALARMS_SHOWN_MAX) + 2;
     let hosts = u16::try_from(snapshot.hosts.len()).unwrap_or(u16::MAX).min(frame.area().height / 3) + 3;
@@ -113,8 +113,8 @@ fn state_colour(state: &str) -> Color {
     }
 }
 
-/// Draws the EMCs from the selected one on: a line of counts, then the slices. Slices of the
-/// selected host are underlined.
+/// Draws the selected EMC and the EMCs after it. For each EMC it draws a line of counts and then
+/// the slices. Slices of the selected host are underlined.
 fn draw_emcs(frame: &mut Frame<'_>, area: Rect, snapshot: &Snapshot, selection: &Selection) {
     let block = Block::bordered().title(format!("EMCs ({}), left/right", snapshot.emcs.len()));
     let inside = block.inner(area);
@@ -150,11 +150,11 @@ fn emc_head(emc: &view::Emc) -> Line<'_> {
     Line::from(text).style(Style::new().fg(colour).bold())
 }
 
-fn letter(slice: &view::Slice, chosen: bool) -> Span<'static> {
-    let known = STATES.iter().find(|(state, ..)| *state == slice.state);
-    let (letter, colour) = known.map_or(('?', Color::Red), |(_, letter, colour)| (*letter, *colour));
+fn letter(slice: &view::Slice, is_selected: bool) -> Span<'static> {
+    let entry = STATES.iter().find(|(state, ..)| *state == slice.state);
+    let (letter, colour) = entry.map_or(('?', Color::Red), |(_, letter, colour)| (*letter, *colour));
     let style = Style::new().fg(colour);
-    Span::styled(letter.to_string(), if chosen { style.underlined() } else { style })
+    Span::styled(letter.to_string(), if is_selected { style.underlined() } else { style })
 }
 
 fn draw_alarms(frame: &mut Frame<'_>, area: Rect, alarms: &[view::Alarm]) {
@@ -192,7 +192,7 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// Two hosts and two EMCs with a slice in each state.
+    /// Returns a snapshot with two hosts and two EMCs. The first EMC has a slice in each state.
     pub(in crate::top) fn rack() -> Snapshot {
         let host = |name: &str, state| v1::Host {
             host: name.into(),
@@ -272,25 +272,25 @@ pub(super) mod tests {
     #[test]
     fn unknown_host_and_quarantined_slice_are_red() {
         let buffer = drawn(&rack(), &Selection { host: 1, emc: 0 });
-        let at = |wanted: &str| {
+        let colour_of = |part: &str| {
             let lines = text(&buffer);
-            let (y, line) = lines.lines().enumerate().find(|(_, line)| line.contains(wanted)).unwrap();
-            let x = line[..line.find(wanted).unwrap()].chars().count();
+            let (y, line) = lines.lines().enumerate().find(|(_, line)| line.contains(part)).unwrap();
+            let x = line[..line.find(part).unwrap()].chars().count();
             buffer[(u16::try_from(x).unwrap(), u16::try_from(y).unwrap())].fg
         };
-        assert_eq!(at("unknown"), Color::Red);
-        assert_eq!(at("Q"), Color::Red);
-        assert_eq!(at("OdsQ"), Color::Green);
+        assert_eq!(colour_of("unknown"), Color::Red);
+        assert_eq!(colour_of("Q"), Color::Red);
+        assert_eq!(colour_of("OdsQ"), Color::Green);
     }
 
     #[test]
-    fn stale_snapshot_is_marked() {
+    fn stale_snapshot_is_drawn_with_the_error() {
         let snapshot = Snapshot { error: Some("no answer".into()), ..rack() };
         assert!(text(&drawn(&snapshot, &Selection::default())).starts_with("stale: no answer"));
     }
 
     #[test]
-    fn drawing_fits_any_terminal_size() {
+    fn view_can_be_drawn_in_any_terminal_size() {
         for (width, height) in [(1, 1), (20, 3), (80, 10), (300, 100)] {
             let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
             terminal.draw(|frame| draw(frame, &rack(), &Selection { host: 9, emc: 9 })).unwrap();

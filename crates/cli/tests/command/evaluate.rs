@@ -1,4 +1,4 @@
-//! `tarn evaluate`: input files, results, and errors of invalid files.
+//! Tests of `tarn evaluate` for predictions: results, figures, and errors in input files.
 
 use std::{
     fmt::Write as _,
@@ -15,7 +15,7 @@ use tempfile::TempDir;
 
 use crate::rack::{CommandOutput, tarn};
 
-/// Files of VMs that run for most of an hour, one after the other, and leave half of 8 GiB.
+/// Temporary directory with input and output files of a test.
 struct Files(TempDir);
 
 impl Files {
@@ -29,12 +29,13 @@ impl Files {
         path
     }
 
-    async fn evaluate(&self, words: &str) -> CommandOutput {
-        let words = words.replace("DIR", self.0.path().to_str().unwrap());
-        tarn(&format!("evaluate frigid --format csv {words}")).await
+    async fn evaluate(&self, options: &str) -> CommandOutput {
+        let options = options.replace("DIR", self.0.path().to_str().unwrap());
+        tarn(&format!("evaluate frigid --format csv {options}")).await
     }
 }
 
+/// Returns a table of one VM per hour. Each VM runs for 50 minutes and touches 4 of its 8 GiB.
 fn vms(hours: std::ops::Range<u32>) -> String {
     let mut text = "began_s,ended_s,requested_gib,peak_gib,key,suspect\n".to_owned();
     for hour in hours {
@@ -50,7 +51,7 @@ fn gzipped(text: &str) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn frigid_results_have_four_rates_as_json_and_table() {
+async fn frigid_memory_is_evaluated_at_four_target_rates() {
     let files = Files::new();
     files.file("before.csv.gz", &gzipped(&vms(0..400)));
     files.file("after.csv", vms(400..500).as_bytes());
@@ -72,7 +73,7 @@ async fn frigid_results_have_four_rates_as_json_and_table() {
         assert_eq!(last[name].as_f64(), Some(expected), "{name} of {last}");
     }
     let ran = files.evaluate("--train DIR/before.csv.gz --test DIR/after.csv").await;
-    assert!(ran.stdout.starts_with("OVER, ASKED"), "{}", ran.stdout);
+    assert!(ran.stdout.starts_with("TARGET RATE"), "{}", ran.stdout);
     assert!(ran.stdout.contains("10.0 %") && ran.stdout.contains("50.0 %"), "{}", ran.stdout);
 }
 
@@ -85,13 +86,13 @@ async fn training_file_is_optional() {
 }
 
 #[tokio::test]
-async fn unusable_training_file_is_reported() {
+async fn training_file_without_earlier_vms_is_reported() {
     let files = Files::new();
     files.file("late.csv", vms(400..500).as_bytes());
     files.file("early.csv", vms(0..100).as_bytes());
     let ran = files.evaluate("--train DIR/late.csv --test DIR/early.csv").await;
     assert_eq!(ran.code, 0);
-    assert!(ran.stderr.contains("nothing was learnt from it"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("--train was not used for training"), "{}", ran.stderr);
 }
 
 #[tokio::test]
@@ -100,7 +101,10 @@ async fn suspect_vms_are_skipped_with_note() {
     let suspect = vms(0..3).replace("customer,0", "customer,1") + vms(3..9).split_once('\n').unwrap().1;
     files.file("some.csv", suspect.as_bytes());
     let ran = files.evaluate("--test DIR/some.csv").await;
-    assert_eq!((ran.code, ran.stderr.as_str()), (0, "note: 3 of 9 VMs of --test are suspect and left out\n"));
+    assert_eq!(
+        (ran.code, ran.stderr.as_str()),
+        (0, "note: 3 of 9 VMs of --test are suspect and were skipped\n")
+    );
 }
 
 #[tokio::test]
@@ -126,12 +130,13 @@ async fn invalid_table_error_names_file_and_reason() {
 #[tokio::test]
 async fn help_lists_columns_of_custom_table() {
     let help = tarn("evaluate frigid --help").await.stdout;
-    for line in ["bitbrains-week", "nfcore-tasks", "began_s", "may be left out or empty"] {
+    for line in ["bitbrains-week", "nfcore-tasks", "began_s", "may be missing or empty"] {
         assert!(help.contains(line), "{help}");
     }
 }
 
-/// Programs of which those that wait for memory are slowed down.
+/// Returns labelled workloads of 40 programs. The slowdown is half of `dram_bound`, and all other
+/// counters are constant.
 fn labels() -> String {
     let mut text = format!("program,slowdown,{}\n", COUNTERS.join(","));
     for program in 0..40 {
@@ -144,11 +149,10 @@ fn labels() -> String {
 }
 
 #[tokio::test]
-async fn labels_of_operator_replace_modelled_workloads() {
+async fn labelled_workloads_replace_modelled_workloads() {
     let files = Files::new();
     let path = files.file("labels.csv", labels().as_bytes());
-    let words = format!("evaluate sensitivity --labels {} --splits 9 -o json", path.display());
-    let ran = tarn(&words).await;
+    let ran = tarn(&format!("evaluate sensitivity --labels {} --splits 9 -o json", path.display())).await;
     assert_eq!(ran.code, 0, "{}", ran.stderr);
     assert!(
         !ran.stderr.contains("MODELLED") && ran.stderr.contains("40 runs of workloads, 35 of them"),
@@ -178,15 +182,15 @@ async fn forest_places_more_modelled_workloads_than_thresholds() {
 }
 
 #[tokio::test]
-async fn invalid_margin_and_options_of_models_are_rejected() {
-    for words in
+async fn invalid_or_conflicting_options_are_rejected() {
+    for options in
         ["--pdm 0", "--pdm NaN", "--pdm 101", "--splits 0", "--labels a --latency b", "--labels a --trace b"]
     {
-        assert_eq!(tarn(&format!("evaluate sensitivity {words}")).await.code, 2, "{words}");
+        assert_eq!(tarn(&format!("evaluate sensitivity {options}")).await.code, 2, "{options}");
     }
 }
 
-/// Returns the texts of a drawing, which is well-formed.
+/// Returns the texts of an SVG file, and asserts that the file is well-formed.
 pub(crate) fn texts(path: &Path) -> Vec<String> {
     let svg = fs::read_to_string(path).unwrap();
     let (mut reader, mut texts, mut open) = (Reader::from_str(&svg), Vec::new(), 0);
@@ -204,40 +208,40 @@ pub(crate) fn texts(path: &Path) -> Vec<String> {
     texts
 }
 
-pub(crate) fn contains_text(texts: &[String], words: &str) -> bool {
-    texts.iter().any(|text| text.contains(words))
+pub(crate) fn contains_text(texts: &[String], expected: &str) -> bool {
+    texts.iter().any(|text| text.contains(expected))
 }
 
 #[tokio::test]
-async fn frigid_figure_shows_all_methods_and_keeps_list() {
+async fn frigid_figure_shows_all_methods_and_leaves_output_unchanged() {
     let files = Files::new();
     files.file("all.csv", vms(0..400).as_bytes());
     let listed = files.evaluate("--test DIR/all.csv -o json").await;
-    let [one, other] = ["one.svg", "other.svg"].map(|name| files.0.path().join(name));
-    for path in [&one, &other] {
+    let [first, second] = ["first.svg", "second.svg"].map(|name| files.0.path().join(name));
+    for path in [&first, &second] {
         let ran = files.evaluate(&format!("--test DIR/all.csv -o json --figure {}", path.display())).await;
         assert_eq!((ran.code, ran.stderr.as_str()), (0, ""));
         assert_eq!(ran.stdout, listed.stdout);
     }
-    let texts = texts(&one);
-    for words in [
+    let texts = texts(&first);
+    for expected in [
         "VMs overpredicted (% of VMs)",
-        "Memory forecast frigid (% of memory)",
-        "ours",
+        "Memory predicted frigid (% of memory)",
+        "Tarn: trees and margins",
         "trees alone",
-        "lowest so far of VMs most alike",
-        "lowest so far of the customer",
+        "minimum of similar VMs so far",
+        "minimum of the customer",
         "a fixed share",
     ] {
-        assert!(contains_text(&texts, words), "{words}: {texts:?}");
+        assert!(contains_text(&texts, expected), "{expected}: {texts:?}");
     }
-    assert_eq!(fs::read(&one).unwrap(), fs::read(&other).unwrap(), "same input, same bytes");
+    assert_eq!(fs::read(&first).unwrap(), fs::read(&second).unwrap(), "the same input gives the same figure");
     let names = fs::read_dir(files.0.path()).unwrap().map(|entry| entry.unwrap().file_name());
     assert!(names.into_iter().all(|name| !name.to_string_lossy().ends_with("partial")));
 }
 
 #[tokio::test]
-async fn unwritable_figure_is_error_without_partial_file() {
+async fn unwritable_figure_is_an_error_and_leaves_no_partial_file() {
     let files = Files::new();
     files.file("all.csv", vms(0..100).as_bytes());
     fs::create_dir(files.0.path().join("folder.svg")).unwrap();
@@ -246,7 +250,7 @@ async fn unwritable_figure_is_error_without_partial_file() {
         assert_eq!(ran.code, 1, "{name}");
         assert!(ran.stderr.contains(name) && ran.stderr.contains(expected), "{name}: {}", ran.stderr);
     }
-    assert_eq!(fs::read_dir(files.0.path()).unwrap().count(), 2, "the table and the folder");
+    assert_eq!(fs::read_dir(files.0.path()).unwrap().count(), 2, "all.csv and folder.svg");
 }
 
 #[tokio::test]
@@ -254,50 +258,50 @@ async fn sensitivity_figure_marks_modelled_workloads() {
     let files = Files::new();
     files.file("labels.csv", labels().as_bytes());
     let path = files.0.path().join("a.svg");
-    let words = format!("--splits 2 -o json --figure {}", path.display());
-    let of = format!("--labels {}/labels.csv --pdm 7", files.0.path().display());
-    let drawn = tarn(&format!("evaluate sensitivity {of} {words}")).await;
-    let listed = tarn(&format!("evaluate sensitivity {of} --splits 2 -o json")).await;
+    let options = format!("--splits 2 -o json --figure {}", path.display());
+    let labels = format!("--labels {}/labels.csv --pdm 7", files.0.path().display());
+    let drawn = tarn(&format!("evaluate sensitivity {labels} {options}")).await;
+    let listed = tarn(&format!("evaluate sensitivity {labels} --splits 2 -o json")).await;
     assert_eq!((drawn.code, drawn.stdout), (0, listed.stdout), "{}", drawn.stderr);
-    let own = texts(&path);
-    for words in [
+    let texts_of_labelled = texts(&path);
+    for expected in [
         "(a) Slowdown",
         "margin (PDM): 7.0 %",
         "DRAM bound with local memory (% of cycles)",
         "Slowdown with pool memory (%)",
-        "(b) Told insensitive",
+        "(b) Predicted insensitive",
         "False positives (% of workloads)",
-        "forest, best cut",
-        "threshold on DRAM bound",
-        "threshold on memory bound",
-        "forest, cut learnt",
+        "forest, best threshold",
+        "DRAM bound, best threshold",
+        "memory bound, best threshold",
+        "forest, threshold learnt",
     ] {
-        assert!(contains_text(&own, words), "{words}: {own:?}");
+        assert!(contains_text(&texts_of_labelled, expected), "{expected}: {texts_of_labelled:?}");
     }
-    assert!(!contains_text(&own, "MODELLED"));
-    assert_eq!(tarn(&format!("evaluate sensitivity {words}")).await.code, 0);
-    let called = texts(&path).iter().filter(|text| text.contains("MODELLED")).count();
-    assert_eq!(called, 3, "titles and dots");
+    assert!(!contains_text(&texts_of_labelled, "MODELLED"));
+    assert_eq!(tarn(&format!("evaluate sensitivity {options}")).await.code, 0);
+    let marked = texts(&path).iter().filter(|text| text.contains("MODELLED")).count();
+    assert_eq!(marked, 3, "both titles and the legend entry of the dots");
 }
 
 impl Files {
-    async fn combine(&self, words: &str) -> CommandOutput {
+    async fn combine(&self, options: &str) -> CommandOutput {
         self.file("vms.csv", vms(0..400).as_bytes());
         self.file("labels.csv", labels().as_bytes());
-        let words = format!("--format csv --test DIR/vms.csv --labels DIR/labels.csv --splits 9 {words}");
-        let words = words.replace("DIR", self.0.path().to_str().unwrap());
-        tarn(&format!("evaluate combination {words}")).await
+        let options = format!("--format csv --test DIR/vms.csv --labels DIR/labels.csv --splits 9 {options}");
+        let options = options.replace("DIR", self.0.path().to_str().unwrap());
+        tarn(&format!("evaluate combination {options}")).await
     }
 
-    async fn combined(&self, words: &str) -> Value {
-        let ran = self.combine(&format!("-o json {words}")).await;
+    async fn combined(&self, options: &str) -> Value {
+        let ran = self.combine(&format!("-o json {options}")).await;
         assert_eq!(ran.code, 0, "{}", ran.stderr);
         serde_json::from_str(&ran.stdout).unwrap()
     }
 }
 
 #[tokio::test]
-async fn combination_stays_within_permitted_misses() {
+async fn chosen_combination_stays_within_exceed_max() {
     let files = Files::new();
     let combined = files.combined("").await;
     let number = |value: &Value| value.as_f64().unwrap();
@@ -308,20 +312,18 @@ async fn combination_stays_within_permitted_misses() {
     }
     let Value::Array(frontier) = &combined["frontier"] else { panic!("{combined}") };
     assert!(frontier.contains(&combined["chosen"]), "{combined}");
-    let (pool, miss) = (|choice: &Value| number(&choice["pool"]), |choice: &Value| number(&choice["miss"]));
-    assert!(frontier.is_sorted_by(|one, next| pool(one) < pool(next) && miss(one) < miss(next)));
+    let (pool, miss) = (|pair: &Value| number(&pair["pool"]), |pair: &Value| number(&pair["miss"]));
+    assert!(frontier.is_sorted_by(|pair, next| pool(pair) < pool(next) && miss(pair) < miss(next)));
     let chosen = &combined["chosen"];
-    // All VMs leave a half, and of the workloads some are placed whole.
+    // Each VM leaves half of its memory untouched, so much memory can be placed on the pool.
     assert!(pool(chosen) > 0.3 && miss(chosen) <= 0.02, "{chosen}");
     for alone in ["frigid", "insensitive", "fixed"] {
         assert!(pool(&combined["alone"][alone]) <= pool(chosen), "{alone}: {combined}");
     }
     assert!(inputs["frigid"].as_array().unwrap().contains(&chosen["frigid"]), "{combined}");
-    let none = files.combined("--exceed-max 0 --history 0").await;
-    assert_eq!(
-        (number(&none["chosen"]["miss"]), number(&none["chosen"]["insensitive"]["placed"])),
-        (0.0, 0.0)
-    );
+    let combined = files.combined("--exceed-max 0 --history 0").await;
+    let chosen = &combined["chosen"];
+    assert_eq!((number(&chosen["miss"]), number(&chosen["insensitive"]["placed"])), (0.0, 0.0));
 }
 
 #[tokio::test]
@@ -330,37 +332,41 @@ async fn combination_is_printed_and_drawn() {
     let path = files.0.path().join("d.svg");
     let ran = files.combine(&format!("--exceed-max 3 --figure {}", path.display())).await;
     assert_eq!(ran.code, 0, "{}", ran.stderr);
-    assert!(ran.stdout.starts_with("BY ") && ran.stdout.contains("\nboth forecasts "), "{}", ran.stdout);
+    assert!(
+        ran.stdout.starts_with("METHOD ") && ran.stdout.contains("\nboth predictions "),
+        "{}",
+        ran.stdout
+    );
     let texts = texts(&path);
-    for words in [
-        "VMs expected beyond the margin (% of VMs)",
+    for expected in [
+        "VMs expected to be slowed down beyond the PDM (% of VMs)",
         "Memory on the pool (% of memory)",
-        "both forecasts",
+        "both predictions",
         "frigid memory alone",
         "insensitivity alone",
         "a fixed share",
         "chosen",
         "allowed (X): 3.0 %",
     ] {
-        assert!(contains_text(&texts, words), "{words}: {texts:?}");
+        assert!(contains_text(&texts, expected), "{expected}: {texts:?}");
     }
     assert!(!contains_text(&texts, "MODELLED"));
 }
 
 #[tokio::test]
 async fn combination_options_must_be_percentages() {
-    for (words, option) in [
+    for (options, option) in [
         ("--exceed-max 101", "--exceed-max"),
         ("--history NaN", "--history"),
         ("--overpredicted-exceeds many", "--overpredicted-exceeds"),
     ] {
-        let ran = tarn(&format!("evaluate combination --format csv --test a {words}")).await;
-        assert_eq!(ran.code, 2, "{words}");
-        let rule = "must be a number of percent from 0 to 100";
-        assert!(ran.stderr.contains(option) && ran.stderr.contains(rule), "{words}: {}", ran.stderr);
+        let ran = tarn(&format!("evaluate combination --format csv --test a {options}")).await;
+        assert_eq!(ran.code, 2, "{options}");
+        let rule = "must be a percentage from 0 to 100";
+        assert!(ran.stderr.contains(option) && ran.stderr.contains(rule), "{options}: {}", ran.stderr);
     }
     let help = tarn("evaluate combination --help").await.stdout;
-    for words in ["began_s", "dram_bound", "Pond 6.1", "MISSES"] {
-        assert!(help.contains(words), "{words}: {help}");
+    for expected in ["began_s", "dram_bound", "--history", "BEYOND PDM"] {
+        assert!(help.contains(expected), "{expected}: {help}");
     }
 }

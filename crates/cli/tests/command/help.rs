@@ -1,4 +1,4 @@
-//! Arguments, help, completions and manual pages.
+//! Tests of arguments, help, completions and manual pages.
 
 use clap::Parser as _;
 use cli::{Cli, Command, Format, ManagerCommand};
@@ -8,7 +8,7 @@ use crate::rack::tarn;
 
 fn parsed(arguments: &str) -> Cli {
     Cli::try_parse_from(["tarn"].into_iter().chain(arguments.split_whitespace()))
-        .unwrap_or_else(|wrong| panic!("{wrong}"))
+        .unwrap_or_else(|error| panic!("{error}"))
 }
 
 #[test]
@@ -78,7 +78,7 @@ async fn global_options_are_only_in_the_main_help() {
     let ran = tarn("commit web --endpoint nonsense: -o json").await;
     assert!(
         ran.code != 0 && ran.stderr.starts_with('{'),
-        "they are options of every command: {}",
+        "every command must accept the global options: {}",
         ran.stderr
     );
 }

@@ -1,4 +1,4 @@
-//! Tests of the command `tarn`: the binary against a fake rack with fixed responses.
+//! Tests that run the binary `tarn` against a fake manager with fixed responses.
 #![allow(missing_docs, clippy::unwrap_used, reason = "test crate")]
 
 mod errors;

@@ -1,16 +1,16 @@
-//! Exact output of commands.
+//! Tests of the exact output of commands.
 
 use crate::rack::{Behavior, Rack, command};
 
-/// Expects success with exactly this text on stdout and nothing on stderr.
-async fn prints(arguments: &str, expected: &str) {
+/// Asserts that a command succeeds with exactly this text on stdout and no text on stderr.
+async fn assert_prints(arguments: &str, expected: &str) {
     let ran = Rack::default().tarn(arguments).await;
     assert_eq!((ran.stdout.as_str(), ran.stderr.as_str(), ran.code), (expected, "", 0), "tarn {arguments}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn lists_are_tables_without_borders() {
-    prints(
+    assert_prints(
         "get slices",
         "\
 SLICE  EMC  STATE        HOST  VM
@@ -25,7 +25,7 @@ SLICE  EMC  STATE        HOST  VM
 ",
     )
     .await;
-    prints(
+    assert_prints(
         "get hosts",
         "\
 HOST  STATE  SCHEDULING  CORES  LOCAL        SLICES  VMS
@@ -34,7 +34,7 @@ h2    up     enabled     30/32  63GiB/64GiB  2       1
 ",
     )
     .await;
-    prints(
+    assert_prints(
         "get reservations",
         "\
 RESERVATION  VM   HOST  STATE  ONLINE  LOCAL   POOL
@@ -46,8 +46,8 @@ r-2          db   h2    ready  2/2     512MiB  2GiB
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn wide_tables_have_every_column() {
-    prints(
+async fn wide_tables_have_all_columns() {
+    assert_prints(
         "get emcs -o wide",
         "\
 EMC  STATE  SCHEDULING  SLICES  FREE  IN USE  DRAINING  QUARANTINED  FIRST  DRIVER    PATH      SERIAL  ERROR
@@ -56,7 +56,7 @@ e1   up     enabled     4       1     2       1         0            4      emul
 ",
     )
     .await;
-    prints(
+    assert_prints(
         "get rack -o wide",
         concat!(
             "RACK  VERSION  SLICES  FREE  BUFFER  ALARMS  REVISION  STARTED\n",
@@ -85,8 +85,8 @@ async fn single_resource_is_a_json_object() {
         ["get slices 1", "get hosts h1", "get emcs e0", "get reservations web", "get reservations r-1"]
     {
         let ran = Rack::default().tarn(&format!("{arguments} -o json")).await;
-        let one: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
-        assert!(one.is_object(), "tarn {arguments}: {one}");
+        let printed: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
+        assert!(printed.is_object(), "tarn {arguments}: {printed}");
     }
 }
 
@@ -111,7 +111,7 @@ async fn yaml_has_the_structure_of_json() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn vm_is_described_with_its_slices() {
-    prints(
+    assert_prints(
         "describe vm web",
         "\
 RESERVATION:  r-1
@@ -141,7 +141,7 @@ SLICE  EMC  STATE   HOST  VM   EPOCH
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn slices_of_a_later_owner_are_not_shown() {
+async fn description_of_vm_omits_slices_of_a_later_owner() {
     let ran = Rack::default().tarn("describe vm r-0 -o json").await;
     let vm: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
     let details = vm["slice_details"].as_array().unwrap().iter();
@@ -151,7 +151,7 @@ async fn slices_of_a_later_owner_are_not_shown() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn slice_is_described_with_its_last_scrub() {
-    prints(
+    assert_prints(
         "describe slice 6",
         "\
 SLICE:       6
@@ -169,16 +169,16 @@ LAST SCRUB:  2023-11-14T22:13:21Z by h2, epoch 4, 1GiB verified
 
 #[tokio::test(flavor = "multi_thread")]
 async fn descriptions_include_alarms() {
-    let sick = Rack::new(Behavior::Degraded);
-    let described = sick.tarn("describe rack").await.stdout;
+    let degraded = Rack::new(Behavior::Degraded);
+    let described = degraded.tarn("describe rack").await.stdout;
     assert!(described.contains("BUFFER:    2\n") && described.contains("\nALARMS\nSINCE"), "{described}");
-    let described = sick.tarn("describe host h2").await.stdout;
+    let described = degraded.tarn("describe host h2").await.stdout;
     assert!(
         described.contains("\nRESERVATIONS\n") && described.contains("r-2          db  h2"),
         "{described}"
     );
     assert!(!described.contains("r-1") && described.contains("HOST_UNKNOWN"), "{described}");
-    let described = sick.tarn("describe emc e0").await.stdout;
+    let described = degraded.tarn("describe emc e0").await.stdout;
     assert!(described.contains("DRIVER:       emulated\n") && !described.contains("ALARMS"), "{described}");
 }
 
@@ -191,16 +191,16 @@ async fn decision_is_explained_with_its_inputs() {
   free_on_e0 = 4
   alternative: e1: 2 free slices
 ";
-    prints("explain vm web", explained).await;
-    prints("explain vm r-1", explained).await;
-    prints("explain rack", "no decisions recorded for rack\n").await;
+    assert_prints("explain vm web", explained).await;
+    assert_prints("explain vm r-1", explained).await;
+    assert_prints("explain rack", "no decisions recorded for rack\n").await;
     let unknown = Rack::default().tarn("explain vm nope").await;
     assert_eq!((unknown.code, unknown.stdout.as_str()), (3, ""), "{}", unknown.stderr);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn plan_lists_hosts_with_reasons() {
-    prints(
+    assert_prints(
         "plan-vm --vm new --cores 4 --memory 8GiB",
         "\
 local 6GiB, pool 2GiB
@@ -218,7 +218,7 @@ h2    no    30          63GiB       -    too few cores
 async fn reservation_as_json_is_complete() {
     let arguments = "reserve --host h1 --vm web --pool 2GiB --request-id q1 -o json";
     let ran = Rack::default().tarn(arguments).await;
-    let answer: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
+    let printed: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
     let expected = serde_json::json!({
         "reservation": "r-1", "vm": "web", "host": "h1", "state": "ready", "slices": [0, 1], "slices_online": 2,
         "local_bytes": 536_870_912_u64, "pool_bytes": 2_147_483_648_u64, "cores": 2, "pinned": false,
@@ -226,7 +226,7 @@ async fn reservation_as_json_is_complete() {
         "request_id": "q1", "created_unix_ms": 1_700_000_000_000_u64,
         "commit_deadline_unix_ms": 1_700_000_300_000_u64, "reason": null,
     });
-    assert_eq!((answer, ran.stderr.as_str()), (expected, ""));
+    assert_eq!((printed, ran.stderr.as_str()), (expected, ""));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -247,7 +247,7 @@ async fn watch_prints_a_line_per_change() {
     let lines = "\
 2023-11-14T22:13:20Z  1        slice       7                quarantined  e1 epoch 8 host h1: not zero after a scrub
 2023-11-14T22:13:20Z  2        reservation r-1              ready        web host h1 2/2 online
-2023-11-14T22:13:20Z  3        dropped     3                batches      list again
+2023-11-14T22:13:20Z  3        dropped     3                batches      list the resources again
 ";
     assert_eq!((ran.stdout.as_str(), ran.code), (lines, 6));
     assert!(ran.stderr.contains("the manager ended the watch"), "{}", ran.stderr);
@@ -266,9 +266,9 @@ async fn migration_requests_are_listed() {
 REQUESTED             VM   HOST  STATE  REASON
 2023-11-14T22:13:20Z  web  h1    open   h1 is draining
 ";
-    prints("get migrations", listed).await;
-    prints("get migrations web", listed).await;
-    prints("get migrations other", "REQUESTED  VM  HOST  STATE  REASON\n").await;
+    assert_prints("get migrations", listed).await;
+    assert_prints("get migrations web", listed).await;
+    assert_prints("get migrations other", "REQUESTED  VM  HOST  STATE  REASON\n").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -279,10 +279,10 @@ web     2       swap      40GiB/32GiB  2500MB/s  12.5 %   7.3 %
 db      1       advise    8GiB/16GiB   9500MB/s  0.0 %    0.0 %
 ";
     let at = "note: reported by host h1 at 2023-11-14T22:13:20Z\n";
-    let way = "note: shares move gradually, 50.0 % of the distance in this epoch: gains refer to the current shares\n";
+    let step = "note: shares change gradually: 50.0 % of the change was applied in this epoch, and gains refer to the current shares\n";
     for arguments in ["get shares h1", "get share h1"] {
         let output = Rack::default().tarn(arguments).await;
-        let notes = format!("{way}{at}");
+        let notes = format!("{step}{at}");
         assert_eq!((output.stdout.as_str(), output.stderr.as_str(), output.code), (listed, &*notes, 0));
     }
     let wide = Rack::default().tarn("get shares h1 -o wide").await.stdout;
@@ -300,27 +300,25 @@ db      1       advise    8GiB/16GiB   9500MB/s  0.0 %    0.0 %
             "gain": 0.99999, "access_source": "none", "error": 0.0, "problem": "it is no cgroup",
         })
     );
-    let kept = Rack::new(Behavior::Degraded).tarn("get shares h1").await;
-    let note = format!(
-        "note: shares and estimates are unchanged since before the last epoch: no link is known\n{at}"
-    );
-    assert_eq!((kept.stdout.as_str(), kept.stderr.as_str(), kept.code), (listed, &*note, 0));
+    let blocked = Rack::new(Behavior::Degraded).tarn("get shares h1").await;
+    let note = format!("note: the last epoch did not update shares and estimates: no link is known\n{at}");
+    assert_eq!((blocked.stdout.as_str(), blocked.stderr.as_str(), blocked.code), (listed, &*note, 0));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn shares_are_explained_with_all_numbers() {
-    prints(
+    assert_prints(
         "explain shares h1",
         "\
 2023-11-14T22:13:20Z  epoch 7 of host h1: shares updated
   capacity: 48GiB of local memory, 12000MB/s of link bandwidth in each direction
   market:
-    exact: every tenant has its demand at one price
-    price of all memory 0.620, of all link bandwidth 0.380; the sum of 1 equals the sum of budgets
-    budget of each tenant: 1.050 times its fraction of all weights: some tenants do not spend their whole budget
+    exact: every tenant gets its demand at one price
+    price of all memory 0.620, of all link bandwidth 0.380; prices and budgets each add up to 1
+    budget of each tenant: 1.050 times its fraction of all weights, because some tenants do not spend their whole budget
     23 prices tried
-    no trade after the market increases the geometric mean of throughputs, or none was searched for
-    shares moved 50.0 % of the distance to the new ones
+    no trade after the market increases the geometric mean of throughputs, or trades were not searched
+    50.0 % of the change to the new shares was applied
     0.0 % of memory and 1.2 % of link bandwidth exceeded the demand and were distributed anyway
     no purchase exceeds its budget by more than 0.0 %
     db, the worst-off tenant, has an estimated 1.000 of its throughput with an equal split: no tenant loses by sharing
@@ -339,14 +337,15 @@ async fn shares_are_explained_with_all_numbers() {
 ",
     )
     .await;
-    let kept = Rack::new(Behavior::Degraded).tarn("explain shares h1").await.stdout;
-    let says = "shares unchanged: they could not be computed or enforced\n  no link is known\n  capacity";
-    assert!(kept.contains(says) && !kept.contains("market:"), "{kept}");
+    let blocked = Rack::new(Behavior::Degraded).tarn("explain shares h1").await.stdout;
+    let expected =
+        "shares unchanged: new shares could not be computed or enforced\n  no link is known\n  capacity";
+    assert!(blocked.contains(expected) && !blocked.contains("market:"), "{blocked}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn set_weights_prints_all_weights() {
-    prints("set weights h1 web=2 db=0.5 old=0", "TENANT  WEIGHT\nweb     2\ndb      0.5\n").await;
+    assert_prints("set weights h1 web=2 db=0.5 old=0", "TENANT  WEIGHT\nweb     2\ndb      0.5\n").await;
     let ran = Rack::default().tarn("set weights h1 web=2 -o json").await;
     let set: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
     assert_eq!(set, serde_json::json!([{"tenant": "web", "weight": 2.0}]));
@@ -384,15 +383,16 @@ async fn doctor_shows_problems_and_fixes() {
     );
 }
 
-/// Installs `tarn` and, if its script is not empty, `host-agent` into a directory.
+/// Shell script that copies `tarn` ($1) into a directory ($0). If $2 is not empty, it also creates
+/// a program `host-agent` that runs the script $2.
 const INSTALL: &str = r#"cp "$1" "$0/tarn"; [ -z "$2" ] || { printf '#!/bin/sh\n%s\n' "$2" > "$0/host-agent"; chmod 755 "$0/host-agent"; }"#;
 
-/// Returns the finding of `tarn doctor` about the local host, with the given script as `host-agent`
-/// and no manager.
+/// Runs `tarn doctor` without a manager and with the given script as `host-agent`. Returns its
+/// finding about the local host, and its exit code.
 async fn host_findings(agent: &str) -> (serde_json::Value, Option<i32>) {
     let folder = tempfile::tempdir().unwrap();
-    // A separate process writes the programs, as a file open for writing in a child of another test
-    // cannot be executed.
+    // A separate process writes the programs. If this process wrote them, a child forked by another
+    // test could still have the files open for writing, and executing them would fail (ETXTBSY).
     let mut install = tokio::process::Command::new("sh");
     install.args(["-c", INSTALL]).arg(folder.path()).args([env!("CARGO_BIN_EXE_tarn"), agent]);
     assert!(install.status().await.unwrap().success());
@@ -422,7 +422,7 @@ async fn failed_host_check_is_a_finding() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn closed_pipe_is_no_error() {
+async fn closed_pipe_is_not_an_error() {
     let rack = Rack::default();
     let address = rack.listen().await;
     let (reader, writer) = std::io::pipe().unwrap();
@@ -436,13 +436,13 @@ async fn closed_pipe_is_no_error() {
 async fn validation_result_differs_from_a_reservation() {
     let rack = Rack::default();
     let ran = rack.tarn("reserve --host h1 --vm web --pool 2GiB --validate-only").await;
-    assert_eq!((ran.code, ran.stderr.as_str()), (0, ""), "no request id, as nothing is done");
-    let says = "valid, nothing reserved: vm web on host h1 would get 2GiB of pool memory (slices 0-1), 512MiB of local memory and 2 cores\n";
-    assert_eq!(ran.stdout, says);
+    assert_eq!((ran.code, ran.stderr.as_str()), (0, ""), "a validation does not print a request ID");
+    let expected = "valid, nothing reserved: vm web on host h1 would get 2GiB of pool memory (slices 0-1), 512MiB of local memory and 2 cores\n";
+    assert_eq!(ran.stdout, expected);
     let ran = rack.tarn("reserve --host h1 --vm web --pool 2GiB --validate-only -o json").await;
-    let answer: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
-    assert_eq!(answer["valid"], true);
-    assert!(answer.get("reservation").is_none() && answer.get("state").is_none(), "{answer}");
+    let printed: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
+    assert_eq!(printed["valid"], true);
+    assert!(printed.get("reservation").is_none() && printed.get("state").is_none(), "{printed}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

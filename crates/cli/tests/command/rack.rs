@@ -1,5 +1,5 @@
-//! Fake manager of a rack with two hosts and two EMCs. It returns fixed responses, can reject
-//! requests and records them.
+//! Fake manager of a rack with two hosts and two EMCs. It records all requests, and returns fixed
+//! responses or errors.
 
 use std::{
     fmt::Debug,
@@ -19,10 +19,10 @@ use tokio_stream::{StreamExt as _, wrappers::TcpListenerStream};
 use tonic::{Code, Request, Response, Status, transport::Server};
 use tonic_types::{ErrorDetails, StatusExt as _};
 
-type Answer<T> = Result<Response<T>, Status>;
+type RpcResult<T> = Result<Response<T>, Status>;
 type Stream<T> = Pin<Box<dyn tokio_stream::Stream<Item = Result<T, Status>> + Send>>;
 
-/// Slices per page; small, so that every list has several pages.
+/// Number of slices per page. It is small, so that the list of slices has several pages.
 const PAGE: u32 = 3;
 
 /// Behaviour of the fake manager.
@@ -32,13 +32,13 @@ pub enum Behavior {
     Normal,
     /// Rejects every request with this status, reason and message.
     Rejecting(Code, &'static str, &'static str),
-    /// Never responds.
+    /// Never responds to requests.
     Unresponsive,
-    /// Works, but reports problems.
+    /// Reports problems of the rack: an alarm, a host in state unknown and a quarantined slice.
     Degraded,
-    /// Works; its watches do not end.
+    /// Keeps watches open after the last event.
     OpenWatch,
-    /// Returns endless lists.
+    /// Returns lists whose pages never end.
     EndlessLists,
 }
 
@@ -77,7 +77,7 @@ impl Rack {
         (SchedulerServer::new(self.clone()), AdminServer::new(self.clone()))
     }
 
-    /// Listens on loopback until the test's runtime ends.
+    /// Serves on a loopback address until the runtime of the test ends, and returns the address.
     pub async fn listen(&self) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -87,7 +87,7 @@ impl Rack {
         address
     }
 
-    /// Runs `tarn` against this rack; arguments are separated by spaces.
+    /// Runs `tarn` against this rack. The arguments are separated by spaces.
     pub async fn tarn(&self, arguments: &str) -> CommandOutput {
         let address = self.listen().await;
         tarn(&format!("--endpoint http://{address} {arguments}")).await
@@ -102,20 +102,21 @@ impl Rack {
             Behavior::Normal | Behavior::Degraded | Behavior::OpenWatch | Behavior::EndlessLists => {
                 Ok(request)
             }
-            Behavior::Rejecting(code, reason, message) => Err(refusal(*code, reason, message)),
+            Behavior::Rejecting(code, reason, message) => Err(rejection(*code, reason, message)),
             Behavior::Unresponsive => std::future::pending().await,
         }
     }
 }
 
-/// Returns a command without the environment of the caller.
+/// Returns a command that runs `tarn` with an empty environment. The arguments are separated by
+/// spaces.
 pub fn command(arguments: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tarn"));
     command.args(arguments.split_whitespace()).env_clear().stdin(Stdio::null());
     command
 }
 
-/// Runs `tarn`; arguments are separated by spaces.
+/// Runs `tarn` and returns its output. The arguments are separated by spaces.
 pub async fn tarn(arguments: &str) -> CommandOutput {
     let output = command(arguments).output().await.unwrap();
     CommandOutput {
@@ -125,17 +126,17 @@ pub async fn tarn(arguments: &str) -> CommandOutput {
     }
 }
 
-fn refusal(code: Code, reason: &str, message: &str) -> Status {
+fn rejection(code: Code, reason: &str, message: &str) -> Status {
     let details = ErrorDetails::with_error_info(reason, "tarn", []);
     Status::with_error_details(code, message, details)
 }
 
 fn unknown(reason: &str, message: String) -> Status {
-    refusal(Code::NotFound, reason, &message)
+    rejection(Code::NotFound, reason, &message)
 }
 
-fn stream<T: Send + 'static>(things: Vec<T>) -> Answer<Stream<T>> {
-    Ok(Response::new(Box::pin(tokio_stream::iter(things.into_iter().map(Ok).collect::<Vec<_>>()))))
+fn stream<T: Send + 'static>(items: Vec<T>) -> RpcResult<Stream<T>> {
+    Ok(Response::new(Box::pin(tokio_stream::iter(items.into_iter().map(Ok).collect::<Vec<_>>()))))
 }
 
 pub fn slice(slice: u32) -> v1::Slice {
@@ -261,7 +262,7 @@ fn migration(state: i32) -> v1::Migration {
     }
 }
 
-/// Result of an epoch that updated shares.
+/// Returns the result of an epoch that updated the shares of two tenants.
 fn shares() -> v1::Shares {
     let share = |memory_mib, bandwidth_mb_s| Some(v1::Share { memory_mib, bandwidth_mb_s });
     let web = v1::TenantShare {
@@ -315,7 +316,7 @@ fn shares() -> v1::Shares {
     }
 }
 
-fn done() -> Response<v1::TargetResponse> {
+fn target_response() -> Response<v1::TargetResponse> {
     Response::new(v1::TargetResponse { revision: 12, waiting_for: vec!["vm web".into()] })
 }
 
@@ -324,44 +325,44 @@ impl Scheduler for Rack {
     type WatchCapacityStream = Stream<v1::Capacity>;
     type WatchMigrationsStream = Stream<v1::Migration>;
 
-    async fn plan_vm(&self, r: Request<v1::PlanVmRequest>) -> Answer<v1::PlanVmResponse> {
+    async fn plan_vm(&self, r: Request<v1::PlanVmRequest>) -> RpcResult<v1::PlanVmResponse> {
         self.record("PlanVm", r).await?;
-        let fit = |host: &str, fits, emc: &str, why_not: &str| v1::HostFit {
+        let fit = |host: &str, fits, emc: &str, reason: &str| v1::HostFit {
             host: host.into(),
             fits,
             free_cores: 30,
             free_local_bytes: 63 << 30,
             emc: emc.into(),
-            reason: why_not.into(),
+            reason: reason.into(),
         };
         let hosts = vec![fit("h1", true, "e0", ""), fit("h2", false, "", "too few cores")];
         let decision = Some(decision());
         Ok(Response::new(v1::PlanVmResponse { local_bytes: 6 << 30, pool_bytes: 2 << 30, hosts, decision }))
     }
 
-    async fn reserve(&self, r: Request<v1::ReserveRequest>) -> Answer<v1::Reservation> {
+    async fn reserve(&self, r: Request<v1::ReserveRequest>) -> RpcResult<v1::Reservation> {
         self.record("Reserve", r).await?;
         Ok(Response::new(reservation()))
     }
 
-    async fn wait_ready(&self, r: Request<v1::WaitReadyRequest>) -> Answer<v1::Reservation> {
+    async fn wait_ready(&self, r: Request<v1::WaitReadyRequest>) -> RpcResult<v1::Reservation> {
         self.record("WaitReady", r).await?;
         Ok(Response::new(reservation()))
     }
 
-    async fn commit(&self, r: Request<v1::CommitRequest>) -> Answer<v1::Reservation> {
+    async fn commit(&self, r: Request<v1::CommitRequest>) -> RpcResult<v1::Reservation> {
         self.record("Commit", r).await?;
         Ok(Response::new(reservation()))
     }
 
-    async fn release(&self, r: Request<v1::ReleaseRequest>) -> Answer<v1::Reservation> {
+    async fn release(&self, r: Request<v1::ReleaseRequest>) -> RpcResult<v1::Reservation> {
         let process_running = r.get_ref().force;
         self.record("Release", r).await?;
         let state = v1::ReservationState::Released.into();
         Ok(Response::new(v1::Reservation { state, process_running, ..reservation() }))
     }
 
-    async fn watch_capacity(&self, r: Request<v1::WatchCapacityRequest>) -> Answer<Stream<v1::Capacity>> {
+    async fn watch_capacity(&self, r: Request<v1::WatchCapacityRequest>) -> RpcResult<Stream<v1::Capacity>> {
         self.record("WatchCapacity", r).await?;
         stream(vec![capacity()])
     }
@@ -369,27 +370,27 @@ impl Scheduler for Rack {
     async fn watch_migrations(
         &self,
         r: Request<v1::WatchMigrationsRequest>,
-    ) -> Answer<Stream<v1::Migration>> {
+    ) -> RpcResult<Stream<v1::Migration>> {
         self.record("WatchMigrations", r).await?;
         stream(vec![migration(1)])
     }
 
-    async fn resolve_migration(&self, r: Request<v1::ResolveMigrationRequest>) -> Answer<v1::Migration> {
+    async fn resolve_migration(&self, r: Request<v1::ResolveMigrationRequest>) -> RpcResult<v1::Migration> {
         let request = self.record("ResolveMigration", r).await?;
         Ok(Response::new(migration(request.state)))
     }
 
-    async fn set_weights(&self, r: Request<v1::SetWeightsRequest>) -> Answer<v1::SetWeightsResponse> {
+    async fn set_weights(&self, r: Request<v1::SetWeightsRequest>) -> RpcResult<v1::SetWeightsResponse> {
         let request = self.record("SetWeights", r).await?;
-        known_host(&request.host)?;
-        let weights = request.weights.into_iter().filter(|one| one.weight > 0.0).collect();
+        check_host(&request.host)?;
+        let weights = request.weights.into_iter().filter(|weight| weight.weight > 0.0).collect();
         Ok(Response::new(v1::SetWeightsResponse { weights }))
     }
 }
 
-fn known_host(host: &str) -> Result<(), Status> {
-    let known = ["h1", "h2"].contains(&host);
-    known.then_some(()).ok_or_else(|| unknown("HOST_NOT_FOUND", format!("host {host} is not in this rack")))
+fn check_host(host: &str) -> Result<(), Status> {
+    let exists = ["h1", "h2"].contains(&host);
+    exists.then_some(()).ok_or_else(|| unknown("HOST_NOT_FOUND", format!("host {host} is not in this rack")))
 }
 
 #[tonic::async_trait]
@@ -397,7 +398,7 @@ impl Admin for Rack {
     type WatchStream = Stream<v1::Event>;
     type BackupStream = Stream<v1::BackupChunk>;
 
-    async fn backup(&self, r: Request<v1::BackupRequest>) -> Answer<Self::BackupStream> {
+    async fn backup(&self, r: Request<v1::BackupRequest>) -> RpcResult<Self::BackupStream> {
         self.record("Backup", r).await?;
         let chunk = |data: &[u8]| Ok(v1::BackupChunk { data: data.to_vec(), total_bytes: None });
         let broken = || Err(Status::internal("backup: cannot read the copy: I/O error"));
@@ -408,9 +409,9 @@ impl Admin for Rack {
         Ok(Response::new(Box::pin(tokio_stream::iter(chunks.into_iter().take(sent)))))
     }
 
-    async fn get_rack(&self, r: Request<v1::GetRackRequest>) -> Answer<v1::Rack> {
+    async fn get_rack(&self, r: Request<v1::GetRackRequest>) -> RpcResult<v1::Rack> {
         self.record("GetRack", r).await?;
-        let sick = matches!(self.behavior, Behavior::Degraded);
+        let degraded = matches!(self.behavior, Behavior::Degraded);
         let alarm = v1::Alarm {
             reason: "HOST_UNKNOWN".into(),
             subject: "host h2".into(),
@@ -422,7 +423,7 @@ impl Admin for Rack {
             version: env!("CARGO_PKG_VERSION").into(),
             revision: 11,
             generation: 1,
-            alarms: if sick { vec![alarm] } else { Vec::new() },
+            alarms: if degraded { vec![alarm] } else { Vec::new() },
             slices: 8,
             slices_free: 3,
             buffer_target: 2,
@@ -430,15 +431,15 @@ impl Admin for Rack {
         }))
     }
 
-    async fn list_hosts(&self, r: Request<v1::ListHostsRequest>) -> Answer<v1::ListHostsResponse> {
+    async fn list_hosts(&self, r: Request<v1::ListHostsRequest>) -> RpcResult<v1::ListHostsResponse> {
         self.record("ListHosts", r).await?;
-        let sick = matches!(self.behavior, Behavior::Degraded);
-        let second = if sick { v1::HostState::Unknown } else { v1::HostState::Up };
+        let degraded = matches!(self.behavior, Behavior::Degraded);
+        let second = if degraded { v1::HostState::Unknown } else { v1::HostState::Up };
         let hosts = vec![host("h1", v1::HostState::Up), host("h2", second)];
         Ok(Response::new(v1::ListHostsResponse { hosts }))
     }
 
-    async fn get_host(&self, r: Request<v1::GetHostRequest>) -> Answer<v1::Host> {
+    async fn get_host(&self, r: Request<v1::GetHostRequest>) -> RpcResult<v1::Host> {
         let request = self.record("GetHost", r).await?.host;
         match request.as_str() {
             "h1" | "h2" => Ok(Response::new(host(&request, v1::HostState::Up))),
@@ -446,13 +447,15 @@ impl Admin for Rack {
         }
     }
 
-    async fn list_emcs(&self, r: Request<v1::ListEmcsRequest>) -> Answer<v1::ListEmcsResponse> {
+    async fn list_emcs(&self, r: Request<v1::ListEmcsRequest>) -> RpcResult<v1::ListEmcsResponse> {
         self.record("ListEmcs", r).await?;
-        let sick = matches!(self.behavior, Behavior::Degraded);
-        Ok(Response::new(v1::ListEmcsResponse { emcs: vec![emc("e0", 0, 0), emc("e1", 4, u32::from(sick))] }))
+        let degraded = matches!(self.behavior, Behavior::Degraded);
+        Ok(Response::new(v1::ListEmcsResponse {
+            emcs: vec![emc("e0", 0, 0), emc("e1", 4, u32::from(degraded))],
+        }))
     }
 
-    async fn get_emc(&self, r: Request<v1::GetEmcRequest>) -> Answer<v1::Emc> {
+    async fn get_emc(&self, r: Request<v1::GetEmcRequest>) -> RpcResult<v1::Emc> {
         let request = self.record("GetEmc", r).await?.emc;
         match request.as_str() {
             "e0" | "e1" => Ok(Response::new(emc(&request, 0, 0))),
@@ -460,14 +463,14 @@ impl Admin for Rack {
         }
     }
 
-    async fn list_slices(&self, r: Request<v1::ListSlicesRequest>) -> Answer<v1::ListSlicesResponse> {
+    async fn list_slices(&self, r: Request<v1::ListSlicesRequest>) -> RpcResult<v1::ListSlicesResponse> {
         let from = self.record("ListSlices", r).await?.from;
         let next = if matches!(self.behavior, Behavior::EndlessLists) { from } else { from + PAGE };
         let slices = (from..next.min(8)).map(slice).collect();
         Ok(Response::new(v1::ListSlicesResponse { slices, next: (next < 8).then_some(next), revision: 11 }))
     }
 
-    async fn get_slice(&self, r: Request<v1::GetSliceRequest>) -> Answer<v1::Slice> {
+    async fn get_slice(&self, r: Request<v1::GetSliceRequest>) -> RpcResult<v1::Slice> {
         let request = self.record("GetSlice", r).await?.slice;
         if request < 8 {
             return Ok(Response::new(slice(request)));
@@ -478,16 +481,16 @@ impl Admin for Rack {
     async fn list_reservations(
         &self,
         r: Request<v1::ListReservationsRequest>,
-    ) -> Answer<v1::ListReservationsResponse> {
+    ) -> RpcResult<v1::ListReservationsResponse> {
         let after = self.record("ListReservations", r).await?.after;
-        let circling = matches!(self.behavior, Behavior::EndlessLists);
+        let repeats_page = matches!(self.behavior, Behavior::EndlessLists);
         let second = v1::Reservation {
             reservation: "r-2".into(),
             vm: "db".into(),
             host: "h2".into(),
             ..reservation()
         };
-        let (reservations, next_after) = if after.is_empty() || circling {
+        let (reservations, next_after) = if after.is_empty() || repeats_page {
             (vec![reservation()], "r-1".to_owned())
         } else {
             (vec![second], String::new())
@@ -495,7 +498,7 @@ impl Admin for Rack {
         Ok(Response::new(v1::ListReservationsResponse { reservations, next_after, revision: 11 }))
     }
 
-    async fn get_reservation(&self, r: Request<v1::GetReservationRequest>) -> Answer<v1::Reservation> {
+    async fn get_reservation(&self, r: Request<v1::GetReservationRequest>) -> RpcResult<v1::Reservation> {
         let target = self.record("GetReservation", r).await?.target.unwrap();
         match (target.reservation.as_str(), target.vm.as_str()) {
             ("r-1", "") | ("", "web") => Ok(Response::new(reservation())),
@@ -505,59 +508,60 @@ impl Admin for Rack {
         }
     }
 
-    async fn get_shares(&self, r: Request<v1::GetSharesRequest>) -> Answer<v1::Shares> {
+    async fn get_shares(&self, r: Request<v1::GetSharesRequest>) -> RpcResult<v1::Shares> {
         let host = self.record("GetShares", r).await?.host;
-        known_host(&host)?;
-        let sick = matches!(self.behavior, Behavior::Degraded);
+        check_host(&host)?;
+        let degraded = matches!(self.behavior, Behavior::Degraded);
         match host.as_str() {
-            "h1" if sick => {
-                let (state, why) = (v1::ShareState::Blocked.into(), "no link is known".into());
-                Ok(Response::new(v1::Shares { state, reason: why, certificate: None, ..shares() }))
+            "h1" if degraded => {
+                let (state, reason) = (v1::ShareState::Blocked.into(), "no link is known".into());
+                Ok(Response::new(v1::Shares { state, reason, certificate: None, ..shares() }))
             }
             "h1" => Ok(Response::new(shares())),
             _ => Err(unknown("SHARES_NOT_REPORTED", format!("host: {host} has reported no shares"))),
         }
     }
 
-    async fn cordon(&self, r: Request<v1::TargetRequest>) -> Answer<v1::TargetResponse> {
+    async fn cordon(&self, r: Request<v1::TargetRequest>) -> RpcResult<v1::TargetResponse> {
         self.record("Cordon", r).await?;
-        Ok(done())
+        Ok(target_response())
     }
 
-    async fn uncordon(&self, r: Request<v1::TargetRequest>) -> Answer<v1::TargetResponse> {
+    async fn uncordon(&self, r: Request<v1::TargetRequest>) -> RpcResult<v1::TargetResponse> {
         self.record("Uncordon", r).await?;
-        Ok(done())
+        Ok(target_response())
     }
 
-    async fn drain(&self, r: Request<v1::TargetRequest>) -> Answer<v1::TargetResponse> {
+    async fn drain(&self, r: Request<v1::TargetRequest>) -> RpcResult<v1::TargetResponse> {
         self.record("Drain", r).await?;
-        Ok(done())
+        Ok(target_response())
     }
 
-    async fn fence(&self, r: Request<v1::FenceRequest>) -> Answer<v1::TargetResponse> {
+    async fn fence(&self, r: Request<v1::FenceRequest>) -> RpcResult<v1::TargetResponse> {
         self.record("Fence", r).await?;
-        Ok(done())
+        Ok(target_response())
     }
 
     async fn list_migrations(
         &self,
         r: Request<v1::ListMigrationsRequest>,
-    ) -> Answer<v1::ListMigrationsResponse> {
+    ) -> RpcResult<v1::ListMigrationsResponse> {
         self.record("ListMigrations", r).await?;
         let migrations = vec![migration(1)];
         Ok(Response::new(v1::ListMigrationsResponse { migrations, next_after: String::new(), revision: 9 }))
     }
 
-    async fn watch(&self, r: Request<v1::WatchRequest>) -> Answer<Stream<v1::Event>> {
+    async fn watch(&self, r: Request<v1::WatchRequest>) -> RpcResult<Stream<v1::Event>> {
         use v1::event::Change;
         self.record("Watch", r).await?;
-        let happened = [
+        let changes = [
             Change::Slice(slice(7)),
             Change::Reservation(reservation()),
             Change::EventsDropped(v1::EventsDropped { batches: 3 }),
         ];
-        let event = |(n, what)| v1::Event { revision: n, at_unix_ms: 1_700_000_000_000, change: Some(what) };
-        let events: Vec<_> = (1..).zip(happened).map(event).collect();
+        let event =
+            |(n, change)| v1::Event { revision: n, at_unix_ms: 1_700_000_000_000, change: Some(change) };
+        let events: Vec<_> = (1..).zip(changes).map(event).collect();
         if matches!(self.behavior, Behavior::OpenWatch) {
             let events = tokio_stream::iter(events.into_iter().map(Ok)).chain(tokio_stream::pending());
             return Ok(Response::new(Box::pin(events)));
@@ -565,7 +569,7 @@ impl Admin for Rack {
         stream(events)
     }
 
-    async fn explain(&self, r: Request<v1::ExplainRequest>) -> Answer<v1::ExplainResponse> {
+    async fn explain(&self, r: Request<v1::ExplainRequest>) -> RpcResult<v1::ExplainResponse> {
         let subject = self.record("Explain", r).await?.subject;
         let decisions = if subject == "vm web" { vec![decision()] } else { Vec::new() };
         Ok(Response::new(v1::ExplainResponse { decisions }))

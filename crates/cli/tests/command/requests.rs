@@ -1,10 +1,10 @@
-//! Requests that commands send to the manager.
+//! Tests of the requests that commands send to the manager.
 
 use std::{fs, os::unix::fs::MetadataExt as _};
 
 use crate::rack::{Behavior, Rack};
 
-/// Expects that the last request to the manager contains each of `parts`.
+/// Asserts that the last request of a command to the manager contains each of `parts`.
 async fn assert_request_contains(arguments: &str, parts: &[&str]) {
     let rack = Rack::default();
     let ran = rack.tarn(arguments).await;
@@ -16,7 +16,7 @@ async fn assert_request_contains(arguments: &str, parts: &[&str]) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn reserve_options_are_all_sent() {
+async fn all_options_of_reserve_are_sent() {
     let arguments = "reserve --host h1 --vm web --pool 4GiB --local 8GiB --cores 3 --pinned --wait-ready \
                  --commit-within 5m --request-id q9 --client nova --uid 2001";
     let parts = [
@@ -59,11 +59,11 @@ async fn uid_must_be_below_the_maximum() {
 async fn missing_request_id_is_generated_and_printed() {
     let rack = Rack::default();
     let first = rack.tarn("reserve --host h1 --vm web --pool 1GiB").await;
-    let id = first.stderr.trim_end().strip_prefix("request_id: ").expect("the id is on stderr").to_owned();
+    let id = first.stderr.trim_end().strip_prefix("request_id: ").expect("the ID is on stderr").to_owned();
     assert!(id.len() == 32 && rack.requests()[0].contains(&format!("request_id: \"{id}\"")), "{id}");
     let second = rack.tarn("reserve --host h1 --vm web --pool 1GiB -o json").await;
     let output: serde_json::Value = serde_json::from_str(&second.stderr).unwrap();
-    assert_ne!(output["request_id"], id.as_str(), "ids are random");
+    assert_ne!(output["request_id"], id.as_str(), "IDs are random");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -120,20 +120,20 @@ async fn weights_are_set_for_tenants_of_one_host() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn list_is_read_to_its_last_page() {
+async fn all_pages_of_a_list_are_requested() {
     let rack = Rack::default();
     rack.tarn("get slices").await;
     let from: Vec<_> = rack.requests().iter().map(|call| call.contains("from: ")).collect();
     assert_eq!(from, [true; 3], "8 slices in pages of 3");
     let rack = Rack::default();
     rack.tarn("get reservations --include-ended").await;
-    let request = rack.requests();
-    assert!(request[0].contains("after: \"\"") && request[1].contains("after: \"r-1\""), "{request:?}");
-    assert!(request.iter().all(|call| call.contains("ended: true")), "{request:?}");
+    let requests = rack.requests();
+    assert!(requests[0].contains("after: \"\"") && requests[1].contains("after: \"r-1\""), "{requests:?}");
+    assert!(requests.iter().all(|call| call.contains("ended: true")), "{requests:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn backup_is_complete_and_private() {
+async fn backup_file_is_complete_and_readable_only_by_its_owner() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("rack.backup");
     let arguments = format!("backup --to {}", file.display());
@@ -168,9 +168,9 @@ async fn token_is_sent_to_local_addresses_only() {
     let ran = rack.tarn(&format!("get rack --token-file {}", file.display())).await;
     assert_eq!(ran.code, 0, "{}", ran.stderr);
     assert_eq!(rack.tokens(), ["Bearer 5ec2e7"]);
-    for far in ["http://10.0.0.1:1", "http://example.org:1"] {
+    for remote in ["http://10.0.0.1:1", "http://example.org:1"] {
         let ran =
-            crate::rack::tarn(&format!("get rack --endpoint {far} --token-file {}", file.display())).await;
-        assert!(ran.code == 2 && ran.stderr.contains("loopback"), "{far}: {}", ran.stderr);
+            crate::rack::tarn(&format!("get rack --endpoint {remote} --token-file {}", file.display())).await;
+        assert!(ran.code == 2 && ran.stderr.contains("loopback"), "{remote}: {}", ran.stderr);
     }
 }

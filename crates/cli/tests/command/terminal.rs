@@ -1,4 +1,4 @@
-//! `tarn top` on a pseudo-terminal.
+//! Test of `tarn top` on a pseudo-terminal.
 
 use std::{
     fs::File,
@@ -16,7 +16,8 @@ use rustix::{
 
 use crate::rack::{Rack, command};
 
-/// Opens a pseudo-terminal of 100 by 30: the user side and the program side.
+/// Opens a pseudo-terminal with 100 columns and 30 rows. Returns the side of the user and the side
+/// of the program.
 fn terminal() -> (File, OwnedFd) {
     let user_side = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
     grantpt(&user_side).unwrap();
@@ -28,10 +29,10 @@ fn terminal() -> (File, OwnedFd) {
     (File::from(user_side), program)
 }
 
-/// Returns all output of the program; sends `key` once `expected` is on the screen.
+/// Reads the output of the program until it exits. Sends `key` once the output contains `expected`.
 fn read_output(mut user_side: File, expected: &str, key: u8) -> String {
     let (mut output, mut chunk, mut pressed) = (String::new(), [0; 4096], false);
-    // Reading fails with EIO once the program has exited.
+    // Reading fails with EIO after the program has exited.
     while let Ok(n) = user_side.read(&mut chunk) {
         output.push_str(&String::from_utf8_lossy(&chunk[..n]));
         if !pressed && output.contains(expected) {
@@ -49,7 +50,7 @@ async fn top_shows_the_rack_and_restores_the_terminal() {
     let mut tarn = command(&format!("--endpoint http://{address} top"));
     let stdio = || Stdio::from(program.try_clone().unwrap());
     let mut running = tarn.stdin(stdio()).stdout(stdio()).stderr(stdio()).kill_on_drop(true).spawn().unwrap();
-    // Only the program has its side open now, so that reads end when it exits.
+    // Reads end only if no process has the program side open, so this process must close it.
     drop((tarn, program));
     let reading = tokio::task::spawn_blocking(move || read_output(user_side, "quarantined", b'q'));
     let ended = tokio::time::timeout(Duration::from_secs(30), running.wait()).await;

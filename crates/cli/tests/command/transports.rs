@@ -1,4 +1,5 @@
-//! Connections over a unix socket and mutual TLS, and reconnection after a restart of the manager.
+//! Tests of connections over a Unix socket and mutual TLS, and of reconnection after a restart of
+//! the manager.
 
 use std::{fs, net::SocketAddr, path::Path};
 
@@ -18,7 +19,7 @@ use tonic::transport::{Certificate, Identity, Server, ServerTlsConfig};
 use crate::rack::{Rack, command, tarn};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn unix_socket_is_reached() {
+async fn manager_is_reached_over_unix_socket() {
     let folder = TempDir::new().unwrap();
     let socket = folder.path().join("tarn.sock");
     let incoming = UnixListenerStream::new(UnixListener::bind(&socket).unwrap());
@@ -32,7 +33,8 @@ async fn unix_socket_is_reached() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Writes `ca.pem`, and for each name a certificate and a key.
+/// Creates a certificate authority, and for each name a certificate and a key. Writes all of them
+/// as PEM files.
 fn certify(folder: &Path, names: &[&str]) {
     let mut params = CertificateParams::new(Vec::new()).unwrap();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -48,7 +50,7 @@ fn certify(folder: &Path, names: &[&str]) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn mutual_tls_admits_only_known_certificates() {
+async fn mutual_tls_requires_certificates_and_the_expected_name() {
     let folder = TempDir::new().unwrap();
     certify(folder.path(), &["manager", "operator"]);
     let read = |name: &str| fs::read(folder.path().join(name)).unwrap();
@@ -62,19 +64,19 @@ async fn mutual_tls_admits_only_known_certificates() {
     tokio::spawn(serving.serve_with_incoming(TcpListenerStream::new(listener)));
 
     let at = folder.path().display();
-    let known = format!("--endpoint https://127.0.0.1:{port} --ca {at}/ca.pem --server-name manager");
-    let ran = tarn(&format!("{known} --cert {at}/operator.pem --key {at}/operator.key get rack")).await;
+    let manager = format!("--endpoint https://127.0.0.1:{port} --ca {at}/ca.pem --server-name manager");
+    let ran = tarn(&format!("{manager} --cert {at}/operator.pem --key {at}/operator.key get rack")).await;
     assert_eq!(ran.code, 0, "{}", ran.stderr);
-    let ran = tarn(&format!("{known} get rack")).await;
-    assert_eq!(ran.code, 6, "without a certificate: {}", ran.stderr);
-    let stranger = format!("--endpoint https://127.0.0.1:{port} --ca {at}/ca.pem --server-name other");
-    let ran = tarn(&format!("{stranger} --cert {at}/operator.pem --key {at}/operator.key get rack")).await;
-    assert_eq!(ran.code, 6, "a manager of another name: {}", ran.stderr);
-    let ran = tarn(&format!("{known} --cert {at}/operator.pem get rack")).await;
-    assert_eq!(ran.code, 2, "half an identity: {}", ran.stderr);
+    let ran = tarn(&format!("{manager} get rack")).await;
+    assert_eq!(ran.code, 6, "without a client certificate: {}", ran.stderr);
+    let other = format!("--endpoint https://127.0.0.1:{port} --ca {at}/ca.pem --server-name other");
+    let ran = tarn(&format!("{other} --cert {at}/operator.pem --key {at}/operator.key get rack")).await;
+    assert_eq!(ran.code, 6, "the manager's certificate has another name: {}", ran.stderr);
+    let ran = tarn(&format!("{manager} --cert {at}/operator.pem get rack")).await;
+    assert_eq!(ran.code, 2, "a certificate without its key: {}", ran.stderr);
 }
 
-/// Starts a manager that stops on request.
+/// Starts a manager. Returns its address, a channel that stops it, and its task.
 async fn start(at: SocketAddr) -> (SocketAddr, oneshot::Sender<()>, JoinHandle<()>) {
     let listener = TcpListener::bind(at).await.unwrap();
     let at = listener.local_addr().unwrap();

@@ -1,4 +1,4 @@
-//! Agent that is only a socket: passes the files of a VM's slices to every caller.
+//! Fake host agent that provides the slices of VMs on a socket, without checking the caller.
 
 use std::{
     fs::File,
@@ -15,19 +15,19 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::rack::Rack;
 
-/// Fault of the agent.
+/// Fault of the fake agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     None,
-    /// Hands out slices that were not scrubbed.
+    /// Provides slices that are not zeroed.
     Dirty,
-    /// Hands out the grant before the current one.
+    /// Provides the grant of the previous epoch instead of the current one.
     Stale,
-    /// Hands out nothing.
-    Refuses,
+    /// Rejects every request.
+    Rejects,
 }
 
-/// Serves from a thread of its own until the test's process ends.
+/// Serves requests on a separate thread until the process of the test ends.
 pub fn serve(socket: &Path, emc: &Path, rack: Rack, fault: Fault) {
     let flags = SocketFlags::CLOEXEC;
     let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
@@ -47,14 +47,14 @@ fn reply(peer: &OwnedFd, slices: &Path, rack: &Rack, fault: Fault) {
     let length = datagram::receive(peer, &mut bytes).unwrap().expect("a short request");
     let request = v1::HostMemoryRequest::decode(&bytes[..length]).unwrap();
     let Some(v1::host_memory_request::Request::Attach(attach)) = request.request else { panic!() };
-    if fault == Fault::Refuses {
-        let refused = v1::Rejection { reason: "VM_NOT_READY".into(), message: "not yet".into() };
-        return send(peer, v1::host_memory_reply::Reply::Rejection(refused), Vec::new());
+    if fault == Fault::Rejects {
+        let rejection = v1::Rejection { reason: "VM_NOT_READY".into(), message: "not yet".into() };
+        return send(peer, v1::host_memory_reply::Reply::Rejection(rejection), Vec::new());
     }
     let files: Vec<(v1::Region, File)> = grants(rack, &attach.vm, fault)
         .map(|(slice, epoch)| (region(slice, epoch), file(slices, slice, epoch, fault)))
         .collect();
-    // One slice per message, so that replies have several messages.
+    // Each message has one slice, so that a reply consists of several messages.
     let last = files.len();
     for (n, (region, file)) in (1..).zip(files) {
         let memory = v1::Memory { regions: vec![region], more: n < last, pinned: false };

@@ -1,6 +1,6 @@
-//! `tarn replay`: a trace is replayed as by a best-fit scheduler, across restarts of the manager,
-//! and every violated guarantee of the rack is reported.
-#![allow(missing_docs, clippy::unwrap_used, reason = "this crate is a test through and through")]
+//! Tests of `tarn replay`: placement like a best-fit scheduler, restarts of the manager, and
+//! reports of violated guarantees.
+#![allow(missing_docs, clippy::unwrap_used, reason = "test crate")]
 
 mod agent;
 mod rack;
@@ -11,7 +11,7 @@ use rack::{Fault, Rack, is_active};
 use serde_json::Value;
 use tokio::process::Command;
 
-/// Result of a replay.
+/// Exit code, JSON report and stderr of a replay.
 #[derive(Debug)]
 struct ReplayOutput {
     code: i32,
@@ -19,7 +19,7 @@ struct ReplayOutput {
     stderr: String,
 }
 
-/// Replays rows of `vm_id,arrive_s,depart_s,cores,mem_gb` on a rack.
+/// Replays a trace on a rack. The rows have the columns `vm_id,arrive_s,depart_s,cores,mem_gb`.
 async fn replay(rack: &Rack, rows: &str, options: &[&str]) -> ReplayOutput {
     let folder = tempfile::tempdir().unwrap();
     let trace = folder.path().join("trace.csv");
@@ -45,21 +45,21 @@ impl ReplayOutput {
         number.unwrap_or_else(|| panic!("no number {pointer} in {self:?}"))
     }
 
-    /// Requested, placed, rejected, lost.
+    /// Returns the numbers of requested, placed, rejected and lost VMs.
     fn vms(&self) -> [i64; 4] {
         ["/vms/requested", "/vms/placed", "/vms/rejected", "/vms/lost"].map(|number| self.number(number))
     }
 }
 
-/// Two hosts of 4 cores and 4 GiB, four slices.
+/// Returns a rack of two hosts, each with 4 cores and 4 GiB, and four slices.
 fn small_rack() -> Rack {
     Rack::new(4, 4, 4)
 }
 
 #[tokio::test]
-async fn trace_is_placed_like_by_best_fit_scheduler() {
-    // a and b fill one host, c fills the other with two slices, d finds no cores, e arrives after
-    // the departure of a and b.
+async fn vms_are_placed_by_best_fit() {
+    // VMs a and b fill one host, c fills the other host with two slices, and d is rejected because
+    // no cores are free. VM e is placed after the departure of a and b.
     let rows = "a,0,10,2,2\nb,0,10,2,2\nc,1,,4,6\nd,2,20,1,1\ne,10,,4,6\n";
     let output = replay(&small_rack(), rows, &["--settle", "0"]).await;
     assert_eq!((output.code, output.vms()), (0, [5, 4, 1, 0]), "{output:?}");
@@ -70,7 +70,7 @@ async fn trace_is_placed_like_by_best_fit_scheduler() {
 }
 
 #[tokio::test]
-async fn unchecked_audit_values_are_null_with_printed_reason() {
+async fn audit_values_without_a_check_are_null_with_a_reason() {
     let output = replay(&small_rack(), "a,0,10,2,6\n", &[]).await;
     assert!(output.report.pointer("/audit/double_owned").unwrap().is_null());
     assert!(output.report.pointer("/audit/granted_dirty").unwrap().is_null());
@@ -90,24 +90,24 @@ async fn replay_releases_all_vms_at_the_end() {
 
 #[tokio::test]
 async fn slices_granted_to_another_host_count_as_moved() {
-    // x fills one host while v fills the other and all slices; then y fills the host of v, and w
-    // gets the slices on the host of x.
+    // VM v fills one host and uses all slices, x fills the other host. After the departure of v, y
+    // fills the host of v. After the departure of x, w gets all slices on the host of x.
     let rows = "v,0,10,4,8\nx,0,20,4,4\ny,11,,4,4\nw,21,,4,8\n";
     let output = replay(&small_rack(), rows, &[]).await;
     assert_eq!((output.vms(), output.number("/slices/moved_between_hosts")), ([4, 4, 0, 0], 4), "{output:?}");
 }
 
 #[tokio::test]
-async fn vm_waits_for_draining_slices_only_if_permitted() {
+async fn vm_waits_for_draining_slices_unless_settle_time_is_zero() {
     let rows = "a,0,10,4,8\nb,11,,4,8\n";
-    let waiting = replay(&small_rack(), rows, &[]).await;
-    assert_eq!(waiting.vms(), [2, 2, 0, 0], "{waiting:?}");
-    let impatient = replay(&small_rack(), rows, &["--settle", "0"]).await;
-    assert_eq!(impatient.vms(), [2, 1, 1, 0], "{impatient:?}");
+    let with_wait = replay(&small_rack(), rows, &[]).await;
+    assert_eq!(with_wait.vms(), [2, 2, 0, 0], "{with_wait:?}");
+    let without_wait = replay(&small_rack(), rows, &["--settle", "0"]).await;
+    assert_eq!(without_wait.vms(), [2, 1, 1, 0], "{without_wait:?}");
 }
 
 #[tokio::test]
-async fn calls_to_restarted_manager_are_retried_exactly_once() {
+async fn calls_interrupted_by_a_restart_are_executed_once() {
     let rows: String = (0..40).map(|n| format!("v{n},{n},{},1,2\n", n + 6)).collect();
     let uninterrupted = replay(&small_rack(), &rows, &[]).await;
     for after in [1, 7, 20, 33] {
@@ -116,11 +116,11 @@ async fn calls_to_restarted_manager_are_retried_exactly_once() {
         assert_eq!(
             (output.code, output.vms()),
             (0, uninterrupted.vms()),
-            "away after {after} calls: {output:?}"
+            "unavailable after {after} calls: {output:?}"
         );
         assert_eq!(output.number("/audit/acknowledged_lost"), 0, "{output:?}");
-        assert_eq!(rack.state().fault, Fault::None, "the manager was never unavailable");
-        assert_eq!(rack.state().reservations.len(), 40, "every reservation is made once");
+        assert_eq!(rack.state().fault, Fault::None, "the fault was not injected");
+        assert_eq!(rack.state().reservations.len(), 40, "each of the 40 VMs is reserved once");
     }
 }
 
@@ -134,7 +134,7 @@ async fn reservation_lost_by_restart_is_reported_as_lost() {
 }
 
 #[tokio::test]
-async fn rejecting_host_is_skipped_for_next_best() {
+async fn vm_rejected_by_best_host_is_placed_on_next_best() {
     let rack = small_rack().with_fault(Fault::HostRejects, 0);
     let output = replay(&rack, "a,0,,2,2\nb,0,,2,2\nc,0,,1,1\n", &[]).await;
     assert_eq!(output.vms(), [3, 2, 1, 0], "{output:?}");
@@ -150,7 +150,7 @@ async fn malformed_row_prevents_replay_unless_lenient() {
     assert!(rack.state().reservations.is_empty());
     let lenient = replay(&rack, rows, &["--lenient"]).await;
     assert_eq!((lenient.code, lenient.vms()), (0, [2, 2, 0, 0]), "{lenient:?}");
-    assert!(lenient.stderr.contains("1 malformed rows skipped; the first: line 3"), "{lenient:?}");
+    assert!(lenient.stderr.contains("1 malformed rows skipped; first: line 3"), "{lenient:?}");
 }
 
 #[tokio::test]
@@ -188,17 +188,17 @@ async fn manager_address_is_read_from_rack_toml() {
     assert!(String::from_utf8(output.stdout).unwrap().contains("VMS PLACED:"));
 }
 
-/// Replays rows on a rack whose agent and EMC are on this machine.
+/// Replays a trace on a rack whose agent and EMC are on this machine, so that slices are checked.
 async fn replay_on_this_machine(rows: &str, fault: agent::Fault) -> ReplayOutput {
     let folder = tempfile::tempdir().unwrap();
     let (emc, socket) = (folder.path().join("emc"), folder.path().join("socket"));
     fs::create_dir(&emc).unwrap();
     let rack = small_rack().on_this_machine(&emc, &socket);
     agent::serve(&socket, &emc, rack.clone(), fault);
-    // This process runs the manager of the EMC.
+    // The process that has this file open counts as the manager of the EMC.
     let _lock = fs::File::create(emc.join("lock")).unwrap();
     let output = replay(&rack, rows, &[]).await;
-    assert!(!is_mapped_by_a_process(&emc), "a stand-in outlived its replay");
+    assert!(!is_mapped_by_a_process(&emc), "a stand-in still runs after the replay");
     output
 }
 
@@ -212,7 +212,7 @@ fn is_mapped_by_a_process(emc: &Path) -> bool {
 }
 
 #[tokio::test]
-async fn new_owner_reads_slices_before_use() {
+async fn stand_ins_read_all_slices_before_use() {
     let output = replay_on_this_machine("a,0,10,4,8\nb,0,,2,4\n", agent::Fault::None).await;
     assert_eq!((output.code, output.vms()), (0, [2, 2, 0, 0]), "{output:?}");
     assert_eq!(output.number("/audit/slices_read"), 4);
@@ -226,14 +226,14 @@ async fn unscrubbed_slice_is_reported_as_granted_dirty() {
 }
 
 #[tokio::test]
-async fn reachable_ended_grant_is_reported_as_double_owned() {
+async fn access_through_superseded_grant_is_reported_as_double_owned() {
     let output = replay_on_this_machine("a,0,,4,6\n", agent::Fault::Stale).await;
     assert_eq!((output.code, output.number("/audit/double_owned")), (1, 2), "{output:?}");
 }
 
 #[tokio::test]
-async fn vm_with_refused_memory_is_rejected_with_reason() {
-    let output = replay_on_this_machine("a,0,,4,6\n", agent::Fault::Refuses).await;
+async fn vm_rejected_by_agent_counts_as_rejected_with_a_reason() {
+    let output = replay_on_this_machine("a,0,,4,6\n", agent::Fault::Rejects).await;
     assert_eq!(output.vms(), [1, 0, 1, 0], "{output:?}");
     assert!(output.stderr.contains("not yet (VM_NOT_READY)"), "{output:?}");
 }

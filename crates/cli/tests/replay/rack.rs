@@ -1,5 +1,5 @@
-//! Model of a rack: it counts cores, memory and slices like a pool manager, and injects faults.
-//! Draining slices become free when their number is requested.
+//! Fake manager of a rack. It counts cores, memory and slices, and injects faults. Draining slices
+//! become free when a client requests their number.
 
 use std::{
     collections::BTreeMap,
@@ -22,16 +22,16 @@ use tonic::{Request, Response, Status, transport::Server};
 type RpcResult<T> = Result<Response<T>, Status>;
 type RpcStream<T> = std::pin::Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-/// Fault of the rack.
+/// Fault of the fake manager.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Fault {
     #[default]
     None,
-    /// Disconnects in the middle: performs requests without replying, and ends its streams.
+    /// Restarts once: executes a request without a reply, and ends its streams.
     Unavailable,
-    /// The same, and the restart loses the first reservation.
+    /// Restarts once like [`Self::Unavailable`], and loses the first reservation.
     LosesReservation,
-    /// Rejects everything on host a, in spite of its reported capacity.
+    /// Rejects all reservations on host a, although it reports free capacity there.
     HostRejects,
 }
 
@@ -48,20 +48,21 @@ pub struct Slot {
     draining: bool,
 }
 
-/// State of the model.
+/// State of the fake manager.
 #[derive(Debug, Default)]
 pub struct State {
     pub hosts: BTreeMap<String, Host>,
     pub slots: Vec<Slot>,
     pub reservations: BTreeMap<String, v1::Reservation>,
     pub requests: BTreeMap<String, String>,
-    /// Socket of the agent, and folder of the EMC.
+    /// Path of the agent's socket; empty if the agent is not on this machine.
     pub socket: String,
+    /// Directory of the EMC.
     pub emc: String,
     pub fault: Fault,
-    /// Calls until the fault occurs.
+    /// Number of calls until the fault occurs.
     countdown: u32,
-    /// Number of queries of the draining slices.
+    /// Number of requests in which a client read the number of draining slices.
     pub draining_queries: u32,
 }
 
@@ -72,7 +73,7 @@ pub struct Rack {
 }
 
 impl Rack {
-    /// Creates hosts a and b of this size on one EMC.
+    /// Creates a rack with two hosts of this size, a and b, and one EMC.
     pub fn new(cores: u32, local_gib: u64, slices: usize) -> Self {
         let host = Host { cores, local_gib };
         let state = State {
@@ -104,7 +105,7 @@ impl Rack {
         self.changed.send_modify(|n| *n += 1);
     }
 
-    /// Serves on loopback until the test's runtime ends. Returns the endpoint.
+    /// Serves on a loopback address until the runtime of the test ends, and returns the endpoint.
     pub async fn serve(&self) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -115,7 +116,7 @@ impl Rack {
         format!("http://{address}")
     }
 
-    /// Returns the error of the single outage, which begins after `countdown` calls.
+    /// Injects a restart after `countdown` calls: returns an error instead of the reply, once.
     fn maybe_lose_reply(&self) -> Result<(), Status> {
         let mut state = self.state();
         if !matches!(state.fault, Fault::Unavailable | Fault::LosesReservation) {
@@ -176,7 +177,7 @@ impl State {
         }
         assert!(
             !self.reservations.values().any(|other| other.vm == r.vm && is_active(other)),
-            "twice: {}",
+            "VM {} is reserved twice",
             r.vm
         );
         let (host, (cores, local)) = (&self.hosts[&r.host], self.used(&r.host));
@@ -184,7 +185,7 @@ impl State {
         let slices = usize::try_from(r.pool_bytes >> 30).unwrap();
         let fits = cores + r.cores <= host.cores && local + r.local_bytes <= host.local_gib << 30;
         if !fits || free.len() < slices || (self.fault == Fault::HostRejects && r.host == "a") {
-            return Err(Status::resource_exhausted("no room"));
+            return Err(Status::resource_exhausted("not enough capacity"));
         }
         let id = format!("r-{}", self.requests.len() + 1);
         for slice in &free[..slices] {
@@ -255,7 +256,7 @@ impl Scheduler for Rack {
     type WatchMigrationsStream = RpcStream<v1::Migration>;
 
     async fn plan_vm(&self, _: Request<v1::PlanVmRequest>) -> RpcResult<v1::PlanVmResponse> {
-        Err(Status::unimplemented("not in this model"))
+        Err(Status::unimplemented("not implemented by the fake manager"))
     }
 
     async fn reserve(&self, r: Request<v1::ReserveRequest>) -> RpcResult<v1::Reservation> {
@@ -287,7 +288,7 @@ impl Scheduler for Rack {
         &self,
         _: Request<v1::WatchCapacityRequest>,
     ) -> RpcResult<RpcStream<v1::Capacity>> {
-        // A stream opened before the outage ends with it.
+        // A restart ends all streams that were opened before.
         let (rack, from) = (self.clone(), *self.changed.borrow());
         let snapshots = WatchStream::new(self.changed.subscribe()).map(move |n| {
             let is_unavailable = n >= u64::MAX / 2 && from < u64::MAX / 2;
@@ -300,15 +301,15 @@ impl Scheduler for Rack {
         &self,
         _: Request<v1::WatchMigrationsRequest>,
     ) -> RpcResult<RpcStream<v1::Migration>> {
-        Err(Status::unimplemented("not in this model"))
+        Err(Status::unimplemented("not implemented by the fake manager"))
     }
 
     async fn resolve_migration(&self, _: Request<v1::ResolveMigrationRequest>) -> RpcResult<v1::Migration> {
-        Err(Status::unimplemented("not in this model"))
+        Err(Status::unimplemented("not implemented by the fake manager"))
     }
 
     async fn set_weights(&self, _: Request<v1::SetWeightsRequest>) -> RpcResult<v1::SetWeightsResponse> {
-        Err(Status::unimplemented("not in this model"))
+        Err(Status::unimplemented("not implemented by the fake manager"))
     }
 }
 
@@ -318,11 +319,11 @@ impl Admin for Rack {
     type BackupStream = RpcStream<v1::BackupChunk>;
 
     async fn backup(&self, _: Request<v1::BackupRequest>) -> RpcResult<Self::BackupStream> {
-        Err(Status::unimplemented("not in this model"))
+        Err(Status::unimplemented("not implemented by the fake manager"))
     }
 
     async fn get_rack(&self, _: Request<v1::GetRackRequest>) -> RpcResult<v1::Rack> {
-        Err(Status::unimplemented("not in this model"))
+        Err(Status::unimplemented("not implemented by the fake manager"))
     }
 
     async fn list_hosts(&self, _: Request<v1::ListHostsRequest>) -> RpcResult<v1::ListHostsResponse> {
@@ -338,7 +339,7 @@ impl Admin for Rack {
     }
 
     async fn get_host(&self, _: Request<v1::GetHostRequest>) -> RpcResult<v1::Host> {
-        Err(Status::unimplemented("not in this model"))
+        Err(Status::unimplemented("not implemented by the fake manager"))
     }
 
     async fn list_emcs(&self, _: Request<v1::ListEmcsRequest>) -> RpcResult<v1::ListEmcsResponse> {
@@ -362,7 +363,7 @@ impl Admin for Rack {
     }
 
     async fn get_emc(&self, _: Request<v1::GetEmcRequest>) -> RpcResult<v1::Emc> {
-        Err(Status::unimplemented("not in this model"))
+        Err(Status::unimplemented("not implemented by the fake manager"))
     }
 
     async fn list_slices(&self, _: Request<v1::ListSlicesRequest>) -> RpcResult<v1::ListSlicesResponse> {
@@ -372,7 +373,7 @@ impl Admin for Rack {
     }
 
     async fn get_slice(&self, _: Request<v1::GetSliceRequest>) -> RpcResult<v1::Slice> {
-        Err(Status::unimplemented("not in this model"))
+        Err(Status::unimplemented("not implemented by the fake manager"))
     }
 
     async fn list_reservations(
@@ -385,41 +386,41 @@ impl Admin for Rack {
     }
 
     async fn get_reservation(&self, _: Request<v1::GetReservationRequest>) -> RpcResult<v1::Reservation> {
-        Err(Status::unimplemented("not in this model"))
+        Err(Status::unimplemented("not implemented by the fake manager"))
     }
 
     async fn get_shares(&self, _: Request<v1::GetSharesRequest>) -> RpcResult<v1::Shares> {
-        Err(Status::unimplemented("not in this model"))
+        Err(Status::unimplemented("not implemented by the fake manager"))
     }
 
     async fn cordon(&self, _: Request<v1::TargetRequest>) -> RpcResult<v1::TargetResponse> {
-        Err(Status::unimplemented("not in this model"))
+        Err(Status::unimplemented("not implemented by the fake manager"))
     }
 
     async fn uncordon(&self, _: Request<v1::TargetRequest>) -> RpcResult<v1::TargetResponse> {
-        Err(Status::unimplemented("not in this model"))
+        Err(Status::unimplemented("not implemented by the fake manager"))
     }
 
     async fn drain(&self, _: Request<v1::TargetRequest>) -> RpcResult<v1::TargetResponse> {
-        Err(Status::unimplemented("not in this model"))
+        Err(Status::unimplemented("not implemented by the fake manager"))
     }
 
     async fn fence(&self, _: Request<v1::FenceRequest>) -> RpcResult<v1::TargetResponse> {
-        Err(Status::unimplemented("not in this model"))
+        Err(Status::unimplemented("not implemented by the fake manager"))
     }
 
     async fn list_migrations(
         &self,
         _: Request<v1::ListMigrationsRequest>,
     ) -> RpcResult<v1::ListMigrationsResponse> {
-        Err(Status::unimplemented("not in this model"))
+        Err(Status::unimplemented("not implemented by the fake manager"))
     }
 
     async fn watch(&self, _: Request<v1::WatchRequest>) -> RpcResult<RpcStream<v1::Event>> {
-        Err(Status::unimplemented("not in this model"))
+        Err(Status::unimplemented("not implemented by the fake manager"))
     }
 
     async fn explain(&self, _: Request<v1::ExplainRequest>) -> RpcResult<v1::ExplainResponse> {
-        Err(Status::unimplemented("not in this model"))
+        Err(Status::unimplemented("not implemented by the fake manager"))
     }
 }

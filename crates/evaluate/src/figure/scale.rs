@@ -1,33 +1,34 @@
-//! Scales of axes: positions of values, range and labels.
+//! Scales of axes: conversion of values to positions, range of an axis, and labels.
 
 /// Scale of an axis.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Scale {
-    /// Fractions, shown in percent.
+    /// Linear scale of fractions, labelled in percent.
     Percent,
-    /// Numbers.
+    /// Linear scale of numbers.
     Number,
-    /// Positive numbers on a logarithmic scale.
+    /// Logarithmic scale of positive numbers, labelled with powers of ten.
     Powers,
-    /// Names, by their index.
+    /// Scale of names. The value of a name is its index.
     Names(Vec<String>),
 }
 
-/// Range of an axis, in positions.
+/// Range of an axis, as positions.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Span {
     pub from: f64,
     pub to: f64,
 }
 
-/// Number of names that fit side by side.
-const NAMES_SIDE_BY_SIDE: usize = 4;
-const LABELS: usize = 11;
-/// Length of vertical names, in line heights.
-const UPRIGHT_PX: u32 = 142;
+/// Maximum number of names that fit side by side, written horizontally.
+const HORIZONTAL_NAMES_MAX: usize = 4;
+/// Maximum number of labels of a linear axis.
+const LABELS_MAX: usize = 11;
+/// Additional space below the axis for vertical names, in pixels.
+const VERTICAL_NAME_PX: u32 = 142;
 
 impl Scale {
-    /// Returns the position of a value.
+    /// Converts a value to its position on the axis.
     pub(super) fn place(&self, value: f64) -> f64 {
         match self {
             Self::Percent => 100.0 * value,
@@ -36,7 +37,7 @@ impl Scale {
         }
     }
 
-    /// Returns an axis that contains all values.
+    /// Returns the range of an axis that contains all values.
     pub(super) fn span(&self, values: impl Iterator<Item = f64>) -> Span {
         let places = values.map(|value| self.place(value));
         let (low, high) = places
@@ -55,7 +56,7 @@ impl Scale {
         }
     }
 
-    /// Returns the label of a position.
+    /// Returns the label at a position; empty if the position has no label.
     pub(super) fn label(&self, place: f64) -> String {
         match self {
             Self::Percent | Self::Number => format!("{}", (place * 100.0).round() / 100.0),
@@ -64,28 +65,28 @@ impl Scale {
         }
     }
 
-    /// Returns the maximum number of labels.
+    /// Returns the maximum number of labels of an axis with this range.
     pub(super) fn labels(&self, span: Span) -> usize {
         match self {
-            Self::Percent | Self::Number => LABELS,
+            Self::Percent | Self::Number => LABELS_MAX,
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "powers of ten")]
             Self::Powers => (span.to - span.from) as usize + 1,
             Self::Names(_) => 0,
         }
     }
 
-    /// Returns the additional space of labels compared with numbers.
+    /// Returns the space that labels need in addition to the space for numbers, in pixels.
     pub(super) fn extra_label_px(&self) -> u32 {
-        if self.names_are_upright() { UPRIGHT_PX } else { 0 }
+        if self.names_are_vertical() { VERTICAL_NAME_PX } else { 0 }
     }
 
-    /// Returns whether the names do not fit side by side.
-    pub(super) fn names_are_upright(&self) -> bool {
-        matches!(self, Self::Names(names) if names.len() > NAMES_SIDE_BY_SIDE)
+    /// Returns whether the names are written vertically, because they do not fit side by side.
+    pub(super) fn names_are_vertical(&self) -> bool {
+        matches!(self, Self::Names(names) if names.len() > HORIZONTAL_NAMES_MAX)
     }
 }
 
-/// Returns this power of ten.
+/// Formats a power of ten as a decimal number, such as 0.01 for the exponent -2.
 fn power(exponent: f64) -> String {
     let digits = exponent.abs();
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "digits of a number")]
@@ -97,7 +98,7 @@ fn power(exponent: f64) -> String {
     }
 }
 
-/// Returns the next round number (1, 2 or 5 times a power of ten), so that an axis ends with a
+/// Rounds a value up to a multiple of 1, 2 or 5 times a power of ten, so that an axis ends with a
 /// label.
 fn round_up(value: f64) -> f64 {
     let value = value.max(0.1);
@@ -117,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn axis_starts_at_zero_or_below_and_ends_with_round_number() {
+    fn linear_axis_starts_at_zero_or_below_and_ends_at_round_number() {
         assert_eq!(ends(&Scale::Percent, &[0.031, 0.42]), (0.0, 50.0));
         assert_eq!(ends(&Scale::Percent, &[-0.03, 0.018]), (-3.0, 2.0));
         assert_eq!(ends(&Scale::Number, &[1.0, 40.0]), (0.0, 40.0));
@@ -126,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn powers_of_ten_are_labelled_without_values_between() {
+    fn logarithmic_axis_has_labels_only_at_powers_of_ten() {
         let span = Scale::Powers.span([0.3, 1536.0].into_iter());
         assert_eq!((span.from, span.to, Scale::Powers.labels(span)), (-1.0, 4.0, 6));
         let labels = [-2.0, -1.0, 0.0, 0.5, 4.0].map(|place| Scale::Powers.label(place));
@@ -135,10 +136,10 @@ mod tests {
     }
 
     #[test]
-    fn names_are_centred_and_vertical_when_many() {
+    fn axis_of_names_is_vertical_above_four_names() {
         let names = |count: usize| Scale::Names(vec!["a".to_owned(); count]);
         assert_eq!(ends(&names(3), &[7.0]), (-0.5, 2.5));
-        assert!(!names(4).names_are_upright() && names(5).names_are_upright());
+        assert!(!names(4).names_are_vertical() && names(5).names_are_vertical());
         assert_eq!((names(4).extra_label_px(), Scale::Percent.extra_label_px()), (0, 0));
     }
 }

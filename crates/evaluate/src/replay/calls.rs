@@ -1,5 +1,6 @@
-//! Calls of a replay, retried while the manager may be away, with the same request id, so that each
-//! is performed once. Every reply is recorded in the journal before it is used.
+//! Calls of a replay to the manager. A call is retried while the manager is unavailable, with the
+//! same request ID, so that the manager executes it once. Every reply is recorded in the journal
+//! before it is used.
 
 use std::time::Instant;
 
@@ -17,10 +18,11 @@ use units::{
 
 use super::{Rack, journal::Action};
 
-/// Client name of a replay.
+/// Client name that a replay sends in its reservations.
 const CLIENT: &str = "replay";
 
-/// Retries a call while the manager is away.
+/// Performs a call, and retries it with increasing delays while the manager is unavailable, for at
+/// most [`REPLAY_UNAVAILABLE_MAX`].
 pub(super) async fn retry_while_unavailable<T, F>(call: impl Fn() -> F) -> Result<T, Failure>
 where
     F: Future<Output = Result<T, Failure>>,
@@ -35,17 +37,17 @@ where
                 tokio::time::sleep(pause).await;
                 pause = REPLAY_BACKOFF_MAX.as_duration().min(2 * pause);
             }
-            other => return other,
+            result => return result,
         }
     }
 }
 
-/// Returns whether a failure means that the manager is away, or that its reply was lost.
+/// Returns whether a failure means that the manager is unavailable or its reply was lost.
 fn is_unavailable(failure: &Failure) -> bool {
     failure.exit() == Exit::Unavailable || matches!(failure, Failure::TimedOut { .. })
 }
 
-/// Returns whether a failure is a rejection of this VM on this host, which another host may accept.
+/// Returns whether a failure is a rejection of a VM by a host. Another host may accept the VM.
 pub(super) fn is_rejection(failure: &Failure) -> bool {
     let Failure::Rejected(status) = failure else { return false };
     matches!(
@@ -59,8 +61,8 @@ fn by_id(reservation: &v1::Reservation) -> Option<v1::ReservationRef> {
 }
 
 impl Rack {
-    /// Reserves memory for a VM on a host. The time of the successful call is reported as
-    /// `reserve_ms`.
+    /// Reserves memory for a VM on a host. The duration of the successful call is recorded for
+    /// `reserve_ms` in the report.
     pub(super) async fn reserve(
         &self,
         vm: &str,
@@ -75,7 +77,7 @@ impl Rack {
             local_bytes: placement.local.get(),
             cores: placement.cores,
             client: CLIENT.to_owned(),
-            // The stand-in processes of VMs run as the user of this process.
+            // Stand-in processes run as the user of this process, and must be allowed to attach.
             uid: Some(rustix::process::geteuid().as_raw()),
             ..Default::default()
         };
@@ -90,7 +92,7 @@ impl Rack {
         Ok(reservation)
     }
 
-    /// Waits until all slices are online.
+    /// Waits until all slices of a reservation are online.
     pub(super) async fn wait_ready(&self, reservation: &v1::Reservation) -> Result<(), Failure> {
         let timeout_ms = REPLAY_READY_TIMEOUT.as_ms();
         let request = v1::WaitReadyRequest { target: by_id(reservation), timeout_ms };
@@ -102,7 +104,7 @@ impl Rack {
         self.journal().confirmed(Action::Ready, &ready)
     }
 
-    /// Commits a VM.
+    /// Commits the reservation of a VM.
     pub(super) async fn commit(&self, reservation: &v1::Reservation) -> Result<(), Failure> {
         let request = v1::CommitRequest { target: by_id(reservation) };
         let call = || async { self.manager.call(self.manager.scheduler().commit(request.clone())).await };
@@ -110,7 +112,8 @@ impl Rack {
         self.journal().confirmed(Action::Commit, &committed)
     }
 
-    /// Releases a VM. A VM unknown to the manager counts as released.
+    /// Releases the reservation of a VM. A reservation that the manager does not find counts as
+    /// released.
     pub(super) async fn release(&self, reservation: &v1::Reservation) -> Result<(), Failure> {
         self.journal().releasing(reservation);
         let request = v1::ReleaseRequest { target: by_id(reservation), ..Default::default() };

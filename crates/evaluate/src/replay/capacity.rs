@@ -1,7 +1,7 @@
-//! Free capacity as seen by a replay. It counts cores and local memory itself, so that VMs are
-//! placed independent of delays of the manager's snapshots; free slices are those of the latest
-//! snapshot minus later requests. It may be slightly wrong during calls; rejections by the manager
-//! correct it.
+//! Free capacity of the rack as computed by a replay. Cores and local memory are counted by the
+//! replay, so that placements do not depend on the delay of the manager's snapshots. Free slices
+//! are the free slices of the latest snapshot minus the slices of later requests. During calls the
+//! computed capacity may be slightly wrong. The manager rejects a placement that does not fit.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,11 +10,11 @@ use proto::v1;
 use sim::packing::{self, Capacity, HostCapacity, Placement, VmShape};
 use units::{Bytes, Name};
 
-/// Free capacity, and the part used by this replay.
+/// Free capacity of the rack, and the placements of this replay.
 #[derive(Debug, Default)]
 pub(super) struct FreeCapacity {
     snapshot: Capacity,
-    /// Cores and local memory of each host without VMs of this replay.
+    /// Free cores and local memory of each host before the VMs of this replay are subtracted.
     total: BTreeMap<Name, (u32, Bytes)>,
     now: Capacity,
     placements: BTreeMap<u64, PlacementState>,
@@ -27,16 +27,18 @@ struct PlacementState {
     slices: SnapshotState,
 }
 
-/// Whether the manager's snapshot contains a VM's slices.
+/// Whether the latest snapshot of the manager already excludes the slices of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SnapshotState {
+    /// The manager has not replied yet, so the slices may still be free in snapshots.
     Missing,
-    /// The manager has replied: its next snapshot contains it.
+    /// The manager has accepted the VM, so the next snapshot excludes the slices.
     InNext,
+    /// The latest snapshot excludes the slices.
     Contained,
 }
 
-/// Placement of one VM.
+/// Placement of one VM, as returned by [`FreeCapacity::place`].
 #[derive(Clone, Debug)]
 pub(super) struct PlacedVm {
     pub(super) placement: Placement,
@@ -49,7 +51,7 @@ impl FreeCapacity {
         &self.now
     }
 
-    /// Applies a newer snapshot.
+    /// Applies a newer snapshot of the manager.
     pub(super) fn apply(&mut self, snapshot: Capacity) {
         for placement in
             self.placements.values_mut().filter(|placement| placement.slices == SnapshotState::InNext)
@@ -63,7 +65,8 @@ impl FreeCapacity {
         self.recompute();
     }
 
-    /// Applies a snapshot from a time without calls in progress, which is exact.
+    /// Applies a snapshot that was taken while no call was in progress. It is exact, so it also
+    /// determines free cores and local memory.
     pub(super) fn apply_exact(&mut self, snapshot: Capacity) {
         self.total = snapshot
             .hosts
@@ -91,7 +94,8 @@ impl FreeCapacity {
         }
     }
 
-    /// Returns the best placement of a VM, and reserves it.
+    /// Selects the best placement for a VM and subtracts it from the free capacity. Returns `None`
+    /// if the VM does not fit on any host outside `excluded`.
     pub(super) fn place(&mut self, shape: VmShape, excluded: &BTreeSet<Name>) -> Option<PlacedVm> {
         let placement = packing::place(shape, &self.now, excluded)?;
         self.now.take(&placement);
@@ -102,20 +106,20 @@ impl FreeCapacity {
         Some(PlacedVm { placement, number })
     }
 
-    /// Records that the manager accepted the placement.
+    /// Records that the manager accepted a placement.
     pub(super) fn accepted(&mut self, vm: &PlacedVm) {
         if let Some(placement) = self.placements.get_mut(&vm.number) {
             placement.slices = SnapshotState::InNext;
         }
     }
 
-    /// Drops a placement that ended or was rejected.
+    /// Frees the capacity of a placement whose VM ended or was rejected.
     pub(super) fn removed(&mut self, vm: &PlacedVm) {
         self.placements.remove(&vm.number);
         self.recompute();
     }
 
-    /// Returns whether a VM would fit if these slices were free, too.
+    /// Returns whether a VM would fit if the draining slices, counted per EMC, were free.
     pub(super) fn would_fit(&self, shape: VmShape, draining: &BTreeMap<Name, u32>) -> bool {
         let mut later = self.now.clone();
         for (emc, slices) in draining {
@@ -125,7 +129,10 @@ impl FreeCapacity {
     }
 }
 
-/// Converts the manager's snapshot for the scheduler.
+/// Converts a snapshot of the manager to the capacity type of the packing algorithm.
+///
+/// # Errors
+/// [`Failure::Protocol`] if a name is invalid.
 pub(super) fn from_snapshot(snapshot: v1::Capacity) -> Result<Capacity, Failure> {
     let hosts = snapshot.hosts.into_iter().map(host_capacity).collect::<Result<_, _>>()?;
     let slices = snapshot.emcs.into_iter().map(|emc| Ok((parse_name(emc.emc)?, emc.free_slices)));
@@ -134,10 +141,10 @@ pub(super) fn from_snapshot(snapshot: v1::Capacity) -> Result<Capacity, Failure>
 
 fn host_capacity(host: v1::HostCapacity) -> Result<(Name, HostCapacity), Failure> {
     let emcs = host.emcs.into_iter().map(|emc| parse_name(emc.emc)).collect::<Result<_, _>>()?;
-    let (open, cores) = (host.schedulable, host.free_cores);
+    let (is_schedulable, cores) = (host.schedulable, host.free_cores);
     Ok((
         parse_name(host.host)?,
-        HostCapacity { is_schedulable: open, cores, local: Bytes::new(host.free_local_bytes), emcs },
+        HostCapacity { is_schedulable, cores, local: Bytes::new(host.free_local_bytes), emcs },
     ))
 }
 
@@ -161,7 +168,7 @@ mod tests {
         from_snapshot(v1::Capacity { revision: 1, hosts: vec![host], emcs: vec![emc] }).unwrap()
     }
 
-    const NEED: VmShape = VmShape { cores: 2, memory: Bytes::gib(2) };
+    const SHAPE: VmShape = VmShape { cores: 2, memory: Bytes::gib(2) };
 
     fn free(cores: u32) -> FreeCapacity {
         let mut free = FreeCapacity::default();
@@ -170,21 +177,21 @@ mod tests {
     }
 
     #[test]
-    fn requested_capacity_is_not_offered_again() {
+    fn requested_capacity_is_not_used_for_another_vm() {
         let mut free = free(4);
-        let first = free.place(NEED, &BTreeSet::new()).unwrap();
+        let first = free.place(SHAPE, &BTreeSet::new()).unwrap();
         assert_eq!((first.placement.local, first.placement.slices), (Bytes::gib(1), 1));
-        assert_eq!(free.place(NEED, &BTreeSet::new()).unwrap().placement.slices, 2);
-        assert!(free.place(NEED, &BTreeSet::new()).is_none(), "no cores are left");
+        assert_eq!(free.place(SHAPE, &BTreeSet::new()).unwrap().placement.slices, 2);
+        assert!(free.place(SHAPE, &BTreeSet::new()).is_none(), "no cores are left");
     }
 
     #[test]
     fn cores_are_counted_once_independent_of_snapshot_time() {
         for contained_in in 0..3 {
             let mut free = free(4);
-            let place = free.place(NEED, &BTreeSet::new()).unwrap();
-            // The snapshot that contains the VM may precede the reply, and the one before may
-            // follow it.
+            let place = free.place(SHAPE, &BTreeSet::new()).unwrap();
+            // A snapshot with the VM may arrive before the reply, and a snapshot without the VM may
+            // arrive after it. Neither may change the counted cores.
             free.apply(snapshot(if contained_in == 0 { 2 } else { 4 }));
             assert_eq!(free.now().hosts["a"].cores, 2);
             free.accepted(&place);
@@ -198,7 +205,7 @@ mod tests {
     #[test]
     fn exact_snapshot_shows_use_by_others() {
         let mut free = free(8);
-        let place = free.place(NEED, &BTreeSet::new()).unwrap();
+        let place = free.place(SHAPE, &BTreeSet::new()).unwrap();
         free.accepted(&place);
         free.apply_exact(snapshot(3));
         assert_eq!(free.now().hosts["a"].cores, 3);
@@ -209,26 +216,26 @@ mod tests {
     #[test]
     fn slices_stay_reserved_until_snapshot_after_reply() {
         let mut free = free(8);
-        let place = free.place(NEED, &BTreeSet::new()).unwrap();
+        let place = free.place(SHAPE, &BTreeSet::new()).unwrap();
         let slices = |free: &FreeCapacity| free.now().slices["e"];
         assert_eq!(slices(&free), 3);
         free.apply(snapshot(8));
         assert_eq!(slices(&free), 3);
         free.accepted(&place);
         free.apply(snapshot(8));
-        assert_eq!(slices(&free), 4, "the snapshot contains the VM");
+        assert_eq!(slices(&free), 4, "the snapshot already excludes the slices of the VM");
     }
 
     #[test]
-    fn rejected_placement_is_free_at_once() {
+    fn capacity_of_rejected_placement_is_free_at_once() {
         let mut free = free(2);
-        let place = free.place(NEED, &BTreeSet::new()).unwrap();
+        let place = free.place(SHAPE, &BTreeSet::new()).unwrap();
         free.removed(&place);
         assert_eq!(*free.now(), snapshot(2));
     }
 
     #[test]
-    fn waiting_for_slices_helps_only_without_other_shortage() {
+    fn draining_slices_help_only_if_nothing_else_is_short() {
         let free = free(4);
         let draining = BTreeMap::from([(Name::new("e").unwrap(), 4)]);
         let shape = |cores, gib| VmShape { cores, memory: Bytes::gib(gib) };

@@ -1,5 +1,6 @@
-//! Slices that reached a host unscrubbed: the host's agent reads each slice before it passes it to
-//! a VM, and the manager quarantines failures. Findings of VMs are reported by the stand-ins.
+//! Detection of slices that reached a host without being zeroed. The host's agent reads each slice
+//! before a VM gets it, and the manager quarantines slices that are not zero. Stand-in processes
+//! check their slices in addition.
 
 use std::collections::BTreeSet;
 
@@ -8,10 +9,10 @@ use proto::v1::{self, SliceState};
 
 use super::calls::retry_while_unavailable;
 
-/// Reason of such a quarantine.
+/// Part of the manager's reason for the quarantine of a slice that was not zeroed.
 const DIRTY_REASON: &str = "was not zeroed when its host received it";
 
-/// Returns slices quarantined for that reason.
+/// Returns the slices that are quarantined because they were not zeroed.
 pub(super) async fn quarantined(manager: &Connection) -> Result<BTreeSet<u32>, Failure> {
     let slices = retry_while_unavailable(|| lists::slices(manager, 0, u32::MAX)).await?;
     Ok(slices.into_iter().filter(is_dirty).map(|slice| slice.slice).collect())
@@ -26,7 +27,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_slices_quarantined_as_dirty_count() {
+    fn only_slices_quarantined_as_not_zero_are_dirty() {
         let slice = |state: SliceState, reason: &str| v1::Slice {
             state: state.into(),
             reason: Some(reason.into()),

@@ -1,5 +1,5 @@
-//! Inputs of a replay: the trace, plain, gzipped or generated, and the manager's address in
-//! rack.toml. `sim::trace` parses the rows.
+//! Inputs of a replay: a trace (plain, gzip-compressed or generated), and the manager's address in
+//! rack.toml. `sim::trace` parses the rows of a trace.
 
 use std::{
     fs,
@@ -20,14 +20,14 @@ use super::Args;
 /// Default number of generated VMs.
 const GENERATED_DEFAULT: usize = 2000;
 const COUNT_RULE: &str = "must be generated or generated:COUNT with a COUNT from 1 to 4194304";
-const _: () = assert!(TRACE_ROWS_MAX == 4_194_304, "limit matches the rule text");
+const _: () = assert!(TRACE_ROWS_MAX == 4_194_304, "the limit in COUNT_RULE must be TRACE_ROWS_MAX");
 
-/// Source of VMs.
+/// Source of the VMs of a replay.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// File.
+    /// Path of a trace file.
     File(PathBuf),
-    /// Number of VMs generated from the seed.
+    /// Number of VMs that are generated from the seed.
     Generated(usize),
 }
 
@@ -65,11 +65,11 @@ fn from_file(path: &Path, lenient: bool) -> Result<Vec<Arrival>, Failure> {
 
 fn print_skipped(trace: &Trace) -> Result<(), Failure> {
     let Some(first) = &trace.first_skipped else { return Ok(()) };
-    writeln!(io::stderr().lock(), "{} malformed rows skipped; the first: {first}", trace.skipped)
+    writeln!(io::stderr().lock(), "{} malformed rows skipped; first: {first}", trace.skipped)
         .map_err(Failure::Output)
 }
 
-/// Returns the options of a connection, with the endpoint of rack.toml by default.
+/// Returns the options of the connection. Without --endpoint, the endpoint is read from rack.toml.
 pub(super) fn endpoint(rack: Option<&Path>, global: &Global) -> Result<Global, Failure> {
     let listen = match rack {
         Some(path) if global.endpoint.is_none() => Some(listen(path)?),
@@ -78,24 +78,25 @@ pub(super) fn endpoint(rack: Option<&Path>, global: &Global) -> Result<Global, F
     Ok(Global { endpoint: global.endpoint.clone().or(listen), ..global.clone() })
 }
 
-/// Returns the address of a rack.toml's manager. The manager checks the rest of the file.
+/// Reads the manager's address from rack.toml and returns it as an endpoint. Other keys are not
+/// checked, because the manager checks them.
 fn listen(path: &Path) -> Result<String, Failure> {
     let failed = |errno| Failure::File { operation: "read", path: path.to_owned(), errno };
-    let invalid = |what: String| failed(io::Error::new(io::ErrorKind::InvalidData, what));
+    let invalid = |problem: String| failed(io::Error::new(io::ErrorKind::InvalidData, problem));
     let text = fs::read_to_string(path).map_err(failed)?;
     let rack: toml::Table = toml::from_str(&text).map_err(|error| invalid(error.to_string()))?;
     let listen = rack.get("manager").and_then(|manager| manager.get("listen")?.as_str());
     let listen = listen.ok_or_else(|| invalid("manager.listen: must be an address in quotes".to_owned()))?;
     Ok(match (listen.strip_prefix("unix:"), rack.contains_key("tls")) {
-        (Some(socket), _) => format!("unix:{}", beside(path, Path::new(socket)).display()),
+        (Some(socket), _) => format!("unix:{}", resolve(path, Path::new(socket)).display()),
         (None, true) => format!("https://{listen}"),
         (None, false) => format!("http://{listen}"),
     })
 }
 
-/// A relative path of rack.toml is relative to it.
-fn beside(rack: &Path, path: &Path) -> PathBuf {
-    rack.parent().map_or_else(|| path.to_owned(), |folder| folder.join(path))
+/// Resolves a path in rack.toml. A relative path is relative to the directory of rack.toml.
+fn resolve(rack: &Path, path: &Path) -> PathBuf {
+    rack.parent().map_or_else(|| path.to_owned(), |directory| directory.join(path))
 }
 
 #[cfg(test)]
@@ -121,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn generated_source_is_distinguished_from_file() {
+    fn source_generated_with_count_is_not_a_file() {
         assert_eq!("generated".parse(), Ok(Source::Generated(GENERATED_DEFAULT)));
         assert_eq!("generated:7".parse(), Ok(Source::Generated(7)));
         assert_eq!("generated.csv".parse(), Ok(Source::File("generated.csv".into())));
@@ -131,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn gzipped_trace_reads_like_plain_trace() {
+    fn compressed_trace_is_read_like_plain_trace() {
         let text = "vm_id,arrive_s,depart_s,cores,mem_gb\na,0,9,1,2\nb,1,,2,4\n";
         let folder = tempfile::tempdir().unwrap();
         let (plain, packed) = (folder.path().join("a.csv"), folder.path().join("b"));
@@ -144,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn torn_gzip_file_is_error_that_names_file() {
+    fn error_about_truncated_gzip_file_names_the_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("torn.gz");
         fs::write(&path, [0x1f, 0x8b, 8, 0]).unwrap();

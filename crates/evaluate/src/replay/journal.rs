@@ -1,5 +1,5 @@
-//! Journal of acknowledged requests: compared with the ledger, and written as lines. A reply is
-//! recorded before it is used.
+//! Journal of the requests that the manager acknowledged. A reply is recorded before it is used.
+//! The journal is compared with the manager's ledger, and can be written to a log file.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,7 +12,7 @@ use cli_runtime::Failure;
 use proto::v1;
 use serde::Serialize;
 
-/// Acknowledged fact.
+/// Kind of an acknowledged request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Action {
@@ -22,45 +22,45 @@ pub(super) enum Action {
     Release,
 }
 
-/// Reservation that was acknowledged and not yet released.
+/// Reservation that the manager acknowledged and whose release it has not acknowledged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct HeldReservation {
     pub(super) vm: String,
     pub(super) host: String,
     pub(super) slices: Vec<u32>,
-    /// Its slices were reported online.
+    /// Whether all slices of the reservation were reported online.
     pub(super) ready: bool,
-    /// Its commit was acknowledged.
+    /// Whether the commit was acknowledged.
     pub(super) committed: bool,
-    /// Its release was requested: it may exist or not.
+    /// Whether the release was requested. The reservation may then be absent from the ledger.
     pub(super) releasing: bool,
 }
 
-/// Acknowledged reservations.
+/// Reservations and releases that the manager acknowledged, by reservation ID.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Acknowledged {
     pub(super) held: BTreeMap<String, HeldReservation>,
     pub(super) released: BTreeSet<String>,
 }
 
-/// History of slices.
+/// Statistics about the owners of slices.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct SliceMovement {
     /// Number of times that a slice was reserved on another host than before.
     pub(super) moved: u64,
-    /// Maximum number of slices reserved at a time.
+    /// Largest number of slices that were reserved at the same time.
     pub(super) peak: u64,
 }
 
-/// Journal of one replay.
+/// Journal of the acknowledged requests of one replay.
 #[derive(Debug, Default)]
 pub(super) struct Journal {
     log: Option<(PathBuf, File)>,
     acknowledged: Acknowledged,
     movement: SliceMovement,
     last_host: BTreeMap<u32, String>,
-    /// Reservation that owns each slice. A fenced reservation may lose its slice to a later one
-    /// before its release.
+    /// Reservation that owns each slice. After a fence, a slice may have a new reservation before
+    /// the old reservation is released.
     in_use: BTreeMap<u32, String>,
 }
 
@@ -75,7 +75,7 @@ struct Line<'a> {
 }
 
 impl Journal {
-    /// Creates an empty journal, also written to the log file if there is one.
+    /// Creates an empty journal. If `log` is a path, every record is also written to that file.
     pub(super) fn open(log: Option<&Path>) -> Result<Self, Failure> {
         let open = |path: &Path| match File::create(path) {
             Ok(file) => Ok((path.to_owned(), file)),
@@ -112,7 +112,7 @@ impl Journal {
         self.write(Action::Reserve, reservation)
     }
 
-    /// Records that the memory is ready, or committed.
+    /// Records that a reservation is ready or committed.
     pub(super) fn confirmed(&mut self, action: Action, reservation: &v1::Reservation) -> Result<(), Failure> {
         if let Some(held) = self.acknowledged.held.get_mut(&reservation.reservation) {
             held.ready |= action == Action::Ready;
@@ -185,7 +185,7 @@ mod tests {
         journal.reserved(&next).unwrap();
         assert_eq!(journal.slice_movement().peak, 1);
         journal.released(&fenced).unwrap();
-        assert_eq!(journal.in_use.len(), 1, "the slice belongs to the next reservation");
+        assert_eq!(journal.in_use.len(), 1, "releasing the fenced VM does not free the slice of the next VM");
     }
 
     #[test]

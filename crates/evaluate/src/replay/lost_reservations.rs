@@ -1,6 +1,6 @@
-//! Acknowledged reservations that the ledger no longer has. The comparison runs during the replay,
-//! so it covers only reservations acknowledged before the ledger was read, and not released until
-//! after.
+//! Detection of acknowledged reservations that are missing in the ledger. The comparison runs
+//! during the replay. It therefore covers only reservations that were acknowledged before the
+//! ledger was read and were not released while it was read.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,19 +17,19 @@ use super::{
     journal::{Acknowledged, HeldReservation},
 };
 
-/// Reasons of the manager for the end of a VM without a release. Both prove that the ledger had the
-/// VM.
+/// Reasons of the manager for ending a reservation without a release. The ledger contained a
+/// reservation with such a reason, so the reservation was not lost.
 const END_REASONS: [&str; 2] = ["the VM's process has ended", "its host was fenced"];
 
-/// Contents of the ledger.
+/// Reservations and slices in the manager's ledger.
 #[derive(Debug, Default)]
 struct LedgerContents {
     reservations: BTreeMap<String, v1::Reservation>,
     slices: BTreeMap<u32, v1::Slice>,
 }
 
-/// Returns the reservations on which the ledger differs from its replies. The ledger is read in
-/// parts while it changes, so each difference is checked again, and counts unless that explains it.
+/// Returns the reservations for which the ledger contradicts the manager's replies. The ledger is
+/// read in parts while it changes, so a difference counts only if repeated comparisons confirm it.
 pub(super) async fn find(rack: Arc<Rack>) -> Result<BTreeSet<String>, Failure> {
     let before = rack.journal().acknowledged();
     let ledger = LedgerContents::read(&rack).await?;
@@ -68,8 +68,8 @@ fn find_missing(before: &Acknowledged, after: &Acknowledged, ledger: &LedgerCont
     lost.map(|(id, _)| id).chain(reappeared).cloned().collect()
 }
 
-/// Returns whether a missing reservation has ended by itself, or is present. A release since then
-/// explains nothing.
+/// Returns whether a later comparison shows that a reservation was not lost: it is present, or it
+/// ended without a release. A release after the first comparison does not show that.
 fn is_explained(id: &str, now: &Acknowledged, ledger: &LedgerContents) -> bool {
     let Some(reservation) = ledger.reservations.get(id) else { return false };
     let is_present =
@@ -85,8 +85,8 @@ fn is_active(reservation: &v1::Reservation) -> bool {
     reservation.state() != ReservationState::Released
 }
 
-/// Returns whether the ledger has an acknowledged reservation: with the same host and slices, which
-/// it owns.
+/// Returns whether the ledger contains an acknowledged reservation with the same host and VM, and
+/// the reservation owns the same slices.
 fn is_in_ledger(
     held: &HeldReservation,
     reservation: Option<&v1::Reservation>,
@@ -98,14 +98,16 @@ fn is_in_ledger(
         ReservationState::Committed => true,
         ReservationState::Assigned | ReservationState::Ready => !held.committed,
         ReservationState::Released => return is_same && ended_by_itself(ledger),
-        // Before it is ready, the scheduler gets an error and tries another host.
+        // A reservation may only break before it is ready: WaitReady then fails, and the replay
+        // tries another host.
         ReservationState::Broken => return is_same && !held.ready,
         ReservationState::Unspecified => false,
     };
     is_same && stage && held.slices.iter().all(|slice| slices.get(slice).is_some_and(|s| is_owned(s, held)))
 }
 
-/// A slice that is being revoked, as by a fence, still belongs to its owner.
+/// Returns whether the reservation owns the slice. A draining slice still belongs to its owner, for
+/// example during a fence.
 fn is_owned(slice: &v1::Slice, held: &HeldReservation) -> bool {
     let owned = [SliceState::Assigned, SliceState::Onlining, SliceState::Online, SliceState::Draining];
     owned.contains(&slice.state()) && slice.host() == held.host && slice.vm() == held.vm
@@ -149,7 +151,7 @@ mod tests {
         LedgerContents { reservations: [("r-1".into(), reservation)].into(), slices: [(4, slice)].into() }
     }
 
-    /// Returns losses after such a change of the ledger.
+    /// Returns the lost reservations after a change of reservation r-1 and its slice in the ledger.
     fn lost(change: impl Fn(&mut v1::Reservation, &mut v1::Slice)) -> Vec<String> {
         let mut ledger = ledger();
         change(ledger.reservations.get_mut("r-1").unwrap(), ledger.slices.get_mut(&4).unwrap());
@@ -157,20 +159,20 @@ mod tests {
     }
 
     #[test]
-    fn complete_ledger_has_no_losses() {
+    fn unchanged_ledger_has_no_lost_reservations() {
         assert_eq!(lost(|_, _| ()), [""; 0]);
     }
 
     #[test]
-    fn acknowledged_reservation_must_be_unchanged() {
-        let nothing = LedgerContents::default();
-        assert_eq!(find_missing(&acknowledged(held()), &acknowledged(held()), &nothing).len(), 1);
+    fn changed_or_missing_reservation_is_lost() {
+        let empty = LedgerContents::default();
+        assert_eq!(find_missing(&acknowledged(held()), &acknowledged(held()), &empty).len(), 1);
         assert_eq!(lost(|r, _| r.host = "b".into()), ["r-1"]);
         assert_eq!(lost(|r, _| r.slices = vec![5]), ["r-1"]);
-        assert_eq!(lost(|r, _| r.state = ReservationState::Ready.into()), ["r-1"], "its commit is lost");
+        assert_eq!(lost(|r, _| r.state = ReservationState::Ready.into()), ["r-1"], "the commit is lost");
         assert_eq!(lost(|r, _| r.state = ReservationState::Broken.into()), ["r-1"]);
         assert_eq!(lost(|_, s| s.host = Some("b".into())), ["r-1"]);
-        assert_eq!(lost(|_, s| s.state = SliceState::Quarantined.into()), ["r-1"], "its grant is lost");
+        assert_eq!(lost(|_, s| s.state = SliceState::Quarantined.into()), ["r-1"], "the slice is lost");
     }
 
     #[test]
@@ -189,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn acknowledged_release_must_persist() {
+    fn released_reservation_that_reappears_is_lost() {
         let mut ledger = ledger();
         let reappeared = v1::Reservation { state: ReservationState::Committed.into(), ..Default::default() };
         ledger.reservations.insert("r-0".into(), reappeared);
@@ -200,11 +202,11 @@ mod tests {
     }
 
     #[test]
-    fn second_comparison_explains_end_but_not_release() {
+    fn later_end_explains_a_difference_but_later_release_does_not() {
         let mut ledger = ledger();
         assert!(is_explained("r-1", &acknowledged(held()), &ledger), "the reservation is present");
         assert!(!is_explained("r-1", &acknowledged(held()), &LedgerContents::default()));
-        assert!(!is_explained("r-1", &Acknowledged::default(), &ledger), "the VM was released");
+        assert!(!is_explained("r-1", &Acknowledged::default(), &ledger), "the VM was released later");
         let reservation = ledger.reservations.get_mut("r-1").unwrap();
         reservation.set_state(ReservationState::Released);
         reservation.reason = Some("its host was fenced".into());
@@ -213,8 +215,8 @@ mod tests {
 
     #[test]
     fn releasing_reservation_may_be_present_or_absent() {
-        let leaving = acknowledged(HeldReservation { releasing: true, ..held() });
-        assert_eq!(find_missing(&acknowledged(held()), &leaving, &LedgerContents::default()).len(), 0);
+        let releasing = acknowledged(HeldReservation { releasing: true, ..held() });
+        assert_eq!(find_missing(&acknowledged(held()), &releasing, &LedgerContents::default()).len(), 0);
         assert_eq!(
             find_missing(&acknowledged(held()), &Acknowledged::default(), &LedgerContents::default()).len(),
             0

@@ -1,6 +1,6 @@
-//! Replays a trace in its order, with many concurrent calls. A VM that seems not to fit is tried
-//! again when everything before it is done, and a third time while slices drain, so that rejections
-//! result from the trace's packing and not from the speed of the replay.
+//! Replays the events of a trace in order, with many concurrent calls. A VM that does not fit is
+//! placed again after all earlier calls are complete, and again while slices drain. Rejections
+//! therefore result from the packing of the trace and not from the speed of the replay.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -30,10 +30,10 @@ use super::{
     watcher,
 };
 
-/// Template of the progress bar.
+/// Template of the progress bar, in the syntax of indicatif.
 const PROGRESS_TEMPLATE: &str = "{elapsed_precise} [{wide_bar}] {pos}/{len} events, {per_sec}  {msg}";
 
-/// Replay in progress.
+/// State of a replay in progress.
 #[derive(Debug)]
 pub(super) struct Player {
     rack: Arc<Rack>,
@@ -42,18 +42,18 @@ pub(super) struct Player {
     vm_tasks: JoinSet<Result<(), Failure>>,
     running: BTreeMap<usize, oneshot::Sender<OwnedSemaphorePermit>>,
     comparisons: JoinSet<Result<BTreeSet<String>, Failure>>,
-    /// Reservations that the ledger lost.
+    /// Acknowledged reservations that were missing in the ledger.
     lost: BTreeSet<String>,
     returns: u64,
-    /// Draining slices that did not become free within the settle time.
+    /// Number of draining slices that did not become free within the settle time.
     stuck_slices: u32,
-    /// No request was sent since the last exact snapshot.
+    /// Whether no request was sent since the last exact snapshot.
     is_snapshot_exact: bool,
     stranded: Stranded,
     bar: ProgressBar,
 }
 
-/// Stranded local memory, integrated over the time of the trace.
+/// Stranded local memory, integrated over the time of the trace to compute its mean.
 #[derive(Clone, Copy, Debug)]
 struct Stranded {
     shape: VmShape,
@@ -64,14 +64,12 @@ struct Stranded {
 }
 
 impl Player {
-    /// Creates a replay without progress.
+    /// Creates a replay that has not started yet. `clients` is the number of concurrent calls.
     pub(super) fn new(rack: Arc<Rack>, arrivals: &[Arrival], clients: u32) -> Self {
         let shape = median(arrivals.iter().map(shape)).unwrap_or(VmShape { cores: 1, memory: Bytes::gib(1) });
         let stranded = Stranded { shape, since: Ns::ZERO, now: Bytes::ZERO, byte_seconds: 0.0, seconds: 0.0 };
         let bar = ProgressBar::new(0);
-        bar.set_style(
-            ProgressStyle::with_template(PROGRESS_TEMPLATE).expect("a valid template of indicatif"),
-        );
+        bar.set_style(ProgressStyle::with_template(PROGRESS_TEMPLATE).expect("the template is valid"));
         Self {
             rack,
             permits: Arc::new(Semaphore::new(clients as usize)),
@@ -88,7 +86,7 @@ impl Player {
         }
     }
 
-    /// Replays all events. VMs without a departure still run afterwards.
+    /// Replays all events of the trace. VMs without a departure still run afterwards.
     pub(super) async fn play_all(&mut self, arrivals: &[Arrival]) -> Result<(), Failure> {
         let events = events(arrivals);
         self.bar.set_length(events.len() as u64);
@@ -134,12 +132,14 @@ impl Player {
         Ok(())
     }
 
-    /// Ends the stand-in of a VM and releases its memory, unless the VM was rejected or has died.
+    /// Ends a VM: its stand-in process exits and its memory is released. Does nothing if the VM was
+    /// rejected or its stand-in has died.
     async fn depart(&mut self, index: usize) -> Result<(), Failure> {
         if let Some(depart) = self.running.remove(&index).filter(|depart| !depart.is_closed()) {
             self.is_snapshot_exact = false;
             let permit = self.permit().await?;
-            // The receiver is gone if the VM has just died.
+            // Sending fails if the stand-in has just died. The task of the VM then releases the
+            // memory.
             drop(depart.send(permit));
         }
         Ok(())
@@ -155,8 +155,8 @@ impl Player {
         self.collect_finished()
     }
 
-    /// Places a VM by an exact snapshot; or, if draining slices could help, by later snapshots
-    /// within the settle time.
+    /// Places a VM with an exact snapshot. If the VM does not fit but draining slices could help,
+    /// waits for newer snapshots within the settle time.
     async fn place_later(
         &mut self,
         shape: VmShape,
@@ -206,7 +206,8 @@ impl Player {
         emcs.into_iter().map(|emc| Ok((parse_name(emc.emc)?, emc.draining))).collect()
     }
 
-    /// Collects finished tasks, and compares the ledger after each return of the manager.
+    /// Collects the results of finished tasks. After each restart of the manager, starts a
+    /// comparison with the ledger.
     fn collect_finished(&mut self) -> Result<(), Failure> {
         while let Some(ended) = self.vm_tasks.try_join_next() {
             join_result(ended)?;
@@ -224,7 +225,8 @@ impl Player {
         Ok(())
     }
 
-    /// Compares a last time. Returns the number of reservations that the ledger lost at any time.
+    /// Compares the journal with the ledger a last time. Returns the number of reservations that
+    /// were missing in any comparison.
     pub(super) async fn find_losses(&mut self) -> Result<usize, Failure> {
         while let Some(comparison) = self.comparisons.join_next().await {
             self.lost.extend(join_result(comparison)?);
@@ -259,9 +261,9 @@ fn join_result<T>(ended: Result<Result<T, Failure>, JoinError>) -> Result<T, Fai
     ended.unwrap_or_else(|error| Err(Failure::Problem(format!("a task of the replay panicked: {error}"))))
 }
 
-#[expect(clippy::cast_precision_loss, reason = "means of sizes and times shape no more than 52 bits")]
+#[expect(clippy::cast_precision_loss, reason = "means of sizes and times need no more than 52 bits")]
 impl Stranded {
-    /// Accounts for the time since the last event.
+    /// Adds the time since the last event, and sets the stranded memory from `at` on.
     fn advance(&mut self, at: Ns, now: Bytes) {
         let seconds = at.since(self.since).0 as f64 / 1e9;
         self.byte_seconds += self.now.get() as f64 * seconds;

@@ -1,11 +1,11 @@
-//! Processes that can reach each slice of an emulated EMC, found in /proc during the replay: a
-//! slice that a process can reach through an ended grant has two owners. Devices on other machines
-//! cannot be checked.
+//! Detection of slices of emulated EMCs that two owners can access. The scanner searches /proc for
+//! processes with access to a slice through a superseded grant. Devices on other machines cannot be
+//! checked.
 //!
-//! A grant is a file `EMC/slices/NNNNN.EPOCH.hHOST`; a process reaches it through a descriptor or a
-//! mapping. A revocation truncates the file, so an empty file is unreachable even if it is open.
-//! The state changes during a scan, so a violation must appear in two consecutive scans. The
-//! manager itself owns nothing.
+//! A grant is a file `EMC/slices/NNNNN.EPOCH.hHOST`. A process has access through a file descriptor
+//! or a mapping. A revocation truncates the file, so an empty file gives no access even if it is
+//! open. Grants change during a scan, so a violation counts only if two consecutive scans find it.
+//! Access by the manager is ignored.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,14 +18,14 @@ use proto::v1;
 use tokio::{sync::oneshot, task::JoinHandle};
 use units::limits::REPLAY_CHECK_INTERVAL;
 
-/// Driver whose grants are files.
+/// Name of the driver whose grants are files.
 const EMULATED: &str = "emulated";
-/// File that the manager of an EMC locks.
+/// Name of the file in an EMC's directory that the manager keeps locked.
 const LOCK: &str = "lock";
-/// Suffix of a deleted file's path in /proc.
+/// Suffix that /proc adds to the path of a deleted file.
 const DELETED: &str = " (deleted)";
 
-/// One pool device on this machine.
+/// Emulated pool device on this machine.
 #[derive(Clone, Debug)]
 struct Emc {
     folder: PathBuf,
@@ -33,38 +33,39 @@ struct Emc {
     slices: u32,
 }
 
-/// Grant, parsed from the name of its file.
+/// Grant of a slice, parsed from the name of its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Grant {
-    /// Number within the rack.
+    /// Number of the slice within the rack.
     slice: u32,
     epoch: u64,
 }
 
-/// Result of one scan.
+/// Result of one scan of /proc.
 #[derive(Clone, Debug, Default)]
 struct Scan {
-    /// Grants reachable by a process other than the manager.
+    /// Grants that a process other than the manager can access.
     reachable: BTreeSet<Grant>,
-    /// EMCs whose manager was seen.
+    /// Indexes of EMCs whose manager runs on this machine.
     managed: BTreeSet<usize>,
-    /// Something that might reach a slice was not readable.
+    /// Whether a mapping that could give access to a slice was not readable.
     is_incomplete: bool,
 }
 
-/// Result of all scans.
+/// Combined result of all scans.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Reachability {
     scans: u64,
     managed: BTreeSet<usize>,
     emcs: usize,
     is_incomplete: bool,
+    /// Superseded grants that were reachable in the latest scan.
     suspects: BTreeSet<Grant>,
-    /// Slices with two owners.
+    /// Slices with a superseded grant that was reachable in two consecutive scans.
     pub(super) double_owned: BTreeSet<u32>,
 }
 
-/// Periodic scans in the background.
+/// Task that scans /proc periodically.
 #[derive(Debug)]
 pub(super) struct Scanner {
     stop: oneshot::Sender<()>,
@@ -72,7 +73,7 @@ pub(super) struct Scanner {
 }
 
 impl Scanner {
-    /// Starts to scan these EMCs.
+    /// Starts the periodic scans for these EMCs.
     pub(super) fn start(manager: Connection, emcs: &[v1::Emc]) -> Self {
         let local: Vec<Emc> = emcs.iter().filter_map(Emc::local).collect();
         let reachability = Reachability { emcs: emcs.len(), ..Reachability::default() };
@@ -80,9 +81,9 @@ impl Scanner {
         Self { stop, task: tokio::spawn(scan_until_stopped(stopped, manager, local, reachability)) }
     }
 
-    /// Scans twice more and returns the result of all scans.
+    /// Stops the periodic scans after two more scans, and returns the combined result.
     pub(super) async fn end(self) -> Reachability {
-        // It ends on a dropped sender as well.
+        // Dropping the sender stops the task.
         drop(self.stop);
         self.task.await.unwrap_or_default()
     }
@@ -109,8 +110,8 @@ async fn scan_until_stopped(
 
 impl Reachability {
     async fn scan_once(&mut self, manager: &Connection, emcs: &[Emc]) {
-        // Without the manager there is no ledger to compare with; two grants of a slice are still
-        // detected.
+        // If the manager is unavailable, grants are not compared with the ledger. Two reachable
+        // grants of one slice are still detected.
         let ledger = lists::slices(manager, 0, u32::MAX).await.unwrap_or_default();
         let emcs = emcs.to_vec();
         if let Ok(scan) = tokio::task::spawn_blocking(move || scan(&emcs)).await {
@@ -119,7 +120,8 @@ impl Reachability {
         }
     }
 
-    /// Adds a scan. A grant has ended when a later one is in the ledger, or reachable.
+    /// Adds the result of a scan. A grant is superseded if the ledger or another reachable grant of
+    /// the slice has a higher epoch.
     fn add(&mut self, scan: Scan, mut current: BTreeMap<u32, u64>) {
         for grant in &scan.reachable {
             let latest = current.entry(grant.slice).or_default();
@@ -134,14 +136,16 @@ impl Reachability {
         self.scans += 1;
     }
 
-    /// Returns the reason why owners cannot be checked.
+    /// Returns the reason why the check is incomplete, or `None` if it is complete.
     pub(super) fn unknown_reason(&self) -> Option<&'static str> {
         if self.scans < 2 {
-            Some("there were fewer than two scans")
+            Some("fewer than two scans were completed")
         } else if self.managed.len() < self.emcs {
-            Some("not every EMC is emulated and managed on this machine by a manager with a readable /proc")
+            Some(
+                "an EMC is not emulated, or its manager does not run on this machine with readable files in /proc",
+            )
         } else if self.is_incomplete {
-            Some("some mappings in /proc are not readable; run as root")
+            Some("some mappings of processes are not readable in /proc; run as root")
         } else {
             None
         }
@@ -154,7 +158,7 @@ impl Emc {
         Some(Self { folder, first: emc.first_slice, slices: emc.slices })
     }
 
-    /// Returns the grant at a path, if it belongs to this EMC.
+    /// Parses a path as a grant of this EMC. Returns `None` for other paths.
     fn grant(&self, path: &Path) -> Option<Grant> {
         let name = path.strip_prefix(&self.folder).ok()?.strip_prefix("slices").ok()?.to_str()?;
         let mut parts = name.split('.');
@@ -163,7 +167,7 @@ impl Emc {
     }
 }
 
-/// Scans every process once.
+/// Scans all processes once.
 fn scan(emcs: &[Emc]) -> Scan {
     let mut scan = Scan::default();
     let Ok(processes) = fs::read_dir("/proc") else { return scan };
@@ -171,7 +175,7 @@ fn scan(emcs: &[Emc]) -> Scan {
         path.file_name().is_some_and(|name| name.as_encoded_bytes().iter().all(u8::is_ascii_digit))
     };
     for process in processes.flatten().map(|entry| entry.path()).filter(|path| is_process(path)) {
-        // Processes end, and those of other users are inaccessible: they are skipped.
+        // A process that has ended, or that belongs to another user, is skipped.
         let _ = scan.process(&process, emcs);
     }
     scan
@@ -211,7 +215,8 @@ impl Scan {
         }
     }
 
-    /// Adds the grant at `target` if its file, opened through `link`, is not empty.
+    /// Adds the grant with the path `target` if its file is not empty. `link` is the link to the
+    /// file in /proc.
     fn add_target(&mut self, target: &Path, link: &Path, emcs: &[Emc]) {
         let text = target.to_str().unwrap_or_default();
         let (path, deleted) = match text.strip_suffix(DELETED) {
@@ -222,7 +227,7 @@ impl Scan {
         match fs::metadata(link) {
             Ok(file) if file.len() > 0 => drop(self.reachable.insert(grant)),
             Ok(_) => {}
-            // A file with a name is not empty: a revocation removes both.
+            // A revocation also deletes the file, so a file that still exists is not empty.
             Err(errno) if errno.kind() == io::ErrorKind::PermissionDenied && deleted => {
                 self.is_incomplete = true
             }
@@ -238,7 +243,7 @@ impl Scan {
 mod tests {
     use super::*;
 
-    /// Creates a device whose files this process opens.
+    /// Creates the directory of an emulated device with 8 slices, numbered from 100.
     fn device() -> (tempfile::TempDir, Vec<Emc>) {
         let folder = tempfile::tempdir().unwrap();
         fs::create_dir(folder.path().join("slices")).unwrap();
@@ -255,7 +260,7 @@ mod tests {
         file
     }
 
-    fn reach(emcs: &[Emc]) -> Vec<(u32, u64)> {
+    fn reachable(emcs: &[Emc]) -> Vec<(u32, u64)> {
         scan(emcs).reachable.into_iter().map(|grant| (grant.slice, grant.epoch)).collect()
     }
 
@@ -263,11 +268,11 @@ mod tests {
     fn open_grant_is_reachable_until_revoked() {
         let (folder, emcs) = device();
         let file = grant(&folder, "00003.7.h1");
-        assert_eq!(reach(&emcs), [(103, 7)]);
+        assert_eq!(reachable(&emcs), [(103, 7)]);
         fs::remove_file(folder.path().join("slices/00003.7.h1")).unwrap();
-        assert_eq!(reach(&emcs), [(103, 7)], "an unlinked file is still reachable");
+        assert_eq!(reachable(&emcs), [(103, 7)], "an unlinked file is still reachable");
         file.set_len(0).unwrap();
-        assert_eq!(reach(&emcs), []);
+        assert_eq!(reachable(&emcs), []);
     }
 
     #[test]
@@ -278,19 +283,19 @@ mod tests {
         file.set_len(4096).unwrap();
         let mapping =
             vm_memory::MmapRegion::<()>::from_file(vm_memory::FileOffset::new(file, 0), 4096).unwrap();
-        assert_eq!(reach(&emcs), [(101, 2)]);
+        assert_eq!(reachable(&emcs), [(101, 2)]);
         drop(mapping);
-        assert_eq!(reach(&emcs), []);
+        assert_eq!(reachable(&emcs), []);
     }
 
     #[test]
-    fn manager_is_recognized_by_lock_and_owns_nothing() {
+    fn process_that_opens_the_lock_is_ignored_as_manager() {
         let (folder, emcs) = device();
         let _grant = grant(&folder, "00003.7.h1");
         assert!(scan(&emcs).managed.is_empty());
         let _lock = fs::File::create(folder.path().join(LOCK)).unwrap();
         assert_eq!(scan(&emcs).managed.len(), 1);
-        assert_eq!(reach(&emcs), []);
+        assert_eq!(reachable(&emcs), []);
     }
 
     fn scans(scans: &[&[(u32, u64)]], ledger: &[(u32, u64)]) -> Vec<u32> {
@@ -304,24 +309,24 @@ mod tests {
     }
 
     #[test]
-    fn two_reachable_grants_of_slice_are_two_owners() {
+    fn slice_with_two_reachable_grants_has_two_owners() {
         assert_eq!(scans(&[&[(1, 4), (1, 5)], &[(1, 4), (1, 5)]], &[]), [1]);
         assert_eq!(scans(&[&[(1, 4), (2, 5)], &[(1, 4), (2, 5)]], &[]), [0; 0]);
     }
 
     #[test]
-    fn grant_superseded_in_ledger_is_second_owner() {
+    fn reachable_grant_superseded_in_ledger_is_second_owner() {
         assert_eq!(scans(&[&[(1, 4)], &[(1, 4)]], &[(1, 5)]), [1]);
         assert_eq!(scans(&[&[(1, 5)], &[(1, 5)]], &[(1, 5)]), [0; 0]);
     }
 
     #[test]
-    fn ownership_change_during_scan_is_not_second_owner() {
+    fn grant_superseded_during_one_scan_is_not_second_owner() {
         assert_eq!(scans(&[&[(1, 4), (1, 5)], &[(1, 5)], &[(1, 5), (1, 6)]], &[]), [0; 0]);
     }
 
     #[test]
-    fn remote_device_has_unknown_owners() {
+    fn check_is_incomplete_for_device_on_other_machine() {
         let remote = v1::Emc { path: "/nowhere".into(), driver: EMULATED.into(), ..Default::default() };
         assert!(Emc::local(&remote).is_none());
         let reachability = Reachability { scans: 9, emcs: 1, ..Reachability::default() };

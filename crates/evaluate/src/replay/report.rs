@@ -1,10 +1,11 @@
-//! Report of a replay: one object for programs, a table for people. A number that could not be
-//! determined is absent, with a printed reason, and never 0.
+//! Report of a replay, printed as JSON, YAML or a table. A number that could not be determined is
+//! null instead of 0, and the reason is printed.
 //!
-//! `stranded` is unusable free local memory: on hosts that accept VMs but have no space, in cores
-//! or in memory of both kinds, for a VM of the trace's median shape (the lower medians of cores and
-//! of memory, separately). It is the scheduler's view at each event, as a mean over the time of the
-//! trace; the share refers to the local memory of all hosts.
+//! `stranded` is free local memory that cannot be used. A host has stranded memory if it accepts
+//! VMs but a VM of median shape does not fit, because cores or memory are short. The median shape
+//! has the lower median of the cores and of the memory of all VMs. `stranded` is a mean over the
+//! time of the trace, computed from the scheduler's view at each event. Its share refers to the
+//! local memory of all hosts.
 
 use std::{fs, io, io::Write as _, time::Duration};
 
@@ -60,23 +61,23 @@ struct Quantiles {
     p99: Option<f64>,
 }
 
-/// Violations of guarantees; absent without a check.
+/// Violations of guarantees. A number is `None` if it could not be determined.
 #[derive(Debug, Serialize)]
 struct Audit {
     double_owned: Option<u64>,
     granted_dirty: Option<u64>,
     acknowledged_lost: Option<u64>,
-    /// Slices that a new owner examined.
+    /// Number of slices that a stand-in process read before using them.
     slices_read: u64,
 }
 
-/// Results beside the tally.
+/// Results of a replay that are not in the tally or the journal.
 #[derive(Debug)]
 pub(super) struct Results {
     pub(super) requested: usize,
     pub(super) stranded_mean: f64,
     pub(super) lost_reservations: usize,
-    /// Slices that an agent found dirty before it attached them.
+    /// Number of slices that agents rejected because they were not zeroed.
     pub(super) dirty: usize,
     pub(super) reachability: Reachability,
     pub(super) duration: Duration,
@@ -86,7 +87,8 @@ impl Report {
     pub(super) fn new(rack: &Rack, emcs: &[v1::Emc], hosts: &[v1::Host], results: &Results) -> Self {
         let (tally, movement) = (rack.tally(), rack.journal().slice_movement());
         let dirty = tally.dirty + results.dirty as u64;
-        let is_dirt_checked = tally.read > 0 || dirty > 0 || movement.peak == 0; // a slice that was never granted cannot be dirty
+        // A slice that was never granted cannot be dirty.
+        let is_dirt_checked = tally.read > 0 || dirty > 0 || movement.peak == 0;
         let local: u64 = hosts.iter().map(|host| host.local_bytes).sum();
         Self {
             vms: Vms {
@@ -114,7 +116,8 @@ impl Report {
         }
     }
 
-    /// Prints the report, writes it to a file if requested, and prints missing checks.
+    /// Prints the report and the reasons for missing checks, and writes the report to a file if
+    /// requested. Returns an error if guarantees were violated.
     pub(super) fn print(&self, args: &Args, format: Format) -> Result<(), Failure> {
         for line in &self.missing_checks {
             writeln!(io::stderr().lock(), "{line}").map_err(Failure::Output)?;
@@ -132,7 +135,7 @@ impl Report {
         match self.violations() {
             0 => Ok(()),
             violations => Err(Failure::Problem(format!(
-                "{violations} violations of guarantees were found: see the audit"
+                "{violations} violations of guarantees were found: see AUDIT in the report"
             ))),
         }
     }
@@ -143,7 +146,8 @@ impl Report {
     }
 }
 
-/// A slice with another VM's data has two owners, independent of /proc.
+/// Returns the number of slices with two owners. An overwritten slice counts, too, even if the
+/// reachability check is incomplete.
 fn double_owned(reachability: &Reachability, overwritten: &std::collections::BTreeSet<u32>) -> Option<u64> {
     let count = reachability.double_owned.union(overwritten).count() as u64;
     if reachability.unknown_reason().is_some() && count == 0 { None } else { Some(count) }
@@ -157,10 +161,10 @@ fn missing_checks(
     let mut lines = Vec::new();
     lines.extend(reachability.unknown_reason().map(|reason| format!("double_owned is unknown: {reason}")));
     if !is_dirt_checked {
-        lines.push("granted_dirty is unknown: no stand-in examined a slice".to_owned());
+        lines.push("granted_dirty is unknown: no stand-in process read a slice".to_owned());
     }
     let unread = tally.unread.iter();
-    lines.extend(unread.map(|(reason, vms)| format!("slices of {vms} VMs were not examined: {reason}")));
+    lines.extend(unread.map(|(reason, vms)| format!("slices of {vms} VMs were not read: {reason}")));
     lines
 }
 
@@ -174,7 +178,7 @@ impl Stranded {
 }
 
 impl Quantiles {
-    #[expect(clippy::cast_precision_loss, reason = "an answer takes less than a century")]
+    #[expect(clippy::cast_precision_loss, reason = "durations of calls are below 2^52 microseconds")]
     fn from_histogram(micros: &Histogram<u64>) -> Self {
         let at = |q| (!micros.is_empty()).then(|| micros.value_at_quantile(q) as f64 / 1000.0);
         Self { p50: at(0.5), p99: at(0.99) }
@@ -189,7 +193,7 @@ impl Row for Report {
         col("VMS LOST", |r| r.vms.lost.to_string()),
         col("SLICES", |r| r.slices.capacity.to_string()),
         col("SLICES MOVED BETWEEN HOSTS", |r| r.slices.moved_between_hosts.to_string()),
-        col("SLICES IN USE AT MOST", |r| r.slices.peak_in_use.to_string()),
+        col("PEAK SLICES IN USE", |r| r.slices.peak_in_use.to_string()),
         col("LOCAL MEMORY STRANDED", |r| stranded(&r.stranded)),
         col("RESERVE P50, P99", |r| quantiles(&r.reserve_ms)),
         col("READY P50, P99", |r| quantiles(&r.ready_ms)),
@@ -202,7 +206,7 @@ impl Row for Report {
 }
 
 fn count_or_unknown(number: Option<u64>) -> String {
-    number.map_or("not known".to_owned(), |number| number.to_string())
+    number.map_or("unknown".to_owned(), |number| number.to_string())
 }
 
 #[expect(clippy::cast_precision_loss, reason = "shown with one digit")]

@@ -1,7 +1,7 @@
 //! `tarn stand-in-vm`: a process that uses a VM's slices like a VMM. It attaches to the agent,
-//! verifies that the slices are zeroed, maps them, writes its own pattern, and verifies the pattern
-//! when its stdin ends. It prints one JSON line for each. A slice that is taken away ends it, as it
-//! would end a guest.
+//! verifies that the slices are zeroed, maps them and writes a pattern. It verifies the pattern
+//! when its stdin is closed. Each result is printed as a line of JSON. If a slice is revoked, the
+//! process is killed on access, like a guest.
 
 use std::{
     fs::File,
@@ -19,45 +19,45 @@ use units::{SLICE, limits::STAND_IN_TOUCH_MIB_MAX};
 use vm_memory::{Bytes as _, FileOffset, MmapRegion, VolatileMemory as _};
 
 const MIB: usize = 1 << 20;
-/// Block of zeros for comparisons: comparing single bytes takes many times as long.
+/// Block of zeros. Comparing blocks is many times faster than comparing single bytes.
 static ZEROS: [u8; MIB] = [0; MIB];
 
-/// Options of a stand-in.
+/// Options of `tarn stand-in-vm`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct StandIn {
-    /// Socket of this host's agent
+    /// Socket of the agent of this host
     #[arg(long, value_name = "PATH")]
     socket: PathBuf,
-    /// VM to stand in for
+    /// VM whose slices are used
     #[arg(long)]
     vm: String,
-    /// Memory to write in each slice
+    /// Memory to write in each slice, from its start
     #[arg(long, value_name = "MIB", default_value_t = 1, value_parser = clap::value_parser!(u64).range(0..=STAND_IN_TOUCH_MIB_MAX))]
     touch: u64,
-    /// Examine only the first part of slices that can only be mapped
+    /// Verify only this much memory of each slice that can only be mapped (device-dax)
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(0..=STAND_IN_TOUCH_MIB_MAX))]
     look: Option<u64>,
 }
 
-/// Findings before the slices are used.
+/// Findings of a stand-in before it uses its slices.
 #[derive(Debug, Deserialize, Serialize)]
 pub(super) struct InitialFindings {
     pub(super) vm: String,
-    /// Slices examined.
+    /// Slices that the stand-in read.
     pub(super) slices: Vec<u32>,
-    /// Slices that were not zeroed.
+    /// Slices that contained non-zero bytes.
     pub(super) dirty: Vec<u32>,
 }
 
-/// Findings at the end.
+/// Findings of a stand-in at its end.
 #[derive(Debug, Deserialize, Serialize)]
 pub(super) struct FinalFindings {
     pub(super) vm: String,
-    /// Slices whose pattern was overwritten.
+    /// Slices that no longer contain the pattern of the stand-in.
     pub(super) overwritten: Vec<u32>,
 }
 
-/// Slice received from the agent.
+/// Slice as received from the agent, not mapped yet.
 struct ReceivedSlice {
     slice: u32,
     epoch: u64,
@@ -66,17 +66,18 @@ struct ReceivedSlice {
     file: File,
 }
 
-/// Slice in use.
+/// Slice mapped by the stand-in.
 struct Slice {
     number: u32,
     epoch: u64,
     memory: MmapRegion,
 }
 
-/// Stands in for a VM until stdin ends.
+/// Uses the slices of a VM until stdin is closed.
 ///
 /// # Errors
-/// The agent provides no memory, or memory cannot be read, mapped or written.
+/// [`Failure::File`] if the agent provides no memory, or the memory cannot be read, mapped or
+/// written.
 pub fn run(args: &StandIn) -> Result<(), Failure> {
     let failed = |operation| move |errno| Failure::File { operation, path: args.socket.clone(), errno };
     let slices = slices(&args.socket, &args.vm).map_err(failed("attach through"))?;
@@ -87,17 +88,20 @@ pub fn run(args: &StandIn) -> Result<(), Failure> {
     let pages = usize::try_from(args.touch).expect("limited by the option") * MIB;
     mapped.iter().try_for_each(|slice| write(slice, &args.vm, pages)).map_err(failed("write slices of"))?;
     print_line(&InitialFindings { vm: args.vm.clone(), slices: numbers, dirty })?;
-    io::stdin().lock().read_to_end(&mut Vec::new()).map_err(failed("wait on stdin beside"))?;
+    io::stdin()
+        .lock()
+        .read_to_end(&mut Vec::new())
+        .map_err(failed("wait for the end of stdin with slices of"))?;
     let changed = mapped.iter().filter_map(|slice| match is_intact(slice, &args.vm, pages) {
         Ok(true) => None,
         Ok(false) => Some(Ok(slice.number)),
         Err(errno) => Some(Err(errno)),
     });
-    let overwritten = changed.collect::<io::Result<_>>().map_err(failed("read again slices of"))?;
+    let overwritten = changed.collect::<io::Result<_>>().map_err(failed("read the pattern in slices of"))?;
     print_line(&FinalFindings { vm: args.vm.clone(), overwritten })
 }
 
-/// Attaches this process to a VM, and returns its slices.
+/// Attaches to a VM as its VMM, and returns the VM's slices.
 fn slices(socket: &Path, vm: &str) -> io::Result<Vec<ReceivedSlice>> {
     let to_io_error = |error: ClientError| io::Error::other(units::chain(&error));
     let client = Client::connect(socket).map_err(to_io_error)?;
@@ -114,7 +118,7 @@ fn print_line<T: Serialize>(line: &T) -> Result<(), Failure> {
     print::out(&(serde_json::to_string(line).expect("texts and numbers serialize to JSON") + "\n"))
 }
 
-/// Returns slices with non-zero bytes. Holes of files are skipped.
+/// Returns the slices that contain non-zero bytes. Holes in files are not read.
 fn dirty(slices: &[ReceivedSlice], look_mib: Option<u64>) -> io::Result<Vec<u32>> {
     let mut dirty = Vec::new();
     for received in slices {
@@ -131,7 +135,7 @@ fn dirty(slices: &[ReceivedSlice], look_mib: Option<u64>) -> io::Result<Vec<u32>
     Ok(dirty)
 }
 
-/// A device-dax node has no holes and can only be mapped.
+/// Returns whether a file is a device-dax device, which has no holes and can only be mapped.
 fn is_device(file: &File) -> io::Result<bool> {
     Ok(file.metadata()?.file_type().is_char_device())
 }
@@ -182,7 +186,7 @@ fn is_zero_range(file: &File, mut at: u64, end: u64) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Descriptors are closed once the memory is mapped; the mapping remains.
+/// Maps a slice and closes its file descriptor. The mapping stays valid.
 fn map(received: ReceivedSlice) -> io::Result<Slice> {
     let memory = map_shared(&received)?;
     Ok(Slice { number: received.slice, epoch: received.epoch, memory })
@@ -195,8 +199,8 @@ fn map_shared(received: &ReceivedSlice) -> io::Result<MmapRegion> {
     MmapRegion::from_file(file, bytes).map_err(io::Error::other)
 }
 
-/// Returns the pattern of a VM for a MiB of a slice: unique for this owner and slice, and never
-/// zero.
+/// Returns the pattern of a VM for MiB number `n` of a slice. The pattern is unique for the owner
+/// and the slice, and contains no zero bytes.
 fn pattern(vm: &str, number: u32, epoch: u64, n: usize) -> Vec<u8> {
     let text = format!("{vm} {number} {epoch} {n}\n");
     let mut bytes = text.repeat(MIB.div_ceil(text.len())).into_bytes();
@@ -250,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn truncated_slice_is_error() {
+    fn truncated_slice_is_an_error() {
         let received = received();
         received.file.set_len(4096).unwrap();
         assert!(dirty(&[received], None).is_err());

@@ -1,5 +1,5 @@
-//! Stand-in processes of a replay: started when a VM's slices are online, ended when it departs.
-//! Their work is in `stand_in.rs`.
+//! Management of the stand-in processes of a replay. A stand-in is started when the slices of a VM
+//! are online, and ended when the VM departs. `stand_in.rs` implements the process.
 
 use std::{
     collections::BTreeMap,
@@ -21,7 +21,7 @@ use units::limits::{REASON_BYTES_MAX, REPLAY_STAND_IN_TIMEOUT, REPLAY_STAND_INS_
 
 use super::stand_in::{FinalFindings, InitialFindings};
 
-/// Settings of stand-ins.
+/// Settings for starting stand-in processes.
 #[derive(Debug)]
 pub(super) struct StandIns {
     program: PathBuf,
@@ -33,15 +33,15 @@ pub(super) struct StandIns {
 /// Result of starting a stand-in.
 #[derive(Debug)]
 pub(super) enum StartResult {
-    /// It runs, with its findings.
+    /// The stand-in runs and reported its initial findings.
     Running(Box<RunningStandIn>, InitialFindings),
-    /// It cannot run: there is no agent on this machine, or there are too many stand-ins.
+    /// No stand-in was started: the host's agent is not on this machine, or too many stand-ins run.
     Unavailable(String),
-    /// It failed.
+    /// The stand-in could not be started or failed before its initial findings.
     Failed(String),
 }
 
-/// Running stand-in.
+/// Running stand-in process.
 #[derive(Debug)]
 pub(super) struct RunningStandIn {
     child: Child,
@@ -51,7 +51,7 @@ pub(super) struct RunningStandIn {
 }
 
 impl StandIns {
-    /// Creates the settings for hosts whose agents are on this machine.
+    /// Creates the settings, with the sockets of the agents of all hosts.
     pub(super) fn new(hosts: &[v1::Host], touch_mib: u64) -> Result<Self, Failure> {
         let program = std::env::current_exe();
         let program = program.map_err(|errno| Failure::File {
@@ -64,23 +64,26 @@ impl StandIns {
         Ok(Self { program, touch_mib, sockets, permit: Arc::new(Semaphore::new(REPLAY_STAND_INS_MAX)) })
     }
 
-    /// Starts one and waits until it uses its slices.
+    /// Starts a stand-in for a VM and waits until it uses the VM's slices.
     pub(super) async fn start(&self, vm: &str, host: &str) -> StartResult {
         let Some(socket) = self.sockets.get(host).filter(|socket| socket.exists()) else {
             return StartResult::Unavailable(format!("the agent of {host} is not on this machine"));
         };
         let Ok(permit) = Arc::clone(&self.permit).try_acquire_owned() else {
-            return StartResult::Unavailable(format!("{REPLAY_STAND_INS_MAX} stand-ins run already"));
+            return StartResult::Unavailable(format!(
+                "the limit of {REPLAY_STAND_INS_MAX} stand-ins is reached"
+            ));
         };
         let mut command = Command::new(&self.program);
         command.arg("stand-in-vm").arg("--socket").arg(socket).args(["--vm", vm]);
         command.args(["--touch", &self.touch_mib.to_string()]);
-        // Ctrl-C is handled by the replay, which ends its stand-ins.
+        // A process group of its own protects the stand-in from Ctrl-C. The replay handles Ctrl-C
+        // and ends the stand-ins.
         command.process_group(0);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
         match command.spawn() {
             Ok(child) => wait_until_running(child, permit).await,
-            Err(errno) => StartResult::Failed(format!("start {}: {errno}", self.program.display())),
+            Err(errno) => StartResult::Failed(format!("cannot start {}: {errno}", self.program.display())),
         }
     }
 }
@@ -103,20 +106,20 @@ async fn wait_until_running(mut child: Child, permit: OwnedSemaphorePermit) -> S
         Ok(found) => {
             StartResult::Running(Box::new(RunningStandIn { child, stdin, lines, _permit: permit }), found)
         }
-        Err(error) => StartResult::Failed(format!("{line:?}: {error}")),
+        Err(error) => StartResult::Failed(format!("invalid report of the stand-in: {line:?}: {error}")),
     }
 }
 
-/// Returns the reason why it ended without a result.
+/// Returns the reason why a stand-in ended without a result: its stderr and exit status.
 async fn failure_reason(mut child: Child) -> String {
     let mut output = Vec::new();
     if let Some(stderr) = child.stderr.take() {
-        // Best effort: the exit status also shows a failure.
+        // An error is ignored, because the exit status also indicates the failure.
         let _ = stderr.take(REASON_BYTES_MAX as u64).read_to_end(&mut output).await;
     }
     let ended = timeout(REPLAY_STAND_IN_TIMEOUT.as_duration(), child.wait()).await;
-    let ended = ended
-        .map_or_else(|_| "it does not end".into(), |ended| ended.map_or_else(|e| e.to_string(), describe));
+    let ended =
+        ended.map_or_else(|_| "still running".into(), |ended| ended.map_or_else(|e| e.to_string(), describe));
     format!("{} ({ended})", String::from_utf8_lossy(&output).trim())
 }
 
@@ -125,14 +128,14 @@ fn describe(status: ExitStatus) -> String {
 }
 
 impl RunningStandIn {
-    /// Waits for its death, which is a failure.
+    /// Waits until the stand-in ends by itself, which is a failure.
     pub(super) async fn wait_for_death(&mut self) -> io::Result<ExitStatus> {
-        // `Child::wait` would close its stdin and end it.
+        // `Child::wait` closes stdin, which would end the stand-in. Waiting for a line does not.
         self.lines.next_line().await?;
         self.child.wait().await
     }
 
-    /// Ends it and returns its findings, or `None` if it had died.
+    /// Ends the stand-in and returns its final findings, or `None` if it failed before.
     pub(super) async fn end(self) -> Option<FinalFindings> {
         let Self { mut child, stdin, mut lines, _permit } = self;
         drop(stdin);

@@ -1,4 +1,4 @@
-//! Counts of a replay beside the journal. `report.rs` evaluates them.
+//! Counters and latency histograms of a replay, from which `report.rs` creates the report.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -7,23 +7,24 @@ use std::{
 
 use hdrhistogram::Histogram;
 
-/// Counts of one replay.
+/// Counters and latency histograms of one replay.
 #[derive(Debug)]
 pub(super) struct Tally {
-    /// In microseconds.
+    /// Durations of Reserve calls, in microseconds.
     pub(super) reserve: Histogram<u64>,
-    /// In microseconds.
+    /// Durations from a Reserve call until all slices are online, in microseconds.
     pub(super) ready: Histogram<u64>,
     pub(super) placed: u64,
     pub(super) rejected: u64,
+    /// Number of VMs whose stand-in died before the departure.
     pub(super) lost: u64,
-    /// Slices examined by a stand-in before their use.
+    /// Number of slices that a stand-in read before using them.
     pub(super) read: u64,
-    /// Slices that were not zeroed.
+    /// Number of slices that a stand-in found not to be zeroed.
     pub(super) dirty: u64,
-    /// Slices whose pattern was overwritten.
+    /// Slices whose pattern was overwritten while a stand-in used them.
     pub(super) overwritten: BTreeSet<u32>,
-    /// VMs with slices that were not examined, by reason.
+    /// Number of VMs whose slices were not read, by reason.
     pub(super) unread: BTreeMap<String, u64>,
 }
 
@@ -53,7 +54,7 @@ impl Tally {
         record(&mut self.ready, span);
     }
 
-    /// Counts a VM whose slices were not examined.
+    /// Counts a VM whose slices were not read, with the reason.
     pub(super) fn count_unread(&mut self, reason: String) {
         *self.unread.entry(reason).or_default() += 1;
     }

@@ -1,6 +1,7 @@
-//! Lifecycle of one VM of a replay: its memory is reserved on the host of its placement, or on the
-//! next best; when it is ready a stand-in starts; when the VM departs the stand-in ends first, then
-//! the memory is released. The steps of one VM are sequential; VMs run concurrently.
+//! Lifecycle of one VM of a replay. The memory is reserved on the best host, or on the next best if
+//! that host rejects the VM. A stand-in process starts when the memory is ready. When the VM
+//! departs, the stand-in ends before the memory is released. The lifecycles of several VMs run
+//! concurrently.
 
 use std::{
     collections::BTreeSet,
@@ -24,15 +25,15 @@ use super::{
     watcher,
 };
 
-/// VM to run.
+/// VM of a trace that is replayed.
 #[derive(Clone, Debug)]
 pub(super) struct Vm {
-    /// Name on the rack.
+    /// Name of the VM on the rack.
     pub(super) name: String,
     pub(super) shape: VmShape,
 }
 
-/// Running VM.
+/// VM that a host accepted.
 #[derive(Debug)]
 struct RunningVm {
     place: PlacedVm,
@@ -40,8 +41,8 @@ struct RunningVm {
     stand_in: Option<Box<RunningStandIn>>,
 }
 
-/// Runs a VM from arrival to departure. Its permit is for one concurrent call; the departure brings
-/// another.
+/// Runs a VM from its arrival to its departure. A permit allows one concurrent call: the caller
+/// passes one permit for the arrival, and sends another for the departure.
 pub(super) async fn run(
     rack: Arc<Rack>,
     vm: Vm,
@@ -90,7 +91,8 @@ fn count_end(rack: &Rack, overwritten: Option<Vec<u32>>) {
     }
 }
 
-/// Tries hosts, best first, until one accepts the VM.
+/// Tries hosts from the best one on until a host accepts the VM. Returns `None` if every host
+/// rejects the VM.
 async fn place_vm(rack: &Rack, vm: &Vm, first: PlacedVm) -> Result<Option<RunningVm>, Failure> {
     let (mut place, mut tried) = (first, BTreeSet::new());
     for attempt in 0..REPLAY_ATTEMPTS_MAX {
@@ -106,7 +108,8 @@ async fn place_vm(rack: &Rack, vm: &Vm, first: PlacedVm) -> Result<Option<Runnin
     Ok(None)
 }
 
-/// Returns the best host that was not tried; if all were, the best one by a new snapshot.
+/// Returns a placement on the best host that was not tried yet. If there is none, requests a new
+/// snapshot and returns a placement on the best of all hosts.
 async fn next_placement(
     rack: &Rack,
     shape: VmShape,
@@ -121,7 +124,8 @@ async fn next_placement(
     Ok(rack.free().place(shape, tried))
 }
 
-/// Returns `None` if the host rejected the VM; nothing is left there.
+/// Tries to run a VM on a host. Returns `None` if the host rejected the VM. The memory of the VM is
+/// then released.
 async fn try_host(
     rack: &Rack,
     vm: &Vm,
@@ -148,7 +152,8 @@ async fn try_host(
     }
 }
 
-/// Starts a VM on its memory; `None` if that failed.
+/// Waits for the memory of a VM, starts its stand-in and commits the reservation. Returns `None` if
+/// the stand-in failed, and `Some(None)` if the VM runs without a stand-in.
 async fn start_vm(
     rack: &Rack,
     vm: &Vm,

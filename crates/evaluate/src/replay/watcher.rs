@@ -1,5 +1,5 @@
-//! Follows the manager's capacity snapshots, across its restarts. Each is applied to
-//! [`FreeCapacity`] at once, and wakes waiting tasks.
+//! Task that receives capacity snapshots of the manager, also across restarts of the manager. Each
+//! snapshot is applied to [`FreeCapacity`] at once and wakes waiting tasks.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -11,29 +11,29 @@ use tonic::Streaming;
 
 use super::{calls, capacity, capacity::FreeCapacity};
 
-/// State of the watcher.
+/// State of the watcher, published with each snapshot.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct WatcherState {
-    /// Number of returns of the manager.
+    /// Number of times that the manager became available again.
     pub(super) returns: u64,
 }
 
-/// Notifies waiting tasks of newer snapshots.
+/// Handle with which tasks wait for newer snapshots.
 #[derive(Clone, Debug)]
 pub(super) struct SnapshotReceiver(watch::Receiver<WatcherState>);
 
 impl SnapshotReceiver {
-    /// Returns the number of returns of the manager.
+    /// Returns the number of times that the manager became available again.
     pub(super) fn returns(&self) -> u64 {
         self.0.borrow().returns
     }
 
-    /// Ignores snapshots before this call.
+    /// Marks all earlier snapshots as seen, so that [`Self::wait_for_newer`] ignores them.
     pub(super) fn mark_seen(&mut self) {
         self.0.mark_unchanged();
     }
 
-    /// Waits for a newer snapshot; for ever once the watcher has ended.
+    /// Waits for a newer snapshot. Waits forever if the watcher has ended.
     pub(super) async fn wait_for_newer(&mut self) {
         if self.0.changed().await.is_err() {
             std::future::pending().await
@@ -41,8 +41,8 @@ impl SnapshotReceiver {
     }
 }
 
-/// Follows the snapshots until its handle is aborted or the manager is away for too long. The first
-/// snapshot exists already.
+/// Applies the first snapshot, and starts a task that applies all further snapshots. The task ends
+/// if the manager is unavailable for too long.
 pub(super) async fn start(
     manager: &Connection,
     free: &Arc<Mutex<FreeCapacity>>,
@@ -66,7 +66,7 @@ pub(super) async fn start(
     Ok((task, SnapshotReceiver(receiver)))
 }
 
-/// Returns a snapshot that contains every acknowledged request.
+/// Requests and applies a new snapshot, which reflects every acknowledged request.
 pub(super) async fn fresh(manager: &Connection, free: &Mutex<FreeCapacity>) -> Result<(), Failure> {
     calls::retry_while_unavailable(|| async {
         first(open(manager).await?, |capacity| lock(free).apply(capacity)).await
@@ -75,7 +75,7 @@ pub(super) async fn fresh(manager: &Connection, free: &Mutex<FreeCapacity>) -> R
     .map(drop)
 }
 
-/// The same without calls in progress: the snapshot is exact.
+/// Requests and applies a new snapshot while no call is in progress, so that it is exact.
 pub(super) async fn exact(manager: &Connection, free: &Mutex<FreeCapacity>) -> Result<(), Failure> {
     calls::retry_while_unavailable(|| async {
         first(open(manager).await?, |capacity| lock(free).apply_exact(capacity)).await
@@ -98,12 +98,12 @@ async fn first(
 ) -> Result<Streaming<v1::Capacity>, Failure> {
     match snapshots.message().await? {
         Some(snapshot) => apply(capacity::from_snapshot(snapshot)?),
-        None => return Err(Failure::Protocol("no capacity snapshot".to_owned())),
+        None => return Err(Failure::Protocol("the stream of capacity snapshots is empty".to_owned())),
     }
     Ok(snapshots)
 }
 
-/// Follows a stream to its end, and returns the reason.
+/// Applies all snapshots of a stream until it ends, and returns the error that ended it.
 async fn follow(
     snapshots: &mut Streaming<v1::Capacity>,
     free: &Mutex<FreeCapacity>,

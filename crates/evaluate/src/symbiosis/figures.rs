@@ -1,5 +1,5 @@
-//! Figures of shares (Spirit's figures 1, 3, 6, 8 and 9) from traces, each with its numbers. Each
-//! figure has a module; this one writes the files.
+//! Figures 1, 3, 6, 8 and 9 of Spirit, drawn from traces. Each figure has a module that computes
+//! its data; this module writes the files.
 
 mod changes;
 mod gains;
@@ -17,35 +17,36 @@ use units::Fraction;
 use super::{ComparedMix, Trace, json};
 use crate::figure::{self, Figure, Point, Series, SeriesStyle};
 
-/// Inputs of the figures.
+/// Traces, tenants and results of schemes, from which the figures are drawn.
 pub(super) struct FigureInputs {
     pub traces: Vec<Trace>,
     pub tenants: Vec<Tenant>,
     pub compared: Vec<ComparedMix>,
-    /// Local memory, as a fraction of the footprints.
+    /// Local memory of a host, as a fraction of the footprints of its tenants.
     pub memory: Fraction,
 }
 
 impl FigureInputs {
-    /// A small host.
+    /// Returns a host with memory for the tenants of a small mix.
     fn host(&self) -> Host {
         Host { memory: self.memory.get() * SMALL_HOST_TENANTS as f64 }
     }
 }
 
-/// Creates the folder before the computation, so that an error is reported early.
+/// Creates the directory of the figures. It is called before the computation, so that an error is
+/// reported early.
 ///
 /// # Errors
-/// It cannot be created.
+/// [`Failure::File`] if the directory cannot be created.
 pub(super) fn create_folder(folder: &Path) -> Result<(), Failure> {
-    let failed = |errno| Failure::File { operation: "create the folder", path: folder.to_owned(), errno };
+    let failed = |errno| Failure::File { operation: "create directory", path: folder.to_owned(), errno };
     fs::create_dir_all(folder).map_err(failed)
 }
 
-/// Draws all figures into a folder.
+/// Draws all figures and writes them into a directory.
 ///
 /// # Errors
-/// A file cannot be written, or a trace cannot be read again.
+/// [`Failure::File`] if a file cannot be written, or a trace cannot be read again.
 pub(super) fn write_all(folder: &Path, inputs: &FigureInputs, format: Format) -> Result<(), Failure> {
     let (figure, numbers) = kinds::draw(inputs);
     write(folder, "figure-1", &figure, &numbers)?;
@@ -60,7 +61,7 @@ pub(super) fn write_all(folder: &Path, inputs: &FigureInputs, format: Format) ->
     match changes::draw(inputs, format)? {
         Some((figure, numbers)) => write(folder, "figure-9", &figure, &numbers),
         None => {
-            print::note(format, "figure 9 is left out: of one trace, no tenant can turn to another");
+            print::note(format, "figure 9 is not drawn: it needs at least two traces");
             Ok(())
         }
     }
@@ -72,11 +73,11 @@ fn write(folder: &Path, name: &str, figure: &Figure, numbers: &impl Serialize) -
     figure::write(&folder.join(format!("{name}.svg")), figure)
 }
 
-fn line(nth: usize, name: impl Into<String>, points: impl Iterator<Item = (f64, f64)>) -> Series {
+fn line(index: usize, name: impl Into<String>, points: impl Iterator<Item = (f64, f64)>) -> Series {
     let points = points.map(|(x, y)| Point::new(x, y)).collect();
-    Series { name: name.into(), style: SeriesStyle::Line(nth), points }
+    Series { name: name.into(), style: SeriesStyle::Line(index), points }
 }
 
 fn horizontal(name: &str, y: f64) -> Series {
-    Series { name: name.to_owned(), style: SeriesStyle::Across, points: vec![Point::new(0.0, y)] }
+    Series { name: name.to_owned(), style: SeriesStyle::HorizontalLine, points: vec![Point::new(0.0, y)] }
 }

@@ -1,6 +1,6 @@
-//! Figure 9: shares of tenants that change their behaviour. Four share a host; two of them switch
-//! from the trace that is most sensitive to bandwidth to the one most sensitive to memory, and
-//! back. `sim` simulates it.
+//! Figure 9: shares of tenants that change their behaviour. Four tenants share a host. Two of them
+//! switch from the trace that is most sensitive to bandwidth to the trace that is most sensitive to
+//! memory, and back. `sim` simulates the host.
 
 use cli_runtime::{Failure, Format, print};
 use serde::Serialize;
@@ -9,10 +9,10 @@ use sim::symbiosis::{
     change_responses, most_different, simulate_changes,
 };
 
-use super::{super::touches, FigureInputs, line};
+use super::{super::accesses, FigureInputs, line};
 use crate::figure::{Figure, Panel, Point, Scale, Series, SeriesStyle};
 
-/// All epochs, with the result of each change.
+/// Data of figure 9 as JSON: all epochs, and the response of the shares to each change.
 #[derive(Serialize)]
 pub(super) struct Numbers {
     activities: [String; 2],
@@ -21,7 +21,8 @@ pub(super) struct Numbers {
     epochs: Vec<Vec<Row>>,
 }
 
-/// Fractions of all memory and of the link. Epochs and tenants are numbered from 1.
+/// Response of a tenant's share to a change. Shares are fractions of all memory and of the link.
+/// Epochs and tenants are numbered from 1.
 #[derive(Serialize)]
 struct Change {
     epoch: usize,
@@ -33,16 +34,16 @@ struct Change {
     bandwidth_before: f64,
     bandwidth_two_epochs_later: f64,
     bandwidth_in_the_long_run: f64,
-    /// Epochs from the change to the first in which both shares are within 5 % of the long run, or
-    /// of an equal share if that is more.
+    /// Number of epochs from the change until both shares deviate from their long-run mean by at
+    /// most 5 %, relative to the larger of that mean and an equal share.
     epochs_until_within_5_percent: Option<usize>,
     within_5_percent_two_epochs_later: bool,
-    /// Largest deviation in any epoch from two epochs later on.
+    /// Largest relative deviation from the long-run mean, from two epochs after the change on.
     #[serde(rename = "wanders")]
     deviation_max: f64,
 }
 
-/// Tenant in an epoch.
+/// Share and throughput of a tenant in one epoch.
 #[derive(Serialize)]
 struct Row {
     #[serde(rename = "does")]
@@ -50,12 +51,12 @@ struct Row {
     memory_share: f64,
     bandwidth_share: f64,
     misses: f64,
-    /// 1 without slowdown.
+    /// Throughput; 1 without any slowdown.
     throughput: f64,
     throughput_of_equal_split: f64,
 }
 
-/// Returns `None` with fewer than two traces.
+/// Simulates the changes and draws the figure. Returns `None` if there are fewer than two traces.
 pub(super) fn draw(inputs: &FigureInputs, format: Format) -> Result<Option<(Figure, Numbers)>, Failure> {
     let Some((stream, cache)) = most_different(&inputs.tenants, inputs.host().equal(SMALL_HOST_TENANTS))
     else {
@@ -63,7 +64,7 @@ pub(super) fn draw(inputs: &FigureInputs, format: Format) -> Result<Option<(Figu
     };
     let read = |at: usize| -> Result<(String, Vec<u32>), Failure> {
         let name = inputs.tenants[at].name.clone();
-        Ok((name, touches(&inputs.traces[at].path)?.unwrap_or_default()))
+        Ok((name, accesses(&inputs.traces[at].path)?.unwrap_or_default()))
     };
     let activities = Activity::pair([read(stream)?, read(cache)?]);
     let epochs = simulate_changes(&activities, inputs.memory.get(), &CHANGES);
@@ -76,7 +77,7 @@ pub(super) fn draw(inputs: &FigureInputs, format: Format) -> Result<Option<(Figu
         changes: responses.iter().map(change).collect(),
         epochs: epochs
             .iter()
-            .map(|epoch| epoch.tenants.iter().map(|one| row(one, &names)).collect())
+            .map(|epoch| epoch.tenants.iter().map(|tenant| row(tenant, &names)).collect())
             .collect(),
         activities: names,
     };
@@ -86,11 +87,13 @@ pub(super) fn draw(inputs: &FigureInputs, format: Format) -> Result<Option<(Figu
 fn describe(response: &ChangeResponse, names: &[String; 2]) -> String {
     let percent = crate::percent;
     let when = response.epochs.map_or_else(
-        || "never comes within 5 % of its long run".to_owned(),
-        |epochs| format!("is within 5 % of its long run in epoch {}", response.change.epoch + epochs + 1),
+        || "never comes within 5 % of its long-run mean".to_owned(),
+        |epochs| {
+            format!("is within 5 % of its long-run mean in epoch {}", response.change.epoch + epochs + 1)
+        },
     );
     format!(
-        "figure 9: tenant {} turns to {} with epoch {}; its share {when}: memory from {} to {} after {RESPONSE_EPOCHS_MAX} epochs and {} in the long run, \
+        "figure 9: tenant {} switches to {} in epoch {}; its share {when}: memory from {} to {} after {RESPONSE_EPOCHS_MAX} epochs and {} in the long run, \
          bandwidth from {} to {} and {}",
         response.change.tenant + 1,
         names[response.change.to],
@@ -148,10 +151,10 @@ fn figure(epochs: &[Epoch], names: &[String; 2]) -> Figure {
         }
     };
     Figure(vec![
-        panel("(a) Local memory", "Share of all memory (%)", |one| one.share.memory),
-        panel("(b) Link", "Share of the link (%)", |one| one.share.bandwidth),
-        panel("(c) Throughput", "Throughput (% of that of the same with an equal split)", |one| {
-            one.throughput / one.equal_split_throughput
+        panel("(a) Local memory", "Share of all memory (%)", |tenant| tenant.share.memory),
+        panel("(b) Link", "Share of the link (%)", |tenant| tenant.share.bandwidth),
+        panel("(c) Throughput", "Throughput (% of that with an equal split)", |tenant| {
+            tenant.throughput / tenant.equal_split_throughput
         }),
     ])
 }
@@ -164,9 +167,9 @@ fn of_tenant(epochs: &[Epoch], tenant: usize, names: &[String; 2], value: fn(&Te
     line(tenant, format!("tenant {}: {}{changes}", tenant + 1, names[0]), points)
 }
 
-/// Boundary between two epochs.
+/// Returns vertical lines between the epochs before and after each change.
 fn change_markers() -> Series {
     let at = |change: &sim::symbiosis::Change| Point::new(change.epoch as f64 + 0.5, 0.0);
     let points = CHANGES.iter().map(at).collect();
-    Series { name: "a tenant turns".to_owned(), style: SeriesStyle::Upright, points }
+    Series { name: "a tenant switches traces".to_owned(), style: SeriesStyle::VerticalLine, points }
 }

@@ -1,5 +1,6 @@
-//! Figure 6: gains of schemes over an equal split, for each kind of tenant, and for all tenants and
-//! the worst-off of each mix. The paper's latencies have no counterpart in traces.
+//! Figure 6: gains of schemes over an equal split, for each kind of tenant. A second figure shows
+//! the gains of all tenants and of the worst-off tenant for each mix. The latencies in the paper's
+//! figure are omitted, because traces contain no requests with a latency.
 
 use serde::Serialize;
 use sim::symbiosis::{Kind, Outcome, SMALL_HOST_TENANTS, Scheme};
@@ -11,19 +12,21 @@ use crate::{
     percent,
 };
 
-/// Schemes compared with an equal split, the simplest first.
+/// Schemes that are compared with an equal split, with their names in the legend.
 const SCHEMES: [(Scheme, &str); 6] = [
     (Scheme::Harvest, "Harvest"),
     (Scheme::Trade, "Trade"),
-    (Scheme::Market, "the market alone"),
+    (Scheme::Market, "market alone"),
     (Scheme::WithoutEnvy, "Symbiosis, refined without envy"),
     (Scheme::Symbiosis, "Symbiosis, refined"),
-    (Scheme::Ideal, "ideal: known beforehand, on a grid of 1/200"),
+    (Scheme::Ideal, "ideal: exact miss ratios, grid of 1/200"),
 ];
+/// Kinds of tenants, named by the resource that bounds their throughput.
 const KINDS: [(Kind, &str); 3] =
-    [(Kind::Bandwidth, "bandwidth"), (Kind::Memory, "memory too"), (Kind::Compute, "processor")];
+    [(Kind::Bandwidth, "bandwidth"), (Kind::Memory, "bandwidth and memory"), (Kind::Compute, "processor")];
 
-/// Gain of a scheme for a kind of tenant.
+/// Gains of a scheme for the tenants of one kind. Gains are throughputs relative to an equal split,
+/// minus 1.
 #[derive(Serialize)]
 pub(super) struct KindGain {
     memory: f64,
@@ -36,35 +39,37 @@ pub(super) struct KindGain {
     best: f64,
 }
 
-/// Gain of a scheme for a mix.
+/// Gains of a scheme for a mix of tenants.
 #[derive(Serialize)]
 pub(super) struct MixGain {
     mix: String,
     scheme: &'static str,
-    /// For all tenants: the geometric mean.
+    /// Geometric mean of all tenants' throughputs relative to an equal split, minus 1.
     gain: f64,
+    /// Throughput of the worst-off tenant relative to an equal split, minus 1.
     worst_off: f64,
 }
 
-/// Results of the large mix, and of the same with twice the memory.
+/// Draws the gains by kind of tenant for the large mix, with the given memory and with twice as
+/// much.
 pub(super) fn by_kind(inputs: &FigureInputs) -> (Figure, Vec<KindGain>) {
-    let large_mix = inputs.compared.iter().find(|one| one.mix.tenants.len() > SMALL_HOST_TENANTS);
+    let large_mix = inputs.compared.iter().find(|compared| compared.mix.tenants.len() > SMALL_HOST_TENANTS);
     let ComparedMix { mix, outcomes } = large_mix.expect("there is a mix of all traces");
-    let twice = Fraction::new((2.0 * inputs.memory.get()).min(1.0)).expect("no more than all");
+    let twice = Fraction::new((2.0 * inputs.memory.get()).min(1.0)).expect("the fraction is at most 1");
     let with_twice = ComparedMix::new(mix.clone(), twice);
     let small = (inputs.memory, outcomes, "(a)");
-    let rows = [small, (twice, &with_twice.outcomes, "(b)")].map(|(memory, outcomes, nth)| {
+    let rows = [small, (twice, &with_twice.outcomes, "(b)")].map(|(memory, outcomes, label)| {
         let host = sim::symbiosis::Host { memory: memory.get() * mix.tenants.len() as f64 };
         let equal = host.equal(mix.tenants.len());
         let kinds: Vec<Kind> = mix.tenants.iter().map(|tenant| tenant.kind(equal)).collect();
         let rows = rows(memory, &mix.name, &kinds, outcomes);
         let title =
-            format!("{nth} {} tenants, memory for {} of what they touch", kinds.len(), percent(memory.get()));
+            format!("{label} {} tenants, memory for {} of footprints", kinds.len(), percent(memory.get()));
         (panel(title, &kinds, &rows), rows)
     });
-    let [(one, mut numbers), (other, more)] = rows;
-    numbers.extend(more);
-    (Figure(vec![one, other]), numbers)
+    let [(panel_a, mut numbers), (panel_b, numbers_b)] = rows;
+    numbers.extend(numbers_b);
+    (Figure(vec![panel_a, panel_b]), numbers)
 }
 
 fn rows(memory: Fraction, mix: &str, kinds: &[Kind], outcomes: &[Outcome]) -> Vec<KindGain> {
@@ -92,7 +97,7 @@ fn rows(memory: Fraction, mix: &str, kinds: &[Kind], outcomes: &[Outcome]) -> Ve
     rows
 }
 
-/// Returns bars of each existing kind.
+/// Draws one bar per scheme for each kind of tenant in the mix.
 fn panel(title: String, kinds: &[Kind], rows: &[KindGain]) -> Panel {
     let present: Vec<(&str, usize)> = KINDS
         .iter()
@@ -100,9 +105,9 @@ fn panel(title: String, kinds: &[Kind], rows: &[KindGain]) -> Panel {
         .filter(|(_, tenants)| *tenants > 0)
         .collect();
     let place = |kind: &str| present.iter().position(|(name, _)| *name == kind).unwrap_or_default() as f64;
-    let series = SCHEMES.iter().enumerate().map(|(nth, (scheme, name))| Series {
+    let series = SCHEMES.iter().enumerate().map(|(index, (scheme, name))| Series {
         name: (*name).to_owned(),
-        style: SeriesStyle::Bar(nth),
+        style: SeriesStyle::Bar(index),
         points: rows
             .iter()
             .filter(|row| row.scheme == scheme.name())
@@ -111,8 +116,8 @@ fn panel(title: String, kinds: &[Kind], rows: &[KindGain]) -> Panel {
     });
     Panel {
         title,
-        x_title: "Tenants bound by (bars: from the worst-off to the best)",
-        y_title: "Throughput beyond an equal split (%)",
+        x_title: "Tenants bound by (error bars: worst-off to best-off tenant)",
+        y_title: "Gain in throughput over an equal split (%)",
         x: Scale::Names(present.iter().map(|(name, tenants)| format!("{name} ({tenants})")).collect()),
         y: Scale::Percent,
         x_max: f64::INFINITY,
@@ -120,32 +125,40 @@ fn panel(title: String, kinds: &[Kind], rows: &[KindGain]) -> Panel {
     }
 }
 
-/// Returns the gains of every mix.
+/// Draws the gains of all schemes for each mix.
 pub(super) fn by_mix(inputs: &FigureInputs) -> (Figure, Vec<MixGain>) {
     let panel = |title: &str, y_title, value: fn(&Outcome) -> f64| Panel {
         title: title.to_owned(),
         x_title: "",
         y_title,
-        x: Scale::Names(inputs.compared.iter().map(|one| one.mix.name.clone()).collect()),
+        x: Scale::Names(inputs.compared.iter().map(|compared| compared.mix.name.clone()).collect()),
         y: Scale::Percent,
         x_max: f64::INFINITY,
         series: SCHEMES
             .iter()
             .enumerate()
-            .map(|(nth, (scheme, name))| Series {
+            .map(|(index, (scheme, name))| Series {
                 name: (*name).to_owned(),
-                style: SeriesStyle::Mark(nth),
-                points: of_scheme(inputs, *scheme).map(|(x, one)| Point::new(x, value(one))).collect(),
+                style: SeriesStyle::Mark(index),
+                points: of_scheme(inputs, *scheme)
+                    .map(|(x, outcome)| Point::new(x, value(outcome)))
+                    .collect(),
             })
             .collect(),
     };
     let figure = Figure(vec![
-        panel("(a) All tenants of a mix", "Geometric mean beyond an equal split (%)", Outcome::gain),
-        panel("(b) The worst-off of a mix", "Throughput beyond an equal split (%)", |one| one.worst() - 1.0),
+        panel(
+            "(a) All tenants of a mix",
+            "Gain of the geometric mean over an equal split (%)",
+            Outcome::gain,
+        ),
+        panel("(b) Worst-off tenant of a mix", "Gain in throughput over an equal split (%)", |outcome| {
+            outcome.worst() - 1.0
+        }),
     ]);
-    let numbers = inputs.compared.iter().flat_map(|one| {
-        one.outcomes.iter().map(|outcome| MixGain {
-            mix: one.mix.name.clone(),
+    let numbers = inputs.compared.iter().flat_map(|compared| {
+        compared.outcomes.iter().map(|outcome| MixGain {
+            mix: compared.mix.name.clone(),
             scheme: outcome.scheme.name(),
             gain: outcome.gain(),
             worst_off: outcome.worst() - 1.0,
@@ -154,9 +167,9 @@ pub(super) fn by_mix(inputs: &FigureInputs) -> (Figure, Vec<MixGain>) {
     (figure, numbers.collect())
 }
 
-/// Returns points with the number of each mix.
+/// Returns the outcomes of a scheme, each with the index of its mix.
 fn of_scheme(inputs: &FigureInputs, scheme: Scheme) -> impl Iterator<Item = (f64, &Outcome)> {
-    inputs.compared.iter().enumerate().filter_map(move |(at, one)| {
-        Some((at as f64, one.outcomes.iter().find(|outcome| outcome.scheme == scheme)?))
+    inputs.compared.iter().enumerate().filter_map(move |(index, compared)| {
+        Some((index as f64, compared.outcomes.iter().find(|outcome| outcome.scheme == scheme)?))
     })
 }

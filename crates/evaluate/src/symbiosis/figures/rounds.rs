@@ -1,5 +1,5 @@
-//! Figure 3: rounds of a market. The paper has three synthetic tenants; this is the mix of six that
-//! gains most by the market alone.
+//! Figure 3: demand in each round of a market. The paper uses three synthetic tenants. This figure
+//! uses the small mix of tenants that gains most by the market alone.
 
 use serde::Serialize;
 use sim::symbiosis::{Auction, Mix, Outcome, Round, SMALL_HOST_TENANTS, Scheme, auction};
@@ -7,10 +7,10 @@ use sim::symbiosis::{Auction, Mix, Outcome, Round, SMALL_HOST_TENANTS, Scheme, a
 use super::{ComparedMix, FigureInputs, horizontal, line};
 use crate::figure::{Figure, Panel, Point, Scale, Series, SeriesStyle};
 
-/// Largest drawn demand, relative to the supply.
+/// Largest demand that is drawn, relative to the supply.
 const DEMAND_DRAWN_MAX: f64 = 2.0;
 
-/// Demands in a market.
+/// Data of figure 3 as JSON.
 #[derive(Serialize)]
 pub(super) struct Numbers {
     mix: String,
@@ -22,7 +22,7 @@ pub(super) struct Numbers {
     shares: Vec<Share>,
 }
 
-/// Fractions of all memory, or of the link.
+/// Total demand at one price, as fractions of all memory and of the link.
 #[derive(Serialize)]
 struct Row {
     memory_price: f64,
@@ -33,7 +33,7 @@ struct Row {
     bandwidth_demand: f64,
 }
 
-/// Fractions of a footprint, and of the link.
+/// Share of a tenant, as fractions of its footprint and of the link.
 #[derive(Serialize)]
 struct Share {
     memory: f64,
@@ -67,13 +67,13 @@ pub(super) fn draw(inputs: &FigureInputs) -> (Figure, Numbers) {
 }
 
 fn mix_with_largest_gain(compared: &[ComparedMix]) -> &Mix {
-    let gain = |one: &&ComparedMix| {
-        let by_market = one.outcomes.iter().find(|outcome| outcome.scheme == Scheme::Market);
+    let gain = |compared: &&ComparedMix| {
+        let by_market = compared.outcomes.iter().find(|outcome| outcome.scheme == Scheme::Market);
         by_market.map_or(0.0, Outcome::gain)
     };
-    let small = compared.iter().filter(|one| one.mix.tenants.len() == SMALL_HOST_TENANTS);
-    let most = small.max_by(|one, other| gain(one).total_cmp(&gain(other)));
-    &most.expect("each trace has a mix of six").mix
+    let small = compared.iter().filter(|compared| compared.mix.tenants.len() == SMALL_HOST_TENANTS);
+    let largest = small.max_by(|left, right| gain(left).total_cmp(&gain(right)));
+    &largest.expect("there is a small mix for each trace").mix
 }
 
 fn demand(mix: &Mix, auction: &Auction) -> Panel {
@@ -82,19 +82,19 @@ fn demand(mix: &Mix, auction: &Auction) -> Panel {
         all.filter(|(_, demand)| *demand <= DEMAND_DRAWN_MAX)
     };
     Panel {
-        title: format!("(a) What six tenants ask for, by price: {}", mix.name),
-        x_title: "Price of all memory (% of all money)",
-        y_title: "Asked for (% of what there is)",
+        title: format!("(a) Demand by price: {}", mix.name),
+        x_title: "Price of all memory (% of all budgets)",
+        y_title: "Demand (% of the supply)",
         x: Scale::Percent,
         y: Scale::Percent,
         x_max: 1.0,
         series: vec![
             line(0, "memory", of(|round| round.sum.memory)),
             line(1, "bandwidth", of(|round| round.sum.bandwidth)),
-            horizontal("all there is", 1.0),
+            horizontal("supply", 1.0),
             Series {
-                name: "where the market ended".to_owned(),
-                style: SeriesStyle::Upright,
+                name: "clearing price".to_owned(),
+                style: SeriesStyle::VerticalLine,
                 points: vec![Point::new(auction.price, 0.0)],
             },
         ],
@@ -106,17 +106,17 @@ fn rounds(auction: &Auction) -> Panel {
         (1_u32..).zip(&auction.rounds).map(move |(n, r)| (f64::from(n), resource(r)))
     };
     Panel {
-        title: "(b) Round by round".to_owned(),
+        title: "(b) Demand and price by round".to_owned(),
         x_title: "Round",
-        y_title: "Asked for (% of what there is); price (% of all money)",
+        y_title: "Demand (% of the supply), price (% of all budgets)",
         x: Scale::Number,
         y: Scale::Percent,
         x_max: f64::INFINITY,
         series: vec![
             line(0, "memory", of(|round| round.sum.memory)),
             line(1, "bandwidth", of(|round| round.sum.bandwidth)),
-            line(2, "the price of memory", of(|round| round.price)),
-            horizontal("all there is", 1.0),
+            line(2, "price of memory", of(|round| round.price)),
+            horizontal("supply", 1.0),
         ],
     }
 }

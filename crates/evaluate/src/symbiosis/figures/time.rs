@@ -1,5 +1,5 @@
-//! Figure 8: time of a market for growing numbers of tenants, on this machine; the paper states
-//! upper bounds for its own.
+//! Figure 8: run time of a market on this machine, for increasing numbers of tenants. The figure
+//! also shows the upper bounds from the paper, for the authors' machine.
 
 use std::{
     hint::black_box,
@@ -13,28 +13,30 @@ use units::limits::REFINEMENT_TENANTS_MAX;
 use super::{FigureInputs, line};
 use crate::figure::{Figure, Panel, Point, Scale, Series, SeriesStyle};
 
-/// Tenants of the first market; each has twice as many as the previous one.
+/// Number of tenants of the first market. Each next market has twice as many tenants.
 const FIRST: usize = 6;
+/// Maximum number of measured markets.
 const MARKETS: u32 = 9;
-/// Time for which a call is repeated.
+/// Time for which a measured call is repeated.
 const MEASURED_DURATION: Duration = Duration::from_millis(300);
-/// No market larger than the first that takes this long.
+/// Run time of a market, in milliseconds, above which no larger market is measured.
 const SLOW_MS: f64 = 2_000.0;
-/// Tenants, and maximum milliseconds, of Spirit (6.2).
+/// Upper bounds from Spirit, section 6.2: number of tenants, and run time in milliseconds.
 const SPIRIT_BOUNDS: [(f64, f64); 2] = [(24.0, 1_000.0), (1_000.0, 20_000.0)];
 
-/// Medians, in milliseconds.
+/// Median run times for one number of tenants, in milliseconds.
 #[derive(Serialize)]
 pub(super) struct Row {
     tenants: usize,
-    /// From miss ratios to shares, cold.
+    /// Market without a warm start, from miss ratios to shares.
     cold_ms: f64,
-    /// One epoch later, after small changes.
+    /// Market of the next epoch after small changes, with a warm start.
     warm_ms: f64,
-    /// Cold, and refined regardless of envy; `None` for too many tenants.
+    /// Market without a warm start, with refinement; `None` above the maximum number of tenants.
     refined_ms: Option<f64>,
-    /// Prices evaluated, cold and warm.
+    /// Number of prices evaluated without a warm start.
     cold_rounds: u32,
+    /// Number of prices evaluated with a warm start.
     warm_rounds: u32,
 }
 
@@ -50,21 +52,21 @@ pub(super) fn draw(inputs: &FigureInputs) -> (Figure, Vec<Row>) {
         rows.iter().filter_map(move |row| Some((row.tenants as f64, time(row)?)))
     };
     let series = vec![
-        line(0, "a market, from miss ratios to shares", of(|row| Some(row.cold_ms))),
-        line(1, "a market an epoch later, sought near the last", of(|row| Some(row.warm_ms))),
+        line(0, "market, from miss ratios to shares", of(|row| Some(row.cold_ms))),
+        line(1, "market one epoch later, with a warm start", of(|row| Some(row.warm_ms))),
         line(
             2,
-            format!("a market, refined: with {REFINEMENT_TENANTS_MAX} tenants at most"),
+            format!("market with refinement, up to {REFINEMENT_TENANTS_MAX} tenants"),
             of(|row| row.refined_ms),
         ),
         Series {
-            name: "Spirit's allocator by its paper, on its machine: at most".to_owned(),
+            name: "Spirit's allocator, upper bounds from the paper".to_owned(),
             style: SeriesStyle::Ring,
             points: SPIRIT_BOUNDS.map(|(tenants, ms)| Point::new(tenants, ms)).to_vec(),
         },
     ];
     let panel = Panel {
-        title: "How long a market takes".to_owned(),
+        title: "Run time of a market".to_owned(),
         x_title: "Tenants",
         y_title: "Time (ms)",
         x: Scale::Powers,
@@ -92,7 +94,8 @@ impl Row {
     }
 }
 
-/// Returns the median of as many calls as there is time for, at least one.
+/// Calls a function for [`MEASURED_DURATION`], but at least once. Returns the median run time in
+/// milliseconds.
 fn median_ms<T>(call: impl Fn() -> T) -> f64 {
     let (mut times, started) = (Vec::new(), Instant::now());
     while times.is_empty() || started.elapsed() < MEASURED_DURATION {
