@@ -55,7 +55,7 @@ const ACCESSES_PER_VISIT_MAX: f64 = PAGE as f64;
 #[derive(Debug, thiserror::Error)]
 pub enum SamplerError {
     /// The kernel shows no processor with this capability.
-    #[error("the kernel shows no processor that samples memory accesses (PEBS or IBS)")]
+    #[error("no processor of this host supports sampling of memory accesses (PEBS or IBS)")]
     None,
     /// The file cannot be parsed.
     #[error(transparent)]
