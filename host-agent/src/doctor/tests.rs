@@ -371,7 +371,7 @@ fn foreign_dax_device_is_reported() {
     host.slice("device_dax");
     host.assert_healthy();
     host.tree.files(&format!("{REGION}/dax7.1"), &[("size", "536870912")]);
-    host.assert_problem(&["device 0x1", "dax7.1 has memory of the region", "`daxctl destroy-device`"]);
+    host.assert_problem(&["device 0x1", "dax7.1 uses memory of the region", "`daxctl destroy-device`"]);
 }
 
 #[test]

@@ -61,7 +61,7 @@ fn descriptor(part: &MemoryRegion) -> File {
 fn revoked_or_linked_slice_is_not_opened() {
     let emc = Emc::new();
     let missing = emc.host.online(SLICE_1, &emc.handle(), true).unwrap_err();
-    assert!(matches!(missing, HostError::Io { doing: "open", .. }), "{missing:?}");
+    assert!(matches!(missing, HostError::Io { operation: "open", .. }), "{missing:?}");
     emc.grant(0);
     let short = emc.host.online(SLICE_1, &emc.handle(), true).unwrap_err();
     assert!(matches!(short, HostError::NotASlice { bytes: 0, .. }), "{short:?}");
