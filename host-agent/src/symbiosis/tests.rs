@@ -229,7 +229,7 @@ fn unreadable_or_unlimitable_cgroup_keeps_all_shares() {
     host.cgroups.files("web", &[("cpu.stat", "nothing")]);
     let blocked = host.epoch();
     assert_eq!(blocked.state, State::Blocked);
-    assert!(blocked.reason.contains("web/cpu.stat holds \"nothing\""), "{}", blocked.reason);
+    assert!(blocked.reason.contains("web/cpu.stat contains \"nothing\""), "{}", blocked.reason);
     host.cgroups.files("web", &[("cpu.stat", "usage_usec 900000000")]);
     assert_eq!((host.limits("cache"), host.limits("web")), limits);
     // A folder cannot be written, as a file of a read-only file system.

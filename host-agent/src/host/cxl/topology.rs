@@ -88,7 +88,7 @@ fn window(sysfs: &Sysfs, folder: PathBuf, name: String) -> Result<Window, SysfsE
         free: sysfs.number(folder.join("size"))?.saturating_sub(used_bytes(sysfs, &folder)?),
         supports_ram: sysfs.has(folder.join("create_ram_region")),
         targets: targets
-            .map_err(|_| sysfs.unreadable(folder.join("target_list"), text, "a list of numbers"))?,
+            .map_err(|_| sysfs.unreadable(folder.join("target_list"), text, "a list of port numbers"))?,
         name,
         folder,
     })
