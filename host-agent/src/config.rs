@@ -243,8 +243,8 @@ fn check_tls(raw: RawTls, base: &Path) -> Result<Tls, InvalidValue> {
     Ok(Tls { ca, certificate, key, server_name: raw.server_name })
 }
 
-/// Checks the address of the manager. Without TLS the token is sent in plain text, so the manager must
-/// be on this machine.
+/// Checks the address of the manager. Without TLS the token is sent in plain text, so the manager
+/// must be on this machine.
 fn check_manager(manager: &str, has_tls: bool) -> Result<(), InvalidValue> {
     let violation = |rule: &str| Err(invalid("agent.manager", manager, rule));
     if let Some(path) = manager.strip_prefix("unix:") {

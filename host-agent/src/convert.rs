@@ -1,5 +1,5 @@
-//! Conversion between protobuf messages of the session and the types of `pool`. Messages of the manager
-//! are validated.
+//! Conversion between protobuf messages of the session and the types of `pool`. Messages of the
+//! manager are validated.
 
 use std::collections::BTreeMap;
 

@@ -1,6 +1,6 @@
 //! Driver of the agent: the task that owns the state machine of `pool::agent`, passes events to it
-//! and performs its effects. Long work runs in other threads and tasks, and its result returns as an
-//! event.
+//! and performs its effects. Long work runs in other threads and tasks, and its result returns as
+//! an event.
 
 mod calls;
 #[cfg(test)]
@@ -221,8 +221,8 @@ impl Driver {
         Ok((driver, Handle(sender), reports))
     }
 
-    /// Runs the driver until all handles or the session's sender are dropped. At the end no memory is
-    /// released, and guests keep running.
+    /// Runs the driver until all handles or the session's sender are dropped. At the end no memory
+    /// is released, and guests keep running.
     pub async fn run(mut self) {
         self.perform_all();
         loop {

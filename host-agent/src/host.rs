@@ -1,6 +1,6 @@
 //! Operations on the memory of this machine, behind the trait [`Host`]. Only this module and
-//! [`doctor`](crate::doctor) use paths of /proc, /sys and /dev. The agent in the crate `pool` decides
-//! which operations are performed.
+//! [`doctor`](crate::doctor) use paths of /proc, /sys and /dev. The agent in the crate `pool`
+//! decides which operations are performed.
 
 pub mod access_profile;
 pub mod blocks;
@@ -37,16 +37,16 @@ use crate::user::current_user;
 /// Operations on the memory of a machine.
 ///
 /// Calls for different slices may run concurrently; calls for the same slice run one after another.
-/// All calls are idempotent. A failed call may leave a slice half open or half closed; repeating the
-/// call or calling [`Host::close_orphan`] completes it. A failed call to close a slice still revokes
-/// the VM's access.
+/// All calls are idempotent. A failed call may leave a slice half open or half closed; repeating
+/// the call or calling [`Host::close_orphan`] completes it. A failed call to close a slice still
+/// revokes the VM's access.
 pub trait Host: fmt::Debug + Send + Sync {
     /// Opens a slice, so that it can be passed to a VM. With `check_zero`, verifies first that the
     /// slice contains only zeros.
     ///
     /// # Errors
-    /// [`HostError::NotZero`] if a byte is not zero; another variant if the operating system rejects
-    /// an operation.
+    /// [`HostError::NotZero`] if a byte is not zero; another variant if the operating system
+    /// rejects an operation.
     fn online(&self, holding: Holding, handle: &Handle, check_zero: bool) -> Result<(), HostError>;
 
     /// Closes a slice. With `verify`, checks first that no process has the slice open or mapped.
@@ -84,8 +84,8 @@ pub trait Host: fmt::Debug + Send + Sync {
     /// return the same memory.
     ///
     /// # Errors
-    /// [`HostError::NotOpen`] if a slice is not open; another variant if the operating system rejects
-    /// an operation.
+    /// [`HostError::NotOpen`] if a slice is not open; another variant if the operating system
+    /// rejects an operation.
     fn memory(&self, record: &VmRecord, form: MemoryForm) -> Result<Vec<MemoryRegion>, HostError>;
 
     /// Registers a running VM to which an earlier agent passed its memory.
@@ -112,8 +112,8 @@ pub struct Usage {
     pub local: Option<Bytes>,
     /// Used part of the pool memory.
     pub pool: Option<Bytes>,
-    /// Part of the used pool memory whose pages are on nodes without pool memory, because the pool's
-    /// nodes were full. `None` also for backends whose memory cannot overflow.
+    /// Part of the used pool memory whose pages are on nodes without pool memory, because the
+    /// pool's nodes were full. `None` also for backends whose memory cannot overflow.
     pub overflow: Option<Bytes>,
 }
 
@@ -137,7 +137,8 @@ pub enum MemoryForm {
     Descriptors,
     /// Paths of files, which the VM's user owns.
     Paths,
-    /// Paths of the files of slices, which the VM's user owns. The VMM allocates local memory itself.
+    /// Paths of the files of slices, which the VM's user owns. The VMM allocates local memory
+    /// itself.
     SlicePaths,
 }
 

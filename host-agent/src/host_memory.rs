@@ -1,6 +1,6 @@
-//! Unix socket at which a VMM attaches to the memory of its VM. Each SOCK_SEQPACKET datagram contains
-//! one protobuf message and file descriptors. The kernel identifies the caller. Requests are passed
-//! to the driver; the crate `host_memory` is the client.
+//! Unix socket at which a VMM attaches to the memory of its VM. Each SOCK_SEQPACKET datagram
+//! contains one protobuf message and file descriptors. The kernel identifies the caller. Requests
+//! are passed to the driver; the crate `host_memory` is the client.
 
 mod reply;
 
@@ -225,9 +225,9 @@ impl Connection {
         }
     }
 
-    /// Checks that a request is about the VM to which this connection has attached, if any. Otherwise
-    /// a guest that controls its VMM could use this connection, and the permissions of its user, to
-    /// get the memory of another VM.
+    /// Checks that a request is about the VM to which this connection has attached, if any.
+    /// Otherwise a guest that controls its VMM could use this connection, and the permissions of
+    /// its user, to get the memory of another VM.
     fn check_own_vm(&self, field: &str, vm: &str) -> Result<Name, ReplyMessages> {
         let vm = Name::new(vm).map_err(|error| rejection("BAD_MESSAGE", format!("{field}: {error}")))?;
         match self.vm.get() {

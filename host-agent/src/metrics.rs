@@ -1,5 +1,5 @@
-//! Metrics of one agent for Prometheus. Every series has the name of the host as label. Counters are
-//! updated when events happen; gauges are updated at each request for metrics.
+//! Metrics of one agent for Prometheus. Every series has the name of the host as label. Counters
+//! are updated when events happen; gauges are updated at each request for metrics.
 
 use std::{
     collections::BTreeMap,
@@ -262,8 +262,8 @@ impl Metrics {
         self.slices_changing.set(gauge_value(counters.slices_changing));
     }
 
-    /// Sets the gauges of touched memory. Memory that is not measured has no series, because 0 would
-    /// mean that the guest has touched no memory.
+    /// Sets the gauges of touched memory. Memory that is not measured has no series, because 0
+    /// would mean that the guest has touched no memory.
     fn observe_usage(&self, observed: &ObservedState, usage: &BTreeMap<ReservationId, Usage>) {
         self.touched.clear();
         self.unmeasured.clear();

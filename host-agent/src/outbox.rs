@@ -13,7 +13,8 @@ pub struct Outbox {
 }
 
 impl Outbox {
-    /// Locks the slot. A poisoned slot is consistent, because each call changes it in one assignment.
+    /// Locks the slot. A poisoned slot is consistent, because each call changes it in one
+    /// assignment.
     fn pending(&self) -> MutexGuard<'_, Option<ObservedState>> {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }

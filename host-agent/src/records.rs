@@ -1,6 +1,6 @@
-//! Records of the VMs that run on this host: one file per VM, `vms/RESERVATION.json`, which contains
-//! the process and the memory of the VM. It is written before the process receives memory. A
-//! restarted agent finds its VMs by these records.
+//! Records of the VMs that run on this host: one file per VM, `vms/RESERVATION.json`, which
+//! contains the process and the memory of the VM. It is written before the process receives memory.
+//! A restarted agent finds its VMs by these records.
 
 use std::{
     collections::BTreeMap,
@@ -22,8 +22,8 @@ use crate::{
     runtime_dir::{RuntimeDirError, io_error, sync_parent, write_durably},
 };
 
-/// Reason why records cannot be used. The agent then does not start, because it must not assume that
-/// no VM runs.
+/// Reason why records cannot be used. The agent then does not start, because it must not assume
+/// that no VM runs.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordsError {
     /// The operating system rejected an operation.
@@ -190,8 +190,8 @@ impl Records {
     }
 }
 
-/// Returns the VMs recorded in the runtime directory of an agent, without changing any file. Returns
-/// no VMs if the directory does not exist.
+/// Returns the VMs recorded in the runtime directory of an agent, without changing any file.
+/// Returns no VMs if the directory does not exist.
 ///
 /// # Errors
 /// A record cannot be read, or has invalid contents.

@@ -1,5 +1,5 @@
-//! Runtime directory of the agent, which contains the lock file, the instance number and the rack of
-//! this host. All contents are durable before they are used. [`crate::records`] handles the VM
+//! Runtime directory of the agent, which contains the lock file, the instance number and the rack
+//! of this host. All contents are durable before they are used. [`crate::records`] handles the VM
 //! records in it.
 
 use std::{
@@ -105,11 +105,12 @@ impl RuntimeDir {
         Ok(InstanceId(next))
     }
 
-    /// Returns the UUID of the rack to which this host belongs; `None` if it has never been connected
-    /// to a manager.
+    /// Returns the UUID of the rack to which this host belongs; `None` if it has never been
+    /// connected to a manager.
     ///
     /// # Errors
-    /// [`RuntimeDirError::Corrupt`] if the file does not contain a UUID, or [`RuntimeDirError::Io`].
+    /// [`RuntimeDirError::Corrupt`] if the file does not contain a UUID, or
+    /// [`RuntimeDirError::Io`].
     pub fn rack(&self) -> Result<Option<String>, RuntimeDirError> {
         let path = self.path.join("rack");
         let Some(text) = read(&path)? else { return Ok(None) };

@@ -52,8 +52,8 @@ use crate::{
     user::current_user,
 };
 
-/// Maximum number of session events that wait for the driver. Further messages of the manager wait in
-/// the network.
+/// Maximum number of session events that wait for the driver. Further messages of the manager wait
+/// in the network.
 const SESSION_EVENTS_QUEUED_MAX: usize = 4;
 /// Root of sysfs.
 const SYS: &str = "/sys";
@@ -251,7 +251,7 @@ fn ranges(scrub_mib_per_s: NonZeroU32) -> Result<Ranges, ServeError> {
             Ok(slices) => {
                 let region = slices.region();
                 let (count, align, node) = (slices.count(), slices.align(), slices.node());
-                tracing::info!(name, serial, region = region.name, slices = count, %align, node, "using CXL memory device");
+                tracing::info!(name, serial, region = region.name, count, %align, node, "using CXL memory device");
             }
             Err(problem) => {
                 tracing::error!(
@@ -266,8 +266,8 @@ fn ranges(scrub_mib_per_s: NonZeroU32) -> Result<Ranges, ServeError> {
     Ok(Ranges::new(cxl, NonZeroU64::from(scrub_mib_per_s).saturating_mul(MIB)))
 }
 
-/// Locks the file that identifies this host, which is its token or the key of its certificate, until
-/// the result is dropped. So two agents of the same host cannot run on one machine, even with
+/// Locks the file that identifies this host, which is its token or the key of its certificate,
+/// until the result is dropped. So two agents of the same host cannot run on one machine, even with
 /// different runtime directories.
 fn lock_identity(config: &Config) -> Result<Option<File>, ServeError> {
     let key = config.tls.as_ref().map(|tls| &tls.key);

@@ -1,5 +1,5 @@
-//! Session with the manager: connects, identifies the agent, passes desired states to the driver and
-//! reports to the manager, and reconnects after a delay. Guests are not affected by its end.
+//! Session with the manager: connects, identifies the agent, passes desired states to the driver
+//! and reports to the manager, and reconnects after a delay. Guests are not affected by its end.
 
 use std::{
     path::PathBuf,
@@ -94,7 +94,7 @@ pub async fn run_sessions(
         }
         delay = next_delay(delay, &error, lease, started.elapsed());
         let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
-        tracing::warn!(manager = identity.manager, error = %error, cause, retry_in = ?delay, "session with the manager ended");
+        tracing::warn!(manager = identity.manager, error = %error, cause, retry_in = ?delay, "session ended");
         tokio::select! {
             () = tokio::time::sleep(delay) => {}
             () = events.closed() => return,
@@ -104,9 +104,10 @@ pub async fn run_sessions(
 
 /// Returns the delay before the next session. `lease` is `None` if no session was established.
 ///
-/// The delay doubles if no connection is possible. It also doubles if the manager aborts the session
-/// within a lease, because a newer agent identifies as this host. In that case it is limited to the
-/// lease, so that the manager still notices that both agents run. Otherwise it is minimal.
+/// The delay doubles if no connection is possible. It also doubles if the manager aborts the
+/// session within a lease, because a newer agent identifies as this host. In that case it is
+/// limited to the lease, so that the manager still notices that both agents run. Otherwise it is
+/// minimal.
 fn next_delay(last: Duration, error: &SessionError, lease: Option<Duration>, lasted: Duration) -> Duration {
     match (error, lease) {
         (_, None) => (last * 2).min(RECONNECT_BACKOFF_MAX.as_duration()),

@@ -1,5 +1,5 @@
-//! State that Symbiosis shares with the session: the result of the last epoch, and the weights set by
-//! the manager.
+//! State that Symbiosis shares with the session: the result of the last epoch, and the weights set
+//! by the manager.
 
 use std::{
     collections::BTreeMap,
@@ -141,7 +141,8 @@ struct Inner {
 }
 
 impl SharesState {
-    /// Locks the state. A poisoned state is consistent, because no call can panic while it is locked.
+    /// Locks the state. A poisoned state is consistent, because no call can panic while it is
+    /// locked.
     fn inner(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }

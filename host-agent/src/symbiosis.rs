@@ -1,11 +1,11 @@
-//! Symbiosis on this host: in every epoch, measures the tenants, derives their utilities, and decides
-//! their shares of local memory and of the link. The crate `fairness` computes the shares; the module
-//! `host` accesses files of the kernel.
+//! Symbiosis on this host: in every epoch, measures the tenants, derives their utilities, and
+//! decides their shares of local memory and of the link. The crate `fairness` computes the shares;
+//! the module `host` accesses files of the kernel.
 //!
-//! Shares stay unchanged while an input is missing: a tenant cannot be read, a limit cannot be set, or
-//! a weight leaves a tenant less than its guarantee. A tenant that has ended does not count as missing
-//! input. A restarted agent continues from the stored shares, and changes no limits before it has
-//! measured an epoch.
+//! Shares stay unchanged while an input is missing: a tenant cannot be read, a limit cannot be set,
+//! or a weight leaves a tenant less than its guarantee. A tenant that has ended does not count as
+//! missing input. A restarted agent continues from the stored shares, and changes no limits before
+//! it has measured an epoch.
 
 mod access_monitor;
 mod enforce;
@@ -162,8 +162,8 @@ impl Symbiosis {
         self.monitor.begin_epoch();
     }
 
-    /// Ends an epoch: decides, stores, enforces and reports shares. `now` is the time since the start
-    /// of Symbiosis.
+    /// Ends an epoch: decides, stores, enforces and reports shares. `now` is the time since the
+    /// start of Symbiosis.
     pub fn end_epoch(&mut self, now: Duration) -> Report {
         self.number += 1;
         // Read the counters first, because reading the access monitor takes long.
@@ -220,7 +220,8 @@ impl Symbiosis {
                     let problem = "the tenant is new: its first epoch is only measured";
                     reports.push(TenantReport::new(&name, enforce, problem));
                 }
-                // Continue with the other tenants, so that the next epoch begins now for all of them.
+                // Continue with the other tenants, so that the next epoch begins now for all of
+                // them.
                 Err(error) => missing = missing.or(Some(MissingInput(format!("{name}: {error}")))),
             }
         }
@@ -322,15 +323,15 @@ impl Symbiosis {
         Participant { name, weight, enforce, least, measured, memory_max: counters.memory_max }
     }
 
-    /// Returns how a tenant's share is enforced. The memory of VMs is never swapped out, whatever the
-    /// settings are.
+    /// Returns how a tenant's share is enforced. The setting does not apply to VMs, whose memory is
+    /// never swapped out.
     fn enforcement(&self, name: &Name, is_vm: bool) -> Enforce {
         let configured = self.config.tenants.get(name).map_or(self.config.enforce, |tenant| tenant.enforce);
         if is_vm { Enforce::Tiered } else { configured }
     }
 
-    /// Returns the weight that the manager has set for a tenant, if any. Before the manager has sent
-    /// weights, the weight in the stored shares is used.
+    /// Returns the weight that the manager has set for a tenant, if any. Before the manager has
+    /// sent weights, the weight in the stored shares is used.
     fn weight(&self, name: &Name) -> Option<f64> {
         match self.state.weights() {
             Some(weights) => weights.get(name).copied(),
@@ -408,8 +409,8 @@ impl Symbiosis {
         Ok(())
     }
 
-    /// Returns the reports of tenants with unchanged shares: those of the last report or, if this agent
-    /// has not decided shares yet, reports with the stored shares.
+    /// Returns the reports of tenants with unchanged shares: those of the last report or, if this
+    /// agent has not decided shares yet, reports with the stored shares.
     fn previous_shares(&self) -> Vec<TenantReport> {
         let last = self.state.last_report().map_or_else(Vec::new, |last| last.tenants);
         let last: Vec<_> = last.into_iter().filter(|tenant| tenant.measured.is_some()).collect();

@@ -58,7 +58,7 @@ fn log_overflow(
         match (overflow(earlier.get(id)), overflow(now.get(id))) {
             (Bytes::ZERO, Bytes::ZERO) => {}
             (Bytes::ZERO, bytes) => {
-                tracing::warn!(vm = %vm.vm, %bytes, "node with pool memory is full: pool memory of VM is on local nodes");
+                tracing::warn!(vm = %vm.vm, %bytes, "pool memory of VM overflows to local nodes");
             }
             (_, Bytes::ZERO) => {
                 tracing::info!(vm = %vm.vm, "all pool memory of VM is on the pool's node again")

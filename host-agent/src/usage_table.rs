@@ -10,8 +10,8 @@ use units::{Bytes, ReservationId};
 
 use crate::host::Usage;
 
-/// Touched memory of a VM as reported to the manager. It is reported only if both parts are measured,
-/// because one part alone would look like the total.
+/// Touched memory of a VM as reported to the manager. It is reported only if both parts are
+/// measured, because one part alone would look like the total.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TouchedMemory {
     /// Touched part of the local memory.
@@ -32,7 +32,8 @@ struct Entry {
 }
 
 impl UsageTable {
-    /// Locks the table. A poisoned table is consistent, because no call can panic while it is locked.
+    /// Locks the table. A poisoned table is consistent, because no call can panic while it is
+    /// locked.
     fn lock(&self) -> MutexGuard<'_, BTreeMap<ReservationId, Entry>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

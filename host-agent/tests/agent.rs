@@ -1,4 +1,5 @@
-//! Integration tests of the agent: the real `host-agent`, a fake manager, and VMMs run as processes.
+//! Integration tests of the agent: the real `host-agent`, a fake manager, and VMMs run as
+//! processes.
 
 mod rig;
 #[path = "../src/skipped.rs"]
@@ -197,9 +198,9 @@ fn attached_connection_is_limited_to_its_vm() {
 /// User ids of two tenants that run VMMs.
 const TENANTS: [u32; 2] = [2001, 2002];
 
-/// Returns a rack with three VMs whose slices are online: `a` belongs to the first tenant, `b` to the
-/// second tenant, and `c` to the agent's user. Returns `None` if this test does not run as root, so
-/// that it cannot start VMMs of other users.
+/// Returns a rack with three VMs whose slices are online: `a` belongs to the first tenant, `b` to
+/// the second tenant, and `c` to the agent's user. Returns `None` if this test does not run as
+/// root, so that it cannot start VMMs of other users.
 fn two_tenant_rig() -> Option<Rig> {
     if !rustix::process::geteuid().is_root() {
         report_skipped("VMMs of other users, which requires root");

@@ -183,8 +183,8 @@ impl DeviceCheck<'_> {
         }
     }
 
-    /// Reports a slice that a killed agent left half added or half removed. While an agent runs, this
-    /// is no problem, because the agent may be adding or removing the slice at this moment.
+    /// Reports a slice that a killed agent left half added or half removed. While an agent runs,
+    /// this is no problem, because the agent may be adding or removing the slice at this moment.
     fn partial_slice(&self, subject: String, message: &str) -> Option<Finding> {
         if self.agent_is_running {
             return None;

@@ -82,8 +82,8 @@ fn sme(machine: &Machine, cpuinfo: &str) -> State {
     }
 }
 
-/// Checks Intel TME. The flag `tme` only shows that the processor supports TME; an MSR shows whether
-/// firmware has enabled it.
+/// Checks Intel TME. The flag `tme` only shows that the processor supports TME; an MSR shows
+/// whether firmware has enabled it.
 fn tme(machine: &Machine, cpuinfo: &str) -> State {
     let remedy =
         "disable TME in the firmware of all hosts that share the device, or exclude CXL memory from TME";

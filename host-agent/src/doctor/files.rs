@@ -60,8 +60,8 @@ pub(super) fn secrets(config: &Config) -> Vec<Finding> {
     })
 }
 
-/// Reports a file on which users other than the owner have any of the permissions `others`, or whose
-/// permissions cannot be read.
+/// Reports a file on which users other than the owner have any of the permissions `others`, or
+/// whose permissions cannot be read.
 fn open_to(path: &Path, others: u32, check: &'static str) -> Option<Finding> {
     let shown = path.display();
     let mode = match fs::File::open(path).and_then(|file| file.metadata()) {

@@ -81,7 +81,8 @@ pub(super) fn huge_pages(machine: &Machine) -> Finding {
         let selected = choices.split_whitespace().find_map(|word| word.strip_prefix('[')?.strip_suffix(']'));
         selected.map(str::to_owned)
     };
-    // Since kernel 6.12 each page size has its own setting, where `inherit` refers to the global one.
+    // Since kernel 6.12 each page size has its own setting, where `inherit` refers to the global
+    // one.
     let of_size = selected("hugepages-2048kB/shmem_enabled").filter(|value| value != "inherit");
     let file = if of_size.is_some() { "hugepages-2048kB/shmem_enabled" } else { "shmem_enabled" };
     match of_size.or_else(|| selected("shmem_enabled")).as_deref() {

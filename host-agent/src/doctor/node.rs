@@ -1,5 +1,6 @@
 //! Checks of the NUMA node that contains the slices (backend `memory_block`). The node must contain
-//! no other memory and no processors, and the kernel must not demote pages of other processes to it.
+//! no other memory and no processors, and the kernel must not demote pages of other processes to
+//! it.
 
 use std::ops::Range;
 

@@ -1,4 +1,5 @@
-//! Tests of the doctor on simulated machines: a healthy machine, and machines with one problem each.
+//! Tests of the doctor on simulated machines: a healthy machine, and machines with one problem
+//! each.
 
 use std::{
     fs::{self, File, Permissions},

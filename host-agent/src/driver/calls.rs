@@ -96,8 +96,8 @@ impl Driver {
         });
     }
 
-    /// Deletes the record of a VM, in the driver's task: in another task, the deletion could overtake
-    /// a later write of the same record.
+    /// Deletes the record of a VM, in the driver's task: in another task, the deletion could
+    /// overtake a later write of the same record.
     pub(super) fn delete_record(&mut self, reservation: ReservationId) {
         self.usage.remove(reservation);
         if let Err(error) = self.records.remove(reservation) {

@@ -1,5 +1,5 @@
-//! Tests of the driver with a fake host that can inject failures, and a manager that is simulated by
-//! two channels.
+//! Tests of the driver with a fake host that can inject failures, and a manager that is simulated
+//! by two channels.
 
 use std::time::Duration;
 

@@ -78,8 +78,8 @@ impl Queue {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for the next call; returns `None` after the pool was dropped. `last` is the lane of the
-    /// thread's previous call.
+    /// Waits for the next call; returns `None` after the pool was dropped. `last` is the lane of
+    /// the thread's previous call.
     fn next(&self, last: Option<Lane>) -> Option<(Lane, Call)> {
         let mut pending = self.pending();
         pending.reclaims_running -= usize::from(last.is_some_and(|lane| lane != Lane::Serving));
@@ -110,8 +110,8 @@ impl std::fmt::Debug for WorkerPool {
 }
 
 impl WorkerPool {
-    /// Starts the threads, and returns the receiver of the calls' results. The channel is unbounded,
-    /// but the state machine requests at most one call per slice at a time.
+    /// Starts the threads, and returns the receiver of the calls' results. The channel is
+    /// unbounded, but the state machine requests at most one call per slice at a time.
     ///
     /// # Errors
     /// A thread cannot be created.

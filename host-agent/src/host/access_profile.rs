@@ -5,8 +5,8 @@ use fairness::profile::Histogram;
 
 use super::memory::usage::PAGE;
 
-/// Interval between samples of a page, in microseconds. Several accesses within one interval count as
-/// one.
+/// Interval between samples of a page, in microseconds. Several accesses within one interval count
+/// as one.
 pub const SAMPLE_INTERVAL_US: u64 = 50_000;
 /// Number of samples per result, so that a result covers 2 s.
 pub const SAMPLES_PER_RESULT: u32 = 40;

@@ -1,5 +1,5 @@
-//! Memory blocks of the kernel in sysfs: their size, address range and state. This module only reads
-//! sysfs.
+//! Memory blocks of the kernel in sysfs: their size, address range and state. This module only
+//! reads sysfs.
 
 use std::ops::Range;
 
@@ -51,8 +51,8 @@ pub fn size(sysfs: &Sysfs) -> Result<Bytes, SysfsError> {
     }
 }
 
-/// Returns the kernel's policy for added memory blocks: `offline`, or one of several values, such as
-/// `online_movable`, with which blocks come online automatically.
+/// Returns the kernel's policy for added memory blocks: `offline`, or one of several values, such
+/// as `online_movable`, with which blocks come online automatically.
 ///
 /// # Errors
 /// The policy cannot be read.

@@ -1,6 +1,6 @@
-//! Tenants of Symbiosis, each a cgroup (version 2): their names, the kernel's counters, and the limits
-//! on memory and I/O bandwidth that enforce a share. Only the files `memory.high` and `io.max` are
-//! written.
+//! Tenants of Symbiosis, each a cgroup (version 2): their names, the kernel's counters, and the
+//! limits on memory and I/O bandwidth that enforce a share. Only the files `memory.high` and
+//! `io.max` are written.
 
 use std::{
     fs,
@@ -69,7 +69,8 @@ impl Cgroups {
         Self { folder: folder.to_owned(), files: Sysfs::at(folder) }
     }
 
-    /// Returns the names of all tenants in alphabetical order. Cgroups without a process are skipped.
+    /// Returns the names of all tenants in alphabetical order. Cgroups without a process are
+    /// skipped.
     ///
     /// # Errors
     /// The directory cannot be read.
@@ -100,7 +101,8 @@ impl Cgroups {
         self.folder.join(name).is_dir()
     }
 
-    /// Returns the counters of a tenant. `device` is the number of the swap device, such as `253:0`.
+    /// Returns the counters of a tenant. `device` is the number of the swap device, such as
+    /// `253:0`.
     ///
     /// # Errors
     /// The tenant does not exist, or lacks one of the controllers `memory`, `cpu` and `io`.
@@ -137,7 +139,8 @@ impl Cgroups {
         })
     }
 
-    /// Returns the identifiers of all processes of a tenant, including processes in its child cgroups.
+    /// Returns the identifiers of all processes of a tenant, including processes in its child
+    /// cgroups.
     ///
     /// # Errors
     /// The tenant does not exist, or its files cannot be read.
@@ -171,8 +174,8 @@ impl Cgroups {
         Ok(Limits { memory: self.bytes(name, "memory.high")?.map(Bytes::get), read, written })
     }
 
-    /// Sets `memory.high`, above which the kernel reclaims pages, in bytes; `None` removes the limit.
-    /// The call may block until the pages above the limit are reclaimed.
+    /// Sets `memory.high`, above which the kernel reclaims pages, in bytes; `None` removes the
+    /// limit. The call may block until the pages above the limit are reclaimed.
     ///
     /// # Errors
     /// The tenant does not exist, or the kernel rejects the limit.
@@ -248,8 +251,8 @@ fn has_threads_only(error: &SysfsError) -> bool {
     matches!(error, SysfsError::Read { errno, .. } if errno.raw_os_error() == Some(code))
 }
 
-/// Simulated cgroups in a temporary directory, for tests. Their counters do not change, and all writes
-/// succeed.
+/// Simulated cgroups in a temporary directory, for tests. Their counters do not change, and all
+/// writes succeed.
 #[cfg(test)]
 pub(crate) mod fake {
     use super::Cgroups;

@@ -34,8 +34,8 @@ pub struct CxlMemory {
 pub struct Device {
     /// Name in the kernel, such as `mem0`, which may change at a reboot.
     pub name: String,
-    /// Serial number in the notation of sysfs, such as `0x1`. It is the same on all hosts that share
-    /// the device.
+    /// Serial number in the notation of sysfs, such as `0x1`. It is the same on all hosts that
+    /// share the device.
     pub serial: String,
     /// Volatile capacity of the device.
     pub bytes: Bytes,

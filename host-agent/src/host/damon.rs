@@ -1,9 +1,9 @@
-//! Page accesses of tenants, measured by DAMON of the Linux kernel through its sysfs interface. DAMON
-//! samples regions of the tenants' processes, and reports how often each region was accessed.
+//! Page accesses of tenants, measured by DAMON of the Linux kernel through its sysfs interface.
+//! DAMON samples regions of the tenants' processes, and reports how often each region was accessed.
 //!
-//! The agent uses DAMON exclusively; while another program uses it, it is unavailable. Device memory
-//! is not monitored: DAMON does not see its pages, and sampling would split the 1 GiB page table
-//! entries that map device-dax memory.
+//! The agent uses DAMON exclusively; while another program uses it, it is unavailable. Device
+//! memory is not monitored: DAMON does not see its pages, and sampling would split the 1 GiB page
+//! table entries that map device-dax memory.
 
 mod target;
 
@@ -50,8 +50,8 @@ pub struct Damon {
 }
 
 impl Damon {
-    /// Creates the interface. `sys` is the root of sysfs, `/sys`. `is_own` means that an earlier agent
-    /// started the kdamonds that exist, so that this agent may stop them.
+    /// Creates the interface. `sys` is the root of sysfs, `/sys`. `is_own` means that an earlier
+    /// agent started the kdamonds that exist, so that this agent may stop them.
     pub fn at(sys: &Path, is_own: bool) -> Self {
         let files = Sysfs::at(sys.join(ADMIN));
         let existing = if is_own { files.number("nr_kdamonds").unwrap_or(0) } else { 0 };
@@ -94,8 +94,8 @@ impl Damon {
     }
 
     /// Stops monitoring, and returns the access profile of each tenant, in the order of
-    /// [`Damon::start`]. The profile is `None` if the tenant's processes have ended, or if it was not
-    /// read within the time limit: some kernels delay each result to the end of an aggregation
+    /// [`Damon::start`]. The profile is `None` if the tenant's processes have ended, or if it was
+    /// not read within the time limit: some kernels delay each result to the end of an aggregation
     /// interval.
     ///
     /// # Errors
@@ -125,8 +125,8 @@ impl Damon {
     }
 
     fn configure(&self, at: usize, processes: &[Target]) -> Result<(), SysfsError> {
-        // With device memory, the address ranges are fixed (`fvaddr`); otherwise DAMON itself follows
-        // the processes' mappings (`vaddr`).
+        // With device memory, the address ranges are fixed (`fvaddr`); otherwise DAMON itself
+        // follows the processes' mappings (`vaddr`).
         let is_fixed = processes.iter().any(|target| target.device_bytes > 0);
         let is_monitored = |target: &&Target| !is_fixed || !target.ranges.is_empty();
         let processes: Vec<&Target> = processes.iter().filter(is_monitored).collect();

@@ -1,6 +1,6 @@
-//! Backend `dax`: slices are dax devices of CXL memory, which VMMs map. The kernel allocates no other
-//! memory from them, so that access can be revoked while a VM runs. The device of a slice exists
-//! while the slice is assigned to this host. The manager coordinates several hosts.
+//! Backend `dax`: slices are dax devices of CXL memory, which VMMs map. The kernel allocates no
+//! other memory from them, so that access can be revoked while a VM runs. The device of a slice
+//! exists while the slice is assigned to this host. The manager coordinates several hosts.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -24,7 +24,8 @@ pub struct Dax {
 }
 
 impl Dax {
-    /// Creates a host without open slices. If `local_dir` is set, local memory can be passed by path.
+    /// Creates a host without open slices. If `local_dir` is set, local memory can be passed by
+    /// path.
     pub fn new(ranges: Ranges, local_dir: Option<PathBuf>) -> Self {
         Self { ranges, local: LocalMemory::new(local_dir), open: OpenSlices::default() }
     }

@@ -30,7 +30,8 @@ pub struct Emulated {
 }
 
 impl Emulated {
-    /// Creates a host without open slices. If `local_dir` is set, local memory can be passed by path.
+    /// Creates a host without open slices. If `local_dir` is set, local memory can be passed by
+    /// path.
     pub fn new(local_dir: Option<PathBuf>) -> Self {
         Self { local: LocalMemory::new(local_dir), open: OpenSlices::default() }
     }

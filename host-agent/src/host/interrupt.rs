@@ -1,5 +1,5 @@
-//! Execution of system calls that may never return, such as offlining memory that is in use. They run
-//! in a separate thread, which is interrupted by a signal after a time limit.
+//! Execution of system calls that may never return, such as offlining memory that is in use. They
+//! run in a separate thread, which is interrupted by a signal after a time limit.
 
 use std::{
     io,
@@ -64,8 +64,8 @@ pub(super) fn run_interruptible<T: Send + 'static>(
     }
 }
 
-/// Runs work, and sends its progress and result. Errors of sending are ignored, because the receiver
-/// may have ended.
+/// Runs work, and sends its progress and result. Errors of sending are ignored, because the
+/// receiver may have ended.
 fn run<T>(sender: &SyncSender<Stage<T>>, work: impl FnOnce(&Steps<'_>) -> T) {
     let next = || drop(sender.send(Stage::NextStep));
     let outcome = work(&Steps(&next));

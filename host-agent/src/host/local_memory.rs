@@ -1,5 +1,5 @@
-//! Local memory of VMs: a memfd, or a file in a directory for VMMs that take only paths. All backends
-//! use it.
+//! Local memory of VMs: a memfd, or a file in a directory for VMMs that take only paths. All
+//! backends use it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -116,7 +116,8 @@ impl LocalMemory {
         Some(Arc::clone(self.memfds().entry(reservation).or_insert(Arc::new(memfd.into()))))
     }
 
-    /// Locks the memfds. A poisoned map is consistent, because each call changes it in one operation.
+    /// Locks the memfds. A poisoned map is consistent, because each call changes it in one
+    /// operation.
     fn memfds(&self) -> MutexGuard<'_, BTreeMap<ReservationId, Arc<OwnedFd>>> {
         self.memfds.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -76,7 +76,8 @@ struct UsedBlock {
 }
 
 impl MemoryBlock {
-    /// Creates a host without open slices. If `local_dir` is set, local memory can be passed by path.
+    /// Creates a host without open slices. If `local_dir` is set, local memory can be passed by
+    /// path.
     pub fn new(sysfs: Sysfs, ranges: Ranges, local_dir: Option<PathBuf>) -> Self {
         Self {
             sysfs,
@@ -91,7 +92,8 @@ impl MemoryBlock {
     }
 
     /// Onlines all memory blocks of a slice. With `check_zero`, verifies first that the slice is
-    /// zero, except if some blocks are already online: these were verified before they were onlined.
+    /// zero, except if some blocks are already online: these were verified before they were
+    /// onlined.
     fn add_to_node(
         &self,
         slices: &Slices,
@@ -124,8 +126,8 @@ impl MemoryBlock {
         Ok(file)
     }
 
-    /// Releases the memfd of a slice. With `verify`, checks first that no process has the memfd open
-    /// or mapped. Without, truncates the memfd, so that its users lose the memory at once.
+    /// Releases the memfd of a slice. With `verify`, checks first that no process has the memfd
+    /// open or mapped. Otherwise truncates the memfd, so that its users lose the memory at once.
     fn remove_file(&self, holding: Holding, verify: bool) -> Result<(), HostError> {
         let name = file_name(holding);
         let file = match self.open.file(holding) {
@@ -161,14 +163,16 @@ impl MemoryBlock {
         let used_blocks = self.used_blocks(slices, index)?; // count again: earlier removals moved pages
         self.check_free_space(slices.node(), &used_blocks)?;
         let blocks: Vec<Block> = used_blocks.into_iter().map(|used| used.block).collect();
-        // Count the pages of a failed block before pages are migrated back, which may fill it again.
+        // Count the pages of a failed block before pages are migrated back, which may fill it
+        // again.
         let switched =
             switch(&self.sysfs, &blocks, TargetState::Offline).map_err(|error| self.add_page_count(error));
         self.migrate_back(slices.node());
         Ok(switched?)
     }
 
-    /// Checks that the node's other slices have enough free space for the VMs' pages in these blocks.
+    /// Checks that the node's other slices have enough free space for the VMs' pages in these
+    /// blocks.
     fn check_free_space(&self, node: u32, blocks: &[UsedBlock]) -> Result<(), HostError> {
         let online = blocks.iter().filter(|used| !used.block.is_offline()).count() as u64;
         let pages: u64 = blocks.iter().map(|used| used.pages).sum();
@@ -203,8 +207,8 @@ impl MemoryBlock {
         BlockSwitchError { pages_in_use: self.pages_in_block(&block).ok(), ..error }
     }
 
-    /// Locks the set of pinned slices. A poisoned set is consistent, because each call changes it in
-    /// one operation.
+    /// Locks the set of pinned slices. A poisoned set is consistent, because each call changes it
+    /// in one operation.
     fn pinned(&self) -> MutexGuard<'_, BTreeSet<Holding>> {
         self.pinned.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -215,8 +219,8 @@ impl MemoryBlock {
         }
     }
 
-    /// Estimates how much of a VM's pool memory is on nodes without pool memory, from a sample of its
-    /// pages. `None` if the VM's process has ended or cannot be inspected.
+    /// Estimates how much of a VM's pool memory is on nodes without pool memory, from a sample of
+    /// its pages. `None` if the VM's process has ended or cannot be inspected.
     fn overflow(&self, vm: &ObservedVm, pool: Bytes) -> Option<Bytes> {
         if pool == Bytes::ZERO {
             return Some(Bytes::ZERO);
@@ -225,7 +229,7 @@ impl MemoryBlock {
         let files: Vec<FileId> = files.filter_map(|file| FileId::of_descriptor(&file).ok()).collect();
         let placed = numa::sample_placement(vm.pid, &files, &self.ranges.nodes()).ok()?;
         if placed.omitted > 0 {
-            tracing::debug!(vm = %vm.vm, pid = vm.pid, omitted = placed.omitted, "sampled only a part of the VM's mappings");
+            tracing::debug!(vm = %vm.vm, pid = vm.pid, omitted = placed.omitted, "VM not sampled completely");
         }
         Some(placed.misplaced_fraction().of(pool))
     }
@@ -259,7 +263,7 @@ impl MemoryBlock {
         let failed = moved.misplaced - moved.moved;
         self.page_migration_failures.fetch_add(failed, Ordering::Relaxed);
         if failed > 0 {
-            tracing::warn!(pid, failed, errors = ?moved.failed, "cannot migrate pages of a VM back to the pool's node");
+            tracing::warn!(pid, failed, errors = ?moved.failed, "cannot migrate pages back to the pool's node");
         }
     }
 }
@@ -353,8 +357,8 @@ mod tests {
 
     const SLICE_1: Holding = Holding { slice: SliceId(1), epoch: Epoch(1) };
 
-    /// Returns a host with one open slice. Its CXL device is too small to be used, so that all nodes
-    /// of this machine count as nodes without pool memory.
+    /// Returns a host with one open slice. Its CXL device is too small to be used, so that all
+    /// nodes of this machine count as nodes without pool memory.
     fn host(fake: &FakeSysfs) -> MemoryBlock {
         fake.files("devices/mem0", &[("serial", "0x1")]);
         fake.files("devices/mem0/ram", &[("size", "0x10000000")]);

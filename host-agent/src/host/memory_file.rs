@@ -11,8 +11,8 @@ use units::{Bytes, UserId};
 
 use super::HostError;
 
-/// Returns how much of a file is backed by pages, in memory or swapped out. `None` for a device, whose
-/// memory always exists.
+/// Returns how much of a file is backed by pages, in memory or swapped out. `None` for a device,
+/// whose memory always exists.
 pub(super) fn allocated(file: &OwnedFd) -> Option<Bytes> {
     /// Unit of `st_blocks`, in bytes.
     const BLOCK: u64 = 512;

@@ -32,7 +32,8 @@ static UNREADABLE_PROCESSES: Once = Once::new();
 pub(super) struct OpenSlices(Mutex<BTreeMap<Holding, (Arc<OwnedFd>, PathBuf)>>);
 
 impl OpenSlices {
-    /// Locks the table. A poisoned table is consistent, because each call changes it in one operation.
+    /// Locks the table. A poisoned table is consistent, because each call changes it in one
+    /// operation.
     fn table(&self) -> MutexGuard<'_, BTreeMap<Holding, (Arc<OwnedFd>, PathBuf)>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -45,7 +46,8 @@ impl OpenSlices {
         self.table().insert(holding, (Arc::new(file.into()), path));
     }
 
-    /// Inserts a memfd. Its path is the agent's link in /proc, which exists while the memfd is open.
+    /// Inserts a memfd. Its path is the agent's link in /proc, which exists while the memfd is
+    /// open.
     pub(super) fn insert_memfd(&self, holding: Holding, file: File) {
         let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
         self.insert(holding, file, path.into());
@@ -65,8 +67,8 @@ impl OpenSlices {
         self.table().values().map(|(file, _)| Arc::clone(file)).collect()
     }
 
-    /// Returns the sum of the allocated sizes of these slices' files. `None` if a slice is not open or
-    /// is a device.
+    /// Returns the sum of the allocated sizes of these slices' files. `None` if a slice is not open
+    /// or is a device.
     pub(super) fn allocated(&self, slices: &[Holding]) -> Option<Bytes> {
         let table = self.table();
         slices.iter().map(|holding| allocated(&table.get(holding)?.0)).sum()
@@ -124,8 +126,8 @@ pub(super) fn check_unused(path: &Path) -> Result<(), HostError> {
     check_file_unused(path, FileId::of(&metadata))
 }
 
-/// Checks like [`check_unused`], for a file of known identity, such as a memfd. `path` is only used in
-/// messages.
+/// Checks like [`check_unused`], for a file of known identity, such as a memfd. `path` is only used
+/// in messages.
 pub(super) fn check_file_unused(path: &Path, file: FileId) -> Result<(), HostError> {
     let users = process::users_of(file)
         .map_err(|error| HostError::io("find users of", path, io::Error::other(units::chain(&error))))?;

@@ -1,6 +1,6 @@
 //! Processes of this machine: their identity, their end, the files that they have open, and their
-//! mappings. A process is identified by its pid, its start time and the boot of the machine, because
-//! pids are reused.
+//! mappings. A process is identified by its pid, its start time and the boot of the machine,
+//! because pids are reused.
 
 use std::{
     collections::BTreeSet,
@@ -26,8 +26,8 @@ use rustix::{
 
 use crate::user::current_user;
 
-/// Seals of memfds created by [`make_memfd`]. A memfd cannot grow, but can be truncated, which takes
-/// the memory from its users.
+/// Seals of memfds created by [`make_memfd`]. A memfd cannot grow, but can be truncated, which
+/// takes the memory from its users.
 const SEALS: SealFlags = SealFlags::GROW.union(SealFlags::SEAL);
 
 /// Error of the inspection of a process.
@@ -100,8 +100,8 @@ impl ProcessHandle {
             Err(Errno::SRCH) => return Ok(None),
             opened => Self(opened.map_err(|errno| io_error("open", path())(errno.into()))?),
         };
-        // The handle refers to the process that had the pid when it was opened, which may be a later
-        // one. So compare the start times after opening.
+        // The handle refers to the process that had the pid when it was opened, which may be a
+        // later one. So compare the start times after opening.
         let is_same = started(process.pid)? == Some(process.started);
         let is_running = !handle.has_ended().map_err(io_error("poll", path()))?;
         Ok((is_same && is_running).then_some(handle))
@@ -158,8 +158,8 @@ fn fields_after_name(stat: &str) -> impl Iterator<Item = &str> {
     stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace()
 }
 
-/// Returns whether a process has ended. A zombie, for which the parent has not waited yet, counts as
-/// ended: it has neither memory nor descriptors.
+/// Returns whether a process has ended. A zombie, for which the parent has not waited yet, counts
+/// as ended: it has neither memory nor descriptors.
 fn is_zombie(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"));
     stat.map_or(true, |stat| matches!(fields_after_name(&stat).next(), Some("Z" | "X") | None))
@@ -240,8 +240,8 @@ pub fn users_of(file: FileId) -> Result<FileUsers, ProcessError> {
     Ok(users)
 }
 
-/// Creates a memfd with a name and a size in bytes, which cannot grow. [`find_memfd`] can find it by
-/// its name.
+/// Creates a memfd with a name and a size in bytes, which cannot grow. [`find_memfd`] can find it
+/// by its name.
 ///
 /// # Errors
 /// The memfd cannot be created or resized, for example because the limit of descriptors is reached.
@@ -280,8 +280,8 @@ pub fn find_memfd_of(pid: u32, name: &str) -> Result<Option<File>, ProcessError>
     Ok(memfd_in(Path::new(&format!("/proc/{pid}/fd")), name, device))
 }
 
-/// Finds a memfd by its name among the links of a directory, such as /proc/PID/fd. Returns `None` if
-/// the directory cannot be read, for example because the process has ended.
+/// Finds a memfd by its name among the links of a directory, such as /proc/PID/fd. Returns `None`
+/// if the directory cannot be read, for example because the process has ended.
 fn memfd_in(folder: &Path, name: &str, device: u64) -> Option<File> {
     let link = format!("/memfd:{name} (deleted)");
     let links = fs::read_dir(folder).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
@@ -346,9 +346,9 @@ pub struct FileMappings {
     pub omitted: u64,
 }
 
-/// Returns the address ranges at which a process maps any of these files, except devices: the lowest
-/// `max` ranges, and the number of others. The list of mappings may be very long, so it is read line
-/// by line.
+/// Returns the address ranges at which a process maps any of these files, except devices: the
+/// lowest `max` ranges, and the number of others. The list of mappings may be very long, so it is
+/// read line by line.
 ///
 /// # Errors
 /// The process has ended, or may not be inspected.
@@ -504,8 +504,8 @@ mod tests {
         child.wait().unwrap();
     }
 
-    /// Uses a private mapping of /dev/zero as device memory, because the kernel shows a shared mapping
-    /// of /dev/zero as a file in memory.
+    /// Uses a private mapping of /dev/zero as device memory, because the kernel shows a shared
+    /// mapping of /dev/zero as a file in memory.
     #[test]
     fn device_mappings_differ_from_file_mappings() {
         use vm_memory::{FileOffset, MmapRegion, mmap::MmapRegionBuilder};
@@ -529,8 +529,8 @@ mod tests {
         assert!(!is_shared_file("7f00-7f01 rw-s 00000000 00:00 0"));
     }
 
-    /// Script of an attack: in a mount namespace, it gives another user's file ($1) the path of a memfd
-    /// ($2), and opens it.
+    /// Script of an attack: in a mount namespace, it gives another user's file ($1) the path of a
+    /// memfd ($2), and opens it.
     const RENAMED_IN_A_NAMESPACE: &str = r#"
         mount -t tmpfs none /mnt && cd /mnt && mkdir old && : > "$2" && mount --bind "$1" "$2" || exit 1
         pivot_root . old && exec 9< "/$2" && echo ready && read line"#;

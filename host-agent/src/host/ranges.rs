@@ -1,6 +1,6 @@
 //! Access to slices of CXL memory through device-dax: opening, verifying, zeroing and closing them.
-//! Closing flushes this host's caches, so that no stale cache line is written back later. The manager
-//! decides which host owns a slice.
+//! Closing flushes this host's caches, so that no stale cache line is written back later. The
+//! manager decides which host owns a slice.
 
 use std::{
     collections::BTreeSet,
@@ -40,8 +40,8 @@ pub struct Ranges {
 }
 
 impl Ranges {
-    /// Creates the slices of these devices. `scrub_bytes_per_s` limits all scrubs together, in bytes
-    /// per second.
+    /// Creates the slices of these devices. `scrub_bytes_per_s` limits all scrubs together, in
+    /// bytes per second.
     pub fn new(cxl: CxlMemory, scrub_bytes_per_s: NonZeroU64) -> Self {
         Self { cxl, throttle: Throttle::new(scrub_bytes_per_s), scrubbed: AtomicU64::new(0) }
     }
@@ -120,8 +120,9 @@ impl Ranges {
 
     /// Revokes a slice from its users, and removes its data from the caches of this host.
     ///
-    /// The caches are flushed in every call, even if the slice is closed already: its users may have
-    /// written until they lost access, and an earlier agent may have ended before it flushed them.
+    /// The caches are flushed in every call, even if the slice is closed already: its users may
+    /// have written until they lost access, and an earlier agent may have ended before it flushed
+    /// them.
     pub(super) fn close(&self, place: &str) -> Result<(), HostError> {
         let (slices, index) = self.slice(place)?;
         slices.remove(index)?;
@@ -157,8 +158,8 @@ fn open(slices: &Slices, index: u32) -> Result<(File, PathBuf), HostError> {
     Ok((open_node(&present)?, node(&present)))
 }
 
-/// Opens a slice after checking that no process uses it. Without the check, a process that still maps
-/// a device of an earlier epoch could write to the slice.
+/// Opens a slice after checking that no process uses it. Without the check, a process that still
+/// maps a device of an earlier epoch could write to the slice.
 fn open_unused(slices: &Slices, index: u32) -> Result<(File, PathBuf), HostError> {
     if let Some(present) = slices.present_slices()?.get(&index) {
         check_unused(&node(present))?;
@@ -184,8 +185,9 @@ fn write_back(mapped: &Mapped, path: &Path) -> Result<(), HostError> {
     mapped.write_back().map_err(|errno| HostError::io("flush the caches of", path, errno))
 }
 
-/// Verifies that a slice is zero in memory. The caches are flushed before the read, because they may
-/// contain older data than another host wrote, and after it, because the other host may write again.
+/// Verifies that a slice is zero in memory. The caches are flushed before the read, because they
+/// may contain older data than another host wrote, and after it, because another host may write
+/// later.
 fn verify_zero(mapped: &Mapped, path: &Path, throttle: Option<&Throttle>) -> Result<(), HostError> {
     write_back(mapped, path)?;
     match mapped.first_not_zero(throttle).map_err(|errno| HostError::io("read", path, errno))? {

@@ -1,5 +1,5 @@
-//! Swap device that holds the tenants' remote memory: its device number, whether it is in use as swap,
-//! and its read latency. This module only reads sysfs.
+//! Swap device that holds the tenants' remote memory: its device number, whether it is in use as
+//! swap, and its read latency. This module only reads sysfs.
 
 use std::{
     fs, io,
@@ -13,8 +13,8 @@ use super::sysfs::{Sysfs, SysfsError};
 const READS_MIN: u64 = 16;
 /// Assumed read latency before the first measurement, in seconds: that of a fast SSD.
 const READ_LATENCY_DEFAULT_S: f64 = 100e-6;
-/// Maximum factor by which the recorded lowest latency rises per update, so that it follows a device
-/// that becomes slower.
+/// Maximum factor by which the recorded lowest latency rises per update, so that it follows a
+/// device that becomes slower.
 const LATENCY_RISE_FACTOR: f64 = 1.05;
 
 /// Reason why the device cannot be used.
@@ -125,8 +125,8 @@ fn is_same_device(first: &Path, second: &Path) -> bool {
     })
 }
 
-/// Returns the device number of a partition's disk, because I/O limits apply to disks. Other devices
-/// are returned unchanged.
+/// Returns the device number of a partition's disk, because I/O limits apply to disks. Other
+/// devices are returned unchanged.
 fn disk_of(number: &str, sys: &Path) -> String {
     let files = Sysfs::at(sys.join("dev/block"));
     match files.has(Path::new(number).join("partition")) {

@@ -1,6 +1,6 @@
-//! Page accesses of tenants, sampled by the processor. PEBS (Intel) or IBS (AMD) records the address
-//! of one in many accesses, for all processes together, and perf delivers the samples. Spirit counts
-//! accesses in this way (4.2, 5.1).
+//! Page accesses of tenants, sampled by the processor. PEBS (Intel) or IBS (AMD) records the
+//! address of one in many accesses, for all processes together, and perf delivers the samples.
+//! Spirit counts accesses in this way (4.2, 5.1).
 //!
 //! Access profiles require the rate of visits to pages, and a visit to a page usually accesses many
 //! of its cache lines. The number of accesses per visit is derived from DAMON's result for the same
@@ -34,8 +34,8 @@ use super::{
 const SAMPLE_BYTES: usize = 32;
 /// Maximum sampling rate, in samples per second and processor.
 const HZ_MAX: f64 = 1000.0;
-/// Fraction of the ring buffer that the samples of one epoch may fill at the nominal rate; the kernel
-/// may exceed the rate.
+/// Fraction of the ring buffer that the samples of one epoch may fill at the nominal rate; the
+/// kernel may exceed the rate.
 const BUFFER_FILL_MAX: f64 = 2.0 / 3.0;
 /// File with the kernel's limit of the sampling rate, which the kernel lowers if samples take too
 /// long.
@@ -88,8 +88,8 @@ pub struct Sampler {
 /// Perf event of one processor with its ring buffer of samples.
 struct Ring {
     samples: perf_event::Sampler,
-    /// Time enabled and time running at the start of sampling. The event runs for a shorter time than
-    /// it is enabled if other users of the counters displace it.
+    /// Time enabled and time running at the start of sampling. The event runs for a shorter time
+    /// than it is enabled if other users of the counters displace it.
     times: (Duration, Duration),
 }
 
@@ -111,12 +111,12 @@ pub struct TenantSamples {
 }
 
 impl Sampler {
-    /// Opens the event on all processors, without starting it. The ring buffers can hold the samples
-    /// of one epoch. `sys` is the root of sysfs.
+    /// Opens the event on all processors, without starting it. The ring buffers can hold the
+    /// samples of one epoch. `sys` is the root of sysfs.
     ///
     /// # Errors
-    /// [`SamplerError::None`] if the processor cannot sample accesses, [`SamplerError::Perf`] if the
-    /// kernel rejects the event, or sysfs cannot be read.
+    /// [`SamplerError::None`] if the processor cannot sample accesses, [`SamplerError::Perf`] if
+    /// the kernel rejects the event, or sysfs cannot be read.
     pub fn open(sys: &Sysfs, epoch: Duration) -> Result<Self, SamplerError> {
         Self::of(Source::find(sys)?, source::processors(sys)?, epoch)
     }
@@ -214,8 +214,8 @@ impl Ring {
     /// Reads the samples of a processor, and returns each access to memory of a process with the
     /// process's pid.
     ///
-    /// While the kernel adapts the sampling period, some samples have too large periods. The weights
-    /// are therefore scaled so that their sum is the exact total count.
+    /// While the kernel adapts the sampling period, some samples have too large periods. The
+    /// weights are therefore scaled so that their sum is the exact total count.
     fn drain(&mut self, has_begun: bool) -> io::Result<Vec<(u32, Access)>> {
         let (mut accesses, mut weight_sum) = (Vec::new(), 0.0);
         // The size of the ring bounds this loop: no sample is added after the event was disabled.
@@ -253,8 +253,8 @@ impl fmt::Debug for Ring {
 }
 
 impl SampleSet {
-    /// Returns the access rates of a tenant with these processes and `bytes` bytes of memory; `None`
-    /// if it has fewer than [`SAMPLES_MIN`] samples.
+    /// Returns the access rates of a tenant with these processes and `bytes` bytes of memory;
+    /// `None` if it has fewer than [`SAMPLES_MIN`] samples.
     pub fn tenant(&self, processes: &[u32], bytes: u64) -> Option<TenantSamples> {
         let accesses = || processes.iter().filter_map(|process| self.accesses.get(process));
         let samples: usize = accesses().map(Vec::len).sum();
@@ -276,8 +276,8 @@ impl TenantSamples {
         }
     }
 
-    /// Returns the number of accesses per visit, at least 1, with which the profile has this number of
-    /// page accesses per second, as measured by DAMON.
+    /// Returns the number of accesses per visit, at least 1, with which the profile has this number
+    /// of page accesses per second, as measured by DAMON.
     pub fn accesses_per_visit(&self, pages_per_second: f64) -> f64 {
         let (mut low, mut high) = (0.0, ACCESSES_PER_VISIT_MAX.ln());
         for _ in 0..BISECTION_STEPS {

@@ -1,7 +1,7 @@
 //! Slices of one CXL region, each a dax device that is created, bound to a driver, unbound and
 //! deleted. Each call reads the current state from sysfs and performs one step after another until
-//! the target state is reached. All calls are therefore idempotent, and also complete a slice that a
-//! killed agent left in between. Backends handle contents and memory blocks.
+//! the target state is reached. All calls are therefore idempotent, and also complete a slice that
+//! a killed agent left in between. Backends handle contents and memory blocks.
 //!
 //! ```text
 //!  absent ──create──▶ unbound ──bind──▶ device_dax   /dev/daxX.Y can be mapped
@@ -12,8 +12,8 @@
 //! A slice is unbound from kmem only while all its memory blocks are offline. Otherwise its memory
 //! would stay with the kernel until a reboot.
 //!
-//! A device that was bound is deleted and never bound again. Otherwise a process that still maps the
-//! device could access the memory of the next owner.
+//! A device that was bound is deleted and never bound again. Otherwise a process that still maps
+//! the device could access the memory of the next owner.
 
 mod detached;
 mod device;
@@ -157,7 +157,8 @@ impl Slices {
         self.steps.count()
     }
 
-    /// Returns the number of whole slices in the region. A smaller remainder at the end is not used.
+    /// Returns the number of whole slices in the region. A smaller remainder at the end is not
+    /// used.
     pub fn count(&self) -> u32 {
         u32::try_from(self.region.bytes.get() / SLICE.get()).unwrap_or(u32::MAX)
     }
@@ -192,15 +193,15 @@ impl Slices {
     /// its device.
     ///
     /// # Errors
-    /// [`SliceError::BlocksOnline`] if one of the slice's memory blocks is online, or the error of a
-    /// failed step.
+    /// [`SliceError::BlocksOnline`] if one of the slice's memory blocks is online, or the error of
+    /// a failed step.
     pub fn ensure_devdax(&self, index: u32) -> Result<PresentSlice, SliceError> {
         self.load_driver(Driver::DeviceDax)?;
         self.reconcile(index, Some(Driver::DeviceDax))?.ok_or(SliceError::DeviceNotCreated)
     }
 
-    /// Brings a slice from any state to the driver `kmem`, so that it consists of memory blocks. New
-    /// blocks are offline. Returns the slice's device.
+    /// Brings a slice from any state to the driver `kmem`, so that it consists of memory blocks.
+    /// New blocks are offline. Returns the slice's device.
     ///
     /// # Errors
     /// [`SliceError::BlockSize`], [`SliceError::Policy`], or the error of a failed step.
@@ -214,8 +215,8 @@ impl Slices {
     /// Unbinds a slice from its driver, even if it is mapped, and deletes its device.
     ///
     /// # Errors
-    /// [`SliceError::BlocksOnline`] if one of the slice's memory blocks is online, or the error of a
-    /// failed step.
+    /// [`SliceError::BlocksOnline`] if one of the slice's memory blocks is online, or the error of
+    /// a failed step.
     pub fn remove(&self, index: u32) -> Result<(), SliceError> {
         self.reconcile(index, None).map(drop)
     }
@@ -386,9 +387,10 @@ impl Slices {
     }
 }
 
-/// Returns the device that was created between two listings: a device with a new name, else an empty
-/// device with a reused name. A name can be reused if an abandoned step, which does not hold the lock
-/// of names, deleted its device between the listings; `ended` contains the devices of such steps.
+/// Returns the device that was created between two listings: a device with a new name, else an
+/// empty device with a reused name. A name can be reused if an abandoned step, which does not hold
+/// the lock of names, deleted its device between the listings; `ended` contains the devices of such
+/// steps.
 fn new_device(before: &[Device], ended: &BTreeSet<String>, after: Vec<Device>) -> Option<Device> {
     let (new, old): (Vec<_>, Vec<_>) =
         after.into_iter().partition(|device| !before.iter().any(|old| old.name == device.name));
@@ -411,8 +413,8 @@ pub fn check_online_policy(sysfs: &Sysfs) -> Result<(), SliceError> {
     }
 }
 
-/// Returns the largest device-dax alignment that divides the address `base`. The kernel also accepts
-/// alignments that do not divide it, but then maps other memory.
+/// Returns the largest device-dax alignment that divides the address `base`. The kernel also
+/// accepts alignments that do not divide it, but then maps other memory.
 ///
 /// # Errors
 /// [`SliceError::Misaligned`] if no alignment divides it.

@@ -151,7 +151,8 @@ impl Sysfs {
         self.0.join(path).exists()
     }
 
-    /// Returns the name of the driver to which a device is bound, if any. A missing device has none.
+    /// Returns the name of the driver to which a device is bound, if any. A missing device has
+    /// none.
     ///
     /// # Errors
     /// The link to the driver cannot be read.

@@ -1,8 +1,8 @@
 //! Monitor of the tenants' page accesses, by processor samples and by DAMON.
 //!
-//! Tenants with enough processor samples get a profile from these, other tenants a profile from DAMON.
-//! Samples count accesses, not touched pages. They are therefore scaled to the rate of touched pages
-//! that DAMON measures for the same tenant.
+//! Tenants with enough processor samples get a profile from these, other tenants a profile from
+//! DAMON. Samples count accesses, not touched pages. They are therefore scaled to the rate of
+//! touched pages that DAMON measures for the same tenant.
 
 use std::{collections::BTreeMap, path::Path, time::Duration};
 
@@ -89,9 +89,9 @@ impl AccessMonitor {
         }
     }
 
-    /// Ends an epoch, and returns the access profiles of tenants. `tenants` are the tenants for which
-    /// samples may be used, with their memory including swap. VMs are not among them, because samples
-    /// do not show the addresses of guests.
+    /// Ends an epoch, and returns the access profiles of tenants. `tenants` are the tenants for
+    /// which samples may be used, with their memory including swap. VMs are not among them, because
+    /// samples do not show the addresses of guests.
     pub fn end_epoch(&mut self, tenants: &[(Name, Bytes)]) -> BTreeMap<Name, AccessProfile> {
         // Stop sampling first: reading DAMON's results takes long.
         let sample_set = self.sampler.as_mut().map(Sampler::take).transpose();
@@ -187,7 +187,7 @@ impl AccessMonitor {
         for (name, targets) in names.iter().zip(processes) {
             let (now, earlier) = (bytes(targets), self.unmonitored.get(name).copied().unwrap_or(0));
             if now != earlier {
-                tracing::info!(tenant = %name, bytes = %Bytes::new(now), "device memory of tenant is not monitored");
+                tracing::info!(tenant = %name, bytes = %Bytes::new(now), "cannot monitor device memory of tenant");
             }
         }
         self.unmonitored = names.iter().cloned().zip(processes.iter().map(bytes)).collect();
@@ -250,8 +250,8 @@ mod tests {
 
     const EPOCH: Duration = Duration::from_secs(5);
 
-    /// Samples page faults instead of memory accesses. This process is the tenant `busy`; the tenant
-    /// `idle` causes no page faults.
+    /// Samples page faults instead of memory accesses. This process is the tenant `busy`; the
+    /// tenant `idle` causes no page faults.
     #[test]
     fn monitor_prefers_samples_and_falls_back_to_damon() {
         let _lock = faults::lock_faults();
@@ -276,8 +276,8 @@ mod tests {
                 profiles[&named[0]].pages_per_second() * profiles[&named[0]].resident_fraction(memory.get());
             (named.each_ref().map(|name| profiles.remove(name).map(|profile| profile.source)), touches)
         };
-        // The kernel lowers the sampling rate on a busy machine, so repeat with more page faults until
-        // there are enough samples.
+        // The kernel lowers the sampling rate on a busy machine, so repeat with more page faults
+        // until there are enough samples.
         let mut sampled_epoch = |memory: Bytes| {
             let works = [2, 4, 8, 16].map(Duration::from_secs);
             let mut epochs = works.into_iter().map(|work| epoch(memory, work));

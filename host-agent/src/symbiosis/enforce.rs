@@ -12,8 +12,8 @@ use crate::host::{
 /// Bytes per MB.
 const MB: u64 = 1_000_000;
 
-/// Minimum bandwidth limit, 100 kB/s. The kernel rejects a limit of 0, with which a tenant could not
-/// make progress.
+/// Minimum bandwidth limit, 100 kB/s. The kernel rejects a limit of 0, with which a tenant could
+/// not make progress.
 const BYTES_PER_S_MIN: u64 = MB / 10;
 
 /// Mechanism that enforces shares.
@@ -94,8 +94,8 @@ struct LimitChange<'a> {
     to: Limits,
 }
 
-/// Sets the limits of all tenants to their shares. Returns the tenants whose limits are not set, with
-/// the reason: tenants that do not exist any more, and tenants whose increase failed.
+/// Sets the limits of all tenants to their shares. Returns the tenants whose limits are not set,
+/// with the reason: tenants that do not exist any more, and tenants whose increase failed.
 ///
 /// # Errors
 /// The message of a failed reduction, after all limits were restored.
@@ -130,8 +130,8 @@ pub(super) fn enforce(requests: &[LimitRequest<'_>]) -> Result<Vec<(Name, String
 }
 
 impl<'a> LimitRequest<'a> {
-    /// Returns the change from the tenant's current limits; `None` if the limits are equal, or if the
-    /// mechanism sets no limits.
+    /// Returns the change from the tenant's current limits; `None` if the limits are equal, or if
+    /// the mechanism sets no limits.
     fn change(&self) -> Result<Option<LimitChange<'a>>, SysfsError> {
         let bandwidth = Some(self.share.bandwidth_mb_s.saturating_mul(MB).max(BYTES_PER_S_MIN));
         let memory = Some(Bytes::mib(self.share.memory_mib).get());
@@ -161,7 +161,7 @@ impl LimitChange<'_> {
 fn undo(changes: &[LimitChange<'_>]) {
     for change in changes {
         if let Err(error) = change.enforcer.set(change.tenant, &change.from) {
-            tracing::error!(tenant = %change.tenant, error = units::chain(&error), "cannot restore limits of tenant");
+            tracing::error!(tenant = %change.tenant, error = units::chain(&error), "cannot restore limits");
         }
     }
 }

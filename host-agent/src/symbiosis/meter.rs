@@ -41,8 +41,8 @@ impl Meter {
         &self.learner
     }
 
-    /// Returns the tenant's work since the last call, and updates its profile. Returns `None` in the
-    /// first call.
+    /// Returns the tenant's work since the last call, and updates its profile. Returns `None` in
+    /// the first call.
     ///
     /// # Errors
     /// [`SampleError`] if the measurements are impossible.

@@ -1,5 +1,5 @@
-//! Tests of Symbiosis with simulated cgroups, which accept every write. Tests with emulated hosts use
-//! cgroups of a real kernel.
+//! Tests of Symbiosis with simulated cgroups, which accept every write. Tests with emulated hosts
+//! use cgroups of a real kernel.
 
 use std::fs;
 
@@ -61,8 +61,8 @@ impl TestHost {
         self
     }
 
-    /// Adds the counters of one epoch to a tenant: 8 s of CPU time, this memory usage, and this number
-    /// of major faults.
+    /// Adds the counters of one epoch to a tenant: 8 s of CPU time, this memory usage, and this
+    /// number of major faults.
     fn add_usage(&mut self, name: &'static str, memory_mib: u64, misses: u64) {
         *self.used.entry(name).or_default() += misses;
         let worked = fs::read_to_string(self.cgroups.path(name).join("cpu.stat")).unwrap();

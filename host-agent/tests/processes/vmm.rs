@@ -1,8 +1,8 @@
-//! VMM without a guest, for tests. It reads requests from its standard input, one per line, and prints
-//! one line for each reply. It ends when its input is closed.
+//! VMM without a guest, for tests. It reads requests from its standard input, one per line, and
+//! prints one line for each reply. It ends when its input is closed.
 //!
-//! The first argument is the agent's socket. With the further arguments `before UID` or `after UID`,
-//! the process becomes another user before or after it connects.
+//! The first argument is the agent's socket. With the further arguments `before UID` or `after
+//! UID`, the process becomes another user before or after it connects.
 //!
 //! Requests:
 //! - `attach VM descriptors|paths`: attaches to the memory of a VM

@@ -1,4 +1,5 @@
-//! Test rig: a rack of one host with the real `host-agent` and VMMs as processes, and a fake manager.
+//! Test rig: a rack of one host with the real `host-agent` and VMMs as processes, and a fake
+//! manager.
 #![expect(clippy::unwrap_used, reason = "a failed setup fails the test")]
 
 use std::{
@@ -245,8 +246,8 @@ impl Rig {
         panic!("no report meets the condition; the last report is {last:?}");
     }
 
-    /// Replaces the online slices of a report by all slices that are online according to this report
-    /// and earlier reports.
+    /// Replaces the online slices of a report by all slices that are online according to this
+    /// report and earlier reports.
     fn with_reported_slices(&mut self, mut report: wire::ObservedState) -> wire::ObservedState {
         if report.complete || report.clean {
             self.online.clear();
@@ -334,8 +335,8 @@ pub fn desired_vm(slices: Vec<wire::DesiredSlice>) -> wire::DesiredState {
     wire::DesiredState { vms: vec![vm], ..desired_state() }
 }
 
-/// Returns the desired state of VMs `a`, `b`, ... with reservations r-1, r-2, ..., each with one slice
-/// and a user.
+/// Returns the desired state of VMs `a`, `b`, ... with reservations r-1, r-2, ..., each with one
+/// slice and a user.
 pub fn desired_vms(vms: impl IntoIterator<Item = (wire::DesiredSlice, Option<u32>)>) -> wire::DesiredState {
     let vms = ('a'..).zip(1..).zip(vms).map(|((vm, number), (slice, uid))| wire::DesiredVm {
         vm: vm.to_string(),

@@ -20,9 +20,9 @@ pub(super) struct RegionPlan {
 }
 
 /// Moves the chosen window of each device to the front, and sorts the devices by the address of
-/// their window: the decoders of a host bridge above several devices must be programmed in ascending
-/// order of addresses. The windows of large devices are chosen first, because few windows have
-/// enough space for them.
+/// their window: the decoders of a host bridge above several devices must be programmed in
+/// ascending order of addresses. The windows of large devices are chosen first, because few windows
+/// have enough space for them.
 pub(super) fn assign_windows<T>(mut plans: Vec<(T, RegionPlan)>) -> Vec<(T, RegionPlan)> {
     plans.sort_by_key(|(_, device)| Reverse(device.bytes));
     let mut allocated = BTreeMap::<PathBuf, u64>::new();

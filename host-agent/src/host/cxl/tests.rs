@@ -1,5 +1,5 @@
-//! Discovery of CXL devices on a simulated /sys of kernel 6.12. Tests with emulated hosts use a real
-//! kernel.
+//! Discovery of CXL devices on a simulated /sys of kernel 6.12. Tests with emulated hosts use a
+//! real kernel.
 
 use super::{
     fake::{ROOT, device, machine},
@@ -14,7 +14,7 @@ fn problem(fake: &FakeSysfs) -> String {
 }
 
 #[test]
-fn existing_region_is_used_whatever_its_number() {
+fn existing_region_with_any_number_is_used() {
     let cxl = CxlMemory::discover(&machine().sysfs).unwrap();
     let slices = cxl.slices("0x1").unwrap();
     assert_eq!((slices.count(), slices.node(), slices.region().base), (4, 5, 43 << 30));

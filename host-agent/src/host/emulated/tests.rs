@@ -135,8 +135,8 @@ fn local_memory_is_the_same_until_it_is_released() {
     assert_eq!(byte, [0]);
 }
 
-/// Both forms by path change the owner of the files. `SlicePaths` is used before a VMM attaches, whose
-/// user must be able to open the files.
+/// Both forms by path change the owner of the files. `SlicePaths` is used before a VMM attaches,
+/// whose user must be able to open the files.
 #[test]
 fn memory_by_path_belongs_to_vm_user_or_agent_user() {
     use std::os::unix::fs::MetadataExt;

@@ -1,7 +1,7 @@
 //! Handling of memory that is removed or damaged while this process accesses it. The kernel then
-//! raises SIGBUS in the accessing thread, which ends the process by default. Within [`survive`], the
-//! signal handler replaces the whole mapping by empty pages, the thread continues, and `survive`
-//! returns an error. A bus error outside `survive` is a bug and ends the process.
+//! raises SIGBUS in the accessing thread, which ends the process by default. Within [`survive`],
+//! the signal handler replaces the whole mapping by empty pages, the thread continues, and
+//! `survive` returns an error. A bus error outside `survive` is a bug and ends the process.
 
 use std::{
     io,
@@ -84,8 +84,9 @@ impl AccessedRange {
         self.lost.store(errno, Ordering::Relaxed);
         let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: the range is exactly one mapping, which `survive` borrows while this thread accesses
-        // it. No references into the mapping exist, so its contents may change at any time.
+        // SAFETY: the range is exactly one mapping, which `survive` borrows while this thread
+        // accesses it. No references into the mapping exist, so its contents may change at any
+        // time.
         unsafe { mmap_anonymous(start as *mut _, bytes, access, flags) }.is_ok()
     }
 }

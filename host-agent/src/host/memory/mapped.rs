@@ -52,8 +52,8 @@ impl Mapped {
     /// alignment. The kernel aligns the address as the device requires.
     ///
     /// # Errors
-    /// `InvalidInput` for an invalid size, or the error of the kernel: ENXIO for a device that is not
-    /// bound to a driver.
+    /// `InvalidInput` for an invalid size, or the error of the kernel: ENXIO for a device that is
+    /// not bound to a driver.
     pub fn map(file: &File, bytes: u64) -> io::Result<Self> {
         let size = usize::try_from(bytes).map_err(io::Error::other)?;
         if size == 0 || !size.is_multiple_of(LINE) {
@@ -72,8 +72,8 @@ impl Mapped {
         Ok(Self { region, flush: FlushInstruction::detect(), lost: Cell::new(0) })
     }
 
-    /// Writes back and invalidates all cache lines of the mapping, so that the next read accesses the
-    /// memory.
+    /// Writes back and invalidates all cache lines of the mapping, so that the next read accesses
+    /// the memory.
     ///
     /// # Errors
     /// ENXIO if the memory was removed, EHWPOISON if it is damaged.
@@ -126,8 +126,8 @@ impl Mapped {
         })
     }
 
-    /// Runs `access` unless the memory is lost. Empty pages replace lost memory, and their zeros must
-    /// not be mistaken for its contents.
+    /// Runs `access` unless the memory is lost. Empty pages replace lost memory, and their zeros
+    /// must not be mistaken for its contents.
     fn access<T>(&self, access: impl FnOnce() -> T) -> io::Result<T> {
         if self.lost.get() != 0 {
             return Err(io::Error::from_raw_os_error(self.lost.get()));

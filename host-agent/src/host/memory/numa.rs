@@ -1,7 +1,7 @@
-//! Placement of VMs' memory on NUMA nodes: memory policies of files, migration of pages to permitted
-//! nodes, and sampling of the nodes of pages. Pages can be on other nodes than the policy permits,
-//! because the kernel ignores policies when it offlines a memory block. Callers choose the permitted
-//! nodes.
+//! Placement of VMs' memory on NUMA nodes: memory policies of files, migration of pages to
+//! permitted nodes, and sampling of the nodes of pages. Pages can be on other nodes than the policy
+//! permits, because the kernel ignores policies when it offlines a memory block. Callers choose the
+//! permitted nodes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -33,8 +33,8 @@ const MPOL_MF_MOVE: i32 = 1 << 1;
 /// Flag from linux/mempolicy.h: also moves pages that other processes map; requires CAP_SYS_NICE.
 const MPOL_MF_MOVE_ALL: i32 = 1 << 2;
 
-/// Binds the first `bytes` bytes of a file in memory to nodes, for all processes. Existing pages are
-/// not moved.
+/// Binds the first `bytes` bytes of a file in memory to nodes, for all processes. Existing pages
+/// are not moved.
 ///
 /// # Errors
 /// The error of `mbind`: EINVAL if one of the nodes has no memory.
@@ -43,8 +43,8 @@ pub fn bind(file: &File, bytes: u64, nodes: &BTreeSet<u32>) -> io::Result<()> {
 }
 
 /// Sets a policy like [`bind`], but the kernel uses other nodes when the given nodes are full. With
-/// [`bind`], a process is killed when it touches more of the file than the nodes have free, and each
-/// node reserves some pages.
+/// [`bind`], a process is killed when it touches more of the file than the nodes have free, and
+/// each node reserves some pages.
 ///
 /// # Errors
 /// The error of `mbind`: EINVAL if one of the nodes has no memory.
@@ -95,7 +95,8 @@ pub struct MigrationResult {
     pub failed: BTreeMap<i32, u64>,
 }
 
-/// Migrates the pages of a file that a process maps to the node `to`, except pages on permitted nodes.
+/// Migrates the pages of a file that a process maps to the node `to`, except pages on permitted
+/// nodes.
 ///
 /// # Errors
 /// The process has ended, or may not be inspected.
@@ -147,8 +148,8 @@ struct SampleBounds {
 impl SampleBounds {
     const DEFAULT: Self = Self { mappings: PLACEMENT_MAPPINGS_MAX, pages: PLACEMENT_PAGES_MAX };
 
-    /// Returns the distance between sampled pages, in bytes. The first page of each mapping is always
-    /// sampled, so that at most `pages + mappings` pages are sampled.
+    /// Returns the distance between sampled pages, in bytes. The first page of each mapping is
+    /// always sampled, so that at most `pages + mappings` pages are sampled.
     fn stride(self, mappings: &[Range<usize>]) -> usize {
         let pages = mappings.iter().map(|mapping| mapping.len() / PAGE).sum::<usize>();
         PAGE * PAGES_PER_SAMPLE.max(pages.div_ceil(self.pages))
@@ -157,9 +158,9 @@ impl SampleBounds {
 
 /// Samples the NUMA nodes of the pages of some files that a process maps.
 ///
-/// One in [`PAGES_PER_SAMPLE`] pages is sampled, or fewer if that exceeds [`PLACEMENT_PAGES_MAX`], in
-/// at most [`PLACEMENT_MAPPINGS_MAX`] mappings. The kernel examines only the sampled pages, and holds
-/// the lock of the process's address space for a few pages at a time.
+/// One in [`PAGES_PER_SAMPLE`] pages is sampled, or fewer if that exceeds [`PLACEMENT_PAGES_MAX`],
+/// in at most [`PLACEMENT_MAPPINGS_MAX`] mappings. The kernel examines only the sampled pages, and
+/// holds the lock of the process's address space for a few pages at a time.
 ///
 /// # Errors
 /// The process has ended, or may not be inspected.
@@ -197,8 +198,8 @@ fn sample_within(
 struct Process(i32);
 
 impl Process {
-    /// Migrates pages until all are on permitted nodes, or an attempt moves none. Several attempts can
-    /// be necessary, because the kernel may skip the pages after a page that it cannot migrate.
+    /// Migrates pages until all are on permitted nodes, or an attempt moves none. Several attempts
+    /// can be necessary, because the kernel may skip the pages after a page that it cannot migrate.
     fn migrate_back(
         self,
         pages: &[usize],
@@ -241,8 +242,8 @@ impl Process {
         }
     }
 
-    /// Calls `move_pages`. Returns for each page its node, or a negative error number if the page does
-    /// not exist or was not migrated.
+    /// Calls `move_pages`. Returns for each page its node, or a negative error number if the page
+    /// does not exist or was not migrated.
     fn move_pages(self, pages: &[usize], to: Option<&[i32]>, flags: i32) -> io::Result<Vec<i32>> {
         let mut status = vec![-libc::EBUSY; pages.len()];
         let to = to.map_or(ptr::null(), |nodes| {

@@ -1,5 +1,5 @@
-//! Memory usage of a NUMA node, and the number of used pages in a physical address range. Offlining a
-//! memory block takes longer the more pages are in use.
+//! Memory usage of a NUMA node, and the number of used pages in a physical address range. Offlining
+//! a memory block takes longer the more pages are in use.
 
 use std::{fs::File, io, ops::Range, os::unix::fs::FileExt as _, path::Path};
 
@@ -62,10 +62,10 @@ fn missing_number(name: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("no number of kB follows {name}"))
 }
 
-/// Returns the number of 4 KiB pages in use in a physical address range of movable memory: pages that
-/// are neither free, nor offline, nor absent. A page without any flag is free and in the cache of a
-/// processor, because movable pages in use have flags. `flags` is the file `/proc/kpageflags`, which
-/// only root can read.
+/// Returns the number of 4 KiB pages in use in a physical address range of movable memory: pages
+/// that are neither free, nor offline, nor absent. A page without any flag is free and in the cache
+/// of a processor, because movable pages in use have flags. `flags` is the file `/proc/kpageflags`,
+/// which only root can read.
 ///
 /// # Errors
 /// The file cannot be read.

@@ -60,8 +60,8 @@ mod tests {
 
     #[test]
     fn partly_offline_slice_counts_its_online_part_only() {
-        // Only one block of 128 MiB is still online, and it is full, so that the node's 128 free MiB
-        // are in other slices.
+        // Only one block of 128 MiB is still online, and it is full, so that the node's 128 free
+        // MiB are in other slices.
         assert_eq!(space(128, 128, 128, 2000).available, Bytes::new(128 * MIB));
         assert!(space(128, 128, 128, 2000).is_sufficient());
         assert!(!space(128, 1024, 128, 2000).is_sufficient(), "all blocks of the slice are online");

@@ -45,7 +45,8 @@ impl RemovalQueue {
         RemovalPermit { removals: self, place: request.2 }
     }
 
-    /// Locks the queue. A poisoned queue is consistent, because no call can panic while it is locked.
+    /// Locks the queue. A poisoned queue is consistent, because no call can panic while it is
+    /// locked.
     fn state(&self) -> MutexGuard<'_, QueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

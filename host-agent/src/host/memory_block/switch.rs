@@ -59,7 +59,8 @@ pub struct BlockSwitchError {
     pub done: usize,
     /// Number of blocks of the slice.
     pub of: usize,
-    /// Names of the blocks that were restored, or the error of the block that could not be restored.
+    /// Names of the blocks that were restored, or the error of the block that could not be
+    /// restored.
     pub restored: Result<Vec<String>, Box<SysfsError>>,
     /// Cause of the failure.
     #[source]
@@ -130,8 +131,8 @@ fn all(sysfs: &Sysfs, blocks: &[Block], to: TargetState, steps: &Steps<'_>) -> R
     Ok(())
 }
 
-/// Checks that an online block is in the zone `Movable`. A block that another program onlined may be
-/// in another zone and contain pages that cannot be migrated.
+/// Checks that an online block is in the zone `Movable`. A block that another program onlined may
+/// be in another zone and contain pages that cannot be migrated.
 fn check_movable(sysfs: &Sysfs, block: &Block) -> io::Result<()> {
     let zone = sysfs.text(format!("{FOLDER}/{}/valid_zones", block.name)).map_err(errno)?;
     match zone.as_str() {

@@ -1,4 +1,5 @@
-//! Sampling of page faults for tests: unlike PEBS and IBS events, perf can sample them on any machine.
+//! Sampling of page faults for tests: unlike PEBS and IBS events, perf can sample them on any
+//! machine.
 
 use std::{
     collections::BTreeSet,
@@ -56,8 +57,8 @@ fn is_forbidden(error: &io::Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::PERM | Errno::ACCESS | Errno::NOSYS))
 }
 
-/// Causes page faults for this CPU time by writing to each page of new mappings. Returns the written
-/// pages.
+/// Causes page faults for this CPU time by writing to each page of new mappings. Returns the
+/// written pages.
 pub(crate) fn cause_faults(duration: Duration) -> BTreeSet<u64> {
     let cpu_time = || Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap();
     let (started, mut pages) = (cpu_time(), BTreeSet::new());

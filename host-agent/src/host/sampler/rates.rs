@@ -1,8 +1,9 @@
 //! Estimation of page access rates from samples of a process's accesses.
 //!
-//! A page with enough samples gets its own rate. Other pages are grouped with their neighbours until
-//! a group has enough samples, so that groups are small where samples are dense. If two sampled pages
-//! are much farther apart than the average, the pages between them count as not accessed or absent.
+//! A page with enough samples gets its own rate. Other pages are grouped with their neighbours
+//! until a group has enough samples, so that groups are small where samples are dense. If two
+//! sampled pages are much farther apart than the average, the pages between them count as not
+//! accessed or absent.
 
 use crate::host::{
     access_profile::{Region, SAMPLE_INTERVAL_US},
@@ -33,8 +34,8 @@ pub(super) struct Rate {
 }
 
 impl Rate {
-    /// Returns the pages as a region. The fraction of samples with an access assumes that visits with
-    /// this number of accesses happen at random times (Poisson process).
+    /// Returns the pages as a region. The fraction of samples with an access assumes that visits
+    /// with this number of accesses happen at random times (Poisson process).
     pub fn region(self, accesses_per_visit: f64) -> Region {
         Region { bytes: self.pages * PAGE, touched: 1.0 - (-self.per_interval / accesses_per_visit).exp() }
     }

@@ -11,8 +11,9 @@ use crate::host::{
 
 /// Directory of perf event sources in sysfs.
 const DEVICES: &str = "bus/event_source/devices";
-/// Event `mem-loads` of Intel processors on which [`L3_MISS`] is valid. Processors with only efficient
-/// cores have a different event `mem-loads`, and use the number of [`L3_MISS`] for another event.
+/// Event `mem-loads` of Intel processors on which [`L3_MISS`] is valid. Processors with only
+/// efficient cores have a different event `mem-loads`, and use the number of [`L3_MISS`] for
+/// another event.
 const LOADS: &str = "event=0xcd";
 /// Event type PERF_TYPE_RAW from linux/perf_event.h.
 const RAW: u32 = 4;

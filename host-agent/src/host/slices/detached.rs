@@ -76,8 +76,8 @@ impl DetachedSteps {
     ///
     /// # Errors
     /// The error of the step; [`SliceError::Stuck`] if this or an earlier step of the device still
-    /// runs; [`SliceError::TooManyStuck`]; [`SliceError::StepFailed`] if the thread cannot be started
-    /// or panics.
+    /// runs; [`SliceError::TooManyStuck`]; [`SliceError::StepFailed`] if the thread cannot be
+    /// started or panics.
     pub(super) fn run(
         &self,
         device: &str,
@@ -128,8 +128,8 @@ impl DetachedSteps {
     }
 }
 
-/// Gives this thread its own descriptor table with only the standard streams. A thread that is stuck
-/// in the kernel outlives its process, and would otherwise keep the agent's lock files open.
+/// Gives this thread its own descriptor table with only the standard streams. A thread that is
+/// stuck in the kernel outlives its process, and would otherwise keep the agent's lock files open.
 fn close_descriptors() -> io::Result<()> {
     const FIRST: libc::c_uint = 3;
     // SAFETY: the kernel unshares the descriptor table before it closes descriptors, so other

@@ -28,7 +28,8 @@ fn add(fake: &FakeSysfs, name: &str, start: u64, gib: u64, driver: Option<Driver
     }
 }
 
-/// Adds memory blocks of 128 MiB with consecutive numbers; `first` is the address divided by 128 MiB.
+/// Adds memory blocks of 128 MiB with consecutive numbers; `first` is the address divided by 128
+/// MiB.
 fn blocks_of_128_mib(fake: &FakeSysfs, first: u64, count: u64, state: &str) {
     fake.files(blocks::FOLDER, &[("block_size_bytes", "8000000")]);
     for number in first..first + count {

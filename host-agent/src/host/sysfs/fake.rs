@@ -20,7 +20,8 @@ impl FakeSysfs {
         fake
     }
 
-    /// Adds files below a directory, given as relative path and contents. Existing files are replaced.
+    /// Adds files below a directory, given as relative path and contents. Existing files are
+    /// replaced.
     pub(crate) fn files(&self, below: &str, files: &[(&str, &str)]) {
         for (name, text) in files {
             let path = self.path(below).join(name);
