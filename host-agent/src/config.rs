@@ -276,8 +276,8 @@ fn check_socket(socket: &Path) -> Result<(), InvalidValue> {
     if bytes <= SOCKET_BYTES_MAX { Ok(()) } else { Err(invalid("agent.socket", socket.display(), rule)) }
 }
 
-fn allowed_uids(written: Option<Vec<u32>>) -> Result<BTreeSet<UserId>, InvalidValue> {
-    match written {
+fn allowed_uids(uids: Option<Vec<u32>>) -> Result<BTreeSet<UserId>, InvalidValue> {
+    match uids {
         None => Ok(BTreeSet::from([UserId::ROOT, current_user()])),
         Some(uids) if uids.is_empty() => Err(invalid("agent.allowed_uids", "[]", "must not be empty")),
         Some(uids) => {
@@ -310,8 +310,8 @@ fn check_backend(raw: RawBackend, base: &Path) -> Result<Backend, InvalidValue> 
     }
 }
 
-fn check_speed(written: Option<u32>) -> Result<NonZeroU32, InvalidValue> {
-    let speed = written.unwrap_or(SCRUB_MIB_PER_S_DEFAULT);
+fn check_speed(mib_per_s: Option<u32>) -> Result<NonZeroU32, InvalidValue> {
+    let speed = mib_per_s.unwrap_or(SCRUB_MIB_PER_S_DEFAULT);
     NonZeroU32::new(speed).ok_or_else(|| invalid("backend.scrub_mib_per_s", speed, "must be at least 1"))
 }
 

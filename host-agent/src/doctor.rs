@@ -36,7 +36,7 @@ pub struct Finding {
     pub subject: String,
     /// Observed state of the object.
     pub message: String,
-    /// Command or advice that fixes the problem. A passed check may have one, too.
+    /// Command or advice that fixes a problem or, after a passed check, improves the setting.
     pub fix: Option<String>,
 }
 

@@ -38,7 +38,8 @@ enum Command {
         #[arg(long)]
         check_config: bool,
     },
-    /// Report missing, wrong or dangerous settings of this machine, with fixes. Changes nothing.
+    /// Report missing, wrong or dangerous settings of this machine, with fixes, without changing
+    /// any.
     Doctor {
         /// Configuration of this host.
         #[arg(long, env = "TARN_CONFIG", default_value = "/etc/tarn/host.toml")]

@@ -144,7 +144,7 @@ impl Records {
     /// Writes a record durably.
     ///
     /// # Errors
-    /// The record cannot be written; it may exist nevertheless.
+    /// The record cannot be written durably. It may exist, but can be lost in a crash.
     pub fn write(&self, record: &VmRecord) -> Result<(), RecordsError> {
         let bytes = serde_json::to_vec_pretty(&self.stored(record))
             .expect("a record of numbers and strings can be serialized");

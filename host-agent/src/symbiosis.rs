@@ -290,8 +290,8 @@ impl Symbiosis {
 
     /// Returns the recorded VMs, except VMs whose process has certainly ended.
     fn vms(&self) -> Result<Vec<VmRecord>, RecordsError> {
-        let lives = |record: &VmRecord| !matches!(process::ProcessHandle::open(&record.process), Ok(None));
-        Ok(records::recorded_vms(&self.runtime_dir)?.into_iter().filter(lives).collect())
+        let may_run = |record: &VmRecord| !matches!(process::ProcessHandle::open(&record.process), Ok(None));
+        Ok(records::recorded_vms(&self.runtime_dir)?.into_iter().filter(may_run).collect())
     }
 
     /// Checks that the remote device is in use as swap. Otherwise pages above a limit could not be

@@ -71,7 +71,7 @@ impl Enforce {
     }
 }
 
-/// Settings of one tenant.
+/// Validated settings of one tenant.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TenantSettings {
     /// Weight of the tenant; a weight set by the scheduler has precedence.

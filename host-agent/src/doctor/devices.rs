@@ -130,12 +130,12 @@ impl DeviceCheck<'_> {
 
     fn slices(&self, serial: &str, slices: &Slices) -> Vec<Finding> {
         let inspected =
-            slices.devices_to_remove().and_then(|leftover| Ok((leftover, slices.present_slices()?)));
-        let (leftover, found) = match inspected {
+            slices.devices_to_remove().and_then(|to_remove| Ok((to_remove, slices.present_slices()?)));
+        let (to_remove, found) = match inspected {
             Ok(inspected) => inspected,
             Err(error) => return vec![Finding::problem("devices", units::chain(&error), fix(&error))],
         };
-        let mut problems: Vec<_> = leftover
+        let mut problems: Vec<_> = to_remove
             .into_iter()
             .filter(|name| !name.ends_with(".0"))
             .filter_map(|name| self.partial_slice(name, "it has no memory"))

@@ -1,5 +1,5 @@
-//! Check for memory encryption. Each host encrypts with its own key. Zeros that one host writes to
-//! a shared device therefore read as noise on another host, where verifying the scrub fails.
+//! Check for memory encryption. Each host encrypts with a different key. Zeros that one host writes
+//! to a shared device therefore read as noise on another host, which rejects the slice as not zero.
 
 use std::{fs::File, os::unix::fs::FileExt as _};
 

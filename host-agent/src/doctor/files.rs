@@ -63,17 +63,17 @@ pub(super) fn secrets(config: &Config) -> Vec<Finding> {
 /// Reports a file on which users other than the owner have any of the permissions `others`, or
 /// whose permissions cannot be read.
 fn open_to(path: &Path, others: u32, check: &'static str) -> Option<Finding> {
-    let shown = path.display();
+    let path_text = path.display();
     let mode = match fs::File::open(path).and_then(|file| file.metadata()) {
         Ok(metadata) => metadata.mode() & 0o7777,
         Err(errno) => {
             let fix = fix_for(&errno, "create the file, or correct its path in host.toml");
-            return Some(Finding::problem(check, format!("cannot read {shown}: {errno}"), fix));
+            return Some(Finding::problem(check, format!("cannot read {path_text}: {errno}"), fix));
         }
     };
     let (allowed, rule) = if others == OTHERS { (0o600, "read") } else { (0o644, "change") };
-    let message = format!("{shown} has mode {mode:04o}: users other than its owner can {rule} it");
-    (mode & others != 0).then(|| Finding::problem(check, message, format!("`chmod {allowed:o} {shown}`")))
+    let message = format!("{path_text} has mode {mode:04o}: users other than its owner can {rule} it");
+    (mode & others != 0).then(|| Finding::problem(check, message, format!("`chmod {allowed:o} {path_text}`")))
 }
 
 /// Checks that `backend.local_dir` is on a file system in memory. Local memory of VMMs that take
@@ -85,20 +85,20 @@ pub(super) fn local_dir(dir: Option<&Path>) -> Finding {
             "backend.local_dir is not set: VMMs that take only paths allocate local memory themselves",
         );
     };
-    let shown = dir.display();
+    let dir_text = dir.display();
     let existing = dir.ancestors().find(|folder| folder.exists()).unwrap_or(Path::new("/"));
     match rustix::fs::statfs(existing) {
         Ok(about) if IN_MEMORY.contains(&about.f_type) => {
-            Finding::passed("local_dir", format!("{shown} is in memory"))
+            Finding::passed("local_dir", format!("{dir_text} is in memory"))
         }
         Ok(_) => Finding::problem(
             "local_dir",
-            format!("backend.local_dir: {shown} is on a disk, so local memory of VMs would be on a disk"),
+            format!("backend.local_dir: {dir_text} is on a disk, so local memory of VMs would be on a disk"),
             "set backend.local_dir in host.toml to a path on tmpfs, such as /dev/shm/tarn-local",
         ),
         Err(errno) => Finding::problem(
             "local_dir",
-            format!("cannot read the file system of {shown}: {errno}"),
+            format!("cannot read the file system of {dir_text}: {errno}"),
             fix_for(&errno.into(), "set backend.local_dir in host.toml to another path"),
         ),
     }

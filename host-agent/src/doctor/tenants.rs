@@ -65,11 +65,11 @@ fn access_monitor(machine: &Machine, symbiosis: &Symbiosis) -> Finding {
 }
 
 fn cgroups(folder: &Path) -> Option<Finding> {
-    let shown = folder.display();
+    let dir = folder.display();
     let problem = |message, fix| Some(Finding::problem("tenants", message, fix));
     let Ok(controllers) = Sysfs::at(folder).text("cgroup.subtree_control") else {
-        let fix = format!("mkdir {shown}, which must be in a mounted cgroup2 file system");
-        return problem(format!("symbiosis.cgroups: {shown} is not a directory of cgroup v2"), fix);
+        let fix = format!("mkdir {dir}, which must be in a mounted cgroup2 file system");
+        return problem(format!("symbiosis.cgroups: {dir} is not a directory of cgroup v2"), fix);
     };
     let missing: Vec<&str> = CONTROLLERS
         .into_iter()
@@ -79,22 +79,22 @@ fn cgroups(folder: &Path) -> Option<Finding> {
         return None;
     }
     let fix = format!(
-        "echo '+{}' > {shown}/cgroup.subtree_control, and in every parent directory",
+        "echo '+{}' > {dir}/cgroup.subtree_control, and in every parent directory",
         missing.join(" +")
     );
-    problem(format!("symbiosis.cgroups: cgroups in {shown} lack the controllers {}", missing.join(", ")), fix)
+    problem(format!("symbiosis.cgroups: cgroups in {dir} lack the controllers {}", missing.join(", ")), fix)
 }
 
 fn swap(machine: &Machine, symbiosis: &Symbiosis) -> Option<Finding> {
     let problem = |message: String, fix: String| Some(Finding::problem("tenants", message, fix));
-    let shown = symbiosis.remote.display();
+    let device = symbiosis.remote.display();
     match Remote::open(&symbiosis.remote, Path::new("/sys")) {
         Err(error) => problem(
             format!("symbiosis.remote: {}", units::chain(&error)),
             "set symbiosis.remote to a swap device".to_owned(),
         ),
         Ok(remote) if !remote.is_swap(&machine.proc.text("swaps").unwrap_or_default()) => {
-            problem(format!("symbiosis.remote: {shown} is not in use as swap"), format!("swapon {shown}"))
+            problem(format!("symbiosis.remote: {device} is not in use as swap"), format!("swapon {device}"))
         }
         Ok(_) => None,
     }

@@ -5,8 +5,8 @@ use fairness::profile::Histogram;
 
 use super::memory::usage::PAGE;
 
-/// Interval between samples of a page, in microseconds. Several accesses within one interval count
-/// as one.
+/// Interval between samples of a page, in microseconds. Several accesses within an interval count
+/// as a single access.
 pub const SAMPLE_INTERVAL_US: u64 = 50_000;
 /// Number of samples per result, so that a result covers 2 s.
 pub const SAMPLES_PER_RESULT: u32 = 40;
@@ -60,7 +60,7 @@ impl AccessProfile {
     }
 
     /// Returns the number of page accesses per second. Several accesses of a page within a sample
-    /// interval count as one.
+    /// interval count as a single access.
     pub fn pages_per_second(&self) -> f64 {
         let pages = |region: &Region| region.bytes as f64 / PAGE as f64 * region.touched;
         self.accessed_regions().map(pages).sum::<f64>() / (SAMPLE_INTERVAL_US as f64 / 1e6)
@@ -76,7 +76,7 @@ impl AccessProfile {
     /// samples. A block consists of pages with similar access rates, which need not be adjacent.
     pub fn histogram(&self, bytes: u64) -> Histogram {
         let mut regions: Vec<Region> = self.accessed_regions().copied().collect();
-        regions.sort_by(|one, other| other.touched.total_cmp(&one.touched));
+        regions.sort_by(|a, b| b.touched.total_cmp(&a.touched));
         let (mut counts, mut block) = (Vec::new(), Block::default());
         for Region { bytes: mut remaining, touched } in regions {
             while remaining > 0 {

@@ -51,8 +51,8 @@ pub fn size(sysfs: &Sysfs) -> Result<Bytes, SysfsError> {
     }
 }
 
-/// Returns the kernel's policy for added memory blocks: `offline`, or one of several values, such
-/// as `online_movable`, with which blocks come online automatically.
+/// Returns the kernel's policy for added memory blocks, such as `offline`, or `online_movable` if
+/// they come online automatically.
 ///
 /// # Errors
 /// The policy cannot be read.

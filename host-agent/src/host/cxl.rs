@@ -1,7 +1,7 @@
 //! Discovery of the CXL memory devices of this machine. Each device gets one region over its whole
-//! memory; an existing region is used, a missing one is created. Slices are numbered from the start
-//! of the region, and changed by the module `slices`. A device with a problem is reported and not
-//! used.
+//! memory: an existing region is used, otherwise a region is created. Slices are numbered from the
+//! start of the region, and changed by the module `slices`. A device with a problem is reported and
+//! not used.
 
 mod plan;
 mod problem;

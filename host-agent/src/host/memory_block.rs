@@ -234,7 +234,7 @@ impl MemoryBlock {
         Some(placed.misplaced_fraction().of(pool))
     }
 
-    /// Returns the memfds of VMs whose pages may be migrated: all VMs except pinned ones.
+    /// Returns the memfds of all VMs that are not pinned, whose pages may be migrated.
     fn movable_files(&self) -> Vec<Arc<OwnedFd>> {
         self.open.files_without(&self.pinned())
     }
@@ -402,8 +402,8 @@ mod tests {
         mapping.as_volatile_slice().write_slice(&vec![1; TOUCHED], 0).unwrap();
         assert_eq!(overflow(), host.open.allocated(&[SLICE_1]));
         assert!(overflow() >= Some(Bytes::new(TOUCHED as u64)));
-        let gone = ObservedVm { pid: u32::MAX, ..vm.clone() };
-        assert_eq!(host.usage(ReservationId(7), &gone).overflow, None);
+        let ended = ObservedVm { pid: u32::MAX, ..vm.clone() };
+        assert_eq!(host.usage(ReservationId(7), &ended).overflow, None);
     }
 
     #[test]

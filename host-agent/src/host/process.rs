@@ -100,8 +100,8 @@ impl ProcessHandle {
             Err(Errno::SRCH) => return Ok(None),
             opened => Self(opened.map_err(|errno| io_error("open", path())(errno.into()))?),
         };
-        // The handle refers to the process that had the pid when it was opened, which may be a
-        // later one. So compare the start times after opening.
+        // If the pid was reused, the handle refers to the wrong process. So compare the start times
+        // after opening.
         let is_same = started(process.pid)? == Some(process.started);
         let is_running = !handle.has_ended().map_err(io_error("poll", path()))?;
         Ok((is_same && is_running).then_some(handle))
@@ -346,9 +346,9 @@ pub struct FileMappings {
     pub omitted: u64,
 }
 
-/// Returns the address ranges at which a process maps any of these files, except devices: the
-/// lowest `max` ranges, and the number of others. The list of mappings may be very long, so it is
-/// read line by line.
+/// Returns the address ranges at which a process maps any of these files, except devices. Only the
+/// lowest `max` ranges are returned, and other ranges are counted. The list of mappings may be very
+/// long, so it is read line by line.
 ///
 /// # Errors
 /// The process has ended, or may not be inspected.

@@ -75,7 +75,8 @@ impl Ranges {
         usable.map(Slices::node).collect()
     }
 
-    /// Returns the slices of a device and the index of one, by its location `cxl:SERIAL:INDEX`.
+    /// Finds a slice by its location `cxl:SERIAL:INDEX`. Returns the slices of its device, and its
+    /// index.
     pub(super) fn slice(&self, place: &str) -> Result<(&Slices, u32), HostError> {
         let name: SliceName = place.parse()?;
         Ok((self.cxl.slices(&name.serial)?, name.index))

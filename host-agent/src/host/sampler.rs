@@ -59,7 +59,7 @@ const ACCESSES_PER_VISIT_MAX: f64 = PAGE as f64;
 /// Reason why accesses cannot be sampled.
 #[derive(Debug, thiserror::Error)]
 pub enum SamplerError {
-    /// No supported event is found in sysfs.
+    /// Sysfs shows no event by which the processor samples memory accesses.
     #[error("no processor of this host supports sampling of memory accesses (PEBS or IBS)")]
     None,
     /// A file in sysfs cannot be read or parsed.

@@ -1,7 +1,7 @@
 //! Slices of one CXL region, each a dax device that is created, bound to a driver, unbound and
 //! deleted. Each call reads the current state from sysfs and performs one step after another until
 //! the target state is reached. All calls are therefore idempotent, and also complete a slice that
-//! a killed agent left in between. Backends handle contents and memory blocks.
+//! a killed agent left between two states. The backends handle contents and memory blocks.
 //!
 //! ```text
 //!  absent ──create──▶ unbound ──bind──▶ device_dax   /dev/daxX.Y can be mapped
@@ -82,8 +82,8 @@ pub struct Slices {
     /// NUMA node of the memory when it is bound to kmem.
     node: u32,
     align: Bytes,
-    /// Lock held while a device is created or removed. A new device is recognized by its new name,
-    /// so names must not change meanwhile.
+    /// Lock that is held while a device is created or removed. A created device is recognized by
+    /// its new name, so no other names may change at the same time.
     names: RwLock<()>,
     /// Running steps in which the kernel may wait until pages are unpinned.
     steps: DetachedSteps,

@@ -115,7 +115,7 @@ impl Sysfs {
     pub fn write(&self, file: impl AsRef<Path>, value: &str) -> Result<(), SysfsError> {
         let path = self.0.join(file);
         let opened = OpenOptions::new().write(true).truncate(true).open(&path);
-        // Not `write_all` of the standard library, which would retry an interrupted call.
+        // `write_all` of the standard library would retry an interrupted call.
         match opened.and_then(|file| Ok(rustix::io::pwrite(&file, value.as_bytes(), 0)?)) {
             Ok(_) => Ok(()),
             Err(errno) => Err(SysfsError::Write { path, value: value.to_owned(), errno }),

@@ -16,8 +16,8 @@ use crate::{
 /// Messages of a reply, each with its file descriptors.
 pub(super) type ReplyMessages = Vec<(wire::HostMemoryReply, Vec<Arc<OwnedFd>>)>;
 
-/// Upper bound of the bytes of a datagram beside its regions, and of the encoding of one region
-/// beside its fields.
+/// Upper bound, in bytes, of a datagram's encoding without its regions. It also bounds the key and
+/// length that precede each region.
 const OVERHEAD_BYTES: usize = 64;
 
 fn message(reply: Reply) -> wire::HostMemoryReply {

@@ -285,7 +285,7 @@ mod tests {
                 .find(|(sources, _)| sources[0] == Some(AccessSource::Pebs))
                 .expect("16 s of page faults give 1,000 samples")
         };
-        // With memory for only half of the 100 pages, half as many pages are touched.
+        // If the tenant has memory for only 50 of the 100 pages, half as many pages are touched.
         for (memory, expected) in [(Bytes::mib(100), 1000.0), (Bytes::new(50 * PAGE), 500.0)] {
             let (sources, touches) = sampled_epoch(memory);
             assert_eq!(sources, [Some(AccessSource::Pebs), Some(AccessSource::Damon)]);

@@ -1,5 +1,5 @@
-//! Measurement of one tenant: computes its work in an epoch from the kernel's counters, and learns
-//! its profile.
+//! Measurement of one tenant: computes the tenant's work in an epoch from the kernel's counters,
+//! and learns the tenant's profile.
 
 use std::time::Duration;
 
@@ -53,7 +53,7 @@ impl Meter {
         period: &Period,
     ) -> Result<Option<TenantMeasurement>, SampleError> {
         let last = self.last.replace((period.now, now));
-        // If counters have decreased, the cgroup was replaced by another one of the same name.
+        // Decreased counters mean that a new cgroup of the same name has replaced the old cgroup.
         let is_same = |(_, last): &(Duration, Counters)| {
             last.cpu_us <= now.cpu_us && last.major_faults <= now.major_faults
         };

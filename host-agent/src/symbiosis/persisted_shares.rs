@@ -172,15 +172,15 @@ mod tests {
     #[test]
     fn stored_shares_out_of_range_are_rejected() {
         let folder = tempfile::tempdir().unwrap();
-        let one = |weight: &str, memory: u64| {
+        let load = |weight: &str, memory: u64| {
             let text = format!(
                 r#"{{"memory_mib":10,"bandwidth_mb_s":10,"tenants":{{"db":{{"weight":{weight},"memory_mib":{memory},"bandwidth_mb_s":1}}}}}}"#
             );
             fs::write(folder.path().join("symbiosis.json"), text).unwrap();
             PersistedShares::at(folder.path()).load()
         };
-        one("1.0", 10).unwrap();
-        for error in [one("0.0", 10), one("1.0", 11), one("1e9", 1)] {
+        load("1.0", 10).unwrap();
+        for error in [load("0.0", 10), load("1.0", 11), load("1e9", 1)] {
             assert!(units::chain(&error.unwrap_err()).contains("db has a weight or a share out of range"));
         }
     }

@@ -1,5 +1,5 @@
-//! Region of a memory device: uses the existing region, or creates one over the whole device. An
-//! incomplete region of a killed agent or of a failed attempt is deleted first.
+//! Region of a memory device: an existing region is used, otherwise a region over the whole device
+//! is created. An incomplete region of a killed agent or of a failed attempt is deleted first.
 
 use std::path::{Path, PathBuf};
 

@@ -83,8 +83,8 @@ fn region_without_dax_region_error_names_boot_option() {
     assert!(problem.contains("no dax region") && problem.contains("efi=softreserve"), "{problem}");
 }
 
-/// Returns the name of the deleted region, or nothing, if region7 is not committed and has these
-/// targets.
+/// Discovers devices while region7 is not committed and has these targets. Returns the name of the
+/// deleted region, or an empty string if no region was deleted.
 fn deleted_region(targets: &[(&str, &str)]) -> String {
     let fake = machine();
     fake.files(&format!("{ROOT}/decoder0.1"), &[("delete_region", "")]);

@@ -92,7 +92,7 @@ impl Group {
 
 /// Splits sorted accesses into the accesses of each page.
 pub(super) fn pages(accesses: &[Access]) -> impl Iterator<Item = &[Access]> {
-    accesses.chunk_by(|one, other| one.page == other.page)
+    accesses.chunk_by(|a, b| a.page == b.page)
 }
 
 /// Estimates access rates from a process's accesses, sorted by page, that were sampled within

@@ -123,11 +123,12 @@ fn access_rates_are_estimated_from_sparse_samples() {
 #[test]
 fn scattered_hot_pages_are_counted_exactly() {
     // Every tenth of 10,000 pages is accessed in every sample; the other pages are hardly accessed.
-    let one =
+    let ten_pages =
         |at| [PageGroup { pages: 1, visits: 200.0 }, PageGroup { pages: 9, visits: 0.1 * f64::from(at % 2) }];
-    let parts: Vec<PageGroup> = (0..1000).flat_map(one).collect();
+    let parts: Vec<PageGroup> = (0..1000).flat_map(ten_pages).collect();
     let profile = sample_set(&parts).tenant(&[PROCESS], bytes(&parts)).unwrap().profile(VISIT);
-    let hot: u64 = profile.regions.iter().filter(|one| one.touched > 0.9).map(|one| one.bytes / PAGE).sum();
+    let hot: u64 =
+        profile.regions.iter().filter(|region| region.touched > 0.9).map(|region| region.bytes / PAGE).sum();
     assert_eq!(hot, 1000);
     let samples = profile.histogram(16 * PAGE).samples();
     assert!((2500..3500).contains(&samples), "{samples}: expected 40 each of 63 hot blocks of 16 pages");
@@ -137,9 +138,9 @@ fn scattered_hot_pages_are_counted_exactly() {
 fn gap_between_mappings_is_not_memory() {
     let mut sample_set = sample_set(&[PageGroup { pages: 4000, visits: 2.5 }]);
     let accesses = sample_set.accesses.get_mut(&PROCESS).unwrap();
-    let elsewhere: Vec<_> =
+    let second_mapping: Vec<_> =
         accesses.iter().map(|access| Access { page: access.page + (1 << 30), ..*access }).collect();
-    accesses.extend(elsewhere);
+    accesses.extend(second_mapping);
     let profile = sample_set.tenant(&[PROCESS], 8000 * PAGE).unwrap().profile(VISIT);
     assert!(profile.touched_bytes() <= 8000 * PAGE);
 }

@@ -36,8 +36,8 @@ impl Driver {
     }
 
     /// Binds a device to the driver. The kernel matches dax devices of CXL memory to kmem by
-    /// default. Writing the name to `new_id` makes `device_dax` accept the device, and binds it at
-    /// once.
+    /// default. Writing the name to `new_id` makes `device_dax` accept the device, and binds it
+    /// immediately.
     pub(super) fn bind(self, sysfs: &Sysfs, device: &str) -> Result<(), SysfsError> {
         match self {
             Self::DeviceDax => sysfs.write(self.folder().join("new_id"), device),
