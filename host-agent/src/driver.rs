@@ -99,7 +99,7 @@ impl Handle {
     /// Returns the memory of a VM without attaching the caller's process.
     ///
     /// # Errors
-    /// The same as of [`Handle::attach`].
+    /// The errors of [`Handle::attach`].
     pub async fn inspect_memory(&self, vm: Name, caller: Caller) -> Result<VmMemory, DriverError> {
         self.send_request(|reply| Request::InspectMemory { vm, caller, reply }).await?
     }

@@ -16,8 +16,7 @@ use crate::{
 /// Messages of a reply, each with its file descriptors.
 pub(super) type ReplyMessages = Vec<(wire::HostMemoryReply, Vec<Arc<OwnedFd>>)>;
 
-/// Upper bound, in bytes, of a datagram's encoding without its regions. It also bounds the key and
-/// length that precede each region.
+/// Upper bound, in bytes, of the encoding around all regions of a datagram, and around each region.
 const OVERHEAD_BYTES: usize = 64;
 
 fn message(reply: Reply) -> wire::HostMemoryReply {
