@@ -186,7 +186,7 @@ fn restarted_agent_keeps_limits_and_weights() {
 }
 
 #[test]
-fn new_weight_applies_in_next_epoch_unless_it_violates_a_guarantee() {
+fn new_weight_applies_unless_it_violates_a_guarantee() {
     let least = TenantSettings { weight: 1.0, least_mib: 900, enforce: Enforce::Swap };
     let name = || Name::new("web").unwrap();
     let mut host =
@@ -224,7 +224,7 @@ fn killed_tenant_leaves_its_share_to_others() {
 }
 
 #[test]
-fn cgroup_that_cannot_be_read_or_limited_leaves_shares_unchanged() {
+fn unreadable_or_unwritable_cgroup_leaves_shares_unchanged() {
     let mut host = TestHost::new(&["cache", "web"]);
     let earlier = host.settle(&TWO_TENANTS);
     let limits = (host.limits("cache"), host.limits("web"));
