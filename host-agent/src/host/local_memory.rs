@@ -132,7 +132,7 @@ impl LocalMemory {
             .map_err(|errno| failed("create local memory of VM")(io::Error::from(errno)))?;
         let created = File::from(created);
         self.bind_to_local_nodes(&created, record.local.get())
-            .map_err(failed("bind to local nodes the memory of VM"))?;
+            .map_err(failed("set the memory policy of local memory of VM"))?;
         Ok(Arc::clone(self.memfds().entry(record.reservation).or_insert(Arc::new(created.into()))))
     }
 
@@ -148,7 +148,7 @@ impl LocalMemory {
         let file = opened.map_err(|errno| HostError::io("create", &path, errno))?;
         file.set_len(record.local.get()).map_err(|errno| HostError::io("set the size of", &path, errno))?;
         let bound = self.bind_to_local_nodes(&file, record.local.get());
-        bound.map_err(|errno| HostError::io("bind to local nodes", &path, errno))?;
+        bound.map_err(|errno| HostError::io("set the memory policy of", &path, errno))?;
         change_owner(&OwnedFd::from(file), &path, user_of(record))?;
         Ok(path)
     }
