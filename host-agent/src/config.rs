@@ -1,5 +1,5 @@
-//! `host.toml`: as written by its operator, and as validated. A [`Config`] has been validated; only
-//! the file itself is opened here.
+//! Configuration of a host from `host.toml`. A [`Config`] has been validated. Files named in it are
+//! not opened here.
 
 pub mod symbiosis;
 
@@ -18,65 +18,65 @@ use units::{Name, UserId, limits::SCRUB_MIB_PER_S_DEFAULT};
 use self::symbiosis::{RawSymbiosis, Symbiosis};
 use crate::user::current_user;
 
-/// Default address of a manager on the same machine.
+/// Default address of the manager, on the same machine.
 const MANAGER_DEFAULT: &str = "unix:/run/tarn/manager.sock";
-/// Longest path of a unix socket on Linux.
+/// Maximum length of the path of a unix socket on Linux, in bytes.
 const SOCKET_BYTES_MAX: usize = 107;
 
 /// Validated configuration of a host. All paths are absolute.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
-    /// Name in `rack.toml`.
+    /// Name of the host in `rack.toml`.
     pub host: Name,
     /// Address of the manager: `http://`, `https://` or `unix:`.
     pub manager: String,
-    /// Directory of the agent's records.
+    /// Runtime directory, which contains the lock and the VM records.
     pub runtime_dir: PathBuf,
-    /// Token of this host; present unless certificates identify it.
+    /// File of this host's token; required unless certificates identify the host.
     pub token_file: Option<PathBuf>,
-    /// Path of the socket at which VMMs attach memory.
+    /// Path of the socket at which VMMs attach to memory.
     pub socket: PathBuf,
-    /// Users who may use that socket. The reservation names the user of each VM.
+    /// Users who may send requests to the socket. The reservation of each VM determines its user.
     pub allowed_uids: BTreeSet<UserId>,
-    /// Address of the metrics endpoint.
+    /// Address at which metrics are served, if any.
     pub metrics_listen: Option<SocketAddr>,
-    /// Certificates; present if the manager is on another machine.
+    /// Certificates; required if the manager is on another machine.
     pub tls: Option<Tls>,
-    /// Backend of the slices.
+    /// Backend that provides slices.
     pub backend: Backend,
-    /// Symbiosis, if configured.
+    /// Settings of Symbiosis; `None` disables it.
     pub symbiosis: Option<Symbiosis>,
 }
 
-/// Certificates, as PEM files.
+/// Section `[tls]`: PEM files of the certificates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tls {
-    /// Authority of the manager's certificate.
+    /// Certificate of the authority that signed the manager's certificate.
     pub ca: PathBuf,
-    /// Certificate of this host, with its name.
+    /// Certificate of this host, which contains the host's name.
     pub certificate: PathBuf,
-    /// Private key.
+    /// Private key of this host's certificate.
     pub key: PathBuf,
-    /// Name in the manager's certificate.
+    /// Server name that the manager's certificate must contain.
     pub server_name: String,
 }
 
-/// Backend of the slices.
+/// Backend that provides slices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Backend {
-    /// Files of an emulated EMC.
+    /// Slices are files of an emulated EMC.
     Emulated {
         /// Directory on tmpfs for local memory of VMMs that take only paths.
         local_dir: Option<PathBuf>,
     },
-    /// Device-dax ranges of CXL memory.
+    /// Slices are dax devices of CXL memory.
     Dax {
         /// Directory on tmpfs for local memory of VMMs that take only paths.
         local_dir: Option<PathBuf>,
         /// Limit of all scrubs of the host together, in MiB per second.
         scrub_mib_per_s: NonZeroU32,
     },
-    /// Memory blocks of CXL memory, on a node of the host.
+    /// Slices are memory blocks of CXL memory on a NUMA node.
     MemoryBlock {
         /// Directory on tmpfs for local memory of VMMs that take only paths.
         local_dir: Option<PathBuf>,
@@ -86,7 +86,7 @@ pub enum Backend {
 }
 
 impl Backend {
-    /// Returns the name in host.toml.
+    /// Returns the name of the backend in host.toml.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Emulated { .. } => "emulated",
@@ -96,7 +96,7 @@ impl Backend {
     }
 }
 
-/// As written by the operator. Unknown keys are errors.
+/// Contents of host.toml before validation. Unknown keys are errors.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RawConfig {
@@ -135,42 +135,42 @@ struct RawBackend {
     scrub_mib_per_s: Option<u32>,
 }
 
-/// Error of a configuration.
+/// Error of a configuration file.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
-    #[error("read {}", path.display())]
+    #[error("cannot read {}", path.display())]
     Read {
-        /// File.
+        /// Path of the file.
         path: PathBuf,
-        /// Error.
+        /// Cause.
         #[source]
         errno: io::Error,
     },
-    /// It is not TOML, or a key is unknown, missing or of another type.
+    /// The file is not TOML, or a key is unknown, missing or of another type.
     #[error("{}", path.display())]
     Toml {
-        /// File.
+        /// Path of the file.
         path: PathBuf,
-        /// Line, key and rule.
+        /// Error with line and key.
         #[source]
         cause: Box<toml::de::Error>,
     },
     /// A value violates its rule.
     #[error("{}: {field} = {value:?}: {rule}", path.display())]
     Value {
-        /// File.
+        /// Path of the file.
         path: PathBuf,
-        /// Field.
+        /// Key of the value, with its section.
         field: &'static str,
-        /// Value.
+        /// Invalid value.
         value: String,
-        /// Rule.
+        /// Violated rule.
         rule: String,
     },
 }
 
-/// Value that violates its rule.
+/// Value that violates a rule, with its key.
 #[derive(Debug)]
 struct InvalidValue {
     field: &'static str,
@@ -183,21 +183,21 @@ fn invalid(field: &'static str, value: impl ToString, rule: impl ToString) -> In
 }
 
 impl Config {
-    /// Reads and validates a file.
+    /// Reads and validates a configuration file.
     ///
     /// # Errors
-    /// [`ConfigError`] with the first violation.
+    /// [`ConfigError`] with the first error found.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
         let text = fs::read_to_string(path);
         let text = text.map_err(|errno| ConfigError::Read { path: path.to_owned(), errno })?;
         Self::parse(&text, path)
     }
 
-    /// Validates a text. `path` is used in messages; relative paths in the text are relative to its
-    /// directory.
+    /// Parses and validates the text of a configuration file. `path` is the path of the file: it is
+    /// used in messages, and relative paths in the text are relative to its directory.
     ///
     /// # Errors
-    /// [`ConfigError`] with the first violation.
+    /// [`ConfigError`] with the first error found.
     pub fn parse(text: &str, path: &Path) -> Result<Self, ConfigError> {
         let raw = toml::from_str::<RawConfig>(text);
         let raw = raw.map_err(|cause| ConfigError::Toml { path: path.to_owned(), cause: Box::new(cause) })?;
@@ -216,7 +216,7 @@ fn check(raw: RawConfig, base: &Path) -> Result<Config, InvalidValue> {
     let manager = agent.manager.unwrap_or_else(|| MANAGER_DEFAULT.to_owned());
     check_manager(&manager, tls.is_some())?;
     if tls.is_none() && agent.token_file.is_none() {
-        return Err(invalid("agent.token_file", "", "is required without [tls]"));
+        return Err(invalid("agent.token_file", "", "must be set if there is no [tls]"));
     }
     let runtime_dir = base.join(agent.runtime_dir);
     let socket = agent.socket.map_or_else(|| runtime_dir.join("host-memory.sock"), |path| base.join(path));
@@ -243,7 +243,8 @@ fn check_tls(raw: RawTls, base: &Path) -> Result<Tls, InvalidValue> {
     Ok(Tls { ca, certificate, key, server_name: raw.server_name })
 }
 
-/// Without TLS a token is sent in plain text, so only within this machine.
+/// Checks the address of the manager. Without TLS the token is sent in plain text, so the manager
+/// must be on this machine.
 fn check_manager(manager: &str, has_tls: bool) -> Result<(), InvalidValue> {
     let violation = |rule: &str| Err(invalid("agent.manager", manager, rule));
     if let Some(path) = manager.strip_prefix("unix:") {
@@ -256,9 +257,9 @@ fn check_manager(manager: &str, has_tls: bool) -> Result<(), InvalidValue> {
     };
     match (scheme, has_tls) {
         ("http", false) if is_loopback(host) => Ok(()),
-        ("http", false) => violation("must be https:// with [tls], or be on this machine"),
+        ("http", false) => violation("must be on this machine, or use https:// with [tls]"),
         ("https", true) => Ok(()),
-        ("https", false) => violation("needs [tls]"),
+        ("https", false) => violation("requires [tls]"),
         ("http", true) => violation("must be https:// with [tls]"),
         _ => violation("must be http://, https:// or unix:"),
     }
@@ -271,12 +272,12 @@ fn is_loopback(host: &str) -> bool {
 
 fn check_socket(socket: &Path) -> Result<(), InvalidValue> {
     let bytes = socket.as_os_str().len();
-    let rule = format!("must be at most {SOCKET_BYTES_MAX} bytes long, not {bytes}");
+    let rule = format!("must be at most {SOCKET_BYTES_MAX} bytes long, is {bytes}");
     if bytes <= SOCKET_BYTES_MAX { Ok(()) } else { Err(invalid("agent.socket", socket.display(), rule)) }
 }
 
-fn allowed_uids(written: Option<Vec<u32>>) -> Result<BTreeSet<UserId>, InvalidValue> {
-    match written {
+fn allowed_uids(uids: Option<Vec<u32>>) -> Result<BTreeSet<UserId>, InvalidValue> {
+    match uids {
         None => Ok(BTreeSet::from([UserId::ROOT, current_user()])),
         Some(uids) if uids.is_empty() => Err(invalid("agent.allowed_uids", "[]", "must not be empty")),
         Some(uids) => {
@@ -299,7 +300,7 @@ fn check_backend(raw: RawBackend, base: &Path) -> Result<Backend, InvalidValue> 
         ("emulated", Some(speed)) => Err(invalid(
             "backend.scrub_mib_per_s",
             speed,
-            "applies to CXL memory only: slices of an emulated EMC are created zeroed",
+            "must not be set for an emulated EMC, whose slices are created zeroed",
         )),
         ("dax", speed) => Ok(Backend::Dax { local_dir, scrub_mib_per_s: check_speed(speed)? }),
         ("memory_block", speed) => {
@@ -309,8 +310,8 @@ fn check_backend(raw: RawBackend, base: &Path) -> Result<Backend, InvalidValue> 
     }
 }
 
-fn check_speed(written: Option<u32>) -> Result<NonZeroU32, InvalidValue> {
-    let speed = written.unwrap_or(SCRUB_MIB_PER_S_DEFAULT);
+fn check_speed(mib_per_s: Option<u32>) -> Result<NonZeroU32, InvalidValue> {
+    let speed = mib_per_s.unwrap_or(SCRUB_MIB_PER_S_DEFAULT);
     NonZeroU32::new(speed).ok_or_else(|| invalid("backend.scrub_mib_per_s", speed, "must be at least 1"))
 }
 
@@ -333,7 +334,7 @@ mod tests {
 
     #[track_caller]
     fn assert_rejected(from: &str, to: &str, message: &str) {
-        assert!(MINIMAL.contains(from), "the text to replace does not occur");
+        assert!(MINIMAL.contains(from), "MINIMAL does not contain {from:?}");
         let error = parse(&MINIMAL.replacen(from, to, 1)).unwrap_err();
         assert!(error.starts_with("/etc/tarn/host.toml") && error.contains(message), "{error}");
     }
@@ -374,12 +375,12 @@ mod tests {
         assert_rejected(
             "kind = \"emulated\"",
             "kind = \"emulated\"\nscrub_mib_per_s = 9",
-            "applies to CXL memory only",
+            "must not be set for an emulated EMC",
         );
     }
 
     #[test]
-    fn unknown_key_is_an_error_with_its_name() {
+    fn unknown_missing_or_mistyped_key_is_rejected_by_name() {
         assert_rejected("runtime_dir", "runtime_dirs", "unknown field `runtime_dirs`");
         assert_rejected("[backend]", "[backends]", "unknown field `backends`");
         assert_rejected("host = \"h0\"", "", "missing field `host`");

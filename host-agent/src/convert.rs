@@ -1,5 +1,5 @@
-//! Conversion between wire messages and the types of `pool`: desired states are validated, reports
-//! encoded. Protobuf types are not used beyond this module.
+//! Conversion between protobuf messages of the session and the types of `pool`. Messages of the
+//! manager are validated.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ mod shares;
 
 pub use self::shares::shares;
 
-/// Violated rule of a desired state: field, value and rule.
+/// Invalid value in a message of the manager: its field, the value and the violated rule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {problem}")]
 pub struct InvalidMessage {
@@ -31,10 +31,10 @@ fn holding(slice: u32, epoch: u64) -> Holding {
     Holding { slice: SliceId(slice), epoch: Epoch(epoch) }
 }
 
-/// Validates a desired state.
+/// Validates and converts a desired state.
 ///
 /// # Errors
-/// An invalid name or reservation number.
+/// [`InvalidMessage`] if a name, a reservation or a user id is invalid.
 pub fn desired_state(w: wire::DesiredState) -> Result<DesiredState, InvalidMessage> {
     let vms = w.vms.into_iter().map(desired_vm).collect::<Result<BTreeMap<_, _>, _>>()?;
     let number = |generation, revision| DesiredVersion { generation, revision: Revision(revision) };
@@ -73,16 +73,16 @@ fn desired_vm(vm: wire::DesiredVm) -> Result<(ReservationId, DesiredVm), Invalid
     Ok((reservation, DesiredVm { vm: name, local, pinned: vm.pinned, uid, slices: slices.collect() }))
 }
 
-/// Validates the weights of this host.
+/// Validates and converts the weights of this host's tenants.
 ///
 /// # Errors
-/// An invalid name or weight.
+/// [`InvalidMessage`] if a name or a weight is invalid.
 pub fn weights(w: wire::Weights) -> Result<BTreeMap<Name, f64>, InvalidMessage> {
     let weight = |w: wire::Weight| {
         let name = Name::new(&w.tenant);
         let name =
             name.map_err(|error| InvalidMessage { field: "weights.tenant", problem: error.to_string() })?;
-        let problem = format!("{} must be from {WEIGHT_MIN} to {WEIGHT_MAX}", w.weight);
+        let problem = format!("{}: must be from {WEIGHT_MIN} to {WEIGHT_MAX}", w.weight);
         if is_weight(w.weight) {
             Ok((name, w.weight))
         } else {
@@ -96,12 +96,12 @@ fn slice_epoch(h: Holding) -> wire::SliceEpoch {
     wire::SliceEpoch { slice: h.slice.0, epoch: h.epoch.0 }
 }
 
-/// Converts a pool device seen by this machine.
+/// Converts a pool device that is attached to this machine.
 pub fn seen_device(d: SeenDevice) -> wire::SeenDevice {
     wire::SeenDevice { serial: d.serial, slices: d.slices, problem: d.problem }
 }
 
-/// Converts a report.
+/// Converts a report of the observed state, and adds the touched memory of VMs.
 pub fn observed_state(
     instance: InstanceId,
     h: ObservedState,
@@ -168,19 +168,19 @@ mod tests {
 
     #[test]
     fn vm_user_is_converted_in_both_directions() {
-        let order = |uid| wire::DesiredVm {
+        let desired = |uid| wire::DesiredVm {
             vm: "a".into(),
             reservation: "r-1".into(),
             local_bytes: 1 << 20,
             uid,
             ..Default::default()
         };
-        let uid = |number| desired_vm(order(number)).map(|(_, vm)| vm.uid);
+        let uid = |number| desired_vm(desired(number)).map(|(_, vm)| vm.uid);
         assert_eq!((uid(None), uid(Some(2001))), (Ok(None), Ok(UserId::new(2001).ok())));
-        let error = uid(Some(u32::MAX)).expect_err("the number is not a user id");
+        let error = uid(Some(u32::MAX)).expect_err("an invalid user id was accepted");
         assert_eq!(error.to_string(), "vms.uid: 4294967295 is not a user id: must be at most 4294967294");
         let vm = pool::protocol::ObservedVm {
-            vm: Name::new("a").expect("a name"),
+            vm: Name::new("a").expect("valid name"),
             pid: 7,
             slices: Vec::new(),
             local: Bytes::ZERO,

@@ -22,21 +22,21 @@ use crate::{
     host::sysfs::Sysfs,
 };
 
-/// Hint for a check without permission.
+/// Fix printed when a check lacks the permission to read a file.
 const RUN_AS_ROOT: &str = "run as root: `sudo host-agent doctor`";
 
-/// Result of a check, in the format of `tarn doctor`.
+/// Result of one check, in the JSON format of `tarn doctor`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// Check.
+    /// Name of the check, such as `kvm`.
     pub check: &'static str,
-    /// Whether it passed.
+    /// Whether the check passed.
     pub ok: bool,
-    /// Subject.
+    /// Checked object, such as `this host`, `device 0x1` or `node 5`.
     pub subject: String,
-    /// Finding.
+    /// Observed state of the object.
     pub message: String,
-    /// Command that fixes it, or advice.
+    /// Command or advice that fixes a problem or, after a passed check, improves the setting.
     pub fix: Option<String>,
 }
 
@@ -54,21 +54,21 @@ impl Finding {
     }
 }
 
-/// Locations of machine information.
+/// Directories from which the checks read the state of the machine; tests use temporary ones.
 #[derive(Clone, Debug)]
 pub struct Machine {
-    /// /sys.
+    /// Root of sysfs: `/sys`.
     pub sys: Sysfs,
-    /// /proc.
+    /// Root of procfs: `/proc`.
     pub proc: Sysfs,
-    /// /dev.
+    /// Directory of device nodes: `/dev`.
     pub dev: PathBuf,
-    /// Folder of kernel modules.
+    /// Directory of the kernel modules of every installed kernel: `/lib/modules`.
     pub modules: Sysfs,
 }
 
 impl Machine {
-    /// Returns the running machine.
+    /// Returns the directories of the running machine.
     pub fn this() -> Self {
         Self {
             sys: Sysfs::at("/sys"),
@@ -79,16 +79,18 @@ impl Machine {
     }
 }
 
-/// Use of a machine's CXL memory.
+/// Backend that provides CXL memory, which determines the checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum MemoryUse {
-    /// Device-dax ranges.
+    /// Backend `dax`: slices are device-dax devices.
     Dax,
-    /// Memory of a node.
+    /// Backend `memory_block`: slices are memory blocks of a NUMA node.
     Blocks,
 }
 
-/// Checks a machine against a host.toml.
+/// Runs all checks that the backend in the host.toml at `path` requires.
+///
+/// If host.toml is invalid, only that problem and the result of the KVM check are returned.
 pub fn examine(machine: &Machine, path: &Path) -> Vec<Finding> {
     let config = match Config::load(path) {
         Ok(config) => config,
@@ -112,7 +114,7 @@ pub fn examine(machine: &Machine, path: &Path) -> Vec<Finding> {
     findings
 }
 
-/// Checks CXL memory and its requirements.
+/// Checks CXL devices, and the kernel settings that they require.
 fn memory(machine: &Machine, config: &Config, agents: &Agents, used: MemoryUse) -> Vec<Finding> {
     let mut findings = vec![kernel::release(machine)];
     findings.extend(kernel::modules(machine, used));
@@ -130,23 +132,23 @@ fn memory(machine: &Machine, config: &Config, agents: &Agents, used: MemoryUse) 
     findings
 }
 
-/// Returns the failed checks, or that there is none.
+/// Returns `problems` or, if it is empty, the finding that the check passed.
 fn problems_or(problems: Vec<Finding>, passed: impl FnOnce() -> Finding) -> Vec<Finding> {
     if problems.is_empty() { vec![passed()] } else { problems }
 }
 
-/// Formats the result as text.
+/// Formats findings as text, one line each, followed by a line with the fix.
 pub fn text(findings: &[Finding]) -> String {
     let line = |finding: &Finding| {
         let Finding { check, ok, subject, message, fix } = finding;
         let state = if *ok { "ok" } else { "PROBLEM" };
         let fix = fix.as_ref().map_or_else(String::new, |fix| format!("\n        fix: {fix}"));
-        format!("{state:<7} {check:<10} {subject}: {message}{fix}\n")
+        format!("{state:<7} {check:<11} {subject}: {message}{fix}\n")
     };
     findings.iter().map(line).collect()
 }
 
-/// Returns the hint for a check without permission.
+/// Returns the advice to run as root if permission was denied, else `otherwise`.
 fn fix_for(errno: &io::Error, otherwise: &str) -> String {
     match errno.kind() {
         io::ErrorKind::PermissionDenied => RUN_AS_ROOT.to_owned(),

@@ -1,5 +1,6 @@
-//! Task that owns the agent's state machine. It passes events to it and performs its effects; it
-//! decides nothing. Long work runs beside it and returns as an event.
+//! Driver of the agent: the task that owns the state machine of `pool::agent`, passes events to it
+//! and performs its effects. Long work runs in other threads and tasks, and its result returns as
+//! an event.
 
 mod calls;
 #[cfg(test)]
@@ -30,10 +31,11 @@ use crate::{
     usage_table::UsageTable,
 };
 
-/// Events applied before effects are performed, so that many share one report.
+/// Maximum number of events applied before effects are performed, so that many events result in one
+/// report.
 const EVENTS_PER_BATCH_MAX: usize = 256;
 
-/// Closure that reads the current state.
+/// Closure that reads the current state of the agent.
 type InspectFn = Box<dyn FnOnce(&Agent) + Send>;
 
 /// Request from another task to the driver.
@@ -52,30 +54,30 @@ enum Request {
     Inspect(InspectFn),
 }
 
-/// Memory of a VM.
+/// Memory of a VM for its VMM.
 #[derive(Clone, Debug)]
 pub struct VmMemory {
-    /// Local memory first, then slices in order.
+    /// Regions of the memory: local memory first, then slices in ascending order.
     pub regions: Vec<MemoryRegion>,
-    /// Pages must not be migrated.
+    /// Whether the VM is pinned, so that its pages must not be migrated.
     pub pinned: bool,
 }
 
 /// Error returned by the driver.
 #[derive(Debug, thiserror::Error)]
 pub enum DriverError {
-    /// The VM's memory cannot be passed.
+    /// The agent refuses to pass the VM's memory to the caller.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// The machine failed.
-    #[error("its memory is not available")]
+    /// The host failed to provide the memory.
+    #[error("the VM's memory is not available")]
     Host(#[source] HostError),
     /// The agent is stopping.
     #[error("the agent is stopping")]
     Stopping,
 }
 
-/// Handle of the driver; cheap to clone.
+/// Handle by which other tasks send requests to the driver.
 #[derive(Clone, Debug)]
 pub struct Handle(mpsc::Sender<Request>);
 
@@ -86,39 +88,39 @@ impl std::fmt::Debug for Request {
 }
 
 impl Handle {
-    /// Attaches a process to the memory of a VM.
+    /// Attaches the caller's process to a VM, and returns the VM's memory.
     ///
     /// # Errors
-    /// [`DriverError`].
+    /// [`DriverError::Refused`], [`DriverError::Host`] or [`DriverError::Stopping`].
     pub async fn attach(&self, vm: Name, caller: Caller, form: MemoryForm) -> Result<VmMemory, DriverError> {
         self.send_request(|reply| Request::Attach { vm, caller, form, reply }).await?
     }
 
-    /// Returns the memory of a VM without attaching the process.
+    /// Returns the memory of a VM without attaching the caller's process.
     ///
     /// # Errors
-    /// [`DriverError`], whenever [`Handle::attach`] would fail.
+    /// The errors of [`Handle::attach`].
     pub async fn inspect_memory(&self, vm: Name, caller: Caller) -> Result<VmMemory, DriverError> {
         self.send_request(|reply| Request::InspectMemory { vm, caller, reply }).await?
     }
 
-    /// Reads the current state.
+    /// Calls `read` with the current state of the agent, and returns the result.
     ///
     /// # Errors
-    /// The agent is stopping.
+    /// [`DriverError::Stopping`].
     pub async fn inspect<T: Send + 'static>(
         &self,
         read: impl FnOnce(&Agent) -> T + Send + 'static,
     ) -> Result<T, DriverError> {
         self.send_request(|reply| {
             Request::Inspect(Box::new(move |agent| {
-                let _ = reply.send(read(agent)); // the caller may have left
+                let _ = reply.send(read(agent)); // the caller may no longer wait
             }))
         })
         .await
     }
 
-    /// Waits for the driver's end.
+    /// Waits until the driver has ended.
     pub async fn ended(&self) {
         self.0.closed().await;
     }
@@ -133,24 +135,24 @@ impl Handle {
     }
 }
 
-/// Objects used by the driver.
+/// Objects that the driver needs.
 #[derive(Debug)]
 pub struct DriverInputs {
-    /// State machine of the protocol, with the records found.
+    /// State machine of the agent, with the recovered VMs.
     pub agent: Agent,
-    /// The machine.
+    /// Operations on the memory of this machine.
     pub host: Arc<dyn Host>,
-    /// Records of VMs.
+    /// Store of the VM records.
     pub records: Records,
-    /// Record of the rack.
+    /// Directory in which the rack is stored.
     pub runtime_dir: RuntimeDir,
-    /// Metrics.
+    /// Metrics that the driver updates.
     pub metrics: Arc<Metrics>,
-    /// Messages for the session.
+    /// Events from the session with the manager.
     pub session_events: mpsc::Receiver<SessionEvent>,
 }
 
-/// The driver before it runs.
+/// Driver of the agent; [`Driver::run`] runs it.
 #[derive(Debug)]
 pub struct Driver {
     agent: Agent,
@@ -164,23 +166,25 @@ pub struct Driver {
     outbox: Arc<Outbox>,
     rack: watch::Sender<Option<String>>,
     disconnect: Arc<Notify>,
-    /// Performs host calls and returns their results.
+    /// Threads that perform host calls.
     workers: WorkerPool,
     call_results: mpsc::UnboundedReceiver<CallResult>,
-    /// Records being written and processes being watched: each ends with an event. At most two per
-    /// VM.
+    /// Tasks that write a record or watch a process, at most two per VM. Each ends with an event.
     tasks: JoinSet<Event>,
+    /// Number of the last ticket.
     tickets: u64,
+    /// Attach requests that wait for a decision of the state machine.
     waiting: BTreeMap<Ticket, (MemoryForm, oneshot::Sender<Result<VmMemory, DriverError>>)>,
+    /// Processes of VMs that are watched until their end.
     watched_processes: BTreeMap<ReservationId, Process>,
     usage: Arc<UsageTable>,
 }
 
 impl Driver {
-    /// Creates a driver with its handle and its reports.
+    /// Creates a driver, a handle for requests, and the reports for the session.
     ///
     /// # Errors
-    /// The operating system cannot create a thread.
+    /// A thread cannot be created.
     pub fn new(inputs: DriverInputs) -> std::io::Result<(Self, Handle, Reports)> {
         let (sender, requests) = mpsc::channel(HOST_MEMORY_REQUESTS_QUEUED_MAX);
         let outbox = Arc::new(Outbox::default());
@@ -217,8 +221,8 @@ impl Driver {
         Ok((driver, Handle(sender), reports))
     }
 
-    /// Runs until all handles are dropped, or until it is dropped. Nothing is released at the end:
-    /// guests keep running.
+    /// Runs the driver until all handles or the session's sender are dropped. At the end no memory
+    /// is released, and guests keep running.
     pub async fn run(mut self) {
         self.perform_all();
         loop {
@@ -263,17 +267,18 @@ impl Driver {
     fn handle_session_event(&mut self, event: SessionEvent) {
         self.handle(match event {
             SessionEvent::Connected { rack, lease_ttl } => {
-                tracing::info!(rack, lease_ttl = %lease_ttl, "welcomed by the manager");
+                tracing::info!(rack, lease_ttl = %lease_ttl, "connected to the manager");
                 Event::SessionUp { rack, lease_ttl }
             }
-            SessionEvent::DesiredState(rack, want) => Event::DesiredState { rack, desired: want },
+            SessionEvent::DesiredState(rack, desired) => Event::DesiredState { rack, desired },
             SessionEvent::ReportRequested => Event::ReportRequested,
             SessionEvent::Disconnected => Event::SessionDown,
         });
         self.metrics.connected.set(i64::from(self.agent.is_connected()));
     }
 
-    /// A call that panicked leaves a slice in an unknown state: restart from the records.
+    /// Passes the result of a host call to the state machine. A panic in a call ends the agent,
+    /// because the slice is in an unknown state; the next agent recovers from the records.
     fn handle_call_result(&mut self, result: CallResult) {
         match result {
             Ok(event) => self.handle(event),
@@ -290,12 +295,12 @@ impl Driver {
                 self.handle(event);
             }
             Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
-            Err(_) => {} // the runtime is ending
+            Err(_) => {} // cancelled, because the runtime ends
         }
     }
 
-    /// Measures a VM whose process has just ended: its files still contain everything that its
-    /// guest touched.
+    /// Measures the memory of a VM whose process has just ended. Its files still contain all memory
+    /// that the guest touched.
     fn measure_ended_vm(&self, reservation: ReservationId) {
         if let Some(vm) = self.agent.live_vm(reservation) {
             self.usage.record(reservation, self.host.usage(reservation, &vm));
@@ -314,10 +319,11 @@ impl Driver {
                 let (pid, uid) = (caller.process.pid, caller.uid);
                 let record = self.agent.preview(&vm, caller).map_err(DriverError::from);
                 match &record {
-                    Ok(_) => tracing::info!(vm = %vm, pid, %uid, "memory inspected"),
-                    Err(why) => tracing::info!(pid, %uid, %why, "inspection rejected"),
+                    Ok(_) => tracing::info!(vm = %vm, pid, %uid, "memory of VM inspected"),
+                    Err(why) => tracing::info!(pid, %uid, %why, "inspection of VM memory refused"),
                 }
-                let _ = reply.send(record.and_then(|record| self.memory(&record, MemoryForm::SlicePaths))); // as above
+                let memory = record.and_then(|record| self.memory(&record, MemoryForm::SlicePaths));
+                let _ = reply.send(memory); // the caller may no longer wait
             }
             Request::Inspect(inspect) => inspect(&self.agent),
         }
@@ -354,10 +360,10 @@ impl Driver {
         let memory = self.memory(record, form);
         let (vm, pid, slices) = (record.vm.as_str(), record.process.pid, record.slices.len());
         match &memory {
-            Ok(_) => tracing::info!(vm, pid, slices, "memory passed"),
-            Err(error) => tracing::error!(vm, pid, error = units::chain(error), "memory not passed"),
+            Ok(_) => tracing::info!(vm, pid, slices, "memory passed to VM"),
+            Err(error) => tracing::error!(vm, pid, error = units::chain(error), "cannot pass memory to VM"),
         }
-        let _ = reply.send(memory); // the process may have ended, which is detected separately
+        let _ = reply.send(memory); // the process may have ended; its task reports this
     }
 
     fn memory(&self, record: &VmRecord, form: MemoryForm) -> Result<VmMemory, DriverError> {
@@ -367,20 +373,20 @@ impl Driver {
 
     fn refuse(&mut self, ticket: Ticket, why: Refusal) {
         if let Some((_, reply)) = self.waiting.remove(&ticket) {
-            tracing::info!(why = %why, "attach refused");
-            let _ = reply.send(Err(why.into())); // the caller may have left
+            tracing::info!(why = %why, "attach request refused");
+            let _ = reply.send(Err(why.into())); // the caller may no longer wait
         }
     }
 
     fn store_rack(&mut self, rack: String) {
         if let Err(error) = self.runtime_dir.store_rack(&rack) {
-            tracing::error!(rack, error = units::chain(&error), "rack not stored");
+            tracing::error!(rack, error = units::chain(&error), "cannot store the rack of this host");
         }
         self.rack.send_replace(Some(rack));
     }
 
     fn disconnect(&self, other: &OtherRack) {
-        tracing::error!(error = %other, "manager belongs to another rack");
+        tracing::error!(error = %other, "disconnecting: the manager belongs to another rack");
         self.disconnect.notify_one();
     }
 
@@ -397,5 +403,5 @@ async fn sleep_until(at: Option<Instant>) {
     }
 }
 
-/// Delay between attempts to watch a process.
+/// Delay before a failed attempt to watch a process is repeated.
 pub(crate) const PROCESS_WATCH_RETRY: Duration = units::limits::HOST_RETRY.as_duration();

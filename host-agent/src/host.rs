@@ -1,5 +1,6 @@
-//! Operations on the machine, behind one trait. Paths of /proc, /sys and devices are used only in
-//! this module and in [`doctor`](crate::doctor); the decisions are made elsewhere.
+//! Operations on the memory of this machine, behind the trait [`Host`]. Only this module and
+//! [`doctor`](crate::doctor) use paths of /proc, /sys and /dev. The agent in the crate `pool`
+//! decides which operations are performed.
 
 pub mod access_profile;
 pub mod blocks;
@@ -33,129 +34,138 @@ use units::{Bytes, ReservationId, UserId};
 
 use crate::user::current_user;
 
-/// Operations on a machine's memory. Calls for different slices are concurrent; for one slice there
-/// is one at a time. Every call may be repeated. A failed call may leave a part of a slice, which a
-/// repeated call or [`Host::close_orphan`] removes; memory that a VM was to lose is lost in any case.
+/// Operations on the memory of a machine.
+///
+/// Calls for different slices may run concurrently; calls for the same slice run one after another.
+/// All calls are idempotent. A failed call may leave a slice half open or half closed; repeating
+/// the call or calling [`Host::close_orphan`] completes it. A failed call to close a slice still
+/// revokes the VM's access.
 pub trait Host: fmt::Debug + Send + Sync {
-    /// Opens a slice, so that it can be passed to a VM; verifies that it is zeroed if requested.
+    /// Opens a slice, so that it can be passed to a VM. With `check_zero`, verifies first that the
+    /// slice contains only zeros.
     ///
     /// # Errors
-    /// [`HostError::NotZero`], or the error of the machine.
+    /// [`HostError::NotZero`] if a byte is not zero; another variant if the operating system
+    /// rejects an operation.
     fn online(&self, holding: Holding, handle: &Handle, check_zero: bool) -> Result<(), HostError>;
 
-    /// Closes a slice; verifies that no process has it if requested.
+    /// Closes a slice. With `verify`, checks first that no process has the slice open or mapped.
     ///
     /// # Errors
-    /// [`HostError::InUse`], or the error of the machine.
+    /// [`HostError::InUse`] if a process has the slice; another variant if the operating system
+    /// rejects an operation.
     fn offline(&self, holding: Holding, handle: &Handle, verify: bool) -> Result<(), HostError>;
 
-    /// Returns pool devices that this machine sees itself.
+    /// Returns the pool devices that are attached to this machine, to be reported to the manager.
     fn devices(&self) -> Vec<SeenDevice>;
 
-    /// Returns the locations of slices on this machine, open or half open, independent of their
-    /// origin; by [`Handle::place`].
+    /// Returns the locations ([`Handle::place`]) of all slices that are open or half open on this
+    /// machine, including slices that an earlier agent opened.
     ///
     /// # Errors
-    /// The error of the machine.
+    /// The state of a device cannot be read.
     fn present_slices(&self) -> Result<Vec<Arc<str>>, HostError>;
 
-    /// Closes anything at a location that no VM has.
+    /// Closes an open or half open slice that no VM uses, by its location.
     ///
     /// # Errors
-    /// The error of the machine, also if removal would take the memory from a process, such as a
-    /// child of a VM that ended long ago.
+    /// [`HostError::InUse`] if removal would take the memory from a process, such as a child of a VM
+    /// that ended; another variant if the operating system rejects an operation.
     fn close_orphan(&self, place: &str) -> Result<(), HostError>;
 
-    /// Zeroes, verifies and closes a slice. Returns the number of verified bytes.
+    /// Zeroes a slice, verifies the zeros, and closes the slice. Returns the number of verified
+    /// bytes.
     ///
     /// # Errors
-    /// [`HostError::NotZero`], or the error of the machine.
+    /// [`HostError::NotZero`] if the verification fails; another variant if the operating system
+    /// rejects an operation.
     fn scrub(&self, holding: Holding, handle: &Handle) -> Result<Bytes, HostError>;
 
-    /// Returns a VM's memory, local memory first, then its slices in order. Repeated calls return
-    /// the same.
+    /// Returns the memory of a VM: local memory first, then its slices in order. Repeated calls
+    /// return the same memory.
     ///
     /// # Errors
-    /// A slice that is not open, or the error of the machine.
+    /// [`HostError::NotOpen`] if a slice is not open; another variant if the operating system
+    /// rejects an operation.
     fn memory(&self, record: &VmRecord, form: MemoryForm) -> Result<Vec<MemoryRegion>, HostError>;
 
-    /// Registers a running VM that got its memory from an earlier agent.
+    /// Registers a running VM to which an earlier agent passed its memory.
     fn adopt(&self, _: &VmRecord) {}
 
-    /// Measures how much of a running VM's memory has pages, by the descriptors that this host
-    /// keeps of it.
+    /// Measures how much memory of a running VM is backed by pages.
     fn usage(&self, reservation: ReservationId, vm: &ObservedVm) -> Usage;
 
-    /// Returns counters since the start.
+    /// Returns the counters for metrics, which start at 0 when the agent starts.
     fn counters(&self) -> Counters;
 
-    /// Releases a VM's local memory, if it has any.
+    /// Releases the local memory of a VM, if any.
     ///
     /// # Errors
-    /// The error of the machine.
+    /// The file of the memory cannot be removed.
     fn free_local(&self, reservation: ReservationId) -> Result<(), HostError>;
 }
 
-/// Amount of a VM's memory that has pages; `None` where it is not measured, as for device-dax
+/// Amount of a VM's memory that is backed by pages. `None` means not measured, as for device-dax
 /// memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Local memory.
+    /// Used part of the local memory.
     pub local: Option<Bytes>,
-    /// Pool memory.
+    /// Used part of the pool memory.
     pub pool: Option<Bytes>,
-    /// Pool memory on other nodes than the pool's because those were full. `None` also where memory
-    /// cannot overflow.
+    /// Part of the used pool memory whose pages are on nodes without pool memory, because the
+    /// pool's nodes were full. `None` also for backends whose memory cannot overflow.
     pub overflow: Option<Bytes>,
 }
 
-/// Counters for metrics.
+/// Counters of a host for metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Memory zeroed, including scrubs in progress.
+    /// Memory zeroed since the start, including scrubs in progress.
     pub scrubbed: Bytes,
-    /// Pages of VMs moved back from local memory to the pool's node.
+    /// Pages of VMs migrated from local memory back to the pool's node.
     pub pages_migrated: u64,
-    /// Pages that could not be moved back.
+    /// Pages of VMs that could not be migrated back.
     pub page_migration_failures: u64,
-    /// Slices with a change in progress, including changes stuck in the kernel.
+    /// Number of slices with a change in progress, including changes stuck in the kernel.
     pub slices_changing: u64,
 }
 
-/// Form in which a VMM takes memory.
+/// Form in which a VMM receives memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryForm {
-    /// Descriptors.
+    /// File descriptors.
     Descriptors,
-    /// Paths to files of the VM's user.
+    /// Paths of files, which the VM's user owns.
     Paths,
-    /// Slices as paths to files of the VM's user, and the size of local memory.
+    /// Paths of the files of slices, which the VM's user owns. The VMM allocates local memory
+    /// itself.
     SlicePaths,
 }
 
-/// Region of a VM's memory.
+/// Contiguous part of a VM's memory: its local memory or one slice.
 #[derive(Clone, Debug)]
 pub struct MemoryRegion {
-    /// Slice; `None` for local memory.
+    /// Slice with its epoch; `None` for local memory.
     pub slice: Option<Holding>,
-    /// Name of its EMC; empty for local memory.
+    /// Name of the slice's EMC; empty for local memory.
     pub emc: Arc<str>,
-    /// Size.
+    /// Size of the region.
     pub bytes: Bytes,
-    /// Offset in its backing.
+    /// Offset of the region in the file that backs it, in bytes.
     pub offset: u64,
-    /// Backing.
+    /// File that backs the region.
     pub backing: RegionBacking,
 }
 
-/// Backing of memory.
+/// File that backs a memory region, in the form that a VMM receives.
 #[derive(Clone, Debug)]
 pub enum RegionBacking {
-    /// Object of this descriptor.
+    /// Descriptor of the file.
     Descriptor(Arc<OwnedFd>),
-    /// File of this name.
+    /// Path of the file.
     Path(PathBuf),
-    /// None: the VMM allocates it.
+    /// No file: the VMM allocates the memory.
     VmmAllocated,
 }
 
@@ -164,97 +174,101 @@ fn user_of(record: &VmRecord) -> UserId {
     record.uid.unwrap_or_else(current_user)
 }
 
-/// Error of a machine.
+/// Error of an operation on the memory of this machine.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
     /// The operating system rejected an operation.
-    #[error("{doing} {}", path.display())]
+    #[error("cannot {operation} {}", path.display())]
     Io {
-        /// Operation.
-        doing: &'static str,
-        /// Object.
+        /// Operation, such as `open`.
+        operation: &'static str,
+        /// File or object of the operation.
         path: PathBuf,
-        /// Error.
+        /// Error of the operating system.
         #[source]
         errno: io::Error,
     },
-    /// The handle's file is no complete slice: it was revoked, or never was one.
-    #[error("{} has {bytes} bytes: a slice has {}", path.display(), units::SLICE.get())]
+    /// The file does not have the size of a slice, for example because the slice was revoked.
+    #[error("{} is not a slice: its size is {bytes} bytes, must be {}", path.display(), units::SLICE.get())]
     NotASlice {
-        /// File.
+        /// File named by the handle.
         path: PathBuf,
-        /// Length.
+        /// Size of the file, in bytes.
         bytes: u64,
     },
-    /// The slice is not zeroed.
+    /// The slice contains a byte other than zero.
     #[error("{} is not zero at byte {at}", path.display())]
     NotZero {
-        /// File.
+        /// File of the slice.
         path: PathBuf,
-        /// First non-zero byte, rounded down to the unit of reads.
+        /// Offset of the first non-zero byte, rounded down to the size of one read.
         at: u64,
     },
-    /// Processes still have it.
+    /// Processes still have the slice open or mapped.
     #[error("{} is still in use by processes {pids:?}", path.display())]
     InUse {
-        /// File.
+        /// File of the slice.
         path: PathBuf,
-        /// Processes.
+        /// Identifiers of the processes.
         pids: Vec<u32>,
     },
-    /// Its CXL memory is unusable or not present.
+    /// A CXL memory device is missing or cannot be used.
     #[error(transparent)]
     Cxl(#[from] cxl::CxlError),
-    /// The kernel rejected an operation on a slice.
+    /// The dax device of a slice could not be changed.
     #[error(transparent)]
     Slice(#[from] slices::SliceError),
-    /// The kernel does not report the state.
+    /// A file in sysfs could not be read or written.
     #[error(transparent)]
     Sysfs(#[from] sysfs::SysfsError),
-    /// Processes cannot be inspected.
+    /// A process could not be inspected.
     #[error(transparent)]
     Process(#[from] process::ProcessError),
-    /// A slice's memory cannot leave or join its node.
+    /// The memory blocks of a slice could not be onlined or offlined.
     #[error(transparent)]
     BlockSwitch(#[from] memory_block::BlockSwitchError),
-    /// A slice may not leave its node: VMs would overflow to local memory.
-    #[error("node {node} has {available} free beside this slice: VMs have {needed} in it")]
+    /// A slice cannot be removed from its node, because the VMs' pages do not fit into the other
+    /// slices.
+    #[error(
+        "cannot remove the slice from node {node}: VMs use {needed} of it, but the node has only {available} free elsewhere"
+    )]
     NodeFull {
-        /// Node.
+        /// NUMA node of the slice.
         node: u32,
-        /// Memory to be moved.
+        /// Memory of VMs in the slice, which would have to be migrated.
         needed: Bytes,
-        /// Free memory.
+        /// Free memory of the node outside the slice.
         available: Bytes,
     },
-    /// Files without a name have no path for users other than their owner.
+    /// The backend `memory_block` cannot pass memory by path to a VMM of another user than the
+    /// agent's: a memfd has no path that other users may open.
     #[error(
-        "a VMM of user {uid} cannot open memory blocks by path: it takes descriptors, or runs as the agent's user"
+        "a VMM of user {uid} cannot open memory blocks by path: pass descriptors, or run the VMM as the agent's user"
     )]
     NoPath {
         /// User of the VMM.
         uid: UserId,
     },
-    /// A file of another user has the name of a device's node.
-    #[error("{} is not the node of that device: /dev must be a devtmpfs", path.display())]
+    /// The file in /dev is not the device node of the slice.
+    #[error("{} is not the device node of the slice: /dev must be a devtmpfs", path.display())]
     NotTheDevice {
-        /// File.
+        /// Path in /dev.
         path: PathBuf,
     },
-    /// It was not brought online before.
+    /// The slice was not opened before.
     #[error("slice {} of epoch {} is not open", .0.slice, .0.epoch)]
     NotOpen(Holding),
-    /// Local memory was requested as a path.
-    #[error("local memory by path requires backend.local_dir")]
+    /// Local memory was requested by path, but no directory for it is configured.
+    #[error("local memory by path requires backend.local_dir in host.toml")]
     NoLocalDirectory,
 }
 
 impl HostError {
-    pub(crate) fn io(doing: &'static str, path: impl Into<PathBuf>, errno: impl Into<io::Error>) -> Self {
-        Self::Io { doing, path: path.into(), errno: errno.into() }
+    pub(crate) fn io(operation: &'static str, path: impl Into<PathBuf>, errno: impl Into<io::Error>) -> Self {
+        Self::Io { operation, path: path.into(), errno: errno.into() }
     }
 
-    /// Returns the failure as reported to the manager.
+    /// Converts the error to the failure reported to the manager.
     pub fn failure(&self) -> HostFailure {
         let reason = match self {
             Self::NotZero { .. } => FailureReason::NotZero,

@@ -1,6 +1,6 @@
-//! Socket at which a VMM attaches the memory of its VM: one protobuf message per SOCK_SEQPACKET
-//! datagram, with descriptors. The kernel identifies the caller. Handlers convert, call the driver,
-//! and convert; the client is the crate `host_memory`.
+//! Unix socket at which a VMM attaches to the memory of its VM. Each SOCK_SEQPACKET datagram
+//! contains one protobuf message and file descriptors. The kernel identifies the caller. Requests
+//! are passed to the driver; the crate `host_memory` is the client.
 
 mod reply;
 
@@ -40,42 +40,42 @@ use crate::{
     readiness,
 };
 
-/// Connections queued by the kernel while all permits are in use.
+/// Maximum number of connections that the kernel queues until they are accepted.
 const LISTEN_BACKLOG: i32 = 128;
-/// Interval between warnings of dropped connections.
+/// Minimum interval between warnings about dropped connections.
 const WARNING_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Why the socket cannot be used.
+/// Reason why the agent cannot listen on the socket.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
     /// The operating system rejected an operation.
-    #[error("{doing} {}", path.display())]
+    #[error("cannot {operation} {}", path.display())]
     Io {
-        /// Operation.
-        doing: &'static str,
-        /// Object.
+        /// Operation, such as `listen on`.
+        operation: &'static str,
+        /// Path of the socket.
         path: PathBuf,
         /// Cause.
         #[source]
         errno: io::Error,
     },
-    /// The path exists and is not a socket.
-    #[error("{} exists and is not a socket", path.display())]
+    /// A file that is not a socket has the configured path.
+    #[error("agent.socket: {} exists and is not a socket", path.display())]
     NotASocket {
-        /// Path.
+        /// Configured path of the socket.
         path: PathBuf,
     },
 }
 
-/// Listening socket.
+/// Listening socket for VMMs.
 #[derive(Debug)]
 pub struct HostMemory {
     listener: AsyncFd<OwnedFd>,
     permits: ConnectionPermits,
 }
 
-/// Permits for open connections: a number for each user in `allowed_uids`, and a few for all other
-/// users together, whose requests are refused. No user can exhaust the permits of another.
+/// Permits for open connections. Each user in `allowed_uids` has separate permits. All other users,
+/// whose requests are refused, share a few permits. So no user can exhaust the permits of another.
 #[derive(Debug)]
 struct ConnectionPermits {
     per_allowed_user: BTreeMap<UserId, Arc<Semaphore>>,
@@ -103,21 +103,22 @@ impl ConnectionPermits {
 }
 
 impl HostMemory {
-    /// Listens. The lock of the runtime directory ensures that an existing socket is unused.
+    /// Listens on a socket. An existing socket is removed: it is unused, because only one agent can
+    /// lock the runtime directory.
     ///
     /// # Errors
-    /// [`ListenError`].
+    /// [`ListenError::NotASocket`], or [`ListenError::Io`].
     pub fn listen(path: &Path, allowed_uids: BTreeSet<UserId>) -> Result<Self, ListenError> {
-        let io_error = |doing| move |errno| ListenError::Io { doing, path: path.to_owned(), errno };
+        let io_error = |operation| move |errno| ListenError::Io { operation, path: path.to_owned(), errno };
         remove_stale_socket(path)?;
         let listener = open_listener(path).map_err(io_error("listen on"))?;
-        // Every user may connect; permissions are decided by uid.
+        // Every user may connect; each request is checked by the user id of the caller.
         fs::set_permissions(path, fs::Permissions::from_mode(0o666)).map_err(io_error("set the mode of"))?;
         let listener = readiness::watch(listener).map_err(io_error("listen on"))?;
         Ok(Self { listener, permits: ConnectionPermits::new(allowed_uids) })
     }
 
-    /// Serves callers until the driver ends.
+    /// Serves connections until the driver ends.
     pub async fn serve(self, driver: driver::Handle) {
         let mut warned = None;
         loop {
@@ -131,9 +132,9 @@ impl HostMemory {
                     let now = Instant::now();
                     if warned.is_none_or(|at| now.duration_since(at) >= WARNING_INTERVAL) {
                         warned = Some(now);
-                        tracing::warn!(%error, "connection to the host memory socket dropped");
+                        tracing::warn!(%error, "dropped connection to the host memory socket");
                     }
-                    tokio::task::yield_now().await; // out of descriptors: others may give some back
+                    tokio::task::yield_now().await; // without free descriptors: other tasks may close some
                 }
             }
         }
@@ -141,7 +142,7 @@ impl HostMemory {
 }
 
 fn remove_stale_socket(path: &Path) -> Result<(), ListenError> {
-    let io_error = |errno| ListenError::Io { doing: "remove", path: path.to_owned(), errno };
+    let io_error = |errno| ListenError::Io { operation: "remove", path: path.to_owned(), errno };
     match fs::symlink_metadata(path) {
         Err(errno) if errno.kind() == io::ErrorKind::NotFound => Ok(()),
         Ok(metadata) if !metadata.file_type().is_socket() => {
@@ -164,20 +165,21 @@ fn accept(listener: &OwnedFd) -> io::Result<OwnedFd> {
     Ok(accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?)
 }
 
-/// One connection, and the process at its other end.
+/// Connection, with the user and process of the caller.
 struct Connection {
     socket: AsyncFd<OwnedFd>,
     driver: driver::Handle,
     uid: UserId,
     process: Result<Process, process::ProcessError>,
     allowed: bool,
-    /// VM attached by this connection; requests about other VMs are rejected from then on.
+    /// VM to which this connection has attached. Afterwards requests about other VMs are rejected.
     vm: OnceLock<Name>,
     _permit: OwnedSemaphorePermit,
 }
 
 impl Connection {
-    /// The process is identified at once, because its pid may be reused after it ends.
+    /// Creates a connection. The process is identified immediately, because its pid may be reused
+    /// after it ends.
     fn new(socket: OwnedFd, driver: driver::Handle, permits: &ConnectionPermits) -> io::Result<Self> {
         let peer = sockopt::socket_peercred(&socket)?;
         let uid = UserId::new(peer.uid.as_raw()).map_err(io::Error::other)?;
@@ -190,7 +192,7 @@ impl Connection {
 
     async fn serve(self) {
         if let Err(error) = self.serve_requests().await {
-            tracing::debug!(uid = %self.uid, %error, "connection to a caller lost");
+            tracing::debug!(uid = %self.uid, %error, "lost connection of a caller");
         }
     }
 
@@ -204,15 +206,17 @@ impl Connection {
                 Some(idle_max) => tokio::time::timeout(idle_max.as_duration(), received).await??,
             };
             let reply = match bytes {
-                Some(0) => return Ok(()), // closed
+                Some(0) => return Ok(()), // the caller closed the connection
                 Some(bytes) => self.handle_request(&buffer[..bytes]).await,
-                None => rejection("BAD_MESSAGE", format!("a message has at most {DATAGRAM_BYTES_MAX} bytes")),
+                None => {
+                    rejection("BAD_MESSAGE", format!("message: must have at most {DATAGRAM_BYTES_MAX} bytes"))
+                }
             };
             self.send(reply).await?;
         }
     }
 
-    /// Maximum time until the next request; unlimited once the connection has attached a VM.
+    /// Returns the time limit for the next request; `None` if the connection has attached to a VM.
     fn idle_max(&self) -> Option<Ns> {
         match (self.allowed, self.vm.get()) {
             (false, _) => Some(HOST_MEMORY_UNAUTHORIZED_IDLE_MAX),
@@ -221,15 +225,15 @@ impl Connection {
         }
     }
 
-    /// Checks that a request is about the VM that this connection has attached, if it has. A guest
-    /// that broke out into its VMM has this connection, with the permissions of the user that
-    /// created it.
+    /// Checks that a request is about the VM to which this connection has attached, if any.
+    /// Otherwise a guest that controls its VMM could use this connection, and the permissions of
+    /// its user, to get the memory of another VM.
     fn check_own_vm(&self, field: &str, vm: &str) -> Result<Name, ReplyMessages> {
         let vm = Name::new(vm).map_err(|error| rejection("BAD_MESSAGE", format!("{field}: {error}")))?;
         match self.vm.get() {
             Some(own) if *own != vm => Err(rejection(
                 "OTHER_VM",
-                format!("{field}: {vm}: must be {own}, which this connection attached"),
+                format!("{field}: {vm}: must be {own}, to which this connection has attached"),
             )),
             _ => Ok(vm),
         }
@@ -237,7 +241,7 @@ impl Connection {
 
     async fn handle_request(&self, bytes: &[u8]) -> ReplyMessages {
         if !self.allowed {
-            let reason = format!("uid {} is not in agent.allowed_uids", self.uid);
+            let reason = format!("uid {} is not in agent.allowed_uids of host.toml", self.uid);
             return rejection("PEER_NOT_ALLOWED", reason);
         }
         let process = match &self.process {

@@ -1,5 +1,6 @@
-//! Agent of one host: applies the desired state to its machine, records the process of each VM, and
-//! passes memory to VMs. [`pool::agent`] makes the decisions, this crate performs them.
+//! Agent of one host: applies the desired state of the manager to its machine, records the process
+//! of each VM, and passes memory to VMs. The state machine [`pool::agent`] makes the decisions;
+//! this crate performs them.
 
 pub mod config;
 pub mod convert;

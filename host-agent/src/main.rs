@@ -1,4 +1,4 @@
-//! The command `host-agent`: one per host.
+//! Command line of `host-agent`, the agent that runs on each host.
 
 use std::{
     error::Error,
@@ -13,8 +13,8 @@ use exposition::logs::LogArgs;
 use host_agent::{doctor, serve};
 use units::chain;
 
-/// Time limit after a signal for writing pending records of VMs. Host calls are not awaited: the
-/// next agent completes them.
+/// Time limit, after a signal, for the completion of pending writes of VM records. Host calls in
+/// progress are abandoned; the next agent completes them.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Applies the desired state of a rack on one host, and passes memory to VMs.
@@ -34,11 +34,12 @@ enum Command {
         /// Configuration of this host.
         #[arg(long, env = "TARN_CONFIG", default_value = "/etc/tarn/host.toml")]
         config: PathBuf,
-        /// Check host.toml and the files it names, and exit.
+        /// Check host.toml and the files named in it, and exit.
         #[arg(long)]
         check_config: bool,
     },
-    /// Report missing, wrong or dangerous settings of this machine, with fixes; changes nothing.
+    /// Report missing, wrong or dangerous settings of this machine, with fixes, without changing
+    /// any.
     Doctor {
         /// Configuration of this host.
         #[arg(long, env = "TARN_CONFIG", default_value = "/etc/tarn/host.toml")]
@@ -75,8 +76,8 @@ fn run(command: Command) -> Result<(), Box<dyn Error>> {
     match command {
         Command::Serve { config, check_config: true } => Ok(serve::check_config(&config)?),
         Command::Serve { config, check_config: false } => {
-            // One thread serves requests; long work has threads of its own. The cores are for
-            // guests.
+            // One thread serves all requests, so that processors are left to guests. Long work has
+            // separate threads.
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             let result = runtime.block_on(serve::serve(&config));
             runtime.shutdown_timeout(SHUTDOWN_TIMEOUT);
@@ -86,7 +87,10 @@ fn run(command: Command) -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// Prints the findings; fails if there is a problem.
+/// Runs the doctor and prints its findings.
+///
+/// # Errors
+/// A check found a problem, or standard output cannot be written.
 fn examine(config: &Path, output: Format) -> Result<(), Box<dyn Error>> {
     let findings = doctor::examine(&doctor::Machine::this(), config);
     let text = match output {
@@ -96,7 +100,7 @@ fn examine(config: &Path, output: Format) -> Result<(), Box<dyn Error>> {
     io::stdout().write_all(text.as_bytes())?;
     match findings.iter().filter(|finding| !finding.ok).count() {
         0 => Ok(()),
-        1 => Err("1 problem".into()),
-        count => Err(format!("{count} problems").into()),
+        1 => Err("1 problem found".into()),
+        count => Err(format!("{count} problems found").into()),
     }
 }

@@ -1,5 +1,5 @@
-//! Metrics of one agent for Prometheus. Every series has the host's name. Counters are updated by
-//! events, gauges on request.
+//! Metrics of one agent for Prometheus. Every series has the name of the host as label. Counters
+//! are updated when events happen; gauges are updated at each request for metrics.
 
 use std::{
     collections::BTreeMap,
@@ -26,16 +26,16 @@ use crate::{
     shares::{Report, State},
 };
 
-/// Kind of a host call.
+/// Kind of a host call, which is a label of metrics.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub enum Call {
-    /// Opening a slice.
+    /// Call that opens a slice.
     Online,
-    /// Closing a slice.
+    /// Call that closes a slice.
     Offline,
-    /// Zeroing a slice.
+    /// Call that zeroes a slice.
     Scrub,
-    /// Closing the remains of a slice.
+    /// Call that closes a slice of an earlier agent.
     CloseOrphan,
 }
 
@@ -81,9 +81,9 @@ struct TenantLabel {
 #[derive(Debug)]
 pub struct Metrics {
     registry: Mutex<Registry>,
-    /// 1 while a manager of the rack is connected.
+    /// 1 while the agent is connected to a manager of its rack, else 0.
     pub connected: Gauge,
-    /// Desired states that were rejected.
+    /// Number of rejected desired states.
     pub commands_rejected: Counter,
     call_seconds: Family<CallLabel, Histogram, fn() -> Histogram>,
     calls_failed: Family<CallLabel, Counter>,
@@ -104,12 +104,13 @@ pub struct Metrics {
     tenant_refaults: Family<TenantLabel, Gauge<f64, AtomicU64>>,
 }
 
+/// Creates a histogram of durations in seconds, with buckets from 50 µs to 26 s.
 fn seconds() -> Histogram {
     Histogram::new(exponential_buckets(0.000_05, 2.0, 20))
 }
 
 impl Metrics {
-    /// Creates the metrics, all zero.
+    /// Creates the metrics of a host; all values are 0.
     pub fn new(host: &Name, backend: &'static str) -> Self {
         let labels = [("host".into(), host.to_string().into()), ("backend".into(), backend.into())];
         let metrics = Self {
@@ -152,28 +153,31 @@ impl Metrics {
         );
         registry.register(
             "agent_commands_rejected",
-            "Desired states that were rejected",
+            "Desired states that the agent rejected",
             self.commands_rejected.clone(),
         );
-        let help = "Time of a call that opens, closes or zeroes a slice";
+        let help = "Duration of a host call, which opens, closes or zeroes a slice";
         registry.register_with_unit("agent_host_call", help, Unit::Seconds, self.call_seconds.clone());
         registry.register("agent_host_calls_failed", "Host calls that failed", self.calls_failed.clone());
-        registry.register("agent_slices", "Slices in the agent's report, by state", self.slices.clone());
-        registry.register("agent_vms", "VMs whose process runs", self.vms.clone());
-        let help = "Memory that a guest has touched, by the sizes of its files";
+        registry.register(
+            "agent_slices",
+            "Slices in the agent's report to the manager, by state",
+            self.slices.clone(),
+        );
+        registry.register("agent_vms", "VMs with a running process", self.vms.clone());
+        let help = "Memory that the guest of a VM has touched, measured by the allocated size of its files";
         registry.register_with_unit("vm_touched", help, Unit::Bytes, self.touched.clone());
-        let help = "Memory of a VM whose touched part is not measured, as device-dax memory";
+        let help = "Memory of a VM whose touched part cannot be measured, such as device-dax memory";
         registry.register_with_unit("vm_unmeasured", help, Unit::Bytes, self.unmeasured.clone());
-        let help =
-            "Pool memory of a VM on local nodes because the pool's node was full, by a sample of its pages";
+        let help = "Pool memory of a VM that is on local nodes because the pool's node was full, estimated from a sample of pages";
         registry.register_with_unit("agent_vm_overflow", help, Unit::Bytes, self.overflow.clone());
         let help = "Memory zeroed by this host, including scrubs in progress";
         registry.register_with_unit("agent_scrub", help, Unit::Bytes, self.scrubbed.clone());
-        let help = "Pages of VMs moved back from local memory to the pool's node";
+        let help = "Pages of VMs that were migrated from local memory back to the pool's node";
         registry.register("agent_pages_migrated", help, self.pages_migrated.clone());
-        let help = "Pages of VMs that could not be moved back from local memory";
+        let help = "Pages of VMs that could not be migrated from local memory back to the pool's node";
         registry.register("agent_page_migration_failures", help, self.page_migration_failures.clone());
-        let help = "Slices with a change in progress; one that takes longer than 20 s is stuck in the kernel";
+        let help = "Slices with a change in progress; a slice whose change takes longer than 20 s is stuck in the kernel";
         registry.register("agent_slices_changing", help, self.slices_changing.clone());
     }
 
@@ -183,11 +187,11 @@ impl Metrics {
         registry.register("symbiosis_epochs", help, self.epochs.clone());
         let help = "Local memory share of a tenant";
         registry.register_with_unit("tenant_memory_share", help, Unit::Bytes, self.tenant_memory.clone());
-        let help = "Share of the link's bandwidth of a tenant, each direction";
+        let help = "Link bandwidth share of a tenant, in each direction";
         registry.register("tenant_link_share_bytes_per_second", help, self.tenant_bandwidth.clone());
         let help = "Fraction of the last epoch in which some task of a tenant was stalled on memory or I/O";
         registry.register("tenant_stalled_ratio", help, self.tenant_stalled.clone());
-        let help = "Pages of a tenant reclaimed and faulted back, per second";
+        let help = "Pages of a tenant that were reclaimed and faulted back, per second";
         registry.register("tenant_refaults_per_second", help, self.tenant_refaults.clone());
         let help = "Estimated throughput of a tenant relative to an equal split";
         registry.register("tenant_gain_ratio", help, self.tenant_gain.clone());
@@ -202,7 +206,7 @@ impl Metrics {
         };
         self.epochs.get_or_create(&StateLabel { state }).inc();
         if report.state == State::Blocked {
-            return; // shares are as they were
+            return; // the shares have not changed
         }
         self.tenant_memory.clear();
         self.tenant_bandwidth.clear();
@@ -223,7 +227,7 @@ impl Metrics {
         }
     }
 
-    /// Records a host call.
+    /// Records the duration and the result of a host call.
     pub fn record_call(&self, call: Call, took: Duration, ok: bool) {
         self.call_seconds.get_or_create(&CallLabel { call }).observe(took.as_secs_f64());
         if !ok {
@@ -231,23 +235,23 @@ impl Metrics {
         }
     }
 
-    /// Sets the gauges to the current state.
+    /// Sets the gauges to the current state of the agent and the usage of VMs.
     pub fn observe(&self, agent: &Agent, usage: &BTreeMap<ReservationId, Usage>) {
-        let have = agent.observed_state();
+        let observed = agent.observed_state();
         self.connected.set(i64::from(agent.is_connected()));
         for (state, count) in [
-            ("online", have.online.len()),
-            ("released", have.released.len()),
-            ("scrubbed", have.scrubbed.len()),
-            ("failed", have.failed.len()),
+            ("online", observed.online.len()),
+            ("released", observed.released.len()),
+            ("scrubbed", observed.scrubbed.len()),
+            ("failed", observed.failed.len()),
         ] {
             self.slices.get_or_create(&StateLabel { state }).set(gauge_value(count as u64));
         }
-        self.vms.set(gauge_value(have.vms.len() as u64));
-        self.observe_usage(&have, usage);
+        self.vms.set(gauge_value(observed.vms.len() as u64));
+        self.observe_usage(&observed, usage);
     }
 
-    /// Copies the counters of the host.
+    /// Updates the metrics of the host's memory from its counters.
     pub fn observe_host(&self, counters: Counters) {
         let raise = |counter: &Counter, to: u64| {
             counter.inc_by(to.saturating_sub(counter.get()));
@@ -258,13 +262,14 @@ impl Metrics {
         self.slices_changing.set(gauge_value(counters.slices_changing));
     }
 
-    /// Memory that is not measured has no series: 0 would mean that nothing was touched.
-    fn observe_usage(&self, have: &ObservedState, usage: &BTreeMap<ReservationId, Usage>) {
+    /// Sets the gauges of touched memory. Memory that is not measured has no series, because 0
+    /// would mean that the guest has touched no memory.
+    fn observe_usage(&self, observed: &ObservedState, usage: &BTreeMap<ReservationId, Usage>) {
         self.touched.clear();
         self.unmeasured.clear();
         self.overflow.clear();
         for (reservation, usage) in usage {
-            let Some(vm) = have.vms.get(reservation) else { continue };
+            let Some(vm) = observed.vms.get(reservation) else { continue };
             let pool = SLICE.get() * vm.slices.len() as u64;
             if let Some(overflow) = usage.overflow {
                 let label = VmLabel { vm: vm.vm.to_string() };
@@ -282,10 +287,10 @@ impl Metrics {
         }
     }
 
-    /// Returns the page for Prometheus, see [`exposition`].
+    /// Formats all metrics for Prometheus, see [`exposition`].
     ///
     /// # Errors
-    /// Formatting failed.
+    /// A metric cannot be formatted.
     pub fn text(&self) -> Result<String, std::fmt::Error> {
         exposition::page(&[&self.registry()], env!("CARGO_PKG_NAME"), env!("CARGO_PKG_VERSION"))
     }
@@ -308,9 +313,9 @@ mod tests {
         let holding = Holding { slice: SliceId(1), epoch: Epoch(1) };
         let (vm, local) = (Name::new("a").unwrap(), Bytes::mib(64));
         let vm = ObservedVm { vm, pid: 1, slices: vec![holding], local, pinned: false, uid: None };
-        let have = ObservedState { vms: [(ReservationId(1), vm)].into(), ..ObservedState::default() };
+        let observed = ObservedState { vms: [(ReservationId(1), vm)].into(), ..ObservedState::default() };
         let usage = Usage { local: Some(Bytes::mib(3)), pool: None, overflow: Some(Bytes::mib(5)) };
-        metrics.observe_usage(&have, &[(ReservationId(1), usage)].into());
+        metrics.observe_usage(&observed, &[(ReservationId(1), usage)].into());
         let text = metrics.text().unwrap();
         let series = |name: &str, memory: &str| {
             let line = format!("{name}{{host=\"h0\",backend=\"dax\",vm=\"a\",memory=\"{memory}\"}} ");
@@ -326,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn all_series_have_a_host_label() {
+    fn every_series_has_a_host_label() {
         let metrics = Metrics::new(&Name::new("h0").unwrap(), "fake");
         metrics.record_call(Call::Scrub, Duration::from_millis(3), false);
         metrics.connected.set(1);

@@ -1,11 +1,11 @@
-//! Pending reports to the manager. Reports that queue up while the network is slow are merged.
+//! Pending report to the manager. Reports that accumulate while the network is slow are merged.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pool::protocol::ObservedState;
 use tokio::sync::Notify;
 
-/// Slot for one report, filled by the driver and emptied by the session.
+/// Slot for one report, which the driver fills and the session empties.
 #[derive(Debug, Default)]
 pub struct Outbox {
     pending: Mutex<Option<ObservedState>>,
@@ -13,32 +13,33 @@ pub struct Outbox {
 }
 
 impl Outbox {
-    /// A poisoned outbox is consistent: no call leaves it half filled.
+    /// Locks the slot. A poisoned slot is consistent, because each call changes it in one
+    /// assignment.
     fn pending(&self) -> MutexGuard<'_, Option<ObservedState>> {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a report.
-    pub fn put(&self, have: ObservedState) {
+    /// Adds a report, merged with the pending report, if any.
+    pub fn put(&self, report: ObservedState) {
         let mut pending = self.pending();
         *pending = Some(match pending.take() {
-            Some(earlier) => earlier.followed_by(have),
-            None => have,
+            Some(earlier) => earlier.followed_by(report),
+            None => report,
         });
         self.filled.notify_one();
     }
 
-    /// Takes the pending report as soon as there is one. Cancel-safe.
+    /// Waits for a pending report, and takes it. This is cancel-safe.
     pub async fn next(&self) -> ObservedState {
         loop {
-            if let Some(have) = self.pending().take() {
-                return have;
+            if let Some(report) = self.pending().take() {
+                return report;
             }
             self.filled.notified().await;
         }
     }
 
-    /// Drops the pending report: a new session starts with a complete one.
+    /// Drops the pending report, because a new session begins with a complete report.
     pub fn clear(&self) {
         *self.pending() = None;
     }

@@ -1,17 +1,18 @@
-//! Lets tasks wait for a descriptor, of a socket or a process: the only registration of descriptors
-//! at tokio.
+//! Registration of file descriptors of sockets and processes with tokio, so that tasks can wait for
+//! them.
 
 use std::{io, os::fd::OwnedFd};
 
 use tokio::io::unix::AsyncFd;
 
-/// Descriptor whose readiness tasks can await. It is owned here, so that it stays open.
+/// Registers a descriptor, so that tasks can wait until it is readable or writable. The result owns
+/// the descriptor and keeps it open.
 ///
 /// # Errors
-/// The kernel cannot watch it.
+/// The descriptor cannot be registered.
 pub(crate) fn watch(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
-    // SAFETY: an `OwnedFd` is open and names the same file until it is dropped, and it moves into
-    // the `AsyncFd`, which drops it only after it has stopped watching.
+    // SAFETY: an `OwnedFd` is open and refers to the same file until it is dropped. The `AsyncFd`
+    // owns it, and drops it only after it is deregistered.
     let watched = unsafe { AsyncFd::register(descriptor) };
     Ok(watched?)
 }

@@ -1,5 +1,6 @@
-//! Records of VM processes and their memory: one file per VM, `vms/RESERVATION.json`, written
-//! before the process gets its first descriptor. A restarted agent finds its VMs by them.
+//! Records of the VMs that run on this host: one file per VM, `vms/RESERVATION.json`, which
+//! contains the process and the memory of the VM. It is written before the process receives memory.
+//! A restarted agent finds its VMs by these records.
 
 use std::{
     collections::BTreeMap,
@@ -21,26 +22,26 @@ use crate::{
     runtime_dir::{RuntimeDirError, io_error, sync_parent, write_durably},
 };
 
-/// Reason why records cannot be used. An agent does not start without them, and never assumes an
-/// empty list.
+/// Reason why records cannot be used. The agent then does not start, because it must not assume
+/// that no VM runs.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordsError {
     /// The operating system rejected an operation.
     #[error(transparent)]
     Dir(#[from] RuntimeDirError),
     /// A file is not a valid record.
-    #[error("{} is not a record of a VM: identify its VM, then remove it", path.display())]
+    #[error("{} is not a record of a VM: end the VM of this reservation, then remove the file", path.display())]
     Corrupt {
-        /// File.
+        /// Path of the file.
         path: PathBuf,
-        /// Error.
+        /// Invalid contents.
         #[source]
         cause: RecordError,
     },
-    /// The state of a VM's process is unknown.
-    #[error("find the process of {}", path.display())]
+    /// It cannot be determined whether the process of a VM runs.
+    #[error("cannot find the process of {}", path.display())]
     Process {
-        /// VM.
+        /// Path of the VM's record.
         path: PathBuf,
         /// Cause.
         #[source]
@@ -48,30 +49,30 @@ pub enum RecordsError {
     },
 }
 
-/// Error of a record.
+/// Invalid contents of a record.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
-    /// The file has invalid contents.
+    /// The file is not JSON, or has unknown or missing keys.
     #[error(transparent)]
     Json(#[from] serde_json::Error),
-    /// A field is invalid.
+    /// A value is invalid.
     #[error("{field}: {problem}")]
     Field {
-        /// Field.
+        /// Key of the value.
         field: &'static str,
-        /// Value and rule.
+        /// Invalid value, and the rule that it violates.
         problem: String,
     },
 }
 
-/// Records of one host.
+/// Store of the VM records of one host.
 #[derive(Clone, Debug)]
 pub struct Records {
     directory: PathBuf,
     boot_id: String,
 }
 
-/// Format of a record. An unknown key belongs to another version, so it is an error.
+/// File format of a record. Unknown keys are errors, because another version wrote them.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct StoredRecord {
@@ -83,7 +84,8 @@ struct StoredRecord {
     cgroup: String,
     local_bytes: u64,
     pinned: bool,
-    /// Absent in records of VMs of the agent's own user, and of earlier versions.
+    /// User of the VM. Absent if the VM belongs to the agent's user, and in records of earlier
+    /// versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     uid: Option<UserId>,
     slices: Vec<StoredSlice>,
@@ -99,28 +101,29 @@ struct StoredSlice {
 }
 
 impl Records {
-    /// Opens the records in an agent's directory, for a boot of the machine.
+    /// Opens the records in the runtime directory of an agent. `boot_id` is the current boot of the
+    /// machine: processes of other boots have ended.
     ///
     /// # Errors
-    /// The operating system rejected an operation.
+    /// The directory of the records cannot be created.
     pub fn open(runtime_dir: &Path, boot_id: &str) -> Result<Self, RecordsError> {
         let directory = runtime_dir.join("vms");
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&directory);
-        made.map_err(io_error("make", &directory))?;
+        made.map_err(io_error("create", &directory))?;
         Ok(Self { directory, boot_id: boot_id.to_owned() })
     }
 
-    /// Returns every recorded VM, and whether its process still runs.
+    /// Returns all recorded VMs, and whether their processes still run.
     ///
     /// # Errors
-    /// A record cannot be read, or the state of a process is unknown.
+    /// A record cannot be read, or it cannot be determined whether a process runs.
     pub fn load(&self) -> Result<Vec<RecoveredVm>, RecordsError> {
         let list = || io_error("list", &self.directory);
         let mut vms = Vec::new();
         for entry in fs::read_dir(&self.directory).map_err(list())? {
             let path = entry.map_err(list())?.path();
             if path.extension().is_some_and(|extension| extension == "new") {
-                // Its VM received no memory: memory is passed after the rename.
+                // The write was interrupted, so the VM has received no memory.
                 fs::remove_file(&path).map_err(io_error("remove", &path))?;
             } else {
                 vms.push(self.load_one(path)?);
@@ -131,26 +134,27 @@ impl Records {
 
     fn load_one(&self, path: PathBuf) -> Result<RecoveredVm, RecordsError> {
         let (record, boot_id) = read(&path)?;
-        let lives = boot_id == self.boot_id
+        let is_alive = boot_id == self.boot_id
             && ProcessHandle::open(&record.process)
                 .map_err(|cause| RecordsError::Process { path, cause })?
                 .is_some();
-        Ok(RecoveredVm { record, is_alive: lives })
+        Ok(RecoveredVm { record, is_alive })
     }
 
-    /// Writes a record; it is on disk when this returns.
+    /// Writes a record durably.
     ///
     /// # Errors
-    /// The operating system failed: the record may or may not exist.
+    /// The record cannot be written durably. It may exist, but can be lost in a crash.
     pub fn write(&self, record: &VmRecord) -> Result<(), RecordsError> {
-        let bytes = serde_json::to_vec_pretty(&self.stored(record)).expect("numbers and texts are JSON");
+        let bytes = serde_json::to_vec_pretty(&self.stored(record))
+            .expect("a record of numbers and strings can be serialized");
         Ok(write_durably(&self.path(record.reservation), &bytes)?)
     }
 
     /// Removes a record, if it exists.
     ///
     /// # Errors
-    /// The operating system rejected an operation.
+    /// The file of the record cannot be removed.
     pub fn remove(&self, reservation: ReservationId) -> Result<(), RecordsError> {
         let path = self.path(reservation);
         match fs::remove_file(&path) {
@@ -186,11 +190,11 @@ impl Records {
     }
 }
 
-/// Returns the VMs recorded in an agent's directory, for inspection. Without a directory there are
-/// none.
+/// Returns the VMs recorded in the runtime directory of an agent, without changing any file.
+/// Returns no VMs if the directory does not exist.
 ///
 /// # Errors
-/// A record that cannot be read or understood.
+/// A record cannot be read, or has invalid contents.
 pub fn recorded_vms(runtime_dir: &Path) -> Result<Vec<VmRecord>, RecordsError> {
     let directory = runtime_dir.join("vms");
     let listed = match fs::read_dir(&directory) {
@@ -207,7 +211,7 @@ fn read(path: &Path) -> Result<(VmRecord, String), RecordsError> {
     parse_record(&bytes).map_err(|cause| RecordsError::Corrupt { path: path.to_owned(), cause })
 }
 
-/// Parses a record, and returns it with its boot id.
+/// Parses a record. Returns the VM and the boot id of its process.
 fn parse_record(bytes: &[u8]) -> Result<(VmRecord, String), RecordError> {
     let stored: StoredRecord = serde_json::from_slice(bytes)?;
     let field = |field| move |problem| RecordError::Field { field, problem };
@@ -293,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn record_without_user_has_the_earlier_format() {
+    fn record_without_user_has_the_format_of_earlier_versions() {
         let dir = tempfile::tempdir().unwrap();
         let records = Records::open(dir.path(), "boot").unwrap();
         let record = VmRecord { uid: None, ..record(Process { pid: 1, started: 1, cgroup: String::new() }) };
@@ -303,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn unfinished_record_is_removed() {
+    fn partly_written_record_is_removed() {
         let dir = tempfile::tempdir().unwrap();
         let records = Records::open(dir.path(), "boot").unwrap();
         fs::write(dir.path().join("vms/r-7.new"), "{ \"reser").unwrap();

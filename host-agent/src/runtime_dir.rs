@@ -1,5 +1,6 @@
-//! The agent's directory: lock of one agent at a time, instance number, and rack of this host. Its
-//! contents are durable before they are used. Records of VMs are in [`crate::records`].
+//! Runtime directory of the agent, which contains the lock file, the instance number and the rack
+//! of this host. All contents are durable before they are used. [`crate::records`] handles the VM
+//! records in it.
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions, TryLockError},
@@ -11,47 +12,47 @@ use std::{
 
 use units::InstanceId;
 
-/// Reason why the directory cannot be used.
+/// Reason why the runtime directory cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum RuntimeDirError {
     /// The operating system rejected an operation.
-    #[error("{doing} {}", path.display())]
+    #[error("cannot {operation} {}", path.display())]
     Io {
-        /// Operation.
-        doing: &'static str,
-        /// Object.
+        /// Operation, such as `read`.
+        operation: &'static str,
+        /// File or directory of the operation.
         path: PathBuf,
         /// Cause.
         #[source]
         errno: io::Error,
     },
-    /// Another agent serves this host.
+    /// Another agent has locked the directory.
     #[error("another host-agent uses {}", path.display())]
     InUse {
-        /// Directory.
+        /// Path of the directory.
         path: PathBuf,
     },
     /// A file has invalid contents.
-    #[error("{} holds {text:?}: must be {rule}", path.display())]
+    #[error("{} contains {text:?}: must be {rule}", path.display())]
     Corrupt {
-        /// File.
+        /// Path of the file.
         path: PathBuf,
-        /// Contents.
+        /// Contents of the file.
         text: String,
-        /// Rule.
+        /// Rule for the contents, such as `a whole number`.
         rule: &'static str,
     },
 }
 
 pub(crate) fn io_error(
-    doing: &'static str,
+    operation: &'static str,
     path: impl Into<PathBuf>,
 ) -> impl FnOnce(io::Error) -> RuntimeDirError {
     let path = path.into();
-    move |errno| RuntimeDirError::Io { doing, path, errno }
+    move |errno| RuntimeDirError::Io { operation, path, errno }
 }
 
-/// Directory, locked until this is dropped.
+/// Runtime directory, which is locked until this value is dropped.
 #[derive(Debug)]
 pub struct RuntimeDir {
     path: PathBuf,
@@ -62,11 +63,13 @@ impl RuntimeDir {
     /// Creates the directory if it is missing, and locks it.
     ///
     /// # Errors
-    /// [`RuntimeDirError::InUse`], or the error of the operating system.
+    /// [`RuntimeDirError::InUse`] if another agent has locked the directory, or
+    /// [`RuntimeDirError::Io`].
     pub fn lock(path: &Path) -> Result<Self, RuntimeDirError> {
-        // Others may traverse it, for the socket in it; each file has its own permissions.
+        // Other users may traverse the directory to reach the socket; each file has its own
+        // permissions.
         let created = DirBuilder::new().recursive(true).mode(0o711).create(path);
-        created.map_err(io_error("make", path))?;
+        created.map_err(io_error("create", path))?;
         let lock_path = path.join("lock");
         let mut options = OpenOptions::new();
         let file = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(&lock_path);
@@ -78,16 +81,17 @@ impl RuntimeDir {
         }
     }
 
-    /// Returns its path.
+    /// Returns the path of the directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Returns the number of this start, which is greater than all earlier ones, even if the clock
-    /// was set back or the file was lost.
+    /// Returns a new instance number for this start of the agent. It is greater than all earlier
+    /// numbers, even if the clock was set back. If the file was lost, the clock ensures this.
     ///
     /// # Errors
-    /// The file is not a number, or the operating system rejected an operation.
+    /// [`RuntimeDirError::Corrupt`] if the file does not contain a number, or
+    /// [`RuntimeDirError::Io`].
     pub fn next_instance(&self) -> Result<InstanceId, RuntimeDirError> {
         let path = self.path.join("instance");
         let last = match read(&path)? {
@@ -101,10 +105,12 @@ impl RuntimeDir {
         Ok(InstanceId(next))
     }
 
-    /// Returns the rack that this host has served before.
+    /// Returns the UUID of the rack to which this host belongs; `None` if it has never been
+    /// connected to a manager.
     ///
     /// # Errors
-    /// The file is invalid, or the operating system rejected an operation.
+    /// [`RuntimeDirError::Corrupt`] if the file does not contain a UUID, or
+    /// [`RuntimeDirError::Io`].
     pub fn rack(&self) -> Result<Option<String>, RuntimeDirError> {
         let path = self.path.join("rack");
         let Some(text) = read(&path)? else { return Ok(None) };
@@ -112,14 +118,14 @@ impl RuntimeDir {
         if well_formed {
             Ok(Some(text))
         } else {
-            Err(RuntimeDirError::Corrupt { path, text, rule: "a rack's uuid" })
+            Err(RuntimeDirError::Corrupt { path, text, rule: "the UUID of a rack" })
         }
     }
 
-    /// Stores the rack that this host serves.
+    /// Stores the UUID of the rack to which this host belongs.
     ///
     /// # Errors
-    /// The operating system rejected an operation.
+    /// [`RuntimeDirError::Io`].
     pub fn store_rack(&self, rack: &str) -> Result<(), RuntimeDirError> {
         write_durably(&self.path.join("rack"), rack.as_bytes())
     }
@@ -137,20 +143,20 @@ fn read(path: &Path) -> Result<Option<String>, RuntimeDirError> {
     }
 }
 
-/// Replaces a file atomically: after a crash it has either the old or the new contents, and after
-/// the return the new ones.
+/// Replaces the contents of a file atomically and durably. After a crash during the call, the file
+/// has either its old or its new contents.
 pub(crate) fn write_durably(path: &Path, bytes: &[u8]) -> Result<(), RuntimeDirError> {
     let new = path.with_extension("new");
     let mut options = OpenOptions::new();
     let file = options.write(true).create(true).truncate(true).mode(0o600).open(&new);
-    let mut file = file.map_err(io_error("make", &new))?;
+    let mut file = file.map_err(io_error("create", &new))?;
     file.write_all(bytes).map_err(io_error("write", &new))?;
     file.sync_all().map_err(io_error("sync", &new))?;
-    fs::rename(&new, path).map_err(io_error("rename to", path))?;
+    fs::rename(&new, path).map_err(io_error("replace", path))?;
     sync_parent(path)
 }
 
-/// Makes creations, renames and removals in a directory durable.
+/// Makes the creation, renaming or removal of a file durable, by syncing its directory.
 pub(crate) fn sync_parent(path: &Path) -> Result<(), RuntimeDirError> {
     let parent = path.parent().expect("a file is in a directory");
     let synced = File::open(parent).and_then(|directory| directory.sync_all());
@@ -189,13 +195,13 @@ mod tests {
         fs::write(dir.path().join("instance"), "12x").unwrap();
         fs::write(dir.path().join("rack"), "").unwrap();
         let instance = runtime_dir.next_instance().unwrap_err().to_string();
-        assert!(instance.contains("instance holds \"12x\": must be a whole number"), "{instance}");
+        assert!(instance.contains("instance contains \"12x\": must be a whole number"), "{instance}");
         let rack = runtime_dir.rack().unwrap_err().to_string();
-        assert!(rack.contains("must be a rack's uuid"), "{rack}");
+        assert!(rack.contains("must be the UUID of a rack"), "{rack}");
     }
 
     #[test]
-    fn rack_is_stored() {
+    fn stored_rack_is_read_back() {
         let dir = tempfile::tempdir().unwrap();
         let runtime_dir = RuntimeDir::lock(dir.path()).unwrap();
         assert_eq!(runtime_dir.rack().unwrap(), None);

@@ -1,5 +1,5 @@
-//! Files that identify this host to the manager: its token, or its certificate and key. A token or
-//! key that is open to other users is rejected.
+//! Files that identify this host to the manager: its token, or its certificate and private key. A
+//! token or key that other users can access is rejected.
 
 use std::{
     fs, io,
@@ -11,40 +11,40 @@ use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 
 use crate::config::{Config, Tls};
 
-/// Permission bits of all users except the owner.
+/// Mode bits of all permissions of users other than the owner.
 const OTHERS_MODE: u32 = 0o077;
-/// Maximum length of a token.
+/// Maximum length of a token, in bytes.
 const TOKEN_BYTES_MAX: usize = 1024;
-/// Permission bits of users other than a key's owner and group.
+/// Mode bits of all permissions of users other than the owner and the group.
 const WORLD_MODE: u32 = 0o007;
 
 /// Error returned by [`read_secrets`].
 #[derive(Debug, thiserror::Error)]
 pub enum SecretsError {
     /// The token cannot be read.
-    #[error("read {}", path.display())]
+    #[error("cannot read {}", path.display())]
     Read {
-        /// File.
+        /// File of the token.
         path: PathBuf,
         /// Cause.
         #[source]
         errno: io::Error,
     },
-    /// Other users may read the token.
-    #[error("token {} has mode {mode:04o}: must be readable by its owner only; `chmod 600` it", path.display())]
+    /// Other users can access the token.
+    #[error("token {} has mode {mode:04o}: only its owner may access it; run `chmod 600 {}`", path.display(), path.display())]
     TokenOpen {
-        /// File.
+        /// File of the token.
         path: PathBuf,
-        /// Its permissions.
+        /// Mode of the file.
         mode: u32,
     },
-    /// A certificate or its key.
+    /// A certificate or its key cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsFileError),
-    /// The file contains no token.
-    #[error("token {} must be 1 to {TOKEN_BYTES_MAX} printable characters", path.display())]
+    /// The file does not contain a valid token.
+    #[error("token {} must consist of 1 to {TOKEN_BYTES_MAX} printable characters", path.display())]
     NotAToken {
-        /// File.
+        /// File of the token.
         path: PathBuf,
     },
 }
@@ -52,29 +52,29 @@ pub enum SecretsError {
 /// Error returned by [`read_tls`].
 #[derive(Debug, thiserror::Error)]
 pub enum TlsFileError {
-    /// A file cannot be read.
+    /// A file of `[tls]` cannot be read.
     #[error("cannot read {}", path.display())]
     Read {
-        /// File.
+        /// Path of the file.
         path: PathBuf,
         /// Cause.
         #[source]
         errno: io::Error,
     },
-    /// Every user may read or write the private key.
-    #[error("key {} has mode {mode:04o}: must not be open to every user; `chmod o= {}`", path.display(), path.display())]
+    /// All users can access the private key.
+    #[error("key {} has mode {mode:04o}: other users must not access it; run `chmod o= {}`", path.display(), path.display())]
     OpenKey {
-        /// File.
+        /// File of the key.
         path: PathBuf,
-        /// Its permissions.
+        /// Mode of the file.
         mode: u32,
     },
 }
 
-/// Reads the files of `[tls]`.
+/// Reads the files of `[tls]`, and returns the configuration of the TLS client.
 ///
 /// # Errors
-/// [`TlsFileError`] if one cannot be read, or the key is open to every user.
+/// [`TlsFileError`] if a file cannot be read, or all users can access the key.
 pub fn read_tls(tls: &Tls) -> Result<ClientTlsConfig, TlsFileError> {
     let failed = |path: &Path| {
         let path = path.to_owned();
@@ -91,13 +91,14 @@ pub fn read_tls(tls: &Tls) -> Result<ClientTlsConfig, TlsFileError> {
         .domain_name(&tls.server_name))
 }
 
-/// Reads the files that identify this host. Returns the token, if there is one.
+/// Reads and checks the files that identify this host. Returns the token, if one is configured.
 ///
 /// # Errors
-/// [`SecretsError`] if a file cannot be read, is open to other users, or contains no token.
+/// [`SecretsError`] if a file cannot be read, can be accessed by other users, or contains no valid
+/// token.
 pub fn read_secrets(config: &Config) -> Result<Option<String>, SecretsError> {
     let token = config.token_file.as_deref().map(read_token).transpose()?;
-    config.tls.as_ref().map(read_tls).transpose()?; // read again at each connection
+    config.tls.as_ref().map(read_tls).transpose()?; // only a check: each connection reads them again
     Ok(token)
 }
 

@@ -1,8 +1,8 @@
 //! `host-agent serve`: starts an agent from host.toml, and stops it on SIGTERM or SIGINT. Guests
-//! keep running.
+//! keep running after the agent has stopped.
 //!
-//! The order matters: the directory is locked and its VMs are loaded before the agent connects or
-//! listens.
+//! The runtime directory is locked, and the records of VMs are loaded, before the agent connects to
+//! the manager or listens on its socket.
 
 use std::{
     fs::{DirBuilder, File, TryLockError},
@@ -52,85 +52,87 @@ use crate::{
     user::current_user,
 };
 
-/// Events of the session that the driver has not processed yet; further ones wait in the network.
+/// Maximum number of session events that wait for the driver. Further messages of the manager wait
+/// in the network.
 const SESSION_EVENTS_QUEUED_MAX: usize = 4;
-/// Folder of the kernel's devices.
+/// Root of sysfs.
 const SYS: &str = "/sys";
-/// List of swap devices.
+/// File with the list of active swap devices.
 const SWAPS: &str = "/proc/swaps";
 /// Bytes per MiB.
-const MIB: NonZeroU64 = NonZeroU64::new(1 << 20).expect("it is not zero");
+const MIB: NonZeroU64 = NonZeroU64::new(1 << 20).expect("1 MiB is not zero");
 
-/// Reason why the agent did not start, or failed.
+/// Reason why the agent did not start, or ended unexpectedly.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// host.toml.
+    /// host.toml is missing or invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// Token or certificate.
+    /// The token or a certificate cannot be used.
     #[error(transparent)]
     Secrets(#[from] SecretsError),
-    /// The agent's directory.
+    /// The runtime directory cannot be used.
     #[error(transparent)]
     RuntimeDir(#[from] RuntimeDirError),
-    /// Records of VMs.
+    /// The VM records cannot be loaded.
     #[error(transparent)]
     Records(#[from] RecordsError),
-    /// Boot id of this machine.
+    /// The boot id of this machine cannot be read.
     #[error(transparent)]
     Process(#[from] ProcessError),
-    /// Slices of this machine.
+    /// The slices of this machine cannot be listed.
     #[error(transparent)]
     Host(#[from] HostError),
-    /// The socket.
+    /// The agent cannot listen on its socket.
     #[error(transparent)]
     Listen(#[from] ListenError),
-    /// The CXL memory.
+    /// This machine has no CXL memory device.
     #[error(transparent)]
     Cxl(#[from] CxlError),
     /// The operating system rejected an operation.
-    #[error("{doing} {place}")]
+    #[error("cannot {operation} {object}")]
     Io {
-        /// Operation.
-        doing: &'static str,
-        /// Object.
-        place: String,
+        /// Operation, such as `listen on`.
+        operation: &'static str,
+        /// Object of the operation, such as a path or an address.
+        object: String,
         /// Cause.
         #[source]
         errno: io::Error,
     },
-    /// Another agent of this host runs on this machine.
+    /// Another agent with the same host name runs on this machine.
     #[error("another host-agent runs as host {host} on this machine: it has locked {}", path.display())]
     HostInUse {
-        /// Host.
+        /// Name of the host.
         host: Name,
-        /// Its token, or the key of its certificate.
+        /// File of the host's token, or of the key of its certificate.
         path: PathBuf,
     },
-    /// The driver task ended.
+    /// The task of the driver ended.
     #[error("the driver ended unexpectedly")]
     DriverEnded,
 }
 
-fn io_error(doing: &'static str, place: impl std::fmt::Display) -> impl FnOnce(io::Error) -> ServeError {
-    let place = place.to_string();
-    move |errno| ServeError::Io { doing, place, errno }
+fn io_error(operation: &'static str, object: impl std::fmt::Display) -> impl FnOnce(io::Error) -> ServeError {
+    let object = object.to_string();
+    move |errno| ServeError::Io { operation, object, errno }
 }
 
-/// Reads and checks host.toml and the files it names; starts nothing.
+/// Checks host.toml and the files named in it, without starting an agent.
 ///
 /// # Errors
-/// The configuration or a file in it is invalid.
+/// [`ServeError::Config`] or [`ServeError::Secrets`].
 pub fn check_config(path: &Path) -> Result<(), ServeError> {
     let config = Config::load(path)?;
     read_secrets(&config)?;
     Ok(())
 }
 
-/// Runs until a signal ends it.
+/// Runs an agent until SIGTERM or SIGINT.
 ///
 /// # Errors
-/// Configuration, records or sockets are invalid; nothing has been started then.
+/// The agent cannot start, for example because host.toml or a record is invalid; or
+/// [`ServeError::DriverEnded`].
 pub async fn serve(path: &Path) -> Result<(), ServeError> {
     let config = Config::load(path)?;
     let token = read_secrets(&config)?;
@@ -163,7 +165,7 @@ pub async fn serve(path: &Path) -> Result<(), ServeError> {
     notify(&[NotifyState::Stopping]);
     driver.abort();
     drop(sharing);
-    tracing::info!("host-agent stopped, guests run on");
+    tracing::info!("host-agent stopped, guests keep running");
     result
 }
 
@@ -174,13 +176,13 @@ fn start_symbiosis(
     shares: Arc<SharesState>,
 ) -> Option<SymbiosisThread> {
     let sharing = config.symbiosis.clone()?;
-    tracing::info!(cgroups = %sharing.cgroups.display(), epoch = %sharing.epoch, "Symbiosis starts");
+    tracing::info!(cgroups = %sharing.cgroups.display(), epoch = %sharing.epoch, "starting Symbiosis");
     let kernel = KernelPaths { sys: SYS.into(), swaps: SWAPS.into() };
     let runtime_dir = config.runtime_dir.clone();
     Some(symbiosis::EpochRunner { config: sharing, runtime_dir, kernel, state: shares, metrics }.start())
 }
 
-/// State of an agent before it connects or listens.
+/// Objects of an agent that has not yet connected to the manager or listened on its socket.
 struct PreparedAgent {
     inputs: DriverInputs,
     session_events: mpsc::Sender<SessionEvent>,
@@ -194,12 +196,12 @@ fn prepare(config: &Config) -> Result<PreparedAgent, ServeError> {
     let records = Records::open(runtime_dir.path(), &boot_id)?;
     let vms = records.load()?;
     let alive = vms.iter().filter(|adopted| adopted.is_alive).count();
-    tracing::info!(vms = vms.len(), alive, "records of VMs loaded");
+    tracing::info!(vms = vms.len(), alive, "loaded records of VMs");
     let (rack, instance) = (runtime_dir.rack()?, runtime_dir.next_instance()?);
     let host = host(&config.backend)?;
     let orphans = host.present_slices()?;
     if !orphans.is_empty() {
-        tracing::info!(slices = orphans.len(), "slices of an earlier agent are present");
+        tracing::info!(slices = orphans.len(), "found open slices of an earlier agent");
     }
     vms.iter().filter(|adopted| adopted.is_alive).for_each(|adopted| host.adopt(&adopted.record));
     let mut agent = Agent::new(Ns::ZERO, instance, rack, vms, orphans);
@@ -207,7 +209,7 @@ fn prepare(config: &Config) -> Result<PreparedAgent, ServeError> {
     for device in host.devices().iter().filter(|device| device.problem.is_some()) {
         tracing::warn!(
             serial = device.serial,
-            "device unusable: its slices are not checked, so this host is never reported clean"
+            "cannot check the slices of a device, so this host is never reported as clean"
         );
         agent.set_hidden_remains();
     }
@@ -238,10 +240,10 @@ fn host(backend: &Backend) -> Result<Arc<dyn Host>, ServeError> {
 fn make_local_dir(local_dir: Option<&Path>) -> Result<(), ServeError> {
     let Some(directory) = local_dir else { return Ok(()) };
     let made = DirBuilder::new().recursive(true).mode(0o711).create(directory);
-    made.map_err(io_error("make", directory.display()))
+    made.map_err(io_error("create", directory.display()))
 }
 
-/// Reports unusable devices and uses the others.
+/// Finds the CXL memory of this machine, and logs each device. Unusable devices are not used.
 fn ranges(scrub_mib_per_s: NonZeroU32) -> Result<Ranges, ServeError> {
     let cxl = CxlMemory::discover(&Sysfs::at(SYS))?;
     for Device { name, serial, slices, .. } in &cxl.devices {
@@ -249,19 +251,24 @@ fn ranges(scrub_mib_per_s: NonZeroU32) -> Result<Ranges, ServeError> {
             Ok(slices) => {
                 let region = slices.region();
                 let (count, align, node) = (slices.count(), slices.align(), slices.node());
-                tracing::info!(name, serial, region = region.name, count, %align, node, "CXL memory");
+                tracing::info!(name, serial, region = region.name, count, %align, node, "using CXL memory device");
             }
             Err(problem) => {
-                tracing::error!(name, serial, problem = units::chain(problem), "CXL memory not used");
+                tracing::error!(
+                    name,
+                    serial,
+                    problem = units::chain(problem),
+                    "cannot use CXL memory device"
+                );
             }
         }
     }
     Ok(Ranges::new(cxl, NonZeroU64::from(scrub_mib_per_s).saturating_mul(MIB)))
 }
 
-/// Locks the file that identifies this host, its token or the key of its certificate, until the
-/// result is dropped: one agent per host and machine, also if another one has its own runtime
-/// directory.
+/// Locks the file that identifies this host, which is its token or the key of its certificate,
+/// until the result is dropped. So two agents of the same host cannot run on one machine, even with
+/// different runtime directories.
 fn lock_identity(config: &Config) -> Result<Option<File>, ServeError> {
     let key = config.tls.as_ref().map(|tls| &tls.key);
     let Some(path) = config.token_file.as_ref().or(key) else { return Ok(None) };
@@ -275,12 +282,12 @@ fn lock_identity(config: &Config) -> Result<Option<File>, ServeError> {
     }
 }
 
-/// Each slice needs a descriptor, so the limit is raised to the maximum.
+/// Raises the limit of open descriptors to the maximum, because each slice needs a descriptor.
 fn raise_descriptor_limit() {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
     if let Err(error) = setrlimit(Resource::Nofile, limit) {
-        tracing::warn!(%error, "descriptor limit not raised");
+        tracing::warn!(%error, "cannot raise the limit of open descriptors");
     }
 }
 
@@ -301,11 +308,11 @@ async fn wait_for_stop(
 
 fn notify(states: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
-        tracing::debug!(%error, "no service manager to notify");
+        tracing::debug!(%error, "cannot notify the service manager");
     }
 }
 
-/// Notifies the service manager, if any, that the driver responds.
+/// Notifies the service manager periodically that the driver responds, if its watchdog is enabled.
 async fn watchdog(driver: Handle) {
     let Some(timeout) = sd_notify::watchdog_enabled() else { return };
     let mut interval = tokio::time::interval(timeout / 3);
@@ -317,7 +324,7 @@ async fn watchdog(driver: Handle) {
     }
 }
 
-/// Serves metrics over HTTP.
+/// Serves metrics over HTTP at `address`.
 async fn export(
     address: SocketAddr,
     metrics: Arc<Metrics>,

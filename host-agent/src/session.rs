@@ -1,5 +1,5 @@
-//! Stream to the manager: connects, identifies itself, passes desired states and reports, and
-//! reconnects after a delay. Guests are not affected.
+//! Session with the manager: connects, identifies the agent, passes desired states to the driver
+//! and reports to the manager, and reconnects after a delay. Guests are not affected by its end.
 
 use std::{
     path::PathBuf,
@@ -27,34 +27,34 @@ use crate::{
     shares::SharesState,
 };
 
-/// Reports queued for sending; further ones accumulate in the outbox.
+/// Maximum number of reports that are queued for sending; further reports are merged in the outbox.
 const REPORTS_QUEUED_MAX: usize = 2;
 
 /// Identity of the agent, and address of the manager.
 #[derive(Clone, Debug)]
 pub struct AgentIdentity {
-    /// The manager's address: `http://…`, `https://…` or `unix:/path`.
+    /// Address of the manager: `http://…`, `https://…` or `unix:/path`.
     pub manager: String,
-    /// Host of the agent.
+    /// Name of the agent's host.
     pub host: Name,
-    /// This host's token; `None` where certificates are used.
+    /// Token of the host; `None` if only certificates identify it.
     pub token: Option<String>,
-    /// Files of the certificate, if the manager requires one; read for each connection.
+    /// Certificate files, if TLS is used. Each connection reads them again.
     pub tls: Option<Tls>,
     /// Boot id of the machine.
     pub boot_id: String,
-    /// Number of this start of the agent.
+    /// Instance number of this start of the agent.
     pub instance: InstanceId,
-    /// Socket at which VMMs of this host attach memory.
+    /// Socket at which VMMs of this host attach to memory.
     pub socket: PathBuf,
-    /// Pool devices of this machine.
+    /// Pool devices that are attached to this machine.
     pub devices: Vec<SeenDevice>,
 }
 
-/// Why a session ended.
+/// Reason why a session ended.
 #[derive(Debug, thiserror::Error)]
 enum SessionError {
-    #[error("connect to {manager}")]
+    #[error("cannot connect to {manager}")]
     Connect {
         manager: String,
         #[source]
@@ -62,21 +62,21 @@ enum SessionError {
     },
     #[error(transparent)]
     Tls(#[from] TlsFileError),
-    #[error("manager refused: {} ({:?})", .0.message(), .0.code())]
+    #[error("the manager ended the session: {} ({:?})", .0.message(), .0.code())]
     Status(#[from] Status),
-    #[error("manager closed the stream")]
+    #[error("the manager closed the stream")]
     Closed,
     #[error("invalid message from the manager")]
     InvalidMessage(#[from] convert::InvalidMessage),
-    #[error("token contains characters that are not allowed in an HTTP header")]
+    #[error("the token contains characters that are not allowed in an HTTP header")]
     Token,
-    #[error("manager belongs to another rack")]
+    #[error("the manager belongs to another rack")]
     OtherRack,
     #[error("the agent is stopping")]
     Stopping,
 }
 
-/// Keeps a session open until the receiver is dropped.
+/// Runs sessions, one after another, until the receiver of `events` is dropped.
 pub async fn run_sessions(
     identity: AgentIdentity,
     reports: Reports,
@@ -102,9 +102,12 @@ pub async fn run_sessions(
     }
 }
 
-/// Returns the delay before the next attempt. It grows if the manager rejects this agent at once,
-/// because a newer one represents the host, up to the lease, so that the manager sees that the host
-/// runs.
+/// Returns the delay before the next session. `lease` is `None` if no session was established.
+///
+/// The delay doubles if no connection is possible. It also doubles if the manager aborts the
+/// session within a lease, because a newer agent identifies as this host. In that case it is
+/// limited to the lease, so that the manager still notices that both agents run. Otherwise it is
+/// minimal.
 fn next_delay(last: Duration, error: &SessionError, lease: Option<Duration>, lasted: Duration) -> Duration {
     match (error, lease) {
         (_, None) => (last * 2).min(RECONNECT_BACKOFF_MAX.as_duration()),
@@ -124,12 +127,14 @@ async fn connect(identity: &AgentIdentity) -> Result<Channel, SessionError> {
         .http2_keep_alive_interval(SESSION_SILENCE_MAX.as_duration())
         .keep_alive_timeout(SESSION_SILENCE_MAX.as_duration());
     if let Some(tls) = &identity.tls {
-        endpoint = endpoint.tls_config(read_tls(tls)?).map_err(failed)?; // certificates may have been renewed
+        // Read the files again, because certificates may have been renewed.
+        endpoint = endpoint.tls_config(read_tls(tls)?).map_err(failed)?;
     }
     endpoint.connect().await.map_err(failed)
 }
 
-/// Runs one connection, from hello to its end, and returns the reason of the end.
+/// Runs one session, and returns the reason of its end. `lease` is set when the manager accepts the
+/// session.
 async fn run_session(
     identity: &AgentIdentity,
     known_rack: String,
@@ -155,7 +160,7 @@ async fn run_session(
     let lease_ttl = Ns::ms(welcome.lease_ttl_ms);
     *lease = Some(lease_ttl.as_duration());
     let connected = SessionEvent::Connected { rack: welcome.rack_uuid, lease_ttl };
-    reports.outbox.clear(); // this session starts with complete state
+    reports.outbox.clear(); // a session begins with a complete report
     reports.usage.mark_unreported();
     shares.resend_report();
     events.send(connected).await.map_err(|_| SessionError::Stopping)?;
@@ -207,18 +212,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rejected_agent_delay_grows_up_to_a_lease() {
+    fn delay_of_repeatedly_aborted_session_grows_up_to_the_lease() {
         let lease = Duration::from_secs(10);
-        let rejected = || SessionError::Status(Status::aborted("a newer agent speaks for this host"));
+        let aborted = || SessionError::Status(Status::aborted("a newer agent runs for this host"));
         let mut delays = vec![RECONNECT_BACKOFF_MIN.as_duration()];
         for _ in 0..9 {
-            delays.push(next_delay(delays[delays.len() - 1], &rejected(), Some(lease), Duration::ZERO));
+            delays.push(next_delay(delays[delays.len() - 1], &aborted(), Some(lease), Duration::ZERO));
         }
         assert!(delays.is_sorted(), "{delays:?}");
         assert_eq!((delays[1], delays[9]), (Duration::from_millis(200), lease));
-        let after_a_lease = next_delay(lease, &rejected(), Some(lease), lease);
-        let other_end = next_delay(lease, &SessionError::Closed, Some(lease), Duration::ZERO);
-        assert_eq!([after_a_lease, other_end], [RECONNECT_BACKOFF_MIN.as_duration(); 2]);
+        let after_long_session = next_delay(lease, &aborted(), Some(lease), lease);
+        let after_other_error = next_delay(lease, &SessionError::Closed, Some(lease), Duration::ZERO);
+        assert_eq!([after_long_session, after_other_error], [RECONNECT_BACKOFF_MIN.as_duration(); 2]);
         assert_eq!(
             next_delay(lease, &SessionError::Closed, None, Duration::ZERO),
             RECONNECT_BACKOFF_MAX.as_duration()

@@ -1,5 +1,5 @@
-//! Both directions between the driver and the session: events for the driver, and reports for the
-//! session.
+//! Channels between the driver and the session with the manager: events for the driver, and reports
+//! for the session.
 
 use std::sync::Arc;
 
@@ -9,33 +9,33 @@ use units::Ns;
 
 use crate::{outbox::Outbox, usage_table::UsageTable};
 
-/// Event of the session.
+/// Event of the session with the manager, for the driver.
 #[derive(Clone, Debug)]
 pub enum SessionEvent {
     /// The manager accepted the session.
     Connected {
-        /// Rack of the manager.
+        /// UUID of the manager's rack.
         rack: String,
-        /// Maximum interval between messages of the agent.
+        /// Duration of the host's lease without a message of the agent.
         lease_ttl: Ns,
     },
-    /// Desired state, with its rack.
+    /// The manager sent a desired state: the UUID of its rack, and the state.
     DesiredState(String, DesiredState),
-    /// The manager requests a complete report.
+    /// The manager requested a complete report.
     ReportRequested,
-    /// The connection has ended.
+    /// The connection ended.
     Disconnected,
 }
 
-/// Messages for the session.
+/// State of the driver that the session reports to the manager.
 #[derive(Clone, Debug)]
 pub struct Reports {
-    /// Reports.
+    /// Pending report of the observed state.
     pub outbox: Arc<Outbox>,
     /// Touched memory of each VM.
     pub usage: Arc<UsageTable>,
-    /// Rack that this host serves.
+    /// UUID of the rack to which this host belongs.
     pub rack: watch::Receiver<Option<String>>,
-    /// The manager is of another rack.
+    /// Notification that the manager belongs to another rack, so that the session must end.
     pub disconnect: Arc<Notify>,
 }

@@ -1,5 +1,5 @@
-//! Result of an epoch of Symbiosis for the manager, metrics and tests, with the weights set by the
-//! manager.
+//! State that Symbiosis shares with the session: the result of the last epoch, and the weights set
+//! by the manager.
 
 use std::{
     collections::BTreeMap,
@@ -13,20 +13,20 @@ use units::{Bytes, Name, UnixMs};
 
 use crate::{config::symbiosis::Enforce, host::access_profile::AccessSource};
 
-/// Result of an epoch.
+/// Result of an epoch of Symbiosis.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// Numbers the epochs of one start of the agent, from 1.
+    /// Number of the epoch since the start of the agent, from 1.
     pub epoch: u64,
-    /// Time of its end.
+    /// Time at which the epoch ended.
     pub at: UnixMs,
-    /// Supply.
+    /// Resources that the tenants share.
     pub supply: Supply,
-    /// Effect.
+    /// Effect of the epoch on shares.
     pub state: State,
-    /// Reason why shares are unchanged.
+    /// Reason why shares could not be decided; empty unless `state` is [`State::Blocked`].
     pub reason: String,
-    /// Participating and new tenants.
+    /// Tenants with a share, and new tenants.
     pub tenants: Vec<TenantReport>,
     /// Certificate of the shares, if they were decided.
     pub certificate: Option<ShareCertificate>,
@@ -35,67 +35,67 @@ pub struct Report {
 /// Properties of the decided shares.
 #[derive(Clone, Debug)]
 pub struct ShareCertificate {
-    /// Certificate.
+    /// Certificate of the market.
     pub certificate: Certificate,
-    /// Fraction of the step towards the new shares that was taken, 0 to 1.
+    /// Taken fraction of the step from the previous shares to the optimal shares, 0 to 1.
     pub step_fraction: f64,
-    /// Tenant with the smallest throughput relative to an equal split.
+    /// Tenant with the smallest estimated throughput relative to an equal split.
     pub worst_off: Name,
 }
 
-/// Effect of an epoch.
+/// Effect of an epoch on shares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum State {
     /// New shares were set.
     Set,
-    /// New shares would differ too little.
+    /// Shares are unchanged, because new shares would gain too little.
     Unchanged,
-    /// An input was missing: shares are unchanged.
+    /// Shares are unchanged, because an input was missing.
     Blocked,
 }
 
-/// One tenant after an epoch.
+/// State of one tenant after an epoch.
 #[derive(Clone, Debug)]
 pub struct TenantReport {
-    /// Name of its cgroup.
+    /// Name of the tenant's cgroup.
     pub name: Name,
-    /// Weight.
+    /// Weight of the tenant in the market.
     pub weight: f64,
-    /// Enforcement.
+    /// Way in which the share is enforced.
     pub enforce: Enforce,
-    /// Share in an equal split.
+    /// Share of the tenant in an equal split.
     pub fair: Share,
-    /// Share in force.
+    /// Current share of the tenant.
     pub share: Share,
-    /// Work in the epoch.
+    /// Measurements in the epoch; `None` in the first epoch of a tenant.
     pub measured: Option<TenantMeasurement>,
     /// Bandwidth demand, in MB/s.
     pub demand_mb_s: f64,
     /// Estimated throughput relative to an equal split.
     pub gain: f64,
-    /// Relative error of the estimate, 0 to 1.
+    /// Relative error of the estimated throughput, 0 to 1.
     pub error: f64,
-    /// Reason why its share is not in force, if any.
+    /// Reason why the share is not enforced; empty if it is.
     pub problem: String,
 }
 
-/// Work of a tenant in an epoch.
+/// Measurements of a tenant in an epoch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TenantMeasurement {
-    /// Memory usage.
+    /// Memory usage at the end of the epoch.
     pub memory: Bytes,
-    /// Bandwidth used of the link, in the busier direction, in MB/s.
+    /// Used bandwidth of the link in the busier direction, in MB/s.
     pub used_mb_s: f64,
-    /// Fraction of time in which some task was stalled on memory or I/O, 0 to 1.
+    /// Fraction of the epoch in which some task was stalled on memory or I/O, 0 to 1.
     pub stalled_fraction: f64,
-    /// Pages reclaimed and faulted back, per second.
+    /// Number of pages that were reclaimed and faulted back, per second.
     pub refaults: f64,
-    /// Source of its page accesses, if any.
+    /// Mechanism that measured the page accesses, if any.
     pub source: Option<AccessSource>,
 }
 
 impl Report {
-    /// Creates the report of an epoch without a decision.
+    /// Creates the report of an epoch in which no shares could be decided.
     pub(crate) fn undecided(epoch: u64, supply: Supply, reason: String) -> Self {
         let (tenants, certificate) = (Vec::new(), None);
         Self { epoch, at: now(), supply, state: State::Blocked, reason, tenants, certificate }
@@ -125,7 +125,7 @@ pub(crate) fn now() -> UnixMs {
     UnixMs(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
 }
 
-/// Last report, and weights set by the manager.
+/// Last report of Symbiosis, and the weights set by the manager.
 #[derive(Debug, Default)]
 pub struct SharesState {
     inner: Mutex<Inner>,
@@ -141,7 +141,8 @@ struct Inner {
 }
 
 impl SharesState {
-    /// Poisoned state is consistent: no call leaves it half written.
+    /// Locks the state. A poisoned state is consistent, because no call can panic while it is
+    /// locked.
     fn inner(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -154,7 +155,7 @@ impl SharesState {
         self.changed.notify_one();
     }
 
-    /// Returns the unsent report as soon as there is one. Cancel-safe.
+    /// Waits for a report that was not sent yet, and marks it as sent. This is cancel-safe.
     pub async fn next_report(&self) -> Report {
         loop {
             {
@@ -170,7 +171,7 @@ impl SharesState {
         }
     }
 
-    /// Starts another session: the last report is sent again.
+    /// Marks the last report as not sent, because a new session begins.
     pub fn resend_report(&self) {
         self.inner().is_sent = false;
         self.changed.notify_one();
@@ -181,7 +182,7 @@ impl SharesState {
         self.inner().weights = Some(weights);
     }
 
-    /// Returns the weights, if the manager has sent any.
+    /// Returns the weights sent by the manager; `None` before the first.
     pub(crate) fn weights(&self) -> Option<BTreeMap<Name, f64>> {
         self.inner().weights.clone()
     }

@@ -1,8 +1,10 @@
-//! Parts of tests that cannot run on this machine. The integration tests include this file, too.
+//! Reporting of test parts that cannot run on this machine. The integration tests include this
+//! file, too.
 
 use std::{fs::File, io::Write as _};
 
-/// Reports a part of a test that is skipped, also in the summary of `cargo xtask test`.
+/// Reports that a part of a test is skipped: on standard error, and in the summary of `cargo xtask
+/// test`.
 pub(crate) fn report_skipped(part: &str) {
     eprintln!("SKIPPED: {part}");
     if let Some(list) = std::env::var_os("TARN_LEFT_OUT") {

@@ -1,11 +1,11 @@
-//! Symbiosis on this host: in every epoch, measurements of tenants become utilities, and utilities
-//! become shares of local memory and of the link. `fairness` computes the shares; `host` accesses
-//! files of the kernel.
+//! Symbiosis on this host: in every epoch, measures the tenants, derives their utilities, and
+//! decides their shares of local memory and of the link. The crate `fairness` computes the shares;
+//! the module `host` accesses files of the kernel.
 //!
-//! Shares stay unchanged while an input is missing: an unreadable tenant, a limit that cannot be
-//! set, a weight that leaves a tenant less than its guarantee. A tenant that ended is no missing
-//! input. A starting agent continues from the stored shares, and changes nothing before it has
-//! measured an epoch.
+//! Shares stay unchanged while an input is missing: a tenant cannot be read, a limit cannot be set,
+//! or a weight leaves a tenant less than its guarantee. A tenant that has ended does not count as
+//! missing input. A restarted agent continues from the stored shares, and changes no limits before
+//! it has measured an epoch.
 
 mod access_monitor;
 mod enforce;
@@ -55,23 +55,23 @@ use crate::{
 /// Reason why Symbiosis does not start.
 #[derive(Debug, thiserror::Error)]
 pub enum SymbiosisError {
-    /// Device of remote memory.
+    /// The swap device for remote memory cannot be used.
     #[error("symbiosis.remote")]
     Remote(#[from] RemoteError),
-    /// Shares of the previous epoch.
+    /// The stored shares cannot be loaded.
     #[error(transparent)]
     Stored(#[from] PersistedSharesError),
-    /// This machine's boot.
+    /// The boot id of this machine cannot be read.
     #[error(transparent)]
     Process(#[from] ProcessError),
 }
 
-/// Paths of devices and swap.
+/// Paths of kernel files that Symbiosis reads; tests use simulated files.
 #[derive(Clone, Debug)]
 pub struct KernelPaths {
-    /// Such as `/sys`.
+    /// Root of sysfs: `/sys`.
     pub sys: PathBuf,
-    /// Such as `/proc/swaps`.
+    /// List of active swap devices: `/proc/swaps`.
     pub swaps: PathBuf,
 }
 
@@ -88,37 +88,40 @@ pub struct Symbiosis {
     persisted: PersistedShares,
     runtime_dir: PathBuf,
     state: Arc<SharesState>,
+    /// Number of the last epoch.
     number: u64,
 }
 
 /// Cgroup that may be a tenant, at the end of an epoch.
 struct Candidate {
     name: Name,
-    /// VM that runs in it, if any: whether it is pinned, and its local memory.
+    /// VM that runs in the cgroup, if any: whether it is pinned, and its local memory.
     vm: Option<(bool, Bytes)>,
     counters: Counters,
-    /// Bandwidth limit of a tenant in MB/s, if any.
+    /// Current bandwidth limit, in MB/s, if any.
     limit: Option<f64>,
 }
 
-/// Participating tenant with its settings.
+/// Tenant that takes part in the decision on shares.
 struct Participant {
     name: Name,
     weight: f64,
     enforce: Enforce,
+    /// Guaranteed share.
     least: Share,
     measured: TenantMeasurement,
-    most: Option<Bytes>,
+    /// Hard limit of the cgroup's memory, if any.
+    memory_max: Option<Bytes>,
 }
 
-/// Missing input, which leaves shares unchanged.
+/// Reason why shares cannot be decided, so that they stay unchanged.
 struct MissingInput(String);
 
 impl Symbiosis {
-    /// Continues from the stored shares.
+    /// Opens the swap device, and loads the stored shares, if any.
     ///
     /// # Errors
-    /// The remote device is unusable, or the stored shares are invalid.
+    /// [`SymbiosisError`].
     pub fn open(
         config: Config,
         runtime_dir: &Path,
@@ -154,15 +157,16 @@ impl Symbiosis {
         })
     }
 
-    /// Starts an epoch: page accesses are monitored where possible.
+    /// Starts an epoch, in which page accesses are monitored if possible.
     pub fn begin_epoch(&mut self) {
         self.monitor.begin_epoch();
     }
 
-    /// Ends an epoch: decides, enforces, stores and reports shares.
+    /// Ends an epoch: decides, stores, enforces and reports shares. `now` is the time since the
+    /// start of Symbiosis.
     pub fn end_epoch(&mut self, now: Duration) -> Report {
         self.number += 1;
-        // Counters first, because reading the access monitor takes time.
+        // Read the counters first, because reading the access monitor takes long.
         let candidates = self.candidates();
         let profiles = self.profiles(candidates.as_deref().unwrap_or_default());
         let mut tenants = Vec::new();
@@ -170,7 +174,7 @@ impl Symbiosis {
         let report = match ended {
             Ok((state, certificate)) => self.report(state, String::new(), tenants, certificate),
             Err(MissingInput(reason)) => {
-                tracing::warn!(reason, "shares unchanged");
+                tracing::warn!(reason, "cannot decide shares, so they are unchanged");
                 self.report(State::Blocked, reason, self.previous_shares(), None)
             }
         };
@@ -178,16 +182,16 @@ impl Symbiosis {
         report
     }
 
-    /// Stops monitoring; limits remain.
+    /// Stops monitoring. Limits of tenants remain set.
     fn stop(&mut self) {
         self.monitor.stop();
     }
 
-    /// Returns the page accesses since the start of the epoch.
+    /// Returns the access profiles of tenants since the start of the epoch.
     fn profiles(&mut self, candidates: &[Candidate]) -> BTreeMap<Name, AccessProfile> {
-        let has = |one: &Candidate| (one.name.clone(), one.counters.memory_with_swap());
-        let no_vm = candidates.iter().filter(|one| one.vm.is_none());
-        let tenants: Vec<(Name, Bytes)> = no_vm.map(has).collect();
+        let memory = |tenant: &Candidate| (tenant.name.clone(), tenant.counters.memory_with_swap());
+        let without_vms = candidates.iter().filter(|tenant| tenant.vm.is_none());
+        let tenants: Vec<(Name, Bytes)> = without_vms.map(memory).collect();
         self.monitor.end_epoch(&tenants)
     }
 
@@ -213,10 +217,11 @@ impl Symbiosis {
                 Ok(Some(measured)) => participants.push(self.participant(name, vm, counters, measured)),
                 Ok(None) => {
                     let enforce = self.enforcement(&name, vm.is_some());
-                    reports.push(TenantReport::new(&name, enforce, "its first epoch is measured only"));
+                    let problem = "the tenant is new: its first epoch is only measured";
+                    reports.push(TenantReport::new(&name, enforce, problem));
                 }
-                // The others are measured nevertheless, so that the next epoch begins now for all
-                // tenants.
+                // Continue with the other tenants, so that the next epoch begins now for all of
+                // them.
                 Err(error) => missing = missing.or(Some(MissingInput(format!("{name}: {error}")))),
             }
         }
@@ -242,14 +247,15 @@ impl Symbiosis {
         Ok((state, Some(ShareCertificate { certificate: decision.certificate, step_fraction, worst_off })))
     }
 
-    /// Returns participating cgroups: memory of pinned VMs is not moved.
+    /// Returns the cgroups that may be tenants. Cgroups of pinned VMs are excluded, because their
+    /// pages cannot be moved.
     fn candidates(&self) -> Result<Vec<Candidate>, MissingInput> {
         let missing = |error: &dyn std::error::Error| MissingInput(units::chain(error));
         self.check_swap()?;
         let names = self.cgroups.names().map_err(|error| missing(&error))?;
         if names.len() > TENANTS_PER_HOST_MAX {
             return Err(MissingInput(format!(
-                "{} tenants exceed the limit of {TENANTS_PER_HOST_MAX}",
+                "symbiosis.cgroups: {} tenants exceed the limit of {TENANTS_PER_HOST_MAX}",
                 names.len()
             )));
         }
@@ -257,7 +263,7 @@ impl Symbiosis {
         let mut candidates = Vec::new();
         for name in &names {
             let Ok(tenant) = Name::new(name) else {
-                tracing::warn!(cgroup = name, "cgroup ignored: invalid tenant name");
+                tracing::warn!(cgroup = name, "ignoring cgroup with an invalid tenant name");
                 continue;
             };
             match self.candidate(tenant, &vms) {
@@ -272,7 +278,7 @@ impl Symbiosis {
     /// Returns a cgroup as candidate; `None` if a pinned VM runs in it.
     fn candidate(&self, name: Name, vms: &[VmRecord]) -> Result<Option<Candidate>, SysfsError> {
         let counters = self.cgroups.counters(name.as_str(), self.remote.number())?;
-        // Limits that cannot be read cannot be set either, which is reported then.
+        // An error is ignored here, because setting the limits then fails and is reported.
         let limits = self.cgroups.limits(name.as_str(), self.remote.number()).unwrap_or_default();
         let limit = limits.read.into_iter().chain(limits.written).min().map(|bytes| bytes as f64 / 1e6);
         let processes = self.cgroups.processes(name.as_str())?;
@@ -282,17 +288,18 @@ impl Symbiosis {
         Ok((!is_pinned).then_some(Candidate { name, vm, counters, limit }))
     }
 
-    /// Returns VMs with running processes, including VMs in an unknown state.
+    /// Returns the recorded VMs, except VMs whose process has certainly ended.
     fn vms(&self) -> Result<Vec<VmRecord>, RecordsError> {
-        let lives = |record: &VmRecord| !matches!(process::ProcessHandle::open(&record.process), Ok(None));
-        Ok(records::recorded_vms(&self.runtime_dir)?.into_iter().filter(lives).collect())
+        let may_run = |record: &VmRecord| !matches!(process::ProcessHandle::open(&record.process), Ok(None));
+        Ok(records::recorded_vms(&self.runtime_dir)?.into_iter().filter(may_run).collect())
     }
 
-    /// A limit on an unused device would reclaim pages without a place for them.
+    /// Checks that the remote device is in use as swap. Otherwise pages above a limit could not be
+    /// swapped out to it.
     fn check_swap(&self) -> Result<(), MissingInput> {
         let swaps = std::fs::read_to_string(&self.kernel.swaps);
-        let swaps =
-            swaps.map_err(|error| MissingInput(format!("read {}: {error}", self.kernel.swaps.display())))?;
+        let swaps = swaps
+            .map_err(|error| MissingInput(format!("cannot read {}: {error}", self.kernel.swaps.display())))?;
         if self.remote.is_swap(&swaps) {
             return Ok(());
         }
@@ -307,23 +314,24 @@ impl Symbiosis {
         measured: TenantMeasurement,
     ) -> Participant {
         let settings = self.config.tenants.get(&name);
-        let weight = self.weight(&name).or(settings.map(|one| one.weight)).unwrap_or(1.0);
-        // A guest's declared local node is never shrunk.
+        let weight = self.weight(&name).or(settings.map(|settings| settings.weight)).unwrap_or(1.0);
+        // The share of a VM never becomes smaller than the local memory of its reservation.
         let of_vm = vm.map_or(0, |(_, local)| local.get().div_ceil(Bytes::mib(1).get()));
-        let memory_mib = settings.map_or(0, |one| one.least_mib).max(of_vm);
+        let memory_mib = settings.map_or(0, |settings| settings.least_mib).max(of_vm);
         let enforce = self.enforcement(&name, vm.is_some());
         let least = Share { memory_mib, bandwidth_mb_s: 0 };
-        Participant { name, weight, enforce, least, measured, most: counters.memory_max }
+        Participant { name, weight, enforce, least, measured, memory_max: counters.memory_max }
     }
 
-    /// Returns the enforcement of a tenant's share: nothing takes a VM's memory away.
+    /// Returns how a tenant's share is enforced. The setting does not apply to VMs, whose memory is
+    /// never swapped out.
     fn enforcement(&self, name: &Name, is_vm: bool) -> Enforce {
-        let settings = self.config.tenants.get(name).map_or(self.config.enforce, |one| one.enforce);
-        if is_vm { Enforce::Tiered } else { settings }
+        let configured = self.config.tenants.get(name).map_or(self.config.enforce, |tenant| tenant.enforce);
+        if is_vm { Enforce::Tiered } else { configured }
     }
 
-    /// Returns a tenant's weight: from the manager or, before it has sent weights, from the stored
-    /// shares.
+    /// Returns the weight that the manager has set for a tenant, if any. Before the manager has
+    /// sent weights, the weight in the stored shares is used.
     fn weight(&self, name: &Name) -> Option<f64> {
         match self.state.weights() {
             Some(weights) => weights.get(name).copied(),
@@ -331,7 +339,7 @@ impl Symbiosis {
         }
     }
 
-    /// Decides shares; returns them with the previous ones.
+    /// Decides new shares. Returns the decision and the previous shares.
     fn decide_shares(
         &mut self,
         participants: &[Participant],
@@ -339,79 +347,83 @@ impl Symbiosis {
     ) -> Result<(Decision, Option<AppliedShares>), MissingInput> {
         let supply = self.config.supply;
         let members =
-            participants.iter().map(|one| self.member(one, supply)).collect::<Result<Vec<_>, _>>()?;
+            participants.iter().map(|tenant| self.member(tenant, supply)).collect::<Result<Vec<_>, _>>()?;
         let previous = self.epochs.applied().cloned();
         let decision =
             self.epochs.decide(supply, &members).map_err(|error| market_error(&error, participants))?;
-        for (at, one) in participants.iter().enumerate() {
-            let learner = self.meters[&one.name].learner();
+        for (at, tenant) in participants.iter().enumerate() {
+            let learner = self.meters[&tenant.name].learner();
             reports.push(TenantReport {
-                weight: one.weight,
+                weight: tenant.weight,
                 fair: decision.fair[at],
                 share: decision.shares[at],
-                measured: Some(one.measured),
+                measured: Some(tenant.measured),
                 demand_mb_s: learner.wanted(),
                 gain: decision.gains[at],
                 error: learner.error(),
-                ..TenantReport::new(&one.name, one.enforce, one.enforce.limitation())
+                ..TenantReport::new(&tenant.name, tenant.enforce, tenant.enforce.limitation())
             });
         }
         Ok((decision, previous))
     }
 
-    fn member(&self, one: &Participant, supply: Supply) -> Result<Member<TenantUtility>, MissingInput> {
-        let most = one.most.map_or(f64::INFINITY, meter::mib);
-        let utility = self.meters[&one.name].learner().utility(supply, most);
-        let utility = utility.map_err(|error| MissingInput(format!("{}: {error}", one.name)))?;
-        Ok(Member { name: one.name.as_str().into(), weight: one.weight, min: one.least, utility })
+    fn member(&self, tenant: &Participant, supply: Supply) -> Result<Member<TenantUtility>, MissingInput> {
+        let memory_max = tenant.memory_max.map_or(f64::INFINITY, meter::mib);
+        let utility = self.meters[&tenant.name].learner().utility(supply, memory_max);
+        let utility = utility.map_err(|error| MissingInput(format!("{}: {error}", tenant.name)))?;
+        Ok(Member { name: tenant.name.as_str().into(), weight: tenant.weight, min: tenant.least, utility })
     }
 
-    /// Stores shares, and then sets limits.
+    /// Stores the decided shares durably, and then enforces them.
     fn apply_decision(
         &self,
         participants: &[Participant],
         decision: &Decision,
         reports: &mut [TenantReport],
     ) -> Result<(), MissingInput> {
-        let applied = self.epochs.applied().expect("shares have been applied");
+        let applied = self.epochs.applied().expect("a decision was made before");
         self.persisted.save(applied).map_err(|error| MissingInput(units::chain(&error)))?;
         let swap = Swap { cgroups: &self.cgroups, device: self.remote.number() };
-        let by = |one: &Participant| -> &dyn Enforcer {
-            match one.enforce {
+        let enforcer = |tenant: &Participant| -> &dyn Enforcer {
+            match tenant.enforce {
                 Enforce::Swap => &swap,
                 Enforce::Tiered | Enforce::Advise => &Advice,
             }
         };
-        let orders = participants.iter().zip(&decision.shares);
-        let orders: Vec<LimitRequest<'_>> = orders
-            .map(|(one, share)| LimitRequest { tenant: &one.name, share: *share, by: by(one) })
+        let requests = participants.iter().zip(&decision.shares);
+        let requests: Vec<LimitRequest<'_>> = requests
+            .map(|(tenant, share)| LimitRequest {
+                tenant: &tenant.name,
+                share: *share,
+                enforcer: enforcer(tenant),
+            })
             .collect();
-        let failed = enforce(&orders).map_err(MissingInput)?;
+        let failed = enforce(&requests).map_err(MissingInput)?;
         for (tenant, problem) in failed {
-            tracing::warn!(%tenant, problem, "share not set");
+            tracing::warn!(%tenant, problem, "cannot set share of tenant");
             reports
                 .iter_mut()
-                .filter(|one| one.name == tenant)
-                .for_each(|one| one.problem.clone_from(&problem));
+                .filter(|report| report.name == tenant)
+                .for_each(|report| report.problem.clone_from(&problem));
         }
         Ok(())
     }
 
-    /// Returns the unchanged shares, with the report of the epoch that decided them, if this agent
-    /// decided them.
+    /// Returns the reports of tenants with unchanged shares: those of the last report or, if this
+    /// agent has not decided shares yet, reports with the stored shares.
     fn previous_shares(&self) -> Vec<TenantReport> {
         let last = self.state.last_report().map_or_else(Vec::new, |last| last.tenants);
-        let last: Vec<_> = last.into_iter().filter(|one| one.measured.is_some()).collect();
+        let last: Vec<_> = last.into_iter().filter(|tenant| tenant.measured.is_some()).collect();
         if !last.is_empty() {
             return last;
         }
         let Some(applied) = self.epochs.applied() else { return Vec::new() };
-        let tenants = applied.tenants.iter().filter_map(|(name, one)| Some((Name::new(name).ok()?, one)));
-        let one = |(name, one): (Name, &WeightedShare)| {
-            let (weight, share) = (one.weight, one.share);
+        let stored = applied.tenants.iter().filter_map(|(name, share)| Some((Name::new(name).ok()?, share)));
+        let report = |(name, stored): (Name, &WeightedShare)| {
+            let (weight, share) = (stored.weight, stored.share);
             TenantReport { weight, share, ..TenantReport::new(&name, self.enforcement(&name, false), "") }
         };
-        tenants.map(one).collect()
+        stored.map(report).collect()
     }
 
     fn report(
@@ -433,8 +445,8 @@ impl Symbiosis {
     }
 }
 
-/// Converts an error, with the tenant's name instead of its index.
+/// Converts an error of the market to a message that contains the tenant's name.
 fn market_error(error: &MarketError, participants: &[Participant]) -> MissingInput {
-    let name = error.tenant().and_then(|at| participants.get(at)).map(|one| one.name.to_string());
+    let name = error.tenant().and_then(|at| participants.get(at)).map(|tenant| tenant.name.to_string());
     MissingInput(name.map_or_else(|| error.to_string(), |name| format!("{name}: {error}")))
 }

@@ -1,5 +1,5 @@
-//! Periodic measurement of the memory that each VM has touched, into the [`UsageTable`]. `host`
-//! measures one VM.
+//! Periodic measurement of the memory that each VM has touched. The results are stored in the
+//! [`UsageTable`].
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -13,7 +13,7 @@ use crate::{
     usage_table::UsageTable,
 };
 
-/// Measures all VMs that run every [`TOUCHED_MEMORY_SAMPLE_INTERVAL`], until the driver ends.
+/// Measures all running VMs every [`TOUCHED_MEMORY_SAMPLE_INTERVAL`] until the driver ends.
 pub async fn measure_periodically(driver: Handle, host: Arc<dyn Host>, table: Arc<UsageTable>) {
     let mut interval = tokio::time::interval(TOUCHED_MEMORY_SAMPLE_INTERVAL.as_duration());
     interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -30,14 +30,15 @@ pub async fn measure_periodically(driver: Handle, host: Arc<dyn Host>, table: Ar
             Ok(mut measured) => {
                 let table = Arc::clone(&table);
                 let recorded = driver.inspect(move |agent| {
-                    measured.retain(|id, _| agent.live_vm(*id).is_some()); // others were measured at their end
+                    // VMs that ended meanwhile have a newer measurement from their end.
+                    measured.retain(|id, _| agent.live_vm(*id).is_some());
                     table.record_all(&measured);
                 });
                 if recorded.await.is_err() {
                     return;
                 }
             }
-            Err(error) => tracing::error!(%error, "memory of VMs not measured"),
+            Err(error) => tracing::error!(%error, "cannot measure the memory of VMs"),
         }
     }
 }
@@ -46,7 +47,7 @@ fn measure(host: &dyn Host, vms: &BTreeMap<ReservationId, ObservedVm>) -> BTreeM
     vms.iter().map(|(id, vm)| (*id, host.usage(*id, vm))).collect()
 }
 
-/// Logs the begin and end of a VM's memory overflow.
+/// Logs when the pool memory of a VM begins or ceases to overflow to local nodes.
 fn log_overflow(
     vms: &BTreeMap<ReservationId, ObservedVm>,
     earlier: &BTreeMap<ReservationId, Usage>,
@@ -57,9 +58,11 @@ fn log_overflow(
         match (overflow(earlier.get(id)), overflow(now.get(id))) {
             (Bytes::ZERO, Bytes::ZERO) => {}
             (Bytes::ZERO, bytes) => {
-                tracing::warn!(vm = %vm.vm, %bytes, "pool node is full: memory of a VM is on local nodes");
+                tracing::warn!(vm = %vm.vm, %bytes, "pool memory of VM overflows to local nodes");
             }
-            (_, Bytes::ZERO) => tracing::info!(vm = %vm.vm, "all memory of a VM is on the pool node again"),
+            (_, Bytes::ZERO) => {
+                tracing::info!(vm = %vm.vm, "all pool memory of VM is on the pool's node again")
+            }
             _ => {}
         }
     }

@@ -1,5 +1,5 @@
-//! Table of the memory touched by each VM, for metrics and for the manager. It is filled every ten
-//! seconds, and at the end of a VM's process.
+//! Table of the memory that each VM has touched, for metrics and for the manager. VMs are measured
+//! periodically, and when their process ends.
 
 use std::{
     collections::BTreeMap,
@@ -10,28 +10,30 @@ use units::{Bytes, ReservationId};
 
 use crate::host::Usage;
 
-/// Touched memory of a VM for the manager: none unless both parts are measured, because a partial
-/// sum is wrong.
+/// Touched memory of a VM as reported to the manager. It is reported only if both parts are
+/// measured, because one part alone would look like the total.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TouchedMemory {
-    /// Bytes of local memory.
+    /// Touched part of the local memory.
     pub local: Bytes,
-    /// Bytes of pool memory.
+    /// Touched part of the pool memory.
     pub pool: Bytes,
 }
 
-/// The latest measurement of each VM.
+/// Table of the latest measurement of each VM.
 #[derive(Debug, Default)]
 pub struct UsageTable(Mutex<BTreeMap<ReservationId, Entry>>);
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     usage: Usage,
+    /// Whether the measurement was reported in this session.
     is_reported: bool,
 }
 
 impl UsageTable {
-    /// A poisoned table is consistent: no call leaves it half written.
+    /// Locks the table. A poisoned table is consistent, because no call can panic while it is
+    /// locked.
     fn lock(&self) -> MutexGuard<'_, BTreeMap<ReservationId, Entry>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -41,19 +43,19 @@ impl UsageTable {
         self.lock().insert(id, Entry { usage, is_reported: false });
     }
 
-    /// Stores the measurements of all running VMs. Others are dropped once they have been reported.
+    /// Stores the measurements of all running VMs. Reported measurements of other VMs are dropped.
     pub fn record_all(&self, measured: &BTreeMap<ReservationId, Usage>) {
         let mut table = self.lock();
         table.retain(|id, entry| !entry.is_reported || measured.contains_key(id));
         table.extend(measured.iter().map(|(id, usage)| (*id, Entry { usage: *usage, is_reported: false })));
     }
 
-    /// Drops a VM whose end has been reported.
+    /// Drops the measurement of a VM whose end has been reported.
     pub fn remove(&self, id: ReservationId) {
         self.lock().remove(&id);
     }
 
-    /// Returns the measurements that were not sent yet, and marks them as sent.
+    /// Returns the measurements that were not reported yet, and marks them as reported.
     pub fn take_unreported(&self) -> Vec<(ReservationId, TouchedMemory)> {
         let mut table = self.lock();
         let unreported = table.iter_mut().filter(|(_, entry)| !entry.is_reported);
@@ -65,12 +67,12 @@ impl UsageTable {
             .collect()
     }
 
-    /// Marks everything as not reported: another session begins.
+    /// Marks all measurements as not reported, because a new session begins.
     pub fn mark_unreported(&self) {
         self.lock().values_mut().for_each(|entry| entry.is_reported = false);
     }
 
-    /// Returns the latest measurements.
+    /// Returns the latest measurement of each VM.
     pub fn all(&self) -> BTreeMap<ReservationId, Usage> {
         self.lock().iter().map(|(id, entry)| (*id, entry.usage)).collect()
     }
@@ -113,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn last_measurement_of_ended_vm_stays_until_reported() {
+    fn measurement_of_ended_vm_is_kept_until_it_is_reported() {
         let table = UsageTable::default();
         table.record(ID, usage(Some(2)));
         table.record_all(&BTreeMap::new());

@@ -2,10 +2,10 @@
 
 use units::UserId;
 
-/// Returns the user that this process runs as.
+/// Returns the effective user of this process.
 ///
 /// # Panics
-/// The kernel returns no user.
+/// The kernel returns an invalid user id, which never happens.
 pub fn current_user() -> UserId {
-    UserId::new(rustix::process::geteuid().as_raw()).expect("a process has a user")
+    UserId::new(rustix::process::geteuid().as_raw()).expect("the kernel returns a valid user id")
 }

@@ -1,4 +1,5 @@
-//! The agent as a process, with VMs as processes: guarantees for the rack and for guests.
+//! Integration tests of the agent: the real `host-agent`, a fake manager, and VMMs run as
+//! processes.
 
 mod rig;
 #[path = "../src/skipped.rs"]
@@ -16,7 +17,7 @@ use skipped::report_skipped;
 
 const GIB: u64 = 1 << 30;
 
-/// Returns a rack with a running VM `a` that has slice 1.
+/// Returns a rack in which VM `a` runs and has attached to its local memory and slice 1.
 fn running_rig() -> (Rig, rig::Vmm) {
     let mut rig = Rig::new();
     let slice = rig.grant(1, 1);
@@ -28,7 +29,7 @@ fn running_rig() -> (Rig, rig::Vmm) {
 }
 
 #[test]
-fn agent_identifies_itself() {
+fn hello_identifies_the_agent() {
     let rig = Rig::new();
     assert_eq!(rig.hello.host, "h0");
     assert_eq!(rig.hello.protocol_version, proto::PROTOCOL_VERSION);
@@ -45,7 +46,7 @@ fn vm_keeps_its_memory_until_its_process_ends() {
     assert_eq!(vmm.request("write"), "written");
     let report = rig.apply(release(1, 1, false), |report| report.vms.len() == 1);
     assert_eq!(report.vms[0].pid, vmm.pid());
-    assert_eq!(pairs(&report.online), [(1, 1)], "taken from a running VM");
+    assert_eq!(pairs(&report.online), [(1, 1)], "the slice was taken from a running VM");
     assert_eq!(pairs(&report.released), []);
     vmm.kill();
     let report = rig.wait(|report| pairs(&report.released) == [(1, 1)]);
@@ -54,7 +55,7 @@ fn vm_keeps_its_memory_until_its_process_ends() {
 }
 
 #[test]
-fn dirty_slice_is_never_passed_to_a_vm() {
+fn slice_that_is_not_zero_is_not_passed_to_a_vm() {
     let mut rig = Rig::new();
     let slice = rig.grant(1, 1);
     let file = OpenOptions::new().write(true).open(rig.slice_path(1, 1)).unwrap();
@@ -78,7 +79,7 @@ fn missing_slice_is_reported_with_os_error() {
 }
 
 #[test]
-fn guests_survive_agent_restart_and_are_adopted() {
+fn vm_runs_during_agent_restart_and_is_reported_after_it() {
     let (mut rig, mut vmm) = running_rig();
     let earlier = rig.hello.instance;
     vmm.request("write");
@@ -98,7 +99,7 @@ fn guests_survive_agent_restart_and_are_adopted() {
 }
 
 #[test]
-fn vm_ended_without_agent_is_reported_and_not_replaced() {
+fn vm_that_ends_while_no_agent_runs_is_reported_as_ended() {
     let (mut rig, mut vmm) = running_rig();
     rig.kill_agent();
     vmm.kill();
@@ -130,7 +131,7 @@ fn terminated_agent_exits_cleanly_and_releases_nothing() {
 }
 
 #[test]
-fn repeated_attach_returns_same_memory() {
+fn repeated_attach_returns_the_same_memory() {
     let (_rig, mut vmm) = running_rig();
     vmm.request("write");
     assert_eq!(vmm.request("attach a descriptors"), format!("attached local={} 1.1={GIB}", 16 << 20));
@@ -138,7 +139,7 @@ fn repeated_attach_returns_same_memory() {
 }
 
 #[test]
-fn vmm_taking_paths_gets_openable_paths() {
+fn attach_by_path_returns_files_that_the_vmm_can_open() {
     let (mut rig, mut vmm) = (Rig::new(), None);
     let slice = rig.grant(1, 1);
     rig.apply(desired_vm(vec![slice]), |report| pairs(&report.online) == [(1, 1)]);
@@ -150,11 +151,11 @@ fn vmm_taking_paths_gets_openable_paths() {
     assert_eq!(local.metadata().unwrap().mode() & 0o777, 0o600);
     vmm.kill();
     rig.wait(|report| report.ended == ["r-1"]);
-    assert!(!local.exists(), "local memory of an ended VM exists");
+    assert!(!local.exists(), "the local memory of the ended VM was not removed");
 }
 
 #[test]
-fn inspection_returns_openable_paths_and_registers_no_vm() {
+fn inspection_returns_paths_and_does_not_attach_the_caller() {
     let mut rig = Rig::new();
     let slices = vec![rig.grant(1, 1), rig.grant(2, 1)];
     rig.apply(desired_vm(slices), |report| pairs(&report.online) == [(1, 1), (2, 1)]);
@@ -166,13 +167,13 @@ fn inspection_returns_openable_paths_and_registers_no_vm() {
     assert_eq!((one.slice, two.slice, two.bytes), (Some((1, 1)), Some((2, 1)), GIB));
     assert!(matches!(&two.backing, RegionBacking::Path(path) if *path == rig.slice_path(2, 1)));
     assert!(two.into_file().is_ok());
-    assert!(!rig.dir.path().join("local/r-1.local").exists(), "a file was created");
+    assert!(!rig.dir.path().join("local/r-1.local").exists(), "inspection created local memory");
     let report = rig.apply(desired_state(), |_| true);
-    assert!(report.vms.is_empty(), "a VM was registered");
+    assert!(report.vms.is_empty(), "inspection attached the caller");
 }
 
 #[test]
-fn inspection_is_rejected_like_attach() {
+fn inspection_is_rejected_for_the_same_reasons_as_attach() {
     let (rig, _vmm) = running_rig();
     for (vm, reason) in [("a", "VM_ATTACHED"), ("b", "VM_UNKNOWN"), ("../a", "BAD_MESSAGE")] {
         let client = Client::connect(&rig.socket()).unwrap();
@@ -182,8 +183,8 @@ fn inspection_is_rejected_like_attach() {
         assert_eq!(actual, reason);
     }
     let rig = Rig::with("allowed_uids = [12345]");
-    let stranger = Client::connect(&rig.socket()).unwrap().inspect("a");
-    assert!(matches!(stranger, Err(ClientError::Rejected { reason, .. }) if reason == "PEER_NOT_ALLOWED"));
+    let reply = Client::connect(&rig.socket()).unwrap().inspect("a");
+    assert!(matches!(reply, Err(ClientError::Rejected { reason, .. }) if reason == "PEER_NOT_ALLOWED"));
 }
 
 #[test]
@@ -194,14 +195,15 @@ fn attached_connection_is_limited_to_its_vm() {
     assert!(vmm.request("attach a descriptors").starts_with("attached local="));
 }
 
-/// Users of VMMs.
+/// User ids of two tenants that run VMMs.
 const TENANTS: [u32; 2] = [2001, 2002];
 
-/// A rack whose VM `a` is the first tenant's, `b` is the second's and `c` names no user; all are
-/// ready. `None` if this test cannot become other users.
+/// Returns a rack with three VMs whose slices are online: `a` belongs to the first tenant, `b` to
+/// the second tenant, and `c` to the agent's user. Returns `None` if this test does not run as
+/// root, so that it cannot start VMMs of other users.
 fn two_tenant_rig() -> Option<Rig> {
     if !rustix::process::geteuid().is_root() {
-        report_skipped("VMs of other users, which requires root");
+        report_skipped("VMMs of other users, which requires root");
         return None;
     }
     let mut rig = Rig::with("allowed_uids = [0, 2001, 2002]");
@@ -237,7 +239,7 @@ fn user_attaches_and_inspects_own_vms_only() {
     assert_eq!(vmm.request("zero"), "true");
 }
 
-/// Files of an inspection were given to the caller, for any VM.
+/// Regression test: inspection gave the files of any VM to the caller.
 #[test]
 fn files_inspected_by_root_belong_to_vm_user() {
     let Some(rig) = two_tenant_rig() else { return };
@@ -251,19 +253,19 @@ fn files_inspected_by_root_belong_to_vm_user() {
 }
 
 #[test]
-fn compromised_vmm_reaches_no_other_vm() {
+fn vmm_cannot_attach_or_inspect_other_vms() {
     let Some(mut rig) = two_tenant_rig() else { return };
     let [one, two] = TENANTS;
     let mut vmm = rig.vmm_switching_to(one);
     assert!(vmm.request("attach a descriptors").starts_with("attached"));
     for request in ["attach b descriptors", "attach c descriptors", "inspect b", "inspect c"] {
         let reply = vmm.request(request);
-        assert!(reply.starts_with("refused OTHER_VM"), "{request} on the old connection: {reply}");
+        assert!(reply.starts_with("refused OTHER_VM"), "{request} on the attached connection: {reply}");
     }
     assert_eq!(vmm.request("reconnect"), "connected");
     assert_unknown(&vmm.request("attach b descriptors"), "b");
     assert_unknown(&vmm.request("inspect c"), "c");
-    assert!(vmm.request("attach a descriptors").starts_with("attached"), "its own VM again");
+    assert!(vmm.request("attach a descriptors").starts_with("attached"), "the VMM's own VM");
     let mut root = rig.vmm();
     assert!(root.request("attach c descriptors").starts_with("attached"));
     for restart in [false, true] {
@@ -274,7 +276,7 @@ fn compromised_vmm_reaches_no_other_vm() {
             let vms = vms.map(|(slice, uid)| (rig.desired_slice(slice, 1), uid)).collect::<Vec<_>>();
             let report = rig.apply(desired_vms(vms), |report| report.complete && report.online.len() == 3);
             let users: Vec<_> = report.vms.iter().map(|vm| (vm.vm.as_str(), vm.uid)).collect();
-            assert_eq!(users, [("a", Some(one)), ("c", None)], "the agent lost a user");
+            assert_eq!(users, [("a", Some(one)), ("c", None)], "the restarted agent does not know the users");
         }
         assert_eq!(root.request("reconnect"), "connected");
         for request in ["attach b descriptors", "inspect b"] {
@@ -282,11 +284,11 @@ fn compromised_vmm_reaches_no_other_vm() {
             let expected = format!("refused OTHER_VM process {} is VM c (r-3)", root.pid());
             assert!(reply.starts_with(&expected), "{request} on a new connection: {reply}");
         }
-        assert!(root.request("attach c descriptors").starts_with("attached"), "its own VM again");
+        assert!(root.request("attach c descriptors").starts_with("attached"), "the VMM's own VM");
     }
 }
 
-/// 1,024 connections of any user kept every VM from starting.
+/// Regression test: 1,024 connections of any user prevented all VMs from starting.
 #[test]
 fn connections_of_another_user_do_not_block_vm_start() {
     if !rustix::process::geteuid().is_root() {
@@ -298,7 +300,7 @@ fn connections_of_another_user_do_not_block_vm_start() {
     let socket = rig.socket();
     let others = std::thread::spawn(move || {
         let nobody = rustix::process::Uid::from_raw(65534);
-        rustix::thread::set_thread_res_uid(None, nobody, None).unwrap(); // of this thread only
+        rustix::thread::set_thread_res_uid(None, nobody, None).unwrap(); // changes only this thread
         (0..1100).map(|_| Client::connect(&socket).unwrap()).collect::<Vec<_>>()
     });
     let others = others.join().unwrap();
@@ -330,15 +332,15 @@ fn scrubbed_slice_is_zero_and_reported() {
     let scrub =
         wire::DesiredState { scrub: vec![wire::DesiredScrub { slice, epoch, handle }], ..desired_state() };
     let report = rig.apply(scrub, |report| !report.scrubbed.is_empty());
-    let receipt = &report.scrubbed[0];
-    assert_eq!((receipt.slice, receipt.epoch, receipt.bytes_verified), (7, 3, GIB));
-    assert!(receipt.started_unix_ms > 0 && receipt.started_unix_ms <= receipt.ended_unix_ms);
+    let scrubbed = &report.scrubbed[0];
+    assert_eq!((scrubbed.slice, scrubbed.epoch, scrubbed.bytes_verified), (7, 3, GIB));
+    assert!(scrubbed.started_unix_ms > 0 && scrubbed.started_unix_ms <= scrubbed.ended_unix_ms);
     assert_eq!(file.metadata().unwrap().blocks(), 0);
     rig.apply(desired_state(), |report| report.scrubbed.is_empty() && report.clean);
 }
 
 #[test]
-fn fenced_host_ends_its_vms_and_is_clean() {
+fn fenced_host_kills_its_vms_and_reports_itself_clean() {
     let (mut rig, mut vmm) = running_rig();
     let report = rig.apply(wire::DesiredState { fenced: true, ..desired_state() }, |report| report.clean);
     assert_eq!(report.ended, ["r-1"]);
@@ -367,7 +369,7 @@ fn desired_state_of_another_instance_changes_nothing() {
 }
 
 #[test]
-fn caller_is_identified_by_the_kernel() {
+fn caller_of_other_user_than_allowed_uids_is_rejected() {
     let rig = Rig::with("allowed_uids = [12345]");
     let client = Client::connect(&rig.socket()).unwrap();
     let Err(ClientError::Rejected { reason, message }) = client.attach("a", MemoryForm::Descriptors) else {
@@ -378,7 +380,7 @@ fn caller_is_identified_by_the_kernel() {
 }
 
 #[test]
-fn malformed_message_is_rejected_and_next_accepted() {
+fn agent_serves_requests_after_malformed_messages() {
     let (rig, mut vmm) = running_rig();
     let client = Client::connect(&rig.socket()).unwrap();
     for (vm, form, expected) in [

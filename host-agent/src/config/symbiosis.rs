@@ -1,5 +1,5 @@
-//! Section `[symbiosis]` of host.toml: tenants that share local memory and the link to remote
-//! memory, and enforcement.
+//! Section `[symbiosis]` of host.toml: the tenants, the local memory and the link to remote memory
+//! that they share, and the enforcement of shares.
 
 use std::{
     collections::BTreeMap,
@@ -21,33 +21,34 @@ use super::{InvalidValue, invalid};
 /// Settings of Symbiosis.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Symbiosis {
-    /// Folder of cgroup v2: each child cgroup is a tenant.
+    /// Directory of cgroup v2, each of whose child cgroups is a tenant.
     pub cgroups: PathBuf,
-    /// Shared resources.
+    /// Resources that the tenants share.
     pub supply: Supply,
-    /// Interval between decisions.
+    /// Interval between decisions on shares.
     pub epoch: Ns,
-    /// Enforcement.
+    /// Default for the enforcement of shares.
     pub enforce: Enforce,
-    /// Swap device of the tenants' remote memory.
+    /// Swap device that holds the tenants' remote memory.
     pub remote: PathBuf,
-    /// Settings of single tenants.
+    /// Settings of tenants that differ from the defaults.
     pub tenants: BTreeMap<Name, TenantSettings>,
 }
 
-/// Enforcement of a share.
+/// Way in which a tenant's share is enforced.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Enforce {
-    /// Memory beyond it goes to the swap device, as fast as the share of the link permits.
+    /// The kernel swaps out memory above the share; swapping is limited to the share of the link.
     Swap,
-    /// Target for a program that migrates pages between local and pool memory; advice without one.
+    /// The share is a target for a program that migrates pages between local and pool memory. There
+    /// is no such program yet, so the share is only reported.
     Tiered,
-    /// Reported only.
+    /// The share is only reported.
     Advise,
 }
 
 impl Enforce {
-    /// Returns the name in host.toml.
+    /// Returns the name of this way in host.toml.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Swap => "swap",
@@ -58,27 +59,30 @@ impl Enforce {
 }
 
 impl Enforce {
-    /// Returns the reason why a tenant cannot have such a share; empty if it can.
+    /// Returns the reason why shares are not enforced in this way; empty if they are, or are only
+    /// reported by intention.
     pub const fn limitation(self) -> &'static str {
         match self {
-            Self::Tiered => "its share is advice: no component moves pages between local and pool memory yet",
+            Self::Tiered => {
+                "the share is not enforced: migration of pages between local and pool memory is not implemented"
+            }
             Self::Swap | Self::Advise => "",
         }
     }
 }
 
-/// Settings of one tenant.
+/// Validated settings of one tenant.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TenantSettings {
-    /// Weight, unless the scheduler sets one.
+    /// Weight of the tenant; a weight set by the scheduler has precedence.
     pub weight: f64,
-    /// Guaranteed local memory.
+    /// Guaranteed local memory, in MiB.
     pub least_mib: u64,
-    /// Enforcement.
+    /// Way in which the tenant's share is enforced.
     pub enforce: Enforce,
 }
 
-/// As written by the operator.
+/// Contents of the section before validation.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RawSymbiosis {
@@ -110,15 +114,17 @@ pub(super) fn check(raw: RawSymbiosis, base: &Path) -> Result<Symbiosis, Invalid
         let rule = format!("must be at most {TENANTS_PER_HOST_MAX}");
         return Err(invalid("symbiosis.tenants", raw.tenants.len(), rule));
     }
-    let one = |(name, one): (&String, &RawTenantSettings)| {
+    let tenant = |(name, settings): (&String, &RawTenantSettings)| {
         let name = Name::new(name).map_err(|error| invalid("symbiosis.tenants", name, error))?;
-        let of =
-            |invalid: InvalidValue| InvalidValue { rule: format!("{} (of {name})", invalid.rule), ..invalid };
-        let one = check_one(one, enforce, supply).map_err(of)?;
-        Ok((name, one))
+        let add_name = |invalid: InvalidValue| InvalidValue {
+            rule: format!("{} (tenant {name})", invalid.rule),
+            ..invalid
+        };
+        let settings = check_tenant(settings, enforce, supply).map_err(add_name)?;
+        Ok((name, settings))
     };
     let tenants =
-        raw.tenants.iter().map(one).collect::<Result<BTreeMap<Name, TenantSettings>, InvalidValue>>()?;
+        raw.tenants.iter().map(tenant).collect::<Result<BTreeMap<Name, TenantSettings>, InvalidValue>>()?;
     Ok(Symbiosis {
         cgroups: base.join(raw.cgroups),
         supply,
@@ -129,22 +135,22 @@ pub(super) fn check(raw: RawSymbiosis, base: &Path) -> Result<Symbiosis, Invalid
     })
 }
 
-fn check_one(
-    one: &RawTenantSettings,
+fn check_tenant(
+    raw: &RawTenantSettings,
     enforce: Enforce,
     supply: Supply,
 ) -> Result<TenantSettings, InvalidValue> {
-    let weight = one.weight.unwrap_or(1.0);
+    let weight = raw.weight.unwrap_or(1.0);
     if !is_weight(weight) {
         let rule = format!("must be from {WEIGHT_MIN} to {WEIGHT_MAX}");
         return Err(invalid("symbiosis.tenants.weight", weight, rule));
     }
-    let least_mib = one.least_mib.unwrap_or(0);
+    let least_mib = raw.least_mib.unwrap_or(0);
     if least_mib > supply.memory_mib {
-        let rule = format!("must be at most symbiosis.memory_mib, {}", supply.memory_mib);
+        let rule = format!("must be at most symbiosis.memory_mib ({})", supply.memory_mib);
         return Err(invalid("symbiosis.tenants.least_mib", least_mib, rule));
     }
-    let enforce = match &one.enforce {
+    let enforce = match &raw.enforce {
         Some(text) => check_enforce("symbiosis.tenants.enforce", text)?,
         None => enforce,
     };
@@ -157,18 +163,18 @@ fn check_enforce(field: &'static str, text: &str) -> Result<Enforce, InvalidValu
     found.ok_or_else(|| invalid(field, text, "must be swap, tiered or advise"))
 }
 
-fn check_amount(field: &'static str, of: u64, most: u64) -> Result<u64, InvalidValue> {
-    let rule = format!("must be from 1 to {most}");
-    if (1..=most).contains(&of) { Ok(of) } else { Err(invalid(field, of, rule)) }
+fn check_amount(field: &'static str, value: u64, max: u64) -> Result<u64, InvalidValue> {
+    let rule = format!("must be from 1 to {max}");
+    if (1..=max).contains(&value) { Ok(value) } else { Err(invalid(field, value, rule)) }
 }
 
-fn check_epoch(written: Option<u64>) -> Result<Ns, InvalidValue> {
-    let (least, most) = (EPOCH_MIN.as_ms() / 1000, EPOCH_MAX.as_ms() / 1000);
-    match written {
+fn check_epoch(seconds: Option<u64>) -> Result<Ns, InvalidValue> {
+    let (min, max) = (EPOCH_MIN.as_ms() / 1000, EPOCH_MAX.as_ms() / 1000);
+    match seconds {
         None => Ok(EPOCH_DEFAULT),
-        Some(seconds) if (least..=most).contains(&seconds) => Ok(Ns::secs(seconds)),
+        Some(seconds) if (min..=max).contains(&seconds) => Ok(Ns::secs(seconds)),
         Some(seconds) => {
-            Err(invalid("symbiosis.epoch_s", seconds, format!("must be from {least} to {most} seconds")))
+            Err(invalid("symbiosis.epoch_s", seconds, format!("must be from {min} to {max} seconds")))
         }
     }
 }
@@ -200,7 +206,7 @@ mod tests {
 
     #[track_caller]
     fn assert_rejected(from: &str, to: &str, message: &str) {
-        assert!(MINIMAL.contains(from), "the text to replace does not occur");
+        assert!(MINIMAL.contains(from), "MINIMAL does not contain {from:?}");
         let error = parse(&MINIMAL.replacen(from, to, 1)).unwrap_err();
         assert!(error.contains(message), "{error}");
     }
@@ -210,11 +216,11 @@ mod tests {
         let symbiosis = parse(MINIMAL).unwrap();
         assert_eq!(symbiosis.epoch, Ns::secs(30));
         assert_eq!(symbiosis.supply, Supply { memory_mib: 2048, bandwidth_mb_s: 100 });
-        let with_one = format!("{MINIMAL}[symbiosis.tenants.db]\nweight = 2\nenforce = \"advise\"");
-        let one = parse(&with_one).unwrap().tenants[&Name::new("db").unwrap()];
-        assert_eq!(one, TenantSettings { weight: 2.0, least_mib: 0, enforce: Enforce::Advise });
-        let like_all = parse(&format!("{MINIMAL}[symbiosis.tenants.db]")).unwrap();
-        assert_eq!(like_all.tenants[&Name::new("db").unwrap()].enforce, Enforce::Swap);
+        let with_tenant = format!("{MINIMAL}[symbiosis.tenants.db]\nweight = 2\nenforce = \"advise\"");
+        let tenant = parse(&with_tenant).unwrap().tenants[&Name::new("db").unwrap()];
+        assert_eq!(tenant, TenantSettings { weight: 2.0, least_mib: 0, enforce: Enforce::Advise });
+        let with_defaults = parse(&format!("{MINIMAL}[symbiosis.tenants.db]")).unwrap();
+        assert_eq!(with_defaults.tenants[&Name::new("db").unwrap()].enforce, Enforce::Swap);
     }
 
     #[test]
@@ -232,20 +238,20 @@ mod tests {
             "epoch_s = 0\nremote",
             "symbiosis.epoch_s = \"0\": must be from 1 to 3600 seconds",
         );
-        let one = |line: &str| format!("[symbiosis.tenants.db]\n{line}\n#");
+        let tenant = |line: &str| format!("[symbiosis.tenants.db]\n{line}\n#");
         assert_rejected(
             "remote = \"/dev/vdb\"",
-            &format!("remote = \"/dev/vdb\"\n{}", one("weight = 0")),
-            "tenants.weight = \"0\": must be from 0.01 to 10000 (of db)",
+            &format!("remote = \"/dev/vdb\"\n{}", tenant("weight = 0")),
+            "tenants.weight = \"0\": must be from 0.01 to 10000 (tenant db)",
         );
         assert_rejected(
             "remote = \"/dev/vdb\"",
-            &format!("remote = \"/dev/vdb\"\n{}", one("least_mib = 9999")),
-            "at most symbiosis.memory_mib, 2048",
+            &format!("remote = \"/dev/vdb\"\n{}", tenant("least_mib = 9999")),
+            "at most symbiosis.memory_mib (2048)",
         );
         assert_rejected(
             "remote = \"/dev/vdb\"",
-            &format!("remote = \"/dev/vdb\"\n{}", one("wieght = 1")),
+            &format!("remote = \"/dev/vdb\"\n{}", tenant("wieght = 1")),
             "unknown field `wieght`",
         );
     }

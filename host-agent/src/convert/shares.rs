@@ -1,4 +1,4 @@
-//! Conversion of an epoch's result.
+//! Conversion of a result of Symbiosis to the message for the manager.
 
 use fairness::market::Share;
 use proto::v1 as wire;
@@ -17,7 +17,7 @@ pub fn shares(report: Report) -> wire::Shares {
         State::Blocked => wire::ShareState::Blocked,
     };
     wire::Shares {
-        host: String::new(), // the session's host
+        host: String::new(), // the manager uses the host of the session
         epoch: report.epoch,
         at_unix_ms: report.at.0,
         supply: Some(share(report.supply.all())),
@@ -28,7 +28,7 @@ pub fn shares(report: Report) -> wire::Shares {
     }
 }
 
-/// Shortens a text to the manager's limit.
+/// Shortens a text to the length that the manager accepts, at a character boundary.
 fn truncated(mut text: String) -> String {
     let ends = text.char_indices().map(|(at, letter)| at + letter.len_utf8());
     let end = ends.take_while(|end| *end <= SHARES_TEXT_BYTES_MAX).last();
@@ -36,7 +36,7 @@ fn truncated(mut text: String) -> String {
     text
 }
 
-/// Limits a number to the manager's maximum, also if it is infinite.
+/// Limits a number, which may be infinite, to the range that the manager accepts.
 const fn clamped(number: f64) -> f64 {
     number.clamp(0.0, SHARES_NUMBER_MAX)
 }

@@ -1,4 +1,4 @@
-//! Agents of a machine: exactly one runs, with the required capabilities.
+//! Checks that exactly one agent runs on this machine, and that it has the required permissions.
 
 use std::{
     fs,
@@ -11,7 +11,8 @@ use rustix::fs::{major, minor};
 use super::{Finding, Machine, RUN_AS_ROOT};
 use crate::{config::Config, host::sysfs::Sysfs};
 
-/// Capabilities required by an agent of CXL memory, from linux/capability.h, as in its unit.
+/// Numbers (linux/capability.h) and names of the capabilities that an agent with CXL memory
+/// requires, as in host-agent.service.
 const REQUIRED_CAPABILITIES: [(u32, &str); 7] = [
     (0, "CAP_CHOWN"),
     (1, "CAP_DAC_OVERRIDE"),
@@ -22,16 +23,16 @@ const REQUIRED_CAPABILITIES: [(u32, &str); 7] = [
     (23, "CAP_SYS_NICE"),
 ];
 
-/// Agents of this machine.
+/// Process identifiers of the agents that run on this machine.
 pub(super) struct Agents {
-    /// Process that locked the directory in host.toml.
+    /// Agent that locked the `runtime_dir` of host.toml.
     ours: Option<u32>,
-    /// All others.
+    /// All other agents.
     others: Vec<u32>,
 }
 
 impl Agents {
-    /// Reads the agents from the kernel.
+    /// Finds the agents in /proc.
     pub(super) fn find(machine: &Machine, runtime_dir: &Path) -> Self {
         let ours = lock_holder(&machine.proc, &runtime_dir.join("lock"));
         let mut others = agent_processes(&machine.proc);
@@ -43,15 +44,16 @@ impl Agents {
         self.ours.is_some()
     }
 
-    /// Agents of emulated devices do not conflict.
+    /// Checks that one agent runs and listens on its socket. Several agents conflict only if they
+    /// use CXL memory.
     pub(super) fn single_agent(&self, config: &Config, uses_cxl: bool) -> Finding {
         if uses_cxl && !self.others.is_empty() {
             let message =
-                format!("processes {:?} are host-agents too, and would use the same memory", self.others);
+                format!("processes {:?} are host-agents, too, and use the same CXL memory", self.others);
             return Finding::problem(
                 "agent",
                 message,
-                "a host needs exactly one agent: stop the others (`kill PID`)",
+                "run one agent per host: stop the other agents (`kill PID`)",
             );
         }
         let Some(pid) = self.ours else {
@@ -59,77 +61,84 @@ impl Agents {
             return Finding::problem(
                 "agent",
                 message,
-                "`systemctl start host-agent`; if it fails again: `journalctl -u host-agent`",
+                "`systemctl start host-agent`; if it fails, read the log: `journalctl -u host-agent`",
             );
         };
         if fs::metadata(&config.socket).is_ok_and(|socket| socket.file_type().is_socket()) {
-            return Finding::passed("agent", format!("process {pid} is the only agent, and listens"));
+            return Finding::passed("agent", format!("process {pid} is the only agent and has its socket"));
         }
         let message =
-            format!("process {pid} has no socket {}: VMs receive no memory", config.socket.display());
+            format!("process {pid} has no socket {}: VMs cannot get memory", config.socket.display());
         Finding::problem("agent", message, "`systemctl restart host-agent`: guests keep running")
     }
 
-    /// Checks the capabilities of the agent or, without one, of the caller.
+    /// Checks the capabilities of the agent and its write access to /sys. If no agent runs, the
+    /// process that runs the doctor is checked instead.
     pub(super) fn capabilities(&self, machine: &Machine, uses_cxl: bool) -> Finding {
         if !uses_cxl {
-            return Finding::passed("rights", "emulated devices require no capabilities");
+            return Finding::passed("permissions", "emulated devices require no capabilities");
         }
-        let (whose, folder) = match self.ours {
-            Some(pid) => (format!("the agent, process {pid},"), pid.to_string()),
-            None => ("the caller, as no agent runs,".to_owned(), "self".to_owned()),
+        let (process, folder) = match self.ours {
+            Some(pid) => (format!("the agent (process {pid})"), pid.to_string()),
+            None => ("this process (no agent runs)".to_owned(), "self".to_owned()),
         };
         let (message, fix) = match missing_capabilities(&machine.proc, &folder) {
-            Err(error) => (format!("capabilities of {whose} unknown: {error}"), RUN_AS_ROOT),
+            Err(error) => (format!("cannot read the capabilities of {process}: {error}"), RUN_AS_ROOT),
             Ok(missing_capabilities) if !missing_capabilities.is_empty() && self.ours.is_none() => {
-                (format!("{whose} lacks {}", missing_capabilities.join(" ")), RUN_AS_ROOT)
+                (format!("{process} lacks {}", missing_capabilities.join(" ")), RUN_AS_ROOT)
             }
             Ok(missing_capabilities) if !missing_capabilities.is_empty() => (
-                format!("{whose} lacks {}", missing_capabilities.join(" ")),
-                "run it as host-agent.service does: as root, with these in CapabilityBoundingSet= (`systemctl edit host-agent`)",
+                format!("{process} lacks {}", missing_capabilities.join(" ")),
+                "run the agent as root, with these capabilities in CapabilityBoundingSet= (`systemctl edit host-agent`)",
             ),
             Ok(_) if is_read_only(&machine.proc, &folder) => (
-                format!("{whose} cannot write to /sys"),
-                "no ProtectKernelTunables= in its unit (`systemctl edit host-agent`); a container must be privileged",
+                format!("{process} cannot write to /sys"),
+                "remove ProtectKernelTunables= from its unit (`systemctl edit host-agent`); a container must be privileged",
             ),
-            Ok(_) => return Finding::passed("rights", format!("{whose} has all required capabilities")),
+            Ok(_) => {
+                return Finding::passed("permissions", format!("{process} has all required capabilities"));
+            }
         };
-        Finding::problem("rights", message, fix)
+        Finding::problem("permissions", message, fix)
     }
 }
 
-/// Returns the process that locked a file: `1: FLOCK ADVISORY WRITE PID MAJOR:MINOR:INODE 0 EOF`.
+/// Returns the process that holds the `flock` of a file, from /proc/locks with lines such as
+/// `1: FLOCK ADVISORY WRITE PID MAJOR:MINOR:INODE 0 EOF`.
 fn lock_holder(proc: &Sysfs, lock: &Path) -> Option<u32> {
     let file = fs::metadata(lock).ok()?;
     let id = format!("{:02x}:{:02x}:{}", major(file.dev()), minor(file.dev()), file.ino());
     let locks = proc.text("locks").ok()?;
     let mut holders = locks.lines().filter_map(|line| match *line.split_whitespace().collect::<Vec<_>>() {
-        [_, "FLOCK", _, "WRITE", pid, of, ..] if of == id => pid.parse().ok(),
+        [_, "FLOCK", _, "WRITE", pid, locked, ..] if locked == id => pid.parse().ok(),
         _ => None,
     });
     holders.next()
 }
 
-/// Returns every process `host-agent serve`. A process that ends meanwhile is skipped.
+/// Returns the identifiers of all processes that run `host-agent serve`. Processes that end during
+/// the search are skipped.
 fn agent_processes(proc: &Sysfs) -> Vec<u32> {
     let all = proc.numbered("", "").unwrap_or_default();
-    let is_one = |pid: &String| {
-        let words = proc.text(format!("{pid}/cmdline")).unwrap_or_default();
-        let words: Vec<&str> = words.split('\0').collect();
-        words[0].ends_with("host-agent") && words.contains(&"serve") && !words.contains(&"--check-config")
+    let is_agent = |pid: &String| {
+        let args = proc.text(format!("{pid}/cmdline")).unwrap_or_default();
+        let args: Vec<&str> = args.split('\0').collect();
+        args[0].ends_with("host-agent") && args.contains(&"serve") && !args.contains(&"--check-config")
     };
-    all.iter().filter(|pid| is_one(pid)).filter_map(|pid| pid.parse().ok()).collect()
+    all.iter().filter(|pid| is_agent(pid)).filter_map(|pid| pid.parse().ok()).collect()
 }
 
 fn missing_capabilities(proc: &Sysfs, folder: &str) -> Result<Vec<&'static str>, String> {
     let status = proc.text(format!("{folder}/status")).map_err(|error| units::chain(&error))?;
-    let has = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    let has =
-        has.and_then(|digits| u64::from_str_radix(digits.trim(), 16).ok()).ok_or("no CapEff in status")?;
-    Ok(REQUIRED_CAPABILITIES.iter().filter(|(bit, _)| has >> bit & 1 == 0).map(|(_, name)| *name).collect())
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let effective = effective
+        .and_then(|digits| u64::from_str_radix(digits.trim(), 16).ok())
+        .ok_or("no CapEff in status")?;
+    let missing = REQUIRED_CAPABILITIES.iter().filter(|(bit, _)| effective >> bit & 1 == 0);
+    Ok(missing.map(|(_, name)| *name).collect())
 }
 
-/// Returns whether a process sees /sys read-only.
+/// Returns whether /sys is mounted read-only for a process. The last mount on /sys counts.
 fn is_read_only(proc: &Sysfs, folder: &str) -> bool {
     let mounts = proc.text(format!("{folder}/mounts")).unwrap_or_default();
     let mut mounts = mounts.lines().rev().map(|line| line.split_whitespace().collect::<Vec<_>>());

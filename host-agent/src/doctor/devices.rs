@@ -1,5 +1,5 @@
-//! CXL memory devices of the machine, with their slices. Nothing is created or removed: that is
-//! left to the agent.
+//! Checks of the CXL memory devices and their slices. The checks are read-only: only the agent
+//! creates and removes regions and slices.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,30 +15,30 @@ use crate::host::{
     slices::{self, Driver, PresentSlice, SliceError, Slices},
 };
 
-/// Regions of each node with pool memory.
+/// Physical address ranges of the regions on each NUMA node with pool memory.
 pub(super) type Nodes = BTreeMap<u32, Vec<Range<u64>>>;
 
-/// State common to all devices.
+/// Settings for the check of each device.
 struct DeviceCheck<'a> {
     used: MemoryUse,
-    /// Slices in records of VMs.
+    /// Locations of the slices in the agent's VM records.
     places: &'a BTreeSet<String>,
-    /// An agent may be working on them.
-    is_served: bool,
+    /// Whether an agent runs, which may be changing slices at this moment.
+    agent_is_running: bool,
 }
 
-/// Checks each device, and returns the nodes of their memory.
+/// Checks each device. Also returns the NUMA nodes of usable devices.
 pub(super) fn all(
     machine: &Machine,
     used: MemoryUse,
     places: &BTreeSet<String>,
-    is_served: bool,
+    agent_is_running: bool,
 ) -> (Vec<Finding>, Nodes) {
     let devices = match cxl::inspect(&machine.sys) {
         Ok(devices) => devices,
         Err(error) => return (vec![no_device(machine, &error)], Nodes::new()),
     };
-    let check = DeviceCheck { used, places, is_served };
+    let check = DeviceCheck { used, places, agent_is_running };
     let mut nodes = Nodes::new();
     for slices in devices.iter().filter_map(|device| slices_of(device)) {
         let region = slices.region();
@@ -54,24 +54,25 @@ fn slices_of(device: &InspectedDevice) -> Option<&Slices> {
     }
 }
 
-/// Reports a missing device, and whether the firmware reserved memory for one.
+/// Reports that there is no CXL device, and how much memory the firmware has reserved.
 fn no_device(machine: &Machine, error: &CxlError) -> Finding {
-    let aside = soft_reserved(&machine.proc.text("iomem").unwrap_or_default());
-    let aside = match aside {
+    let reserved = soft_reserved(&machine.proc.text("iomem").unwrap_or_default());
+    let reserved = match reserved {
         None => String::new(),
         Some(bytes) => format!(
-            "; the firmware has reserved memory ({bytes}, \"Soft Reserved\" in /proc/iomem): without CXL drivers the kernel \
-             shows it as dax devices without a serial (dax_hmem), which a rack cannot assign to a device"
+            "; the firmware has reserved memory ({bytes}, \"Soft Reserved\" in /proc/iomem), but without CXL drivers the kernel \
+             offers it only as dax devices without a serial number (dax_hmem), which cannot be used"
         ),
     };
     Finding::problem(
         "devices",
-        format!("{error}{aside}"),
+        format!("{error}{reserved}"),
         "`modprobe -a cxl_acpi cxl_pci cxl_mem`, then `systemctl restart host-agent`",
     )
 }
 
-/// Parses `  100000000-1ffffffff : Soft Reserved`; only root sees the addresses.
+/// Returns the total size of the soft-reserved ranges in /proc/iomem, with lines such as
+/// `  100000000-1ffffffff : Soft Reserved`. For users other than root all addresses read as 0.
 fn soft_reserved(iomem: &str) -> Option<Bytes> {
     let ranges =
         iomem.lines().filter_map(|line| line.trim().strip_suffix(" : Soft Reserved")?.split_once('-'));
@@ -83,15 +84,16 @@ fn soft_reserved(iomem: &str) -> Option<Bytes> {
 
 impl DeviceCheck<'_> {
     fn device(&self, device: &InspectedDevice) -> Vec<Finding> {
-        let again = "then `systemctl restart host-agent`: it discovers devices when it starts";
+        let restart =
+            "after the fix, `systemctl restart host-agent`: the agent discovers devices when it starts";
         let found = match &device.state {
-            Err(problem) => vec![Finding::problem("devices", units::chain(problem), again)],
+            Err(problem) => vec![Finding::problem("devices", units::chain(problem), restart)],
             Ok(DeviceState::Present(slices)) => self.slices(&device.serial, slices),
             Ok(DeviceState::Unbound(name)) => vec![self.pending(format!("{name} has no driver"))],
             Ok(DeviceState::Incomplete(name)) => vec![self.pending(format!("{name} is incomplete"))],
             Ok(DeviceState::NoRegion { window, start }) => vec![match slices::alignment(*start) {
                 Ok(align) => self.pending(format!(
-                    "{} without a region; {window} can contain one, aligned to {align}",
+                    "{} have no region; {window} has space for a region aligned to {align}",
                     device.bytes
                 )),
                 Err(error) => Finding::problem(
@@ -113,29 +115,30 @@ impl DeviceCheck<'_> {
             .collect()
     }
 
-    /// Reports a condition that a starting agent resolves. A running one should have done so.
+    /// Reports a condition that the agent resolves when it starts. The condition is a problem only
+    /// if an agent runs already.
     fn pending(&self, message: String) -> Finding {
-        match self.is_served {
-            false => Finding::passed("devices", format!("{message}: the agent resolves it when it starts")),
+        match self.agent_is_running {
+            false => Finding::passed("devices", format!("{message}: the agent fixes this when it starts")),
             true => Finding::problem(
                 "devices",
-                format!("{message}, and the agent has not resolved it"),
-                "check its log (`journalctl -u host-agent`), then `systemctl restart host-agent`",
+                format!("{message}, and the running agent has not fixed this"),
+                "read the agent's log (`journalctl -u host-agent`), then `systemctl restart host-agent`",
             ),
         }
     }
 
     fn slices(&self, serial: &str, slices: &Slices) -> Vec<Finding> {
         let inspected =
-            slices.devices_to_remove().and_then(|leftover| Ok((leftover, slices.present_slices()?)));
-        let (leftover, found) = match inspected {
+            slices.devices_to_remove().and_then(|to_remove| Ok((to_remove, slices.present_slices()?)));
+        let (to_remove, found) = match inspected {
             Ok(inspected) => inspected,
             Err(error) => return vec![Finding::problem("devices", units::chain(&error), fix(&error))],
         };
-        let mut problems: Vec<_> = leftover
+        let mut problems: Vec<_> = to_remove
             .into_iter()
             .filter(|name| !name.ends_with(".0"))
-            .filter_map(|name| self.partial_slice(name, "has no memory"))
+            .filter_map(|name| self.partial_slice(name, "it has no memory"))
             .collect();
         for (index, found) in &found {
             let place = SliceName { serial: serial.to_owned(), index: *index }.to_string();
@@ -148,23 +151,23 @@ impl DeviceCheck<'_> {
             Finding::passed(
                 "devices",
                 format!(
-                    "{name} at {at:#x} of node {node}: {count} slices aligned to {align}, {present} of them present"
+                    "{name} at address {at:#x} on node {node} has {count} slices aligned to {align}, {present} of them in use"
                 ),
             )
         })
     }
 
-    /// Checks one slice that is present in the kernel.
+    /// Checks one slice that has a dax device.
     fn slice(&self, slices: &Slices, index: u32, found: &PresentSlice, place: &str) -> Option<Finding> {
         if found.driver.is_none() {
-            return self.partial_slice(place.to_owned(), "has no driver");
+            return self.partial_slice(place.to_owned(), "it has no driver");
         }
         let blocks = slices.blocks(index).unwrap_or_default();
         let online: Vec<&Block> = blocks.iter().filter(|block| !block.is_offline()).collect();
         match (self.used, found.driver) {
             (MemoryUse::Dax, Some(Driver::Kmem)) if !online.is_empty() => {
                 let message =
-                    format!("{} blocks of it are memory of the kernel, but the backend is dax", online.len());
+                    format!("{} memory blocks of the slice are online, but the backend is dax", online.len());
                 let fix = format!(
                     "`echo offline > /sys/devices/system/memory/{}/state`, and the same for the other blocks",
                     online[0].name
@@ -174,29 +177,30 @@ impl DeviceCheck<'_> {
             (MemoryUse::Blocks, Some(Driver::Kmem)) if (1..blocks.len()).contains(&online.len()) => self
                 .partial_slice(
                     place.to_owned(),
-                    &format!("has {} of {} blocks online", online.len(), blocks.len()),
+                    &format!("{} of {} memory blocks are online", online.len(), blocks.len()),
                 ),
             _ => None,
         }
     }
 
-    /// Reports remains of a killed agent. A running agent is probably about to process them.
+    /// Reports a slice that a killed agent left half added or half removed. While an agent runs,
+    /// this is no problem, because the agent may be adding or removing the slice at this moment.
     fn partial_slice(&self, subject: String, message: &str) -> Option<Finding> {
-        if self.is_served {
+        if self.agent_is_running {
             return None;
         }
-        let whose =
+        let user =
             if self.places.contains(&subject) { "a recorded VM uses it" } else { "no recorded VM uses it" };
-        let fix = "`systemctl start host-agent`: it completes or reverts this when it starts";
-        Some(Finding::problem("slices", format!("incomplete: {message}; {whose}"), fix).of(subject))
+        let fix = "`systemctl start host-agent`: the agent completes or removes the slice when it starts";
+        Some(Finding::problem("slices", format!("incomplete slice: {message}; {user}"), fix).of(subject))
     }
 }
 
 fn fix(error: &SliceError) -> &'static str {
     match error {
-        SliceError::BlocksOnline { .. } => "take them offline, then `systemctl restart host-agent`",
+        SliceError::BlocksOnline { .. } => "offline these memory blocks, then `systemctl restart host-agent`",
         SliceError::ForeignDevice { .. } => {
-            "`daxctl list` shows it, `daxctl destroy-device` removes it; then `systemctl restart host-agent`"
+            "remove the dax device (`daxctl list`, `daxctl destroy-device`), then `systemctl restart host-agent`"
         }
         _ => RUN_AS_ROOT,
     }

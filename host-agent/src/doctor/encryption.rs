@@ -1,30 +1,34 @@
-//! Memory encryption of this host. Each host uses its own key: zeros written by one host to a
-//! shared device read as noise on another, which treats the slice as not scrubbed.
+//! Check for memory encryption. Each host encrypts with a different key. Zeros that one host writes
+//! to a shared device therefore read as noise on another host, which rejects the slice as not zero.
 
 use std::{fs::File, os::unix::fs::FileExt as _};
 
 use super::{Finding, Machine};
 
-/// Register by which firmware activates TME (Intel SDM, volume 4: IA32_TME_ACTIVATE).
+/// Address of the model-specific register (MSR) in which firmware enables Intel TME (Intel SDM,
+/// volume 4: IA32_TME_ACTIVATE).
 const IA32_TME_ACTIVATE: u64 = 0x982;
-/// Bit: TME is enabled.
+/// Bit of IA32_TME_ACTIVATE that is set if TME is enabled.
 const TME_ENABLED: u64 = 1 << 1;
-/// Bits with the number of key identifier bits of TME-MK.
+/// Bits of IA32_TME_ACTIVATE with the number of key identifier bits; nonzero if TME-MK is enabled.
 const TME_KEYID_BITS: u64 = 0xf << 32;
-/// Attributes of AMD's secure processor that show whether TSME is active.
+/// Directory of AMD's secure processors in sysfs; their file `tsme_status` shows whether AMD TSME
+/// is active.
 const SECURE_PROCESSORS: &str = "bus/pci/drivers/ccp";
 
-/// State of one kind of encryption.
+/// State of one encryption feature of the processor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     None,
-    /// Possibly active, with the reason why it is unknown and how to determine it.
+    /// Encryption may be active: the message with the reason why the state is unknown, and the
+    /// advice how to determine it.
     Possible(&'static str, &'static str),
-    /// Active, with the setting that disables it.
+    /// Encryption is active: the name of the feature, and the advice how to disable it.
     Active(&'static str, &'static str),
 }
 
-/// Reports memory encryption as active, possible or none.
+/// Reports whether memory encryption is active, possible or off. Only active encryption is a
+/// problem.
 pub(super) fn of_memory(machine: &Machine) -> Finding {
     let cpuinfo = machine.proc.text("cpuinfo").unwrap_or_default();
     let states = [tsme(machine, &cpuinfo), sme(machine, &cpuinfo), tme(machine, &cpuinfo)];
@@ -34,7 +38,7 @@ pub(super) fn of_memory(machine: &Machine) -> Finding {
         Some(State::Active(message, remedy)) => Finding::problem(
             "encryption",
             format!(
-                "{message} is active: zeros that another host wrote to shared CXL memory read as noise here"
+                "{message} is active: zeros that another host writes to shared CXL memory read as noise on this host"
             ),
             *remedy,
         ),
@@ -45,42 +49,44 @@ pub(super) fn of_memory(machine: &Machine) -> Finding {
     }
 }
 
-/// Checks AMD's transparent encryption, which is enabled by firmware and not listed by processors.
+/// Checks AMD TSME (transparent SME). Firmware enables it, and /proc/cpuinfo does not show it.
 fn tsme(machine: &Machine, cpuinfo: &str) -> State {
     let devices = machine.sys.numbered(SECURE_PROCESSORS, "").unwrap_or_default();
     let status = |device: &String| machine.sys.text(format!("{SECURE_PROCESSORS}/{device}/tsme_status")).ok();
     let statuses: Vec<String> = devices.iter().filter_map(status).collect();
     let is_amd = cpuinfo.contains("AuthenticAMD") && !has_flag(cpuinfo, "hypervisor");
     if statuses.iter().any(|status| status == "1") {
-        State::Active("AMD TSME", "switch TSME off in the firmware of all hosts that share the device")
+        State::Active("AMD TSME", "disable TSME in the firmware of all hosts that share the device")
     } else if statuses.is_empty() && is_amd {
         State::Possible(
-            "possible: AMD TSME may be active; the driver ccp, which shows it, is not loaded or too old",
-            "`modprobe ccp`, and repeat; or check in the firmware that TSME is off",
+            "possible: AMD TSME may be active, but the driver ccp, which reports it, is not loaded or too old",
+            "run `modprobe ccp` and repeat this command, or check in the firmware that TSME is off",
         )
     } else {
         State::None
     }
 }
 
-/// Checks AMD's encryption by the kernel. Linux lists the flag only where firmware has enabled it.
+/// Checks AMD SME, by which the kernel encrypts its memory. Linux shows the flag `sme` only if
+/// firmware has enabled SME.
 fn sme(machine: &Machine, cpuinfo: &str) -> State {
-    let remedy = "`mem_encrypt=off` on the kernel's command line of all hosts that share the device";
+    let remedy = "add `mem_encrypt=off` to the kernel command line of all hosts that share the device";
     let line = machine.proc.text("cmdline").unwrap_or_default();
-    let chosen = line.split_whitespace().rev().find_map(|word| word.strip_prefix("mem_encrypt="));
-    match (has_flag(cpuinfo, "sme"), chosen) {
+    let setting = line.split_whitespace().rev().find_map(|word| word.strip_prefix("mem_encrypt="));
+    match (has_flag(cpuinfo, "sme"), setting) {
         (false, _) | (true, Some("off")) => State::None,
         (true, Some("on")) => State::Active("AMD SME", remedy),
         (true, _) => {
-            State::Possible("possible: AMD SME is enabled, and some kernels use it by default", remedy)
+            State::Possible("possible: firmware enables AMD SME, and some kernels use it by default", remedy)
         }
     }
 }
 
-/// Checks Intel's encryption. Processors list the flag whether firmware has activated it or not.
+/// Checks Intel TME. The flag `tme` only shows that the processor supports TME; an MSR shows
+/// whether firmware has enabled it.
 fn tme(machine: &Machine, cpuinfo: &str) -> State {
     let remedy =
-        "switch TME off in the firmware of all hosts that share the device, or exclude CXL memory from it";
+        "disable TME in the firmware of all hosts that share the device, or exclude CXL memory from TME";
     if !has_flag(cpuinfo, "tme") {
         return State::None;
     }
@@ -89,8 +95,8 @@ fn tme(machine: &Machine, cpuinfo: &str) -> State {
         Some(value) if value & TME_KEYID_BITS == 0 => State::Active("Intel TME", remedy),
         Some(_) => State::Active("Intel TME-MK", remedy),
         None => State::Possible(
-            "possible: the processor has Intel TME, and whether firmware activated it cannot be read",
-            "`modprobe msr`, and repeat as root; or check in the firmware that TME is off",
+            "possible: the processor supports Intel TME, but its MSR IA32_TME_ACTIVATE cannot be read",
+            "run `modprobe msr` and repeat this command as root, or check in the firmware that TME is off",
         ),
     }
 }
@@ -120,7 +126,7 @@ mod tests {
         }
     }
 
-    /// Returns the result on a machine with these files, as text.
+    /// Checks a machine with these files. Returns whether the check passed, and its message.
     fn result(files: &[(&str, &str)]) -> (bool, String) {
         let tree = FakeSysfs::new(files);
         let Finding { ok, message, fix, .. } = of_memory(&machine(&tree));
@@ -145,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn amd_transparent_encryption_is_read_from_driver() {
+    fn tsme_state_is_read_from_the_ccp_driver() {
         let info = cpuinfo("AuthenticAMD", "");
         let status = "bus/pci/drivers/ccp/0000:22:00.1/tsme_status";
         let (ok, message) = result(&[("proc/cpuinfo", &info), (status, "1")]);
@@ -156,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn kernel_encryption_follows_the_command_line() {
+    fn sme_state_is_read_from_the_kernel_command_line() {
         let info = cpuinfo("AuthenticAMD", "sme");
         let status = ("bus/pci/drivers/ccp/0000:22:00.1/tsme_status", "0");
         for (line, ok, begin) in [
@@ -164,16 +170,13 @@ mod tests {
             ("mem_encrypt=on mem_encrypt=off", true, "none"),
             ("quiet", true, "possible: AMD SME"),
         ] {
-            let register_result = result(&[("proc/cpuinfo", &info), status, ("proc/cmdline", line)]);
-            assert!(
-                register_result.0 == ok && register_result.1.starts_with(begin),
-                "{line}: {register_result:?}"
-            );
+            let (passed, message) = result(&[("proc/cpuinfo", &info), status, ("proc/cmdline", line)]);
+            assert!(passed == ok && message.starts_with(begin), "{line}: {passed}, {message}");
         }
     }
 
     #[test]
-    fn intel_encryption_is_read_from_its_register() {
+    fn tme_state_is_read_from_its_msr() {
         let tree =
             FakeSysfs::new(&[("proc/cpuinfo", &cpuinfo("GenuineIntel", "tme")), ("dev/cpu/0/msr", "")]);
         let register_result = |value: u64| {
@@ -183,8 +186,8 @@ mod tests {
             (ok, message)
         };
         let (ok, message) = result(&[("proc/cpuinfo", &cpuinfo("GenuineIntel", "tme"))]);
-        assert!(ok && message.starts_with("possible: the processor has Intel TME"), "{message}");
-        assert!(register_result(1).1.starts_with("none"), "locked, and not enabled");
+        assert!(ok && message.starts_with("possible: the processor supports Intel TME"), "{message}");
+        assert!(register_result(1).1.starts_with("none"), "bit 0 locks the register and does not enable TME");
         let (ok, message) = register_result(3);
         assert!(!ok && message.starts_with("Intel TME is active"), "{message}");
         assert!(register_result(3 | 6 << 32).1.starts_with("Intel TME-MK is active"));

@@ -1,4 +1,4 @@
-//! Files required by an agent: host.toml, the files in it, and the agent's records.
+//! Checks of the files that an agent needs: host.toml, the files named in it, and its VM records.
 
 use std::{
     collections::BTreeSet,
@@ -13,16 +13,17 @@ use crate::{
     records, secrets,
 };
 
-/// Permissions of users other than the owner: all, and those to write.
+/// Mode bits of all permissions of users other than the owner.
 const OTHERS: u32 = 0o077;
+/// Mode bits of the write permissions of users other than the owner.
 const OTHERS_WRITE: u32 = 0o022;
-/// File systems in memory, from linux/magic.h.
+/// Magic numbers of the file systems in memory, tmpfs and hugetlbfs, from linux/magic.h.
 const IN_MEMORY: [i64; 2] = [0x0102_1994, 0x9584_58f6];
 
 /// Reports that host.toml is missing or invalid.
 pub(super) fn invalid_config(path: &Path, error: &ConfigError) -> Finding {
     let otherwise = format!(
-        "write one, see host.example.toml; check it with `host-agent serve --check-config --config {}`",
+        "write it as in host.example.toml, and check it with `host-agent serve --check-config --config {}`",
         path.display()
     );
     let fix = match error {
@@ -32,74 +33,78 @@ pub(super) fn invalid_config(path: &Path, error: &ConfigError) -> Finding {
     Finding::problem("config", units::chain(error), fix)
 }
 
-/// Reports a valid host.toml.
+/// Checks whether users other than the owner can write host.toml.
 pub(super) fn config(path: &Path) -> Finding {
     let problem = open_to(path, OTHERS_WRITE, "config");
-    problem.unwrap_or_else(|| Finding::passed("config", format!("{} is in order", path.display())))
+    problem.unwrap_or_else(|| Finding::passed("config", format!("{} is valid", path.display())))
 }
 
-/// Checks the files in host.toml: secrets are readable by their owner only, and no other user can
-/// write the others.
+/// Checks the token and TLS files named in host.toml. Only the owner may access the token and the
+/// private key. Other users may read, but not write, the certificates.
 pub(super) fn secrets(config: &Config) -> Vec<Finding> {
     let tls = config.tls.as_ref();
-    let closed = config.token_file.iter().chain(tls.map(|tls| &tls.key)).map(|path| (path, OTHERS));
-    let shown = tls.into_iter().flat_map(|tls| [&tls.ca, &tls.certificate]).map(|path| (path, OTHERS_WRITE));
-    let files: Vec<(&PathBuf, u32)> = closed.chain(shown).collect();
+    let private = config.token_file.iter().chain(tls.map(|tls| &tls.key)).map(|path| (path, OTHERS));
+    let public = tls.into_iter().flat_map(|tls| [&tls.ca, &tls.certificate]).map(|path| (path, OTHERS_WRITE));
+    let files: Vec<(&PathBuf, u32)> = private.chain(public).collect();
     let problems: Vec<_> =
         files.iter().filter_map(|(path, others)| open_to(path, *others, "secrets")).collect();
     problems_or(problems, || match secrets::read_secrets(config) {
-        Ok(_) => Finding::passed("secrets", format!("{} files are in order", files.len())),
+        Ok(_) => {
+            Finding::passed("secrets", format!("{} files are valid, with safe permissions", files.len()))
+        }
         Err(error) => Finding::problem(
             "secrets",
             units::chain(&error),
-            "create it again, as in rack.toml or from your certificate authority",
+            "write the token of rack.toml to the file, or request a new certificate from your certificate authority",
         ),
     })
 }
 
-/// Returns excessive permissions of other users, or the reason why they are unknown.
+/// Reports a file on which users other than the owner have any of the permissions `others`, or
+/// whose permissions cannot be read.
 fn open_to(path: &Path, others: u32, check: &'static str) -> Option<Finding> {
-    let shown = path.display();
+    let path_text = path.display();
     let mode = match fs::File::open(path).and_then(|file| file.metadata()) {
         Ok(metadata) => metadata.mode() & 0o7777,
         Err(errno) => {
-            let fix = fix_for(&errno, "create the file, or name another one in host.toml");
-            return Some(Finding::problem(check, format!("read {shown}: {errno}"), fix));
+            let fix = fix_for(&errno, "create the file, or correct its path in host.toml");
+            return Some(Finding::problem(check, format!("cannot read {path_text}: {errno}"), fix));
         }
     };
     let (allowed, rule) = if others == OTHERS { (0o600, "read") } else { (0o644, "change") };
-    let message = format!("{shown} has mode {mode:04o}: others than its owner may {rule} it");
-    (mode & others != 0).then(|| Finding::problem(check, message, format!("`chmod {allowed:o} {shown}`")))
+    let message = format!("{path_text} has mode {mode:04o}: users other than its owner can {rule} it");
+    (mode & others != 0).then(|| Finding::problem(check, message, format!("`chmod {allowed:o} {path_text}`")))
 }
 
-/// Checks the directory for local memory of VMMs that take only paths.
+/// Checks that `backend.local_dir` is on a file system in memory. Local memory of VMMs that take
+/// only paths is stored there.
 pub(super) fn local_dir(dir: Option<&Path>) -> Finding {
     let Some(dir) = dir else {
         return Finding::passed(
             "local_dir",
-            "not set: VMMs that take only paths allocate local memory themselves",
+            "backend.local_dir is not set: VMMs that take only paths allocate local memory themselves",
         );
     };
-    let shown = dir.display();
+    let dir_text = dir.display();
     let existing = dir.ancestors().find(|folder| folder.exists()).unwrap_or(Path::new("/"));
     match rustix::fs::statfs(existing) {
         Ok(about) if IN_MEMORY.contains(&about.f_type) => {
-            Finding::passed("local_dir", format!("{shown} is in memory"))
+            Finding::passed("local_dir", format!("{dir_text} is in memory"))
         }
         Ok(_) => Finding::problem(
             "local_dir",
-            format!("{shown} is on a disk: local memory of VMs would be, too"),
-            "backend.local_dir in host.toml must be on tmpfs, such as /dev/shm/tarn-local",
+            format!("backend.local_dir: {dir_text} is on a disk, so local memory of VMs would be on a disk"),
+            "set backend.local_dir in host.toml to a path on tmpfs, such as /dev/shm/tarn-local",
         ),
         Err(errno) => Finding::problem(
             "local_dir",
-            format!("stat {shown}: {errno}"),
-            fix_for(&errno.into(), "name another in host.toml"),
+            format!("cannot read the file system of {dir_text}: {errno}"),
+            fix_for(&errno.into(), "set backend.local_dir in host.toml to another path"),
         ),
     }
 }
 
-/// Checks the agent's records of VMs, and returns the locations of their slices.
+/// Checks whether the agent's VM records can be read. Also returns the locations of their slices.
 pub(super) fn records(runtime_dir: &Path) -> (Finding, BTreeSet<String>) {
     match records::recorded_vms(runtime_dir) {
         Ok(all) => {
@@ -108,7 +113,7 @@ pub(super) fn records(runtime_dir: &Path) -> (Finding, BTreeSet<String>) {
             (Finding::passed("records", format!("{} VMs are recorded", all.len())), places)
         }
         Err(error) => {
-            let fix = "run as root; an agent does not start with a corrupt record";
+            let fix = "run as root; an agent with a corrupt record does not start";
             (Finding::problem("records", units::chain(&error), fix), BTreeSet::new())
         }
     }

@@ -1,4 +1,4 @@
-//! Requirements of the kernel: version, modules, KVM, and memory hotplug policy.
+//! Checks of the kernel: version, modules, KVM, huge pages, and memory hotplug policy.
 
 use std::fs::OpenOptions;
 
@@ -8,19 +8,20 @@ use crate::host::{
     sysfs::{Sysfs, SysfsError},
 };
 
-/// First kernel with regions of volatile memory.
+/// First kernel version, major and minor, that can create CXL regions of volatile memory.
 const OLDEST: (u32, u32) = (6, 3);
 /// Kernel parameter that keeps added memory offline from boot on.
 const STAYS_OFFLINE: &str = "memhp_default_state=offline";
 
-/// Setting for huge pages.
+/// Directory of the settings for transparent huge pages in sysfs.
 const HUGE_PAGES: &str = "kernel/mm/transparent_hugepage";
 
-/// Module, with the folder that exists once it is loaded.
+/// Kernel module required for CXL memory.
 struct Module {
     name: &'static str,
+    /// Directory in sysfs that exists once the module is loaded.
     driver: &'static str,
-    /// The agent loads the module on demand.
+    /// Whether the agent loads the module on demand.
     on_demand: bool,
 }
 
@@ -38,62 +39,64 @@ const fn module(name: &'static str, driver: &'static str, on_demand: bool) -> Mo
     Module { name, driver, on_demand }
 }
 
-/// Checks whether regions of volatile memory can be created.
+/// Checks whether the kernel version can create CXL regions of volatile memory.
 pub(super) fn release(machine: &Machine) -> Finding {
     let release = machine.proc.text("sys/kernel/osrelease").unwrap_or_default();
     let mut parts = release.split(['.', '-']).map(|part| part.parse::<u32>().ok());
-    let (oldest, newer) = (format!("{}.{}", OLDEST.0, OLDEST.1), "boot a newer kernel");
+    let oldest = format!("{}.{}", OLDEST.0, OLDEST.1);
     match (parts.next().flatten(), parts.next().flatten()) {
         (Some(major), Some(minor)) if (major, minor) >= OLDEST => {
-            Finding::passed("kernel", format!("{release} is new enough"))
+            Finding::passed("kernel", format!("version {release} supports CXL regions"))
         }
         _ => Finding::problem(
             "kernel",
             format!(
-                "{release:?} cannot create regions of CXL memory: {oldest} is the first version that can"
+                "version {release:?} cannot create regions of CXL memory: version {oldest} or later is required"
             ),
-            newer,
+            "boot a newer kernel",
         ),
     }
 }
 
-/// Checks whether guests can run.
+/// Checks whether this process can open /dev/kvm, without which no guest can run.
 pub(super) fn kvm(machine: &Machine) -> Finding {
     match OpenOptions::new().read(true).write(true).open(machine.dev.join("kvm")) {
         Ok(_) => Finding::passed("kvm", "/dev/kvm can be used"),
         Err(errno) => {
             let fix = fix_for(
                 &errno,
-                "`modprobe kvm_intel` or `modprobe kvm_amd`; virtualisation must be on in the firmware",
+                "enable virtualization in the firmware, then `modprobe kvm_intel` or `modprobe kvm_amd`",
             );
-            Finding::problem("kvm", format!("no guest can run: open /dev/kvm: {errno}"), fix)
+            Finding::problem("kvm", format!("no guest can run: cannot open /dev/kvm: {errno}"), fix)
         }
     }
 }
 
-/// Reports whether guests get huge pages, which their VMMs request. Guests run without them, so
-/// this never fails.
+/// Reports whether guest memory gets huge pages. Guests also run without huge pages, so this check
+/// always passes.
 pub(super) fn huge_pages(machine: &Machine) -> Finding {
-    let chosen = |file: &str| {
+    // sysfs shows the selected value in brackets: `always [advise] never`.
+    let selected = |file: &str| {
         let choices = machine.sys.text(format!("{HUGE_PAGES}/{file}")).ok()?;
-        let chosen = choices.split_whitespace().find_map(|word| word.strip_prefix('[')?.strip_suffix(']'));
-        chosen.map(str::to_owned)
+        let selected = choices.split_whitespace().find_map(|word| word.strip_prefix('[')?.strip_suffix(']'));
+        selected.map(str::to_owned)
     };
-    // Kernels since 6.12 have a file for each size, which may refer to the common one.
-    let of_size = chosen("hugepages-2048kB/shmem_enabled").filter(|chosen| chosen != "inherit");
+    // Since kernel 6.12 each page size has its own setting, where `inherit` refers to the global
+    // one.
+    let of_size = selected("hugepages-2048kB/shmem_enabled").filter(|value| value != "inherit");
     let file = if of_size.is_some() { "hugepages-2048kB/shmem_enabled" } else { "shmem_enabled" };
-    match of_size.or_else(|| chosen("shmem_enabled")).as_deref() {
-        Some(chosen @ ("always" | "within_size" | "advise" | "force")) => {
-            Finding::passed("hugepages", format!("{file} is {chosen}: guest memory gets huge pages"))
+    match of_size.or_else(|| selected("shmem_enabled")).as_deref() {
+        Some(value @ ("always" | "within_size" | "advise" | "force")) => {
+            Finding::passed("hugepages", format!("{file} is {value}: guest memory gets huge pages"))
         }
-        Some(chosen) => Finding {
+        Some(value) => Finding {
             fix: Some(format!(
-                "`echo advise > /sys/{HUGE_PAGES}/{file}`, and at each boot by a line in /etc/tmpfiles.d: \
+                "`echo advise > /sys/{HUGE_PAGES}/{file}`; for every boot, add a line to a file in /etc/tmpfiles.d: \
                  `w /sys/{HUGE_PAGES}/{file} - - - - advise`"
             )),
             ..Finding::passed(
                 "hugepages",
-                format!("{file} is {chosen}: guest memory uses pages of 4 KiB, which is slower"),
+                format!("{file} is {value}: guest memory uses pages of 4 KiB, which are slower"),
             )
         },
         None => Finding {
@@ -106,7 +109,7 @@ pub(super) fn huge_pages(machine: &Machine) -> Finding {
     }
 }
 
-/// Checks the modules for CXL memory.
+/// Checks that each module for CXL memory is loaded, or can be loaded on demand.
 pub(super) fn modules(machine: &Machine, used: MemoryUse) -> Vec<Finding> {
     let needed = MODULES.iter().filter(|module| module.name != "kmem" || used == MemoryUse::Blocks);
     let release = machine.proc.text("sys/kernel/osrelease").unwrap_or_default();
@@ -117,20 +120,23 @@ pub(super) fn modules(machine: &Machine, used: MemoryUse) -> Vec<Finding> {
         (true, false) => Some(Finding::problem("modules", format!("{name} is not loaded"), format!("`modprobe {name}`"))),
         (false, _) => Some(Finding::problem(
             "modules",
-            format!("{name} is neither loaded nor among the modules of kernel {release}"),
-            format!("boot a kernel that has it (CONFIG_{}), or install the package with the rest of its modules", option(name)),
+            format!("{name} is neither loaded nor installed for kernel {release}"),
+            format!("boot a kernel with CONFIG_{}, or install the package with the other modules of this kernel", option(name)),
         )),
     });
-    problems_or(problems.collect(), || Finding::passed("modules", "all are loaded, or loadable on demand"))
+    problems_or(problems.collect(), || {
+        Finding::passed("modules", "all modules are loaded, or can be loaded on demand")
+    })
 }
 
-/// Parses `kernel/drivers/dax/kmem.ko.xz: kernel/...`.
+/// Returns whether modules.dep contains a module, in a line such as
+/// `kernel/drivers/dax/kmem.ko.xz: kernel/...`.
 fn is_listed(list: &str, name: &str) -> bool {
     let files = list.lines().filter_map(|line| line.split(':').next()?.rsplit('/').next());
     files.filter_map(|file| file.split_once(".ko")).any(|(listed, _)| listed.replace('-', "_") == name)
 }
 
-/// Returns the configuration option of a module.
+/// Returns the kernel configuration option of a module, without `CONFIG_`.
 fn option(module: &str) -> String {
     match module {
         "device_dax" => "DEV_DAX".to_owned(),
@@ -140,24 +146,25 @@ fn option(module: &str) -> String {
     }
 }
 
-/// Checks whether added memory stays offline: the kernel never releases memory that it uses itself.
+/// Checks whether hot-added memory stays offline. Memory that comes online automatically can get
+/// pages of the kernel, and could then never be removed.
 pub(super) fn check_auto_online(machine: &Machine) -> Finding {
     let now = "`echo offline > /sys/devices/system/memory/auto_online_blocks`";
-    let later = format!("{STAYS_OFFLINE} on the kernel's command line");
+    let later = format!("add {STAYS_OFFLINE} to the kernel command line");
     match blocks::policy(&machine.sys) {
         Ok(policy) if policy == "offline" && stays_offline_at_boot(&machine.proc) => {
-            Finding::passed("onlining", "added memory stays offline from boot on")
+            Finding::passed("auto_online", "hot-added memory stays offline, also after a reboot")
         }
         Ok(policy) if policy == "offline" => Finding {
-            fix: Some(format!("to keep this from boot on: {later}")),
-            ..Finding::passed("onlining", "added memory stays offline")
+            fix: Some(format!("to keep this after a reboot, {later}")),
+            ..Finding::passed("auto_online", "hot-added memory stays offline until the next reboot")
         },
         Ok(policy) => Finding::problem(
-            "onlining",
+            "auto_online",
             format!(
-                "added memory comes online automatically ({policy}): the kernel would use it and never release it"
+                "hot-added memory comes online automatically ({policy}): the kernel may use it and never release it"
             ),
-            format!("{now}; and for the next boot {later}"),
+            format!("{now}; for the next boot, {later}"),
         ),
         Err(error) => unknown(&error),
     }
@@ -169,9 +176,9 @@ fn stays_offline_at_boot(proc: &Sysfs) -> bool {
 
 fn unknown(error: &SysfsError) -> Finding {
     let message =
-        if error.is_gone() { "this kernel cannot add memory".to_owned() } else { units::chain(error) };
+        if error.is_gone() { "this kernel has no memory hotplug".to_owned() } else { units::chain(error) };
     Finding::problem(
-        "onlining",
+        "auto_online",
         message,
         "boot a kernel with CONFIG_MEMORY_HOTPLUG and CONFIG_MEMORY_HOTREMOVE",
     )

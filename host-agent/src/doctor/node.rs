@@ -1,5 +1,6 @@
-//! Node whose memory is slices: it contains nothing else, and its pages are not migrated. VM memory
-//! that does not fit overflows to local memory.
+//! Checks of the NUMA node that contains the slices (backend `memory_block`). The node must contain
+//! no other memory and no processors, and the kernel must not demote pages of other processes to
+//! it.
 
 use std::ops::Range;
 
@@ -12,21 +13,24 @@ use crate::host::{
     sysfs::SysfsError,
 };
 
-/// Folder of nodes.
+/// Directory of NUMA nodes in sysfs.
 const NODES: &str = "devices/system/node";
-/// Zone whose pages can all be moved.
+/// Kernel zone whose pages can all be migrated, so that its memory blocks can be offlined.
 const MOVABLE: &str = "Movable";
 
-/// Checks whether blocks are parts of a slice.
+/// Checks whether a slice is a whole number of memory blocks.
 pub(super) fn block_size(machine: &Machine) -> Finding {
     match blocks::size(&machine.sys) {
-        Ok(size) if SLICE.get().is_multiple_of(size.get()) => {
-            Finding::passed("blocks", format!("of {size}: a slice of {SLICE} is a whole number of blocks"))
-        }
+        Ok(size) if SLICE.get().is_multiple_of(size.get()) => Finding::passed(
+            "blocks",
+            format!("a slice of {SLICE} is a whole number of memory blocks of {size}"),
+        ),
         Ok(size) => Finding::problem(
             "blocks",
-            format!("of {size}: a slice of {SLICE} cannot be added and removed alone"),
-            "`kind = \"dax\"` under [backend] in host.toml",
+            format!(
+                "a slice of {SLICE} is not a whole number of memory blocks of {size}: it cannot be added alone"
+            ),
+            "set `kind = \"dax\"` under [backend] in host.toml",
         ),
         Err(error) => {
             Finding::problem("blocks", units::chain(&error), "boot a kernel with CONFIG_MEMORY_HOTPLUG")
@@ -34,26 +38,26 @@ pub(super) fn block_size(machine: &Machine) -> Finding {
     }
 }
 
-/// Checks for automatic page migration between nodes.
+/// Checks whether the kernel migrates pages between nodes: by demotion or by NUMA balancing.
 pub(super) fn page_migration(machine: &Machine) -> Finding {
     let demotion = machine.sys.text("kernel/mm/numa/demotion_enabled").unwrap_or_default();
     if ["true", "1"].contains(&&*demotion) {
         return Finding::problem(
-            "movers",
-            "when local memory is short, the kernel demotes pages of all processes to the pool's node, which VMs then find full",
+            "migration",
+            "demotion is enabled: when local memory is short, pages of any process fill the node with the slices",
             "`echo 0 > /sys/kernel/mm/numa/demotion_enabled`",
         );
     }
     match machine.proc.text("sys/kernel/numa_balancing").as_deref() {
-        Err(_) | Ok("0") => Finding::passed("movers", "the kernel does not move pages between nodes"),
+        Err(_) | Ok("0") => Finding::passed("migration", "the kernel does not move pages between nodes"),
         Ok(mode) => Finding::passed(
-            "movers",
-            format!("numa_balancing is {mode}: it does not move memory bound to a node, such as that of VMs"),
+            "migration",
+            format!("numa_balancing is {mode}: it does not move memory of VMs, which is bound to nodes"),
         ),
     }
 }
 
-/// Checks a node with slices. `regions` is their physical location.
+/// Checks a node with slices. `regions` are the physical address ranges of the slices.
 pub(super) fn all(machine: &Machine, node: u32, regions: &[Range<u64>]) -> Vec<Finding> {
     let folder = format!("{NODES}/node{node}");
     if !machine.sys.has(&folder) {
@@ -76,11 +80,12 @@ pub(super) fn all(machine: &Machine, node: u32, regions: &[Range<u64>]) -> Vec<F
 
 fn processors(machine: &Machine, folder: &str) -> Option<Finding> {
     let list = machine.sys.text(format!("{folder}/cpulist")).unwrap_or_default();
-    let fix = "change the firmware (SRAT, CEDT); until then `kind = \"dax\"` under [backend] in host.toml";
+    let fix =
+        "change the firmware (SRAT, CEDT); until then set `kind = \"dax\"` under [backend] in host.toml";
     let problem = || {
         Finding::problem(
             "node",
-            format!("has processors {list}: processes on them allocate its memory first"),
+            format!("has processors {list}: processes that run on them use the memory of this node first"),
             fix,
         )
     };
@@ -96,37 +101,38 @@ fn online(machine: &Machine, folder: &str) -> Result<Vec<Block>, SysfsError> {
     Ok(all?.into_iter().filter(|block| !block.is_offline()).collect())
 }
 
-/// Reports a block that belongs to no slice, or cannot leave again.
+/// Reports an online memory block that is outside of all slices, or that may never go offline again
+/// because its zone can contain unmovable pages.
 fn misplaced(machine: &Machine, block: &Block, regions: &[Range<u64>]) -> Option<Finding> {
     let (name, at) = (&block.name, blocks::range(&machine.sys, block).ok()?);
     let offline = format!("`echo offline > /sys/{}/{name}/state`", blocks::FOLDER);
     if !regions.iter().any(|region| region.start <= at.start && at.end <= region.end) {
         return Some(Finding::problem(
             "node",
-            format!("{name} is online and belongs to no slice: VMs' pages would be in it"),
+            format!("{name} is online and belongs to no slice: the kernel would put pages of VMs into it"),
             offline,
         ));
     }
     let zone = machine.sys.text(format!("{}/{name}/valid_zones", blocks::FOLDER)).ok()?;
     let problem = || {
         let message =
-            format!("{name} is online in zone {zone}: it may contain pages that can never be moved");
+            format!("{name} is online in zone {zone}: it may contain pages that cannot be migrated");
         Finding::problem(
             "node",
             message,
-            format!("{offline}; if that fails, a reboot with memhp_default_state=offline"),
+            format!("{offline}; if that fails, reboot with memhp_default_state=offline"),
         )
     };
     (zone != MOVABLE).then(problem)
 }
 
-/// Pages of other processes use memory reserved for VMs.
+/// Reports memory of the node that processes other than VMs use, if it exceeds the tolerance.
 fn foreign_memory(machine: &Machine, folder: &str) -> Option<Finding> {
     let meminfo = machine.sys.text(format!("{folder}/meminfo")).ok()?;
     let bytes = usage::foreign_memory(&meminfo)?;
     let problem = || {
         let message = format!(
-            "processes other than VMs use {bytes} of it, which is reserved for VMs; {}",
+            "processes other than VMs use {bytes} of this node, which is reserved for VMs; {}",
             overflow_effect(machine)
         );
         Finding::problem(
@@ -138,12 +144,12 @@ fn foreign_memory(machine: &Machine, folder: &str) -> Option<Finding> {
     (bytes > FOREIGN_MEMORY_ON_POOL_NODE_MAX).then(problem)
 }
 
-/// Checks the effect of a VM's access to a full node.
+/// Returns the consequence for a VM when the node is full: swapping or, without swap, its end.
 fn overflow_effect(machine: &Machine) -> &'static str {
     let swaps = machine.proc.text("swaps").unwrap_or_default().lines().count();
     if swaps > 1 {
-        "if it is full, VMs' pages are swapped out"
+        "if the node is full, pages of VMs are swapped out"
     } else {
-        "if it is full, a VM that touches more memory is killed, because there is no swap"
+        "if the node is full, a VM that touches more memory is killed, because there is no swap"
     }
 }

@@ -1,4 +1,5 @@
-//! Findings of the doctor on simulated machines: a healthy one, and one with each problem.
+//! Tests of the doctor on simulated machines: a healthy machine, and machines with one problem
+//! each.
 
 use std::{
     fs::{self, File, Permissions},
@@ -19,11 +20,13 @@ use crate::host::{
 const REGION: &str = "devices/platform/root0/decoder0.1/region7/dax_region7";
 const BLOCKS: &str = "devices/system/memory";
 const NODE: &str = "devices/system/node/node5";
-/// The first block of the region, which begins at 43 GiB.
+/// Number of the first memory block of the region, which begins at 43 GiB; a GiB has 8 blocks.
 const FIRST: u64 = 43 * 8;
+/// Process identifier of the simulated agent.
 const AGENT: &str = "4711";
 
-/// Machine without problems: an agent runs, and slice 0 is memory of node 5.
+/// Machine without problems, on which an agent runs. With the backend `memory_block`, slice 0 is
+/// memory of node 5.
 struct TestHost {
     tree: FakeSysfs,
     backend: &'static str,
@@ -46,16 +49,16 @@ impl TestHost {
         host
     }
 
-    /// Adds an agent that has the lock and all capabilities.
+    /// Adds an agent that holds the lock of `runtime_dir` and has all capabilities.
     fn agent(&self) {
         let lock = File::create(self.tree.path("run/lock")).unwrap().metadata().unwrap();
         let (device, inode) = (lock.dev(), lock.ino());
-        let held = format!(
+        let line = format!(
             "1: FLOCK  ADVISORY  WRITE {AGENT} {:02x}:{:02x}:{inode} 0 EOF",
             major(device),
             minor(device)
         );
-        self.tree.files("proc", &[("locks", &held)]);
+        self.tree.files("proc", &[("locks", &line)]);
         self.process(AGENT, "000001ffffffffff");
     }
 
@@ -67,7 +70,7 @@ impl TestHost {
         self.tree.files(&format!("proc/{pid}"), &files);
     }
 
-    /// No agent runs; the caller has all permissions.
+    /// Removes the agent, and gives the doctor's process all capabilities.
     fn without_agent(self) -> Self {
         self.tree.files("proc", &[("locks", "")]);
         fs::remove_dir_all(self.tree.path("proc").join(AGENT)).unwrap();
@@ -75,7 +78,7 @@ impl TestHost {
         self
     }
 
-    /// Adds the device of slice 0.
+    /// Adds the dax device of slice 0, bound to a driver unless `driver` is empty.
     fn slice(&self, driver: &str) {
         let (device, last) = (format!("{REGION}/dax7.1"), (44_u64 << 30) - 1);
         let files = [("size", "1073741824"), ("align", "2097152"), ("dev", "253:1"), ("target_node", "5")];
@@ -112,7 +115,7 @@ impl TestHost {
         examine(&self.machine(), &self.tree.path("host.toml"))
     }
 
-    /// Returns the only problem as text.
+    /// Returns the only problem as text. Fails if there is none or several.
     #[track_caller]
     fn problems(&self) -> String {
         let problems: Vec<_> = self.findings().into_iter().filter(|finding| !finding.ok).collect();
@@ -133,7 +136,7 @@ impl TestHost {
     }
 }
 
-/// Adds a kernel without problems.
+/// Adds the files of a kernel without problems.
 fn kernel(tree: &FakeSysfs) {
     let drivers = ["platform/drivers/cxl_acpi", "pci/drivers/cxl_pci", "cxl/drivers/cxl_port"];
     let more =
@@ -178,20 +181,20 @@ fn healthy_host_passes_and_reports_every_check() {
         host.assert_healthy();
         host.findings().iter().map(|finding| finding.check).collect::<Vec<_>>().join(" ")
     };
-    let every = "config secrets local_dir agent rights kvm hugepages";
-    let cxl = format!("{every} kernel modules onlining encryption records devices");
-    assert_eq!(checks("emulated"), every);
+    let always = "config secrets local_dir agent permissions kvm hugepages";
+    let cxl = format!("{always} kernel modules auto_online encryption records devices");
+    assert_eq!(checks("emulated"), always);
     assert_eq!(checks("dax"), cxl);
-    assert_eq!(checks("memory_block"), format!("{cxl} blocks movers node"));
+    assert_eq!(checks("memory_block"), format!("{cxl} blocks migration node"));
 }
 
 #[test]
-fn examination_changes_nothing() {
+fn doctor_does_not_delete_an_incomplete_region() {
     let host = TestHost::new("dax").without_agent();
     host.tree.files(&format!("{ROOT}/decoder0.1"), &[("delete_region", "")]);
     host.tree.files(&format!("{ROOT}/decoder0.1/region7"), &[("commit", "0")]);
     let output = text(&host.findings());
-    assert!(output.contains("region7 is incomplete: the agent resolves it when it starts"), "{output}");
+    assert!(output.contains("region7 is incomplete: the agent fixes this when it starts"), "{output}");
     assert_eq!(host.tree.sysfs.text(format!("{ROOT}/decoder0.1/delete_region")).unwrap(), "");
 }
 
@@ -211,22 +214,17 @@ fn missing_controllers_and_swap_are_reported() {
     let symbiosis = "\n[symbiosis]\ncgroups = \"tenants\"\nmemory_mib = 1024\nbandwidth_mb_s = 100\nenforce = \"swap\"\nremote = \"/dev/null\"";
     host.tree.files("", &[("host.toml", &format!("{others}{symbiosis}"))]);
     let output = text(&host.findings());
-    assert!(
-        output.contains("symbiosis.cgroups: no cgroups in") && output.contains("fix: mkdir "),
-        "{output}"
-    );
+    assert!(output.contains("is not a directory of cgroup v2") && output.contains("fix: mkdir "), "{output}");
     assert!(output.contains("symbiosis.remote: /dev/null is not a block device"), "{output}");
     host.tree.files("tenants", &[("cgroup.subtree_control", "cpu memory pids")]);
     let output = text(&host.findings());
-    assert!(output.contains("have no controller io") && output.contains("fix: echo '+io' > "), "{output}");
+    assert!(output.contains("lack the controllers io") && output.contains("fix: echo '+io' > "), "{output}");
     assert!(
         output.contains("page accesses are not monitored") && output.contains("CONFIG_DAMON_SYSFS"),
         "{output}"
     );
     host.tree.files("kernel/mm/damon/admin/kdamonds", &[("nr_kdamonds", "0")]);
-    assert!(
-        text(&host.findings()).contains("monitored by the kernel's DAMON; the kernel shows no processor")
-    );
+    assert!(text(&host.findings()).contains("monitored by DAMON; no processor of this host"));
     host.tree.files("tenants", &[("cgroup.subtree_control", "cpu io memory pids")]);
     assert!(!text(&host.findings()).contains("symbiosis.cgroups"));
 }
@@ -237,7 +235,7 @@ fn files_accessible_by_others_are_reported() {
     set_mode(&host.tree, "h0.token", 0o640);
     host.assert_problem(&[
         "secrets",
-        "h0.token has mode 0640: others than its owner may read it",
+        "h0.token has mode 0640: users other than its owner can read it",
         "`chmod 600 ",
     ]);
     fs::remove_file(host.tree.path("h0.token")).unwrap();
@@ -247,7 +245,7 @@ fn files_accessible_by_others_are_reported() {
     host.assert_problem(&["secrets", "printable characters"]);
     host.tree.files("", &[("h0.token", "secret")]);
     set_mode(&host.tree, "host.toml", 0o666);
-    host.assert_problem(&["config", "may change it", "`chmod 644 "]);
+    host.assert_problem(&["config", "can change it", "`chmod 644 "]);
 }
 
 #[test]
@@ -258,10 +256,10 @@ fn local_memory_on_disk_is_reported() {
 }
 
 #[test]
-fn missing_second_and_deaf_agents_are_reported() {
+fn missing_agent_second_agent_and_missing_socket_are_reported() {
     let host = TestHost::new("dax");
     host.process("99", "0");
-    host.assert_problem(&["agent", "processes [99] are host-agents too", "`kill PID`"]);
+    host.assert_problem(&["agent", "processes [99] are host-agents, too", "`kill PID`"]);
     fs::remove_dir_all(host.tree.path("proc/99")).unwrap();
     fs::remove_file(host.tree.path("run/host-memory.sock")).unwrap();
     host.assert_problem(&["agent", "process 4711 has no socket", "`systemctl restart host-agent`"]);
@@ -273,21 +271,21 @@ fn agent_without_capabilities_is_reported() {
     let host = TestHost::new("memory_block");
     host.process(AGENT, "000001ffff5fffff");
     host.assert_problem(&[
-        "rights",
-        "process 4711, lacks CAP_SYS_ADMIN CAP_SYS_NICE",
+        "permissions",
+        "the agent (process 4711) lacks CAP_SYS_ADMIN CAP_SYS_NICE",
         "CapabilityBoundingSet=",
     ]);
     host.process(AGENT, "000001ffffffffff");
     host.tree.files("proc/4711", &[("mounts", "sysfs /sys sysfs ro,nosuid 0 0")]);
-    host.assert_problem(&["rights", "cannot write to /sys"]);
+    host.assert_problem(&["permissions", "cannot write to /sys"]);
 }
 
 #[test]
 fn old_kernel_and_missing_kvm_are_reported() {
     let host = TestHost::new("dax");
-    for old in ["6.2.16", "5.15.0-91-generic", "what"] {
+    for old in ["6.2.16", "5.15.0-91-generic", "invalid"] {
         host.tree.files("proc", &[("sys/kernel/osrelease", old)]);
-        host.assert_problem(&["kernel", old, "6.3 is the first version"]);
+        host.assert_problem(&["kernel", old, "version 6.3 or later is required"]);
     }
     host.tree.files("proc", &[("sys/kernel/osrelease", "6.3.0-rc1")]);
     host.assert_healthy();
@@ -301,7 +299,7 @@ fn unloaded_or_missing_module_is_reported_by_name() {
     fs::remove_dir(host.tree.path("bus/dax/drivers/kmem")).unwrap();
     host.assert_healthy();
     fs::remove_dir(host.tree.path("bus/cxl/drivers/cxl_mem")).unwrap();
-    host.assert_problem(&["modules", "cxl_mem is neither loaded nor among", "CONFIG_CXL_MEM"]);
+    host.assert_problem(&["modules", "cxl_mem is neither loaded nor installed", "CONFIG_CXL_MEM"]);
     let list = "kernel/drivers/cxl/cxl_mem.ko.xz: kernel/drivers/cxl/core/cxl_core.ko.xz\nkernel/drivers/dax/device_dax.ko:";
     host.tree.files("modules/6.12.95-cloud", &[("modules.dep", list)]);
     host.assert_problem(&["modules", "cxl_mem is not loaded", "`modprobe cxl_mem`"]);
@@ -311,7 +309,7 @@ fn unloaded_or_missing_module_is_reported_by_name() {
 }
 
 #[test]
-fn soft_reserved_memory_without_bus_is_explained() {
+fn soft_reserved_memory_without_cxl_bus_is_reported() {
     let host = TestHost::new("dax");
     for module in ["cxl_port", "cxl_mem", "cxl_dax_region"] {
         fs::rename(host.tree.path(&format!("bus/cxl/drivers/{module}")), host.tree.path(module)).unwrap();
@@ -334,11 +332,11 @@ fn auto_online_policy_and_boot_option_are_reported() {
     let host = TestHost::new("dax");
     host.tree.files("proc", &[("cmdline", "quiet")]);
     host.assert_healthy();
-    let finding = host.findings().into_iter().find(|finding| finding.check == "onlining").unwrap();
+    let finding = host.findings().into_iter().find(|finding| finding.check == "auto_online").unwrap();
     assert!(finding.fix.unwrap().contains("memhp_default_state=offline"));
     host.tree.files(BLOCKS, &[("auto_online_blocks", "online_movable")]);
     host.assert_problem(&[
-        "onlining",
+        "auto_online",
         "(online_movable)",
         "`echo offline > /sys/",
         "memhp_default_state=offline",
@@ -362,10 +360,10 @@ fn missing_region_is_a_problem_only_if_agent_runs() {
     fs::remove_dir_all(host.tree.path(&format!("{ROOT}/decoder0.1/region7"))).unwrap();
     host.assert_problem(&[
         "device 0x1",
-        "4GiB without a region; decoder0.1 can contain one, aligned to 1GiB, and the agent has not",
+        "4GiB have no region; decoder0.1 has space for a region aligned to 1GiB, and the running agent",
     ]);
     let output = text(&host.without_agent().findings());
-    assert!(output.contains("aligned to 1GiB: the agent resolves it when it starts"), "{output}");
+    assert!(output.contains("aligned to 1GiB: the agent fixes this when it starts"), "{output}");
 }
 
 #[test]
@@ -374,7 +372,7 @@ fn foreign_dax_device_is_reported() {
     host.slice("device_dax");
     host.assert_healthy();
     host.tree.files(&format!("{REGION}/dax7.1"), &[("size", "536870912")]);
-    host.assert_problem(&["device 0x1", "dax7.1 has memory of the region", "`daxctl destroy-device`"]);
+    host.assert_problem(&["device 0x1", "dax7.1 uses memory of the region", "`daxctl destroy-device`"]);
 }
 
 #[test]
@@ -385,25 +383,26 @@ fn partial_slice_is_reported_only_without_agent() {
     let host = host.without_agent();
     let partial_slice = text(&host.findings());
     assert!(
-        partial_slice.contains("cxl:0x1:0: incomplete: has 5 of 8 blocks online; no recorded VM uses it"),
+        partial_slice
+            .contains("cxl:0x1:0: incomplete slice: 5 of 8 memory blocks are online; no recorded VM"),
         "{partial_slice}"
     );
     host.slice("");
     let partial_slice = text(&host.findings());
     assert!(
-        partial_slice.contains("cxl:0x1:0: incomplete: has no driver; no recorded VM"),
+        partial_slice.contains("cxl:0x1:0: incomplete slice: it has no driver; no recorded VM"),
         "{partial_slice}"
     );
 }
 
 #[test]
-fn kernel_memory_in_dax_backend_is_reported() {
+fn online_memory_blocks_with_dax_backend_are_reported() {
     let host = TestHost::new("dax");
     host.slice("kmem");
     host.blocks(FIRST..FIRST + 8, "offline");
     host.assert_healthy();
     host.blocks(FIRST + 2..FIRST + 3, "online");
-    host.assert_problem(&["cxl:0x1:0: 1 blocks of it are memory of the kernel", "memory346/state`"]);
+    host.assert_problem(&["cxl:0x1:0: 1 memory blocks of the slice are online", "memory346/state`"]);
 }
 
 #[test]
@@ -412,8 +411,9 @@ fn blocks_larger_than_a_slice_are_reported() {
     host.tree.files(BLOCKS, &[("block_size_bytes", "80000000")]);
     let output = text(&host.findings());
     assert!(
-        output.contains("blocks     this host: of 2GiB: a slice of 1GiB cannot")
-            && output.contains("`kind = \"dax\"`"),
+        output.contains(
+            "blocks      this host: a slice of 1GiB is not a whole number of memory blocks of 2GiB"
+        ) && output.contains("`kind = \"dax\"`"),
         "{output}"
     );
 }
@@ -424,7 +424,7 @@ fn foreign_use_of_pool_node_is_reported() {
     host.tree.files(NODE, &[("meminfo", &meminfo(65))]);
     host.assert_problem(&[
         "node 5",
-        "processes other than VMs use 65MiB",
+        "processes other than VMs use 65MiB of this node",
         "AllowedMemoryNodes=",
         "is killed",
     ]);
@@ -439,16 +439,16 @@ fn foreign_use_of_pool_node_is_reported() {
 }
 
 #[test]
-fn automatic_demotion_to_pool_node_is_reported() {
+fn enabled_demotion_is_a_problem_and_numa_balancing_is_not() {
     let host = TestHost::new("memory_block");
     host.tree.files("kernel/mm/numa", &[("demotion_enabled", "true")]);
-    host.assert_problem(&["movers", "`echo 0 > /sys/kernel/mm/numa/demotion_enabled`"]);
+    host.assert_problem(&["migration", "`echo 0 > /sys/kernel/mm/numa/demotion_enabled`"]);
     host.tree.files("kernel/mm/numa", &[("demotion_enabled", "false")]);
     host.tree
         .files("proc", &[("sys/kernel/numa_balancing", "1"), ("swaps", "Filename\n/dev/sda2 partition")]);
     host.assert_healthy();
     let output = text(&host.findings());
-    assert!(output.contains("does not move memory bound") && output.contains("are swapped out"), "{output}");
+    assert!(output.contains("does not move memory of VMs") && output.contains("are swapped out"), "{output}");
 }
 
 #[test]
@@ -458,7 +458,7 @@ fn disabled_huge_pages_are_reported_with_fix() {
     let output = || {
         let mut findings = host.findings().into_iter();
         let Finding { ok, message, fix, .. } = findings.find(|finding| finding.check == "hugepages").unwrap();
-        assert!(ok, "guests run all the same");
+        assert!(ok, "guests run without huge pages, too");
         format!("{message} ({})", fix.unwrap_or_default())
     };
     assert!(output().ends_with("(boot a kernel with CONFIG_TRANSPARENT_HUGEPAGE)"), "{}", output());
@@ -479,9 +479,9 @@ fn disabled_huge_pages_are_reported_with_fix() {
 }
 
 #[test]
-fn encrypted_memory_of_shared_devices_is_a_problem() {
+fn active_memory_encryption_is_a_problem() {
     let host = TestHost::new("dax");
     host.tree.files("bus/pci/drivers/ccp/0000:22:00.1", &[("tsme_status", "1")]);
     let problems = host.problems();
-    assert!(problems.contains("AMD TSME is active") && problems.contains("switch TSME off"), "{problems}");
+    assert!(problems.contains("AMD TSME is active") && problems.contains("disable TSME"), "{problems}");
 }

@@ -1,4 +1,5 @@
-//! Work beside the driver: host calls, records, and processes. Each returns as one event.
+//! Effects that the driver performs in other threads or tasks: host calls, writing of records, and
+//! watching of processes. Each returns its result as one event.
 
 use std::{
     sync::Arc,
@@ -43,10 +44,10 @@ impl Driver {
         let (host, metrics) = (Arc::clone(&self.host), Arc::clone(&self.metrics));
         self.workers.call(Lane::Closing, move || {
             let began = Instant::now();
-            let cleared = host.close_orphan(&place);
-            metrics.record_call(Call::CloseOrphan, began.elapsed(), cleared.is_ok());
-            let result = cleared.map_err(|error| {
-                tracing::warn!(%place, error = units::chain(&error), "orphaned slice not closed");
+            let closed = host.close_orphan(&place);
+            metrics.record_call(Call::CloseOrphan, began.elapsed(), closed.is_ok());
+            let result = closed.map_err(|error| {
+                tracing::warn!(%place, error = units::chain(&error), "cannot close orphaned slice");
                 error.failure()
             });
             Event::OrphanClosed { place, result }
@@ -75,7 +76,7 @@ impl Driver {
                 error.failure()
             });
             if result.is_ok() {
-                tracing::debug!(slice, epoch, ?call, "host call done");
+                tracing::debug!(slice, epoch, ?call, "host call succeeded");
             }
             Event::Done { holding, result }
         });
@@ -88,19 +89,20 @@ impl Driver {
             let written = join(tokio::task::spawn_blocking(move || records.write(&record)).await);
             let result = written.map_err(|error| {
                 let error = units::chain(&error);
-                tracing::error!(%reservation, error, "VM not recorded");
+                tracing::error!(%reservation, error, "cannot write the record of a VM");
                 error
             });
             Event::Recorded { reservation, result }
         });
     }
 
-    /// Not beside the driver, because it could overtake a record that is written again.
+    /// Deletes the record of a VM, in the driver's task: in another task, the deletion could
+    /// overtake a later write of the same record.
     pub(super) fn delete_record(&mut self, reservation: ReservationId) {
         self.usage.remove(reservation);
         if let Err(error) = self.records.remove(reservation) {
-            // The next start finds the record without its process, and reports the end again.
-            tracing::warn!(%reservation, error = units::chain(&error), "record not removed");
+            // The next agent finds the record without a process, and reports the VM's end again.
+            tracing::warn!(%reservation, error = units::chain(&error), "cannot delete the record of a VM");
         }
     }
 
@@ -108,7 +110,7 @@ impl Driver {
         self.watched_processes.insert(reservation, process.clone());
         self.tasks.spawn(async move {
             process_end(&process).await;
-            tracing::info!(%reservation, pid = process.pid, "process of a VM has ended");
+            tracing::info!(%reservation, pid = process.pid, "process of VM ended");
             Event::ProcessGone { reservation }
         });
     }
@@ -118,16 +120,16 @@ impl Driver {
         let killed = ProcessHandle::open(process).map(|handle| handle.map_or(Ok(()), |handle| handle.kill()));
         let pid = process.pid;
         match killed {
-            Ok(Ok(())) => tracing::warn!(%reservation, pid, "VM killed: its host is fenced"),
-            Ok(Err(error)) => tracing::error!(%reservation, pid, %error, "VM not killed"),
-            Err(error) => tracing::error!(%reservation, pid, error = units::chain(&error), "VM not killed"),
+            Ok(Ok(())) => tracing::warn!(%reservation, pid, "killed VM because this host is fenced"),
+            Ok(Err(error)) => tracing::error!(%reservation, pid, %error, "cannot kill VM"),
+            Err(error) => tracing::error!(%reservation, pid, error = units::chain(&error), "cannot kill VM"),
         }
     }
 
     pub(super) fn free_local(&mut self, reservation: ReservationId) {
         self.watched_processes.remove(&reservation);
         if let Err(error) = self.host.free_local(reservation) {
-            tracing::warn!(%reservation, error = units::chain(&error), "local memory not released");
+            tracing::warn!(%reservation, error = units::chain(&error), "cannot release local memory of VM");
         }
     }
 }
@@ -136,7 +138,8 @@ fn join<T>(joined: Result<T, tokio::task::JoinError>) -> T {
     joined.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
 }
 
-/// An unknown state is no end: watching the process is retried.
+/// Waits until a process has ended. If the process cannot be watched, this is retried, because an
+/// unknown state does not mean that the process has ended.
 async fn process_end(process: &Process) {
     loop {
         match ProcessHandle::open(process).map(|handle| handle.map(|handle| readiness::watch(handle.into())))
@@ -144,18 +147,18 @@ async fn process_end(process: &Process) {
             Ok(None) => return,
             Ok(Some(Ok(watched))) => match watched.readable().await {
                 Ok(_) => return,
-                Err(error) => tracing::warn!(pid = process.pid, %error, "process not watched"),
+                Err(error) => tracing::warn!(pid = process.pid, %error, "cannot watch process of VM"),
             },
-            Ok(Some(Err(error))) => tracing::warn!(pid = process.pid, %error, "process not watched"),
+            Ok(Some(Err(error))) => tracing::warn!(pid = process.pid, %error, "cannot watch process of VM"),
             Err(error) => {
-                tracing::warn!(pid = process.pid, error = units::chain(&error), "process not watched");
+                tracing::warn!(pid = process.pid, error = units::chain(&error), "cannot watch process of VM");
             }
         }
         tokio::time::sleep(PROCESS_WATCH_RETRY).await;
     }
 }
 
-/// Wall clock; nothing is decided by it.
+/// Returns the wall-clock time, which is only reported and never used in decisions.
 fn now() -> UnixMs {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     UnixMs(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))

@@ -1,4 +1,5 @@
-//! The driver with a host that fails on request, and a manager made of two channels.
+//! Tests of the driver with a fake host that can inject failures, and a manager that is simulated
+//! by two channels.
 
 use std::time::Duration;
 
@@ -22,7 +23,7 @@ use crate::{
 const SLICE_1: Holding = Holding { slice: SliceId(1), epoch: Epoch(1) };
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Handle of that slice.
+/// Returns the handle of `SLICE_1`.
 fn place() -> pool::protocol::Handle {
     pool::protocol::Handle::new("emc", "/emc/1.1")
 }
@@ -32,7 +33,7 @@ struct Rig {
     session: mpsc::Sender<SessionEvent>,
     driver: Handle,
     reports: Reports,
-    /// All reports so far as one.
+    /// Merge of all reports so far.
     reported: ObservedState,
     dir: tempfile::TempDir,
 }
@@ -65,15 +66,16 @@ impl Rig {
         let number = DesiredVersion { generation: 0, revision: Revision(revision) };
         let (base, vms, release, scrub, removals) = Default::default();
         let instance = InstanceId(5);
-        let mut want = DesiredState { number, base, instance, vms, release, scrub, removals, fenced: false };
-        change(&mut want);
-        self.session.send(SessionEvent::DesiredState("R".to_owned(), want)).await.unwrap();
+        let mut desired =
+            DesiredState { number, base, instance, vms, release, scrub, removals, fenced: false };
+        change(&mut desired);
+        self.session.send(SessionEvent::DesiredState("R".to_owned(), desired)).await.unwrap();
     }
 
     async fn send_vm(&self, revision: u64) {
         let slices = BTreeMap::from([(SLICE_1, place())]);
         let vm = DesiredVm { vm: name(), local: Bytes::mib(1), pinned: true, uid: None, slices };
-        self.send_state(revision, |want| drop(want.vms.insert(ReservationId(1), vm))).await;
+        self.send_state(revision, |desired| drop(desired.vms.insert(ReservationId(1), vm))).await;
     }
 
     async fn wait(&mut self, is_expected: impl Fn(&ObservedState) -> bool) -> ObservedState {
@@ -101,7 +103,7 @@ async fn failed_online_is_retried() {
     let mut rig = Rig::new().await;
     rig.host.fail(Call::Online, 2);
     rig.send_vm(1).await;
-    rig.wait(|have| have.online == [SLICE_1]).await;
+    rig.wait(|report| report.online == [SLICE_1]).await;
     assert_eq!(rig.host.calls(), [(Call::Online, SLICE_1)]);
 }
 
@@ -109,14 +111,14 @@ async fn failed_online_is_retried() {
 async fn persistent_failure_is_reported_with_host_error() {
     let mut rig = Rig::new().await;
     rig.host.fail(Call::Scrub, 3);
-    rig.send_state(1, |want| drop(want.scrub.insert(SLICE_1, place()))).await;
-    let have = rig.wait(|have| !have.failed.is_empty()).await;
+    rig.send_state(1, |desired| drop(desired.scrub.insert(SLICE_1, place()))).await;
+    let report = rig.wait(|report| !report.failed.is_empty()).await;
     let HostFailure { reason, message } =
-        HostFailure { reason: have.failed[0].reason, message: have.failed[0].message.clone() };
+        HostFailure { reason: report.failed[0].reason, message: report.failed[0].message.clone() };
     assert_eq!(reason, FailureReason::Host);
     assert!(message.contains("use /emc/1.1"), "{message}");
-    let have = rig.wait(|have| !have.scrubbed.is_empty()).await;
-    assert!(have.failed.is_empty());
+    let report = rig.wait(|report| !report.scrubbed.is_empty()).await;
+    assert!(report.failed.is_empty());
 }
 
 #[tokio::test]
@@ -127,8 +129,8 @@ async fn orphaned_slice_is_closed_before_host_is_clean() {
     host.fail(Call::CloseOrphan, 2);
     let mut rig = Rig::with(host).await;
     rig.send_vm(1).await;
-    let have = rig.wait(|have| have.online == [SLICE_1]).await;
-    assert!(!have.clean);
+    let report = rig.wait(|report| report.online == [SLICE_1]).await;
+    assert!(!report.clean);
     while rig.host.present_slices().unwrap().iter().any(|place| **place == *"/emc/2.1") {
         tokio::task::yield_now().await;
     }
@@ -136,12 +138,12 @@ async fn orphaned_slice_is_closed_before_host_is_clean() {
 }
 
 #[tokio::test]
-async fn dirty_slice_is_reported_and_not_retried() {
+async fn slice_that_is_not_zero_is_reported_and_not_opened() {
     let mut rig = Rig::new().await;
     rig.host.make_dirty(SLICE_1);
     rig.send_vm(1).await;
-    let have = rig.wait(|have| !have.failed.is_empty()).await;
-    assert_eq!(have.failed[0].reason, FailureReason::NotZero);
+    let report = rig.wait(|report| !report.failed.is_empty()).await;
+    assert_eq!(report.failed[0].reason, FailureReason::NotZero);
     assert!(rig.host.open().is_empty());
 }
 
@@ -149,7 +151,7 @@ async fn dirty_slice_is_reported_and_not_retried() {
 async fn unrecorded_vm_gets_no_memory() {
     let mut rig = Rig::new().await;
     rig.send_vm(1).await;
-    rig.wait(|have| have.online == [SLICE_1]).await;
+    rig.wait(|report| report.online == [SLICE_1]).await;
     std::fs::remove_dir(rig.dir.path().join("vms")).unwrap();
     let error = rig.attach().await.unwrap_err();
     assert!(matches!(error, DriverError::Refused(Refusal::NotRecorded { .. })), "{error:?}");
@@ -161,24 +163,24 @@ async fn unrecorded_vm_gets_no_memory() {
 }
 
 #[tokio::test]
-async fn failed_memory_request_is_reported_and_repeatable() {
+async fn failed_attach_returns_host_error_and_can_be_repeated() {
     let mut rig = Rig::new().await;
     rig.send_vm(1).await;
-    rig.wait(|have| have.online == [SLICE_1]).await;
+    rig.wait(|report| report.online == [SLICE_1]).await;
     rig.host.fail(Call::Memory, 1);
     let error = units::chain(&rig.attach().await.unwrap_err());
-    assert!(error.contains("its memory is not available: use a"), "{error}");
+    assert!(error.contains("the VM's memory is not available: cannot use a"), "{error}");
     rig.attach().await.unwrap();
 }
 
 const USAGE: Usage = Usage { local: Some(Bytes::mib(1)), pool: Some(Bytes::mib(2)), overflow: None };
 
 #[tokio::test]
-async fn running_vm_is_measured() {
+async fn memory_of_running_vm_is_measured() {
     let mut rig = Rig::new().await;
     rig.host.set_usage(ReservationId(1), USAGE);
     rig.send_vm(1).await;
-    rig.wait(|have| have.online == [SLICE_1]).await;
+    rig.wait(|report| report.online == [SLICE_1]).await;
     rig.attach().await.unwrap();
     let (driver, usage) = (rig.driver.clone(), Arc::clone(&rig.reports.usage));
     let measuring = tokio::spawn(usage::measure_periodically(driver, Arc::clone(&rig.host) as _, usage));
@@ -190,17 +192,17 @@ async fn running_vm_is_measured() {
 }
 
 #[tokio::test]
-async fn ended_vm_is_measured_before_its_end_is_reported() {
+async fn memory_of_ended_vm_is_measured_before_its_end_is_reported() {
     let mut rig = Rig::new().await;
     rig.send_vm(1).await;
-    rig.wait(|have| have.online == [SLICE_1]).await;
+    rig.wait(|report| report.online == [SLICE_1]).await;
     let mut child = std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
     let process = process::identify(child.id()).unwrap();
     rig.driver.attach(name(), Caller { process, uid: UserId::ROOT }, MemoryForm::Descriptors).await.unwrap();
     rig.host.set_usage(ReservationId(1), USAGE);
     child.kill().unwrap();
     child.wait().unwrap();
-    rig.wait(|have| have.ended == [ReservationId(1)]).await;
+    rig.wait(|report| report.ended == [ReservationId(1)]).await;
     let touched = TouchedMemory { local: Bytes::mib(1), pool: Bytes::mib(2) };
     assert_eq!(rig.reports.usage.take_unreported(), [(ReservationId(1), touched)]);
 }
@@ -208,7 +210,7 @@ async fn ended_vm_is_measured_before_its_end_is_reported() {
 #[tokio::test]
 async fn manager_of_another_rack_is_disconnected() {
     let mut rig = Rig::new().await;
-    rig.wait(|have| have.clean).await;
+    rig.wait(|report| report.clean).await;
     rig.session.send(SessionEvent::Disconnected).await.unwrap();
     rig.session.send(SessionEvent::Connected { rack: "Q".to_owned(), lease_ttl: Ns::secs(4) }).await.unwrap();
     tokio::time::timeout(TIMEOUT, rig.reports.disconnect.notified()).await.unwrap();

@@ -1,7 +1,8 @@
-//! Worker threads for host calls, which may take long. A VM's start never waits for slices that are
-//! reclaimed: calls that close or scrub slices wait in queues of their own and never occupy all
-//! threads. A thread that takes a call and sees more wakes the next, so that a burst of short calls
-//! ends before all of them are awake.
+//! Worker threads for host calls, which may take long.
+//!
+//! Calls that close or scrub slices have separate queues and never occupy all threads, so that the
+//! start of a VM never waits for them. A thread that takes a call while more are pending wakes the
+//! next thread. A burst of short calls is therefore done before all threads are awake.
 
 use std::{
     any::Any,
@@ -15,10 +16,10 @@ use pool::agent::Event;
 use tokio::sync::mpsc;
 use units::limits::{HOST_CALLS_IN_FLIGHT_MAX, HOST_RECLAIM_CALLS_IN_FLIGHT_MAX};
 
-/// Call that returns its result.
+/// Host call, which returns its result as an event.
 type Call = Box<dyn FnOnce() -> Event + Send>;
 
-/// Result of a call; one that panicked leaves a slice in an unknown state.
+/// Result of a call, or the panic of a call, which leaves a slice in an unknown state.
 pub(super) type CallResult = Result<Event, Box<dyn Any + Send>>;
 
 #[derive(Default)]
@@ -27,14 +28,14 @@ struct Queue {
     available: Condvar,
 }
 
-/// Purpose of a call.
+/// Queue to which a call belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lane {
-    /// A VM's start waits for it.
+    /// Calls for which the start of a VM waits.
     Serving,
-    /// Closing of slices, which may wait for each other.
+    /// Calls that close slices, which may wait for each other.
     Closing,
-    /// Scrubbing of slices without an owner.
+    /// Calls that scrub slices without an owner.
     Scrubbing,
 }
 
@@ -48,7 +49,7 @@ struct PendingCalls {
 }
 
 impl PendingCalls {
-    /// Returns the next call that may be made now.
+    /// Removes and returns the next call that may run now, if any.
     fn take(&mut self) -> Option<(Lane, Call)> {
         if let Some(call) = self.serving.pop_front() {
             return Some((Lane::Serving, call));
@@ -72,12 +73,12 @@ impl PendingCalls {
 }
 
 impl Queue {
-    /// A poisoned queue is consistent: no call runs while it is locked.
+    /// Locks the queue. A poisoned queue is consistent, because no call runs while it is locked.
     fn pending(&self) -> MutexGuard<'_, PendingCalls> {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the next call; `None` when there will be no more. `last` is the lane of
+    /// Waits for the next call; returns `None` after the pool was dropped. `last` is the lane of
     /// the thread's previous call.
     fn next(&self, last: Option<Lane>) -> Option<(Lane, Call)> {
         let mut pending = self.pending();
@@ -99,7 +100,7 @@ impl Queue {
     }
 }
 
-/// Worker threads. When dropped, they end after their current calls.
+/// Pool of worker threads. After the pool is dropped, each thread ends after its current call.
 pub(super) struct WorkerPool(Arc<Queue>);
 
 impl std::fmt::Debug for WorkerPool {
@@ -109,11 +110,11 @@ impl std::fmt::Debug for WorkerPool {
 }
 
 impl WorkerPool {
-    /// Starts the threads, and returns the receiver of their results. There is at most one call per
-    /// slice, because the agent's state machine never requests two at once.
+    /// Starts the threads, and returns the receiver of the calls' results. The channel is
+    /// unbounded, but the state machine requests at most one call per slice at a time.
     ///
     /// # Errors
-    /// The operating system cannot create a thread.
+    /// A thread cannot be created.
     pub(super) fn start() -> std::io::Result<(Self, mpsc::UnboundedReceiver<CallResult>)> {
         let queue = Arc::new(Queue::default());
         let (results, receiver) = mpsc::unbounded_channel();
@@ -177,7 +178,7 @@ mod tests {
         for id in 0..3 * HOST_CALLS_IN_FLIGHT_MAX as u64 {
             let barrier = Arc::clone(&barrier);
             workers.call(Lane::Serving, move || {
-                barrier.wait(); // passes only when all threads are in a call
+                barrier.wait(); // blocks until all threads are in a call
                 event(id)
             });
         }

@@ -1,29 +1,31 @@
-//! Access profile of a tenant's memory, from any source: regions, with the access rate of their
-//! pages.
+//! Access profile of a tenant's memory: regions with the access rate of their pages, as measured by
+//! DAMON or by processor samples.
 
 use fairness::profile::Histogram;
 
 use super::memory::usage::PAGE;
 
-/// Interval between samples of a page, in microseconds: several accesses within it count once.
+/// Interval between samples of a page, in microseconds. Several accesses within an interval count
+/// as a single access.
 pub const SAMPLE_INTERVAL_US: u64 = 50_000;
-/// Number of aggregated samples, and resolution of fractions of one.
+/// Number of samples per result, so that a result covers 2 s.
 pub const SAMPLES_PER_RESULT: u32 = 40;
+/// Histogram units per sample, so that fractions of a sample can be counted.
 const FRACTION_UNITS: u32 = 1000;
 
-/// Source of a profile.
+/// Mechanism that measured an access profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AccessSource {
-    /// The kernel's DAMON.
+    /// DAMON of the Linux kernel.
     Damon,
-    /// A processor of Intel's, by samples of loads that miss its last cache.
+    /// PEBS of Intel processors, which samples loads that miss the last-level cache.
     Pebs,
-    /// A processor of AMD's, by samples of loads and stores.
+    /// IBS of AMD processors, which samples loads and stores.
     Ibs,
 }
 
 impl AccessSource {
-    /// Returns its name in reports.
+    /// Returns the name of the source in reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Damon => "damon",
@@ -33,48 +35,48 @@ impl AccessSource {
     }
 }
 
-/// A region of a process's memory.
+/// Region of a process's address space whose pages have a similar access rate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Region {
-    /// Size.
+    /// Size of the region, in bytes.
     pub bytes: u64,
-    /// Fraction of samples in which a page of it was accessed, 0 to 1.
+    /// Fraction of the samples in which a page of the region was accessed, 0 to 1.
     pub touched: f64,
 }
 
 /// Access profile of one tenant.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AccessProfile {
-    /// Source.
+    /// Mechanism that measured the profile.
     pub source: AccessSource,
-    /// Regions.
+    /// Measured regions of all processes of the tenant.
     pub regions: Vec<Region>,
 }
 
 impl AccessProfile {
-    /// Returns the number of bytes accessed at least once.
+    /// Returns the total size of the regions that were accessed at least once, in bytes.
     pub fn touched_bytes(&self) -> u64 {
         self.accessed_regions().map(|region| region.bytes).sum()
     }
 
-    /// Returns the accessed pages per second; several accesses of a page within a sample interval
-    /// count once.
+    /// Returns the number of page accesses per second. Several accesses of a page within a sample
+    /// interval count as a single access.
     pub fn pages_per_second(&self) -> f64 {
         let pages = |region: &Region| region.bytes as f64 / PAGE as f64 * region.touched;
         self.accessed_regions().map(pages).sum::<f64>() / (SAMPLE_INTERVAL_US as f64 / 1e6)
     }
 
-    /// Returns the fraction of the accessed addresses that can have memory, for a number of bytes:
-    /// regions contain addresses.
+    /// Returns the fraction of the accessed address space that can be backed by `bytes` bytes of
+    /// memory, 0 to 1. Regions are address ranges, and may contain addresses without memory.
     pub fn resident_fraction(&self, bytes: u64) -> f64 {
         (bytes as f64 / self.touched_bytes().max(1) as f64).min(1.0)
     }
 
-    /// Returns the access counts of blocks of a size in bytes, of 40 samples. Pages of a block have
-    /// similar access rates and any location.
+    /// Returns the histogram of access counts of blocks of `bytes` bytes, in [`SAMPLES_PER_RESULT`]
+    /// samples. A block consists of pages with similar access rates, which need not be adjacent.
     pub fn histogram(&self, bytes: u64) -> Histogram {
         let mut regions: Vec<Region> = self.accessed_regions().copied().collect();
-        regions.sort_by(|one, other| other.touched.total_cmp(&one.touched));
+        regions.sort_by(|a, b| b.touched.total_cmp(&a.touched));
         let (mut counts, mut block) = (Vec::new(), Block::default());
         for Region { bytes: mut remaining, touched } in regions {
             while remaining > 0 {
@@ -96,22 +98,18 @@ impl AccessProfile {
     }
 }
 
-/// Memory counted as one block.
+/// Block of the histogram while it is filled.
 #[derive(Clone, Copy, Debug, Default)]
 struct Block {
     bytes: u64,
-    /// Sum over its bytes of the fraction of samples with an access.
+    /// Sum of [`Region::touched`] over all bytes of the block.
     touched: f64,
 }
 
 impl Block {
     fn count(self) -> u32 {
         let touched = self.touched / self.bytes as f64;
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "a fraction of all samples"
-        )]
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0 to 40,000")]
         let count = (touched * f64::from(SAMPLES_PER_RESULT * FRACTION_UNITS)).round() as u32;
         count.max(1)
     }

@@ -1,4 +1,5 @@
-//! Memory blocks of the kernel: size, blocks of a range, and state. Nothing is changed here.
+//! Memory blocks of the kernel in sysfs: their size, address range and state. This module only
+//! reads sysfs.
 
 use std::ops::Range;
 
@@ -6,62 +7,63 @@ use units::Bytes;
 
 use super::sysfs::{Sysfs, SysfsError};
 
-/// Folder of the blocks.
+/// Directory of the memory blocks in sysfs.
 pub const FOLDER: &str = "devices/system/memory";
 
-/// Unit of memory that the kernel takes online and offline.
+/// Memory block: unit of memory that the kernel onlines and offlines.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// Name, such as `memory344`.
+    /// Name of the block, such as `memory344`.
     pub name: String,
-    /// State as shown by the kernel: `online`, `offline` or `going-offline`.
+    /// State of the block in sysfs: `online`, `offline` or `going-offline`.
     pub state: String,
 }
 
 impl Block {
-    /// Returns whether it is offline.
+    /// Returns whether the block is offline. A block that is going offline is not.
     pub fn is_offline(&self) -> bool {
         self.state == "offline"
     }
 }
 
-/// Returns the range of a block in physical memory.
+/// Returns the physical address range of a block.
 ///
 /// # Errors
-/// The kernel does not report it.
+/// The block size cannot be read, or the block's name has no number.
 pub fn range(sysfs: &Sysfs, block: &Block) -> Result<Range<u64>, SysfsError> {
     let size = size(sysfs)?.get();
     let number = block.name.trim_start_matches("memory").parse::<u64>();
-    let number = number.map_err(|_| sysfs.unreadable(FOLDER, block.name.clone(), "a numbered block"))?;
+    let number =
+        number.map_err(|_| sysfs.unreadable(FOLDER, block.name.clone(), "the name of a memory block"))?;
     Ok(number * size..(number + 1) * size)
 }
 
-/// Returns the size of a block.
+/// Returns the size of all memory blocks.
 ///
 /// # Errors
-/// The kernel does not report it.
+/// The size cannot be read or is invalid.
 pub fn size(sysfs: &Sysfs) -> Result<Bytes, SysfsError> {
     let file = format!("{FOLDER}/block_size_bytes");
     let text = sysfs.text(&file)?;
     match u64::from_str_radix(&text, 16) {
         Ok(bytes) if bytes > 0 => Ok(Bytes::new(bytes)),
-        _ => Err(sysfs.unreadable(file, text, "a size in hexadecimal")),
+        _ => Err(sysfs.unreadable(file, text, "a size in hexadecimal bytes")),
     }
 }
 
-/// Policy for added blocks: they stay `offline`, or come `online` by themselves in one of several
-/// ways.
+/// Returns the kernel's policy for added memory blocks, such as `offline`, or `online_movable` if
+/// they come online automatically.
 ///
 /// # Errors
-/// The kernel does not report it.
+/// The policy cannot be read.
 pub fn policy(sysfs: &Sysfs) -> Result<String, SysfsError> {
     sysfs.text(format!("{FOLDER}/auto_online_blocks"))
 }
 
-/// Returns the existing blocks that overlap a physical range, lowest first.
+/// Returns the existing blocks that overlap a physical address range, in ascending order.
 ///
 /// # Errors
-/// The kernel does not report it.
+/// The block size or a state cannot be read.
 pub fn within(sysfs: &Sysfs, range: &Range<u64>) -> Result<Vec<Block>, SysfsError> {
     let size = size(sysfs)?.get();
     let states = (range.start / size..range.end.div_ceil(size)).map(|number| {

@@ -1,5 +1,6 @@
-//! Tenants as cgroups of version 2: their names, the kernel's counters, and the two limits that
-//! enforce a share. Nothing is decided here, and no other file of a cgroup is written.
+//! Tenants of Symbiosis, each a cgroup (version 2): their names, the kernel's counters, and the
+//! limits on memory and I/O bandwidth that enforce a share. Only the files `memory.high` and
+//! `io.max` are written.
 
 use std::{
     fs,
@@ -10,7 +11,7 @@ use units::Bytes;
 
 use super::sysfs::{Sysfs, SysfsError};
 
-/// Folder of cgroups, each of which is a tenant.
+/// Parent directory of cgroups, each of which is a tenant.
 #[derive(Clone, Debug)]
 pub struct Cgroups {
     folder: PathBuf,
@@ -20,58 +21,59 @@ pub struct Cgroups {
 /// Counters of a tenant since its creation, and its current usage.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Counters {
-    /// Memory usage.
+    /// Current memory usage, without swap.
     pub memory: Bytes,
-    /// Part of it on swap devices.
+    /// Current usage of swap devices.
     pub swapped: Bytes,
-    /// Limit set by its owner, if any.
+    /// Hard limit `memory.max`, if the tenant's owner set one.
     pub memory_max: Option<Bytes>,
     /// Processor time, in microseconds.
     pub cpu_us: u64,
-    /// Major page faults.
+    /// Number of major page faults.
     pub major_faults: u64,
-    /// Pages reclaimed and faulted back.
+    /// Number of pages that were reclaimed and faulted back soon after.
     pub refaults: u64,
-    /// Bytes read from and written to the device.
+    /// Bytes read from the swap device.
     pub read: u64,
-    /// See `read`.
+    /// Bytes written to the swap device.
     pub written: u64,
     /// Bytes read from and written to all other devices.
     pub other_device_bytes: u64,
-    /// Microseconds in which some task was stalled on memory and on I/O; none where the kernel does
-    /// not count them. A wait for a page is counted in one or both: as memory if the page was in
-    /// use before, as I/O also while it is delayed by a limit.
+    /// Microseconds in which some task was stalled on memory, and on I/O (pressure stall
+    /// information); `None` if the kernel does not count them. A wait for a page can count as both:
+    /// as memory if the page was in use before, as I/O while a limit delays it.
     pub stalled_us: Option<(u64, u64)>,
 }
 
 impl Counters {
-    /// Returns the memory usage, including swap.
+    /// Returns the current memory usage including swap.
     pub const fn memory_with_swap(&self) -> Bytes {
         Bytes::new(self.memory.get().saturating_add(self.swapped.get()))
     }
 }
 
-/// Limits of a tenant; `None` without a limit.
+/// Limits of a tenant; `None` means unlimited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
-    /// Memory above which pages are reclaimed, in bytes.
+    /// Memory above which the kernel reclaims pages (`memory.high`), in bytes.
     pub memory: Option<u64>,
-    /// Bytes per second read from the device.
+    /// Reads from the swap device, in bytes per second.
     pub read: Option<u64>,
-    /// Bytes per second written to the device.
+    /// Writes to the swap device, in bytes per second.
     pub written: Option<u64>,
 }
 
 impl Cgroups {
-    /// Opens a folder, such as `/sys/fs/cgroup/tenants`.
+    /// Returns the tenants below a directory, such as `/sys/fs/cgroup/tenants`.
     pub fn at(folder: &Path) -> Self {
         Self { folder: folder.to_owned(), files: Sysfs::at(folder) }
     }
 
-    /// Returns the names of the tenants in order; cgroups without a process are skipped.
+    /// Returns the names of all tenants in alphabetical order. Cgroups without a process are
+    /// skipped.
     ///
     /// # Errors
-    /// The folder cannot be read.
+    /// The directory cannot be read.
     pub fn names(&self) -> Result<Vec<String>, SysfsError> {
         let failed = |errno| SysfsError::Read { path: self.folder.clone(), errno };
         let mut names = Vec::new();
@@ -81,7 +83,7 @@ impl Cgroups {
             let Some(name) = entry.file_name().to_str().filter(|_| is_folder).map(str::to_owned) else {
                 continue;
             };
-            // A cgroup that disappears is skipped too.
+            // A cgroup that is removed meanwhile is skipped, too.
             if self
                 .files
                 .text(format!("{name}/cgroup.events"))
@@ -94,19 +96,20 @@ impl Cgroups {
         Ok(names)
     }
 
-    /// Returns whether such a tenant exists.
+    /// Returns whether a tenant of this name exists.
     pub fn exists(&self, name: &str) -> bool {
         self.folder.join(name).is_dir()
     }
 
-    /// Returns the counters of a tenant, with traffic of one device, such as `253:0`.
+    /// Returns the counters of a tenant. `device` is the number of the swap device, such as
+    /// `253:0`.
     ///
     /// # Errors
-    /// It does not exist, or its controllers `memory`, `cpu` and `io` are missing.
+    /// The tenant does not exist, or lacks one of the controllers `memory`, `cpu` and `io`.
     pub fn counters(&self, name: &str, device: &str) -> Result<Counters, SysfsError> {
         let number = |file: &str| self.files.number(format!("{name}/{file}")).map(Bytes::new);
         let swapped = match number("memory.swap.current") {
-            Err(error) if error.is_gone() => Bytes::ZERO, // the kernel has no swap
+            Err(error) if error.is_gone() => Bytes::ZERO, // a kernel without swap
             read => read?,
         };
         let io = self.text(name, "io.stat")?;
@@ -136,18 +139,19 @@ impl Cgroups {
         })
     }
 
-    /// Returns all processes of a tenant, including those of its child cgroups.
+    /// Returns the identifiers of all processes of a tenant, including processes in its child
+    /// cgroups.
     ///
     /// # Errors
-    /// It does not exist, or cannot be read.
+    /// The tenant does not exist, or its files cannot be read.
     pub fn processes(&self, name: &str) -> Result<Vec<u32>, SysfsError> {
         let own = self.folder.join(name);
         let (mut pids, mut folders) = (Vec::new(), vec![own.clone()]);
         while let Some(folder) = folders.pop() {
             let text = match self.files.text(folder.join("cgroup.procs")) {
                 Ok(text) => text,
-                // A child was removed meanwhile, or is threaded: its processes are those of its
-                // parent.
+                // A child cgroup was removed meanwhile, or is threaded, so that its processes are
+                // listed in its parent.
                 Err(error) if folder != own && (error.is_gone() || has_threads_only(&error)) => continue,
                 Err(error) => return Err(error),
             };
@@ -159,10 +163,10 @@ impl Cgroups {
         Ok(pids)
     }
 
-    /// Returns a tenant's limits, on a device.
+    /// Returns the limits of a tenant. `device` is the number of the swap device.
     ///
     /// # Errors
-    /// It does not exist.
+    /// The tenant does not exist, or its files cannot be read.
     pub fn limits(&self, name: &str, device: &str) -> Result<Limits, SysfsError> {
         let io = self.text(name, "io.max")?;
         let of = |key| Some(value_of(line_of(&io, device)?, key)?.parse().ok());
@@ -170,19 +174,20 @@ impl Cgroups {
         Ok(Limits { memory: self.bytes(name, "memory.high")?.map(Bytes::get), read, written })
     }
 
-    /// Sets the memory above which pages are reclaimed, or removes it. May take as long as the
-    /// reclaim.
+    /// Sets `memory.high`, above which the kernel reclaims pages, in bytes; `None` removes the
+    /// limit. The call may block until the pages above the limit are reclaimed.
     ///
     /// # Errors
-    /// It does not exist, or the kernel rejects it.
+    /// The tenant does not exist, or the kernel rejects the limit.
     pub fn limit_memory(&self, name: &str, to: Option<u64>) -> Result<(), SysfsError> {
         self.files.write(format!("{name}/memory.high"), &limit_text(to))
     }
 
-    /// Sets the bytes per second of a device, or removes the limit.
+    /// Sets the limits for reads from and writes to a device, in bytes per second; `None` removes a
+    /// limit.
     ///
     /// # Errors
-    /// It does not exist, or the kernel rejects it.
+    /// The tenant does not exist, or the kernel rejects the limits.
     pub fn limit_bandwidth(
         &self,
         name: &str,
@@ -198,7 +203,7 @@ impl Cgroups {
         self.files.text(format!("{name}/{file}"))
     }
 
-    /// Reads a number of bytes; `None` for `max`.
+    /// Reads a limit in bytes; `None` for `max`.
     fn bytes(&self, name: &str, file: &str) -> Result<Option<Bytes>, SysfsError> {
         if self.text(name, file)? == "max" {
             return Ok(None);
@@ -211,17 +216,17 @@ impl Cgroups {
     }
 }
 
-/// Formats a limit.
+/// Formats a limit for a file of a cgroup; `max` means unlimited.
 fn limit_text(limit: Option<u64>) -> String {
     limit.map_or_else(|| "max".to_owned(), |limit| limit.to_string())
 }
 
-/// Shortens a text for a message.
+/// Shortens a text to 100 characters for an error message.
 fn truncated(text: &str) -> String {
     text.chars().take(100).collect()
 }
 
-/// Reads a value such as `pgmajfault 17`.
+/// Returns the value of a key in lines such as `pgmajfault 17`.
 fn value(text: &str, key: &str) -> Option<u64> {
     let rest = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' '))?;
     rest.trim().parse().ok()
@@ -236,7 +241,7 @@ fn has_first_word(line: &str, word: &str) -> bool {
     line.split_whitespace().next() == Some(word)
 }
 
-/// Reads a line such as `253:0 rbytes=4096 wbytes=0`.
+/// Returns the value of a key in a line such as `253:0 rbytes=4096 wbytes=0`.
 fn value_of<'a>(line: &'a str, key: &str) -> Option<&'a str> {
     line.split_whitespace().find_map(|word| word.strip_prefix(key)?.strip_prefix('='))
 }
@@ -246,14 +251,14 @@ fn has_threads_only(error: &SysfsError) -> bool {
     matches!(error, SysfsError::Read { errno, .. } if errno.raw_os_error() == Some(code))
 }
 
-/// Cgroups in a temporary folder, for tests. Their counters are constant, and they accept every
-/// write.
+/// Simulated cgroups in a temporary directory, for tests. Their counters do not change, and all
+/// writes succeed.
 #[cfg(test)]
 pub(crate) mod fake {
     use super::Cgroups;
     use crate::host::sysfs::fake::FakeSysfs;
 
-    /// Creates one for each name.
+    /// Creates a tenant without usage for each name.
     pub(crate) fn cgroups(names: &[&str]) -> (FakeSysfs, Cgroups) {
         let fake = FakeSysfs::new(&[]);
         names.iter().for_each(|name| add(&fake, name));
@@ -261,7 +266,7 @@ pub(crate) mod fake {
         (fake, cgroups)
     }
 
-    /// Adds one without usage.
+    /// Adds a tenant without usage.
     pub(crate) fn add(fake: &FakeSysfs, name: &str) {
         let stat = "anon 4096\npgfault 9\npgmajfault 0\nworkingset_refault_anon 0\nworkingset_refault_file 0";
         let files = [
@@ -325,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn cgroup_with_process_is_a_tenant() {
+    fn tenants_are_cgroups_with_processes() {
         let (fake, cgroups) = fake::cgroups(&["b", "a", "empty"]);
         fake.files("empty", &[("cgroup.events", "populated 0")]);
         fake.files("", &[("cgroup.procs", "")]);
@@ -345,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_cgroup_differs_from_unreadable_one() {
+    fn missing_cgroup_differs_from_invalid_file() {
         let (fake, cgroups) = fake::cgroups(&["db"]);
         assert!(cgroups.counters("cache", "253:0").unwrap_err().is_gone());
         let gone = units::chain(&cgroups.limit_memory("cache", Some(1 << 20)).unwrap_err());
@@ -353,11 +358,11 @@ mod tests {
             gone.ends_with("No such file or directory (os error 2)") && !cgroups.exists("cache"),
             "{gone}"
         );
-        fake.files("db", &[("cpu.stat", "what")]);
+        fake.files("db", &[("cpu.stat", "invalid")]);
         let error = cgroups.counters("db", "253:0").unwrap_err();
         assert!(!error.is_gone());
         assert!(
-            error.to_string().ends_with("db/cpu.stat holds \"what\", which is not usage_usec"),
+            error.to_string().ends_with("db/cpu.stat contains \"invalid\", expected usage_usec"),
             "{error}"
         );
     }

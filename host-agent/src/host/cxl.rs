@@ -1,6 +1,7 @@
-//! CXL memory devices of this machine, with the region of each, found or created. Slices are
-//! numbered from the start of their device's region, and operated on in `slices`. A device with a
-//! problem is reported and not used.
+//! Discovery of the CXL memory devices of this machine. Each device gets one region over its whole
+//! memory: an existing region is used, otherwise a region is created. Slices are numbered from the
+//! start of the region, and changed by the module `slices`. A device with a problem is reported and
+//! not used.
 
 mod plan;
 mod problem;
@@ -18,62 +19,63 @@ use super::{
     sysfs::{Sysfs, SysfsError},
 };
 
-/// Folder of the CXL bus.
+/// Directory of the devices on the CXL bus in sysfs.
 const BUS: &str = "bus/cxl/devices";
 
-/// CXL memory of a machine.
+/// CXL memory devices of a machine.
 #[derive(Debug)]
 pub struct CxlMemory {
-    /// Memory devices, in the kernel's order.
+    /// Memory devices, in the order of their kernel names.
     pub devices: Vec<Device>,
 }
 
-/// CXL memory device.
+/// CXL memory device with its slices.
 #[derive(Debug)]
 pub struct Device {
-    /// Name in the kernel, such as `mem0`; it may change at a reboot.
+    /// Name in the kernel, such as `mem0`, which may change at a reboot.
     pub name: String,
-    /// Serial number as printed by sysfs, such as `0x1`: equal on every host that sees the device.
+    /// Serial number in the notation of sysfs, such as `0x1`. It is the same on all hosts that
+    /// share the device.
     pub serial: String,
     /// Volatile capacity of the device.
     pub bytes: Bytes,
-    /// Its slices, or the reason why they cannot be used.
+    /// Slices of the device, or the reason why the device cannot be used.
     pub slices: Result<Slices, Problem>,
 }
 
-/// Current state of a CXL memory device.
+/// CXL memory device as found by [`inspect`], without changes.
 #[derive(Debug)]
 pub struct InspectedDevice {
     /// Serial number, as [`Device::serial`].
     pub serial: String,
     /// Volatile capacity of the device.
     pub bytes: Bytes,
-    /// Region of the device, or the reason why it cannot be used.
+    /// State of the device's region, or the reason why the device cannot be used.
     pub state: Result<DeviceState, Problem>,
 }
 
-/// State of a usable device.
+/// State of the region of a usable device.
 #[derive(Debug)]
 pub enum DeviceState {
-    /// It has a region with slices.
+    /// The device has a region with slices.
     Present(Slices),
-    /// It has a region of this name without a driver.
+    /// The device has a region of this name that is not bound to a driver.
     Unbound(String),
-    /// It has a region of this name that was not completed.
+    /// The device has a region of this name whose creation was interrupted.
     Incomplete(String),
-    /// It has no region.
+    /// The device has no region.
     NoRegion {
-        /// Best window for a region.
+        /// Name of the preferred window for a region.
         window: String,
-        /// Physical address at which it would begin.
+        /// Physical address at which the window begins.
         start: u64,
     },
 }
 
-/// Inspects a machine's memory devices, without changes.
+/// Returns the state of all CXL memory devices, without changing any.
 ///
 /// # Errors
-/// There is no CXL bus, or no device on it.
+/// [`CxlError::NoBus`], [`CxlError::NoDevice`], or sysfs cannot be read.
 pub fn inspect(sysfs: &Sysfs) -> Result<Vec<InspectedDevice>, CxlError> {
     let memdevs = memdevs(sysfs)?;
     let inspected = |memdev: &Memdev| InspectedDevice {
@@ -101,10 +103,10 @@ fn has_duplicate_serial(memdevs: &[Memdev], memdev: &Memdev) -> bool {
 }
 
 impl CxlMemory {
-    /// Inspects a machine, and creates a region for each device without one.
+    /// Finds all CXL memory devices, and creates a region for each device that has none.
     ///
     /// # Errors
-    /// There is no CXL bus, or no device on it.
+    /// [`CxlError::NoBus`], [`CxlError::NoDevice`], or sysfs cannot be read.
     pub fn discover(sysfs: &Sysfs) -> Result<Self, CxlError> {
         let memdevs = memdevs(sysfs)?;
         let regions = regions(sysfs, &memdevs);
@@ -117,10 +119,10 @@ impl CxlMemory {
         Ok(Self { devices: memdevs.into_iter().zip(regions).map(device).collect() })
     }
 
-    /// Returns the slices of a device.
+    /// Returns the slices of the device with a serial number.
     ///
     /// # Errors
-    /// The device does not exist, or has a problem.
+    /// [`CxlError::NoSuchDevice`], or [`CxlError::Problem`] if the device cannot be used.
     pub fn slices(&self, serial: &str) -> Result<&Slices, CxlError> {
         let device = self.devices.iter().find(|device| device.serial == serial);
         let device = device.ok_or_else(|| CxlError::NoSuchDevice { serial: serial.to_owned() })?;
@@ -131,17 +133,17 @@ impl CxlMemory {
     }
 }
 
-/// Returns the region of each device, or the reason why it has none. Several new regions are
-/// planned together.
+/// Returns the region of each device, or the reason why the device has none. The windows of all new
+/// regions are chosen together.
 fn regions(sysfs: &Sysfs, memdevs: &[Memdev]) -> Vec<Result<Region, Problem>> {
     let (mut regions, mut plans) = (BTreeMap::new(), Vec::new());
     for (number, memdev) in memdevs.iter().enumerate() {
-        let site = if has_duplicate_serial(memdevs, memdev) {
+        let region = if has_duplicate_serial(memdevs, memdev) {
             Err(Problem::DuplicateSerial)
         } else {
             region::prepare(sysfs, memdev)
         };
-        match site {
+        match region {
             Ok(RegionState::Missing(device)) => plans.push((number, device)),
             Ok(RegionState::Present(name)) => {
                 drop(regions.insert(number, region::use_existing(sysfs, &name)))
@@ -155,12 +157,12 @@ fn regions(sysfs: &Sysfs, memdevs: &[Memdev]) -> Vec<Result<Region, Problem>> {
     regions.into_values().collect()
 }
 
-/// Slice in the manager's notation `cxl:SERIAL:INDEX`.
+/// Name of a slice in the notation `cxl:SERIAL:INDEX` of the manager.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SliceName {
-    /// Serial number of its device.
+    /// Serial number of the slice's device.
     pub serial: String,
-    /// Index of the slice, in GiB from the start of the region.
+    /// Index of the slice: its distance from the start of the region, in GiB.
     pub index: u32,
 }
 

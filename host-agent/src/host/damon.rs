@@ -1,7 +1,9 @@
-//! Page accesses of tenants from the kernel's DAMON, which samples regions of their processes'
-//! memory for a while and reports how often each was accessed. It is used through sysfs and as a
-//! whole: while another program uses it, it is unavailable. Device memory is not watched: DAMON
-//! does not see its pages, and sampling splits the 1 GiB entries that map device-dax memory.
+//! Page accesses of tenants, measured by DAMON of the Linux kernel through its sysfs interface.
+//! DAMON samples regions of the tenants' processes, and reports how often each region was accessed.
+//!
+//! The agent uses DAMON exclusively; while another program uses it, it is unavailable. Device
+//! memory is not monitored: DAMON does not see its pages, and sampling would split the 1 GiB page
+//! table entries that map device-dax memory.
 
 mod target;
 
@@ -18,54 +20,54 @@ use super::{
     sysfs::{Sysfs, SysfsError},
 };
 
-/// Folder of DAMON in `/sys`.
+/// Directory of DAMON in sysfs.
 const ADMIN: &str = "kernel/mm/damon/admin/kdamonds";
-/// Aggregation interval in microseconds: results are of the last such interval.
+/// Aggregation interval of DAMON, in microseconds. A result covers the last such interval.
 const AGGREGATE_US: u64 = SAMPLES_PER_RESULT as u64 * SAMPLE_INTERVAL_US;
-/// Interval between updates of the processes' memory, in microseconds.
+/// Interval in which DAMON updates the processes' mappings, in microseconds.
 const UPDATE_US: u64 = 1_000_000;
-/// Interval between applications of a scheme, in microseconds, where the kernel supports it:
-/// results are available after it, otherwise at the end of the aggregation interval.
+/// Interval in which DAMON applies the scheme, in microseconds. A result is available after this
+/// interval or, if the kernel does not support this setting, after the aggregation interval.
 const APPLY_US: u64 = 100_000;
 
-/// Reason why processes cannot be watched.
+/// Reason why processes cannot be monitored by DAMON.
 #[derive(Debug, thiserror::Error)]
 pub enum DamonError {
-    /// The kernel has no DAMON, or rejects its use.
+    /// The kernel has no DAMON, or rejects a setting.
     #[error(transparent)]
     Sysfs(#[from] SysfsError),
-    /// Another program uses it.
+    /// Another program uses DAMON.
     #[error("another program uses DAMON")]
     InUse,
 }
 
-/// DAMON of the kernel.
+/// Interface to DAMON of the Linux kernel.
 #[derive(Debug)]
 pub struct Damon {
     files: Sysfs,
-    /// Number of watched tenants.
+    /// Number of monitored tenants, each with its own kdamond.
     monitored: usize,
 }
 
 impl Damon {
-    /// Creates it for a tree such as `/sys`. `is_own`: whether a running DAMON was started by an
-    /// earlier agent.
+    /// Creates the interface. `sys` is the root of sysfs, `/sys`. `is_own` means that an earlier
+    /// agent started the kdamonds that exist, so that this agent may stop them.
     pub fn at(sys: &Path, is_own: bool) -> Self {
         let files = Sysfs::at(sys.join(ADMIN));
         let existing = if is_own { files.number("nr_kdamonds").unwrap_or(0) } else { 0 };
         Self { files, monitored: usize::try_from(existing).unwrap_or(0) }
     }
 
-    /// Returns whether the kernel of such a tree has DAMON.
+    /// Returns whether the kernel has DAMON.
     pub fn is_available(sys: &Sysfs) -> bool {
         sys.has(ADMIN)
     }
 
-    /// Watches processes of tenants, each tenant separately, until [`Damon::finish`]; tenants with
-    /// only device memory have no result.
+    /// Starts to monitor the processes of tenants until [`Damon::finish`]. Each tenant is monitored
+    /// separately. Tenants with only device memory get an empty result.
     ///
     /// # Errors
-    /// No process is monitored: see [`DamonError`].
+    /// [`DamonError`], after which no process is monitored.
     pub fn start(&mut self, tenants: &[Vec<Target>]) -> Result<(), DamonError> {
         self.check_available()?;
         self.files.write("nr_kdamonds", &tenants.len().to_string())?;
@@ -77,26 +79,27 @@ impl Damon {
         Ok(result?)
     }
 
-    /// Returns whether tenants are being watched.
+    /// Returns whether tenants are being monitored.
     pub fn is_running(&self) -> bool {
         self.monitored > 0
     }
 
-    /// Verifies that no other program uses it, and ends own use.
+    /// Stops monitoring by this agent, and checks that no other program uses DAMON.
     ///
     /// # Errors
-    /// Another program uses it, or the kernel has none.
+    /// [`DamonError::InUse`], or the kernel has no DAMON.
     pub fn check_available(&mut self) -> Result<(), DamonError> {
         self.stop()?;
         if self.files.number("nr_kdamonds")? > 0 { Err(DamonError::InUse) } else { Ok(()) }
     }
 
-    /// Returns the accesses of each watched tenant in order, and ends watching. There is none for
-    /// tenants whose processes have ended, and for those remaining when the time is over: a kernel
-    /// that aggregates to the end makes each wait for it.
+    /// Stops monitoring, and returns the access profile of each tenant, in the order of
+    /// [`Damon::start`]. The profile is `None` if the tenant's processes have ended, or if it was
+    /// not read within the time limit: some kernels delay each result to the end of an aggregation
+    /// interval.
     ///
     /// # Errors
-    /// The kernel rejects the end.
+    /// The kernel rejects the request to stop.
     pub fn finish(&mut self, limit: Duration) -> Result<Vec<Option<AccessProfile>>, DamonError> {
         let started = Instant::now();
         let result = |at| (started.elapsed() < limit).then(|| self.read_result(at).ok()).flatten();
@@ -105,13 +108,13 @@ impl Damon {
         Ok(results)
     }
 
-    /// Ends watching and drops the results.
+    /// Stops monitoring, and drops the results.
     ///
     /// # Errors
-    /// The kernel rejects it.
+    /// The kernel rejects the request to stop.
     pub fn stop(&mut self) -> Result<(), DamonError> {
         for at in 0..self.monitored {
-            // A context whose processes have ended is off already, and rejects it.
+            // The write fails if the kdamond has stopped already, because all its processes ended.
             let _ = self.files.write(format!("{at}/state"), "off");
         }
         if self.monitored > 0 {
@@ -122,10 +125,11 @@ impl Damon {
     }
 
     fn configure(&self, at: usize, processes: &[Target]) -> Result<(), SysfsError> {
-        // Without device memory, the kernel itself tracks the processes' memory.
+        // With device memory, the address ranges are fixed (`fvaddr`); otherwise DAMON itself
+        // follows the processes' mappings (`vaddr`).
         let is_fixed = processes.iter().any(|target| target.device_bytes > 0);
-        let is_watched = |target: &&Target| !is_fixed || !target.ranges.is_empty();
-        let processes: Vec<&Target> = processes.iter().filter(is_watched).collect();
+        let is_monitored = |target: &&Target| !is_fixed || !target.ranges.is_empty();
+        let processes: Vec<&Target> = processes.iter().filter(is_monitored).collect();
         if processes.is_empty() {
             return Ok(());
         }
@@ -149,18 +153,19 @@ impl Damon {
                 number(&format!("{below}/end"), range.end as u64)?;
             }
         }
-        // The results are the regions of a scheme that does nothing and applies to everything.
+        // A scheme with the action `stat` changes nothing, and applies to all regions. Its tried
+        // regions are the result.
         number("0/schemes/nr_schemes", 1)?;
         set("0/schemes/0/action", "stat")?;
         let apply = format!("{at}/contexts/0/schemes/0/apply_interval_us");
         if self.files.has(&apply) {
             self.files.write(apply, &APPLY_US.to_string())?;
         }
-        for (file, most) in
+        for (file, max) in
             [("sz", u64::MAX), ("nr_accesses", u64::from(u32::MAX)), ("age", u64::from(u32::MAX))]
         {
             number(&format!("0/schemes/0/access_pattern/{file}/min"), 0)?;
-            number(&format!("0/schemes/0/access_pattern/{file}/max"), most)?;
+            number(&format!("0/schemes/0/access_pattern/{file}/max"), max)?;
         }
         self.files.write(format!("{at}/state"), "on")
     }
@@ -184,7 +189,8 @@ pub(crate) mod fake {
     use super::ADMIN;
     use crate::host::sysfs::fake::FakeSysfs;
 
-    /// Returns a DAMON that accepts everything, and has these regions of the first tenant.
+    /// Creates a simulated DAMON that accepts all settings. It reports these regions of the first
+    /// tenant, given as start, end and number of accesses.
     pub(crate) fn damon(tenants: usize, regions: &[(&str, &str, &str)]) -> FakeSysfs {
         let fake = FakeSysfs::new(&[]);
         fake.files(ADMIN, &[("nr_kdamonds", "0")]);
@@ -262,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn foreign_damon_is_kept_and_own_one_is_stopped() {
+    fn damon_of_another_program_is_not_stopped() {
         let fake = damon(1, &[]);
         fake.files(ADMIN, &[("nr_kdamonds", "1")]);
         let error = Damon::at(&fake.path(""), false).start(&[targets(&[7])]).unwrap_err();

@@ -1,6 +1,6 @@
-//! Host whose slices are device-dax ranges of CXL memory. The kernel does not allocate from them,
-//! so no page is pinned, and they can be taken by force. A slice's device exists while the host has
-//! the slice. Other hosts are handled by the manager.
+//! Backend `dax`: slices are dax devices of CXL memory, which VMMs map. The kernel allocates no
+//! other memory from them, so that access can be revoked while a VM runs. The device of a slice
+//! exists while the slice is assigned to this host. The manager coordinates several hosts.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -15,7 +15,7 @@ use super::{
     open_slices::OpenSlices, ranges::Ranges,
 };
 
-/// Slices as device-dax ranges.
+/// Host of the backend `dax`.
 #[derive(Debug)]
 pub struct Dax {
     ranges: Ranges,
@@ -24,7 +24,8 @@ pub struct Dax {
 }
 
 impl Dax {
-    /// Creates a host with this CXL memory.
+    /// Creates a host without open slices. If `local_dir` is set, local memory can be passed by
+    /// path.
     pub fn new(ranges: Ranges, local_dir: Option<PathBuf>) -> Self {
         Self { ranges, local: LocalMemory::new(local_dir), open: OpenSlices::default() }
     }

@@ -1,5 +1,5 @@
-//! Host whose slices are sparse files of an emulated EMC. A handle is the path of a file, whose
-//! name is interpreted by the EMC only.
+//! Backend `emulated`: slices are sparse files of an emulated EMC. The location of a slice is the
+//! path of its file; only the EMC interprets the file name.
 
 use std::{
     fs::{File, OpenOptions},
@@ -22,7 +22,7 @@ use super::{
     zero,
 };
 
-/// Slices as files.
+/// Host of the backend `emulated`.
 #[derive(Debug)]
 pub struct Emulated {
     local: LocalMemory,
@@ -30,8 +30,8 @@ pub struct Emulated {
 }
 
 impl Emulated {
-    /// Creates a host without open slices. Local memory by path is in a directory, if one is
-    /// configured.
+    /// Creates a host without open slices. If `local_dir` is set, local memory can be passed by
+    /// path.
     pub fn new(local_dir: Option<PathBuf>) -> Self {
         Self { local: LocalMemory::new(local_dir), open: OpenSlices::default() }
     }
@@ -72,7 +72,7 @@ impl Host for Emulated {
         Vec::new()
     }
 
-    /// Returns nothing: open files end with the agent.
+    /// Returns no slices: files that an earlier agent had open were closed when it ended.
     fn present_slices(&self) -> Result<Vec<Arc<str>>, HostError> {
         Ok(Vec::new())
     }
@@ -99,7 +99,7 @@ impl Host for Emulated {
     }
 }
 
-/// Opens a complete slice. A revoked file is shorter or missing.
+/// Opens the file of a slice. The file of a revoked slice is shorter than a slice, or missing.
 fn open_slice(path: &Path) -> Result<File, HostError> {
     let opened = OpenOptions::new().read(true).write(true).custom_flags(no_follow()).open(path);
     let file = opened.map_err(|errno| HostError::io("open", path, errno))?;

@@ -1,4 +1,4 @@
-//! Host as a table, with injected failures.
+//! Fake host for tests, which stores slices in a table and can inject failures.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,7 +14,7 @@ use units::{Bytes, ReservationId, SLICE};
 
 use super::{Counters, Host, HostError, MemoryForm, MemoryRegion, RegionBacking, Usage};
 
-/// Calls that can fail.
+/// Calls of [`Host`] for which failures can be injected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Call {
     /// [`Host::online`].
@@ -29,7 +29,7 @@ pub enum Call {
     Memory,
 }
 
-/// Host as a table.
+/// Fake host without real memory devices.
 #[derive(Debug, Default)]
 pub struct Fake(Mutex<Table>);
 
@@ -49,22 +49,22 @@ impl Fake {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets the next calls of this kind fail.
+    /// Makes the next `times` calls of this kind fail.
     pub fn fail(&self, call: Call, times: usize) {
         self.table().failing.insert(call, times);
     }
 
-    /// Adds remains of an earlier agent.
+    /// Adds a slice that an earlier agent left open, by its location.
     pub fn add_orphan(&self, place: &str) {
         self.table().orphans.insert(place.into());
     }
 
-    /// Adds a slice with another owner's data.
+    /// Marks a slice as not zero, so that opening it with a check fails.
     pub fn make_dirty(&self, holding: Holding) {
         self.table().dirty.insert(holding);
     }
 
-    /// Sets the memory that a VM uses.
+    /// Sets the memory usage that is reported for a VM.
     pub fn set_usage(&self, reservation: ReservationId, usage: Usage) {
         self.table().usage.insert(reservation, usage);
     }
@@ -74,12 +74,12 @@ impl Fake {
         self.table().open.iter().copied().collect()
     }
 
-    /// Returns every successful call, oldest first.
+    /// Returns all successful calls for slices, oldest first.
     pub fn calls(&self) -> Vec<(Call, Holding)> {
         self.table().calls.clone()
     }
 
-    /// Returns VMs whose local memory was released.
+    /// Returns the reservations whose local memory was released.
     pub fn released_local(&self) -> Vec<ReservationId> {
         self.table().released_local.clone()
     }
@@ -147,8 +147,8 @@ impl Host for Fake {
         let part = |slice: Option<Holding>, emc: Arc<str>, bytes: Bytes| {
             let name = record.vm.as_str();
             let memfd =
-                memfd_create(name, MemfdFlags::CLOEXEC).map_err(|e| HostError::io("make", name, e))?;
-            ftruncate(&memfd, bytes.get()).map_err(|e| HostError::io("size", name, e))?;
+                memfd_create(name, MemfdFlags::CLOEXEC).map_err(|e| HostError::io("create", name, e))?;
+            ftruncate(&memfd, bytes.get()).map_err(|e| HostError::io("set the size of", name, e))?;
             Ok(MemoryRegion {
                 slice,
                 emc,

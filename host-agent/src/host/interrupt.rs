@@ -1,5 +1,5 @@
-//! Kernel calls that may never return, such as taking offline memory that is in use: they run in a
-//! thread of their own, which a signal interrupts.
+//! Execution of system calls that may never return, such as offlining memory that is in use. They
+//! run in a separate thread, which is interrupted by a signal after a time limit.
 
 use std::{
     io,
@@ -13,30 +13,35 @@ use std::{
 
 use vmm_sys_util::signal::{Killable as _, SIGRTMIN, register_signal_handler};
 
-/// Delay between signals: one may arrive just before the call that it has to interrupt.
+/// Interval between repeated signals. A signal is repeated, because it may arrive just before the
+/// system call that it has to interrupt.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Progress of work.
+/// Message from the thread of the work.
 enum Stage<T> {
+    /// The work begins a new step.
     NextStep,
+    /// The work has ended with this result.
     Done(T),
 }
 
-/// Lets work report its progress.
+/// Callback by which the work reports the start of a step.
 pub(super) struct Steps<'a>(&'a dyn Fn());
 
 impl Steps<'_> {
-    /// Starts another step, with the full time limit of a step.
+    /// Reports the start of a step, which restarts the time limit.
     pub(super) fn next(&self) {
         (self.0)();
     }
 }
 
-/// Returns the result of work, whose calls are interrupted (`EINTR`) in a step that exceeds its
-/// time limit. It must not repeat the same call then, as much of the standard library does.
+/// Runs work in a separate thread, and returns its result. When a step exceeds the time limit, its
+/// system calls are interrupted (`EINTR`). The work must not retry an interrupted call, as much of
+/// the standard library does.
 ///
 /// # Errors
-/// There is no thread for it, or the kernel rejects the signal handler. Nothing was done then.
+/// The signal handler cannot be installed or the thread cannot be started, so that the work did not
+/// run; the thread cannot be signalled; or the work panicked.
 pub(super) fn run_interruptible<T: Send + 'static>(
     limit: Duration,
     work: impl FnOnce(&Steps<'_>) -> T + Send + 'static,
@@ -59,14 +64,15 @@ pub(super) fn run_interruptible<T: Send + 'static>(
     }
 }
 
-/// There may be no receiver.
+/// Runs work, and sends its progress and result. Errors of sending are ignored, because the
+/// receiver may have ended.
 fn run<T>(sender: &SyncSender<Stage<T>>, work: impl FnOnce(&Steps<'_>) -> T) {
     let next = || drop(sender.send(Stage::NextStep));
     let outcome = work(&Steps(&next));
     drop(sender.send(Stage::Done(outcome)));
 }
 
-/// The signal only interrupts.
+/// Installs an empty handler, so that the signal interrupts system calls and has no other effect.
 fn install_handler() -> io::Result<()> {
     static INSTALLED: OnceLock<Result<(), i32>> = OnceLock::new();
     extern "C" fn nothing(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
@@ -91,8 +97,8 @@ mod tests {
     }
 
     #[test]
-    fn each_endless_step_is_interrupted_after_its_limit() {
-        let (_end, full) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+    fn each_blocked_step_is_interrupted_after_its_limit() {
+        let (_reader, full) = pipe_with(PipeFlags::CLOEXEC).unwrap();
         let bytes = vec![0; fcntl_setpipe_size(&full, 4096).unwrap()];
         assert_eq!(rustix::io::write(&full, &bytes), Ok(bytes.len()));
         let limit = Duration::from_millis(50);

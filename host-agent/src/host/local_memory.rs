@@ -1,5 +1,5 @@
-//! Local memory of VMs: a memfd, or a file in a directory for VMMs that take only paths. It is
-//! independent of the kind of slices.
+//! Local memory of VMs: a memfd, or a file in a directory for VMMs that take only paths. All
+//! backends use it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,34 +24,35 @@ use super::{
     process, user_of,
 };
 
-/// Folder of the nodes.
+/// Directory of NUMA nodes in sysfs.
 const NODES_FOLDER: &str = "/sys/devices/system/node";
 
 /// Local memory of VMs.
 #[derive(Debug, Default)]
 pub(super) struct LocalMemory {
-    /// Directory of local memory that is passed by path.
+    /// Directory for files of local memory that is passed by path; `None` if not configured.
     dir: Option<PathBuf>,
-    /// Nodes that must not contain local memory: those of slices, where slices are memory of the
-    /// kernel.
+    /// NUMA nodes that must not contain local memory: with the backend `memory_block`, the nodes of
+    /// slices.
     excluded_nodes: BTreeSet<u32>,
-    /// As descriptors. Memory passed by an earlier agent is found in the VM's process.
+    /// Memfds of VMs. A memfd that an earlier agent created is added when it is found in the VM's
+    /// process.
     memfds: Mutex<BTreeMap<ReservationId, Arc<OwnedFd>>>,
 }
 
 impl LocalMemory {
-    /// Creates it, empty.
+    /// Creates an empty table, whose memory may be on all nodes.
     pub(super) fn new(dir: Option<PathBuf>) -> Self {
         Self::with_excluded_nodes(dir, BTreeSet::new())
     }
 
-    /// Creates it, empty; it never uses these nodes.
+    /// Creates an empty table, whose memory is never on the excluded nodes.
     pub(super) fn with_excluded_nodes(dir: Option<PathBuf>, excluded_nodes: BTreeSet<u32>) -> Self {
         Self { dir, excluded_nodes, memfds: Mutex::default() }
     }
 
-    /// Where slices are memory of the kernel, the kernel would allocate local memory from them,
-    /// too.
+    /// Binds a file to all nodes except the excluded ones. Without this, the kernel could allocate
+    /// local memory from slices that are memory blocks.
     fn bind_to_local_nodes(&self, file: &File, bytes: u64) -> io::Result<()> {
         if self.excluded_nodes.is_empty() {
             return Ok(());
@@ -61,7 +62,7 @@ impl LocalMemory {
         numa::bind(file, bytes, &nodes)
     }
 
-    /// Returns the local memory of a VM, if it has any.
+    /// Returns the local memory of a VM as a region; `None` if the VM has no local memory.
     pub(super) fn region(
         &self,
         record: &VmRecord,
@@ -78,7 +79,7 @@ impl LocalMemory {
         Ok(Some(MemoryRegion { slice: None, emc: "".into(), bytes: record.local, offset: 0, backing }))
     }
 
-    /// Releases the local memory of a VM, if it has any.
+    /// Releases the local memory of a VM, if any.
     pub(super) fn free(&self, reservation: ReservationId) -> Result<(), HostError> {
         self.memfds().remove(&reservation);
         let Some(path) = self.path(reservation) else { return Ok(()) };
@@ -90,9 +91,9 @@ impl LocalMemory {
         }
     }
 
-    /// Returns how much of a running VM's local memory has pages. A running guest has touched some:
-    /// a file without pages means that its VMM uses other memory, such as huge pages of its own,
-    /// which is not measured.
+    /// Returns how much of a running VM's local memory is backed by pages; `None` if unknown. A
+    /// running guest has touched some memory. If its file has no page, its VMM uses other memory,
+    /// such as huge pages, which is not measured.
     pub(super) fn allocated(&self, reservation: ReservationId, vm: &ObservedVm) -> Option<Bytes> {
         if vm.local == Bytes::ZERO {
             return Some(Bytes::ZERO);
@@ -102,8 +103,8 @@ impl LocalMemory {
         allocated(&file).filter(|bytes| *bytes > Bytes::ZERO)
     }
 
-    /// Returns the descriptor of a VM's local memory, also if an earlier agent passed it to the
-    /// VM's process.
+    /// Returns the memfd of a VM's local memory. A memfd that an earlier agent passed to the VM's
+    /// process is found there.
     fn find_memfd(&self, reservation: ReservationId, pid: u32, bytes: Bytes) -> Option<Arc<OwnedFd>> {
         if let Some(memfd) = self.memfds().get(&reservation) {
             return Some(Arc::clone(memfd));
@@ -115,7 +116,8 @@ impl LocalMemory {
         Some(Arc::clone(self.memfds().entry(reservation).or_insert(Arc::new(memfd.into()))))
     }
 
-    /// A poisoned map is consistent: no call leaves it half changed.
+    /// Locks the memfds. A poisoned map is consistent, because each call changes it in one
+    /// operation.
     fn memfds(&self) -> MutexGuard<'_, BTreeMap<ReservationId, Arc<OwnedFd>>> {
         self.memfds.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -124,12 +126,13 @@ impl LocalMemory {
         if let Some(memfd) = self.find_memfd(record.reservation, record.process.pid, record.local) {
             return Ok(memfd);
         }
-        let failed = |doing| move |errno| HostError::io(doing, record.vm.as_str(), errno);
+        let failed = |operation| move |errno| HostError::io(operation, record.vm.as_str(), errno);
         let name = memfd_name(record.reservation);
-        let created =
-            make_memfd(&name, record.local).map_err(|errno| failed("make")(io::Error::from(errno)))?;
+        let created = make_memfd(&name, record.local)
+            .map_err(|errno| failed("create local memory of VM")(io::Error::from(errno)))?;
         let created = File::from(created);
-        self.bind_to_local_nodes(&created, record.local.get()).map_err(failed("bind to local nodes"))?;
+        self.bind_to_local_nodes(&created, record.local.get())
+            .map_err(failed("set the memory policy of local memory of VM"))?;
         Ok(Arc::clone(self.memfds().entry(record.reservation).or_insert(Arc::new(created.into()))))
     }
 
@@ -142,27 +145,27 @@ impl LocalMemory {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
         let opened = options.custom_flags(no_follow()).open(&path);
-        let file = opened.map_err(|errno| HostError::io("make", &path, errno))?;
-        file.set_len(record.local.get()).map_err(|errno| HostError::io("size", &path, errno))?;
-        let apart = self.bind_to_local_nodes(&file, record.local.get());
-        apart.map_err(|errno| HostError::io("bind to local nodes", &path, errno))?;
+        let file = opened.map_err(|errno| HostError::io("create", &path, errno))?;
+        file.set_len(record.local.get()).map_err(|errno| HostError::io("set the size of", &path, errno))?;
+        let bound = self.bind_to_local_nodes(&file, record.local.get());
+        bound.map_err(|errno| HostError::io("set the memory policy of", &path, errno))?;
         change_owner(&OwnedFd::from(file), &path, user_of(record))?;
         Ok(path)
     }
 }
 
-/// Returns the name shown in /proc/PID/fd.
+/// Returns the name of a VM's memfd, which /proc/PID/fd shows.
 fn memfd_name(reservation: ReservationId) -> String {
     format!("tarn-local-{reservation}")
 }
 
-/// Opens a file for its status only, for any owner.
+/// Opens a file only to read its status, which is possible for files of any owner.
 fn open_for_status(path: &Path) -> Option<OwnedFd> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     rustix::fs::open(path, flags, Mode::empty()).ok()
 }
 
-/// Creates memory whose size its user cannot change.
+/// Creates a memfd whose size cannot be changed by its users.
 fn make_memfd(name: &str, bytes: Bytes) -> Result<OwnedFd, Errno> {
     let memfd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&memfd, bytes.get())?;
@@ -199,18 +202,18 @@ mod tests {
         else {
             panic!("not a descriptor");
         };
-        assert_eq!(local.allocated(ID, &vm()), None, "its VMM uses other memory");
+        assert_eq!(local.allocated(ID, &vm()), None, "no page of the memfd is used");
         let file = File::from(memfd.try_clone().unwrap());
         file.write_all_at(&[1; 3 << 20], 5 << 20).unwrap();
         let touched = local.allocated(ID, &vm()).unwrap();
         assert!((Bytes::mib(3)..=Bytes::mib(6)).contains(&touched), "{touched}");
-        let next = LocalMemory::new(None);
-        assert_eq!(next.allocated(ID, &vm()), Some(touched));
+        let after_restart = LocalMemory::new(None);
+        assert_eq!(after_restart.allocated(ID, &vm()), Some(touched));
         let other = ObservedVm { local: Bytes::mib(32), ..vm() };
         assert_eq!(
             LocalMemory::new(None).allocated(ID, &other),
             None,
-            "a file of another size is another VM's"
+            "a memfd of another size belongs to another VM"
         );
         assert_eq!(LocalMemory::new(None).allocated(ReservationId(1), &vm()), None);
     }

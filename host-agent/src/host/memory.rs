@@ -1,5 +1,5 @@
-//! Pool memory as accessed by this process: mapping, zeroing and verification, and NUMA nodes. The
-//! backends decide which memory.
+//! Access of this process to pool memory: mapping, zeroing, verification, and placement on NUMA
+//! nodes. The backends choose the memory.
 
 mod bus_error;
 pub mod mapped;
@@ -13,10 +13,10 @@ use vm_memory::mmap::MmapRegionError;
 
 #[cfg(not(target_arch = "x86_64"))]
 compile_error!(
-    "caches are written back by instructions of x86-64: another processor's belong into host/memory/mapped.rs"
+    "host/memory/mapped.rs flushes caches by instructions of x86-64; add those of this architecture there"
 );
 
-/// Why the kernel mapped something not.
+/// Converts an error of vm-memory to the error of the operating system.
 fn errno(error: MmapRegionError) -> io::Error {
     match error {
         MmapRegionError::Mmap(errno) => errno,

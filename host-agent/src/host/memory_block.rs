@@ -1,8 +1,10 @@
-//! Host whose slices are memory of a CPU-less node, onlined in blocks for movable pages. Such
-//! slices belong to the node and not to a VM: each VM gets files in memory bound to the node, one
-//! per slice, and the kernel chooses the slice of each page. A slice can leave while the VMs beside
-//! it run: their pages move to the node's other slices, if there is space. Device-dax is used
-//! before and after, to verify zeros and to flush caches.
+//! Backend `memory_block`: slices are memory blocks of a NUMA node without processors, onlined in
+//! the zone for movable pages.
+//!
+//! Such memory belongs to the node, not to a certain VM. Each VM gets one memfd per slice, bound to
+//! the node, and the kernel chooses the slice of each page. A slice can be removed while VMs run:
+//! the kernel migrates their pages to the node's other slices, if these have space. Before a slice
+//! is added and after it is removed, it is bound to device_dax to verify zeros and to flush caches.
 
 mod free_space;
 mod removal_queue;
@@ -46,18 +48,18 @@ use super::{
 };
 use crate::user::current_user;
 
-/// File with the flags of each page.
+/// File with the flags of each physical page.
 const PAGE_FLAGS: &str = "/proc/kpageflags";
-/// Folder of the nodes.
+/// Directory of NUMA nodes in sysfs.
 const NODES: &str = "/sys/devices/system/node";
 
-/// Slices as blocks of a node's memory.
+/// Host of the backend `memory_block`.
 #[derive(Debug)]
 pub struct MemoryBlock {
     sysfs: Sysfs,
     ranges: Ranges,
     local: LocalMemory,
-    /// Memory of VMs on the node: a file for each slice.
+    /// Memfds of VMs, one for each slice.
     open: OpenSlices,
     removals: RemovalQueue,
     /// Slices of VMs whose pages must not be migrated.
@@ -66,7 +68,7 @@ pub struct MemoryBlock {
     page_migration_failures: AtomicU64,
 }
 
-/// Block of a slice, with its number of pages in use.
+/// Memory block with its number of pages in use.
 #[derive(Debug)]
 struct UsedBlock {
     block: Block,
@@ -74,7 +76,8 @@ struct UsedBlock {
 }
 
 impl MemoryBlock {
-    /// Creates a host with this CXL memory.
+    /// Creates a host without open slices. If `local_dir` is set, local memory can be passed by
+    /// path.
     pub fn new(sysfs: Sysfs, ranges: Ranges, local_dir: Option<PathBuf>) -> Self {
         Self {
             sysfs,
@@ -88,8 +91,9 @@ impl MemoryBlock {
         }
     }
 
-    /// Adds a slice's memory to its node. A partly online slice was verified before its first block
-    /// was onlined.
+    /// Onlines all memory blocks of a slice. With `check_zero`, verifies first that the slice is
+    /// zero, except if some blocks are already online: these were verified before they were
+    /// onlined.
     fn add_to_node(
         &self,
         slices: &Slices,
@@ -107,7 +111,8 @@ impl MemoryBlock {
         Ok(switch(&self.sysfs, &slices.blocks(index)?, TargetState::Online)?)
     }
 
-    /// Returns the file of a slice: a new one for memory without owner, otherwise the VM's.
+    /// Returns the memfd of a slice. A VM of an earlier agent still has its memfd, which is reused
+    /// unless `is_new`; otherwise a new memfd is created.
     fn file(&self, holding: Holding, node: u32, is_new: bool) -> Result<File, HostError> {
         let name = file_name(holding);
         let existing = if is_new { None } else { process::find_memfd(&name)? };
@@ -115,14 +120,14 @@ impl MemoryBlock {
             return Ok(existing);
         }
         let file =
-            process::make_memfd(&name, SLICE.get()).map_err(|errno| HostError::io("make", &name, errno))?;
+            process::make_memfd(&name, SLICE.get()).map_err(|errno| HostError::io("create", &name, errno))?;
         numa::prefer(&file, SLICE.get(), &BTreeSet::from([node]))
-            .map_err(|errno| HostError::io("bind to its node", &name, errno))?;
+            .map_err(|errno| HostError::io("set the memory policy of", &name, errno))?;
         Ok(file)
     }
 
-    /// Removes the file from its users: at once by force, otherwise after verifying that no process
-    /// has it.
+    /// Releases the memfd of a slice. With `verify`, checks first that no process has the memfd
+    /// open or mapped. Otherwise truncates the memfd, so that its users lose the memory at once.
     fn remove_file(&self, holding: Holding, verify: bool) -> Result<(), HostError> {
         let name = file_name(holding);
         let file = match self.open.file(holding) {
@@ -137,11 +142,11 @@ impl MemoryBlock {
         } else {
             file.set_len(0).map_err(|errno| HostError::io("truncate", &name, errno))?;
         }
-        self.open.remove(holding); // its pages are freed with the last descriptor
+        self.open.remove(holding); // closing the last descriptor frees the pages
         Ok(())
     }
 
-    /// Removes a slice's memory from its node, if it is there.
+    /// Offlines the memory blocks of a slice, when it is this slice's turn, unless all are offline.
     fn remove_from_node(&self, slices: &Slices, index: u32, place: &Arc<str>) -> Result<(), HostError> {
         if slices.blocks(index)?.iter().all(Block::is_offline) {
             return Ok(());
@@ -153,20 +158,21 @@ impl MemoryBlock {
         result
     }
 
-    /// Takes a slice's blocks offline, all of them or none.
+    /// Offlines all memory blocks of a slice or, after an error, none.
     fn take_offline(&self, slices: &Slices, index: u32) -> Result<(), HostError> {
-        let used_blocks = self.used_blocks(slices, index)?; // again, because earlier removals have moved pages
+        let used_blocks = self.used_blocks(slices, index)?; // count again: earlier removals moved pages
         self.check_free_space(slices.node(), &used_blocks)?;
         let blocks: Vec<Block> = used_blocks.into_iter().map(|used| used.block).collect();
-        // Pages that are moved back may land in a block that was put back online: its users are
-        // determined before.
+        // Count the pages of a failed block before pages are migrated back, which may fill it
+        // again.
         let switched =
             switch(&self.sysfs, &blocks, TargetState::Offline).map_err(|error| self.add_page_count(error));
         self.migrate_back(slices.node());
         Ok(switched?)
     }
 
-    /// Checks that the node's other slices have space for the VMs' pages in these blocks.
+    /// Checks that the node's other slices have enough free space for the VMs' pages in these
+    /// blocks.
     fn check_free_space(&self, node: u32, blocks: &[UsedBlock]) -> Result<(), HostError> {
         let online = blocks.iter().filter(|used| !used.block.is_offline()).count() as u64;
         let pages: u64 = blocks.iter().map(|used| used.pages).sum();
@@ -180,7 +186,8 @@ impl MemoryBlock {
         if space.is_sufficient() { Ok(()) } else { Err(node_full) }
     }
 
-    /// Returns a slice's blocks, the emptiest first: their pages have the most space to move to.
+    /// Returns the memory blocks of a slice, sorted by pages in use. The emptiest block is offlined
+    /// first, because the other blocks still have the most space for its pages.
     fn used_blocks(&self, slices: &Slices, index: u32) -> Result<Vec<UsedBlock>, HostError> {
         let count = |block| self.pages_in_block(&block).map(|pages| UsedBlock { block, pages });
         let mut blocks = slices.blocks(index)?.into_iter().map(count).collect::<Result<Vec<_>, _>>()?;
@@ -200,7 +207,8 @@ impl MemoryBlock {
         BlockSwitchError { pages_in_use: self.pages_in_block(&block).ok(), ..error }
     }
 
-    /// A poisoned set is consistent: no call leaves it half changed.
+    /// Locks the set of pinned slices. A poisoned set is consistent, because each call changes it
+    /// in one operation.
     fn pinned(&self) -> MutexGuard<'_, BTreeSet<Holding>> {
         self.pinned.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -211,7 +219,7 @@ impl MemoryBlock {
         }
     }
 
-    /// Estimates the part of a VM's pool memory on other nodes than the pool's, from a sample of
+    /// Estimates how much of a VM's pool memory is on nodes without pool memory, from a sample of
     /// its pages. `None` if the VM's process has ended or cannot be inspected.
     fn overflow(&self, vm: &ObservedVm, pool: Bytes) -> Option<Bytes> {
         if pool == Bytes::ZERO {
@@ -221,19 +229,19 @@ impl MemoryBlock {
         let files: Vec<FileId> = files.filter_map(|file| FileId::of_descriptor(&file).ok()).collect();
         let placed = numa::sample_placement(vm.pid, &files, &self.ranges.nodes()).ok()?;
         if placed.omitted > 0 {
-            tracing::debug!(vm = %vm.vm, pid = vm.pid, omitted = placed.omitted, "mappings of a VM not sampled");
+            tracing::debug!(vm = %vm.vm, pid = vm.pid, omitted = placed.omitted, "VM not sampled completely");
         }
         Some(placed.misplaced_fraction().of(pool))
     }
 
-    /// Returns the files of VMs whose pages may be moved.
+    /// Returns the memfds of all VMs that are not pinned, whose pages may be migrated.
     fn movable_files(&self) -> Vec<Arc<OwnedFd>> {
         self.open.files_without(&self.pinned())
     }
 
-    /// Linux ignores a file's binding when it empties a block. Pages on other nodes are moved back;
-    /// those that cannot be moved are counted and reported. Pages of pinned VMs are not moved,
-    /// because a device may be writing to them.
+    /// Migrates the VMs' pages on other nodes back to a node of the pool. Linux ignores the memory
+    /// policy of a file when it empties a block. Pages that cannot be migrated are counted and
+    /// logged. Pages of pinned VMs are not migrated, because a device may be writing to them.
     fn migrate_back(&self, node: u32) {
         let permitted = BTreeSet::from([node]);
         for file in self.movable_files() {
@@ -244,7 +252,7 @@ impl MemoryBlock {
             for pid in process::users_of(id).map(|users| users.pids).unwrap_or_default() {
                 match numa::migrate_back(pid, id, &permitted, node) {
                     Ok(moved) => self.record_migration(pid, &moved),
-                    Err(error) => tracing::debug!(pid, %error, "pages of a process not inspected"),
+                    Err(error) => tracing::debug!(pid, %error, "cannot inspect the pages of a process"),
                 }
             }
         }
@@ -255,7 +263,7 @@ impl MemoryBlock {
         let failed = moved.misplaced - moved.moved;
         self.page_migration_failures.fetch_add(failed, Ordering::Relaxed);
         if failed > 0 {
-            tracing::warn!(pid, failed, errors = ?moved.failed, "pages of a VM stay on local memory");
+            tracing::warn!(pid, failed, errors = ?moved.failed, "cannot migrate pages back to the pool's node");
         }
     }
 }
@@ -332,7 +340,7 @@ impl Host for MemoryBlock {
     }
 }
 
-/// Returns the link text in /proc/PID/fd.
+/// Returns the name of a slice's memfd, which /proc/PID/fd shows.
 fn file_name(holding: Holding) -> String {
     format!("tarn-slice-{}.{}", holding.slice, holding.epoch)
 }
@@ -349,7 +357,8 @@ mod tests {
 
     const SLICE_1: Holding = Holding { slice: SliceId(1), epoch: Epoch(1) };
 
-    /// Returns a host that has this slice, whose pool is on no node of this machine.
+    /// Returns a host with one open slice. Its CXL device is too small to be used, so that all
+    /// nodes of this machine count as nodes without pool memory.
     fn host(fake: &FakeSysfs) -> MemoryBlock {
         fake.files("devices/mem0", &[("serial", "0x1")]);
         fake.files("devices/mem0/ram", &[("size", "0x10000000")]);
@@ -373,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn pool_memory_on_local_nodes_is_reported_as_overflow() {
+    fn pool_memory_on_local_node_is_reported_as_overflow() {
         use vm_memory::{Bytes as _, FileOffset, MmapRegion, VolatileMemory as _};
         const TOUCHED: usize = 8 << 20;
         let host = host(&FakeSysfs::new(&[]));
@@ -393,12 +402,12 @@ mod tests {
         mapping.as_volatile_slice().write_slice(&vec![1; TOUCHED], 0).unwrap();
         assert_eq!(overflow(), host.open.allocated(&[SLICE_1]));
         assert!(overflow() >= Some(Bytes::new(TOUCHED as u64)));
-        let gone = ObservedVm { pid: u32::MAX, ..vm.clone() };
-        assert_eq!(host.usage(ReservationId(7), &gone).overflow, None);
+        let ended = ObservedVm { pid: u32::MAX, ..vm.clone() };
+        assert_eq!(host.usage(ReservationId(7), &ended).overflow, None);
     }
 
     #[test]
-    fn pages_of_pinned_vms_are_not_moved() {
+    fn memfds_of_pinned_vms_are_not_migrated() {
         let host = host(&FakeSysfs::new(&[]));
         host.memory(&record(false), MemoryForm::Descriptors).unwrap();
         assert_eq!(host.movable_files().len(), 1);

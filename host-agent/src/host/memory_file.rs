@@ -1,4 +1,5 @@
-//! Operations on one file of memory: allocated size, owner, and the open flag against links.
+//! Operations on a file that contains memory: its allocated size, its owner, and opening it without
+//! following links.
 
 use std::{
     os::fd::{AsFd, OwnedFd},
@@ -10,10 +11,10 @@ use units::{Bytes, UserId};
 
 use super::HostError;
 
-/// Returns how much of a file has pages, in memory or swapped out; `None` for a device, whose
-/// memory always exists.
+/// Returns how much of a file is backed by pages, in memory or swapped out. `None` for a device,
+/// whose memory always exists.
 pub(super) fn allocated(file: &OwnedFd) -> Option<Bytes> {
-    /// The unit of `st_blocks`, in bytes.
+    /// Unit of `st_blocks`, in bytes.
     const BLOCK: u64 = 512;
     let status = fstat(file).ok()?;
     let is_file = FileType::from_raw_mode(status.st_mode) == FileType::RegularFile;
@@ -21,12 +22,12 @@ pub(super) fn allocated(file: &OwnedFd) -> Option<Bytes> {
     Some(Bytes::new(blocks * BLOCK))
 }
 
-/// Open flag that rejects a link in place of the file.
+/// Returns the open flag `O_NOFOLLOW`, with which opening a symbolic link fails.
 pub(super) fn no_follow() -> i32 {
-    i32::try_from(OFlags::NOFOLLOW.bits()).expect("flags are small numbers")
+    i32::try_from(OFlags::NOFOLLOW.bits()).expect("O_NOFOLLOW fits into i32")
 }
 
-/// Makes a user the owner of a file, so that it can open it.
+/// Changes the owner of a file, so that this user can open it.
 pub(super) fn change_owner(file: &OwnedFd, path: &Path, user: UserId) -> Result<(), HostError> {
     let owner = fstat(file).map_err(|errno| HostError::io("stat", path, errno))?.st_uid;
     if owner == user.get() {

@@ -1,5 +1,5 @@
-//! Open slices, with descriptor and path, and the forms in which VMs receive them. Slices are
-//! opened by the backends.
+//! Table of the open slices with their file descriptors and paths, and the forms in which VMs
+//! receive them. The backends open the slices.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,15 +23,17 @@ use super::{
     user_of,
 };
 
-/// Some machines hide a process even from root, which is logged once.
+/// Limits the warning about processes that cannot be inspected to one per run: some machines hide
+/// processes even from root.
 static UNREADABLE_PROCESSES: Once = Once::new();
 
-/// Open slices.
+/// File and path of each open slice.
 #[derive(Debug, Default)]
 pub(super) struct OpenSlices(Mutex<BTreeMap<Holding, (Arc<OwnedFd>, PathBuf)>>);
 
 impl OpenSlices {
-    /// A poisoned map is consistent: no call leaves it half changed.
+    /// Locks the table. A poisoned table is consistent, because each call changes it in one
+    /// operation.
     fn table(&self) -> MutexGuard<'_, BTreeMap<Holding, (Arc<OwnedFd>, PathBuf)>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -44,7 +46,8 @@ impl OpenSlices {
         self.table().insert(holding, (Arc::new(file.into()), path));
     }
 
-    /// Inserts a file without a name. Its path is in /proc while the agent has it open.
+    /// Inserts a memfd. Its path is the agent's link in /proc, which exists while the memfd is
+    /// open.
     pub(super) fn insert_memfd(&self, holding: Holding, file: File) {
         let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
         self.insert(holding, file, path.into());
@@ -64,8 +67,8 @@ impl OpenSlices {
         self.table().values().map(|(file, _)| Arc::clone(file)).collect()
     }
 
-    /// Sums the sizes of these slices' files as the file system counts them, in bytes. `None` if
-    /// one is not open, or is a device.
+    /// Returns the sum of the allocated sizes of these slices' files. `None` if a slice is not open
+    /// or is a device.
     pub(super) fn allocated(&self, slices: &[Holding]) -> Option<Bytes> {
         let table = self.table();
         slices.iter().map(|holding| allocated(&table.get(holding)?.0)).sum()
@@ -75,7 +78,7 @@ impl OpenSlices {
         self.table().remove(&holding);
     }
 
-    /// Returns a VM's slices, in order.
+    /// Returns the slices of a VM as memory regions, in ascending order.
     pub(super) fn regions(
         &self,
         record: &VmRecord,
@@ -110,8 +113,11 @@ impl OpenSlices {
     }
 }
 
-/// Verifies after the end of a VM's process that no child of it has the slice. A missing file has
-/// no users.
+/// Checks that no other process has the file of a slice open or mapped, for example a child of an
+/// ended VMM. A missing file has no users.
+///
+/// # Errors
+/// [`HostError::InUse`] if a process has the file, or the processes cannot be listed.
 pub(super) fn check_unused(path: &Path) -> Result<(), HostError> {
     let metadata = match fs::symlink_metadata(path) {
         Err(errno) if errno.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -120,13 +126,14 @@ pub(super) fn check_unused(path: &Path) -> Result<(), HostError> {
     check_file_unused(path, FileId::of(&metadata))
 }
 
-/// Like [`check_unused`], for a file without a name or with a known identity.
+/// Checks like [`check_unused`], for a file of known identity, such as a memfd. `path` is only used
+/// in messages.
 pub(super) fn check_file_unused(path: &Path, file: FileId) -> Result<(), HostError> {
     let users = process::users_of(file)
         .map_err(|error| HostError::io("find users of", path, io::Error::other(units::chain(&error))))?;
     if users.unreadable > 0 {
         UNREADABLE_PROCESSES
-            .call_once(|| tracing::warn!(unseen = users.unreadable, "some processes cannot be inspected"));
+            .call_once(|| tracing::warn!(processes = users.unreadable, "cannot inspect some processes"));
     }
     if users.pids.is_empty() {
         Ok(())

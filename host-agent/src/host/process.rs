@@ -1,5 +1,6 @@
-//! Processes of this machine: identity, liveness, end, and memory. A process is identified by its
-//! pid, its start time and the machine's boot, because pids are reused.
+//! Processes of this machine: their identity, their end, the files that they have open, and their
+//! mappings. A process is identified by its pid, its start time and the boot of the machine,
+//! because pids are reused.
 
 use std::{
     collections::BTreeSet,
@@ -25,102 +26,103 @@ use rustix::{
 
 use crate::user::current_user;
 
-/// Seals of a file that [`make_memfd`] made. It can be truncated: that takes its memory away.
+/// Seals of memfds created by [`make_memfd`]. A memfd cannot grow, but can be truncated, which
+/// takes the memory from its users.
 const SEALS: SealFlags = SealFlags::GROW.union(SealFlags::SEAL);
 
-/// Error of a process's inspection.
+/// Error of the inspection of a process.
 #[derive(Debug, thiserror::Error)]
 pub enum ProcessError {
     /// The operating system rejected an operation.
-    #[error("{doing} {}", path.display())]
+    #[error("cannot {operation} {}", path.display())]
     Io {
-        /// Operation.
-        doing: &'static str,
-        /// Object.
+        /// Operation, such as `read`.
+        operation: &'static str,
+        /// File or object of the operation.
         path: PathBuf,
         /// Cause.
         #[source]
         errno: io::Error,
     },
-    /// A file of the kernel has unexpected contents.
-    #[error("{} holds {text:?}", path.display())]
+    /// A file in /proc has unexpected contents.
+    #[error("{} has unexpected contents {text:?}", path.display())]
     Unreadable {
-        /// Where.
+        /// Path of the file.
         path: PathBuf,
-        /// Contents.
+        /// Contents of the file.
         text: String,
     },
-    /// It has ended.
+    /// The process has ended.
     #[error("process {pid} has ended")]
     Gone {
-        /// Process.
+        /// Identifier of the process.
         pid: u32,
     },
 }
 
-fn io_error(doing: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> ProcessError {
+fn io_error(operation: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> ProcessError {
     let path = path.into();
-    move |errno| ProcessError::Io { doing, path, errno }
+    move |errno| ProcessError::Io { operation, path, errno }
 }
 
-/// Returns the boot id, which changes when the machine restarts.
+/// Returns the boot id of the kernel, which changes when the machine restarts.
 ///
 /// # Errors
-/// The kernel does not report it.
+/// The file of the boot id cannot be read.
 pub fn boot_id() -> Result<String, ProcessError> {
     let path = "/proc/sys/kernel/random/boot_id";
     Ok(fs::read_to_string(path).map_err(io_error("read", path))?.trim().to_owned())
 }
 
-/// Returns the process that has this pid now.
+/// Returns the identity of the process that currently has this pid.
 ///
 /// # Errors
-/// [`ProcessError::Gone`], or the kernel does not report it.
+/// [`ProcessError::Gone`] if no process has this pid, or /proc cannot be read.
 pub fn identify(pid: u32) -> Result<Process, ProcessError> {
     let started = started(pid)?.ok_or(ProcessError::Gone { pid })?;
     Ok(Process { pid, started, cgroup: cgroup(pid)? })
 }
 
-/// Process that cannot be confused with another one of the same pid.
+/// Handle (pidfd) of a process, which never refers to a later process of the same pid.
 #[derive(Debug)]
 pub struct ProcessHandle(OwnedFd);
 
 impl ProcessHandle {
-    /// Opens exactly this process, or returns `None` if it has ended, also if its pid was reused.
+    /// Opens a process. Returns `None` if the process has ended, even if its pid was reused.
     ///
     /// # Errors
-    /// The kernel does not report it, so the state is unknown.
+    /// It cannot be determined whether the process runs.
     pub fn open(process: &Process) -> Result<Option<Self>, ProcessError> {
         let path = || format!("/proc/{}", process.pid);
         let pid = i32::try_from(process.pid).ok().and_then(Pid::from_raw);
         let pid = pid.ok_or(ProcessError::Gone { pid: process.pid })?;
         let handle = match pidfd_open(pid, PidfdFlags::NONBLOCK) {
             Err(Errno::SRCH) => return Ok(None),
-            opened => Self(opened.map_err(|errno| io_error("watch", path())(errno.into()))?),
+            opened => Self(opened.map_err(|errno| io_error("open", path())(errno.into()))?),
         };
-        // The descriptor refers to the process with the pid at the time of opening: compare the
-        // start time afterwards.
-        let same = started(process.pid)? == Some(process.started);
-        let lives = !handle.has_ended().map_err(io_error("watch", path()))?;
-        Ok((same && lives).then_some(handle))
+        // If the pid was reused, the handle refers to the wrong process. So compare the start times
+        // after opening.
+        let is_same = started(process.pid)? == Some(process.started);
+        let is_running = !handle.has_ended().map_err(io_error("poll", path()))?;
+        Ok((is_same && is_running).then_some(handle))
     }
 
-    /// Returns whether it has ended.
+    /// Returns whether the process has ended.
     ///
     /// # Errors
-    /// The kernel does not report it.
+    /// The handle cannot be polled.
     pub fn has_ended(&self) -> io::Result<bool> {
         let mut fds = [PollFd::new(&self.0, PollFlags::IN)];
         Ok(poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))? > 0)
     }
 
-    /// Kills it.
+    /// Kills the process. Succeeds if the process has already ended.
     ///
     /// # Errors
-    /// The kernel rejects it.
+    /// The kernel rejects the signal.
     pub fn kill(&self) -> io::Result<()> {
         match pidfd_send_signal(&self.0, Signal::KILL) {
-            Err(Errno::SRCH) => Ok(()), // gone already
+            Err(Errno::SRCH) => Ok(()), // the process has ended
             sent => Ok(sent?),
         }
     }
@@ -145,19 +147,19 @@ fn started(pid: u32) -> Result<Option<u64>, ProcessError> {
         Err(errno) if is_gone(&errno) => return Ok(None),
         read => read.map_err(io_error("read", &path))?,
     };
-    // After the name come state, parent, ..., and the 20th is the start.
+    // Field 22 is the start time (proc_pid_stat(5)); the name is field 2.
     let started = fields_after_name(&text).nth(19).and_then(|ticks| ticks.parse().ok());
     started.map(Some).ok_or(ProcessError::Unreadable { path, text })
 }
 
-/// Returns the fields of a stat file after the name, which is in parentheses and may contain any
-/// character.
+/// Returns the fields of /proc/PID/stat after the name. The name is in parentheses and may contain
+/// spaces and parentheses.
 fn fields_after_name(stat: &str) -> impl Iterator<Item = &str> {
     stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace()
 }
 
-/// Returns whether it has ended and its parent has not waited for it. It has no memory and no
-/// descriptors.
+/// Returns whether a process has ended. A zombie, for which the parent has not waited yet, counts
+/// as ended: it has neither memory nor descriptors.
 fn is_zombie(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"));
     stat.map_or(true, |stat| matches!(fields_after_name(&stat).next(), Some("Z" | "X") | None))
@@ -169,23 +171,23 @@ fn cgroup(pid: u32) -> Result<String, ProcessError> {
     Ok(text.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or_default().to_owned())
 }
 
-/// Returns whether a process ended during the inspection.
+/// Returns whether an error means that the process has ended, or that the file was closed.
 fn is_gone(errno: &io::Error) -> bool {
     errno.kind() == io::ErrorKind::NotFound || errno.raw_os_error() == Some(Errno::SRCH.raw_os_error())
 }
 
-/// Identity of a file, independent of its name.
+/// Identity of a file, independent of its path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FileId {
-    /// A file of a file system.
+    /// File in a file system.
     File {
-        /// The file system's device number.
+        /// Device number of the file system.
         device: u64,
-        /// The file's number there.
+        /// Inode number of the file.
         inode: u64,
     },
-    /// Character device, by its device number: containers and libvirt create nodes of their own for
-    /// it.
+    /// Character device, identified by its device number: containers and libvirt create their own
+    /// nodes of the same device.
     Device(u64),
 }
 
@@ -198,28 +200,28 @@ impl FileId {
         Self::File { device: metadata.dev(), inode: metadata.ino() }
     }
 
-    /// Returns the identity of a descriptor's file.
+    /// Returns the identity of the file to which a descriptor refers.
     ///
     /// # Errors
-    /// The kernel does not report it.
+    /// The descriptor cannot be duplicated, or the metadata cannot be read.
     pub fn of_descriptor(file: &OwnedFd) -> io::Result<Self> {
         Ok(Self::of(&File::from(file.try_clone()?).metadata()?))
     }
 }
 
-/// Returns other processes with a file.
+/// Result of the search for other processes that use a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FileUsers {
-    /// Processes that have it open or mapped.
+    /// Identifiers of the processes that have the file open or mapped.
     pub pids: Vec<u32>,
     /// Number of processes that could not be inspected.
     pub unreadable: usize,
 }
 
-/// Returns all other processes that have a file open or mapped.
+/// Finds all other processes that have a file open or mapped.
 ///
 /// # Errors
-/// The kernel does not list processes.
+/// /proc cannot be listed.
 pub fn users_of(file: FileId) -> Result<FileUsers, ProcessError> {
     let mut users = FileUsers::default();
     for entry in fs::read_dir("/proc").map_err(io_error("list", "/proc"))? {
@@ -238,11 +240,11 @@ pub fn users_of(file: FileId) -> Result<FileUsers, ProcessError> {
     Ok(users)
 }
 
-/// Creates a memfd of a name and a size, in bytes, sealed against growth. [`find_memfd`] finds it
+/// Creates a memfd with a name and a size in bytes, which cannot grow. [`find_memfd`] can find it
 /// by its name.
 ///
 /// # Errors
-/// The kernel has no memory or no descriptor for it.
+/// The memfd cannot be created or resized, for example because the limit of descriptors is reached.
 pub fn make_memfd(name: &str, bytes: u64) -> io::Result<File> {
     let file = File::from(memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
     file.set_len(bytes)?;
@@ -250,13 +252,13 @@ pub fn make_memfd(name: &str, bytes: u64) -> io::Result<File> {
     Ok(file)
 }
 
-/// Finds a memfd that [`make_memfd`] created for this user, by its name, among the files that
-/// processes have open or mapped, and opens it for reading and writing.
+/// Finds a memfd by its name among the files that processes have open or mapped, and opens it for
+/// reading and writing. Only memfds that [`make_memfd`] created for the current user are found.
 ///
 /// # Errors
-/// The kernel does not list processes.
+/// /proc cannot be listed, or a memfd cannot be created.
 pub fn find_memfd(name: &str) -> Result<Option<File>, ProcessError> {
-    let device = memfd_device().map_err(io_error("make", "a file in memory"))?;
+    let device = memfd_device().map_err(io_error("create", "a memfd"))?;
     for entry in fs::read_dir("/proc").map_err(io_error("list", "/proc"))? {
         let process = entry.map_err(io_error("list", "/proc"))?;
         let is_process = process.file_name().to_str().is_some_and(|name| name.parse::<u32>().is_ok());
@@ -269,17 +271,17 @@ pub fn find_memfd(name: &str) -> Result<Option<File>, ProcessError> {
     Ok(None)
 }
 
-/// Finds such a memfd among the files that one process has open.
+/// Finds a memfd like [`find_memfd`], but only among the files that one process has open.
 ///
 /// # Errors
-/// The kernel has no memory or no descriptor left.
+/// A memfd cannot be created.
 pub fn find_memfd_of(pid: u32, name: &str) -> Result<Option<File>, ProcessError> {
-    let device = memfd_device().map_err(io_error("make", "a file in memory"))?;
+    let device = memfd_device().map_err(io_error("create", "a memfd"))?;
     Ok(memfd_in(Path::new(&format!("/proc/{pid}/fd")), name, device))
 }
 
-/// Finds such a memfd among the links of a folder. A folder that cannot be read, as of a process
-/// that has ended, has none.
+/// Finds a memfd by its name among the links of a directory, such as /proc/PID/fd. Returns `None`
+/// if the directory cannot be read, for example because the process has ended.
 fn memfd_in(folder: &Path, name: &str, device: u64) -> Option<File> {
     let link = format!("/memfd:{name} (deleted)");
     let links = fs::read_dir(folder).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
@@ -287,15 +289,17 @@ fn memfd_in(folder: &Path, name: &str, device: u64) -> Option<File> {
     named.find_map(|path| open_own(&path, device))
 }
 
-/// Returns the device number of the file system that holds all memfds. Users cannot create other
-/// files on it.
+/// Returns the device number of the file system that contains all memfds. Users cannot create other
+/// files in this file system.
 fn memfd_device() -> io::Result<u64> {
     Ok(fstat(memfd_create("tarn-device", MemfdFlags::CLOEXEC)?)?.st_dev)
 }
 
-/// Opens a memfd of this user. The link's name proves nothing: in a mount namespace of their own,
-/// users can give any file such a name. The file is examined through O_PATH first, because opening
-/// a device or a pipe has side effects. Returns `None` also if the process has ended.
+/// Opens the file of a link if it is a memfd that [`make_memfd`] created for the current user.
+///
+/// The target path of the link is not trusted: in a mount namespace, users can give any file such a
+/// path. The file is examined through O_PATH first, because opening a device or a pipe has side
+/// effects. Returns `None` also if the process has ended.
 fn open_own(path: &Path, device: u64) -> Option<File> {
     let examined = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
     let stat = fstat(&examined).ok()?;
@@ -318,10 +322,10 @@ fn has_mapped(pid: u32, file: FileId) -> io::Result<bool> {
     Ok(!mappings(pid, file)?.is_empty())
 }
 
-/// Returns the addresses at which a process maps a file.
+/// Returns the address ranges at which a process maps a file.
 ///
 /// # Errors
-/// It has ended, or may not be inspected.
+/// The process has ended, or may not be inspected.
 pub fn mappings(pid: u32, file: FileId) -> io::Result<Vec<Range<usize>>> {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
     let mut ranges = Vec::new();
@@ -333,18 +337,18 @@ pub fn mappings(pid: u32, file: FileId) -> io::Result<Vec<Range<usize>>> {
     Ok(ranges)
 }
 
-/// Mappings of some files in a process.
+/// Mappings of some files by a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FileMappings {
-    /// Their addresses, in ascending order.
+    /// Address ranges of the mappings, in ascending order.
     pub addresses: Vec<Range<usize>>,
-    /// Number of further mappings, above the limit.
+    /// Number of mappings above the limit, which are not in `addresses`.
     pub omitted: u64,
 }
 
-/// Returns the addresses at which a process maps any of these files, except devices: the lowest
-/// `max` mappings, and the number of others. Reads the list of mappings line by line, because it
-/// may be very long.
+/// Returns the address ranges at which a process maps any of these files, except devices. Only the
+/// lowest `max` ranges are returned, and other ranges are counted. The list of mappings may be very
+/// long, so it is read line by line.
 ///
 /// # Errors
 /// The process has ended, or may not be inspected.
@@ -353,7 +357,7 @@ pub fn mappings_of(pid: u32, files: &BTreeSet<FileId>, max: usize) -> io::Result
     let mut mappings = FileMappings::default();
     for line in maps.split(b'\n') {
         let line = line?;
-        let line = String::from_utf8_lossy(&line); // a path may be invalid UTF-8, the numbers are ASCII
+        let line = String::from_utf8_lossy(&line); // only the path, which is not used, can be invalid UTF-8
         if !mapped_file(&line).is_some_and(|file| files.contains(&file)) {
             continue;
         }
@@ -366,7 +370,7 @@ pub fn mappings_of(pid: u32, files: &BTreeSet<FileId>, max: usize) -> io::Result
     Ok(mappings)
 }
 
-/// Returns the file of a line of a process's mappings.
+/// Returns the file in a line of /proc/PID/maps.
 fn mapped_file(line: &str) -> Option<FileId> {
     let mut words = line.split_whitespace().skip(3);
     let (major, minor) = words.next()?.split_once(':')?;
@@ -375,39 +379,40 @@ fn mapped_file(line: &str) -> Option<FileId> {
     Some(FileId::File { device, inode: words.next()?.parse().ok()? })
 }
 
-/// Returns whether a line of a process's mappings is of this file: `addresses permissions offset
-/// device inode path`. The line of a device contains the node through which it was opened, so the
-/// file itself is examined.
+/// Returns whether a line of /proc/PID/maps (`addresses permissions offset device inode path`) maps
+/// this file. For a device, the line contains the inode of one of several nodes, so the mapped file
+/// itself is examined.
 fn maps_file(pid: u32, line: &str, file: FileId) -> io::Result<bool> {
     let mut words = line.split_whitespace();
-    let [Some(addresses), Some(permissions), _, Some(on), Some(number)] = [(); 5].map(|()| words.next())
+    let [Some(addresses), Some(permissions), _, Some(on_device), Some(number)] =
+        [(); 5].map(|()| words.next())
     else {
         return Ok(false);
     };
     match file {
         FileId::File { device, inode } => {
             let device = format!("{:02x}:{:02x}", rustix::fs::major(device), rustix::fs::minor(device));
-            Ok(on == device && number == inode.to_string())
+            Ok(on_device == device && number == inode.to_string())
         }
         FileId::Device(_) if !permissions.ends_with('s') || number == "0" => Ok(false),
         FileId::Device(_) => is_file(Path::new(&format!("/proc/{pid}/map_files/{addresses}")), file),
     }
 }
 
-/// Mapping of a process.
+/// Mapping in the address space of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mapping {
-    /// Addresses.
+    /// Address range of the mapping.
     pub addresses: Range<usize>,
-    /// Whether it is device memory; a shared mapping that cannot be examined counts as device
-    /// memory.
+    /// Whether the mapping is device memory. A shared mapping that cannot be examined counts as
+    /// device memory.
     pub is_device: bool,
 }
 
-/// Returns all mappings of a process, lowest first.
+/// Returns all mappings of a process, in ascending order of addresses.
 ///
 /// # Errors
-/// It has ended, or may not be inspected.
+/// The process has ended, or may not be inspected.
 pub fn all_mappings(pid: u32) -> io::Result<Vec<Mapping>> {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
     let mapping = |line: &str| {
@@ -430,7 +435,8 @@ fn maps_device(pid: u32, line: &str) -> bool {
     }
 }
 
-/// Parses `7f0000000000-7f0040000000 rw-s ...`.
+/// Returns the address range in a line of /proc/PID/maps, such as
+/// `7f0000000000-7f0040000000 rw-s ...`.
 fn addresses(line: &str) -> Option<Range<usize>> {
     let (start, end) = line.split_whitespace().next()?.split_once('-')?;
     Some(usize::from_str_radix(start, 16).ok()?..usize::from_str_radix(end, 16).ok()?)
@@ -448,7 +454,7 @@ fn has_open(pid: u32, file: FileId) -> io::Result<bool> {
 fn is_file(descriptor: &Path, file: FileId) -> io::Result<bool> {
     match fs::metadata(descriptor) {
         Err(errno) if is_gone(&errno) => Ok(false), // closed meanwhile
-        seen => Ok(FileId::of(&seen?) == file),
+        metadata => Ok(FileId::of(&metadata?) == file),
     }
 }
 
@@ -463,8 +469,8 @@ mod tests {
     use super::*;
     use crate::skipped::report_skipped;
 
-    /// Starts a process that ends when its input is closed.
-    fn sleeper() -> Child {
+    /// Starts a process that runs until its standard input is closed.
+    fn idle_process() -> Child {
         Command::new("cat").stdin(Stdio::piped()).spawn().unwrap()
     }
 
@@ -475,7 +481,7 @@ mod tests {
 
     #[test]
     fn reused_pid_is_detected() {
-        let child = sleeper();
+        let child = idle_process();
         let process = identify(child.id()).unwrap();
         let later = Process { started: process.started + 1, ..process.clone() };
         assert!(ProcessHandle::open(&process).unwrap().is_some());
@@ -487,7 +493,7 @@ mod tests {
 
     #[test]
     fn zombie_process_counts_as_ended() {
-        let mut child = sleeper();
+        let mut child = idle_process();
         let process = identify(child.id()).unwrap();
         let handle = ProcessHandle::open(&process).unwrap().unwrap();
         assert!(!handle.has_ended().unwrap());
@@ -498,8 +504,8 @@ mod tests {
         child.wait().unwrap();
     }
 
-    /// A private mapping of /dev/zero replaces one of a device: its shared mappings are files of
-    /// the kernel.
+    /// Uses a private mapping of /dev/zero as device memory, because the kernel shows a shared
+    /// mapping of /dev/zero as a file in memory.
     #[test]
     fn device_mappings_differ_from_file_mappings() {
         use vm_memory::{FileOffset, MmapRegion, mmap::MmapRegionBuilder};
@@ -523,7 +529,8 @@ mod tests {
         assert!(!is_shared_file("7f00-7f01 rw-s 00000000 00:00 0"));
     }
 
-    /// An attack: in a mount namespace, gives another user's file ($1) the name of a memfd ($2).
+    /// Script of an attack: in a mount namespace, it gives another user's file ($1) the path of a
+    /// memfd ($2), and opens it.
     const RENAMED_IN_A_NAMESPACE: &str = r#"
         mount -t tmpfs none /mnt && cd /mnt && mkdir old && : > "$2" && mount --bind "$1" "$2" || exit 1
         pivot_root . old && exec 9< "/$2" && echo ready && read line"#;
@@ -531,7 +538,9 @@ mod tests {
     #[test]
     fn file_renamed_in_mount_namespace_is_not_a_memfd() {
         if !rustix::process::geteuid().is_root() {
-            return report_skipped("a memfd's name in a mount namespace, which requires root");
+            return report_skipped(
+                "a file with the path of a memfd in a mount namespace, which requires root",
+            );
         }
         let victim = tempfile::Builder::new().prefix("tarn-victim-").tempfile_in("/var/tmp").unwrap();
         fs::set_permissions(victim.path(), fs::Permissions::from_mode(0o644)).unwrap();
@@ -543,12 +552,12 @@ mod tests {
         let mut attacker = attacker.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(attacker.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        assert_eq!(line, "ready\n", "the attack needs user namespaces");
+        assert_eq!(line, "ready\n", "the script failed: it requires user namespaces");
         let link_target = fs::read_link(format!("/proc/{}/fd/9", attacker.id())).unwrap();
-        assert_eq!(link_target.as_os_str(), &*format!("/{link}"), "the attack does not show the name");
+        assert_eq!(link_target.as_os_str(), &*format!("/{link}"), "the link does not look like a memfd");
         let file = find_memfd(name).unwrap();
         end(attacker);
-        assert!(file.is_none(), "{file:?} is the victim");
+        assert!(file.is_none(), "opened the file of another user: {file:?}");
     }
 
     #[test]
@@ -559,12 +568,15 @@ mod tests {
         assert_eq!(FileId::of(&found.metadata().unwrap()), FileId::of(&file.metadata().unwrap()));
         assert_eq!(found.set_len(8192).unwrap_err().raw_os_error(), Some(Errno::PERM.raw_os_error()));
         found.set_len(0).unwrap();
-        assert!(find_memfd("tarn-slice-8.2").unwrap().is_none(), "{unsealed:?} is none of ours");
+        assert!(
+            find_memfd("tarn-slice-8.2").unwrap().is_none(),
+            "{unsealed:?} does not have the required seals"
+        );
         assert!(find_memfd("tarn-slice-8.3").unwrap().is_none());
     }
 
     #[test]
-    fn device_is_found_in_use_through_another_node() {
+    fn device_opened_through_another_node_is_in_use() {
         if !rustix::process::geteuid().is_root() {
             return report_skipped("a device in use through another node, which requires root");
         }
@@ -573,13 +585,13 @@ mod tests {
         let made = Command::new("mknod").arg(&node).args(["c", "1", "7"]).status().unwrap();
         assert!(made.success());
         let id = FileId::of(&fs::metadata("/dev/full").unwrap());
-        let has_it = |pid| users_of(id).unwrap().pids.contains(&pid);
+        let is_user = |pid| users_of(id).unwrap().pids.contains(&pid);
         let stdout = OpenOptions::new().write(true).open(&node).unwrap();
         let child = Command::new("cat").stdin(Stdio::piped()).stdout(stdout).spawn().unwrap();
-        assert!(has_it(child.id()));
+        assert!(is_user(child.id()));
         let pid = child.id();
         end(child);
-        assert!(!has_it(pid));
+        assert!(!is_user(pid));
     }
 
     #[test]

@@ -1,5 +1,6 @@
-//! CXL memory in slices, each a device-dax range while it is accessed: verified, zeroed, and
-//! released without remains in this host's caches. Ownership is handled by the manager.
+//! Access to slices of CXL memory through device-dax: opening, verifying, zeroing and closing them.
+//! Closing flushes this host's caches, so that no stale cache line is written back later. The
+//! manager decides which host owns a slice.
 
 use std::{
     collections::BTreeSet,
@@ -25,29 +26,32 @@ use super::{
     slices::{PresentSlice, Slices},
 };
 
-/// Folder of device nodes.
+/// Directory of device nodes.
 const DEV_FOLDER: &str = "/dev";
 
 /// Slices of a machine's CXL memory.
 #[derive(Debug)]
 pub struct Ranges {
     cxl: CxlMemory,
+    /// Rate limit of all scrubs together.
     throttle: Throttle,
+    /// Bytes zeroed since the start.
     scrubbed: AtomicU64,
 }
 
 impl Ranges {
-    /// Creates it, with a limit of all scrubs together, in bytes per second.
+    /// Creates the slices of these devices. `scrub_bytes_per_s` limits all scrubs together, in
+    /// bytes per second.
     pub fn new(cxl: CxlMemory, scrub_bytes_per_s: NonZeroU64) -> Self {
         Self { cxl, throttle: Throttle::new(scrub_bytes_per_s), scrubbed: AtomicU64::new(0) }
     }
 
-    /// Returns the bytes zeroed since the start, including scrubs in progress.
+    /// Returns the amount of memory zeroed since the start, including scrubs in progress.
     pub(super) fn scrubbed(&self) -> Bytes {
         Bytes::new(self.scrubbed.load(Ordering::Relaxed))
     }
 
-    /// Returns slices with a change in progress, including stuck ones.
+    /// Returns the number of slices with a change in progress, including stuck slices.
     pub(super) fn changing(&self) -> u64 {
         let usable = self.cxl.devices.iter().filter_map(|device| device.slices.as_ref().ok());
         usable.map(|slices| slices.changing() as u64).sum()
@@ -65,19 +69,20 @@ impl Ranges {
         self.cxl.devices.iter().map(reported).collect()
     }
 
-    /// Returns the nodes of this memory when the kernel uses it.
+    /// Returns the NUMA nodes of the slices when they are memory blocks.
     pub(super) fn nodes(&self) -> BTreeSet<u32> {
         let usable = self.cxl.devices.iter().filter_map(|device| device.slices.as_ref().ok());
         usable.map(Slices::node).collect()
     }
 
-    /// Returns the slice of a location.
+    /// Finds a slice by its location `cxl:SERIAL:INDEX`. Returns the slices of its device, and its
+    /// index.
     pub(super) fn slice(&self, place: &str) -> Result<(&Slices, u32), HostError> {
         let name: SliceName = place.parse()?;
         Ok((self.cxl.slices(&name.serial)?, name.index))
     }
 
-    /// Returns the locations of all slices present in the kernel.
+    /// Returns the locations of all slices for which a dax device exists.
     pub(super) fn present_slices(&self) -> Result<Vec<Arc<str>>, HostError> {
         let mut places = Vec::new();
         for device in &self.cxl.devices {
@@ -88,13 +93,14 @@ impl Ranges {
         Ok(places)
     }
 
-    /// Opens a slice with any contents.
+    /// Opens a slice without verifying its contents.
     pub(super) fn open(&self, place: &str) -> Result<(File, PathBuf), HostError> {
         let (slices, index) = self.slice(place)?;
         open(slices, index)
     }
 
-    /// Opens a slice without owner that must be zeroed. Otherwise it is closed again.
+    /// Opens a slice that no process uses, and verifies that it is zero. If it is not, the slice is
+    /// closed again.
     pub(super) fn open_zeroed(&self, place: &str) -> Result<(File, PathBuf), HostError> {
         let (slices, index) = self.slice(place)?;
         let (file, path) = open_unused(slices, index)?;
@@ -107,15 +113,17 @@ impl Ranges {
         }
     }
 
-    /// Verifies that no process has a slice.
+    /// Checks that no process has a slice open or mapped.
     pub(super) fn check_unused(&self, place: &str) -> Result<(), HostError> {
         let (slices, index) = self.slice(place)?;
         slices.present_slices()?.get(&index).map_or(Ok(()), |present| check_unused(&node(present)))
     }
 
-    /// Takes a slice from its users, and removes its remains from this host. Their writes are in
-    /// the caches until the last one has ended, and an agent may have ended in between, so the
-    /// caches are written back each time.
+    /// Revokes a slice from its users, and removes its data from the caches of this host.
+    ///
+    /// The caches are flushed in every call, even if the slice is closed already: its users may
+    /// have written until they lost access, and an earlier agent may have ended before it flushed
+    /// them.
     pub(super) fn close(&self, place: &str) -> Result<(), HostError> {
         let (slices, index) = self.slice(place)?;
         slices.remove(index)?;
@@ -124,13 +132,14 @@ impl Ranges {
         Ok(slices.remove(index)?)
     }
 
-    /// Zeroes a slice without owner, verifies the memory and not the caches, and closes it.
+    /// Zeroes a slice that no process uses, verifies the zeros in memory instead of in caches, and
+    /// closes the slice.
     pub(super) fn scrub(&self, place: &str) -> Result<Bytes, HostError> {
         let (slices, index) = self.slice(place)?;
         let (file, path) = open_unused(slices, index)?;
-        let zero = self.make_zero(&file, &path);
+        let result = self.make_zero(&file, &path);
         slices.remove(index)?;
-        zero.map(|()| SLICE)
+        result.map(|()| SLICE)
     }
 
     fn make_zero(&self, file: &File, path: &Path) -> Result<(), HostError> {
@@ -150,8 +159,8 @@ fn open(slices: &Slices, index: u32) -> Result<(File, PathBuf), HostError> {
     Ok((open_node(&present)?, node(&present)))
 }
 
-/// For memory without owner: a device remaining from another epoch may still be mapped by a
-/// process.
+/// Opens a slice after checking that no process uses it. Without the check, a process that still
+/// maps a device of an earlier epoch could write to the slice.
 fn open_unused(slices: &Slices, index: u32) -> Result<(File, PathBuf), HostError> {
     if let Some(present) = slices.present_slices()?.get(&index) {
         check_unused(&node(present))?;
@@ -159,7 +168,7 @@ fn open_unused(slices: &Slices, index: u32) -> Result<(File, PathBuf), HostError
     open(slices, index)
 }
 
-/// Opens a device's node, which must be that device's.
+/// Opens the device node in /dev, and checks that it belongs to the slice's device.
 fn open_node(present: &PresentSlice) -> Result<File, HostError> {
     let path = node(present);
     let opened = OpenOptions::new().read(true).write(true).custom_flags(no_follow()).open(&path);
@@ -174,11 +183,12 @@ fn map(file: &File, path: &Path) -> Result<Mapped, HostError> {
 }
 
 fn write_back(mapped: &Mapped, path: &Path) -> Result<(), HostError> {
-    mapped.write_back().map_err(|errno| HostError::io("write back caches of", path, errno))
+    mapped.write_back().map_err(|errno| HostError::io("flush the caches of", path, errno))
 }
 
-/// Caches are invalidated before and after a read: they may contain data from before another host's
-/// writes.
+/// Verifies that a slice is zero in memory. The caches are flushed before the read, because they
+/// may contain older data than another host wrote, and after it, because another host may write
+/// later.
 fn verify_zero(mapped: &Mapped, path: &Path, throttle: Option<&Throttle>) -> Result<(), HostError> {
     write_back(mapped, path)?;
     match mapped.first_not_zero(throttle).map_err(|errno| HostError::io("read", path, errno))? {

@@ -1,5 +1,5 @@
-//! Device of the tenants' remote memory: a swap device, with its number, its use as swap, and its
-//! read latency. It is only read.
+//! Swap device that holds the tenants' remote memory: its device number, whether it is in use as
+//! swap, and its read latency. This module only reads sysfs.
 
 use std::{
     fs, io,
@@ -9,42 +9,46 @@ use std::{
 
 use super::sysfs::{Sysfs, SysfsError};
 
-/// Number of reads below which their mean is unreliable.
+/// Minimum number of reads for a mean latency; fewer reads are too noisy.
 const READS_MIN: u64 = 16;
-/// Assumed read latency before the first measurement, in seconds: that of a fast drive.
+/// Assumed read latency before the first measurement, in seconds: that of a fast SSD.
 const READ_LATENCY_DEFAULT_S: f64 = 100e-6;
-/// Factor by which the smallest recorded latency rises per update when reads take longer.
+/// Maximum factor by which the recorded lowest latency rises per update, so that it follows a
+/// device that becomes slower.
 const LATENCY_RISE_FACTOR: f64 = 1.05;
 
 /// Reason why the device cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum RemoteError {
-    /// It cannot be inspected.
-    #[error("read {}", path.display())]
+    /// The file cannot be inspected.
+    #[error("cannot read {}", path.display())]
     Io {
-        /// File.
+        /// Path of the device.
         path: PathBuf,
         /// Cause.
         #[source]
         errno: io::Error,
     },
-    /// It is not a block device.
+    /// The file is not a block device.
     #[error("{} is not a block device: limits apply to devices, so a swap file is not supported", .0.display())]
     NotABlockDevice(PathBuf),
 }
 
-/// A swap device.
+/// Swap device for remote memory.
 #[derive(Clone, Debug)]
 pub struct Remote {
     path: PathBuf,
+    /// Device number of the disk, such as `253:0`.
     number: String,
+    /// Directory of the disk in sysfs.
     files: Sysfs,
+    /// Counters at the last update.
     last: Reads,
-    /// Read latency of the idle device, in seconds; `None` before the first measurement.
+    /// Lowest recent mean latency, in seconds; `None` before the first measurement.
     lowest_latency_s: Option<f64>,
 }
 
-/// Counters of a device.
+/// Counters of a device: completed reads, and their total duration in milliseconds.
 #[derive(Clone, Copy, Debug, Default)]
 struct Reads {
     count: u64,
@@ -52,10 +56,10 @@ struct Reads {
 }
 
 impl Remote {
-    /// Opens the device of this name; its counters are in a tree such as `/sys`.
+    /// Opens the block device at `path`. `sys` is the root of sysfs, `/sys`.
     ///
     /// # Errors
-    /// [`RemoteError`].
+    /// [`RemoteError::Io`], or [`RemoteError::NotABlockDevice`].
     pub fn open(path: &Path, sys: &Path) -> Result<Self, RemoteError> {
         let metadata =
             fs::metadata(path).map_err(|errno| RemoteError::Io { path: path.to_owned(), errno })?;
@@ -73,31 +77,31 @@ impl Remote {
         Self { path: path.to_owned(), number, files, last, lowest_latency_s: None }
     }
 
-    /// Creates one in a fake tree.
+    /// Creates a device with the number 7:7 in a simulated sysfs.
     #[cfg(test)]
     pub(crate) fn fake(sys: &Path) -> Self {
         Self::numbered(Path::new("/dev/fake"), "7:7".to_owned(), sys)
     }
 
-    /// Returns its path.
+    /// Returns the path of the device.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Returns its number, such as `253:0`.
+    /// Returns the device number of the disk, such as `253:0`.
     pub fn number(&self) -> &str {
         &self.number
     }
 
-    /// Returns whether it is in use as swap, from a text such as `/proc/swaps`.
+    /// Returns whether the device is in use as swap, according to the text of `/proc/swaps`.
     pub fn is_swap(&self, swaps: &str) -> bool {
         let names = swaps.lines().skip(1).filter_map(|line| line.split_whitespace().next());
-        // A device may have several names.
+        // A device may have several names, so also compare device numbers.
         names.map(Path::new).any(|name| name == self.path || is_same_device(name, &self.path))
     }
 
-    /// Returns the read latency of the idle device, in seconds, updated from all reads since the
-    /// last call.
+    /// Returns an estimate of the device's read latency without queueing, in seconds: the lowest
+    /// recent mean. Updates it from the reads since the last call if these are enough.
     pub fn read_latency_s(&mut self) -> f64 {
         if let Ok(now) = reads(&self.files) {
             let (count, ms) =
@@ -121,7 +125,8 @@ fn is_same_device(first: &Path, second: &Path) -> bool {
     })
 }
 
-/// Returns the disk of a partition: counters and limits belong to disks.
+/// Returns the device number of a partition's disk, because I/O limits apply to disks. Other
+/// devices are returned unchanged.
 fn disk_of(number: &str, sys: &Path) -> String {
     let files = Sysfs::at(sys.join("dev/block"));
     match files.has(Path::new(number).join("partition")) {
@@ -131,13 +136,14 @@ fn disk_of(number: &str, sys: &Path) -> String {
     .unwrap_or_else(|| number.to_owned())
 }
 
-/// Parses a device's `stat`: reads, merged reads, sectors, milliseconds.
+/// Reads the counters in a device's `stat`, which begins with reads, merged reads, sectors, and
+/// milliseconds.
 fn reads(files: &Sysfs) -> Result<Reads, SysfsError> {
     let text = files.text("stat")?;
     let numbers: Vec<u64> = text.split_whitespace().filter_map(|word| word.parse().ok()).collect();
     match numbers[..] {
         [count, _, _, ms, ..] => Ok(Reads { count, ms }),
-        _ => Err(files.unreadable("stat", text, "a device's counters")),
+        _ => Err(files.unreadable("stat", text, "the counters of a block device")),
     }
 }
 
@@ -147,7 +153,7 @@ mod tests {
     use crate::host::sysfs::fake::FakeSysfs;
 
     #[test]
-    fn read_latency_is_of_an_idle_device() {
+    fn read_latency_ignores_queueing_and_few_reads() {
         let stat = |count: u64, ms: u64| format!("   {count} 0 800 {ms}  5 0 40 3 0 1 2");
         let fake = FakeSysfs::new(&[("dev/block/253:0/stat", &stat(0, 0))]);
         let mut remote = Remote::numbered(Path::new("/dev/vda"), "253:0".to_owned(), &fake.path(""));

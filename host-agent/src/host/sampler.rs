@@ -1,10 +1,11 @@
-//! Page accesses of tenants, sampled by the processor: PEBS (Intel) or IBS (AMD) record the address
-//! of one access in many, for all processes together, and perf delivers them. Spirit counts
-//! accesses in this way (4.2, 5.1).
+//! Page accesses of tenants, sampled by the processor. PEBS (Intel) or IBS (AMD) records the
+//! address of one in many accesses, for all processes together, and perf delivers the samples.
+//! Spirit counts accesses in this way (4.2, 5.1).
 //!
-//! A visit to a page usually accesses many of its cache lines, and a host needs the rate of visits.
-//! The number of accesses per visit is derived from DAMON's result for the same tenant
-//! ([`TenantSamples::accesses_per_visit`]); without one, it is the number of cache lines of a page.
+//! Access profiles require the rate of visits to pages, and a visit to a page usually accesses many
+//! of its cache lines. The number of accesses per visit is derived from DAMON's result for the same
+//! tenant ([`TenantSamples::accesses_per_visit`]). Without such a result, it is the number of cache
+//! lines of a page.
 
 mod rates;
 mod source;
@@ -29,49 +30,53 @@ use super::{
     sysfs::{Sysfs, SysfsError},
 };
 
-/// Bytes of a sample in a ring: header, process, address, and weight.
+/// Size of a sample in the ring buffer, in bytes: header, process, address, and period.
 const SAMPLE_BYTES: usize = 32;
-/// Maximum samples per second and processor; and the fraction of its ring that they may fill in an
-/// epoch, because the kernel does not keep the rate exactly.
+/// Maximum sampling rate, in samples per second and processor.
 const HZ_MAX: f64 = 1000.0;
+/// Fraction of the ring buffer that the samples of one epoch may fill at the nominal rate; the
+/// kernel may exceed the rate.
 const BUFFER_FILL_MAX: f64 = 2.0 / 3.0;
-/// The kernel's limit also applies, which decreases where samples take long.
+/// File with the kernel's limit of the sampling rate, which the kernel lowers if samples take too
+/// long.
 const KERNEL_HZ_MAX_FILE: &str = "/proc/sys/kernel/perf_event_max_sample_rate";
-/// Number of samples of a tenant below which there is no result.
+/// Minimum number of samples of a tenant for a result.
 const SAMPLES_MIN: usize = 1000;
-/// The last address that may be a process's own.
+/// Highest address that can belong to a process; higher addresses belong to the kernel.
 const USER_MAX: u64 = u64::MAX >> 1;
-/// Bits of the processor mode that denote a guest: its addresses are not those of the process.
+/// Bits of the processor mode in a perf record.
 const MODE: u16 = 7;
+/// Processor mode of a guest's kernel, whose addresses are not addresses of the process.
 const GUEST_KERNEL: u16 = 4;
+/// Processor mode of a guest's processes, whose addresses are not addresses of the process.
 const GUEST_USER: u16 = 5;
 
-/// Default number of accesses per visit to a page: its cache lines.
+/// Default number of accesses per visit to a page: the number of its cache lines.
 pub const LINES_PER_PAGE: f64 = 64.0;
-/// Upper bound: each byte of a page.
+/// Maximum number of accesses per visit to a page: one for each byte.
 const ACCESSES_PER_VISIT_MAX: f64 = PAGE as f64;
 
-/// Reason why the processor takes no samples.
+/// Reason why accesses cannot be sampled.
 #[derive(Debug, thiserror::Error)]
 pub enum SamplerError {
-    /// The kernel shows no processor with this capability.
-    #[error("the kernel shows no processor that samples memory accesses (PEBS or IBS)")]
+    /// Sysfs shows no event by which the processor samples memory accesses.
+    #[error("no processor of this host supports sampling of memory accesses (PEBS or IBS)")]
     None,
-    /// The file cannot be parsed.
+    /// A file in sysfs cannot be read or parsed.
     #[error(transparent)]
     Sysfs(#[from] SysfsError),
-    /// Perf rejects it.
-    #[error("perf refuses samples of {event_name}")]
+    /// Perf reported an error.
+    #[error("perf cannot sample {event_name}")]
     Perf {
-        /// Object.
+        /// Description of the sampled event.
         event_name: &'static str,
-        /// Why.
+        /// Error of perf.
         #[source]
         error: io::Error,
     },
 }
 
-/// All processors of this machine, sampling or not.
+/// Sampler of page accesses on all processors of this machine.
 #[derive(Debug)]
 pub struct Sampler {
     source: Source,
@@ -80,24 +85,25 @@ pub struct Sampler {
     started: Option<Instant>,
 }
 
-/// Ring buffer of one processor.
+/// Perf event of one processor with its ring buffer of samples.
 struct Ring {
     samples: perf_event::Sampler,
-    /// Time enabled and time running so far: other users of the counters may displace it.
+    /// Time enabled and time running at the start of sampling. The event runs for a shorter time
+    /// than it is enabled if other users of the counters displace it.
     times: (Duration, Duration),
 }
 
-/// Samples of all processes.
+/// Samples of all processes in one period.
 #[derive(Debug)]
 pub struct SampleSet {
     source: AccessSource,
-    /// Duration of sampling.
+    /// Duration of the period, in seconds.
     seconds: f64,
-    /// Accesses of each process, ordered by page.
+    /// Sampled accesses of each process, sorted by page.
     accesses: BTreeMap<u32, Vec<Access>>,
 }
 
-/// Samples of one tenant.
+/// Access rates of one tenant, estimated from samples.
 #[derive(Debug)]
 pub struct TenantSamples {
     source: AccessSource,
@@ -105,10 +111,12 @@ pub struct TenantSamples {
 }
 
 impl Sampler {
-    /// Creates it for a tree such as `/sys`; samples of the period are read at its end.
+    /// Opens the event on all processors, without starting it. The ring buffers can hold the
+    /// samples of one epoch. `sys` is the root of sysfs.
     ///
     /// # Errors
-    /// The processor does not sample, or the kernel rejects it: see [`SamplerError`].
+    /// [`SamplerError::None`] if the processor cannot sample accesses, [`SamplerError::Perf`] if
+    /// the kernel rejects the event, or sysfs cannot be read.
     pub fn open(sys: &Sysfs, epoch: Duration) -> Result<Self, SamplerError> {
         Self::of(Source::find(sys)?, source::processors(sys)?, epoch)
     }
@@ -124,12 +132,12 @@ impl Sampler {
         Ok(Self { source, processors, rings, started: None })
     }
 
-    /// Returns the sampled event.
+    /// Returns a description of the sampled event.
     pub const fn event_name(&self) -> &'static str {
         self.source.event_name
     }
 
-    /// Returns whether the machine still has the same processors.
+    /// Returns whether the online processors are still those on which the event was opened.
     pub fn covers_processors_of(&self, sys: &Sysfs) -> bool {
         source::processors(sys).is_ok_and(|processors| processors == self.processors)
     }
@@ -137,7 +145,7 @@ impl Sampler {
     /// Starts sampling.
     ///
     /// # Errors
-    /// The kernel rejects it.
+    /// Perf reports an error.
     pub fn begin(&mut self) -> Result<(), SamplerError> {
         if self.started.is_some() {
             self.take()?;
@@ -148,12 +156,12 @@ impl Sampler {
         Ok(())
     }
 
-    /// Stops sampling, and returns the samples.
+    /// Stops sampling, and returns the samples since the start.
     ///
     /// # Errors
-    /// The kernel rejects it.
+    /// Perf reports an error, such as ENODEV if a processor went offline.
     pub fn take(&mut self) -> Result<SampleSet, SamplerError> {
-        let seconds = self.started.take().map_or(0.0, |result| result.elapsed().as_secs_f64());
+        let seconds = self.started.take().map_or(0.0, |started| started.elapsed().as_secs_f64());
         let ended = self.rings.iter_mut().try_for_each(|ring| ring.samples.disable());
         ended.map_err(|error| self.perf_error(error))?;
         let samples: io::Result<Vec<_>> =
@@ -178,11 +186,11 @@ impl Ring {
             let mut builder = source.event();
             builder.any_pid().one_cpu(processor).sample_frequency(hz).exclude_guest(excludes_guests);
             builder.sample(SampleFlag::TID | SampleFlag::ADDR | SampleFlag::PERIOD);
-            // No reader waits for them.
+            // The samples are read at the end of the period, so no wakeup is needed before.
             builder.wakeup_watermark(SAMPLE_BUFFER_BYTES_PER_CPU);
             builder.build()?.sampled(SAMPLE_BUFFER_BYTES_PER_CPU)
         };
-        // Not every processor can exclude guests; their samples are dropped later then.
+        // Some processors cannot exclude guests. `drain` drops the samples of guests in that case.
         let cannot =
             |error: &io::Error| matches!(Errno::from_io_error(error), Some(Errno::INVAL | Errno::OPNOTSUPP));
         let samples = open(true).or_else(|error| if cannot(&error) { open(false) } else { Err(error) })?;
@@ -195,21 +203,22 @@ impl Ring {
         self.samples.enable()
     }
 
-    /// Returns the number of accesses since the start, sampled or not, with time enabled and time
-    /// running.
+    /// Returns the number of all accesses since the start, sampled or not, with the times for which
+    /// the event was enabled and running.
     fn read(&mut self) -> io::Result<(f64, (Duration, Duration))> {
         let read = self.samples.read_full()?;
         let times = read.time_enabled().zip(read.time_running());
         Ok((read.count() as f64, times.unwrap_or_default()))
     }
 
-    /// Reads the samples of a processor for processes' own memory, with their process.
+    /// Reads the samples of a processor, and returns each access to memory of a process with the
+    /// process's pid.
     ///
-    /// While the kernel adapts the period, it reports too large weights for some samples; the total
-    /// count is right.
+    /// While the kernel adapts the sampling period, some samples have too large periods. The
+    /// weights are therefore scaled so that their sum is the exact total count.
     fn drain(&mut self, has_begun: bool) -> io::Result<Vec<(u32, Access)>> {
         let (mut accesses, mut weight_sum) = (Vec::new(), 0.0);
-        // Bounded by the ring: no samples are added any more.
+        // The size of the ring bounds this loop: no sample is added after the event was disabled.
         while let Some(record) = self.samples.next_record() {
             let is_of_guest = matches!(record.misc() & MODE, GUEST_KERNEL | GUEST_USER);
             let Ok(data::Record::Sample(sample)) = record.parse_record() else { continue };
@@ -219,7 +228,7 @@ impl Ring {
             };
             let period = period as f64;
             weight_sum += period;
-            // Process 0 is outside of this namespace.
+            // Perf reports pid 0 for processes outside of this pid namespace.
             if !is_of_guest && process > 0 && address > 0 && address <= USER_MAX {
                 accesses.push((process, Access { page: address / PAGE, weight: period }));
             }
@@ -227,12 +236,12 @@ impl Ring {
         let (count, (enabled, running)) = self.read()?;
         let (enabled, running) = (enabled - self.times.0, running - self.times.1);
         if has_begun && enabled.is_zero() {
-            // The processor was offline meanwhile, which dropped the event.
+            // The processor went offline, which removed the event.
             return Err(Errno::NODEV.into());
         }
-        let all = if running.is_zero() { 0.0 } else { count * enabled.div_duration_f64(running) };
-        let part = if weight_sum > 0.0 { all / weight_sum } else { 0.0 };
-        accesses.iter_mut().for_each(|(_, access)| access.weight *= part);
+        let total = if running.is_zero() { 0.0 } else { count * enabled.div_duration_f64(running) };
+        let scale = if weight_sum > 0.0 { total / weight_sum } else { 0.0 };
+        accesses.iter_mut().for_each(|(_, access)| access.weight *= scale);
         Ok(accesses)
     }
 }
@@ -244,7 +253,8 @@ impl fmt::Debug for Ring {
 }
 
 impl SampleSet {
-    /// Returns the samples of a tenant with an amount of memory; none if there are too few.
+    /// Returns the access rates of a tenant with these processes and `bytes` bytes of memory;
+    /// `None` if it has fewer than [`SAMPLES_MIN`] samples.
     pub fn tenant(&self, processes: &[u32], bytes: u64) -> Option<TenantSamples> {
         let accesses = || processes.iter().filter_map(|process| self.accesses.get(process));
         let samples: usize = accesses().map(Vec::len).sum();
@@ -258,7 +268,7 @@ impl SampleSet {
 }
 
 impl TenantSamples {
-    /// Returns the page accesses for a number of accesses per visit.
+    /// Returns the access profile, given the number of accesses per visit to a page.
     pub fn profile(&self, accesses_per_visit: f64) -> AccessProfile {
         AccessProfile {
             source: self.source,
@@ -266,23 +276,23 @@ impl TenantSamples {
         }
     }
 
-    /// Returns the number of accesses per visit that matches another monitor's count of touched
-    /// pages; at least 1.
+    /// Returns the number of accesses per visit, at least 1, with which the profile has this number
+    /// of page accesses per second, as measured by DAMON.
     pub fn accesses_per_visit(&self, pages_per_second: f64) -> f64 {
         let (mut low, mut high) = (0.0, ACCESSES_PER_VISIT_MAX.ln());
         for _ in 0..BISECTION_STEPS {
-            let visit = f64::midpoint(low, high);
-            if self.profile(visit.exp()).pages_per_second() > pages_per_second {
-                low = visit
+            let log_accesses = f64::midpoint(low, high);
+            if self.profile(log_accesses.exp()).pages_per_second() > pages_per_second {
+                low = log_accesses
             } else {
-                high = visit
+                high = log_accesses
             }
         }
         f64::midpoint(low, high).exp()
     }
 }
 
-/// Steps of the bisection: more exact than the measurements.
+/// Number of bisection steps, so that the result is more exact than the measurements.
 const BISECTION_STEPS: u32 = 16;
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
-//! Slices of one CXL region as device-dax devices, from absent to bound and back. Each call
-//! inspects the current state and takes the next step until the target is reached: so every call
-//! may be repeated, and remains of a killed agent are completed. Contents and memory blocks are
-//! handled by the backends.
+//! Slices of one CXL region, each a dax device that is created, bound to a driver, unbound and
+//! deleted. Each call reads the current state from sysfs and performs one step after another until
+//! the target state is reached. All calls are therefore idempotent, and also complete a slice that
+//! a killed agent left between two states. The backends handle contents and memory blocks.
 //!
 //! ```text
 //!  absent ──create──▶ unbound ──bind──▶ device_dax   /dev/daxX.Y can be mapped
@@ -9,11 +9,11 @@
 //!    └──delete── unbound ◀───────unbind──┘
 //! ```
 //!
-//! A slice is unbound from kmem only while all blocks are offline: otherwise they are lost until a
-//! reboot.
+//! A slice is unbound from kmem only while all its memory blocks are offline. Otherwise its memory
+//! would stay with the kernel until a reboot.
 //!
-//! A device that was bound is never bound again: a remaining mapping would reach the memory once
-//! more.
+//! A device that was bound is deleted and never bound again. Otherwise a process that still maps
+//! the device could access the memory of the next owner.
 
 mod detached;
 mod device;
@@ -42,35 +42,35 @@ use super::{
     sysfs::{Sysfs, SysfsError},
 };
 
-/// Steps after which a slice must have reached its target: a change of driver takes five.
+/// Maximum number of steps to the target state; the longest way, a change of driver, takes five.
 const STEPS_MAX: usize = 8;
-/// Alignments of device-dax that a slice can have, largest first.
+/// Alignments of device-dax that suit a slice, largest first.
 const ALIGNMENTS: [Bytes; 2] = [Bytes::gib(1), Bytes::mib(2)];
-/// Required policy of the kernel for added blocks. Where they come online by themselves, the kernel
-/// uses them for anything.
+/// Required value of `auto_online_blocks`. With any other value the kernel onlines added blocks
+/// itself, and may put unmovable pages into them.
 const REQUIRED_POLICY: &str = "offline";
 
-/// Range of physical memory of one device, with the kernel's dax region over it.
+/// CXL region: range of physical memory of one device, with the dax region over it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Region {
-    /// Name, such as `region0`.
+    /// Name of the region, such as `region0`.
     pub name: String,
-    /// Physical address of its start.
+    /// Physical address of the region's start.
     pub base: u64,
-    /// Size.
+    /// Size of the region.
     pub bytes: Bytes,
-    /// Folder of its dax devices.
+    /// Directory of the region's dax devices in sysfs.
     pub folder: PathBuf,
 }
 
-/// Slice that has a device in the kernel.
+/// Slice for which a dax device exists.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PresentSlice {
-    /// Name of its dax device, such as `dax1.2`, and of the node in /dev.
+    /// Name of the dax device, such as `dax1.2`, which is also the name of its node in /dev.
     pub device: String,
-    /// Number of the device: `rdev` of its node.
+    /// Device number: `rdev` of the node in /dev.
     pub number: u64,
-    /// Bound driver, if any.
+    /// Driver to which the device is bound, if any.
     pub driver: Option<Driver>,
 }
 
@@ -79,22 +79,23 @@ pub struct PresentSlice {
 pub struct Slices {
     sysfs: Sysfs,
     region: Region,
-    /// NUMA node of its memory, if the kernel uses it.
+    /// NUMA node of the memory when it is bound to kmem.
     node: u32,
     align: Bytes,
-    /// Lock of the device names: a new device is recognized by a new name, so no other device may
-    /// be created or removed meanwhile.
+    /// Lock that is held while a device is created or removed. A created device is recognized by
+    /// its new name, so no other names may change at the same time.
     names: RwLock<()>,
-    /// Steps in which the kernel may wait for pinned pages.
+    /// Running steps in which the kernel may wait until pages are unpinned.
     steps: DetachedSteps,
 }
 
 impl Slices {
-    /// Returns the slices of a region. Empties the seed device, which the kernel creates over a
-    /// whole region, and removes devices without memory.
+    /// Returns the slices of a region. Releases the memory of the seed device, which the kernel
+    /// creates over the whole region, and deletes devices without memory.
     ///
     /// # Errors
-    /// The region is not aligned, another program uses a part of it, or the kernel's error.
+    /// [`SliceError::Misaligned`], [`SliceError::ForeignDevice`] if another program uses a part of
+    /// the region, or the error of a failed step.
     pub fn open(sysfs: &Sysfs, region: Region) -> Result<Self, SliceError> {
         let slices = Self::inspect(sysfs, region)?;
         for device in slices.devices()? {
@@ -103,10 +104,10 @@ impl Slices {
         Ok(slices)
     }
 
-    /// Returns the slices of a region, without changes.
+    /// Returns the slices of a region, without changing any device.
     ///
     /// # Errors
-    /// The region is not aligned, or the kernel's error.
+    /// [`SliceError::Misaligned`], or sysfs cannot be read.
     pub fn inspect(sysfs: &Sysfs, region: Region) -> Result<Self, SliceError> {
         let align = alignment(region.base)?;
         let node = device::node(sysfs, &region.folder)?;
@@ -120,10 +121,10 @@ impl Slices {
         })
     }
 
-    /// Returns the names of the devices that [`Slices::open`] would remove.
+    /// Returns the names of the devices that [`Slices::open`] would empty or delete.
     ///
     /// # Errors
-    /// The same.
+    /// [`SliceError::ForeignDevice`], [`SliceError::BlocksOnline`], or sysfs cannot be read.
     pub fn devices_to_remove(&self) -> Result<Vec<String>, SliceError> {
         let mut names = Vec::new();
         for device in self.devices()? {
@@ -135,33 +136,34 @@ impl Slices {
         Ok(names)
     }
 
-    /// Returns their region.
+    /// Returns the region that contains the slices.
     pub fn region(&self) -> &Region {
         &self.region
     }
 
-    /// Returns the NUMA node of their memory, if the kernel uses it.
+    /// Returns the NUMA node of the slices when they are bound to kmem.
     pub fn node(&self) -> u32 {
         self.node
     }
 
-    /// Returns the alignment of mappings of a slice: 1 GiB, or 2 MiB if the region is not aligned
-    /// to 1 GiB.
+    /// Returns the alignment of a slice's mappings: 1 GiB, or 2 MiB if the region is not aligned to
+    /// 1 GiB.
     pub fn align(&self) -> Bytes {
         self.align
     }
 
-    /// Returns the number of slices with a change in progress, including stuck ones.
+    /// Returns the number of slices with a change in progress, including stuck slices.
     pub fn changing(&self) -> usize {
         self.steps.count()
     }
 
-    /// Returns their number; a remainder behind the last whole slice is not used.
+    /// Returns the number of whole slices in the region. A smaller remainder at the end is not
+    /// used.
     pub fn count(&self) -> u32 {
         u32::try_from(self.region.bytes.get() / SLICE.get()).unwrap_or(u32::MAX)
     }
 
-    /// Returns the range of a slice in physical memory.
+    /// Returns the physical address range of a slice.
     ///
     /// # Errors
     /// [`SliceError::IndexOutOfRange`].
@@ -177,30 +179,32 @@ impl Slices {
         Ok(start..start + SLICE.get())
     }
 
-    /// Returns the slices in the kernel, by index.
+    /// Returns the slices for which a dax device exists, by index.
     ///
     /// # Errors
-    /// The kernel's error.
+    /// Sysfs cannot be read.
     pub fn present_slices(&self) -> Result<BTreeMap<u32, PresentSlice>, SliceError> {
         let devices = self.devices()?.into_iter();
         let slices = devices.filter_map(|device| Some((self.index_of(&device)?, device)));
         Ok(slices.map(|(index, device)| (index, device.into_present_slice())).collect())
     }
 
-    /// Makes a slice mappable from any state, and returns its device.
+    /// Brings a slice from any state to the driver `device_dax`, so that it can be mapped. Returns
+    /// its device.
     ///
     /// # Errors
-    /// The kernel's error; one of its blocks is online.
+    /// [`SliceError::BlocksOnline`] if one of the slice's memory blocks is online, or the error of
+    /// a failed step.
     pub fn ensure_devdax(&self, index: u32) -> Result<PresentSlice, SliceError> {
         self.load_driver(Driver::DeviceDax)?;
         self.reconcile(index, Some(Driver::DeviceDax))?.ok_or(SliceError::DeviceNotCreated)
     }
 
-    /// Makes a slice memory blocks of the kernel from any state. They are offline unless they were
-    /// online before.
+    /// Brings a slice from any state to the driver `kmem`, so that it consists of memory blocks.
+    /// New blocks are offline. Returns the slice's device.
     ///
     /// # Errors
-    /// The kernel's error; its blocks are larger than a slice or would come online by themselves.
+    /// [`SliceError::BlockSize`], [`SliceError::Policy`], or the error of a failed step.
     pub fn ensure_kmem(&self, index: u32) -> Result<PresentSlice, SliceError> {
         self.check_block_size()?;
         check_online_policy(&self.sysfs)?;
@@ -208,18 +212,19 @@ impl Slices {
         self.reconcile(index, Some(Driver::Kmem))?.ok_or(SliceError::DeviceNotCreated)
     }
 
-    /// Unbinds a slice, by force if it is mapped, and removes its device.
+    /// Unbinds a slice from its driver, even if it is mapped, and deletes its device.
     ///
     /// # Errors
-    /// The kernel's error; one of its blocks is online.
+    /// [`SliceError::BlocksOnline`] if one of the slice's memory blocks is online, or the error of
+    /// a failed step.
     pub fn remove(&self, index: u32) -> Result<(), SliceError> {
         self.reconcile(index, None).map(drop)
     }
 
-    /// Returns the memory blocks of a slice that is bound to kmem, lowest first.
+    /// Returns the memory blocks of a slice that is bound to kmem, in ascending order of addresses.
     ///
     /// # Errors
-    /// The kernel's error.
+    /// [`SliceError::IndexOutOfRange`], or sysfs cannot be read.
     pub fn blocks(&self, index: u32) -> Result<Vec<Block>, SliceError> {
         Ok(blocks::within(&self.sysfs, &self.range(index)?)?)
     }
@@ -229,8 +234,8 @@ impl Slices {
         let mut is_own = false;
         for _ in 0..STEPS_MAX {
             let device = self.devices()?.into_iter().find(|device| device.is_at(&range));
-            // A device with a stuck unbind has no driver in sysfs: the next step would wait for the
-            // same pages.
+            // During a stuck unbind sysfs already shows no driver. The next step would wait for the
+            // same pinned pages.
             device.as_ref().map_or(Ok(()), |device| self.steps.check(&device.name))?;
             match next_step(device.as_ref(), target, self.align, is_own) {
                 None => return Ok(device.map(Device::into_present_slice)),
@@ -246,7 +251,7 @@ impl Slices {
     fn apply_step(&self, step: Step, range: &Range<u64>, device: Option<&Device>) -> Result<(), SliceError> {
         match (step, device) {
             (Step::Create, _) => self.create(range),
-            (_, None) => Ok(()), // no step is possible, which the next inspection reports
+            (_, None) => Ok(()), // unreachable: `next_step` returns only `Create` without a device
             (Step::Align, Some(device)) => {
                 Ok(self.sysfs.write(self.device_file(device, "align"), &self.align.get().to_string())?)
             }
@@ -256,7 +261,7 @@ impl Slices {
         }
     }
 
-    /// Creates the device over exactly this range: the kernel rejects it if a part is in use.
+    /// Creates a device over exactly this range. The kernel rejects a range that is partly in use.
     fn create(&self, range: &Range<u64>) -> Result<(), SliceError> {
         let _names = self.lock_names();
         let stuck = self.steps.devices();
@@ -279,7 +284,7 @@ impl Slices {
         self.steps.run(&device.name, move || driver.unbind(&sysfs, &name))
     }
 
-    /// Verifies that no memory of a device is online.
+    /// Checks that no memory block of a device is online.
     fn check_not_online(&self, device: &Device) -> Result<(), SliceError> {
         match (device.driver, &device.extent) {
             (Some(Driver::Kmem), Extent::At(range)) => self.check_blocks_offline(&device.name, range),
@@ -319,8 +324,11 @@ impl Slices {
         self.names.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns whether a device is kept: slices and an empty seed device are; other devices belong
-    /// to the kernel, and are removed, or to another program.
+    /// Returns whether [`Slices::open`] keeps a device: a slice or an empty seed device. It removes
+    /// an empty device and the memory of a seed device. Other devices belong to another program.
+    ///
+    /// # Errors
+    /// [`SliceError::ForeignDevice`] if the device belongs to another program.
     fn should_keep(&self, device: &Device) -> Result<bool, SliceError> {
         match (&device.extent, device.driver) {
             (Extent::Empty, None) => Ok(device.is_seed()),
@@ -340,7 +348,8 @@ impl Slices {
         self.delete(device)
     }
 
-    /// A seed device is not a slice, even if it has the size of one.
+    /// Returns the index of the slice to which a device belongs. A seed device is never a slice,
+    /// even if its range is that of a slice.
     fn index_of(&self, device: &Device) -> Option<u32> {
         if device.is_seed() {
             return None;
@@ -378,8 +387,10 @@ impl Slices {
     }
 }
 
-/// Returns the device created between two listings. An abandoned step does not hold the lock of
-/// names: if it ended between the listings, the new device may have the name of its device.
+/// Returns the device that was created between two listings: a device with a new name, else an
+/// empty device with a reused name. A name can be reused if an abandoned step, which does not hold
+/// the lock of names, deleted its device between the listings; `ended` contains the devices of such
+/// steps.
 fn new_device(before: &[Device], ended: &BTreeSet<String>, after: Vec<Device>) -> Option<Device> {
     let (new, old): (Vec<_>, Vec<_>) =
         after.into_iter().partition(|device| !before.iter().any(|old| old.name == device.name));
@@ -389,29 +400,33 @@ fn new_device(before: &[Device], ended: &BTreeSet<String>, after: Vec<Device>) -
     new.into_iter().next().or_else(|| old.into_iter().find(is_reused))
 }
 
-/// Checks that memory blocks stay offline by default.
+/// Checks that the kernel leaves added memory blocks offline.
 ///
 /// # Errors
-/// [`SliceError::Policy`], or the kernel does not report it.
+/// [`SliceError::Policy`] if added blocks come online automatically, or sysfs cannot be read.
 pub fn check_online_policy(sysfs: &Sysfs) -> Result<(), SliceError> {
     match blocks::policy(sysfs) {
         Ok(policy) if policy == REQUIRED_POLICY => Ok(()),
         Ok(policy) => Err(SliceError::Policy { policy }),
-        Err(error) if error.is_gone() => Ok(()), // it cannot add memory at all
+        Err(error) if error.is_gone() => Ok(()), // a kernel without memory hotplug onlines no block
         Err(error) => Err(error.into()),
     }
 }
 
-/// Returns the largest alignment of an address. The kernel accepts larger ones, and then maps other
-/// memory.
+/// Returns the largest device-dax alignment that divides the address `base`. The kernel also
+/// accepts alignments that do not divide it, but then maps other memory.
+///
+/// # Errors
+/// [`SliceError::Misaligned`] if no alignment divides it.
 pub(crate) fn alignment(base: u64) -> Result<Bytes, SliceError> {
     let fitting = ALIGNMENTS.into_iter().find(|align| base.is_multiple_of(align.get()));
     fitting.ok_or(SliceError::Misaligned { base, least: ALIGNMENTS[1] })
 }
 
-/// Returns the next step from the current state to the target; `None` if it is reached. A device
-/// without a driver that was not just created may have been unbound while mapped: bound again, it
-/// would make the memory accessible through that mapping.
+/// Returns the next step from the current state to the target state; `None` if it is reached.
+/// `is_own` means that this call created the device. Any other device without a driver is deleted
+/// and not bound, because it may have been unbound while mapped: binding it again would make the
+/// memory accessible through that mapping.
 fn next_step(device: Option<&Device>, target: Option<Driver>, align: Bytes, is_own: bool) -> Option<Step> {
     let Some(device) = device else { return target.map(|_| Step::Create) };
     match (device.driver, target) {

@@ -1,6 +1,6 @@
-//! Access to sysfs: files of one line, folders and links. The root is an argument, so that tests
-//! can simulate it. Every change of the kernel's devices uses [`Sysfs::write`]; callers interpret
-//! the files.
+//! Access to sysfs: reading and writing of attribute files, directories and links. The root is an
+//! argument, so that tests can use a simulated tree. All changes to devices of the kernel use
+//! [`Sysfs::write`].
 
 use std::{
     fs::{self, OpenOptions},
@@ -12,75 +12,76 @@ use std::{
 
 use rustix::io::Errno;
 
-/// Error of sysfs.
+/// Error of an access to sysfs.
 #[derive(Debug, thiserror::Error)]
 pub enum SysfsError {
-    /// It cannot be read.
-    #[error("read {}", path.display())]
+    /// A file, directory or link could not be read.
+    #[error("cannot read {}", path.display())]
     Read {
-        /// Object.
+        /// Path of the file, directory or link.
         path: PathBuf,
         /// Cause.
         #[source]
         errno: io::Error,
     },
-    /// The kernel rejected the value.
-    #[error("write {value:?} to {}", path.display())]
+    /// A value could not be written, usually because the kernel rejects it.
+    #[error("cannot write {value:?} to {}", path.display())]
     Write {
-        /// File.
+        /// Path of the file.
         path: PathBuf,
-        /// Object.
+        /// Rejected value.
         value: String,
         /// Cause.
         #[source]
         errno: io::Error,
     },
     /// A file has unexpected contents.
-    #[error("{} holds {text:?}, which is not {expected}", path.display())]
+    #[error("{} contains {text:?}, expected {expected}", path.display())]
     Unreadable {
-        /// File.
+        /// Path of the file.
         path: PathBuf,
-        /// Contents.
+        /// Contents of the file.
         text: String,
-        /// Rule.
+        /// Expected contents, such as `a number`.
         expected: &'static str,
     },
 }
 
 impl SysfsError {
-    /// Returns whether the file does not exist, or was removed during the access.
+    /// Returns whether a read failed because the file does not exist or was removed meanwhile.
     pub fn is_gone(&self) -> bool {
         matches!(self, Self::Read { errno, .. } if is_gone(errno))
     }
 }
 
-/// Parses the ranges of a list such as `0-2,5`; `None` if it is not a list.
+/// Parses a list of numbers and ranges such as `0-2,5`; `None` if the text is not such a list.
 pub fn parse_ranges<N: FromStr + Copy>(list: &str) -> Option<Vec<RangeInclusive<N>>> {
-    let run = |run: &str| {
-        let (first, last) = run.split_once('-').unwrap_or((run, run));
+    let range = |item: &str| {
+        let (first, last) = item.split_once('-').unwrap_or((item, item));
         Some(first.parse().ok()?..=last.parse().ok()?)
     };
-    list.trim().split(',').filter(|run| !run.is_empty()).map(run).collect()
+    list.trim().split(',').filter(|item| !item.is_empty()).map(range).collect()
 }
 
 fn is_gone(errno: &io::Error) -> bool {
     errno.kind() == io::ErrorKind::NotFound || errno.raw_os_error() == Some(Errno::NODEV.raw_os_error())
 }
 
-/// A tree such as /sys. Paths are relative to its root, or absolute if they are targets of links.
+/// File tree such as /sys. Paths are relative to its root, or absolute if they come from
+/// [`Sysfs::target`].
 #[derive(Clone, Debug)]
 pub struct Sysfs(PathBuf);
 
 impl Sysfs {
-    /// Opens the tree below a folder.
+    /// Returns the tree below a directory, without accessing it.
     pub fn at(root: impl Into<PathBuf>) -> Self {
         Self(root.into())
     }
 
-    /// Returns the contents of a file, without the line break.
+    /// Returns the contents of a file without trailing white space.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The file cannot be read.
     pub fn text(&self, file: impl AsRef<Path>) -> Result<String, SysfsError> {
         let path = self.0.join(file);
         match fs::read_to_string(&path) {
@@ -89,10 +90,10 @@ impl Sysfs {
         }
     }
 
-    /// Parses a decimal number, or a hexadecimal one after `0x`.
+    /// Returns the number in a file: decimal, or hexadecimal after `0x`.
     ///
     /// # Errors
-    /// It cannot be read, or is not a number.
+    /// The file cannot be read, or does not contain a number.
     pub fn number(&self, file: impl AsRef<Path>) -> Result<u64, SysfsError> {
         let text = self.text(&file)?;
         let number = match text.strip_prefix("0x") {
@@ -102,29 +103,30 @@ impl Sysfs {
         number.map_err(|_| self.unreadable(file, text, "a number"))
     }
 
-    /// Returns the error of unexpected contents.
+    /// Returns the error of a file with unexpected contents.
     pub fn unreadable(&self, file: impl AsRef<Path>, text: String, expected: &'static str) -> SysfsError {
         SysfsError::Unreadable { path: self.0.join(file), text, expected }
     }
 
-    /// Writes a file, in one call.
+    /// Writes a value to a file by a single system call.
     ///
     /// # Errors
-    /// The kernel's error; `Interrupted` if a signal came first.
+    /// The error of the kernel; `Interrupted` if a signal interrupted the call.
     pub fn write(&self, file: impl AsRef<Path>, value: &str) -> Result<(), SysfsError> {
         let path = self.0.join(file);
-        let opened = OpenOptions::new().write(true).truncate(true).open(&path); // as a shell does
-        // The standard library would retry an interrupted call.
+        let opened = OpenOptions::new().write(true).truncate(true).open(&path);
+        // `write_all` of the standard library would retry an interrupted call.
         match opened.and_then(|file| Ok(rustix::io::pwrite(&file, value.as_bytes(), 0)?)) {
             Ok(_) => Ok(()),
             Err(errno) => Err(SysfsError::Write { path, value: value.to_owned(), errno }),
         }
     }
 
-    /// Returns the names in a folder that consist of a prefix and a number, lower numbers first.
+    /// Returns the names in a directory that begin with a prefix and a digit, in ascending order of
+    /// their numbers.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The directory cannot be read.
     pub fn numbered(&self, folder: impl AsRef<Path>, prefix: &str) -> Result<Vec<String>, SysfsError> {
         let path = self.0.join(folder);
         let listed: io::Result<Vec<_>> = fs::read_dir(&path).and_then(Iterator::collect);
@@ -135,24 +137,25 @@ impl Sysfs {
         Ok(names)
     }
 
-    /// Returns the target of a path after following all links.
+    /// Returns the absolute path of a file or directory after following all links.
     ///
     /// # Errors
-    /// It does not exist.
+    /// The file does not exist, or a link cannot be read.
     pub fn target(&self, path: impl AsRef<Path>) -> Result<PathBuf, SysfsError> {
         let path = self.0.join(path);
         fs::canonicalize(&path).map_err(|errno| SysfsError::Read { path, errno })
     }
 
-    /// Returns whether a file, folder or link exists.
+    /// Returns whether a file or directory exists.
     pub fn has(&self, path: impl AsRef<Path>) -> bool {
         self.0.join(path).exists()
     }
 
-    /// Returns the driver of a device, if any.
+    /// Returns the name of the driver to which a device is bound, if any. A missing device has
+    /// none.
     ///
     /// # Errors
-    /// The device exists and does not report it.
+    /// The link to the driver cannot be read.
     pub fn driver(&self, device: impl AsRef<Path>) -> Result<Option<String>, SysfsError> {
         match self.target(device.as_ref().join("driver")) {
             Ok(driver) => Ok(driver.file_name().map(|name| name.to_string_lossy().into_owned())),
@@ -179,7 +182,7 @@ mod tests {
         assert_eq!(fake.sysfs.number("a").unwrap(), 43 << 30);
         assert_eq!(fake.sysfs.number("b").unwrap(), 4 << 30);
         let error = fake.sysfs.number("c").unwrap_err().to_string();
-        assert!(error.ends_with("/c holds \"lots\", which is not a number"), "{error}");
+        assert!(error.ends_with("/c contains \"lots\", expected a number"), "{error}");
     }
 
     #[test]
@@ -190,12 +193,15 @@ mod tests {
     }
 
     #[test]
-    fn write_error_names_file_value_and_cause() {
+    fn write_error_contains_file_value_and_cause() {
         let fake = FakeSysfs::new(&[("there", "1")]);
         fake.sysfs.write("there", "2").unwrap();
         assert_eq!(fake.sysfs.text("there").unwrap(), "2");
         let error = units::chain(&fake.sysfs.write("region0/commit", "1").unwrap_err());
-        assert!(error.contains("write \"1\" to ") && error.contains("/region0/commit: No such"), "{error}");
+        assert!(
+            error.contains("cannot write \"1\" to ") && error.contains("/region0/commit: No such"),
+            "{error}"
+        );
     }
 
     #[test]

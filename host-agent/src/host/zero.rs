@@ -1,5 +1,5 @@
-//! Zeros in a sparse file: verification and zeroing. Holes are zeros by definition, so only
-//! allocated parts are read.
+//! Zeroing of sparse files, and verification that they are zero. Holes read as zeros, so only
+//! allocated parts of a file are read.
 
 use std::{
     fs::File,
@@ -13,11 +13,12 @@ use rustix::{
     io::Errno,
 };
 
-/// Bytes read and compared at once.
+/// Bytes read or written by one call.
 const STEP: usize = 256 << 10;
 static ZEROS: [u8; STEP] = [0; STEP];
 
-/// Returns the offset of the first non-zero byte, rounded down to `STEP`.
+/// Returns the offset of the first non-zero byte, rounded down to the start of the read that found
+/// it; `None` if the first `bytes` bytes are zero.
 pub(super) fn first_not_zero(file: &File, bytes: u64) -> io::Result<Option<u64>> {
     let mut from = 0;
     while let Some(data) = next_data(file, from, bytes)? {
@@ -29,7 +30,8 @@ pub(super) fn first_not_zero(file: &File, bytes: u64) -> io::Result<Option<u64>>
     Ok(None)
 }
 
-/// Zeroes the file, and releases its memory.
+/// Zeroes the first `bytes` bytes of a file. Their memory is released if the file system supports
+/// hole punching.
 pub(super) fn make_zero(file: &File, bytes: u64) -> io::Result<()> {
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     match fallocate(file.as_fd(), flags, 0, bytes) {
@@ -38,12 +40,12 @@ pub(super) fn make_zero(file: &File, bytes: u64) -> io::Result<()> {
     }
 }
 
-/// For file systems without hole punching.
+/// Zeroes a file by writing, for file systems without hole punching.
 fn write_zeros(file: &File, bytes: u64) -> io::Result<()> {
     steps(0..bytes).try_for_each(|step| file.write_all_at(zeros(&step), step.start))
 }
 
-/// Returns the next range that may contain other bytes than zeros.
+/// Returns the next allocated range at or after `from`; `None` if there is only a hole.
 fn next_data(file: &File, from: u64, bytes: u64) -> io::Result<Option<Range<u64>>> {
     if from >= bytes {
         return Ok(None);
@@ -53,7 +55,7 @@ fn next_data(file: &File, from: u64, bytes: u64) -> io::Result<Option<Range<u64>
             Ok(Some(start..seek(file, SeekFrom::Hole(start))?.min(bytes)).filter(|data| data.start < bytes))
         }
         Err(Errno::NXIO) => Ok(None),
-        Err(Errno::INVAL | Errno::OPNOTSUPP) => Ok(Some(from..bytes)), // it does not know its holes
+        Err(Errno::INVAL | Errno::OPNOTSUPP) => Ok(Some(from..bytes)), // no support for holes
         Err(errno) => Err(errno.into()),
     }
 }
@@ -87,6 +89,7 @@ mod tests {
 
     const BYTES: u64 = 64 << 20;
 
+    /// Creates a sparse file and writes single bytes, given as offset and value.
     fn sparse(writes: &[(u64, u8)]) -> File {
         let file = tempfile::tempfile().unwrap();
         file.set_len(BYTES).unwrap();
@@ -105,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn written_zeros_count_as_zero() {
+    fn holes_and_written_zeros_are_zero() {
         assert_eq!(first_not_zero(&sparse(&[]), BYTES).unwrap(), None);
         assert_eq!(first_not_zero(&sparse(&[(5, 0), (BYTES - 1, 0)]), BYTES).unwrap(), None);
     }
@@ -121,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn write_zeros_zeroes_like_hole_punching() {
+    fn zeroing_without_hole_punching_works() {
         let file = sparse(&[(0, 7), (BYTES - 1, 9)]);
         write_zeros(&file, BYTES).unwrap();
         assert_eq!(first_not_zero(&file, BYTES).unwrap(), None);

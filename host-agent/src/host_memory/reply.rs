@@ -1,4 +1,5 @@
-//! Replies of the driver as messages: split into datagrams, with a reason for each rejection.
+//! Conversion of replies of the driver to messages. Large replies are split into several datagrams,
+//! and each error becomes a rejection with a reason.
 
 use std::{os::fd::OwnedFd, sync::Arc};
 
@@ -12,17 +13,17 @@ use crate::{
     host::{MemoryRegion, RegionBacking},
 };
 
-/// Messages, each with its descriptors.
+/// Messages of a reply, each with its file descriptors.
 pub(super) type ReplyMessages = Vec<(wire::HostMemoryReply, Vec<Arc<OwnedFd>>)>;
 
-/// Space of a datagram beside its regions.
+/// Upper bound, in bytes, of the encoding around all regions of a datagram, and around each region.
 const OVERHEAD_BYTES: usize = 64;
 
 fn message(reply: Reply) -> wire::HostMemoryReply {
     wire::HostMemoryReply { reply: Some(reply) }
 }
 
-/// Creates the reply to a rejected request.
+/// Creates a rejection with a machine-readable reason and a message.
 pub(super) fn rejection(reason: &str, text: String) -> ReplyMessages {
     let rejection = wire::Rejection { reason: reason.to_owned(), message: text };
     vec![(message(Reply::Rejection(rejection)), Vec::new())]
@@ -31,7 +32,7 @@ pub(super) fn rejection(reason: &str, text: String) -> ReplyMessages {
 fn driver_rejection(error: &DriverError) -> ReplyMessages {
     let reason = match error {
         DriverError::Refused(Refusal::VmUnknown(vm) | Refusal::OtherUser { vm, .. }) => {
-            // One text for both: a caller must not learn that another user's VM exists.
+            // The same message for both: a caller must not learn that another user's VM exists.
             return rejection("VM_UNKNOWN", format!("no VM {vm} on this host that the caller may use"));
         }
         DriverError::Refused(Refusal::NotReady { .. } | Refusal::NotRecorded { .. }) => "VM_NOT_READY",
@@ -49,7 +50,8 @@ pub(super) fn memory(result: Result<VmMemory, DriverError>) -> ReplyMessages {
     }
 }
 
-/// Splits regions into messages that fit into a datagram, with `more` set on all but the last.
+/// Splits regions into messages that fit into a datagram. All messages except the last have `more`
+/// set.
 fn split(regions: Vec<MemoryRegion>, pinned: bool) -> ReplyMessages {
     let mut messages = vec![MemoryMessage::default()];
     for region in regions {

@@ -1,5 +1,8 @@
-//! Access monitor: the processor for tenants with enough samples, DAMON for the others; for all
-//! tenants, DAMON provides the rate of touched pages, because a processor counts accesses.
+//! Monitor of the tenants' page accesses, by processor samples and by DAMON.
+//!
+//! Tenants with enough processor samples get a profile from these, other tenants a profile from
+//! DAMON. Samples count accesses, not touched pages. They are therefore scaled to the rate of
+//! touched pages that DAMON measures for the same tenant.
 
 use std::{collections::BTreeMap, path::Path, time::Duration};
 
@@ -18,40 +21,40 @@ use crate::host::{
     sysfs::Sysfs,
 };
 
-/// Divisor of an epoch: the time to read DAMON's results.
+/// Time limit for reading DAMON's results, as a divisor of the epoch.
 const RESULT_TIME_DIVISOR: u32 = 4;
-/// Ratio of memory accessed according to DAMON to memory with samples, above which samples are not
-/// used: most of such a tenant's memory is accessed through other addresses than its own, as that
-/// of a guest.
+/// Maximum ratio of the memory that DAMON reports as accessed to the memory with samples. Above it,
+/// samples are not used: most of the tenant's memory is accessed by addresses that samples do not
+/// show, such as addresses of a guest.
 const UNDERSAMPLING_MAX: u64 = 16;
 
-/// Access monitor of all tenants.
+/// Monitor of the page accesses of all tenants.
 #[derive(Debug)]
 pub(super) struct AccessMonitor {
     cgroups: Cgroups,
     epoch: Duration,
     sys: Sysfs,
     sampler: Option<Sampler>,
-    /// State of the sampler, logged when it changes.
+    /// Description of the sampler's state, which is logged when it changes.
     sampler_state: String,
-    /// Last estimate of accesses per visit to a page, by tenant.
+    /// Last estimate of the accesses per visit to a page, for each tenant.
     accesses_per_visit: BTreeMap<Name, f64>,
     damon: Damon,
-    /// Tenants monitored by DAMON, in order.
+    /// Tenants that DAMON monitors in this epoch, in the order of its results.
     monitored: Vec<Name>,
-    /// Device memory of each of them, which is not monitored, in bytes.
+    /// Device memory of each monitored tenant, in bytes, which DAMON does not monitor.
     unmonitored: BTreeMap<Name, u64>,
-    /// Last tenant with results.
+    /// Last tenant with a result of DAMON.
     last_monitored: Option<Name>,
     persisted: PersistedShares,
     boot_id: String,
 }
 
 impl AccessMonitor {
-    /// Creates it for tenants in these cgroups, on a machine with a tree such as `/sys`.
+    /// Creates a monitor for tenants in these cgroups. `sys` is the root of sysfs.
     ///
     /// # Errors
-    /// The boot id is unknown.
+    /// The boot id cannot be read.
     pub fn open(
         sys: &Path,
         cgroups: &Cgroups,
@@ -75,22 +78,22 @@ impl AccessMonitor {
         })
     }
 
-    /// Starts an epoch.
+    /// Starts to monitor page accesses in an epoch. Errors are logged.
     pub fn begin_epoch(&mut self) {
         match self.start_sampling() {
             Ok(event) => self.log_sampler_state(event.to_owned()),
             Err(error) => self.drop_sampler(&error),
         }
         if let Err(error) = self.start_damon() {
-            tracing::debug!(error = units::chain(&error), "DAMON not started");
+            tracing::debug!(error = units::chain(&error), "cannot start DAMON");
         }
     }
 
-    /// Ends an epoch, and returns the access profiles. `tenants` are those that samples may
-    /// represent, with their memory, including swap: guests are not among them, because they access
-    /// their memory through other addresses.
+    /// Ends an epoch, and returns the access profiles of tenants. `tenants` are the tenants for
+    /// which samples may be used, with their memory including swap. VMs are not among them, because
+    /// samples do not show the addresses of guests.
     pub fn end_epoch(&mut self, tenants: &[(Name, Bytes)]) -> BTreeMap<Name, AccessProfile> {
-        // Before slower work.
+        // Stop sampling first: reading DAMON's results takes long.
         let sample_set = self.sampler.as_mut().map(Sampler::take).transpose();
         let sample_set = sample_set.unwrap_or_else(|error| {
             self.drop_sampler(&error);
@@ -113,11 +116,11 @@ impl AccessMonitor {
         match self.damon.stop() {
             Ok(()) if !self.monitored.is_empty() => self.persisted.set_monitoring(None),
             Ok(()) => {}
-            Err(error) => tracing::warn!(error = units::chain(&error), "DAMON not stopped"),
+            Err(error) => tracing::warn!(error = units::chain(&error), "cannot stop DAMON"),
         }
     }
 
-    /// Drops the sampler until the next epoch, which opens it again.
+    /// Closes the sampler after an error. The next epoch opens it again.
     fn drop_sampler(&mut self, error: &SamplerError) {
         self.sampler = None;
         self.log_sampler_state(units::chain(error));
@@ -126,12 +129,12 @@ impl AccessMonitor {
     /// Logs the state of the sampler if it has changed.
     fn log_sampler_state(&mut self, sampler_state: String) {
         if sampler_state != self.sampler_state {
-            tracing::info!(state = sampler_state, "state of the access sampler");
+            tracing::info!(state = sampler_state, "state of the access sampler changed");
             self.sampler_state = sampler_state;
         }
     }
 
-    /// Starts sampling on all processors; returns the event.
+    /// Starts sampling on all processors, and returns a description of the sampled event.
     fn start_sampling(&mut self) -> Result<&'static str, SamplerError> {
         let sampler = match self.sampler.take().filter(|sampler| sampler.covers_processors_of(&self.sys)) {
             Some(sampler) => sampler,
@@ -155,12 +158,12 @@ impl AccessMonitor {
         if all.is_empty() {
             return Ok(());
         }
-        // Tenants without a result in the last epoch come first.
+        // Begin after the last tenant with a result, so that all tenants are monitored in turn.
         let is_done =
             |(name, _): &(Name, Vec<u32>)| self.last_monitored.as_ref().is_some_and(|last| name <= last);
-        let first = all.iter().position(|one| !is_done(one)).unwrap_or(0);
+        let first = all.iter().position(|tenant| !is_done(tenant)).unwrap_or(0);
         all.rotate_left(first);
-        // Mappings are examined only if there may be device memory to exclude.
+        // Mappings are examined only if processes may have device memory, which is excluded.
         let devices = self.sys.numbered("bus/dax/devices", "dax").unwrap_or_default();
         let target = if devices.is_empty() { Target::whole } else { Target::of };
         let targets = |processes: Vec<u32>| processes.into_iter().map(target).collect();
@@ -178,20 +181,20 @@ impl AccessMonitor {
         Ok(())
     }
 
-    /// Logs how much device memory of each tenant is not watched, where that has changed.
+    /// Logs how much device memory of each tenant is not monitored, if it has changed.
     fn log_unmonitored(&mut self, names: &[Name], processes: &[Vec<Target>]) {
         let bytes = |targets: &Vec<Target>| targets.iter().map(|target| target.device_bytes).sum::<u64>();
         for (name, targets) in names.iter().zip(processes) {
             let (now, earlier) = (bytes(targets), self.unmonitored.get(name).copied().unwrap_or(0));
             if now != earlier {
-                tracing::info!(tenant = %name, bytes = %Bytes::new(now), "device memory of a tenant is not monitored");
+                tracing::info!(tenant = %name, bytes = %Bytes::new(now), "cannot monitor device memory of tenant");
             }
         }
         self.unmonitored = names.iter().cloned().zip(processes.iter().map(bytes)).collect();
     }
 
-    /// Returns the profile of a tenant from samples, if there are enough, scaled to the accesses
-    /// seen by DAMON.
+    /// Returns the profile of a tenant from samples, scaled to the rate of touched pages in DAMON's
+    /// profile. `None` if there are too few samples.
     fn sampled_profile(
         &mut self,
         sample_set: &SampleSet,
@@ -216,7 +219,7 @@ impl AccessMonitor {
         Some(samples.profile(accesses))
     }
 
-    /// Returns the access profiles of DAMON.
+    /// Stops DAMON, and returns its access profiles.
     fn damon_profiles(&mut self) -> BTreeMap<Name, AccessProfile> {
         let names = std::mem::take(&mut self.monitored);
         if names.is_empty() {
@@ -225,15 +228,15 @@ impl AccessMonitor {
         match self.damon.finish(self.epoch / RESULT_TIME_DIVISOR) {
             Ok(profiles) => {
                 self.persisted.set_monitoring(None);
-                let last_monitored =
-                    names.into_iter().zip(profiles).filter_map(|(name, profiles)| Some((name, profiles?)));
-                let last_monitored: Vec<(Name, AccessProfile)> = last_monitored.collect();
+                let results =
+                    names.into_iter().zip(profiles).filter_map(|(name, profile)| Some((name, profile?)));
+                let results: Vec<(Name, AccessProfile)> = results.collect();
                 self.last_monitored =
-                    last_monitored.last().map(|(name, _)| name.clone()).or(self.last_monitored.take());
-                last_monitored.into_iter().collect()
+                    results.last().map(|(name, _)| name.clone()).or(self.last_monitored.take());
+                results.into_iter().collect()
             }
             Err(error) => {
-                tracing::warn!(error = units::chain(&error), "DAMON not stopped");
+                tracing::warn!(error = units::chain(&error), "cannot stop DAMON");
                 BTreeMap::new()
             }
         }
@@ -247,8 +250,8 @@ mod tests {
 
     const EPOCH: Duration = Duration::from_secs(5);
 
-    /// The sampled event is page faults of this process, which is the tenant `busy`; `idle` has
-    /// none.
+    /// Samples page faults instead of memory accesses. This process is the tenant `busy`; the
+    /// tenant `idle` causes no page faults.
     #[test]
     fn monitor_prefers_samples_and_falls_back_to_damon() {
         let _lock = faults::lock_faults();
@@ -256,7 +259,7 @@ mod tests {
         let (tenants, cgroups) = cgroup::fake::cgroups(&["busy", "idle"]);
         tenants.files("busy", &[("cgroup.procs", &std::process::id().to_string())]);
         tenants.files("idle", &[("cgroup.procs", "1")]);
-        // It has 100 pages, each accessed in every second sample.
+        // DAMON reports 100 pages of `busy`, each accessed in every second sample.
         let sys = damon::fake::damon(2, &[("4096", "413696", "20")]);
         let online = Sysfs::at("/sys").text("devices/system/cpu/online").unwrap();
         sys.files("devices/system/cpu", &[("online", &online)]);
@@ -265,37 +268,39 @@ mod tests {
             AccessMonitor::open(&sys.path(""), &cgroups, EPOCH, &PersistedShares::at(folder.path())).unwrap();
         monitor.sampler = Some(sampler);
         let named = ["busy", "idle"].map(|name| Name::new(name).unwrap());
-        let mut epoch = |has: Bytes, work: Duration| {
+        let mut epoch = |memory: Bytes, work: Duration| {
             monitor.begin_epoch();
             faults::cause_faults(work);
-            let mut profiles = monitor.end_epoch(&named.clone().map(|name| (name, has)));
+            let mut profiles = monitor.end_epoch(&named.clone().map(|name| (name, memory)));
             let touches =
-                profiles[&named[0]].pages_per_second() * profiles[&named[0]].resident_fraction(has.get());
-            (named.each_ref().map(|name| profiles.remove(name).map(|profiles| profiles.source)), touches)
+                profiles[&named[0]].pages_per_second() * profiles[&named[0]].resident_fraction(memory.get());
+            (named.each_ref().map(|name| profiles.remove(name).map(|profile| profile.source)), touches)
         };
-        // The kernel lowers the sampling frequency on a busy machine: more work then gives enough
-        // samples.
-        let mut sampled_epoch = |has: Bytes| {
+        // The kernel lowers the sampling rate on a busy machine, so repeat with more page faults
+        // until there are enough samples.
+        let mut sampled_epoch = |memory: Bytes| {
             let works = [2, 4, 8, 16].map(Duration::from_secs);
-            let mut epochs = works.into_iter().map(|work| epoch(has, work));
+            let mut epochs = works.into_iter().map(|work| epoch(memory, work));
             epochs
-                .find(|(by, _)| by[0] == Some(AccessSource::Pebs))
+                .find(|(sources, _)| sources[0] == Some(AccessSource::Pebs))
                 .expect("16 s of page faults give 1,000 samples")
         };
-        // Half of the addresses that DAMON saw accessed have pages, so half as many pages are
-        // accessed.
-        for (has, touches) in [(Bytes::mib(100), 1000.0), (Bytes::new(50 * PAGE), 500.0)] {
-            let (by, profiles) = sampled_epoch(has);
-            assert_eq!(by, [Some(AccessSource::Pebs), Some(AccessSource::Damon)]);
-            assert!((profiles / touches - 1.0).abs() < 0.1, "{profiles} pages a second of {touches}");
+        // If the tenant has memory for only 50 of the 100 pages, half as many pages are touched.
+        for (memory, expected) in [(Bytes::mib(100), 1000.0), (Bytes::new(50 * PAGE), 500.0)] {
+            let (sources, touches) = sampled_epoch(memory);
+            assert_eq!(sources, [Some(AccessSource::Pebs), Some(AccessSource::Damon)]);
+            assert!(
+                (touches / expected - 1.0).abs() < 0.1,
+                "{touches} pages per second, expected {expected}"
+            );
         }
-        // Most of it is accessed by other processes, as the memory of a guest.
+        // DAMON now reports 1 GiB as accessed, much more than the samples show, as for a guest.
         let region = "kernel/mm/damon/admin/kdamonds/0/contexts/0/schemes/0/tried_regions/0";
         sys.files(region, &[("end", "1073745920")]);
         assert_eq!(epoch(Bytes::mib(100), Duration::from_secs(2)).0, [Some(AccessSource::Damon); 2]);
         assert_eq!(monitor.sampler_state, "page faults");
-        // After a change of processors, the sampler is opened again: this tree has no processor
-        // that samples.
+        // A change of the online processors reopens the sampler, which fails, because the simulated
+        // sysfs has no event source.
         sys.files("devices/system/cpu", &[("online", "0")]);
         monitor.begin_epoch();
         assert!(monitor.sampler_state.contains("PEBS or IBS"), "{}", monitor.sampler_state);

@@ -1,5 +1,5 @@
-//! Converts shares to limits: reductions before increases, so that the limits never exceed the
-//! supply.
+//! Enforcement of shares as limits of cgroups. All reductions are set before the first increase, so
+//! that the sum of the limits never exceeds the supply.
 
 use fairness::market::Share;
 use units::{Bytes, Name};
@@ -12,36 +12,38 @@ use crate::host::{
 /// Bytes per MB.
 const MB: u64 = 1_000_000;
 
-/// A limit of 0 would stop a tenant for ever, and the kernel rejects it.
+/// Minimum bandwidth limit, 100 kB/s. The kernel rejects a limit of 0, with which a tenant could
+/// not make progress.
 const BYTES_PER_S_MIN: u64 = MB / 10;
 
-/// Enforcement of a share.
+/// Mechanism that enforces shares.
 pub(super) trait Enforcer {
-    /// Returns a tenant's current limits; `None` without limits.
+    /// Returns the current limits of a tenant; `None` if the mechanism sets no limits.
     ///
     /// # Errors
-    /// It does not exist, or cannot be read.
+    /// The tenant does not exist, or its limits cannot be read.
     fn limits(&self, tenant: &Name) -> Result<Option<Limits>, SysfsError>;
 
-    /// Limits a tenant.
+    /// Sets the limits of a tenant.
     ///
     /// # Errors
-    /// It does not exist, or the kernel rejects the limit; some limits may be set.
+    /// The tenant does not exist, or the kernel rejects a limit. Other limits may have been set.
     fn set(&self, tenant: &Name, to: &Limits) -> Result<(), SysfsError>;
 
     /// Returns whether a tenant exists.
     fn exists(&self, tenant: &Name) -> bool;
 }
 
-/// Memory above a share is swapped out, and returns as fast as the share permits (Spirit 5).
+/// Enforcement by swapping: the kernel swaps out memory above a share, and limits the bandwidth of
+/// swapping to the share (Spirit, section 5).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Swap<'a> {
     pub cgroups: &'a Cgroups,
-    /// The swap device's number.
+    /// Number of the swap device, such as `253:0`.
     pub device: &'a str,
 }
 
-/// Reports shares only: another program may use them.
+/// No enforcement: shares are only reported.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Advice;
 
@@ -50,7 +52,8 @@ impl Enforcer for Swap<'_> {
         self.cgroups.limits(tenant.as_str(), self.device).map(Some)
     }
 
-    /// Sets the bandwidth first, because reclaimed pages use it.
+    /// Sets the bandwidth limit first, because it also applies to the pages that the memory limit
+    /// reclaims.
     fn set(&self, tenant: &Name, to: &Limits) -> Result<(), SysfsError> {
         self.cgroups.limit_bandwidth(tenant.as_str(), self.device, to.read, to.written)?;
         self.cgroups.limit_memory(tenant.as_str(), to.memory)
@@ -75,70 +78,71 @@ impl Enforcer for Advice {
     }
 }
 
-/// Share to be set as limits of a tenant.
+/// Share of a tenant to be enforced.
 #[derive(Clone, Copy)]
 pub(super) struct LimitRequest<'a> {
     pub tenant: &'a Name,
     pub share: Share,
-    pub by: &'a dyn Enforcer,
+    pub enforcer: &'a dyn Enforcer,
 }
 
 /// Change of the limits of a tenant.
 struct LimitChange<'a> {
     tenant: &'a Name,
-    by: &'a dyn Enforcer,
+    enforcer: &'a dyn Enforcer,
     from: Limits,
     to: Limits,
 }
 
-/// Sets limits that differ from the requested ones. Returns tenants whose limits are not set, with
-/// the reason: vanished tenants, and tenants whose increase failed.
+/// Sets the limits of all tenants to their shares. Returns the tenants whose limits are not set,
+/// with the reason: tenants that do not exist any more, and tenants whose increase failed.
 ///
 /// # Errors
-/// A reduction failed: no limit is changed, and all tenants keep their shares.
-pub(super) fn enforce(orders: &[LimitRequest<'_>]) -> Result<Vec<(Name, String)>, String> {
+/// The message of a failed reduction, after all limits were restored.
+pub(super) fn enforce(requests: &[LimitRequest<'_>]) -> Result<Vec<(Name, String)>, String> {
     let mut failed = Vec::new();
-    let mut steps = Vec::new();
-    for order in orders {
-        match order.step() {
-            Ok(step) => steps.extend(step),
-            Err(_) if !order.by.exists(order.tenant) => failed.push(vanished(order.tenant)),
-            Err(error) => return Err(message(order.tenant, &error)),
+    let mut changes = Vec::new();
+    for request in requests {
+        match request.change() {
+            Ok(change) => changes.extend(change),
+            Err(_) if !request.enforcer.exists(request.tenant) => failed.push(vanished(request.tenant)),
+            Err(error) => return Err(message(request.tenant, &error)),
         }
     }
-    for (at, step) in steps.iter().enumerate() {
-        match step.set(&step.lower()) {
+    for (at, change) in changes.iter().enumerate() {
+        match change.set(&change.lower()) {
             Ok(()) => {}
-            Err(_) if !step.by.exists(step.tenant) => failed.push(vanished(step.tenant)),
+            Err(_) if !change.enforcer.exists(change.tenant) => failed.push(vanished(change.tenant)),
             Err(error) => {
-                undo(&steps[..=at]);
-                return Err(message(step.tenant, &error));
+                undo(&changes[..=at]);
+                return Err(message(change.tenant, &error));
             }
         }
     }
-    for step in steps.iter().filter(|step| step.lower() != step.to) {
-        match step.set(&step.to) {
+    for change in changes.iter().filter(|change| change.lower() != change.to) {
+        match change.set(&change.to) {
             Ok(()) => {}
-            Err(_) if !step.by.exists(step.tenant) => failed.push(vanished(step.tenant)),
-            Err(error) => failed.push((step.tenant.clone(), units::chain(&error))),
+            Err(_) if !change.enforcer.exists(change.tenant) => failed.push(vanished(change.tenant)),
+            Err(error) => failed.push((change.tenant.clone(), units::chain(&error))),
         }
     }
     Ok(failed)
 }
 
 impl<'a> LimitRequest<'a> {
-    /// Returns the change of its limits, if any.
-    fn step(&self) -> Result<Option<LimitChange<'a>>, SysfsError> {
+    /// Returns the change from the tenant's current limits; `None` if the limits are equal, or if
+    /// the mechanism sets no limits.
+    fn change(&self) -> Result<Option<LimitChange<'a>>, SysfsError> {
         let bandwidth = Some(self.share.bandwidth_mb_s.saturating_mul(MB).max(BYTES_PER_S_MIN));
         let memory = Some(Bytes::mib(self.share.memory_mib).get());
         let to = Limits { memory, read: bandwidth, written: bandwidth };
-        let from = self.by.limits(self.tenant)?.filter(|from| *from != to);
-        Ok(from.map(|from| LimitChange { tenant: self.tenant, by: self.by, from, to }))
+        let from = self.enforcer.limits(self.tenant)?.filter(|from| *from != to);
+        Ok(from.map(|from| LimitChange { tenant: self.tenant, enforcer: self.enforcer, from, to }))
     }
 }
 
 impl LimitChange<'_> {
-    /// Returns the minimum of the current and the new limits.
+    /// Returns the lower of the current and the new value of each limit.
     fn lower(&self) -> Limits {
         let min = |from: Option<u64>, to: Option<u64>| from.into_iter().chain(to).min();
         let Self { from, to, .. } = self;
@@ -150,14 +154,14 @@ impl LimitChange<'_> {
     }
 
     fn set(&self, to: &Limits) -> Result<(), SysfsError> {
-        if *to == self.from { Ok(()) } else { self.by.set(self.tenant, to) }
+        if *to == self.from { Ok(()) } else { self.enforcer.set(self.tenant, to) }
     }
 }
 
-fn undo(steps: &[LimitChange<'_>]) {
-    for step in steps {
-        if let Err(error) = step.by.set(step.tenant, &step.from) {
-            tracing::error!(tenant = %step.tenant, error = units::chain(&error), "limits not restored");
+fn undo(changes: &[LimitChange<'_>]) {
+    for change in changes {
+        if let Err(error) = change.enforcer.set(change.tenant, &change.from) {
+            tracing::error!(tenant = %change.tenant, error = units::chain(&error), "cannot restore limits");
         }
     }
 }
@@ -180,22 +184,24 @@ mod tests {
 
     use super::*;
 
-    /// Tenants in memory; a call of a given number fails.
+    /// Enforcer that stores limits in memory and can fail.
     #[derive(Default)]
     struct FakeEnforcer {
         limits: RefCell<BTreeMap<Name, Limits>>,
+        /// Number of calls before the call that fails.
         failing_call: Cell<Option<u32>>,
         vanished: RefCell<Vec<Name>>,
-        /// Maximum of the sums of all limits.
+        /// Largest sum of all memory limits, and of all read limits, so far.
         peak: Cell<Option<(u64, u64)>>,
     }
 
     impl FakeEnforcer {
         fn record_peak(&self) {
             let all = self.limits.borrow();
-            let sum =
-                |of: fn(&Limits) -> Option<u64>| all.values().map(|one| of(one).unwrap_or(0)).sum::<u64>();
-            let (memory, bandwidth) = (sum(|one| one.memory), sum(|one| one.read));
+            let sum = |of: fn(&Limits) -> Option<u64>| {
+                all.values().map(|limits| of(limits).unwrap_or(0)).sum::<u64>()
+            };
+            let (memory, bandwidth) = (sum(|limits| limits.memory), sum(|limits| limits.read));
             let peak = self.peak.get().unwrap_or((0, 0));
             self.peak.set(Some((peak.0.max(memory), peak.1.max(bandwidth))));
         }
@@ -236,7 +242,7 @@ mod tests {
         Limits { memory: Some(memory_mib << 20), read: Some(mb_s * MB), written: Some(mb_s * MB) }
     }
 
-    /// Tenants with limits of 300 MiB and 30 MB/s in total.
+    /// Creates three tenants with limits of 300 MiB and 30 MB/s in total.
     fn fake() -> FakeEnforcer {
         let fake = FakeEnforcer::default();
         let initial = [limits(100, 10), limits(150, 5), limits(50, 15)];
@@ -248,8 +254,9 @@ mod tests {
         let shares = [(200, 5), (50, 20), (50, 5)];
         let shares = shares.map(|(memory_mib, bandwidth_mb_s)| Share { memory_mib, bandwidth_mb_s });
         let names = names();
-        let orders = names.iter().zip(shares).map(|(tenant, share)| LimitRequest { tenant, share, by: fake });
-        enforce(&orders.collect::<Vec<_>>())
+        let requests =
+            names.iter().zip(shares).map(|(tenant, share)| LimitRequest { tenant, share, enforcer: fake });
+        enforce(&requests.collect::<Vec<_>>())
     }
 
     #[test]

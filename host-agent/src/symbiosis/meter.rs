@@ -1,4 +1,5 @@
-//! Measurement of one tenant: from the kernel's counters to the work of an epoch, and its profile.
+//! Measurement of one tenant: computes the tenant's work in an epoch from the kernel's counters,
+//! and learns the tenant's profile.
 
 use std::time::Duration;
 
@@ -10,24 +11,24 @@ use crate::{
     shares::TenantMeasurement,
 };
 
-/// Approximate number of blocks of a tenant's memory: fewer than its pages, so that large tenants
-/// cost no more than small ones.
+/// Approximate number of blocks into which the memory of a tenant is divided for its histogram. The
+/// number is fixed, so that the cost does not grow with the memory.
 const BLOCKS_PER_TENANT: u64 = 16_384;
 
-/// Meter of one tenant over the epochs.
+/// Meter of one tenant, which is kept from epoch to epoch.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Meter {
-    /// Time and value of the last reading.
+    /// Time and values of the last reading of the counters.
     last: Option<(Duration, Counters)>,
     learner: Learner,
 }
 
-/// End of an epoch; equal for all tenants except the limit.
+/// Conditions of an epoch. All except the limit are the same for all tenants.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Period {
-    /// Time at which counters were read.
+    /// Time at which the counters were read.
     pub now: Duration,
-    /// Latency of a page fault from the device, in seconds.
+    /// Latency of a page fault that reads from the swap device, in seconds.
     pub miss_latency_s: f64,
     /// Bandwidth limit of the tenant, in MB/s.
     pub limit: f64,
@@ -40,10 +41,11 @@ impl Meter {
         &self.learner
     }
 
-    /// Returns the work since the last call; `None` for the first.
+    /// Returns the tenant's work since the last call, and updates its profile. Returns `None` in
+    /// the first call.
     ///
     /// # Errors
-    /// Impossible measurements.
+    /// [`SampleError`] if the measurements are impossible.
     pub(super) fn measure(
         &mut self,
         now: Counters,
@@ -51,7 +53,7 @@ impl Meter {
         period: &Period,
     ) -> Result<Option<TenantMeasurement>, SampleError> {
         let last = self.last.replace((period.now, now));
-        // Decreasing counters belong to another cgroup of the same name.
+        // Decreased counters mean that a new cgroup of the same name has replaced the old cgroup.
         let is_same = |(_, last): &(Duration, Counters)| {
             last.cpu_us <= now.cpu_us && last.major_faults <= now.major_faults
         };
@@ -61,7 +63,7 @@ impl Meter {
         };
         let seconds = period.now.saturating_sub(then).as_secs_f64();
         let (read, written) = (now.read.saturating_sub(last.read), now.written.saturating_sub(last.written));
-        // A tenant that mostly uses other devices stalls on those.
+        // If a tenant mostly uses other devices, its I/O stalls are not caused by the link.
         let is_of_link = read + written >= now.other_device_bytes.saturating_sub(last.other_device_bytes);
         let stalled = now.stalled_us.zip(last.stalled_us).map(|(now, last)| {
             let (memory, devices) = (now.0.saturating_sub(last.0), now.1.saturating_sub(last.1));
@@ -98,19 +100,23 @@ pub(super) fn mib(bytes: Bytes) -> f64 {
     bytes.get() as f64 / Bytes::mib(1).get() as f64
 }
 
-/// Estimates the stall fraction if the kernel does not count it.
+/// Estimates the stalled fraction from page faults, for kernels that do not count stalls.
 fn estimated_stall(sample: &Sample) -> f64 {
     let stalled_fraction = sample.misses * sample.miss_latency_s;
     if stalled_fraction > 0.0 { stalled_fraction / (stalled_fraction + sample.work_s) } else { 0.0 }
 }
 
-/// Converts a profile of addresses to one of memory: if less memory exists than addresses were
-/// accessed, blocks are larger and accesses fewer.
+/// Converts a profile of address ranges to a profile of memory. If the accessed address ranges are
+/// larger than the tenant's memory, they are scaled down to its size.
 fn page_accesses(profile: &AccessProfile, now: Counters) -> PageAccesses {
     let bytes = now.memory_with_swap().get().max(1);
     let resident = profile.resident_fraction(bytes);
     let block = (bytes / BLOCKS_PER_TENANT).max(PAGE);
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a size")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a size in bytes, at least a page"
+    )]
     let address_block = (block as f64 / resident) as u64;
     PageAccesses {
         histogram: profile.histogram(address_block),

@@ -1,4 +1,5 @@
-//! Stored shares: `symbiosis.json` in the agent's directory. It is written before any limit is set.
+//! Stored shares: the file `symbiosis.json` in the runtime directory. It is written before limits
+//! are set, so that a restarted agent continues from the current shares.
 
 use std::{
     collections::BTreeMap,
@@ -19,29 +20,29 @@ use crate::runtime_dir::{RuntimeDirError, io_error, sync_parent, write_durably};
 /// Reason why stored shares cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum PersistedSharesError {
-    /// The operating system refused.
+    /// The file cannot be read or written.
     #[error(transparent)]
     Dir(#[from] RuntimeDirError),
     /// The file has invalid contents.
-    #[error("{} has invalid contents; without it, shares start from nothing", path.display())]
+    #[error("{} has invalid contents: remove it, so that shares are decided without previous shares", path.display())]
     Corrupt {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// Error.
+        /// Invalid contents.
         #[source]
         cause: serde_json::Error,
     },
 }
 
-/// File of the stored shares.
+/// Store of the shares in the runtime directory.
 #[derive(Clone, Debug)]
 pub struct PersistedShares {
     path: PathBuf,
-    /// Exists while this agent uses DAMON.
+    /// File that exists while an agent uses DAMON.
     monitoring: PathBuf,
 }
 
-/// Format of the file. An unknown key belongs to another version, so it is an error.
+/// File format of stored shares. Unknown keys are errors, because another version wrote them.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct StoredShares {
@@ -59,15 +60,15 @@ struct StoredTenant {
 }
 
 impl PersistedShares {
-    /// Creates it for an agent's directory.
+    /// Returns the store in a runtime directory, without accessing it.
     pub fn at(runtime_dir: &Path) -> Self {
         Self { path: runtime_dir.join("symbiosis.json"), monitoring: runtime_dir.join("symbiosis.watching") }
     }
 
-    /// Returns the last shares, if any.
+    /// Returns the stored shares, if any.
     ///
     /// # Errors
-    /// The file has invalid contents, or cannot be read.
+    /// [`PersistedSharesError::Corrupt`], or the file cannot be read.
     pub fn load(&self) -> Result<Option<AppliedShares>, PersistedSharesError> {
         let bytes = match fs::read(&self.path) {
             Err(errno) if errno.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -77,13 +78,14 @@ impl PersistedShares {
         let StoredShares { memory_mib, bandwidth_mb_s, tenants } =
             serde_json::from_slice(&bytes).map_err(corrupt)?;
         let supply = Supply { memory_mib, bandwidth_mb_s };
-        let tenant = |(name, one): (String, StoredTenant)| {
-            let is_sound =
-                is_weight(one.weight) && one.memory_mib <= memory_mib && one.bandwidth_mb_s <= bandwidth_mb_s;
-            let share = Share { memory_mib: one.memory_mib, bandwidth_mb_s: one.bandwidth_mb_s };
+        let tenant = |(name, stored): (String, StoredTenant)| {
+            let is_valid = is_weight(stored.weight)
+                && stored.memory_mib <= memory_mib
+                && stored.bandwidth_mb_s <= bandwidth_mb_s;
+            let share = Share { memory_mib: stored.memory_mib, bandwidth_mb_s: stored.bandwidth_mb_s };
             let error = || serde::de::Error::custom(format!("{name} has a weight or a share out of range"));
-            if is_sound {
-                Ok((Arc::from(&*name), WeightedShare { weight: one.weight, share }))
+            if is_valid {
+                Ok((Arc::from(&*name), WeightedShare { weight: stored.weight, share }))
             } else {
                 Err(error())
             }
@@ -92,26 +94,26 @@ impl PersistedShares {
         Ok(Some(AppliedShares { supply, tenants: tenants.map_err(corrupt)? }))
     }
 
-    /// Writes shares; they are on disk when this returns.
+    /// Writes shares durably.
     ///
     /// # Errors
-    /// The operating system refused.
+    /// The file cannot be written.
     pub fn save(&self, shares: &AppliedShares) -> Result<(), PersistedSharesError> {
-        let one = |(name, one): (&Arc<str>, &WeightedShare)| {
-            let WeightedShare { weight, share: Share { memory_mib, bandwidth_mb_s } } = *one;
+        let tenant = |(name, share): (&Arc<str>, &WeightedShare)| {
+            let WeightedShare { weight, share: Share { memory_mib, bandwidth_mb_s } } = *share;
             (name.to_string(), StoredTenant { weight, memory_mib, bandwidth_mb_s })
         };
         let Supply { memory_mib, bandwidth_mb_s } = shares.supply;
         let written =
-            StoredShares { memory_mib, bandwidth_mb_s, tenants: shares.tenants.iter().map(one).collect() };
-        let bytes = serde_json::to_vec_pretty(&written).expect("numbers and texts are JSON");
+            StoredShares { memory_mib, bandwidth_mb_s, tenants: shares.tenants.iter().map(tenant).collect() };
+        let bytes = serde_json::to_vec_pretty(&written).expect("numbers and strings can be serialized");
         Ok(write_durably(&self.path, &bytes)?)
     }
 
-    /// Removes the stored shares.
+    /// Removes the stored shares, if any.
     ///
     /// # Errors
-    /// The operating system refused.
+    /// The file cannot be removed.
     pub fn remove(&self) -> Result<(), PersistedSharesError> {
         match fs::remove_file(&self.path) {
             Err(errno) if errno.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -120,13 +122,13 @@ impl PersistedShares {
         }
     }
 
-    /// Returns whether an earlier agent of this boot used DAMON when it ended.
+    /// Returns whether an earlier agent ended while it used DAMON, in this boot of the machine.
     pub fn was_monitoring(&self, boot_id: &str) -> bool {
         fs::read_to_string(&self.monitoring).is_ok_and(|stored| stored == boot_id)
     }
 
-    /// Stores whether this agent uses DAMON, with the boot. If that fails, the next agent does not
-    /// stop DAMON.
+    /// Stores whether this agent uses DAMON: the boot id while it does, `None` when it does not. An
+    /// error is only logged; the next agent then does not stop DAMON.
     pub fn set_monitoring(&self, boot_id: Option<&str>) {
         let result = match boot_id {
             Some(boot_id) => fs::write(&self.monitoring, boot_id),
@@ -170,15 +172,15 @@ mod tests {
     #[test]
     fn stored_shares_out_of_range_are_rejected() {
         let folder = tempfile::tempdir().unwrap();
-        let one = |weight: &str, memory: u64| {
+        let load = |weight: &str, memory: u64| {
             let text = format!(
                 r#"{{"memory_mib":10,"bandwidth_mb_s":10,"tenants":{{"db":{{"weight":{weight},"memory_mib":{memory},"bandwidth_mb_s":1}}}}}}"#
             );
             fs::write(folder.path().join("symbiosis.json"), text).unwrap();
             PersistedShares::at(folder.path()).load()
         };
-        one("1.0", 10).unwrap();
-        for error in [one("0.0", 10), one("1.0", 11), one("1e9", 1)] {
+        load("1.0", 10).unwrap();
+        for error in [load("0.0", 10), load("1.0", 11), load("1e9", 1)] {
             assert!(units::chain(&error.unwrap_err()).contains("db has a weight or a share out of range"));
         }
     }

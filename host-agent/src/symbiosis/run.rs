@@ -1,5 +1,5 @@
-//! Thread of Symbiosis, separate because the kernel is slow. Errors are reported and affect nothing
-//! else.
+//! Thread that runs the epochs of Symbiosis. It is separate, because calls to the kernel may block
+//! for long. Errors are reported, and do not affect the other functions of the agent.
 
 use std::{
     path::PathBuf,
@@ -13,41 +13,42 @@ use crate::{
     shares::{Report, SharesState},
 };
 
-/// Inputs of epochs.
+/// Inputs of the epochs of Symbiosis.
 #[derive(Clone, Debug)]
 pub struct EpochRunner {
-    /// Settings.
+    /// Settings of Symbiosis.
     pub config: Config,
-    /// Directory of the stored shares.
+    /// Runtime directory of the agent, in which shares are stored.
     pub runtime_dir: PathBuf,
-    /// Paths of the kernel.
+    /// Files of the kernel that are read.
     pub kernel: KernelPaths,
-    /// Last report, and weights.
+    /// State shared with the session: the last report, and weights.
     pub state: Arc<SharesState>,
-    /// Metrics.
+    /// Metrics that are updated after each epoch.
     pub metrics: Arc<Metrics>,
 }
 
-/// Handle of the thread; dropping it stops the epochs. Limits stay.
+/// Handle of the thread. Dropping it stops the epochs; limits of tenants remain set.
 #[derive(Debug)]
 pub struct SymbiosisThread {
     _stop: mpsc::Sender<()>,
 }
 
 impl EpochRunner {
-    /// Starts epochs.
+    /// Starts the thread.
     pub fn start(self) -> SymbiosisThread {
         let (stop, stopped) = mpsc::channel();
         let epochs = tokio::task::spawn_blocking(move || self.epochs(&stopped));
         tokio::spawn(async move {
             if let Err(error) = epochs.await {
-                tracing::error!(%error, "Symbiosis ended: restart the agent");
+                tracing::error!(%error, "Symbiosis ended unexpectedly; restart the agent");
             }
         });
         SymbiosisThread { _stop: stop }
     }
 
-    /// Runs epochs until the sender is dropped. Failed initialization is retried every epoch.
+    /// Runs epochs until the sender of `stopped` is dropped. A failed initialization is retried in
+    /// every epoch.
     fn epochs(&self, stopped: &mpsc::Receiver<()>) {
         let (started, mut opened) = (Instant::now(), None);
         for number in 1.. {
@@ -81,7 +82,7 @@ impl EpochRunner {
 
     fn report_error(&self, epoch: u64, error: &SymbiosisError) {
         let error_text = units::chain(error);
-        tracing::error!(error = error_text, "no shares are decided");
+        tracing::error!(error = error_text, "cannot decide shares");
         let report = Report::undecided(epoch, self.config.supply, error_text);
         self.metrics.observe_shares(&report);
         self.state.store_report(report);

@@ -1,5 +1,5 @@
-//! Symbiosis with cgroups in a temporary folder that accept every write; the kernel's behaviour is
-//! tested in the rack in a box.
+//! Tests of Symbiosis with simulated cgroups, which accept every write. Tests with emulated hosts
+//! use cgroups of a real kernel.
 
 use std::fs;
 
@@ -14,13 +14,14 @@ use crate::{
 const SUPPLY: Supply = Supply { memory_mib: 2000, bandwidth_mb_s: 100 };
 const EPOCH: Duration = Duration::from_secs(10);
 
-/// Host with tenants, and their usage so far.
+/// Simulated host with tenants.
 struct TestHost {
     cgroups: FakeSysfs,
     runtime_dir: tempfile::TempDir,
     sys: FakeSysfs,
     state: Arc<SharesState>,
     symbiosis: Symbiosis,
+    /// Major faults of each tenant so far.
     used: BTreeMap<&'static str, u64>,
     now: Duration,
 }
@@ -52,7 +53,7 @@ impl TestHost {
         Self { cgroups, runtime_dir, sys, state, symbiosis, used: BTreeMap::new(), now: Duration::ZERO }
     }
 
-    /// Restarts the agent.
+    /// Returns the host after a restart of the agent.
     fn restarted(mut self) -> Self {
         let config = self.symbiosis.config.clone();
         self.state = Arc::new(SharesState::default());
@@ -60,8 +61,8 @@ impl TestHost {
         self
     }
 
-    /// Adds an epoch of a tenant: busy all the time, with this memory and this number of major
-    /// faults.
+    /// Adds the counters of one epoch to a tenant: 8 s of CPU time, this memory usage, and this
+    /// number of major faults.
     fn add_usage(&mut self, name: &'static str, memory_mib: u64, misses: u64) {
         *self.used.entry(name).or_default() += misses;
         let worked = fs::read_to_string(self.cgroups.path(name).join("cpu.stat")).unwrap();
@@ -85,7 +86,7 @@ impl TestHost {
         self.symbiosis.end_epoch(self.now)
     }
 
-    /// Runs epochs with the same usage until shares are unchanged.
+    /// Runs epochs with the same usage until the shares do not change any more.
     fn settle(&mut self, add_usage: &[(&'static str, u64, u64)]) -> Report {
         for _ in 0..20 {
             add_usage.iter().for_each(|(name, memory, misses)| self.add_usage(name, *memory, *misses));
@@ -94,7 +95,7 @@ impl TestHost {
                 return report;
             }
         }
-        panic!("shares do not settle: {:?}", self.epoch());
+        panic!("the shares still change after 20 epochs: {:?}", self.epoch());
     }
 
     fn limits(&self, name: &str) -> (String, String) {
@@ -114,11 +115,12 @@ fn open_symbiosis(
     Symbiosis::with(remote, config, runtime_dir.path(), kernel, Arc::clone(state)).unwrap()
 }
 
-/// A tenant that waits for memory, and one that does not.
+/// Usage of two tenants as name, memory in MiB and major faults per epoch. Only `cache` needs more
+/// memory.
 const TWO_TENANTS: [(&str, u64, u64); 2] = [("cache", 1000, 40_000), ("web", 1000, 10)];
 
 fn share<'a>(report: &'a Report, name: &str) -> &'a TenantReport {
-    report.tenants.iter().find(|one| one.name.as_str() == name).unwrap()
+    report.tenants.iter().find(|tenant| tenant.name.as_str() == name).unwrap()
 }
 
 #[test]
@@ -139,7 +141,7 @@ fn stalled_tenant_gets_more_memory_and_matching_limits() {
 fn demand_of_limited_tenant_excludes_limit_stall() {
     let mut host = TestHost::new(&["cache", "web"]);
     host.settle(&TWO_TENANTS);
-    // 16 MB/s of 18; it worked for 8 s and waited for 4 s, as its device is quick.
+    // The tenant uses 16 MB/s of its limit of 18 MB/s. It works for 8 s, and its device needs 4 s.
     TWO_TENANTS.iter().for_each(|(name, memory, misses)| host.add_usage(name, *memory, *misses));
     host.cgroups.files(
         "cache",
@@ -184,7 +186,7 @@ fn restarted_agent_keeps_limits_and_weights() {
 }
 
 #[test]
-fn new_weight_applies_next_epoch_unless_infeasible() {
+fn new_weight_applies_unless_it_violates_a_guarantee() {
     let least = TenantSettings { weight: 1.0, least_mib: 900, enforce: Enforce::Swap };
     let name = || Name::new("web").unwrap();
     let mut host =
@@ -217,25 +219,25 @@ fn killed_tenant_leaves_its_share_to_others() {
     let two = [("cache", 600, 40_000), ("web", 600, 10)];
     let report = host.settle(&two);
     assert_eq!(report.tenants.len(), 2);
-    let sum: u64 = report.tenants.iter().map(|one| one.share.memory_mib).sum();
+    let sum: u64 = report.tenants.iter().map(|tenant| tenant.share.memory_mib).sum();
     assert!(SUPPLY.memory_mib - sum <= 1, "{report:?}");
 }
 
 #[test]
-fn unreadable_or_unlimitable_cgroup_keeps_all_shares() {
+fn unreadable_or_unwritable_cgroup_leaves_shares_unchanged() {
     let mut host = TestHost::new(&["cache", "web"]);
     let earlier = host.settle(&TWO_TENANTS);
     let limits = (host.limits("cache"), host.limits("web"));
     host.cgroups.files("web", &[("cpu.stat", "nothing")]);
     let blocked = host.epoch();
     assert_eq!(blocked.state, State::Blocked);
-    assert!(blocked.reason.contains("web/cpu.stat holds \"nothing\""), "{}", blocked.reason);
+    assert!(blocked.reason.contains("web/cpu.stat contains \"nothing\""), "{}", blocked.reason);
     host.cgroups.files("web", &[("cpu.stat", "usage_usec 900000000")]);
     assert_eq!((host.limits("cache"), host.limits("web")), limits);
-    // A folder cannot be written, as a file of a read-only file system.
+    // A directory in place of io.max makes writes fail.
     host.state.set_weights(BTreeMap::from([(Name::new("cache").unwrap(), 3.0)]));
     let io_max = host.cgroups.path("web").join("io.max");
-    let was = fs::read_to_string(&io_max).unwrap();
+    let limits_text = fs::read_to_string(&io_max).unwrap();
     fs::remove_file(&io_max).unwrap();
     fs::create_dir(&io_max).unwrap();
     TWO_TENANTS.iter().for_each(|(name, memory, misses)| host.add_usage(name, *memory, *misses));
@@ -244,7 +246,7 @@ fn unreadable_or_unlimitable_cgroup_keeps_all_shares() {
     assert!(blocked.reason.starts_with("web: ") && blocked.reason.contains("io.max"), "{}", blocked.reason);
     assert_eq!(share(&blocked, "web").share, share(&earlier, "web").share);
     fs::remove_dir(&io_max).unwrap();
-    fs::write(&io_max, was).unwrap();
+    fs::write(&io_max, limits_text).unwrap();
     assert_eq!((host.limits("cache"), host.limits("web")), limits);
 }
 
@@ -260,19 +262,19 @@ fn no_limit_is_set_without_swap() {
 }
 
 #[test]
-fn advised_and_tiered_shares_set_no_limits() {
+fn share_of_tiered_tenant_is_reported_and_not_enforced() {
     let settings = TenantSettings { weight: 1.0, least_mib: 0, enforce: Enforce::Tiered };
     let mut host = TestHost::with(&["cache", "web"], |config| {
         config.tenants = BTreeMap::from([(Name::new("web").unwrap(), settings)]);
     });
     let report = host.settle(&TWO_TENANTS);
-    assert!(share(&report, "web").problem.contains("advice"));
+    assert!(share(&report, "web").problem.contains("the share is not enforced"));
     assert_eq!(host.limits("web").0, "max");
     assert_ne!(host.limits("cache").0, "max");
 }
 
 #[test]
-fn pinned_vms_are_excluded_and_vm_memory_not_shrunk() {
+fn pinned_vm_has_no_share_and_vm_keeps_its_local_memory() {
     let mut host = TestHost::new(&["cache", "pinned", "vm"]);
     let mut vms = [(); 2].map(|()| std::process::Command::new("sleep").arg("600").spawn().unwrap());
     host.cgroups.files("pinned", &[("cgroup.procs", &vms[0].id().to_string())]);

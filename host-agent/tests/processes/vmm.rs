@@ -1,13 +1,15 @@
-//! A VMM without a guest, for tests: attaches to a VM's memory and executes requests from its
-//! standard input, one per line, with one line of reply each. It ends with its input, or when it is
-//! killed.
+//! VMM without a guest, for tests. It reads requests from its standard input, one per line, and
+//! prints one line for each reply. It ends when its input is closed.
 //!
-//! Its arguments are the agent's socket and, to become another user than root, `before UID` or
-//! `after UID`: it changes its user before or after it connects.
+//! The first argument is the agent's socket. With the further arguments `before UID` or `after
+//! UID`, the process becomes another user before or after it connects.
 //!
-//! `attach VM descriptors|paths`, `inspect VM` (and open the slices), `reconnect`, `write` (a byte
-//! that is not zero at both ends of every region), `zero` (whether every region begins and ends
-//! with zero).
+//! Requests:
+//! - `attach VM descriptors|paths`: attaches to the memory of a VM
+//! - `inspect VM`: inspects the memory of a VM, and opens its slices
+//! - `reconnect`: connects to the agent again
+//! - `write`: writes a nonzero byte to both ends of every region
+//! - `zero`: prints whether every region begins and ends with zero
 
 use std::{
     fs::File,
@@ -26,13 +28,13 @@ use rustix::{
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let socket = Path::new(arguments.first().ok_or("missing argument: socket")?);
-    let user = |when: &str| match arguments.get(1) {
-        Some(given) if given == when => become_user(arguments.get(2).ok_or("missing argument: user")?),
+    let change_user = |when: &str| match arguments.get(1) {
+        Some(given) if given == when => become_user(arguments.get(2).ok_or("missing argument: UID")?),
         _ => Ok(()),
     };
-    user("before")?;
+    change_user("before")?;
     let mut client = Client::connect(socket)?;
-    user("after")?;
+    change_user("after")?;
     let mut regions = Vec::new();
     for line in io::stdin().lock().lines() {
         let line = line?;

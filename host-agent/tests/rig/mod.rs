@@ -1,4 +1,5 @@
-//! A rack of one host: the real `host-agent` as a process, VMMs as processes, and a fake manager.
+//! Test rig: a rack of one host with the real `host-agent` and VMMs as processes, and a fake
+//! manager.
 #![expect(clippy::unwrap_used, reason = "a failed setup fails the test")]
 
 use std::{
@@ -23,20 +24,20 @@ use tokio_stream::{
 };
 use tonic::{Request, Response, Status, Streaming};
 
-/// Time limit of waits.
+/// Time limit for each expected event.
 pub const TIMEOUT: Duration = Duration::from_secs(20);
 /// Token of host h0.
 pub const TOKEN: &str = "0123456789abcdef";
-/// Name of the rack.
+/// UUID of the rack.
 pub const RACK: &str = "rack-of-one";
 const SLICE: u64 = 1 << 30;
 
 /// Events of the fake manager.
 #[derive(Debug)]
 pub enum ManagerEvent {
-    /// An agent connected: its hello, its token, and the channel to it.
+    /// An agent connected: its hello, its authorization header, and the channel to it.
     Hello(wire::Hello, Option<String>, UnboundedSender<to_agent::Message>),
-    /// A report.
+    /// An agent sent a report.
     Report(wire::ObservedState),
 }
 
@@ -57,7 +58,7 @@ impl agent_server::Agent for FakeManager {
         else {
             return Err(Status::invalid_argument("no hello"));
         };
-        let (orders, mut ordered) = unbounded_channel::<to_agent::Message>();
+        let (sender, mut to_send) = unbounded_channel::<to_agent::Message>();
         let (out, stream) = unbounded_channel();
         let welcome = wire::Welcome {
             protocol_version: proto::PROTOCOL_VERSION,
@@ -67,17 +68,17 @@ impl agent_server::Agent for FakeManager {
         let down = |message| Ok(wire::ToAgent { message: Some(message) });
         out.send(down(to_agent::Message::Welcome(welcome))).expect("the receiver exists");
         let events = self.0.clone();
-        let _ = events.send(ManagerEvent::Hello(hello, bearer, orders)); // the test may be over
+        let _ = events.send(ManagerEvent::Hello(hello, bearer, sender)); // fails if the test has ended
         tokio::spawn(async move {
             loop {
                 tokio::select! {
-                    message = ordered.recv() => match message {
+                    message = to_send.recv() => match message {
                         Some(message) => drop(out.send(down(message))),
-                        None => return, // the manager hangs up
+                        None => return, // the rig ends the session
                     },
                     message = messages.message() => match message {
                         Ok(Some(wire::FromAgent { message: Some(from_agent::Message::Observed(report)) })) => {
-                            let _ = events.send(ManagerEvent::Report(report)); // the test may be over
+                            let _ = events.send(ManagerEvent::Report(report)); // fails if the test has ended
                         }
                         _ => return,
                     },
@@ -88,19 +89,20 @@ impl agent_server::Agent for FakeManager {
     }
 }
 
-/// A rack of one host.
+/// Rack of one host, which is stopped when the value is dropped.
 pub struct Rig {
     pub dir: tempfile::TempDir,
     runtime: Runtime,
     events: UnboundedReceiver<ManagerEvent>,
     agent: Option<Child>,
-    orders: Option<UnboundedSender<to_agent::Message>>,
-    /// The hello of the running agent.
+    /// Channel to the connected agent.
+    to_agent: Option<UnboundedSender<to_agent::Message>>,
+    /// Last hello of the agent.
     pub hello: wire::Hello,
-    /// Token of the agent.
+    /// Authorization header of the last session, `Bearer TOKEN`.
     pub bearer: Option<String>,
     revision: u64,
-    /// Slices reported online and not released.
+    /// Slices that were reported as online and not yet as released, as slice and epoch.
     online: std::collections::BTreeSet<(u32, u64)>,
 }
 
@@ -110,7 +112,7 @@ impl Rig {
         Self::with("")
     }
 
-    /// Like [`Rig::new`], with more lines in `[agent]`.
+    /// Starts a manager and an agent, with additional lines in section `[agent]` of host.toml.
     pub fn with(more: &str) -> Self {
         let mut rig = Self::without_agent(more);
         rig.start_agent();
@@ -128,12 +130,12 @@ impl Rig {
             .add_service(agent_server::AgentServer::new(FakeManager(sender)))
             .serve_with_incoming(TcpListenerStream::new(listener));
         runtime.spawn(server);
-        // VMMs of other users find the socket and the slices in it.
+        // VMMs of other users must reach the socket and the slices in this directory.
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o711)).unwrap();
         write_config(dir.path(), &format!("manager = \"http://{address}\"\n{more}"));
         let hello = wire::Hello::default();
         let online = std::collections::BTreeSet::new();
-        Self { dir, runtime, events, agent: None, orders: None, hello, bearer: None, revision: 0, online }
+        Self { dir, runtime, events, agent: None, to_agent: None, hello, bearer: None, revision: 0, online }
     }
 
     pub fn config(&self) -> PathBuf {
@@ -153,7 +155,7 @@ impl Rig {
         self.dir.path().join("run/host-memory.sock")
     }
 
-    /// Starts an agent and waits for its hello.
+    /// Starts an agent, and waits until it connects.
     pub fn start_agent(&mut self) {
         let log = fs::OpenOptions::new().create(true).append(true).open(self.log_path()).unwrap();
         self.agent = Some(serve(&self.config()).stderr(log).spawn().unwrap());
@@ -162,28 +164,28 @@ impl Rig {
 
     /// Disconnects the agent, and waits until it connects again.
     pub fn disconnect_agent(&mut self) {
-        self.orders = None;
+        self.to_agent = None;
         self.wait_for_hello();
     }
 
     fn wait_for_hello(&mut self) {
-        let (hello, bearer, orders) = loop {
-            if let ManagerEvent::Hello(hello, bearer, orders) = self.next_event() {
-                break (hello, bearer, orders);
+        let (hello, bearer, to_agent) = loop {
+            if let ManagerEvent::Hello(hello, bearer, to_agent) = self.next_event() {
+                break (hello, bearer, to_agent);
             }
         };
-        (self.hello, self.bearer, self.orders) = (hello, bearer, Some(orders));
+        (self.hello, self.bearer, self.to_agent) = (hello, bearer, Some(to_agent));
     }
 
     pub fn kill_agent(&mut self) {
-        let mut agent = self.agent.take().expect("it runs");
+        let mut agent = self.agent.take().expect("the agent runs");
         agent.kill().unwrap();
         agent.wait().unwrap();
     }
 
-    /// Stops the agent as a service manager does.
+    /// Stops the agent by SIGTERM, like a service manager.
     pub fn terminate_agent(&mut self) -> ExitStatus {
-        let mut agent = self.agent.take().expect("it runs");
+        let mut agent = self.agent.take().expect("the agent runs");
         let pid = rustix::process::Pid::from_child(&agent);
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
         agent.wait().unwrap()
@@ -192,10 +194,10 @@ impl Rig {
     fn next_event(&mut self) -> ManagerEvent {
         let events = &mut self.events;
         let next = self.runtime.block_on(async { tokio::time::timeout(TIMEOUT, events.recv()).await });
-        next.expect("no message from the agent").expect("the manager ended")
+        next.expect("no message of the agent within the time limit").expect("the manager ended")
     }
 
-    /// Sends a desired state and waits for a report that reflects it and meets the condition.
+    /// Sends a desired state, and waits for a report on it that meets the condition.
     #[track_caller]
     pub fn apply(
         &mut self,
@@ -206,7 +208,7 @@ impl Rig {
         self.wait(is_expected)
     }
 
-    /// Sends a desired state.
+    /// Sends a desired state with the next revision.
     pub fn send_state(&mut self, desired_state: wire::DesiredState) {
         self.revision += 1;
         let desired_state = wire::DesiredState {
@@ -220,11 +222,11 @@ impl Rig {
     }
 
     fn send(&self, message: to_agent::Message) {
-        self.orders.as_ref().expect("an agent has connected").send(message).expect("the session lives");
+        self.to_agent.as_ref().expect("an agent has connected").send(message).expect("the session runs");
     }
 
-    /// Waits for a report that reflects the newest desired state and meets the condition. Requests
-    /// a complete report after each other one.
+    /// Waits for a report on the latest desired state that meets the condition. Requests a complete
+    /// report after each incomplete report.
     #[track_caller]
     pub fn wait(&mut self, is_expected: impl Fn(&wire::ObservedState) -> bool) -> wire::ObservedState {
         let until = Instant::now() + TIMEOUT;
@@ -241,23 +243,24 @@ impl Rig {
                 last = Some(report);
             }
         }
-        panic!("no report meets the condition, the last one is {last:?}");
+        panic!("no report meets the condition; the last report is {last:?}");
     }
 
-    /// Adds the slices reported as online before.
+    /// Replaces the online slices of a report by all slices that are online according to this
+    /// report and earlier reports.
     fn with_reported_slices(&mut self, mut report: wire::ObservedState) -> wire::ObservedState {
         if report.complete || report.clean {
             self.online.clear();
         }
         self.online.extend(pairs(&report.online));
-        for gone in &report.released {
-            self.online.remove(&(gone.slice, gone.epoch));
+        for released in &report.released {
+            self.online.remove(&(released.slice, released.epoch));
         }
         report.online = self.online.iter().map(|&(slice, epoch)| wire::SliceEpoch { slice, epoch }).collect();
         report
     }
 
-    /// Creates a slice as the EMC does: an empty file of 1 GiB.
+    /// Creates the file of a slice like an emulated EMC: a sparse file of 1 GiB.
     pub fn grant(&self, slice: u32, epoch: u64) -> wire::DesiredSlice {
         let path = self.slice_path(slice, epoch);
         fs::File::create_new(&path).unwrap().set_len(SLICE).unwrap();
@@ -277,13 +280,12 @@ impl Rig {
         Vmm::new(&self.socket(), &[])
     }
 
-    /// A VMM that was started as a user.
+    /// Starts a VMM that becomes this user before it connects to the agent.
     pub fn vmm_of(&self, uid: u32) -> Vmm {
         Vmm::new(&self.socket(), &["before", &uid.to_string()])
     }
 
-    /// A VMM that was started as root and has become a user after it connected, as with `vmm-plugin
-    /// run --uid`.
+    /// Starts a VMM that connects as root and then becomes this user, like `vmm-plugin run --uid`.
     pub fn vmm_switching_to(&self, uid: u32) -> Vmm {
         Vmm::new(&self.socket(), &["after", &uid.to_string()])
     }
@@ -292,7 +294,7 @@ impl Rig {
 impl Drop for Rig {
     fn drop(&mut self) {
         if let Some(mut agent) = self.agent.take() {
-            let _ = agent.kill(); // it may have ended
+            let _ = agent.kill(); // the agent may have ended
             let _ = agent.wait();
         }
     }
@@ -320,7 +322,7 @@ pub fn desired_state() -> wire::DesiredState {
     wire::DesiredState::default()
 }
 
-/// Desired state of one VM, `a`, of reservation r-1.
+/// Returns the desired state of one VM `a` with reservation r-1.
 pub fn desired_vm(slices: Vec<wire::DesiredSlice>) -> wire::DesiredState {
     let vm = wire::DesiredVm {
         vm: "a".to_owned(),
@@ -333,8 +335,8 @@ pub fn desired_vm(slices: Vec<wire::DesiredSlice>) -> wire::DesiredState {
     wire::DesiredState { vms: vec![vm], ..desired_state() }
 }
 
-/// Desired state of VMs `a`, `b`, ... of reservations r-1, r-2, ..., each with its slice and its
-/// user.
+/// Returns the desired state of VMs `a`, `b`, ... with reservations r-1, r-2, ..., each with one
+/// slice and a user.
 pub fn desired_vms(vms: impl IntoIterator<Item = (wire::DesiredSlice, Option<u32>)>) -> wire::DesiredState {
     let vms = ('a'..).zip(1..).zip(vms).map(|((vm, number), (slice, uid))| wire::DesiredVm {
         vm: vm.to_string(),
@@ -358,7 +360,7 @@ pub fn pairs(holdings: &[wire::SliceEpoch]) -> Vec<(u32, u64)> {
     holdings.iter().map(|holding| (holding.slice, holding.epoch)).collect()
 }
 
-/// VMM process.
+/// VMM process without a guest, which is killed when the value is dropped.
 pub struct Vmm {
     process: Child,
     stdin: ChildStdin,
@@ -374,7 +376,7 @@ impl Vmm {
         Self { process, stdin, stdout: BufReader::new(stdout) }
     }
 
-    /// Sends a request and returns the reply.
+    /// Sends a request, and returns the reply.
     pub fn request(&mut self, words: &str) -> String {
         writeln!(self.stdin, "{words}").unwrap();
         let mut reply = String::new();
@@ -386,7 +388,7 @@ impl Vmm {
         self.process.id()
     }
 
-    /// Ends it without waiting, like a VMM whose parent is busy.
+    /// Kills the process without waiting for it, so that it becomes a zombie.
     pub fn kill(&mut self) {
         self.process.kill().unwrap();
     }
@@ -398,7 +400,7 @@ impl Vmm {
 
 impl Drop for Vmm {
     fn drop(&mut self) {
-        let _ = self.process.kill(); // it may have ended
+        let _ = self.process.kill(); // the process may have ended
         let _ = self.process.wait();
     }
 }

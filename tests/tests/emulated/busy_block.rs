@@ -27,11 +27,11 @@ fn busy_slice(rack: &EmulatedRack) -> KernelSlice {
     slice.unwrap_or_else(|| panic!("the device is missing: {}", rack.logs())).1
 }
 
-/// Returns the agent's message about the block, such as `cannot take memory350 offline, 1 of its
+/// Returns the agent's message about the block, such as `cannot offline memory350, 1 of its
 /// pages are in use; 7 of 8 ...`.
 fn busy_messages(rack: &EmulatedRack) -> Vec<String> {
     let log = rack.host(0).agent_log();
-    log.lines().filter(|line| line.contains("cannot take memory")).map(str::to_owned).collect()
+    log.lines().filter(|line| line.contains("cannot offline memory")).map(str::to_owned).collect()
 }
 
 #[test]
@@ -47,7 +47,7 @@ fn busy_block_is_reported_and_its_slice_stays_online() {
     let message = busy_messages(&rack)[0].clone();
     println!("{message}");
     assert!(
-        message.contains(", 1 of its pages are in use; 7 of 8 blocks were taken offline, restored: memory")
+        message.contains(", 1 of its pages are in use; 7 of 8 blocks were offlined, restored: memory")
             && message.contains("timed out after 20 s"),
         "{message}"
     );

@@ -51,10 +51,10 @@ fn doctor_finds_problems_and_the_commands_that_fix_them() {
     assert_found_and_fixed(
         &rack,
         &format!("echo online > {policy}"),
-        "onlining: added memory comes online automatically (online)",
+        "auto_online: hot-added memory comes online automatically (online)",
     );
     let demotion = "/sys/kernel/mm/numa/demotion_enabled";
-    assert_found_and_fixed(&rack, &format!("echo 1 > {demotion}"), "movers: ");
+    assert_found_and_fixed(&rack, &format!("echo 1 > {demotion}"), "migration: ");
     assert_found_and_fixed(&rack, "chmod 644 /etc/tarn/h0.key", "secrets: /etc/tarn/h0.key has mode 0644");
 
     rack.run(0, "echo 'somebody:x:1000:1000::/:/bin/sh' > /etc/passwd");

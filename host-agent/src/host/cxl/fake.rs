@@ -1,12 +1,13 @@
-//! Simulated sysfs of a machine with CXL memory, as of kernel 6.12, for tests.
+//! Simulated sysfs of a machine with CXL memory for tests, with the files of kernel 6.12.
 
 use super::BUS;
 use crate::host::sysfs::fake::FakeSysfs;
 
-/// Folder of all ports.
+/// Directory of the CXL root, which contains all ports.
 pub(crate) const ROOT: &str = "devices/platform/root0";
 
-/// Machine with one host bridge, one window and one device of 4 GiB with a region over all of it.
+/// Creates a machine with one host bridge, one window, and one device of 4 GiB with a region over
+/// its whole memory.
 pub(crate) fn machine() -> FakeSysfs {
     let fake = FakeSysfs::new(&[]);
     fake.link(&format!("{ROOT}/dport12"), "devices/pci0000:0c");
@@ -19,7 +20,7 @@ pub(crate) fn machine() -> FakeSysfs {
     fake
 }
 
-/// Device of 4 GiB with one decoder, with or without a region.
+/// Adds a device of 4 GiB with one decoder. If `region` is empty, the device has no region.
 pub(crate) fn device(fake: &FakeSysfs, number: u32, serial: &str, region: &str) {
     let (memdev, endpoint) = (format!("devices/mem{number}"), format!("{ROOT}/port1/endpoint{}", number + 2));
     fake.files(&memdev, &[("serial", serial), ("ram/size", "0x100000000")]);

@@ -1,118 +1,124 @@
-//! Reasons why CXL memory cannot be used, each with a remedy.
+//! Errors of CXL memory devices. Most messages contain the command that fixes the error.
 
 use units::Bytes;
 
 use super::{super::slices::SliceError, SysfsError};
 
-/// Reason why there is no device, or not a certain one.
+/// Error of the search for CXL memory devices, or for the device of a slice.
 #[derive(Debug, thiserror::Error)]
 pub enum CxlError {
-    /// The kernel does not report it.
+    /// A file in sysfs could not be read.
     #[error(transparent)]
     Sysfs(#[from] SysfsError),
     /// The kernel has no CXL bus.
     #[error(
-        "this machine has no CXL bus (/sys/bus/cxl): its kernel needs CONFIG_CXL_BUS, and `modprobe cxl_acpi`"
+        "this machine has no CXL bus (/sys/bus/cxl): boot a kernel with CONFIG_CXL_BUS, and run `modprobe cxl_acpi`"
     )]
     NoBus,
-    /// The bus is empty.
-    #[error("no memory device on the CXL bus: run `modprobe -a cxl_acpi cxl_pci cxl_mem`, and check `lspci`")]
+    /// The CXL bus has no memory device.
+    #[error(
+        "the CXL bus has no memory device: run `modprobe -a cxl_acpi cxl_pci cxl_mem`, and check `lspci`"
+    )]
     NoDevice,
-    /// A slice's device is not present.
+    /// The device of a slice is missing.
     #[error("this machine has no CXL memory device with serial {serial}")]
     NoSuchDevice {
-        /// Serial number.
+        /// Serial number of the device.
         serial: String,
     },
-    /// A slice's device is present and cannot be used.
+    /// The device of a slice is present, but cannot be used.
     #[error("CXL memory device {serial}: {problem}")]
     Problem {
-        /// Serial number.
+        /// Serial number of the device.
         serial: String,
-        /// Reason.
+        /// Message of the [`Problem`].
         problem: String,
     },
-    /// The text is not the name of a slice.
-    #[error("{name:?} is not cxl:SERIAL:INDEX")]
+    /// The name of a slice is invalid.
+    #[error("invalid slice name {name:?}: must be cxl:SERIAL:INDEX")]
     Name {
-        /// Text.
+        /// Invalid name.
         name: String,
     },
 }
 
-/// Reason why a device cannot be used.
+/// Reason why a CXL memory device cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum Problem {
-    /// The kernel does not report its state, or rejects an operation.
+    /// A file in sysfs could not be read or written.
     #[error(transparent)]
     Sysfs(#[from] SysfsError),
-    /// Error of its dax devices.
+    /// The dax devices of the region cannot be used.
     #[error(transparent)]
     Slices(#[from] SliceError),
     /// Another device has the same serial number.
-    #[error("another device has the same serial number")]
+    #[error("another CXL memory device has the same serial number")]
     DuplicateSerial,
-    /// It is smaller than a slice.
-    #[error("it has {bytes} of volatile memory, less than a slice of {}", units::SLICE)]
+    /// The volatile capacity of the device is smaller than a slice.
+    #[error("volatile capacity {bytes} is too small: must be at least {}, the size of a slice", units::SLICE)]
     TooSmall {
-        /// Size.
+        /// Volatile capacity of the device.
         bytes: Bytes,
     },
-    /// The kernel has not enabled it.
+    /// The kernel has no endpoint port for the device.
     #[error(
-        "the kernel has no endpoint for it: run `modprobe -a cxl_port cxl_mem`, and check the kernel log for {name}"
+        "the kernel has no endpoint port for {name}: run `modprobe -a cxl_port cxl_mem`, and check the kernel log for {name}"
     )]
     NoEndpoint {
-        /// Name in the kernel.
+        /// Name of the device in the kernel, such as `mem0`.
         name: String,
     },
     /// The device has several regions, so the location of a slice is ambiguous.
-    #[error("it has several regions ({}): destroy them (`cxl destroy-region`), so that one region can cover the device", .0.join(" "))]
+    #[error("the device has several regions ({}): destroy them (`cxl destroy-region`), so that one region can cover the device", .0.join(" "))]
     Regions(Vec<String>),
-    /// Its slices would have other contents than slices of the same name on other hosts.
-    #[error("{region} begins at byte {at:#x} of it, not at 0: destroy it (`cxl destroy-region {region}`)")]
+    /// The region does not begin at the start of the device. Its slices would not match slices of
+    /// the same name on other hosts.
+    #[error(
+        "{region} begins at byte {at:#x} of the device, must begin at 0: destroy it (`cxl destroy-region {region}`)"
+    )]
     NotFromStart {
-        /// Region.
+        /// Name of the region.
         region: String,
-        /// Offset in the device's memory at which it begins.
+        /// Offset in the device's memory at which the region begins, in bytes.
         at: u64,
     },
-    /// Its memory is interleaved with other devices.
+    /// The region is interleaved over several devices.
     #[error(
-        "{region} interleaves {ways} devices, which cannot be pooled separately: destroy it (`cxl destroy-region {region}`)"
+        "{region} interleaves {ways} devices, must contain one device: destroy it (`cxl destroy-region {region}`)"
     )]
     Interleaved {
-        /// Region.
+        /// Name of the region.
         region: String,
-        /// Number of devices.
+        /// Number of interleaved devices.
         ways: u64,
     },
     /// The region is not in volatile mode (`ram`).
-    #[error("{region} is of mode {mode}, not ram")]
+    #[error("{region} has mode {mode}, must have mode ram: destroy it (`cxl destroy-region {region}`)")]
     NotRam {
-        /// Region.
+        /// Name of the region.
         region: String,
-        /// Type.
+        /// Mode of the region in sysfs, such as `pmem`.
         mode: String,
     },
-    /// The kernel uses the region itself, or a module is missing.
+    /// The region has no dax region: the kernel uses its memory itself, or a module is missing.
     #[error(
-        "{region} has no dax region: `modprobe dax_cxl`; if the kernel uses its memory already, as set by the firmware, boot with efi=softreserve"
+        "{region} has no dax region: run `modprobe dax_cxl`; if the kernel already uses the memory as system RAM, boot with efi=softreserve"
     )]
     NoDax {
-        /// Region.
+        /// Name of the region.
         region: String,
     },
-    /// No window can contain a region.
-    #[error("no window of physical memory can contain a region of {bytes} over it{}", list(tried))]
+    /// No CXL window can contain a region for the device.
+    #[error("no CXL memory window can contain a region of {bytes}{}", list(tried))]
     NoWindow {
         /// Size of the region.
         bytes: Bytes,
-        /// Windows with reasons.
+        /// Windows, each with the reason why it cannot contain the region.
         tried: Vec<String>,
     },
 }
 
+/// Returns the windows with reasons, as the end of an error message.
 fn list(tried: &[String]) -> String {
-    if tried.is_empty() { ": no windows exist".to_owned() } else { format!(": {}", tried.join("; ")) }
+    if tried.is_empty() { ": no window exists".to_owned() } else { format!(": {}", tried.join("; ")) }
 }

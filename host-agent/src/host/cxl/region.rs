@@ -1,5 +1,5 @@
-//! Region of a memory device: the existing one, or a new one over all of it. Remains of a killed
-//! agent or a failed attempt are removed, so that the next attempt starts from nothing.
+//! Region of a memory device: an existing region is used, otherwise a region over the whole device
+//! is created. An incomplete region of a killed agent or of a failed attempt is deleted first.
 
 use std::path::{Path, PathBuf};
 
@@ -12,27 +12,27 @@ use super::{
     topology::{self, Decoder, Memdev, Window},
 };
 
-/// File that commits a region.
+/// File in sysfs that binds a region to its driver.
 const BIND_FILE: &str = "bus/cxl/drivers/cxl_region/bind";
-/// Value of a committed region.
+/// Value of the file `commit` of a committed region.
 const COMMITTED: &str = "1";
 
-/// State of a device's region.
+/// Region of a device, present or planned.
 pub(super) enum RegionState {
-    /// Region of this name.
+    /// The device has a region of this name.
     Present(String),
-    /// No region.
+    /// The device has no region; this is the plan to create one.
     Missing(RegionPlan),
 }
 
-/// Inspects the region of a device, and removes an incomplete one.
+/// Deletes an incomplete region of a device, and returns the state of its region.
 pub(super) fn prepare(sysfs: &Sysfs, memdev: &Memdev) -> Result<RegionState, Problem> {
     let endpoint = endpoint(sysfs, memdev)?;
     remove_incomplete(sysfs, &topology::windows(sysfs, &endpoint)?, &topology::decoders(sysfs, &endpoint)?)?;
-    site(sysfs, memdev, &endpoint)
+    state(sysfs, memdev, &endpoint)
 }
 
-/// Inspects the region of a device, without changes.
+/// Returns the state of a device's region, without changing it.
 pub(super) fn inspect(sysfs: &Sysfs, memdev: &Memdev) -> Result<DeviceState, Problem> {
     let endpoint = endpoint(sysfs, memdev)?;
     let decoders = topology::decoders(sysfs, &endpoint)?;
@@ -41,7 +41,7 @@ pub(super) fn inspect(sysfs: &Sysfs, memdev: &Memdev) -> Result<DeviceState, Pro
             return Ok(DeviceState::Incomplete(name));
         }
     }
-    match site(sysfs, memdev, &endpoint)? {
+    match state(sysfs, memdev, &endpoint)? {
         RegionState::Present(name) => inspect_existing(sysfs, name),
         RegionState::Missing(RegionPlan { bytes, windows, rejected, .. }) => {
             let best = windows.into_iter().next();
@@ -67,7 +67,7 @@ fn endpoint(sysfs: &Sysfs, memdev: &Memdev) -> Result<PathBuf, Problem> {
     topology::endpoint(sysfs, memdev)?.ok_or_else(no_endpoint)
 }
 
-fn site(sysfs: &Sysfs, memdev: &Memdev, endpoint: &Path) -> Result<RegionState, Problem> {
+fn state(sysfs: &Sysfs, memdev: &Memdev, endpoint: &Path) -> Result<RegionState, Problem> {
     let decoders = topology::decoders(sysfs, endpoint)?;
     match &*decoders.iter().filter(|decoder| !decoder.region.is_empty()).collect::<Vec<_>>() {
         [] => {
@@ -82,7 +82,7 @@ fn site(sysfs: &Sysfs, memdev: &Memdev, endpoint: &Path) -> Result<RegionState, 
     }
 }
 
-/// Returns the existing region if it can be used.
+/// Binds the existing region to its driver if necessary, and returns it.
 pub(super) fn use_existing(sysfs: &Sysfs, name: &str) -> Result<Region, Problem> {
     let folder = usable(sysfs, name)?;
     if sysfs.driver(&folder)?.is_none() {
@@ -118,9 +118,9 @@ fn dax_region(sysfs: &Sysfs, region: &Path, name: &str) -> Result<PathBuf, Probl
     usable.ok_or_else(|| Problem::NoDax { region: name.to_owned() })
 }
 
-/// Creates a region in the first window that accepts it.
+/// Creates a region in the first window in which the kernel accepts it.
 pub(super) fn create(sysfs: &Sysfs, plan: RegionPlan) -> Result<Region, Problem> {
-    slices::check_online_policy(sysfs)?; // with a region the kernel may get memory that it keeps
+    slices::check_online_policy(sysfs)?; // else the kernel could online the new region's memory
     let RegionPlan { bytes, decoders, windows, rejected: mut tried } = plan;
     free_decoders(sysfs, &decoders)?;
     let Some(decoder) = decoders.first() else { return Err(Problem::NoWindow { bytes, tried }) };
@@ -137,7 +137,7 @@ pub(super) fn create(sysfs: &Sysfs, plan: RegionPlan) -> Result<Region, Problem>
     Err(Problem::NoWindow { bytes, tried })
 }
 
-/// Writes the settings of a region in the order required by the kernel.
+/// Creates and commits a region by writing its settings in the order that the kernel requires.
 fn create_in(sysfs: &Sysfs, window: &Window, decoder: &Decoder, bytes: Bytes) -> Result<String, SysfsError> {
     let bytes = bytes.get().to_string();
     let create = window.folder.join("create_ram_region");
@@ -155,11 +155,11 @@ fn create_in(sysfs: &Sysfs, window: &Window, decoder: &Decoder, bytes: Bytes) ->
     Ok(name)
 }
 
-/// Removes regions that were never committed and contain no other device.
+/// Deletes regions that were never committed and contain no other device.
 fn remove_incomplete(sysfs: &Sysfs, windows: &[Window], decoders: &[Decoder]) -> Result<(), SysfsError> {
     for window in windows {
         for name in incomplete(sysfs, window, decoders)? {
-            tracing::warn!(region = name, window = window.name, "incomplete region removed");
+            tracing::warn!(region = name, window = window.name, "deleting incomplete CXL region");
             sysfs.write(window.folder.join("delete_region"), &name)?;
         }
     }
@@ -187,7 +187,8 @@ fn is_incomplete(sysfs: &Sysfs, region: &Path, decoders: &[Decoder]) -> Result<b
     Ok(targets.iter().all(is_ours))
 }
 
-/// Releases device memory allocated by decoders without a region, the last one first.
+/// Releases the device memory that decoders without a region have allocated, in reverse order as
+/// the kernel requires.
 fn free_decoders(sysfs: &Sysfs, decoders: &[Decoder]) -> Result<(), SysfsError> {
     for decoder in decoders.iter().rev() {
         let dpa_size = decoder.folder.join("dpa_size");

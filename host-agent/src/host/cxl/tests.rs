@@ -1,5 +1,5 @@
-//! Discovery of devices on a simulated /sys of kernel 6.12. Real kernels are tested in the rack in
-//! a box.
+//! Discovery of CXL devices on a simulated /sys of kernel 6.12. Tests with emulated hosts use a
+//! real kernel.
 
 use super::{
     fake::{ROOT, device, machine},
@@ -7,14 +7,14 @@ use super::{
 };
 use crate::host::sysfs::fake::FakeSysfs;
 
-/// Returns the reason why the only device cannot be used.
+/// Returns the message of the problem of the first device.
 fn problem(fake: &FakeSysfs) -> String {
     let cxl = CxlMemory::discover(&fake.sysfs).unwrap();
     units::chain(cxl.devices[0].slices.as_ref().unwrap_err())
 }
 
 #[test]
-fn existing_region_is_used_with_any_number() {
+fn existing_region_with_any_number_is_used() {
     let cxl = CxlMemory::discover(&machine().sysfs).unwrap();
     let slices = cxl.slices("0x1").unwrap();
     assert_eq!((slices.count(), slices.node(), slices.region().base), (4, 5, 43 << 30));
@@ -23,11 +23,11 @@ fn existing_region_is_used_with_any_number() {
 
 #[test]
 fn missing_bus_or_device_error_names_modules() {
-    let nothing = FakeSysfs::new(&[]);
-    let error = CxlMemory::discover(&nothing.sysfs).unwrap_err().to_string();
+    let empty = FakeSysfs::new(&[]);
+    let error = CxlMemory::discover(&empty.sysfs).unwrap_err().to_string();
     assert!(error.contains("no CXL bus") && error.contains("modprobe cxl_acpi"), "{error}");
-    nothing.files(BUS, &[("root0", "")]);
-    let error = CxlMemory::discover(&nothing.sysfs).unwrap_err().to_string();
+    empty.files(BUS, &[("root0", "")]);
+    let error = CxlMemory::discover(&empty.sysfs).unwrap_err().to_string();
     assert!(error.contains("no memory device") && error.contains("cxl_mem"), "{error}");
 }
 
@@ -39,7 +39,7 @@ fn faulty_device_does_not_hide_others() {
     assert_eq!(cxl.slices("0x1").unwrap().count(), 4);
     assert!(matches!(cxl.devices[1].slices, Err(Problem::NoWindow { .. })), "{cxl:?}");
     let error = cxl.slices("0x2").unwrap_err().to_string();
-    assert!(error.starts_with("CXL memory device 0x2: no window"), "{error}");
+    assert!(error.starts_with("CXL memory device 0x2: no CXL memory window"), "{error}");
     let error = cxl.slices("0x3").unwrap_err().to_string();
     assert_eq!(error, "this machine has no CXL memory device with serial 0x3");
 }
@@ -68,11 +68,14 @@ fn region_not_at_device_start_is_rejected() {
     let fake = machine();
     fake.files(&format!("{ROOT}/port1/endpoint2/decoder2.0"), &[("dpa_resource", "0x40000000")]);
     let problem = problem(&fake);
-    assert!(problem.starts_with("region7 begins at byte 0x40000000 of it, not at 0"), "{problem}");
+    assert!(
+        problem.starts_with("region7 begins at byte 0x40000000 of the device, must begin at 0"),
+        "{problem}"
+    );
 }
 
 #[test]
-fn region_used_by_kernel_is_explained() {
+fn region_without_dax_region_error_names_boot_option() {
     let fake = machine();
     let folder = fake.path(&format!("{ROOT}/decoder0.1/region7/dax_region7"));
     std::fs::remove_dir_all(folder).unwrap();
@@ -80,7 +83,8 @@ fn region_used_by_kernel_is_explained() {
     assert!(problem.contains("no dax region") && problem.contains("efi=softreserve"), "{problem}");
 }
 
-/// Returns the deletions for a region that is not committed and has these targets.
+/// Discovers devices while region7 is not committed and has these targets. Returns the name of the
+/// deleted region, or an empty string if no region was deleted.
 fn deleted_region(targets: &[(&str, &str)]) -> String {
     let fake = machine();
     fake.files(&format!("{ROOT}/decoder0.1"), &[("delete_region", "")]);
@@ -91,10 +95,10 @@ fn deleted_region(targets: &[(&str, &str)]) -> String {
 }
 
 #[test]
-fn unfinished_own_region_is_deleted() {
-    assert_eq!(deleted_region(&[]), "region7", "with the device in it");
-    assert_eq!(deleted_region(&[("target0", "")]), "region7", "with nothing in it");
-    assert_eq!(deleted_region(&[("target1", "decoder3.0")]), "", "with another device in it");
+fn incomplete_region_without_other_devices_is_deleted() {
+    assert_eq!(deleted_region(&[]), "region7", "the region contains its device");
+    assert_eq!(deleted_region(&[("target0", "")]), "region7", "the region contains no device");
+    assert_eq!(deleted_region(&[("target1", "decoder3.0")]), "", "the region contains another device");
 }
 
 #[test]
@@ -103,7 +107,10 @@ fn failed_region_creation_names_window_and_write() {
     fake.files(&format!("{ROOT}/decoder0.1"), &[("size", "0x200000000")]);
     fake.files(&format!("{ROOT}/port1/endpoint2/decoder2.0"), &[("region", "")]);
     let problem = problem(&fake);
-    assert!(problem.contains("decoder0.1: read ") && problem.contains("interleave_granularity"), "{problem}");
+    assert!(
+        problem.contains("decoder0.1: cannot read ") && problem.contains("interleave_granularity"),
+        "{problem}"
+    );
 }
 
 #[test]
@@ -121,6 +128,6 @@ fn slice_name_is_serial_and_index() {
     assert_eq!((&*name.serial, name.index, &*name.to_string()), ("0x1", 3, "cxl:0x1:3"));
     for bad in ["", "cxl:0x1", "cxl::3", "cxl:0x1:", "cxl:0x1:-1", "cxl:0x1:3 ", "dax:0x1:3", "/dev/dax0.0"] {
         let error = bad.parse::<SliceName>().unwrap_err().to_string();
-        assert_eq!(error, format!("{bad:?} is not cxl:SERIAL:INDEX"));
+        assert_eq!(error, format!("invalid slice name {bad:?}: must be cxl:SERIAL:INDEX"));
     }
 }

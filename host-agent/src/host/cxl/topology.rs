@@ -1,5 +1,5 @@
-//! Topology of the CXL bus: memory devices, endpoints, decoders, and the windows of physical memory
-//! through which an endpoint can be reached. Nothing is changed here.
+//! Topology of the CXL bus in sysfs: memory devices, endpoint ports, decoders, and the windows of
+//! physical memory through which a device can be accessed. This module only reads sysfs.
 
 use std::path::{Path, PathBuf};
 
@@ -7,15 +7,16 @@ use units::Bytes;
 
 use super::{BUS, Sysfs, SysfsError};
 
-/// Memory device.
+/// CXL memory device (`memdev`) in sysfs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Memdev {
     pub(super) name: String,
     pub(super) serial: String,
+    /// Volatile capacity.
     pub(super) bytes: Bytes,
 }
 
-/// Returns the memory devices.
+/// Returns all CXL memory devices.
 pub(super) fn memdevs(sysfs: &Sysfs) -> Result<Vec<Memdev>, SysfsError> {
     let read = |name: String| {
         let device = Path::new(BUS).join(&name);
@@ -25,7 +26,7 @@ pub(super) fn memdevs(sysfs: &Sysfs) -> Result<Vec<Memdev>, SysfsError> {
     sysfs.numbered(BUS, "mem")?.into_iter().map(read).collect()
 }
 
-/// Returns the endpoint port of a memory device as absolute path: `…/root0/port1/endpoint2`.
+/// Returns the absolute path of a memory device's endpoint port, such as `…/root0/port1/endpoint2`.
 pub(super) fn endpoint(sysfs: &Sysfs, memdev: &Memdev) -> Result<Option<PathBuf>, SysfsError> {
     let device = sysfs.target(Path::new(BUS).join(&memdev.name))?;
     for name in sysfs.numbered(BUS, "endpoint")? {
@@ -37,18 +38,18 @@ pub(super) fn endpoint(sysfs: &Sysfs, memdev: &Memdev) -> Result<Option<PathBuf>
     Ok(None)
 }
 
-/// Decoder of an endpoint: maps a part of the device's memory to host physical addresses.
+/// Endpoint decoder: maps a part of the device's memory to host physical addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Decoder {
     pub(super) name: String,
     pub(super) folder: PathBuf,
-    /// Its region; empty without one.
+    /// Name of the decoder's region, or empty.
     pub(super) region: String,
-    /// Offset in the device's memory.
+    /// Offset of the mapped part in the device's memory (DPA), in bytes.
     pub(super) at: u64,
 }
 
-/// Returns an endpoint's decoders, in the order in which they must be used.
+/// Returns the decoders of an endpoint port, in the order in which they must be programmed.
 pub(super) fn decoders(sysfs: &Sysfs, endpoint: &Path) -> Result<Vec<Decoder>, SysfsError> {
     let read = |name: String| {
         let folder = endpoint.join(&name);
@@ -58,20 +59,21 @@ pub(super) fn decoders(sysfs: &Sysfs, endpoint: &Path) -> Result<Vec<Decoder>, S
     sysfs.numbered(endpoint, "decoder")?.into_iter().map(read).collect()
 }
 
-/// Window: range of physical memory in which the firmware permits regions, with its host bridges.
+/// CXL window (root decoder): range of physical memory in which the firmware permits regions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Window {
     pub(super) name: String,
     pub(super) folder: PathBuf,
     pub(super) start: u64,
-    /// Size without regions.
+    /// Space that no region uses, in bytes.
     pub(super) free: u64,
-    pub(super) takes_ram: bool,
-    /// Host bridges, by the numbers of their ports.
+    /// Whether the window accepts regions of volatile memory.
+    pub(super) supports_ram: bool,
+    /// Port numbers of the host bridges over which the window is interleaved.
     pub(super) targets: Vec<u64>,
 }
 
-/// Returns all windows of the root above an endpoint.
+/// Returns all windows of the CXL root above an endpoint port.
 pub(super) fn windows(sysfs: &Sysfs, endpoint: &Path) -> Result<Vec<Window>, SysfsError> {
     let Some((root, _)) = root_and_bridge(endpoint) else { return Ok(Vec::new()) };
     let names = sysfs.numbered(root, "decoder")?;
@@ -84,9 +86,9 @@ fn window(sysfs: &Sysfs, folder: PathBuf, name: String) -> Result<Window, SysfsE
     Ok(Window {
         start: sysfs.number(folder.join("start"))?,
         free: sysfs.number(folder.join("size"))?.saturating_sub(used_bytes(sysfs, &folder)?),
-        takes_ram: sysfs.has(folder.join("create_ram_region")),
+        supports_ram: sysfs.has(folder.join("create_ram_region")),
         targets: targets
-            .map_err(|_| sysfs.unreadable(folder.join("target_list"), text, "a list of numbers"))?,
+            .map_err(|_| sysfs.unreadable(folder.join("target_list"), text, "a list of port numbers"))?,
         name,
         folder,
     })
@@ -97,7 +99,7 @@ fn used_bytes(sysfs: &Sysfs, window: &Path) -> Result<u64, SysfsError> {
     regions.iter().map(|region| sysfs.number(window.join(region).join("size"))).sum()
 }
 
-/// Returns the number of the host bridge above an endpoint, as used by the root's windows.
+/// Returns the port number of the host bridge above an endpoint port, as in [`Window::targets`].
 pub(super) fn bridge(sysfs: &Sysfs, endpoint: &Path) -> Result<Option<u64>, SysfsError> {
     let Some((root, bridge)) = root_and_bridge(endpoint) else { return Ok(None) };
     let above = sysfs.target(bridge.join("uport"))?;
@@ -109,7 +111,7 @@ pub(super) fn bridge(sysfs: &Sysfs, endpoint: &Path) -> Result<Option<u64>, Sysf
     Ok(None)
 }
 
-/// Returns the root above an endpoint, and the port directly below the root.
+/// Returns the CXL root above an endpoint port, and the port directly below the root.
 fn root_and_bridge(endpoint: &Path) -> Option<(&Path, &Path)> {
     let is_root =
         |path: &Path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("root"));

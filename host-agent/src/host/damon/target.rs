@@ -1,4 +1,4 @@
-//! Process watched by DAMON, with its address ranges: all of its memory except device memory.
+//! Process to be monitored by DAMON, with its address ranges: all its memory except device memory.
 
 use std::ops::Range;
 
@@ -6,29 +6,31 @@ use units::SLICE;
 
 use crate::host::process::{Mapping, all_mappings};
 
-/// Process with the address ranges that may be watched.
+/// Process with the address ranges that may be monitored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
-    /// Process.
+    /// Identifier of the process.
     pub pid: u32,
-    /// Ranges without device memory, ascending; they include unused addresses between mappings.
+    /// Address ranges without device memory, in ascending order. A range may include unmapped gaps.
     pub ranges: Vec<Range<usize>>,
-    /// Mapped device memory, in bytes.
+    /// Size of the mapped device memory, in bytes.
     pub device_bytes: u64,
 }
 
 impl Target {
-    /// Returns all memory of a process, on a host without device-dax memory.
+    /// Returns a target for the whole memory of a process, on a host without device-dax memory.
     pub fn whole(pid: u32) -> Self {
         Self { pid, ranges: Vec::new(), device_bytes: 0 }
     }
 
-    /// Returns the ranges of a process that may be watched now; none if it has ended.
+    /// Returns a target with the current address ranges of a process; no ranges if the process has
+    /// ended.
     pub fn of(pid: u32) -> Self {
         Self::from_mappings(pid, &all_mappings(pid).unwrap_or_default())
     }
 
-    /// Joins neighbours less than a slice apart: so no slice mapped later lies within a range.
+    /// Joins neighbouring mappings to ranges. Gaps of a slice or more are not joined, so that a
+    /// slice that is mapped later does not lie within a range.
     fn from_mappings(pid: u32, mappings: &[Mapping]) -> Self {
         let mut target = Self { pid, ranges: Vec::new(), device_bytes: 0 };
         let mut is_after_device = true;
@@ -49,11 +51,11 @@ impl Target {
         target
     }
 
-    /// Returns at most `most` ranges, the largest ones, in ascending order.
-    pub fn largest_ranges(&self, most: usize) -> Vec<Range<usize>> {
+    /// Returns the `max` largest ranges, in ascending order of addresses.
+    pub fn largest_ranges(&self, max: usize) -> Vec<Range<usize>> {
         let mut ranges = self.ranges.clone();
         ranges.sort_by_key(|range| std::cmp::Reverse(range.len()));
-        ranges.truncate(most);
+        ranges.truncate(max);
         ranges.sort_by_key(|range| range.start);
         ranges
     }
@@ -87,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn largest_ranges_are_in_order() {
+    fn largest_ranges_are_sorted_by_address() {
         let ranges = vec![0..10, 20..25, 30..50];
         let target = Target { pid: 7, ranges, device_bytes: 0 };
         assert_eq!(target.largest_ranges(2), [0..10, 30..50]);

@@ -1,4 +1,4 @@
-//! Rejections before a device is accessed. Slices are tested in the rack in a box.
+//! Errors before a device is accessed. Tests with emulated hosts use real dax devices.
 
 use pool::protocol::FailureReason;
 use units::{Epoch, SliceId};
@@ -13,15 +13,18 @@ use super::{
 const SLICE_1: Holding = Holding { slice: SliceId(1), epoch: Epoch(1) };
 
 #[test]
-fn slice_of_missing_device_is_rejected_by_name() {
+fn slice_of_missing_or_unusable_device_is_rejected() {
     let fake = FakeSysfs::new(&[("devices/mem0/serial", "0x1"), ("devices/mem0/ram/size", "0x10000000")]);
     fake.link("bus/cxl/devices/mem0", "devices/mem0");
     let cxl = CxlMemory::discover(&fake.sysfs).unwrap();
     let host = Dax::new(Ranges::new(cxl, NonZeroU64::MAX), None);
     let cases = [
         ("cxl:0x2:0", "this machine has no CXL memory device with serial 0x2"),
-        ("cxl:0x1:0", "CXL memory device 0x1: it has 256MiB of volatile memory, less than a slice of 1GiB"),
-        ("/dev/shm/00001.1.h0", "\"/dev/shm/00001.1.h0\" is not cxl:SERIAL:INDEX"),
+        (
+            "cxl:0x1:0",
+            "CXL memory device 0x1: volatile capacity 256MiB is too small: must be at least 1GiB, the size of a slice",
+        ),
+        ("/dev/shm/00001.1.h0", "invalid slice name \"/dev/shm/00001.1.h0\": must be cxl:SERIAL:INDEX"),
     ];
     for (place, message) in cases {
         let handle = Handle::new("emc", place);
@@ -40,7 +43,7 @@ fn slice_of_missing_device_is_rejected_by_name() {
 }
 
 #[test]
-fn device_memory_is_not_measured() {
+fn usage_of_device_memory_is_not_measured() {
     let fake = FakeSysfs::new(&[("devices/mem0/serial", "0x1"), ("devices/mem0/ram/size", "0x10000000")]);
     fake.link("bus/cxl/devices/mem0", "devices/mem0");
     let host = Dax::new(Ranges::new(CxlMemory::discover(&fake.sysfs).unwrap(), NonZeroU64::MAX), None);

@@ -1,4 +1,4 @@
-//! Files of an emulated EMC. Whole VMs are tested in the package's tests.
+//! Tests with files of an emulated EMC. The integration tests of this package use whole VMs.
 
 use std::{
     collections::BTreeMap,
@@ -61,7 +61,7 @@ fn descriptor(part: &MemoryRegion) -> File {
 fn revoked_or_linked_slice_is_not_opened() {
     let emc = Emc::new();
     let missing = emc.host.online(SLICE_1, &emc.handle(), true).unwrap_err();
-    assert!(matches!(missing, HostError::Io { doing: "open", .. }), "{missing:?}");
+    assert!(matches!(missing, HostError::Io { operation: "open", .. }), "{missing:?}");
     emc.grant(0);
     let short = emc.host.online(SLICE_1, &emc.handle(), true).unwrap_err();
     assert!(matches!(short, HostError::NotASlice { bytes: 0, .. }), "{short:?}");
@@ -71,7 +71,7 @@ fn revoked_or_linked_slice_is_not_opened() {
 }
 
 #[test]
-fn dirty_slice_stays_closed() {
+fn slice_that_is_not_zero_is_not_opened() {
     let emc = Emc::new();
     emc.grant(SLICE.get()).write_all_at(b"x", SLICE.get() - 1).unwrap();
     let dirty = emc.host.online(SLICE_1, &emc.handle(), true).unwrap_err();
@@ -100,7 +100,7 @@ fn host_calls_are_idempotent() {
 }
 
 #[test]
-fn slice_in_use_is_released_only_by_force() {
+fn slice_in_use_is_closed_only_without_verification() {
     let emc = Emc::new();
     let file = emc.grant(SLICE.get());
     emc.host.online(SLICE_1, &emc.handle(), true).unwrap();
@@ -115,7 +115,7 @@ fn slice_in_use_is_released_only_by_force() {
 }
 
 #[test]
-fn local_memory_is_stable_and_has_fixed_size() {
+fn local_memory_is_the_same_until_it_is_released() {
     let emc = Emc::new();
     emc.grant(SLICE.get());
     emc.host.online(SLICE_1, &emc.handle(), true).unwrap();
@@ -135,8 +135,8 @@ fn local_memory_is_stable_and_has_fixed_size() {
     assert_eq!(byte, [0]);
 }
 
-/// Inspections are for users whose VMM has not attached yet, so they also change the owner of
-/// files.
+/// Both forms by path change the owner of the files. `SlicePaths` is used before a VMM attaches,
+/// whose user must be able to open the files.
 #[test]
 fn memory_by_path_belongs_to_vm_user_or_agent_user() {
     use std::os::unix::fs::MetadataExt;
@@ -144,7 +144,7 @@ fn memory_by_path_belongs_to_vm_user_or_agent_user() {
     let named = if own == UserId::ROOT { UserId::new(12345).unwrap() } else { own };
     for (uid, owner) in [(Some(named), named), (None, own), (Some(UserId::ROOT), UserId::ROOT)] {
         if owner == UserId::ROOT && own != UserId::ROOT {
-            continue; // only root gives files to root
+            continue; // only root may change the owner of a file to root
         }
         for form in [MemoryForm::SlicePaths, MemoryForm::Paths] {
             let emc = Emc::new();
@@ -161,8 +161,8 @@ fn memory_by_path_belongs_to_vm_user_or_agent_user() {
             }
         }
     }
-    let nowhere = Emulated::new(None);
-    let error = nowhere.memory(&Emc::new().record(), MemoryForm::Paths).unwrap_err();
+    let without_dir = Emulated::new(None);
+    let error = without_dir.memory(&Emc::new().record(), MemoryForm::Paths).unwrap_err();
     assert!(error.to_string().contains("backend.local_dir"), "{error}");
 }
 

@@ -1,7 +1,7 @@
-//! Handles memory that is removed or damaged while this process accesses it. The kernel raises
-//! SIGBUS in the accessing thread, which ends the process by default. Within [`survive`] the thread
-//! continues on empty pages in place of the whole mapping, and its work results in an error. A bus
-//! error elsewhere is a bug, and ends the process.
+//! Handling of memory that is removed or damaged while this process accesses it. The kernel then
+//! raises SIGBUS in the accessing thread, which ends the process by default. Within [`survive`],
+//! the signal handler replaces the whole mapping by empty pages, the thread continues, and
+//! `survive` returns an error. A bus error outside `survive` is a bug and ends the process.
 
 use std::{
     io,
@@ -14,25 +14,26 @@ use std::{
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 use vm_memory::MmapRegion;
 
-/// From asm-generic/siginfo.h: damaged memory was accessed, or was detected without an access.
+/// Signal code from asm-generic/siginfo.h: the thread accessed damaged memory.
 const BUS_MCEERR_AR: libc::c_int = 4;
+/// Signal code from asm-generic/siginfo.h: damaged memory was detected without an access.
 const BUS_MCEERR_AO: libc::c_int = 5;
 
-/// Range that a thread accesses, for the handler of its signals.
+/// Address range that a thread accesses within [`survive`], for the signal handler.
 struct AccessedRange {
     start: AtomicUsize,
     bytes: AtomicUsize,
-    /// Error with which the memory was lost; 0 while it exists.
+    /// Error number of the loss of the memory; 0 if the memory is intact.
     lost: AtomicI32,
 }
 
 thread_local! {
-    // It needs no initialization and no drop, so a signal handler may access it.
+    // A signal handler may access this variable, because it needs no initialization and no drop.
     static ACCESSED_RANGE: AccessedRange =
         const { AccessedRange { start: AtomicUsize::new(0), bytes: AtomicUsize::new(0), lost: AtomicI32::new(0) } };
 }
 
-/// Installs the signal handler, so that memory may be removed within [`survive`].
+/// Installs the handler of SIGBUS, which [`survive`] requires. Repeated calls have no effect.
 ///
 /// # Errors
 /// The kernel rejects the handler.
@@ -43,11 +44,11 @@ pub(super) fn install_handler() -> io::Result<()> {
     installed.map_err(io::Error::from_raw_os_error)
 }
 
-/// Accesses a mapping whose memory may be removed meanwhile. After an error, empty private pages
-/// replace the memory: the caller must not use its contents.
+/// Runs `access` on a mapping whose memory may be removed meanwhile. After an error, the mapping
+/// consists of empty private pages, whose contents the caller must not use.
 ///
 /// # Errors
-/// ENXIO: it was removed. EHWPOISON: it is damaged.
+/// ENXIO if the memory was removed, EHWPOISON if it is damaged.
 pub(super) fn survive<T>(mapping: &MmapRegion<()>, access: impl FnOnce() -> T) -> io::Result<T> {
     ACCESSED_RANGE.with(|range| {
         range.begin(mapping);
@@ -64,7 +65,7 @@ impl AccessedRange {
         self.lost.store(0, Ordering::Relaxed);
         self.start.store(mapping.as_ptr() as usize, Ordering::Relaxed);
         self.bytes.store(mapping.size(), Ordering::Relaxed);
-        compiler_fence(Ordering::SeqCst); // before anything is touched
+        compiler_fence(Ordering::SeqCst); // store the range before the first access
     }
 
     fn end(&self) -> i32 {
@@ -73,8 +74,8 @@ impl AccessedRange {
         self.lost.load(Ordering::Relaxed)
     }
 
-    /// Replaces the mapping by empty pages if this address is in it. Returns whether that
-    /// succeeded.
+    /// Replaces the whole range by empty pages if it contains the address `at`. Returns whether the
+    /// range was replaced.
     fn replace(&self, at: usize, errno: i32) -> bool {
         let (start, bytes) = (self.start.load(Ordering::Relaxed), self.bytes.load(Ordering::Relaxed));
         if !(start..start + bytes).contains(&at) {
@@ -83,21 +84,22 @@ impl AccessedRange {
         self.lost.store(errno, Ordering::Relaxed);
         let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: all of the range is one mapping that `survive` borrows for as long as this thread
-        // accesses it, and into which no references exist: its contents may change at any time.
+        // SAFETY: the range is exactly one mapping, which `survive` borrows while this thread
+        // accesses it. No references into the mapping exist, so its contents may change at any
+        // time.
         unsafe { mmap_anonymous(start as *mut _, bytes, access, flags) }.is_ok()
     }
 }
 
 extern "C" fn on_bus_error(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
-    // SAFETY: the kernel passes a handler registered with SA_SIGINFO, as vmm-sys-util does, a
-    // siginfo_t that is valid while the handler runs.
+    // SAFETY: vmm-sys-util registers the handler with SA_SIGINFO, so the kernel passes a siginfo_t
+    // that is valid while the handler runs.
     let info = unsafe { &*info };
     // SAFETY: the signal is SIGBUS, for which the kernel fills in an address.
     let at = unsafe { info.si_addr() } as usize;
-    let broken = matches!(info.si_code, BUS_MCEERR_AR | BUS_MCEERR_AO);
-    let errno = if broken { libc::EHWPOISON } else { libc::ENXIO };
+    let is_damaged = matches!(info.si_code, BUS_MCEERR_AR | BUS_MCEERR_AO);
+    let errno = if is_damaged { libc::EHWPOISON } else { libc::ENXIO };
     if !ACCESSED_RANGE.with(|range| range.replace(at, errno)) {
-        let _ = signal_hook::low_level::emulate_default_handler(libc::SIGBUS); // it does not return
+        let _ = signal_hook::low_level::emulate_default_handler(libc::SIGBUS); // ends the process
     }
 }

@@ -1,7 +1,9 @@
-//! Mapping of a slice's memory: a device-dax node can only be mapped. Zeroing bypasses the caches,
-//! and caches can be invalidated, because other hosts' writes do not reach them. The meaning of the
-//! contents is left to the caller. No reference into the mapping is created, because another host
-//! may write it at any time.
+//! Mapping of a slice's memory, with zeroing, search for non-zero bytes, and flushing of caches. A
+//! dax device cannot be read or written without a mapping.
+//!
+//! Zeroing bypasses the caches. Caches have to be flushed explicitly, because writes of other hosts
+//! do not invalidate them. No Rust reference into the mapping is created, because another host may
+//! write to it at any time.
 
 use std::{
     arch::{
@@ -26,34 +28,39 @@ use vm_memory::{FileOffset, MmapRegion, mmap::MmapRegionBuilder};
 
 use super::{bus_error, errno, throttle::Throttle};
 
-/// Size of a cache line.
+/// Cache line of 64 bytes.
 #[repr(C, align(64))]
 struct Line([u64; 8]);
 
+/// Size of a cache line, in bytes.
 const LINE: usize = size_of::<Line>();
-/// Cache lines per read or write.
+/// Number of 16-byte accesses per cache line.
 const PARTS: usize = LINE / size_of::<__m128i>();
 
-/// Shared mapping of a whole device-dax node or file. For one thread at a time: a loss seen by one
-/// thread is invisible to others.
+/// Shared mapping of a device node or file. Only one thread at a time may use it: after a loss, one
+/// thread replaces the pages, and other threads would read zeros without an error.
 #[derive(Debug)]
 pub struct Mapped {
     region: MmapRegion<()>,
     flush: FlushInstruction,
-    /// Error with which the memory was lost; 0 while it exists.
+    /// Error number of the loss of the memory; 0 if the memory is intact.
     lost: Cell<i32>,
 }
 
 impl Mapped {
-    /// Maps a number of bytes from the start, a positive multiple of 64, and for a device of its
-    /// alignment. The kernel chooses an address aligned as the device requires.
+    /// Maps the first `bytes` bytes of a file: a positive multiple of 64 and, for a device, of its
+    /// alignment. The kernel aligns the address as the device requires.
     ///
     /// # Errors
-    /// The kernel rejects it: for a device without driver by ENXIO.
+    /// `InvalidInput` for an invalid size, or the error of the kernel: ENXIO for a device that is
+    /// not bound to a driver.
     pub fn map(file: &File, bytes: u64) -> io::Result<Self> {
         let size = usize::try_from(bytes).map_err(io::Error::other)?;
         if size == 0 || !size.is_multiple_of(LINE) {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "the length is no multiple of 64 bytes"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "the size must be a positive multiple of 64 bytes",
+            ));
         }
         bus_error::install_handler()?;
         let region = MmapRegionBuilder::new(size)
@@ -65,10 +72,11 @@ impl Mapped {
         Ok(Self { region, flush: FlushInstruction::detect(), lost: Cell::new(0) })
     }
 
-    /// Writes back and invalidates this host's cache lines of it: the next reader reads the memory.
+    /// Writes back and invalidates all cache lines of the mapping, so that the next read accesses
+    /// the memory.
     ///
     /// # Errors
-    /// It was removed (ENXIO) or is damaged (EHWPOISON).
+    /// ENXIO if the memory was removed, EHWPOISON if it is damaged.
     pub fn write_back(&self) -> io::Result<()> {
         fence();
         for step in self.steps() {
@@ -78,12 +86,12 @@ impl Mapped {
         Ok(())
     }
 
-    /// Returns the offset of the first 64 bytes that are not all zero, if any, as fast as the
-    /// throttle permits. Reads use the caches: writes of other hosts are visible only after
+    /// Returns the offset of the first cache line that is not zero, if any. `throttle` limits the
+    /// rate. Reads use the caches, so writes of other hosts are visible only after
     /// [`Mapped::write_back`].
     ///
     /// # Errors
-    /// It was removed (ENXIO) or is damaged (EHWPOISON).
+    /// ENXIO if the memory was removed, EHWPOISON if it is damaged.
     pub fn first_not_zero(&self, throttle: Option<&Throttle>) -> io::Result<Option<u64>> {
         for step in self.steps() {
             throttle.inspect(|throttle| throttle.wait_for(step.bytes()));
@@ -95,11 +103,11 @@ impl Mapped {
         Ok(None)
     }
 
-    /// Writes zeros, bypassing the caches, as fast as the throttle permits. Adds the bytes written
-    /// to `progress`.
+    /// Zeroes the mapping by writes that bypass the caches. `throttle` limits the rate. The written
+    /// bytes are added to `progress`.
     ///
     /// # Errors
-    /// It was removed (ENXIO) or is damaged (EHWPOISON).
+    /// ENXIO if the memory was removed, EHWPOISON if it is damaged.
     pub fn zero(&self, throttle: &Throttle, progress: &AtomicU64) -> io::Result<()> {
         for step in self.steps() {
             throttle.wait_for(step.bytes());
@@ -109,7 +117,7 @@ impl Mapped {
         Ok(())
     }
 
-    /// Bytes accessed between two checks that the memory still exists.
+    /// Splits the mapping into steps. After each step it is checked that the memory still exists.
     fn steps(&self) -> impl Iterator<Item = Step> + use<> {
         let (start, bytes) = (self.region.as_ptr(), self.region.size());
         (0..bytes).step_by(SCRUB_STEP_BYTES).map(move |offset| {
@@ -118,7 +126,8 @@ impl Mapped {
         })
     }
 
-    /// Lost memory is replaced by empty pages, which must not be mistaken for it.
+    /// Runs `access` unless the memory is lost. Empty pages replace lost memory, and their zeros
+    /// must not be mistaken for its contents.
     fn access<T>(&self, access: impl FnOnce() -> T) -> io::Result<T> {
         if self.lost.get() != 0 {
             return Err(io::Error::from_raw_os_error(self.lost.get()));
@@ -131,7 +140,7 @@ impl Mapped {
     }
 }
 
-/// Whole cache lines of a mapping.
+/// Part of a mapping that consists of whole cache lines.
 #[derive(Clone)]
 struct Step(Range<*mut u8>);
 
@@ -153,7 +162,8 @@ impl Step {
     fn stream_zeros(&self) {
         // SAFETY: every x86-64 processor has SSE2.
         self.lines().for_each(|line| unsafe { stream_zero(line) });
-        // SAFETY: as above. Non-temporal stores are ordered with other writes only by this fence.
+        // SAFETY: every x86-64 processor has SSE. The fence orders the non-temporal stores before
+        // later writes.
         unsafe { _mm_sfence() };
     }
 }
@@ -164,8 +174,8 @@ fn is_zero(line: *const Line) -> bool {
     let mut all = _mm_setzero_si128();
     for part in 0..PARTS {
         // SAFETY: the line belongs to a readable mapping and is aligned to 64 bytes; if its memory
-        // is lost, `survive` maps a page there. Another host may write it meanwhile, hence the
-        // volatile access, and any bytes are valid numbers.
+        // is lost, `survive` maps a page there. The access is volatile, because another host may
+        // write the line meanwhile. All bit patterns are valid values.
         let part = unsafe { line.cast::<__m128i>().wrapping_add(part).read_volatile() };
         all = _mm_or_si128(all, part);
     }
@@ -183,23 +193,23 @@ fn stream_zero(line: *mut Line) {
     }
 }
 
-/// Orders all accesses before and after it.
+/// Orders all memory accesses before the call before all accesses after it.
 fn fence() {
-    // SAFETY: every x86-64 processor has the instruction.
+    // SAFETY: every x86-64 processor has SSE2, which includes `mfence`.
     unsafe { _mm_mfence() };
 }
 
 /// Instruction that flushes cache lines.
 #[derive(Clone, Copy, Debug)]
 enum FlushInstruction {
-    /// Weakly ordered: `clflushopt`.
+    /// `clflushopt`, which is weakly ordered and therefore faster.
     Clflushopt,
-    /// Serialized: `clflush`, on old processors.
+    /// `clflush`, for old processors.
     Clflush,
 }
 
 impl FlushInstruction {
-    /// The processor's features are read once.
+    /// Returns the best instruction of this processor; reads the features only in the first call.
     fn detect() -> Self {
         static DETECTED: LazyLock<FlushInstruction> = LazyLock::new(|| {
             let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();

@@ -1,6 +1,7 @@
-//! NUMA nodes of a VM's memory where it comes from the host's allocator: bindings of files, and
-//! pages on other nodes, for example after the kernel emptied a memory block, which ignores
-//! bindings. The permitted nodes are decided elsewhere.
+//! Placement of VMs' memory on NUMA nodes: memory policies of files, migration of pages to
+//! permitted nodes, and sampling of the nodes of pages. Pages can be on other nodes than the policy
+//! permits, because the kernel ignores policies when it offlines a memory block. Callers choose the
+//! permitted nodes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,28 +24,30 @@ use crate::host::{
     sysfs::parse_ranges,
 };
 
-/// Page size of x86-64.
+/// Page size of x86-64, in bytes.
 const PAGE: usize = 4096;
-/// From linux/mempolicy.h: these nodes, and others when they are full.
+/// Memory policy from linux/mempolicy.h: uses the given nodes, and other nodes when these are full.
 const MPOL_PREFERRED_MANY: i32 = 5;
-/// From linux/mempolicy.h: moves pages mapped by one process only, or also others.
+/// Flag from linux/mempolicy.h: moves only pages that no other process maps.
 const MPOL_MF_MOVE: i32 = 1 << 1;
+/// Flag from linux/mempolicy.h: also moves pages that other processes map; requires CAP_SYS_NICE.
 const MPOL_MF_MOVE_ALL: i32 = 1 << 2;
 
-/// Binds the first bytes of a file in memory to these nodes, for every process. Existing pages are
-/// not moved.
+/// Binds the first `bytes` bytes of a file in memory to nodes, for all processes. Existing pages
+/// are not moved.
 ///
 /// # Errors
-/// The kernel rejects it: EINVAL, if one of the nodes has no memory.
+/// The error of `mbind`: EINVAL if one of the nodes has no memory.
 pub fn bind(file: &File, bytes: u64, nodes: &BTreeSet<u32>) -> io::Result<()> {
     set_policy(file, bytes, nodes, libc::MPOL_BIND)
 }
 
-/// Like [`bind`], but uses other nodes when these are full. A node reserves its last pages, and a
-/// process that touches more of a bound file than the node provides is killed.
+/// Sets a policy like [`bind`], but the kernel uses other nodes when the given nodes are full. With
+/// [`bind`], a process is killed when it touches more of the file than the nodes have free, and
+/// each node reserves some pages.
 ///
 /// # Errors
-/// As [`bind`].
+/// The error of `mbind`: EINVAL if one of the nodes has no memory.
 pub fn prefer(file: &File, bytes: u64, nodes: &BTreeSet<u32>) -> io::Result<()> {
     set_policy(file, bytes, nodes, MPOL_PREFERRED_MANY)
 }
@@ -56,23 +59,23 @@ fn set_policy(file: &File, bytes: u64, nodes: &BTreeSet<u32>, mode: i32) -> io::
     let mask = mask(nodes);
     let bits = mask.len() * u64::BITS as usize + 1; // Linux ignores the last bit
     let start = mapping.as_ptr();
-    // SAFETY: the mapping and the mask have the given lengths; the call changes the source of
-    // pages, and no byte.
+    // SAFETY: the mapping and the mask have the given lengths. The call changes only the policy for
+    // new pages, and no contents.
     let done = unsafe { libc::syscall(libc::SYS_mbind, start, size, mode, mask.as_ptr(), bits, 0) };
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Returns the nodes with memory. `nodes` is the folder `/sys/devices/system/node`.
+/// Returns the nodes with memory. `nodes` is the directory `/sys/devices/system/node`.
 ///
 /// # Errors
-/// The kernel does not report them.
+/// The file `has_memory` cannot be read or is not a list of nodes.
 pub fn nodes_with_memory(nodes: &Path) -> io::Result<BTreeSet<u32>> {
     let list = std::fs::read_to_string(nodes.join("has_memory"))?;
-    let invalid = || io::Error::new(io::ErrorKind::InvalidData, format!("{list:?} is no list of nodes"));
+    let invalid = || io::Error::new(io::ErrorKind::InvalidData, format!("{list:?} is not a list of nodes"));
     Ok(parse_ranges(&list).ok_or_else(invalid)?.into_iter().flatten().collect())
 }
 
-/// Returns a bit mask of nodes, lowest first.
+/// Returns the bit mask of a set of nodes, with node 0 in the lowest bit of the first word.
 fn mask(nodes: &BTreeSet<u32>) -> Vec<u64> {
     let word = |node: u32| (node / u64::BITS) as usize;
     let mut mask = vec![0; nodes.last().map_or(1, |last| word(*last) + 1)];
@@ -80,19 +83,20 @@ fn mask(nodes: &BTreeSet<u32>) -> Vec<u64> {
     mask
 }
 
-/// Result of moving pages from wrong nodes.
+/// Result of migrating misplaced pages, which are pages outside the permitted nodes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MigrationResult {
-    /// Pages that were on a wrong node.
+    /// Number of pages that were misplaced.
     pub misplaced: u64,
-    /// Pages of these that were moved.
+    /// Number of misplaced pages that were migrated.
     pub moved: u64,
-    /// Pages that were not moved, by error: EBUSY, if the kernel or a device holds them, or the
-    /// kernel did not process them; ENOMEM, if the permitted node is full.
+    /// Number of pages that were not migrated, by error number. EBUSY: the kernel or a device holds
+    /// the page, or the kernel did not process it. ENOMEM: the target node is full.
     pub failed: BTreeMap<i32, u64>,
 }
 
-/// Moves pages of a file mapped by a process from wrong nodes to one of the permitted ones.
+/// Migrates the pages of a file that a process maps to the node `to`, except pages on permitted
+/// nodes.
 ///
 /// # Errors
 /// The process has ended, or may not be inspected.
@@ -116,25 +120,28 @@ pub fn migrate_back(
 /// Sample of the nodes of a process's pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Placement {
-    /// Sampled pages that exist.
+    /// Number of sampled pages that exist.
     pub present: u64,
-    /// Pages of these outside the permitted nodes.
+    /// Number of sampled pages outside the permitted nodes.
     pub misplaced: u64,
-    /// Mappings beyond [`PLACEMENT_MAPPINGS_MAX`], which were not sampled.
+    /// Number of mappings above the limit [`PLACEMENT_MAPPINGS_MAX`], which were not sampled.
     pub omitted: u64,
 }
 
 impl Placement {
-    /// Returns the fraction of pages outside the permitted nodes; 0 without pages.
+    /// Returns the fraction of sampled pages outside the permitted nodes; 0 if no page was sampled.
     pub fn misplaced_fraction(self) -> Fraction {
-        Fraction::new(self.misplaced as f64 / self.present.max(1) as f64).expect("a part of a whole")
+        Fraction::new(self.misplaced as f64 / self.present.max(1) as f64)
+            .expect("misplaced pages are at most all present pages")
     }
 }
 
-/// Bounds of [`sample_placement`].
+/// Limits of the work of [`sample_placement`]; tests use lower limits.
 #[derive(Clone, Copy, Debug)]
 struct SampleBounds {
+    /// Maximum number of sampled mappings.
     mappings: usize,
+    /// Approximate maximum number of sampled pages.
     pages: usize,
 }
 
@@ -142,17 +149,18 @@ impl SampleBounds {
     const DEFAULT: Self = Self { mappings: PLACEMENT_MAPPINGS_MAX, pages: PLACEMENT_PAGES_MAX };
 
     /// Returns the distance between sampled pages, in bytes. The first page of each mapping is
-    /// sampled, so at most `pages + mappings` pages are.
+    /// always sampled, so that at most `pages + mappings` pages are sampled.
     fn stride(self, mappings: &[Range<usize>]) -> usize {
         let pages = mappings.iter().map(|mapping| mapping.len() / PAGE).sum::<usize>();
         PAGE * PAGES_PER_SAMPLE.max(pages.div_ceil(self.pages))
     }
 }
 
-/// Samples the pages of some files mapped by a process: one in [`PAGES_PER_SAMPLE`], or fewer if
-/// that exceeds [`PLACEMENT_PAGES_MAX`], in at most [`PLACEMENT_MAPPINGS_MAX`] mappings. The kernel
-/// examines only these addresses, and holds the lock of the address space for a few pages at a
-/// time.
+/// Samples the NUMA nodes of the pages of some files that a process maps.
+///
+/// One in [`PAGES_PER_SAMPLE`] pages is sampled, or fewer if that exceeds [`PLACEMENT_PAGES_MAX`],
+/// in at most [`PLACEMENT_MAPPINGS_MAX`] mappings. The kernel examines only the sampled pages, and
+/// holds the lock of the process's address space for a few pages at a time.
 ///
 /// # Errors
 /// The process has ended, or may not be inspected.
@@ -185,12 +193,13 @@ fn sample_within(
     Ok(placement)
 }
 
-/// Process to be inspected, by its pid.
+/// Identifier of a process whose pages are inspected or migrated.
 #[derive(Clone, Copy)]
 struct Process(i32);
 
 impl Process {
-    /// Repeats while it helps: a page that cannot be moved may make the kernel skip those after it.
+    /// Migrates pages until all are on permitted nodes, or an attempt moves none. Several attempts
+    /// can be necessary, because the kernel may skip the pages after a page that it cannot migrate.
     fn migrate_back(
         self,
         pages: &[usize],
@@ -214,14 +223,15 @@ impl Process {
         Ok(())
     }
 
-    /// Returns existing pages outside these nodes.
+    /// Returns the pages that exist and are outside the permitted nodes.
     fn misplaced(self, pages: &[usize], permitted: &BTreeSet<u32>) -> io::Result<Vec<usize>> {
         let nodes = self.move_pages(pages, None, 0)?;
         let is_misplaced = |node: i32| u32::try_from(node).is_ok_and(|node| !permitted.contains(&node));
         Ok(pages.iter().zip(nodes).filter(|(_, node)| is_misplaced(*node)).map(|(page, _)| *page).collect())
     }
 
-    /// Moves also pages mapped by other processes, if permitted.
+    /// Migrates pages to a node, including pages that other processes map if this process has the
+    /// capability for it.
     fn move_to(self, pages: &[usize], node: u32) -> io::Result<Vec<i32>> {
         let to = vec![i32::try_from(node).map_err(io::Error::other)?; pages.len()];
         match self.move_pages(pages, Some(&to), MPOL_MF_MOVE_ALL) {
@@ -232,23 +242,24 @@ impl Process {
         }
     }
 
-    /// Returns the node of each page, or a negative error if it has none or was not moved.
+    /// Calls `move_pages`. Returns for each page its node, or a negative error number if the page
+    /// does not exist or was not migrated.
     fn move_pages(self, pages: &[usize], to: Option<&[i32]>, flags: i32) -> io::Result<Vec<i32>> {
         let mut status = vec![-libc::EBUSY; pages.len()];
         let to = to.map_or(ptr::null(), |nodes| {
-            assert_eq!(nodes.len(), pages.len(), "a node for each page");
+            assert_eq!(nodes.len(), pages.len(), "each page needs one target node");
             nodes.as_ptr()
         });
         let (first, status_out) = (pages.as_ptr(), status.as_mut_ptr());
-        // SAFETY: pages, statuses and optional nodes have the given length; contents of pages do
-        // not change, and their addresses stay the same for the owner.
+        // SAFETY: the arrays of pages, statuses and optional nodes have the given length. The call
+        // changes neither the contents nor the virtual addresses of pages.
         let done =
             unsafe { libc::syscall(libc::SYS_move_pages, self.0, pages.len(), first, to, status_out, flags) };
         if done >= 0 { Ok(status) } else { Err(io::Error::last_os_error()) }
     }
 }
 
-/// Counts the errors of pages that were not moved.
+/// Returns the error numbers of `count` pages that were not migrated.
 fn failure_errors(attempt: io::Result<Vec<i32>>, count: usize) -> impl Iterator<Item = i32> {
     let status = attempt.unwrap_or_else(|error| vec![-error.raw_os_error().unwrap_or(libc::EBUSY); count]);
     status.into_iter().map(|status| if status < 0 { -status } else { libc::EBUSY })
@@ -298,11 +309,11 @@ mod tests {
     #[test]
     fn file_is_bound_to_nodes_with_memory() {
         bind(&memfd(), BYTES, &nodes([local_node()])).unwrap();
-        let nowhere = bind(&memfd(), BYTES, &nodes([1023])).unwrap_err();
-        assert_eq!(nowhere.raw_os_error(), Some(libc::EINVAL), "{nowhere}");
+        let error = bind(&memfd(), BYTES, &nodes([1023])).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EINVAL), "{error}");
     }
 
-    /// A single process maps the file: this one.
+    /// Creates a file of which this process maps all pages and has touched three.
     fn touched() -> (File, FileId, MmapRegion<()>) {
         let file = memfd();
         let mapping = MmapRegion::from_file(FileOffset::new(file.try_clone().unwrap(), 0), 16 << 20).unwrap();
@@ -329,10 +340,10 @@ mod tests {
     }
 
     #[test]
-    fn misplaced_fraction_of_pages_is_sampled() {
+    fn sample_counts_existing_and_misplaced_pages() {
         let (_file, id, mapping) = touched();
         let placement = |permitted| sample_placement(std::process::id(), &[id], &nodes([permitted])).unwrap();
-        assert_eq!(placement(1000), Placement::default(), "no sampled page exists");
+        assert_eq!(placement(1000), Placement::default(), "the three touched pages are not sampled");
         for page in 0..mapping.size() / PAGE {
             mapping.as_volatile_slice().write_obj(1_u8, page * PAGE).unwrap();
         }
@@ -342,7 +353,7 @@ mod tests {
         assert_eq!(placement(1000).misplaced_fraction().get(), 1.0);
     }
 
-    /// The work for one sample grew without limit with the number of mappings.
+    /// Regression test: the work for one sample grew without limit with the number of mappings.
     #[test]
     fn sample_of_many_mappings_is_bounded() {
         let file = memfd();
@@ -366,7 +377,7 @@ mod tests {
     fn sample_of_large_memory_is_bounded_and_evenly_spread() {
         let gib = |from: usize, to: usize| from << 30..to << 30;
         let bounds = SampleBounds { mappings: 4, pages: 1 << 10 };
-        assert_eq!(bounds.stride(&[gib(1, 2)]), PAGE << 8, "one page in 256 instead of 64");
+        assert_eq!(bounds.stride(&[gib(1, 2)]), PAGE << 8, "1 GiB has 256 times the limit of 1024 pages");
         assert_eq!(bounds.stride(&[gib(1, 2), gib(4, 5)]), PAGE << 9);
         assert_eq!(SampleBounds::DEFAULT.stride(&[gib(1, 2)]), PAGE * PAGES_PER_SAMPLE);
         let samples: usize =

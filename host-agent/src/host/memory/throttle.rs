@@ -1,6 +1,6 @@
-//! Rate limit of all scrubs of a host together, to save the tenants' bandwidth of pool memory. The
-//! bucket is pure, with the time as an argument; the throttle has a clock, and sleeps. Operations
-//! for which a VM waits do not use it.
+//! Rate limit for all scrubs of a host together, so that scrubs leave bandwidth of pool memory to
+//! VMs. [`Bucket`] computes the waits from a time passed as argument; [`Throttle`] reads the clock
+//! and sleeps. Operations for which a VM waits are not throttled.
 
 use std::{
     num::NonZeroU64,
@@ -10,30 +10,30 @@ use std::{
 
 use units::{Ns, limits::SCRUB_BURST};
 
-/// Bytes per second, granted in the order of requests.
+/// Token bucket, which grants bytes in the order of requests.
 #[derive(Debug)]
 struct Bucket {
     bytes_per_s: NonZeroU64,
-    /// Time at which everything granted so far is paid.
+    /// Time at which the rate has covered all bytes granted so far.
     paid_at: Ns,
 }
 
 impl Bucket {
-    /// Returns how long to wait before using these bytes, and counts them as used.
+    /// Grants a number of bytes, and returns the wait before they may be used.
     fn take(&mut self, now: Ns, bytes: u64) -> Ns {
         let earliest = Ns(now.since(SCRUB_BURST).0);
         let start = self.paid_at.max(earliest);
-        self.paid_at = start.after(self.price(bytes));
+        self.paid_at = start.after(self.duration_of(bytes));
         start.since(now)
     }
 
-    fn price(&self, bytes: u64) -> Ns {
+    fn duration_of(&self, bytes: u64) -> Ns {
         let ns = u128::from(bytes) * 1_000_000_000 / u128::from(self.bytes_per_s.get());
         Ns(u64::try_from(ns).unwrap_or(u64::MAX))
     }
 }
 
-/// Throttle for all scrubs of a host.
+/// Throttle shared by all scrubs of a host.
 #[derive(Debug)]
 pub struct Throttle {
     bucket: Mutex<Bucket>,
@@ -41,16 +41,16 @@ pub struct Throttle {
 }
 
 impl Throttle {
-    /// Creates one with a rate in bytes per second.
+    /// Creates a throttle with a rate in bytes per second.
     pub fn new(bytes_per_s: NonZeroU64) -> Self {
         let bucket = Bucket { bytes_per_s, paid_at: Ns::ZERO };
         Self { bucket: Mutex::new(bucket), started: Instant::now() }
     }
 
-    /// Waits until these bytes may be used.
+    /// Sleeps until this number of bytes may be used.
     pub fn wait_for(&self, bytes: u64) {
         let now = Ns::from(self.started.elapsed());
-        // A poisoned bucket is consistent: it changes in one assignment.
+        // A poisoned bucket is consistent, because one assignment changes it.
         let wait = self.bucket.lock().unwrap_or_else(PoisonError::into_inner).take(now, bytes).as_duration();
         if wait > Duration::ZERO {
             std::thread::sleep(wait);
@@ -71,12 +71,12 @@ mod tests {
     #[test]
     fn concurrent_scrubs_stay_within_the_rate() {
         let mut bucket = bucket(1000);
-        let mut used = Vec::new(); // time and amount
+        let mut used = Vec::new(); // time and number of bytes of each grant
         let mut now = Ns::secs(5);
         for n in 0..2000 {
             let bytes = (1 + n % 7) * MIB;
             used.push((now.after(bucket.take(now, bytes)), bytes));
-            now = now.after(Ns((n % 11) * 400_000)); // concurrent requests, with pauses
+            now = now.after(Ns((n % 11) * 400_000)); // 0 to 4 ms between requests
         }
         for (first, (from, _)) in used.iter().enumerate() {
             let mut sum = 0;
@@ -96,15 +96,15 @@ mod tests {
     }
 
     #[test]
-    fn idle_throttle_saves_up_one_burst_only() {
+    fn idle_throttle_accumulates_at_most_one_burst() {
         let mut bucket = bucket(1000);
         assert_eq!(bucket.take(Ns::secs(100), MIB), Ns::ZERO);
-        let saved = (0..100).take_while(|_| bucket.take(Ns::secs(100), MIB) == Ns::ZERO).count();
-        assert!(saved as u64 <= SCRUB_BURST.as_ms(), "{saved} MiB at once");
+        let burst_mib = (0..100).take_while(|_| bucket.take(Ns::secs(100), MIB) == Ns::ZERO).count();
+        assert!(burst_mib as u64 <= SCRUB_BURST.as_ms(), "{burst_mib} MiB without a wait");
     }
 
     #[test]
-    fn throttle_delays_fast_scrub() {
+    fn throttle_delays_requests_above_the_rate() {
         let throttle = Throttle::new(NonZeroU64::new(100 * MIB).unwrap());
         let started = Instant::now();
         (0..6).for_each(|_| throttle.wait_for(MIB));

@@ -1,5 +1,5 @@
-//! Memory usage of a host: of a node, and of the pages of a physical range, because memory blocks
-//! are emptied the slower the fuller they are.
+//! Memory usage of a NUMA node, and the number of used pages in a physical address range. Offlining
+//! a memory block takes longer the more pages are in use.
 
 use std::{fs::File, io, ops::Range, os::unix::fs::FileExt as _, path::Path};
 
@@ -9,25 +9,25 @@ use crate::host::HostError;
 
 /// Page size of x86-64, in bytes.
 pub const PAGE: u64 = 4096;
-/// Size of a page's entry in the kernel's file, in bytes.
+/// Size of a page's entry in /proc/kpageflags, in bytes.
 const FLAG_BYTES: usize = size_of::<u64>();
-/// Pages read at once.
+/// Number of page entries read by one call, which limits the buffer to 256 KiB.
 const PAGES_PER_READ: usize = 32 << 10;
-/// From linux/kernel-page-flags.h: free.
+/// Page flag KPF_BUDDY from linux/kernel-page-flags.h: the page is free.
 const BUDDY: u64 = 1 << 10;
-/// From linux/kernel-page-flags.h: absent or offline.
+/// Page flag KPF_NOPAGE from linux/kernel-page-flags.h: the page is absent or offline.
 const NO_PAGE: u64 = 1 << 20;
 
-/// Memory of one node of this host.
+/// Memory of one NUMA node of this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Node {
-    /// Online.
+    /// Online memory of the node.
     pub total: Bytes,
-    /// Free.
+    /// Free memory of the node.
     pub free: Bytes,
 }
 
-/// Returns the memory of a node. `nodes` is the folder `/sys/devices/system/node`.
+/// Returns the memory of a node. `nodes` is the directory `/sys/devices/system/node`.
 ///
 /// # Errors
 /// The node does not exist, or the file has an unexpected format.
@@ -39,15 +39,16 @@ pub fn of_node(nodes: &Path, node: u32) -> Result<Node, HostError> {
     Ok(Node { total: part("MemTotal:")?, free: part("MemFree:")? })
 }
 
-/// Returns memory of a node that is neither free nor in files in memory, as that of VMs is, from
-/// its `meminfo`; `None` if that does not contain it.
+/// Returns the memory of a node that is not used by VMs: anonymous memory and the page cache, from
+/// the node's `meminfo`. Memory of VMs consists of files in memory (`Shmem`) and is not counted.
+/// `None` if a line is missing.
 pub fn foreign_memory(meminfo: &str) -> Option<Bytes> {
     let part = |name| kib_of(meminfo, name).map(Bytes::get);
     let files = part("FilePages:")?.saturating_sub(part("Shmem:")?);
     Some(Bytes::new(part("AnonPages:")? + files))
 }
 
-/// Parses `Node 1 MemFree:         1015808 kB`.
+/// Returns the value of the line `name`, such as `Node 1 MemFree:         1015808 kB`.
 fn kib_of(text: &str, name: &str) -> Option<Bytes> {
     let words = text.lines().map(|line| line.split_whitespace().skip(2).collect::<Vec<_>>());
     let kib = words.into_iter().find_map(|words| match words[..] {
@@ -58,12 +59,13 @@ fn kib_of(text: &str, name: &str) -> Option<Bytes> {
 }
 
 fn missing_number(name: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, format!("no number of kB after {name}"))
+    io::Error::new(io::ErrorKind::InvalidData, format!("no number of kB follows {name}"))
 }
 
-/// Returns the number of 4 KiB pages in use in a physical range of movable memory: neither free,
-/// nor offline, nor absent. A page without any flag is cached by a processor, and free: movable
-/// pages in use have flags. `flags` is the file `/proc/kpageflags`, readable by root.
+/// Returns the number of 4 KiB pages in use in a physical address range of movable memory: pages
+/// that are neither free, nor offline, nor absent. A page without any flag is free and in the cache
+/// of a processor, because movable pages in use have flags. `flags` is the file `/proc/kpageflags`,
+/// which only root can read.
 ///
 /// # Errors
 /// The file cannot be read.
@@ -101,7 +103,7 @@ mod tests {
         assert_eq!((node.total, node.free), (Bytes::gib(1), Bytes::mib(992)));
         std::fs::write(&meminfo, "Node 2 MemTotal:    1048576 kB\nNode 2 MemFree: much kB\n").unwrap();
         let error = units::chain(&of_node(nodes.path(), 2).unwrap_err());
-        assert!(error.ends_with("node2/meminfo: no number of kB after MemFree:"), "{error}");
+        assert!(error.ends_with("node2/meminfo: no number of kB follows MemFree:"), "{error}");
         of_node(nodes.path(), 3).unwrap_err();
     }
 
@@ -120,7 +122,7 @@ mod tests {
             0 => BUDDY,
             1 => NO_PAGE,
             2 => LRU,
-            _ => 0, // cached by a processor
+            _ => 0, // free, in the cache of a processor
         };
         let bytes: Vec<u8> = (0..pages).flat_map(|page| word(page).to_ne_bytes()).collect();
         flags.as_file().write_all_at(&bytes, 0).unwrap();

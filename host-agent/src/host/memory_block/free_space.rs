@@ -1,25 +1,27 @@
-//! Check that the node's other slices have space for the pages of a leaving one, before its first
-//! block is changed.
+//! Check, before a slice is removed from its node, that the node's other slices have enough free
+//! space for its pages.
 
 use units::Bytes;
 
-/// State of a node and of a slice that has to leave it.
+/// Memory of a node, and of the slice to be removed from it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SliceRemoval {
     /// Free memory of the whole node.
     pub(super) free: Bytes,
-    /// Online part of the slice's memory. The remainder is no longer part of `free`.
+    /// Online part of the slice. The offline part does not count in `free` any more.
     pub(super) online: Bytes,
-    /// Part of the slice's memory in use.
+    /// Used part of the slice, including caches of the kernel.
     pub(super) in_use: Bytes,
-    /// Memory of VMs on the node. The kernel's own caches need no space: they are dropped.
+    /// Memory of all VMs on the node. Caches of the kernel are dropped instead of migrated.
     pub(super) vms: Bytes,
 }
 
-/// Memory to be moved, and the space for it.
+/// Memory that has to be migrated, and the free memory for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FreeSpace {
+    /// Upper bound of the VMs' memory in the slice.
     pub(super) needed: Bytes,
+    /// Free memory of the node outside the slice.
     pub(super) available: Bytes,
 }
 
@@ -43,25 +45,26 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
+    /// Computes the free space from sizes in MiB.
     fn space(free: u64, online: u64, in_use: u64, vms: u64) -> FreeSpace {
         let [free, online, in_use, vms] = [free, online, in_use, vms].map(|mib| Bytes::new(mib * MIB));
         FreeSpace::of(SliceRemoval { free, online, in_use, vms })
     }
 
     #[test]
-    fn free_memory_of_leaving_slice_does_not_count() {
-        assert!(!space(724, 1024, 300, 2000).is_sufficient(), "all that is free leaves with it");
-        assert!(space(1024, 1024, 300, 2000).is_sufficient(), "300 of 300 MiB are free elsewhere");
-        assert!(!space(1023, 1024, 300, 2000).is_sufficient());
+    fn free_memory_of_removed_slice_does_not_count() {
+        assert!(!space(724, 1024, 300, 2000).is_sufficient(), "all 724 MiB are in the removed slice");
+        assert!(space(1024, 1024, 300, 2000).is_sufficient(), "300 MiB are free in other slices");
+        assert!(!space(1023, 1024, 300, 2000).is_sufficient(), "only 299 MiB are free in other slices");
     }
 
     #[test]
     fn partly_offline_slice_counts_its_online_part_only() {
-        // One block of 128 MiB is left, full: all that the node has free is in other slices.
+        // Only one block of 128 MiB is still online, and it is full, so that the node's 128 free
+        // MiB are in other slices.
         assert_eq!(space(128, 128, 128, 2000).available, Bytes::new(128 * MIB));
         assert!(space(128, 128, 128, 2000).is_sufficient());
-        // Reckoned with all of the slice, there would seem to be none.
-        assert!(!space(128, 1024, 128, 2000).is_sufficient());
+        assert!(!space(128, 1024, 128, 2000).is_sufficient(), "all blocks of the slice are online");
     }
 
     #[test]

@@ -1,13 +1,13 @@
-//! Order in which slices leave their node: one at a time, the emptiest waiting slice first. Its
-//! pages move to the other slices, so that the fewest pages are moved twice. Slices that failed to
-//! leave come last.
+//! Order in which slices are removed from their nodes: one at a time, first the waiting slice with
+//! the fewest pages in use. Pages migrate to the other slices, so this order migrates the fewest
+//! pages twice. Slices whose last removal failed come last.
 
 use std::{
     collections::BTreeSet,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
 };
 
-/// Order in which memory may be taken offline.
+/// Queue of slices whose memory blocks are to be offlined.
 #[derive(Debug, Default)]
 pub(super) struct RemovalQueue {
     state: Mutex<QueueState>,
@@ -16,13 +16,15 @@ pub(super) struct RemovalQueue {
 
 #[derive(Debug, Default)]
 struct QueueState {
-    /// Ordered by failure, pages in use, and name.
+    /// Waiting slices: whether the last removal failed, pages in use, and location.
     waiting: BTreeSet<(bool, u64, Arc<str>)>,
+    /// Locations of slices whose last removal failed.
     failed: BTreeSet<Arc<str>>,
+    /// Whether a removal is in progress.
     is_busy: bool,
 }
 
-/// Permit to take a slice's memory offline, until it is dropped.
+/// Permit to offline the memory blocks of a slice. Dropping it lets the next slice proceed.
 #[derive(Debug)]
 pub(super) struct RemovalPermit<'a> {
     removals: &'a RemovalQueue,
@@ -30,7 +32,7 @@ pub(super) struct RemovalPermit<'a> {
 }
 
 impl RemovalQueue {
-    /// Waits until no other removal is in progress and no emptier slice waits.
+    /// Waits until no other removal is in progress and this slice is the first of the queue.
     pub(super) fn acquire(&self, pages_in_use: u64, place: Arc<str>) -> RemovalPermit<'_> {
         let mut state = self.state();
         let request = (state.failed.contains(&place), pages_in_use, place);
@@ -43,14 +45,15 @@ impl RemovalQueue {
         RemovalPermit { removals: self, place: request.2 }
     }
 
-    /// A poisoned queue is consistent: no call can panic while it is locked.
+    /// Locks the queue. A poisoned queue is consistent, because no call can panic while it is
+    /// locked.
     fn state(&self) -> MutexGuard<'_, QueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl RemovalPermit<'_> {
-    /// Records whether the slice has left.
+    /// Records whether the removal succeeded.
     pub(super) fn finish(&mut self, succeeded: bool) {
         let mut state = self.removals.state();
         match succeeded {

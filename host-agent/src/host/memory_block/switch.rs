@@ -1,5 +1,6 @@
-//! Memory blocks of one slice, switched online and offline together: all of them, or the switched
-//! ones are restored and the error names the failed block, the reason, and the state of the others.
+//! Onlining and offlining of all memory blocks of a slice. If one block fails, the blocks that were
+//! already changed are restored, and the error contains the failed block, the reason, and the state
+//! of the other blocks.
 
 use std::{fmt, io, time::Duration};
 
@@ -9,16 +10,16 @@ use crate::host::{
     sysfs::{Sysfs, SysfsError},
 };
 
-/// Time for the kernel to empty one block. It moves pages at gigabytes per second, and tries for
-/// ever if one is held.
+/// Time limit for offlining one block. The kernel migrates gigabytes per second, so that 20 s are
+/// ample; if a page cannot be migrated, it retries forever.
 const BLOCK_OFFLINE_MAX: Duration = Duration::from_secs(20);
 
-/// Target state of a block.
+/// Target state of a memory block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TargetState {
-    /// Memory of the node, for movable pages only.
+    /// The block is memory of the node, in the zone for movable pages.
     Online,
-    /// Offline.
+    /// The block is not used by the kernel.
     Offline,
 }
 
@@ -44,23 +45,24 @@ impl fmt::Display for TargetState {
     }
 }
 
-/// Block that did not reach its target state.
+/// Error of a memory block that did not reach its target state.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot take {block} {to}{}; {done} of {of} blocks were taken {to}, {}", pages_text(*pages_in_use), restored_text(restored))]
+#[error("cannot {to} {block}{}; {done} of {of} blocks were {to}d, {}", pages_text(*pages_in_use), restored_text(restored))]
 pub struct BlockSwitchError {
-    /// Name of the block.
+    /// Name of the failed block, such as `memory344`.
     pub block: String,
-    /// Target state.
+    /// Target state of the slice's blocks.
     pub to: TargetState,
-    /// Pages in use, if known.
+    /// Pages of the failed block that are in use, if known.
     pub pages_in_use: Option<u64>,
-    /// Number of blocks switched before.
+    /// Number of blocks that reached the target state before the failure.
     pub done: usize,
     /// Number of blocks of the slice.
     pub of: usize,
-    /// Result for the other blocks: restored, or the reason why one was not.
+    /// Names of the blocks that were restored, or the error of the block that could not be
+    /// restored.
     pub restored: Result<Vec<String>, Box<SysfsError>>,
-    /// Cause.
+    /// Cause of the failure.
     #[source]
     pub errno: io::Error,
 }
@@ -71,16 +73,17 @@ fn pages_text(pages_in_use: Option<u64>) -> String {
 
 fn restored_text(restored: &Result<Vec<String>, Box<SysfsError>>) -> String {
     match restored {
-        Ok(blocks) if blocks.is_empty() => "none to restore".to_owned(),
+        Ok(blocks) if blocks.is_empty() => "none had to be restored".to_owned(),
         Ok(blocks) => format!("restored: {}", blocks.join(" ")),
-        Err(error) => format!("not all restored: {}", units::chain(error)),
+        Err(error) => format!("and not all could be restored: {}", units::chain(error)),
     }
 }
 
-/// Switches blocks in this order; blocks already in the target state are skipped.
+/// Brings all blocks to the target state, in the given order. Blocks already in that state are
+/// skipped.
 ///
 /// # Errors
-/// [`BlockSwitchError`], once the others are restored, or the kernel's error.
+/// [`BlockSwitchError`] for the first block that fails, after the changed blocks were restored.
 pub fn switch(sysfs: &Sysfs, blocks: &[Block], to: TargetState) -> Result<(), BlockSwitchError> {
     let arguments = (sysfs.clone(), blocks.to_vec());
     let switched = interrupt::run_interruptible(BLOCK_OFFLINE_MAX, move |steps| {
@@ -128,12 +131,13 @@ fn all(sysfs: &Sysfs, blocks: &[Block], to: TargetState, steps: &Steps<'_>) -> R
     Ok(())
 }
 
-/// A block onlined by another program may contain pages that never move again.
+/// Checks that an online block is in the zone `Movable`. A block that another program onlined may
+/// be in another zone and contain pages that cannot be migrated.
 fn check_movable(sysfs: &Sysfs, block: &Block) -> io::Result<()> {
     let zone = sysfs.text(format!("{FOLDER}/{}/valid_zones", block.name)).map_err(errno)?;
     match zone.as_str() {
         "Movable" => Ok(()),
-        zone => Err(io::Error::other(format!("it is online in zone {zone}, not Movable"))),
+        zone => Err(io::Error::other(format!("the block is online in zone {zone}, not Movable"))),
     }
 }
 
@@ -180,7 +184,7 @@ mod tests {
         fake.sysfs.text(format!("{FOLDER}/memory{number}/state")).unwrap()
     }
 
-    /// Three blocks, of which the last does not exist for writes.
+    /// Creates three blocks in a state. The third has no file, so that writes to it fail.
     fn machine(state: &str) -> (FakeSysfs, Vec<Block>) {
         let fake = FakeSysfs::new(&[]);
         for number in [1, 2] {
@@ -207,12 +211,12 @@ mod tests {
         blocks[2].state = "online".to_owned();
         fake.files(&format!("{FOLDER}/memory3"), &[("valid_zones", "Normal")]);
         let message = units::chain(&switch(&fake.sysfs, &blocks, TargetState::Online).unwrap_err());
-        assert!(message.ends_with("it is online in zone Normal, not Movable"), "{message}");
+        assert!(message.ends_with("the block is online in zone Normal, not Movable"), "{message}");
         assert_eq!(state(&fake, 1), "offline");
     }
 
     #[test]
-    fn failed_switch_restores_blocks_and_names_the_cause() {
+    fn failed_switch_restores_blocks_and_reports_the_cause() {
         let (fake, blocks) = machine("online");
         let error = switch(&fake.sysfs, &blocks, TargetState::Offline).unwrap_err();
         assert!(
@@ -221,7 +225,7 @@ mod tests {
         let message = units::chain(&BlockSwitchError { pages_in_use: Some(17), ..error });
         assert_eq!(
             message,
-            "cannot take memory3 offline, 17 of its pages are in use; 2 of 3 blocks were taken offline, restored: memory2 \
+            "cannot offline memory3, 17 of its pages are in use; 2 of 3 blocks were offlined, restored: memory2 \
              memory1: No such file or directory (os error 2)"
         );
     }

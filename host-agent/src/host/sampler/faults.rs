@@ -1,4 +1,5 @@
-//! Page faults for tests: accesses that are sampled on any machine.
+//! Sampling of page faults for tests: unlike PEBS and IBS events, perf can sample them on any
+//! machine.
 
 use std::{
     collections::BTreeSet,
@@ -20,31 +21,32 @@ use crate::{
 };
 
 const MEMORY_BYTES: usize = 1 << 20;
-/// Page faults, as perf counts them, in place of a processor's events.
+/// Event of page faults, which replaces the processor's event in tests.
 const FAULTS: Source = Source {
     access_source: AccessSource::Pebs,
     event_name: "page faults",
     kind: 1,
     config: 2,
     is_precise: false,
-    is_of_users: true,
+    excludes_kernel: true,
 };
 
-/// Serializes tests that count this process's faults with tests that cause some.
+/// Lock that serializes tests that count page faults of this process and tests that cause them.
 static FAULTS_LOCK: Mutex<()> = Mutex::new(());
 
-/// Exclusive right to count faults, while it is held.
+/// Locks the page faults of this process: other tests do not cause faults while the lock is held.
 pub(crate) fn lock_faults() -> MutexGuard<'static, ()> {
     FAULTS_LOCK.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Samples them; `None` where it is not permitted, which is reported at the end of all tests.
+/// Opens a sampler of page faults. Returns `None`, and reports the test as skipped, if perf is not
+/// permitted.
 pub(crate) fn sampler(epoch: Duration) -> Option<Sampler> {
     let processors = source::processors(&Sysfs::at("/sys")).unwrap();
     match Sampler::of(FAULTS, processors, epoch) {
         Ok(sampler) => Some(sampler),
         Err(SamplerError::Perf { error, .. }) if is_forbidden(&error) => {
-            report_skipped(&format!("samples of page faults, as perf is not allowed: {error}"));
+            report_skipped(&format!("sampling of page faults, which requires access to perf: {error}"));
             None
         }
         Err(error) => panic!("{}", units::chain(&error)),
@@ -55,11 +57,12 @@ fn is_forbidden(error: &io::Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::PERM | Errno::ACCESS | Errno::NOSYS))
 }
 
-/// Writes to each page of new memory repeatedly for a time, and returns the pages.
+/// Causes page faults for this CPU time by writing to each page of new mappings. Returns the
+/// written pages.
 pub(crate) fn cause_faults(duration: Duration) -> BTreeSet<u64> {
-    let worked = || Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap();
-    let (started, mut pages) = (worked(), BTreeSet::new());
-    while worked() - started < duration {
+    let cpu_time = || Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap();
+    let (started, mut pages) = (cpu_time(), BTreeSet::new());
+    while cpu_time() - started < duration {
         let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), MEMORY_BYTES)]).unwrap();
         for at in (0..MEMORY_BYTES as u64 / PAGE).map(|page| GuestAddress(page * PAGE)) {
             memory.write_obj(1_u8, at).unwrap();

@@ -1,55 +1,60 @@
-//! Estimates access rates of pages from samples of a process's accesses.
+//! Estimation of page access rates from samples of a process's accesses.
 //!
-//! A page with enough samples has its own rate. Other pages are grouped with their neighbours until
-//! the group has enough samples: groups are small where samples are close to each other, and large
-//! where they are far apart. Pages between two samples that are much farther apart than usual were
-//! not accessed, or do not exist.
+//! A page with enough samples gets its own rate. Other pages are grouped with their neighbours
+//! until a group has enough samples, so that groups are small where samples are dense. If two
+//! sampled pages are much farther apart than the average, the pages between them count as not
+//! accessed or absent.
 
 use crate::host::{
     access_profile::{Region, SAMPLE_INTERVAL_US},
     memory::usage::PAGE,
 };
 
-/// Sufficient number of samples.
+/// Minimum number of samples from which a rate is estimated.
 const SAMPLES_PER_RATE_MIN: usize = 8;
-/// Factor of the mean distance of samples above which the pages between two sampled pages are not
-/// counted.
+/// Maximum distance of two sampled pages in a group, as a multiple of the mean distance.
 const GAP_FACTOR_MAX: u64 = 64;
 
-/// A sampled access.
+/// Sampled memory access.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Access {
-    /// Page of the process.
+    /// Number of the accessed page: virtual address divided by the page size.
     pub page: u64,
-    /// Number of accesses that it represents, including itself.
+    /// Number of accesses that the sample represents, including the sampled access.
     pub weight: f64,
 }
 
-/// Access rate of some pages.
+/// Access rate of a page or of a group of pages.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Rate {
+    /// Number of pages.
     pages: u64,
-    /// Accesses of each page per sample interval.
+    /// Mean number of accesses of each page per sample interval.
     per_interval: f64,
 }
 
 impl Rate {
-    /// Returns the fraction of samples in which such a page was accessed, for visits at random
-    /// times with a number of accesses each.
+    /// Returns the pages as a region. The fraction of samples with an access assumes that visits
+    /// with this number of accesses happen at random times (Poisson process).
     pub fn region(self, accesses_per_visit: f64) -> Region {
         Region { bytes: self.pages * PAGE, touched: 1.0 - (-self.per_interval / accesses_per_visit).exp() }
     }
 }
 
-/// Samples of neighbouring pages.
+/// Group of neighbouring pages with their samples.
 #[derive(Clone, Copy, Debug)]
 struct Group {
+    /// First sampled page.
     first: u64,
+    /// Last sampled page.
     last: u64,
-    /// Pages between them with a rate of their own, and those after the last.
+    /// Number of pages between `first` and `last` that have their own rate.
     between: u64,
+    /// Number of pages after `last` that have their own rate.
     after: u64,
+    /// Number of samples.
     samples: usize,
+    /// Estimated number of accesses: the sum of the samples' weights.
     accesses: f64,
 }
 
@@ -67,12 +72,12 @@ impl Group {
         self.accesses += next.accesses;
     }
 
-    /// Returns its rate, with all pages before the next group.
+    /// Returns the rate of the group, which includes all pages before the next group.
     fn before(self, next: &Self, seconds: f64) -> Rate {
         self.rate(next.first - self.first - self.between - self.after, seconds)
     }
 
-    /// Returns its rate without the pages after it.
+    /// Returns the rate of the group, which ends at its last sampled page.
     fn alone(self, seconds: f64) -> Rate {
         self.rate(self.last + 1 - self.first - self.between, seconds)
     }
@@ -85,15 +90,15 @@ impl Group {
     }
 }
 
-/// Groups accesses by page.
+/// Splits sorted accesses into the accesses of each page.
 pub(super) fn pages(accesses: &[Access]) -> impl Iterator<Item = &[Access]> {
-    accesses.chunk_by(|one, other| one.page == other.page)
+    accesses.chunk_by(|a, b| a.page == b.page)
 }
 
-/// Returns the rates of accesses, ordered by page, that were sampled in a number of seconds. The
-/// tenant has `tenant_pages` pages, of which `sampled` were sampled, at least one.
+/// Estimates access rates from a process's accesses, sorted by page, that were sampled within
+/// `seconds`. The tenant has `tenant_pages` pages, of which `sampled`, at least one, were sampled.
 pub(super) fn of(accesses: &[Access], tenant_pages: u64, sampled: usize, seconds: f64) -> Vec<Rate> {
-    // At most all pages of the tenant.
+    // The maximum distance within a group never exceeds the tenant's memory.
     let gap_max = (GAP_FACTOR_MAX * (tenant_pages / sampled as u64).max(1)).min(tenant_pages);
     let (mut rates, mut open) = (Vec::new(), None::<Group>);
     for page in pages(accesses) {

@@ -1,4 +1,4 @@
-//! Sampled event of a processor as perf event, found by the kernel's description of its counters.
+//! Perf event by which a processor samples memory accesses, as found in sysfs.
 
 use perf_event::{Builder, SampleSkid, events::Raw};
 use units::limits::SAMPLED_CPUS_MAX;
@@ -9,32 +9,35 @@ use crate::host::{
     sysfs::{Sysfs, SysfsError, parse_ranges},
 };
 
-/// Folder of event sources.
+/// Directory of perf event sources in sysfs.
 const DEVICES: &str = "bus/event_source/devices";
-/// Event of Intel processors that sample addresses of loads, and event number of loads that miss
-/// the last cache, as in Spirit (`MEM_LOAD_RETIRED.L3_MISS`). Processors with efficient cores only
-/// use that number for another event, and have a different event for loads.
+/// Event `mem-loads` of Intel processors on which [`L3_MISS`] is valid. Processors with only
+/// efficient cores have a different event `mem-loads`, and use the number of [`L3_MISS`] for
+/// another event.
 const LOADS: &str = "event=0xcd";
+/// Event type PERF_TYPE_RAW from linux/perf_event.h.
 const RAW: u32 = 4;
+/// Event number of `MEM_LOAD_RETIRED.L3_MISS`: loads that miss the last-level cache, as in Spirit.
 const L3_MISS: u64 = 0x20d1;
 
-/// Event with addresses.
+/// Perf event whose samples contain the accessed address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Source {
     pub access_source: AccessSource,
-    /// Description.
+    /// Description of the event for messages.
     pub event_name: &'static str,
-    /// Type and configuration in perf.
+    /// Type of the event (`perf_event_attr.type`).
     pub kind: u32,
+    /// Configuration of the event (`perf_event_attr.config`).
     pub config: u64,
-    /// Whether perf must be precise.
+    /// Whether samples must contain the exact instruction (`precise_ip`), which PEBS requires.
     pub is_precise: bool,
-    /// Whether the kernel can be excluded.
-    pub is_of_users: bool,
+    /// Whether perf excludes accesses of the kernel; IBS cannot exclude them.
+    pub excludes_kernel: bool,
 }
 
 impl Source {
-    /// Returns the event of this machine.
+    /// Finds the event of this machine's processors.
     pub fn find(sys: &Sysfs) -> Result<Self, SamplerError> {
         if sys.has(format!("{DEVICES}/ibs_op")) {
             return Ok(Self::ibs(sys)?);
@@ -45,11 +48,11 @@ impl Source {
         }
         Ok(Self {
             access_source: AccessSource::Pebs,
-            event_name: "loads that miss the last cache (PEBS)",
+            event_name: "loads that miss the last-level cache (PEBS)",
             kind: RAW,
             config: L3_MISS,
             is_precise: true,
-            is_of_users: true,
+            excludes_kernel: true,
         })
     }
 
@@ -57,8 +60,8 @@ impl Source {
         let file = format!("{DEVICES}/ibs_op/type");
         let kind = sys.number(&file)?;
         let kind =
-            u32::try_from(kind).map_err(|_| sys.unreadable(file, kind.to_string(), "a kind of events"))?;
-        // Instructions are counted instead of cycles, so that stalls do not count as accesses.
+            u32::try_from(kind).map_err(|_| sys.unreadable(file, kind.to_string(), "an event type"))?;
+        // Count instructions instead of cycles, so that stalls do not count as accesses.
         let counts = format!("{DEVICES}/ibs_op/format/cnt_ctl");
         let config = if sys.has(&counts) { bit(sys, &counts)? } else { 0 };
         let event_name = "instructions that load or store (IBS)";
@@ -68,30 +71,30 @@ impl Source {
             kind,
             config,
             is_precise: false,
-            is_of_users: false,
+            excludes_kernel: false,
         })
     }
 
-    /// Returns the event for perf.
+    /// Returns the builder of the perf event.
     pub fn event(self) -> Builder<'static> {
         let mut builder = Builder::new(Raw::new(self.config));
         builder.attrs_mut().type_ = self.kind;
         if self.is_precise {
             builder.precise_ip(SampleSkid::RequestZero);
         }
-        builder.exclude_kernel(self.is_of_users).exclude_hv(self.is_of_users);
+        builder.exclude_kernel(self.excludes_kernel).exclude_hv(self.excludes_kernel);
         builder
     }
 }
 
-/// Parses the bit of a file such as `config:19`.
+/// Returns a value with the bit set that a file such as `config:19` names.
 fn bit(sys: &Sysfs, file: &str) -> Result<u64, SysfsError> {
     let text = sys.text(file)?;
     let bit = text.strip_prefix("config:").and_then(|bit| bit.parse().ok());
-    bit.and_then(|bit| 1_u64.checked_shl(bit)).ok_or_else(|| sys.unreadable(file, text, "config: and a bit"))
+    bit.and_then(|bit| 1_u64.checked_shl(bit)).ok_or_else(|| sys.unreadable(file, text, "config:BIT"))
 }
 
-/// Parses the processors of a list such as `0-3,8`, at most the number that is sampled.
+/// Returns the online processors, at most [`SAMPLED_CPUS_MAX`], from a list such as `0-3,8`.
 pub(super) fn processors(sys: &Sysfs) -> Result<Vec<usize>, SysfsError> {
     const ONLINE: &str = "devices/system/cpu/online";
     let text = sys.text(ONLINE)?;

@@ -1,4 +1,5 @@
-//! Samples: synthetic ones with known truth, and real ones of page faults.
+//! Tests with synthetic samples, whose true access rates are known, and with real samples of page
+//! faults.
 
 use std::fs;
 
@@ -17,7 +18,7 @@ fn event_source_is_read_from_sysfs() {
     };
     let loads = |event| source_of("cpu/events", &[("mem-loads", event)]);
     assert_eq!(loads("event=0xcd,umask=0x1,ldlat=3"), Ok((AccessSource::Pebs, 4, 0x20d1)));
-    // Efficient cores only: the number denotes another event.
+    // A processor with only efficient cores, which uses the number of L3_MISS for another event.
     assert!(loads("event=0xd0,umask=0x5,ldlat=3").unwrap_err().contains("PEBS or IBS"));
     assert!(source_of("cpu/events", &[("cycles", "event=0x3c")]).unwrap_err().contains("PEBS or IBS"));
     assert_eq!(source_of("ibs_op", &[("type", "9")]), Ok((AccessSource::Ibs, 9, 0)));
@@ -27,11 +28,11 @@ fn event_source_is_read_from_sysfs() {
     assert_eq!(Source::find(&tree.sysfs).unwrap().config, 1 << 19);
     tree.files(&format!("{DEVICES}/ibs_op/format"), &[("cnt_ctl", "config:99")]);
     let error = units::chain(&Source::find(&tree.sysfs).unwrap_err());
-    assert!(error.contains("cnt_ctl holds \"config:99\", which is not config: and a bit"), "{error}");
+    assert!(error.contains("cnt_ctl contains \"config:99\", expected config:BIT"), "{error}");
 }
 
 #[test]
-fn sampled_processors_are_the_online_ones() {
+fn online_processors_up_to_the_limit_are_sampled() {
     let of = |text| {
         let tree = FakeSysfs::new(&[]);
         tree.files("devices/system/cpu", &[("online", text)]);
@@ -39,28 +40,31 @@ fn sampled_processors_are_the_online_ones() {
     };
     assert_eq!(of("0-2,8"), Ok(vec![0, 1, 2, 8]));
     assert_eq!(of("0-18446744073709551615").unwrap().len(), units::limits::SAMPLED_CPUS_MAX);
-    assert!(of("all").unwrap_err().contains("online holds \"all\", which is not a list of processors"));
+    assert!(of("all").unwrap_err().contains("online contains \"all\", expected a list of processors"));
 }
 
-/// Adjacent pages with the same number of visits per second.
+/// Adjacent pages, each with the same number of visits per second.
 struct PageGroup {
     pages: u64,
     visits: f64,
 }
 
-/// Accesses per visit, and accesses per sample.
+/// Number of accesses per visit.
 const VISIT: f64 = 40.0;
+/// Number of accesses per sample.
 const PERIOD: f64 = 1000.0;
+/// Duration of sampling.
 const SECONDS: f64 = 30.0;
+/// Identifier of the tenant's process.
 const PROCESS: u32 = 7;
 
-/// Returns the samples of a tenant whose parts are adjacent.
+/// Returns the samples of a tenant whose memory consists of these groups, one after another.
 fn sample_set(parts: &[PageGroup]) -> SampleSet {
     let (mut accesses, mut page) = (Vec::new(), 0x7f00_0000);
     for part in parts {
         for _ in 0..part.pages {
             page += 1;
-            // Pseudorandom and reproducible.
+            // Pseudorandom and reproducible rounding of the number of samples.
             let chance = (page as f64 * 0.618_033_988_749_895).fract();
             let mut due = part.visits * VISIT * SECONDS / PERIOD + chance;
             while due >= 1.0 {
@@ -76,7 +80,7 @@ fn sample_set(parts: &[PageGroup]) -> SampleSet {
     }
 }
 
-/// Returns the true number of accessed pages per second, with 20 samples per second.
+/// Returns the true number of page accesses per second, as counted by 20 samples per second.
 fn accessed_pages_per_second(parts: &[PageGroup]) -> f64 {
     parts.iter().map(|part| part.pages as f64 * 20.0 * (1.0 - (-part.visits / 20.0).exp())).sum()
 }
@@ -88,10 +92,10 @@ fn bytes(parts: &[PageGroup]) -> u64 {
 #[test]
 fn access_rates_are_estimated_from_sparse_samples() {
     let tenants = [
-        // Uniform: rarely accessed, and accessed in nearly every sample.
+        // Uniform access: each page rarely, or in nearly every sample.
         vec![PageGroup { pages: 200_000, visits: 0.2 }],
         vec![PageGroup { pages: 20_000, visits: 40.0 }],
-        // Few hot pages, more warm ones, and many that are rarely accessed.
+        // Skewed access: few hot pages, more warm pages, and many cold pages.
         vec![
             PageGroup { pages: 64, visits: 400.0 },
             PageGroup { pages: 1000, visits: 5.0 },
@@ -102,11 +106,15 @@ fn access_rates_are_estimated_from_sparse_samples() {
         let sampled = sample_set(&parts).tenant(&[PROCESS, 99], bytes(&parts)).unwrap();
         let profile = sampled.profile(VISIT);
         assert_eq!(profile.source, AccessSource::Pebs);
-        let off = profile.pages_per_second() / accessed_pages_per_second(&parts);
-        assert!((0.85..1.15).contains(&off), "{off} of {} pages a second", accessed_pages_per_second(&parts));
+        let ratio = profile.pages_per_second() / accessed_pages_per_second(&parts);
+        assert!(
+            (0.85..1.15).contains(&ratio),
+            "estimate / truth is {ratio} for {} per second",
+            accessed_pages_per_second(&parts)
+        );
         let touched = profile.touched_bytes() as f64 / bytes(&parts) as f64;
-        assert!((0.8..1.1).contains(&touched), "{touched} of its memory");
-        // A known number of pages determines the accesses per visit.
+        assert!((0.8..1.1).contains(&touched), "touched fraction {touched}");
+        // The rate of page accesses determines the accesses per visit.
         let visit = sampled.accesses_per_visit(profile.pages_per_second());
         assert!((visit / VISIT - 1.0).abs() < 1e-3, "{visit}");
     }
@@ -114,31 +122,32 @@ fn access_rates_are_estimated_from_sparse_samples() {
 
 #[test]
 fn scattered_hot_pages_are_counted_exactly() {
-    // Every tenth of 10,000 pages is accessed in every sample, the others nearly never.
-    let one =
+    // Every tenth of 10,000 pages is accessed in every sample; the other pages are hardly accessed.
+    let ten_pages =
         |at| [PageGroup { pages: 1, visits: 200.0 }, PageGroup { pages: 9, visits: 0.1 * f64::from(at % 2) }];
-    let parts: Vec<PageGroup> = (0..1000).flat_map(one).collect();
+    let parts: Vec<PageGroup> = (0..1000).flat_map(ten_pages).collect();
     let profile = sample_set(&parts).tenant(&[PROCESS], bytes(&parts)).unwrap().profile(VISIT);
-    let hot: u64 = profile.regions.iter().filter(|one| one.touched > 0.9).map(|one| one.bytes / PAGE).sum();
+    let hot: u64 =
+        profile.regions.iter().filter(|region| region.touched > 0.9).map(|region| region.bytes / PAGE).sum();
     assert_eq!(hot, 1000);
-    let looks = profile.histogram(16 * PAGE).samples();
-    assert!((2500..3500).contains(&looks), "{looks}: 63 blocks of 16 pages, 40 times, and hardly any others");
+    let samples = profile.histogram(16 * PAGE).samples();
+    assert!((2500..3500).contains(&samples), "{samples}: expected 40 each of 63 hot blocks of 16 pages");
 }
 
 #[test]
 fn gap_between_mappings_is_not_memory() {
     let mut sample_set = sample_set(&[PageGroup { pages: 4000, visits: 2.5 }]);
     let accesses = sample_set.accesses.get_mut(&PROCESS).unwrap();
-    let elsewhere: Vec<_> =
+    let second_mapping: Vec<_> =
         accesses.iter().map(|access| Access { page: access.page + (1 << 30), ..*access }).collect();
-    accesses.extend(elsewhere);
+    accesses.extend(second_mapping);
     let profile = sample_set.tenant(&[PROCESS], 8000 * PAGE).unwrap().profile(VISIT);
     assert!(profile.touched_bytes() <= 8000 * PAGE);
 }
 
 #[test]
 fn distant_samples_do_not_count_the_gap_as_memory() {
-    // Two hot pages, and a few samples of others that are far apart, of a tenant that has 64 MiB.
+    // A tenant with 64 MiB has two hot pages, and four samples of pages that are 256 MiB apart.
     let mut sample_set = sample_set(&[PageGroup { pages: 2, visits: 1000.0 }]);
     let far = (1..5).map(|at| Access { page: 0x7f00_0000 + at * 0x1_0000, weight: PERIOD });
     sample_set.accesses.get_mut(&PROCESS).unwrap().extend(far);
@@ -173,9 +182,9 @@ fn perf_samples_have_process_page_and_weight() {
         own.iter().filter(is_counted).map(|access| access.weight).sum::<f64>()
     };
     let all = weight_sum(&|_| true);
-    assert!((0.5..2.0).contains(&(all / fault_count)), "{all} of {fault_count}");
-    let there = weight_sum(&|access| pages.contains(&access.page));
-    assert!(there > 0.5 * all, "{there} of {all} are in the written pages");
+    assert!((0.5..2.0).contains(&(all / fault_count)), "estimated {all} of {fault_count} faults");
+    let in_written_pages = weight_sum(&|access| pages.contains(&access.page));
+    assert!(in_written_pages > 0.5 * all, "{in_written_pages} of {all} faults are in written pages");
     cause_faults(Duration::from_millis(50));
     assert!(sampler.take().unwrap().accesses.is_empty(), "the stopped sampler took samples");
 }

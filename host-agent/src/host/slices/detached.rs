@@ -1,7 +1,7 @@
-//! Steps in which the kernel may block for ever: unbinding a driver waits until no page of the
-//! device is pinned, for example by VFIO or io_uring, and no signal ends that wait. Each step runs
-//! on a thread of its own, which is abandoned when it takes too long, so that a stuck slice does
-//! not delay others.
+//! Execution of steps in which the kernel may block forever. Unbinding a driver waits until no page
+//! of the device is pinned, for example by VFIO or io_uring, and signals do not end that wait. Each
+//! step runs in its own thread, which is abandoned after a time limit, so that a stuck slice does
+//! not delay other slices.
 
 use std::{
     collections::BTreeSet,
@@ -18,14 +18,14 @@ use units::limits::{SLICE_STEP_TIMEOUT, SLICES_STUCK_MAX};
 
 use super::{SliceError, SysfsError};
 
-/// Running steps, by device.
+/// Set of the devices with a running step, and the time limit for steps.
 #[derive(Debug)]
 pub(super) struct DetachedSteps {
     timeout: Duration,
     devices: Arc<Mutex<BTreeSet<String>>>,
 }
 
-/// Running step, until it is dropped.
+/// Registration of a running step; dropping it ends the registration.
 struct RunningStep {
     devices: Arc<Mutex<BTreeSet<String>>>,
     device: String,
@@ -37,7 +37,7 @@ impl Drop for RunningStep {
     }
 }
 
-/// A poisoned set is consistent: no call can panic while it is locked.
+/// Locks the set. A poisoned set is consistent, because no call can panic while the set is locked.
 fn lock(devices: &Mutex<BTreeSet<String>>) -> MutexGuard<'_, BTreeSet<String>> {
     devices.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -49,7 +49,7 @@ impl Default for DetachedSteps {
 }
 
 impl DetachedSteps {
-    /// Creates it with a time limit, after which steps are abandoned.
+    /// Creates an empty set with a time limit, after which steps are abandoned.
     pub(super) fn with_timeout(timeout: Duration) -> Self {
         Self { timeout, devices: Arc::default() }
     }
@@ -59,7 +59,7 @@ impl DetachedSteps {
         lock(&self.devices).len()
     }
 
-    /// Returns the devices with a running step.
+    /// Returns the names of the devices with a running step.
     pub(super) fn devices(&self) -> BTreeSet<String> {
         lock(&self.devices).clone()
     }
@@ -67,16 +67,17 @@ impl DetachedSteps {
     /// Checks that no step of a device is running.
     ///
     /// # Errors
-    /// [`SliceError::Stuck`]
+    /// [`SliceError::Stuck`] if a step is running.
     pub(super) fn check(&self, device: &str) -> Result<(), SliceError> {
         if lock(&self.devices).contains(device) { Err(self.stuck(device)) } else { Ok(()) }
     }
 
-    /// Runs a step and waits for it up to the time limit.
+    /// Runs a step in a new thread, and waits for its end up to the time limit.
     ///
     /// # Errors
-    /// Error of the step; [`SliceError::Stuck`] if this or an earlier step still runs;
-    /// [`SliceError::TooManyStuck`].
+    /// The error of the step; [`SliceError::Stuck`] if this or an earlier step of the device still
+    /// runs; [`SliceError::TooManyStuck`]; [`SliceError::StepFailed`] if the thread cannot be
+    /// started or panics.
     pub(super) fn run(
         &self,
         device: &str,
@@ -85,7 +86,7 @@ impl DetachedSteps {
         let running = self.start(device)?;
         let (sender, outcome) = mpsc::channel();
         let work = move || {
-            let _ = close_descriptors(); // a kernel that cannot, keeps them open for as long as the step takes
+            let _ = close_descriptors(); // on failure the descriptors stay open until the step ends
             let result = step();
             let device = running.device.clone();
             drop(running);
@@ -100,11 +101,11 @@ impl DetachedSteps {
             Ok(result) => Ok(result?),
             Err(RecvTimeoutError::Timeout) => {
                 let seconds = self.timeout.as_secs();
-                tracing::error!(device, seconds, "slice is stuck: the kernel waits for pinned pages of it");
+                tracing::error!(device, seconds, "slice is stuck: the kernel waits for pinned pages");
                 Err(self.stuck(device))
             }
             Err(RecvTimeoutError::Disconnected) => {
-                let errno = io::Error::other("the step panicked");
+                let errno = io::Error::other("the thread of the step panicked");
                 Err(SliceError::StepFailed { device: device.to_owned(), errno })
             }
         }
@@ -127,12 +128,12 @@ impl DetachedSteps {
     }
 }
 
-/// Gives this thread its own descriptor table, with the standard streams only. A thread that is
-/// stuck in the kernel outlives its process, and would keep the locks that the next agent needs.
+/// Gives this thread its own descriptor table with only the standard streams. A thread that is
+/// stuck in the kernel outlives its process, and would otherwise keep the agent's lock files open.
 fn close_descriptors() -> io::Result<()> {
     const FIRST: libc::c_uint = 3;
-    // SAFETY: the table is unshared before descriptors are closed, and the thread holds no
-    // descriptor: descriptors that it opens later are in its own table.
+    // SAFETY: the kernel unshares the descriptor table before it closes descriptors, so other
+    // threads keep theirs. No object owned by this thread refers to a closed descriptor.
     let done =
         unsafe { libc::syscall(libc::SYS_close_range, FIRST, libc::c_uint::MAX, libc::CLOSE_RANGE_UNSHARE) };
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
@@ -142,22 +143,22 @@ fn close_descriptors() -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// Returns a step that ends when the sender is dropped.
-    fn endless() -> (mpsc::Sender<()>, impl FnOnce() -> Result<(), SysfsError> + Send + 'static) {
+    /// Returns a step that blocks until the returned sender is dropped.
+    fn blocking_step() -> (mpsc::Sender<()>, impl FnOnce() -> Result<(), SysfsError> + Send + 'static) {
         let (end, ended) = mpsc::channel::<()>();
         (end, move || {
-            let _ = ended.recv(); // an error, once it is dropped
+            let _ = ended.recv(); // fails as soon as the sender is dropped
             Ok(())
         })
     }
 
     #[test]
-    fn stuck_step_does_not_block_others() {
+    fn stuck_step_does_not_block_other_devices() {
         let steps = DetachedSteps::with_timeout(Duration::from_millis(50));
-        let (end, step) = endless();
+        let (end, step) = blocking_step();
         let stuck = steps.run("dax1.1", step).unwrap_err();
         assert!(matches!(&stuck, SliceError::Stuck { device, .. } if device == "dax1.1"), "{stuck}");
-        let again = steps.run("dax1.1", || panic!("a second step of one device")).unwrap_err();
+        let again = steps.run("dax1.1", || panic!("a second step of the device ran")).unwrap_err();
         assert!(matches!(again, SliceError::Stuck { .. }), "{again}");
         steps.run("dax1.2", || Ok(())).unwrap();
         assert_eq!(steps.count(), 1);
@@ -173,28 +174,28 @@ mod tests {
         let steps = DetachedSteps::with_timeout(Duration::ZERO);
         let senders: Vec<_> = (0..SLICES_STUCK_MAX)
             .map(|n| {
-                let (end, step) = endless();
+                let (end, step) = blocking_step();
                 steps.run(&format!("dax1.{n}"), step).unwrap_err();
                 end
             })
             .collect();
-        let error = steps.run("dax2.1", || panic!("one step too many")).unwrap_err().to_string();
-        assert!(error.starts_with("dax2.1 is not changed: 64 slices are stuck"), "{error}");
+        let error = steps.run("dax2.1", || panic!("a step above the limit ran")).unwrap_err().to_string();
+        assert_eq!(error, "cannot change dax2.1: the limit of 64 stuck slices is reached");
         drop(senders);
     }
 
     #[test]
-    fn step_thread_closes_process_descriptors() {
+    fn step_thread_closes_descriptors_only_for_itself() {
         let file = tempfile::tempfile().unwrap();
         let number = std::os::fd::AsRawFd::as_raw_fd(&file);
-        let (sender, seen) = mpsc::channel();
+        let (sender, is_open) = mpsc::channel();
         let check = move || {
-            let is_open = std::path::Path::new(&format!("/proc/thread-self/fd/{number}")).exists();
-            sender.send(is_open).unwrap();
+            let exists = std::path::Path::new(&format!("/proc/thread-self/fd/{number}")).exists();
+            sender.send(exists).unwrap();
             Ok(())
         };
         DetachedSteps::with_timeout(Duration::from_secs(60)).run("dax1.1", check).unwrap();
-        assert!(!seen.recv().unwrap());
-        file.set_len(1).unwrap();
+        assert!(!is_open.recv().unwrap(), "the thread of the step still had the descriptor");
+        file.set_len(1).unwrap(); // the descriptor is still open in this thread
     }
 }

@@ -1,4 +1,4 @@
-//! One device-dax device: its attributes, and binding of drivers.
+//! One dax device: its attributes in sysfs, and the binding of drivers.
 
 use std::{
     fmt,
@@ -10,20 +10,20 @@ use rustix::fs::makedev;
 
 use super::{PresentSlice, Sysfs, SysfsError};
 
-/// Driver of a device.
+/// Driver of a dax device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Driver {
-    /// The device-dax driver: its node can be mapped.
+    /// Driver `device_dax`: processes can map the device's node in /dev.
     DeviceDax,
-    /// The kernel, as memory.
+    /// Driver `kmem`: the device is hot-added memory of the kernel.
     Kmem,
 }
 
-/// All drivers.
+/// All drivers that a slice can have.
 const DRIVERS: [Driver; 2] = [Driver::DeviceDax, Driver::Kmem];
 
 impl Driver {
-    /// Returns its name in sysfs and `modprobe`.
+    /// Returns the name of the driver in sysfs, which is also the name of its module.
     pub fn module(self) -> &'static str {
         match self {
             Self::DeviceDax => "device_dax",
@@ -35,8 +35,9 @@ impl Driver {
         Path::new("bus/dax/drivers").join(self.module())
     }
 
-    /// A CXL memory device belongs to kmem by default, so `device_dax` needs its name first; then
-    /// it binds at once.
+    /// Binds a device to the driver. The kernel matches dax devices of CXL memory to kmem by
+    /// default. Writing the name to `new_id` makes `device_dax` accept the device, and binds it
+    /// immediately.
     pub(super) fn bind(self, sysfs: &Sysfs, device: &str) -> Result<(), SysfsError> {
         match self {
             Self::DeviceDax => sysfs.write(self.folder().join("new_id"), device),
@@ -44,7 +45,8 @@ impl Driver {
         }
     }
 
-    /// Writes `remove_id` before `unbind`; a stale id would bind the next device of this name.
+    /// Unbinds a device from the driver. `remove_id` is written before `unbind`, because a stale id
+    /// would bind the next device of this name automatically.
     pub(super) fn unbind(self, sysfs: &Sysfs, device: &str) -> Result<(), SysfsError> {
         if self == Self::DeviceDax {
             sysfs.write(self.folder().join("remove_id"), device)?;
@@ -63,24 +65,25 @@ impl fmt::Display for Driver {
     }
 }
 
-/// Memory of a device.
+/// Memory of a dax device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Extent {
-    /// No memory.
+    /// The device has no memory.
     Empty,
-    /// One physical range.
+    /// The device has one range of physical addresses.
     At(Range<u64>),
-    /// Several ranges.
+    /// The device has several ranges.
     Scattered,
 }
 
-/// Device-dax device as shown by sysfs.
+/// Dax device as shown by sysfs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Device {
     pub(super) name: String,
     pub(super) extent: Extent,
+    /// Alignment of mappings, in bytes.
     pub(super) align: u64,
-    /// `rdev` of its node.
+    /// Device number: `rdev` of the node in /dev.
     pub(super) number: u64,
     pub(super) driver: Option<Driver>,
 }
@@ -94,19 +97,20 @@ impl Device {
         !self.is_seed() && matches!(&self.extent, Extent::At(at) if at == range)
     }
 
-    /// Returns whether it is the seed device of its region, which the kernel creates and never
+    /// Returns whether this is the seed device of its region, which the kernel creates and never
     /// deletes.
     pub(super) fn is_seed(&self) -> bool {
         self.name.ends_with(".0")
     }
 
-    /// Returns whether mappings of it contain its own memory only.
+    /// Returns whether the start of the device's memory is aligned to its `align`. Otherwise its
+    /// mappings would contain other memory.
     pub(super) fn is_aligned(&self) -> bool {
         matches!(&self.extent, Extent::At(range) if range.start.is_multiple_of(self.align))
     }
 }
 
-/// Returns the devices of a region. Devices removed meanwhile are skipped.
+/// Returns the dax devices of a region. Devices that are removed meanwhile are skipped.
 pub(super) fn all(sysfs: &Sysfs, folder: &Path) -> Result<Vec<Device>, SysfsError> {
     let read = sysfs.numbered(folder, "dax")?.into_iter().map(|name| match read(sysfs, folder, name) {
         Ok(device) => Ok(Some(device)),
@@ -116,13 +120,13 @@ pub(super) fn all(sysfs: &Sysfs, folder: &Path) -> Result<Vec<Device>, SysfsErro
     read.filter_map(Result::transpose).collect()
 }
 
-/// Returns the NUMA node of a region's memory, from one of its devices.
+/// Returns the NUMA node of a region's memory, as shown by the first dax device of the region.
 pub(super) fn node(sysfs: &Sysfs, folder: &Path) -> Result<u32, SysfsError> {
     let devices = sysfs.numbered(folder, "dax")?;
-    let nothing = || sysfs.unreadable(folder, String::new(), "a folder of dax devices");
-    let file = folder.join(devices.first().ok_or_else(nothing)?).join("target_node");
+    let no_device = || sysfs.unreadable(folder, String::new(), "a directory of dax devices");
+    let file = folder.join(devices.first().ok_or_else(no_device)?).join("target_node");
     let text = sysfs.text(&file)?;
-    text.parse().map_err(|_| sysfs.unreadable(file, text, "a node's number"))
+    text.parse().map_err(|_| sysfs.unreadable(file, text, "the number of a NUMA node"))
 }
 
 fn read(sysfs: &Sysfs, folder: &Path, name: String) -> Result<Device, SysfsError> {
@@ -149,9 +153,8 @@ fn number(sysfs: &Sysfs, device: &Path) -> Result<u64, SysfsError> {
     }
 }
 
-/// Returns the memory of a device. The files of its mappings are not read: Linux 6.12 deadlocks if
-/// they are read while the device's memory is released. Several mappings are recognized by their
-/// names.
+/// Returns the memory of a device. Mappings are only counted by their directory names: Linux 6.12
+/// deadlocks if the files of a mapping are read while the device's memory is released.
 fn extent(sysfs: &Sysfs, device: &Path) -> Result<Extent, SysfsError> {
     let bytes = sysfs.number(device.join("size"))?;
     match sysfs.numbered(device, "mapping")?.len() {

@@ -1,4 +1,4 @@
-//! Errors of a slice's state, with numbers and remedies.
+//! Errors of changes to slices. Messages contain the current values and, if known, the fix.
 
 use std::io;
 
@@ -6,133 +6,134 @@ use units::{Bytes, limits::SLICES_STUCK_MAX};
 
 use super::{Driver, SysfsError};
 
-/// One change to a slice's device.
+/// One change to the dax device of a slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Create it over its range.
+    /// Create the device over the slice's range.
     Create,
-    /// Set the alignment of mappings.
+    /// Set the alignment of the device's mappings.
     Align,
-    /// Bind it to a driver.
+    /// Bind the device to a driver.
     Bind(Driver),
-    /// Unbind it from its driver.
+    /// Unbind the device from its driver.
     Unbind(Driver),
-    /// Release its memory and delete it.
+    /// Release the device's memory and delete the device.
     Delete,
 }
 
-/// Reason why a slice did not reach its target state.
+/// Reason why slices cannot be used, or why a slice did not reach its target state.
 #[derive(Debug, thiserror::Error)]
 pub enum SliceError {
-    /// The kernel rejected an operation.
+    /// A file in sysfs could not be read or written.
     #[error(transparent)]
     Sysfs(#[from] SysfsError),
-    /// The slice does not exist.
-    #[error("slice index {index} is beyond {region}, which has {count} slices")]
+    /// The region has no slice of this index.
+    #[error("slice index {index} is out of range: {region} has {count} slices")]
     IndexOutOfRange {
-        /// Index.
+        /// Requested index.
         index: u32,
-        /// Number of slices.
+        /// Number of slices in the region.
         count: u32,
-        /// Where.
+        /// Name of the region.
         region: String,
     },
-    /// The kernel would map other memory than the requested range.
+    /// The region is not aligned, so the kernel would map other memory than the requested range.
     #[error(
         "the region begins at {base:#x}, which is not aligned to {least}: the kernel would map other memory"
     )]
     Misaligned {
-        /// Start of the region.
+        /// Physical address of the region's start.
         base: u64,
         /// Smallest supported alignment.
         least: Bytes,
     },
-    /// Unbound now, its memory would stay with the kernel until a reboot.
+    /// Memory blocks are online. If their device were unbound now, the memory would stay with the
+    /// kernel until a reboot.
     #[error(
-        "{device} is memory of the kernel, and {} are online: take them offline first (echo offline > \
+        "cannot unbind {device}, because its memory blocks {} are online: offline them (echo offline > \
          /sys/devices/system/memory/memoryN/state), and boot with memhp_default_state=offline so that they do not come online \
          automatically",
         online.join(" ")
     )]
     BlocksOnline {
-        /// Device.
+        /// Name of the dax device.
         device: String,
-        /// Blocks that are not offline.
+        /// Names of the memory blocks that are not offline.
         online: Vec<String>,
     },
-    /// Blocks come online by themselves.
+    /// The kernel onlines added memory blocks automatically.
     #[error(
         "added memory comes online automatically (/sys/devices/system/memory/auto_online_blocks is {policy}): boot with \
          memhp_default_state=offline, or echo offline into that file"
     )]
     Policy {
-        /// Policy of the kernel.
+        /// Value of `auto_online_blocks`.
         policy: String,
     },
     /// A slice is not a whole number of memory blocks.
-    #[error("memory blocks have {block}, which does not divide a slice of {} at {base:#x}", units::SLICE)]
+    #[error("a slice of {} at {base:#x} is not a whole number of memory blocks of {block}", units::SLICE)]
     BlockSize {
-        /// Size of a block.
+        /// Size of a memory block.
         block: Bytes,
-        /// Start of the region.
+        /// Physical address of the region's start.
         base: u64,
     },
-    /// The kernel has no such driver.
+    /// The module of a driver could not be loaded.
     #[error("driver {driver} is missing, and `modprobe {driver}` failed: {}", output.trim_end())]
     NoDriver {
-        /// Index.
+        /// Missing driver.
         driver: Driver,
-        /// Output of `modprobe`.
+        /// Error output of `modprobe`.
         output: String,
     },
-    /// Memory of the region that is no slice.
+    /// A dax device that is not a slice uses memory of the region.
     #[error(
-        "{device} has memory of the region, is {} and is not a slice: if it is unused, remove it (`daxctl destroy-device`)",
-        driver.map_or_else(|| "without a driver".to_owned(), |driver| format!("bound to {driver}"))
+        "{device} uses memory of the region, is {} and is not a slice: if it is unused, remove it (`daxctl destroy-device`)",
+        driver.map_or_else(|| "not bound to a driver".to_owned(), |driver| format!("bound to {driver}"))
     )]
     ForeignDevice {
-        /// Device.
+        /// Name of the dax device.
         device: String,
-        /// User of the device.
+        /// Driver to which the device is bound, if any.
         driver: Option<Driver>,
     },
-    /// The kernel waits until the pages are unpinned.
+    /// A step exceeded its time limit, because the kernel waits until pages are unpinned.
     #[error(
-        "{device} is stuck: the kernel has waited at least {seconds} s for its pages to be unpinned, for example by VFIO or io_uring; \
-         it continues when the process that pins them ends"
+        "{device} is stuck: the kernel has waited {seconds} s or more for pinned pages; end the process that pins them, \
+         for example by VFIO or io_uring"
     )]
     Stuck {
-        /// Device.
+        /// Name of the dax device.
         device: String,
-        /// Time limit.
+        /// Time limit of the step, in seconds.
         seconds: u64,
     },
     /// The limit of stuck slices is reached.
-    #[error("{device} is not changed: {SLICES_STUCK_MAX} slices are stuck, which is the limit")]
+    #[error("cannot change {device}: the limit of {SLICES_STUCK_MAX} stuck slices is reached")]
     TooManyStuck {
-        /// Device.
+        /// Name of the dax device.
         device: String,
     },
-    /// A step was not started, or has no result.
-    #[error("change {device}")]
+    /// The thread of a step could not be started, or panicked.
+    #[error("cannot change {device}")]
     StepFailed {
-        /// Device.
+        /// Name of the dax device.
         device: String,
         /// Cause.
         #[source]
         errno: io::Error,
     },
-    /// The kernel created a device that does not appear.
+    /// The kernel accepted a request for a new device, but no new device exists.
     #[error("the kernel reported a new dax device, but none exists")]
     DeviceNotCreated,
-    /// The kernel does not reach the target state, or another program interferes.
-    #[error("slice {index} is not {} after {steps} steps", target.map_or_else(|| "gone".to_owned(), |driver| format!("bound to {driver}")))]
+    /// The slice did not reach its target state, for example because another program changes it.
+    #[error("slice {index} is not {} after {steps} steps", target.map_or_else(|| "removed".to_owned(), |driver| format!("bound to {driver}")))]
     NotSettled {
-        /// Index.
+        /// Index of the slice.
         index: u32,
-        /// Target state.
+        /// Target state: bound to this driver, or `None` for removed.
         target: Option<Driver>,
-        /// Number of steps.
+        /// Number of performed steps.
         steps: usize,
     },
 }

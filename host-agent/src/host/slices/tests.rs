@@ -1,4 +1,4 @@
-//! States of a slice on a simulated /sys. Real kernels are tested in the rack in a box.
+//! States of a slice on a simulated /sys. Tests with emulated hosts use a real kernel.
 
 use rustix::fs::makedev;
 
@@ -7,7 +7,7 @@ use super::{super::sysfs::fake::FakeSysfs, *};
 const GIB: u64 = 1 << 30;
 const BASE: u64 = 43 * GIB;
 
-/// Creates a region of four slices, with an empty seed device.
+/// Adds a region of four slices with an empty seed device.
 fn region(fake: &FakeSysfs) -> Region {
     let files = [("dax_region/create", ""), ("dax_region/delete", ""), ("dax1.0/size", "0")];
     fake.files("region", &files);
@@ -15,7 +15,7 @@ fn region(fake: &FakeSysfs) -> Region {
     Region { name: "region1".into(), base: BASE, bytes: Bytes::gib(4), folder: fake.path("region") }
 }
 
-/// Adds a device over a range, in GiB from the start of the region.
+/// Adds a dax device over `gib` GiB that begin `start` GiB after the start of the region.
 fn add(fake: &FakeSysfs, name: &str, start: u64, gib: u64, driver: Option<Driver>) {
     let (first, last) = (BASE + start * GIB, BASE + (start + gib) * GIB - 1);
     let device = format!("region/{name}");
@@ -28,6 +28,8 @@ fn add(fake: &FakeSysfs, name: &str, start: u64, gib: u64, driver: Option<Driver
     }
 }
 
+/// Adds memory blocks of 128 MiB with consecutive numbers; `first` is the address divided by 128
+/// MiB.
 fn blocks_of_128_mib(fake: &FakeSysfs, first: u64, count: u64, state: &str) {
     fake.files(blocks::FOLDER, &[("block_size_bytes", "8000000")]);
     for number in first..first + count {
@@ -55,16 +57,15 @@ fn empty_device_of_killed_agent_is_removed() {
 }
 
 #[test]
-fn present_slices_are_found_with_their_driver() {
+fn present_slices_are_listed_with_their_drivers() {
     let fake = FakeSysfs::new(&[]);
     let region = region(&fake);
     add(&fake, "dax1.1", 2, 1, Some(Driver::DeviceDax));
     add(&fake, "dax1.4", 0, 1, None);
     let slices = Slices::open(&fake.sysfs, region).unwrap();
-    let present_slices =
+    let slice =
         |device: &str, driver| PresentSlice { device: device.into(), number: makedev(253, 7), driver };
-    let expected =
-        [(0, present_slices("dax1.4", None)), (2, present_slices("dax1.1", Some(Driver::DeviceDax)))];
+    let expected = [(0, slice("dax1.4", None)), (2, slice("dax1.1", Some(Driver::DeviceDax)))];
     assert_eq!(slices.present_slices().unwrap(), BTreeMap::from(expected));
     assert_eq!((slices.count(), slices.node(), slices.align()), (4, 2, Bytes::gib(1)));
 }
@@ -76,13 +77,13 @@ fn foreign_device_is_not_changed() {
     add(&fake, "dax1.3", 1, 2, Some(Driver::DeviceDax));
     let error = Slices::open(&fake.sysfs, region).unwrap_err().to_string();
     assert!(
-        error.starts_with("dax1.3 has memory of the region, is bound to device_dax and is not a slice"),
+        error.starts_with("dax1.3 uses memory of the region, is bound to device_dax and is not a slice"),
         "{error}"
     );
 }
 
 #[test]
-fn memory_with_online_block_is_never_unbound() {
+fn slice_with_online_block_is_not_unbound() {
     let fake = FakeSysfs::new(&[("bus/dax/drivers/kmem/unbind", "")]);
     let region = region(&fake);
     add(&fake, "dax1.1", 1, 1, Some(Driver::Kmem));
@@ -96,7 +97,7 @@ fn memory_with_online_block_is_never_unbound() {
 }
 
 #[test]
-fn misaligned_region_is_rejected_with_numbers() {
+fn misaligned_region_is_rejected() {
     assert_eq!(alignment(43 * GIB).unwrap(), Bytes::gib(1));
     assert_eq!(alignment(43 * GIB + (256 << 20)).unwrap(), Bytes::mib(2));
     let error = alignment(43 * GIB + (1 << 20)).unwrap_err().to_string();
@@ -110,11 +111,11 @@ fn slice_index_out_of_range_is_rejected() {
     let slices = Slices::open(&fake.sysfs, region).unwrap();
     assert_eq!(slices.range(3).unwrap(), BASE + 3 * GIB..BASE + 4 * GIB);
     let error = slices.remove(4).unwrap_err().to_string();
-    assert_eq!(error, "slice index 4 is beyond region1, which has 4 slices");
+    assert_eq!(error, "slice index 4 is out of range: region1 has 4 slices");
 }
 
 #[test]
-fn blocks_with_auto_online_policy_are_not_added() {
+fn auto_online_policy_or_large_block_prevents_hotplug() {
     let fake = FakeSysfs::new(&[]);
     let region = region(&fake);
     blocks_of_128_mib(&fake, 0, 1, "online");
@@ -124,12 +125,13 @@ fn blocks_with_auto_online_policy_are_not_added() {
     assert!(error.contains("is online_movable") && error.contains("memhp_default_state=offline"), "{error}");
     fake.files(blocks::FOLDER, &[("block_size_bytes", "80000000"), ("auto_online_blocks", "offline")]);
     let error = slices.ensure_kmem(0).unwrap_err().to_string();
-    assert!(error.starts_with("memory blocks have 2GiB, which does not divide a slice of 1GiB"), "{error}");
+    assert!(error.starts_with("a slice of 1GiB at 0x"), "{error}");
+    assert!(error.ends_with("is not a whole number of memory blocks of 2GiB"), "{error}");
 }
 
-/// Every state that a killed agent can leave, with each target.
+/// Checks the next step from every state in which a killed agent can leave a device.
 #[test]
-fn next_step_progresses_from_any_partial_state() {
+fn every_partial_state_has_a_next_step_to_every_target() {
     let device = |driver, align: Bytes| Device {
         name: "dax1.1".into(),
         extent: Extent::At(BASE..BASE + GIB),
@@ -159,7 +161,7 @@ fn next_step_progresses_from_any_partial_state() {
 }
 
 #[test]
-fn bound_slice_is_not_bound_again() {
+fn slice_with_target_driver_is_not_bound_again() {
     let fake = FakeSysfs::new(&[("bus/dax/drivers/device_dax/new_id", "")]);
     let region = region(&fake);
     add(&fake, "dax1.1", 1, 1, Some(Driver::DeviceDax));
@@ -172,9 +174,9 @@ fn bound_slice_is_not_bound_again() {
     );
 }
 
-/// The pipe has no reader: opening it for writing blocks, like pinned pages.
+/// Simulates pinned pages: `unbind` is a pipe without a reader, so opening it for writing blocks.
 #[test]
-fn stuck_slice_does_not_block_others() {
+fn stuck_slice_does_not_block_other_slices() {
     let drivers = ["device_dax/remove_id", "kmem/unbind"].map(|file| format!("bus/dax/drivers/{file}"));
     let fake = FakeSysfs::new(&drivers.each_ref().map(|file| (file.as_str(), "")));
     let region = region(&fake);
@@ -191,33 +193,34 @@ fn stuck_slice_does_not_block_others() {
     };
     stuck(&slices);
     assert!(slices.ensure_devdax(1).is_err(), "a device with a pending unbind was used");
-    // As shown by the kernel while it waits: the device has no driver, and deleting would wait for
-    // the same pages.
+    // While the kernel waits, sysfs already shows no driver; deleting the device would wait for the
+    // same pages.
     std::fs::remove_file(fake.path("region/dax1.1/driver")).unwrap();
     stuck(&slices);
     assert_ne!(fake.sysfs.text("region/dax1.1/size").unwrap(), "0");
     assert!(slices.ensure_devdax(1).is_err(), "the device was bound again");
-    slices.remove(2).unwrap_err(); // writes have no effect in this tree
+    slices.remove(2).unwrap_err(); // the fake sysfs never unbinds the device
     assert_eq!(fake.sysfs.text("bus/dax/drivers/kmem/unbind").unwrap(), "dax1.2");
     assert_eq!(slices.changing(), 1);
-    drop(std::fs::File::open(pipe).unwrap()); // the pages are not pinned any more
+    drop(std::fs::File::open(pipe).unwrap()); // a reader ends the wait, like unpinned pages
     while slices.changing() > 0 {
         std::thread::yield_now();
     }
-    let _ = slices.remove(1); // writes have no effect in this tree
+    let _ = slices.remove(1); // fails, because the fake sysfs never deletes the device
     assert_eq!(fake.sysfs.text("region/dax_region/delete").unwrap(), "dax1.1");
 }
 
-/// Creates a device of the region with 1 GiB at an offset in GiB, or without memory.
+/// Creates a device with 1 GiB of memory that begins `offset` GiB after the start of the region, or
+/// without memory.
 fn device(name: &str, offset: Option<u64>) -> Device {
     let extent = offset.map_or(Extent::Empty, |gib| Extent::At(BASE + gib * GIB..BASE + (gib + 1) * GIB));
     Device { name: name.into(), extent, align: 2 << 20, number: makedev(253, 7), driver: None }
 }
 
-/// An abandoned step freed its device's name while a device was created. The new device got this
-/// name, was not recognised, and remained without memory.
+/// Regression test: an abandoned step deleted its device while another device was created. The new
+/// device got the same name, was not recognized as new, and remained without memory.
 #[test]
-fn new_device_with_reused_name_is_found() {
+fn new_device_with_reused_name_is_recognized() {
     let before = [device("dax1.1", Some(1)), device("dax1.2", None)];
     let ended = BTreeSet::from(["dax1.2".to_owned()]);
     let after = || before.to_vec();
@@ -225,9 +228,9 @@ fn new_device_with_reused_name_is_found() {
         new_device(&before, ended, after).map(|device| device.name)
     };
     assert_eq!(found(&ended, after()), Some("dax1.2".into()));
-    assert_eq!(found(&BTreeSet::new(), after()), None, "the step is still running");
+    assert_eq!(found(&BTreeSet::new(), after()), None, "the step did not end");
     let with_memory = BTreeSet::from(["dax1.1".to_owned()]);
-    assert_eq!(found(&with_memory, after()), None, "the device has memory, so it is not new");
+    assert_eq!(found(&with_memory, after()), None, "a device with memory is not new");
     let with_new = [after(), vec![device("dax1.3", None)]].concat();
     assert_eq!(found(&ended, with_new), Some("dax1.3".into()), "a new name has precedence");
 }

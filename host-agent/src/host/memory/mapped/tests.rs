@@ -1,4 +1,4 @@
-//! Mapped memory on files in memory. Devices are tested with whole hosts.
+//! Tests of mappings with files in memory. Tests with emulated hosts use dax devices.
 
 use std::{num::NonZeroU64, os::unix::fs::FileExt as _};
 
@@ -45,7 +45,7 @@ fn zeroed_memory_is_zero_in_file_and_counted_once() {
 #[test]
 fn write_back_keeps_contents_with_either_instruction() {
     let file = file();
-    file.write_all_at(b"kept", BYTES - 4).unwrap();
+    file.write_all_at(b"data", BYTES - 4).unwrap();
     for flush in [FlushInstruction::detect(), FlushInstruction::Clflush] {
         let mapped = Mapped { flush, ..Mapped::map(&file, BYTES).unwrap() };
         mapped.write_back().unwrap();
@@ -54,24 +54,25 @@ fn write_back_keeps_contents_with_either_instruction() {
 }
 
 #[test]
-fn removed_memory_is_an_error_and_never_zeros() {
+fn removed_memory_is_an_error_and_not_zero() {
     let file = file();
     file.write_all_at(&[1], BYTES - 1).unwrap();
     let mapped = Mapped::map(&file, BYTES).unwrap();
     file.set_len(BYTES / 2).unwrap();
-    let gone = |result: io::Result<()>| assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::ENXIO));
+    let assert_removed =
+        |result: io::Result<()>| assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::ENXIO));
     let progress = AtomicU64::new(0);
-    gone(mapped.zero(&unthrottled(), &progress));
-    assert!(progress.into_inner() < BYTES / 2 + 1, "removed memory was counted");
-    gone(mapped.first_not_zero(None).map(drop));
-    gone(mapped.write_back());
+    assert_removed(mapped.zero(&unthrottled(), &progress));
+    assert!(progress.into_inner() < BYTES / 2 + 1, "removed memory was counted as zeroed");
+    assert_removed(mapped.first_not_zero(None).map(drop));
+    assert_removed(mapped.write_back());
     file.set_len(BYTES).unwrap();
-    gone(mapped.first_not_zero(None).map(drop));
+    assert_removed(mapped.first_not_zero(None).map(drop));
     assert_eq!(Mapped::map(&file, BYTES).unwrap().first_not_zero(None).unwrap(), None);
 }
 
 #[test]
-fn removed_memory_affects_only_its_thread() {
+fn removed_memory_does_not_affect_other_threads() {
     let (intact, lost) = (file(), file());
     lost.set_len(0).unwrap();
     std::thread::scope(|scope| {
