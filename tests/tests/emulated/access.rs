@@ -58,8 +58,9 @@ fn assert_allowed(rack: &EmulatedRack, user: &str, command: &str) {
 
 /// Reserves the only slice for a VM of a user.
 fn reserve_for(rack: &EmulatedRack, vm: &str, uid: u32) {
-    let request =
-        format!("reserve --host h0 --vm {vm} --pool 1GiB --request-id {vm} --uid {uid} --local 64MiB --wait-ready");
+    let request = format!(
+        "reserve --host h0 --vm {vm} --pool 1GiB --request-id {vm} --uid {uid} --local 64MiB --wait-ready"
+    );
     rack.tarn(&request);
     rack.tarn(&format!("commit {vm}"));
 }
@@ -174,10 +175,11 @@ fn documented_certificates_and_users_limit_access_with_device_dax() {
     assert_denied(&rack, TENANT, &open, "Permission denied");
 }
 
-/// An attack: in a mount namespace, gives a file ($1) the name of the agent's file for a slice.
+/// An attack: in a mount namespace, gives a file of root the name of the agent's file for a slice.
 const RENAME_SCRIPT: &str = r#"
-mount -t tmpfs none /mnt && cd /mnt && mkdir old && name="memfd:tarn-slice-0.1 (deleted)" && : > "$name" &&
-mount --bind /etc/victim "$name" && pivot_root . old && exec 9< "/$name" && /old/bin/sleep 100000"#;
+name="memfd:tarn-slice-0.1 (deleted)"
+mount -t tmpfs none /mnt && cd /mnt && : > "$name" && mount --bind /etc/victim "$name" && mount --move . / &&
+exec 9< "$name" && sleep 100000"#;
 
 #[test]
 fn users_cannot_access_memory_of_others_with_memory_blocks() {
@@ -191,7 +193,6 @@ fn users_cannot_access_memory_of_others_with_memory_blocks() {
     assert_process_is_protected(&rack, &pid_of(&rack, "host-agent"));
 
     rack.run(0, "echo data > /etc/victim");
-    rack.host(0).run("echo").unwrap();
     rack.run(
         0,
         &format!(
