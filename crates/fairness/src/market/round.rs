@@ -38,7 +38,7 @@ pub(super) struct ActiveSet {
     /// Indices of the active tenants in ascending order.
     pub tenants: Vec<usize>,
     /// Dividend with which each evaluation starts.
-    dividend_min: f64,
+    first_dividend: f64,
     /// Inactive tenants that demand a fixed amount of memory at any price and spend the rest of
     /// their budget on bandwidth.
     fixed_memory: FixedDemand,
@@ -75,7 +75,7 @@ impl ActiveSet {
     pub fn all(tenants: usize) -> Self {
         Self {
             tenants: (0..tenants).collect(),
-            dividend_min: 1.0,
+            first_dividend: 1.0,
             fixed_memory: FixedDemand::default(),
             fixed_bandwidth: FixedDemand::default(),
             satiated_demand: Bundle::default(),
@@ -88,13 +88,13 @@ impl ActiveSet {
         let mut all = std::mem::take(&mut self.tenants);
         all.clear();
         all.extend(0..tenants);
-        *self = Self { tenants: all, dividend_min: dividend, ..Self::all(0) };
+        *self = Self { tenants: all, first_dividend: dividend, ..Self::all(0) };
     }
 
     /// Removes tenants that make the same choice at both prices from the set and from both rounds.
     /// `low` is the round at the lower memory price.
     pub fn shrink<U: Utility>(&mut self, market: &Market<'_, U>, low: &mut Round, high: &mut Round) {
-        self.dividend_min = low.dividend.min(high.dividend);
+        self.first_dividend = low.dividend.min(high.dividend);
         let (low_prices, high_prices) = (market.prices(low.price), market.prices(high.price));
         let mut kept = 0;
         for at in 0..self.tenants.len() {
@@ -196,7 +196,7 @@ impl Round {
         warm_starts: &mut [WarmStart],
     ) {
         self.price = price;
-        self.dividend = active.dividend_min;
+        self.dividend = active.first_dividend;
         let mut spending = self.evaluate_with_dividend(market, active, self.dividend, warm_starts);
         let (mut target, mut evaluated) = (spending.clearing_dividend(), self.dividend);
         if target < self.dividend * (1.0 - 1e-12) && self.dividend > 1.0 {

@@ -32,8 +32,8 @@ pub struct Demand {
 }
 
 /// State of a tenant from the last evaluation of its demand in a market, from which the next
-/// evaluation starts. All fields are 0 before the first evaluation. Each utility defines the
-/// meaning of `position` and of the query.
+/// evaluation starts. Before the first evaluation all fields are 0, except `position` if it is
+/// known from the last market. Each utility defines the meaning of `position` and of the query.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct WarmStart {
     /// Position of the last answer, such as an index of a knot or of a grid point. Only this field
