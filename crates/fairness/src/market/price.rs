@@ -54,7 +54,8 @@ const JUMPING_TENANTS_MAX: usize = 4;
 /// Fraction of the bracket's width to which a jump is located if the demand of the other tenants
 /// changes as much. A more precise location would not help then.
 const JUMP_LOCATION_FRACTION: f64 = 1.0 / 64.0;
-/// Number of tenants per tenant in the sample from which the starting price is estimated.
+/// Ratio of the number of tenants to the size of the sample from which the starting price is
+/// estimated.
 const ESTIMATE_SAMPLE_DIVISOR: usize = 16;
 /// Smallest sample, in tenants, from which the starting price is estimated.
 const ESTIMATE_SAMPLE_MIN: usize = 32;

@@ -47,7 +47,7 @@ pub enum SlowdownError {
     /// The ratio of miss time to hit time is out of range.
     #[error("gamma: {0} is out of range, must be 0 to 1,000,000")]
     Gamma(f64),
-    /// The wanted bandwidth, in MB/s, is not finite or negative.
+    /// The wanted bandwidth, in MB/s, is negative or not finite.
     #[error("wanted bandwidth in MB/s: {0} is out of range, must be a finite number of at least 0")]
     Wanted(f64),
 }

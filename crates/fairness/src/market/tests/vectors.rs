@@ -1,9 +1,9 @@
-//! Worked examples, to nine digits where demand is known in closed form.
+//! Worked examples with known outcomes, to nine digits if demand has a closed form.
 
 use super::*;
 use crate::curve::{Knot, MissCurve};
 
-/// `f(c, b) = c²/2 + cb` of Spirit's figure 3, with its demand in closed form.
+/// Utility `f(c, b) = c²/2 + cb` of Spirit's figure 3, with its demand in closed form.
 struct Toy;
 
 impl Utility for Toy {
@@ -23,7 +23,7 @@ impl Utility for Toy {
     }
 }
 
-/// Demands a single good, as much as the budget buys.
+/// Utility of a tenant that spends its whole budget on one good.
 struct SingleGood(fn(Bundle) -> f64);
 
 impl Utility for SingleGood {
@@ -41,6 +41,7 @@ impl Utility for SingleGood {
     }
 }
 
+/// Returns the three tenants of Spirit's figure 3.
 fn toy(weights: [f64; 3]) -> Vec<Tenant<BoxedUtility>> {
     let utilities: [BoxedUtility; 3] = [
         Box::new(Toy),
@@ -51,13 +52,15 @@ fn toy(weights: [f64; 3]) -> Vec<Tenant<BoxedUtility>> {
     tenants.map(|(utility, weight)| Tenant::new(weight, FINE, utility)).collect()
 }
 
-fn near(a: f64, b: f64, tolerance: f64, context: &str) {
-    assert!((a - b).abs() <= tolerance, "{context}: {a} is not {b}");
+fn near(actual: f64, expected: f64, tolerance: f64, context: &str) {
+    assert!((actual - expected).abs() <= tolerance, "{context}: {actual}, expected {expected}");
 }
 
 #[test]
-fn paper_example_clears_at_its_closed_form() {
+fn paper_example_clears_at_the_closed_form_prices() {
     let third = 1.0 / 3.0;
+    // Columns: weights, memory price, bundle of the first tenant, bandwidth of the second, memory
+    // of the third, value of the first.
     #[rustfmt::skip]
     let vectors = [
         ([third, third, third], 0.589197293, (0.434258546, 0.188580485), 0.811419515, 0.565741454, 0.176182929),
@@ -71,8 +74,8 @@ fn paper_example_clears_at_its_closed_form() {
         let context = format!("{weights:?}, {:?}", outcome.status);
         near(outcome.memory_price, price, 1e-9, &context);
         let [one, two, three] = [0, 1, 2].map(|tenant| part(outcome.bought[tenant]));
-        for (got, is) in [(one.0, c1), (one.1, b1), (two.1, b2), (three.0, c3)] {
-            near(got, is, 1e-9, &context);
+        for (actual, expected) in [(one.0, c1), (one.1, b1), (two.1, b2), (three.0, c3)] {
+            near(actual, expected, 1e-9, &context);
         }
         near(Toy.value(outcome.bought[0]), f1, 1e-9, &context);
         assert!(certificate.sharing_incentive >= 1.0 - 1e-9, "{context}: {certificate:?}");
@@ -106,7 +109,7 @@ fn indifferent_tenant_leaves_both_goods_to_the_others() {
 }
 
 #[test]
-fn abundant_good_is_free_and_the_other_split_by_weight() {
+fn abundant_good_is_free_and_the_other_good_is_split_by_weight() {
     let small = || grid(|c: f64, b: f64| c * (0.1 + b.min(0.2)));
     let (outcome, certificate) = cleared(&equal_tenants(vec![small(), small(), small()]));
     near(outcome.memory_price, 1.0, 1e-9, "price");
@@ -118,7 +121,7 @@ fn abundant_good_is_free_and_the_other_split_by_weight() {
 }
 
 #[test]
-fn either_or_tenants_get_one_good_each() {
+fn two_tenants_that_use_one_good_only_get_one_good_each() {
     let either = || grid(|c: f64, b: f64| c.max(b));
     let (outcome, certificate) = cleared(&equal_tenants(vec![either(), either()]));
     near(outcome.memory_price, 0.5, 1e-6, "price");
@@ -130,7 +133,7 @@ fn either_or_tenants_get_one_good_each() {
 }
 
 #[test]
-fn marginal_of_three_either_or_tenants_gets_its_fair_share() {
+fn marginal_of_three_tenants_that_use_one_good_only_gets_its_fair_share() {
     let either = || grid(|c: f64, b: f64| c.max(b));
     let tenants = equal_tenants(vec![either(), either(), either()]);
     let market = Market::new(FINE, &tenants).unwrap();
@@ -143,17 +146,17 @@ fn marginal_of_three_either_or_tenants_gets_its_fair_share() {
         near(market.certify(&outcome).envy.unwrap(), 1.0, 1e-5, "envy of the marginal tenant");
         tenant
     };
-    let turns: std::collections::BTreeSet<usize> = (0..3).map(marginal).collect();
-    assert_eq!(turns.len(), 3, "turns rotate the marginal tenant");
+    let marginal_tenants: std::collections::BTreeSet<usize> = (0..3).map(marginal).collect();
+    assert_eq!(marginal_tenants.len(), 3, "`turn` rotates the marginal tenant");
 }
 
-/// Six tenants with known slowdowns: half of them are sensitive to memory, half to bandwidth.
+/// Returns six tenants with slowdown utilities: three are sensitive to memory, three to bandwidth.
 fn six() -> Vec<Tenant<BoxedUtility>> {
-    six_of(1.0)
+    six_scaled(1.0)
 }
 
-/// The same tenants, scaled for a supply shared by `times` copies.
-fn six_of(times: f64) -> Vec<Tenant<BoxedUtility>> {
+/// Returns the tenants of [`six`], scaled for a supply that `times` copies of them share.
+fn six_scaled(times: f64) -> Vec<Tenant<BoxedUtility>> {
     let curve = |skew: f64, footprint: f64| {
         let knot = |at: u32| {
             let part = f64::from(at) / 64.0;
@@ -200,15 +203,15 @@ fn warm_start_needs_fewer_rounds_for_the_same_shares() {
     let warm = market.clear(ClearingOptions { warm_start: cold.warm_start.clone(), turn: 0 });
     near(warm.memory_price, cold.memory_price, 1e-9, "price");
     assert!(warm.rounds < cold.rounds, "{} of {}", warm.rounds, cold.rounds);
-    let wrong = MarketWarmStart { memory_price: Some(0.001), positions: vec![9999; 6] };
-    let misled = market.clear(ClearingOptions { warm_start: wrong, turn: 0 });
-    near(misled.memory_price, cold.memory_price, 1e-9, "price");
+    let bad = MarketWarmStart { memory_price: Some(0.001), positions: vec![9999; 6] };
+    let badly_warmed = market.clear(ClearingOptions { warm_start: bad, turn: 0 });
+    near(badly_warmed.memory_price, cold.memory_price, 1e-9, "price after a bad warm start");
 }
 
 #[test]
-fn sample_of_tenants_only_sets_the_starting_price() {
-    // Tenants that spend a quarter on memory come first. The price of these alone would be a
-    // quarter.
+fn sample_of_tenants_sets_the_starting_price_but_not_the_outcome() {
+    // The sample contains only the first tenants, which spend a quarter of their budget on memory.
+    // The price estimated from the sample is 0.25, but the clearing price is 0.5.
     let spends = |memory: f64| grid(move |c, b| c.powf(memory) * b.powf(1.0 - memory));
     let tenants: Vec<_> = (0..1200).map(|tenant| spends(if tenant < 600 { 0.25 } else { 0.75 })).collect();
     let (outcome, certificate) = cleared(&equal_tenants(tenants));
@@ -220,7 +223,7 @@ fn sample_of_tenants_only_sets_the_starting_price() {
 #[test]
 fn replicated_tenants_clear_at_the_same_price() {
     let (few, _) = cleared(&six());
-    let (many, certificate) = cleared(&(0..200).flat_map(|_| six_of(200.0)).collect::<Vec<_>>());
+    let (many, certificate) = cleared(&(0..200).flat_map(|_| six_scaled(200.0)).collect::<Vec<_>>());
     near(many.memory_price, few.memory_price, 1e-9, "price");
     assert!(certificate.sharing_incentive >= 1.0 - 1e-9, "{certificate:?}");
 }
