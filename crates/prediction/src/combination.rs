@@ -45,8 +45,8 @@ pub struct VmMix {
     /// h: share of all VMs that have enough history to predict sensitivity. Other VMs are never
     /// placed with all their memory. Pond has 0.8 (section 6.1).
     pub history: Fraction,
-    /// r: probability that an overpredicted VM is slowed down beyond the margin. Pond has about 0.25
-    /// for a margin of 5 % (section 6.5).
+    /// r: probability that an overpredicted VM is slowed down beyond the margin. Pond has about
+    /// 0.25 for a margin of 5 % (section 6.5).
     pub exceeds: Fraction,
 }
 
@@ -78,8 +78,8 @@ impl CombinedPoint {
         }
     }
 
-    /// Returns the key by which pairs with the same `pool` and `miss` are sorted, so that the result
-    /// does not depend on the order of the points.
+    /// Returns the key by which pairs with the same `pool` and `miss` are sorted, so that the
+    /// result does not depend on the order of the points.
     fn tie_breaker(&self) -> [f64; 4] {
         let Self { insensitive, frigid, .. } = self;
         [insensitive.fp, insensitive.placed, frigid.op, frigid.share].map(Fraction::get)
@@ -87,9 +87,9 @@ impl CombinedPoint {
 }
 
 /// Returns the pair with the most memory on the pool for which at most the fraction `x` of all VMs
-/// are expected to be slowed down beyond the margin. Of several pairs with equal memory, returns the
-/// pair with the fewest misses. Points are not interpolated. The pair that places nothing is always
-/// allowed, so that a result always exists. Points may be in any order and may repeat.
+/// are expected to be slowed down beyond the margin. Of several pairs with equal memory, returns
+/// the pair with the fewest misses. Points are not interpolated. The pair that places nothing is
+/// always allowed, so that a result always exists. Points may be in any order and may repeat.
 pub fn solve(
     insensitive: &[InsensitivityPoint],
     frigid: &[FrigidPoint],

@@ -112,7 +112,7 @@ fn changed_weight_takes_effect_in_the_next_epoch() {
 }
 
 #[test]
-fn new_tenant_starts_at_fair_share_and_departed_tenant_frees_its_share() {
+fn new_tenant_gets_a_share_and_departed_tenant_frees_its_share() {
     let mut epochs = EpochAllocator::default();
     let two = [stream(), key_value()];
     converge(&mut epochs, &two);

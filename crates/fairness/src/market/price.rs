@@ -9,9 +9,9 @@
 //! Total demand between two prices is nearly linear in the logarithm of the price ratio, except for
 //! jumps. With a piecewise linear curve, a tenant's demand jumps from knot to knot, and the
 //! clearing price is usually at such a jump. Interpolation alone would then converge as slowly as
-//! bisection. Therefore `interpolate` evaluates the few tenants with the largest jumps separately to
-//! locate the jump, and few rounds with all tenants remain. Interpolation is used only while enough
-//! rounds remain for bisection.
+//! bisection. Therefore `interpolate` evaluates the few tenants with the largest jumps separately
+//! to locate the jump, and few rounds with all tenants remain. Interpolation is used only while
+//! enough rounds remain for bisection.
 //!
 //! Tenants that demand the same amount of a good at both ends of the bracket are removed from the
 //! active set until the search ends (`shrink_active_set`).
@@ -451,8 +451,8 @@ fn log_ratio(price: f64) -> f64 {
     (price / (1.0 - price)).ln()
 }
 
-/// Returns the logarithm of the price ratio at which memory is sold exactly, by linear interpolation
-/// (secant method) of the logarithm of demand between both ends of the bracket.
+/// Returns the logarithm of the price ratio at which memory is sold exactly, by linear
+/// interpolation (secant method) of the logarithm of demand between both ends of the bracket.
 fn secant(low: &PricePoint, high: &PricePoint) -> f64 {
     let (over, under) = (low.round.sum.memory.ln(), -high.round.sum.memory.max(DEMAND_FLOOR).ln());
     low.ratio + (high.ratio - low.ratio) * over / (over + under)

@@ -9,10 +9,10 @@
 //! where `MR(m)` is the miss ratio, `γ` the ratio of miss time to hit time, and `wanted` the
 //! bandwidth that the tenant could use.
 //!
-//! Erratum: as printed, the wanted bandwidth is the used bandwidth, or the bandwidth of the candidate
-//! bundle if the tenant saturates its share. A tenant that saturates its share would then neither
-//! gain by more bandwidth nor lose by less. Here `wanted` is one number for all bundles; see
-//! [`crate::profile::wanted`].
+//! Erratum: as printed, the wanted bandwidth is the used bandwidth, or the bandwidth of the
+//! candidate bundle if the tenant saturates its share. A tenant that saturates its share would then
+//! neither gain by more bandwidth nor lose by less. Here `wanted` is one number for all bundles;
+//! see [`crate::profile::wanted`].
 //!
 //! If all of the budget is spent on memory, it buys a size `reach`. For a convex miss-ratio curve,
 //! the best memory size is the point at which a line through `(reach, 0)` is tangent to the curve.

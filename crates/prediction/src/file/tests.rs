@@ -202,8 +202,8 @@ fn imported_model_is_calibrated_and_round_trips() {
     let text = String::from_utf8(file.write().unwrap()).unwrap();
     assert!(["\"foreign\":", "\"answer\":", "\"off\":"].iter().all(|name| text.contains(name)));
     round_trip(&file);
-    // The imported model predicts 0.5 for VMs of up to 4 GiB, and 0.25 for larger VMs. The offset of
-    // a level is the same for both, so that the difference stays 0.25.
+    // The imported model predicts 0.5 for VMs of up to 4 GiB, and 0.25 for larger VMs. The offset
+    // of a level is the same for both, so that the difference stays 0.25.
     let request = |gib| VmRequest {
         groups: Groups::default(),
         requested: Bytes::gib(gib),

@@ -1,8 +1,8 @@
 //! Backtest of the prediction of frigid memory (Pond, section 6.4.2 and figure 10c).
 //!
-//! VMs are replayed in the order of their start. Each VM is predicted from the VMs that ended before
-//! its start, and the prediction is compared with its outcome. Only this module orders the events,
-//! so that no outcome can leak into its own prediction.
+//! VMs are replayed in the order of their start. Each VM is predicted from the VMs that ended
+//! before its start, and the prediction is compared with its outcome. Only this module orders the
+//! events, so that no outcome can leak into its own prediction.
 //!
 //! Limitations: a trace does not contain VMs that run beyond its end, and the outcomes of
 //! long-running VMs become known late.

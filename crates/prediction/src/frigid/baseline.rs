@@ -1,6 +1,6 @@
 //! Baselines for the prediction of frigid memory (Pond, section 6.4.2 and figure 10c): the paper's
-//! quantile, a fixed share, and rules that operators use. In the backtest, every method has the same
-//! inputs at the same time.
+//! quantile, a fixed share, and rules that operators use. In the backtest, every method has the
+//! same inputs at the same time.
 
 use units::Fraction;
 

@@ -65,9 +65,9 @@ pub enum ModelSource {
 }
 
 impl ModelSource {
-    /// Trains a model, or fits the offsets of the imported model, on outcomes. `features` is the row
-    /// of features of each VM before its start, and `untouched` the untouched share of each VM. The
-    /// result is deterministic for the same arguments.
+    /// Trains a model, or fits the offsets of the imported model, on outcomes. `features` is the
+    /// row of features of each VM before its start, and `untouched` the untouched share of each VM.
+    /// The result is deterministic for the same arguments.
     ///
     /// # Panics
     /// Panics if there is no row, or if the lengths of `features` and `untouched` differ.

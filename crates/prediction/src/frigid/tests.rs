@@ -37,8 +37,8 @@ fn row(key: &str, gib: u64, hour: u64, untouched: f64) -> VmSample {
     VmSample { request, outcome: Outcome { ended, untouched: fraction(untouched), usage }, is_trusted: true }
 }
 
-/// Returns samples of 20 customers. The VMs of half of the customers leave 50 to 60 % untouched, and
-/// all other VMs a random share.
+/// Returns samples of 20 customers. The VMs of half of the customers leave 50 to 60 % untouched,
+/// and all other VMs a random share.
 fn customers(rng: &mut Pcg64Mcg, rows: u64) -> Vec<VmSample> {
     let mut sample = |n: u64| {
         let customer = rng.random_range(0..20);

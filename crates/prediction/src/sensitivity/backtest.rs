@@ -1,6 +1,6 @@
-//! Backtest of the sensitivity prediction (Pond, figure 10b). The programs are split into two random
-//! halves several times. The forest is trained on one half. The forest and both threshold baselines
-//! are scored on the other half. All workloads of one program are in the same half.
+//! Backtest of the sensitivity prediction (Pond, figure 10b). The programs are split into two
+//! random halves several times. The forest is trained on one half. The forest and both threshold
+//! baselines are scored on the other half. All workloads of one program are in the same half.
 
 use std::collections::BTreeSet;
 

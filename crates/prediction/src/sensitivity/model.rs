@@ -53,8 +53,8 @@ impl Model {
     /// Trains a model on labelled workloads. The result is deterministic for the same arguments.
     ///
     /// # Errors
-    /// Returns [`EvaluationError`] if there are too few programs, or if all or none of the workloads
-    /// are slowed down beyond the margin.
+    /// Returns [`EvaluationError`] if there are too few programs, or if all or none of the
+    /// workloads are slowed down beyond the margin.
     pub fn train(workloads: &[Workload], pdm: Fraction, seed: u64) -> Result<Self, EvaluationError> {
         EvaluationError::check(workloads, pdm)?;
         let fitted = train_forest(&workloads.iter().collect::<Vec<_>>(), pdm.get(), seed);
@@ -67,8 +67,8 @@ impl Model {
     /// not be in the training set of the imported model.
     ///
     /// # Errors
-    /// Returns [`EvaluationError`] if there are too few programs, or if all or none of the workloads
-    /// are slowed down beyond the margin.
+    /// Returns [`EvaluationError`] if there are too few programs, or if all or none of the
+    /// workloads are slowed down beyond the margin.
     pub fn imported(
         model: ImportedModel,
         workloads: &[Workload],
@@ -80,8 +80,8 @@ impl Model {
         Ok(Self { predictor: Predictor::Imported(model), pdm, cutoffs: cutoffs(scored) })
     }
 
-    /// Predicts the probability that a workload is slowed down beyond the margin. Counters that were
-    /// not measured must be NaN.
+    /// Predicts the probability that a workload is slowed down beyond the margin. Counters that
+    /// were not measured must be NaN.
     pub fn probability(&self, counters: &[f64; COUNTERS.len()]) -> f64 {
         match &self.predictor {
             Predictor::Trained(forest) => forest.predict_one(counters),

@@ -58,7 +58,7 @@ fn same_seed_gives_same_splits() {
 }
 
 #[test]
-fn too_few_programs_invalid_splits_and_single_class_are_rejected() {
+fn workloads_that_cannot_be_evaluated_are_rejected() {
     let evaluate = |workloads: &[Workload], splits| {
         run(workloads, fraction(0.05), &[fraction(0.1)], splits, 1).unwrap_err()
     };

@@ -160,7 +160,7 @@ fn nfcore_task_has_groups_by_process_and_sample() {
 /// Skipped if the public traces are missing, because they are not part of the repository. Prints
 /// the numbers in README.md.
 #[test]
-fn predictions_of_public_traces_meet_the_rate_and_beat_a_fixed_share() {
+fn public_traces_meet_the_target_rate_and_beat_a_fixed_share() {
     if let Some(weeks) = read_public("vm-memory/bitbrains-rnd/vm_week.csv.gz", Layout::BitbrainsWeek) {
         let number = |sample: &VmSample| sample.request.groups.vm.parse::<u32>().unwrap();
         for draw in 0..4 {

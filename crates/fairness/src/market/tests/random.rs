@@ -162,7 +162,7 @@ impl Utility for PriceDependent {
 }
 
 #[test]
-fn inactive_tenant_with_changed_demand_does_not_change_the_outcome() {
+fn demand_change_of_inactive_tenant_does_not_change_the_outcome() {
     for from in [0.30, 0.40, 0.45, 0.48, 0.52, 0.55, 0.60] {
         let bought = |is_convex| {
             let price_dependent = PriceDependent { range: from..from + 0.1, is_convex };
@@ -370,8 +370,8 @@ proptest! {
         let cold = market.clear(ClearingOptions::default());
         let warm_start = MarketWarmStart { memory_price: Some(price), positions: positions[..tenants.len()].to_vec() };
         let warm = market.clear(ClearingOptions { warm_start, turn: 0 });
-        // If several prices clear the market, the outcomes may differ. The outcome of the warm start
-        // must then be free of envy and leave no more supply unsold.
+        // If several prices clear the market, the outcomes may differ. The outcome of the warm
+        // start must then be free of envy and leave no more supply unsold.
         let value = |outcome: &Outcome, at: usize| tenants[at].utility.value(outcome.bought[at]);
         let is_same = (0..tenants.len()).all(|at| (value(&cold, at) / value(&warm, at) - 1.0).abs() <= 1e-6);
         let certificate = market.certify(&warm);
@@ -470,7 +470,7 @@ proptest! {
 /// Regression test with tenants for which several prices clear the market. The order of tenants
 /// changes the rounding of sums, which must not change the price.
 #[test]
-fn tenant_order_is_irrelevant_if_several_prices_clear_the_market() {
+fn tenant_order_is_irrelevant_with_several_clearing_prices() {
     let one = |(skew, footprint, floor, wanted)| (1000.0, Kind::Slowdown { skew, footprint, floor, wanted });
     let in_order = [
         (0.832_367_248_158_470_6, 1.143_252_095_815_549_2, 0.176_880_239_242_555_72, 1.763_220_427_824_44),

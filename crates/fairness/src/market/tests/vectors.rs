@@ -121,7 +121,7 @@ fn abundant_good_is_free_and_the_other_good_is_split_by_weight() {
 }
 
 #[test]
-fn two_tenants_that_use_one_good_only_get_one_good_each() {
+fn two_tenants_using_one_good_get_one_good_each() {
     let either = || grid(|c: f64, b: f64| c.max(b));
     let (outcome, certificate) = cleared(&equal_tenants(vec![either(), either()]));
     near(outcome.memory_price, 0.5, 1e-6, "price");
@@ -133,7 +133,7 @@ fn two_tenants_that_use_one_good_only_get_one_good_each() {
 }
 
 #[test]
-fn marginal_of_three_tenants_that_use_one_good_only_gets_its_fair_share() {
+fn marginal_of_three_tenants_using_one_good_gets_fair_share() {
     let either = || grid(|c: f64, b: f64| c.max(b));
     let tenants = equal_tenants(vec![either(), either(), either()]);
     let market = Market::new(FINE, &tenants).unwrap();
@@ -209,7 +209,7 @@ fn warm_start_needs_fewer_rounds_for_the_same_shares() {
 }
 
 #[test]
-fn sample_of_tenants_sets_the_starting_price_but_not_the_outcome() {
+fn sample_sets_the_starting_price_but_not_the_clearing_price() {
     // The sample contains only the first tenants, which spend a quarter of their budget on memory.
     // The price estimated from the sample is 0.25, but the clearing price is 0.5.
     let spends = |memory: f64| grid(move |c, b| c.powf(memory) * b.powf(1.0 - memory));

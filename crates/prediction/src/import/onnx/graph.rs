@@ -1,5 +1,5 @@
-//! Protobuf messages of an ONNX model, with the field numbers of onnx-ml.proto. Only the fields that
-//! tree ensembles need are declared; the decoder skips all other fields.
+//! Protobuf messages of an ONNX model, with the field numbers of onnx-ml.proto. Only the fields
+//! that tree ensembles need are declared; the decoder skips all other fields.
 
 /// ONNX model.
 #[derive(Clone, PartialEq, prost::Message)]
