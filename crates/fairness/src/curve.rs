@@ -33,11 +33,11 @@ pub enum CurveError {
     /// increase from knot to knot.
     #[error("knot {at}, {quantity}: {value} is out of range, must be {rule}")]
     InvalidKnot {
-        /// Index of the knot.
+        /// Index of the invalid knot in the list.
         at: usize,
         /// Name of the rejected number in messages: `memory in MiB` or `miss ratio`.
         quantity: &'static str,
-        /// Rejected value.
+        /// Rejected memory or miss ratio.
         value: f64,
         /// Required range, as a phrase that follows "must be" in messages.
         rule: &'static str,

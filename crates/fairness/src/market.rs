@@ -98,7 +98,7 @@ pub enum MarketError {
         "tenant {tenant}: weight {value} must be positive and at least a billionth of the sum of all weights"
     )]
     InvalidWeight {
-        /// Index of the tenant.
+        /// Index of the tenant with the invalid weight.
         tenant: usize,
         /// Rejected weight.
         value: f64,
@@ -106,25 +106,25 @@ pub enum MarketError {
     /// The minimum share of a tenant exceeds its fair share.
     #[error("tenant {tenant}: minimum {good} {min} must not exceed its fair share of {fair:.3}")]
     MinAboveFairShare {
-        /// Index of the tenant.
+        /// Index of the tenant with the invalid limit.
         tenant: usize,
         /// Name of the good: `memory` or `bandwidth`.
         good: &'static str,
-        /// Rejected minimum, in units.
+        /// Rejected minimum share of the good, in MiB or MB/s.
         min: u64,
-        /// Fair share, in units.
+        /// Fair share of the good, in MiB or MB/s.
         fair: f64,
     },
     /// The maximum share of a tenant is below its fair share or below its minimum share.
     #[error("tenant {tenant}: maximum {good} {max} must not be below its fair share of {fair:.3}")]
     MaxBelowFairShare {
-        /// Index of the tenant.
+        /// Index of the tenant with the invalid limit.
         tenant: usize,
         /// Name of the good: `memory` or `bandwidth`.
         good: &'static str,
-        /// Rejected maximum, in units.
+        /// Rejected maximum share of the good, in MiB or MB/s.
         max: u64,
-        /// Fair share, in units.
+        /// Fair share of the good, in MiB or MB/s.
         fair: f64,
     },
 }

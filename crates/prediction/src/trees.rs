@@ -75,7 +75,7 @@ pub enum InvalidTree {
     /// The feature index of a node is out of range.
     #[error("node {node}: feature index {feature} is out of range, must be below {features}")]
     Feature {
-        /// Index of the node.
+        /// Index of the invalid node in the tree.
         node: usize,
         /// Rejected index of the feature.
         feature: usize,
@@ -115,8 +115,8 @@ pub struct Ensemble {
     roots: Vec<PackedRoot>,
     /// Inner nodes and leaves of all trees.
     nodes: Vec<PackedNode>,
-    /// Index of the leaf in `leaves`, in units of one value per output, for each entry of `nodes`
-    /// that is a leaf.
+    /// Leaf index of each entry of `nodes`; 0 for inner nodes. The values of a leaf in `leaves`
+    /// start at its index multiplied by the number of outputs.
     leaf: Vec<u32>,
     /// Leaf values of all trees.
     leaves: Vec<f64>,
@@ -148,7 +148,7 @@ struct PackedNode {
     kind: NodeKind,
 }
 
-/// Kind of a packed node.
+/// Kind of a packed node: a leaf, or the test of an inner node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum NodeKind {
     Leaf,
@@ -294,7 +294,7 @@ impl Ensemble {
 /// breadth-first, so that siblings are adjacent.
 struct PackedTree {
     nodes: Vec<PackedNode>,
-    /// See [`Ensemble::leaf`].
+    /// Leaf index of each entry of `nodes`; see [`Ensemble::leaf`].
     leaf: Vec<u32>,
     /// Number of nodes from the root to the deepest leaf.
     depth: u32,

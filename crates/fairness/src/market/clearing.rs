@@ -147,9 +147,9 @@ impl<'a, U: Utility> BracketDemand<'a, U> {
     }
 
     /// Returns whether a mixture of a tenant's demands is nearly lossless for certain, without an
-    /// evaluation of its utility. That is so if both demands are equal, or if the utility is convex
-    /// and each demand is nearly as good as the other. A mixture is then worth no less than the
-    /// worse demand.
+    /// evaluation of its utility. This is the case if both demands are equal, or if the utility is
+    /// convex and each demand is nearly as good as the other. A mixture is then worth no less than
+    /// the worse demand.
     fn is_mixture_lossless(&self, tenant: usize) -> bool {
         let (one, other) = (self.memory[tenant], self.bandwidth[tenant]);
         one == other
@@ -159,7 +159,7 @@ impl<'a, U: Utility> BracketDemand<'a, U> {
     }
 
     /// Returns whether the demand of a tenant with a convex utility is nearly as good as the bundle
-    /// `other`. That is so if the tenant could also have afforded `other` with slightly less
+    /// `other`. This is the case if the tenant could also have afforded `other` with slightly less
     /// bandwidth.
     fn is_nearly_as_good(&self, tenant: usize, demand: Bundle, prices: Prices, other: Bundle) -> bool {
         let spare = other.bandwidth - self.market.limits(tenant).min.bandwidth;
@@ -309,15 +309,16 @@ impl<U: Utility> Market<'_, U> {
         self.verify_for(status, bundles, |_| true)
     }
 
-    /// Does the same as `verify` for demands and mixtures of demands. Sharing incentive is checked
-    /// only for utilities that are not convex. A tenant with a convex utility cannot lose, because
-    /// it could afford its fair share when it chose each demand.
+    /// Returns an allocation of demands and mixtures of demands, or `None` if it exceeds the supply
+    /// or violates sharing incentive. Sharing incentive is checked only for utilities that are not
+    /// convex. A tenant with a convex utility cannot lose, because it could afford its fair share
+    /// when it chose each demand.
     fn verify_mixtures(&self, status: Status, bundles: Vec<Bundle>) -> Option<Clearing> {
         self.verify_for(status, bundles, |tenant| !self.tenants[tenant].utility.is_convex())
     }
 
-    /// Does the same as `verify`, but checks sharing incentive only for tenants for which
-    /// `needs_check` is true.
+    /// Returns the allocation, or `None` if it exceeds the supply or violates sharing incentive of
+    /// a tenant for which `needs_check` is true.
     fn verify_for(
         &self,
         status: Status,

@@ -318,8 +318,8 @@ impl<U: Utility> PriceSearch<'_, '_, U> {
         self.evaluate_point(at)
     }
 
-    /// Restarts the search near `near` with all tenants active. Called if the demand of an inactive
-    /// tenant has changed after all.
+    /// Restarts the search near `near` with all tenants active, after the demand of an inactive
+    /// tenant has changed.
     fn restart_with_all(mut self, near: f64) -> ClearingBracket {
         (self.shrinks_active_set, self.rounds_max) = (false, self.rounds + PRICE_ROUNDS_MAX);
         self.active = ActiveSet::all(self.warm_starts.len());

@@ -113,7 +113,7 @@ struct Refinement<'a, 'b, U> {
     value_min: Vec<f64>,
     /// Number of trades made so far.
     trades: u32,
-    /// [`STEP`] of both goods, in units.
+    /// Amounts of both goods in one [`STEP`], in MiB and MB/s.
     step: Bundle,
 }
 
@@ -287,7 +287,8 @@ impl<'a, 'b, U: Utility> Refinement<'a, 'b, U> {
         trades
     }
 
-    /// Returns whether no tenant envies another tenant after the trade.
+    /// Returns whether no tenant of the two groups of a trade envies, or is envied by, another
+    /// tenant after the trade.
     fn keeps_envy_free(&self, trade: &Trade) -> bool {
         let giver = self.bundle_after(trade.from, opposite(trade.memory), trade.bandwidth);
         let receiver = self.bundle_after(trade.to, trade.memory, opposite(trade.bandwidth));
@@ -305,7 +306,8 @@ impl<'a, 'b, U: Utility> Refinement<'a, 'b, U> {
                     value(theirs) > value(bundle(one)) * (1.0 + ENVY_MAX)
                 })
         };
-        // A trade changes two groups only. Other groups envy each other no more than before.
+        // A trade changes the bundles of two groups only. Envy can arise only from or toward these
+        // groups.
         groups.clone().all(|group| !envies(group, trade.from) && !envies(group, trade.to))
             && groups.clone().all(|group| !envies(trade.from, group) && !envies(trade.to, group))
     }

@@ -118,7 +118,7 @@ impl ActiveSet {
     /// choice at two prices. Returns whether it does. `one` and `other` are the demand at each
     /// price and whether the tenant is satiated at that price.
     fn try_fix(&mut self, one: (Bundle, bool), other: (Bundle, bool), weight: f64) -> bool {
-        // If memory differs by more, bandwidth often differs at prices between the two.
+        // If memory differs by more than the tolerance, bandwidth often differs at prices between.
         let is_near = || (one.0.memory - other.0.memory).abs() <= SAME_CHOICE_TOLERANCE * other.0.memory;
         match (one, other) {
             ((one, true), (other, true)) if one == other => self.satiated_demand.add(one),
@@ -156,7 +156,7 @@ impl ActiveSet {
 /// Demand and spending summed over tenants, for one dividend.
 #[derive(Clone, Copy, Debug, Default)]
 struct Spending {
-    /// Total demand.
+    /// Total demand of these tenants, in MiB and MB/s.
     sum: Bundle,
     /// Total spending of satiated tenants, as a fraction of all budgets without a dividend.
     satiated_spending: f64,

@@ -104,7 +104,8 @@ fn unsold_supply_is_distributed_by_weight() {
 #[test]
 fn working_sets_above_the_fair_share_are_cleared() {
     // The memory holds 13 of 24 working sets. The remainder of 0.063 is more than a fair share of
-    // 0.042 and less than a working set of 0.072. Neither a marginal nor a fixed tenant helps.
+    // 0.042 and less than a working set of 0.072. Giving one tenant its demand does not help the
+    // other tenants.
     let jumping = || grid(|c: f64, b: f64| if c >= 0.0721 { 2.0 * (0.5 + b) } else { 0.5 + b });
     let (outcome, certificate) = cleared(&equal_tenants((0..24).map(|_| jumping()).collect()));
     assert!(certificate.sharing_incentive >= 1.0 - 1e-6, "{:?} {certificate:?}", outcome.status);

@@ -65,9 +65,9 @@ pub enum FitError {
         "too few samples: {samples} of {pages} pages, must be at least {SAMPLES_MIN} of {PAGES_MIN} pages"
     )]
     TooFewSamples {
-        /// Number of samples.
+        /// Number of samples in the histogram.
         samples: u64,
-        /// Number of sampled pages.
+        /// Number of sampled pages in the histogram.
         pages: usize,
     },
     /// A measurement is out of range.
@@ -75,7 +75,7 @@ pub enum FitError {
     InvalidMeasurement {
         /// Name of the measurement in messages.
         quantity: &'static str,
-        /// Rejected value.
+        /// Rejected value of the measurement.
         value: f64,
         /// Required range, as a phrase that follows "must be" in messages.
         rule: &'static str,

@@ -55,13 +55,13 @@ pub struct PageAccesses {
     pub pages_per_second: f64,
 }
 
-/// Error for a measurement out of range.
+/// Error for a measurement that is out of range.
 #[derive(Clone, Copy, Debug, Error, PartialEq)]
 #[error("{quantity}: {value} is out of range, must be a finite number {rule}")]
 pub struct SampleError {
     /// Name of the measurement in messages.
     pub quantity: &'static str,
-    /// Rejected value.
+    /// Rejected value of the measurement.
     pub value: f64,
     /// Required range, as a phrase that follows "must be a finite number" in messages.
     pub rule: &'static str,

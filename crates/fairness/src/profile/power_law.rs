@@ -7,7 +7,8 @@ use super::MissModel;
 /// frequencies matter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PowerLaw {
-    /// Rank scale α2, in pages: the larger, the later the frequency falls. More than 0.
+    /// Scale α2 of the rank, in pages, more than 0. The larger the scale, the later the frequency
+    /// falls.
     pub scale: f64,
     /// Exponent α3, at most 0.
     pub slope: f64,

@@ -30,9 +30,9 @@ const PHASE_CHANGE_DIFFERENCE_MIN: f64 = 0.1;
 /// Stall ratio measured at one memory size.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct StallPoint {
-    /// Memory, in MiB.
+    /// Local memory during the measurement, in MiB.
     memory: f64,
-    /// Stall ratio, in seconds per second of work.
+    /// Mean stall ratio, in seconds per second of work.
     stall_ratio: RunningMean,
     /// Number of epochs since the last measurement at this size.
     age: u32,

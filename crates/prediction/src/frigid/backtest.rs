@@ -122,7 +122,7 @@ pub struct TrainedModel {
     pub window: (UnixMs, UnixMs),
 }
 
-/// Error for too few reliable outcomes in a training set. Contains their number.
+/// Error for a training set with too few reliable outcomes. The field is their number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the training set has {0} reliable outcomes: must be at least {FIRST_TRAINING}")]
 pub struct TooFewOutcomes(usize);

@@ -59,7 +59,7 @@ const OWNER_OUTCOMES_WINDOW: f64 = 200.0;
 /// Number of standard deviations by which an owner's overpredictions must exceed their expected
 /// number to be significant.
 const SIGNIFICANCE_SIGMAS: f64 = 2.0;
-/// Largest owner margin.
+/// Largest owner margin, as a factor of the risk.
 const OWNER_MARGIN_MAX: f64 = 10.0;
 
 /// Range in which the risk multiplier is searched, in GiB per overpredicted VM.
@@ -91,8 +91,8 @@ impl Calibration {
         self.recent.push_back(sample);
     }
 
-    /// Removes the half of the owners with the fewest outcomes if `owner` is new and the number of
-    /// owners is at its limit.
+    /// Removes half of the owners, those with the fewest outcomes, if `owner` is new and the number
+    /// of owners is at its limit.
     fn evict_owners_for(&mut self, owner: &str) {
         if self.owners.len() >= OWNER_MARGINS_MAX && !self.owners.contains_key(owner) {
             let mut outcomes: Vec<f64> = self.owners.values().map(|counts| counts.outcomes).collect();
@@ -165,7 +165,7 @@ impl Calibration {
             && are_counts_finite
     }
 
-    /// Returns the number of samples.
+    /// Returns the number of recent samples.
     pub fn outcomes(&self) -> usize {
         self.recent.len()
     }

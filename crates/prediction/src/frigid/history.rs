@@ -18,7 +18,7 @@ const GROUP_FEATURES: [&str; 21] = [
     "last",
     "before_last",
     "lowest",
-    // Relative to the request of the earlier VM, not to the current request.
+    // The following feature is relative to the request of the earlier VM.
     "lowest_share",
     "lowest_of_4",
     "second_lowest",
@@ -147,7 +147,7 @@ impl Group {
         self.highest = self.highest.max(peak);
         self.below.iter_mut().zip(BELOW_SHARES).for_each(|(n, share)| *n += u32::from(untouched < share));
         let (ended, requested, usage) = (outcome.ended, request.requested, outcome.usage);
-        // Outcomes may be added out of order.
+        // Outcomes may be added in a different order than that of their end.
         let at = self.recent.partition_point(|outcome| outcome.ended <= ended);
         self.recent.insert(at, RecentOutcome { ended, requested, peak, usage });
         if self.recent.len() > OUTCOMES_PER_GROUP_MAX {

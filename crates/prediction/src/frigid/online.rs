@@ -48,7 +48,7 @@ impl RiskPrediction {
         self.curve.allocation(requested, risk_limit, self.owner_margin)
     }
 
-    /// Combines the prediction with the outcome of its VM to a calibration sample.
+    /// Combines the prediction with the outcome of its VM into a calibration sample.
     pub fn with_outcome(self, request: &VmRequest, outcome: &Outcome) -> CalibrationSample {
         let Self { curve, owner_margin } = self;
         let (begins, requested, untouched) = (request.begins, request.requested, outcome.untouched);

@@ -13,8 +13,8 @@ use super::history::as_gib;
 /// Quantile levels for which a model predicts the untouched share, ascending.
 pub const QUANTILE_LEVELS: [f64; 15] =
     [0.003, 0.006, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.14, 0.2, 0.3, 0.4, 0.5];
-/// Largest risk of one VM, as a multiple of the target rate of all VMs. It prevents that the risk
-/// concentrates on a few VMs.
+/// Largest risk of one VM, as a multiple of the target rate of all VMs. It prevents a
+/// concentration of the risk on a few VMs.
 const RISK_TO_RATE_MAX: f64 = 5.0;
 
 /// Predicted quantiles of the untouched share of a VM's memory, one for each of

@@ -101,7 +101,7 @@ proptest! {
 }
 
 proptest! {
-    // Few cases, because each case trains dozens of models.
+    // The number of cases is small, because each case trains dozens of models.
     #![proptest_config(ProptestConfig::with_cases(12))]
 
     #[test]

@@ -25,7 +25,7 @@ pub struct ImportedModel {
     output: usize,
 }
 
-/// Model by format.
+/// Imported model, by its file format.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Model {

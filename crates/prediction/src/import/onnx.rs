@@ -35,7 +35,7 @@ pub enum ParseError {
     /// An attribute of an operator has an invalid value.
     #[error("{attribute} = {value:?}: {rule}")]
     Attribute {
-        /// Name of the attribute.
+        /// Name of the invalid attribute.
         attribute: &'static str,
         /// Invalid value or number of entries of the attribute.
         value: String,
@@ -168,8 +168,9 @@ fn width(input: &ValueInfoProto) -> Result<usize, ParseError> {
     Ok(dims.get(1).and_then(|dim| usize::try_from(dim.dim_value).ok()).unwrap_or(0))
 }
 
-/// Reads a classifier. For two classes, skl2onnx writes leaf weights of the first class id only.
-/// These are the scores of the second class, and the score of the first class is the complement.
+/// Reads the ensemble of a TreeEnsembleClassifier. For two classes, skl2onnx writes leaf weights of
+/// the first class id only. These are the scores of the second class, and the score of the first
+/// class is the complement.
 fn classifier(settings: &Settings<'_>, width: usize) -> Result<Model, ParseError> {
     let mut classes = settings.texts("classlabels_strings");
     classes.extend(settings.ints("classlabels_int64s").iter().map(ToString::to_string));
@@ -215,7 +216,7 @@ fn classifier(settings: &Settings<'_>, width: usize) -> Result<Model, ParseError
     Ok(Model { trees, classes })
 }
 
-/// Reads a regressor.
+/// Reads the ensemble of a TreeEnsembleRegressor.
 fn regressor(settings: &Settings<'_>, width: usize) -> Result<Model, ParseError> {
     let targets = settings.int("n_targets").unwrap_or(1);
     let outputs = usize::try_from(targets).ok().filter(|n| (1..=TARGETS_MAX).contains(n));

@@ -141,7 +141,7 @@ impl RowReader<'_> {
                 begins: UnixMs(week * WEEK_MS),
             },
             outcome: Outcome {
-                // Ends before the next week of the same VM starts.
+                // The sample ends before the next week of the same VM starts.
                 ended: UnixMs((week + 1) * WEEK_MS - 1),
                 untouched: self.share("untouched_frac")?,
                 usage,

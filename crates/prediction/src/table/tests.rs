@@ -157,8 +157,8 @@ fn nfcore_task_has_groups_by_process_and_sample() {
     assert_eq!(error.to_string(), "line 2: complete_ms = \"200\": must not be before the start of the VM");
 }
 
-/// Skipped if the public traces are missing, because they are not part of the repository. Prints
-/// the numbers in README.md.
+/// The test is skipped if the public traces are missing, because they are not part of the
+/// repository. It prints the numbers in README.md.
 #[test]
 fn public_traces_meet_the_target_rate_and_beat_a_fixed_share() {
     if let Some(weeks) = read_public("vm-memory/bitbrains-rnd/vm_week.csv.gz", Layout::BitbrainsWeek) {

@@ -35,7 +35,7 @@ impl Columns {
     }
 }
 
-/// Bin of missing values.
+/// Index of the bin for missing values.
 pub(super) const MISSING: u8 = u8::MAX;
 /// Largest number of bins for values that are not missing.
 const BINS_MAX: usize = MISSING as usize;
@@ -49,7 +49,7 @@ pub(super) struct BinnedColumns {
 /// Column with values replaced by bins.
 #[derive(Clone, Debug)]
 struct Column {
-    /// Bin of each row.
+    /// Index of the bin of each row.
     bins: Vec<u8>,
     /// Upper border of each bin except the last, ascending.
     borders: Vec<f64>,
@@ -67,7 +67,7 @@ impl BinnedColumns {
         self.columns.len()
     }
 
-    /// Returns the bin of each row in a column.
+    /// Returns the index of the bin of each row in a column.
     pub(super) fn bins(&self, column: usize) -> &[u8] {
         &self.columns[column].bins
     }

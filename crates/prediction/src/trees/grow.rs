@@ -124,7 +124,7 @@ impl GrownTree {
             test: SplitRule::AtMost(border.copied().unwrap_or(f64::MAX)),
             missing_first: split_point.missing_first,
             zero_is_missing: false,
-            // Placeholders that `attach` replaces.
+            // `attach` replaces these placeholders.
             children: [Child::Leaf(usize::MAX); 2],
         });
         self.last_bins.push(split_point.last_bin);

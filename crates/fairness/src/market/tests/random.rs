@@ -14,17 +14,17 @@ enum Kind {
     Product { memory: f64 },
     /// Leontief utility: both goods in a fixed ratio.
     Leontief { ratio: f64 },
-    /// Sum of both goods up to these amounts.
+    /// Utility that is the sum of both goods, each up to a limit.
     Satiated { memory: f64, bandwidth: f64 },
     /// Constant utility.
     Flat,
     /// Utility that jumps at each size of a working set.
     WorkingSets { sizes: Vec<f64> },
-    /// Maximum of memory and scaled bandwidth.
+    /// Utility that is the maximum of memory and scaled bandwidth.
     Either { ratio: f64 },
-    /// Amount of memory only.
+    /// Utility that is the amount of memory.
     Memory,
-    /// Amount of bandwidth only.
+    /// Utility that is the amount of bandwidth.
     Bandwidth,
 }
 
@@ -92,7 +92,7 @@ fn any_kind() -> impl Strategy<Value = Kind> {
     prop_oneof![3 => quasi_concave(), 1 => slowdown_without_floor(), 1 => working_sets, 1 => (0.3..3.0).prop_map(|ratio| Kind::Either { ratio })]
 }
 
-/// Weights that differ by a small factor, or by up to six orders of magnitude.
+/// Random weights that differ by a small factor, or by up to six orders of magnitude.
 fn weight() -> impl Strategy<Value = f64> {
     prop_oneof![4 => 0.5..2.0, 1 => Just(1e-3), 1 => Just(1e3)]
 }
@@ -344,8 +344,8 @@ proptest! {
         of in vec((weight(), 0.05..0.95), 2..32),
         split in 0_usize..32,
     ) {
-        // Half a tenant demands half as much only if its utility is homogeneous, such as
-        // Cobb-Douglas.
+        // A tenant of half the weight demands half as much only if its utility is homogeneous, such
+        // as Cobb-Douglas.
         let tenants = |of: &[(f64, f64)]| -> Vec<Tenant<BoxedUtility>> {
             of.iter().map(|(weight, memory)| Tenant::new(*weight, FINE, Box::new(Product(*memory)) as BoxedUtility)).collect()
         };

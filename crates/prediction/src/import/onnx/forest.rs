@@ -243,7 +243,7 @@ impl OnnxNode {
             test: SplitRule::AtMost(f64::from(at_most)),
             missing_first,
             zero_is_missing: false,
-            // Placeholders that `Forest::tree` replaces.
+            // `Forest::tree` replaces these placeholders.
             children: [Child::Leaf(usize::MAX); 2],
         };
         Ok((node, children))
