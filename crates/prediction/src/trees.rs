@@ -193,7 +193,7 @@ impl Ensemble {
     /// Returns [`InvalidTree`] if an index in the tree is out of range, or a node has several
     /// parents. The ensemble is then unchanged.
     pub fn push(&mut self, tree: &Tree) -> Result<(), InvalidTree> {
-        let packed = PackedTree::of(self, tree)?;
+        let packed = PackedTree::new(self, tree)?;
         self.is_numeric &=
             packed.nodes.iter().all(|packed| matches!(packed.kind, NodeKind::Leaf | NodeKind::AtMost));
         self.roots.push(PackedRoot { packed: index(self.nodes.len())?, depth: packed.depth });
@@ -302,7 +302,7 @@ struct PackedTree {
 
 impl PackedTree {
     /// Checks a tree and converts it to the evaluation layout.
-    fn of(ensemble: &Ensemble, tree: &Tree) -> Result<Self, InvalidTree> {
+    fn new(ensemble: &Ensemble, tree: &Tree) -> Result<Self, InvalidTree> {
         let outputs = ensemble.outputs();
         let leaves = tree.leaves.len() / outputs;
         if leaves == 0 || leaves * outputs != tree.leaves.len() {

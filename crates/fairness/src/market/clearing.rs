@@ -36,7 +36,7 @@ pub(super) struct Clearing {
 /// Returns an allocation that fits the supply and satisfies sharing incentive. Returns fair shares
 /// if no other allocation is found. `turn` is [`ClearingOptions::turn`](super::ClearingOptions).
 pub(super) fn clear<U: Utility>(market: &Market<'_, U>, bracket: &ClearingBracket, turn: usize) -> Clearing {
-    let bracket_demand = BracketDemand::of(market, bracket);
+    let bracket_demand = BracketDemand::new(market, bracket);
     let clearing = clear_at_bracket(market, bracket, bracket_demand.as_ref(), turn);
     let clearing = clearing.or_else(|| {
         bracket_demand.and_then(|bracket_demand| bracket_demand.clear_with_losses(bracket.price(), turn))
@@ -88,7 +88,7 @@ struct BracketDemand<'a, U> {
 
 impl<'a, U: Utility> BracketDemand<'a, U> {
     /// Returns the demand at both ends of a bracket, or `None` if a single price clears the market.
-    fn of(market: &'a Market<'a, U>, bracket: &'a ClearingBracket) -> Option<Self> {
+    fn new(market: &'a Market<'a, U>, bracket: &'a ClearingBracket) -> Option<Self> {
         let below = bracket.below.as_ref()?;
         let has_equal_dividends =
             (below.dividend / bracket.above.dividend - 1.0).abs() <= EQUAL_DIVIDEND_TOLERANCE;
@@ -222,7 +222,8 @@ impl<'a, U: Utility> BracketDemand<'a, U> {
         let bracket =
             price::bracket_price(&market, Some(price), &mut vec![WarmStart::default(); tenants.len()]);
         let mut bundles =
-            clear_at_bracket(&market, &bracket, BracketDemand::of(&market, &bracket).as_ref(), turn)?.bundles;
+            clear_at_bracket(&market, &bracket, BracketDemand::new(&market, &bracket).as_ref(), turn)?
+                .bundles;
         bundles.insert(fixed, bundle);
         Some(bundles)
     }

@@ -194,7 +194,7 @@ impl<U: Utility> PriceSearch<'_, '_, U> {
     }
 
     /// Returns a bracket of a single price.
-    fn exact(self, at: PricePoint) -> ClearingBracket {
+    fn single_price_bracket(self, at: PricePoint) -> ClearingBracket {
         ClearingBracket { below: None, above: at.round, rounds: self.rounds }
     }
 
@@ -221,7 +221,7 @@ impl<U: Utility> PriceSearch<'_, '_, U> {
                 ExcessDemand::None => return self.minimize_dividend(next),
                 ExcessDemand::Bandwidth => return self.narrow(low, next),
                 // At a memory price of 1, all budgets together buy exactly the supply of memory.
-                ExcessDemand::Memory if next.round.price == 1.0 => return self.exact(next),
+                ExcessDemand::Memory if next.round.price == 1.0 => return self.single_price_bracket(next),
                 ExcessDemand::Memory => self.scratch = std::mem::replace(&mut low, next).round,
             }
             step = next_step(step);
@@ -235,7 +235,7 @@ impl<U: Utility> PriceSearch<'_, '_, U> {
             match next.excess_demand() {
                 ExcessDemand::None => return self.minimize_dividend(next),
                 ExcessDemand::Memory => return self.narrow(next, high),
-                ExcessDemand::Bandwidth if next.round.price == 0.0 => return self.exact(next),
+                ExcessDemand::Bandwidth if next.round.price == 0.0 => return self.single_price_bracket(next),
                 ExcessDemand::Bandwidth => self.scratch = std::mem::replace(&mut high, next).round,
             }
             step = next_step(step);
@@ -309,7 +309,7 @@ impl<U: Utility> PriceSearch<'_, '_, U> {
                 return self.restart_with_all(at.ratio);
             }
         }
-        self.exact(at)
+        self.single_price_bracket(at)
     }
 
     /// Activates all tenants and evaluates their demand at the price of `at`.
@@ -391,7 +391,7 @@ impl<U: Utility> PriceSearch<'_, '_, U> {
     /// price `at`.
     fn minimize_dividend(mut self, at: PricePoint) -> ClearingBracket {
         if at.round.dividend <= 1.0 {
-            return self.exact(at);
+            return self.single_price_bracket(at);
         }
         for offset in [-STEP_MIN, STEP_MIN] {
             let near = self.evaluate(at.ratio + offset);
@@ -400,7 +400,7 @@ impl<U: Utility> PriceSearch<'_, '_, U> {
             }
             self.scratch = near.round;
         }
-        self.exact(at)
+        self.single_price_bracket(at)
     }
 
     /// Moves the price from `best` in the direction of `offset` while it clears the market and the
@@ -423,7 +423,7 @@ impl<U: Utility> PriceSearch<'_, '_, U> {
                 self.scratch = next.round;
             }
         }
-        self.exact(best)
+        self.single_price_bracket(best)
     }
 }
 

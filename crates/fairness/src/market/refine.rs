@@ -54,12 +54,12 @@ impl<U: Utility> Market<'_, U> {
         if self.tenants.len() > REFINEMENT_TENANTS_MAX {
             return;
         }
-        let mut best = Refinement::of(self, &outcome.bought, options);
+        let mut best = Refinement::new(self, &outcome.bought, options);
         best.run();
         if !options.envy_free
-            && let Some(coarse) = best.coarse()
+            && let Some(coarse) = best.coarse_split()
         {
-            let mut other = Refinement::of(self, &coarse, options);
+            let mut other = Refinement::new(self, &coarse, options);
             other.run();
             if other.log_mean() > best.log_mean() {
                 // The change to the coarse split counts as one trade.
@@ -147,7 +147,7 @@ const fn opposite(move_index: usize) -> usize {
 }
 
 impl<'a, 'b, U: Utility> Refinement<'a, 'b, U> {
-    fn of(market: &'a Market<'b, U>, bought: &[Bundle], options: RefineOptions) -> Self {
+    fn new(market: &'a Market<'b, U>, bought: &[Bundle], options: RefineOptions) -> Self {
         let value = |tenant: usize, bundle| market.tenants[tenant].utility.value(bundle);
         let value_min = |tenant: usize| {
             value(tenant, bought[tenant])
@@ -189,7 +189,7 @@ impl<'a, 'b, U: Utility> Refinement<'a, 'b, U> {
 
     /// Returns the split with the largest geometric mean on a coarse grid, or `None` if no split is
     /// allowed. Small trades may not reach this split if utilities jump.
-    fn coarse(&self) -> Option<Vec<Bundle>> {
+    fn coarse_split(&self) -> Option<Vec<Bundle>> {
         let tenants = self.value_min.len();
         let steps = (COARSE_STEPS / tenants).max(1) * tenants;
         let all = Bundle::from(self.market.supply.all());

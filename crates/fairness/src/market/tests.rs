@@ -9,7 +9,7 @@ use super::*;
 pub(super) const FINE: Supply = Supply { memory_mib: 1_000_000_000_000, bandwidth_mb_s: 1_000_000_000_000 };
 
 /// Converts a bundle to fractions of the supply.
-pub(super) fn part(bundle: Bundle) -> (f64, f64) {
+pub(super) fn fractions(bundle: Bundle) -> (f64, f64) {
     (bundle.memory / FINE.memory_mib as f64, bundle.bandwidth / FINE.bandwidth_mb_s as f64)
 }
 
@@ -27,7 +27,7 @@ pub(super) fn cleared(tenants: &[Tenant<BoxedUtility>]) -> (Outcome, Certificate
 /// Creates a utility on a grid from a function of both goods as fractions of the supply.
 pub(super) fn grid(value: impl Fn(f64, f64) -> f64 + 'static) -> BoxedUtility {
     Box::new(Grid::new(FINE, move |bundle| {
-        let (memory, bandwidth) = part(bundle);
+        let (memory, bandwidth) = fractions(bundle);
         value(memory, bandwidth)
     }))
 }
@@ -121,7 +121,7 @@ fn budget_of_a_capped_tenant_becomes_a_dividend() {
     let (outcome, certificate) = cleared(&tenants);
     assert!((outcome.dividend - 1.5).abs() <= 0.01, "{certificate:?}");
     for (tenant, share) in [(0, 0.1), (1, 0.4), (2, 0.5)] {
-        let (memory, bandwidth) = part(outcome.bought[tenant]);
+        let (memory, bandwidth) = fractions(outcome.bought[tenant]);
         assert!((memory - share).abs() <= 0.01 && (bandwidth - share).abs() <= 0.01, "{tenant}: {outcome:?}");
     }
 }

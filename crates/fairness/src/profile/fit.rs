@@ -105,7 +105,7 @@ pub fn fit(histogram: &Histogram, measured: &MeasuredMissRatio) -> Result<PowerL
     }
     check(measured)?;
     let pages = measured.pages.max(sampled_pages as f64);
-    let (scale, slope) = Shape::of(&histogram.counts).least_squares();
+    let (scale, slope) = Shape::new(&histogram.counts).least_squares();
     let error = (measured.misses * (1.0 - measured.misses) / samples as f64).sqrt().max(1.0 / samples as f64);
     let law = PowerLaw {
         scale,
@@ -204,7 +204,7 @@ struct Group {
 
 impl Shape {
     /// Groups counts in descending order by rank, in at most [`GROUPS`] log-spaced groups.
-    fn of(counts: &[u32]) -> Self {
+    fn new(counts: &[u32]) -> Self {
         let growth = (counts.len() as f64).powf(1.0 / GROUPS as f64);
         let mut groups = Vec::with_capacity(GROUPS);
         let (mut from, mut edge) = (0, 1.0_f64);

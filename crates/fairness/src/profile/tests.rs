@@ -64,7 +64,7 @@ const fn gib(n: usize) -> usize {
     n * 1024 * 256
 }
 
-fn near(actual: f64, expected: f64, tolerance: f64, context: &str) {
+fn assert_near(actual: f64, expected: f64, tolerance: f64, context: &str) {
     assert!((actual - expected).abs() <= tolerance, "{context}: {actual}, expected {expected}");
 }
 
@@ -84,7 +84,12 @@ fn fit_extrapolates_from_half_to_twice_the_memory() {
         let law = fit(&zipf.sampled(samples, 1), &zipf.measured(local)).unwrap();
         for memory in [local / 2, local, local * 3 / 2, local * 2] {
             let (estimate, truth) = (law.misses(memory as f64 / PER_MIB), zipf.misses(memory));
-            near(estimate, truth, 0.015 * truth, &format!("zipf {skew}, {samples} samples, {memory} pages"));
+            assert_near(
+                estimate,
+                truth,
+                0.015 * truth,
+                &format!("zipf {skew}, {samples} samples, {memory} pages"),
+            );
         }
     }
 }
@@ -114,7 +119,7 @@ fn fit_separates_a_hot_set_from_a_uniform_scan() {
     };
     let law = fit(&Histogram::new(counts.into_values()), &measured).unwrap();
     for memory in [30_000, 40_000, 60_000, 80_000, 160_000] {
-        near(law.misses(memory as f64 / PER_MIB), misses(memory), 0.06, &format!("{memory} pages"));
+        assert_near(law.misses(memory as f64 / PER_MIB), misses(memory), 0.06, &format!("{memory} pages"));
     }
 }
 
@@ -145,7 +150,7 @@ fn second_phase_matches_the_papers_gradient_descent() {
     let by_descent = gradient_descent(PowerLaw { slope: law.slope + 0.1, floor: 0.0, ..law }, &measured);
     for memory in [5_000.0, 10_000.0, 20_000.0, 40_000.0] {
         let memory = memory / PER_MIB;
-        near(law.misses(memory), by_descent.misses(memory), 0.02, "miss ratio");
+        assert_near(law.misses(memory), by_descent.misses(memory), 0.02, "miss ratio");
     }
 }
 
@@ -159,7 +164,7 @@ fn fit_ignores_miss_ratio_at_zero_or_full_memory() {
     for (local, misses) in [(50_000.0, 0.0), (60_000.0, 0.0), (50_000.0, 0.1), (0.0, 1.0), (0.0, 0.5)] {
         let law = fit(&histogram, &measured(local, misses)).unwrap();
         let memory = 10_000.0 / PER_MIB;
-        near(law.misses(memory), middle.misses(memory), 0.1, &format!("{local} pages, {misses}"));
+        assert_near(law.misses(memory), middle.misses(memory), 0.1, &format!("{local} pages, {misses}"));
     }
 }
 
@@ -217,7 +222,7 @@ fn wanted_bandwidth_predicts_the_throughput_ratio_of_a_change() {
             slowdown.value(Bundle { memory: 1.0, bandwidth })
         };
         let got = throughput(then, limit_then) / throughput(now, limit);
-        near(got, ratio, 1e-6, &format!("{now} {limit} {used} -> {then} {limit_then}"));
+        assert_near(got, ratio, 1e-6, &format!("{now} {limit} {used} -> {then} {limit_then}"));
     }
 }
 
@@ -312,7 +317,7 @@ fn sample_of_one_percent_of_pages_estimates_the_miss_ratio() {
     let accesses: Vec<u64> = (0..1_000_000).map(|_| zipf.random_page(&mut rng)).collect();
     let (all, sample) = (sampled_reuse(&accesses, 200_000), sampled_reuse(&accesses, 1_000));
     for pages in [1_000.0, 3_000.0, 10_000.0, 30_000.0, 80_000.0] {
-        near(sample.misses(pages), all.misses(pages), 0.04, &format!("{pages} pages"));
+        assert_near(sample.misses(pages), all.misses(pages), 0.04, &format!("{pages} pages"));
     }
 }
 
@@ -321,21 +326,21 @@ fn loop_misses_until_it_fits_entirely() {
     let accesses: Vec<u64> = (0..200_000).map(|at| at % 10_000).collect();
     let sample = sampled_reuse(&accesses, 1_000);
     let all = sampled_reuse(&accesses, 20_000);
-    near(all.misses(9_800.0), 1.0, 1e-9, "all pages sampled, loop does not fit");
-    near(all.misses(10_000.0), 0.05, 1e-9, "all pages sampled, loop fits");
-    near(all.footprint(), 10_000.0, 1e-9, "footprint");
-    near(sample.misses(8_500.0), 1.0, 0.01, "a tenth of the pages sampled, loop does not fit");
-    near(sample.misses(11_500.0), 0.05, 0.02, "a tenth of the pages sampled, loop fits");
+    assert_near(all.misses(9_800.0), 1.0, 1e-9, "all pages sampled, loop does not fit");
+    assert_near(all.misses(10_000.0), 0.05, 1e-9, "all pages sampled, loop fits");
+    assert_near(all.footprint(), 10_000.0, 1e-9, "footprint");
+    assert_near(sample.misses(8_500.0), 1.0, 0.01, "a tenth of the pages sampled, loop does not fit");
+    assert_near(sample.misses(11_500.0), 0.05, 0.02, "a tenth of the pages sampled, loop fits");
 }
 
 #[test]
 fn miss_ratio_follows_new_accesses_after_decay() {
     let mut reuse = ReuseDistances::new(1_000, 1.0);
     (0..100_000).for_each(|at| reuse.touch(at % 5_000));
-    near(reuse.misses(1_000.0), 1.0, 0.01, "loop over 5,000 pages");
+    assert_near(reuse.misses(1_000.0), 1.0, 0.01, "loop over 5,000 pages");
     for _ in 0..2 {
         reuse.decay(0.1);
         (0..100_000).for_each(|at| reuse.touch(1_000_000 + at % 500));
     }
-    near(reuse.misses(1_000.0), 0.02, 0.03, "loop over 500 pages after decay");
+    assert_near(reuse.misses(1_000.0), 0.02, 0.03, "loop over 500 pages after decay");
 }

@@ -82,7 +82,7 @@ pub fn run(
     test: &[VmSample],
     rates: &[Fraction],
 ) -> Result<Vec<BacktestResult>, EmptyTestSet> {
-    let backtest = Backtest::over(train, test, rates, Vec::new())?;
+    let backtest = Backtest::replay_all(train, test, rates, Vec::new())?;
     Ok(backtest.policies.iter().map(Policy::result).collect())
 }
 
@@ -96,7 +96,8 @@ pub fn compare(
     test: &[VmSample],
     rates: &[Fraction],
 ) -> Result<(Vec<BacktestResult>, Vec<MethodScores>), EmptyTestSet> {
-    let Backtest { policies, baselines, .. } = Backtest::over(train, test, rates, Baseline::all(rates))?;
+    let Backtest { policies, baselines, .. } =
+        Backtest::replay_all(train, test, rates, Baseline::all(rates))?;
     let of = |method, sum: fn(&Policy) -> ScoreSum| MethodScores {
         method,
         scores: policies.iter().map(|policy| sum(policy).score()).collect(),
@@ -211,7 +212,7 @@ struct Backtest<'a> {
 
 impl<'a> Backtest<'a> {
     /// Replays the VMs of `train` and `test`, and scores the VMs of `test`.
-    fn over(
+    fn replay_all(
         train: &[VmSample],
         test: &[VmSample],
         rates: &[Fraction],

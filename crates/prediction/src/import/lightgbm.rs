@@ -75,7 +75,7 @@ impl Model {
         }
         let (trees, _) =
             rest.split_once("\nend of trees").ok_or(ParseError::Truncated("no line `end of trees`"))?;
-        let head = Section::of("header", lines);
+        let head = Section::new("header", lines);
         head.require("version", |version| matches!(version, "v3" | "v4"), "must be v3 or v4")?;
         head.require("num_class", |classes| classes == "1", ONE_OUTPUT_RULE)?;
         head.require("num_tree_per_iteration", |trees| trees == "1", ONE_OUTPUT_RULE)?;
@@ -87,15 +87,13 @@ impl Model {
         let link = link(&head)?;
         let sections: Vec<&str> = trees.split("\nTree=").collect();
         if head.list::<u64>("tree_sizes")?.len() != sections.len() {
-            return Err(ParseError::Truncated(
-                "the number of trees is not that of the entries of tree_sizes",
-            ));
+            return Err(ParseError::Truncated("tree_sizes lists a different number of trees"));
         }
         // LightGBM sums boosted trees, but averages the trees of a random forest.
         let scale = if head.has("average_output") { 1.0 / sections.len() as f64 } else { 1.0 };
         let mut ensemble = Ensemble::new(features.len(), vec![0.0]);
         for section in sections {
-            let section = Section::of_tree(section);
+            let section = Section::from_tree(section);
             let tree = tree(&section, scale)?;
             ensemble.push(&tree).map_err(|reason| ParseError::Tree { section: section.name, reason })?;
         }
@@ -104,7 +102,7 @@ impl Model {
 
     /// Predicts the output for a row of the model's features.
     pub fn predict(&self, row: &[f64]) -> f64 {
-        self.link.of(self.trees.predict_one(row))
+        self.link.apply(self.trees.predict_one(row))
     }
 }
 
@@ -113,7 +111,7 @@ const ONE_OUTPUT_RULE: &str = "must be 1: models with several outputs are not su
 
 impl Link {
     /// Applies the function to a sum of leaf values.
-    fn of(self, sum: f64) -> f64 {
+    fn apply(self, sum: f64) -> f64 {
         match self {
             Self::Identity => sum,
             Self::Sigmoid(k) => 1.0 / (1.0 + (-k * sum).exp()),
@@ -155,7 +153,7 @@ fn tree(section: &Section<'_>, scale: f64) -> Result<Tree, ParseError> {
     if count <= 1 {
         return Ok(Tree { leaves, ..Tree::default() });
     }
-    let arrays = NodeArrays::of(section, count - 1)?;
+    let arrays = NodeArrays::read(section, count - 1)?;
     let nodes = (0..count - 1).map(|at| arrays.node(at)).collect();
     Ok(Tree { nodes, leaves, sets: sets(section)? })
 }
@@ -169,7 +167,7 @@ struct NodeArrays {
 }
 
 impl NodeArrays {
-    fn of(section: &Section<'_>, nodes: usize) -> Result<Self, ParseError> {
+    fn read(section: &Section<'_>, nodes: usize) -> Result<Self, ParseError> {
         let arrays = Self {
             features: section.list("split_feature")?,
             thresholds: section.list("threshold")?,
@@ -247,16 +245,16 @@ struct Section<'a> {
 
 impl<'a> Section<'a> {
     /// Reads the lines of the section `name`.
-    fn of(name: &str, lines: impl Iterator<Item = &'a str>) -> Self {
+    fn new(name: &str, lines: impl Iterator<Item = &'a str>) -> Self {
         let lines = lines.map(|line| line.trim().split_once('=').unwrap_or((line.trim(), "")));
         Self { name: name.to_owned(), lines: lines.collect() }
     }
 
     /// Reads the section of a tree, whose first line is the number of the tree.
-    fn of_tree(text: &'a str) -> Self {
+    fn from_tree(text: &'a str) -> Self {
         let mut lines = text.lines();
         let number = lines.next().unwrap_or_default();
-        Self::of(&format!("tree {}", number.trim()), lines)
+        Self::new(&format!("tree {}", number.trim()), lines)
     }
 
     fn has(&self, key: &str) -> bool {

@@ -182,7 +182,7 @@ fn classifier(settings: &Settings<'_>, width: usize) -> Result<Model, ParseError
         ));
     }
     settings.require_absent("base_values")?;
-    let forest = Forest::of(settings, &CLASS_LEAVES, classes.len())?;
+    let forest = Forest::read(settings, &CLASS_LEAVES, classes.len())?;
     let only_output = forest.only_output().filter(|_| classes.len() == 2);
     if only_output == Some(1) {
         return Err(invalid_attribute(
@@ -233,7 +233,7 @@ fn regressor(settings: &Settings<'_>, width: usize) -> Result<Model, ParseError>
     }
     let mut start = vec![0.0; outputs];
     start.iter_mut().zip(base).for_each(|(start, base)| *start = f64::from(*base));
-    let forest = Forest::of(settings, &TARGET_LEAVES, outputs)?;
+    let forest = Forest::read(settings, &TARGET_LEAVES, outputs)?;
     let mut trees = Ensemble::new(width.max(forest.features()), start);
     forest.push_trees(&mut trees, |leaf, outputs, trees| {
         let mut weights = vec![0.0; outputs];

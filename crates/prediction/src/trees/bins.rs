@@ -58,8 +58,8 @@ struct Column {
 impl BinnedColumns {
     /// Divides the values of each column into bins of about equal counts. If a column has at most
     /// 255 distinct values, each distinct value gets its own bin.
-    pub(super) fn of(columns: &Columns) -> Self {
-        Self { columns: columns.columns.iter().map(|column| Column::of(column)).collect() }
+    pub(super) fn new(columns: &Columns) -> Self {
+        Self { columns: columns.columns.iter().map(|column| Column::new(column)).collect() }
     }
 
     /// Returns the number of columns.
@@ -80,7 +80,7 @@ impl BinnedColumns {
 }
 
 impl Column {
-    fn of(numbers: &[f64]) -> Self {
+    fn new(numbers: &[f64]) -> Self {
         let borders = borders(numbers);
         let bin = |number: &f64| match number.is_nan() {
             true => MISSING,

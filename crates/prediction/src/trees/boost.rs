@@ -40,7 +40,7 @@ pub fn fit_quantiles(
     seed: u64,
 ) -> Ensemble {
     assert!(!targets.is_empty() && targets.len() == columns.rows(), "there must be one target per row");
-    let binned = BinnedColumns::of(columns);
+    let binned = BinnedColumns::new(columns);
     let mut rng = Pcg64Mcg::seed_from_u64(seed);
     let mut numbers = targets.to_vec();
     let start: Vec<f64> = levels.iter().map(|level| quantile(&mut numbers, *level)).collect();

@@ -41,7 +41,7 @@ pub fn fit_forest(
 ) -> FittedForest {
     assert!(!targets.is_empty() && targets.len() == columns.rows(), "there must be one target per row");
     assert_eq!(groups.len(), targets.len(), "there must be one group per row");
-    let binned = BinnedColumns::of(columns);
+    let binned = BinnedColumns::new(columns);
     let mut rng = Pcg64Mcg::seed_from_u64(seed);
     let mut forest = Ensemble::new(columns.columns(), vec![0.0]);
     let mut out_of_bag = vec![(0.0, 0_u32); targets.len()];

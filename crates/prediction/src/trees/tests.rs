@@ -51,7 +51,7 @@ proptest! {
     ) {
         let mut rng = Pcg64Mcg::seed_from_u64(seed);
         let targets: Vec<f64> = rows.iter().map(|_| rng.random()).collect();
-        let binned = BinnedColumns::of(&columns(&rows));
+        let binned = BinnedColumns::new(&columns(&rows));
         let mut all: Vec<u32> = (0..).take(rows.len()).collect();
         let grown = grow(&binned, &mut all, &targets, &PARAMS, &mut rng);
         prop_assert!(grown.leaves.len() <= PARAMS.leaves_max);

@@ -107,7 +107,7 @@ fn tenants(of: &[(f64, Kind)]) -> Vec<Tenant<BoxedUtility>> {
 
 /// Returns the largest difference between two bundles in a good, as a fraction of the supply.
 fn distance(one: Bundle, other: Bundle) -> f64 {
-    let (one, other) = (part(one), part(other));
+    let (one, other) = (fractions(one), fractions(other));
     (one.0 - other.0).abs().max((one.1 - other.1).abs())
 }
 

@@ -127,7 +127,7 @@ struct OnnxNode {
 
 impl Forest {
     /// Reads the nodes and leaf weights of an ensemble with `outputs` outputs.
-    pub(super) fn of(
+    pub(super) fn read(
         settings: &Settings<'_>,
         leaves: &LeafAttributes,
         outputs: usize,
