@@ -231,8 +231,8 @@ impl AppliedShares {
         tenants.map(|((name, tenant), weight)| (&**name, ratio(tenant, weight))).collect()
     }
 
-    /// Returns the shares in force in the order of `members`, or `None` if the supply, the tenants
-    /// or a weight has changed or a share is below its minimum.
+    /// Returns the shares in force in the order of `members`. Returns `None` if the supply, the
+    /// tenants or a weight has changed, or if a share is below its minimum.
     fn matching_shares<U>(&self, supply: Supply, members: &[Member<U>]) -> Option<Vec<Share>> {
         let share = |member: &Member<U>| {
             let WeightedShare { weight, share } = *self.tenants.get(&member.name)?;

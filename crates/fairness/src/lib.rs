@@ -3,7 +3,7 @@
 //!
 //! Each tenant has a weight. [`market`] gives each tenant a budget in proportion to its weight and
 //! finds prices at which both resources are sold. Each tenant is then at least as well off as with
-//! an equal split (sharing incentive) and prefers its own share to that of any other tenant
+//! an equal split (sharing incentive). It also prefers its own share to that of any other tenant
 //! (envy-freeness). [`profile`] estimates the utility of a tenant from measurements: its miss-ratio
 //! curve ([`curve`]) and the bandwidth that the tenant can use. [`epoch`] limits the change of
 //! shares per epoch.

@@ -86,10 +86,11 @@ impl CombinedPoint {
     }
 }
 
-/// Returns the pair with the most memory on the pool for which at most the fraction `x` of all VMs
-/// are expected to be slowed down beyond the margin. Of several pairs with equal memory, returns
-/// the pair with the fewest misses. Points are not interpolated. The pair that places nothing is
-/// always allowed, so that a result always exists. Points may be in any order and may repeat.
+/// Returns the pair with the most memory on the pool whose expected share of misses is at most `x`.
+/// A miss is a VM that is slowed down beyond the margin. Of several pairs with equal memory,
+/// returns the pair with the fewest misses. Points are not interpolated. The pair that places
+/// nothing is always allowed, so that a result always exists. Points may be in any order and may
+/// repeat.
 pub fn solve(
     insensitive: &[InsensitivityPoint],
     frigid: &[FrigidPoint],

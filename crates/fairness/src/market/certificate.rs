@@ -98,8 +98,8 @@ impl<U: Utility> Market<'_, U> {
         max
     }
 
-    /// Scales the bundle of the tenant `owner` by the ratio of the weights of `to` and `owner`, and
-    /// limits it to the maximum share of `to` (Spirit, section 7).
+    /// Scales the bundle of the tenant `owner` by the ratio of the weights of `to` and `owner`
+    /// (Spirit, section 7). The result is limited to the maximum share of `to`.
     pub(super) fn scaled(&self, bundle: Bundle, owner: usize, to: usize) -> Bundle {
         let (ratio, max) = (self.weight(to) / self.weight(owner), self.limits(to).max);
         Bundle {

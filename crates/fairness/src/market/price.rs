@@ -451,8 +451,8 @@ fn log_ratio(price: f64) -> f64 {
     (price / (1.0 - price)).ln()
 }
 
-/// Returns the logarithm of the price ratio at which memory is sold exactly, by linear
-/// interpolation (secant method) of the logarithm of demand between both ends of the bracket.
+/// Estimates the logarithm of the price ratio at which memory is sold exactly. The logarithm of
+/// demand is interpolated linearly between both ends of the bracket (secant method).
 fn secant(low: &PricePoint, high: &PricePoint) -> f64 {
     let (over, under) = (low.round.sum.memory.ln(), -high.round.sum.memory.max(DEMAND_FLOOR).ln());
     low.ratio + (high.ratio - low.ratio) * over / (over + under)

@@ -1,10 +1,9 @@
 //! Learner: estimates the utility of one tenant from the measurements of each epoch.
 //!
-//! Spirit samples accesses in hardware. A host without such hardware can measure the CPU time of a
-//! tenant, the number of page faults that waited for remote memory, and the latency of such a page
-//! fault. If page accesses are monitored, a power law models how stalls depend on memory.
-//! Otherwise, stalls are modeled by a straight line. [`StallModel`] scales the model to the
-//! measured stalls.
+//! Spirit samples accesses in hardware. A host without such hardware can measure times: the CPU
+//! time of a tenant, and the number and the latency of page faults that wait for remote memory. If
+//! page accesses are monitored, a power law models how stalls depend on memory. Otherwise, stalls
+//! are modeled by a straight line. [`StallModel`] scales the model to the measured stalls.
 
 use thiserror::Error;
 
