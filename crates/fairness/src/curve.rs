@@ -12,11 +12,11 @@ pub struct Knot {
     pub misses: f64,
 }
 
-/// A convex, decreasing miss-ratio curve, linear between its knots and constant beyond the last.
+/// Convex, decreasing miss-ratio curve, linear between its knots and constant beyond the last knot.
 ///
 /// Convexity makes the value of a tenant's demand continuous in prices, so that the market clears
-/// exactly. Spirit (section 3.2) assumes this implicitly. A measured curve is replaced by its lower
-/// convex hull.
+/// exactly. Spirit (section 3.2) assumes convexity implicitly. A measured curve is replaced by its
+/// lower convex hull.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MissCurve(Vec<Knot>);
 
@@ -29,27 +29,28 @@ pub enum CurveError {
     /// There are more than [`CURVE_KNOTS_MAX`] points.
     #[error("a miss-ratio curve of {0} knots exceeds the limit of {CURVE_KNOTS_MAX}")]
     TooManyKnots(usize),
-    /// A number is not finite, out of range, or not in ascending order.
-    #[error("knot {at}: {quantity} {value} must be {rule}")]
+    /// The memory or the miss ratio of a knot is not finite or out of range, or memory does not
+    /// increase from knot to knot.
+    #[error("knot {at}, {quantity}: {value} is out of range, must be {rule}")]
     InvalidKnot {
-        /// Index of the knot.
+        /// Index of the invalid knot in the list.
         at: usize,
-        /// Name of the number: `memory` or `misses`.
+        /// Name of the rejected number in messages: `memory in MiB` or `miss ratio`.
         quantity: &'static str,
-        /// Rejected value.
+        /// Rejected memory or miss ratio.
         value: f64,
-        /// Required range.
+        /// Required range, as a phrase that follows "must be" in messages.
         rule: &'static str,
     },
 }
 
 impl MissCurve {
     /// Creates the lower convex hull of points in ascending order of memory. If the first point is
-    /// above 0 MiB, its miss ratio also holds at 0 MiB.
+    /// above 0 MiB, its miss ratio is also used for 0 MiB.
     ///
     /// # Errors
-    /// A [`CurveError`] if there are no or too many points, memory does not increase, or a number
-    /// is out of range.
+    /// Returns a [`CurveError`] if there are no or too many points, memory does not increase from
+    /// point to point, or a number is out of range.
     pub fn new(knots: Vec<Knot>) -> Result<Self, CurveError> {
         if is_convex_curve(&knots) {
             return Ok(Self(knots));
@@ -72,7 +73,8 @@ impl MissCurve {
         Ok(Self(hull))
     }
 
-    /// Returns the knots. Memory increases from 0, and misses decrease at a decreasing rate.
+    /// Returns the knots in ascending order of memory, from 0 MiB. Miss ratios decrease at a
+    /// decreasing rate.
     pub fn knots(&self) -> &[Knot] {
         &self.0
     }
@@ -83,8 +85,8 @@ impl MissCurve {
     }
 }
 
-/// Estimates the index of the first knot beyond `memory`, assuming equal distances as most curves
-/// have.
+/// Estimates the index of the first knot beyond `memory` MiB. The estimate is exact if knots are
+/// equally spaced.
 fn index_estimate(knots: &[Knot], memory: f64) -> usize {
     let last = knots.len() - 1;
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "NaN becomes 0")]
@@ -92,8 +94,8 @@ fn index_estimate(knots: &[Knot], memory: f64) -> usize {
     before.saturating_add(1)
 }
 
-/// Interpolates linearly between knots in ascending order of memory. The value is constant before
-/// the first and beyond the last knot.
+/// Returns the miss ratio with `memory` MiB, interpolated linearly between knots in ascending order
+/// of memory. The miss ratio is constant before the first and beyond the last knot.
 pub(crate) fn interpolate(knots: &[Knot], memory: f64) -> f64 {
     let above =
         partition_point_near(knots.len(), index_estimate(knots, memory), |at| knots[at].memory <= memory);
@@ -107,8 +109,8 @@ pub(crate) fn interpolate(knots: &[Knot], memory: f64) -> f64 {
     }
 }
 
-/// Returns whether knots already form a convex curve, as those of a model usually do. Reads each
-/// knot once.
+/// Returns whether `knots` already form a convex, decreasing curve, as the knots of a model usually
+/// do. Reads each knot once.
 fn is_convex_curve(knots: &[Knot]) -> bool {
     let (Some(first), Some(last)) = (knots.first(), knots.last()) else { return false };
     let falls = |two: &[Knot]| (two[1].memory > two[0].memory) & (two[1].misses < two[0].misses);
@@ -121,7 +123,7 @@ fn is_convex_curve(knots: &[Knot]) -> bool {
             .fold(true, |so_far, three| so_far & falls(&three[1..]) & !is_above(three[1], three[0], three[2]))
 }
 
-/// Checks that points form a miss-ratio curve, convex or not.
+/// Checks that `knots` are valid and in ascending order of memory. The curve may be non-convex.
 pub(crate) fn check_knots(knots: &[Knot]) -> Result<(), CurveError> {
     match knots.len() {
         0 => return Err(CurveError::Empty),
@@ -132,24 +134,28 @@ pub(crate) fn check_knots(knots: &[Knot]) -> Result<(), CurveError> {
     for (at, Knot { memory, misses }) in knots.iter().copied().enumerate() {
         let invalid = |quantity, value, rule| Err(CurveError::InvalidKnot { at, quantity, value, rule });
         if !(memory.is_finite() && memory >= 0.0 && memory > last) {
-            return invalid("memory", memory, "at least 0 and more than that of the previous knot");
+            return invalid("memory in MiB", memory, MEMORY_RULE);
         }
         if !(0.0..=1.0).contains(&misses) {
-            return invalid("misses", misses, "between 0 and 1");
+            return invalid("miss ratio", misses, "0 to 1");
         }
         last = memory;
     }
     Ok(())
 }
 
-/// Returns whether a knot is on or above the line through its neighbors.
+/// Required range of a knot's memory, for messages.
+const MEMORY_RULE: &str = "finite, at least 0 and more than the memory of the previous knot";
+
+/// Returns whether `knot` is on or above the line from `before` to `after`.
 fn is_above(knot: Knot, before: Knot, after: Knot) -> bool {
     (knot.misses - before.misses) * (after.memory - before.memory)
         >= (after.misses - before.misses) * (knot.memory - before.memory)
 }
 
-/// Returns the first index of `0..end` for which the predicate is false, or `end`. The predicate
-/// must be true for all indices before it. Gallops from `hint`, then bisects.
+/// Returns the first index of `0..end` for which `predicate` is false, or `end` if it is true for
+/// all. The predicate must be true for all indices before the result and false from there on.
+/// Searches from `hint` with doubling steps (galloping search), then bisects.
 #[inline]
 pub(crate) fn partition_point_near(end: usize, hint: usize, predicate: impl Fn(usize) -> bool) -> usize {
     let hint = hint.min(end);
@@ -160,6 +166,7 @@ pub(crate) fn partition_point_near(end: usize, hint: usize, predicate: impl Fn(u
     }
 }
 
+/// Implements [`partition_point_near`] for a `hint` that is not the result itself.
 fn gallop(end: usize, hint: usize, predicate: impl Fn(usize) -> bool) -> usize {
     let (mut low, mut high) = (0, end);
     let mut step = 1;
@@ -208,8 +215,8 @@ mod tests {
             prop_assert!(knots.windows(2).all(|two| two[1].memory > two[0].memory && two[1].misses < two[0].misses));
             prop_assert!(knots.windows(3).all(|three| !is_above(three[1], three[0], three[2])));
             prop_assert!(points.iter().all(|point| curve.misses(point.memory) <= point.misses + 1e-12));
-            // Every knot is one of the points, except the first, which has the miss ratio of the
-            // first point.
+            // Every knot except the first is one of the input points. The first knot is at 0 MiB
+            // and has the miss ratio of the first point.
             prop_assert!(knots[1..].iter().all(|knot| points.contains(knot)) && knots[0].misses == points[0].misses);
             // Creating a curve from its own knots returns the same curve.
             prop_assert_eq!(MissCurve::new(knots.to_vec()).unwrap(), curve);
@@ -217,25 +224,19 @@ mod tests {
     }
 
     #[test]
-    fn invalid_points_are_rejected_by_name() {
-        let wrong: [(Vec<Knot>, &str); 6] = [
-            (vec![], "a miss-ratio curve needs at least one knot"),
-            (vec![knot(0.0, 1.1)], "knot 0: misses 1.1 must be between 0 and 1"),
-            (vec![knot(0.0, f64::NAN)], "knot 0: misses NaN must be between 0 and 1"),
-            (
-                vec![knot(-1.0, 0.5)],
-                "knot 0: memory -1 must be at least 0 and more than that of the previous knot",
-            ),
-            (
-                vec![knot(0.0, 0.5), knot(0.0, 0.4)],
-                "knot 1: memory 0 must be at least 0 and more than that of the previous knot",
-            ),
-            (
-                vec![knot(0.0, 0.5), knot(f64::INFINITY, 0.4)],
-                "knot 1: memory inf must be at least 0 and more than that of the previous knot",
-            ),
+    fn invalid_knot_is_rejected_with_index_value_and_rule() {
+        let memory_error =
+            |at, value| format!("knot {at}, memory in MiB: {value} is out of range, must be {MEMORY_RULE}");
+        let misses_error = |value| format!("knot 0, miss ratio: {value} is out of range, must be 0 to 1");
+        let invalid: [(Vec<Knot>, String); 6] = [
+            (vec![], "a miss-ratio curve needs at least one knot".into()),
+            (vec![knot(0.0, 1.1)], misses_error("1.1")),
+            (vec![knot(0.0, f64::NAN)], misses_error("NaN")),
+            (vec![knot(-1.0, 0.5)], memory_error(0, "-1")),
+            (vec![knot(0.0, 0.5), knot(0.0, 0.4)], memory_error(1, "0")),
+            (vec![knot(0.0, 0.5), knot(f64::INFINITY, 0.4)], memory_error(1, "inf")),
         ];
-        for (knots, message) in wrong {
+        for (knots, message) in invalid {
             assert_eq!(MissCurve::new(knots).unwrap_err().to_string(), message);
         }
         let many = (0..=CURVE_KNOTS_MAX).map(|at| knot(at as f64, 0.5)).collect();

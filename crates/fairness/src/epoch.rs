@@ -1,10 +1,10 @@
 //! Epoch allocator: decides the shares of a host's tenants at the end of each epoch.
 //!
-//! The market computes the target; this module decides how much of the change is applied at once.
-//! Estimates are accurate near the current shares only. A share therefore moves by at most half a
-//! fair share per epoch, unless the next epoch, with its new measurements, confirms the direction:
-//! then the rest is applied whole. Changes of negligible benefit are skipped, so that noise does
-//! not move shares (hysteresis).
+//! The market computes target shares. This module decides how much of the change toward the target
+//! is applied at once. Estimates are accurate near the current shares only. A share therefore
+//! changes by at most half a fair share in the first epoch. If the measurements of the next epoch
+//! confirm the direction, the remaining change is applied at once. Changes of negligible benefit
+//! are skipped, so that noise does not change shares (hysteresis).
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -13,114 +13,118 @@ use crate::market::{
     Tenant, Utility,
 };
 
-/// Largest change of a share in the first epoch of a change, in fair shares. Spirit's five steps of
-/// 1/200, with six tenants, correspond to 0.15 in every epoch.
+/// Largest change of a share in one epoch without confirmation by the previous epoch, as a fraction
+/// of the fair share. Spirit allows five steps of 1/200 of the supply per epoch, which is 0.15 with
+/// six tenants.
 const STEP_MAX: f64 = 0.5;
-/// `STEP_MAX` plus a margin for rounding and for distributed unsold supply.
+/// Upper bound of a limited step, as a fraction of the fair share: `STEP_MAX` plus a margin for
+/// rounding and for distributed unsold supply.
 const STEP_MAX_ROUNDED: f64 = 1.2 * STEP_MAX;
-/// Part of its fair share that each tenant keeps, and at least one unit if its fair share is at
-/// least one. A tenant estimated to need nothing may be misestimated, and stops without any. The
-/// part is larger for bandwidth: a tenant that receives memory fills it over the link, and a tenant
-/// with sufficient bandwidth assigns none to the link until its behavior changes.
+/// Fraction of its fair share that each tenant always keeps. Estimates may be wrong, and a tenant
+/// without memory or bandwidth would stop. The fraction is larger for bandwidth, because a tenant
+/// needs bandwidth to fill memory that it receives.
 const RESERVED_FRACTION: Bundle = Bundle { memory: 0.1, bandwidth: 0.5 };
-/// Smallest change of a share that is applied, in fair shares. Sizes are not measured more
-/// accurately.
-const MOVE_MIN: f64 = 0.05;
-/// Relative margin that keeps one unit from becoming less by rounding.
+/// Smallest change of a share that is applied, as a fraction of the fair share. It is the accuracy
+/// of measured memory sizes.
+const CHANGE_MIN: f64 = 0.05;
+/// Relative margin that keeps a fair share of one unit from being rounded down to 0 units.
 const UNIT_ROUNDING: f64 = 1e-9;
-/// Smallest gain of the logarithm of the geometric mean of throughputs for which shares are moved.
-/// Spirit's allocator uses a factor of 1.005.
+/// Smallest increase of the logarithm of the geometric mean of throughputs for which shares are
+/// changed. Spirit's allocator requires a factor of 1.005.
 const LOG_MEAN_GAIN_MIN: f64 = 0.005;
-/// Relative shortfall of throughput against an equal split from which shares are moved regardless
-/// of the gain. Estimates are not more accurate.
+/// Largest relative shortfall of a tenant's throughput against an equal split for which shares may
+/// stay unchanged. It is the accuracy of estimated throughputs.
 const SHORTFALL_MAX: f64 = 0.02;
 
-/// Shares that are in force, and the supply they were computed from.
+/// Shares that are in force, and the supply and weights from which they were computed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AppliedShares {
-    /// Supply at that time.
+    /// Supply from which the shares were computed.
     pub supply: Supply,
     /// Weight and share of each tenant, by name.
     pub tenants: BTreeMap<Arc<str>, WeightedShare>,
 }
 
-/// Share of a tenant with the weight it was computed for.
+/// Share of a tenant, and the weight from which it was computed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct WeightedShare {
-    /// Weight, more than 0.
+    /// Weight of the tenant relative to the other tenants, more than 0.
     pub weight: f64,
-    /// Share in whole units.
+    /// Share of the tenant in whole units.
     pub share: Share,
 }
 
-/// Tenant of an epoch.
+/// Tenant that takes part in an epoch.
 #[derive(Clone, Debug)]
 pub struct Member<U> {
     /// Name, unique among the tenants of the epoch.
     pub name: Arc<str>,
     /// Weight relative to the other tenants, more than 0.
     pub weight: f64,
-    /// Minimum share of both goods, at most the fair share. A small part of the fair share is
-    /// reserved in any case.
+    /// Minimum share of both goods, at most the fair share. The allocator raises a smaller minimum
+    /// to a fixed fraction of the fair share.
     pub min: Share,
-    /// Value of a bundle to the tenant.
+    /// Utility of the tenant, which values bundles of memory and bandwidth.
     pub utility: U,
 }
 
-/// Change of shares decided by an epoch.
+/// Change of shares decided in an epoch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Change {
-    /// Shares move toward the market outcome.
+    /// Shares change toward the market outcome.
     Set {
         /// Fraction of the change that is applied, more than 0 and at most 1.
         step_fraction: f64,
     },
-    /// Shares stay: the gain is negligible, or the change cannot be applied in part and awaits
-    /// confirmation.
+    /// Shares do not change. Either the gain is negligible, or the change cannot be applied in part
+    /// and must be confirmed by the next epoch.
     Unchanged,
 }
 
-/// Result of an epoch.
+/// Result of an epoch. All lists are in the order of the tenants in the input.
 #[derive(Clone, Debug)]
 pub struct Decision {
-    /// Decided change.
+    /// Whether and how far shares change.
     pub change: Change,
-    /// Share of each tenant until the next epoch, in the order of the input.
+    /// Share of each tenant until the next epoch.
     pub shares: Vec<Share>,
-    /// Fair share of each tenant: an equal split by weight.
+    /// Fair share of each tenant: the fraction of the supply that corresponds to its weight.
     pub fair: Vec<Share>,
-    /// Estimated ratio of throughput to the throughput of the fair share, for each tenant.
+    /// Estimated throughput of each tenant relative to its throughput with the fair share.
     pub gains: Vec<f64>,
-    /// Certificate of the applied outcome, or of the rejected one if shares stay.
+    /// Certificate of the market outcome. If shares do not change, the outcome is not applied.
     pub certificate: Certificate,
 }
 
-/// Allocator of one host: keeps the applied shares and the state that carries over between epochs.
+/// Allocator of one host. It keeps the applied shares and other state from epoch to epoch.
 #[derive(Clone, Debug, Default)]
 pub struct EpochAllocator {
+    /// Shares in force. `None` before the first epoch.
     applied: Option<AppliedShares>,
-    /// Change that the last epoch wanted for each tenant; zero if it wanted none.
+    /// Target minus current share of each tenant in the last epoch; 0 if no change was worthwhile.
     directions: BTreeMap<Arc<str>, Bundle>,
     warm_start: MarketWarmStart,
+    /// Number of epochs, for [`ClearingOptions::turn`].
     turn: usize,
 }
 
 impl EpochAllocator {
-    /// Resumes from applied shares, if there are any.
+    /// Creates an allocator with the shares in force before a restart, or `None` for a first start.
     pub fn resume(applied: Option<AppliedShares>) -> Self {
         Self { applied, ..Self::default() }
     }
 
-    /// Returns the shares in force.
+    /// Returns the shares in force, or `None` before the first epoch.
     pub fn applied(&self) -> Option<&AppliedShares> {
         self.applied.as_ref()
     }
 
-    /// Decides the shares of these tenants and assumes that the caller applies them. A caller that
-    /// fails to apply them calls [`EpochAllocator::rollback`].
+    /// Decides the shares of `members` and records them as applied. A caller that fails to apply
+    /// the shares must call [`EpochAllocator::rollback`].
     ///
     /// # Errors
-    /// A [`MarketError`] if the input does not define a market; the state is unchanged.
+    /// Returns a [`MarketError`] if the supply, a weight or a minimum share is invalid. The shares
+    /// in force are then unchanged.
     pub fn decide<U: Utility>(
         &mut self,
         supply: Supply,
@@ -143,8 +147,8 @@ impl EpochAllocator {
         } else {
             market.limit_step(&mut outcome, &current, STEP_MAX)
         };
-        // If utilities jump, a partial step may not be possible. Shares then stay until the next
-        // epoch confirms the change.
+        // If utilities are discontinuous, a partial step may be impossible. Shares then do not
+        // change until the next epoch confirms the change.
         let is_jump = !is_confirmed
             && (0..current.len())
                 .any(|at| !market.is_near(at, current[at], outcome.bought[at], STEP_MAX_ROUNDED));
@@ -161,23 +165,23 @@ impl EpochAllocator {
         Ok(Decision { change, shares, fair, gains, certificate })
     }
 
-    /// Restores the shares in force after a decision that was not applied.
+    /// Restores the shares in force to `applied` after a decision that could not be applied.
     pub fn rollback(&mut self, applied: Option<AppliedShares>) {
         self.applied = applied;
         self.directions.clear();
     }
 
-    /// Returns whether each share that moves by more than `STEP_MAX` moves in the direction that
-    /// the last epoch wanted.
+    /// Returns whether each share that would change by more than `STEP_MAX` changes in the same
+    /// direction as in the last epoch.
     fn confirms_direction<U: Utility>(
         &self,
         market: &Market<'_, &U>,
         members: &[Member<U>],
         current: &[Bundle],
-        wanted: &[Bundle],
+        target: &[Bundle],
     ) -> bool {
         members.iter().enumerate().all(|(at, member)| {
-            let (fair, delta) = (market.fair_share(at), wanted[at].minus(current[at]));
+            let (fair, delta) = (market.fair_share(at), target[at].minus(current[at]));
             let before = self.directions.get(&member.name).copied().unwrap_or_default();
             let is_confirmed =
                 |delta: f64, before: f64, fair: f64| delta.abs() <= STEP_MAX * fair || delta * before > 0.0;
@@ -186,54 +190,56 @@ impl EpochAllocator {
         })
     }
 
-    fn record_directions<U>(&mut self, members: &[Member<U>], current: &[Bundle], wanted: &[Bundle]) {
-        let directions = current.iter().zip(wanted).map(|(current, wanted)| wanted.minus(*current));
+    fn record_directions<U>(&mut self, members: &[Member<U>], current: &[Bundle], target: &[Bundle]) {
+        let directions = current.iter().zip(target).map(|(current, target)| target.minus(*current));
         self.directions = members.iter().map(|member| Arc::clone(&member.name)).zip(directions).collect();
     }
 
-    /// Returns the current shares as a split of the present supply among the present tenants. Each
-    /// tenant keeps its fraction of the fair share; a new tenant starts with its whole fair share.
+    /// Returns the shares in force, converted to the present supply and the present tenants. The
+    /// ratio of a tenant's share to its fair share is preserved. A new tenant gets its fair share.
     fn current_bundles<U: Utility>(&self, market: &Market<'_, &U>, members: &[Member<U>]) -> Vec<Bundle> {
         let ratios = self.applied.as_ref().map_or_else(BTreeMap::new, AppliedShares::fractions_of_fair_share);
         let ratio = |name: &str| ratios.get(name).copied().unwrap_or(FULL_FAIR_SHARE);
-        let one = |(at, member): (usize, &Member<U>)| market.fair_share(at).scale(ratio(&member.name));
-        let mut current: Vec<Bundle> = members.iter().enumerate().map(one).collect();
+        let bundle = |(at, member): (usize, &Member<U>)| market.fair_share(at).scale(ratio(&member.name));
+        let mut current: Vec<Bundle> = members.iter().enumerate().map(bundle).collect();
         let (sum, all): (Bundle, _) = (current.iter().copied().sum(), market.all());
         let scale = |sum: f64, all: f64| (all / sum).min(1.0);
         let scale =
             Bundle { memory: scale(sum.memory, all.memory), bandwidth: scale(sum.bandwidth, all.bandwidth) };
-        for (at, one) in current.iter_mut().enumerate() {
-            *one = market.within_limits(at, one.scale(scale));
+        for (at, bundle) in current.iter_mut().enumerate() {
+            *bundle = market.within_limits(at, bundle.scale(scale));
         }
         market.cut_to_supply(&mut current);
         current
     }
 }
 
-/// Fraction of the fair share with which a new tenant starts.
+/// Initial share of a new tenant, as a fraction of its fair share.
 const FULL_FAIR_SHARE: Bundle = Bundle { memory: 1.0, bandwidth: 1.0 };
 
 impl AppliedShares {
-    /// Returns the share of each tenant as a fraction of its fair share.
+    /// Returns the ratio of each tenant's share to its fair share, by tenant name.
     fn fractions_of_fair_share(&self) -> BTreeMap<&str, Bundle> {
-        let weights = normalized_weights(self.supply, self.tenants.values().map(|one| one.weight).collect());
+        let weights =
+            normalized_weights(self.supply, self.tenants.values().map(|tenant| tenant.weight).collect());
         let all = Bundle::from(self.supply.all());
-        let ratio = |one: &WeightedShare, part: f64| {
-            let Bundle { memory, bandwidth } = one.share.into();
-            Bundle { memory: memory / (all.memory * part), bandwidth: bandwidth / (all.bandwidth * part) }
+        let ratio = |tenant: &WeightedShare, weight: f64| {
+            let Bundle { memory, bandwidth } = tenant.share.into();
+            Bundle { memory: memory / (all.memory * weight), bandwidth: bandwidth / (all.bandwidth * weight) }
         };
-        self.tenants.iter().zip(weights).map(|((name, one), part)| (&**name, ratio(one, part))).collect()
+        let tenants = self.tenants.iter().zip(weights);
+        tenants.map(|((name, tenant), weight)| (&**name, ratio(tenant, weight))).collect()
     }
 
-    /// Returns the shares in force if supply, tenants and weights are unchanged and the minimum
-    /// shares hold.
+    /// Returns the shares in force in the order of `members`. Returns `None` if the supply, the
+    /// tenants or a weight has changed, or if a share is below its minimum.
     fn matching_shares<U>(&self, supply: Supply, members: &[Member<U>]) -> Option<Vec<Share>> {
         let share = |member: &Member<U>| {
             let WeightedShare { weight, share } = *self.tenants.get(&member.name)?;
-            let still_applies = weight == member.weight
+            let is_valid = weight == member.weight
                 && share.memory_mib >= member.min.memory_mib
                 && share.bandwidth_mb_s >= member.min.bandwidth_mb_s;
-            still_applies.then_some(share)
+            is_valid.then_some(share)
         };
         if self.supply != supply || self.tenants.len() != members.len() {
             return None;
@@ -242,53 +248,57 @@ impl AppliedShares {
     }
 }
 
-/// Converts members to tenants of a market.
+/// Converts members to tenants of a market. Raises each minimum share to [`RESERVED_FRACTION`] of
+/// the fair share, and to one unit if the fair share is at least one unit.
 fn tenants<U>(supply: Supply, members: &[Member<U>]) -> Vec<Tenant<&U>> {
     let weights = normalized_weights(supply, members.iter().map(|member| member.weight).collect());
-    let min = |member: &Member<U>, part: f64| {
-        let fair = Bundle::from(supply.all()).scale(Bundle { memory: part, bandwidth: part });
-        let (kept, whole) = (fair.scale(RESERVED_FRACTION).floor(), fair.floor());
-        let min = |requested: u64, kept: u64, whole: u64| requested.max(kept).max(whole.min(1));
+    let min_share = |member: &Member<U>, weight: f64| {
+        let fair = Bundle::from(supply.all()).scale(Bundle { memory: weight, bandwidth: weight });
+        let (reserved, fair) = (fair.scale(RESERVED_FRACTION).floor(), fair.floor());
+        let min = |requested: u64, reserved: u64, fair: u64| requested.max(reserved).max(fair.min(1));
         Share {
-            memory_mib: min(member.min.memory_mib, kept.memory_mib, whole.memory_mib),
-            bandwidth_mb_s: min(member.min.bandwidth_mb_s, kept.bandwidth_mb_s, whole.bandwidth_mb_s),
+            memory_mib: min(member.min.memory_mib, reserved.memory_mib, fair.memory_mib),
+            bandwidth_mb_s: min(member.min.bandwidth_mb_s, reserved.bandwidth_mb_s, fair.bandwidth_mb_s),
         }
     };
-    let tenant =
-        |(member, part)| Tenant { min: min(member, part), ..Tenant::new(part, supply, &member.utility) };
+    let tenant = |(member, weight)| Tenant {
+        min: min_share(member, weight),
+        ..Tenant::new(weight, supply, &member.utility)
+    };
     members.iter().zip(weights).map(tenant).collect()
 }
 
-/// Returns weights as fractions of their sum. Small weights are raised so that each fair share is
-/// at least one unit of both goods, if the supply suffices.
+/// Returns weights as fractions of their sum. Raises small weights so that each fair share is at
+/// least one unit of both goods, if the supply suffices.
 fn normalized_weights(supply: Supply, weights: Vec<f64>) -> Vec<f64> {
     let units = supply.memory_mib.min(supply.bandwidth_mb_s) as f64;
     let min = (1.0 + UNIT_ROUNDING) / units;
     let is_feasible =
         min * weights.len() as f64 <= 1.0 && weights.iter().all(|weight| weight.is_finite() && *weight > 0.0);
     if !is_feasible {
-        // Invalid weights are reported by the market.
+        // `Market::new` reports invalid weights.
         let all: f64 = weights.iter().sum();
         return weights.into_iter().map(|weight| weight / all).collect();
     }
     let mut raised = vec![false; weights.len()];
     loop {
         let left = 1.0 - raised.iter().filter(|raised| **raised).count() as f64 * min;
-        let others: f64 =
+        let unraised_sum: f64 =
             weights.iter().zip(&raised).filter(|(_, raised)| !**raised).map(|(weight, _)| weight).sum();
-        let part = |at: usize| if raised[at] { min } else { weights[at] / others * left };
-        let parts: Vec<f64> = (0..weights.len()).map(part).collect();
-        if parts.iter().all(|part| *part >= min) {
-            return parts;
+        let normalized = |at: usize| if raised[at] { min } else { weights[at] / unraised_sum * left };
+        let normalized: Vec<f64> = (0..weights.len()).map(normalized).collect();
+        if normalized.iter().all(|weight| *weight >= min) {
+            return normalized;
         }
-        raised = parts.iter().zip(raised).map(|(part, raised)| raised || *part < min).collect();
+        raised = normalized.iter().zip(raised).map(|(weight, raised)| raised || *weight < min).collect();
     }
 }
 
-/// Returns whether `new` differs enough to be applied, and either raises the mean throughput enough
-/// or ends a tenant's shortfall against an equal split.
+/// Returns whether the bundles `new` are worth a change of shares. A bundle must differ by more
+/// than [`CHANGE_MIN`]. In addition, the mean throughput must rise by [`LOG_MEAN_GAIN_MIN`], or a
+/// current bundle must be worse than an equal split by more than [`SHORTFALL_MAX`].
 fn is_worthwhile<U: Utility>(market: &Market<'_, U>, current: &[Bundle], new: &[Bundle]) -> bool {
-    if (0..current.len()).all(|at| market.is_near(at, current[at], new[at], MOVE_MIN)) {
+    if (0..current.len()).all(|at| market.is_near(at, current[at], new[at], CHANGE_MIN)) {
         return false;
     }
     let is_short = |(at, bundle): (usize, &Bundle)| market.gain(at, *bundle) < 1.0 - SHORTFALL_MAX;

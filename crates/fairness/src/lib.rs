@@ -1,11 +1,12 @@
-//! Fair allocation of a host's two interdependent resources, local memory and the bandwidth of its
-//! link to remote memory: the Symbiosis algorithm of Spirit.
+//! Fair allocation of a host's local memory and of the bandwidth of its link to remote memory: the
+//! Symbiosis algorithm of Spirit.
 //!
-//! Each tenant has a weight. [`market`] gives it a budget by its weight and finds prices at which
-//! both resources are sold, so that each tenant is at least as well off as with an equal split
-//! (sharing incentive) and prefers no other tenant's share (envy-freeness). [`profile`] estimates
-//! the utility of a tenant from measurements: a miss-ratio curve ([`curve`]) and the bandwidth it
-//! can use. [`epoch`] limits the change of shares per epoch.
+//! Each tenant has a weight. [`market`] gives each tenant a budget in proportion to its weight and
+//! finds prices at which both resources are sold. Each tenant is then at least as well off as with
+//! an equal split (sharing incentive). It also prefers its own share to that of any other tenant
+//! (envy-freeness). [`profile`] estimates the utility of a tenant from measurements: its miss-ratio
+//! curve ([`curve`]) and the bandwidth that the tenant can use. [`epoch`] limits the change of
+//! shares per epoch.
 //!
 //! The crate is pure. The caller takes the measurements and enforces the shares.
 //!

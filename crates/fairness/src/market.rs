@@ -1,23 +1,25 @@
-//! The market of Spirit (section 3.2), in the variant "Symbiosis-R": tenants buy local memory and
-//! link bandwidth with budgets proportional to their weights, and the market searches for prices at
-//! which both goods are sold.
+//! Market of Spirit (section 3.2), in the variant "Symbiosis-R". Tenants buy local memory and link
+//! bandwidth with budgets proportional to their weights. The market searches for prices at which
+//! both goods are sold.
 //!
 //! The paper's Algorithm 1 does not terminate in floating point, leaves goods unsold when a tenant
-//! is satiated, and divides by zero when a good has no value. This implementation differs in three
-//! points and keeps sharing incentive (each tenant is at least as well off as with an equal split):
+//! is satiated, and divides by zero when a good has no value. This implementation keeps sharing
+//! incentive (each tenant is at least as well off as with an equal split) and differs in three
+//! points:
 //!
-//! - The price bracket is narrowed to a minimum width (`price`). Sums are never compared for
-//!   equality.
+//! - The price search ends when the bracket of prices has a minimum width (`price`). Sums are never
+//!   compared for equality.
 //! - Unspent budget is paid to all other tenants as a *dividend*, proportional to their budgets
-//!   (`round`). Budgets only grow, so that the fair share stays affordable, and no tenant can
-//!   afford a bundle that another tenant of the same weight cannot.
-//! - Where demand jumps at the clearing price, all tenants get the same mixture of their demands
-//!   just below and just above the price. Tenants that would lose by a mixture get one of the two
-//!   demands whole; one of them gets the remainder, or one gets its demand and the others are
-//!   cleared as a market of their own (`clearing`). If that still violates sharing incentive, every
-//!   tenant gets its fair share.
+//!   (`round`). Budgets only grow, so that each tenant can still afford its fair share. Tenants of
+//!   equal weight can afford the same bundles.
+//! - If demand jumps at the clearing price, all tenants get the same mixture of their demands just
+//!   below and just above the price. Tenants that would lose by a mixture get one of the two
+//!   demands whole, and one of these tenants gets the remainder. If that fails, one tenant gets its
+//!   demand and the other tenants are cleared as a separate market (`clearing`). If sharing
+//!   incentive is still violated, every tenant gets its fair share.
 //!
-//! The caller defines the tenants; a [`Utility`] values their bundles and computes their demand.
+//! The caller defines the tenants. A [`Utility`] values the bundles of a tenant and computes its
+//! demand.
 
 mod certificate;
 mod clearing;
@@ -43,7 +45,7 @@ pub use utility::{BudgetConstraint, Demand, Limits, Utility, WarmStart};
 use thiserror::Error;
 use units::limits::{SUPPLY_MAX, TENANTS_MAX, WEIGHT_FRACTION_MIN};
 
-/// A participant of a market.
+/// Participant of a market.
 #[derive(Clone, Debug)]
 pub struct Tenant<U> {
     /// Weight relative to the other tenants, more than 0.
@@ -52,33 +54,33 @@ pub struct Tenant<U> {
     pub min: Share,
     /// Maximum share of both goods, at least the fair share.
     pub max: Share,
-    /// Value of a bundle to the tenant.
+    /// Utility of the tenant, which values bundles and computes demand.
     pub utility: U,
 }
 
 impl<U> Tenant<U> {
-    /// Returns a tenant without limits on its share.
+    /// Creates a tenant whose share is limited only by the supply.
     pub fn new(weight: f64, supply: Supply, utility: U) -> Self {
         Self { weight, min: Share::default(), max: supply.all(), utility }
     }
 }
 
-/// Tenants and the supply they share.
+/// Market of tenants that share a supply.
 #[derive(Debug)]
 pub struct Market<'a, U> {
     tenants: &'a [Tenant<U>],
     supply: Supply,
     /// Reciprocal of the sum of all weights.
     weight_scale: f64,
-    /// Fraction of all weights, and so of the supply, that these tenants have: 1 for a whole
-    /// market, less for a [`Market::subset`].
+    /// Fraction of all weights that these tenants have, and fraction of the supply that they buy: 1
+    /// for a whole market, less for a [`Market::subset`].
     weight_fraction: f64,
 }
 
-/// Error for input that does not define a market.
+/// Error for tenants or a supply from which no market can be created.
 #[derive(Clone, Copy, Debug, Error, PartialEq)]
 pub enum MarketError {
-    /// There is no tenant.
+    /// The list of tenants is empty.
     #[error("a market needs at least one tenant")]
     NoTenants,
     /// There are more than [`TENANTS_MAX`] tenants.
@@ -90,38 +92,39 @@ pub enum MarketError {
     /// The supply of a good, in units, exceeds [`SUPPLY_MAX`].
     #[error("supply of {0} units exceeds the limit of {SUPPLY_MAX}")]
     SupplyTooLarge(u64),
-    /// A weight is not positive, not finite, or less than [`WEIGHT_FRACTION_MIN`] of all weights.
+    /// A weight is not finite, not positive, or less than [`WEIGHT_FRACTION_MIN`] of the sum of all
+    /// weights.
     #[error(
         "tenant {tenant}: weight {value} must be positive and at least a billionth of the sum of all weights"
     )]
     InvalidWeight {
-        /// Index of the tenant.
+        /// Index of the tenant with the invalid weight.
         tenant: usize,
         /// Rejected weight.
         value: f64,
     },
-    /// The minimum share exceeds the fair share.
+    /// The minimum share of a tenant exceeds its fair share.
     #[error("tenant {tenant}: minimum {good} {min} must not exceed its fair share of {fair:.3}")]
     MinAboveFairShare {
-        /// Index of the tenant.
+        /// Index of the tenant with the invalid limit.
         tenant: usize,
-        /// `memory` or `bandwidth`.
+        /// Name of the good: `memory` or `bandwidth`.
         good: &'static str,
-        /// Rejected minimum, in units.
+        /// Rejected minimum share of the good, in MiB or MB/s.
         min: u64,
-        /// Fair share, in units.
+        /// Fair share of the good, in MiB or MB/s.
         fair: f64,
     },
-    /// The maximum share is below the fair share or below the minimum share.
+    /// The maximum share of a tenant is below its fair share or below its minimum share.
     #[error("tenant {tenant}: maximum {good} {max} must not be below its fair share of {fair:.3}")]
     MaxBelowFairShare {
-        /// Index of the tenant.
+        /// Index of the tenant with the invalid limit.
         tenant: usize,
-        /// `memory` or `bandwidth`.
+        /// Name of the good: `memory` or `bandwidth`.
         good: &'static str,
-        /// Rejected maximum, in units.
+        /// Rejected maximum share of the good, in MiB or MB/s.
         max: u64,
-        /// Fair share, in units.
+        /// Fair share of the good, in MiB or MB/s.
         fair: f64,
     },
 }
@@ -141,33 +144,35 @@ impl MarketError {
     }
 }
 
-/// How an outcome was computed, from best to worst.
+/// Method by which an outcome was computed, from best to worst.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Status {
-    /// Each tenant has its demand at one price.
+    /// Each tenant gets its demand at one price.
     Exact,
-    /// Each tenant has the same mixture of its demands just below and just above the price.
+    /// Each tenant gets a mixture, in the same ratio, of its demands just below and just above the
+    /// clearing price.
     Mixed,
-    /// Tenants that would lose by a mixture have one of their two demands whole; the others have a
-    /// mixture.
+    /// Tenants that would lose by a mixture get one of their two demands whole. The other tenants
+    /// get a mixture.
     Whole,
-    /// One tenant has the remainder; the others have their demand.
+    /// One tenant gets the remainder of the supply. The other tenants get a demand or a mixture of
+    /// their demands.
     OneMarginal {
-        /// Index of the tenant with the remainder.
+        /// Index of the tenant that gets the remainder.
         tenant: usize,
     },
-    /// One tenant has its demand; the others bought the rest in a market of their own with its own
-    /// prices.
+    /// One tenant gets its demand. The other tenants buy the remaining supply in a separate market
+    /// at other prices.
     OneFixed {
-        /// Index of the tenant with the fixed demand.
+        /// Index of the tenant that gets its demand.
         tenant: usize,
     },
-    /// No price satisfies sharing incentive: each tenant has its fair share.
+    /// Each tenant gets its fair share, because no other method satisfies sharing incentive.
     FallbackFair,
 }
 
 impl Status {
-    /// Returns the name that reports and the command line use.
+    /// Returns the name of the status in reports and on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Exact => "exact",
@@ -183,48 +188,51 @@ impl Status {
 /// Allocation computed by a market.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// How the allocation was computed.
+    /// Method by which the allocation was computed.
     pub status: Status,
-    /// Price of all memory, 0 to 1. The price of all bandwidth is 1 minus this.
+    /// Price of all memory, 0 to 1. The price of all bandwidth is `1 - memory_price`.
     pub memory_price: f64,
-    /// Factor by which a tenant's budget exceeds its weight, at least 1.
+    /// Ratio of a tenant's budget to its weight, at least 1.
     pub dividend: f64,
-    /// Number of prices evaluated.
+    /// Number of prices that the search evaluated.
     pub rounds: u32,
     /// Number of trades by which [`Market::refine`] changed the allocation.
     pub refinements: u32,
-    /// Bundle of each tenant before it is rounded to units and before unsold supply is distributed.
+    /// Bundle that each tenant bought. Rounding to units and distribution of unsold supply are not
+    /// included.
     pub bought: Vec<Bundle>,
     /// Share of each tenant in whole units. The sum does not exceed the supply.
     pub shares: Vec<Share>,
-    /// Starting point for the next market.
+    /// Starting point for the price search of the next market.
     pub warm_start: MarketWarmStart,
 }
 
-/// Starting point that one market leaves for the next. It shortens the search if prices have moved
-/// little; a wrong one only costs time.
+/// Starting point for the price search, from the outcome of the last market. It shortens the search
+/// if prices have changed little. A bad starting point costs time but does not change the outcome.
 #[derive(Clone, Debug, Default)]
 pub struct MarketWarmStart {
+    /// Last clearing price of all memory, 0 to 1.
     memory_price: Option<f64>,
+    /// [`WarmStart::position`] of each tenant.
     positions: Vec<u32>,
 }
 
 /// Options of [`Market::clear`].
 #[derive(Clone, Debug, Default)]
 pub struct ClearingOptions {
-    /// Starting point left by the last market; the default for the first.
+    /// [`Outcome::warm_start`] of the last market, or the default for the first market.
     pub warm_start: MarketWarmStart,
-    /// Rotates which tenant gets the remainder among candidates that are equally good. Callers
-    /// increment it every epoch.
+    /// Counter that rotates the choice of the tenant with the remainder among equally good
+    /// candidates. Callers increment the counter every epoch.
     pub turn: usize,
 }
 
 impl<'a, U: Utility> Market<'a, U> {
-    /// Creates a market.
+    /// Creates a market of these tenants, and checks their weights and limits.
     ///
     /// # Errors
-    /// A [`MarketError`] if there are no or too many tenants, the supply of a good is 0 or too
-    /// large, or a weight or limit is out of range.
+    /// Returns a [`MarketError`] if there are no or too many tenants, the supply of a good is 0 or
+    /// too large, or a weight or limit is out of range.
     pub fn new(supply: Supply, tenants: &'a [Tenant<U>]) -> Result<Self, MarketError> {
         match tenants.len() {
             0 => return Err(MarketError::NoTenants),
@@ -241,16 +249,16 @@ impl<'a, U: Utility> Market<'a, U> {
             return Err(MarketError::SupplyTooLarge(supply.memory_mib.max(supply.bandwidth_mb_s)));
         }
         let mut weights = 0.0;
-        for (tenant, one) in tenants.iter().enumerate() {
-            if !(one.weight.is_finite() && one.weight > 0.0) {
-                return Err(MarketError::InvalidWeight { tenant, value: one.weight });
+        for (tenant, Tenant { weight, .. }) in tenants.iter().enumerate() {
+            if !(weight.is_finite() && *weight > 0.0) {
+                return Err(MarketError::InvalidWeight { tenant, value: *weight });
             }
-            weights += one.weight;
+            weights += weight;
         }
         let market = Self { tenants, supply, weight_scale: 1.0 / weights, weight_fraction: 1.0 };
-        for (tenant, one) in tenants.iter().enumerate() {
-            if !(weights.is_finite() && one.weight >= WEIGHT_FRACTION_MIN * weights) {
-                return Err(MarketError::InvalidWeight { tenant, value: one.weight });
+        for (tenant, Tenant { weight, .. }) in tenants.iter().enumerate() {
+            if !(weights.is_finite() && *weight >= WEIGHT_FRACTION_MIN * weights) {
+                return Err(MarketError::InvalidWeight { tenant, value: *weight });
             }
             market.check_limits(tenant)?;
         }
@@ -265,7 +273,8 @@ impl<'a, U: Utility> Market<'a, U> {
             ("bandwidth", min.bandwidth_mb_s, max.bandwidth_mb_s, fair.bandwidth),
         ];
         for (good, min, max, fair) in goods {
-            // A third of 300 units must pass as 100 despite rounding in the division.
+            // The tolerance accepts a limit that equals the fair share despite rounding error, such
+            // as 100 units for a third of 300.
             let rounding = 1e-12 * fair;
             if min as f64 > fair + rounding {
                 return Err(MarketError::MinAboveFairShare { tenant, good, min, fair });
@@ -277,7 +286,8 @@ impl<'a, U: Utility> Market<'a, U> {
         Ok(())
     }
 
-    /// Returns the fair share of a tenant: the part of both goods that corresponds to its weight.
+    /// Returns the fair share of a tenant: the fraction of both goods that corresponds to its
+    /// weight.
     pub fn fair_share(&self, tenant: usize) -> Bundle {
         let weight = self.weight(tenant);
         let all = Bundle::from(self.supply.all());
@@ -289,7 +299,7 @@ impl<'a, U: Utility> Market<'a, U> {
         self.supply.all().into()
     }
 
-    /// Returns the bundle clamped to the limits of a tenant.
+    /// Clamps a bundle to the minimum and maximum share of a tenant.
     pub(crate) fn within_limits(&self, tenant: usize, bundle: Bundle) -> Bundle {
         let Limits { min, max } = self.limits(tenant);
         Bundle {
@@ -298,8 +308,8 @@ impl<'a, U: Utility> Market<'a, U> {
         }
     }
 
-    /// Reduces bundles that exceed the supply. Each tenant gives in proportion to the amount by
-    /// which it exceeds its minimum share.
+    /// Reduces bundles until their sum does not exceed the supply. Each bundle is reduced in
+    /// proportion to the amount by which it exceeds the minimum share of its tenant.
     pub(crate) fn cut_to_supply(&self, bundles: &mut [Bundle]) {
         let over = bundles.iter().copied().sum::<Bundle>().minus(self.all());
         if over.memory <= 0.0 && over.bandwidth <= 0.0 {
@@ -317,21 +327,21 @@ impl<'a, U: Utility> Market<'a, U> {
         }
     }
 
-    /// Returns whether two bundles of a tenant differ by at most the fraction `part` of its fair
-    /// share in either good.
-    pub(crate) fn is_near(&self, tenant: usize, one: Bundle, other: Bundle, part: f64) -> bool {
+    /// Returns whether two bundles of a tenant differ in each good by at most the fraction
+    /// `tolerance` of its fair share.
+    pub(crate) fn is_near(&self, tenant: usize, one: Bundle, other: Bundle, tolerance: f64) -> bool {
         let fair = self.fair_share(tenant);
-        (one.memory - other.memory).abs() <= part * fair.memory
-            && (one.bandwidth - other.bandwidth).abs() <= part * fair.bandwidth
+        (one.memory - other.memory).abs() <= tolerance * fair.memory
+            && (one.bandwidth - other.bandwidth).abs() <= tolerance * fair.bandwidth
     }
 
-    /// Returns the weight of a tenant as a fraction of all weights.
+    /// Returns the weight of a tenant as a fraction of the sum of all weights.
     fn weight(&self, tenant: usize) -> f64 {
         self.tenants[tenant].weight * self.weight_scale
     }
 
-    /// Returns a market of the first `tenants` tenants. Its supply is the fraction that corresponds
-    /// to their weights.
+    /// Returns a market of the first `tenants` tenants. They buy the fraction of the supply that
+    /// corresponds to their weights.
     fn subset(&self, tenants: usize) -> Self {
         let tenants = &self.tenants[..tenants];
         Self {
@@ -341,7 +351,7 @@ impl<'a, U: Utility> Market<'a, U> {
         }
     }
 
-    /// Computes prices and the share of each tenant.
+    /// Clears the market: computes prices, the bundle of each tenant, and its share in whole units.
     pub fn clear(&self, options: ClearingOptions) -> Outcome {
         let ClearingOptions { warm_start: MarketWarmStart { memory_price, positions }, turn } = options;
         let mut warm_starts = vec![WarmStart::default(); self.tenants.len()];

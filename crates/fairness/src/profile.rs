@@ -1,10 +1,10 @@
-//! Tenant profiles: estimates the utility of a tenant from measurements of the host (Spirit,
-//! section 4.2).
+//! Tenant profiles: estimates of a tenant's utility from measurements of the host (Spirit, section
+//! 4.2).
 //!
 //! A profile consists of a miss-ratio curve and the bandwidth that the tenant could use. Two models
 //! implement [`MissModel`]: `power_law` is fitted to samples of accessed pages, and
 //! `reuse_distance` is measured from all accesses to a sample of pages. A [`Learner`] keeps the
-//! profile of one tenant across epochs. The host takes the measurements.
+//! profile of one tenant across epochs. The caller takes the measurements.
 
 mod bandwidth;
 mod fit;
@@ -25,36 +25,38 @@ use crate::curve::{CurveError, Knot, MissCurve};
 
 /// Model of the miss ratio of a tenant.
 pub trait MissModel {
-    /// Returns the miss ratio with `memory` MiB, 0 to 1. It does not increase with memory.
+    /// Returns the miss ratio with `memory` MiB, 0 to 1. The miss ratio must not increase with
+    /// memory.
     fn misses(&self, memory: f64) -> f64;
 
-    /// Returns the memory in MiB beyond which more is of no use.
+    /// Returns the memory size, in MiB, beyond which more memory does not reduce misses.
     fn footprint(&self) -> f64;
 
     /// Returns the approximate standard error of miss ratios, 0 to 1.
     fn error(&self) -> f64;
 
-    /// Returns points of the miss-ratio curve, denser for small sizes. They are not convex if the
-    /// curve has cliffs.
+    /// Returns points of the miss-ratio curve in ascending order of memory, denser for small sizes.
+    /// The points are not convex if the miss ratio drops abruptly at some size.
     fn knots(&self) -> Vec<Knot> {
-        let size = |at: u32| self.footprint() * (f64::from(at) / f64::from(KNOTS)).powi(2);
-        let knots = (0..=KNOTS).map(size).map(|memory| Knot { memory, misses: self.misses(memory) });
+        let size = |at: u32| self.footprint() * (f64::from(at) / f64::from(INTERVALS)).powi(2);
+        let knots = (0..=INTERVALS).map(size).map(|memory| Knot { memory, misses: self.misses(memory) });
         let mut knots: Vec<Knot> = knots.collect();
         knots.dedup_by(|next, last| next.memory <= last.memory);
         knots
     }
 
-    /// Returns the convex curve that the market solves exactly.
+    /// Returns the lower convex hull of [`Self::knots`], for which the market computes demand
+    /// exactly.
     ///
     /// # Errors
-    /// A [`CurveError`] if the model returns a miss ratio out of range.
+    /// Returns a [`CurveError`] if the model returns a miss ratio out of range.
     fn curve(&self) -> Result<MissCurve, CurveError> {
         MissCurve::new(self.knots())
     }
 }
 
-/// Number of intervals of a curve.
-const KNOTS: u32 = 64;
+/// Number of intervals into which [`MissModel::knots`] divides the footprint.
+const INTERVALS: u32 = 64;
 
 #[cfg(test)]
 mod tests;

@@ -1,6 +1,6 @@
-//! Model file format: JSON with the model, its provenance, its backtest results and the data needed
-//! to continue calibration. Works on bytes; the caller stores the files and decides which model
-//! serves.
+//! Model file format: JSON with a model, its origin, its backtest results, and the recent outcomes
+//! from which calibration continues. Files are encoded to and decoded from bytes. The caller stores
+//! the files and decides which model serves.
 
 use serde::{Deserialize, Serialize};
 use units::{
@@ -13,81 +13,81 @@ use crate::{
     sensitivity::{self, COUNTERS},
 };
 
-/// Format version that this version of Tarn writes and reads.
+/// Version of the file format that this version of Tarn writes and reads.
 pub const FORMAT_VERSION: u64 = 1;
 
-/// Upper bound on the number of backtest results in a file.
+/// Largest number of backtest results in a file.
 const METRICS_MAX: usize = 16;
 
-/// Model with its provenance.
+/// Content of a model file: a model and its origin.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ModelFile {
-    /// Format version: [`FORMAT_VERSION`].
+    /// Version of the file format, [`FORMAT_VERSION`].
     tarn_model: u64,
-    /// Origin of the model.
+    /// Origin of the model, and its backtest results.
     #[serde(rename = "about")]
     pub provenance: Provenance,
-    /// The model.
+    /// Model with its features, by kind.
     pub content: Content,
 }
 
-/// Origin of a model, for display.
+/// Origin of a model and its backtest results. They are displayed, but do not affect predictions.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Provenance {
     /// Version of Tarn that wrote the file.
     pub made_by: String,
-    /// Trainer of the model: "tarn", "lightgbm" or "onnx".
+    /// Library that trained the model: `tarn`, `lightgbm` or `onnx`.
     pub trained_by: String,
-    /// Time at which the file was made.
+    /// Time at which the file was created.
     pub made: UnixMs,
-    /// Number of outcomes or labelled workloads that the model was trained on.
+    /// Number of outcomes or labelled workloads in the training set.
     pub rows: u64,
     /// Start of the first VM and end of the last VM in the training set. `None` for a model that
     /// was not trained on VMs.
     pub window: Option<(UnixMs, UnixMs)>,
-    /// Backtest of models trained the same way; see [`BacktestResult`]. Empty for models of latency
-    /// sensitivity, whose cutoffs carry their error rates.
+    /// Backtest results of models that were trained in the same way. Empty for models of latency
+    /// sensitivity, whose cutoffs include error rates.
     pub metrics: Vec<BacktestResult>,
-    /// Whether the workloads and slowdowns were simulated rather than measured.
+    /// Whether the workloads and slowdowns of the training set were simulated, not measured.
     pub modelled: bool,
 }
 
-/// Model, by kind.
+/// Model with the names of its features, by kind.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Content {
-    /// Frigid memory.
+    /// Model of frigid memory.
     Frigid {
-        /// Names of the features, in order.
+        /// Names of the features, in the order of a row.
         features: Vec<String>,
-        /// Prediction model.
+        /// Model that predicts the untouched share.
         model: frigid::Model,
-        /// Recent outcomes with the predictions of models trained the same way.
+        /// Recent outcomes, each with the prediction of a model that was trained in the same way.
         calibration: Calibration,
     },
-    /// Latency sensitivity.
+    /// Model of latency sensitivity.
     Sensitivity {
-        /// Names of the counters, in order.
+        /// Names of the core counters, in the order of a row.
         features: Vec<String>,
-        /// Prediction model.
+        /// Model that predicts the probability of a slowdown beyond the margin.
         model: sensitivity::Model,
     },
 }
 
-/// Kind of a model.
+/// Kind of a prediction model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Kind {
     /// Frigid memory: memory that a VM never touches.
     Frigid,
-    /// Latency sensitivity: slowdown by pool memory beyond the margin.
+    /// Latency sensitivity: whether pool memory slows a workload down beyond the margin (PDM).
     Sensitivity,
 }
 
 impl Kind {
-    /// All kinds.
+    /// All kinds of models.
     pub const ALL: [Self; 2] = [Self::Frigid, Self::Sensitivity];
 
-    /// Returns the name of the kind, as in the command line and in metrics.
+    /// Returns the name of the kind on the command line and in metrics.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Frigid => "frigid",
@@ -96,29 +96,29 @@ impl Kind {
     }
 }
 
-/// Error decoding or encoding a model file.
+/// Error from decoding or encoding a model file.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    /// The file is larger than [`MODEL_BYTES_MAX`].
+    /// The size of the file, in bytes, exceeds [`MODEL_BYTES_MAX`].
     #[error("model file too large: {0} bytes, must be at most {MODEL_BYTES_MAX}")]
     TooLarge(usize),
-    /// The file is truncated.
-    #[error("truncated after {0} bytes")]
-    CutShort(usize),
-    /// The bytes are not a model file.
+    /// The file ends after this number of bytes, within the JSON document.
+    #[error("truncated after {0} bytes: the JSON document is incomplete")]
+    Truncated(usize),
+    /// The bytes are not a model file, for this reason.
     #[error("not a Tarn model file: {0}")]
     NotAModel(String),
-    /// The file has another format version.
+    /// The file has this format version, which is not [`FORMAT_VERSION`].
     #[error("tarn_model = {0}: must be {FORMAT_VERSION}; train or import the model again with this version")]
     Layout(u64),
-    /// The features or counters differ from those of this version, or a value is out of range.
+    /// The features or counters are not those of this version of Tarn, or a value is out of range.
     #[error(
         "features or values do not match this version: train or import the model again with this version"
     )]
     Features,
 }
 
-/// Field that every format version has; it is decoded first.
+/// Part of a model file that is decoded first, because it is the same in every format version.
 #[derive(Deserialize)]
 struct Head {
     tarn_model: u64,
@@ -149,20 +149,20 @@ impl ModelFile {
         }
     }
 
-    /// Encodes the file.
+    /// Encodes the file as JSON.
     ///
     /// # Errors
-    /// [`FileError::TooLarge`] when the file exceeds [`MODEL_BYTES_MAX`].
+    /// Returns [`FileError::TooLarge`] if the JSON exceeds [`MODEL_BYTES_MAX`].
     pub fn write(&self) -> Result<Vec<u8>, FileError> {
         let bytes = serde_json::to_vec(self).expect("a model serializes to JSON: all map keys are strings");
         if bytes.len() <= MODEL_BYTES_MAX { Ok(bytes) } else { Err(FileError::TooLarge(bytes.len())) }
     }
 
-    /// Decodes a file and checks every tree of its model.
+    /// Decodes a file and checks its model.
     ///
     /// # Errors
-    /// [`FileError`] when the bytes are too large, truncated, not a model file, of another format
-    /// version, or of a model with other features.
+    /// Returns [`FileError`] if the file is too large, truncated, not a model file, or of another
+    /// format version, or if its model has other features or a value out of range.
     pub fn read(bytes: &[u8]) -> Result<Self, FileError> {
         if bytes.len() > MODEL_BYTES_MAX {
             return Err(FileError::TooLarge(bytes.len()));
@@ -176,11 +176,15 @@ impl ModelFile {
         let Provenance { made_by, trained_by, metrics, .. } = &file.provenance;
         let is_name = |text: &String| text.len() <= NAME_BYTES_MAX && !text.contains(char::is_control);
         if !is_name(made_by) || !is_name(trained_by) || metrics.len() > METRICS_MAX {
-            return Err(FileError::NotAModel("invalid provenance".to_owned()));
+            return Err(FileError::NotAModel(format!(
+                "invalid provenance: made_by and trained_by must be at most {NAME_BYTES_MAX} bytes without control \
+                 characters, metrics must have at most {METRICS_MAX} entries"
+            )));
         }
         if file.matches_this_version() { Ok(file) } else { Err(FileError::Features) }
     }
 
+    /// Returns whether the features are those of this version of Tarn and all values are in range.
     fn matches_this_version(&self) -> bool {
         match &self.content {
             Content::Frigid { features, model, calibration } => {
@@ -193,13 +197,13 @@ impl ModelFile {
     }
 }
 
-/// Maps a JSON error. serde_json reports JSON that ends within a number as a syntax error, not as
-/// EOF; it counts as truncated here.
+/// Converts a JSON error. JSON that ends within a number counts as truncated, although serde_json
+/// reports a syntax error.
 fn decode_error(bytes: &[u8], error: &serde_json::Error) -> FileError {
     let is_open = bytes.starts_with(b"{") && !bytes.trim_ascii_end().ends_with(b"}");
     let is_open = is_open && !error.to_string().starts_with("trailing characters");
     if error.is_eof() || is_open {
-        FileError::CutShort(bytes.len())
+        FileError::Truncated(bytes.len())
     } else {
         FileError::NotAModel(error.to_string())
     }

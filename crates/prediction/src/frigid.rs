@@ -1,6 +1,6 @@
-//! Frigid memory: memory that a VM never touches (Pond, section 4.6). Quantile regression trees
-//! predict the untouched share of a VM's memory, recent outcomes set the risk multiplier, and risk
-//! is allocated where it gains the most memory.
+//! Prediction of frigid memory: memory that a VM never touches (Pond, section 4.6). Quantile
+//! regression trees predict the untouched share of a VM's memory. Recent outcomes determine the
+//! risk multiplier, and risk is allocated to the VMs that gain most memory by it.
 
 pub mod backtest;
 mod baseline;

@@ -1,5 +1,6 @@
-//! Import of models trained elsewhere, from bytes: LightGBM text models, and ONNX graphs that
-//! consist of one tree ensemble. The callers define the features and the meaning of the outputs.
+//! Import of models trained elsewhere: LightGBM text models, and ONNX graphs that consist of one
+//! tree ensemble. Models are read from bytes. Callers define the features and the meaning of the
+//! output.
 
 mod imported;
 pub mod lightgbm;

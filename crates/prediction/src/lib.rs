@@ -1,16 +1,17 @@
-//! Prediction before a VM starts (Pond, section 4.6): how much of its memory stays untouched,
-//! whether its workload tolerates pool latency, and how much risk each prediction may take.
+//! Predictions for a VM before it starts (Pond, section 4.6): how much of its memory stays
+//! untouched, and whether its workload tolerates pool latency. The crate also chooses how much risk
+//! each prediction may take.
 //!
 //! - [`frigid`] predicts frigid (never touched) memory with quantile regression trees, calibrates
 //!   the prediction on recent outcomes and backtests it.
-//! - [`sensitivity`] predicts whether pool memory slows a workload down by more than the
-//!   performance degradation margin (PDM), from core counters.
+//! - [`sensitivity`] predicts from core counters whether pool memory slows a workload down by more
+//!   than the performance degradation margin (PDM).
 //! - [`combination`] chooses the operating points of both predictions (Pond, Eq. 1).
-//! - [`trees`], [`import`], [`file`](mod@file) and [`table`] hold tree ensembles, models trained
-//!   elsewhere, the model file format and CSV tables of ended VMs.
+//! - [`trees`] trains and evaluates tree ensembles, [`import`] reads models trained elsewhere,
+//!   [`file`](mod@file) is the model file format, and [`table`] reads CSV tables of ended VMs.
 //!
-//! Models are data: they are trained from outcomes that the caller passes in. Bytes and time are
-//! arguments; the crate reads no clock and no file and keeps no state.
+//! The caller passes in the outcomes to train on, file contents as bytes, and the time. The crate
+//! reads no clock and no file and keeps no state.
 //!
 //! ```
 //! use prediction::combination::{FrigidPoint, InsensitivityPoint, VmMix, solve};

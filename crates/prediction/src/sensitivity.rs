@@ -1,7 +1,7 @@
-//! Latency sensitivity (Pond, sections 4.6 and 6.4.1): whether pool memory slows a workload down by
-//! more than the performance degradation margin (PDM). A random forest predicts the probability
-//! from core counters measured with local memory. The baselines are thresholds on two single
-//! counters.
+//! Latency sensitivity (Pond, sections 4.6 and 6.4.1). A workload is sensitive if pool memory slows
+//! it down by more than the performance degradation margin (PDM). A random forest predicts the
+//! probability of that from core counters measured with local memory. Two baselines use a threshold
+//! on a single counter.
 
 pub mod backtest;
 mod evaluation_error;
@@ -16,8 +16,8 @@ use crate::trees::{
     forest::{FittedForest, ForestParams, fit_forest},
 };
 
-/// Names of the counters, after Intel's top-down method. Shares of slots or cycles from 0 to 1,
-/// except for the last five.
+/// Names of the core counters, after Intel's top-down method. All except the last five are
+/// fractions of slots or cycles, 0 to 1.
 pub const COUNTERS: [&str; 17] = [
     "retiring",
     "frontend_bound",
@@ -37,35 +37,37 @@ pub const COUNTERS: [&str; 17] = [
     "l3_mpki",
     "memory_level_parallelism",
 ];
-/// Index of the share of slots that wait for the core's execution units, in [`COUNTERS`].
+/// Index in [`COUNTERS`] of the fraction of slots that wait for the core's execution units.
 pub const CORE_BOUND: usize = 3;
-/// Index of the share of slots that wait for memory or a cache.
+/// Index in [`COUNTERS`] of the fraction of slots that wait for memory or a cache.
 pub const MEMORY_BOUND: usize = 4;
-/// Index of the share of cycles that wait for memory beyond the caches.
+/// Index in [`COUNTERS`] of the fraction of cycles that wait for memory beyond the caches.
 pub const DRAM_BOUND: usize = 11;
 
-/// Returns the measured counters with their names; NaN means not measured.
+/// Returns the names and values of all measured counters. Counters that are NaN were not measured.
 pub fn measured_counters(counters: &[f64; COUNTERS.len()]) -> impl Iterator<Item = (&'static str, f64)> {
     COUNTERS.into_iter().zip(counters.iter().copied()).filter(|(_, counter)| !counter.is_nan())
 }
 
-/// Workload with local memory, and its slowdown with pool memory.
+/// Workload with its core counters with local memory and its slowdown with pool memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Workload {
-    /// Name of the program; its runs with different inputs share it.
+    /// Name of the program. Several workloads have the same name if they run the same program with
+    /// different inputs.
     pub program: String,
-    /// One value for each of [`COUNTERS`]; NaN where not measured.
+    /// Values of [`COUNTERS`], in the same order; NaN if a counter was not measured.
     pub counters: [f64; COUNTERS.len()],
     /// Relative increase of the run time with pool memory: 0.1 is 10 % longer.
     pub slowdown: f64,
 }
 
-/// Parameters of the random forest: a fraction of the counters per split, small leaves.
+/// Parameters of the random forest. Leaves are small, and each split tries a quarter of the
+/// counters.
 const FOREST_PARAMS: ForestParams =
     ForestParams { trees: 200, tree: TreeParams { leaves_max: 64, leaf_rows_min: 2, columns_tried: 0.25 } };
 
-/// Trains a forest that predicts the probability of a slowdown above the margin. Runs of a program
-/// are sampled together.
+/// Trains a forest that predicts the probability of a slowdown above `pdm`. The bootstrap draws
+/// programs, each with all its workloads.
 fn train_forest(workloads: &[&Workload], pdm: f64, seed: u64) -> FittedForest {
     let mut columns = Columns::new(COUNTERS.len());
     workloads.iter().for_each(|workload| columns.push(&workload.counters));

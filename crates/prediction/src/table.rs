@@ -1,5 +1,5 @@
-//! CSV tables of VMs that have ended: validated samples in file order. The caller opens and
-//! decompresses the input.
+//! Reading of CSV tables of ended VMs. The result is a list of validated samples in file order. The
+//! caller opens and decompresses the input.
 
 mod layouts;
 mod newlines;
@@ -13,7 +13,8 @@ pub(crate) use newlines::NewlineNormalizer;
 
 use crate::frigid::backtest::VmSample;
 
-/// Layout of a table. Columns are matched by the names in the header line.
+/// Layout of a table: its columns and their meaning. Columns are found by their names in the header
+/// line, in any order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
     /// Weekly aggregates of business VMs (Bitbrains): `vm`, `week`, `cores`, `mem_cap_kb`,
@@ -24,46 +25,46 @@ pub enum Layout {
     /// `start_ms`, `complete_ms`, `mem_requested_bytes`, `untouched_frac`. Other columns are
     /// ignored.
     NfcoreTasks,
-    /// Custom table of an operator: exactly [`CUSTOM_COLUMNS`].
+    /// Custom table of an operator, with [`CUSTOM_COLUMNS`] and no other columns.
     Custom,
 }
 
-/// Columns of a custom table: name, whether it is required, and description.
+/// Columns of a custom table: name, whether the column is required, and description.
 pub const CUSTOM_COLUMNS: [(&str, bool, &str); 13] = [
     ("began_s", true, "start of the VM, in seconds since a common origin"),
-    ("ended_s", true, "end of the VM"),
+    ("ended_s", true, "end of the VM, in seconds since the same origin"),
     ("requested_gib", true, "requested memory, in GiB"),
     ("peak_gib", true, "peak memory touched, in GiB"),
-    ("vm", false, "VM name: the same VM, started again, has the same name"),
+    ("vm", false, "VM name; a VM that is started again has the same name"),
     ("key", false, "customer or application"),
     ("kind", false, "instance type"),
     ("place", false, "location, operating system, or both"),
     ("cores", false, "number of cores"),
-    ("p99_gib", false, "99th percentile over time of the memory in use"),
-    ("mean_gib", false, "mean memory in use"),
+    ("p99_gib", false, "99th percentile over time of the memory in use, in GiB"),
+    ("mean_gib", false, "mean over time of the memory in use, in GiB"),
     ("busy_percent", false, "CPU utilization, in percent"),
-    ("suspect", false, "1 if the outcome is unreliable, else 0"),
+    ("suspect", false, "1 if the outcome is unreliable, or else 0"),
 ];
 
-/// Error reading a table.
+/// Error from reading a table.
 #[derive(Debug, thiserror::Error)]
 pub enum TableError {
     /// The input cannot be read.
     #[error("cannot read the table: {0}")]
     Io(io::Error),
     /// A line is not valid CSV.
-    #[error("line {line}: {why}")]
+    #[error("line {line}: {reason}")]
     Line {
-        /// Line number, from 1.
+        /// Number of the line in the file, from 1.
         line: u64,
-        /// Reason.
-        why: String,
+        /// Reason why the line is invalid.
+        reason: String,
     },
-    /// A column is missing.
+    /// The header line does not contain this required column.
     #[error("missing column {0:?}: must be in the header line")]
     MissingColumn(&'static str),
-    /// A column is duplicated.
-    #[error("duplicate column {0:?}")]
+    /// The header line contains this column more than once.
+    #[error("duplicate column {0:?}: must occur once in the header line")]
     DuplicateColumn(&'static str),
     /// A column is not part of the layout.
     #[error("unknown column {0:?}: must be one of {1}")]
@@ -75,39 +76,40 @@ pub enum TableError {
     #[error(transparent)]
     Value(#[from] InvalidValue),
     /// The table has no rows.
-    #[error("no rows: must have a header line and rows")]
+    #[error("the table has no rows: must have a header line and at least one row")]
     Empty,
     /// The table has more than [`TRACE_ROWS_MAX`] rows.
-    #[error("more than {TRACE_ROWS_MAX} rows")]
+    #[error("the table has too many rows: must be at most {TRACE_ROWS_MAX}")]
     TooManyRows,
 }
 
-/// Error: a value is invalid.
+/// Error for an invalid value in a table.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {field} = {value:?}: {rule}")]
 pub struct InvalidValue {
-    /// Line number, from 1.
+    /// Number of the line in the file, from 1.
     pub line: u64,
     /// Name of the column.
     pub field: &'static str,
-    /// Value as written, truncated.
+    /// Invalid value as written in the file, truncated.
     pub value: String,
-    /// Rule that the value breaks: "must be ...".
+    /// Rule that the value violates, such as "must be 0 or 1".
     pub rule: &'static str,
 }
 
-/// Error: a quote is not closed, so that the following lines are read as one value.
+/// Error for a value that contains a line break, usually because of an unclosed quote.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("line {line}: value contains a line break: unclosed quote?")]
+#[error("line {line}: a value contains a line break: a quote may be unclosed")]
 pub struct UnclosedQuote {
-    /// First line of the row, from 1.
+    /// Number of the first line of the row, from 1.
     pub line: u64,
 }
 
 /// Reads a whole table.
 ///
 /// # Errors
-/// [`TableError`] when any row is invalid; no rows are returned then.
+/// Returns a [`TableError`] if the input cannot be read, the header line does not match `layout`, a
+/// row is invalid, or there are no or too many rows.
 pub fn read(input: impl io::Read, layout: Layout) -> Result<Vec<VmSample>, TableError> {
     let mut table = csv::Reader::from_reader(NewlineNormalizer::new(input));
     let names = table.headers().map_err(csv_error)?.clone();
@@ -134,9 +136,10 @@ pub(crate) fn line(record: &StringRecord) -> u64 {
     record.position().map_or(1, csv::Position::line)
 }
 
+/// Converts an error of the CSV reader.
 fn csv_error(error: csv::Error) -> TableError {
     let line = error.position().map_or(1, csv::Position::line);
-    let why = match error.kind() {
+    let reason = match error.kind() {
         csv::ErrorKind::Utf8 { .. } => "must be UTF-8".to_owned(),
         csv::ErrorKind::UnequalLengths { expected_len, len, .. } => {
             format!("{len} values: must be {expected_len}, as in the header line")
@@ -145,7 +148,7 @@ fn csv_error(error: csv::Error) -> TableError {
     };
     match error.into_kind() {
         csv::ErrorKind::Io(errno) => TableError::Io(errno),
-        _ => TableError::Line { line, why },
+        _ => TableError::Line { line, reason },
     }
 }
 

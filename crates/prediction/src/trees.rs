@@ -1,5 +1,5 @@
-//! Decision-tree ensembles as data, and their evaluation. [`boost`] and [`forest`] train ensembles;
-//! `import` reads those trained elsewhere.
+//! Ensembles of decision trees, and their evaluation. [`boost`] and [`forest`] train ensembles.
+//! `import` reads ensembles trained elsewhere.
 
 mod bins;
 pub mod boost;
@@ -14,128 +14,141 @@ pub use bins::Columns;
 pub use grow::TreeParams;
 use serde::{Deserialize, Serialize};
 
-/// Largest magnitude that counts as zero where zero means missing (LightGBM's kZeroThreshold).
+/// Largest magnitude that counts as 0 for nodes at which 0 is a missing value (LightGBM's
+/// `kZeroThreshold`).
 const ZERO_THRESHOLD: f64 = 1e-35_f32 as f64;
 
-/// Inner node of a tree.
+/// Inner node of a tree. It tests one feature of a row and leads to one of two children.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Node {
-    /// Index of the feature to test.
+    /// Index of the tested feature in the row.
     pub feature: usize,
-    /// Condition for taking the first child.
+    /// Condition on the feature value for the first child.
     pub test: SplitRule,
-    /// Whether a missing value (NaN) takes the first child.
+    /// Whether a missing value (NaN) leads to the first child.
     pub missing_first: bool,
-    /// Whether zero counts as missing.
+    /// Whether 0 counts as a missing value.
     pub zero_is_missing: bool,
     /// First and second child.
     pub children: [Child; 2],
 }
 
-/// Condition for taking the first child of a node.
+/// Condition on a feature value under which a node leads to its first child.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SplitRule {
     /// The value is at most this limit.
     AtMost(f64),
-    /// The value, truncated to an integer, is in the tree's set with this index.
+    /// The value, truncated to an integer, is in the set with this index in [`Tree::sets`].
     OneOf(usize),
 }
 
-/// Child of a node.
+/// Child of an inner node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Child {
-    /// Inner node, by its index in the tree.
+    /// Inner node, by its index in [`Tree::nodes`].
     Node(usize),
-    /// Leaf, by its index in the tree.
+    /// Leaf, by its index among the leaves of the tree.
     Leaf(usize),
 }
 
-/// Tree, to be added to an ensemble. Node 0 is the root; without nodes the tree is a single leaf.
+/// Decision tree that can be added to an ensemble. Node 0 is the root. A tree without nodes
+/// consists of a single leaf.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Tree {
-    /// Inner nodes.
+    /// Inner nodes of the tree.
     pub nodes: Vec<Node>,
-    /// Values of the leaves: for each leaf one value per output.
+    /// Values of all leaves, leaf by leaf, with one value per output.
     pub leaves: Vec<f64>,
-    /// Sets of integers, as bit sets.
+    /// Sets of integers for [`SplitRule::OneOf`]. Each set is a bit set of 32-bit words.
     pub sets: Vec<Vec<u32>>,
 }
 
-/// Error: a tree is malformed.
+/// Error for a malformed tree or ensemble.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidTree {
-    /// The number of leaf values is not a positive multiple of the outputs.
-    #[error("{0} leaf values: must be a positive multiple of {1} outputs")]
+    /// The number of leaf values (first) is not a positive multiple of the number of outputs
+    /// (second).
+    #[error("{0} leaf values: must be a positive multiple of the number of outputs, {1}")]
     Leaves(usize, usize),
-    /// A node tests a feature that does not exist.
-    #[error("node {node} tests feature {feature} of {features}")]
+    /// The feature index of a node is out of range.
+    #[error("node {node}: feature index {feature} is out of range, must be below {features}")]
     Feature {
-        /// Index of the node.
+        /// Index of the invalid node in the tree.
         node: usize,
-        /// Index of the feature.
+        /// Rejected index of the feature.
         feature: usize,
-        /// Number of features.
+        /// Number of features of the ensemble.
         features: usize,
     },
-    /// A node has a child that does not exist.
-    #[error("node {0} has a child that does not exist")]
+    /// The index of a child of this node is out of range.
+    #[error("node {0}: index of a child is out of range, must be the index of a node or leaf of the tree")]
     Child(usize),
-    /// A node has several parents, or is its own ancestor.
-    #[error("node {0} has several parents")]
+    /// This node has several parents, or is its own ancestor.
+    #[error("node {0}: has several parents or is its own ancestor, nodes must form a tree")]
     MultipleParents(usize),
-    /// A node refers to a set that does not exist.
-    #[error("node {0} refers to a set that does not exist")]
+    /// The set index of this node is out of range.
+    #[error("node {0}: set index is out of range, must be the index of a set of the tree")]
     Set(usize),
-    /// There are too many nodes, leaves or sets for 32-bit indexes.
-    #[error("too many nodes, leaves or sets")]
+    /// The number of nodes, leaves or sets exceeds 32 bits, or a feature index exceeds 16 bits.
+    #[error("the ensemble is too large: nodes, leaves and sets must fit in 32 bits, features in 16 bits")]
     TooLarge,
     /// The ensemble has no output.
-    #[error("no output: must be at least one")]
+    #[error("the ensemble has no output: must have at least one")]
     NoOutput,
-    /// A limit or a leaf value is not finite.
-    #[error("a node or leaf has a NaN or infinite value: must be finite")]
+    /// A start value, a limit or a leaf value is not finite.
+    #[error("a start value, limit or leaf value is NaN or infinite: must be finite")]
     NotFinite,
 }
 
-/// Ensemble of trees whose leaf values are summed. Serialized as its trees, which are checked again
-/// when read.
+/// Ensemble of trees. The prediction for a row is the sum of a start value and of one leaf value of
+/// each tree. An ensemble is serialized as a list of trees, which are checked when it is read.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(into = "stored::StoredEnsemble", try_from = "stored::StoredEnsemble")]
 pub struct Ensemble {
+    /// Number of features of a row.
     features: usize,
+    /// Prediction without trees, one value per output.
     start: Vec<f64>,
+    /// Root of each tree.
     roots: Vec<PackedRoot>,
+    /// Inner nodes and leaves of all trees.
     nodes: Vec<PackedNode>,
-    /// For each packed leaf, its leaf index.
+    /// Leaf index of each entry of `nodes`; 0 for inner nodes. The values of a leaf in `leaves`
+    /// start at its index multiplied by the number of outputs.
     leaf: Vec<u32>,
+    /// Leaf values of all trees.
     leaves: Vec<f64>,
+    /// Sets of all trees.
     sets: Vec<Vec<u32>>,
-    /// Whether all nodes compare numerically; then several trees are walked at once.
+    /// Whether all nodes compare numbers. If so, several trees are evaluated at once.
     is_numeric: bool,
 }
 
+/// Root of a tree in the evaluation layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct PackedRoot {
+    /// Index of the root in [`Ensemble::nodes`].
     packed: u32,
-    /// Number of nodes down to the deepest leaf.
+    /// Number of nodes from the root to the deepest leaf.
     depth: u32,
 }
 
-/// Inner node or leaf in the evaluation layout: small, for cache efficiency.
+/// Inner node or leaf in the evaluation layout. It is small, so that many fit into the CPU cache.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct PackedNode {
-    /// Limit of a numeric node; set index of a categorical node.
+    /// Limit of a numeric node, or set index of a categorical node.
     at_most: f64,
-    /// Index of the first child, which the second follows. A leaf points to itself, so that a
-    /// finished walk stays there.
+    /// Index of the first child. The second child follows the first. The first child of a leaf is
+    /// the leaf itself, so that further steps do not leave it.
     first_child: u32,
     feature: u16,
     missing_first: bool,
     kind: NodeKind,
 }
 
+/// Kind of a packed node: a leaf, or the test of an inner node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum NodeKind {
     Leaf,
@@ -144,26 +157,27 @@ enum NodeKind {
     OneOf,
 }
 
-/// Number of trees walked at once, to overlap their memory accesses.
+/// Number of trees that are evaluated at once, so that their memory accesses overlap.
 const INTERLEAVED_TREES: usize = 8;
 
 impl Ensemble {
-    /// Creates an ensemble without trees: every row evaluates to `start`, one value per output.
+    /// Creates an ensemble without trees for rows of `features` features. `start` is the prediction
+    /// without trees, one value per output.
     ///
     /// # Panics
     /// Panics if `start` is empty.
     pub fn new(features: usize, start: Vec<f64>) -> Self {
-        assert!(!start.is_empty(), "an ensemble has an output");
+        assert!(!start.is_empty(), "an ensemble must have at least one output");
         let (roots, nodes, leaf, leaves, sets) = (Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
         Self { features, start, roots, nodes, leaf, leaves, sets, is_numeric: true }
     }
 
-    /// Returns the number of features.
+    /// Returns the number of features of a row.
     pub fn features(&self) -> usize {
         self.features
     }
 
-    /// Returns the number of outputs.
+    /// Returns the number of outputs of a prediction.
     pub fn outputs(&self) -> usize {
         self.start.len()
     }
@@ -173,13 +187,13 @@ impl Ensemble {
         self.roots.len()
     }
 
-    /// Adds a tree.
+    /// Adds a tree to the ensemble.
     ///
     /// # Errors
-    /// [`InvalidTree`] when the tree refers to something that does not exist, or a node has several
-    /// parents. The ensemble is unchanged then.
+    /// Returns [`InvalidTree`] if an index in the tree is out of range, or a node has several
+    /// parents. The ensemble is then unchanged.
     pub fn push(&mut self, tree: &Tree) -> Result<(), InvalidTree> {
-        let packed = PackedTree::of(self, tree)?;
+        let packed = PackedTree::new(self, tree)?;
         self.is_numeric &=
             packed.nodes.iter().all(|packed| matches!(packed.kind, NodeKind::Leaf | NodeKind::AtMost));
         self.roots.push(PackedRoot { packed: index(self.nodes.len())?, depth: packed.depth });
@@ -190,35 +204,37 @@ impl Ensemble {
         Ok(())
     }
 
-    /// Evaluates a row into `answer`, one value per output.
+    /// Predicts the outputs for a row and writes them to `outputs`.
     ///
     /// # Panics
-    /// Panics if the row or the answer has the wrong length.
-    pub fn predict(&self, row: &[f64], answer: &mut [f64]) {
-        assert_eq!(row.len(), self.features, "row length equals the number of features");
-        answer.copy_from_slice(&self.start);
+    /// Panics if the length of `row` is not the number of features, or that of `outputs` is not the
+    /// number of outputs.
+    pub fn predict(&self, row: &[f64], outputs: &mut [f64]) {
+        assert_eq!(row.len(), self.features, "the row must have as many values as the ensemble has features");
+        outputs.copy_from_slice(&self.start);
         for roots in self.roots.chunks(INTERLEAVED_TREES) {
             let at = if self.is_numeric { self.walk_interleaved(roots, row) } else { self.walk(roots, row) };
             for packed in &at[..roots.len()] {
-                let leaf = self.leaf[*packed as usize] as usize * answer.len();
-                let leaf_values = &self.leaves[leaf..leaf + answer.len()];
-                answer.iter_mut().zip(leaf_values).for_each(|(sum, add)| *sum += add);
+                let leaf = self.leaf[*packed as usize] as usize * outputs.len();
+                let leaf_values = &self.leaves[leaf..leaf + outputs.len()];
+                outputs.iter_mut().zip(leaf_values).for_each(|(output, leaf_value)| *output += leaf_value);
             }
         }
     }
 
-    /// Evaluates a row for an ensemble with one output.
+    /// Predicts the output for a row with an ensemble of one output.
     ///
     /// # Panics
-    /// Panics if there are several outputs or the row has the wrong length.
+    /// Panics if the ensemble has several outputs, or the length of `row` is not the number of
+    /// features.
     pub fn predict_one(&self, row: &[f64]) -> f64 {
-        let mut answer = [0.0];
-        self.predict(row, &mut answer);
-        answer[0]
+        let mut outputs = [0.0];
+        self.predict(row, &mut outputs);
+        outputs[0]
     }
 
-    /// Returns the leaf of each tree, for ensembles with numeric nodes only. A finished walk stays
-    /// in its leaf until all are finished.
+    /// Returns the packed index of the leaf that a row reaches in each tree. All nodes must be
+    /// numeric. The number of steps is that of the deepest tree, so that the loop has no branches.
     fn walk_interleaved(&self, roots: &[PackedRoot], row: &[f64]) -> [u32; INTERLEAVED_TREES] {
         let mut at = [roots[0].packed; INTERLEAVED_TREES];
         at.iter_mut().zip(roots).for_each(|(at, root)| *at = root.packed);
@@ -233,6 +249,7 @@ impl Ensemble {
         at
     }
 
+    /// Returns the packed index of the leaf that a row reaches in each tree.
     fn walk(&self, roots: &[PackedRoot], row: &[f64]) -> [u32; INTERLEAVED_TREES] {
         let mut at = [0; INTERLEAVED_TREES];
         for (at, root) in at.iter_mut().zip(roots) {
@@ -249,6 +266,7 @@ impl Ensemble {
         at
     }
 
+    /// Returns whether a feature value leads to the first child of a node.
     fn is_first(&self, packed: &PackedNode, number: f64) -> bool {
         match packed.kind {
             _ if number.is_nan() => packed.missing_first,
@@ -266,22 +284,25 @@ impl Ensemble {
     )]
     fn is_one_of(&self, packed: &PackedNode, number: f64) -> bool {
         let set = &self.sets[packed.at_most as usize];
-        let whole = number as i64;
-        let Ok(bit) = usize::try_from(whole) else { return false };
+        let integer = number as i64;
+        let Ok(bit) = usize::try_from(integer) else { return false };
         set.get(bit / 32).is_some_and(|bits| bits >> (bit % 32) & 1 == 1)
     }
 }
 
-/// Tree in the evaluation layout, placed after the trees already added: breadth-first, so that
-/// siblings are adjacent.
+/// Tree in the evaluation layout, to be added after the existing trees of an ensemble. The order is
+/// breadth-first, so that siblings are adjacent.
 struct PackedTree {
     nodes: Vec<PackedNode>,
+    /// Leaf index of each entry of `nodes`; see [`Ensemble::leaf`].
     leaf: Vec<u32>,
+    /// Number of nodes from the root to the deepest leaf.
     depth: u32,
 }
 
 impl PackedTree {
-    fn of(ensemble: &Ensemble, tree: &Tree) -> Result<Self, InvalidTree> {
+    /// Checks a tree and converts it to the evaluation layout.
+    fn new(ensemble: &Ensemble, tree: &Tree) -> Result<Self, InvalidTree> {
         let outputs = ensemble.outputs();
         let leaves = tree.leaves.len() / outputs;
         if leaves == 0 || leaves * outputs != tree.leaves.len() {
@@ -316,17 +337,18 @@ impl PackedTree {
 }
 
 impl Tree {
-    /// Returns a node after checking its feature, children and set.
+    /// Returns the node at an index. Checks that the indexes of its feature, children and set are
+    /// in range.
     fn checked_node(&self, at: usize, features: usize, leaves: usize) -> Result<&Node, InvalidTree> {
         let node = &self.nodes[at];
         if node.feature >= features {
             return Err(InvalidTree::Feature { node: at, feature: node.feature, features });
         }
-        let is_there = |child: Child| match child {
+        let is_in_range = |child: Child| match child {
             Child::Node(node) => node < self.nodes.len(),
             Child::Leaf(leaf) => leaf < leaves,
         };
-        if !node.children.into_iter().all(is_there) {
+        if !node.children.into_iter().all(is_in_range) {
             return Err(InvalidTree::Child(at));
         }
         match node.test {
@@ -337,6 +359,7 @@ impl Tree {
 }
 
 impl Node {
+    /// Converts the node to the evaluation layout. `sets` is the number of sets of earlier trees.
     fn packed(&self, first_child: u32, sets: usize) -> Result<PackedNode, InvalidTree> {
         let (at_most, kind) = match self.test {
             SplitRule::AtMost(at_most) if self.zero_is_missing => (at_most, NodeKind::AtMostZeroMissing),
@@ -349,11 +372,11 @@ impl Node {
 }
 
 impl PackedNode {
-    /// A leaf leads to itself for every value.
-    fn leaf(here: u32) -> Self {
+    /// Creates a leaf at the packed index `index`. Every feature value leads to the leaf itself.
+    fn leaf(index: u32) -> Self {
         Self {
             at_most: f64::INFINITY,
-            first_child: here,
+            first_child: index,
             feature: 0,
             missing_first: true,
             kind: NodeKind::Leaf,
@@ -361,6 +384,7 @@ impl PackedNode {
     }
 }
 
+/// Converts an index to 32 bits.
 fn index(n: usize) -> Result<u32, InvalidTree> {
     u32::try_from(n).map_err(|_| InvalidTree::TooLarge)
 }

@@ -1,4 +1,4 @@
-//! Tests of the guarantees from epoch to epoch.
+//! Tests of the epoch allocator over several epochs.
 
 use proptest::{collection::vec, prelude::*};
 
@@ -14,29 +14,29 @@ const SUPPLY: Supply = Supply { memory_mib: 6000, bandwidth_mb_s: 1200 };
 
 type TestMember = Member<Slowdown>;
 
-/// A tenant that misses nothing with `footprint` MiB, and stalls `gamma` seconds per second of work
-/// without memory.
+/// Tenant that has no misses with `footprint` MiB. Without memory, it stalls `gamma` seconds per
+/// second of work. It could use `wanted` MB/s.
 fn tenant(footprint: f64, gamma: f64, wanted: f64) -> TestMember {
     let knot = |at: u32| {
         let part = f64::from(at) / 64.0;
-        Knot { memory: part * footprint, misses: (1.0 - part).powi(2) } // convex
+        Knot { memory: part * footprint, misses: (1.0 - part).powi(2) }
     };
     let curve = MissCurve::new((0..=64).map(knot).collect()).unwrap();
     let utility = Slowdown::new(curve, gamma, wanted).unwrap();
     Member { name: "".into(), weight: 1.0, min: Share::default(), utility }
 }
 
-/// A tenant that reads a large footprint sequentially: more memory is hardly of use.
+/// Tenant with a footprint far above the supply, so that more memory hardly reduces misses.
 fn stream() -> TestMember {
     tenant(1e6, 50.0, 1200.0)
 }
 
-/// A tenant whose throughput rises with memory.
+/// Tenant that wants little bandwidth and whose throughput rises with memory.
 fn key_value() -> TestMember {
     tenant(8000.0, 50.0, 20.0)
 }
 
-/// Names tenants by their index.
+/// Returns the tenants with names by their index: t0, t1, and so on.
 fn named(members: &[TestMember]) -> Vec<TestMember> {
     let named =
         |(at, member): (usize, &TestMember)| Member { name: format!("t{at}").into(), ..member.clone() };
@@ -50,7 +50,7 @@ fn sum(shares: &[Share]) -> Share {
     })
 }
 
-/// Runs epochs until shares are unchanged, and returns them.
+/// Runs epochs until shares no longer change, and returns the final shares.
 fn converge(epochs: &mut EpochAllocator, tenants: &[TestMember]) -> Vec<Share> {
     for _ in 0..20 {
         let decision = epochs.decide(SUPPLY, &named(tenants)).unwrap();
@@ -62,21 +62,24 @@ fn converge(epochs: &mut EpochAllocator, tenants: &[TestMember]) -> Vec<Share> {
 }
 
 #[test]
-fn changed_tenant_has_its_new_share_within_two_epochs() {
+fn changed_tenant_gets_its_new_share_within_two_epochs() {
     let before = [stream(), key_value(), stream(), stream(), key_value(), stream()];
     let mut after = before.clone();
     after[0] = key_value();
     let mut epochs = EpochAllocator::default();
     let current = converge(&mut epochs, &before)[0];
-    let due = converge(&mut EpochAllocator::default(), &after)[0];
-    assert!(due.memory_mib > 2 * current.memory_mib, "{current:?} {due:?}");
+    let final_share = converge(&mut EpochAllocator::default(), &after)[0];
+    assert!(final_share.memory_mib > 2 * current.memory_mib, "{current:?} {final_share:?}");
     let first = epochs.decide(SUPPLY, &named(&after)).unwrap();
     assert!(
         first.shares[0].memory_mib as f64 <= current.memory_mib as f64 + STEP_MAX * 1000.0 + 1.0,
         "change exceeds the step limit"
     );
-    let has = epochs.decide(SUPPLY, &named(&after)).unwrap().shares[0];
-    assert!(has.memory_mib as f64 >= 0.95 * due.memory_mib as f64, "{has:?} of {due:?}");
+    let second = epochs.decide(SUPPLY, &named(&after)).unwrap().shares[0];
+    assert!(
+        second.memory_mib as f64 >= 0.95 * final_share.memory_mib as f64,
+        "{second:?} of {final_share:?}"
+    );
 }
 
 #[test]
@@ -85,11 +88,11 @@ fn noise_does_not_change_shares() {
     let quiet = [stream(), key_value(), key_value()];
     let shares = converge(&mut epochs, &quiet);
     for step in 0..20_u32 {
-        let off = 1.0 + 0.02 * (f64::from(step) * 2.3).sin();
+        let noise = 1.0 + 0.02 * (f64::from(step) * 2.3).sin();
         let noisy = [
-            tenant(1e6, 50.0 * off, 1200.0),
-            tenant(8000.0 * off, 50.0, 20.0),
-            tenant(8000.0, 50.0 / off, 20.0),
+            tenant(1e6, 50.0 * noise, 1200.0),
+            tenant(8000.0 * noise, 50.0, 20.0),
+            tenant(8000.0, 50.0 / noise, 20.0),
         ];
         let decision = epochs.decide(SUPPLY, &named(&noisy)).unwrap();
         assert_eq!((decision.change, decision.shares), (Change::Unchanged, shares.clone()));
@@ -97,7 +100,7 @@ fn noise_does_not_change_shares() {
 }
 
 #[test]
-fn changed_weight_applies_from_the_next_epoch() {
+fn changed_weight_takes_effect_in_the_next_epoch() {
     let mut epochs = EpochAllocator::default();
     let mut tenants = [key_value(), key_value(), key_value()];
     let before = converge(&mut epochs, &tenants);
@@ -109,7 +112,7 @@ fn changed_weight_applies_from_the_next_epoch() {
 }
 
 #[test]
-fn new_tenant_starts_at_fair_share_and_departed_frees_its_own() {
+fn new_tenant_gets_a_share_and_departed_tenant_frees_its_share() {
     let mut epochs = EpochAllocator::default();
     let two = [stream(), key_value()];
     converge(&mut epochs, &two);
@@ -119,7 +122,7 @@ fn new_tenant_starts_at_fair_share_and_departed_frees_its_own() {
     assert!((decision.shares[2].memory_mib as f64 - fair).abs() <= STEP_MAX * fair + 1.0, "{decision:?}");
     let after = converge(&mut epochs, &two);
     let unallocated = SUPPLY.memory_mib - sum(&after).memory_mib;
-    assert!(unallocated <= 1, "unallocated beyond rounding: {after:?}");
+    assert!(unallocated <= 1, "{unallocated} MiB unallocated, more than rounding: {after:?}");
 }
 
 #[test]
@@ -128,11 +131,14 @@ fn change_of_a_single_epoch_is_limited() {
     let quiet = [stream(), key_value(), stream(), stream()];
     let before = converge(&mut epochs, &quiet);
     let other = [key_value(), stream(), stream(), stream()];
-    let pace = STEP_MAX * 1500.0;
+    let fair_share_mib = 1500.0;
     for (at, tenants) in [&other, &quiet, &other, &quiet].into_iter().enumerate() {
         let decision = epochs.decide(SUPPLY, &named(tenants)).unwrap();
         let moved = decision.shares[1].memory_mib.abs_diff(before[1].memory_mib);
-        assert!(moved as f64 <= pace + 1.0, "epoch {at}: {decision:?}, before {before:?}");
+        assert!(
+            moved as f64 <= STEP_MAX * fair_share_mib + 1.0,
+            "epoch {at}: {decision:?}, before {before:?}"
+        );
     }
 }
 
@@ -145,7 +151,8 @@ fn invalid_input_leaves_state_unchanged() {
     tenants[0].weight = 0.0;
     epochs.decide(SUPPLY, &named(&tenants)).unwrap_err();
     tenants[0].weight = 1.0;
-    tenants[1].min.memory_mib = 4000; // its fair share is 3000
+    // The minimum exceeds the fair share of 3000 MiB.
+    tenants[1].min.memory_mib = 4000;
     epochs.decide(SUPPLY, &named(&tenants)).unwrap_err();
     assert_eq!(epochs.applied().cloned(), before);
 }
@@ -168,7 +175,7 @@ prop_compose! {
 }
 
 #[test]
-fn minimum_holds_while_another_weight_rises() {
+fn minimum_share_holds_when_another_weight_rises() {
     let shares = [3600, 1200, 1200].map(|memory_mib| Share { memory_mib, bandwidth_mb_s: 400 });
     let weighted = |share| WeightedShare { weight: 1.0, share };
     let names = ["t0", "t1", "t2"].map(Arc::from);
@@ -185,7 +192,7 @@ fn minimum_holds_while_another_weight_rises() {
 }
 
 #[test]
-fn fair_share_below_one_unit_still_yields_shares() {
+fn tenant_with_fair_share_below_one_unit_gets_one_unit() {
     let mut members = named(&[stream(), key_value()]);
     members[0].weight = 20.0;
     let supply = Supply { memory_mib: 6000, bandwidth_mb_s: 16 };
@@ -198,7 +205,7 @@ fn fair_share_below_one_unit_still_yields_shares() {
 }
 
 #[test]
-fn fewer_units_than_tenants_is_not_an_error() {
+fn supply_with_fewer_units_than_tenants_is_accepted() {
     let members = named(&vec![key_value(); 5]);
     let supply = Supply { memory_mib: 6000, bandwidth_mb_s: 3 };
     let mut epochs = EpochAllocator::default();
@@ -211,7 +218,7 @@ fn fewer_units_than_tenants_is_not_an_error() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Tenants appear, disappear and change between epochs, including their weights.
+    /// Tenants appear and disappear between epochs, and their utilities and weights change.
     #[test]
     fn epochs_respect_supply_minimum_and_step_limit(
         epochs_of in vec(vec(any_tenant(), 1..8), 1..6),
@@ -226,15 +233,15 @@ proptest! {
             let sum = sum(&decision.shares);
             prop_assert!(sum.memory_mib <= SUPPLY.memory_mib && sum.bandwidth_mb_s <= SUPPLY.bandwidth_mb_s);
             for (share, Tenant { min, .. }) in decision.shares.iter().zip(&tenants) {
-                let has_least = share.memory_mib >= min.memory_mib && share.bandwidth_mb_s >= min.bandwidth_mb_s;
-                prop_assert!(has_least, "{share:?} of at least {min:?}: {decision:?}");
+                let is_above_min = share.memory_mib >= min.memory_mib && share.bandwidth_mb_s >= min.bandwidth_mb_s;
+                prop_assert!(is_above_min, "{share:?} is below the minimum {min:?}: {decision:?}");
             }
             prop_assert!(decision.gains.iter().all(|gain| gain.is_finite()), "{decision:?}");
             if let Change::Set { step_fraction } = decision.change {
                 prop_assert!(step_fraction > 0.0 && step_fraction <= 1.0);
                 for (at, current) in current.iter().enumerate().filter(|_| step_fraction < 1.0) {
                     let moved = decision.shares[at].memory_mib as f64 - current.memory;
-                    // Distributed unsold supply and rounding may add to the step limit.
+                    // Rounding and distributed unsold supply may exceed the step limit.
                     let max = STEP_MAX * market.fair_share(at).memory + 1.0 + decision.certificate.left_over.memory * 6000.0;
                     prop_assert!(moved <= max, "{moved} of {max}: {decision:?}");
                 }

@@ -1,41 +1,42 @@
-//! Certificate of an outcome: properties that a caller can check. It covers the bundles that
-//! tenants bought. Shares in whole units differ from these by less than one unit of each good, and
+//! Certificate of an outcome: properties of the bundles that tenants bought, for the caller to
+//! check. Shares in whole units differ from these bundles by less than one unit of each good, and
 //! by the distributed unsold supply.
 
 use units::limits::ENVY_CHECK_TENANTS_MAX;
 
 use super::{Market, Outcome, Status, goods::Bundle, utility::Utility};
 
-/// Properties of an outcome.
+/// Properties of the outcome of a market.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Certificate {
-    /// How the allocation was computed.
+    /// Method by which the allocation was computed.
     pub status: Status,
-    /// Price of all memory, 0 to 1. The price of all bandwidth is 1 minus this.
+    /// Price of all memory, 0 to 1. The price of all bandwidth is `1 - memory_price`.
     pub memory_price: f64,
-    /// Factor by which a tenant's budget exceeds its weight, at least 1.
+    /// Ratio of a tenant's budget to its weight, at least 1.
     pub dividend: f64,
-    /// Number of prices evaluated.
+    /// Number of prices that the search evaluated.
     pub rounds: u32,
-    /// Number of trades made by [`Market::refine`]. If it is not 0, the bundles no longer follow
-    /// from prices and budgets.
+    /// Number of trades made by [`Market::refine`]. After a trade, bundles no longer follow from
+    /// prices and budgets.
     pub refinements: u32,
-    /// Fraction of the supply that was bought.
+    /// Fraction of the supply of each good that tenants bought.
     pub sold: Bundle,
-    /// Fraction of the supply that was not bought and was distributed by weight.
+    /// Fraction of the supply of each good that was not bought and was distributed by weight.
     pub left_over: Bundle,
-    /// Largest relative amount by which a bundle exceeds its tenant's budget. Meaningless for
-    /// [`Status::OneFixed`], where other tenants bought at other prices, and after refinements.
+    /// Largest relative amount by which the cost of a bundle exceeds its tenant's budget, at least
+    /// 0. Not meaningful after refinements, nor for [`Status::OneFixed`], which has several prices.
     pub overspent: f64,
-    /// Smallest ratio, over all tenants, of throughput to the throughput of an equal split. At
-    /// least 1 if every tenant gains by sharing.
+    /// Smallest ratio, over all tenants, of throughput to the throughput with an equal split. If it
+    /// is at least 1, no tenant loses by sharing.
     pub sharing_incentive: f64,
-    /// Index of the tenant with that ratio.
+    /// Index of the tenant with the ratio `sharing_incentive`.
     pub worst_off: usize,
-    /// Largest relative amount of throughput that a tenant would gain with the bundle of another
-    /// tenant, scaled by both weights; 0 without envy. `None` above [`ENVY_CHECK_TENANTS_MAX`]
-    /// tenants. For [`Status::Exact`] and [`Status::Mixed`], `overspent` then bounds envy, because
-    /// no tenant has a bundle that another could not afford.
+    /// Largest relative gain of throughput, over all pairs of tenants, by which one tenant would
+    /// prefer the other's bundle scaled by both weights. 0 means that no tenant envies another.
+    /// `None` if there are more than [`ENVY_CHECK_TENANTS_MAX`] tenants. With [`Status::Exact`] or
+    /// [`Status::Mixed`], envy is then bounded by `overspent`, because every tenant can afford the
+    /// bundle of every other tenant.
     pub envy: Option<f64>,
 }
 
@@ -43,7 +44,7 @@ impl<U: Utility> Market<'_, U> {
     /// Computes the certificate of an outcome of this market.
     ///
     /// # Panics
-    /// Panics if the outcome belongs to a market with another number of tenants.
+    /// Panics if the outcome is of a market with a different number of tenants.
     pub fn certify(&self, outcome: &Outcome) -> Certificate {
         assert_eq!(
             outcome.bought.len(),
@@ -97,10 +98,10 @@ impl<U: Utility> Market<'_, U> {
         max
     }
 
-    /// Scales the bundle of one tenant to another by the ratio of their weights, up to the other's
-    /// maximum share (Spirit, section 7).
-    pub(super) fn scaled(&self, bundle: Bundle, of: usize, to: usize) -> Bundle {
-        let (ratio, max) = (self.weight(to) / self.weight(of), self.limits(to).max);
+    /// Scales the bundle of the tenant `owner` by the ratio of the weights of `to` and `owner`
+    /// (Spirit, section 7). The result is limited to the maximum share of `to`.
+    pub(super) fn scaled(&self, bundle: Bundle, owner: usize, to: usize) -> Bundle {
+        let (ratio, max) = (self.weight(to) / self.weight(owner), self.limits(to).max);
         Bundle {
             memory: (bundle.memory * ratio).min(max.memory),
             bandwidth: (bundle.bandwidth * ratio).min(max.bandwidth),

@@ -1,5 +1,5 @@
-//! Clearing: computes allocations from demand at both ends of the price bracket. The search for the
-//! bracket is in `price`.
+//! Clearing: computes allocations from the demand at both ends of the price bracket. `price`
+//! searches for the bracket.
 
 use units::limits::{FIXED_CANDIDATES_MAX, MARGINAL_CANDIDATES_MAX};
 
@@ -10,31 +10,33 @@ use super::{
     utility::{Utility, WarmStart},
 };
 
-/// Largest relative loss of throughput that a tenant may have by a mixture of two bundles that are
-/// optimal at nearly the same price.
+/// Largest relative loss of throughput by a mixture of two demands at nearly the same price for
+/// which a tenant's demand counts as continuous.
 const MIX_LOSS_MAX: f64 = 1e-3;
-/// Relative tolerance for equal dividends.
+/// Relative difference up to which two dividends count as equal.
 const EQUAL_DIVIDEND_TOLERANCE: f64 = 1e-6;
-/// Largest relative loss of throughput compared with an equal split.
+/// Largest relative loss of throughput, compared with an equal split, that counts as rounding
+/// error.
 const SHARING_INCENTIVE_TOLERANCE: f64 = 1e-6;
 
-/// Lower bound of gains in the geometric mean, so that a throughput of 0 does not make it 0.
+/// Lower bound of a gain before its logarithm is taken.
 const GAIN_FLOOR: f64 = 1e-9;
 
-/// Fraction of a good that may remain unallocated, or be allocated twice, by rounding.
+/// Largest difference between the supply of a good and its allocated amount, as a fraction of the
+/// supply, that counts as rounding error.
 const UNALLOCATED_TOLERANCE: f64 = 1e-9;
 
-/// An allocation and how it was computed.
+/// Allocation, and the method by which it was computed.
 #[derive(Debug)]
 pub(super) struct Clearing {
     pub status: Status,
     pub bundles: Vec<Bundle>,
 }
 
-/// Returns an allocation that fits the supply and satisfies sharing incentive. Falls back to fair
-/// shares.
+/// Returns an allocation that fits the supply and satisfies sharing incentive. Returns fair shares
+/// if no other allocation is found. `turn` is [`ClearingOptions::turn`](super::ClearingOptions).
 pub(super) fn clear<U: Utility>(market: &Market<'_, U>, bracket: &ClearingBracket, turn: usize) -> Clearing {
-    let bracket_demand = BracketDemand::of(market, bracket);
+    let bracket_demand = BracketDemand::new(market, bracket);
     let clearing = clear_at_bracket(market, bracket, bracket_demand.as_ref(), turn);
     let clearing = clearing.or_else(|| {
         bracket_demand.and_then(|bracket_demand| bracket_demand.clear_with_losses(bracket.price(), turn))
@@ -45,8 +47,8 @@ pub(super) fn clear<U: Utility>(market: &Market<'_, U>, bracket: &ClearingBracke
     })
 }
 
-/// Returns an allocation in which at most one tenant does not have its demand, or `None` if there
-/// is no such allocation.
+/// Returns an allocation in which all tenants except at most one get a demand or a nearly lossless
+/// mixture of their demands. Returns `None` if no such allocation is found.
 fn clear_at_bracket<U: Utility>(
     market: &Market<'_, U>,
     bracket: &ClearingBracket,
@@ -67,26 +69,26 @@ fn clear_at_bracket<U: Utility>(
     whole.or_else(|| bracket_demand.one_marginal(&discontinuous, turn))
 }
 
-/// Demand at both ends of a price bracket.
+/// Demand of all tenants at both ends of a price bracket.
 struct BracketDemand<'a, U> {
     market: &'a Market<'a, U>,
-    /// Demand at the lower memory price: more memory.
+    /// Demand of each tenant at the lower memory price, usually with more memory.
     memory: &'a [Bundle],
-    /// Demand at the higher memory price: more bandwidth.
+    /// Demand of each tenant at the higher memory price, usually with more bandwidth.
     bandwidth: &'a [Bundle],
     /// Prices per unit at the lower and at the higher memory price.
     prices: (Prices, Prices),
-    /// Weight of the lower price's demand with which the mixtures sell exactly all memory. It is
-    /// the same for all tenants.
+    /// Fraction of the lower price's demand, 0 to 1, in the mixtures that together buy exactly all
+    /// memory. The fraction is the same for all tenants.
     mix_fraction: f64,
-    /// Whether both ends have the same dividend. If not, the value of a tenant's demand jumps
-    /// between them.
+    /// Whether both ends of the bracket have the same dividend. With different dividends, the value
+    /// of a tenant's demand jumps between the ends.
     has_equal_dividends: bool,
 }
 
 impl<'a, U: Utility> BracketDemand<'a, U> {
-    /// Returns `None` if a single price clears the market.
-    fn of(market: &'a Market<'a, U>, bracket: &'a ClearingBracket) -> Option<Self> {
+    /// Returns the demand at both ends of a bracket, or `None` if a single price clears the market.
+    fn new(market: &'a Market<'a, U>, bracket: &'a ClearingBracket) -> Option<Self> {
         let below = bracket.below.as_ref()?;
         let has_equal_dividends =
             (below.dividend / bracket.above.dividend - 1.0).abs() <= EQUAL_DIVIDEND_TOLERANCE;
@@ -97,25 +99,29 @@ impl<'a, U: Utility> BracketDemand<'a, U> {
         Some(Self { market, memory, bandwidth, prices, mix_fraction, has_equal_dividends })
     }
 
-    /// Handles utilities with jumps that `clear_at_bracket` cannot clear. One tenant is set aside
-    /// with its demand, or all get mixtures by which some lose compared with their demand, but none
-    /// compared with an equal split.
+    /// Clears markets with discontinuous demand for which `clear_at_bracket` finds no allocation.
+    /// First tries to give one tenant its demand and to clear the other tenants as a separate
+    /// market. Then tries mixtures for all tenants. Some tenants may then lose compared with their
+    /// demand, but no tenant may lose compared with an equal split.
     fn clear_with_losses(&self, price: f64, turn: usize) -> Option<Clearing> {
         let mixed = self.mixtures();
         let fixed = self.one_fixed(&self.discontinuous(&mixed), price, turn);
         fixed.or_else(|| self.market.verify(Status::Mixed, mixed))
     }
 
+    /// Returns the mixtures of demands that together buy exactly all memory.
     fn mixtures(&self) -> Vec<Bundle> {
         (0..self.memory.len()).map(|tenant| self.mix(tenant, self.mix_fraction)).collect()
     }
 
+    /// Returns the mixture of a tenant's demands with the fraction `part` (0 to 1) of the lower
+    /// price's demand.
     fn mix(&self, tenant: usize, part: f64) -> Bundle {
         self.bandwidth[tenant].interpolate(self.memory[tenant], part)
     }
 
-    /// Returns the tenants with discontinuous demand, which lose by a mixture. Those that value the
-    /// demand at the lower memory price most come first.
+    /// Returns the tenants with discontinuous demand, which lose throughput by a mixture. They are
+    /// in descending order of the ratio of both demands' values, lower memory price to higher.
     fn discontinuous(&self, mixed: &[Bundle]) -> Vec<usize> {
         let value = |tenant: usize, bundle| self.market.tenants[tenant].utility.value(bundle);
         let loses = |tenant: &usize| {
@@ -140,9 +146,10 @@ impl<'a, U: Utility> BracketDemand<'a, U> {
         discontinuous
     }
 
-    /// Returns whether a mixture is known to be nearly lossless without evaluating it: both bundles
-    /// are equal, or the utility is convex and each bundle is nearly as good as the other. A
-    /// mixture is then worth no less than the worse bundle.
+    /// Returns whether a mixture of a tenant's demands is nearly lossless for certain, without an
+    /// evaluation of its utility. This is the case if both demands are equal, or if the utility is
+    /// convex and each demand is nearly as good as the other. A mixture is then worth no less than
+    /// the worse demand.
     fn is_mixture_lossless(&self, tenant: usize) -> bool {
         let (one, other) = (self.memory[tenant], self.bandwidth[tenant]);
         one == other
@@ -151,23 +158,24 @@ impl<'a, U: Utility> BracketDemand<'a, U> {
                 && self.is_nearly_as_good(tenant, other, self.prices.1, one)
     }
 
-    /// Returns whether the demand of a tenant with a convex utility is nearly as good as `other`.
-    /// It is if the tenant could also have afforded `other` less a small part of its bandwidth.
+    /// Returns whether the demand of a tenant with a convex utility is nearly as good as the bundle
+    /// `other`. This is the case if the tenant could also have afforded `other` with slightly less
+    /// bandwidth.
     fn is_nearly_as_good(&self, tenant: usize, demand: Bundle, prices: Prices, other: Bundle) -> bool {
         let spare = other.bandwidth - self.market.limits(tenant).min.bandwidth;
         prices.cost_of(other) - prices.cost_of(demand)
             <= prices.bandwidth * spare.min(MIX_LOSS_MAX * other.bandwidth)
     }
 
-    /// Gives tenants with discontinuous demand one of their demands whole, and one of them the
-    /// remainder. Chooses the one that gains most by the remainder; among equals, the next one
-    /// after `turn`.
+    /// Gives one tenant with discontinuous demand the remainder, and the other tenants with
+    /// discontinuous demand one of their demands whole. The remainder goes to the tenant that gains
+    /// most. `turn` rotates the choice between equal gains.
     fn one_marginal(&self, discontinuous: &[usize], turn: usize) -> Option<Clearing> {
         let first = turn % discontinuous.len();
-        let in_turn =
+        let candidates =
             discontinuous[first..].iter().chain(&discontinuous[..first]).take(MARGINAL_CANDIDATES_MAX);
         let packings =
-            in_turn.filter_map(|tenant| Some((*tenant, self.pack_whole(discontinuous, Some(*tenant))?)));
+            candidates.filter_map(|tenant| Some((*tenant, self.pack_whole(discontinuous, Some(*tenant))?)));
         let best = packings.reduce(|best, next| {
             if next.1.1 > best.1.1 * (1.0 + SHARING_INCENTIVE_TOLERANCE) { next } else { best }
         });
@@ -175,8 +183,8 @@ impl<'a, U: Utility> BracketDemand<'a, U> {
         self.market.verify(Status::OneMarginal { tenant }, bundles)
     }
 
-    /// Gives one tenant with discontinuous demand one of its demands whole and clears the others as
-    /// a market of their own. Returns the allocation with the largest mean gain.
+    /// Gives one tenant with discontinuous demand one of its demands whole, and clears the other
+    /// tenants as a separate market. Returns the allocation with the largest mean gain.
     fn one_fixed(&self, discontinuous: &[usize], price: f64, turn: usize) -> Option<Clearing> {
         let demands = |tenant: &usize| [(*tenant, self.memory[*tenant]), (*tenant, self.bandwidth[*tenant])];
         let fixed = discontinuous.iter().take(FIXED_CANDIDATES_MAX).flat_map(demands);
@@ -188,8 +196,8 @@ impl<'a, U: Utility> BracketDemand<'a, U> {
         clearing.reduce(|best, next| if next.0 > best.0 { next } else { best }).map(|(_, clearing)| clearing)
     }
 
-    /// Returns all bundles when tenant `fixed` has `bundle` and the others share the rest in a
-    /// market.
+    /// Gives `bundle` to the tenant `fixed`, and clears the other tenants as a separate market with
+    /// the remaining supply. Returns the bundles of all tenants, or `None` if that is impossible.
     fn clear_rest_of_market(
         &self,
         fixed: usize,
@@ -201,11 +209,7 @@ impl<'a, U: Utility> BracketDemand<'a, U> {
         let tenants: Vec<Tenant<&dyn Utility>> =
             others.map(|tenant| self.market.tenants[tenant].borrowed()).collect();
         let left = self.unallocated(&[bundle]);
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "a rest within the supply"
-        )]
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a part of the supply")]
         let supply = Supply { memory_mib: left.memory as u64, bandwidth_mb_s: left.bandwidth as u64 };
         let weights: f64 = tenants.iter().map(|tenant| tenant.weight).sum();
         if tenants.is_empty() || supply.memory_mib == 0 || supply.bandwidth_mb_s == 0 {
@@ -218,14 +222,16 @@ impl<'a, U: Utility> BracketDemand<'a, U> {
         let bracket =
             price::bracket_price(&market, Some(price), &mut vec![WarmStart::default(); tenants.len()]);
         let mut bundles =
-            clear_at_bracket(&market, &bracket, BracketDemand::of(&market, &bracket).as_ref(), turn)?.bundles;
+            clear_at_bracket(&market, &bracket, BracketDemand::new(&market, &bracket).as_ref(), turn)?
+                .bundles;
         bundles.insert(fixed, bundle);
         Some(bundles)
     }
 
-    /// Gives tenants with discontinuous demand their lower-price demand as long as memory suffices,
-    /// the other tenants mixtures, and the marginal tenant the remainder. Returns the bundles and
-    /// the gain of the marginal tenant, or `None` if they do not fit the supply.
+    /// Gives tenants with discontinuous demand their demand at the lower memory price if enough
+    /// memory is left, or else their demand at the higher memory price. Gives the other tenants
+    /// mixtures, and the marginal tenant, if any, the remainder. Returns the bundles and the gain
+    /// of the marginal tenant, or `None` if the bundles do not fit the supply.
     fn pack_whole(&self, discontinuous: &[usize], marginal: Option<usize>) -> Option<(Vec<Bundle>, f64)> {
         let mut is_discontinuous = vec![false; self.memory.len()];
         discontinuous.iter().for_each(|tenant| is_discontinuous[*tenant] = true);
@@ -259,13 +265,13 @@ impl<'a, U: Utility> BracketDemand<'a, U> {
         candidates.reduce(|best, next| if next.1 > best.1 { next } else { best })
     }
 
-    /// Gives the remainder to the marginal tenant and returns its gain, or `None` if the remainder
-    /// is less than its minimum share.
+    /// Gives the remainder of the supply to the marginal tenant. Returns all bundles and the gain
+    /// of this tenant, or `None` if the remainder is less than its minimum share.
     fn assign_rest(&self, mut bundles: Vec<Bundle>, marginal: usize) -> Option<(Vec<Bundle>, f64)> {
         bundles[marginal] = Bundle::default();
         let all = Bundle::from(self.market.supply.all());
         let rest = self.unallocated(&bundles);
-        // A remainder within rounding error is 0.
+        // Treat a remainder within rounding error, which may be negative, as 0.
         let snap_to_zero =
             |rest: f64, all: f64| if rest.abs() <= UNALLOCATED_TOLERANCE * all { 0.0 } else { rest };
         let rest = Bundle {
@@ -284,32 +290,36 @@ impl<'a, U: Utility> BracketDemand<'a, U> {
         Some((bundles, gain))
     }
 
-    /// Returns the supply that is not allocated.
+    /// Returns the supply that `bundles` leave unallocated; negative if they exceed the supply.
     fn unallocated(&self, bundles: &[Bundle]) -> Bundle {
         self.market.all().minus(bundles.iter().copied().sum())
     }
 }
 
 impl<U: Utility> Market<'_, U> {
-    /// Returns the value of a bundle relative to the value of the fair share; 1 if both are 0.
+    /// Returns the value of a bundle to a tenant relative to the value of its fair share. Returns 1
+    /// if both values are 0.
     pub(crate) fn gain(&self, tenant: usize, bundle: Bundle) -> f64 {
         let value = |bundle| self.tenants[tenant].utility.value(bundle);
-        let (this, fair) = (value(bundle), value(self.fair_share(tenant)));
-        if this == fair { 1.0 } else { this / fair }
+        let (value, fair_value) = (value(bundle), value(self.fair_share(tenant)));
+        if value == fair_value { 1.0 } else { value / fair_value }
     }
 
-    /// Returns the allocation if it fits the supply and satisfies sharing incentive.
+    /// Returns the allocation, or `None` if it exceeds the supply or violates sharing incentive.
     fn verify(&self, status: Status, bundles: Vec<Bundle>) -> Option<Clearing> {
         self.verify_for(status, bundles, |_| true)
     }
 
-    /// Like `verify`, for demands and mixtures of demands. Sharing incentive is checked only for
-    /// utilities that are not convex: each demand was chosen while the fair share was affordable,
-    /// so that a convex utility cannot lose.
+    /// Returns an allocation of demands and mixtures of demands, or `None` if it exceeds the supply
+    /// or violates sharing incentive. Sharing incentive is checked only for utilities that are not
+    /// convex. A tenant with a convex utility cannot lose, because it could afford its fair share
+    /// when it chose each demand.
     fn verify_mixtures(&self, status: Status, bundles: Vec<Bundle>) -> Option<Clearing> {
         self.verify_for(status, bundles, |tenant| !self.tenants[tenant].utility.is_convex())
     }
 
+    /// Returns the allocation, or `None` if it exceeds the supply or violates sharing incentive of
+    /// a tenant for which `needs_check` is true.
     fn verify_for(
         &self,
         status: Status,
@@ -324,7 +334,7 @@ impl<U: Utility> Market<'_, U> {
         (fits && bundles.iter().enumerate().all(is_fair)).then_some(Clearing { status, bundles })
     }
 
-    /// Returns the mean of the logarithms of gains, weighted by the tenants' weights.
+    /// Returns the logarithm of the geometric mean of all gains, weighted by the tenants' weights.
     pub(crate) fn mean_gain(&self, bundles: &[Bundle]) -> f64 {
         let gain = |(tenant, bundle): (usize, &Bundle)| {
             self.weight(tenant) * self.gain(tenant, *bundle).max(GAIN_FLOOR).ln()

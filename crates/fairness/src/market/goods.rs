@@ -3,7 +3,7 @@
 
 use std::iter::Sum;
 
-/// Supply of both goods.
+/// Supply of both goods on a host, in whole units.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Supply {
     /// Local memory, in MiB.
@@ -19,7 +19,7 @@ impl Supply {
     }
 }
 
-/// Share of a tenant in whole units.
+/// Share of both goods assigned to a tenant, in whole units.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Share {
     /// Local memory, in MiB.
@@ -28,7 +28,7 @@ pub struct Share {
     pub bandwidth_mb_s: u64,
 }
 
-/// Amounts of both goods, including fractions of units.
+/// Amounts of both goods, which may be fractions of units.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Bundle {
     /// Local memory, in MiB.
@@ -44,8 +44,8 @@ impl From<Share> for Bundle {
 }
 
 impl Bundle {
-    /// Returns the point at `fraction` (0 to 1) between this bundle and `to`. Amounts that are
-    /// equal at both ends stay exactly equal.
+    /// Interpolates between this bundle (`fraction` 0) and `to` (`fraction` 1). Amounts that are
+    /// equal in both bundles are not changed by rounding.
     #[must_use]
     pub fn interpolate(self, to: Self, fraction: f64) -> Self {
         Self {
@@ -54,15 +54,15 @@ impl Bundle {
         }
     }
 
-    /// Multiplies each good by a factor of its own.
+    /// Multiplies the amount of each good by the factor for this good in `factors`.
     pub(crate) fn scale(self, factors: Self) -> Self {
         Self { memory: self.memory * factors.memory, bandwidth: self.bandwidth * factors.bandwidth }
     }
 
-    /// Rounds down to whole units.
+    /// Rounds both amounts down to whole units.
     pub(crate) fn floor(self) -> Share {
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "units of a supply")]
-        let whole = |of: f64| of.floor() as u64;
+        let whole = |amount: f64| amount.floor() as u64;
         Share { memory_mib: whole(self.memory), bandwidth_mb_s: whole(self.bandwidth) }
     }
 
@@ -95,7 +95,7 @@ pub struct Prices {
 }
 
 impl Prices {
-    /// Returns the cost of a bundle.
+    /// Returns the cost of a bundle, as a fraction of the cost of the whole supply.
     pub fn cost_of(self, bundle: Bundle) -> f64 {
         self.memory * bundle.memory + self.bandwidth * bundle.bandwidth
     }

@@ -1,21 +1,22 @@
 //! Demand of an arbitrary monotone utility by search on a grid.
 //!
-//! Spirit (section 4.1) evaluates every point of a 200 × 200 grid, or a window around the last
-//! share. Here the search is limited to 200 points on the budget line. Between two of them, no
-//! point is worth more than the larger memory with the larger bandwidth, so that branch and bound
-//! skips most points.
+//! Spirit (section 4.1) evaluates every point of a 200 × 200 grid, or of a window around the last
+//! share. Here the search is limited to about 200 points on the budget line. No point between two
+//! others is worth more than the larger memory of the two with the larger bandwidth of the two.
+//! Branch and bound with this upper bound skips most points.
 
 use super::{
     goods::{Bundle, Prices, Supply},
     utility::{BudgetConstraint, Demand, Limits, Utility, WarmStart},
 };
 
-/// Steps into which the affordable memory is divided. Spirit's 1/ε divides all memory.
+/// Number of steps into which the affordable memory is divided. Spirit's 1/ε is a number of steps
+/// of the whole memory.
 const GRID_STEPS: f64 = 200.0;
-/// Relative rounding error of prices.
+/// Relative tolerance for rounding errors of prices.
 const PRICE_ROUNDING: f64 = 1e-12;
 
-/// Utility defined by any monotone function.
+/// Utility defined by any monotone function. Its demand is searched on a grid.
 #[derive(Clone, Copy, Debug)]
 pub struct Grid<F> {
     value: F,
@@ -42,7 +43,7 @@ impl<F: Fn(Bundle) -> f64> Utility for Grid<F> {
         warm.position = best.at;
         let bundle = if line.has_slack(best) { line.minimize_cost(best) } else { best.bundle };
         let unspent = constraint.budget - constraint.prices.cost_of(bundle);
-        // A rest that does not pay for the next grid point does not count as satiation.
+        // A tenant that cannot afford the next grid point with its unspent budget is not satiated.
         Demand {
             bundle,
             satiated: unspent > constraint.prices.memory * line.step + constraint.prices.bandwidth,
@@ -50,31 +51,35 @@ impl<F: Fn(Bundle) -> f64> Utility for Grid<F> {
     }
 }
 
-/// Budget line of one constraint: amounts of memory, each with all bandwidth that the rest of the
-/// budget buys.
+/// Grid points on the budget line of one constraint. Each point is an amount of memory with the
+/// largest bandwidth that is affordable in addition.
 struct BudgetLine<'a, F> {
     grid: &'a Grid<F>,
     prices: Prices,
     budget: f64,
     within: &'a Limits,
-    /// Largest affordable memory, and its grid index below.
+    /// Largest affordable memory, in MiB.
     memory_max: f64,
+    /// Grid index of `memory_max`.
     last: u32,
+    /// Difference of memory between neighboring grid points, in MiB.
     step: f64,
 }
 
-/// Evaluated point of the budget line.
+/// Grid point on the budget line, and its value.
 #[derive(Clone, Copy)]
 struct Point {
+    /// Grid index of the memory.
     at: u32,
     bundle: Bundle,
     value: f64,
 }
 
-/// Amount of memory with the smallest bandwidth that reaches a target value; infinite bandwidth if
-/// none does.
+/// Grid point with the smallest bandwidth that reaches a target value. The bandwidth is infinite if
+/// no bandwidth within the limits reaches the value.
 #[derive(Clone, Copy)]
 struct IsoValuePoint {
+    /// Grid index of the memory.
     at: u32,
     bundle: Bundle,
 }
@@ -90,11 +95,13 @@ impl<'a, F: Fn(Bundle) -> f64> BudgetLine<'a, F> {
         Self { grid, prices, budget, within, memory_max, last, step }
     }
 
+    /// Returns the memory of the grid point `at`, in MiB.
     fn memory(&self, at: u32) -> f64 {
         (self.within.min.memory + f64::from(at) * self.step).min(self.memory_max)
     }
 
-    /// Returns the bandwidth affordable beside `memory`, within the limits.
+    /// Returns the bandwidth affordable in addition to `memory` MiB, in whole MB/s within the
+    /// limits.
     fn affordable_bandwidth(&self, memory: f64) -> f64 {
         let affordable_units = affordable(self.budget - self.prices.memory * memory, self.prices.bandwidth);
         whole_units(affordable_units, self.within.min.bandwidth, self.within.max.bandwidth)
@@ -109,9 +116,10 @@ impl<'a, F: Fn(Bundle) -> f64> BudgetLine<'a, F> {
         self.evaluate(at, Bundle { memory, bandwidth: self.affordable_bandwidth(memory) })
     }
 
-    /// Returns the bundle with the same fraction of both goods. It is affordable, because the whole
-    /// supply costs 1, except in a market that sells less than the supply of the grid
-    /// (`Market::subset` and `Status::OneFixed`).
+    /// Returns the point with the same fraction of the supply in both goods, which is the budget.
+    /// It is affordable because the whole supply usually costs 1. In a market that sells less than
+    /// the supply of the grid (`Status::OneFixed`), the grid's supply costs more, and the fraction
+    /// is reduced.
     fn diagonal(&self) -> Point {
         let Limits { min, max } = *self.within;
         let all = Bundle::from(self.grid.supply.all());
@@ -124,15 +132,16 @@ impl<'a, F: Fn(Bundle) -> f64> BudgetLine<'a, F> {
         self.evaluate(at, Bundle { memory, bandwidth: bandwidth.min(max.bandwidth).max(min.bandwidth) })
     }
 
-    /// Returns the point of the highest value. `hint` is the index of the last answer.
+    /// Returns the point of the highest value. `hint` is the grid index of the last answer.
     fn best(&self, hint: u32) -> Point {
         let (first, last) = (self.point(0), self.point(self.last));
-        let others = [self.point(hint.min(self.last)), first, last];
-        let mut best = others.into_iter().fold(self.diagonal(), better);
+        let candidates = [self.point(hint.min(self.last)), first, last];
+        let mut best = candidates.into_iter().fold(self.diagonal(), better);
         self.search_between(first, last, &mut best);
         best
     }
 
+    /// Updates `best` with the best point between two points, by branch and bound.
     fn search_between(&self, from: Point, to: Point, best: &mut Point) {
         let bound = Bundle { memory: to.bundle.memory, bandwidth: from.bundle.bandwidth };
         if to.at - from.at < 2 || self.grid.value(bound) <= best.value {
@@ -144,16 +153,16 @@ impl<'a, F: Fn(Bundle) -> f64> BudgetLine<'a, F> {
         self.search_between(middle, to, best);
     }
 
-    /// Returns whether one unit less of a good would have the same value.
-    fn has_slack(&self, Point { bundle: of, value: target, .. }: Point) -> bool {
-        let less = Bundle { memory: of.memory - 1.0, bandwidth: of.bandwidth - 1.0 };
+    /// Returns whether the bundle of a point has the same value with one unit less of a good.
+    fn has_slack(&self, Point { bundle, value: target, .. }: Point) -> bool {
+        let less = Bundle { memory: bundle.memory - 1.0, bandwidth: bundle.bandwidth - 1.0 };
         let min = self.within.min;
         let is_enough = |bundle| self.grid.value(bundle) >= target;
-        less.bandwidth >= min.bandwidth && is_enough(Bundle { bandwidth: less.bandwidth, ..of })
-            || less.memory >= min.memory && is_enough(Bundle { memory: less.memory, ..of })
+        less.bandwidth >= min.bandwidth && is_enough(Bundle { bandwidth: less.bandwidth, ..bundle })
+            || less.memory >= min.memory && is_enough(Bundle { memory: less.memory, ..bundle })
     }
 
-    /// Returns the cheapest bundle of the same value.
+    /// Returns the cheapest bundle that has at least the value of a point.
     fn minimize_cost(&self, Point { bundle: start, value: target, .. }: Point) -> Bundle {
         let (first, last) = (self.iso_value_point(0, target), self.iso_value_point(self.last, target));
         let bandwidth = self.min_bandwidth(start.memory, target).unwrap_or(f64::INFINITY);
@@ -164,6 +173,7 @@ impl<'a, F: Fn(Bundle) -> f64> BudgetLine<'a, F> {
         Bundle { memory: self.min_memory(best, target), ..best }
     }
 
+    /// Updates `best` with the cheapest bundle between two points, by branch and bound.
     fn minimize_cost_between(&self, from: IsoValuePoint, to: IsoValuePoint, target: f64, best: &mut Bundle) {
         let bound = Bundle { memory: from.bundle.memory, bandwidth: to.bundle.bandwidth };
         if to.at - from.at < 2 || self.prices.cost_of(bound) >= self.prices.cost_of(*best) {
@@ -185,25 +195,27 @@ impl<'a, F: Fn(Bundle) -> f64> BudgetLine<'a, F> {
         IsoValuePoint { at, bundle: Bundle { memory, bandwidth } }
     }
 
-    /// Returns the smallest bandwidth, in whole MB/s above the minimum, that reaches `target` with
-    /// `memory`.
+    /// Returns the smallest bandwidth within the limits, in whole MB/s, with which `memory` MiB
+    /// have at least the value `target`. Returns `None` if the largest bandwidth is not enough.
     fn min_bandwidth(&self, memory: f64, target: f64) -> Option<f64> {
         let is_enough = |bandwidth| self.grid.value(Bundle { memory, bandwidth }) >= target;
         let Limits { min, max } = *self.within;
         is_enough(max.bandwidth).then(|| bisect_min(min.bandwidth, max.bandwidth, is_enough))
     }
 
-    /// Returns the smallest memory that reaches `target` with the bandwidth of `of`.
-    fn min_memory(&self, of: Bundle, target: f64) -> f64 {
-        let is_enough = |memory| self.grid.value(Bundle { memory, ..of }) >= target;
-        bisect_min(self.within.min.memory, of.memory, is_enough)
+    /// Returns the smallest memory, in MiB, that has at least the value `target` with the bandwidth
+    /// of `bundle`. The memory of `bundle` must be enough.
+    fn min_memory(&self, bundle: Bundle, target: f64) -> f64 {
+        let is_enough = |memory| self.grid.value(Bundle { memory, ..bundle }) >= target;
+        bisect_min(self.within.min.memory, bundle.memory, is_enough)
     }
 }
 
-/// Returns the smallest value for which `holds` is true, in whole steps by bisection. It must be
-/// true for `to`.
-fn bisect_min(from: f64, to: f64, holds: impl Fn(f64) -> bool) -> f64 {
-    if holds(from) {
+/// Returns the smallest whole number above `from` for which `is_enough` is true, by bisection.
+/// Returns `from` or `to` if no whole number between them is the smallest. `is_enough` must be true
+/// for `to`.
+fn bisect_min(from: f64, to: f64, is_enough: impl Fn(f64) -> bool) -> f64 {
+    if is_enough(from) {
         return from;
     }
     let (mut low, mut high) = (from, to);
@@ -212,28 +224,29 @@ fn bisect_min(from: f64, to: f64, holds: impl Fn(f64) -> bool) -> f64 {
         if middle <= low {
             break;
         }
-        if holds(middle) { high = middle } else { low = middle }
+        if is_enough(middle) { high = middle } else { low = middle }
     }
     high
 }
 
+/// Returns the point of the higher value, or `one` if both values are equal.
 fn better(one: Point, other: Point) -> Point {
     if other.value > one.value { other } else { one }
 }
 
-/// Returns the index of the first grid point at or after `place`, a position in steps.
-fn grid_index(place: f64) -> u32 {
+/// Rounds a position on the grid, in steps, up to a grid index.
+fn grid_index(position: f64) -> u32 {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "at most twice GRID_STEPS")]
-    let grid_index = place.ceil() as u32;
+    let grid_index = position.ceil() as u32;
     grid_index
 }
 
-/// Returns the units that `money` buys; infinite for a price of 0.
-fn affordable(money: f64, price: f64) -> f64 {
-    if price == 0.0 { f64::INFINITY } else { money / price }
+/// Returns the number of units that `budget` buys at `price` per unit; infinite for a price of 0.
+fn affordable(budget: f64, price: f64) -> f64 {
+    if price == 0.0 { f64::INFINITY } else { budget / price }
 }
 
-/// Rounds affordable units down and clamps them to the limits.
+/// Rounds a number of affordable units down and clamps it to the limits.
 fn whole_units(affordable_units: f64, min: f64, max: f64) -> f64 {
     (affordable_units * (1.0 + f64::EPSILON)).min(max).floor().max(min)
 }

@@ -1,20 +1,20 @@
-//! Search for a bracket of memory prices that clears the market. Allocations from the bracket are
-//! computed in `clearing`.
+//! Search for a bracket of memory prices that clears the market. `clearing` computes allocations
+//! from the bracket.
 //!
-//! Demand for memory usually falls as its price rises. It need not: a tenant with a fixed ratio of
-//! goods may demand more of a good that gets more expensive. The search only needs a change of sign
-//! of the excess demand. It works on the logarithm of the price ratio, so that either price may
-//! approach 0.
+//! Demand for memory usually falls as the price of memory rises. There are exceptions: a tenant
+//! with a fixed ratio of goods may demand more of a good that gets more expensive. The search only
+//! requires that excess demand changes its sign. The search variable is the logarithm of the price
+//! ratio, so that either price may approach 0.
 //!
-//! Total demand between two prices is nearly linear in that logarithm, except for jumps: with a
-//! piecewise linear curve, a tenant's demand jumps from knot to knot, and the clearing price is
-//! usually at such a jump. Interpolation alone would then converge as slowly as bisection.
-//! Therefore the few tenants whose jumps dominate the change are evaluated separately to locate the
-//! jump (`interpolate`), and few rounds with all tenants remain. Interpolation is used only while
+//! Total demand between two prices is nearly linear in the logarithm of the price ratio, except for
+//! jumps. With a piecewise linear curve, a tenant's demand jumps from knot to knot, and the
+//! clearing price is usually at such a jump. Interpolation alone would then converge as slowly as
+//! bisection. Therefore `interpolate` evaluates the few tenants with the largest jumps separately
+//! to locate the jump, and few rounds with all tenants remain. Interpolation is used only while
 //! enough rounds remain for bisection.
 //!
-//! Tenants that demand the same amount of a good at both ends of the bracket leave the active set
-//! until the search ends (`shrink_active_set`).
+//! Tenants that demand the same amount of a good at both ends of the bracket are removed from the
+//! active set until the search ends (`shrink_active_set`).
 
 use units::limits::PRICE_ROUNDS_MAX;
 
@@ -25,48 +25,52 @@ use super::{
     utility::{Utility, WarmStart},
 };
 
-/// Width at which the bracket is narrow enough: relative error of the price ratio.
+/// Width of the bracket at which the search ends, in the logarithm of the price ratio. It is also
+/// the relative error of the price ratio.
 const BRACKET_WIDTH_MIN: f64 = 1e-10;
-/// Fraction of a good that may stay unsold, or be sold twice, when the market counts as cleared.
+/// Largest excess demand, as a fraction of the supply of a good, that counts as rounding error.
 const CLEARING_TOLERANCE: f64 = 1e-10;
-/// Smallest first step from the starting price, in the logarithm of the price ratio.
+/// Smallest first step of the search, in the logarithm of the price ratio.
 const STEP_MIN: f64 = 1e-6;
-/// Largest first step.
+/// Largest first step of the search, in the logarithm of the price ratio.
 const STEP_MAX: f64 = 0.5;
-/// Growth of each following step up to `STEP_MAX`.
+/// Growth factor from step to step, for steps below `STEP_MAX`.
 const STEP_GROWTH: f64 = 8.0;
-/// Growth of steps from `STEP_MAX` to `STEP_FAR`, the usual range of prices.
+/// Growth factor from step to step, for steps from `STEP_MAX` to `STEP_FAR`. It is small because
+/// most clearing prices are in this range.
 const STEP_GROWTH_FAR: f64 = 2.0;
-/// Step from which `STEP_GROWTH_LAST` applies.
+/// Step from which the growth factor is `STEP_GROWTH_LAST`, in the logarithm of the price ratio.
 const STEP_FAR: f64 = 2.0;
-/// Growth of steps beyond `STEP_FAR`; it reaches the largest price ratio at once.
+/// Growth factor for steps of at least `STEP_FAR`. It is so large that the next step exceeds
+/// `LOG_RATIO_MAX`.
 const STEP_GROWTH_LAST: f64 = 16.0;
-/// Widest bracket in which interpolation is useful, in the logarithm of the price ratio.
+/// Widest bracket in which interpolation is used, in the logarithm of the price ratio.
 const INTERPOLATION_WIDTH_MAX: f64 = 3.0;
-/// Fraction of the change of demand within the bracket from which one tenant's change counts as a
-/// jump.
+/// Smallest change of one tenant's demand within the bracket that counts as a jump, as a fraction
+/// of the change of total demand.
 const JUMP_FRACTION: f64 = 0.25;
-/// Number of jumping tenants that are evaluated separately.
+/// Largest number of tenants with a jump whose demand is evaluated separately.
 const JUMPING_TENANTS_MAX: usize = 4;
-/// Fraction of the bracket to which a jump is located if other tenants contribute as much to the
-/// change.
-const COARSE_FRACTION: f64 = 1.0 / 64.0;
-/// The starting price is estimated from one tenant of this many.
+/// Fraction of the bracket's width to which a jump is located if the demand of the other tenants
+/// changes as much. A more precise location would not help then.
+const JUMP_LOCATION_FRACTION: f64 = 1.0 / 64.0;
+/// Ratio of the number of tenants to the size of the sample from which the starting price is
+/// estimated.
 const ESTIMATE_SAMPLE_DIVISOR: usize = 16;
-/// Smallest sample for that estimate.
+/// Smallest sample, in tenants, from which the starting price is estimated.
 const ESTIMATE_SAMPLE_MIN: usize = 32;
-/// Lower bound of demand before its logarithm is taken.
+/// Lower bound of demand for memory before its logarithm is taken, as a fraction of the supply.
 const DEMAND_FLOOR: f64 = 1e-3;
-/// Largest logarithm of the price ratio. Beyond it the cheaper good is free.
+/// Largest logarithm of the price ratio. For a larger ratio, the cheaper good is free.
 const LOG_RATIO_MAX: f64 = 27.0;
 
-/// Result of the search: both ends of the price bracket.
+/// Result of the search: demand at both ends of the price bracket.
 #[derive(Clone, Debug)]
 pub(super) struct ClearingBracket {
-    /// Demand just below the clearing price, where memory is in excess demand. `None` if one price
-    /// clears the market.
+    /// Demand just below the clearing price, where memory is in excess demand. `None` if a single
+    /// price clears the market.
     pub below: Option<Round>,
-    /// Demand at the clearing price or just above it, where memory is not in excess demand.
+    /// Demand at or just above the clearing price, where memory is not in excess demand.
     pub above: Round,
     /// Number of prices evaluated.
     pub rounds: u32,
@@ -77,13 +81,14 @@ impl ClearingBracket {
         self.above.price
     }
 
-    /// Returns the larger dividend of both ends.
+    /// Returns the larger dividend of both ends of the bracket.
     pub fn dividend(&self) -> f64 {
         self.below.as_ref().map_or(1.0, |below| below.dividend).max(self.above.dividend)
     }
 }
 
-/// Searches for the bracket, starting near the last price if there is one.
+/// Searches for a bracket of prices that clears the market. `last` is the clearing price of the
+/// last market, near which the search starts.
 pub(super) fn bracket_price<U: Utility>(
     market: &Market<'_, U>,
     last: Option<f64>,
@@ -104,43 +109,50 @@ pub(super) fn bracket_price<U: Utility>(
     .run(log_ratio(last.unwrap_or(0.5)), last.is_some())
 }
 
-/// Estimates the price from a sample: the first of many tenants.
+/// Estimates the clearing price from a sample, the first tenants of the market. Returns `None` if
+/// there are too few tenants for a sample.
 fn estimate_price<U: Utility>(market: &Market<'_, U>, warm_starts: &mut [WarmStart]) -> Option<f64> {
     let sample = market.tenants.len() / ESTIMATE_SAMPLE_DIVISOR;
     (sample >= ESTIMATE_SAMPLE_MIN)
         .then(|| bracket_price(&market.subset(sample), None, &mut warm_starts[..sample]).price())
 }
 
+/// State of a search for the price bracket.
 struct PriceSearch<'a, 'b, U> {
     market: &'a Market<'b, U>,
+    /// State of each tenant's last evaluation.
     warm_starts: &'a mut [WarmStart],
     active: ActiveSet,
+    /// Number of prices evaluated.
     rounds: u32,
-    /// Largest number of rounds.
+    /// Largest number of prices that may be evaluated.
     rounds_max: u32,
-    /// Round whose buffers are reused.
+    /// Outdated round whose buffers the next evaluation reuses.
     scratch: Round,
-    /// Whether tenants may leave the active set.
+    /// Whether tenants may be removed from the active set.
     shrinks_active_set: bool,
 }
 
-/// Demand of the active set at one price ratio.
+/// Evaluated point of the search.
 struct PricePoint {
+    /// Logarithm of the price ratio.
     ratio: f64,
+    /// Demand at this price.
     round: Round,
 }
 
-/// Sign of the excess demand at a price.
+/// Good that is in excess demand at a price.
 enum ExcessDemand {
     /// No good is in excess demand: the price clears the market.
     None,
-    /// Memory is in excess demand: its price is too low.
+    /// Memory is in excess demand: the memory price is too low.
     Memory,
     /// Bandwidth is in excess demand: the memory price is too high.
     Bandwidth,
 }
 
-/// Number of times in a row that each end of the bracket has moved.
+/// Number of consecutive rounds in which the same end of the bracket has moved. One of the two
+/// counts is 0.
 #[derive(Clone, Copy, Default)]
 struct MoveStreak {
     low: u32,
@@ -148,8 +160,8 @@ struct MoveStreak {
 }
 
 impl MoveStreak {
-    /// Returns the factor by which the next step exceeds the interpolated one, if the same end has
-    /// moved `moves` times in a row.
+    /// Returns the factor by which the interpolated step is multiplied after the same end of the
+    /// bracket has moved `moves` times in a row.
     fn overshoot(moves: u32) -> f64 {
         f64::from(moves.saturating_sub(1)).exp2()
     }
@@ -169,6 +181,7 @@ impl PricePoint {
 }
 
 impl<U: Utility> PriceSearch<'_, '_, U> {
+    /// Evaluates the demand of the active set for a logarithm of the price ratio.
     fn evaluate(&mut self, ratio: f64) -> PricePoint {
         self.rounds += 1;
         let round = std::mem::take(&mut self.scratch);
@@ -180,14 +193,17 @@ impl<U: Utility> PriceSearch<'_, '_, U> {
         at
     }
 
-    fn exact(self, at: PricePoint) -> ClearingBracket {
+    /// Returns a bracket of a single price.
+    fn single_price_bracket(self, at: PricePoint) -> ClearingBracket {
         ClearingBracket { below: None, above: at.round, rounds: self.rounds }
     }
 
+    /// Searches from the logarithm of the price ratio `first`. `is_near` is whether the clearing
+    /// price is expected near it.
     fn run(mut self, first: f64, is_near: bool) -> ClearingBracket {
         let first = self.evaluate(first);
-        // Demand usually falls faster than the square root of the price ratio rises. Then this step
-        // reaches the other side of the price, and not far beyond it.
+        // Demand usually falls faster than the square root of the price ratio rises. With this
+        // step, the next price is then on the other side of the clearing price and close to it.
         let near = 2.0 * first.round.sum.memory.ln().abs();
         let step = if is_near { near.clamp(STEP_MIN, STEP_MAX) } else { STEP_MAX };
         match first.excess_demand() {
@@ -205,7 +221,7 @@ impl<U: Utility> PriceSearch<'_, '_, U> {
                 ExcessDemand::None => return self.minimize_dividend(next),
                 ExcessDemand::Bandwidth => return self.narrow(low, next),
                 // At a memory price of 1, all budgets together buy exactly the supply of memory.
-                ExcessDemand::Memory if next.round.price == 1.0 => return self.exact(next),
+                ExcessDemand::Memory if next.round.price == 1.0 => return self.single_price_bracket(next),
                 ExcessDemand::Memory => self.scratch = std::mem::replace(&mut low, next).round,
             }
             step = next_step(step);
@@ -219,13 +235,15 @@ impl<U: Utility> PriceSearch<'_, '_, U> {
             match next.excess_demand() {
                 ExcessDemand::None => return self.minimize_dividend(next),
                 ExcessDemand::Memory => return self.narrow(next, high),
-                ExcessDemand::Bandwidth if next.round.price == 0.0 => return self.exact(next),
+                ExcessDemand::Bandwidth if next.round.price == 0.0 => return self.single_price_bracket(next),
                 ExcessDemand::Bandwidth => self.scratch = std::mem::replace(&mut high, next).round,
             }
             step = next_step(step);
         }
     }
 
+    /// Narrows the bracket to its minimum width. Memory is in excess demand at `low`, and bandwidth
+    /// at `high`.
     fn narrow(mut self, mut low: PricePoint, mut high: PricePoint) -> ClearingBracket {
         let mut streak = MoveStreak::default();
         self.shrink_active_set(&mut low, &mut high);
@@ -251,7 +269,8 @@ impl<U: Utility> PriceSearch<'_, '_, U> {
         self.finish_bracket(low, high)
     }
 
-    /// Removes tenants from the active set that demand the same amount of a good at both ends.
+    /// Removes tenants from the active set that demand the same amount of a good at both ends of
+    /// the bracket.
     fn shrink_active_set(&mut self, low: &mut PricePoint, high: &mut PricePoint) {
         let is_priced = low.ratio >= -LOG_RATIO_MAX && high.ratio <= LOG_RATIO_MAX;
         if self.shrinks_active_set && is_priced {
@@ -259,15 +278,15 @@ impl<U: Utility> PriceSearch<'_, '_, U> {
         }
     }
 
-    /// Ends the search with a bracket: evaluates all tenants at both ends. With equal dividends,
-    /// tenants outside the active set are evaluated at one end only, as their demand is the same at
-    /// the other.
+    /// Ends the search with a bracket of two prices and evaluates all tenants at both ends. If the
+    /// dividends are equal, inactive tenants are evaluated at one end only, because their demand is
+    /// the same at the other end.
     fn finish_bracket(mut self, mut low: PricePoint, mut high: PricePoint) -> ClearingBracket {
         if self.active.tenants.len() < self.warm_starts.len() {
             let tenants = self.active.tenants.clone();
-            let has_one_dividend = low.round.dividend == high.round.dividend;
+            let has_equal_dividends = low.round.dividend == high.round.dividend;
             high = self.evaluate_all(high);
-            if has_one_dividend && low.round.dividend == high.round.dividend {
+            if has_equal_dividends && low.round.dividend == high.round.dividend {
                 low.round.extend_from(self.market, &tenants, &high.round);
             } else {
                 low = self.evaluate_all(low);
@@ -282,7 +301,7 @@ impl<U: Utility> PriceSearch<'_, '_, U> {
         ClearingBracket { below: Some(low.round), above: high.round, rounds: self.rounds }
     }
 
-    /// Ends the search with a single price: evaluates all tenants there.
+    /// Ends the search with a single price and evaluates all tenants at this price.
     fn finish_exact(mut self, mut at: PricePoint) -> ClearingBracket {
         if self.active.tenants.len() < self.warm_starts.len() {
             at = self.evaluate_all(at);
@@ -290,27 +309,27 @@ impl<U: Utility> PriceSearch<'_, '_, U> {
                 return self.restart_with_all(at.ratio);
             }
         }
-        self.exact(at)
+        self.single_price_bracket(at)
     }
 
-    /// Evaluates all tenants at the same price.
+    /// Activates all tenants and evaluates their demand at the price of `at`.
     fn evaluate_all(&mut self, at: PricePoint) -> PricePoint {
         self.active.reset(self.warm_starts.len(), at.round.dividend);
         self.evaluate_point(at)
     }
 
-    /// Restarts the search with all tenants, because a tenant outside the active set has changed
-    /// its demand.
+    /// Restarts the search near `near` with all tenants active, after the demand of an inactive
+    /// tenant has changed.
     fn restart_with_all(mut self, near: f64) -> ClearingBracket {
         (self.shrinks_active_set, self.rounds_max) = (false, self.rounds + PRICE_ROUNDS_MAX);
         self.active = ActiveSet::all(self.warm_starts.len());
         self.run(near, true)
     }
 
-    /// Returns the next price ratio to evaluate. It is interpolated, with a step that doubles while
-    /// the same end keeps moving, so that the other end does not stagnate (compare the Illinois
-    /// method). Falls back to bisection if the bracket is wide or only enough rounds for bisection
-    /// remain.
+    /// Returns the next logarithm of the price ratio to evaluate, by interpolation. The
+    /// interpolated step is doubled each time the same end of the bracket moves, so that the other
+    /// end moves soon, too (compare the Illinois method). Bisects if the bracket is wide, or if
+    /// only enough rounds for bisection remain.
     fn next_ratio(&mut self, low: &PricePoint, high: &PricePoint, streak: MoveStreak) -> f64 {
         let (from, to) = (low.ratio, high.ratio);
         let (middle, halvings) = (f64::midpoint(from, to), self.rounds_max - self.rounds);
@@ -328,11 +347,12 @@ impl<U: Utility> PriceSearch<'_, '_, U> {
         if ratio > from && ratio < to { ratio } else { middle }
     }
 
-    /// Estimates the ratio at which memory is sold exactly: interpolates the demand of all tenants
-    /// but the jumping ones, which are evaluated.
+    /// Estimates the logarithm of the price ratio at which memory is sold exactly. The demand of
+    /// tenants with a jump is evaluated; the demand of all other tenants is interpolated.
     fn interpolate(&mut self, low: &PricePoint, high: &PricePoint) -> f64 {
         let market = self.market;
-        let memory = |of: &PricePoint, at: usize| market.fraction_of_supply(of.round.bundles[at]).memory;
+        let memory =
+            |point: &PricePoint, at: usize| market.fraction_of_supply(point.round.bundles[at]).memory;
         let jump = JUMP_FRACTION * (low.round.sum.memory - high.round.sum.memory);
         let jumps = |at: &usize| memory(low, *at) - memory(high, *at) > jump;
         let jumping: Vec<_> =
@@ -340,14 +360,15 @@ impl<U: Utility> PriceSearch<'_, '_, U> {
         if jumping.is_empty() {
             return secant(low, high);
         }
-        let rest =
-            |at: &PricePoint| at.round.sum.memory - jumping.iter().map(|one| memory(at, *one)).sum::<f64>();
-        let (rest_low, rest_high) = (rest(low), rest(high));
+        let others = |point: &PricePoint| {
+            point.round.sum.memory - jumping.iter().map(|at| memory(point, *at)).sum::<f64>()
+        };
+        let (others_low, others_high) = (others(low), others(high));
         let (mut from, mut to) = (low.ratio, high.ratio);
-        let width_min = if rest_low - rest_high < jump {
+        let width_min = if others_low - others_high < jump {
             BRACKET_WIDTH_MIN
         } else {
-            BRACKET_WIDTH_MIN.max(COARSE_FRACTION * (to - from))
+            BRACKET_WIDTH_MIN.max(JUMP_LOCATION_FRACTION * (to - from))
         };
         while to - from > width_min {
             let middle = f64::midpoint(from, to);
@@ -355,7 +376,7 @@ impl<U: Utility> PriceSearch<'_, '_, U> {
             let between = |low: f64, high: f64| low + part * (high - low);
             let (prices, dividend) =
                 (market.prices(price(middle)), between(low.round.dividend, high.round.dividend));
-            let mut sum = between(rest_low, rest_high);
+            let mut sum = between(others_low, others_high);
             for at in &jumping {
                 let tenant = self.active.tenants[*at];
                 let demand = market.demand_of(tenant, prices, dividend, &mut self.warm_starts[tenant]);
@@ -366,11 +387,11 @@ impl<U: Utility> PriceSearch<'_, '_, U> {
         if from > low.ratio { from } else { to }
     }
 
-    /// Searches for the smallest dividend if several prices clear the market: the price is lowered
-    /// or raised for the good that satiated tenants do not use.
+    /// Searches for the smallest dividend among all prices that clear the market, from the clearing
+    /// price `at`.
     fn minimize_dividend(mut self, at: PricePoint) -> ClearingBracket {
         if at.round.dividend <= 1.0 {
-            return self.exact(at);
+            return self.single_price_bracket(at);
         }
         for offset in [-STEP_MIN, STEP_MIN] {
             let near = self.evaluate(at.ratio + offset);
@@ -379,9 +400,11 @@ impl<U: Utility> PriceSearch<'_, '_, U> {
             }
             self.scratch = near.round;
         }
-        self.exact(at)
+        self.single_price_bracket(at)
     }
 
+    /// Moves the price from `best` in the direction of `offset` while it clears the market and the
+    /// dividend does not increase.
     fn minimize_dividend_from(mut self, mut best: PricePoint, mut offset: f64) -> ClearingBracket {
         let mut is_growing = true;
         while self.rounds < self.rounds_max && offset.abs() > BRACKET_WIDTH_MIN {
@@ -400,12 +423,12 @@ impl<U: Utility> PriceSearch<'_, '_, U> {
                 self.scratch = next.round;
             }
         }
-        self.exact(best)
+        self.single_price_bracket(best)
     }
 }
 
-/// Returns the memory price for a logarithm of the price ratio. Beyond the largest ratio one price
-/// is 0.
+/// Returns the price of all memory, 0 to 1, for a logarithm of the price ratio. For a logarithm
+/// beyond [`LOG_RATIO_MAX`], the price is exactly 0 or 1.
 fn price(ratio: f64) -> f64 {
     if ratio.abs() > LOG_RATIO_MAX {
         if ratio > 0.0 { 1.0 } else { 0.0 }
@@ -414,7 +437,7 @@ fn price(ratio: f64) -> f64 {
     }
 }
 
-/// Returns the step that follows `step` while expanding the bracket.
+/// Returns the step that follows `step` while the search expands the bracket.
 fn next_step(step: f64) -> f64 {
     step * match step {
         near if near < STEP_MAX => STEP_GROWTH,
@@ -423,11 +446,13 @@ fn next_step(step: f64) -> f64 {
     }
 }
 
+/// Returns the logarithm of the price ratio for a price of all memory.
 fn log_ratio(price: f64) -> f64 {
     (price / (1.0 - price)).ln()
 }
 
-/// Returns the zero of the secant through both ends, in logarithms of price ratio and demand.
+/// Estimates the logarithm of the price ratio at which memory is sold exactly. The logarithm of
+/// demand is interpolated linearly between both ends of the bracket (secant method).
 fn secant(low: &PricePoint, high: &PricePoint) -> f64 {
     let (over, under) = (low.round.sum.memory.ln(), -high.round.sum.memory.max(DEMAND_FLOOR).ln());
     low.ratio + (high.ratio - low.ratio) * over / (over + under)

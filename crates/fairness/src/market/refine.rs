@@ -1,11 +1,11 @@
 //! Refinement: trades between tenants after clearing that raise the geometric mean of throughputs
-//! while sharing incentive holds. Spirit has no such step.
+//! and preserve sharing incentive. Spirit has no such step.
 //!
-//! A market compares preferences but not their intensity: a tenant that doubles its throughput by
-//! more memory pays the same price as one that gains little. A trade moves memory from one tenant,
-//! or group of equal tenants, to another, and bandwidth in either direction or not at all. It is
-//! made if the geometric mean rises and each tenant keeps its guaranteed throughput; with
-//! `envy_free`, also only if no tenant comes to envy another.
+//! A market takes account of preferences, but not of their intensity: a tenant that doubles its
+//! throughput by more memory pays the same price as a tenant that gains little. A trade moves
+//! memory from one tenant, or group of equal tenants, to another. It may also move bandwidth in
+//! either direction. A trade must raise the geometric mean, and each tenant must keep its
+//! guaranteed throughput. With `envy_free`, a trade must also cause no envy.
 
 use units::limits::{REFINEMENT_TENANTS_MAX, REFINEMENTS_MAX, TRADE_CANDIDATES_MAX};
 
@@ -17,50 +17,53 @@ use super::{
     utility::Utility,
 };
 
-/// Amounts moved by one trade, in units of `STEP`. Bandwidth also moves in the other direction.
+/// Amounts of a good that one trade may move, in units of `STEP`.
 const STEPS: [f64; 4] = [0.0, 0.25, 2.0, 16.0];
-/// Unit of a trade, as a fraction of the supply.
+/// Unit of the amounts that a trade moves, as a fraction of the supply.
 const STEP: f64 = 1.0 / 200.0;
-/// Number of moves: each step in both directions; the step of 0 counts once.
+/// Number of possible moves of a good: each of `STEPS` in both directions, with 0 counted once.
 const MOVE_COUNT: usize = 2 * STEPS.len() - 1;
-/// Smallest gain of the logarithm of the geometric mean for which a trade is made.
+/// Smallest increase of the logarithm of the geometric mean of throughputs for which a trade is
+/// made.
 const LOG_MEAN_GAIN_MIN: f64 = 1e-5;
-/// Approximate number of steps of the coarse grid. It is rounded to a multiple of the number of
-/// tenants, so that the fair share of equal weights is on the grid. For other weights the grid may
-/// contain no split that satisfies sharing incentive.
+/// Approximate number of steps of the coarse grid. It is rounded down to a multiple of the number
+/// of tenants, so that the grid contains the fair share of tenants with equal weights. With other
+/// weights, the grid may contain no split that satisfies sharing incentive.
 const COARSE_STEPS: usize = 96;
-/// Relative rounding error of throughputs.
+/// Relative tolerance for rounding errors of throughputs.
 const VALUE_ROUNDING: f64 = 1e-12;
-/// Largest relative envy that counts as none.
+/// Largest relative envy that counts as rounding error.
 const ENVY_MAX: f64 = 1e-6;
 
 /// Options of [`Market::refine`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RefineOptions {
-    /// Whether trades must keep the allocation free of envy. Without it the mean may rise further;
-    /// the certificate reports the resulting envy.
+    /// Whether a trade is rejected if it causes envy. If not, the mean may rise further, and the
+    /// certificate reports the resulting envy.
     pub envy_free: bool,
-    /// Safety margin for errors of estimated throughputs: each tenant keeps the throughput of the
-    /// market outcome or, if that is less, of its fair share plus this relative margin.
+    /// Relative safety margin for errors of estimated throughputs, at least 0. Each tenant is
+    /// guaranteed the throughput of its fair share plus this margin, but not more than the
+    /// throughput of the market outcome.
     pub margin: f64,
 }
 
 impl<U: Utility> Market<'_, U> {
     /// Raises the geometric mean of throughputs of an outcome of this market by trades. Does
-    /// nothing above [`REFINEMENT_TENANTS_MAX`] tenants.
+    /// nothing if there are more than [`REFINEMENT_TENANTS_MAX`] tenants.
     pub fn refine(&self, outcome: &mut Outcome, options: RefineOptions) {
         if self.tenants.len() > REFINEMENT_TENANTS_MAX {
             return;
         }
-        let mut best = Refinement::of(self, &outcome.bought, options);
+        let mut best = Refinement::new(self, &outcome.bought, options);
         best.run();
         if !options.envy_free
-            && let Some(coarse) = best.coarse()
+            && let Some(coarse) = best.coarse_split()
         {
-            let mut other = Refinement::of(self, &coarse, options);
+            let mut other = Refinement::new(self, &coarse, options);
             other.run();
-            if other.mean() > best.mean() {
-                other.trades += 1; // the move to the coarse split
+            if other.log_mean() > best.log_mean() {
+                // The change to the coarse split counts as one trade.
+                other.trades += 1;
                 best = other;
             }
         }
@@ -71,7 +74,7 @@ impl<U: Utility> Market<'_, U> {
 }
 
 impl<U: Utility> Market<'_, U> {
-    /// Returns whether two tenants have equal weights and equal values at all probed bundles.
+    /// Returns whether two tenants have equal weights and value all probed bundles equally.
     fn are_equivalent(&self, one: usize, other: usize) -> bool {
         let all = Bundle::from(self.supply.all());
         let parts = || PROBES.into_iter().map(|part| part / self.tenants.len() as f64);
@@ -85,55 +88,66 @@ impl<U: Utility> Market<'_, U> {
     }
 }
 
-/// Amounts of each good at which two tenants are compared, in equal shares.
+/// Amounts of each good at which the values of two tenants are compared, as multiples of an equal
+/// share.
 const PROBES: [f64; 4] = [0.3, 0.9, 1.7, 3.1];
 
-/// Tenants of equal weight, utility and bundle. Trades keep their bundles equal.
+/// Group of tenants with equal weights, utilities and bundles. A trade changes all their bundles
+/// equally.
 struct Group {
+    /// Indices of the tenants.
     tenants: Vec<usize>,
+    /// Bundle of each of these tenants.
     bundle: Bundle,
-    /// Weighted logarithms of throughput for each move of memory and bandwidth; `-∞` if a tenant
-    /// would fall below its guaranteed throughput.
+    /// Sum of the weighted logarithms of throughput after each move of memory and of bandwidth.
+    /// `-∞` if a tenant would have less than its guaranteed throughput.
     log_values: [[f64; MOVE_COUNT]; MOVE_COUNT],
 }
 
+/// State of a refinement.
 struct Refinement<'a, 'b, U> {
     market: &'a Market<'b, U>,
     groups: Vec<Group>,
     options: RefineOptions,
     /// Guaranteed throughput of each tenant.
     value_min: Vec<f64>,
-    /// Number of trades made.
+    /// Number of trades made so far.
     trades: u32,
-    /// Unit of a trade in both goods.
+    /// Amounts of both goods in one [`STEP`], in MiB and MB/s.
     step: Bundle,
 }
 
-/// Move of memory from one group to another and of bandwidth in the other direction. `memory` and
-/// `bandwidth` are indices into [`Group::log_values`].
+/// Trade between two groups. `memory` and `bandwidth` are move indices (see [`steps_of`]).
 #[derive(Clone, Copy)]
 struct Trade {
+    /// Index of the group that gives memory.
     from: usize,
+    /// Index of the group that receives memory.
     to: usize,
+    /// Move of memory of the group `to`.
     memory: usize,
+    /// Move of bandwidth of the group `from`.
     bandwidth: usize,
+    /// Increase of the logarithm of the geometric mean.
     gain: f64,
 }
 
-/// Index of the move of nothing.
+/// Index of the move that moves nothing.
 const NO_MOVE: usize = STEPS.len() - 1;
 
-/// Returns the number of steps of a move.
+/// Returns the number of steps by which a move changes the amount of a good, negative or positive.
+/// `move_index` is an index into [`Group::log_values`].
 fn steps_of(move_index: usize) -> f64 {
     if move_index < NO_MOVE { -STEPS[NO_MOVE - move_index] } else { STEPS[move_index - NO_MOVE] }
 }
 
+/// Returns the index of the move by the same amount in the other direction.
 const fn opposite(move_index: usize) -> usize {
     MOVE_COUNT - 1 - move_index
 }
 
 impl<'a, 'b, U: Utility> Refinement<'a, 'b, U> {
-    fn of(market: &'a Market<'b, U>, bought: &[Bundle], options: RefineOptions) -> Self {
+    fn new(market: &'a Market<'b, U>, bought: &[Bundle], options: RefineOptions) -> Self {
         let value = |tenant: usize, bundle| market.tenants[tenant].utility.value(bundle);
         let value_min = |tenant: usize| {
             value(tenant, bought[tenant])
@@ -161,19 +175,21 @@ impl<'a, 'b, U: Utility> Refinement<'a, 'b, U> {
         refinement
     }
 
+    /// Makes trades until no acceptable trade is left, at most [`REFINEMENTS_MAX`] trades.
     fn run(&mut self) {
         while self.trades < REFINEMENTS_MAX && self.step() {
             self.trades += 1;
         }
     }
 
-    /// Returns the logarithm of the geometric mean.
-    fn mean(&self) -> f64 {
+    /// Returns the logarithm of the weighted geometric mean of throughputs.
+    fn log_mean(&self) -> f64 {
         self.groups.iter().map(|group| group.log_values[NO_MOVE][NO_MOVE]).sum()
     }
 
-    /// Returns the best split on a coarse grid. Small trades may not reach it if utilities jump.
-    fn coarse(&self) -> Option<Vec<Bundle>> {
+    /// Returns the split with the largest geometric mean on a coarse grid, or `None` if no split is
+    /// allowed. Small trades may not reach this split if utilities jump.
+    fn coarse_split(&self) -> Option<Vec<Bundle>> {
         let tenants = self.value_min.len();
         let steps = (COARSE_STEPS / tenants).max(1) * tenants;
         let all = Bundle::from(self.market.supply.all());
@@ -191,7 +207,8 @@ impl<'a, 'b, U: Utility> Refinement<'a, 'b, U> {
         best_split(&tables, steps).map(|split| split.into_iter().map(bundle).collect())
     }
 
-    /// Returns the bundle of each tenant of a group after a move shared by the group.
+    /// Returns the bundle of each tenant of a group after moves of memory and bandwidth that the
+    /// tenants of the group share equally.
     fn bundle_after(&self, group: usize, memory: usize, bandwidth: usize) -> Bundle {
         let Group { tenants, bundle, .. } = &self.groups[group];
         let each = 1.0 / tenants.len() as f64;
@@ -201,6 +218,7 @@ impl<'a, 'b, U: Utility> Refinement<'a, 'b, U> {
         }
     }
 
+    /// Recomputes the table of log values of a group.
     fn update_log_values(&mut self, group: usize) {
         for memory in 0..MOVE_COUNT {
             for bandwidth in 0..MOVE_COUNT {
@@ -214,6 +232,8 @@ impl<'a, 'b, U: Utility> Refinement<'a, 'b, U> {
         self.groups[group].tenants.iter().map(|tenant| self.log_value(*tenant, bundle)).sum()
     }
 
+    /// Returns the weighted logarithm of the throughput of a tenant. Returns `-∞` if the bundle
+    /// violates its limits or its guaranteed throughput.
     fn log_value(&self, tenant: usize, bundle: Bundle) -> f64 {
         let limits = self.market.limits(tenant);
         let fits = bundle.memory >= limits.min.memory
@@ -228,7 +248,7 @@ impl<'a, 'b, U: Utility> Refinement<'a, 'b, U> {
         }
     }
 
-    /// Makes the best acceptable trade. Returns whether there was one.
+    /// Makes the acceptable trade with the largest gain. Returns whether a trade was made.
     fn step(&mut self) -> bool {
         let mut trades = self.trades();
         trades.sort_by(|one, other| other.gain.total_cmp(&one.gain));
@@ -247,7 +267,7 @@ impl<'a, 'b, U: Utility> Refinement<'a, 'b, U> {
         true
     }
 
-    /// Returns all trades that raise the mean.
+    /// Returns all trades that raise the mean by more than [`LOG_MEAN_GAIN_MIN`].
     fn trades(&self) -> Vec<Trade> {
         let mut trades = Vec::new();
         for (from, giver) in self.groups.iter().enumerate() {
@@ -267,6 +287,8 @@ impl<'a, 'b, U: Utility> Refinement<'a, 'b, U> {
         trades
     }
 
+    /// Returns whether no tenant of the two groups of a trade envies, or is envied by, another
+    /// tenant after the trade.
     fn keeps_envy_free(&self, trade: &Trade) -> bool {
         let giver = self.bundle_after(trade.from, opposite(trade.memory), trade.bandwidth);
         let receiver = self.bundle_after(trade.to, trade.memory, opposite(trade.bandwidth));
@@ -284,7 +306,8 @@ impl<'a, 'b, U: Utility> Refinement<'a, 'b, U> {
                     value(theirs) > value(bundle(one)) * (1.0 + ENVY_MAX)
                 })
         };
-        // Only the two groups of the trade change, so that envy can only arise from or toward them.
+        // A trade changes the bundles of two groups only. Envy can arise only from or toward these
+        // groups.
         groups.clone().all(|group| !envies(group, trade.from) && !envies(group, trade.to))
             && groups.clone().all(|group| !envies(trade.from, group) && !envies(trade.to, group))
     }

@@ -1,57 +1,60 @@
-//! One round of the price search: demand of the active tenants at one price, and the dividend that
-//! spends the budget of satiated tenants.
+//! One round of the price search: computes the demand of the active tenants at one price, and the
+//! dividend that pays the unspent budget of satiated tenants to the other tenants.
 
 use units::limits::{DIVIDEND_ROUNDS_MAX, WEIGHT_FRACTION_MIN};
 
 use super::{
-    Market,
+    Market, Tenant,
     goods::{Bundle, Prices},
     utility::{BudgetConstraint, Demand, Limits, Utility, WarmStart},
 };
 
-/// Fraction of a budget below which the rest counts as spent.
+/// Fraction of a budget up to which an unspent rest counts as rounding error.
 const UNSPENT_TOLERANCE: f64 = 1e-9;
 
-/// Number of tenants that are prefetched together before their demand is evaluated.
+/// Number of tenants whose data is prefetched together before their demand is evaluated.
 const PREFETCH_BATCH: usize = 64;
 /// Relative difference of memory up to which two demands with equal bandwidth count as the same
-/// choice.
+/// choice of a tenant.
 const SAME_CHOICE_TOLERANCE: f64 = 1e-3;
 
-/// Demand at one price.
+/// Demand of tenants at one price.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Round {
-    /// Price of all memory. The price of all bandwidth is 1 minus this.
+    /// Price of all memory, 0 to 1. The price of all bandwidth is `1 - price`.
     pub price: f64,
-    /// Factor by which a tenant's budget exceeds its weight.
+    /// Ratio of a tenant's budget to its weight, at least 1.
     pub dividend: f64,
-    /// Total demand, as fractions of the supply.
+    /// Total demand of active and inactive tenants, as fractions of the supply.
     pub sum: Bundle,
-    /// Demand of each active tenant.
+    /// Demand of each active tenant, in the order of [`ActiveSet::tenants`].
     pub bundles: Vec<Bundle>,
 }
 
-/// Tenants that are evaluated in each round, and the aggregate demand of the others.
+/// Tenants whose demand is evaluated in each round (active tenants), and the aggregate demand of
+/// all other tenants (inactive tenants).
 #[derive(Debug)]
 pub(super) struct ActiveSet {
-    /// Active tenants in ascending order.
+    /// Indices of the active tenants in ascending order.
     pub tenants: Vec<usize>,
-    /// Smallest dividend to consider.
-    dividend_min: f64,
-    /// Inactive tenants that spend their whole budget and demand fixed amounts of memory at any
-    /// price; the rest of their budget buys bandwidth.
+    /// Dividend with which each evaluation starts.
+    first_dividend: f64,
+    /// Inactive tenants that demand a fixed amount of memory at any price and spend the rest of
+    /// their budget on bandwidth.
     fixed_memory: FixedDemand,
-    /// The same with fixed amounts of bandwidth.
+    /// Inactive tenants that demand a fixed amount of bandwidth at any price and spend the rest of
+    /// their budget on memory.
     fixed_bandwidth: FixedDemand,
-    /// Demand of inactive satiated tenants.
+    /// Total demand of inactive satiated tenants.
     satiated_demand: Bundle,
 }
 
-/// Total fixed demand for one good.
+/// Total of fixed demands of several tenants for one good.
 #[derive(Debug, Default)]
 struct FixedDemand {
+    /// Sum of demands, in units of the good.
     amount: f64,
-    /// Fraction of all weights.
+    /// Sum of the weights of these tenants, as a fraction of all weights.
     weight: f64,
 }
 
@@ -61,42 +64,44 @@ impl FixedDemand {
         self.weight += weight;
     }
 
-    /// Returns the amount of the other good that the rest of the budget buys.
+    /// Returns the amount of the other good that these tenants buy with the rest of their budgets.
     fn remaining_demand(&self, dividend: f64, price: f64, other_price: f64) -> f64 {
         if self.weight > 0.0 { (dividend * self.weight - price * self.amount) / other_price } else { 0.0 }
     }
 }
 
 impl ActiveSet {
-    /// Creates a set in which all tenants are active.
+    /// Creates a set of `tenants` tenants, all of them active.
     pub fn all(tenants: usize) -> Self {
         Self {
             tenants: (0..tenants).collect(),
-            dividend_min: 1.0,
+            first_dividend: 1.0,
             fixed_memory: FixedDemand::default(),
             fixed_bandwidth: FixedDemand::default(),
             satiated_demand: Bundle::default(),
         }
     }
 
-    /// Activates all tenants for an evaluation with a known dividend. Reuses the allocation of the
-    /// list.
+    /// Activates all tenants. The next evaluation starts with `dividend`. Reuses the buffer of the
+    /// list of tenants.
     pub fn reset(&mut self, tenants: usize, dividend: f64) {
         let mut all = std::mem::take(&mut self.tenants);
         all.clear();
         all.extend(0..tenants);
-        *self = Self { tenants: all, dividend_min: dividend, ..Self::all(0) };
+        *self = Self { tenants: all, first_dividend: dividend, ..Self::all(0) };
     }
 
-    /// Removes tenants that make the same choice at both prices, from the set and from both rounds.
+    /// Removes tenants that make the same choice at both prices from the set and from both rounds.
+    /// `low` is the round at the lower memory price.
     pub fn shrink<U: Utility>(&mut self, market: &Market<'_, U>, low: &mut Round, high: &mut Round) {
-        self.dividend_min = low.dividend.min(high.dividend);
-        let (cheap, dear) = (market.prices(low.price), market.prices(high.price));
+        self.first_dividend = low.dividend.min(high.dividend);
+        let (low_prices, high_prices) = (market.prices(low.price), market.prices(high.price));
         let mut kept = 0;
         for at in 0..self.tenants.len() {
             let (tenant, one, other) = (self.tenants[at], low.bundles[at], high.bundles[at]);
             let weight = market.weight(tenant);
-            let satiated = (low.is_satiated(one, cheap, weight), high.is_satiated(other, dear, weight));
+            let satiated =
+                (low.is_satiated(one, low_prices, weight), high.is_satiated(other, high_prices, weight));
             let is_fixed = market.tenants[tenant].utility.is_convex()
                 && self.try_fix((one, satiated.0), (other, satiated.1), weight);
             if !is_fixed {
@@ -109,10 +114,11 @@ impl ActiveSet {
         high.bundles.truncate(kept);
     }
 
-    /// Adds a tenant to the fixed demand and returns true if it makes the same choice at both ends.
-    /// Each end is a demand and whether the tenant is satiated there.
+    /// Adds the demand of a tenant to the demand of inactive tenants if the tenant makes the same
+    /// choice at two prices. Returns whether it does. `one` and `other` are the demand at each
+    /// price and whether the tenant is satiated at that price.
     fn try_fix(&mut self, one: (Bundle, bool), other: (Bundle, bool), weight: f64) -> bool {
-        // With a larger difference of memory, bandwidth often differs between the two prices.
+        // If memory differs by more than the tolerance, bandwidth often differs at prices between.
         let is_near = || (one.0.memory - other.0.memory).abs() <= SAME_CHOICE_TOLERANCE * other.0.memory;
         match (one, other) {
             ((one, true), (other, true)) if one == other => self.satiated_demand.add(one),
@@ -127,7 +133,7 @@ impl ActiveSet {
         true
     }
 
-    /// Returns the spending of inactive tenants.
+    /// Returns the demand and the spending of all inactive tenants.
     fn spending(&self, prices: Prices, dividend: f64) -> Spending {
         let Self { fixed_memory, fixed_bandwidth, satiated_demand, .. } = self;
         let mut sum = *satiated_demand;
@@ -147,19 +153,20 @@ impl ActiveSet {
     }
 }
 
-/// Sums over tenants evaluated with one dividend.
+/// Demand and spending summed over tenants, for one dividend.
 #[derive(Clone, Copy, Debug, Default)]
 struct Spending {
+    /// Total demand of these tenants, in MiB and MB/s.
     sum: Bundle,
-    /// Budget spent by satiated tenants.
+    /// Total spending of satiated tenants, as a fraction of all budgets without a dividend.
     satiated_spending: f64,
-    /// Total weight of unsatiated tenants.
+    /// Total weight of unsatiated tenants, as a fraction of all weights.
     unsatiated_weight: f64,
 }
 
 impl Spending {
-    /// Returns the dividend that spends the whole budget if no tenant changes its choice. It is 1
-    /// if no tenant is satiated, regardless of rounding in the sum of weights.
+    /// Returns the dividend with which the whole budget is spent if no tenant changes its choice.
+    /// Returns exactly 1 if no tenant is satiated, despite rounding in the sum of weights.
     fn clearing_dividend(&self) -> f64 {
         if 1.0 - self.unsatiated_weight < WEIGHT_FRACTION_MIN / 2.0 {
             1.0
@@ -168,18 +175,19 @@ impl Spending {
         }
     }
 
+    /// Returns the total spending with `dividend`, as a fraction of all budgets without a dividend.
     fn spent(&self, dividend: f64) -> f64 {
         self.satiated_spending + self.unsatiated_weight * dividend
     }
 }
 
 impl Round {
-    /// Evaluates the demand of all active tenants and finds the dividend: the smallest with which
-    /// the whole budget is spent or all tenants are satiated.
+    /// Evaluates the demand of all active tenants at `price`. Finds the smallest dividend with
+    /// which the whole budget is spent or all tenants are satiated.
     ///
     /// Weights sum to 1, and so do budgets without a dividend. Unsatiated tenants spend their whole
-    /// budget, so that the dividend that spends the rest follows directly. It may satiate more
-    /// tenants; then the next dividend is computed.
+    /// budget, so that a dividend that spends the rest can be computed directly. If this dividend
+    /// satiates more tenants, the computation is repeated.
     pub fn evaluate<U: Utility>(
         &mut self,
         market: &Market<'_, U>,
@@ -188,11 +196,11 @@ impl Round {
         warm_starts: &mut [WarmStart],
     ) {
         self.price = price;
-        self.dividend = active.dividend_min;
+        self.dividend = active.first_dividend;
         let mut spending = self.evaluate_with_dividend(market, active, self.dividend, warm_starts);
         let (mut target, mut evaluated) = (spending.clearing_dividend(), self.dividend);
         if target < self.dividend * (1.0 - 1e-12) && self.dividend > 1.0 {
-            // Spending exceeds the budget: the dividend is smaller.
+            // Spending exceeds the budget: the dividend must be smaller. Start again from 1.
             self.dividend = 1.0;
             (spending, evaluated) = (self.evaluate_with_dividend(market, active, 1.0, warm_starts), 1.0);
             target = spending.clearing_dividend();
@@ -207,9 +215,9 @@ impl Round {
                 (spending, self.dividend) = (next, target);
                 target = spending.clearing_dividend();
             } else {
-                // A larger budget made a satiated tenant unsatiated. If a smaller dividend does not
-                // fit either, its demand jumps at this dividend: below it part of the budget stays
-                // unspent, above it spending exceeds the budget.
+                // With the larger budget, a satiated tenant has become unsatiated, and spending
+                // exceeds the budget. Try the smaller dividend that spends the budget exactly. If
+                // no dividend does, keep the last one with which part of the budget is unspent.
                 target =
                     if next.clearing_dividend() < target { next.clearing_dividend() } else { self.dividend };
             }
@@ -219,8 +227,8 @@ impl Round {
         }
     }
 
-    /// Adds tenants outside the active set with their demand at a nearby price, where it is the
-    /// same.
+    /// Extends this round from the active tenants, `tenants`, to all tenants. The demand of
+    /// inactive tenants is copied from the round `near` at a nearby price, because it is the same.
     pub fn extend_from<U: Utility>(&mut self, market: &Market<'_, U>, tenants: &[usize], near: &Self) {
         let bundles = self.bundles.clone();
         self.bundles.clone_from(&near.bundles);
@@ -231,12 +239,14 @@ impl Round {
         }
     }
 
-    /// Returns whether a tenant with this demand keeps part of its budget.
+    /// Returns whether a tenant with this demand and weight leaves part of its budget unspent.
     fn is_satiated(&self, bundle: Bundle, prices: Prices, weight: f64) -> bool {
         let budget = self.dividend * weight;
         prices.cost_of(bundle) < (1.0 - UNSPENT_TOLERANCE) * budget
     }
 
+    /// Evaluates the demand of all active tenants with a given dividend. Updates `sum` and
+    /// `bundles`, but not `dividend`.
     fn evaluate_with_dividend<U: Utility>(
         &mut self,
         market: &Market<'_, U>,
@@ -275,8 +285,8 @@ impl Round {
 
 impl<U: Utility> Market<'_, U> {
     /// Returns the demand of one tenant.
-    // Inlined into the loop over tenants, so that terms that depend on prices only are computed
-    // once.
+    // The compiler computes terms that depend on prices only once if this function is inlined into
+    // the loop over tenants.
     #[inline(always)]
     pub(super) fn demand_of(
         &self,
@@ -291,23 +301,23 @@ impl<U: Utility> Market<'_, U> {
 }
 
 impl<U> Market<'_, U> {
-    /// Returns unit prices for a price of all memory.
-    pub(super) fn prices(&self, memory: f64) -> Prices {
+    /// Returns prices per unit if all memory costs `memory_price`, 0 to 1.
+    pub(super) fn prices(&self, memory_price: f64) -> Prices {
         let all = Bundle::from(self.supply.all());
-        Prices { memory: memory / all.memory, bandwidth: (1.0 - memory) / all.bandwidth }
+        Prices { memory: memory_price / all.memory, bandwidth: (1.0 - memory_price) / all.bandwidth }
     }
 
     pub(super) fn limits(&self, tenant: usize) -> Limits {
-        let one = &self.tenants[tenant];
-        Limits { min: one.min.into(), max: one.max.into() }
+        let Tenant { min, max, .. } = &self.tenants[tenant];
+        Limits { min: (*min).into(), max: (*max).into() }
     }
 
-    /// Returns a bundle as fractions of the supply of these tenants.
-    pub(super) fn fraction_of_supply(&self, of: Bundle) -> Bundle {
+    /// Returns a bundle as fractions of the supply that the tenants of this market buy.
+    pub(super) fn fraction_of_supply(&self, bundle: Bundle) -> Bundle {
         let all = Bundle::from(self.supply.all());
         Bundle {
-            memory: of.memory / (all.memory * self.weight_fraction),
-            bandwidth: of.bandwidth / (all.bandwidth * self.weight_fraction),
+            memory: bundle.memory / (all.memory * self.weight_fraction),
+            bandwidth: bundle.bandwidth / (all.bandwidth * self.weight_fraction),
         }
     }
 }

@@ -6,14 +6,17 @@
 //! 1 + MR(m)·γ·max(1, wanted/b)
 //! ```
 //!
-//! Erratum: as printed, the wanted bandwidth is the used bandwidth, or the bandwidth of the candidate
-//! bundle if the tenant saturates its share. A tenant with a full link would then neither gain by
-//! more bandwidth nor lose by less. Here `wanted` is one number for all bundles; see
-//! [`crate::profile::wanted`].
+//! where `MR(m)` is the miss ratio, `γ` the ratio of miss time to hit time, and `wanted` the
+//! bandwidth that the tenant could use.
 //!
-//! For a convex miss-ratio curve, the best memory size within a budget is the point where a line
-//! through "whole budget spent on memory" is tangent to the curve. Finding it is a search among the
-//! knots.
+//! Erratum: as printed, the wanted bandwidth is the used bandwidth, or the bandwidth of the
+//! candidate bundle if the tenant saturates its share. A tenant that saturates its share would then
+//! neither gain by more bandwidth nor lose by less. Here `wanted` is one number for all bundles;
+//! see [`crate::profile::wanted`].
+//!
+//! If all of the budget is spent on memory, it buys a size `reach`. For a convex miss-ratio curve,
+//! the best memory size is the point at which a line through `(reach, 0)` is tangent to the curve.
+//! This point is a knot, which is found by a search among the knots.
 
 use std::hint::black_box;
 
@@ -25,40 +28,43 @@ use super::{
 };
 use crate::curve::{Knot, MissCurve, partition_point_near};
 
-/// Throughput by the slowdown model, relative to a tenant without slowdown: 0 to 1.
+/// Utility by the slowdown model. The value of a bundle is the throughput relative to a tenant
+/// without slowdown, 0 to 1.
 #[derive(Clone, Debug)]
 pub struct Slowdown {
     curve: MissCurve,
-    /// Last knot of the curve, copied because every round reads it for every tenant.
+    /// Copy of the last knot of the curve, so that most evaluations do not read the curve.
     last: Knot,
+    /// Ratio of miss time to hit time.
     gamma: f64,
+    /// Bandwidth that the tenant could use, in MB/s.
     wanted: f64,
 }
 
-/// Error for parameters outside the slowdown model.
+/// Error for parameters of the slowdown model that are out of range.
 #[derive(Clone, Copy, Debug, Error, PartialEq)]
 pub enum SlowdownError {
-    /// Ratio of miss time to hit time, out of range.
-    #[error("gamma {0} must be between 0 and 1000000")]
+    /// The ratio of miss time to hit time is out of range.
+    #[error("gamma: {0} is out of range, must be 0 to 1,000,000")]
     Gamma(f64),
-    /// Wanted bandwidth in MB/s, out of range.
-    #[error("wanted bandwidth {0} MB/s must be finite and not negative")]
+    /// The wanted bandwidth, in MB/s, is negative or not finite.
+    #[error("wanted bandwidth in MB/s: {0} is out of range, must be a finite number of at least 0")]
     Wanted(f64),
 }
 
 impl Slowdown {
-    /// Creates the model. A miss takes `gamma` times as long as a hit; `wanted` is the bandwidth
-    /// the tenant could use, in MB/s.
+    /// Creates the model. `gamma` is the ratio of miss time to hit time. `wanted` is the bandwidth
+    /// that the tenant could use, in MB/s.
     ///
     /// # Errors
-    /// [`SlowdownError`] if `gamma` or `wanted` is out of range.
+    /// Returns [`SlowdownError`] if `gamma` or `wanted` is out of range.
     pub fn new(curve: MissCurve, gamma: f64, wanted: f64) -> Result<Self, SlowdownError> {
         Self::check(gamma, wanted)?;
         let last = curve.knots()[curve.knots().len() - 1];
         Ok(Self { curve, last, gamma, wanted })
     }
 
-    /// Checks the ranges of both parameters.
+    /// Checks that `gamma` and `wanted` are in range.
     pub(crate) fn check(gamma: f64, wanted: f64) -> Result<(), SlowdownError> {
         if !(0.0..=1e6).contains(&gamma) {
             return Err(SlowdownError::Gamma(gamma));
@@ -69,12 +75,13 @@ impl Slowdown {
         Ok(())
     }
 
-    /// Returns the slowdown factor, at least 1; infinite without bandwidth.
+    /// Returns the slowdown factor with a bundle, at least 1. The factor is infinite if the tenant
+    /// needs bandwidth and the bundle has none.
     pub fn slowdown(&self, bundle: Bundle) -> f64 {
         self.with_misses(self.curve.misses(bundle.memory), bundle.bandwidth)
     }
 
-    /// Returns the slowdown factor for a given miss ratio.
+    /// Returns the slowdown factor for a miss ratio (0 to 1) and a bandwidth in MB/s.
     pub(crate) fn with_misses(&self, misses: f64, bandwidth: f64) -> f64 {
         if misses == 0.0 || self.gamma == 0.0 {
             return 1.0;
@@ -88,8 +95,8 @@ impl Slowdown {
         self.curve.misses(memory)
     }
 
-    /// Returns the smallest bundle that more of either good cannot improve. Memory comes first,
-    /// because a tenant without misses needs no bandwidth.
+    /// Returns the smallest bundle within the limits whose value does not rise with more of either
+    /// good. Memory is determined first, because a tenant without misses needs no bandwidth.
     #[inline(always)]
     fn satiation(&self, within: &Limits) -> Bundle {
         let last = self.last;
@@ -100,26 +107,29 @@ impl Slowdown {
         Bundle { memory, bandwidth: clamp(wanted, within.min.bandwidth, within.max.bandwidth) }
     }
 
-    /// Returns the memory size at which a line through `(reach, 0)` is tangent to the curve.
+    /// Returns the memory size, in MiB, at which a line through `(reach, 0)` is tangent to the
+    /// curve.
     #[inline(always)]
     fn tangent(&self, reach: f64, warm: &mut WarmStart) -> f64 {
-        // As the bracket narrows, most tenants stay at one knot. The curve is not read then.
+        // When the price bracket is narrow, most tenants stay at the same knot. The last answer is
+        // then still valid, and the curve is not read.
         if reach > warm.lower && reach <= warm.upper {
             return warm.answer;
         }
         self.tangent_of_curve(reach, warm)
     }
 
+    /// Computes [`Self::tangent`] from the curve and updates `warm`.
     fn tangent_of_curve(&self, reach: f64, warm: &mut WarmStart) -> f64 {
         let knots = self.curve.knots();
-        // The next knot is better if the line through both meets the axis before `reach`. These
-        // intercepts increase from knot to knot.
+        // The next knot is better if the line through this knot and the next meets the memory axis
+        // before `reach`. The intercepts of these lines increase from knot to knot.
         let is_next_better = |at: usize| {
             let (Knot { memory, misses }, next) = (knots[at], knots[at + 1]);
             misses * (next.memory - memory) < (reach - memory) * (misses - next.misses)
         };
         let at = partition_point_near(knots.len() - 1, warm.position as usize, is_next_better);
-        // Intercept of the axis and the line through a knot and the next.
+        // Memory at which the line through a knot and the next meets the memory axis.
         let axis_intercept = |at: usize| {
             let (knot, next) = (knots[at], knots[at + 1]);
             knot.memory + knot.misses * (next.memory - knot.memory) / (knot.misses - next.misses)
@@ -134,7 +144,8 @@ impl Slowdown {
     }
 }
 
-/// Like `f64::clamp`, without its check for `min <= max` and NaN. Callers guarantee both.
+/// Clamps a value like `f64::clamp`, but without a check of the bounds. Callers guarantee that
+/// `min <= max` and that no argument is NaN.
 fn clamp(value: f64, min: f64, max: f64) -> f64 {
     let value = if value < max { value } else { max };
     if value > min { value } else { min }
@@ -145,8 +156,8 @@ impl Utility for Slowdown {
         self.slowdown(bundle).recip()
     }
 
-    /// A bound on the slowdown requires memory above a size and bandwidth above a multiple of the
-    /// curve. Both conditions describe convex sets, because the curve is convex.
+    // The bundles with at most a given slowdown have memory above a size and bandwidth above a
+    // multiple of the curve. Both conditions describe convex sets, because the curve is convex.
     fn is_convex(&self) -> bool {
         true
     }
@@ -170,28 +181,32 @@ impl Utility for Slowdown {
             let bundle = Bundle { memory: budget / prices.memory, bandwidth: useful };
             return Demand { bundle, satiated: false };
         }
-        // These quotients are the same for all tenants. This function is inlined into the loop over
-        // tenants, so that they are computed once per round.
-        let (memory_per_money, bandwidth_per_money) = (1.0 / prices.memory, 1.0 / prices.bandwidth);
-        let beside = |bandwidth: f64| (budget - prices.bandwidth * bandwidth) * memory_per_money;
-        let max = clamp(beside(min.bandwidth), 0.0, satiation.memory);
-        let beside_useful = beside(useful);
-        let low = clamp(beside_useful, min.memory, max);
-        let memory = clamp(self.tangent(budget * memory_per_money, warm), low, max);
-        let left = (budget - prices.memory * memory) * bandwidth_per_money;
-        // For a bandwidth price near 0, the difference of two amounts of money loses the precision
-        // of `useful`.
-        let bandwidth = if memory == beside_useful { useful } else { clamp(left, min.bandwidth, useful) };
+        // Both quotients are the same for all tenants. The compiler computes them once per round,
+        // because this function is inlined into the loop over tenants.
+        let (memory_per_cost, bandwidth_per_cost) = (1.0 / prices.memory, 1.0 / prices.bandwidth);
+        let affordable_memory = |bandwidth: f64| (budget - prices.bandwidth * bandwidth) * memory_per_cost;
+        let max = clamp(affordable_memory(min.bandwidth), 0.0, satiation.memory);
+        let memory_with_useful = affordable_memory(useful);
+        let low = clamp(memory_with_useful, min.memory, max);
+        let memory = clamp(self.tangent(budget * memory_per_cost, warm), low, max);
+        let affordable_bandwidth = (budget - prices.memory * memory) * bandwidth_per_cost;
+        // If the bandwidth price is near 0, `affordable_bandwidth` is the quotient of two small
+        // numbers and less precise than `useful`.
+        let bandwidth = if memory == memory_with_useful {
+            useful
+        } else {
+            clamp(affordable_bandwidth, min.bandwidth, useful)
+        };
         Demand { bundle: Bundle { memory, bandwidth }, satiated: false }
     }
 
-    /// Reads the knots beside the last position. If prices have moved little, the answer depends on
-    /// these only.
+    /// Reads the knots next to the last position. If prices have changed little, the demand depends
+    /// on these knots only.
     #[inline(always)]
     fn prefetch(&self, warm: &WarmStart) {
         let (knots, at) = (self.curve.knots(), warm.position as usize);
-        for beside in [at.saturating_sub(1), at + 1] {
-            black_box(knots.get(beside).map(|knot| knot.misses));
+        for neighbor in [at.saturating_sub(1), at + 1] {
+            black_box(knots.get(neighbor).map(|knot| knot.misses));
         }
     }
 }

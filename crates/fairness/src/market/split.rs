@@ -1,16 +1,17 @@
-//! Optimal split of two goods on a grid by dynamic programming over the tenants: maximizes the sum
-//! of table values.
+//! Optimal split of two goods between tenants on a grid, by dynamic programming. Both goods are
+//! divided into the same number of steps. The split maximizes the sum of the tenants' values.
 //!
-//! The state after each tenant is the number of steps of both goods used so far.
+//! The state after each tenant is the number of steps of both goods assigned so far.
 
-/// Value of each number of steps of memory and bandwidth, row by row in memory, `steps + 1` entries
-/// per row. `-∞` marks a forbidden entry.
+/// Value of each number of steps of memory and bandwidth to one tenant. Each number of memory steps
+/// is a row of `steps + 1` entries, one for each number of bandwidth steps. `-∞` marks a forbidden
+/// entry.
 pub type Table = Vec<f32>;
 
-/// Returns the steps of memory and bandwidth of each tenant that maximize the sum of values. All
-/// steps are used. `None` if every split is forbidden.
+/// Returns the steps of memory and of bandwidth for each tenant that maximize the sum of values.
+/// All steps are assigned. Returns `None` if there are no tenants or every split is forbidden.
 ///
-/// Time grows linearly with the tenants and with the fourth power of the steps.
+/// Time grows linearly with the number of tenants and with the fourth power of the steps.
 pub fn best_split(tables: &[Table], steps: usize) -> Option<Vec<(usize, usize)>> {
     let side = steps + 1;
     let mut stages: Vec<Table> = vec![tables.first()?.clone()];
@@ -21,37 +22,38 @@ pub fn best_split(tables: &[Table], steps: usize) -> Option<Vec<(usize, usize)>>
     is_allowed.then(|| trace_back(tables, &stages, side))
 }
 
-/// Returns the largest sum of both tables for each number of steps.
-fn combine(sum: &Table, one: &Table, side: usize) -> Table {
+/// Returns the table of the largest sums of values if the steps are split between earlier tenants
+/// (`earlier`) and one more tenant (`added`).
+fn combine(earlier: &Table, added: &Table, side: usize) -> Table {
     let mut best = vec![f32::NEG_INFINITY; side * side];
     for memory in 0..side {
-        for ours in 0..=memory {
-            let theirs = &sum[(memory - ours) * side..][..side];
-            let row = &mut best[memory * side..][..side];
+        for added_memory in 0..=memory {
+            let earlier_row = &earlier[(memory - added_memory) * side..][..side];
+            let best_row = &mut best[memory * side..][..side];
             for bandwidth in 0..side {
-                let value = one[ours * side + bandwidth];
+                let value = added[added_memory * side + bandwidth];
                 if value == f32::NEG_INFINITY {
                     continue;
                 }
-                let reached = row[bandwidth..].iter_mut().zip(theirs);
-                reached.for_each(|(best, theirs)| *best = best.max(theirs + value));
+                let sums = best_row[bandwidth..].iter_mut().zip(earlier_row);
+                sums.for_each(|(best, earlier)| *best = best.max(earlier + value));
             }
         }
     }
     best
 }
 
-/// Follows the stages back from the last one and returns the split.
+/// Reconstructs the optimal split from the tables of the stages, from the last tenant to the first.
 fn trace_back(tables: &[Table], stages: &[Table], side: usize) -> Vec<(usize, usize)> {
     let (mut memory, mut bandwidth) = (side - 1, side - 1);
     let mut split = vec![(0, 0); tables.len()];
     for at in (1..tables.len()).rev() {
-        let (before, own) = (&stages[at - 1], &tables[at]);
-        let cells = (0..=memory).flat_map(|ours| (0..=bandwidth).map(move |theirs| (ours, theirs)));
-        let sum = |(m, b): &(usize, usize)| before[(memory - m) * side + bandwidth - b] + own[m * side + b];
+        let (earlier, own) = (&stages[at - 1], &tables[at]);
+        let cells = (0..=memory).flat_map(|m| (0..=bandwidth).map(move |b| (m, b)));
+        let sum = |(m, b): &(usize, usize)| earlier[(memory - m) * side + bandwidth - b] + own[m * side + b];
         let (m, b) = cells
             .max_by(|one, other| sum(one).total_cmp(&sum(other)))
-            .expect("the range of cells includes 0");
+            .expect("the list of cells contains (0, 0)");
         split[at] = (m, b);
         (memory, bandwidth) = (memory - m, bandwidth - b);
     }
@@ -68,11 +70,12 @@ mod tests {
     const STEPS: usize = 4;
     const SIDE: usize = STEPS + 1;
 
+    /// Returns all pairs of memory and bandwidth steps.
     fn cells() -> impl Iterator<Item = (usize, usize)> {
         (0..SIDE).flat_map(|memory| (0..SIDE).map(move |bandwidth| (memory, bandwidth)))
     }
 
-    /// Returns the best sum for three tenants by enumerating all splits.
+    /// Returns the largest sum of values of three tenants by enumerating all splits.
     fn exhaustive_best(tables: &[Table]) -> f32 {
         let value =
             |tenant: usize, (memory, bandwidth): (usize, usize)| tables[tenant][memory * SIDE + bandwidth];
@@ -88,7 +91,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn best_split_is_optimal_and_complete(
+        fn best_split_assigns_all_steps_and_is_optimal(
             tables in vec(vec(prop_oneof![1 => Just(f32::NEG_INFINITY), 3 => -5.0_f32..5.0], SIDE * SIDE), 3),
         ) {
             let split = best_split(&tables, STEPS);
@@ -98,7 +101,7 @@ mod tests {
                 let sum = |of: fn(&(usize, usize)) -> usize| split.iter().map(of).sum::<usize>();
                 prop_assert_eq!((sum(|one| one.0), sum(|one| one.1)), (STEPS, STEPS));
                 let value: f32 = split.iter().zip(&tables).map(|(one, table)| table[one.0 * SIDE + one.1]).sum();
-                prop_assert!((value - best).abs() <= 1e-4, "{value} is not {best}: {split:?}");
+                prop_assert!((value - best).abs() <= 1e-4, "{value}, expected {best}: {split:?}");
             }
         }
     }

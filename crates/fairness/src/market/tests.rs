@@ -5,17 +5,18 @@ mod vectors;
 
 use super::*;
 
-/// A supply of so many units that whole units resolve twelve digits.
+/// Supply of 10¹² units of each good, so that rounding to whole units is negligible.
 pub(super) const FINE: Supply = Supply { memory_mib: 1_000_000_000_000, bandwidth_mb_s: 1_000_000_000_000 };
 
 /// Converts a bundle to fractions of the supply.
-pub(super) fn part(bundle: Bundle) -> (f64, f64) {
+pub(super) fn fractions(bundle: Bundle) -> (f64, f64) {
     (bundle.memory / FINE.memory_mib as f64, bundle.bandwidth / FINE.bandwidth_mb_s as f64)
 }
 
-/// A utility of any type.
+/// Boxed utility of any type.
 pub(super) type BoxedUtility = Box<dyn Utility>;
 
+/// Clears a market of these tenants with the supply [`FINE`].
 pub(super) fn cleared(tenants: &[Tenant<BoxedUtility>]) -> (Outcome, Certificate) {
     let market = Market::new(FINE, tenants).unwrap();
     let outcome = market.clear(ClearingOptions::default());
@@ -23,9 +24,10 @@ pub(super) fn cleared(tenants: &[Tenant<BoxedUtility>]) -> (Outcome, Certificate
     (outcome, certificate)
 }
 
+/// Creates a utility on a grid from a function of both goods as fractions of the supply.
 pub(super) fn grid(value: impl Fn(f64, f64) -> f64 + 'static) -> BoxedUtility {
     Box::new(Grid::new(FINE, move |bundle| {
-        let (memory, bandwidth) = part(bundle);
+        let (memory, bandwidth) = fractions(bundle);
         value(memory, bandwidth)
     }))
 }
@@ -47,15 +49,18 @@ fn market_without_tenants_supply_or_weights_is_rejected() {
         let rule = "must be positive and at least a billionth of the sum of all weights";
         assert_eq!(text, format!("tenant 0: weight {weight} {rule}"));
     }
-    let beside = |weight| [one(1.0), one(weight)].into_iter().flatten().collect::<Vec<_>>();
-    assert_eq!(error(FINE, &beside(1e-12)), MarketError::InvalidWeight { tenant: 1, value: 1e-12 });
-    assert_eq!(error(FINE, &beside(1e308)), MarketError::InvalidWeight { tenant: 0, value: 1.0 });
-    let all = 1 << 60;
-    assert_eq!(error(Supply { memory_mib: all, ..FINE }, &one(1.0)), MarketError::SupplyTooLarge(all));
+    let weights_1_and = |weight| [one(1.0), one(weight)].into_iter().flatten().collect::<Vec<_>>();
+    assert_eq!(error(FINE, &weights_1_and(1e-12)), MarketError::InvalidWeight { tenant: 1, value: 1e-12 });
+    assert_eq!(error(FINE, &weights_1_and(1e308)), MarketError::InvalidWeight { tenant: 0, value: 1.0 });
+    let too_large = 1 << 60;
+    assert_eq!(
+        error(Supply { memory_mib: too_large, ..FINE }, &one(1.0)),
+        MarketError::SupplyTooLarge(too_large)
+    );
 }
 
 #[test]
-fn limits_excluding_the_fair_share_are_rejected() {
+fn limits_that_exclude_the_fair_share_are_rejected() {
     let supply = Supply { memory_mib: 300, bandwidth_mb_s: 100 };
     let tenants = |min, max| {
         let mut tenants = equal_tenants(vec![grid(|c, _| c), grid(|_, b| b), grid(|c, _| c)]);
@@ -97,9 +102,10 @@ fn unsold_supply_is_distributed_by_weight() {
 }
 
 #[test]
-fn equal_tenants_with_oversized_working_sets_are_cleared() {
-    // Thirteen working sets fit. The remainder is more than a share and less than a working set, so
-    // that setting one tenant aside does not help the others.
+fn working_sets_above_the_fair_share_are_cleared() {
+    // The memory holds 13 of 24 working sets. The remainder of 0.063 is more than a fair share of
+    // 0.042 and less than a working set of 0.072. Giving one tenant its demand does not help the
+    // other tenants.
     let jumping = || grid(|c: f64, b: f64| if c >= 0.0721 { 2.0 * (0.5 + b) } else { 0.5 + b });
     let (outcome, certificate) = cleared(&equal_tenants((0..24).map(|_| jumping()).collect()));
     assert!(certificate.sharing_incentive >= 1.0 - 1e-6, "{:?} {certificate:?}", outcome.status);
@@ -115,7 +121,7 @@ fn budget_of_a_capped_tenant_becomes_a_dividend() {
     let (outcome, certificate) = cleared(&tenants);
     assert!((outcome.dividend - 1.5).abs() <= 0.01, "{certificate:?}");
     for (tenant, share) in [(0, 0.1), (1, 0.4), (2, 0.5)] {
-        let (memory, bandwidth) = part(outcome.bought[tenant]);
+        let (memory, bandwidth) = fractions(outcome.bought[tenant]);
         assert!((memory - share).abs() <= 0.01 && (bandwidth - share).abs() <= 0.01, "{tenant}: {outcome:?}");
     }
 }
@@ -141,7 +147,7 @@ fn unsold_supply_respects_maximum_shares() {
 }
 
 #[test]
-fn few_units_are_not_oversold() {
+fn supply_of_few_units_is_sold_completely() {
     let supply = Supply { memory_mib: 7, bandwidth_mb_s: 5 };
     let tenants: Vec<_> = (0..3)
         .map(|_| Tenant::new(1.0, supply, Grid::new(supply, |b: Bundle| (b.memory * b.bandwidth).sqrt())))

@@ -1,91 +1,92 @@
-//! The interface between the market and its tenants: the value of a bundle and the demand at given
-//! prices.
+//! Interface between the market and its tenants: the value of a bundle to a tenant, and its demand
+//! at given prices.
 
 use super::goods::{Bundle, Prices};
 
 /// Constraint on the cost of a bundle.
 #[derive(Clone, Copy, Debug)]
 pub struct BudgetConstraint {
-    /// Largest cost. It suffices for the tenant's minimum share.
+    /// Largest cost of a bundle. The tenant's minimum share does not cost more.
     pub budget: f64,
-    /// Price per unit of each good. At most one of them is 0.
+    /// Price per unit of each good. At most one of the two prices is 0.
     pub prices: Prices,
 }
 
-/// Limits of a tenant's share.
+/// Limits of a tenant's share, in MiB of memory and MB/s of bandwidth.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Minimum of both goods.
+    /// Minimum share of both goods.
     pub min: Bundle,
-    /// Maximum of both goods.
+    /// Maximum share of both goods.
     pub max: Bundle,
 }
 
 /// Demand of a tenant at given prices.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Demand {
-    /// Best affordable bundle.
+    /// Affordable bundle of the highest value.
     pub bundle: Bundle,
     /// Whether the tenant is satiated: part of its budget remains, and spending slightly more would
-    /// not raise its value.
+    /// not raise the value of its bundle.
     pub satiated: bool,
 }
 
-/// State that a tenant keeps between evaluations of its demand within one market. The next search
-/// starts from it. All zero at first.
+/// State of a tenant from the last evaluation of its demand in a market, from which the next
+/// evaluation starts. Before the first evaluation all fields are 0, except `position` if it is
+/// known from the last market. Each utility defines the meaning of `position` and of the query.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct WarmStart {
-    /// Position of the last answer, such as a knot or a grid index; its meaning belongs to the
-    /// utility. Only this field is kept for the next market.
+    /// Position of the last answer, such as an index of a knot or of a grid point. Only this field
+    /// is kept for the next market.
     pub position: u32,
-    /// Exclusive lower bound of the query for which `answer` is valid; the query belongs to the
-    /// utility.
+    /// Exclusive lower bound of the queries for which `answer` is valid.
     pub lower: f64,
-    /// Inclusive upper bound of that query.
+    /// Inclusive upper bound of the queries for which `answer` is valid.
     pub upper: f64,
-    /// Last answer.
+    /// Answer to the last query.
     pub answer: f64,
 }
 
 impl WarmStart {
-    /// Returns whether the tenant has not been evaluated in this market yet.
+    /// Returns whether the demand of the tenant has not been evaluated in this market yet.
     pub(super) fn is_new(&self) -> bool {
         self.lower == self.upper
     }
 }
 
-/// Value of bundles to a tenant: its data access throughput, the function f of Spirit. It is
-/// monotone: more of a good is never worth less.
+/// Value of bundles to a tenant: its data access throughput, the function f of Spirit. The value
+/// must not fall if the amount of a good increases.
 ///
 /// Only the order of values matters. Values of different tenants are never compared.
 pub trait Utility {
-    /// Returns the value of a bundle: finite, at least 0.
+    /// Returns the value of a bundle. The value must be finite and at least 0.
     fn value(&self, bundle: Bundle) -> f64;
 
-    /// Returns whether the utility behaves like the slowdown of a convex curve. Three properties
-    /// follow:
+    /// Returns whether the utility behaves like the slowdown model with a convex miss-ratio curve.
+    /// Such a utility has three properties:
     ///
-    /// - A bundle between two others is worth no less than the worse of them.
+    /// - A bundle between two others is worth no less than the worse of the two.
     /// - With constant memory, a relative loss of bandwidth causes no larger relative loss of
     ///   throughput.
-    /// - A tenant that spends its whole budget and demands the same memory at two prices, or the
-    ///   same bandwidth and nearly the same memory, usually does so at the prices between.
+    /// - If a tenant spends its whole budget and demands the same memory at two prices, it usually
+    ///   demands the same memory at all prices between. The same holds for a tenant that demands
+    ///   the same bandwidth and nearly the same memory at two prices.
     ///
-    /// The market then skips evaluations of mixtures and of prices within the bracket.
+    /// The market skips some evaluations of tenants with such a utility.
     fn is_convex(&self) -> bool {
         false
     }
 
-    /// Returns the bundle of the highest value among those within the limits and the budget; among
-    /// equals, the cheapest.
+    /// Returns the bundle of the highest value within the limits and the budget. Returns the
+    /// cheapest of several bundles of the same value.
     ///
-    /// `warm` holds the state that the last evaluation of this tenant left.
+    /// `warm` holds the state of the last evaluation of this tenant, and is updated.
     fn demand(&self, constraint: &BudgetConstraint, within: &Limits, warm: &mut WarmStart) -> Demand;
 
-    /// Announces that the demand will be evaluated soon. An implementation may start loading its
-    /// data into the cache, so that many tenants wait for memory together. It does not change
-    /// results.
-    fn prefetch(&self, _mark: &WarmStart) {}
+    /// Prepares for an evaluation of the demand that follows soon. An implementation may start to
+    /// load its data into the CPU cache, so that cache misses of many tenants overlap. Results must
+    /// not depend on this call.
+    fn prefetch(&self, _warm: &WarmStart) {}
 }
 
 impl<U: Utility + ?Sized> Utility for &U {

@@ -1,14 +1,17 @@
 //! Bandwidth that a tenant could use.
 
-/// Fraction of the limit from which a tenant counts as saturated. A link is never used completely.
-const SATURATED: f64 = 0.8;
+/// Fraction of its bandwidth limit from which a tenant counts as saturated. It is less than 1
+/// because a link is never used completely.
+const SATURATION: f64 = 0.8;
 
-/// Returns the bandwidth that a tenant could use, in MB/s: its used bandwidth, or that of the link
-/// if the tenant saturates its limit, because its demand is then unknown.
+/// Returns the bandwidth that a tenant could use, in MB/s. It is the bandwidth `used`, or the
+/// bandwidth of the whole link if the tenant saturates its limit, because more demand is then not
+/// observable.
 ///
-/// Erratum (Spirit, section 4.2): as printed, a saturated tenant wants the bandwidth of each
-/// candidate bundle, so that it neither gains by more nor loses by less. Here the wanted bandwidth
-/// is one number for all bundles. The miss ratio is not applied to it a second time.
+/// Erratum (Spirit, section 4.2): as printed, the wanted bandwidth of a saturated tenant is the
+/// bandwidth of each candidate bundle. Such a tenant would neither gain by more bandwidth nor lose
+/// by less. Here the wanted bandwidth is one number for all bundles, and it is not multiplied by
+/// the miss ratio a second time.
 pub fn wanted(used: f64, limit: f64, link: f64) -> f64 {
-    if used >= SATURATED * limit { link } else { used }
+    if used >= SATURATION * limit { link } else { used }
 }

@@ -1,10 +1,11 @@
-//! Fit of a power law in two phases (Spirit, section 4.2). The first phase fits the shape to the
-//! access counts of sampled pages by rank. The second phase makes the curve pass through the miss
-//! ratio measured with the current local memory.
+//! Fit of a power law in two phases (Spirit, section 4.2). The first phase fits the shape of the
+//! law to the access counts of sampled pages by rank. The second phase adjusts the law so that it
+//! gives the miss ratio measured with the current local memory.
 //!
-//! The paper uses gradient descent with up to ten thousand steps. Here the first phase is a
-//! least-squares fit of two parameters to log-spaced groups of ranks (the third parameter is a
-//! scale factor), and the second phase is a closed form.
+//! The paper uses gradient descent with up to ten thousand steps in both phases. Here the first
+//! phase is a least-squares fit of two parameters to log-spaced groups of ranks; a third parameter,
+//! the factor α1, cancels out. The second phase is a closed form, or a bisection of the slope if
+//! the closed form has no valid solution.
 
 use thiserror::Error;
 
@@ -16,41 +17,43 @@ use super::{
 /// Access counts of sampled pages.
 #[derive(Clone, Debug, Default)]
 pub struct Histogram {
-    /// Counts in descending order.
+    /// Access count of each sampled page, in descending order, without zeros.
     counts: Vec<u32>,
-    /// Number of counts that make one sample; 0 for an empty histogram.
+    /// Count that corresponds to one sample; 0 in the default, which is empty.
     unit: u32,
 }
 
 impl Histogram {
-    /// Creates a histogram of sample counts in any order. Counts of 0 are dropped.
+    /// Creates a histogram from the number of samples of each page, in any order. Counts of 0 are
+    /// dropped.
     pub fn new(counts: impl IntoIterator<Item = u32>) -> Self {
         Self::with_unit(counts, 1)
     }
 
-    /// Creates a histogram of counts in fractions of a sample: `unit` of them make one sample.
+    /// Creates a histogram from counts in fractions of a sample: a count of `unit` is one sample.
     pub fn with_unit(counts: impl IntoIterator<Item = u32>, unit: u32) -> Self {
         let mut counts: Vec<u32> = counts.into_iter().filter(|count| *count > 0).collect();
         counts.sort_unstable_by(|one, other| other.cmp(one));
         Self { counts, unit }
     }
 
-    /// Returns the number of samples.
+    /// Returns the total number of samples of all pages.
     pub fn samples(&self) -> u64 {
         self.counts.iter().map(|count| u64::from(*count)).sum::<u64>() / u64::from(self.unit.max(1))
     }
 }
 
-/// Miss ratio measured with the current local memory.
+/// Miss ratio of a tenant measured with its current local memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MeasuredMissRatio {
-    /// Pages of the tenant, local and remote. The fit uses at least the number of sampled pages.
+    /// Number of pages of the tenant, local and remote. If it is less than the number of sampled
+    /// pages, the fit uses the number of sampled pages.
     pub pages: f64,
-    /// Pages in local memory.
+    /// Number of pages in local memory.
     pub local: f64,
     /// Miss ratio of local memory, 0 to 1.
     pub misses: f64,
-    /// Pages per MiB.
+    /// Number of pages per MiB.
     pub pages_per_mib: f64,
 }
 
@@ -58,21 +61,23 @@ pub struct MeasuredMissRatio {
 #[derive(Clone, Copy, Debug, Error, PartialEq)]
 pub enum FitError {
     /// There are too few samples or sampled pages.
-    #[error("too few samples: {samples} of {pages} pages, at least {SAMPLES_MIN} of {PAGES_MIN} are needed")]
+    #[error(
+        "too few samples: {samples} of {pages} pages, must be at least {SAMPLES_MIN} of {PAGES_MIN} pages"
+    )]
     TooFewSamples {
-        /// Number of samples.
+        /// Number of samples in the histogram.
         samples: u64,
-        /// Number of sampled pages.
+        /// Number of sampled pages in the histogram.
         pages: usize,
     },
     /// A measurement is out of range.
-    #[error("{quantity} {value} must be {rule}")]
+    #[error("{quantity}: {value} is out of range, must be {rule}")]
     InvalidMeasurement {
-        /// Name of the measurement.
+        /// Name of the measurement in messages.
         quantity: &'static str,
-        /// Rejected value.
+        /// Rejected value of the measurement.
         value: f64,
-        /// Required range.
+        /// Required range, as a phrase that follows "must be" in messages.
         rule: &'static str,
     },
 }
@@ -81,24 +86,26 @@ pub enum FitError {
 const SAMPLES_MIN: u64 = 64;
 /// Smallest number of sampled pages for a fit.
 const PAGES_MIN: usize = 8;
-/// Groups of ranks. Each is about a fifth longer than the last.
+/// Largest number of rank groups. The end ranks of the groups grow by a constant factor.
 const GROUPS: usize = 48;
-/// Range of the slope.
+/// Smallest slope, the exponent α3, that a fit returns.
 const SLOPE_MIN: f64 = -6.0;
+/// Largest slope, the exponent α3, that a fit returns.
 const SLOPE_MAX: f64 = 0.0;
 
 /// Fits a power law to samples and a measured miss ratio.
 ///
 /// # Errors
-/// [`FitError::TooFewSamples`] or [`FitError::InvalidMeasurement`].
+/// Returns [`FitError::TooFewSamples`] for fewer than 64 samples or 8 sampled pages, and
+/// [`FitError::InvalidMeasurement`] if a number of `measured` is out of range.
 pub fn fit(histogram: &Histogram, measured: &MeasuredMissRatio) -> Result<PowerLaw, FitError> {
-    let (samples, touched) = (histogram.samples(), histogram.counts.len());
-    if samples < SAMPLES_MIN || touched < PAGES_MIN {
-        return Err(FitError::TooFewSamples { samples, pages: touched });
+    let (samples, sampled_pages) = (histogram.samples(), histogram.counts.len());
+    if samples < SAMPLES_MIN || sampled_pages < PAGES_MIN {
+        return Err(FitError::TooFewSamples { samples, pages: sampled_pages });
     }
     check(measured)?;
-    let pages = measured.pages.max(touched as f64);
-    let (scale, slope) = Shape::of(&histogram.counts).least_squares();
+    let pages = measured.pages.max(sampled_pages as f64);
+    let (scale, slope) = Shape::new(&histogram.counts).least_squares();
     let error = (measured.misses * (1.0 - measured.misses) / samples as f64).sqrt().max(1.0 / samples as f64);
     let law = PowerLaw {
         scale,
@@ -113,15 +120,15 @@ pub fn fit(histogram: &Histogram, measured: &MeasuredMissRatio) -> Result<PowerL
     Ok(PowerLaw { scan_fraction: scan_fraction(&law, measured), ..law })
 }
 
-/// Returns the fraction of accesses attributed to a scan: a measured miss ratio above that of
-/// uniformly random accesses requires one.
+/// Returns the fraction of accesses attributed to a scan of all pages, 0 to 1. A measured miss
+/// ratio above that of uniformly random accesses can only be explained by a scan.
 fn scan_fraction(law: &PowerLaw, measured: &MeasuredMissRatio) -> f64 {
     if measured.local <= 0.0 || measured.local >= law.pages {
         return 0.0;
     }
     let missed = law.misses(measured.local / measured.pages_per_mib);
-    // Almost all accesses miss. The rest is within the resolution of the measurement and would be
-    // mistaken for a uniform value of memory.
+    // If almost all accesses miss, the few hits are within the measurement error. A fraction below
+    // 1 would suggest that every page of memory reduces misses a little.
     if measured.misses >= SCAN_MISS_RATIO_MIN.max(1.0 - 0.5 * measured.local / law.pages) {
         return 1.0;
     }
@@ -129,23 +136,23 @@ fn scan_fraction(law: &PowerLaw, measured: &MeasuredMissRatio) -> f64 {
     if part > SCAN_FRACTION_MIN { part.min(1.0) } else { 0.0 }
 }
 
-/// Smallest fraction that counts as a scan. Below it the difference is rounding error.
+/// Smallest fraction of accesses that counts as a scan. A smaller fraction is rounding error.
 const SCAN_FRACTION_MIN: f64 = 1e-6;
-/// Miss ratio from which a tenant counts as a pure scan if it also hits less than half as often as
-/// with uniformly random accesses.
+/// Smallest miss ratio of a tenant that counts as a pure scan. Its hit ratio must also be at most
+/// half that of uniformly random accesses.
 const SCAN_MISS_RATIO_MIN: f64 = 0.9;
 
 fn check(measured: &MeasuredMissRatio) -> Result<(), FitError> {
     let invalid = |quantity, value, rule| Err(FitError::InvalidMeasurement { quantity, value, rule });
     let MeasuredMissRatio { pages, local, misses, pages_per_mib } = *measured;
     if !(pages.is_finite() && pages >= 1.0) {
-        return invalid("pages", pages, "a finite number of at least 1");
+        return invalid("number of pages", pages, "a finite number of at least 1");
     }
     if !(local.is_finite() && local >= 0.0) {
-        return invalid("local pages", local, "a finite number of at least 0");
+        return invalid("number of local pages", local, "a finite number of at least 0");
     }
     if !(0.0..=1.0).contains(&misses) {
-        return invalid("miss ratio", misses, "between 0 and 1");
+        return invalid("miss ratio", misses, "0 to 1");
     }
     if !(pages_per_mib.is_finite() && pages_per_mib > 0.0) {
         return invalid("pages per MiB", pages_per_mib, "a finite number above 0");
@@ -153,12 +160,12 @@ fn check(measured: &MeasuredMissRatio) -> Result<(), FitError> {
     Ok(())
 }
 
-/// Second phase: returns the law with the floor for which `local` pages receive the fraction `hits`
-/// of all accesses, or with an adjusted slope if no floor does.
+/// Performs the second phase: adjusts the floor of the law so that the first `local` pages receive
+/// the fraction `hits` of all accesses. If no floor of at least 0 achieves that, adjusts the slope.
 fn pass_through(law: PowerLaw, local: f64, hits: f64) -> PowerLaw {
     let all = law.pages;
     if local <= 0.0 || local >= all {
-        // A miss ratio with no or all pages in local memory does not constrain the curve between.
+        // A miss ratio measured with no or all pages in local memory does not constrain the curve.
         return law;
     }
     let integral = |slope, rank| falling_integral(law.scale, slope, rank);
@@ -166,7 +173,7 @@ fn pass_through(law: PowerLaw, local: f64, hits: f64) -> PowerLaw {
     if floor.is_finite() && floor >= 0.0 {
         return PowerLaw { floor, ..law };
     }
-    // A steeper slope concentrates accesses on the first pages.
+    // The steeper the slope, the larger the fraction of accesses to the first pages.
     let (mut steep, mut flat) = (SLOPE_MIN, SLOPE_MAX);
     for _ in 0..SLOPE_BISECTIONS {
         let slope = f64::midpoint(steep, flat);
@@ -175,30 +182,39 @@ fn pass_through(law: PowerLaw, local: f64, hits: f64) -> PowerLaw {
     PowerLaw { slope: f64::midpoint(steep, flat), floor: 0.0, ..law }
 }
 
-/// Bisections of the slope.
+/// Number of bisections of the slope. They narrow its range of 6 to less than 1e-11.
 const SLOPE_BISECTIONS: u32 = 40;
 
-/// Mean counts of groups of ranks, the data of the first phase.
+/// Mean access counts of groups of ranks, to which the first phase fits the law.
 struct Shape {
     groups: Vec<Group>,
 }
 
-/// Range of ranks with the logarithm of its mean count.
+/// Group of consecutive ranks.
 struct Group {
+    /// First rank of the group.
     from: f64,
+    /// End of the group, exclusive.
     to: f64,
+    /// Logarithm of the mean access count of the group.
     log_count: f64,
+    /// Weight of the group in the fit: the square root of its total count.
     weight: f64,
 }
 
 impl Shape {
-    fn of(counts: &[u32]) -> Self {
+    /// Groups counts in descending order by rank, in at most [`GROUPS`] log-spaced groups.
+    fn new(counts: &[u32]) -> Self {
         let growth = (counts.len() as f64).powf(1.0 / GROUPS as f64);
         let mut groups = Vec::with_capacity(GROUPS);
         let (mut from, mut edge) = (0, 1.0_f64);
         while from < counts.len() {
             edge = (edge * growth).max(from as f64 + 1.0);
-            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rank")]
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "a rank of at least 0"
+            )]
             let to = (edge.round() as usize).clamp(from + 1, counts.len());
             let sum: u64 = counts[from..to].iter().map(|count| u64::from(*count)).sum();
             let log_count = (sum as f64 / (to - from) as f64).ln();
@@ -208,7 +224,8 @@ impl Shape {
         Self { groups }
     }
 
-    /// Fits scale and slope to the logarithms of counts (Levenberg-Marquardt).
+    /// Fits scale and slope to the logarithms of counts by the Levenberg-Marquardt method. Returns
+    /// both in this order.
     fn least_squares(&self) -> (f64, f64) {
         let last = self.groups[self.groups.len() - 1].to;
         let mut at = [(last / 20.0).max(1.0).ln(), -1.0];
@@ -237,34 +254,34 @@ impl Shape {
         (at[0].exp(), at[1])
     }
 
-    /// Returns the difference between the logarithms of count and shape for each group, up to a
-    /// common factor.
+    /// Returns the residual of each group: the logarithm of its mean count minus the logarithm of
+    /// the law. The weighted mean of all residuals is subtracted, because the factor α1 is free.
     fn residuals(&self, [log_scale, slope]: [f64; 2]) -> Vec<f64> {
         let scale = log_scale.exp();
         let shape = |group: &Group| {
-            let touches =
+            let accesses =
                 falling_integral(scale, slope, group.to) - falling_integral(scale, slope, group.from);
-            group.log_count - (touches / (group.to - group.from)).ln()
+            group.log_count - (accesses / (group.to - group.from)).ln()
         };
         let residuals: Vec<f64> = self.groups.iter().map(shape).collect();
         let weights: f64 = self.groups.iter().map(|group| group.weight).sum();
-        let mean = residuals
-            .iter()
-            .zip(&self.groups)
-            .map(|(residuals, group)| residuals * group.weight)
-            .sum::<f64>()
-            / weights;
-        residuals.into_iter().map(|residuals| residuals - mean).collect()
+        let mean =
+            residuals.iter().zip(&self.groups).map(|(residual, group)| residual * group.weight).sum::<f64>()
+                / weights;
+        residuals.into_iter().map(|residual| residual - mean).collect()
     }
 
+    /// Returns the weighted sum of squared residuals.
     fn error(&self, at: [f64; 2]) -> f64 {
         self.residuals(at)
             .iter()
             .zip(&self.groups)
-            .map(|(residuals, group)| group.weight * residuals * residuals)
+            .map(|(residual, group)| group.weight * residual * residual)
             .sum()
     }
 
+    /// Returns one Levenberg-Marquardt step from `at` (logarithm of the scale, and slope), or
+    /// `None` if the step is not finite.
     fn step(&self, at: [f64; 2], damping: f64) -> Option<[f64; 2]> {
         let here = self.residuals(at);
         let along = |unknown: usize| {
@@ -290,6 +307,9 @@ impl Shape {
     }
 }
 
+/// Largest number of steps of the least-squares fit.
 const ITERATIONS_MAX: u32 = 40;
+/// Change of a parameter by which derivatives of residuals are computed.
 const FINITE_DIFFERENCE: f64 = 1e-5;
+/// Damping above which steps are too small to improve the fit.
 const DAMPING_MAX: f64 = 1e8;

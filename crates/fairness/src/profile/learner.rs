@@ -1,9 +1,9 @@
 //! Learner: estimates the utility of one tenant from the measurements of each epoch.
 //!
-//! Spirit samples accesses in hardware. Without that, a host still measures time: how long a tenant
-//! worked, how often it waited for a page, and how long such a wait takes. If page accesses are
-//! monitored, a power law describes how stalls depend on memory; otherwise a straight line does.
-//! [`StallModel`] scales either to the measured stalls.
+//! Spirit samples accesses in hardware. A host without such hardware can measure times: the CPU
+//! time of a tenant, and the number and the latency of page faults that wait for remote memory. If
+//! page accesses are monitored, a power law models how stalls depend on memory. Otherwise, stalls
+//! are modeled by a straight line. [`StallModel`] scales the model to the measured stalls.
 
 use thiserror::Error;
 
@@ -30,79 +30,87 @@ pub struct Sample {
     pub misses: f64,
     /// Number of pages read from remote memory, including readahead.
     pub pages_in: f64,
-    /// Latency of such a fault on an idle link, in seconds.
+    /// Latency of a page fault that reads remote memory over an idle link, in seconds.
     pub miss_latency_s: f64,
     /// Bandwidth used on the link in the busier direction, in MB/s.
     pub used_mb_s: f64,
-    /// Bandwidth limit, in MB/s.
+    /// Bandwidth limit of the tenant, in MB/s.
     pub limit_mb_s: f64,
     /// Time during which at least one thread was stalled by page transfers, including queueing, in
-    /// seconds; `None` if it is not measured.
+    /// seconds. `None` if this time is not measured.
     pub stalled_s: Option<f64>,
-    /// Accessed pages, if they are monitored.
+    /// Page accesses, or `None` if accesses are not monitored.
     pub accesses: Option<PageAccesses>,
 }
 
-/// Page accesses of a tenant.
+/// Page accesses of a tenant in one epoch.
 #[derive(Clone, Debug, Default)]
 pub struct PageAccesses {
-    /// Observed access count of each block of pages.
+    /// Observed number of accesses to each block of pages.
     pub histogram: Histogram,
-    /// Size of a block, in MiB.
+    /// Size of a block of pages, in MiB.
     pub block_mib: f64,
-    /// Pages accessed per second. Repeated accesses in immediate succession count once.
+    /// Pages accessed per second. Immediately repeated accesses to a page count once.
     pub pages_per_second: f64,
 }
 
-/// Error for a measurement out of range.
+/// Error for a measurement that is out of range.
 #[derive(Clone, Copy, Debug, Error, PartialEq)]
-#[error("{quantity} {value} must be a finite number, {rule}")]
+#[error("{quantity}: {value} is out of range, must be a finite number {rule}")]
 pub struct SampleError {
-    /// Name of the measurement.
+    /// Name of the measurement in messages.
     pub quantity: &'static str,
-    /// Rejected value.
+    /// Rejected value of the measurement.
     pub value: f64,
-    /// Required range.
+    /// Required range, as a phrase that follows "must be a finite number" in messages.
     pub rule: &'static str,
 }
 
-/// Fraction of an epoch up to which work and stalls are too short to learn from.
+/// Total time of work and stalls, as a fraction of the epoch, below which the epoch is idle: it is
+/// too short for an estimate of stalls.
 const IDLE_FRACTION_MAX: f64 = 0.002;
-/// Smallest assumed speedup of a throttled tenant without its limit.
+/// Lower bound of the estimated speedup of a throttled tenant if its bandwidth limit were lifted.
 const SPEEDUP_MIN: f64 = 1.25;
-/// Largest assumed speedup. The next epoch shows whether it was sufficient.
+/// Upper bound of the estimated speedup of a throttled tenant. If more speedup is possible, the
+/// measurements of the next epoch show it.
 const SPEEDUP_MAX: f64 = 4.0;
 /// Fraction of an epoch from which a tenant counts as stalled all the time.
 const STALL_SATURATION: f64 = 0.8;
-/// Fraction of the stall time of all threads below which measured stalls must have overlapped, so
-/// that several threads were stalled at once.
+/// Smallest ratio of the measured stall time to the sum of miss latencies for which threads are
+/// assumed to stall one at a time. A smaller ratio means that stalls of several threads overlap.
 const SINGLE_THREAD_STALL_MIN: f64 = 0.7;
-/// Smallest latency of a miss, in seconds; far below that of any device.
+/// Lower bound of the latency of a miss, in seconds, against division by 0. It is far below the
+/// latency of any device.
 const MISS_LATENCY_MIN_S: f64 = 1e-9;
-/// Size of a page, in MB.
+/// Size of a page of 4 KiB, in MB.
 const PAGE_MB: f64 = 4096.0 / 1e6;
-/// Smallest work time of a tenant, as a fraction of the epoch. It bounds the stall ratio of a
+/// Lower bound of a tenant's work time, as a fraction of the epoch. It bounds the stall ratio of a
 /// tenant that only waits.
 const WORK_FRACTION_MIN: f64 = 1e-4;
-/// Largest stall ratio, in seconds per second of work.
+/// Upper bound of stall ratios, in seconds per second of work.
 const STALL_RATIO_MAX: f64 = 1e6;
-/// Pages of 4 KiB per MiB.
+/// Number of pages of 4 KiB per MiB.
 const PAGES_PER_MIB: f64 = 256.0;
-/// Error of miss ratios without monitored accesses: the estimate may be arbitrarily wrong.
+/// Error reported for miss ratios if accesses are not monitored. It is the largest possible error,
+/// because such estimates may be arbitrarily wrong.
 const UNKNOWN_MISS_RATIO_ERROR: f64 = 1.0;
+/// Number of intervals of the stall curve between 0 MiB and the footprint.
+const CURVE_INTERVALS: u32 = 64;
 
 /// Estimates for one tenant, kept across epochs.
 #[derive(Clone, Debug, Default)]
 pub struct Learner {
     stalls: StallModel,
-    /// Fraction of accesses that missed.
+    /// Mean fraction of accesses that missed. `None` before the first epoch with monitored
+    /// accesses.
     miss_ratio: Option<RunningMean>,
+    /// Last fitted power law. `None` before the first successful fit.
     law: Option<PowerLaw>,
-    /// Accessed pages per second, once monitored.
+    /// Accessed pages per second. `None` before the first epoch with monitored accesses.
     pages_per_second: Option<f64>,
-    /// Memory beyond which more is of no use, in MiB.
+    /// Total memory of the tenant, local and remote, in MiB; at least 1 after the first epoch.
     footprint: f64,
-    /// Stall ratio without local memory, by the model, in seconds per second of work.
+    /// Modeled stall ratio without local memory, in seconds per second of work.
     stall_ratio_without_memory: f64,
     /// Bandwidth that the tenant would use with its memory if it were not throttled, in MB/s.
     wanted: f64,
@@ -110,11 +118,12 @@ pub struct Learner {
 }
 
 impl Learner {
-    /// Learns from the measurements of an epoch; `link` is the bandwidth of the link in MB/s. An
-    /// idle epoch only updates the footprint and the wanted bandwidth.
+    /// Updates the estimates with the measurements of an epoch. `link` is the bandwidth of the link
+    /// in MB/s. An idle epoch only updates the footprint and the wanted bandwidth.
     ///
     /// # Errors
-    /// [`SampleError`] for the first measurement out of range; the state is unchanged.
+    /// Returns [`SampleError`] for the first measurement that is out of range. The estimates are
+    /// then unchanged.
     pub fn learn(&mut self, sample: &Sample, link: f64) -> Result<(), SampleError> {
         sample.check()?;
         self.footprint = (sample.local_mib + sample.remote_mib).max(1.0);
@@ -125,7 +134,7 @@ impl Learner {
         {
             return Ok(());
         }
-        // The last fit is kept if this epoch has too few samples for a new one.
+        // If this epoch has too few samples for a fit, the power law of an earlier epoch is kept.
         if let Some(miss_ratio) = sample.miss_ratio() {
             let miss_ratio = RunningMean::with(self.miss_ratio, miss_ratio);
             self.miss_ratio = Some(miss_ratio);
@@ -136,8 +145,8 @@ impl Learner {
             sample.accesses.as_ref().map(|accesses| accesses.pages_per_second).or(self.pages_per_second);
         // Without monitored accesses, assume that every page is accessed once per second.
         let pages_per_second = self.pages_per_second.unwrap_or(self.footprint * PAGES_PER_MIB);
-        let touches = pages_per_second * sample.duration_s / work;
-        self.stall_ratio_without_memory = (touches * sample.miss_latency_s).min(STALL_RATIO_MAX);
+        let accesses_per_work_s = pages_per_second * sample.duration_s / work;
+        self.stall_ratio_without_memory = (accesses_per_work_s * sample.miss_latency_s).min(STALL_RATIO_MAX);
         let stall_ratio = (sample.stall_s() / work).min(STALL_RATIO_MAX);
         let model = self.model();
         self.stalls.record(sample.local_mib.max(1.0), stall_ratio, model);
@@ -150,46 +159,48 @@ impl Learner {
         self.stalls.predict(memory, self.model()).min(STALL_RATIO_MAX)
     }
 
-    /// Returns the stall ratio by the model alone.
+    /// Returns a function of memory in MiB that models the stall ratio without measured stalls.
     fn model(&self) -> impl Fn(f64) -> f64 + use<> {
         let (law, footprint, stall_ratio_without_memory) =
             (self.law, self.footprint, self.stall_ratio_without_memory);
         move |memory| stall_ratio_without_memory * model_miss_ratio(law, footprint, memory)
     }
 
-    /// Returns the utility of the tenant. Memory above `memory_max` MiB has no value, because the
-    /// tenant cannot have it.
+    /// Returns the utility of the tenant. Memory above `memory_max` MiB, the limit of the tenant,
+    /// has no value.
     ///
     /// # Errors
-    /// [`UtilityError`] if the estimates do not define a utility.
+    /// Returns [`UtilityError`] if no utility can be created from the estimates.
     pub fn utility(&self, supply: Supply, memory_max: f64) -> Result<TenantUtility, UtilityError> {
         let stall_ratio = |memory: f64| self.stall_ratio(memory.min(memory_max));
         let gamma = stall_ratio(0.0);
-        let part = |memory: f64| if gamma > 0.0 { (stall_ratio(memory) / gamma).min(1.0) } else { 0.0 };
+        let fraction_of_gamma =
+            |memory: f64| if gamma > 0.0 { (stall_ratio(memory) / gamma).min(1.0) } else { 0.0 };
         let knots: Vec<Knot> = self
             .curve_sizes(memory_max)
             .into_iter()
-            .map(|memory| Knot { memory, misses: part(memory) })
+            .map(|memory| Knot { memory, misses: fraction_of_gamma(memory) })
             .collect();
         TenantUtility::from_stalls(supply, knots, gamma, self.traffic)
     }
 
-    /// Returns the bandwidth that the tenant could use with its memory, in MB/s.
+    /// Returns the bandwidth that the tenant could use with its current memory, in MB/s.
     pub fn wanted(&self) -> f64 {
         self.wanted
     }
 
-    /// Returns the approximate error of miss ratios; 1 without monitored accesses.
+    /// Returns the approximate standard error of miss ratios, 0 to 1. Returns 1 if accesses are not
+    /// monitored.
     pub fn error(&self) -> f64 {
         self.law.as_ref().map_or(UNKNOWN_MISS_RATIO_ERROR, MissModel::error)
     }
 
-    /// Returns the memory sizes of the curve: evenly spaced in the square root, the measured sizes,
-    /// and the largest possible size.
+    /// Returns the memory sizes of the stall curve in MiB, in ascending order: sizes denser near 0,
+    /// the measured sizes, and the memory limit of the tenant.
     fn curve_sizes(&self, memory_max: f64) -> Vec<f64> {
-        let even =
-            (0..=CURVE_SIZES).map(|at| self.footprint * (f64::from(at) / f64::from(CURVE_SIZES)).powi(2));
-        let mut sizes: Vec<f64> = even
+        let even_in_square_root = (0..=CURVE_INTERVALS)
+            .map(|at| self.footprint * (f64::from(at) / f64::from(CURVE_INTERVALS)).powi(2));
+        let mut sizes: Vec<f64> = even_in_square_root
             .chain(self.stalls.sizes())
             .chain(Some(memory_max).filter(|memory_max| memory_max.is_finite()))
             .collect();
@@ -199,10 +210,8 @@ impl Learner {
     }
 }
 
-const CURVE_SIZES: u32 = 64;
-
-/// Returns the miss ratio by the power law or, without one, by a straight line down to 0 at the
-/// footprint.
+/// Returns the miss ratio with `memory` MiB. Without a power law, the miss ratio falls linearly
+/// from 1 to 0 at the footprint.
 fn model_miss_ratio(law: Option<PowerLaw>, footprint: f64, memory: f64) -> f64 {
     match law {
         Some(law) => law.misses(memory),
@@ -214,81 +223,84 @@ impl Sample {
     fn check(&self) -> Result<(), SampleError> {
         let invalid = |quantity, value, rule| Err(SampleError { quantity, value, rule });
         if !(self.duration_s.is_finite() && self.duration_s > 0.0) {
-            return invalid("duration", self.duration_s, "above 0");
+            return invalid("epoch duration in seconds", self.duration_s, "above 0");
         }
         let accesses = self.accesses.as_ref();
         let all = [
-            ("memory", self.local_mib),
-            ("remote memory", self.remote_mib),
-            ("work time", self.work_s),
-            ("misses", self.misses),
-            ("pages read in", self.pages_in),
-            ("miss latency", self.miss_latency_s),
-            ("bandwidth used", self.used_mb_s),
-            ("bandwidth limit", self.limit_mb_s),
-            ("stall time", self.stalled_s.unwrap_or(0.0)),
-            ("block size", accesses.map_or(1.0, |accesses| accesses.block_mib)),
-            ("pages touched per second", accesses.map_or(0.0, |accesses| accesses.pages_per_second)),
+            ("local memory in MiB", self.local_mib),
+            ("remote memory in MiB", self.remote_mib),
+            ("work time in seconds", self.work_s),
+            ("number of misses", self.misses),
+            ("number of pages read", self.pages_in),
+            ("miss latency in seconds", self.miss_latency_s),
+            ("used bandwidth in MB/s", self.used_mb_s),
+            ("bandwidth limit in MB/s", self.limit_mb_s),
+            ("stall time in seconds", self.stalled_s.unwrap_or(0.0)),
+            ("block size in MiB", accesses.map_or(1.0, |accesses| accesses.block_mib)),
+            ("pages accessed per second", accesses.map_or(0.0, |accesses| accesses.pages_per_second)),
         ];
         match all.into_iter().find(|(_, value)| !(value.is_finite() && *value >= 0.0)) {
-            Some((quantity, value)) => invalid(quantity, value, "at least 0"),
+            Some((quantity, value)) => invalid(quantity, value, "of at least 0"),
             None => Ok(()),
         }
     }
 
-    /// Returns the work time of all threads, bounded below.
+    /// Returns the work time of all threads in seconds, at least [`WORK_FRACTION_MIN`] of the
+    /// epoch.
     fn bounded_work_s(&self) -> f64 {
         self.work_s.max(WORK_FRACTION_MIN * self.duration_s)
     }
 
-    /// Returns the stall time that the misses would have caused on an idle link.
+    /// Returns the total time that the misses would have taken on an idle link, in seconds.
     fn stall_s(&self) -> f64 {
         self.misses * self.miss_latency_s
     }
 
-    /// Returns the factor by which the tenant would have been faster on an idle link; 1 if it was
-    /// not throttled.
+    /// Estimates the factor by which the tenant would have been faster without its bandwidth limit.
+    /// Returns 1 for a tenant that was not throttled.
     fn unthrottled_speedup(&self, link: f64) -> f64 {
         let wanted = wanted(self.used_mb_s, self.limit_mb_s, link);
         if wanted <= self.used_mb_s || self.used_mb_s == 0.0 {
             return 1.0;
         }
-        let all = wanted / self.used_mb_s;
-        let Some(stalled) = self.stalled_s else { return all };
-        // Stalls of several threads at the same time count once. If the tenant was stalled nearly
-        // all the time, or for less than its misses take, the number of stalled threads is unknown.
+        let speedup_by_bandwidth = wanted / self.used_mb_s;
+        let Some(stalled) = self.stalled_s else { return speedup_by_bandwidth };
+        // The measured stall time counts simultaneous stalls of several threads once. The number of
+        // stalled threads is unknown if the tenant was stalled nearly all the time, or for a
+        // shorter time than its misses take.
         if stalled >= STALL_SATURATION * self.duration_s || stalled < SINGLE_THREAD_STALL_MIN * self.stall_s()
         {
-            return all.min(SPEEDUP_MAX);
+            return speedup_by_bandwidth.min(SPEEDUP_MAX);
         }
         let stalled = stalled * (self.work_s / self.duration_s).max(1.0);
         ((self.bounded_work_s() + stalled) / (self.bounded_work_s() + self.stall_s()))
             .clamp(SPEEDUP_MIN, SPEEDUP_MAX)
     }
 
-    /// Returns the traffic of the tenant without throttling, given its speedup and its stall ratio.
+    /// Returns the traffic that the tenant would cause without throttling, given its estimated
+    /// speedup and its stall ratio on an idle link.
     fn traffic(&self, speedup: f64, stall_ratio: f64) -> LinkTraffic {
         let used = self.used_mb_s * speedup;
-        let misses = (self.pages_in * PAGE_MB / self.duration_s * speedup).min(used);
-        // A tenant without stalls is assumed to wait for one page after another.
+        let read_mb_s = (self.pages_in * PAGE_MB / self.duration_s * speedup).min(used);
+        // If the tenant did not stall, assume that it would read one page per miss latency.
         let per_stall_second = if stall_ratio > 0.0 {
-            misses * (1.0 + stall_ratio) / stall_ratio
+            read_mb_s * (1.0 + stall_ratio) / stall_ratio
         } else {
             PAGE_MB / self.miss_latency_s.max(MISS_LATENCY_MIN_S)
         };
-        LinkTraffic { per_stall_second, per_work_second: (used - misses) * (1.0 + stall_ratio) }
+        LinkTraffic { per_stall_second, per_work_second: (used - read_mb_s) * (1.0 + stall_ratio) }
     }
 
-    /// Returns the fraction of accesses that missed, if accesses are monitored. A page that was
-    /// read was accessed, even if the monitor did not see it.
+    /// Returns the fraction of accesses that missed, or `None` if accesses are not monitored. A
+    /// page read from remote memory counts as accessed even if the monitor missed the access.
     fn miss_ratio(&self) -> Option<f64> {
         let pages_in = self.pages_in.max(self.misses);
-        let touches = (self.accesses.as_ref()?.pages_per_second * self.duration_s).max(pages_in);
-        Some(if touches > 0.0 { pages_in / touches } else { 0.0 })
+        let accesses = (self.accesses.as_ref()?.pages_per_second * self.duration_s).max(pages_in);
+        Some(if accesses > 0.0 { pages_in / accesses } else { 0.0 })
     }
 
-    /// Fits a power law to the accessed blocks that passes through a miss ratio, if accesses are
-    /// monitored.
+    /// Fits a power law to the access counts of blocks and to the miss ratio `misses`. Returns
+    /// `None` if accesses are not monitored.
     fn power_law(&self, misses: f64) -> Option<Result<PowerLaw, FitError>> {
         let accesses = self.accesses.as_ref().filter(|accesses| accesses.block_mib > 0.0)?;
         let measured = MeasuredMissRatio {
@@ -308,8 +320,8 @@ mod tests {
 
     const SUPPLY: Supply = Supply { memory_mib: 1000, bandwidth_mb_s: 100 };
 
-    /// A tenant that works half of the time with 400 of its 1000 MiB and is stalled as long as it
-    /// works.
+    /// Sample of a tenant with 400 of its 1000 MiB in local memory. It works for 5 s of the epoch
+    /// of 10 s and is stalled for 5 s.
     fn sample() -> Sample {
         Sample {
             duration_s: 10.0,
@@ -339,8 +351,11 @@ mod tests {
         let used = sample().used_mb_s;
         assert!(value(400.0, 2.0 * used) > 0.98 * value(400.0, 50.0), "twice the used bandwidth suffices");
         assert!(value(400.0, used / 2.0) < 0.55 * value(400.0, 50.0), "half the bandwidth halves throughput");
-        let held_up = |memory| value(memory, used / 2.0) / value(memory, 50.0);
-        assert!(held_up(800.0) > 1.3 * held_up(400.0), "more memory means less traffic");
+        let throttled_ratio = |memory| value(memory, used / 2.0) / value(memory, 50.0);
+        assert!(
+            throttled_ratio(800.0) > 1.3 * throttled_ratio(400.0),
+            "more memory reduces the traffic and so the effect of throttling"
+        );
     }
 
     #[test]
@@ -352,26 +367,26 @@ mod tests {
                 .unwrap();
             learner.wanted()
         };
-        assert_eq!(wanted(None), 200.0, "unknown stalls: the bandwidth of the link");
+        assert_eq!(wanted(None), 200.0, "bandwidth of the link if stalls are not measured");
         assert_eq!(
             wanted(Some(7.0)),
             45.0 * 12.0 / 7.0,
-            "5 s of work and 2 s of stalls, throttled for 5 s more"
+            "5 s of work plus 7 s of stalls take 7 s on an idle link: 5 s of work, 2 s of stalls"
         );
-        assert_eq!(wanted(Some(2.0)), 45.0 * SPEEDUP_MIN, "bounded below");
-        assert_eq!(wanted(Some(9.9)), 45.0 * SPEEDUP_MAX, "unknown number of stalled threads");
-        assert_eq!(wanted(Some(1.0)), 45.0 * SPEEDUP_MAX, "overlapping stalls");
+        assert_eq!(wanted(Some(2.0)), 45.0 * SPEEDUP_MIN, "lower bound of the speedup");
+        assert_eq!(wanted(Some(9.9)), 45.0 * SPEEDUP_MAX, "stalled nearly all the time");
+        assert_eq!(wanted(Some(1.0)), 45.0 * SPEEDUP_MAX, "stalls of several threads overlap");
     }
 
     #[test]
-    fn tenant_without_stalls_gains_from_no_resource() {
+    fn tenant_without_stalls_gains_nothing_from_more_memory() {
         let mut learner = Learner::default();
-        let busy = Sample { remote_mib: 0.0, misses: 0.0, pages_in: 0.0, used_mb_s: 0.0, ..sample() }; // quantity it has it may need
+        let busy = Sample { remote_mib: 0.0, misses: 0.0, pages_in: 0.0, used_mb_s: 0.0, ..sample() };
         learner.learn(&busy, 100.0).unwrap();
         let utility = learner.utility(SUPPLY, f64::INFINITY).unwrap();
         let value = |memory| utility.value(Bundle { memory, bandwidth: 1.0 });
         assert_eq!(value(400.0), value(1000.0));
-        assert!(value(200.0) < value(400.0));
+        assert!(value(200.0) < value(400.0), "less memory than measured may cause stalls");
     }
 
     #[test]
@@ -386,8 +401,8 @@ mod tests {
 
     #[test]
     fn tenant_with_few_stalls_still_needs_its_bandwidth() {
-        // Eight busy threads that stall for 1 % of their work time, and a tenant that only writes and
-        // does not stall.
+        // The first tenant has eight busy threads that stall for 1 % of their work time. The second
+        // tenant only writes and does not stall. Both use 26 MB/s.
         let busy = Sample { work_s: 80.0, misses: 800.0, used_mb_s: 26.0, ..sample() };
         for sample in [busy, Sample { misses: 0.0, pages_in: 0.0, used_mb_s: 26.0, ..sample() }] {
             let mut learner = Learner::default();
@@ -402,15 +417,15 @@ mod tests {
     #[test]
     fn throttled_tenant_is_not_idle() {
         let mut learner = Learner::default();
-        let held_up =
+        let stalled =
             Sample { work_s: 0.05, misses: 4000.0, miss_latency_s: 5e-6, stalled_s: Some(9.9), ..sample() };
-        learner.learn(&Sample { used_mb_s: 4.0, limit_mb_s: 4.0, ..held_up }, 100.0).unwrap();
+        learner.learn(&Sample { used_mb_s: 4.0, limit_mb_s: 4.0, ..stalled }, 100.0).unwrap();
         assert_eq!(learner.wanted(), 4.0 * SPEEDUP_MAX);
         assert!(learner.stall_ratio(100.0) > learner.stall_ratio(400.0));
     }
 
     #[test]
-    fn satisfied_demand_does_not_keep_growing() {
+    fn wanted_bandwidth_does_not_grow_with_the_limit() {
         let mut learner = Learner::default();
         let sample = Sample { used_mb_s: 20.0, stalled_s: Some(5.0), ..sample() };
         for _ in 0..5 {
@@ -429,16 +444,16 @@ mod tests {
 
     #[test]
     fn single_miss_hardly_changes_the_estimate() {
-        let learnt = |misses| {
+        let estimates = |misses| {
             let mut learner = Learner::default();
             learner.learn(&Sample { misses, pages_in: misses, ..sample() }, 100.0).unwrap();
             let utility = learner.utility(SUPPLY, f64::INFINITY).unwrap();
             [learner.stall_ratio(200.0), utility.value(Bundle { memory: 200.0, bandwidth: 20.0 })]
         };
-        let (one, none) = (learnt(1.0), learnt(0.0));
+        let (one_miss, no_miss) = (estimates(1.0), estimates(0.0));
         assert!(
-            (one[0] / none[0] - 1.0).abs() < 1e-3 && (one[1] / none[1] - 1.0).abs() < 1e-3,
-            "{one:?} {none:?}"
+            (one_miss[0] / no_miss[0] - 1.0).abs() < 1e-3 && (one_miss[1] / no_miss[1] - 1.0).abs() < 1e-3,
+            "{one_miss:?} {no_miss:?}"
         );
     }
 
@@ -454,35 +469,44 @@ mod tests {
     #[test]
     fn readahead_pages_count_as_misses() {
         let counts = vec![10; 1000];
-        let sample = |brought| {
+        let sample = |pages_in| {
             let accesses = PageAccesses {
                 histogram: Histogram::new(counts.clone()),
                 block_mib: 1.0,
                 pages_per_second: 4000.0,
             };
-            Sample { accesses: Some(accesses), pages_in: brought, ..sample() }
+            Sample { accesses: Some(accesses), pages_in, ..sample() }
         };
-        let stall_ratio = |brought| {
+        let stall_ratio_change = |pages_in| {
             let mut learner = Learner::default();
-            learner.learn(&sample(brought), 100.0).unwrap();
+            learner.learn(&sample(pages_in), 100.0).unwrap();
             learner.stall_ratio(700.0) / learner.stall_ratio(400.0)
         };
-        assert_eq!(stall_ratio(40_000.0), 1.0, "a scan of all pages does not gain by memory");
-        assert!(stall_ratio(5000.0) < 0.8);
+        assert_eq!(stall_ratio_change(40_000.0), 1.0, "memory does not reduce the stalls of a scan");
+        assert!(stall_ratio_change(5000.0) < 0.8);
     }
 
     #[test]
-    fn invalid_sample_is_rejected_without_side_effects() {
+    fn invalid_sample_is_rejected_and_leaves_estimates_unchanged() {
         let mut learner = Learner::default();
         learner.learn(&sample(), 100.0).unwrap();
         let before = format!("{learner:?}");
         let invalid = [
-            (Sample { misses: f64::NAN, ..sample() }, "misses NaN must be a finite number, at least 0"),
-            (Sample { local_mib: -1.0, ..sample() }, "memory -1 must be a finite number, at least 0"),
-            (Sample { duration_s: 0.0, ..sample() }, "duration 0 must be a finite number, above 0"),
+            (
+                Sample { misses: f64::NAN, ..sample() },
+                "number of misses: NaN is out of range, must be a finite number of at least 0",
+            ),
+            (
+                Sample { local_mib: -1.0, ..sample() },
+                "local memory in MiB: -1 is out of range, must be a finite number of at least 0",
+            ),
+            (
+                Sample { duration_s: 0.0, ..sample() },
+                "epoch duration in seconds: 0 is out of range, must be a finite number above 0",
+            ),
             (
                 Sample { used_mb_s: f64::INFINITY, ..sample() },
-                "bandwidth used inf must be a finite number, at least 0",
+                "used bandwidth in MB/s: inf is out of range, must be a finite number of at least 0",
             ),
         ];
         for (sample, message) in invalid {
@@ -493,19 +517,20 @@ mod tests {
 
     #[test]
     fn page_accesses_shape_the_miss_curve() {
-        // A tenth of the blocks is accessed nine times as often as the others.
+        // A tenth of the blocks is accessed nine times as often as the other blocks, so that the
+        // first 100 MiB reduce stalls most.
         let counts = (0..1000).map(|block| if block < 100 { 90 } else { 10 });
         let accesses =
             PageAccesses { histogram: Histogram::new(counts), block_mib: 1.0, pages_per_second: 1500.0 };
         let mut learner = Learner::default();
         learner.learn(&Sample { accesses: Some(accesses), ..sample() }, 100.0).unwrap();
         assert_eq!(learner.stall_ratio(400.0), 1.0);
-        let mut blind = Learner::default();
-        blind.learn(&sample(), 100.0).unwrap();
+        let mut unmonitored = Learner::default();
+        unmonitored.learn(&sample(), 100.0).unwrap();
         assert!(
             learner.stall_ratio(50.0) / learner.stall_ratio(150.0)
-                > 1.05 * blind.stall_ratio(50.0) / blind.stall_ratio(150.0)
+                > 1.05 * unmonitored.stall_ratio(50.0) / unmonitored.stall_ratio(150.0)
         );
-        assert!(learner.error() < blind.error());
+        assert!(learner.error() < unmonitored.error());
     }
 }

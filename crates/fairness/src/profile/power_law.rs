@@ -3,38 +3,40 @@
 
 use super::MissModel;
 
-/// Access frequency by rank, up to a factor; only ratios matter.
+/// Access frequency of pages by rank. The factor α1 is not stored, because only ratios of
+/// frequencies matter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PowerLaw {
-    /// Rank from which the frequency falls, α2; more than 0.
+    /// Scale α2 of the rank, in pages, more than 0. The larger the scale, the later the frequency
+    /// falls.
     pub scale: f64,
-    /// Exponent, α3; at most 0.
+    /// Exponent α3, at most 0.
     pub slope: f64,
-    /// Frequency common to all pages relative to the falling part of the first, α4/α1; at least 0.
+    /// Constant term α4 relative to α1, at least 0: every page is accessed at least this often.
     pub floor: f64,
-    /// Fraction of accesses that scan all pages in order, 0 to 1. Under LRU they miss unless all
-    /// pages fit. The paper has no such term.
+    /// Fraction of accesses that scan all pages in order, 0 to 1. With LRU replacement, such
+    /// accesses miss unless all pages fit into memory. The paper has no such term.
     pub scan_fraction: f64,
-    /// Number of pages.
+    /// Number of pages of the tenant.
     pub pages: f64,
-    /// Pages per MiB.
+    /// Number of pages per MiB.
     pub pages_per_mib: f64,
-    /// Standard error of the miss ratio.
+    /// Standard error of the miss ratio, 0 to 1.
     pub error: f64,
 }
 
 impl PowerLaw {
-    /// Returns the integral of g from 0 to a rank, divided by α1.
+    /// Returns the integral of `g` from 0 to `rank`, divided by α1.
     fn access_integral(&self, rank: f64) -> f64 {
         falling_integral(self.scale, self.slope, rank) + self.floor * rank
     }
 }
 
-/// Returns the integral of `(1 + x/scale)^slope` from 0 to a rank.
+/// Returns the integral of `(1 + x/scale)^slope` from 0 to `rank`.
 pub(super) fn falling_integral(scale: f64, slope: f64, rank: f64) -> f64 {
     let log = (rank / scale).ln_1p();
     let power = slope + 1.0;
-    // For a slope of -1 the quotient is 0/0; its limit is the logarithm.
+    // For a slope of -1, the closed form is 0/0. Its limit is `scale * log`.
     if (power * log).abs() < 1e-8 { scale * log } else { scale * (power * log).exp_m1() / power }
 }
 

@@ -1,10 +1,11 @@
-//! Reuse distances of a sample of pages, from which miss ratios follow (SHARDS: Waldspurger et al.,
-//! FAST 2015).
+//! Miss ratios from reuse distances of a sample of pages (SHARDS: Waldspurger et al., FAST 2015).
 //!
-//! Pages whose hash is below a threshold are sampled, with all their accesses. The number of
-//! sampled pages accessed since the last access of a page, divided by the sampling rate, estimates
-//! its reuse distance. Under LRU, an access hits if memory holds at least that many pages. The
-//! number of sampled pages is bounded: the threshold falls as more pages appear.
+//! Pages whose hash is below a threshold are sampled, with all their accesses. The reuse distance
+//! of an access is the number of different pages accessed since the last access to the same page,
+//! including that page. It is estimated by the number of sampled pages among them, divided by the
+//! sampling rate. With LRU replacement, an access hits if memory holds at least as many pages as
+//! its reuse distance. The threshold is lowered if more than the maximum number of pages would be
+//! sampled.
 
 use std::collections::{BTreeMap, BinaryHeap};
 
@@ -12,38 +13,39 @@ use rustc_hash::FxHashMap;
 
 use super::MissModel;
 
-/// Buckets per power of two of the reuse distance.
+/// Number of buckets per doubling of the reuse distance.
 const BUCKETS_PER_OCTAVE: f64 = 64.0;
 
-/// Weight below which a bucket is dropped.
-const TOUCH_WEIGHT_MIN: f64 = 1e-6;
+/// Decayed number of accesses below which a bucket is dropped.
+const ACCESS_WEIGHT_MIN: f64 = 1e-6;
 
-/// Accesses of similar reuse distance.
+/// Accesses with similar reuse distances.
 #[derive(Clone, Copy, Debug, Default)]
 struct Bucket {
-    /// Number of accesses, scaled by the sampling rate.
-    touches: f64,
-    /// Largest reuse distance among them, in pages.
-    most: f64,
+    /// Number of sampled accesses divided by the sampling rate.
+    accesses: f64,
+    /// Largest reuse distance of these accesses, in pages.
+    distance_max: f64,
 }
 
-/// Miss-ratio model measured by reuse distances of a sample of pages.
+/// Miss-ratio model measured by the reuse distances of a sample of pages.
 #[derive(Clone, Debug)]
 pub struct ReuseDistances {
+    /// Largest number of sampled pages, at least 1.
     pages_max: usize,
     pages_per_mib: f64,
-    /// Pages with a hash of this or more are not sampled.
+    /// Exclusive upper bound of the hashes of sampled pages.
     threshold: u64,
-    /// Position of the last access of each sampled page in the order of accesses.
-    touched: FxHashMap<u64, usize>,
-    /// Sampled pages by hash, largest first, which is the order of eviction from the sample.
+    /// Position in `order` of the last access to each sampled page.
+    last_access: FxHashMap<u64, usize>,
+    /// Hash and number of each sampled page. The page with the largest hash is removed first.
     by_hash: BinaryHeap<(u64, u64)>,
     order: AccessOrder,
-    /// Accesses by reuse distance.
+    /// Accesses by bucket of their reuse distance.
     buckets: BTreeMap<u32, Bucket>,
-    /// Number of first accesses of a page, scaled by the sampling rate.
-    first_touches: f64,
-    /// Number of all accesses, sampled or not.
+    /// Number of sampled first accesses to a page, divided by the sampling rate.
+    first_accesses: f64,
+    /// Number of all accesses, sampled or not, reduced by decay.
     accesses: f64,
     /// Number of sampled accesses.
     sampled: u64,
@@ -56,17 +58,17 @@ impl ReuseDistances {
             pages_max: pages_max.max(1),
             pages_per_mib,
             threshold: u64::MAX,
-            touched: FxHashMap::default(),
+            last_access: FxHashMap::default(),
             by_hash: BinaryHeap::new(),
             order: AccessOrder::new(2 * pages_max.max(1)),
             buckets: BTreeMap::new(),
-            first_touches: 0.0,
+            first_accesses: 0.0,
             accesses: 0.0,
             sampled: 0,
         }
     }
 
-    /// Records an access.
+    /// Records an access to a page.
     pub fn touch(&mut self, page: u64) {
         self.accesses += 1.0;
         let hash = hash(page);
@@ -76,53 +78,54 @@ impl ReuseDistances {
         self.sampled += 1;
         let rate = self.sampling_rate();
         if self.order.is_full() {
-            self.order.compact(&mut self.touched);
+            self.order.compact(&mut self.last_access);
         }
-        match self.touched.remove(&page) {
+        match self.last_access.remove(&page) {
             Some(at) => {
-                // Counts the page itself and the pages accessed since.
-                let pages = 1.0 + self.order.after(at) as f64 / rate;
-                let bucket = self.buckets.entry(bucket_index(pages)).or_default();
-                bucket.touches += 1.0 / rate;
-                bucket.most = bucket.most.max(pages);
+                // The reuse distance includes the page itself.
+                let distance = 1.0 + self.order.after(at) as f64 / rate;
+                let bucket = self.buckets.entry(bucket_index(distance)).or_default();
+                bucket.accesses += 1.0 / rate;
+                bucket.distance_max = bucket.distance_max.max(distance);
                 self.order.remove(at);
             }
             None => {
-                self.first_touches += 1.0 / rate;
+                self.first_accesses += 1.0 / rate;
                 self.by_hash.push((hash, page));
             }
         }
-        self.touched.insert(page, self.order.push());
-        while self.touched.len() > self.pages_max {
+        self.last_access.insert(page, self.order.push());
+        while self.last_access.len() > self.pages_max {
             self.lower_threshold();
         }
     }
 
-    /// Multiplies the weight of past accesses by `factor`, 0 to 1, so that old behavior is
-    /// forgotten gradually.
+    /// Multiplies the weight of past accesses by `factor`, 0 to 1, so that recent accesses count
+    /// more than old ones.
     pub fn decay(&mut self, factor: f64) {
-        self.buckets.values_mut().for_each(|bucket| bucket.touches *= factor);
-        self.buckets.retain(|_, bucket| bucket.touches > TOUCH_WEIGHT_MIN);
-        self.first_touches *= factor;
+        self.buckets.values_mut().for_each(|bucket| bucket.accesses *= factor);
+        self.buckets.retain(|_, bucket| bucket.accesses > ACCESS_WEIGHT_MIN);
+        self.first_accesses *= factor;
         self.accesses *= factor;
     }
 
-    /// Returns the fraction of pages that is sampled.
+    /// Returns the fraction of pages that are sampled, 0 to 1.
     fn sampling_rate(&self) -> f64 {
         self.threshold as f64 / u64::MAX as f64
     }
 
+    /// Removes the page with the largest hash from the sample and lowers the threshold to its hash.
     fn lower_threshold(&mut self) {
         let Some((hash, page)) = self.by_hash.pop() else { return };
         self.threshold = hash;
-        if let Some(at) = self.touched.remove(&page) {
+        if let Some(at) = self.last_access.remove(&page) {
             self.order.remove(at);
         }
     }
 
-    /// Returns the number of accesses estimated from the sample.
+    /// Returns the number of all accesses as estimated from the sampled accesses.
     fn estimated(&self) -> f64 {
-        self.first_touches + self.buckets.values().map(|bucket| bucket.touches).sum::<f64>()
+        self.first_accesses + self.buckets.values().map(|bucket| bucket.accesses).sum::<f64>()
     }
 }
 
@@ -137,23 +140,24 @@ impl MissModel for ReuseDistances {
             .range(..=bucket_index(pages))
             .map(|(index, bucket)| bucket.hits(*index, pages))
             .sum();
-        // Chance decides whether the few most accessed pages are sampled. The difference between
-        // all accesses and the estimate is attributed to them (SHARDS-adj).
-        let unsampled = self.accesses - self.estimated();
-        let hits = if pages >= 1.0 { hits + unsampled } else { 0.0 };
+        // The few most accessed pages may be missing from the sample or be overrepresented. The
+        // difference between the actual and the estimated number of accesses is attributed to these
+        // pages (SHARDS-adj).
+        let correction = self.accesses - self.estimated();
+        let hits = if pages >= 1.0 { hits + correction } else { 0.0 };
         (1.0 - hits / self.accesses).clamp(0.0, 1.0)
     }
 
     fn footprint(&self) -> f64 {
-        self.buckets.values().next_back().map_or(1.0, |last| last.most) / self.pages_per_mib
+        self.buckets.values().next_back().map_or(1.0, |last| last.distance_max) / self.pages_per_mib
     }
 
     fn error(&self) -> f64 {
-        if self.sampled == 0 { 1.0 } else { 0.5 / (self.touched.len().max(1) as f64).sqrt() }
+        if self.sampled == 0 { 1.0 } else { 0.5 / (self.last_access.len().max(1) as f64).sqrt() }
     }
 }
 
-/// Hashes a page number uniformly (the finalizer of SplitMix64).
+/// Returns a uniformly distributed hash of a page number (the finalizer of SplitMix64).
 fn hash(page: u64) -> u64 {
     let page = page.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mixed = (page ^ (page >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -161,37 +165,42 @@ fn hash(page: u64) -> u64 {
     mixed ^ (mixed >> 31)
 }
 
-/// Returns the index of the bucket of a reuse distance, in pages.
-fn bucket_index(pages: f64) -> u32 {
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a logarithm, from 0 on")]
-    let index = (pages.max(0.0).ln_1p() / std::f64::consts::LN_2 * BUCKETS_PER_OCTAVE) as u32;
+/// Returns the index of the bucket for a reuse distance in pages.
+fn bucket_index(distance: f64) -> u32 {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a logarithm of at least 0")]
+    let index = (distance.max(0.0).ln_1p() / std::f64::consts::LN_2 * BUCKETS_PER_OCTAVE) as u32;
     index
 }
 
+/// Returns the smallest reuse distance, in pages, of the bucket with this index.
 fn bucket_start(index: u32) -> f64 {
     (f64::from(index) / BUCKETS_PER_OCTAVE * std::f64::consts::LN_2).exp_m1()
 }
 
 impl Bucket {
-    /// Returns the number of these accesses that hit with `pages` pages of memory: all from the
-    /// largest reuse distance on, none below the smallest, linear between.
+    /// Returns the number of accesses in this bucket that hit with `pages` pages of memory. It
+    /// rises linearly from 0 at the start of the bucket to all at the largest reuse distance.
     fn hits(&self, index: u32, pages: f64) -> f64 {
         let start = bucket_start(index);
-        if pages >= self.most {
-            self.touches
+        if pages >= self.distance_max {
+            self.accesses
         } else {
-            self.touches * ((pages - start) / (self.most - start)).clamp(0.0, 1.0)
+            self.accesses * ((pages - start) / (self.distance_max - start)).clamp(0.0, 1.0)
         }
     }
 }
 
-/// Order of last accesses. A Fenwick tree counts the pages accessed after a position.
+/// Order of the last accesses to all sampled pages. A position is live while it is the last access
+/// to its page. A Fenwick tree counts the live positions after a position.
 #[derive(Clone, Debug)]
 struct AccessOrder {
+    /// Fenwick tree: sums of ranges of live positions.
     sums: Vec<u32>,
+    /// Number of positions before the order must be compacted.
     positions: usize,
+    /// Number of assigned positions, live or not.
     used: usize,
-    /// Positions that are in use.
+    /// Number of live positions.
     live: usize,
 }
 
@@ -204,7 +213,7 @@ impl AccessOrder {
         self.used == self.positions
     }
 
-    /// Returns the next position.
+    /// Assigns the next position to an access and returns it.
     fn push(&mut self) -> usize {
         let at = self.used;
         self.used += 1;
@@ -218,31 +227,33 @@ impl AccessOrder {
         self.add(at, u32::MAX);
     }
 
-    /// Returns the number of live positions after a live one.
+    /// Returns the number of live positions after the live position `at`.
     fn after(&self, at: usize) -> usize {
-        let (mut index, mut upto) = (at + 1, 0_u32);
+        let (mut index, mut up_to_at) = (at + 1, 0_u32);
         while index > 0 {
-            upto = upto.wrapping_add(self.sums[index]);
+            up_to_at = up_to_at.wrapping_add(self.sums[index]);
             index &= index - 1;
         }
-        self.live - upto as usize
+        self.live - up_to_at as usize
     }
 
-    fn add(&mut self, at: usize, one: u32) {
+    /// Adds `delta` to the count of a position, modulo 2³².
+    fn add(&mut self, at: usize, delta: u32) {
         let mut index = at + 1;
         while index <= self.positions {
-            self.sums[index] = self.sums[index].wrapping_add(one);
+            self.sums[index] = self.sums[index].wrapping_add(delta);
             index += index & index.wrapping_neg();
         }
     }
 
-    /// Renumbers live positions from 0.
-    fn compact(&mut self, touched: &mut FxHashMap<u64, usize>) {
-        let mut positions: Vec<&mut usize> = touched.values_mut().collect();
-        positions.sort_unstable();
+    /// Renumbers the live positions from 0, in the same order. `last_access` holds all live
+    /// positions.
+    fn compact(&mut self, last_access: &mut FxHashMap<u64, usize>) {
+        let mut live_positions: Vec<&mut usize> = last_access.values_mut().collect();
+        live_positions.sort_unstable();
         *self = Self::new(self.positions);
-        for place in positions {
-            *place = self.push();
+        for position in live_positions {
+            *position = self.push();
         }
     }
 }

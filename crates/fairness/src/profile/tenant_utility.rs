@@ -1,5 +1,6 @@
-//! Utility of a tenant: by Spirit's slowdown model from miss ratios, or from measured stalls and
-//! link traffic. The slowdown model is solved exactly for convex curves and on a grid otherwise.
+//! Utility of a tenant, from miss ratios with Spirit's slowdown model, or from measured stalls and
+//! link traffic. Demand is computed exactly for the slowdown model with a convex curve, and on a
+//! grid otherwise.
 
 use std::fmt;
 
@@ -13,43 +14,45 @@ use crate::{
     },
 };
 
-/// Relative increase of the slowdown over that of the convex hull from which the hull is not used.
-/// A loop that just does not fit misses everything, although the hull promises hits.
+/// Largest relative difference between the slowdown of a curve and the slowdown of its convex hull
+/// for which the hull replaces the curve. A loop that almost fits into memory misses on every
+/// access, but its hull predicts hits.
 const CONVEXITY_GAP_MAX: f64 = 0.02;
 
-/// Difference of miss ratios from which the hull is not used. It matters for tenants with few
-/// stalls, whose guaranteed throughput would be computed from the hull.
+/// Largest difference between a miss ratio and the miss ratio of the convex hull for which the hull
+/// replaces the curve. For tenants with few stalls, the slowdown alone would not show the
+/// difference.
 const CONVEXITY_MISS_GAP_MAX: f64 = 0.05;
 
-/// Exponent that sets how sharply throughput changes from stall-bound to link-bound. If the link
-/// carries exactly the unthrottled traffic, a tenant loses a sixth by queueing; with twice that
-/// bandwidth, a sixtieth.
+/// Exponent that sets how sharply throughput changes from stall-bound to link-bound. A tenant loses
+/// a sixth of its throughput by queueing if the link carries exactly its unthrottled traffic, and a
+/// sixtieth with twice that bandwidth.
 const KNEE_EXPONENT: i32 = 4;
 
 /// Link traffic of an unthrottled tenant.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LinkTraffic {
-    /// MB per second of stall: faulted pages and readahead.
+    /// Traffic in MB per second of stall: pages read by page faults and readahead.
     pub per_stall_second: f64,
-    /// MB per second of work, independent of memory: mostly writes.
+    /// Traffic in MB per second of work that does not depend on local memory: mostly writes.
     pub per_work_second: f64,
 }
 
-/// Utility with the matching solver.
+/// Utility of a tenant, by the method that computes its demand.
 pub enum TenantUtility {
-    /// Spirit's slowdown, for miss ratios that are nearly convex.
+    /// Spirit's slowdown model for a nearly convex miss-ratio curve. Demand is computed exactly.
     Exact(Slowdown),
-    /// Any other function, by search on a grid.
+    /// Any other utility. Demand is searched on a grid.
     Searched(Grid<ValueFn>),
 }
 
-/// Function that values a bundle.
+/// Function that returns the value of a bundle.
 pub type ValueFn = Box<dyn Fn(Bundle) -> f64 + Send + Sync>;
 
-/// Error for estimates that do not define a utility.
+/// Error for estimates from which no utility can be created.
 #[derive(Clone, Copy, Debug, Error, PartialEq)]
 pub enum UtilityError {
-    /// The points are not a miss-ratio curve.
+    /// The knots do not form a miss-ratio curve.
     #[error(transparent)]
     Curve(#[from] CurveError),
     /// `gamma` or a bandwidth is out of range.
@@ -58,11 +61,12 @@ pub enum UtilityError {
 }
 
 impl TenantUtility {
-    /// Creates the utility of Spirit's model. A miss takes `gamma` times as long as a hit; `wanted`
-    /// is the bandwidth the tenant could use, in MB/s.
+    /// Creates the utility of Spirit's slowdown model. `gamma` is the ratio of miss time to hit
+    /// time. `wanted` is the bandwidth that the tenant could use, in MB/s.
     ///
     /// # Errors
-    /// [`UtilityError`] if the knots are not a miss-ratio curve or a number is out of range.
+    /// Returns [`UtilityError`] if the knots do not form a miss-ratio curve or a number is out of
+    /// range.
     pub fn new(supply: Supply, knots: Vec<Knot>, gamma: f64, wanted: f64) -> Result<Self, UtilityError> {
         let slowdown = Slowdown::new(MissCurve::new(knots.clone())?, gamma, wanted)?;
         let is_nonconvex = |knot: &Knot| {
@@ -80,17 +84,19 @@ impl TenantUtility {
         Ok(Self::Searched(Grid::new(supply, Box::new(value))))
     }
 
-    /// Creates a utility from stalls. `gamma` is the stall ratio without local memory, in seconds
-    /// per second of work; `knots` are the fractions of it that remain with more memory.
+    /// Creates a utility from measured stalls. `gamma` is the stall ratio without local memory, in
+    /// seconds per second of work. `knots` are the stall ratios with more memory, as fractions of
+    /// `gamma`.
     ///
-    /// Deviation from Spirit (section 4.2), which extends each miss by the shortage of bandwidth,
-    /// as if tenants missed all the time: a tenant that works between misses moves its pages
-    /// meanwhile. Here its run time is the larger of work plus stalls and the time that the link
-    /// needs for its traffic. A tenant with few misses therefore needs little bandwidth, but loses
-    /// much below that.
+    /// Deviation from Spirit (section 4.2): the paper multiplies the duration of each miss by the
+    /// shortage of bandwidth. That is too pessimistic for a tenant that works between misses,
+    /// because its pages are transferred meanwhile. Here the run time is approximately the larger
+    /// of two times: work plus stalls, and the transfer time of the traffic on the link. A tenant
+    /// with few misses therefore needs little bandwidth, but loses much throughput with less.
     ///
     /// # Errors
-    /// [`UtilityError`] if the knots are not a miss-ratio curve or a number is out of range.
+    /// Returns [`UtilityError`] if the knots do not form a miss-ratio curve or a number is out of
+    /// range.
     pub fn from_stalls(
         supply: Supply,
         knots: Vec<Knot>,
@@ -105,8 +111,8 @@ impl TenantUtility {
             let stall_ratio = gamma * measured.misses(bundle.memory);
             let traffic_mb = stall_ratio * traffic.per_stall_second + traffic.per_work_second;
             let link = if traffic_mb > 0.0 { traffic_mb / bundle.bandwidth } else { 0.0 };
-            // Stalls below the noise floor are not measurable. If they counted, the tenant would
-            // keep memory that others need.
+            // Stalls below the noise floor are not measurable. If such stalls counted, the tenant
+            // would keep memory that other tenants need.
             let alone = 1.0 + (stall_ratio - STALL_NOISE_FLOOR).max(0.0);
             (alone.powi(KNEE_EXPONENT) + link.powi(KNEE_EXPONENT)).powf(-1.0 / f64::from(KNEE_EXPONENT))
         };
@@ -153,10 +159,11 @@ impl Utility for TenantUtility {
     }
 }
 
-/// Measured miss ratios made monotone, linear between knots.
+/// Measured miss-ratio curve that does not increase with memory, linear between knots.
 struct MonotoneCurve(Vec<Knot>);
 
 impl MonotoneCurve {
+    /// Creates a curve in which each miss ratio is at most the miss ratio of the previous knot.
     fn new(mut knots: Vec<Knot>) -> Self {
         let mut lowest = 1.0_f64;
         for knot in &mut knots {

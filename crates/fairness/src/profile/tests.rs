@@ -1,4 +1,4 @@
-//! Tests of fits, reuse distances and utilities against tenants of known behavior.
+//! Tests of fits, reuse distances and utilities with simulated tenants of known behavior.
 
 use std::collections::BTreeMap;
 
@@ -9,11 +9,12 @@ use rand_pcg::Pcg64Mcg;
 use super::*;
 use crate::market::{Bundle, Slowdown, Supply, Utility};
 
-/// Pages of 4 KiB per MiB.
+/// Number of pages of 4 KiB per MiB.
 const PER_MIB: f64 = 256.0;
 
-/// A tenant that accesses pages by Zipf's law, with its cumulative access frequency by rank.
+/// Tenant that accesses pages with frequencies by Zipf's law.
 struct Zipf {
+    /// Cumulative access frequency by rank, not normalized.
     cumulated: Vec<f64>,
 }
 
@@ -35,7 +36,8 @@ impl Zipf {
         1.0 - self.cumulated[pages.min(self.pages()) - 1] / self.cumulated[self.pages() - 1]
     }
 
-    fn touched(&self, rng: &mut Pcg64Mcg) -> u64 {
+    /// Returns the page of a random access.
+    fn random_page(&self, rng: &mut Pcg64Mcg) -> u64 {
         let at = rng.random_range(0.0..self.cumulated[self.pages() - 1]);
         self.cumulated.partition_point(|sum| *sum <= at) as u64
     }
@@ -43,7 +45,7 @@ impl Zipf {
     fn sampled(&self, samples: usize, seed: u64) -> Histogram {
         let mut rng = Pcg64Mcg::seed_from_u64(seed);
         let mut counts: BTreeMap<u64, u32> = BTreeMap::new();
-        (0..samples).for_each(|_| *counts.entry(self.touched(&mut rng)).or_default() += 1);
+        (0..samples).for_each(|_| *counts.entry(self.random_page(&mut rng)).or_default() += 1);
         Histogram::new(counts.into_values())
     }
 
@@ -62,13 +64,13 @@ const fn gib(n: usize) -> usize {
     n * 1024 * 256
 }
 
-fn near(a: f64, b: f64, tolerance: f64, context: &str) {
-    assert!((a - b).abs() <= tolerance, "{context}: {a} is not {b}");
+fn assert_near(actual: f64, expected: f64, tolerance: f64, context: &str) {
+    assert!((actual - expected).abs() <= tolerance, "{context}: {actual}, expected {expected}");
 }
 
 #[test]
 fn fit_extrapolates_from_half_to_twice_the_memory() {
-    // Spirit's own fit misses the miss ratio at 1.5 times the memory by 5 to 35 %.
+    // For comparison: with 1.5 times the memory, Spirit's fit has errors of 5 to 35 %.
     let vectors = [
         (0.9, gib(8), 4_000),
         (0.9, gib(8), 40_000),
@@ -82,14 +84,20 @@ fn fit_extrapolates_from_half_to_twice_the_memory() {
         let law = fit(&zipf.sampled(samples, 1), &zipf.measured(local)).unwrap();
         for memory in [local / 2, local, local * 3 / 2, local * 2] {
             let (estimate, truth) = (law.misses(memory as f64 / PER_MIB), zipf.misses(memory));
-            near(estimate, truth, 0.015 * truth, &format!("zipf {skew}, {samples} samples, {memory} pages"));
+            assert_near(
+                estimate,
+                truth,
+                0.015 * truth,
+                &format!("zipf {skew}, {samples} samples, {memory} pages"),
+            );
         }
     }
 }
 
 #[test]
 fn fit_separates_a_hot_set_from_a_uniform_scan() {
-    // 80 % of accesses go to a tenth of the pages, the others are uniform. This is not a power law.
+    // A tenth of the pages receives 80 % of the accesses. The other accesses are uniform, so that
+    // the frequencies do not follow a power law.
     let (pages, hot) = (200_000_usize, 20_000_usize);
     let misses = |memory: usize| {
         let (in_hot, in_cold) =
@@ -111,12 +119,12 @@ fn fit_separates_a_hot_set_from_a_uniform_scan() {
     };
     let law = fit(&Histogram::new(counts.into_values()), &measured).unwrap();
     for memory in [30_000, 40_000, 60_000, 80_000, 160_000] {
-        near(law.misses(memory as f64 / PER_MIB), misses(memory), 0.06, &format!("{memory} pages"));
+        assert_near(law.misses(memory as f64 / PER_MIB), misses(memory), 0.06, &format!("{memory} pages"));
     }
 }
 
-/// The paper's second phase: gradient descent by finite differences until the miss ratio matches,
-/// at most ten thousand steps.
+/// Performs the second phase as in the paper: gradient descent by finite differences until the miss
+/// ratio matches, with at most ten thousand steps.
 fn gradient_descent(mut law: PowerLaw, measured: &MeasuredMissRatio) -> PowerLaw {
     let squared_error =
         |law: &PowerLaw| (law.misses(measured.local / PER_MIB) / measured.misses - 1.0).powi(2);
@@ -142,7 +150,7 @@ fn second_phase_matches_the_papers_gradient_descent() {
     let by_descent = gradient_descent(PowerLaw { slope: law.slope + 0.1, floor: 0.0, ..law }, &measured);
     for memory in [5_000.0, 10_000.0, 20_000.0, 40_000.0] {
         let memory = memory / PER_MIB;
-        near(law.misses(memory), by_descent.misses(memory), 0.02, "miss ratio");
+        assert_near(law.misses(memory), by_descent.misses(memory), 0.02, "miss ratio");
     }
 }
 
@@ -156,7 +164,7 @@ fn fit_ignores_miss_ratio_at_zero_or_full_memory() {
     for (local, misses) in [(50_000.0, 0.0), (60_000.0, 0.0), (50_000.0, 0.1), (0.0, 1.0), (0.0, 0.5)] {
         let law = fit(&histogram, &measured(local, misses)).unwrap();
         let memory = 10_000.0 / PER_MIB;
-        near(law.misses(memory), middle.misses(memory), 0.1, &format!("{local} pages, {misses}"));
+        assert_near(law.misses(memory), middle.misses(memory), 0.1, &format!("{local} pages, {misses}"));
     }
 }
 
@@ -166,36 +174,36 @@ fn invalid_samples_and_measurements_are_rejected() {
     let measured = MeasuredMissRatio { pages: 100.0, local: 50.0, misses: 0.1, pages_per_mib: PER_MIB };
     assert_eq!(
         fit(&few, &measured).unwrap_err().to_string(),
-        "too few samples: 8 of 2 pages, at least 64 of 8 are needed"
+        "too few samples: 8 of 2 pages, must be at least 64 of 8 pages"
     );
     let enough = Histogram::new(vec![8; 100]);
     let error = |measured: MeasuredMissRatio| fit(&enough, &measured).unwrap_err().to_string();
     assert_eq!(
         error(MeasuredMissRatio { misses: f64::NAN, ..measured }),
-        "miss ratio NaN must be between 0 and 1"
+        "miss ratio: NaN is out of range, must be 0 to 1"
     );
     assert_eq!(
         error(MeasuredMissRatio { misses: 1.5, ..measured }),
-        "miss ratio 1.5 must be between 0 and 1"
+        "miss ratio: 1.5 is out of range, must be 0 to 1"
     );
     assert_eq!(
         error(MeasuredMissRatio { pages: -3.0, ..measured }),
-        "pages -3 must be a finite number of at least 1"
+        "number of pages: -3 is out of range, must be a finite number of at least 1"
     );
     assert_eq!(
         error(MeasuredMissRatio { local: f64::INFINITY, ..measured }),
-        "local pages inf must be a finite number of at least 0"
+        "number of local pages: inf is out of range, must be a finite number of at least 0"
     );
     assert_eq!(
         error(MeasuredMissRatio { pages_per_mib: 0.0, ..measured }),
-        "pages per MiB 0 must be a finite number above 0"
+        "pages per MiB: 0 is out of range, must be a finite number above 0"
     );
 }
 
 #[test]
-fn wanted_bandwidth_reproduces_the_resolved_slowdowns() {
-    // Current miss ratio, limit and used bandwidth; new miss ratio and limit; ratio of new to
-    // current throughput. γ is 100, the link has 4 MB/s.
+fn wanted_bandwidth_predicts_the_throughput_ratio_of_a_change() {
+    // Columns: current miss ratio, bandwidth limit and used bandwidth; new miss ratio and bandwidth
+    // limit; ratio of new to current throughput. γ is 100, and the link has 4 MB/s.
     let vectors = [
         (0.05, 1.0, 0.4, 0.05, 1.0, 1.0),
         (0.05, 1.0, 0.4, 0.02, 1.0, 2.0),
@@ -214,15 +222,15 @@ fn wanted_bandwidth_reproduces_the_resolved_slowdowns() {
             slowdown.value(Bundle { memory: 1.0, bandwidth })
         };
         let got = throughput(then, limit_then) / throughput(now, limit);
-        near(got, ratio, 1e-6, &format!("{now} {limit} {used} -> {then} {limit_then}"));
+        assert_near(got, ratio, 1e-6, &format!("{now} {limit} {used} -> {then} {limit_then}"));
     }
 }
 
-/// Returns the miss ratio of an LRU cache by simulation.
-fn lru_misses(touches: &[u64], pages: usize) -> f64 {
+/// Returns the miss ratio of an LRU cache of `pages` pages by simulation.
+fn lru_misses(accesses: &[u64], pages: usize) -> f64 {
     let mut resident: Vec<u64> = Vec::new();
     let mut misses = 0;
-    for page in touches {
+    for page in accesses {
         match resident.iter().position(|other| other == page) {
             Some(at) => drop(resident.remove(at)),
             None => misses += 1,
@@ -232,21 +240,21 @@ fn lru_misses(touches: &[u64], pages: usize) -> f64 {
             resident.remove(0);
         }
     }
-    f64::from(misses) / touches.len() as f64
+    f64::from(misses) / accesses.len() as f64
 }
 
-fn sampled_reuse(touches: &[u64], pages_max: usize) -> ReuseDistances {
+fn sampled_reuse(accesses: &[u64], pages_max: usize) -> ReuseDistances {
     let mut reuse = ReuseDistances::new(pages_max, 1.0);
-    touches.iter().for_each(|page| reuse.touch(*page));
+    accesses.iter().for_each(|page| reuse.touch(*page));
     reuse
 }
 
 proptest! {
     #[test]
-    fn reuse_distances_of_all_pages_are_exact(touches in vec(0_u64..40, 1..400)) {
-        let reuse = sampled_reuse(&touches, 64);
+    fn miss_ratio_is_exact_if_all_pages_are_sampled(accesses in vec(0_u64..40, 1..400)) {
+        let reuse = sampled_reuse(&accesses, 64);
         for pages in 1_usize..45 {
-            prop_assert!((reuse.misses(pages as f64) - lru_misses(&touches, pages)).abs() <= 1e-9, "{pages} pages");
+            prop_assert!((reuse.misses(pages as f64) - lru_misses(&accesses, pages)).abs() <= 1e-9, "{pages} pages");
         }
     }
 
@@ -269,10 +277,10 @@ proptest! {
         let misses_all = law.scan_fraction == 1.0 && misses >= 0.9;
         prop_assert!(
             (estimate - misses).abs() <= 1e-5 || misses_all || is_too_steep && estimate >= misses,
-            "{law:?}: {estimate} is not {misses}"
+            "{law:?}: {estimate}, expected {misses}"
         );
-        // A decreasing law gives the first pages at least their share of accesses. A higher miss
-        // ratio requires a scan.
+        // With decreasing frequencies, the first pages receive at least a proportional fraction of
+        // accesses. A higher measured miss ratio can only be explained by a scan.
         prop_assert!(misses <= 1.0 - local || law.scan_fraction > 0.0, "{law:?}");
         prop_assert!(law.curve().is_ok());
     }
@@ -291,48 +299,48 @@ proptest! {
         let knots = vec![Knot { memory: 0.0, misses: 1.0 }, Knot { memory: 80.0, misses: 0.0 }];
         let utility = TenantUtility::from_stalls(supply, knots, stall_ratio, LinkTraffic { per_stall_second, per_work_second }).unwrap();
         let value = |memory, bandwidth| utility.value(Bundle { memory, bandwidth });
-        let waited = stall_ratio * (1.0 - memory / 80.0).max(0.0);
-        let takes = (1.0 + waited).max((waited * per_stall_second + per_work_second) / bandwidth);
-        // Where stalls and link need the same time, queueing costs up to a sixth. Stalls below the
-        // noise floor are ignored.
-        let times = takes * value(memory, bandwidth);
-        prop_assert!((0.84..=1.01).contains(&times), "{times}");
+        let stalled = stall_ratio * (1.0 - memory / 80.0).max(0.0);
+        let run_time = (1.0 + stalled).max((stalled * per_stall_second + per_work_second) / bandwidth);
+        // The value may be lower than 1 / run_time by up to a sixth if stalls and link take the
+        // same time. It may be slightly higher because stalls below the noise floor are ignored.
+        let ratio = run_time * value(memory, bandwidth);
+        prop_assert!((0.84..=1.01).contains(&ratio), "{ratio}");
         prop_assert!(value(memory + 1.0, bandwidth) >= value(memory, bandwidth));
         prop_assert!(value(memory, bandwidth + 1.0) >= value(memory, bandwidth));
     }
 }
 
 #[test]
-fn thousand_sampled_pages_estimate_a_hundred_thousand() {
+fn sample_of_one_percent_of_pages_estimates_the_miss_ratio() {
     let zipf = Zipf::new(0.8, 100_000);
     let mut rng = Pcg64Mcg::seed_from_u64(5);
-    let touches: Vec<u64> = (0..1_000_000).map(|_| zipf.touched(&mut rng)).collect();
-    let (all, some) = (sampled_reuse(&touches, 200_000), sampled_reuse(&touches, 1_000));
+    let accesses: Vec<u64> = (0..1_000_000).map(|_| zipf.random_page(&mut rng)).collect();
+    let (all, sample) = (sampled_reuse(&accesses, 200_000), sampled_reuse(&accesses, 1_000));
     for pages in [1_000.0, 3_000.0, 10_000.0, 30_000.0, 80_000.0] {
-        near(some.misses(pages), all.misses(pages), 0.04, &format!("{pages} pages"));
+        assert_near(sample.misses(pages), all.misses(pages), 0.04, &format!("{pages} pages"));
     }
 }
 
 #[test]
 fn loop_misses_until_it_fits_entirely() {
-    let touches: Vec<u64> = (0..200_000).map(|at| at % 10_000).collect();
-    let reuse = sampled_reuse(&touches, 1_000);
-    let all = sampled_reuse(&touches, 20_000);
-    near(all.misses(9_800.0), 1.0, 1e-9, "all pages sampled, loop does not fit");
-    near(all.misses(10_000.0), 0.05, 1e-9, "all pages sampled, loop fits");
-    near(all.footprint(), 10_000.0, 1e-9, "footprint");
-    near(reuse.misses(8_500.0), 1.0, 0.01, "loop does not fit");
-    near(reuse.misses(11_500.0), 0.05, 0.02, "loop fits");
+    let accesses: Vec<u64> = (0..200_000).map(|at| at % 10_000).collect();
+    let sample = sampled_reuse(&accesses, 1_000);
+    let all = sampled_reuse(&accesses, 20_000);
+    assert_near(all.misses(9_800.0), 1.0, 1e-9, "all pages sampled, loop does not fit");
+    assert_near(all.misses(10_000.0), 0.05, 1e-9, "all pages sampled, loop fits");
+    assert_near(all.footprint(), 10_000.0, 1e-9, "footprint");
+    assert_near(sample.misses(8_500.0), 1.0, 0.01, "a tenth of the pages sampled, loop does not fit");
+    assert_near(sample.misses(11_500.0), 0.05, 0.02, "a tenth of the pages sampled, loop fits");
 }
 
 #[test]
-fn decayed_history_gives_way_to_new_behavior() {
+fn miss_ratio_follows_new_accesses_after_decay() {
     let mut reuse = ReuseDistances::new(1_000, 1.0);
     (0..100_000).for_each(|at| reuse.touch(at % 5_000));
-    near(reuse.misses(1_000.0), 1.0, 0.01, "a loop");
+    assert_near(reuse.misses(1_000.0), 1.0, 0.01, "loop over 5,000 pages");
     for _ in 0..2 {
         reuse.decay(0.1);
         (0..100_000).for_each(|at| reuse.touch(1_000_000 + at % 500));
     }
-    near(reuse.misses(1_000.0), 0.02, 0.03, "a small loop");
+    assert_near(reuse.misses(1_000.0), 0.02, 0.03, "loop over 500 pages after decay");
 }

@@ -1,4 +1,4 @@
-//! Model files: round trips, and the errors for invalid files.
+//! Tests of model files: round trips, and errors for invalid files.
 
 use proptest::prelude::*;
 use rand::{Rng, SeedableRng};
@@ -45,34 +45,34 @@ fn frigid_file() -> ModelFile {
     ModelFile::frigid(provenance, trained.model, trained.calibration)
 }
 
-/// Encodes and decodes the file, and checks that encoding it again gives the same bytes.
-fn written_and_read(file: &ModelFile) -> ModelFile {
+/// Encodes and decodes a file, and checks that the decoded file is encoded to the same bytes.
+fn round_trip(file: &ModelFile) -> ModelFile {
     let bytes = file.write().unwrap();
-    let read = ModelFile::read(&bytes).unwrap();
-    assert!(read.write().unwrap() == bytes, "encoding a decoded file changes it");
-    assert_eq!(read.provenance, file.provenance);
-    read
+    let decoded = ModelFile::read(&bytes).unwrap();
+    assert!(decoded.write().unwrap() == bytes, "a decoded file is encoded to different bytes");
+    assert_eq!(decoded.provenance, file.provenance);
+    decoded
 }
 
 fn workloads() -> Vec<Workload> {
     let mut rng = Pcg64Mcg::seed_from_u64(3);
-    let mut one = |program: u32| {
+    let mut workload = |program: u32| {
         let mut counters = [0.0; COUNTERS.len()];
         counters.iter_mut().for_each(|counter| *counter = rng.random());
         let slowdown = counters[4] * counters[11];
         Workload { program: format!("p{program}"), counters, slowdown }
     };
-    (0..60).map(&mut one).collect()
+    (0..60).map(&mut workload).collect()
 }
 
 #[test]
 fn decoded_model_predicts_identically() {
     let file = frigid_file();
-    let read = written_and_read(&file);
+    let decoded = round_trip(&file);
     let (Content::Frigid { model: before, .. }, Content::Frigid { model: after, .. }) =
-        (&file.content, &read.content)
+        (&file.content, &decoded.content)
     else {
-        panic!("both are models of frigid memory");
+        panic!("both files must contain models of frigid memory");
     };
     let mut history = History::default();
     for sample in samples(50) {
@@ -82,9 +82,9 @@ fn decoded_model_predicts_identically() {
     }
 }
 
-/// Files of earlier versions use these names.
+/// The field names are part of the file format: files of earlier versions must remain readable.
 #[test]
-fn model_file_keeps_serialized_names() {
+fn model_file_has_unchanged_field_names() {
     let pdm = Fraction::new(0.2).unwrap();
     let model = sensitivity::Model::train(&workloads(), pdm, 1).unwrap();
     let sensitivity = ModelFile::sensitivity(Provenance::default(), model);
@@ -112,7 +112,7 @@ fn sensitivity_model_round_trips_with_cutoffs() {
         "{cutoffs:?}"
     );
     let file = ModelFile::sensitivity(Provenance { modelled: true, ..Provenance::default() }, model);
-    written_and_read(&file);
+    round_trip(&file);
 }
 
 #[test]
@@ -120,22 +120,20 @@ fn truncated_file_is_rejected_at_every_length() {
     let bytes = frigid_file().write().unwrap();
     for end in (0..bytes.len()).step_by(bytes.len() / 50) {
         let error = ModelFile::read(&bytes[..end]).unwrap_err();
-        assert!(matches!(error, FileError::CutShort(_)), "{end} bytes: {error}");
+        assert!(matches!(error, FileError::Truncated(_)), "{end} bytes: {error}");
     }
 }
 
 #[test]
-fn other_format_version_is_rejected_before_content() {
+fn file_of_other_version_features_or_format_is_rejected() {
     let error = ModelFile::read(br#"{"tarn_model": 2, "anything": []}"#).unwrap_err().to_string();
     assert!(error.starts_with("tarn_model = 2: must be 1"), "{error}");
     let text = String::from_utf8(frigid_file().write().unwrap()).unwrap();
-    let other = text.replacen("requested_gib", "requested_mib", 1);
-    assert!(matches!(ModelFile::read(other.as_bytes()).unwrap_err(), FileError::Features));
-    for something_else in
-        [&b"tree\nversion=v4\n"[..], b"[1, 2]", b"{}", b"\xff\xfe", b"{\"tarn_model\": \"1\"}"]
-    {
-        let error = ModelFile::read(something_else).unwrap_err();
-        assert!(matches!(error, FileError::NotAModel(_)), "{something_else:?}: {error}");
+    let renamed_feature = text.replacen("requested_gib", "requested_mib", 1);
+    assert!(matches!(ModelFile::read(renamed_feature.as_bytes()).unwrap_err(), FileError::Features));
+    for bytes in [&b"tree\nversion=v4\n"[..], b"[1, 2]", b"{}", b"\xff\xfe", b"{\"tarn_model\": \"1\"}"] {
+        let error = ModelFile::read(bytes).unwrap_err();
+        assert!(matches!(error, FileError::NotAModel(_)), "{bytes:?}: {error}");
     }
 }
 
@@ -143,8 +141,8 @@ fn other_format_version_is_rejected_before_content() {
 fn file_with_invalid_content_is_rejected() {
     let text = String::from_utf8(frigid_file().write().unwrap()).unwrap();
     for (valid, invalid, message) in [
-        (r#"{"node":1}"#, r#"{"node":999}"#, "has a child that does not exist"),
-        (r#""feature":"#, r#""feature":9"#, "tests feature"),
+        (r#"{"node":1}"#, r#"{"node":999}"#, "index of a child is out of range"),
+        (r#""feature":"#, r#""feature":9"#, "feature index 9"),
         (r#""curve":["#, r#""curve":[2,"#, "trailing characters"),
         (r#""requested":1073741824"#, r#""requested":0"#, "do not match this version"),
         (r#""caution":1.0"#, r#""caution":0.5"#, "do not match this version"),
@@ -162,29 +160,28 @@ fn file_with_invalid_content_is_rejected() {
 }
 
 #[test]
-fn too_few_outcomes_error_names_minimum() {
+fn training_on_too_few_reliable_outcomes_is_rejected() {
     let error = backtest::train(&samples(49), &ModelSource::Trained, &rates()).unwrap_err().to_string();
-    assert_eq!(error, "49 reliable outcomes: must be at least 50");
-    let mut suspect = samples(60);
-    suspect.iter_mut().for_each(|sample| sample.is_trusted = false);
-    assert!(backtest::train(&suspect, &ModelSource::Trained, &rates()).is_err());
+    assert_eq!(error, "the training set has 49 reliable outcomes: must be at least 50");
+    let mut unreliable = samples(60);
+    unreliable.iter_mut().for_each(|sample| sample.is_trusted = false);
+    assert!(backtest::train(&unreliable, &ModelSource::Trained, &rates()).is_err());
 }
 
 #[test]
-fn training_backtest_equals_separate_backtest() {
+fn backtest_during_training_equals_separate_backtest() {
     let samples = samples(400);
     let trained = backtest::train(&samples, &ModelSource::Trained, &rates()).unwrap();
     let tested = backtest::run(&[], &samples, &rates()).unwrap();
     for (trained, tested) in trained.results.iter().zip(tested) {
-        let both = |result: &BacktestResult| result.frigid_share * f64::from(result.vms);
-        assert!(trained.vms < tested.vms, "training does not score VMs before its first model");
-        assert!(both(trained) > 0.0);
-        let hits = |result: &BacktestResult| (result.rate_actual * f64::from(result.vms)).round();
-        assert_eq!(hits(trained), hits(&tested));
+        assert!(trained.vms < tested.vms, "training does not score VMs that start before the first model");
+        assert!(trained.frigid_share * f64::from(trained.vms) > 0.0);
+        let overpredicted = |result: &BacktestResult| (result.rate_actual * f64::from(result.vms)).round();
+        assert_eq!(overpredicted(trained), overpredicted(&tested));
     }
 }
 
-/// LightGBM text of one tree with one split on the named feature.
+/// Returns a LightGBM text model of one tree with one split on the named feature.
 fn lightgbm(feature: &str) -> String {
     format!(
         "tree\nversion=v4\nnum_class=1\nnum_tree_per_iteration=1\nlabel_index=0\nmax_feature_idx=0\nobjective=regression\n\
@@ -204,8 +201,9 @@ fn imported_model_is_calibrated_and_round_trips() {
     let file = ModelFile::frigid(Provenance::default(), trained.model.clone(), trained.calibration);
     let text = String::from_utf8(file.write().unwrap()).unwrap();
     assert!(["\"foreign\":", "\"answer\":", "\"off\":"].iter().all(|name| text.contains(name)));
-    written_and_read(&file);
-    // Offsets shift the output at each level: small VMs 0.5, large ones 0.25.
+    round_trip(&file);
+    // The imported model predicts 0.5 for VMs of up to 4 GiB, and 0.25 for larger VMs. The offset
+    // of a level is the same for both, so that the difference stays 0.25.
     let request = |gib| VmRequest {
         groups: Groups::default(),
         requested: Bytes::gib(gib),
@@ -213,8 +211,8 @@ fn imported_model_is_calibrated_and_round_trips() {
         begins: UnixMs(0),
     };
     let curve = |gib| trained.model.curve(&History::default().features(&request(gib)));
-    let off = curve(4).at_level(9) - curve(8).at_level(9);
-    assert!((off - 0.25).abs() < 1e-9, "{off}");
+    let difference = curve(4).at_level(9) - curve(8).at_level(9);
+    assert!((difference - 0.25).abs() < 1e-9, "{difference}");
 }
 
 #[test]
@@ -223,25 +221,25 @@ fn imported_model_with_unknown_feature_is_rejected() {
     let read =
         |feature| ImportedModel::read(Format::LightGbm, lightgbm(feature).as_bytes(), &names).unwrap_err();
     assert!(read("shoe_size").to_string().contains("\"shoe_size\""));
-    assert!(matches!(read("Column_0"), ImportError::Width { found: 1, .. }));
+    assert!(matches!(read("Column_0"), ImportError::FeatureCount { found: 1, .. }));
     let error = ImportedModel::read(Format::Onnx, b"not a graph", &names).unwrap_err();
     assert!(matches!(error, ImportError::Onnx(_)), "{error}");
 }
 
-/// Arbitrary trees: a chain of nodes, each below the one before it.
+/// Random trees that are chains: each node has a leaf and the next node as children.
 fn tree() -> impl Strategy<Value = Tree> {
-    let step = (
+    let node = (
         0..5_usize,
         prop::option::of(prop::collection::vec(any::<u32>(), 1..3)),
         -1e9..1e9_f64,
         any::<[bool; 2]>(),
     );
-    prop::collection::vec(step, 0..12).prop_flat_map(|steps| {
-        let leaves = prop::collection::vec(-1e3..1e3_f64, 2 * (steps.len() + 1));
+    prop::collection::vec(node, 0..12).prop_flat_map(|chain| {
+        let leaves = prop::collection::vec(-1e3..1e3_f64, 2 * (chain.len() + 1));
         leaves.prop_map(move |leaves| {
             let mut sets = Vec::new();
-            let last = steps.len().saturating_sub(1);
-            let nodes = steps.iter().enumerate().map(|(at, (feature, set, limit, [missing_first, zero]))| {
+            let last = chain.len().saturating_sub(1);
+            let nodes = chain.iter().enumerate().map(|(at, (feature, set, limit, [missing_first, zero]))| {
                 let test = match set {
                     None => SplitRule::AtMost(*limit),
                     Some(set) => {
@@ -267,10 +265,10 @@ proptest! {
     ) {
         let mut ensemble = Ensemble::new(5, vec![0.25, -1.5]);
         trees.iter().for_each(|tree| ensemble.push(tree).unwrap());
-        let read: Ensemble = serde_json::from_slice(&serde_json::to_vec(&ensemble).unwrap()).unwrap();
+        let decoded: Ensemble = serde_json::from_slice(&serde_json::to_vec(&ensemble).unwrap()).unwrap();
         let (mut before, mut after) = ([0.0; 2], [0.0; 2]);
         ensemble.predict(&row, &mut before);
-        read.predict(&row, &mut after);
+        decoded.predict(&row, &mut after);
         prop_assert_eq!(before.map(f64::to_bits), after.map(f64::to_bits));
     }
 }

@@ -1,7 +1,11 @@
-//! Backtest of the prediction of frigid memory (Pond, section 6.4.2 and figure 10c). Replays VMs in
-//! order of their start; each VM is predicted from the VMs that had ended before, and is scored
-//! afterwards. Only this module orders the events, so no outcome can leak into its own prediction.
-//! Limits: VMs that outlast the trace are not in it, and long-running VMs are learnt late.
+//! Backtest of the prediction of frigid memory (Pond, section 6.4.2 and figure 10c).
+//!
+//! VMs are replayed in the order of their start. Each VM is predicted from the VMs that ended
+//! before its start, and the prediction is compared with its outcome. Only this module orders the
+//! events, so that no outcome can leak into its own prediction.
+//!
+//! Limitations: a trace does not contain VMs that run beyond its end, and the outcomes of
+//! long-running VMs become known late.
 
 use std::{
     cmp::Reverse,
@@ -30,8 +34,8 @@ pub use super::{
 };
 use crate::trees::boost::rank;
 
-/// Result of a backtest at one target rate of overpredictions. All values but `vms` are shares, 0
-/// to 1.
+/// Result of a backtest at one target rate of overpredictions. All values except `vms` are
+/// fractions, 0 to 1.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BacktestResult {
     /// Target share of overpredicted VMs.
@@ -39,58 +43,61 @@ pub struct BacktestResult {
     pub rate_target: f64,
     /// Observed share of overpredicted VMs.
     pub rate_actual: f64,
-    /// Predicted over requested memory.
+    /// Sum of predicted frigid memory divided by the sum of requested memory.
     pub frigid_share: f64,
-    /// Predicted memory, rounded down to whole slices of each VM, over requested memory.
+    /// Sum of predicted frigid memory, rounded down to whole slices for each VM, divided by the sum
+    /// of requested memory.
     pub slice_share: f64,
-    /// Share of VMs overpredicted after rounding down to whole slices.
+    /// Share of VMs that are overpredicted after the prediction is rounded down to whole slices.
     pub slice_rate: f64,
-    /// Predicted over requested memory with a fixed share for all VMs: the quantile of the training
-    /// VMs' untouched shares at the target rate.
+    /// Share of requested memory that a fixed share for all VMs predicts. The fixed share is the
+    /// quantile of the training VMs' untouched shares at the target rate.
     pub static_share: f64,
-    /// Share of VMs overpredicted by the fixed share.
+    /// Share of VMs that the fixed share overpredicts.
     pub static_rate: f64,
     /// Number of tested VMs.
     pub vms: u32,
 }
 
-/// Error: the test set has no reliable outcome.
+/// Error for a test set without a reliable outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no VM to test: must be at least one with a reliable outcome")]
+#[error("the test set has no VM with a reliable outcome: must have at least one")]
 pub struct EmptyTestSet;
 
-/// Number of outcomes before the first training.
+/// Number of reliable outcomes before the first training of a model.
 const FIRST_TRAINING: usize = 50;
-/// Growth of the number of outcomes between two trainings.
+/// Factor by which the number of outcomes grows from one training to the next.
 const TRAINING_GROWTH: f64 = 1.1;
 /// Number of outcomes between two updates of the risk limits.
 const RISK_LIMIT_EVERY: usize = 20;
 
-/// Backtests each target rate on the VMs of `test`. VMs of `train` (may be empty) are trained on
-/// once they have ended; so are tested VMs. VMs that start at the same time do not see each other's
-/// outcomes.
+/// Backtests each target rate on the VMs of `test`. Models are trained on the VMs of `train` (which
+/// may be empty) and of `test` that have ended. VMs that start at the same time are predicted
+/// without each other's outcomes.
 ///
 /// # Errors
-/// [`EmptyTestSet`] when `test` has no reliable outcome.
+/// Returns [`EmptyTestSet`] if `test` has no reliable outcome.
 pub fn run(
     train: &[VmSample],
     test: &[VmSample],
     rates: &[Fraction],
 ) -> Result<Vec<BacktestResult>, EmptyTestSet> {
-    let backtest = Backtest::over(train, test, rates, Vec::new())?;
+    let backtest = Backtest::replay_all(train, test, rates, Vec::new())?;
     Ok(backtest.policies.iter().map(Policy::result).collect())
 }
 
-/// Like [`run`], and also scores every other method on the same VMs with the same inputs.
+/// Does the same as [`run`], and also scores every other prediction method on the same VMs with the
+/// same inputs.
 ///
 /// # Errors
-/// [`EmptyTestSet`] when `test` has no reliable outcome.
+/// Returns [`EmptyTestSet`] if `test` has no reliable outcome.
 pub fn compare(
     train: &[VmSample],
     test: &[VmSample],
     rates: &[Fraction],
 ) -> Result<(Vec<BacktestResult>, Vec<MethodScores>), EmptyTestSet> {
-    let Backtest { policies, baselines, .. } = Backtest::over(train, test, rates, Baseline::all(rates))?;
+    let Backtest { policies, baselines, .. } =
+        Backtest::replay_all(train, test, rates, Baseline::all(rates))?;
     let of = |method, sum: fn(&Policy) -> ScoreSum| MethodScores {
         method,
         scores: policies.iter().map(|policy| sum(policy).score()).collect(),
@@ -101,30 +108,30 @@ pub fn compare(
     Ok((results, method_scores.into_iter().chain(Baseline::method_scores(&baselines)).collect()))
 }
 
-/// Model to serve, with the backtest of models trained the same way.
+/// Trained model, with the backtest results of models that were trained in the same way.
 #[derive(Clone, Debug)]
 pub struct TrainedModel {
     /// Model trained on all outcomes.
     pub model: Model,
-    /// Latest outcomes, each with the prediction of a model trained before it.
+    /// Latest outcomes, each with the prediction of a model that was trained before the VM started.
     pub calibration: Calibration,
-    /// Backtest results on the VMs that started after the first training.
+    /// Backtest results for the VMs that started after the first training.
     pub results: Vec<BacktestResult>,
-    /// Number of outcomes that the model was trained on.
+    /// Number of reliable outcomes in the training set.
     pub outcomes: usize,
-    /// Start of the first VM and end of the last.
+    /// Earliest start and latest end of a VM in the training set.
     pub window: (UnixMs, UnixMs),
 }
 
-/// Error: too few reliable outcomes to train on.
+/// Error for a training set with too few reliable outcomes. The field is their number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0} reliable outcomes: must be at least {FIRST_TRAINING}")]
+#[error("the training set has {0} reliable outcomes: must be at least {FIRST_TRAINING}")]
 pub struct TooFewOutcomes(usize);
 
-/// Trains a model on all outcomes, and backtests models of earlier outcomes on later ones.
+/// Trains a model on all outcomes, and backtests models trained on earlier outcomes on later VMs.
 ///
 /// # Errors
-/// [`TooFewOutcomes`] when there are fewer than 50 reliable outcomes.
+/// Returns [`TooFewOutcomes`] if there are fewer than 50 reliable outcomes.
 pub fn train(
     samples: &[VmSample],
     source: &ModelSource,
@@ -137,7 +144,7 @@ pub fn train(
     let Some(window) = begins.zip(ends).filter(|_| outcomes >= FIRST_TRAINING) else {
         return Err(TooFewOutcomes(outcomes));
     };
-    // The calibration would evict earlier outcomes.
+    // A calibration keeps only the latest outcomes. Predictions for earlier VMs are not needed.
     let first = outcomes.saturating_sub(CALIBRATION_OUTCOMES_MAX).max(FIRST_TRAINING);
     let mut backtest = Backtest { tests_unpredicted: false, ..Backtest::new(source, first, rates) };
     let samples: Vec<&VmSample> = samples.iter().collect();
@@ -148,7 +155,7 @@ pub fn train(
     Ok(TrainedModel { model, calibration, results, outcomes, window })
 }
 
-/// Calibrates an existing model on VMs that started after `after`, in order of their end.
+/// Calibrates an existing model on the outcomes of VMs that started after `after`.
 pub fn calibrate(model: &Model, samples: &[VmSample], after: UnixMs) -> Calibration {
     let source = ModelSource::Trained;
     let mut backtest = Backtest { calibrates_after: Some(after), ..Backtest::new(&source, usize::MAX, &[]) };
@@ -159,7 +166,8 @@ pub fn calibrate(model: &Model, samples: &[VmSample], after: UnixMs) -> Calibrat
     backtest.online.calibration().clone()
 }
 
-/// Returns the features of each VM at its start, in order of start, and its untouched share.
+/// Returns the row of features of each VM at its start, and its untouched share, in the order of
+/// starts.
 pub fn features_at_start(samples: &[VmSample]) -> Vec<([f64; FEATURES], Fraction)> {
     let samples: Vec<&VmSample> = samples.iter().collect();
     let mut backtest = Backtest::new(&ModelSource::Trained, usize::MAX, &[]);
@@ -170,38 +178,41 @@ pub fn features_at_start(samples: &[VmSample]) -> Vec<([f64; FEATURES], Fraction
     start_order(&samples).into_iter().map(&mut start).collect()
 }
 
-/// Returns the indexes of the samples in order of start.
+/// Returns the indexes of the samples in the order of starts.
 fn start_order(samples: &[&VmSample]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..samples.len()).collect();
     order.sort_by_key(|sample| samples[*sample].request.begins);
     order
 }
 
-/// State of a backtest at one point in time.
+/// State of a backtest at one point in the replayed time.
 struct Backtest<'a> {
     online: OnlinePredictor,
     source: &'a ModelSource,
-    /// Latest outcomes: features at start, and untouched share.
+    /// Latest outcomes: the row of features at the start of the VM, and its untouched share.
     training: VecDeque<([f64; FEATURES], f64)>,
+    /// Number of reliable outcomes so far.
     outcomes_seen: usize,
     policies: Vec<Policy>,
     baselines: Vec<Baseline>,
     /// Number of outcomes at which the next training is due.
     train_at: usize,
+    /// Number of outcomes at the last update of the risk limits.
     limits_set_at: usize,
-    /// Whether VMs are scored that started before the first model; nothing was predicted for them.
+    /// Whether VMs are scored that started before the first training. Their prediction is 0.
     tests_unpredicted: bool,
-    /// Only predictions of VMs that started later calibrate the model; earlier VMs may be in its
+    /// If set, only VMs that started after this time calibrate the model. Earlier VMs may be in its
     /// training set.
     calibrates_after: Option<UnixMs>,
+    /// End and sample index of each running VM.
     running: BinaryHeap<Reverse<(UnixMs, usize)>>,
-    /// Assessments of the running VMs.
+    /// Features and prediction of each running VM, by sample index.
     assessments: BTreeMap<usize, VmAssessment>,
 }
 
 impl<'a> Backtest<'a> {
-    /// Replays all VMs; those of `test` are scored.
-    fn over(
+    /// Replays the VMs of `train` and `test`, and scores the VMs of `test`.
+    fn replay_all(
         train: &[VmSample],
         test: &[VmSample],
         rates: &[Fraction],
@@ -216,7 +227,7 @@ impl<'a> Backtest<'a> {
         Ok(backtest)
     }
 
-    /// Creates a backtest with its first training at `first` outcomes.
+    /// Creates a backtest whose first training is due at `first` outcomes.
     fn new(source: &'a ModelSource, first: usize, rates: &[Fraction]) -> Self {
         Self {
             online: OnlinePredictor::default(),
@@ -234,7 +245,8 @@ impl<'a> Backtest<'a> {
         }
     }
 
-    /// Replays all samples in order of start; those with an index from `tested` on are scored.
+    /// Replays all samples in the order of starts. Scores the samples with an index of at least
+    /// `tested`.
     fn replay(&mut self, samples: &[&VmSample], tested: usize) {
         for at in start_order(samples) {
             let sample = samples[at];
@@ -247,12 +259,13 @@ impl<'a> Backtest<'a> {
     /// Records the outcomes of all VMs that ended before `now`.
     fn end_until(&mut self, now: UnixMs, samples: &[&VmSample]) {
         while self.running.peek().is_some_and(|Reverse((ended, _))| *ended < now) {
-            let Reverse((_, at)) = self.running.pop().expect("peeked above");
-            let assessment = self.assessments.remove(&at).expect("a VM starts before it ends");
+            let Reverse((_, at)) = self.running.pop().expect("`peek` returned a VM");
+            let assessment = self.assessments.remove(&at).expect("a running VM has an assessment");
             self.record_outcome(samples[at], &assessment);
         }
     }
 
+    /// Adds a reliable outcome to the history, the calibration and the training set.
     fn record_outcome(&mut self, sample: &VmSample, assessment: &VmAssessment) {
         if !sample.is_trusted {
             return;
@@ -268,7 +281,7 @@ impl<'a> Backtest<'a> {
         self.outcomes_seen += 1;
     }
 
-    /// Trains a model and updates the risk limits when due.
+    /// Trains a model and updates the risk limits, if either is due.
     fn update(&mut self) {
         if self.outcomes_seen >= self.train_at {
             let model = self.fit();
@@ -289,18 +302,20 @@ impl<'a> Backtest<'a> {
         }
     }
 
+    /// Trains a model on the latest outcomes, and updates the fixed shares.
     fn fit(&mut self) -> Model {
         let (features, mut untouched): (Vec<_>, Vec<f64>) = self.training.iter().copied().unzip();
         let model = self.source.fit(&features, &untouched, self.outcomes_seen as u64);
         untouched.sort_unstable_by(f64::total_cmp);
         for policy in &mut self.policies {
             let fixed_share = untouched[rank(untouched.len(), policy.rate.get())];
-            policy.fixed_share = Fraction::new(fixed_share).expect("untouched memory is a share");
+            policy.fixed_share = Fraction::new(fixed_share).expect("an untouched share is a fraction");
         }
         model
     }
 
-    /// Starts a VM and returns its features.
+    /// Starts a VM: predicts it, scores the prediction if the VM is tested, and returns the row of
+    /// features.
     fn start(&mut self, at: usize, sample: &VmSample, is_tested: bool) -> [f64; FEATURES] {
         let assessment = self.online.assess(&sample.request);
         let features = assessment.features;
@@ -321,13 +336,17 @@ impl<'a> Backtest<'a> {
     }
 }
 
-/// Target rate with its current risk limit and scores.
+/// Target rate, with its current risk limit and the scores so far.
 struct Policy {
+    /// Target share of overpredicted VMs.
     rate: Fraction,
-    /// `None`, and nothing is predicted, until there are enough outcomes.
+    /// Current risk limit. `None` while there are too few outcomes; the prediction is then 0.
     risk_limit: Option<RiskLimit>,
+    /// Share that the baseline [`Method::FixedShare`] predicts for every VM.
     fixed_share: Fraction,
+    /// Scores of [`Method::Calibrated`].
     calibrated: ScoreSum,
+    /// Scores of [`Method::FixedShare`].
     fixed: ScoreSum,
 }
 
@@ -342,11 +361,13 @@ impl Policy {
         }
     }
 
+    /// Scores the calibrated prediction and the fixed share for one VM.
     fn test(&mut self, sample: &VmSample, prediction: Option<RiskPrediction>) {
         let allocation = prediction
             .zip(self.risk_limit)
             .map(|(prediction, risk_limit)| prediction.allocation(sample.request.requested, risk_limit));
-        let share = Fraction::new(allocation.unwrap_or_default().share).expect("an allocation is a share");
+        let share =
+            Fraction::new(allocation.unwrap_or_default().share).expect("an allocated share is a fraction");
         self.calibrated.add(share, sample);
         self.fixed.add(self.fixed_share, sample);
     }

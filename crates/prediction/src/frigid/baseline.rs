@@ -1,6 +1,6 @@
 //! Baselines for the prediction of frigid memory (Pond, section 6.4.2 and figure 10c): the paper's
-//! quantile, a fixed share, and rules used in operation. The backtest gives every method the same
-//! inputs at the same time.
+//! quantile, a fixed share, and rules that operators use. In the backtest, every method has the
+//! same inputs at the same time.
 
 use units::Fraction;
 
@@ -12,55 +12,59 @@ use super::{
     score::{Score, ScoreSum},
 };
 
-/// Prediction method.
+/// Method that predicts the untouched share of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
-    /// Trees and margins with one risk multiplier for all VMs, calibrated on recent outcomes.
+    /// Trees and margins, with one risk multiplier for all VMs that is calibrated on recent
+    /// outcomes. This is the method that Tarn serves.
     Calibrated,
-    /// Quantile of the trees at the target rate, for each VM (the paper's method).
+    /// Quantile of the trees at the target rate, for each VM. This is the paper's method.
     TreeQuantile,
     /// Fixed share for all VMs: the quantile of the training VMs' untouched shares at the target
     /// rate.
     FixedShare,
-    /// Lowest untouched share in the narrowest group with an outcome, less some points.
+    /// Lowest untouched share in the narrowest group with an outcome, less a constant.
     GroupMinimum,
-    /// Lowest untouched share of the VM's owner, less some points.
+    /// Lowest untouched share of the VMs of the same owner, less a constant.
     OwnerMinimum,
 }
 
-/// Scores of a method at each of its settings.
+/// Scores of a method at several settings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MethodScores {
-    /// Prediction method.
+    /// Method that made the scored predictions.
     pub method: Method,
-    /// Scores, in the order of the settings.
+    /// Score for each setting: a target rate, or a constant to subtract.
     pub scores: Vec<Score>,
 }
 
-/// Settings of the minimum rules: points to subtract from the lowest share.
-const POINTS_OFF: [f64; 12] = [0.0, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.16, 0.2, 0.25, 0.3, 0.4];
+/// Constants that the minimum rules subtract from the lowest untouched share.
+const REDUCTIONS: [f64; 12] = [0.0, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.16, 0.2, 0.25, 0.3, 0.4];
 
-/// Baseline at one setting: a target rate, or points to subtract.
+/// Baseline at one setting, with the sum of its scores.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Baseline {
     method: Method,
+    /// Target rate, or constant to subtract from the lowest untouched share.
     setting: f64,
     sum: ScoreSum,
 }
 
 impl Baseline {
-    /// Returns all baselines except the fixed share, which the backtest computes itself.
+    /// Returns all baselines except the fixed share, which `backtest` computes.
     pub fn all(rates: &[Fraction]) -> Vec<Self> {
         let baseline = |method, setting| Self { method, setting, sum: ScoreSum::default() };
         let trees = rates.iter().map(|rate| baseline(Method::TreeQuantile, rate.get()));
         let rules = [Method::GroupMinimum, Method::OwnerMinimum];
         trees
-            .chain(rules.into_iter().flat_map(|method| POINTS_OFF.map(|points| baseline(method, points))))
+            .chain(
+                rules.into_iter().flat_map(|method| REDUCTIONS.map(|reduction| baseline(method, reduction))),
+            )
             .collect()
     }
 
-    /// Predicts a VM from its features and the tree quantiles at its start, and scores the
-    /// prediction. Without a history or model nothing is predicted.
+    /// Predicts the untouched share of a VM from its features and the tree quantiles at its start,
+    /// and adds the score of the prediction. Predicts 0 without a history or a model.
     pub fn add(&mut self, sample: &VmSample, features: &[f64; FEATURES], trees: Option<Curve>) {
         let reduced = |lowest: f64| lowest - self.setting;
         let share = match self.method {
@@ -72,12 +76,12 @@ impl Baseline {
             Method::OwnerMinimum => lowest(features, owner_group(&sample.request.groups)).map(reduced),
             Method::Calibrated | Method::FixedShare => None,
         };
-        let share =
-            Fraction::new(share.unwrap_or_default().max(0.0)).expect("a share less some points, at least 0");
+        let share = Fraction::new(share.unwrap_or_default().max(0.0))
+            .expect("a share reduced by a constant and clamped to 0 is a fraction");
         self.sum.add(share, sample);
     }
 
-    /// Returns the scores by method.
+    /// Returns the scores of all baselines, grouped by method.
     pub fn method_scores(baselines: &[Self]) -> impl Iterator<Item = MethodScores> {
         let methods = baselines.chunk_by(|one, next| one.method == next.method);
         methods.map(|settings| MethodScores {
@@ -87,7 +91,7 @@ impl Baseline {
     }
 }
 
-/// Returns the index of the owner's group; see [`Groups::owner`].
+/// Returns the index of the group that [`Groups::owner`] names.
 fn owner_group(groups: &Groups) -> usize {
     usize::from(!groups.key.is_empty())
 }

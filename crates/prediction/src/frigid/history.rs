@@ -1,5 +1,6 @@
-//! Features of a VM from the outcomes of similar VMs. For each group of VMs: order statistics,
-//! recency, trend, count, and how often little memory stayed untouched. Unknown features are NaN.
+//! Features of a VM, from its request and from the outcomes of similar VMs. The features of each
+//! group of similar VMs are order statistics of untouched shares, their recency, trend and count,
+//! and how often the untouched share was low. Unknown features are NaN.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -7,17 +8,18 @@ use units::{Bytes, UnixMs, limits::OUTCOMES_PER_GROUP_MAX};
 
 use super::outcome::{Groups, Outcome, Usage, VmRequest};
 
-/// Features of the request itself.
+/// Names of the features from the request.
 const REQUEST_FEATURES: [&str; 3] = ["requested_gib", "cores", "gib_per_core"];
-/// Features of each group. Untouched shares are relative to the current request: a VM that touched
-/// 6 GiB leaves half of 12 GiB untouched.
+/// Names of the features of each group. Untouched shares are relative to the current request: if an
+/// earlier VM touched 6 GiB, the untouched share of a request of 12 GiB is one half.
 const GROUP_FEATURES: [&str; 21] = [
     "count",
     "hours_ago",
     "last",
     "before_last",
     "lowest",
-    "lowest_share", // relative to the request of that VM
+    // The following feature is relative to the request of the earlier VM.
+    "lowest_share",
     "lowest_of_4",
     "second_lowest",
     "tenth",
@@ -34,29 +36,31 @@ const GROUP_FEATURES: [&str; 21] = [
     "below_50",
     "below_70",
 ];
-/// Indexes of two of the group features.
+/// Index of the feature `count` in [`GROUP_FEATURES`].
 const COUNT_INDEX: usize = 0;
+/// Index of the feature `lowest` in [`GROUP_FEATURES`].
 const LOWEST_INDEX: usize = 4;
-/// Thresholds of the last group features: how often the untouched share was below each of them.
+/// Thresholds of the features `below_10` to `below_70`, which count lower untouched shares.
 const BELOW_SHARES: [f64; 4] = [0.1, 0.3, 0.5, 0.7];
 
-/// Number of features of a VM.
+/// Number of features of a VM, and length of a row of features.
 pub const FEATURES: usize = REQUEST_FEATURES.len() + Groups::COUNT * GROUP_FEATURES.len();
 
-/// Returns the names of the features, in order.
+/// Returns the names of the features, in the order of a row.
 pub fn feature_names() -> impl Iterator<Item = String> {
     let group_features = |group| GROUP_FEATURES.iter().map(move |name| format!("{group}.{name}"));
     REQUEST_FEATURES.iter().map(ToString::to_string).chain(Groups::NAMES.into_iter().flat_map(group_features))
 }
 
-/// Outcomes of ended VMs, by group.
+/// Outcomes of ended VMs, by group of similar VMs.
 #[derive(Clone, Debug, Default)]
 pub struct History {
+    /// Outcomes by group name, for each kind of group in the order of [`Groups::NAMES`].
     groups: [BTreeMap<String, Group>; Groups::COUNT],
 }
 
 impl History {
-    /// Adds the outcome of a VM to each of its groups.
+    /// Adds the outcome of an ended VM to each of its groups.
     pub fn add(&mut self, request: &VmRequest, outcome: &Outcome) {
         for (groups, name) in self.groups.iter_mut().zip(request.groups.all()) {
             if let Some(group) = groups.get_mut(name) {
@@ -86,8 +90,8 @@ impl History {
     }
 }
 
-/// Returns the narrowest group with an outcome: its index, its number of outcomes and its lowest
-/// untouched share. Reads the features as they were when the VM started.
+/// Returns the narrowest group of a VM with an outcome at its start, from its row of features: the
+/// index of the group, its number of outcomes, and its lowest untouched share.
 pub(super) fn narrowest_group(features: &[f64; FEATURES]) -> Option<(usize, f64, f64)> {
     let mut groups = features[REQUEST_FEATURES.len()..].chunks_exact(GROUP_FEATURES.len()).enumerate();
     groups
@@ -95,28 +99,36 @@ pub(super) fn narrowest_group(features: &[f64; FEATURES]) -> Option<(usize, f64,
         .map(|(at, group)| (at, group[COUNT_INDEX], group[LOWEST_INDEX]))
 }
 
-/// Returns the lowest untouched share in the group with this index; `None` if it has no outcome.
+/// Returns the lowest untouched share in the group with this index, from a row of features. Returns
+/// `None` if the group has no outcome.
 pub(super) fn lowest(features: &[f64; FEATURES], group: usize) -> Option<f64> {
     let lowest = features[REQUEST_FEATURES.len() + group * GROUP_FEATURES.len() + LOWEST_INDEX];
     (!lowest.is_nan()).then_some(lowest)
 }
 
-/// Outcomes of one group.
+/// Outcomes of one group of VMs.
 #[derive(Clone, Debug)]
 struct Group {
+    /// Number of outcomes.
     count: u32,
+    /// Lowest untouched share.
     lowest: f64,
+    /// Largest peak memory.
     highest: Bytes,
+    /// Number of outcomes with an untouched share below each of [`BELOW_SHARES`].
     below: [u32; BELOW_SHARES.len()],
-    /// Latest outcomes, oldest first, at most [`OUTCOMES_PER_GROUP_MAX`].
+    /// Latest outcomes in the order of their end, at most [`OUTCOMES_PER_GROUP_MAX`].
     recent: VecDeque<RecentOutcome>,
 }
 
-/// One of the latest outcomes.
+/// Recent outcome of a VM of a group.
 #[derive(Clone, Copy, Debug)]
 struct RecentOutcome {
+    /// End time of the VM.
     ended: UnixMs,
+    /// Requested memory.
     requested: Bytes,
+    /// Peak memory touched.
     peak: Bytes,
     usage: Usage,
 }
@@ -135,7 +147,7 @@ impl Group {
         self.highest = self.highest.max(peak);
         self.below.iter_mut().zip(BELOW_SHARES).for_each(|(n, share)| *n += u32::from(untouched < share));
         let (ended, requested, usage) = (outcome.ended, request.requested, outcome.usage);
-        // Outcomes may arrive out of order.
+        // Outcomes may be added in a different order than that of their end.
         let at = self.recent.partition_point(|outcome| outcome.ended <= ended);
         self.recent.insert(at, RecentOutcome { ended, requested, peak, usage });
         if self.recent.len() > OUTCOMES_PER_GROUP_MAX {
@@ -143,17 +155,18 @@ impl Group {
         }
     }
 
+    /// Computes [`GROUP_FEATURES`] for a VM that is about to start.
     fn features(&self, request: &VmRequest) -> [f64; GROUP_FEATURES.len()] {
         let untouched_share = |used: Bytes| 1.0 - (as_gib(used) / as_gib(request.requested)).min(1.0);
         let untouched_if_measured = |used: Option<Bytes>| used.map_or(f64::NAN, untouched_share);
         let latest: Vec<f64> =
             self.recent.iter().rev().map(|outcome| untouched_share(outcome.peak)).collect();
-        let last = self.recent.back().expect("a group has an outcome");
+        let last = self.recent.back().expect("a group has at least one outcome");
         let mut sorted = latest.clone();
         sorted.sort_unstable_by(f64::total_cmp);
         let n = latest.len();
         let mean = latest.iter().sum::<f64>() / n as f64;
-        let spread = (latest.iter().map(|one| (one - mean).powi(2)).sum::<f64>() / n as f64).sqrt();
+        let spread = (latest.iter().map(|share| (share - mean).powi(2)).sum::<f64>() / n as f64).sqrt();
         let [below_10, below_30, below_50, below_70] =
             self.below.map(|below| f64::from(below) / f64::from(self.count));
         [
@@ -182,7 +195,7 @@ impl Group {
     }
 }
 
-/// Converts bytes to GiB, the unit of features.
+/// Converts a memory size to GiB, the unit of memory in features.
 pub(super) fn as_gib(bytes: Bytes) -> f64 {
     bytes.get() as f64 / Bytes::gib(1).get() as f64
 }

@@ -1,6 +1,8 @@
-//! Margins below the lowest untouched share of similar VMs, by group and number of outcomes. The
-//! rule "lowest so far, less ten points" is common in operation; here its margins are learnt. On
-//! its own it is nearly as accurate as trees for VMs with a history, and more stable under drift.
+//! Margins below the lowest untouched share of similar VMs, by group and number of outcomes.
+//!
+//! Operators commonly predict the lowest untouched share so far minus a constant, such as 0.1. Here
+//! the constants are learned from outcomes. For VMs with a history, this rule alone is nearly as
+//! accurate as trees, and less sensitive to drift.
 
 use std::collections::BTreeMap;
 
@@ -12,60 +14,63 @@ use super::{
 };
 use crate::trees::boost::rank;
 
-/// Minimum number of outcomes to learn the margins of a case.
+/// Smallest number of outcomes from which the margins of a group and bucket are learned.
 const OUTCOMES_MIN: usize = 50;
-/// Lower bounds of the outcome-count buckets.
-const COUNT_STEPS: [f64; 5] = [2.0, 3.0, 5.0, 9.0, 30.0];
+/// Lower bounds of the buckets for the number of outcomes of a group, except the first bucket.
+const BUCKET_STARTS: [f64; 5] = [2.0, 3.0, 5.0, 9.0, 30.0];
 
-/// For each group and outcome-count bucket: offset to add to the lowest untouched share, by
-/// quantile level.
+/// Kind of group (by its index in `Groups::NAMES`), and bucket of its number of outcomes.
+type MarginKey = (usize, usize);
+
+/// Learned margins: values to add to the lowest untouched share of a group, for each quantile
+/// level.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(into = "Vec<MarginRow>", from = "Vec<MarginRow>")]
-pub(super) struct Margins(BTreeMap<(usize, usize), [f64; QUANTILE_LEVELS.len()]>);
+pub(super) struct Margins(BTreeMap<MarginKey, [f64; QUANTILE_LEVELS.len()]>);
 
-/// Serialized row: group, bucket, offsets.
+/// Serialized form of one entry of [`Margins`]: kind of group, bucket, margins.
 type MarginRow = (usize, usize, [f64; QUANTILE_LEVELS.len()]);
 
 impl From<Margins> for Vec<MarginRow> {
     fn from(Margins(margins): Margins) -> Self {
-        margins.into_iter().map(|((group, case), margins)| (group, case, margins)).collect()
+        margins.into_iter().map(|((group, bucket), margins)| (group, bucket, margins)).collect()
     }
 }
 
 impl From<Vec<MarginRow>> for Margins {
     fn from(rows: Vec<MarginRow>) -> Self {
-        Self(rows.into_iter().map(|(group, case, margins)| ((group, case), margins)).collect())
+        Self(rows.into_iter().map(|(group, bucket, margins)| ((group, bucket), margins)).collect())
     }
 }
 
 impl Margins {
-    /// Learns the margins from features and untouched shares of ended VMs.
+    /// Learns margins from the features and untouched shares of ended VMs.
     pub(super) fn learn<'a>(outcomes: impl Iterator<Item = (&'a [f64; FEATURES], f64)>) -> Self {
-        let mut differences: BTreeMap<(usize, usize), Vec<f64>> = BTreeMap::new();
+        let mut differences: BTreeMap<MarginKey, Vec<f64>> = BTreeMap::new();
         for (features, untouched) in outcomes {
-            if let Some((case, lowest)) = case(features) {
-                differences.entry(case).or_default().push(untouched - lowest);
+            if let Some((key, lowest)) = key_and_lowest(features) {
+                differences.entry(key).or_default().push(untouched - lowest);
             }
         }
         let sufficient = differences.into_iter().filter(|(_, differences)| differences.len() >= OUTCOMES_MIN);
-        Self(sufficient.map(|(case, differences)| (case, quantiles_of(differences))).collect())
+        Self(sufficient.map(|(key, differences)| (key, quantiles_of(differences))).collect())
     }
 
-    /// Returns the untouched share at each quantile level; `None` for a VM without a learnt case.
+    /// Returns the predicted untouched share at each quantile level. Returns `None` if no margins
+    /// were learned for the VM's narrowest group with an outcome.
     pub(super) fn shares(&self, features: &[f64; FEATURES]) -> Option<[f64; QUANTILE_LEVELS.len()]> {
-        let (case, lowest) = case(features)?;
-        self.0.get(&case).map(|margins| margins.map(|margin| lowest + margin))
+        let (key, lowest) = key_and_lowest(features)?;
+        self.0.get(&key).map(|margins| margins.map(|margin| lowest + margin))
     }
 }
 
-/// Returns the case (narrowest group and outcome-count bucket) and the lowest untouched share of
-/// the group.
-fn case(features: &[f64; FEATURES]) -> Option<((usize, usize), f64)> {
+/// Returns the key and the lowest untouched share of the narrowest group with an outcome.
+fn key_and_lowest(features: &[f64; FEATURES]) -> Option<(MarginKey, f64)> {
     let (group, count, lowest) = narrowest_group(features)?;
-    Some(((group, COUNT_STEPS.partition_point(|from| *from <= count)), lowest))
+    Some(((group, BUCKET_STARTS.partition_point(|start| *start <= count)), lowest))
 }
 
-/// Returns the quantile of the numbers at each level.
+/// Returns the quantiles of `numbers` at all [`QUANTILE_LEVELS`].
 ///
 /// # Panics
 /// Panics if `numbers` is empty.

@@ -1,5 +1,5 @@
-//! Model of frigid memory: quantile trees blended with margins, or an imported model with conformal
-//! offsets.
+//! Model of frigid memory: a weighted mean of quantile trees and margins, or an imported model with
+//! an offset for each quantile level (conformal prediction).
 
 use serde::{Deserialize, Serialize};
 
@@ -16,26 +16,27 @@ use crate::{
     },
 };
 
-/// Many small trees: there are thousands of outcomes, and the lowest quantile level is 0.003.
-/// Chosen on public traces among some dozens of settings that differed little.
+/// Parameters of the quantile trees. Trees are small, because training sets have only thousands of
+/// outcomes and the lowest quantile level is 0.003. The values were chosen on public traces from a
+/// few dozen settings with similar results.
 const BOOST_PARAMS: BoostParams = BoostParams {
     trees: 200,
     rate: 0.05,
     tree: TreeParams { leaves_max: 6, leaf_rows_min: 15, columns_tried: 0.3 },
     rows_tried: 0.5,
 };
-/// Weight of the margins in the blend with the trees.
+/// Weight of the margins in the weighted mean with the trees, 0 to 1.
 const MARGINS_WEIGHT: f64 = 0.3;
 
 /// Model that predicts the untouched share of a VM's memory.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Model(Predictor);
 
-/// Implementation of the model.
+/// Source of the predicted quantiles.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Predictor {
-    /// Trees that were trained here.
+    /// Trees and margins trained by Tarn.
     #[serde(rename = "own")]
     Trained {
         /// Trees with one output for each quantile level.
@@ -43,20 +44,20 @@ enum Predictor {
         /// Margins below the lowest untouched share of similar VMs.
         margins: Margins,
     },
-    /// Model trained elsewhere, with one output: the untouched share.
+    /// Model trained elsewhere, whose output is the untouched share.
     #[serde(rename = "foreign")]
     Imported {
         model: ImportedModel,
-        /// Offset to add to the output at each quantile level.
+        /// Offset that is added to the output for each quantile level.
         #[serde(rename = "off")]
         offsets: [f64; QUANTILE_LEVELS.len()],
     },
 }
 
-/// Source of the models that a training produces.
+/// Kind of model that a training creates.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ModelSource {
-    /// Trees trained on the outcomes.
+    /// Trees and margins trained on the outcomes.
     Trained,
     /// Model trained elsewhere. Training only fits its offsets to the outcomes (split conformal
     /// prediction).
@@ -64,11 +65,12 @@ pub enum ModelSource {
 }
 
 impl ModelSource {
-    /// Fits a model to outcomes. `features` are those of each VM before it started, `untouched` the
-    /// untouched share of each. Deterministic for the same rows and seed.
+    /// Trains a model, or fits the offsets of the imported model, on outcomes. `features` is the
+    /// row of features of each VM before its start, and `untouched` the untouched share of each VM.
+    /// The result is deterministic for the same arguments.
     ///
     /// # Panics
-    /// Panics if there is no row or the lengths differ.
+    /// Panics if there is no row, or if the lengths of `features` and `untouched` differ.
     pub fn fit(&self, features: &[[f64; FEATURES]], untouched: &[f64], seed: u64) -> Model {
         match self {
             Self::Trained => Model::train(features, untouched, seed),
@@ -84,11 +86,12 @@ impl ModelSource {
 }
 
 impl Model {
-    /// Trains a model on outcomes. `features` are those of each VM before it started, `untouched`
-    /// the untouched share of each. Deterministic for the same rows and seed.
+    /// Trains a model on outcomes. `features` is the row of features of each VM before its start,
+    /// and `untouched` the untouched share of each VM. The result is deterministic for the same
+    /// arguments.
     ///
     /// # Panics
-    /// Panics if there is no row or the lengths differ.
+    /// Panics if there is no row, or if the lengths of `features` and `untouched` differ.
     pub fn train(features: &[[f64; FEATURES]], untouched: &[f64], seed: u64) -> Self {
         let mut columns = Columns::new(FEATURES);
         features.iter().for_each(|row| columns.push(row));
@@ -113,12 +116,12 @@ impl Model {
             }
             Predictor::Imported { model, offsets } => {
                 let predicted = model.predict(features);
-                Curve::new(offsets.map(|offsets| predicted + offsets))
+                Curve::new(offsets.map(|offset| predicted + offset))
             }
         }
     }
 
-    /// Like [`Self::curve`], but without the margins.
+    /// Predicts the untouched share at each quantile level from the trees alone, without margins.
     pub(super) fn curve_of_trees(&self, features: &[f64; FEATURES]) -> Curve {
         match &self.0 {
             Predictor::Trained { trees, .. } => Curve::new(shares(trees, features)),
@@ -126,7 +129,7 @@ impl Model {
         }
     }
 
-    /// Returns whether the model has the features and quantile levels of this version.
+    /// Returns whether the model has the features and quantile levels of this version of Tarn.
     pub(crate) fn fits(&self) -> bool {
         match &self.0 {
             Predictor::Trained { trees, .. } => {
@@ -137,6 +140,7 @@ impl Model {
     }
 }
 
+/// Predicts the untouched share at each quantile level from trees.
 fn shares(trees: &Ensemble, features: &[f64; FEATURES]) -> [f64; QUANTILE_LEVELS.len()] {
     let mut shares = [0.0; QUANTILE_LEVELS.len()];
     trees.predict(features, &mut shares);

@@ -1,6 +1,6 @@
-//! Online predictor: predicts VMs that are about to start from a model and the outcomes so far, and
-//! is updated as VMs end. The backtest and the pool manager use the same predictor, so the backtest
-//! measures exactly what is served.
+//! Online predictor: predicts VMs that are about to start, from a model and the outcomes of earlier
+//! VMs. It is updated when VMs end. The backtest and the pool manager use the same predictor, so
+//! that backtest results apply to the served predictions.
 
 use serde::{Deserialize, Serialize};
 use units::Bytes;
@@ -13,7 +13,8 @@ use super::{
     risk::{Curve, RiskAllocation, RiskLimit},
 };
 
-/// Outcome history, the serving model if there is one, and its calibration.
+/// Predictor with a history of outcomes, a serving model and its calibration. Without a model, it
+/// computes features but makes no predictions.
 #[derive(Clone, Debug, Default)]
 pub struct OnlinePredictor {
     history: History,
@@ -24,30 +25,30 @@ pub struct OnlinePredictor {
 /// Features and prediction of a VM that is about to start.
 #[derive(Clone, Debug, PartialEq)]
 pub struct VmAssessment {
-    /// Features; NaN where unknown.
+    /// Row of features; unknown features are NaN.
     pub features: [f64; FEATURES],
-    /// Prediction of the serving model, if there is one.
+    /// Prediction of the serving model, or `None` without a serving model.
     pub prediction: Option<RiskPrediction>,
 }
 
-/// Prediction of a model for one VM.
+/// Prediction of the untouched share of a VM's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RiskPrediction {
-    /// Untouched share of the VM's memory, by quantile level.
+    /// Predicted quantiles of the untouched share.
     pub curve: Curve,
-    /// Factor by which the VMs of this owner were overpredicted more often than predicted; at least
-    /// 1.
+    /// Ratio of the observed to the expected rate of overpredictions of the VM's owner, at least 1.
+    /// Risks are multiplied by this factor.
     #[serde(rename = "caution")]
     pub owner_margin: f64,
 }
 
 impl RiskPrediction {
-    /// Chooses the share of memory to take under a risk limit.
+    /// Returns the share of the VM's memory to allocate from the pool under a risk limit.
     pub fn allocation(&self, requested: Bytes, risk_limit: RiskLimit) -> RiskAllocation {
         self.curve.allocation(requested, risk_limit, self.owner_margin)
     }
 
-    /// Joins the prediction with the outcome of its VM.
+    /// Combines the prediction with the outcome of its VM into a calibration sample.
     pub fn with_outcome(self, request: &VmRequest, outcome: &Outcome) -> CalibrationSample {
         let Self { curve, owner_margin } = self;
         let (begins, requested, untouched) = (request.begins, request.requested, outcome.untouched);
@@ -56,7 +57,7 @@ impl RiskPrediction {
 }
 
 impl OnlinePredictor {
-    /// Predicts a VM that is about to start now.
+    /// Computes the features and the prediction of a VM that is about to start.
     pub fn assess(&self, request: &VmRequest) -> VmAssessment {
         let features = self.history.features(request);
         let prediction = self.model.as_ref().map(|model| RiskPrediction {
@@ -66,8 +67,8 @@ impl OnlinePredictor {
         VmAssessment { features, prediction }
     }
 
-    /// Records the outcome of a VM that ended. `prediction` is the one that the serving model made
-    /// before the VM started, if it did; it feeds the calibration.
+    /// Records the outcome of an ended VM. `prediction` is the prediction of the serving model
+    /// before the VM started, if any. It updates the calibration.
     pub fn record_outcome(
         &mut self,
         request: &VmRequest,
@@ -80,7 +81,7 @@ impl OnlinePredictor {
         }
     }
 
-    /// Replaces the outcome history, dropping outcomes that have expired.
+    /// Replaces the history of outcomes, such as to drop expired outcomes.
     pub fn set_history(&mut self, history: History) {
         self.history = history;
     }
@@ -94,13 +95,13 @@ impl OnlinePredictor {
         self.model = Some(model);
     }
 
-    /// Removes the model and its calibration.
+    /// Removes the serving model and its calibration.
     pub fn clear_model(&mut self) {
         self.model = None;
         self.calibration = Calibration::default();
     }
 
-    /// Replaces the model and its calibration.
+    /// Replaces the serving model and its calibration.
     pub fn install_model(&mut self, model: Model, calibration: Calibration) {
         self.model = Some(model);
         self.calibration = calibration;

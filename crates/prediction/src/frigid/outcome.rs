@@ -3,74 +3,76 @@
 use serde::{Deserialize, Serialize};
 use units::{Bytes, Fraction, UnixMs};
 
-/// Groups of similar VMs that a VM belongs to, narrowest first. Empty where unknown.
+/// Groups of similar VMs to which a VM belongs, narrowest first. The name of an unknown group is
+/// empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Groups {
-    /// VMs of this name: the same VM, started again.
+    /// Name of the VM. A VM that is started again has the same name.
     pub vm: String,
-    /// VMs of this customer or application.
+    /// Name of the customer or application of the VM.
     pub key: String,
-    /// VMs of this instance type.
+    /// Name of the instance type of the VM.
     pub kind: String,
-    /// VMs of this place: location, operating system, or another coarse partition.
+    /// Location or operating system of the VM, or another coarse partition.
     pub place: String,
 }
 
 impl Groups {
-    /// Number of groups.
+    /// Number of groups of a VM.
     pub const COUNT: usize = 4;
-    /// Names of the groups, narrowest first.
+    /// Names of the kinds of groups, narrowest first.
     pub const NAMES: [&str; Self::COUNT] = ["vm", "key", "kind", "place"];
 
-    /// Returns the group keys, narrowest first.
+    /// Returns the names of all groups of the VM, narrowest first.
     pub fn all(&self) -> [&str; Self::COUNT] {
         [&self.vm, &self.key, &self.kind, &self.place]
     }
 
-    /// Returns the owner of the VM: its customer or application if set, or else the VM itself.
+    /// Returns the owner of the VM: its customer or application if known, or else the VM itself.
+    /// Returns `None` if neither is known.
     pub fn owner(&self) -> Option<String> {
-        let named = [("key", &self.key), ("vm", &self.vm)].into_iter().find(|(_, name)| !name.is_empty());
-        named.map(|(of, name)| format!("{of} {name}"))
+        let owner = [("key", &self.key), ("vm", &self.vm)].into_iter().find(|(_, name)| !name.is_empty());
+        owner.map(|(kind, name)| format!("{kind} {name}"))
     }
 }
 
 /// Request of a VM that is about to start.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VmRequest {
-    /// Groups of similar VMs.
+    /// Groups of similar VMs to which the VM belongs.
     pub groups: Groups,
-    /// Total requested memory; above 0.
+    /// Total requested memory, local and pool, above 0.
     pub requested: Bytes,
-    /// Number of cores, if known.
+    /// Number of CPU cores of the VM, or `None` if it is unknown.
     pub cores: Option<f64>,
-    /// Start time.
+    /// Start time of the VM.
     pub begins: UnixMs,
 }
 
 /// Outcome of a VM that has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
-    /// End time.
+    /// End time of the VM.
     pub ended: UnixMs,
-    /// Share of the requested memory that was never touched.
+    /// Share of the requested memory that the VM never touched.
     pub untouched: Fraction,
-    /// Further measurements.
+    /// Other measurements of the VM.
     pub usage: Usage,
 }
 
-/// Measurements of a VM while it ran, where available.
+/// Measurements of a VM during its run time. `None` means that a value was not measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Usage {
     /// 99th percentile over time of the memory in use.
     pub p99: Option<Bytes>,
-    /// Mean memory in use.
+    /// Mean over time of the memory in use.
     pub mean: Option<Bytes>,
-    /// CPU utilization in percent.
+    /// CPU utilization, in percent.
     pub busy_percent: Option<f64>,
 }
 
 impl Outcome {
-    /// Returns the peak memory touched, for a VM that requested `requested`.
+    /// Returns the peak memory that the VM touched, given its requested memory.
     pub fn peak(&self, requested: Bytes) -> Bytes {
         requested.saturating_sub(self.untouched.of(requested))
     }

@@ -1,14 +1,15 @@
-//! Ended VMs as samples, shared by the backtest, its baselines and its scores.
+//! Sample of an ended VM for the backtest, its baselines and its scores.
 
 use super::outcome::{Outcome, VmRequest};
 
-/// Ended VM as a sample for training and testing.
+/// Request and outcome of an ended VM, for training and testing.
 #[derive(Clone, Debug, PartialEq)]
 pub struct VmSample {
-    /// Request, as known before the start.
+    /// Request of the VM before its start.
     pub request: VmRequest,
-    /// Outcome; its end is not before the start.
+    /// Outcome of the VM. Its end must not be before its start.
     pub outcome: Outcome,
-    /// Whether the outcome is reliable. Unreliable outcomes are neither trained on nor tested.
+    /// Whether the outcome is reliable. Unreliable outcomes are used neither for training nor for
+    /// testing.
     pub is_trusted: bool,
 }

@@ -5,33 +5,40 @@ use units::Fraction;
 
 use super::{history::as_gib, sample::VmSample};
 
-/// Sums over scored predictions; memory in GiB.
+/// Sums over all scored predictions of a method.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ScoreSum {
+    /// Number of scored VMs.
     pub vms: u32,
+    /// Number of overpredicted VMs.
     overpredicted: u32,
+    /// Number of VMs that are overpredicted after rounding down to whole slices.
     overpredicted_in_slices: u32,
-    forecast: f64,
-    in_slices: f64,
-    requested: f64,
+    /// Predicted memory, in GiB.
+    predicted_gib: f64,
+    /// Predicted memory rounded down to whole slices for each VM, in GiB.
+    slices_gib: f64,
+    /// Requested memory, in GiB.
+    requested_gib: f64,
 }
 
-/// Score of a prediction method at one setting. All values are shares, 0 to 1.
+/// Score of a prediction method at one setting. All values are fractions, 0 to 1.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Score {
     /// Share of VMs whose prediction exceeded their untouched memory.
     pub rate: f64,
-    /// Predicted over requested memory.
+    /// Sum of predicted memory divided by the sum of requested memory.
     pub share: f64,
-    /// Share of VMs whose prediction, rounded down to whole slices, exceeded their untouched
-    /// memory.
+    /// Share of VMs whose prediction exceeded their untouched memory after rounding down to whole
+    /// slices.
     pub slice_rate: f64,
-    /// Predicted memory, rounded down to whole slices of each VM, over requested memory.
+    /// Sum of predicted memory, rounded down to whole slices for each VM, divided by the sum of
+    /// requested memory.
     pub slice_share: f64,
 }
 
 impl ScoreSum {
-    /// Adds one prediction with the outcome of its VM.
+    /// Adds the predicted share of a VM, which is compared with the outcome of the VM.
     pub fn add(&mut self, share: Fraction, sample: &VmSample) {
         let requested = sample.request.requested;
         let untouched = sample.outcome.untouched;
@@ -39,20 +46,20 @@ impl ScoreSum {
         self.vms += 1;
         self.overpredicted += u32::from(share > untouched);
         self.overpredicted_in_slices += u32::from(in_slices > untouched.of(requested));
-        self.forecast += share.get() * as_gib(requested);
-        self.in_slices += as_gib(in_slices);
-        self.requested += as_gib(requested);
+        self.predicted_gib += share.get() * as_gib(requested);
+        self.slices_gib += as_gib(in_slices);
+        self.requested_gib += as_gib(requested);
     }
 
-    /// Returns the score; zeros if nothing was added.
+    /// Returns the score of all added predictions. All values are 0 if no prediction was added.
     pub fn score(&self) -> Score {
-        let of_vms = |vms: u32| f64::from(vms) / f64::from(self.vms.max(1));
-        let of_memory = |as_gib: f64| if self.vms == 0 { 0.0 } else { as_gib / self.requested };
+        let share_of_vms = |vms: u32| f64::from(vms) / f64::from(self.vms.max(1));
+        let share_of_memory = |gib: f64| if self.vms == 0 { 0.0 } else { gib / self.requested_gib };
         Score {
-            rate: of_vms(self.overpredicted),
-            share: of_memory(self.forecast),
-            slice_rate: of_vms(self.overpredicted_in_slices),
-            slice_share: of_memory(self.in_slices),
+            rate: share_of_vms(self.overpredicted),
+            share: share_of_memory(self.predicted_gib),
+            slice_rate: share_of_vms(self.overpredicted_in_slices),
+            slice_share: share_of_memory(self.slices_gib),
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Model trained elsewhere, applied to this crate's feature rows. Features are matched by name if
-//! the format has names, and by position otherwise.
+//! Model trained elsewhere that predicts from Tarn's rows of features. The features of the model
+//! are matched by name if the model has feature names, or else by position.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,23 +8,24 @@ use super::{lightgbm, onnx};
 /// Format of a model trained elsewhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// LightGBM's text format.
+    /// Text format of LightGBM.
     LightGbm,
     /// ONNX graph that consists of one tree ensemble.
     Onnx,
 }
 
-/// Model trained elsewhere, with one output.
+/// Model trained elsewhere, from which one output is used.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ImportedModel {
     model: Model,
-    /// For each feature of the model, the index of our feature.
+    /// Index in Tarn's row of features of each feature of the model.
     columns: Vec<usize>,
-    /// Index of the output to use.
+    /// Index of the output that is used.
     #[serde(rename = "answer")]
     output: usize,
 }
 
+/// Imported model, by its file format.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Model {
@@ -32,7 +33,7 @@ enum Model {
     Onnx(onnx::Model),
 }
 
-/// Error importing a model.
+/// Error from importing a model.
 #[derive(Debug, thiserror::Error)]
 pub enum ImportError {
     /// The LightGBM model is invalid or unsupported.
@@ -41,33 +42,36 @@ pub enum ImportError {
     /// The ONNX model is invalid or unsupported.
     #[error(transparent)]
     Onnx(#[from] onnx::ParseError),
-    /// The LightGBM model is not text.
-    #[error("not a LightGBM text model: not UTF-8")]
+    /// The LightGBM model is not UTF-8 text.
+    #[error("not a LightGBM text model: must be UTF-8")]
     NotText,
-    /// The model needs a feature that does not exist.
+    /// The model uses a feature that Tarn does not have.
     #[error(
         "unknown feature {0:?}: must be one of the columns that `tarn telemetry export --features` writes"
     )]
     Feature(String),
-    /// The model's features have no names, and their number differs from ours.
-    #[error("{found} unnamed features: must be {ours}, in the order of our columns")]
-    Width {
-        /// Number of the model's features.
+    /// The features of the model have no names, and their number is not that of Tarn's features.
+    #[error(
+        "the model has {found} features without names: must have {expected}, in the order of the columns that \
+         `tarn telemetry export --features` writes"
+    )]
+    FeatureCount {
+        /// Number of features of the model.
         found: usize,
-        /// Number of our features.
-        ours: usize,
+        /// Number of Tarn's features.
+        expected: usize,
     },
-    /// The model has several outputs.
-    #[error("{0} outputs: must be one, or the probabilities of two classes")]
-    Answers(usize),
+    /// The model has several outputs that are not the probabilities of two classes.
+    #[error("the model has {0} outputs: must have one output, or the probabilities of two classes")]
+    OutputCount(usize),
 }
 
 impl ImportedModel {
-    /// Reads a model for rows with the features `names`. Of a model with two classes, the
+    /// Reads a model for rows with the features `names`. If the model has two classes, the
     /// probability of the second class is used.
     ///
     /// # Errors
-    /// [`ImportError`] when the model is invalid, unsupported, or does not match `names`.
+    /// Returns [`ImportError`] if the model is invalid, unsupported, or does not match `names`.
     pub fn read(format: Format, bytes: &[u8], names: &[String]) -> Result<Self, ImportError> {
         match format {
             Format::LightGbm => {
@@ -82,17 +86,17 @@ impl ImportedModel {
                 let output = match model.outputs() {
                     1 => 0,
                     2 if model.classes().len() == 2 => 1,
-                    several => return Err(ImportError::Answers(several)),
+                    several => return Err(ImportError::OutputCount(several)),
                 };
                 Ok(Self { model: Model::Onnx(model), columns, output })
             }
         }
     }
 
-    /// Predicts the output for a row.
+    /// Predicts the output for a row of Tarn's features.
     ///
     /// # Panics
-    /// Panics if the row is shorter than the `names` that the model was read with.
+    /// Panics if the row is shorter than the list of names with which the model was read.
     pub fn predict(&self, row: &[f64]) -> f64 {
         let row: Vec<f64> = self.columns.iter().map(|column| row[*column]).collect();
         match &self.model {
@@ -105,28 +109,37 @@ impl ImportedModel {
         }
     }
 
-    /// Returns whether the model applies to rows of `numbers` features.
-    pub(crate) fn fits(&self, numbers: usize) -> bool {
+    /// Returns whether the model can predict from rows of `row_features` features.
+    pub(crate) fn fits(&self, row_features: usize) -> bool {
         let (features, outputs) = match &self.model {
             Model::Lightgbm(model) => (model.trees.features(), model.trees.outputs()),
             Model::Onnx(model) => (model.features(), model.outputs()),
         };
         features == self.columns.len()
             && self.output < outputs
-            && self.columns.iter().all(|column| *column < numbers)
+            && self.columns.iter().all(|column| *column < row_features)
     }
 }
 
-/// LightGBM names unnamed features `Column_0`, `Column_1`, and so on.
-fn by_name(expected: &[String], names: &[String]) -> Result<Vec<usize>, ImportError> {
-    if expected.iter().enumerate().all(|(at, name)| *name == format!("Column_{at}")) {
-        return in_order(expected.len(), names);
+/// Returns the index in `names` of each feature of a LightGBM model. LightGBM names features
+/// without a name `Column_0`, `Column_1`, and so on; these are matched by position.
+fn by_name(model_features: &[String], names: &[String]) -> Result<Vec<usize>, ImportError> {
+    if model_features.iter().enumerate().all(|(at, name)| *name == format!("Column_{at}")) {
+        return in_order(model_features.len(), names);
     }
-    let position_of = |expected: &String| names.iter().position(|name| name == expected);
-    expected.iter().map(|name| position_of(name).ok_or_else(|| ImportError::Feature(name.clone()))).collect()
+    let position_of = |feature: &String| names.iter().position(|name| name == feature);
+    let columns = model_features
+        .iter()
+        .map(|feature| position_of(feature).ok_or_else(|| ImportError::Feature(feature.clone())));
+    columns.collect()
 }
 
+/// Returns the indexes of all `names`, for a model with `found` features without names.
 fn in_order(found: usize, names: &[String]) -> Result<Vec<usize>, ImportError> {
-    let ours = names.len();
-    if found == ours { Ok((0..ours).collect()) } else { Err(ImportError::Width { found, ours }) }
+    let expected = names.len();
+    if found == expected {
+        Ok((0..expected).collect())
+    } else {
+        Err(ImportError::FeatureCount { found, expected })
+    }
 }

@@ -1,6 +1,6 @@
-//! LightGBM's text format, versions 3 and 4: trees with numeric and categorical splits, one output.
-//! Models that this crate would not evaluate exactly as LightGBM does (linear trees, several
-//! classes, ranking) are rejected with the line at fault.
+//! Text format of LightGBM, versions 3 and 4: trees with numeric and categorical splits, and one
+//! output. Models that this crate cannot evaluate exactly like LightGBM (linear trees, several
+//! classes, ranking) are rejected. The error names the line that is not supported.
 
 use std::collections::BTreeMap;
 
@@ -8,65 +8,65 @@ use serde::{Deserialize, Serialize};
 
 use crate::trees::{Child, Ensemble, InvalidTree, Node, SplitRule, Tree};
 
-/// Link function from the sum of the leaves to the output.
+/// Function that converts the sum of leaf values to the output of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Link {
-    /// Identity.
+    /// Identity: the output is the sum.
     Identity,
-    /// Logistic function 1 / (1 + exp(-k x)): a probability.
+    /// Logistic function 1 / (1 + exp(-k x)) with this k: the output is a probability.
     Sigmoid(f64),
-    /// Exponential function.
+    /// Exponential function exp(x).
     Exp,
 }
 
-/// Model read from LightGBM's text.
+/// Model read from LightGBM's text format.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Model {
-    /// Trees, with one output.
+    /// Trees of the model, with one output.
     pub trees: Ensemble,
-    /// Link function.
+    /// Function from the sum of leaf values to the output.
     pub link: Link,
-    /// Names of the features, in order.
+    /// Names of the features, in the order of a row.
     pub features: Vec<String>,
 }
 
-/// Error reading a LightGBM model.
+/// Error from reading a LightGBM model.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParseError {
-    /// The text does not start like a model.
-    #[error("not a LightGBM text model: does not begin with `tree`")]
+    /// The first line of the text is not that of a model.
+    #[error("not a LightGBM text model: the first line must be `tree`")]
     NotAModel,
-    /// The text is truncated.
+    /// The text is truncated, for this reason.
     #[error("truncated: {0}")]
-    CutShort(&'static str),
+    Truncated(&'static str),
     /// A line is missing or has an invalid value.
     #[error("{section}: {key} = {value:?}: {rule}")]
     Value {
-        /// Section of the file.
+        /// Section of the file: `header`, or `tree` with its number.
         section: String,
         /// Key of the line.
         key: &'static str,
-        /// Value of the line, truncated.
+        /// Value of the line, truncated; empty if the line is missing.
         value: String,
-        /// Rule that the value breaks: "must be ...".
+        /// Rule that the value violates, such as "must be v3 or v4".
         rule: &'static str,
     },
     /// A tree is malformed.
-    #[error("{section}: {why}")]
+    #[error("{section}: {reason}")]
     Tree {
-        /// Section of the tree.
+        /// Section of the file: `tree` with its number.
         section: String,
-        /// Reason.
-        why: InvalidTree,
+        /// Reason why the tree is malformed.
+        reason: InvalidTree,
     },
 }
 
 impl Model {
-    /// Reads a model.
+    /// Reads a model in LightGBM's text format.
     ///
     /// # Errors
-    /// [`ParseError`] when the text is not a model, is truncated, or uses a feature of LightGBM
-    /// that is not supported.
+    /// Returns [`ParseError`] if the text is not a model, is truncated, or uses a feature of
+    /// LightGBM that is not supported.
     pub fn read(text: &str) -> Result<Self, ParseError> {
         let (head, rest) = text.split_once("\nTree=").unwrap_or((text, ""));
         let mut lines = head.lines();
@@ -74,40 +74,44 @@ impl Model {
             return Err(ParseError::NotAModel);
         }
         let (trees, _) =
-            rest.split_once("\nend of trees").ok_or(ParseError::CutShort("no line `end of trees`"))?;
-        let head = Section::of("head", lines);
+            rest.split_once("\nend of trees").ok_or(ParseError::Truncated("no line `end of trees`"))?;
+        let head = Section::new("header", lines);
         head.require("version", |version| matches!(version, "v3" | "v4"), "must be v3 or v4")?;
-        head.require("num_class", |classes| classes == "1", "must be 1: one output")?;
-        head.require("num_tree_per_iteration", |trees| trees == "1", "must be 1: one output")?;
+        head.require("num_class", |classes| classes == "1", ONE_OUTPUT_RULE)?;
+        head.require("num_tree_per_iteration", |trees| trees == "1", ONE_OUTPUT_RULE)?;
         let last: usize = head.number("max_feature_idx")?;
         let features: Vec<String> = head.list("feature_names")?;
         if last.checked_add(1) != Some(features.len()) {
-            return Err(head.wrong("feature_names", "must list max_feature_idx + 1 features"));
+            return Err(head.error("feature_names", "must list max_feature_idx + 1 features"));
         }
         let link = link(&head)?;
         let sections: Vec<&str> = trees.split("\nTree=").collect();
         if head.list::<u64>("tree_sizes")?.len() != sections.len() {
-            return Err(ParseError::CutShort("fewer trees than tree_sizes lists"));
+            return Err(ParseError::Truncated("tree_sizes lists a different number of trees"));
         }
-        // A random forest averages its trees.
+        // LightGBM sums boosted trees, but averages the trees of a random forest.
         let scale = if head.has("average_output") { 1.0 / sections.len() as f64 } else { 1.0 };
         let mut ensemble = Ensemble::new(features.len(), vec![0.0]);
         for section in sections {
-            let section = Section::of_tree(section);
+            let section = Section::from_tree(section);
             let tree = tree(&section, scale)?;
-            ensemble.push(&tree).map_err(|why| ParseError::Tree { section: section.name, why })?;
+            ensemble.push(&tree).map_err(|reason| ParseError::Tree { section: section.name, reason })?;
         }
         Ok(Self { trees: ensemble, link, features })
     }
 
-    /// Predicts the output for a row, as LightGBM does.
+    /// Predicts the output for a row of the model's features.
     pub fn predict(&self, row: &[f64]) -> f64 {
-        self.link.of(self.trees.predict_one(row))
+        self.link.apply(self.trees.predict_one(row))
     }
 }
 
+/// Rule for models with several outputs, which are not supported.
+const ONE_OUTPUT_RULE: &str = "must be 1: models with several outputs are not supported";
+
 impl Link {
-    fn of(self, sum: f64) -> f64 {
+    /// Applies the function to a sum of leaf values.
+    fn apply(self, sum: f64) -> f64 {
         match self {
             Self::Identity => sum,
             Self::Sigmoid(k) => 1.0 / (1.0 + (-k * sum).exp()),
@@ -116,6 +120,7 @@ impl Link {
     }
 }
 
+/// Reads the objective and returns its link function.
 fn link(head: &Section<'_>) -> Result<Link, ParseError> {
     let objective = head.text("objective")?;
     let mut words = objective.split_whitespace();
@@ -124,14 +129,17 @@ fn link(head: &Section<'_>) -> Result<Link, ParseError> {
         words.clone().find_map(|word| word.strip_prefix(key)?.strip_prefix(':')?.parse::<f64>().ok())
     };
     match name {
-        _ if words.clone().any(|word| word == "sqrt") => Err(head.wrong("objective", "must not use sqrt")),
+        _ if words.clone().any(|word| word == "sqrt") => {
+            Err(head.error("objective", "must not have the option sqrt: it is not supported"))
+        }
         "regression" | "regression_l1" | "huber" | "fair" | "quantile" | "mape" => Ok(Link::Identity),
         "binary" | "cross_entropy" => Ok(Link::Sigmoid(option("sigmoid").unwrap_or(1.0))),
         "poisson" | "gamma" | "tweedie" => Ok(Link::Exp),
-        _ => Err(head.wrong("objective", "must be a regression or binary objective")),
+        _ => Err(head.error("objective", "must be a regression or binary objective")),
     }
 }
 
+/// Reads a tree. Its leaf values are multiplied by `scale`.
 fn tree(section: &Section<'_>, scale: f64) -> Result<Tree, ParseError> {
     if section.has("is_linear") {
         section.require("is_linear", |linear| linear == "0", "must be 0: linear trees are not supported")?;
@@ -139,13 +147,13 @@ fn tree(section: &Section<'_>, scale: f64) -> Result<Tree, ParseError> {
     let leaves: Vec<f64> = section.list("leaf_value")?;
     let count: usize = section.number("num_leaves")?;
     if leaves.len() != count {
-        return Err(section.wrong("leaf_value", "must be num_leaves numbers"));
+        return Err(section.error("leaf_value", "must have num_leaves entries"));
     }
     let leaves = leaves.into_iter().map(|leaf| leaf * scale).collect();
     if count <= 1 {
         return Ok(Tree { leaves, ..Tree::default() });
     }
-    let arrays = NodeArrays::of(section, count - 1)?;
+    let arrays = NodeArrays::read(section, count - 1)?;
     let nodes = (0..count - 1).map(|at| arrays.node(at)).collect();
     Ok(Tree { nodes, leaves, sets: sets(section)? })
 }
@@ -159,7 +167,7 @@ struct NodeArrays {
 }
 
 impl NodeArrays {
-    fn of(section: &Section<'_>, nodes: usize) -> Result<Self, ParseError> {
+    fn read(section: &Section<'_>, nodes: usize) -> Result<Self, ParseError> {
         let arrays = Self {
             features: section.list("split_feature")?,
             thresholds: section.list("threshold")?,
@@ -167,7 +175,7 @@ impl NodeArrays {
             children: [section.list("left_child")?, section.list("right_child")?],
         };
         let [left, right] = [arrays.children[0].len(), arrays.children[1].len()];
-        let short = [
+        let wrong_length = [
             ("split_feature", arrays.features.len()),
             ("threshold", arrays.thresholds.len()),
             ("decision_type", arrays.decisions.len()),
@@ -176,14 +184,15 @@ impl NodeArrays {
         ]
         .into_iter()
         .find(|(_, len)| *len != nodes);
-        match short {
-            Some((key, _)) => Err(section.wrong(key, "must be num_leaves - 1 numbers")),
+        match wrong_length {
+            Some((key, _)) => Err(section.error(key, "must have num_leaves - 1 entries")),
             None => Ok(arrays),
         }
     }
 
-    /// Bits of `decision_type`: 0 categorical, 1 missing goes left, 2 and 3 the kind of missing
-    /// values (0 none, 1 zero, 2 NaN). With kind "none" LightGBM treats NaN as 0.
+    /// Converts the node at an index. In `decision_type`, bit 0 means categorical, and bit 1 that
+    /// missing values lead to the left child. Bits 2 and 3 are the kind of missing values: 0 for
+    /// none, 1 for zero, 2 for NaN. LightGBM treats NaN as 0 if the kind is none.
     fn node(&self, at: usize) -> Node {
         let (decision, threshold) = (self.decisions[at], self.thresholds[at]);
         let is_categorical = decision & 1 == 1;
@@ -205,7 +214,7 @@ impl NodeArrays {
     }
 }
 
-/// A leaf is stored as the bitwise complement of its index.
+/// Converts a child of a node. LightGBM stores a leaf as the bitwise complement of its index.
 fn child(number: i64) -> Child {
     match usize::try_from(number) {
         Ok(node) => Child::Node(node),
@@ -215,7 +224,8 @@ fn child(number: i64) -> Child {
     }
 }
 
-/// Reads the sets of categories, as bit sets; `cat_boundaries` holds the start of each.
+/// Reads the sets of categories of a tree. `cat_threshold` contains all bit sets, and
+/// `cat_boundaries` the start of each set and the end of the last.
 fn sets(section: &Section<'_>) -> Result<Vec<Vec<u32>>, ParseError> {
     if section.number::<usize>("num_cat")? == 0 {
         return Ok(Vec::new());
@@ -224,25 +234,27 @@ fn sets(section: &Section<'_>) -> Result<Vec<Vec<u32>>, ParseError> {
     let bits: Vec<u32> = section.list("cat_threshold")?;
     let set = |pair: &[usize]| bits.get(pair[0]..pair[1]).map(<[u32]>::to_vec);
     let sets: Option<Vec<_>> = bounds.windows(2).map(set).collect();
-    sets.ok_or_else(|| section.wrong("cat_boundaries", "must ascend and end within cat_threshold"))
+    sets.ok_or_else(|| section.error("cat_boundaries", "must be ascending indexes into cat_threshold"))
 }
 
-/// Section of the file, as `key=value` lines.
+/// Section of the file, which consists of `key=value` lines.
 struct Section<'a> {
     name: String,
     lines: BTreeMap<&'a str, &'a str>,
 }
 
 impl<'a> Section<'a> {
-    fn of(name: &str, lines: impl Iterator<Item = &'a str>) -> Self {
+    /// Reads the lines of the section `name`.
+    fn new(name: &str, lines: impl Iterator<Item = &'a str>) -> Self {
         let lines = lines.map(|line| line.trim().split_once('=').unwrap_or((line.trim(), "")));
         Self { name: name.to_owned(), lines: lines.collect() }
     }
 
-    fn of_tree(text: &'a str) -> Self {
+    /// Reads the section of a tree, whose first line is the number of the tree.
+    fn from_tree(text: &'a str) -> Self {
         let mut lines = text.lines();
         let number = lines.next().unwrap_or_default();
-        Self::of(&format!("tree {}", number.trim()), lines)
+        Self::new(&format!("tree {}", number.trim()), lines)
     }
 
     fn has(&self, key: &str) -> bool {
@@ -250,31 +262,32 @@ impl<'a> Section<'a> {
     }
 
     fn text(&self, key: &'static str) -> Result<&'a str, ParseError> {
-        self.lines.get(key).copied().ok_or_else(|| self.wrong(key, "must be present"))
+        self.lines.get(key).copied().ok_or_else(|| self.error(key, "must be present"))
     }
 
     fn require(
         &self,
         key: &'static str,
-        is: impl Fn(&str) -> bool,
+        is_valid: impl Fn(&str) -> bool,
         rule: &'static str,
     ) -> Result<(), ParseError> {
-        if is(self.text(key)?) { Ok(()) } else { Err(self.wrong(key, rule)) }
+        if is_valid(self.text(key)?) { Ok(()) } else { Err(self.error(key, rule)) }
     }
 
     fn number<T: std::str::FromStr>(&self, key: &'static str) -> Result<T, ParseError> {
-        self.text(key)?.parse().map_err(|_| self.wrong(key, "must be a number"))
+        self.text(key)?.parse().map_err(|_| self.error(key, "must be a number"))
     }
 
     fn list<T: std::str::FromStr>(&self, key: &'static str) -> Result<Vec<T>, ParseError> {
-        let words = self.text(key)?.split_whitespace().map(str::parse);
-        words.collect::<Result<_, _>>().map_err(|_| self.wrong(key, "must be a list of numbers or names"))
+        let entries = self.text(key)?.split_whitespace().map(str::parse);
+        entries.collect::<Result<_, _>>().map_err(|_| self.error(key, "must be a list of numbers or names"))
     }
 
-    fn wrong(&self, key: &'static str, rule: &'static str) -> ParseError {
-        const SHOWN: usize = 60;
+    /// Returns the error for a line that violates a rule.
+    fn error(&self, key: &'static str, rule: &'static str) -> ParseError {
+        const SHOWN_CHARS_MAX: usize = 60;
         let value = self.lines.get(key).map_or("", |value| value);
-        let value = value.chars().take(SHOWN).collect();
+        let value = value.chars().take(SHOWN_CHARS_MAX).collect();
         ParseError::Value { section: self.name.clone(), key, value, rule }
     }
 }

@@ -1,7 +1,7 @@
 //! ONNX graphs that consist of one tree ensemble, as skl2onnx writes scikit-learn's forests and
-//! boosted trees: a TreeEnsembleClassifier or TreeEnsembleRegressor on the graph's input, followed
-//! only by operators that rename or convert its output. Every other graph is rejected, since it
-//! would not be evaluated as ONNX runtimes do.
+//! boosted trees. The graph must apply a TreeEnsembleClassifier or TreeEnsembleRegressor to its
+//! input. Only operators that rename or convert the output may follow. Every other graph is
+//! rejected, because this crate could not evaluate it like an ONNX runtime.
 
 mod forest;
 mod graph;
@@ -15,65 +15,72 @@ use self::{
 };
 use crate::trees::{Ensemble, InvalidTree};
 
-/// Model read from an ONNX graph. Evaluates like ONNX runtimes, except for rounding.
+/// Model read from an ONNX graph. Its outputs are those of an ONNX runtime, except for rounding.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Model {
     trees: Ensemble,
+    /// Names of the classes, one for each output; empty for a regressor.
     classes: Vec<String>,
 }
 
-/// Error reading an ONNX model.
+/// Error from reading an ONNX model.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParseError {
     /// The bytes are not an ONNX model, or are truncated.
     #[error("not an ONNX model, or truncated: {0}")]
     NotAModel(String),
     /// The graph does not consist of one tree ensemble.
-    #[error("the graph is not one tree ensemble: {0}")]
+    #[error("the graph does not consist of one tree ensemble: {0}")]
     Graph(String),
-    /// An attribute of the ensemble has an invalid value.
+    /// An attribute of an operator has an invalid value.
     #[error("{attribute} = {value:?}: {rule}")]
     Attribute {
-        /// Name of the attribute.
+        /// Name of the invalid attribute.
         attribute: &'static str,
-        /// Value of the attribute.
+        /// Invalid value or number of entries of the attribute.
         value: String,
-        /// Rule that the value breaks: "must be ...".
+        /// Rule that the value violates, such as "must be SUM or AVERAGE".
         rule: &'static str,
     },
     /// A tree is malformed.
-    #[error("tree {tree}: {why}")]
+    #[error("tree {tree}: {reason}")]
     Tree {
-        /// Id of the tree.
+        /// Id of the tree in the graph.
         tree: i64,
-        /// Reason.
-        why: InvalidTree,
+        /// Reason why the tree is malformed.
+        reason: InvalidTree,
     },
 }
 
-/// Operators allowed after the ensemble: they change the name or type of the output, not its value.
+/// Operators allowed after the ensemble. They change the name or type of the output, but not its
+/// value.
 const PASS_THROUGH_OPS: [&str; 3] = ["Cast", "ZipMap", "Identity"];
-/// TensorProto.DataType of 32-bit floats.
+/// Value of `TensorProto.DataType` for 32-bit floats.
 const FLOAT: i32 = 1;
-/// TensorProto.DataType of 64-bit floats.
+/// Value of `TensorProto.DataType` for 64-bit floats.
 const DOUBLE: i64 = 11;
 
 impl Model {
-    /// Reads a model.
+    /// Reads an ONNX model.
     ///
     /// # Errors
-    /// [`ParseError`] when the bytes are not an ONNX model, are truncated, or the graph does not
-    /// consist of one supported tree ensemble.
+    /// Returns [`ParseError`] if the bytes are not an ONNX model, are truncated, or the graph does
+    /// not consist of one supported tree ensemble.
     pub fn read(bytes: &[u8]) -> Result<Self, ParseError> {
         let model = ModelProto::decode(bytes).map_err(|error| ParseError::NotAModel(error.to_string()))?;
         let graph = model.graph.ok_or_else(|| ParseError::NotAModel("no graph".to_owned()))?;
         let node = find_ensemble(&graph.node)?;
         check_casts(&graph.node, node)?;
         let [input] = &graph.input[..] else {
-            return Err(ParseError::Graph(format!("{} inputs: must be one", graph.input.len())));
+            return Err(ParseError::Graph(format!(
+                "the graph has {} inputs, must have one",
+                graph.input.len()
+            )));
         };
         if node.input != [input.name.clone()] {
-            return Err(ParseError::Graph("the ensemble's input is not the graph's input".to_owned()));
+            return Err(ParseError::Graph(
+                "the input of the ensemble must be the input of the graph".to_owned(),
+            ));
         }
         let settings = Settings(node);
         settings.require_absent("nodes_values_as_tensor")?;
@@ -83,12 +90,12 @@ impl Model {
             "TreeEnsembleClassifier" => classifier(&settings, width(input)?),
             "TreeEnsembleRegressor" => regressor(&settings, width(input)?),
             other => Err(ParseError::Graph(format!(
-                "{other}: must be a TreeEnsembleClassifier or TreeEnsembleRegressor"
+                "operator {other} must be TreeEnsembleClassifier or TreeEnsembleRegressor"
             ))),
         }
     }
 
-    /// Returns the number of features.
+    /// Returns the number of features of a row.
     pub fn features(&self) -> usize {
         self.trees.features()
     }
@@ -103,18 +110,21 @@ impl Model {
         self.trees.outputs()
     }
 
-    /// Predicts the outputs for a row into `answer`: one number for each class or target. ONNX
-    /// trees compare 32-bit floats, so the row is rounded.
+    /// Predicts the outputs for a row and writes them to `outputs`, one number for each class or
+    /// target. The row is rounded to 32-bit floats, because ONNX trees compare these.
     ///
     /// # Panics
-    /// Panics if the row or the answer has the wrong length.
-    pub fn predict(&self, row: &[f64], answer: &mut [f64]) {
+    /// Panics if the length of `row` is not the number of features, or that of `outputs` is not the
+    /// number of outputs.
+    pub fn predict(&self, row: &[f64], outputs: &mut [f64]) {
         #[expect(clippy::cast_possible_truncation, reason = "ONNX runtimes take 32-bit floats")]
         let row: Vec<f64> = row.iter().map(|number| f64::from(*number as f32)).collect();
-        self.trees.predict(&row, answer);
+        self.trees.predict(&row, outputs);
     }
 }
 
+/// Returns the only tree ensemble among the operators of a graph. Rejects other operators except
+/// [`PASS_THROUGH_OPS`].
 fn find_ensemble(nodes: &[NodeProto]) -> Result<&NodeProto, ParseError> {
     let is_ensemble = |node: &&NodeProto| node.op_type.starts_with("TreeEnsemble");
     let other =
@@ -125,17 +135,19 @@ fn find_ensemble(nodes: &[NodeProto]) -> Result<&NodeProto, ParseError> {
     let mut ensembles = nodes.iter().filter(is_ensemble);
     match (ensembles.next(), ensembles.next()) {
         (Some(ensemble), None) => Ok(ensemble),
-        (None, _) => Err(ParseError::Graph("no tree ensemble".to_owned())),
-        (Some(_), Some(_)) => Err(ParseError::Graph("several tree ensembles".to_owned())),
+        (None, _) => Err(ParseError::Graph("the graph has no tree ensemble".to_owned())),
+        (Some(_), Some(_)) => Err(ParseError::Graph("the graph has several tree ensembles".to_owned())),
     }
 }
 
-/// Checks that the output is only cast to floating-point types; integers would truncate it.
+/// Checks that the output of the ensemble is cast to floating-point types only. A cast to integers
+/// would truncate it.
 fn check_casts(nodes: &[NodeProto], ensemble: &NodeProto) -> Result<(), ParseError> {
-    let scores = ensemble.output.last(); // a classifier's first output is the class label
-    let is_of_it = |node: &&NodeProto| node.op_type == "Cast" && node.input.first() == scores;
+    // The first of two outputs of a classifier is the class label.
+    let scores = ensemble.output.last();
+    let is_cast_of_scores = |node: &&NodeProto| node.op_type == "Cast" && node.input.first() == scores;
     let to = |node: &NodeProto| Settings(node).int("to").unwrap_or_default();
-    match nodes.iter().filter(is_of_it).map(to).find(|to| ![i64::from(FLOAT), DOUBLE].contains(to)) {
+    match nodes.iter().filter(is_cast_of_scores).map(to).find(|to| ![i64::from(FLOAT), DOUBLE].contains(to)) {
         Some(to) => Err(invalid_attribute(
             "to",
             to,
@@ -145,37 +157,46 @@ fn check_casts(nodes: &[NodeProto], ensemble: &NodeProto) -> Result<(), ParseErr
     }
 }
 
-/// Returns the number of features that the graph declares; 0 if it declares none.
+/// Returns the number of features that the graph declares for its input; 0 if it declares none.
 fn width(input: &ValueInfoProto) -> Result<usize, ParseError> {
     let tensor = input.r#type.as_ref().and_then(|of| of.tensor_type.as_ref());
     let kind = tensor.map(|tensor| tensor.elem_type);
     if kind != Some(FLOAT) {
-        return Err(ParseError::Graph("the input must be a tensor of 32-bit floats".to_owned()));
+        return Err(ParseError::Graph("the input of the graph must be a tensor of 32-bit floats".to_owned()));
     }
     let dims = tensor.and_then(|tensor| tensor.shape.as_ref()).map_or(&[][..], |shape| &shape.dim);
     Ok(dims.get(1).and_then(|dim| usize::try_from(dim.dim_value).ok()).unwrap_or(0))
 }
 
-/// Reads a classifier. For two classes skl2onnx writes weights of one class id only: they are the
-/// scores of the second class, and the first gets the complement.
+/// Reads the ensemble of a TreeEnsembleClassifier. For two classes, skl2onnx writes leaf weights of
+/// the first class id only. These are the scores of the second class, and the score of the first
+/// class is the complement.
 fn classifier(settings: &Settings<'_>, width: usize) -> Result<Model, ParseError> {
     let mut classes = settings.texts("classlabels_strings");
     classes.extend(settings.ints("classlabels_int64s").iter().map(ToString::to_string));
     if classes.is_empty() {
-        return Err(invalid_attribute("classlabels_strings", "", "must name the classes"));
+        return Err(invalid_attribute(
+            "classlabels_strings",
+            "",
+            "must list the names of the classes if classlabels_int64s does not",
+        ));
     }
     settings.require_absent("base_values")?;
-    let forest = Forest::of(settings, &CLASS_LEAVES, classes.len())?;
-    let only = forest.only_output().filter(|_| classes.len() == 2);
-    if only == Some(1) {
-        return Err(invalid_attribute("class_ids", 1, "must be the first of two classes, or all classes"));
+    let forest = Forest::read(settings, &CLASS_LEAVES, classes.len())?;
+    let only_output = forest.only_output().filter(|_| classes.len() == 2);
+    if only_output == Some(1) {
+        return Err(invalid_attribute(
+            "class_ids",
+            1,
+            "must be 0 for all leaf weights of a model with two classes, or contain both classes",
+        ));
     }
-    let is_complement = only.is_some();
-    if is_complement && !forest.is_positive() {
+    let is_complement = only_output.is_some();
+    if is_complement && !forest.has_nonnegative_weights() {
         return Err(invalid_attribute(
             "class_weights",
-            "a number below 0",
-            "must not be below 0 if leaves have weights of one of two classes",
+            "a negative number",
+            "must be at least 0 if all leaf weights are of the first of two classes",
         ));
     }
     let start = if is_complement { vec![1.0, 0.0] } else { vec![0.0; classes.len()] };
@@ -195,6 +216,7 @@ fn classifier(settings: &Settings<'_>, width: usize) -> Result<Model, ParseError
     Ok(Model { trees, classes })
 }
 
+/// Reads the ensemble of a TreeEnsembleRegressor.
 fn regressor(settings: &Settings<'_>, width: usize) -> Result<Model, ParseError> {
     let targets = settings.int("n_targets").unwrap_or(1);
     let outputs = usize::try_from(targets).ok().filter(|n| (1..=TARGETS_MAX).contains(n));
@@ -203,28 +225,33 @@ fn regressor(settings: &Settings<'_>, width: usize) -> Result<Model, ParseError>
     let is_mean = settings.one_of("aggregate_function", &["SUM", "AVERAGE"], rule)? == "AVERAGE";
     let base = settings.floats("base_values");
     if !base.is_empty() && base.len() != outputs {
-        return Err(invalid_attribute("base_values", base.len(), "must be empty or one for each target"));
+        return Err(invalid_attribute(
+            "base_values",
+            format!("{} entries", base.len()),
+            "must have no entries, or one entry for each of n_targets",
+        ));
     }
     let mut start = vec![0.0; outputs];
     start.iter_mut().zip(base).for_each(|(start, base)| *start = f64::from(*base));
-    let forest = Forest::of(settings, &TARGET_LEAVES, outputs)?;
+    let forest = Forest::read(settings, &TARGET_LEAVES, outputs)?;
     let mut trees = Ensemble::new(width.max(forest.features()), start);
     forest.push_trees(&mut trees, |leaf, outputs, trees| {
         let mut weights = vec![0.0; outputs];
-        let share = if is_mean { 1.0 / trees as f64 } else { 1.0 };
-        leaf.iter().for_each(|(output, weight)| weights[*output] += weight * share);
+        let scale = if is_mean { 1.0 / trees as f64 } else { 1.0 };
+        leaf.iter().for_each(|(output, weight)| weights[*output] += weight * scale);
         weights
     })?;
     Ok(Model { trees, classes: Vec::new() })
 }
 
-/// Upper bound on the targets of a regressor.
+/// Largest number of targets of a regressor.
 const TARGETS_MAX: usize = 1024;
 
 #[cfg(test)]
 mod tests {
     use super::{graph::AttributeProto, *};
 
+    /// Reads a model whose output is cast to the data type `to`.
     fn with_cast(to: i64) -> Result<Model, ParseError> {
         let mut model = ModelProto::decode(&include_bytes!("../../fixtures/numbers.onnx")[..]).unwrap();
         let graph = model.graph.as_mut().unwrap();
@@ -241,7 +268,7 @@ mod tests {
     #[test]
     fn tree_output_casts_only_to_float() {
         assert!(with_cast(1).is_ok() && with_cast(11).is_ok());
-        let whole = with_cast(7).unwrap_err().to_string();
-        assert_eq!(whole, "to = \"7\": must be 1 (float) or 11 (double) for a cast of the ensemble's output");
+        let error = with_cast(7).unwrap_err().to_string();
+        assert_eq!(error, "to = \"7\": must be 1 (float) or 11 (double) for a cast of the ensemble's output");
     }
 }

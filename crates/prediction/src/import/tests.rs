@@ -1,11 +1,11 @@
-//! Imported models give the outputs of the library that trained them, as recorded by
-//! `fixtures/make.py`.
+//! Tests that imported models have the same outputs as the library that trained them. The models
+//! and the expected outputs are created by `fixtures/make.py`.
 
 use proptest::prelude::*;
 
 use super::{lightgbm, onnx};
 
-/// Model file, and the outputs of its library.
+/// Expands to the bytes of a model file, and the CSV text of rows with their expected outputs.
 macro_rules! fixture {
     ($name:literal, $kind:literal) => {
         (
@@ -15,7 +15,7 @@ macro_rules! fixture {
     };
 }
 
-/// Rows of four features, and the outputs.
+/// Reads rows of four features, each with its expected outputs.
 fn rows_of(csv: &str) -> Vec<(Vec<f64>, Vec<f64>)> {
     let numbers =
         |line: &str| line.split(',').map(|number| number.parse::<f64>().unwrap()).collect::<Vec<_>>();
@@ -27,7 +27,7 @@ fn text(bytes: &[u8]) -> &str {
 }
 
 #[test]
-fn lightgbm_models_predict_as_lightgbm() {
+fn lightgbm_models_have_the_outputs_of_lightgbm() {
     for (name, (model, csv)) in [
         ("quantile", fixture!("quantile", "txt")),
         ("binary", fixture!("binary", "txt")),
@@ -36,20 +36,20 @@ fn lightgbm_models_predict_as_lightgbm() {
         ("averaged", fixture!("averaged", "txt")),
     ] {
         let model = lightgbm::Model::read(text(model)).unwrap();
-        let rows_of = rows_of(csv);
-        assert!(rows_of.len() > 60, "{name} was asked little");
-        for (row, answer) in rows_of {
+        let rows = rows_of(csv);
+        assert!(rows.len() > 60, "the fixture {name} has too few rows: {}", rows.len());
+        for (row, expected) in rows {
             let predicted = model.predict(&row);
             assert!(
-                (predicted - answer[0]).abs() <= 1e-12 * answer[0].abs().max(1.0),
-                "{name}: {row:?}: {predicted} {answer:?}"
+                (predicted - expected[0]).abs() <= 1e-12 * expected[0].abs().max(1.0),
+                "{name}: {row:?}: {predicted} {expected:?}"
             );
         }
     }
 }
 
 #[test]
-fn onnx_models_predict_as_scikit_learn() {
+fn onnx_models_have_the_outputs_of_scikit_learn() {
     for (name, (model, csv), classes) in [
         ("classes", fixture!("classes", "onnx"), &["insensitive", "sensitive"][..]),
         ("classes_plain", fixture!("classes_plain", "onnx"), &["0", "1"]),
@@ -62,17 +62,17 @@ fn onnx_models_predict_as_scikit_learn() {
             (model.features(), model.classes()),
             (4, &classes.iter().map(ToString::to_string).collect::<Vec<_>>()[..])
         );
-        for (row, answer) in rows_of(csv) {
+        for (row, expected) in rows_of(csv) {
             let mut predicted = vec![0.0; model.outputs()];
             model.predict(&row, &mut predicted);
-            let off = predicted
+            let error = predicted
                 .iter()
-                .zip(&answer)
-                .map(|(predicted, answer)| (predicted - answer).abs())
+                .zip(&expected)
+                .map(|(predicted, expected)| (predicted - expected).abs())
                 .fold(0.0, f64::max);
             assert!(
-                predicted.len() == answer.len() && off < 1e-6,
-                "{name}: {row:?}: {predicted:?} {answer:?}"
+                predicted.len() == expected.len() && error < 1e-6,
+                "{name}: {row:?}: {predicted:?} {expected:?}"
             );
         }
     }
@@ -80,16 +80,22 @@ fn onnx_models_predict_as_scikit_learn() {
 
 #[test]
 fn unsupported_models_are_rejected_with_reason() {
-    let text_of = |bytes: &[u8]| lightgbm::Model::read(text(bytes)).unwrap_err().to_string();
-    let classes = text_of(include_bytes!("../../fixtures/refused_classes.txt"));
-    assert_eq!(classes, "head: num_class = \"3\": must be 1: one output");
-    let linear = text_of(include_bytes!("../../fixtures/refused_linear.txt"));
+    let lightgbm_error = |bytes: &[u8]| lightgbm::Model::read(text(bytes)).unwrap_err().to_string();
+    let classes = lightgbm_error(include_bytes!("../../fixtures/refused_classes.txt"));
+    assert_eq!(
+        classes,
+        "header: num_class = \"3\": must be 1: models with several outputs are not supported"
+    );
+    let linear = lightgbm_error(include_bytes!("../../fixtures/refused_linear.txt"));
     assert_eq!(linear, "tree 0: is_linear = \"1\": must be 0: linear trees are not supported");
-    let graph = |bytes: &[u8]| onnx::Model::read(bytes).unwrap_err().to_string();
-    let line = graph(include_bytes!("../../fixtures/refused_line.onnx"));
-    assert_eq!(line, "the graph is not one tree ensemble: unsupported operator LinearClassifier");
-    let scaled = graph(include_bytes!("../../fixtures/refused_scaled.onnx"));
-    assert_eq!(scaled, "the graph is not one tree ensemble: unsupported operator Scaler");
+    let onnx_error = |bytes: &[u8]| onnx::Model::read(bytes).unwrap_err().to_string();
+    let line = onnx_error(include_bytes!("../../fixtures/refused_line.onnx"));
+    assert_eq!(
+        line,
+        "the graph does not consist of one tree ensemble: unsupported operator LinearClassifier"
+    );
+    let scaled = onnx_error(include_bytes!("../../fixtures/refused_scaled.onnx"));
+    assert_eq!(scaled, "the graph does not consist of one tree ensemble: unsupported operator Scaler");
 }
 
 #[test]
@@ -112,26 +118,29 @@ fn invalid_line_is_named_in_error() {
         assert!(text(model).contains(old));
         lightgbm::Model::read(&text(model).replacen(old, new, 1)).unwrap_err().to_string()
     };
-    assert_eq!(with("version=v4", "version=v9"), "head: version = \"v9\": must be v3 or v4");
+    assert_eq!(with("version=v4", "version=v9"), "header: version = \"v9\": must be v3 or v4");
     assert_eq!(
         with("objective=quantile", "objective=lambdarank"),
-        "head: objective = \"lambdarank\": must be a regression or binary objective"
+        "header: objective = \"lambdarank\": must be a regression or binary objective"
     );
-    let roots = with("objective=quantile", "objective=quantile sqrt");
-    assert_eq!(roots, "head: objective = \"quantile sqrt\": must not use sqrt");
+    let sqrt = with("objective=quantile", "objective=quantile sqrt");
+    assert_eq!(
+        sqrt,
+        "header: objective = \"quantile sqrt\": must not have the option sqrt: it is not supported"
+    );
     assert!(
         with("max_feature_idx=3", "max_feature_idx=18446744073709551615")
-            .starts_with("head: feature_names = ")
+            .starts_with("header: feature_names = ")
     );
     assert!(with("num_leaves=8", "num_leaves=9").starts_with("tree 0: leaf_value = "));
-    assert!(with("split_feature=0", "split_feature=4").starts_with("tree 0: node 0 tests feature 4 of 4"));
-    assert!(with("left_child=1", "left_child=0").starts_with("tree 0: node 0 has several parents"));
+    assert!(with("split_feature=0", "split_feature=4").starts_with("tree 0: node 0: feature index 4"));
+    assert!(with("left_child=1", "left_child=0").starts_with("tree 0: node 0: has several parents"));
     assert!(with("threshold=", "threshold=x ").starts_with("tree 0: threshold = \"x "));
     assert_eq!(lightgbm::Model::read("forest").unwrap_err(), lightgbm::ParseError::NotAModel);
 }
 
 proptest! {
-    /// Arbitrary input results in an error at worst.
+    /// A model with one changed byte is either accepted or rejected with an error.
     #[test]
     fn corrupted_model_never_panics(at in any::<prop::sample::Index>(), byte: u8, which in 0..4_usize) {
         let (bytes, csv) = [

@@ -1,6 +1,6 @@
-//! Backtest of the sensitivity prediction (Pond, figure 10b): random splits of the programs into
-//! two halves. The forest trains on one half; the forest and both threshold baselines are scored on
-//! the other. Runs of one program are in one half.
+//! Backtest of the sensitivity prediction (Pond, figure 10b). The programs are split into two
+//! random halves several times. The forest is trained on one half. The forest and both threshold
+//! baselines are scored on the other half. All workloads of one program are in the same half.
 
 use std::collections::BTreeSet;
 
@@ -12,44 +12,45 @@ use units::{Fraction, limits::CROSS_VALIDATION_SPLITS_MAX};
 pub use super::evaluation_error::EvaluationError;
 use super::{DRAM_BOUND, MEMORY_BOUND, Workload, train_forest};
 
-/// Share of workloads that a method places on the pool at a target false-positive rate. Shares are
-/// of all workloads, 0 to 1; mean over the splits, with error bars.
+/// Shares of all workloads that a method places on the pool at a target rate of false positives.
+/// All shares are 0 to 1, and statistics are over the splits.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct PlacementStats {
-    /// Mean share placed at the target rate, with the best cutoff on the held-out half (in
-    /// hindsight).
+    /// Mean share of placed workloads with the best cutoff for the held-out half, which is known
+    /// only in hindsight.
     pub placed: f64,
-    /// Standard deviation over the splits.
+    /// Standard deviation of the share of placed workloads.
     pub placed_sd: f64,
-    /// 1st percentile over the splits.
+    /// 1st percentile of the share of placed workloads.
     pub placed_p1: f64,
-    /// 99th percentile over the splits.
+    /// 99th percentile of the share of placed workloads.
     pub placed_p99: f64,
-    /// Mean share placed with a cutoff chosen on the training half.
+    /// Mean share of placed workloads with the best cutoff for the training half.
     pub tuned_placed: f64,
-    /// Mean share of false positives with that cutoff.
+    /// Mean share of false positives with the best cutoff for the training half.
     pub tuned_fp: f64,
 }
 
-/// Result at one target rate of false positives.
+/// Result of a backtest at one target rate of false positives.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct BacktestResult {
-    /// Target share of workloads that are placed although they are slowed down beyond the margin.
+    /// Target share of workloads that are placed although they are slowed down beyond the margin, 0
+    /// to 1.
     #[serde(rename = "fp_asked")]
     pub fp_target: f64,
-    /// Random forest.
+    /// Result of the random forest.
     pub forest: PlacementStats,
-    /// Threshold on the share of cycles that wait for memory beyond the caches.
+    /// Result of a threshold on the fraction of cycles that wait for memory beyond the caches.
     pub dram_bound: PlacementStats,
-    /// Threshold on the share of slots that wait for memory or caches.
+    /// Result of a threshold on the fraction of slots that wait for memory or caches.
     pub memory_bound: PlacementStats,
 }
 
-/// Evaluates all methods on `splits` random splits of the programs.
+/// Evaluates all methods at each target rate on `splits` random splits of the programs.
 ///
 /// # Errors
-/// [`EvaluationError`] when there are too few programs, only one class, or `splits` is out of
-/// range.
+/// Returns [`EvaluationError`] if there are too few programs, if all or none of the workloads are
+/// slowed down beyond the margin, or if `splits` is out of range.
 pub fn run(
     workloads: &[Workload],
     pdm: Fraction,
@@ -81,20 +82,23 @@ pub fn run(
     let result =
         |([forest, dram_bound, memory_bound], rate): ([MethodTotals; 3], &Fraction)| BacktestResult {
             fp_target: rate.get(),
-            forest: forest.placed(),
-            dram_bound: dram_bound.placed(),
-            memory_bound: memory_bound.placed(),
+            forest: forest.stats(),
+            dram_bound: dram_bound.stats(),
+            memory_bound: memory_bound.stats(),
         };
     Ok(totals.into_iter().zip(rates).map(result).collect())
 }
 
-/// Scores of a method on one split: for each workload its score (the lowest is placed first) and
-/// whether it is slowed down beyond the margin. The training scores are out-of-bag.
+/// Scores of a method on one split. Each entry is the score of a workload, and whether the workload
+/// is slowed down beyond the margin. Workloads with low scores are placed first.
 struct ScoredSplit {
+    /// Scores of the training half. Scores of the forest are out-of-bag predictions.
     training: Vec<(f64, bool)>,
+    /// Scores of the other half.
     held_out: Vec<(f64, bool)>,
 }
 
+/// Trains the forest on one half, and returns the scores of the forest and of both thresholds.
 fn score_split(train: &[&Workload], test: &[&Workload], pdm: f64, seed: u64) -> [ScoredSplit; 3] {
     let fitted = train_forest(train, pdm, seed);
     let is_slowed = |workload: &&Workload| workload.slowdown > pdm;
@@ -108,7 +112,7 @@ fn score_split(train: &[&Workload], test: &[&Workload], pdm: f64, seed: u64) -> 
     };
     let threshold = |counter: usize| {
         let scores = |workloads: &[&Workload]| -> Vec<(f64, bool)> {
-            // Workloads without the counter are placed last.
+            // Workloads without a measured counter are placed last.
             let score = |workload: &&Workload| workload.counters[counter];
             let or_last = |score: f64| if score.is_nan() { f64::INFINITY } else { score };
             workloads.iter().map(|workload| (or_last(score(workload)), is_slowed(workload))).collect()
@@ -118,26 +122,29 @@ fn score_split(train: &[&Workload], test: &[&Workload], pdm: f64, seed: u64) -> 
     [forest_scores, threshold(DRAM_BOUND), threshold(MEMORY_BOUND)]
 }
 
-/// Results of one method at one target rate, summed over the splits.
+/// Results of one method at one target rate over all splits.
 #[derive(Clone, Debug, Default)]
 struct MethodTotals {
+    /// Share of placed workloads of each split.
     placed: Vec<f64>,
+    /// Sum over the splits of [`PlacementStats::tuned_placed`].
     tuned_placed: f64,
+    /// Sum over the splits of [`PlacementStats::tuned_fp`].
     tuned_fp: f64,
 }
 
 impl MethodTotals {
     fn add(&mut self, split_scores: &ScoredSplit, rate: Fraction) {
         let (_, placed) = best_cutoff(&split_scores.held_out, rate.get());
-        let (tuned, _) = best_cutoff(&split_scores.training, rate.get());
+        let (tuned_cutoff, _) = best_cutoff(&split_scores.training, rate.get());
         let all = split_scores.held_out.len() as f64;
-        let accepted = || split_scores.held_out.iter().filter(|(score, _)| *score <= tuned);
+        let accepted = || split_scores.held_out.iter().filter(|(score, _)| *score <= tuned_cutoff);
         self.placed.push(placed);
         self.tuned_placed += accepted().count() as f64 / all;
         self.tuned_fp += accepted().filter(|(_, is_slowed)| *is_slowed).count() as f64 / all;
     }
 
-    fn placed(mut self) -> PlacementStats {
+    fn stats(mut self) -> PlacementStats {
         self.placed.sort_unstable_by(f64::total_cmp);
         let n = self.placed.len() as f64;
         let mean = self.placed.iter().sum::<f64>() / n;
@@ -159,8 +166,8 @@ impl MethodTotals {
     }
 }
 
-/// Returns the highest cutoff at which at most `rate` of all workloads are false positives, and the
-/// share placed. Ties are placed together or not at all.
+/// Returns the highest cutoff at which at most the fraction `rate` of all workloads are false
+/// positives, and the share of placed workloads. Workloads with equal scores are placed together.
 fn best_cutoff(scores: &[(f64, bool)], rate: f64) -> (f64, f64) {
     let mut sorted = scores.to_vec();
     sorted.sort_unstable_by(|(one, _), (other, _)| one.total_cmp(other));

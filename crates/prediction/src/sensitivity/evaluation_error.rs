@@ -1,4 +1,4 @@
-//! Error of training and evaluation, shared by the model and the backtest.
+//! Error of the training and the evaluation of sensitivity models.
 
 use std::collections::BTreeSet;
 
@@ -6,25 +6,28 @@ use units::{Fraction, limits::CROSS_VALIDATION_SPLITS_MAX};
 
 use super::Workload;
 
-/// Error training or evaluating a sensitivity model.
+/// Error from training or evaluating a sensitivity model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EvaluationError {
-    /// There are too few programs to split.
-    #[error("{0} programs: must be at least {PROGRAMS_MIN}")]
+    /// The workloads are of this number of programs, which is less than the minimum.
+    #[error("the labels are of {0} programs: must be at least {PROGRAMS_MIN}")]
     TooFewPrograms(usize),
-    /// All workloads are slowed down beyond the margin, or none.
-    #[error("all workloads are slowed down beyond the margin, or none: must be some of each")]
+    /// All workloads are slowed down beyond the margin, or none of them.
+    #[error(
+        "all or none of the workloads are slowed down beyond the margin (PDM): must be some of both classes"
+    )]
     SingleClass,
     /// The number of splits is out of range.
-    #[error("{0} splits: must be from 1 to {CROSS_VALIDATION_SPLITS_MAX}")]
+    #[error("number of splits: {0} is out of range, must be 1 to {CROSS_VALIDATION_SPLITS_MAX}")]
     Splits(u32),
 }
 
-/// Minimum number of programs.
+/// Smallest number of programs for training and evaluation.
 const PROGRAMS_MIN: usize = 10;
 
 impl EvaluationError {
-    /// Checks that there are enough programs, and workloads of both classes.
+    /// Checks that there are enough programs, and workloads that are slowed down beyond the margin
+    /// and others that are not.
     pub(super) fn check(workloads: &[Workload], pdm: Fraction) -> Result<(), Self> {
         let programs: BTreeSet<&str> = workloads.iter().map(|workload| workload.program.as_str()).collect();
         let slowed = workloads.iter().filter(|workload| workload.slowdown > pdm.get()).count();

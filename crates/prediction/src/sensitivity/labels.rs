@@ -1,27 +1,27 @@
-//! Labelled workloads as CSV, with a column for each counter, `program` and `slowdown`. Measured
-//! labels of an operator replace simulated ones.
+//! Reading of labelled workloads from CSV, with a column for each counter, `program` and
+//! `slowdown`. An operator can train on measured labels in place of simulated labels.
 
 use std::{io, ops::RangeInclusive};
 
 use super::{COUNTERS, Workload};
 use crate::table::{InvalidValue, NewlineNormalizer, UnclosedQuote, check_quotes, line};
 
-/// Error reading labels.
+/// Error from reading labelled workloads.
 #[derive(Debug, thiserror::Error)]
 pub enum LabelError {
-    /// The bytes cannot be read or are not CSV.
+    /// The input cannot be read or is not CSV.
     #[error(transparent)]
     Csv(#[from] csv::Error),
-    /// A column is missing.
+    /// The header line does not contain this column.
     #[error("missing column {0:?}: must have program, slowdown, and each of {list}", list = COUNTERS.join(", "))]
     MissingColumn(&'static str),
-    /// A column is duplicated.
-    #[error("duplicate column {0:?}")]
+    /// The header line contains this column more than once.
+    #[error("duplicate column {0:?}: must occur once in the header line")]
     DuplicateColumn(&'static str),
-    /// A column has an unknown name.
+    /// The header line contains a column with this unknown name.
     #[error("unknown column {0:?}: must be program, slowdown, or one of {list}", list = COUNTERS.join(", "))]
     UnknownColumn(String),
-    /// A quote is not closed.
+    /// A value contains a line break, usually because of an unclosed quote.
     #[error(transparent)]
     Quote(#[from] UnclosedQuote),
     /// A value is out of range.
@@ -30,17 +30,19 @@ pub enum LabelError {
 }
 
 const COUNTER_RULE: &str = "must be empty or a number from 0 to 1000000";
-/// Range of slowdowns.
+/// Valid range of slowdowns, as relative increases of the run time.
 pub const SLOWDOWN_RANGE: RangeInclusive<f64> = -0.9..=100.0;
-/// Description of [`SLOWDOWN_RANGE`] for error messages.
-pub const SLOWDOWN_RULE: &str = "must be a number from -0.9 to 100: 0.1 is a tenth longer";
-/// Upper bound on a counter.
+/// Description of [`SLOWDOWN_RANGE`] in error messages.
+pub const SLOWDOWN_RULE: &str =
+    "must be a number from -0.9 to 100, the relative increase of the run time (0.1 is 10 % longer)";
+/// Largest valid value of a counter.
 pub const COUNTER_MAX: f64 = 1e6;
 
-/// Reads labelled workloads. An empty counter was not measured.
+/// Reads labelled workloads from CSV. An empty value means that the counter was not measured.
 ///
 /// # Errors
-/// [`LabelError`] when the input is not CSV, has other columns, or a value is out of range.
+/// Returns [`LabelError`] if the input is not CSV, a column is missing, duplicated or unknown, or a
+/// value is out of range.
 pub fn read_labels(input: impl io::Read) -> Result<Vec<Workload>, LabelError> {
     let mut table = csv::Reader::from_reader(NewlineNormalizer::new(input));
     let names = table.headers()?.clone();

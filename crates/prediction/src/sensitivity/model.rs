@@ -1,5 +1,6 @@
-//! Sensitivity model to serve: the probability that a workload is slowed down beyond the margin,
-//! and the cutoffs with the share that each places and its false positives. Cutoffs are learnt from
+//! Serving model of latency sensitivity: predicts the probability that a workload is slowed down
+//! beyond the margin. A workload is placed on the pool if the probability is at most a cutoff. The
+//! model lists cutoffs with their shares of placed workloads and of false positives, from
 //! out-of-bag predictions.
 
 use serde::{Deserialize, Serialize};
@@ -8,22 +9,23 @@ use units::Fraction;
 use super::{COUNTERS, Workload, evaluation_error::EvaluationError, train_forest};
 use crate::{import::ImportedModel, trees::Ensemble};
 
-/// Model of latency sensitivity.
+/// Model of latency sensitivity, with its cutoffs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Model {
     #[serde(rename = "says")]
     predictor: Predictor,
-    /// Performance degradation margin (PDM): a workload that is slowed down by more is sensitive.
+    /// Performance degradation margin (PDM). A workload that is slowed down by more than this
+    /// fraction is sensitive.
     pub pdm: Fraction,
     #[serde(rename = "cuts")]
     cutoffs: Vec<Cutoff>,
 }
 
-/// Implementation of the model.
+/// Source of the predicted probability.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Predictor {
-    /// Forest that was trained here.
+    /// Random forest trained by Tarn.
     #[serde(rename = "own")]
     Trained(Ensemble),
     /// Model trained elsewhere.
@@ -31,26 +33,28 @@ enum Predictor {
     Imported(ImportedModel),
 }
 
-/// Operating point: workloads with a predicted probability of at most `at_most` are placed. Shares
-/// are of all workloads, 0 to 1.
+/// Operating point of a model: the workloads with a predicted probability of at most `at_most` are
+/// placed on the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Cutoff {
-    /// Highest probability that is placed.
+    /// Highest predicted probability of a placed workload.
     pub at_most: f64,
-    /// Share placed although slowed down beyond the margin (false positives).
+    /// Share of all workloads that are placed although they are slowed down beyond the margin
+    /// (false positives), 0 to 1.
     pub fp: f64,
-    /// Share placed.
+    /// Share of all workloads that are placed, 0 to 1.
     pub placed: f64,
 }
 
-/// Upper bound on the number of cutoffs.
+/// Largest number of cutoffs of a model.
 const CUTOFFS_MAX: usize = 200;
 
 impl Model {
-    /// Trains on labelled workloads. Deterministic for the same rows and seed.
+    /// Trains a model on labelled workloads. The result is deterministic for the same arguments.
     ///
     /// # Errors
-    /// [`EvaluationError`] when there are too few programs or only one class.
+    /// Returns [`EvaluationError`] if there are too few programs, or if all or none of the
+    /// workloads are slowed down beyond the margin.
     pub fn train(workloads: &[Workload], pdm: Fraction, seed: u64) -> Result<Self, EvaluationError> {
         EvaluationError::check(workloads, pdm)?;
         let fitted = train_forest(&workloads.iter().collect::<Vec<_>>(), pdm.get(), seed);
@@ -59,11 +63,12 @@ impl Model {
         Ok(Self { predictor: Predictor::Trained(fitted.forest), pdm, cutoffs: cutoffs(scored.collect()) })
     }
 
-    /// Wraps a model trained elsewhere, with cutoffs learnt from `workloads`, which should not be
-    /// in its training set.
+    /// Creates a model from an imported model. Cutoffs are computed from `workloads`, which should
+    /// not be in the training set of the imported model.
     ///
     /// # Errors
-    /// [`EvaluationError`] when there are too few programs or only one class.
+    /// Returns [`EvaluationError`] if there are too few programs, or if all or none of the
+    /// workloads are slowed down beyond the margin.
     pub fn imported(
         model: ImportedModel,
         workloads: &[Workload],
@@ -75,26 +80,26 @@ impl Model {
         Ok(Self { predictor: Predictor::Imported(model), pdm, cutoffs: cutoffs(scored) })
     }
 
-    /// Predicts the probability of a slowdown beyond the margin. Counters not measured are NaN.
+    /// Predicts the probability that a workload is slowed down beyond the margin. Counters that
+    /// were not measured must be NaN.
     pub fn probability(&self, counters: &[f64; COUNTERS.len()]) -> f64 {
         match &self.predictor {
-            Predictor::Trained(train_forest) => train_forest.predict_one(counters),
+            Predictor::Trained(forest) => forest.predict_one(counters),
             Predictor::Imported(model) => model.predict(counters),
         }
     }
 
-    /// Returns the operating points, fewest false positives first, each with the largest share
-    /// placed for its false positives.
+    /// Returns the cutoffs in ascending order of false positives. Each cutoff places the largest
+    /// possible share of workloads for its false positives.
     pub fn cutoffs(&self) -> &[Cutoff] {
         &self.cutoffs
     }
 
-    /// Returns whether the model has the counters of this version and its cutoffs are shares.
+    /// Returns whether the model has the counters of this version of Tarn and the shares of its
+    /// cutoffs are in range.
     pub(crate) fn fits(&self) -> bool {
         let fits = match &self.predictor {
-            Predictor::Trained(train_forest) => {
-                train_forest.features() == COUNTERS.len() && train_forest.outputs() == 1
-            }
+            Predictor::Trained(forest) => forest.features() == COUNTERS.len() && forest.outputs() == 1,
             Predictor::Imported(model) => model.fits(COUNTERS.len()),
         };
         let is_share = |share: f64| (0.0..=1.0).contains(&share);
@@ -103,8 +108,9 @@ impl Model {
     }
 }
 
-/// Computes the best cutoff for each number of false positives. Ties are placed together or not at
-/// all.
+/// Computes the cutoff that places most workloads for each number of false positives. `scored` is
+/// the predicted probability of each workload, and whether it is slowed down beyond the margin.
+/// Workloads with equal probability are placed together.
 fn cutoffs(mut scored: Vec<(f64, bool)>) -> Vec<Cutoff> {
     scored.sort_unstable_by(|(one, _), (other, _)| one.total_cmp(other));
     let all = scored.len() as f64;

@@ -1,4 +1,4 @@
-//! Sensitivity: the forest against its baselines, errors, and reading labels.
+//! Tests of the sensitivity prediction: the forest and its baselines, errors, and labels.
 
 use units::Fraction;
 
@@ -11,9 +11,10 @@ fn fraction(share: f64) -> Fraction {
     Fraction::new(share).unwrap()
 }
 
-/// Programs whose slowdown depends on two counters jointly, and on neither alone.
+/// Returns workloads whose slowdown depends on two counters together, so that no threshold on one
+/// counter predicts it. Each program has three workloads.
 fn workloads(programs: u32) -> Vec<Workload> {
-    let one = |n: u32| {
+    let program = |n: u32| {
         let (mut counters, bound, parallel) =
             ([0.1; COUNTERS.len()], f64::from(n % 10) / 10.0, f64::from(n / 10 % 2));
         counters[DRAM_BOUND] = bound;
@@ -22,14 +23,14 @@ fn workloads(programs: u32) -> Vec<Workload> {
         let slowdown = if parallel > 0.5 { 0.0 } else { bound };
         (0..3).map(move |_| Workload { program: format!("p{n}"), counters, slowdown })
     };
-    (0..programs).flat_map(one).collect()
+    (0..programs).flat_map(program).collect()
 }
 
 #[test]
 fn forest_beats_single_counter_thresholds() {
     let rates = [fraction(0.02), fraction(0.1)];
     for result in run(&workloads(120), fraction(0.05), &rates, 20, 1).unwrap() {
-        // Half of the programs are not slowed down, and one in ten of the others.
+        // Half of the programs, and a tenth of the others, are not slowed down beyond the margin.
         assert!(result.forest.placed > 0.5, "{result:?}");
         assert!(
             result.forest.placed > result.dram_bound.placed + 0.2
@@ -45,7 +46,7 @@ fn forest_beats_single_counter_thresholds() {
 }
 
 #[test]
-fn threshold_indexes_match_counter_names() {
+fn counter_indexes_match_counter_names() {
     assert_eq!([COUNTERS[MEMORY_BOUND], COUNTERS[DRAM_BOUND]], ["memory_bound", "dram_bound"]);
 }
 
@@ -57,37 +58,41 @@ fn same_seed_gives_same_splits() {
 }
 
 #[test]
-fn unusable_workloads_are_rejected() {
+fn workloads_that_cannot_be_evaluated_are_rejected() {
     let evaluate = |workloads: &[Workload], splits| {
         run(workloads, fraction(0.05), &[fraction(0.1)], splits, 1).unwrap_err()
     };
     assert_eq!(evaluate(&workloads(9), 3), EvaluationError::TooFewPrograms(9));
     assert_eq!(evaluate(&workloads(40), 0), EvaluationError::Splits(0));
-    let idle: Vec<Workload> =
-        workloads(40).into_iter().map(|one| Workload { slowdown: 0.0, ..one }).collect();
-    assert_eq!(evaluate(&idle, 3), EvaluationError::SingleClass);
+    let insensitive: Vec<Workload> =
+        workloads(40).into_iter().map(|workload| Workload { slowdown: 0.0, ..workload }).collect();
+    assert_eq!(evaluate(&insensitive, 3), EvaluationError::SingleClass);
 }
 
 #[test]
-fn labels_match_columns_by_name_and_allow_missing_counters() {
-    let head = format!("slowdown,{},program", COUNTERS.join(","));
-    let row = |first: &str| format!("{head}\n0.25,{first}{},mcf\n", ",0.5".repeat(COUNTERS.len() - 1));
-    let one = &read_labels(row("").as_bytes()).unwrap()[0];
-    assert_eq!((one.program.as_str(), one.slowdown, one.counters[1]), ("mcf", 0.25, 0.5));
-    assert!(one.counters[0].is_nan());
+fn label_columns_are_found_by_name_and_counters_may_be_empty() {
+    let header = format!("slowdown,{},program", COUNTERS.join(","));
+    let table = |first: &str| format!("{header}\n0.25,{first}{},mcf\n", ",0.5".repeat(COUNTERS.len() - 1));
+    let workload = &read_labels(table("").as_bytes()).unwrap()[0];
+    assert_eq!((workload.program.as_str(), workload.slowdown, workload.counters[1]), ("mcf", 0.25, 0.5));
+    assert!(workload.counters[0].is_nan());
     let error_of = |text: &str| read_labels(text.as_bytes()).unwrap_err().to_string();
     assert_eq!(
-        error_of(&row("NaN")),
+        error_of(&table("NaN")),
         "line 2: retiring = \"NaN\": must be empty or a number from 0 to 1000000"
     );
     assert!(
-        error_of(&row("0").replace("0.25", "-1")).starts_with("line 2: slowdown = \"-1\": must be a number")
+        error_of(&table("0").replace("0.25", "-1"))
+            .starts_with("line 2: slowdown = \"-1\": must be a number")
     );
-    assert_eq!(error_of(&format!("{head},dram_bound\n")), "duplicate column \"dram_bound\"");
-    assert!(error_of(&row("NaN").replace('\n', "\r\n")).starts_with("line 2: retiring"));
+    assert_eq!(
+        error_of(&format!("{header},dram_bound\n")),
+        "duplicate column \"dram_bound\": must occur once in the header line"
+    );
+    assert!(error_of(&table("NaN").replace('\n', "\r\n")).starts_with("line 2: retiring"));
     assert!(error_of("program,slowdown\n").starts_with("missing column \"retiring\""));
     assert!(
-        error_of(&head.replace("program", "name"))
+        error_of(&header.replace("program", "name"))
             .starts_with("unknown column \"name\": must be program, slowdown, or one of")
     );
 }

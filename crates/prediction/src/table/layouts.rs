@@ -1,4 +1,4 @@
-//! Columns of each table layout, and their conversion into samples.
+//! Columns of each table layout, and the conversion of rows into samples.
 
 use csv::StringRecord;
 use units::{
@@ -9,39 +9,48 @@ use units::{
 use super::{CUSTOM_COLUMNS, InvalidValue, Layout, TableError, line};
 use crate::frigid::{Groups, Outcome, Usage, VmRequest, backtest::VmSample};
 
-const MEMORY_RULE: &str = "must be a number above 0 of at most 64 TiB";
+const MEMORY_RULE: &str = "must be a number above 0 and at most 64 TiB";
 const MEMORY_OR_ZERO_RULE: &str = "must be a number from 0 to 64 TiB";
 const CORES_RULE: &str = "must be a number from 0 to 4096";
 const SECONDS_RULE: &str = "must be a number of seconds from 0 to 100 years";
-const MILLISECONDS_RULE: &str = "must be a whole number of milliseconds since 1970, of at most a century";
+const MILLISECONDS_RULE: &str =
+    "must be a whole number of milliseconds since the start of 1970, at most 100 years";
+const WEEK_RULE: &str = "must be a whole number from 0 to 5200";
 const SHARE_RULE: &str = "must be a number of at most 1";
 const PERCENT_RULE: &str = "must be a number from 0 to 1000000";
 const FLAG_RULE: &str = "must be 0 or 1";
 const ORDER_RULE: &str = "must not be before the start of the VM";
 
-const _: () =
-    assert!(CORES_PER_HOST_MAX == 4096 && LOCAL_MIB_PER_HOST_MAX == 64 << 20, "limits match the rule texts");
-const _: () = assert!(TRACE_SECONDS_MAX == 100 * 366 * 24 * 3600, "limit matches the rule text");
+const _: () = assert!(
+    CORES_PER_HOST_MAX == 4096 && LOCAL_MIB_PER_HOST_MAX == 64 << 20 && WEEKS_MAX == 5200,
+    "the limits must match the texts of the rules"
+);
+const _: () = assert!(
+    TRACE_SECONDS_MAX == 100 * 366 * 24 * 3600,
+    "the limit must match the texts of the rules for seconds and milliseconds"
+);
+/// Largest memory size, in bytes.
 const MEMORY_MAX: f64 = (LOCAL_MIB_PER_HOST_MAX << 20) as f64;
-/// In percent of one core, on a host with thousands of cores.
+/// Largest CPU utilization, in percent of one core. It allows for hosts with thousands of cores.
 const PERCENT_MAX: f64 = 1e6;
 const MILLISECONDS_MAX: u64 = TRACE_SECONDS_MAX * 1000;
 const GIB: f64 = (1_u64 << 30) as f64;
 const KIB: f64 = 1024.0;
-/// Upper bound on the length of an invalid value in an error message.
+/// Largest length of a value in an error message, in characters. A longer value is truncated.
 const SHOWN_CHARS_MAX: usize = 60;
 const WEEK_MS: u64 = 7 * 24 * 3600 * 1000;
-/// Number of weeks in a century.
+/// Largest week number, about 100 years.
 const WEEKS_MAX: u64 = 5200;
 
-/// Column indexes of a layout.
+/// Positions of the columns of a layout in a table.
 pub(super) struct Columns {
     layout: Layout,
+    /// Name of each column, and its index in a record. `None` for a missing optional column.
     at: Vec<(&'static str, Option<usize>)>,
 }
 
 impl Columns {
-    /// Finds the columns in the header line.
+    /// Finds the columns of a layout in the header line.
     pub(super) fn find(layout: Layout, names: &StringRecord) -> Result<Self, TableError> {
         let expected: Vec<(&str, bool)> = match layout {
             Layout::BitbrainsWeek => BITBRAINS_COLUMNS.map(|name| (name, true)).to_vec(),
@@ -68,13 +77,13 @@ impl Columns {
         Ok(Self { layout, at: expected.into_iter().map(find).collect::<Result<_, _>>()? })
     }
 
-    /// Converts one record; `None` for a week without memory.
+    /// Converts one record to a sample. Returns `None` for a week in which the VM had no memory.
     pub(super) fn row(&self, record: &StringRecord) -> Result<Option<VmSample>, TableError> {
-        let line = RowReader { columns: self, record };
+        let row = RowReader { columns: self, record };
         match self.layout {
-            Layout::BitbrainsWeek => line.bitbrains_row(),
-            Layout::NfcoreTasks => line.nfcore_row().map(Some),
-            Layout::Custom => line.custom_row().map(Some),
+            Layout::BitbrainsWeek => row.bitbrains_row(),
+            Layout::NfcoreTasks => row.nfcore_row().map(Some),
+            Layout::Custom => row.custom_row().map(Some),
         }
     }
 }
@@ -102,21 +111,21 @@ const NFCORE_COLUMNS: [&str; 9] = [
     "untouched_frac",
 ];
 
-/// One record with its columns.
+/// Reader of the values of one record by column name.
 struct RowReader<'a> {
     columns: &'a Columns,
     record: &'a StringRecord,
 }
 
 impl RowReader<'_> {
-    /// Converts a week of a VM into a sample of its own, with the same VM's earlier weeks as its
-    /// history.
+    /// Converts one week of a VM to a sample. Earlier weeks of the same VM are its history, because
+    /// they have the same VM name.
     fn bitbrains_row(&self) -> Result<Option<VmSample>, TableError> {
         let capacity = self.memory_or_zero("mem_cap_kb", KIB)?;
         if capacity == Bytes::new(0) {
             return Ok(None);
         }
-        let week = self.integer("week", WEEKS_MAX, "must be a whole number of weeks of one century")?;
+        let week = self.integer("week", WEEKS_MAX, WEEK_RULE)?;
         let cores = self.number("cores", 0.0, f64::from(CORES_PER_HOST_MAX), CORES_RULE)?;
         let kind = format!("{cores} cores, {capacity}");
         let usage = Usage {
@@ -132,7 +141,8 @@ impl RowReader<'_> {
                 begins: UnixMs(week * WEEK_MS),
             },
             outcome: Outcome {
-                ended: UnixMs((week + 1) * WEEK_MS - 1), // before the next week starts
+                // The sample ends before the next week of the same VM starts.
+                ended: UnixMs((week + 1) * WEEK_MS - 1),
                 untouched: self.share("untouched_frac")?,
                 usage,
             },
@@ -140,8 +150,8 @@ impl RowReader<'_> {
         }))
     }
 
-    /// Converts a task: tasks of one process belong to one owner, tasks of one sample are the same
-    /// VM.
+    /// Converts a workflow task to a sample. Tasks of the same process and attempt have the same
+    /// owner. Tasks of the same process and input sample count as the same VM.
     fn nfcore_row(&self) -> Result<VmSample, TableError> {
         let begins = self.integer("start_ms", MILLISECONDS_MAX, MILLISECONDS_RULE)?;
         let ended = self.integer("complete_ms", MILLISECONDS_MAX, MILLISECONDS_RULE)?;
@@ -168,10 +178,11 @@ impl RowReader<'_> {
         })
     }
 
+    /// Converts a row of a custom table to a sample.
     fn custom_row(&self) -> Result<VmSample, TableError> {
         let requested = self.memory("requested_gib", GIB)?;
         let peak = self.memory_or_zero("peak_gib", GIB)?;
-        let [began, ended] = [self.moment("began_s")?, self.moment("ended_s")?];
+        let [began, ended] = [self.time("began_s")?, self.time("ended_s")?];
         self.check(began <= ended, "ended_s", ORDER_RULE)?;
         let untouched = 1.0 - (peak.get() as f64 / requested.get() as f64).min(1.0);
         let group = |name| self.text(name).to_owned();
@@ -189,7 +200,7 @@ impl RowReader<'_> {
             },
             outcome: Outcome {
                 ended,
-                untouched: Fraction::new(untouched).expect("one minus a share is a share"),
+                untouched: Fraction::new(untouched).expect("1 minus a fraction is a fraction"),
                 usage: Usage {
                     p99: memory("p99_gib")?,
                     mean: memory("mean_gib")?,
@@ -200,6 +211,7 @@ impl RowReader<'_> {
         })
     }
 
+    /// Returns the trimmed value of a column, or an empty text if the table has no such column.
     fn text(&self, name: &str) -> &str {
         let at = self.columns.at.iter().find(|(other, _)| *other == name).and_then(|(_, at)| *at);
         at.and_then(|at| self.record.get(at)).unwrap_or_default().trim()
@@ -217,6 +229,7 @@ impl RowReader<'_> {
         Ok(integer.unwrap_or_default())
     }
 
+    /// Reads a memory size above 0. `unit` is the number of bytes per unit of the column.
     fn memory(&self, name: &'static str, unit: f64) -> Result<Bytes, TableError> {
         let memory = self.scaled(name, unit, MEMORY_RULE)?;
         self.check(memory > Bytes::new(0), name, MEMORY_RULE)?;
@@ -233,15 +246,16 @@ impl RowReader<'_> {
     }
 
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the range is checked")]
-    fn moment(&self, name: &'static str) -> Result<UnixMs, TableError> {
+    fn time(&self, name: &'static str) -> Result<UnixMs, TableError> {
         let seconds = self.number(name, 0.0, TRACE_SECONDS_MAX as f64, SECONDS_RULE)?;
         Ok(UnixMs((seconds * 1000.0) as u64))
     }
 
-    /// Usage above the request leaves nothing untouched.
+    /// Reads an untouched fraction. A negative fraction, for a VM that used more memory than it
+    /// requested, counts as 0.
     fn share(&self, name: &'static str) -> Result<Fraction, TableError> {
         let share = self.number(name, f64::MIN, 1.0, SHARE_RULE)?;
-        Ok(Fraction::new(share.max(0.0)).expect("range checked above"))
+        Ok(Fraction::new(share.max(0.0)).expect("`number` has checked the range"))
     }
 
     fn flag(&self, name: &'static str) -> Result<bool, TableError> {
@@ -252,7 +266,7 @@ impl RowReader<'_> {
 
     fn check(&self, is_valid: bool, field: &'static str, rule: &'static str) -> Result<(), TableError> {
         let value = || self.text(field).chars().take(SHOWN_CHARS_MAX).collect();
-        let wrong = || InvalidValue { line: line(self.record), field, value: value(), rule };
-        if is_valid { Ok(()) } else { Err(wrong().into()) }
+        let error = || InvalidValue { line: line(self.record), field, value: value(), rule };
+        if is_valid { Ok(()) } else { Err(error().into()) }
     }
 }

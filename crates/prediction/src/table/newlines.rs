@@ -1,12 +1,12 @@
-//! Normalization of line breaks to `\n`, so that line numbers match those of an editor. The CSV
-//! reader counts a `\r\n` only when it reads on.
+//! Normalization of line breaks to `\n`, so that line numbers in errors match those of an editor.
+//! The CSV reader counts a `\r\n` only when it reads the byte after it.
 
 use std::io;
 
 /// Reader that replaces each `\r\n` and `\r` by `\n`.
 pub(crate) struct NewlineNormalizer<R> {
     input: R,
-    /// Whether the last byte was `\r`.
+    /// Whether the last byte read from the input was `\r`.
     after_cr: bool,
 }
 
@@ -29,7 +29,7 @@ impl<R: io::Read> io::Read for NewlineNormalizer<R> {
                     kept += 1;
                 }
             }
-            // Returning 0 bytes would signal the end of the input.
+            // A result of 0 bytes would signal the end of the input.
             if kept > 0 || read == 0 {
                 return Ok(kept);
             }

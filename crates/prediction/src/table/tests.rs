@@ -1,4 +1,4 @@
-//! Reading of tables: each layout, and the error for each kind of invalid input.
+//! Tests of reading tables: each layout, and the error for each kind of invalid input.
 
 use units::{Bytes, Fraction, UnixMs};
 
@@ -17,7 +17,7 @@ fn error_of(row: &str) -> String {
 }
 
 #[test]
-fn custom_table_requires_four_columns() {
+fn custom_table_with_only_the_required_columns_is_read() {
     let row = &read_custom("peak_gib,requested_gib,began_s,ended_s\n3,8,1.5,60\n").unwrap()[0];
     assert_eq!(row.request.requested, Bytes::gib(8));
     assert_eq!((row.request.begins, row.outcome.ended), (UnixMs(1500), UnixMs(60_000)));
@@ -26,43 +26,43 @@ fn custom_table_requires_four_columns() {
 }
 
 #[test]
-fn line_numbers_match_editor_for_all_line_breaks() {
-    // Regression: line numbers were one too low with `\r\n`.
+fn line_number_in_error_is_correct_for_all_line_breaks() {
+    // Regression test: line numbers were one too low with `\r\n`.
     for (newline, end) in [("\n", ""), ("\r\n", ""), ("\r", ""), ("\r\n", "\r\n")] {
         let text = ["peak_gib,requested_gib,began_s,ended_s", "3,8,60,60", "3,8,60,60", "3,x,60,60"];
         let table = text.join(newline) + end;
         // With one byte per read, `\r\n` is split across reads.
         for bytes in [1, 7, 1 << 16] {
             let input = io::BufReader::with_capacity(bytes, table.as_bytes());
-            let wrong = read(Trickle(input), Layout::Custom).unwrap_err().to_string();
-            assert!(wrong.starts_with("line 4: requested_gib = \"x\""), "{newline:?}: {wrong}");
+            let error = read(ShortReads(input), Layout::Custom).unwrap_err().to_string();
+            assert!(error.starts_with("line 4: requested_gib = \"x\""), "{newline:?}: {error}");
         }
         let short = text[..3].join(newline) + newline + "3,8";
-        let wrong = read_custom(&short).unwrap_err().to_string();
-        assert!(wrong.starts_with("line 4: 2 values"), "{newline:?}: {wrong}");
+        let error = read_custom(&short).unwrap_err().to_string();
+        assert!(error.starts_with("line 4: 2 values"), "{newline:?}: {error}");
     }
 }
 
-/// Reader that returns at most the contents of its buffer.
-struct Trickle<R>(R);
+/// Reader that returns at most the content of its buffer from each read.
+struct ShortReads<R>(R);
 
-impl<R: io::BufRead> io::Read for Trickle<R> {
+impl<R: io::BufRead> io::Read for ShortReads<R> {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        let held = self.0.fill_buf()?;
-        let read = held.len().min(bytes.len());
-        bytes[..read].copy_from_slice(&held[..read]);
+        let buffer = self.0.fill_buf()?;
+        let read = buffer.len().min(bytes.len());
+        bytes[..read].copy_from_slice(&buffer[..read]);
         self.0.consume(read);
         Ok(read)
     }
 }
 
 #[test]
-fn vm_may_end_at_its_start() {
+fn vm_that_ends_at_its_start_is_accepted() {
     assert_eq!(read_custom("peak_gib,requested_gib,began_s,ended_s\n3,8,60,60\n").unwrap().len(), 1);
 }
 
 #[test]
-fn custom_table_reads_optional_columns() {
+fn optional_columns_of_a_custom_table_are_read() {
     let row =
         &read_custom(&format!("{CUSTOM_HEADER}\n0,60,8,12,v,k,large,eu linux,4,2,1,30.5,1\n")).unwrap()[0];
     assert_eq!(row.request.groups.all(), ["v", "k", "large", "eu linux"]);
@@ -104,7 +104,7 @@ fn unclosed_quote_is_rejected() {
     for text in [rows, &rows[..rows.len() - 14]] {
         assert_eq!(
             read_custom(text).unwrap_err().to_string(),
-            "line 2: value contains a line break: unclosed quote?"
+            "line 2: a value contains a line break: a quote may be unclosed"
         );
     }
 }
@@ -118,7 +118,10 @@ fn missing_or_unknown_column_is_named_in_error() {
         error_at(&format!("{CUSTOM_HEADER},peak_gb\n"))
             .starts_with("unknown column \"peak_gb\": must be one of began_s, ended_s")
     );
-    assert_eq!(error_at(&format!("{CUSTOM_HEADER}\n")), "no rows: must have a header line and rows");
+    assert_eq!(
+        error_at(&format!("{CUSTOM_HEADER}\n")),
+        "the table has no rows: must have a header line and at least one row"
+    );
     assert_eq!(
         read(&b"a\xff,b\n1,2\n"[..], Layout::Custom).unwrap_err().to_string(),
         "line 1: must be UTF-8"
@@ -128,12 +131,13 @@ fn missing_or_unknown_column_is_named_in_error() {
 }
 
 #[test]
-fn bitbrains_week_ends_before_next_starts() {
-    let head = "vm,week,cores,mem_cap_kb,mem_p99_kb,mem_mean_kb,cpu_mean_pct,untouched_frac,suspect,more";
-    let text =
-        format!("{head}\n7,0,2,8388608,1,1,5,0.25,0,x\n7,1,2,8388608,1,1,5,-0.01,1,x\n8,1,2,0,0,0,0,,1,x\n");
+fn bitbrains_week_ends_before_the_next_week_starts() {
+    let header = "vm,week,cores,mem_cap_kb,mem_p99_kb,mem_mean_kb,cpu_mean_pct,untouched_frac,suspect,more";
+    let text = format!(
+        "{header}\n7,0,2,8388608,1,1,5,0.25,0,x\n7,1,2,8388608,1,1,5,-0.01,1,x\n8,1,2,0,0,0,0,,1,x\n"
+    );
     let rows = read(text.as_bytes(), Layout::BitbrainsWeek).unwrap();
-    let [first, second] = &rows[..] else { panic!("a week without memory must be skipped: {rows:?}") };
+    let [first, second] = &rows[..] else { panic!("the week without memory must be skipped: {rows:?}") };
     assert!(first.outcome.ended < second.request.begins);
     assert_eq!(first.request.groups.all(), ["7", "", "2 cores, 8GiB", ""]);
     assert_eq!([first.outcome.untouched.get(), second.outcome.untouched.get()], [0.25, 0.0]);
@@ -141,24 +145,22 @@ fn bitbrains_week_ends_before_next_starts() {
 }
 
 #[test]
-fn nfcore_tasks_of_process_share_owner() {
-    let head =
+fn nfcore_task_has_groups_by_process_and_sample() {
+    let header =
         "workflow,process,sample_tag,cpus,attempt,start_ms,complete_ms,mem_requested_bytes,untouched_frac";
-    let text = format!("{head}\nchipseq,SORT,a.bam,4,1,100,200,1073741824,0.5\n");
+    let text = format!("{header}\nchipseq,SORT,a.bam,4,1,100,200,1073741824,0.5\n");
     let row = &read(text.as_bytes(), Layout::NfcoreTasks).unwrap()[0];
     assert_eq!(row.request.groups.all(), ["SORT a.bam", "SORT attempt 1", "chipseq SORT", "chipseq"]);
     assert_eq!((row.request.begins, row.outcome.ended), (UnixMs(100), UnixMs(200)));
     assert_eq!(row.request.requested, Bytes::gib(1));
-    let backwards = read(text.replace("100,200", "500,200").as_bytes(), Layout::NfcoreTasks).unwrap_err();
-    assert_eq!(
-        backwards.to_string(),
-        "line 2: complete_ms = \"200\": must not be before the start of the VM"
-    );
+    let error = read(text.replace("100,200", "500,200").as_bytes(), Layout::NfcoreTasks).unwrap_err();
+    assert_eq!(error.to_string(), "line 2: complete_ms = \"200\": must not be before the start of the VM");
 }
 
-/// Public traces, if present; they are not part of the repository. Prints the numbers in README.md.
+/// The test is skipped if the public traces are missing, because they are not part of the
+/// repository. It prints the numbers in README.md.
 #[test]
-fn public_traces_meet_rate_and_beat_fixed_share() {
+fn public_traces_meet_the_target_rate_and_beat_a_fixed_share() {
     if let Some(weeks) = read_public("vm-memory/bitbrains-rnd/vm_week.csv.gz", Layout::BitbrainsWeek) {
         let number = |sample: &VmSample| sample.request.groups.vm.parse::<u32>().unwrap();
         for draw in 0..4 {
@@ -170,16 +172,17 @@ fn public_traces_meet_rate_and_beat_fixed_share() {
     if let Some(tasks) = read_public("task-memory/nfcore-sizey/tasks.csv.gz", Layout::NfcoreTasks) {
         let mut begins: Vec<UnixMs> = tasks.iter().map(|sample| sample.request.begins).collect();
         begins.sort_unstable();
-        let late = begins[begins.len() * 2 / 3];
-        backtest_table("tasks, last third", tasks, |sample| sample.request.begins >= late);
+        let start_of_last_third = begins[begins.len() * 2 / 3];
+        backtest_table("tasks, last third", tasks, |sample| sample.request.begins >= start_of_last_third);
     }
 }
 
+/// Backtests the samples for which `is_tested` is true, with all other samples for training.
 fn backtest_table(name: &str, samples: Vec<VmSample>, is_tested: impl Fn(&VmSample) -> bool) {
     let (test, train): (Vec<VmSample>, Vec<VmSample>) = samples.into_iter().partition(is_tested);
     let rates = [0.01, 0.02, 0.04, 0.1].map(|rate| Fraction::new(rate).unwrap());
     for result in backtest::run(&train, &test, &rates).unwrap() {
-        let [asked, over, frigid, slices, fixed, over_fixed] = [
+        let [target, actual, predicted, in_slices, fixed, fixed_actual] = [
             result.rate_target,
             result.rate_actual,
             result.frigid_share,
@@ -189,25 +192,26 @@ fn backtest_table(name: &str, samples: Vec<VmSample>, is_tested: impl Fn(&VmSamp
         ]
         .map(|share| 100.0 * share);
         println!(
-            "{name}: asked {asked:.0} %: over {over:.1} %, forecast {frigid:.1} %, in slices {slices:.1} %; \
-             fixed: over {over_fixed:.1} %, {fixed:.1} %"
+            "{name}: target rate {target:.0} %: overpredicted {actual:.1} %, predicted memory {predicted:.1} %, \
+             in slices {in_slices:.1} %; fixed share {fixed:.1} %: overpredicted {fixed_actual:.1} %"
         );
         assert!(result.rate_actual <= result.rate_target + 0.01, "{name}: {result:?}");
         assert!(result.frigid_share > result.static_share, "{name}: {result:?}");
     }
 }
 
+/// Reads a compressed table in the folder of public data, or returns `None` if it is missing.
 fn read_public(name: &str, layout: Layout) -> Option<Vec<VmSample>> {
     let folder = std::env::var_os("TARN_DATA").map_or_else(
         || std::path::PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/data")),
         std::path::PathBuf::from,
     );
     let path = folder.join(name);
-    let Ok(packed) = read_file(&path) else {
-        eprintln!("SKIPPED: no {}: set TARN_DATA to the folder of public data", path.display());
+    let Ok(compressed) = read_file(&path) else {
+        eprintln!("SKIPPED: cannot read {}: set TARN_DATA to the folder of public data", path.display());
         return None;
     };
-    Some(read(flate2::bufread::MultiGzDecoder::new(packed.as_slice()), layout).unwrap())
+    Some(read(flate2::bufread::MultiGzDecoder::new(compressed.as_slice()), layout).unwrap())
 }
 
 #[expect(clippy::disallowed_methods, reason = "reads the public traces")]

@@ -1,6 +1,7 @@
-//! Histogram bins: training replaces each column by at most 255 bins plus one for missing values.
+//! Histogram bins: for training, the values of each column are replaced by the indexes of at most
+//! 255 bins, plus one bin for missing values.
 
-/// Training columns of equal length. NaN is a missing value.
+/// Table of training data by column. NaN is a missing value.
 #[derive(Clone, Debug, Default)]
 pub struct Columns {
     columns: Vec<Vec<f64>>,
@@ -8,17 +9,17 @@ pub struct Columns {
 }
 
 impl Columns {
-    /// Creates an empty table with this number of columns.
+    /// Creates a table of `columns` columns without rows.
     pub fn new(columns: usize) -> Self {
         Self { columns: vec![Vec::new(); columns], rows: 0 }
     }
 
-    /// Adds a row.
+    /// Adds a row with one number per column.
     ///
     /// # Panics
-    /// Panics if the row does not have one number per column.
+    /// Panics if the length of `row` is not the number of columns.
     pub fn push(&mut self, row: &[f64]) {
-        assert_eq!(row.len(), self.columns.len(), "row length equals the number of columns");
+        assert_eq!(row.len(), self.columns.len(), "the row must have one value per column");
         self.columns.iter_mut().zip(row).for_each(|(column, number)| column.push(*number));
         self.rows += 1;
     }
@@ -34,30 +35,31 @@ impl Columns {
     }
 }
 
-/// Bin of missing values.
+/// Index of the bin for missing values.
 pub(super) const MISSING: u8 = u8::MAX;
-/// Upper bound on the bins of present values.
+/// Largest number of bins for values that are not missing.
 const BINS_MAX: usize = MISSING as usize;
 
-/// Columns replaced by bins.
+/// Table of training data with values replaced by bins.
 #[derive(Clone, Debug)]
 pub(super) struct BinnedColumns {
     columns: Vec<Column>,
 }
 
+/// Column with values replaced by bins.
 #[derive(Clone, Debug)]
 struct Column {
-    /// Bin of each row.
+    /// Index of the bin of each row.
     bins: Vec<u8>,
-    /// Upper border of each bin but the last.
+    /// Upper border of each bin except the last, ascending.
     borders: Vec<f64>,
 }
 
 impl BinnedColumns {
-    /// Bins each column into about equal counts; a column with few distinct values gets one bin for
-    /// each.
-    pub(super) fn of(columns: &Columns) -> Self {
-        Self { columns: columns.columns.iter().map(|column| Column::of(column)).collect() }
+    /// Divides the values of each column into bins of about equal counts. If a column has at most
+    /// 255 distinct values, each distinct value gets its own bin.
+    pub(super) fn new(columns: &Columns) -> Self {
+        Self { columns: columns.columns.iter().map(|column| Column::new(column)).collect() }
     }
 
     /// Returns the number of columns.
@@ -65,19 +67,20 @@ impl BinnedColumns {
         self.columns.len()
     }
 
-    /// Returns the bin of each row.
+    /// Returns the index of the bin of each row in a column.
     pub(super) fn bins(&self, column: usize) -> &[u8] {
         &self.columns[column].bins
     }
 
-    /// Returns the borders: the one between bins n and n + 1 is at index n.
+    /// Returns the borders between the bins of a column, ascending. Entry n is the border between
+    /// bins n and n + 1.
     pub(super) fn borders(&self, column: usize) -> &[f64] {
         &self.columns[column].borders
     }
 }
 
 impl Column {
-    fn of(numbers: &[f64]) -> Self {
+    fn new(numbers: &[f64]) -> Self {
         let borders = borders(numbers);
         let bin = |number: &f64| match number.is_nan() {
             true => MISSING,
@@ -89,7 +92,7 @@ impl Column {
     }
 }
 
-/// Computes the borders, midway between two successive distinct values.
+/// Computes the borders between bins. Each border is midway between two successive distinct values.
 fn borders(numbers: &[f64]) -> Vec<f64> {
     let mut sorted: Vec<f64> = numbers.iter().copied().filter(|number| !number.is_nan()).collect();
     sorted.sort_unstable_by(f64::total_cmp);
@@ -107,7 +110,8 @@ fn borders(numbers: &[f64]) -> Vec<f64> {
     borders
 }
 
-/// Returns a number that is at least `lower` and less than `upper`.
+/// Returns the midpoint of two numbers, or `lower` if rounding makes the midpoint equal to `upper`.
+/// The result is at least `lower` and less than `upper`.
 fn between(lower: f64, upper: f64) -> f64 {
     let middle = lower / 2.0 + upper / 2.0;
     if lower <= middle && middle < upper { middle } else { lower }

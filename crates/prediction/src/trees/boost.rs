@@ -1,5 +1,5 @@
-//! Gradient boosting of several quantiles at once: all levels share the trees, and each leaf moves
-//! each level towards the quantile of its rows.
+//! Gradient boosting of several quantiles at once. All quantile levels share the trees. Each leaf
+//! has a value for each level, which moves the prediction toward the quantile of the leaf's rows.
 
 use rand::{Rng, SeedableRng, seq::SliceRandom as _};
 use rand_pcg::Pcg64Mcg;
@@ -9,7 +9,7 @@ use super::{
     grow::{GrownTree, grow},
 };
 
-/// Parameters of the boosting.
+/// Parameters of gradient boosting.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BoostParams {
     /// Number of trees.
@@ -18,18 +18,20 @@ pub struct BoostParams {
     pub rate: f64,
     /// Parameters of each tree.
     pub tree: TreeParams,
-    /// Share of the rows that each tree is grown on, above 0 and at most 1.
+    /// Fraction of the rows on which each tree is grown, above 0 and at most 1.
     pub rows_tried: f64,
 }
 
-/// Rows below a level at which a leaf's update is halved. A leaf of twenty rows has little
-/// information about the 0.01 quantile.
+/// Expected number of rows below a quantile at which the update of a leaf is halved. A leaf of 20
+/// rows has little information about the 0.01 quantile.
 const SHRINKAGE_ROWS: f64 = 3.0;
 
-/// Trains an ensemble with one output per quantile level. `levels` ascend.
+/// Trains an ensemble with one output per quantile level. `levels` must be ascending. The result is
+/// deterministic for the same arguments.
 ///
 /// # Panics
-/// Panics if there is no row, column or level, or not one target per row.
+/// Panics if there is no row, no column or no level, or if the number of targets is not the number
+/// of rows.
 pub fn fit_quantiles(
     columns: &Columns,
     targets: &[f64],
@@ -37,14 +39,14 @@ pub fn fit_quantiles(
     params: &BoostParams,
     seed: u64,
 ) -> Ensemble {
-    assert!(!targets.is_empty() && targets.len() == columns.rows(), "one target per row");
-    let binned = BinnedColumns::of(columns);
+    assert!(!targets.is_empty() && targets.len() == columns.rows(), "there must be one target per row");
+    let binned = BinnedColumns::new(columns);
     let mut rng = Pcg64Mcg::seed_from_u64(seed);
     let mut numbers = targets.to_vec();
     let start: Vec<f64> = levels.iter().map(|level| quantile(&mut numbers, *level)).collect();
     let mut ensemble = Ensemble::new(columns.columns(), start.clone());
     let mut predictions: Vec<f64> = start.repeat(targets.len());
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of the rows")]
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a fraction of the rows")]
     let sampled = ((targets.len() as f64 * params.rows_tried).ceil() as usize).clamp(1, targets.len());
     for _ in 0..params.trees {
         let ranks = ranks(targets, &predictions, levels);
@@ -54,24 +56,28 @@ pub fn fit_quantiles(
         for row in 0..targets.len() {
             let leaf = grown.leaf(&binned, row) * levels.len();
             let updates = &leaves[leaf..leaf + levels.len()];
-            let levels = &mut predictions[row * levels.len()..(row + 1) * levels.len()];
-            levels.iter_mut().zip(updates).for_each(|(level, by)| *level += by);
+            let row_predictions = &mut predictions[row * levels.len()..(row + 1) * levels.len()];
+            row_predictions.iter_mut().zip(updates).for_each(|(prediction, update)| *prediction += update);
         }
         ensemble.push(&grown.tree(leaves)).expect("a grown tree is well-formed");
     }
     ensemble
 }
 
-/// Computes the rank of each target among its predicted levels: the sum of the gradients of the
-/// quantile losses. The trees split on it.
+/// Computes the rank of each target among its predicted quantiles, on which trees are grown. Up to
+/// a constant, the rank is minus the number of predicted quantiles above the target. It is the
+/// negative sum of the gradients of the quantile losses.
 fn ranks(targets: &[f64], predictions: &[f64], levels: &[f64]) -> Vec<f64> {
-    let all: f64 = levels.iter().sum();
-    let above = |target: f64, levels: &[f64]| levels.iter().filter(|level| target < **level).count() as f64;
+    let level_sum: f64 = levels.iter().sum();
+    let above = |target: f64, quantiles: &[f64]| {
+        quantiles.iter().filter(|quantile| target < **quantile).count() as f64
+    };
     let rows = targets.iter().zip(predictions.chunks_exact(levels.len()));
-    rows.map(|(target, levels)| all - above(*target, levels)).collect()
+    rows.map(|(target, quantiles)| level_sum - above(*target, quantiles)).collect()
 }
 
-/// Computes the update of each level in each leaf, with shrinkage.
+/// Computes the value of each leaf for each level: the quantile of the residuals of its rows,
+/// multiplied by the learning rate and reduced for leaves with few rows (shrinkage).
 fn leaf_updates(
     grown: &GrownTree,
     rows: &[u32],
@@ -87,19 +93,20 @@ fn leaf_updates(
             residuals.clear();
             let rows = rows[leaf.clone()].iter().map(|row| *row as usize);
             residuals.extend(rows.map(|row| targets[row] - predictions[row * levels.len() + at]));
-            let below = residuals.len() as f64 * level;
-            leaf_updates.push(rate * below / (below + SHRINKAGE_ROWS) * quantile(&mut residuals, *level));
+            let rows_below = residuals.len() as f64 * level;
+            let shrunk_rate = rate * rows_below / (rows_below + SHRINKAGE_ROWS);
+            leaf_updates.push(shrunk_rate * quantile(&mut residuals, *level));
         }
     }
     leaf_updates
 }
 
-/// Returns the quantile by rank, without interpolation.
+/// Returns the quantile of `numbers` at a level, without interpolation. Reorders `numbers`.
 fn quantile(numbers: &mut [f64], level: f64) -> f64 {
     *numbers.select_nth_unstable_by(rank(numbers.len(), level), f64::total_cmp).1
 }
 
-/// Returns the index of the quantile in a sorted array of length `numbers`.
+/// Returns the index of the quantile at a level (0 to 1) in a sorted array of `numbers` numbers.
 ///
 /// # Panics
 /// Panics if `numbers` is 0.
@@ -108,9 +115,11 @@ pub(crate) fn rank(numbers: usize, level: f64) -> usize {
     ((numbers as f64 * level) as usize).min(numbers - 1)
 }
 
-fn sample(rng: &mut impl Rng, rows: usize, amount: usize) -> Vec<u32> {
+/// Draws `count` of `rows` row indexes without replacement, in ascending order.
+fn sample(rng: &mut impl Rng, rows: usize, count: usize) -> Vec<u32> {
     let mut all: Vec<u32> = (0..u32::try_from(rows).expect("fewer rows than u32::MAX")).collect();
-    let mut sampled = all.partial_shuffle(rng, amount).0.to_vec();
-    sampled.sort_unstable(); // sequential memory access
+    let mut sampled = all.partial_shuffle(rng, count).0.to_vec();
+    // Sorted rows are read faster, because memory is accessed sequentially.
+    sampled.sort_unstable();
     sampled
 }

@@ -1,13 +1,13 @@
-//! Random forest: each tree is grown on a bootstrap sample of groups, with a random subset of the
-//! columns per split, and predictions are averaged. Groups are sampled as a whole, so that
-//! out-of-bag predictions of a row use trees that saw no row of its group.
+//! Random forest: each tree is grown on a bootstrap sample of groups of rows, with a random subset
+//! of the columns for each split. The prediction is the mean over all trees. Groups are sampled as
+//! a whole, so that trees for the out-of-bag prediction of a row were grown without its group.
 
 use rand::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
 use super::{BinnedColumns, Columns, Ensemble, TreeParams, grow::grow};
 
-/// Parameters of a forest.
+/// Parameters for training a forest.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ForestParams {
     /// Number of trees.
@@ -16,21 +16,22 @@ pub struct ForestParams {
     pub tree: TreeParams,
 }
 
-/// Forest with its out-of-bag predictions.
+/// Trained forest, with its out-of-bag predictions.
 #[derive(Clone, Debug)]
 pub struct FittedForest {
-    /// Mean of the trees.
+    /// Ensemble that predicts the mean over all trees.
     pub forest: Ensemble,
-    /// Mean prediction for each training row by the trees that did not see it; `None` if all saw
-    /// it.
+    /// Mean prediction for each training row by the trees that were grown without the row. `None`
+    /// if all trees were grown with the row.
     pub out_of_bag: Vec<Option<f64>>,
 }
 
-/// Trains a forest whose leaves predict the mean target. `groups` holds the group index of each
-/// row.
+/// Trains a forest. The value of a leaf is the mean target of its rows. `groups` is the group index
+/// of each row. The result is deterministic for the same arguments.
 ///
 /// # Panics
-/// Panics if there is no row or column, or not one target and group per row.
+/// Panics if there is no row or no column, or if the number of targets or groups is not the number
+/// of rows.
 pub fn fit_forest(
     columns: &Columns,
     targets: &[f64],
@@ -38,9 +39,9 @@ pub fn fit_forest(
     params: &ForestParams,
     seed: u64,
 ) -> FittedForest {
-    assert!(!targets.is_empty() && targets.len() == columns.rows(), "one target per row");
-    assert_eq!(groups.len(), targets.len(), "one group per row");
-    let binned = BinnedColumns::of(columns);
+    assert!(!targets.is_empty() && targets.len() == columns.rows(), "there must be one target per row");
+    assert_eq!(groups.len(), targets.len(), "there must be one group per row");
+    let binned = BinnedColumns::new(columns);
     let mut rng = Pcg64Mcg::seed_from_u64(seed);
     let mut forest = Ensemble::new(columns.columns(), vec![0.0]);
     let mut out_of_bag = vec![(0.0, 0_u32); targets.len()];
@@ -55,15 +56,15 @@ pub fn fit_forest(
             *sum += means[grown.leaf(&binned, row)];
             *trees += 1;
         }
-        let shares: Vec<f64> = means.iter().map(|mean| mean / params.trees as f64).collect();
-        forest.push(&grown.tree(shares)).expect("a grown tree is well-formed");
+        let leaf_values: Vec<f64> = means.iter().map(|mean| mean / params.trees as f64).collect();
+        forest.push(&grown.tree(leaf_values)).expect("a grown tree is well-formed");
     }
     let out_of_bag = out_of_bag.into_iter().map(|(sum, trees)| (trees > 0).then(|| sum / f64::from(trees)));
     FittedForest { forest, out_of_bag: out_of_bag.collect() }
 }
 
-/// Draws as many groups as there are, with replacement. Returns the rows of the drawn groups and
-/// those of the groups left out.
+/// Draws a bootstrap sample of groups, with replacement and of the same size. Returns the rows of
+/// the drawn groups, and the rows of the groups that were not drawn.
 fn draw_groups(rng: &mut impl Rng, groups: &[usize]) -> (Vec<u32>, Vec<usize>) {
     let count = groups.iter().max().map_or(0, |last| last + 1);
     let mut times = vec![0_u32; count];
@@ -72,6 +73,6 @@ fn draw_groups(rng: &mut impl Rng, groups: &[usize]) -> (Vec<u32>, Vec<usize>) {
     let index = |row: usize| u32::try_from(row).expect("fewer rows than u32::MAX");
     let drawn: Vec<u32> = rows().flat_map(|(row, times)| (0..times).map(move |_| index(row))).collect();
     let left_out = rows().filter(|(_, times)| *times == 0).map(|(row, _)| row).collect();
-    // Group indexes without rows may be all that was drawn.
+    // If only group indexes without rows were drawn, use all rows.
     if drawn.is_empty() { ((0..groups.len()).map(index).collect(), Vec::new()) } else { (drawn, left_out) }
 }

@@ -1,5 +1,5 @@
-//! Growth of one tree, best split first: the leaf whose split reduces the squared error most is
-//! split next. The callers set the leaf values.
+//! Growth of one tree, best split first: the next leaf to split is the one whose split reduces the
+//! sum of squared errors most. Callers set the leaf values.
 
 use std::{cmp::Ordering, collections::BinaryHeap, ops::Range};
 
@@ -10,14 +10,14 @@ use super::{
     bins::{BinnedColumns, MISSING},
 };
 
-/// Parameters of a tree.
+/// Parameters for growing a tree.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TreeParams {
-    /// Upper bound on the leaves.
+    /// Largest number of leaves of a tree.
     pub leaves_max: usize,
-    /// Lower bound on the rows of a leaf.
+    /// Smallest number of training rows in a leaf.
     pub leaf_rows_min: usize,
-    /// Share of the columns tried per split, above 0 and at most 1.
+    /// Fraction of the columns that are tried for each split, above 0 and at most 1.
     pub columns_tried: f64,
 }
 
@@ -25,32 +25,36 @@ pub struct TreeParams {
 #[derive(Debug)]
 pub(super) struct GrownTree {
     pub(super) nodes: Vec<Node>,
-    /// Range of each leaf in the reordered rows.
+    /// Range of each leaf's training rows in the rows reordered by leaf.
     pub(super) leaves: Vec<Range<usize>>,
-    /// For each node, the last bin that takes the first child.
+    /// Last bin of each node that leads to its first child.
     last_bins: Vec<u8>,
 }
 
-/// Leaf that may be split.
+/// Leaf that may be split, with its best split.
 #[derive(Debug)]
 struct SplitCandidate {
+    /// Reduction of the sum of squared errors by the split.
     gain: f64,
+    /// Range of the leaf's training rows.
     rows: Range<usize>,
     split_point: SplitPoint,
-    /// Parent node and child position of the leaf.
+    /// Index of the parent node, and position of the leaf among its children. `None` for the root.
     parent: Option<(usize, usize)>,
 }
 
-/// Split of a leaf.
+/// Split of a leaf at a border between two bins of a column.
 #[derive(Clone, Copy, Debug)]
 struct SplitPoint {
     column: usize,
+    /// Last bin that leads to the first child.
     last_bin: u8,
+    /// Whether missing values lead to the first child.
     missing_first: bool,
 }
 
-/// Grows a tree over `rows` of the binned columns, and reorders `rows` by leaf. `target` has one
-/// value per row of the columns.
+/// Grows a tree on the training rows `rows` of the binned columns, and reorders `rows` by leaf.
+/// `target` has one value per row of the columns.
 pub(super) fn grow(
     binned: &BinnedColumns,
     rows: &mut [u32],
@@ -73,17 +77,17 @@ pub(super) fn grow(
             + grower.partition(&mut rows[best_split.rows.clone()], best_split.split_point);
         let node = grown.split(binned, best_split.split_point, best_split.parent);
         leaves += 1;
-        for (side, partition) in
+        for (side, child_rows) in
             [best_split.rows.start..middle, middle..best_split.rows.end].into_iter().enumerate()
         {
-            grower.add_candidate(rows, partition, Some((node, side)), &mut candidates, &mut grown, rng);
+            grower.add_candidate(rows, child_rows, Some((node, side)), &mut candidates, &mut grown, rng);
         }
     }
     grown
 }
 
 impl GrownTree {
-    /// Returns the leaf of a training row.
+    /// Returns the index of the leaf that a training row reaches.
     pub(super) fn leaf(&self, binned: &BinnedColumns, row: usize) -> usize {
         let mut at = if self.nodes.is_empty() { Child::Leaf(0) } else { Child::Node(0) };
         loop {
@@ -92,18 +96,20 @@ impl GrownTree {
                 Child::Node(node) => {
                     let Node { feature, missing_first, children, .. } = self.nodes[node];
                     let bin = binned.bins(feature)[row];
-                    let left = if bin == MISSING { missing_first } else { bin <= self.last_bins[node] };
-                    at = children[usize::from(!left)];
+                    let is_first = if bin == MISSING { missing_first } else { bin <= self.last_bins[node] };
+                    at = children[usize::from(!is_first)];
                 }
             }
         }
     }
 
-    /// Converts into a tree with these leaf values, one per output.
+    /// Creates a tree with these leaf values, leaf by leaf with one value per output.
     pub(super) fn tree(self, leaves: Vec<f64>) -> Tree {
         Tree { nodes: self.nodes, leaves, sets: Vec::new() }
     }
 
+    /// Adds a node with this split below `parent`, and returns its index. Its children must be
+    /// attached later.
     fn split(
         &mut self,
         binned: &BinnedColumns,
@@ -114,21 +120,25 @@ impl GrownTree {
         let border = binned.borders(split_point.column).get(usize::from(split_point.last_bin));
         self.nodes.push(Node {
             feature: split_point.column,
-            test: SplitRule::AtMost(border.copied().unwrap_or(f64::MAX)), // above the last bin are only missing values
+            // The last bin has no upper border: only missing values lead to the second child.
+            test: SplitRule::AtMost(border.copied().unwrap_or(f64::MAX)),
             missing_first: split_point.missing_first,
             zero_is_missing: false,
-            children: [Child::Leaf(usize::MAX); 2], // linked when the child is built
+            // `attach` replaces these placeholders.
+            children: [Child::Leaf(usize::MAX); 2],
         });
         self.last_bins.push(split_point.last_bin);
         self.attach(parent, Child::Node(node));
         node
     }
 
+    /// Adds a leaf that is not split further.
     fn close_leaf(&mut self, rows: Range<usize>, parent: Option<(usize, usize)>) {
         self.leaves.push(rows);
         self.attach(parent, Child::Leaf(self.leaves.len() - 1));
     }
 
+    /// Sets a child of its parent node. Does nothing for the root.
     fn attach(&mut self, parent: Option<(usize, usize)>, child: Child) {
         if let Some((node, side)) = parent {
             self.nodes[node].children[side] = child;
@@ -136,7 +146,7 @@ impl GrownTree {
     }
 }
 
-/// Sum of the targets and number of rows by bin.
+/// Sum of the targets and number of rows in each bin of a column.
 #[derive(Debug)]
 struct Histogram {
     sums: [f64; 256],
@@ -149,17 +159,20 @@ impl Default for Histogram {
     }
 }
 
+/// State of the growth of one tree.
 struct Grower<'a> {
     binned: &'a BinnedColumns,
+    /// Target of each training row.
     target: &'a [f64],
     params: &'a TreeParams,
-    /// All columns, in the order of the last shuffle.
+    /// Indexes of all columns, in the order of the last shuffle.
     columns: Vec<usize>,
+    /// Buffer for the histogram of one column.
     sums: Histogram,
 }
 
 impl Grower<'_> {
-    /// Adds a leaf to the candidates if a split reduces its error; otherwise closes it.
+    /// Adds a leaf to the candidates if a split reduces its error, or else closes the leaf.
     fn add_candidate(
         &mut self,
         all: &[u32],
@@ -175,25 +188,31 @@ impl Grower<'_> {
         }
     }
 
-    /// Returns the best split over a random subset of the columns.
+    /// Returns the best split of a leaf among a random subset of the columns, and its gain. Returns
+    /// `None` if no split has a gain.
     fn best_split(&mut self, rows: &[u32], rng: &mut impl Rng) -> Option<(f64, SplitPoint)> {
         if rows.len() < 2 * self.params.leaf_rows_min {
             return None;
         }
         let columns = self.binned.columns();
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of the columns")]
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a fraction of the columns"
+        )]
         let tried = ((columns as f64 * self.params.columns_tried).ceil() as usize).clamp(1, columns);
         let mut best_split: Option<(f64, SplitPoint)> = None;
         self.columns.partial_shuffle(rng, tried);
         for at in 0..tried {
-            let found = self.best_split_of(rows, self.columns[columns - 1 - at]); // partial_shuffle puts the drawn elements at the end
+            // `partial_shuffle` moves the drawn elements to the end of the slice.
+            let split = self.best_split_of(rows, self.columns[columns - 1 - at]);
             best_split =
-                found.filter(|(gain, _)| best_split.is_none_or(|(other, _)| *gain > other)).or(best_split);
+                split.filter(|(gain, _)| best_split.is_none_or(|(best, _)| *gain > best)).or(best_split);
         }
         best_split
     }
 
-    /// Returns the best split of a column, by the reduction of the sum of squared errors.
+    /// Returns the best split of a leaf at a border of one column, and its gain.
     fn best_split_of(&mut self, rows: &[u32], column: usize) -> Option<(f64, SplitPoint)> {
         let bins = self.binned.bins(column);
         let last = self.binned.borders(column).len();
@@ -209,6 +228,7 @@ impl Grower<'_> {
         self.scan(rows.len(), column, last)
     }
 
+    /// Finds the best split in the histogram of a column with the last bin `last`.
     fn scan(&self, rows: usize, column: usize, last: usize) -> Option<(f64, SplitPoint)> {
         let missing = usize::from(MISSING);
         let (missing_sum, missing_rows) = (self.sums.sums[missing], self.sums.rows[missing] as usize);
@@ -231,7 +251,8 @@ impl Grower<'_> {
                 if gain > best_gain {
                     best_gain = gain;
                     let last_bin = u8::try_from(bin).expect("a column has at most 255 bins");
-                    // A column without missing values sends later ones with the majority.
+                    // If no training row has a missing value, missing values of later rows lead to
+                    // the child with more training rows.
                     let missing_first = if missing_rows == 0 { 2 * count > rows } else { missing_first };
                     best_split = Some((gain, SplitPoint { column, last_bin, missing_first }));
                 }
@@ -243,7 +264,7 @@ impl Grower<'_> {
         best_split
     }
 
-    /// Moves the rows of the first child to the front and returns their number.
+    /// Moves the rows of the first child to the front, and returns the number of these rows.
     fn partition(&self, rows: &mut [u32], split_point: SplitPoint) -> usize {
         let bins = self.binned.bins(split_point.column);
         let is_first = |row: u32| match bins[row as usize] {

@@ -1,10 +1,11 @@
-//! Serialized form of an ensemble: its trees, so that reading one checks every tree again.
+//! Serialized form of an ensemble: a list of trees, each of which is checked when the ensemble is
+//! read.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Child, Ensemble, InvalidTree, Node, NodeKind, PackedNode, SplitRule, Tree};
 
-/// Serialized ensemble.
+/// Serialized form of an [`Ensemble`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct StoredEnsemble {
     features: usize,
@@ -43,12 +44,12 @@ impl TryFrom<StoredEnsemble> for Ensemble {
 }
 
 impl Ensemble {
-    /// Returns a tree as it could be pushed again.
+    /// Converts the tree with this index back from the evaluation layout.
     fn tree(&self, tree: usize) -> Tree {
         let first = self.roots[tree].packed as usize;
         let end = self.roots.get(tree + 1).map_or(self.nodes.len(), |next| next.packed as usize);
         let outputs = self.outputs();
-        // Renumbers nodes and leaves in storage order.
+        // Number nodes and leaves in the order of the evaluation layout.
         let (mut children, mut leaves, mut nodes) = (Vec::new(), Vec::new(), 0);
         for packed in first..end {
             if self.nodes[packed].kind == NodeKind::Leaf {
@@ -70,6 +71,7 @@ impl Ensemble {
         Tree { nodes: nodes.collect(), leaves, sets }
     }
 
+    /// Converts an inner node back from the evaluation layout. Its set, if any, is added to `sets`.
     fn node(&self, packed: &PackedNode, children: [Child; 2], sets: &mut Vec<Vec<u32>>) -> Node {
         let test = if packed.kind == NodeKind::OneOf {
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a set index")]

@@ -1,4 +1,4 @@
-//! Trees: training, evaluation, and the errors for malformed trees.
+//! Tests of trees: training, evaluation, and errors for malformed trees.
 
 use proptest::prelude::*;
 use rand::{Rng, SeedableRng};
@@ -10,7 +10,7 @@ use super::{
     *,
 };
 
-const SHAPE: TreeParams = TreeParams { leaves_max: 8, leaf_rows_min: 2, columns_tried: 1.0 };
+const PARAMS: TreeParams = TreeParams { leaves_max: 8, leaf_rows_min: 2, columns_tried: 1.0 };
 
 fn columns(rows: &[Vec<f64>]) -> Columns {
     let mut columns = Columns::new(rows[0].len());
@@ -18,11 +18,12 @@ fn columns(rows: &[Vec<f64>]) -> Columns {
     columns
 }
 
-/// Node that tests the first feature.
+/// Returns a node that tests the first feature.
 fn node(test: SplitRule, children: [Child; 2]) -> Node {
     Node { feature: 0, test, missing_first: false, zero_is_missing: false, children }
 }
 
+/// Returns a tree with one node. The value of the first leaf is 1, that of the second leaf 2.
 fn stump(test: SplitRule) -> Tree {
     Tree {
         nodes: vec![node(test, [Child::Leaf(0), Child::Leaf(1)])],
@@ -33,9 +34,9 @@ fn stump(test: SplitRule) -> Tree {
 
 fn error_of(tree: &Tree) -> String {
     let mut ensemble = Ensemble::new(1, vec![0.0]);
-    let refused = ensemble.push(tree).expect_err("a malformed tree").to_string();
-    assert_eq!(ensemble.trees(), 0, "the ensemble changed");
-    refused
+    let error = ensemble.push(tree).expect_err("the tree is malformed").to_string();
+    assert_eq!(ensemble.trees(), 0, "a rejected tree must not change the ensemble");
+    error
 }
 
 fn number() -> impl Strategy<Value = f64> {
@@ -50,86 +51,89 @@ proptest! {
     ) {
         let mut rng = Pcg64Mcg::seed_from_u64(seed);
         let targets: Vec<f64> = rows.iter().map(|_| rng.random()).collect();
-        let binned = BinnedColumns::of(&columns(&rows));
+        let binned = BinnedColumns::new(&columns(&rows));
         let mut all: Vec<u32> = (0..).take(rows.len()).collect();
-        let grown = grow(&binned, &mut all, &targets, &SHAPE, &mut rng);
-        prop_assert!(grown.leaves.len() <= SHAPE.leaves_max);
+        let grown = grow(&binned, &mut all, &targets, &PARAMS, &mut rng);
+        prop_assert!(grown.leaves.len() <= PARAMS.leaves_max);
         let mut sorted = all.clone();
         sorted.sort_unstable();
-        prop_assert!(sorted.into_iter().eq((0..).take(rows.len())), "a row was lost");
-        let by_bins: Vec<usize> = (0..rows.len()).map(|row| grown.leaf(&binned, row)).collect();
-        for (leaf, of_leaf) in grown.leaves.iter().enumerate() {
-            let of_leaf = &all[of_leaf.clone()];
-            prop_assert!(of_leaf.iter().all(|row| by_bins[*row as usize] == leaf), "a row is in another leaf");
-            prop_assert!(grown.leaves.len() == 1 || of_leaf.len() >= SHAPE.leaf_rows_min);
+        prop_assert!(sorted.into_iter().eq((0..).take(rows.len())), "each row must be in one leaf");
+        let leaf_by_bins: Vec<usize> = (0..rows.len()).map(|row| grown.leaf(&binned, row)).collect();
+        for (leaf, range) in grown.leaves.iter().enumerate() {
+            let leaf_rows = &all[range.clone()];
+            prop_assert!(leaf_rows.iter().all(|row| leaf_by_bins[*row as usize] == leaf), "a row reaches another leaf");
+            prop_assert!(grown.leaves.len() == 1 || leaf_rows.len() >= PARAMS.leaf_rows_min);
         }
-        let numbers = (0..).take(grown.leaves.len()).map(f64::from).collect();
+        let leaf_indexes = (0..).take(grown.leaves.len()).map(f64::from).collect();
         let mut ensemble = Ensemble::new(3, vec![0.0]);
-        ensemble.push(&grown.tree(numbers)).unwrap();
-        for (row, leaf) in rows.iter().zip(by_bins) {
+        ensemble.push(&grown.tree(leaf_indexes)).unwrap();
+        for (row, leaf) in rows.iter().zip(leaf_by_bins) {
             prop_assert_eq!(ensemble.predict_one(row), leaf as f64);
         }
     }
 }
 
 #[test]
-fn quantiles_hold_on_unseen_rows() {
+fn predicted_quantiles_are_correct_for_unseen_rows() {
     let mut rng = Pcg64Mcg::seed_from_u64(7);
-    // The spread grows with the first feature, and so do the distances between quantiles.
+    // The spread of the target grows with the first feature, so that quantiles depend on it.
     let mut draw = |rows: usize| -> (Vec<Vec<f64>>, Vec<f64>) {
-        let one = |rng: &mut Pcg64Mcg| (rng.random::<f64>(), rng.random::<f64>());
-        (0..rows).map(|_| one(&mut rng)).map(|(x, luck)| (vec![x, luck.round()], x + x * luck)).unzip()
+        let pair = |rng: &mut Pcg64Mcg| (rng.random::<f64>(), rng.random::<f64>());
+        (0..rows).map(|_| pair(&mut rng)).map(|(x, noise)| (vec![x, noise.round()], x + x * noise)).unzip()
     };
     let (rows, targets) = draw(4000);
     let params = BoostParams {
         trees: 100,
         rate: 0.1,
-        tree: TreeParams { leaf_rows_min: 20, ..SHAPE },
+        tree: TreeParams { leaf_rows_min: 20, ..PARAMS },
         rows_tried: 0.7,
     };
     let levels = [0.02, 0.1, 0.5];
     let ensemble = fit_quantiles(&columns(&rows), &targets, &levels, &params, 1);
     let (rows, targets) = draw(4000);
-    let mut counts = [0.0; 3];
+    let mut counts_below = [0.0; 3];
     for (row, target) in rows.iter().zip(&targets) {
-        let mut prediction = [0.0; 3];
-        ensemble.predict(row, &mut prediction);
-        counts
+        let mut quantiles = [0.0; 3];
+        ensemble.predict(row, &mut quantiles);
+        counts_below
             .iter_mut()
-            .zip(prediction)
-            .for_each(|(counts, prediction)| *counts += f64::from(u8::from(*target < prediction)));
+            .zip(quantiles)
+            .for_each(|(count, quantile)| *count += f64::from(u8::from(*target < quantile)));
     }
-    for (counts, level) in counts.into_iter().zip(levels) {
-        let share = counts / 4000.0;
-        assert!((share - level).abs() < 0.25 * level + 0.005, "{share} of outcomes are below level {level}");
+    for (count, level) in counts_below.into_iter().zip(levels) {
+        let share = count / 4000.0;
+        assert!(
+            (share - level).abs() < 0.25 * level + 0.005,
+            "{share} of targets are below the quantile at level {level}"
+        );
     }
-    let mut prediction = [[0.0; 3]; 2];
-    ensemble.predict(&[0.2, 0.0], &mut prediction[0]);
-    ensemble.predict(&[0.9, 0.0], &mut prediction[1]);
-    assert!(prediction[1][1] - prediction[0][1] > 0.5, "the feature has no effect: {prediction:?}");
+    let mut quantiles = [[0.0; 3]; 2];
+    ensemble.predict(&[0.2, 0.0], &mut quantiles[0]);
+    ensemble.predict(&[0.9, 0.0], &mut quantiles[1]);
+    assert!(quantiles[1][1] - quantiles[0][1] > 0.5, "the first feature has no effect: {quantiles:?}");
 }
 
 #[test]
 fn same_rows_and_seed_give_same_trees() {
     let rows: Vec<Vec<f64>> = (0..200).map(|n| vec![f64::from(n % 17), f64::from(n % 5)]).collect();
     let targets: Vec<f64> = (0..200).map(|n| f64::from(n % 7)).collect();
-    let params = BoostParams { trees: 5, rate: 0.5, tree: SHAPE, rows_tried: 0.5 };
-    let grown = |seed| fit_quantiles(&columns(&rows), &targets, &[0.1, 0.5], &params, seed);
-    assert_eq!(grown(3), grown(3));
-    assert_ne!(grown(3), grown(4));
+    let params = BoostParams { trees: 5, rate: 0.5, tree: PARAMS, rows_tried: 0.5 };
+    let trained = |seed| fit_quantiles(&columns(&rows), &targets, &[0.1, 0.5], &params, seed);
+    assert_eq!(trained(3), trained(3));
+    assert_ne!(trained(3), trained(4));
 }
 
 #[test]
 fn empty_and_constant_columns_are_never_split() {
     let rows = vec![vec![f64::NAN, 1.0]; 40];
     let targets: Vec<f64> = (0..40).map(f64::from).collect();
-    let params = BoostParams { trees: 3, rate: 1.0, tree: SHAPE, rows_tried: 1.0 };
+    let params = BoostParams { trees: 3, rate: 1.0, tree: PARAMS, rows_tried: 1.0 };
     let ensemble = fit_quantiles(&columns(&rows), &targets, &[0.5], &params, 1);
     assert_eq!(ensemble.predict_one(&[f64::NAN, 1.0]), ensemble.predict_one(&[5.0, -1.0]));
 }
 
 #[test]
-fn missing_value_follows_node_setting() {
+fn missing_value_reaches_the_child_that_the_node_sets() {
     let mut tree = stump(SplitRule::AtMost(0.5));
     for (missing_first, zero_is_missing, expected) in [(false, false, [1.0, 2.0]), (true, true, [1.0, 1.0])] {
         tree.nodes[0] = Node { missing_first, zero_is_missing, ..tree.nodes[0] };
@@ -144,7 +148,7 @@ fn missing_value_follows_node_setting() {
 }
 
 #[test]
-fn set_test_truncates_to_integer() {
+fn feature_value_is_truncated_to_an_integer_for_a_set() {
     let mut ensemble = Ensemble::new(1, vec![10.0]);
     ensemble.push(&stump(SplitRule::OneOf(0))).unwrap();
     ensemble.push(&Tree { sets: vec![vec![0], vec![0, 1]], ..stump(SplitRule::OneOf(1)) }).unwrap();
@@ -164,28 +168,34 @@ fn single_leaf_tree_is_constant() {
 
 #[test]
 fn malformed_tree_is_rejected_and_not_added() {
-    let error_after = |break_it: &dyn Fn(&mut Tree)| {
+    let error_after = |change: &dyn Fn(&mut Tree)| {
         let mut tree = stump(SplitRule::AtMost(0.5));
-        break_it(&mut tree);
+        change(&mut tree);
         error_of(&tree)
     };
     assert!(error_after(&|tree| tree.leaves.clear()).starts_with("0 leaf values"));
-    assert_eq!(error_after(&|tree| tree.nodes[0].feature = 1), "node 0 tests feature 1 of 1");
+    assert_eq!(
+        error_after(&|tree| tree.nodes[0].feature = 1),
+        "node 0: feature index 1 is out of range, must be below 1"
+    );
     for child in [Child::Node(1), Child::Leaf(2)] {
         assert_eq!(
             error_after(&|tree| tree.nodes[0].children[1] = child),
-            "node 0 has a child that does not exist"
+            "node 0: index of a child is out of range, must be the index of a node or leaf of the tree"
         );
     }
-    assert_eq!(error_after(&|tree| tree.nodes[0].children[1] = Child::Node(0)), "node 0 has several parents");
+    assert_eq!(
+        error_after(&|tree| tree.nodes[0].children[1] = Child::Node(0)),
+        "node 0: has several parents or is its own ancestor, nodes must form a tree"
+    );
     assert_eq!(
         error_after(&|tree| tree.nodes[0].test = SplitRule::OneOf(1)),
-        "node 0 refers to a set that does not exist"
+        "node 0: set index is out of range, must be the index of a set of the tree"
     );
 }
 
 #[test]
-fn missing_only_split_round_trips() {
+fn split_of_missing_values_only_round_trips() {
     let mut columns = Columns::new(1);
     let number = |row: u32| if row.is_multiple_of(2) { f64::NAN } else { f64::from(row) };
     (0..40).for_each(|row| columns.push(&[number(row)]));
@@ -193,20 +203,23 @@ fn missing_only_split_round_trips() {
     let tree = TreeParams { leaves_max: 2, leaf_rows_min: 2, columns_tried: 1.0 };
     let params = forest::ForestParams { trees: 3, tree };
     let forest = forest::fit_forest(&columns, &targets, &(0..40).collect::<Vec<_>>(), &params, 1).forest;
-    let read: Ensemble = serde_json::from_slice(&serde_json::to_vec(&forest).unwrap()).unwrap();
+    let decoded: Ensemble = serde_json::from_slice(&serde_json::to_vec(&forest).unwrap()).unwrap();
     for number in [f64::NAN, 3.0, 1e300] {
-        assert_eq!(read.predict_one(&[number]), forest.predict_one(&[number]));
+        assert_eq!(decoded.predict_one(&[number]), forest.predict_one(&[number]));
     }
     assert!((forest.predict_one(&[f64::NAN]) - 1.0).abs() < 1e-9 && forest.predict_one(&[3.0]).abs() < 1e-9);
 }
 
 #[test]
-fn unseen_missing_value_follows_majority() {
+fn missing_value_without_training_rows_follows_the_majority() {
     let mut columns = Columns::new(1);
     (0..40).for_each(|row| columns.push(&[f64::from(row)]));
     let targets: Vec<f64> = (0..40).map(|row| f64::from(u8::from(row >= 30))).collect();
     let tree = TreeParams { leaves_max: 2, leaf_rows_min: 2, columns_tried: 1.0 };
     let params = forest::ForestParams { trees: 20, tree };
     let forest = forest::fit_forest(&columns, &targets, &(0..40).collect::<Vec<_>>(), &params, 1).forest;
-    assert!(forest.predict_one(&[f64::NAN]) < 0.2, "three in four rows are below the split");
+    assert!(
+        forest.predict_one(&[f64::NAN]) < 0.2,
+        "NaN must reach the first child, which has three quarters of the rows"
+    );
 }

@@ -1,5 +1,5 @@
-//! Closed-loop tests: simulated tenants run with their shares, a host measures them, learns, and
-//! decides the next shares, epoch after epoch. The allocator sees measurements only.
+//! Closed-loop tests over many epochs: simulated tenants run with their shares, the host measures
+//! them, and the allocator decides the next shares from the measurements.
 
 use rand::{Rng as _, SeedableRng as _};
 use rand_pcg::Pcg64Mcg;
@@ -7,55 +7,58 @@ use rand_pcg::Pcg64Mcg;
 use super::*;
 use crate::profile::{Histogram, Learner, PageAccesses, Sample};
 
+/// Duration of an epoch, in seconds.
 const EPOCH_S: f64 = 30.0;
-/// Latency of a page fault on an idle link.
+/// Latency of a page fault on an idle link, in seconds.
 const MISS_S: f64 = 50e-6;
+/// Size of a page of 4 KiB, in MB.
 const PAGE_MB: f64 = 4096.0 / 1e6;
 const PAGES_PER_MIB: f64 = 256.0;
 
-/// True behavior of a simulated tenant.
+/// Simulated tenant, whose actual behavior the allocator must estimate from measurements.
 #[derive(Clone, Copy)]
-struct TrueTenant {
+struct SimulatedTenant {
     /// Memory in use, in MiB.
     footprint: f64,
-    /// Pages accessed per second of work, without immediate repetitions.
-    touches: f64,
-    /// Number of threads.
+    /// Number of pages accessed per second of work. Immediately repeated accesses count once.
+    accesses: f64,
     threads: f64,
-    kind: Kind,
+    pattern: AccessPattern,
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Kind {
-    /// Scans all its memory repeatedly: all accesses miss unless all of it fits.
+enum AccessPattern {
+    /// Repeated scan of all memory. All accesses miss unless all memory of the tenant is local.
     Stream,
-    /// Accesses pages by Zipf's law with this exponent.
+    /// Zipf's law with this exponent.
     Zipf(f64),
 }
 
-impl TrueTenant {
+impl SimulatedTenant {
+    /// Returns the miss ratio with `memory` MiB, 0 to 1.
     fn misses(&self, memory: f64) -> f64 {
         let part = (memory / self.footprint).clamp(0.0, 1.0);
-        match self.kind {
-            Kind::Stream if part < 1.0 => 1.0,
-            Kind::Stream => 0.0,
-            // Approximate fraction of accesses to the most accessed pages.
-            Kind::Zipf(skew) => 1.0 - part.powf(1.0 - skew),
+        match self.pattern {
+            AccessPattern::Stream if part < 1.0 => 1.0,
+            AccessPattern::Stream => 0.0,
+            // `part.powf(1.0 - skew)` approximates the fraction of accesses to the local pages.
+            AccessPattern::Zipf(skew) => 1.0 - part.powf(1.0 - skew),
         }
     }
 
-    /// Work per second of all threads, limited by stalls or by the link.
+    /// Returns the work per second of all threads, limited by stalls or by the link.
     fn throughput(&self, share: Share) -> f64 {
-        let misses = self.touches * self.misses(share.memory_mib as f64);
-        let through = share.bandwidth_mb_s as f64 / PAGE_MB;
-        let alone = self.threads / (1.0 + misses * MISS_S);
-        if misses > 0.0 { alone.min(through / misses) } else { alone }
+        let misses = self.accesses * self.misses(share.memory_mib as f64);
+        let link_pages_per_s = share.bandwidth_mb_s as f64 / PAGE_MB;
+        let stall_bound = self.threads / (1.0 + misses * MISS_S);
+        if misses > 0.0 { stall_bound.min(link_pages_per_s / misses) } else { stall_bound }
     }
 
+    /// Returns the measurements of one epoch with 2 % of random noise.
     fn sample(&self, share: Share, random: &mut Pcg64Mcg, is_monitored: bool) -> Sample {
         let mut noise = || random.random_range(0.98..1.02);
         let work = self.throughput(share);
-        let misses = work * self.touches * self.misses(share.memory_mib as f64);
+        let misses = work * self.accesses * self.misses(share.memory_mib as f64);
         let memory = (share.memory_mib as f64).min(self.footprint);
         Sample {
             duration_s: EPOCH_S,
@@ -67,30 +70,33 @@ impl TrueTenant {
             miss_latency_s: MISS_S * noise(),
             used_mb_s: misses * PAGE_MB * noise(),
             limit_mb_s: share.bandwidth_mb_s as f64,
-            // Probability that at least one thread is stalled if threads stall independently.
+            // Threads stall independently. The first factor is the probability that at least one
+            // thread is stalled.
             stalled_s: Some((1.0 - (work / self.threads).powf(self.threads)) * EPOCH_S * noise()),
-            accesses: is_monitored.then(|| self.accesses(work)),
+            accesses: is_monitored.then(|| self.monitored_accesses(work)),
         }
     }
 
-    /// Access counts of a thousand blocks, as DAMON reports them.
-    fn accesses(&self, work: f64) -> PageAccesses {
+    /// Returns access counts of a thousand blocks, as DAMON reports them.
+    fn monitored_accesses(&self, work: f64) -> PageAccesses {
         const BLOCKS: u32 = 1000;
-        let rank = |at: u32| match self.kind {
-            Kind::Stream => 20.0,
-            Kind::Zipf(skew) => (40.0 * (f64::from(BLOCKS) / f64::from(at + 1)).powf(skew)).min(4000.0),
+        let count = |rank: u32| match self.pattern {
+            AccessPattern::Stream => 20.0,
+            AccessPattern::Zipf(skew) => {
+                (40.0 * (f64::from(BLOCKS) / f64::from(rank + 1)).powf(skew)).min(4000.0)
+            }
         };
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count")]
-        let counts = (0..BLOCKS).map(|at| rank(at) as u32);
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count of 20 to 4000")]
+        let counts = (0..BLOCKS).map(|rank| count(rank) as u32);
         PageAccesses {
             histogram: Histogram::new(counts),
             block_mib: self.footprint / f64::from(BLOCKS),
-            pages_per_second: (self.touches * work).min(self.footprint * PAGES_PER_MIB * 20.0),
+            pages_per_second: (self.accesses * work).min(self.footprint * PAGES_PER_MIB * 20.0),
         }
     }
 }
 
-/// A host that measures, learns and decides.
+/// Simulated host with a learner for each tenant.
 struct Host {
     learners: Vec<Learner>,
     epochs: EpochAllocator,
@@ -104,19 +110,20 @@ impl Host {
         Self {
             learners: vec![Learner::default(); tenants],
             epochs: EpochAllocator::default(),
-            shares: vec![equal(tenants); tenants],
+            shares: vec![equal_share(tenants); tenants],
             random: Pcg64Mcg::seed_from_u64(seed),
             is_monitored,
         }
     }
 
-    fn epochs_of(&mut self, count: usize, tenants: &[TrueTenant]) {
+    fn run_epochs(&mut self, count: usize, tenants: &[SimulatedTenant]) {
         for _ in 0..count {
-            self.epoch(tenants);
+            self.run_epoch(tenants);
         }
     }
 
-    fn epoch(&mut self, tenants: &[TrueTenant]) -> Change {
+    /// Measures all tenants, decides shares and applies them.
+    fn run_epoch(&mut self, tenants: &[SimulatedTenant]) -> Change {
         let members = tenants.iter().zip(&mut self.learners).zip(&self.shares).enumerate();
         let members: Vec<_> = members
             .map(|(at, ((tenant, learner), share))| {
@@ -132,14 +139,14 @@ impl Host {
     }
 }
 
-fn equal(tenants: usize) -> Share {
+fn equal_share(tenants: usize) -> Share {
     let parts = tenants as u64;
     Share { memory_mib: SUPPLY.memory_mib / parts, bandwidth_mb_s: SUPPLY.bandwidth_mb_s / parts }
 }
 
-/// Ratio of true throughput to that of an equal split, for each tenant.
-fn against_equal(tenants: &[TrueTenant], shares: &[Share]) -> Vec<f64> {
-    let equal = equal(tenants.len());
+/// Returns the actual throughput of each tenant relative to its throughput with an equal split.
+fn actual_gains(tenants: &[SimulatedTenant], shares: &[Share]) -> Vec<f64> {
+    let equal = equal_share(tenants.len());
     tenants
         .iter()
         .zip(shares)
@@ -147,21 +154,28 @@ fn against_equal(tenants: &[TrueTenant], shares: &[Share]) -> Vec<f64> {
         .collect()
 }
 
-const STREAM: TrueTenant =
-    TrueTenant { footprint: 20_000.0, touches: 80_000.0, threads: 1.0, kind: Kind::Stream };
-const CACHE: TrueTenant =
-    TrueTenant { footprint: 5_000.0, touches: 100_000.0, threads: 1.0, kind: Kind::Zipf(0.8) };
-const BUSY: TrueTenant =
-    TrueTenant { footprint: 500.0, touches: 1_000.0, threads: 1.0, kind: Kind::Zipf(0.5) };
+const STREAM: SimulatedTenant =
+    SimulatedTenant { footprint: 20_000.0, accesses: 80_000.0, threads: 1.0, pattern: AccessPattern::Stream };
+const CACHE: SimulatedTenant = SimulatedTenant {
+    footprint: 5_000.0,
+    accesses: 100_000.0,
+    threads: 1.0,
+    pattern: AccessPattern::Zipf(0.8),
+};
+const COMPUTE_BOUND: SimulatedTenant =
+    SimulatedTenant { footprint: 500.0, accesses: 1_000.0, threads: 1.0, pattern: AccessPattern::Zipf(0.5) };
+const MULTITHREADED: SimulatedTenant = SimulatedTenant {
+    footprint: 5_000.0,
+    accesses: 20_000.0,
+    threads: 8.0,
+    pattern: AccessPattern::Zipf(0.8),
+};
 
-const MULTITHREADED: TrueTenant =
-    TrueTenant { footprint: 5_000.0, touches: 20_000.0, threads: 8.0, kind: Kind::Zipf(0.8) };
-
-fn mixes() -> [Vec<TrueTenant>; 4] {
+fn mixes() -> [Vec<SimulatedTenant>; 4] {
     [
         vec![STREAM, CACHE],
-        vec![STREAM, CACHE, CACHE, BUSY],
-        vec![STREAM, STREAM, CACHE, BUSY, BUSY, CACHE],
+        vec![STREAM, CACHE, CACHE, COMPUTE_BOUND],
+        vec![STREAM, STREAM, CACHE, COMPUTE_BOUND, COMPUTE_BOUND, CACHE],
         vec![STREAM, MULTITHREADED, CACHE, MULTITHREADED],
     ]
 }
@@ -171,42 +185,48 @@ fn learned_shares_gain_and_no_tenant_loses_over_two_percent() {
     for (mix, tenants) in mixes().iter().enumerate() {
         for (is_monitored, seed) in [(true, 1), (false, 1), (true, 2), (false, 2)] {
             let mut host = Host::new(tenants.len(), is_monitored, seed);
-            host.epochs_of(12, tenants);
-            let against = against_equal(tenants, &host.shares);
-            let mean = against.iter().map(|times| times.ln()).sum::<f64>() / against.len() as f64;
-            // Without monitoring, a tenant may be estimated to need all its memory, so that there
-            // is nothing to gain.
-            let gain = if is_monitored { 1.05 } else { 0.999 };
-            let context = format!("mix {mix}, monitored {is_monitored}: {against:.3?} of {:?}", host.shares);
-            assert!(against.iter().all(|times| *times >= 0.98), "{context}");
-            assert!(mean.exp() > gain, "{context}");
+            host.run_epochs(12, tenants);
+            let gains = actual_gains(tenants, &host.shares);
+            let log_mean = gains.iter().map(|gain| gain.ln()).sum::<f64>() / gains.len() as f64;
+            // Without monitored accesses, each tenant may be estimated to need all its memory. The
+            // shares may then be an equal split, without a gain.
+            let mean_gain_min = if is_monitored { 1.05 } else { 0.999 };
+            let context = format!("mix {mix}, monitored {is_monitored}: {gains:.3?} of {:?}", host.shares);
+            assert!(gains.iter().all(|gain| *gain >= 0.98), "{context}");
+            assert!(log_mean.exp() > mean_gain_min, "{context}");
         }
     }
 }
 
 #[test]
-fn stream_turned_cache_has_its_share_after_two_epochs() {
-    let mut tenants = vec![STREAM, CACHE, STREAM, BUSY];
+fn stream_that_becomes_a_cache_gets_its_share_within_two_epochs() {
+    let mut tenants = vec![STREAM, CACHE, STREAM, COMPUTE_BOUND];
     let mut host = Host::new(4, true, 3);
-    host.epochs_of(12, &tenants);
+    host.run_epochs(12, &tenants);
     let before = host.shares[0].memory_mib;
     tenants[0] = CACHE;
-    host.epochs_of(2, &tenants);
-    let after = host.shares[0].memory_mib as f64;
-    host.epochs_of(10, &tenants);
-    let due = host.shares[0].memory_mib as f64;
-    assert!(due > 1.5 * before as f64, "{before} {due}");
-    assert!((0.85..=1.15).contains(&(after / due)), "{before}, then {after}, at last {due}");
+    host.run_epochs(2, &tenants);
+    let after_two = host.shares[0].memory_mib as f64;
+    host.run_epochs(10, &tenants);
+    let converged = host.shares[0].memory_mib as f64;
+    assert!(converged > 1.5 * before as f64, "{before} {converged}");
+    assert!(
+        (0.85..=1.15).contains(&(after_two / converged)),
+        "before {before}, after two epochs {after_two}, converged {converged}"
+    );
 }
 
 #[test]
-fn noisy_measurements_converge() {
+fn shares_converge_with_noisy_measurements() {
     for (mix, tenants) in mixes().iter().enumerate() {
         for is_monitored in [true, false] {
             let mut host = Host::new(tenants.len(), is_monitored, 4);
-            host.epochs_of(12, tenants);
-            let moved = (0..20).filter(|_| host.epoch(tenants) != Change::Unchanged).count();
-            assert!(moved <= 2, "mix {mix}, monitored {is_monitored}: {moved} of 20 epochs changed shares");
+            host.run_epochs(12, tenants);
+            let changes = (0..20).filter(|_| host.run_epoch(tenants) != Change::Unchanged).count();
+            assert!(
+                changes <= 2,
+                "mix {mix}, monitored {is_monitored}: {changes} of 20 epochs changed shares"
+            );
         }
     }
 }

@@ -1,44 +1,30 @@
-//! Property tests of the market's guarantees for tenants of all kinds, numbers and weights.
+//! Property tests of the market's guarantees for random tenants with random weights.
 
 use proptest::{collection::vec, prelude::*};
 
 use super::*;
 use crate::curve::{Knot, MissCurve};
 
-/// Description of a tenant, from which its utility can be created repeatedly.
+/// Parameters of a utility, from which the utility can be created several times.
 #[derive(Clone, Debug)]
 enum Kind {
     /// Spirit's slowdown with a convex miss-ratio curve, solved exactly.
-    Slowdown {
-        skew: f64,
-        footprint: f64,
-        floor: f64,
-        wanted: f64,
-    },
+    Slowdown { skew: f64, footprint: f64, floor: f64, wanted: f64 },
     /// Cobb-Douglas utility.
-    Product {
-        memory: f64,
-    },
-    /// Both goods in a fixed ratio.
-    Leontief {
-        ratio: f64,
-    },
-    /// Satiated by these amounts.
-    Satiated {
-        memory: f64,
-        bandwidth: f64,
-    },
+    Product { memory: f64 },
+    /// Leontief utility: both goods in a fixed ratio.
+    Leontief { ratio: f64 },
+    /// Utility that is the sum of both goods, each up to a limit.
+    Satiated { memory: f64, bandwidth: f64 },
     /// Constant utility.
     Flat,
-    /// Memory is of use in whole working sets only.
-    Cliffs {
-        sets: Vec<f64>,
-    },
-    /// The better of two goods counts.
-    Either {
-        ratio: f64,
-    },
+    /// Utility that jumps at each size of a working set.
+    WorkingSets { sizes: Vec<f64> },
+    /// Utility that is the maximum of memory and scaled bandwidth.
+    Either { ratio: f64 },
+    /// Utility that is the amount of memory.
     Memory,
+    /// Utility that is the amount of bandwidth.
     Bandwidth,
 }
 
@@ -58,9 +44,9 @@ impl Kind {
             Self::Leontief { ratio } => grid(move |c, b| (c / ratio).min(b)),
             Self::Satiated { memory, bandwidth } => grid(move |c, b| c.min(memory) + b.min(bandwidth)),
             Self::Flat => grid(|_, _| 1.0),
-            Self::Cliffs { sets } => grid(move |c, b| {
-                let fit = sets.iter().filter(|set| c >= **set).count() as f64;
-                (1.0 + fit) * (0.5 + b)
+            Self::WorkingSets { sizes } => grid(move |c, b| {
+                let fitting = sizes.iter().filter(|size| c >= **size).count() as f64;
+                (1.0 + fitting) * (0.5 + b)
             }),
             Self::Either { ratio } => grid(move |c, b| c.max(b * ratio)),
             Self::Memory => grid(|c, _| c),
@@ -78,9 +64,9 @@ fn slowdown() -> impl Strategy<Value = Kind> {
     })
 }
 
-/// A tenant whose misses end once all its pages fit. It then needs no bandwidth, so that its
-/// throughput jumps with the last page.
-fn fits_whole() -> impl Strategy<Value = Kind> {
+/// Tenants without misses if all their pages fit into memory. They then need no bandwidth, so that
+/// their throughput jumps with the last page.
+fn slowdown_without_floor() -> impl Strategy<Value = Kind> {
     (0.1..1.0, 0.05..2.0, 0.0..2.0).prop_map(|(skew, footprint, wanted)| Kind::Slowdown {
         skew,
         footprint,
@@ -102,11 +88,11 @@ fn quasi_concave() -> impl Strategy<Value = Kind> {
 }
 
 fn any_kind() -> impl Strategy<Value = Kind> {
-    let cliffs = vec(0.0..1.0, 1..4).prop_map(|sets| Kind::Cliffs { sets });
-    prop_oneof![3 => quasi_concave(), 1 => fits_whole(), 1 => cliffs, 1 => (0.3..3.0).prop_map(|ratio| Kind::Either { ratio })]
+    let working_sets = vec(0.0..1.0, 1..4).prop_map(|sizes| Kind::WorkingSets { sizes });
+    prop_oneof![3 => quasi_concave(), 1 => slowdown_without_floor(), 1 => working_sets, 1 => (0.3..3.0).prop_map(|ratio| Kind::Either { ratio })]
 }
 
-/// Weights of the same magnitude, or different by six orders of magnitude.
+/// Random weights that differ by a small factor, or by up to six orders of magnitude.
 fn weight() -> impl Strategy<Value = f64> {
     prop_oneof![4 => 0.5..2.0, 1 => Just(1e-3), 1 => Just(1e3)]
 }
@@ -119,15 +105,17 @@ fn tenants(of: &[(f64, Kind)]) -> Vec<Tenant<BoxedUtility>> {
     of.iter().map(|(weight, kind)| Tenant::new(*weight, FINE, kind.utility())).collect()
 }
 
+/// Returns the largest difference between two bundles in a good, as a fraction of the supply.
 fn distance(one: Bundle, other: Bundle) -> f64 {
-    let (one, other) = (part(one), part(other));
+    let (one, other) = (fractions(one), fractions(other));
     (one.0 - other.0).abs().max((one.1 - other.1).abs())
 }
 
-/// One step of the grid, which is the budget that a tenant on it cannot spend.
+/// Largest step of a grid, as a fraction of the supply. A tenant may not be able to spend the
+/// budget for less than a step.
 const STEP: f64 = 1.0 / 200.0;
 
-/// Cobb-Douglas utility, solved exactly: fixed fractions of the budget are spent on both goods.
+/// Cobb-Douglas utility with exact demand: a fixed fraction of the budget is spent on each good.
 struct Product(f64);
 
 impl Utility for Product {
@@ -145,10 +133,11 @@ impl Utility for Product {
     }
 }
 
-/// Demands the same memory at all prices except within a range, where it demands more. It may
-/// wrongly claim to be convex.
+/// Utility whose demand for memory is constant except in a range of prices. `is_convex` may be
+/// wrongly true.
 struct PriceDependent {
-    between: std::ops::Range<f64>,
+    /// Memory prices at which more memory is demanded.
+    range: std::ops::Range<f64>,
     is_convex: bool,
 }
 
@@ -163,8 +152,8 @@ impl Utility for PriceDependent {
 
     fn demand(&self, constraint: &BudgetConstraint, _: &Limits, _: &mut WarmStart) -> Demand {
         let BudgetConstraint { budget, prices } = *constraint;
-        let is_between = self.between.contains(&(prices.memory * FINE.memory_mib as f64));
-        let memory = budget * FINE.memory_mib as f64 * if is_between { 0.9 } else { 0.5 };
+        let is_in_range = self.range.contains(&(prices.memory * FINE.memory_mib as f64));
+        let memory = budget * FINE.memory_mib as f64 * if is_in_range { 0.9 } else { 0.5 };
         Demand {
             bundle: Bundle { memory, bandwidth: (budget - memory * prices.memory) / prices.bandwidth },
             satiated: false,
@@ -173,10 +162,10 @@ impl Utility for PriceDependent {
 }
 
 #[test]
-fn tenant_outside_active_set_is_reevaluated_on_change() {
+fn demand_change_of_inactive_tenant_does_not_change_the_outcome() {
     for from in [0.30, 0.40, 0.45, 0.48, 0.52, 0.55, 0.60] {
         let bought = |is_convex| {
-            let price_dependent = PriceDependent { between: from..from + 0.1, is_convex };
+            let price_dependent = PriceDependent { range: from..from + 0.1, is_convex };
             let others = (1..9).map(|at| Box::new(Product(f64::from(at) / 10.0)) as BoxedUtility);
             let tenants: Vec<_> = others
                 .chain([Box::new(price_dependent) as BoxedUtility])
@@ -236,16 +225,16 @@ proptest! {
         supply in prop_oneof![Just(FINE), (1_u64..400, 1_u64..100).prop_map(|(m, b)| Supply { memory_mib: m, bandwidth_mb_s: b })],
     ) {
         let weights: f64 = of.iter().map(|one| one.0).sum();
-        let part = |all: u64, part: f64| Bundle { memory: all as f64 * part, bandwidth: 0.0 }.floor().memory_mib;
-        let tenants: Vec<Tenant<BoxedUtility>> = of.iter().map(|(weight, kind, least_m, least_b, most_m, most_b)| {
+        let units = |all: u64, part: f64| Bundle { memory: all as f64 * part, bandwidth: 0.0 }.floor().memory_mib;
+        let tenants: Vec<Tenant<BoxedUtility>> = of.iter().map(|(weight, kind, min_m, min_b, max_m, max_b)| {
             let fair = weight / weights;
             let share = |memory: f64, bandwidth: f64| Share {
-                memory_mib: part(supply.memory_mib, fair * memory).min(supply.memory_mib),
-                bandwidth_mb_s: part(supply.bandwidth_mb_s, fair * bandwidth).min(supply.bandwidth_mb_s),
+                memory_mib: units(supply.memory_mib, fair * memory).min(supply.memory_mib),
+                bandwidth_mb_s: units(supply.bandwidth_mb_s, fair * bandwidth).min(supply.bandwidth_mb_s),
             };
-            let max = share(*most_m, *most_b);
+            let max = share(*max_m, *max_b);
             let max = Share { memory_mib: max.memory_mib + 1, bandwidth_mb_s: max.bandwidth_mb_s + 1 };
-            Tenant { min: share(*least_m, *least_b), max, ..Tenant::new(*weight, supply, kind.utility()) }
+            Tenant { min: share(*min_m, *min_b), max, ..Tenant::new(*weight, supply, kind.utility()) }
         }).collect();
         let market = Market::new(supply, &tenants).unwrap();
         let mut outcome = market.clear(ClearingOptions::default());
@@ -254,7 +243,7 @@ proptest! {
             prop_assert!(memory <= supply.memory_mib && bandwidth <= supply.bandwidth_mb_s, "{outcome:?}");
             for (share, Tenant { min, max, .. }) in outcome.shares.iter().zip(&tenants) {
                 prop_assert!(share.memory_mib >= min.memory_mib && share.bandwidth_mb_s >= min.bandwidth_mb_s, "{share:?} {min:?}: {outcome:?}");
-                // Rounding adds at most one unit.
+                // Rounding adds at most one unit to a share.
                 prop_assert!(share.memory_mib <= max.memory_mib + 1 && share.bandwidth_mb_s <= max.bandwidth_mb_s + 1, "{share:?} {max:?}");
             }
             prop_assert!(market.certify(&outcome).sharing_incentive >= 1.0 - 1e-6, "{outcome:?}");
@@ -277,12 +266,13 @@ proptest! {
         let values = |bundle: &dyn Fn(usize) -> Bundle| -> Vec<f64> {
             tenants.iter().enumerate().map(|(at, tenant)| tenant.utility.value(bundle(at))).collect()
         };
-        let have_all_they_want = values(&|at| outcome.bought[at]) == values(&|_| FINE.all().into());
-        prop_assert!(unsold <= 1e-9 || have_all_they_want, "{certificate:?}");
+        // Supply may stay unsold only if the whole supply would not raise the value of any tenant.
+        let all_satiated = values(&|at| outcome.bought[at]) == values(&|_| FINE.all().into());
+        prop_assert!(unsold <= 1e-9 || all_satiated, "{certificate:?}");
     }
 
     #[test]
-    fn grid_utilities_envy_by_at_most_one_step(of in market_of(quasi_concave(), 12)) {
+    fn envy_with_grid_utilities_is_at_most_one_grid_step(of in market_of(quasi_concave(), 12)) {
         let tenants = tenants(&of);
         let market = Market::new(FINE, &tenants).unwrap();
         let outcome = market.clear(ClearingOptions::default());
@@ -311,10 +301,10 @@ proptest! {
 
     #[test]
     fn tenant_order_is_irrelevant(of in market_of(slowdown(), 24)) {
-        let (forth, _) = cleared(&tenants(&of));
+        let (in_order, _) = cleared(&tenants(&of));
         let reversed: Vec<_> = of.iter().rev().cloned().collect();
-        let (back, _) = cleared(&tenants(&reversed));
-        for (one, other) in forth.bought.iter().zip(back.bought.iter().rev()) {
+        let (in_reverse, _) = cleared(&tenants(&reversed));
+        for (one, other) in in_order.bought.iter().zip(in_reverse.bought.iter().rev()) {
             prop_assert!(distance(*one, *other) <= 1e-6, "{one:?} {other:?}");
         }
     }
@@ -342,7 +332,7 @@ proptest! {
         }).collect();
         let ((one, _), (other, _)) = (cleared(&plain), cleared(&rescaled));
         for (tenant, (a, b)) in one.bought.iter().zip(&other.bought).enumerate() {
-            // Among bundles of equal value either may be chosen.
+            // A tenant may get a different bundle if both bundles have the same value.
             let value = |bundle| plain[tenant].utility.value(bundle);
             let is_same = (value(*a) - value(*b)).abs() <= 1e-9 * value(*a);
             prop_assert!(is_same || distance(*a, *b) <= 2.0 * STEP, "{a:?} {b:?}");
@@ -354,7 +344,8 @@ proptest! {
         of in vec((weight(), 0.05..0.95), 2..32),
         split in 0_usize..32,
     ) {
-        // The property requires homogeneous utilities, such as Cobb-Douglas.
+        // A tenant of half the weight demands half as much only if its utility is homogeneous, such
+        // as Cobb-Douglas.
         let tenants = |of: &[(f64, f64)]| -> Vec<Tenant<BoxedUtility>> {
             of.iter().map(|(weight, memory)| Tenant::new(*weight, FINE, Box::new(Product(*memory)) as BoxedUtility)).collect()
         };
@@ -379,7 +370,8 @@ proptest! {
         let cold = market.clear(ClearingOptions::default());
         let warm_start = MarketWarmStart { memory_price: Some(price), positions: positions[..tenants.len()].to_vec() };
         let warm = market.clear(ClearingOptions { warm_start, turn: 0 });
-        // If several prices clear the market, either outcome is accepted if no tenant loses by it.
+        // If several prices clear the market, the outcomes may differ. The outcome of the warm
+        // start must then be free of envy and leave no more supply unsold.
         let value = |outcome: &Outcome, at: usize| tenants[at].utility.value(outcome.bought[at]);
         let is_same = (0..tenants.len()).all(|at| (value(&cold, at) / value(&warm, at) - 1.0).abs() <= 1e-6);
         let certificate = market.certify(&warm);
@@ -399,16 +391,17 @@ proptest! {
         let (outcome, certificate) = cleared(&tenants);
         let all = Bundle::from(FINE.all());
         let value = |at: usize, bundle| tenants[at].utility.value(bundle);
-        let have = [0, 1].map(|at| {
-            // Allows for one step of both goods, which a tenant on a grid cannot spend.
+        let values = [0, 1].map(|at| {
+            // One grid step of both goods is added, because a tenant may not be able to spend the
+            // budget for less than a step.
             let Bundle { memory, bandwidth } = outcome.bought[at];
             value(at, Bundle { memory: memory + STEP * all.memory, bandwidth: bandwidth + STEP * all.bandwidth })
         });
         for c in 0..=40 {
             for b in 0..=40 {
                 let first = Bundle { memory: f64::from(c) / 40.0 * all.memory, bandwidth: f64::from(b) / 40.0 * all.bandwidth };
-                let better = value(0, first) > have[0] * (1.0 + 1e-9) && value(1, all.minus(first)) > have[1] * (1.0 + 1e-9);
-                prop_assert!(!better, "{first:?} instead of {:?}: {certificate:?}", outcome.bought);
+                let is_better = value(0, first) > values[0] * (1.0 + 1e-9) && value(1, all.minus(first)) > values[1] * (1.0 + 1e-9);
+                prop_assert!(!is_better, "{first:?} is better than {:?}: {certificate:?}", outcome.bought);
             }
         }
     }
@@ -452,7 +445,7 @@ proptest! {
         let mut steps = 0;
         loop {
             let mut next = end.clone();
-            let way = market.limit_step(&mut next, &last, STEP_LIMIT);
+            let step_fraction = market.limit_step(&mut next, &last, STEP_LIMIT);
             let certificate = market.certify(&next);
             prop_assert!(certificate.sharing_incentive >= 1.0 - 1e-5, "{certificate:?}");
             prop_assert!(certificate.sold.memory <= 1.0 + 1e-9 && certificate.sold.bandwidth <= 1.0 + 1e-9);
@@ -463,28 +456,29 @@ proptest! {
             }
             last = next.bought;
             steps += 1;
-            if way >= 1.0 {
+            if step_fraction >= 1.0 {
                 break;
             }
-            // With a small weight, the way from the fair share to the whole supply takes many
-            // steps.
+            // A tenant with a small weight may need more steps from its fair share to the whole
+            // supply. Skip such cases.
             prop_assume!(steps <= 200);
         }
         prop_assert_eq!(last, end.bought);
     }
 }
 
-/// One tenant has all memory at any of several prices, and sums differ in their last bits.
+/// Regression test with tenants for which several prices clear the market. The order of tenants
+/// changes the rounding of sums, which must not change the price.
 #[test]
-fn tenant_order_is_irrelevant_with_many_clearing_prices() {
+fn tenant_order_is_irrelevant_with_several_clearing_prices() {
     let one = |(skew, footprint, floor, wanted)| (1000.0, Kind::Slowdown { skew, footprint, floor, wanted });
-    let forth = [
+    let in_order = [
         (0.832_367_248_158_470_6, 1.143_252_095_815_549_2, 0.176_880_239_242_555_72, 1.763_220_427_824_44),
         (0.940_257_794_027_234_6, 1.805_059_625_165_394_5, 0.151_042_971_563_708_22, 1.301_524_306_824_877_9),
         (0.983_544_826_741_820_6, 1.602_552_193_021_305_8, 0.164_395_732_415_851_6, 1.469_887_517_671_971),
     ]
     .map(one);
-    let back: Vec<_> = forth.iter().rev().cloned().collect();
-    let (forth, back) = (cleared(&tenants(&forth)).0, cleared(&tenants(&back)).0);
-    assert!((forth.memory_price - back.memory_price).abs() < 1e-9, "{forth:?} {back:?}");
+    let reversed: Vec<_> = in_order.iter().rev().cloned().collect();
+    let (in_order, in_reverse) = (cleared(&tenants(&in_order)).0, cleared(&tenants(&reversed)).0);
+    assert!((in_order.memory_price - in_reverse.memory_price).abs() < 1e-9, "{in_order:?} {in_reverse:?}");
 }

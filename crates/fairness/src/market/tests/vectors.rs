@@ -1,14 +1,14 @@
-//! Worked examples, to nine digits where demand is known in closed form.
+//! Worked examples with known outcomes, to nine digits if demand has a closed form.
 
 use super::*;
 use crate::curve::{Knot, MissCurve};
 
-/// `f(c, b) = c²/2 + cb` of Spirit's figure 3, with its demand in closed form.
+/// Utility `f(c, b) = c²/2 + cb` of Spirit's figure 3, with its demand in closed form.
 struct Toy;
 
 impl Utility for Toy {
     fn value(&self, bundle: Bundle) -> f64 {
-        let (c, b) = part(bundle);
+        let (c, b) = fractions(bundle);
         c * c / 2.0 + c * b
     }
 
@@ -23,7 +23,7 @@ impl Utility for Toy {
     }
 }
 
-/// Demands a single good, as much as the budget buys.
+/// Utility of a tenant that spends its whole budget on one good.
 struct SingleGood(fn(Bundle) -> f64);
 
 impl Utility for SingleGood {
@@ -41,7 +41,8 @@ impl Utility for SingleGood {
     }
 }
 
-fn toy(weights: [f64; 3]) -> Vec<Tenant<BoxedUtility>> {
+/// Returns the three tenants of Spirit's figure 3.
+fn toy_tenants(weights: [f64; 3]) -> Vec<Tenant<BoxedUtility>> {
     let utilities: [BoxedUtility; 3] = [
         Box::new(Toy),
         Box::new(SingleGood(|bundle| bundle.bandwidth)),
@@ -51,13 +52,15 @@ fn toy(weights: [f64; 3]) -> Vec<Tenant<BoxedUtility>> {
     tenants.map(|(utility, weight)| Tenant::new(weight, FINE, utility)).collect()
 }
 
-fn near(a: f64, b: f64, tolerance: f64, context: &str) {
-    assert!((a - b).abs() <= tolerance, "{context}: {a} is not {b}");
+fn assert_near(actual: f64, expected: f64, tolerance: f64, context: &str) {
+    assert!((actual - expected).abs() <= tolerance, "{context}: {actual}, expected {expected}");
 }
 
 #[test]
-fn paper_example_clears_at_its_closed_form() {
+fn paper_example_clears_at_the_closed_form_prices() {
     let third = 1.0 / 3.0;
+    // Columns: weights, memory price, bundle of the first tenant, bandwidth of the second, memory
+    // of the third, value of the first.
     #[rustfmt::skip]
     let vectors = [
         ([third, third, third], 0.589197293, (0.434258546, 0.188580485), 0.811419515, 0.565741454, 0.176182929),
@@ -67,18 +70,18 @@ fn paper_example_clears_at_its_closed_form() {
         ([0.9, 0.05, 0.05],     0.658004215, (0.924012645, 0.853799368), 0.146200632, 0.075987355, 1.215821096),
     ];
     for (weights, price, (c1, b1), b2, c3, f1) in vectors {
-        let (outcome, certificate) = cleared(&toy(weights));
+        let (outcome, certificate) = cleared(&toy_tenants(weights));
         let context = format!("{weights:?}, {:?}", outcome.status);
-        near(outcome.memory_price, price, 1e-9, &context);
-        let [one, two, three] = [0, 1, 2].map(|tenant| part(outcome.bought[tenant]));
-        for (got, is) in [(one.0, c1), (one.1, b1), (two.1, b2), (three.0, c3)] {
-            near(got, is, 1e-9, &context);
+        assert_near(outcome.memory_price, price, 1e-9, &context);
+        let [one, two, three] = [0, 1, 2].map(|tenant| fractions(outcome.bought[tenant]));
+        for (actual, expected) in [(one.0, c1), (one.1, b1), (two.1, b2), (three.0, c3)] {
+            assert_near(actual, expected, 1e-9, &context);
         }
-        near(Toy.value(outcome.bought[0]), f1, 1e-9, &context);
+        assert_near(Toy.value(outcome.bought[0]), f1, 1e-9, &context);
         assert!(certificate.sharing_incentive >= 1.0 - 1e-9, "{context}: {certificate:?}");
         assert!(certificate.envy.unwrap() <= 1e-9, "{context}: {certificate:?}");
-        near(certificate.sold.memory, 1.0, 1e-9, &context);
-        near(certificate.sold.bandwidth, 1.0, 1e-9, &context);
+        assert_near(certificate.sold.memory, 1.0, 1e-9, &context);
+        assert_near(certificate.sold.bandwidth, 1.0, 1e-9, &context);
     }
 }
 
@@ -87,12 +90,12 @@ fn unspent_budget_becomes_a_dividend() {
     let satiated = grid(|c: f64, b: f64| c.min(0.1) + b.min(0.1));
     let (outcome, certificate) =
         cleared(&equal_tenants(vec![satiated, grid(|c: f64, b: f64| (c * b).sqrt())]));
-    near(outcome.dividend, 1.8, 1e-6, "dividend");
-    near(outcome.memory_price, 0.5, 1e-6, "price");
+    assert_near(outcome.dividend, 1.8, 1e-6, "dividend");
+    assert_near(outcome.memory_price, 0.5, 1e-6, "price");
     for (tenant, share) in [(0, 0.1), (1, 0.9)] {
-        let (memory, bandwidth) = part(outcome.bought[tenant]);
-        near(memory, share, 0.005, "memory");
-        near(bandwidth, share, 0.005, "bandwidth");
+        let (memory, bandwidth) = fractions(outcome.bought[tenant]);
+        assert_near(memory, share, 0.005, "memory");
+        assert_near(bandwidth, share, 0.005, "bandwidth");
     }
     assert!(certificate.sharing_incentive >= 1.0, "{certificate:?}");
     assert!(certificate.envy.unwrap() <= 1e-6, "{certificate:?}");
@@ -101,59 +104,59 @@ fn unspent_budget_becomes_a_dividend() {
 #[test]
 fn indifferent_tenant_leaves_both_goods_to_the_others() {
     let (outcome, _) = cleared(&equal_tenants(vec![grid(|_, _| 1.0), grid(|_, b| b), grid(|c, _| c)]));
-    near(part(outcome.bought[1]).1, 1.0, 1e-6, "bandwidth");
-    near(part(outcome.bought[2]).0, 1.0, 1e-6, "memory");
+    assert_near(fractions(outcome.bought[1]).1, 1.0, 1e-6, "bandwidth");
+    assert_near(fractions(outcome.bought[2]).0, 1.0, 1e-6, "memory");
 }
 
 #[test]
-fn abundant_good_is_free_and_the_other_split_by_weight() {
+fn abundant_good_is_free_and_the_other_good_is_split_by_weight() {
     let small = || grid(|c: f64, b: f64| c * (0.1 + b.min(0.2)));
     let (outcome, certificate) = cleared(&equal_tenants(vec![small(), small(), small()]));
-    near(outcome.memory_price, 1.0, 1e-9, "price");
+    assert_near(outcome.memory_price, 1.0, 1e-9, "price");
     for bundle in &outcome.bought {
-        near(part(*bundle).0, 1.0 / 3.0, 0.005, "memory");
-        near(part(*bundle).1, 0.2, 1e-6, "bandwidth");
+        assert_near(fractions(*bundle).0, 1.0 / 3.0, 0.005, "memory");
+        assert_near(fractions(*bundle).1, 0.2, 1e-6, "bandwidth");
     }
     assert!(certificate.sharing_incentive >= 1.0, "{certificate:?}");
 }
 
 #[test]
-fn either_or_tenants_get_one_good_each() {
+fn two_tenants_using_one_good_get_one_good_each() {
     let either = || grid(|c: f64, b: f64| c.max(b));
     let (outcome, certificate) = cleared(&equal_tenants(vec![either(), either()]));
-    near(outcome.memory_price, 0.5, 1e-6, "price");
-    let mut bought: Vec<_> = outcome.bought.iter().copied().map(part).collect();
+    assert_near(outcome.memory_price, 0.5, 1e-6, "price");
+    let mut bought: Vec<_> = outcome.bought.iter().copied().map(fractions).collect();
     bought.sort_by(|a, b| a.0.total_cmp(&b.0));
-    near(bought[0].1, 1.0, 1e-6, "all bandwidth");
-    near(bought[1].0, 1.0, 1e-6, "all memory");
+    assert_near(bought[0].1, 1.0, 1e-6, "all bandwidth");
+    assert_near(bought[1].0, 1.0, 1e-6, "all memory");
     assert!(certificate.envy.unwrap() <= 1e-6);
 }
 
 #[test]
-fn marginal_of_three_either_or_tenants_gets_its_fair_share() {
+fn marginal_of_three_tenants_using_one_good_gets_fair_share() {
     let either = || grid(|c: f64, b: f64| c.max(b));
     let tenants = equal_tenants(vec![either(), either(), either()]);
     let market = Market::new(FINE, &tenants).unwrap();
     let marginal = |turn| {
         let outcome = market.clear(ClearingOptions { turn, ..ClearingOptions::default() });
         let Status::OneMarginal { tenant } = outcome.status else { panic!("{:?}", outcome.status) };
-        let (memory, bandwidth) = part(outcome.bought[tenant]);
-        near(memory, 1.0 / 3.0, 1e-6, "memory");
-        near(bandwidth, 1.0 / 3.0, 1e-6, "bandwidth");
-        near(market.certify(&outcome).envy.unwrap(), 1.0, 1e-5, "envy of the marginal tenant");
+        let (memory, bandwidth) = fractions(outcome.bought[tenant]);
+        assert_near(memory, 1.0 / 3.0, 1e-6, "memory");
+        assert_near(bandwidth, 1.0 / 3.0, 1e-6, "bandwidth");
+        assert_near(market.certify(&outcome).envy.unwrap(), 1.0, 1e-5, "envy of the marginal tenant");
         tenant
     };
-    let turns: std::collections::BTreeSet<usize> = (0..3).map(marginal).collect();
-    assert_eq!(turns.len(), 3, "turns rotate the marginal tenant");
+    let marginal_tenants: std::collections::BTreeSet<usize> = (0..3).map(marginal).collect();
+    assert_eq!(marginal_tenants.len(), 3, "`turn` rotates the marginal tenant");
 }
 
-/// Six tenants with known slowdowns: half of them are sensitive to memory, half to bandwidth.
-fn six() -> Vec<Tenant<BoxedUtility>> {
-    six_of(1.0)
+/// Returns six tenants with slowdown utilities: three are sensitive to memory, three to bandwidth.
+fn six_tenants() -> Vec<Tenant<BoxedUtility>> {
+    six_scaled_tenants(1.0)
 }
 
-/// The same tenants, scaled for a supply shared by `times` copies.
-fn six_of(times: f64) -> Vec<Tenant<BoxedUtility>> {
+/// Returns the tenants of [`six_tenants`], scaled for a supply that `times` copies of them share.
+fn six_scaled_tenants(times: f64) -> Vec<Tenant<BoxedUtility>> {
     let curve = |skew: f64, footprint: f64| {
         let knot = |at: u32| {
             let part = f64::from(at) / 64.0;
@@ -176,51 +179,51 @@ fn six_of(times: f64) -> Vec<Tenant<BoxedUtility>> {
 
 #[test]
 fn exact_and_grid_utilities_agree() {
-    let (exact, certificate) = cleared(&six());
+    let (exact, certificate) = cleared(&six_tenants());
     assert!(certificate.sharing_incentive >= 1.0 - 1e-9, "{certificate:?}");
     assert!(certificate.envy.unwrap() <= 1e-9, "{certificate:?}");
     assert!(certificate.overspent <= 1e-6, "{certificate:?}");
-    let on_grid = six().into_iter().map(|tenant| Tenant {
+    let on_grid = six_tenants().into_iter().map(|tenant| Tenant {
         utility: Box::new(Grid::new(FINE, move |bundle| tenant.utility.value(bundle))) as BoxedUtility,
         ..tenant
     });
     let (grid, _) = cleared(&on_grid.collect::<Vec<_>>());
-    near(exact.memory_price, grid.memory_price, 0.01, "price");
-    for (tenant, one) in six().iter().enumerate() {
+    assert_near(exact.memory_price, grid.memory_price, 0.01, "price");
+    for (tenant, one) in six_tenants().iter().enumerate() {
         let ratio = one.utility.value(grid.bought[tenant]) / one.utility.value(exact.bought[tenant]);
-        near(ratio, 1.0, 0.02, "throughput");
+        assert_near(ratio, 1.0, 0.02, "throughput");
     }
 }
 
 #[test]
 fn warm_start_needs_fewer_rounds_for_the_same_shares() {
-    let tenants = six();
+    let tenants = six_tenants();
     let market = Market::new(FINE, &tenants).unwrap();
     let cold = market.clear(ClearingOptions::default());
     let warm = market.clear(ClearingOptions { warm_start: cold.warm_start.clone(), turn: 0 });
-    near(warm.memory_price, cold.memory_price, 1e-9, "price");
+    assert_near(warm.memory_price, cold.memory_price, 1e-9, "price");
     assert!(warm.rounds < cold.rounds, "{} of {}", warm.rounds, cold.rounds);
-    let wrong = MarketWarmStart { memory_price: Some(0.001), positions: vec![9999; 6] };
-    let misled = market.clear(ClearingOptions { warm_start: wrong, turn: 0 });
-    near(misled.memory_price, cold.memory_price, 1e-9, "price");
+    let bad = MarketWarmStart { memory_price: Some(0.001), positions: vec![9999; 6] };
+    let badly_warmed = market.clear(ClearingOptions { warm_start: bad, turn: 0 });
+    assert_near(badly_warmed.memory_price, cold.memory_price, 1e-9, "price after a bad warm start");
 }
 
 #[test]
-fn sample_of_tenants_only_sets_the_starting_price() {
-    // Tenants that spend a quarter on memory come first. The price of these alone would be a
-    // quarter.
+fn sample_sets_the_starting_price_but_not_the_clearing_price() {
+    // The sample contains only the first tenants, which spend a quarter of their budget on memory.
+    // The price estimated from the sample is 0.25, but the clearing price is 0.5.
     let spends = |memory: f64| grid(move |c, b| c.powf(memory) * b.powf(1.0 - memory));
     let tenants: Vec<_> = (0..1200).map(|tenant| spends(if tenant < 600 { 0.25 } else { 0.75 })).collect();
     let (outcome, certificate) = cleared(&equal_tenants(tenants));
-    near(outcome.memory_price, 0.5, 0.01, "price");
+    assert_near(outcome.memory_price, 0.5, 0.01, "price");
     assert!(certificate.sharing_incentive >= 1.0 - 1e-6, "{certificate:?}");
     assert!(matches!(outcome.status, Status::Exact | Status::Mixed), "{certificate:?}");
 }
 
 #[test]
 fn replicated_tenants_clear_at_the_same_price() {
-    let (few, _) = cleared(&six());
-    let (many, certificate) = cleared(&(0..200).flat_map(|_| six_of(200.0)).collect::<Vec<_>>());
-    near(many.memory_price, few.memory_price, 1e-9, "price");
+    let (few, _) = cleared(&six_tenants());
+    let (many, certificate) = cleared(&(0..200).flat_map(|_| six_scaled_tenants(200.0)).collect::<Vec<_>>());
+    assert_near(many.memory_price, few.memory_price, 1e-9, "price");
     assert!(certificate.sharing_incentive >= 1.0 - 1e-9, "{certificate:?}");
 }

@@ -1,4 +1,4 @@
-//! Conversion of an ONNX tree ensemble (one array for each field) into trees.
+//! Conversion of an ONNX tree ensemble into trees. ONNX stores one array for each field of a node.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,16 +8,17 @@ use super::{
 };
 use crate::trees::{Child, Ensemble, Node, SplitRule, Tree};
 
-/// Node id: the ids of the tree and of the node in it.
+/// Identifier of a node in an ensemble: the id of the tree, and the id of the node in the tree.
 type Id = (i64, i64);
 
-/// Weights of a leaf: output index and weight.
+/// Weights of a leaf: pairs of an output index and the weight for this output.
 type LeafWeights = Vec<(usize, f64)>;
 
 /// Attributes of an ONNX operator, by name.
 pub(super) struct Settings<'a>(pub(super) &'a NodeProto);
 
 impl<'a> Settings<'a> {
+    /// Returns the attribute of this name.
     fn find(&self, name: &str) -> Option<&'a AttributeProto> {
         self.0.attribute.iter().find(|attribute| attribute.name == name)
     }
@@ -45,14 +46,15 @@ impl<'a> Settings<'a> {
         self.find(name).map(|attribute| attribute.i)
     }
 
-    /// Rejects an attribute that would change the output.
+    /// Checks that an attribute is absent that would change the output and is not supported.
     pub(super) fn require_absent(&self, name: &'static str) -> Result<(), ParseError> {
         match self.find(name) {
             None => Ok(()),
-            Some(_) => Err(invalid_attribute(name, "something", "must be absent")),
+            Some(_) => Err(invalid_attribute(name, "present", "must be absent: it is not supported")),
         }
     }
 
+    /// Returns the text of an attribute, which must be one of `allowed` or absent.
     pub(super) fn one_of(
         &self,
         name: &'static str,
@@ -68,6 +70,7 @@ impl<'a> Settings<'a> {
     }
 }
 
+/// Returns the error for an attribute that violates a rule.
 pub(super) fn invalid_attribute(
     attribute: &'static str,
     value: impl ToString,
@@ -76,22 +79,25 @@ pub(super) fn invalid_attribute(
     ParseError::Attribute { attribute, value: value.to_string(), rule }
 }
 
-/// Names of the attributes that describe the leaves.
+/// Names of the attributes that contain the leaf weights of an ensemble.
 pub(super) struct LeafAttributes {
+    /// Tree id of each weight.
     trees: &'static str,
+    /// Node id of each weight.
     nodes: &'static str,
+    /// Output index of each weight.
     outputs: &'static str,
     weights: &'static str,
 }
 
-/// Leaf attributes of a classifier.
+/// Names of the leaf attributes of a classifier.
 pub(super) const CLASS_LEAVES: LeafAttributes = LeafAttributes {
     trees: "class_treeids",
     nodes: "class_nodeids",
     outputs: "class_ids",
     weights: "class_weights",
 };
-/// Leaf attributes of a regressor.
+/// Names of the leaf attributes of a regressor.
 pub(super) const TARGET_LEAVES: LeafAttributes = LeafAttributes {
     trees: "target_treeids",
     nodes: "target_nodeids",
@@ -99,62 +105,70 @@ pub(super) const TARGET_LEAVES: LeafAttributes = LeafAttributes {
     weights: "target_weights",
 };
 
-/// Nodes and leaves of a whole ensemble.
+/// Nodes and leaf weights of all trees of an ensemble.
 pub(super) struct Forest {
-    /// Number of outputs.
+    /// Number of outputs of the ensemble.
     outputs: usize,
     nodes: BTreeMap<Id, OnnxNode>,
     leaf_weights: BTreeMap<Id, LeafWeights>,
 }
 
-/// Node as ONNX stores it.
+/// Node of an ONNX tree: an inner node or a leaf.
 struct OnnxNode {
+    /// `LEAF`, or the comparison of the feature with `value`.
     mode: String,
     feature: usize,
     value: f32,
+    /// Whether NaN leads to the child for a true comparison.
     missing_true: bool,
+    /// Children for a true and for a false comparison.
     children: [Id; 2],
 }
 
 impl Forest {
-    pub(super) fn of(
+    /// Reads the nodes and leaf weights of an ensemble with `outputs` outputs.
+    pub(super) fn read(
         settings: &Settings<'_>,
         leaves: &LeafAttributes,
         outputs: usize,
     ) -> Result<Self, ParseError> {
         let mut leaf_weights: BTreeMap<Id, LeafWeights> = BTreeMap::new();
         let weights = settings.floats(leaves.weights);
-        let [trees, nodes, to] = [leaves.trees, leaves.nodes, leaves.outputs]
-            .map(|name| same_length(name, settings.ints(name), weights.len()));
-        let (trees, nodes, to) = (trees?, nodes?, to?);
+        let [trees, nodes, output_ids] = [leaves.trees, leaves.nodes, leaves.outputs].map(|name| {
+            let rule = "must have one entry for each leaf weight";
+            check_length(name, settings.ints(name), weights.len(), rule)
+        });
+        let (trees, nodes, output_ids) = (trees?, nodes?, output_ids?);
         for (at, weight) in weights.iter().enumerate() {
-            let output = usize::try_from(to[at]).ok().filter(|output| *output < outputs);
-            let output = output
-                .ok_or_else(|| invalid_attribute(leaves.outputs, to[at], "must be one of the outputs"))?;
+            let output = usize::try_from(output_ids[at]).ok().filter(|output| *output < outputs);
+            let output = output.ok_or_else(|| {
+                invalid_attribute(leaves.outputs, output_ids[at], "must be the index of a class or target")
+            })?;
             leaf_weights.entry((trees[at], nodes[at])).or_default().push((output, f64::from(*weight)));
         }
         Ok(Self { outputs, nodes: read_nodes(settings)?, leaf_weights })
     }
 
-    /// Returns the number of features that the nodes test.
+    /// Returns the smallest number of features with which all feature indexes of nodes are in
+    /// range.
     pub(super) fn features(&self) -> usize {
         self.nodes.values().filter(|node| node.mode != "LEAF").map(|node| node.feature + 1).max().unwrap_or(0)
     }
 
     /// Returns whether all leaf weights are at least 0.
-    pub(super) fn is_positive(&self) -> bool {
+    pub(super) fn has_nonnegative_weights(&self) -> bool {
         self.leaf_weights.values().flatten().all(|(_, weight)| *weight >= 0.0)
     }
 
-    /// Returns the output index of all leaf weights, if they share one.
+    /// Returns the output index of all leaf weights, or `None` if they have different indexes.
     pub(super) fn only_output(&self) -> Option<usize> {
         let mut outputs = self.leaf_weights.values().flatten().map(|(output, _)| *output);
         let first = outputs.next()?;
         outputs.all(|output| output == first).then_some(first)
     }
 
-    /// Adds every tree to the ensemble. `leaf_values` maps the weights of a leaf, the number of
-    /// outputs and the number of trees to the leaf values.
+    /// Converts all trees and adds them to `ensemble`. `leaf_values` returns the values of a leaf,
+    /// given its weights, the number of outputs and the number of trees.
     pub(super) fn push_trees(
         &self,
         ensemble: &mut Ensemble,
@@ -164,15 +178,16 @@ impl Forest {
         ids.dedup();
         for id in &ids {
             let tree = self.tree(*id, |leaf| leaf_values(leaf, self.outputs, ids.len()))?;
-            ensemble.push(&tree).map_err(|why| ParseError::Tree { tree: *id, why })?;
+            ensemble.push(&tree).map_err(|reason| ParseError::Tree { tree: *id, reason })?;
         }
         Ok(())
     }
 
-    /// Builds a tree with its nodes renumbered so that children follow their parents.
+    /// Converts the tree with this id. Its nodes are renumbered, so that children follow their
+    /// parents.
     fn tree(&self, id: i64, leaf_values: impl Fn(&LeafWeights) -> Vec<f64>) -> Result<Tree, ParseError> {
         let disconnected =
-            || ParseError::Graph(format!("tree {id} is malformed: its nodes are not connected"));
+            || ParseError::Graph(format!("the nodes of tree {id} do not form one connected tree"));
         let nodes = self.nodes.range((id, i64::MIN)..=(id, i64::MAX));
         let branches = || nodes.clone().filter(|(_, node)| node.mode != "LEAF");
         let children: BTreeSet<Id> = branches().flat_map(|(_, node)| node.children).collect();
@@ -205,8 +220,9 @@ impl Forest {
 }
 
 impl OnnxNode {
-    /// Converts the node. ONNX takes the true child if the comparison holds and the false child for
-    /// NaN, unless `missing_true` is set. Our first child takes values that are at most the limit.
+    /// Converts an inner node, and returns it with its first and second child. In ONNX, a true
+    /// comparison leads to the true child, and NaN to the false child unless `missing_true` is set.
+    /// In the result, values that are at most the limit lead to the first child.
     fn to_split(&self) -> Result<(Node, [Id; 2]), ParseError> {
         let [if_true, if_false] = self.children;
         let (at_most, children, missing_first) = match self.mode.as_str() {
@@ -218,7 +234,7 @@ impl OnnxNode {
                 return Err(invalid_attribute(
                     "nodes_modes",
                     other,
-                    "must be LEAF or BRANCH_LEQ, _LT, _GT or _GTE",
+                    "must be LEAF, BRANCH_LEQ, BRANCH_LT, BRANCH_GT or BRANCH_GTE",
                 ));
             }
         };
@@ -227,20 +243,23 @@ impl OnnxNode {
             test: SplitRule::AtMost(f64::from(at_most)),
             missing_first,
             zero_is_missing: false,
-            children: [Child::Leaf(usize::MAX); 2], // linked when the child is built
+            // `Forest::tree` replaces these placeholders.
+            children: [Child::Leaf(usize::MAX); 2],
         };
         Ok((node, children))
     }
 }
 
+/// Reads the nodes of all trees.
 fn read_nodes(settings: &Settings<'_>) -> Result<BTreeMap<Id, OnnxNode>, ParseError> {
+    let rule = "must have as many entries as nodes_modes";
     let modes = settings.texts("nodes_modes");
-    let ints = |name| same_length(name, settings.ints(name), modes.len());
+    let ints = |name| check_length(name, settings.ints(name), modes.len(), rule);
     let [trees, nodes, features, if_true, if_false] =
         ["nodes_treeids", "nodes_nodeids", "nodes_featureids", "nodes_truenodeids", "nodes_falsenodeids"]
             .map(ints);
     let (trees, nodes, features, if_true, if_false) = (trees?, nodes?, features?, if_true?, if_false?);
-    let values = same_length("nodes_values", settings.floats("nodes_values"), modes.len())?;
+    let values = check_length("nodes_values", settings.floats("nodes_values"), modes.len(), rule)?;
     let missing = settings.ints("nodes_missing_value_tracks_true");
     let mut nodes_by_id = BTreeMap::new();
     for (at, mode) in modes.into_iter().enumerate() {
@@ -248,11 +267,7 @@ fn read_nodes(settings: &Settings<'_>) -> Result<BTreeMap<Id, OnnxNode>, ParseEr
         let is_leaf = mode == "LEAF";
         let feature = if is_leaf { 0 } else { usize::try_from(feature).unwrap_or(usize::MAX) };
         if feature >= FEATURES_MAX {
-            return Err(invalid_attribute(
-                "nodes_featureids",
-                features[at],
-                "must be the index of a feature",
-            ));
+            return Err(invalid_attribute("nodes_featureids", features[at], "must be from 0 to 65535"));
         }
         let missing_true = missing.get(at) == Some(&1);
         let children = [(id.0, if_true[at]), (id.0, if_false[at])];
@@ -264,17 +279,19 @@ fn read_nodes(settings: &Settings<'_>) -> Result<BTreeMap<Id, OnnxNode>, ParseEr
     Ok(nodes_by_id)
 }
 
-/// Upper bound on the number of features.
+/// Largest number of features: [`Ensemble`] stores feature indexes in 16 bits.
 const FEATURES_MAX: usize = 1 << 16;
 
-fn same_length<'a, T>(name: &'static str, array: &'a [T], nodes: usize) -> Result<&'a [T], ParseError> {
-    if array.len() == nodes {
+/// Returns the array of an attribute if it has `expected` entries.
+fn check_length<'a, T>(
+    name: &'static str,
+    array: &'a [T],
+    expected: usize,
+    rule: &'static str,
+) -> Result<&'a [T], ParseError> {
+    if array.len() == expected {
         Ok(array)
     } else {
-        Err(invalid_attribute(
-            name,
-            array.len(),
-            "must have as many entries as the ensemble has nodes or weights",
-        ))
+        Err(invalid_attribute(name, format!("{} entries", array.len()), rule))
     }
 }

@@ -1,14 +1,14 @@
-//! ONNX messages of tree ensembles, with the field numbers of onnx-ml.proto. Unlisted fields are
-//! skipped.
+//! Protobuf messages of an ONNX model, with the field numbers of onnx-ml.proto. Only the fields
+//! that tree ensembles need are declared; the decoder skips all other fields.
 
-/// Model.
+/// ONNX model.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct ModelProto {
     #[prost(message, optional, tag = "7")]
     pub(super) graph: Option<GraphProto>,
 }
 
-/// Computation graph.
+/// Computation graph of a model.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct GraphProto {
     #[prost(message, repeated, tag = "1")]
@@ -17,7 +17,7 @@ pub(super) struct GraphProto {
     pub(super) input: Vec<ValueInfoProto>,
 }
 
-/// Operator of the graph.
+/// Operator of a computation graph.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct NodeProto {
     #[prost(string, repeated, tag = "1")]
@@ -47,7 +47,7 @@ pub(super) struct AttributeProto {
     pub(super) strings: Vec<Vec<u8>>,
 }
 
-/// Input of the graph.
+/// Input of a computation graph.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct ValueInfoProto {
     #[prost(string, tag = "1")]
@@ -56,14 +56,14 @@ pub(super) struct ValueInfoProto {
     pub(super) r#type: Option<TypeProto>,
 }
 
-/// Type of an input.
+/// Type of a graph's input.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct TypeProto {
     #[prost(message, optional, tag = "1")]
     pub(super) tensor_type: Option<Tensor>,
 }
 
-/// Tensor type: element type and shape.
+/// Element type and shape of a tensor.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct Tensor {
     #[prost(int32, tag = "1")]
@@ -72,14 +72,14 @@ pub(super) struct Tensor {
     pub(super) shape: Option<TensorShapeProto>,
 }
 
-/// Shape of a tensor.
+/// Shape of a tensor: its dimensions.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct TensorShapeProto {
     #[prost(message, repeated, tag = "1")]
     pub(super) dim: Vec<Dimension>,
 }
 
-/// Dimension of a shape; 0 if unspecified.
+/// Size of one dimension of a tensor; 0 if it is unspecified.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct Dimension {
     #[prost(int64, tag = "1")]
