@@ -1,4 +1,4 @@
-//! Reading of traces: layouts, the error for each kind of malformed row, and the order of events.
+//! Tests of the trace reader: layouts, errors for malformed rows, and the order of events.
 
 use proptest::prelude::*;
 
@@ -10,7 +10,7 @@ fn trace(text: &str) -> Result<Trace, TraceError> {
     read(text.as_bytes(), Strictness::Strict)
 }
 
-/// VMs of a trace as `id@arrive-depart:cores/memory`, joined by spaces.
+/// Returns the VMs of a trace, formatted as `id@arrive-depart:cores/memory` and joined by spaces.
 fn summary(text: &str) -> String {
     let time = |at: Option<Ns>| at.map_or(String::new(), |at| format!("{}", at.as_ms() as f64 / 1000.0));
     let one = |vm: &Arrival| {
@@ -107,7 +107,7 @@ fn non_utf8_row_is_malformed() {
     assert!(error.starts_with("line 2: vm_id = \"a\u{fffd}\": must be UTF-8"), "{error}");
 }
 
-/// Events as `+id` and `-id`, in order.
+/// Returns the events of a trace in order: `+id` for an arrival, `-id` for a departure.
 fn order(text: &str) -> String {
     let trace = trace(&format!("{HEADER}{text}")).unwrap();
     let sign = |kind| if kind == EventKind::Arrive { '+' } else { '-' };

@@ -1,4 +1,4 @@
-//! Properties of the data behind each figure.
+//! Tests of the data behind each figure.
 
 use fairness::market::{Bundle, MarketWarmStart};
 
@@ -62,8 +62,8 @@ fn recorded_market_reports_all_rounds_and_clears() {
 #[test]
 fn memory_demand_falls_with_price() {
     let auction = auction(&tenants(), Host { memory: MEMORY * SMALL_HOST_TENANTS as f64 });
-    // Below this bandwidth demand the link is not satiated; with a nearly free link the rest of the
-    // money would go into memory at any price.
+    // Rounds with a nearly free link are excluded: tenants satiated with bandwidth spend the rest
+    // of their money on memory at any price.
     let demand: Vec<&Round> = auction.demand.iter().filter(|round| round.sum.bandwidth < 5.0).collect();
     assert!(demand.len() > 30 && demand[0].sum.memory > 1.0, "{auction:?}");
     assert!(demand.is_sorted_by(|one, next| one.sum.memory >= next.sum.memory - 1e-3), "{auction:?}");
@@ -87,13 +87,12 @@ fn markets_of_any_size_clear_within_supply() {
     }
 }
 
-/// A stream that occasionally returns to a tenth of its pages, so that memory is of some use to all
-/// tenants, and a key-value store with larger pages.
+/// Simulates a streaming and a key-value workload that change at run time. The stream returns to a
+/// tenth of its pages in one of eight accesses, so that memory is useful to all tenants.
 fn changing() -> Vec<Epoch> {
-    let with_params = skewed(400, 2).into_iter();
-    let stream = looped(4000).into_iter().zip(with_params).take(12_000);
-    let stream =
-        stream.enumerate().map(|(at, (next, with_params))| if at % 8 == 0 { with_params } else { next });
+    let hot = skewed(400, 2).into_iter();
+    let stream = looped(4000).into_iter().zip(hot).take(12_000);
+    let stream = stream.enumerate().map(|(at, (next, hot))| if at % 8 == 0 { hot } else { next });
     let traces = [("stream", stream.collect()), ("key-value", skewed(2000, 1))];
     let traces = traces.map(|(name, touches)| (name.to_owned(), touches));
     simulate_changes(&Activity::pair(traces), MEMORY, &CHANGES)
@@ -124,7 +123,7 @@ fn shares_settle_within_two_epochs_of_change() {
 }
 
 #[test]
-fn change_does_not_affect_shares_before_observed() {
+fn shares_change_little_before_a_change_is_observed() {
     let epochs = changing();
     for change in CHANGES {
         let share = |epoch: usize| epochs[epoch].tenants[change.tenant].share;
@@ -140,7 +139,7 @@ fn change_does_not_affect_shares_before_observed() {
 }
 
 #[test]
-fn changing_tenants_stay_within_supply_and_settled_gain() {
+fn shares_stay_within_supply_and_settled_tenants_gain() {
     let epochs = changing();
     let mut gained = 0;
     for (at, epoch) in epochs.iter().enumerate() {
