@@ -331,7 +331,7 @@ impl World {
     /// Drops outstanding requests after a crash of the manager.
     pub(super) fn drop_pending_requests(&mut self) {
         self.clients.pending.clear();
-        self.truth.mark_justifications_unanswered();
+        self.truth.mark_outcomes_unknown();
     }
 
     pub(super) fn handle_reply(&mut self, token: Token, answer: Result<RequestReply, Rejection>) {
@@ -341,7 +341,7 @@ impl World {
         }
         let Some(pending) = self.clients.pending.remove(&token) else { return };
         self.log(|| format!("reply {}: {}", token.0, describe_reply(&answer)));
-        self.check_store_full_denial(&pending, &answer);
+        self.check_store_full_rejection(&pending, &answer);
         match (pending, answer) {
             (PendingRequest::Configure, answer) => self.handle_rack_reply(&answer),
             (PendingRequest::Reserve { tenant, content, wait, .. }, Ok(RequestReply::Reservation(view))) => {
@@ -350,8 +350,8 @@ impl World {
                     self.check_ready(&view);
                 }
             }
-            (PendingRequest::Reserve { content, wait, .. }, Err(denied)) => {
-                self.check_repeat_refused(&content, wait, &denied);
+            (PendingRequest::Reserve { content, wait, .. }, Err(rejection)) => {
+                self.check_repeat_refused(&content, wait, &rejection);
             }
             (PendingRequest::Wait, Ok(RequestReply::Reservation(view))) => self.check_ready(&view),
             (PendingRequest::Commit, Ok(RequestReply::Reservation(view))) => self.check_stage(&view, false),
@@ -376,7 +376,7 @@ impl World {
 
     /// Checks that only requests for new memory are refused for lack of disk space, and only while
     /// it is short.
-    fn check_store_full_denial(
+    fn check_store_full_rejection(
         &mut self,
         pending: &PendingRequest,
         answer: &Result<RequestReply, Rejection>,
@@ -441,10 +441,10 @@ impl World {
         self.clients.tenants[tenant].reserve = content.clone();
     }
 
-    fn check_repeat_refused(&mut self, content: &Reserve, wait: bool, denied: &Rejection) {
+    fn check_repeat_refused(&mut self, content: &Reserve, wait: bool, rejection: &Rejection) {
         let Some(acked) = self.truth.acknowledged.get(&content.request).cloned() else { return };
         let altered = acked.slices.len() != content.slices as usize;
-        let allowed = match denied {
+        let allowed = match rejection {
             Rejection::StoreFailed | Rejection::Starting(_) => true,
             Rejection::RequestReused { .. } => altered,
             Rejection::NotReadyBeforeTimeout { .. }
@@ -455,7 +455,7 @@ impl World {
         if !allowed {
             self.report_violation(
                 "a repeated request returns the same reply",
-                format!("{acked:?}, then {denied:?}"),
+                format!("{acked:?}, then {rejection:?}"),
             );
         }
     }
@@ -512,6 +512,6 @@ fn describe_reply(answer: &Result<RequestReply, Rejection>) -> String {
             format!("{} {:?} {:?}", view.id, view.reservation.stage, view.reservation.slices)
         }
         Ok(other) => format!("{other:?}"),
-        Err(denied) => format!("denied: {denied}"),
+        Err(rejection) => format!("rejected: {rejection}"),
     }
 }

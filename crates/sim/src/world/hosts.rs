@@ -217,7 +217,7 @@ impl World {
             Effect::Watch { reservation, process } => self.watch(host, instance, reservation, process),
             Effect::Kill(id) => self.kill_watched_process(host, instance, id),
             Effect::FreeLocal(_) => {}
-            Effect::SendReport(have) => self.send_agent_report(host, have),
+            Effect::SendReport(report) => self.send_agent_report(host, report),
             Effect::RecordRack { rack } => self.machine(host).rack = Some(rack),
             Effect::Disconnect(why) => {
                 self.report_violation("the name of a rack does not change", why.to_string())
@@ -228,10 +228,10 @@ impl World {
         }
     }
 
-    fn send_agent_report(&mut self, host: HostId, have: pool::protocol::ObservedState) {
+    fn send_agent_report(&mut self, host: HostId, report: pool::protocol::ObservedState) {
         let session: Option<SessionId> = self.machine(host).current_session();
         if let Some(session) = session {
-            self.send_report(host, session, have);
+            self.send_report(host, session, report);
         }
     }
 
@@ -286,8 +286,8 @@ impl World {
         let is_slice = |holding: &Holding| *self::place(holding.slice) == *place;
         let users = self.machine(host).mappings().find(|(holding, _)| is_slice(holding));
         if let Some((holding, pid)) = users {
-            let what = format!("{host} closes slice {} as unused, but process {pid} maps it", holding.slice);
-            self.report_violation("a VM loses memory only by a release, a fence or a device failure", what);
+            let description = format!("{host} closes slice {} as unused, but process {pid} maps it", holding.slice);
+            self.report_violation("a VM loses memory only by a release, a fence or a device failure", description);
         }
         self.machine(host).kernel.retain(|holding| !is_slice(holding));
         Ok(())
@@ -414,9 +414,9 @@ impl World {
         }
         let content = self.device(holding.slice).read(holding.slice);
         if content != Pattern::ZERO && content != pattern {
-            let what =
+            let description =
                 format!("process {pid} on {host} reads data of another owner in {}", describe(holding));
-            self.report_violation("a slice is zeroed before its next owner uses it", what);
+            self.report_violation("a slice is zeroed before its next owner uses it", description);
         }
         self.device(holding.slice).write(holding.slice, pattern);
     }

@@ -269,7 +269,7 @@ impl World {
             }
             Effect::Reply(token, answer) => self.handle_reply(token, *answer),
             Effect::Device(emc, call) => self.start_device_call(emc, call),
-            Effect::Send(session, want) => self.send_desired_state(session, want),
+            Effect::Send(session, desired) => self.send_desired_state(session, desired),
             Effect::RequestReport(session) => self.request_report(session),
             Effect::Close(session, why) => self.manager_closes(session, &why),
             Effect::Durable(_) => {}
@@ -401,7 +401,7 @@ fn describe_records(records: &[Record]) -> String {
         Record::Slice(id, slot) => format!("{id}.{} {:?}; ", slot.epoch, slot.state),
         Record::Reservation(id, r) => format!("{id} {:?}; ", r.stage),
         Record::Host(id, host) => format!("{id} {:?} {:?}; ", host.fence, host.scheduling),
-        Record::Deleted(key) => format!("gone {key:?}; "),
+        Record::Deleted(key) => format!("deleted {key:?}; "),
         Record::Meta(_) | Record::Emc(..) | Record::Migration(..) | Record::Decision(..) => String::new(),
     };
     records.iter().map(describe).collect()

@@ -61,12 +61,12 @@ impl Network {
 
 impl Session {
     /// Adds a desired state to those sent before.
-    fn add(&mut self, want: &DesiredState) -> SentStates {
+    fn add(&mut self, desired: &DesiredState) -> SentStates {
         match &mut self.sent {
-            Some(sent) => add_state(sent, want),
-            None => self.sent = Some(want.clone()),
+            Some(sent) => add_state(sent, desired),
+            None => self.sent = Some(desired.clone()),
         }
-        let first = want.scrub.keys().filter(|scrub| self.scrubs.insert(**scrub));
+        let first = desired.scrub.keys().filter(|scrub| self.scrubs.insert(**scrub));
         SentStates {
             host: self.host,
             instance: InstanceId(self.instance),
@@ -157,14 +157,14 @@ impl World {
         self.handle_agent_event(host, instance, AgentEvent::SessionUp { rack: "rack".into(), lease_ttl });
     }
 
-    pub(super) fn send_desired_state(&mut self, id: SessionId, want: DesiredState) {
+    pub(super) fn send_desired_state(&mut self, id: SessionId, desired: DesiredState) {
         let Some(session) = self.network.sessions.get_mut(&id) else { return };
         let host = session.host;
-        let sent = session.add(&want);
-        self.check_desired_state(&want, &sent);
-        self.log(|| format!("manager -> {host}: {}", describe_state(&want)));
+        let sent = session.add(&desired);
+        self.check_desired_state(&desired, &sent);
+        self.log(|| format!("manager -> {host}: {}", describe_state(&desired)));
         for at in self.arrivals(id, false) {
-            self.schedule_at(at, ScheduledEvent::DesiredStateArrival(id, Box::new(want.clone())));
+            self.schedule_at(at, ScheduledEvent::DesiredStateArrival(id, Box::new(desired.clone())));
         }
     }
 
@@ -190,11 +190,11 @@ impl World {
         self.handle_agent_event(host, instance, AgentEvent::ReportRequested);
     }
 
-    pub(super) fn send_report(&mut self, host: HostId, id: SessionId, have: ObservedState) {
-        self.check_sent_report(host, &have);
-        self.log(|| format!("{host} -> manager: {}", describe_report(&have)));
+    pub(super) fn send_report(&mut self, host: HostId, id: SessionId, report: ObservedState) {
+        self.check_sent_report(host, &report);
+        self.log(|| format!("{host} -> manager: {}", describe_report(&report)));
         for at in self.arrivals(id, true) {
-            self.schedule_at(at, ScheduledEvent::ReportArrival(id, Box::new(have.clone())));
+            self.schedule_at(at, ScheduledEvent::ReportArrival(id, Box::new(report.clone())));
         }
     }
 
@@ -225,18 +225,18 @@ impl World {
         *latest
     }
 
-    pub(super) fn manager_receives_report(&mut self, id: SessionId, have: ObservedState) {
+    pub(super) fn manager_receives_report(&mut self, id: SessionId, report: ObservedState) {
         let Some(session) = self.network.sessions.get(&id).filter(|session| session.open_at_manager) else {
             return;
         };
         let host = session.host;
-        if self.drop_or_delay(host, |have| ScheduledEvent::ReportArrival(id, Box::new(have)), have.clone()) {
+        if self.drop_or_delay(host, |report| ScheduledEvent::ReportArrival(id, Box::new(report)), report.clone()) {
             return;
         }
         self.note_contact(host);
         let part_max = self.rng.random_range(1..=REPORT_PART_MAX);
         let mut at = self.now;
-        for part in have.into_parts(part_max) {
+        for part in report.into_parts(part_max) {
             self.schedule_at(at, ScheduledEvent::ReportPartArrival(id, Box::new(part)));
             at = at.after(REPORT_PART_DURATION);
         }
@@ -250,25 +250,25 @@ impl World {
         self.handle_manager_event(Event::AgentReport(id, part));
     }
 
-    pub(super) fn agent_receives_state(&mut self, id: SessionId, want: DesiredState) {
+    pub(super) fn agent_receives_state(&mut self, id: SessionId, desired: DesiredState) {
         let Some(session) = self.network.sessions.get(&id).filter(|session| session.open_at_agent) else {
             return;
         };
         let (host, instance) = (session.host, session.instance);
         if self.drop_or_delay(
             host,
-            |want| ScheduledEvent::DesiredStateArrival(id, Box::new(want)),
-            want.clone(),
+            |desired| ScheduledEvent::DesiredStateArrival(id, Box::new(desired)),
+            desired.clone(),
         ) {
             return;
         }
-        if self.postpone(host, || ScheduledEvent::DesiredStateArrival(id, Box::new(want.clone()))) {
+        if self.postpone(host, || ScheduledEvent::DesiredStateArrival(id, Box::new(desired.clone()))) {
             return;
         }
         self.handle_agent_event(
             host,
             instance,
-            AgentEvent::DesiredState { rack: "rack".into(), desired: want },
+            AgentEvent::DesiredState { rack: "rack".into(), desired },
         );
     }
 
@@ -426,33 +426,33 @@ fn boot_id(boot: u64) -> String {
     format!("boot-{boot}")
 }
 
-fn describe_state(want: &DesiredState) -> String {
-    let vms = want.vms.iter().map(|(id, vm)| (id.0, describe_holdings(vm.slices.keys())));
-    let fenced = if want.fenced { " FENCED" } else { "" };
+fn describe_state(desired: &DesiredState) -> String {
+    let vms = desired.vms.iter().map(|(id, vm)| (id.0, describe_holdings(vm.slices.keys())));
+    let fenced = if desired.fenced { " FENCED" } else { "" };
     let base =
-        want.base.map(|base| format!(" on base {base}, removed {:?},", want.removals)).unwrap_or_default();
+        desired.base.map(|base| format!(" on base {base}, removed {:?},", desired.removals)).unwrap_or_default();
     format!(
         "desired state {}{base}{fenced} vms {:?} release {:?} scrub {}",
-        want.number,
+        desired.number,
         vms.collect::<Vec<_>>(),
-        want.release.iter().map(|(h, r)| (h.slice.0, h.epoch.0, r.force)).collect::<Vec<_>>(),
-        describe_holdings(want.scrub.keys())
+        desired.release.iter().map(|(h, r)| (h.slice.0, h.epoch.0, r.force)).collect::<Vec<_>>(),
+        describe_holdings(desired.scrub.keys())
     )
 }
 
-fn describe_report(have: &ObservedState) -> String {
-    let scrubbed: Vec<_> = have.scrubbed.iter().map(|scrubbed| scrubbed.holding).collect();
-    let failed: Vec<_> = have.failed.iter().map(|failed| failed.holding).collect();
+fn describe_report(report: &ObservedState) -> String {
+    let scrubbed: Vec<_> = report.scrubbed.iter().map(|scrubbed| scrubbed.holding).collect();
+    let failed: Vec<_> = report.failed.iter().map(|failed| failed.holding).collect();
     format!(
         "report {} online {} released {} scrubbed {} failed {} vms {:?} ended {:?}{}",
-        have.number,
-        describe_holdings(&have.online),
-        describe_holdings(&have.released),
+        report.number,
+        describe_holdings(&report.online),
+        describe_holdings(&report.released),
         describe_holdings(&scrubbed),
         describe_holdings(&failed),
-        have.vms.keys().map(|id| id.0).collect::<Vec<_>>(),
-        have.ended.iter().map(|id| id.0).collect::<Vec<_>>(),
-        if have.clean { " clean" } else { "" },
+        report.vms.keys().map(|id| id.0).collect::<Vec<_>>(),
+        report.ended.iter().map(|id| id.0).collect::<Vec<_>>(),
+        if report.clean { " clean" } else { "" },
     )
 }
 

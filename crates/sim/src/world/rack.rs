@@ -217,8 +217,8 @@ impl World {
                 continue;
             };
             if machine.name != name && machine.reachable().next().is_some() {
-                let what = format!("{id} of {} is assigned to {name}", machine.name);
-                self.report_violation("the id of a host with reachable slices is not reused", what);
+                let description = format!("{id} of {} is assigned to {name}", machine.name);
+                self.report_violation("the id of a host with reachable slices is not reused", description);
             }
         }
         self.check_rack();
