@@ -214,7 +214,9 @@ impl World {
             ScheduledEvent::SessionAccepted(session) => self.session_accepted(session),
             ScheduledEvent::ReportArrival(session, report) => self.manager_receives_report(session, *report),
             ScheduledEvent::ReportPartArrival(session, part) => self.manager_receives_part(session, *part),
-            ScheduledEvent::DesiredStateArrival(session, desired) => self.agent_receives_state(session, *desired),
+            ScheduledEvent::DesiredStateArrival(session, desired) => {
+                self.agent_receives_state(session, *desired)
+            }
             ScheduledEvent::ReportRequestArrival(session) => self.agent_receives_report_request(session),
             ScheduledEvent::ManagerDetectsClose(session) => self.manager_detects_close(session),
             ScheduledEvent::AgentDetectsClose(session) => self.agent_detects_close(session),

@@ -33,9 +33,7 @@ pub enum LatencyError {
         rule: &'static str,
     },
     /// The input has too few points of the selected server.
-    #[error(
-        "server {1:?}: {0} rows with sequential reads by {THREADS} threads to d0, must be at least 3"
-    )]
+    #[error("server {1:?}: {0} rows with sequential reads by {THREADS} threads to d0, must be at least 3")]
     TooFewPoints(usize, String),
 }
 

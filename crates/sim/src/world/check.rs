@@ -235,7 +235,10 @@ impl World {
         if let Some((host, pid)) = user {
             let description =
                 format!("slice {slice} is revoked after a restore, but process {pid} of {host} maps it");
-            self.report_violation("a VM loses memory only by a release, a fence or a device failure", description);
+            self.report_violation(
+                "a VM loses memory only by a release, a fence or a device failure",
+                description,
+            );
         }
     }
 
@@ -512,7 +515,8 @@ impl World {
             !self.truth.reservation(acked.id).is_some_and(|reservation| matches_reply(acked, reservation))
         });
         if let Some((request, acked)) = lost {
-            let description = format!("{request:?} was acknowledged as {acked:?}, which the store does not contain");
+            let description =
+                format!("{request:?} was acknowledged as {acked:?}, which the store does not contain");
             self.report_violation("a change is durable before it is acknowledged", description);
         }
     }
@@ -596,7 +600,10 @@ impl World {
         if !forced && !fenced && !lost {
             let (pid, vm, lost) = (guest.process.pid, &guest.vm, describe(holding));
             let description = format!("process {pid} of VM {vm} on {host} loses {lost}: {why}");
-            self.report_violation("a VM loses memory only by a release, a fence or a device failure", description);
+            self.report_violation(
+                "a VM loses memory only by a release, a fence or a device failure",
+                description,
+            );
         }
     }
 }

@@ -223,9 +223,11 @@ impl World {
         self.check_not_superseded(*host);
         self.check_not_outdated(sent);
         let sum = self.truth.compared_part(sum.clone());
-        let desired = self.truth.desired(*host, sent.instance).map(|desired| self.truth.compared_part(desired));
+        let desired =
+            self.truth.desired(*host, sent.instance).map(|desired| self.truth.compared_part(desired));
         if desired.as_ref() != Some(&sum) {
-            let description = format!("messages to {host} add up to {sum:?}, its desired state is {desired:?}");
+            let description =
+                format!("messages to {host} add up to {sum:?}, its desired state is {desired:?}");
             self.report_violation("the messages of a session add up to the desired state", description);
         }
     }
@@ -254,7 +256,8 @@ impl World {
             match self.truth.last_grants.get_mut(&holding.slice) {
                 Some(grant) if (grant.host, grant.epoch) == (host, holding.epoch) => grant.sent = true,
                 grant => {
-                    let description = format!("{host} is sent {}, the last grant is {grant:?}", describe(*holding));
+                    let description =
+                        format!("{host} is sent {}, the last grant is {grant:?}", describe(*holding));
                     return self.report_violation("records on disk justify every action", description);
                 }
             }

@@ -185,7 +185,10 @@ impl World {
                 "slice {slice} is granted to {host}, but {} has not released epoch {}",
                 grant.host, grant.epoch
             );
-            self.report_violation("a slice is granted only after its previous owner cannot reach it", description);
+            self.report_violation(
+                "a slice is granted only after its previous owner cannot reach it",
+                description,
+            );
         }
         self.run_log.counts.moved += u64::from(before.is_some_and(|grant| grant.host != host));
         self.truth.last_grants.insert(

@@ -109,7 +109,8 @@ impl World {
                 self.truth.fence_progress.devices.get(&emc).map_or(since, |usable| since.max(*usable));
             let overdue = now > since.after(FENCE_TIMEOUT);
             if let Some(slice) = self.truth.undrained_slice(emc, host).filter(|_| overdue) {
-                let description = format!("{emc} works but has not fenced {host}: slice {slice} does not drain");
+                let description =
+                    format!("{emc} works but has not fenced {host}: slice {slice} does not drain");
                 self.report_violation("a working EMC fences a host independently of other EMCs", description);
             }
         }

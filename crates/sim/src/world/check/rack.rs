@@ -159,7 +159,8 @@ impl World {
     pub(in crate::world) fn check_rack(&mut self) {
         let disk = self.truth.rack();
         if !self.rack.possible().any(|rack| by_name(rack) == disk) {
-            let description = format!("{disk:?} on disk, {:?} requested", self.rack.possible().collect::<Vec<_>>());
+            let description =
+                format!("{disk:?} on disk, {:?} requested", self.rack.possible().collect::<Vec<_>>());
             self.report_violation("a change of rack.toml is accepted or refused as a whole", description);
         }
     }

@@ -111,7 +111,8 @@ impl World {
         };
         let (reported, longest) = (running.manager.drain_time(), self.truth.returns.longest(now));
         if reported != longest {
-            let description = format!("slices took up to {longest} to return, the manager reports {reported}");
+            let description =
+                format!("slices took up to {longest} to return, the manager reports {reported}");
             self.report_violation("the state of the manager equals the records on disk", description);
         }
     }
