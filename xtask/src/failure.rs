@@ -38,12 +38,12 @@ pub enum Failure {
         source: io::Error,
     },
     /// The output of a program cannot be parsed.
-    #[error("unexpected output of {program}: {why}")]
+    #[error("unexpected output of {program}: {reason}")]
     UnexpectedOutput {
         /// The program.
         program: String,
         /// Problem of the output.
-        why: String,
+        reason: String,
     },
     /// A required program is missing, and this user cannot install it.
     #[error(
@@ -59,10 +59,10 @@ pub enum Failure {
     #[error("{0} violations of the repository's rules")]
     RulesViolated(usize),
     /// A condition did not hold in time.
-    #[error("timed out after {limit:?} waiting for {what}")]
+    #[error("timed out after {limit:?} waiting for {event}")]
     TimedOut {
         /// Condition.
-        what: &'static str,
+        event: &'static str,
         /// Time limit.
         limit: Duration,
     },

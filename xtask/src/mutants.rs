@@ -138,9 +138,9 @@ struct Tally {
 
 impl Tally {
     fn parse(text: &str) -> Result<Self, Failure> {
-        let results: Results = serde_json::from_str(text).map_err(|why| Failure::UnexpectedOutput {
+        let results: Results = serde_json::from_str(text).map_err(|reason| Failure::UnexpectedOutput {
             program: "cargo-mutants".to_owned(),
-            why: why.to_string(),
+            reason: reason.to_string(),
         })?;
         let mut tally = Self::default();
         results.outcomes.into_iter().for_each(|outcome| tally.add(outcome));

@@ -76,5 +76,5 @@ pub fn build<const N: usize>(programs: [&str; N]) -> Result<[PathBuf; N], Failur
             PathBuf::new()
         })
     });
-    missing.map_or(Ok(paths), |why| Err(Failure::UnexpectedOutput { program: "cargo build".to_owned(), why }))
+    missing.map_or(Ok(paths), |reason| Err(Failure::UnexpectedOutput { program: "cargo build".to_owned(), reason }))
 }

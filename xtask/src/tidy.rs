@@ -32,14 +32,14 @@ pub struct Violation {
     /// Line, from 1.
     pub line: usize,
     /// Violation.
-    pub what: String,
+    pub message: String,
     /// How to fix it.
     pub fix: &'static str,
 }
 
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}: {}\n    {}", self.path, self.line, self.what, self.fix)
+        write!(f, "{}:{}: {}\n    {}", self.path, self.line, self.message, self.fix)
     }
 }
 

@@ -43,11 +43,11 @@ impl Interrupt {
     /// [`Failure::TimedOut`], [`Failure::Interrupted`], or the error of `condition`.
     pub fn wait_until(
         &self,
-        what: &'static str,
+        event: &'static str,
         within: Duration,
         mut condition: impl FnMut() -> Result<bool, Failure>,
     ) -> Result<Duration, Failure> {
-        wait_until(what, within, || self.check().and_then(|()| condition()))
+        wait_until(event, within, || self.check().and_then(|()| condition()))
     }
 
     /// Sleeps for the interval between two checks.
@@ -75,14 +75,14 @@ impl Interrupt {
 /// # Errors
 /// [`Failure::TimedOut`], or the error of `condition`.
 pub fn wait_until(
-    what: &'static str,
+    event: &'static str,
     within: Duration,
     mut condition: impl FnMut() -> Result<bool, Failure>,
 ) -> Result<Duration, Failure> {
     let start = Instant::now();
     while !condition()? {
         if start.elapsed() > within {
-            return Err(Failure::TimedOut { what, limit: within });
+            return Err(Failure::TimedOut { event, limit: within });
         }
         thread::sleep(POLL_INTERVAL);
     }
@@ -97,7 +97,7 @@ mod tests {
     fn wait_ends_at_the_time_limit() {
         let interrupt = Interrupt { flag: Arc::default() };
         let timed_out = interrupt.wait_until("an impossible event", Duration::from_millis(60), || Ok(false));
-        assert!(matches!(timed_out, Err(Failure::TimedOut { what: "an impossible event", .. })));
+        assert!(matches!(timed_out, Err(Failure::TimedOut { event: "an impossible event", .. })));
     }
 
     #[test]

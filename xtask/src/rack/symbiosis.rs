@@ -147,7 +147,7 @@ fn start_programs(host: &RackHost, interrupt: &Interrupt) -> Result<(), Failure>
             return Err(unexpected_output("memcached or its load", &output));
         }
         if Instant::now() > deadline {
-            return Err(Failure::TimedOut { what: "memcached to be filled", limit: FILL_TIMEOUT });
+            return Err(Failure::TimedOut { event: "memcached to be filled", limit: FILL_TIMEOUT });
         }
         wait(1, interrupt)?;
     }
@@ -224,8 +224,8 @@ fn command(host: &RackHost, text: &str) -> Result<String, Failure> {
 }
 
 fn unexpected_output(program: &str, output: &str) -> Failure {
-    let why = output.chars().take(500).collect();
-    Failure::UnexpectedOutput { program: program.chars().take(60).collect(), why }
+    let reason = output.chars().take(500).collect();
+    Failure::UnexpectedOutput { program: program.chars().take(60).collect(), reason }
 }
 
 fn wait(seconds: u64, interrupt: &Interrupt) -> Result<(), Failure> {

@@ -30,8 +30,8 @@ pub fn imports(sources: &Sources) -> Vec<Violation> {
     let violation = |import: &Import<'_>| Violation {
         path: import.path.to_owned(),
         line: import.line,
-        what: format!("{} imports {}, which imports {0} directly or indirectly", import.from, import.to),
-        fix: "move what both need into a module of its own, or pass it as an argument",
+        message: format!("{} imports {}, which imports {0} directly or indirectly", import.from, import.to),
+        fix: "move message both need into a module of its own, or pass it as an argument",
     };
     circular.map(violation).collect::<BTreeSet<_>>().into_iter().collect()
 }

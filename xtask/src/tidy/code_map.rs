@@ -22,9 +22,9 @@ pub fn matches(sources: &Sources) -> Vec<Violation> {
     stale.chain(missing).collect()
 }
 
-fn violation(line: usize, what: String) -> Violation {
+fn violation(line: usize, message: String) -> Violation {
     let fix = "update the code map in ARCHITECTURE.md: one line for each folder, its name first";
-    Violation { path: ARCHITECTURE.to_owned(), line, what, fix }
+    Violation { path: ARCHITECTURE.to_owned(), line, message, fix }
 }
 
 /// Returns the folders in the map: the first word of each line without indentation.
@@ -58,7 +58,7 @@ mod tests {
         let files = folders.iter().map(|folder| format!("{folder}Cargo.toml")).collect::<Vec<_>>();
         let files =
             files.iter().map(|path| (path.as_str(), "")).chain([(ARCHITECTURE, MAP)]).collect::<Vec<_>>();
-        matches(&sources(&files)).into_iter().map(|violation| violation.what).collect()
+        matches(&sources(&files)).into_iter().map(|violation| violation.message).collect()
     }
 
     #[test]

@@ -107,7 +107,7 @@ pub fn imports(sources: &Sources) -> Vec<Violation> {
     let unknown = crates.iter().filter(|(name, _)| allowed(name).is_none()).map(|(name, path)| Violation {
         path: (*path).to_owned(),
         line: 1,
-        what: format!("the crate {name} is not in the table of dependencies"),
+        message: format!("the crate {name} is not in the table of dependencies"),
         fix: "add it to MAY_USE in xtask/src/tidy/dependencies.rs, with the crates it may import",
     });
     let all = manifests(sources).flat_map(|(path, name, table)| imports_of(path, &name, &table, sources));
@@ -119,7 +119,7 @@ pub fn imports(sources: &Sources) -> Vec<Violation> {
     let forbidden = forbidden.map(|import| Violation {
         path: import.path.to_owned(),
         line: import.line,
-        what: format!("{} may not import {}", import.crate_name, import.dependency),
+        message: format!("{} may not import {}", import.crate_name, import.dependency),
         fix: "connect the two crates in a service, or propose a change of MAY_USE",
     });
     unknown.chain(forbidden).collect()
@@ -133,7 +133,7 @@ pub fn externals(sources: &Sources) -> Vec<Violation> {
     let violation = |import: Import<'_>| Violation {
         path: import.path.to_owned(),
         line: import.line,
-        what: format!("{} is pure and may not import {}", import.crate_name, import.dependency),
+        message: format!("{} is pure and may not import {}", import.crate_name, import.dependency),
         fix: "take its result as an argument; if the dependency is pure, add it to PURE_MAY_USE in dependencies.rs",
     };
     disallowed.map(violation).collect()

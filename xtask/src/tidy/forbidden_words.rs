@@ -24,7 +24,7 @@ pub fn none_used(sources: &Sources) -> Vec<Violation> {
         texts.flat_map(|(path, text)| text.lines().enumerate().map(move |(n, line)| (path, n + 1, line)));
     let violations = lines.filter_map(|(path, line, text)| {
         let (word, fix) = FORBIDDEN.iter().find(|(word, _)| text.contains(word))?;
-        Some(Violation { path: path.clone(), line, what: format!("{word:?}"), fix })
+        Some(Violation { path: path.clone(), line, message: format!("{word:?}"), fix })
     });
     violations.collect()
 }

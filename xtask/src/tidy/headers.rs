@@ -2,7 +2,7 @@
 
 use super::{Violation, sources::Sources};
 
-const FIX: &str = "start the file with a line that describes it and what it leaves to other files";
+const FIX: &str = "start the file with a line that describes it and message it leaves to other files";
 
 /// Reports each file without such a first line.
 pub fn first_lines(sources: &Sources) -> Vec<Violation> {
@@ -11,7 +11,7 @@ pub fn first_lines(sources: &Sources) -> Vec<Violation> {
     let violation = |(path, _): (&str, &str)| Violation {
         path: path.to_owned(),
         line: 1,
-        what: "the first line does not describe this file".to_owned(),
+        message: "the first line does not describe this file".to_owned(),
         fix: FIX,
     };
     rust_files.chain(protos).map(violation).collect()

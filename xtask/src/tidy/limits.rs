@@ -16,8 +16,8 @@ pub fn used(sources: &Sources) -> Vec<Violation> {
     unused.map(|(line, name)| violation(line, format!("{name} is not used"))).collect()
 }
 
-fn violation(line: usize, what: String) -> Violation {
-    Violation { path: LIMITS.to_owned(), line, what, fix: "enforce the limit, or remove it" }
+fn violation(line: usize, message: String) -> Violation {
+    Violation { path: LIMITS.to_owned(), line, message, fix: "enforce the limit, or remove it" }
 }
 
 #[cfg(test)]

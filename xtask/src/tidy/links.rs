@@ -18,7 +18,7 @@ fn broken(path: &str, text: &str, sources: &Sources) -> Vec<Violation> {
     let violation = |(line, target): (usize, &str)| Violation {
         path: path.to_owned(),
         line,
-        what: format!("the link to {target} has no target"),
+        message: format!("the link to {target} has no target"),
         fix: "name an existing file, relative to the page, and a heading of it",
     };
     broken.map(violation).collect()

@@ -23,7 +23,7 @@ pub fn documented(sources: &Sources) -> Vec<Violation> {
     let violation = |(file, (line, name)): (&super::rust::RustFile, (usize, String))| Violation {
         path: file.path.clone(),
         line,
-        what: format!("the metric {PREFIX}{name} is not in {REFERENCE}"),
+        message: format!("the metric {PREFIX}{name} is not in {REFERENCE}"),
         fix: "describe it there, or remove it",
     };
     missing.map(violation).collect()

@@ -19,7 +19,7 @@ pub fn files(sources: &Sources) -> Vec<Violation> {
     let violation = |(path, name): (&String, &str)| Violation {
         path: path.clone(),
         line: 1,
-        what: format!("the name {name} is generic"),
+        message: format!("the name {name} is generic"),
         fix: "use a name of the domain",
     };
     generic.map(violation).collect()

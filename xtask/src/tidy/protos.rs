@@ -22,7 +22,7 @@ fn undocumented(path: &str, text: &str) -> Vec<Violation> {
     let violation = |(line, name)| Violation {
         path: path.to_owned(),
         line,
-        what: format!("{name} has no comment"),
+        message: format!("{name} has no comment"),
         fix: "describe it in a comment above it, with units and ranges",
     };
     undocumented.map(violation).collect()

@@ -30,7 +30,7 @@ pub fn paths(sources: &Sources) -> Vec<Violation> {
     let paths_used = pure.flat_map(|file| file.paths().into_iter().map(move |at| (file, at)));
     let found = paths_used.filter_map(|(file, (line, path))| {
         let (_, fix) = IMPURE_PATHS.iter().find(|(prefix, _)| is_below(&path, prefix))?;
-        Some(Violation { path: file.path.clone(), line, what: format!("a pure crate uses {path}"), fix })
+        Some(Violation { path: file.path.clone(), line, message: format!("a pure crate uses {path}"), fix })
     });
     found.collect()
 }
@@ -64,8 +64,8 @@ fn forbids_unsafe(sources: &Sources, path: &str) -> bool {
     file.is_some_and(|file| file.attributes().iter().any(|(_, name)| name == "forbid(unsafe_code)"))
 }
 
-fn violation(path: &str, what: &str, fix: &'static str) -> Violation {
-    Violation { path: path.to_owned(), line: 1, what: what.to_owned(), fix }
+fn violation(path: &str, message: &str, fix: &'static str) -> Violation {
+    Violation { path: path.to_owned(), line: 1, message: message.to_owned(), fix }
 }
 
 #[cfg(test)]

@@ -25,7 +25,7 @@ fn long_functions(file: &RustFile) -> impl Iterator<Item = Violation> {
     long.map(|(line, (name, lines))| Violation {
         path: file.path.clone(),
         line,
-        what: format!("{name} has {lines} lines, more than {}", lines_max(&file.path, &name)),
+        message: format!("{name} has {lines} lines, more than {}", lines_max(&file.path, &name)),
         fix: "extract functions",
     })
 }
@@ -40,7 +40,7 @@ fn long_file(file: &RustFile) -> Option<Violation> {
     (lines > FILE_LINES_MAX).then(|| Violation {
         path: file.path.clone(),
         line: lines,
-        what: format!("{lines} lines outside of tests, more than {FILE_LINES_MAX}"),
+        message: format!("{lines} lines outside of tests, more than {FILE_LINES_MAX}"),
         fix: "move a part with its own subject to another file",
     })
 }

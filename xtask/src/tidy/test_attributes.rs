@@ -14,7 +14,7 @@ pub fn all(sources: &Sources) -> Vec<Violation> {
     let used = sources.rust.iter().flat_map(|file| file.attributes().into_iter().map(move |at| (file, at)));
     let violations = used.filter_map(|(file, (line, attribute))| {
         let (name, fix) = FORBIDDEN.iter().find(|(name, _)| *name == attribute)?;
-        Some(Violation { path: file.path.clone(), line, what: format!("#[{name}]"), fix })
+        Some(Violation { path: file.path.clone(), line, message: format!("#[{name}]"), fix })
     });
     violations.collect()
 }

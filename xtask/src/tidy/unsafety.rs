@@ -35,7 +35,7 @@ pub fn places(sources: &Sources) -> Vec<Violation> {
         Some(Violation {
             path: file.path.clone(),
             line,
-            what: "unsafe code in a file that is not listed".to_owned(),
+            message: "unsafe code in a file that is not listed".to_owned(),
             fix: "find a safe interface, or add the file to UNSAFE_FILES in xtask/src/tidy/unsafety.rs",
         })
     });
