@@ -92,7 +92,8 @@ impl Plan {
     /// # Errors
     /// Returns an error if the text is not TOML.
     pub fn parse(text: &str, name: &str) -> Result<Self, Failure> {
-        let failure = |error| Failure::UnexpectedOutput { program: name.to_owned(), reason: format!("{error}") };
+        let failure =
+            |error| Failure::UnexpectedOutput { program: name.to_owned(), reason: format!("{error}") };
         Ok(Self { table: text.parse().map_err(failure)? })
     }
 

@@ -98,7 +98,7 @@ impl<'a> Services<'a> {
         self.start(MANAGER, &self.programs.manager, &self.rack.file)
     }
 
-    /// Kills the manager with SIGKILL.
+    /// Kills the manager process.
     pub fn kill_manager(&mut self) {
         self.running.remove(MANAGER);
     }

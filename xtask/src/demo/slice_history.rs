@@ -50,8 +50,8 @@ impl SliceWatch {
         self.watch = None;
     }
 
-    /// Returns the history of a slice from its last VM on this host to its next VM on another host.
-    /// Returns `None` if there is no such VM.
+    /// Returns the history of a slice from its last VM on this host to the next VM that owns the
+    /// slice. Returns `None` if there are no such VMs.
     pub fn history_after(&self, host: &str, slice: u32) -> Option<String> {
         history(&fs::read_to_string(&self.log).ok()?, host, slice)
     }
