@@ -35,7 +35,7 @@ impl Guest {
             wire::ReserveRequest { local_bytes: LOCAL, wait_ready: true, ..reserve("h0", vm, slices, vm) };
         rack.scheduler().await.reserve(request).await.unwrap();
         rack.scheduler().await.commit(wire::CommitRequest { target: vm_ref(vm) }).await.unwrap();
-        let path = |what: &str| rack.dir().join(format!("{vm}.{what}"));
+        let path = |suffix: &str| rack.dir().join(format!("{vm}.{suffix}"));
         fs::write(path("kernel"), small_guests::touch()).unwrap();
         let console = path("console");
         let mut command = Command::new(programs().join("vmm-plugin"));

@@ -50,8 +50,8 @@ impl Guest {
         Self(child)
     }
 
-    fn proc(&self, what: &str) -> PathBuf {
-        Path::new("/proc").join(self.0.id().to_string()).join(what)
+    fn proc(&self, name: &str) -> PathBuf {
+        Path::new("/proc").join(self.0.id().to_string()).join(name)
     }
 
     /// Returns the kernel's status of each thread.

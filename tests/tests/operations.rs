@@ -169,11 +169,11 @@ async fn lost_ledger_is_not_treated_as_new_rack() {
     assert!(rack.pool_manager(&["backup", "--to", backup.to_str().unwrap()]).0);
 
     let ledger = rack.dir().join("store/ledger.redb");
-    for what in ["is missing", "is empty"] {
-        if what == "is empty" { fs::write(&ledger, "") } else { fs::remove_file(&ledger) }.unwrap();
+    for problem in ["is missing", "is empty"] {
+        if problem == "is empty" { fs::write(&ledger, "") } else { fs::remove_file(&ledger) }.unwrap();
         for command in ["check", "serve", "init"] {
             let (ok, output) = rack.pool_manager(&[command]);
-            let is_clear = output.contains(what) && output.contains("pool-manager restore");
+            let is_clear = output.contains(problem) && output.contains("pool-manager restore");
             assert!(!ok && is_clear, "{command}: {output}");
         }
         assert_eq!(fs::metadata(&ledger).map_or(0, |file| file.len()), 0, "no ledger is created");
