@@ -78,9 +78,20 @@ pub fn assert_nodes(kernel: &str, cpus: u32, pools: &[u64], guest: &str) {
         let distances = (node.distances[0], node.distances[number]);
         assert_eq!((&node.cpus[..], distances), (&[][..], (18, 10)), "{shape}");
         let all_kib = gib << 20;
-        assert!(node.total_kib <= all_kib && node.free_kib * 10 >= all_kib * 9, "pool memory must be 90 % free: {shape}");
+        assert!(
+            node.total_kib <= all_kib && node.free_kib * 10 >= all_kib * 9,
+            "pool memory must be 90 % free: {shape}"
+        );
         let is_lower = report.tier_of(node.id) > report.tier_of(0);
-        assert!(kernel == "6.1" || is_lower, "pool node must be in a lower tier: {:?}: {shape}", report.tiers);
+        assert!(
+            kernel == "6.1" || is_lower,
+            "pool node must be in a lower tier: {:?}: {shape}",
+            report.tiers
+        );
     }
-    assert!(kernel != "6.1" || report.tiers.len() == 1, "Linux 6.1 must have one tier: {:?}: {shape}", report.tiers);
+    assert!(
+        kernel != "6.1" || report.tiers.len() == 1,
+        "Linux 6.1 must have one tier: {:?}: {shape}",
+        report.tiers
+    );
 }

@@ -177,7 +177,11 @@ impl Rack {
         self.manager = Some(self.start_process("manager", &mut command));
         let start = Instant::now();
         while self.try_admin().await.is_none() {
-            self.manager.as_mut().expect("the manager was started").check_running().expect("the manager runs");
+            self.manager
+                .as_mut()
+                .expect("the manager was started")
+                .check_running()
+                .expect("the manager runs");
             assert!(start.elapsed() < TIMEOUT, "the manager does not reply: {}", self.log_of("manager"));
             tokio::time::sleep(POLL_INTERVAL).await;
         }

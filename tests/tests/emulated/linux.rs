@@ -150,8 +150,12 @@ fn assert_table_compiles(iasl: &Path, name: &str, base64: &str) {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("table.b64"), base64).unwrap();
     let sh = |script: &str| {
-        let process =
-            Command::new("sh").args(["-c", script]).env("IASL", iasl).current_dir(dir.path()).output().unwrap();
+        let process = Command::new("sh")
+            .args(["-c", script])
+            .env("IASL", iasl)
+            .current_dir(dir.path())
+            .output()
+            .unwrap();
         let output =
             String::from_utf8_lossy(&process.stdout).into_owned() + &String::from_utf8_lossy(&process.stderr);
         assert!(process.status.success(), "{name}: {script}: {output}");

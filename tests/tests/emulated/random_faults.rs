@@ -40,7 +40,12 @@ struct Scenario {
 
 impl Scenario {
     fn log_state(&self, event: &str) {
-        println!("{event}; {} VMs, {:?}, manager down: {}", self.vms.len(), self.faults, self.is_manager_down);
+        println!(
+            "{event}; {} VMs, {:?}, manager down: {}",
+            self.vms.len(),
+            self.faults,
+            self.is_manager_down
+        );
     }
 
     fn step(&mut self, number: usize) {
