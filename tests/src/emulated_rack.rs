@@ -197,8 +197,8 @@ impl EmulatedRack {
         self.tarn(&format!("commit {vm}"));
     }
 
-    /// Returns the slices of a device that contain data. Reads the memory file of the device on this
-    /// machine; holes of the file are zero.
+    /// Returns the slices of a device that contain data. Reads the memory file of the device on
+    /// this machine; holes of the file are zero.
     pub fn nonzero_slices(&self, device: usize) -> Vec<u32> {
         let device = &self.devices()[device];
         let file = File::open(self.rack.hosts().memory_of(device)).expect("the device's file");
@@ -282,8 +282,8 @@ impl EmulatedRack {
         OwnerWatch { stop, watcher: Some(watcher) }
     }
 
-    /// Checks that the kernel of each host has exactly the slices that the manager lists as online on
-    /// this host. Hosts that are off must have no online slices.
+    /// Checks that the kernel of each host has exactly the slices that the manager lists as online
+    /// on this host. Hosts that are off must have no online slices.
     pub fn assert_kernels_match_manager(&self) {
         let mut online: BTreeMap<String, BTreeSet<SliceLocation>> = BTreeMap::new();
         let mut next_index: BTreeMap<String, u32> = BTreeMap::new();
@@ -366,8 +366,8 @@ fn check_single_owner(hosts: &[RackHost]) -> bool {
     all
 }
 
-/// Reads the slices in the kernel of a host. Panics on unexpected output, because a check of an empty
-/// list would always pass.
+/// Reads the slices in the kernel of a host. Panics on unexpected output, because a check of an
+/// empty list would always pass.
 fn read_kernel_slices(
     host: &RackHost,
 ) -> Result<BTreeMap<SliceLocation, KernelSlice>, emulated_host::HostError> {

@@ -65,9 +65,9 @@ pub fn pool_options(pools: &[u64]) -> String {
     pools.iter().map(|gib| format!(" --pool size={gib}GiB")).collect()
 }
 
-/// Checks the NUMA nodes in the output of a guest with one local node. Pool nodes must have no CPUs,
-/// a larger distance and 90 % free memory. Linux 6.1 must have one memory tier. Linux 6.12 must
-/// place pool nodes, which are slower in the HMAT, in a lower tier (with a higher number).
+/// Checks the NUMA nodes in the output of a guest with one local node. Pool nodes must have no
+/// CPUs, a larger distance and 90 % free memory. Linux 6.1 must have one memory tier. Linux 6.12
+/// must place pool nodes, which are slower in the HMAT, in a lower tier (with a higher number).
 pub fn assert_nodes(kernel: &str, cpus: u32, pools: &[u64], guest: &str) {
     let report = NumaReport::parse(guest);
     let shape = format!("{kernel}, {cpus} CPUs, {pools:?} GiB:\n{guest}");

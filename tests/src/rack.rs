@@ -68,7 +68,8 @@ pub struct Rack {
     memory: tempfile::TempDir,
 }
 
-/// Returns the folder of the programs: `TARN_BIN_DIR` if set; otherwise the programs are built once.
+/// Returns the folder of the programs: `TARN_BIN_DIR` if set; otherwise the programs are built
+/// once.
 pub fn programs() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {

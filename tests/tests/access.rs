@@ -22,7 +22,7 @@ use tonic::{
     transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
 };
 
-/// Id of the unprivileged user and group `nobody` of Debian.
+/// Id of an unprivileged user and group, which exist on Debian.
 const NOBODY: u32 = 65534;
 
 /// Manager process that is killed when the value is dropped.
@@ -71,7 +71,7 @@ fn can_switch_user() -> bool {
     can
 }
 
-/// Runs `tarn` as the user `nobody`. Requires root.
+/// Runs `tarn` as an unprivileged user. Requires root.
 fn as_nobody(tarn: &Path, endpoint: &str, words: &str) -> Output {
     let mut command = Command::new(tarn);
     command.args(words.split(' ')).args(["--endpoint", endpoint]).env_remove("TARN_TOKEN_FILE");

@@ -92,8 +92,8 @@ async fn running_vm(rack: &Rack, host: usize, vm: &str, slices: u64) -> Child {
     child
 }
 
-/// Waits until the stand-in process has checked its slices and written its pattern. Returns the list
-/// of slices that were not zeroed, as JSON.
+/// Waits until the stand-in process has checked its slices and written its pattern. Returns the
+/// list of slices that were not zeroed, as JSON.
 fn read_dirty_slices(child: &mut Child) -> String {
     use std::io::{BufRead, BufReader};
     let mut line = String::new();
@@ -162,8 +162,8 @@ fn tarn(rack: &Rack, command: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Regression test: cores and local memory of a released VM were free immediately, while the process
-/// of the VM still used them.
+/// Regression test: cores and local memory of a released VM were free immediately, while the
+/// process of the VM still used them.
 #[tokio::test]
 async fn released_vm_uses_cores_and_memory_until_process_ends() {
     let mut rack = Rack::start(Plan::small(4)).await;

@@ -23,8 +23,8 @@ const KILLS: usize = 20;
 /// Number of concurrent clients of the scheduler API.
 const CLIENTS: u64 = 4;
 
-/// Acknowledged reservations by id: slices, and state of the release. The state is `None` before the
-/// release, `Some(false)` while the release has no reply, and `Some(true)` after its reply.
+/// Acknowledged reservations by id: slices, and state of the release. The state is `None` before
+/// the release, `Some(false)` while the release has no reply, and `Some(true)` after its reply.
 type Acknowledged = Arc<Mutex<BTreeMap<String, (Vec<u32>, Option<bool>)>>>;
 
 /// Reserves and releases memory until `stop` is set. Repeats requests without a reply with the same

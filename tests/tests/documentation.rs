@@ -173,8 +173,8 @@ fn configuration_snippets_are_accepted() {
             .output();
         let output = check.expect("the program runs");
         let error = String::from_utf8_lossy(&output.stderr);
-        // Missing certificates and keys are accepted, because the files of the examples do not exist
-        // on this machine.
+        // Missing certificates and keys are accepted, because the files of the examples do not
+        // exist on this machine.
         let is_file_missing =
             error.lines().all(|line| line.contains(" /etc/tarn/") && line.contains("No such file"));
         assert!(output.status.success() || is_file_missing, "{}: {error}\n{text}", snippet.place);

@@ -1,7 +1,7 @@
-//! Exhaustive test of a small rack: explores every state of two hosts and two slices within a bounded
-//! number of owner changes. The state machine of slices is the real one. The device cannot revoke
-//! access, hosts lose power, agents restart, and messages are lost, duplicated and reordered. The
-//! simulation complements this test with random runs of large racks.
+//! Exhaustive test of a small rack: explores every state of two hosts and two slices within a
+//! bounded number of owner changes. The state machine of slices is the real one. The device cannot
+//! revoke access, hosts lose power, agents restart, and messages are lost, duplicated and
+//! reordered. The simulation complements this test with random runs of large racks.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -66,8 +66,8 @@ struct HostSlice {
     scrubbed: Option<Epoch>,
 }
 
-/// Desired state of one slice on a host. Orders are sorted in the sequence in which the manager sends
-/// them.
+/// Desired state of one slice on a host. Orders are sorted in the sequence in which the manager
+/// sends them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 struct Order {
     epoch: Epoch,
@@ -131,8 +131,8 @@ impl<const SLICES: usize> Rack<SLICES> {
         }
     }
 
-    /// Returns a hash of the state. The hash is equal for states that differ only in the order of the
-    /// slices.
+    /// Returns a hash of the state. The hash is equal for states that differ only in the order of
+    /// the slices.
     fn fingerprint(&self) -> u64 {
         let hash = |rack: &Self| {
             let mut hasher = DefaultHasher::new();

@@ -1,5 +1,5 @@
-//! Tests that the audit of `tarn replay` detects faults of devices: ignored revocations, old data and
-//! lost grants.
+//! Tests that the audit of `tarn replay` detects faults of devices: ignored revocations, old data
+//! and lost grants.
 #![allow(clippy::unwrap_used, reason = "test code: a failed unwrap fails the test")]
 
 use std::{
@@ -28,8 +28,8 @@ fn replay(rack: &Rack, rows: &str) -> Child {
     command.arg(trace).stdin(Stdio::null()).stdout(out).stderr(Stdio::null()).spawn().unwrap()
 }
 
-/// Waits for the end of a replay and returns one count of its audit. The replay must fail if and only
-/// if an audit count is not 0.
+/// Waits for the end of a replay and returns one count of its audit. The replay must fail if and
+/// only if an audit count is not 0.
 fn audited_count(rack: &Rack, mut replay: Child, name: &str) -> u64 {
     let status = replay.wait().unwrap();
     let text = fs::read_to_string(rack.dir().join("report.json")).unwrap();
@@ -91,8 +91,8 @@ async fn audit_finds_slice_reachable_by_two_hosts() {
 #[tokio::test]
 async fn audit_finds_reservation_lost_by_device() {
     let mut rack = Rack::start(plan_with_little_memory(4)).await;
-    // The fault loses the grants of the lowest slices of an EMC. The first VM does not depart and has
-    // these slices.
+    // The fault loses the grants of the lowest slices of an EMC. The first VM does not depart and
+    // has these slices.
     let replay = replay(&rack, &format!("0,0,,1,3\n{}", sequential_vms(1, 30)));
     rack.wait_for("the VM that stays", async |rack| {
         let stays = |r: &wire::Reservation| r.vm.starts_with("vm2.");

@@ -20,8 +20,8 @@ use tests::rack::{Plan, Rack};
 
 const GIB: u64 = 1 << 30;
 
-/// Returns outcomes of VMs as CSV, alternating between two customers. VMs of customer "idle" leave 13
-/// of 16 GiB untouched. VMs of customer "busy" use all memory.
+/// Returns outcomes of VMs as CSV, alternating between two customers. VMs of customer "idle" leave
+/// 13 of 16 GiB untouched. VMs of customer "busy" use all memory.
 fn vms(rows: u32) -> String {
     vms_since(0, rows)
 }
@@ -62,8 +62,8 @@ impl ModelRack {
         serde_json::from_str(&stdout).unwrap_or(Value::Null)
     }
 
-    /// Runs a `tarn` command and returns its exit code, stdout and stderr. Replaces DIR by the folder
-    /// of the rack.
+    /// Runs a `tarn` command and returns its exit code, stdout and stderr. Replaces DIR by the
+    /// folder of the rack.
     fn run(&self, words: &str) -> (Option<i32>, String, String) {
         let words = words.replace("DIR", &self.0.dir().display().to_string());
         let output = self.0.tarn(&words.split_whitespace().collect::<Vec<_>>());

@@ -1,5 +1,5 @@
-//! Tests of the gRPC API for schedulers and operators with a real manager and real agents: guarantees
-//! of requests, and errors of invalid requests.
+//! Tests of the gRPC API for schedulers and operators with a real manager and real agents:
+//! guarantees of requests, and errors of invalid requests.
 #![allow(clippy::unwrap_used, reason = "test code: a failed unwrap fails the test")]
 
 use proto::v1 as wire;

@@ -1,5 +1,5 @@
-//! Tests of the control socket of a VMM: info, pause, resume and stop. Uses small guests, which run on
-//! any /dev/kvm.
+//! Tests of the control socket of a VMM: info, pause, resume and stop. Uses small guests, which run
+//! on any /dev/kvm.
 #![allow(clippy::unwrap_used, reason = "test code: a failed unwrap fails the test")]
 
 use std::{

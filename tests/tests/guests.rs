@@ -1,5 +1,5 @@
-//! Tests of guests with memory from a rack. Uses a real manager, a real agent, and small guests that
-//! write to their slices.
+//! Tests of guests with memory from a rack. Uses a real manager, a real agent, and small guests
+//! that write to their slices.
 #![allow(clippy::unwrap_used, reason = "test code: a failed unwrap fails the test")]
 
 use std::{
@@ -103,8 +103,8 @@ async fn guest_with_revoked_slice_ends_and_names_it() {
     rack.wait_all_free().await;
 }
 
-/// Returns the bytes of pool memory that a guest has touched, from the metrics of the agent. Returns
-/// `None` if the agent does not report this metric.
+/// Returns the bytes of pool memory that a guest has touched, from the metrics of the agent.
+/// Returns `None` if the agent does not report this metric.
 fn touched_bytes(metrics: SocketAddr, vm: &str) -> Option<u64> {
     let mut agent = TcpStream::connect(metrics).ok()?;
     agent.write_all(b"GET /metrics HTTP/1.1\r\nHost: h0\r\nConnection: close\r\n\r\n").ok()?;
@@ -196,7 +196,8 @@ async fn guest_outlives_services_and_frees_slices_when_killed() {
     assert!(rack.reservations().await.is_empty());
 }
 
-/// Runs a reserved VM with this kernel and these options. Returns the exit code and stderr of the VMM.
+/// Runs a reserved VM with this kernel and these options. Returns the exit code and stderr of the
+/// VMM.
 fn run_reserved(rack: &Rack, kernel: &Path, options: &[&str]) -> (Option<i32>, String) {
     let mut command = Command::new(programs().join("vmm-plugin"));
     command.arg("run");

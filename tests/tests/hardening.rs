@@ -16,7 +16,7 @@ use tests::{
 
 /// Time limit of every wait.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// Id of the unprivileged user and group `nobody`.
+/// Id of an unprivileged user and group.
 const NOBODY: &str = "65534";
 
 /// Returns whether guests can run on this machine and this process is root. If not, reports the

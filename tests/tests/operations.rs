@@ -1,5 +1,5 @@
-//! Tests of operations on a rack: reloads of rack.toml, restarts, damaged or lost stores, and invalid
-//! configurations. Uses real processes.
+//! Tests of operations on a rack: reloads of rack.toml, restarts, damaged or lost stores, and
+//! invalid configurations. Uses real processes.
 #![allow(clippy::unwrap_used, reason = "test code: a failed unwrap fails the test")]
 
 use std::{fs, process::Command};
@@ -97,9 +97,9 @@ async fn locked_or_corrupt_store_is_rejected() {
     }
 }
 
-/// Flips one byte in each page of the store. Also zeroes each eighth page, and truncates the file at
-/// each eighth page. Either the state is unchanged, or `check` and `serve` end with a clear error and
-/// no panic. The unit tests of the store cover more cases.
+/// Flips one byte in each page of the store. Also zeroes each eighth page, and truncates the file
+/// at each eighth page. Either the state is unchanged, or `check` and `serve` end with a clear
+/// error and no panic. The unit tests of the store cover more cases.
 #[tokio::test]
 async fn damaged_store_page_is_an_error_or_harmless() {
     const PAGE: usize = 4096;

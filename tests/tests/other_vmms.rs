@@ -1,6 +1,6 @@
-//! Tests of other VMMs with memory of a rack. The files in printed arguments must exist, and printing
-//! arguments must not attach a VM. An executed VMM must be recorded as the VM until the VMM ends. The
-//! programs that these tests execute are stand-ins, which run no guest.
+//! Tests of other VMMs with memory of a rack. The files in printed arguments must exist, and
+//! printing arguments must not attach a VM. An executed VMM must be recorded as the VM until the
+//! VMM ends. The programs that these tests execute are stand-ins, which run no guest.
 #![allow(clippy::unwrap_used, reason = "test code: a failed unwrap fails the test")]
 
 use std::{

@@ -1,5 +1,5 @@
-//! Tests of restoring the store of the manager from a backup while guests run. Each running guest must
-//! keep its memory, even if the backup does not contain its VM or a device is down. Uses real
+//! Tests of restoring the store of the manager from a backup while guests run. Each running guest
+//! must keep its memory, even if the backup does not contain its VM or a device is down. Uses real
 //! processes.
 #![allow(clippy::unwrap_used, reason = "test code: a failed unwrap fails the test")]
 
@@ -170,8 +170,8 @@ async fn guests_keep_memory_if_store_is_restored_while_emc_is_down() {
     rack.wait_all_free().await;
 }
 
-/// A released VM still runs when a VM with the same name starts on another host. The backup is older
-/// than both events.
+/// A released VM still runs when a VM with the same name starts on another host. The backup is
+/// older than both events.
 #[tokio::test]
 async fn guests_with_same_vm_name_keep_memory_after_restore() {
     let mut rack = Rack::start(Plan::small(2)).await;

@@ -9,7 +9,8 @@ use tests::{
     scripted_agent::{SERIAL, SLICES, ScriptedAgent},
 };
 
-/// Starts a rack of two hosts that share one device. A silent host is fenced after about two seconds.
+/// Starts a rack of two hosts that share one device. A silent host is fenced after about two
+/// seconds.
 async fn rack(fence: &str) -> Rack {
     let plan = Plan {
         emcs: vec![4],

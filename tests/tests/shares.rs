@@ -1,5 +1,5 @@
-//! Tests of tenant weights and of reported shares with a real manager and scripted agents. Schedulers
-//! set weights, agents report shares, and operators read both.
+//! Tests of tenant weights and of reported shares with a real manager and scripted agents.
+//! Schedulers set weights, agents report shares, and operators read both.
 #![allow(clippy::unwrap_used, reason = "test code: a failed unwrap fails the test")]
 
 use proto::v1::{self as wire, from_agent::Message as Up, to_agent::Message as Down};

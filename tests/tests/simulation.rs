@@ -1,5 +1,5 @@
-//! Runs the simulated rack with many seeds. `TARN_SEEDS` sets the number of seeds. The first seed that
-//! fails is printed with its event log.
+//! Runs the simulated rack with many seeds. `TARN_SEEDS` sets the number of seeds. The first seed
+//! that fails is printed with its event log.
 
 use sim::world::{Summary, World};
 use tests::SIMULATION_STEPS;

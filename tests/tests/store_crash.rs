@@ -1,6 +1,6 @@
-//! Runs the simulated rack with the real store on a simulated disk. The disk tears and loses writes:
-//! power failures and failed writes or syncs occur at any operation. The test uses fewer seeds than
-//! the simulation with a store in memory, because it is slower.
+//! Runs the simulated rack with the real store on a simulated disk. The disk tears and loses
+//! writes: power failures and failed writes or syncs occur at any operation. The test uses fewer
+//! seeds than the simulation with a store in memory, because it is slower.
 
 use std::sync::{
     Arc,
@@ -103,8 +103,8 @@ impl DiskStore {
         self.disk.fail_at(self.disk.operations() + ahead, fault);
     }
 
-    /// Makes every write, sync and change of length fail with ENOSPC, starting at one of the next disk
-    /// operations.
+    /// Makes every write, sync and change of length fail with ENOSPC, starting at one of the next
+    /// disk operations.
     fn plan_full_disk(&mut self) {
         let first = self.disk.operations() + self.rng.random_range(0..OPERATIONS_AHEAD);
         (first..first + OPERATIONS_FULL).for_each(|n| self.disk.fail_at(n, Fault::Errno(ENOSPC)));
@@ -132,7 +132,8 @@ impl Store for DiskStore {
         self.write(batch)
     }
 
-    /// Crashes the manager. If a batch is in progress, the machine crashes in the middle of its write.
+    /// Crashes the manager. If a batch is in progress, the machine crashes in the middle of its
+    /// write.
     fn crash(&mut self, interrupted_batch: Option<&[Record]>) {
         if let Some(batch) = interrupted_batch {
             if !self.calm {

@@ -1,5 +1,5 @@
-//! Development tasks of this repository: `cargo xtask TASK`. Each task has its own file. Tasks build
-//! and run the services as programs; they do not depend on the code of the services.
+//! Development tasks of this repository: `cargo xtask TASK`. Each task has its own file. Tasks
+//! build and run the services as programs; they do not depend on the code of the services.
 #![forbid(unsafe_code)]
 
 mod apt;
@@ -32,8 +32,8 @@ use clap::Parser;
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask", max_term_width = 100)]
 enum Task {
-    /// Run a demo on this machine: a rack of real processes, a trace of VMs, a host that loses power
-    /// and a manager that is killed
+    /// Run a demo on this machine: a rack of real processes, a trace of VMs, a host that loses
+    /// power and a manager that is killed
     Demo(demo::Args),
     /// Run the guest part of the demo inside an emulated host
     #[command(hide = true)]

@@ -56,8 +56,8 @@ struct BuildMessage {
     executable: Option<PathBuf>,
 }
 
-/// Builds all programs of the workspace, and returns the paths of the given programs. The build uses
-/// the options of the tests, so that both share the built dependencies.
+/// Builds all programs of the workspace, and returns the paths of the given programs. The build
+/// uses the options of the tests, so that both share the built dependencies.
 ///
 /// # Errors
 /// Returns an error if cargo fails or does not build one of the given programs.

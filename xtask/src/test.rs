@@ -21,8 +21,8 @@ pub struct Args {
 
 /// Environment variable with the number of seeds of the simulation tests.
 const SEEDS_ENV: &str = "TARN_SEEDS";
-/// Environment variable with the path of a file. Tests append a line for each part that they skip on
-/// this machine.
+/// Environment variable with the path of a file. Tests append a line for each part that they skip
+/// on this machine.
 const SKIPPED_ENV: &str = "TARN_LEFT_OUT";
 /// Number of simulation seeds with `--quick`.
 const QUICK_SEEDS: &str = "50";
@@ -34,8 +34,8 @@ const QUICK_SEEDS: &str = "50";
 pub fn run(args: &Args) -> Result<(), Failure> {
     let start = Instant::now();
     let (artifacts, libvirt) = (artifacts::ensure()?, libvirt::ensure()?);
-    // System tests start programs of other packages, which `cargo test` does not build. Programs and
-    // tests are built together so that they share the built dependencies.
+    // System tests start programs of other packages, which `cargo test` does not build. Programs
+    // and tests are built together so that they share the built dependencies.
     let programs_and_tests = ["build", "--workspace", "--lib", "--bins", "--tests"];
     step("build programs and tests", &mut cargo(&programs_and_tests))?;
     let mut tests = cargo(&["test", "--workspace", "--no-fail-fast"]);

@@ -37,8 +37,8 @@ impl Interrupt {
         Ok(Self { flag })
     }
 
-    /// Waits until a condition holds, and returns the duration of the wait. `event` is used in error
-    /// messages.
+    /// Waits until a condition holds, and returns the duration of the wait. `event` is used in
+    /// error messages.
     ///
     /// # Errors
     /// Returns [`Failure::TimedOut`] after `within`, [`Failure::Interrupted`] if the user

@@ -1,5 +1,5 @@
-//! Command line of the rack simulation. Runs many seeds in parallel, or one seed with its event log.
-//! The crate `sim` implements the simulation and its invariants.
+//! Command line of the rack simulation. Runs many seeds in parallel, or one seed with its event
+//! log. The crate `sim` implements the simulation and its invariants.
 
 use std::{
     process::ExitCode,

@@ -1,5 +1,5 @@
-//! Load generator for memcached. Fills the cache, then requests Zipf-distributed keys one at a time,
-//! and prints the number of replies every second.
+//! Load generator for memcached. Fills the cache, then requests Zipf-distributed keys one at a
+//! time, and prints the number of replies every second.
 
 use std::{
     error::Error,

@@ -107,8 +107,8 @@ struct Step {
     number: u32,
 }
 
-/// Runs `work` while strace is attached to the agents of these hosts. Returns the writes before which
-/// agents were killed.
+/// Runs `work` while strace is attached to the agents of these hosts. Returns the writes before
+/// which agents were killed.
 fn kill_during(rack: &EmulatedRack, hosts: &[usize], step: Step, work: impl FnOnce()) -> Vec<String> {
     for host in hosts {
         rack.run(
@@ -157,8 +157,8 @@ fn kill_at_every_step(rack: &EmulatedRack, changes: Changes) -> Vec<String> {
     all
 }
 
-/// Starts a rack and kills agents before every write. A second VM runs during the whole test and must
-/// keep its data.
+/// Starts a rack and kills agents before every write. A second VM runs during the whole test and
+/// must keep its data.
 fn kill_before_every_write(backend: &str, changes: &[Changes]) -> Vec<String> {
     let rack = EmulatedRack::start(with_strace(backend));
     rack.reserve(OWNER, "stays", 1);

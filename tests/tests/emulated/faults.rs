@@ -1,6 +1,6 @@
 //! Tests of faults of emulated hosts, of their network and of the manager. The device cannot revoke
-//! access. No slice may be in two kernels, VMs check their data, and the rack must recover from each
-//! fault within the time limit.
+//! access. No slice may be in two kernels, VMs check their data, and the rack must recover from
+//! each fault within the time limit.
 
 use std::{path::Path, thread, time::Duration};
 

@@ -5,8 +5,8 @@ use tests::emulated_rack::{EmulatedRack, plan};
 
 const DOCTOR: &str = "host-agent doctor --config /etc/tarn/h0.toml -o json 2> /dev/null";
 
-/// Runs a doctor command on the host and returns its findings. The exit code must be 0 exactly if all
-/// findings are ok.
+/// Runs a doctor command on the host and returns its findings. The exit code must be 0 exactly if
+/// all findings are ok.
 fn findings(rack: &EmulatedRack, doctor: &str) -> Vec<Value> {
     let output = rack.run(0, &format!("{doctor}; echo $?"));
     let (json, code) = output.trim_end().rsplit_once('\n').unwrap();
@@ -25,8 +25,8 @@ fn problems(rack: &EmulatedRack) -> (Vec<String>, Vec<String>) {
     (failed.iter().map(describe).collect(), failed.iter().map(command).collect())
 }
 
-/// Injects a problem. Checks that the doctor finds only this problem, and that the suggested command
-/// fixes the problem.
+/// Injects a problem. Checks that the doctor finds only this problem, and that the suggested
+/// command fixes the problem.
 fn assert_found_and_fixed(rack: &EmulatedRack, inject: &str, expected: &str) {
     rack.run(0, inject);
     let (found, fixes) = problems(rack);

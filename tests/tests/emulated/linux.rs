@@ -112,8 +112,8 @@ fn pool_node_is_used_last_and_devices_keep_data() {
     assert_eq!(section(&output, "reboot").1, "10", "{output}");
 }
 
-/// Checks that a guest uses the pool node only after local memory is full. Pond measured that 0.06 %
-/// to 0.38 % of accesses go to the pool while the data fits into local memory.
+/// Checks that a guest uses the pool node only after local memory is full. Pond measured that 0.06
+/// % to 0.38 % of accesses go to the pool while the data fits into local memory.
 fn assert_node_used_last((guest, code): (&str, &str)) {
     let free = |when: &str| {
         let line = guest.lines().find_map(|line| line.strip_prefix(&format!("FREE {when} ")));
@@ -176,8 +176,8 @@ head -c 1 <&3 > /dev/null
 echo "PRESSED"
 "#;
 
-/// Guest script that downloads a file over the network card, serves the file over HTTP, and waits for
-/// the power button.
+/// Guest script that downloads a file over the network card, serves the file over HTTP, and waits
+/// for the power button.
 const USE_NETWORK: &str = r#"
 exec 3< /dev/input/event0
 ifconfig eth0 10.9.0.2 netmask 255.255.255.0 up

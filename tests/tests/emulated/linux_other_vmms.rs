@@ -4,8 +4,8 @@
 use emulated_host::nodes::PRINT_NODES_SCRIPT;
 use tests::linux_guests::{add_guest, artifacts, assert_nodes, host, pool_options, run, section, words};
 
-/// Shapes of guests: kernel, number of CPUs, and GiB of each pool node. If a node has several slices,
-/// some of them are memory devices.
+/// Shapes of guests: kernel, number of CPUs, and GiB of each pool node. If a node has several
+/// slices, some of them are memory devices.
 const SHAPES: [(&str, u32, &[u64]); 3] = [("6.12", 1, &[1]), ("6.1", 1, &[3]), ("6.12", 2, &[2, 1])];
 
 /// Guest script that prints the first bytes of a disk and whether the disk is read-only.

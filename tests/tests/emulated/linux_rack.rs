@@ -7,8 +7,8 @@ use tests::{
     rack::programs,
 };
 
-/// Shell script that starts a manager and one agent, and defines functions to restart both and to run
-/// guests.
+/// Shell script that starts a manager and one agent, and defines functions to restart both and to
+/// run guests.
 const RACK_SCRIPT: &str = r#"
 mkdir -p /run/emc /run/h0
 mount -t tmpfs -o size=700m emc /run/emc

@@ -1,6 +1,6 @@
 //! Test with random operations on a rack of three emulated hosts and two devices that cannot revoke
-//! access. VMs start, end, are killed and lose memory. Meanwhile, agents and the manager are killed,
-//! hosts are paused, and network links fail. No slice may be in two kernels.
+//! access. VMs start, end, are killed and lose memory. Meanwhile, agents and the manager are
+//! killed, hosts are paused, and network links fail. No slice may be in two kernels.
 
 use rand::{Rng as _, SeedableRng as _, seq::IndexedRandom as _};
 use rand_pcg::Pcg64;
@@ -11,8 +11,8 @@ use tests::emulated_rack::{EmulatedRack, plan};
 const SEED: u64 = 1;
 const OPERATIONS: usize = 30;
 const HOSTS: usize = 3;
-/// Number of slices of each device. The first device has one slice, because QEMU emulates each access
-/// to the first of two devices as MMIO, which takes minutes per slice.
+/// Number of slices of each device. The first device has one slice, because QEMU emulates each
+/// access to the first of two devices as MMIO, which takes minutes per slice.
 const SLICES: [u32; 2] = [1, 4];
 /// Memory that a VM writes to each slice, in MiB.
 const TOUCH_MIB: u32 = 16;

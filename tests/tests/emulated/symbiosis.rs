@@ -1,6 +1,6 @@
-//! Test of tenants on an emulated host with cgroups, swap and DAMON. Shares must follow the demand of
-//! the tenants, and their sum must not exceed the supply. A fault of one tenant or of the agent must
-//! not change the shares of other tenants.
+//! Test of tenants on an emulated host with cgroups, swap and DAMON. Shares must follow the demand
+//! of the tenants, and their sum must not exceed the supply. A fault of one tenant or of the agent
+//! must not change the shares of other tenants.
 
 use emulated_host::rack::{Drive, TENANT_SETUP_SCRIPT};
 use serde_json::Value;

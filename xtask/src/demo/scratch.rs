@@ -1,5 +1,5 @@
-//! Temporary folders of the demo: a folder in memory for the devices, and a folder on disk for other
-//! files. At the end, both folders are removed and processes that still use them are killed.
+//! Temporary folders of the demo: a folder in memory for the devices, and a folder on disk for
+//! other files. At the end, both folders are removed and processes that still use them are killed.
 
 use std::{
     path::{Path, PathBuf},
@@ -26,7 +26,8 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// Creates both folders. If there is no file system in memory, devices are sparse files on disk.
+    /// Creates both folders. If there is no file system in memory, devices are sparse files on
+    /// disk.
     ///
     /// # Errors
     /// Returns an error if a folder cannot be created.
@@ -56,7 +57,8 @@ impl Scratch {
         self.disk.path().join("hosts").join(host)
     }
 
-    /// Waits for processes that use the folders, kills the remaining ones, and removes both folders.
+    /// Waits for processes that use the folders, kills the remaining ones, and removes both
+    /// folders.
     ///
     /// # Errors
     /// Returns an error if a folder cannot be removed.

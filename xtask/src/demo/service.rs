@@ -38,8 +38,8 @@ pub struct Programs {
     pub xtask: PathBuf,
 }
 
-/// Returns a command for a program, without colours in its log. Removes environment variables of the
-/// user that refer to another rack.
+/// Returns a command for a program, without colours in its log. Removes environment variables of
+/// the user that refer to another rack.
 pub fn command(program: &Path) -> Command {
     let mut command = Command::new(program);
     let names = env::vars_os().map(|(name, _)| name);
@@ -166,11 +166,12 @@ impl<'a> Services<'a> {
         }
     }
 
-    /// Stops all processes. Agents are stopped first, so that the manager observes their disconnect.
+    /// Stops all processes. Agents are stopped first, so that the manager observes their
+    /// disconnect.
     ///
     /// # Errors
-    /// Returns an error if a process does not end in time or exits with a failure. All processes are
-    /// killed in either case.
+    /// Returns an error if a process does not end in time or exits with a failure. All processes
+    /// are killed in either case.
     pub fn stop(mut self) -> Result<(), Failure> {
         let manager = self.running.remove(MANAGER);
         let agents = std::mem::take(&mut self.running);

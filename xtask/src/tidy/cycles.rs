@@ -68,8 +68,8 @@ fn module_of(path: &str) -> Option<(&str, ModulePath<'_>)> {
     Some((package, module))
 }
 
-/// Resolves an import of `module` to a path from the root of the crate. Returns `None` for an import
-/// of another crate or of a child module.
+/// Resolves an import of `module` to a path from the root of the crate. Returns `None` for an
+/// import of another crate or of a child module.
 fn resolve<'a>(module: &[&'a str], path: &'a str) -> Option<ModulePath<'a>> {
     let mut segments = path.split("::").peekable();
     let mut target = match *segments.peek()? {

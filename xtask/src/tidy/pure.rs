@@ -1,6 +1,6 @@
-//! Rules for pure crates. A pure crate must not use clocks, files, threads, sockets, the environment
-//! or unsafe code, and must use the shared clippy configuration. `dependencies.rs` checks the
-//! dependencies of pure crates.
+//! Rules for pure crates. A pure crate must not use clocks, files, threads, sockets, the
+//! environment or unsafe code, and must use the shared clippy configuration. `dependencies.rs`
+//! checks the dependencies of pure crates.
 
 use super::{
     Violation,

@@ -87,8 +87,8 @@ impl Tenant {
         Self { gamma, wanted, ..self.clone() }
     }
 
-    /// Returns the true throughput with a share, relative to a run without misses (from 0 to 1). The
-    /// share is in footprints and as a fraction of the link.
+    /// Returns the true throughput with a share, relative to a run without misses (from 0 to 1).
+    /// The share is in footprints and as a fraction of the link.
     pub fn throughput(&self, share: Bundle) -> f64 {
         throughput(self.exact_curve.misses(share.memory), self.gamma, self.wanted, share.bandwidth)
     }

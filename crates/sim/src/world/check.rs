@@ -215,8 +215,8 @@ impl World {
         }
     }
 
-    /// Checks that after a restore no slice is revoked while a process maps the slice. After a fence
-    /// of the host this is allowed, also for slices that the fence could not revoke.
+    /// Checks that after a restore no slice is revoked while a process maps the slice. After a
+    /// fence of the host this is allowed, also for slices that the fence could not revoke.
     fn check_restored_slice(&mut self, slice: SliceId, before: Slot, after: Slot) {
         let State::Quarantined(Quarantine::Restored { .. }) = before.state else { return };
         if !matches!(after.state, State::Scrubbing(Scrub::Revoking { .. })) {

@@ -249,8 +249,8 @@ impl World {
         self.send_justified_request(request, pending, justification);
     }
 
-    /// Requests the fence of a random host. The operator confirms a power-off only if the machine is
-    /// off.
+    /// Requests the fence of a random host. The operator confirms a power-off only if the machine
+    /// is off.
     fn fence_some_host(&mut self) {
         let Some(host) = self.pick(&self.hosts()) else { return };
         let off = !self.machine(host).up;

@@ -57,8 +57,8 @@ impl World {
     }
 
     /// Replaces the store by a backup; in half of the cases a device also fails. In worlds where
-    /// devices lose their records, it only crashes the manager: epochs could repeat if the store and
-    /// the record of a device were both lost.
+    /// devices lose their records, it only crashes the manager: epochs could repeat if the store
+    /// and the record of a device were both lost.
     fn restore_backup(&mut self) {
         if self.fault_model.devices_lose_records {
             return self.crash_manager();
@@ -132,9 +132,9 @@ impl World {
         self.schedule_after(span, ScheduledEvent::FaultEnd(Fault::Slice(emc, slice)));
     }
 
-    /// Simulates a power failure of an emulated device. The directory of the device survives, unless
-    /// it is on a tmpfs. A shared device is not affected, because its record is beside the store of
-    /// the manager.
+    /// Simulates a power failure of an emulated device. The directory of the device survives,
+    /// unless it is on a tmpfs. A shared device is not affected, because its record is beside the
+    /// store of the manager.
     fn fail_device_power(&mut self) {
         let Some(emc) = self.some_device(|device| !device.is_shared()) else { return };
         let emptied = self.fault_model.devices_lose_records && self.chance(0.5);

@@ -279,8 +279,8 @@ impl World {
         self.handle_agent_event(host, instance, AgentEvent::DesiredState { rack: "rack".into(), desired });
     }
 
-    /// Returns whether the network of a host is down, so that the message is not delivered now. On a
-    /// stream, the message is delivered later; otherwise, the message is lost.
+    /// Returns whether the network of a host is down, so that the message is not delivered now. On
+    /// a stream, the message is delivered later; otherwise, the message is lost.
     fn drop_or_delay<M>(
         &mut self,
         host: HostId,

@@ -170,8 +170,8 @@ impl World {
         }
     }
 
-    /// Makes a rack.toml invalid. The manager must reject the whole file, including the new host and
-    /// EMC in it.
+    /// Makes a rack.toml invalid. The manager must reject the whole file, including the new host
+    /// and EMC in it.
     fn make_rack_invalid(&mut self, rack: &mut RackSpec) {
         self.add_host(rack);
         self.add_emc(rack);

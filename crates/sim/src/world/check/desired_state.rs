@@ -215,8 +215,8 @@ impl World {
         }
     }
 
-    /// Checks a desired-state message. All messages of a session must add up to the desired state of
-    /// the host, except for slices whose device contents are pending.
+    /// Checks a desired-state message. All messages of a session must add up to the desired state
+    /// of the host, except for slices whose device contents are pending.
     pub(in crate::world) fn check_desired_state(&mut self, message: &DesiredState, sent: &SentStates) {
         let SentStates { host, sum, .. } = sent;
         self.check_granted(*host, message);

@@ -112,8 +112,8 @@ impl World {
         }
     }
 
-    /// Returns whether `at` is a valid retry time for a request that was declined since the previous
-    /// batch.
+    /// Returns whether `at` is a valid retry time for a request that was declined since the
+    /// previous batch.
     fn is_due_at_retry_time(&self, at: Ns) -> bool {
         let (first, last) = (self.manager_process.decided_since().unwrap_or_default(), self.when().now);
         let due = first.after(MIGRATION_REQUEST_RETRY_AFTER)..=last.after(MIGRATION_REQUEST_RETRY_AFTER);

@@ -51,8 +51,8 @@ impl GroundTruth {
         rack
     }
 
-    /// Returns all slices after `batch` is applied. A slice revoked after a complete scrub counts as
-    /// free, because one batch may free and remove the slice.
+    /// Returns all slices after `batch` is applied. A slice revoked after a complete scrub counts
+    /// as free, because one batch may free and remove the slice.
     fn slots_after(&self, batch: &[Record]) -> BTreeMap<SliceId, Slot> {
         let slots = self.records.values().chain(batch).filter_map(|record| match record {
             Record::Slice(slice, slot) => Some((*slice, *slot)),
