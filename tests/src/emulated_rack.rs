@@ -100,7 +100,8 @@ pub fn plan(hosts: usize, slices: &[u32], backend: &str) -> RackPlan {
 impl EmulatedRack {
     /// Starts a rack and waits until all hosts are up.
     pub fn start(plan: RackPlan) -> Self {
-        let folder = tempfile::Builder::new().prefix("tarn-rack-").tempdir().expect("a temporary folder");
+        let folder =
+            tempfile::Builder::new().prefix("tarn-rack-").tempdir().expect("a temporary folder is created");
         let rack = Rack::start(&artifacts(), plan, folder.path(), || true);
         Self { rack: rack.unwrap_or_else(|error| panic!("{error}")), _folder: folder }
     }
@@ -141,7 +142,7 @@ impl EmulatedRack {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// Returns the output of `tarn` as JSON.
+    /// Runs `tarn` with JSON output and returns the parsed output. The command must succeed.
     pub fn json(&self, arguments: &str) -> Value {
         serde_json::from_str(&self.tarn(&format!("{arguments} -o json"))).expect("the output is JSON")
     }
@@ -149,7 +150,7 @@ impl EmulatedRack {
     /// Returns the states of all slices in the manager, in order.
     pub fn states(&self) -> Vec<String> {
         let slices = self.json("get slices");
-        let all = slices.as_array().expect("a list");
+        let all = slices.as_array().expect("the output is a list");
         all.iter().map(|slice| slice["state"].as_str().unwrap_or_default().to_owned()).collect()
     }
 
@@ -201,7 +202,8 @@ impl EmulatedRack {
     /// this machine; holes of the file are zero.
     pub fn nonzero_slices(&self, device: usize) -> Vec<u32> {
         let device = &self.devices()[device];
-        let file = File::open(self.rack.hosts().memory_of(device)).expect("the device's file");
+        let file = File::open(self.rack.hosts().memory_of(device))
+            .expect("the memory file of the device can be opened");
         (0..device.gib)
             .filter(|slice| !is_zero(&file, u64::from(*slice) << 30..u64::from(slice + 1) << 30))
             .collect()
@@ -225,7 +227,7 @@ impl EmulatedRack {
         });
         let report: Value =
             serde_json::from_str(&self.run(host, &format!("cat /run/{vm}.out"))).expect("JSON");
-        report["dirty"].as_array().expect("a list").iter().filter_map(Value::as_u64).collect()
+        report["dirty"].as_array().expect("the output is a list").iter().filter_map(Value::as_u64).collect()
     }
 
     /// Ends a stand-in process and waits for its final check. Returns the slices in which its data
@@ -237,7 +239,12 @@ impl EmulatedRack {
         });
         let report = self.run(host, &format!("tail -n 1 /run/{vm}.out; rm /run/{vm}.*"));
         let report: Value = serde_json::from_str(&report).expect("JSON");
-        report["overwritten"].as_array().expect("a list").iter().filter_map(Value::as_u64).collect()
+        report["overwritten"]
+            .as_array()
+            .expect("the output is a list")
+            .iter()
+            .filter_map(Value::as_u64)
+            .collect()
     }
 
     /// Kills a stand-in process.
@@ -287,16 +294,20 @@ impl EmulatedRack {
     pub fn assert_kernels_match_manager(&self) {
         let mut online: BTreeMap<String, BTreeSet<SliceLocation>> = BTreeMap::new();
         let mut next_index: BTreeMap<String, u32> = BTreeMap::new();
-        for slice in self.json("get slices").as_array().expect("a list") {
+        for slice in self.json("get slices").as_array().expect("the output is a list") {
             let text = |field: &str| slice[field].as_str().unwrap_or_default();
             let next = next_index.entry(text("emc").to_owned()).or_default();
-            let number: usize = text("emc").trim_start_matches("emc").parse().expect("a number");
+            let number: usize =
+                text("emc").trim_start_matches("emc").parse().expect("the name of an EMC ends with a number");
             let location = (format!("{:#x}", self.devices()[number].serial), *next);
             *next += 1;
             match text("state") {
                 "online" => drop(online.entry(text("host").to_owned()).or_default().insert(location)),
                 "free" | "quarantined" => {}
-                moving => panic!("{location:?} is {moving}\n{}", self.logs()),
+                moving => panic!(
+                    "slice {location:?} is {moving}: must be online, free or quarantined\n{}",
+                    self.logs()
+                ),
             }
         }
         for (n, host) in self.rack.hosts().all().iter().enumerate() {
@@ -360,7 +371,12 @@ fn check_single_owner(hosts: &[RackHost]) -> bool {
             let checks = checks.map(Result::unwrap_or_default);
             let [before, other, after] = checks.map(|slice| slice.into_keys().collect::<BTreeSet<_>>());
             let shared: Vec<_> = before.intersection(&after).filter(|slice| other.contains(*slice)).collect();
-            assert!(shared.is_empty(), "{shared:?} are on {} and {}", first.name(), second.name());
+            assert!(
+                shared.is_empty(),
+                "slices {shared:?} are on both {} and {}",
+                first.name(),
+                second.name()
+            );
         }
     }
     all
@@ -396,7 +412,7 @@ fn is_zero(file: &File, range: Range<u64>) -> bool {
         let data = match rustix::fs::seek(file, SeekFrom::Data(at)) {
             Ok(data) if data < range.end => data,
             Ok(_) | Err(rustix::io::Errno::NXIO) => return true,
-            Err(errno) => panic!("the device's file: {errno}"),
+            Err(errno) => panic!("cannot seek in the memory file of the device: {errno}"),
         };
         at = data - data % bytes.len() as u64;
         file.read_exact_at(&mut bytes, at).expect("the file is readable");

@@ -57,7 +57,7 @@ pub fn section<'a>(output: &'a str, name: &str) -> (&'a str, &'a str) {
 /// Returns the words after `first` in the first line that starts with the word `first`.
 pub fn words<'a>(output: &'a str, first: &str) -> Vec<&'a str> {
     let line = output.lines().find_map(|line| line.strip_prefix(first)?.strip_prefix(' '));
-    line.unwrap_or_else(|| panic!("no {first} in:\n{output}")).split_whitespace().collect()
+    line.unwrap_or_else(|| panic!("no line starts with {first:?} in:\n{output}")).split_whitespace().collect()
 }
 
 /// Returns the vmm-plugin options for pool nodes of these sizes, in GiB.

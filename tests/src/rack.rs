@@ -291,7 +291,7 @@ impl Rack {
     }
 
     async fn channel(&self) -> Channel {
-        let endpoint = Endpoint::from_shared(self.endpoint()).expect("a valid address");
+        let endpoint = Endpoint::from_shared(self.endpoint()).expect("the endpoint is a valid address");
         endpoint.connect().await.expect("the manager listens")
     }
 
@@ -346,7 +346,7 @@ impl Rack {
     /// Runs a command of `pool-manager` with the configuration of this rack. Returns whether the
     /// command succeeded, and its stdout and stderr.
     pub fn pool_manager(&self, args: &[&str]) -> (bool, String) {
-        let (command, rest) = args.split_first().expect("a command");
+        let (command, rest) = args.split_first().expect("the arguments contain a command");
         let mut run = Command::new(programs().join("pool-manager"));
         run.arg(command).arg("--config").arg(self.rack_toml_path()).args(rest);
         let run = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
@@ -376,7 +376,7 @@ impl Rack {
             .stdout(Stdio::piped())
             .stderr(log.expect("the folder is writable"))
             .spawn();
-        child.expect("a stand-in starts")
+        child.expect("the stand-in process starts")
     }
 }
 
@@ -390,7 +390,8 @@ pub fn wait_for_line(child: &mut Child) {
 
 /// Sends a signal to a process.
 pub fn send_signal(child: &Child, signal: Signal) {
-    let pid = Pid::from_raw(i32::try_from(child.id()).expect("a process id")).expect("not zero");
+    let pid = Pid::from_raw(i32::try_from(child.id()).expect("a process id fits i32"))
+        .expect("a process id is not zero");
     kill_process(pid, signal).expect("the process is a child");
 }
 

@@ -155,7 +155,7 @@ async fn running_vm_keeps_memory_until_it_ends_or_force() {
     assert!(!second.wait().unwrap().success(), "the VM still has revoked memory");
 }
 
-/// Returns the output of a `tarn` command.
+/// Runs a `tarn` command and returns its output. The command must succeed.
 fn tarn(rack: &Rack, command: &str) -> String {
     let output = rack.tarn(&command.split(' ').collect::<Vec<_>>());
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -272,7 +272,7 @@ async fn silent_host_keeps_slices_without_fencing() {
     })
     .await;
     let owned = rack.slices().await.iter().filter(|s| s.host.as_deref() == Some("h0")).count();
-    assert_eq!(owned, 2, "a silent host keeps its slices");
+    assert_eq!(owned, 2, "a silent host must keep its slices");
     let second_request = rack.scheduler().await.reserve(reserve("h0", "w", 1, "r2")).await.unwrap_err();
     assert!(second_request.message().contains("unknown"), "{second_request:?}");
     let rack_view = rack.admin().await.get_rack(wire::GetRackRequest {}).await.unwrap().into_inner();

@@ -150,7 +150,8 @@ fn with_missing_sections(snippet: &str, sections: &[(&str, &str)]) -> String {
 /// Writes a token file that only its owner can read, as the agent requires.
 fn write_token(path: &Path) {
     let mut options = fs::OpenOptions::new();
-    let mut file = options.write(true).create_new(true).mode(0o600).open(path).expect("a new file");
+    let mut file =
+        options.write(true).create_new(true).mode(0o600).open(path).expect("the token file is created");
     file.write_all(&[b'a'; 32]).expect("the folder is writable");
 }
 

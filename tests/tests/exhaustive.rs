@@ -33,7 +33,7 @@ struct Rack<const SLICES: usize> {
     device: [DeviceSlice; SLICES],
     hosts: [Host<SLICES>; HOSTS],
     wire: Vec<Message>,
-    /// Whether a VM has seen data of another VM.
+    /// Whether a VM has read data of another VM, which violates an invariant.
     has_leaked_data: bool,
 }
 

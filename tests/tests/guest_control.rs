@@ -15,7 +15,7 @@ use tests::{
     standalone_vm::{SMALL_MEMORY, StandaloneVm},
 };
 
-/// Time limit of every wait.
+/// Time limit of every wait in these tests.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Guest that prints repeatedly, so that its progress is visible on the console.
@@ -40,7 +40,7 @@ impl<'a> Guest<'a> {
     fn wait_for_progress(&mut self) {
         let (before, start) = (self.vm.console().len(), Instant::now());
         while self.vm.console().len() < before + 3 {
-            assert!(start.elapsed() < TIMEOUT, "no further output");
+            assert!(start.elapsed() < TIMEOUT, "no further output of the guest");
             assert_eq!(self.process.try_wait().unwrap(), None, "the guest ended");
             std::thread::yield_now();
         }

@@ -14,7 +14,7 @@ use tests::{
     standalone_vm::{SMALL_MEMORY, StandaloneVm},
 };
 
-/// Time limit of every wait.
+/// Time limit of every wait in these tests.
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// Id of an unprivileged user and group.
 const NOBODY: &str = "65534";

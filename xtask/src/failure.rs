@@ -27,7 +27,7 @@ pub enum Failure {
         /// Exit status of the command.
         status: ExitStatus,
     },
-    /// A file or folder cannot be used.
+    /// An operation on a file or folder failed.
     #[error("cannot {operation} {}", path.display())]
     File {
         /// Verb for the message, such as "read".
@@ -66,10 +66,10 @@ pub enum Failure {
         /// Time limit of the wait.
         limit: Duration,
     },
-    /// An emulated host failed.
+    /// An emulated host cannot be started or fails.
     #[error(transparent)]
     Emulated(#[from] emulated_host::HostError),
-    /// A process of the demo failed.
+    /// A process of the demo cannot be started or fails.
     #[error(transparent)]
     Process(#[from] local_rack::ProcessError),
     /// The user interrupted the task.

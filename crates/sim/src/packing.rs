@@ -13,7 +13,7 @@ use units::{Bytes, Name, SLICE};
 /// Free resources of a rack, by host and by EMC.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Capacity {
-    /// Free resources by host.
+    /// Free resources of each host, by name.
     pub hosts: BTreeMap<Name, HostCapacity>,
     /// Number of free slices by EMC. All hosts connected to an EMC share its slices.
     pub slices: BTreeMap<Name, u32>,
@@ -32,10 +32,10 @@ pub struct HostCapacity {
     pub emcs: Vec<Name>,
 }
 
-/// Resources that a VM requests.
+/// Size of a VM: the resources that the VM requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VmShape {
-    /// Number of cores.
+    /// Number of cores that the VM requests.
     pub cores: u32,
     /// Total memory: local and pool memory together.
     pub memory: Bytes,
@@ -46,7 +46,7 @@ pub struct VmShape {
 pub struct Placement {
     /// Name of the host.
     pub host: Name,
-    /// Number of cores.
+    /// Number of cores of the VM.
     pub cores: u32,
     /// Memory from the host, in bytes.
     pub local: Bytes,

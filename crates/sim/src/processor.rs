@@ -31,7 +31,7 @@ use timing::Run;
 pub struct Core {
     /// Clock rate in GHz (cycles per nanosecond).
     pub ghz: f64,
-    /// Instructions issued per cycle.
+    /// Maximum number of instructions issued per cycle.
     pub width: f64,
     /// Size of the instruction window, in instructions.
     pub window: u64,

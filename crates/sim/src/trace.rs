@@ -16,7 +16,7 @@ mod layout;
 
 pub use layout::Layout;
 
-/// One VM of a trace.
+/// VM of a trace: its size, and the times of its arrival and departure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Arrival {
     /// Line number in the file, from 1. For generated VMs, the sequence number.
@@ -40,7 +40,7 @@ pub struct Arrival {
 pub struct Trace {
     /// Detected layout of the file.
     pub layout: Layout,
-    /// VMs, in file order.
+    /// VMs of the trace, in file order.
     pub arrivals: Vec<Arrival>,
     /// Number of malformed rows that were skipped.
     pub skipped: u64,
@@ -62,9 +62,9 @@ pub enum Strictness {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {field} = {value:?}: {rule}")]
 pub struct MalformedRow {
-    /// Line number, from 1.
+    /// Line number of the malformed row, from 1.
     pub line: u64,
-    /// Name of the column.
+    /// Name of the column with the invalid value.
     pub field: &'static str,
     /// Text of the invalid value, truncated.
     pub value: String,
@@ -93,7 +93,7 @@ pub enum TraceError {
          or a row of Azure's VM table (11 columns)"
     )]
     UnknownLayout {
-        /// First row, truncated.
+        /// Text of the first row, truncated.
         first: String,
     },
     /// A row is malformed, with [`Strictness::Strict`].

@@ -260,7 +260,7 @@ impl World {
     }
 
     fn machine(&mut self, host: HostId) -> &mut Machine {
-        self.machines.iter_mut().find(|machine| machine.id == host).expect("a host with a machine")
+        self.machines.iter_mut().find(|machine| machine.id == host).expect("every host has a machine")
     }
 
     fn find_machine(&self, host: HostId) -> Option<&Machine> {

@@ -132,9 +132,9 @@ fn run_and_end_vm(rack: &EmulatedRack, step: Step) -> Vec<String> {
     let vm = format!("vm{}{:?}", step.number, step.changes).to_lowercase();
     let mut writes = kill_during(rack, &[OWNER], step, || rack.reserve(OWNER, &vm, 1));
     assert_eq!(slice_counts(rack), [0, 2], "{}", rack.logs());
-    assert_eq!(rack.start_vm(OWNER, &vm, TOUCH_MIB), [0; 0], "data of the previous VM");
+    assert_eq!(rack.start_vm(OWNER, &vm, TOUCH_MIB), [0; 0], "found data of the previous VM");
     writes.extend(kill_during(rack, &[OWNER, SCRUBBER], step, || {
-        assert_eq!(rack.end_vm(OWNER, &vm), [0; 0], "data of another VM in its slices");
+        assert_eq!(rack.end_vm(OWNER, &vm), [0; 0], "found data of another VM in the slices");
         rack.wait_until("the slice of the VM is free", |rack| rack.states().contains(&"free".to_owned()));
     }));
     rack.wait_until("no host has the slice", |rack| slice_counts(rack) == [0, 1]);

@@ -112,7 +112,7 @@ fn run_vm_through(rack: &mut EmulatedRack, outage: Outage) {
     if outage == Outage::Paused {
         overwritten.extend(rack.end_vm(0, vm));
     }
-    assert_eq!(overwritten, [0; 0], "data of another VM in its slices, {outage:?}");
+    assert_eq!(overwritten, [0; 0], "found data of another VM in the slices, {outage:?}");
 
     let scrubber = scrubber(rack);
     outage.run(rack, scrubber, |_| {});
@@ -124,8 +124,8 @@ fn run_vm_through(rack: &mut EmulatedRack, outage: Outage) {
 /// end.
 fn use_all_slices(rack: &EmulatedRack, host: usize, vm: &str) {
     rack.reserve(host, vm, 2);
-    assert_eq!(rack.start_vm(host, vm, TOUCH_MIB), [0; 0], "data of the previous VM");
-    assert_eq!(rack.end_vm(host, vm), [0; 0], "data of another VM in its slices");
+    assert_eq!(rack.start_vm(host, vm, TOUCH_MIB), [0; 0], "found data of the previous VM");
+    assert_eq!(rack.end_vm(host, vm), [0; 0], "found data of another VM in the slices");
     rack.wait_all_free();
 }
 
@@ -193,7 +193,7 @@ fn silent_host_is_fenced_by_command_and_slices_are_reused() {
 /// Starts a VM on h0. Checks that its slices are zeroed before the VM writes to them.
 fn start_on_h0(rack: &EmulatedRack, vm: &str, slices: u32) {
     rack.reserve(0, vm, slices);
-    assert_eq!(rack.start_vm(0, vm, TOUCH_MIB), [0; 0], "data of the previous VM");
+    assert_eq!(rack.start_vm(0, vm, TOUCH_MIB), [0; 0], "found data of the previous VM");
 }
 
 fn power_off_h0(rack: &mut EmulatedRack, vm: &str) -> usize {

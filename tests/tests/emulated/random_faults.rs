@@ -96,7 +96,7 @@ impl Scenario {
         assert_eq!(
             self.rack.end_vm(vm.host, &vm.name),
             [0; 0],
-            "{}: data of another VM in its slices",
+            "{}: found data of another VM in the slices",
             vm.name
         );
     }

@@ -32,10 +32,10 @@ fn move_all(rack: &EmulatedRack, driver: &str, blocks: u32, touch_mib: &[u32]) {
         let (written, minimum) =
             (rack.nonzero_slices(0).len(), if is_kernel_choice { 1 } else { SLICES as usize });
         assert!(written >= minimum, "data in only {written} slices");
-        assert_eq!(rack.end_vm(host, &vm), [0; 0], "data of another VM in its slices");
+        assert_eq!(rack.end_vm(host, &vm), [0; 0], "found data of another VM in the slices");
         rack.wait_all_free();
     }
-    assert_eq!(dirty, [0; 0], "data of the previous VM");
+    assert_eq!(dirty, [0; 0], "found data of the previous VM");
 }
 
 #[test]

@@ -26,7 +26,7 @@ const FRACTION_TIMEOUT: Duration = Duration::from_secs(3);
 /// Time without a reply after which the replay is considered stuck. It is longer than all time
 /// limits of `tarn replay`.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(180);
-/// First bytes of a gzip file.
+/// First two bytes of every gzip file.
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 /// Text that identifies a log line about a reservation.
 const RESERVE_ACTION: &str = "\"action\":\"reserve\"";
@@ -176,7 +176,7 @@ struct ReplyLog {
     partial_line: String,
     /// Number of reservations that were acknowledged.
     reserved: u64,
-    /// Time of the last reply.
+    /// Time at which the last complete line was read.
     last_reply: Instant,
 }
 

@@ -14,7 +14,7 @@ use crate::failure::Failure;
 /// Host in the output of `tarn get hosts`, with the fields that the demo uses.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Host {
-    /// Name of the host.
+    /// Name of the host, such as `h0`.
     pub host: String,
     /// State of the host, in lower case.
     pub state: String,

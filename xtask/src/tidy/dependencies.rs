@@ -61,8 +61,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
 /// Names of the pure crates. The results of a pure crate depend only on its arguments.
 pub const PURE: &[&str] = &["units", "pool", "prediction", "fairness", "sim"];
 
-/// External dependencies that pure crates may have. None of them uses a clock, file, thread, socket
-/// or the environment in the way that pure crates use it.
+/// External dependencies that pure crates may have. In pure crates, none of them uses a clock,
+/// file, thread, socket or the environment.
 const PURE_MAY_USE: &[&str] = &[
     "csv",
     "humantime", // used only to format times that are passed as arguments

@@ -17,7 +17,7 @@ use crate::failure::Failure;
 pub struct RustFile {
     /// Path, relative to the root of the repository.
     pub path: String,
-    /// Text of the file.
+    /// Complete text of the file.
     pub text: String,
     /// Whether the file is compiled only for tests.
     pub test: bool,

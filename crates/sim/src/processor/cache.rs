@@ -64,7 +64,7 @@ impl Cache {
 const STREAMS: usize = 16;
 /// Number of equal strides before the prefetcher starts to prefetch a stream.
 const CONFIRM_STEPS: u32 = 2;
-/// Prefetch distance, in lines of the stream.
+/// Prefetch distance: number of lines of a stream that are prefetched ahead.
 const PREFETCH_DISTANCE: usize = 16;
 
 /// Sequence of accesses with a constant stride.
@@ -152,7 +152,7 @@ impl Hierarchy {
         for access in warm {
             self.touch(access.line, 0);
         }
-        let now = |at: usize| u32::try_from(at).expect("fewer accesses than u32::MAX");
+        let now = |at: usize| u32::try_from(at).expect("the number of accesses fits u32");
         timed.iter().enumerate().map(|(at, access)| self.touch(access.line, now(at))).collect()
     }
 

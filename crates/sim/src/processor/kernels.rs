@@ -16,7 +16,7 @@ pub struct Kernel {
     pattern: Pattern,
     /// Size of the working set, in cache lines.
     lines: u64,
-    /// Instructions per access.
+    /// Number of instructions per memory access.
     work: u32,
     /// Same value as [`Program::parallel`].
     parallel: f64,
@@ -143,7 +143,7 @@ impl Kernel {
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
-            reason = "a scaled amount of work"
+            reason = "the scaled work is a small positive number"
         )]
         let work = ((f64::from(self.work) * work) as u32).max(1);
         let mut generator = AccessGenerator {
@@ -271,7 +271,7 @@ impl AccessGenerator {
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
-        reason = "a key below the number of lines"
+        reason = "the key is below the number of lines"
     )]
     fn zipf_key(&mut self, skew: f64) -> u64 {
         let (uniform, n) = (self.rng.random::<f64>(), self.lines as f64);

@@ -23,9 +23,9 @@ pub enum LatencyError {
     /// A value is not a number or is out of range.
     #[error("line {line}: {field} = {value:?}: {rule}")]
     InvalidValue {
-        /// Line number, from 1.
+        /// Line number of the invalid value, from 1.
         line: u64,
-        /// Name of the column.
+        /// Name of the column with the invalid value.
         field: &'static str,
         /// Text of the invalid value.
         value: String,

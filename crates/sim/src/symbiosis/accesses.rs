@@ -17,9 +17,9 @@ pub enum AccessTraceError {
     /// A value is not a whole number.
     #[error("line {line}: {column} = {value:?}: must be a whole number, at least 0")]
     InvalidValue {
-        /// Line number, from 1.
+        /// Line number of the invalid value, from 1.
         line: u64,
-        /// Name of the column.
+        /// Name of the column with the invalid value.
         column: &'static str,
         /// Text of the invalid value.
         value: String,
@@ -33,7 +33,7 @@ pub enum AccessTraceError {
 const TOUCHES_MIN: usize = 10_000;
 /// Maximum length of a trace, in accesses.
 const TOUCHES_MAX: usize = 64 << 20;
-/// Cache line size in bytes.
+/// Cache line size in bytes: addresses within one line count as one page.
 const LINE: u64 = 64;
 
 /// Reads the accessed pages in order. Pages are numbered from 0 in the order of their first access.

@@ -30,7 +30,7 @@ pub struct Round {
     pub sum: Bundle,
 }
 
-/// Recorded market run.
+/// Record of one market run: its rounds and its result.
 #[derive(Clone, Debug)]
 pub struct Auction {
     /// Result status of the market clearing.
@@ -104,7 +104,7 @@ fn sum(bundles: impl Iterator<Item = Bundle>, supply: Supply) -> Bundle {
 #[derive(Clone, Copy, Debug)]
 struct DemandQuery {
     tenant: usize,
-    /// Price of all memory.
+    /// Price of all memory in this query, from 0 to 1.
     price: f64,
     budget: f64,
     bundle: Bundle,
@@ -149,8 +149,10 @@ fn rounds(queries: &[DemandQuery], tenants: usize) -> Vec<Round> {
     let mut rest = queries;
     while rest.len() >= tenants {
         let (all, after) = rest.split_at(tenants);
-        let is_round =
-            all.iter().enumerate().all(|(tenant, one)| one.tenant == tenant && one.price == all[0].price);
+        let is_round = all
+            .iter()
+            .enumerate()
+            .all(|(tenant, query)| query.tenant == tenant && query.price == all[0].price);
         if !is_round {
             rest = &rest[1..];
             continue;
@@ -158,7 +160,7 @@ fn rounds(queries: &[DemandQuery], tenants: usize) -> Vec<Round> {
         let round = Round {
             price: all[0].price,
             dividend: all[0].budget * tenants as f64,
-            sum: sum(all.iter().map(|one| one.bundle), all[0].supply),
+            sum: sum(all.iter().map(|query| query.bundle), all[0].supply),
         };
         match rounds.last_mut() {
             Some(last) if last.price == round.price => *last = round,

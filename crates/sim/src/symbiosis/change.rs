@@ -26,11 +26,11 @@ use super::{
 /// Workload of a tenant: a trace that the tenant replays in a loop.
 #[derive(Clone, Debug)]
 pub struct Activity {
-    /// Name of the trace.
+    /// Name of the trace, for reports.
     pub name: String,
     /// Accessed blocks in order, numbered from 0.
     touches: Arc<[u32]>,
-    /// Number of blocks.
+    /// Number of different blocks in the trace.
     blocks: u32,
     /// Number of pages per block. An access to a block accesses all its pages in sequence.
     pages: u32,
@@ -41,9 +41,9 @@ pub struct Activity {
 pub struct Change {
     /// Epoch, from 0, at whose start the activity changes.
     pub epoch: usize,
-    /// Index of the tenant.
+    /// Index of the tenant whose activity changes.
     pub tenant: usize,
-    /// Index of the new activity.
+    /// Index of the new activity, 0 or 1.
     pub to: usize,
 }
 
@@ -102,7 +102,7 @@ impl Activity {
             #[expect(
                 clippy::cast_possible_truncation,
                 clippy::cast_sign_loss,
-                reason = "at most the pages of a trace"
+                reason = "the ratio is at most the number of pages of a trace"
             )]
             let pages = pages as u32;
             Self { name, touches: touches.into(), blocks, pages }
@@ -172,7 +172,7 @@ impl<'a> HostSimulation<'a> {
         // Tenants start at different positions, so that tenants with the same activity do not run
         // in step.
         let start_positions =
-            |tenant: usize| activities.each_ref().map(|one| one.touches.len() * tenant / TENANTS);
+            |tenant: usize| activities.each_ref().map(|activity| activity.touches.len() * tenant / TENANTS);
         let state = |tenant: usize| TenantState {
             activity: 0,
             positions: start_positions(tenant),
@@ -183,9 +183,9 @@ impl<'a> HostSimulation<'a> {
             overrun: 0.0,
         };
         let tenants: Vec<TenantState> = (0..TENANTS).map(state).collect();
-        let mut one = tenants[0].clone();
+        let mut sample = tenants[0].clone();
         let touches = EPOCH_PASSES * activities[0].touches.len();
-        let length = (0..touches).map(|_| one.touch(activities, share).time).sum();
+        let length = (0..touches).map(|_| sample.touch(activities, share).time).sum();
         Self { activities, host, footprint, length, tenants }
     }
 
@@ -315,8 +315,8 @@ impl ChangeResponse {
 /// Returns the deviation of a share from the long-run share, relative to the long-run share or an
 /// equal share, whichever is larger. Returns the maximum over memory and bandwidth.
 fn deviation(share: Bundle, long_run: Bundle) -> f64 {
-    let one = |share: f64, run: f64| (share - run).abs() / run.max(1.0 / TENANTS as f64);
-    one(share.memory, long_run.memory).max(one(share.bandwidth, long_run.bandwidth))
+    let relative = |share: f64, run: f64| (share - run).abs() / run.max(1.0 / TENANTS as f64);
+    relative(share.memory, long_run.memory).max(relative(share.bandwidth, long_run.bandwidth))
 }
 
 /// Computes the response of the shares to each change.

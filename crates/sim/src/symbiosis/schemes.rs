@@ -173,9 +173,7 @@ impl Estimates<'_> {
 
     fn worst_and_best(&self, shares: &[Bundle]) -> (usize, usize) {
         let mut order: Vec<usize> = (0..shares.len()).collect();
-        order.sort_by(|one, other| {
-            self.value(*one, shares[*one]).total_cmp(&self.value(*other, shares[*other]))
-        });
+        order.sort_by(|a, b| self.value(*a, shares[*a]).total_cmp(&self.value(*b, shares[*b])));
         (order[0], order[order.len() - 1])
     }
 
@@ -226,9 +224,7 @@ impl Estimates<'_> {
     /// partner, and 1.0 if the tenant receives memory or -1.0 if the tenant receives bandwidth.
     fn best_trade(&self, shares: &[Bundle]) -> Option<(usize, usize, f64)> {
         let mut order: Vec<usize> = (0..shares.len()).collect();
-        order.sort_by(|one, other| {
-            self.value(*one, shares[*one]).total_cmp(&self.value(*other, shares[*other]))
-        });
+        order.sort_by(|a, b| self.value(*a, shares[*a]).total_cmp(&self.value(*b, shares[*b])));
         let gain = |at: usize, sign: f64| {
             let after_trade = self.after_trade(shares[at], sign);
             let is_possible = after_trade.memory >= 0.0 && after_trade.bandwidth > 0.0;

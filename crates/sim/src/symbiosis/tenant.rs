@@ -25,7 +25,7 @@ pub enum Kind {
 pub struct Tenant {
     /// Name of the trace of the tenant.
     pub name: String,
-    /// Cost of a miss relative to a hit.
+    /// Cost of a miss relative to a hit (γ in Spirit).
     pub gamma: f64,
     /// Bandwidth demand, as a fraction of the link.
     pub wanted: f64,

@@ -16,7 +16,7 @@ fn skewed(pages: u32, seed: u64) -> Vec<u32> {
     let mut rng = Pcg64Mcg::seed_from_u64(seed);
     let touch = |_| {
         let place: f64 = rng.random_range(0.0..1.0);
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a page")]
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "page numbers fit u32")]
         let page = (place.powi(6) * f64::from(pages)) as u32;
         page
     };
@@ -50,8 +50,8 @@ fn symbiosis_gains_at_least_90_percent_of_ideal_without_losers() {
     assert!(market.shares[3].memory > market.shares[0].memory, "{market:?}");
     assert!(market.shares[3].bandwidth < market.shares[0].bandwidth, "{market:?}");
     let (one, other) = (market.shares[0], market.shares[1]);
-    let off = (one.memory - other.memory).abs().max((one.bandwidth - other.bandwidth).abs());
-    assert!(off <= 1e-3, "equal tenants must have equal shares: {one:?} {other:?}");
+    let deviation = (one.memory - other.memory).abs().max((one.bandwidth - other.bandwidth).abs());
+    assert!(deviation <= 1e-3, "equal tenants must have equal shares: {one:?} {other:?}");
 }
 
 #[test]

@@ -13,10 +13,10 @@ fn trace(text: &str) -> Result<Trace, TraceError> {
 /// Returns the VMs of a trace, formatted as `id@arrive-depart:cores/memory` and joined by spaces.
 fn summary(text: &str) -> String {
     let time = |at: Option<Ns>| at.map_or(String::new(), |at| format!("{}", at.as_ms() as f64 / 1000.0));
-    let one = |vm: &Arrival| {
+    let format_vm = |vm: &Arrival| {
         format!("{}@{}-{}:{}/{}", vm.id, time(vm.arrive), time(vm.depart), vm.cores, vm.memory)
     };
-    trace(text).unwrap().arrivals.iter().map(one).collect::<Vec<_>>().join(" ")
+    trace(text).unwrap().arrivals.iter().map(format_vm).collect::<Vec<_>>().join(" ")
 }
 
 fn error_of(text: &str) -> String {
@@ -111,8 +111,8 @@ fn non_utf8_row_is_malformed() {
 fn order(text: &str) -> String {
     let trace = trace(&format!("{HEADER}{text}")).unwrap();
     let sign = |kind| if kind == EventKind::Arrive { '+' } else { '-' };
-    let one = |e: &Event| format!("{}{}", sign(e.kind), trace.arrivals[e.index].id);
-    events(&trace.arrivals).iter().map(one).collect::<Vec<_>>().join(" ")
+    let format_event = |e: &Event| format!("{}{}", sign(e.kind), trace.arrivals[e.index].id);
+    events(&trace.arrivals).iter().map(format_event).collect::<Vec<_>>().join(" ")
 }
 
 #[test]

@@ -619,12 +619,11 @@ fn reported_slices(report: &ObservedState) -> impl Iterator<Item = &Holding> {
     report.vms.values().flat_map(|vm| &vm.slices).chain(&report.online)
 }
 
-/// Returns whether a reservation has ended.
 pub(super) fn has_ended(reservation: &Reservation) -> bool {
     matches!(reservation.stage, Stage::Ended { .. })
 }
 
-/// Returns whether a reservation was created by the adoption of a running VM.
+/// Returns whether the manager created a reservation when it adopted a running VM after a restore.
 fn is_adopted(reservation: &Reservation) -> bool {
     reservation.request.client.as_str() == "restored"
 }

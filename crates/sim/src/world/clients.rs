@@ -137,7 +137,7 @@ impl World {
         let number = self.clients.tenants.len();
         let Some(host) = self.pick(&self.hosts()) else { return };
         let client = name("c", self.rng.random_range(0..3));
-        let id = RequestId::new(&format!("r{number}")).expect("a letter and a number are a request id");
+        let id = RequestId::new(&format!("r{number}")).expect("a letter with a number is a valid request id");
         let reserve = Reserve {
             request: RequestKey { client, id },
             host: self.machine(host).name.clone(),

@@ -98,7 +98,8 @@ impl Device {
 
     pub(super) fn contains(&self, slice: SliceId) -> bool {
         slice >= self.first
-            && slice.0 - self.first.0 < u32::try_from(self.records.len()).expect("created from a u32")
+            && slice.0 - self.first.0
+                < u32::try_from(self.records.len()).expect("the number of slices fits u32")
     }
 
     pub(super) fn slices(&self) -> Vec<SliceId> {

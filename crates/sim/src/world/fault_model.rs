@@ -127,5 +127,5 @@ pub(super) fn host(n: usize, emcs: Vec<Name>) -> HostSpec {
 }
 
 pub(super) fn name(prefix: &str, n: usize) -> Name {
-    Name::new(&format!("{prefix}{n}")).expect("a letter and a number are a name")
+    Name::new(&format!("{prefix}{n}")).expect("a letter with a number is a valid name")
 }

@@ -43,7 +43,7 @@ fn ended_reservation(n: u64) -> Reservation {
         pinned: false,
         request: RequestKey {
             client: name("c", 0),
-            id: RequestId::new(&format!("past{n}")).expect("letters and a number are a request id"),
+            id: RequestId::new(&format!("past{n}")).expect("letters with a number are a valid request id"),
         },
         commit_within: Ns::secs(1),
         created: UnixMs(n),

@@ -49,7 +49,7 @@ pub(super) struct Machine {
     pub(super) is_network_down: bool,
 }
 
-/// One run of the agent.
+/// Running agent of a host: one run, from its start to its crash.
 #[derive(Debug)]
 pub(super) struct RunningAgent {
     pub(super) agent: Agent,

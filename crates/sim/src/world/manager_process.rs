@@ -33,7 +33,7 @@ pub(super) struct ManagerProcess {
     tokens: u64,
 }
 
-/// One run of the manager.
+/// Running manager: one run, from its start to its crash.
 #[derive(Debug)]
 pub(super) struct RunningManager {
     pub(super) manager: Manager,
@@ -160,7 +160,7 @@ impl World {
     /// Crashes the manager. Queued device calls may take effect or not.
     pub(super) fn kill_manager(&mut self) {
         let writing = self.manager_process.running.as_ref().and_then(|running| running.writing.clone());
-        writing.into_iter().for_each(|(_, records)| self.check_batch(&records)); // the batch may become durable
+        writing.into_iter().for_each(|(_, records)| self.check_batch(&records)); // the batch may become durable despite the crash
         let Some(running) = self.manager_process.running.take() else { return };
         self.log(|| "manager is killed".into());
         self.manager_process.store.crash(running.writing.as_ref().map(|(_, records)| records.as_slice()));

@@ -201,8 +201,10 @@ impl World {
     /// also backs up the store after each change of the rack. Machines and devices that an old
     /// backup lacks keep running.
     pub(super) fn apply_rack(&mut self) {
-        while let Some(emc) =
-            self.truth.emc(EmcId(u32::try_from(self.devices.len()).expect("a few devices"))).cloned()
+        while let Some(emc) = self
+            .truth
+            .emc(EmcId(u32::try_from(self.devices.len()).expect("the number of devices fits u32")))
+            .cloned()
         {
             let kind = if emc.serial.is_some() { DeviceKind::SharedDax } else { DeviceKind::Emulated };
             self.devices.push(Device::new(kind, emc.first, emc.slices));

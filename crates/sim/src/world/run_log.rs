@@ -35,61 +35,62 @@ const SUMMARY_COUNTS: usize = 29;
 pub struct Summary {
     /// Number of steps.
     pub steps: u64,
-    /// Reservations acknowledged.
+    /// Number of acknowledged reservations.
     pub reserved: u64,
-    /// Processes that attached the memory of their VM.
+    /// Number of processes that attached the memory of their VM.
     pub started: u64,
-    /// Slices scrubbed.
+    /// Number of completed scrubs.
     pub scrubbed: u64,
-    /// Slices granted to another host than before.
+    /// Number of grants of a slice to another host than before.
     pub moved: u64,
-    /// Faults injected.
+    /// Number of injected faults.
     pub faults: u64,
-    /// Restores from a backup.
+    /// Number of restores from a backup.
     pub restored: u64,
-    /// Stores with a long history of ended reservations.
+    /// Number of stores with a long history of ended reservations.
     pub long_histories: u64,
-    /// Power failures of emulated devices.
+    /// Number of power failures of emulated devices.
     pub device_power_failures: u64,
-    /// Power failures that emptied the device's directory.
+    /// Number of power failures that emptied the device's directory.
     pub devices_emptied: u64,
-    /// Records of shared devices lost or replaced by an older copy.
+    /// Number of records of shared devices that were lost or replaced by an older copy.
     pub records_rolled_back: u64,
-    /// Faults that filled the disk of the store.
+    /// Number of faults that filled the disk of the store.
     pub full_disks: u64,
-    /// Durable writes that failed on a full disk.
+    /// Number of durable writes that failed on a full disk.
     pub full_disk_writes: u64,
-    /// Releases acknowledged while the disk of the store had too little space for reservations.
+    /// Number of releases acknowledged while the disk of the store had too little space for
+    /// reservations.
     pub low_space_releases: u64,
-    /// Faults of single slices.
+    /// Number of faults of single slices.
     pub slice_faults: u64,
-    /// Scrubs that verified only a part of the slice.
+    /// Number of scrubs that verified only a part of the slice.
     pub partial_scrubs: u64,
-    /// Jumps of the wall clock.
+    /// Number of jumps of the wall clock.
     pub clock_jumps: u64,
-    /// Days during which all machines were suspended.
+    /// Number of days during which all machines were suspended.
     pub days: u64,
-    /// Acknowledged cordons, drains and uncordons of hosts.
+    /// Number of acknowledged cordons, drains and uncordons of hosts.
     pub hosts_scheduled: u64,
-    /// Acknowledged cordons, drains and uncordons of EMCs.
+    /// Number of acknowledged cordons, drains and uncordons of EMCs.
     pub emcs_scheduled: u64,
-    /// Accepted changes of rack.toml.
+    /// Number of accepted changes of rack.toml.
     pub rack_changes: u64,
-    /// Rejected changes of rack.toml.
+    /// Number of rejected changes of rack.toml.
     pub rack_refusals: u64,
-    /// Agents rejected because another agent of the host was connected.
+    /// Number of agents rejected because another agent of the host was connected.
     pub duplicate_agents_rejected: u64,
-    /// Migration requests accepted by the scheduler.
+    /// Number of migration requests accepted by the scheduler.
     pub migrations_accepted: u64,
-    /// Migration requests declined by the scheduler.
+    /// Number of migration requests declined by the scheduler.
     pub migrations_declined: u64,
-    /// Migration requests reported as done by the scheduler.
+    /// Number of migration requests reported as done by the scheduler.
     pub migrations_done: u64,
-    /// Repeated answers to a migration request.
+    /// Number of repeated answers to a migration request.
     pub migration_answers_repeated: u64,
-    /// Answers rejected because the VM has no migration request.
+    /// Number of answers rejected because the VM has no migration request.
     pub migration_answers_refused: u64,
-    /// Declined migration requests that were sent again.
+    /// Number of declined migration requests that were sent again.
     pub migrations_retried: u64,
 }
 

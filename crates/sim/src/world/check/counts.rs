@@ -158,7 +158,8 @@ impl GroundTruth {
     fn online(&self, id: ReservationId, reservation: &Reservation) -> u32 {
         let own =
             |slice: &&SliceId| matches!(self.slot(**slice).state, State::Online(o) if o.reservation == id);
-        u32::try_from(reservation.slices.iter().filter(own).count()).expect("a VM has few slices")
+        u32::try_from(reservation.slices.iter().filter(own).count())
+            .expect("the number of slices of a VM fits u32")
     }
 }
 

@@ -17,11 +17,11 @@ use crate::world::World;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::world) enum Justification {
-    /// Forced release of a VM.
+    /// Request to release the memory of this VM by force.
     Force(Name),
-    /// Fence of a host.
+    /// Request to fence this host.
     Fence(Name),
-    /// Uncordon of a quarantined slice.
+    /// Request to uncordon this quarantined slice.
     Uncordon(SliceId),
     /// Answer of the scheduler to the migration request of a VM.
     MigrationAnswer(Name, MigrationAnswer),
