@@ -138,7 +138,7 @@ async fn memory_of_dead_vm_process_is_freed() {
 }
 
 #[tokio::test]
-async fn running_vm_keeps_memory_until_it_ends_or_force() {
+async fn running_vm_keeps_memory_until_end_or_forced_release() {
     let rack = Rack::start(Plan::small(4)).await;
     let first = running_vm(&rack, 0, "first", 1).await;
     let release = |vm, force| wire::ReleaseRequest { target: vm_ref(vm), force, reason: "test".into() };
@@ -246,7 +246,7 @@ async fn second_agent_on_same_machine_does_not_start() {
 /// Regression test: a second agent ran briefly with a copy of the token. The first agent was then
 /// rejected permanently, the host was fenced, and the VM lost its memory.
 #[tokio::test]
-async fn host_stays_with_first_agent_after_second_ends() {
+async fn first_agent_reconnects_after_second_agent_ends() {
     let rack = Rack::start(Plan { lease_ttl_s: 1.0, fence_after_s: Some(2.0), ..Plan::small(2) }).await;
     let vm = running_vm(&rack, 0, "v", 2).await;
     let copy = rack.dir().join("copy.token");

@@ -58,7 +58,7 @@ async fn audit_of_healthy_rack_is_clean() {
 }
 
 #[tokio::test]
-async fn audit_finds_data_kept_by_device() {
+async fn audit_detects_data_kept_by_device() {
     let rack = Rack::start(plan_with_little_memory(4)).await;
     (0..2).for_each(|emc| inject_fault(&rack, emc, "keep-bytes"));
     let replay = replay(&rack, &sequential_vms(0, 20));
@@ -66,7 +66,7 @@ async fn audit_finds_data_kept_by_device() {
 }
 
 #[tokio::test]
-async fn audit_finds_slice_reachable_by_two_hosts() {
+async fn audit_detects_slice_reachable_by_two_hosts() {
     let rack =
         Rack::start(Plan { lease_ttl_s: 0.5, fence_after_s: Some(0.5), ..plan_with_little_memory(4) }).await;
     let mut scheduler = rack.scheduler().await;
@@ -89,7 +89,7 @@ async fn audit_finds_slice_reachable_by_two_hosts() {
 }
 
 #[tokio::test]
-async fn audit_finds_reservation_lost_by_device() {
+async fn audit_detects_reservation_lost_by_device() {
     let mut rack = Rack::start(plan_with_little_memory(4)).await;
     // The fault loses the grants of the lowest slices of an EMC. The first VM does not depart and
     // has these slices.

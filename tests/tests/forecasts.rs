@@ -143,7 +143,7 @@ async fn plan_is_explained_by_inputs_forecast_and_limits() {
 }
 
 #[tokio::test]
-async fn new_model_is_compared_with_serving_one_on_unseen_vms() {
+async fn new_model_is_compared_with_serving_model_on_unseen_vms() {
     let rack = ModelRack::new().await;
     let start = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs() - 30 * 24 * 3600;
     rack.file("earlier.csv", vms_since(start, 600));
@@ -235,7 +235,7 @@ fn lightgbm(feature: &str) -> String {
 }
 
 #[tokio::test]
-async fn imported_model_serves_like_trained_one() {
+async fn imported_model_serves_like_trained_model() {
     let rack = ModelRack::new().await;
     rack.train_model();
     rack.file("model.txt", lightgbm("key.median"));
@@ -255,7 +255,7 @@ async fn imported_model_serves_like_trained_one() {
 }
 
 #[tokio::test]
-async fn invalid_models_are_rejected_and_serving_one_stays() {
+async fn invalid_models_are_rejected_and_serving_model_remains() {
     let rack = ModelRack::new().await;
     rack.train_model();
     rack.tarn("promote frigid 1");
@@ -289,7 +289,7 @@ async fn invalid_models_are_rejected_and_serving_one_stays() {
 }
 
 #[tokio::test]
-async fn latency_tolerant_workloads_are_pooled_whole() {
+async fn latency_tolerant_vms_get_all_but_1_gib_from_the_pool() {
     let rack = ModelRack::new().await;
     let mut labels = "program,slowdown,retiring,frontend_bound,bad_speculation,core_bound,memory_bound,l1_bound,l2_bound,l3_bound,\
         dram_latency_bound,dram_bandwidth_bound,store_bound,dram_bound,ipc,l1_mpki,l2_mpki,l3_mpki,memory_level_parallelism\n"
@@ -331,7 +331,7 @@ async fn outcomes_that_are_too_old_are_counted_and_dropped() {
 }
 
 #[tokio::test]
-async fn zero_risk_limit_moves_nothing_to_the_pool() {
+async fn zero_risk_limit_plans_no_pool_memory() {
     let rack = ModelRack::new().await;
     rack.train_model();
     rack.tarn("promote frigid 1");
@@ -344,7 +344,7 @@ async fn zero_risk_limit_moves_nothing_to_the_pool() {
 }
 
 #[tokio::test]
-async fn outcomes_round_trip_and_invalid_ones_are_rejected() {
+async fn outcomes_round_trip_and_invalid_outcomes_are_rejected() {
     let rack = ModelRack::new().await;
     rack.train_model();
     let (_, exported, _) = rack.run("telemetry export");

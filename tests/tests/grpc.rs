@@ -239,7 +239,7 @@ async fn uncommitted_reservation_expires() {
 }
 
 #[tokio::test]
-async fn cordoned_host_rejects_vms_and_drained_one_migrates_them() {
+async fn cordoned_host_rejects_vms_and_drain_requests_migrations() {
     let rack = Rack::start(Plan::small(4)).await;
     let mut scheduler = rack.scheduler().await;
     scheduler

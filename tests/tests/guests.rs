@@ -85,7 +85,7 @@ impl Drop for Guest {
 }
 
 #[tokio::test]
-async fn guest_with_revoked_slice_ends_and_names_it() {
+async fn guest_with_revoked_slice_ends_and_reports_the_slice() {
     if !can_run() {
         return;
     }

@@ -112,7 +112,7 @@ fn vmm_threads_have_seccomp_filters_unless_disabled() {
 }
 
 #[test]
-fn vmm_has_the_given_user_and_root_folder() {
+fn vmm_runs_with_given_user_and_root_folder() {
     if !can_drop_root() {
         return;
     }

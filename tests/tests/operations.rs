@@ -9,7 +9,7 @@ use rustix::process::Signal;
 use tests::rack::{Plan, Rack, programs, reserve, vm_ref};
 
 #[tokio::test]
-async fn reload_adds_hosts_and_emcs_and_removes_only_drained_ones() {
+async fn reload_adds_hosts_and_emcs_and_removes_only_unused_hosts() {
     let mut rack = Rack::start(Plan::small(2)).await;
     let mut scheduler = rack.scheduler().await;
     scheduler
@@ -101,7 +101,7 @@ async fn locked_or_corrupt_store_is_rejected() {
 /// at each eighth page. Either the state is unchanged, or `check` and `serve` end with a clear
 /// error and no panic. The unit tests of the store cover more cases.
 #[tokio::test]
-async fn damaged_store_page_is_an_error_or_harmless() {
+async fn damaged_store_page_is_detected_or_harmless() {
     const PAGE: usize = 4096;
     let mut rack = Rack::start(Plan::small(2)).await;
     let mut scheduler = rack.scheduler().await;

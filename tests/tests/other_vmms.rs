@@ -98,7 +98,7 @@ async fn printed_arguments_name_existing_slices_and_attach_nothing() {
 }
 
 #[tokio::test]
-async fn executed_vmm_is_the_vm_until_it_ends() {
+async fn executed_vmm_is_recorded_as_vm_until_exit() {
     for vmm in ["qemu", "cloud-hypervisor"] {
         let mut rack = rack_with_vm().await;
         rack.scheduler().await.commit(wire::CommitRequest { target: vm_ref("v") }).await.unwrap();

@@ -109,7 +109,7 @@ async fn unfenced_host_keeps_slices_until_operator_confirms_power_off() {
 }
 
 #[tokio::test]
-async fn rebooted_host_has_released_slices_after_hung_fence() {
+async fn slices_of_rebooted_host_are_freed_after_fence_timeout() {
     let rack = rack("[fence]\ncommand = [\"sh\", \"-c\", \"sleep 600; true {host}\"]\nwithin_s = 1").await;
     let _other = ScriptedAgent::start(&rack, "h1", "boot 1").await;
     drop(host_with_slice(&rack, "h0").await);

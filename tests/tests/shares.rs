@@ -126,7 +126,7 @@ async fn agent_gets_weights_after_welcome_and_on_changes() {
 }
 
 #[tokio::test]
-async fn weights_of_removed_host_do_not_apply_to_new_host_of_same_name() {
+async fn weights_of_removed_host_do_not_apply_to_host_of_same_name() {
     let rack = rack().await;
     set(&rack, "h0", "web=2").await.unwrap();
     set(&rack, "h1", "web=9").await.unwrap();

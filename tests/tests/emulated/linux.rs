@@ -29,7 +29,7 @@ const SHAPES: [(&str, u32, &[u64]); 9] = [
 ];
 
 #[test]
-fn pool_memory_is_nodes_without_cpus_in_all_shapes() {
+fn pool_memory_appears_as_nodes_without_cpus() {
     let mut script = String::new();
     for (n, (kernel, cpus, pools)) in SHAPES.iter().enumerate() {
         script += &launch(
@@ -189,7 +189,7 @@ head -c 1 <&3 > /dev/null
 "#;
 
 #[test]
-fn elf_kernels_multiple_cpu_nodes_and_page_options_work() {
+fn guests_boot_with_elf_kernel_multiple_cpu_nodes_and_huge_pages() {
     let script = format!(
         "export TARN_VMM_RUN_DIR=/run/vmm\necho 160 > /proc/sys/vm/nr_hugepages\n{}{}\
          {} > /tmp/huge 2>&1 &\nVMM=$!\nuntil grep -q WAITING /tmp/huge; do sleep 0.2; done\n\
