@@ -44,8 +44,8 @@ pub fn command(name: &str, kernel: &str, initrd: &str, options: &str) -> String 
     )
 }
 
-/// Returns the output of a guest and its exit code: the text between the lines `BEGIN NAME` and
-/// `END NAME EXIT_CODE`, and the rest of the second line.
+/// Returns the output and the exit code of a guest. The output is between the lines `BEGIN NAME`
+/// and `END NAME EXIT_CODE`.
 pub fn section<'a>(output: &'a str, name: &str) -> (&'a str, &'a str) {
     let begin = format!("BEGIN {name}\n");
     let from = output.find(&begin).unwrap_or_else(|| panic!("no {begin:?} in:\n{output}")) + begin.len();

@@ -1,6 +1,5 @@
-//! Tests of forecasts with a real manager and the real command line: import of outcomes, training,
-//! comparison, promotion, replacement under load and rollback of models, and rejection of invalid
-//! models.
+//! Tests of forecasts with a real manager and the real command line. The tests import outcomes,
+//! train, compare, promote, replace and roll back models, and reject invalid models.
 #![allow(clippy::unwrap_used, reason = "test code: a failed unwrap fails the test")]
 
 use std::{

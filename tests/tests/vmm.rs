@@ -237,8 +237,8 @@ fn missing_kvm_permission_is_reported() {
     }
     let vm = StandaloneVm::new();
     // The program is copied because other users cannot read the build folder. A separate process
-    // copies the program: if this process had the copy open for writing, children that it starts
-    // meanwhile would inherit the descriptor, and the copy could not be executed.
+    // copies the program. Otherwise children of this process could inherit a descriptor that is
+    // open for writing, and the copy could not be executed.
     let program = vm.path("vmm-plugin");
     let copied = Command::new("cp").arg(programs().join("vmm-plugin")).arg(&program).status();
     assert!(copied.unwrap().success());

@@ -105,8 +105,8 @@ impl Capacity {
         }
     }
 
-    /// Returns the stranded local memory for this VM shape: the free memory of all schedulable
-    /// hosts that lack the cores or the memory for another such VM.
+    /// Returns the stranded local memory for a VM shape. Stranded memory is the free local memory
+    /// of schedulable hosts on which no VM of this shape fits.
     pub fn stranded(&self, shape: VmShape) -> Bytes {
         let unusable = self.hosts.iter().filter(|(name, host_capacity)| {
             host_capacity.is_schedulable && self.fit(shape, name, host_capacity).is_none()

@@ -170,9 +170,9 @@ pub struct Event {
     pub index: usize,
 }
 
-/// Returns all events in order of time. Events at the same time are in this order: VMs that run at
-/// the start, departures (which free resources for arrivals), arrivals, and departures of VMs that
-/// arrive at this time. Further ties are resolved by row.
+/// Returns all events in order of time. At the same time, VMs that run at the start come first,
+/// then departures, which free resources. Arrivals follow, and then departures of VMs that arrive
+/// at this time. Further ties are resolved by row.
 pub fn events(arrivals: &[Arrival]) -> Vec<Event> {
     let mut ranked: Vec<(Rank, Event)> =
         arrivals.iter().enumerate().flat_map(|(i, a)| events_of(i, a)).collect();

@@ -7,8 +7,8 @@ use tests::emulated_rack::{EmulatedRack, plan};
 const SLICES: u32 = 4;
 /// Memory that a VM writes to each slice, in MiB.
 const TOUCH_MIB: u32 = 64;
-/// Memory per slice, in MiB, that a VM writes to use all four slices if the kernel chooses the
-/// pages: the total does not fit into three slices.
+/// Memory per slice, in MiB, that makes a VM use all four slices if the kernel chooses the pages.
+/// The total for four slices does not fit into three.
 const FILL_MIB: u32 = 800;
 
 /// Moves all slices between two hosts in each round. The VM of a round writes the given amount of

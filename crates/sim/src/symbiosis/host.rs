@@ -40,8 +40,8 @@ impl Host {
         Supply { memory_mib, bandwidth_mb_s: LINK_MB_S }
     }
 
-    /// Creates the utility of a tenant from its miss-ratio curve (memory in footprints), its miss
-    /// penalty `gamma`, and its bandwidth demand `link` (fraction of the link).
+    /// Creates the utility of a tenant. `knots` is its miss-ratio curve with memory in footprints,
+    /// `gamma` its miss penalty, and `link` its bandwidth demand as a fraction of the link.
     pub(super) fn utility(self, knots: Vec<Knot>, gamma: f64, link: f64) -> TenantUtility {
         let knots: Vec<Knot> =
             knots.into_iter().map(|knot| Knot { memory: knot.memory * FOOTPRINT_MIB, ..knot }).collect();

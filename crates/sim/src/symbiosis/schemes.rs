@@ -17,8 +17,8 @@ pub enum Scheme {
     /// Moves one step of memory or of bandwidth, in turn, from the tenant with the highest relative
     /// throughput to the tenant with the lowest.
     Harvest,
-    /// Exchanges a step of memory for a step of bandwidth between the tenant with the lowest
-    /// relative throughput and the partner with the largest total gain.
+    /// Exchanges a step of memory for a step of bandwidth between two tenants. One has the lowest
+    /// relative throughput; the other is the partner with the largest total gain.
     Trade,
     /// Market without refinement, with miss ratios from sampled reuse distances.
     Market,
@@ -220,8 +220,9 @@ impl Estimates<'_> {
         }
     }
 
-    /// Returns the next trade: the tenant with the lowest relative throughput that can trade, its
-    /// partner, and 1.0 if the tenant receives memory or -1.0 if the tenant receives bandwidth.
+    /// Returns the next trade: a tenant, its partner, and a sign. The tenant has the lowest
+    /// relative throughput of all tenants that can trade. The sign is 1.0 if the tenant receives
+    /// memory and -1.0 if the tenant receives bandwidth.
     fn best_trade(&self, shares: &[Bundle]) -> Option<(usize, usize, f64)> {
         let mut order: Vec<usize> = (0..shares.len()).collect();
         order.sort_by(|a, b| self.value(*a, shares[*a]).total_cmp(&self.value(*b, shares[*b])));

@@ -1,6 +1,6 @@
-//! Checks of the invariants after every step. The checks compare the manager's actions with the
-//! state of the simulated world: the slices that processes can reach, the contents of the store,
-//! and the reports of hosts and devices. They do not use the manager's ledger.
+//! Checks of the invariants after every step. The checks compare the actions of the manager with
+//! the state of the simulated world. This state consists of the slices that processes can reach,
+//! the store, and the reports of hosts and devices. They do not use the manager's ledger.
 
 mod counts;
 mod desired_state;

@@ -43,8 +43,8 @@ impl World {
         }
     }
 
-    /// Draws the duration of a fault: in 30 % of cases up to 4 s, which can exceed all timeouts;
-    /// otherwise up to 300 ms.
+    /// Draws the duration of a fault: up to 300 ms in 70 % of cases, otherwise up to 4 s, which can
+    /// exceed all timeouts.
     pub(super) fn fault_duration(&mut self) -> Ns {
         let max = if self.chance(0.3) { Ns::secs(4) } else { Ns::ms(300) };
         self.random_between(Ns::ms(1), max)
@@ -57,8 +57,8 @@ impl World {
     }
 
     /// Replaces the store by a backup; in half of the cases a device also fails. In worlds where
-    /// devices lose their records, it only crashes the manager: epochs could repeat if the store
-    /// and the record of a device were both lost.
+    /// devices lose their records, this function only crashes the manager. Epochs could repeat if
+    /// the store and the record of a device were both lost.
     fn restore_backup(&mut self) {
         if self.fault_model.devices_lose_records {
             return self.crash_manager();

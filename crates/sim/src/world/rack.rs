@@ -182,8 +182,8 @@ impl World {
         }
     }
 
-    /// Selects the rack.toml for a manager with a restored store: the file of the backup, or the
-    /// current file if it adds no host or EMC to the backup.
+    /// Selects the rack.toml for a manager with a restored store. Selects the file of the backup,
+    /// or the current file if that file adds no host or EMC to the backup.
     pub(super) fn choose_restored_rack(&mut self) {
         let (emcs, hosts) = self.truth.rack();
         let spec = &self.rack.spec;

@@ -1,5 +1,5 @@
 //! Checks of desired states. The desired state of a host is computed from the records on disk and
-//! the confirmed grants, and compared with the sum of the messages sent to the host.
+//! the confirmed grants. The sum of the messages sent to the host must equal this state.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -232,8 +232,8 @@ impl World {
         }
     }
 
-    /// Checks that no VM is sent before the boot id of the session is on disk, because the VM may
-    /// have ended with the earlier boot. Also checks that no completed scrub is sent again.
+    /// Checks that no VM is sent before the boot id of the session is on disk. Such a VM may have
+    /// ended with the earlier boot. Also checks that no completed scrub is sent again.
     fn check_not_outdated(&mut self, sent: &SentStates) {
         let host = self.truth.host(sent.host).filter(|host| host.fence == Fence::None);
         let boot = host.map(|host| host.boot_id.clone()).filter(|boot| !boot.is_empty());

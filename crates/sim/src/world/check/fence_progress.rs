@@ -1,5 +1,5 @@
 //! Checks of the progress of fences. A working device that can revoke access must fence a host
-//! within a time limit, and the slices of the host on this device must start to drain. This must
+//! within a time limit. The slices of the host on this device must then start to drain. This must
 //! also hold while other devices of the host have failed.
 
 use std::collections::BTreeMap;

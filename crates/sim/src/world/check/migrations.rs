@@ -51,8 +51,8 @@ impl GroundTruth {
         host || reservation.slices.iter().any(on_draining_emc)
     }
 
-    /// Returns a description of a wrong migration request: its VM has ended or need not move, or a
-    /// VM that must move has no request.
+    /// Returns a description of an error: a migration request for a VM that has ended or need not
+    /// move, or a VM that must move without a request.
     pub(super) fn find_migration_error(&self) -> Option<String> {
         let unneeded = self.migrations().find(|(id, _)| {
             let active = self.reservation(*id).filter(|reservation| !has_ended(reservation));
