@@ -1,6 +1,7 @@
 //! Checks of the invariants after every step. The checks compare the actions of the manager with
 //! the state of the simulated world. This state consists of the slices that processes can reach,
-//! the store, and the reports of hosts and devices. They do not use the manager's ledger.
+//! the store, and the reports of hosts and devices. The checks do not use the ledger of the
+//! manager.
 
 mod counts;
 mod desired_state;
