@@ -1,5 +1,5 @@
-//! Rack of emulated hosts for tests: each host runs its own kernel and shares CXL memory with the
-//! others. Checks compare the reports of the programs with the slices in the kernels.
+//! Rack of emulated hosts for tests. Each host runs its own kernel and shares CXL memory with the
+//! other hosts. Checks compare the state of the manager with the slices in the kernels.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,19 +21,19 @@ use serde_json::Value;
 
 use crate::{linux_guests::artifacts, rack::programs};
 
-/// Time limit of every wait. Generous, because hosts are emulated and test machines are shared.
+/// Time limit of every wait. It is high because hosts are emulated and test machines are shared.
 pub const TIMEOUT: Duration = Duration::from_secs(600);
-/// Interval between checks of a condition.
+/// Interval between two checks of a condition.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
-/// Interval between checks of all kernels.
+/// Interval between two checks that no slice is in two kernels.
 const OWNER_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 const MIB: usize = 1 << 20;
-/// Socket on which agents provide memory.
+/// Path of the socket on which an agent provides memory to VMs.
 const SOCKET: &str = "/run/tarn-agent/host-memory.sock";
-/// Prints a line for each slice in a kernel: serial number of the device, index of the slice,
-/// driver, and number of memory blocks that are not offline.
+/// Shell script that prints one line per slice in a kernel: serial number of the device, index of
+/// the slice, driver, and number of memory blocks that are not offline.
 const LIST_SLICES_SCRIPT: &str = r#"
-# No process per block, because this script runs often.
+# Starts no process per memory block, because this script runs often.
 read -r hex < /sys/devices/system/memory/block_size_bytes
 block=$((0x$hex))
 for region in /sys/bus/cxl/devices/region*; do
@@ -43,7 +43,8 @@ for region in /sys/bus/cxl/devices/region*; do
   read -r decoder < $region/target0
   read -r serial < /sys/bus/cxl/devices/$decoder/../uport/serial
   base=$((base)) end=$((base + size))
-  # Not from the files of the devices: a reader can block Linux 6.12 forever while it removes their memory.
+  # Reads /proc/iomem instead of the files of the devices: in Linux 6.12, a reader of these files can block the
+  # removal of the memory forever.
   grep -oE '[0-9a-f]+-[0-9a-f]+ : dax[0-9]+\.[1-9][0-9]*$' /proc/iomem | while read -r range colon name; do
     start=$((0x${range%-*}))
     [ $start -ge $base ] && [ $start -lt $end ] || continue
@@ -61,27 +62,27 @@ for region in /sys/bus/cxl/devices/region*; do
 done
 "#;
 
-/// State of a slice in a kernel.
+/// State of a slice in the kernel of a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelSlice {
-    /// Driver of the device: `device_dax`, `kmem`, or `none`.
+    /// Driver of the dax device: `device_dax`, `kmem` or `none`.
     pub driver: String,
-    /// Number of memory blocks that are not offline.
+    /// Number of memory blocks of the slice that are not offline.
     pub blocks: u32,
 }
 
-/// Serial number of a device, and index of a slice on it.
+/// Serial number of a device, and index of a slice on this device.
 pub type SliceLocation = (String, u32);
 
-/// A rack of emulated hosts.
+/// Rack of emulated hosts. Dropping the value stops the rack.
 #[derive(Debug)]
 pub struct EmulatedRack {
-    /// The rack.
+    /// Rack as implemented by the crate `emulated-host`.
     pub rack: Rack,
     _folder: tempfile::TempDir,
 }
 
-/// Plans a rack of hosts that share devices with these numbers of slices.
+/// Returns the plan of a rack. All hosts share devices with the given numbers of slices.
 pub fn plan(hosts: usize, slices: &[u32], backend: &str) -> RackPlan {
     let program = |name: &str| programs().join(name);
     let programs = Programs {
@@ -97,9 +98,10 @@ pub fn plan(hosts: usize, slices: &[u32], backend: &str) -> RackPlan {
 }
 
 impl EmulatedRack {
-    /// Starts a rack, and waits until all its hosts are up.
+    /// Starts a rack and waits until all hosts are up.
     pub fn start(plan: RackPlan) -> Self {
-        let folder = tempfile::Builder::new().prefix("tarn-rack-").tempdir().expect("a temporary folder");
+        let folder =
+            tempfile::Builder::new().prefix("tarn-rack-").tempdir().expect("a temporary folder is created");
         let rack = Rack::start(&artifacts(), plan, folder.path(), || true);
         Self { rack: rack.unwrap_or_else(|error| panic!("{error}")), _folder: folder }
     }
@@ -108,17 +110,17 @@ impl EmulatedRack {
         &self.rack.plan().hosts.devices
     }
 
-    /// Returns a host.
+    /// Returns the host with this index.
     pub fn host(&self, host: usize) -> &RackHost {
         &self.rack.hosts().all()[host]
     }
 
-    /// Returns a host, to power it on or off.
+    /// Returns the host with this index, to power the host on or off.
     pub fn host_mut(&mut self, host: usize) -> &mut RackHost {
         &mut self.rack.hosts_mut().all_mut()[host]
     }
 
-    /// Returns the output of a command on a host, which must succeed.
+    /// Runs a command on a host and returns its output. The command must succeed.
     pub fn run(&self, host: usize, command: &str) -> String {
         let output = self.host(host).run_within(command, TIMEOUT);
         let output = output.unwrap_or_else(|error| panic!("{command}: {error}"));
@@ -126,13 +128,13 @@ impl EmulatedRack {
         output.text
     }
 
-    /// Runs `tarn` as an operator.
+    /// Runs `tarn` as an operator. The command may fail.
     pub fn try_tarn(&self, arguments: &str) -> Output {
         let arguments: Vec<&str> = arguments.split_whitespace().collect();
         self.rack.tarn(&arguments).output().expect("tarn runs")
     }
 
-    /// Returns the output of `tarn`, which must succeed.
+    /// Runs `tarn` as an operator and returns its output. The command must succeed.
     pub fn tarn(&self, arguments: &str) -> String {
         let output = self.try_tarn(arguments);
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -140,26 +142,26 @@ impl EmulatedRack {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// Returns the output of `tarn` as JSON.
+    /// Runs `tarn` with JSON output and returns the parsed output. The command must succeed.
     pub fn json(&self, arguments: &str) -> Value {
         serde_json::from_str(&self.tarn(&format!("{arguments} -o json"))).expect("the output is JSON")
     }
 
-    /// Returns the states of all slices, in order.
+    /// Returns the states of all slices in the manager, in order.
     pub fn states(&self) -> Vec<String> {
         let slices = self.json("get slices");
-        let all = slices.as_array().expect("a list");
+        let all = slices.as_array().expect("the output is a list");
         all.iter().map(|slice| slice["state"].as_str().unwrap_or_default().to_owned()).collect()
     }
 
-    /// Waits until a condition holds.
-    pub fn wait_until(&self, what: &str, condition: impl Fn(&Self) -> bool) {
+    /// Waits until a condition holds. Fails after [`TIMEOUT`].
+    pub fn wait_until(&self, condition_name: &str, condition: impl Fn(&Self) -> bool) {
         let deadline = Instant::now() + TIMEOUT;
         while !condition(self) {
             let slices = || self.try_tarn("get slices -o wide").stdout;
             assert!(
                 Instant::now() < deadline,
-                "{what}: not within {TIMEOUT:?}\n{}\n{}",
+                "{condition_name}: not within {TIMEOUT:?}\n{}\n{}",
                 String::from_utf8_lossy(&slices()),
                 self.logs()
             );
@@ -172,7 +174,7 @@ impl EmulatedRack {
         self.wait_until("all slices are free", |rack| rack.states().iter().all(|state| state == "free"));
     }
 
-    /// Returns all logs.
+    /// Returns the last lines of the logs of the manager and of all agents.
     pub fn logs(&self) -> String {
         let agents = self
             .rack
@@ -183,12 +185,12 @@ impl EmulatedRack {
         format!("manager:\n{}\n{}", tail(&self.rack.manager_log()), agents.collect::<String>())
     }
 
-    /// Returns the slices in a host's kernel.
+    /// Returns the slices in the kernel of a host.
     pub fn kernel_slices(&self, host: usize) -> BTreeMap<SliceLocation, KernelSlice> {
         read_kernel_slices(self.host(host)).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// Reserves slices and waits until they can be used.
+    /// Reserves slices for a VM, waits until the slices are online, and commits the reservation.
     pub fn reserve(&self, host: usize, vm: &str, slices: u32) {
         self.tarn(&format!(
             "reserve --host h{host} --vm {vm} --pool {slices}GiB --cores 1 --request-id {vm} --wait-ready"
@@ -196,18 +198,19 @@ impl EmulatedRack {
         self.tarn(&format!("commit {vm}"));
     }
 
-    /// Returns the slices of a device that are not zero, read from its memory file on this machine.
-    /// Holes of the file are skipped.
+    /// Returns the slices of a device that contain data. Reads the memory file of the device on
+    /// this machine; holes of the file are zero.
     pub fn nonzero_slices(&self, device: usize) -> Vec<u32> {
         let device = &self.devices()[device];
-        let file = File::open(self.rack.hosts().memory_of(device)).expect("the device's file");
+        let file = File::open(self.rack.hosts().memory_of(device))
+            .expect("the memory file of the device can be opened");
         (0..device.gib)
             .filter(|slice| !is_zero(&file, u64::from(*slice) << 30..u64::from(slice + 1) << 30))
             .collect()
     }
 
-    /// Starts a process that uses a VM's slices like a VMM, and returns the slices that were not
-    /// zeroed.
+    /// Starts a stand-in process that uses the slices of a VM like a VMM. Returns the slices that
+    /// were not zeroed.
     pub fn start_vm(&self, host: usize, vm: &str, touch_mib: u32) -> Vec<u64> {
         self.run(
             host,
@@ -224,10 +227,11 @@ impl EmulatedRack {
         });
         let report: Value =
             serde_json::from_str(&self.run(host, &format!("cat /run/{vm}.out"))).expect("JSON");
-        report["dirty"].as_array().expect("a list").iter().filter_map(Value::as_u64).collect()
+        report["dirty"].as_array().expect("the output is a list").iter().filter_map(Value::as_u64).collect()
     }
 
-    /// Ends such a process in order, and returns the slices in which its data was overwritten.
+    /// Ends a stand-in process and waits for its final check. Returns the slices in which its data
+    /// was overwritten.
     pub fn end_vm(&self, host: usize, vm: &str) -> Vec<u64> {
         self.run(host, &format!("kill $(cat /run/{vm}.sleep)"));
         self.wait_until(&format!("{vm} has checked its data again"), |rack| {
@@ -235,33 +239,38 @@ impl EmulatedRack {
         });
         let report = self.run(host, &format!("tail -n 1 /run/{vm}.out; rm /run/{vm}.*"));
         let report: Value = serde_json::from_str(&report).expect("JSON");
-        report["overwritten"].as_array().expect("a list").iter().filter_map(Value::as_u64).collect()
+        report["overwritten"]
+            .as_array()
+            .expect("the output is a list")
+            .iter()
+            .filter_map(Value::as_u64)
+            .collect()
     }
 
-    /// Kills such a process.
+    /// Kills a stand-in process.
     pub fn kill_vm(&self, host: usize, vm: &str) {
         self.run(host, &format!("kill -9 $(cat /run/{vm}.pid); kill $(cat /run/{vm}.sleep); rm /run/{vm}.*"));
     }
 
-    /// Returns the state of a host in the manager: `up`, `unknown`, `fenced` and so on.
+    /// Returns the state of a host in the manager, such as `up`, `unknown` or `fenced`.
     pub fn host_state(&self, host: usize) -> String {
         self.json("get hosts")[host]["state"].as_str().unwrap_or_default().to_owned()
     }
 
-    /// Waits until the manager has a host in this state.
+    /// Waits until a host is in this state in the manager.
     pub fn wait_host_state(&self, host: usize, state: &str) {
         self.wait_until(&format!("h{host} is {state}"), |rack| rack.host_state(host) == state);
     }
 
-    /// Checks periodically during `work` that no slice is on two hosts. Returns the number of
-    /// checks, and the result of `work`.
+    /// Runs `work` and checks periodically that no slice is on two hosts. Returns the number of
+    /// checks and the result of `work`.
     pub fn with_owner_watch<T>(&self, work: impl FnOnce() -> T) -> (usize, T) {
         let watch = self.watch_owners();
         let outcome = work();
         (watch.finish(), outcome)
     }
 
-    /// Starts checking periodically that no slice is on two hosts.
+    /// Starts a thread that checks periodically that no slice is on two hosts.
     pub fn watch_owners(&self) -> OwnerWatch {
         let folder = self.rack.hosts().folder();
         let all = self.rack.hosts().all().iter();
@@ -280,21 +289,25 @@ impl EmulatedRack {
         OwnerWatch { stop, watcher: Some(watcher) }
     }
 
-    /// Checks that each kernel has exactly the slices that are online on its host according to the
-    /// manager. Hosts without power have none.
+    /// Checks that the kernel of each host has exactly the slices that the manager lists as online
+    /// on this host. Hosts that are off must have no online slices.
     pub fn assert_kernels_match_manager(&self) {
         let mut online: BTreeMap<String, BTreeSet<SliceLocation>> = BTreeMap::new();
         let mut next_index: BTreeMap<String, u32> = BTreeMap::new();
-        for slice in self.json("get slices").as_array().expect("a list") {
+        for slice in self.json("get slices").as_array().expect("the output is a list") {
             let text = |field: &str| slice[field].as_str().unwrap_or_default();
             let next = next_index.entry(text("emc").to_owned()).or_default();
-            let number: usize = text("emc").trim_start_matches("emc").parse().expect("a number");
+            let number: usize =
+                text("emc").trim_start_matches("emc").parse().expect("the name of an EMC ends with a number");
             let location = (format!("{:#x}", self.devices()[number].serial), *next);
             *next += 1;
             match text("state") {
                 "online" => drop(online.entry(text("host").to_owned()).or_default().insert(location)),
                 "free" | "quarantined" => {}
-                moving => panic!("{location:?} is {moving}\n{}", self.logs()),
+                moving => panic!(
+                    "slice {location:?} is {moving}: must be online, free or quarantined\n{}",
+                    self.logs()
+                ),
             }
         }
         for (n, host) in self.rack.hosts().all().iter().enumerate() {
@@ -304,7 +317,7 @@ impl EmulatedRack {
                 assert_eq!(in_kernel, expected, "{}\n{}", host.name(), self.logs());
             }
         }
-        assert!(online.is_empty(), "{online:?} on hosts without power");
+        assert!(online.is_empty(), "{online:?} are online on hosts that are off");
     }
 
     /// Checks that the memory of all devices is zero.
@@ -320,7 +333,7 @@ impl EmulatedRack {
     }
 }
 
-/// Periodic check of all kernels, until it is dropped.
+/// Thread that checks all kernels periodically. Dropping the value stops the thread.
 #[derive(Debug)]
 pub struct OwnerWatch {
     stop: Arc<AtomicBool>,
@@ -328,10 +341,13 @@ pub struct OwnerWatch {
 }
 
 impl OwnerWatch {
-    /// Ends the checks, and returns their number. Panics if a slice had two owners.
+    /// Stops the thread and returns the number of checks.
+    ///
+    /// # Panics
+    /// Panics if a slice was on two hosts.
     pub fn finish(mut self) -> usize {
         self.stop.store(true, Ordering::Relaxed);
-        let watcher = self.watcher.take().expect("it is ended once");
+        let watcher = self.watcher.take().expect("finish is called once");
         watcher.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
 }
@@ -339,13 +355,13 @@ impl OwnerWatch {
 impl Drop for OwnerWatch {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
-        let _ = self.watcher.take().map(JoinHandle::join); // the test has failed already
+        let _ = self.watcher.take().map(JoinHandle::join); // ignores a panic: the test has already failed
     }
 }
 
-/// Checks that no slice is on two hosts: a slice that the first host has before and after it is
-/// seen on the second was on both. Returns false if a host did not reply; its slices are not
-/// checked.
+/// Checks that no slice is on two hosts at the same time. For each pair of hosts, reads the slices
+/// of the first, the second and again the first host. A slice in all three results was on both
+/// hosts. Returns `false` if a host did not reply.
 fn check_single_owner(hosts: &[RackHost]) -> bool {
     let mut all = true;
     for (n, first) in hosts.iter().enumerate() {
@@ -355,14 +371,19 @@ fn check_single_owner(hosts: &[RackHost]) -> bool {
             let checks = checks.map(Result::unwrap_or_default);
             let [before, other, after] = checks.map(|slice| slice.into_keys().collect::<BTreeSet<_>>());
             let shared: Vec<_> = before.intersection(&after).filter(|slice| other.contains(*slice)).collect();
-            assert!(shared.is_empty(), "{shared:?} are on {} and {}", first.name(), second.name());
+            assert!(
+                shared.is_empty(),
+                "slices {shared:?} are on both {} and {}",
+                first.name(),
+                second.name()
+            );
         }
     }
     all
 }
 
-/// Reads the slices in a host's kernel. Panics on unexpected output, because a check without input
-/// would always pass.
+/// Reads the slices in the kernel of a host. Panics on unexpected output, because a check of an
+/// empty list would always pass.
 fn read_kernel_slices(
     host: &RackHost,
 ) -> Result<BTreeMap<SliceLocation, KernelSlice>, emulated_host::HostError> {
@@ -391,7 +412,7 @@ fn is_zero(file: &File, range: Range<u64>) -> bool {
         let data = match rustix::fs::seek(file, SeekFrom::Data(at)) {
             Ok(data) if data < range.end => data,
             Ok(_) | Err(rustix::io::Errno::NXIO) => return true,
-            Err(errno) => panic!("the device's file: {errno}"),
+            Err(errno) => panic!("cannot seek in the memory file of the device: {errno}"),
         };
         at = data - data % bytes.len() as u64;
         file.read_exact_at(&mut bytes, at).expect("the file is readable");
@@ -402,7 +423,7 @@ fn is_zero(file: &File, range: Range<u64>) -> bool {
     }
 }
 
-/// Describes the power state of a host: its process may have ended without a log entry.
+/// Returns the power state of a host for an error message.
 fn power(host: &RackHost) -> &'static str {
     match host.is_on() {
         Ok(true) => "on",

@@ -1,4 +1,5 @@
-//! Common parts of the system tests.
+//! Shared code of the system tests: racks of real processes, emulated hosts, guests and scripted
+//! agents.
 
 pub mod emulated_rack;
 pub mod linux_guests;
@@ -7,5 +8,5 @@ pub mod scripted_agent;
 pub mod small_guests;
 pub mod standalone_vm;
 
-/// Steps of a simulated rack before it becomes quiescent.
+/// Number of steps with faults in a run of the simulated rack.
 pub const SIMULATION_STEPS: u64 = 4000;

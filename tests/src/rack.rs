@@ -1,5 +1,5 @@
-//! A rack of real processes on this machine: one manager, agents and the command line, with their
-//! own sockets and folders. Processes are killed by their id when the rack is dropped.
+//! Rack of real processes on this machine: one manager, agents and the command line, with separate
+//! sockets and folders. Dropping the rack kills all its processes.
 
 use std::{
     fs::{self, File},
@@ -16,32 +16,33 @@ use proto::v1::{self as wire, admin_client::AdminClient, scheduler_client::Sched
 use rustix::process::{Pid, Signal, kill_process};
 use tonic::transport::{Channel, Endpoint};
 
-/// Time limit of every wait. Generous, because test machines are shared.
+/// Time limit of every wait. It is high because test machines are shared.
 const TIMEOUT: Duration = Duration::from_secs(180);
-/// Interval between checks of a condition.
+/// Interval between two checks of a condition.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Description of a rack.
+/// Size and configuration of a rack.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Slices of each EMC.
+    /// Number of slices of each EMC.
     pub emcs: Vec<u32>,
-    /// EMCs of each host, by index.
+    /// Indexes of the EMCs that each host is connected to.
     pub hosts: Vec<Vec<usize>>,
     /// Duration of a lease in seconds.
     pub lease_ttl_s: f64,
-    /// Seconds from the end of a lease until the host is fenced; `None` for never.
+    /// Seconds from the end of a lease until the host is fenced, or `None` if hosts are not fenced.
     pub fence_after_s: Option<f64>,
-    /// Local memory of each host.
+    /// Local memory of each host, in MiB.
     pub local_mib: u64,
-    /// Lines to add to rack.toml.
+    /// Additional lines in rack.toml.
     pub rack_toml_extra: String,
-    /// Lines to add to the section `[agent]` of every host.toml.
+    /// Additional lines in the section `[agent]` of every host.toml.
     pub agent_toml_extra: String,
 }
 
 impl Plan {
-    /// Returns two hosts with two EMCs of `slices` slices each, short leases and no fencing.
+    /// Returns a plan of two hosts and two EMCs with `slices` slices each. Leases are short, and
+    /// hosts are not fenced.
     pub fn small(slices: u32) -> Self {
         Self {
             emcs: vec![slices, slices],
@@ -55,18 +56,20 @@ impl Plan {
     }
 }
 
-/// A rack of real processes.
+/// Rack of real processes. Dropping the value kills all processes.
 #[derive(Debug)]
 pub struct Rack {
     plan: Plan,
-    // Field order: processes end, agents first, before their folders are removed.
+    // Fields are dropped in this order: agents end first, then the manager, then the folders are
+    // removed.
     agents: Vec<Option<Process>>,
     manager: Option<Process>,
     dir: tempfile::TempDir,
     memory: tempfile::TempDir,
 }
 
-/// Folder of the programs: `TARN_BIN_DIR`, or built once.
+/// Returns the folder of the programs: `TARN_BIN_DIR` if set; otherwise the programs are built
+/// once.
 pub fn programs() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
@@ -76,7 +79,7 @@ pub fn programs() -> &'static Path {
 }
 
 impl Rack {
-    /// Writes the files of a rack without starting processes.
+    /// Writes the configuration files of a rack without starting processes.
     pub fn new(plan: Plan) -> Self {
         let dir =
             tempfile::Builder::new().prefix("tarn-test-").tempdir().expect("a temporary folder is created");
@@ -92,7 +95,7 @@ impl Rack {
         rack
     }
 
-    /// Starts a rack with its manager and agents.
+    /// Starts the manager and all agents of a rack, and waits until all hosts are up.
     pub async fn start(plan: Plan) -> Self {
         let mut rack = Self::new(plan);
         rack.start_manager().await;
@@ -103,12 +106,12 @@ impl Rack {
         rack
     }
 
-    /// Returns the folder of everything except slices.
+    /// Returns the folder of all files except the memory of slices.
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
 
-    /// Returns the folder with the slices of an EMC.
+    /// Returns the folder with the memory of an EMC.
     pub fn emc_dir(&self, emc: usize) -> PathBuf {
         self.memory.path().join(format!("emc{emc}"))
     }
@@ -118,17 +121,17 @@ impl Rack {
         self.dir.path().join("rack.toml")
     }
 
-    /// Returns the address for `--endpoint`.
+    /// Returns the address of the manager for `--endpoint`.
     pub fn endpoint(&self) -> String {
         format!("unix:{}", self.dir.path().join("manager.sock").display())
     }
 
-    /// Returns the socket on which a host's agent provides memory.
+    /// Returns the path of the socket on which the agent of a host provides memory to VMs.
     pub fn host_memory(&self, host: usize) -> PathBuf {
         self.dir.path().join(format!("h{host}")).join("host-memory.sock")
     }
 
-    /// Returns the text of rack.toml.
+    /// Returns the text of rack.toml for the plan of this rack.
     pub fn rack_toml(&self) -> String {
         let Plan { emcs, hosts, lease_ttl_s, fence_after_s, local_mib, rack_toml_extra, .. } = &self.plan;
         let emc = |(emc, slices): (usize, &u32)| Emc {
@@ -154,7 +157,7 @@ impl Rack {
         config.to_string()
     }
 
-    /// Replaces rack.toml.
+    /// Replaces the file rack.toml.
     pub fn write_rack_toml(&self, text: &str) {
         fs::write(self.rack_toml_path(), text).expect("the folder is writable");
     }
@@ -163,19 +166,23 @@ impl Rack {
         self.dir.path().join(format!("{name}.log"))
     }
 
-    /// Returns the log of a process: "manager" or "h0".
+    /// Returns the log of a process, such as "manager" or "h0".
     pub fn log_of(&self, name: &str) -> String {
         fs::read_to_string(self.log_path(name)).unwrap_or_default()
     }
 
-    /// Starts the manager and waits until it replies.
+    /// Starts the manager and waits until the manager replies to a request.
     pub async fn start_manager(&mut self) {
         let mut command = Command::new(programs().join("pool-manager"));
         command.args(["serve", "--config"]).arg(self.rack_toml_path());
         self.manager = Some(self.start_process("manager", &mut command));
         let start = Instant::now();
         while self.try_admin().await.is_none() {
-            self.manager.as_mut().expect("it was started").check_running().expect("the manager runs");
+            self.manager
+                .as_mut()
+                .expect("the manager was started")
+                .check_running()
+                .expect("the manager runs");
             assert!(start.elapsed() < TIMEOUT, "the manager does not reply: {}", self.log_of("manager"));
             tokio::time::sleep(POLL_INTERVAL).await;
         }
@@ -191,12 +198,12 @@ impl Rack {
         self.manager.as_ref().expect("the process was started").pid()
     }
 
-    /// Kills the manager.
+    /// Kills the manager process.
     pub fn kill_manager(&mut self) {
         self.manager = None;
     }
 
-    /// Stops the manager with SIGTERM and waits until it ends.
+    /// Stops the manager with SIGTERM and waits for a successful exit.
     pub fn stop_manager(&mut self) {
         let mut manager = self.manager.take().expect("the process was started");
         manager.signal(Signal::TERM);
@@ -204,23 +211,24 @@ impl Rack {
         assert!(status.success(), "the manager ended with {status}: {}", self.log_of("manager"));
     }
 
-    /// Sends the manager a signal.
-    pub fn signal_manager(&self, what: Signal) {
-        self.manager.as_ref().expect("the process was started").signal(what);
+    /// Sends a signal to the manager.
+    pub fn signal_manager(&self, signal: Signal) {
+        self.manager.as_ref().expect("the process was started").signal(signal);
     }
 
-    /// Starts a host's agent.
+    /// Starts the agent of a host.
     pub fn start_agent(&mut self, host: usize) {
         let dir = self.dir.path().join(format!("h{host}"));
         self.agents[host] = Some(self.spawn_agent(host, &dir, &self.token_file(host)));
     }
 
-    /// Starts another agent for a host, with its own runtime folder. The caller stops it.
+    /// Starts a second agent for a host, with a separate runtime directory. Dropping the returned
+    /// process kills the agent.
     pub fn start_second_agent(&self, host: usize, token_file: &Path) -> Process {
         self.spawn_agent(host, &self.dir.path().join(format!("h{host}-second")), token_file)
     }
 
-    /// Returns the file with a host's token.
+    /// Returns the path of the token file of a host.
     pub fn token_file(&self, host: usize) -> PathBuf {
         self.dir.path().join(format!("store/tokens/h{host}.token"))
     }
@@ -245,17 +253,17 @@ impl Rack {
         Process::start(name, command, self.log_path(name)).expect("the process starts")
     }
 
-    /// Kills a host's agent.
+    /// Kills the agent of a host.
     pub fn kill_agent(&mut self, host: usize) {
         self.agents[host] = None;
     }
 
-    /// Sends a host's agent a signal.
-    pub fn signal_agent(&self, host: usize, what: Signal) {
-        self.agents[host].as_ref().expect("the process was started").signal(what);
+    /// Sends a signal to the agent of a host.
+    pub fn signal_agent(&self, host: usize, signal: Signal) {
+        self.agents[host].as_ref().expect("the process was started").signal(signal);
     }
 
-    /// Waits until every started agent is connected.
+    /// Waits until the hosts of all started agents are up.
     pub async fn wait_hosts_up(&self) {
         let started: Vec<String> = (0..self.agents.len())
             .filter(|host| self.agents[*host].is_some())
@@ -270,20 +278,20 @@ impl Rack {
         .await;
     }
 
-    /// Waits until a condition holds, at most [`TIMEOUT`].
-    pub async fn wait_for(&self, what: &str, condition: impl AsyncFn(&Self) -> bool) {
+    /// Waits until a condition holds. Fails with the logs after [`TIMEOUT`].
+    pub async fn wait_for(&self, event: &str, condition: impl AsyncFn(&Self) -> bool) {
         let start = Instant::now();
         while !condition(self).await {
             let logs = || {
                 ["manager", "h0", "h1"].map(|name| format!("--- {name}\n{}", self.log_of(name))).join("\n")
             };
-            assert!(start.elapsed() < TIMEOUT, "timed out waiting for {what}\n{}", logs());
+            assert!(start.elapsed() < TIMEOUT, "timed out waiting for {event}\n{}", logs());
             tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
     async fn channel(&self) -> Channel {
-        let endpoint = Endpoint::from_shared(self.endpoint()).expect("a valid address");
+        let endpoint = Endpoint::from_shared(self.endpoint()).expect("the endpoint is a valid address");
         endpoint.connect().await.expect("the manager listens")
     }
 
@@ -297,24 +305,24 @@ impl Rack {
         AdminClient::new(self.channel().await)
     }
 
-    /// Opens a connection.
+    /// Opens a new connection to the manager.
     pub async fn open_channel(&self) -> Channel {
         self.channel().await
     }
 
-    /// Returns all hosts.
+    /// Returns all hosts of the rack.
     pub async fn hosts(&self) -> Vec<wire::Host> {
         let response = self.admin().await.list_hosts(wire::ListHostsRequest {}).await;
         response.expect("the manager replies").into_inner().hosts
     }
 
-    /// Returns all slices.
+    /// Returns all slices of the rack.
     pub async fn slices(&self) -> Vec<wire::Slice> {
         let response = self.admin().await.list_slices(wire::ListSlicesRequest::default()).await;
         response.expect("the manager replies").into_inner().slices
     }
 
-    /// Returns the active reservations.
+    /// Returns all active reservations.
     pub async fn reservations(&self) -> Vec<wire::Reservation> {
         let response = self.admin().await.list_reservations(wire::ListReservationsRequest::default()).await;
         response.expect("the manager replies").into_inner().reservations
@@ -328,17 +336,17 @@ impl Rack {
         .await;
     }
 
-    /// Runs `tarn` against this rack.
+    /// Runs `tarn` with the endpoint of this rack.
     pub fn tarn(&self, args: &[&str]) -> Output {
         let mut command = Command::new(programs().join("tarn"));
         command.args(args).arg("--endpoint").arg(self.endpoint()).stdin(Stdio::null());
         command.output().expect("tarn runs")
     }
 
-    /// Runs a command of `pool-manager` with this rack's configuration. Returns whether it
-    /// succeeded, and its output.
+    /// Runs a command of `pool-manager` with the configuration of this rack. Returns whether the
+    /// command succeeded, and its stdout and stderr.
     pub fn pool_manager(&self, args: &[&str]) -> (bool, String) {
-        let (command, rest) = args.split_first().expect("a command");
+        let (command, rest) = args.split_first().expect("the arguments contain a command");
         let mut run = Command::new(programs().join("pool-manager"));
         run.arg(command).arg("--config").arg(self.rack_toml_path()).args(rest);
         let run = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
@@ -356,8 +364,8 @@ impl Rack {
         (output.status.success(), texts.concat())
     }
 
-    /// Starts the stand-in of a VM: a process that gets memory from a host's agent, checks that it
-    /// is zero, writes to it, and runs until its standard input ends.
+    /// Starts a stand-in process for a VM. The process gets memory from the agent of a host, checks
+    /// that the memory is zero, writes to the memory, and runs until the end of its stdin.
     pub fn start_vm(&self, host: usize, vm: &str) -> Child {
         let log = File::options().create(true).append(true).open(self.log_path(&format!("vm-{vm}")));
         let child = Command::new(programs().join("tarn"))
@@ -368,11 +376,11 @@ impl Rack {
             .stdout(Stdio::piped())
             .stderr(log.expect("the folder is writable"))
             .spawn();
-        child.expect("a stand-in starts")
+        child.expect("the stand-in process starts")
     }
 }
 
-/// Waits for a line on a process's standard output.
+/// Waits for a line on the stdout of a process.
 pub fn wait_for_line(child: &mut Child) {
     let mut line = String::new();
     let stdout = child.stdout.as_mut().expect("stdout is a pipe");
@@ -380,13 +388,14 @@ pub fn wait_for_line(child: &mut Child) {
     assert!(!line.is_empty(), "the process ended without output");
 }
 
-/// Sends a process a signal.
-pub fn send_signal(child: &Child, what: Signal) {
-    let pid = Pid::from_raw(i32::try_from(child.id()).expect("a process id")).expect("not zero");
-    kill_process(pid, what).expect("the process is a child");
+/// Sends a signal to a process.
+pub fn send_signal(child: &Child, signal: Signal) {
+    let pid = Pid::from_raw(i32::try_from(child.id()).expect("a process id fits i32"))
+        .expect("a process id is not zero");
+    kill_process(pid, signal).expect("the process is a child");
 }
 
-/// Returns a request for slices with default values.
+/// Returns a reserve request for slices, with default values in all other fields.
 pub fn reserve(host: &str, vm: &str, slices: u64, request_id: &str) -> wire::ReserveRequest {
     wire::ReserveRequest {
         request_id: request_id.into(),
@@ -397,7 +406,7 @@ pub fn reserve(host: &str, vm: &str, slices: u64, request_id: &str) -> wire::Res
     }
 }
 
-/// Returns a reference to the reservation of a VM.
+/// Returns a reference to the reservation of a VM, by the name of the VM.
 pub fn vm_ref(vm: &str) -> Option<wire::ReservationRef> {
     Some(wire::ReservationRef { reservation: String::new(), vm: vm.into() })
 }

@@ -1,5 +1,5 @@
-//! Scripted agents: a session with the manager in which a test sends any message, and an agent that
-//! applies desired states on a simulated host.
+//! Scripted agents for tests: [`Session`] lets a test send any message to the manager.
+//! [`ScriptedAgent`] applies desired states on a simulated host.
 
 use std::{
     collections::BTreeSet,
@@ -16,10 +16,10 @@ use tonic::{Request, Status, Streaming};
 
 use crate::rack::Rack;
 
-/// Interval of an agent's heartbeats.
+/// Interval between the heartbeats of a scripted agent.
 const HEARTBEAT: Duration = Duration::from_millis(200);
 
-/// Session with the manager.
+/// Session of an agent with the manager.
 #[derive(Debug)]
 pub struct Session {
     /// Messages to the manager.
@@ -28,7 +28,7 @@ pub struct Session {
     pub incoming: Streaming<wire::ToAgent>,
 }
 
-/// Returns the hello of the newest instance of a host's agent.
+/// Returns the hello message of an agent with the highest instance number.
 pub fn hello(host: &str) -> wire::Hello {
     wire::Hello {
         protocol_version: proto::PROTOCOL_VERSION,
@@ -39,17 +39,17 @@ pub fn hello(host: &str) -> wire::Hello {
     }
 }
 
-/// Returns the token that the manager created for a host.
+/// Reads the token that the manager created for a host.
 pub fn token(rack: &Rack, host: &str) -> String {
     let path = rack.dir().join(format!("store/tokens/{host}.token"));
     std::fs::read_to_string(path).expect("the manager created the token").trim().to_owned()
 }
 
 impl Session {
-    /// Connects, and sends a hello.
+    /// Connects to the manager and sends a hello message.
     ///
     /// # Errors
-    /// The manager rejects the session.
+    /// Returns the status with which the manager rejects the session.
     pub async fn connect(rack: &Rack, token: &str, hello: wire::Hello) -> Result<Self, Status> {
         let (outgoing, receiver) = mpsc::channel(4);
         let hello = wire::FromAgent { message: Some(Up::Hello(hello)) };
@@ -62,12 +62,12 @@ impl Session {
     }
 }
 
-/// Serial number of the shared device.
+/// Serial number of the shared device that scripted agents report.
 pub const SERIAL: &str = "0x1a";
-/// Number of slices of the device.
+/// Number of slices of the shared device.
 pub const SLICES: u32 = 4;
 
-/// Agent that applies every desired state at once, until it is dropped.
+/// Agent that applies every desired state immediately. Dropping the value disconnects the agent.
 #[derive(Debug)]
 pub struct ScriptedAgent {
     task: JoinHandle<()>,
@@ -75,7 +75,7 @@ pub struct ScriptedAgent {
 }
 
 impl ScriptedAgent {
-    /// Connects as the agent of a host with this boot id, which has the device [`SERIAL`].
+    /// Connects as the agent of a host with this boot id. The host has the device [`SERIAL`].
     pub async fn start(rack: &Rack, host: &str, boot: &str) -> Self {
         let device = wire::SeenDevice { serial: SERIAL.into(), slices: SLICES, problem: None };
         let hello = wire::Hello { boot_id: boot.into(), devices: vec![device], ..hello(host) };
@@ -85,9 +85,9 @@ impl ScriptedAgent {
         Self { task, handles }
     }
 
-    /// Returns the handles of all slices that it brought online.
+    /// Returns the handles of all slices that the agent has brought online.
     pub fn handles(&self) -> BTreeSet<String> {
-        self.handles.lock().expect("no panic while it was locked").clone()
+        self.handles.lock().expect("no thread panicked with this lock").clone()
     }
 }
 
@@ -106,7 +106,7 @@ async fn run_agent(mut session: Session, handles: Arc<Mutex<BTreeSet<String>>>) 
             received = session.incoming.message() => match received {
                 Ok(Some(wire::ToAgent { message: Some(Down::Desired(desired)) })) => {
                     let handles_of_vms = desired.vms.iter().flat_map(|vm| &vm.slices).map(|slice| slice.handle.clone());
-                    handles.lock().expect("no panic while it was locked").extend(handles_of_vms);
+                    handles.lock().expect("no thread panicked with this lock").extend(handles_of_vms);
                     observed = apply(desired);
                 }
                 Ok(Some(_)) => {}

@@ -1,5 +1,5 @@
-//! Guests of a few instructions: position-independent 64-bit code, entered like a Linux kernel.
-//! They write to the serial port and power off. They run on any /dev/kvm, within milliseconds.
+//! Small guests of a few instructions: position-independent 64-bit code with the entry point of a
+//! Linux kernel. These guests run on any /dev/kvm and end within milliseconds.
 
 use std::{arch::global_asm, fs::File, io::Write as _};
 
@@ -9,7 +9,7 @@ const SECTOR: usize = 512;
 
 global_asm!(
     ".pushsection .rodata",
-    // Prints a greeting.
+    // Prints "hello" and powers off.
     "small_hello:",
     "  lea rsi, [rip + 9f]",
     "2: mov al, [rsi]",
@@ -33,12 +33,12 @@ global_asm!(
     "  out dx, al",
     "5: jmp 5b",
     "small_reset_end:",
-    // Causes a fault without a handler.
+    // Causes a fault without a handler, which becomes a triple fault.
     "small_crash:",
     "  ud2",
     "small_crash_end:",
-    // Prints each memory range of the SRAT, found from the root pointer: node, start, length and
-    // flags in hexadecimal.
+    // Finds the SRAT from the root pointer and prints each memory range: node, start, length and
+    // flags, in hexadecimal.
     "small_srat:",
     "  mov rbx, 0xe0000",
     "  mov rbx, [rbx + 24]",
@@ -94,8 +94,8 @@ global_asm!(
     "9: hlt",
     "  jmp 9b",
     "small_srat_end:",
-    // Maps the first large page of pool memory at 4 GiB, and writes it repeatedly; prints "."
-    // before every thousandth time.
+    // Maps the first large page of pool memory at 4 GiB and writes to the page repeatedly. Prints
+    // "." before every 1000 writes.
     "small_touch:",
     "  mov qword ptr [0xa020], 0x11003",
     "  mov rax, 0x100000083",
@@ -110,8 +110,8 @@ global_asm!(
     "  jnz 3b",
     "  jmp 2b",
     "small_touch_end:",
-    // Maps the first large page of pool memory at 4 GiB. For each byte typed, it writes the next
-    // half of it and prints ".".
+    // Maps the first large page of pool memory at 4 GiB. For each byte of input, writes to the next
+    // half of the page and prints ".".
     "small_type:",
     "  mov qword ptr [0xa020], 0x11003",
     "  mov rax, 0x100000083",
@@ -132,8 +132,8 @@ global_asm!(
     "  out dx, al",
     "  jmp 2b",
     "small_type_end:",
-    // Raises line 5 as vector 0x40, which has no handler; prints "." and checks whether it is
-    // pending, then powers off.
+    // Routes interrupt line 5 to vector 0x40, which has no handler. Prints "." until this interrupt
+    // is pending, then powers off.
     "small_button:",
     "  mov eax, 0xfee00000",
     "  mov dword ptr [rax + 0xf0], 0x1ff",
@@ -166,21 +166,21 @@ macro_rules! guest {
                 static $end: u8;
             }
             let (start, end) = (&raw const $start, &raw const $end);
-            // SAFETY: both are labels around the code above, which is read-only data of this
+            // SAFETY: both labels enclose the machine code above, which is read-only data of this
             // program.
             image(unsafe { std::slice::from_raw_parts(start, end as usize - start as usize) })
         }
     };
 }
 
-/// Returns whether guests can run on this machine, and reports skipped tests if not. Linux guests
-/// always run, inside an emulated host.
+/// Returns whether small guests can run on this machine. If not, reports the skipped tests. Linux
+/// guests do not need this check, because they run inside an emulated host.
 pub fn can_run() -> bool {
     let result = File::options().read(true).write(true).open("/dev/kvm");
     result.map_err(|error| report_skipped(&format!("guests on this machine's /dev/kvm: {error}"))).is_ok()
 }
 
-/// Prints a part that a test skips, also at the end of `cargo xtask test`.
+/// Reports a part that a test skips. `cargo xtask test` prints the skipped parts again at the end.
 pub fn report_skipped(part: &str) {
     eprintln!("SKIPPED: {part}");
     if let Some(file) = std::env::var_os("TARN_LEFT_OUT") {
@@ -191,44 +191,46 @@ pub fn report_skipped(part: &str) {
 }
 
 guest!(
-    /// Prints a greeting and powers off.
+    /// Returns a guest that prints "hello" and powers off.
     hello, small_hello, small_hello_end
 );
 guest!(
-    /// Requests a reset.
+    /// Returns a guest that requests a reset.
     reset, small_reset, small_reset_end
 );
 guest!(
-    /// Causes a triple fault.
+    /// Returns a guest that causes a triple fault.
     crash, small_crash, small_crash_end
 );
 guest!(
-    /// Prints the memory in the SRAT.
+    /// Returns a guest that prints the memory ranges in the SRAT.
     print_srat, small_srat, small_srat_end
 );
 guest!(
-    /// Writes pool memory without end.
+    /// Returns a guest that writes to pool memory in an endless loop and prints its progress.
     touch, small_touch, small_touch_end
 );
 guest!(
-    /// Writes 1 MiB of pool memory, at most twice, for each byte typed, and prints it.
+    /// Returns a guest that writes to another 1 MiB of pool memory, at most 2 MiB, for each byte of
+    /// input. The guest prints "." after each write.
     write_when_typed, small_type, small_type_end
 );
 guest!(
-    /// Prints repeatedly until its power button is pressed; then powers off.
+    /// Returns a guest that prints "." repeatedly until its power button is pressed, then powers
+    /// off.
     wait_for_power_button, small_button, small_button_end
 );
 
-/// Returns a bzImage with only this code (Linux boot protocol: header at 0x1f1, setup sectors,
-/// kernel).
+/// Returns a bzImage that contains only this code. The layout follows the Linux boot protocol:
+/// header at 0x1f1, setup sectors, kernel.
 fn image(code: &[u8]) -> Vec<u8> {
     let mut image = vec![0; 2 * SECTOR];
-    image[0x1f1] = 1; // setup sectors after the first
+    image[0x1f1] = 1; // number of setup sectors after the first
     image[0x202..0x206].copy_from_slice(b"HdrS");
     image[0x206..0x208].copy_from_slice(&0x020f_u16.to_le_bytes());
-    image[0x211] = 1; // loaded high
+    image[0x211] = 1; // flag: the kernel is loaded at 1 MiB
     image[0x214..0x218].copy_from_slice(&0x10_0000_u32.to_le_bytes());
-    image[0x236] = 1; // has a 64-bit entry
+    image[0x236] = 1; // flag: the kernel has a 64-bit entry point
     image[0x22c..0x230].copy_from_slice(&0x7fff_ffff_u32.to_le_bytes());
     image.resize(2 * SECTOR + ENTRY, 0);
     image.extend_from_slice(code);

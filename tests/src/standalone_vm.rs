@@ -1,4 +1,4 @@
-//! A VM without a rack, in a temporary folder with its kernel, console and control socket.
+//! VM without a rack. Its kernel, console output and control socket are in a temporary folder.
 
 use std::{
     fs,
@@ -10,24 +10,24 @@ use tempfile::TempDir;
 
 use crate::rack::programs;
 
-/// Option for the minimum memory of a guest.
+/// Options that give a guest the minimum size of memory.
 pub const SMALL_MEMORY: [&str; 2] = ["--memory", "size=64MiB"];
-/// Unprivileged user of the VMM if the tests run as root.
+/// Options that run the VMM as an unprivileged user. Used if the tests run as root.
 const NOBODY: [&str; 4] = ["--uid", "65534", "--gid", "65534"];
 
-/// Adds the options that a VMM requires if this process is root.
+/// Adds [`NOBODY`] to a VMM command if the tests run as root, because a VMM refuses to run as root.
 pub fn confine(command: &mut Command) {
     if rustix::process::geteuid().is_root() {
         command.args(NOBODY);
     }
 }
 
-/// Folder of one VM, named `v`.
+/// Folder of one VM. The name of the VM is `v`.
 #[derive(Debug)]
 pub struct StandaloneVm(TempDir);
 
 impl StandaloneVm {
-    /// Creates an empty folder.
+    /// Creates an empty temporary folder.
     #[allow(clippy::new_without_default, reason = "creates a folder")]
     pub fn new() -> Self {
         Self(tempfile::tempdir().expect("a temporary folder is created"))
@@ -38,14 +38,14 @@ impl StandaloneVm {
         self.0.path().join(name)
     }
 
-    /// Writes a file.
+    /// Writes a file in the folder and returns its path.
     pub fn write_file(&self, name: &str, content: &[u8]) -> PathBuf {
         fs::write(self.path(name), content).expect("the folder is writable");
         self.path(name)
     }
 
-    /// Returns a command that runs a guest. Unless the options say otherwise, its console is a
-    /// file, and the VMM drops root.
+    /// Returns a command that runs a guest. Without other options, the console is a file, and the
+    /// VMM runs as an unprivileged user.
     pub fn command(&self, kernel: &[u8], options: &[&str]) -> Command {
         let kernel = self.write_file("kernel", kernel);
         let mut command = Command::new(programs().join("vmm-plugin"));
@@ -60,12 +60,12 @@ impl StandaloneVm {
         command
     }
 
-    /// Runs a guest until it ends.
+    /// Runs a guest until the guest ends, and returns the output of the VMM.
     pub fn run(&self, kernel: &[u8], options: &[&str]) -> Output {
         self.command(kernel, options).output().expect("vmm-plugin runs")
     }
 
-    /// Returns the guest's console output.
+    /// Returns the console output of the guest so far.
     pub fn console(&self) -> String {
         fs::read_to_string(self.path("console")).unwrap_or_default()
     }
@@ -82,14 +82,14 @@ impl StandaloneVm {
         command.output().expect("vmm-plugin runs")
     }
 
-    /// Returns the guest's state as JSON.
+    /// Returns the output of `vmm-plugin info` as JSON.
     pub fn info(&self) -> serde_json::Value {
         let output = self.control(&["info", "v", "-o", "json"]);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         serde_json::from_slice(&output.stdout).expect("the output is JSON")
     }
 
-    /// Asserts that the VM is not running. A stale control socket may exist.
+    /// Checks that the VM is not running. A stale control socket may exist.
     pub fn assert_not_running(&self) {
         let output = self.control(&["info", "v"]);
         let stderr = String::from_utf8_lossy(&output.stderr);
@@ -97,7 +97,7 @@ impl StandaloneVm {
         assert!(stderr.starts_with("error: VM v is not running: no listener on "), "{stderr}");
     }
 
-    /// Returns whether a control socket exists, possibly a stale one.
+    /// Returns whether a control socket exists. The socket may be stale.
     pub fn has_socket(&self) -> bool {
         self.run_dir().join("v.sock").exists()
     }

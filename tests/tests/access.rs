@@ -1,5 +1,5 @@
-//! Access to the manager over its unix socket, by token and by certificate, and rejection of other
-//! callers. Uses real processes, some of them of another user.
+//! Tests of access control: access to the manager through its unix socket, by token and by
+//! certificate, and rejection of all other callers. Uses real processes, also of another user.
 #![allow(clippy::unwrap_used, reason = "test code: a failed unwrap fails the test")]
 
 use std::{
@@ -22,10 +22,10 @@ use tonic::{
     transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
 };
 
-/// Unprivileged user and group of Debian.
+/// Id of an unprivileged user and group, which exist on Debian.
 const NOBODY: u32 = 65534;
 
-/// A manager that is killed when dropped.
+/// Manager process that is killed when the value is dropped.
 struct Manager(Child);
 
 impl Manager {
@@ -52,7 +52,8 @@ impl Drop for Manager {
     }
 }
 
-/// Folder that every user may enter, with a copy of `tarn`.
+/// Makes the folder of a rack accessible to every user, and copies `tarn` into this folder. Returns
+/// the path of the copy.
 fn open_folder(rack: &Rack) -> PathBuf {
     fs::set_permissions(rack.dir(), fs::Permissions::from_mode(0o755)).unwrap();
     let tarn = rack.dir().join("tarn");
@@ -61,7 +62,7 @@ fn open_folder(rack: &Rack) -> PathBuf {
     tarn
 }
 
-/// Returns whether this process can become another user; reports skipped tests if not.
+/// Returns whether this process can switch to another user. If not, reports the skipped test.
 fn can_switch_user() -> bool {
     let can = rustix::process::geteuid().is_root();
     if !can {
@@ -117,7 +118,7 @@ async fn unix_socket_rejects_users_not_named_in_rack_toml() {
     manager.reload();
     rack.wait_for("the role", async |rack| rack.log_of("manager").contains("rack.toml reloaded")).await;
     assert_rejected(&as_nobody(&tarn, &rack.endpoint(), "get rack"), "for the role admin");
-    assert_rejected(&as_nobody(&tarn, &rack.endpoint(), RESERVE), "h0"); // admitted, but the host has no agent
+    assert_rejected(&as_nobody(&tarn, &rack.endpoint(), RESERVE), "h0"); // access is granted, but the host has no agent
     drop(manager);
 
     let _manager = Manager::start(&rack, &format!("{text}{group}admins = [\"nobody\"]\n")).await;
@@ -178,7 +179,8 @@ async fn unadmitted_connections_are_limited_and_closed() {
     let limit = units::limits::UNADMITTED_CONNECTIONS_PER_SOURCE_MAX;
     let idle_streams: Vec<_> = (0..limit).map(|_| std::net::TcpStream::connect(&listen).unwrap()).collect();
     let start = Instant::now();
-    // One more is closed at once, which a read detects; accepted ones are closed after a timeout.
+    // A connection above the limit is closed immediately, which a read detects. Connections within
+    // the limit are closed after the authentication timeout.
     let mut extra = std::net::TcpStream::connect(&listen).unwrap();
     extra.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     let is_closed = |read: std::io::Result<usize>| match read {
@@ -205,8 +207,8 @@ async fn unadmitted_connections_are_limited_and_closed() {
     assert_success(&tarn.output().unwrap());
 }
 
-/// Replies to pings filled the write buffer of the server. It stopped reading, and polled the idle
-/// timer only on reads.
+/// Regression test: replies to pings filled the write buffer of the server. The server then stopped
+/// reading and did not poll its idle timer, so that the connection stayed open.
 #[tokio::test]
 async fn connection_of_non_reading_peer_is_closed() {
     use std::io::Write as _;
@@ -215,7 +217,7 @@ async fn connection_of_non_reading_peer_is_closed() {
     let _manager = Manager::start(&rack, &rack.rack_toml().replace(&rack.endpoint(), &listen)).await;
     let mut stream = std::net::TcpStream::connect(&listen).unwrap();
     stream.set_write_timeout(Some(Duration::from_secs(1))).unwrap();
-    stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").unwrap(); // and empty settings
+    stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").unwrap(); // HTTP/2 preface with empty settings
     let pings = b"\0\0\x08\x06\0\0\0\0\0abcdefgh".repeat(1000);
     let start = Instant::now();
     let closed = loop {
@@ -239,7 +241,7 @@ async fn file_at_socket_path_and_active_socket_are_not_replaced() {
     fs::remove_file(&path).unwrap();
     rack.start_manager().await;
     rack.kill_manager();
-    rack.start_manager().await; // the stale socket is replaced
+    rack.start_manager().await; // the start succeeds because the stale socket is replaced
     let other = Rack::new(Plan::small(2));
     other.write_rack_toml(&other.rack_toml().replace(&other.endpoint(), &rack.endpoint()));
     let (ok, output) = other.pool_manager(&["serve"]);
@@ -269,7 +271,7 @@ async fn backup_of_running_manager_restores_its_state() {
     assert_eq!(names, ["before"]);
 }
 
-/// A certificate authority in a folder, with certificates for names.
+/// Certificate authority that writes its certificates and keys to a folder.
 struct Authority<'a> {
     folder: &'a Path,
     issuer: rcgen::CertifiedIssuer<'static, rcgen::KeyPair>,
@@ -299,19 +301,21 @@ impl<'a> Authority<'a> {
     }
 }
 
-/// Attempts for results that depend on the order of two ends of a connection.
+/// Maximum number of attempts for a result that depends on the timing of a connection.
 const ATTEMPTS_MAX: usize = 50;
+/// First and last year of a valid certificate.
 const VALID: (i32, i32) = (2020, 2500);
+/// First and last year of an expired certificate.
 const EXPIRED: (i32, i32) = (2020, 2021);
 
-/// rack.toml with an address and `[tls]`.
+/// Returns rack.toml with a listen address and the section `[tls]`.
 fn with_tls(rack: &Rack, listen: &str) -> String {
     let tls = "[tls]\ncertificate = \"manager.pem\"\nkey = \"manager.key\"\nclient_ca = \"ca.pem\"\n\
                schedulers = [\"nova\"]\nadmins = [\"ops\"]\n[[emc]]";
     rack.rack_toml().replace(&rack.endpoint(), listen).replacen("[[emc]]", tls, 1)
 }
 
-/// Connects with a certificate, or without one.
+/// Connects to the manager over TLS. The client presents the certificate `name`, if any.
 async fn connect(
     folder: &Path,
     listen: &str,
@@ -345,8 +349,8 @@ async fn tls_certificate_determines_the_role() {
         let channel = connect(rack.dir(), &listen, Some(name)).await.unwrap();
         let mut admin = wire::admin_client::AdminClient::new(channel.clone());
         let mut scheduler = wire::scheduler_client::SchedulerClient::new(channel.clone());
-        let refused = Some(Code::PermissionDenied);
-        assert_eq!(rack_code(channel).await, if administers { None } else { refused }, "{name}");
+        let denied = Some(Code::PermissionDenied);
+        assert_eq!(rack_code(channel).await, if administers { None } else { denied }, "{name}");
         let code = scheduler.reserve(reserve("nobody", "v", 1, "r1")).await.unwrap_err().code();
         assert_eq!(code, if schedules { Code::NotFound } else { Code::PermissionDenied }, "{name}");
         let set_weights = wire::SetWeightsRequest { host: "nobody".into(), weights: Vec::new() };
@@ -361,7 +365,6 @@ async fn tls_certificate_determines_the_role() {
     assert!(!ok && output.contains("tls"), "{output}");
 }
 
-/// Each certificate is rejected, and the log has the peer and the reason.
 #[tokio::test]
 async fn rejected_certificates_are_logged_with_peer_and_reason() {
     let rack = Rack::new(Plan::small(2));
@@ -409,7 +412,7 @@ async fn rejected_certificates_are_logged_with_peer_and_reason() {
             .output()
             .unwrap()
     };
-    // A connection may break while the client writes, before it reads the alert.
+    // The connection may break before the client reads the TLS alert, so the command is repeated.
     for (name, alert) in [("late", "CertificateExpired"), ("stranger", "UnknownCA")] {
         let mut outputs = (0..ATTEMPTS_MAX).map(|_| String::from_utf8(tarn(name).stderr).unwrap());
         let last = outputs.find(|output| output.contains(&format!("received fatal alert: {alert}")));
@@ -435,10 +438,10 @@ async fn reload_renews_certificates_and_keeps_connections() {
 
     fs::write(rack.dir().join("manager.key"), "not a key").unwrap();
     manager.reload();
-    rack.wait_for("the refusal", async |rack| rack.log_of("manager").contains("tls.key")).await;
+    rack.wait_for("the rejection", async |rack| rack.log_of("manager").contains("tls.key")).await;
     assert_eq!(rack_code(connect(rack.dir(), &listen, Some("ops")).await.unwrap()).await, None);
 
-    let renewed = Authority::new(rack.dir()); // also replaces the authority
+    let renewed = Authority::new(rack.dir()); // also replaces the certificate of the authority
     ["manager", "ops"].iter().for_each(|name| renewed.issue(name, VALID));
     assert!(
         connect(rack.dir(), &listen, Some("ops")).await.is_err(),

@@ -1,5 +1,5 @@
-//! Agents that report false facts, die, stop or return, and VMs that outlive them. Uses real
-//! processes.
+//! Tests of agents that send false reports, are killed, are stopped or return, and of VMs that
+//! continue without their agent. Uses real processes.
 #![allow(clippy::unwrap_used, reason = "test code: a failed unwrap fails the test")]
 
 use std::process::Child;
@@ -12,7 +12,7 @@ use tests::{
 };
 use tonic::{Code, Status};
 
-/// Session for messages that a real agent never sends.
+/// Session in which a test sends messages that a real agent never sends.
 struct RawAgent(Session);
 
 async fn connect(rack: &Rack, token: &str, hello: wire::Hello) -> Result<RawAgent, Status> {
@@ -81,7 +81,7 @@ async fn agent_reporting_slices_of_others_is_disconnected() {
     assert_eq!(rack.slices().await, before, "a false report changed the ledger");
 }
 
-/// Reserves slices for a VM, starts its stand-in and commits.
+/// Reserves slices for a VM, starts its stand-in process and commits the reservation.
 async fn running_vm(rack: &Rack, host: usize, vm: &str, slices: u64) -> Child {
     let request = reserve(&format!("h{host}"), vm, slices, &format!("r-{vm}"));
     let mut scheduler = rack.scheduler().await;
@@ -92,8 +92,8 @@ async fn running_vm(rack: &Rack, host: usize, vm: &str, slices: u64) -> Child {
     child
 }
 
-/// Returns the slices that the stand-in found not zeroed; waits until it has written its own
-/// pattern.
+/// Waits until the stand-in process has checked its slices and written its pattern. Returns the
+/// list of slices that were not zeroed, as JSON.
 fn read_dirty_slices(child: &mut Child) -> String {
     use std::io::{BufRead, BufReader};
     let mut line = String::new();
@@ -104,7 +104,7 @@ fn read_dirty_slices(child: &mut Child) -> String {
     report["dirty"].to_string()
 }
 
-/// Ends a stand-in, which checks its memory again, and returns whether it is unchanged.
+/// Ends a stand-in process, which checks its memory again. Returns whether the memory is unchanged.
 fn ends_with_intact_memory(mut child: Child) -> bool {
     drop(child.stdin.take());
     child.wait().unwrap().success()
@@ -124,7 +124,7 @@ async fn vm_outlives_agent_and_manager() {
         slices.iter().filter(|s| s.vm.as_deref() == Some("v") && s.state() == wire::SliceState::Online);
     assert_eq!(online.count(), 3, "{slices:?}");
     assert!(ends_with_intact_memory(vm), "the memory of the VM was changed by another process");
-    rack.wait_all_free().await; // its process has ended
+    rack.wait_all_free().await; // the slices are released because the VM process has ended
 }
 
 #[tokio::test]
@@ -138,13 +138,13 @@ async fn memory_of_dead_vm_process_is_freed() {
 }
 
 #[tokio::test]
-async fn running_vm_keeps_memory_until_it_ends_or_force() {
+async fn running_vm_keeps_memory_until_end_or_forced_release() {
     let rack = Rack::start(Plan::small(4)).await;
     let first = running_vm(&rack, 0, "first", 1).await;
     let release = |vm, force| wire::ReleaseRequest { target: vm_ref(vm), force, reason: "test".into() };
     rack.scheduler().await.release(release("first", false)).await.unwrap();
     let draining = |slices: Vec<wire::Slice>| slices.iter().any(|s| s.state() == wire::SliceState::Draining);
-    assert!(draining(rack.slices().await), "the slice is draining until the VM ends");
+    assert!(draining(rack.slices().await), "the slice must be draining until the VM ends");
     assert!(ends_with_intact_memory(first));
     rack.wait_all_free().await;
 
@@ -155,15 +155,15 @@ async fn running_vm_keeps_memory_until_it_ends_or_force() {
     assert!(!second.wait().unwrap().success(), "the VM still has revoked memory");
 }
 
-/// Returns the output of a `tarn` command.
+/// Runs a `tarn` command and returns its output. The command must succeed.
 fn tarn(rack: &Rack, command: &str) -> String {
     let output = rack.tarn(&command.split(' ').collect::<Vec<_>>());
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Cores and local memory of a released VM were free at once, so the next VM shared them with its
-/// process.
+/// Regression test: cores and local memory of a released VM were free immediately, while the
+/// process of the VM still used them.
 #[tokio::test]
 async fn released_vm_uses_cores_and_memory_until_process_ends() {
     let mut rack = Rack::start(Plan::small(4)).await;
@@ -200,7 +200,7 @@ async fn released_vm_uses_cores_and_memory_until_process_ends() {
     rack.kill_agent(0);
     rack.kill_manager();
     rack.start_manager().await;
-    assert_in_use(&rack).await; // before the first report
+    assert_in_use(&rack).await; // before the first report of the agent
     rack.start_agent(0);
     rack.wait_hosts_up().await;
     assert_in_use(&rack).await;
@@ -226,7 +226,7 @@ async fn dead_host_is_fenced_and_its_slices_are_scrubbed() {
     drop(lost.stdin.take());
     assert!(!lost.wait().unwrap().success(), "the VM of a fenced host still has its memory");
     rack.start_agent(0);
-    rack.wait_hosts_up().await; // it reported that it has no slices
+    rack.wait_hosts_up().await; // the host is up after its agent has reported that it has no slices
 }
 
 async fn alarm_reasons(rack: &Rack) -> Vec<String> {
@@ -243,10 +243,10 @@ async fn second_agent_on_same_machine_does_not_start() {
     assert!(log.contains("another host-agent runs as host h0 on this machine"), "{log}");
 }
 
-/// A second agent ran briefly with a copy of the token. The first was rejected forever, its host
-/// was fenced, and its VM lost its memory.
+/// Regression test: a second agent ran briefly with a copy of the token. The first agent was then
+/// rejected permanently, the host was fenced, and the VM lost its memory.
 #[tokio::test]
-async fn host_stays_with_first_agent_after_second_ends() {
+async fn first_agent_reconnects_after_second_agent_ends() {
     let rack = Rack::start(Plan { lease_ttl_s: 1.0, fence_after_s: Some(2.0), ..Plan::small(2) }).await;
     let vm = running_vm(&rack, 0, "v", 2).await;
     let copy = rack.dir().join("copy.token");
@@ -259,7 +259,7 @@ async fn host_stays_with_first_agent_after_second_ends() {
     rack.wait_hosts_up().await;
     assert!(alarm_reasons(&rack).await.is_empty());
     assert!(!rack.log_of("manager").contains("fence"), "{}", rack.log_of("manager"));
-    assert!(ends_with_intact_memory(vm), "the VM is unaffected");
+    assert!(ends_with_intact_memory(vm), "the VM must keep its memory");
 }
 
 #[tokio::test]
@@ -272,12 +272,12 @@ async fn silent_host_keeps_slices_without_fencing() {
     })
     .await;
     let owned = rack.slices().await.iter().filter(|s| s.host.as_deref() == Some("h0")).count();
-    assert_eq!(owned, 2, "a silent host keeps its slices");
+    assert_eq!(owned, 2, "a silent host must keep its slices");
     let second_request = rack.scheduler().await.reserve(reserve("h0", "w", 1, "r2")).await.unwrap_err();
     assert!(second_request.message().contains("unknown"), "{second_request:?}");
     let rack_view = rack.admin().await.get_rack(wire::GetRackRequest {}).await.unwrap().into_inner();
     assert!(rack_view.alarms.iter().any(|a| a.reason == "HOST_UNKNOWN"), "{:?}", rack_view.alarms);
     rack.signal_agent(0, Signal::CONT);
     rack.wait_hosts_up().await;
-    assert!(ends_with_intact_memory(vm), "the VM is unaffected");
+    assert!(ends_with_intact_memory(vm), "the VM must keep its memory");
 }

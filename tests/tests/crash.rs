@@ -1,6 +1,6 @@
-//! Real processes, killed with SIGKILL at random moments while clients reserve and release: no
-//! acknowledged request is lost, and no slice has two owners. Power failures are tested on a
-//! simulated disk.
+//! Crash test with real processes. The manager and agents are killed with SIGKILL at random times
+//! while clients reserve and release memory. No acknowledged request may be lost, and no slice may
+//! have two owners. Power failures are tested elsewhere, on a simulated disk.
 #![allow(clippy::unwrap_used, reason = "test code: a failed unwrap fails the test")]
 
 use std::{
@@ -18,15 +18,17 @@ use rand_pcg::Pcg64;
 use tests::rack::{Plan, Rack, reservation_ref, reserve};
 use tonic::{Code, transport::Endpoint};
 
-/// Number of kills.
+/// Number of times that a process is killed.
 const KILLS: usize = 20;
-/// Number of concurrent clients.
+/// Number of concurrent clients of the scheduler API.
 const CLIENTS: u64 = 4;
 
-/// Acknowledged facts by reservation: its slices, and whether its release was acknowledged.
+/// Acknowledged reservations by id: slices, and state of the release. The state is `None` before
+/// the release, `Some(false)` while the release has no reply, and `Some(true)` after its reply.
 type Acknowledged = Arc<Mutex<BTreeMap<String, (Vec<u32>, Option<bool>)>>>;
 
-/// Reserves and releases until stopped, and repeats unanswered requests with the same request id.
+/// Reserves and releases memory until `stop` is set. Repeats requests without a reply with the same
+/// request id.
 async fn client(endpoint: String, number: u64, acknowledged: Acknowledged, stop: Arc<AtomicBool>) {
     let channel = Endpoint::from_shared(endpoint).unwrap().connect_lazy();
     let mut scheduler = wire::scheduler_client::SchedulerClient::new(channel);
@@ -50,7 +52,7 @@ async fn client(endpoint: String, number: u64, acknowledged: Acknowledged, stop:
                 {
                     break None;
                 }
-                Err(_) if stop.load(Ordering::Relaxed) => return, // never acknowledged
+                Err(_) if stop.load(Ordering::Relaxed) => return, // the request was not acknowledged
                 Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
             }
         };
@@ -72,7 +74,7 @@ async fn client(endpoint: String, number: u64, acknowledged: Acknowledged, stop:
     }
 }
 
-/// Compares acknowledged facts with the ledger.
+/// Compares the acknowledged reservations with the active reservations of the manager.
 async fn assert_nothing_acknowledged_is_lost(rack: &Rack, acknowledged: &Acknowledged) {
     let expected = acknowledged.lock().unwrap().clone();
     let active: BTreeMap<String, Vec<u32>> =
@@ -82,19 +84,19 @@ async fn assert_nothing_acknowledged_is_lost(rack: &Rack, acknowledged: &Acknowl
             None => assert_eq!(
                 active.get(&reservation),
                 Some(&slices),
-                "{reservation} was acknowledged and is lost"
+                "{reservation} was acknowledged but is lost"
             ),
             Some(true) => {
-                assert!(!active.contains_key(&reservation), "{reservation} was released and is back")
+                assert!(!active.contains_key(&reservation), "{reservation} was released but is active again")
             }
-            Some(false) => {} // not acknowledged: both are valid
+            Some(false) => {} // the release was not acknowledged: both outcomes are valid
         }
     }
     let mut owners = BTreeMap::new();
     for (reservation, slices) in &active {
         for slice in slices {
             let other = owners.insert(*slice, reservation);
-            assert_eq!(other, None, "slice {slice} belongs to {reservation} and another");
+            assert_eq!(other, None, "slice {slice} belongs to {reservation} and to another reservation");
         }
     }
 }
@@ -135,7 +137,7 @@ async fn acknowledged_requests_survive_random_kills() {
             wire::ReleaseRequest { target: reservation_ref(&reservation.reservation), ..Default::default() };
         rack.scheduler().await.release(release).await.unwrap();
     }
-    rack.wait_all_free().await; // interrupted operations were completed
+    rack.wait_all_free().await; // no slice is stuck in an interrupted operation
 }
 
 fn random_seed() -> u64 {

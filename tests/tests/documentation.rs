@@ -1,6 +1,6 @@
-//! Commands and configuration in README and docs: every command line is parsed by its program, and
-//! every configuration snippet is checked by its service. Links between pages are checked by
-//! `cargo xtask tidy`.
+//! Tests of the commands and configuration snippets in README and docs. Each command line is parsed
+//! by its program, and each configuration snippet is checked by its service. `cargo xtask tidy`
+//! checks links between pages.
 
 use std::{
     fs,
@@ -15,7 +15,7 @@ use tests::rack::programs;
 /// Programs in the documentation that are not part of the repository.
 const EXTERNAL_PROGRAMS: &[&str] =
     &["systemctl", "cat", "printf", "cd", "mkdir", "chmod", "openssl", "ip", "curl", "for", "done"];
-/// Name of the task runner.
+/// Name of the program that runs development tasks.
 const XTASK: &str = "xtask";
 
 struct Snippet {
@@ -64,7 +64,7 @@ fn snippets_of(page: &Path) -> Vec<Snippet> {
     found
 }
 
-/// Returns the words of each command, without comments, variables, and `sudo`.
+/// Returns the words of each command in a snippet, without comments, variables and `sudo`.
 fn commands(snippet: &Snippet) -> Vec<Vec<String>> {
     let joined = snippet.text.replace("\\\n", " ");
     let lines = joined.lines().map(|line| line.split(" #").next().unwrap_or_default().trim());
@@ -89,7 +89,8 @@ fn words(line: &str) -> Vec<String> {
     words.into_iter().skip_while(is_prefix).collect()
 }
 
-/// Runs a program with the words of a command and `--help`, which parses them without executing it.
+/// Runs a program with the words of a command and `--help`. The program parses the words but does
+/// not execute the command.
 fn parse(program: &Path, words: &[String]) -> Output {
     let words = words.iter().take_while(|word| *word != "--");
     Command::new(program).args(words).arg("--help").output().expect("the program runs")
@@ -126,13 +127,13 @@ fn commands_are_parsed_by_their_programs() {
     assert!(checked > 50, "only {checked} commands were found");
 }
 
-/// Required sections of a rack's configuration.
+/// Required sections of rack.toml, which are added to snippets that lack them.
 const RACK: [(&str, &str); 3] = [
     ("[manager]", "[manager]\nlisten = \"unix:/run/tarn/manager.sock\"\nstore = \"store\"\n"),
     ("[[emc]]", "[[emc]]\nname = \"emc0\"\nslices = 4\ndriver = \"emulated\"\npath = \"emc0\"\n"),
     ("[[host]]", "[[host]]\nname = \"h0\"\ncores = 4\nlocal_mib = 1024\nemcs = [\"emc0\"]\n"),
 ];
-/// Required sections of a host's configuration.
+/// Required sections of host.toml, which are added to snippets that lack them.
 const HOST: [(&str, &str); 2] = [
     (
         "[agent]",
@@ -149,7 +150,8 @@ fn with_missing_sections(snippet: &str, sections: &[(&str, &str)]) -> String {
 /// Writes a token file that only its owner can read, as the agent requires.
 fn write_token(path: &Path) {
     let mut options = fs::OpenOptions::new();
-    let mut file = options.write(true).create_new(true).mode(0o600).open(path).expect("a new file");
+    let mut file =
+        options.write(true).create_new(true).mode(0o600).open(path).expect("the token file is created");
     file.write_all(&[b'a'; 32]).expect("the folder is writable");
 }
 
@@ -172,7 +174,8 @@ fn configuration_snippets_are_accepted() {
             .output();
         let output = check.expect("the program runs");
         let error = String::from_utf8_lossy(&output.stderr);
-        // The certificates and keys of the examples do not exist here.
+        // Missing certificates and keys are accepted, because the files of the examples do not
+        // exist on this machine.
         let is_file_missing =
             error.lines().all(|line| line.contains(" /etc/tarn/") && line.contains("No such file"));
         assert!(output.status.success() || is_file_missing, "{}: {error}\n{text}", snippet.place);

@@ -1,7 +1,7 @@
-//! Every state of a rack with two hosts and two slices within a few changes of owner: the real
-//! state machine of slices with a device that cannot revoke access, hosts that lose power, agents
-//! that restart, and a connection that loses, duplicates and reorders. The simulation tests large
-//! racks at random; this tests a small one completely.
+//! Exhaustive test of a small rack: explores every state of two hosts and two slices within a
+//! bounded number of owner changes. The state machine of slices is the real one. The device cannot
+//! revoke access, hosts lose power, agents restart, and messages are lost, duplicated and
+//! reordered. The simulation complements this test with random runs of large racks.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -16,7 +16,7 @@ use units::{Epoch, HostId, ReservationId, SliceId, UnixMs};
 
 const HOSTS: usize = 2;
 
-/// Bounds of the explored states.
+/// Limits of the explored state space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Bounds {
     /// Maximum epoch of a slice.
@@ -28,12 +28,12 @@ struct Bounds {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Rack<const SLICES: usize> {
     bounds: Bounds,
-    /// Durable state.
+    /// Durable state of the slices in the manager.
     slots: [Slot; SLICES],
     device: [DeviceSlice; SLICES],
     hosts: [Host<SLICES>; HOSTS],
     wire: Vec<Message>,
-    /// Whether a VM has seen data of another VM.
+    /// Whether a VM has read data of another VM, which violates an invariant.
     has_leaked_data: bool,
 }
 
@@ -41,7 +41,7 @@ struct Rack<const SLICES: usize> {
 struct DeviceSlice {
     highest: Epoch,
     grant: Option<(Epoch, HostId)>,
-    /// Last writer; `None` if it is zero.
+    /// Epoch of the VM that wrote to the slice last, or `None` if the slice is zero.
     written: Option<Epoch>,
 }
 
@@ -54,18 +54,20 @@ struct Host<const SLICES: usize> {
 /// State of a slice on a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 struct HostSlice {
-    /// Newest order of the agent; older ones are rejected.
+    /// Newest order that the agent has received. The agent rejects older orders.
     order: Option<Order>,
-    /// Epoch with which a VM has the slice mapped.
+    /// Epoch under which a VM maps the slice, if any.
     vm: Option<Epoch>,
-    /// Epoch of a VM that has ended: no other process gets the slice.
+    /// Epoch of the last VM that has ended. No process gets the slice under this epoch again.
     ended: Option<Epoch>,
-    /// Epoch for which the agent is zeroing the slice.
+    /// Epoch under which the agent is scrubbing the slice, if any.
     scrubbing: Option<Epoch>,
+    /// Epoch of the last complete scrub.
     scrubbed: Option<Epoch>,
 }
 
-/// Desired state of one slice, in the order of the ledger's revisions.
+/// Desired state of one slice on a host. Orders are sorted in the sequence in which the manager
+/// sends them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 struct Order {
     epoch: Epoch,
@@ -87,7 +89,7 @@ enum Message {
     FromDevice(usize, Event),
 }
 
-/// Possible next step.
+/// Step that may change the state of the rack.
 #[derive(Clone, Debug)]
 enum Step {
     Assign(usize, usize),
@@ -129,7 +131,8 @@ impl<const SLICES: usize> Rack<SLICES> {
         }
     }
 
-    /// Returns a canonical form of racks that differ only in the order of slices.
+    /// Returns a hash of the state. The hash is equal for states that differ only in the order of
+    /// the slices.
     fn fingerprint(&self) -> u64 {
         let hash = |rack: &Self| {
             let mut hasher = DefaultHasher::new();
@@ -174,7 +177,7 @@ impl<const SLICES: usize> Rack<SLICES> {
         steps
     }
 
-    /// Returns the result of a step, if it is possible.
+    /// Returns the state after a step, or `None` if the step is impossible or changes nothing.
     fn after(&self, step: &Step) -> Option<Self> {
         let mut next = self.clone();
         let result = match *step {
@@ -204,7 +207,7 @@ impl<const SLICES: usize> Rack<SLICES> {
         result.filter(|()| next.wire.len() <= self.bounds.wire && next != *self).map(|()| next)
     }
 
-    /// The real state machine decides; rejected events change nothing.
+    /// Applies an event with the real state machine. Returns `None` if the event is rejected.
     fn apply(&mut self, s: usize, event: Event) -> Option<()> {
         self.slots[s] = self.slots[s].step(event).ok()?;
         Some(())
@@ -236,7 +239,7 @@ impl<const SLICES: usize> Rack<SLICES> {
         self.send(Message::FromDevice(s, event))
     }
 
-    /// Returns the part of a host's desired state for one slice.
+    /// Sends the desired state of one slice to its host.
     fn send_order(&mut self, s: usize) -> Option<()> {
         let Slot { epoch, state, .. } = self.slots[s];
         let (to, kind) = match state {
@@ -251,7 +254,7 @@ impl<const SLICES: usize> Rack<SLICES> {
         connected.then(|| self.send(Message::ToHost(to, s, Order { epoch, kind })))?
     }
 
-    /// Applies the part of a host's desired state for one slice.
+    /// Sends the report of a host about one slice, if the host has applied its order.
     fn report(&mut self, h: usize, s: usize) -> Option<()> {
         let host_slice = self.hosts[h].slices[s];
         let Order { epoch, kind } = host_slice.order.filter(|_| !self.hosts[h].off)?;
@@ -318,7 +321,7 @@ impl<const SLICES: usize> Rack<SLICES> {
         Some(())
     }
 
-    /// Closes the connection and drops desired states; VMs and records stay.
+    /// Restarts an agent. Its connection is closed and its orders are lost. VMs and records remain.
     fn agent_restarts(&mut self, h: usize) -> Option<()> {
         for host_slice in &mut self.hosts[h].slices {
             *host_slice = HostSlice { vm: host_slice.vm, ended: host_slice.ended, ..HostSlice::default() };
@@ -338,7 +341,7 @@ impl<const SLICES: usize> Rack<SLICES> {
         self.wire.retain(|message| !of_host(message));
     }
 
-    /// Fences a host that the operator confirmed as powered off.
+    /// Fences a host after the operator has confirmed that the host is off.
     fn fence(&mut self, h: usize) -> Option<()> {
         self.hosts[h].off.then_some(())?;
         for s in 0..SLICES {
@@ -348,7 +351,7 @@ impl<const SLICES: usize> Rack<SLICES> {
         Some(())
     }
 
-    /// Returns an invariant that does not hold in this state.
+    /// Returns the name of an invariant that does not hold in this state, if any.
     fn violated_invariant(&self) -> Option<&'static str> {
         let users = |s: usize| {
             let here = |host_slice: HostSlice| host_slice.vm.is_some() || host_slice.scrubbing.is_some();
@@ -360,14 +363,16 @@ impl<const SLICES: usize> Rack<SLICES> {
         };
         let scrubbed = |s: usize| self.slots[s].state != State::Free || self.device[s].written.is_none();
         match () {
-            () if (0..SLICES).any(|s| users(s) > 1) => Some("one owner"),
-            () if self.has_leaked_data || !(0..SLICES).all(scrubbed) => Some("no data of another VM"),
-            () if !self.slots.iter().all(has_receipt) => Some("no grant without a scrub"),
+            () if (0..SLICES).any(|s| users(s) > 1) => Some("a slice has at most one user"),
+            () if self.has_leaked_data || !(0..SLICES).all(scrubbed) => {
+                Some("a free slice is zero, and no VM reads data of another VM")
+            }
+            () if !self.slots.iter().all(has_receipt) => Some("a free slice has a receipt of its scrub"),
             () => None,
         }
     }
 
-    /// Returns whether every slice is free, or needs an epoch above the bound to become free.
+    /// Returns whether every slice is free or can become free only with an epoch above the limit.
     fn is_quiescent(&self) -> bool {
         let is_out_of_epochs =
             |slot: &Slot| slot.epoch == self.bounds.epoch && slot.state == State::Scrubbing(Scrub::Waiting);
@@ -375,13 +380,14 @@ impl<const SLICES: usize> Rack<SLICES> {
     }
 }
 
-/// The receipt does not name its slice, so that slices are interchangeable.
+/// Returns a scrub report. Its slice is always 0, so that both slices are interchangeable.
 fn scrubbed(epoch: Epoch) -> ScrubReport {
     let holding = Holding { slice: SliceId(0), epoch };
     ScrubReport { holding, started: UnixMs(0), ended: UnixMs(0), verified: units::SLICE }
 }
 
-/// All states by index, each with its first predecessor and step, and with all predecessors.
+/// Graph of all states. For each state, it contains the step that first led to this state, and all
+/// predecessors.
 #[derive(Default)]
 struct StateGraph {
     parents: Vec<Option<(u32, Step)>>,
@@ -394,7 +400,8 @@ fn number(index: usize) -> u32 {
 }
 
 impl StateGraph {
-    /// Visits all states breadth-first; they are distinguished by a 64-bit hash.
+    /// Explores all states breadth-first and checks the invariants in each state. States are
+    /// identified by a 64-bit hash.
     fn all<const SLICES: usize>(start: Rack<SLICES>) -> Self {
         let mut indices = HashMap::from([(start.fingerprint(), 0)]);
         let mut all = Self { parents: vec![None], predecessors: vec![Vec::new()], quiescent: Vec::new() };
@@ -417,7 +424,7 @@ impl StateGraph {
         all
     }
 
-    /// Returns the shortest path from the initial state.
+    /// Returns the steps of the shortest path from the initial state.
     fn path_to(&self, mut at: u32) -> Vec<&Step> {
         let mut path = VecDeque::new();
         while let Some((from, step)) = &self.parents[at as usize] {
@@ -427,7 +434,7 @@ impl StateGraph {
         path.into()
     }
 
-    /// Returns a state from which no path leads to all slices being free.
+    /// Returns a state from which no path leads to a quiescent state, if any.
     fn stuck(&self) -> Option<u32> {
         let mut can_finish = vec![false; self.parents.len()];
         let mut reached = self.quiescent.clone();

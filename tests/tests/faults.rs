@@ -1,5 +1,5 @@
-//! The audit of `tarn replay` detects faults of devices: ignored revocations, old data and
-//! forgotten grants.
+//! Tests that the audit of `tarn replay` detects faults of devices: ignored revocations, old data
+//! and lost grants.
 #![allow(clippy::unwrap_used, reason = "test code: a failed unwrap fails the test")]
 
 use std::{
@@ -11,12 +11,12 @@ use proto::v1 as wire;
 use rustix::process::Signal;
 use tests::rack::{Plan, Rack, programs, reserve, send_signal, vm_ref, wait_for_line};
 
-/// Injects a fault into an EMC.
+/// Injects a fault into an emulated EMC.
 fn inject_fault(rack: &Rack, emc: usize, fault: &str) {
     fs::write(rack.emc_dir(emc).join("fault"), fault).unwrap();
 }
 
-/// Starts a replay of VMs that need slices.
+/// Starts a replay of a trace with these rows.
 fn replay(rack: &Rack, rows: &str) -> Child {
     let trace = rack.dir().join("trace.csv");
     fs::write(&trace, format!("vm_id,arrive_s,depart_s,cores,mem_gb\n{rows}")).unwrap();
@@ -28,8 +28,8 @@ fn replay(rack: &Rack, rows: &str) -> Child {
     command.arg(trace).stdin(Stdio::null()).stdout(out).stderr(Stdio::null()).spawn().unwrap()
 }
 
-/// Waits for a replay and returns a count of its audit. The replay must fail exactly if a count is
-/// not 0.
+/// Waits for the end of a replay and returns one count of its audit. The replay must fail if and
+/// only if an audit count is not 0.
 fn audited_count(rack: &Rack, mut replay: Child, name: &str) -> u64 {
     let status = replay.wait().unwrap();
     let text = fs::read_to_string(rack.dir().join("report.json")).unwrap();
@@ -41,7 +41,7 @@ fn audited_count(rack: &Rack, mut replay: Child, name: &str) -> u64 {
     counts[name].as_u64().unwrap_or_else(|| panic!("{name} was not audited: {report}"))
 }
 
-/// Returns rows of VMs that run one after another, each with three slices.
+/// Returns trace rows of VMs that run one after another. Each VM has 3 GiB of memory.
 fn sequential_vms(from: u64, vms: u64) -> String {
     (0..vms).map(|n| format!("{},{},{},1,3\n", from + n, 10 * n + 1, 10 * n + 9)).collect()
 }
@@ -58,7 +58,7 @@ async fn audit_of_healthy_rack_is_clean() {
 }
 
 #[tokio::test]
-async fn audit_finds_data_kept_by_device() {
+async fn audit_detects_data_kept_by_device() {
     let rack = Rack::start(plan_with_little_memory(4)).await;
     (0..2).for_each(|emc| inject_fault(&rack, emc, "keep-bytes"));
     let replay = replay(&rack, &sequential_vms(0, 20));
@@ -66,7 +66,7 @@ async fn audit_finds_data_kept_by_device() {
 }
 
 #[tokio::test]
-async fn audit_finds_slice_reachable_by_two_hosts() {
+async fn audit_detects_slice_reachable_by_two_hosts() {
     let rack =
         Rack::start(Plan { lease_ttl_s: 0.5, fence_after_s: Some(0.5), ..plan_with_little_memory(4) }).await;
     let mut scheduler = rack.scheduler().await;
@@ -79,7 +79,7 @@ async fn audit_finds_slice_reachable_by_two_hosts() {
     scheduler.commit(wire::CommitRequest { target: vm_ref("old") }).await.unwrap();
     (0..2).for_each(|emc| inject_fault(&rack, emc, "ignore-revoke"));
     rack.signal_agent(0, Signal::STOP);
-    rack.wait_all_free().await; // the ledger trusts the device
+    rack.wait_all_free().await; // the manager relies on the faulty reply of the device
     let replay = replay(&rack, &sequential_vms(0, 20));
     let count = audited_count(&rack, replay, "double_owned");
     rack.signal_agent(0, Signal::CONT);
@@ -89,16 +89,17 @@ async fn audit_finds_slice_reachable_by_two_hosts() {
 }
 
 #[tokio::test]
-async fn audit_finds_reservation_lost_by_device() {
+async fn audit_detects_reservation_lost_by_device() {
     let mut rack = Rack::start(plan_with_little_memory(4)).await;
-    // The first VM stays, so its slices are the lowest of its EMC, which the fault forgets.
+    // The fault loses the grants of the lowest slices of an EMC. The first VM does not depart and
+    // has these slices.
     let replay = replay(&rack, &format!("0,0,,1,3\n{}", sequential_vms(1, 30)));
     rack.wait_for("the VM that stays", async |rack| {
         let stays = |r: &wire::Reservation| r.vm.starts_with("vm2.");
         rack.reservations().await.iter().any(|r| stays(r) && r.state() == wire::ReservationState::Committed)
     })
     .await;
-    // The replay pauses until the device has lost the grant.
+    // The replay is stopped until the device has lost the grants.
     send_signal(&replay, Signal::STOP);
     rack.kill_manager();
     (0..2).for_each(|emc| inject_fault(&rack, emc, "forget-grant"));
@@ -107,7 +108,7 @@ async fn audit_finds_reservation_lost_by_device() {
     assert!(audited_count(&rack, replay, "acknowledged_lost") > 0);
 }
 
-/// Waits for an alarm.
+/// Waits until an alarm with this reason is raised.
 async fn wait_for_alarm(rack: &Rack, reason: &str) {
     rack.wait_for(reason, async |rack| {
         let response = rack.admin().await.get_rack(wire::GetRackRequest {}).await.unwrap().into_inner();
@@ -119,7 +120,7 @@ async fn wait_for_alarm(rack: &Rack, reason: &str) {
 #[tokio::test]
 async fn failed_grant_quarantines_only_its_slice_until_repaired() {
     let rack = Rack::start(Plan::small(2)).await;
-    // Directories block the files of the first grants to h0.
+    // A directory with the name of a grant file makes the first grant to h0 fail.
     let blocked = [0, 1].map(|emc| rack.emc_dir(emc).join("slices/00000.1.h0"));
     blocked.iter().for_each(|path| fs::create_dir(path).unwrap());
     let mut scheduler = rack.scheduler().await;

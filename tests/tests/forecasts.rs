@@ -1,5 +1,5 @@
-//! Forecasts, from outcomes to plans, with a real manager and the real command line: training,
-//! comparison, promotion, replacement under load, rollback, and rejection of invalid models.
+//! Tests of forecasts with a real manager and the real command line. The tests import outcomes,
+//! train, compare, promote, replace and roll back models, and reject invalid models.
 #![allow(clippy::unwrap_used, reason = "test code: a failed unwrap fails the test")]
 
 use std::{
@@ -19,8 +19,8 @@ use tests::rack::{Plan, Rack};
 
 const GIB: u64 = 1 << 30;
 
-/// Returns outcomes of alternating VMs of two customers: one leaves 13 of 16 GiB untouched, the
-/// other none.
+/// Returns outcomes of VMs as CSV, alternating between two customers. VMs of customer "idle" leave
+/// 13 of 16 GiB untouched. VMs of customer "busy" use all memory.
 fn vms(rows: u32) -> String {
     vms_since(0, rows)
 }
@@ -53,7 +53,7 @@ impl ModelRack {
         path
     }
 
-    /// Returns the output of the command as JSON.
+    /// Runs a `tarn` command and returns its JSON output. The command must succeed.
     #[track_caller]
     fn tarn(&self, words: &str) -> Value {
         let (code, stdout, stderr) = self.run(&format!("{words} -o json"));
@@ -61,7 +61,8 @@ impl ModelRack {
         serde_json::from_str(&stdout).unwrap_or(Value::Null)
     }
 
-    /// Returns exit status, output and errors of the command.
+    /// Runs a `tarn` command and returns its exit code, stdout and stderr. Replaces DIR by the
+    /// folder of the rack.
     fn run(&self, words: &str) -> (Option<i32>, String, String) {
         let words = words.replace("DIR", &self.0.dir().display().to_string());
         let output = self.0.tarn(&words.split_whitespace().collect::<Vec<_>>());
@@ -69,7 +70,7 @@ impl ModelRack {
         (output.status.code(), text(output.stdout), text(output.stderr))
     }
 
-    /// Returns the pool part of a VM's 16 GiB, in GiB, and the model.
+    /// Plans a VM of 16 GiB. Returns the planned pool memory in GiB and the model that decided.
     #[track_caller]
     fn plan(&self, vm: &str, customer: &str) -> (u64, String) {
         let plan = self.tarn(&format!("plan-vm --vm {vm} --cores 4 --memory 16GiB --customer {customer}"));
@@ -77,7 +78,7 @@ impl ModelRack {
         (plan["pool_bytes"].as_u64().unwrap() / GIB, model)
     }
 
-    /// Imports outcomes of 600 VMs and trains a model, which is not promoted.
+    /// Imports outcomes of 600 VMs and trains a model. The model is not promoted.
     fn train_model(&self) {
         self.file("vms.csv", vms(600));
         let added = self.tarn("telemetry import --format csv DIR/vms.csv");
@@ -93,15 +94,19 @@ impl ModelRack {
 #[tokio::test]
 async fn model_serves_from_promotion_to_rollback_across_restart() {
     let mut rack = ModelRack::new().await;
-    assert_eq!(rack.plan("a", "idle"), (4, "fixed-share/1".to_owned()), "a quarter without a model");
+    assert_eq!(
+        rack.plan("a", "idle"),
+        (4, "fixed-share/1".to_owned()),
+        "a quarter must go to the pool without a model"
+    );
     rack.train_model();
-    assert_eq!(rack.plan("a", "idle").1, "fixed-share/1", "the model is not promoted");
+    assert_eq!(rack.plan("a", "idle").1, "fixed-share/1", "a model must not serve before its promotion");
     rack.tarn("promote frigid 1");
     assert_eq!(rack.plan("a", "idle"), (12, "frigid/1".to_owned()));
     assert_eq!(rack.plan("b", "busy"), (0, "frigid/1".to_owned()));
     rack.0.stop_manager();
     rack.0.start_manager().await;
-    assert_eq!(rack.plan("c", "idle"), (12, "frigid/1".to_owned()), "the promotion is durable");
+    assert_eq!(rack.plan("c", "idle"), (12, "frigid/1".to_owned()), "the promotion must be durable");
     assert_eq!(rack.tarn("get models")[0]["serving"], true);
     assert_eq!(rack.tarn("rollback frigid"), Value::Null);
     assert_eq!(rack.plan("d", "idle").1, "fixed-share/1");
@@ -137,7 +142,7 @@ async fn plan_is_explained_by_inputs_forecast_and_limits() {
 }
 
 #[tokio::test]
-async fn new_model_is_compared_with_serving_one_on_unseen_vms() {
+async fn new_model_is_compared_with_serving_model_on_unseen_vms() {
     let rack = ModelRack::new().await;
     let start = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs() - 30 * 24 * 3600;
     rack.file("earlier.csv", vms_since(start, 600));
@@ -145,30 +150,33 @@ async fn new_model_is_compared_with_serving_one_on_unseen_vms() {
     rack.tarn("train frigid");
     rack.tarn("promote frigid 1");
     let model = rack.tarn("train frigid");
-    assert_eq!(model["comparison"], Value::Null, "no VM started since");
+    assert_eq!(model["comparison"], Value::Null, "no VM started since the training of the serving model");
     rack.file("later.csv", vms(1400));
     let added = rack.tarn("telemetry import --format csv DIR/later.csv");
     assert_eq!(
         (&added["added"], &added["duplicates"]),
         (&1400.into(), &0.into()),
-        "import shifts the timestamps to now"
+        "import must shift the timestamps to now"
     );
     let repeated = rack.tarn("telemetry import --format csv DIR/later.csv");
     assert_eq!(
         (&repeated["added"], &repeated["duplicates"]),
         (&0.into(), &1400.into()),
-        "all rows are duplicates"
+        "all rows of a repeated import must be duplicates"
     );
     let newer = rack.tarn("train frigid");
     let compared = &newer["comparison"];
     assert_eq!(compared["version"], 1);
     for share in ["share", "share_of_serving"] {
         let share = compared[share].as_f64().unwrap();
-        assert!((0.3..=0.5).contains(&share), "most of the untouched half of the memory: {newer}");
+        assert!(
+            (0.3..=0.5).contains(&share),
+            "must be most of the untouched memory, which is about half: {newer}"
+        );
     }
     let output = rack.tarn("promote frigid 3 --validate-only");
     assert_eq!((&output["serving"], &output["comparison"]["vms"]), (&false.into(), &compared["vms"]));
-    assert_eq!(rack.plan("a", "idle").1, "frigid/1", "validation changes nothing");
+    assert_eq!(rack.plan("a", "idle").1, "frigid/1", "--validate-only must not promote the model");
 }
 
 #[tokio::test]
@@ -216,7 +224,7 @@ async fn models_are_swapped_under_load_without_failed_plans() {
     drop(rack);
 }
 
-/// Returns a LightGBM text model of one tree with one split on this feature.
+/// Returns a LightGBM text model with one tree, which has one split on this feature.
 fn lightgbm(feature: &str) -> String {
     format!(
         "tree\nversion=v4\nnum_class=1\nnum_tree_per_iteration=1\nlabel_index=0\nmax_feature_idx=0\nobjective=regression\n\
@@ -226,7 +234,7 @@ fn lightgbm(feature: &str) -> String {
 }
 
 #[tokio::test]
-async fn imported_model_serves_like_trained_one() {
+async fn imported_model_serves_like_trained_model() {
     let rack = ModelRack::new().await;
     rack.train_model();
     rack.file("model.txt", lightgbm("key.median"));
@@ -241,12 +249,12 @@ async fn imported_model_serves_like_trained_one() {
     assert_eq!(
         rack.tarn("import-model frigid DIR/exported.json")["version"],
         3,
-        "an exported model can be imported"
+        "an exported model must be importable"
     );
 }
 
 #[tokio::test]
-async fn invalid_models_are_rejected_and_serving_one_stays() {
+async fn invalid_models_are_rejected_and_serving_model_remains() {
     let rack = ModelRack::new().await;
     rack.train_model();
     rack.tarn("promote frigid 1");
@@ -276,11 +284,11 @@ async fn invalid_models_are_rejected_and_serving_one_stays() {
     let (_, _, output) = rack.run("import-model sensitivity DIR/other.json");
     assert!(output.contains("kind: the file contains a model of frigid: must be of sensitivity"), "{output}");
     assert_eq!(rack.plan("a", "idle"), (12, "frigid/1".to_owned()));
-    assert_eq!(rack.tarn("get models").as_array().unwrap().len(), 1, "no other model is stored");
+    assert_eq!(rack.tarn("get models").as_array().unwrap().len(), 1, "no rejected model must be stored");
 }
 
 #[tokio::test]
-async fn latency_tolerant_workloads_are_pooled_whole() {
+async fn latency_tolerant_vms_get_all_but_1_gib_from_the_pool() {
     let rack = ModelRack::new().await;
     let mut labels = "program,slowdown,retiring,frontend_bound,bad_speculation,core_bound,memory_bound,l1_bound,l2_bound,l3_bound,\
         dram_latency_bound,dram_bandwidth_bound,store_bound,dram_bound,ipc,l1_mpki,l2_mpki,l3_mpki,memory_level_parallelism\n"
@@ -299,7 +307,7 @@ async fn latency_tolerant_workloads_are_pooled_whole() {
     };
     let (calm, bound) = (plan("calm", "0.02"), plan("bound", "0.9"));
     assert_eq!(calm["decision"]["model"], "sensitivity/1");
-    assert_eq!(calm["pool_bytes"], 15 * GIB, "a node with CPUs keeps local memory");
+    assert_eq!(calm["pool_bytes"], 15 * GIB, "1 GiB must remain local for the node with CPUs");
     assert_eq!(bound["decision"]["model"], "fixed-share/1");
     for (counter, expected) in
         [("shoe_size=1", "\"shoe_size\" must be one of"), ("ipc=-1", "ipc = -1 must be a number from 0")]
@@ -322,7 +330,7 @@ async fn outcomes_that_are_too_old_are_counted_and_dropped() {
 }
 
 #[tokio::test]
-async fn zero_risk_limit_moves_nothing_to_the_pool() {
+async fn zero_risk_limit_plans_no_pool_memory() {
     let rack = ModelRack::new().await;
     rack.train_model();
     rack.tarn("promote frigid 1");
@@ -331,11 +339,11 @@ async fn zero_risk_limit_moves_nothing_to_the_pool() {
     rack.0.signal_manager(rustix::process::Signal::HUP);
     let is_strict = async |_: &Rack| rack.plan("b", "idle").0 == 0;
     rack.0.wait_for("the manager to take no risk", is_strict).await;
-    assert_eq!(rack.plan("b", "idle").1, "frigid/1", "the model decides, not a fixed share");
+    assert_eq!(rack.plan("b", "idle").1, "frigid/1", "the model must decide, not the fixed share");
 }
 
 #[tokio::test]
-async fn outcomes_round_trip_and_invalid_ones_are_rejected() {
+async fn outcomes_round_trip_and_invalid_outcomes_are_rejected() {
     let rack = ModelRack::new().await;
     rack.train_model();
     let (_, exported, _) = rack.run("telemetry export");
@@ -372,6 +380,6 @@ async fn outcomes_round_trip_and_invalid_ones_are_rejected() {
     assert_eq!(
         rack.run("telemetry export").1.lines().count(),
         601,
-        "a batch is added completely or not at all"
+        "no outcome of a rejected batch must be added"
     );
 }

@@ -1,5 +1,5 @@
-//! API for schedulers and operators, against a real manager and real agents: guarantees, and errors
-//! of invalid requests.
+//! Tests of the gRPC API for schedulers and operators with a real manager and real agents:
+//! guarantees of requests, and errors of invalid requests.
 #![allow(clippy::unwrap_used, reason = "test code: a failed unwrap fails the test")]
 
 use proto::v1 as wire;
@@ -41,7 +41,7 @@ async fn vm_gets_slices_of_one_emc_and_releases_them() {
     );
     let slices = rack.slices().await;
     let of_vm: Vec<_> = slices.iter().filter(|s| ready.slices.contains(&s.slice)).collect();
-    assert!(of_vm.iter().all(|s| s.emc == of_vm[0].emc), "all on one EMC: {of_vm:?}");
+    assert!(of_vm.iter().all(|s| s.emc == of_vm[0].emc), "all slices must be on one EMC: {of_vm:?}");
     assert!(
         of_vm.iter().all(|s| s.host.as_deref() == Some("h0") && s.vm.as_deref() == Some("v") && s.epoch == 1)
     );
@@ -62,7 +62,7 @@ async fn vm_gets_slices_of_one_emc_and_releases_them() {
     for target in [vm_ref("v"), vm_ref("v"), reservation_ref(&ready.reservation)] {
         let release = wire::ReleaseRequest { target, ..Default::default() };
         let released = scheduler.release(release).await.unwrap().into_inner();
-        assert_eq!(released.state(), wire::ReservationState::Released, "releasing is idempotent");
+        assert_eq!(released.state(), wire::ReservationState::Released, "release must be idempotent");
     }
     rack.wait_all_free().await;
     for slice in rack.slices().await.iter().filter(|s| ready.slices.contains(&s.slice)) {
@@ -239,7 +239,7 @@ async fn uncommitted_reservation_expires() {
 }
 
 #[tokio::test]
-async fn cordoned_host_rejects_vms_and_drained_one_migrates_them() {
+async fn cordoned_host_rejects_vms_and_drain_requests_migrations() {
     let rack = Rack::start(Plan::small(4)).await;
     let mut scheduler = rack.scheduler().await;
     scheduler
@@ -313,7 +313,7 @@ async fn decisions_about_a_vm_are_explained() {
     assert_eq!(
         (planned.local_bytes, planned.pool_bytes),
         (12 << 30, 4 << 30),
-        "a quarter goes to the pool by default"
+        "a quarter must go to the pool by default"
     );
     assert!(planned.hosts.iter().all(|host| host.fits), "{:?}", planned.hosts);
     scheduler.reserve(reserve("h0", "v", 4, "r1")).await.unwrap();

@@ -1,5 +1,5 @@
-//! Control socket of a VMM: info, pause, resume and stop, with guests of a few instructions on any
-//! /dev/kvm.
+//! Tests of the control socket of a VMM: info, pause, resume and stop. Uses small guests, which run
+//! on any /dev/kvm.
 #![allow(clippy::unwrap_used, reason = "test code: a failed unwrap fails the test")]
 
 use std::{
@@ -15,10 +15,10 @@ use tests::{
     standalone_vm::{SMALL_MEMORY, StandaloneVm},
 };
 
-/// Time limit of every wait.
+/// Time limit of every wait in these tests.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Guest that prints repeatedly.
+/// Guest that prints repeatedly, so that its progress is visible on the console.
 struct Guest<'a> {
     vm: &'a StandaloneVm,
     process: Child,
@@ -36,11 +36,11 @@ impl<'a> Guest<'a> {
         Self::start(vm, &code::touch(), &["--memory", "size=64MiB", "--pool", "size=1GiB"])
     }
 
-    /// Waits for further output.
+    /// Waits for further output of the guest.
     fn wait_for_progress(&mut self) {
         let (before, start) = (self.vm.console().len(), Instant::now());
         while self.vm.console().len() < before + 3 {
-            assert!(start.elapsed() < TIMEOUT, "no further output");
+            assert!(start.elapsed() < TIMEOUT, "no further output of the guest");
             assert_eq!(self.process.try_wait().unwrap(), None, "the guest ended");
             std::thread::yield_now();
         }
@@ -50,7 +50,7 @@ impl<'a> Guest<'a> {
         kill_process(Pid::from_child(&self.process), Signal::TERM).unwrap();
     }
 
-    /// Waits for the end of the VMM, and returns its exit code and error output.
+    /// Waits for the end of the VMM. Returns its exit code and stderr.
     fn wait_for_exit(mut self) -> (Option<i32>, String) {
         let (mut stderr, status) = (String::new(), self.process.wait().unwrap());
         self.process.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
@@ -59,7 +59,7 @@ impl<'a> Guest<'a> {
     }
 }
 
-/// Kills the guest of a failed test.
+/// Kills the guest if a test fails.
 impl Drop for Guest<'_> {
     fn drop(&mut self) {
         let _ = self.process.kill();
@@ -80,7 +80,7 @@ fn assert_rejected(output: &Output, code: i32, expected: &str) {
     assert!(stderr_of(output).contains(expected), "{}", stderr_of(output));
 }
 
-/// Guest that writes its pool memory on request.
+/// Guest that writes to its pool memory on request of the test.
 struct InteractiveGuest {
     process: Child,
     input: ChildStdin,
@@ -96,7 +96,7 @@ impl InteractiveGuest {
         Self { process, input, console }
     }
 
-    /// Lets the guest write, and waits until it has.
+    /// Makes the guest write to 1 MiB of pool memory, and waits until the guest has written.
     fn write_next(&mut self) {
         self.input.write_all(b"x").unwrap();
         self.console.read_exact(&mut [0]).unwrap();
@@ -105,7 +105,7 @@ impl InteractiveGuest {
 
 impl Drop for InteractiveGuest {
     fn drop(&mut self) {
-        let _ = self.process.kill(); // both fail only if it has ended
+        let _ = self.process.kill(); // fails only if the process has already ended
         let _ = self.process.wait();
     }
 }
@@ -220,7 +220,7 @@ fn vm_cannot_run_twice() {
     let running = format!("error: VM v is already running: process {} listens on ", guest.process.id());
     assert_rejected(&again, 1, &running);
     guest.wait_for_progress();
-    assert_eq!(vm.info()["state"], "running", "the first VM is unaffected");
+    assert_eq!(vm.info()["state"], "running", "the first VM must continue");
     assert_success(vm.control(&["stop", "v", "--force"]));
     guest.wait_for_exit();
 }

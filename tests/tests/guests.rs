@@ -1,5 +1,5 @@
-//! Guests with a rack's memory: a real manager, a real agent, and guests of a few instructions that
-//! write their slices.
+//! Tests of guests with memory from a rack. Uses a real manager, a real agent, and small guests
+//! that write to their slices.
 #![allow(clippy::unwrap_used, reason = "test code: a failed unwrap fails the test")]
 
 use std::{
@@ -17,13 +17,14 @@ use tests::{
     standalone_vm::confine,
 };
 
+/// Local memory of each guest, in bytes.
 const LOCAL: u64 = 64 << 20;
 
 fn run_dir(rack: &Rack) -> PathBuf {
     rack.dir().join("run")
 }
 
-/// Guest that writes its slices, prints repeatedly, and never ends by itself.
+/// Guest that writes to its slices and prints in an endless loop.
 struct Guest {
     process: Child,
     console: PathBuf,
@@ -35,7 +36,7 @@ impl Guest {
             wire::ReserveRequest { local_bytes: LOCAL, wait_ready: true, ..reserve("h0", vm, slices, vm) };
         rack.scheduler().await.reserve(request).await.unwrap();
         rack.scheduler().await.commit(wire::CommitRequest { target: vm_ref(vm) }).await.unwrap();
-        let path = |what: &str| rack.dir().join(format!("{vm}.{what}"));
+        let path = |suffix: &str| rack.dir().join(format!("{vm}.{suffix}"));
         fs::write(path("kernel"), small_guests::touch()).unwrap();
         let console = path("console");
         let mut command = Command::new(programs().join("vmm-plugin"));
@@ -67,7 +68,7 @@ impl Guest {
         rack.wait_for("the guest to make progress", async |_| self.output_len() > before + 2).await;
     }
 
-    /// Returns its exit status and the VMM's output.
+    /// Waits for the end of the VMM. Returns its exit code and stderr.
     fn wait_for_exit(mut self) -> (Option<i32>, String) {
         let (mut stderr, status) = (String::new(), self.process.wait().unwrap());
         self.process.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
@@ -75,7 +76,7 @@ impl Guest {
     }
 }
 
-/// Kills the guest of a failed test.
+/// Kills the guest if a test fails.
 impl Drop for Guest {
     fn drop(&mut self) {
         let _ = self.process.kill();
@@ -84,7 +85,7 @@ impl Drop for Guest {
 }
 
 #[tokio::test]
-async fn guest_with_revoked_slice_ends_and_names_it() {
+async fn guest_with_revoked_slice_ends_and_reports_the_slice() {
     if !can_run() {
         return;
     }
@@ -102,7 +103,8 @@ async fn guest_with_revoked_slice_ends_and_names_it() {
     rack.wait_all_free().await;
 }
 
-/// Returns the bytes of pool memory that a guest has touched, from the metrics of its host's agent.
+/// Returns the bytes of pool memory that a guest has touched, from the metrics of the agent.
+/// Returns `None` if the agent does not report this metric.
 fn touched_bytes(metrics: SocketAddr, vm: &str) -> Option<u64> {
     let mut agent = TcpStream::connect(metrics).ok()?;
     agent.write_all(b"GET /metrics HTTP/1.1\r\nHost: h0\r\nConnection: close\r\n\r\n").ok()?;
@@ -130,7 +132,7 @@ async fn agent_reports_touched_memory_also_after_restart() {
     rack.start_agent(0);
     rack.wait_for("the restarted agent to report touched memory", has_touched_bytes).await;
     guest.process.kill().unwrap();
-    assert_eq!(guest.wait_for_exit().1, "", "a missing agent is not an error of the VMM");
+    assert_eq!(guest.wait_for_exit().1, "", "the VMM must not report an error while the agent is missing");
 }
 
 async fn outcomes(rack: &Rack) -> Vec<wire::Outcome> {
@@ -163,8 +165,11 @@ async fn touched_memory_of_guest_becomes_its_outcome() {
     rack.wait_for("the outcome to be stored", async |rack| !outcomes(rack).await.is_empty()).await;
     let [outcome] = &outcomes(&rack).await[..] else { panic!("expected one outcome") };
     assert_eq!((outcome.vm.as_str(), outcome.profile.as_ref().unwrap().key.as_str()), ("v", "customer"));
-    assert!(outcome.requested_bytes > 1 << 30, "slice and local memory");
-    assert!((1..1 << 30).contains(&outcome.peak_bytes), "part of the memory is touched: {outcome:?}");
+    assert!(outcome.requested_bytes > 1 << 30, "must include the slice and local memory");
+    assert!(
+        (1..1 << 30).contains(&outcome.peak_bytes),
+        "must be the touched part of the memory: {outcome:?}"
+    );
     assert!(outcome.started_unix_ms > 0 && outcome.ended_unix_ms > outcome.started_unix_ms);
 }
 
@@ -184,14 +189,15 @@ async fn guest_outlives_services_and_frees_slices_when_killed() {
     guest.wait_for_progress(&rack).await;
     let owned =
         rack.slices().await.into_iter().filter(|slice| slice.state() == wire::SliceState::Online).count();
-    assert_eq!(owned, 2, "the new agent adopted the guest");
+    assert_eq!(owned, 2, "the new agent must adopt the guest");
     guest.process.kill().unwrap();
     guest.wait_for_exit();
     rack.wait_all_free().await;
     assert!(rack.reservations().await.is_empty());
 }
 
-/// Runs a reserved VM with this kernel and these options.
+/// Runs a reserved VM with this kernel and these options. Returns the exit code and stderr of the
+/// VMM.
 fn run_reserved(rack: &Rack, kernel: &Path, options: &[&str]) -> (Option<i32>, String) {
     let mut command = Command::new(programs().join("vmm-plugin"));
     command.arg("run");
@@ -240,7 +246,11 @@ async fn run_failing_before_attach_keeps_its_reservation() {
         &["--uid", "65534", "--gid", "65534", "--chroot", "/"],
         "chroot: / is not empty",
     );
-    assert_eq!(run_reserved(&rack, &kernel, &[]), (Some(0), String::new()), "the run can be retried");
+    assert_eq!(
+        run_reserved(&rack, &kernel, &[]),
+        (Some(0), String::new()),
+        "a valid run must succeed after rejected runs"
+    );
     rack.wait_all_free().await;
 }
 

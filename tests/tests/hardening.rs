@@ -1,4 +1,5 @@
-//! Remaining rights of a VMM with a running guest, observed from outside; guests run nevertheless.
+//! Tests of the restrictions of a VMM process, such as capabilities, seccomp filters, user and root
+//! folder. The restrictions are read from /proc while a guest runs.
 #![allow(clippy::unwrap_used, reason = "test code: a failed unwrap fails the test")]
 
 use std::{
@@ -13,16 +14,17 @@ use tests::{
     standalone_vm::{SMALL_MEMORY, StandaloneVm},
 };
 
-/// Time limit of every wait.
+/// Time limit of every wait in these tests.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// Unprivileged user and group.
+/// Id of an unprivileged user and group.
 const NOBODY: &str = "65534";
 
-/// Returns whether guests can run here and their VMM can drop root; prints if not.
+/// Returns whether guests can run on this machine and this process is root. If not, reports the
+/// skipped test.
 fn can_drop_root() -> bool {
     let root = rustix::process::getuid().is_root();
     if !root {
-        eprintln!("SKIPPED: dropping root requires root");
+        eprintln!("SKIPPED: restrictions of a VMM started by root: requires root");
     }
     root && can_run()
 }
@@ -31,7 +33,7 @@ fn stderr_of(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// A guest that writes pool memory without end.
+/// Guest that writes to pool memory in an endless loop.
 struct Guest(Child);
 
 impl Guest {
@@ -41,7 +43,7 @@ impl Guest {
         let mut child = vm.command(&code::touch(), &all).stderr(Stdio::piped()).spawn().unwrap();
         let start = Instant::now();
         while vm.console().len() < 3 {
-            assert!(start.elapsed() < TIMEOUT, "not within {TIMEOUT:?}");
+            assert!(start.elapsed() < TIMEOUT, "no output of the guest within {TIMEOUT:?}");
             if child.try_wait().unwrap().is_some() {
                 panic!("the guest ended: {}", stderr_of(&child.wait_with_output().unwrap()));
             }
@@ -50,17 +52,17 @@ impl Guest {
         Self(child)
     }
 
-    fn proc(&self, what: &str) -> PathBuf {
-        Path::new("/proc").join(self.0.id().to_string()).join(what)
+    fn proc(&self, name: &str) -> PathBuf {
+        Path::new("/proc").join(self.0.id().to_string()).join(name)
     }
 
-    /// Returns the kernel's status of each thread.
+    /// Returns the file /proc/PID/task/TID/status of each thread.
     fn threads(&self) -> Vec<String> {
         let tasks = fs::read_dir(self.proc("task")).unwrap();
         tasks.map(|task| fs::read_to_string(task.unwrap().path().join("status")).unwrap()).collect()
     }
 
-    /// Waits until a field of the status of all threads has this value.
+    /// Waits until a status field has this value in all threads. Fails after [`TIMEOUT`].
     fn assert_thread_status(&self, field: &str, value: &str) {
         let matches = |status: &String| {
             let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
@@ -68,7 +70,7 @@ impl Guest {
         };
         let start = Instant::now();
         while !self.threads().iter().all(matches) {
-            assert!(start.elapsed() < TIMEOUT, "{field} is not {value} of {:?}", self.threads());
+            assert!(start.elapsed() < TIMEOUT, "{field} is not {value} in all threads: {:?}", self.threads());
         }
     }
 
@@ -94,7 +96,7 @@ fn vmm_threads_have_no_capabilities_even_as_root() {
     }
     let vm = StandaloneVm::new();
     let guest = Guest::start(&vm, &["--unconfined"]);
-    assert!(guest.threads().len() >= 3, "main thread, vCPU and device");
+    assert!(guest.threads().len() >= 3, "must have threads for main, vCPU and device");
     guest.assert_no_capabilities();
 }
 
@@ -110,7 +112,7 @@ fn vmm_threads_have_seccomp_filters_unless_disabled() {
 }
 
 #[test]
-fn vmm_has_the_given_user_and_root_folder() {
+fn vmm_runs_with_given_user_and_root_folder() {
     if !can_drop_root() {
         return;
     }
@@ -140,7 +142,7 @@ fn root_without_uid_is_rejected_before_start() {
     let expected = "error: uid: missing: as root, --uid NUMBER and --gid NUMBER must name an unprivileged user, \
                     or --unconfined must be given\n";
     assert_eq!((output.status.code(), stderr_of(&output).as_str()), (Some(2), expected));
-    assert!(!vm.has_socket() && vm.console().is_empty(), "the guest did not start");
+    assert!(!vm.has_socket() && vm.console().is_empty(), "the guest must not start");
 }
 
 #[test]
@@ -247,7 +249,7 @@ fn restrictions_without_root_are_rejected() {
     fs::create_dir(&folder).unwrap();
     let run = |options: &[&str]| {
         let vmm = vm.command(&code::hello(), &[&SMALL_MEMORY[..], options].concat());
-        let mut command = Command::new("setpriv"); // root without capabilities
+        let mut command = Command::new("setpriv"); // runs the VMM as root without capabilities
         command.arg("--bounding-set=-all").arg(vmm.get_program()).args(vmm.get_args());
         command.stdin(Stdio::null()).output().unwrap()
     };

@@ -1,5 +1,5 @@
-//! Operations on a rack: reloads, backups, certificates, damaged files, full disks. Uses real
-//! processes.
+//! Tests of operations on a rack: reloads of rack.toml, restarts, damaged or lost stores, and
+//! invalid configurations. Uses real processes.
 #![allow(clippy::unwrap_used, reason = "test code: a failed unwrap fails the test")]
 
 use std::{fs, process::Command};
@@ -9,7 +9,7 @@ use rustix::process::Signal;
 use tests::rack::{Plan, Rack, programs, reserve, vm_ref};
 
 #[tokio::test]
-async fn reload_adds_hosts_and_emcs_and_removes_only_drained_ones() {
+async fn reload_adds_hosts_and_emcs_and_removes_only_unused_hosts() {
     let mut rack = Rack::start(Plan::small(2)).await;
     let mut scheduler = rack.scheduler().await;
     scheduler
@@ -33,12 +33,12 @@ async fn reload_adds_hosts_and_emcs_and_removes_only_drained_ones() {
     let without_h1 = added.replace(h1, "[[host]]\nname = \"h9\"");
     rack.write_rack_toml(&without_h1);
     rack.signal_manager(Signal::HUP);
-    rack.wait_for("the refusal", async |rack| rack.log_of("manager").contains("drain it first")).await;
+    rack.wait_for("the rejection", async |rack| rack.log_of("manager").contains("drain it first")).await;
     assert!(rack.hosts().await.iter().any(|h| h.host == "h1"), "a host in use was removed");
 
     rack.write_rack_toml("[manager]\nlisten = 5\nbogus = true\n");
     rack.signal_manager(Signal::HUP);
-    rack.wait_for("the second refusal", async |rack| rack.log_of("manager").contains("bogus")).await;
+    rack.wait_for("the second rejection", async |rack| rack.log_of("manager").contains("bogus")).await;
     assert_eq!(rack.hosts().await.len(), 3);
 
     scheduler.release(wire::ReleaseRequest { target: vm_ref("v"), ..Default::default() }).await.unwrap();
@@ -46,7 +46,7 @@ async fn reload_adds_hosts_and_emcs_and_removes_only_drained_ones() {
     rack.kill_agent(1);
     rack.write_rack_toml(&without_h1);
     rack.signal_manager(Signal::HUP);
-    rack.wait_for("the exchange", async |rack| rack.hosts().await.iter().any(|h| h.host == "h9")).await;
+    rack.wait_for("h9 to replace h1", async |rack| rack.hosts().await.iter().any(|h| h.host == "h9")).await;
     assert!(rack.hosts().await.iter().all(|h| h.host != "h1"));
 }
 
@@ -70,7 +70,7 @@ async fn watch_survives_manager_restarts() {
     rack.wait_hosts_up().await;
     rack.wait_for("capacity to be shown again", async |_| last_line_contains("enabled")).await;
     assert!(rack.tarn(&["cordon", "host", "h0"]).status.success());
-    rack.wait_for("a change after that to be shown", async |_| last_line_contains("disabled")).await;
+    rack.wait_for("the cordoned host to be shown", async |_| last_line_contains("disabled")).await;
     watch.kill().unwrap();
     watch.wait().unwrap();
 }
@@ -97,11 +97,11 @@ async fn locked_or_corrupt_store_is_rejected() {
     }
 }
 
-/// A flipped byte in each page, and lost pages and truncations at every eighth: the rack is
-/// unchanged, or `check` and `serve` end with a clear error, without a panic. The store's own tests
-/// cover more.
+/// Flips one byte in each page of the store. Also zeroes each eighth page, and truncates the file
+/// at each eighth page. Either the state is unchanged, or `check` and `serve` end with a clear
+/// error and no panic. The unit tests of the store cover more cases.
 #[tokio::test]
-async fn damaged_store_page_is_an_error_or_harmless() {
+async fn damaged_store_page_is_detected_or_harmless() {
     const PAGE: usize = 4096;
     let mut rack = Rack::start(Plan::small(2)).await;
     let mut scheduler = rack.scheduler().await;
@@ -113,7 +113,7 @@ async fn damaged_store_page_is_an_error_or_harmless() {
     rack.stop_manager();
     let run = |command: &str| {
         let program = programs().join("pool-manager");
-        let mut run = Command::new("timeout"); // exit code 124: a hang
+        let mut run = Command::new("timeout"); // exits with code 124 if pool-manager hangs
         let output =
             run.arg("20").arg(program).arg(command).arg("--config").arg(rack.rack_toml_path()).output();
         let output = output.unwrap();
@@ -151,7 +151,7 @@ async fn damaged_store_page_is_an_error_or_harmless() {
             }
         }
     }
-    assert!(detected > 20, "{detected} found, {harmless} harmless, of {pages} pages");
+    assert!(detected > 20, "{detected} damages detected, {harmless} harmless, in {pages} pages");
 }
 
 #[tokio::test]
@@ -169,21 +169,22 @@ async fn lost_ledger_is_not_treated_as_new_rack() {
     assert!(rack.pool_manager(&["backup", "--to", backup.to_str().unwrap()]).0);
 
     let ledger = rack.dir().join("store/ledger.redb");
-    for what in ["is missing", "is empty"] {
-        if what == "is empty" { fs::write(&ledger, "") } else { fs::remove_file(&ledger) }.unwrap();
+    for problem in ["is missing", "is empty"] {
+        if problem == "is empty" { fs::write(&ledger, "") } else { fs::remove_file(&ledger) }.unwrap();
         for command in ["check", "serve", "init"] {
             let (ok, output) = rack.pool_manager(&[command]);
-            let is_clear = output.contains(what) && output.contains("pool-manager restore");
+            let is_clear = output.contains(problem) && output.contains("pool-manager restore");
             assert!(!ok && is_clear, "{command}: {output}");
         }
-        assert_eq!(fs::metadata(&ledger).map_or(0, |file| file.len()), 0, "no ledger is created");
+        assert_eq!(fs::metadata(&ledger).map_or(0, |file| file.len()), 0, "no new ledger must be created");
     }
     let (ok, output) = rack.pool_manager(&["restore", "--from", backup.to_str().unwrap()]);
     assert!(ok, "{output}");
     rack.start_manager().await;
 }
 
-/// A lost store and a path of another rack in rack.toml cannot be distinguished.
+/// The manager cannot distinguish the path of another rack from a lost store, so it must not change
+/// the EMC.
 #[tokio::test]
 async fn emc_of_another_rack_fails_and_is_not_changed() {
     let mut owner = Rack::start(Plan::small(1)).await;
@@ -209,7 +210,7 @@ async fn emc_of_another_rack_fails_and_is_not_changed() {
     owner.wait_hosts_up().await;
     assert!(
         owner.slices().await.iter().any(|slice| slice.vm.as_deref() == Some("v")),
-        "the VM keeps its slice"
+        "the VM must keep its slice"
     );
 }
 
@@ -249,8 +250,8 @@ async fn invalid_rack_toml_is_rejected_with_all_errors() {
     rack.write_rack_toml(&good.replace("ttl_s", "tll_s"));
     let (ok, output) = rack.pool_manager(&["serve"]);
     assert!(!ok && output.contains("tll_s"), "{output}");
-    let no_wire = good.replacen("emcs = [\"emc0\", \"emc1\"]", "emcs = []", 1);
-    rack.write_rack_toml(&no_wire);
+    let without_emcs = good.replacen("emcs = [\"emc0\", \"emc1\"]", "emcs = []", 1);
+    rack.write_rack_toml(&without_emcs);
     let (ok, output) = rack.pool_manager(&["serve"]);
     assert!(!ok && output.contains("emcs"), "{output}");
 }

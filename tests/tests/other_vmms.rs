@@ -1,6 +1,6 @@
-//! Other VMMs with the memory of a rack: the files in their arguments exist, printing arguments
-//! attaches no VM, and an executed VMM is the VM until it ends. The programs executed here run no
-//! guest.
+//! Tests of other VMMs with memory of a rack. The files in printed arguments must exist, and
+//! printing arguments must not attach a VM. An executed VMM must be recorded as the VM until the
+//! VMM ends. The programs that these tests execute are stand-ins, which run no guest.
 #![allow(clippy::unwrap_used, reason = "test code: a failed unwrap fails the test")]
 
 use std::{
@@ -14,16 +14,20 @@ use proto::v1 as wire;
 use serde_json::Value;
 use tests::rack::{Plan, Rack, programs, reserve, vm_ref, wait_for_line};
 
-/// Returns the folder of libvirt's schemas and of xmllint: `TARN_LIBVIRT`, or that of `cargo xtask
-/// test`.
+/// Returns the folder with the libvirt schemas and xmllint: `TARN_LIBVIRT` if set; otherwise the
+/// folder that `cargo xtask test` creates.
 fn libvirt() -> PathBuf {
     let path = std::env::var_os("TARN_LIBVIRT").map(PathBuf::from);
     let path = path.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/libvirt"));
-    assert!(path.join("xmllint").exists(), "{} is missing: `cargo xtask test` fetches it", path.display());
+    assert!(
+        path.join("xmllint").exists(),
+        "no xmllint in {}: run `cargo xtask test`, which downloads it",
+        path.display()
+    );
     path
 }
 
-/// Starts a rack with one VM, which has two slices and no process.
+/// Starts a rack with one reserved VM. The VM has two slices and no process.
 async fn rack_with_vm() -> Rack {
     let rack = Rack::start(Plan::small(4)).await;
     let request =
@@ -32,7 +36,7 @@ async fn rack_with_vm() -> Rack {
     rack
 }
 
-/// Writes a script that replaces a VMM.
+/// Writes a script that tests execute instead of a VMM.
 fn stand_in_vmm(rack: &Rack, script: &str) -> PathBuf {
     let path = rack.dir().join("stand-in");
     fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
@@ -53,14 +57,14 @@ fn output_text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
 }
 
-/// Returns the process id of the VM in the agent's records, if any.
+/// Returns the process id of the VM in the records of the agent, if there is a record.
 fn recorded_pid(rack: &Rack) -> Option<u64> {
     let record = fs::read_dir(rack.dir().join("h0/vms")).unwrap().next()?.unwrap().path();
     let record: Value = serde_json::from_slice(&fs::read(record).unwrap()).unwrap();
     record["pid"].as_u64()
 }
 
-/// Returns the files of slices in the arguments of QEMU.
+/// Returns the paths of slices in the JSON list of QEMU arguments.
 fn slices_of(arguments: &str) -> Vec<PathBuf> {
     let arguments: Value = serde_json::from_str(arguments).unwrap();
     let words = arguments.as_array().unwrap().iter().filter_map(Value::as_str);
@@ -88,13 +92,13 @@ async fn printed_arguments_name_existing_slices_and_attach_nothing() {
     );
     assert_eq!(recorded_pid(&rack), None, "a VM was attached");
     let mut vm = rack.start_vm(0, "v");
-    wait_for_line(&mut vm); // the memory is still available
+    wait_for_line(&mut vm); // the stand-in process gets the memory, so no VM was attached before
     drop(vm.stdin.take());
     assert!(vm.wait().unwrap().success());
 }
 
 #[tokio::test]
-async fn executed_vmm_is_the_vm_until_it_ends() {
+async fn executed_vmm_is_recorded_as_vm_until_exit() {
     for vmm in ["qemu", "cloud-hypervisor"] {
         let mut rack = rack_with_vm().await;
         rack.scheduler().await.commit(wire::CommitRequest { target: vm_ref("v") }).await.unwrap();
@@ -107,7 +111,7 @@ async fn executed_vmm_is_the_vm_until_it_ends() {
         rack.start_agent(0);
         rack.wait_hosts_up().await;
         let args = |rack: &Rack| output_text(&plugin(rack, &["args", "--vmm", vmm]).output().unwrap());
-        // The manager may report the host before the agent listens.
+        // The manager may report the host as up before the agent listens on its socket.
         rack.wait_for("the agent to listen", async |rack| !args(rack).contains("connect to the host agent"))
             .await;
         let arguments = args(&rack);
@@ -134,10 +138,10 @@ async fn missing_files_are_reported_before_attach() {
         ),
     ] {
         let mut command = plugin(&rack, &["exec"]);
-        let refused = command.args(options).env("PATH", "/nowhere").output().unwrap();
-        assert_eq!(refused.status.code(), Some(1), "{}", output_text(&refused));
-        assert!(output_text(&refused).contains(expected), "{}", output_text(&refused));
-        assert_eq!(recorded_pid(&rack), None, "{}", output_text(&refused));
+        let rejected = command.args(options).env("PATH", "/nowhere").output().unwrap();
+        assert_eq!(rejected.status.code(), Some(1), "{}", output_text(&rejected));
+        assert!(output_text(&rejected).contains(expected), "{}", output_text(&rejected));
+        assert_eq!(recorded_pid(&rack), None, "{}", output_text(&rejected));
     }
 }
 

@@ -1,4 +1,4 @@
-//! gRPC server reflection of a real manager, used by a client without generated code.
+//! Tests of gRPC server reflection with a real manager and a client without generated code.
 #![allow(clippy::unwrap_used, reason = "test code: a failed unwrap fails the test")]
 
 use std::collections::BTreeSet;
@@ -16,11 +16,11 @@ use tonic_reflection::pb::v1::{
     server_reflection_request::MessageRequest, server_reflection_response::MessageResponse,
 };
 
-/// Services of the manager except reflection.
+/// Services of the manager, except the reflection service.
 const SERVICES: [&str; 5] =
     ["grpc.health.v1.Health", "tarn.v1.Admin", "tarn.v1.Agent", "tarn.v1.Models", "tarn.v1.Scheduler"];
 
-/// Sends one request to the reflection service.
+/// Sends one request to the reflection service and returns the response.
 async fn reflect(channel: Channel, request: MessageRequest) -> Result<MessageResponse, Status> {
     let request = ServerReflectionRequest { host: String::new(), message_request: Some(request) };
     let mut client = ServerReflectionClient::new(channel);
@@ -35,7 +35,7 @@ async fn services(channel: Channel) -> BTreeSet<String> {
     list.service.into_iter().map(|service| service.name).collect()
 }
 
-/// Names of a file and of its imports: the first fields of a `FileDescriptorProto`.
+/// Part of a `FileDescriptorProto`: the names of a proto file and of its imports.
 #[derive(Clone, PartialEq, prost::Message)]
 struct FileNames {
     #[prost(string, tag = "1")]
@@ -44,7 +44,7 @@ struct FileNames {
     imports: Vec<String>,
 }
 
-/// Fetches the file that defines a symbol, and all its imports.
+/// Downloads the proto file that defines a symbol, with all its imports.
 async fn descriptor_pool(channel: Channel, symbol: &str) -> DescriptorPool {
     let mut files = Vec::new();
     let mut fetched = BTreeSet::new();
@@ -60,7 +60,7 @@ async fn descriptor_pool(channel: Channel, symbol: &str) -> DescriptorPool {
             }
         }
     }
-    files.reverse(); // imported files first
+    files.reverse(); // imported files come first
     let mut pool = DescriptorPool::new();
     while !files.is_empty() {
         let before = files.len();
@@ -70,7 +70,7 @@ async fn descriptor_pool(channel: Channel, symbol: &str) -> DescriptorPool {
     pool
 }
 
-/// Encodes and decodes messages by their descriptors.
+/// Codec for the messages of a method, based on their descriptors.
 struct DynamicCodec(MethodDescriptor);
 
 impl Codec for DynamicCodec {

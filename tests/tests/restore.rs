@@ -1,5 +1,6 @@
-//! Restoring the manager's store from a backup while guests run: each running guest keeps its
-//! memory, also if the backup does not contain it, and while devices are down. Uses real processes.
+//! Tests of restoring the store of the manager from a backup while guests run. Each running guest
+//! must keep its memory, even if the backup does not contain its VM or a device is down. Uses real
+//! processes.
 #![allow(clippy::unwrap_used, reason = "test code: a failed unwrap fails the test")]
 
 use std::{
@@ -12,7 +13,7 @@ use proto::v1 as wire;
 use tests::rack::{Plan, Rack, reserve, vm_ref, wait_for_line};
 use tonic::Code;
 
-/// Local memory of each VM.
+/// Local memory of each VM, in bytes.
 const LOCAL_BYTES: u64 = 64 << 20;
 
 async fn reserve_and_commit(rack: &Rack, vm: &str, host: &str, slices: u64, request: &str) {
@@ -32,13 +33,13 @@ async fn start_guest(rack: &Rack, vm: &'static str, host: usize, slices: u64, re
     guest
 }
 
-/// Ends a guest, which checks that its memory is unchanged.
+/// Ends a guest. The guest checks that its memory is unchanged.
 fn end_guest(mut guest: Child) {
     drop(guest.stdin.take());
     assert!(guest.wait().unwrap().success(), "the memory of the guest changed");
 }
 
-/// Stops the manager and copies its store.
+/// Stops the manager and backs up its store. Returns the path of the backup.
 fn back_up(rack: &mut Rack) -> PathBuf {
     rack.stop_manager();
     let backup = rack.dir().join("copy");
@@ -60,7 +61,7 @@ async fn slices_of(rack: &Rack, vm: &str) -> usize {
     rack.slices().await.iter().filter(|slice| slice.vm.as_deref() == Some(vm)).count()
 }
 
-/// Messages of the alarms that a restore is not complete.
+/// Returns the messages of all RESTORE_PENDING alarms.
 async fn pending_messages(rack: &Rack) -> Vec<String> {
     let rack = rack.admin().await.get_rack(wire::GetRackRequest {}).await.unwrap().into_inner();
     let alarms = rack.alarms.into_iter().filter(|alarm| alarm.reason == "RESTORE_PENDING");
@@ -77,7 +78,7 @@ async fn restored_store_frees_nothing_before_all_hosts_reported() {
     reserve_and_commit(&rack, "before", "h0", 1, "r1").await;
     let backup = back_up(&mut rack);
 
-    // One VM starts and one ends after the backup.
+    // After the backup, one VM starts and one VM ends. The backup is thus wrong about both VMs.
     rack.start_manager().await;
     rack.wait_hosts_up().await;
     let running = start_guest(&rack, "after", 1, 2, "r2").await;
@@ -99,16 +100,16 @@ async fn restored_store_frees_nothing_before_all_hosts_reported() {
     let after = rack.admin().await.get_rack(wire::GetRackRequest {}).await.unwrap().into_inner();
     assert!(after.generation > before.generation, "the restore must raise the generation");
     let free = count(&rack, wire::SliceState::Free).await;
-    assert_eq!(free, 0, "no slice is free before all hosts reported");
+    assert_eq!(free, 0, "no slice must be free before all hosts have reported");
 
     rack.start_agent(0);
     rack.wait_for("unclaimed slices to be free", async |rack| count(rack, wire::SliceState::Free).await == 4)
         .await;
-    assert_eq!(slices_of(&rack, "after").await, 2, "a running VM keeps its memory");
+    assert_eq!(slices_of(&rack, "after").await, 2, "a running VM must keep its memory");
     end_guest(running);
 }
 
-/// Makes an emulated EMC unavailable to its driver; existing mappings stay.
+/// Makes an emulated EMC unavailable to its driver. Existing mappings remain valid.
 fn disable_emc(emc: &Path) {
     fs::rename(emc, emc.with_extension("away")).unwrap();
     fs::write(emc, "not a directory").unwrap();
@@ -119,8 +120,8 @@ fn enable_emc(emc: &Path) {
     fs::rename(emc.with_extension("away"), emc).unwrap();
 }
 
-/// One VM has slices of both EMCs, another only of the one that is down; the backup contains
-/// neither.
+/// VM "both" has slices of both EMCs. VM "one" has a slice only of the EMC that is down. The backup
+/// contains neither VM.
 #[tokio::test]
 async fn guests_keep_memory_if_store_is_restored_while_emc_is_down() {
     let mut rack = Rack::start(Plan::small(2)).await;
@@ -138,12 +139,16 @@ async fn guests_keep_memory_if_store_is_restored_while_emc_is_down() {
     restore(&rack, &backup);
     rack.start_manager().await;
     rack.wait_hosts_up().await;
-    rack.wait_for("both hosts to wait for the EMC alone", async |rack| {
+    rack.wait_for("both hosts to wait only for the EMC", async |rack| {
         let messages = pending_messages(rack).await;
-        messages.len() == 2 && messages.iter().all(|why| why.contains("has not been compared"))
+        messages.len() == 2 && messages.iter().all(|message| message.contains("has not been compared"))
     })
     .await;
-    assert_eq!(count(&rack, wire::SliceState::Free).await, 0, "an EMC has not been compared");
+    assert_eq!(
+        count(&rack, wire::SliceState::Free).await,
+        0,
+        "no slice must be free before both EMCs are compared"
+    );
     let request = reserve("h1", "new", 1, "r3");
     let status = rack.scheduler().await.reserve(request.clone()).await.unwrap_err();
     assert_eq!(status.code(), Code::FailedPrecondition, "the host has not reported: {status:?}");
@@ -157,7 +162,7 @@ async fn guests_keep_memory_if_store_is_restored_while_emc_is_down() {
     assert_eq!(count(&rack, wire::SliceState::Online).await, 4, "{:?}", rack.slices().await);
     let hosts = rack.hosts().await;
     let local = hosts.iter().map(|host| host.local_bytes - host.free_local_bytes);
-    assert_eq!(local.collect::<Vec<_>>(), [LOCAL_BYTES; 2], "the local memory of adopted VMs counts");
+    assert_eq!(local.collect::<Vec<_>>(), [LOCAL_BYTES; 2], "the local memory of adopted VMs must be in use");
     let full = rack.scheduler().await.reserve(request).await.unwrap_err();
     assert_eq!(full.code(), Code::ResourceExhausted, "{full:?}");
     end_guest(both);
@@ -165,8 +170,8 @@ async fn guests_keep_memory_if_store_is_restored_while_emc_is_down() {
     rack.wait_all_free().await;
 }
 
-/// A VM was released and its guest still runs when a VM of the same name starts on another host;
-/// the backup is older.
+/// A released VM still runs when a VM with the same name starts on another host. The backup is
+/// older than both events.
 #[tokio::test]
 async fn guests_with_same_vm_name_keep_memory_after_restore() {
     let mut rack = Rack::start(Plan::small(2)).await;
@@ -193,9 +198,9 @@ async fn guests_with_same_vm_name_keep_memory_after_restore() {
     end_guest(new);
 }
 
-/// The backup is older than an EMC and a host, whose ids could be assigned again.
+/// An EMC was added after the backup. After the restore, its id must not be assigned again.
 #[tokio::test]
-async fn rack_additions_are_refused_until_restore_completes() {
+async fn rack_additions_are_rejected_until_restore_completes() {
     let mut rack = Rack::start(Plan::small(2)).await;
     let backup = back_up(&mut rack);
     let old = rack.rack_toml();

@@ -1,6 +1,6 @@
-//! A device that several hosts see, without a fence: a host keeps its slices until it releases them
-//! or has certainly stopped. The manager, its record and the fence command are real; the hosts are
-//! scripted.
+//! Tests of a device that several hosts share and that cannot fence a host. A host must keep its
+//! slices until it releases them or is powered off. The manager and the fence command are real; the
+//! agents of the hosts are scripted.
 #![allow(clippy::unwrap_used, reason = "test code: a failed unwrap fails the test")]
 
 use proto::v1::{self as wire, HostState};
@@ -9,7 +9,8 @@ use tests::{
     scripted_agent::{SERIAL, SLICES, ScriptedAgent},
 };
 
-/// Starts a rack of two hosts on one device; a silent host is fenced soon.
+/// Starts a rack of two hosts that share one device. A silent host is fenced after about two
+/// seconds.
 async fn rack(fence: &str) -> Rack {
     let plan = Plan {
         emcs: vec![4],
@@ -27,7 +28,7 @@ async fn rack(fence: &str) -> Rack {
     rack
 }
 
-/// Waits until the record of the device has been compared with the ledger.
+/// Waits until the device is up: the manager has compared its record with the ledger.
 async fn wait_emc_up(rack: &Rack) {
     rack.wait_for("the device to be up", async |rack| {
         let emcs = rack.admin().await.list_emcs(wire::ListEmcsRequest {}).await.unwrap().into_inner().emcs;
@@ -36,7 +37,7 @@ async fn wait_emc_up(rack: &Rack) {
     .await;
 }
 
-/// Starts the agent of a host, and reserves a slice for a VM there.
+/// Starts the agent of a host and reserves a slice for a VM on this host.
 async fn host_with_slice(rack: &Rack, host: &str) -> ScriptedAgent {
     let agent = ScriptedAgent::start(rack, host, "boot 1").await;
     reserve_ready(rack, host).await;
@@ -81,7 +82,7 @@ async fn silent_host_is_fenced_by_command_and_slices_are_reused() {
     let agent = host_with_slice(&rack, "h0").await;
     assert_eq!(agent.handles(), ["cxl:0x1a:0".to_owned()].into());
     drop((agent, other));
-    rack.kill_manager(); // grants are durable
+    rack.kill_manager(); // the grant must survive a restart of the manager
     rack.start_manager().await;
     let _other = ScriptedAgent::start(&rack, "h1", "boot 1").await;
     rack.wait_all_free().await;
@@ -111,12 +112,12 @@ async fn unfenced_host_keeps_slices_until_operator_confirms_power_off() {
 }
 
 #[tokio::test]
-async fn rebooted_host_has_released_slices_after_hung_fence() {
+async fn slices_of_rebooted_host_are_freed_after_fence_timeout() {
     let rack = rack("[fence]\ncommand = [\"sh\", \"-c\", \"sleep 600; true {host}\"]\nwithin_s = 1").await;
     let _other = ScriptedAgent::start(&rack, "h1", "boot 1").await;
     drop(host_with_slice(&rack, "h0").await);
     rack.wait_for("h0 to be fencing", async |rack| host_h0(rack).await.state() == HostState::Fencing).await;
-    reserve_ready(&rack, "h1").await; // while the command hangs
+    reserve_ready(&rack, "h1").await; // must succeed while the fence command hangs
     wait_not_fenced(&rack, "took longer than 1s and was killed").await;
     let _returned = ScriptedAgent::start(&rack, "h0", "boot 2").await;
     rack.wait_for("h0 to be up again", async |rack| host_h0(rack).await.state() == HostState::Up).await;

@@ -1,5 +1,5 @@
-//! Weights of tenants and reported shares, between schedulers, operators and agents: with a real
-//! manager and scripted agents.
+//! Tests of tenant weights and of reported shares with a real manager and scripted agents.
+//! Schedulers set weights, agents report shares, and operators read both.
 #![allow(clippy::unwrap_used, reason = "test code: a failed unwrap fails the test")]
 
 use proto::v1::{self as wire, from_agent::Message as Up, to_agent::Message as Down};
@@ -28,7 +28,7 @@ fn assert_rejected<T: std::fmt::Debug>(
     }
 }
 
-/// Rack with scripted agents.
+/// Starts a manager without agents.
 async fn rack() -> Rack {
     let mut rack = Rack::new(Plan::small(1));
     rack.start_manager().await;
@@ -52,7 +52,7 @@ async fn get(rack: &Rack, host: &str) -> Result<wire::Shares, Status> {
     Ok(rack.admin().await.get_shares(wire::GetSharesRequest { host: host.into() }).await?.into_inner())
 }
 
-/// An agent's session after its welcome.
+/// Connects as the agent of a host and waits for the welcome message.
 async fn agent(rack: &Rack, host: &str) -> Session {
     let mut session = Session::connect(rack, &token(rack, host), hello(host)).await.unwrap();
     let first = session.incoming.message().await.unwrap().unwrap().message;
@@ -60,7 +60,7 @@ async fn agent(rack: &Rack, host: &str) -> Session {
     session
 }
 
-/// Returns the next weights sent to an agent.
+/// Waits for the next weights that the manager sends to an agent, and returns them.
 async fn next_weights(session: &mut Session) -> Vec<wire::Weight> {
     loop {
         if let Some(Down::Weights(message)) = session.incoming.message().await.unwrap().unwrap().message {
@@ -102,23 +102,31 @@ fn shares(epoch: u64) -> wire::Shares {
 async fn agent_gets_weights_after_welcome_and_on_changes() {
     let mut rack = rack().await;
     let mut first = agent(&rack, "h0").await;
-    assert_eq!(next_weights(&mut first).await, [], "sent even if none is set");
+    assert_eq!(next_weights(&mut first).await, [], "weights must be sent even if no weight is set");
     assert_eq!(set(&rack, "h0", "web=2 db=1.5").await.unwrap(), weights("db=1.5 web=2"));
     assert_eq!(next_weights(&mut first).await, weights("db=1.5 web=2"));
     set(&rack, "h1", "web=9").await.unwrap();
-    assert_eq!(set(&rack, "h0", "db=0").await.unwrap(), weights("web=2"), "a weight of 0 removes the entry");
-    assert_eq!(next_weights(&mut first).await, weights("web=2"), "not the weights of another host");
+    assert_eq!(
+        set(&rack, "h0", "db=0").await.unwrap(),
+        weights("web=2"),
+        "a weight of 0 must remove the entry"
+    );
+    assert_eq!(
+        next_weights(&mut first).await,
+        weights("web=2"),
+        "the agent must not get the weights of another host"
+    );
 
     rack.kill_manager();
     rack.start_manager().await;
     let mut again = agent(&rack, "h0").await;
-    assert_eq!(next_weights(&mut again).await, weights("web=2"), "acknowledged weights survive a crash");
+    assert_eq!(next_weights(&mut again).await, weights("web=2"), "acknowledged weights must survive a crash");
     assert_eq!(next_weights(&mut agent(&rack, "h1").await).await, weights("web=9"));
     assert_eq!(set(&rack, "h0", "").await.unwrap(), weights("web=2"));
 }
 
 #[tokio::test]
-async fn weights_of_removed_host_do_not_apply_to_its_namesake() {
+async fn weights_of_removed_host_do_not_apply_to_host_of_same_name() {
     let rack = rack().await;
     set(&rack, "h0", "web=2").await.unwrap();
     set(&rack, "h1", "web=9").await.unwrap();
@@ -126,7 +134,10 @@ async fn weights_of_removed_host_do_not_apply_to_its_namesake() {
     for (text, there) in [(old.replace("\"h1\"", "\"h9\""), "h9"), (old, "h1")] {
         rack.write_rack_toml(&text);
         rack.signal_manager(Signal::HUP);
-        rack.wait_for("the exchange", async |rack| rack.hosts().await.iter().any(|h| h.host == there)).await;
+        rack.wait_for("the reload of rack.toml", async |rack| {
+            rack.hosts().await.iter().any(|h| h.host == there)
+        })
+        .await;
     }
     assert_eq!(set(&rack, "h0", "").await.unwrap(), weights("web=2"));
     assert_eq!(set(&rack, "h1", "").await.unwrap(), []);
@@ -172,7 +183,7 @@ async fn last_reported_shares_are_shown_until_manager_ends() {
     assert_eq!(get(&rack, "h0").await.unwrap(), wire::Shares { host: "h0".into(), ..shares(2) });
     assert_rejected(get(&rack, "h1").await, Code::NotFound, "SHARES_NOT_REPORTED", &["h1"]);
     drop(session);
-    assert_eq!(get(&rack, "h0").await.unwrap().epoch, 2, "the last report stays");
+    assert_eq!(get(&rack, "h0").await.unwrap().epoch, 2, "the last report must remain after a disconnect");
     rack.kill_manager();
     rack.start_manager().await;
     assert_rejected(get(&rack, "h0").await, Code::NotFound, "SHARES_NOT_REPORTED", &["h0"]);

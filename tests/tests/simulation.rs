@@ -1,11 +1,12 @@
-//! Seeds of the simulated rack: `TARN_SEEDS` sets their number; a failing one is printed with its
-//! event log.
+//! Runs the simulated rack with many seeds. `TARN_SEEDS` sets the number of seeds. The first seed
+//! that fails is printed with its event log.
 
 use sim::world::{Summary, World};
 use tests::SIMULATION_STEPS;
 
+/// Number of seeds if `TARN_SEEDS` is not set.
 const SEEDS_DEFAULT: u64 = 2000;
-/// Events printed before a failure.
+/// Number of events printed before a failure.
 const EVENTS_SHOWN: usize = 100;
 
 #[test]

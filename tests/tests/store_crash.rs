@@ -1,6 +1,6 @@
-//! The simulated rack on the real store, on a disk that tears and loses writes: power failures and
-//! failed writes and syncs at any operation. Fewer seeds than the simulation, because a disk is
-//! slower.
+//! Runs the simulated rack with the real store on a simulated disk. The disk tears and loses
+//! writes: power failures and failed writes or syncs occur at any operation. The test uses fewer
+//! seeds than the simulation with a store in memory, because it is slower.
 
 use std::sync::{
     Arc,
@@ -23,13 +23,13 @@ use sim::world::{BACKUPS_MAX, Store, Summary, World};
 
 const SEEDS: u64 = 300;
 const STEPS: u64 = 3000;
-/// Events printed before a failure.
+/// Number of events printed before a failure.
 const EVENTS_SHOWN: usize = 100;
-/// One in this many commits has a fault.
+/// Average number of commits per injected fault.
 const FAULT_EVERY: u32 = 12;
-/// Range of operations in which a planned fault occurs.
+/// Number of upcoming disk operations among which a planned fault occurs.
 const OPERATIONS_AHEAD: u64 = 12;
-/// Operations that fail on a full disk before its space is checked again.
+/// Number of disk operations that fail on a full disk.
 const OPERATIONS_FULL: u64 = 200;
 const EIO: i32 = 5;
 const ENOSPC: i32 = 28;
@@ -42,7 +42,7 @@ struct DiskStore {
     calm: bool,
     power_cuts: Arc<AtomicU64>,
     full: bool,
-    /// Every entry of the store at earlier times, oldest first.
+    /// Backups of all entries of the store, oldest first.
     backups: Vec<Vec<Write>>,
     generation: u64,
     restored: bool,
@@ -84,7 +84,7 @@ impl DiskStore {
         ok
     }
 
-    /// Returns all entries, if they can be read.
+    /// Returns all entries of the store, or `None` if the store cannot be read.
     fn entries(&mut self) -> Option<Vec<Write>> {
         let store = self.store.as_mut()?;
         let mut entries = Vec::new();
@@ -97,20 +97,21 @@ impl DiskStore {
         Some(entries)
     }
 
-    /// Plans a fault at one of the next operations.
+    /// Plans a fault at one of the next disk operations.
     fn plan_fault(&mut self, fault: Fault) {
         let ahead = self.rng.random_range(0..OPERATIONS_AHEAD);
         self.disk.fail_at(self.disk.operations() + ahead, fault);
     }
 
-    /// Lets every write, sync and change of length fail with ENOSPC, from one of the next
-    /// operations on.
+    /// Makes every write, sync and change of length fail with ENOSPC, starting at one of the next
+    /// disk operations.
     fn plan_full_disk(&mut self) {
         let first = self.disk.operations() + self.rng.random_range(0..OPERATIONS_AHEAD);
         (first..first + OPERATIONS_FULL).for_each(|n| self.disk.fail_at(n, Fault::Errno(ENOSPC)));
     }
 
-    /// Restores the power; the previous user of the disk is gone.
+    /// Turns the power of the disk off and on. The open store is closed, and planned faults are
+    /// cleared.
     fn restart(&mut self) {
         self.disk.power_off();
         self.store = None;
@@ -131,7 +132,8 @@ impl Store for DiskStore {
         self.write(batch)
     }
 
-    /// Crashes the manager alone, or its machine in the middle of a write.
+    /// Crashes the manager. If a batch is in progress, the machine crashes in the middle of its
+    /// write.
     fn crash(&mut self, interrupted_batch: Option<&[Record]>) {
         if let Some(batch) = interrupted_batch {
             if !self.calm {
@@ -179,7 +181,7 @@ impl Store for DiskStore {
         self.disk.clear_faults();
     }
 
-    /// Restores onto a new disk, as `pool-manager restore` creates a new file.
+    /// Restores a backup to a new disk, because `pool-manager restore` creates a new file.
     fn restore(&mut self, age: usize) -> bool {
         let newest = self.backups.len().checked_sub(1);
         let Some(mut entries) = newest.map(|n| self.backups[n.saturating_sub(age)].clone()) else {

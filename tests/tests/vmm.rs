@@ -1,5 +1,5 @@
-//! The VMM with guests of a few instructions, on any /dev/kvm: exits, the guests' view, and
-//! rejections before the start. Linux guests are booted elsewhere.
+//! Tests of the VMM with small guests, which run on any /dev/kvm: exit codes, ACPI tables, and
+//! rejected options. Tests with Linux guests are in `emulated`.
 #![allow(clippy::unwrap_used, reason = "test code: a failed unwrap fails the test")]
 
 use std::{
@@ -16,7 +16,7 @@ use tests::{
     standalone_vm::{SMALL_MEMORY, StandaloneVm},
 };
 
-/// Time limit of every wait.
+/// Time limit of every wait in these tests.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn code(output: &Output) -> Option<i32> {
@@ -87,7 +87,8 @@ fn unresponsive_guest_is_stopped_by_second_signal() {
     for _ in 0..2 {
         let pid = rustix::process::Pid::from_child(&guest);
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
-        // A pending signal absorbs the next one: wait until the first is delivered.
+        // The second signal would be lost while the first is pending, so the test waits for the
+        // delivery of the first signal.
         wait_until(&mut guest, || pending_signals(pid).is_none_or(|signals| signals == 0));
     }
     assert_eq!(guest.wait().unwrap().code(), Some(12));
@@ -99,11 +100,11 @@ fn pending_signals(pid: rustix::process::Pid) -> Option<u64> {
     u64::from_str_radix(line.trim(), 16).ok()
 }
 
-/// Waits until a condition holds. The guest must not end before.
+/// Waits until a condition holds. Fails if the guest ends before or after [`TIMEOUT`].
 fn wait_until(guest: &mut Child, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
     while !condition() {
-        assert!(start.elapsed() < TIMEOUT, "not within {TIMEOUT:?}");
+        assert!(start.elapsed() < TIMEOUT, "the condition does not hold within {TIMEOUT:?}");
         if let Some(status) = guest.try_wait().unwrap() {
             let mut stderr = String::new();
             guest.stderr.take().map(|mut from| from.read_to_string(&mut stderr));
@@ -179,7 +180,7 @@ fn invalid_guests_are_rejected_before_start() {
         "path=/nowhere/disk".into(),
         "disk: cannot open /nowhere/disk: No such file or directory",
     );
-    // Locked as QEMU does.
+    // The disk is locked with fcntl, in the same way as by QEMU.
     let locked = File::create(vm.path("locked")).unwrap();
     rustix::fs::fcntl_lock(&locked, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();
     assert_option_rejected(
@@ -201,7 +202,7 @@ fn invalid_guests_are_rejected_before_start() {
     );
     assert_option_rejected("--cmdline", "x".repeat(3000), "cmdline: 3000 bytes are too long: at most 2047");
     let output = vm.run(&hello, &["--cpus", "65"]);
-    assert_eq!(code(&output), Some(2), "clap rejects the value: {}", stderr_of(&output));
+    assert_eq!(code(&output), Some(2), "the option parser must reject the value: {}", stderr_of(&output));
 }
 
 #[test]
@@ -217,7 +218,7 @@ fn locked_disk_is_rejected() {
     let output = vm.run(&code::hello(), &["--memory", "size=64MiB", "--disk", &option]);
     assert_eq!(code(&output), Some(1));
     assert!(stderr_of(&output).contains("is in use by another process"), "{}", stderr_of(&output));
-    rustix::fs::flock(&lock, rustix::fs::FlockOperation::Unlock).unwrap(); // also in forked processes
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::Unlock).unwrap(); // also releases the lock for forked processes
     let output = vm.run(&code::hello(), &["--memory", "size=64MiB", "--disk", &option]);
     assert_eq!((code(&output), vm.console().as_str()), (Some(0), "hello\n"), "{}", stderr_of(&output));
 }
@@ -235,8 +236,9 @@ fn missing_kvm_permission_is_reported() {
         return;
     }
     let vm = StandaloneVm::new();
-    // Other users cannot read the build folder. Another process copies the program: children
-    // started by this process meanwhile would inherit the descriptor open for writing.
+    // The program is copied because other users cannot read the build folder. A separate process
+    // copies the program. Otherwise children of this process could inherit a descriptor that is
+    // open for writing, and the copy could not be executed.
     let program = vm.path("vmm-plugin");
     let copied = Command::new("cp").arg(programs().join("vmm-plugin")).arg(&program).status();
     assert!(copied.unwrap().success());

@@ -1,5 +1,5 @@
-//! Downloads Debian packages with private package lists and unpacks them into a folder. Nothing is
-//! installed on this machine, and root is not required.
+//! Downloads Debian packages with private package lists and unpacks them into a folder. No package
+//! is installed on this machine, and root is not required.
 
 use std::{
     fs,
@@ -9,17 +9,17 @@ use std::{
 
 use crate::{failure::Failure, step::step};
 
-/// apt with its own lists, cache and status in a folder.
+/// Instance of apt with private package lists, cache and status in a folder.
 #[derive(Debug)]
 pub struct Apt {
     dir: PathBuf,
 }
 
 impl Apt {
-    /// Configures apt in a folder, and fetches the package lists of these suites.
+    /// Configures apt in a folder, and downloads the package lists of these Debian suites.
     ///
     /// # Errors
-    /// apt-get is missing, or the package source cannot be reached.
+    /// Returns an error if apt-get is missing or the mirror cannot be reached.
     pub fn prepare(dir: &Path, suites: &[&str]) -> Result<Self, Failure> {
         for folder in ["lists/partial", "cache/archives/partial"] {
             fs::create_dir_all(dir.join(folder)).map_err(Failure::file("create", dir))?;
@@ -41,7 +41,7 @@ impl Apt {
             fs::write(dir.join(name), content).map_err(Failure::file("write", dir.join(name)))?;
         }
         let apt = Self { dir: dir.to_owned() };
-        step("package lists of Debian", apt.command("apt-get").args(["--quiet", "update"]))?;
+        step("download Debian package lists", apt.command("apt-get").args(["--quiet", "update"]))?;
         Ok(apt)
     }
 
@@ -51,48 +51,49 @@ impl Apt {
         command
     }
 
-    /// Returns the first dependency of a package: for a kernel metapackage, the newest kernel.
+    /// Returns the first dependency of a package. For a kernel metapackage, this is the newest
+    /// kernel.
     ///
     /// # Errors
-    /// It has no dependency.
+    /// Returns an error if the package has no dependency.
     pub fn first_dependency(&self, suite: &str, package: &str) -> Result<String, Failure> {
         let mut command = self.command("apt-cache");
         let output = output_of(command.args(["--target-release", suite, "depends", package]))?;
         let first = output.lines().find_map(|line| line.trim().strip_prefix("Depends: "));
         first.map(str::to_owned).ok_or_else(|| Failure::UnexpectedOutput {
             program: "apt-cache".to_owned(),
-            why: format!("{package} of {suite} has no dependency: {output:?}"),
+            reason: format!("package {package} of suite {suite} has no dependency: {output:?}"),
         })
     }
 
     /// Downloads packages and unpacks them into a folder.
     ///
     /// # Errors
-    /// A package does not exist, or cannot be fetched.
+    /// Returns an error if a package does not exist or cannot be downloaded.
     pub fn unpack(&self, suite: &str, packages: &[&str], into: &Path) -> Result<(), Failure> {
         let cache = self.fresh_cache()?;
         let mut download = self.command("apt-get");
         download.args(["--quiet", "--target-release", suite, "download"]).args(packages).current_dir(&cache);
-        step(&format!("fetch {}", packages.join(", ")), &mut download)?;
+        step(&format!("download {}", packages.join(", ")), &mut download)?;
         unpack_all(&cache, into)
     }
 
     /// Downloads a package with its dependencies and unpacks them into a folder.
     ///
     /// # Errors
-    /// A package does not exist, or cannot be fetched.
+    /// Returns an error if a package does not exist or cannot be downloaded.
     pub fn unpack_with_dependencies(&self, suite: &str, package: &str, into: &Path) -> Result<(), Failure> {
         let cache = self.fresh_cache()?;
         let mut install = self.command("apt-get");
         install.args(["--quiet=2", "--yes", "--download-only", "--target-release", suite]).arg("-o");
         install.arg(format!("Dir::Cache::archives={}", cache.display())).args(["install", package]);
-        step(&format!("fetch {package} and its dependencies"), &mut install)?;
+        step(&format!("download {package} and its dependencies"), &mut install)?;
         unpack_all(&cache, into)
     }
 
     fn fresh_cache(&self) -> Result<PathBuf, Failure> {
         let cache = self.dir.join("fetched");
-        let _ = fs::remove_dir_all(&cache); // it may not be there
+        let _ = fs::remove_dir_all(&cache); // the folder may not exist
         fs::create_dir_all(cache.join("partial")).map_err(Failure::file("create", &cache))?;
         Ok(cache)
     }
@@ -109,27 +110,27 @@ fn unpack_all(cache: &Path, into: &Path) -> Result<(), Failure> {
     fs::remove_dir_all(cache).map_err(Failure::file("remove", cache))
 }
 
-/// Returns the URI of the Debian mirror in the apt configuration of this machine, which may not
-/// have fetched its lists yet.
+/// Returns the URI of the Debian mirror from the apt configuration of this machine. Works also if
+/// this machine has no package lists.
 fn mirror() -> Result<String, Failure> {
     let mut command = Command::new("apt-get");
     let targets = output_of(command.args(["indextargets", "--no-release-info", "--format", "$(REPO_URI)"]))?;
     debian_source(&targets).map(str::to_owned).ok_or_else(|| Failure::UnexpectedOutput {
         program: "apt-get".to_owned(),
-        why: format!("no Debian package source is configured: {targets:?}"),
+        reason: format!("no Debian mirror is configured: {targets:?}"),
     })
 }
 
-/// Returns the source of Debian itself among all sources of a machine; others may have suites of
-/// the same name.
+/// Returns the URI of the Debian mirror among all package sources of a machine. Other sources may
+/// have suites with the same names.
 fn debian_source(targets: &str) -> Option<&str> {
     targets.lines().find(|place| place.trim_end_matches('/').ends_with("/debian"))
 }
 
-/// Returns the output of a program.
+/// Runs a program and returns its stdout.
 ///
 /// # Errors
-/// It does not start, or fails.
+/// Returns an error if the program does not start or exits with a failure.
 pub fn output_of(command: &mut Command) -> Result<String, Failure> {
     let program = command.get_program().to_string_lossy().into_owned();
     let output = command.output().map_err(Failure::start(&program))?;
@@ -137,7 +138,7 @@ pub fn output_of(command: &mut Command) -> Result<String, Failure> {
         true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
         false => Err(Failure::UnexpectedOutput {
             program,
-            why: String::from_utf8_lossy(&output.stderr).into_owned(),
+            reason: String::from_utf8_lossy(&output.stderr).into_owned(),
         }),
     }
 }

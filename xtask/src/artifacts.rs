@@ -1,6 +1,6 @@
-//! Artifacts of emulated hosts and their guests: QEMU, two Debian kernels and a few tools, unpacked
-//! once into `target/guests`. Nothing is installed on this machine. The crate `emulated-host` uses
-//! them.
+//! Downloads the artifacts of emulated hosts and guests into `target/guests`: QEMU, two Debian
+//! kernels and some tools. No package is installed on this machine. The crate `emulated-host` uses
+//! the artifacts.
 
 use std::{
     fs,
@@ -18,15 +18,15 @@ use crate::{
     repository::root,
 };
 
-/// Suite with a QEMU whose emulated processor runs nested guests reliably; 7.2 of Debian 12 does
-/// not.
+/// Debian suite of QEMU. QEMU 7.2 of Debian 12 does not run nested guests reliably.
 const QEMU_SUITE: &str = "trixie-backports";
 const QEMU_PACKAGE: &str = "qemu-system-x86";
-/// Paths of QEMU and its libraries in their packages.
+/// Path of QEMU in its package.
 const QEMU_PROGRAM: &str = "usr/bin/qemu-system-x86_64";
+/// Folder of shared libraries in Debian packages.
 const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
 const LOADER: &str = "ld-linux-x86-64.so.2";
-/// Firmware of QEMU's machines `q35`, `pc` and `microvm`, and kernel loaders.
+/// Firmware files and kernel loaders for the QEMU machines `q35`, `pc` and `microvm`.
 const FIRMWARE: &[&str] = &[
     "usr/share/seabios/bios-256k.bin",
     "usr/share/seabios/bios-microvm.bin",
@@ -34,11 +34,11 @@ const FIRMWARE: &[&str] = &[
     "usr/share/qemu/kvmvapic.bin",
     "usr/share/qemu/pvh.bin",
 ];
-/// Starts QEMU with its own libraries, independent of the location of the folder.
+/// Shell script that starts QEMU with the libraries in the same folder, wherever this folder is.
 const START_QEMU: &str = "#!/bin/sh\nhere=$(dirname \"$(readlink -f \"$0\")\")\n\
     exec \"$here/lib/ld-linux-x86-64.so.2\" --library-path \"$here/lib\" \"$here/bin\" -L \"$here/share\" \"$@\"\n";
 
-/// Other programs in guests and hosts: local name, package, and path in the package.
+/// Programs for guests and hosts: local name, package, and path in the package.
 const TOOLS: &[(&str, &str, &str)] = &[
     ("busybox", "busybox-static", "bin/busybox"),
     ("cpio", "cpio", "bin/cpio"),
@@ -50,7 +50,7 @@ const TOOLS: &[(&str, &str, &str)] = &[
     ("strace", "strace", "usr/bin/strace"),
     ("xz", "xz-utils", "usr/bin/xz"),
 ];
-/// Their dependencies on a bare machine: packages, and the libraries of each.
+/// Libraries that [`TOOLS`] need: package, and names of the libraries.
 const TOOLS_LIBRARIES: &[(&str, &[&str])] = &[
     ("libevent-2.1-7", &["libevent-2.1.so.7"]),
     ("libsasl2-2", &["libsasl2.so.2"]),
@@ -59,15 +59,16 @@ const TOOLS_LIBRARIES: &[(&str, &[&str])] = &[
 ];
 const TOOLS_SUITE: &str = "bookworm";
 
-/// Kernels of guests: local name, and Debian suite.
+/// Kernels of guests: local name and Debian suite.
 const KERNELS: &[(&str, &str)] = &[("6.1", "bookworm"), ("6.12", "bookworm-backports")];
 /// Metapackage that depends on the newest cloud kernel of a suite.
 const NEWEST_KERNEL: &str = "linux-image-cloud-amd64";
 
-/// Ensures that all artifacts exist, and returns their folder.
+/// Returns the folder of the artifacts, and downloads the artifacts if they are missing or
+/// outdated.
 ///
 /// # Errors
-/// A package cannot be fetched or unpacked.
+/// Returns an error if a package cannot be downloaded or unpacked.
 pub fn ensure() -> Result<PathBuf, Failure> {
     let folder = root().join("target/guests");
     let contents = format!(
@@ -82,13 +83,13 @@ pub fn ensure() -> Result<PathBuf, Failure> {
     flock(&lock, FlockOperation::LockExclusive)
         .map_err(|errno| Failure::file("lock", &folder)(errno.into()))?;
     if fs::read_to_string(&complete).is_ok_and(|recorded| recorded == contents) {
-        return Ok(folder); // another process has created it
+        return Ok(folder); // another process has created the folder in the meantime
     }
     eprintln!(
-        "── fetching QEMU, kernels and tools for emulated hosts from Debian (about 80 MB) into {}",
+        "── downloading QEMU, kernels and tools for emulated hosts from Debian (about 80 MB) into {}",
         folder.display()
     );
-    let _ = fs::remove_dir_all(&folder); // the existing folder is outdated
+    let _ = fs::remove_dir_all(&folder); // an existing folder is outdated
     let suites = [TOOLS_SUITE, "bookworm-backports", "trixie", QEMU_SUITE];
     let apt = Apt::prepare(&folder.join("apt"), &suites)?;
     let unpacked = folder.join("unpacked");
@@ -113,7 +114,7 @@ fn fetch_tools(apt: &Apt, unpacked: &Path, into: &Path) -> Result<(), Failure> {
     remove_folder(unpacked)
 }
 
-/// Fetches a suite's newest kernel and keeps the required files.
+/// Downloads the newest kernel of a Debian suite, and keeps only the required files.
 fn fetch_kernel(apt: &Apt, suite: &str, unpacked: &Path, folder: &Path, name: &str) -> Result<(), Failure> {
     let package = apt.first_dependency(suite, NEWEST_KERNEL)?;
     apt.unpack(suite, &[&package], unpacked)?;
@@ -128,7 +129,7 @@ fn fetch_kernel(apt: &Apt, suite: &str, unpacked: &Path, folder: &Path, name: &s
     remove_folder(unpacked)
 }
 
-/// Copies a module, and decompresses it. Modules built into the kernel have no file and are
+/// Copies and decompresses a kernel module. A module built into the kernel has no file and is
 /// skipped.
 fn copy_module(unpacked: &Path, module: &str, into: &Path, xz: &Path) -> Result<(), Failure> {
     let names = [format!("{module}.ko"), format!("{module}.ko.xz")];
@@ -142,7 +143,7 @@ fn copy_module(unpacked: &Path, module: &str, into: &Path, xz: &Path) -> Result<
     Ok(())
 }
 
-/// Fetches QEMU of another Debian release, together with the libraries of that release.
+/// Downloads QEMU from another Debian release, together with the libraries of this release.
 fn fetch_qemu(apt: &Apt, unpacked: &Path, into: &Path) -> Result<(), Failure> {
     apt.unpack_with_dependencies(QEMU_SUITE, QEMU_PACKAGE, unpacked)?;
     let libraries = unpacked.join(LIBRARIES);
@@ -152,7 +153,7 @@ fn fetch_qemu(apt: &Apt, unpacked: &Path, into: &Path) -> Result<(), Failure> {
     for folder in ["lib", "share"] {
         create_folder(&into.join(folder))?;
     }
-    // As in `libz.so.1 => /place/libz.so.1 (0x...)`.
+    // Format of a line: `libz.so.1 => /place/libz.so.1 (0x...)`.
     let paths =
         libraries_list.lines().filter_map(|line| Some(line.split_once(" => ")?.1.rsplit_once(" (")?.0));
     for library in paths.map(Path::new).chain([&*libraries.join(LOADER)]) {
@@ -180,7 +181,7 @@ fn copy(from: &Path, to: &Path) -> Result<(), Failure> {
     fs::copy(from, to).map(drop).map_err(Failure::file("copy", from))
 }
 
-/// Returns the first file below a folder with a matching name.
+/// Returns the first file with a matching name in a folder and its subfolders.
 fn find(folder: &Path, matches_name: impl Fn(&str) -> bool + Copy) -> Result<Option<PathBuf>, Failure> {
     let entries = fs::read_dir(folder).map_err(Failure::file("read", folder))?;
     for entry in entries.filter_map(Result::ok) {

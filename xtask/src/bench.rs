@@ -1,22 +1,23 @@
-//! `cargo xtask bench`: runs the benchmarks and prints all their ratios at the end. Above 1 is
-//! better; `*_taken` compares a nearly full rack with a nearly empty one, and should be about 1.
+//! `cargo xtask bench`: runs the benchmarks and prints all ratios at the end. A ratio above 1 means
+//! that Tarn is better. Ratios named `*_taken` compare a nearly full rack with a nearly empty rack
+//! and should be about 1.
 
 use crate::{artifacts, debian, failure::Failure, lightgbm, repository::cargo, step::step_read};
 
-/// Prefix of a line `ratio NAME VALUE`.
+/// Prefix of result lines, which have the format `ratio NAME VALUE`.
 const RATIO_PREFIX: &str = "ratio ";
 
 /// Options of `bench`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// Programs in benches/ to run, such as `reserve_vs_etcd`; all without a name
+    /// Benchmarks to run, such as `reserve_vs_etcd` [default: all programs in benches/]
     names: Vec<String>,
 }
 
-/// Runs benchmarks and repeats every ratio at the end.
+/// Runs the benchmarks, and prints all ratios again at the end.
 ///
 /// # Errors
-/// A benchmark fails, or none of all prints a ratio.
+/// Returns an error if a benchmark fails, or if all benchmarks run and print no ratio.
 pub fn run(args: &Args) -> Result<(), Failure> {
     debian::ensure(debian::ETCD)?;
     let (artifacts, python) = (artifacts::ensure()?, lightgbm::ensure()?);

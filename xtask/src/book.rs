@@ -1,20 +1,20 @@
-//! `cargo xtask book`: builds the documentation as a site with search. The pages are in `docs/`,
-//! their order in `docs/SUMMARY.md`.
+//! `cargo xtask book`: builds the documentation as a searchable site. The pages are in `docs/`, and
+//! `docs/SUMMARY.md` defines their order.
 
 use std::process::Command;
 
 use crate::{failure::Failure, repository::root, step::step, tools};
 
-/// Version of mdBook.
+/// Version of mdBook to install.
 const VERSION: &str = "0.5.4";
 
 /// Builds `docs/` into `target/book` and prints the path of its first page.
 ///
 /// # Errors
-/// mdBook cannot be installed, or rejects a page.
+/// Returns an error if mdBook cannot be installed or rejects a page.
 pub fn run() -> Result<(), Failure> {
     let program = tools::installed("mdbook", VERSION)?;
-    step("book", Command::new(program).arg("build").current_dir(root()))?;
+    step("build the book", Command::new(program).arg("build").current_dir(root()))?;
     println!("{}", root().join("target/book/index.html").display());
     Ok(())
 }

@@ -1,40 +1,41 @@
-//! Debian packages that a task requires. Missing ones are installed if the user is root, and
-//! otherwise reported. Builds require none.
+//! Debian packages that a task requires. Missing packages are installed if the user is root;
+//! otherwise the task fails with their names. Builds do not require Debian packages.
 
 use std::{env, path::Path, process::Command};
 
 use crate::{failure::Failure, step::step};
 
-/// A program and the package that contains it.
+/// Required program and the Debian package that contains this program.
 #[derive(Clone, Copy, Debug)]
 pub struct Requirement {
-    /// The program.
+    /// Name of the program.
     pub program: &'static str,
-    /// The package.
+    /// Name of the Debian package.
     pub package: &'static str,
 }
 
-/// Server that the benchmarks compare with.
+/// Server that the benchmarks compare Tarn with.
 pub const ETCD: Requirement = Requirement { program: "etcd", package: "etcd-server" };
 
-/// Installs the package if the program is missing.
+/// Installs the package of a requirement if the program is missing.
 ///
 /// # Errors
-/// The program is missing and the user is not root, or the installation fails.
+/// Returns an error if the program is missing and the user is not root, or if the installation
+/// fails.
 pub fn ensure(requirement: Requirement) -> Result<(), Failure> {
     if is_installed(requirement.program) { Ok(()) } else { install(requirement) }
 }
 
-/// Installs the package.
+/// Installs the package of a requirement.
 ///
 /// # Errors
-/// The user is not root, or the installation fails.
+/// Returns [`Failure::Missing`] if the user is not root, or an error if the installation fails.
 pub fn install(requirement: Requirement) -> Result<(), Failure> {
     let Requirement { program, package } = requirement;
     if !rustix::process::geteuid().is_root() || !is_installed("apt-get") {
         return Err(Failure::Missing { program, package });
     }
-    step("package lists", apt().arg("update"))?;
+    step("update package lists", apt().arg("update"))?;
     step(&format!("install {package}"), apt().args(["install", "--yes", "--no-install-recommends", package]))
 }
 

@@ -1,6 +1,6 @@
-//! `cargo xtask demo`: a rack on this machine with real processes, a stream of VMs through the
-//! scheduler's API, a host that loses power, a manager that is killed, and a host that returns.
-//! This file is the sequence of events; its parts are in the folder beside it.
+//! `cargo xtask demo`: runs a rack with real processes on this machine. A trace of VMs is replayed
+//! through the scheduler API. A host loses power, the manager is killed, and the host returns. This
+//! file contains the sequence of events; the folder `demo` contains the individual parts.
 
 pub mod guest;
 mod processes;
@@ -30,8 +30,8 @@ pub struct Args {
     /// Trace of VM arrivals, plain or gzipped [default: generated from --seed]
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// A rack.toml, of which addresses, paths, tokens and certificates are replaced [default: 4
-    /// hosts, 2 EMCs]
+    /// rack.toml of the demo; addresses, paths, tokens and certificates in it are replaced
+    /// [default: 4 hosts, 2 EMCs]
     #[arg(long, value_name = "FILE")]
     rack: Option<PathBuf>,
     /// Replay only the first N VMs of the trace
@@ -45,34 +45,38 @@ pub struct Args {
     json: Option<PathBuf>,
 }
 
-/// Next steps, printed at the end.
+/// Text about the next steps, printed at the end of the demo.
 const NEXT_STEPS: &str = "
   docs/install.md: installation on your own hosts
   cargo run --bin tarn -- --help: commands of an operator
-  cargo xtask test: the tests of all this
+  cargo xtask test: build and run all tests
 
 ";
-/// Environment variable naming a folder with ready-built programs.
+/// Environment variable with a folder of prebuilt programs.
 pub const BIN_DIR: &str = "TARN_BIN_DIR";
-/// Times of events, as fractions of the trace's VMs that were placed: early, because a small rack
-/// rejects most of them.
+/// Time of the power loss: fraction of the VMs in the trace that have been placed. All such
+/// fractions are low because a small rack rejects most VMs.
 const POWER_LOSS_AT: f64 = 0.2;
+/// Time at which the manager is killed: fraction of the VMs in the trace that have been placed.
 const MANAGER_KILLED_AT: f64 = 0.3;
+/// Time at which the host restarts: fraction of the VMs in the trace that have been placed.
 const HOST_RETURNS_AT: f64 = 0.4;
 
 /// Time limit for the start of the manager and the agents.
 const UP_TIMEOUT: Duration = Duration::from_secs(30);
-/// Longest lease that the demo lets expire. With a longer one, the host returns before its end.
+/// Longest lease whose expiry the demo waits for. With a longer lease, the host returns before the
+/// lease expires.
 const LEASE_SHOWN_MAX: Duration = Duration::from_secs(15);
-/// Time limit for the last slices to be scrubbed and free.
+/// Time limit for all slices to be scrubbed and free after the replay.
 const FREE_TIMEOUT: Duration = Duration::from_secs(60);
-/// Tolerated delay of a state change after a deadline of the rack.
+/// Tolerated delay between a deadline of the rack and the resulting state change.
 const DEADLINE_SLACK: Duration = Duration::from_secs(5);
 
-/// Runs the demo, and removes its processes and folders.
+/// Runs the demo, then stops its processes and removes its folders.
 ///
 /// # Errors
-/// A program fails, a time limit expires, the user interrupts, or the audit fails.
+/// Returns an error if a program fails, a time limit expires, the user interrupts the demo, or the
+/// audit fails.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let programs = programs()?;
     let artifacts = Artifacts::open(&artifacts::ensure()?)?;
@@ -91,7 +95,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     replay_report.check().and(guest.map(drop))
 }
 
-/// Returns the programs in the folder that [`BIN_DIR`] names, or builds them.
+/// Returns the programs in the folder named by [`BIN_DIR`]. Builds the programs if this variable is
+/// not set.
 fn programs() -> Result<Programs, Failure> {
     let names = ["pool-manager", "host-agent", "tarn", "vmm-plugin", "xtask"];
     let [manager, agent, tarn, vmm, xtask] = match env::var_os(BIN_DIR).map(PathBuf::from) {
@@ -111,13 +116,13 @@ fn run_rack(
     let rack = Plan::read(args.rack.as_deref())?.deploy(scratch)?;
     let mut services = Services::new(programs, &rack, scratch);
     let result = scenario(programs, interrupt, trace, scratch, &rack, &mut services);
-    // The log of a process that ended has the reason.
+    // The log of a failed process contains the reason.
     let result = result.inspect_err(|_| services.print_log_tails());
     let stopped = services.stop();
     result.and_then(|replay_report| stopped.map(|()| replay_report))
 }
 
-/// Runs all events in order.
+/// Runs the sequence of events and returns the report of the replay.
 fn scenario(
     programs: &Programs,
     interrupt: &Interrupt,
@@ -155,7 +160,7 @@ fn scenario(
     replay.wait_for_placements(MANAGER_KILLED_AT, interrupt, services)?;
     slice_watch.stop();
     print_heading(
-        "the manager is killed and restarted; guests continue, the scheduler retries unanswered requests",
+        "the manager is killed and restarted; guests continue, and the scheduler retries requests without a reply",
     );
     services.kill_manager();
     services.start_manager()?;
@@ -175,7 +180,7 @@ fn scenario(
     let result = replay.finish(interrupt, services)?;
     interrupt.wait_until("all slices to be free", FREE_TIMEOUT, || cli.has_no_draining_slice())?;
     print_heading(&format!(
-        "next owners of slices of {}, all of which were scrubbed and freed in the end",
+        "next owners of slices of {}; all slices were scrubbed and are free now",
         host.host
     ));
     slices
@@ -190,7 +195,8 @@ fn scenario(
 /// Number of slices whose history is printed.
 const HISTORIES_SHOWN: usize = 3;
 
-/// Waits until the lease of a host has expired and, if the deadline is short, until it is fenced.
+/// Waits until the lease of a host expires and until the host is fenced. Skips a wait that is
+/// longer than [`LEASE_SHOWN_MAX`].
 fn wait_until_fenced(
     cli: &TarnCli<'_>,
     interrupt: &Interrupt,
@@ -198,11 +204,22 @@ fn wait_until_fenced(
     host: &str,
 ) -> Result<(), Failure> {
     for (delay, states, text) in [
-        (Some(rack.ttl), ["unknown", "fenced"], "its lease expired: it gets no new slices and keeps its own"),
-        (rack.fence_after, ["fenced", "fenced"], "it is fenced: its slices are revoked, scrubbed and reused"),
+        (
+            Some(rack.ttl),
+            ["unknown", "fenced"],
+            "the lease of the host expired: the host keeps its slices and gets no new slices",
+        ),
+        (
+            rack.fence_after,
+            ["fenced", "fenced"],
+            "the host is fenced: its slices are revoked, scrubbed and reused",
+        ),
     ] {
         let Some(delay) = delay.filter(|delay| *delay <= LEASE_SHOWN_MAX) else {
-            print_details("its lease is longer than this demo waits: it keeps its slices until it returns");
+            print_details(&format!(
+                "the demo waits at most {} s for a lease or a fence: the host keeps its slices until it returns",
+                LEASE_SHOWN_MAX.as_secs()
+            ));
             return Ok(());
         };
         let elapsed =
@@ -216,12 +233,12 @@ fn all_up(cli: &TarnCli<'_>) -> Result<bool, Failure> {
     Ok(cli.hosts()?.iter().all(|host| host.state == "up"))
 }
 
-/// Returns the host with the most slices and, among equals, the most reservations.
+/// Returns the host with the most slices. Ties are resolved by the number of reservations.
 fn host_with_most_slices(cli: &TarnCli<'_>) -> Result<Host, Failure> {
     let hosts = cli.hosts()?.into_iter();
     hosts.max_by_key(|host| (host.slices, host.reservations)).ok_or_else(|| Failure::UnexpectedOutput {
         program: "tarn get hosts".to_owned(),
-        why: "the rack has no hosts".to_owned(),
+        reason: "the rack has no hosts".to_owned(),
     })
 }
 
@@ -233,7 +250,7 @@ fn print_details(text: &str) {
     text.lines().for_each(|line| println!("    {line}"));
 }
 
-/// Writes a file of the demo.
+/// Writes text to a file.
 fn write(path: &std::path::Path, text: &str) -> Result<(), Failure> {
     fs::write(path, text).map_err(Failure::file("write", path))
 }

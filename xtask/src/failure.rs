@@ -1,4 +1,4 @@
-//! Error of a task, printed once at the end, with its causes.
+//! Error type of all tasks. `main` prints the error of a task with its causes.
 
 use std::{
     error::Error,
@@ -8,92 +8,92 @@ use std::{
     time::Duration,
 };
 
-/// Error of a task.
+/// Error that ends a task.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    /// A program that the task needs does not start.
+    /// A program that the task needs cannot be started.
     #[error("cannot start {program}")]
     Start {
-        /// The program.
+        /// Name of the program.
         program: String,
-        /// The cause.
+        /// Error of the system call.
         source: io::Error,
     },
-    /// A step of the task failed and has printed the reason.
+    /// A command failed. The command has printed the reason.
     #[error("{step} failed: {status}")]
     Step {
-        /// The step.
+        /// Title of the step, or the command.
         step: String,
-        /// Exit status.
+        /// Exit status of the command.
         status: ExitStatus,
     },
-    /// A file or folder cannot be used.
+    /// An operation on a file or folder failed.
     #[error("cannot {operation} {}", path.display())]
     File {
-        /// Operation.
+        /// Verb for the message, such as "read".
         operation: &'static str,
-        /// Object.
+        /// Path of the file or folder.
         path: PathBuf,
-        /// The cause.
+        /// Error of the system call.
         source: io::Error,
     },
     /// The output of a program cannot be parsed.
-    #[error("unexpected output of {program}: {why}")]
+    #[error("unexpected output of {program}: {reason}")]
     UnexpectedOutput {
-        /// The program.
+        /// Name of the program.
         program: String,
-        /// Problem of the output.
-        why: String,
+        /// Description of the problem.
+        reason: String,
     },
-    /// A required program is missing, and this user cannot install it.
+    /// A required program is missing, and this user cannot install packages.
     #[error(
         "{program} is not installed: install the Debian package {package}, for example with apt-get install {package}"
     )]
     Missing {
-        /// The program.
+        /// Name of the program.
         program: &'static str,
-        /// The package that holds it.
+        /// Debian package that contains the program.
         package: &'static str,
     },
-    /// Rules of the repository are violated; each violation was printed.
-    #[error("{0} violations of the repository's rules")]
+    /// Files violate rules of the repository. All violations were printed before.
+    #[error("{0} violations of rules of the repository")]
     RulesViolated(usize),
-    /// A condition did not hold in time.
-    #[error("timed out after {limit:?} waiting for {what}")]
+    /// An event did not occur within a time limit.
+    #[error("timed out after {limit:?} waiting for {event}")]
     TimedOut {
-        /// Condition.
-        what: &'static str,
-        /// Time limit.
+        /// Description of the event.
+        event: &'static str,
+        /// Time limit of the wait.
         limit: Duration,
     },
-    /// An emulated host failed.
+    /// An emulated host cannot be started or fails.
     #[error(transparent)]
     Emulated(#[from] emulated_host::HostError),
-    /// A process of the demo failed.
+    /// A process of the demo cannot be started or fails.
     #[error(transparent)]
     Process(#[from] local_rack::ProcessError),
     /// The user interrupted the task.
     #[error("interrupted")]
     Interrupted,
-    /// The task ran, and its result is a failure.
+    /// The task completed with a bad result, such as a failed audit.
     #[error("{0}")]
     Result(String),
 }
 
 impl Failure {
-    /// Returns a closure for `map_err` where a file or folder is used.
+    /// Returns a closure for `map_err` that converts an I/O error of a file or folder.
     pub fn file(operation: &'static str, path: impl AsRef<Path>) -> impl FnOnce(io::Error) -> Self {
         let path = path.as_ref().to_owned();
         move |source| Self::File { operation, path, source }
     }
 
-    /// Returns a closure for `map_err` where a program is started.
+    /// Returns a closure for `map_err` that converts an error from starting a program.
     pub fn start(program: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let program = program.into();
         move |source| Self::Start { program, source }
     }
 
-    /// Prints the error with its causes on stderr, and returns an exit code.
+    /// Prints the error with its causes to stderr, and returns the exit code of the task.
     pub fn report(&self) -> ExitCode {
         eprint!("error: {self}");
         let mut cause = self.source();
@@ -103,7 +103,7 @@ impl Failure {
         }
         eprintln!();
         match self {
-            // As a shell reports a program ended by SIGINT.
+            // 128 + SIGINT: the exit code that shells use for a program ended by SIGINT.
             Self::Interrupted => ExitCode::from(130),
             _ => ExitCode::FAILURE,
         }

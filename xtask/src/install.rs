@@ -1,5 +1,5 @@
-//! `cargo xtask install`: installs the programs, systemd units and manual pages, as a package of a
-//! distribution would.
+//! `cargo xtask install`: installs the programs, systemd units, examples and manual pages, like a
+//! package of a Linux distribution.
 
 use std::{
     fs,
@@ -14,11 +14,11 @@ use crate::{
     step::step,
 };
 
-/// Programs that are installed.
+/// Names of the installed programs.
 const PROGRAMS: [&str; 4] = ["pool-manager", "host-agent", "vmm-plugin", "tarn"];
-/// Packages of these programs.
+/// Cargo packages of [`PROGRAMS`], in the same order.
 const PACKAGES: [&str; 4] = ["pool-manager", "host-agent", "vmm-plugin", "cli"];
-/// Other files: path in the repository, and path below the root directory.
+/// Other installed files: path in the repository, and path below the root directory.
 const FILES: [(&str, &str); 7] = [
     ("pool-manager/pool-manager.service", "usr/lib/systemd/system/pool-manager.service"),
     ("host-agent/host-agent.service", "usr/lib/systemd/system/host-agent.service"),
@@ -29,19 +29,19 @@ const FILES: [(&str, &str); 7] = [
     ("CHANGELOG.md", "usr/share/doc/tarn/CHANGELOG.md"),
 ];
 
-/// Where to install.
+/// Options of `install`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The root directory to install below, such as an image of a host
+    /// Root directory of the installation, such as the image of a host
     #[arg(long, value_name = "DIR", default_value = "/")]
     root: PathBuf,
 }
 
-/// Builds the programs in release mode and installs them. Does not change configuration in
+/// Builds the programs in release mode and installs all files. Does not change the configuration in
 /// `/etc/tarn`.
 ///
 /// # Errors
-/// The build fails, or a file cannot be written.
+/// Returns an error if the build fails or a file cannot be written.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let mut build = cargo(&["build", "--release"]);
     build.args(PACKAGES.iter().flat_map(|package| ["-p", package]));
@@ -56,9 +56,9 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     }
     let manual_pages = args.root.join("usr/share/man/man1");
     create_folder(&manual_pages)?;
-    step("manual pages", Command::new(release.join("tarn")).arg("man").arg(&manual_pages))?;
+    step("write manual pages", Command::new(release.join("tarn")).arg("man").arg(&manual_pages))?;
     println!(
-        "\nNext, on the manager's machine: systemd-sysusers; write /etc/tarn/rack.toml (see /usr/share/doc/tarn); \n\
+        "\nNext, on the machine of the manager: systemd-sysusers; write /etc/tarn/rack.toml (see /usr/share/doc/tarn); \n\
          install -d -o tarn -g tarn -m 700 /var/lib/tarn; runuser -u tarn -- pool-manager init; \n\
          systemctl daemon-reload; systemctl enable --now pool-manager\n\
          On each host: write /etc/tarn/host.toml and its token (mode 0600); systemctl daemon-reload; \n\
@@ -67,8 +67,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Copies a file to a temporary name and renames it, so that a running program is replaced and not
-/// overwritten.
+/// Installs a file: copies the file to a temporary name, sets its mode, and renames the copy. The
+/// file of a running program is thus replaced, not overwritten.
 fn install(from: &Path, to: &Path, mode: u32) -> Result<(), Failure> {
     let folder = to.parent().expect("a file has a folder");
     create_folder(folder)?;
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn units_run_installed_programs() {
+    fn systemd_units_run_only_installed_programs() {
         for (from, to) in FILES.iter().filter(|(from, _)| from.ends_with(".service")) {
             let unit = fs::read_to_string(root().join(from)).unwrap();
             let lines = unit.lines().filter_map(|line| line.strip_prefix("ExecStart"));
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn installed_file_has_its_mode_and_replaces_older_file() {
+    fn installed_file_has_given_mode_and_replaces_older_file() {
         let root = tempfile::tempdir().unwrap();
         let (from, to) = (root.path().join("new"), root.path().join("usr/bin/tarn"));
         for text in ["old", "new"] {

@@ -1,5 +1,5 @@
-//! Python with LightGBM, in `target/lightgbm`, for comparisons with predictions. Created once, from
-//! packages of fixed versions.
+//! Python virtual environment with LightGBM in `target/lightgbm`, for the benchmarks that compare
+//! predictions with LightGBM. The versions of the packages are fixed.
 
 use std::{
     fs,
@@ -14,20 +14,21 @@ use crate::{
     step::step,
 };
 
-/// Environment variable with this folder, for the benchmark.
+/// Environment variable that passes the folder to the benchmarks.
 pub const FOLDER_ENV: &str = "TARN_LIGHTGBM";
 const PACKAGES: [&str; 2] = ["lightgbm==4.7.0", "numpy==2.4.6"];
 
-/// Ensures that it exists, and returns its path.
+/// Returns the folder of the virtual environment, and creates the environment if it is missing or
+/// outdated.
 ///
 /// # Errors
-/// Python or a package cannot be installed.
+/// Returns an error if Python or a package cannot be installed.
 pub fn ensure() -> Result<PathBuf, Failure> {
     let folder = root().join("target/lightgbm");
     let marker = folder.join("whole");
     let packages = PACKAGES.join("\n");
     if fs::read_to_string(&marker).ok().as_ref() != Some(&packages) {
-        let _ = fs::remove_dir_all(&folder); // the existing folder is incomplete
+        let _ = fs::remove_dir_all(&folder); // an existing folder is incomplete or outdated
         create_venv(&folder)?;
         fs::write(&marker, packages).map_err(Failure::file("write", &marker))?;
     }
@@ -39,9 +40,9 @@ fn create_venv(folder: &Path) -> Result<(), Failure> {
         debian::install(Requirement { program: "python3", package: "python3-venv" })?;
     }
     let mut venv = Command::new("python3");
-    step("Python virtual environment", venv.args(["-m", "venv"]).arg(folder))?;
+    step("create Python virtual environment", venv.args(["-m", "venv"]).arg(folder))?;
     let mut pip = Command::new(folder.join("bin/pip"));
-    step(&format!("fetch {}", PACKAGES.join(", ")), pip.args(["install", "--quiet"]).args(PACKAGES))?;
+    step(&format!("install {}", PACKAGES.join(", ")), pip.args(["install", "--quiet"]).args(PACKAGES))?;
     if !runs(&folder.join("bin/python"), "import lightgbm") {
         debian::install(Requirement { program: "libgomp.so.1", package: "libgomp1" })?;
     }

@@ -1,5 +1,5 @@
-//! `cargo xtask lint`: formatting, clippy and documentation without warnings, and licences and sources of
-//! dependencies. Rules that no tool has are `tidy`'s.
+//! `cargo xtask lint`: checks formatting, clippy warnings, documentation, and the licences and
+//! sources of dependencies. Rules that need a custom check are in `tidy`.
 
 use std::process::Command;
 
@@ -10,13 +10,13 @@ use crate::{
     tools,
 };
 
-/// Version of cargo-deny.
+/// Version of cargo-deny to install.
 const CARGO_DENY: &str = "0.20.2";
 
-/// Runs all four checks up to the first that fails.
+/// Runs the checks in order and stops at the first failure.
 ///
 /// # Errors
-/// A check fails, or cargo-deny cannot be installed.
+/// Returns an error if a check fails or cargo-deny cannot be installed.
 pub fn run() -> Result<(), Failure> {
     step("formatting", &mut cargo(&["fmt", "--all", "--check"]))?;
     step("clippy", &mut cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))?;

@@ -1,5 +1,5 @@
-//! Development tasks of this repository: `cargo xtask TASK`, one file per task. Tasks build and run
-//! the services as programs and do not depend on their code.
+//! Development tasks of this repository: `cargo xtask TASK`. Each task has its own file. Tasks
+//! build and run the services as programs; they do not depend on the code of the services.
 #![forbid(unsafe_code)]
 
 mod apt;
@@ -32,10 +32,10 @@ use clap::Parser;
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask", max_term_width = 100)]
 enum Task {
-    /// Run a demo rack on this machine: real processes, a trace of VMs, a lost host, a killed
-    /// manager
+    /// Run a demo on this machine: a rack of real processes, a trace of VMs, a host that loses
+    /// power and a manager that is killed
     Demo(demo::Args),
-    /// Run the demo's guest inside an emulated host
+    /// Run the guest part of the demo inside an emulated host
     #[command(hide = true)]
     DemoGuest(demo::guest::DemoGuestArgs),
     /// Run a rack of hosts emulated by QEMU, with shared CXL devices, agents and a manager, until
@@ -43,13 +43,13 @@ enum Task {
     Rack(rack::Args),
     /// Build everything and run all tests
     Test(test::Args),
-    /// Check formatting, clippy, documentation and licences of dependencies
+    /// Check formatting, clippy warnings, documentation and licences of dependencies
     Lint,
-    /// Check the repository's own rules: dependencies, headers, pure crates, sizes, limits, links
+    /// Check the rules of this repository: dependencies, headers, pure crates, sizes, limits, links
     Tidy,
-    /// Run the benchmarks, and print the ratios to etcd, QEMU and LightGBM
+    /// Run the benchmarks and print performance ratios to etcd, QEMU and LightGBM
     Bench(bench::Args),
-    /// Simulate racks deterministically, one per random seed
+    /// Run deterministic simulations of racks, one per random seed
     Sim(sim::Args),
     /// Install programs, systemd units and manual pages
     Install(install::Args),

@@ -1,6 +1,6 @@
-//! `cargo xtask mutants`: mutation testing of the crate `pool` with cargo-mutants, which is
+//! `cargo xtask mutants`: mutation testing of the crate `pool` with cargo-mutants. cargo-mutants is
 //! installed into `target/tools` and configured in `.cargo/mutants.toml`. The task fails if too
-//! many mutants survive.
+//! many mutants survive, which means that no test detects them.
 
 use std::{collections::BTreeMap, fmt, fs, path::Path, process::Command};
 
@@ -9,49 +9,50 @@ use serde::Deserialize;
 
 use crate::{failure::Failure, repository::root, step::step, tools};
 
-/// Version of cargo-mutants.
+/// Version of cargo-mutants to install.
 const VERSION: &str = "27.1.0";
-/// The task fails from this share of survivors among viable mutants on, in percent.
+/// Percentage of survivors among viable mutants at which the task fails.
 const SURVIVORS_MAX_PERCENT: f64 = 5.0;
-/// Cases of a property test, where the default is 256: the tests run once for every mutant.
+/// Number of cases of a property test. It is lower than the default of 256, because all tests run
+/// once per mutant.
 const PROPTEST_CASES: &str = "32";
-/// Makes property tests try the same cases in every run, so that runs can be compared.
+/// Seed of the property tests. It is fixed so that results of different runs can be compared.
 const PROPTEST_RNG_SEED: &str = "1";
-/// Address space of each process: a mutant with unbounded allocation fails instead of exhausting
-/// the machine.
+/// Limit on the address space of each process, in bytes. A mutant with unbounded allocation fails
+/// before it exhausts the memory of the machine.
 const ADDRESS_SPACE_MAX: u64 = 16 << 30;
-/// Exit codes of cargo-mutants after a complete run: every mutant caught, some missed, some timed
-/// out.
+/// Exit codes of cargo-mutants after a complete run: all mutants caught (0), some missed (2), some
+/// timed out (3).
 const COMPLETE: [i32; 3] = [0, 2, 3];
 
-/// Selection of mutants, and limits.
+/// Options of `mutants`: selection of mutants, and limits.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// Only files that match, such as '**/slice.rs'; may be repeated
+    /// Test only mutants in matching files, such as '**/slice.rs'; may be repeated
     #[arg(long, value_name = "GLOB")]
     file: Vec<String>,
-    /// Only one part of the mutants, such as 0/4
+    /// Test only part K of N parts of the mutants, such as 0/4
     #[arg(long, value_name = "K/N")]
     shard: Option<String>,
-    /// Mutants tested at the same time
+    /// Number of mutants tested at the same time
     #[arg(long, default_value_t = 1)]
     jobs: u32,
-    /// Seconds after which the tests of a mutant are stopped; a mutant that is stopped counts as
-    /// caught
+    /// Time limit for the tests of one mutant, in seconds; a mutant that times out counts as caught
     #[arg(long, value_name = "SECONDS")]
     timeout: Option<u32>,
 }
 
-/// Tests every mutant and prints the survivors.
+/// Tests all selected mutants and prints the survivors.
 ///
 /// # Errors
-/// cargo-mutants cannot be installed or does not complete, or too many mutants survive.
+/// Returns an error if cargo-mutants cannot be installed or does not complete, or if too many
+/// mutants survive.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let tool = tools::installed("cargo-mutants", VERSION)?;
     let results = root().join("target/mutants");
     fs::create_dir_all(&results).map_err(Failure::file("create", &results))?;
     limit_address_space();
-    match step("mutants", &mut command(args, &tool, &results)) {
+    match step("test mutants", &mut command(args, &tool, &results)) {
         Err(Failure::Step { status, .. }) if status.code().is_some_and(|code| COMPLETE.contains(&code)) => {}
         ended => ended?,
     }
@@ -70,22 +71,24 @@ fn command(args: &Args, tool: &Path, results: &Path) -> Command {
     command.args(args.shard.iter().flat_map(|shard| ["--shard", shard]));
     command.args(args.timeout.iter().flat_map(|seconds| ["--timeout".to_owned(), seconds.to_string()]));
     if args.jobs == 1 {
-        command.env("CARGO_TARGET_DIR", results.join("build")); // dependencies are built once, not in every run
+        // With a fixed target folder, dependencies are not built again in the next run.
+        command.env("CARGO_TARGET_DIR", results.join("build"));
     }
     command.env("PROPTEST_CASES", PROPTEST_CASES).env("PROPTEST_RNG_SEED", PROPTEST_RNG_SEED);
-    // Failures are expected: they are neither shrunk nor recorded beside the sources.
+    // Tests of mutants are expected to fail, so failing cases are neither shrunk nor stored.
     command.env("PROPTEST_MAX_SHRINK_ITERS", "0").env("PROPTEST_DISABLE_FAILURE_PERSISTENCE", "true");
     command
 }
 
-/// Limits the address space of this process and its children. A lower limit is kept.
+/// Limits the address space of this process and its children, unless a lower limit is already set.
 fn limit_address_space() {
     let Rlimit { current, maximum } = getrlimit(Resource::As);
     let current = Some(current.map_or(ADDRESS_SPACE_MAX, |set| set.min(ADDRESS_SPACE_MAX)));
-    let _ = setrlimit(Resource::As, Rlimit { current, maximum }); // the limit is a precaution
+    // The limit is a precaution: the task also works without it.
+    let _ = setrlimit(Resource::As, Rlimit { current, maximum });
 }
 
-/// Part of the results of cargo-mutants.
+/// Results file of cargo-mutants, with the fields that are used here.
 #[derive(Debug, Deserialize)]
 struct Results {
     outcomes: Vec<Outcome>,
@@ -113,13 +116,13 @@ enum Summary {
     Timeout,
 }
 
-/// Mutants of one file.
+/// Numbers of mutants in one file, by outcome.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Counts {
     caught: u64,
     timed_out: u64,
     survived: u64,
-    /// Mutants that do not compile.
+    /// Number of mutants that do not compile.
     unviable: u64,
 }
 
@@ -129,7 +132,7 @@ impl Counts {
     }
 }
 
-/// Results by file, and the names of the survivors.
+/// Numbers of mutants by file, and the names of the survivors.
 #[derive(Debug, Default)]
 struct Tally {
     files: BTreeMap<String, Counts>,
@@ -138,9 +141,9 @@ struct Tally {
 
 impl Tally {
     fn parse(text: &str) -> Result<Self, Failure> {
-        let results: Results = serde_json::from_str(text).map_err(|why| Failure::UnexpectedOutput {
+        let results: Results = serde_json::from_str(text).map_err(|reason| Failure::UnexpectedOutput {
             program: "cargo-mutants".to_owned(),
-            why: why.to_string(),
+            reason: reason.to_string(),
         })?;
         let mut tally = Self::default();
         results.outcomes.into_iter().for_each(|outcome| tally.add(outcome));
@@ -165,7 +168,7 @@ impl Tally {
         self.files.values().map(Counts::viable).sum()
     }
 
-    #[expect(clippy::cast_precision_loss, reason = "there are thousands of mutants, not 2^53")]
+    #[expect(clippy::cast_precision_loss, reason = "the number of mutants is far below 2^53")]
     fn survivors_percent(&self) -> f64 {
         100.0 * self.survivors.len() as f64 / self.viable().max(1) as f64
     }
@@ -179,7 +182,7 @@ impl Tally {
             return Ok(());
         }
         let limit = SURVIVORS_MAX_PERCENT;
-        Err(Failure::Result(format!("{percent:.1} % of the mutants survive, the limit is {limit} %")))
+        Err(Failure::Result(format!("{percent:.1} % of the mutants survive: must be below {limit} %")))
     }
 }
 

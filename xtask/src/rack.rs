@@ -1,5 +1,5 @@
-//! `cargo xtask rack`: runs a rack of emulated hosts, and operates on its hosts from another
-//! terminal. The crate `emulated-host` implements both.
+//! `cargo xtask rack`: runs a rack of emulated hosts, and controls these hosts from another
+//! terminal. The crate `emulated-host` implements the hosts.
 
 mod shell;
 mod symbiosis;
@@ -14,13 +14,13 @@ use emulated_host::{
 
 use crate::{artifacts, failure::Failure, repository::root, step::build, wait::Interrupt};
 
-/// Default folder of a rack, in the repository.
+/// Default folder of a rack, relative to the root of the repository.
 const FOLDER: &str = "target/rack";
 
 /// Time limit of a command on a host.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// A rack, or an operation on a host of a running one.
+/// Options of `rack`: a rack to run, or an operation on a host of a running rack.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -31,13 +31,13 @@ pub struct Args {
     /// Number of CXL devices, shared by all hosts
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=4))]
     devices: u8,
-    /// Slices of 1 GiB on each device
+    /// Number of slices of 1 GiB on each device
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
     slices: u32,
     /// Backend of the host agents
     #[arg(long, value_enum, default_value_t = Backend::Dax)]
     backend: Backend,
-    /// Folder of sockets and logs [default: target/rack]
+    /// Folder for sockets and logs [default: target/rack]
     #[arg(long, value_name = "FOLDER", global = true)]
     dir: Option<PathBuf>,
 }
@@ -50,14 +50,14 @@ enum Backend {
     MemoryBlock,
 }
 
-/// Operations on a host, from another terminal.
+/// Operations on a host of a running rack.
 #[derive(Debug, Subcommand)]
 enum Operation {
-    /// Compare Symbiosis with an equal split, for two programs on a host of a separate rack
+    /// Compare Symbiosis with an equal split for two programs on a host of a separate rack
     Symbiosis(symbiosis::Args),
-    /// Open a shell on a host; Ctrl-] leaves it
+    /// Open a shell on a host; Ctrl-] closes the shell
     Shell { host: String },
-    /// Run a command on a host, and return its exit code
+    /// Run a command on a host and exit with its exit code
     Run {
         host: String,
         #[arg(required = true, last = true)]
@@ -83,10 +83,10 @@ enum Link {
     Down,
 }
 
-/// Runs a rack until interrupted, or performs one operation on a host of a running one.
+/// Runs a rack until the user interrupts, or performs one operation on a host of a running rack.
 ///
 /// # Errors
-/// A requirement is missing, or a host fails.
+/// Returns an error if an artifact is missing or a host fails.
 pub fn run(args: Args) -> Result<(), Failure> {
     let folder = args.dir.clone().unwrap_or_else(|| root().join(FOLDER));
     let find = |host: &str| RackHost::find(&folder, host);
@@ -108,7 +108,8 @@ pub fn run(args: Args) -> Result<(), Failure> {
     }
 }
 
-/// Powers a host on. The process of the rack powers it off at the end.
+/// Powers a host on and waits until the host is up. The process that runs the rack powers the host
+/// off at the end.
 fn power_on(host: &RackHost) -> Result<(), Failure> {
     host.power_on_detached()?;
     Ok(host.wait_up()?)
@@ -147,7 +148,7 @@ fn plan(args: &Args, artifacts: &Artifacts) -> Result<RackPlan, Failure> {
     Ok(RackPlan::new(hosts, Programs { manager, agent, tarn, power_off }, backend.get_name()))
 }
 
-/// Describes the available operations.
+/// Returns a description of the available operations.
 fn usage(rack: &Rack) -> String {
     let tarn = rack.tarn_script();
     let folder = rack.hosts().folder().display();
@@ -156,12 +157,12 @@ fn usage(rack: &Rack) -> String {
         if rack.hosts().folder() == default_folder { String::new() } else { format!(" --dir {folder}") };
     format!(
         "
-  {0} get hosts           operate the rack; or get slices, top, doctor, reserve ...
-  cargo xtask rack{dir} shell h0            open a shell on a host; Ctrl-] leaves it
+  {0} get hosts           control the rack; or get slices, top, doctor, reserve ...
+  cargo xtask rack{dir} shell h0            open a shell on a host; Ctrl-] closes the shell
   cargo xtask rack{dir} run h0 -- COMMAND   or pause|resume|off|on|reboot h0, link h0 up|down
   {folder}/memory        memory of the devices, by serial
   {folder}/logs          logs of all processes
-  Ctrl-C                               stop the rack, keep only the logs
+  Ctrl-C                               stop the rack and keep only the logs
 ",
         tarn.display()
     )

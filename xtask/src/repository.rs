@@ -1,4 +1,4 @@
-//! Root of this repository, and cargo with its manifest.
+//! Path of the repository, and cargo commands in this repository.
 
 use std::{
     env,
@@ -6,17 +6,18 @@ use std::{
     process::Command,
 };
 
-/// Returns the root of the repository.
+/// Returns the path of the root of the repository.
 pub fn root() -> PathBuf {
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
     manifest.parent().expect("xtask is a folder of the repository").to_owned()
 }
 
-/// Prefixes of environment variables that cargo sets for this package. A nested cargo would treat
-/// them as changes, and rebuild dependents.
+/// Prefixes of environment variables that cargo sets for xtask. They are removed for a nested
+/// cargo, which would otherwise detect changes and rebuild packages.
 const PACKAGE_ENV_PREFIXES: [&str; 4] = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_CRATE_", "CARGO_BIN_"];
 
-/// Returns a command of the cargo that runs this task, in the root of the repository.
+/// Returns a cargo command that runs in the root of the repository, with the same cargo as this
+/// task.
 pub fn cargo(arguments: &[&str]) -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     for (name, _) in env::vars_os() {

@@ -1,12 +1,12 @@
-//! `cargo xtask sim`: simulates racks, one per seed, in release mode. The simulation is the crate
-//! `sim` and the program of that name in `tests`. `cargo xtask sim symbiosis` runs
-//! `tarn evaluate symbiosis` on traces.
+//! `cargo xtask sim`: runs simulations of racks, one per seed, in release mode. The crate `sim` and
+//! the program `sim` in the package `tests` implement the simulation. `cargo xtask sim symbiosis`
+//! runs `tarn evaluate symbiosis` on traces.
 
 use std::path::{self, Path, PathBuf};
 
 use crate::{failure::Failure, repository::cargo, step::step};
 
-/// Range of seeds, or another simulation.
+/// Options of `sim`: a range of seeds, or another simulation.
 #[derive(Clone, Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub struct Args {
@@ -20,7 +20,7 @@ pub struct Args {
     from: u64,
 }
 
-/// Other simulations.
+/// Simulations other than the rack simulation.
 #[derive(Clone, Debug, clap::Subcommand)]
 enum OtherSimulation {
     /// Compare allocation schemes for tenants that replay traces
@@ -28,19 +28,20 @@ enum OtherSimulation {
         /// Folder with the traces
         #[arg(long, value_name = "DIR")]
         traces: PathBuf,
-        /// Write all numbers to this file, as JSON
+        /// Write the results to this file, as JSON
         #[arg(long, value_name = "FILE")]
         json: Option<PathBuf>,
-        /// Draw figures into this folder
+        /// Write the figures to this folder
         #[arg(long, value_name = "FOLDER")]
         figures: Option<PathBuf>,
     },
 }
 
-/// Runs all seeds. The simulation prints the first failing seed and ends.
+/// Runs the simulation for all seeds. The simulation stops at the first seed that fails and prints
+/// the failure.
 ///
 /// # Errors
-/// A seed fails, or a trace cannot be read.
+/// Returns an error if a seed fails or a trace cannot be read.
 pub fn run(args: &Args) -> Result<(), Failure> {
     if let Some(OtherSimulation::Symbiosis { traces, json, figures }) = &args.simulation {
         return symbiosis(traces, json.as_deref(), figures.as_deref());
@@ -51,7 +52,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 }
 
 fn symbiosis(traces: &Path, json: Option<&Path>, figures: Option<&Path>) -> Result<(), Failure> {
-    // Cargo runs in the root of the repository; paths are relative to the caller.
+    // Paths are relative to the folder of the user, but cargo runs in the root of the repository.
     let absolute = |given: &Path| path::absolute(given).map_err(Failure::file("find", given));
     let mut tarn =
         cargo(&["run", "--release", "--package", "cli", "--bin", "tarn", "--", "evaluate", "symbiosis"]);

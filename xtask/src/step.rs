@@ -1,4 +1,4 @@
-//! Runs the commands of a task one after another, and prints their names and durations.
+//! Runs the commands of a task and prints their titles and durations.
 
 use std::{
     collections::BTreeMap,
@@ -12,20 +12,20 @@ use serde::Deserialize;
 
 use crate::{failure::Failure, repository::cargo};
 
-/// Runs a command as one step, with the output of this process.
+/// Runs a command as one step of a task. The command writes to stdout and stderr of this process.
 ///
 /// # Errors
-/// It does not start, or does not succeed.
+/// Returns an error if the command does not start or exits with a failure.
 pub fn step(title: &str, command: &mut Command) -> Result<(), Failure> {
     let start = begin(title);
     let status = command.status().map_err(Failure::start(title))?;
     end(title, start, status)
 }
 
-/// Runs a command as one step and passes every line of its stdout to `on_line`.
+/// Runs a command as one step of a task, and passes every line of its stdout to `on_line`.
 ///
 /// # Errors
-/// It does not start, or does not succeed.
+/// Returns an error if the command does not start or exits with a failure.
 pub fn step_read(title: &str, command: &mut Command, mut on_line: impl FnMut(&str)) -> Result<(), Failure> {
     let start = begin(title);
     let mut process = command.stdout(Stdio::piped()).spawn().map_err(Failure::start(title))?;
@@ -50,17 +50,17 @@ fn end(title: &str, start: Instant, status: ExitStatus) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Line of `cargo build --message-format json`, with the fields used here.
+/// Output line of `cargo build --message-format json`, with the fields that are used here.
 #[derive(Debug, Deserialize)]
 struct BuildMessage {
     executable: Option<PathBuf>,
 }
 
-/// Builds all programs with the options of the tests, so that nothing is built twice, and returns
-/// the paths of these programs.
+/// Builds all programs of the workspace, and returns the paths of the given programs. The build
+/// uses the options of the tests, so that both share the built dependencies.
 ///
 /// # Errors
-/// Cargo fails, or does not build one of the programs.
+/// Returns an error if cargo fails or does not build one of the given programs.
 pub fn build<const N: usize>(programs: [&str; N]) -> Result<[PathBuf; N], Failure> {
     let mut command = cargo(&["build", "--workspace", "--bins"]);
     command.args(["--message-format", "json-render-diagnostics"]);
@@ -76,5 +76,7 @@ pub fn build<const N: usize>(programs: [&str; N]) -> Result<[PathBuf; N], Failur
             PathBuf::new()
         })
     });
-    missing.map_or(Ok(paths), |why| Err(Failure::UnexpectedOutput { program: "cargo build".to_owned(), why }))
+    missing.map_or(Ok(paths), |reason| {
+        Err(Failure::UnexpectedOutput { program: "cargo build".to_owned(), reason })
+    })
 }

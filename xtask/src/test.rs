@@ -1,4 +1,4 @@
-//! `cargo xtask test`: builds everything, runs every test, and prints a summary.
+//! `cargo xtask test`: builds all programs and tests, runs all tests, and prints a summary.
 
 use std::{collections::BTreeSet, fmt, fs, path::Path, time::Instant};
 
@@ -11,45 +11,46 @@ use crate::{
     step::{step, step_read},
 };
 
-/// Options of the task.
+/// Options of `test`.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct Args {
-    /// Run fewer seeds of the simulation
+    /// Run the simulation tests with fewer seeds
     #[arg(long)]
     quick: bool,
 }
 
 /// Environment variable with the number of seeds of the simulation tests.
 const SEEDS_ENV: &str = "TARN_SEEDS";
-/// Environment variable with a file to which tests append the parts they skip on this machine.
+/// Environment variable with the path of a file. Tests append a line for each part that they skip
+/// on this machine.
 const SKIPPED_ENV: &str = "TARN_LEFT_OUT";
-/// Seeds of a quick run.
+/// Number of simulation seeds with `--quick`.
 const QUICK_SEEDS: &str = "50";
 
-/// Builds everything and runs all tests, even after a failure.
+/// Builds all programs and tests, and runs all tests, even after a failure.
 ///
 /// # Errors
-/// The build or a test fails, or a test is ignored.
+/// Returns an error if the build or a test fails, or if a test is ignored.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let start = Instant::now();
     let (artifacts, libvirt) = (artifacts::ensure()?, libvirt::ensure()?);
-    // System tests start programs, which `cargo test` alone does not build; built together, they
-    // share dependencies.
+    // System tests start programs of other packages, which `cargo test` does not build. Programs
+    // and tests are built together so that they share the built dependencies.
     let programs_and_tests = ["build", "--workspace", "--lib", "--bins", "--tests"];
     step("build programs and tests", &mut cargo(&programs_and_tests))?;
     let mut tests = cargo(&["test", "--workspace", "--no-fail-fast"]);
     tests.env(emulated_host::ARTIFACTS_ENV, artifacts).env(libvirt::FOLDER_ENV, libvirt);
     if let Some(programs) = std::env::current_exe().ok().as_deref().and_then(Path::parent) {
-        tests.env(BIN_DIR, programs); // they are built into the folder of this program
+        tests.env(BIN_DIR, programs); // the programs are in the same folder as xtask
     }
     if args.quick {
         tests.env(SEEDS_ENV, QUICK_SEEDS);
     }
     let skipped = root().join("target/left-out");
-    let _ = fs::remove_file(&skipped); // of the previous run
+    let _ = fs::remove_file(&skipped); // the file may exist from a previous run
     tests.env(SKIPPED_ENV, &skipped);
     let mut tally = Tally::default();
-    let result = step_read("tests", &mut tests, |line| {
+    let result = step_read("run tests", &mut tests, |line| {
         println!("{line}");
         tally.add_line(line);
     });
@@ -60,7 +61,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     result.and_then(|()| tally.check())
 }
 
-/// Sum of the results of all test programs.
+/// Sum of the results of all test programs, parsed from their output.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Tally {
     programs: u64,
@@ -70,7 +71,7 @@ struct Tally {
 }
 
 impl Tally {
-    /// Processes one line of a test program: a failed test, or the result of the program.
+    /// Parses one output line of a test program: a failed test, or the result of the program.
     fn add_line(&mut self, line: &str) {
         if let Some(test) = line.strip_prefix("test ").and_then(|rest| rest.strip_suffix(" ... FAILED")) {
             self.failed.push(test.to_owned());
@@ -105,7 +106,7 @@ impl fmt::Display for Tally {
     }
 }
 
-/// Returns the number before a word in `ok. 3 passed; 0 failed; 1 ignored; ...`.
+/// Returns the number before the word `part` in a result such as `ok. 3 passed; 0 failed; ...`.
 fn number_before(result: &str, part: &str) -> u64 {
     let words: Vec<&str> = result.split([' ', ';']).filter(|word| !word.is_empty()).collect();
     words.windows(2).find(|pair| pair[1] == part).and_then(|pair| pair[0].parse().ok()).unwrap_or(0)

@@ -1,8 +1,9 @@
-//! `cargo xtask tidy`: rules of this repository that neither the compiler nor clippy checks. Each is a
-//! function from the repository's files to violations, with a test. Formatting and lints are in `lint`.
+//! `cargo xtask tidy`: checks rules of this repository that the compiler and clippy do not check.
+//! Each rule is a function from the files of the repository to a list of violations. Formatting and
+//! lints are checked by `lint`.
 
-mod circles;
 mod code_map;
+mod cycles;
 mod dependencies;
 mod forbidden_words;
 mod headers;
@@ -24,52 +25,52 @@ use sources::Sources;
 
 use crate::{failure::Failure, repository::root};
 
-/// Violation of a rule.
+/// Violation of a rule at a line of a file.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Violation {
-    /// Path of the file, from the root of the repository.
+    /// Path of the file, relative to the root of the repository.
     pub path: String,
-    /// Line, from 1.
+    /// Line number, from 1.
     pub line: usize,
-    /// Violation.
-    pub what: String,
-    /// How to fix it.
+    /// Description of the violation.
+    pub message: String,
+    /// Advice on how to fix the violation.
     pub fix: &'static str,
 }
 
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}: {}\n    {}", self.path, self.line, self.what, self.fix)
+        write!(f, "{}:{}: {}\n    {}", self.path, self.line, self.message, self.fix)
     }
 }
 
-/// Returns the violations in all files.
+/// Function that returns the violations of one rule in all files.
 type Rule = fn(&Sources) -> Vec<Violation>;
 
-/// All rules, with what they state.
+/// All rules: the statement of the rule, and its function.
 const RULES: &[(&str, Rule)] = &[
-    ("each crate imports only the crates it may use", dependencies::imports),
-    ("modules import each other in one direction", circles::imports),
-    ("pure crates import only harmless dependencies", dependencies::externals),
-    ("pure crates use no clock, file, thread or environment", pure::paths),
-    ("pure crates forbid unsafe code and have clippy's rules for them", pure::guards),
+    ("each crate imports only the crates listed for it", dependencies::imports),
+    ("imports between modules have no cycles", cycles::imports),
+    ("pure crates import only listed external crates", dependencies::externals),
+    ("pure crates must not use clocks, files, threads or the environment", pure::paths),
+    ("pure crates forbid unsafe code and use the shared clippy configuration", pure::guards),
     ("unsafe code is only in the listed files", unsafety::places),
-    ("each file begins with its purpose", headers::first_lines),
-    ("functions and files stay small", size::lengths),
-    ("every limit is used", limits::used),
+    ("the first line of each file describes the file", headers::first_lines),
+    ("functions and files do not exceed their maximum length", size::lengths),
+    ("every constant in limits.rs is used", limits::used),
     ("docs/metrics.md lists every metric", metrics::documented),
-    ("every wire message and field has a comment", protos::documented),
-    ("no test is ignored or passes by any panic", test_attributes::all),
-    ("file names are terms of the domain", names::files),
-    ("no file has unfinished work or paths of one machine", forbidden_words::none_used),
-    ("links between pages resolve", links::resolve),
+    ("every message, enum and service in proto files has a comment", protos::documented),
+    ("no test has the attribute ignore or should_panic", test_attributes::all),
+    ("names of files and folders are not generic", names::files),
+    ("no file contains markers of unfinished work or paths of one machine", forbidden_words::none_used),
+    ("relative links between pages have a target", links::resolve),
     ("the code map in ARCHITECTURE.md lists every folder", code_map::matches),
 ];
 
-/// Checks every rule and prints violations.
+/// Checks all rules and prints their violations.
 ///
 /// # Errors
-/// The repository cannot be read, or a rule is violated.
+/// Returns an error if the repository cannot be read or a rule is violated.
 pub fn run() -> Result<(), Failure> {
     let sources = Sources::read(&root())?;
     let violations: usize = RULES.iter().map(|(statement, rule)| report(statement, rule(&sources))).sum();

@@ -1,5 +1,4 @@
-//! Development tools from the crate registry, installed into `target/tools` in fixed versions. Their
-//! use is in the task that needs them.
+//! Installs development tools from the crate registry into `target/tools`, in fixed versions.
 
 use std::path::PathBuf;
 
@@ -9,10 +8,10 @@ use crate::{
     step::step,
 };
 
-/// Returns the program of a tool. It is installed if it is missing.
+/// Returns the path of a tool, and installs the tool if it is missing.
 ///
 /// # Errors
-/// `cargo install` fails.
+/// Returns an error if `cargo install` fails.
 pub fn installed(name: &str, version: &str) -> Result<PathBuf, Failure> {
     let folder = root().join("target/tools").join(format!("{name}-{version}"));
     let program = folder.join("bin").join(name);

@@ -1,4 +1,4 @@
-//! Waits for a condition, with a time limit and until the user interrupts.
+//! Waits for a condition. A wait ends at a time limit or when the user interrupts the task.
 
 use std::{
     sync::{
@@ -13,21 +13,21 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::failure::Failure;
 
-/// Interval between checks of other processes.
+/// Interval between two checks of a condition.
 const POLL_INTERVAL: Duration = Duration::from_millis(25);
 
-/// Flag that signals of the user set.
+/// Flag that is set when the user interrupts the task with a signal.
 #[derive(Clone, Debug)]
 pub struct Interrupt {
     flag: Arc<AtomicBool>,
 }
 
 impl Interrupt {
-    /// Registers handlers: SIGINT, SIGTERM and SIGHUP now end waits instead of the process, which
-    /// can then clean up.
+    /// Registers handlers for SIGINT, SIGTERM and SIGHUP. These signals then end waits instead of
+    /// the process, so that the task can clean up.
     ///
     /// # Errors
-    /// A handler cannot be registered.
+    /// Returns an error if a handler cannot be registered.
     pub fn new() -> Result<Self, Failure> {
         let flag = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM, SIGHUP] {
@@ -37,29 +37,31 @@ impl Interrupt {
         Ok(Self { flag })
     }
 
-    /// Waits until a condition holds, and returns how long it took.
+    /// Waits until a condition holds, and returns the duration of the wait. `event` is used in
+    /// error messages.
     ///
     /// # Errors
-    /// [`Failure::TimedOut`], [`Failure::Interrupted`], or the error of `condition`.
+    /// Returns [`Failure::TimedOut`] after `within`, [`Failure::Interrupted`] if the user
+    /// interrupts, or the error of `condition`.
     pub fn wait_until(
         &self,
-        what: &'static str,
+        event: &'static str,
         within: Duration,
         mut condition: impl FnMut() -> Result<bool, Failure>,
     ) -> Result<Duration, Failure> {
-        wait_until(what, within, || self.check().and_then(|()| condition()))
+        wait_until(event, within, || self.check().and_then(|()| condition()))
     }
 
-    /// Sleeps for the interval between two checks.
+    /// Sleeps for the interval between two checks of a condition.
     ///
     /// # Errors
-    /// [`Failure::Interrupted`].
+    /// Returns [`Failure::Interrupted`] if the user has interrupted the task.
     pub fn pause(&self) -> Result<(), Failure> {
         thread::sleep(POLL_INTERVAL);
         self.check()
     }
 
-    /// Returns whether the user has not interrupted.
+    /// Returns whether the user has not interrupted the task.
     pub fn is_unset(&self) -> bool {
         !self.flag.load(Ordering::Relaxed)
     }
@@ -69,20 +71,21 @@ impl Interrupt {
     }
 }
 
-/// Waits until a condition holds. Unlike [`Interrupt::wait_until`] it ignores interrupts, for an
-/// orderly shutdown.
+/// Waits until a condition holds, and returns the duration of the wait. Unlike
+/// [`Interrupt::wait_until`], this function ignores interrupts, so that it can be used in a
+/// shutdown.
 ///
 /// # Errors
-/// [`Failure::TimedOut`], or the error of `condition`.
+/// Returns [`Failure::TimedOut`] after `within`, or the error of `condition`.
 pub fn wait_until(
-    what: &'static str,
+    event: &'static str,
     within: Duration,
     mut condition: impl FnMut() -> Result<bool, Failure>,
 ) -> Result<Duration, Failure> {
     let start = Instant::now();
     while !condition()? {
         if start.elapsed() > within {
-            return Err(Failure::TimedOut { what, limit: within });
+            return Err(Failure::TimedOut { event, limit: within });
         }
         thread::sleep(POLL_INTERVAL);
     }
@@ -97,7 +100,7 @@ mod tests {
     fn wait_ends_at_the_time_limit() {
         let interrupt = Interrupt { flag: Arc::default() };
         let timed_out = interrupt.wait_until("an impossible event", Duration::from_millis(60), || Ok(false));
-        assert!(matches!(timed_out, Err(Failure::TimedOut { what: "an impossible event", .. })));
+        assert!(matches!(timed_out, Err(Failure::TimedOut { event: "an impossible event", .. })));
     }
 
     #[test]

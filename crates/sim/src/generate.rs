@@ -1,16 +1,16 @@
 //! Generates VMs from a seed, for use without a trace. The same seed and count give the same VMs.
-//! The distributions resemble Azure's; each VM is drawn independently:
+//! Each VM is drawn independently, from distributions similar to those of Azure:
 //!
 //! | property | distribution |
 //! |---|---|
 //! | cores | 1: 40 %, 2: 25 %, 4: 20 %, 8: 11 %, 16: 4 % |
 //! | GiB per core | 1.75: 45 %, 3.5: 30 %, 7: 20 %, 14: 5 % |
 //! | lifetime | exponential with a mean of 15 min: 55 %, 2 h: 30 %, 1 day: 12 %, 10 days: 3 %; whole seconds, at least 1 |
-//! | arrivals | Poisson, one in 120 s on average; over each day the rate swings as a sine by half of itself |
+//! | arrivals | Poisson, one per 120 s on average; the rate follows a daily sine of ±50 % |
 //!
-//! The shape follows published data of Azure: most VMs are small and short-lived, a few long-lived
-//! VMs are most of the load, and memory per core varies, so that some hosts run out of cores and
-//! others out of memory.
+//! The distributions follow published data of Azure. Most VMs are small and short-lived, but a few
+//! long-lived VMs cause most of the load. Memory per core varies, so some hosts run out of cores
+//! and others out of memory.
 
 use std::f64::consts::TAU;
 
@@ -20,19 +20,19 @@ use units::{Bytes, Ns};
 
 use crate::trace::Arrival;
 
-/// Cores, by weight in percent.
+/// Distribution of cores per VM, as (percent of VMs, cores).
 const CORES: [(u32, u32); 5] = [(40, 1), (25, 2), (20, 4), (11, 8), (4, 16)];
-/// MiB per core, by weight in percent.
+/// Distribution of memory per core, as (percent of VMs, MiB per core).
 const MIB_PER_CORE: [(u32, u64); 4] = [(45, 1792), (30, 3584), (20, 7168), (5, 14336)];
-/// Mean lifetimes in seconds, by weight in percent.
+/// Distribution of mean lifetimes, as (percent of VMs, seconds).
 const LIFETIMES_S: [(u32, f64); 4] = [(55, 900.0), (30, 7200.0), (12, 86_400.0), (3, 864_000.0)];
-/// Mean time between two arrivals over a day, in seconds.
+/// Mean time between two VM arrivals, in seconds.
 const ARRIVAL_GAP_S: f64 = 120.0;
-/// Relative amplitude of the daily variation of the arrival rate.
+/// Relative amplitude of the daily variation of the arrival rate: 0.5 means ±50 %.
 const ARRIVAL_RATE_SWING: f64 = 0.5;
 const DAY_S: f64 = 86_400.0;
 
-/// Generates `count` VMs.
+/// Generates `count` VMs in order of arrival.
 pub fn generate(seed: u64, count: usize) -> Vec<Arrival> {
     let mut rng = Pcg64::seed_from_u64(seed);
     let mut now = 0.0;
@@ -60,8 +60,8 @@ fn generate_vm(rng: &mut Pcg64, n: u64, now: f64) -> Arrival {
     }
 }
 
-/// Draws the next arrival time by thinning: candidates arrive at the peak rate and are accepted
-/// with probability rate over peak rate.
+/// Draws the next arrival time, in seconds, by thinning a Poisson process. Candidates arrive at the
+/// peak rate. A candidate is accepted with probability (current rate / peak rate).
 fn next_arrival(rng: &mut Pcg64, mut now: f64) -> f64 {
     loop {
         now += exponential(rng, ARRIVAL_GAP_S / (1.0 + ARRIVAL_RATE_SWING));
@@ -73,7 +73,7 @@ fn next_arrival(rng: &mut Pcg64, mut now: f64) -> f64 {
 }
 
 fn exponential(rng: &mut Pcg64, mean: f64) -> f64 {
-    // 1 - x is above 0, so its logarithm is finite.
+    // The random number is below 1, so the logarithm of 1 minus this number is finite.
     -mean * (1.0 - rng.random::<f64>()).ln()
 }
 
@@ -125,7 +125,7 @@ mod tests {
             LIFETIMES_S.iter().map(|(w, mean)| f64::from(*w) / 100.0 * hour(*mean)).sum();
         assert!(close(share(&vms, |vm| life_s(vm) < 3600), within_an_hour));
         let last = vms.last().unwrap().arrive.unwrap().as_ms() as f64 / 1000.0;
-        // The last day is incomplete.
+        // The tolerance is 4 %: the trace ends within a day, and the rate varies over the day.
         assert!((last / 20_000.0 / ARRIVAL_GAP_S - 1.0).abs() < 0.04);
     }
 

@@ -1,7 +1,7 @@
-//! Simulation and evaluation models: VM traces and a VM generator, a best-fit scheduler, a core
-//! model with slow memory, tenants that share a host's memory and link, and a seeded simulation of
-//! the whole rack. Pure: input is passed in, time is a number, and nothing is read from the
-//! machine.
+//! Simulation and evaluation models. The crate contains VM traces, a VM generator, a best-fit
+//! scheduler and a model of a CPU core with slow memory. It also simulates tenants that share a
+//! host, and a whole rack with faults. The crate is pure: it reads no clock, no file and no
+//! environment.
 #![forbid(unsafe_code)]
 
 pub mod generate;

@@ -1,21 +1,21 @@
-//! Best-fit scheduler: the host of a VM, and how much of its memory comes from the pool. The
-//! callers reserve the memory and handle refusals.
+//! Best-fit scheduler: chooses the host of a VM and the size of its pool memory. Callers reserve
+//! the memory and handle rejections.
 //!
-//! A VM takes local memory first and the rest from the pool in whole slices, at most its memory
-//! rounded down to whole slices. Hosts that need no pool memory come before those that do; among
-//! them the one with the fewest cores left over, then the least local memory left over, then the
-//! first by name.
+//! A VM receives local memory first and the rest from the pool. Pool memory is a whole number of
+//! slices, at most the memory of the VM rounded down to whole slices. Hosts where the VM needs no
+//! pool memory are preferred. Ties are resolved by the fewest remaining cores, then the least
+//! remaining local memory, then the name of the host.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use units::{Bytes, Name, SLICE};
 
-/// Free resources of a rack.
+/// Free resources of a rack, by host and by EMC.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Capacity {
-    /// Free resources by host.
+    /// Free resources of each host, by name.
     pub hosts: BTreeMap<Name, HostCapacity>,
-    /// Free slices by EMC. Hosts connected to the same EMC share them.
+    /// Number of free slices by EMC. All hosts connected to an EMC share its slices.
     pub slices: BTreeMap<Name, u32>,
 }
 
@@ -24,38 +24,38 @@ pub struct Capacity {
 pub struct HostCapacity {
     /// Whether the host accepts new VMs.
     pub is_schedulable: bool,
-    /// Free cores.
+    /// Number of free cores.
     pub cores: u32,
-    /// Free local memory.
+    /// Free local memory, in bytes.
     pub local: Bytes,
-    /// EMCs that the host is connected to.
+    /// Names of the EMCs that the host is connected to.
     pub emcs: Vec<Name>,
 }
 
-/// Resources that a VM requests.
+/// Size of a VM: the resources that the VM requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VmShape {
-    /// Cores.
+    /// Number of cores that the VM requests.
     pub cores: u32,
-    /// Memory, local and pool together.
+    /// Total memory: local and pool memory together.
     pub memory: Bytes,
 }
 
-/// Placement of a VM.
+/// Placement of a VM: its host, and the split of its memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
-    /// Host of the VM.
+    /// Name of the host.
     pub host: Name,
-    /// Number of cores.
+    /// Number of cores of the VM.
     pub cores: u32,
-    /// Local memory.
+    /// Memory from the host, in bytes.
     pub local: Bytes,
-    /// Number of pool slices.
+    /// Memory from the pool, in slices.
     pub slices: u32,
 }
 
-/// Returns the best placement for a VM, or `None` if it fits on no host. Hosts in `excluded` are
-/// skipped.
+/// Returns the best placement for a VM, or `None` if no host has enough free resources. Hosts in
+/// `excluded` are skipped.
 pub fn place(shape: VmShape, capacity: &Capacity, excluded: &BTreeSet<Name>) -> Option<Placement> {
     let is_schedulable = capacity
         .hosts
@@ -70,26 +70,26 @@ pub fn place(shape: VmShape, capacity: &Capacity, excluded: &BTreeSet<Name>) -> 
         );
         Some((rank, placement))
     });
-    // Hosts are ordered by name and `min_by` returns the first minimum.
+    // Ties are resolved by name: the map is sorted by name and `min_by` returns the first minimum.
     candidates.min_by(|(a, _), (b, _)| a.cmp(b)).map(|(_, placement)| placement)
 }
 
 impl Capacity {
     fn fit(&self, shape: VmShape, host: &Name, host_capacity: &HostCapacity) -> Option<Placement> {
         let slices = slices_beyond(shape.memory, host_capacity.local)?;
-        let candidates = shape.cores <= host_capacity.cores && slices <= self.reachable_slices(host_capacity);
+        let fits = shape.cores <= host_capacity.cores && slices <= self.reachable_slices(host_capacity);
         let local = shape.memory.saturating_sub(Bytes::slices(slices));
-        candidates.then(|| Placement { host: host.clone(), cores: shape.cores, local, slices })
+        fits.then(|| Placement { host: host.clone(), cores: shape.cores, local, slices })
     }
 
-    /// Returns the number of free slices that a host can reach.
+    /// Returns the number of free slices on the EMCs that a host is connected to.
     fn reachable_slices(&self, host_capacity: &HostCapacity) -> u32 {
         let free = host_capacity.emcs.iter().filter_map(|emc| self.slices.get(emc));
         free.fold(0, |sum, free| sum.saturating_add(*free))
     }
 
-    /// Subtracts a placement from the free resources. The EMCs are assumed to be those with the
-    /// most free slices first, as the pool manager chooses them.
+    /// Subtracts a placement from the free resources. Slices are taken from the EMC with the most
+    /// free slices first, in the same order as the pool manager.
     pub fn take(&mut self, placement: &Placement) {
         let Some(host_capacity) = self.hosts.get_mut(&placement.host) else { return };
         host_capacity.cores = host_capacity.cores.saturating_sub(placement.cores);
@@ -105,8 +105,8 @@ impl Capacity {
         }
     }
 
-    /// Returns the stranded local memory: free memory of schedulable hosts on which a VM of this
-    /// shape does not fit, for lack of cores or of memory.
+    /// Returns the stranded local memory for a VM shape. Stranded memory is the free local memory
+    /// of schedulable hosts on which no VM of this shape fits.
     pub fn stranded(&self, shape: VmShape) -> Bytes {
         let unusable = self.hosts.iter().filter(|(name, host_capacity)| {
             host_capacity.is_schedulable && self.fit(shape, name, host_capacity).is_none()
@@ -115,15 +115,16 @@ impl Capacity {
     }
 }
 
-/// Returns the slices that a VM needs in addition to `local` memory, or `None` if the part of its
-/// memory that is not a whole slice does not fit locally.
+/// Returns the number of slices that a VM needs in addition to `local` memory. Returns `None` if
+/// the part of `memory` beyond whole slices does not fit into `local`.
 fn slices_beyond(memory: Bytes, local: Bytes) -> Option<u32> {
     let beyond = memory.saturating_sub(local).get().div_ceil(SLICE.get());
     let slices_max = memory.slices_floor().as_slices()?;
     u32::try_from(beyond).ok().filter(|slices| *slices <= slices_max)
 }
 
-/// Returns the lower median of the cores and of the memory, each on its own; `None` without shapes.
+/// Returns the lower median of the cores and, independently, the lower median of the memory.
+/// Returns `None` if `shapes` is empty.
 pub fn median(shapes: impl Iterator<Item = VmShape>) -> Option<VmShape> {
     let (mut cores, mut memory): (Vec<u32>, Vec<Bytes>) =
         shapes.map(|shape| (shape.cores, shape.memory)).unzip();
@@ -143,8 +144,8 @@ mod tests {
         Name::new(text).unwrap()
     }
 
-    /// Parses a rack: hosts as `name cores local_mib emc,emc` and EMCs as `name slices`, separated
-    /// by `;`.
+    /// Parses a rack: a list, separated by `;`, of hosts as `name cores local_mib emc,emc` and of
+    /// EMCs as `name slices`.
     fn rack(text: &str) -> Capacity {
         let mut rack = Capacity::default();
         for part in text.split(';') {
@@ -161,7 +162,7 @@ mod tests {
         rack
     }
 
-    /// Returns the placement of a VM as `host local+slices`.
+    /// Returns the placement of a VM, formatted as `host local+slices`.
     fn placement_of(rack: &Capacity, cores: u32, mib: u64) -> String {
         let shape = VmShape { cores, memory: Bytes::mib(mib) };
         let format = |p: Placement| format!("{} {}+{}", p.host, p.local, p.slices);
@@ -194,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn slices_of_emc_are_shared_by_its_hosts() {
+    fn hosts_share_the_slices_of_their_emc() {
         let mut rack = rack("a 8 0 e;b 8 0 e,f;e 2;f 1");
         let placement = place(VmShape { cores: 1, memory: Bytes::gib(2) }, &rack, &BTreeSet::new()).unwrap();
         rack.take(&placement);
@@ -213,13 +214,13 @@ mod tests {
     }
 
     #[test]
-    fn stranded_memory_is_where_median_vm_does_not_fit() {
+    fn memory_of_hosts_too_small_for_the_median_vm_is_stranded() {
         let shapes =
             [(1, 1), (2, 2), (2, 9), (8, 64)].map(|(cores, gib)| VmShape { cores, memory: Bytes::gib(gib) });
         let shape = median(shapes.into_iter()).unwrap();
         assert_eq!(shape, VmShape { cores: 2, memory: Bytes::gib(2) });
         assert_eq!(median(std::iter::empty()), None);
-        // Host a has too few cores, host b too little memory within reach; host c fits one more VM.
+        // Only host c fits another VM. Host a has too few cores; host b has too little memory.
         let rack = rack("a 1 8192 e;b 9 1024 f;c 2 1024 e;e 1;f 0");
         assert_eq!(rack.stranded(shape), Bytes::gib(9));
     }
@@ -268,8 +269,8 @@ mod tests {
             if place(shape, &rack, &BTreeSet::new()).is_none() {
                 for host_capacity in rack.hosts.values().filter(|host_capacity| host_capacity.is_schedulable && host_capacity.cores >= cores) {
                     let slices: u64 = host_capacity.emcs.iter().map(|emc| u64::from(rack.slices[emc])).sum();
-                    let candidates = (0..=slices.min(mib / 1024)).any(|n| Bytes::mib(mib - n * 1024) <= host_capacity.local);
-                    prop_assert!(!candidates, "{host_capacity:?} would fit it");
+                    let fits = (0..=slices.min(mib / 1024)).any(|n| Bytes::mib(mib - n * 1024) <= host_capacity.local);
+                    prop_assert!(!fits, "{host_capacity:?} has enough resources for the rejected VM");
                 }
             }
         }

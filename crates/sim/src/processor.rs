@@ -1,8 +1,9 @@
-//! Interval-analysis model of a core: the performance counters of a program with local memory, and
-//! its slowdown with pool memory. No public data set has counters with slowdowns; rows from this
-//! model are labelled MODELLED wherever they are utilization. Caches are simulated line by line.
-//! The pipeline model covers the limits of memory access: the window, outstanding misses,
-//! prefetching, and the memory channel.
+//! Interval-analysis model of a CPU core. It computes the performance counters of a program with
+//! local memory and the slowdown of this program with pool memory. No public data set contains both
+//! values, so rows computed with this model are labelled MODELLED.
+//!
+//! Caches are simulated line by line. The pipeline model covers the limits of memory access: the
+//! instruction window, outstanding misses, prefetching, and the memory channel.
 
 mod cache;
 mod counters;
@@ -24,27 +25,27 @@ use rand::Rng;
 use cache::Hierarchy;
 use timing::Run;
 
-/// Core, with its share of the shared resources. Times are in cycles, except for names ending in
-/// _ns.
+/// CPU core with its share of the shared resources. Times are in cycles; fields whose names end in
+/// `_ns` are in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Core {
-    /// Clock rate: cycles per nanosecond.
+    /// Clock rate in GHz (cycles per nanosecond).
     pub ghz: f64,
-    /// Instructions issued per cycle.
+    /// Maximum number of instructions issued per cycle.
     pub width: f64,
-    /// Size of the instruction window.
+    /// Size of the instruction window, in instructions.
     pub window: u64,
     /// Upper bound on outstanding demand misses.
     pub misses_max: usize,
     /// Upper bound on outstanding prefetches.
     pub prefetches_max: usize,
-    /// Size of the store buffer.
+    /// Size of the store buffer, in stores.
     pub stores_max: usize,
-    /// Capacity in lines and latency in cycles of each cache level.
+    /// Each cache level, from the first: (capacity in lines, latency in cycles).
     pub levels: [(usize, f64); 3],
 }
 
-/// Current server core, with its share of the last-level cache.
+/// Parameters of a typical server core with its share of the last-level cache.
 pub const SERVER: Core = Core {
     ghz: 3.0,
     width: 4.0,
@@ -55,24 +56,26 @@ pub const SERVER: Core = Core {
     levels: [(768, 5.0), (32 * 1024, 15.0), (32 * 1024, 70.0)],
 };
 
-/// Memory as one core sees it: latency by bandwidth utilization.
+/// Memory from the view of one core: latency as a function of bandwidth utilization.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Memory {
     /// Bandwidth available to the core, in GB/s.
     pub gb_per_s: f64,
-    /// Loaded-latency curve: bandwidth utilization, ascending from 0, and latency in ns.
+    /// Loaded-latency curve: points of (bandwidth utilization from 0 to 1, latency in ns), in
+    /// ascending order of utilization.
     pub curve: Vec<(f64, f64)>,
 }
 
 impl Memory {
-    /// Creates a memory with a synthetic curve: flat at first, and three times the idle latency at
-    /// full utilization.
+    /// Creates a memory with a synthetic curve, which rises from the idle latency to three times
+    /// the idle latency at full utilization.
     pub fn synthetic(idle_ns: f64, gb_per_s: f64) -> Self {
         const RISE: [(f64, f64); 5] = [(0.0, 1.0), (0.5, 1.15), (0.8, 1.5), (0.95, 2.2), (1.0, 3.0)];
         Self { gb_per_s, curve: RISE.map(|(utilization, times)| (utilization, times * idle_ns)).to_vec() }
     }
 
-    /// Returns the latency at a utilization, in ns; linear between the points of the curve.
+    /// Returns the latency in ns at a utilization, interpolated linearly between the points of the
+    /// curve.
     pub fn latency_ns(&self, utilization: f64) -> f64 {
         let after = self.curve.partition_point(|(share, _)| *share < utilization);
         match (self.curve.get(after.wrapping_sub(1)), self.curve.get(after)) {
@@ -83,21 +86,22 @@ impl Memory {
     }
 }
 
-/// Result of running a program with local and with pool memory.
+/// Result of running a program twice: with local memory and with pool memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Measurement {
-    /// Counters with local memory.
+    /// Performance counters of the run with local memory.
     pub counters: Counters,
     /// Relative increase of the run time with pool memory: 0.1 is 10 % longer.
     pub slowdown: f64,
 }
 
-/// Adds measurement noise of about 5 % to the counters, with a small floor. Derived counters are
-/// recomputed from the noisy ones.
+/// Adds measurement noise to the counters: about 5 % of each value, plus a small positive offset.
+/// Derived counters are recomputed from the noisy counters.
 pub fn add_noise(counters: &Counters, rng: &mut impl Rng) -> Counters {
     const RELATIVE_NOISE: f64 = 0.05;
     const FLOOR: f64 = 0.003;
-    // Approximately normal: the sum of twelve uniform numbers has mean 6 and standard deviation 1.
+    // Approximates a normal distribution: the sum of twelve uniform numbers from 0 to 1 has mean 6
+    // and standard deviation 1.
     let mut normal = || (0..12).map(|_| rng.random::<f64>()).sum::<f64>() - 6.0;
     counters::with_derived(
         counters
@@ -105,7 +109,7 @@ pub fn add_noise(counters: &Counters, rng: &mut impl Rng) -> Counters {
     )
 }
 
-/// Runs a program with local memory and with pool memory.
+/// Runs a program with local memory and with pool memory, and compares the run times.
 pub fn measure(core: &Core, program: &Program, local: &Memory, pool: &Memory) -> Measurement {
     let levels = Hierarchy::new(core).simulate(program);
     let [with_local, with_pool] = [local, pool].map(|memory| Run::simulate(core, program, &levels, memory));

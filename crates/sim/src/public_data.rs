@@ -1,9 +1,9 @@
-//! Public data sets for tests, if present; they are not part of the repository.
+//! Access to public data sets for tests. The data sets are optional and not part of the repository.
 
 use std::path::{Path, PathBuf};
 
-/// Opens and decompresses a file of the public data. Returns `None` and prints a note if the file
-/// does not exist.
+/// Opens a gzip-compressed file of the public data. Prints a message and returns `None` if the file
+/// cannot be read.
 pub(crate) fn open_gz(name: &str) -> Option<impl std::io::BufRead + use<>> {
     let folder = std::env::var_os("TARN_DATA").map_or_else(
         || PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/data")),
@@ -11,7 +11,7 @@ pub(crate) fn open_gz(name: &str) -> Option<impl std::io::BufRead + use<>> {
     );
     let path = folder.join(name);
     let Ok(compressed) = read_file(&path) else {
-        eprintln!("SKIPPED: no {}: set TARN_DATA to the folder of public data", path.display());
+        eprintln!("SKIPPED: cannot read {}: set TARN_DATA to the folder of public data", path.display());
         return None;
     };
     Some(std::io::BufReader::new(flate2::bufread::MultiGzDecoder::new(std::io::Cursor::new(compressed))))

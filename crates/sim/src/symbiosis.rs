@@ -1,11 +1,11 @@
-//! Comparison of allocation schemes for tenants from real traces that share a host: throughput of
-//! each tenant relative to an equal split (Spirit, figure 6). Also the data of Spirit's figures 1
-//! (sensitivity of throughput), 3 (rounds of the market), 8 (markets with many tenants) and 9
-//! (tenants that change their workload).
+//! Comparison of allocation schemes for tenants from real traces that share a host. The result is
+//! the throughput of each tenant relative to an equal split (Spirit, figure 6). The module also
+//! computes the data of Spirit's figures 1 (sensitivity of throughput), 3 (rounds of the market), 8
+//! (markets with many tenants) and 9 (tenants that change their workload).
 //!
-//! A tenant's true throughput is Spirit's slowdown (section 4.2, corrected form) with the exact LRU
-//! miss ratios of its whole trace. Only the ideal scheme knows it; the others use the values that a
-//! host would measure.
+//! The true throughput of a tenant follows from Spirit's slowdown (section 4.2, corrected form) and
+//! the exact LRU miss ratios of its whole trace. Only the ideal scheme uses the true throughput.
+//! The other schemes use the values that a host would measure.
 
 mod accesses;
 mod auction;

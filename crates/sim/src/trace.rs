@@ -1,10 +1,10 @@
-//! VM arrivals and departures from public traces: CSV rows in, [`Arrival`]s and ordered [`Event`]s
-//! out. The callers open and decompress the input, and place the VMs.
+//! Reader of VM traces: converts CSV rows into [`Arrival`]s and ordered [`Event`]s. Callers open
+//! and decompress the input, and place the VMs.
 //!
 //! Two layouts are supported. With a header, columns are matched by name: `vm_id`, `arrive_s`,
-//! `depart_s`, `cores` and `mem_gb`, and optionally `app_name`; other columns are ignored. Without
-//! a header, rows have the eleven columns of Azure's public VM table. Seconds count from the start
-//! of the trace. GB is read as GiB and rounded to whole MiB.
+//! `depart_s`, `cores`, `mem_gb` and optionally `app_name`; other columns are ignored. Without a
+//! header, rows must have the eleven columns of Azure's public VM table. Times are in seconds since
+//! the start of the trace. GB values are read as GiB and rounded to whole MiB.
 
 use std::io::{self, BufRead};
 
@@ -16,71 +16,71 @@ mod layout;
 
 pub use layout::Layout;
 
-/// One VM of a trace.
+/// VM of a trace: its size, and the times of its arrival and departure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Arrival {
-    /// Line number in the file, from 1; the sequence number of a generated VM.
+    /// Line number in the file, from 1. For generated VMs, the sequence number.
     pub line: u64,
-    /// Id of the VM in the trace.
+    /// Identifier of the VM in the trace.
     pub id: String,
-    /// Arrival time; `None` if the VM was running at the start.
+    /// Arrival time, or `None` if the VM was running at the start of the trace.
     pub arrive: Option<Ns>,
-    /// Departure time; `None` if the VM was running at the end.
+    /// Departure time, or `None` if the VM was running at the end of the trace.
     pub depart: Option<Ns>,
     /// Number of cores, at least 1.
     pub cores: u32,
     /// Memory in whole MiB, at least 1.
     pub memory: Bytes,
-    /// Application of the VM, if the trace has one.
+    /// Name of the application, if the trace has the column `app_name`.
     pub app: Option<String>,
 }
 
 /// Contents of a trace file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trace {
-    /// Layout of the file.
+    /// Detected layout of the file.
     pub layout: Layout,
-    /// VMs, in file order.
+    /// VMs of the trace, in file order.
     pub arrivals: Vec<Arrival>,
     /// Number of malformed rows that were skipped.
     pub skipped: u64,
-    /// Error of the first skipped row.
+    /// Error of the first skipped row, if any row was skipped.
     pub first_skipped: Option<MalformedRow>,
 }
 
-/// Handling of malformed rows.
+/// Policy for malformed rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Strictness {
-    /// A malformed row is an error.
+    /// A malformed row is an error and ends the read.
     #[default]
     Strict,
     /// Malformed rows are counted and skipped.
     Lenient,
 }
 
-/// Error: a row is malformed.
+/// Error in one value of a row.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {field} = {value:?}: {rule}")]
 pub struct MalformedRow {
-    /// Line number, from 1.
+    /// Line number of the malformed row, from 1.
     pub line: u64,
-    /// Name of the column.
+    /// Name of the column with the invalid value.
     pub field: &'static str,
-    /// Value as written, truncated.
+    /// Text of the invalid value, truncated.
     pub value: String,
-    /// Rule that the value breaks: "must be ...".
+    /// Rule that the value violates: "must be ...".
     pub rule: &'static str,
 }
 
-/// Error reading a trace.
+/// Error while reading a trace.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
     /// The input cannot be read.
     #[error("cannot read after line {line}")]
     Read {
-        /// Last line that was read.
+        /// Number of the last line that was read.
         line: u64,
-        /// Error of the reader.
+        /// Error returned by the reader.
         #[source]
         errno: io::Error,
     },
@@ -93,16 +93,16 @@ pub enum TraceError {
          or a row of Azure's VM table (11 columns)"
     )]
     UnknownLayout {
-        /// First row, truncated.
+        /// Text of the first row, truncated.
         first: String,
     },
-    /// A row is malformed.
+    /// A row is malformed, with [`Strictness::Strict`].
     #[error(transparent)]
     MalformedRow(#[from] MalformedRow),
     /// The trace has too many rows.
     #[error("more than {max} rows")]
     TooManyRows {
-        /// Upper bound on the rows.
+        /// Upper bound on the number of rows.
         max: usize,
     },
 }
@@ -110,8 +110,8 @@ pub enum TraceError {
 /// Reads a whole trace.
 ///
 /// # Errors
-/// [`TraceError`] when the input cannot be read, has an unknown layout or too many rows, and for
-/// malformed rows with [`Strictness::Strict`].
+/// Returns [`TraceError`] if the input cannot be read, has an unknown layout or has too many rows.
+/// With [`Strictness::Strict`], a malformed row is also an error.
 pub fn read(input: impl BufRead, strictness: Strictness) -> Result<Trace, TraceError> {
     let mut rows = csv::ReaderBuilder::new().has_headers(false).flexible(true).from_reader(input);
     let mut row = ByteRecord::new();
@@ -150,7 +150,7 @@ impl Trace {
     }
 }
 
-/// Kind of an event.
+/// Kind of an [`Event`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventKind {
     /// The VM arrives.
@@ -164,15 +164,15 @@ pub enum EventKind {
 pub struct Event {
     /// Time since the start of the trace.
     pub at: Ns,
-    /// Kind of the event.
+    /// Whether the VM arrives or departs.
     pub kind: EventKind,
-    /// Index of the VM in the arrivals.
+    /// Index of the VM in [`Trace::arrivals`].
     pub index: usize,
 }
 
-/// Returns all events in order of time. Events of the same time are ordered: VMs running at the
-/// start, departures (so that their resources are free for arrivals), arrivals, and departures of
-/// VMs that arrive at the same time; then by row.
+/// Returns all events in order of time. At the same time, VMs that run at the start come first,
+/// then departures, which free resources. Arrivals follow, and then departures of VMs that arrive
+/// at this time. Further ties are resolved by row.
 pub fn events(arrivals: &[Arrival]) -> Vec<Event> {
     let mut ranked: Vec<(Rank, Event)> =
         arrivals.iter().enumerate().flat_map(|(i, a)| events_of(i, a)).collect();
@@ -180,7 +180,7 @@ pub fn events(arrivals: &[Arrival]) -> Vec<Event> {
     ranked.into_iter().map(|(_, event)| event).collect()
 }
 
-/// Order of events of the same time.
+/// Order of events that occur at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Rank {
     Initial,
@@ -200,7 +200,7 @@ fn events_of(index: usize, vm: &Arrival) -> impl Iterator<Item = (Rank, Event)> 
     std::iter::once(arrival).chain(departure)
 }
 
-/// Returns the first `count` VMs in order of arrival.
+/// Sorts the VMs by arrival and returns the first `count`.
 pub fn first(mut arrivals: Vec<Arrival>, count: usize) -> Vec<Arrival> {
     arrivals.sort_by_key(|vm| (vm.arrive, vm.line));
     arrivals.truncate(count);

@@ -1,8 +1,8 @@
-//! Deterministic simulation of a rack in one thread: the real state machines of manager and agents,
-//! with simulated connections, disks, devices, hosts and clients that inject faults. After every
-//! step the invariants are checked ([`check`](World::step)).
+//! Deterministic simulation of a rack in one thread. The state machines of the manager and the
+//! agents are the real ones. Connections, disks, devices, hosts and clients are simulated and
+//! inject faults. After every step, [`World::step`] checks the invariants.
 //!
-//! The same seed gives the same run.
+//! Two runs with the same seed are identical.
 
 mod check;
 mod clients;
@@ -48,28 +48,29 @@ pub use self::{
     store::{BACKUPS_MAX, MemoryStore, Store},
 };
 
-/// Scheduled event.
+/// Event that the simulation executes at a scheduled time.
 #[derive(Debug)]
 enum ScheduledEvent {
     ManagerStart,
     ManagerWakeup,
     ManagerBurstEnd(u64),
-    /// The store has completed a batch of this run of the manager.
+    /// The store completes a batch of this run of the manager.
     StoreWritten(u64),
     StoreRead(u64),
-    /// The first queued call of this run to this device is made.
+    /// A device performs the first queued call of this run of the manager.
     DeviceCallDue(u64, EmcId),
-    /// The operator's fence command, started for this device by this run of the manager, has ended.
+    /// The fence command of the operator ends. This run of the manager started the command for this
+    /// device and host.
     FenceCommandEnd(u64, EmcId, HostId),
     HostBoot(HostId),
     AgentStart(HostId, u64),
     AgentWakeup(HostId, u64),
-    /// The host has completed a call of this run of the agent.
+    /// The host completes a call of this run of the agent.
     HostCallDone(HostId, u64, Box<HostCall>),
     ProcessExit(HostId, u64, ReservationId),
-    /// A process of this boot tries to attach memory.
+    /// A process, started in this boot of the host, tries to attach memory.
     ProcessAttach(HostId, u64, Pid),
-    /// A process uses its memory or ends.
+    /// A process writes to its memory, attaches again or ends.
     ProcessAction(HostId, u64, Pid),
     AgentConnect(HostId, u64),
     SessionAccepted(SessionId),
@@ -80,14 +81,14 @@ enum ScheduledEvent {
     ReportRequestArrival(SessionId),
     ManagerDetectsClose(SessionId),
     AgentDetectsClose(SessionId),
-    /// An agent that was to be rejected disconnects.
+    /// A duplicate agent disconnects, if the manager has not rejected this agent before.
     DuplicateAgentLeaves(SessionId),
     ClientAction,
     FaultStart,
     FaultEnd(Fault),
 }
 
-/// A simulated rack with its clients and faults.
+/// Simulated rack with its clients and faults.
 #[derive(Debug)]
 pub struct World {
     seed: u64,
@@ -106,12 +107,12 @@ pub struct World {
     clients: ClientWorkload,
     truth: GroundTruth,
     run_log: RunLog,
-    /// Fault injection has ended.
+    /// Whether fault injection has ended.
     faults_stopped: bool,
 }
 
 impl World {
-    /// Creates the world of a seed, with a store in memory.
+    /// Creates the world for a seed, with a store in memory.
     pub fn new(seed: u64) -> Self {
         let mut rng = Pcg64::seed_from_u64(seed);
         let fault_model = FaultModel::random(&mut rng);
@@ -119,7 +120,7 @@ impl World {
         Self::build(seed, rng, fault_model, store)
     }
 
-    /// Creates the world of a seed, with another store.
+    /// Creates the world for a seed, with the given store.
     pub fn with_store(seed: u64, store: Box<dyn Store>) -> Self {
         let mut rng = Pcg64::seed_from_u64(seed);
         let fault_model = FaultModel::random(&mut rng);
@@ -158,17 +159,17 @@ impl World {
         world
     }
 
-    /// Logs the latest events, to be printed with a failure.
+    /// Keeps the latest `events` log lines, which are printed with a failure.
     #[must_use]
     pub fn with_event_log(mut self, events: usize) -> Self {
         self.run_log.keep_events(events);
         self
     }
 
-    /// Runs a number of steps, then until the world is quiescent.
+    /// Runs `steps` steps, then stops all faults and runs until the world is quiescent.
     ///
     /// # Errors
-    /// An invariant was violated.
+    /// Returns [`Failure`] if an invariant is violated or the world does not become quiescent.
     pub fn run(mut self, steps: u64) -> Result<Summary, Box<Failure>> {
         for _ in 0..steps {
             self.step()?;
@@ -177,10 +178,10 @@ impl World {
         Ok(self.run_log.summary(self.steps))
     }
 
-    /// Processes the next event and checks the invariants.
+    /// Executes the next event and checks the invariants.
     ///
     /// # Errors
-    /// An invariant was violated.
+    /// Returns [`Failure`] if an invariant is violated.
     pub fn step(&mut self) -> Result<(), Box<Failure>> {
         if let Some(((at, _), event)) = self.queue.pop_first() {
             self.now = at;
@@ -211,9 +212,11 @@ impl World {
             ScheduledEvent::ProcessAction(host, boot, pid) => self.run_process(host, boot, pid),
             ScheduledEvent::AgentConnect(host, instance) => self.connect(host, instance),
             ScheduledEvent::SessionAccepted(session) => self.session_accepted(session),
-            ScheduledEvent::ReportArrival(session, have) => self.manager_receives_report(session, *have),
+            ScheduledEvent::ReportArrival(session, report) => self.manager_receives_report(session, *report),
             ScheduledEvent::ReportPartArrival(session, part) => self.manager_receives_part(session, *part),
-            ScheduledEvent::DesiredStateArrival(session, want) => self.agent_receives_state(session, *want),
+            ScheduledEvent::DesiredStateArrival(session, desired) => {
+                self.agent_receives_state(session, *desired)
+            }
             ScheduledEvent::ReportRequestArrival(session) => self.agent_receives_report_request(session),
             ScheduledEvent::ManagerDetectsClose(session) => self.manager_detects_close(session),
             ScheduledEvent::AgentDetectsClose(session) => self.agent_detects_close(session),
@@ -225,7 +228,7 @@ impl World {
     }
 
     fn schedule_at(&mut self, at: Ns, event: ScheduledEvent) {
-        self.queued += 1; // events due at the same time occur in the order in which they were scheduled
+        self.queued += 1; // events for the same time are executed in the order of their scheduling
         self.queue.insert((at.max(self.now), self.queued), event);
     }
 
@@ -233,7 +236,8 @@ impl World {
         self.schedule_at(self.now.after(span), event);
     }
 
-    /// Draws a duration around `span`; one in twenty is ten times longer.
+    /// Draws a duration between half and one and a half of `span`. One in twenty durations is ten
+    /// times longer.
     fn random_around(&mut self, span: Ns) -> Ns {
         let usual = self.rng.random_range(span.0 / 2..=span.0 * 3 / 2);
         Ns(if self.rng.random_bool(0.05) { usual * 10 } else { usual })
@@ -256,7 +260,7 @@ impl World {
     }
 
     fn machine(&mut self, host: HostId) -> &mut Machine {
-        self.machines.iter_mut().find(|machine| machine.id == host).expect("a host with a machine")
+        self.machines.iter_mut().find(|machine| machine.id == host).expect("every host has a machine")
     }
 
     fn find_machine(&self, host: HostId) -> Option<&Machine> {
@@ -267,13 +271,13 @@ impl World {
         self.run_log.log(self.now, line);
     }
 
-    /// Records a violated invariant; only the first one is kept.
+    /// Records a violation of an invariant. Only the first violation of a run is kept.
     fn report_violation(&mut self, invariant: &'static str, description: String) {
         self.run_log.record_violation(invariant, description);
     }
 }
 
-/// Batch of records of the manager.
+/// Batch of records that the manager writes to its store.
 type Records = Arc<Vec<pool::record::Record>>;
 
 #[cfg(test)]
@@ -282,12 +286,13 @@ mod tests {
 
     const SEEDS: u64 = 150;
     const STEPS: u64 = 1500;
-    /// Events of rare worlds, which so few seeds may not contain.
+    /// Rare events, which may not occur within [`SEEDS`] seeds.
     const RARE: [&str; 2] = ["long_histories", "migrations_retried"];
 
-    /// Without an event of a kind, checks of that kind pass unnoticed.
+    /// Verifies that each kind of event occurs, because an invariant is not tested without its
+    /// events.
     #[test]
-    fn event_kinds_all_occur_within_few_seeds() {
+    fn every_event_kind_occurs_within_150_seeds() {
         let mut sum = Summary::default();
         for seed in 0..SEEDS {
             sum += World::new(seed).run(STEPS).expect("every invariant holds");

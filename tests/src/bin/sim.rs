@@ -1,5 +1,5 @@
-//! Command line of the simulation: many seeds in parallel, or one with its event log. The crate
-//! `sim` defines worlds and invariants.
+//! Command line of the rack simulation. Runs many seeds in parallel, or one seed with its event
+//! log. The crate `sim` implements the simulation and its invariants.
 
 use std::{
     process::ExitCode,
@@ -11,14 +11,14 @@ use std::{
 use clap::Parser;
 use sim::world::{Failure, Summary, World};
 
-/// Events printed before a failure by default.
+/// Number of events printed before a failure without `--trace`.
 const EVENTS_SHOWN: usize = 60;
-/// Interval of progress messages.
+/// Interval between progress messages.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
-/// Interval of checks for the end.
+/// Interval between checks whether all seeds are done.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Simulates racks from random seeds, and checks the invariants after each step
+/// Simulate racks from random seeds and check invariants after each step
 #[derive(Debug, Parser)]
 struct Args {
     /// Number of seeds
@@ -30,10 +30,10 @@ struct Args {
     /// Run only this seed
     #[arg(long, conflicts_with_all = ["seeds", "from"])]
     seed: Option<u64>,
-    /// Steps before the world becomes quiescent
+    /// Number of steps with faults, before the rack must become quiescent
     #[arg(long, default_value_t = tests::SIMULATION_STEPS)]
     steps: u64,
-    /// Print all events before a failure, not just the last ones
+    /// Print all events before a failure, not only the last events
     #[arg(long)]
     trace: bool,
 }
@@ -56,7 +56,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs one thread per core. Returns the failure of the lowest seed.
+/// Runs all seeds with one thread per core. Returns the failure with the lowest seed, if any.
 fn run(first: u64, seeds: u64, args: &Args) -> Result<Summary, Box<Failure>> {
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let queue =
@@ -78,7 +78,7 @@ fn run(first: u64, seeds: u64, args: &Args) -> Result<Summary, Box<Failure>> {
     failures.into_iter().min_by_key(|failure| failure.seed).map_or(Ok(sum), Err)
 }
 
-/// Index of the next seed, and number of finished seeds.
+/// Queue of seeds, shared by all threads.
 struct SeedQueue {
     next: AtomicU64,
     done: AtomicU64,
@@ -86,7 +86,7 @@ struct SeedQueue {
 }
 
 impl SeedQueue {
-    /// Runs seeds until none is left or one fails.
+    /// Runs seeds until all seeds are done or one fails.
     fn run_seeds(&self, first: u64, seeds: u64, args: &Args) -> Result<Summary, Box<Failure>> {
         let mut sum = Summary::default();
         while !self.is_done.load(Ordering::Relaxed) {
@@ -97,11 +97,11 @@ impl SeedQueue {
             sum += run_seed(first + n, args).inspect_err(|_| self.is_done.store(true, Ordering::Relaxed))?;
             self.done.fetch_add(1, Ordering::Relaxed);
         }
-        self.is_done.store(true, Ordering::Relaxed); // seeds in progress complete
+        self.is_done.store(true, Ordering::Relaxed); // other threads still complete their current seed
         Ok(sum)
     }
 
-    /// Prints the progress periodically.
+    /// Prints the progress periodically until all seeds are done or one fails.
     fn print_progress(&self, seeds: u64) {
         let (start, mut last_print) = (Instant::now(), Instant::now());
         while !self.is_done.load(Ordering::Relaxed) {
@@ -116,7 +116,7 @@ impl SeedQueue {
     }
 }
 
-/// Runs a seed, and again with its event log if it fails.
+/// Runs a seed. If the seed fails, runs the seed again with an event log.
 fn run_seed(seed: u64, args: &Args) -> Result<Summary, Box<Failure>> {
     let run = |events| World::new(seed).with_event_log(events).run(args.steps);
     if args.trace { run(usize::MAX) } else { run(0).or_else(|_| run(EVENTS_SHOWN)) }

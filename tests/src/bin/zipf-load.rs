@@ -1,5 +1,5 @@
-//! Load generator for memcached: fills the cache, then requests Zipf-distributed keys one at a time.
-//! Prints the number of replies every second.
+//! Load generator for memcached. Fills the cache, then requests Zipf-distributed keys one at a
+//! time, and prints the number of replies every second.
 
 use std::{
     error::Error,
@@ -13,10 +13,10 @@ use clap::Parser;
 use rand::{Rng as _, SeedableRng as _};
 use rand_pcg::Pcg64Mcg;
 
-/// Requests keys from memcached by Zipf's law
+/// Request Zipf-distributed keys from memcached
 #[derive(Debug, Parser)]
 struct Args {
-    /// Socket of memcached
+    /// Unix socket of memcached
     #[arg(long, value_name = "FILE")]
     socket: PathBuf,
     /// Number of keys
@@ -25,13 +25,13 @@ struct Args {
     /// Size of each value in bytes
     #[arg(long, value_name = "N")]
     value_bytes: usize,
-    /// Exponent of Zipf's law; 0 is uniform
+    /// Exponent of the Zipf distribution; 0 is uniform
     #[arg(long, value_name = "S", default_value_t = 0.99)]
     skew: f64,
-    /// Duration in seconds, after filling
+    /// Duration of the requests in seconds, after the cache is filled
     #[arg(long, value_name = "N")]
     seconds: u64,
-    /// Skip filling
+    /// Do not fill the cache
     #[arg(long)]
     is_full: bool,
 }
@@ -81,7 +81,7 @@ impl Server {
         Ok(())
     }
 
-    /// Requests a key, and returns whether it exists.
+    /// Requests a key and returns whether memcached has a value for this key.
     fn get(&mut self, key: usize) -> io::Result<bool> {
         write!(self.write, "get key{key}\r\n")?;
         let Some(bytes) =
@@ -104,7 +104,7 @@ impl Server {
     }
 }
 
-/// Zipf distribution of keys. Popular keys are spread over all indices.
+/// Zipf distribution of keys. Popular keys are spread over all key numbers.
 struct Zipf {
     cumulative: Vec<f64>,
 }
@@ -122,7 +122,7 @@ impl Zipf {
     fn key(&self, rng: &mut Pcg64Mcg) -> usize {
         let at = rng.random_range(0.0..self.cumulative[self.cumulative.len() - 1]);
         let rank = self.cumulative.partition_point(|sum| *sum <= at);
-        // Multiplied by a large odd number, so that popular keys are not adjacent.
+        // Multiplication by a large odd number spreads popular keys over all key numbers.
         rank.wrapping_mul(2_654_435_761) % self.cumulative.len()
     }
 }

@@ -1,5 +1,5 @@
-//! Agents of emulated hosts that are killed before each of their writes to sysfs in turn, while
-//! another VM keeps its data.
+//! Crash test of agents on emulated hosts. An agent is killed before each of its writes to sysfs in
+//! turn. A second VM must keep its data, and each operation must complete after the restart.
 
 use emulated_host::rack::RackPlan;
 use tests::{
@@ -7,15 +7,15 @@ use tests::{
     linux_guests::artifacts,
 };
 
-/// Host that scrubs: the manager chooses the first idle host.
+/// Index of the host that scrubs slices. The manager chooses the first idle host.
 const SCRUBBER: usize = 0;
-/// Host with the VMs.
+/// Index of the host that runs the VMs.
 const OWNER: usize = 1;
-/// Memory that a VM writes into its slice, in MiB.
+/// Memory that a VM writes to its slice, in MiB.
 const TOUCH_MIB: u32 = 16;
-/// Memory blocks of a slice.
+/// Number of memory blocks per slice.
 const BLOCKS: usize = 8;
-/// Files written to create and delete a device-dax device of a slice.
+/// Sysfs files that an agent writes to create and delete the device-dax device of a slice.
 const DAX_FILES: [&str; 8] = [
     "/create>",
     "/mapping>",
@@ -26,17 +26,17 @@ const DAX_FILES: [&str; 8] = [
     "/size>",
     "/delete>",
 ];
-/// Upper bound of the number of writes of an agent.
+/// Upper bound on the number of writes of an agent, so that the test ends.
 const STEPS_MAX: u32 = 40;
-/// Arms strace to kill the running agent before the n-th write of one of its threads to sysfs, or
-/// to some files of it.
+/// Script that attaches strace to the agent. strace kills the agent before the n-th write (STEP) of
+/// one of its threads to sysfs, or only to the given files (FILES).
 const ARM_SCRIPT: &str = r"
 until pid=$(pidof host-agent); do sleep 0.05; done
 strace -f -y -p $pid -o /run/steps FILES -e trace=pwrite64 -e inject=pwrite64:signal=KILL:when=STEP 2> /dev/null &
 echo $! > /run/strace.pid
 while grep -q '^TracerPid:.0$' /proc/$pid/task/*/status; do sleep 0.05; done
 ";
-/// State files of the memory blocks of all slices.
+/// strace options for the state files of the memory blocks of all slices.
 const BLOCK_FILES: &str = r"$(
 block=$((0x$(cat /sys/devices/system/memory/block_size_bytes)))
 region=$(dirname /sys/bus/cxl/devices/region*/commit)
@@ -45,28 +45,30 @@ for n in $(seq $first $((first + $(cat $region/size) / block - 1))); do
   echo -P /sys/devices/system/memory/memory$n/state
 done
 )";
-/// Prints the write before which the agent was killed, or detaches from it.
+/// Script that prints the write before which strace has killed the agent. If the agent still runs,
+/// detaches strace instead.
 const DISARM_SCRIPT: &str = r"
 pid=$(cat /run/strace.pid)
 kill -INT $pid 2> /dev/null || grep 'pwrite64(' /run/steps | tail -n 1
 while kill -0 $pid 2> /dev/null; do sleep 0.05; done
 ";
 
-/// Plans two hosts with strace that share one device of two slices.
+/// Returns a plan of two hosts with strace, which share one device of two slices.
 fn with_strace(backend: &str) -> RackPlan {
     let mut plan = plan(2, &[2], backend);
     plan.hosts.programs.push(artifacts().tool("strace"));
     plan
 }
 
-/// Files that bind a slice to its node's driver, and unbind it.
+/// strace options for the files that bind a slice to the kmem driver and unbind a slice.
 const KMEM_FILES: &str = "-P /sys/bus/dax/drivers/kmem/bind -P /sys/bus/dax/drivers/kmem/unbind";
 
-/// Files that unbind a device from the device-dax driver.
+/// strace options for the files that unbind a device from the device-dax driver.
 const DEVICE_DAX_FILES: &str =
     "-P /sys/bus/dax/drivers/device_dax/remove_id -P /sys/bus/dax/drivers/device_dax/unbind";
 
-/// Files that remove a slice's memory from its device, and delete the device.
+/// strace options for the files that remove the memory of a slice from its device and delete the
+/// device.
 const REMOVAL_FILES: &str = r"$(
 cd /sys/bus/cxl/devices
 for file in region*/dax_region*/dax*/size region*/dax_region*/dax_region/delete; do
@@ -74,8 +76,9 @@ for file in region*/dax_region*/dax*/size region*/dax_region*/dax_region/delete;
 done
 )";
 
-/// Files whose writes count. Each thread counts separately: blocks are switched, drivers unbound
-/// and devices removed in separate threads.
+/// Set of files whose writes are counted. strace counts the writes of each thread separately. There
+/// are several sets because the agent uses separate threads to switch blocks, unbind drivers and
+/// remove devices.
 #[derive(Clone, Copy, Debug)]
 enum Changes {
     All,
@@ -97,15 +100,15 @@ impl Changes {
     }
 }
 
-/// Write before which an agent is killed.
+/// Write before which an agent is killed: set of files, and number of the write from 1.
 #[derive(Clone, Copy, Debug)]
 struct Step {
     changes: Changes,
     number: u32,
 }
 
-/// Runs `work` with armed agents on these hosts, and returns the writes before which they were
-/// killed.
+/// Runs `work` while strace is attached to the agents of these hosts. Returns the writes before
+/// which agents were killed.
 fn kill_during(rack: &EmulatedRack, hosts: &[usize], step: Step, work: impl FnOnce()) -> Vec<String> {
     for host in hosts {
         rack.run(
@@ -118,27 +121,28 @@ fn kill_during(rack: &EmulatedRack, hosts: &[usize], step: Step, work: impl FnOn
     writes.filter(|write| !write.is_empty()).collect()
 }
 
-/// Returns the number of slices in the kernel of each host.
+/// Returns the number of slices in the kernels of the scrubber and of the owner.
 fn slice_counts(rack: &EmulatedRack) -> [usize; 2] {
     [SCRUBBER, OWNER].map(|host| rack.kernel_slices(host).len())
 }
 
-/// Runs and ends a VM beside another one; each agent is killed at this step. Returns the writes
-/// before which agents were killed.
+/// Starts and ends a VM while each agent is killed at this step. Returns the writes before which
+/// agents were killed.
 fn run_and_end_vm(rack: &EmulatedRack, step: Step) -> Vec<String> {
     let vm = format!("vm{}{:?}", step.number, step.changes).to_lowercase();
     let mut writes = kill_during(rack, &[OWNER], step, || rack.reserve(OWNER, &vm, 1));
     assert_eq!(slice_counts(rack), [0, 2], "{}", rack.logs());
-    assert_eq!(rack.start_vm(OWNER, &vm, TOUCH_MIB), [0; 0], "data of the previous VM");
+    assert_eq!(rack.start_vm(OWNER, &vm, TOUCH_MIB), [0; 0], "found data of the previous VM");
     writes.extend(kill_during(rack, &[OWNER, SCRUBBER], step, || {
-        assert_eq!(rack.end_vm(OWNER, &vm), [0; 0], "data of another VM in its slices");
-        rack.wait_until("its slice is free", |rack| rack.states().contains(&"free".to_owned()));
+        assert_eq!(rack.end_vm(OWNER, &vm), [0; 0], "found data of another VM in the slices");
+        rack.wait_until("the slice of the VM is free", |rack| rack.states().contains(&"free".to_owned()));
     }));
     rack.wait_until("no host has the slice", |rack| slice_counts(rack) == [0, 1]);
     writes
 }
 
-/// Kills agents at every step, and returns the writes before which they were killed.
+/// Kills agents at every step until no further write occurs. Returns the writes before which agents
+/// were killed.
 fn kill_at_every_step(rack: &EmulatedRack, changes: Changes) -> Vec<String> {
     let mut all = Vec::new();
     for number in 1.. {
@@ -153,20 +157,21 @@ fn kill_at_every_step(rack: &EmulatedRack, changes: Changes) -> Vec<String> {
     all
 }
 
-/// Kills agents before every write in a new rack, beside a VM that stays.
+/// Starts a rack and kills agents before every write. A second VM runs during the whole test and
+/// must keep its data.
 fn kill_before_every_write(backend: &str, changes: &[Changes]) -> Vec<String> {
     let rack = EmulatedRack::start(with_strace(backend));
     rack.reserve(OWNER, "stays", 1);
     rack.start_vm(OWNER, "stays", TOUCH_MIB);
     let writes: Vec<String> =
         changes.iter().flat_map(|changes| kill_at_every_step(&rack, *changes)).collect();
-    assert_eq!(rack.end_vm(OWNER, "stays"), [0; 0], "data of the VM that stayed");
+    assert_eq!(rack.end_vm(OWNER, "stays"), [0; 0], "the data of the second VM was overwritten");
     rack.wait_all_free();
     assert_eq!(slice_counts(&rack), [0, 0]);
     writes
 }
 
-/// Counts the writes that contain a pattern.
+/// Returns the number of writes that contain a pattern.
 fn count(writes: &[String], pattern: &str) -> usize {
     writes.iter().filter(|write| write.contains(pattern)).count()
 }

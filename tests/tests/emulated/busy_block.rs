@@ -1,13 +1,13 @@
-//! A memory block with a page that the kernel cannot move, on an emulated host: the agent reports
-//! it, no data is lost, and everything else continues.
+//! Test of a memory block with a page that the kernel cannot move, on an emulated host. The agent
+//! must report this block, no data may be lost, and other VMs must not be affected.
 
 use tests::emulated_rack::{EmulatedRack, KernelSlice, plan};
 
-/// Memory that a VM writes into its slice, in MiB.
+/// Memory that a VM writes to its slice, in MiB.
 const TOUCH_MIB: u32 = 16;
-/// Memory blocks of a slice.
+/// Number of memory blocks per slice.
 const BLOCKS: u32 = 8;
-/// Puts a page of the pool node into a pipe, which pins it.
+/// Script that puts a page of the pool node into a pipe, which pins the page.
 const PIN_PAGE_SCRIPT: &str = "
 node=$(tr ',-' '\\n' < /sys/devices/system/node/has_memory | tail -n 1)
 mkdir /busy
@@ -19,7 +19,7 @@ echo $! > /run/holder
 cat /busy/page > /run/pipe
 ";
 
-/// Returns the busy slice: the only one that is draining.
+/// Returns the busy slice, which is the only draining slice.
 fn busy_slice(rack: &EmulatedRack) -> KernelSlice {
     let number = rack.states().iter().position(|state| state == "draining").unwrap();
     let number = u32::try_from(number).unwrap();
@@ -27,8 +27,8 @@ fn busy_slice(rack: &EmulatedRack) -> KernelSlice {
     slice.unwrap_or_else(|| panic!("the device is missing: {}", rack.logs())).1
 }
 
-/// Returns the agent's message about the block, such as `cannot offline memory350, 1 of its
-/// pages are in use; 7 of 8 ...`.
+/// Returns the log messages of the agent about the busy block, such as `cannot offline memory350,
+/// 1 of its pages are in use; 7 of 8 ...`.
 fn busy_messages(rack: &EmulatedRack) -> Vec<String> {
     let log = rack.host(0).agent_log();
     log.lines().filter(|line| line.contains("cannot offline memory")).map(str::to_owned).collect()
@@ -57,14 +57,14 @@ fn busy_block_is_reported_and_its_slice_stays_online() {
     rack.reserve(0, "comes", 1);
     assert_eq!(rack.start_vm(0, "comes", TOUCH_MIB), [0; 0]);
     assert_eq!(rack.end_vm(0, "comes"), [0; 0]);
-    rack.wait_until("the slice beside it is free", |rack| rack.states().contains(&"free".to_owned()));
+    rack.wait_until("the other slice is free", |rack| rack.states().contains(&"free".to_owned()));
     assert_eq!(busy_slice(&rack).driver, "kmem");
 
     rack.run(0, "kill $(cat /run/holder)");
     rack.wait_until("the busy slice is free", |rack| {
         rack.states().iter().filter(|state| *state == "free").count() == 2
     });
-    assert_eq!(rack.end_vm(0, "stays"), [0; 0], "data of the VM that stayed");
+    assert_eq!(rack.end_vm(0, "stays"), [0; 0], "the data of the other VM was overwritten");
     rack.wait_all_free();
     assert!(rack.kernel_slices(0).is_empty());
 }

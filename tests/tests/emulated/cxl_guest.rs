@@ -1,5 +1,5 @@
-//! A stock Debian guest on CXL memory of an emulated host: its data is unchanged while other slices
-//! are added and removed, with both backends.
+//! Test of a stock Debian guest on CXL memory of an emulated host, with both backends. The data of
+//! the guest must not change while other slices are added and removed.
 
 use emulated_host::Initrd;
 use tests::{
@@ -8,14 +8,14 @@ use tests::{
     rack::programs,
 };
 
-/// Kernel of the guest.
+/// Version of the guest kernel.
 const KERNEL: &str = "6.12";
-/// Memory of a host with a guest, in GiB.
+/// Local memory of a host, in GiB.
 const HOST_GIB: u32 = 3;
-/// Address of the agent's metrics on its host.
+/// Address of the metrics endpoint of the agent, on its host.
 const METRICS: &str = "127.0.0.1:9751";
-/// Writes 64 MiB on the pool's node, and reads all of it in each round, until the power button is
-/// pressed.
+/// Guest script that writes 64 MiB on the pool node, and verifies the data in each round until the
+/// power button is pressed.
 const CHECKSUM_SCRIPT: &str = r#"
 exec 3< /dev/input/event0
 (head -c 1 <&3 > /dev/null; touch /pressed) &
@@ -32,17 +32,17 @@ while [ ! -e /pressed ]; do
 done
 echo "SUMS END"
 "#;
-/// Starts the guest, and records the exit code of its VMM.
+/// Host script that starts the guest and stores the exit code of its VMM.
 const START_SCRIPT: &str = r"
 (vmm-plugin run --uid 65534 --gid 65534 --vm guest --cpus 1 --kernel /guest/kernel --initrd /guest/initrd --serial file=/run/guest.console \
   --cmdline 'console=ttyS0 quiet panic=-1 pci=off' 2> /run/guest.log; echo $? > /run/guest.code) > /dev/null &
 ";
-/// Prints the nodes of the host with pages of the guest's slice.
+/// Host script that prints the NUMA nodes of the host that contain pages of the guest's slice.
 const LIST_NODES_SCRIPT: &str =
     "grep tarn-slice /proc/$(pidof vmm-plugin)/numa_maps | grep -o 'N[0-9]*=' | sort -u | xargs";
 
-/// Starts a rack with a guest that has one slice. Another VM got a slice before it, because memory
-/// added first is used first.
+/// Starts a rack with a guest that has one slice. Another VM gets its slice first, because the
+/// kernel uses memory in the order in which it was added.
 fn rack_with_guest(backend: &str) -> EmulatedRack {
     let (artifacts, folder) = (artifacts(), tempfile::tempdir().unwrap());
     let initrd = folder.path().join("initrd");
@@ -72,14 +72,14 @@ fn rounds(rack: &EmulatedRack) -> usize {
     console(rack).matches("ROUND").count()
 }
 
-/// Waits until the guest has checked its data in a complete round.
+/// Waits until the guest has verified its data in a complete round.
 fn wait_for_progress(rack: &EmulatedRack, when: &str) {
     let before = rounds(rack);
     rack.wait_until(&format!("the guest makes progress {when}"), |rack| rounds(rack) >= before + 2);
     assert!(!console(rack).contains("WRONG"), "{when}: {}", console(rack));
 }
 
-/// Removes the slice of another VM, adds it and removes it again.
+/// Removes a slice of another VM from the host, adds a slice, and removes a slice again.
 fn reserve_and_release_others(rack: &EmulatedRack) {
     rack.tarn("release other0");
     rack.wait_until("one slice is free", |rack| rack.states().contains(&"free".to_owned()));
@@ -91,7 +91,7 @@ fn reserve_and_release_others(rack: &EmulatedRack) {
     wait_for_progress(rack, "after a slice was removed again");
 }
 
-/// Waits for the end of the guest's VMM, and returns its exit code.
+/// Waits until the VMM of the guest has ended, and returns its exit code.
 fn exit_code(rack: &EmulatedRack) -> String {
     rack.wait_until("the guest has ended", |rack| rack.run(0, "ls /run").contains("guest.code"));
     rack.run(0, "cat /run/guest.code").trim().to_owned()
@@ -110,7 +110,7 @@ fn guest_pages_are_migrated_when_a_memory_block_leaves() {
     let (migrated, failed) =
         (metric(&rack, "tarn_agent_pages_migrated"), metric(&rack, "tarn_agent_page_migration_failures"));
     let nodes = rack.run(0, LIST_NODES_SCRIPT);
-    println!("{migrated} pages were migrated back, {failed} were not; they are on {nodes}");
+    println!("{migrated} pages were migrated, {failed} migrations failed; pages are on nodes {nodes}");
     assert!(migrated > 0.0, "{}", rack.logs());
     assert_eq!(failed, 0.0, "{}", rack.logs());
     assert!(nodes.trim().starts_with('N') && !nodes.contains("N0="), "{nodes}");

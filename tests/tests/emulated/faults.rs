@@ -1,21 +1,21 @@
-//! Faults of emulated hosts, of their network and of the manager, with a device that cannot revoke
-//! access. The kernels are checked for slices with two owners, VMs check their data, and the rack
-//! recovers from each fault within the time limit.
+//! Tests of faults of emulated hosts, of their network and of the manager. The device cannot revoke
+//! access. No slice may be in two kernels, VMs check their data, and the rack must recover from
+//! each fault within the time limit.
 
 use std::{path::Path, thread, time::Duration};
 
 use emulated_host::rack::RackPlan;
 use tests::emulated_rack::{EmulatedRack, plan};
 
-/// Memory that a VM writes into each slice, in MiB.
+/// Memory that a VM writes to each slice, in MiB.
 const TOUCH_MIB: u32 = 16;
-/// Scrub rate, slow enough to interrupt a scrub.
+/// Setting that limits the scrub rate, so that a test can interrupt a scrub.
 const SCRUB_RATE: &str = "scrub_mib_per_s = 512";
 /// Seconds from the end of a lease until the host is fenced.
 const FENCE_AFTER_S: Option<f64> = Some(6.0);
-/// Lease in seconds, long enough for agents on a busy machine.
+/// Duration of a lease in seconds, long enough for agents on a busy machine.
 const LEASE_S: f64 = 3.0;
-/// Duration of an outage beyond its detection.
+/// Duration of an outage after the manager has detected it.
 const OUTAGE_DURATION: Duration = Duration::from_secs(4);
 
 fn plan_with_slow_scrub(backend: &str) -> RackPlan {
@@ -29,7 +29,7 @@ fn slice_owners(rack: &EmulatedRack) -> Vec<(String, String)> {
     slices.as_array().unwrap().iter().map(|slice| (text(&slice["state"]), text(&slice["host"]))).collect()
 }
 
-/// Returns the slices of a host, by number, with their states.
+/// Returns the numbers and states of the slices of a host.
 fn slices_of_host(rack: &EmulatedRack, host: usize) -> Vec<(usize, String)> {
     let all = slice_owners(rack).into_iter().enumerate();
     all.filter(|(_, (_, of))| *of == format!("h{host}")).map(|(n, (state, _))| (n, state)).collect()
@@ -39,7 +39,7 @@ fn count(rack: &EmulatedRack, state: &str) -> usize {
     rack.states().iter().filter(|slice| *slice == state).count()
 }
 
-/// Waits until a host scrubs, and returns it.
+/// Waits until a host scrubs a slice, and returns the index of this host.
 fn scrubber(rack: &EmulatedRack) -> usize {
     let of = |rack: &EmulatedRack| {
         slice_owners(rack).into_iter().find(|(state, host)| state == "scrubbing" && !host.is_empty())
@@ -48,7 +48,7 @@ fn scrubber(rack: &EmulatedRack) -> usize {
     if of(rack).is_some_and(|(_, host)| host == "h0") { 0 } else { 1 }
 }
 
-/// Faults that separate a host from the manager.
+/// Fault that separates a host from the manager.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outage {
     Paused,
@@ -75,7 +75,8 @@ impl Outage {
         rack.rack.wait_hosts_up(|| true).unwrap();
     }
 
-    /// Lets the outage last longer than a lease, and checks that slices of the host do not change.
+    /// Runs an outage that lasts longer than a lease. Checks that the slices of the host do not
+    /// change during the outage.
     fn run(self, rack: &mut EmulatedRack, host: usize, meanwhile: impl FnOnce(&EmulatedRack)) {
         self.start(rack, host);
         let before = (self != Self::NoManager).then(|| slices_of_host(rack, host));
@@ -88,7 +89,7 @@ impl Outage {
     }
 }
 
-/// Runs a VM on h0, with an outage in each phase.
+/// Runs a VM on h0, with an outage in each phase of its life.
 fn run_vm_through(rack: &mut EmulatedRack, outage: Outage) {
     let vm = &format!("{outage:?}").to_lowercase();
     rack.tarn(&format!("reserve --host h0 --vm {vm} --pool 2GiB --cores 1 --request-id {vm}"));
@@ -111,7 +112,7 @@ fn run_vm_through(rack: &mut EmulatedRack, outage: Outage) {
     if outage == Outage::Paused {
         overwritten.extend(rack.end_vm(0, vm));
     }
-    assert_eq!(overwritten, [0; 0], "data of another VM in its slices, {outage:?}");
+    assert_eq!(overwritten, [0; 0], "found data of another VM in the slices, {outage:?}");
 
     let scrubber = scrubber(rack);
     outage.run(rack, scrubber, |_| {});
@@ -119,15 +120,16 @@ fn run_vm_through(rack: &mut EmulatedRack, outage: Outage) {
     rack.assert_kernels_match_manager();
 }
 
-/// A VM on a host whose slices belonged to another: they arrive zeroed, and are released.
+/// Runs a VM that uses all slices. Checks that the slices are zeroed at the start and free at the
+/// end.
 fn use_all_slices(rack: &EmulatedRack, host: usize, vm: &str) {
     rack.reserve(host, vm, 2);
-    assert_eq!(rack.start_vm(host, vm, TOUCH_MIB), [0; 0], "data of the previous VM");
-    assert_eq!(rack.end_vm(host, vm), [0; 0], "data of another VM in its slices");
+    assert_eq!(rack.start_vm(host, vm, TOUCH_MIB), [0; 0], "found data of the previous VM");
+    assert_eq!(rack.end_vm(host, vm), [0; 0], "found data of another VM in the slices");
     rack.wait_all_free();
 }
 
-/// Checks the final state of a scenario.
+/// Checks the final state of a test: kernels match the manager, and all devices are zero.
 fn finish(rack: EmulatedRack, checks: usize) {
     println!("no slice was on two hosts in {checks} checks");
     assert!(checks > 5);
@@ -179,7 +181,7 @@ fn silent_host_is_fenced_by_command_and_slices_are_reused() {
     for (n, inject) in [power_off_h0, pause_h0, pause_scrubber].into_iter().enumerate() {
         let host = inject(&mut rack, &format!("lost{n}"));
         rack.wait_host_state(host, "fenced");
-        assert!(!rack.host(host).is_on().unwrap(), "the host has no power");
+        assert!(!rack.host(host).is_on().unwrap(), "the host must be off");
         rack.wait_all_free();
         rack.host_mut(host).power_on().unwrap();
         rack.wait_host_state(host, "up");
@@ -188,10 +190,10 @@ fn silent_host_is_fenced_by_command_and_slices_are_reused() {
     finish(rack, watch.finish());
 }
 
-/// Starts a VM on h0 that finds zeros and writes to its slices.
+/// Starts a VM on h0. Checks that its slices are zeroed before the VM writes to them.
 fn start_on_h0(rack: &EmulatedRack, vm: &str, slices: u32) {
     rack.reserve(0, vm, slices);
-    assert_eq!(rack.start_vm(0, vm, TOUCH_MIB), [0; 0], "data of the previous VM");
+    assert_eq!(rack.start_vm(0, vm, TOUCH_MIB), [0; 0], "found data of the previous VM");
 }
 
 fn power_off_h0(rack: &mut EmulatedRack, vm: &str) -> usize {
@@ -222,7 +224,7 @@ fn unfenceable_host_keeps_slices_until_release_or_confirmation() {
     let watch = rack.watch_owners();
     for words in ["fence h0", "fence h0 --confirm-powered-off"] {
         let output = rack.try_tarn(words);
-        assert!(!output.status.success(), "{words}: the agent is connected: {output:?}");
+        assert!(!output.status.success(), "{words} must fail, because the agent is connected: {output:?}");
     }
 
     start_on_h0(&rack, "kept", 1);
@@ -242,7 +244,7 @@ fn unfenceable_host_keeps_slices_until_release_or_confirmation() {
     start_on_h0(&rack, "off", 1);
     rack.host_mut(0).power_off().unwrap();
     assert_host_keeps_slice(&rack, "beside2");
-    assert!(rack.try_tarn("fence h0").status.success(), "fencing is in progress");
+    assert!(rack.try_tarn("fence h0").status.success(), "fence must succeed while fencing is in progress");
     thread::sleep(OUTAGE_DURATION);
     assert_eq!(count(&rack, "free"), 1);
     rack.tarn("fence h0 --confirm-powered-off");
@@ -254,7 +256,7 @@ fn unfenceable_host_keeps_slices_until_release_or_confirmation() {
     finish(rack, watch.finish());
 }
 
-/// Checks that h0 keeps its slice, and that h1 can use the other one.
+/// Checks that h0 keeps its slice and that h1 can use the other slice.
 fn assert_host_keeps_slice(rack: &EmulatedRack, beside: &str) {
     rack.wait_until("the alarm that h0 is not fenced", |rack| {
         rack.tarn("get alarms").contains("HOST_NOT_FENCED") && rack.host_state(0) == "fencing"
@@ -262,7 +264,7 @@ fn assert_host_keeps_slice(rack: &EmulatedRack, beside: &str) {
     rack.reserve(1, beside, 1);
     assert_eq!(rack.start_vm(1, beside, TOUCH_MIB), [0; 0]);
     let output = rack.try_tarn("reserve --host h1 --vm more --pool 1GiB --cores 1 --request-id more");
-    assert!(!output.status.success(), "no other slice is free");
+    assert!(!output.status.success(), "reserve must fail, because no other slice is free");
     assert_eq!(rack.end_vm(1, beside), [0; 0]);
     rack.wait_until("the other slice is free again", |rack| count(rack, "free") == 1);
     thread::sleep(OUTAGE_DURATION);

@@ -1,11 +1,12 @@
-//! The doctor on an emulated host: passed checks, and injected problems.
+//! Tests of the doctor command on an emulated host, without problems and with injected problems.
 
 use serde_json::Value;
 use tests::emulated_rack::{EmulatedRack, plan};
 
 const DOCTOR: &str = "host-agent doctor --config /etc/tarn/h0.toml -o json 2> /dev/null";
 
-/// Returns the findings of a doctor on the host; its exit code must match.
+/// Runs a doctor command on the host and returns its findings. The exit code must be 0 exactly if
+/// all findings are ok.
 fn findings(rack: &EmulatedRack, doctor: &str) -> Vec<Value> {
     let output = rack.run(0, &format!("{doctor}; echo $?"));
     let (json, code) = output.trim_end().rsplit_once('\n').unwrap();
@@ -14,18 +15,18 @@ fn findings(rack: &EmulatedRack, doctor: &str) -> Vec<Value> {
     findings
 }
 
-/// Returns the host's problems as `check: finding`, and the commands that fix them.
+/// Returns the problems that the doctor finds, as `check: message`, and the commands that fix them.
 fn problems(rack: &EmulatedRack) -> (Vec<String>, Vec<String>) {
     let findings_of_host = findings(rack, DOCTOR);
     let failed: Vec<_> = findings_of_host.iter().filter(|finding| finding["ok"] == false).collect();
     let field = |finding: &Value, name: &str| finding[name].as_str().unwrap().to_owned();
-    let what = |finding: &&Value| format!("{}: {}", field(finding, "check"), field(finding, "message"));
+    let describe = |finding: &&Value| format!("{}: {}", field(finding, "check"), field(finding, "message"));
     let command = |finding: &&Value| field(finding, "fix").split('`').nth(1).unwrap_or_default().to_owned();
-    (failed.iter().map(what).collect(), failed.iter().map(command).collect())
+    (failed.iter().map(describe).collect(), failed.iter().map(command).collect())
 }
 
-/// Injects a problem, and checks that only this problem is found and that the named command fixes
-/// it.
+/// Injects a problem. Checks that the doctor finds only this problem, and that the suggested
+/// command fixes the problem.
 fn assert_found_and_fixed(rack: &EmulatedRack, inject: &str, expected: &str) {
     rack.run(0, inject);
     let (found, fixes) = problems(rack);
@@ -66,7 +67,7 @@ fn doctor_finds_problems_and_the_commands_that_fix_them() {
     let failed: Vec<_> = both.iter().filter(|finding| finding["ok"] == false).collect();
     assert!(
         failed.len() == 1 && failed[0]["check"] == "endpoint",
-        "only the manager is unreachable: {failed:?}"
+        "only the check of the manager endpoint must fail: {failed:?}"
     );
     assert!(both.iter().any(|finding| finding["check"] == "devices"), "{both:?}");
 }

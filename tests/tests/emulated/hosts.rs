@@ -1,4 +1,4 @@
-//! Hosts emulated by QEMU: shared devices, faults, and clean-up.
+//! Tests of hosts emulated by QEMU: shared devices, faults, and removal of processes and files.
 
 use std::{
     fs,
@@ -13,10 +13,11 @@ use emulated_host::{
 };
 use tests::{linux_guests::artifacts, rack::programs};
 
-/// Time limit for a reply of a host.
+/// Time limit for the reply of a host to a command.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Returns the output of a command, without its line break.
+/// Runs a command on a host and returns its output without the last line break. The command must
+/// succeed.
 fn command_output(host: &RackHost, command: &str) -> String {
     let output = host.run(command).unwrap();
     assert_eq!(output.status, 0, "{command}: {}", output.text);
@@ -74,7 +75,7 @@ fn hosts_share_a_device_and_are_controlled_from_outside() {
         let mut power_off = Command::new(programs().join("power-off-host"));
         assert!(
             power_off.arg(folder.path()).arg("h1").status().unwrap().success(),
-            "also if the host is off"
+            "power-off-host must succeed even if the host is off"
         );
     }
     assert!(!second.is_on().unwrap() && first.is_on().unwrap());

@@ -1,5 +1,5 @@
-//! Stock Debian guests, booted by the VMM inside an emulated host: their view of pool memory, and
-//! their data. Pond, section 4.2: a zNUMA node is used last.
+//! Tests of stock Debian guests that the VMM boots inside an emulated host: NUMA nodes of pool
+//! memory, devices and data. Guests use a zNUMA node last (Pond, section 4.2).
 
 use std::{
     path::{Path, PathBuf},
@@ -14,7 +14,8 @@ use tests::linux_guests::{
     add_guest, artifacts, assert_nodes, command, host, launch, pool_options, run, section, words,
 };
 
-/// Kernel, CPUs, and GiB of each pool node: all pairs of values occur.
+/// Shapes of guests: kernel, number of CPUs, and GiB of each pool node. The list contains all pairs
+/// of values.
 const SHAPES: [(&str, u32, &[u64]); 9] = [
     ("6.12", 1, &[1]),
     ("6.1", 1, &[2, 1]),
@@ -28,7 +29,7 @@ const SHAPES: [(&str, u32, &[u64]); 9] = [
 ];
 
 #[test]
-fn pool_memory_is_nodes_without_cpus_in_all_shapes() {
+fn pool_memory_appears_as_nodes_without_cpus() {
     let mut script = String::new();
     for (n, (kernel, cpus, pools)) in SHAPES.iter().enumerate() {
         script += &launch(
@@ -55,7 +56,8 @@ fn kernel_initrd(kernel: &str) -> &'static str {
     if kernel == "6.1" { "nodes-6.1" } else { "nodes-6.12" }
 }
 
-/// Writes and reads memory, and prints free memory of each node before and after.
+/// Guest script that writes and reads memory, and prints the free memory of each node before and
+/// after.
 const USE_MEMORY: &str = r#"
 free() { for n in 0 1; do awk '/MemFree/{printf "%s ", $4}' /sys/devices/system/node/node$n/meminfo; done; }
 mount -t tmpfs -o size=2g big /tmp
@@ -68,7 +70,7 @@ echo "FREE spills $(free)"
 echo "SUMS $(md5sum /tmp/block /tmp/fits* /tmp/spills* | cut -c1-32 | sort | uniq -c)"
 "#;
 
-/// Writes a disk and reads it again, reads random numbers, and prints the ACPI tables.
+/// Guest script that writes and reads a disk, reads random numbers, and prints the ACPI tables.
 const USE_DEVICES: &str = r#"
 head -c 4194304 /dev/urandom > /tmp/content
 dd if=/tmp/content of=/dev/vda bs=64k conv=fsync 2>/dev/null
@@ -105,12 +107,13 @@ fn pool_node_is_used_last_and_devices_keep_data() {
     let written = check_devices(&artifacts.tool("iasl"), guest);
     assert!(
         output.contains(&format!("HOSTDISK {written}")),
-        "the host's file has the data of the guest: {output}"
+        "the disk file on the host must contain the data of the guest: {output}"
     );
     assert_eq!(section(&output, "reboot").1, "10", "{output}");
 }
 
-/// Pond measured 0.06 % to 0.38 % of accesses on the pool while memory fits.
+/// Checks that a guest uses the pool node only after local memory is full. Pond measured that 0.06
+/// % to 0.38 % of accesses go to the pool while the data fits into local memory.
 fn assert_node_used_last((guest, code): (&str, &str)) {
     let free = |when: &str| {
         let line = guest.lines().find_map(|line| line.strip_prefix(&format!("FREE {when} ")));
@@ -121,14 +124,14 @@ fn assert_node_used_last((guest, code): (&str, &str)) {
     let (small, large) = (150 << 10, 400 << 10);
     let on_pool = before[1] - fits[1];
     assert!(on_pool * 1000 < small * 4, "{on_pool} KiB of {small} are on the pool node: {guest}");
-    assert!(before[0] - fits[0] > small / 10 * 9, "the rest is local: {guest}");
-    assert!(fits[1] - spills[1] > large / 3, "excess memory is on the pool node: {guest}");
+    assert!(before[0] - fits[0] > small / 10 * 9, "at least 90 % must be in local memory: {guest}");
+    assert!(fits[1] - spills[1] > large / 3, "data beyond local memory must be on the pool node: {guest}");
     let sums = words(guest, "SUMS");
-    assert_eq!((sums.len(), sums[0]), (2, "56"), "all copies are equal: {guest}");
+    assert_eq!((sums.len(), sums[0]), (2, "56"), "all copies must be equal: {guest}");
     assert_eq!(code, "0", "{guest}");
 }
 
-/// Returns the checksum of the data written to the disk.
+/// Checks the output of the device script. Returns the checksum of the data written to the disk.
 fn check_devices(iasl: &Path, guest: &str) -> String {
     let disk = words(guest, "DISK");
     assert_eq!((disk[0], disk[2]), (disk[1], "8388608"), "{guest}");
@@ -142,16 +145,20 @@ fn check_devices(iasl: &Path, guest: &str) -> String {
     disk[0].to_owned()
 }
 
-/// Checks that iasl disassembles and compiles a table without errors.
+/// Checks that iasl disassembles and compiles an ACPI table without errors.
 fn assert_table_compiles(iasl: &Path, name: &str, base64: &str) {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("table.b64"), base64).unwrap();
-    let sh = |what: &str| {
-        let process =
-            Command::new("sh").args(["-c", what]).env("IASL", iasl).current_dir(dir.path()).output().unwrap();
+    let sh = |script: &str| {
+        let process = Command::new("sh")
+            .args(["-c", script])
+            .env("IASL", iasl)
+            .current_dir(dir.path())
+            .output()
+            .unwrap();
         let output =
             String::from_utf8_lossy(&process.stdout).into_owned() + &String::from_utf8_lossy(&process.stderr);
-        assert!(process.status.success(), "{name}: {what}: {output}");
+        assert!(process.status.success(), "{name}: {script}: {output}");
         output
     };
     sh("base64 -d table.b64 > table.dat");
@@ -160,7 +167,8 @@ fn assert_table_compiles(iasl: &Path, name: &str, base64: &str) {
     assert!(compiled.contains("Compilation successful. 0 Errors"), "{name}: {compiled}");
 }
 
-/// Waits for its power button. A press before the button is opened is lost.
+/// Guest script that waits for the power button. The script prints WAITING after it has opened the
+/// device of the button, because an earlier press is lost.
 const WAIT_FOR_BUTTON: &str = r#"
 exec 3< /dev/input/event0
 echo "WAITING"
@@ -168,7 +176,8 @@ head -c 1 <&3 > /dev/null
 echo "PRESSED"
 "#;
 
-/// Fetches a file over the network card, serves it there, and waits for its power button.
+/// Guest script that downloads a file over the network card, serves the file over HTTP, and waits
+/// for the power button.
 const USE_NETWORK: &str = r#"
 exec 3< /dev/input/event0
 ifconfig eth0 10.9.0.2 netmask 255.255.255.0 up
@@ -180,7 +189,7 @@ head -c 1 <&3 > /dev/null
 "#;
 
 #[test]
-fn elf_kernels_multiple_cpu_nodes_and_page_options_work() {
+fn guests_boot_with_elf_kernel_multiple_cpu_nodes_and_huge_pages() {
     let script = format!(
         "export TARN_VMM_RUN_DIR=/run/vmm\necho 160 > /proc/sys/vm/nr_hugepages\n{}{}\
          {} > /tmp/huge 2>&1 &\nVMM=$!\nuntil grep -q WAITING /tmp/huge; do sleep 0.2; done\n\
@@ -221,15 +230,16 @@ fn elf_kernels_multiple_cpu_nodes_and_page_options_work() {
     assert_eq!(two.nodes[0].distances, [10, 20, 18], "{two:?}");
     assert_eq!(words(&output, "HUGEPAGES"), ["160", "0"], "{output}");
     let touched: Vec<u64> = words(&output, "TOUCHED").iter().map(|bytes| bytes.parse().unwrap()).collect();
-    assert_eq!(touched[0], 320 << 20, "prefaulted memory is touched: {output}");
-    assert!(touched[1] < 100 << 20, "other memory is not: {output}");
+    assert_eq!(touched[0], 320 << 20, "prefaulted memory must be touched: {output}");
+    assert!(touched[1] < 100 << 20, "other memory must not be touched: {output}");
     assert_eq!(words(&output, "HUGE"), ["0"], "{output}");
-    assert_eq!(words(&output, "BUTTON"), ["0"], "SIGTERM presses the power button: {output}");
+    assert_eq!(words(&output, "BUTTON"), ["0"], "SIGTERM must press the power button: {output}");
     assert!(output.contains("PRESSED"), "{output}");
 }
 
-/// Extracts the ELF file of Debian 12's kernel, which has a PVH entry. The header of the kernel has
-/// its offset (Linux x86 boot protocol); the last four bytes are its length.
+/// Extracts the ELF file from the kernel of Debian 12. This ELF file has a PVH entry. The header of
+/// the kernel contains the offset and length of the compressed ELF file (Linux x86 boot protocol).
+/// Its last four bytes are the uncompressed length and are skipped.
 fn vmlinux(artifacts: &Artifacts, into: &Path) -> PathBuf {
     let kernel = std::fs::read(artifacts.kernel("6.1")).unwrap();
     let number = |at: usize| u32::from_le_bytes(kernel[at..at + 4].try_into().unwrap()) as usize;
@@ -238,7 +248,7 @@ fn vmlinux(artifacts: &Artifacts, into: &Path) -> PathBuf {
     let (packed, elf) = (into.join("vmlinux.lz4"), into.join("vmlinux"));
     std::fs::write(&packed, &kernel[at..at + bytes - 4]).unwrap();
     let unpacked = Command::new(artifacts.tool("lz4")).args(["-q", "-d"]).arg(&packed).arg(&elf).status();
-    assert!(unpacked.unwrap().success(), "Debian 12's kernel is packed with lz4");
+    assert!(unpacked.unwrap().success(), "the kernel of Debian 12 must be compressed with lz4");
     elf
 }
 

@@ -1,13 +1,14 @@
-//! Stock Debian guests under QEMU, executed by `vmm-plugin` inside an emulated host: they have the
-//! same nodes as under our own VMM.
+//! Tests of stock Debian guests under QEMU, started by `vmm-plugin` inside an emulated host. The
+//! guests must have the same NUMA nodes as under the VMM of Tarn.
 
 use emulated_host::nodes::PRINT_NODES_SCRIPT;
 use tests::linux_guests::{add_guest, artifacts, assert_nodes, host, pool_options, run, section, words};
 
-/// Kernel, CPUs, and GiB of each pool node. A node of several slices has some as memory devices.
+/// Shapes of guests: kernel, number of CPUs, and GiB of each pool node. If a node has several
+/// slices, some of them are memory devices.
 const SHAPES: [(&str, u32, &[u64]); 3] = [("6.12", 1, &[1]), ("6.1", 1, &[3]), ("6.12", 2, &[2, 1])];
 
-/// Prints the start of a disk, and whether it is read-only.
+/// Guest script that prints the first bytes of a disk and whether the disk is read-only.
 const PRINT_DISK_SCRIPT: &str = "echo \"DISK $(head -c 5 /dev/vda) $(cat /sys/block/vda/ro)\"";
 
 #[test]

@@ -1,12 +1,14 @@
-//! Stock Debian guests on a real rack, inside an emulated host with nested paging: contents of a
-//! pool node survive restarts of agent and manager, and a revoked slice ends only its guest.
+//! Tests of stock Debian guests on a real rack, inside an emulated host with nested paging. The
+//! contents of a pool node must survive restarts of the agent and the manager. A revoked slice must
+//! end only its own guest.
 
 use tests::{
     linux_guests::{add_guest, artifacts, host, run, words},
     rack::programs,
 };
 
-/// Starts a manager and one agent, and defines functions to restart them and to run guests.
+/// Shell script that starts a manager and one agent, and defines functions to restart both and to
+/// run guests.
 const RACK_SCRIPT: &str = r#"
 mkdir -p /run/emc /run/h0
 mount -t tmpfs -o size=700m emc /run/emc
@@ -71,8 +73,8 @@ agent
 wait_for up
 "#;
 
-/// Writes 64 MiB on either node, and reads all of it in each round, until the power button is
-/// pressed.
+/// Guest script that writes 64 MiB on each of two nodes, and verifies the data in each round until
+/// the power button is pressed.
 const CHECKSUM_SCRIPT: &str = r#"
 exec 3< /dev/input/event0
 (head -c 1 <&3 > /dev/null; touch /pressed) &
@@ -110,7 +112,7 @@ cat /run/sums.console /run/sums.log
     );
     let output = run_script(&script);
     let paused = words(&output, "PAUSED");
-    assert_eq!(paused[0], paused[1], "a paused guest makes no progress: {output}");
+    assert_eq!(paused[0], paused[1], "a paused guest must not make progress: {output}");
     for when in ["resumed", "without-agent", "new-agent", "without-manager", "new-manager"] {
         assert!(output.contains(&format!("PROGRESS {when}\n")), "{when}: {output}");
     }
@@ -151,7 +153,7 @@ cat /run/stays.console
     assert!(!output.contains("WRONG"), "{output}");
 }
 
-/// Writes more memory on the pool node than the host has for it.
+/// Guest script that writes more memory on the pool node than the host has free.
 const EXHAUST_SCRIPT: &str = r#"
 mkdir /n1; mount -t tmpfs -o size=200m,mpol=bind:1 n1 /n1
 dd if=/dev/zero of=/n1/data bs=1M count=100

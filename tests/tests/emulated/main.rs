@@ -1,5 +1,5 @@
-//! Tests on hosts emulated by QEMU: racks with CXL memory shared by hosts, and stock Debian guests
-//! inside a host. One program, to limit the number of concurrent tests.
+//! Tests on hosts emulated by QEMU: racks of hosts that share CXL memory, and stock Debian guests
+//! inside a host. All these tests are in one program to limit the number of concurrent tests.
 #![allow(clippy::unwrap_used, reason = "test code: a failed unwrap fails the test")]
 
 mod access;

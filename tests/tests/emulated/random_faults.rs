@@ -1,22 +1,23 @@
-//! Random operations on a rack of three emulated hosts with two devices that cannot revoke access:
-//! VMs start, end, die and lose memory while agents and managers are killed, hosts are paused and
-//! networks are cut. The kernels are checked for slices with two owners.
+//! Test with random operations on a rack of three emulated hosts and two devices that cannot revoke
+//! access. VMs start, end, are killed and lose memory. Meanwhile, agents and the manager are
+//! killed, hosts are paused, and network links fail. No slice may be in two kernels.
 
 use rand::{Rng as _, SeedableRng as _, seq::IndexedRandom as _};
 use rand_pcg::Pcg64;
 use tests::emulated_rack::{EmulatedRack, plan};
 
-/// The seed of a failure reproduces it, except for timing.
+/// Seed of the random operations. A run with the same seed repeats the operations, except for their
+/// timing.
 const SEED: u64 = 1;
 const OPERATIONS: usize = 30;
 const HOSTS: usize = 3;
-/// Slices of each device. QEMU emulates every access to the first of two devices as MMIO: a slice
-/// of it takes minutes.
+/// Number of slices of each device. The first device has one slice, because QEMU emulates each
+/// access to the first of two devices as MMIO, which takes minutes per slice.
 const SLICES: [u32; 2] = [1, 4];
-/// Memory that a VM writes into each slice, in MiB.
+/// Memory that a VM writes to each slice, in MiB.
 const TOUCH_MIB: u32 = 16;
 
-/// Fault of a host, until it is repaired.
+/// Fault of a host that lasts until the host is repaired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum HostFault {
     Paused,
@@ -38,8 +39,13 @@ struct Scenario {
 }
 
 impl Scenario {
-    fn log_state(&self, what: &str) {
-        println!("{what}; {} VMs, {:?}, manager down: {}", self.vms.len(), self.faults, self.is_manager_down);
+    fn log_state(&self, event: &str) {
+        println!(
+            "{event}; {} VMs, {:?}, manager down: {}",
+            self.vms.len(),
+            self.faults,
+            self.is_manager_down
+        );
     }
 
     fn step(&mut self, number: usize) {
@@ -64,7 +70,8 @@ impl Scenario {
         let slices = self.random.random_range(1..=2);
         let words =
             format!("reserve --host h{host} --vm {name} --pool {slices}GiB --cores 1 --request-id {name}");
-        let reserved = self.rack.try_tarn(&words).status.success(); // all slices may be in use, or the host not ready
+        // The command may fail: all slices may be in use, or the host may not be ready.
+        let reserved = self.rack.try_tarn(&words).status.success();
         self.log_state(&format!("{name} of {slices} slices on h{host}: {reserved}"));
         if reserved {
             self.rack.tarn(&format!("wait-ready {name}"));
@@ -89,7 +96,7 @@ impl Scenario {
         assert_eq!(
             self.rack.end_vm(vm.host, &vm.name),
             [0; 0],
-            "{}: data of another VM in its slices",
+            "{}: found data of another VM in the slices",
             vm.name
         );
     }
@@ -100,7 +107,7 @@ impl Scenario {
         self.rack.kill_vm(vm.host, &vm.name);
     }
 
-    /// Releases the memory of a VM by force, which ends its process once its host gets the order.
+    /// Releases the memory of a VM by force. Its process ends when the host receives the release.
     fn force_release_random_vm(&mut self) {
         if self.is_manager_down {
             return;
@@ -121,7 +128,7 @@ impl Scenario {
         if self.faults[host].is_some() {
             return self.repair(host);
         }
-        self.log_state(&format!("h{host} will be {fault:?}"));
+        self.log_state(&format!("fault {fault:?} of h{host} starts"));
         match fault {
             HostFault::Paused => self.rack.host(host).pause().unwrap(),
             HostFault::CutOff => self.rack.host(host).set_link(false).unwrap(),
@@ -129,7 +136,7 @@ impl Scenario {
         self.faults[host] = Some(fault);
     }
 
-    /// Repairs the manager or, if it is up, the first faulty host.
+    /// Restarts the manager if it is down; otherwise repairs the first faulty host.
     fn repair_one(&mut self) {
         match self.faults.iter().position(Option::is_some) {
             _ if self.is_manager_down => self.toggle_manager(),
@@ -152,12 +159,12 @@ impl Scenario {
             true => {
                 self.rack.rack.start_manager().unwrap();
                 self.rack
-                    .wait_until("the manager answers", |rack| rack.try_tarn("get rack").status.success());
+                    .wait_until("the manager replies", |rack| rack.try_tarn("get rack").status.success());
             }
             false => self.rack.rack.kill_manager(),
         }
         self.is_manager_down = !self.is_manager_down;
-        self.log_state("the manager is toggled");
+        self.log_state("the manager was started or killed");
     }
 
     /// Repairs all faults and ends all VMs.

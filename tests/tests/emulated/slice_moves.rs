@@ -1,24 +1,25 @@
-//! Slices of CXL memory that move between emulated hosts, with data of a VM in them, with both
-//! backends.
+//! Tests of slices of CXL memory that move between emulated hosts after a VM has written data to
+//! them, with both backends.
 
 use tests::emulated_rack::{EmulatedRack, plan};
 
-/// Number of slices of the device.
+/// Number of slices on the device.
 const SLICES: u32 = 4;
-/// Memory that a VM writes into each slice, in MiB.
+/// Memory that a VM writes to each slice, in MiB.
 const TOUCH_MIB: u32 = 64;
-/// Memory that a VM writes to use every slice where the kernel chooses pages: more than fits into
-/// three.
+/// Memory per slice, in MiB, that makes a VM use all four slices if the kernel chooses the pages.
+/// The total for four slices does not fit into three.
 const FILL_MIB: u32 = 800;
 
-/// Moves every slice from host to host in turn, with VMs that write an amount of memory.
+/// Moves all slices between two hosts in each round. The VM of a round writes the given amount of
+/// memory per slice.
 fn move_all(rack: &EmulatedRack, driver: &str, blocks: u32, touch_mib: &[u32]) {
     let mut dirty = Vec::new();
     for (round, touch_mib) in touch_mib.iter().copied().enumerate() {
         let host = round % 2;
         let vm = format!("vm{round}");
         rack.reserve(host, &vm, SLICES);
-        assert_eq!(rack.nonzero_slices(0), [0; 0], "the device is zero");
+        assert_eq!(rack.nonzero_slices(0), [0; 0], "the device must be zero");
         dirty.extend(rack.start_vm(host, &vm, touch_mib));
         let kernels = [rack.kernel_slices(host), rack.kernel_slices(1 - host)];
         assert_eq!((kernels[0].len(), kernels[1].len()), (SLICES as usize, 0), "{kernels:?}");
@@ -26,14 +27,15 @@ fn move_all(rack: &EmulatedRack, driver: &str, blocks: u32, touch_mib: &[u32]) {
             kernels[0].values().all(|slice| slice.driver == driver && slice.blocks == blocks),
             "{kernels:?}"
         );
-        let is_kernel_choice = blocks > 0 && touch_mib < FILL_MIB; // by the kernel
+        // With memory blocks, the kernel chooses the slices that a VM uses.
+        let is_kernel_choice = blocks > 0 && touch_mib < FILL_MIB;
         let (written, minimum) =
             (rack.nonzero_slices(0).len(), if is_kernel_choice { 1 } else { SLICES as usize });
         assert!(written >= minimum, "data in only {written} slices");
-        assert_eq!(rack.end_vm(host, &vm), [0; 0], "data of another VM in its slices");
+        assert_eq!(rack.end_vm(host, &vm), [0; 0], "found data of another VM in the slices");
         rack.wait_all_free();
     }
-    assert_eq!(dirty, [0; 0], "data of the previous VM");
+    assert_eq!(dirty, [0; 0], "found data of the previous VM");
 }
 
 #[test]
@@ -54,8 +56,8 @@ fn slices_move_between_hosts_zeroed_with_memory_blocks() {
     assert!(rack.kernel_slices(0).is_empty() && rack.kernel_slices(1).is_empty());
 }
 
-/// A node reserves its last pages: further memory of a VM is on local memory, and no process is
-/// killed.
+/// The kernel reserves the last pages of a node. The VM must then use local memory, and no process
+/// may be killed.
 #[test]
 fn vm_on_memory_blocks_can_fill_all_memory() {
     let rack = EmulatedRack::start(plan(1, &[1], "memory_block"));

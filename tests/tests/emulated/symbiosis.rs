@@ -1,6 +1,6 @@
-//! Tenants of an emulated host, with cgroups, swap and DAMON: shares follow the tenants' behaviour,
-//! their sum never exceeds the supply, and a fault of one tenant or of the agent does not change
-//! the others' shares.
+//! Test of tenants on an emulated host with cgroups, swap and DAMON. Shares must follow the demand
+//! of the tenants, and their sum must not exceed the supply. A fault of one tenant or of the agent
+//! must not change the shares of other tenants.
 
 use emulated_host::rack::{Drive, TENANT_SETUP_SCRIPT};
 use serde_json::Value;
@@ -12,7 +12,7 @@ use tests::{
 
 const MEMORY_MIB: u64 = 192;
 const LINK_MB_S: u64 = 40;
-/// Address of the agent's metrics on its host.
+/// Address of the metrics endpoint of the agent, on its host.
 const METRICS: &str = "127.0.0.1:9751";
 
 fn rack() -> EmulatedRack {
@@ -34,7 +34,7 @@ fn rack() -> EmulatedRack {
     EmulatedRack::start(plan)
 }
 
-/// Starts a program as a tenant.
+/// Starts a program as a tenant, in a separate cgroup.
 fn start_tenant(rack: &EmulatedRack, tenant: &str, program: &str) {
     let cgroup = format!("/sys/fs/cgroup/tenants/{tenant}");
     rack.run(
@@ -48,7 +48,7 @@ fn shares(rack: &EmulatedRack) -> Value {
     serde_json::from_slice(&output.stdout).unwrap_or(Value::Null)
 }
 
-/// Returns a tenant's `memory.high` in MiB, and its `io.max`.
+/// Returns the limits of a tenant: `memory.high` in MiB, and `io.max`.
 fn limits(rack: &EmulatedRack, tenant: &str) -> (u64, String) {
     let output = rack.run(0, &format!("cd /sys/fs/cgroup/tenants/{tenant}; cat memory.high io.max"));
     let (memory, io) = output.split_once('\n').unwrap();
@@ -61,7 +61,7 @@ fn metric(rack: &EmulatedRack, name: &str) -> f64 {
     line.and_then(|line| line.rsplit(' ').next()?.parse().ok()).unwrap_or(0.0)
 }
 
-/// Waits for epochs with any result.
+/// Waits for the end of `count` epochs in any state.
 fn wait_epochs(rack: &EmulatedRack, count: u32) {
     let all =
         || ["set", "unchanged", "blocked"].iter().map(|state| epochs_with_state(rack, state)).sum::<f64>();
@@ -86,7 +86,7 @@ fn tenant_shares_follow_demand_and_survive_faults() {
     rack.wait_until("both have limits", |rack| {
         limits(rack, "cache").0.max(limits(rack, "stream").0) < u64::MAX
     });
-    // The sum never exceeds the supply, however often shares change.
+    // The sum of all shares must not exceed the supply after any epoch.
     for _ in 0..6 {
         wait_epochs(&rack, 1);
         let output = rack.run(
@@ -96,7 +96,7 @@ fn tenant_shares_follow_demand_and_survive_faults() {
         let lines: Vec<&str> = output.lines().collect();
         let bytes = |at: usize| lines[at].parse::<u64>().unwrap();
         assert!(bytes(0) + bytes(1) <= MEMORY_MIB << 20, "{output}");
-        assert_eq!(lines[2..4], ["max", "max"], "memory.max is unchanged");
+        assert_eq!(lines[2..4], ["max", "max"], "memory.max must not be set");
         for key in ["rbps=", "wbps="] {
             let rate = |line: &str| {
                 line.split_whitespace().find_map(|word| word.strip_prefix(key)?.parse::<u64>().ok())
@@ -123,10 +123,10 @@ fn tenant_shares_follow_demand_and_survive_faults() {
         cache.is_some_and(|cache| cache["fair"]["memory_mib"].as_u64() == Some(MEMORY_MIB * 3 / 4))
     });
 
-    // Killed in the middle of an epoch, with its cgroup.
+    // A tenant ends in the middle of an epoch, and its cgroup is removed.
     rack.run(0, "kill -9 $(pidof mbw)");
     let remove = "rmdir /sys/fs/cgroup/tenants/stream 2> /dev/null && echo gone; true";
-    rack.wait_until("its cgroup is removed", |rack| rack.run(0, remove).trim() == "gone");
+    rack.wait_until("the cgroup of the tenant is removed", |rack| rack.run(0, remove).trim() == "gone");
     rack.wait_until("the other tenant has its share", |rack| limits(rack, "cache").0 >= MEMORY_MIB - 1);
 }
 
@@ -134,7 +134,7 @@ fn assert_killed_agent_changes_no_limits(rack: &EmulatedRack) {
     let before = (limits(rack, "cache"), limits(rack, "stream"));
     rack.run(0, "kill -9 $(pidof host-agent)");
     rack.wait_until("another agent has started", |rack| rack.run(0, "pidof host-agent; true").trim() != "");
-    // Its first epoch is measured only.
+    // The restarted agent only measures its first epoch and does not set shares.
     rack.wait_until("an epoch has ended", |rack| epochs_with_state(rack, "blocked") >= 1.0);
     assert_eq!((limits(rack, "cache"), limits(rack, "stream")), before);
 }

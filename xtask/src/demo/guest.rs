@@ -1,6 +1,6 @@
-//! Last part of the demo: a Linux guest with pool memory, and the move of its slices. It has a rack
-//! of its own, two hosts on one small EMC; where this machine's KVM cannot run Linux, that rack and
-//! its guest run inside an emulated host.
+//! Last part of the demo: a Linux guest with pool memory, whose slices move to another host
+//! afterwards. This part uses a separate rack of two hosts and one small EMC. If KVM on this
+//! machine cannot boot Linux, the rack and the guest run inside an emulated host.
 
 mod emulated;
 mod report;
@@ -28,7 +28,8 @@ use local_rack::Process;
 
 pub use self::{emulated::DemoGuestArgs, report::GuestReport};
 
-/// Rack of the guest: all slices are used by the guest, and then by its successor.
+/// rack.toml of the guest's rack. The guest uses all slices; afterwards, a second VM uses all
+/// slices.
 const RACK: &str = r#"
 [[emc]]
 name = "emc0"
@@ -45,27 +46,27 @@ cores = 4
 local_mib = 4096
 emcs = ["emc0"]
 "#;
-/// Host of the guest, and host that gets its slices afterwards.
+/// Host of the guest, and host of the second VM.
 const HOSTS: [&str; 2] = ["h0", "h1"];
-/// VMs of these hosts.
+/// Names of the guest and of the second VM.
 const VMS: [&str; 2] = ["guest", "next"];
-/// Options of each reservation.
+/// Options of both reservations.
 const RESERVATION: [&str; 6] = ["--pool", "2GiB", "--local", "512MiB", "--cores", "2"];
 
-/// Unprivileged user of the guest's VMM if the demo runs as root.
+/// Options that run the VMM as an unprivileged user. Used if the demo runs as root.
 const NOBODY: [&str; 4] = ["--uid", "65534", "--gid", "65534"];
 
-/// Kernel of the guest.
+/// Version of the guest kernel.
 const KERNEL: &str = "6.12";
-/// Script of the guest: it prints its nodes, and waits for the power button.
+/// Returns the script of the guest, which prints its NUMA nodes and waits for the power button.
 fn guest_script() -> String {
     format!("exec 3< /dev/input/event0\n{PRINT_NODES_SCRIPT}\nhead -c 1 <&3 > /dev/null")
 }
 
-/// Time limit for the first output of a guest on this machine, after which its KVM counts as unable
-/// to boot Linux.
+/// Time limit for the first output of a guest. If it expires, KVM on this machine is considered
+/// unable to boot Linux.
 const FIRST_OUTPUT_TIMEOUT: Duration = Duration::from_secs(20);
-/// Time for a guest to print its nodes inside an emulated host.
+/// Time limit for a guest to print its NUMA nodes. It is long because of the emulated host.
 const NODES_TIMEOUT: Duration = Duration::from_secs(240);
 /// Time limit for a guest to power off, and for its slices to be scrubbed and free.
 const STOP_TIMEOUT: Duration = Duration::from_secs(60);
@@ -73,16 +74,17 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(60);
 /// Kernel and initrd of a guest.
 #[derive(Clone, Debug)]
 pub struct Boot {
-    /// Kernel.
+    /// Path of the kernel.
     pub kernel: PathBuf,
-    /// File system whose `init` runs [`guest_script`].
+    /// Path of the initrd, whose `init` runs [`guest_script`].
     pub initrd: PathBuf,
 }
 
-/// Runs the guest on this machine or, if its KVM cannot boot Linux, in an emulated host.
+/// Runs the guest on this machine. If KVM on this machine cannot boot Linux, runs the guest in an
+/// emulated host.
 ///
 /// # Errors
-/// A program is missing or fails, or the NUMA nodes of the guest are wrong.
+/// Returns an error if a program is missing or fails, or if the NUMA nodes of the guest are wrong.
 pub fn run(
     programs: &Programs,
     interrupt: &Interrupt,
@@ -95,13 +97,13 @@ pub fn run(
     initrd.pack(&boot.initrd)?;
     match boots_on_this_machine(programs, interrupt, scratch, &boot)? {
         Ok(()) => return run_guest_rack(programs, interrupt, &boot),
-        Err(why) => print_details(&format!("this machine cannot boot a Linux guest: {why}")),
+        Err(reason) => print_details(&format!("this machine cannot boot a Linux guest: {reason}")),
     }
     print_details("starting an emulated host with KVM and its own rack instead");
     emulated::run(programs, interrupt, artifacts, &initrd)
 }
 
-/// Returns whether a guest prints output on this machine; the inner error is the reason if not.
+/// Checks whether this machine can boot a Linux guest. The inner error is the reason if it cannot.
 fn boots_on_this_machine(
     programs: &Programs,
     interrupt: &Interrupt,
@@ -123,11 +125,11 @@ fn boots_on_this_machine(
     }
 }
 
-/// Boots a guest in its own rack: it prints its nodes, is stopped, and its slices move to
-/// another host.
+/// Boots a guest in a separate rack, checks its NUMA nodes, stops the guest, and moves its slices
+/// to another host.
 ///
 /// # Errors
-/// A program fails, or a time limit expires.
+/// Returns an error if a program fails or a time limit expires.
 pub fn run_guest_rack(
     programs: &Programs,
     interrupt: &Interrupt,
@@ -166,7 +168,7 @@ fn run_on_rack(
     })?;
     reserve(&cli, 1)?;
     if cli.slices_of(HOSTS[1])? != slices {
-        return Err(Failure::Result(format!("{} did not get the slices of the guest", HOSTS[1])));
+        return Err(Failure::Result(format!("host {} did not receive the slices of the guest", HOSTS[1])));
     }
     let [from, to] = HOSTS;
     slices.iter().for_each(|slice| print_details(&format!("slice {slice}: {from} → {to}")));
@@ -181,7 +183,7 @@ fn reserve(cli: &TarnCli<'_>, index: usize) -> Result<(), Failure> {
     cli.execute(&["commit", vm])
 }
 
-/// Boots the guest, checks its nodes and powers it off.
+/// Boots the guest, checks its NUMA nodes and powers the guest off.
 fn run_guest(
     programs: &Programs,
     interrupt: &Interrupt,
@@ -198,7 +200,7 @@ fn run_guest(
     });
     let report = GuestReport::from_numa_report(&numa_report(&console));
     let failure =
-        |why: String| Failure::Result(format!("{why}:\n{}\n{}", vmm.log_tail(), last_lines(&console)));
+        |reason: String| Failure::Result(format!("{reason}:\n{}\n{}", vmm.log_tail(), last_lines(&console)));
     match waited {
         Err(timed_out @ Failure::TimedOut { .. }) => return Err(failure(timed_out.to_string())),
         other => other?,
@@ -217,13 +219,13 @@ fn run_guest(
         return Err(Failure::Result(format!("the guest failed: {status}:\n{details}")));
     }
     print_details(&format!(
-        "its power button was pressed, and it powered off after {:.1} s",
+        "the guest powered off {:.1} s after its power button was pressed",
         elapsed.as_secs_f64()
     ));
     Ok(report)
 }
 
-/// Adds the common options of all guests to a command, and starts it.
+/// Adds the common options of all guests to a command, and starts the command.
 fn launch(
     mut run: std::process::Command,
     boot: &Boot,
@@ -243,7 +245,7 @@ fn numa_report(console: &Path) -> NumaReport {
     NumaReport::parse(&console_output(console))
 }
 
-/// Returns the output so far; empty if there is none.
+/// Returns the console output so far. Returns an empty string if the file cannot be read.
 fn console_output(console: &Path) -> String {
     fs::read(console).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
 }

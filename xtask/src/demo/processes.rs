@@ -1,5 +1,6 @@
-//! Processes that the demo started indirectly. They are found by a folder in their command line,
-//! and signalled by pidfd, so that no other process can be hit.
+//! Finds and ends processes that the demo started indirectly. A process is found by a folder in its
+//! command line. Signals are sent through a pidfd, so that a reused process id cannot affect
+//! another process.
 
 use std::{
     fs,
@@ -12,28 +13,28 @@ use rustix::{
     process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
 };
 
-/// Handle of a process.
+/// Handle of a process, backed by a pidfd.
 #[derive(Debug)]
 pub struct Process {
     descriptor: OwnedFd,
 }
 
 impl Process {
-    /// Sends SIGKILL.
+    /// Sends SIGKILL to the process.
     pub fn kill(&self) {
-        // It may have ended meanwhile; the descriptor never refers to another process.
+        // The call fails if the process has already ended.
         let _ = pidfd_send_signal(&self.descriptor, Signal::KILL);
     }
 
     /// Waits until the process has ended.
     pub fn wait(&self) {
         let mut exit = [PollFd::new(&self.descriptor, PollFlags::IN)];
-        // A signal can interrupt it; callers repeat the search until no process is left.
+        // A signal can interrupt the wait. Callers repeat the search until no process is left.
         let _ = poll(&mut exit, None);
     }
 }
 
-/// Returns all other processes with an argument that is this folder or a path in it.
+/// Returns all other processes that have this folder, or a path in this folder, as an argument.
 pub fn with_argument_in(folder: &Path) -> Vec<Process> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok().and_then(Pid::from_raw));
@@ -42,7 +43,7 @@ pub fn with_argument_in(folder: &Path) -> Vec<Process> {
 }
 
 fn matching(pid: Pid, folder: &Path) -> Option<Process> {
-    // The descriptor is opened first, so that it refers to this process or none.
+    // The pidfd is opened before the command line is read, so that both belong to the same process.
     let descriptor = pidfd_open(pid, PidfdFlags::empty()).ok()?;
     let arguments = fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).ok()?;
     let matches = arguments
@@ -75,7 +76,7 @@ mod tests {
         };
         let mut matching_child = sleeper(&folder.path().join("host.sock"));
         let mut other_child = sleeper(&folder.path().with_extension("other"));
-        // A process exists before its command line is set.
+        // A new process has the command line of its parent until exec, so the search is repeated.
         let deadline = Instant::now() + Duration::from_secs(10);
         let mut found = Vec::new();
         while found.is_empty() && Instant::now() < deadline {

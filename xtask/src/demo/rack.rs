@@ -1,5 +1,5 @@
-//! The demo's rack.toml: its own, or a given one with addresses and paths replaced. Other keys are
-//! unchanged; the manager interprets them.
+//! rack.toml of the demo: a default configuration, or a given file with replaced addresses and
+//! paths. Other keys are not changed.
 
 use std::{
     fs,
@@ -12,8 +12,8 @@ use toml::{Table, Value};
 use super::{scratch::Scratch, write};
 use crate::failure::Failure;
 
-/// Default rack: little local memory per core, as in a rack that relies on its pool, and short
-/// leases. Public cloud traces and generated ones fill its local memory and its pool.
+/// Default rack.toml. Hosts have little local memory per core, so that traces of VMs fill both the
+/// local memory and the pool. Leases are short, so that the demo does not wait long.
 const DEFAULT_RACK: &str = r#"
 [lease]
 ttl_s = 1
@@ -48,36 +48,37 @@ local_mib = 196608
 emcs = ["emc1"]
 "#;
 
-/// Default settings of the manager.
+/// Default lease duration of the manager, if rack.toml has no `ttl_s`.
 const TTL_DEFAULT: Duration = Duration::from_secs(10);
+/// Default fencing delay of the manager, if rack.toml has no `fence_after_s`.
 const FENCE_AFTER_DEFAULT: Duration = Duration::from_secs(600);
 
-/// Configuration of a rack.
+/// Configuration of a rack, before its paths are set.
 #[derive(Debug)]
 pub struct Plan {
     table: Table,
 }
 
-/// A rack whose configuration is written to a file.
+/// Rack whose configuration has been written to a file.
 #[derive(Debug)]
 pub struct Rack {
     /// Path of rack.toml.
     pub file: PathBuf,
     /// Names of the hosts.
     pub hosts: Vec<String>,
-    /// Duration of a lease.
+    /// Duration of a host lease.
     pub ttl: Duration,
-    /// Time from the expiry of a lease until the host is fenced; `None` for never.
+    /// Time from the expiry of a lease until the host is fenced, or `None` if hosts are not fenced.
     pub fence_after: Option<Duration>,
     slices: Vec<i64>,
     listen: String,
 }
 
 impl Plan {
-    /// Reads the configuration of a file, or returns the default one.
+    /// Reads the configuration from a file, or returns the default configuration for `None`.
     ///
     /// # Errors
-    /// The file cannot be read, or is not TOML.
+    /// Returns an error if the file cannot be read or is not TOML.
     pub fn read(file: Option<&Path>) -> Result<Self, Failure> {
         let text = match file {
             Some(file) => fs::read_to_string(file).map_err(Failure::file("read", file))?,
@@ -86,19 +87,20 @@ impl Plan {
         Self::parse(&text, &file.unwrap_or(Path::new("the demo's rack")).display().to_string())
     }
 
-    /// Parses a configuration.
+    /// Parses a configuration. `name` is used in error messages.
     ///
     /// # Errors
-    /// The text is not TOML.
+    /// Returns an error if the text is not TOML.
     pub fn parse(text: &str, name: &str) -> Result<Self, Failure> {
-        let failure = |error| Failure::UnexpectedOutput { program: name.to_owned(), why: format!("{error}") };
+        let failure =
+            |error| Failure::UnexpectedOutput { program: name.to_owned(), reason: format!("{error}") };
         Ok(Self { table: text.parse().map_err(failure)? })
     }
 
-    /// Sets the paths of store, devices and socket, and writes rack.toml.
+    /// Sets the paths of the store, the devices and the socket, and writes rack.toml.
     ///
     /// # Errors
-    /// The file cannot be written.
+    /// Returns an error if the file cannot be written.
     pub fn deploy(mut self, scratch: &Scratch) -> Result<Rack, Failure> {
         let listen = format!("unix:{}", scratch.disk().join("manager.sock").display());
         self.set_paths(&listen, scratch.disk(), scratch.memory());
@@ -120,7 +122,7 @@ impl Plan {
         })
     }
 
-    /// Replaces addresses, paths and identities; everything else is unchanged.
+    /// Replaces addresses, paths and identities. Other keys are not changed.
     fn set_paths(&mut self, listen: &str, disk: &Path, memory: &Path) {
         self.table.remove("tls");
         self.table.remove("access");
@@ -155,12 +157,12 @@ impl Plan {
 }
 
 impl Rack {
-    /// Returns the endpoint of the manager.
+    /// Returns the endpoint of the manager as a URI.
     pub fn uri(&self) -> String {
         self.listen.clone()
     }
 
-    /// Describes the size of the rack.
+    /// Returns a description of the size of the rack.
     pub fn summary(&self) -> String {
         let slices: i64 = self.slices.iter().sum();
         format!("{} hosts, {slices} slices of 1 GiB on {} EMCs", self.hosts.len(), self.slices.len())
@@ -175,7 +177,7 @@ fn path(path: &Path) -> Value {
     Value::String(path.display().to_string())
 }
 
-/// Parses a number of seconds; `None` for "never".
+/// Parses a number of seconds. Returns `None` for other values, such as "never".
 fn seconds(value: &Value) -> Option<Duration> {
     let whole = value.as_integer().and_then(|whole| u64::try_from(whole).ok()).map(Duration::from_secs);
     whole.or_else(|| Duration::try_from_secs_f64(value.as_float()?).ok())
@@ -209,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn never_is_no_duration() {
+    fn never_is_parsed_as_none() {
         assert_eq!(seconds(&Value::from("never")), None);
         assert_eq!(seconds(&Value::from(2)), Some(Duration::from_secs(2)));
         assert_eq!(seconds(&Value::from(0.5)), Some(Duration::from_millis(500)));

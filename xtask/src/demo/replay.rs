@@ -1,5 +1,5 @@
-//! Replay of a trace by `tarn replay`, observed through its log of acknowledged replies.
-//! `replay_report.rs` evaluates its report.
+//! Runs `tarn replay` on a trace and reads its log of acknowledged replies for progress.
+//! `replay_report.rs` evaluates the report.
 
 use std::{
     fmt,
@@ -20,32 +20,34 @@ use super::{
 use crate::{failure::Failure, wait::Interrupt};
 use local_rack::Process;
 
-/// Time limit for reaching a fraction of the trace, after which the demo continues: a small rack
-/// may reject most VMs and never reach it.
+/// Time limit for a fraction of the VMs to be placed. The demo then continues, because a small rack
+/// may reject too many VMs to reach the fraction.
 const FRACTION_TIMEOUT: Duration = Duration::from_secs(3);
-/// Time without a reply after which a replay counts as stuck; its own time limits are shorter.
+/// Time without a reply after which the replay is considered stuck. It is longer than all time
+/// limits of `tarn replay`.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(180);
-/// First bytes of a gzip file.
+/// First two bytes of every gzip file.
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
-/// Part of a log line about reserved memory.
+/// Text that identifies a log line about a reservation.
 const RESERVE_ACTION: &str = "\"action\":\"reserve\"";
 
-/// Trace and options.
+/// Trace of VMs, and the options of its replay.
 #[derive(Debug)]
 pub struct Trace {
-    /// TRACE argument of `tarn replay`.
+    /// Value of the argument TRACE of `tarn replay`.
     source: String,
     limit: u64,
     seed: u64,
-    /// Upper bound of the number of VMs.
+    /// Upper bound on the number of VMs to replay.
     vms: u64,
 }
 
 impl Trace {
-    /// Returns the first `limit` VMs of a file or, without one, of a trace generated from the seed.
+    /// Selects the first `limit` VMs of a file. Without a file, the trace is generated from the
+    /// seed.
     ///
     /// # Errors
-    /// The file cannot be read.
+    /// Returns an error if the file cannot be read.
     pub fn new(file: Option<&Path>, limit: u64, seed: u64) -> Result<Self, Failure> {
         let Some(file) = file else {
             return Ok(Self { source: format!("generated:{limit}"), limit, seed, vms: limit });
@@ -69,7 +71,7 @@ fn rows(file: &Path) -> io::Result<u64> {
     BufReader::new(text).split(b'\n').try_fold(0, |rows, row| row.map(|_| rows + 1))
 }
 
-/// A running replay.
+/// Running process of `tarn replay`.
 #[derive(Debug)]
 pub struct Replay {
     process: Process,
@@ -82,7 +84,7 @@ impl Replay {
     /// Starts `tarn replay`.
     ///
     /// # Errors
-    /// It does not start.
+    /// Returns an error if `tarn` does not start.
     pub fn start(
         programs: &Programs,
         rack: &Rack,
@@ -101,7 +103,7 @@ impl Replay {
     /// Waits until this fraction of the VMs is placed, the replay ends, or a time limit expires.
     ///
     /// # Errors
-    /// A process of the rack ends, or the user interrupts.
+    /// Returns an error if a process of the rack ends or the user interrupts the demo.
     pub fn wait_for_placements(
         &mut self,
         fraction: f64,
@@ -111,7 +113,7 @@ impl Replay {
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
         let target = (self.vms as f64 * fraction) as u64;
         let start = Instant::now();
-        // After the end of a trace the remaining steps happen on an idle rack.
+        // If the trace has ended, the demo continues on an idle rack.
         while self.replies.read()? < target
             && start.elapsed() < FRACTION_TIMEOUT
             && self.process.exit_status()?.is_none()
@@ -126,7 +128,8 @@ impl Replay {
     /// Waits for the end of the replay and returns its report.
     ///
     /// # Errors
-    /// The replay fails, a process of the rack ends, or the user interrupts.
+    /// Returns an error if the replay fails, a process of the rack ends, or the user interrupts the
+    /// demo.
     pub fn finish(
         mut self,
         interrupt: &Interrupt,
@@ -137,14 +140,14 @@ impl Replay {
             self.replies.read()?;
             if self.replies.idle_time() > REPLY_TIMEOUT {
                 eprintln!("{}", self.process.log_tail());
-                return Err(Failure::TimedOut { what: "a reply to the replay", limit: REPLY_TIMEOUT });
+                return Err(Failure::TimedOut { event: "a reply to the replay", limit: REPLY_TIMEOUT });
             }
             self.print_progress();
             interrupt.pause()?;
         }
         let output = self.process.log_tail();
         match self.process.exit_status()?.filter(|status| !status.success()) {
-            // The report, if it exists, is more precise than the exit code.
+            // A report describes the failure better than the exit code.
             Some(status) if !self.report.exists() => {
                 eprintln!("{output}");
                 Err(Failure::Step { step: "tarn replay".to_owned(), status })
@@ -153,27 +156,27 @@ impl Replay {
         }
     }
 
-    /// Prints the progress.
+    /// Prints the number of placed VMs, if stderr is a terminal.
     fn print_progress(&self) {
         let mut terminal = io::stderr();
         if terminal.is_terminal() {
-            // Progress output is optional.
+            // The progress is for information only, so errors are ignored.
             let _ = write!(terminal, "\r    {} of {} VMs placed \r", self.replies.reserved, self.vms);
             let _ = terminal.flush();
         }
     }
 }
 
-/// Growing log of acknowledged replies, one per line.
+/// Reader of the growing log of acknowledged replies, which has one reply per line.
 #[derive(Debug)]
 struct ReplyLog {
     path: PathBuf,
     reader: Option<BufReader<File>>,
-    /// Beginning of an incomplete line.
+    /// Incomplete last line that was read so far.
     partial_line: String,
-    /// Number of VMs that got memory.
+    /// Number of reservations that were acknowledged.
     reserved: u64,
-    /// Time of the last reply.
+    /// Time at which the last complete line was read.
     last_reply: Instant,
 }
 
@@ -182,9 +185,9 @@ impl ReplyLog {
         Self { path, reader: None, partial_line: String::new(), reserved: 0, last_reply: Instant::now() }
     }
 
-    /// Reads new lines, and returns the number of placements so far.
+    /// Reads new lines of the log, and returns the number of reservations so far.
     fn read(&mut self) -> Result<u64, Failure> {
-        // The file is created with the first reply.
+        // `tarn replay` creates the file with the first reply.
         self.reader = self.reader.take().or_else(|| File::open(&self.path).ok().map(BufReader::new));
         let Some(log) = &mut self.reader else { return Ok(0) };
         while log.read_line(&mut self.partial_line).map_err(Failure::file("read", &self.path))? > 0 {
@@ -221,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn trace_vms_are_capped_by_rows_and_limit() {
+    fn number_of_vms_is_limited_by_rows_and_limit() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("trace.csv");
         fs::write(&path, "vm_id\na\nb\n").unwrap();

@@ -1,4 +1,4 @@
-//! Report of the replay: checks and formatting. `tarn replay` produces it.
+//! Reads, checks and formats the report that `tarn replay` writes.
 
 use std::{fmt, fs, path::Path};
 
@@ -7,13 +7,13 @@ use serde_json::{Value, json};
 use super::{guest::GuestReport, write};
 use crate::failure::Failure;
 
-/// Counts that must be 0.
+/// Audit counts that must be 0: JSON pointer and label.
 const AUDITS: &[(&str, &str)] = &[
     ("/audit/double_owned", "slices with two owners"),
     ("/audit/granted_dirty", "slices granted without a scrub"),
     ("/audit/acknowledged_lost", "acknowledged requests lost"),
 ];
-/// Further counts.
+/// Counts and times without an audit: JSON pointer and label.
 const COUNTS: &[(&str, &str)] = &[
     ("/vms/requested", "VMs requested"),
     ("/vms/placed", "VMs placed"),
@@ -27,27 +27,27 @@ const COUNTS: &[(&str, &str)] = &[
     ("/duration_s", "duration, s"),
 ];
 
-/// Report of a replay.
+/// Report of a replay, as JSON.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ReplayReport {
     report: Value,
 }
 
 impl ReplayReport {
-    /// Reads a report.
+    /// Reads a report from a file.
     ///
     /// # Errors
-    /// The file cannot be read, or is not JSON.
+    /// Returns an error if the file cannot be read or is not JSON.
     pub fn read(file: &Path) -> Result<Self, Failure> {
         let text = fs::read_to_string(file).map_err(Failure::file("read", file))?;
         let report = serde_json::from_str(&text).map_err(|error| Failure::UnexpectedOutput {
             program: "tarn replay".to_owned(),
-            why: error.to_string(),
+            reason: error.to_string(),
         })?;
         Ok(Self { report })
     }
 
-    /// Adds the report of a guest, or its absence.
+    /// Adds the report of the guest. Without a report, adds that the guest did not boot.
     #[must_use]
     pub fn with_guest(mut self, guest: Option<&GuestReport>) -> Self {
         let value =
@@ -56,26 +56,26 @@ impl ReplayReport {
         self
     }
 
-    /// Writes the report to a file, if one is given.
+    /// Writes the report to a file, if a path is given.
     ///
     /// # Errors
-    /// The file cannot be written.
+    /// Returns an error if the file cannot be written.
     pub fn save(&self, file: Option<&Path>) -> Result<(), Failure> {
         file.map_or(Ok(()), |file| write(file, &format!("{:#}\n", self.report)))
     }
 
-    /// Checks that all audited counts are present and 0. A rack that never had a slice in use needs
-    /// no audit.
+    /// Checks that all audit counts are present and 0. Missing counts are allowed if no slice was
+    /// ever in use.
     ///
     /// # Errors
-    /// [`Failure::Result`] with the counts that are missing or not 0.
+    /// Returns [`Failure::Result`] with the counts that are missing or not 0.
     pub fn check(&self) -> Result<(), Failure> {
         let zero = Value::from(0);
         let is_idle = self.value("/slices/peak_in_use") == Some(&zero);
         let failed =
             AUDITS.iter().filter(|(path, _)| self.value(path).map_or(!is_idle, |count| *count != zero));
         let failed: Vec<String> =
-            failed.map(|(path, what)| format!("{}: {what}", self.format_value(path))).collect();
+            failed.map(|(path, label)| format!("{}: {label}", self.format_value(path))).collect();
         if failed.is_empty() { Ok(()) } else { Err(Failure::Result(format!("audit: {}", failed.join(", ")))) }
     }
 
@@ -96,8 +96,8 @@ impl ReplayReport {
 impl fmt::Display for ReplayReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "\n● result")?;
-        for (path, what) in COUNTS.iter().chain(AUDITS) {
-            writeln!(f, "  {:>10}  {what}", self.format_value(path))?;
+        for (path, label) in COUNTS.iter().chain(AUDITS) {
+            writeln!(f, "  {:>10}  {label}", self.format_value(path))?;
         }
         Ok(())
     }
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn audit_with_findings_or_without_result_fails() {
+    fn audit_with_nonzero_or_missing_count_fails() {
         assert_eq!(
             report_with(json!(3)).check().unwrap_err().to_string(),
             "audit: 3: slices with two owners"
@@ -129,13 +129,13 @@ mod tests {
 
     #[test]
     fn idle_rack_passes_without_audit() {
-        let mut is_idle = report_with(Value::Null);
-        is_idle.report["slices"] = json!({"peak_in_use": 0});
-        assert!(is_idle.check().is_ok());
+        let mut idle = report_with(Value::Null);
+        idle.report["slices"] = json!({"peak_in_use": 0});
+        assert!(idle.check().is_ok());
     }
 
     #[test]
-    fn floats_have_two_decimals() {
+    fn floats_are_printed_with_two_decimals() {
         let text = report_with(json!(0)).to_string();
         assert!(text.contains("         7  VMs placed\n"), "{text}");
         assert!(text.contains("      1.23  reservation p50, ms\n"), "{text}");

@@ -1,5 +1,5 @@
-//! Folders of the demo: one in memory for the devices, one on disk for the rest. Both are removed
-//! afterwards, with every process that uses them.
+//! Temporary folders of the demo: a folder in memory for the devices, and a folder on disk for
+//! other files. At the end, both folders are removed and processes that still use them are killed.
 
 use std::{
     path::{Path, PathBuf},
@@ -11,14 +11,14 @@ use tempfile::TempDir;
 use super::processes;
 use crate::{failure::Failure, wait::wait_until};
 
-/// File system in memory.
+/// Folder of the file system in memory.
 const SHARED_MEMORY: &str = "/dev/shm";
 /// Prefix of the names of both folders.
 const PREFIX: &str = "tarn-demo-";
-/// Time limit for remaining processes to end by themselves.
+/// Time limit for remaining processes to end before they are killed.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Folders of the demo.
+/// Temporary folders of the demo.
 #[derive(Debug)]
 pub struct Scratch {
     disk: TempDir,
@@ -26,40 +26,42 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// Creates both folders. Without a file system in memory the devices are sparse files on disk.
+    /// Creates both folders. If there is no file system in memory, devices are sparse files on
+    /// disk.
     ///
     /// # Errors
-    /// A folder cannot be created.
+    /// Returns an error if a folder cannot be created.
     pub fn new() -> Result<Self, Failure> {
         let temporary = std::env::temp_dir();
         let memory = Some(Path::new(SHARED_MEMORY)).filter(|memory| memory.is_dir()).unwrap_or(&temporary);
         Ok(Self { disk: folder(&temporary)?, memory: folder(memory)? })
     }
 
-    /// Returns the folder of the devices' memory.
+    /// Returns the folder for the memory of devices.
     pub fn memory(&self) -> &Path {
         self.memory.path()
     }
 
-    /// Returns the folder of stores, settings and logs.
+    /// Returns the folder for stores, configuration files and logs.
     pub fn disk(&self) -> &Path {
         self.disk.path()
     }
 
-    /// Returns the path of a file on disk.
+    /// Returns the path of a file in the folder on disk.
     pub fn file(&self, name: &str) -> PathBuf {
         self.disk.path().join(name)
     }
 
-    /// Returns the folder of an agent's records and socket.
+    /// Returns the runtime directory of an agent, which contains its records and socket.
     pub fn runtime_dir(&self, host: &str) -> PathBuf {
         self.disk.path().join("hosts").join(host)
     }
 
-    /// Ends remaining processes, then removes everything.
+    /// Waits for processes that use the folders, kills the remaining ones, and removes both
+    /// folders.
     ///
     /// # Errors
-    /// A folder cannot be removed.
+    /// Returns an error if a folder cannot be removed.
     pub fn remove(self) -> Result<(), Failure> {
         let ended = wait_until("all processes to end", STOP_TIMEOUT, || {
             Ok(processes::with_argument_in(self.disk()).is_empty())

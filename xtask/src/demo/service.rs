@@ -1,5 +1,5 @@
-//! Processes of the rack: a manager, and an agent for each host, with their logs. When dropped, all
-//! are killed by their pid and waited for.
+//! Processes of the rack: a manager and one agent per host, with their logs. Dropping [`Services`]
+//! kills all processes and waits for their end.
 
 use std::{
     collections::BTreeMap,
@@ -18,26 +18,28 @@ use crate::{failure::Failure, step::step, wait::wait_until};
 
 /// Time limit for a process to end after SIGTERM.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
-/// Rounds of killing the processes of a host; each kills those started during the previous one.
+/// Maximum number of rounds to kill the processes of a host. A round kills the processes that were
+/// started during the previous round.
 const KILL_ROUNDS_MAX: usize = 100;
 
-/// Programs of the rack.
+/// Paths of the programs of the rack.
 #[derive(Debug)]
 pub struct Programs {
-    /// `pool-manager`.
+    /// Path of `pool-manager`.
     pub manager: PathBuf,
-    /// `host-agent`.
+    /// Path of `host-agent`.
     pub agent: PathBuf,
-    /// `tarn`.
+    /// Path of `tarn`.
     pub tarn: PathBuf,
-    /// `vmm-plugin`.
+    /// Path of `vmm-plugin`.
     pub vmm: PathBuf,
-    /// `xtask`, as built with the others: the running file may have been replaced.
+    /// Path of `xtask`, built together with the other programs. The file of the running `xtask` may
+    /// have been replaced.
     pub xtask: PathBuf,
 }
 
-/// Returns a command for a program, without colours in its log and without the user's environment
-/// variables for another rack.
+/// Returns a command for a program, without colours in its log. Removes environment variables of
+/// the user that refer to another rack.
 pub fn command(program: &Path) -> Command {
     let mut command = Command::new(program);
     let names = env::vars_os().map(|(name, _)| name);
@@ -48,25 +50,25 @@ pub fn command(program: &Path) -> Command {
     command
 }
 
-/// Prefix of environment variables of Tarn.
+/// Prefix of environment variables that Tarn programs read.
 const ENV_PREFIX: &str = "TARN_";
 
-/// Starts a process in its own process group, so that Ctrl-C reaches only the demo, which then stops
-/// it in order.
+/// Starts a process in its own process group. Ctrl-C then reaches only the demo, which stops the
+/// processes in order.
 ///
 /// # Errors
-/// It does not start.
+/// Returns an error if the process does not start.
 pub fn start(name: &str, command: &mut Command, log: PathBuf) -> Result<Process, Failure> {
     Ok(Process::start(name, command.process_group(0), log)?)
 }
 
-/// Processes of the rack.
+/// Running processes of the rack.
 #[derive(Debug)]
 pub struct Services<'a> {
     programs: &'a Programs,
     rack: &'a Rack,
     scratch: &'a Scratch,
-    /// Processes by name: `pool-manager`, or the host's name.
+    /// Processes by name: `pool-manager` for the manager, the name of the host for an agent.
     running: BTreeMap<String, Process>,
 }
 
@@ -82,7 +84,7 @@ impl<'a> Services<'a> {
     /// Creates the store of the rack.
     ///
     /// # Errors
-    /// `pool-manager init` fails.
+    /// Returns an error if `pool-manager init` fails.
     pub fn init_rack(&self) -> Result<(), Failure> {
         let mut init = command(&self.programs.manager);
         step("pool-manager init", init.args(["init", "--config"]).arg(&self.rack.file))
@@ -91,20 +93,20 @@ impl<'a> Services<'a> {
     /// Starts the manager.
     ///
     /// # Errors
-    /// It does not start.
+    /// Returns an error if the manager does not start.
     pub fn start_manager(&mut self) -> Result<(), Failure> {
         self.start(MANAGER, &self.programs.manager, &self.rack.file)
     }
 
-    /// Kills the manager.
+    /// Kills the manager process.
     pub fn kill_manager(&mut self) {
         self.running.remove(MANAGER);
     }
 
-    /// Starts a host's agent.
+    /// Writes the configuration of a host's agent, and starts the agent.
     ///
     /// # Errors
-    /// It does not start, or its settings cannot be written.
+    /// Returns an error if the agent does not start or its configuration cannot be written.
     pub fn start_agent(&mut self, host: &str) -> Result<(), Failure> {
         let runtime = self.scratch.runtime_dir(host);
         fs::create_dir_all(&runtime).map_err(Failure::file("create", &runtime))?;
@@ -121,10 +123,10 @@ impl<'a> Services<'a> {
         self.start(host, &self.programs.agent, &file)
     }
 
-    /// Kills a host's agent and its VMs, and returns the number of VMs.
+    /// Kills the agent and all VMs of a host. Returns the number of killed VMs.
     ///
     /// # Errors
-    /// New processes keep starting.
+    /// Returns an error if new processes are still found after [`KILL_ROUNDS_MAX`] rounds.
     pub fn cut_power(&mut self, host: &str) -> Result<usize, Failure> {
         self.running.remove(host);
         let mut killed = 0;
@@ -137,13 +139,15 @@ impl<'a> Services<'a> {
             killed += vms.len();
             vms.iter().for_each(processes::Process::wait);
         }
-        Err(Failure::Result(format!("processes of {host} do not end")))
+        Err(Failure::Result(format!(
+            "host {host} still has processes after {KILL_ROUNDS_MAX} rounds of SIGKILL"
+        )))
     }
 
     /// Checks that all processes are running.
     ///
     /// # Errors
-    /// [`Failure::Step`] with a process that ended.
+    /// Returns [`Failure::Step`] with the name of a process that has ended.
     pub fn check_running(&mut self) -> Result<(), Failure> {
         for (name, service) in &mut self.running {
             if let Some(status) = service.exit_status()? {
@@ -153,7 +157,7 @@ impl<'a> Services<'a> {
         Ok(())
     }
 
-    /// Prints the last log lines of processes that ended unexpectedly.
+    /// Prints the last log lines of processes that have ended.
     pub fn print_log_tails(&mut self) {
         for (name, service) in &mut self.running {
             if !matches!(service.exit_status(), Ok(None)) {
@@ -162,10 +166,12 @@ impl<'a> Services<'a> {
         }
     }
 
-    /// Stops all processes: agents first, so that the manager sees them disconnect.
+    /// Stops all processes. Agents are stopped first, so that the manager observes their
+    /// disconnect.
     ///
     /// # Errors
-    /// A process does not end in time, or fails. All are killed in any case.
+    /// Returns an error if a process does not end in time or exits with a failure. All processes
+    /// are killed in either case.
     pub fn stop(mut self) -> Result<(), Failure> {
         let manager = self.running.remove(MANAGER);
         let agents = std::mem::take(&mut self.running);

@@ -1,4 +1,4 @@
-//! History of slices from the events of `tarn watch`: their owners in order.
+//! History of slices, read from the events of `tarn watch`: the owners of a slice in order.
 
 use std::{fs, path::PathBuf};
 
@@ -12,7 +12,7 @@ use super::{
 use crate::failure::Failure;
 use local_rack::Process;
 
-/// Line of the watch about a slice.
+/// Output line of `tarn watch` about a slice.
 #[derive(Debug, Deserialize)]
 struct Line {
     slice: Event,
@@ -26,7 +26,7 @@ struct Event {
     vm: Option<String>,
 }
 
-/// Running watch of all durable changes.
+/// Running process of `tarn watch`, which writes all durable changes to a log.
 #[derive(Debug)]
 pub struct SliceWatch {
     watch: Option<Process>,
@@ -34,10 +34,10 @@ pub struct SliceWatch {
 }
 
 impl SliceWatch {
-    /// Starts the watch.
+    /// Starts `tarn watch`.
     ///
     /// # Errors
-    /// `tarn` does not start.
+    /// Returns an error if `tarn` does not start.
     pub fn start(programs: &Programs, rack: &Rack, scratch: &Scratch) -> Result<Self, Failure> {
         let log = scratch.file("watch.jsonl");
         let mut command = command(&programs.tarn);
@@ -45,13 +45,13 @@ impl SliceWatch {
         Ok(Self { watch: Some(service::start("tarn watch", &mut command, log.clone())?), log })
     }
 
-    /// Ends the watch.
+    /// Kills `tarn watch`. Its log remains.
     pub fn stop(&mut self) {
         self.watch = None;
     }
 
-    /// Returns the history of a slice after a host had it: from its last VM there to its next one
-    /// elsewhere, if any.
+    /// Returns the history of a slice from its last VM on this host to the next VM that owns the
+    /// slice. Returns `None` if there are no such VMs.
     pub fn history_after(&self, host: &str, slice: u32) -> Option<String> {
         history(&fs::read_to_string(&self.log).ok()?, host, slice)
     }
@@ -70,11 +70,11 @@ fn history(log: &str, host: &str, slice: u32) -> Option<String> {
     Some(format!("slice {slice}: {}", steps.join(" → ")))
 }
 
-/// Entry of a slice's history.
+/// Entry in the history of a slice.
 #[derive(Debug, PartialEq, Eq)]
 struct HistoryEntry {
     text: String,
-    /// Host, if a VM there owned the slice.
+    /// Host of the VM that owned the slice. `None` if no VM owned the slice.
     host: Option<String>,
 }
 
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn history_leads_from_lost_host_to_next_vm() {
+    fn history_contains_steps_from_lost_host_to_next_vm() {
         let log = [
             event(7, "online", "\"h0\"", "\"z\""),
             event(7, "online", "\"h1\"", "\"a\""),

@@ -1,4 +1,5 @@
-//! Queries the rack like an operator: by `tarn` with JSON output, which is a stable interface.
+//! Runs commands of `tarn` on the rack, like an operator. Queries use the JSON output, which is a
+//! stable interface.
 
 use std::{path::Path, process::Output};
 
@@ -10,16 +11,16 @@ use super::{
 };
 use crate::failure::Failure;
 
-/// Fields of a host that the demo uses.
+/// Host in the output of `tarn get hosts`, with the fields that the demo uses.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Host {
-    /// Name of the host.
+    /// Name of the host, such as `h0`.
     pub host: String,
-    /// State in lower case.
+    /// State of the host, in lower case.
     pub state: String,
-    /// Number of its slices.
+    /// Number of slices of the host.
     pub slices: u32,
-    /// Number of its VMs.
+    /// Number of VM reservations on the host.
     pub reservations: u32,
 }
 
@@ -34,7 +35,7 @@ struct Emc {
     draining: u32,
 }
 
-/// `tarn`, with the endpoint of a rack.
+/// Client of a rack, which runs the program `tarn`.
 #[derive(Debug)]
 pub struct TarnCli<'a> {
     tarn: &'a Path,
@@ -42,7 +43,7 @@ pub struct TarnCli<'a> {
 }
 
 impl<'a> TarnCli<'a> {
-    /// Returns a client of this rack.
+    /// Creates a client for this rack.
     pub fn new(programs: &'a Programs, rack: &Rack) -> Self {
         Self { tarn: &programs.tarn, uri: rack.uri() }
     }
@@ -50,23 +51,23 @@ impl<'a> TarnCli<'a> {
     /// Returns whether the manager replies to requests.
     ///
     /// # Errors
-    /// `tarn` does not start.
+    /// Returns an error if `tarn` does not start.
     pub fn is_manager_ready(&self) -> Result<bool, Failure> {
         Ok(self.run(&["get", "rack"])?.status.success())
     }
 
-    /// Returns all hosts.
+    /// Returns all hosts of the rack.
     ///
     /// # Errors
-    /// No reply, or one that cannot be parsed.
+    /// Returns an error if there is no reply or the reply cannot be parsed.
     pub fn hosts(&self) -> Result<Vec<Host>, Failure> {
         self.json(&["get", "hosts"])
     }
 
-    /// Returns whether a host is in one of these states; false without a reply.
+    /// Returns whether a host is in one of these states. Returns `false` if there is no reply.
     ///
     /// # Errors
-    /// A reply that cannot be parsed.
+    /// Returns an error if the reply cannot be parsed.
     pub fn has_state(&self, host: &str, states: &[&str]) -> Result<bool, Failure> {
         let hosts = self.hosts().or_else(|failure| match failure {
             Failure::Step { .. } => Ok(Vec::new()),
@@ -75,20 +76,20 @@ impl<'a> TarnCli<'a> {
         Ok(hosts.iter().any(|candidate| candidate.host == host && states.contains(&candidate.state.as_str())))
     }
 
-    /// Returns the slices of a host.
+    /// Returns the ids of the slices of a host.
     ///
     /// # Errors
-    /// No reply, or one that cannot be parsed.
+    /// Returns an error if there is no reply or the reply cannot be parsed.
     pub fn slices_of(&self, host: &str) -> Result<Vec<u32>, Failure> {
         let slices: Vec<Slice> = self.json(&["get", "slices"])?;
         let owned = slices.into_iter().filter(|slice| slice.host.as_deref() == Some(host));
         Ok(owned.map(|slice| slice.slice).collect())
     }
 
-    /// Returns whether no slice is draining.
+    /// Returns whether no slice of the rack is draining.
     ///
     /// # Errors
-    /// No reply, or one that cannot be parsed.
+    /// Returns an error if there is no reply or the reply cannot be parsed.
     pub fn has_no_draining_slice(&self) -> Result<bool, Failure> {
         let emcs: Vec<Emc> = self.json(&["get", "emcs"])?;
         Ok(emcs.iter().all(|emc| emc.draining == 0))
@@ -97,15 +98,15 @@ impl<'a> TarnCli<'a> {
     /// Runs a command that changes the rack.
     ///
     /// # Errors
-    /// The command fails.
+    /// Returns an error if the command fails.
     pub fn execute(&self, arguments: &[&str]) -> Result<(), Failure> {
         self.run_checked(arguments).map(drop)
     }
 
-    /// Returns a list as a table.
+    /// Returns the output of `tarn get KIND` as a table.
     ///
     /// # Errors
-    /// The command fails.
+    /// Returns an error if the command fails.
     pub fn table(&self, kind: &str) -> Result<String, Failure> {
         let output = self.run_checked(&["get", kind])?;
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
@@ -116,7 +117,7 @@ impl<'a> TarnCli<'a> {
         let output = self.run_checked(&arguments)?;
         serde_json::from_slice(&output.stdout).map_err(|error| Failure::UnexpectedOutput {
             program: format!("tarn {}", arguments.join(" ")),
-            why: error.to_string(),
+            reason: error.to_string(),
         })
     }
 

@@ -1,4 +1,5 @@
-//! Connects this terminal to the shell of a host until one side closes, or the user leaves.
+//! Connects this terminal to the shell of a host, until the host closes the connection or the user
+//! presses Ctrl-].
 
 use std::{
     fs::File,
@@ -12,13 +13,13 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::failure::Failure;
 
-/// Key that leaves the shell: Ctrl-].
+/// Key that closes the shell: Ctrl-].
 const ESCAPE_KEY: u8 = 0x1d;
 
-/// Connects this terminal until Ctrl-], or until the host has no power.
+/// Connects this terminal to the shell of a host until Ctrl-] or until the host is powered off.
 ///
 /// # Errors
-/// The host has no power.
+/// Returns an error if the host is powered off or the connection fails.
 pub fn run(host: &RackHost) -> Result<(), Failure> {
     let shell = host.shell();
     let socket = UnixStream::connect(&shell).map_err(Failure::file("connect to", &shell))?;
@@ -30,7 +31,7 @@ pub fn run(host: &RackHost) -> Result<(), Failure> {
 }
 
 fn forward(mut socket: &UnixStream) -> io::Result<()> {
-    // `io::Stdin` buffers, so that poll would miss bytes.
+    // `io::Stdin` is not used because poll does not report bytes in its buffer.
     let mut keyboard = File::from(io::stdin().as_fd().try_clone_to_owned()?);
     let mut buffer = [0; 4096];
     socket.write_all(b"\n")?; // shows a prompt
@@ -56,7 +57,8 @@ fn forward(mut socket: &UnixStream) -> io::Result<()> {
     }
 }
 
-/// Terminal in raw mode, restored when it is dropped; other files are unchanged.
+/// Terminal in raw mode. Dropping the value restores the settings. If stdin is not a terminal,
+/// nothing is changed.
 struct RawTerminal {
     settings: Option<String>,
 }
@@ -67,7 +69,7 @@ impl RawTerminal {
         if settings.is_some() {
             stty(&["raw", "-echo"]);
             if let Some((rows, columns)) = stty(&["size"]).as_deref().and_then(|size| size.split_once(' ')) {
-                // Only for line wrapping.
+                // The size affects only line wrapping, so errors are ignored.
                 let _ = host.run(&format!("stty -F /dev/ttyS1 rows {rows} cols {columns}"));
             }
         }
@@ -83,7 +85,7 @@ impl Drop for RawTerminal {
     }
 }
 
-/// Runs `stty` and returns its output; `None` if stdin is not a terminal.
+/// Runs `stty` and returns its output. Returns `None` if stdin is not a terminal.
 fn stty(arguments: &[&str]) -> Option<String> {
     let output =
         Command::new("stty").args(arguments).stdin(Stdio::inherit()).stderr(Stdio::null()).output().ok()?;

@@ -1,7 +1,7 @@
-//! `cargo xtask rack symbiosis`: two unmodified Debian programs share one emulated host. mbw copies
-//! memory sequentially, memcached serves keys by Zipf's law. Memory beyond their shares is on a
-//! slow drive. First each has half of everything, then the agent decides; the results of both are
-//! printed.
+//! `cargo xtask rack symbiosis`: measures Symbiosis with two unmodified Debian programs on one
+//! emulated host. mbw copies memory sequentially. memcached serves Zipf-distributed keys. Memory
+//! beyond the share of a program is swapped to a slow drive. The programs are measured twice: with
+//! equal shares, and with shares set by the agent.
 
 use std::{
     path::Path,
@@ -15,32 +15,35 @@ use emulated_host::{
 
 use crate::{artifacts, failure::Failure, step::build, wait::Interrupt};
 
-/// Shared resources, in MiB and MB/s.
+/// Memory that both programs share, in MiB.
 const MEMORY_MIB: u64 = 112;
+/// Bandwidth of the link that both programs share, in MB/s.
 const LINK_MB_S: u32 = 16;
-/// The swap drive, in MiB.
+/// Size of the swap drive, in MiB.
 const DRIVE_MIB: u32 = 1024;
-/// Size of the two arrays of mbw, and number of keys of memcached, of one page each.
+/// Size of each of the two arrays of mbw, in MiB.
 const ARRAY_MIB: u32 = 44;
+/// Number of keys in memcached.
 const KEYS: u32 = 22_000;
+/// Size of a value in memcached, so that each key occupies about one page.
 const VALUE_BYTES: u32 = 3900;
 /// Time limit of a command on the host.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(120);
-/// Time limit for filling memcached.
+/// Time limit to fill memcached.
 const FILL_TIMEOUT: Duration = Duration::from_secs(240);
-/// Duration of the load, in seconds.
+/// Duration of the load on memcached, in seconds. It is longer than all measurements.
 const LOAD_S: u64 = 3600;
 
-/// Durations.
+/// Options of `rack symbiosis`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Duration of an epoch in seconds, 2 to 60
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(2..=60))]
     epoch: u64,
-    /// Epochs before the second measurement, 3 to 60
+    /// Number of epochs before the second measurement, 3 to 60
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(3..=60))]
     epochs: u64,
-    /// Duration of each measurement in seconds, 30 to 600: a copy takes ten
+    /// Duration of each measurement in seconds, 30 to 600; one copy of mbw takes about 10 s
     #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u64).range(30..=600))]
     seconds: u64,
 }
@@ -48,13 +51,14 @@ pub struct Args {
 /// Throughput of both programs.
 #[derive(Clone, Copy, Debug)]
 struct Throughput {
-    /// Copy rate of mbw.
+    /// Copy rate of mbw, in MiB per second.
     mib_per_s: f64,
-    /// Request rate of memcached.
+    /// Request rate of memcached, in keys per second.
     keys_per_s: f64,
 }
 
-/// Setup script of the host: two tenants get half of everything each.
+/// Returns the setup script of the host, which gives each of two tenants half of the memory and
+/// half of the bandwidth.
 fn setup_script() -> String {
     let (half_bytes, half_rate) = ((MEMORY_MIB / 2) << 20, u64::from(LINK_MB_S) / 2 * 1_000_000);
     format!(
@@ -68,7 +72,7 @@ done
     )
 }
 
-/// Section `[symbiosis]` of the agent's configuration.
+/// Returns the section `[symbiosis]` of the agent configuration.
 fn agent_config(epoch_s: u64) -> String {
     format!(
         "[symbiosis]\ncgroups = \"/sys/fs/cgroup/tenants\"\nmemory_mib = {MEMORY_MIB}\nbandwidth_mb_s = {LINK_MB_S}\n\
@@ -79,7 +83,7 @@ fn agent_config(epoch_s: u64) -> String {
 /// Runs both measurements and prints the results.
 ///
 /// # Errors
-/// A requirement is missing, or a program on the host fails.
+/// Returns an error if an artifact is missing or a program on the host fails.
 pub fn run(args: &Args, folder: &Path) -> Result<(), Failure> {
     let artifacts = Artifacts::open(&artifacts::ensure()?)?;
     let interrupt = Interrupt::new()?;
@@ -92,9 +96,9 @@ pub fn run(args: &Args, folder: &Path) -> Result<(), Failure> {
         })?;
     let host = &rack.hosts().all()[0];
     start_programs(host, &interrupt)?;
-    eprintln!("── equal split of {MEMORY_MIB} MiB and {LINK_MB_S} MB/s, for {} s", args.seconds);
+    eprintln!("── measuring an equal split of {MEMORY_MIB} MiB and {LINK_MB_S} MB/s for {} s", args.seconds);
     let before = measure(host, args.seconds, &interrupt)?;
-    eprintln!("── shares set by the agent, every {} s, {} times", args.epoch, args.epochs);
+    eprintln!("── the agent sets the shares every {} s for {} epochs", args.epoch, args.epochs);
     command(
         host,
         &format!(
@@ -102,7 +106,7 @@ pub fn run(args: &Args, folder: &Path) -> Result<(), Failure> {
             agent_config(args.epoch)
         ),
     )?;
-    // The agent measures one epoch before it decides.
+    // The agent measures one epoch before it sets shares for the first time.
     wait(args.epoch * (args.epochs + 1), &interrupt)?;
     let after = measure(host, args.seconds, &interrupt)?;
     print_results(host, &rack, before, after)
@@ -121,7 +125,8 @@ fn plan(artifacts: &Artifacts) -> Result<RackPlan, Failure> {
     Ok(RackPlan::new(hosts, Programs { manager, agent, tarn, power_off }, "dax"))
 }
 
-/// Starts both programs, each in its cgroup, and the load outside; waits until memcached is full.
+/// Starts both programs, each in its cgroup, and the load on memcached outside of the cgroups.
+/// Returns when memcached is filled.
 fn start_programs(host: &RackHost, interrupt: &Interrupt) -> Result<(), Failure> {
     let in_cgroup = |tenant: &str, program: &str| {
         format!(
@@ -147,16 +152,17 @@ fn start_programs(host: &RackHost, interrupt: &Interrupt) -> Result<(), Failure>
             return Err(unexpected_output("memcached or its load", &output));
         }
         if Instant::now() > deadline {
-            return Err(Failure::TimedOut { what: "memcached to be filled", limit: FILL_TIMEOUT });
+            return Err(Failure::TimedOut { event: "memcached to be filled", limit: FILL_TIMEOUT });
         }
         wait(1, interrupt)?;
     }
-    // Output to a file is buffered by default.
+    // stdbuf makes mbw write each line of output immediately.
     let stream = format!("env LD_PRELOAD=/lib/libstdbuf.so _STDBUF_O=L mbw -n 1000000 -t 0 {ARRAY_MIB}");
     command(host, &in_cgroup("stream", &stream)).map(drop)
 }
 
-/// Measures both programs for a time, after a few seconds to fill their memory.
+/// Measures the throughput of both programs for `seconds`, after a third of this time to fill their
+/// memory.
 fn measure(host: &RackHost, seconds: u64, interrupt: &Interrupt) -> Result<Throughput, Failure> {
     wait(seconds / 3, interrupt)?;
     let lines = |log: &str| -> Result<usize, Failure> {
@@ -173,8 +179,8 @@ fn measure(host: &RackHost, seconds: u64, interrupt: &Interrupt) -> Result<Throu
     })
 }
 
-/// Returns the MiB per second of all copies, each a line with `MiB: 72.0` and `Elapsed: 0.5`
-/// between tabs.
+/// Returns the mean rate of all copies in the log of mbw, in MiB per second. A line has fields such
+/// as `MiB: 72.0` and `Elapsed: 0.5`, separated by tabs.
 fn mib_per_s(log: &str) -> Option<f64> {
     let number = |line: &str, name: &str| -> Option<f64> {
         line.split('\t').find_map(|part| part.strip_prefix(name))?.split_whitespace().next()?.parse().ok()
@@ -188,7 +194,8 @@ fn mib_per_s(log: &str) -> Option<f64> {
     (seconds > 0.0).then(|| mib / seconds)
 }
 
-/// Returns the mean of lines such as `1234 a second, 0 absent`.
+/// Returns the mean rate in the log of the load, in keys per second. A line is in the format
+/// `1234 a second, 0 absent`.
 fn keys_per_s(log: &str) -> Option<f64> {
     let rates: Vec<f64> =
         log.lines().filter_map(|line| line.split_once(" a second")?.0.parse().ok()).collect();
@@ -224,8 +231,8 @@ fn command(host: &RackHost, text: &str) -> Result<String, Failure> {
 }
 
 fn unexpected_output(program: &str, output: &str) -> Failure {
-    let why = output.chars().take(500).collect();
-    Failure::UnexpectedOutput { program: program.chars().take(60).collect(), why }
+    let reason = output.chars().take(500).collect();
+    Failure::UnexpectedOutput { program: program.chars().take(60).collect(), reason }
 }
 
 fn wait(seconds: u64, interrupt: &Interrupt) -> Result<(), Failure> {

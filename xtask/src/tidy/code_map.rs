@@ -1,33 +1,35 @@
-//! Rule: the code map in ARCHITECTURE.md lists every folder and no other. Descriptions are not
-//! checked.
+//! Rule: the code map in ARCHITECTURE.md lists all folders, and only existing folders. Descriptions
+//! are not checked.
 
 use std::collections::BTreeSet;
 
 use super::{Violation, sources::Sources};
 
 const ARCHITECTURE: &str = "ARCHITECTURE.md";
-/// Heading above the map, which is the first code block after it.
+/// Heading above the code map. The map is the first code block after this heading.
 const HEADING: &str = "## Code map";
 
-/// Reports folders missing in the map, and lines of the map without a folder.
+/// Reports folders that are missing in the map, and lines of the map whose folder does not exist.
 pub fn matches(sources: &Sources) -> Vec<Violation> {
     let text = sources.texts.get(ARCHITECTURE).map_or("", String::as_str);
     let mapped = mapped_folders(text);
     let folders = folders(sources);
     let stale = mapped.iter().filter(|(_, folder)| !folders.contains(folder.as_str()));
-    let stale =
-        stale.map(|(line, folder)| violation(*line, format!("{folder} is in the map and does not exist")));
+    let stale = stale.map(|(line, folder)| {
+        violation(*line, format!("folder {folder} is in the code map but does not exist"))
+    });
     let missing = folders.iter().filter(|folder| !mapped.iter().any(|(_, mapped)| mapped == *folder));
-    let missing = missing.map(|folder| violation(1, format!("{folder} is not in the map")));
+    let missing = missing.map(|folder| violation(1, format!("folder {folder} is not in the code map")));
     stale.chain(missing).collect()
 }
 
-fn violation(line: usize, what: String) -> Violation {
-    let fix = "update the code map in ARCHITECTURE.md: one line for each folder, its name first";
-    Violation { path: ARCHITECTURE.to_owned(), line, what, fix }
+fn violation(line: usize, message: String) -> Violation {
+    let fix = "update the code map in ARCHITECTURE.md: one line per folder, starting with its name";
+    Violation { path: ARCHITECTURE.to_owned(), line, message, fix }
 }
 
-/// Returns the folders in the map: the first word of each line without indentation.
+/// Returns the folders in the map with their line numbers. A folder is the first word of a line
+/// without indentation.
 fn mapped_folders(text: &str) -> Vec<(usize, String)> {
     let lines = text.lines().enumerate().skip_while(|(_, line)| *line != HEADING);
     let block = lines.skip_while(|(_, line)| !line.starts_with("```")).skip(1);
@@ -36,8 +38,8 @@ fn mapped_folders(text: &str) -> Vec<(usize, String)> {
     names.filter_map(|(n, line)| Some((n + 1, line.split_whitespace().next()?.to_owned()))).collect()
 }
 
-/// Returns the top-level folders that are not hidden, with the folders in `crates/` instead of
-/// `crates/`.
+/// Returns the visible top-level folders of the repository. `crates/` is replaced by the folders in
+/// it.
 fn folders(sources: &Sources) -> BTreeSet<&str> {
     let folder = |path: &str| {
         let depth = if path.starts_with("crates/") { 2 } else { 1 };
@@ -58,7 +60,7 @@ mod tests {
         let files = folders.iter().map(|folder| format!("{folder}Cargo.toml")).collect::<Vec<_>>();
         let files =
             files.iter().map(|path| (path.as_str(), "")).chain([(ARCHITECTURE, MAP)]).collect::<Vec<_>>();
-        matches(&sources(&files)).into_iter().map(|violation| violation.what).collect()
+        matches(&sources(&files)).into_iter().map(|violation| violation.message).collect()
     }
 
     #[test]
@@ -70,12 +72,12 @@ mod tests {
     fn folder_missing_in_map_is_reported() {
         assert_eq!(
             violations(&["crates/pool/", "proto/", "crates/soft/"]),
-            ["crates/soft/ is not in the map"]
+            ["folder crates/soft/ is not in the code map"]
         );
     }
 
     #[test]
     fn map_line_without_folder_is_reported() {
-        assert_eq!(violations(&["crates/pool/"]), ["proto/ is in the map and does not exist"]);
+        assert_eq!(violations(&["crates/pool/"]), ["folder proto/ is in the code map but does not exist"]);
     }
 }

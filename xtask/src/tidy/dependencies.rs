@@ -1,5 +1,5 @@
-//! Rules of dependencies between crates, checked against the manifests with a table. The use of a
-//! dependency is checked by `pure.rs` and reviewers.
+//! Rules for dependencies between crates: the manifests may contain only the dependencies in the
+//! tables of this file. `pure.rs` checks how pure crates use the standard library.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use toml::{Table, Value};
 
 use super::{Violation, sources::Sources};
 
-/// Internal dependencies that each crate may have. A crate that is not listed is a violation.
+/// Internal dependencies that each crate may have. Every crate must be listed here.
 const MAY_USE: &[(&str, &[&str])] = &[
     ("units", &[]),
     ("pool", &["units"]),
@@ -58,14 +58,14 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// Pure crates: results depend on arguments only.
+/// Names of the pure crates. The results of a pure crate depend only on its arguments.
 pub const PURE: &[&str] = &["units", "pool", "prediction", "fairness", "sim"];
 
-/// External dependencies of pure crates, none of which uses a clock, file, thread, socket or the
-/// environment for its purpose here.
+/// External dependencies that pure crates may have. In pure crates, none of them uses a clock,
+/// file, thread, socket or the environment.
 const PURE_MAY_USE: &[&str] = &[
     "csv",
-    "humantime", // formatting only, of times that are arguments
+    "humantime", // used only to format times that are passed as arguments
     "indexmap",
     "postcard",
     "prost",
@@ -77,10 +77,10 @@ const PURE_MAY_USE: &[&str] = &[
     "smallvec",
     "thiserror",
 ];
-/// Additional dependencies of their tests.
+/// External dependencies that only the tests of pure crates may have.
 const PURE_TESTS_MAY_USE: &[&str] = &["flate2", "postcard", "proptest", "stateright", "toml"];
 
-/// Returns the folder of a crate.
+/// Returns the folder of a crate, relative to the root of the repository.
 pub fn folder_of(name: &str) -> String {
     match name {
         "units" | "pool" | "prediction" | "fairness" | "sim" | "host-memory" | "emulated-host"
@@ -91,7 +91,7 @@ pub fn folder_of(name: &str) -> String {
     }
 }
 
-/// Dependency in a manifest.
+/// Dependency of a crate, as found in its manifest.
 struct Import<'a> {
     crate_name: String,
     path: &'a str,
@@ -107,8 +107,8 @@ pub fn imports(sources: &Sources) -> Vec<Violation> {
     let unknown = crates.iter().filter(|(name, _)| allowed(name).is_none()).map(|(name, path)| Violation {
         path: (*path).to_owned(),
         line: 1,
-        what: format!("the crate {name} is not in the table of dependencies"),
-        fix: "add it to MAY_USE in xtask/src/tidy/dependencies.rs, with the crates it may import",
+        message: format!("crate {name} is not in the table of allowed dependencies"),
+        fix: "add the crate and its allowed dependencies to MAY_USE in xtask/src/tidy/dependencies.rs",
     });
     let all = manifests(sources).flat_map(|(path, name, table)| imports_of(path, &name, &table, sources));
     let forbidden = all.filter(|import| {
@@ -119,13 +119,14 @@ pub fn imports(sources: &Sources) -> Vec<Violation> {
     let forbidden = forbidden.map(|import| Violation {
         path: import.path.to_owned(),
         line: import.line,
-        what: format!("{} may not import {}", import.crate_name, import.dependency),
-        fix: "connect the two crates in a service, or propose a change of MAY_USE",
+        message: format!("crate {} must not import {}", import.crate_name, import.dependency),
+        fix: "connect the two crates in a service, or propose a change of MAY_USE in dependencies.rs",
     });
     unknown.chain(forbidden).collect()
 }
 
-/// Reports external dependencies of pure crates that are not listed as harmless.
+/// Reports external dependencies of pure crates that are not in [`PURE_MAY_USE`] or, for tests, in
+/// [`PURE_TESTS_MAY_USE`].
 pub fn externals(sources: &Sources) -> Vec<Violation> {
     let all = manifests(sources).flat_map(|(path, name, table)| imports_of(path, &name, &table, sources));
     let disallowed =
@@ -133,8 +134,8 @@ pub fn externals(sources: &Sources) -> Vec<Violation> {
     let violation = |import: Import<'_>| Violation {
         path: import.path.to_owned(),
         line: import.line,
-        what: format!("{} is pure and may not import {}", import.crate_name, import.dependency),
-        fix: "take its result as an argument; if the dependency is pure, add it to PURE_MAY_USE in dependencies.rs",
+        message: format!("pure crate {} must not import {}", import.crate_name, import.dependency),
+        fix: "take the result as an argument; if the dependency is pure, add it to PURE_MAY_USE in dependencies.rs",
     };
     disallowed.map(violation).collect()
 }
@@ -151,7 +152,7 @@ fn allowed(crate_name: &str) -> Option<&'static [&'static str]> {
     MAY_USE.iter().find(|(name, _)| *name == crate_name).map(|(_, allowed_names)| *allowed_names)
 }
 
-/// Each package's manifest, its name and its content.
+/// Returns the path, package name and content of each manifest.
 fn manifests(sources: &Sources) -> impl Iterator<Item = (&str, String, Table)> {
     let manifests = sources.with_suffix("Cargo.toml");
     manifests.filter_map(|(path, text)| {
@@ -176,7 +177,7 @@ fn imports_of<'a>(path: &'a str, crate_name: &str, table: &Table, sources: &Sour
         crate_name: crate_name.to_owned(),
         path,
         line: 1 + text.lines().position(|line| line.starts_with(key.as_str())).unwrap_or(0),
-        // A renamed dependency is the same crate.
+        // A renamed dependency has the name of its crate in the key `package`.
         dependency: value.get("package").and_then(Value::as_str).unwrap_or(key).to_owned(),
         only_tests,
     };

@@ -2,19 +2,19 @@
 
 use super::{Violation, sources::Sources};
 
-/// This file, which contains the words.
+/// Path of this file, which is exempt because it contains the forbidden words.
 const THIS_FILE: &str = "xtask/src/tidy/forbidden_words.rs";
-/// Forbidden words, each with its alternative.
+/// Forbidden words, each with advice on a replacement.
 const FORBIDDEN: &[(&str, &str)] = &[
-    ("TODO", "implement it"),
-    ("FIXME", "fix it"),
+    ("TODO", "implement the missing part"),
+    ("FIXME", "fix the problem"),
     ("XXX", "describe the problem"),
-    ("HACK", "give the reason, or fix it"),
-    ("todo!", "implement it"),
-    ("unimplemented!", "implement it"),
-    ("dbg!", "use tracing, with facts as fields"),
-    ("/home/", "take paths of one machine as arguments"),
-    ("/root/", "take paths of one machine as arguments"),
+    ("HACK", "describe the reason, or fix the problem"),
+    ("todo!", "implement the missing part"),
+    ("unimplemented!", "implement the missing part"),
+    ("dbg!", "use tracing with fields"),
+    ("/home/", "take the path as an argument"),
+    ("/root/", "take the path as an argument"),
 ];
 
 /// Reports each line with a forbidden word.
@@ -24,7 +24,7 @@ pub fn none_used(sources: &Sources) -> Vec<Violation> {
         texts.flat_map(|(path, text)| text.lines().enumerate().map(move |(n, line)| (path, n + 1, line)));
     let violations = lines.filter_map(|(path, line, text)| {
         let (word, fix) = FORBIDDEN.iter().find(|(word, _)| text.contains(word))?;
-        Some(Violation { path: path.clone(), line, what: format!("{word:?}"), fix })
+        Some(Violation { path: path.clone(), line, message: format!("must not contain {word:?}"), fix })
     });
     violations.collect()
 }

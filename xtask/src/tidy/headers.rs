@@ -2,16 +2,16 @@
 
 use super::{Violation, sources::Sources};
 
-const FIX: &str = "start the file with a line that describes it and what it leaves to other files";
+const FIX: &str = "start the file with a comment that describes the purpose of the file";
 
-/// Reports each file without such a first line.
+/// Reports each Rust and proto file whose first line is not a comment.
 pub fn first_lines(sources: &Sources) -> Vec<Violation> {
     let rust_files = sources.with_suffix(".rs").filter(|(_, text)| !text.starts_with("//! "));
     let protos = sources.with_suffix(".proto").filter(|(_, text)| !text.starts_with("// "));
     let violation = |(path, _): (&str, &str)| Violation {
         path: path.to_owned(),
         line: 1,
-        what: "the first line does not describe this file".to_owned(),
+        message: "the first line must be a comment that describes the file".to_owned(),
         fix: FIX,
     };
     rust_files.chain(protos).map(violation).collect()

@@ -1,11 +1,11 @@
-//! Rule: every relative link in a Markdown page leads to a file, and to a heading if it names one.
-//! Links to other sites are not followed.
+//! Rule: every relative link in a Markdown page has an existing file as its target and, if the link
+//! names a heading, an existing heading. Links to other sites are not checked.
 
 use std::collections::BTreeSet;
 
 use super::{Violation, sources::Sources};
 
-/// Reports each relative link without a target.
+/// Reports each relative link whose target does not exist.
 pub fn resolve(sources: &Sources) -> Vec<Violation> {
     let pages = sources.with_suffix(".md");
     pages.flat_map(|(path, text)| broken(path, text, sources)).collect()
@@ -18,13 +18,13 @@ fn broken(path: &str, text: &str, sources: &Sources) -> Vec<Violation> {
     let violation = |(line, target): (usize, &str)| Violation {
         path: path.to_owned(),
         line,
-        what: format!("the link to {target} has no target"),
-        fix: "name an existing file, relative to the page, and a heading of it",
+        message: format!("target of link not found: {target}"),
+        fix: "use the path of an existing file, relative to the page, and an existing heading in this file",
     };
     broken.map(violation).collect()
 }
 
-/// Returns the targets of the inline links of one line.
+/// Returns the targets of all inline links in a line.
 fn targets(line: &str) -> impl Iterator<Item = &str> {
     line.split("](").skip(1).filter_map(|rest| rest.split(')').next())
 }
@@ -40,12 +40,12 @@ fn has_target(page: &str, target: &str, sources: &Sources) -> bool {
     match (sources.texts.get(&file), heading) {
         (Some(text), Some(heading)) => anchors(text).contains(heading),
         (Some(_), None) => true,
-        // A folder is a prefix of its files.
+        // The target may be a folder, which is a prefix of the paths of its files.
         (None, _) => sources.texts.keys().any(|path| path.starts_with(&format!("{file}/"))),
     }
 }
 
-/// Returns the path from the root of a file named relative to a page.
+/// Converts a path relative to a page into a path relative to the root of the repository.
 fn relative(page: &str, file: &str) -> String {
     let folder = page.rsplit_once('/').map_or("", |(folder, _)| folder);
     let mut parts: Vec<&str> = folder.split('/').filter(|part| !part.is_empty()).collect();
@@ -59,7 +59,7 @@ fn relative(page: &str, file: &str) -> String {
     parts.join("/")
 }
 
-/// Returns the anchors of a page's headings, as GitHub and mdBook name them.
+/// Returns the anchors of all headings in a page, in the format of GitHub and mdBook.
 fn anchors(text: &str) -> BTreeSet<String> {
     let headings = text.lines().filter(|line| line.starts_with('#'));
     headings.map(|line| anchor(line.trim_start_matches('#').trim())).collect()

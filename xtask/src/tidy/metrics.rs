@@ -1,16 +1,16 @@
-//! Rule: docs/metrics.md lists every metric. Values are checked by the tests of the services.
+//! Rule: docs/metrics.md lists every metric. The tests of the services check the values.
 
 use super::{Violation, sources::Sources};
 
-/// Reference of metrics.
+/// Path of the reference of all metrics.
 const REFERENCE: &str = "docs/metrics.md";
-/// Prefix of all metrics of Tarn.
+/// Prefix of the names of Tarn metrics.
 const PREFIX: &str = "tarn_";
-/// Prefix of the common metrics of gRPC servers.
+/// Prefix of the standard metrics of gRPC servers, which do not have [`PREFIX`].
 const COMMON: &str = "grpc_server_";
-/// Suffixes that the registry adds: unit and counter.
+/// Suffixes that the registry adds to a name for the unit and for counters.
 const ENDINGS: &[&str] = &["", "_total", "_seconds", "_bytes", "_bytes_total"];
-/// Methods of a registry whose first argument is a name.
+/// Methods of a metrics registry whose first argument is the name of a metric.
 const REGISTER_METHODS: &[&str] = &["register", "register_with_unit"];
 
 /// Reports each metric that the reference does not list.
@@ -23,8 +23,8 @@ pub fn documented(sources: &Sources) -> Vec<Violation> {
     let violation = |(file, (line, name)): (&super::rust::RustFile, (usize, String))| Violation {
         path: file.path.clone(),
         line,
-        what: format!("the metric {PREFIX}{name} is not in {REFERENCE}"),
-        fix: "describe it there, or remove it",
+        message: format!("metric {PREFIX}{name} is not documented in {REFERENCE}"),
+        fix: "describe the metric in docs/metrics.md, or remove the metric",
     };
     missing.map(violation).collect()
 }
@@ -33,7 +33,7 @@ fn is_listed(reference: &str, name: &str) -> bool {
     ENDINGS.iter().any(|end| {
         let prefix = if name.starts_with(COMMON) { "" } else { PREFIX };
         let full_name = format!("{prefix}{name}{end}");
-        // With or without labels.
+        // The reference lists a metric with or without labels.
         reference.contains(&format!("`{full_name}`")) || reference.contains(&format!("`{full_name}{{"))
     })
 }

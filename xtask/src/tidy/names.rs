@@ -1,11 +1,12 @@
-//! Rule: files and folders have names of the domain, not generic ones.
+//! Rule: files and folders are named after terms of the domain and do not have generic names.
 
 use super::{Violation, sources::Sources};
 
-/// Generic names.
+/// Generic names, which are not allowed.
 const GENERIC: &[&str] =
     &["util", "utils", "helper", "helpers", "data", "misc", "common", "manager2", "stuff"];
-/// Folder of the wire protocol, where `common` is the usual name.
+/// Folder of the wire protocol, which is exempt because `common` is the usual name for shared
+/// messages.
 const EXEMPT_PREFIX: &str = "proto/";
 
 /// Reports each path that contains a generic name.
@@ -19,8 +20,8 @@ pub fn files(sources: &Sources) -> Vec<Violation> {
     let violation = |(path, name): (&String, &str)| Violation {
         path: path.clone(),
         line: 1,
-        what: format!("the name {name} is generic"),
-        fix: "use a name of the domain",
+        message: format!("name {name:?} is generic"),
+        fix: "rename the file or folder to a term of the domain",
     };
     generic.map(violation).collect()
 }

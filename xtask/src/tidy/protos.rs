@@ -1,9 +1,9 @@
 //! Rule: each message, enum and service in `.proto` files has a comment. Requests, responses and
-//! empty messages are documented by their call.
+//! empty messages need no comment, because the comment of their RPC describes them.
 
 use super::{Violation, sources::Sources};
 
-/// Folder of our own protocol; other projects document theirs.
+/// Folder of the protocol of Tarn. Proto files of other projects are not checked.
 const OWN_PROTOS: &str = "proto/";
 
 /// Reports each declaration without a comment.
@@ -17,13 +17,13 @@ fn undocumented(path: &str, text: &str) -> Vec<Violation> {
     let undocumented = lines.iter().enumerate().filter_map(|(n, line)| {
         let above = n.checked_sub(1).map_or("", |above| lines[above]);
         let name = declared_name(line)?;
-        (!above.starts_with("//") && !is_documented_by_its_call(name, line)).then(|| (n + 1, name.to_owned()))
+        (!above.starts_with("//") && !is_documented_by_rpc(name, line)).then(|| (n + 1, name.to_owned()))
     });
     let violation = |(line, name)| Violation {
         path: path.to_owned(),
         line,
-        what: format!("{name} has no comment"),
-        fix: "describe it in a comment above it, with units and ranges",
+        message: format!("{name} must have a comment"),
+        fix: "add a comment above the declaration, with units and ranges",
     };
     undocumented.map(violation).collect()
 }
@@ -33,7 +33,7 @@ fn declared_name(line: &str) -> Option<&str> {
     Some(after.split([' ', '{']).next().unwrap_or(after))
 }
 
-fn is_documented_by_its_call(name: &str, line: &str) -> bool {
+fn is_documented_by_rpc(name: &str, line: &str) -> bool {
     name.ends_with("Request") || name.ends_with("Response") || line.ends_with("{}")
 }
 

@@ -1,5 +1,6 @@
-//! Rules of pure crates: no clock, file, thread, socket or environment, no unsafe code, and clippy
-//! lints for both. Their dependencies are checked in `dependencies.rs`.
+//! Rules for pure crates. A pure crate must not use clocks, files, threads, sockets, the
+//! environment or unsafe code, and must use the shared clippy configuration. `dependencies.rs`
+//! checks the dependencies of pure crates.
 
 use super::{
     Violation,
@@ -7,30 +8,35 @@ use super::{
     sources::Sources,
 };
 
-/// Prefixes of impure paths, each with its alternative.
+/// Paths that pure crates must not use, each with advice on a replacement.
 const IMPURE_PATHS: &[(&str, &str)] = &[
-    ("std::time::Instant", "take the time as an argument, units::Ns"),
-    ("std::time::SystemTime", "take the time as an argument, units::UnixMs"),
-    ("std::fs", "take bytes or impl Read from the caller"),
+    ("std::time::Instant", "take the time as an argument of type units::Ns"),
+    ("std::time::SystemTime", "take the time as an argument of type units::UnixMs"),
+    ("std::fs", "take bytes or impl Read as an argument"),
     ("std::net", "return the message as a value"),
-    ("std::os", "only services access the machine"),
-    ("std::process", "only services access the machine"),
+    ("std::os", "move the code that accesses the machine to a service"),
+    ("std::process", "move the code that accesses the machine to a service"),
     ("std::thread", "return the task as a value"),
     ("std::env", "take settings as arguments"),
-    ("std::io::stdin", "take impl Read from the caller"),
+    ("std::io::stdin", "take impl Read as an argument"),
     ("std::io::stdout", "return the output as a value"),
     ("std::io::stderr", "return the output as a value"),
 ];
-/// Clippy configuration that finds the same paths behind macros and aliases.
+/// Path of the clippy configuration, which disallows the same paths behind macros and aliases.
 const CLIPPY_CONFIG: &str = "crates/.clippy.toml";
 
-/// Reports each impure path in a pure crate.
+/// Reports each use of a path in [`IMPURE_PATHS`] by a pure crate.
 pub fn paths(sources: &Sources) -> Vec<Violation> {
     let pure = sources.shipped().filter(|file| PURE.iter().any(|name| is_in_crate(&file.path, name)));
     let paths_used = pure.flat_map(|file| file.paths().into_iter().map(move |at| (file, at)));
     let found = paths_used.filter_map(|(file, (line, path))| {
         let (_, fix) = IMPURE_PATHS.iter().find(|(prefix, _)| is_below(&path, prefix))?;
-        Some(Violation { path: file.path.clone(), line, what: format!("a pure crate uses {path}"), fix })
+        Some(Violation {
+            path: file.path.clone(),
+            line,
+            message: format!("pure crates must not use {path}"),
+            fix,
+        })
     });
     found.collect()
 }
@@ -46,16 +52,17 @@ fn is_below(path: &str, prefix: &str) -> bool {
 /// Reports pure crates that allow unsafe code or override the clippy configuration.
 pub fn guards(sources: &Sources) -> Vec<Violation> {
     let without_config = (!sources.texts.contains_key(CLIPPY_CONFIG))
-        .then(|| violation(CLIPPY_CONFIG, "is missing", "restore it"));
+        .then(|| violation(CLIPPY_CONFIG, "file not found", "restore this file"));
     let overridden = sources
         .texts
         .keys()
         .filter(|path| PURE.iter().any(|name| is_in_crate(path, name)) && path.ends_with("clippy.toml"));
-    let overridden = overridden.map(|path| violation(path, "replaces crates/.clippy.toml", "remove it"));
+    let overridden =
+        overridden.map(|path| violation(path, "must not override crates/.clippy.toml", "remove this file"));
     let without_forbid = PURE.iter().map(|name| format!("{}/src/lib.rs", folder_of(name)));
     let without_forbid = without_forbid.filter(|path| !forbids_unsafe(sources, path));
-    let without_forbid =
-        without_forbid.map(|path| violation(&path, "allows unsafe code", "add #![forbid(unsafe_code)]"));
+    let without_forbid = without_forbid
+        .map(|path| violation(&path, "pure crates must forbid unsafe code", "add #![forbid(unsafe_code)]"));
     without_forbid.chain(without_config).chain(overridden).collect()
 }
 
@@ -64,8 +71,8 @@ fn forbids_unsafe(sources: &Sources, path: &str) -> bool {
     file.is_some_and(|file| file.attributes().iter().any(|(_, name)| name == "forbid(unsafe_code)"))
 }
 
-fn violation(path: &str, what: &str, fix: &'static str) -> Violation {
-    Violation { path: path.to_owned(), line: 1, what: what.to_owned(), fix }
+fn violation(path: &str, message: &str, fix: &'static str) -> Violation {
+    Violation { path: path.to_owned(), line: 1, message: message.to_owned(), fix }
 }
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! Syntax tree of one Rust file, with queries for the rules: names, test code, sizes of functions.
+//! Syntax tree of one Rust file, with queries for the rules: paths, functions, attributes,
+//! identifiers and constants.
 
 use std::collections::BTreeSet;
 
@@ -12,57 +13,58 @@ use syn::{
 
 use crate::failure::Failure;
 
-/// One Rust file.
+/// Parsed Rust file.
 pub struct RustFile {
-    /// Path from the root of the repository.
+    /// Path, relative to the root of the repository.
     pub path: String,
-    /// Text of the file.
+    /// Complete text of the file.
     pub text: String,
-    /// Whether only tests compile it.
+    /// Whether the file is compiled only for tests.
     pub test: bool,
     tree: syn::File,
 }
 
-/// Item with its line.
+/// Value with the number of its line, from 1.
 pub type At<T> = (usize, T);
 
 impl RustFile {
-    /// Parses a file.
+    /// Parses the text of a file.
     ///
     /// # Errors
-    /// The text is not Rust.
+    /// Returns an error if the text is not valid Rust.
     pub fn parse(path: &str, text: &str) -> Result<Self, Failure> {
         let tree = syn::parse_file(text)
             .map_err(|error| Failure::Result(format!("{path}:{}: {error}", error.span().start().line)))?;
-        // Integration tests, and the package `tests`.
+        // All files of integration tests and of the package `tests` are test code.
         let test = path.starts_with("tests/") || path.contains("/tests/");
         Ok(Self { path: path.to_owned(), text: text.to_owned(), test, tree })
     }
 
-    /// Returns all paths outside of tests, with imports expanded: `use std::{fs, io::Read}` has the
-    /// paths `std::fs` and `std::io::Read`.
+    /// Returns all paths outside of tests. Grouped imports are expanded: `use std::{fs, io::Read}`
+    /// is returned as `std::fs` and `std::io::Read`.
     pub fn paths(&self) -> Vec<At<String>> {
         let mut visitor = Paths::default();
         visitor.visit_file(&self.tree);
         visitor.0
     }
 
-    /// Returns all functions outside of tests, each with its first line, name, and number of lines
-    /// from `fn` to the closing brace.
+    /// Returns all functions outside of tests: first line, name, and number of lines from `fn` to
+    /// the closing brace.
     pub fn functions(&self) -> Vec<At<(String, usize)>> {
         let mut visitor = Functions::default();
         visitor.visit_file(&self.tree);
         visitor.0
     }
 
-    /// Returns all attributes, also of tests, as written without spaces: `ignore`, `cfg(test)`.
+    /// Returns all attributes, including those of tests, without spaces: `ignore`, `cfg(test)`.
     pub fn attributes(&self) -> Vec<At<String>> {
         let mut visitor = Attributes::default();
         visitor.visit_file(&self.tree);
         visitor.0
     }
 
-    /// Returns all identifiers, also in tests and macros, but not in comments and strings.
+    /// Returns all identifiers, including those in tests and macros. Comments and strings are
+    /// skipped.
     pub fn idents(&self) -> Vec<At<String>> {
         let mut idents = Vec::new();
         let tokens = self.text.parse::<TokenStream>().expect("a parsed file consists of tokens");
@@ -70,7 +72,7 @@ impl RustFile {
         idents
     }
 
-    /// Returns the names and lines of the constants at the top level.
+    /// Returns the names and lines of all top-level constants.
     pub fn constants(&self) -> Vec<At<String>> {
         let constants = self.tree.items.iter().filter_map(|item| match item {
             Item::Const(constant) => Some((constant.ident.span().start().line, constant.ident.to_string())),
@@ -79,7 +81,8 @@ impl RustFile {
         constants.filter(|(_, name)| name != "_").collect()
     }
 
-    /// Returns the string literals that are first arguments of these methods, outside of tests.
+    /// Returns the string literals that are passed as the first argument of these methods, outside
+    /// of tests.
     pub fn calls_with_text(&self, methods: &[&str]) -> Vec<At<String>> {
         let mut visitor = Calls { methods, texts: Vec::new() };
         visitor.visit_file(&self.tree);
@@ -92,7 +95,7 @@ impl RustFile {
         self.text.lines().count().saturating_sub(tests.map(|item| lines(item.span())).sum())
     }
 
-    /// Returns the modules declared here that have their own file and only exist in tests.
+    /// Returns the names of test modules that this file declares and that have their own file.
     fn test_modules(&self) -> Vec<String> {
         let declared = self.tree.items.iter().filter_map(|item| match item {
             Item::Mod(module) if module.content.is_none() && is_test(&module.attrs) => Some(module),
@@ -101,8 +104,8 @@ impl RustFile {
         declared.map(|module| module.ident.to_string()).collect()
     }
 
-    /// Returns the folder of modules declared here: that of `lib.rs` or `main.rs`, else the one
-    /// named like the file.
+    /// Returns the folder of the modules that this file declares. For `lib.rs`, `main.rs` and
+    /// `mod.rs`, this is the folder of the file; otherwise, a folder with the name of the file.
     fn folder(&self) -> String {
         let (folder, name) = self.path.rsplit_once('/').unwrap_or(("", &self.path));
         match name {
@@ -112,7 +115,8 @@ impl RustFile {
     }
 }
 
-/// Marks the files of `#[cfg(test)] mod name;` and of their modules as test code.
+/// Marks files of modules declared as `#[cfg(test)] mod name;`, and their child modules, as test
+/// code.
 pub fn mark_test_modules(files: &mut [RustFile]) {
     let declared = files.iter().flat_map(|file| {
         let folder = file.folder();
@@ -135,7 +139,7 @@ fn is_test(attributes: &[Attribute]) -> bool {
         .any(|attribute| matches!(attribute_text(attribute).as_str(), "cfg(test)" | "test" | "tokio::test"))
 }
 
-/// Returns an attribute as written, without spaces and values: `ignore`, `cfg(test)`,
+/// Returns the text of an attribute without spaces and values: `ignore`, `cfg(test)`,
 /// `tokio::test`.
 fn attribute_text(attribute: &Attribute) -> String {
     let path = |path: &syn::Path| {
@@ -167,7 +171,7 @@ fn idents_in(tokens: TokenStream, idents: &mut Vec<At<String>>) {
     }
 }
 
-/// Visits code outside of tests.
+/// Implements `visit_item` of a visitor so that test code is skipped.
 macro_rules! skip_tests {
     () => {
         fn visit_item(&mut self, item: &'ast Item) {
@@ -185,7 +189,7 @@ impl<'ast> Visit<'ast> for Paths {
     skip_tests!();
 
     fn visit_item_use(&mut self, item: &'ast syn::ItemUse) {
-        spell_out(String::new(), &item.tree, &mut self.0);
+        expand_imports(String::new(), &item.tree, &mut self.0);
     }
 
     fn visit_path(&mut self, path: &'ast syn::Path) {
@@ -195,11 +199,13 @@ impl<'ast> Visit<'ast> for Paths {
     }
 }
 
-fn spell_out(prefix: String, tree: &UseTree, paths: &mut Vec<At<String>>) {
+fn expand_imports(prefix: String, tree: &UseTree, paths: &mut Vec<At<String>>) {
     let joined = |name: String| if prefix.is_empty() { name } else { format!("{prefix}::{name}") };
     match tree {
-        UseTree::Path(step) => spell_out(joined(step.ident.to_string()), &step.tree, paths),
-        UseTree::Group(group) => group.items.iter().for_each(|item| spell_out(prefix.clone(), item, paths)),
+        UseTree::Path(step) => expand_imports(joined(step.ident.to_string()), &step.tree, paths),
+        UseTree::Group(group) => {
+            group.items.iter().for_each(|item| expand_imports(prefix.clone(), item, paths))
+        }
         UseTree::Glob(glob) => paths.push((glob.span().start().line, joined("*".to_owned()))),
         UseTree::Rename(UseRename { ident, .. }) => {
             paths.push((ident.span().start().line, joined(ident.to_string())))
@@ -264,7 +270,7 @@ impl<'ast> Visit<'ast> for Attributes {
     }
 }
 
-/// Returns every identifier of all files but one, for rules about unused items.
+/// Returns the identifiers of all files except one, for rules about unused items.
 pub fn idents_outside(files: &[RustFile], path: &str) -> BTreeSet<String> {
     let others = files.iter().filter(|file| file.path != path);
     others.flat_map(|file| file.idents().into_iter().map(|(_, ident)| ident)).collect()
@@ -279,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn grouped_imports_are_spelled_out() {
+    fn grouped_imports_are_expanded() {
         let paths = file("use std::{fs, io::{self, Read}};\nuse a::*;").paths();
         let expected = [(1, "std::fs"), (1, "std::io::self"), (1, "std::io::Read"), (2, "a::*")];
         assert_eq!(paths, expected.map(|(line, path)| (line, path.to_owned())));
@@ -313,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn syntax_error_names_the_line() {
+    fn syntax_error_contains_path_and_line() {
         let error = RustFile::parse("a.rs", "fn a() {}\nfn fn").err().unwrap();
         assert!(error.to_string().starts_with("a.rs:2: "), "{error}");
     }

@@ -1,13 +1,13 @@
-//! Rule: limits on the sizes of functions and files.
+//! Rule: functions and files do not exceed a maximum number of lines.
 
 use super::{Violation, rust::RustFile, sources::Sources};
 
-/// Lines of a function, from `fn` to its closing brace.
+/// Maximum number of lines of a function, from `fn` to the closing brace.
 const FUNCTION_LINES_MAX: usize = 70;
-/// Lines of a file outside of tests.
+/// Maximum number of lines of a file, without test code.
 const FILE_LINES_MAX: usize = 800;
 
-/// Functions above the limit, each with its own limit and the reason.
+/// Exceptions: path, function, maximum number of lines, and reason.
 const EXCEPTIONS: &[(&str, &str, usize, &str)] = &[(
     "crates/pool/src/slice.rs",
     "step",
@@ -15,7 +15,7 @@ const EXCEPTIONS: &[(&str, &str, usize, &str)] = &[(
     "the state machine of a slice is one match with one arm per transition",
 )];
 
-/// Reports functions and files above the limits.
+/// Reports functions and files that are too long.
 pub fn lengths(sources: &Sources) -> Vec<Violation> {
     sources.shipped().flat_map(|file| long_functions(file).chain(long_file(file))).collect()
 }
@@ -25,7 +25,10 @@ fn long_functions(file: &RustFile) -> impl Iterator<Item = Violation> {
     long.map(|(line, (name, lines))| Violation {
         path: file.path.clone(),
         line,
-        what: format!("{name} has {lines} lines, more than {}", lines_max(&file.path, &name)),
+        message: format!(
+            "function {name} has {lines} lines: must be at most {}",
+            lines_max(&file.path, &name)
+        ),
         fix: "extract functions",
     })
 }
@@ -40,8 +43,8 @@ fn long_file(file: &RustFile) -> Option<Violation> {
     (lines > FILE_LINES_MAX).then(|| Violation {
         path: file.path.clone(),
         line: lines,
-        what: format!("{lines} lines outside of tests, more than {FILE_LINES_MAX}"),
-        fix: "move a part with its own subject to another file",
+        message: format!("file has {lines} lines outside of tests: must be at most {FILE_LINES_MAX}"),
+        fix: "move a part of the code to another file",
     })
 }
 

@@ -1,40 +1,40 @@
-//! The files of the repository in memory, so that a rule is a pure function and its test needs no
-//! disk.
+//! All text files of the repository in memory. Rules are pure functions of these files, so that
+//! their tests need no files on disk.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
 use super::rust::RustFile;
 use crate::failure::Failure;
 
-/// Folders in the root that are not sources.
+/// Top-level folders that are not read: build results and version control.
 const EXCLUDED: &[&str] = &["target", ".git"];
-/// Maximum depth of folders.
+/// Maximum depth of nested folders.
 const DEPTH_MAX: usize = 16;
 
-/// All text files by path from the root, and the Rust files as syntax trees.
+/// All text files of the repository, and the syntax trees of the Rust files.
 #[derive(Default)]
 pub struct Sources {
-    /// Texts by path.
+    /// Text of each file by path, relative to the root of the repository.
     pub texts: BTreeMap<String, String>,
-    /// Syntax trees of the texts that end in `.rs`.
+    /// Parsed Rust files.
     pub rust: Vec<RustFile>,
 }
 
 impl Sources {
-    /// Reads all files below `root`, without build results and version control.
+    /// Reads all text files below `root`, except the folders in [`EXCLUDED`].
     ///
     /// # Errors
-    /// A folder or file cannot be read, or a Rust file cannot be parsed.
+    /// Returns an error if a folder or file cannot be read or a Rust file cannot be parsed.
     pub fn read(root: &Path) -> Result<Self, Failure> {
         let mut texts = BTreeMap::new();
         collect(root, "", DEPTH_MAX, &mut texts)?;
         Self::parse(texts)
     }
 
-    /// Parses texts by path.
+    /// Parses the Rust files among the given texts.
     ///
     /// # Errors
-    /// A Rust file cannot be parsed.
+    /// Returns an error if a Rust file cannot be parsed.
     pub fn parse(texts: BTreeMap<String, String>) -> Result<Self, Failure> {
         let rust = texts.iter().filter(|(path, _)| path.ends_with(".rs"));
         let mut rust = rust.map(|(path, text)| RustFile::parse(path, text)).collect::<Result<Vec<_>, _>>()?;
@@ -42,7 +42,7 @@ impl Sources {
         Ok(Self { texts, rust })
     }
 
-    /// Returns the files whose path has this suffix.
+    /// Returns the path and text of all files whose path has this suffix.
     pub fn with_suffix<'a>(&'a self, suffix: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> {
         self.texts
             .iter()
@@ -64,7 +64,10 @@ fn collect(
 ) -> Result<(), Failure> {
     let absolute = root.join(folder);
     if depth == 0 {
-        return Err(Failure::Result(format!("folders are nested too deeply at {}", absolute.display())));
+        return Err(Failure::Result(format!(
+            "folder {}: must be nested at most {DEPTH_MAX} levels deep",
+            absolute.display()
+        )));
     }
     for entry in fs::read_dir(&absolute).map_err(Failure::file("list", &absolute))? {
         let entry = entry.map_err(Failure::file("list", &absolute))?;
@@ -77,7 +80,7 @@ fn collect(
         if kind.is_dir() {
             collect(root, &path, depth - 1, texts)?;
         } else if kind.is_file() {
-            // Binary files have no lines to check.
+            // Binary files are skipped because they have no lines to check.
             let bytes = fs::read(entry.path()).map_err(Failure::file("read", entry.path()))?;
             texts.extend(String::from_utf8(bytes).ok().map(|text| (path, text)));
         }
@@ -85,14 +88,14 @@ fn collect(
     Ok(())
 }
 
-/// Returns a repository of these files, for tests of rules.
+/// Creates a repository with these files, for tests of rules.
 #[cfg(test)]
 pub fn sources(files: &[(&str, &str)]) -> Sources {
     let texts = files.iter().map(|(path, text)| ((*path).to_owned(), (*text).to_owned()));
     Sources::parse(texts.collect()).unwrap()
 }
 
-/// Returns the places of violations as `path:line`, for tests of rules.
+/// Returns the sorted places of violations as `path:line`, for tests of rules.
 #[cfg(test)]
 pub fn places(violations: &[super::Violation]) -> Vec<String> {
     let mut places: Vec<String> = violations.iter().map(|c| format!("{}:{}", c.path, c.line)).collect();

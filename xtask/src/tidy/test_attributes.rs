@@ -1,20 +1,20 @@
-//! Rule: no test is ignored, and none passes by an arbitrary panic.
+//! Rule: no code has an attribute that weakens tests, such as `ignore` or `should_panic`.
 
 use super::{Violation, sources::Sources};
 
-/// Attributes that weaken a test, each with its alternative.
+/// Forbidden attributes, each with advice on a replacement.
 const FORBIDDEN: &[(&str, &str)] = &[
     ("ignore", "run the test, or remove it"),
     ("should_panic", "assert on the error"),
     ("allow(dead_code)", "remove dead code"),
 ];
 
-/// Reports each use of such an attribute.
+/// Reports each use of an attribute in [`FORBIDDEN`].
 pub fn all(sources: &Sources) -> Vec<Violation> {
     let used = sources.rust.iter().flat_map(|file| file.attributes().into_iter().map(move |at| (file, at)));
     let violations = used.filter_map(|(file, (line, attribute))| {
         let (name, fix) = FORBIDDEN.iter().find(|(name, _)| *name == attribute)?;
-        Some(Violation { path: file.path.clone(), line, what: format!("#[{name}]"), fix })
+        Some(Violation { path: file.path.clone(), line, message: format!("must not use #[{name}]"), fix })
     });
     violations.collect()
 }

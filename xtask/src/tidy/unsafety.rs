@@ -1,5 +1,5 @@
-//! Rule: unsafe code is in a few listed files. Each block has a SAFETY comment, which clippy
-//! requires.
+//! Rule: only the listed files contain unsafe code. Clippy checks that each unsafe block has a
+//! SAFETY comment.
 
 use super::{Violation, sources::Sources};
 
@@ -7,7 +7,7 @@ use super::{Violation, sources::Sources};
 const UNSAFE_FILES: &[(&str, &str)] = &[
     ("benches/empty_slice.rs", "memset takes an address"),
     ("benches/frigid_predict.rs", "the library of LightGBM has a C interface"),
-    ("tests/src/small_guests.rs", "the code of a guest is the data between two labels"),
+    ("tests/src/small_guests.rs", "the machine code of a guest is the data between two labels"),
     (
         "host-agent/src/host/memory/bus_error.rs",
         "a signal handler gets its arguments by pointer, and maps memory over a hole",
@@ -27,7 +27,7 @@ const UNSAFE_FILES: &[(&str, &str)] = &[
     ("vmm-plugin/src/tap.rs", "an ioctl sets the name of a tap device"),
 ];
 
-/// Reports unsafe code in other files.
+/// Reports unsafe code in files that are not listed.
 pub fn places(sources: &Sources) -> Vec<Violation> {
     let others = sources.rust.iter().filter(|file| !UNSAFE_FILES.iter().any(|(path, _)| file.path == *path));
     let violations = others.filter_map(|file| {
@@ -35,8 +35,8 @@ pub fn places(sources: &Sources) -> Vec<Violation> {
         Some(Violation {
             path: file.path.clone(),
             line,
-            what: "unsafe code in a file that is not listed".to_owned(),
-            fix: "find a safe interface, or add the file to UNSAFE_FILES in xtask/src/tidy/unsafety.rs",
+            message: "unsafe code is not allowed in this file".to_owned(),
+            fix: "use a safe interface, or add the file to UNSAFE_FILES in xtask/src/tidy/unsafety.rs",
         })
     });
     violations.collect()

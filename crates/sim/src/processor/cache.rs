@@ -1,28 +1,28 @@
-//! Three cache levels and a stream prefetcher: the level at which each access hits. This does not
-//! depend on the latency of memory.
+//! Simulation of three cache levels and a stream prefetcher. It computes the level at which each
+//! access hits, which does not depend on the latency of memory.
 
 use super::{Core, stream::Program};
 
-/// Level at which an access hits.
+/// Level of the memory hierarchy at which an access hits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Level {
     L1,
     L2,
     L3,
-    /// In memory, prefetched when the program made the timed access with this index.
+    /// Memory, through a prefetch that started at the timed access with this index.
     Prefetched(u32),
     Memory,
 }
 
-/// Set-associative cache; the lines of a set are in LRU order, most recent first.
+/// Set-associative cache. The lines of a set are in LRU order, most recent first.
 #[derive(Debug)]
 struct Cache {
     sets: Vec<[u64; WAYS]>,
 }
 
-/// Associativity of every level.
+/// Associativity of each cache level, in ways.
 const WAYS: usize = 16;
-/// Empty way.
+/// Marker of an empty way.
 const EMPTY: u64 = u64::MAX;
 
 impl Cache {
@@ -31,14 +31,14 @@ impl Cache {
     }
 
     fn set(&mut self, line: u64) -> &mut [u64; WAYS] {
-        // Adjacent lines map to different sets; mixing in upper bits keeps strides from mapping to
-        // one set.
+        // Mixing in the upper bits keeps accesses with a constant stride from mapping to one set.
         let mixed = line ^ (line >> 13) ^ (line >> 27);
         let sets = self.sets.len() as u64;
         &mut self.sets[usize::try_from(mixed % sets).expect("a set index fits usize")]
     }
 
-    /// Inserts a line as most recently used. Returns whether it hit, and the evicted line.
+    /// Inserts a line as the most recently used. Returns whether the cache contained this line, and
+    /// the evicted line or [`EMPTY`].
     fn touch(&mut self, line: u64) -> (bool, u64) {
         let set = self.set(line);
         let at = set.iter().position(|other| *other == line);
@@ -48,7 +48,7 @@ impl Cache {
         (at.is_some(), evicted)
     }
 
-    /// Removes a line. Returns whether it was present.
+    /// Removes a line. Returns whether the cache contained this line.
     fn remove(&mut self, line: u64) -> bool {
         let set = self.set(line);
         let at = set.iter().position(|other| *other == line);
@@ -60,25 +60,25 @@ impl Cache {
     }
 }
 
-/// Number of streams that the prefetcher tracks.
+/// Number of streams that the prefetcher tracks at the same time.
 const STREAMS: usize = 16;
-/// Equal strides before a stream is prefetched.
+/// Number of equal strides before the prefetcher starts to prefetch a stream.
 const CONFIRM_STEPS: u32 = 2;
-/// Prefetch distance, in lines of the stream.
+/// Prefetch distance: number of lines of a stream that are prefetched ahead.
 const PREFETCH_DISTANCE: usize = 16;
 
-/// Accesses with a constant stride.
+/// Sequence of accesses with a constant stride.
 #[derive(Clone, Copy, Debug, Default)]
 struct Stream {
     last: u64,
     stride: i64,
     steps_seen: u32,
     used_at: u64,
-    /// Times of the latest steps, as a ring indexed by `steps_seen`.
+    /// Times of the latest steps, as a ring buffer indexed by `steps_seen`.
     steps: [u32; PREFETCH_DISTANCE],
 }
 
-/// Stream prefetcher, trained on misses of the first level.
+/// Stream prefetcher, trained on misses of the L1 cache.
 #[derive(Debug, Default)]
 struct Prefetcher {
     streams: [Stream; STREAMS],
@@ -86,9 +86,11 @@ struct Prefetcher {
 }
 
 impl Prefetcher {
-    /// Trains on an access at time `now` and returns when the line was prefetched, if it was.
+    /// Trains on an access at time `now`. Returns the time at which the prefetch of this line
+    /// started, or `None` if the line was not prefetched.
     fn follow(&mut self, line: u64, now: u32) -> Option<u32> {
-        const NEAR: u64 = 64; // one page, in lines
+        // An access belongs to a stream if its distance is at most one page, in cache lines.
+        const NEAR: u64 = 64;
         self.now += 1;
         let distance = |stream: &Stream| line.wrapping_sub(stream.last).cast_signed();
         let is_near = |stream: &Stream| stream.used_at > 0 && distance(stream).unsigned_abs() <= NEAR;
@@ -106,7 +108,8 @@ impl Prefetcher {
         let steps_seen = if stride == stream.stride { stream.steps_seen + 1 } else { 0 };
         (stream.last, stream.stride, stream.steps_seen, stream.used_at) =
             (line, stride, steps_seen, self.now);
-        // Prefetched PREFETCH_DISTANCE steps ago, or when the stream was confirmed.
+        // The prefetch of this line started PREFETCH_DISTANCE steps ago, or when the stream was
+        // confirmed if this was later.
         let requested_at = stream.steps[steps_seen as usize % PREFETCH_DISTANCE];
         let confirmed_at = stream.steps[CONFIRM_STEPS as usize % PREFETCH_DISTANCE];
         stream.steps[steps_seen as usize % PREFETCH_DISTANCE] = now;
@@ -115,15 +118,15 @@ impl Prefetcher {
     }
 }
 
-/// Memory of up to this multiple of the cache capacity is touched before a program starts; of
-/// larger memory nothing would stay cached.
+/// Largest working set that is loaded into the caches before a program starts, as a multiple of the
+/// cache capacity. Lines of a larger working set would be evicted before their first use.
 const WARMUP_CAPACITY_MAX: u64 = 3;
 
 /// Cache hierarchy of a core.
 #[derive(Debug)]
 pub(super) struct Hierarchy {
     levels: [Cache; 3],
-    /// Capacity of all levels.
+    /// Capacity of all levels together, in lines.
     lines: usize,
     prefetcher: Prefetcher,
 }
@@ -149,11 +152,12 @@ impl Hierarchy {
         for access in warm {
             self.touch(access.line, 0);
         }
-        let now = |at: usize| u32::try_from(at).expect("fewer accesses than u32::MAX");
+        let now = |at: usize| u32::try_from(at).expect("the number of accesses fits u32");
         timed.iter().enumerate().map(|(at, access)| self.touch(access.line, now(at))).collect()
     }
 
-    /// The third level is a victim cache of the second, as in current servers.
+    /// Accesses a line and returns the level at which the access hits. The L3 cache is a victim
+    /// cache of the L2 cache, as in current servers.
     fn touch(&mut self, line: u64, now: u32) -> Level {
         let [l1, l2, l3] = &mut self.levels;
         if l1.touch(line).0 {

@@ -1,4 +1,4 @@
-//! Performance counters of a run, after Intel's top-down method (Pond, sections 4.6 and 6.4).
+//! Performance counters of a run, as in Intel's top-down method (Pond, sections 4.6 and 6.4).
 
 use prediction::sensitivity::{CORE_BOUND, COUNTERS, DRAM_BOUND, MEMORY_BOUND};
 
@@ -9,12 +9,12 @@ use super::{
     timing::{CODE_MISS, REFILL, Run},
 };
 
-/// One value for each counter of the sensitivity model. Shares of slots or cycles from 0 to 1,
-/// except for the last five.
+/// Values of all counters of the sensitivity model, in the order of [`COUNTERS`]. All values except
+/// the last five are fractions of slots or cycles, from 0 to 1.
 pub type Counters = [f64; COUNTERS.len()];
 
 impl Run {
-    /// Returns the counters of the run.
+    /// Computes the performance counters of the run.
     pub(super) fn counters(&self, core: &Core, program: &Program, levels: &[Level]) -> Counters {
         let accesses = &program.accesses[program.warm..];
         let instructions: f64 = accesses.iter().map(|access| f64::from(access.instructions)).sum();
@@ -44,7 +44,8 @@ impl Run {
     }
 }
 
-/// Fills in the derived counters at [`CORE_BOUND`], [`MEMORY_BOUND`] and [`DRAM_BOUND`].
+/// Computes the derived counters [`CORE_BOUND`], [`MEMORY_BOUND`] and [`DRAM_BOUND`] from the other
+/// counters.
 pub(super) fn with_derived(counted: Counters) -> Counters {
     let [retiring, frontend, speculation, _, _, l1, l2, l3, latency, bandwidth, store, ..] = counted;
     let dram = latency + bandwidth;

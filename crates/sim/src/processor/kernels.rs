@@ -1,5 +1,5 @@
-//! Synthetic programs: memory access patterns of typical cloud workloads, for several inputs. They
-//! model such workloads and are not traces of them.
+//! Synthetic programs with the memory access patterns of typical cloud workloads, for several
+//! inputs. These programs are models, not traces of real workloads.
 
 use std::ops::Range;
 
@@ -8,47 +8,47 @@ use rand_pcg::Pcg64Mcg;
 
 use super::stream::{Access, Dependency, Program, TIMED_ACCESSES, WARMUP_ACCESSES};
 
-/// Program with an access pattern and a size.
+/// Synthetic program: an access pattern, a working-set size and an amount of work.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Kernel {
-    /// Name, with all parameters.
+    /// Unique name, which contains all parameters.
     pub name: String,
     pattern: Pattern,
-    /// Size of the working set, in lines.
+    /// Size of the working set, in cache lines.
     lines: u64,
-    /// Instructions per access.
+    /// Number of instructions per memory access.
     work: u32,
-    /// See [`Program`].
+    /// Same value as [`Program::parallel`].
     parallel: f64,
     mispredicted: f64,
     code_misses: f64,
 }
 
-/// Access pattern.
+/// Memory access pattern of a program.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Pattern {
-    /// Pointer chase: each address comes from the previous load.
+    /// Pointer chase: each load returns the address of the next load.
     Chase,
-    /// Sequential pass over `arrays` arrays; the last is written if `writes`.
+    /// Sequential pass over `arrays` arrays. The last array is written if `writes` is set.
     Stream { arrays: u64, writes: bool },
-    /// Stencil over a grid of rows: each point with its neighbours above and below.
+    /// Stencil over a grid: each step reads a point and its neighbours above and below.
     Stencil { row: u64 },
-    /// Zipf-distributed keys: a bucket, then its value of `value` lines.
+    /// Lookups of Zipf-distributed keys: each reads a bucket, then a value of `value` lines.
     KeyValue { skew: f64, value: u64 },
-    /// Sequential scan of one table, with a random lookup in another.
+    /// Hash join: a sequential scan of one table with random lookups in another table.
     Join { writes: bool },
-    /// Graph traversal: sequential edges, random vertices.
+    /// Graph traversal: reads edges sequentially and vertices at random.
     Graph { degree: u64 },
-    /// Independent random accesses.
+    /// Random accesses that do not depend on each other.
     Scatter,
-    /// Tree lookup from the root, for each key.
+    /// Lookups of random keys in a tree, each from the root to a leaf.
     Tree { fanout: u64 },
-    /// Accesses to a small array; `chase` per thousand chase pointers through the whole working
-    /// set.
+    /// Accesses to a small array. Of 1,000 accesses, `chase` follow pointers through the whole
+    /// working set instead.
     Phases { chase: u64 },
 }
 
-/// Returns all programs.
+/// Returns all synthetic programs.
 pub fn family() -> Vec<Kernel> {
     let mut all = Vec::new();
     for (lines, work) in pairs(&[10, 14, 17, 20, 22], &[10, 60, 300, 1500]) {
@@ -116,7 +116,7 @@ pub fn family() -> Vec<Kernel> {
     all
 }
 
-/// Combines each working-set size, as log2 of lines, with each amount of work.
+/// Returns all pairs of a working-set size, given as log2 of the lines, and an amount of work.
 fn pairs(lines: &[u32], work: &[u32]) -> impl Iterator<Item = (u64, u32)> {
     lines.iter().flat_map(move |lines| work.iter().map(move |work| (1 << lines, *work)))
 }
@@ -134,14 +134,16 @@ impl Kernel {
         self.name = format!("{pattern}-{kib}KiB-{}i-{}p-{}c", self.work, self.parallel, self.code_misses);
     }
 
-    /// Generates the program for an input: the input is the seed and selects one of four sizes.
+    /// Generates the program for an input. The input number seeds the random accesses and selects
+    /// one of four input sizes.
     pub fn program(&self, input: u64) -> Program {
-        const SIZES: [(u64, f64); 4] = [(4, 1.0), (3, 1.4), (6, 0.8), (5, 0.6)]; // quarters of the lines, and factor of the work
+        // (working-set size in quarters of `lines`, factor of the work) for each input size.
+        const SIZES: [(u64, f64); 4] = [(4, 1.0), (3, 1.4), (6, 0.8), (5, 0.6)];
         let (quarters, work) = SIZES[usize::try_from(input % 4).expect("the index is below 4")];
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
-            reason = "a scaled amount of work"
+            reason = "the scaled work is a small positive number"
         )]
         let work = ((f64::from(self.work) * work) as u32).max(1);
         let mut generator = AccessGenerator {
@@ -168,7 +170,7 @@ impl Kernel {
 }
 
 impl Pattern {
-    /// Returns the lines that the pattern reuses.
+    /// Returns the ranges of lines that the pattern accesses repeatedly.
     fn memory(self, lines: u64) -> Vec<Range<u64>> {
         let array = |n: u64| n * ARRAY_STRIDE..n * ARRAY_STRIDE + lines;
         match self {
@@ -182,10 +184,10 @@ impl Pattern {
     }
 }
 
-/// Working set of the phases without a chase, in lines.
+/// Size of the small array in [`Pattern::Phases`], in lines.
 const PHASE_LINES: u64 = 256;
 
-/// Generator of a program's accesses.
+/// Generator of the accesses of a program.
 struct AccessGenerator {
     rng: Pcg64Mcg,
     accesses: Vec<Access>,
@@ -195,7 +197,8 @@ struct AccessGenerator {
     work: u32,
 }
 
-/// Distance between the arrays of a program, in lines.
+/// Distance between the arrays of a program, in lines. Larger than every array, so that arrays do
+/// not overlap.
 const ARRAY_STRIDE: u64 = 1 << 32;
 
 impl AccessGenerator {
@@ -238,7 +241,7 @@ impl AccessGenerator {
         self.load(line, Dependency::Chain);
     }
 
-    /// A line holds eight numbers: it is accessed once for all of them.
+    /// Emits the next line of each array. A line is accessed once for the eight numbers in it.
     fn stream(&mut self, arrays: u64, writes: bool) {
         let at = self.accesses.len() as u64 / arrays % self.lines;
         for array in 0..arrays {
@@ -264,11 +267,11 @@ impl AccessGenerator {
         }
     }
 
-    /// Draws a key from an approximate Zipf distribution.
+    /// Draws a key from an approximate Zipf distribution with exponent `skew`.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
-        reason = "a key below the number of lines"
+        reason = "the key is below the number of lines"
     )]
     fn zipf_key(&mut self, skew: f64) -> u64 {
         let (uniform, n) = (self.rng.random::<f64>(), self.lines as f64);
@@ -317,7 +320,7 @@ impl AccessGenerator {
     }
 }
 
-/// Maps a key to one of `places` slots, deterministically.
+/// Hashes a key to a number below `places`.
 fn scatter(key: u64, places: u64) -> u64 {
     key.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29) % places.max(1)
 }

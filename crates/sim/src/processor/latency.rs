@@ -1,6 +1,6 @@
-//! Loaded-latency curves from Intel's Memory Latency Checker, as CSV: `server`, `dst`, `threads`,
-//! `mlc_w`, `random`, `latency_ns`, `bandwidth_mb_s`. Uses the sequential reads of 16 threads to
-//! the first destination; other rows are skipped.
+//! Reader of loaded-latency curves from Intel's Memory Latency Checker. The input is CSV with the
+//! columns `server`, `dst`, `threads`, `mlc_w`, `random`, `latency_ns` and `bandwidth_mb_s`. Only
+//! rows with sequential reads by 16 threads to the first destination are used.
 
 use std::{io, ops::RangeInclusive};
 
@@ -8,48 +8,46 @@ use csv::StringRecord;
 
 use super::Memory;
 
-/// Error reading a latency curve.
+/// Error while reading a latency curve.
 #[derive(Debug, thiserror::Error)]
 pub enum LatencyError {
-    /// The bytes cannot be read or are not CSV.
+    /// The input cannot be read or is not CSV.
     #[error(transparent)]
     Csv(#[from] csv::Error),
-    /// A column is missing.
+    /// The header lacks a required column.
     #[error("missing column {0:?}")]
     MissingColumn(&'static str),
-    /// A column is duplicated.
+    /// The header contains a required column twice.
     #[error("duplicate column {0:?}")]
     DuplicateColumn(&'static str),
-    /// A value is out of range.
+    /// A value is not a number or is out of range.
     #[error("line {line}: {field} = {value:?}: {rule}")]
     InvalidValue {
-        /// Line number, from 1.
+        /// Line number of the invalid value, from 1.
         line: u64,
-        /// Name of the column.
+        /// Name of the column with the invalid value.
         field: &'static str,
-        /// Value as written.
+        /// Text of the invalid value.
         value: String,
-        /// Rule that the value breaks: "must be ...".
+        /// Rule that the value violates: "must be ...".
         rule: &'static str,
     },
-    /// The server has too few points.
-    #[error(
-        "{0} points of server {1:?} with sequential reads by {THREADS} threads to d0: must be at least 3"
-    )]
+    /// The input has too few points of the selected server.
+    #[error("server {1:?}: {0} rows with sequential reads by {THREADS} threads to d0, must be at least 3")]
     TooFewPoints(usize, String),
 }
 
-/// Threads of the measurement; each core gets this fraction of the bandwidth.
+/// Number of threads in the measurement. One core gets 1/16 of the measured bandwidth.
 const THREADS: u32 = 16;
-/// Ranges of plausible values.
+/// Ranges of plausible values, with the rule for error messages.
 const LATENCY_NS: (RangeInclusive<f64>, &str) = (40.0..=1e5, "must be a number from 40 to 100000");
 const BANDWIDTH_MB_S: (RangeInclusive<f64>, &str) = (1.0..=1e7, "must be a number from 1 to 10000000");
 
-/// Reads the curve of a server, scaled to one of its cores.
+/// Reads the latency curve of a server. Its bandwidth is scaled to one core.
 ///
 /// # Errors
-/// [`LatencyError`] when the input is not CSV, lacks a column, has an implausible value, or has
-/// fewer than three points of the server.
+/// Returns [`LatencyError`] if the input is not CSV, lacks a column, has a value out of range, or
+/// has fewer than three points of the server.
 pub fn read(input: impl io::Read, server: &str) -> Result<Memory, LatencyError> {
     let mut table = csv::Reader::from_reader(input);
     let names = table.headers()?.clone();
@@ -84,7 +82,8 @@ pub fn read(input: impl io::Read, server: &str) -> Result<Memory, LatencyError> 
     let mut curve = vec![(0.0, points[0].1)];
     for (mb, ns) in points {
         let (_, before) = curve[curve.len() - 1];
-        curve.push((mb / bandwidth_max, ns.max(before))); // latency does not fall with utilization
+        // Latency never falls as utilization rises: a lower value is measurement noise.
+        curve.push((mb / bandwidth_max, ns.max(before)));
     }
     Ok(Memory { gb_per_s: bandwidth_max / 1000.0 / f64::from(THREADS), curve })
 }

@@ -1,8 +1,8 @@
-//! Stall cycles of a run, by cause.
+//! Stall cycles of a run, split by their cause.
 
 use super::cache::Level;
 
-/// Stall cycles, by cause.
+/// Stall cycles of a run by cause: cache level, memory latency, memory bandwidth or store buffer.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Stalls {
     pub(super) l1: f64,
@@ -14,8 +14,8 @@ pub(super) struct Stalls {
 }
 
 impl Stalls {
-    /// Adds stall cycles for a line of this level; `queued` of the line's latency was queueing at
-    /// the channel.
+    /// Adds stall cycles of an access that hits at `level`. `queued` is the number of cycles that
+    /// the line waited for the memory channel; they count as bandwidth stalls.
     pub(super) fn add(&mut self, level: Level, cycles: f64, queued: f64) {
         match level {
             Level::L1 => self.l1 += cycles,

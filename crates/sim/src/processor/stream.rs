@@ -1,45 +1,47 @@
-//! Programs as sequences of memory accesses, with distances and dependencies.
+//! Programs, represented as sequences of memory accesses with dependencies.
 
 use std::ops::Range;
 
-/// Number of accesses that only warm the caches, and of those that are timed.
+/// Number of accesses before the timed part, which only fill the caches.
 pub(super) const WARMUP_ACCESSES: usize = 40_000;
+/// Number of timed accesses.
 pub(super) const TIMED_ACCESSES: usize = 60_000;
 
-/// One memory access.
+/// One memory access of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
-    /// Address as a line of 64 bytes.
+    /// Line number: the address divided by 64 bytes.
     pub line: u64,
-    /// Instructions since the previous access, including this one.
+    /// Number of instructions since the previous access, including this access.
     pub instructions: u32,
     /// Whether the access is a store.
     pub is_store: bool,
-    /// Dependency of the address.
+    /// Dependency of the address on earlier accesses.
     pub dependency: Dependency,
 }
 
-/// Dependency of an address on earlier accesses.
+/// Dependency of an address on earlier accesses: it determines when the access can start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dependency {
-    /// The address is known in advance.
+    /// The address does not depend on earlier accesses.
     None,
-    /// The address depends on the previous load.
+    /// The address depends on the value of the previous load.
     LastLoad,
-    /// The address is known when that of the previous access is.
+    /// The address is available at the same time as the address of the previous access.
     SameAddress,
-    /// The address depends on the previous access of the chain, regardless of accesses in between.
+    /// The address depends on the latest access marked `Chain`, regardless of accesses in between.
     Chain,
 }
 
-/// Memory accesses of a program, and its other core characteristics.
+/// Program for the core model: its memory accesses and its other pipeline characteristics.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Program {
-    /// Lines of the working set, touched once before the program starts if they may stay cached.
+    /// Lines of the working set. If they fit into the caches, they are loaded before the program
+    /// starts.
     pub memory: Vec<Range<u64>>,
-    /// Accesses in program order. The first `warm` only warm the caches.
+    /// Accesses in program order. The first `warm` accesses only fill the caches.
     pub accesses: Vec<Access>,
-    /// Number of warm-up accesses.
+    /// Number of accesses before the timed part.
     pub warm: usize,
     /// Instructions per cycle without stalls, at most the core's width.
     pub parallel: f64,

@@ -1,5 +1,5 @@
-//! Core model: slower memory never speeds a program up, caches hide latency, and independent misses
-//! overlap.
+//! Tests of the core model: slower memory never speeds up a program, caches hide latency, and
+//! independent misses overlap.
 
 use prediction::sensitivity::{CORE_BOUND, COUNTERS, DRAM_BOUND, MEMORY_BOUND};
 use rand::SeedableRng;
@@ -13,7 +13,7 @@ fn slowdown(name: &str) -> f64 {
 
 fn measured(name: &str) -> Measurement {
     let kernel =
-        family().into_iter().find(|kernel| kernel.name == name).unwrap_or_else(|| panic!("no {name}"));
+        family().into_iter().find(|kernel| kernel.name == name).unwrap_or_else(|| panic!("no kernel {name}"));
     measure(&SERVER, &kernel.program(0), &Memory::synthetic(100.0, 8.0), &Memory::synthetic(250.0, 6.0))
 }
 
@@ -39,7 +39,7 @@ fn family_has_at_least_150_uniquely_named_programs() {
 #[test]
 fn pointer_chase_slows_down_with_memory_unless_cached() {
     let memory = measured("chase-262144KiB-10i-3.2p-0.2c");
-    assert!((1.4..1.5).contains(&memory.slowdown), "250 ns over 100 ns: {}", memory.slowdown);
+    assert!((1.4..1.5).contains(&memory.slowdown), "slowdown at 250 ns over 100 ns: {}", memory.slowdown);
     assert!(
         counter(&memory, "dram_latency_bound") > 0.5 && counter(&memory, "memory_level_parallelism") < 1.1
     );
@@ -49,7 +49,7 @@ fn pointer_chase_slows_down_with_memory_unless_cached() {
 }
 
 #[test]
-fn cached_working_set_is_warm_when_timed() {
+fn working_set_that_fits_the_caches_is_loaded_before_timing() {
     for kernel in [
         "chase-1024KiB-10i-3.2p-0.2c",
         "scatter-4KiB-5i-3p-0.2c",
@@ -58,7 +58,8 @@ fn cached_working_set_is_warm_when_timed() {
         let measured = measured(kernel);
         assert!(measured.slowdown < 0.01 && counter(&measured, "l3_mpki") < 0.1, "{kernel}: {measured:?}");
     }
-    // 3 MiB: more than the second level holds, less than both levels together.
+    // A working set of 3 MiB exceeds the L2 cache but fits into L2 and L3 together, so that most
+    // accesses hit L3.
     let mut program = family()[8].program(1);
     let lines = 48 * 1024;
     program.memory = std::iter::once(0..lines).collect();
@@ -68,7 +69,7 @@ fn cached_working_set_is_warm_when_timed() {
 }
 
 #[test]
-fn latency_matches_utilization_it_causes() {
+fn assumed_utilization_matches_simulated_utilization() {
     let memory = Memory::synthetic(250.0, 6.0);
     for name in [
         "scatter-262144KiB-250i-3.2p-0.2c",
@@ -82,7 +83,7 @@ fn latency_matches_utilization_it_causes() {
         let off = run.channel - run.assumed;
         assert!(
             run.channel <= 1.0 && (off.abs() < 0.05 || run.channel > 0.8),
-            "{name}: assumed utilization {}, actual {}",
+            "{name}: assumed utilization {}, simulated utilization {}",
             run.assumed,
             run.channel
         );
@@ -146,19 +147,19 @@ fn noise_is_small_and_deterministic() {
     assert_eq!(
         add_noise(1)[11],
         add_noise(1)[8] + add_noise(1)[9],
-        "DRAM bound is latency and bandwidth bound"
+        "dram_bound is the sum of dram_latency_bound and dram_bandwidth_bound"
     );
     assert_eq!(
         add_noise(1)[4],
         add_noise(1)[5..8].iter().sum::<f64>() + add_noise(1)[11] + add_noise(1)[10],
-        "memory bound includes DRAM bound"
+        "memory_bound is the sum of the cache, DRAM and store counters"
     );
     let idle = super::add_noise(&[0.0; COUNTERS.len()], &mut Pcg64Mcg::seed_from_u64(1));
     assert!(idle[5..11].iter().all(|counter| (0.0..0.02).contains(counter)), "{idle:?}");
 }
 
 #[test]
-fn curve_is_read_for_one_server_and_never_falls() {
+fn latency_curve_of_selected_server_is_read_and_never_falls() {
     let text = "server,dst,threads,mlc_w,random,inject_delay,latency_ns,bandwidth_mb_s,mlc_cmdline\n\
         cxl,d0,16,0,0,0,400,40000,x\ncxl,d0,16,0,0,9,250,20000,x\ncxl,d0,16,0,0,20,260,4000,x\n\
         cxl,d1,8,0,0,0,1,1,x\nddr5,d0,16,0,0,0,90,60000,x\n";
@@ -170,7 +171,7 @@ fn curve_is_read_for_one_server_and_never_falls() {
         [260.0, 260.0, 330.0, 400.0, 400.0]
     );
     let error_of = |text: &str, server: &str| read_latency(text.as_bytes(), server).unwrap_err().to_string();
-    assert!(error_of(text, "ddr5").starts_with("1 points of server \"ddr5\""));
+    assert!(error_of(text, "ddr5").starts_with("server \"ddr5\": 1 rows"));
     assert_eq!(error_of("server\n", "cxl"), "missing column \"dst\"");
     assert_eq!(error_of("server,dst,dst\n", "cxl"), "duplicate column \"dst\"");
     let wrong = |from: &str, to: &str| error_of(&text.replace(from, to), "cxl");
@@ -182,7 +183,7 @@ fn curve_is_read_for_one_server_and_never_falls() {
 }
 
 #[test]
-fn memory_and_key_traces_become_programs() {
+fn memory_and_key_traces_are_converted_into_programs() {
     let memory: String =
         (0..100_000).map(|n| format!("{},{},3\n", if n % 4 == 0 { "s" } else { "l" }, n * 8)).collect();
     let programs = read_trace(format!("op,addr,insns_since_prev\n{memory}").as_bytes()).unwrap();

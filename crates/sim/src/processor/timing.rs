@@ -1,6 +1,6 @@
-//! Timing model: instructions issue in order, up to the size of the window; a load completes when
-//! its line arrives; the window advances when its oldest load completes. Stall cycles are
-//! attributed to their causes, as top-down analysis does.
+//! Timing model of the pipeline. Instructions issue in order, up to the size of the window. A load
+//! completes when its line arrives. The window advances when its oldest load completes. Stall
+//! cycles are attributed to their causes, as in top-down analysis.
 
 use std::collections::VecDeque;
 
@@ -11,31 +11,31 @@ use super::{
     stream::{Access, Dependency, Program},
 };
 
-/// Result of one run.
+/// Result of one run of a program.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Run {
     pub(super) cycles: f64,
     pub(super) stalls: Stalls,
-    /// Outstanding misses, integrated over cycles.
+    /// Integral of the number of outstanding misses over time, in cycles.
     pub(super) outstanding: f64,
-    /// Cycles with at least one outstanding miss.
+    /// Number of cycles with at least one outstanding miss.
     pub(super) any_outstanding: f64,
-    /// Utilization of the memory channel.
+    /// Simulated utilization of the memory channel, from 0 to 1.
     pub(super) channel: f64,
-    /// Utilization for which the latency was taken from the curve.
+    /// Assumed utilization, from 0 to 1: the run used the memory latency at this utilization.
     pub(super) assumed: f64,
 }
 
-/// Bisection steps to match the latency to the utilization.
+/// Upper bound on bisection steps to find the fixed point of the utilization.
 const BISECTION_STEPS: usize = 6;
-/// Convergence tolerance of the utilization.
+/// Largest difference between assumed and simulated utilization at which the bisection stops.
 const CONVERGENCE_TOLERANCE: f64 = 0.01;
-/// Utilization up to which the curve gives the latency. Above it, the simulated queue does; using
-/// both would count queueing twice.
+/// Upper bound on the utilization for which the latency is read from the curve. At higher
+/// utilization, the simulated queue of the channel adds the delay; the curve would add it twice.
 const CURVE_UTILIZATION_MAX: f64 = 0.8;
 
 impl Run {
-    /// Runs a program at the latency of the utilization that it causes.
+    /// Runs a program with the memory latency that corresponds to its own channel utilization.
     pub(super) fn simulate(core: &Core, program: &Program, levels: &[Level], memory: &Memory) -> Self {
         let latency = |used: f64| memory.latency_ns(used.min(CURVE_UTILIZATION_MAX));
         let at = |used: f64| {
@@ -47,7 +47,7 @@ impl Run {
         if latency(run.channel) <= 1.01 * latency(0.0) {
             return run;
         }
-        // Higher latency lowers the utilization, so there is one fixed point.
+        // A higher latency lowers the utilization, so there is exactly one fixed point.
         let (mut low, mut high) = (0.0, run.channel);
         for _ in 0..BISECTION_STEPS {
             let middle = f64::midpoint(low, high);
@@ -61,13 +61,13 @@ impl Run {
     }
 }
 
-/// Load or store in flight.
+/// Load that has started and has not left the window.
 #[derive(Clone, Copy, Debug)]
 struct InFlight {
     instruction: u64,
     ends: f64,
     level: Level,
-    /// Part of its latency due to queueing, in cycles.
+    /// Time that the line waited for the memory channel, in cycles.
     queued: f64,
 }
 
@@ -75,27 +75,32 @@ struct Pipeline<'a> {
     core: &'a Core,
     /// Cycles per instruction without memory stalls.
     cycles_per_instruction: f64,
-    /// Latency of a line in cycles, with an idle channel and at the current utilization.
+    /// Latency of a line with an idle channel, in cycles.
     idle: f64,
+    /// Latency of a line at the assumed utilization, in cycles.
     loaded: f64,
-    /// Cycles that the channel is busy for a line.
+    /// Time that the channel needs to transfer one line, in cycles.
     line: f64,
     now: f64,
     instruction: u64,
     window: VecDeque<InFlight>,
-    /// Completion times of outstanding misses, of prefetches, and of buffered stores.
+    /// Completion times of outstanding misses, in ascending order.
     misses: VecDeque<f64>,
+    /// Completion times of outstanding prefetches, in ascending order.
     prefetches: VecDeque<f64>,
+    /// Completion times of the stores in the store buffer, in ascending order.
     stores: VecDeque<f64>,
-    /// Issue time of each access.
+    /// Issue time of each access so far.
     times: Vec<f64>,
-    /// Completion time of the last load, ready time of the last address, and completion time of the
-    /// last chained access.
+    /// Completion time of the latest load.
     last_load: f64,
+    /// Time at which the address of the latest access was available.
     last_address: f64,
+    /// Completion time of the latest access with [`Dependency::Chain`].
     last_chained: f64,
+    /// Time from which on the channel is free.
     channel_free: f64,
-    /// Time up to which outstanding misses have been counted.
+    /// Time up to which [`Run::any_outstanding`] has been counted.
     counted_until: f64,
     lines: u64,
     run: Run,
@@ -139,7 +144,7 @@ impl<'a> Pipeline<'a> {
         Run { cycles: end, ..self.run }
     }
 
-    /// Waits for the oldest accesses to complete until the window has space.
+    /// Waits until the oldest loads complete and the window has space for the next instruction.
     fn retire(&mut self) {
         while let Some(oldest) = self.window.front().copied() {
             if oldest.instruction + self.core.window > self.instruction {
@@ -174,7 +179,7 @@ impl<'a> Pipeline<'a> {
         }
     }
 
-    /// Returns the completion time of an access, and how much of its latency is queueing.
+    /// Returns the completion time of an access, and the time that its line waited for the channel.
     fn ends(&mut self, address_ready: f64, level: Level) -> (f64, f64) {
         let level_latency = |at: usize| self.core.levels[at].1;
         match level {
@@ -205,7 +210,8 @@ impl<'a> Pipeline<'a> {
         }
     }
 
-    /// Fetches a line from memory, requested at a time.
+    /// Fetches a line from memory. Returns its arrival time and the part of the latency above an
+    /// idle channel, in cycles.
     fn fetch(&mut self, requested_at: f64) -> (f64, f64) {
         let starts = requested_at.max(self.channel_free);
         self.channel_free = starts + self.line;
@@ -219,8 +225,8 @@ impl<'a> Pipeline<'a> {
         self.counted_until = self.counted_until.max(ends);
     }
 
-    /// Stores do not stall until the store buffer is full. The written line is counted as a later
-    /// write-back on the channel.
+    /// Adds a store to the store buffer. Stalls only if the buffer is full. A store that misses all
+    /// caches also uses the channel for the later write-back of the line.
     fn store(&mut self, ends: f64, level: Level) {
         if level > Level::L3 {
             self.channel_free += self.line;
@@ -239,8 +245,8 @@ impl<'a> Pipeline<'a> {
     }
 }
 
-/// Returns when one more access can start, given at most `max` outstanding ones. Completed ones are
-/// removed.
+/// Returns the time at which one more access can start, with at most `max` outstanding accesses.
+/// Removes completed accesses from the list.
 fn start_when_free(outstanding: &mut VecDeque<f64>, max: usize, now: f64, earliest: f64) -> f64 {
     while outstanding.front().is_some_and(|ends| *ends <= now) {
         outstanding.pop_front();
@@ -252,13 +258,13 @@ fn start_when_free(outstanding: &mut VecDeque<f64>, max: usize, now: f64, earlie
     }
 }
 
-/// Inserts in ascending order.
+/// Inserts a completion time into a list in ascending order.
 fn insert_sorted(ends: &mut VecDeque<f64>, end: f64) {
     let at = ends.partition_point(|other| *other <= end);
     ends.insert(at, end);
 }
 
-/// Pipeline refill after a mispredicted branch, in cycles.
+/// Time to refill the pipeline after a mispredicted branch, in cycles.
 pub(super) const REFILL: f64 = 17.0;
 /// Penalty of an instruction-cache miss, in cycles.
 pub(super) const CODE_MISS: f64 = 25.0;

@@ -1,42 +1,46 @@
-//! Programs from traces of memory accesses (`op`, `addr`, `insns_since_prev`) or keys (`key`).
-//! Traces have no dependencies: a memory trace is run once with independent accesses and once with
-//! each load dependent on the previous one; a key is looked up through a hash bucket.
+//! Converts traces into programs: traces of memory accesses (columns `op`, `addr` and
+//! `insns_since_prev`) or of keys (column `key`).
+//!
+//! Traces do not record dependencies. A memory trace becomes two programs: one with independent
+//! accesses, and one in which each load depends on the previous load. A key is looked up through a
+//! hash bucket.
 
 use std::io;
 
 use super::stream::{Access, Dependency, Program, TIMED_ACCESSES, WARMUP_ACCESSES};
 
-/// Error reading a trace.
+/// Error while reading a trace.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
-    /// The bytes cannot be read or are not CSV.
+    /// The input cannot be read or is not CSV.
     #[error(transparent)]
     Csv(#[from] csv::Error),
-    /// The columns are missing.
+    /// The header lacks required columns.
     #[error("missing columns: must have `key`, or `op`, `addr` and `insns_since_prev`")]
     MissingColumns,
-    /// A value is invalid.
+    /// A value of this line is invalid.
     #[error("line {0}: must be a whole number in each column, and l or s in `op`")]
     InvalidValue(u64),
-    /// The trace is too short.
+    /// The trace has too few memory accesses for one program.
     #[error("{0} memory accesses: must be at least {ACCESSES_MIN}")]
     TooShort(usize),
 }
 
-/// Accesses per program.
+/// Number of accesses of one program, including warm-up.
 const ACCESSES_MIN: usize = WARMUP_ACCESSES + TIMED_ACCESSES;
-/// Upper bound on the programs from one trace, which are successive pieces of it.
+/// Upper bound on the programs from one trace. Each program times the next piece of the trace.
 const PIECES_MAX: usize = 4;
-/// Upper bound on keys, exclusive.
+/// Exclusive upper bound on keys, so that addresses do not overflow.
 const KEYS_MAX: u64 = 1 << 56;
-/// Instructions per key lookup, and lines per value.
+/// Number of instructions before the first access of a key lookup.
 const LOOKUP_INSTRUCTIONS: u32 = 400;
+/// Size of a value, in lines.
 const VALUE_LINES: u64 = 4;
 
-/// Reads the programs of a trace, each with a suffix for its name.
+/// Reads a trace and converts it into programs, grouped by a suffix for their names.
 ///
 /// # Errors
-/// [`TraceError`] when the input is not CSV, lacks the columns, has an invalid value, or is too
+/// Returns [`TraceError`] if the input is not CSV, lacks columns, has an invalid value, or is too
 /// short.
 pub fn read(input: impl io::Read) -> Result<Vec<(String, Vec<Program>)>, TraceError> {
     let mut table = csv::Reader::from_reader(input);
@@ -84,7 +88,7 @@ pub fn read(input: impl io::Read) -> Result<Vec<(String, Vec<Program>)>, TraceEr
     Ok(vec![("-apart".to_owned(), pieces(&accesses)?), ("-chained".to_owned(), pieces(&chained)?)])
 }
 
-/// Accesses of a key lookup: the bucket, then the value.
+/// Returns the accesses of a key lookup: first the hash bucket, then the value.
 fn look_up(key: u64) -> impl Iterator<Item = Access> {
     const VALUES: u64 = 1 << 40;
     let access = |line, instructions, dependency| Access { line, instructions, is_store: false, dependency };
@@ -104,7 +108,7 @@ fn pieces(accesses: &[Access]) -> Result<Vec<Program>, TraceError> {
     let ends = (1..=PIECES_MAX).map(|piece| piece * ACCESSES_MIN).take_while(|end| *end <= accesses.len());
     let program = |end: usize| Program {
         memory: Vec::new(),
-        accesses: accesses[..end].to_vec(), // everything before the timed part is warm-up
+        accesses: accesses[..end].to_vec(), // all accesses before the timed part are warm-up
         warm: end - TIMED_ACCESSES,
         parallel: 2.5,
         mispredicted: 3.0,

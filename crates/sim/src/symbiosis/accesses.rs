@@ -1,27 +1,27 @@
-//! Page accesses of a trace of keys or blocks (`key`, `lbn`) or of memory addresses (`addr`, by
-//! lines of 64 bytes).
+//! Reads the page accesses of a trace. The page is a key (column `key`), a block (`lbn`) or the
+//! 64-byte line of a memory address (`addr`).
 
 use std::io;
 
 use rustc_hash::FxHashMap;
 
-/// Error reading an access trace.
+/// Error while reading an access trace.
 #[derive(Debug, thiserror::Error)]
 pub enum AccessTraceError {
-    /// The bytes cannot be read or are not CSV.
+    /// The input cannot be read or is not CSV.
     #[error(transparent)]
     Csv(#[from] csv::Error),
-    /// The columns are missing.
+    /// The header has none of the supported columns.
     #[error("missing column `key`, `lbn` or `addr`")]
     MissingColumn,
-    /// A value is invalid.
+    /// A value is not a whole number.
     #[error("line {line}: {column} = {value:?}: must be a whole number, at least 0")]
     InvalidValue {
-        /// Line number, from 1.
+        /// Line number of the invalid value, from 1.
         line: u64,
-        /// Name of the column.
+        /// Name of the column with the invalid value.
         column: &'static str,
-        /// Value as written.
+        /// Text of the invalid value.
         value: String,
     },
     /// The trace is too short or too long.
@@ -29,18 +29,18 @@ pub enum AccessTraceError {
     InvalidLength(usize),
 }
 
-/// Minimum length of a trace.
+/// Minimum length of a trace, in accesses.
 const TOUCHES_MIN: usize = 10_000;
-/// Upper bound on the length of a trace.
+/// Maximum length of a trace, in accesses.
 const TOUCHES_MAX: usize = 64 << 20;
-/// Cache line size in bytes.
+/// Cache line size in bytes: addresses within one line count as one page.
 const LINE: u64 = 64;
 
-/// Reads the accessed pages in order, numbered by first access from 0.
+/// Reads the accessed pages in order. Pages are numbered from 0 in the order of their first access.
 ///
 /// # Errors
-/// [`AccessTraceError`] when the input is not CSV, lacks the columns, has an invalid value, or has
-/// an invalid length.
+/// Returns [`AccessTraceError`] if the input is not CSV, has no supported column, has an invalid
+/// value, or is too short or too long.
 pub fn read(input: impl io::Read) -> Result<Vec<u32>, AccessTraceError> {
     let mut table = csv::Reader::from_reader(input);
     let names = table.headers()?.clone();

@@ -1,8 +1,8 @@
-//! Recording of a market run (Spirit, figure 3): the aggregate demand at each price, and the prices
-//! tried.
+//! Recording of a market run (Spirit, figure 3): the prices tried and the aggregate demand at each
+//! of these prices.
 //!
-//! A round is one query to every tenant; each tenant records its queries. Queries to single tenants
-//! between rounds are skipped.
+//! In a round, the market queries the demand of every tenant once. Queries to single tenants
+//! between rounds are not recorded as rounds.
 
 use std::cell::RefCell;
 
@@ -19,41 +19,41 @@ use super::{
     tenant::Tenant,
 };
 
-/// Aggregate demand at one price.
+/// Aggregate demand of all tenants at one price.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Round {
-    /// Price of all memory; the price of the link is 1 less this.
+    /// Price of all memory, from 0 to 1. The price of the whole link is 1 minus this price.
     pub price: f64,
-    /// Factor of a tenant's budget over an equal share of all money.
+    /// Budget of each tenant, relative to an equal share of all money.
     pub dividend: f64,
-    /// Aggregate demand, as fractions of the supply.
+    /// Aggregate demand for memory and bandwidth, as fractions of the supply.
     pub sum: Bundle,
 }
 
-/// Recorded market run.
+/// Record of one market run: its rounds and its result.
 #[derive(Clone, Debug)]
 pub struct Auction {
-    /// Status of the clearing.
+    /// Result status of the market clearing.
     pub status: Status,
-    /// Clearing price of memory.
+    /// Clearing price of all memory, from 0 to 1.
     pub price: f64,
-    /// Number of prices tried, as the market counts them.
+    /// Number of prices tried, as reported by the market.
     pub tried: u32,
     /// Rounds, in the order of the prices tried.
     pub rounds: Vec<Round>,
     /// Demand curve with equal budgets and no dividend, by ascending price.
     pub demand: Vec<Round>,
-    /// Share of each tenant, in footprints and as a fraction of the link.
+    /// Share of each tenant: memory in footprints, bandwidth as a fraction of the link.
     pub shares: Vec<Bundle>,
 }
 
-/// Number of price steps of the demand curve.
+/// Number of price steps from 0 to 1 in the demand curve.
 const PRICE_STEPS: u32 = 50;
 
-/// Runs the market once, for tenants that start with an equal split.
+/// Runs the market once and records its rounds. The tenants start with an equal split.
 ///
 /// # Panics
-/// Panics if there is no tenant, or less than 1 MiB for them.
+/// Panics if `tenants` is empty or the host has less than 1 MiB of memory.
 pub fn auction(tenants: &[Tenant], host: Host) -> Auction {
     let (supply, equal) = (host.supply(), host.equal(tenants.len()));
     let utilities: Vec<TenantUtility> =
@@ -79,7 +79,7 @@ pub fn auction(tenants: &[Tenant], host: Host) -> Auction {
     }
 }
 
-/// Returns the aggregate demand at a price with equal budgets.
+/// Returns the aggregate demand at a price, where all tenants have equal budgets.
 fn demand_at(price: f64, utilities: &[TenantUtility], supply: Supply) -> Round {
     let all = Bundle::from(supply.all());
     let prices =
@@ -100,18 +100,18 @@ fn sum(bundles: impl Iterator<Item = Bundle>, supply: Supply) -> Bundle {
     })
 }
 
-/// Query to one tenant, and its demand.
+/// Query of the market to one tenant, and the demand of this tenant.
 #[derive(Clone, Copy, Debug)]
 struct DemandQuery {
     tenant: usize,
-    /// Price of all memory.
+    /// Price of all memory in this query, from 0 to 1.
     price: f64,
     budget: f64,
     bundle: Bundle,
     supply: Supply,
 }
 
-/// Utility that records its queries.
+/// Utility of a tenant that records each query of the market.
 struct RecordingUtility<'a> {
     tenant: usize,
     utility: &'a TenantUtility,
@@ -142,15 +142,17 @@ impl Utility for RecordingUtility<'_> {
     }
 }
 
-/// Returns the rounds: the sequences of queries to all tenants. Of successive rounds with the same
-/// price and different dividends, the last counts.
+/// Returns the rounds: the sequences of queries to all tenants at one price. Successive rounds with
+/// the same price and different dividends are merged: the last round is kept.
 fn rounds(queries: &[DemandQuery], tenants: usize) -> Vec<Round> {
     let mut rounds: Vec<Round> = Vec::new();
     let mut rest = queries;
     while rest.len() >= tenants {
         let (all, after) = rest.split_at(tenants);
-        let is_round =
-            all.iter().enumerate().all(|(tenant, one)| one.tenant == tenant && one.price == all[0].price);
+        let is_round = all
+            .iter()
+            .enumerate()
+            .all(|(tenant, query)| query.tenant == tenant && query.price == all[0].price);
         if !is_round {
             rest = &rest[1..];
             continue;
@@ -158,7 +160,7 @@ fn rounds(queries: &[DemandQuery], tenants: usize) -> Vec<Round> {
         let round = Round {
             price: all[0].price,
             dividend: all[0].budget * tenants as f64,
-            sum: sum(all.iter().map(|one| one.bundle), all[0].supply),
+            sum: sum(all.iter().map(|query| query.bundle), all[0].supply),
         };
         match rounds.last_mut() {
             Some(last) if last.price == round.price => *last = round,

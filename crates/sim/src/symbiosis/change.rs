@@ -1,10 +1,11 @@
-//! Tenants that change their workload at run time (Spirit, figure 9): four tenants share a host,
-//! and two of them switch from one trace to another and back.
+//! Simulation of tenants that change their workload at run time (Spirit, figure 9). Four tenants
+//! share a host; two of them switch from one trace to another and back.
 //!
-//! Nothing is known in advance. Each tenant replays its trace in a loop against local memory with
-//! LRU replacement; its share of the link determines the time of a miss. At the end of an epoch the
-//! shares of the next one are decided as on a host, from the reuse observed in the epoch. The same
-//! accesses are also run with an equal split.
+//! The allocator has no advance information about the workloads. Each tenant replays its trace in a
+//! loop against local memory with LRU replacement. The bandwidth share of a tenant determines the
+//! duration of a miss. At the end of each epoch, the allocator computes the shares of the next
+//! epoch from the page reuse observed in this epoch, as on a real host. The same accesses are also
+//! simulated with an equal split.
 
 use std::sync::Arc;
 
@@ -22,75 +23,76 @@ use super::{
     tenant::{SAMPLED_PAGES_MAX, throughput},
 };
 
-/// Trace that a tenant replays.
+/// Workload of a tenant: a trace that the tenant replays in a loop.
 #[derive(Clone, Debug)]
 pub struct Activity {
-    /// Name of the trace.
+    /// Name of the trace, for reports.
     pub name: String,
     /// Accessed blocks in order, numbered from 0.
     touches: Arc<[u32]>,
-    /// Number of blocks.
+    /// Number of different blocks in the trace.
     blocks: u32,
-    /// Pages per block, accessed in sequence.
+    /// Number of pages per block. An access to a block accesses all its pages in sequence.
     pages: u32,
 }
 
-/// Change of a tenant's activity.
+/// Change of the activity of one tenant.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Change {
-    /// Epoch at whose start it changes, from 0.
+    /// Epoch, from 0, at whose start the activity changes.
     pub epoch: usize,
-    /// Index of the tenant.
+    /// Index of the tenant whose activity changes.
     pub tenant: usize,
-    /// Index of the new activity.
+    /// Index of the new activity, 0 or 1.
     pub to: usize,
 }
 
-/// Changes of Spirit's experiment, over fewer epochs. All tenants start with activity 0.
+/// Changes of activity as in Spirit's experiment, but over fewer epochs. All tenants start with
+/// activity 0.
 pub const CHANGES: [Change; 4] = [
     Change { epoch: 8, tenant: 0, to: 1 },
     Change { epoch: 16, tenant: 1, to: 1 },
     Change { epoch: 24, tenant: 0, to: 0 },
     Change { epoch: 32, tenant: 1, to: 0 },
 ];
-/// Number of tenants.
+/// Number of tenants in the experiment.
 pub const TENANTS: usize = 4;
-/// Number of epochs.
+/// Number of epochs in the experiment.
 pub const EPOCHS: usize = 40;
-/// Passes over the trace of activity 0 per epoch, with an equal split. With fewer passes the
-/// observed reuse would depend on the part of the trace.
+/// Length of an epoch: number of passes over the trace of activity 0 with an equal split. With
+/// fewer passes, the observed reuse would depend on the position in the trace.
 const EPOCH_PASSES: usize = 4;
-/// Epochs after a change within which shares must have settled. A change is unobserved in its first
-/// epoch.
+/// Number of epochs after a change until shares must have settled. It is 2 because the shares of
+/// the first epoch are computed before the change is observed.
 pub const RESPONSE_EPOCHS_MAX: usize = 2;
-/// Relative deviation up to which a share counts as settled.
+/// Maximum relative deviation of a share that counts as settled.
 const SETTLED_TOLERANCE: f64 = 0.05;
 
-/// One epoch of all tenants.
+/// Results of all tenants in one epoch.
 #[derive(Clone, Debug)]
 pub struct Epoch {
-    /// Results by tenant.
+    /// Results of each tenant, by index.
     pub tenants: Vec<TenantEpoch>,
 }
 
 /// Share and results of a tenant in an epoch.
 #[derive(Clone, Copy, Debug)]
 pub struct TenantEpoch {
-    /// Index of the activity.
+    /// Index of the activity in this epoch.
     pub activity: usize,
-    /// Share, as fractions of all memory and of the link.
+    /// Share of the tenant, as fractions of all memory and of the link.
     pub share: Bundle,
-    /// Miss ratio of local memory.
+    /// Fraction of page accesses that miss local memory.
     pub misses: f64,
-    /// Throughput; 1 without any slowdown.
+    /// Throughput relative to a run without misses, from 0 to 1.
     pub throughput: f64,
-    /// Throughput of the same accesses with an equal split.
+    /// Throughput of the same accesses with an equal split of memory and link.
     pub equal_split_throughput: f64,
 }
 
 impl Activity {
-    /// Creates two activities with about equal footprints: the trace with fewer blocks gets larger
-    /// ones.
+    /// Creates two activities with about equal footprints. The blocks of the trace with fewer
+    /// blocks get more pages.
     pub fn pair(traces: [(String, Vec<u32>); 2]) -> [Self; 2] {
         let blocks = |touches: &[u32]| touches.iter().max().map_or(1, |last| last + 1);
         let most = traces.iter().map(|(_, touches)| blocks(touches)).max().unwrap_or(1);
@@ -100,7 +102,7 @@ impl Activity {
             #[expect(
                 clippy::cast_possible_truncation,
                 clippy::cast_sign_loss,
-                reason = "at most the pages of a trace"
+                reason = "the ratio is at most the number of pages of a trace"
             )]
             let pages = pages as u32;
             Self { name, touches: touches.into(), blocks, pages }
@@ -112,10 +114,11 @@ impl Activity {
     }
 }
 
-/// Simulates all epochs. `memory` is the local memory per tenant, as a fraction of a footprint.
+/// Simulates all epochs and returns their results. `memory` is the local memory per tenant, as a
+/// fraction of a footprint.
 ///
 /// # Panics
-/// Panics if a trace is empty, or there is less than a page for each tenant.
+/// Panics if a trace is empty or there is less than one page of memory per tenant.
 pub fn simulate_changes(activities: &[Activity; 2], memory: f64, changes: &[Change]) -> Vec<Epoch> {
     let host = Host { memory: memory * TENANTS as f64 };
     let mut simulation = HostSimulation::new(activities, host);
@@ -131,30 +134,31 @@ pub fn simulate_changes(activities: &[Activity; 2], memory: f64, changes: &[Chan
     (0..EPOCHS).map(epoch).collect()
 }
 
-/// Host with its tenants.
+/// Simulated host with its tenants.
 struct HostSimulation<'a> {
     activities: &'a [Activity; 2],
     host: Host,
-    /// Footprint of a tenant in pages: the larger of the activities.
+    /// Footprint of a tenant in pages: the maximum of the two activities.
     footprint: f64,
-    /// Length of an epoch, in units of a hit.
+    /// Length of an epoch. The unit is the duration of a hit.
     length: f64,
     tenants: Vec<TenantState>,
 }
 
-/// Running tenant.
+/// State of a running tenant.
 #[derive(Clone)]
 struct TenantState {
     activity: usize,
-    /// Position in each trace.
+    /// Position of the next access in the trace of each activity.
     positions: [usize; 2],
+    /// Local memory with the allocated share.
     local: Lru,
-    /// Local memory with an equal split.
+    /// Local memory with an equal split, for comparison.
     equal: Lru,
     reuse: ReuseDistances,
-    /// Share, in footprints and as a fraction of the link.
+    /// Allocated share: memory in footprints, bandwidth as a fraction of the link.
     share: Bundle,
-    /// Time by which the last epoch overran.
+    /// Time by which the last access exceeded the end of the previous epoch.
     overrun: f64,
 }
 
@@ -165,9 +169,10 @@ impl<'a> HostSimulation<'a> {
         let share = host.equal(TENANTS);
         let mut equal = Lru::new(pages);
         equal.resize(pages_of(share, footprint));
-        // Tenants with the same activity start at different positions.
+        // Tenants start at different positions, so that tenants with the same activity do not run
+        // in step.
         let start_positions =
-            |tenant: usize| activities.each_ref().map(|one| one.touches.len() * tenant / TENANTS);
+            |tenant: usize| activities.each_ref().map(|activity| activity.touches.len() * tenant / TENANTS);
         let state = |tenant: usize| TenantState {
             activity: 0,
             positions: start_positions(tenant),
@@ -178,9 +183,9 @@ impl<'a> HostSimulation<'a> {
             overrun: 0.0,
         };
         let tenants: Vec<TenantState> = (0..TENANTS).map(state).collect();
-        let mut one = tenants[0].clone();
+        let mut sample = tenants[0].clone();
         let touches = EPOCH_PASSES * activities[0].touches.len();
-        let length = (0..touches).map(|_| one.touch(activities, share).time).sum();
+        let length = (0..touches).map(|_| sample.touch(activities, share).time).sum();
         Self { activities, host, footprint, length, tenants }
     }
 
@@ -189,7 +194,7 @@ impl<'a> HostSimulation<'a> {
         tenants.iter_mut().map(|tenant| tenant.epoch(activities, *host, *footprint, *length)).collect()
     }
 
-    /// Allocates the shares of the next epoch.
+    /// Computes the shares of the next epoch from the reuse observed in this epoch.
     fn allocate(&mut self, epochs: &mut EpochAllocator) {
         let member = |(at, tenant): (usize, &TenantState)| {
             let knots = tenant.reuse.knots().into_iter();
@@ -206,17 +211,17 @@ impl<'a> HostSimulation<'a> {
     }
 }
 
-/// Result of accessing a block.
+/// Result of one access to a block.
 #[derive(Clone, Copy, Default)]
 struct BlockAccess {
     pages: u32,
     missed: u32,
     time: f64,
-    /// Time with an equal split.
+    /// Duration of the same access with an equal split.
     equal_time: f64,
 }
 
-/// Returns the local memory of a share, in pages.
+/// Converts the local memory of a share into pages.
 fn pages_of(share: Bundle, footprint: f64) -> usize {
     #[expect(
         clippy::cast_possible_truncation,
@@ -230,7 +235,7 @@ fn pages_of(share: Bundle, footprint: f64) -> usize {
 impl TenantState {
     fn epoch(&mut self, activities: &[Activity; 2], host: Host, footprint: f64, length: f64) -> TenantEpoch {
         self.local.resize(pages_of(self.share, footprint));
-        // Keeps recency, but not the reuse counts of earlier epochs.
+        // Clears the reuse counts of earlier epochs, but keeps the recency of pages.
         self.reuse.decay(0.0);
         let (mut time, mut equal_time) = (self.overrun, 0.0);
         let (mut pages, mut missed) = (0_u64, 0_u64);
@@ -252,7 +257,7 @@ impl TenantState {
         }
     }
 
-    /// Accesses the next block of the trace.
+    /// Accesses the next block of the trace with both memories, `local` and `equal`.
     fn touch(&mut self, activities: &[Activity; 2], equal: Bundle) -> BlockAccess {
         let activity = &activities[self.activity];
         let at = &mut self.positions[self.activity];
@@ -279,43 +284,45 @@ impl TenantState {
     }
 }
 
-/// Response of the shares to a change.
+/// Response of the shares of a tenant to a change of its activity.
 #[derive(Clone, Copy, Debug)]
 pub struct ChangeResponse {
-    /// The change.
+    /// Change that caused the response.
     pub change: Change,
-    /// Share of the tenant just before the change.
+    /// Share in the last epoch before the change.
     pub before: Bundle,
-    /// Share two epochs after the change.
+    /// Share in the second epoch after the change.
     pub settled: Bundle,
-    /// Mean share from two epochs after the change until the next change or the end.
+    /// Mean share from the second epoch after the change until the next change or the end.
     pub long_run: Bundle,
-    /// Epochs from the change to the first settled share; `None` if it never settles.
+    /// Number of epochs from the change to the first settled share, or `None` if the share does not
+    /// settle.
     pub epochs: Option<usize>,
-    /// Maximum deviation from the long-run share from two epochs after the change on. It is not 0
-    /// because traces vary over time.
+    /// Maximum deviation from the long-run share, from the second epoch after the change on. It is
+    /// above 0 because traces vary over time.
     pub deviation_max: f64,
 }
 
 impl ChangeResponse {
-    /// Returns whether the share has settled two epochs after the change: it deviates from the
-    /// long-run share by at most 5 % of that or of an equal share.
+    /// Returns whether the share has settled two epochs after the change. A settled share deviates
+    /// from the long-run share by at most 5 %. The reference is the long-run share or an equal
+    /// share, whichever is larger.
     pub fn is_settled_in_time(&self) -> bool {
         deviation(self.settled, self.long_run) <= SETTLED_TOLERANCE
     }
 }
 
-/// Returns the deviation from the long-run share, relative to the larger of that and an equal
-/// share; the maximum over memory and bandwidth.
+/// Returns the deviation of a share from the long-run share, relative to the long-run share or an
+/// equal share, whichever is larger. Returns the maximum over memory and bandwidth.
 fn deviation(share: Bundle, long_run: Bundle) -> f64 {
-    let one = |share: f64, run: f64| (share - run).abs() / run.max(1.0 / TENANTS as f64);
-    one(share.memory, long_run.memory).max(one(share.bandwidth, long_run.bandwidth))
+    let relative = |share: f64, run: f64| (share - run).abs() / run.max(1.0 / TENANTS as f64);
+    relative(share.memory, long_run.memory).max(relative(share.bandwidth, long_run.bandwidth))
 }
 
-/// Computes the response to each change.
+/// Computes the response of the shares to each change.
 ///
 /// # Panics
-/// Panics if changes are too close to each other or to the end for shares to settle.
+/// Panics if a change is followed by less than three epochs before the next change or the end.
 pub fn change_responses(epochs: &[Epoch], changes: &[Change]) -> Vec<ChangeResponse> {
     let until = |from: usize| {
         let later = changes.iter().map(|change| change.epoch).filter(|epoch| *epoch > from);
@@ -327,7 +334,7 @@ pub fn change_responses(epochs: &[Epoch], changes: &[Change]) -> Vec<ChangeRespo
 fn response_to(epochs: &[Epoch], change: Change, until: usize) -> ChangeResponse {
     let share = |epoch: usize| epochs[epoch].tenants[change.tenant].share;
     let settled = change.epoch + RESPONSE_EPOCHS_MAX;
-    assert!(settled < until, "{change:?}: no time for shares to settle before epoch {until}");
+    assert!(settled < until, "{change:?}: must be at least 3 epochs before epoch {until}");
     let mean = |resource: fn(Bundle) -> f64| {
         (settled..until).map(|epoch| resource(share(epoch))).sum::<f64>() / (until - settled) as f64
     };

@@ -1,4 +1,4 @@
-//! Host that tenants share, and the units of its market.
+//! Host that tenants share, and the units of memory and bandwidth in its market.
 
 use fairness::{
     curve::Knot,
@@ -8,21 +8,23 @@ use fairness::{
 
 use super::tenant::Tenant;
 
-/// Host with its memory in footprints of a tenant. Its link is 1.
+/// Host that tenants share. The unit of memory is the footprint of a tenant. The bandwidth of the
+/// link is 1.
 #[derive(Clone, Copy, Debug)]
 pub struct Host {
-    /// Local memory, in footprints.
+    /// Local memory of the host, in footprints.
     pub memory: f64,
 }
 
-/// MiB per footprint and MB/s of the link in the market: large enough that rounding to whole units
-/// does not matter. A tenant whose throughput jumps with its last page can lose the whole jump by
-/// one unit.
+/// Size of a footprint in the market, in MiB. It is large so that rounding to whole MiB has no
+/// effect: one missing unit can cost a tenant a whole jump of its throughput.
 const FOOTPRINT_MIB: f64 = 1_048_576.0;
+/// Bandwidth of the link in the market, in MB/s. It is large for the same reason as
+/// [`FOOTPRINT_MIB`].
 const LINK_MB_S: u64 = 1_000_000;
 
 impl Host {
-    /// Returns each tenant's share of an equal split.
+    /// Returns the share of each tenant in an equal split.
     pub fn equal(self, tenants: usize) -> Bundle {
         let fraction = 1.0 / tenants as f64;
         Bundle { memory: self.memory * fraction, bandwidth: fraction }
@@ -38,8 +40,8 @@ impl Host {
         Supply { memory_mib, bandwidth_mb_s: LINK_MB_S }
     }
 
-    /// Creates the utility of a tenant from its miss-ratio curve (memory in footprints), the
-    /// penalty of a miss, and its bandwidth demand.
+    /// Creates the utility of a tenant. `knots` is its miss-ratio curve with memory in footprints,
+    /// `gamma` its miss penalty, and `link` its bandwidth demand as a fraction of the link.
     pub(super) fn utility(self, knots: Vec<Knot>, gamma: f64, link: f64) -> TenantUtility {
         let knots: Vec<Knot> =
             knots.into_iter().map(|knot| Knot { memory: knot.memory * FOOTPRINT_MIB, ..knot }).collect();
@@ -47,14 +49,14 @@ impl Host {
             .expect("measured curves and link shares are valid")
     }
 
-    /// Creates the utility of a tenant from the measurements with this share.
+    /// Creates the utility of a tenant from the values that a host measures under this share.
     pub(super) fn measured_utility(self, tenant: &Tenant, share: Bundle) -> TenantUtility {
         let link = wanted(tenant.bandwidth_used(share), share.bandwidth, 1.0);
         self.utility(tenant.measured().knots(), tenant.gamma, link)
     }
 }
 
-/// Converts a share into footprints and a fraction of the link.
+/// Converts a share of the market into footprints and a fraction of the link.
 pub(super) fn bundle_of(share: &Share) -> Bundle {
     Bundle {
         memory: share.memory_mib as f64 / FOOTPRINT_MIB,

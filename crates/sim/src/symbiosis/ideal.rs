@@ -1,14 +1,15 @@
-//! Ideal allocation: maximises the geometric mean of throughputs with no tenant worse off than with
-//! an equal split, on a grid of about 1/200.
+//! Ideal allocation: maximises the geometric mean of the true throughputs. No tenant has a lower
+//! throughput than with an equal split. Shares are multiples of about 1/200.
 
 use fairness::market::{Bundle, Table, best_split};
 
 use super::tenant::Tenant;
 
-/// Grid steps, rounded down to a multiple of the tenants.
+/// Number of steps of each resource. It is rounded down to a multiple of the number of tenants, so
+/// that an equal split is on the grid.
 const STEPS: usize = 200;
 
-/// Returns the share of each tenant.
+/// Computes the ideal share of each tenant. `memory` is the memory of the host in footprints.
 pub(super) fn ideal(tenants: &[Tenant], memory: f64) -> Vec<Bundle> {
     let steps = (STEPS / tenants.len()).max(1) * tenants.len();
     let part = |count: usize| count as f64 / steps as f64;

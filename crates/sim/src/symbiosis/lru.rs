@@ -1,12 +1,13 @@
-//! LRU cache over a fixed set of pages.
+//! LRU cache of a fixed set of pages, with a capacity that can change.
 
-/// Pages in LRU order, as a circular linked list with a sentinel.
+/// LRU cache. The cached pages form a circular linked list with a sentinel, in LRU order.
 #[derive(Clone, Debug)]
 pub(super) struct Lru {
-    /// Previous and next page; `ABSENT` if not cached.
+    /// Previous page in the list for each page; `ABSENT` if the page is not cached.
     previous: Vec<u32>,
+    /// Next page in the list for each page.
     next: Vec<u32>,
-    /// Index of the sentinel: one past the last page.
+    /// Index of the sentinel: the number of pages.
     sentinel: usize,
     len: usize,
     capacity: usize,
@@ -15,7 +16,7 @@ pub(super) struct Lru {
 const ABSENT: u32 = u32::MAX;
 
 impl Lru {
-    /// Creates an empty cache of capacity 0 for this number of pages.
+    /// Creates an empty cache with capacity 0 for pages numbered from 0 to `pages` - 1.
     pub fn new(pages: u32) -> Self {
         let sentinel = pages as usize;
         let mut previous = vec![ABSENT; sentinel + 1];
@@ -23,13 +24,13 @@ impl Lru {
         Self { next: previous.clone(), previous, sentinel, len: 0, capacity: 0 }
     }
 
-    /// Sets the capacity, evicting the least recently used pages.
+    /// Sets the capacity in pages. Evicts the least recently used pages beyond the new capacity.
     pub fn resize(&mut self, capacity: usize) {
         self.capacity = capacity;
         self.shrink();
     }
 
-    /// Accesses a page. Returns whether it hit.
+    /// Accesses a page and returns whether the page was cached.
     pub fn touch(&mut self, page: u32) -> bool {
         let index = page as usize;
         let hit = self.previous[index] != ABSENT;
@@ -64,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lru_keeps_recent_pages_and_shrinks_by_oldest() {
+    fn least_recently_used_pages_are_evicted_first() {
         let mut lru = Lru::new(5);
         lru.resize(3);
         let touched = [0, 1, 2, 0, 3, 1, 0].map(|page| lru.touch(page));

@@ -2,29 +2,32 @@
 
 use super::tenant::Tenant;
 
-/// Tenants of one host.
+/// Named set of tenants that share one host.
 #[derive(Clone, Debug)]
 pub struct Mix {
-    /// Number of tenants and name of the first trace.
+    /// Name of the mix: the number of tenants and the name of the first trace.
     pub name: String,
-    /// Tenants of the host.
+    /// Tenants of the mix.
     pub tenants: Vec<Tenant>,
 }
 
-/// Tenants of a small host (one of Spirit's servers) and of a large one (four of them).
+/// Number of tenants on a small host, equal to one of Spirit's servers.
 pub const SMALL_HOST_TENANTS: usize = 6;
+/// Number of tenants on a large host, equal to four of Spirit's servers.
 const LARGE_HOST_TENANTS: usize = 24;
-/// Cost of a miss relative to a hit, for memory-bound and for compute-bound tenants.
+/// Cost of a miss relative to a hit, for memory-bound tenants.
 pub(super) const GAMMA: f64 = 100.0;
+/// Cost of a miss relative to a hit, for compute-bound tenants.
 const GAMMA_COMPUTE: f64 = 1.0;
 
-/// One of six tenants is compute-bound, as on Spirit's servers.
+/// Returns the miss cost of the tenant at an index. Every sixth tenant is compute-bound, as on
+/// Spirit's servers.
 pub(super) const fn gamma(at: usize) -> f64 {
     if at % SMALL_HOST_TENANTS == SMALL_HOST_TENANTS - 1 { GAMMA_COMPUTE } else { GAMMA }
 }
 
-/// Returns a small mix starting at each trace, with the five after it, and one large mix of all
-/// traces in turn. Every memory-bound tenant could saturate the link.
+/// Returns one small mix per trace, made of this trace and the five traces after it, and one large
+/// mix of all traces in turn. The bandwidth demand of each tenant is the whole link.
 pub fn mixes(traces: &[Tenant]) -> Vec<Mix> {
     let mix = |size: usize, first: usize| {
         let tenant = |at: usize| traces[(first + at) % traces.len()].with_params(gamma(at), 1.0);
@@ -37,7 +40,7 @@ pub fn mixes(traces: &[Tenant]) -> Vec<Mix> {
         .collect()
 }
 
-/// Returns every trace as a memory-bound and as a compute-bound tenant.
+/// Returns two tenants for every trace: one memory-bound, one compute-bound.
 pub fn memory_and_compute_bound(traces: &[Tenant]) -> Vec<Tenant> {
     let of = |gamma| traces.iter().map(move |trace| trace.with_params(gamma, 1.0));
     of(GAMMA).chain(of(GAMMA_COMPUTE)).collect()

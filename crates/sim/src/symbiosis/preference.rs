@@ -1,5 +1,5 @@
-//! Sensitivity of throughput to each resource alone (Spirit, figure 1), the typical tenant of a
-//! kind, and the two most different traces.
+//! Sensitivity of throughput to each resource (Spirit, figure 1), and selection of typical tenants
+//! and of the two most different traces.
 
 use fairness::market::Bundle;
 
@@ -8,24 +8,26 @@ use super::{
     tenant::{Kind, Tenant},
 };
 
-/// Throughput with scaled shares, relative to an equal share of both resources.
+/// Throughput with one scaled resource, relative to the throughput with equal shares.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ShareSensitivity {
-    /// Factor on the equal share of one resource.
+    /// Factor by which the share of one resource is scaled.
     pub times: f64,
-    /// Throughput with scaled memory and an equal share of the link.
+    /// Relative throughput with scaled memory and an equal share of the link.
     pub by_memory: f64,
-    /// Throughput with scaled bandwidth and an equal share of memory.
+    /// Relative throughput with scaled bandwidth and an equal share of memory.
     pub by_bandwidth: f64,
 }
 
-/// Steps per equal share, and range in equal shares.
+/// Number of points of the sensitivity curve per equal share.
 const STEPS: u32 = 8;
+/// End of the sensitivity curve, in equal shares.
 const SHARES: u32 = 3;
-/// Factor by which a share is raised and lowered for [`memory_preference`].
+/// Factor by which [`memory_preference`] raises and lowers a share.
 const SCALE_FACTOR: f64 = 2.0;
 
-/// Computes the sensitivity from a quarter of an equal share to three of them.
+/// Computes the sensitivity of throughput for shares from a quarter of an equal share to three
+/// equal shares.
 pub fn share_sensitivity(tenant: &Tenant, equal: Bundle) -> Vec<ShareSensitivity> {
     let baseline = tenant.throughput(equal);
     let at = |step: u32| {
@@ -40,14 +42,15 @@ pub fn share_sensitivity(tenant: &Tenant, equal: Bundle) -> Vec<ShareSensitivity
     (STEPS / 4..=STEPS * SHARES).map(at).collect()
 }
 
-/// Returns the bundles with scaled memory and with scaled bandwidth.
+/// Returns two bundles: one with scaled memory, one with scaled bandwidth.
 fn scaled(equal: Bundle, times: f64) -> (Bundle, Bundle) {
     let memory = Bundle { memory: equal.memory * times, ..equal };
     (memory, Bundle { bandwidth: equal.bandwidth * times, ..equal })
 }
 
-/// Returns how much more the throughput gains from memory than from bandwidth, as the difference of
-/// log ratios between twice and half the equal share. Negative for tenants that prefer bandwidth.
+/// Returns the preference of a tenant for memory over bandwidth. For each resource, the gain is the
+/// log ratio of the throughputs at twice and at half of the equal share. The result is the gain of
+/// memory minus the gain of bandwidth: negative if the tenant prefers bandwidth.
 pub fn memory_preference(tenant: &Tenant, equal: Bundle) -> f64 {
     let ((memory, bandwidth), (less_memory, less_bandwidth)) =
         (scaled(equal, SCALE_FACTOR), scaled(equal, 1.0 / SCALE_FACTOR));
@@ -55,22 +58,22 @@ pub fn memory_preference(tenant: &Tenant, equal: Bundle) -> f64 {
     gain(memory, less_memory) - gain(bandwidth, less_bandwidth)
 }
 
-/// Returns the tenant of a kind with the median preference.
+/// Returns the tenant with the median preference among the tenants of a kind, or `None` if there is
+/// no tenant of this kind.
 pub fn typical(tenants: &[Tenant], kind: Kind, equal: Bundle) -> Option<&Tenant> {
     let mut of_kind: Vec<&Tenant> = tenants.iter().filter(|tenant| tenant.kind(equal) == kind).collect();
-    of_kind.sort_by(|baseline, other| {
-        memory_preference(baseline, equal).total_cmp(&memory_preference(other, equal))
-    });
+    of_kind.sort_by(|a, b| memory_preference(a, equal).total_cmp(&memory_preference(b, equal)));
     of_kind.get(of_kind.len() / 2).copied()
 }
 
-/// Returns the traces that prefer bandwidth and memory most, as memory-bound tenants; `None` with
-/// fewer than two traces.
+/// Returns the indexes of the trace that prefers bandwidth most and of the trace that prefers
+/// memory most. All traces are compared as memory-bound tenants. Returns `None` for fewer than two
+/// traces.
 pub fn most_different(traces: &[Tenant], equal: Bundle) -> Option<(usize, usize)> {
     let preferences: Vec<f64> =
         traces.iter().map(|trace| memory_preference(&trace.with_params(GAMMA, 1.0), equal)).collect();
     let mut order: Vec<usize> = (0..traces.len()).collect();
-    order.sort_by(|baseline, other| preferences[*baseline].total_cmp(&preferences[*other]));
+    order.sort_by(|a, b| preferences[*a].total_cmp(&preferences[*b]));
     let (stream, cache) = (*order.first()?, *order.last()?);
     (stream != cache).then_some((stream, cache))
 }

@@ -1,5 +1,5 @@
-//! Markets with many tenants from the same traces (Spirit, figure 8), ready to be cleared. The
-//! callers measure the time.
+//! Markets with many tenants, created from a few traces (Spirit, figure 8). Callers clear the
+//! markets and measure the time.
 
 use fairness::{
     curve::Knot,
@@ -10,28 +10,28 @@ use units::limits::REFINEMENT_TENANTS_MAX;
 
 use super::{host::Host, mixes, tenant::Tenant};
 
-/// Profiles of many tenants, and their host.
+/// Miss-ratio curves and miss penalties of many tenants, and their host.
 #[derive(Clone, Debug)]
 pub struct ScalingTenants {
     host: Host,
     profiles: Vec<(Vec<Knot>, f64)>,
 }
 
-/// Tenants with their utilities.
+/// Tenants of a market with their utilities.
 #[derive(Debug)]
 pub struct Bidders {
     host: Host,
     tenants: Vec<Bidder<TenantUtility>>,
 }
 
-/// Relative spread of the miss penalty around its mean.
+/// Relative spread of the miss penalties: the factor ranges from 0.8 to 1.2.
 const GAMMA_SPREAD: f64 = 0.2;
-/// Fractional parts of its multiples are evenly distributed.
+/// Conjugate of the golden ratio. The fractional parts of its multiples are evenly distributed.
 const GOLDEN_RATIO_CONJUGATE: f64 = 0.618_033_988_749_895;
 
 impl ScalingTenants {
-    /// Creates tenants from the traces in turn, with `memory` footprints per tenant and different
-    /// miss penalties. As in mixes, one of six is compute-bound.
+    /// Creates `tenants` tenants from the traces in turn, with different miss penalties. The host
+    /// has `memory` footprints per tenant. Every sixth tenant is compute-bound, as in the mixes.
     pub fn new(traces: &[Tenant], tenants: usize, memory: f64) -> Self {
         let tenant = |at: usize| {
             let factor = 1.0 + GAMMA_SPREAD * (2.0 * (at as f64 * GOLDEN_RATIO_CONJUGATE).fract() - 1.0);
@@ -40,7 +40,7 @@ impl ScalingTenants {
         Self { host: Host { memory: memory * tenants as f64 }, profiles: (0..tenants).map(tenant).collect() }
     }
 
-    /// Creates the utilities from the miss-ratio curves.
+    /// Creates the tenants of the market with utilities from the miss-ratio curves.
     pub fn bidders(&self) -> Bidders {
         let bidder = |(knots, gamma): &(Vec<Knot>, f64)| {
             Bidder::new(1.0, self.host.supply(), self.host.utility(knots.clone(), *gamma, 1.0))
@@ -48,7 +48,7 @@ impl ScalingTenants {
         Bidders { host: self.host, tenants: self.profiles.iter().map(bidder).collect() }
     }
 
-    /// Returns the tenants one epoch later, with slightly higher miss penalties.
+    /// Returns the same tenants one epoch later, with miss penalties up to 1 % higher.
     #[must_use]
     pub fn later(&self) -> Self {
         let later = |(at, (knots, gamma)): (usize, &(Vec<Knot>, f64))| {
@@ -64,17 +64,17 @@ impl Bidders {
         self.tenants.len()
     }
 
-    /// Returns whether a market of this size is refined.
+    /// Returns whether the market is small enough to be refined.
     pub fn are_refined(&self) -> bool {
         self.tenants.len() <= REFINEMENT_TENANTS_MAX
     }
 
-    /// Clears the market, warm-started from an earlier one.
+    /// Clears the market. `warm_start` is the state of an earlier market with similar tenants.
     pub fn shares(&self, warm_start: MarketWarmStart) -> Outcome {
         self.market().clear(ClearingOptions { warm_start, turn: 0 })
     }
 
-    /// Clears and refines the market.
+    /// Clears the market and refines the result.
     pub fn refined(&self, warm_start: MarketWarmStart) -> Outcome {
         let mut outcome = self.shares(warm_start);
         self.market().refine(&mut outcome, RefineOptions { envy_free: false, margin: 0.0 });

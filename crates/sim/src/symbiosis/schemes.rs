@@ -1,4 +1,5 @@
-//! Allocation schemes (Spirit, section 6): equal split, Harvest, Trade, Symbiosis and the ideal.
+//! Allocation schemes of the comparison (Spirit, section 6): equal split, Harvest, Trade, Symbiosis
+//! and the ideal allocation.
 
 use fairness::market::{Bundle, Certificate, ClearingOptions, Market, RefineOptions};
 
@@ -8,29 +9,30 @@ use super::{
     tenant::{Curve, Tenant},
 };
 
-/// Allocation scheme.
+/// Scheme that allocates memory and bandwidth to tenants.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Scheme {
-    /// Equal shares: DRF if every tenant demands everything.
+    /// Equal shares. DRF gives the same result if every tenant demands all resources.
     EqualSplit,
-    /// Moves single steps of each resource in turn from the best-off to the worst-off tenant.
+    /// Moves one step of memory or of bandwidth, in turn, from the tenant with the highest relative
+    /// throughput to the tenant with the lowest.
     Harvest,
-    /// The worst-off tenant trades a step of one resource for a step of the other with the tenant
-    /// that gains most.
+    /// Exchanges a step of memory for a step of bandwidth between two tenants. One has the lowest
+    /// relative throughput; the other is the partner with the largest total gain.
     Trade,
-    /// Market only, with miss ratios from reuse distances.
+    /// Market without refinement, with miss ratios from sampled reuse distances.
     Market,
-    /// Market, refined without causing envy.
+    /// Market with a refinement that does not cause envy.
     WithoutEnvy,
-    /// Market, refined.
+    /// Market with refinement.
     Symbiosis,
-    /// Largest geometric mean of throughputs with no tenant worse off than with an equal split;
-    /// uses the true throughputs.
+    /// Allocation with the largest geometric mean of the true throughputs. No tenant has a lower
+    /// throughput than with an equal split.
     Ideal,
 }
 
 impl Scheme {
-    /// Returns the name of the scheme.
+    /// Returns the name of the scheme for reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::EqualSplit => "equal split",
@@ -44,43 +46,45 @@ impl Scheme {
     }
 }
 
-/// Result of one scheme.
+/// Result of one allocation scheme for a mix of tenants.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// Allocation scheme.
+    /// Scheme that computed the shares.
     pub scheme: Scheme,
-    /// Share of each tenant, in footprints and as a fraction of the link.
+    /// Share of each tenant: memory in footprints, bandwidth as a fraction of the link.
     pub shares: Vec<Bundle>,
-    /// True throughput of each tenant relative to an equal split.
+    /// True throughput of each tenant, relative to its throughput with an equal split.
     pub against_equal: Vec<f64>,
-    /// Certificate of the market, from the tenants' reported utilities.
+    /// Certificate of the market, computed from the utilities that the tenants report. `None` for
+    /// schemes without a market.
     pub certificate: Option<Certificate>,
 }
 
 impl Outcome {
-    /// Returns the geometric mean of the relative throughputs, less 1.
+    /// Returns the geometric mean of the relative throughputs minus 1: 0.1 is a gain of 10 %.
     pub fn gain(&self) -> f64 {
         let logs: f64 = self.against_equal.iter().map(|times| times.ln()).sum();
         (logs / self.against_equal.len() as f64).exp() - 1.0
     }
 
-    /// Returns the lowest relative throughput.
+    /// Returns the lowest relative throughput of all tenants.
     pub fn worst(&self) -> f64 {
         self.against_equal.iter().copied().fold(f64::INFINITY, f64::min)
     }
 }
 
-/// Number of epochs. The measured bandwidth demand depends on the shares, so it takes several to
-/// converge.
+/// Number of market epochs. Several epochs are needed because the measured bandwidth demand depends
+/// on the shares of the previous epoch.
 const EPOCHS: u32 = 10;
-/// Steps (Spirit's 1/ε) of all resources for Harvest and Trade, and the upper bound on their moves.
+/// Number of steps into which Harvest and Trade divide each resource (1/ε in Spirit).
 const STEPS: f64 = 200.0;
+/// Upper bound on the moves of Harvest and on the trades of Trade.
 const MOVES_MAX: u32 = 400;
 
-/// Runs all schemes.
+/// Runs all allocation schemes for the same tenants and host.
 ///
 /// # Panics
-/// Panics if there is no tenant, or less than 1 MiB for them.
+/// Panics if `tenants` is empty or the host has less than 1 MiB of memory.
 pub fn compare(tenants: &[Tenant], host: Host) -> Vec<Outcome> {
     let equal = host.equal(tenants.len());
     let curves: Vec<Curve> = tenants.iter().map(|tenant| tenant.measured().clone()).collect();
@@ -117,7 +121,7 @@ fn result(
     Outcome { scheme, shares, against_equal, certificate }
 }
 
-/// Runs the market for several epochs, each with the measurements of the one before.
+/// Runs the market for several epochs. Each epoch uses the values measured in the previous epoch.
 fn symbiosis(
     tenants: &[Tenant],
     host: Host,
@@ -144,7 +148,7 @@ fn symbiosis(
     (shares, certificate.expect("EPOCHS is above 0"))
 }
 
-/// Inputs of Harvest and Trade.
+/// Inputs of Harvest and Trade: the tenants with their measured curves and the size of a step.
 struct Estimates<'a> {
     tenants: &'a [Tenant],
     curves: &'a [Curve],
@@ -153,7 +157,7 @@ struct Estimates<'a> {
 }
 
 impl Estimates<'_> {
-    /// Estimates the throughput relative to an equal split.
+    /// Estimates the throughput of a tenant relative to an equal split, from its measured curve.
     fn value(&self, at: usize, share: Bundle) -> f64 {
         let tenant = &self.tenants[at];
         let estimated = |share: Bundle| {
@@ -169,14 +173,12 @@ impl Estimates<'_> {
 
     fn worst_and_best(&self, shares: &[Bundle]) -> (usize, usize) {
         let mut order: Vec<usize> = (0..shares.len()).collect();
-        order.sort_by(|one, other| {
-            self.value(*one, shares[*one]).total_cmp(&self.value(*other, shares[*other]))
-        });
+        order.sort_by(|a, b| self.value(*a, shares[*a]).total_cmp(&self.value(*b, shares[*b])));
         (order[0], order[order.len() - 1])
     }
 
-    /// Harvest, after PARTIES as adapted by Spirit: it looks at the current throughputs, not at the
-    /// effect of a step.
+    /// Computes the shares of the Harvest scheme (PARTIES as adapted by Spirit). Each move compares
+    /// the current throughputs only, not the effect of the move.
     fn harvest(&self) -> Vec<Bundle> {
         let mut shares = vec![self.equal; self.tenants.len()];
         for turn in 0..MOVES_MAX {
@@ -200,7 +202,7 @@ impl Estimates<'_> {
         shares
     }
 
-    /// Trade: exchanges steps without prices while both tenants gain.
+    /// Computes the shares of the Trade scheme: tenants exchange steps as long as both gain.
     fn trade(&self) -> Vec<Bundle> {
         let mut shares = vec![self.equal; self.tenants.len()];
         for _ in 0..MOVES_MAX {
@@ -218,13 +220,12 @@ impl Estimates<'_> {
         }
     }
 
-    /// Returns the worst-off tenant that can trade, its partner, and whether it receives memory (1)
-    /// or bandwidth (-1).
+    /// Returns the next trade: a tenant, its partner, and a sign. The tenant has the lowest
+    /// relative throughput of all tenants that can trade. The sign is 1.0 if the tenant receives
+    /// memory and -1.0 if the tenant receives bandwidth.
     fn best_trade(&self, shares: &[Bundle]) -> Option<(usize, usize, f64)> {
         let mut order: Vec<usize> = (0..shares.len()).collect();
-        order.sort_by(|one, other| {
-            self.value(*one, shares[*one]).total_cmp(&self.value(*other, shares[*other]))
-        });
+        order.sort_by(|a, b| self.value(*a, shares[*a]).total_cmp(&self.value(*b, shares[*b])));
         let gain = |at: usize, sign: f64| {
             let after_trade = self.after_trade(shares[at], sign);
             let is_possible = after_trade.memory >= 0.0 && after_trade.bandwidth > 0.0;

@@ -1,4 +1,4 @@
-//! Tenant from a trace: its true behaviour, and its behaviour as measured on a host.
+//! Tenant created from a trace, with its exact miss-ratio curve and the curve that a host measures.
 
 use std::sync::Arc;
 
@@ -8,23 +8,24 @@ use fairness::{
     profile::{MissModel, ReuseDistances},
 };
 
-/// Resource that a tenant's throughput depends on, for display.
+/// Kind of a tenant for reports: the resource that its throughput depends on most.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub enum Kind {
-    /// Bandwidth.
+    /// The throughput depends mainly on bandwidth.
     Bandwidth,
-    /// Memory: 10 % more of it gains at least a third of the gain from 10 % more bandwidth.
+    /// The throughput depends on memory: 10 % more memory gains over a third as much as 10 % more
+    /// bandwidth.
     Memory,
-    /// Neither, to a notable degree.
+    /// The throughput gains less than 0.5 % from 10 % more of either resource.
     Compute,
 }
 
-/// Tenant of a host.
+/// Tenant that shares a host with others.
 #[derive(Clone, Debug)]
 pub struct Tenant {
-    /// Name of its trace.
+    /// Name of the trace of the tenant.
     pub name: String,
-    /// Cost of a miss relative to a hit.
+    /// Cost of a miss relative to a hit (γ in Spirit).
     pub gamma: f64,
     /// Bandwidth demand, as a fraction of the link.
     pub wanted: f64,
@@ -32,13 +33,13 @@ pub struct Tenant {
     measured: Arc<Curve>,
 }
 
-/// Miss-ratio curve, at every 1/1000 of the footprint.
+/// Miss-ratio curve: the miss ratio at every 1/1000 of the footprint.
 #[derive(Clone, Debug)]
 pub struct Curve(Vec<f64>);
 
-/// Steps of a [`Curve`].
+/// Number of steps of a [`Curve`] from 0 to the whole footprint.
 const STEPS: u32 = 1000;
-/// Upper bound on the pages sampled for reuse distances.
+/// Upper bound on the number of pages sampled for reuse distances.
 pub(super) const SAMPLED_PAGES_MAX: usize = 8192;
 
 impl Curve {
@@ -46,7 +47,8 @@ impl Curve {
         Self((0..=STEPS).map(|at| model.misses(f64::from(at) / f64::from(STEPS) * footprint)).collect())
     }
 
-    /// Returns the miss ratio with this fraction of the footprint, linear between points.
+    /// Returns the miss ratio with `part` of the footprint in memory, from 0 to 1. Interpolates
+    /// linearly between points.
     pub fn misses(&self, part: f64) -> f64 {
         let place = part.clamp(0.0, 1.0) * f64::from(STEPS);
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped to STEPS")]
@@ -55,7 +57,7 @@ impl Curve {
         self.0[below] + (place - place.floor()) * (self.0[above] - self.0[below])
     }
 
-    /// Converts into knots, with memory as a fraction of the footprint.
+    /// Converts the curve into knots, with memory as a fraction of the footprint.
     pub fn knots(&self) -> Vec<Knot> {
         let knot =
             |(at, misses): (u32, &f64)| Knot { memory: f64::from(at) / f64::from(STEPS), misses: *misses };
@@ -64,8 +66,8 @@ impl Curve {
 }
 
 impl Tenant {
-    /// Creates a tenant from the pages that it accesses. All tenants have a footprint of 1,
-    /// regardless of their number of pages.
+    /// Creates a tenant from a sequence of page accesses. The footprint of every tenant is 1,
+    /// regardless of its number of pages.
     pub fn new(name: String, touches: &[u32], gamma: f64, wanted: f64) -> Self {
         let pages = touches.iter().max().map_or(1, |last| last + 1);
         let footprint = f64::from(pages);
@@ -79,29 +81,29 @@ impl Tenant {
         Self { name, gamma, wanted, exact_curve: Arc::new(exact_curve), measured: Arc::new(measured) }
     }
 
-    /// Returns a tenant with the same trace and other parameters.
+    /// Returns a tenant with the same trace and the given parameters.
     #[must_use]
     pub fn with_params(&self, gamma: f64, wanted: f64) -> Self {
         Self { gamma, wanted, ..self.clone() }
     }
 
-    /// Returns the true throughput with a share in footprints and a fraction of the link; 1 without
-    /// any slowdown.
+    /// Returns the true throughput with a share, relative to a run without misses (from 0 to 1).
+    /// The share is in footprints and as a fraction of the link.
     pub fn throughput(&self, share: Bundle) -> f64 {
         throughput(self.exact_curve.misses(share.memory), self.gamma, self.wanted, share.bandwidth)
     }
 
-    /// Returns the bandwidth used of a share.
+    /// Returns the bandwidth that the tenant uses of a share, as a fraction of the link.
     pub fn bandwidth_used(&self, share: Bundle) -> f64 {
         self.wanted.min(share.bandwidth)
     }
 
-    /// Returns the miss-ratio curve from sampled reuse distances.
+    /// Returns the miss-ratio curve that a host measures from sampled reuse distances.
     pub fn measured(&self) -> &Curve {
         &self.measured
     }
 
-    /// Returns the kind of the tenant at a share.
+    /// Returns the kind of the tenant, from its marginal gains at a share.
     pub fn kind(&self, share: Bundle) -> Kind {
         let now = self.throughput(share);
         let gain = |memory, bandwidth| {
@@ -119,7 +121,7 @@ impl Tenant {
     }
 }
 
-/// Throughput: the inverse of Spirit's slowdown (section 4.2, corrected form).
+/// Computes the throughput as the inverse of Spirit's slowdown (section 4.2, corrected form).
 pub(super) fn throughput(misses: f64, gamma: f64, wanted: f64, bandwidth: f64) -> f64 {
     if misses == 0.0 {
         return 1.0;

@@ -1,4 +1,4 @@
-//! Allocation schemes on synthetic and on public traces.
+//! Tests of the allocation schemes on synthetic and public traces.
 
 use rand::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
@@ -11,12 +11,12 @@ fn looped(pages: u32) -> Vec<u32> {
     (0..60_000).map(|at| at % pages).collect()
 }
 
-/// Accesses skewed to the first pages.
+/// Returns random accesses, skewed to the first pages.
 fn skewed(pages: u32, seed: u64) -> Vec<u32> {
     let mut rng = Pcg64Mcg::seed_from_u64(seed);
     let touch = |_| {
         let place: f64 = rng.random_range(0.0..1.0);
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a page")]
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "page numbers fit u32")]
         let page = (place.powi(6) * f64::from(pages)) as u32;
         page
     };
@@ -35,7 +35,7 @@ fn by(scheme: Scheme, outcomes: &[Outcome]) -> &Outcome {
 }
 
 #[test]
-fn streams_trade_memory_for_bandwidth_and_all_gain() {
+fn symbiosis_gains_at_least_90_percent_of_ideal_without_losers() {
     let outcomes = compare(&tenants(), Host { memory: 1.2 });
     let ours = by(Scheme::Symbiosis, &outcomes);
     assert!(ours.worst() >= 0.98, "{ours:?}");
@@ -50,8 +50,8 @@ fn streams_trade_memory_for_bandwidth_and_all_gain() {
     assert!(market.shares[3].memory > market.shares[0].memory, "{market:?}");
     assert!(market.shares[3].bandwidth < market.shares[0].bandwidth, "{market:?}");
     let (one, other) = (market.shares[0], market.shares[1]);
-    let off = (one.memory - other.memory).abs().max((one.bandwidth - other.bandwidth).abs());
-    assert!(off <= 1e-3, "equal tenants have equal shares, to a unit: {one:?} {other:?}");
+    let deviation = (one.memory - other.memory).abs().max((one.bandwidth - other.bandwidth).abs());
+    assert!(deviation <= 1e-3, "equal tenants must have equal shares: {one:?} {other:?}");
 }
 
 #[test]
@@ -90,8 +90,8 @@ fn public_traces_match_miss_ratios_and_near_ideal_gain() {
         traces.push(Tenant::new(name.to_owned(), &read(input).unwrap(), 100.0, 1.0));
     }
     let full = fairness::market::Bundle { memory: 0.2, bandwidth: 1.0 };
-    // From the table derived from the public traces: sprite has a miss ratio of 8.7 % at a fifth of
-    // its footprint.
+    // The table derived from the public traces gives sprite a miss ratio of 8.7 % with a fifth of
+    // its footprint in memory.
     let misses = (1.0 / traces[2].throughput(full) - 1.0) / 100.0;
     assert!((misses - 0.087).abs() <= 0.02, "{misses}");
     for mix in mixes(&traces).iter().take(2) {

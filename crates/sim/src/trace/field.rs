@@ -1,4 +1,4 @@
-//! Parsing and validation of one value of a row.
+//! Parsing and validation of one value in a row of a trace.
 
 use units::{
     Bytes, Ns,
@@ -7,11 +7,11 @@ use units::{
 
 use super::MalformedRow;
 
-/// Bucket `>24` of Azure's cores, and the number of cores that it stands for.
+/// Bucket `>24` in Azure's column of cores, and the number of cores used for this bucket.
 pub(super) const CORES_OVER_24: (&str, u32) = (">24", 30);
-/// Bucket `>64` of Azure's memory, and the GiB that it stands for.
+/// Bucket `>64` in Azure's column of memory, and the number of GiB used for this bucket.
 pub(super) const GIB_OVER_64: (&str, u32) = (">64", 70);
-/// Upper bound on the length of an invalid value in an error message.
+/// Maximum length of an invalid value in an error message, in characters.
 const SHOWN_CHARS_MAX: usize = 80;
 const MIB_PER_GIB: f64 = 1024.0;
 
@@ -23,7 +23,7 @@ const _: () =
     assert!(CORES_PER_HOST_MAX == 4096 && LOCAL_MIB_PER_HOST_MAX == 64 << 20, "limits match the rule texts");
 const _: () = assert!(TRACE_SECONDS_MAX == 100 * 366 * 24 * 3600, "limit matches the rule text");
 
-/// Value with its line number and column name.
+/// Text of one value with its line number and column name, for error messages.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Field<'a> {
     line: u64,
@@ -65,7 +65,7 @@ impl<'a> Field<'a> {
         Ok(self.text)
     }
 
-    /// Parses a time; `None` for an empty value.
+    /// Parses a time in seconds. Returns `None` for an empty value.
     #[expect(clippy::cast_precision_loss, reason = "a century of seconds is far below 2^53")]
     pub(super) fn seconds(&self) -> Result<Option<Ns>, MalformedRow> {
         if self.text.is_empty() {
@@ -94,7 +94,7 @@ impl<'a> Field<'a> {
         bucket.filter(|(name, _)| *name == self.text).map(|(_, value)| value)
     }
 
-    /// Parses a plain decimal; rejects `inf`, `nan` and exponents.
+    /// Parses a decimal number. Returns `None` for `inf`, `nan`, signs and exponents.
     fn number(&self) -> Option<f64> {
         let plain = |c: char| c.is_ascii_digit() || c == '.';
         if self.text.chars().all(plain) { self.text.parse().ok() } else { None }

@@ -1,4 +1,4 @@
-//! Columns of a trace: matched by the names in a header, or fixed as in Azure's VM table.
+//! Detection of the columns of a trace: named by a header, or fixed as in Azure's VM table.
 //! `field.rs` validates the values.
 
 use csv::ByteRecord;
@@ -8,22 +8,22 @@ use super::{
     field::{self, Field},
 };
 
-/// Layout of a trace.
+/// Layout of a trace file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
-    /// A header names the columns.
+    /// The first row is a header with the names of the columns.
     Named,
-    /// Azure's public VM table, V1 or V2: eleven columns, no header, sizes as numbers or buckets
-    /// such as `>24`.
+    /// Azure's public VM table, V1 or V2: eleven columns without a header. Sizes are numbers or
+    /// buckets such as `>24`.
     AzureVmTable,
 }
 
 /// Number of columns in Azure's VM table.
 const AZURE_COLUMNS: usize = 11;
-/// Upper bound on the length of an unknown first row in an error message.
-const SHOWN_BYTES_MAX: usize = 120;
+/// Maximum length of an unknown first row in an error message, in characters.
+const SHOWN_CHARS_MAX: usize = 120;
 
-/// Index and name of each column.
+/// Indexes and names of the columns that the reader uses.
 #[derive(Clone, Debug)]
 pub(super) struct Columns {
     count: usize,
@@ -42,7 +42,7 @@ struct Column {
     at: usize,
 }
 
-/// Detects the layout from the first row.
+/// Detects the layout and the columns from the first row.
 pub(super) fn detect(first: &ByteRecord) -> Result<(Layout, Columns), TraceError> {
     if let Some(columns) = Columns::named(first) {
         return Ok((Layout::Named, columns));
@@ -54,7 +54,7 @@ pub(super) fn detect(first: &ByteRecord) -> Result<(Layout, Columns), TraceError
         return Ok((Layout::AzureVmTable, azure));
     }
     let shown = first.iter().map(String::from_utf8_lossy).collect::<Vec<_>>().join(",");
-    Err(TraceError::UnknownLayout { first: shown.chars().take(SHOWN_BYTES_MAX).collect() })
+    Err(TraceError::UnknownLayout { first: shown.chars().take(SHOWN_CHARS_MAX).collect() })
 }
 
 impl Columns {
@@ -89,7 +89,7 @@ impl Columns {
         }
     }
 
-    /// Converts one row into a VM.
+    /// Converts one row into the arrival of a VM.
     pub(super) fn arrival(&self, row: &ByteRecord) -> Result<Arrival, MalformedRow> {
         let line = row.position().map_or(0, csv::Position::line);
         if row.len() != self.count {

@@ -1,4 +1,4 @@
-//! Reading of traces: layouts, the error for each kind of malformed row, and the order of events.
+//! Tests of the trace reader: layouts, errors for malformed rows, and the order of events.
 
 use proptest::prelude::*;
 
@@ -10,13 +10,13 @@ fn trace(text: &str) -> Result<Trace, TraceError> {
     read(text.as_bytes(), Strictness::Strict)
 }
 
-/// VMs of a trace as `id@arrive-depart:cores/memory`, joined by spaces.
+/// Returns the VMs of a trace, formatted as `id@arrive-depart:cores/memory` and joined by spaces.
 fn summary(text: &str) -> String {
     let time = |at: Option<Ns>| at.map_or(String::new(), |at| format!("{}", at.as_ms() as f64 / 1000.0));
-    let one = |vm: &Arrival| {
+    let format_vm = |vm: &Arrival| {
         format!("{}@{}-{}:{}/{}", vm.id, time(vm.arrive), time(vm.depart), vm.cores, vm.memory)
     };
-    trace(text).unwrap().arrivals.iter().map(one).collect::<Vec<_>>().join(" ")
+    trace(text).unwrap().arrivals.iter().map(format_vm).collect::<Vec<_>>().join(" ")
 }
 
 fn error_of(text: &str) -> String {
@@ -107,12 +107,12 @@ fn non_utf8_row_is_malformed() {
     assert!(error.starts_with("line 2: vm_id = \"a\u{fffd}\": must be UTF-8"), "{error}");
 }
 
-/// Events as `+id` and `-id`, in order.
+/// Returns the events of a trace in order: `+id` for an arrival, `-id` for a departure.
 fn order(text: &str) -> String {
     let trace = trace(&format!("{HEADER}{text}")).unwrap();
     let sign = |kind| if kind == EventKind::Arrive { '+' } else { '-' };
-    let one = |e: &Event| format!("{}{}", sign(e.kind), trace.arrivals[e.index].id);
-    events(&trace.arrivals).iter().map(one).collect::<Vec<_>>().join(" ")
+    let format_event = |e: &Event| format!("{}{}", sign(e.kind), trace.arrivals[e.index].id);
+    events(&trace.arrivals).iter().map(format_event).collect::<Vec<_>>().join(" ")
 }
 
 #[test]

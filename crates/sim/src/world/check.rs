@@ -1,6 +1,7 @@
-//! Invariants, checked after every step against the truth of the world: the slices that processes
-//! can reach, the contents of the store, and the reports of hosts and devices. The ledger is not
-//! consulted.
+//! Checks of the invariants after every step. The checks compare the actions of the manager with
+//! the state of the simulated world. This state consists of the slices that processes can reach,
+//! the store, and the reports of hosts and devices. The checks do not use the ledger of the
+//! manager.
 
 mod counts;
 mod desired_state;
@@ -29,38 +30,39 @@ use units::{EmcId, Epoch, HostId, Ns, ReservationId, SliceId};
 
 use super::{World, device::Pattern, machine::Guest};
 
-/// Facts that an observer outside the manager knows.
+/// State of the world, recorded independently of the manager.
 #[derive(Debug, Default)]
 pub(super) struct GroundTruth {
-    /// Contents of the store, without decisions.
+    /// Durable records in the store, except decisions.
     records: BTreeMap<Key, Record>,
-    /// Replies that clients received.
+    /// Reservations that the manager acknowledged to clients.
     pub(super) acknowledged: BTreeMap<RequestKey, AckedReservation>,
-    /// Latest grant of each slice.
+    /// Latest grant of each slice, as confirmed by its device.
     last_grants: BTreeMap<SliceId, LastGrant>,
     justifications: justifications::Justifications,
-    /// Reservations released by force.
+    /// Reservations that a client released by force.
     force_released: BTreeSet<ReservationId>,
-    /// Grants that ended with a power failure of their device or a fence of their host.
+    /// Grants that ended through a power failure of their device or a fence of their host.
     ended_grants: BTreeSet<Holding>,
-    /// Grants on slices that could not be revoked during the fence of their host.
+    /// Grants that a device could not revoke during the fence of their host.
     unrevoked_grants: BTreeSet<Holding>,
-    /// Requests made at least once while the store's disk had space.
+    /// Requests that were sent at least once while the disk of the store had enough space.
     pub(super) requested_with_space: BTreeSet<RequestKey>,
-    /// Devices that have revoked the access of each host since its latest fence began.
+    /// Pairs of a device and a host: the device has revoked all access of the host since the latest
+    /// fence of the host began.
     fences_confirmed: BTreeSet<(EmcId, HostId)>,
     handles: desired_state::KnownHandles,
     returns: return_times::SliceReturns,
     fence_progress: fence_progress::FenceProgress,
-    /// Number of durable writes.
+    /// Number of durable writes so far.
     writes: u64,
-    /// Time of each host's last message to the running manager, and hosts whose silence allows a
-    /// fence.
+    /// Time of the last message of each host to the running manager.
     last_contact: BTreeMap<HostId, Ns>,
+    /// Hosts that were silent long enough for the manager to fence them.
     silent_hosts: BTreeSet<HostId>,
 }
 
-/// Reservation known to a client.
+/// Reservation as acknowledged to a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct AckedReservation {
     pub(super) id: ReservationId,
@@ -69,16 +71,16 @@ pub(super) struct AckedReservation {
     pub(super) ended: bool,
 }
 
-/// Latest owner granted by a device.
+/// Latest grant of a slice by its device.
 #[derive(Clone, Copy, Debug)]
 struct LastGrant {
     epoch: Epoch,
     host: HostId,
-    /// The host may have received the grant.
+    /// Whether the manager has sent the grant to the host.
     sent: bool,
-    /// The host reported the slice online.
+    /// Whether the host has reported the slice online.
     reported_online: bool,
-    /// The host reported the release, or a device or an operator ended the access.
+    /// Whether the host has reported the release, or a device or an operator has ended the access.
     access_ended: bool,
 }
 
@@ -142,7 +144,7 @@ impl GroundTruth {
 }
 
 impl World {
-    /// Checks the invariants of every step.
+    /// Checks the invariants that must hold after every step.
     pub(super) fn check(&mut self) {
         let mut owners: BTreeMap<SliceId, (Epoch, HostId)> = BTreeMap::new();
         let mut conflict = None;
@@ -160,15 +162,15 @@ impl World {
             }
         }
         if let Some((slice, (e1, h1), (e2, h2))) = conflict {
-            let what =
+            let description =
                 format!("slice {slice} is reachable by {h1} under epoch {e1} and by {h2} under epoch {e2}");
-            self.report_violation("a slice has at most one owner", what);
+            self.report_violation("a slice has at most one owner", description);
         }
         self.check_fenced_hosts();
         self.check_fence_progress();
     }
 
-    /// Checks a batch before it is written.
+    /// Checks a batch of records before the store writes the batch.
     pub(super) fn check_batch(&mut self, records: &[Record]) {
         for record in records {
             self.check_rack_change(record, records);
@@ -178,7 +180,7 @@ impl World {
                 Record::Host(id, host) => self.check_fencing(*id, host, records),
                 Record::Deleted(Key::Reservation(id)) => self.check_expiry(*id, records),
                 Record::Migration(id, migration) => self.check_migration(*id, migration, records),
-                Record::Deleted(Key::Migration(id)) => self.check_migration_gone(*id, records),
+                Record::Deleted(Key::Migration(id)) => self.check_migration_deleted(*id, records),
                 _ => {}
             }
         }
@@ -214,8 +216,8 @@ impl World {
         }
     }
 
-    /// Checks that no slice is revoked after a restore while a process uses it. A fence of the host
-    /// ends this protection, also for slices that could not be revoked by it.
+    /// Checks that after a restore no slice is revoked while a process maps the slice. After a
+    /// fence of the host this is allowed, also for slices that the fence could not revoke.
     fn check_restored_slice(&mut self, slice: SliceId, before: Slot, after: Slot) {
         let State::Quarantined(Quarantine::Restored { .. }) = before.state else { return };
         if !matches!(after.state, State::Scrubbing(Scrub::Revoking { .. })) {
@@ -232,13 +234,16 @@ impl World {
             guests.find(|(holding, _)| is_mapped(*holding)).map(|(_, pid)| (machine.id, pid))
         });
         if let Some((host, pid)) = user {
-            let what =
+            let description =
                 format!("slice {slice} is revoked after a restore, but process {pid} of {host} maps it");
-            self.report_violation("a VM loses memory only by a release, a fence or a device failure", what);
+            self.report_violation(
+                "a VM loses memory only by a release, a fence or a device failure",
+                description,
+            );
         }
     }
 
-    /// Checks that slices online in the ledger were reported online by their hosts.
+    /// Checks that a slice recorded as online was reported online by its host.
     fn check_online(&mut self, slice: SliceId, epoch: Epoch, host: HostId) {
         let grant = self.truth.last_grants.get(&slice);
         if !grant.is_some_and(|grant| (grant.epoch, grant.host) == (epoch, host) && grant.reported_online) {
@@ -255,8 +260,8 @@ impl World {
         if slot.epoch > Epoch(0) && receipt != Some(Holding { slice, epoch: slot.epoch }) {
             let receipt = receipt
                 .map_or("no complete scrub".into(), |receipt| format!("a scrub of {}", describe(receipt)));
-            let what = format!("slice {slice} is free after epoch {} and has {receipt}", slot.epoch);
-            self.report_violation("a slice is zeroed before its next owner uses it", what);
+            let description = format!("slice {slice} is free after epoch {} and has {receipt}", slot.epoch);
+            self.report_violation("a slice is zeroed before its next owner uses it", description);
         }
         if self.device(slice).is_shared() && self.device(slice).read(slice) != Pattern::ZERO {
             self.report_violation(
@@ -304,9 +309,9 @@ impl World {
         }
     }
 
-    /// Returns whether the host of a new reservation, or an EMC of it, was cordoned, draining or
-    /// unreachable before this batch. Changes in the same batch may precede or follow the
-    /// reservation.
+    /// Returns whether a new reservation was not allowed before this batch: its host or an EMC of
+    /// its slices was cordoned, draining or unreachable. A host or EMC that the same batch changes
+    /// counts as allowed, because the change may precede or follow the reservation.
     fn is_closed(&self, new: &Reservation, batch: &[Record]) -> bool {
         let changes = |key| batch.iter().any(|record| record.key() == key);
         if changes(Key::Host(new.host)) {
@@ -329,8 +334,8 @@ impl World {
         !open
     }
 
-    /// Checks that a host is fenced only on request or after a long silence, and that each EMC is
-    /// listed as fenced only after it has revoked the host's access.
+    /// Checks that a host is fenced only on request or after a long silence. Also checks that the
+    /// fence of an EMC is recorded only after this EMC has revoked all access of the host.
     fn check_fencing(&mut self, id: HostId, host: &Host, batch: &[Record]) {
         let (old_fence, unconfirmed_fences) = match self.truth.host(id) {
             Some(old) => (old.fence, old.unconfirmed_fences.clone()),
@@ -338,7 +343,8 @@ impl World {
         };
         let begins = old_fence == Fence::None && host.fence != Fence::None;
         if begins {
-            // An EMC that has not confirmed an earlier fence has granted the host nothing since.
+            // An EMC with an unconfirmed earlier fence has not granted slices to the host since, so
+            // its confirmation remains valid.
             self.truth.fences_confirmed.retain(|(emc, host)| *host != id || unconfirmed_fences.contains(emc));
         }
         let unconfirmed = host.emcs.iter().copied().filter(|_| begins || host.fence == Fence::Fenced);
@@ -354,7 +360,7 @@ impl World {
         if let Some(emc) = missing {
             self.report_violation(
                 "a fence is recorded only after the EMC has confirmed it",
-                format!("{emc} is recorded as having fenced {id}, and has not"),
+                format!("the fence of {id} by {emc} is recorded, but {emc} has not confirmed it"),
             );
         }
         let old = self.truth.host(id);
@@ -362,7 +368,8 @@ impl World {
         if old_fence != Fence::None && host.fence == Fence::None {
             self.check_fence_end(id);
         } else if restarted {
-            self.note_returned(id); // a fence that began and ended in this batch is invisible
+            // The fence may have begun and ended within this batch, so that no record shows it.
+            self.note_returned(id);
         }
         if !begins {
             return;
@@ -376,7 +383,8 @@ impl World {
         }
     }
 
-    /// Checks that a fenced host returns only without mappings that a device cannot revoke.
+    /// Checks that the fence of a host ends only if the host has no mapping on a device that cannot
+    /// revoke access.
     fn check_fence_end(&mut self, id: HostId) {
         let shared = |holding: &Holding| {
             self.devices.iter().any(|device| device.is_shared() && device.contains(holding.slice))
@@ -399,8 +407,9 @@ impl World {
         of_host.for_each(|(_, grant)| grant.access_ended = true);
     }
 
-    /// Checks that a fenced host cannot reach its former slices: each EMC has revoked its access,
-    /// or holds no slice of it. A slice that could not be revoked stays the host's.
+    /// Checks that a fenced host cannot reach its former slices. Each EMC must have revoked the
+    /// access of the host or must hold no slice of the host. A slice that could not be revoked must
+    /// still be recorded as held by the host.
     fn check_fenced_hosts(&mut self) {
         let Some(running) = &self.manager_process.running else { return };
         let is_fenced = |host: &HostId| running.manager.host_state(*host) == HostState::Fenced;
@@ -412,7 +421,8 @@ impl World {
                 let device = self.devices.iter().zip(0..).find(|(device, _)| device.contains(*slice));
                 let is_confirmed =
                     device.is_some_and(|(_, emc)| self.truth.fences_confirmed.contains(&(EmcId(emc), host)));
-                let has_emc = self.truth.emc_of(*slice).is_some(); // a restored store may not contain the EMC
+                // A restored store may lack the EMC of the slice.
+                let has_emc = self.truth.emc_of(*slice).is_some();
                 has_emc && (!is_confirmed || holder(&self.truth.slot(*slice)) != Some(host))
             });
             if let Some(slice) = reachable {
@@ -430,13 +440,14 @@ impl World {
         self.now >= last_contact.after(self.fault_model.settings.lease_ttl).after(fence_after)
     }
 
-    /// Returns whether the manager has received a message of the host within its lease.
+    /// Returns whether the lease of a host is valid: the manager has received a message from the
+    /// host within the lease time.
     pub(super) fn is_lease_valid(&self, host: HostId) -> bool {
         let last_contact = self.truth.last_contact.get(&host).copied().unwrap_or_default();
         self.now < last_contact.after(self.fault_model.settings.lease_ttl)
     }
 
-    /// Gives every host a new lease, as a starting manager does.
+    /// Gives every host a new lease, in the same way as a manager that starts.
     pub(super) fn renew_leases(&mut self) {
         let hosts = self.hosts();
         self.truth.last_contact = hosts.into_iter().map(|host| (host, self.now)).collect();
@@ -446,7 +457,7 @@ impl World {
         self.truth.returns = return_times::SliceReturns::default();
     }
 
-    /// Records a message of a host.
+    /// Records that the manager has received a message from a host.
     pub(super) fn note_contact(&mut self, host: HostId) {
         if self.is_long_silent(host) {
             self.truth.silent_hosts.insert(host);
@@ -458,7 +469,7 @@ impl World {
         records.iter().for_each(|record| self.truth.apply(record));
     }
 
-    /// Records that an older store was restored: acknowledged requests may be missing.
+    /// Forgets acknowledged reservations that a restored store lacks.
     pub(super) fn drop_lost_reservations(&mut self, records: &[Record]) {
         let known: BTreeMap<ReservationId, &Reservation> = records
             .iter()
@@ -472,7 +483,8 @@ impl World {
         self.truth.acknowledged.retain(|_, acked| is_known(acked));
     }
 
-    /// Drops commands, calls and fences of the time before a restore: none is repeated.
+    /// Applies the effects of a restore to the records: all slices are quarantined, all fences end,
+    /// and every host must report its slices.
     pub(super) fn apply_restore(&mut self) {
         for record in self.truth.records.values_mut() {
             match record {
@@ -489,8 +501,8 @@ impl World {
         }
     }
 
-    /// Checks after a load that the store contains every acknowledged request. A batch may be
-    /// durable although the manager crashed before it knew.
+    /// Replaces the records after a load of the store, and checks that the store contains every
+    /// acknowledged request. The last batch before a crash may be durable or not.
     pub(super) fn note_loaded(&mut self, meta: Option<&Meta>, records: &[Record], restored: bool) {
         if !restored {
             self.note_uncordoned(records);
@@ -504,28 +516,29 @@ impl World {
             !self.truth.reservation(acked.id).is_some_and(|reservation| matches_reply(acked, reservation))
         });
         if let Some((request, acked)) = lost {
-            let what = format!("{request:?} was acknowledged with {acked:?}, which the store lacks");
-            self.report_violation("a change is durable before it is acknowledged", what);
+            let description =
+                format!("{request:?} was acknowledged as {acked:?}, which the store does not contain");
+            self.report_violation("a change is durable before it is acknowledged", description);
         }
     }
 
-    /// Checks a report against the truth and records it.
-    pub(super) fn check_sent_report(&mut self, host: HostId, have: &ObservedState) {
-        for holding in reported_slices(have) {
+    /// Checks the report of an agent against the state of its host, and records the report.
+    pub(super) fn check_sent_report(&mut self, host: HostId, report: &ObservedState) {
+        for holding in reported_slices(report) {
             if let Some(grant) = self.truth.last_grants.get_mut(&holding.slice) {
                 grant.reported_online |= (grant.host, grant.epoch) == (host, holding.epoch);
             }
         }
-        for holding in &have.released {
+        for holding in &report.released {
             self.check_released(host, *holding);
             self.truth.end_access(host, *holding);
         }
-        have.scrubbed.iter().for_each(|scrubbed| self.truth.end_access(host, scrubbed.holding));
-        self.note_unreported_slices(host, have);
-        for failed in &have.failed {
+        report.scrubbed.iter().for_each(|scrubbed| self.truth.end_access(host, scrubbed.holding));
+        self.note_unreported_slices(host, report);
+        for failed in &report.failed {
             let scrubber = matches!(self.truth.slot(failed.holding.slice).state, State::Scrubbing(_));
-            // A revocation ends access at devices that enforce it; at others the host must release
-            // the slice.
+            // A revocation ends the access only at devices that can revoke access. At other devices
+            // the host must release the slice.
             let can_revoke = !self.device(failed.holding.slice).is_shared();
             if can_revoke && (failed.reason == FailureReason::NotZero || scrubber) {
                 self.truth.end_access(host, failed.holding);
@@ -533,13 +546,13 @@ impl World {
         }
     }
 
-    /// Checks that a complete report after a restore contains every slice that the host uses.
-    fn note_unreported_slices(&mut self, host: HostId, have: &ObservedState) {
+    /// Ends the access to slices that the first complete report after a restore does not contain.
+    fn note_unreported_slices(&mut self, host: HostId, report: &ObservedState) {
         let must_report = self.truth.host(host).is_some_and(|host| host.must_report);
-        if !(must_report && have.whole && Some(have.number.generation) == self.truth.generation()) {
+        if !(must_report && report.whole && Some(report.number.generation) == self.truth.generation()) {
             return;
         }
-        let reported: BTreeSet<SliceId> = reported_slices(have).map(|holding| holding.slice).collect();
+        let reported: BTreeSet<SliceId> = reported_slices(report).map(|holding| holding.slice).collect();
         let unreported = self.truth.last_grants.iter_mut().filter(|(slice, _)| !reported.contains(slice));
         unreported.filter(|(_, grant)| grant.host == host).for_each(|(_, grant)| grant.access_ended = true);
     }
@@ -550,18 +563,18 @@ impl World {
         let users = machine.processes.values().filter(|guest| guest.mapped.contains_key(&holding));
         let users: Vec<_> = users.map(|guest| (guest.process.pid, guest.mapped[&holding])).collect();
         for (pid, reservation) in users {
-            // An emulated device revokes access by itself where the host has only stopped using the
-            // slice.
+            // After a forced release, the process may still map the slice: an emulated device
+            // revokes its access later.
             let forced = self.truth.force_released.contains(&reservation);
             if shared || !forced {
-                let what =
+                let description =
                     format!("{host} reports the release of {}, but process {pid} maps it", describe(holding));
-                self.report_violation("a released slice is mapped by no process", what);
+                self.report_violation("a released slice is mapped by no process", description);
             }
         }
     }
 
-    /// Checks that memory is handed to a process only after the agent has recorded the process.
+    /// Checks that the agent records a process before it passes memory to the process.
     pub(super) fn check_attach(&mut self, host: HostId, record: &VmRecord) {
         let stored = self.machine(host).records.get(&record.reservation).cloned();
         let is_recorded = stored.is_some_and(|stored| {
@@ -575,7 +588,8 @@ impl World {
         }
     }
 
-    /// Checks that the loss of memory in use was requested.
+    /// Checks that a process loses memory only through a forced release, a fence or a device
+    /// failure.
     pub(super) fn check_memory_loss(&mut self, host: HostId, guest: &Guest, holding: Holding, why: &str) {
         self.log(|| format!("process {} on {host} loses {}: {why}", guest.process.pid, describe(holding)));
         let forced = guest.mapped.get(&holding).is_some_and(|id| self.truth.force_released.contains(id));
@@ -586,29 +600,31 @@ impl World {
             self.truth.ended_grants.contains(&holding) || self.truth.unrevoked_grants.contains(&holding);
         if !forced && !fenced && !lost {
             let (pid, vm, lost) = (guest.process.pid, &guest.vm, describe(holding));
-            let what = format!("process {pid} of VM {vm} on {host} loses {lost}: {why}");
-            self.report_violation("a VM loses memory only by a release, a fence or a device failure", what);
+            let description = format!("process {pid} of VM {vm} on {host} loses {lost}: {why}");
+            self.report_violation(
+                "a VM loses memory only by a release, a fence or a device failure",
+                description,
+            );
         }
     }
 }
 
-/// Formats a slice and its epoch for a message.
+/// Formats the slice and epoch of a holding for a message.
 pub(super) fn describe(holding: Holding) -> String {
     format!("slice {} of epoch {}", holding.slice, holding.epoch)
 }
 
-/// Returns the slices of a host according to a report. After a restart of the agent, slices of VMs
-/// may not be online yet.
-fn reported_slices(have: &ObservedState) -> impl Iterator<Item = &Holding> {
-    have.vms.values().flat_map(|vm| &vm.slices).chain(&have.online)
+/// Returns the slices in a report: slices of VMs and online slices. After a restart of the agent,
+/// slices of VMs may not be online yet.
+fn reported_slices(report: &ObservedState) -> impl Iterator<Item = &Holding> {
+    report.vms.values().flat_map(|vm| &vm.slices).chain(&report.online)
 }
 
-/// Returns whether a reservation has ended.
 pub(super) fn has_ended(reservation: &Reservation) -> bool {
     matches!(reservation.stage, Stage::Ended { .. })
 }
 
-/// Returns whether a reservation was created by the adoption of a running VM.
+/// Returns whether the manager created a reservation when it adopted a running VM after a restore.
 fn is_adopted(reservation: &Reservation) -> bool {
     reservation.request.client.as_str() == "restored"
 }

@@ -1,5 +1,5 @@
-//! Client workload: schedulers, launchers and operators send, repeat and contradict requests, stop
-//! waiting, and check the replies.
+//! Client workload. Schedulers, launchers and operators send requests, repeat or alter requests,
+//! cancel requests, and check the replies.
 
 use std::collections::BTreeMap;
 
@@ -21,20 +21,20 @@ use super::{
     fault_model::name,
 };
 
-/// Number of the latest requests that clients act upon.
+/// Number of latest tenants that clients still send requests for.
 const ACTIVE_TENANTS_MAX: usize = 10;
-/// Number of names that VMs share.
+/// Number of different VM names. It is small so that tenants reuse names.
 const VM_NAME_COUNT: usize = 12;
 
 #[derive(Debug, Default)]
 pub(super) struct ClientWorkload {
     tenants: Vec<Tenant>,
     pub(super) pending: BTreeMap<Token, PendingRequest>,
-    /// The store's disk has little space.
+    /// Whether the disk of the store has little free space.
     store_low: bool,
 }
 
-/// A client with a request for a VM's memory.
+/// Request of a client for the memory of a VM, and the resulting reservation.
 #[derive(Clone, Debug)]
 struct Tenant {
     reserve: Reserve,
@@ -48,14 +48,14 @@ pub(super) enum PendingRequest {
         tenant: usize,
         content: Box<Reserve>,
         wait: bool,
-        /// The store's disk had space when the request was sent.
+        /// Whether the disk of the store had enough space when the request was sent.
         had_space: bool,
     },
     Wait,
     Commit,
     Release,
-    /// A fence of a connected or disconnected host.
     Fence {
+        /// Whether the host was connected to the manager when the request was sent.
         connected: bool,
     },
     Configure,
@@ -63,15 +63,15 @@ pub(super) enum PendingRequest {
     MigrationAnswer(PendingMigrationAnswer),
 }
 
-/// Answer to a migration request that the manager has not acknowledged yet.
+/// Answer to a migration request, not yet acknowledged by the manager.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PendingMigrationAnswer {
     pub(super) vm: Name,
     pub(super) answer: MigrationAnswer,
     pub(super) message: String,
-    /// Durable request at the time of the answer.
+    /// Migration request on disk when the answer was sent.
     pub(super) request: Option<(ReservationId, Migration)>,
-    /// No other answer for this VM was outstanding at that time.
+    /// Whether no other answer for this VM was outstanding when the answer was sent.
     pub(super) is_alone: bool,
 }
 
@@ -109,12 +109,13 @@ impl World {
         devices.for_each(Device::take_snapshot);
     }
 
-    /// Sends a request if the manager is running.
+    /// Sends a request if the manager accepts requests.
     pub(super) fn send_request(&mut self, request: Request, pending: PendingRequest) {
         self.send_justified_request(request, pending, None);
     }
 
-    /// Sends a request, and records it as the reason of an action that the checker would reject otherwise.
+    /// Sends a request if the manager accepts requests. Records the justification of an action that
+    /// the checks would otherwise report as a violation.
     pub(super) fn send_justified_request(
         &mut self,
         request: Request,
@@ -136,7 +137,7 @@ impl World {
         let number = self.clients.tenants.len();
         let Some(host) = self.pick(&self.hosts()) else { return };
         let client = name("c", self.rng.random_range(0..3));
-        let id = RequestId::new(&format!("r{number}")).expect("a letter and a number are a request id");
+        let id = RequestId::new(&format!("r{number}")).expect("a letter with a number is a valid request id");
         let reserve = Reserve {
             request: RequestKey { client, id },
             host: self.machine(host).name.clone(),
@@ -157,7 +158,7 @@ impl World {
         (count > 0).then(|| self.rng.random_range(count.saturating_sub(ACTIVE_TENANTS_MAX)..count))
     }
 
-    /// Returns the VM of one of the latest requests.
+    /// Returns the VM of a random tenant among the latest.
     pub(super) fn some_vm(&mut self) -> Option<Name> {
         self.some_tenant().map(|tenant| self.clients.tenants[tenant].reserve.vm.clone())
     }
@@ -248,7 +249,8 @@ impl World {
         self.send_justified_request(request, pending, justification);
     }
 
-    /// Operators confirm a power-off only for machines that are off.
+    /// Requests the fence of a random host. The operator confirms a power-off only if the machine
+    /// is off.
     fn fence_some_host(&mut self) {
         let Some(host) = self.pick(&self.hosts()) else { return };
         let off = !self.machine(host).up;
@@ -260,7 +262,7 @@ impl World {
         self.send_justified_request(request, PendingRequest::Fence { connected }, Some(justification));
     }
 
-    /// An operator uncordons a quarantined slice.
+    /// Uncordons a random quarantined slice, in the role of an operator.
     pub(super) fn uncordon_some_slice(&mut self) {
         let slices = self.quarantined();
         if let Some(slice) = self.pick(&slices) {
@@ -269,8 +271,8 @@ impl World {
     }
 
     pub(super) fn quarantined(&self) -> Vec<SliceId> {
-        // After a restore, slices return by themselves, except those of hosts that the backup
-        // lacks.
+        // The manager releases slices from quarantine after a restore, except slices of hosts that
+        // the backup lacks.
         let returns_by_itself =
             |slot: &Slot, why| matches!(why, Quarantine::Restored { .. }) && self.is_holder_in_rack(slot);
         let quarantined = |record: &Record| match record {
@@ -287,8 +289,9 @@ impl World {
         holder(slot).is_none_or(|host| self.truth.has_host(host))
     }
 
-    /// Uncordons a slice, also one that a process uses: the manager must refuse, or the process
-    /// must keep it. A host outside the rack is powered off before.
+    /// Uncordons a slice, even while a process uses the slice. The manager must then reject the
+    /// request or leave the slice to the process. A holder that is not in the rack is powered off
+    /// first.
     pub(super) fn uncordon_slice(&mut self, slice: SliceId) {
         let slot = self.truth.slot(slice);
         if let Some(outsider) = holder(&slot).filter(|_| !self.is_holder_in_rack(&slot)) {
@@ -308,13 +311,14 @@ impl World {
         }
     }
 
-    /// Moves the free space of the store's disk below or above the limit for new reservations.
+    /// Sets whether the free space on the disk of the store is below the limit for new
+    /// reservations.
     pub(super) fn set_store_low(&mut self, low: bool) {
         self.clients.store_low = low;
         self.report_store_space();
     }
 
-    /// The manager's process checks the free space of the store's disk, also at start.
+    /// Reports to the manager whether the disk of the store has little free space.
     pub(super) fn report_store_space(&mut self) {
         let low = self.clients.store_low;
         self.handle_manager_event(Event::StoreSpace { low });
@@ -328,10 +332,10 @@ impl World {
         }
     }
 
-    /// Drops outstanding requests after a crash of the manager.
+    /// Drops all outstanding requests after a crash of the manager.
     pub(super) fn drop_pending_requests(&mut self) {
         self.clients.pending.clear();
-        self.truth.mark_justifications_unanswered();
+        self.truth.mark_outcomes_unknown();
     }
 
     pub(super) fn handle_reply(&mut self, token: Token, answer: Result<RequestReply, Rejection>) {
@@ -341,7 +345,7 @@ impl World {
         }
         let Some(pending) = self.clients.pending.remove(&token) else { return };
         self.log(|| format!("reply {}: {}", token.0, describe_reply(&answer)));
-        self.check_store_full_denial(&pending, &answer);
+        self.check_store_full_rejection(&pending, &answer);
         match (pending, answer) {
             (PendingRequest::Configure, answer) => self.handle_rack_reply(&answer),
             (PendingRequest::Reserve { tenant, content, wait, .. }, Ok(RequestReply::Reservation(view))) => {
@@ -350,8 +354,8 @@ impl World {
                     self.check_ready(&view);
                 }
             }
-            (PendingRequest::Reserve { content, wait, .. }, Err(denied)) => {
-                self.check_repeat_refused(&content, wait, &denied);
+            (PendingRequest::Reserve { content, wait, .. }, Err(rejection)) => {
+                self.check_repeat_rejected(&content, wait, &rejection);
             }
             (PendingRequest::Wait, Ok(RequestReply::Reservation(view))) => self.check_ready(&view),
             (PendingRequest::Commit, Ok(RequestReply::Reservation(view))) => self.check_stage(&view, false),
@@ -374,9 +378,9 @@ impl World {
         }
     }
 
-    /// Checks that only requests for new memory are refused for lack of disk space, and only while
-    /// it is short.
-    fn check_store_full_denial(
+    /// Checks that lack of disk space causes the rejection of reserve requests only, and only while
+    /// disk space is low.
+    fn check_store_full_rejection(
         &mut self,
         pending: &PendingRequest,
         answer: &Result<RequestReply, Rejection>,
@@ -386,13 +390,13 @@ impl World {
         {
             self.report_violation(
                 "a full disk blocks only new reservations",
-                format!("{pending:?} is refused"),
+                format!("{pending:?} is rejected"),
             );
         }
     }
 
-    /// The manager accepts connections once its rack.toml is durable, and does not start without
-    /// it.
+    /// Processes the reply to the rack.toml of a starting manager. The manager accepts connections
+    /// after its rack.toml is durable. If the file is rejected, the manager exits and restarts.
     fn handle_start_reply(&mut self, answer: &Result<RequestReply, Rejection>) {
         let Some(running) = &mut self.manager_process.running else { return };
         running.ready = None;
@@ -404,7 +408,8 @@ impl World {
         }
     }
 
-    /// Checks that a reply matches its request, is durable, and equals earlier replies.
+    /// Checks that a reply matches its request, is durable, and equals earlier replies to the same
+    /// request.
     fn check_reserved(&mut self, tenant: usize, content: &Reserve, view: &ReservationView) {
         let reservation = &view.reservation;
         let requested = (&content.vm, content.slices as usize, &content.request, content.uid);
@@ -441,10 +446,10 @@ impl World {
         self.clients.tenants[tenant].reserve = content.clone();
     }
 
-    fn check_repeat_refused(&mut self, content: &Reserve, wait: bool, denied: &Rejection) {
+    fn check_repeat_rejected(&mut self, content: &Reserve, wait: bool, rejection: &Rejection) {
         let Some(acked) = self.truth.acknowledged.get(&content.request).cloned() else { return };
         let altered = acked.slices.len() != content.slices as usize;
-        let allowed = match denied {
+        let allowed = match rejection {
             Rejection::StoreFailed | Rejection::Starting(_) => true,
             Rejection::RequestReused { .. } => altered,
             Rejection::NotReadyBeforeTimeout { .. }
@@ -455,19 +460,19 @@ impl World {
         if !allowed {
             self.report_violation(
                 "a repeated request returns the same reply",
-                format!("{acked:?}, then {denied:?}"),
+                format!("{acked:?}, then {rejection:?}"),
             );
         }
     }
 
-    /// Checks that every slice of a ready reservation is online.
+    /// Checks that every slice of a reservation acknowledged as ready is online.
     fn check_ready(&mut self, view: &ReservationView) {
         let online = |slice: &SliceId| matches!(self.truth.slot(*slice).state, State::Online(owner) if owner.reservation == view.id);
         let ready = view.reservation.slices.iter().all(online);
         if !ready || !view.reservation.is_active() {
             self.report_violation(
                 "a change is durable before it is acknowledged",
-                format!("{view:?} is acknowledged as ready and has a slice that is not online"),
+                format!("{view:?} is acknowledged as ready but has a slice that is not online"),
             );
         }
     }
@@ -501,9 +506,12 @@ fn describe_request(request: &Request) -> String {
     }
 }
 
-/// Returns the user of a tenant's VMs on their host.
+/// Returns the user id under which the VMs of a tenant run.
 fn user(tenant: usize) -> UserId {
-    u32::try_from(tenant).ok().and_then(|number| UserId::new(number).ok()).expect("tenants are few")
+    u32::try_from(tenant)
+        .ok()
+        .and_then(|number| UserId::new(number).ok())
+        .expect("the number of tenants is a valid user id")
 }
 
 fn describe_reply(answer: &Result<RequestReply, Rejection>) -> String {
@@ -512,6 +520,6 @@ fn describe_reply(answer: &Result<RequestReply, Rejection>) -> String {
             format!("{} {:?} {:?}", view.id, view.reservation.stage, view.reservation.slices)
         }
         Ok(other) => format!("{other:?}"),
-        Err(denied) => format!("denied: {denied}"),
+        Err(rejection) => format!("rejected: {rejection}"),
     }
 }

@@ -1,21 +1,22 @@
-//! Clocks: jumps of the wall clock, and days in which nothing runs.
+//! Faults of time: jumps of the wall clock, and days in which nothing runs.
 
 use rand::Rng as _;
 use units::{Ns, UnixMs, limits::REQUEST_ID_RETENTION};
 
 use super::World;
 
-/// Initial wall clock, in milliseconds: late enough for every jump back.
+/// Initial time of the wall clock, in milliseconds. It is high so that backward jumps do not reach
+/// zero.
 const WALL_START_MS: u64 = 1000 * HOUR_MS;
 const HOUR_MS: u64 = 3600 * 1000;
-/// Longest jump of the wall clock, in hours.
+/// Maximum jump of the wall clock, in hours.
 const JUMP_HOURS_MAX: u64 = 5;
 
 /// Offset of the wall clock from the monotonic clock.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WallClock {
     offset_ms: u64,
-    /// The wall clock never jumps.
+    /// Whether jumps of the wall clock are disabled.
     is_steady: bool,
 }
 
@@ -26,7 +27,7 @@ impl Default for WallClock {
 }
 
 impl World {
-    /// Returns the same world with a wall clock that starts at zero and never jumps.
+    /// Disables jumps of the wall clock and starts the wall clock at zero.
     #[must_use]
     pub fn with_steady_wall_clock(mut self) -> Self {
         self.wall_clock = WallClock { offset_ms: 0, is_steady: true };
@@ -37,7 +38,7 @@ impl World {
         UnixMs(self.now.as_ms() + self.wall_clock.offset_ms)
     }
 
-    /// Moves the wall clock forwards or backwards, as an operator may.
+    /// Moves the wall clock forwards or backwards by a random time.
     pub(super) fn jump_wall_clock(&mut self) {
         let ms = self.rng.random_range(0..JUMP_HOURS_MAX * HOUR_MS);
         let forwards = self.chance(0.5);
@@ -50,11 +51,11 @@ impl World {
         self.log(|| format!("the wall clock jumps by {ms} ms, forwards: {forwards}"));
     }
 
-    /// Lets more than a day pass in which nothing runs, as if every machine were suspended. Pending
-    /// events are delayed by the same time.
+    /// Simulates the suspension of all machines for more than a day. Pending events are delayed by
+    /// the same time.
     pub(super) fn suspend_for_a_day(&mut self) {
         let span = REQUEST_ID_RETENTION.after(Ns::secs(1));
-        self.log(|| "a day passes".into());
+        self.log(|| "all machines are suspended for a day".into());
         self.run_log.counts.days += 1;
         self.now = self.now.after(span);
         let queue = std::mem::take(&mut self.queue);
@@ -75,7 +76,7 @@ mod tests {
     const SEEDS: u64 = 40;
     const STEPS: u64 = 1500;
 
-    /// Decisions use monotonic time only, so the wall clock does not change the run.
+    /// Decisions use monotonic time only, so jumps of the wall clock must not change the run.
     #[test]
     fn wall_clock_jumps_do_not_change_the_run() {
         for seed in 0..SEEDS {

@@ -1,5 +1,5 @@
-//! Model of a pool device, emulated or shared. Its replies are correct; the checker decides whether
-//! the manager's calls are allowed.
+//! Model of a pool device, emulated or shared. The model replies as a correct device. The checks of
+//! the world decide whether the calls of the manager are allowed.
 
 use std::collections::BTreeSet;
 
@@ -7,21 +7,22 @@ use pool::manager::{Contents, DeviceCall, DeviceFailure, DeviceReply, Grant, Sli
 use pool::protocol::{Handle, Holding};
 use units::{Epoch, HostId, SliceId};
 
-/// Contents of a slice.
+/// Contents of a slice, represented by one number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Pattern(pub u64);
 
 impl Pattern {
-    /// Zeros only.
+    /// Contents of a zeroed slice.
     pub(super) const ZERO: Self = Self(0);
 }
 
-/// Behaviour of a device towards mappings.
+/// Kind of a device, which determines the effect of a revocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DeviceKind {
-    /// Revoking invalidates every mapping, and a grant starts zeroed.
+    /// A revocation invalidates every mapping. A granted slice is zeroed.
     Emulated,
-    /// Revoking changes the record only; contents stay until they are overwritten.
+    /// A revocation changes only the record of the device. The contents remain until a host
+    /// overwrites them.
     SharedDax,
 }
 
@@ -33,21 +34,21 @@ struct SliceRecord {
     content: Pattern,
 }
 
-/// A pool device.
+/// Simulated pool device.
 #[derive(Debug)]
 pub(super) struct Device {
     kind: DeviceKind,
     first: SliceId,
     records: Vec<SliceRecord>,
-    /// Every call fails.
+    /// Whether every call fails.
     pub(super) failed: bool,
     /// Slices whose grants and revocations fail.
     pub(super) failing_slices: BTreeSet<SliceId>,
-    /// Earlier versions of the record, oldest first.
+    /// Saved versions of the record, oldest first.
     snapshots: Vec<Vec<SliceRecord>>,
 }
 
-/// Versions of the record kept for a rollback.
+/// Maximum number of saved versions of the record.
 const SNAPSHOTS_MAX: usize = 3;
 
 impl Device {
@@ -62,7 +63,7 @@ impl Device {
         }
     }
 
-    /// Saves a version of the record, like a backup of its folder.
+    /// Saves the current version of the record, like a backup of its directory.
     pub(super) fn take_snapshot(&mut self) {
         if self.snapshots.len() == SNAPSHOTS_MAX {
             self.snapshots.remove(0);
@@ -70,13 +71,13 @@ impl Device {
         self.snapshots.push(self.records.clone());
     }
 
-    /// Returns the number of versions that [`Device::roll_back`] can choose from.
+    /// Returns the number of saved versions for [`Device::roll_back`].
     pub(super) fn snapshots(&self) -> usize {
         self.snapshots.len()
     }
 
-    /// Replaces the record by an earlier version or an empty one. Contents and mappings stay,
-    /// because the device cannot revoke access.
+    /// Replaces the record by a saved version, or by an empty record for `None`. Contents and
+    /// mappings do not change, because the device cannot revoke access.
     pub(super) fn roll_back(&mut self, version: Option<usize>) {
         let empty = vec![SliceRecord::default(); self.records.len()];
         let earlier = version.and_then(|n| self.snapshots.get(n).cloned()).unwrap_or(empty);
@@ -85,19 +86,20 @@ impl Device {
         }
     }
 
-    /// Returns whether the record has this epoch of a slice, or a later one.
+    /// Returns whether the record of a slice has this epoch or a later epoch.
     pub(super) fn has_epoch(&self, holding: Holding) -> bool {
         self.records[(holding.slice.0 - self.first.0) as usize].highest_epoch >= holding.epoch
     }
 
-    /// Returns whether the device cannot revoke access.
+    /// Returns whether the device is shared, which means that it cannot revoke access.
     pub(super) fn is_shared(&self) -> bool {
         self.kind == DeviceKind::SharedDax
     }
 
     pub(super) fn contains(&self, slice: SliceId) -> bool {
         slice >= self.first
-            && slice.0 - self.first.0 < u32::try_from(self.records.len()).expect("created from a u32")
+            && slice.0 - self.first.0
+                < u32::try_from(self.records.len()).expect("the number of slices fits u32")
     }
 
     pub(super) fn slices(&self) -> Vec<SliceId> {
@@ -108,7 +110,7 @@ impl Device {
         &mut self.records[(slice.0 - self.first.0) as usize]
     }
 
-    /// Returns whether a mapping of this grant still reaches the slice.
+    /// Returns whether a host can still access a slice through a mapping of this grant.
     pub(super) fn is_mapping_valid(&self, holding: Holding, host: HostId) -> bool {
         let record = &self.records[(holding.slice.0 - self.first.0) as usize];
         self.kind == DeviceKind::SharedDax || record.grant == Some((holding.epoch, host))
@@ -122,7 +124,7 @@ impl Device {
         self.record(slice).content = pattern;
     }
 
-    /// Performs a call and returns its result with the mappings that it invalidated.
+    /// Performs a call. Returns the reply, and the holdings whose mappings became invalid.
     pub(super) fn perform(&mut self, call: &DeviceCall) -> (DeviceReply, Vec<Holding>) {
         let failed = |failure| DeviceReply::Failed { call: call.clone(), failure };
         if self.failed {
@@ -147,17 +149,17 @@ impl Device {
                 (DeviceReply::Revoked { slice, epoch }, self.revoke(slice, epoch).into_iter().collect())
             }
             DeviceCall::Fence { powered_off: false, .. } if self.kind == DeviceKind::SharedDax => {
-                (failed(DeviceFailure::NotFenced("it has no fence of its own".into())), Vec::new())
+                (failed(DeviceFailure::NotFenced("the device cannot fence a host".into())), Vec::new())
             }
             DeviceCall::Fence { host, .. } => (DeviceReply::Fenced { host }, self.fence(host)),
         }
     }
 
-    /// Performs a call that is reported as failed and may still have taken effect.
+    /// Performs a call whose reply reports a failure.
     fn perform_despite_error(&mut self, call: &DeviceCall) -> Option<Holding> {
         match *call {
             DeviceCall::Grant { slice, epoch, host } => {
-                let _ = self.grant(slice, epoch, host); // the result is reported as failed in either case
+                let _ = self.grant(slice, epoch, host); // the reply reports a failure in either case
                 None
             }
             DeviceCall::Revoke { slice, epoch } => self.revoke(slice, epoch),
@@ -191,7 +193,7 @@ impl Device {
         Some(Holding { slice, epoch: held })
     }
 
-    /// Revokes all slices of a host except those that fail.
+    /// Revokes all slices of a host, except slices whose calls fail.
     fn fence(&mut self, host: HostId) -> Vec<Holding> {
         let of_host = self.grants().into_iter().filter(|(_, _, by)| *by == host);
         let of_host: Vec<_> = of_host.collect();
@@ -202,8 +204,8 @@ impl Device {
         working.into_iter().filter_map(|(slice, epoch, _)| self.revoke(slice, epoch)).collect()
     }
 
-    /// Loses contents and grants in a power failure. The highest epochs stay, unless the record is
-    /// `emptied`, as on a tmpfs.
+    /// Clears contents and grants, as in a power failure. The highest epochs remain, unless the
+    /// record is also lost (`emptied`), as on a tmpfs. Returns the lost grants.
     pub(super) fn lose_power(&mut self, emptied: bool) -> Vec<Holding> {
         let lost = self.grants();
         for record in &mut self.records {
@@ -219,7 +221,8 @@ impl Device {
         records.filter_map(|(slice, record)| record.grant.map(|(epoch, host)| (slice, epoch, host))).collect()
     }
 
-    /// Returns the handle of a grant; a shared device has one per slice.
+    /// Returns the handle of a grant. A shared device has the same handle for all grants of a
+    /// slice.
     pub(super) fn handle(&self, slice: SliceId, epoch: Epoch) -> Handle {
         let place = if self.is_shared() { format!("{slice}") } else { format!("{slice}.{epoch}") };
         Handle::new("emc", place)

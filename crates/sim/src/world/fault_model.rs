@@ -1,4 +1,5 @@
-//! Parameters of a world, drawn from its seed: size of the rack, kinds of devices, rates of faults.
+//! Random parameters of a world, drawn from its seed: size of the rack, kinds of devices, and rates
+//! of faults.
 
 use pool::ledger::{EmcSpec, HostSpec, RackSpec};
 use pool::manager::Settings;
@@ -11,39 +12,42 @@ use super::{
     machine::Machine,
 };
 
-/// Duration of a durable write on most disks.
+/// Mean duration of a durable write in most worlds: 0.4 ms.
 const STORE_WRITE_DURATION: Ns = Ns(400_000);
 
 #[derive(Debug)]
 pub(super) struct FaultModel {
     pub(super) settings: Settings,
     pub(super) rack: RackSpec,
-    /// Fraction of fence commands that succeed; `None` without a fence command.
+    /// Fraction of fence commands that succeed, or `None` if the operator has no fence command.
     pub(super) fence_success_rate: Option<f64>,
-    /// Messages of a connection arrive in order or not at all, as on a stream.
+    /// Whether messages of a connection arrive in order, as on a stream.
     pub(super) in_order: bool,
-    /// Fractions of messages lost and duplicated.
+    /// Fraction of messages that are lost.
     pub(super) message_loss_rate: f64,
+    /// Fraction of messages that are duplicated.
     pub(super) message_duplication_rate: f64,
-    /// Fractions of commits and host calls that fail.
+    /// Fraction of commits and loads of the store that fail.
     pub(super) store_failure_rate: f64,
     /// Mean duration of a durable write.
     pub(super) store_write_duration: Ns,
+    /// Fraction of calls from an agent to its host that fail.
     pub(super) host_failure_rate: f64,
-    /// Mean interval between client requests, and between faults.
+    /// Mean interval between client requests.
     pub(super) client_interval: Ns,
+    /// Mean interval between faults.
     pub(super) fault_interval: Ns,
-    /// Days may pass in which nothing runs.
+    /// Whether all machines may be suspended for days.
     pub(super) suspends_for_days: bool,
-    /// The operator changes rack.toml.
+    /// Whether the operator changes rack.toml.
     pub(super) rack_changes: bool,
-    /// A backup may be older than the latest change of rack.toml.
+    /// Whether a backup may be older than the latest change of rack.toml.
     pub(super) old_backups: bool,
-    /// The record of a device may be lost or replaced by an older copy.
+    /// Whether the record of a device may be lost or replaced by an older copy.
     pub(super) devices_lose_records: bool,
     /// Fraction of scrubs that verify only a part of the slice.
     pub(super) partial_scrub_rate: f64,
-    /// The store begins with the maximum of ended reservations of one client.
+    /// Whether the store starts with as many ended reservations as one client may have.
     pub(super) long_history: bool,
 }
 
@@ -54,7 +58,7 @@ impl FaultModel {
         let in_order = rng.random_bool(0.5);
         let store_failure_rate_max = if rng.random_bool(0.2) { 0.3 } else { 0.03 };
         let random_rate =
-            |rng: &mut Pcg64, most: f64| if rng.random_bool(0.5) { rng.random_range(0.0..most) } else { 0.0 };
+            |rng: &mut Pcg64, max: f64| if rng.random_bool(0.5) { rng.random_range(0.0..max) } else { 0.0 };
         Self {
             settings: Settings { lease_ttl, fence_after },
             rack: rack(rng),
@@ -97,7 +101,8 @@ impl FaultModel {
     }
 }
 
-/// Returns a rack of two or three hosts and one or two EMCs, with random_rate pairs not attached.
+/// Returns a random rack of two or three hosts and one or two EMCs. A host is attached to all EMCs
+/// or to one of them.
 fn rack(rng: &mut Pcg64) -> RackSpec {
     let count = rng.random_range(1..=2);
     let emc = |n| emc(n, rng.random_range(2..=5), rng.random_bool(0.5));
@@ -122,5 +127,5 @@ pub(super) fn host(n: usize, emcs: Vec<Name>) -> HostSpec {
 }
 
 pub(super) fn name(prefix: &str, n: usize) -> Name {
-    Name::new(&format!("{prefix}{n}")).expect("a letter and a number are a name")
+    Name::new(&format!("{prefix}{n}")).expect("a letter with a number is a valid name")
 }

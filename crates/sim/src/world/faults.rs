@@ -1,11 +1,12 @@
-//! Fault injection: programs and machines crash, networks and devices fail, and recover later.
+//! Fault injection: crashes of programs and machines, and failures of networks, devices and disks,
+//! with later recovery.
 
 use rand::Rng as _;
 use units::{HostId, Ns, SliceId};
 
 use super::{ScheduledEvent, World, device::Device, store::BACKUPS_MAX};
 
-/// A fault with an end.
+/// Fault that ends after a time.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Fault {
     Network(HostId),
@@ -42,7 +43,8 @@ impl World {
         }
     }
 
-    /// Returns the duration of a fault: mostly short, sometimes longer than all timeouts.
+    /// Draws the duration of a fault: up to 300 ms in 70 % of cases, otherwise up to 4 s, which can
+    /// exceed all timeouts.
     pub(super) fn fault_duration(&mut self) -> Ns {
         let max = if self.chance(0.3) { Ns::secs(4) } else { Ns::ms(300) };
         self.random_between(Ns::ms(1), max)
@@ -54,8 +56,9 @@ impl World {
         self.schedule_after(span, ScheduledEvent::ManagerStart);
     }
 
-    /// Replaces the store by its backup, often while a device is down. Epochs never repeat as long
-    /// as the store or the record of the device has them: a world loses only one of the two.
+    /// Replaces the store by a backup; in half of the cases a device also fails. In worlds where
+    /// devices lose their records, this function only crashes the manager. Epochs could repeat if
+    /// the store and the record of a device were both lost.
     fn restore_backup(&mut self) {
         if self.fault_model.devices_lose_records {
             return self.crash_manager();
@@ -72,8 +75,8 @@ impl World {
         self.schedule_after(span, ScheduledEvent::ManagerStart);
     }
 
-    /// Returns the number of backups newer than the restored one. It is 0 where no backup may lack
-    /// a change of rack.toml.
+    /// Returns the number of backups that are newer than the backup to restore. It is 0 in worlds
+    /// where a backup must contain all changes of rack.toml.
     fn backup_age(&mut self) -> usize {
         let may_be_older = self.fault_model.old_backups && self.chance(0.5);
         if may_be_older { self.rng.random_range(0..BACKUPS_MAX) } else { 0 }
@@ -112,7 +115,8 @@ impl World {
         self.schedule_after(span, ScheduledEvent::FaultEnd(Fault::Device(emc)));
     }
 
-    /// Lets a slice fail, sometimes until it is quarantined.
+    /// Makes all calls to a slice fail for a time. In 40 % of cases, this time is long enough for
+    /// the manager to quarantine the slice.
     fn fail_slice(&mut self) {
         let emc = self.rng.random_range(0..self.devices.len());
         let slices = self.devices[emc].slices();
@@ -128,16 +132,17 @@ impl World {
         self.schedule_after(span, ScheduledEvent::FaultEnd(Fault::Slice(emc, slice)));
     }
 
-    /// Fails the power of an emulated device and its machine. Its directory survives unless it is
-    /// on a tmpfs. A shared device keeps its record beside the manager's store.
+    /// Simulates a power failure of an emulated device. The directory of the device survives,
+    /// unless it is on a tmpfs. A shared device is not affected, because its record is beside the
+    /// store of the manager.
     fn fail_device_power(&mut self) {
         let Some(emc) = self.some_device(|device| !device.is_shared()) else { return };
         let emptied = self.fault_model.devices_lose_records && self.chance(0.5);
-        self.log(|| format!("emc {emc} loses power, and its record: {emptied}"));
+        self.log(|| format!("emc {emc} loses power, record lost: {emptied}"));
         self.run_log.counts.device_power_failures += 1;
         self.run_log.counts.devices_emptied += u64::from(emptied);
         if emptied {
-            self.crash_manager(); // a running manager keeps the old directory open
+            self.crash_manager(); // a running manager would keep the old directory open
             let affected_hosts = self.hosts().into_iter().filter(|_| self.rng.random_bool(0.5));
             affected_hosts.collect::<Vec<_>>().into_iter().for_each(|host| self.crash_host(host));
         }
@@ -147,8 +152,8 @@ impl World {
         }
     }
 
-    /// Loses the record of a shared device, or replaces it by an older copy. The manager is stopped
-    /// for that, because it locks the record.
+    /// Empties the record of a shared device, or replaces the record by an older copy. The manager
+    /// is stopped before, because a running manager locks the record.
     fn roll_device_back(&mut self) {
         let Some(emc) = self.some_device(Device::is_shared).filter(|_| self.fault_model.devices_lose_records)
         else {
@@ -168,7 +173,8 @@ impl World {
         self.pick(&matching.collect::<Vec<_>>())
     }
 
-    /// Fills the store's disk. Mostly the manager has noticed before that space is short.
+    /// Fills the disk of the store. In 80 % of cases, low disk space is reported to the manager
+    /// first.
     fn fill_disk(&mut self) {
         self.log(|| "the store's disk is full".into());
         self.run_log.counts.full_disks += 1;

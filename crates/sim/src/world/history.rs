@@ -1,4 +1,4 @@
-//! A long history: a store with the maximum of ended reservations of one client.
+//! Creates a store with a long history: as many ended reservations as one client may have.
 
 use pool::record::{EndedBy, Meta, Record, RequestKey, Reservation, Stage};
 use units::limits::ENDED_REQUESTS_PER_CLIENT_MAX;
@@ -6,15 +6,16 @@ use units::{Bytes, HostId, Ns, RequestId, ReservationId, UnixMs};
 
 use super::{World, fault_model::name};
 
-/// Time that the rack has run before.
+/// Rack time at the start of a world with a long history.
 const PAST_RUN_TIME: Ns = Ns::secs(3600);
-/// Attempts to write the history to a store that fails.
+/// Maximum number of attempts to write the history. An attempt fails if the store injects a fault.
 const ATTEMPTS_MAX: usize = 20;
 
 impl World {
-    /// Fills the store up to the limit of one client, if the disk permits it within a few attempts.
+    /// Writes ended reservations up to the limit of one client. Gives up after [`ATTEMPTS_MAX`]
+    /// failed attempts.
     pub(super) fn write_long_history(&mut self) {
-        let ended = u64::try_from(ENDED_REQUESTS_PER_CLIENT_MAX).expect("a number of requests");
+        let ended = u64::try_from(ENDED_REQUESTS_PER_CLIENT_MAX).expect("the limit fits u64");
         let meta = Meta {
             rack_time: PAST_RUN_TIME,
             next_reservation: ReservationId(ended + 1),
@@ -22,7 +23,7 @@ impl World {
         };
         let records = (1..=ended).map(|n| Record::Reservation(ReservationId(n), ended_reservation(n)));
         let records: Vec<Record> = std::iter::once(Record::Meta(meta)).chain(records).collect();
-        // The first load opens the store; both may fail.
+        // The first load opens the store. Both the load and the commit may fail.
         for _ in 0..ATTEMPTS_MAX {
             if self.manager_process.store.load().is_some() && self.manager_process.store.commit(&records) {
                 self.run_log.counts.long_histories += 1;
@@ -42,7 +43,7 @@ fn ended_reservation(n: u64) -> Reservation {
         pinned: false,
         request: RequestKey {
             client: name("c", 0),
-            id: RequestId::new(&format!("past{n}")).expect("letters and a number are a request id"),
+            id: RequestId::new(&format!("past{n}")).expect("letters with a number are a valid request id"),
         },
         commit_within: Ns::secs(1),
         created: UnixMs(n),

@@ -1,5 +1,5 @@
-//! Events on hosts: machines boot and fail, agents apply desired states, processes attach memory,
-//! use it and end.
+//! Events on hosts: machines boot and fail, agents apply desired states, and processes attach
+//! memory, use their memory and end.
 
 use pool::{
     agent::{
@@ -22,10 +22,11 @@ use super::{
     machine::{Guest, HostCall, Pid, RunningAgent},
 };
 
-/// Attempts of a process to attach its memory, and the delay between them.
+/// Maximum number of attempts of a process to attach its memory.
 const ATTACH_ATTEMPTS_MAX: u32 = 12;
+/// Delay between two attempts to attach memory.
 const ATTACH_RETRY_DELAY: Ns = Ns::ms(40);
-/// Consecutive ticks without effect; more indicate a busy loop.
+/// Maximum number of consecutive wakeups without effect. More wakeups indicate a busy loop.
 const IDLE_TICKS_MAX: u32 = 100;
 const OVERDUE_WAKEUP_DELAY: Ns = Ns(20_000);
 const HOST_CALL_DURATION: Ns = Ns(300_000);
@@ -51,7 +52,7 @@ impl World {
         self.schedule_after(Ns::ms(1), ScheduledEvent::AgentStart(host, boot));
     }
 
-    /// Powers the machine off. Only its disk survives.
+    /// Powers a machine off. In half of the cases, the records of the agent survive.
     pub(super) fn power_off(&mut self, host: HostId) {
         self.kill_agent(host, false);
         self.log(|| format!("{host} is off"));
@@ -94,8 +95,8 @@ impl World {
         self.schedule_after(Ns::ZERO, ScheduledEvent::AgentConnect(host, instance));
     }
 
-    /// Kills the agent. A running kernel closes its connection. A write in progress may or may not
-    /// be durable.
+    /// Kills the agent of a host. If `notify_manager` is set, the kernel still runs and closes the
+    /// connection. Writes in progress may become durable or not.
     pub(super) fn kill_agent(&mut self, host: HostId, notify_manager: bool) {
         let machine = self.machine(host);
         machine.frozen_until = Ns::ZERO;
@@ -123,7 +124,8 @@ impl World {
         }
     }
 
-    /// Delivers events to a stopped agent after it resumes.
+    /// Reschedules an event to the time at which a frozen agent resumes. Returns `false` if the
+    /// agent is not frozen.
     pub(super) fn postpone(&mut self, host: HostId, retry: impl FnOnce() -> ScheduledEvent) -> bool {
         let until = self.machine(host).frozen_until;
         let frozen = until > self.now;
@@ -133,7 +135,7 @@ impl World {
         frozen
     }
 
-    /// Passes one event to an agent and performs its effects.
+    /// Passes one event to an agent and performs the resulting effects.
     pub(super) fn handle_agent_event(&mut self, host: HostId, instance: u64, event: Event) {
         let now = self.now;
         let Some(running) = self.machine(host).running(instance) else { return };
@@ -149,7 +151,7 @@ impl World {
         if running.idle > IDLE_TICKS_MAX {
             self.report_violation(
                 "no state machine wakes up repeatedly without work",
-                format!("the agent of {host} has more than {IDLE_TICKS_MAX} wakeups without effect"),
+                format!("the agent of {host} has had more than {IDLE_TICKS_MAX} wakeups without effect"),
             );
         }
         self.schedule_agent_wakeup(host, instance);
@@ -211,13 +213,13 @@ impl World {
             Effect::DeleteRecord(id) => drop(self.machine(host).records.remove(&id)),
             Effect::PassMemory { ticket, record } => self.attach_memory(host, instance, ticket, &record),
             Effect::Refuse { ticket, why } => {
-                self.log(|| format!("{host} refuses an attach: {why}"));
+                self.log(|| format!("{host} rejects an attach request: {why}"));
                 self.take_ticket(host, instance, ticket);
             }
             Effect::Watch { reservation, process } => self.watch(host, instance, reservation, process),
             Effect::Kill(id) => self.kill_watched_process(host, instance, id),
             Effect::FreeLocal(_) => {}
-            Effect::SendReport(have) => self.send_agent_report(host, have),
+            Effect::SendReport(report) => self.send_agent_report(host, report),
             Effect::RecordRack { rack } => self.machine(host).rack = Some(rack),
             Effect::Disconnect(why) => {
                 self.report_violation("the name of a rack does not change", why.to_string())
@@ -228,10 +230,10 @@ impl World {
         }
     }
 
-    fn send_agent_report(&mut self, host: HostId, have: pool::protocol::ObservedState) {
+    fn send_agent_report(&mut self, host: HostId, report: pool::protocol::ObservedState) {
         let session: Option<SessionId> = self.machine(host).current_session();
         if let Some(session) = session {
-            self.send_report(host, session, have);
+            self.send_report(host, session, report);
         }
     }
 
@@ -272,8 +274,8 @@ impl World {
         if fails { Err(host_failure(FailureReason::Host, "the host fails")) } else { Ok(()) }
     }
 
-    /// Marks a slice as present in the kernel from the first step of a call; a failed call may
-    /// leave it so.
+    /// Records that the kernel has a slice of a shared device. This is recorded when a call starts,
+    /// because a failed call may leave the slice in the kernel.
     pub(super) fn add_to_kernel(&mut self, host: HostId, holding: Holding) {
         if self.device(holding.slice).is_shared() {
             self.machine(host).kernel.retain(|mapped| mapped.slice != holding.slice);
@@ -314,7 +316,7 @@ impl World {
         if verify && !users.is_empty() {
             return Err(host_failure(FailureReason::Host, "still in use"));
         }
-        // Where the device cannot revoke access, the host removes the mapping itself.
+        // A shared device cannot revoke access, so the host removes the mapping.
         if self.device(holding.slice).is_shared() {
             users.into_iter().for_each(|pid| self.lose_memory(host, pid, holding, "released by the host"));
         }
@@ -331,7 +333,7 @@ impl World {
         Event::Recorded { reservation, result }
     }
 
-    /// Starts a process of a VM, which tries to attach until it succeeds.
+    /// Starts a process of a VM. The process tries to attach its memory a limited number of times.
     pub(super) fn launch(&mut self, host: HostId, vm: &Name) {
         let pattern = Pattern(self.rng.random_range(1..u64::MAX));
         let started = self.now.0;
@@ -385,7 +387,7 @@ impl World {
         self.machine(host).running(instance)?.tickets.remove(&ticket)
     }
 
-    /// Hands memory to a process, which checks it for zeros and writes to it.
+    /// Passes memory to a process, which checks that its slices are zeroed and writes to them.
     fn attach_memory(&mut self, host: HostId, instance: u64, ticket: Ticket, record: &VmRecord) {
         self.check_attach(host, record);
         let Some(pid) = self.take_ticket(host, instance, ticket) else { return };
@@ -412,14 +414,14 @@ impl World {
         }
         let content = self.device(holding.slice).read(holding.slice);
         if content != Pattern::ZERO && content != pattern {
-            let what =
+            let description =
                 format!("process {pid} on {host} reads data of another owner in {}", describe(holding));
-            self.report_violation("a slice is zeroed before its next owner uses it", what);
+            self.report_violation("a slice is zeroed before its next owner uses it", description);
         }
         self.device(holding.slice).write(holding.slice, pattern);
     }
 
-    /// Lets a process write, attach again or end.
+    /// Runs one random action of a process: the process writes, attaches again or ends.
     pub(super) fn run_process(&mut self, host: HostId, boot: u64, pid: Pid) {
         if self.machine(host).boot != boot {
             return;
@@ -472,7 +474,7 @@ impl World {
         }
     }
 
-    /// Ends a process; sometimes a child keeps the memory for a while.
+    /// Ends a process. In 15 % of cases, a child process keeps the memory for some time.
     pub(super) fn end_process(&mut self, host: HostId, pid: Pid) {
         let Some(guest) = self.machine(host).processes.get(&pid).cloned() else { return };
         let has_child = !self.faults_stopped && !guest.mapped.is_empty() && self.chance(0.15);
@@ -501,7 +503,7 @@ impl World {
         }
     }
 
-    /// Ends processes with a mapping that a device has invalidated.
+    /// Ends all processes that use a mapping which a device has invalidated.
     pub(super) fn invalidate_mappings(&mut self, holding: Holding, why: &str) {
         if self.device(holding.slice).is_shared() && why == "revoked" {
             return;
@@ -522,7 +524,8 @@ impl World {
     }
 }
 
-/// Returns the handle of a slice of a shared device that a kernel has, independent of its owner.
+/// Returns the place part of the handle of a slice on a shared device, which is the same for all
+/// owners.
 fn place(slice: SliceId) -> Arc<str> {
     slice.to_string().into()
 }

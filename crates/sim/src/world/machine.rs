@@ -1,5 +1,6 @@
-//! State of one host: parts that survive its agent (processes, records), parts that survive the
-//! machine (name, EMCs), and the running agent. Events are in [`hosts`](super::hosts).
+//! State of one host. It consists of state that survives the machine (name), state that survives
+//! the agent (processes, records), and the running agent. [`hosts`](super::hosts) handles the
+//! events.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,10 +16,10 @@ use units::{HostId, Name, Ns, ReservationId, UnixMs};
 
 use super::device::Pattern;
 
-/// Process number on the host; reused after a reboot.
+/// Process id on a host. Ids are reused after a reboot.
 pub(super) type Pid = u32;
 
-/// Call of the agent to its host.
+/// Operation that the agent requests from its host.
 #[derive(Debug)]
 pub(super) enum HostCall {
     Online { holding: Holding, check_zero: bool },
@@ -35,21 +36,20 @@ pub(super) struct Machine {
     pub(super) up: bool,
     pub(super) boot: u64,
     pub(super) running: Option<RunningAgent>,
-    /// Runtime directory.
+    /// Records of VMs in the runtime directory of the agent.
     pub(super) records: BTreeMap<ReservationId, VmRecord>,
     pub(super) rack: Option<String>,
     pub(super) instances: u64,
-    /// Slices that the kernel has, also partly. Irrelevant where the device can revoke access.
+    /// Slices of shared devices that the kernel has, completely or partly.
     pub(super) kernel: BTreeSet<Holding>,
     pub(super) processes: BTreeMap<Pid, Guest>,
     pub(super) next_pid: Pid,
-    /// Time until which the agent is stopped; processes run.
+    /// Time until which the agent is frozen. Processes are not affected.
     pub(super) frozen_until: Ns,
-    /// The network is down.
     pub(super) is_network_down: bool,
 }
 
-/// One run of the agent.
+/// Running agent of a host: one run, from its start to its crash.
 #[derive(Debug)]
 pub(super) struct RunningAgent {
     pub(super) agent: Agent,
@@ -59,19 +59,19 @@ pub(super) struct RunningAgent {
     pub(super) idle: u32,
     pub(super) watched: BTreeMap<ReservationId, Process>,
     pub(super) tickets: BTreeMap<Ticket, Pid>,
-    /// Slices mapped for a scrub.
+    /// Slices that the agent maps for a scrub.
     pub(super) scrubbing: BTreeSet<Holding>,
 }
 
-/// Process of a VM, or a child of one.
+/// Process of a VM, or a child of such a process.
 #[derive(Clone, Debug)]
 pub(super) struct Guest {
     pub(super) process: Process,
     pub(super) vm: Name,
-    /// Value that it writes.
+    /// Value that the process writes to its memory, unique to each VM start.
     pub(super) pattern: Pattern,
     pub(super) has_memory: bool,
-    /// Memory that it received, with the reservation.
+    /// Slices that the process received from the agent, with their reservation.
     pub(super) mapped: BTreeMap<Holding, ReservationId>,
     pub(super) attach_attempts: u32,
 }
@@ -95,7 +95,7 @@ impl Machine {
         }
     }
 
-    /// Returns this run of the agent, if it is the current one.
+    /// Returns the running agent if this is still the same run.
     pub(super) fn running(&mut self, instance: u64) -> Option<&mut RunningAgent> {
         self.running.as_mut().filter(|running| running.instance == instance)
     }
@@ -120,13 +120,13 @@ impl Machine {
         alive.map(|record| record.reservation)
     }
 
-    /// Returns every slice that a process of the host can reach.
+    /// Returns every slice that a process or the kernel of the host can reach.
     pub(super) fn reachable(&self) -> impl Iterator<Item = Holding> {
         self.mappings().map(|(holding, _)| holding).chain(self.kernel.iter().copied())
     }
 
-    /// Returns the processes of this machine with a mapping of a slice, and its epoch; process 0 is
-    /// the agent.
+    /// Returns all mappings on this machine as pairs of a holding and a process. Process 0 is the
+    /// agent.
     pub(super) fn mappings(&self) -> impl Iterator<Item = (Holding, Pid)> {
         let guests = self.processes.values().flat_map(|g| g.mapped.keys().map(|h| (*h, g.process.pid)));
         let agents = self.running.iter().flat_map(|running| running.scrubbing.iter());

@@ -1,5 +1,6 @@
-//! The manager's program: consecutive runs of the real state machine, with a store and a thread per
-//! device. It performs effects like `pool-manager` and may crash between any two of them.
+//! Simulated process of the manager: consecutive runs of the real state machine, with a store and
+//! one thread per device. The process performs effects in the same way as `pool-manager`. It may
+//! crash between any two effects.
 
 use std::collections::VecDeque;
 
@@ -13,14 +14,14 @@ use units::{EmcId, HostId, Ns, limits::STORE_RETRY};
 
 use super::{Records, ScheduledEvent, World, store::Store};
 
-/// Consecutive ticks without effect; more indicate a busy loop.
+/// Maximum number of consecutive wakeups without effect. More wakeups indicate a busy loop.
 const IDLE_TICKS_MAX: u32 = 100;
 /// Delay of a wakeup that is due in the past.
 const OVERDUE_WAKEUP_DELAY: Ns = Ns(20_000);
-/// Slices per event of the manager: few, so that comparisons and desired states have several
-/// pieces.
+/// Maximum number of slices that the manager processes per event. It is small so that comparisons
+/// and desired states have several pieces.
 const PIECE_MAX: usize = 4;
-/// Duration of a device call.
+/// Mean duration of a device call.
 const DEVICE_CALL_DURATION: Ns = Ns(300_000);
 
 #[derive(Debug)]
@@ -32,27 +33,30 @@ pub(super) struct ManagerProcess {
     tokens: u64,
 }
 
-/// One run of the manager.
+/// Running manager: one run, from its start to its crash.
 #[derive(Debug)]
 pub(super) struct RunningManager {
     pub(super) manager: Manager,
     incarnation: u64,
-    /// Rack time at its start, and the world's time.
+    /// Rack time at the start of this run.
     rack_time_at_start: Ns,
+    /// Time of the world at the start of this run.
     started_at: Ns,
-    /// It has loaded its rack.toml and accepts connections.
+    /// Token of the request that submits rack.toml at start, until the reply arrives.
     pub(super) ready: Option<Token>,
+    /// Whether the manager has loaded its rack.toml and accepts connections.
     pub(super) open: bool,
     writing: Option<(u64, Records)>,
-    /// Rack times at which the writes of the latest two batches began. The decisions of the latest
-    /// batch were made in between.
+    /// Rack time at which the write of the latest batch began.
     write_started: Ns,
+    /// Rack time at which the write of the batch before began. The decisions in the latest batch
+    /// were made after this time.
     decided_since: Ns,
-    /// Calls queued for each device's thread, and the completion time of the last one.
+    /// For each device, the queue of calls and the completion time of the last call.
     calls: Vec<(VecDeque<DeviceCall>, Ns)>,
     wake: Option<Ns>,
     idle: u32,
-    /// Events were applied whose effects have not been performed.
+    /// Whether the effects of some events have not been performed yet.
     is_bursting: bool,
 }
 
@@ -66,7 +70,7 @@ impl ManagerProcess {
         Token(self.tokens)
     }
 
-    /// Accounts for time in which nothing ran.
+    /// Delays the next wakeup by `span`, in which nothing ran.
     pub(super) fn shift_wakeup(&mut self, span: Ns) {
         if let Some(running) = &mut self.running {
             running.wake = running.wake.map(|at| at.after(span));
@@ -83,23 +87,23 @@ impl ManagerProcess {
         Some(records)
     }
 
-    /// Returns the rack time from which on the decisions of the latest batch were made.
+    /// Returns the earliest rack time of the decisions in the latest batch.
     pub(super) fn decided_since(&self) -> Option<Ns> {
         self.running.as_ref().map(|running| running.decided_since)
     }
 
-    /// Fills the store's disk, or frees space.
+    /// Fills the disk of the store, or frees space.
     pub(super) fn set_disk_full(&mut self, full: bool) {
         self.disk_full = full;
         self.store.set_full(full);
     }
 
-    /// Returns whether it accepts connections and has performed all effects of its events.
+    /// Returns whether the manager accepts connections and all effects have been performed.
     pub(super) fn is_settled(&self) -> bool {
         self.running.as_ref().is_some_and(|running| running.open && !running.is_bursting)
     }
 
-    /// Returns whether it accepts connections and requests.
+    /// Returns whether the manager accepts connections and requests.
     pub(super) fn is_open(&self) -> bool {
         self.running.as_ref().is_some_and(|running| running.open)
     }
@@ -153,10 +157,10 @@ impl World {
         self.report_store_space();
     }
 
-    /// Crashes. Calls of its threads may or may not take effect.
+    /// Crashes the manager. Queued device calls may take effect or not.
     pub(super) fn kill_manager(&mut self) {
         let writing = self.manager_process.running.as_ref().and_then(|running| running.writing.clone());
-        writing.into_iter().for_each(|(_, records)| self.check_batch(&records)); // the batch may become durable
+        writing.into_iter().for_each(|(_, records)| self.check_batch(&records)); // the batch may become durable despite the crash
         let Some(running) = self.manager_process.running.take() else { return };
         self.log(|| "manager is killed".into());
         self.manager_process.store.crash(running.writing.as_ref().map(|(_, records)| records.as_slice()));
@@ -170,7 +174,8 @@ impl World {
         self.close_manager_ends();
     }
 
-    /// Passes one event to the manager. Sometimes further events join before effects are performed.
+    /// Passes one event to the manager and performs the effects. One in five events starts a burst:
+    /// further events are passed to the manager before the effects are performed.
     pub(super) fn handle_manager_event(&mut self, event: Event) {
         let when = self.when();
         let burst = !self.faults_stopped && self.chance(0.2);
@@ -244,7 +249,7 @@ impl World {
         }
     }
 
-    /// Returns whether there were effects to perform.
+    /// Performs all pending effects of the manager. Returns whether there were any.
     fn perform_manager(&mut self) -> bool {
         let mut has_effects = false;
         while let Some(effect) =
@@ -269,7 +274,7 @@ impl World {
             }
             Effect::Reply(token, answer) => self.handle_reply(token, *answer),
             Effect::Device(emc, call) => self.start_device_call(emc, call),
-            Effect::Send(session, want) => self.send_desired_state(session, want),
+            Effect::Send(session, desired) => self.send_desired_state(session, desired),
             Effect::RequestReport(session) => self.request_report(session),
             Effect::Close(session, why) => self.manager_closes(session, &why),
             Effect::Durable(_) => {}
@@ -279,7 +284,7 @@ impl World {
     fn start_store_write(&mut self, batch: u64, records: Records) {
         let incarnation = self.manager_process.incarnation;
         let now = self.when().now;
-        let running = self.manager_process.running.as_mut().expect("an effect of a running manager");
+        let running = self.manager_process.running.as_mut().expect("only a running manager has effects");
         running.writing = Some((batch, records));
         running.decided_since = std::mem::replace(&mut running.write_started, now);
         let span = self.random_around(self.fault_model.store_write_duration);
@@ -317,8 +322,7 @@ impl World {
                     self.apply_restore();
                 }
                 self.apply_rack();
-                // A store that was never written cannot be loaded again: the program ends and
-                // restarts.
+                // The manager cannot load an empty store a second time, so it exits and restarts.
                 match meta {
                     Some(meta) => self.handle_manager_event(Event::Loaded { meta, records, restored }),
                     None => {
@@ -342,8 +346,8 @@ impl World {
         }
     }
 
-    /// Ends an operator's fence command with success or failure, also if the manager that ran it
-    /// has crashed.
+    /// Ends a fence command of the operator with success or failure. The command continues even if
+    /// the manager that started the command has crashed.
     pub(super) fn end_fence_command(&mut self, incarnation: u64, emc: EmcId, host: HostId) {
         let fence_success_rate = self.fault_model.fence_success_rate.unwrap_or_default();
         let stopped = self.chance(fence_success_rate);
@@ -365,7 +369,7 @@ impl World {
     fn queue_call(&mut self, emc: EmcId, call: DeviceCall) {
         let (now, span) = (self.now, self.random_around(DEVICE_CALL_DURATION));
         let incarnation = self.manager_process.incarnation;
-        let running = self.manager_process.running.as_mut().expect("an effect of a running manager");
+        let running = self.manager_process.running.as_mut().expect("only a running manager has effects");
         let devices = self.devices.len().max(running.calls.len());
         running.calls.resize_with(devices, Default::default);
         let (calls, last) = &mut running.calls[emc.0 as usize];
@@ -401,7 +405,7 @@ fn describe_records(records: &[Record]) -> String {
         Record::Slice(id, slot) => format!("{id}.{} {:?}; ", slot.epoch, slot.state),
         Record::Reservation(id, r) => format!("{id} {:?}; ", r.stage),
         Record::Host(id, host) => format!("{id} {:?} {:?}; ", host.fence, host.scheduling),
-        Record::Deleted(key) => format!("gone {key:?}; "),
+        Record::Deleted(key) => format!("deleted {key:?}; "),
         Record::Meta(_) | Record::Emc(..) | Record::Migration(..) | Record::Decision(..) => String::new(),
     };
     records.iter().map(describe).collect()

@@ -1,5 +1,5 @@
-//! The scheduler's answers to migration requests: accepted, declined and done, also repeated, and
-//! for VMs without a request or after their end.
+//! Answers of the scheduler to migration requests: accepted, declined or done. Some answers are
+//! repeated, and some are for VMs without a request or VMs that have ended.
 
 use pool::{
     audit::Actor,
@@ -18,13 +18,13 @@ use super::{
 };
 
 impl World {
-    /// Answers a migration request, or one that does not exist.
+    /// Sends an answer to a migration request. In 15 % of cases, the VM may have no such request.
     pub(super) fn answer_some_migration(&mut self) {
         let requested: Vec<Name> = self.truth.migrations().map(|(_, request)| request.vm.clone()).collect();
         let requested = if self.chance(0.85) { self.pick(&requested) } else { None };
         let Some(vm) = requested.or_else(|| self.some_vm()) else { return };
         let answers = [MigrationAnswer::Accepted, MigrationAnswer::Declined, MigrationAnswer::Done];
-        let answer = self.pick(&answers).expect("there are three");
+        let answer = self.pick(&answers).expect("the list is not empty");
         let message = format!("answer {}", self.rng.random_range(0..u32::MAX));
         let request = self.truth.migration_of(&vm).map(|(id, request)| (id, request.clone()));
         let is_alone = !self.has_pending_answer(&vm);
@@ -42,7 +42,7 @@ impl World {
             .any(|request| matches!(request, PendingRequest::MigrationAnswer(pending) if pending.vm == *vm))
     }
 
-    /// Checks the manager's acknowledgement of an answer.
+    /// Checks the reply of the manager to an answer.
     pub(super) fn handle_migration_reply(
         &mut self,
         pending: &PendingMigrationAnswer,
@@ -60,7 +60,7 @@ impl World {
                 if is_alone && pending.request.is_some() && pending.request == current {
                     self.report_violation(
                         "a migration request accepts answers until it ends",
-                        format!("{pending:?} is refused"),
+                        format!("{pending:?} is rejected"),
                     );
                 }
             }

@@ -1,6 +1,6 @@
-//! Connections between agents and the manager. Messages may be delayed, lost, duplicated or
-//! reordered. Messages on a closed connection are dropped. The ends learn of a close at different
-//! times.
+//! Simulated connections between agents and the manager. Messages may be delayed, lost, duplicated
+//! or reordered. Messages on a closed connection are dropped. The two ends of a connection detect a
+//! close at different times.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,20 +15,22 @@ use units::{HostId, InstanceId, Ns};
 
 use super::{ScheduledEvent, World, check::SentStates};
 
-/// Delay of a message.
+/// Minimum delay of a message.
 const MESSAGE_DELAY: Ns = Ns(150_000);
-/// Time that the manager takes for one part of a report.
+/// Time between the arrivals of two parts of a report.
 const REPORT_PART_DURATION: Ns = Ns(20_000);
-/// Entries per part of a report: few, so that most reports have several parts.
+/// Maximum number of entries per part of a report. It is small so that most reports have several
+/// parts.
 const REPORT_PART_MAX: usize = 8;
-/// Longest additional delay of a message where messages are reordered.
+/// Maximum additional delay of a message that is reordered.
 const REORDER_DELAY_MAX: Ns = Ns::ms(600);
 
 #[derive(Debug, Default)]
 pub(super) struct Network {
     sessions: BTreeMap<SessionId, Session>,
     sessions_opened: u64,
-    /// Connections of agents to be rejected, with the host that they claim.
+    /// Connections of duplicate agents that the manager must reject, with the host that each
+    /// claims.
     duplicate_agents: BTreeMap<SessionId, HostId>,
 }
 
@@ -36,21 +38,24 @@ pub(super) struct Network {
 struct Session {
     host: HostId,
     instance: u64,
-    /// The ends at which the connection is open.
+    /// Whether the manager considers the connection open.
     open_at_manager: bool,
+    /// Whether the agent considers the connection open.
     open_at_agent: bool,
-    /// Arrival time of the latest message in each direction, where order is kept.
+    /// Arrival time of the latest message to the manager. Used if messages arrive in order.
     last_to_manager: Ns,
+    /// Arrival time of the latest message to the agent. Used if messages arrive in order.
     last_to_agent: Ns,
-    /// Boot id that the agent sent.
+    /// Boot number that the agent sent at the start of the session.
     boot: u64,
-    /// Sum of the desired states sent so far, and the scrubs in them.
+    /// Sum of the desired states sent so far.
     sent: Option<DesiredState>,
+    /// Scrubs in all desired states sent so far.
     scrubs: BTreeSet<Holding>,
 }
 
 impl Network {
-    /// Moves all deadlines by a span in which the manager did not run.
+    /// Delays the arrival times of all sessions by `span`, in which nothing ran.
     pub(super) fn shift(&mut self, span: Ns) {
         for session in self.sessions.values_mut() {
             (session.last_to_manager, session.last_to_agent) =
@@ -60,24 +65,25 @@ impl Network {
 }
 
 impl Session {
-    /// Adds a desired state to those sent before.
-    fn add(&mut self, want: &DesiredState) -> SentStates {
+    /// Adds a desired state to the sum of the desired states sent before.
+    fn add(&mut self, desired: &DesiredState) -> SentStates {
         match &mut self.sent {
-            Some(sent) => add_state(sent, want),
-            None => self.sent = Some(want.clone()),
+            Some(sent) => add_state(sent, desired),
+            None => self.sent = Some(desired.clone()),
         }
-        let first = want.scrub.keys().filter(|scrub| self.scrubs.insert(**scrub));
+        let first = desired.scrub.keys().filter(|scrub| self.scrubs.insert(**scrub));
         SentStates {
             host: self.host,
             instance: InstanceId(self.instance),
             boot_id: boot_id(self.boot),
             first_scrubs: first.copied().collect(),
-            sum: self.sent.clone().expect("it was just set"),
+            sum: self.sent.clone().expect("set above"),
         }
     }
 }
 
-/// Computes the sum of a desired state and its successor, independently of the agents' code.
+/// Adds the next desired state of a session to the sum. This is a separate implementation that does
+/// not use the code of the agents.
 fn add_state(sum: &mut DesiredState, next: &DesiredState) {
     if next.base.is_none() {
         *sum = next.clone();
@@ -140,7 +146,7 @@ impl World {
         })
     }
 
-    /// Returns the shared devices, which every machine sees.
+    /// Returns the shared devices, which are visible on every machine.
     fn visible_devices(&self) -> Vec<SeenDevice> {
         self.rack.visible_devices.clone()
     }
@@ -157,14 +163,14 @@ impl World {
         self.handle_agent_event(host, instance, AgentEvent::SessionUp { rack: "rack".into(), lease_ttl });
     }
 
-    pub(super) fn send_desired_state(&mut self, id: SessionId, want: DesiredState) {
+    pub(super) fn send_desired_state(&mut self, id: SessionId, desired: DesiredState) {
         let Some(session) = self.network.sessions.get_mut(&id) else { return };
         let host = session.host;
-        let sent = session.add(&want);
-        self.check_desired_state(&want, &sent);
-        self.log(|| format!("manager -> {host}: {}", describe_state(&want)));
+        let sent = session.add(&desired);
+        self.check_desired_state(&desired, &sent);
+        self.log(|| format!("manager -> {host}: {}", describe_state(&desired)));
         for at in self.arrivals(id, false) {
-            self.schedule_at(at, ScheduledEvent::DesiredStateArrival(id, Box::new(want.clone())));
+            self.schedule_at(at, ScheduledEvent::DesiredStateArrival(id, Box::new(desired.clone())));
         }
     }
 
@@ -190,15 +196,16 @@ impl World {
         self.handle_agent_event(host, instance, AgentEvent::ReportRequested);
     }
 
-    pub(super) fn send_report(&mut self, host: HostId, id: SessionId, have: ObservedState) {
-        self.check_sent_report(host, &have);
-        self.log(|| format!("{host} -> manager: {}", describe_report(&have)));
+    pub(super) fn send_report(&mut self, host: HostId, id: SessionId, report: ObservedState) {
+        self.check_sent_report(host, &report);
+        self.log(|| format!("{host} -> manager: {}", describe_report(&report)));
         for at in self.arrivals(id, true) {
-            self.schedule_at(at, ScheduledEvent::ReportArrival(id, Box::new(have.clone())));
+            self.schedule_at(at, ScheduledEvent::ReportArrival(id, Box::new(report.clone())));
         }
     }
 
-    /// Returns the arrival times of a message: none, one or two.
+    /// Returns the arrival times of all copies of a message. A lost message has no arrival time; a
+    /// duplicated message has two.
     fn arrivals(&mut self, id: SessionId, to_manager: bool) -> Vec<Ns> {
         let (loss_rate, duplication_rate) =
             (self.fault_model.message_loss_rate, self.fault_model.message_duplication_rate);
@@ -225,18 +232,22 @@ impl World {
         *latest
     }
 
-    pub(super) fn manager_receives_report(&mut self, id: SessionId, have: ObservedState) {
+    pub(super) fn manager_receives_report(&mut self, id: SessionId, report: ObservedState) {
         let Some(session) = self.network.sessions.get(&id).filter(|session| session.open_at_manager) else {
             return;
         };
         let host = session.host;
-        if self.drop_or_delay(host, |have| ScheduledEvent::ReportArrival(id, Box::new(have)), have.clone()) {
+        if self.drop_or_delay(
+            host,
+            |report| ScheduledEvent::ReportArrival(id, Box::new(report)),
+            report.clone(),
+        ) {
             return;
         }
         self.note_contact(host);
         let part_max = self.rng.random_range(1..=REPORT_PART_MAX);
         let mut at = self.now;
-        for part in have.into_parts(part_max) {
+        for part in report.into_parts(part_max) {
             self.schedule_at(at, ScheduledEvent::ReportPartArrival(id, Box::new(part)));
             at = at.after(REPORT_PART_DURATION);
         }
@@ -250,30 +261,26 @@ impl World {
         self.handle_manager_event(Event::AgentReport(id, part));
     }
 
-    pub(super) fn agent_receives_state(&mut self, id: SessionId, want: DesiredState) {
+    pub(super) fn agent_receives_state(&mut self, id: SessionId, desired: DesiredState) {
         let Some(session) = self.network.sessions.get(&id).filter(|session| session.open_at_agent) else {
             return;
         };
         let (host, instance) = (session.host, session.instance);
         if self.drop_or_delay(
             host,
-            |want| ScheduledEvent::DesiredStateArrival(id, Box::new(want)),
-            want.clone(),
+            |desired| ScheduledEvent::DesiredStateArrival(id, Box::new(desired)),
+            desired.clone(),
         ) {
             return;
         }
-        if self.postpone(host, || ScheduledEvent::DesiredStateArrival(id, Box::new(want.clone()))) {
+        if self.postpone(host, || ScheduledEvent::DesiredStateArrival(id, Box::new(desired.clone()))) {
             return;
         }
-        self.handle_agent_event(
-            host,
-            instance,
-            AgentEvent::DesiredState { rack: "rack".into(), desired: want },
-        );
+        self.handle_agent_event(host, instance, AgentEvent::DesiredState { rack: "rack".into(), desired });
     }
 
-    /// Returns whether the network is down. A stream delivers the message later, other links lose
-    /// it.
+    /// Returns whether the network of a host is down, so that the message is not delivered now. On
+    /// a stream, the message is delivered later; otherwise, the message is lost.
     fn drop_or_delay<M>(
         &mut self,
         host: HostId,
@@ -289,8 +296,9 @@ impl World {
         true
     }
 
-    /// Connects a second agent while the agent of a host is connected with a valid lease: an older
-    /// instance of the same boot, or one of another machine. It must be rejected.
+    /// Connects a duplicate agent while the agent of a host is connected with a valid lease. The
+    /// duplicate is an older instance of the same boot or an agent of another machine. The manager
+    /// must reject the duplicate.
     pub(super) fn connect_duplicate_agent(&mut self, host: HostId) {
         let current =
             self.network.sessions.values().find(|session| session.host == host && session.open_at_manager);
@@ -323,7 +331,7 @@ impl World {
         }
     }
 
-    /// Closes a connection at the manager.
+    /// Closes the manager's end of a connection. The agent detects the close later.
     pub(super) fn manager_closes(&mut self, id: SessionId, reason: &CloseReason) {
         if self.network.duplicate_agents.remove(&id).is_some() {
             self.run_log.counts.duplicate_agents_rejected += u64::from(*reason == CloseReason::Superseded);
@@ -342,7 +350,7 @@ impl World {
         self.schedule_after(Ns::ms(1), ScheduledEvent::AgentDetectsClose(id));
     }
 
-    /// Breaks a connection; each end notices it at its own time.
+    /// Breaks the connection of a host. The two ends detect the close at different times.
     pub(super) fn break_session(&mut self, host: HostId) {
         let id = self.machine(host).current_session();
         let Some(id) = id else { return };
@@ -353,7 +361,8 @@ impl World {
         self.schedule_after(agent_delay, ScheduledEvent::AgentDetectsClose(id));
     }
 
-    /// Closes the agent's end with its process; its kernel notifies the manager.
+    /// Closes the agent's end of a connection after the agent process has ended. If
+    /// `notify_manager` is set, the kernel of the host notifies the manager.
     pub(super) fn close_agent_end(&mut self, id: SessionId, notify_manager: bool) {
         if let Some(session) = self.network.sessions.get_mut(&id) {
             session.open_at_agent = false;
@@ -363,7 +372,7 @@ impl World {
         }
     }
 
-    /// Closes the manager's ends with its process.
+    /// Closes the manager's ends of all connections after the manager process has ended.
     pub(super) fn close_manager_ends(&mut self) {
         self.network.duplicate_agents.clear();
         let open: Vec<SessionId> = self.network.sessions.keys().copied().collect();
@@ -405,7 +414,7 @@ impl World {
         }
     }
 
-    /// Returns whether the manager has a connection of this host.
+    /// Returns whether the manager has an open connection to this host.
     pub(super) fn is_connected(&self, host: HostId) -> bool {
         self.network.sessions.values().any(|session| session.host == host && session.open_at_manager)
     }
@@ -426,33 +435,35 @@ fn boot_id(boot: u64) -> String {
     format!("boot-{boot}")
 }
 
-fn describe_state(want: &DesiredState) -> String {
-    let vms = want.vms.iter().map(|(id, vm)| (id.0, describe_holdings(vm.slices.keys())));
-    let fenced = if want.fenced { " FENCED" } else { "" };
-    let base =
-        want.base.map(|base| format!(" on base {base}, removed {:?},", want.removals)).unwrap_or_default();
+fn describe_state(desired: &DesiredState) -> String {
+    let vms = desired.vms.iter().map(|(id, vm)| (id.0, describe_holdings(vm.slices.keys())));
+    let fenced = if desired.fenced { " FENCED" } else { "" };
+    let base = desired
+        .base
+        .map(|base| format!(" on base {base}, removed {:?},", desired.removals))
+        .unwrap_or_default();
     format!(
         "desired state {}{base}{fenced} vms {:?} release {:?} scrub {}",
-        want.number,
+        desired.number,
         vms.collect::<Vec<_>>(),
-        want.release.iter().map(|(h, r)| (h.slice.0, h.epoch.0, r.force)).collect::<Vec<_>>(),
-        describe_holdings(want.scrub.keys())
+        desired.release.iter().map(|(h, r)| (h.slice.0, h.epoch.0, r.force)).collect::<Vec<_>>(),
+        describe_holdings(desired.scrub.keys())
     )
 }
 
-fn describe_report(have: &ObservedState) -> String {
-    let scrubbed: Vec<_> = have.scrubbed.iter().map(|scrubbed| scrubbed.holding).collect();
-    let failed: Vec<_> = have.failed.iter().map(|failed| failed.holding).collect();
+fn describe_report(report: &ObservedState) -> String {
+    let scrubbed: Vec<_> = report.scrubbed.iter().map(|scrubbed| scrubbed.holding).collect();
+    let failed: Vec<_> = report.failed.iter().map(|failed| failed.holding).collect();
     format!(
         "report {} online {} released {} scrubbed {} failed {} vms {:?} ended {:?}{}",
-        have.number,
-        describe_holdings(&have.online),
-        describe_holdings(&have.released),
+        report.number,
+        describe_holdings(&report.online),
+        describe_holdings(&report.released),
         describe_holdings(&scrubbed),
         describe_holdings(&failed),
-        have.vms.keys().map(|id| id.0).collect::<Vec<_>>(),
-        have.ended.iter().map(|id| id.0).collect::<Vec<_>>(),
-        if have.clean { " clean" } else { "" },
+        report.vms.keys().map(|id| id.0).collect::<Vec<_>>(),
+        report.ended.iter().map(|id| id.0).collect::<Vec<_>>(),
+        if report.clean { " clean" } else { "" },
     )
 }
 

@@ -1,6 +1,6 @@
-//! The operator's rack.toml: hosts and EMCs are added, removed, resized and attached differently
-//! while the rack runs. A change is accepted or refused as a whole. Without a reply either is
-//! possible, until the change is repeated.
+//! Changes of rack.toml by the operator while the rack runs. Hosts and EMCs are added, removed,
+//! resized and attached to each other. The manager accepts or rejects a change as a whole. If the
+//! reply is lost, the outcome is unknown until the operator submits the change again.
 
 use pool::{
     ledger::{EmcSpec, HostSpec, RackSpec},
@@ -20,23 +20,23 @@ use super::{
     machine::Machine,
 };
 
-/// Maximum of hosts and EMCs over the life of a world.
+/// Maximum number of hosts, and of EMCs, over the life of a world.
 const RACK_NODES_MAX: usize = 4;
 
-/// The file, and its predecessor while either may be durable.
+/// Current rack.toml. While the outcome of a change is unknown, also the previous rack.toml.
 #[derive(Debug)]
 pub(super) struct RackFile {
     spec: RackSpec,
-    /// The predecessor, while it is unknown which of the two is durable.
+    /// Previous rack.toml, while it is unknown whether the change is durable.
     previous: Option<RackSpec>,
-    /// Shared pool devices, which every machine sees.
+    /// Shared pool devices, which are visible on every machine.
     pub(super) visible_devices: Vec<SeenDevice>,
-    /// Hosts and EMCs of the latest change.
+    /// Hosts and EMCs after the latest durable change.
     latest: ByName,
 }
 
 impl RackFile {
-    /// Creates the file of a new rack.
+    /// Creates the rack.toml of a new rack.
     pub(super) fn new(spec: RackSpec) -> Self {
         let visible_devices = spec.emcs.iter().filter_map(shared_device).collect();
         Self { spec, previous: Some(RackSpec::default()), visible_devices, latest: ByName::default() }
@@ -46,7 +46,7 @@ impl RackFile {
         &self.spec
     }
 
-    /// Returns the files of which one is durable.
+    /// Returns the versions of rack.toml that may be durable.
     pub(super) fn possible(&self) -> impl Iterator<Item = &RackSpec> {
         std::iter::once(&self.spec).chain(&self.previous)
     }
@@ -57,7 +57,8 @@ fn shared_device(emc: &EmcSpec) -> Option<SeenDevice> {
 }
 
 impl World {
-    /// Submits a new rack.toml, or the current one again if its outcome is unknown.
+    /// Submits a changed rack.toml. If the outcome of the last change is unknown, submits the same
+    /// rack.toml again.
     pub(super) fn change_rack(&mut self) {
         let is_pending =
             self.clients.pending.values().any(|request| matches!(request, PendingRequest::Configure));
@@ -71,7 +72,7 @@ impl World {
         self.send_request(Request::Configure(self.rack.spec.clone()), PendingRequest::Configure);
     }
 
-    /// Processes the reply to a rack.toml.
+    /// Processes the reply to a submitted rack.toml.
     pub(super) fn handle_rack_reply(&mut self, answer: &Result<RequestReply, Rejection>) {
         match answer {
             Ok(_) => {
@@ -129,7 +130,7 @@ impl World {
 
     fn add_host(&mut self, rack: &mut RackSpec) {
         let n = self.machines.len();
-        // Two restores of one backup assign the same numbers, except for hosts that devices name.
+        // After a restore, the next id may belong to an existing machine. No host is added then.
         let unused = self.truth.next_host().is_some_and(|id| self.find_machine(id).is_none());
         if n < RACK_NODES_MAX && unused {
             let emcs = rack.emcs.iter().map(|emc| emc.name.clone());
@@ -169,7 +170,8 @@ impl World {
         }
     }
 
-    /// Submits an invalid file: no part of it may be accepted, new hosts and EMCs included.
+    /// Makes a rack.toml invalid. The manager must reject the whole file, including the new host
+    /// and EMC in it.
     fn make_rack_invalid(&mut self, rack: &mut RackSpec) {
         self.add_host(rack);
         self.add_emc(rack);
@@ -180,8 +182,8 @@ impl World {
         }
     }
 
-    /// Starts a restored manager with the file of its backup, or with the current one, which must
-    /// not add anything.
+    /// Selects the rack.toml for a manager with a restored store. Selects the file of the backup,
+    /// or the current file if that file adds no host or EMC to the backup.
     pub(super) fn choose_restored_rack(&mut self) {
         let (emcs, hosts) = self.truth.rack();
         let spec = &self.rack.spec;
@@ -195,11 +197,14 @@ impl World {
         }
     }
 
-    /// Adds devices and machines once they are durable. Some operators back up every rack. Other
-    /// backups may lack machines and devices: these keep running, no host is added under their
-    /// numbers, and no device is added.
+    /// Creates the devices and machines of durable hosts and EMCs. Unless old backups are allowed,
+    /// also backs up the store after each change of the rack. Machines and devices that an old
+    /// backup lacks keep running.
     pub(super) fn apply_rack(&mut self) {
-        while let Some(emc) = self.truth.emc(EmcId(u32::try_from(self.devices.len()).expect("few"))).cloned()
+        while let Some(emc) = self
+            .truth
+            .emc(EmcId(u32::try_from(self.devices.len()).expect("the number of devices fits u32")))
+            .cloned()
         {
             let kind = if emc.serial.is_some() { DeviceKind::SharedDax } else { DeviceKind::Emulated };
             self.devices.push(Device::new(kind, emc.first, emc.slices));
@@ -217,8 +222,8 @@ impl World {
                 continue;
             };
             if machine.name != name && machine.reachable().next().is_some() {
-                let what = format!("{id} of {} is assigned to {name}", machine.name);
-                self.report_violation("the id of a host with reachable slices is not reused", what);
+                let description = format!("{id} of {} is assigned to {name}", machine.name);
+                self.report_violation("the id of a host with reachable slices is not reused", description);
             }
         }
         self.check_rack();

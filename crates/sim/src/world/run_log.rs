@@ -1,21 +1,21 @@
-//! Event log and counts of a run: the report of a failing seed.
+//! Event log of a run, counts of events, and the report of a violated invariant.
 
 use std::{collections::VecDeque, fmt};
 
 use units::Ns;
 
-/// A violated invariant. The seed reproduces it.
+/// Violation of an invariant. A run with the same seed reproduces the violation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// Seed of the world.
+    /// Seed of the run.
     pub seed: u64,
     /// Number of steps before the violation.
     pub step: u64,
-    /// The invariant.
+    /// Invariant that was violated, as a sentence.
     pub invariant: &'static str,
     /// Description of the violation.
     pub description: String,
-    /// The latest events, if they were logged.
+    /// Log lines of the latest events. Empty if the event log is off.
     pub events: Vec<String>,
 }
 
@@ -33,68 +33,69 @@ const SUMMARY_COUNTS: usize = 29;
 /// Counts of events in a run without violations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
-    /// Steps.
+    /// Number of steps.
     pub steps: u64,
-    /// Reservations acknowledged.
+    /// Number of acknowledged reservations.
     pub reserved: u64,
-    /// Processes that attached the memory of their VM.
+    /// Number of processes that attached the memory of their VM.
     pub started: u64,
-    /// Slices scrubbed.
+    /// Number of completed scrubs.
     pub scrubbed: u64,
-    /// Slices granted to another host than before.
+    /// Number of grants of a slice to another host than before.
     pub moved: u64,
-    /// Faults injected.
+    /// Number of injected faults.
     pub faults: u64,
-    /// Restores from a backup.
+    /// Number of restores from a backup.
     pub restored: u64,
-    /// Stores with a long history of ended reservations.
+    /// Number of stores with a long history of ended reservations.
     pub long_histories: u64,
-    /// Power failures of emulated devices.
+    /// Number of power failures of emulated devices.
     pub device_power_failures: u64,
-    /// Power failures that emptied the device's directory.
+    /// Number of power failures that emptied the device's directory.
     pub devices_emptied: u64,
-    /// Records of shared devices lost or replaced by an older copy.
+    /// Number of records of shared devices that were lost or replaced by an older copy.
     pub records_rolled_back: u64,
-    /// Full disks of the store.
+    /// Number of faults that filled the disk of the store.
     pub full_disks: u64,
-    /// Durable writes that failed on a full disk.
+    /// Number of durable writes that failed on a full disk.
     pub full_disk_writes: u64,
-    /// Releases acknowledged while the disk had too little space for reservations.
+    /// Number of releases acknowledged while the disk of the store had too little space for
+    /// reservations.
     pub low_space_releases: u64,
-    /// Failures of single slices.
+    /// Number of faults of single slices.
     pub slice_faults: u64,
-    /// Scrubs that verified only a part of the slice.
+    /// Number of scrubs that verified only a part of the slice.
     pub partial_scrubs: u64,
-    /// Jumps of the wall clock.
+    /// Number of jumps of the wall clock.
     pub clock_jumps: u64,
-    /// Days in which nothing ran.
+    /// Number of days during which all machines were suspended.
     pub days: u64,
-    /// Acknowledged cordons, drains and uncordons of hosts.
+    /// Number of acknowledged cordons, drains and uncordons of hosts.
     pub hosts_scheduled: u64,
-    /// Acknowledged cordons, drains and uncordons of EMCs.
+    /// Number of acknowledged cordons, drains and uncordons of EMCs.
     pub emcs_scheduled: u64,
-    /// Accepted changes of rack.toml.
+    /// Number of accepted changes of rack.toml.
     pub rack_changes: u64,
-    /// Refused changes of rack.toml.
+    /// Number of rejected changes of rack.toml.
     pub rack_refusals: u64,
-    /// Agents rejected because another one represents the host.
+    /// Number of agents rejected because another agent of the host was connected.
     pub duplicate_agents_rejected: u64,
-    /// Migration requests accepted by the scheduler.
+    /// Number of migration requests accepted by the scheduler.
     pub migrations_accepted: u64,
-    /// Migration requests declined.
+    /// Number of migration requests declined by the scheduler.
     pub migrations_declined: u64,
-    /// Migration requests reported as done.
+    /// Number of migration requests reported as done by the scheduler.
     pub migrations_done: u64,
-    /// Repeated answers to a migration request.
+    /// Number of repeated answers to a migration request.
     pub migration_answers_repeated: u64,
-    /// Answers refused because no such request exists, also for ended VMs.
+    /// Number of answers rejected because the VM has no migration request.
     pub migration_answers_refused: u64,
-    /// Declined migration requests that were sent again.
+    /// Number of declined migration requests that were sent again.
     pub migrations_retried: u64,
 }
 
 impl Summary {
-    /// Returns the counts with their names.
+    /// Returns the name and value of each count.
     pub fn counts(&self) -> [(&'static str, u64); SUMMARY_COUNTS] {
         [
             ("steps", self.steps),
@@ -166,7 +167,7 @@ impl std::ops::AddAssign for Summary {
 
 #[derive(Debug, Default)]
 pub(super) struct RunLog {
-    /// Latest events, at most `events_max`.
+    /// Log lines of the latest events, at most `events_max`.
     events: VecDeque<String>,
     events_max: usize,
     violation: Option<(&'static str, String)>,

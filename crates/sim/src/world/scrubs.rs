@@ -1,5 +1,5 @@
-//! Scrubs on hosts: they take time, fail, or verify only a part. An incomplete scrub leaves old
-//! data.
+//! Scrubs of slices on hosts. A scrub takes time and may fail or verify only a part of the slice.
+//! The slice keeps its old data after an incomplete scrub.
 
 use pool::{
     agent::{HostFailure, SliceOutcome},
@@ -35,7 +35,7 @@ impl World {
         if !self.is_mapping_valid(holding, host) {
             return Err(host_failure(FailureReason::Host, "no such grant"));
         }
-        // The host verified only a part: the remainder is unchanged.
+        // A partial scrub leaves the contents of the slice unchanged.
         let partial = !self.faults_stopped && self.chance(self.fault_model.partial_scrub_rate);
         if !partial {
             self.device(holding.slice).write(holding.slice, Pattern::ZERO);

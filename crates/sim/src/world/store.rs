@@ -1,5 +1,6 @@
-//! Store of the simulated manager: it commits all or nothing, and after a failure the outcome is
-//! unknown. This one is a map; system tests use the real store on a simulated disk.
+//! Store of the simulated manager. A commit is atomic; after a failed commit, the outcome is
+//! unknown. [`MemoryStore`] is a map in memory. System tests use the real store on a simulated disk
+//! instead.
 
 use std::collections::BTreeMap;
 
@@ -7,31 +8,33 @@ use pool::record::{Key, Meta, Record};
 use rand::{Rng as _, SeedableRng as _};
 use rand_pcg::Pcg64;
 
-/// Number of backups that a store keeps.
+/// Maximum number of backups that a store keeps.
 pub const BACKUPS_MAX: usize = 4;
 
-/// Store of the manager's records.
+/// Store for the records of the manager, with backups and injected faults.
 pub trait Store: std::fmt::Debug {
-    /// Commits the records. On `false`, all or none of them are durable.
+    /// Commits the records and returns whether the commit succeeded. After a failure, either all or
+    /// none of the records are durable.
     fn commit(&mut self, records: &[Record]) -> bool;
-    /// The manager crashes during this commit.
+    /// Simulates a crash of the manager. The records in progress may become durable or not.
     fn crash(&mut self, in_progress: Option<&[Record]>);
-    /// Reopens the store and reads everything except decisions; `None` if that fails.
+    /// Reopens the store and reads all records except decisions. Returns `None` on failure.
     fn load(&mut self) -> Option<(Option<Meta>, Vec<Record>)>;
     /// Stops injecting faults.
     fn stop_faults(&mut self);
-    /// Saves a backup of the content, as the latest of [`BACKUPS_MAX`].
+    /// Saves a backup of the records. The store keeps the latest [`BACKUPS_MAX`] backups.
     fn backup(&mut self);
-    /// Restores the latest backup, or one that is `age` backups older if it exists, under a
-    /// generation above all earlier ones. Returns `false` without a backup.
+    /// Restores a backup with a new generation, which is higher than all earlier generations. `age`
+    /// is the number of newer backups to skip; 0 is the latest backup. Returns `false` if there is
+    /// no backup.
     fn restore(&mut self, age: usize) -> bool;
-    /// Fills the disk, or frees it.
+    /// Fills the disk of the store, or frees space.
     fn set_full(&mut self, full: bool);
-    /// Returns whether the content was restored and not written since.
+    /// Returns whether a backup was restored and nothing has been committed since.
     fn is_restored(&self) -> bool;
 }
 
-/// A store in memory.
+/// Store in memory that fails on demand.
 #[derive(Debug)]
 pub struct MemoryStore {
     records: BTreeMap<Key, Record>,
@@ -45,7 +48,7 @@ pub struct MemoryStore {
 }
 
 impl MemoryStore {
-    /// Creates an empty store, of whose commits and loads the given fraction fails.
+    /// Creates an empty store. `failure_rate` is the fraction of commits and loads that fail.
     pub fn new(seed: u64, failure_rate: f64) -> Self {
         Self {
             records: BTreeMap::new(),
@@ -86,7 +89,7 @@ impl Store for MemoryStore {
     }
 
     fn load(&mut self) -> Option<(Option<Meta>, Vec<Record>)> {
-        // Reopening may require a repair, which needs space.
+        // Reopening may fail on a full disk, because a repair needs space.
         if self.rng.random_bool(self.failure_rate) || (self.full && self.rng.random_bool(0.5)) {
             return None;
         }

@@ -1,5 +1,5 @@
-//! The guest part of the demo inside an emulated host: `xtask demo-guest` runs there, and its
-//! output returns over the console.
+//! Runs the guest part of the demo inside an emulated host. The host runs `xtask demo-guest`, whose
+//! output is read from the console of the host.
 
 use std::path::PathBuf;
 
@@ -8,9 +8,9 @@ use emulated_host::{Artifacts, Host, HostError, Initrd};
 use super::{Boot, GuestReport, Interrupt, KERNEL, Programs, run_guest_rack};
 use crate::failure::Failure;
 
-/// Prefix of the line with the result.
+/// Prefix of the output line that contains the report as JSON.
 const RESULT_PREFIX: &str = "GUEST ";
-/// Prefix of lines that are printed.
+/// Prefix of output lines that the demo prints.
 const DETAIL_PREFIX: &str = "    ";
 
 /// Options of `demo-guest`.
@@ -22,7 +22,7 @@ pub struct DemoGuestArgs {
     initrd: PathBuf,
 }
 
-/// Boots a host that runs this part, and returns the guest's report.
+/// Boots an emulated host that runs the guest, and returns the report of the guest.
 pub(super) fn run(
     programs: &Programs,
     interrupt: &Interrupt,
@@ -51,15 +51,15 @@ pub(super) fn run(
     })?;
     serde_json::from_str(result).map_err(|error| Failure::UnexpectedOutput {
         program: "the emulated host".to_owned(),
-        why: error.to_string(),
+        reason: error.to_string(),
     })
 }
 
 impl DemoGuestArgs {
-    /// Runs the guest, as the first program of a host.
+    /// Runs the guest inside the emulated host.
     ///
     /// # Errors
-    /// As [`run_guest_rack`].
+    /// Returns the errors of [`run_guest_rack`].
     pub fn run(&self) -> Result<(), Failure> {
         let boot = Boot { kernel: self.kernel.clone(), initrd: self.initrd.clone() };
         let report = run_guest_rack(&super::super::programs()?, &Interrupt::new()?, &boot)?;

@@ -1,16 +1,16 @@
-//! Report of a guest, as text and JSON.
+//! Report of a guest about its NUMA nodes, as text and JSON.
 
 use emulated_host::nodes::{Node, NumaReport};
 use serde::{Deserialize, Serialize};
 
-/// NUMA nodes of a guest, as reported by its kernel.
+/// NUMA nodes of a guest, as reported by the guest kernel.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GuestReport {
     /// Whether the guest ran its first program.
     pub booted: bool,
-    /// Kernel release.
+    /// Release of the guest kernel. Empty if the guest did not boot.
     pub kernel: String,
-    /// NUMA nodes.
+    /// NUMA nodes, in the order of the guest's output.
     pub nodes: Vec<GuestNode>,
 }
 
@@ -18,16 +18,16 @@ pub struct GuestReport {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GuestNode {
     id: u32,
-    /// Empty for pool memory.
+    /// CPUs of the node. Empty for a node of pool memory.
     cpus: Vec<u32>,
     mem_mib: u64,
     distances: Vec<u32>,
-    /// Memory tier; a higher number is a lower tier. `None` where the kernel has no tiers.
+    /// Memory tier: a higher number means slower memory. `None` if the kernel reports no tiers.
     tier: Option<u32>,
 }
 
 impl GuestReport {
-    /// Converts the nodes parsed from the guest's console output.
+    /// Creates the report from the parsed console output of the guest.
     pub fn from_numa_report(numa_report: &NumaReport) -> Self {
         let node = |node: &Node| GuestNode {
             id: node.id,
@@ -43,25 +43,26 @@ impl GuestReport {
         }
     }
 
-    /// Checks that the guest has one node with CPUs, and one of two slices without CPUs.
+    /// Checks that the guest has two nodes: one with two CPUs, and one with two slices and no CPUs.
     ///
     /// # Errors
-    /// A description of the difference.
+    /// Returns a description of the difference.
     pub fn check_nodes(&self) -> Result<(), String> {
-        const POOL_MIB: std::ops::RangeInclusive<u64> = 1950..=2048; // the kernel reserves some for itself
+        // Two slices, less the memory that the guest kernel reserves.
+        const POOL_MIB: std::ops::RangeInclusive<u64> = 1950..=2048;
         let [local, pool] = &self.nodes[..] else {
-            return Err(format!("the guest has {} nodes instead of 2", self.nodes.len()));
+            return Err(format!("the guest has {} NUMA nodes, must have 2", self.nodes.len()));
         };
         let is_size_right = local.cpus.len() == 2 && pool.cpus.is_empty() && POOL_MIB.contains(&pool.mem_mib);
         let are_distances_right = local.distances[..] == [10, 18] && pool.distances[..] == [18, 10];
         if is_size_right && are_distances_right {
             Ok(())
         } else {
-            Err(format!("the nodes of the guest are wrong: {self:?}"))
+            Err(format!("CPUs, size or distances of a NUMA node of the guest are wrong: {self:?}"))
         }
     }
 
-    /// Formats the report as text.
+    /// Formats the report as lines of text.
     pub fn lines(&self) -> Vec<String> {
         let node = |node: &GuestNode| {
             let cpus = match node.cpus.len() {

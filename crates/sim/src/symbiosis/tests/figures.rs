@@ -1,4 +1,4 @@
-//! Properties of the data behind each figure.
+//! Tests of the data behind each figure.
 
 use fairness::market::{Bundle, MarketWarmStart};
 
@@ -27,8 +27,8 @@ fn stream_gains_by_bandwidth_and_key_value_by_memory() {
     };
     for of in [&stream, &key_value] {
         assert_eq!(at(1.0, of), ShareSensitivity { times: 1.0, by_memory: 1.0, by_bandwidth: 1.0 });
-        assert!(of.is_sorted_by(|one, next| one.by_memory <= next.by_memory), "{of:?}");
-        assert!(of.is_sorted_by(|one, next| one.by_bandwidth < next.by_bandwidth), "{of:?}");
+        assert!(of.is_sorted_by(|left, right| left.by_memory <= right.by_memory), "{of:?}");
+        assert!(of.is_sorted_by(|left, right| left.by_bandwidth < right.by_bandwidth), "{of:?}");
     }
     assert!(at(2.0, &stream).by_memory < 1.01 && at(2.0, &stream).by_bandwidth > 1.95, "{stream:?}");
     assert!(at(2.0, &key_value).by_memory > 1.2, "{key_value:?}");
@@ -51,9 +51,9 @@ fn recorded_market_reports_all_rounds_and_clears() {
     let auction = auction(&tenants(), Host { memory: MEMORY * SMALL_HOST_TENANTS as f64 });
     assert_eq!(auction.rounds.len(), auction.tried as usize, "{auction:?}");
     assert!(auction.rounds.iter().any(|round| round.price == auction.price), "{auction:?}");
-    let off = |round: &Round| (round.sum.memory - 1.0).abs().max((round.sum.bandwidth - 1.0).abs());
+    let excess = |round: &Round| (round.sum.memory - 1.0).abs().max((round.sum.bandwidth - 1.0).abs());
     let (first, best) =
-        (off(&auction.rounds[0]), auction.rounds.iter().map(off).fold(f64::INFINITY, f64::min));
+        (excess(&auction.rounds[0]), auction.rounds.iter().map(excess).fold(f64::INFINITY, f64::min));
     assert!(best < 0.02 && best < first / 4.0, "{first} {best}: {auction:?}");
     let money = |round: &Round| round.price * round.sum.memory + (1.0 - round.price) * round.sum.bandwidth;
     assert!(auction.rounds.iter().all(|round| money(round) <= 1.0 + 1e-6), "{auction:?}");
@@ -62,11 +62,11 @@ fn recorded_market_reports_all_rounds_and_clears() {
 #[test]
 fn memory_demand_falls_with_price() {
     let auction = auction(&tenants(), Host { memory: MEMORY * SMALL_HOST_TENANTS as f64 });
-    // Below this bandwidth demand the link is not satiated; with a nearly free link the rest of the
-    // money would go into memory at any price.
+    // Rounds with a nearly free link are excluded: tenants satiated with bandwidth spend the rest
+    // of their money on memory at any price.
     let demand: Vec<&Round> = auction.demand.iter().filter(|round| round.sum.bandwidth < 5.0).collect();
     assert!(demand.len() > 30 && demand[0].sum.memory > 1.0, "{auction:?}");
-    assert!(demand.is_sorted_by(|one, next| one.sum.memory >= next.sum.memory - 1e-3), "{auction:?}");
+    assert!(demand.is_sorted_by(|left, right| left.sum.memory >= right.sum.memory - 1e-3), "{auction:?}");
     let above = demand.iter().find(|round| round.sum.memory <= 1.0).unwrap();
     assert!((above.price - auction.price).abs() <= 0.03, "{above:?} {}", auction.price);
 }
@@ -87,13 +87,12 @@ fn markets_of_any_size_clear_within_supply() {
     }
 }
 
-/// A stream that occasionally returns to a tenth of its pages, so that memory is of some use to all
-/// tenants, and a key-value store with larger pages.
-fn changing() -> Vec<Epoch> {
-    let with_params = skewed(400, 2).into_iter();
-    let stream = looped(4000).into_iter().zip(with_params).take(12_000);
-    let stream =
-        stream.enumerate().map(|(at, (next, with_params))| if at % 8 == 0 { with_params } else { next });
+/// Simulates a streaming and a key-value workload that change at run time. The stream returns to a
+/// tenth of its pages in one of eight accesses, so that memory is useful to all tenants.
+fn changing_epochs() -> Vec<Epoch> {
+    let hot = skewed(400, 2).into_iter();
+    let stream = looped(4000).into_iter().zip(hot).take(12_000);
+    let stream = stream.enumerate().map(|(at, (next, hot))| if at % 8 == 0 { hot } else { next });
     let traces = [("stream", stream.collect()), ("key-value", skewed(2000, 1))];
     let traces = traces.map(|(name, touches)| (name.to_owned(), touches));
     simulate_changes(&Activity::pair(traces), MEMORY, &CHANGES)
@@ -101,12 +100,13 @@ fn changing() -> Vec<Epoch> {
 
 #[test]
 fn shares_settle_within_two_epochs_of_change() {
-    let epochs = changing();
+    let epochs = changing_epochs();
     let change_responses = change_responses(&epochs, &CHANGES);
-    for one in &change_responses {
+    for response in &change_responses {
         assert!(
-            one.is_settled_in_time() && one.epochs.is_some_and(|epochs| epochs <= RESPONSE_EPOCHS_MAX),
-            "{one:?}"
+            response.is_settled_in_time()
+                && response.epochs.is_some_and(|epochs| epochs <= RESPONSE_EPOCHS_MAX),
+            "{response:?}"
         );
     }
     let [first, second, first_back, second_back] = &change_responses[..] else {
@@ -124,27 +124,27 @@ fn shares_settle_within_two_epochs_of_change() {
 }
 
 #[test]
-fn change_does_not_affect_shares_before_observed() {
-    let epochs = changing();
+fn shares_change_little_before_a_change_is_observed() {
+    let epochs = changing_epochs();
     for change in CHANGES {
         let share = |epoch: usize| epochs[epoch].tenants[change.tenant].share;
         let (before, during) = (share(change.epoch - 1), share(change.epoch));
         let after = share(change.epoch + RESPONSE_EPOCHS_MAX);
-        let is_little = |good: fn(Bundle) -> f64| {
-            (good(during) - good(before)).abs() <= 0.25 * (good(after) - good(before)).abs()
+        let is_small_change = |resource: fn(Bundle) -> f64| {
+            (resource(during) - resource(before)).abs() <= 0.25 * (resource(after) - resource(before)).abs()
         };
-        assert!(is_little(|share| share.memory), "{change:?}: {before:?} {during:?} {after:?}");
-        assert!(is_little(|share| share.bandwidth), "{change:?}: {before:?} {during:?} {after:?}");
+        assert!(is_small_change(|share| share.memory), "{change:?}: {before:?} {during:?} {after:?}");
+        assert!(is_small_change(|share| share.bandwidth), "{change:?}: {before:?} {during:?} {after:?}");
     }
     assert!(epochs[0].tenants.iter().all(|tenant| tenant.share == Bundle { memory: 0.25, bandwidth: 0.25 }));
 }
 
 #[test]
-fn changing_tenants_stay_within_supply_and_settled_gain() {
-    let epochs = changing();
+fn shares_stay_within_supply_and_settled_tenants_gain() {
+    let epochs = changing_epochs();
     let mut gained = 0;
     for (at, epoch) in epochs.iter().enumerate() {
-        let sum = |good: fn(&TenantEpoch) -> f64| epoch.tenants.iter().map(good).sum::<f64>();
+        let sum = |value: fn(&TenantEpoch) -> f64| epoch.tenants.iter().map(value).sum::<f64>();
         assert!(sum(|tenant| tenant.share.memory) <= 1.0 + 1e-6, "{at}: {epoch:?}");
         assert!(sum(|tenant| tenant.share.bandwidth) <= 1.0 + 1e-6, "{at}: {epoch:?}");
         let is_settled = CHANGES.iter().all(|change| !(change.epoch..=change.epoch + 2).contains(&at));
@@ -166,7 +166,7 @@ fn public_traces_settle_within_two_epochs() {
     let traces = [&stream, &key_value].map(|(name, touches)| Tenant::new(name.clone(), touches, 1.0, 1.0));
     assert_eq!(most_different(&traces, equal()), Some((0, 1)));
     let epochs = simulate_changes(&Activity::pair([stream, key_value]), MEMORY, &CHANGES);
-    for one in change_responses(&epochs, &CHANGES) {
-        assert!(one.is_settled_in_time() && one.deviation_max <= 0.1, "{one:?}");
+    for response in change_responses(&epochs, &CHANGES) {
+        assert!(response.is_settled_in_time() && response.deviation_max <= 0.1, "{response:?}");
     }
 }

@@ -1,5 +1,5 @@
-//! DerivedState and indexes, recomputed from the records on disk and compared with those of the
-//! manager.
+//! Recomputes the derived counts and indexes of the manager from the records on disk, and compares
+//! both.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,10 +15,10 @@ use units::{Bytes, EmcId, HostId, Name, Ns, ReservationId, SliceId};
 use super::GroundTruth;
 use crate::world::World;
 
-/// Durable writes between comparisons.
+/// Number of durable writes between two comparisons.
 const COMPARISON_INTERVAL_WRITES: u64 = 8;
 
-/// Slices of one EMC by state.
+/// Slices of one EMC, grouped by state.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct EmcSlices {
     free: u32,
@@ -27,7 +27,7 @@ struct EmcSlices {
     quarantined: BTreeSet<SliceId>,
 }
 
-/// Slices, reservations, and free cores and memory of one host.
+/// Slices and reservations of one host, and its free cores and memory.
 #[derive(Debug, PartialEq, Eq)]
 struct HostUse {
     held: BTreeSet<SliceId>,
@@ -37,12 +37,12 @@ struct HostUse {
     local_free: Bytes,
 }
 
-/// Values derived from the records.
+/// Counts and indexes that the manager derives from the records.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct DerivedState {
     emcs: BTreeMap<EmcId, EmcSlices>,
     hosts: BTreeMap<HostId, HostUse>,
-    /// Active and last ended reservation of each VM.
+    /// Active reservation and last ended reservation of each VM.
     vms: BTreeMap<Name, (Option<ReservationId>, Option<ReservationId>)>,
     /// Number of online slices of each reservation.
     online: BTreeMap<ReservationId, u32>,
@@ -51,7 +51,7 @@ struct DerivedState {
     next_migration_retry: Option<Ns>,
 }
 
-/// Returns the reservation that owns a slice.
+/// Returns the reservation that owns a slice, if any.
 pub(super) fn owner(slot: &Slot) -> Option<ReservationId> {
     match slot.state {
         State::Assigned(o) | State::Onlining(o) | State::Online(o) | State::Draining(o, _) => {
@@ -61,7 +61,7 @@ pub(super) fn owner(slot: &Slot) -> Option<ReservationId> {
     }
 }
 
-/// Returns the host that may reach a slice.
+/// Returns the host that may have access to a slice, if any.
 pub(in crate::world) fn holder(slot: &Slot) -> Option<HostId> {
     match slot.state {
         State::Free | State::Scrubbing(Scrub::Waiting) => None,
@@ -144,7 +144,7 @@ impl GroundTruth {
         }
     }
 
-    /// Returns whether a host has reported everything after a restore.
+    /// Returns whether a host has sent a complete report since the last restore.
     fn has_reported(&self, host: HostId) -> bool {
         self.host(host).is_some_and(|host| !host.must_report)
     }
@@ -158,7 +158,8 @@ impl GroundTruth {
     fn online(&self, id: ReservationId, reservation: &Reservation) -> u32 {
         let own =
             |slice: &&SliceId| matches!(self.slot(**slice).state, State::Online(o) if o.reservation == id);
-        u32::try_from(reservation.slices.iter().filter(own).count()).expect("a VM has few slices")
+        u32::try_from(reservation.slices.iter().filter(own).count())
+            .expect("the number of slices of a VM fits u32")
     }
 }
 
@@ -170,13 +171,14 @@ impl DerivedState {
     fn add_reservation(&mut self, id: ReservationId, reservation: &Reservation) {
         let vm = self.vms.entry(reservation.vm.clone()).or_default();
         match &reservation.stage {
-            Stage::Ended { .. } => vm.1 = Some(id), // in ascending order
+            Stage::Ended { .. } => vm.1 = Some(id), // ids are ascending: the last one remains
             Stage::Reserved { .. } | Stage::Committed | Stage::Broken { .. } => vm.0 = Some(id),
         }
     }
 
-    /// Returns the expiry of a request, which starts when all slices are `released`. Deadlines do
-    /// not expire while the host has yet to report after a restore.
+    /// Adds the deadlines of a reservation. The retention of an ended reservation begins when all
+    /// its slices are `released`. A commit deadline does not expire before the host has reported
+    /// after a restore.
     fn add_deadlines(&mut self, reservation: &Reservation, released: bool, has_reported: bool) {
         let earliest = |known: Option<Ns>, at: Ns| Some(known.map_or(at, |known| known.min(at)));
         match &reservation.stage {
@@ -192,7 +194,7 @@ impl DerivedState {
         }
     }
 
-    /// Returns the same values from a ledger.
+    /// Reads the same values from the ledger of the manager.
     fn from_ledger(
         ledger: &Ledger,
         vms: &BTreeMap<Name, (Option<ReservationId>, Option<ReservationId>)>,
@@ -231,7 +233,7 @@ impl DerivedState {
 }
 
 impl World {
-    /// Compares after every few durable writes.
+    /// Compares the manager with the records on disk after every 8 durable writes.
     pub(in crate::world) fn compare_periodically(&mut self) {
         self.truth.writes += 1;
         if self.truth.writes.is_multiple_of(COMPARISON_INTERVAL_WRITES) {
@@ -239,7 +241,7 @@ impl World {
         }
     }
 
-    /// Compares the manager's values with the records on disk.
+    /// Compares the records and the derived state of the manager with the records on disk.
     pub(in crate::world) fn compare_with_disk(&mut self) {
         let Some(running) = &self.manager_process.running else { return };
         let ledger = running.manager.durable();
@@ -251,14 +253,14 @@ impl World {
         let mismatch = differing.or_else(|| self.find_name_error(ledger)).or_else(|| {
             (derived != in_manager).then(|| format!("{derived:?} on disk, {in_manager:?} in the manager"))
         });
-        if let Some(what) =
+        if let Some(description) =
             mismatch.or_else(|| self.find_capacity_error()).or_else(|| self.truth.find_migration_error())
         {
-            self.report_violation("the state of the manager equals the records on disk", what);
+            self.report_violation("the state of the manager equals the records on disk", description);
         }
     }
 
-    /// Returns a host or EMC that the ledger does not find by its name.
+    /// Returns a description of a host or EMC whose lookup by name in the ledger is wrong.
     fn find_name_error(&self, ledger: &Ledger) -> Option<String> {
         self.truth.records.iter().find_map(|(key, record)| {
             let found = match record {
@@ -270,7 +272,8 @@ impl World {
         })
     }
 
-    /// Checks that CAPACITY_ZERO is raised exactly while no slice is usable.
+    /// Returns a description if the alarm CAPACITY_ZERO is wrong. The alarm must be raised if and
+    /// only if no slice is usable.
     fn find_capacity_error(&self) -> Option<String> {
         let manager = &self.manager_process.running.as_ref()?.manager;
         let up = self.truth.records.values().filter_map(|record| match record {

@@ -1,5 +1,5 @@
-//! Desired states: computed for each host from the records on disk and the confirmed grants, and
-//! compared with the sum of the messages sent.
+//! Checks of desired states. The desired state of a host is computed from the records on disk and
+//! the confirmed grants. The sum of the messages sent to the host must equal this state.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,40 +14,42 @@ use units::{DesiredVersion, EmcId, Epoch, HostId, InstanceId, ReservationId, Sli
 use super::{GroundTruth, describe};
 use crate::world::World;
 
-/// Handles of grants, as returned by devices to the running manager.
+/// Handles of grants that devices have returned to the running manager.
 #[derive(Debug, Default)]
 pub(super) struct KnownHandles {
-    /// The manager has loaded its store, and no write has failed since.
+    /// Whether the manager has loaded its store and no write has failed since.
     loaded: bool,
     grants: BTreeMap<SliceId, (Epoch, Handle)>,
     places: BTreeMap<SliceId, Handle>,
-    /// Handles from a comparison of contents, used from the next durable write on.
+    /// Grants in accepted device contents. The manager uses their handles after the next durable
+    /// write.
     found_grants: Vec<(SliceId, (Epoch, Handle))>,
+    /// Handles of slices in accepted device contents, used after the next durable write.
     found_places: Vec<(SliceId, Handle)>,
-    /// Contents that the manager has not accepted: it compares them in pieces, whose handles it uses from
-    /// the next durable write on.
+    /// Device contents that the manager has not accepted yet. The manager compares contents in
+    /// pieces and uses the handles of a piece after the next durable write.
     pending_contents: BTreeMap<EmcId, DeviceReply>,
     /// Devices whose contents were accepted after the latest durable write was decided. Until the
     /// next one, the records on disk precede the comparison.
     newly_compared: BTreeSet<EmcId>,
-    /// Complete scrubs reported since the store was loaded.
+    /// Complete scrubs that hosts have reported since the store was loaded.
     ended_scrubs: BTreeSet<(HostId, Holding)>,
 }
 
-/// Desired states of one session up to the latest.
+/// Sum of the desired states sent in one session.
 pub(in crate::world) struct SentStates {
     pub(in crate::world) host: HostId,
     pub(in crate::world) instance: InstanceId,
-    /// Boot id that the agent sent.
+    /// Boot id that the agent sent at the start of the session.
     pub(in crate::world) boot_id: String,
     /// Scrubs that the latest message contains for the first time.
     pub(in crate::world) first_scrubs: Vec<Holding>,
-    /// Sum of the messages.
+    /// Desired state that results from all messages of the session.
     pub(in crate::world) sum: DesiredState,
 }
 
 impl KnownHandles {
-    /// Resets the state after a load of the store.
+    /// Marks the store as loaded.
     pub(super) fn reset(&mut self) {
         self.loaded = true;
     }
@@ -86,12 +88,12 @@ impl KnownHandles {
         }
     }
 
-    /// Returns whether the device of a slice has no grant of it.
+    /// Returns whether the device of a slice has no grant for the slice.
     pub(super) fn is_revoked(&self, slice: SliceId) -> bool {
         self.loaded && !self.grants.contains_key(&slice)
     }
 
-    /// Returns the handle of exactly this grant.
+    /// Returns the handle of the grant with this slice and epoch, or else the handle of the slice.
     fn handle(&self, holding: Holding) -> Option<Handle> {
         let granted = self.grants.get(&holding.slice).filter(|(epoch, _)| *epoch == holding.epoch);
         granted.map(|(_, handle)| handle).or_else(|| self.places.get(&holding.slice)).cloned()
@@ -99,11 +101,11 @@ impl KnownHandles {
 }
 
 impl GroundTruth {
-    /// Computes the complete desired state of a host.
+    /// Computes the complete desired state of a host from the records on disk.
     fn desired(&self, id: HostId, instance: InstanceId) -> Option<DesiredState> {
         let host = self.host(id)?;
         let Some(Record::Meta(meta)) = self.records.get(&Key::Meta) else { return None };
-        let mut want = DesiredState {
+        let mut desired = DesiredState {
             number: DesiredVersion { generation: meta.generation, revision: meta.revision },
             base: None,
             instance,
@@ -113,14 +115,14 @@ impl GroundTruth {
             removals: Removals::default(),
             fenced: host.fence != Fence::None,
         };
-        if !want.fenced {
-            want.vms = self.desired_vms(id);
-            self.add_slices(id, &mut want);
+        if !desired.fenced {
+            desired.vms = self.desired_vms(id);
+            self.add_slices(id, &mut desired);
         }
-        Some(want)
+        Some(desired)
     }
 
-    /// Removes the slices whose device is being compared, and VMs with such slices.
+    /// Removes slices whose device contents are pending, and VMs with such slices.
     fn compared_part(&self, mut desired: DesiredState) -> DesiredState {
         let KnownHandles { pending_contents, newly_compared, .. } = &self.handles;
         let is_pending = |emc: EmcId| pending_contents.contains_key(&emc) || newly_compared.contains(&emc);
@@ -142,7 +144,8 @@ impl GroundTruth {
         vms.collect()
     }
 
-    /// Returns the slices of a reservation if all of them are granted to it.
+    /// Returns the slices of a reservation with their handles, or `None` if a slice is not granted
+    /// to the reservation.
     fn granted(&self, id: ReservationId, reservation: &Reservation) -> Option<BTreeMap<Holding, Handle>> {
         let granted = |slice: &SliceId| {
             let slot = self.slot(*slice);
@@ -154,20 +157,20 @@ impl GroundTruth {
         reservation.slices.iter().map(granted).collect()
     }
 
-    fn add_slices(&self, host: HostId, want: &mut DesiredState) {
+    fn add_slices(&self, host: HostId, desired: &mut DesiredState) {
         for record in self.records.values() {
             let Record::Slice(slice, slot) = record else { continue };
             let holding = Holding { slice: *slice, epoch: slot.epoch };
             let Some(handle) = self.handles.handle(holding) else { continue };
             match slot.state {
                 State::Draining(owner, Drain::Host { force }) if owner.host == host => {
-                    want.release.insert(holding, DesiredRelease { force, handle });
+                    desired.release.insert(holding, DesiredRelease { force, handle });
                 }
                 State::Scrubbing(Scrub::Leaving(holder)) if holder == host => {
-                    want.release.insert(holding, DesiredRelease { force: false, handle });
+                    desired.release.insert(holding, DesiredRelease { force: false, handle });
                 }
                 State::Scrubbing(Scrub::Working(scrubber)) if scrubber == host => {
-                    want.scrub.insert(holding, handle);
+                    desired.scrub.insert(holding, handle);
                 }
                 _ => {}
             }
@@ -176,18 +179,18 @@ impl GroundTruth {
 }
 
 impl World {
-    /// Records a reply of a device to the running manager.
+    /// Records the reply of a device to the running manager.
     pub(in crate::world) fn note_device_reply(&mut self, done: &DeviceReply) {
         self.truth.handles.note_reply(done);
     }
 
-    /// Records the contents of a device, reported to the running manager.
+    /// Records the contents that a device reported to the running manager.
     pub(in crate::world) fn note_contents(&mut self, emc: EmcId, contents: DeviceReply) {
         self.truth.handles.pending_contents.insert(emc, contents);
     }
 
-    /// Records the pending contents that the running manager has accepted: a device that works has been
-    /// compared with its latest contents.
+    /// Applies the pending contents that the running manager has accepted. The state `Up` of an EMC
+    /// shows that the manager has compared its latest contents.
     fn note_accepted_contents(&mut self) {
         let Some(running) = &self.manager_process.running else { return };
         let handles = &mut self.truth.handles;
@@ -201,7 +204,7 @@ impl World {
         }
     }
 
-    /// Records the outcome of the running manager's batch.
+    /// Records whether the store committed the current batch of the running manager.
     pub(in crate::world) fn note_stored(&mut self, ok: bool) {
         if ok {
             self.note_accepted_contents();
@@ -209,62 +212,65 @@ impl World {
         self.truth.handles.note_stored(ok);
     }
 
-    /// Records a report to the running manager.
-    pub(in crate::world) fn note_received_report(&mut self, host: HostId, have: &ObservedState) {
+    /// Records a report that the running manager received.
+    pub(in crate::world) fn note_received_report(&mut self, host: HostId, report: &ObservedState) {
         if self.truth.handles.loaded {
-            let complete = have.scrubbed.iter().filter(|scrubbed| scrubbed.verified >= units::SLICE);
+            let complete = report.scrubbed.iter().filter(|scrubbed| scrubbed.verified >= units::SLICE);
             self.truth.handles.ended_scrubs.extend(complete.map(|scrubbed| (host, scrubbed.holding)));
         }
     }
 
-    /// Checks a message, and that the messages of its session add up to the desired state of the host,
-    /// apart from slices whose device is being compared.
+    /// Checks a desired-state message. All messages of a session must add up to the desired state
+    /// of the host, except for slices whose device contents are pending.
     pub(in crate::world) fn check_desired_state(&mut self, message: &DesiredState, sent: &SentStates) {
         let SentStates { host, sum, .. } = sent;
         self.check_granted(*host, message);
         self.check_not_superseded(*host);
         self.check_not_outdated(sent);
         let sum = self.truth.compared_part(sum.clone());
-        let desired = self.truth.desired(*host, sent.instance).map(|want| self.truth.compared_part(want));
+        let desired =
+            self.truth.desired(*host, sent.instance).map(|desired| self.truth.compared_part(desired));
         if desired.as_ref() != Some(&sum) {
-            let what = format!("messages to {host} add up to {sum:?}, its desired state is {desired:?}");
-            self.report_violation("the messages of a session add up to the desired state", what);
+            let description =
+                format!("messages to {host} add up to {sum:?}, its desired state is {desired:?}");
+            self.report_violation("the messages of a session add up to the desired state", description);
         }
     }
 
-    /// Checks that no VM is sent before the boot id of the session is on disk, because it may have
-    /// ended with the earlier boot, and that no scrub is sent whose end was reported.
+    /// Checks that no VM is sent before the boot id of the session is on disk. Such a VM may have
+    /// ended with the earlier boot. Also checks that no completed scrub is sent again.
     fn check_not_outdated(&mut self, sent: &SentStates) {
         let host = self.truth.host(sent.host).filter(|host| host.fence == Fence::None);
         let boot = host.map(|host| host.boot_id.clone()).filter(|boot| !boot.is_empty());
         if !sent.sum.vms.is_empty() && boot.is_some_and(|boot| boot != sent.boot_id) {
-            let what = format!("{} is sent VMs of its earlier boot", sent.host);
-            self.report_violation("no message contradicts a decision", what);
+            let description = format!("{} is sent VMs of its earlier boot", sent.host);
+            self.report_violation("no message contradicts a decision", description);
         }
         let ended = |scrub: &&Holding| self.truth.handles.ended_scrubs.contains(&(sent.host, **scrub));
         if let Some(scrub) = sent.first_scrubs.iter().find(ended).copied() {
-            let what =
-                format!("{} is sent a scrub of {}, which it has completed", sent.host, describe(scrub));
-            self.report_violation("no message contradicts a decision", what);
+            let description =
+                format!("{} is sent a scrub of {}, which the host has completed", sent.host, describe(scrub));
+            self.report_violation("no message contradicts a decision", description);
         }
     }
 
-    /// Checks that VMs and scrubs use only slices granted to exactly this host and epoch.
+    /// Checks that VMs and scrubs use only slices granted to this host under the current epoch.
     fn check_granted(&mut self, host: HostId, message: &DesiredState) {
         let vms = message.vms.values().flat_map(|vm| vm.slices.keys());
         for holding in vms.chain(message.scrub.keys()) {
             match self.truth.last_grants.get_mut(&holding.slice) {
                 Some(grant) if (grant.host, grant.epoch) == (host, holding.epoch) => grant.sent = true,
                 grant => {
-                    let what = format!("{host} is sent {}, the last grant is {grant:?}", describe(*holding));
-                    return self.report_violation("records on disk justify every action", what);
+                    let description =
+                        format!("{host} is sent {}, the last grant is {grant:?}", describe(*holding));
+                    return self.report_violation("records on disk justify every action", description);
                 }
             }
         }
     }
 
-    /// Checks that no message is sent while a batch is written that fences the host or ends VMs of
-    /// its earlier boot.
+    /// Checks that no message is sent while the store writes a batch that fences the host or ends
+    /// VMs of its earlier boot.
     fn check_not_superseded(&mut self, id: HostId) {
         let Some(now) = self.truth.host(id).filter(|host| host.fence == Fence::None) else { return };
         let ends_vms = |next: &Host| {

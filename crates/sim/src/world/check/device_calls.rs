@@ -1,4 +1,5 @@
-//! Device calls: calls justified by the records on disk, and calls confirmed by devices.
+//! Checks of device calls: the records on disk must justify each call, and a grant must follow the
+//! end of the previous owner's access.
 
 use pool::{
     manager::{DeviceCall, DeviceReply},
@@ -11,16 +12,17 @@ use units::{EmcId, Epoch, HostId, SliceId};
 use super::{GroundTruth, LastGrant, describe};
 use crate::world::World;
 
-/// Call on one slice that its record on disk justifies.
+/// Device call that the record of a slice on disk justifies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ExpectedCall {
-    /// Grant to this host under the slice's epoch.
+    /// Grant the slice to this host under the recorded epoch.
     Grant(HostId),
-    /// Revoke the slice's epoch.
+    /// Revoke the grant of the recorded epoch.
     Revoke,
 }
 
-/// Returns the call justified by the state on disk. Any other call is a violation.
+/// Returns the device call that the state of a slice on disk justifies. Any other call is a
+/// violation.
 fn expected_call(slot: &Slot, can_revoke: bool) -> Option<ExpectedCall> {
     match slot.state {
         State::Assigned(owner) => Some(ExpectedCall::Grant(owner.host)),
@@ -28,7 +30,7 @@ fn expected_call(slot: &Slot, can_revoke: bool) -> Option<ExpectedCall> {
         State::Draining(_, Drain::Revoking) | State::Scrubbing(Scrub::Revoking { .. }) => {
             Some(ExpectedCall::Revoke)
         }
-        // Without a release by the host, only a device that enforces it may revoke.
+        // The host has not released the slice, so only a device that can revoke access may revoke.
         State::Quarantined(
             Quarantine::Dirty { revoked: false, .. } | Quarantine::ScrubFailed { revoked: false, .. },
         ) => can_revoke.then_some(ExpectedCall::Revoke),
@@ -57,7 +59,7 @@ impl GroundTruth {
         }
     }
 
-    /// Returns the EMC of a slice according to the records on disk.
+    /// Returns the EMC of a slice, from the records on disk.
     pub(in crate::world) fn emc_of(&self, slice: SliceId) -> Option<EmcId> {
         self.records.values().find_map(|record| match record {
             Record::Emc(id, emc) if (emc.first.0..emc.first.0 + emc.slices).contains(&slice.0) => Some(*id),
@@ -65,12 +67,12 @@ impl GroundTruth {
         })
     }
 
-    /// Returns whether an EMC has yet to fence a host, according to the records on disk.
+    /// Returns whether the records on disk list the fence of a host by an EMC as unconfirmed.
     fn is_fence_unconfirmed(&self, emc: EmcId, host: HostId) -> bool {
         self.host(host).is_some_and(|host| host.unconfirmed_fences.contains(&emc))
     }
 
-    /// Returns whether the records on disk justify a call to this device.
+    /// Returns whether the records on disk justify a call to the device of an EMC.
     fn justifies(&self, emc: EmcId, call: &DeviceCall) -> bool {
         let Some(device) = self.emc(emc) else { return false };
         let expected = |slice: SliceId, epoch: Epoch| {
@@ -88,8 +90,8 @@ impl GroundTruth {
             }
             DeviceCall::Revoke { slice, epoch } => expected(slice, epoch) == Some(ExpectedCall::Revoke),
             DeviceCall::Fence { host, powered_off } => {
-                // A host that returned has proven that no mapping is left: its machine need not be
-                // stopped.
+                // A host without a fence has returned and proven that no mapping is left. Its
+                // machine need not be stopped, so the call sets `powered_off`.
                 let allowed = match self.host(host).map(|host| host.fence) {
                     Some(Fence::Fencing { powered_off: confirmed_off }) => confirmed_off || !powered_off,
                     Some(Fence::Fenced) => !powered_off,
@@ -103,7 +105,7 @@ impl GroundTruth {
 }
 
 impl World {
-    /// Checks that the intent of a device call is on disk and is the latest.
+    /// Checks that the latest records on disk justify a device call.
     pub(in crate::world) fn check_device_call(&mut self, emc: EmcId, call: &DeviceCall) {
         if !self.truth.justifies(emc, call) {
             self.report_violation(
@@ -113,7 +115,8 @@ impl World {
         }
     }
 
-    /// Checks that a grant follows the end of the previous owner's access.
+    /// Records the result of a device call, and checks that a grant follows the end of the previous
+    /// owner's access.
     pub(in crate::world) fn note_device_call(&mut self, emc: EmcId, call: &DeviceCall, done: &DeviceReply) {
         match (call, done) {
             (DeviceCall::Grant { host, .. }, DeviceReply::Granted { slice, epoch, .. }) => {
@@ -129,7 +132,8 @@ impl World {
         }
     }
 
-    /// Keeps a slice that could not be revoked with its host; it may be revoked later.
+    /// Ends the access of a fenced host to its slices on a device. A slice that the device could
+    /// not revoke remains with the host until a later revocation.
     fn note_fenced_slices(&mut self, slices: &[SliceId], host: HostId) {
         for slice in slices {
             let Some(grant) = self.truth.last_grants.get(slice).copied().filter(|grant| grant.host == host)
@@ -147,7 +151,7 @@ impl World {
         }
     }
 
-    /// Completes a fence for a slice whose revocation succeeds later.
+    /// Ends the access to a slice whose revocation failed during a fence and has succeeded now.
     fn note_late_revocation(&mut self, slice: SliceId) {
         let Some(grant) = self.truth.last_grants.get(&slice).copied() else { return };
         let holding = Holding { slice, epoch: grant.epoch };
@@ -158,7 +162,7 @@ impl World {
         }
     }
 
-    /// Checks that a fence by a device that cannot revoke access leaves no mapping on the host.
+    /// Checks that a fenced host has no mapping on a device that cannot revoke access.
     fn check_host_stopped(&mut self, emc: EmcId, host: HostId) {
         let device = &self.devices[emc.0 as usize];
         let on_device = |holding: &Holding| device.is_shared() && device.contains(holding.slice);
@@ -166,7 +170,7 @@ impl World {
         if let Some(holding) = reachable {
             self.report_violation(
                 "a fenced host cannot reach its former slices",
-                format!("{host} is recorded as fenced and can still reach {}", describe(holding)),
+                format!("{host} is recorded as fenced but can still reach {}", describe(holding)),
             );
         }
     }
@@ -177,11 +181,14 @@ impl World {
             return;
         }
         if let Some(grant) = before.filter(|grant| grant.sent && !grant.access_ended) {
-            let what = format!(
+            let description = format!(
                 "slice {slice} is granted to {host}, but {} has not released epoch {}",
                 grant.host, grant.epoch
             );
-            self.report_violation("a slice is granted only after its previous owner cannot reach it", what);
+            self.report_violation(
+                "a slice is granted only after its previous owner cannot reach it",
+                description,
+            );
         }
         self.run_log.counts.moved += u64::from(before.is_some_and(|grant| grant.host != host));
         self.truth.last_grants.insert(
@@ -190,13 +197,13 @@ impl World {
         );
     }
 
-    /// Ends grants with a power failure of their device.
+    /// Ends a grant after a power failure of its device.
     pub(in crate::world) fn note_lost_grant(&mut self, holding: Holding) {
         self.truth.ended_grants.insert(holding);
         self.end_ownership(holding.slice);
     }
 
-    /// Ends the ownership of a slice after an operator's confirmation or the loss of a device.
+    /// Ends the ownership of a slice after a confirmation by an operator or the loss of a device.
     pub(in crate::world) fn end_ownership(&mut self, slice: SliceId) {
         if let Some(grant) = self.truth.last_grants.get_mut(&slice) {
             grant.access_ended = true;

@@ -1,5 +1,5 @@
-//! Expiry: an ended reservation and its request id are kept for a day, or until its client exceeds
-//! its limit.
+//! Checks of the expiry of reservations. The manager keeps an ended reservation and its request id
+//! for a day, or until the client exceeds its limit of ended reservations.
 
 use pool::record::{Record, Reservation, Stage};
 use std::collections::BTreeMap;
@@ -9,7 +9,7 @@ use units::{Name, Ns, ReservationId, SliceId};
 use super::{GroundTruth, counts::owner};
 use crate::world::World;
 
-/// Returns the rack time at which a reservation ended.
+/// Returns the rack time at which a reservation ended, or `None` if the reservation is active.
 fn ended_at(reservation: &Reservation) -> Option<Ns> {
     match reservation.stage {
         Stage::Ended { at, .. } => Some(at),
@@ -18,7 +18,7 @@ fn ended_at(reservation: &Reservation) -> Option<Ns> {
 }
 
 impl GroundTruth {
-    /// Returns the reservations after a batch.
+    /// Returns all reservations after `batch` is applied.
     pub(super) fn reservations_after<'a>(
         &'a self,
         batch: &'a [Record],
@@ -33,7 +33,8 @@ impl GroundTruth {
         self.reservations().filter(move |(id, _)| !changed(id)).chain(new)
     }
 
-    /// Returns whether an ended reservation exceeds the limit of its client.
+    /// Returns whether the client of an ended reservation has reached its limit with reservations
+    /// that ended later.
     fn exceeds_client_limit(&self, id: ReservationId, deleted: &Reservation, batch: &[Record]) -> bool {
         let same = self.reservations_after(batch).filter(|(_, r)| r.request.client == deleted.request.client);
         let later = same.filter_map(|(other, r)| Some((ended_at(r)?, other)));
@@ -51,11 +52,13 @@ impl GroundTruth {
 }
 
 impl World {
-    /// Checks that a reservation may be deleted.
+    /// Checks that a deleted reservation had expired or exceeded the limit of its client, and that
+    /// its slices were drained.
     pub(super) fn check_expiry(&mut self, id: ReservationId, batch: &[Record]) {
         let Some(deleted) = self.truth.reservation(id).cloned() else { return };
         let now = self.when().now;
-        // A reservation that ended after the previous batch was written is in no record.
+        // If the reservation ended after the previous batch, no record contains the time of its
+        // end. The start of the previous batch is then a lower bound.
         let ended = ended_at(&deleted).or_else(|| self.manager_process.decided_since());
         let has_expired = ended.is_some_and(|at| now >= at.after(REQUEST_ID_RETENTION));
         if !(has_expired
@@ -75,7 +78,8 @@ impl World {
         self.truth.acknowledged.retain(|_, acked| acked.id != id);
     }
 
-    /// Returns a reservation that should have expired, or a client above its limit.
+    /// Returns a description of a reservation that should have been deleted, or of a client with
+    /// too many ended reservations.
     pub(in crate::world) fn find_unexpired_reservation(&mut self) -> Option<String> {
         let now = self.when().now;
         let mut by_client: BTreeMap<&Name, usize> = BTreeMap::new();

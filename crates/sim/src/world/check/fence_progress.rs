@@ -1,5 +1,6 @@
-//! Progress of fences: a working device that can revoke access does so soon, and the slices of the
-//! fenced host on it start to drain, also while other devices of the host have failed.
+//! Checks of the progress of fences. A working device that can revoke access must fence a host
+//! within a time limit. The slices of the host on this device must then start to drain. This must
+//! also hold while other devices of the host have failed.
 
 use std::collections::BTreeMap;
 
@@ -13,19 +14,20 @@ use units::{EmcId, HostId, Ns, ReservationId, SliceId, limits::DEVICE_RETRY};
 use super::GroundTruth;
 use crate::world::{World, device::Device};
 
-/// Time limit for a fence without an obstacle.
+/// Time limit of a fence by a working device.
 const FENCE_TIMEOUT: Ns = Ns::ms(500);
 
-/// Times since which there is no obstacle.
+/// Times from which on a fence can make progress.
 #[derive(Debug, Default)]
 pub(super) struct FenceProgress {
-    /// For the fence of a host by a device.
+    /// Start of the fence of a host by a device.
     fences: BTreeMap<(EmcId, HostId), Ns>,
-    /// For any call of a device: a failed device is called again after a delay.
+    /// Earliest time of the next call to a device. The manager retries a failed device after a
+    /// delay.
     devices: BTreeMap<EmcId, Ns>,
 }
 
-/// Returns whether a slice is in a state that the fence of this host ends.
+/// Returns whether the fence of host `fenced` must end this state of a slice.
 fn is_ended_by_fence(state: State, fenced: HostId) -> bool {
     match state {
         State::Assigned(o)
@@ -43,7 +45,8 @@ fn is_ended_by_fence(state: State, fenced: HostId) -> bool {
 }
 
 impl GroundTruth {
-    /// Returns the devices that have to fence a host and can do so by themselves.
+    /// Returns the pairs of a device and a host that the device must fence. Includes only devices
+    /// that can revoke access.
     fn pending_fences(&self) -> Vec<(EmcId, HostId)> {
         let hosts = self.records.range(Key::Host(HostId(0))..Key::Slice(SliceId(0)));
         let fencing = hosts.filter_map(|(_, record)| match record {
@@ -56,8 +59,8 @@ impl GroundTruth {
         fencing.flat_map(with_emcs).filter(|(emc, _)| self.emc(*emc).is_some_and(can_revoke)).collect()
     }
 
-    /// Returns slices of VMs, with the reservation, whose epoch the record of their device lacks:
-    /// such a device counts as failed.
+    /// Returns slices of VMs, with their reservation, whose epoch is missing from the record of
+    /// their device. The manager treats such a device as failed.
     pub(in crate::world) fn slices_missing_from<'a>(
         &'a self,
         devices: &'a [Device],
@@ -83,7 +86,7 @@ impl GroundTruth {
 }
 
 impl World {
-    /// Accounts for time in which nothing ran.
+    /// Restarts the time limits of all fences, after a period in which nothing ran.
     pub(in crate::world) fn reset_fence_progress(&mut self) {
         self.truth.fence_progress = FenceProgress::default();
     }
@@ -106,8 +109,9 @@ impl World {
                 self.truth.fence_progress.devices.get(&emc).map_or(since, |usable| since.max(*usable));
             let overdue = now > since.after(FENCE_TIMEOUT);
             if let Some(slice) = self.truth.undrained_slice(emc, host).filter(|_| overdue) {
-                let what = format!("{emc} works and has not fenced {host}: slice {slice} does not drain");
-                self.report_violation("a working EMC fences a host independently of other EMCs", what);
+                let description =
+                    format!("{emc} works but has not fenced {host}: slice {slice} does not drain");
+                self.report_violation("a working EMC fences a host independently of other EMCs", description);
             }
         }
     }

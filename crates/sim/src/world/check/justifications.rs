@@ -1,5 +1,6 @@
-//! Requests that take memory from a VM. An outstanding request justifies the manager's action. If
-//! its reply is lost, the next load of the store shows the outcome.
+//! Requests that justify actions of the manager, such as taking memory from a VM. A request
+//! justifies an action until its reply arrives. If the reply is lost, the request remains valid
+//! until the next load of the store shows its outcome.
 
 use std::collections::BTreeMap;
 
@@ -16,20 +17,20 @@ use crate::world::World;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::world) enum Justification {
-    /// Forced release of a VM.
+    /// Request to release the memory of this VM by force.
     Force(Name),
-    /// Fence of a host.
+    /// Request to fence this host.
     Fence(Name),
-    /// Uncordon of a quarantined slice.
+    /// Request to uncordon this quarantined slice.
     Uncordon(SliceId),
-    /// Answer to a migration request.
+    /// Answer of the scheduler to the migration request of a VM.
     MigrationAnswer(Name, MigrationAnswer),
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Justifications {
     unanswered: BTreeMap<Token, Justification>,
-    /// Requests whose outcome the next load of the store shows.
+    /// Requests without a reply. The next load of the store shows their outcome.
     unknown: Vec<Justification>,
 }
 
@@ -42,7 +43,7 @@ impl Justifications {
         self.unanswered.values().chain(&self.unknown)
     }
 
-    /// Returns answers to migration requests that may not be durable yet.
+    /// Returns the number of answers to migration requests that may not be durable yet.
     pub(super) fn migration_answers(&self) -> usize {
         self.open().filter(|open| matches!(open, Justification::MigrationAnswer(..))).count()
     }
@@ -67,8 +68,8 @@ impl GroundTruth {
         self.justifications.unknown.extend(justification.filter(|_| unknown));
     }
 
-    /// Marks all requests as unanswered after a crash of the manager.
-    pub(in crate::world) fn mark_justifications_unanswered(&mut self) {
+    /// Marks the outcome of all outstanding requests as unknown after a crash of the manager.
+    pub(in crate::world) fn mark_outcomes_unknown(&mut self) {
         let unanswered = std::mem::take(&mut self.justifications.unanswered);
         self.justifications.unknown.extend(unanswered.into_values());
     }
@@ -79,7 +80,7 @@ impl GroundTruth {
 }
 
 impl World {
-    /// Records slices that durable records return to circulation on request.
+    /// Ends the ownership of slices that durable records release from quarantine on request.
     pub(super) fn note_uncordoned(&mut self, records: &[Record]) {
         for record in records {
             let Record::Slice(slice, slot) = record else { continue };

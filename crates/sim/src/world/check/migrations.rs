@@ -1,5 +1,5 @@
-//! Migration requests: one exists for each VM on a draining host or EMC, with the scheduler's
-//! latest answer.
+//! Checks of migration requests. There must be one request for each VM on a draining host or EMC.
+//! The request must contain the latest answer of the scheduler.
 
 use pool::{
     audit::DecisionKind,
@@ -14,7 +14,7 @@ use crate::world::World;
 const INVARIANT: &str = "a migration request has the scheduler's latest answer";
 
 impl GroundTruth {
-    /// Returns the requests on disk.
+    /// Returns all migration requests on disk.
     pub(in crate::world) fn migrations(&self) -> impl Iterator<Item = (ReservationId, &Migration)> {
         let from = Key::Migration(ReservationId(0))..=Key::Migration(ReservationId(u64::MAX));
         self.records.range(from).filter_map(|(_, record)| match record {
@@ -23,7 +23,7 @@ impl GroundTruth {
         })
     }
 
-    /// Returns the request on disk for a reservation.
+    /// Returns the migration request on disk for a reservation.
     pub(in crate::world) fn migration(&self, id: ReservationId) -> Option<&Migration> {
         match self.records.get(&Key::Migration(id)) {
             Some(Record::Migration(_, migration)) => Some(migration),
@@ -31,13 +31,13 @@ impl GroundTruth {
         }
     }
 
-    /// Returns the request on disk for a VM that has not ended.
+    /// Returns the migration request on disk for a VM with an active reservation.
     pub(in crate::world) fn migration_of(&self, vm: &Name) -> Option<(ReservationId, &Migration)> {
         let active = |id| self.reservation(id).is_some_and(|reservation| !has_ended(reservation));
         self.migrations().find(|(id, migration)| migration.vm == *vm && active(*id))
     }
 
-    /// Returns the time at which the next declined request is due again.
+    /// Returns the earliest time at which a declined request is sent again.
     pub(super) fn next_migration_retry(&self) -> Option<Ns> {
         self.migrations().filter_map(|(_, migration)| migration.retry_at).min()
     }
@@ -51,8 +51,8 @@ impl GroundTruth {
         host || reservation.slices.iter().any(on_draining_emc)
     }
 
-    /// Returns a request for a VM that has ended or is not draining, or a draining VM without a
-    /// request.
+    /// Returns a description of an error: a migration request for a VM that has ended or need not
+    /// move, or a VM that must move without a request.
     pub(super) fn find_migration_error(&self) -> Option<String> {
         let unneeded = self.migrations().find(|(id, _)| {
             let active = self.reservation(*id).filter(|reservation| !has_ended(reservation));
@@ -78,8 +78,8 @@ fn changes_scheduling(batch: &[Record]) -> bool {
 }
 
 impl World {
-    /// Checks a request before it is written: a new answer must come from the scheduler, and a
-    /// declined request must have the time of its repetition.
+    /// Checks a migration request before the store writes the request. A new answer must come from
+    /// the scheduler. A declined request must contain the time of its retry.
     pub(super) fn check_migration(&mut self, id: ReservationId, new: &Migration, batch: &[Record]) {
         let now = self.when().now;
         let old = self.truth.migration(id).cloned();
@@ -112,16 +112,16 @@ impl World {
         }
     }
 
-    /// Returns whether a request declined since the previous batch is repeated at the documented
-    /// time.
+    /// Returns whether `at` is a valid retry time for a request that was declined since the
+    /// previous batch.
     fn is_due_at_retry_time(&self, at: Ns) -> bool {
         let (first, last) = (self.manager_process.decided_since().unwrap_or_default(), self.when().now);
         let due = first.after(MIGRATION_REQUEST_RETRY_AFTER)..=last.after(MIGRATION_REQUEST_RETRY_AFTER);
         due.contains(&at)
     }
 
-    /// Checks that a request is withdrawn only if its reservation ends or its drain is cancelled.
-    pub(super) fn check_migration_gone(&mut self, id: ReservationId, batch: &[Record]) {
+    /// Checks that a request is deleted only if its reservation ends or its drain is cancelled.
+    pub(super) fn check_migration_deleted(&mut self, id: ReservationId, batch: &[Record]) {
         let ended =
             self.truth.reservations_after(batch).find(|(of, _)| *of == id).is_none_or(|(_, r)| has_ended(r));
         if !ended && !changes_scheduling(batch) {
@@ -132,7 +132,7 @@ impl World {
         }
     }
 
-    /// Checks that no answer is recorded twice.
+    /// Checks that the batch records each answer at most once.
     pub(super) fn check_answer_count(&mut self, batch: &[Record]) {
         let recorded = batch.iter().filter(|record| {
             matches!(record, Record::Decision(_, decision) if matches!(decision.what, DecisionKind::MigrationAnswered { .. }))

@@ -1,4 +1,5 @@
-//! rack.toml: the records on disk correspond to one accepted file, and nothing in use is removed.
+//! Checks of changes of rack.toml. The records on disk must correspond to one accepted file, and a
+//! change must not remove a resource in use.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +13,7 @@ use units::{EmcId, HostId, Name, SliceId};
 use super::{GroundTruth, counts::holder, has_ended};
 use crate::world::World;
 
-/// Rack by the names of its EMCs and hosts.
+/// EMCs and hosts of a rack, by name.
 pub(in crate::world) type ByName = (BTreeMap<Name, EmcSpec>, BTreeMap<Name, HostSpec>);
 
 fn by_name(rack: &RackSpec) -> ByName {
@@ -50,8 +51,8 @@ impl GroundTruth {
         rack
     }
 
-    /// Returns the slices after a batch. A slice revoked after a complete scrub counts as free,
-    /// because it may be freed and removed in one batch.
+    /// Returns all slices after `batch` is applied. A slice revoked after a complete scrub counts
+    /// as free, because one batch may free and remove the slice.
     fn slots_after(&self, batch: &[Record]) -> BTreeMap<SliceId, Slot> {
         let slots = self.records.values().chain(batch).filter_map(|record| match record {
             Record::Slice(slice, slot) => Some((*slice, *slot)),
@@ -65,7 +66,7 @@ impl GroundTruth {
         slots.map(freed).collect()
     }
 
-    /// Returns the slice or reservation that a change of the rack takes from its user.
+    /// Returns a description of a slice or reservation in use that a change of the rack removes.
     fn find_removed_in_use(&self, record: &Record, batch: &[Record]) -> Option<String> {
         let slots = self.slots_after(batch);
         let mut held = slots.iter().filter_map(|(slice, slot)| Some((*slice, holder(slot)?)));
@@ -107,17 +108,17 @@ impl GroundTruth {
         }
     }
 
-    /// Returns an upper bound of the number of restores.
+    /// Returns the generation of the store, which increases with each restore.
     pub(super) fn generation(&self) -> Option<u64> {
         self.meta().map(|meta| meta.generation)
     }
 
-    /// Returns the number of the next host.
+    /// Returns the id that the next added host receives.
     pub(in crate::world) fn next_host(&self) -> Option<HostId> {
         self.meta().map(|meta| meta.next_host)
     }
 
-    /// Returns the hosts of the rack on disk.
+    /// Returns all hosts in the records on disk.
     pub(in crate::world) fn hosts(&self) -> impl Iterator<Item = (HostId, &Host)> {
         self.records.values().filter_map(|record| match record {
             Record::Host(id, host) => Some((*id, host)),
@@ -125,40 +126,42 @@ impl GroundTruth {
         })
     }
 
-    /// Returns the number of the next EMC.
+    /// Returns the number that the next added EMC receives.
     pub(in crate::world) fn next_emc(&self) -> Option<usize> {
         self.meta().map(|meta| meta.next_emc.0 as usize)
     }
 
-    /// Returns whether a host is in the rack on disk.
+    /// Returns whether the records on disk contain a host.
     pub(in crate::world) fn has_host(&self, host: HostId) -> bool {
         self.records.contains_key(&Key::Host(host))
     }
 }
 
 impl World {
-    /// Checks that nothing in use is removed.
+    /// Checks that a record of a batch does not remove a resource in use.
     pub(super) fn check_rack_change(&mut self, record: &Record, batch: &[Record]) {
         if is_rack_record(record.key())
-            && let Some(what) = self.truth.find_removed_in_use(record, batch)
+            && let Some(description) = self.truth.find_removed_in_use(record, batch)
         {
-            self.report_violation("a change of rack.toml removes nothing in use", what);
+            self.report_violation("a change of rack.toml removes nothing in use", description);
         }
     }
 
-    /// Records a durable batch.
+    /// Applies the changes of hosts and EMCs in a durable batch.
     pub(super) fn apply_rack_changes(&mut self, batch: &[Record]) {
         if batch.iter().any(|record| is_rack_record(record.key())) {
             self.apply_rack();
         }
     }
 
-    /// Checks that the records on disk are an accepted file, or one whose reply is outstanding.
+    /// Checks that the records on disk match the accepted rack.toml, or a rack.toml whose reply is
+    /// outstanding.
     pub(in crate::world) fn check_rack(&mut self) {
         let disk = self.truth.rack();
         if !self.rack.possible().any(|rack| by_name(rack) == disk) {
-            let what = format!("{disk:?} on disk, {:?} requested", self.rack.possible().collect::<Vec<_>>());
-            self.report_violation("a change of rack.toml is accepted or refused as a whole", what);
+            let description =
+                format!("{disk:?} on disk, {:?} requested", self.rack.possible().collect::<Vec<_>>());
+            self.report_violation("a change of rack.toml is accepted or refused as a whole", description);
         }
     }
 }

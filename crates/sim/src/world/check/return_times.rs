@@ -1,5 +1,6 @@
-//! Time of slices from their last owner to free, measured from durable writes and compared with the
-//! time that the manager uses to size its buffer of free slices.
+//! Check of the return time of slices: the time from the end of use to free. The time is measured
+//! from durable writes and compared with the time that the manager reports. The manager uses this
+//! time to size its buffer of free slices.
 
 use std::collections::BTreeMap;
 
@@ -12,18 +13,19 @@ use units::{Ns, SliceId};
 use super::GroundTruth;
 use crate::world::World;
 
-/// Length and number of the manager's measuring windows, including the current one.
+/// Length of one measuring window of the manager.
 const WINDOW: Ns = Ns::secs(10);
+/// Number of measuring windows of the manager, including the current window.
 const WINDOWS: u64 = 6;
 
-/// Returns of slices observed by the running manager.
+/// Return times of slices during the current run of the manager.
 #[derive(Debug, Default)]
 pub(super) struct SliceReturns {
-    /// Start of each return in progress.
+    /// Start times of the returns in progress, by slice.
     since: BTreeMap<SliceId, Ns>,
-    /// Times at which slices became free, with the duration of the return.
+    /// Completed returns: the time at which a slice became free, and the duration of its return.
     done: Vec<(Ns, Ns)>,
-    /// The latest durable write changed the stage of a slice.
+    /// Whether the latest durable write changed the stage of a slice.
     changed: bool,
 }
 
@@ -73,7 +75,8 @@ impl SliceReturns {
 }
 
 impl GroundTruth {
-    /// Processes records that are about to become durable.
+    /// Records the stage changes in a batch that has just become durable, before the batch is
+    /// applied.
     fn note_stages(&mut self, now: Ns, records: &[Record]) {
         self.returns.changed = false;
         for record in records {
@@ -89,7 +92,7 @@ impl GroundTruth {
 }
 
 impl World {
-    /// Records a durable batch of the running manager.
+    /// Applies a durable batch of the running manager to the recorded state.
     pub(in crate::world) fn note_durable(&mut self, records: &[Record]) {
         let now = self.when().now;
         self.truth.note_stages(now, records);
@@ -98,8 +101,8 @@ impl World {
         self.apply_rack_changes(records);
     }
 
-    /// Compares after a write that changed a slice's stage, when the manager has dropped expired
-    /// windows.
+    /// Compares the longest return time with that of the manager. Does so only after a write that
+    /// changed the stage of a slice, because the manager drops expired windows at such a write.
     pub(in crate::world) fn check_return_times(&mut self) {
         let now = self.when().now;
         let Some(running) = self.manager_process.running.as_ref().filter(|_| self.truth.returns.changed)
@@ -108,8 +111,9 @@ impl World {
         };
         let (reported, longest) = (running.manager.drain_time(), self.truth.returns.longest(now));
         if reported != longest {
-            let what = format!("slices took up to {longest} to return, the manager reports {reported}");
-            self.report_violation("the state of the manager equals the records on disk", what);
+            let description =
+                format!("slices took up to {longest} to return, the manager reports {reported}");
+            self.report_violation("the state of the manager equals the records on disk", description);
         }
     }
 }

@@ -1,39 +1,39 @@
-//! Rule against import circles: modules of the same parent import each other in one direction only, so
-//! that each can be read, tested and replaced without the others. A module and its own child modules may
-//! import each other. Tests are exempt.
+//! Rule against import cycles between modules with the same parent. Without cycles, each module can
+//! be read, tested and replaced separately. A module and its child modules may import each other.
+//! Tests are exempt.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Violation, sources::Sources};
 
-/// Path of a module from the root of its crate; empty for the root itself.
+/// Path of a module, relative to the root of its crate. The path of the root is empty.
 type ModulePath<'a> = Vec<&'a str>;
 
-/// Import of a module by a module of the same parent, or by descendants of them.
+/// Import between two modules with the same parent, or between their descendants.
 struct Import<'a> {
     path: &'a str,
     line: usize,
-    /// Folder of the crate's sources, and the parent of both modules.
+    /// Folder of the crate, and path of the parent of both modules.
     parent: (&'a str, ModulePath<'a>),
     from: &'a str,
     to: String,
 }
 
-/// Reports each import that is part of a circle.
+/// Reports each import that is part of a cycle.
 pub fn imports(sources: &Sources) -> Vec<Violation> {
     let imports = sibling_imports(sources);
     let mut graphs: BTreeMap<_, BTreeMap<&str, BTreeSet<&str>>> = BTreeMap::new();
     for import in &imports {
         graphs.entry(&import.parent).or_default().entry(import.from).or_default().insert(&import.to);
     }
-    let circular = imports.iter().filter(|import| reaches(&graphs[&import.parent], &import.to, import.from));
+    let cyclic = imports.iter().filter(|import| reaches(&graphs[&import.parent], &import.to, import.from));
     let violation = |import: &Import<'_>| Violation {
         path: import.path.to_owned(),
         line: import.line,
-        what: format!("{} imports {}, which imports {0} directly or indirectly", import.from, import.to),
-        fix: "move what both need into a module of its own, or pass it as an argument",
+        message: format!("{} imports {}, which imports {0} directly or indirectly", import.from, import.to),
+        fix: "move the code that both modules need to a third module, or pass a value as an argument",
     };
-    circular.map(violation).collect::<BTreeSet<_>>().into_iter().collect()
+    cyclic.map(violation).collect::<BTreeSet<_>>().into_iter().collect()
 }
 
 fn sibling_imports(sources: &Sources) -> Vec<Import<'_>> {
@@ -57,7 +57,8 @@ fn sibling_imports(sources: &Sources) -> Vec<Import<'_>> {
     imports
 }
 
-/// Returns the folder of the crate's sources and the path of the module in the file; `None` outside of `src`.
+/// Returns the folder of the crate and the path of the module for a file. Returns `None` for a file
+/// outside of `src`.
 fn module_of(path: &str) -> Option<(&str, ModulePath<'_>)> {
     let (package, file) = path.split_once("/src/")?;
     let mut module: ModulePath<'_> = file.strip_suffix(".rs")?.split('/').collect();
@@ -67,7 +68,8 @@ fn module_of(path: &str) -> Option<(&str, ModulePath<'_>)> {
     Some((package, module))
 }
 
-/// Returns the absolute path of an import by `module`; `None` if it leaves the crate or names a child module.
+/// Resolves an import of `module` to a path from the root of the crate. Returns `None` for an
+/// import of another crate or of a child module.
 fn resolve<'a>(module: &[&'a str], path: &'a str) -> Option<ModulePath<'a>> {
     let mut segments = path.split("::").peekable();
     let mut target = match *segments.peek()? {
@@ -85,7 +87,7 @@ fn resolve<'a>(module: &[&'a str], path: &'a str) -> Option<ModulePath<'a>> {
     Some(target)
 }
 
-/// Whether imports lead from `start` to `end`.
+/// Returns whether imports lead from `start` to `end`, directly or indirectly.
 fn reaches(graph: &BTreeMap<&str, BTreeSet<&str>>, start: &str, end: &str) -> bool {
     let mut seen = BTreeSet::from([start]);
     let mut open = vec![start];
@@ -103,7 +105,7 @@ mod tests {
     use super::*;
     use crate::tidy::sources::{places, sources};
 
-    fn circles(files: &[(&str, &str)]) -> Vec<String> {
+    fn cycles(files: &[(&str, &str)]) -> Vec<String> {
         places(&imports(&sources(files)))
     }
 
@@ -111,33 +113,33 @@ mod tests {
     fn imports_in_one_direction_are_accepted() {
         let files =
             [("x/src/a.rs", "use crate::b::B;\n"), ("x/src/b.rs", "use crate::c::C;\n"), ("x/src/c.rs", "")];
-        assert_eq!(circles(&files), [""; 0]);
+        assert_eq!(cycles(&files), [""; 0]);
     }
 
     #[test]
-    fn circle_of_three_is_reported_at_each_import() {
+    fn cycle_of_three_modules_is_reported_at_each_import() {
         let files = [
             ("x/src/a.rs", "use std::fs;\nuse crate::b::B;\n"),
             ("x/src/b.rs", "fn f() { super::c::g() }\n"),
             ("x/src/c.rs", "use crate::{a::A, d::D};\n"),
             ("x/src/d.rs", ""),
         ];
-        assert_eq!(circles(&files), ["x/src/a.rs:2", "x/src/b.rs:1", "x/src/c.rs:1"]);
+        assert_eq!(cycles(&files), ["x/src/a.rs:2", "x/src/b.rs:1", "x/src/c.rs:1"]);
     }
 
     #[test]
-    fn children_count_as_their_module() {
+    fn imports_of_child_modules_count_for_their_parent() {
         let files = [
             ("x/src/a.rs", ""),
             ("x/src/a/deep.rs", "use crate::b::B;\n"),
             ("x/src/b.rs", ""),
             ("x/src/b/deep.rs", "use crate::a::A;\n"),
         ];
-        assert_eq!(circles(&files), ["x/src/a/deep.rs:1", "x/src/b/deep.rs:1"]);
+        assert_eq!(cycles(&files), ["x/src/a/deep.rs:1", "x/src/b/deep.rs:1"]);
     }
 
     #[test]
-    fn parent_child_test_and_other_crate_are_exempt() {
+    fn child_modules_tests_and_other_crates_are_exempt() {
         let files = [
             ("x/src/a.rs", "use self::deep::D;\n#[cfg(test)]\nmod tests { use crate::b::B; }\n"),
             ("x/src/a/deep.rs", "use super::A;\n"),
@@ -145,6 +147,6 @@ mod tests {
             ("y/src/a.rs", "use crate::b::B;\n"),
             ("y/src/b.rs", ""),
         ];
-        assert_eq!(circles(&files), [""; 0]);
+        assert_eq!(cycles(&files), [""; 0]);
     }
 }
