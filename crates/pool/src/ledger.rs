@@ -213,7 +213,7 @@ impl HostEntry {
 
     /// Reverts [`HostEntry::count_reservation`] for a reservation.
     fn uncount_reservation(&mut self, id: ReservationId, reservation: &Reservation) {
-        if self.reservations.remove(&id) | self.ended_with_process.remove(&id) {
+        if self.reservations.remove(&id) || self.ended_with_process.remove(&id) {
             self.cores_used = self.cores_used.saturating_sub(reservation.cores);
             self.local_used = self.local_used.saturating_sub(reservation.local);
         }
@@ -457,7 +457,7 @@ impl Ledger {
 
     fn unindex_reservation(&mut self, id: ReservationId, old: &Reservation) {
         self.progress.swap_remove(&id);
-        if old.is_active() && self.by_vm.get(&old.vm) == Some(&id) {
+        if self.by_vm.get(&old.vm) == Some(&id) {
             self.by_vm.swap_remove(&old.vm);
         }
         if let Some(entry) = self.hosts.get_mut(&old.host) {

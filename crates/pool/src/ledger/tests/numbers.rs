@@ -92,3 +92,13 @@ fn slice_lookup_respects_the_edges_of_each_emc() {
     assert_eq!(listed(6), [6, 7, 8, 9]);
     assert_eq!(listed(10), []);
 }
+
+#[test]
+fn hosts_are_listed_in_order_from_a_number() {
+    let mut rack = Rack::new("e1=1 h1:e1 h2:e1 h3:e1");
+    rack.configure("e1=1 h1:e1 h3:e1").unwrap();
+    let listed = |from| rack.ledger.hosts_from(HostId(from)).map(|(host, _)| host.0).collect::<Vec<_>>();
+    assert_eq!(listed(0), [0, 2]);
+    assert_eq!(listed(1), [2]);
+    assert_eq!(listed(3), []);
+}
