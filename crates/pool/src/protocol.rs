@@ -367,6 +367,9 @@ mod tests {
             let (last, before) = parts.split_last().unwrap();
             assert!(!last.is_continued && before.iter().all(|part| part.is_continued), "{max_facts}");
             assert!(parts.iter().map(|part| part.part).eq(0..parts.len()), "{max_facts}");
+            let head =
+                |part: &ObservedState| (part.sequence, part.after, part.number, part.whole, part.clean);
+            assert!(parts.iter().all(|part| head(part) == head(&whole)), "{max_facts}: {parts:?}");
             let sum = parts.iter().cloned().reduce(|mut sum, part| {
                 sum.online.extend(part.online);
                 sum.released.extend(part.released);
@@ -377,6 +380,14 @@ mod tests {
             assert_eq!(sum.as_ref(), Some(&whole), "{max_facts}");
         }
         assert_eq!(ObservedState::default().into_parts(1), [ObservedState::default()]);
+    }
+
+    #[test]
+    fn report_parts_are_full_and_not_empty() {
+        let online = ObservedState { online: (0..8).map(holding).collect(), ..ObservedState::default() };
+        assert_eq!(online.into_parts(4).len(), 2);
+        let vms = ObservedState { vms: [running(1), running(2)].into(), ..ObservedState::default() };
+        assert_eq!(vms.into_parts(1).len(), 2, "a VM counts as two facts and is not split");
     }
 
     #[test]

@@ -389,11 +389,6 @@ impl Reservation {
     pub fn is_active(&self) -> bool {
         !matches!(self.stage, Stage::Ended { .. })
     }
-
-    /// Returns whether the reservation ended while the VM's process still runs on its host.
-    pub fn has_ended_with_process(&self) -> bool {
-        self.has_process && !self.is_active()
-    }
 }
 
 /// Request to the scheduler to migrate a VM.

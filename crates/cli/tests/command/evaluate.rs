@@ -118,7 +118,7 @@ async fn invalid_table_error_names_file_and_reason() {
     for (test, expected) in [
         ("missing.csv", "No such file"),
         ("wrong.csv", "line 2: peak_gib = \"x\": must be a number"),
-        ("suspect.csv", "no VM to test"),
+        ("suspect.csv", "the test set has no VM with a reliable outcome"),
         ("torn.csv.gz", "cannot read the table"),
     ] {
         let ran = files.evaluate(&format!("--train DIR/good.csv --test DIR/{test}")).await;

@@ -1,7 +1,10 @@
 //! Numbers of slices, EMCs and hosts are never reused. Only existing objects count for the limits.
 //! Configurations that exhaust the range of numbers are rejected.
 
-use units::limits::{EMCS_EVER_MAX, HOSTS_EVER_MAX, SLICES_EVER_MAX};
+use units::{
+    HostId,
+    limits::{EMCS_EVER_MAX, HOSTS_EVER_MAX, SLICES_EVER_MAX},
+};
 
 use super::*;
 

@@ -36,7 +36,7 @@ fn released_vm_uses_host_until_process_ends() {
     let (mut rack, id) = running_vm();
     rack.end(id, released());
     assert_eq!(rack.free(), NONE);
-    assert!(rack.ledger.reservation(id).unwrap().has_ended_with_process());
+    assert!(rack.ledger.reservation(id).unwrap().has_process);
     let rejection = rack.reserve(reserve_request("b", "h1", 0)).unwrap_err();
     assert!(matches!(rejection, Rejection::OutOfCores { .. }), "{rejection}");
     rack.set_process(id, false);

@@ -104,6 +104,18 @@ fn partial_or_early_report_does_not_count_as_reported() {
     rig.check("reserve:b@h1=1 reserve:c@h2=1 | store");
 }
 
+#[test]
+fn report_with_parts_from_before_a_reload_is_not_complete() {
+    let mut rig = restored("reserve:a@h1=1 go commit:a go", "", "");
+    rig.run("up:h1 up:h2 up:h3 tick:10 report:h2 report:h3 tick:10");
+    rig.write_all();
+    rig.run("report:h1:more cordon:e1 lost reload device report:h1:nth=1 tick:10");
+    rig.write_all();
+    rig.check("reserve:b@h1=1 | reserve:b->HOST_NOT_SCHEDULABLE");
+    rig.run("report:h1 go");
+    rig.check("reserve:b@h1=1 | store");
+}
+
 /// The host is fenced in the backup, but has returned and runs a VM. The fence must not be
 /// repeated.
 #[test]
