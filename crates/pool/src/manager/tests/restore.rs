@@ -105,6 +105,19 @@ fn partial_or_early_report_does_not_count_as_reported() {
 }
 
 #[test]
+fn report_is_complete_only_with_all_its_parts() {
+    let mut rig = restored("reserve:a@h1=1 go commit:a go", "", "");
+    rig.run("up:h1 up:h2 up:h3 tick:10 report:h2 report:h3 tick:10");
+    for incomplete in ["report:h1:more", "report:h1:nth=2"] {
+        rig.run(&format!("{incomplete} tick:10"));
+        rig.write_all();
+        rig.check("reserve:b@h1=1 | reserve:b->HOST_NOT_SCHEDULABLE");
+    }
+    rig.run("report:h1:more report:h1:nth=1 go");
+    rig.check("reserve:b@h1=1 | store");
+}
+
+#[test]
 fn report_with_parts_from_before_a_reload_is_not_complete() {
     let mut rig = restored("reserve:a@h1=1 go commit:a go", "", "");
     rig.run("up:h1 up:h2 up:h3 tick:10 report:h2 report:h3 tick:10");
