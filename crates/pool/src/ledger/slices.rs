@@ -262,9 +262,9 @@ impl Ledger {
     ///
     /// - Fences are outdated: a fenced host may run VMs again.
     /// - Boot ids are outdated: a different boot id does not prove that the host has released
-    /// memory that it received after the backup.
+    ///   memory that it received after the backup.
     /// - Reservation numbers continue above all numbers used after the backup and after other
-    /// restores of the same backup.
+    ///   restores of the same backup.
     /// - 32-bit numbers of hosts and slices continue above all numbers used after the backup.
     pub fn decide_restored(&self) -> Change {
         let slices = self.slots_from(SliceId(0)).map(|(slice, _, slot)| {

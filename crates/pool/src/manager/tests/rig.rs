@@ -4,14 +4,14 @@
 //! `!5` sets request id 5, `!c/5` sets request id 5 of client c, and a final `~` waits 1 s for the
 //! slices:
 //! - `reserve:RESERVE`, `validate:RESERVE`, `wait:a`, `gone:a` (the caller that waits for VM a
-//! disconnects), `commit:a`, `release:a`, `force:a` (a forced release), `decline:a` (declines the
-//! migration of VM a)
+//!   disconnects), `commit:a`, `release:a`, `force:a` (a forced release), `decline:a` (declines the
+//!   migration of VM a)
 //! - `cordon:h1`, `drain:e1`, `enable:0`, `fence:h1`, `poweroff:h1` (a fence of a host that is
 //!   confirmed to be powered off), `rack:e1=4&h1:e1` (a configuration)
 //!
 //! Agents:
 //! - `up:h1` (connects), `up:h1#7` (connects as instance 7), `up:h1/b2` (connects with boot id b2),
-//! `copy:h1/b2` (connects with boot id b2 while the old connection remains), `down:h1`
+//!   `copy:h1/b2` (connects with boot id b2 while the old connection remains), `down:h1`
 //! - `report:h1:PARTS`, `apply:h1` (applies its desired state and reports)
 //! - `sees:h1=3`: from its next connection on, h1 reports 3 slices of each shared device
 //!
