@@ -1,6 +1,7 @@
-//! Cost of zeroing a slice: non-temporal stores, as used by an agent, against `memset`, in turns
-//! over the same memory of this machine. Non-temporal stores leave the caches to tenants; the goal
-//! is that they take no longer. Pool memory is slower than this machine's.
+//! Compares two ways to zero a slice: the non-temporal stores of the host agent, and `memset`.
+//!
+//! Goal: non-temporal stores take no longer than `memset`. They do not evict cache lines of
+//! tenants. Both run in turns on the same local memory; pool memory is slower.
 
 use std::{
     fs::File,
@@ -28,7 +29,7 @@ fn main() {
     );
     let unlimited = Throttle::new(NonZeroU64::MAX);
     let zero = || mapping.zero(&unlimited, &AtomicU64::new(0)).expect("the mapping is not revoked");
-    zero(); // allocates all pages, for both mappings
+    zero(); // allocates the pages of the file, which both mappings share
     memset(&memset_mapping);
     let (mut zero_times, mut memset_times) = (Rounds::default(), Rounds::default());
     for _ in 0..ROUNDS {
@@ -45,7 +46,7 @@ fn memset(region: &MmapRegion<()>) {
     unsafe { region.as_ptr().write_bytes(0, region.size()) };
 }
 
-/// Returns the duration of `work`, in milliseconds.
+/// Runs `work` and returns its duration, in milliseconds.
 fn duration_ms(work: impl FnOnce()) -> f64 {
     let start = Instant::now();
     work();
