@@ -53,31 +53,31 @@ fn measure() -> Result<String, Failure> {
         bytes.chunks_exact(8).map(|number| f64::from_le_bytes(number.try_into().expect("eight bytes")));
     let numbers: Vec<f64> = numbers.collect();
     let rows: Vec<&[f64]> = numbers.chunks_exact(FEATURES).collect();
-    let ours = Model::read(&text).map_err(|failure| Failure::UnexpectedReply {
+    let tarn_model = Model::read(&text).map_err(|failure| Failure::UnexpectedReply {
         what: "a model of LightGBM".to_owned(),
         reply: failure.to_string(),
     })?;
-    let mut theirs = LightGbm::load(&python.library()?, &model)?;
+    let mut lightgbm_model = LightGbm::load(&python.library()?, &model)?;
     for row in &rows {
-        let (prediction, expected) = (ours.predict(row), theirs.predict(row));
+        let (prediction, expected) = (tarn_model.predict(row), lightgbm_model.predict(row));
         let is_equal = (prediction - expected).abs() <= 1e-9 * expected.abs().max(1.0);
         if !is_equal {
             let reply = format!("{prediction}, but LightGBM predicts {expected}");
             return Err(Failure::UnexpectedReply { what: "prediction of a row".to_owned(), reply });
         }
     }
-    let (mut ours_ns, mut theirs_ns, mut python_ns) =
+    let (mut tarn_ns, mut lightgbm_ns, mut python_ns) =
         (Rounds::default(), Rounds::default(), Rounds::default());
     for _ in 0..ROUNDS {
-        ours_ns.add(ns_per_prediction(&rows, |row| ours.predict(row)));
-        theirs_ns.add(ns_per_prediction(&rows, |row| theirs.predict(row)));
+        tarn_ns.add(ns_per_prediction(&rows, |row| tarn_model.predict(row)));
+        lightgbm_ns.add(ns_per_prediction(&rows, |row| lightgbm_model.predict(row)));
         python_ns.add(python.run("time", folder.path())?.trim().parse().unwrap_or(f64::NAN));
     }
     let row = |name: &str, rounds: &Rounds| vec![name.to_owned(), rounds.summary()];
-    let rows = [row("ours", &ours_ns), row("LightGBM, C", &theirs_ns), row("LightGBM, Python", &python_ns)];
+    let rows = [row("Tarn", &tarn_ns), row("LightGBM, C", &lightgbm_ns), row("LightGBM, Python", &python_ns)];
     let table = table(&["one prediction", "ns"], &rows);
-    let c_ratio = ratio("frigid_predict_vs_lightgbm_c", theirs_ns.median() / ours_ns.median());
-    let python_ratio = ratio("frigid_predict_vs_lightgbm_python", python_ns.median() / ours_ns.median());
+    let c_ratio = ratio("frigid_predict_vs_lightgbm_c", lightgbm_ns.median() / tarn_ns.median());
+    let python_ratio = ratio("frigid_predict_vs_lightgbm_python", python_ns.median() / tarn_ns.median());
     Ok(format!("{table}{c_ratio}\n{python_ratio}\n"))
 }
 
@@ -117,8 +117,7 @@ impl Python {
         let versions = std::fs::read_dir(&lib).map_err(Failure::file("list", &lib))?;
         let library =
             |version: std::fs::DirEntry| version.path().join("site-packages/lightgbm/lib/lib_lightgbm.so");
-        let mut libraries =
-            versions.filter_map(Result::ok).map(library).filter(|library| library.is_file());
+        let mut libraries = versions.filter_map(Result::ok).map(library).filter(|library| library.is_file());
         libraries.next().ok_or(Failure::LightGbmMissing)
     }
 }

@@ -159,10 +159,7 @@ fn samples() -> Vec<VmSample> {
     let table = |(name, layout): (&str, Layout)| {
         let path = folder.join(name);
         let Ok(file) = File::open(&path) else {
-            eprintln!(
-                "SKIPPED: cannot open {}: set TARN_DATA to the folder of public data",
-                path.display()
-            );
+            eprintln!("SKIPPED: cannot open {}: set TARN_DATA to the folder of public data", path.display());
             return Vec::new();
         };
         shift_to_now(

@@ -112,7 +112,7 @@ impl Failure {
         move |status| Self::Rejected { what, status: Box::new(status) }
     }
 
-    /// Formats the error with its causes, one per line.
+    /// Returns the error message, followed by one line for each cause.
     pub fn error_chain(&self) -> String {
         let mut error_chain = self.to_string();
         let mut cause = std::error::Error::source(self);

@@ -9,17 +9,17 @@ use local_rack::program_dir;
 
 use crate::failure::Failure;
 
-/// Programs of the services.
+/// Paths of the service programs.
 #[derive(Clone, Debug)]
 pub struct Programs {
-    /// `pool-manager`.
+    /// Path of `pool-manager`.
     pub pool_manager: PathBuf,
-    /// `host-agent`.
+    /// Path of `host-agent`.
     pub host_agent: PathBuf,
 }
 
 impl Programs {
-    /// Finds or builds the programs.
+    /// Returns the paths of the programs. Builds them with cargo if necessary.
     ///
     /// # Errors
     /// Cargo fails.
@@ -29,7 +29,7 @@ impl Programs {
     }
 }
 
-/// Finds or builds the VMM.
+/// Returns the path of `vmm-plugin`. Builds it with cargo if necessary.
 ///
 /// # Errors
 /// Cargo fails.
@@ -37,7 +37,8 @@ pub fn vmm_plugin() -> Result<PathBuf, Failure> {
     Ok(program_dir(&["vmm-plugin"])?.join("vmm-plugin"))
 }
 
-/// Finds or builds the programs of a rack of emulated hosts.
+/// Returns the paths of the programs for a rack of emulated hosts. Builds them with cargo if
+/// necessary.
 ///
 /// # Errors
 /// Cargo fails.
@@ -51,7 +52,7 @@ pub fn rack_programs() -> Result<emulated_host::rack::Programs, Failure> {
     })
 }
 
-/// Returns cargo's target folder, which contains this benchmark as `PROFILE/deps/NAME`.
+/// Returns the path of cargo's target folder, which contains this program as `PROFILE/deps/NAME`.
 ///
 /// # Errors
 /// The kernel does not report the path of this program.
