@@ -136,7 +136,7 @@ fn invalid_guests_are_rejected_before_start() {
     assert_rejected(
         &hello,
         &["--memory", "size=32MiB"],
-        "memory: 32MiB for node 0 is not possible: must be whole MiB, at least 64MiB",
+        "memory: 32MiB for node 0 is invalid: must be a multiple of 1MiB, at least 64MiB",
     );
     assert_rejected(&hello, &["--pool", "size=1GiB"], "memory: size is missing: required with --standalone");
     let pool = |pool| ["--memory", "size=64MiB", "--pool", pool];
@@ -145,7 +145,7 @@ fn invalid_guests_are_rejected_before_start() {
         &pool("size=1500MiB"),
         "pool: size=1500MiB is not a whole number of slices of 1GiB, at least one",
     );
-    assert_rejected(&hello, &pool("size=5000GiB"), "slices: 5000 is not possible: must be 0 to 4096");
+    assert_rejected(&hello, &pool("size=5000GiB"), "slices: 5000 is out of range: must be 0 to 4096");
     assert_rejected(
         &hello,
         &pool("size=1GiB,host_numa_node=77"),
