@@ -246,7 +246,7 @@ fn missing_kvm_permission_is_reported() {
     assert_eq!(code(&output), Some(1));
     assert_eq!(
         stderr_of(&output),
-        "error: /dev/kvm: cannot open it; may this user open it? Its group is usually kvm: Permission denied (os error 13)\n"
+        "error: /dev/kvm: cannot open it; add this user to the group of the file, usually kvm: Permission denied (os error 13)\n"
     );
 }
 
