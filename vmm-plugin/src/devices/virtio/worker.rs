@@ -105,7 +105,7 @@ impl Worker {
                 (SOURCE_TOKEN, Some((_, queue))) => queue,
                 (queue, _) => {
                     let queue = usize::try_from(queue).expect("queues are few");
-                    let _ = self.kicks[queue].read(); // fails if an earlier read cleared the notification
+                    let _ = self.kicks[queue].read(); // fails if already cleared
                     queue
                 }
             };
