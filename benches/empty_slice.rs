@@ -1,7 +1,8 @@
 //! Compares two ways to zero a slice: the non-temporal stores of the host agent, and `memset`.
 //!
-//! Goal: non-temporal stores take no longer than `memset`. They do not evict cache lines of
-//! tenants. Both run in turns on the same local memory; pool memory is slower.
+//! Goal: non-temporal stores take at most as long as `memset`. The agent uses non-temporal stores
+//! because they do not evict cache lines of tenants. Both ways run in turns on the same local
+//! memory. Pool memory is slower.
 
 use std::{
     fs::File,

@@ -1,8 +1,8 @@
 //! Compares the time of one frigid-memory prediction on one thread with LightGBM.
 //!
 //! Goal: less than half of the time of LightGBM's fastest C call, and less than a tenth of the time
-//! of LightGBM's Python API. All use the same model, with LightGBM's default number of trees and
-//! leaves. The results of Tarn and the C call must be equal for every row.
+//! of LightGBM's Python API. Tarn and LightGBM use the same model, with LightGBM's default number
+//! of trees and leaves. The results of Tarn and the C call must be equal for every row.
 
 use std::{
     ffi::{CString, c_char, c_int, c_void},
@@ -81,7 +81,7 @@ fn measure() -> Result<String, Failure> {
     Ok(format!("{table}{c_ratio}\n{python_ratio}\n"))
 }
 
-/// Times one round of predictions and returns the mean duration, in nanoseconds.
+/// Measures one round of predictions and returns the mean duration of a prediction, in nanoseconds.
 fn ns_per_prediction(rows: &[&[f64]], mut predict: impl FnMut(&[f64]) -> f64) -> f64 {
     let start = Instant::now();
     for row in rows.iter().cycle().take(PREDICTIONS_PER_ROUND) {
@@ -90,7 +90,7 @@ fn ns_per_prediction(rows: &[&[f64]], mut predict: impl FnMut(&[f64]) -> f64) ->
     start.elapsed().as_nanos() as f64 / PREDICTIONS_PER_ROUND as f64
 }
 
-/// Path of a Python environment that contains LightGBM.
+/// Python environment that contains LightGBM, given by its path.
 struct Python(PathBuf);
 
 impl Python {
@@ -135,14 +135,14 @@ type Prepare = unsafe extern "C" fn(
 ) -> c_int;
 type Predict = unsafe extern "C" fn(*mut c_void, *const c_void, *mut i64, *mut f64) -> c_int;
 
-/// A model loaded into LightGBM's library, prepared for predictions of single rows. The model and
-/// the library are never freed.
+/// Model that is loaded into LightGBM's library, prepared for predictions of single rows. The model
+/// and the library are never freed.
 struct LightGbm {
     predict: Predict,
     fast_config: *mut c_void,
 }
 
-/// `C_API_DTYPE_FLOAT64` of LightGBM.
+/// Value of LightGBM's constant `C_API_DTYPE_FLOAT64`.
 const F64: c_int = 1;
 
 impl LightGbm {

@@ -36,13 +36,13 @@ const MEASUREMENT_PREFIX: &str = "MEASURED ";
 /// Measure the time until a guest runs, and the memory of its VMM
 #[derive(Debug, Parser)]
 struct Args {
-    /// Number of boots of each VMM; the report shows medians
+    /// Number of boots of each VMM. The report shows medians of all boots
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=15))]
     rounds: u32,
     /// Measure on this machine; used inside the emulated host
     #[arg(long, hide = true)]
     inside: bool,
-    /// Passed by cargo
+    /// Flag that cargo passes to benchmarks; has no effect
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -80,7 +80,7 @@ impl Drop for CancelOnDrop {
     }
 }
 
-/// Boots an emulated host, runs all measurements in it, and returns the report.
+/// Boots an emulated host, runs all measurements on this host, and returns the report.
 fn measure_in_host(rounds: u32, is_active: impl Fn() -> bool) -> Result<String, Failure> {
     let artifacts = Artifacts::locate()?;
     let this_program = env::current_exe().map_err(Failure::file("find", "/proc/self/exe"))?;
@@ -108,7 +108,7 @@ fn measure_in_host(rounds: u32, is_active: impl Fn() -> bool) -> Result<String, 
     Ok(report(&measurements))
 }
 
-/// Measures all VMMs in turns and prints each result when it is available.
+/// Measures all VMMs in turns. Prints each measurement when it is complete.
 fn inside(rounds: u32) -> Result<String, Failure> {
     for _ in 0..rounds {
         for vmm in Vmm::ALL {

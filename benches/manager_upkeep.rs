@@ -1,8 +1,8 @@
 //! Measures the manager's CPU time per event, in racks of up to 1,000 hosts, 64 EMCs and 65,536
 //! slices.
 //!
-//! Goal: an event costs at most 1 ms more than its content requires, independent of the number of
-//! slices in use.
+//! Goal: an event costs at most 1 ms more than its content requires, for any number of slices in
+//! use.
 //!
 //! Prints `time NAME_SIZE VALUE us` (CPU time) for each size of the rack. Then prints `growth NAME
 //! EXPONENT`, where the time grows in proportion to the size to the power of EXPONENT.
@@ -35,13 +35,14 @@ const FULL: RackSize = RackSize { hosts: 1000, emcs: 64, slices: 65_536 };
 const HOSTS: [u32; 3] = [10, 100, 1000];
 const EMCS: [u32; 3] = [4, 16, 64];
 const SLICES: [u32; 3] = [1024, 16_384, 65_536];
-/// Numbers of slices in use. The largest leaves free slices for the measured reservations.
+/// Measured numbers of slices in use. The largest number leaves free slices for the measured
+/// reservations.
 const FILLED: [u32; 3] = [1024, 16_384, 60_000];
 /// Number of slices of each VM in the racks with [`FILLED`] slices in use. An odd number spreads
 /// the VMs evenly over the hosts. It is large enough to stay within the limit of VMs per host.
 const FILLED_VM_SLICES: u32 = 15;
 const VM_SLICES: [u32; 3] = [64, 512, 4096];
-/// Number of measured events in each sample.
+/// Number of events that each sample measures.
 const EVENTS: u64 = 200;
 /// Number of measured upkeep rounds.
 const UPKEEP_ROUNDS: usize = 16;

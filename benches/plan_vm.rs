@@ -48,7 +48,7 @@ const GENERATED_SAMPLES: u64 = 15_000;
 /// Measure the cost of a plan
 #[derive(Debug, Parser)]
 struct Args {
-    /// Number of rounds; the report shows medians
+    /// Number of rounds. The report shows medians of all rounds
     #[arg(long, default_value_t = 5)]
     rounds: u32,
     /// Duration of each measurement in seconds
@@ -59,7 +59,7 @@ struct Args {
     dir: Option<PathBuf>,
     #[command(flatten)]
     plan: Plan,
-    /// Passed by cargo
+    /// Flag that cargo passes to benchmarks; has no effect
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -151,7 +151,7 @@ impl Writer for Planner {
     }
 }
 
-/// Returns samples of ended VMs: those of the public tables, or generated samples if no table is
+/// Returns samples of ended VMs from the public tables. Returns generated samples if no table is
 /// available.
 fn samples() -> Vec<VmSample> {
     let folder = std::env::var_os("TARN_DATA")

@@ -39,13 +39,13 @@ const MANY_CLIENTS: usize = 64;
 /// Compare durable reservations with transactions of etcd
 #[derive(Debug, Parser)]
 struct Args {
-    /// Number of rounds; the report shows medians
+    /// Number of rounds. The report shows medians of all rounds
     #[arg(long, default_value_t = 5)]
     rounds: u32,
     /// Duration of a measurement in seconds
     #[arg(long, default_value_t = 3.0)]
     seconds: f64,
-    /// Number of connections to each server, which its clients share
+    /// Number of connections to each server. The clients of a server share the connections
     #[arg(long, default_value_t = 8)]
     channels: usize,
     /// Folder of the store and of etcd's data, on a disk [default: cargo's target folder]
@@ -59,7 +59,7 @@ struct Args {
     /// Measure only this part, for profiling; prints no ratios
     #[arg(long)]
     only: Option<Part>,
-    /// Passed by cargo
+    /// Flag that cargo passes to benchmarks; has no effect
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -119,7 +119,7 @@ struct Series {
     clients_cpu_us: Rounds,
 }
 
-/// CPU time of the server, of its agents, and of the clients.
+/// CPU times of the server, of all agents, and of the clients, in this order.
 type Cpu = [Duration; 3];
 
 /// Headings of the columns of [`Series::row`]. CPU time is per write, and includes all threads of a
@@ -229,7 +229,8 @@ impl<'a> Comparison<'a> {
         self.rejected(MANY_CLIENTS, limits.after, |comparison| &mut comparison.rejected_64).await
     }
 
-    /// Measures calls that the manager rejects as invalid, without use of ledger and disk.
+    /// Measures calls that the manager rejects as invalid. Such calls do not use the ledger or the
+    /// disk.
     async fn rejected(
         &mut self,
         clients: usize,

@@ -25,8 +25,8 @@ use clap::Parser;
 const GOAL_MS: f64 = 200.0;
 /// Maximum time from the start of a manager to its first reply.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(60);
-/// Interval between attempts to get a reply. Much shorter than the measured times, so that it does
-/// not distort them.
+/// Interval between attempts to get a reply. Much shorter than the measured times, so that the
+/// interval does not distort the times.
 const RETRY_INTERVAL: Duration = Duration::from_micros(500);
 /// Number of concurrent clients that fill the store.
 const CLIENTS: usize = 64;
@@ -36,7 +36,7 @@ const FILL_TIMEOUT: Duration = Duration::from_secs(600);
 /// Measure the time until a restarted manager replies
 #[derive(Debug, Parser)]
 struct Args {
-    /// Number of stops and of kills; the report shows medians
+    /// Number of stops and number of kills. The report shows medians
     #[arg(long, default_value_t = 7)]
     rounds: u32,
     /// Number of reservations in the store
@@ -50,7 +50,7 @@ struct Args {
     dir: Option<PathBuf>,
     #[command(flatten)]
     plan: Plan,
-    /// Passed by cargo
+    /// Flag that cargo passes to benchmarks; has no effect
     #[arg(long, hide = true)]
     bench: bool,
 }

@@ -1,9 +1,9 @@
 //! Measures the rates at which slices come online and go offline.
 //!
-//! Goal: 1 GB/s or more, which suffices with a buffer of free slices (Pond, section 4.4). The times
-//! come from the metrics of an agent on an emulated host. Both backends are measured with untouched
-//! slices and with slices filled by a VM. The backend `memory_block` is also measured with a slice
-//! whose pages the kernel must first migrate to other slices of the node.
+//! Goal: 1 GB/s or more. This rate suffices with a buffer of free slices (Pond, section 4.4). The
+//! times come from the metrics of an agent on an emulated host. Both backends are measured with
+//! untouched slices and with slices filled by a VM. The backend `memory_block` is also measured
+//! with a slice whose pages the kernel must first migrate to other slices of the node.
 
 use std::{
     fmt::Write as _,
@@ -35,7 +35,7 @@ const MOVE_MIB: u32 = 512;
 const METRICS: &str = "127.0.0.1:9751";
 /// Socket on which the agent provides memory.
 const SOCKET: &str = "/run/tarn-agent/host-memory.sock";
-/// Operations on a slice, in the order in which they happen.
+/// Names of the agent's operations on a slice, in order of execution.
 const CALL_NAMES: [&str; 3] = ["online", "scrub", "offline"];
 const BACKENDS: [&str; 2] = ["dax", "memory_block"];
 /// Maximum duration of every wait and command. Long, because emulated hosts are slow.
@@ -45,10 +45,10 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Measure the rates at which slices come online and go offline
 #[derive(Debug, Parser)]
 struct Args {
-    /// Number of times that a slice is added and removed in each state; the report shows means
+    /// Number of times that a slice is added and removed in each state. The report shows means
     #[arg(long, default_value_t = 3)]
     rounds: u32,
-    /// Passed by cargo
+    /// Flag that cargo passes to benchmarks; has no effect
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -71,7 +71,7 @@ fn measure(args: &Args) -> Result<String, Failure> {
     Ok(report(&measured.collect::<Result<Vec<_>, _>>()?))
 }
 
-/// Total duration and number of calls of one kind.
+/// Total duration and number of calls of one operation.
 #[derive(Clone, Copy, Debug, Default)]
 struct CallTimes {
     seconds: f64,
@@ -96,7 +96,8 @@ struct Backend {
     name: &'static str,
     empty: BackendTimes,
     full: BackendTimes,
-    /// Times to remove a slice whose pages are migrated first, if the backend supports this.
+    /// Call times of removing a slice whose pages are migrated first. `None` if the backend does
+    /// not migrate pages.
     migrating: Option<CallTimes>,
 }
 
@@ -116,7 +117,8 @@ impl Backend {
         Ok(Self { name, empty, full, migrating })
     }
 
-    /// Removes a slice that contains pages of a running VM, whose own slice was added later.
+    /// Removes a slice that contains pages of a running VM. The slice of this VM was added later,
+    /// so the kernel must migrate the pages.
     fn remove_with_page_migration(rack: &mut SingleHostRack, n: u32) -> Result<(), Failure> {
         let (first, second) = (format!("first{n}"), format!("stays{n}"));
         rack.reserve(&first)?;
@@ -148,7 +150,7 @@ impl SingleHostRack {
         Ok(Self { rack, _folder: folder })
     }
 
-    /// Runs `work` `rounds` times, and returns the times of the agent's calls meanwhile.
+    /// Runs `work` `rounds` times. Returns the times of the agent's calls during these runs.
     fn measure_calls(
         &mut self,
         rounds: u32,

@@ -41,12 +41,12 @@ use tenants::{TenantModel, random_tenants, six_tenants, supply};
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 const SIZES: [usize; 6] = [3, 24, 100, 1_000, 10_000, 100_000];
-/// Numbers of tenants in the markets with opaque utilities.
+/// Numbers of tenants in the measured markets with opaque utilities.
 const GRID_SIZES: [usize; 3] = [24, 100, 1_000];
-/// Smallest number of tenants that counts for the growth exponent of the time.
+/// Minimum number of tenants of the markets that are used for the growth exponent of the time.
 const GROWTH_SIZE_MIN: usize = 1_000;
-/// Smallest number of tenants for the comparison with the port of Spirit's allocator. Spirit was
-/// evaluated with 24.
+/// Minimum number of tenants for the comparison with the port of Spirit's allocator. The evaluation
+/// of Spirit has 24 tenants.
 const COMPARISON_SIZE_MIN: usize = 24;
 /// Epochs after which the slowdown of the port is reported.
 const REPORTED_EPOCHS: [u32; 4] = [1, 5, 10, 20];
@@ -56,7 +56,7 @@ const EPOCHS: u32 = 10;
 const REPEAT_DURATION: Duration = Duration::from_millis(500);
 /// Minimum number of repeated calls of one measurement.
 const CALLS_MIN: u32 = 11;
-/// Maximum relative loss of a tenant compared with an equal split.
+/// Maximum relative loss of a tenant compared with an equal split, a tolerance for rounding errors.
 const SPLIT_LOSS: f64 = 1e-6;
 const SEED: u64 = 20_251_013;
 

@@ -1,5 +1,5 @@
 //! Measures reads of the ledger under its lock: lists, metrics, capacity and alarms. A list is read
-//! in pieces; its result is the duration of the longest piece.
+//! in pieces, and the result for a list is the duration of the longest piece.
 
 use std::time::Duration;
 
@@ -15,9 +15,9 @@ use units::{EmcId, HostId, Ns, ReservationId, SliceId};
 
 use crate::{FULL, HOSTS, InitialState, RackSize, SimulatedRack, idle_rack, longest_us, median_us, sweep};
 
-/// Numbers of slices in use; the largest is all slices of the rack.
+/// Measured numbers of slices in use. The largest number is all slices of the rack.
 const USED_SLICES: [u32; 3] = [1024, 16_384, 65_536];
-/// Numbers of slices whose device calls fail.
+/// Measured numbers of slices whose device calls fail.
 const FAILING: [u32; 3] = [256, 4096, 65_536];
 const READS: usize = 32;
 /// Number of ticks after which the manager has made the device calls of 65,536 slices.
@@ -58,7 +58,7 @@ fn median_read_us<T>(rack: &SimulatedRack, read: impl Fn(&Manager) -> T) -> f64 
     median_us((0..READS).map(|_| rack.time_read(&read)))
 }
 
-/// Returns the median, over repeated reads of a list, of the duration of its longest piece.
+/// Reads a list repeatedly, and returns the median duration of the longest piece in microseconds.
 fn longest_piece_us<T, K: Copy>(
     rack: &SimulatedRack,
     first: K,

@@ -1,5 +1,5 @@
-//! Simulated rack around one manager. Its store, devices and agents reply without delay, and the
-//! duration of every event is recorded.
+//! Simulated rack with a real manager. The store, the devices and the agents are simulated and
+//! reply without delay. The rack records the duration of every event.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -37,7 +37,7 @@ pub struct RackSize {
 #[derive(Clone, Copy, Debug)]
 pub struct InitialState {
     pub size: RackSize,
-    /// Number of slices that are in use: those with the lowest numbers.
+    /// Number of slices in use. The slices with the lowest numbers are in use.
     pub used: u32,
     /// Number of slices of each reservation; 0 means no reservations.
     pub per_vm: u32,
@@ -55,7 +55,7 @@ impl InitialState {
     }
 }
 
-/// Simulated agent: its desired state, and the slices that it has reported as online.
+/// Simulated agent, with its desired state and the slices that the agent has reported as online.
 struct Agent {
     order: DesiredState,
     is_answered: bool,
@@ -416,7 +416,8 @@ impl SimulatedRack {
         true
     }
 
-    /// Sends a report without changes from the agent of a host. Returns the CPU time of the manager.
+    /// Sends a report without changes from the agent of a host. Returns the CPU time of the
+    /// manager.
     pub fn heartbeat(&mut self, host: u32) -> Duration {
         let session = session(host);
         let number = self.agents.get(&session).map_or(DesiredVersion::default(), |agent| agent.order.number);

@@ -17,9 +17,9 @@ use crate::{
     sweep,
 };
 
-/// Numbers of slices of each of 16 hosts.
+/// Measured numbers of slices per host, in a rack of 16 hosts.
 const HOST_SLICES: [u32; 3] = [64, 512, 4096];
-/// Numbers of slices of each of four EMCs.
+/// Measured numbers of slices per EMC, in a rack of four EMCs.
 const EMC_SLICES: [u32; 3] = [1024, 4096, 16_384];
 const HOSTS: u32 = 16;
 const ROUNDS: usize = 32;

@@ -15,11 +15,11 @@ use proto::bearer::ClientChannel;
 
 use super::{Args, HEAD, MANY_CLIENTS, Series, print_progress, ratios, reserve};
 
-/// Maximum number of reservations in one measurement. Equal for all racks, and less than the number
-/// of free slices of the fullest rack.
+/// Maximum number of reservations in one measurement, the same for all racks. Less than the number
+/// of free slices in the fullest rack.
 const WRITES_MAX: u64 = 4096;
 
-/// A rack with `taken` slices in use, and the results of its loads.
+/// Rack with `taken` slices in use, and the results of the loads on this rack.
 struct FilledRack {
     taken: u32,
     rack: Rack,

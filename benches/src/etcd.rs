@@ -22,14 +22,15 @@ use crate::{
 
 /// Maximum time from the start of etcd to its first reply.
 const READY_WITHIN: Duration = Duration::from_secs(30);
-/// Value stored for a slice, as large as its state, owner, epoch and EMC.
+/// Value that is stored for a slice. The size equals that of a slice's state, owner, epoch and EMC.
 const SLICE_RECORD: [u8; 64] = [0x5A; 64];
-/// Value stored for a request id, as large as its reservation, content hash and times.
+/// Value that is stored for a request ID. The size equals that of the request's reservation,
+/// content hash and times.
 const REQUEST_RECORD: [u8; 100] = [0xC3; 100];
 /// Number of slice keys. Writes reuse these keys, which bounds the number of keys in the store.
 const SLICES: u64 = 65_536;
 
-/// A running etcd server.
+/// Running etcd server.
 #[derive(Debug)]
 pub struct Etcd {
     /// Process of the server.
@@ -44,7 +45,7 @@ impl Etcd {
     /// Starts etcd with its data in `folder` and waits until it replies.
     ///
     /// # Errors
-    /// etcd is not installed, or does not reply.
+    /// [`Failure`] if etcd is not installed or does not reply.
     pub async fn start(folder: &Path, logs: &Path) -> Result<Self, Failure> {
         let version = version()?;
         let uri = format!("http://127.0.0.1:{}", free_port()?);

@@ -94,19 +94,19 @@ pub enum Failure {
     /// An emulated host failed.
     #[error(transparent)]
     Emulated(#[from] emulated_host::HostError),
-    /// Interrupted by SIGINT or SIGTERM.
+    /// SIGINT or SIGTERM interrupted the benchmark.
     #[error("interrupted; all processes were stopped and folders removed")]
     Interrupted,
 }
 
 impl Failure {
-    /// Returns a closure for `map_err` where a file is used.
+    /// Returns a closure for `map_err` that converts an error of a file operation.
     pub fn file(what: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();
         move |source| Self::File { what, path, source }
     }
 
-    /// Returns a closure for `map_err` where a server rejects a request.
+    /// Returns a closure for `map_err` that converts the status of a rejected request.
     pub fn rejected(what: impl Into<String>) -> impl FnOnce(tonic::Status) -> Self {
         let what = what.into();
         move |status| Self::Rejected { what, status: Box::new(status) }

@@ -41,7 +41,7 @@ pub fn with_first_instruction_output(mut kernel: Vec<u8>) -> Vec<u8> {
     kernel
 }
 
-/// A VMM, with the machine type in the case of QEMU.
+/// Measured VMM, with the machine type in the case of QEMU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Vmm {
     /// The VMM of this project, `vmm-plugin`.
@@ -174,7 +174,7 @@ impl Measurement {
 /// after its first instruction; the second boots Linux and runs [`FIRST_PROGRAM`].
 ///
 /// # Errors
-/// A VMM does not start, or its guest prints no output.
+/// [`Failure`] if a VMM does not start, or if its guest does not print the expected output.
 pub fn measure(vmm: Vmm) -> Result<Measurement, Failure> {
     let mut first_guest = RunningVmm::launch(vmm, FIRST_INSTRUCTION)?;
     let first_instruction = first_guest.wait_for_output(FIRST_BYTE)?;
@@ -185,7 +185,7 @@ pub fn measure(vmm: Vmm) -> Result<Measurement, Failure> {
     Ok(Measurement { vmm, first_instruction, first_program, vmm_kib })
 }
 
-/// A running VMM process, which is killed when this value is dropped.
+/// Running VMM process, which is killed when this value is dropped.
 struct RunningVmm {
     vmm: Vmm,
     process: Child,

@@ -26,7 +26,7 @@ pub trait Writer: Send + 'static {
 /// Limits of a load. The load ends when the first limit is reached.
 #[derive(Clone, Copy, Debug)]
 pub struct LoadLimits {
-    /// Maximum duration.
+    /// Maximum duration of the load.
     pub after: Duration,
     /// Maximum number of writes of all clients.
     pub writes_max: u64,
@@ -58,7 +58,7 @@ impl Outcome {
 /// Runs all writers concurrently until a limit is reached. Returns the outcome and the writers.
 ///
 /// # Errors
-/// The first error that a writer returns.
+/// The first [`Failure`] that a writer returns.
 pub async fn run<W: Writer>(writers: Vec<W>, limits: LoadLimits) -> Result<(Outcome, Vec<W>), Failure> {
     let (start, next) = (Instant::now(), Arc::new(AtomicU64::new(0)));
     let mut clients = JoinSet::new();

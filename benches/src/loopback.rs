@@ -17,7 +17,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Returns a TCP port that is free on the loopback address.
 ///
 /// # Errors
-/// No port is free.
+/// [`Failure`] if no port is free.
 pub fn free_port() -> Result<u16, Failure> {
     let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr());
     port.map(|address| address.port()).map_err(Failure::file("find a free port on", Path::new("127.0.0.1")))
@@ -26,7 +26,7 @@ pub fn free_port() -> Result<u16, Failure> {
 /// Opens `count` connections to one server, which send the token `bearer` with each request.
 ///
 /// # Errors
-/// The server does not accept a connection.
+/// [`Failure`] if the server does not accept a connection.
 pub async fn connect(uri: &str, bearer: &Bearer, count: usize) -> Result<Vec<ClientChannel>, Failure> {
     let mut channels = Vec::with_capacity(count);
     for _ in 0..count {
@@ -42,7 +42,7 @@ pub async fn connect(uri: &str, bearer: &Bearer, count: usize) -> Result<Vec<Cli
 /// returns `Ok(Err(state))`, where `state` describes the current state for the error message.
 ///
 /// # Errors
-/// The time limit expires, or `check` fails.
+/// [`Failure`] if the time limit expires or `check` fails.
 pub async fn wait_until<T>(
     what: &str,
     within: Duration,

@@ -22,7 +22,7 @@ impl Programs {
     /// Returns the paths of the programs. Builds them with cargo if necessary.
     ///
     /// # Errors
-    /// Cargo fails.
+    /// [`Failure`] if cargo fails.
     pub fn find_or_build() -> Result<Self, Failure> {
         let folder = program_dir(&["pool-manager", "host-agent"])?;
         Ok(Self { pool_manager: folder.join("pool-manager"), host_agent: folder.join("host-agent") })
@@ -32,7 +32,7 @@ impl Programs {
 /// Returns the path of `vmm-plugin`. Builds it with cargo if necessary.
 ///
 /// # Errors
-/// Cargo fails.
+/// [`Failure`] if cargo fails.
 pub fn vmm_plugin() -> Result<PathBuf, Failure> {
     Ok(program_dir(&["vmm-plugin"])?.join("vmm-plugin"))
 }
@@ -41,7 +41,7 @@ pub fn vmm_plugin() -> Result<PathBuf, Failure> {
 /// necessary.
 ///
 /// # Errors
-/// Cargo fails.
+/// [`Failure`] if cargo fails.
 pub fn rack_programs() -> Result<emulated_host::rack::Programs, Failure> {
     let folder = program_dir(&["pool-manager", "host-agent", "cli", "emulated-host"])?;
     Ok(emulated_host::rack::Programs {
@@ -55,7 +55,7 @@ pub fn rack_programs() -> Result<emulated_host::rack::Programs, Failure> {
 /// Returns the path of cargo's target folder, which contains this program as `PROFILE/deps/NAME`.
 ///
 /// # Errors
-/// The kernel does not report the path of this program.
+/// [`Failure`] if the kernel does not report the path of this program.
 pub fn target_folder() -> Result<PathBuf, Failure> {
     let test_program = env::current_exe().map_err(Failure::file("find", "/proc/self/exe"))?;
     Ok(test_program.ancestors().nth(3).unwrap_or(Path::new("/")).to_owned())

@@ -1,5 +1,5 @@
-//! A rack of real processes with default settings: one `pool-manager serve`, and one `host-agent
-//! serve` per host. EMCs are emulated in memory; the store of the manager is on a disk.
+//! Rack of real processes with default settings: one `pool-manager serve`, and one `host-agent
+//! serve` per host. EMCs are emulated in memory. The store of the manager is on a disk.
 
 use std::{
     fs,
@@ -81,15 +81,17 @@ impl Plan {
     }
 }
 
-/// A running rack. Dropping it kills its processes and removes its folders.
+/// Running rack. Drop kills the processes of the rack and removes its folders.
 #[derive(Debug)]
 pub struct Rack {
-    // Fields are dropped in this order: the processes end before their folders are removed.
+    // Fields are dropped in their order, so that the processes end before their folders are
+    // removed.
     manager: Option<Process>,
     agents: Vec<Process>,
     memory: TempDir,
     plan: Plan,
-    /// Number of slices in reservations that are never released.
+    /// Number of slices in the reservations of [`Rack::reserve_and_keep`], which are never
+    /// released.
     kept_slices: u32,
     programs: Programs,
     logs: PathBuf,
@@ -102,7 +104,7 @@ impl Rack {
     /// configuration and the logs in `folder`.
     ///
     /// # Errors
-    /// A program does not start or does not reply.
+    /// [`Failure`] if a program does not start or does not reply.
     pub async fn start(plan: Plan, programs: &Programs, folder: &Path) -> Result<Self, Failure> {
         let memory = tempfile::Builder::new().prefix("tarn-bench-").tempdir_in(MEMORY);
         let memory = memory.map_err(Failure::file("create a folder in", MEMORY))?;
@@ -134,7 +136,7 @@ impl Rack {
     /// Opens `count` connections to the manager with the token of the role Admin.
     ///
     /// # Errors
-    /// The token does not exist yet, or the manager rejects a connection.
+    /// [`Failure`] if the token does not exist yet, or if the manager rejects a connection.
     pub async fn connect(&self, count: usize) -> Result<Vec<ClientChannel>, Failure> {
         connect(&self.uri(), &self.bearer()?, count).await
     }
@@ -142,7 +144,7 @@ impl Rack {
     /// Reads the token of the role Admin, which the manager creates when it starts.
     ///
     /// # Errors
-    /// The token does not exist yet.
+    /// [`Failure`] if the token does not exist yet.
     pub fn bearer(&self) -> Result<Bearer, Failure> {
         let path = self.logs.join("store/roles/admin.token");
         let token = std::fs::read_to_string(&path).map_err(Failure::file("read", &path))?;
@@ -161,7 +163,7 @@ impl Rack {
     /// Starts the manager without waiting for its first reply.
     ///
     /// # Errors
-    /// The program cannot be started.
+    /// [`Failure`] if the program cannot be started.
     pub fn start_manager(&mut self) -> Result<(), Failure> {
         let mut command = Command::new(&self.programs.pool_manager);
         command.args(["serve", "--config"]).arg(&self.config);
@@ -178,7 +180,7 @@ impl Rack {
     /// Waits until the manager replies, and returns its description of the rack.
     ///
     /// # Errors
-    /// The manager has ended, or does not reply in time.
+    /// [`Failure`] if the manager has ended, or if it does not reply within [`MANAGER_TIMEOUT`].
     pub async fn wait_manager_ready(&mut self) -> Result<wire::Rack, Failure> {
         let uri = self.uri();
         wait_until("a reply from the manager", MANAGER_TIMEOUT, async || {
@@ -196,7 +198,7 @@ impl Rack {
     /// Waits until the agents of all hosts are connected.
     ///
     /// # Errors
-    /// An agent is not connected in time.
+    /// [`Failure`] if an agent is not connected within [`HOSTS_TIMEOUT`].
     pub async fn wait_hosts_up(&mut self) -> Result<(), Failure> {
         wait_until("agents of all hosts", HOSTS_TIMEOUT, async || {
             self.check_running()?;
@@ -214,7 +216,7 @@ impl Rack {
     /// released.
     ///
     /// # Errors
-    /// A reservation is rejected, or is not ready in time.
+    /// [`Failure`] if a reservation is rejected or is not ready in time.
     pub async fn reserve_and_keep(&mut self, channel: &ClientChannel, slices: u32) -> Result<(), Failure> {
         let mut scheduler = SchedulerClient::new(channel.clone());
         while self.kept_slices < slices {
@@ -243,7 +245,7 @@ impl Rack {
     /// of [`Rack::reserve_and_keep`].
     ///
     /// # Errors
-    /// A release is rejected, or a slice is not free in time.
+    /// [`Failure`] if a release is rejected, or if a slice is not free within [`FREE_TIMEOUT`].
     pub async fn release_all_and_wait(
         &mut self,
         channels: &[ClientChannel],
@@ -278,7 +280,7 @@ impl Rack {
     /// Checks that the manager and all agents are running.
     ///
     /// # Errors
-    /// The manager or an agent has ended.
+    /// [`Failure`] if the manager or an agent has ended.
     pub fn check_running(&mut self) -> Result<(), Failure> {
         self.manager.iter_mut().chain(&mut self.agents).try_for_each(Process::check_running)?;
         Ok(())
@@ -312,8 +314,8 @@ impl Rack {
 
 /// Number of slices in each reservation of [`Rack::reserve_and_keep`].
 const SLICES_PER_KEPT_RESERVATION: u32 = 500;
-/// Commit deadline of the reservations of [`Rack::reserve_and_keep`], in milliseconds. The longest
-/// permitted deadline, because these reservations are never committed.
+/// Commit deadline of the reservations of [`Rack::reserve_and_keep`], in milliseconds. 24 hours are
+/// the longest permitted deadline, needed because these reservations are never committed.
 const COMMIT_WITHIN_MS: u64 = 24 * 3600 * 1000;
 
 /// Maximum number of concurrent releases.
@@ -326,7 +328,7 @@ fn write(path: &Path, text: &str) -> Result<(), Failure> {
 /// Queries a manager for its rack and its hosts, over a new connection. Returns the rack.
 ///
 /// # Errors
-/// The manager does not reply.
+/// [`Failure`] if the manager does not reply.
 pub async fn query_rack(uri: &str, bearer: &Bearer) -> Result<wire::Rack, Failure> {
     let mut admin = AdminClient::new(connect(uri, bearer, 1).await?.swap_remove(0));
     let rack = admin.get_rack(wire::GetRackRequest {}).await.map_err(Failure::rejected("get the rack"))?;
@@ -404,13 +406,13 @@ impl Writer for Reserver {
     }
 }
 
-/// Client that sends invalid reservations. The manager rejects them before they reach the ledger,
-/// so this measures the cost of a call alone.
+/// Client that sends invalid reservations. The manager rejects such reservations before they reach
+/// the ledger, so the latency shows the cost of a call without its execution.
 #[derive(Clone, Debug)]
 pub struct InvalidReserver(SchedulerClient<ClientChannel>);
 
 impl InvalidReserver {
-    /// Returns a client that uses this connection.
+    /// Returns a client that sends requests over `channel`.
     pub fn new(channel: ClientChannel) -> Self {
         Self(SchedulerClient::new(channel))
     }

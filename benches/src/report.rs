@@ -8,7 +8,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::failure::Failure;
 
 /// Runs a measurement and prints its report or its error. SIGINT and SIGTERM cancel the
-/// measurement, and thereby end its processes.
+/// measurement, which ends the processes under test.
 pub async fn run_and_print(name: &str, measure: impl Future<Output = Result<String, Failure>>) -> ExitCode {
     let result = tokio::select! {
         report = measure => report,
@@ -84,13 +84,13 @@ impl Rounds {
     }
 }
 
-/// Formats a ratio for programs to parse. A higher ratio is better for Tarn.
+/// Formats a ratio as a line that programs can parse. A higher ratio is better for Tarn.
 pub fn ratio(name: &str, value: f64) -> String {
     format!("ratio {name} {value:.2}")
 }
 
-/// Formats a table with a line of column headings. The first column is left-aligned; all others are
-/// right-aligned.
+/// Formats a table with a line of column headings. The first column is left-aligned, and all other
+/// columns are right-aligned.
 pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
     let width = |column: usize| {
         let cells = rows.iter().filter_map(|row| row.get(column)).map(String::len);

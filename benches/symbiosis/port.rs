@@ -7,8 +7,8 @@ use fairness::market::{Bundle, Supply};
 
 use crate::tenants::{GAMMA, PIECES, TenantModel};
 
-/// Number of steps into which the supply is divided in a market of six tenants, 1/ε. In larger
-/// markets, a step is the same fraction of a fair share.
+/// Number of steps into which the supply is divided in a market of six tenants (1/ε in Spirit). In
+/// larger markets, a step is the same fraction of a fair share.
 const STEPS_OF_SIX: f64 = 200.0;
 /// Maximum change of a tenant's memory per epoch, in steps, plus a tolerance for rounding.
 const WINDOW: f64 = 5.0 + 1e-9;

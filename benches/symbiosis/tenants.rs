@@ -9,9 +9,9 @@ use fairness::{
 };
 use rand::Rng;
 
-/// Duration of a miss relative to a hit (Spirit, section 4.2).
+/// Ratio of the duration of a miss to the duration of a hit (Spirit, section 4.2).
 pub const GAMMA: f64 = 100.0;
-/// Number of equal linear pieces of a curve.
+/// Number of linear pieces of a miss-ratio curve, all of the same width.
 pub const PIECES: usize = 64;
 /// Memory of each tenant in an equal split, in MiB.
 const FAIR_MEMORY_MIB: u64 = 4096;
@@ -26,10 +26,10 @@ pub fn supply(tenants: usize) -> Supply {
     Supply { memory_mib: tenants * FAIR_MEMORY_MIB, bandwidth_mb_s: tenants * FAIR_BANDWIDTH_MB_S }
 }
 
-/// Inputs of a market for one tenant.
+/// Miss-ratio curve and bandwidth demand of a tenant, the inputs of the market.
 #[derive(Clone, Debug)]
 pub struct TenantModel {
-    /// Miss-ratio curve.
+    /// Knots of the miss-ratio curve, in ascending order of memory.
     pub knots: Vec<Knot>,
     /// Bandwidth demand in MB/s.
     pub bandwidth_demand: f64,
@@ -87,8 +87,8 @@ impl TenantModel {
         }
     }
 
-    /// Returns the tenant one epoch later. Scales the ends of its curve by random factors near 1,
-    /// and the points between by interpolated factors.
+    /// Returns the tenant of the next epoch. Scales the ends of the miss-ratio curve by random
+    /// factors near 1, and the knots in between by interpolated factors.
     pub fn next_epoch(&self, random: &mut impl Rng) -> Self {
         let mut random_factor = || 1.0 + random.random_range(-CHANGE..CHANGE);
         let (first, last) = (random_factor(), random_factor());

@@ -1,4 +1,4 @@
-//! Paths of the artifacts that `cargo xtask` downloads: QEMU, Debian kernels and a few tools.
+//! Paths of the files that `cargo xtask` downloads: QEMU, Debian kernels and a few tools.
 
 use std::path::{Path, PathBuf};
 
@@ -56,7 +56,8 @@ impl Artifacts {
         self.qemu_folder().join("qemu-system-x86_64")
     }
 
-    /// Returns QEMU's directory with libraries and firmware, which works at any path.
+    /// Returns the directory of QEMU with its libraries and firmware. The directory can be copied
+    /// to any path.
     pub(crate) fn qemu_folder(&self) -> PathBuf {
         self.dir.join("qemu")
     }

@@ -28,7 +28,7 @@ pub const GUEST_MODULES: &[&str] = &[
     "evdev",
 ];
 
-/// Directory in which the dynamic linker searches libraries.
+/// Directory in which the dynamic linker searches for libraries.
 const LIBRARIES: &str = "/usr/lib/x86_64-linux-gnu";
 
 /// Creates a temporary directory whose name starts with `tarn-host-`.
@@ -37,7 +37,7 @@ pub(crate) fn folder() -> Result<TempDir, HostError> {
     folder.map_err(HostError::file("create a directory in", &std::env::temp_dir()))
 }
 
-/// An initrd that is being built in a temporary directory.
+/// Initrd that is being built in a temporary directory.
 #[derive(Debug)]
 pub struct Initrd {
     dir: TempDir,
@@ -141,7 +141,7 @@ impl Initrd {
 }
 
 /// Returns the path of a library in the initrd. Libraries from the directory `beside` are placed in
-/// [`LIBRARIES`]; all others keep their path.
+/// [`LIBRARIES`]. All other libraries keep their path.
 fn library_path(library: &Path, beside: &Path) -> String {
     let own = library.strip_prefix(beside).map(|name| Path::new(LIBRARIES).join(name));
     own.unwrap_or_else(|_| library.to_owned()).display().to_string().trim_start_matches('/').to_owned()

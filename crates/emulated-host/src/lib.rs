@@ -25,7 +25,8 @@ pub use self::{
     initrd::{GUEST_MODULES, Initrd},
 };
 
-/// Maximum time from power-on to power-off of a host. Long enough for a busy machine.
+/// Maximum time from power-on to power-off of a host. The value is large because emulation is slow
+/// on a busy machine.
 pub const HOST_RUN_TIMEOUT: Duration = Duration::from_secs(1500);
 /// Interval at which a run checks for cancellation while the host prints nothing.
 const CANCEL_CHECK_INTERVAL: Duration = Duration::from_millis(200);
@@ -61,7 +62,7 @@ pub const RACK_MODULES: &[&str] = &[
 /// Error of an emulated host.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
-    /// An artifact is missing.
+    /// A downloaded file is missing.
     #[error("{} is missing: run `cargo xtask test`, which downloads it", .0.display())]
     Missing(PathBuf),
     /// A system call on a file or directory failed.
@@ -71,7 +72,7 @@ pub enum HostError {
         action: &'static str,
         /// Path of the file or directory.
         path: PathBuf,
-        /// The underlying error.
+        /// Error returned by the operating system.
         #[source]
         errno: io::Error,
     },
@@ -80,11 +81,11 @@ pub enum HostError {
     Start {
         /// Name of the program.
         program: String,
-        /// The underlying error.
+        /// Error returned by the operating system.
         #[source]
         errno: io::Error,
     },
-    /// A program failed.
+    /// A program ended with an error.
     #[error("{program} failed: {output}")]
     Failed {
         /// Name of the program.
@@ -156,7 +157,7 @@ impl HostError {
     }
 }
 
-/// A host that has not been started.
+/// Emulated host that has not been started.
 #[derive(Debug)]
 pub struct Host<'a> {
     artifacts: &'a Artifacts,
@@ -235,8 +236,8 @@ impl<'a> Host<'a> {
     }
 
     /// Boots the host, runs its script, and returns the console output. Passes each line of the
-    /// console to `on_line`. Calls `should_continue` regularly, and cancels the run if it returns
-    /// `false`.
+    /// console to `on_line`. Calls `should_continue` regularly, and cancels the run if
+    /// `should_continue` returns `false`.
     ///
     /// # Errors
     /// [`HostError::Start`] if QEMU cannot be started, [`HostError::StillRunning`] if the host does

@@ -16,12 +16,12 @@ done
 echo "KERNEL $(uname -r)"
 "#;
 
-/// A NUMA node, as reported by the kernel of a guest.
+/// NUMA node, as reported by the kernel of a guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
     /// Number of the node.
     pub id: u32,
-    /// Numbers of the CPUs of the node; empty for pool memory.
+    /// Numbers of the CPUs of the node. The list is empty for pool memory.
     pub cpus: Vec<u32>,
     /// Total memory of the node, in KiB.
     pub total_kib: u64,
@@ -34,7 +34,8 @@ pub struct Node {
 /// Parsed output of [`PRINT_NODES_SCRIPT`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NumaReport {
-    /// Kernel release. Empty if the output is incomplete, because the script prints it last.
+    /// Kernel release. Empty if the output is incomplete, because the script prints the release
+    /// last.
     pub kernel: String,
     /// NUMA nodes, in ascending order of their numbers.
     pub nodes: Vec<Node>,

@@ -66,9 +66,9 @@ pub struct VmMemory {
 /// Contiguous region of a VM's memory: local memory or a slice.
 #[derive(Debug)]
 pub struct Region {
-    /// Slice number and owner epoch; `None` for local memory.
+    /// Number and owner epoch of the slice. `None` for local memory.
     pub slice: Option<(u32, u64)>,
-    /// Name of the EMC that contains the slice; empty for local memory.
+    /// Name of the EMC that contains the slice. Empty for local memory.
     pub emc: String,
     /// Length of the region, in bytes.
     pub bytes: u64,
@@ -87,7 +87,7 @@ impl Region {
     /// Returns the backing file, open for reading and writing.
     ///
     /// # Errors
-    /// The error of opening the path, or `NotFound` if the VMM must allocate the region itself.
+    /// `NotFound` if the VMM must allocate the region itself, and the error returned by open(2).
     pub fn into_file(self) -> io::Result<File> {
         match self.backing {
             RegionBacking::Descriptor(descriptor) => Ok(File::from(descriptor)),
@@ -164,17 +164,17 @@ impl Client {
     /// Attaches this process to a VM and returns the VM's memory. A repeated call is allowed.
     ///
     /// # Errors
-    /// Any [`ClientError`].
+    /// [`ClientError`] if the agent does not reply, rejects the request or sends an invalid reply.
     pub fn attach(&self, vm: &str, form: wire::MemoryForm) -> Result<VmMemory, ClientError> {
         self.send(Request::Attach(wire::Attach { vm: vm.to_owned(), form: form.into() }))?;
         self.memory(VmMemory::add)
     }
 
-    /// Returns the memory of a VM without attaching to the VM: the paths of its slices, and the size
-    /// of its local memory.
+    /// Returns the memory of a VM without attaching to the VM: the paths of its slices, and the
+    /// size of its local memory.
     ///
     /// # Errors
-    /// Any [`ClientError`], under the same conditions as [`Client::attach`].
+    /// [`ClientError`], under the same conditions as [`Client::attach`].
     pub fn inspect(&self, vm: &str) -> Result<VmMemory, ClientError> {
         self.send(Request::Inspect(wire::Inspect { vm: vm.to_owned() }))?;
         self.memory(VmMemory::add_inspected)
@@ -188,10 +188,10 @@ impl Client {
         // Each message except the last contains at least one region: a slice or local memory.
         for _ in 0..SLICES_PER_VM_MAX + 2 {
             let (reply, descriptors) = self.receive()?;
-            let Reply::Memory(piece) = reply else { return Err(invalid_reply("expected a memory message")) };
-            add(&mut memory, piece.regions, descriptors)?;
-            memory.pinned = piece.pinned;
-            if !piece.more {
+            let Reply::Memory(part) = reply else { return Err(invalid_reply("expected a memory message")) };
+            add(&mut memory, part.regions, descriptors)?;
+            memory.pinned = part.pinned;
+            if !part.more {
                 return Ok(memory);
             }
         }

@@ -1,5 +1,6 @@
-//! `power-off-host FOLDER HOST`: powers off a host of an emulated rack. The section `[fence]` of
-//! rack.toml uses it as the fence command. Exits with 0 only if the host's process has ended.
+//! Program `power-off-host FOLDER HOST`, which powers off a host of an emulated rack. The section
+//! `[fence]` of rack.toml names this program as the fence command. The exit code is 0 only if the
+//! host's process has ended.
 
 #![forbid(unsafe_code)]
 

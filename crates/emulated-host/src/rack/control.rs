@@ -2,8 +2,8 @@
 //! server.
 //!
 //! Each request and each reply is one line. Commands and output are encoded in base64, so output
-//! may be binary. Each command has an ID: the server does not run a repeated request again, but
-//! returns the stored reply.
+//! may be binary. Each command has an ID. If a request is repeated, the server does not run the
+//! command again and returns the stored reply.
 
 use std::{
     hash::{BuildHasher as _, Hasher as _, RandomState},
@@ -18,13 +18,13 @@ use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 
 use super::socket;
 
-/// Time without data after which the client closes its connection and sends the request again.
-/// Other clients can connect in between, because QEMU serves one client at a time.
+/// Time without data after which the client closes its connection and sends the request again. QEMU
+/// serves one client at a time, so other clients can connect in between.
 const RESEND_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Shell script of the command server in a host. Commands run concurrently, but their replies do
-/// not interleave. Commands are not children of the shell that reads requests: SIGCHLD would make
-/// the `read` of that shell fail.
+/// not interleave. Commands are not children of the shell that reads requests, because SIGCHLD
+/// would make the `read` of that shell fail.
 pub(super) const COMMAND_SERVER_SCRIPT: &str = r#"#!/bin/sh
 stty -F /dev/ttyS2 raw -echo
 exec 3<>/dev/ttyS2
@@ -53,7 +53,7 @@ while read -r begin id command end <&3; do
 done
 "#;
 
-/// Result of a command.
+/// Result of a command that ran in a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CommandOutput {
     /// Exit status of the command.

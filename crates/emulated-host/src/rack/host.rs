@@ -1,4 +1,5 @@
-//! One emulated host of a rack: controls its power, CPU and network link, and runs commands in it.
+//! Controls the power, CPU and network link of an emulated host of a rack, and runs commands in the
+//! host.
 
 use std::{
     fs::{self, File},
@@ -18,7 +19,7 @@ use super::{
 };
 use crate::HostError;
 
-/// Maximum time for a host to boot. Long enough for a busy machine.
+/// Maximum time for a host to boot. The value is large because emulation is slow on a busy machine.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
 /// Default timeout of a command in a host.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(60);
@@ -27,7 +28,7 @@ const BOOT_PROBE_TIMEOUT: Duration = Duration::from_millis(500);
 /// Interval between attempts to run a command in a booting host.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// A host of a rack. Dropping it powers the host off, unless another process started the host.
+/// Host of a rack. Drop powers the host off, unless another process started the host.
 #[derive(Debug)]
 pub struct RackHost {
     name: String,
@@ -86,8 +87,8 @@ impl RackHost {
     }
 
     fn start(&self, mut qemu: Command) -> Result<Child, HostError> {
-        // The lock must be taken before the command line is read: a rack that ends first removes
-        // the command line and then powers its hosts off.
+        // The lock must be taken before the command line is read. A rack that ends removes the
+        // command line first and then powers its hosts off.
         let lock = self.power.claim()?;
         qemu.args(self.arguments()?).current_dir(&self.folder).process_group(0);
         let log = self.log_file("qemu");
@@ -132,7 +133,7 @@ impl RackHost {
     /// Runs a shell command in the host, with a timeout of one minute.
     ///
     /// # Errors
-    /// [`HostError::NoReply`] on timeout; the command then continues in the host.
+    /// [`HostError::NoReply`] on timeout. The command then continues in the host.
     pub fn run(&self, command: &str) -> Result<CommandOutput, HostError> {
         self.run_within(command, REPLY_TIMEOUT)
     }
@@ -140,7 +141,7 @@ impl RackHost {
     /// Runs a shell command in the host, with this timeout.
     ///
     /// # Errors
-    /// [`HostError::NoReply`] on timeout; the command then continues in the host.
+    /// [`HostError::NoReply`] on timeout. The command then continues in the host.
     pub fn run_within(&self, command: &str, within: Duration) -> Result<CommandOutput, HostError> {
         control::run(&self.file("control"), command, within).map_err(|errno| match errno.kind() {
             io::ErrorKind::TimedOut => HostError::NoReply { host: self.name.clone(), within },
@@ -203,7 +204,7 @@ impl RackHost {
         self.power.is_on()
     }
 
-    /// Returns the console output of the host; empty if it cannot be read.
+    /// Returns the console output of the host, or an empty string if the log cannot be read.
     pub fn console(&self) -> String {
         self.read_log("console")
     }

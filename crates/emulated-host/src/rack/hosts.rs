@@ -1,5 +1,5 @@
-//! All hosts of a rack, and the content of their devices and drives. A [`Plan`] defines the
-//! programs that the hosts run.
+//! Starts and stops all hosts of a rack, and stores the content of their devices and drives. A
+//! [`Plan`] defines the programs that the hosts run.
 
 use std::{
     fs::{self, File},
@@ -28,7 +28,7 @@ const HOST_LOGS: &[&str] = &["console", "agent", "qemu"];
 /// Maximum length of a socket path in Linux, in bytes.
 const SOCKET_BYTES_MAX: usize = 107;
 
-/// Running hosts. Dropping this value powers the hosts off and removes their files except the logs.
+/// Running hosts of a rack. Drop powers the hosts off and removes their files except the logs.
 #[derive(Debug)]
 pub struct Hosts {
     all: Vec<RackHost>,
@@ -39,8 +39,8 @@ pub struct Hosts {
 }
 
 impl Hosts {
-    /// Prepares the hosts in a directory, powers all hosts on, and waits until all hosts are up. The
-    /// hosts are killed when the calling thread ends.
+    /// Prepares the hosts in a directory, powers all hosts on, and waits until all hosts are up.
+    /// The hosts are killed when the calling thread ends.
     ///
     /// # Errors
     /// [`HostError`] if a file is missing or a host does not come up.

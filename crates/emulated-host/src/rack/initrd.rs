@@ -1,5 +1,5 @@
-//! Builds the initrd that all hosts of a rack share. The kernel command line of each host contains
-//! its name, so the initrd is independent of the host.
+//! Builds the initrd that all hosts of a rack share. A host reads its name from its kernel command
+//! line, so the initrd is the same for all hosts.
 
 use super::{
     control::COMMAND_SERVER_SCRIPT,

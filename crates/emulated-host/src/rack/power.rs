@@ -1,4 +1,4 @@
-//! Power of a host: reports whether the host is on, and powers it off reliably.
+//! Reports whether a host is on, and powers a host off reliably.
 //!
 //! QEMU inherits a lock on the host's pid file as its standard input. The kernel releases the lock
 //! only when the QEMU process has ended, and then nothing can access the host's memory. Unlike a
@@ -21,9 +21,10 @@ use serde_json::json;
 use super::qmp;
 use crate::HostError;
 
-/// Maximum time for QEMU to end in one attempt. QEMU must free gigabytes of memory.
+/// Maximum time for QEMU to end in one attempt. QEMU needs time to free gigabytes of memory.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum number of attempts to end QEMU. The first attempt uses QMP; later attempts kill QEMU.
+/// Maximum number of attempts to end QEMU. The first attempt uses QMP, and later attempts kill
+/// QEMU.
 const ATTEMPTS_MAX: usize = 6;
 /// Maximum time to acquire the lock, which other processes hold briefly while they test it.
 const LOCK_TIMEOUT: Duration = Duration::from_millis(500);
@@ -75,7 +76,7 @@ impl Power {
         for attempt in 0..ATTEMPTS_MAX {
             let is_quitting = attempt == 0 && qmp::execute(&self.qmp, "quit", json!({})).is_ok();
             if !is_quitting {
-                self.kill(); // cannot kill a process whose ID is not written yet; the next attempt can
+                self.kill(); // if the process ID is not written yet, the next attempt kills
             }
             if self.is_off_within(EXIT_TIMEOUT)? {
                 return Ok(());
@@ -168,7 +169,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let powers = ["h0", "h1"].map(|host| Power::in_folder(&folder.path().canonicalize().unwrap(), host));
         let mut hosts = powers.each_ref().map(unresponsive_host);
-        assert!(powers[0].claim().unwrap_err().to_string().contains("h0"), "a running host is locked");
+        assert!(
+            powers[0].claim().unwrap_err().to_string().contains("h0"),
+            "the power switch of a running host must be locked"
+        );
         let power = Power::open(folder.path(), "h0").unwrap();
         // If the pid file of h0 contains the ID of h1's process, that process must not be killed.
         power.write_pid(hosts[1].id()).unwrap();
