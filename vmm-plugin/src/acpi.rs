@@ -1,6 +1,6 @@
 //! ACPI tables of a guest, generated from its [`Layout`]: NUMA affinity (SRAT), distances (SLIT),
 //! latencies and bandwidths (HMAT), and the devices (MADT, FADT, DSDT). The platform is
-//! hardware-reduced (ACPI 6.5, section 4.1): it has no fixed hardware.
+//! hardware-reduced (ACPI 6.5, section 4.1), that is, without the fixed hardware of ACPI.
 
 mod hardware;
 mod numa;
@@ -34,7 +34,7 @@ pub struct TablesTooLarge {
 /// Returns the bytes of all ACPI tables, to be loaded at [`TABLES_START`].
 ///
 /// # Errors
-/// [`TablesTooLarge`] if the tables do not fit below the reset vector because of too many devices.
+/// [`TablesTooLarge`] if there are so many devices that the tables reach the reset vector.
 pub fn tables(layout: &Layout, windows: &[Window]) -> Result<Vec<u8>, TablesTooLarge> {
     let mut builder = TableBuilder { bytes: vec![0; Rsdp::len()] };
     let dsdt = builder.append(&hardware::dsdt(windows));

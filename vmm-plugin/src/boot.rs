@@ -34,8 +34,8 @@ const BOOT_PARAMS_ADDRESS: u64 = 0x7000;
 /// Start of the Extended BIOS Data Area, which ends the usable memory below 1 MiB.
 const EBDA_START: u64 = 0x9_fc00;
 const PAGE_BYTES: u64 = 4096;
-/// First version of the Linux boot protocol (2.12) whose header has the flag for a 64-bit entry
-/// point.
+/// Minimum version of the Linux boot protocol, 2.12: older kernels do not state in their header
+/// whether there is a 64-bit entry point.
 const ENTRY64_MIN_PROTOCOL: u16 = 0x20c;
 /// Number of bytes at the start of a kernel image that identify the format of the image.
 const KERNEL_HEADER_BYTES: u64 = 0x210;
@@ -71,9 +71,9 @@ pub struct EntryPoint {
 /// Boot protocol, which defines the processor state that a kernel expects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
-    /// 64-bit mode with identity-mapped memory; RSI points to the zero page.
+    /// 64-bit mode with identity-mapped memory. RSI contains the address of the zero page.
     Linux64,
-    /// 32-bit mode without paging; EBX points to the start info.
+    /// 32-bit mode without paging. EBX contains the address of the start info.
     Pvh,
 }
 
@@ -118,8 +118,8 @@ pub enum BootError {
     /// The ACPI tables do not fit below the reset vector.
     #[error(transparent)]
     Tables(#[from] acpi::TablesTooLarge),
-    /// [`check`] cannot map memory of its own to load the kernel into.
-    #[error("cannot map scratch memory to check the kernel")]
+    /// [`check`] cannot allocate temporary memory for the kernel.
+    #[error("kernel: cannot allocate temporary memory to check the kernel")]
     Scratch(#[source] vm_memory::mmap::FromRangesError),
     /// An address is outside guest memory.
     #[error("cannot write guest memory")]
@@ -171,9 +171,9 @@ pub fn check(kernel: &Kernel, layout: &Layout, windows: &[Window]) -> Result<(),
 
 /// Boot data that both boot protocols pass to the kernel.
 struct BootInfo {
-    /// Guest-physical address and size in bytes.
+    /// Guest-physical address of the initrd, and its size in bytes.
     initrd: Option<(u64, u64)>,
-    /// Guest-physical address, and length in bytes without the NUL.
+    /// Guest-physical address of the command line, and its length in bytes without the NUL.
     command_line: (u64, u64),
     map: Vec<MapEntry>,
 }

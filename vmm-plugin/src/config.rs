@@ -25,7 +25,7 @@ pub struct RunDirArg {
     pub run_dir: PathBuf,
 }
 
-/// Options of `run`.
+/// Options of the command `run`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct RunArgs {
     #[command(flatten)]
@@ -79,8 +79,8 @@ pub struct GuestArgs {
     /// Pool memory of one NUMA node without vCPUs, repeatable:
     /// size=4GiB,emc=NAME,host_numa_node=2,hugepages=on,
     /// hugepage_size=2MiB,prefault=on,latency_ns=155,bandwidth_mbps=30000. With an agent, the
-    /// options apply to the slices of the EMC that emc names; without emc, to the slices of all
-    /// other EMCs
+    /// options apply to the slices of the EMC that emc names. Options without emc apply to the
+    /// slices of all other EMCs
     #[arg(long, value_name = "KEY=VALUE,...")]
     pub pool: Vec<String>,
     /// Kernel image: a bzImage, or an ELF file with a PVH entry point
@@ -209,7 +209,7 @@ impl GuestArgs {
         let nets = self.net.iter().map(|text| net(text)).collect::<Result<Vec<_>, _>>()?;
         if disks.len() + nets.len() > DEVICES_PER_VM_MAX {
             let reason = format!(
-                "{} disks and {} network devices are more than {DEVICES_PER_VM_MAX}",
+                "{} disks and {} network devices are too many: at most {DEVICES_PER_VM_MAX} in total",
                 disks.len(),
                 nets.len()
             );
@@ -292,14 +292,14 @@ fn check_pool(pool: &[PoolNode], standalone: bool) -> Result<(), OptionError> {
             }
             Some(size) if !standalone => {
                 return Err(parser.error(format!(
-                    "size={size} is not allowed with an agent: the reservation sets the size"
+                    "size={size} is not allowed with an agent, because the reservation defines the size"
                 )));
             }
             _ => {}
         }
         if !standalone && (node.memory_options.hugepage_size.is_some() || !node.memory_options.shared) {
             return Err(
-                parser.error("hugepages and shared=off are not allowed with an agent: the rack sets both")
+                parser.error("hugepages and shared=off are not allowed with an agent: slices are always shared and without huge pages")
             );
         }
         if node.emc.is_some() && pool[..index].iter().any(|other| other.emc == node.emc) {
@@ -334,6 +334,6 @@ fn console(text: &str) -> Result<Console, OptionError> {
         None if text == "tty" => Ok(Console::Terminal),
         None if text == "null" => Ok(Console::Null),
         Some(("file", path)) if !path.is_empty() => Ok(Console::File(path.into())),
-        _ => Err(OptionParser::new("serial", "")?.error(format!("{text:?} is not tty, null or file=PATH"))),
+        _ => Err(OptionParser::new("serial", "")?.error(format!("{text:?} must be tty, null or file=PATH"))),
     }
 }

@@ -77,7 +77,7 @@ pub enum ConfineError {
         option: &'static str,
         /// Failed operation, completing "cannot …".
         doing: String,
-        /// Advice appended to the message; may be empty.
+        /// Advice that is appended to the message, or an empty string.
         hint: &'static str,
         /// Error returned by the system call.
         #[source]

@@ -51,7 +51,7 @@ pub enum MachineError {
     Kvm {
         /// Failed operation, completing "cannot …".
         doing: &'static str,
-        /// Advice appended to the message; may be empty.
+        /// Advice that is appended to the message, or an empty string.
         hint: &'static str,
         /// Error returned by the system call.
         #[source]
@@ -86,7 +86,7 @@ pub enum MachineError {
     Tap {
         /// Name of the tap device.
         tap: String,
-        /// Advice appended to the message; may be empty.
+        /// Advice that is appended to the message, or an empty string.
         hint: &'static str,
         /// Error returned by the system call.
         #[source]

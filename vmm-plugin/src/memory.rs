@@ -21,7 +21,8 @@ use vm_memory::{
 use self::touched::NodeFiles;
 use crate::layout::{Layout, MemoryRegion, RegionKind};
 
-/// Memory of a guest, for devices and loaders. They copy data and hold no references to the memory.
+/// Memory of a guest. Devices and loaders copy data to and from this memory, and hold no references
+/// to the memory.
 pub type GuestMemory = GuestMemoryMmap<()>;
 
 /// Options for allocating and mapping the memory of a node.
@@ -98,7 +99,7 @@ pub enum MemoryError {
         bytes: Bytes,
         /// Number of the node in the guest.
         node: u32,
-        /// Advice appended to the message; may be empty.
+        /// Advice that is appended to the message, or an empty string.
         hint: &'static str,
         /// Error returned by the system call.
         #[source]
@@ -109,7 +110,7 @@ pub enum MemoryError {
     FileTooShort {
         /// Origin of the file.
         owner: String,
-        /// Length of the file.
+        /// Actual length of the file.
         has: Bytes,
         /// Length that the mapping needs.
         needs: Bytes,

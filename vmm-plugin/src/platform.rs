@@ -1,4 +1,4 @@
-//! The fixed hardware of the guest's platform: I/O ports, interrupt lines, the reset vector and
+//! Addresses of the guest's platform hardware: I/O ports, interrupt lines, the reset vector and
 //! MMIO windows. The ACPI tables, the boot code and the devices share these constants.
 
 /// First I/O port of the serial port COM1.
@@ -16,8 +16,8 @@ pub const SLEEP_TYPE: u8 = 5;
 pub const RESET_PORT: u16 = 0x602;
 /// Value that resets the machine when the guest writes it to [`RESET_PORT`].
 pub const RESET_VALUE: u8 = 1;
-/// Address of the first instruction after a reset in real mode. Linux jumps there to restart a
-/// hardware-reduced platform without EFI.
+/// Address of the first instruction after a reset in real mode. To restart a hardware-reduced
+/// platform without EFI, Linux jumps to this address.
 pub const RESET_VECTOR: u64 = 0xf_fff0;
 
 /// MMIO window and interrupt line of one virtio device.

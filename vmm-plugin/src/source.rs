@@ -54,7 +54,7 @@ pub enum SourceError {
         bytes: Bytes,
         /// Kind of pages, such as "pages of 2MiB".
         pages: String,
-        /// Advice appended to the message; may be empty.
+        /// Advice that is appended to the message, or an empty string.
         hint: &'static str,
         /// Error returned by the system call.
         #[source]
@@ -222,7 +222,7 @@ pub struct EmcSlices {
     pub performance: Performance,
     /// Options for mapping the slices.
     pub memory_options: MemoryBackendOptions,
-    /// The slices, by number.
+    /// Slices of the EMC, in the order of the agent's response.
     pub slices: Vec<Region>,
 }
 
