@@ -22,7 +22,7 @@ const ROUNDS: usize = 7;
 fn main() {
     let file = File::from(memfd_create("slice", MemfdFlags::CLOEXEC).expect("Linux has memfds"));
     file.set_len(SLICE.get()).expect("a memfd takes any length");
-    let bytes = usize::try_from(SLICE.get()).expect("64-bit");
+    let bytes = usize::try_from(SLICE.get()).expect("usize has 64 bits");
     let file_offset = FileOffset::new(file.try_clone().expect("a descriptor is free"), 0);
     let (mapping, memset_mapping) = (
         Mapped::map(&file, SLICE.get()).expect("memory can be mapped"),

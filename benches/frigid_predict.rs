@@ -49,8 +49,9 @@ fn measure() -> Result<String, Failure> {
     let (model, rows) = (folder.path().join("model.txt"), folder.path().join("rows.f64"));
     let text = std::fs::read_to_string(&model).map_err(Failure::file("read", &model))?;
     let bytes = std::fs::read(&rows).map_err(Failure::file("read", &rows))?;
-    let numbers =
-        bytes.chunks_exact(8).map(|number| f64::from_le_bytes(number.try_into().expect("eight bytes")));
+    let numbers = bytes
+        .chunks_exact(8)
+        .map(|number| f64::from_le_bytes(number.try_into().expect("a chunk has 8 bytes")));
     let numbers: Vec<f64> = numbers.collect();
     let rows: Vec<&[f64]> = numbers.chunks_exact(FEATURES).collect();
     let tarn_model = Model::read(&text).map_err(|failure| Failure::UnexpectedReply {

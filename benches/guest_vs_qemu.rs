@@ -39,10 +39,10 @@ struct Args {
     /// Number of boots of each VMM. The report shows medians of all boots
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=15))]
     rounds: u32,
-    /// Measure on this machine; used inside the emulated host
+    /// Measure on this machine. The benchmark sets this flag inside the emulated host
     #[arg(long, hide = true)]
     inside: bool,
-    /// Flag that cargo passes to benchmarks; has no effect
+    /// Flag that cargo passes to benchmarks, without effect
     #[arg(long, hide = true)]
     bench: bool,
 }

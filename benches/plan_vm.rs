@@ -59,7 +59,7 @@ struct Args {
     dir: Option<PathBuf>,
     #[command(flatten)]
     plan: Plan,
-    /// Flag that cargo passes to benchmarks; has no effect
+    /// Flag that cargo passes to benchmarks, without effect
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -145,7 +145,7 @@ struct Planner {
 
 impl Writer for Planner {
     async fn write(&mut self, number: u64) -> Result<(), Failure> {
-        let at = usize::try_from(number).expect("64 bits") % self.requests.len();
+        let at = usize::try_from(number).expect("usize has 64 bits") % self.requests.len();
         let reply = self.scheduler.plan_vm(self.requests[at].clone()).await;
         reply.map(drop).map_err(Failure::rejected("plan a VM"))
     }

@@ -56,10 +56,10 @@ struct Args {
     /// Numbers of taken slices at which reservations are measured
     #[arg(long, value_delimiter = ',', default_value = "1000,60000")]
     taken: Vec<u32>,
-    /// Measure only this part, for profiling; prints no ratios
+    /// Measure only this part, for profiling, without ratios in the report
     #[arg(long)]
     only: Option<Part>,
-    /// Flag that cargo passes to benchmarks; has no effect
+    /// Flag that cargo passes to benchmarks, without effect
     #[arg(long, hide = true)]
     bench: bool,
 }

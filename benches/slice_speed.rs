@@ -48,7 +48,7 @@ struct Args {
     /// Number of times that a slice is added and removed in each state. The report shows means
     #[arg(long, default_value_t = 3)]
     rounds: u32,
-    /// Flag that cargo passes to benchmarks; has no effect
+    /// Flag that cargo passes to benchmarks, without effect
     #[arg(long, hide = true)]
     bench: bool,
 }

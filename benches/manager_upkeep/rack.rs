@@ -39,7 +39,7 @@ pub struct InitialState {
     pub size: RackSize,
     /// Number of slices in use. The slices with the lowest numbers are in use.
     pub used: u32,
-    /// Number of slices of each reservation; 0 means no reservations.
+    /// Number of slices of each reservation. 0 means no reservations.
     pub per_vm: u32,
     /// Returns the state of a used slice with this owner.
     pub state: fn(Owner) -> State,

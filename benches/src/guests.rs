@@ -26,8 +26,8 @@ const OUTPUT_16: &[u8] = &[0xba, 0xf8, 0x03, 0xb0, 0x01, 0xee, 0xf4, 0xeb, 0xfd]
 const OUTPUT_64: &[u8] = &[0x66, 0xba, 0xf8, 0x03, 0xb0, 0x01, 0xee, 0xf4, 0xeb, 0xfd];
 
 /// Patches a bzImage so that the first instructions at both entry points write a byte to the serial
-/// port. Firmware enters the setup code in real mode (Linux x86 boot protocol); vmm-plugin enters
-/// the 64-bit entry point.
+/// port. Firmware starts the setup code in real mode (Linux x86 boot protocol), and vmm-plugin
+/// starts the kernel at the 64-bit entry point.
 pub fn with_first_instruction_output(mut kernel: Vec<u8>) -> Vec<u8> {
     const SECTOR: usize = 512;
     const SETUP_SECTORS: usize = 0x1f1;
@@ -171,7 +171,7 @@ impl Measurement {
 }
 
 /// Launches two guests, one after another, and returns their measurements. The first guest halts
-/// after its first instruction; the second boots Linux and runs [`FIRST_PROGRAM`].
+/// after its first instruction. The second guest boots Linux and runs [`FIRST_PROGRAM`].
 ///
 /// # Errors
 /// [`Failure`] if a VMM does not start, or if its guest does not print the expected output.
@@ -203,7 +203,7 @@ impl RunningVmm {
     }
 
     /// Waits for this output on the console and returns the time since the launch. This wait has no
-    /// time limit; the emulated host is stopped after `HOST_RUN_TIMEOUT`.
+    /// time limit, but the emulated host is stopped after `HOST_RUN_TIMEOUT`.
     fn wait_for_output(&mut self, expected: &[u8]) -> Result<Duration, Failure> {
         let console = self.process.stdout.as_mut().expect("stdout is a pipe");
         let mut output = Vec::new();

@@ -23,7 +23,7 @@ pub fn free_port() -> Result<u16, Failure> {
     port.map(|address| address.port()).map_err(Failure::file("find a free port on", Path::new("127.0.0.1")))
 }
 
-/// Opens `count` connections to one server, which send the token `bearer` with each request.
+/// Opens `count` connections to a server. Each request on a connection contains the token `bearer`.
 ///
 /// # Errors
 /// [`Failure`] if the server does not accept a connection.

@@ -241,7 +241,7 @@ impl Rack {
         Ok(())
     }
 
-    /// Releases these reservations concurrently, and waits until all slices are free except those
+    /// Releases these reservations concurrently. Waits until all slices are free, except the slices
     /// of [`Rack::reserve_and_keep`].
     ///
     /// # Errors
@@ -361,7 +361,7 @@ pub struct Reserver {
 }
 
 impl Reserver {
-    /// Returns a client that uses this connection and reserves one slice per request. `round` makes
+    /// Returns a client that sends requests over `channel`, one slice per request. `round` makes
     /// its VM names and request ids unique.
     pub fn new(channel: ClientChannel, plan: Plan, round: &str) -> Self {
         let scheduler = SchedulerClient::new(channel);

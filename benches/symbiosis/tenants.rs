@@ -73,7 +73,7 @@ pub fn six_tenants() -> Vec<TenantModel> {
 }
 
 impl TenantModel {
-    /// Creates a tenant. `footprint` and `bandwidth_demand` are in fair shares; `floor` is the miss
+    /// Creates a tenant. `footprint` and `bandwidth_demand` are in fair shares. `floor` is the miss
     /// ratio with unlimited memory.
     fn new(skew: f64, footprint: f64, floor: f64, bandwidth_demand: f64) -> Self {
         let knot = |at: usize| {

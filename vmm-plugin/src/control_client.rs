@@ -129,7 +129,8 @@ impl CommandError {
             Self::NotRunning { .. } => 3,
             Self::Timeout { .. } | Self::StillRunning { .. } => 124,
             Self::Connect { .. } => 6,
-            Self::System { errno, .. } if errno.kind() == io::ErrorKind::WouldBlock => 6, // the backlog of the socket is full
+            // The backlog of the socket is full.
+            Self::System { errno, .. } if errno.kind() == io::ErrorKind::WouldBlock => 6,
             Self::System { .. } => 1,
             Self::Rejected { status, .. } => match status.code() {
                 Code::FailedPrecondition => 4,

@@ -78,7 +78,7 @@ pub fn install_panic_hook() {
 /// Ends the process without returning to the guest. Safe in a signal handler.
 pub fn exit_now(code: u8) -> ! {
     restore_terminal();
-    // SAFETY: _exit takes an integer and does not return; no memory of this process is used
+    // SAFETY: _exit takes an integer and does not return, so no memory of this process is used
     // afterwards.
     unsafe { libc::_exit(i32::from(code)) }
 }

@@ -35,9 +35,9 @@ const DISTANCE_OTHER_MIN: u64 = 11;
 /// Latency and bandwidth between memory and the nearest CPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Performance {
-    /// Latency of one access, in nanoseconds; 1 to 30,000.
+    /// Latency of a memory access, in nanoseconds, from 1 to 30,000.
     pub latency_ns: u16,
-    /// Total bandwidth, in MB/s (10^6); 1 to 655,340.
+    /// Total bandwidth, in MB/s (10^6 bytes per second), from 1 to 655,340.
     pub bandwidth_mbps: u32,
 }
 
@@ -172,7 +172,7 @@ pub const LOCAL_MEMORY_MIN: Bytes = Bytes::mib(64);
 /// NUMA nodes and memory regions of a guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// Nodes by number; nodes with CPUs have the lowest numbers.
+    /// Nodes in the order of their numbers. Nodes with CPUs have the lowest numbers.
     pub nodes: Vec<Node>,
     /// All memory regions, in address order.
     pub regions: Vec<MemoryRegion>,
@@ -232,7 +232,7 @@ impl Layout {
     }
 
     fn add_region(&mut self, range: Range<u64>, kind: RegionKind) {
-        let node = u32::try_from(self.nodes.len()).expect("nodes are few");
+        let node = u32::try_from(self.nodes.len()).expect("the number of a node fits into u32");
         self.regions.push(MemoryRegion { range, node, kind });
     }
 
@@ -257,7 +257,7 @@ impl Layout {
     /// Returns the number of the node that contains a CPU.
     pub fn node_of_cpu(&self, cpu: u32) -> u32 {
         let node = self.nodes.iter().position(|node| node.cpus.contains(&cpu));
-        u32::try_from(node.unwrap_or(0)).expect("nodes are few")
+        u32::try_from(node.unwrap_or(0)).expect("the number of a node fits into u32")
     }
 
     /// Returns the ranges of guest memory in address order, with adjacent ranges merged. The first

@@ -244,7 +244,7 @@ fn route_lines_to_io_apic(vm: &VmFd) -> Result<(), kvm_ioctls::Error> {
         kvm_irq_routing_entry { gsi: line, type_: KVM_IRQ_ROUTING_IRQCHIP, u, ..Default::default() }
     };
     let routes: Vec<_> = (0..devices::IO_APIC_LINES).map(route).collect();
-    vm.set_gsi_routing(&KvmIrqRouting::from_entries(&routes).expect("a few entries fit"))
+    vm.set_gsi_routing(&KvmIrqRouting::from_entries(&routes).expect("a few entries fit into the list"))
 }
 
 /// Creates an eventfd that raises an interrupt line on each write.

@@ -132,14 +132,14 @@ fn pool_shape(performance: Performance, slices: usize) -> Pool {
 fn from_host(config: &Config) -> Result<Source, SourceError> {
     let mut source = Source::empty();
     for node in &config.local {
-        let bytes = node.size.expect("checked: size is required without an agent");
+        let bytes = node.size.expect("the size is checked to be set without an agent");
         let backing = host_backing("local", bytes, &node.memory_options)?;
         source.add_local(node, bytes, backing, node.memory_options.clone());
     }
     for node in &config.pool {
-        let bytes = node.size.expect("checked: size is required without an agent");
+        let bytes = node.size.expect("the size is checked to be set without an agent");
         let whole = host_backing("pool", bytes, &node.memory_options)?;
-        let slices = bytes.as_slices().expect("checked: whole slices");
+        let slices = bytes.as_slices().expect("the size is checked to be whole slices");
         let slice = |n| Backing { offset: Bytes::slices(n).get(), ..whole.clone() };
         source.add_pool(node.performance, (0..slices).map(slice).collect(), node.memory_options.clone());
     }

@@ -27,7 +27,7 @@ pub fn open(name: &str) -> io::Result<File> {
     let mut request = libc::ifreq {
         ifr_name: [0; libc::IFNAMSIZ],
         ifr_ifru: libc::__c_anonymous_ifr_ifru {
-            ifru_flags: libc::c_short::try_from(FLAGS).expect("16 bits"),
+            ifru_flags: libc::c_short::try_from(FLAGS).expect("the flags have 16 bits"),
         },
     };
     if name.is_empty() || name.len() >= libc::IFNAMSIZ || !name.bytes().all(|byte| byte.is_ascii_graphic()) {
@@ -37,7 +37,7 @@ pub fn open(name: &str) -> io::Result<File> {
         ));
     }
     for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
-        *to = libc::c_char::try_from(from).expect("ASCII");
+        *to = libc::c_char::try_from(from).expect("the name is ASCII");
     }
     let tap =
         OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open("/dev/net/tun")?;
@@ -47,9 +47,9 @@ pub fn open(name: &str) -> io::Result<File> {
     // SAFETY: TUNSETVNETHDRSZ reads an int, which is the type of HEADER_BYTES.
     let sized = unsafe { ioctl_with_ref(&tap, TUNSETVNETHDRSZ, &HEADER_BYTES) };
     checked(sized)?;
-    // A persistent tap device keeps the offloads of the previous user. With offloads, the host
-    // would send larger frames than the network device accepts. SAFETY: TUNSETOFFLOAD takes an
-    // integer.
+    // Reset offloads, which a persistent tap device keeps from its previous user. With offloads,
+    // the host would send larger frames than the network device accepts.
+    // SAFETY: TUNSETOFFLOAD takes an integer.
     let offloads = unsafe { ioctl_with_val(&tap, TUNSETOFFLOAD, 0) };
     checked(offloads)?;
     Ok(tap)

@@ -181,7 +181,7 @@ impl Vcpu {
         for entry in
             [entry(IA32_MISC_ENABLE, FAST_STRINGS), entry(IA32_MTRR_DEF_TYPE, MTRR_ENABLE_WRITE_BACK)]
         {
-            let msr = Msrs::from_entries(&[entry]).expect("a single entry fits");
+            let msr = Msrs::from_entries(&[entry]).expect("a single entry fits into the list");
             self.fd.set_msrs(&msr)?; // KVM skips an MSR that it does not support
         }
         Ok(())

@@ -131,7 +131,7 @@ fn virtio(number: usize, window: &Window, code: &mut Vec<u8>) {
     let registers = Memory32Fixed::new(true, window.address, window.bytes);
     let line = Interrupt::new(true, true, false, false, window.line);
     let resources = ResourceTemplate::new(vec![&registers, &line]);
-    let uid = u32::try_from(number).expect("devices are few");
+    let uid = u32::try_from(number).expect("the number of a device fits into u32");
     let device = Device::new(
         Path::new(&format!("V{number:03X}")),
         vec![

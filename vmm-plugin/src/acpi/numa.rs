@@ -23,8 +23,8 @@ const BANDWIDTH_UNIT: u64 = 10;
 /// Returns the SRAT, which assigns each CPU and each memory range to a NUMA node.
 ///
 /// Pool memory is marked as hot-pluggable memory that is present at boot. Of 1 GiB of such memory,
-/// Linux 6.1 leaves 98 % to users and Linux 6.12 leaves 97 %; with `movable_node` both leave 100 %.
-/// Of 1 GiB that is not hot-pluggable, Linux 6.1 leaves 94 % and Linux 6.12 leaves 97 %, with or
+/// Linux 6.1 leaves 98 % to users and Linux 6.12 leaves 97 %. With `movable_node`, both leave 100
+/// %. Of 1 GiB that is not hot-pluggable, Linux 6.1 leaves 94 % and Linux 6.12 leaves 97 %, with or
 /// without `movable_node`. Pool memory is not an ACPI memory device: Linux 6.12 would put such a
 /// device into the tier of local memory, and Linux 6.1 would leave it offline.
 pub(super) fn srat(layout: &Layout) -> Sdt {
@@ -73,7 +73,8 @@ pub(super) fn slit(layout: &Layout) -> Vec<u8> {
 pub(super) fn hmat(layout: &Layout) -> Sdt {
     let mut hmat = Sdt::new(*b"HMAT", HEADER_BYTES + 4, HMAT_REVISION, OEM, OEM_TABLE, OEM_REVISION);
     for (number, _) in numbered(layout) {
-        let initiator = u32::try_from(layout.nearest_initiator(number as usize)).expect("nodes are few");
+        let initiator = u32::try_from(layout.nearest_initiator(number as usize))
+            .expect("the number of a node fits into u32");
         hmat.append_slice(&aml_bytes(&MemoryProximityDomain::new(initiator, number)));
     }
     let latency = |from, to| layout.latency_ns(from, to);

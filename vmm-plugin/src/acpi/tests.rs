@@ -105,7 +105,7 @@ fn slit_and_hmat_values_match_the_layout() {
 }
 
 #[test]
-fn tables_for_too_many_devices_are_refused() {
+fn tables_for_too_many_devices_are_rejected() {
     let too_many = vec![WINDOWS[0]; 4000];
     assert!(tables(&layout(), &too_many).unwrap_err().to_string().contains("only 131056 are available"));
 }

@@ -70,7 +70,7 @@ impl Header {
     }
 }
 
-/// Fields of an ELF file with one segment; all fields may have arbitrary values.
+/// Fields of an ELF file with one segment. All fields may have arbitrary values.
 #[derive(Clone, Debug)]
 struct Segment {
     kind: u32,
@@ -188,14 +188,14 @@ fn initrd_is_placed_as_high_as_the_kernel_allows() {
 
 /// Regression test: the end of the kernel overflowed when rounded up to a page.
 #[test]
-fn kernel_larger_than_guest_memory_is_refused() {
+fn kernel_larger_than_guest_memory_is_rejected() {
     let too_large = Header { preferred: u64::MAX, ..Header::LINUX };
     let error = load_and_check(&too_large.image(), &[1; 509], 0).unwrap_err().to_string();
     assert!(error.starts_with(&format!("kernel: {} bytes do not fit", u64::MAX)), "{error}");
 }
 
 #[test]
-fn elf_with_too_many_segments_is_refused() {
+fn elf_with_too_many_segments_is_rejected() {
     let mut image = vec![0; 1 << 20];
     write_at(&mut image, 0, b"\x7fELF");
     write_at(&mut image, 56, &u16::MAX.to_le_bytes());
@@ -204,7 +204,7 @@ fn elf_with_too_many_segments_is_refused() {
 }
 
 #[test]
-fn command_line_too_long_or_with_nul_is_refused() {
+fn command_line_too_long_or_with_nul_is_rejected() {
     let memory = memory(&layout(0));
     assert!(write_command_line(&"x".repeat(COMMAND_LINE_BYTES_MAX), &memory).is_ok());
     assert!(write_command_line(&"x".repeat(COMMAND_LINE_BYTES_MAX + 1), &memory).is_err());

@@ -18,7 +18,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::Connected;
 use units::limits::CONTROL_CONNECTIONS_MAX;
 
-/// Delay before the next accept after a failed one, which may have failed for lack of descriptors.
+/// Delay between a failed accept(2) and the next attempt. The process may lack file descriptors.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// Connection of a client. The permit counts the connection until it is closed.

@@ -58,7 +58,7 @@ pub trait VirtioDevice: Send {
     fn set_driver_features(&mut self, _features: u64) {}
 
     /// Processes one descriptor chain. Returns the number of bytes written to the chain. Returns
-    /// `None` if the device does not use the chain now; the chain then remains available.
+    /// `None` if the device does not use the chain now. The chain then remains available.
     ///
     /// # Errors
     /// [`GuestDriverError`] if the chain is invalid.

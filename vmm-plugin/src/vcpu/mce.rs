@@ -110,7 +110,7 @@ impl MachineChecks {
         if is_local {
             let data = FEAT_CTL_LOCKED | FEAT_CTL_LMCE | if nested { FEAT_CTL_VMX } else { 0 };
             let entry = kvm_msr_entry { index: IA32_FEAT_CTL, data, ..Default::default() };
-            fd.set_msrs(&Msrs::from_entries(&[entry]).expect("a single entry fits"))?;
+            fd.set_msrs(&Msrs::from_entries(&[entry]).expect("a single entry fits into the list"))?;
         }
         Ok(Some(Self { vendor, is_local, has_others: cpus > 1 }))
     }
@@ -152,7 +152,7 @@ impl MachineChecks {
         indices.extend(self.is_local.then_some(IA32_MCG_EXT_CTL));
         let entries: Vec<_> =
             indices.iter().map(|index| kvm_msr_entry { index: *index, ..Default::default() }).collect();
-        let mut values = Msrs::from_entries(&entries).expect("four entries fit");
+        let mut values = Msrs::from_entries(&entries).expect("four entries fit into the list");
         if fd.get_msrs(&mut values)? < entries.len() {
             return Ok(false);
         }

@@ -146,7 +146,7 @@ fn all(values: &Value, as_text: impl Fn(&Value) -> String) -> Vec<String> {
     values.as_array().into_iter().flatten().map(as_text).collect()
 }
 
-/// Formats a JSON value without quotes; booleans become `on` or `off`.
+/// Formats a JSON value without quotes. Booleans become `on` or `off`.
 fn plain(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),

@@ -94,8 +94,8 @@ fn register(guest: &Guest) -> Result<(), BackendError> {
     }
 }
 
-/// Returns the path of the first file with this name in PATH. If there is none, returns the name
-/// alone, which [`check_program`] then rejects.
+/// Returns the path of the first file with this name in PATH. If no file has this name, returns the
+/// name alone, which [`check_program`] then rejects.
 fn in_path(name: &str) -> PathBuf {
     let path = env::var_os("PATH").unwrap_or_default();
     let mut found = env::split_paths(&path).map(|dir| dir.join(name)).filter(|path| path.is_file());

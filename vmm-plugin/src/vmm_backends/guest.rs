@@ -73,10 +73,11 @@ impl Guest {
 
     /// Returns the description of a guest without an agent. The other VMM allocates all memory.
     fn standalone(config: Config) -> Result<Self, BackendError> {
-        let checked = "checked: size is required without an agent";
+        let checked = "the size is checked to be set without an agent";
         let sizes = config.local.iter().map(|node| node.size.expect(checked)).collect();
         let pool = config.pool.iter().map(|node| {
-            let slices = node.size.expect(checked).as_slices().expect("checked: whole slices");
+            let slices =
+                node.size.expect(checked).as_slices().expect("the size is checked to be whole slices");
             let locations = vec![Location::Allocated; slices as usize];
             (node.performance, node.memory_options.clone(), locations)
         });

@@ -29,13 +29,13 @@ const QEMU_NAMESPACE: &str = "http://libvirt.org/schemas/domain/qemu/1.0";
 pub fn domain(guest: &Guest) -> Result<String, BackendError> {
     guest.check_pci(VMM)?;
     let slices = guest.pool().map(|(_, _, blocks)| blocks.len()).sum::<usize>();
-    let slices = u32::try_from(slices).expect("slices are few");
+    let slices = u32::try_from(slices).expect("the number of slices fits into u32");
     qemu::check_devices(slices)?;
     let local: Bytes = guest.local().map(|(_, node, _)| node.bytes()).sum();
     let mut domain = element("domain").with("type", "kvm").with("xmlns:qemu", QEMU_NAMESPACE);
     domain.add(element("name").with_text(&guest.config.vm));
     if slices > 0 {
-        let most = local.checked_add(Bytes::slices(slices)).expect("checked by the layout");
+        let most = local.checked_add(Bytes::slices(slices)).expect("the layout limits the memory size");
         domain.add(element("maxMemory").with("slots", slices).with("unit", "KiB").with_text(kib(most)));
     }
     domain.add(element("memory").with("unit", "KiB").with_text(kib(local)));

@@ -68,7 +68,7 @@ fn memory_devices(guest: &Guest) -> impl Iterator<Item = (usize, &MemoryBlock)> 
 
 fn machine(guest: &Guest, arguments: &mut Arguments) -> Result<(), BackendError> {
     let local: Bytes = guest.local().map(|(_, node, _)| node.bytes()).sum();
-    let devices = u32::try_from(memory_devices(guest).count()).expect("slices are few");
+    let devices = u32::try_from(memory_devices(guest).count()).expect("the number of slices fits into u32");
     check_devices(devices)?;
     let boot_memory = guest.nodes().map(|(_, _, blocks)| blocks[0].bytes).sum::<Bytes>();
     let has_pool = guest.pool().next().is_some();
@@ -78,7 +78,8 @@ fn machine(guest: &Guest, arguments: &mut Arguments) -> Result<(), BackendError>
         String::new()
     };
     let hotplug = if devices > 0 {
-        let maximum = boot_memory.checked_add(Bytes::slices(devices)).expect("checked by the layout");
+        let maximum =
+            boot_memory.checked_add(Bytes::slices(devices)).expect("the layout limits the memory size");
         format!(",slots={devices},maxmem={}", mib(maximum))
     } else {
         String::new()

@@ -143,7 +143,7 @@ impl MmioTransport {
     }
 
     /// Handles a read of the driver at an offset in the MMIO window. Reads of registers must have 4
-    /// bytes; other reads are ignored.
+    /// bytes. Other reads are ignored.
     pub fn read(&self, offset: u64, data: &mut [u8]) {
         if let Some(offset) = offset.checked_sub(register::CONFIG) {
             let from = usize::try_from(offset).unwrap_or(usize::MAX).min(self.config_space.len());

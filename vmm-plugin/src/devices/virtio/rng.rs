@@ -47,6 +47,6 @@ impl VirtioDevice for VirtioRng {
         let count = rustix::rand::getrandom(&mut random[..requested], rustix::rand::GetRandomFlags::empty());
         let count = count.map_err(std::io::Error::from)?;
         writer.write_all(&random[..count])?;
-        Ok(Some(u32::try_from(count).expect("at most REQUEST_BYTES_MAX")))
+        Ok(Some(u32::try_from(count).expect("the count is at most REQUEST_BYTES_MAX")))
     }
 }

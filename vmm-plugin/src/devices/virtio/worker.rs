@@ -55,7 +55,7 @@ impl Worker {
     pub fn new(name: String, transport: Arc<MmioTransport>, at: u64, vm: &VmFd) -> io::Result<Self> {
         let epoll = Epoll::new()?;
         let mut kicks = Vec::new();
-        for queue in 0..u32::try_from(transport.queues()).expect("queues are few") {
+        for queue in 0..u32::try_from(transport.queues()).expect("the index of a queue fits") {
             let kick = EventFd::new(EFD_NONBLOCK)?;
             vm.register_ioevent(&kick, &IoEventAddress::Mmio(at + QUEUE_NOTIFY), queue)
                 .map_err(io::Error::from)?;
@@ -104,7 +104,7 @@ impl Worker {
                 }
                 (SOURCE_TOKEN, Some((_, queue))) => queue,
                 (queue, _) => {
-                    let queue = usize::try_from(queue).expect("queues are few");
+                    let queue = usize::try_from(queue).expect("the index of a queue fits");
                     let _ = self.kicks[queue].read(); // fails if already cleared
                     queue
                 }
