@@ -13,7 +13,7 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(30);
 /// Sends SIGTERM and waits until the process ends.
 ///
 /// # Errors
-/// [`Failure`] if the process does not end within [`STOP_TIMEOUT`]. The process is then killed.
+/// [`Failure`] if the process does not end within 30 s. The process is then killed.
 pub async fn stop(mut process: Process) -> Result<(), Failure> {
     process.signal(Signal::TERM);
     wait_until("the end of a process", STOP_TIMEOUT, async || {

@@ -180,7 +180,7 @@ impl Rack {
     /// Waits until the manager replies, and returns its description of the rack.
     ///
     /// # Errors
-    /// [`Failure`] if the manager has ended, or if it does not reply within [`MANAGER_TIMEOUT`].
+    /// [`Failure`] if the manager has ended, or if it does not reply within 60 s.
     pub async fn wait_manager_ready(&mut self) -> Result<wire::Rack, Failure> {
         let uri = self.uri();
         wait_until("a reply from the manager", MANAGER_TIMEOUT, async || {
@@ -198,7 +198,7 @@ impl Rack {
     /// Waits until the agents of all hosts are connected.
     ///
     /// # Errors
-    /// [`Failure`] if an agent is not connected within [`HOSTS_TIMEOUT`].
+    /// [`Failure`] if an agent is not connected within 60 s.
     pub async fn wait_hosts_up(&mut self) -> Result<(), Failure> {
         wait_until("agents of all hosts", HOSTS_TIMEOUT, async || {
             self.check_running()?;
@@ -245,7 +245,7 @@ impl Rack {
     /// of [`Rack::reserve_and_keep`].
     ///
     /// # Errors
-    /// [`Failure`] if a release is rejected, or if a slice is not free within [`FREE_TIMEOUT`].
+    /// [`Failure`] if a release is rejected, or if a slice is not free within 300 s.
     pub async fn release_all_and_wait(
         &mut self,
         channels: &[ClientChannel],

@@ -68,7 +68,7 @@ pub(super) mod status {
 #[derive(Debug)]
 pub struct MmioTransport {
     state: Mutex<DeviceState>,
-    /// Pending interrupts (InterruptStatus). An atomic outside the lock, so that the driver can
+    /// Pending interrupts (InterruptStatus). Stored outside the lock, so that the driver can
     /// acknowledge an interrupt while the device is busy.
     interrupts: AtomicU32,
     line: EventFd,
