@@ -5,8 +5,8 @@
 //!
 //! Both servers run on one disk with production settings. The same client code loads them in turns,
 //! over the same number of connections. Also measures the time until a slice is online, rejected
-//! calls, the CPU time per call of each process, and reservations while few or most slices are
-//! taken.
+//! calls, and the CPU time per call of each process. Reservations are also measured while few or
+//! most slices are taken.
 
 #[path = "reserve_vs_etcd/fill_level.rs"]
 mod fill_level;

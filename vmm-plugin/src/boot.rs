@@ -1,5 +1,5 @@
 //! Loads a kernel, its initrd, its command line, the memory map and the ACPI tables into guest
-//! memory, and defines the entry state of the first vCPU. A bzImage starts at its 64-bit entry
+//! memory. Also defines the entry state of the first vCPU. A bzImage starts at its 64-bit entry
 //! point (Linux boot protocol 2.12), and an ELF kernel starts at its PVH entry point.
 
 mod cpu_tables;

@@ -1,6 +1,6 @@
 //! Measures how much memory of each node the guest has touched, from the allocated sizes of the
-//! memory files. Page tables are not examined, because that would hold the lock of this process's
-//! address space and split the 1 GiB page table entries of device-dax memory.
+//! memory files. Page tables are not examined. Examining them would hold the lock of this process's
+//! address space, and would split the 1 GiB page table entries of device-dax memory.
 
 use std::{collections::BTreeMap, fs::File, io, sync::Arc};
 
